@@ -1,0 +1,27 @@
+# The front door. Every target is one line that calls cargo; `make` alone prints this list.
+
+.PHONY: help serve test deps lint bench-quick soak promqltest
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
+
+serve: ## build and start the database on 127.0.0.1:9420, data in ./firn-data
+	cargo run --release --package firn -- serve
+
+test: ## format, lints, repository rules, all tests; says what is missing
+	cargo xtask test
+
+deps: ## install the programs that the tests run (as root: one apt line; printed first)
+	cargo xtask deps
+
+lint: ## the quick checks alone
+	cargo xtask lint
+
+bench-quick: ## CPU and memory against Prometheus and VictoriaMetrics; writes target/bench/quick.json
+	cargo build --release --package firn --package firn-bench
+	target/release/bench-quick
+
+soak: ## more simulation seeds than `make test` runs; SEEDS=n chooses how many
+	FIRN_SEED_COUNT=$(or $(SEEDS),20000) cargo test --package firn-engine --test simulation -- --nocapture
+
+promqltest: ## language test files; DIR=folder
+	cargo run --quiet --package firn-promql --example promqltest -- $(or $(DIR),../shared/promqltest)

@@ -1,0 +1,111 @@
+//! Server CPU per million samples and memory per active series, by remote write 1.0, time-major,
+//! 10 labels, at 100k and 1M series: FirnDB beside Prometheus and VictoriaMetrics in one run.
+
+use std::io;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use firn_bench::load::Load;
+use firn_bench::report::{Aim, finish, median};
+use firn_bench::server::Program;
+
+/// How much is sent.
+struct Size {
+    name: &'static str,
+    series_count: usize,
+    scrapes: i64,
+    rounds: usize,
+}
+
+const SIZES: [Size; 2] = [
+    Size { name: "100k", series_count: 100_000, scrapes: 20, rounds: 3 },
+    Size { name: "1M", series_count: 1_000_000, scrapes: 5, rounds: 1 },
+];
+const INTERVAL_MS: i64 = 15_000;
+
+/// What one program did in one round.
+struct Figures {
+    /// CPU seconds per million samples, the first scrape (new series) left out.
+    cpu_s: f64,
+    /// CPU microseconds per new series: the first scrape.
+    new_us: f64,
+    /// Bytes per series above the idle process.
+    series_bytes: f64,
+}
+
+fn main() -> io::Result<()> {
+    let mut aims = Vec::new();
+    println!(
+        "{:6} {:16} {:>14} {:>14} {:>14}",
+        "series", "program", "CPU s/M", "us/new series", "B/series"
+    );
+    for size in &SIZES {
+        let mut by_program: Vec<(Program, Figures)> = Vec::new();
+        for program in Program::ALL {
+            if program.path().is_none() {
+                println!("{:6} {:16} not installed: `make deps`", size.name, program.name());
+                continue;
+            }
+            let rounds: Vec<Figures> =
+                (0..size.rounds).map(|_| round(program, size)).collect::<io::Result<_>>()?;
+            let middle = |f: fn(&Figures) -> f64| median(rounds.iter().map(f).collect());
+            let figures = Figures {
+                cpu_s: middle(|f| f.cpu_s),
+                new_us: middle(|f| f.new_us),
+                series_bytes: middle(|f| f.series_bytes),
+            };
+            println!(
+                "{:6} {:16} {:>14.3} {:>14.2} {:>14.0}",
+                size.name,
+                program.name(),
+                figures.cpu_s,
+                figures.new_us,
+                figures.series_bytes
+            );
+            by_program.push((program, figures));
+        }
+        let of = |wanted| by_program.iter().find(|entry| entry.0 == wanted).map(|entry| &entry.1);
+        if let (Some(ours), Some(theirs)) = (of(Program::Firn), of(Program::Prometheus)) {
+            let mut aim = |name: &str, figure: f64, at_most: f64| {
+                let name = format!("{name}, {} series, FirnDB / Prometheus", size.name);
+                aims.push(Aim { name, figure, at_most });
+            };
+            aim("CPU per sample", ours.cpu_s / theirs.cpu_s, 1.0);
+            aim("CPU per new series", ours.new_us / theirs.new_us, 1.0);
+            aim("memory per series", ours.series_bytes / theirs.series_bytes, 0.5);
+        }
+        if let (Some(ours), Some(theirs)) = (of(Program::Firn), of(Program::VictoriaMetrics)) {
+            println!(
+                "{:6} FirnDB / VictoriaMetrics: CPU {:.2}, new series {:.2}, memory {:.2}",
+                size.name,
+                ours.cpu_s / theirs.cpu_s,
+                ours.new_us / theirs.new_us,
+                ours.series_bytes / theirs.series_bytes
+            );
+        }
+    }
+    finish("quick", &aims)
+}
+
+fn round(program: Program, size: &Size) -> io::Result<Figures> {
+    let server = program.start()?;
+    let idle = server.memory().total();
+    let mut load = Load::new(size.series_count);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as i64;
+    let start = now - size.scrapes * INTERVAL_MS;
+    let cpu_before = server.cpu_s();
+    load.scrape(server.address, program.write_path(), start);
+    let cpu_first = server.cpu_s();
+    for scrape in 1..size.scrapes {
+        let ts = start + scrape * INTERVAL_MS;
+        load.scrape(server.address, program.write_path(), ts);
+    }
+    // Work that was put off counts too.
+    std::thread::sleep(Duration::from_secs(3));
+    let samples = (size.series_count as i64 * (size.scrapes - 1)) as f64;
+    let used = server.memory().total().saturating_sub(idle);
+    Ok(Figures {
+        cpu_s: (server.cpu_s() - cpu_first) / samples * 1e6,
+        new_us: (cpu_first - cpu_before) / size.series_count as f64 * 1e6,
+        series_bytes: used as f64 / size.series_count as f64,
+    })
+}

@@ -1,0 +1,57 @@
+//! The end of every benchmark: a table of aims, and the same as JSON in `target/bench`.
+
+use std::fs;
+use std::io;
+
+use serde_json::json;
+
+/// One figure and what it should be.
+#[derive(Clone, Debug)]
+pub struct Aim {
+    /// What is measured, with its unit.
+    pub name: String,
+    /// What came out.
+    pub figure: f64,
+    /// What it should be at most.
+    pub at_most: f64,
+}
+
+impl Aim {
+    /// Whether the figure keeps the aim.
+    pub fn met(&self) -> bool {
+        self.figure <= self.at_most
+    }
+}
+
+/// Prints the table and writes `target/bench/<bench>.json`.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn finish(bench: &str, aims: &[Aim]) -> io::Result<()> {
+    let width = aims.iter().map(|aim| aim.name.len()).max().unwrap_or(0).max(4);
+    println!("\n{:width$}  {:>10}  {:>10}  met", "aim", "figure", "at most");
+    for aim in aims {
+        let met = if aim.met() { "yes" } else { "NO" };
+        println!("{:width$}  {:>10.3}  {:>10.3}  {met}", aim.name, aim.figure, aim.at_most);
+    }
+    let list: Vec<_> = aims
+        .iter()
+        .map(|aim| {
+            json!({"name": aim.name, "figure": aim.figure, "aim": aim.at_most, "met": aim.met()})
+        })
+        .collect();
+    fs::create_dir_all("target/bench")?;
+    fs::write(
+        format!("target/bench/{bench}.json"),
+        format!("{:#}\n", json!({"bench": bench, "aims": list})),
+    )
+}
+
+/// The middle of some figures.
+///
+/// # Panics
+/// If there is none.
+pub fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}

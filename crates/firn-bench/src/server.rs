@@ -1,0 +1,183 @@
+//! A program under test: its own folder and port, its CPU and memory from the kernel's accounts.
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Which program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// This project's.
+    Firn,
+    /// Debian's `prometheus`.
+    Prometheus,
+    /// Debian's `victoria-metrics`.
+    VictoriaMetrics,
+}
+
+/// A running program; killed and its folder removed when dropped.
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    /// Where it listens.
+    pub address: SocketAddr,
+    _folder: tempfile::TempDir,
+}
+
+/// What a process holds in memory, bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Memory {
+    /// Anonymous pages.
+    pub anonymous: u64,
+    /// Resident pages of files.
+    pub file: u64,
+}
+
+impl Program {
+    /// All of them.
+    pub const ALL: [Program; 3] = [Program::Firn, Program::Prometheus, Program::VictoriaMetrics];
+
+    /// What people call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Program::Firn => "FirnDB",
+            Program::Prometheus => "Prometheus",
+            Program::VictoriaMetrics => "VictoriaMetrics",
+        }
+    }
+
+    /// The executable, if it is installed. Ours is built beside this benchmark.
+    pub fn path(self) -> Option<PathBuf> {
+        let name = match self {
+            Program::Firn => return beside_us("firn"),
+            Program::Prometheus => "prometheus",
+            Program::VictoriaMetrics => "victoria-metrics",
+        };
+        let path = std::env::var_os("PATH")?;
+        std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file())
+    }
+
+    /// Where remote write goes.
+    pub fn write_path(self) -> &'static str {
+        "/api/v1/write"
+    }
+
+    /// Starts it on a free port with an empty folder and waits until it answers.
+    ///
+    /// # Errors
+    /// When it is not installed, cannot be started, or does not answer within 30 s.
+    pub fn start(self) -> io::Result<Server> {
+        let path = self.path().ok_or(io::ErrorKind::NotFound)?;
+        let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
+        let address = free_address()?;
+        let mut command = Command::new(path);
+        self.arguments(&mut command, folder.path(), address)?;
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        let server = Server { child, address, _folder: folder };
+        server.wait_until_it_answers()?;
+        Ok(server)
+    }
+
+    fn arguments(
+        self,
+        command: &mut Command,
+        folder: &Path,
+        address: SocketAddr,
+    ) -> io::Result<()> {
+        match self {
+            Program::Firn => {
+                command.arg("serve").arg("--data").arg(folder);
+                command.arg("--listen").arg(address.to_string());
+            }
+            Program::Prometheus => {
+                let config = folder.join("prometheus.yml");
+                fs::write(&config, "global: {scrape_interval: 1h}\n")?;
+                command.arg(format!("--config.file={}", config.display()));
+                command.arg(format!("--storage.tsdb.path={}", folder.join("data").display()));
+                command.arg(format!("--web.listen-address={address}"));
+                command.args(["--web.enable-remote-write-receiver", "--log.level=error"]);
+            }
+            Program::VictoriaMetrics => {
+                command.arg(format!("-storageDataPath={}", folder.join("data").display()));
+                command.arg(format!("-httpListenAddr={address}"));
+                command.args(["-retentionPeriod=100y", "-loggerLevel=ERROR"]);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Server {
+    /// User and system CPU seconds since its start.
+    ///
+    /// # Panics
+    /// If the process is gone.
+    pub fn cpu_s(&self) -> f64 {
+        let stat = fs::read_to_string(self.proc("stat")).expect("the server runs");
+        // The name in parentheses may hold blanks; the fields are counted behind it.
+        let fields: Vec<&str> =
+            stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let ticks: u64 = [11, 12].iter().map(|&idx| fields[idx].parse::<u64>().unwrap_or(0)).sum();
+        ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+    }
+
+    /// What it holds now.
+    ///
+    /// # Panics
+    /// If the process is gone.
+    pub fn memory(&self) -> Memory {
+        let status = fs::read_to_string(self.proc("status")).expect("the server runs");
+        let kib = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let number = line.and_then(|line| line.split_whitespace().next());
+            number.and_then(|number| number.parse::<u64>().ok()).unwrap_or(0)
+        };
+        Memory {
+            anonymous: kib("RssAnon:") << 10,
+            file: (kib("RssFile:") + kib("RssShmem:")) << 10,
+        }
+    }
+
+    fn proc(&self, file: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/{file}", self.child.id()))
+    }
+
+    fn wait_until_it_answers(&self) -> io::Result<()> {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(30) {
+            if TcpStream::connect(self.address).is_ok() {
+                // The port opens a moment before the storage does.
+                std::thread::sleep(Duration::from_secs(2));
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Err(io::Error::new(io::ErrorKind::TimedOut, "the server does not answer"))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Memory {
+    /// Both kinds.
+    pub fn total(self) -> u64 {
+        self.anonymous + self.file
+    }
+}
+
+fn beside_us(name: &str) -> Option<PathBuf> {
+    let path = std::env::current_exe().ok()?.parent()?.join(name);
+    path.is_file().then_some(path)
+}
+
+fn free_address() -> io::Result<SocketAddr> {
+    TcpListener::bind("127.0.0.1:0")?.local_addr()
+}

@@ -1,0 +1,233 @@
+//! Bits in bytes: packed numbers of one width, and bit streams. Least significant bit first.
+
+use firn_model::Result;
+
+use crate::varint::cut;
+
+/// The low `width` bits.
+#[inline]
+pub fn low_bits(width: u32) -> u64 {
+    if width >= 64 { u64::MAX } else { (1 << width) - 1 }
+}
+
+/// How many bits `value` needs.
+#[inline]
+pub fn bit_width(value: u64) -> u32 {
+    64 - value.leading_zeros()
+}
+
+/// Bytes that `count` numbers of `width` bits take.
+#[inline]
+pub fn packed_bytes(count: usize, width: u32) -> usize {
+    count.saturating_mul(width as usize).div_ceil(8)
+}
+
+/// Writes bits to the end of a byte vector.
+#[derive(Debug)]
+pub struct BitWriter<'a> {
+    out: &'a mut Vec<u8>,
+    pending: u64,
+    pending_bits: u32,
+}
+
+impl<'a> BitWriter<'a> {
+    /// Appends to `out` from its next byte on.
+    pub fn new(out: &'a mut Vec<u8>) -> BitWriter<'a> {
+        BitWriter { out, pending: 0, pending_bits: 0 }
+    }
+
+    /// Appends the low `width` (at most 64) bits of `value`; higher ones are ignored.
+    #[inline]
+    pub fn write(&mut self, value: u64, width: u32) {
+        debug_assert!(width <= 64, "width {width}");
+        let value = value & low_bits(width);
+        self.pending |= value << self.pending_bits;
+        let total = self.pending_bits + width;
+        if total < 64 {
+            self.pending_bits = total;
+            return;
+        }
+        self.out.extend_from_slice(&self.pending.to_le_bytes());
+        // What did not fit; a shift by 64 would be all of it, when nothing was pending.
+        let written = 64 - self.pending_bits;
+        self.pending = if written >= 64 { 0 } else { value >> written };
+        self.pending_bits = total - 64;
+    }
+
+    /// Appends `count` zero bits and a one bit.
+    #[inline]
+    pub fn write_unary(&mut self, mut count: u64) {
+        while count >= 32 {
+            self.write(0, 32);
+            count -= 32;
+        }
+        self.write(1 << count, count as u32 + 1);
+    }
+
+    /// Fills the last byte with zero bits.
+    pub fn finish(self) {
+        let bytes = self.pending_bits.div_ceil(8) as usize;
+        self.out.extend_from_slice(&self.pending.to_le_bytes()[..bytes]);
+    }
+}
+
+/// Reads bits from the front of bytes.
+#[derive(Clone, Debug)]
+pub struct BitReader<'a> {
+    bytes: &'a [u8],
+    bit_idx: usize,
+}
+
+impl<'a> BitReader<'a> {
+    /// From the first bit of `bytes` on.
+    pub fn new(bytes: &'a [u8]) -> BitReader<'a> {
+        BitReader { bytes, bit_idx: 0 }
+    }
+
+    /// The next `width` (at most 64) bits.
+    ///
+    /// # Errors
+    /// `Corrupt` if there are fewer.
+    #[inline]
+    pub fn read(&mut self, width: u32) -> Result<u64> {
+        if width as usize > self.bytes.len() * 8 - self.bit_idx {
+            return Err(cut("bit stream"));
+        }
+        let value = get_bits(self.bytes, self.bit_idx, width);
+        self.bit_idx += width as usize;
+        Ok(value)
+    }
+
+    /// The bytes after the one that the last bit read is in.
+    pub fn rest(&self) -> &'a [u8] {
+        self.bytes.get(self.bit_idx.div_ceil(8)..).unwrap_or_default()
+    }
+
+    /// Counts zero bits up to the next one bit, and takes both.
+    ///
+    /// # Errors
+    /// `Corrupt` if no one bit follows.
+    #[inline]
+    pub fn read_unary(&mut self) -> Result<u64> {
+        let mut zeros = 0;
+        loop {
+            let left = self.bytes.len() * 8 - self.bit_idx;
+            if left == 0 {
+                return Err(cut("bit stream"));
+            }
+            let width = left.min(56) as u32;
+            let window = get_bits(self.bytes, self.bit_idx, width);
+            if window != 0 {
+                let count = window.trailing_zeros();
+                self.bit_idx += count as usize + 1;
+                return Ok(zeros + u64::from(count));
+            }
+            zeros += u64::from(width);
+            self.bit_idx += width as usize;
+        }
+    }
+}
+
+/// Appends the low `width` bits of each value, back to back, the last byte filled with zero bits.
+pub fn pack(values: impl IntoIterator<Item = u64>, width: u32, out: &mut Vec<u8>) {
+    let mut writer = BitWriter::new(out);
+    if width > 0 {
+        values.into_iter().for_each(|value| writer.write(value, width));
+    }
+    writer.finish();
+}
+
+/// Takes `count` numbers of `width` bits from the front of `input` and appends them to `out`.
+///
+/// # Errors
+/// `Corrupt` if `width` is over 64 or bytes are missing; nothing is appended then.
+pub fn unpack(input: &mut &[u8], count: usize, width: u32, out: &mut Vec<u64>) -> Result<()> {
+    if width > 64 {
+        return Err(crate::varint::corrupt(format!("packed width {width} is over 64")));
+    }
+    let bytes = crate::varint::take_bytes(input, packed_bytes(count, width), "packed numbers")?;
+    let width_bits = width as usize;
+    if width == 0 {
+        out.resize(out.len() + count, 0);
+        return Ok(());
+    }
+    out.reserve(count);
+    let mask = low_bits(width);
+    // A window of eight bytes from the number's first byte holds it whole up to 57 bits.
+    let windowed = if width <= 57 && bytes.len() >= 8 {
+        (((bytes.len() - 8) * 8 + 7) / width_bits + 1).min(count)
+    } else {
+        0
+    };
+    out.extend((0..windowed).map(|idx| {
+        let bit_idx = idx * width_bits;
+        let window = bytes[bit_idx / 8..].first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));
+        (window >> (bit_idx % 8)) & mask
+    }));
+    out.extend((windowed..count).map(|idx| get_bits(bytes, idx * width_bits, width)));
+    Ok(())
+}
+
+/// `width` bits from `bit_idx` on; bits after the end of `bytes` are zero.
+#[inline]
+fn get_bits(bytes: &[u8], bit_idx: usize, width: u32) -> u64 {
+    let rest = bytes.get(bit_idx / 8..).unwrap_or_default();
+    let shift = bit_idx % 8;
+    if let Some(window) = rest.first_chunk::<8>()
+        && width as usize + shift <= 64
+    {
+        return (u64::from_le_bytes(*window) >> shift) & low_bits(width);
+    }
+    let mut window = [0; 16];
+    let taken = rest.len().min(16);
+    window[..taken].copy_from_slice(&rest[..taken]);
+    (u128::from_le_bytes(window) >> shift) as u64 & low_bits(width)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_width_comes_back() {
+        for width in 0..=64 {
+            for count in [0, 1, 7, 8, 9, 65] {
+                let values: Vec<u64> = (0..count)
+                    .map(|idx: u64| idx.wrapping_mul(0x9e37_79b9_7f4a_7c15) & low_bits(width))
+                    .collect();
+                let mut out = vec![0xaa];
+                pack(values.iter().copied(), width, &mut out);
+                out.push(0xbb);
+                let mut input = &out[1..];
+                let mut again = Vec::new();
+                unpack(&mut input, values.len(), width, &mut again).unwrap();
+                assert_eq!(again, values, "width {width}");
+                assert_eq!(input, [0xbb]);
+                if packed_bytes(values.len(), width) > 0 {
+                    let cut = packed_bytes(values.len(), width) - 1;
+                    assert!(
+                        unpack(&mut &out[1..1 + cut], values.len(), width, &mut again).is_err()
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn streams_come_back() {
+        let mut out = Vec::new();
+        let mut writer = BitWriter::new(&mut out);
+        for idx in 0..200u64 {
+            writer.write_unary(idx);
+            writer.write(idx, (idx % 65) as u32);
+        }
+        writer.finish();
+        let mut reader = BitReader::new(&out);
+        for idx in 0..200u64 {
+            assert_eq!(reader.read_unary().unwrap(), idx);
+            assert_eq!(reader.read((idx % 65) as u32).unwrap(), idx & low_bits((idx % 65) as u32));
+        }
+        assert!(reader.read(8).is_err());
+        assert!(reader.read_unary().is_err());
+    }
+}

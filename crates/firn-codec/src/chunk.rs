@@ -1,0 +1,218 @@
+//! Chunks: one group, one time span, columns that are decoded one by one.
+//!
+//! ```text
+//! chunk     = head lone-body | head body
+//! head      = version and flags:u8 varint(group) varint(seq.min) varint(seq.max - seq.min)
+//!             zigzag(first timestamp) varint(last - first timestamp)
+//! lone-body = varint(entries) [times] values        (slot 0 only, every entry present; no times if
+//!             they are regular)
+//! body      = postings(slots) varint(bases) varint(subsets) base* subset* shapes directory values*
+//! ```
+//! A *base* is a time column; a *subset* is some entries of one, so that members that come and go
+//! share the base's timestamps. A member's *shape* is its base or subset. The directory has each
+//! member's bytes, 0 for "the same bytes as the member before". Byte by byte: docs/formats/chunk.md.
+//!
+//! Source: Heracles 3.2 (shared time column, aligned value columns); the column codecs are ours.
+
+mod read;
+mod shape;
+
+use std::sync::Arc;
+
+use firn_model::{CommitSeq, GroupId, Result, Slot, TimeRange, Timestamp};
+
+use self::shape::Shapes;
+use crate::columns::{GroupColumns, SeqRange, Slots, doubles};
+use crate::postings::{Postings, encode_postings};
+use crate::row::SLOTS_MAX;
+use crate::time_column::encode_times;
+use crate::value_column::encode_values;
+use crate::varint::{
+    corrupt, encode_varint, encode_zigzag, take_count, take_u8, take_varint, take_zigzag,
+};
+
+/// A time column of a chunk has at most this many entries: bounds what a decoder allocates for
+/// damaged bytes.
+pub const ENTRIES_MAX: usize = 1 << 20;
+/// All members together; also such a bound.
+pub const VALUES_MAX: usize = 1 << 26;
+
+const VERSION: u8 = 1;
+/// Only slot 0, one time column, no NULL.
+const LONE: u8 = 0x10;
+/// With `LONE`: the timestamps have equal distances.
+const REGULAR: u8 = 0x20;
+
+/// How much work the encoder spends on fewer bytes. Both are read by the same decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// For the head's static runs, which live for minutes.
+    Fast,
+    /// For tables.
+    Small,
+}
+
+/// Appends one chunk of all of `columns`.
+///
+/// # Panics
+/// If `columns` is empty, breaks the invariants of [`GroupColumns`], or is over [`SLOTS_MAX`],
+/// [`ENTRIES_MAX`] or [`VALUES_MAX`]: wrong data must not become durable.
+pub fn encode_chunk(group: GroupId, columns: &GroupColumns, effort: Effort, out: &mut Vec<u8>) {
+    columns.check();
+    let members = &columns.batch.columns;
+    let last = members.last().expect("a chunk has at least one member");
+    assert!((last.slot.0 as usize) < SLOTS_MAX, "slot {} is over {SLOTS_MAX}", last.slot.0);
+    assert!(columns.value_count() <= VALUES_MAX, "a chunk of over {VALUES_MAX} values");
+    let shapes = Shapes::of(&columns.batch);
+    let range = shapes.time_range();
+    let lone = last.slot == Slot(0) && shapes.is_single();
+
+    let regular = lone && shapes.is_regular();
+    out.push(VERSION | if lone { LONE } else { 0 } | if regular { REGULAR } else { 0 });
+    encode_varint(group.0, out);
+    encode_varint(columns.seq.min.0, out);
+    encode_varint(columns.seq.max.0.wrapping_sub(columns.seq.min.0), out);
+    encode_zigzag(range.start, out);
+    encode_varint(range.end.wrapping_sub(range.start) as u64, out);
+    if lone {
+        let times = &shapes.bases[0];
+        encode_varint(times.len() as u64, out);
+        if !regular {
+            encode_times(range.start, times, out);
+        }
+        encode_values(doubles(&last.values), effort, out);
+        return;
+    }
+    let slots: Vec<u64> = members.iter().map(|column| u64::from(column.slot.0)).collect();
+    encode_postings(&slots, out);
+    shapes.encode(range.start, out);
+    encode_members(columns, effort, out);
+}
+
+/// The directory and the value columns.
+fn encode_members(columns: &GroupColumns, effort: Effort, out: &mut Vec<u8>) {
+    let mut directory = Vec::with_capacity(columns.batch.columns.len() * 2);
+    let mut values: Vec<u8> = Vec::new();
+    let mut previous = 0..0;
+    for column in &columns.batch.columns {
+        let start = values.len();
+        encode_values(doubles(&column.values), effort, &mut values);
+        if values[previous.clone()] == values[start..] {
+            values.truncate(start);
+            encode_varint(0, &mut directory);
+        } else {
+            encode_varint((values.len() - start) as u64, &mut directory);
+            previous = start..values.len();
+        }
+    }
+    encode_varint(directory.len() as u64, out);
+    out.append(&mut directory);
+    out.append(&mut values);
+}
+
+/// An encoded chunk; borrows its bytes.
+#[derive(Clone, Debug)]
+pub struct Chunk<'a> {
+    group: GroupId,
+    seq: SeqRange,
+    range: TimeRange,
+    body: Body<'a>,
+}
+
+#[derive(Clone, Debug)]
+enum Body<'a> {
+    Lone(read::Lone<'a>),
+    Members(read::Members<'a>),
+}
+
+impl<'a> Chunk<'a> {
+    /// Reads the chunk that is all of `bytes`, up to its directory; no column is decoded.
+    ///
+    /// # Errors
+    /// `Corrupt` if the bytes are no chunk of a version that this build reads.
+    pub fn open(bytes: &'a [u8]) -> Result<Chunk<'a>> {
+        let mut input = bytes;
+        let tag = take_u8(&mut input, "chunk version")?;
+        if ![VERSION, VERSION | LONE, VERSION | LONE | REGULAR].contains(&tag) {
+            return Err(corrupt(format!(
+                "chunk version {tag:#04x}, this build reads {VERSION:#04x}"
+            )));
+        }
+        let group = GroupId(take_varint(&mut input, "chunk group")?);
+        let min = take_varint(&mut input, "chunk seq")?;
+        let max = min.checked_add(take_varint(&mut input, "chunk seq")?);
+        let max = max.ok_or_else(|| corrupt("chunk seq is over 64 bits"))?;
+        let start = take_zigzag(&mut input, "chunk start")?;
+        let span = take_varint(&mut input, "chunk end")?;
+        let end = start.checked_add_unsigned(span);
+        let end = end.ok_or_else(|| corrupt("chunk end is over 64 bits"))?;
+        let body = if tag & LONE != 0 {
+            let entry_count = take_count(&mut input, ENTRIES_MAX, "chunk entries")?;
+            if entry_count == 0 {
+                return Err(corrupt("chunk without entries"));
+            }
+            Body::Lone(read::Lone { entry_count, regular: tag & REGULAR != 0, bytes: input })
+        } else {
+            Body::Members(read::Members::open(input)?)
+        };
+        let seq = SeqRange { min: CommitSeq(min), max: CommitSeq(max) };
+        Ok(Chunk { group, seq, range: TimeRange::new(start, end), body })
+    }
+
+    /// Whose chunk it is.
+    pub fn group(&self) -> GroupId {
+        self.group
+    }
+
+    /// The commits that its values are from.
+    pub fn seq(&self) -> SeqRange {
+        self.seq
+    }
+
+    /// From its first to its last timestamp.
+    pub fn time_range(&self) -> TimeRange {
+        self.range
+    }
+
+    /// How many entries its time columns have.
+    pub fn entry_count(&self) -> usize {
+        match &self.body {
+            Body::Lone(lone) => lone.entry_count,
+            Body::Members(members) => members.entry_count(),
+        }
+    }
+
+    /// The members, rising.
+    pub fn slots(&self) -> impl Iterator<Item = Slot> + use<'a> {
+        let (lone, listed) = match &self.body {
+            Body::Lone(_) => (Some(Slot(0)), None),
+            Body::Members(members) => (None, Some(members.slots())),
+        };
+        lone.into_iter().chain(listed.into_iter().flatten())
+    }
+
+    /// Decodes the wanted members, cut to `range`. Members without a value there are left out. Costs
+    /// the wanted columns, and a step per member before them.
+    ///
+    /// # Errors
+    /// `Corrupt` if the bytes are damaged.
+    pub fn read(&self, slots: Slots<'_>, range: TimeRange) -> Result<GroupColumns> {
+        let mut columns = GroupColumns { seq: self.seq, ..GroupColumns::default() };
+        if !range.overlaps(self.range) {
+            return Ok(columns);
+        }
+        columns.batch = match &self.body {
+            Body::Lone(lone) => lone.read(self.range, slots, range)?,
+            Body::Members(members) => members.read(self.range.start, slots, range)?,
+        };
+        Ok(columns)
+    }
+}
+
+/// Slots as a posting list of a chunk has them.
+fn slots_of(list: Postings<'_>) -> impl Iterator<Item = Slot> + use<'_> {
+    list.iter().map_while(|id| u32::try_from(id).ok().map(Slot))
+}
+
+/// Shared timestamps.
+type Times = Arc<[Timestamp]>;

@@ -1,0 +1,398 @@
+//! Reading the members of a chunk.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use firn_model::{Column, ColumnBatch, ColumnValues, Presence, Result, Slot, TimeRange, Timestamp};
+
+use super::{ENTRIES_MAX, Times, VALUES_MAX, slots_of};
+use crate::columns::{Slots, entries_in};
+use crate::merge::is_sparse;
+use crate::postings::{Postings, PostingsIter};
+use crate::row::SLOTS_MAX;
+use crate::time_column::decode_times;
+use crate::value_column::decode_values;
+use crate::varint::{corrupt, cut, take_bytes, take_count, take_varint};
+
+/// The body of a lone series.
+#[derive(Clone, Debug)]
+pub(super) struct Lone<'a> {
+    pub(super) entry_count: usize,
+    /// The timestamps have equal distances and are not stored.
+    pub(super) regular: bool,
+    pub(super) bytes: &'a [u8],
+}
+
+impl Lone<'_> {
+    pub(super) fn read(
+        &self,
+        all: TimeRange,
+        slots: Slots<'_>,
+        range: TimeRange,
+    ) -> Result<ColumnBatch> {
+        if !slots.contains(Slot(0)) {
+            return Ok(ColumnBatch::default());
+        }
+        let mut input = self.bytes;
+        let times = match self.regular {
+            true => regular_times(all, self.entry_count)?,
+            false => decode_times(all.start, self.entry_count, &mut input)?,
+        };
+        let entries = entries_in(&times, range);
+        let kept = times.get(entries.clone()).unwrap_or_default();
+        if kept.is_empty() {
+            return Ok(ColumnBatch::default());
+        }
+        let column = Column {
+            slot: Slot(0),
+            key: 0,
+            time_idx: 0,
+            presence: None,
+            values: ColumnValues::F64(cut_values(decode_values(input, self.entry_count)?, entries)),
+        };
+        Ok(ColumnBatch { times: vec![kept.into()], columns: vec![column] })
+    }
+}
+
+/// `count` timestamps of equal distances from the start of `range` to its end.
+fn regular_times(range: TimeRange, count: usize) -> Result<Vec<Timestamp>> {
+    let span = range.end.wrapping_sub(range.start) as u64;
+    let steps = count as u64 - 1;
+    let fits = if steps == 0 { span == 0 } else { span >= steps && span.is_multiple_of(steps) };
+    if !fits {
+        return Err(corrupt(format!("{count} regular timestamps in {span} ms")));
+    }
+    let step = span.checked_div(steps).unwrap_or(0);
+    let at = |idx: u64| range.start.wrapping_add(idx.wrapping_mul(step) as i64);
+    Ok((0..count as u64).map(at).collect())
+}
+
+/// The body of a chunk of members, split into its parts.
+#[derive(Clone, Debug)]
+pub(super) struct Members<'a> {
+    slots: Postings<'a>,
+    bases: Vec<Base<'a>>,
+    subsets: Vec<Subset<'a>>,
+    /// (shape, members) runs; empty if there is one shape only.
+    shape_runs: &'a [u8],
+    directory: &'a [u8],
+    values: &'a [u8],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Base<'a> {
+    entry_count: usize,
+    bytes: &'a [u8],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Subset<'a> {
+    base: usize,
+    entries: Postings<'a>,
+}
+
+impl<'a> Members<'a> {
+    pub(super) fn open(bytes: &'a [u8]) -> Result<Members<'a>> {
+        let mut input = bytes;
+        let slots = Postings::take(&mut input)?;
+        if slots.is_empty() || slots.len() > SLOTS_MAX as u64 {
+            return Err(corrupt(format!("chunk with {} members", slots.len())));
+        }
+        let member_count = slots.len() as usize;
+        // A base or a subset takes at least two bytes.
+        let base_count = take_count(&mut input, bytes.len(), "chunk bases")?;
+        let subset_count = take_count(&mut input, bytes.len(), "chunk subsets")?;
+        let mut bases = Vec::with_capacity(base_count);
+        for _ in 0..base_count {
+            let entry_count = take_count(&mut input, ENTRIES_MAX, "chunk entries")?;
+            let byte_count = take_count(&mut input, bytes.len(), "time column bytes")?;
+            bases.push(Base { entry_count, bytes: take_bytes(&mut input, byte_count, "times")? });
+        }
+        let mut subsets = Vec::with_capacity(subset_count);
+        for _ in 0..subset_count {
+            let base = take_count(&mut input, usize::MAX, "subset base")?;
+            let entries = Postings::take(&mut input)?;
+            let known = bases.get(base).is_some_and(|b| entries.len() <= b.entry_count as u64);
+            if !known {
+                return Err(corrupt(format!("subset of unknown base {base}")));
+            }
+            subsets.push(Subset { base, entries });
+        }
+        let runs_at = input;
+        let mut members =
+            Members { slots, bases, subsets, shape_runs: &[], directory: &[], values: &[] };
+        members.skip_shape_runs(member_count, &mut input)?;
+        members.shape_runs = runs_at.get(..runs_at.len() - input.len()).unwrap_or_default();
+        let directory_bytes = take_count(&mut input, bytes.len(), "directory bytes")?;
+        members.directory = take_bytes(&mut input, directory_bytes, "directory")?;
+        members.values = input;
+        Ok(members)
+    }
+
+    /// Walks the shape runs and checks that they cover the members, with few enough values.
+    fn skip_shape_runs(&self, member_count: usize, input: &mut &[u8]) -> Result<()> {
+        let mut left = member_count;
+        let mut value_count = 0usize;
+        while left > 0 {
+            let (shape, run) = if self.bases.len() + self.subsets.len() == 1 {
+                (0, left)
+            } else {
+                let shape = take_count(input, usize::MAX, "member shape")?;
+                (shape, take_count(input, left - 1, "members of a shape")? + 1)
+            };
+            let count = self.shape_len(shape);
+            let count = count.filter(|&count| count > 0).ok_or_else(|| {
+                corrupt(format!("member shape {shape} is unknown or without entries"))
+            })?;
+            value_count = value_count.saturating_add(count.saturating_mul(run));
+            left -= run;
+        }
+        if value_count > VALUES_MAX {
+            return Err(corrupt(format!("chunk of {value_count} values")));
+        }
+        Ok(())
+    }
+
+    /// How many entries a member of `shape` has.
+    fn shape_len(&self, shape: usize) -> Option<usize> {
+        match shape.checked_sub(self.bases.len()) {
+            None => self.bases.get(shape).map(|base| base.entry_count),
+            Some(idx) => self.subsets.get(idx).map(|subset| subset.entries.len() as usize),
+        }
+    }
+
+    pub(super) fn entry_count(&self) -> usize {
+        self.bases.iter().map(|base| base.entry_count).sum()
+    }
+
+    pub(super) fn slots(&self) -> impl Iterator<Item = Slot> + use<'a> {
+        slots_of(self.slots)
+    }
+
+    pub(super) fn read(
+        &self,
+        start: Timestamp,
+        wanted: Slots<'_>,
+        range: TimeRange,
+    ) -> Result<ColumnBatch> {
+        let mut reader = Reader::new(self, start, range);
+        let mut batch = ColumnBatch::default();
+        let mut walk = MemberWalk::new(self);
+        let mut wanted = Wanted::new(wanted);
+        while let Some(member) = walk.next()? {
+            if wanted.is_done() {
+                break;
+            }
+            if !wanted.take(member.slot) {
+                continue;
+            }
+            let count = self.shape_len(member.shape).ok_or_else(|| cut("member shape"))?;
+            let view = reader.view(member.shape, &mut batch.times)?;
+            if view.values.is_empty() {
+                continue;
+            }
+            let values = decode_values(member.bytes, count)?;
+            batch.columns.push(Column {
+                slot: member.slot,
+                key: 0,
+                time_idx: view.time_idx,
+                presence: view.presence.clone(),
+                values: ColumnValues::F64(cut_values(values, view.values.clone())),
+            });
+        }
+        Ok(batch)
+    }
+}
+
+/// Asks in rising order whether a slot is wanted.
+struct Wanted<'a> {
+    left: Option<&'a [Slot]>,
+}
+
+impl<'a> Wanted<'a> {
+    fn new(slots: Slots<'a>) -> Wanted<'a> {
+        Wanted {
+            left: match slots {
+                Slots::All => None,
+                Slots::Some(slots) => Some(slots),
+            },
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.left.is_some_and(<[Slot]>::is_empty)
+    }
+
+    fn take(&mut self, slot: Slot) -> bool {
+        let Some(left) = &mut self.left else { return true };
+        while let [first, rest @ ..] = left
+            && *first < slot
+        {
+            *left = rest;
+        }
+        left.first() == Some(&slot)
+    }
+}
+
+/// One member as the directory names it.
+struct Member<'a> {
+    slot: Slot,
+    shape: usize,
+    bytes: &'a [u8],
+}
+
+/// Walks slots, shape runs and directory together.
+struct MemberWalk<'a> {
+    slots: PostingsIter<'a>,
+    one_shape: bool,
+    shape_runs: &'a [u8],
+    shape: usize,
+    run_left: usize,
+    directory: &'a [u8],
+    values: &'a [u8],
+    bytes: &'a [u8],
+}
+
+impl<'a> MemberWalk<'a> {
+    fn new(members: &Members<'a>) -> MemberWalk<'a> {
+        MemberWalk {
+            slots: members.slots.iter(),
+            one_shape: members.bases.len() + members.subsets.len() == 1,
+            shape_runs: members.shape_runs,
+            shape: 0,
+            run_left: 0,
+            directory: members.directory,
+            values: members.values,
+            bytes: &[],
+        }
+    }
+
+    fn next(&mut self) -> Result<Option<Member<'a>>> {
+        let Some(slot) = self.slots.next() else { return Ok(None) };
+        let slot = u32::try_from(slot).map_err(|_| corrupt(format!("slot {slot}")))?;
+        if !self.one_shape {
+            if self.run_left == 0 {
+                self.shape = take_count(&mut self.shape_runs, usize::MAX, "member shape")?;
+                let run = take_count(&mut self.shape_runs, SLOTS_MAX, "members of a shape")?;
+                self.run_left = run + 1;
+            }
+            self.run_left -= 1;
+        }
+        let byte_count = take_varint(&mut self.directory, "directory")?;
+        if byte_count > 0 {
+            let byte_count = usize::try_from(byte_count).map_err(|_| cut("value column"))?;
+            self.bytes = take_bytes(&mut self.values, byte_count, "value column")?;
+        }
+        Ok(Some(Member { slot: Slot(slot), shape: self.shape, bytes: self.bytes }))
+    }
+}
+
+/// Shapes cut to a range, each worked out once and only if some member needs it.
+struct Reader<'m, 'a> {
+    members: &'m Members<'a>,
+    start: Timestamp,
+    range: TimeRange,
+    bases: Vec<Option<CutBase>>,
+    views: Vec<Option<View>>,
+}
+
+struct CutBase {
+    times: Times,
+    entries: Range<usize>,
+    time_idx: Option<u32>,
+}
+
+/// What all members of a shape have in the range.
+struct View {
+    time_idx: u32,
+    presence: Option<Presence>,
+    /// Which of a member's values are in the range.
+    values: Range<usize>,
+}
+
+impl<'m, 'a> Reader<'m, 'a> {
+    fn new(members: &'m Members<'a>, start: Timestamp, range: TimeRange) -> Reader<'m, 'a> {
+        let shape_count = members.bases.len() + members.subsets.len();
+        Reader {
+            members,
+            start,
+            range,
+            bases: members.bases.iter().map(|_| None).collect(),
+            views: (0..shape_count).map(|_| None).collect(),
+        }
+    }
+
+    fn view(&mut self, shape: usize, times: &mut Vec<Times>) -> Result<&View> {
+        if !matches!(self.views.get(shape), Some(Some(_))) {
+            let view = self.make_view(shape, times)?;
+            match self.views.get_mut(shape) {
+                Some(place) => *place = Some(view),
+                None => return Err(cut("member shapes")),
+            }
+        }
+        self.views.get(shape).and_then(Option::as_ref).ok_or_else(|| cut("member shapes"))
+    }
+
+    fn make_view(&mut self, shape: usize, times: &mut Vec<Times>) -> Result<View> {
+        let Some(subset_idx) = shape.checked_sub(self.members.bases.len()) else {
+            let base = self.base(shape)?;
+            let time_idx = if base.entries.is_empty() { 0 } else { base.shared(times) };
+            return Ok(View { time_idx, presence: None, values: base.entries.clone() });
+        };
+        let subset = *self.members.subsets.get(subset_idx).ok_or_else(|| cut("subsets"))?;
+        let base = self.base(subset.base)?;
+        let mut entries = Vec::with_capacity(subset.entries.len() as usize);
+        subset.entries.decode(&mut entries)?;
+        if entries.last().is_some_and(|&entry| entry >= base.times.len() as u64) {
+            return Err(corrupt("subset has entries that its base has not"));
+        }
+        let from = entries.partition_point(|&entry| entry < base.entries.start as u64);
+        let to = entries.partition_point(|&entry| entry < base.entries.end as u64).max(from);
+        let kept = entries.get(from..to).unwrap_or_default();
+        let mut presence = Presence::filled(base.entries.len(), false);
+        for &entry in kept {
+            presence.set(entry as usize - base.entries.start);
+        }
+        if kept.is_empty() || !is_sparse(&presence) {
+            let time_idx = if kept.is_empty() { 0 } else { base.shared(times) };
+            let presence = (!presence.is_full()).then_some(presence);
+            return Ok(View { time_idx, presence, values: from..to });
+        }
+        let own = kept.iter().filter_map(|&entry| base.times.get(entry as usize).copied());
+        times.push(own.collect());
+        Ok(View { time_idx: (times.len() - 1) as u32, presence: None, values: from..to })
+    }
+
+    fn base(&mut self, idx: usize) -> Result<&mut CutBase> {
+        let encoded = self.members.bases.get(idx).ok_or_else(|| cut("bases"))?;
+        let place = self.bases.get_mut(idx).ok_or_else(|| cut("bases"))?;
+        match place {
+            Some(base) => Ok(base),
+            None => {
+                let mut input = encoded.bytes;
+                let times = decode_times(self.start, encoded.entry_count, &mut input)?;
+                let entries = entries_in(&times, self.range);
+                Ok(place.insert(CutBase { times: times.into(), entries, time_idx: None }))
+            }
+        }
+    }
+}
+
+impl CutBase {
+    /// Where the base's entries in the range stand among the result's time columns.
+    fn shared(&mut self, times: &mut Vec<Times>) -> u32 {
+        *self.time_idx.get_or_insert_with(|| {
+            times.push(match self.entries.len() == self.times.len() {
+                true => Arc::clone(&self.times),
+                false => self.times.get(self.entries.clone()).unwrap_or_default().into(),
+            });
+            (times.len() - 1) as u32
+        })
+    }
+}
+
+fn cut_values(mut values: Vec<f64>, kept: Range<usize>) -> Vec<f64> {
+    values.truncate(kept.end);
+    values.drain(..kept.start.min(values.len()));
+    values
+}

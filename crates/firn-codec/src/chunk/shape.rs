@@ -1,0 +1,128 @@
+//! Which timestamps the members of a chunk have: bases and subsets of them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use firn_model::{ColumnBatch, Presence, TimeRange, Timestamp};
+
+use super::Times;
+use crate::columns::span;
+use crate::postings::encode_postings;
+use crate::time_column::encode_times;
+use crate::varint::encode_varint;
+
+/// What the encoder found: the shapes and which one each member has. Shape numbers count the bases
+/// first, then the subsets.
+pub(super) struct Shapes {
+    pub(super) bases: Vec<Times>,
+    /// Base and its entries.
+    subsets: Vec<(usize, Vec<u64>)>,
+    members: Vec<usize>,
+}
+
+impl Shapes {
+    pub(super) fn of(batch: &ColumnBatch) -> Shapes {
+        let placed = place(&batch.times);
+        let mut shapes = Shapes { bases: placed.bases, subsets: Vec::new(), members: Vec::new() };
+        let mut known: HashMap<(usize, Option<&[u64]>), usize> = HashMap::new();
+        for column in &batch.columns {
+            let time_idx = column.time_idx as usize;
+            let bits = column.presence.as_ref().filter(|presence| !presence.is_full());
+            let shape = *known.entry((time_idx, bits.map(Presence::words))).or_insert_with(|| {
+                let (base, entries) = &placed.places[time_idx];
+                let entries = match (entries, bits) {
+                    (None, None) => return *base,
+                    (None, Some(bits)) => bits.iter().map(|idx| idx as u64).collect(),
+                    (Some(entries), None) => entries.clone(),
+                    (Some(entries), Some(bits)) => bits.iter().map(|idx| entries[idx]).collect(),
+                };
+                shapes.subsets.push((*base, entries));
+                shapes.bases.len() + shapes.subsets.len() - 1
+            });
+            shapes.members.push(shape);
+        }
+        shapes
+    }
+
+    pub(super) fn time_range(&self) -> TimeRange {
+        self.bases.iter().fold(TimeRange::EMPTY, |range, times| range.union(span(times)))
+    }
+
+    /// Whether there is but one member, and it has all entries of the one base.
+    pub(super) fn is_single(&self) -> bool {
+        self.bases.len() == 1 && self.subsets.is_empty() && self.members.len() == 1
+    }
+
+    /// Whether the first base's timestamps have equal distances.
+    pub(super) fn is_regular(&self) -> bool {
+        let step = |pair: &[Timestamp]| pair[1].wrapping_sub(pair[0]);
+        let steps = self.bases.first().map(|times| times.windows(2).map(step));
+        steps.is_none_or(|mut steps| steps.next().is_none_or(|first| steps.all(|s| s == first)))
+    }
+
+    /// Appends bases, subsets and the members' shapes as runs.
+    pub(super) fn encode(&self, start: Timestamp, out: &mut Vec<u8>) {
+        encode_varint(self.bases.len() as u64, out);
+        encode_varint(self.subsets.len() as u64, out);
+        let mut bytes = Vec::new();
+        for times in &self.bases {
+            encode_varint(times.len() as u64, out);
+            bytes.clear();
+            encode_times(start, times, &mut bytes);
+            encode_varint(bytes.len() as u64, out);
+            out.extend_from_slice(&bytes);
+        }
+        for (base, entries) in &self.subsets {
+            encode_varint(*base as u64, out);
+            encode_postings(entries, out);
+        }
+        if self.bases.len() + self.subsets.len() > 1 {
+            for run in self.members.chunk_by(|a, b| a == b) {
+                encode_varint(run[0] as u64, out);
+                encode_varint(run.len() as u64 - 1, out);
+            }
+        }
+    }
+}
+
+/// Bases for time columns, and where each time column is in them (`None`: all entries).
+struct Placed {
+    bases: Vec<Times>,
+    places: Vec<(usize, Option<Vec<u64>>)>,
+}
+
+/// One base of all timestamps where the columns mostly share them, else each its own.
+fn place(times: &[Times]) -> Placed {
+    let each_its_own = || Placed {
+        bases: times.to_vec(),
+        places: (0..times.len()).map(|idx| (idx, None)).collect(),
+    };
+    if times.len() < 2 {
+        return each_its_own();
+    }
+    let total: usize = times.iter().map(|times| times.len()).sum();
+    let mut all: Vec<Timestamp> = times.iter().flat_map(|times| times.iter().copied()).collect();
+    all.sort();
+    all.dedup();
+    // A base costs up to some bits an entry, a subset mostly a few bytes.
+    if all.len() * 4 > total * 3 {
+        return each_its_own();
+    }
+    let places = times.iter().map(|times| (0, entries_among(&all, times))).collect();
+    Placed { bases: vec![Arc::from(all)], places }
+}
+
+/// The entries of `all` that are `times`, which all occur there; `None` for all of them.
+fn entries_among(all: &[Timestamp], times: &[Timestamp]) -> Option<Vec<u64>> {
+    if all.len() == times.len() {
+        return None;
+    }
+    let mut idx = 0;
+    let entries = times.iter().map(|&ts| {
+        while all[idx] < ts {
+            idx += 1;
+        }
+        idx as u64
+    });
+    Some(entries.collect())
+}

@@ -1,0 +1,202 @@
+//! Columns of one group from one source, and cutting them to a time range.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use firn_model::{
+    Column, ColumnBatch, ColumnValues, CommitSeq, Presence, Slot, TimeRange, Timestamp,
+};
+
+/// The oldest and the newest commit whose rows are in something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct SeqRange {
+    /// The oldest.
+    pub min: CommitSeq,
+    /// The newest.
+    pub max: CommitSeq,
+}
+
+impl SeqRange {
+    /// Just `seq`.
+    pub fn at(seq: CommitSeq) -> SeqRange {
+        SeqRange { min: seq, max: seq }
+    }
+
+    /// The smallest range that covers both.
+    pub fn union(self, other: SeqRange) -> SeqRange {
+        SeqRange { min: self.min.min(other.min), max: self.max.max(other.max) }
+    }
+}
+
+/// Columns of one group from one source. `key` of its columns is 0 until the engine fills it.
+///
+/// Invariants: timestamps of a time column strictly rise; columns are sorted by slot, none twice; a
+/// column has at least one value, and as many values as its presence has ones (or as its time column
+/// has entries).
+#[derive(Clone, Debug, Default)]
+pub struct GroupColumns {
+    /// The columns.
+    pub batch: ColumnBatch,
+    /// The commits that they are from.
+    pub seq: SeqRange,
+}
+
+/// Which members are wanted.
+#[derive(Clone, Copy, Debug)]
+pub enum Slots<'a> {
+    /// Every member.
+    All,
+    /// These; sorted, none twice.
+    Some(&'a [Slot]),
+}
+
+impl Slots<'_> {
+    /// Whether `slot` is wanted. O(log slots).
+    pub fn contains(&self, slot: Slot) -> bool {
+        match self {
+            Slots::All => true,
+            Slots::Some(slots) => slots.binary_search(&slot).is_ok(),
+        }
+    }
+}
+
+impl GroupColumns {
+    /// Whether there is no value.
+    pub fn is_empty(&self) -> bool {
+        self.batch.columns.is_empty()
+    }
+
+    /// Entries of all time columns: how many rows this is.
+    pub fn entry_count(&self) -> usize {
+        self.batch.times.iter().map(|times| times.len()).sum()
+    }
+
+    /// Values of all columns.
+    pub fn value_count(&self) -> usize {
+        self.batch.columns.iter().map(|column| column.values.len()).sum()
+    }
+
+    /// The smallest range that holds all timestamps.
+    pub fn time_range(&self) -> TimeRange {
+        self.batch.times.iter().fold(TimeRange::EMPTY, |range, times| range.union(span(times)))
+    }
+
+    /// Bytes on the heap.
+    pub fn heap_bytes(&self) -> usize {
+        let times: usize = self.batch.times.iter().map(|times| 16 + size_of_val(&**times)).sum();
+        let columns: usize = self.batch.columns.iter().map(column_heap_bytes).sum();
+        times
+            + columns
+            + self.batch.times.capacity() * size_of::<Arc<[Timestamp]>>()
+            + self.batch.columns.capacity() * size_of::<Column>()
+    }
+
+    /// The part inside `range`: shares whole time columns, copies values. Members without a value
+    /// there are left out.
+    pub fn slice(&self, range: TimeRange) -> GroupColumns {
+        if range.covers(self.time_range()) {
+            return self.clone();
+        }
+        let cuts: Vec<Range<usize>> =
+            self.batch.times.iter().map(|times| entries_in(times, range)).collect();
+        let mut kept_times = TimeColumns::default();
+        let columns = self.batch.columns.iter().filter_map(|column| {
+            let times = &self.batch.times[column.time_idx as usize];
+            let cut = &cuts[column.time_idx as usize];
+            let (presence, values) = cut_column(column, cut.clone())?;
+            let time_idx = kept_times.keep(column.time_idx, times, cut);
+            Some(Column { slot: column.slot, key: column.key, time_idx, presence, values })
+        });
+        let columns = columns.collect();
+        GroupColumns { batch: ColumnBatch { times: kept_times.times, columns }, seq: self.seq }
+    }
+
+    /// Panics unless the invariants hold. For tests and for the border to durable bytes.
+    pub fn check(&self) {
+        for times in &self.batch.times {
+            assert!(times.is_sorted_by(|a, b| a < b), "timestamps of a time column must rise");
+        }
+        let columns = &self.batch.columns;
+        assert!(columns.is_sorted_by(|a, b| a.slot < b.slot), "columns must be sorted by slot");
+        for column in columns {
+            let entry_count = self.batch.times[column.time_idx as usize].len();
+            let present = column.presence.as_ref().map_or(entry_count, |presence| {
+                assert_eq!(presence.len(), entry_count, "presence must cover the time column");
+                presence.count_present()
+            });
+            assert_eq!(column.values.len(), present, "a value for each present entry");
+            assert!(present > 0, "a column without values must be left out");
+        }
+    }
+}
+
+/// The doubles of a column.
+pub(crate) fn doubles(values: &ColumnValues) -> &[f64] {
+    match values {
+        ColumnValues::F64(values) => values,
+        _ => unreachable!("readers refuse column types that this version does not know"),
+    }
+}
+
+/// From the first to the last of sorted timestamps.
+pub(crate) fn span(times: &[Timestamp]) -> TimeRange {
+    match times {
+        [only] => TimeRange::at(*only),
+        [first, .., last] => TimeRange::new(*first, *last),
+        [] => TimeRange::EMPTY,
+    }
+}
+
+/// The entries of sorted `times` that are in `range`.
+pub(crate) fn entries_in(times: &[Timestamp], range: TimeRange) -> Range<usize> {
+    let start = times.partition_point(|&ts| ts < range.start);
+    let end = times.partition_point(|&ts| ts <= range.end);
+    start..end.max(start)
+}
+
+/// Presence and values of the entries in `cut`; `None` if there is no value.
+pub(crate) fn cut_column(
+    column: &Column,
+    cut: Range<usize>,
+) -> Option<(Option<Presence>, ColumnValues)> {
+    let values = doubles(&column.values);
+    let (presence, part) = match &column.presence {
+        None => (None, values.get(cut)?),
+        Some(presence) => {
+            let before = (0..cut.start).filter(|&idx| presence.get(idx)).count();
+            let mut kept = Presence::new();
+            cut.for_each(|idx| kept.push(presence.get(idx)));
+            let part = values.get(before..before + kept.count_present())?;
+            ((!kept.is_full()).then_some(kept), part)
+        }
+    };
+    (!part.is_empty()).then(|| (presence, ColumnValues::F64(part.to_vec())))
+}
+
+fn column_heap_bytes(column: &Column) -> usize {
+    let presence = column.presence.as_ref().map_or(0, |presence| size_of_val(presence.words()));
+    presence + column.values.len() * 8
+}
+
+/// The time columns that a result uses, each cut once and only if some member needs it.
+#[derive(Default)]
+pub(crate) struct TimeColumns {
+    pub(crate) times: Vec<Arc<[Timestamp]>>,
+    /// (index in the source, index here)
+    kept: Vec<(u32, u32)>,
+}
+
+impl TimeColumns {
+    fn keep(&mut self, source_idx: u32, times: &Arc<[Timestamp]>, cut: &Range<usize>) -> u32 {
+        if let Some(&(_, idx)) = self.kept.iter().rev().find(|(source, _)| *source == source_idx) {
+            return idx;
+        }
+        let idx = self.times.len() as u32;
+        self.times.push(match cut.len() == times.len() {
+            true => Arc::clone(times),
+            false => times.get(cut.clone()).unwrap_or_default().into(),
+        });
+        self.kept.push((source_idx, idx));
+        idx
+    }
+}

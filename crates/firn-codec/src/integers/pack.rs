@@ -1,0 +1,159 @@
+//! Residuals in bits: one width with patches for the few that are wider, or a Rice code.
+
+use firn_model::Result;
+
+use crate::bits::{BitReader, BitWriter, bit_width, low_bits, pack, unpack};
+use crate::varint::{corrupt, encode_varint, take_count, take_u8, take_varint};
+
+/// A longer quotient is not written: this many zeros, a one, and all 64 bits follow.
+const QUOTIENT_MAX: u64 = 24;
+
+/// How residuals are written.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Packing {
+    /// The low `width` bits of each; the high bits of `patch_count` of them follow apart.
+    Packed { width: u32, patch_count: usize },
+    /// Quotients by `2^k` in unary, remainders in `k` bits.
+    Rice { k: u32 },
+}
+
+impl Packing {
+    /// The cheapest width for residuals whose bit widths were counted, and the bits that it takes.
+    pub(super) fn cheapest(widths: &[u32; 65]) -> (Packing, usize) {
+        let count: u32 = widths.iter().sum();
+        let mut best = (Packing::Packed { width: 64, patch_count: 0 }, usize::MAX);
+        // The best width is one that occurs. From the widest down, wider ones become patches.
+        let mut wider: Vec<(u32, u32)> = Vec::new();
+        let occurring = (0..65u32).zip(widths).rev().filter(|(_, count)| **count > 0);
+        for (width, &here) in occurring {
+            let patch_count: u32 = wider.iter().map(|&(_, count)| count).sum();
+            let patch_bits: u32 = wider
+                .iter()
+                .map(|&(wide, count)| count * (8 + (wide - width).div_ceil(7) * 8))
+                .sum();
+            let bits = count as usize * width as usize + patch_bits as usize;
+            if bits < best.1 {
+                best = (Packing::Packed { width, patch_count: patch_count as usize }, bits);
+            }
+            // More patches than an eighth never pay.
+            wider.push((width, here));
+            if (patch_count + here) * 8 > count + 64 {
+                break;
+            }
+        }
+        best
+    }
+
+    /// The cheapest Rice parameter near the mean, and the bits that it takes. `for_each` walks the
+    /// residuals, whose sum is `sum`.
+    pub(super) fn cheapest_rice(
+        sum: u64,
+        count: usize,
+        for_each: impl Fn(&mut dyn FnMut(u64)),
+    ) -> (Packing, usize) {
+        let mean = sum / count.max(1) as u64;
+        let near = bit_width(mean).min(40);
+        let mut costs = [0usize; 3];
+        let ks = [near.saturating_sub(1), near, near + 1];
+        for_each(&mut |residual| {
+            for (cost, k) in costs.iter_mut().zip(ks) {
+                let quotient = residual >> k;
+                *cost += if quotient < QUOTIENT_MAX {
+                    quotient as usize + 1 + k as usize
+                } else {
+                    QUOTIENT_MAX as usize + 1 + 64
+                };
+            }
+        });
+        let best = costs.iter().zip(ks).min().map_or((0, 0), |(&cost, k)| (cost, k));
+        (Packing::Rice { k: best.1 }, best.0)
+    }
+
+    pub(super) fn encode(&self, residuals: &[u64], out: &mut Vec<u8>) {
+        match *self {
+            Packing::Packed { width, patch_count } => {
+                out.push(width as u8);
+                pack(residuals.iter().copied(), width, out);
+                if patch_count > 0 {
+                    encode_patches(residuals, width, patch_count, out);
+                }
+            }
+            Packing::Rice { k } => {
+                out.push(k as u8);
+                let mut writer = BitWriter::new(out);
+                for &residual in residuals {
+                    let quotient = residual >> k;
+                    if quotient < QUOTIENT_MAX {
+                        writer.write_unary(quotient);
+                        writer.write(residual, k);
+                    } else {
+                        writer.write_unary(QUOTIENT_MAX);
+                        writer.write(residual, 64);
+                    }
+                }
+                writer.finish();
+            }
+        }
+    }
+}
+
+fn encode_patches(residuals: &[u64], width: u32, patch_count: usize, out: &mut Vec<u8>) {
+    encode_varint(patch_count as u64, out);
+    let mut next = 0;
+    for (idx, &residual) in residuals.iter().enumerate() {
+        if bit_width(residual) > width {
+            encode_varint((idx - next) as u64, out);
+            encode_varint(residual >> width, out);
+            next = idx + 1;
+        }
+    }
+}
+
+/// Takes `count` residuals from the front of `input`. A Rice stream must be the last of its bytes.
+pub(super) fn decode_residuals(
+    input: &mut &[u8],
+    count: usize,
+    rice: bool,
+    patched: bool,
+) -> Result<Vec<u64>> {
+    let width = u32::from(take_u8(input, "residual width")?);
+    let mut residuals = Vec::new();
+    if rice {
+        decode_rice(input, count, width, &mut residuals)?;
+        return Ok(residuals);
+    }
+    unpack(input, count, width, &mut residuals)?;
+    if patched {
+        let patch_count = take_count(input, count, "patches")?;
+        let mut next = 0usize;
+        for _ in 0..patch_count {
+            let idx = next.saturating_add(take_count(input, count, "patch position")?);
+            let high = take_varint(input, "patch")?;
+            let Some(residual) = residuals.get_mut(idx) else {
+                return Err(corrupt(format!("patch of value {idx} of {count}")));
+            };
+            *residual |= if width < 64 { high << width } else { 0 };
+            next = idx + 1;
+        }
+    }
+    Ok(residuals)
+}
+
+fn decode_rice(input: &mut &[u8], count: usize, k: u32, residuals: &mut Vec<u64>) -> Result<()> {
+    // Each takes at least a bit.
+    if k > 64 || count > input.len().saturating_mul(8) {
+        return Err(corrupt(format!("Rice stream of {count} values with parameter {k}")));
+    }
+    residuals.reserve(count);
+    let mut reader = BitReader::new(input);
+    for _ in 0..count {
+        let quotient = reader.read_unary()?;
+        residuals.push(if quotient < QUOTIENT_MAX {
+            (if k < 64 { quotient << k } else { 0 }) | (reader.read(k)? & low_bits(k))
+        } else {
+            reader.read(64)?
+        });
+    }
+    *input = reader.rest();
+    Ok(())
+}

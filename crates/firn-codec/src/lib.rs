@@ -1,0 +1,41 @@
+//! Codec: here are rows and columns, make few bytes of them; here are bytes, give them back bit for
+//! bit.
+//!
+//! **Owns** the row encoding (the log's payload and the head's active rows), chunks (one group, one
+//! time span) and their column codecs, merging and transposing of columns, posting lists, and the
+//! checksummed frame of every file.
+//!
+//! **Never** does I/O, never allocates per sample, never knows a file, a table or a label. Pure
+//! functions over bytes.
+//!
+//! **Invariants**: every `f64` survives bit for bit and every `i64` timestamp (invariant 7);
+//! timestamps of a time column strictly rise (invariant 4); decoding any bytes whatever ends in a
+//! value or an `Error` of kind `Corrupt`, never in a panic, and with memory bounded by the input and
+//! by [`SLOTS_MAX`] and [`ENTRIES_MAX`].
+//!
+//! Reading order: `varint`, `bits`, `decimal`, `row`, `columns`, `transpose`, `merge`,
+//! `integers`, `value_column`, `time_column`, `chunk`, `postings`, `frame`. Byte by byte: docs/formats/row.md
+//! and docs/formats/chunk.md.
+
+#![forbid(unsafe_code)]
+
+pub mod bits;
+pub mod frame;
+pub mod postings;
+pub mod varint;
+
+mod chunk;
+mod columns;
+mod decimal;
+mod integers;
+mod merge;
+mod row;
+mod time_column;
+mod transpose;
+mod value_column;
+
+pub use chunk::{Chunk, ENTRIES_MAX, Effort, VALUES_MAX, encode_chunk};
+pub use columns::{GroupColumns, SeqRange, Slots};
+pub use merge::merge_columns;
+pub use row::{RowState, SLOTS_MAX, decode_row, encode_row, row_bytes_max};
+pub use transpose::RowsToColumns;

@@ -1,0 +1,241 @@
+//! Sources of one group become one: the newest write wins for each (slot, timestamp).
+//!
+//! Members whose columns have the same time columns in the same sources share one plan: which entry
+//! of which source each timestamp of the result may come from. The plan is made once, its members
+//! only walk it.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use firn_model::{Column, ColumnBatch, ColumnValues, Presence, Slot, TimeRange, Timestamp};
+
+use crate::columns::{GroupColumns, doubles, span};
+
+/// Unites `sources` (oldest first, by `seq.max`) and cuts to `range`.
+///
+/// The newest source wins for one (slot, timestamp) (invariant 2); NULL never overrides a value. The
+/// result has one time column where members share timestamps; a member that would be sparse on a
+/// shared one gets its own, shared with members of the same pattern. Sources that do not overlap in
+/// time are concatenated, a single one is only sliced.
+pub fn merge_columns(sources: &[GroupColumns], range: TimeRange) -> GroupColumns {
+    let cut: Vec<Cow<'_, GroupColumns>> = sources
+        .iter()
+        .map(|source| match range.covers(source.time_range()) {
+            true => Cow::Borrowed(source),
+            false => Cow::Owned(source.slice(range)),
+        })
+        .filter(|source| !source.is_empty())
+        .collect();
+    match cut.as_slice() {
+        [] => GroupColumns::default(),
+        [only] => only.clone().into_owned(),
+        _ => merge_overlapping(&cut),
+    }
+}
+
+fn merge_overlapping(sources: &[Cow<'_, GroupColumns>]) -> GroupColumns {
+    // (slot, source, column); a stable sort of rising runs is a merge.
+    let mut members: Vec<(Slot, u32, u32)> = Vec::new();
+    for (source_idx, source) in sources.iter().enumerate() {
+        let columns = source.batch.columns.iter().enumerate();
+        members.extend(columns.map(|(idx, column)| (column.slot, source_idx as u32, idx as u32)));
+    }
+    members.sort_by_key(|&(slot, source_idx, _)| (slot, source_idx));
+
+    let mut plans: Vec<Plan> = Vec::new();
+    let mut plan_of: HashMap<Vec<(u32, u32)>, usize> = HashMap::new();
+    let mut key: Vec<(u32, u32)> = Vec::new();
+    let mut result = ResultColumns::default();
+    for parts in members.chunk_by(|a, b| a.0 == b.0) {
+        let columns: Vec<&Column> = parts
+            .iter()
+            .map(|&(_, source, column)| &sources[source as usize].batch.columns[column as usize])
+            .collect();
+        key.clear();
+        key.extend(parts.iter().zip(&columns).map(|(part, column)| (part.1, column.time_idx)));
+        let plan_idx = match plan_of.get(&key) {
+            Some(&idx) => idx,
+            None => {
+                let times = key
+                    .iter()
+                    .map(|&(source, time)| &*sources[source as usize].batch.times[time as usize])
+                    .collect::<Vec<_>>();
+                plans.push(Plan::new(&times));
+                plan_of.insert(key.clone(), plans.len() - 1);
+                plans.len() - 1
+            }
+        };
+        let plan = &plans[plan_idx];
+        let (presence, values) = plan.merge(&columns);
+        result.push(plan_idx, &plan.times, &columns, presence, values);
+    }
+    let seq = sources.iter().skip(1).fold(sources[0].seq, |seq, source| seq.union(source.seq));
+    GroupColumns { batch: ColumnBatch { times: result.times, columns: result.columns }, seq }
+}
+
+/// For each timestamp of the result, which entries of which parts can give its value.
+struct Plan {
+    times: Arc<[Timestamp]>,
+    ways: Ways,
+}
+
+enum Ways {
+    /// The parts follow each other in time in this order.
+    Concat(Vec<u32>),
+    /// Per timestamp a run of candidates, newest part first.
+    Pick { candidates: Vec<Candidate>, ends: Vec<u32> },
+}
+
+#[derive(Clone, Copy)]
+struct Candidate {
+    part: u32,
+    entry: u32,
+}
+
+impl Plan {
+    /// `parts`: sorted timestamps of each part, oldest part first.
+    fn new(parts: &[&[Timestamp]]) -> Plan {
+        let mut order: Vec<u32> = (0..parts.len() as u32).collect();
+        order.sort_by_key(|&part| span(parts[part as usize]).start);
+        let apart = order
+            .windows(2)
+            .all(|pair| span(parts[pair[0] as usize]).end < span(parts[pair[1] as usize]).start);
+        if apart {
+            let times = order.iter().flat_map(|&part| parts[part as usize]).copied().collect();
+            return Plan { times, ways: Ways::Concat(order) };
+        }
+        let mut all: Vec<(Timestamp, Candidate)> = Vec::new();
+        for (part, times) in parts.iter().enumerate().rev() {
+            let part = part as u32;
+            all.extend(
+                times
+                    .iter()
+                    .enumerate()
+                    .map(|(entry, &ts)| (ts, Candidate { part, entry: entry as u32 })),
+            );
+        }
+        // Stable: of equal timestamps the newest part stays first.
+        all.sort_by_key(|&(ts, _)| ts);
+        let mut times = Vec::with_capacity(all.len());
+        let mut ends = Vec::with_capacity(all.len());
+        let mut end = 0;
+        for same in all.chunk_by(|a, b| a.0 == b.0) {
+            times.push(same[0].0);
+            end += same.len() as u32;
+            ends.push(end);
+        }
+        let candidates = all.into_iter().map(|(_, candidate)| candidate).collect();
+        Plan { times: times.into(), ways: Ways::Pick { candidates, ends } }
+    }
+
+    /// Walks the plan for one member; `parts` as the plan was made for. `None` = all present.
+    fn merge(&self, parts: &[&Column]) -> (Option<Presence>, Vec<f64>) {
+        match &self.ways {
+            Ways::Concat(order) => concat(order, parts),
+            Ways::Pick { candidates, ends } => pick(candidates, ends, parts),
+        }
+    }
+}
+
+fn concat(order: &[u32], parts: &[&Column]) -> (Option<Presence>, Vec<f64>) {
+    let in_order = || order.iter().map(|&part| parts[part as usize]);
+    let mut values = Vec::with_capacity(parts.iter().map(|part| part.values.len()).sum());
+    in_order().for_each(|part| values.extend_from_slice(doubles(&part.values)));
+    if parts.iter().all(|part| part.presence.is_none()) {
+        return (None, values);
+    }
+    let mut presence = Presence::new();
+    for part in in_order() {
+        match &part.presence {
+            None => (0..part.values.len()).for_each(|_| presence.push(true)),
+            Some(bits) => (0..bits.len()).for_each(|idx| presence.push(bits.get(idx))),
+        }
+    }
+    (Some(presence), values)
+}
+
+fn pick(candidates: &[Candidate], ends: &[u32], parts: &[&Column]) -> (Option<Presence>, Vec<f64>) {
+    let mut values = Vec::with_capacity(ends.len());
+    let mut presence = Presence::new();
+    // Every entry of a part is visited once and in order, so its values are taken by a cursor.
+    let mut next = vec![0usize; parts.len()];
+    let mut start = 0;
+    for &end in ends {
+        let mut chosen = None;
+        for candidate in &candidates[start..end as usize] {
+            let part = parts[candidate.part as usize];
+            let there = part.presence.as_ref().is_none_or(|p| p.get(candidate.entry as usize));
+            if there {
+                let cursor = &mut next[candidate.part as usize];
+                chosen = chosen.or(Some(doubles(&part.values)[*cursor]));
+                *cursor += 1;
+            }
+        }
+        presence.push(chosen.is_some());
+        values.extend(chosen);
+        start = end as usize;
+    }
+    ((!presence.is_full()).then_some(presence), values)
+}
+
+/// Columns as they are finished, and the time columns that they turn out to need.
+#[derive(Default)]
+struct ResultColumns {
+    times: Vec<Arc<[Timestamp]>>,
+    columns: Vec<Column>,
+    /// Plan, and for sparse members the pattern, to the time column.
+    whole: HashMap<usize, u32>,
+    sparse: HashMap<(usize, Vec<u64>), u32>,
+}
+
+impl ResultColumns {
+    fn push(
+        &mut self,
+        plan_idx: usize,
+        plan_times: &Arc<[Timestamp]>,
+        parts: &[&Column],
+        presence: Option<Presence>,
+        values: Vec<f64>,
+    ) {
+        let own = presence.as_ref().filter(|presence| is_sparse(presence));
+        let (time_idx, presence) = match own {
+            None => {
+                let known = self.whole.get(&plan_idx).copied();
+                let idx = known.unwrap_or_else(|| add_times(&mut self.times, plan_times));
+                self.whole.insert(plan_idx, idx);
+                (idx, presence)
+            }
+            Some(pattern) => {
+                let key = (plan_idx, pattern.words().to_vec());
+                let idx = *self.sparse.entry(key).or_insert_with(|| {
+                    let own: Arc<[Timestamp]> = pattern.iter().map(|idx| plan_times[idx]).collect();
+                    add_times(&mut self.times, &own)
+                });
+                (idx, None)
+            }
+        };
+        self.columns.push(Column {
+            slot: parts[0].slot,
+            key: parts[0].key,
+            time_idx,
+            presence,
+            values: ColumnValues::F64(values),
+        });
+    }
+}
+
+/// Where `times` stands among `known`, added if it does not yet. Plans are few, so are equal lengths.
+fn add_times(known: &mut Vec<Arc<[Timestamp]>>, times: &Arc<[Timestamp]>) -> u32 {
+    if let Some(idx) = known.iter().position(|other| other == times) {
+        return idx as u32;
+    }
+    known.push(Arc::clone(times));
+    (known.len() - 1) as u32
+}
+
+/// Whether a member is better off with timestamps of its own: under 1/16 present, its own times are
+/// at most half of what walking its bits and the shared times costs a reader.
+pub(crate) fn is_sparse(presence: &Presence) -> bool {
+    presence.count_present() * 16 < presence.len()
+}

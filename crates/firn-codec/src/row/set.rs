@@ -1,0 +1,287 @@
+//! Which members a row has, told as little as possible.
+//!
+//! A target's scrapes mostly have the members of the scrape before. Senders that split a scrape over
+//! several connections send its pieces in turn, so the sets of all pieces of a row are remembered.
+
+use firn_model::{Cell, Result, Slot};
+
+use super::SLOTS_MAX;
+use crate::postings::{Postings, encode_postings};
+use crate::varint::{corrupt, encode_varint, take_count};
+
+/// How a row tells its members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SetForm {
+    /// Those of a remembered set.
+    Same = 0,
+    /// Slots 0 to n - 1.
+    Dense = 1,
+    /// Those of a remembered set, but with these added or removed.
+    Toggled = 2,
+    /// These.
+    Listed = 3,
+}
+
+/// As many pieces of a row as connections that senders open.
+const REMEMBERED_MAX: usize = 64;
+
+/// The sets of the latest rows, the last used first.
+#[derive(Clone, Debug, Default)]
+pub(super) struct MemberSets {
+    recent: Vec<MemberSet>,
+}
+
+/// Some slots of a group.
+#[derive(Clone, Debug, Default)]
+pub(super) struct MemberSet {
+    len: u32,
+    /// The last slot + 1. Equal to `len` when no slot is left out.
+    end: u32,
+    /// A bit for each slot; empty when no slot is left out.
+    words: Vec<u64>,
+}
+
+impl MemberSets {
+    pub(super) fn clear(&mut self) {
+        self.recent.clear();
+    }
+
+    pub(super) fn heap_bytes(&self) -> usize {
+        let words: usize = self.recent.iter().map(|set| set.words.capacity() * 8).sum();
+        words + self.recent.capacity() * size_of::<MemberSet>()
+    }
+
+    /// The last row's set.
+    pub(super) fn last(&self) -> Option<&MemberSet> {
+        self.recent.first()
+    }
+
+    /// Makes slots 0 to `end - 1` the last row's set.
+    pub(super) fn set_dense(&mut self, end: usize) {
+        self.remember(MemberSet { len: end as u32, end: end as u32, words: Vec::new() }, false);
+    }
+
+    /// Writes the members of a row; `piece` if it has the timestamp of the row before. Returns the form
+    /// and whether it names a remembered set other than the last.
+    pub(super) fn encode(
+        &mut self,
+        cells: &[Cell],
+        piece: bool,
+        out: &mut Vec<u8>,
+    ) -> (SetForm, bool) {
+        let end = cells.last().map_or(0, |cell| cell.slot.0 + 1);
+        let len = cells.len() as u32;
+        let same = |set: &MemberSet| {
+            // Slots rise, so as many as the last one's number are all of them.
+            (set.len, set.end) == (len, end) && (len == end || set.has_all(cells))
+        };
+        if let Some(idx) = self.recent.iter().position(same) {
+            return (SetForm::Same, self.encode_use(idx, out));
+        }
+        if len == end {
+            encode_varint(u64::from(end), out);
+            self.remember(MemberSet { len, end, words: Vec::new() }, piece);
+            return (SetForm::Dense, false);
+        }
+        // Pieces are apart: the set that has the first member is the one this one has grown from.
+        let first = cells.first().map_or(Slot(0), |cell| cell.slot);
+        let near = self.recent.iter().position(|set| set.has(first)).unwrap_or(0);
+        let listed: Vec<u64> = cells.iter().map(|cell| u64::from(cell.slot.0)).collect();
+        let set = MemberSet::of(&listed, len, end);
+        let toggled = self.recent.get(near).map_or(Vec::new(), |before| before.toggled(&set));
+        let start = out.len();
+        encode_postings(&listed, out);
+        if !toggled.is_empty() && toggled.len() < listed.len() {
+            let middle = out.len();
+            let other = self.encode_use(near, out);
+            encode_postings(&toggled, out);
+            if out.len() - middle < middle - start {
+                out.drain(start..middle);
+                self.replace_last(set);
+                return (SetForm::Toggled, other);
+            }
+            // A set that was only looked at is used no more than before.
+            out.truncate(middle);
+            self.recent.get_mut(..=near).into_iter().for_each(|used| used.rotate_left(1));
+        }
+        self.remember(set, piece);
+        (SetForm::Listed, false)
+    }
+
+    /// Takes the members of a row, which are [`MemberSets::last`] then.
+    pub(super) fn decode(
+        &mut self,
+        form: u8,
+        other: bool,
+        piece: bool,
+        input: &mut &[u8],
+    ) -> Result<()> {
+        if form == SetForm::Dense as u8 {
+            let end = take_count(input, SLOTS_MAX, "row members")? as u32;
+            self.remember(MemberSet { len: end, end, words: Vec::new() }, piece);
+            return Ok(());
+        }
+        if form == SetForm::Listed as u8 {
+            let slots = take_slots(input)?;
+            let end = slots.last().map_or(0, |slot| *slot as u32 + 1);
+            self.remember(MemberSet::of(&slots, slots.len() as u32, end), piece);
+            return Ok(());
+        }
+        if other {
+            let idx = take_count(input, REMEMBERED_MAX, "row set")?;
+            match self.recent.get_mut(..=idx) {
+                Some(used) => used.rotate_right(1),
+                None => return Err(corrupt(format!("row names unknown set {idx}"))),
+            }
+        }
+        if form == SetForm::Toggled as u8 {
+            let slots = take_slots(input)?;
+            let before = self.recent.first().cloned().unwrap_or_default();
+            self.replace_last(before.toggle(&slots));
+        }
+        Ok(())
+    }
+
+    /// Makes set `idx` the last one; names it if it was not.
+    fn encode_use(&mut self, idx: usize, out: &mut Vec<u8>) -> bool {
+        if idx == 0 {
+            return false;
+        }
+        encode_varint(idx as u64, out);
+        self.recent[..=idx].rotate_right(1);
+        true
+    }
+
+    /// A further piece's set stands beside the others, a new row's takes the last one's place.
+    fn remember(&mut self, set: MemberSet, piece: bool) {
+        if piece {
+            self.recent.truncate(REMEMBERED_MAX - 1);
+            self.recent.insert(0, set);
+        } else {
+            self.replace_last(set);
+        }
+    }
+
+    fn replace_last(&mut self, set: MemberSet) {
+        match self.recent.first_mut() {
+            Some(last) => *last = set,
+            None => {
+                self.recent.reserve_exact(1);
+                self.recent.push(set);
+            }
+        }
+    }
+}
+
+impl MemberSet {
+    /// Number of members.
+    pub(super) fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// The last slot + 1.
+    pub(super) fn end(&self) -> usize {
+        self.end as usize
+    }
+
+    /// The slots, rising.
+    pub(super) fn slots(&self) -> impl Iterator<Item = usize> + '_ {
+        let dense_end = if self.words.is_empty() { self.end() } else { 0 };
+        let words = self.words.iter().enumerate();
+        (0..dense_end).chain(words.flat_map(|(idx, &word)| ones(word).map(move |b| idx * 64 + b)))
+    }
+
+    fn of(slots: &[u64], len: u32, end: u32) -> MemberSet {
+        if len == end {
+            return MemberSet { len, end, words: Vec::new() };
+        }
+        let mut words = vec![0u64; (end as usize).div_ceil(64)];
+        for slot in slots {
+            if let Some(word) = words.get_mut((slot / 64) as usize) {
+                *word |= 1 << (slot % 64);
+            }
+        }
+        MemberSet { len, end, words }
+    }
+
+    fn has(&self, slot: Slot) -> bool {
+        if self.words.is_empty() {
+            return slot.0 < self.end;
+        }
+        let word = self.words.get((slot.0 / 64) as usize).copied().unwrap_or(0);
+        word >> (slot.0 % 64) & 1 == 1
+    }
+
+    fn has_all(&self, cells: &[Cell]) -> bool {
+        cells.iter().all(|cell| self.has(cell.slot))
+    }
+
+    /// The slots that are in one of both only.
+    fn toggled(&self, other: &MemberSet) -> Vec<u64> {
+        let mut toggled = Vec::new();
+        for idx in 0..(self.end.max(other.end) as usize).div_ceil(64) {
+            let differing = self.word(idx) ^ other.word(idx);
+            toggled.extend(ones(differing).map(|bit| (idx * 64 + bit) as u64));
+        }
+        toggled
+    }
+
+    /// This set with `slots` added or removed.
+    fn toggle(&self, slots: &[u64]) -> MemberSet {
+        let last = slots.last().map_or(0, |&slot| slot as usize + 1);
+        let mut words: Vec<u64> =
+            (0..self.end().max(last).div_ceil(64)).map(|idx| self.word(idx)).collect();
+        for slot in slots {
+            if let Some(word) = words.get_mut((slot / 64) as usize) {
+                *word ^= 1 << (slot % 64);
+            }
+        }
+        while words.last() == Some(&0) {
+            words.pop();
+        }
+        let len = words.iter().map(|word| word.count_ones()).sum();
+        let end = words.last().map_or(0, |word| words.len() as u32 * 64 - word.leading_zeros());
+        if len == end {
+            words = Vec::new();
+        }
+        MemberSet { len, end, words }
+    }
+
+    fn word(&self, idx: usize) -> u64 {
+        if !self.words.is_empty() {
+            return self.words.get(idx).copied().unwrap_or(0);
+        }
+        match self.end().saturating_sub(idx * 64) {
+            left @ 0..64 => (1 << left) - 1,
+            _ => u64::MAX,
+        }
+    }
+}
+
+/// Takes a list of slots.
+fn take_slots(input: &mut &[u8]) -> Result<Vec<u64>> {
+    let list = Postings::take(input)?;
+    if list.len() > SLOTS_MAX as u64 {
+        return Err(corrupt(format!("row with {} members", list.len())));
+    }
+    let mut slots = Vec::with_capacity(list.len() as usize);
+    list.decode(&mut slots)?;
+    match slots.last() {
+        Some(&slot) if slot >= SLOTS_MAX as u64 => {
+            Err(corrupt(format!("slot {slot} is over {SLOTS_MAX}")))
+        }
+        _ => Ok(slots),
+    }
+}
+
+/// Indexes of the one bits, rising.
+fn ones(word: u64) -> impl Iterator<Item = usize> {
+    let mut left = word;
+    std::iter::from_fn(move || {
+        (left != 0).then(|| {
+            let bit = left.trailing_zeros() as usize;
+            left &= left - 1;
+            bit
+        })
+    })
+}

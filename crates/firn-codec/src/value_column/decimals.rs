@@ -1,0 +1,107 @@
+//! A column as integers of one scale, and the few values that are none.
+
+use crate::decimal::Scale;
+
+/// A column of decimals.
+pub(super) struct Decimals {
+    pub(super) scale: Scale,
+    /// One for each value; a stranger has its neighbour's.
+    pub(super) integers: Vec<i64>,
+    /// Entry and bits of values that are no decimals of this scale, by entry.
+    pub(super) strangers: Vec<(usize, u64)>,
+}
+
+impl Decimals {
+    /// The smallest scale that holds all but at most an eighth of the values.
+    pub(super) fn of(values: &[f64]) -> Option<Decimals> {
+        let strangers_max = values.len() / 8;
+        let scale = common_scale(values, strangers_max)?;
+        let mut integers = Vec::with_capacity(values.len());
+        let mut strangers = Vec::new();
+        let mut last = None;
+        for (idx, value) in values.iter().enumerate() {
+            match scale.exact(*value) {
+                Some(d) => {
+                    // Strangers at the front take the first integer that follows.
+                    if last.is_none() {
+                        integers.fill(d);
+                    }
+                    last = Some(d);
+                    integers.push(d);
+                }
+                None => {
+                    strangers.push((idx, value.to_bits()));
+                    if strangers.len() > strangers_max {
+                        return None;
+                    }
+                    integers.push(last.unwrap_or(0));
+                }
+            }
+        }
+        Some(Decimals { scale, integers, strangers })
+    }
+}
+
+/// A column of values that are near decimals of few digits, as sums of decimals are.
+pub(super) struct NearDecimals {
+    pub(super) scale: Scale,
+    pub(super) integers: Vec<i64>,
+    /// Steps of the last bit from the decimal to the value.
+    pub(super) errors: Vec<i64>,
+}
+
+impl NearDecimals {
+    /// The smallest scale that all but at most an eighth of the values are near.
+    pub(super) fn of(values: &[f64]) -> Option<NearDecimals> {
+        let mut scale = Scale::ONE;
+        let mut far = 0;
+        for value in values {
+            match Scale::find_near(*value) {
+                Some((near, ..)) => scale = scale.union(near),
+                None if *value == 0.0 => {}
+                None => far += 1,
+            }
+            if far > values.len() / 8 {
+                return None;
+            }
+        }
+        let mut last = 0;
+        let (mut integers, mut errors) = (Vec::new(), Vec::new());
+        for value in values {
+            // A staleness marker among them has its neighbour's integer and a large error.
+            last = if value.is_finite() { scale.nearest(*value) } else { last };
+            integers.push(last);
+            errors.push(scale.error(*value, last));
+        }
+        Some(NearDecimals { scale, integers, errors })
+    }
+}
+
+/// The doubles of integers.
+pub(super) fn values(scale: Scale, integers: Vec<u64>) -> Vec<f64> {
+    if scale == Scale::ONE {
+        return integers.into_iter().map(|d| Scale::ONE.value(d as i64)).collect();
+    }
+    integers.into_iter().map(|d| scale.value(d as i64)).collect()
+}
+
+/// The largest of the values' own scales, `None` if more than `strangers_max` have none.
+fn common_scale(values: &[f64], strangers_max: usize) -> Option<Scale> {
+    let mut common = Scale::ONE;
+    let mut strangers = 0;
+    for value in values {
+        if common.exact(*value).is_some() {
+            continue;
+        }
+        match Scale::find(*value) {
+            Some((scale, _)) => common = common.union(scale),
+            None => {
+                strangers += 1;
+                if strangers > strangers_max {
+                    return None;
+                }
+            }
+        }
+    }
+    Some(common)
+}

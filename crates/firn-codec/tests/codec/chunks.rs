@@ -1,0 +1,140 @@
+//! Chunks: any columns come back bit for bit, member by member and cut to any range.
+
+use firn_codec::{Chunk, Effort, GroupColumns, Slots, encode_chunk};
+use firn_model::{GroupId, Slot, TimeRange};
+use proptest::prelude::*;
+
+use crate::support::{Cells, cells_of, columns_of, times, value_run};
+
+/// Members on a shared time column, with gaps of several patterns, some with times of their own.
+pub(crate) fn cells() -> impl Strategy<Value = Cells> {
+    let member = (0u32..200, 0u8..8, times(1..20), value_run(150));
+    (times(1..150), prop::collection::vec(member, 1..8)).prop_map(|(shared, members)| {
+        let mut cells = Cells::new();
+        for (slot, pattern, own, run) in members {
+            let slot = if slot < 30 { 0 } else { slot };
+            let len = shared.len();
+            let times = match pattern {
+                0..3 => shared.clone(),
+                3 => shared[..len.div_ceil(2)].to_vec(),
+                4 => shared[len / 2..].to_vec(),
+                5 => shared.iter().copied().step_by(3).collect(),
+                6 => shared[len - 1..].to_vec(),
+                _ => own,
+            };
+            cells.extend(times.iter().zip(&run).map(|(&ts, &bits)| ((slot, ts), bits)));
+        }
+        cells
+    })
+}
+
+fn encode(columns: &GroupColumns, effort: Effort) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    encode_chunk(GroupId(77), columns, effort, &mut bytes);
+    bytes
+}
+
+/// Reads as much as a reader can; damaged bytes may give anything but a panic.
+fn read_all(bytes: &[u8]) {
+    let Ok(chunk) = Chunk::open(bytes) else { return };
+    let _ = chunk.slots().count();
+    // Claims of huge columns are legal bytes, but not worth the test's time.
+    if chunk.entry_count() > 100_000 {
+        return;
+    }
+    let some: Vec<Slot> = chunk.slots().step_by(2).take(20).collect();
+    let _ = chunk.read(Slots::Some(&some), TimeRange::ALL);
+    let _ = chunk.read(Slots::Some(&some), TimeRange::new(0, 100_000));
+}
+
+proptest! {
+    #[test]
+    fn invariant_7_chunks_are_bit_exact(cells in cells(), small in any::<bool>()) {
+        let columns = columns_of(&cells, 5);
+        let bytes = encode(&columns, if small { Effort::Small } else { Effort::Fast });
+        let chunk = Chunk::open(&bytes).unwrap();
+        prop_assert_eq!(chunk.group(), GroupId(77));
+        prop_assert_eq!(chunk.seq(), columns.seq);
+        prop_assert_eq!(chunk.time_range(), columns.time_range());
+        let slots: Vec<Slot> = columns.batch.columns.iter().map(|column| column.slot).collect();
+        prop_assert_eq!(chunk.slots().collect::<Vec<_>>(), slots);
+        let again = chunk.read(Slots::All, TimeRange::ALL).unwrap();
+        prop_assert_eq!(again.seq, columns.seq);
+        prop_assert_eq!(cells_of(&again), cells);
+    }
+
+    #[test]
+    fn parts_are_read_alone(
+        cells in cells(),
+        from in any::<prop::sample::Index>(),
+        to in any::<prop::sample::Index>(),
+        mask in any::<u64>(),
+    ) {
+        let columns = columns_of(&cells, 5);
+        let bytes = encode(&columns, Effort::Small);
+        let all: Vec<i64> = cells.keys().map(|key| key.1).collect();
+        let range = TimeRange::new(all[from.index(all.len())], all[to.index(all.len())]);
+        let wanted: Vec<Slot> = (0..200).filter(|slot| mask >> (slot % 64) & 1 == 1).map(Slot).collect();
+        let mut want = cells.clone();
+        want.retain(|key, _| range.contains(key.1) && mask >> (key.0 % 64) & 1 == 1);
+        let read = Chunk::open(&bytes).unwrap().read(Slots::Some(&wanted), range).unwrap();
+        prop_assert_eq!(cells_of(&read), want);
+    }
+
+    #[test]
+    fn any_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..200), lone in any::<bool>()) {
+        read_all(&bytes);
+        let mut led = vec![if lone { 0x11 } else { 0x01 }];
+        led.extend(bytes);
+        read_all(&led);
+    }
+
+    #[test]
+    fn damaged_chunks_do_no_harm(cells in cells(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let mut bytes = encode(&columns_of(&cells, 5), Effort::Small);
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        read_all(&bytes);
+        read_all(&bytes[..at]);
+    }
+}
+
+#[rustfmt::skip]
+#[test]
+fn version_1_of_a_chunk_stays_as_it_is() {
+    // Three still samples of a lone series: no timestamps, one value.
+    let at = |slot: u32, ts: i64, value: f64| ((slot, ts), value.to_bits());
+    let lone = Cells::from([at(0, 1000, 2.5), at(0, 2000, 2.5), at(0, 3000, 2.5)]);
+    let bytes = encode(&columns_of(&lone, 5), Effort::Small);
+    assert_eq!(
+        bytes,
+        [
+            0x31, 77, 5, 0, 0xd0, 0x0f, 0xd0, 0x0f, // regular; group; seq; 1000 for 2000 ms
+            3, 65, 1, 50, // three entries, constant, scale 1, 25
+        ]
+    );
+    // Two members, the second without the middle entry and with a counter.
+    let members = Cells::from([
+        at(0, 1000, 1.0),
+        at(0, 2000, 1.0),
+        at(0, 3000, 1.0),
+        at(4, 1000, 7.0),
+        at(4, 3000, 9.0),
+    ]);
+    let bytes = encode(&columns_of(&members, 5), Effort::Small);
+    assert_eq!(
+        bytes,
+        [
+            0x01, 77, 5, 0, 0xd0, 0x0f, 0xd0, 0x0f, // members; group; seq; 1000 for 2000 ms
+            10, 0, 1, 0b10001, // slots 0 and 4: two in a bitmap, from 0, one byte
+            1, 1, // one base, one subset
+            3, 5, // three entries, five bytes:
+            1, 0, 0xd0, 0x0f, 0, // deltas, from 0, all 1000, no bits
+            0, 10, 0, 1, 0b101, // of base 0: entries 0 and 2
+            0, 0, 1, 0, // one member of shape 0, one of shape 1
+            2, 2, 5, // two bytes of directory: columns of two and five bytes
+            66, 2, // the integer 1
+            0, 0, 14, 2, 0b10_00, // decimals of scale 0: a frame from 7, two bits each: 0, 2
+        ]
+    );
+}

@@ -1,0 +1,56 @@
+//! Merging: the newest write of each (slot, timestamp), whatever the sources look like.
+
+use firn_codec::merge_columns;
+use firn_model::TimeRange;
+use proptest::prelude::*;
+
+use crate::chunks::cells;
+use crate::support::{Cells, cells_of, columns_of};
+
+proptest! {
+    #[test]
+    fn invariant_2_newest_write_wins(
+        sources in prop::collection::vec((cells(), any::<bool>()), 1..4),
+        from in any::<prop::sample::Index>(),
+        to in any::<prop::sample::Index>(),
+    ) {
+        // Some sources repeat timestamps of the first one with other values.
+        let first = sources[0].0.clone();
+        let sources: Vec<Cells> = sources
+            .into_iter()
+            .map(|(mut cells, repeats)| {
+                if repeats {
+                    cells.extend(first.iter().step_by(2).map(|(key, bits)| (*key, bits ^ 1)));
+                }
+                cells
+            })
+            .collect();
+        let all: Vec<i64> = sources.iter().flatten().map(|(key, _)| key.1).collect();
+        let mut range = TimeRange::new(all[from.index(all.len())], all[to.index(all.len())]);
+        if range.is_empty() {
+            range = TimeRange::ALL;
+        }
+        let mut want = Cells::new();
+        sources.iter().for_each(|source| want.extend(source));
+        want.retain(|key, _| range.contains(key.1));
+        let columns: Vec<_> =
+            sources.iter().enumerate().map(|(idx, cells)| columns_of(cells, idx as u64)).collect();
+        let merged = merge_columns(&columns, range);
+        prop_assert_eq!(cells_of(&merged), want);
+        for source in &columns {
+            let mut want = cells_of(source);
+            want.retain(|key, _| range.contains(key.1));
+            prop_assert_eq!(cells_of(&source.slice(range)), want);
+        }
+    }
+
+    #[test]
+    fn sources_apart_in_time_are_joined(cells in cells(), at in any::<prop::sample::Index>()) {
+        let all: Vec<i64> = cells.keys().map(|key| key.1).collect();
+        let border = all[at.index(all.len())];
+        let (early, late): (Cells, Cells) = cells.iter().partition(|(key, _)| key.1 < border);
+        // The later half was written first.
+        let sources = [columns_of(&late, 1), columns_of(&early, 2)];
+        prop_assert_eq!(cells_of(&merge_columns(&sources, TimeRange::ALL)), cells);
+    }
+}

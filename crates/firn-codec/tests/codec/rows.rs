@@ -1,0 +1,179 @@
+//! Rows: any rows come back bit for bit, any bytes do no harm.
+
+use firn_codec::{RowState, decode_row, encode_row, row_bytes_max};
+use firn_model::{Cell, GroupId, Slot, Timestamp};
+use proptest::prelude::*;
+
+use crate::support::value_bits;
+
+type Row = (bool, Timestamp, Vec<(u32, u64)>);
+
+fn rows() -> impl Strategy<Value = Vec<Row>> {
+    let slots = prop_oneof![
+        Just(vec![0u32]),
+        (1u32..40).prop_map(|count| (0..count).collect()),
+        prop::collection::btree_set(0u32..300, 1..40).prop_map(|set| set.into_iter().collect()),
+        Just(vec![7, 65_535]),
+        (0u32..4).prop_map(|piece| (piece..60).step_by(4).collect()),
+    ];
+    let row = (
+        prop::bool::weighted(0.1),
+        prop_oneof![4 => -10i64..20_000, 1 => any::<i64>(), 4 => Just(0)],
+        slots,
+        prop::collection::vec((any::<u8>(), value_bits()), 40),
+    );
+    // Values come from few candidates, so that many repeat; some slots drop out.
+    (prop::collection::vec(row, 1..20), prop::collection::vec(value_bits(), 3)).prop_map(
+        |(rows, usual)| {
+            let mut ts = 0i64;
+            let rows = rows.into_iter().map(|(restart, step, slots, dice)| {
+                ts = ts.wrapping_add(step);
+                let mut cells: Vec<(u32, u64)> = Vec::new();
+                for (idx, &slot) in slots.iter().enumerate() {
+                    let (die, wild) = dice[idx % dice.len()];
+                    match die {
+                        0..10 => {}
+                        10..60 => cells.push((slot, wild)),
+                        _ => cells.push((slot, usual[die as usize % 3])),
+                    }
+                }
+                if cells.is_empty() {
+                    cells.push((slots[0], usual[0]));
+                }
+                (restart, ts, cells)
+            });
+            rows.collect()
+        },
+    )
+}
+
+fn cells(row: &Row) -> Vec<Cell> {
+    let cell = |&(slot, bits): &(u32, u64)| Cell {
+        group: GroupId(1),
+        ts: row.1,
+        slot: Slot(slot),
+        value: f64::from_bits(bits),
+    };
+    row.2.iter().map(cell).collect()
+}
+
+fn encode(rows: &[Row]) -> Vec<u8> {
+    let mut state = RowState::new();
+    let mut bytes = Vec::new();
+    for row in rows {
+        let before = bytes.len();
+        encode_row(&mut state, row.0, row.1, &cells(row), &mut bytes);
+        assert!(bytes.len() - before <= row_bytes_max(row.2.len()));
+    }
+    bytes
+}
+
+fn decode(
+    state: &mut RowState,
+    input: &mut &[u8],
+) -> firn_model::Result<(Timestamp, Vec<(u32, u64)>)> {
+    let mut seen = Vec::new();
+    let ts = decode_row(state, input, |slot, value| seen.push((slot.0, value.to_bits())))?;
+    Ok((ts, seen))
+}
+
+proptest! {
+    #[test]
+    fn invariant_7_rows_are_bit_exact(rows in rows()) {
+        let bytes = encode(&rows);
+        let mut input = bytes.as_slice();
+        let mut state = RowState::new();
+        for row in &rows {
+            prop_assert_eq!(decode(&mut state, &mut input).unwrap(), (row.1, row.2.clone()));
+        }
+        prop_assert!(input.is_empty());
+    }
+
+    #[test]
+    fn a_restart_needs_nothing_before_it(before in rows(), mut after in rows()) {
+        after[0].0 = true;
+        let mut state = RowState::new();
+        let mut bytes = Vec::new();
+        let mut restart_at = 0;
+        for (idx, row) in before.iter().chain(&after).enumerate() {
+            if idx == before.len() {
+                restart_at = bytes.len();
+            }
+            encode_row(&mut state, row.0, row.1, &cells(row), &mut bytes);
+        }
+        // A decoder in any state can begin there.
+        let mut input = &bytes[restart_at..];
+        let mut state = RowState::new();
+        decode(&mut state, &mut bytes.as_slice()).unwrap();
+        for row in &after {
+            prop_assert_eq!(decode(&mut state, &mut input).unwrap(), (row.1, row.2.clone()));
+        }
+    }
+
+    #[test]
+    fn any_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let mut state = RowState::new();
+        let mut input = bytes.as_slice();
+        while !input.is_empty() && decode(&mut state, &mut input).is_ok() {}
+    }
+
+    #[test]
+    fn damaged_rows_do_no_harm(rows in rows(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let mut bytes = encode(&rows);
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        let mut state = RowState::new();
+        let mut input = bytes.as_slice();
+        while !input.is_empty() && decode(&mut state, &mut input).is_ok() {}
+        let mut cut = &bytes[..at];
+        let mut state = RowState::new();
+        while !cut.is_empty() && decode(&mut state, &mut cut).is_ok() {}
+    }
+}
+
+#[test]
+fn a_lone_series_is_lean() {
+    assert!(size_of::<RowState>() <= 24);
+    let mut state = RowState::new();
+    let mut bytes = Vec::new();
+    let row = |ts, value: f64| (false, ts, vec![(0, value.to_bits())]);
+    for (idx, value) in [41.0, 41.0, 42.0, 42.5].into_iter().enumerate() {
+        let row = row(1_700_000_000_000 + idx as i64 * 15_000, value);
+        encode_row(&mut state, idx == 0, row.1, &cells(&row), &mut bytes);
+    }
+    assert_eq!(state.heap_bytes(), 0);
+    // Whole, the first step, a delta of one, a new scale.
+    assert_eq!(bytes.len(), (1 + 6 + 1 + 1) + (1 + 3) + (1 + 1) + (1 + 3));
+}
+
+#[rustfmt::skip]
+#[expect(clippy::unusual_byte_groupings, reason = "flags are grouped by field")]
+#[test]
+fn version_1_of_rows_stays_as_it_is() {
+    let row = |restart, ts, cells: &[(u32, f64)]| -> Row {
+        (restart, ts, cells.iter().map(|&(slot, value)| (slot, value.to_bits())).collect())
+    };
+    let rows = [
+        row(true, 1000, &[(0, 1.0), (1, 0.0), (2, 0.5)]),
+        row(false, 2000, &[(0, 1.0), (1, 2.0), (2, 0.25)]),
+        row(false, 2000, &[(1, 3.0)]),
+        row(false, 3000, &[(0, 2.0), (1, 7.389_999_999_999_975), (2, 1.0 / 3.0)]),
+    ];
+    let third = (0.25f64.to_bits() ^ (1.0f64 / 3.0).to_bits()).to_le_bytes();
+    let mut want = vec![
+        // Restart, 1000, slots 0 to 2, first and last changed: 1, and 5 at scale 1.
+        0b0_01_10_01_1, 0xd0, 0x0f, 3, 0b101, 2, 0, 1, 10,
+        // The same step and members, the last two changed: 2, and -25 at scale 2.
+        0b0_00_10_00_0, 0b110, 4, 0, 2, 49,
+        // The same time; listed: one id, 1; all changed.
+        0b0_10_01_11_0, 4, 1, 2,
+        // The same step; the set before the last; all changed: 2,
+        0b1_00_01_00_0, 1, 2,
+        // near scale 2: 439 on, 28 steps back;
+        0, 194, 0xef, 0x06, 55,
+        // XORs from now on, from byte 0, seven bytes.
+        0, 128 | 6,
+    ];
+    want.extend(&third[..7]);
+    assert_eq!(encode(&rows), want);
+}

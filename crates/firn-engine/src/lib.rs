@@ -1,0 +1,214 @@
+//! Engine: the database. The only place where log, index, head and tree meet.
+//!
+//! **Owns** the manifest, the order of commits, the way of a write, snapshots, recovery, and the
+//! one scheduler for background work.
+//!
+//! **Never** parses a protocol or a query, never starts a thread (who opens it runs
+//! [`Engine::run_lane`] on threads of its own), never reaches the world but through
+//! [`firn_env::Env`].
+//!
+//! **A write**: [`Engine::write`] resolves nothing; it takes references, encodes each shard's rows
+//! once, puts these bytes on the shard's log stream and into the head's arena, waits for the group
+//! commit, publishes. **A query**: [`Engine::snapshot`] freezes index, head and tree together; a
+//! [`Snapshot`] is a [`firn_model::Select`].
+//!
+//! **Invariants** 1, 2, 3 and 6 of the design are kept here; `tests/simulation` checks them by
+//! crashing the engine at every write.
+//!
+//! Reading order: `write`, `pressure`, `snapshot`, `maintain`, `recover`, `manifest`, `sequence`, `options`.
+
+#![forbid(unsafe_code)]
+
+mod maintain;
+mod manifest;
+mod options;
+mod planted;
+mod pressure;
+mod recover;
+mod sequence;
+mod snapshot;
+mod stats;
+mod write;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use firn_env::{Env, FolderLock};
+use firn_head::Head;
+use firn_index::Index;
+use firn_log::Log;
+use firn_model::{
+    Budget, ChangeSink, Error, GroupId, Labels, LogPosition, Reservation, Result, SeriesRef,
+    ShardBits,
+};
+use firn_tree::Tree;
+use parking_lot::{Condvar, Mutex, RwLock};
+use sequence::Sequence;
+
+pub use firn_log::SyncPolicy;
+pub use firn_tree::TreeOptions;
+pub use maintain::{Lane, Step};
+pub use options::EngineOptions;
+#[doc(hidden)]
+pub use planted::Planted;
+pub use recover::{RecoveryProgress, RecoveryReport};
+pub use snapshot::Snapshot;
+pub use stats::Stats;
+pub use write::WriteReport;
+
+/// An open database.
+///
+/// Lock order: `flush_lane` or `tree_lane`, then `manifest`, then `view`, then a shard of the head.
+/// `index_memory` is held alone.
+pub struct Engine {
+    env: Env,
+    options: EngineOptions,
+    bits: ShardBits,
+    budget: Budget,
+    index: Index,
+    index_memory: Mutex<Reservation>,
+    head: Head,
+    tree: Tree,
+    log: Log,
+    sequence: Sequence,
+    manifest: Mutex<manifest::Manifest>,
+    identity: recover::Identity,
+    /// Up to where the log's rows are in tables, per stream.
+    floors: Mutex<Vec<LogPosition>>,
+    /// Written while rows move from the head to the tree; read while a snapshot is taken.
+    view: RwLock<()>,
+    flush_lane: Mutex<()>,
+    tree_lane: Mutex<()>,
+    log_started: AtomicBool,
+    flush_asked: AtomicBool,
+    flushed_at_ms: AtomicI64,
+    asleep: Mutex<()>,
+    wake: Condvar,
+    closed: AtomicBool,
+    sink: OnceLock<Arc<dyn ChangeSink>>,
+    counters: stats::Counters,
+    recovery: RecoveryReport,
+    probe: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    _lock: Box<dyn FolderLock>,
+}
+
+impl Engine {
+    /// The references of label sets, defining those that are new (the slow path). A definition is
+    /// durable with the first row of its series. Without memory for new series the known ones are
+    /// found all the same.
+    pub fn resolve(&self, labels: &[Labels]) -> Vec<Result<SeriesRef>> {
+        let mut refs = Vec::with_capacity(labels.len());
+        let found = self.with_index_memory(labels.iter(), || self.index.resolve(labels, &mut refs));
+        if let Err(e) = found {
+            let refused = || Error::new(e.kind().clone(), e.what());
+            let known = |labels: &Labels| self.index.lookup(labels).ok_or_else(refused);
+            refs.extend(labels.iter().map(known));
+        }
+        refs
+    }
+
+    /// The references of the members of an explicit group, defining what is new, and the groups that
+    /// they are in: mostly one. `members` are what they have beside the group's labels.
+    ///
+    /// # Errors
+    /// `Busy` or `TooLarge` over a limit, `Invalid` when a member repeats a label of the group.
+    pub fn resolve_group(
+        &self,
+        group_labels: &Labels,
+        members: &[Labels],
+    ) -> Result<(Vec<GroupId>, Vec<SeriesRef>)> {
+        let labels = members.iter().chain([group_labels]);
+        self.with_index_memory(labels, || self.index.resolve_group(group_labels, members))?
+    }
+
+    /// Reserves what defining all of `labels` may take, then keeps what the index really holds.
+    fn with_index_memory<'l, T>(
+        &self,
+        labels: impl Iterator<Item = &'l Labels>,
+        resolve: impl FnOnce() -> T,
+    ) -> Result<T> {
+        // Text, posting lists and hash entries of one series, generously.
+        const SERIES_BYTES: u64 = 512;
+        let bytes = labels.map(|labels| labels.as_encoded().len() as u64 + SERIES_BYTES).sum();
+        let mut memory = self.index_memory.lock();
+        memory.grow(bytes).or_else(|_| {
+            self.give_back(bytes);
+            memory.grow(bytes)
+        })?;
+        let found = resolve();
+        let unused = memory.bytes().saturating_sub(self.index.stats().heap_bytes);
+        memory.shrink(unused);
+        Ok(found)
+    }
+
+    /// Changes when references that were given out may no longer be used.
+    pub fn generation(&self) -> u32 {
+        self.index.generation()
+    }
+
+    /// The budget that everything draws on.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// The world of this database.
+    pub fn env(&self) -> &Env {
+        &self.env
+    }
+
+    /// Who is told of every change before it is visible. Once, before the first write.
+    ///
+    /// # Errors
+    /// `Invalid` the second time.
+    pub fn set_change_sink(&self, sink: Arc<dyn ChangeSink>) -> Result<()> {
+        self.sink.set(sink).map_err(|_| Error::invalid("the change sink is set already"))
+    }
+
+    /// Refuses further work. With `flush`, everything is in tables afterwards and the next start
+    /// replays nothing.
+    ///
+    /// # Errors
+    /// Those of [`Engine::flush`]; the engine is closed all the same and nothing is lost.
+    pub fn close(&self, flush: bool) -> Result<()> {
+        let flushed = if flush && self.is_open() { self.flush() } else { Ok(()) };
+        if self.is_open() && self.log_started.load(Ordering::Acquire) {
+            // With a relaxed `log_sync` something may still wait for its sync.
+            self.log.sync()?;
+        }
+        self.closed.store(true, Ordering::Release);
+        self.wake_maintenance();
+        flushed
+    }
+
+    /// Whether [`Engine::close`] was not called yet.
+    pub fn is_open(&self) -> bool {
+        !self.closed.load(Ordering::Acquire)
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if self.is_open() { Ok(()) } else { Err(Error::closed("the database is shutting down")) }
+    }
+
+    fn planted(&self, mistake: Planted) -> bool {
+        self.options.planted == Some(mistake)
+    }
+
+    /// Called in the middle of a flush when a mistake is planted there. Tests only.
+    #[doc(hidden)]
+    pub fn set_probe(&self, probe: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.probe.set(probe);
+    }
+
+    fn probe(&self) {
+        if let Some(probe) = self.probe.get() {
+            probe();
+        }
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,318 @@
+//! The one scheduler: asks the rooms for plans, runs them, makes their edits durable, swaps views.
+//!
+//! Order when data moves, each step only after the one before it: file durable, manifest durable,
+//! view swapped, log floor advanced, blocks hot (design, "Consistency"). A crash between any two
+//! loses nothing: before the manifest the files are unreferenced, after it the log only holds
+//! what is in tables too.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use firn_codec::{GroupColumns, merge_columns};
+use firn_head::{FlushJob, SealMarks};
+use firn_log::{StreamId, SyncPolicy};
+use firn_model::{
+    CancelToken, Error, ErrorKind, GroupId, LogPosition, Result, SeriesRef, TimeRange,
+};
+use firn_tree::Job;
+
+use crate::manifest::{Edit, Room};
+use crate::planted::Planted;
+use crate::{Engine, recover};
+
+/// What one [`Engine::step`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Step {
+    /// Active rows of a shard became a static segment.
+    Convert,
+    /// Small segments of a shard became one.
+    Compress,
+    /// The head went to level 0 and the log was cut.
+    Flush,
+    /// Tables were merged, uploaded, patched or dropped.
+    Tree,
+    /// Files that nobody needs were removed.
+    Garbage,
+}
+
+/// Which part of the work a caller takes, so that a long upload never holds up a flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// Convert, compress, flush.
+    Head,
+    /// Compaction, upload, retention, garbage.
+    Tree,
+}
+
+// An idle lane looks for work this often: at a million samples a second an arena fills in four.
+const IDLE_MS: u64 = 250;
+// A failing slow tier is asked again after this long, doubled up to the maximum.
+const RETRY_MS: u64 = 1_000;
+const RETRY_MS_MAX: u64 = 60_000;
+
+/// What a flush moves.
+struct FrozenHead {
+    /// Up to where the log's rows are in it or in tables already, per stream.
+    floors: Vec<LogPosition>,
+    job: FlushJob,
+    index_part: Option<Vec<u8>>,
+}
+
+impl Engine {
+    /// Does the most urgent piece of work of a lane, if there is one. Two threads may call this,
+    /// one per lane; the simulation calls it from one.
+    ///
+    /// # Errors
+    /// Those of disk and bucket; the work is planned anew at the next call.
+    pub fn step(&self, lane: Lane) -> Result<Option<Step>> {
+        self.check_open()?;
+        match lane {
+            Lane::Head => self.step_head(),
+            Lane::Tree => self.step_tree(),
+        }
+    }
+
+    fn step_head(&self) -> Result<Option<Step>> {
+        if self.should_flush() {
+            self.flush()?;
+            return Ok(Some(Step::Flush));
+        }
+        if let Some(job) = self.head.plan_convert() {
+            self.head.apply_convert(job.run()?);
+            return Ok(Some(Step::Convert));
+        }
+        if let Some(job) = self.head.plan_compress() {
+            self.head.apply_convert(job.run()?);
+            return Ok(Some(Step::Compress));
+        }
+        self.tend_log()?;
+        Ok(None)
+    }
+
+    /// Keeps the next log segment ready, so that no writer has to make it, and keeps what a relaxed
+    /// `log_sync` promises when no commit comes by.
+    fn tend_log(&self) -> Result<()> {
+        if self.log_started.load(Relaxed) {
+            self.log.prepare()?;
+            if matches!(self.options.log_sync, SyncPolicy::IntervalMs(_)) {
+                self.log.sync()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn step_tree(&self) -> Result<Option<Step>> {
+        let _one_at_a_time = self.tree_lane.lock();
+        let version = self.tree.version();
+        if let Some(job) = self.tree.plan(&version, self.env.clock.now_ms()) {
+            drop(version);
+            self.run_tree_job(&job)?;
+            return Ok(Some(Step::Tree));
+        }
+        drop(version);
+        let removed = self.tree.collect_garbage(&self.env)?;
+        Ok((removed > 0).then_some(Step::Garbage))
+    }
+
+    fn run_tree_job(&self, job: &Job) -> Result<()> {
+        let edit = job.run(&self.env, &self.budget, &CancelToken::new())?;
+        self.tree.check(&edit)?;
+        self.commit_edit(Edit::default().with(Room::Tree, edit.encode()), || {
+            let _view = self.view.write();
+            self.tree.apply(&edit)
+        })
+    }
+
+    fn should_flush(&self) -> bool {
+        let head = self.head.stats();
+        if head.row_count == 0 {
+            return false;
+        }
+        let unflushed_bytes = head.arena_bytes + head.segment_bytes;
+        let now = self.env.clock.now_ms();
+        self.flush_asked.load(Relaxed)
+            || unflushed_bytes > self.options.head_bytes_max
+            || self.log.stats().bytes > self.options.log_bytes_max
+            || now.saturating_sub(self.flushed_at_ms.load(Relaxed)) > self.options.flush_age_ms_max
+    }
+
+    /// Moves everything that is in the head now to level 0 and cuts the log behind it.
+    ///
+    /// # Errors
+    /// `Unavailable` when the disk fails or is full, `Busy` while a failed commit is being undone: the
+    /// head keeps its rows, the log its segments.
+    pub fn flush(&self) -> Result<()> {
+        self.ensure_log_started()?;
+        let _one_at_a_time = self.flush_lane.lock();
+        let started_ms = self.env.clock.now_ms();
+        if let Some(frozen) = self.freeze()? {
+            if self.planted(Planted::LogCutBeforeManifest) {
+                self.log.purge(&frozen.floors)?;
+            }
+            if self.planted(Planted::ManifestBeforeTables) {
+                let floors = recover::encode_floors(&frozen.floors);
+                self.commit_edit(Edit::default().with(Room::Log, floors), || Ok(()))?;
+            }
+            let known = |chunk| self.only_known(chunk).transpose();
+            let tables = self.tree.write_level0(&mut frozen.job.chunks().filter_map(known))?;
+            self.install(&frozen, &tables)?;
+            self.log.purge(&frozen.floors)?;
+            self.counters.flushes.add(1);
+        }
+        self.flush_asked.store(false, Relaxed);
+        self.flushed_at_ms.store(started_ms, Relaxed);
+        Ok(())
+    }
+
+    /// Everything that is in the head now, durable and visible, with the definitions of its series in
+    /// an index segment that nobody refers to yet. `None` if there is nothing.
+    fn freeze(&self) -> Result<Option<FrozenHead>> {
+        // What is in the log below these floors is staged in the head before the seal below.
+        let mut floors: Vec<LogPosition> =
+            self.streams().map(|stream| self.log.end(stream)).collect();
+        if self.planted(Planted::FloorTooHigh) {
+            floors.iter_mut().for_each(|floor| floor.0 += 1 << 16);
+        }
+        let marks = self.head.seal_all();
+        self.publish_sealed(&marks)?;
+        let Some(job) = self.head.plan_flush() else { return Ok(None) };
+        if !job.covers(&marks) {
+            return Err(Error::busy(1_000, "flush: a failed commit is being undone; again later"));
+        }
+        // After the rows: every series among them was defined before.
+        let index_part = match self.index.plan_seal() {
+            Some(seal) if !self.planted(Planted::IndexNotSealed) => {
+                Some(seal.run(&*self.env.disk)?)
+            }
+            _ => None,
+        };
+        Ok(Some(FrozenHead { floors, job, index_part }))
+    }
+
+    /// Tables, index segment and floors become part of the database in one step, and what was flushed
+    /// turns hot in the head.
+    fn install(&self, frozen: &FrozenHead, tables: &firn_tree::Edit) -> Result<()> {
+        let FrozenHead { floors, job, index_part } = frozen;
+        let mut edit = Edit::default()
+            .with(Room::Engine, recover::encode_sequence(self.sequence.last()))
+            .with(Room::Log, recover::encode_floors(floors))
+            .with(Room::Tree, tables.encode());
+        if let Some(part) = index_part {
+            edit = edit.with(Room::Index, part.clone());
+        }
+        self.commit_edit(edit, || {
+            if self.planted(Planted::SourceDroppedBeforeView) {
+                self.head.flushed(job);
+                self.head.recycle(u64::MAX);
+                self.probe();
+            }
+            {
+                let _view = self.view.write();
+                self.tree.apply(tables)?;
+                self.head.flushed(job);
+            }
+            self.floors.lock().clone_from(floors);
+            index_part.as_ref().map_or(Ok(()), |part| self.index.apply(part))
+        })
+    }
+
+    /// After damage of the log there may be rows of series whose definitions are lost. Nobody can ask
+    /// for them, and they must not turn up when their ids are given again.
+    fn only_known(
+        &self,
+        chunk: Result<(GroupId, GroupColumns)>,
+    ) -> Result<Option<(GroupId, GroupColumns)>> {
+        let (group, mut columns) = chunk?;
+        if self.recovery.damage.is_empty() {
+            return Ok(Some((group, columns)));
+        }
+        columns
+            .batch
+            .columns
+            .retain(|column| self.index.contains(SeriesRef { group, slot: column.slot }));
+        let columns = merge_columns(&[columns], TimeRange::ALL);
+        Ok((!columns.is_empty()).then_some((group, columns)))
+    }
+
+    /// Makes what was staged when the shards were sealed durable and visible, so that the flush
+    /// takes whole shards and nothing that could still fail.
+    fn publish_sealed(&self, marks: &SealMarks) -> Result<()> {
+        let ends: Vec<(StreamId, LogPosition)> =
+            self.streams().map(|stream| (stream, self.log.end(stream))).collect();
+        self.log.commit(&ends)?;
+        for &(shard, position) in &marks.marks {
+            self.head.publish(shard, position);
+        }
+        Ok(())
+    }
+
+    /// One atomic manifest record, then `apply`: when this returns, what the edit names will be found
+    /// after a crash and is seen by new snapshots. Both happen under the manifest's lock, so that a
+    /// whole state that is written meanwhile never lacks an edit that is durable.
+    pub(crate) fn commit_edit(&self, edit: Edit, apply: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mut manifest = self.manifest.lock();
+        manifest.commit(&edit, || self.whole_state())?;
+        apply()
+    }
+
+    /// The state before the edit that is being made: rooms apply edits only afterwards.
+    fn whole_state(&self) -> Edit {
+        Edit::default()
+            .with(Room::Engine, self.identity.encode())
+            .with(Room::Engine, recover::encode_sequence(self.sequence.last()))
+            .with(Room::Log, recover::encode_floors(&self.floors.lock()))
+            .with(Room::Index, self.index.snapshot_part())
+            .with(Room::Tree, self.tree.snapshot_part())
+    }
+
+    pub(crate) fn streams(&self) -> impl Iterator<Item = StreamId> + use<> {
+        (0..self.log.stream_count()).map(|stream| StreamId(stream as u16))
+    }
+
+    /// Asks the maintenance thread for a flush soon.
+    pub fn ask_for_flush(&self) {
+        self.flush_asked.store(true, Relaxed);
+        self.wake_maintenance();
+    }
+
+    pub(crate) fn wake_maintenance(&self) {
+        self.wake.notify_all();
+    }
+
+    /// Steps a lane until the engine is closed. Runs on a thread of its own; an error is logged and
+    /// counted, and the lane tries again after a while that grows.
+    pub fn run_lane(&self, lane: Lane) {
+        let mut retry_ms = RETRY_MS;
+        while self.is_open() {
+            let wait_ms = match self.step(lane) {
+                Ok(Some(_)) => {
+                    retry_ms = RETRY_MS;
+                    continue;
+                }
+                Ok(None) => IDLE_MS,
+                Err(e) if *e.kind() == ErrorKind::Closed => return,
+                Err(e) => {
+                    self.counters.maintenance_errors.add(1);
+                    tracing::error!("maintenance ({lane:?}) failed, again in {retry_ms} ms: {e}");
+                    let wait_ms = retry_ms;
+                    retry_ms = (retry_ms * 2).min(RETRY_MS_MAX);
+                    wait_ms
+                }
+            };
+            self.wait_for_work(lane, Duration::from_millis(wait_ms));
+        }
+    }
+
+    fn wait_for_work(&self, lane: Lane, at_most: Duration) {
+        let mut asleep = self.asleep.lock();
+        if !self.is_open() || (lane == Lane::Head && self.head_has_work()) {
+            return;
+        }
+        self.wake.wait_for(&mut asleep, at_most);
+    }
+
+    fn head_has_work(&self) -> bool {
+        self.flush_asked.load(Relaxed)
+    }
+}

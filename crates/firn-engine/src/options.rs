@@ -1,0 +1,66 @@
+//! What can be chosen when a database is opened: plain data, units in names.
+
+use firn_log::SyncPolicy;
+
+use crate::planted::Planted;
+
+/// How an [`crate::Engine`] behaves.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// One hard limit for everything that is kept in memory.
+    pub memory_bytes_max: u64,
+    /// Shards of a new database, a power of two. Fixed when it is created.
+    pub shard_count: usize,
+    /// Log streams of a new database. Fixed when it is created.
+    pub stream_count: usize,
+    /// Size of one log segment; one entry must fit.
+    pub log_segment_bytes: u64,
+    /// When a write is acknowledged.
+    pub log_sync: SyncPolicy,
+    /// Log bytes that force a flush, so that a restart stays quick.
+    pub log_bytes_max: u64,
+    /// Labels that make a group when a series is first seen.
+    pub group_by: Vec<String>,
+    /// Series beyond which new ones are refused.
+    pub series_max: u64,
+    /// Bytes of active rows in one shard beyond which they are transposed.
+    pub arena_bytes_max: usize,
+    /// Bytes of unflushed head beyond which it is flushed.
+    pub head_bytes_max: u64,
+    /// Age beyond which unflushed rows are flushed.
+    pub flush_age_ms_max: i64,
+    /// How far after the clock a timestamp may lie.
+    pub future_ms_max: i64,
+    /// Age beyond which data is dropped, whole partitions at a time. `None` keeps all.
+    pub retention_ms: Option<i64>,
+    /// Bytes of flushed blocks that go on serving queries from memory.
+    pub hot_bytes_max: u64,
+    /// How the tree cuts and merges.
+    pub tree: firn_tree::TreeOptions,
+    /// A mistake made on purpose, to see that the simulation finds it. Tests only.
+    #[doc(hidden)]
+    pub planted: Option<Planted>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions {
+            memory_bytes_max: 4 << 30,
+            shard_count: 64,
+            stream_count: 2,
+            log_segment_bytes: 32 << 20,
+            log_sync: SyncPolicy::Always,
+            log_bytes_max: 1 << 30,
+            group_by: vec!["job".into(), "instance".into()],
+            series_max: 50_000_000,
+            arena_bytes_max: 256 << 10,
+            head_bytes_max: 512 << 20,
+            flush_age_ms_max: 20 * 60_000,
+            future_ms_max: 10 * 60_000,
+            retention_ms: None,
+            hot_bytes_max: 128 << 20,
+            tree: firn_tree::TreeOptions::default(),
+            planted: None,
+        }
+    }
+}

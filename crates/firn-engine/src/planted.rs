@@ -1,0 +1,48 @@
+//! Mistakes that the simulation must find. Each breaks one rule of the design's consistency page.
+
+/// A mistake made on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// A write is acknowledged before the log is synced.
+    SyncSkipped,
+    /// Rows become visible before the log is synced.
+    PublishedBeforeDurable,
+    /// A write is acknowledged before it is visible.
+    AcknowledgedBeforeVisible,
+    /// The log is purged before the manifest names the tables.
+    LogCutBeforeManifest,
+    /// The manifest names tables that are not written yet.
+    ManifestBeforeTables,
+    /// The log's floor covers rows that the flush did not take.
+    FloorTooHigh,
+    /// The head drops its blocks before the new tree version is installed.
+    SourceDroppedBeforeView,
+    /// Definitions of new series are not logged.
+    DefinitionsNotLogged,
+    /// After a restart commit numbers start again.
+    SequenceForgotten,
+    /// Rows of a failed commit stay staged and are published by the next one.
+    FailedCommitPublished,
+    /// Sources are merged by where they lie, not by commit order.
+    MergedByLevel,
+    /// Definitions leave the log before an index segment holds them.
+    IndexNotSealed,
+}
+
+impl Planted {
+    /// Every mistake.
+    pub const ALL: [Planted; 12] = [
+        Planted::SyncSkipped,
+        Planted::PublishedBeforeDurable,
+        Planted::AcknowledgedBeforeVisible,
+        Planted::LogCutBeforeManifest,
+        Planted::ManifestBeforeTables,
+        Planted::FloorTooHigh,
+        Planted::SourceDroppedBeforeView,
+        Planted::DefinitionsNotLogged,
+        Planted::SequenceForgotten,
+        Planted::FailedCommitPublished,
+        Planted::MergedByLevel,
+        Planted::IndexNotSealed,
+    ];
+}

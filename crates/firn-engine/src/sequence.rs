@@ -1,0 +1,73 @@
+//! CommitSeq: numbers for commits, and the one below which everything is visible.
+
+use std::collections::BTreeSet;
+
+use firn_model::CommitSeq;
+use parking_lot::Mutex;
+
+/// Draws numbers and knows which are still on their way.
+pub(crate) struct Sequence(Mutex<State>);
+
+struct State {
+    next: u64,
+    in_flight: BTreeSet<u64>,
+}
+
+/// A number on its way; dropping it says that its rows are visible or will never be.
+pub(crate) struct InFlight<'a> {
+    sequence: &'a Sequence,
+    pub(crate) seq: CommitSeq,
+}
+
+impl Sequence {
+    /// Goes on after `last`.
+    pub(crate) fn after(last: CommitSeq) -> Sequence {
+        Sequence(Mutex::new(State { next: last.0 + 1, in_flight: BTreeSet::new() }))
+    }
+
+    /// The next number. Drawn under the shard's lock, so that per shard the order of numbers is the
+    /// order of positions in the log.
+    pub(crate) fn draw(&self) -> InFlight<'_> {
+        let mut state = self.0.lock();
+        let seq = state.next;
+        state.next += 1;
+        state.in_flight.insert(seq);
+        InFlight { sequence: self, seq: CommitSeq(seq) }
+    }
+
+    /// The largest number with nothing on its way at or below it.
+    pub(crate) fn visible(&self) -> CommitSeq {
+        let state = self.0.lock();
+        CommitSeq(state.in_flight.first().copied().unwrap_or(state.next) - 1)
+    }
+
+    /// The largest number drawn.
+    pub(crate) fn last(&self) -> CommitSeq {
+        CommitSeq(self.0.lock().next - 1)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.sequence.0.lock().in_flight.remove(&self.seq.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn visible_stops_below_what_is_on_its_way() {
+        let sequence = Sequence::after(CommitSeq(9));
+        assert_eq!(sequence.visible(), CommitSeq(9));
+        let first = sequence.draw();
+        let second = sequence.draw();
+        assert_eq!((first.seq, second.seq), (CommitSeq(10), CommitSeq(11)));
+        drop(second);
+        assert_eq!(sequence.visible(), CommitSeq(9));
+        drop(first);
+        assert_eq!(sequence.visible(), CommitSeq(11));
+        assert_eq!(sequence.last(), CommitSeq(11));
+    }
+}

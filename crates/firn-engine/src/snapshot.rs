@@ -1,0 +1,176 @@
+//! A frozen view of everything: what a query holds.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use firn_codec::{GroupColumns, Slots, merge_columns};
+use firn_head::HeadSnapshot;
+use firn_index::{GroupMatch, IndexView};
+use firn_model::{
+    ColumnBatch, CommitSeq, GroupId, Labels, QueryContext, Result, Select, Selected, Selection,
+    ShardBits, Slot, TimeRange,
+};
+use firn_tree::{Ask, Version};
+
+use crate::Engine;
+use crate::planted::Planted;
+
+/// Index, head and tree at one moment. Cheap to clone; never changes (invariant 3).
+#[derive(Clone, Debug)]
+pub struct Snapshot(Arc<Frozen>);
+
+#[derive(Debug)]
+struct Frozen {
+    /// Every change up to here is visible in this snapshot.
+    number: CommitSeq,
+    bits: ShardBits,
+    head: HeadSnapshot,
+    version: Arc<Version>,
+    index: IndexView,
+    merged_by_level: bool,
+}
+
+impl Engine {
+    /// Freezes the present. O(shards), no I/O.
+    pub fn snapshot(&self) -> Snapshot {
+        // The number first: what is visible by then is in the views that follow.
+        let number = self.sequence.visible();
+        // A flush moves rows from the head to the tree under the other side of this lock, so that
+        // the two views never both miss them.
+        let (head, version) = {
+            let _view = self.view.read();
+            (self.head.snapshot(), self.tree.version())
+        };
+        // The index last: it knows every series that the head has rows of.
+        let index = self.index.view();
+        let merged_by_level = self.planted(Planted::MergedByLevel);
+        Snapshot(Arc::new(Frozen {
+            number,
+            bits: self.bits,
+            head,
+            version,
+            index,
+            merged_by_level,
+        }))
+    }
+}
+
+impl Snapshot {
+    /// Every change up to this number is visible here; see [`firn_model::Change`].
+    pub fn number(&self) -> CommitSeq {
+        self.0.number
+    }
+
+    /// The distinct keys, under the selection's grouping, of the series that match and whose group
+    /// has samples in the range (exact to the partition). Reads no sample.
+    ///
+    /// # Errors
+    /// `Canceled`, `Timeout`.
+    pub fn keys(&self, selection: &Selection, context: &QueryContext) -> Result<Vec<Labels>> {
+        let found = self.found(selection, context)?;
+        let mut wanted = vec![false; found.keys.len()];
+        for member in found.groups.iter().flat_map(|found| &found.members) {
+            wanted[member.key as usize] = true;
+        }
+        let keys = found.keys.into_iter().zip(wanted).filter(|(_, wanted)| *wanted);
+        Ok(keys.map(|(key, _)| key).collect())
+    }
+
+    /// The index as it was.
+    pub fn index(&self) -> &IndexView {
+        &self.0.index
+    }
+
+    /// Whether a group has samples in `range`, exact to the partition.
+    pub fn has_data(&self, group: GroupId, range: TimeRange) -> bool {
+        self.0.head.has_data(group, range) || self.0.version.has_data(group, range)
+    }
+
+    fn found(&self, selection: &Selection, context: &QueryContext) -> Result<SelectedGroups> {
+        let mut matches =
+            self.0.index.matches(&selection.matchers, &selection.grouping, &context.cancel)?;
+        if !matches.groups.is_empty() {
+            // All directories in one round trip, in place of one each below.
+            self.0.version.load_directories(selection.range)?;
+        }
+        matches.groups.retain(|found| self.has_data(found.group, selection.range));
+        Ok(SelectedGroups {
+            snapshot: self.clone(),
+            keys: matches.keys,
+            groups: matches.groups,
+            range: selection.range,
+            context: context.clone(),
+        })
+    }
+}
+
+impl Select for Snapshot {
+    fn select(&self, selection: &Selection, context: &QueryContext) -> Result<Box<dyn Selected>> {
+        Ok(Box::new(self.found(selection, context)?))
+    }
+}
+
+struct SelectedGroups {
+    snapshot: Snapshot,
+    keys: Vec<Labels>,
+    groups: Vec<GroupMatch>,
+    range: TimeRange,
+    context: QueryContext,
+}
+
+impl Selected for SelectedGroups {
+    fn keys(&self) -> &[Labels] {
+        &self.keys
+    }
+
+    fn group_count(&self) -> usize {
+        self.groups.len()
+    }
+
+    fn read(&self, groups: Range<usize>) -> Result<Vec<ColumnBatch>> {
+        self.context.cancel.check()?;
+        let frozen = &*self.snapshot.0;
+        let groups = &self.groups[groups];
+        let asks: Vec<Ask> = groups
+            .iter()
+            .map(|found| Ask {
+                group: found.group,
+                slots: found.members.iter().map(|member| member.slot).collect(),
+                // What the head still has, the tables need not be read for.
+                before: Some(frozen.head.complete_since(frozen.bits.shard(found.group))),
+            })
+            .collect();
+        let tables = frozen.version.scan(&asks, self.range, &self.context)?;
+        let mut batches = Vec::with_capacity(groups.len());
+        for ((found, ask), mut sources) in groups.iter().zip(&asks).zip(tables) {
+            sources.extend(frozen.head.read(found.group, Slots::Some(&ask.slots), self.range)?);
+            let mut batch = frozen.merge(sources, self.range).batch;
+            set_keys(&mut batch, found);
+            batches.push(batch);
+        }
+        Ok(batches)
+    }
+}
+
+impl Frozen {
+    /// Newest write wins by commit order, wherever it lies: a patch of level 2 is newer than the
+    /// level-1 table of the same partition.
+    fn merge(&self, mut sources: Vec<GroupColumns>, range: TimeRange) -> GroupColumns {
+        sources.sort_by_key(|columns| columns.seq.max);
+        if self.merged_by_level {
+            sources.reverse();
+        }
+        merge_columns(&sources, range)
+    }
+}
+
+/// Both sides are sorted by slot.
+fn set_keys(batch: &mut ColumnBatch, found: &GroupMatch) {
+    let mut members = found.members.iter();
+    for column in &mut batch.columns {
+        let slot: Slot = column.slot;
+        column.key = members
+            .find(|member| member.slot == slot)
+            .map_or_else(|| unreachable!("slot {slot:?} was not asked for"), |member| member.key);
+    }
+}

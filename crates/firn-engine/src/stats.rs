@@ -1,0 +1,71 @@
+//! Numbers about the engine: plain data, read at a moment.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use firn_model::{BudgetUsage, CommitSeq};
+
+use crate::{Engine, RecoveryReport};
+
+/// A number that only rises; counted per batch, never per sample.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) samples_written: Counter,
+    pub(crate) flushes: Counter,
+    pub(crate) maintenance_errors: Counter,
+}
+
+/// What the rooms count.
+#[derive(Clone, Debug)]
+pub struct Stats {
+    /// Values written since the start.
+    pub samples_written: u64,
+    /// Flushes since the start.
+    pub flushes: u64,
+    /// Failed pieces of background work since the start.
+    pub maintenance_errors: u64,
+    /// The newest commit.
+    pub last_seq: CommitSeq,
+    /// Memory by pool.
+    pub memory: BudgetUsage,
+    /// The log's numbers.
+    pub log: firn_log::LogStats,
+    /// The index's numbers.
+    pub index: firn_index::IndexStats,
+    /// The head's numbers.
+    pub head: firn_head::HeadStats,
+    /// The tree's numbers.
+    pub tree: firn_tree::TreeStats,
+    /// What recovery met when this process started.
+    pub recovery: RecoveryReport,
+}
+
+impl Engine {
+    /// The numbers at this moment.
+    pub fn stats(&self) -> Stats {
+        Stats {
+            samples_written: self.counters.samples_written.get(),
+            flushes: self.counters.flushes.get(),
+            maintenance_errors: self.counters.maintenance_errors.get(),
+            last_seq: self.sequence.last(),
+            memory: self.budget.usage(),
+            log: self.log.stats(),
+            index: self.index.stats(),
+            head: self.head.stats(),
+            tree: self.tree.stats(),
+            recovery: self.recovery.clone(),
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! The way of a write: resolve, log, head, on one page.
+
+use firn_head::ShardWriter;
+use firn_log::{Append, EntryKind, EntryRef, SegmentNo, StreamId};
+use firn_model::{
+    Cell, Change, ChangeKind, GroupId, LogPosition, Pool, Reservation, Result, RowBatch, SeriesRef,
+    ShardId, ShardRows, TimeRange, Timestamp,
+};
+
+use crate::Engine;
+use crate::planted::Planted;
+use crate::sequence::InFlight;
+
+/// What became of a batch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WriteReport {
+    /// Values that are durable and visible.
+    pub written: u64,
+    /// Values refused because they lie too far after the clock, and the first of them.
+    pub too_far_ahead: u64,
+    /// The largest refused timestamp.
+    pub too_far_ahead_max: Option<Timestamp>,
+    /// Values refused because their series does not exist.
+    pub unknown: u64,
+}
+
+/// Rows of one shard on their way: in the log's buffer, not yet durable.
+struct Staged<'a> {
+    shard: ShardId,
+    stream: StreamId,
+    segment: SegmentNo,
+    position: LogPosition,
+    _in_flight: InFlight<'a>,
+}
+
+impl Engine {
+    /// Writes a batch. When this returns, all that the report calls written is durable (by
+    /// `log_sync`) and visible. Cells that are refused do not hinder the others.
+    ///
+    /// # Errors
+    /// `Busy` without memory or with too long a log, `Unavailable` when the log device is full or
+    /// fails, `Closed`. Then nothing is acknowledged, though parts may turn out to be durable.
+    pub fn write(&self, batch: &mut RowBatch) -> Result<WriteReport> {
+        self.check_open()?;
+        let mut report = self.refuse(batch);
+        if batch.is_empty() {
+            return Ok(report);
+        }
+        batch.sort(self.bits);
+        self.ensure_log_started()?;
+        self.admit()?;
+        // Memory first: after the log has the rows nothing may fail.
+        let mut memory = self.reserve(Pool::Head, firn_head::bound_bytes(batch))?;
+        let mut staged = Vec::new();
+        let logged = batch
+            .by_shard()
+            .try_for_each(|rows| self.log_and_stage(rows, &mut memory, &mut staged));
+        // Also when a later shard failed: what is staged may have rows of others behind it.
+        self.make_durable(&staged).inspect_err(|_| self.give_up(&staged))?;
+        self.publish(&staged);
+        logged?;
+        report.written = batch.len() as u64;
+        self.counters.samples_written.add(report.written);
+        Ok(report)
+    }
+
+    /// Takes out what may not be written and says so.
+    fn refuse(&self, batch: &mut RowBatch) -> WriteReport {
+        let mut report = WriteReport::default();
+        let latest = self.env.clock.now_ms().saturating_add(self.options.future_ms_max);
+        let series = |cell: &Cell| SeriesRef { group: cell.group, slot: cell.slot };
+        if batch.cells().iter().all(|cell| cell.ts <= latest)
+            && self.index.contains_all(batch.cells().iter().map(series))
+        {
+            return report;
+        }
+        batch.retain(|cell| {
+            let known = self.index.contains(series(cell));
+            if cell.ts > latest {
+                report.too_far_ahead += 1;
+                report.too_far_ahead_max = report.too_far_ahead_max.max(Some(cell.ts));
+            } else if !known {
+                report.unknown += 1;
+            }
+            known && cell.ts <= latest
+        });
+        report
+    }
+
+    /// One shard's rows: encoded once, into the log's buffer and the head's arena, under the
+    /// shard's lock so that both have the same order.
+    fn log_and_stage<'a>(
+        &'a self,
+        rows: ShardRows<'_>,
+        memory: &mut Reservation,
+        staged: &mut Vec<Staged<'a>>,
+    ) -> Result<()> {
+        let stream = self.log.stream_of(rows.shard);
+        let mut shard = self.head.shard(rows.shard);
+        let in_flight = self.sequence.draw();
+        let mut definitions = Vec::new();
+        self.index.take_pending(rows.shard, &mut definitions);
+        if self.planted(Planted::DefinitionsNotLogged) {
+            definitions.clear();
+        }
+        let appended = self.append(stream, &mut shard, &in_flight, rows, &definitions);
+        let (segment, position) = appended.inspect_err(|_| {
+            shard.abandon();
+            self.index.requeue(rows.shard);
+        })?;
+        self.announce(&in_flight, rows);
+        shard.stage(position, memory.split(firn_head::bound_bytes_of(rows)));
+        staged.push(Staged { shard: rows.shard, stream, segment, position, _in_flight: in_flight });
+        Ok(())
+    }
+
+    fn append(
+        &self,
+        stream: StreamId,
+        shard: &mut ShardWriter<'_>,
+        in_flight: &InFlight<'_>,
+        rows: ShardRows<'_>,
+        definitions: &[u8],
+    ) -> Result<(SegmentNo, LogPosition)> {
+        loop {
+            let segment = self.log.segment(stream);
+            let payload = shard.encode(in_flight.seq, rows, segment.0);
+            let entry =
+                |kind, payload| EntryRef { kind, shard: rows.shard, seq: in_flight.seq, payload };
+            // New series first: replay must know them before their rows.
+            let entries =
+                [entry(EntryKind::Definition, definitions), entry(EntryKind::Rows, payload)];
+            let entries = if definitions.is_empty() { &entries[1..] } else { &entries[..] };
+            match self.log.append(stream, segment, entries)? {
+                Append::At(position) => return Ok((segment, position)),
+                // The next segment begins: it must hold whole rows first, so encode again.
+                Append::Rotated => {}
+            }
+        }
+    }
+
+    /// Tells the cache before the rows can be seen; the shard's lock is still held, so that no
+    /// other writer can publish them meanwhile.
+    fn announce(&self, in_flight: &InFlight<'_>, rows: ShardRows<'_>) {
+        let Some(sink) = self.sink.get() else { return };
+        let mut groups: Vec<GroupId> = rows.cells().iter().map(|cell| cell.group).collect();
+        groups.dedup();
+        let range = rows.cells().iter().fold(TimeRange::EMPTY, |all, cell| all.extend(cell.ts));
+        let kind = ChangeKind::Write;
+        sink.changed(&Change { number: in_flight.seq, groups, range, kind });
+    }
+
+    fn make_durable(&self, staged: &[Staged<'_>]) -> Result<()> {
+        if self.planted(Planted::PublishedBeforeDurable) {
+            self.publish(staged);
+        }
+        if self.planted(Planted::SyncSkipped) {
+            return Ok(());
+        }
+        let mut ends: Vec<(StreamId, LogPosition)> = Vec::with_capacity(self.log.stream_count());
+        for one in staged {
+            match ends.iter_mut().find(|end| end.0 == one.stream) {
+                Some(end) => end.1 = end.1.max(one.position),
+                None => ends.push((one.stream, one.position)),
+            }
+        }
+        self.log.commit(&ends)
+    }
+
+    fn publish(&self, staged: &[Staged<'_>]) {
+        if self.planted(Planted::AcknowledgedBeforeVisible) {
+            return;
+        }
+        for one in staged {
+            self.head.publish(one.shard, one.position);
+        }
+    }
+
+    /// A commit failed: what of it is durable becomes visible, the rest is dropped, and the next
+    /// rows and definitions do not lean on it.
+    fn give_up(&self, staged: &[Staged<'_>]) {
+        for one in staged {
+            let durable = self.log.durable_before(one.stream, one.position);
+            if durable == one.position || self.planted(Planted::FailedCommitPublished) {
+                self.head.publish(one.shard, one.position);
+            } else {
+                self.head.rollback(one.shard, one.segment.0, durable);
+                self.index.requeue(one.shard);
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Damaged files: reported by name, never served, and the rest goes on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use firn_engine::{Engine, EngineOptions, Lane, RecoveryProgress};
+use firn_model::{ErrorKind, Labels, MatchOp, Matcher, RowBatch, TimeRange};
+use firn_sim::{Seen, Sim};
+
+const HOSTS: usize = 20;
+const SCRAPES: i64 = 40;
+
+fn options() -> EngineOptions {
+    EngineOptions {
+        shard_count: 4,
+        log_segment_bytes: 64 << 10,
+        // Nothing from memory: what is read comes from the damaged files.
+        hot_bytes_max: 0,
+        tree: firn_tree::TreeOptions { block_bytes: 256, ..Default::default() },
+        ..EngineOptions::default()
+    }
+}
+
+fn open(sim: &Sim) -> firn_model::Result<Arc<Engine>> {
+    Engine::open(sim.env(), options(), &RecoveryProgress::default())
+}
+
+fn host_labels(host: usize) -> Labels {
+    let host = format!("host-{host}");
+    Labels::from_pairs([("__name__", "up"), ("job", "damage"), ("instance", &host)])
+        .expect("valid labels")
+}
+
+/// Rows of every host; in memory and in the log afterwards.
+fn write(engine: &Engine, scrapes: std::ops::Range<i64>) {
+    let labels: Vec<Labels> = (0..HOSTS).map(host_labels).collect();
+    let refs: Vec<_> = engine.resolve(&labels).into_iter().map(|r| r.expect("resolves")).collect();
+    for scrape in scrapes {
+        let mut batch = RowBatch::default();
+        for (host, &series) in refs.iter().enumerate() {
+            batch.push(series, scrape * 15_000, scrape as f64 * 0.1 + host as f64);
+        }
+        engine.write(&mut batch).expect("a write");
+    }
+}
+
+fn read_host(engine: &Engine, host: usize) -> firn_model::Result<usize> {
+    let matcher = Matcher::new("instance", MatchOp::Equal, format!("host-{host}"))?;
+    let seen = Seen::read(&engine.snapshot(), &[matcher], TimeRange::ALL)?;
+    for sample in seen.series.values().flatten() {
+        let expected = (sample.ts / 15_000) as f64 * 0.1 + host as f64;
+        assert_eq!(sample.value.to_bits(), expected.to_bits(), "a wrong value is served");
+    }
+    Ok(seen.sample_count())
+}
+
+fn read_all(engine: &Engine) -> usize {
+    (0..HOSTS).map(|host| read_host(engine, host).expect("a read")).sum()
+}
+
+/// A flipped bit in what was synced long ago: named with file and offset, rows before it are there,
+/// no wrong value is served, and the server goes on.
+#[test]
+fn a_flipped_bit_in_the_log_is_reported_and_costs_what_stands_there() {
+    for place in 0..40 {
+        let sim = Sim::new(place);
+        let engine = open(&sim).expect("opens");
+        write(&engine, 0..SCRAPES);
+        drop(engine);
+        let path = "log/0/1.log";
+        let used = sim.disk.bytes(path).expect("a log").iter().rposition(|&b| b != 0).unwrap_or(0);
+        // Not the very end: damage to the last write looks like what a crash leaves.
+        let at = used * place as usize / 50;
+        sim.disk.damage(path, |bytes| bytes[at] ^= 8).expect("a log");
+        sim.restart();
+        let engine = open(&sim).expect("opens");
+        let recovery = engine.stats().recovery;
+        let left = read_all(&engine);
+        let all = HOSTS * SCRAPES as usize;
+        if left < all {
+            let named = recovery.damage.iter().any(|text| text.contains(path));
+            assert!(named, "byte {at}: {left} of {all} samples and no word: {recovery:?}");
+        }
+        write(&engine, SCRAPES..SCRAPES + 2);
+        assert_eq!(read_all(&engine), left + 2 * HOSTS, "byte {at}: it goes on");
+    }
+}
+
+/// The end of a log is cut off: what is left is there, and the server goes on.
+#[test]
+fn a_truncated_log_keeps_what_is_left() {
+    let sim = Sim::new(1);
+    let engine = open(&sim).expect("opens");
+    write(&engine, 0..SCRAPES);
+    drop(engine);
+    let path = "log/1/1.log";
+    let used = sim.disk.bytes(path).expect("a log").iter().rposition(|&b| b != 0).unwrap_or(0);
+    sim.disk.damage(path, |bytes| bytes.truncate(used / 2)).expect("a log");
+    sim.restart();
+    let engine = open(&sim).expect("opens");
+    let left = read_all(&engine);
+    assert!(left > 0 && left < HOSTS * SCRAPES as usize, "{left} samples");
+    write(&engine, SCRAPES..SCRAPES + 2);
+    assert_eq!(read_all(&engine), left + 2 * HOSTS);
+}
+
+/// A flipped bit in a table: queries that need the block fail with file and offset, the others and
+/// all writes go on.
+#[test]
+fn invariant_5_a_flipped_bit_in_a_table_costs_that_block_and_is_named() {
+    let mut hurt = 0;
+    for place in 0..20 {
+        let sim = Sim::new(place);
+        let engine = open(&sim).expect("opens");
+        write(&engine, 0..SCRAPES);
+        engine.flush().expect("a flush");
+        drop(engine);
+        let path =
+            sim.disk.files().into_iter().find(|f| f.starts_with("tables/")).expect("a table");
+        let flip = |bytes: &mut Vec<u8>| {
+            let at = bytes.len() * place as usize / 20;
+            bytes[at] ^= 1;
+        };
+        sim.disk.damage(&path, flip).expect("a table");
+        sim.restart();
+        let engine = open(&sim).expect("opens");
+        let mut failed = 0;
+        for host in 0..HOSTS {
+            match read_host(&engine, host) {
+                Ok(samples) => assert_eq!(samples, SCRAPES as usize),
+                Err(e) => {
+                    assert!(matches!(e.kind(), ErrorKind::Corrupt { .. }), "{e:?}");
+                    assert!(e.to_string().contains(&path), "{e}");
+                    failed += 1;
+                }
+            }
+        }
+        hurt += usize::from(failed > 0);
+        write(&engine, SCRAPES..SCRAPES + 2);
+    }
+    assert!(hurt > 10, "the damage was met in {hurt} of 20 places");
+}
+
+/// A flipped bit in the manifest: repaired from its other copy, reported, nothing is missing.
+#[test]
+fn a_flipped_bit_in_the_manifest_costs_nothing() {
+    for at in (0..400).step_by(7) {
+        let sim = Sim::new(at);
+        let engine = open(&sim).expect("opens");
+        write(&engine, 0..4);
+        engine.flush().expect("a flush");
+        while engine.step(Lane::Tree).expect("a step").is_some() {}
+        drop(engine);
+        let path = sim.disk.files().into_iter().find(|f| f.starts_with("manifest/")).expect("one");
+        sim.disk.damage(&path, |bytes| bytes[at as usize] ^= 1).expect("a manifest");
+        sim.restart();
+        let engine = open(&sim).expect("opens");
+        assert_eq!(read_all(&engine), 4 * HOSTS, "byte {at}");
+    }
+}
+
+/// What the manifest names is there, and nothing else is left behind (invariant 6).
+#[test]
+fn invariant_6_the_slow_tier_holds_what_the_manifest_names() {
+    let sim = Sim::new(3);
+    let engine = open(&sim).expect("opens");
+    write(&engine, 0..SCRAPES);
+    engine.flush().expect("a flush");
+    sim.clock.advance(Duration::from_secs(6 * 3_600));
+    while engine.step(Lane::Tree).expect("a step").is_some() {}
+    let stats = engine.stats();
+    assert!(stats.tree.levels[2].table_count > 0, "old data is uploaded: {:?}", stats.tree);
+    assert_eq!(sim.bucket.keys().len() as u64, stats.tree.levels[2].table_count);
+    assert_eq!(read_all(&engine), HOSTS * SCRAPES as usize);
+}

@@ -1,0 +1,112 @@
+//! The life of one database: what a seed makes happen to it.
+
+use std::time::Duration;
+
+use firn_engine::Lane;
+use firn_sim::Operation;
+
+use crate::world::{Failure, World};
+
+const STEPS: u64 = 60;
+const STEPS_SHORT: u64 = 14;
+
+/// A whole life with crashes, faults and restarts; the digest of all that was read.
+pub(crate) fn run(world: &mut World) -> Result<u64, Failure> {
+    world.open()?;
+    for _ in 0..STEPS {
+        step(world)?;
+    }
+    finish(world)
+}
+
+/// A life without chance faults that is crashed at one change.
+pub(crate) fn run_short(world: &mut World, crash_at: Option<u64>) -> Result<u64, Failure> {
+    if let Some(number) = crash_at {
+        world.sim.faults.crash_at(number);
+    }
+    world.open()?;
+    for idx in 0..STEPS_SHORT {
+        match idx {
+            4 | 9 => world.flush()?,
+            6 | 11 => settle(world)?,
+            7 => world.advance(Duration::from_secs(3_600)),
+            _ => world.write()?,
+        }
+    }
+    finish(world)
+}
+
+/// How many changes to disk and bucket the short life makes.
+pub(crate) fn count_changes(seed: u64) -> u64 {
+    let mut world = World::new(seed, None);
+    run_short(&mut world, None).expect("a life without faults");
+    world.sim.faults.change_count()
+}
+
+fn step(world: &mut World) -> Result<(), Failure> {
+    match world.rng.below(100) {
+        0..=44 => world.write(),
+        45..=54 => world.step(Lane::Head),
+        55..=66 => world.step(Lane::Tree),
+        67..=70 => world.flush(),
+        71..=76 => {
+            let minutes = world.rng.below(120);
+            world.advance(Duration::from_secs(minutes * 60));
+            Ok(())
+        }
+        77..=82 => world.verify(),
+        83..=84 => world.hold_snapshot(),
+        85..=87 => world.verify_held(),
+        88..=89 => {
+            let is_down = world.rng.chance(0.5);
+            world.set_slow_tier_down(is_down);
+            Ok(())
+        }
+        90..=93 => {
+            let operation = *world.rng.pick(&[
+                Operation::Sync,
+                Operation::Write,
+                Operation::Create,
+                Operation::Preallocate,
+                Operation::SyncDir,
+                Operation::Remove,
+                Operation::Put,
+            ]);
+            let nth = 1 + world.rng.below(3);
+            world.sim.faults.fail_nth(operation, nth);
+            Ok(())
+        }
+        94..=95 => {
+            // The power goes somewhere in the next operations, in the middle of whatever it is.
+            let number = world.sim.faults.change_count() + world.rng.below(30);
+            world.sim.faults.crash_at(number);
+            Ok(())
+        }
+        96 => world.fill_disk(),
+        97 => world.restart_cleanly(),
+        _ => world.crash(),
+    }
+}
+
+/// All work done, all faults over: everything is there, then once more after a crash.
+fn finish(world: &mut World) -> Result<u64, Failure> {
+    world.end_faults()?;
+    settle(world)?;
+    world.verify_held()?;
+    world.verify()?;
+    world.crash()?;
+    world.verify()?;
+    Ok(world.digest())
+}
+
+fn settle(world: &mut World) -> Result<(), Failure> {
+    for _ in 0..200 {
+        let before = world.work_done();
+        world.step(Lane::Head)?;
+        world.step(Lane::Tree)?;
+        if world.work_done() == before {
+            break;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,31 @@
+//! Mistakes made on purpose: each must be found within the seeds that a test run has.
+
+use firn_engine::Planted;
+
+use crate::life;
+use crate::world::World;
+
+const SEEDS_MAX: u64 = 2_000;
+
+#[test]
+fn every_planted_mistake_is_found() {
+    let mut missed = Vec::new();
+    for mistake in Planted::ALL {
+        match (0..SEEDS_MAX).find_map(|seed| found(seed, mistake)) {
+            Some((seed, how)) => println!("{mistake:?}: found by seed {seed}: {how}"),
+            None => missed.push(mistake),
+        }
+    }
+    assert!(missed.is_empty(), "{SEEDS_MAX} seeds do not find {missed:?}");
+}
+
+fn found(seed: u64, mistake: Planted) -> Option<(u64, String)> {
+    let mut world = World::new(seed, Some(mistake));
+    // A mistake may also break an assertion inside a room: that is found as well.
+    let life = std::panic::AssertUnwindSafe(|| life::run(&mut world));
+    match std::panic::catch_unwind(life) {
+        Ok(Ok(_)) => None,
+        Ok(Err(failure)) => Some((seed, failure.to_string())),
+        Err(_) => Some((seed, "an assertion inside the engine".into())),
+    }
+}

@@ -1,0 +1,484 @@
+//! The simulated world, the engine in it, and the plain map that it must agree with.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use firn_engine::{Engine, EngineOptions, Lane, Planted, RecoveryProgress, Snapshot, Step};
+use firn_model::{
+    Change, ChangeSink, Error, ErrorKind, Labels, RowBatch, STALE_NAN_BITS, Sample, TimeRange,
+    Timestamp,
+};
+use firn_sim::{Oracle, Rng, Seen, Sim};
+use parking_lot::Mutex;
+
+/// What the engine did that the plain map does not allow.
+#[derive(Debug)]
+pub(crate) struct Failure(String);
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// How often what happened, over all seeds.
+#[derive(Debug, Default)]
+pub(crate) struct Tally(BTreeMap<&'static str, u64>);
+
+/// What one write call puts into one group at one time: all there or all not.
+type Pieces = BTreeMap<(u64, Timestamp), BTreeMap<Labels, u64>>;
+
+pub(crate) struct World {
+    pub(crate) sim: Sim,
+    pub(crate) rng: Rng,
+    pub(crate) tally: Tally,
+    planted: Option<Planted>,
+    engine: Option<Arc<Engine>>,
+    oracle: Oracle,
+    held: Vec<(Snapshot, Seen)>,
+    changes: Arc<ToldChanges>,
+    digest: u64,
+    work_done: u64,
+    trace: bool,
+    /// A read in the middle of a flush saw something wrong.
+    torn: Arc<Mutex<Option<String>>>,
+}
+
+/// Remembers what the engine told before it made it visible.
+#[derive(Default)]
+struct ToldChanges(Mutex<BTreeSet<(u64, Timestamp)>>);
+
+impl ChangeSink for ToldChanges {
+    fn changed(&self, change: &Change) {
+        let mut told = self.0.lock();
+        for group in &change.groups {
+            told.insert((group.0, change.range.start));
+            told.insert((group.0, change.range.end));
+        }
+    }
+}
+
+impl Tally {
+    pub(crate) fn add(&mut self, other: &Tally) {
+        for (what, count) in &other.0 {
+            *self.0.entry(what).or_default() += count;
+        }
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.0.entry(what).or_default() += 1;
+    }
+
+    pub(crate) fn assert_everything_happened(&self) {
+        for what in [
+            "write acknowledged",
+            "write failed",
+            "crash",
+            "crash in the middle",
+            "clean restart",
+            "Convert",
+            "Flush",
+            "Tree",
+            "Garbage",
+            "held snapshot read",
+            "maintenance failed",
+            "disk full",
+            "slow tier down",
+        ] {
+            assert!(self.0.get(what).is_some_and(|&count| count > 0), "{what} never happened");
+        }
+    }
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, planted: Option<Planted>) -> World {
+        World {
+            sim: Sim::new(seed),
+            rng: Rng::new(seed ^ 0x5eed),
+            tally: Tally::default(),
+            planted,
+            engine: None,
+            oracle: Oracle::new(),
+            held: Vec::new(),
+            changes: Arc::default(),
+            digest: 0,
+            work_done: 0,
+            trace: false,
+            torn: Arc::default(),
+        }
+    }
+
+    pub(crate) fn trace_to_stdout(&mut self) {
+        self.trace = true;
+    }
+
+    pub(crate) fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    /// Pieces of background work that were done.
+    pub(crate) fn work_done(&self) -> u64 {
+        self.work_done
+    }
+
+    fn say(&self, what: impl FnOnce() -> String) {
+        if self.trace {
+            println!("{:>6} {}", self.sim.faults.change_count(), what());
+        }
+    }
+
+    fn options(&self) -> EngineOptions {
+        EngineOptions {
+            memory_bytes_max: 256 << 20,
+            shard_count: 4,
+            stream_count: 2,
+            log_segment_bytes: 8 << 10,
+            log_bytes_max: 64 << 10,
+            arena_bytes_max: 256,
+            head_bytes_max: 64 << 10,
+            flush_age_ms_max: 30 * 60_000,
+            hot_bytes_max: 2 << 10,
+            tree: firn_tree::TreeOptions {
+                block_bytes: 256,
+                table_bytes_max: 2 << 10,
+                ..Default::default()
+            },
+            planted: self.planted,
+            ..EngineOptions::default()
+        }
+    }
+
+    /// Opens the engine, through as many crashes as come in between.
+    pub(crate) fn open(&mut self) -> Result<(), Failure> {
+        for _ in 0..50 {
+            let opened = Engine::open(self.sim.env(), self.options(), &RecoveryProgress::default());
+            match opened {
+                Ok(engine) => return self.opened(engine),
+                Err(e) if is_power_loss(&e) => {
+                    self.tally.count("crash in the middle");
+                    self.say(|| "power goes while opening".into());
+                    self.sim.restart();
+                }
+                Err(e) if *e.kind() == ErrorKind::Unavailable => {
+                    self.say(|| format!("opening failed: {e}"));
+                    self.sim.faults.clear();
+                }
+                Err(e) => return Err(Failure(format!("open: {e:?}"))),
+            }
+        }
+        Err(Failure("the database does not open in 50 tries".into()))
+    }
+
+    fn opened(&mut self, engine: Arc<Engine>) -> Result<(), Failure> {
+        self.say(|| "opened".into());
+        let sink: Arc<dyn ChangeSink> = Arc::<ToldChanges>::clone(&self.changes);
+        engine.set_change_sink(sink).map_err(|e| Failure(e.to_string()))?;
+        let damage = &engine.stats().recovery.damage;
+        if !damage.is_empty() {
+            return Err(Failure(format!("recovery reports damage that nobody did: {damage:?}")));
+        }
+        if self.planted == Some(Planted::SourceDroppedBeforeView) {
+            self.watch_flushes(&engine);
+        }
+        self.engine = Some(engine);
+        self.compare(Oracle::settle)
+    }
+
+    /// Reads in the middle of every flush, as a query on another thread would.
+    fn watch_flushes(&self, engine: &Arc<Engine>) {
+        let weak = Arc::downgrade(engine);
+        let torn = Arc::clone(&self.torn);
+        let before: Mutex<usize> = Mutex::new(0);
+        engine.set_probe(Box::new(move || {
+            let Some(engine) = weak.upgrade() else { return };
+            let points = read_all(&engine.snapshot()).map_or(0, |seen| seen.sample_count());
+            let mut most = before.lock();
+            if points < *most {
+                *torn.lock() =
+                    Some(format!("{points} points in the middle of a flush, before {most}"));
+            }
+            *most = (*most).max(points);
+        }));
+    }
+
+    fn engine(&self) -> Arc<Engine> {
+        Arc::clone(self.engine.as_ref().expect("opened"))
+    }
+
+    /// Writes a batch of random rows.
+    pub(crate) fn write(&mut self) -> Result<(), Failure> {
+        let engine = self.engine();
+        let labels = self.some_labels();
+        let mut refs = Vec::new();
+        for resolved in engine.resolve(&labels) {
+            refs.push(resolved.map_err(|e| Failure(format!("resolve: {e:?}")))?);
+        }
+        let mut batch = RowBatch::default();
+        let mut pieces = Pieces::new();
+        let rows = 1 + self.rng.below(4);
+        for _ in 0..rows {
+            let ts = self.some_timestamp();
+            for (labels, &series) in labels.iter().zip(&refs) {
+                if self.rng.chance(0.8) {
+                    let value = self.some_value();
+                    batch.push(series, ts, f64::from_bits(value));
+                    let piece = pieces.entry((series.group.0, ts)).or_default();
+                    piece.insert(labels.clone(), value);
+                }
+            }
+        }
+        let count: usize = pieces.values().map(BTreeMap::len).sum();
+        let begun: Vec<_> = pieces.iter().map(|((_, ts), piece)| self.begin(*ts, piece)).collect();
+        match engine.write(&mut batch) {
+            Ok(report) => {
+                self.tally.count("write acknowledged");
+                self.say(|| format!("write of {count} points acknowledged"));
+                if report.written != count as u64 {
+                    return Err(Failure(format!("{report:?} for {count} points")));
+                }
+                begun.into_iter().for_each(|piece| self.oracle.acknowledge(piece));
+                self.check_told(&pieces)
+            }
+            Err(e) => {
+                self.tally.count("write failed");
+                self.say(|| format!("write of {count} points failed: {e}"));
+                self.after_error(&e)
+            }
+        }
+    }
+
+    fn begin(&mut self, ts: Timestamp, piece: &BTreeMap<Labels, u64>) -> firn_sim::PieceId {
+        let cell = |(labels, bits): (&Labels, &u64)| {
+            (labels.clone(), Sample { ts, value: f64::from_bits(*bits) })
+        };
+        self.oracle.begin(piece.iter().map(cell).collect())
+    }
+
+    /// Every acknowledged change was told before: to the ends of its shard's range.
+    fn check_told(&self, pieces: &Pieces) -> Result<(), Failure> {
+        let told = self.changes.0.lock();
+        for &(group, ts) in pieces.keys() {
+            let around = told.range((group, i64::MIN)..=(group, ts)).next_back().is_some()
+                && told.range((group, ts)..=(group, i64::MAX)).next().is_some();
+            if !around {
+                return Err(Failure(format!("group {group} at {ts} is visible but was not told")));
+            }
+        }
+        Ok(())
+    }
+
+    /// One piece of background work.
+    pub(crate) fn step(&mut self, lane: Lane) -> Result<(), Failure> {
+        let result = self.engine().step(lane);
+        self.work(result.map(|step| step.map(name_of)))
+    }
+
+    pub(crate) fn flush(&mut self) -> Result<(), Failure> {
+        let result = self.engine().flush();
+        self.work(result.map(|()| Some("Flush")))
+    }
+
+    fn work(&mut self, result: firn_model::Result<Option<&'static str>>) -> Result<(), Failure> {
+        if let Some(torn) = self.torn.lock().take() {
+            return Err(Failure(torn));
+        }
+        match result {
+            Ok(Some(what)) => {
+                self.say(|| what.into());
+                self.tally.count(what);
+                self.work_done += 1;
+                Ok(())
+            }
+            Ok(None) => Ok(()),
+            Err(e) => {
+                self.say(|| format!("maintenance failed: {e}"));
+                self.tally.count("maintenance failed");
+                self.after_error(&e)
+            }
+        }
+    }
+
+    fn after_error(&mut self, e: &Error) -> Result<(), Failure> {
+        if is_power_loss(e) && self.sim.faults.is_off() {
+            self.tally.count("crash in the middle");
+            return self.reopen();
+        }
+        match e.kind() {
+            ErrorKind::Unavailable | ErrorKind::Busy { .. } => Ok(()),
+            _ => Err(Failure(format!("an error that nobody caused: {e:?}"))),
+        }
+    }
+
+    pub(crate) fn advance(&mut self, duration: Duration) {
+        self.say(|| format!("{duration:?} pass"));
+        self.sim.clock.advance(duration);
+    }
+
+    pub(crate) fn set_slow_tier_down(&mut self, is_down: bool) {
+        if is_down {
+            self.tally.count("slow tier down");
+        }
+        self.say(|| format!("slow tier down: {is_down}"));
+        self.sim.bucket.set_down(is_down);
+    }
+
+    /// The disk is full for a few writes, then has room again.
+    pub(crate) fn fill_disk(&mut self) -> Result<(), Failure> {
+        self.tally.count("disk full");
+        self.say(|| "the disk is full".into());
+        self.sim.disk.set_capacity_bytes(0);
+        for _ in 0..3 {
+            self.write()?;
+        }
+        self.flush()?;
+        self.sim.disk.set_capacity_bytes(u64::MAX);
+        self.say(|| "the disk has room".into());
+        self.verify()
+    }
+
+    pub(crate) fn end_faults(&mut self) -> Result<(), Failure> {
+        self.sim.faults.clear();
+        self.sim.bucket.set_down(false);
+        self.sim.disk.set_capacity_bytes(u64::MAX);
+        // A first failure may still wait for its turn inside the engine: one write takes it.
+        self.write()
+    }
+
+    /// The power goes now.
+    pub(crate) fn crash(&mut self) -> Result<(), Failure> {
+        self.tally.count("crash");
+        self.say(|| "crash".into());
+        self.sim.crash();
+        self.reopen()
+    }
+
+    pub(crate) fn restart_cleanly(&mut self) -> Result<(), Failure> {
+        self.tally.count("clean restart");
+        self.say(|| "clean restart".into());
+        self.held.clear();
+        let closed = self.engine().close(true);
+        self.engine = None;
+        match closed {
+            Err(e) if is_power_loss(&e) => self.sim.restart(),
+            Ok(()) | Err(_) => {}
+        }
+        self.open()
+    }
+
+    fn reopen(&mut self) -> Result<(), Failure> {
+        self.held.clear();
+        self.engine = None;
+        self.sim.restart();
+        self.open()
+    }
+
+    /// Everything that can be read, against the plain map. What was read once must stay.
+    pub(crate) fn verify(&mut self) -> Result<(), Failure> {
+        self.compare(Oracle::check)
+    }
+
+    fn compare(
+        &mut self,
+        against: fn(&mut Oracle, &Seen) -> Result<(), String>,
+    ) -> Result<(), Failure> {
+        match read_all(&self.engine().snapshot()) {
+            Ok(seen) => {
+                self.digest = self.digest.rotate_left(7) ^ seen.digest();
+                against(&mut self.oracle, &seen).map_err(Failure)
+            }
+            Err(e) => {
+                self.say(|| format!("read failed: {e}"));
+                self.after_error(&e)
+            }
+        }
+    }
+
+    /// A query that stays open while everything below it moves.
+    pub(crate) fn hold_snapshot(&mut self) -> Result<(), Failure> {
+        let snapshot = self.engine().snapshot();
+        match read_all(&snapshot) {
+            Ok(points) => self.held.push((snapshot, points)),
+            Err(e) => return self.after_error(&e),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn verify_held(&mut self) -> Result<(), Failure> {
+        for (snapshot, before) in std::mem::take(&mut self.held) {
+            match read_all(&snapshot) {
+                Ok(now) if now == before => self.tally.count("held snapshot read"),
+                Ok(now) => {
+                    return Err(Failure(format!(
+                        "a held snapshot had {} points and has {} others now",
+                        before.sample_count(),
+                        now.sample_count()
+                    )));
+                }
+                Err(e) => return self.after_error(&e),
+            }
+        }
+        Ok(())
+    }
+
+    /// A scrape target's series, a device's, or one alone.
+    fn some_labels(&mut self) -> Vec<Labels> {
+        let target = self.rng.below(4);
+        let count = 1 + self.rng.below(6);
+        (0..count)
+            .map(|idx| {
+                let name = format!("m{}", (idx + self.rng.below(2)) % 8);
+                let instance = format!("host-{target}");
+                let alone = [("__name__", name.as_str()), ("only", instance.as_str())];
+                let grouped =
+                    [("__name__", name.as_str()), ("job", "sim"), ("instance", instance.as_str())];
+                let pairs = if target == 3 { &alone[..] } else { &grouped[..] };
+                Labels::from_pairs(pairs.iter().copied()).expect("valid labels")
+            })
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect()
+    }
+
+    /// Mostly now, sometimes late, sometimes very late; on a grid so that points meet.
+    fn some_timestamp(&mut self) -> Timestamp {
+        let now = self.sim.env().clock.now_ms();
+        let grid = 15_000;
+        let back = match self.rng.below(10) {
+            0..=6 => self.rng.below(8) as i64 * grid,
+            7 | 8 => self.rng.below(400) as i64 * grid,
+            _ => self.rng.below(40) as i64 * 3_600_000,
+        };
+        (now - back).div_euclid(grid) * grid
+    }
+
+    fn some_value(&mut self) -> u64 {
+        match self.rng.below(10) {
+            0..=5 => (self.rng.below(1_000) as f64 / 10.0).to_bits(),
+            6 => STALE_NAN_BITS,
+            7 => *self.rng.pick(&[0, 1 << 63, 1, f64::INFINITY.to_bits(), f64::MAX.to_bits()]),
+            _ => self.rng.next_u64(),
+        }
+    }
+}
+
+fn name_of(step: Step) -> &'static str {
+    match step {
+        Step::Convert => "Convert",
+        Step::Compress => "Compress",
+        Step::Flush => "Flush",
+        Step::Tree => "Tree",
+        Step::Garbage => "Garbage",
+        _ => "another step",
+    }
+}
+
+fn is_power_loss(e: &Error) -> bool {
+    *e.kind() == ErrorKind::Closed
+}
+
+/// Every sample of every series in one view.
+fn read_all(snapshot: &Snapshot) -> firn_model::Result<Seen> {
+    Seen::read(snapshot, &[], TimeRange::ALL)
+}

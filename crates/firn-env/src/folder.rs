@@ -1,0 +1,332 @@
+//! A bucket that is a folder: the slow tier when there is no object store.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use firn_model::{Error, Result};
+
+use crate::bucket::{check_key, corrupt_range};
+use crate::io_error::io_error;
+use crate::local::{make_dirs, sync_dir};
+use crate::{Bucket, ObjectInfo, PutMode, RangeRequest};
+
+/// What is ours and no object: half-written objects and the lock for putting.
+const OWN_FOLDER: &str = ".firn-bucket";
+
+/// A half-written object that is older than this belongs to a process that has died.
+const ABANDONED_AFTER: Duration = Duration::from_secs(3_600);
+
+/// Objects are files, the `/` of keys are folders. A key cannot be the prefix of another at a `/`
+/// (`a` and `a/b`), which no part of FirnDB needs.
+///
+/// A put writes a file beside the objects, syncs it, renames it over the key and syncs the folder:
+/// nobody ever sees half an object. The rename happens under a file lock, so that conditions hold
+/// between processes too. A version is the file's time of writing (set by us, to the nanosecond),
+/// its inode and its length.
+#[derive(Debug)]
+pub struct FolderBucket {
+    root: PathBuf,
+    put_count: AtomicU64,
+}
+
+impl FolderBucket {
+    /// The folder `root`; made, with its parents, if it is missing.
+    ///
+    /// # Errors
+    /// `Invalid` if it is a file, `Unavailable` if it cannot be made, with its path.
+    pub fn open(root: impl Into<PathBuf>) -> Result<FolderBucket> {
+        let bucket = FolderBucket { root: root.into(), put_count: AtomicU64::new(0) };
+        make_dirs(&bucket.root.join(OWN_FOLDER))?;
+        bucket.remove_abandoned();
+        Ok(bucket)
+    }
+
+    /// The folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    fn path(&self, key: &str) -> Result<PathBuf> {
+        check_key(key)?;
+        if key.split('/').next() == Some(OWN_FOLDER) {
+            return Err(Error::invalid(format!("{key}: {OWN_FOLDER} is the bucket's own folder")));
+        }
+        Ok(self.root.join(key))
+    }
+
+    /// Best effort: what stays is found next time.
+    fn remove_abandoned(&self) {
+        let is_abandoned = |path: &Path| {
+            let written = fs::metadata(path).and_then(|metadata| metadata.modified());
+            written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > ABANDONED_AFTER))
+        };
+        for entry in fs::read_dir(self.root.join(OWN_FOLDER)).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.extension().is_some_and(|ext| ext == "tmp") && is_abandoned(&path) {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+
+    fn read_range<'a>(
+        &self,
+        request: &'a RangeRequest,
+        files: &mut HashMap<&'a str, File>,
+    ) -> Result<Arc<[u8]>> {
+        let path = self.path(&request.key)?;
+        let file = match files.entry(&request.key) {
+            Entry::Occupied(open) => open.into_mut(),
+            Entry::Vacant(place) => {
+                place.insert(File::open(&path).map_err(|e| io_error("read", &path, e))?)
+            }
+        };
+        // Checked before memory is taken: the request may come from damaged metadata.
+        let bytes = file.metadata().map_err(|e| io_error("examine", &path, e))?.len();
+        if request.offset.checked_add(request.len).is_none_or(|end| end > bytes) {
+            return Err(corrupt_range(request, bytes));
+        }
+        let mut buf = vec![0; request.len as usize];
+        file.read_exact_at(&mut buf, request.offset).map_err(|e| io_error("read", &path, e))?;
+        Ok(Arc::from(buf))
+    }
+
+    /// Writes and syncs a file that is no object yet.
+    fn write_unnamed(&self, bytes: &[u8]) -> Result<PathBuf> {
+        let number = self.put_count.fetch_add(1, Ordering::Relaxed);
+        let now = SystemTime::now();
+        let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let name = format!("{}-{since:x}-{number}.tmp", std::process::id());
+        let path = self.root.join(OWN_FOLDER).join(name);
+        let write = || {
+            let mut file = OpenOptions::new().write(true).create_new(true).open(&path)?;
+            file.write_all(bytes)?;
+            file.set_modified(now)?;
+            file.sync_all()
+        };
+        match write() {
+            Ok(()) => Ok(path),
+            Err(error) => {
+                let _ = fs::remove_file(&path);
+                Err(io_error("write", &path, error))
+            }
+        }
+    }
+
+    /// Gives a written file its key if `mode` allows. One process at a time.
+    fn publish(&self, unnamed: &Path, key: &str, mode: &PutMode) -> Result<ObjectInfo> {
+        let path = self.path(key)?;
+        let folder = path.parent().unwrap_or(&self.root);
+        make_dirs(folder)?;
+        let _lock = self.lock()?;
+        let present = match fs::metadata(&path) {
+            Ok(metadata) if metadata.is_dir() => {
+                return Err(Error::invalid(format!("{key}: other objects lie below this key")));
+            }
+            Ok(metadata) => Some(version(&metadata)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(io_error("examine", &path, error)),
+        };
+        mode.check(key, present.as_deref())?;
+        fs::rename(unnamed, &path).map_err(|e| io_error("write", &path, e))?;
+        sync_dir(folder)?;
+        info(key, &path)
+    }
+
+    fn lock(&self) -> Result<File> {
+        let path = self.root.join(OWN_FOLDER).join("lock");
+        let mut options = OpenOptions::new();
+        let opened = options.write(true).create(true).truncate(false).open(&path);
+        let locked = opened.and_then(|file| file.lock().map(|()| file));
+        locked.map_err(|e| io_error("lock", &path, e))
+    }
+
+    /// Adds the objects below `folder`, whose key is `prefix` (with a `/` at its end, or empty).
+    fn collect(
+        &self,
+        folder: &Path,
+        prefix: &str,
+        wanted: &str,
+        found: &mut Vec<ObjectInfo>,
+    ) -> Result<()> {
+        let failed = |e| io_error("list", folder, e);
+        let entries = match fs::read_dir(folder) {
+            Ok(entries) => entries,
+            Err(error) if is_gone(&error) => return Ok(()),
+            Err(error) => return Err(failed(error)),
+        };
+        for entry in entries {
+            let entry = entry.map_err(failed)?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            if prefix.is_empty() && name == OWN_FOLDER {
+                continue;
+            }
+            let key = format!("{prefix}{name}");
+            // An object that is replaced or deleted meanwhile is there or is not: both are true.
+            let metadata = match entry.metadata() {
+                Ok(metadata) => metadata,
+                Err(error) if is_gone(&error) => continue,
+                Err(error) => return Err(failed(error)),
+            };
+            if metadata.is_dir() {
+                let below = format!("{key}/");
+                if below.starts_with(wanted) || wanted.starts_with(&below) {
+                    self.collect(&entry.path(), &below, wanted, found)?;
+                }
+            } else if key.starts_with(wanted) {
+                let (bytes, version) = (metadata.len(), version(&metadata));
+                found.push(ObjectInfo { key, bytes, version });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Bucket for FolderBucket {
+    fn get_ranges(&self, requests: &[RangeRequest]) -> Vec<Result<Arc<[u8]>>> {
+        // Local reads are as quick one after the other; each file is opened once.
+        let mut files: HashMap<&str, File> = HashMap::new();
+        let mut answers = Vec::with_capacity(requests.len());
+        for request in requests {
+            answers.push(self.read_range(request, &mut files));
+        }
+        answers
+    }
+
+    fn put(&self, key: &str, bytes: Arc<[u8]>, mode: PutMode) -> Result<ObjectInfo> {
+        self.path(key)?;
+        let unnamed = self.write_unnamed(&bytes)?;
+        let published = self.publish(&unnamed, key, &mode);
+        if published.is_err() {
+            // Nothing to remove if the rename was done and only its sync failed.
+            let _ = fs::remove_file(&unnamed);
+        }
+        published
+    }
+
+    fn head(&self, key: &str) -> Result<ObjectInfo> {
+        info(key, &self.path(key)?)
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<ObjectInfo>> {
+        let mut found = Vec::new();
+        self.collect(&self.root, "", prefix, &mut found)?;
+        found.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+        Ok(found)
+    }
+
+    fn delete(&self, keys: &[String]) -> Result<()> {
+        let mut folders = Vec::new();
+        for key in keys {
+            let path = self.path(key)?;
+            match fs::remove_file(&path) {
+                Ok(()) => folders.push(path.parent().unwrap_or(&self.root).to_owned()),
+                Err(error) if is_gone(&error) => {}
+                Err(error) => return Err(io_error("delete", &path, error)),
+            }
+        }
+        folders.sort_unstable();
+        folders.dedup();
+        folders.iter().try_for_each(|folder| sync_dir(folder))
+    }
+}
+
+fn info(key: &str, path: &Path) -> Result<ObjectInfo> {
+    let metadata = fs::metadata(path).map_err(|e| io_error("examine", path, e))?;
+    if metadata.is_dir() {
+        return Err(Error::not_found(format!("{key}: no such object, a folder has that name")));
+    }
+    Ok(ObjectInfo { key: key.to_owned(), bytes: metadata.len(), version: version(&metadata) })
+}
+
+fn version(metadata: &fs::Metadata) -> String {
+    let (seconds, ns) = (metadata.mtime(), metadata.mtime_nsec());
+    format!("{seconds:x}.{ns:09}-{:x}-{:x}", metadata.ino(), metadata.len())
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use firn_model::ErrorKind;
+
+    use super::*;
+    use crate::conformance;
+
+    fn bucket() -> (tempfile::TempDir, FolderBucket) {
+        let folder = tempfile::tempdir().unwrap();
+        let bucket = FolderBucket::open(folder.path().join("slow")).unwrap();
+        (folder, bucket)
+    }
+
+    #[test]
+    fn a_folder_keeps_the_rules_of_the_seam() {
+        let (_folder, bucket) = bucket();
+        conformance::check_bucket(&bucket);
+        let left = fs::read_dir(bucket.root().join(OWN_FOLDER)).unwrap().count();
+        assert_eq!(left, 1, "only the lock stays");
+    }
+
+    #[test]
+    fn two_handles_are_one_bucket_and_one_create_wins() {
+        let (_folder, bucket) = bucket();
+        let other = FolderBucket::open(bucket.root()).unwrap();
+        let barrier = Barrier::new(8);
+        let wins: usize = std::thread::scope(|scope| {
+            let racers: Vec<_> = (0..8u8)
+                .map(|racer| {
+                    let bucket = if racer % 2 == 0 { &bucket } else { &other };
+                    let barrier = &barrier;
+                    scope.spawn(move || {
+                        barrier.wait();
+                        let put = bucket.put("m/1", Arc::from([racer]), PutMode::Create);
+                        assert!(put.is_ok() || put.unwrap_err().kind() == &ErrorKind::Conflict);
+                        bucket.get_ranges(&[RangeRequest {
+                            key: "m/1".to_owned(),
+                            offset: 0,
+                            len: 1,
+                        }])[0]
+                            .as_ref()
+                            .is_ok_and(|bytes| bytes[0] == racer)
+                    })
+                })
+                .collect();
+            racers.into_iter().map(|racer| usize::from(racer.join().unwrap())).sum()
+        });
+        assert_eq!(wins, 1);
+    }
+
+    #[test]
+    fn own_files_are_no_objects_and_no_key_reaches_outside() {
+        let (_folder, bucket) = bucket();
+        assert!(bucket.list("").unwrap().is_empty());
+        for key in ["", "/etc/passwd", "../x", "a//b", ".firn-bucket/lock"] {
+            let error = bucket.put(key, Arc::from([]), PutMode::Overwrite).unwrap_err();
+            assert_eq!(error.kind(), &ErrorKind::Invalid, "{key}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_a_dead_process_left_is_removed_after_an_hour() {
+        let (_folder, bucket) = bucket();
+        let [old, young] = ["1-1-1.tmp", "1-1-2.tmp"].map(|name| {
+            let path = bucket.root().join(OWN_FOLDER).join(name);
+            File::create(&path).unwrap();
+            path
+        });
+        let hours_ago = SystemTime::now() - 2 * ABANDONED_AFTER;
+        OpenOptions::new().write(true).open(&old).unwrap().set_modified(hours_ago).unwrap();
+        FolderBucket::open(bucket.root()).unwrap();
+        assert!(!old.exists() && young.exists());
+    }
+}

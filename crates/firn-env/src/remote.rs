@@ -1,0 +1,489 @@
+//! A bucket in an object store: Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure
+//! Blob Storage. The one place below the server where there is async code; callers block.
+//!
+//! What failed for a moment is tried again inside, with growing pauses, until the request's time is
+//! over. A put with a condition is sent once: if it were sent again after a lost answer, it would
+//! find its own object and report a conflict that nobody caused. After `Unavailable` the caller reads
+//! back what is there, and knows its own object by a writer's mark inside.
+
+mod fetch;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use bytes::Bytes;
+use firn_model::{Error, ErrorKind, Result};
+use futures_util::StreamExt;
+use futures_util::future::{join_all, try_join_all};
+use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStoreExt, PutOptions, PutPayload, PutResult, UpdateVersion};
+use tokio::runtime::Runtime;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::bucket::{check_key, corrupt_range};
+use crate::{Bucket, ObjectInfo, PutMode, RangeRequest};
+use fetch::Fetch;
+use store::Stores;
+
+/// Larger puts without a condition go up in parts, in parallel, so that a lost connection costs one
+/// part. 8 MiB: over S3's least of 5 MiB, under a second on a slow uplink of 100 Mbit/s.
+const PART_BYTES: usize = 8 << 20;
+
+/// Added to a call's time for what it moves: a slower line than this cannot feed a database anyway.
+const BYTES_PER_SECOND_MIN: u64 = 1 << 20;
+
+/// No call waits longer, whatever it moves, so that times cannot overflow.
+const LIMIT_MAX: Duration = Duration::from_secs(24 * 3_600);
+
+/// What stores answer, inside XML, when it is the bucket that is missing.
+const NO_BUCKET_CODES: [&str; 2] = ["<Code>NoSuchBucket", "<Code>ContainerNotFound"];
+
+/// Requests and their sockets need little of our own time; two threads keep TLS off the caller's.
+const THREAD_COUNT: usize = 2;
+
+/// How a remote bucket behaves.
+#[derive(Clone, Debug)]
+pub struct RemoteOptions {
+    /// When a call is given up with `Unavailable`, retries and waiting for its turn included. Reads
+    /// and puts have 1 s more for each MiB, a listing and a deletion have it for each page.
+    pub give_up_ms: u64,
+    /// Reads in flight at most; writes have a quarter as many of their own, so that an upload does
+    /// not hold up queries.
+    pub request_count_max: usize,
+}
+
+impl Default for RemoteOptions {
+    fn default() -> RemoteOptions {
+        // S3 answers in 30 to 100 ms, so 32 in flight are 300 to 1,000 reads a second.
+        RemoteOptions { give_up_ms: 30_000, request_count_max: 32 }
+    }
+}
+
+/// Objects below one prefix of one bucket of an object store.
+pub struct RemoteBucket {
+    shared: Arc<Shared>,
+    /// `Some` until dropped.
+    runtime: Option<Runtime>,
+}
+
+struct Shared {
+    url: String,
+    stores: Stores,
+    prefix: Path,
+    give_up: Duration,
+    read_permits: Semaphore,
+    write_permits: Semaphore,
+}
+
+impl RemoteBucket {
+    /// The bucket behind `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`, with
+    /// credentials, region and endpoint from the usual environment variables (`AWS_ACCESS_KEY_ID`,
+    /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT`, `AWS_ALLOW_HTTP`, `GOOGLE_*`,
+    /// `AZURE_*`), else from the machine it runs on. Sends nothing yet.
+    ///
+    /// # Errors
+    /// `Invalid` for a URL or a variable that makes no sense.
+    pub fn from_url(url: &str, options: &RemoteOptions) -> Result<RemoteBucket> {
+        let variables = std::env::vars_os();
+        let variables = variables.filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        });
+        RemoteBucket::open(url, variables, options)
+    }
+
+    /// As [`RemoteBucket::from_url`] with variables from elsewhere than the environment.
+    ///
+    /// # Errors
+    /// `Invalid` for a URL or a variable that makes no sense.
+    pub fn open(
+        url: &str,
+        variables: impl IntoIterator<Item = (String, String)>,
+        options: &RemoteOptions,
+    ) -> Result<RemoteBucket> {
+        let give_up = Duration::from_millis(options.give_up_ms.max(1));
+        let (stores, prefix) = store::open(url, variables, give_up)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREAD_COUNT)
+            .thread_name("firn-remote")
+            .enable_all()
+            .build()
+            .map_err(|e| {
+                Error::unavailable(format!("cannot start threads for {url}")).because(e)
+            })?;
+        let request_count_max = options.request_count_max.clamp(4, Semaphore::MAX_PERMITS);
+        let shared = Shared {
+            url: url.trim_end_matches('/').to_owned(),
+            stores,
+            prefix,
+            give_up,
+            read_permits: Semaphore::new(request_count_max),
+            write_permits: Semaphore::new(request_count_max / 4),
+        };
+        Ok(RemoteBucket { shared: Arc::new(shared), runtime: Some(runtime) })
+    }
+
+    /// Blocks until `work` is done on the bucket's own threads. Also right on a thread of another
+    /// async runtime, where waiting inside tokio would panic.
+    fn run<T, F>(&self, work: impl FnOnce(Arc<Shared>) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + Send + 'static,
+    {
+        let stopped = || Error::internal(format!("{}: the request's task died", self.shared.url));
+        let runtime = self.runtime.as_ref().ok_or_else(stopped)?;
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let work = work(Arc::clone(&self.shared));
+        runtime.spawn(async move { sender.send(work.await) });
+        receiver.recv().map_err(|_| stopped())
+    }
+}
+
+impl Bucket for RemoteBucket {
+    fn get_ranges(&self, requests: &[RangeRequest]) -> Vec<Result<Arc<[u8]>>> {
+        let fetches = fetch::plan(requests);
+        let requests: Arc<[RangeRequest]> = Arc::from(requests);
+        let count = requests.len();
+        let done = self.run(|shared| async move {
+            let lens = fetches.iter().map(|fetch| fetch.end - fetch.start);
+            let deadline = shared.deadline(lens.fold(0, u64::saturating_add));
+            let fetched = fetches.into_iter().map(|fetch| shared.fetch(fetch, &requests, deadline));
+            let fetched = join_all(fetched);
+            let mut answers: Vec<_> = fetched.await.into_iter().flatten().collect();
+            answers.sort_unstable_by_key(|answer| answer.0);
+            answers.into_iter().map(|answer| answer.1).collect()
+        });
+        done.unwrap_or_else(|e| (0..count).map(|_| Err(Error::internal(e.to_string()))).collect())
+    }
+
+    fn put(&self, key: &str, bytes: Arc<[u8]>, mode: PutMode) -> Result<ObjectInfo> {
+        check_key(key)?;
+        let key = key.to_owned();
+        self.run(|shared| async move { shared.put(&key, Bytes::from_owner(bytes), mode).await })?
+    }
+
+    fn head(&self, key: &str) -> Result<ObjectInfo> {
+        check_key(key)?;
+        let key = key.to_owned();
+        self.run(|shared| async move { shared.head(&key, shared.deadline(0)).await })?
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<ObjectInfo>> {
+        let prefix = prefix.to_owned();
+        self.run(|shared| async move { shared.list(&prefix).await })?
+    }
+
+    fn delete(&self, keys: &[String]) -> Result<()> {
+        let keys = keys.to_vec();
+        self.run(|shared| async move { shared.delete(keys).await })?
+    }
+}
+
+impl Drop for RemoteBucket {
+    fn drop(&mut self) {
+        // Waiting for the threads would panic on a thread of another async runtime.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl fmt::Debug for RemoteBucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The stores hold credentials.
+        f.debug_struct("RemoteBucket").field("url", &self.shared.url).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Each answer with the index of its request.
+    async fn fetch(
+        &self,
+        fetch: Fetch,
+        requests: &[RangeRequest],
+        deadline: Instant,
+    ) -> Vec<(usize, Result<Arc<[u8]>>)> {
+        if let [only] = fetch.members[..] {
+            return vec![(only, self.fetch_one(&requests[only], deadline).await)];
+        }
+        let (offset, len) = (fetch.start, fetch.end - fetch.start);
+        let whole = RangeRequest { key: fetch.key, offset, len };
+        match self.fetch_one(&whole, deadline).await {
+            Ok(bytes) => {
+                let cut = |idx: usize| {
+                    let start = (requests[idx].offset - offset) as usize;
+                    (idx, Ok(Arc::from(&bytes[start..start + requests[idx].len as usize])))
+                };
+                fetch.members.into_iter().map(cut).collect()
+            }
+            // Only some of them reach past the end.
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => {
+                let alone = fetch.members.into_iter().map(|idx| async move {
+                    (idx, self.fetch_one(&requests[idx], deadline).await)
+                });
+                join_all(alone).await
+            }
+            Err(error) => {
+                let same = || Err(Error::new(error.kind().clone(), error.to_string()));
+                fetch.members.into_iter().map(|idx| (idx, same())).collect()
+            }
+        }
+    }
+
+    async fn fetch_one(&self, request: &RangeRequest, deadline: Instant) -> Result<Arc<[u8]>> {
+        let location = self.location(&request.key)?;
+        let end = request.offset.checked_add(request.len);
+        if let Some(end) = end.filter(|&end| end > request.offset) {
+            let get = self.stores.retrying.get_range(&location, request.offset..end);
+            match self.read(deadline, "read", &request.key, get).await {
+                Ok(bytes) if bytes.len() as u64 == request.len => return Ok(Arc::from(&bytes[..])),
+                // Too short, or refused: perhaps because it reaches past the end.
+                Ok(_) => {}
+                Err(error) if error.kind() == &ErrorKind::NotFound => return Err(error),
+                Err(error) => match self.head(&request.key, deadline).await {
+                    Ok(info) if info.bytes < end => return Err(corrupt_range(request, info.bytes)),
+                    _ => return Err(error),
+                },
+            }
+        }
+        // An empty range is legal up to the object's end, but stores refuse it.
+        let info = self.head(&request.key, deadline).await?;
+        if request.len == 0 && request.offset <= info.bytes {
+            return Ok(Arc::from([]));
+        }
+        Err(corrupt_range(request, info.bytes))
+    }
+
+    async fn put(&self, key: &str, bytes: Bytes, mode: PutMode) -> Result<ObjectInfo> {
+        let location = self.location(key)?;
+        let byte_count = bytes.len() as u64;
+        let deadline = self.deadline(byte_count);
+        let result = if mode == PutMode::Overwrite && bytes.len() > PART_BYTES {
+            self.put_parts(key, &location, bytes, deadline).await
+        } else {
+            let (store, mode) = match mode {
+                PutMode::Overwrite => (&self.stores.retrying, object_store::PutMode::Overwrite),
+                PutMode::Create => (&self.stores.once, object_store::PutMode::Create),
+                PutMode::IfVersion(version) => {
+                    let update = self.update_version(key, version, deadline).await?;
+                    (&self.stores.once, object_store::PutMode::Update(update))
+                }
+            };
+            let payload = PutPayload::from_bytes(bytes);
+            let put = store.put_opts(&location, payload, PutOptions::from(mode));
+            self.write(deadline, "write", key, put).await
+        };
+        match result {
+            Ok(put) => Ok(ObjectInfo {
+                key: key.to_owned(),
+                bytes: byte_count,
+                version: put.e_tag.or(put.version).unwrap_or_default(),
+            }),
+            // A store that misses something at a put misses the bucket.
+            Err(error) if error.kind() == &ErrorKind::NotFound => {
+                Err(Error::unavailable(self.no_bucket()).because(error))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn put_parts(
+        &self,
+        key: &str,
+        location: &Path,
+        bytes: Bytes,
+        deadline: Instant,
+    ) -> Result<PutResult> {
+        let start = self.stores.retrying.put_multipart(location);
+        let mut upload = self.write(deadline, "write", key, start).await?;
+        let parts: Vec<_> = (0..bytes.len())
+            .step_by(PART_BYTES)
+            .map(|start| bytes.slice(start..bytes.len().min(start + PART_BYTES)))
+            .map(|part| upload.put_part(PutPayload::from_bytes(part)))
+            .map(|part| self.write(deadline, "write", key, part))
+            .collect();
+        let done = match try_join_all(parts).await {
+            Ok(_) => self.write(deadline, "write", key, upload.complete()).await,
+            Err(error) => Err(error),
+        };
+        if done.is_err() {
+            // Parts without an end cost money until the store's own rules remove them.
+            let _ = timeout(self.give_up, upload.abort()).await;
+        }
+        done
+    }
+
+    /// What the store compares. Google's compares generations, which only a `head` tells.
+    async fn update_version(
+        &self,
+        key: &str,
+        version: String,
+        deadline: Instant,
+    ) -> Result<UpdateVersion> {
+        if !self.stores.compares_generations {
+            return Ok(UpdateVersion { e_tag: Some(version), version: None });
+        }
+        let location = self.location(key)?;
+        let head = self.stores.retrying.head(&location);
+        let meta = match self.read(deadline, "examine", key, head).await {
+            Ok(meta) => Some(meta),
+            Err(error) if error.kind() == &ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        let present = meta.as_ref().map(version_of);
+        PutMode::IfVersion(version).check(key, present.as_deref())?;
+        let (e_tag, version) = meta.map_or((None, None), |meta| (meta.e_tag, meta.version));
+        Ok(UpdateVersion { e_tag, version })
+    }
+
+    async fn head(&self, key: &str, deadline: Instant) -> Result<ObjectInfo> {
+        let location = self.location(key)?;
+        let head = self.stores.retrying.head(&location);
+        let meta = self.read(deadline, "examine", key, head).await?;
+        Ok(ObjectInfo { key: key.to_owned(), bytes: meta.size, version: version_of(&meta) })
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<ObjectInfo>> {
+        // Stores list by whole parts of a key, so the last, perhaps partial one is ours to compare.
+        let folder = prefix.rsplit_once('/').map_or("", |parts| parts.0);
+        let location = if folder.is_empty() { self.prefix.clone() } else { self.location(folder)? };
+        let mut metas = self.stores.retrying.list(Some(&location));
+        let mut found = Vec::new();
+        loop {
+            // Most of these are served from a page that is already here.
+            let next = async { metas.next().await.transpose() };
+            let what = format!("{prefix}*");
+            let Some(meta) = self.read(self.deadline(0), "list", &what, next).await? else { break };
+            if let Some(key) = self.key(&meta.location).filter(|key| key.starts_with(prefix)) {
+                found.push(ObjectInfo { key, bytes: meta.size, version: version_of(&meta) });
+            }
+        }
+        found.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+        Ok(found)
+    }
+
+    async fn delete(&self, keys: Vec<String>) -> Result<()> {
+        let locations: Vec<Path> =
+            keys.iter().map(|key| self.location(key)).collect::<Result<_>>()?;
+        let locations = futures_util::stream::iter(locations.into_iter().map(Ok)).boxed();
+        let mut deleted = self.stores.retrying.delete_stream(locations);
+        let what = match &keys[..] {
+            [] => return Ok(()),
+            [only] => only.clone(),
+            [first, ..] => format!("{first} and {} more", keys.len() - 1),
+        };
+        loop {
+            let next = async { deleted.next().await.transpose() };
+            match self.write(self.deadline(0), "delete", &what, next).await {
+                Ok(None) => return Ok(()),
+                Ok(Some(_)) => {}
+                Err(error) if error.kind() == &ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// When a call that moves so many bytes and begins now is given up.
+    fn deadline(&self, byte_count: u64) -> Instant {
+        let moving = Duration::from_secs(byte_count / BYTES_PER_SECOND_MIN);
+        Instant::now() + self.give_up.saturating_add(moving).min(LIMIT_MAX)
+    }
+
+    async fn read<T>(
+        &self,
+        deadline: Instant,
+        verb: &str,
+        key: &str,
+        request: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T> {
+        self.in_turn(&self.read_permits, deadline, verb, key, request).await
+    }
+
+    async fn write<T>(
+        &self,
+        deadline: Instant,
+        verb: &str,
+        key: &str,
+        request: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T> {
+        self.in_turn(&self.write_permits, deadline, verb, key, request).await
+    }
+
+    async fn in_turn<T>(
+        &self,
+        permits: &Semaphore,
+        deadline: Instant,
+        verb: &str,
+        key: &str,
+        request: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T> {
+        let permitted = async {
+            // The semaphore is never closed, so there always is a permit in the end.
+            let _permit = permits.acquire().await;
+            request.await
+        };
+        match timeout_at(deadline, permitted).await {
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(error)) => Err(self.boundary(verb, key, error)),
+            Err(_) => Err(Error::unavailable(format!(
+                "cannot {verb} {key} in {}: no answer within {} ms; check the endpoint, the \
+                 network and the credentials",
+                self.url,
+                self.give_up.as_millis()
+            ))),
+        }
+    }
+
+    fn location(&self, key: &str) -> Result<Path> {
+        check_key(key)?;
+        let whole = match self.prefix.as_ref() {
+            "" => key.to_owned(),
+            prefix => format!("{prefix}/{key}"),
+        };
+        Path::parse(whole)
+            .map_err(|e| Error::invalid(format!("{key:?} is no key of an object")).because(e))
+    }
+
+    /// The key without our prefix.
+    fn key(&self, location: &Path) -> Option<String> {
+        let rest = location.as_ref().strip_prefix(self.prefix.as_ref())?;
+        Some(rest.strip_prefix('/').unwrap_or(rest).to_owned())
+    }
+
+    fn boundary(&self, verb: &str, key: &str, error: object_store::Error) -> Error {
+        use object_store::Error as Store;
+        let what = format!("cannot {verb} {key} in {}", self.url);
+        let text = error.to_string();
+        let boundary = match &error {
+            // A missing bucket must not look like a missing object.
+            _ if NO_BUCKET_CODES.iter().any(|code| text.contains(code)) => {
+                Error::unavailable(format!("{what}: {}", self.no_bucket()))
+            }
+            Store::NotFound { .. } => Error::not_found(what),
+            Store::AlreadyExists { .. } | Store::Precondition { .. } => {
+                Error::new(ErrorKind::Conflict, what)
+            }
+            Store::InvalidPath { .. } => Error::invalid(what),
+            Store::PermissionDenied { .. } | Store::Unauthenticated { .. } => Error::unavailable(
+                format!("{what}: the store refuses our credentials, check them and their rights"),
+            ),
+            _ => Error::unavailable(what),
+        };
+        boundary.because(error)
+    }
+
+    fn no_bucket(&self) -> String {
+        format!("{}: is there such a bucket? create it first", self.url)
+    }
+}
+
+/// All stores give entity tags; the rest is for those that may come.
+fn version_of(meta: &ObjectMeta) -> String {
+    let fallback = || format!("{}-{}", meta.last_modified.timestamp_millis(), meta.size);
+    meta.e_tag.clone().or_else(|| meta.version.clone()).unwrap_or_else(fallback)
+}

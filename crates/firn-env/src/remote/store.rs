@@ -1,0 +1,183 @@
+//! From a URL and environment variables to a client of the right kind.
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use firn_model::{Error, Result};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::path::Path;
+use object_store::{BackoffConfig, ClientConfigKey, ObjectStore, RetryConfig};
+
+/// Two clients of one bucket.
+pub(super) struct Stores {
+    /// For what may be sent twice.
+    pub(super) retrying: Arc<dyn ObjectStore>,
+    /// For what must not.
+    pub(super) once: Arc<dyn ObjectStore>,
+    /// Whether conditions compare generations (Google) rather than entity tags.
+    pub(super) compares_generations: bool,
+}
+
+/// How one client behaves.
+struct Tuning {
+    retry: RetryConfig,
+    request_timeout: Duration,
+    connect_timeout: Duration,
+}
+
+/// Bucket, variables with names in lower case, behaviour.
+type Build = fn(&str, &[(String, String)], Tuning) -> Result<Arc<dyn ObjectStore>>;
+
+/// Both clients of the bucket that `url` names, and the prefix of all its keys.
+pub(super) fn open(
+    url: &str,
+    variables: impl IntoIterator<Item = (String, String)>,
+    give_up: Duration,
+) -> Result<(Stores, Path)> {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    if bucket.is_empty() || bucket.contains('@') {
+        return Err(Error::invalid(format!(
+            "{url} names no bucket: write it as {scheme}://bucket/prefix"
+        )));
+    }
+    let prefix = Path::parse(prefix.trim_matches('/'))
+        .map_err(|e| Error::invalid(format!("{url}: the prefix is no key")).because(e))?;
+    let build: Build = match scheme {
+        "s3" | "s3a" => s3,
+        "gs" => google,
+        "az" | "azure" => azure,
+        _ => {
+            return Err(Error::invalid(format!(
+                "{url}: only s3://, gs:// and az:// are object stores that FirnDB knows"
+            )));
+        }
+    };
+    let variables: Vec<(String, String)> =
+        variables.into_iter().map(|(name, value)| (name.to_ascii_lowercase(), value)).collect();
+    let stores = Stores {
+        retrying: build(bucket, &variables, Tuning::retrying(give_up))?,
+        once: build(bucket, &variables, Tuning::once(give_up))?,
+        compares_generations: scheme == "gs",
+    };
+    Ok((stores, prefix))
+}
+
+impl Tuning {
+    /// The last try begins at two thirds of the time that a call has in all and lasts one third, so
+    /// that a cause is known when it is over.
+    fn retrying(give_up: Duration) -> Tuning {
+        let backoff = BackoffConfig {
+            init_backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_secs(5),
+            base: 2.0,
+        };
+        Tuning {
+            retry: RetryConfig { backoff, max_retries: 10, retry_timeout: give_up * 2 / 3 },
+            request_timeout: give_up / 3,
+            connect_timeout: (give_up / 3).min(Duration::from_secs(5)),
+        }
+    }
+
+    /// The caller's limit, which depends on how much is sent, is the one that counts.
+    fn once(give_up: Duration) -> Tuning {
+        let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+        let request_timeout = Duration::from_secs(3_600);
+        Tuning {
+            retry,
+            request_timeout,
+            connect_timeout: Tuning::retrying(give_up).connect_timeout,
+        }
+    }
+
+    fn settings(&self) -> [(ClientConfigKey, String); 2] {
+        let ms = |duration: Duration| format!("{} ms", duration.as_millis().max(1));
+        [
+            (ClientConfigKey::Timeout, ms(self.request_timeout)),
+            (ClientConfigKey::ConnectTimeout, ms(self.connect_timeout)),
+        ]
+    }
+}
+
+fn s3(
+    bucket: &str,
+    variables: &[(String, String)],
+    tuning: Tuning,
+) -> Result<Arc<dyn ObjectStore>> {
+    refuse_silent_http(variables)?;
+    let mut builder = AmazonS3Builder::new();
+    for (key, value) in known::<AmazonS3ConfigKey>(variables, &["aws_"]) {
+        builder = builder.with_config(key, value);
+    }
+    for (key, value) in tuning.settings() {
+        builder = builder.with_config(AmazonS3ConfigKey::Client(key), value);
+    }
+    let built = builder.with_bucket_name(bucket).with_retry(tuning.retry).build();
+    Ok(Arc::new(built.map_err(|e| unusable("s3", bucket, "AWS_*", e))?))
+}
+
+fn google(
+    bucket: &str,
+    variables: &[(String, String)],
+    tuning: Tuning,
+) -> Result<Arc<dyn ObjectStore>> {
+    let mut builder = GoogleCloudStorageBuilder::new();
+    for (key, value) in known::<GoogleConfigKey>(variables, &["google_", "service_account"]) {
+        builder = builder.with_config(key, value);
+    }
+    for (key, value) in tuning.settings() {
+        builder = builder.with_config(GoogleConfigKey::Client(key), value);
+    }
+    let built = builder.with_bucket_name(bucket).with_retry(tuning.retry).build();
+    Ok(Arc::new(built.map_err(|e| unusable("gs", bucket, "GOOGLE_*", e))?))
+}
+
+fn azure(
+    bucket: &str,
+    variables: &[(String, String)],
+    tuning: Tuning,
+) -> Result<Arc<dyn ObjectStore>> {
+    let mut builder = MicrosoftAzureBuilder::new();
+    for (key, value) in known::<AzureConfigKey>(variables, &["azure_", "identity_", "msi_"]) {
+        builder = builder.with_config(key, value);
+    }
+    for (key, value) in tuning.settings() {
+        builder = builder.with_config(AzureConfigKey::Client(key), value);
+    }
+    let built = builder.with_container_name(bucket).with_retry(tuning.retry).build();
+    Ok(Arc::new(built.map_err(|e| unusable("az", bucket, "AZURE_*", e))?))
+}
+
+/// The variables that a client knows. Others of the same prefix belong to other programs.
+fn known<K: FromStr>(
+    variables: &[(String, String)],
+    prefixes: &[&str],
+) -> impl Iterator<Item = (K, String)> {
+    let ours = variables.iter().filter(|variable| {
+        prefixes.iter().any(|prefix| variable.0.starts_with(prefix)) && !variable.1.is_empty()
+    });
+    ours.filter_map(|(name, value)| Some((name.parse().ok()?, value.clone())))
+}
+
+/// The client would only say so at the first request, deep in a chain of causes.
+fn refuse_silent_http(variables: &[(String, String)]) -> Result<()> {
+    let value = |name: &str| variables.iter().find(|variable| variable.0 == name).map(|v| &*v.1);
+    let endpoint = value("aws_endpoint_url").or(value("aws_endpoint")).unwrap_or_default();
+    let allowed = value("aws_allow_http").is_some_and(|v| matches!(v, "true" | "1" | "TRUE"));
+    if endpoint.starts_with("http://") && !allowed {
+        return Err(Error::invalid(format!(
+            "AWS_ENDPOINT is {endpoint}, which is not encrypted: set AWS_ALLOW_HTTP=true or use https"
+        )));
+    }
+    Ok(())
+}
+
+fn unusable(scheme: &str, bucket: &str, variables: &str, error: object_store::Error) -> Error {
+    Error::invalid(format!(
+        "{scheme}://{bucket} cannot be used as configured, check the variables {variables}"
+    ))
+    .because(error)
+}

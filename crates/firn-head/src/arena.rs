@@ -1,0 +1,214 @@
+//! Active rows of one shard: appended, never changed, no object and no allocation per series.
+//!
+//! A row stands as `varint step back to the group's row before (0 = none), varint length * 2 +
+//! hidden, row bytes`; a page table of `u32` per group points at the group's last row. Readers
+//! follow the steps back, skip what is not visible to them, and decode forward. The first row of a
+//! group in an arena is whole, so an arena explains itself.
+//!
+//! Source: ByteSeries 3.2.1 (active segment: an append-only array per shard); the rows are ours.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use firn_codec::varint::take_varint;
+use firn_codec::{GroupColumns, RowState, RowsToColumns, SeqRange, Slots, decode_row};
+use firn_model::{Reservation, Result, Slot, TimeRange, Timestamp, encode_varint};
+use parking_lot::Mutex;
+
+use crate::growing::{FIRST_BUCKET_BYTES, Growing};
+use crate::payload::Local;
+use crate::words::{BLOCK_BYTES, Words};
+
+/// Groups per page: 1 KiB, so that a shard with few active groups stays small.
+const PAGE_GROUPS: usize = 256;
+/// Step and length of a row: two varints of 32 and 33 bits.
+pub(crate) const ROW_HEADER_BYTES_MAX: usize = 5 + 5;
+
+/// What an arena with its first row may hold.
+pub(crate) const ARENA_BYTES_MIN: usize =
+    size_of::<Arena>() + BLOCK_BYTES + PAGE_GROUPS * 4 + 2 * FIRST_BUCKET_BYTES;
+
+/// The rows of one generation of a shard.
+///
+/// Written under the shard's lock, read without any.
+pub(crate) struct Arena {
+    words: Words,
+    /// Per group: where its last row starts, plus one; 0 = no row. Stored with release after the
+    /// row's bytes, so whoever loads it with acquire may read the row and all before it.
+    chains: Growing<AtomicU32>,
+    /// What it holds, given back when the last reader lets go.
+    pub(crate) held: Mutex<Reservation>,
+}
+
+/// Where a row goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewRow<'a> {
+    pub(crate) local: Local,
+    pub(crate) bytes: &'a [u8],
+    /// Only there to explain later rows: its values are not read.
+    pub(crate) hidden: bool,
+}
+
+/// Buffers of a reader, reused from group to group.
+#[derive(Default)]
+pub(crate) struct ReadBuffers {
+    found: Vec<Found>,
+    row: Vec<u8>,
+    cells: Vec<(Slot, f64)>,
+    state: RowState,
+    columns: RowsToColumns,
+}
+
+impl Arena {
+    pub(crate) fn new(held: Reservation) -> Arena {
+        Arena { words: Words::new(), chains: Growing::new(PAGE_GROUPS), held: Mutex::new(held) }
+    }
+
+    /// Bytes that it holds.
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        (size_of::<Arena>() + self.words.heap_bytes() + self.chains.heap_bytes()) as u64
+    }
+
+    /// Whether the group has a row here, visible or not.
+    pub(crate) fn has_group(&self, local: Local) -> bool {
+        self.last(local, Ordering::Relaxed) != 0
+    }
+
+    /// Appends a row at `end`; returns the new end. Only the writer calls this, with `end` as the
+    /// call before returned it. `scratch` is any buffer.
+    pub(crate) fn append(&self, end: u32, row: NewRow<'_>, scratch: &mut Vec<u8>) -> u32 {
+        let last = &self.chains.get_or_make(page(row.local))[place(row.local)];
+        let before = last.load(Ordering::Relaxed);
+        let step = if before == 0 { 0 } else { end + 1 - before };
+        scratch.clear();
+        encode_varint(u64::from(step), scratch);
+        encode_varint((row.bytes.len() as u64) << 1 | u64::from(row.hidden), scratch);
+        scratch.extend_from_slice(row.bytes);
+        self.words.write(end as usize, scratch);
+        last.store(end + 1, Ordering::Release);
+        end + scratch.len() as u32
+    }
+
+    /// The smallest group from `from` on that has a row, visible or not.
+    pub(crate) fn next_group(&self, from: Local) -> Option<Local> {
+        let mut from = from as usize;
+        while from / PAGE_GROUPS < self.chains.block_end() {
+            if let Some(page) = self.chains.get(from / PAGE_GROUPS) {
+                let mut rest = page[from % PAGE_GROUPS..].iter();
+                if let Some(at) = rest.position(|last| last.load(Ordering::Acquire) != 0) {
+                    return Some((from + at) as Local);
+                }
+            }
+            from = (from / PAGE_GROUPS + 1) * PAGE_GROUPS;
+        }
+        None
+    }
+
+    /// Whether the group has a row before `visible`.
+    pub(crate) fn has_row(&self, local: Local, visible: u32) -> Result<bool> {
+        let mut at = self.last(local, Ordering::Acquire);
+        while at > visible {
+            at = self.header(at - 1)?.0.map_or(0, |start| start + 1);
+        }
+        Ok(at != 0)
+    }
+
+    /// The group's values of `slots` in `range` from rows before `visible`.
+    ///
+    /// # Errors
+    /// `Corrupt` if a row is none; it passed the log's checksum, so that is a bug.
+    pub(crate) fn read(
+        &self,
+        local: Local,
+        visible: u32,
+        (slots, range): (Slots<'_>, TimeRange),
+        seq: SeqRange,
+        buffers: &mut ReadBuffers,
+    ) -> Result<GroupColumns> {
+        let read = self.read_rows(local, visible, (slots, range), buffers);
+        let columns = buffers.columns.finish(seq);
+        read.map(|()| columns)
+    }
+
+    /// Decodes the group's rows into `buffers.columns`.
+    fn read_rows(
+        &self,
+        local: Local,
+        visible: u32,
+        (slots, range): (Slots<'_>, TimeRange),
+        buffers: &mut ReadBuffers,
+    ) -> Result<()> {
+        let ReadBuffers { found, row, cells, state, columns } = buffers;
+        self.find_rows(local, visible, found)?;
+        *state = RowState::new();
+        for found in found.iter().rev() {
+            let mut bytes = self.words.read(found.start as usize, found.len as usize, row);
+            cells.clear();
+            let ts = decode_row(state, &mut bytes, |slot, value| {
+                if !found.hidden && slots.contains(slot) {
+                    cells.push((slot, value));
+                }
+            })?;
+            push_cells(ts, range, cells, columns);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn last(&self, local: Local, ordering: Ordering) -> u32 {
+        self.chains.get(page(local)).map_or(0, |page| page[place(local)].load(ordering))
+    }
+
+    /// The group's visible rows, last row first.
+    fn find_rows(&self, local: Local, visible: u32, rows: &mut Vec<Found>) -> Result<()> {
+        rows.clear();
+        let mut next = self.last(local, Ordering::Acquire).checked_sub(1);
+        while let Some(start) = next {
+            let (before, row) = self.header(start)?;
+            if start < visible {
+                rows.push(row);
+            }
+            next = before;
+        }
+        Ok(())
+    }
+
+    /// The row at `start`, and where the group's row before it starts.
+    #[inline]
+    fn header(&self, start: u32) -> Result<(Option<u32>, Found)> {
+        let bytes = self.words.peek(start as usize).to_le_bytes();
+        let mut input = bytes.as_slice();
+        let step = take_varint(&mut input, "active row step")? as u32;
+        let len = take_varint(&mut input, "active row length")?;
+        let header_bytes = (bytes.len() - input.len()) as u32;
+        debug_assert!(step <= start, "a step back of {step} at {start}");
+        let before = if step == 0 { None } else { start.checked_sub(step) };
+        let (hidden, len) = (len & 1 != 0, (len >> 1) as u32);
+        Ok((before, Found { start: start + header_bytes, len, hidden }))
+    }
+}
+
+/// Where a row's bytes are.
+struct Found {
+    start: u32,
+    len: u32,
+    hidden: bool,
+}
+
+const _: () = assert!(ROW_HEADER_BYTES_MAX <= 16, "one peek has a row's whole header");
+
+#[inline]
+fn push_cells(ts: Timestamp, range: TimeRange, cells: &[(Slot, f64)], columns: &mut RowsToColumns) {
+    if range.contains(ts) {
+        cells.iter().for_each(|&(slot, value)| columns.push(ts, slot, value));
+    }
+}
+
+#[inline]
+fn page(local: Local) -> usize {
+    local as usize / PAGE_GROUPS
+}
+
+#[inline]
+fn place(local: Local) -> usize {
+    local as usize % PAGE_GROUPS
+}

@@ -1,0 +1,119 @@
+//! Rows of one commit become a payload: whole where a group has no row yet under the present stamp,
+//! a difference from the group's last row elsewhere.
+
+use firn_codec::encode_row;
+use firn_model::{CommitSeq, Reservation, ShardBits, ShardRows, TimeRange};
+
+use crate::payload::{Local, encode_header, encode_payload_row};
+use crate::states::States;
+
+/// Buffers over this are given back when an arena is sealed.
+const BUFFER_BYTES_KEPT: usize = 64 << 10;
+
+/// One shard's encoder.
+///
+/// Everything that makes differences impossible (a new log segment, a new arena, an abandoned
+/// payload) changes its stamp, and so makes every group's next row whole, without touching a group.
+pub(crate) struct Encoder {
+    states: States,
+    /// What the states and buffers hold.
+    pub(crate) held: Reservation,
+    /// Never 0, which no group's state has been written under.
+    stamp: u32,
+    /// The stamp when the present arena was opened.
+    arena_stamp: u32,
+    /// The log segment that payloads go to.
+    segment: Option<u64>,
+    payload: Vec<u8>,
+    row: Vec<u8>,
+    pending: Option<Pending>,
+}
+
+/// A payload that was encoded and is neither staged nor abandoned yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pending {
+    pub(crate) seq: CommitSeq,
+    pub(crate) segment: u64,
+}
+
+impl Encoder {
+    pub(crate) fn new(held: Reservation) -> Encoder {
+        Encoder {
+            states: States::default(),
+            held,
+            stamp: 1,
+            arena_stamp: 1,
+            segment: None,
+            payload: Vec::new(),
+            row: Vec::new(),
+            pending: None,
+        }
+    }
+
+    /// Whether payloads went to `segment` until now.
+    pub(crate) fn is_in(&self, segment: u64) -> bool {
+        self.segment == Some(segment)
+    }
+
+    /// Payloads go to `segment` from now on; each group's first row there is whole.
+    pub(crate) fn enter(&mut self, segment: u64) {
+        self.segment = Some(segment);
+        self.restart();
+    }
+
+    /// Each group's next row is whole.
+    pub(crate) fn restart(&mut self) {
+        self.pending = None;
+        self.stamp += 1;
+    }
+
+    /// A new arena was opened: each group's next row is whole, and groups without a row in the arena
+    /// before are forgotten.
+    pub(crate) fn enter_arena(&mut self) {
+        self.restart();
+        self.states.forget_before(self.arena_stamp);
+        self.arena_stamp = self.stamp;
+        self.payload.shrink_to(BUFFER_BYTES_KEPT);
+    }
+
+    /// Encodes `rows` of commit `seq`. A payload that is still pending counts as abandoned.
+    pub(crate) fn encode(&mut self, seq: CommitSeq, rows: ShardRows<'_>, bits: ShardBits) -> &[u8] {
+        if self.pending.is_some() {
+            self.restart();
+        }
+        let segment = self.segment.expect("a log segment was entered before rows are encoded");
+        let Encoder { states, stamp, payload, row, .. } = self;
+        let cells = rows.cells();
+        payload.clear();
+        let range = cells.iter().fold(TimeRange::EMPTY, |range, cell| range.extend(cell.ts));
+        encode_header(range, payload);
+        let mut before: Local = 0;
+        for piece in rows.pieces() {
+            let local = Local::try_from(bits.local(piece.group)).expect("groups are dense");
+            row.clear();
+            let known = states.with(local, *stamp, |state, known| {
+                encode_row(state, !known, piece.ts, piece.cells, row);
+                known
+            });
+            encode_payload_row(local - before, !known, row, payload);
+            before = local;
+        }
+        self.pending = Some(Pending { seq, segment });
+        &self.payload
+    }
+
+    /// Takes the pending payload out; give its buffer back with [`Encoder::put_buffer`].
+    pub(crate) fn take_pending(&mut self) -> Option<(Pending, Vec<u8>)> {
+        self.pending.take().map(|pending| (pending, std::mem::take(&mut self.payload)))
+    }
+
+    /// Gives a payload's buffer back for the next one.
+    pub(crate) fn put_buffer(&mut self, payload: Vec<u8>) {
+        self.payload = payload;
+    }
+
+    /// Bytes that it holds.
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        self.states.heap_bytes() + (self.payload.capacity() + self.row.capacity()) as u64
+    }
+}

@@ -1,0 +1,194 @@
+//! What is flushed, and what becomes of its memory: it stays hot until the space is wanted.
+//!
+//! Source: Heracles 3.2 (soft line: flushed blocks go on serving queries; hard line: the oldest time
+//! range is given back first). Here a reader's `Arc` does what its epochs do.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+use firn_codec::GroupColumns;
+use firn_model::{
+    CommitSeq, GroupId, LogPosition, Pool, Result, ShardBits, ShardId, TimeRange, Timestamp,
+};
+
+use crate::part::{Part, PartWalk};
+use crate::payload::Local;
+use crate::shard::Shard;
+
+/// What [`crate::Head::seal_all`] found staged: before a flush is planned the log must be durable up
+/// to these positions, and the rows published.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SealMarks {
+    /// Shards with staged rows, and the position of the last of them.
+    pub marks: Vec<(ShardId, LogPosition)>,
+}
+
+/// All parts that no flush has had yet. Nothing changes until [`crate::Head::flushed`].
+pub struct FlushJob {
+    bits: ShardBits,
+    pub(crate) shards: Vec<ShardFlush>,
+}
+
+/// One shard's share of a flush.
+pub(crate) struct ShardFlush {
+    pub(crate) shard: ShardId,
+    parts: Vec<Arc<Part>>,
+    /// The last generation that is flushed after this.
+    last: u64,
+    through: LogPosition,
+    /// Where the oldest row stood that was staged only, when the flush was planned.
+    undecided: Option<LogPosition>,
+}
+
+impl FlushJob {
+    pub(crate) fn new(bits: ShardBits, shards: Vec<ShardFlush>) -> Option<FlushJob> {
+        let any = shards.iter().any(|shard| !shard.parts.is_empty());
+        any.then_some(FlushJob { bits, shards })
+    }
+
+    /// Every group with all its values, groups rising over all shards: what a table writer wants.
+    /// One group is decoded at a time.
+    ///
+    /// # Errors
+    /// An item is `Corrupt` if memory is not what was written: a bug.
+    pub fn chunks(&self) -> impl Iterator<Item = Result<(GroupId, GroupColumns)>> + '_ {
+        let mut walks = Vec::new();
+        let mut failed = None;
+        for (idx, shard) in self.shards.iter().enumerate() {
+            match PartWalk::new(shard.parts.iter().map(|part| &**part)) {
+                Ok(walk) => walks.push((shard.shard, walk)),
+                Err(error) => {
+                    failed = Some(error);
+                    walks.truncate(idx);
+                    break;
+                }
+            }
+        }
+        let mut next: BinaryHeap<Reverse<(Local, usize)>> = walks
+            .iter()
+            .enumerate()
+            .filter_map(|(idx, (_, walk))| walk.peek().map(|local| Reverse((local, idx))))
+            .collect();
+        std::iter::from_fn(move || {
+            if let Some(error) = failed.take() {
+                next.clear();
+                return Some(Err(error));
+            }
+            // Shards stand in the low bits of a group, so (local, shard) is the order of groups.
+            while let Some(Reverse((_, idx))) = next.pop() {
+                let (shard, walk) = &mut walks[idx];
+                let taken = walk.take();
+                next.extend(walk.peek().map(|local| Reverse((local, idx))));
+                match taken {
+                    Ok(Some((local, columns))) if !columns.is_empty() => {
+                        return Some(Ok((self.bits.group(*shard, u64::from(local)), columns)));
+                    }
+                    Ok(_) => {}
+                    Err(error) => {
+                        next.clear();
+                        return Some(Err(error));
+                    }
+                }
+            }
+            None
+        })
+    }
+
+    /// Whether it has every row that was staged when `marks` were taken and was not rolled back. If
+    /// not, some writer has yet to publish or to roll back: the log's floor must stay, plan again.
+    pub fn covers(&self, marks: &SealMarks) -> bool {
+        let undecided = |shard: ShardId| {
+            self.shards.iter().find(|flush| flush.shard == shard).and_then(|flush| flush.undecided)
+        };
+        marks.marks.iter().all(|&(shard, mark)| undecided(shard).is_none_or(|at| at > mark))
+    }
+
+    /// For every shard the log position up to which its rows are flushed once this job is: in it, or
+    /// in an earlier one.
+    pub fn through(&self) -> impl Iterator<Item = (ShardId, LogPosition)> + '_ {
+        self.shards.iter().map(|shard| (shard.shard, shard.through))
+    }
+
+    /// The smallest range that holds all timestamps.
+    pub fn time_range(&self) -> TimeRange {
+        self.parts().fold(TimeRange::EMPTY, |range, part| range.union(part.range))
+    }
+
+    /// Rows (pieces as they came in).
+    pub fn row_count(&self) -> u64 {
+        self.parts().map(|part| part.row_count).sum()
+    }
+
+    /// Bytes of memory that turn hot.
+    pub fn memory_bytes(&self) -> u64 {
+        self.parts().map(Part::heap_bytes).sum()
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &Part> {
+        self.shards.iter().flat_map(|shard| shard.parts.iter().map(|part| &**part))
+    }
+}
+
+/// A flushed part, for choosing what to give back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct HotPart {
+    pub(crate) range_end: Timestamp,
+    pub(crate) shard: ShardId,
+    pub(crate) first: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Shard {
+    /// Everything unflushed that no longer changes.
+    pub(crate) fn plan_flush(&mut self) -> ShardFlush {
+        let parts = self.parts.unflushed().to_vec();
+        let (last, through) = match parts.last() {
+            Some(part) => (part.last, part.through),
+            None => (0, self.parts.flushed_through),
+        };
+        self.parts.flush_last = last;
+        ShardFlush { shard: self.id, parts, last, through, undecided: self.undecided() }
+    }
+
+    /// The parts of `flush` turn hot, in whatever form they are now.
+    pub(crate) fn flushed(&mut self, flush: &ShardFlush) {
+        let count = self.parts.list.partition_point(|part| part.last <= flush.last);
+        for part in self.parts.list.iter().take(count).skip(self.parts.hot_count) {
+            part.move_to(Pool::Hot, self.budget.empty(Pool::Hot));
+        }
+        self.parts.hot_count = self.parts.hot_count.max(count);
+        self.parts.flushed_through = self.parts.flushed_through.max(flush.through);
+    }
+
+    /// The flushed parts.
+    pub(crate) fn hot_parts(&self) -> impl Iterator<Item = HotPart> + '_ {
+        self.parts.hot().iter().map(|part| HotPart {
+            range_end: part.range.end,
+            shard: self.id,
+            first: part.first,
+            bytes: part.heap_bytes(),
+        })
+    }
+
+    /// Lets a flushed part go; readers that have it keep it. Returns its bytes, 0 if it is not there.
+    pub(crate) fn recycle(&mut self, first: u64) -> u64 {
+        let Some(idx) = self.parts.hot().iter().position(|part| part.first == first) else {
+            return 0;
+        };
+        let part = Arc::make_mut(&mut self.parts.list).remove(idx);
+        self.parts.hot_count -= 1;
+        let next = CommitSeq(part.seq.max.0.saturating_add(1));
+        self.complete_since = self.complete_since.max(Some(next));
+        part.heap_bytes()
+    }
+}
+
+impl std::fmt::Debug for FlushJob {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FlushJob")
+            .field("rows", &self.row_count())
+            .field("range", &self.time_range())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,279 @@
+//! The head: all shards behind one small surface.
+
+use firn_model::{
+    Budget, CommitSeq, LogPosition, Reservation, Result, RowBatch, ShardId, ShardRows,
+};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::convert::{ConvertEdit, ConvertJob};
+use crate::flush::{FlushJob, HotPart, SealMarks};
+use crate::options::HeadOptions;
+use crate::replay::ReplayedRows;
+use crate::shard::Shard;
+use crate::snapshot::HeadSnapshot;
+use crate::{arena, payload, words};
+
+/// Recent rows of all groups, in memory.
+///
+/// Locks: one per shard, never two at once, never held over I/O or while decoding. A writer takes
+/// its shard's through [`Head::shard`]; everything else takes it for a moment.
+pub struct Head {
+    options: HeadOptions,
+    shards: Box<[Mutex<Shard>]>,
+}
+
+/// The one writer of a shard. Dropping it without [`ShardWriter::stage`] abandons what was encoded.
+pub struct ShardWriter<'a> {
+    shard: MutexGuard<'a, Shard>,
+}
+
+/// What the head holds at a moment; shards are asked one after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeadStats {
+    /// Visible unflushed rows (pieces as they came in).
+    pub row_count: u64,
+    /// Bytes of arenas, growing ones and those that wait for conversion.
+    pub arena_bytes: u64,
+    /// How many sealed arenas wait for conversion.
+    pub arena_count_waiting: u64,
+    /// Bytes of unflushed segments.
+    pub segment_bytes: u64,
+    /// How many unflushed segments there are.
+    pub segment_count: u64,
+    /// Bytes of encoder states and buffers.
+    pub state_bytes: u64,
+    /// Bytes of flushed parts that go on serving queries.
+    pub hot_bytes: u64,
+}
+
+/// The most bytes that writing `rows` may add to the head: what to reserve in
+/// [`firn_model::Pool::Head`] before anything is logged. What is not needed is given back when the
+/// rows are staged.
+pub fn bound_bytes_of(rows: ShardRows<'_>) -> u64 {
+    // A payload buffer, the arena, a state; a group of many members has 10 bytes a slot and its
+    // vectors may grow to twice that.
+    const PIECE: usize = payload::ROW_HEADER_BYTES_MAX + arena::ROW_HEADER_BYTES_MAX + 160;
+    const CELL: usize = 20;
+    let pieces = rows.pieces().map(|piece| {
+        2 * firn_codec::row_bytes_max(piece.cells.len()) + PIECE + CELL * piece.cells.len()
+    });
+    (arena::ARENA_BYTES_MIN + words::BLOCK_BYTES + pieces.sum::<usize>()) as u64
+}
+
+/// [`bound_bytes_of`] for all shards of a batch.
+///
+/// # Panics
+/// If the batch is not sorted.
+pub fn bound_bytes(batch: &RowBatch) -> u64 {
+    batch.by_shard().map(bound_bytes_of).sum()
+}
+
+impl Head {
+    /// An empty head.
+    pub fn new(options: HeadOptions, budget: Budget) -> Head {
+        let shard_count = options.shard_bits.shard_count();
+        let shard =
+            |id| Mutex::new(Shard::new(ShardId(id as u16), options.clone(), budget.clone()));
+        Head { shards: (0..shard_count).map(shard).collect(), options }
+    }
+
+    /// What it was made with.
+    pub fn options(&self) -> &HeadOptions {
+        &self.options
+    }
+
+    /// Locks a shard for writing.
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    pub fn shard(&self, shard: ShardId) -> ShardWriter<'_> {
+        ShardWriter { shard: self.shards[usize::from(shard.0)].lock() }
+    }
+
+    /// The rows that were staged at `through`, and those staged before them for the same log segment,
+    /// become visible. Called once the log is durable up to there. If another writer has published
+    /// them already, nothing happens. Rows of older log segments are left to their own writers: the
+    /// log may have lost them.
+    pub fn publish(&self, shard: ShardId, through: LogPosition) {
+        self.lock(shard).publish(through);
+    }
+
+    /// Drops staged rows of `shard` after the log failed: those in log segment `segment` or an older
+    /// one that are behind `durable`, up to where the log is durable. They never become visible, and
+    /// every group's next row is whole. Rows up to `durable` go on waiting for their writers to
+    /// publish them, rows that were staged for a later segment are not touched: each of the writers
+    /// that failed may call this, in any order.
+    pub fn rollback(&self, shard: ShardId, segment: u64, durable: LogPosition) {
+        self.lock(shard).rollback(segment, durable);
+    }
+
+    /// Takes in a payload that the log gives back; its rows are visible at once if `apply`, else only
+    /// the base of later ones. Payloads of a shard come in order of position, from the start of a log
+    /// segment on, and before any row is encoded. Rows are moved, not decoded: some 15 ns each.
+    ///
+    /// # Errors
+    /// `Corrupt` or `Invalid` if it is no payload. None of it is visible then, and the shard goes on
+    /// as after [`Head::lost`].
+    pub fn replay(
+        &self,
+        shard: ShardId,
+        seq: CommitSeq,
+        payload: &[u8],
+        position: LogPosition,
+        segment: u64,
+        apply: bool,
+    ) -> Result<ReplayedRows> {
+        self.lock(shard).replay(seq, payload, position, segment, apply)
+    }
+
+    /// The log has a hole here: of each group of `shard` only a whole row is accepted next.
+    /// [`ReplayedRows::refused_count`] counts what is refused.
+    pub fn lost(&self, shard: ShardId) {
+        self.lock(shard).seal();
+    }
+
+    /// A frozen view of all visible rows. Costs a short lock and a few pointers per shard. Plain
+    /// inserts into several shards are not atomic with it: each row piece is.
+    pub fn snapshot(&self) -> HeadSnapshot {
+        let views = self.shards.iter().map(|shard| shard.lock().view());
+        HeadSnapshot::new(self.options.shard_bits, views)
+    }
+
+    /// Arenas that wait to become columns, from the shard where most wait. One job a shard at a time;
+    /// `None` if nothing is to be done.
+    pub fn plan_convert(&self) -> Option<ConvertJob> {
+        let jobs = self.shards.iter().filter_map(|shard| shard.lock().plan_convert());
+        jobs.max_by_key(ConvertJob::input_bytes)
+    }
+
+    /// Small segments that want to be merged and packed harder.
+    pub fn plan_compress(&self) -> Option<ConvertJob> {
+        let plan = |shard: &Mutex<Shard>| shard.lock().plan_compress(self.options.segment_fan_in);
+        self.shards.iter().filter_map(plan).max_by_key(ConvertJob::input_bytes)
+    }
+
+    /// Swaps the outcome of a conversion in. Returns `false` if its inputs have gone or were flushed
+    /// apart meanwhile: nothing has changed then, and nothing is lost.
+    pub fn apply_convert(&self, edit: ConvertEdit) -> bool {
+        self.lock(edit.shard).apply_convert(edit)
+    }
+
+    /// Seals every arena, staged rows included: the first step of a flush. The second is to make
+    /// [`SealMarks::marks`] durable and to publish them, the third [`Head::plan_flush`].
+    ///
+    /// Whatever was appended to a stream of the log before this call is in the job if that covers the
+    /// marks ([`FlushJob::covers`]), so the stream's end from before the call is then its floor after
+    /// the flush.
+    pub fn seal_all(&self) -> SealMarks {
+        let marks = self.shards.iter().filter_map(|shard| {
+            let mut shard = shard.lock();
+            shard.seal_for_flush().map(|position| (shard.id, position))
+        });
+        SealMarks { marks: marks.collect() }
+    }
+
+    /// Everything that is sealed, published and not flushed; `None` if there is nothing. One flush at
+    /// a time: planning another gives the one before up.
+    pub fn plan_flush(&self) -> Option<FlushJob> {
+        let shards = self.shards.iter().map(|shard| shard.lock().plan_flush()).collect();
+        FlushJob::new(self.options.shard_bits, shards)
+    }
+
+    /// The tables of `job` are in the tree's version: its memory turns hot. It goes on serving
+    /// queries; what is over [`HeadOptions::hot_bytes_max`] is given back, oldest time first.
+    pub fn flushed(&self, job: &FlushJob) {
+        for flush in &job.shards {
+            self.lock(flush.shard).flushed(flush);
+        }
+        let hot_bytes: u64 = self.hot_parts().iter().map(|part| part.bytes).sum();
+        let over = hot_bytes.saturating_sub(self.options.hot_bytes_max);
+        if over > 0 {
+            self.recycle(over);
+        }
+    }
+
+    /// Gives at least `bytes` of hot memory back, or all there is, oldest time first. Returns how
+    /// much; memory that a snapshot still reaches follows when that is dropped.
+    pub fn recycle(&self, bytes: u64) -> u64 {
+        let mut hot = self.hot_parts();
+        hot.sort_unstable();
+        let mut freed = 0;
+        for part in hot {
+            if freed >= bytes {
+                break;
+            }
+            freed += self.lock(part.shard).recycle(part.first);
+        }
+        freed
+    }
+
+    /// What it holds.
+    pub fn stats(&self) -> HeadStats {
+        let mut stats = HeadStats::default();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let (open_bytes, open_rows) = shard.open_usage();
+            stats.arena_bytes += open_bytes;
+            stats.row_count += open_rows;
+            stats.state_bytes += shard.state_bytes();
+            stats.hot_bytes += shard.parts.hot().iter().map(|part| part.heap_bytes()).sum::<u64>();
+            for part in shard.parts.unflushed() {
+                stats.row_count += part.row_count;
+                let (bytes, count) = match part.is_rows() {
+                    true => (&mut stats.arena_bytes, &mut stats.arena_count_waiting),
+                    false => (&mut stats.segment_bytes, &mut stats.segment_count),
+                };
+                *bytes += part.heap_bytes();
+                *count += 1;
+            }
+        }
+        stats
+    }
+
+    fn hot_parts(&self) -> Vec<HotPart> {
+        let mut hot = Vec::new();
+        self.shards.iter().for_each(|shard| hot.extend(shard.lock().hot_parts()));
+        hot
+    }
+
+    fn lock(&self, shard: ShardId) -> MutexGuard<'_, Shard> {
+        self.shards[usize::from(shard.0)].lock()
+    }
+}
+
+impl ShardWriter<'_> {
+    /// Encodes `rows`, all of this shard, as commit `seq`; the bytes are the log entry's payload.
+    /// `segment` is the log segment that they go to: each group's first row in one is whole, so that a
+    /// log segment explains itself. Call it again if the log has rotated meanwhile.
+    pub fn encode(&mut self, seq: CommitSeq, rows: ShardRows<'_>, segment: u64) -> &[u8] {
+        debug_assert!(rows.shard == self.shard.id, "rows of another shard");
+        self.shard.encode(seq, rows, segment)
+    }
+
+    /// What was encoded last is in the log at `position`: its rows go into the arena, not visible
+    /// before [`Head::publish`]. What they take is taken from `reserved` ([`bound_bytes`]), the rest
+    /// is given back.
+    ///
+    /// # Panics
+    /// If nothing was encoded since the last call.
+    pub fn stage(&mut self, position: LogPosition, reserved: Reservation) {
+        self.shard.stage(position, reserved);
+    }
+
+    /// What was encoded last did not get into the log.
+    pub fn abandon(&mut self) {
+        self.shard.abandon();
+    }
+}
+
+impl std::fmt::Debug for Head {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Head").field("shards", &self.shards.len()).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for ShardWriter<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ShardWriter").field("shard", &self.shard.id.0).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,443 @@
+//! Shard: one lock, one arena that grows, the groups that hash to it.
+//!
+//! Rows go encode -> (log) -> stage -> publish. Staged rows are in the arena behind the visible mark;
+//! publishing moves the mark. What no longer changes is a part; parts are replaced as a whole list, so
+//! a reader that holds the list is never disturbed.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use firn_codec::SeqRange;
+use firn_model::{
+    Budget, CommitSeq, Error, LogPosition, Pool, Reservation, Result, ShardId, ShardRows, TimeRange,
+};
+
+use crate::arena::{Arena, NewRow};
+use crate::encoder::Encoder;
+use crate::options::HeadOptions;
+use crate::part::{Form, Part};
+use crate::payload::Payload;
+use crate::replay::ReplayedRows;
+use crate::snapshot::ShardView;
+
+/// Offsets in an arena have 32 bits; a payload and its headers fit behind this.
+const ARENA_BYTES_MAX: usize = 3 << 30;
+
+/// The state of one shard, behind its lock.
+pub(crate) struct Shard {
+    pub(crate) id: ShardId,
+    pub(crate) budget: Budget,
+    options: HeadOptions,
+    pub(crate) parts: Parts,
+    /// Arenas with rows that may yet become visible, oldest first; the last one grows.
+    open: VecDeque<OpenArena>,
+    /// What was appended to the log and is not published, in order of position.
+    staged: VecDeque<Staged>,
+    encoder: Encoder,
+    /// The log segment that replay is in.
+    replay_segment: Option<u64>,
+    /// Where the first row that came into memory since the start is from, or later if rows were
+    /// given back.
+    pub(crate) complete_since: Option<CommitSeq>,
+    scratch: Vec<u8>,
+}
+
+/// A shard's parts, oldest first; the first `hot_count` are flushed.
+pub(crate) struct Parts {
+    pub(crate) list: Arc<Vec<Arc<Part>>>,
+    pub(crate) hot_count: usize,
+    /// The last generation of a flush that was planned.
+    pub(crate) flush_last: u64,
+    /// Where the last flushed row stands in the log.
+    pub(crate) flushed_through: LogPosition,
+    /// Shared with the one conversion that is under way.
+    pub(crate) converting: Arc<()>,
+}
+
+/// An arena and how much of it may be seen.
+pub(crate) struct OpenArena {
+    generation: u64,
+    pub(crate) arena: Arc<Arena>,
+    end: u32,
+    row_count: u64,
+    group_count: u64,
+    staged_count: usize,
+    pub(crate) seen: Seen,
+}
+
+/// The visible rows of an arena.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen {
+    /// Rows that start before this are visible.
+    pub(crate) visible: u32,
+    pub(crate) seq: SeqRange,
+    pub(crate) range: TimeRange,
+    pub(crate) row_count: u64,
+    pub(crate) through: LogPosition,
+}
+
+/// The rows of one commit on their way to being visible.
+struct Staged {
+    position: LogPosition,
+    /// The log segment that they are in.
+    segment: u64,
+    generation: u64,
+    end: u32,
+    seq: CommitSeq,
+    range: TimeRange,
+    row_count: u64,
+}
+
+impl Shard {
+    pub(crate) fn new(id: ShardId, options: HeadOptions, budget: Budget) -> Shard {
+        let mut shard = Shard {
+            id,
+            options,
+            parts: Parts::new(),
+            open: VecDeque::from([OpenArena::new(1, &budget)]),
+            staged: VecDeque::new(),
+            encoder: Encoder::new(budget.empty(Pool::Head)),
+            replay_segment: None,
+            complete_since: None,
+            scratch: Vec::new(),
+            budget,
+        };
+        shard.hold_all();
+        shard
+    }
+
+    /// See [`crate::ShardWriter::encode`].
+    pub(crate) fn encode(&mut self, seq: CommitSeq, rows: ShardRows<'_>, segment: u64) -> &[u8] {
+        if !self.encoder.is_in(segment) {
+            // An arena's staged rows are all in one log segment, so that the loss of a segment cuts
+            // arenas at one point only.
+            if !self.staged.is_empty() {
+                self.seal();
+            }
+            self.encoder.enter(segment);
+        }
+        if self.open.back().is_some_and(|active| active.is_full(&self.options)) {
+            self.seal();
+        }
+        self.encoder.encode(seq, rows, self.options.shard_bits)
+    }
+
+    /// See [`crate::ShardWriter::stage`].
+    pub(crate) fn stage(&mut self, position: LogPosition, mut given: Reservation) {
+        let (pending, bytes) = self.encoder.take_pending().expect("encode comes before stage");
+        debug_assert!(
+            self.staged.back().is_none_or(|last| last.position < position),
+            "log positions of a shard rise"
+        );
+        let payload = Payload::open(&bytes).expect("the payload was encoded here");
+        let rows = self.append(payload, false).expect("the payload was encoded here");
+        debug_assert!(rows.refused_count == 0, "a difference without its base was encoded");
+        let range = payload.range;
+        self.encoder.put_buffer(bytes);
+        let active = self.active();
+        active.staged_count += 1;
+        let staged = Staged {
+            position,
+            segment: pending.segment,
+            generation: active.generation,
+            end: active.end,
+            seq: pending.seq,
+            range,
+            row_count: rows.row_count,
+        };
+        self.staged.push_back(staged);
+        self.hold(&mut given);
+    }
+
+    /// See [`crate::ShardWriter::abandon`].
+    pub(crate) fn abandon(&mut self) {
+        self.encoder.restart();
+        self.hold_all();
+    }
+
+    /// See [`crate::Head::publish`].
+    pub(crate) fn publish(&mut self, through: LogPosition) {
+        let Ok(last_idx) = self.staged.binary_search_by_key(&through, |staged| staged.position)
+        else {
+            return;
+        };
+        // Rows of an older log segment may be doomed: only their own writers know. They are in
+        // arenas of their own, so these here can be shown without them.
+        let segment = self.staged[last_idx].segment;
+        let first_idx = self.staged.partition_point(|staged| staged.segment < segment);
+        for staged in self.staged.drain(first_idx..=last_idx) {
+            self.complete_since.get_or_insert(staged.seq);
+            if let Some(open) = find(&mut self.open, staged.generation) {
+                open.staged_count -= 1;
+                open.show(staged.end, staged.seq, staged.range, staged.row_count, staged.position);
+            }
+        }
+        self.settle();
+    }
+
+    /// Staged rows that are in `segment` or an older one and behind `durable` are dropped.
+    pub(crate) fn rollback(&mut self, segment: u64, durable: LogPosition) {
+        let active_generation = self.active().generation;
+        let mut cuts_active = false;
+        let open = &mut self.open;
+        self.staged.retain(|staged| {
+            let kept = staged.segment > segment || staged.position <= durable;
+            if !kept && let Some(open) = find(open, staged.generation) {
+                open.staged_count -= 1;
+                cuts_active |= open.generation == active_generation;
+            }
+            kept
+        });
+        // The dropped bytes stay behind the arena's last visible row, where nobody looks. They must
+        // never be overwritten: a reader may be stepping back over them.
+        if cuts_active {
+            self.seal();
+        }
+        self.settle();
+    }
+
+    /// See [`crate::Head::replay`].
+    pub(crate) fn replay(
+        &mut self,
+        seq: CommitSeq,
+        bytes: &[u8],
+        position: LogPosition,
+        segment: u64,
+        apply: bool,
+    ) -> Result<ReplayedRows> {
+        if self.replay_segment != Some(segment) {
+            // Only here is every group's next row whole.
+            if self.open.back().is_some_and(|active| active.is_full(&self.options)) {
+                self.seal();
+            }
+            self.replay_segment = Some(segment);
+        }
+        let rows = match Payload::open(bytes).and_then(|payload| {
+            self.append(payload, !apply).map(|rows| ReplayedRows { range: payload.range, ..rows })
+        }) {
+            Ok(rows) => rows,
+            Err(error) => {
+                // What was appended of it stays behind the visible mark of a closed arena.
+                self.seal();
+                self.settle();
+                return Err(error.context(format!("rows of shard {} at {position:?}", self.id.0)));
+            }
+        };
+        if apply && rows.row_count > 0 {
+            self.complete_since.get_or_insert(seq);
+            let active = self.active();
+            let end = active.end;
+            active.show(end, seq, rows.range, rows.row_count, position);
+        }
+        self.hold_all();
+        self.settle();
+        Ok(rows)
+    }
+
+    /// The present arena grows no more; rows that are staged in it may still become visible.
+    pub(crate) fn seal(&mut self) {
+        if self.active().end == 0 {
+            return;
+        }
+        let generation = self.active().generation + 1;
+        self.open.push_back(OpenArena::new(generation, &self.budget));
+        self.encoder.enter_arena();
+        self.hold_all();
+    }
+
+    /// Seals, for a flush. Returns the position that has to be durable and published first.
+    pub(crate) fn seal_for_flush(&mut self) -> Option<LogPosition> {
+        self.seal();
+        self.settle();
+        self.staged.back().map(|staged| staged.position)
+    }
+
+    /// Where the oldest row stands that is neither published nor rolled back.
+    pub(crate) fn undecided(&self) -> Option<LogPosition> {
+        self.staged.front().map(|staged| staged.position)
+    }
+
+    /// What a reader may see at this moment.
+    pub(crate) fn view(&self) -> ShardView {
+        let shown = |open: &&OpenArena| open.seen.visible > 0;
+        ShardView {
+            parts: Arc::clone(&self.parts.list),
+            open: self.open.iter().filter(shown).map(OpenArena::part).collect(),
+            complete_since: self.complete_since.unwrap_or(CommitSeq(u64::MAX)),
+        }
+    }
+
+    /// Bytes of arenas that still grow or wait for their last rows to be published, and rows in them
+    /// that are visible.
+    pub(crate) fn open_usage(&self) -> (u64, u64) {
+        self.open.iter().fold((0, 0), |(bytes, rows), open| {
+            (bytes + open.arena.heap_bytes(), rows + open.seen.row_count)
+        })
+    }
+
+    /// Bytes of encoder states and buffers.
+    pub(crate) fn state_bytes(&self) -> u64 {
+        self.encoder.heap_bytes()
+    }
+
+    fn active(&mut self) -> &mut OpenArena {
+        self.open.back_mut().expect("a shard always has an arena that grows")
+    }
+
+    /// Appends a payload's rows behind all others; differences without their base are refused.
+    fn append(&mut self, payload: Payload<'_>, hidden: bool) -> Result<ReplayedRows> {
+        let active = self.open.back_mut().expect("a shard always has an arena that grows");
+        let mut report = ReplayedRows::default();
+        for row in payload.rows() {
+            let row = row?;
+            let is_first = !active.arena.has_group(row.local);
+            if is_first && !row.whole {
+                report.refused_count += 1;
+                continue;
+            }
+            if active.end as usize + row.bytes.len() > ARENA_BYTES_MAX {
+                return Err(Error::too_large(format!(
+                    "an arena of over {ARENA_BYTES_MAX} bytes: make log segments smaller"
+                )));
+            }
+            let new = NewRow { local: row.local, bytes: row.bytes, hidden };
+            active.end = active.arena.append(active.end, new, &mut self.scratch);
+            active.group_count += u64::from(is_first);
+            report.row_count += 1;
+        }
+        active.row_count += report.row_count;
+        Ok(report)
+    }
+
+    /// Makes the reservations equal to what is held: first from `given`, then from the budget. If
+    /// that is used up the rest is taken at the next chance; writers are being refused then anyway.
+    fn hold(&mut self, given: &mut Reservation) {
+        let arena = Arc::clone(&self.active().arena);
+        hold(&mut arena.held.lock(), arena.heap_bytes(), given);
+        let state_bytes = self.encoder.heap_bytes();
+        hold(&mut self.encoder.held, state_bytes, given);
+    }
+
+    /// As [`Shard::hold`] with nothing given.
+    fn hold_all(&mut self) {
+        let mut nothing = self.budget.empty(Pool::Head);
+        self.hold(&mut nothing);
+    }
+
+    /// Sealed arenas whose rows are all decided become parts.
+    fn settle(&mut self) {
+        while self.open.len() > 1 && self.open.front().is_some_and(|open| open.staged_count == 0) {
+            let Some(open) = self.open.pop_front() else { break };
+            if open.seen.visible > 0 {
+                self.parts.push(open.part());
+            }
+        }
+    }
+}
+
+impl Parts {
+    fn new() -> Parts {
+        Parts {
+            list: Arc::default(),
+            hot_count: 0,
+            flush_last: 0,
+            flushed_through: LogPosition(0),
+            converting: Arc::default(),
+        }
+    }
+
+    fn push(&mut self, part: Part) {
+        Arc::make_mut(&mut self.list).push(Arc::new(part));
+    }
+
+    /// Unflushed parts, oldest first.
+    pub(crate) fn unflushed(&self) -> &[Arc<Part>] {
+        &self.list[self.hot_count..]
+    }
+
+    /// Flushed parts, oldest first.
+    pub(crate) fn hot(&self) -> &[Arc<Part>] {
+        &self.list[..self.hot_count]
+    }
+}
+
+impl OpenArena {
+    fn new(generation: u64, budget: &Budget) -> OpenArena {
+        OpenArena {
+            generation,
+            arena: Arc::new(Arena::new(budget.empty(Pool::Head))),
+            end: 0,
+            row_count: 0,
+            group_count: 0,
+            staged_count: 0,
+            seen: Seen {
+                visible: 0,
+                seq: SeqRange::default(),
+                range: TimeRange::EMPTY,
+                row_count: 0,
+                through: LogPosition(0),
+            },
+        }
+    }
+
+    /// Whether it is time for columns.
+    ///
+    /// Source: ByteSeries 3.3 and 3.5 (thresholds by bytes and by points per series).
+    fn is_full(&self, options: &HeadOptions) -> bool {
+        let per_group = |rows: u32| self.row_count >= u64::from(rows) * self.group_count;
+        let end = self.end as usize;
+        end >= (4 * options.arena_bytes_max).min(ARENA_BYTES_MAX / 2)
+            || (end >= options.arena_bytes_max && per_group(options.rows_per_group_min))
+            || (end > 0 && per_group(options.rows_per_group_max))
+    }
+
+    /// Rows before `end` are visible from now on.
+    fn show(
+        &mut self,
+        end: u32,
+        seq: CommitSeq,
+        range: TimeRange,
+        row_count: u64,
+        position: LogPosition,
+    ) {
+        let seq = SeqRange::at(seq);
+        let seen = &mut self.seen;
+        seen.seq = if seen.visible == 0 { seq } else { seen.seq.union(seq) };
+        seen.visible = end;
+        seen.range = seen.range.union(range);
+        seen.row_count += row_count;
+        seen.through = position;
+    }
+
+    /// Its visible rows as they are now.
+    fn part(&self) -> Part {
+        Part {
+            first: self.generation,
+            last: self.generation,
+            through: self.seen.through,
+            seq: self.seen.seq,
+            range: self.seen.range,
+            row_count: self.seen.row_count,
+            form: Form::Rows { arena: Arc::clone(&self.arena), visible: self.seen.visible },
+        }
+    }
+}
+
+fn find(open: &mut VecDeque<OpenArena>, generation: u64) -> Option<&mut OpenArena> {
+    open.iter_mut().find(|open| open.generation == generation)
+}
+
+/// Makes `held` equal to `need` bytes, out of `given` as far as it goes.
+pub(crate) fn hold(held: &mut Reservation, need: u64, given: &mut Reservation) {
+    let have = held.bytes();
+    if need < have {
+        held.shrink(have - need);
+        return;
+    }
+    held.merge(given.split(need - have));
+    let missing = need - held.bytes();
+    if missing > 0 {
+        // Best effort, see `Shard::hold`.
+        let _ = held.grow(missing);
+    }
+}

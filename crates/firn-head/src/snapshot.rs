@@ -1,0 +1,104 @@
+//! A frozen view of every shard: what a query reads while writing, converting and flushing go on.
+
+use std::sync::Arc;
+
+use firn_codec::{GroupColumns, Slots};
+use firn_model::{CommitSeq, GroupId, Result, ShardBits, ShardId, TimeRange};
+
+use crate::arena::ReadBuffers;
+use crate::part::Part;
+use crate::payload::Local;
+
+/// All rows that were visible when [`crate::Head::snapshot`] was called, and no other.
+///
+/// Holds no lock. What it reaches stays in memory (and in the budget) until the last clone is
+/// dropped, whatever is converted, flushed or given back meanwhile (invariant 3). Take it before the
+/// tree's version: rows that a flush moves in between are then in both, never in neither.
+#[derive(Clone)]
+pub struct HeadSnapshot {
+    bits: ShardBits,
+    shards: Arc<[ShardView]>,
+}
+
+/// One shard's part of a snapshot.
+pub(crate) struct ShardView {
+    /// Parts, oldest first.
+    pub(crate) parts: Arc<Vec<Arc<Part>>>,
+    /// What is visible of arenas that are no parts yet, oldest first.
+    pub(crate) open: Vec<Part>,
+    pub(crate) complete_since: CommitSeq,
+}
+
+impl HeadSnapshot {
+    pub(crate) fn new(bits: ShardBits, shards: impl Iterator<Item = ShardView>) -> HeadSnapshot {
+        HeadSnapshot { bits, shards: shards.collect() }
+    }
+
+    /// The group's values of `slots` in `range`, oldest source first. Sources may overlap in time:
+    /// [`firn_codec::merge_columns`] unites them. No lock is taken. Costs a step per row of the group
+    /// in the active arena, and decoding the wanted columns elsewhere.
+    ///
+    /// # Errors
+    /// `Corrupt` if memory is not what was written: a bug.
+    pub fn read(
+        &self,
+        group: GroupId,
+        slots: Slots<'_>,
+        range: TimeRange,
+    ) -> Result<Vec<GroupColumns>> {
+        let mut sources = Vec::new();
+        let Some(local) = self.local(group) else { return Ok(sources) };
+        let mut buffers = ReadBuffers::default();
+        for part in self.parts(group) {
+            part.read(local, (slots, range), &mut buffers, &mut sources)
+                .map_err(|error| error.context(format!("memory of {group}")))?;
+        }
+        Ok(sources)
+    }
+
+    /// Whether the group may have values in `range`. Never wrongly `false`; `true` for active rows
+    /// means only that the group has some and that rows of its shard reach into `range`.
+    pub fn has_data(&self, group: GroupId, range: TimeRange) -> bool {
+        let Some(local) = self.local(group) else { return false };
+        // What cannot be told is read, and reported there.
+        self.parts(group).any(|part| part.may_have(local, range).unwrap_or(true))
+    }
+
+    /// Every row of `shard` that was committed at this or later is in the snapshot, flushed ones
+    /// included: a table all of whose rows are as young need not be read.
+    /// `CommitSeq(u64::MAX)` if there is no row since the start.
+    pub fn complete_since(&self, shard: ShardId) -> CommitSeq {
+        let shard = self.shards.get(usize::from(shard.0));
+        shard.map_or(CommitSeq(u64::MAX), |shard| shard.complete_since)
+    }
+
+    /// The smallest range that holds the timestamps of all rows.
+    pub fn time_range(&self) -> TimeRange {
+        let parts = self.shards.iter().flat_map(ShardView::all);
+        parts.fold(TimeRange::EMPTY, |range, part| range.union(part.range))
+    }
+
+    fn local(&self, group: GroupId) -> Option<Local> {
+        Local::try_from(self.bits.local(group)).ok()
+    }
+
+    fn parts(&self, group: GroupId) -> impl Iterator<Item = &Part> {
+        self.shards[usize::from(self.bits.shard(group).0)].all()
+    }
+}
+
+impl ShardView {
+    fn all(&self) -> impl Iterator<Item = &Part> {
+        self.parts.iter().map(|part| &**part).chain(&self.open)
+    }
+}
+
+impl std::fmt::Debug for HeadSnapshot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let part_count: usize = self.shards.iter().map(|shard| shard.all().count()).sum();
+        f.debug_struct("HeadSnapshot")
+            .field("shards", &self.shards.len())
+            .field("parts", &part_count)
+            .finish()
+    }
+}

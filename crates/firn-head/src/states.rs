@@ -1,0 +1,107 @@
+//! What the encoder knows of each group: its last row, and since when that counts.
+
+use firn_codec::RowState;
+
+use crate::payload::Local;
+
+/// Groups per page: 2 KiB.
+const PAGE_GROUPS: usize = 64;
+
+/// A shard's row states: 32 bytes a group in pages, and on the heap 9 to 10 bytes a slot for groups
+/// of more than one member. A lone series has nothing on the heap.
+#[derive(Default)]
+pub(crate) struct States {
+    pages: Vec<Option<Box<Page>>>,
+    heap_bytes: usize,
+}
+
+type Page = [State; PAGE_GROUPS];
+
+/// One group's state.
+#[derive(Default)]
+pub(crate) struct State {
+    row: RowState,
+    /// The encoder's stamp when the group was last written: another one means that its next row must
+    /// be whole. 0 = never.
+    stamp: u32,
+}
+
+impl States {
+    /// Lets `write` use the group's state; `write` is told whether the group has a row under
+    /// `stamp` already.
+    #[inline]
+    pub(crate) fn with<R>(
+        &mut self,
+        local: Local,
+        stamp: u32,
+        write: impl FnOnce(&mut RowState, bool) -> R,
+    ) -> R {
+        let page_idx = local as usize / PAGE_GROUPS;
+        if self.pages.get(page_idx).is_none_or(Option::is_none) {
+            self.make_page(page_idx);
+        }
+        let page = self.pages[page_idx].as_mut().expect("the page was just made");
+        let state = &mut page[local as usize % PAGE_GROUPS];
+        let known = state.stamp == stamp;
+        state.stamp = stamp;
+        let before = state.row.heap_bytes();
+        let result = write(&mut state.row, known);
+        self.heap_bytes = self.heap_bytes + state.row.heap_bytes() - before;
+        result
+    }
+
+    /// Frees the states of groups that were not written since `stamp`.
+    pub(crate) fn forget_before(&mut self, stamp: u32) {
+        for place in &mut self.pages {
+            let Some(page) = place else { continue };
+            let mut used = false;
+            for state in page.iter_mut() {
+                if state.stamp >= stamp {
+                    used = true;
+                } else if state.stamp != 0 {
+                    self.heap_bytes -= state.row.heap_bytes();
+                    *state = State::default();
+                }
+            }
+            if !used {
+                *place = None;
+                self.heap_bytes -= size_of::<Page>();
+            }
+        }
+    }
+
+    /// Bytes that it holds.
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        (self.heap_bytes + self.pages.capacity() * size_of::<Option<Box<Page>>>()) as u64
+    }
+
+    #[cold]
+    fn make_page(&mut self, page_idx: usize) {
+        if self.pages.len() <= page_idx {
+            self.pages.resize_with(page_idx + 1, || None);
+        }
+        self.pages[page_idx] = Some(Box::new(std::array::from_fn(|_| State::default())));
+        self.heap_bytes += size_of::<Page>();
+    }
+}
+
+const _: () = assert!(size_of::<State>() <= 32, "a lone series costs its state and no heap");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_are_known_for_one_stamp_and_forgotten_when_idle() {
+        let mut states = States::default();
+        assert!(!states.with(1_000, 1, |_, known| known));
+        assert!(states.with(1_000, 1, |_, known| known));
+        assert!(!states.with(1_000, 2, |_, known| known));
+        let held = states.heap_bytes();
+        states.with(3, 5, |_, _| ());
+        assert_eq!(states.heap_bytes(), held + size_of::<Page>() as u64);
+        states.forget_before(3);
+        assert_eq!(states.heap_bytes(), held, "the page of group 1000 is gone, that of 3 is there");
+        assert!(states.with(3, 5, |_, known| known));
+    }
+}

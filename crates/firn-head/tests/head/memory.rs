@@ -1,0 +1,137 @@
+//! What things cost, and that the budget knows.
+
+use std::ops::Range;
+
+use firn_head::{Head, HeadOptions, bound_bytes};
+use firn_model::{
+    Budget, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardBits, Slot,
+};
+
+use crate::world::World;
+
+fn put(head: &Head, budget: &Budget, batch: &mut RowBatch, seq: u64) {
+    batch.sort(head.options().shard_bits);
+    let bound = bound_bytes(batch);
+    let mut given = budget.reserve(Pool::Head, bound).unwrap();
+    for rows in batch.by_shard() {
+        let mut writer = head.shard(rows.shard);
+        writer.encode(CommitSeq(seq), rows, 1);
+        writer.stage(
+            LogPosition(seq),
+            given.split(bound / head.options().shard_bits.shard_count() as u64),
+        );
+        drop(writer);
+        head.publish(rows.shard, LogPosition(seq));
+    }
+}
+
+/// One row each of groups of `members`.
+fn round(groups: Range<u64>, members: u32, ts: i64, batch: &mut RowBatch) {
+    batch.clear();
+    for group in groups {
+        for slot in 0..members {
+            let series = SeriesRef { group: GroupId(group), slot: Slot(slot) };
+            batch.push(series, ts + (group % 100) as i64, (group + u64::from(slot)) as f64);
+        }
+    }
+}
+
+#[test]
+fn invariant_8_a_series_costs_bytes_not_objects() {
+    for (group_count, members, state_max) in [(20_000, 1, 40), (200, 100, 16)] {
+        let budget = Budget::unlimited();
+        let head = Head::new(HeadOptions::new(ShardBits::for_count(4)), budget.clone());
+        let mut batch = RowBatch::default();
+        for step in 0..20u64 {
+            for first in (0..group_count).step_by(100) {
+                round(first..first + 100, members, step as i64 * 15_000, &mut batch);
+                put(&head, &budget, &mut batch, step * group_count + first + 1);
+            }
+            while let Some(job) = head.plan_convert().or_else(|| head.plan_compress()) {
+                assert!(head.apply_convert(job.run().unwrap()));
+            }
+        }
+        let stats = head.stats();
+        let series_count = group_count * u64::from(members);
+        let state_bytes = stats.state_bytes / series_count;
+        assert!(state_bytes <= state_max, "{state_bytes} bytes of state a series");
+        let all = budget.usage().used_bytes / series_count;
+        assert!(all <= 40 + state_max + 100, "{all} bytes a series, {stats:?}");
+    }
+}
+
+#[test]
+fn idle_groups_are_forgotten() {
+    let budget = Budget::unlimited();
+    let mut options = HeadOptions::new(ShardBits::for_count(1));
+    options.rows_per_group_max = 4;
+    let head = Head::new(options, budget.clone());
+    let mut batch = RowBatch::default();
+    round(0..2_000, 10, 0, &mut batch);
+    put(&head, &budget, &mut batch, 1);
+    let busy = head.stats().state_bytes;
+    for step in 1..60u64 {
+        round(0..3, 10, step as i64, &mut batch);
+        put(&head, &budget, &mut batch, step + 1);
+    }
+    // Rows a group are an average: the arena is sealed by hand as a flush does.
+    head.seal_all();
+    for step in 60..70u64 {
+        round(0..3, 10, step as i64, &mut batch);
+        put(&head, &budget, &mut batch, step + 1);
+    }
+    head.seal_all();
+    let idle = head.stats().state_bytes;
+    assert!(idle * 2 < busy, "{idle} bytes for 3 groups, {busy} for 2,000");
+}
+
+/// The budget is so small that it runs out again and again: writers are refused before anything is
+/// encoded, what was staged is kept, and what is held never goes over the limit unseen.
+#[test]
+fn invariant_8_a_full_budget_refuses_writers_and_nothing_else() {
+    let budget = Budget::new(120_000);
+    let head = Head::new(HeadOptions::new(ShardBits::for_count(1)), budget.clone());
+    let mut batch = RowBatch::default();
+    let mut refused = 0;
+    for step in 0..3_000u64 {
+        round(0..20, 5, step as i64 * 1_000, &mut batch);
+        batch.sort(head.options().shard_bits);
+        match budget.reserve(Pool::Head, bound_bytes(&batch)) {
+            Err(error) => {
+                assert!(error.is_retriable());
+                refused += 1;
+                let marks = head.seal_all();
+                let job = head.plan_flush().unwrap();
+                assert!(job.covers(&marks));
+                head.flushed(&job);
+                drop(job);
+                head.recycle(u64::MAX);
+            }
+            Ok(reserved) => {
+                drop(reserved);
+                put(&head, &budget, &mut batch, step + 1);
+            }
+        }
+        let usage = budget.usage();
+        let stats = head.stats();
+        let held = stats.arena_bytes + stats.segment_bytes + stats.state_bytes;
+        assert_eq!(usage.by_pool[Pool::Head as usize], held, "{stats:?}");
+        assert!(usage.used_bytes <= usage.limit_bytes);
+    }
+    assert!(refused > 2, "the budget never ran out");
+}
+
+#[test]
+fn a_replaced_arena_stays_in_the_budget_while_a_reader_has_it() {
+    let mut world = World::new(1, |options| options.rows_per_group_max = 8);
+    for ts in 0..9 {
+        world.put(&vec![(1, 0, ts, 1.0)]);
+    }
+    let reader = world.hold();
+    let before = world.budget.usage().used_bytes;
+    assert!(world.convert());
+    assert!(world.budget.usage().used_bytes > before);
+    drop(reader);
+    assert!(world.budget.usage().used_bytes < before);
+    world.check_budget();
+}

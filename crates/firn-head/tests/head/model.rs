@@ -1,0 +1,171 @@
+//! Random operations against a plain map, with snapshots held for long.
+
+use firn_head::{Head, HeadOptions};
+use firn_model::{Budget, STALE_NAN};
+use proptest::prelude::*;
+
+use crate::world::{Cells, Entry, GROUP_COUNT, Held, Map, World, show};
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write(Cells),
+    WriteInVain(Cells, bool),
+    Publish(usize),
+    PublishAll,
+    RotateLog,
+    Poison(usize),
+    RollBack,
+    Convert,
+    Compress,
+    /// A conversion that is planned now and applied some operations later.
+    PlanConvert,
+    ApplyConvert,
+    Flush,
+    /// A flush that is planned now, whatever is undecided, and finished some operations later.
+    PlanFlush,
+    FinishFlush,
+    Recycle(u64),
+    Hold,
+    LetGo,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 400,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn invariant_2_and_3_whatever_happens_reads_are_as_of_the_map(
+        ops in prop::collection::vec(op(), 1..80),
+        floors in prop::collection::vec(0..3_000u64, 2),
+    ) {
+        let mut world = World::new(2, small);
+        let mut held: Vec<Held> = Vec::new();
+        let (mut planned, mut flush) = (None, None);
+        for op in ops {
+            match op {
+                Op::Write(cells) => world.write(&cells),
+                Op::WriteInVain(cells, says_so) => world.write_in_vain(&cells, says_so),
+                Op::Publish(idx) => world.publish(idx % world.log.len().max(1)),
+                Op::PublishAll => world.publish_all(),
+                Op::RotateLog => world.segment += 1,
+                Op::Poison(kept) => world.poison(kept),
+                Op::RollBack => world.roll_back(),
+                Op::Convert => drop(world.convert()),
+                Op::Compress => drop(world.compress()),
+                Op::PlanConvert => {
+                    planned = world.head.plan_compress().or_else(|| world.head.plan_convert());
+                }
+                Op::ApplyConvert => if let Some(job) = planned.take() {
+                    world.head.apply_convert(job.run().unwrap());
+                },
+                Op::Flush => {
+                    flush = None;
+                    world.flush();
+                }
+                Op::PlanFlush => {
+                    world.head.seal_all();
+                    flush = world.head.plan_flush();
+                }
+                Op::FinishFlush => if let Some(job) = flush.take() {
+                    world.finish_flush(&job);
+                },
+                Op::Recycle(bytes) => drop(world.head.recycle(bytes)),
+                Op::Hold => held.push(world.hold()),
+                Op::LetGo => held.clear(),
+            }
+            world.check();
+        }
+        held.iter().for_each(Held::check);
+        drop((held, planned, flush));
+        world.roll_back();
+        world.check();
+        // A refused or forgotten encoding settles with the next stage.
+        world.put(&vec![(0, 0, 1, 1.0), (1, 0, 1, 1.0)]);
+        world.check_budget();
+        replay_gives_it_again(&world, &floors);
+        let budget = world.budget.clone();
+        drop(world);
+        prop_assert_eq!(budget.usage().used_bytes, 0);
+    }
+}
+
+/// The log of `world` into a new head, everything and then only what is behind the floors.
+fn replay_gives_it_again(world: &World, floors: &[u64]) {
+    for floors in [&[0, 0], floors] {
+        let mut options = HeadOptions::new(world.bits);
+        small(&mut options);
+        let again = Head::new(options, Budget::unlimited());
+        let mut expected = Map::new();
+        for entry in &world.log {
+            let apply = entry.position.0 > floors[usize::from(entry.shard.0)];
+            let Entry { shard, seq, position, segment, payload, .. } = entry;
+            let report = again.replay(*shard, *seq, payload, *position, *segment, apply).unwrap();
+            assert_eq!(report.refused_count, 0);
+            if apply {
+                show(&mut expected, entry);
+            }
+        }
+        Held::new(again.snapshot(), expected.clone()).check();
+        while let Some(job) = again.plan_convert() {
+            assert!(again.apply_convert(job.run().unwrap()));
+        }
+        Held::new(again.snapshot(), expected).check();
+    }
+}
+
+/// Limits so low that everything happens often.
+fn small(options: &mut HeadOptions) {
+    options.arena_bytes_max = 60;
+    options.rows_per_group_min = 2;
+    options.rows_per_group_max = 5;
+    options.segment_fan_in = 2;
+    options.hot_bytes_max = 20_000;
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        12 => cells().prop_map(Op::Write),
+        1 => (cells(), any::<bool>()).prop_map(|(cells, says_so)| Op::WriteInVain(cells, says_so)),
+        4 => (0..200usize).prop_map(Op::Publish),
+        6 => Just(Op::PublishAll),
+        1 => Just(Op::RotateLog),
+        1 => (0..3usize).prop_map(Op::Poison),
+        1 => Just(Op::RollBack),
+        3 => Just(Op::Convert),
+        3 => Just(Op::Compress),
+        1 => Just(Op::PlanConvert),
+        1 => Just(Op::ApplyConvert),
+        1 => Just(Op::Flush),
+        1 => Just(Op::PlanFlush),
+        2 => Just(Op::FinishFlush),
+        1 => (0..5_000u64).prop_map(Op::Recycle),
+        2 => Just(Op::Hold),
+        1 => Just(Op::LetGo),
+    ]
+}
+
+fn cells() -> impl Strategy<Value = Cells> {
+    let ts = prop_oneof![
+        8 => (0..40i64).prop_map(|step| step * 15),
+        2 => -30..30i64,
+        1 => prop::sample::select(vec![i64::MIN, -1, 0, i64::MAX]),
+    ];
+    let value = prop_oneof![
+        6 => (0..50i32).prop_map(|n| f64::from(n) / 10.0),
+        1 => any::<u64>().prop_map(f64::from_bits),
+        1 => prop::sample::select(vec![STALE_NAN, -0.0, 0.0, f64::INFINITY, f64::MIN_POSITIVE]),
+    ];
+    // A few rows of a few members each; groups 4 and 5 are lone series.
+    let row = (0..GROUP_COUNT, ts, prop::collection::vec((0..5u32, value), 1..6));
+    prop::collection::vec(row, 1..5).prop_map(|rows| {
+        let cell = |group: u64, slot: u32| if group >= 4 { 0 } else { slot };
+        rows.into_iter()
+            .flat_map(|(group, ts, members)| {
+                members.into_iter().map(move |(slot, value)| (group, cell(group, slot), ts, value))
+            })
+            .collect()
+    })
+}

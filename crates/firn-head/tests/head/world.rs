@@ -1,0 +1,350 @@
+//! A head with what stands around it, played by plain collections: a log, tables, and the answer that
+//! every read must give.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use firn_codec::{GroupColumns, Slots, merge_columns};
+use firn_head::{FlushJob, Head, HeadOptions, HeadSnapshot, bound_bytes};
+use firn_model::{
+    Budget, ColumnValues, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardBits,
+    ShardId, Slot, TimeRange, Timestamp,
+};
+
+pub(crate) const GROUP_COUNT: u64 = 6;
+
+/// Key to the bits of the value and the position of the write that won.
+pub(crate) type Map = BTreeMap<(u64, u32, Timestamp), (LogPosition, u64)>;
+pub(crate) type Cells = Vec<(u64, u32, Timestamp, f64)>;
+type Tables = Vec<Arc<Vec<(GroupId, GroupColumns)>>>;
+
+/// One entry of the log.
+#[derive(Clone)]
+pub(crate) struct Entry {
+    pub(crate) shard: ShardId,
+    pub(crate) seq: CommitSeq,
+    pub(crate) position: LogPosition,
+    pub(crate) segment: u64,
+    pub(crate) payload: Vec<u8>,
+    pub(crate) cells: Cells,
+    /// Neither published nor rolled back.
+    pub(crate) waits: bool,
+}
+
+pub(crate) struct World {
+    pub(crate) head: Head,
+    pub(crate) budget: Budget,
+    pub(crate) bits: ShardBits,
+    pub(crate) log: Vec<Entry>,
+    pub(crate) segment: u64,
+    pub(crate) visible: Map,
+    pub(crate) tables: Tables,
+    in_tables: BTreeSet<(u64, u32, Timestamp)>,
+    /// Log positions of each shard up to which rows are in tables.
+    pub(crate) flushed: BTreeMap<ShardId, LogPosition>,
+    /// Rows of older segments and of this one up to here are durable; of older ones nothing else.
+    pub(crate) doomed: BTreeSet<LogPosition>,
+    next_seq: u64,
+    next_position: u64,
+}
+
+/// A snapshot and what it must show for ever.
+pub(crate) struct Held {
+    snapshot: HeadSnapshot,
+    tables: Tables,
+    expected: Map,
+}
+
+impl World {
+    pub(crate) fn new(shard_count: usize, change: impl FnOnce(&mut HeadOptions)) -> World {
+        let bits = ShardBits::for_count(shard_count);
+        let mut options = HeadOptions::new(bits);
+        change(&mut options);
+        let budget = Budget::unlimited();
+        World {
+            head: Head::new(options, budget.clone()),
+            budget,
+            bits,
+            log: Vec::new(),
+            segment: 1,
+            visible: Map::new(),
+            tables: Tables::new(),
+            in_tables: BTreeSet::new(),
+            flushed: BTreeMap::new(),
+            doomed: BTreeSet::new(),
+            next_seq: 1,
+            next_position: 1,
+        }
+    }
+
+    pub(crate) fn batch(&self, cells: &Cells) -> RowBatch {
+        let mut batch = RowBatch::default();
+        for &(group, slot, ts, value) in cells {
+            batch.push(SeriesRef { group: GroupId(group), slot: Slot(slot) }, ts, value);
+        }
+        batch.sort(self.bits);
+        batch
+    }
+
+    /// Encodes, logs and stages.
+    pub(crate) fn write(&mut self, cells: &Cells) {
+        let batch = self.batch(cells);
+        let mut given = self.budget.reserve(Pool::Head, bound_bytes(&batch)).unwrap();
+        let seq = self.seq();
+        for rows in batch.by_shard() {
+            let mut writer = self.head.shard(rows.shard);
+            let payload = writer.encode(seq, rows, self.segment).to_vec();
+            let position = LogPosition(self.next_position);
+            self.next_position += payload.len() as u64;
+            writer.stage(position, given.split(bound_bytes(&batch) / 4));
+            let cells = rows.cells().iter().map(|c| (c.group.0, c.slot.0, c.ts, c.value)).collect();
+            let (shard, segment) = (rows.shard, self.segment);
+            self.log.push(Entry { shard, seq, position, segment, payload, cells, waits: true });
+        }
+    }
+
+    /// Encodes rows that the log does not take.
+    pub(crate) fn write_in_vain(&mut self, cells: &Cells, says_so: bool) {
+        let batch = self.batch(cells);
+        let seq = self.seq();
+        for rows in batch.by_shard() {
+            let mut writer = self.head.shard(rows.shard);
+            writer.encode(seq, rows, self.segment);
+            if says_so {
+                writer.abandon();
+            }
+        }
+    }
+
+    /// Writes, and every row is visible afterwards.
+    pub(crate) fn put(&mut self, cells: &Cells) {
+        self.write(cells);
+        self.publish_all();
+    }
+
+    /// Publishes at the position of the entry `idx`, unless the log lost it.
+    pub(crate) fn publish(&mut self, idx: usize) {
+        let Some(entry) = self.log.get(idx).cloned() else { return };
+        if self.doomed.contains(&entry.position) {
+            return;
+        }
+        self.head.publish(entry.shard, entry.position);
+        let ahead = |other: &&mut Entry| {
+            other.shard == entry.shard
+                && other.segment == entry.segment
+                && other.position <= entry.position
+                && other.waits
+        };
+        if !entry.waits {
+            return;
+        }
+        for other in self.log.iter_mut().filter(ahead) {
+            other.waits = false;
+            show(&mut self.visible, other);
+        }
+    }
+
+    pub(crate) fn publish_all(&mut self) {
+        (0..self.log.len()).for_each(|idx| self.publish(idx));
+    }
+
+    /// The log's present segment fails: of what waits in it, entries from the `kept`th on are lost.
+    pub(crate) fn poison(&mut self, kept: usize) {
+        let segment = self.segment;
+        let waiting = self.log.iter().filter(|e| e.waits && e.segment == segment);
+        let lost = waiting.skip(kept).map(|entry| entry.position);
+        self.doomed.extend(lost.collect::<Vec<_>>());
+        self.segment += 1;
+    }
+
+    /// The writers of lost entries roll back.
+    pub(crate) fn roll_back(&mut self) {
+        let lost: Vec<Entry> =
+            self.log.iter().filter(|e| self.doomed.contains(&e.position)).cloned().collect();
+        for entry in lost {
+            let of_segment = |other: &&Position| {
+                self.log.iter().any(|e| e.position == **other && e.segment == entry.segment)
+            };
+            let first = self.doomed.iter().find(of_segment).unwrap();
+            self.head.rollback(entry.shard, entry.segment, LogPosition(first.0 - 1));
+        }
+        self.log.retain(|entry| !self.doomed.contains(&entry.position));
+        self.doomed.clear();
+    }
+
+    /// The tables of `job` are written, and its memory turns hot.
+    pub(crate) fn finish_flush(&mut self, job: &FlushJob) {
+        let chunks: Vec<_> = job.chunks().collect::<Result<_, _>>().unwrap();
+        assert!(chunks.is_sorted_by(|a, b| a.0 < b.0), "groups of a flush must rise");
+        for (group, columns) in &chunks {
+            let points = points(columns, Slots::All);
+            self.in_tables.extend(points.iter().map(|&(slot, ts, _)| (group.0, slot, ts)));
+        }
+        self.flushed.extend(job.through());
+        self.tables.push(Arc::new(chunks));
+        self.head.flushed(job);
+    }
+
+    /// A whole flush. The tables are one list of columns.
+    pub(crate) fn flush(&mut self) -> bool {
+        let marks = self.head.seal_all();
+        for &(_, position) in &marks.marks {
+            let idx = self.log.iter().position(|entry| entry.position == position).unwrap();
+            self.publish(idx);
+        }
+        let Some(job) = self.head.plan_flush() else { return false };
+        if !job.covers(&marks) {
+            return false;
+        }
+        self.finish_flush(&job);
+        true
+    }
+
+    pub(crate) fn convert(&mut self) -> bool {
+        match self.head.plan_convert() {
+            Some(job) => self.head.apply_convert(job.run().unwrap()),
+            None => false,
+        }
+    }
+
+    pub(crate) fn compress(&mut self) -> bool {
+        match self.head.plan_compress() {
+            Some(job) => self.head.apply_convert(job.run().unwrap()),
+            None => false,
+        }
+    }
+
+    pub(crate) fn hold(&self) -> Held {
+        Held {
+            snapshot: self.head.snapshot(),
+            tables: self.tables.clone(),
+            expected: self.visible.clone(),
+        }
+    }
+
+    /// What is visible now is what must be, and memory is what is reserved.
+    pub(crate) fn check(&self) {
+        self.hold().check();
+        self.check_young();
+        self.check_floor();
+    }
+
+    /// The log may be cut at the positions that flushes told.
+    fn check_floor(&self) {
+        for entry in &self.log {
+            if self.flushed.get(&entry.shard).is_some_and(|&through| entry.position <= through) {
+                assert!(!entry.waits, "an entry below the floor is undecided");
+                let there = |&(group, slot, ts, _): &_| self.in_tables.contains(&(group, slot, ts));
+                assert!(entry.cells.iter().all(there), "a value below the floor is in no table");
+            }
+        }
+    }
+
+    /// Reservations are exactly what is held; only when no snapshot or job keeps what was replaced.
+    pub(crate) fn check_budget(&self) {
+        let stats = self.head.stats();
+        let usage = self.budget.usage();
+        let head = stats.arena_bytes + stats.segment_bytes + stats.state_bytes;
+        assert_eq!(usage.by_pool[Pool::Head as usize], head, "{stats:?}");
+        assert_eq!(usage.by_pool[Pool::Hot as usize], stats.hot_bytes, "{stats:?}");
+    }
+
+    /// Rows that the snapshot claims to have without tables are there without tables.
+    fn check_young(&self) {
+        let snapshot = self.head.snapshot();
+        for entry in self.log.iter().filter(|entry| !entry.waits) {
+            if entry.seq < snapshot.complete_since(entry.shard) {
+                continue;
+            }
+            for &(group, slot, ts, _) in &entry.cells {
+                let alone =
+                    Held { snapshot: snapshot.clone(), tables: Vec::new(), expected: Map::new() };
+                let found = alone.read(group, Slots::Some(&[Slot(slot)]), TimeRange::at(ts));
+                assert_eq!(found.len(), 1, "{group}/{slot} at {ts} is not in memory");
+            }
+        }
+    }
+
+    fn seq(&mut self) -> CommitSeq {
+        self.next_seq += 1;
+        CommitSeq(self.next_seq)
+    }
+}
+
+type Position = LogPosition;
+
+/// The entry's values, where no later one is there already.
+pub(crate) fn show(visible: &mut Map, entry: &Entry) {
+    for &(group, slot, ts, value) in &entry.cells {
+        let new = (entry.position, value.to_bits());
+        let best = visible.entry((group, slot, ts)).or_insert(new);
+        if best.0 <= entry.position {
+            *best = new;
+        }
+    }
+}
+
+impl Held {
+    pub(crate) fn new(snapshot: HeadSnapshot, expected: Map) -> Held {
+        Held { snapshot, tables: Vec::new(), expected }
+    }
+
+    /// Everything that was visible is, and nothing else.
+    pub(crate) fn check(&self) {
+        let expect = |group, slots: Slots<'_>, range: TimeRange| -> Vec<(u32, Timestamp, u64)> {
+            let of_group = (group, 0, i64::MIN)..=(group, u32::MAX, i64::MAX);
+            let all = self.expected.range(of_group);
+            all.filter(|((_, slot, ts), _)| slots.contains(Slot(*slot)) && range.contains(*ts))
+                .map(|((_, slot, ts), (_, bits))| (*slot, *ts, *bits))
+                .collect()
+        };
+        for group in 0..GROUP_COUNT {
+            let asks = [
+                (Slots::All, TimeRange::ALL),
+                (Slots::All, TimeRange::new(-20, 25)),
+                (Slots::Some(&[Slot(0), Slot(3)]), TimeRange::ALL),
+                (Slots::Some(&[Slot(1)]), TimeRange::new(10, 500)),
+            ];
+            for (slots, range) in asks {
+                let want = expect(group, slots, range);
+                assert_eq!(self.read(group, slots, range), want, "{group} {slots:?} {range:?}");
+                let in_tables = !self.tables.is_empty();
+                let told = self.snapshot.has_data(GroupId(group), range);
+                assert!(told || in_tables || want.is_empty(), "{group} {range:?} is denied");
+            }
+        }
+    }
+
+    fn read(&self, group: u64, slots: Slots<'_>, range: TimeRange) -> Vec<(u32, Timestamp, u64)> {
+        let group = GroupId(group);
+        let in_memory = self.snapshot.read(group, slots, range).unwrap();
+        in_memory.iter().for_each(GroupColumns::check);
+        assert!(
+            in_memory.is_sorted_by(|a, b| a.seq.max <= b.seq.max),
+            "sources stand oldest first"
+        );
+        let in_tables = self.tables.iter().flat_map(|table| {
+            table.iter().filter(|(other, _)| *other == group).map(|(_, columns)| columns.clone())
+        });
+        let mut sources: Vec<GroupColumns> = in_tables.chain(in_memory).collect();
+        sources.sort_by_key(|columns| columns.seq.max);
+        points(&merge_columns(&sources, range), slots)
+    }
+}
+
+/// Columns as (slot, ts, bits), sorted.
+pub(crate) fn points(columns: &GroupColumns, slots: Slots<'_>) -> Vec<(u32, Timestamp, u64)> {
+    columns.check();
+    let mut points = Vec::new();
+    for column in columns.batch.columns.iter().filter(|column| slots.contains(column.slot)) {
+        let times = &columns.batch.times[column.time_idx as usize];
+        let ColumnValues::F64(values) = &column.values else { unreachable!() };
+        let entries: Vec<usize> = match &column.presence {
+            None => (0..times.len()).collect(),
+            Some(presence) => presence.iter().collect(),
+        };
+        let pairs = entries.into_iter().zip(values);
+        points.extend(pairs.map(|(idx, value)| (column.slot.0, times[idx], value.to_bits())));
+    }
+    points
+}

@@ -1,0 +1,108 @@
+//! Definitions: what the log keeps of the index.
+//!
+//! ```text
+//! payload    = definition*
+//! definition = varint(group id) varint(1 if a group of one, else 0) varint(first slot)
+//!              varint(member count) text(group labels) text(member labels)*
+//! text       = varint(bytes) bytes          labels as firn_model::Labels encodes them
+//! ```
+//! Each carries its group's labels, so that it can be taken in alone, twice, and in any order. A
+//! group of one has one member without labels.
+
+use firn_model::{Error, GroupId, Labels, Result, decode_varint, encode_varint};
+
+use crate::sets::LOST_SET;
+use crate::state::State;
+
+/// Some slots in a row of one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) group_no: u32,
+    pub(crate) first_slot: u32,
+    pub(crate) count: u32,
+}
+
+/// A decoded definition.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Definition {
+    pub(crate) group: GroupId,
+    pub(crate) lone: bool,
+    pub(crate) first_slot: u32,
+    pub(crate) labels: Labels,
+    pub(crate) members: Vec<Labels>,
+}
+
+/// Appends the definition of a run; lost slots at its ends or inside are left out.
+pub(crate) fn encode_run(state: &State, run: Run, out: &mut Vec<u8>) {
+    let slots = state.groups.slots(run.group_no);
+    let end = (run.first_slot as usize + run.count as usize).min(slots.len());
+    let mut first_slot = run.first_slot as usize;
+    let wanted = slots.get(first_slot..end).unwrap_or_default();
+    let labels = state.labels_of(state.groups.labels(run.group_no), std::iter::empty());
+    for piece in wanted.chunk_by(|a, b| (*a == LOST_SET) == (*b == LOST_SET)) {
+        if piece.first() != Some(&LOST_SET) {
+            encode_varint(state.groups.id(run.group_no).0, out);
+            encode_varint(u64::from(state.groups.is_lone(run.group_no)), out);
+            encode_varint(first_slot as u64, out);
+            encode_varint(piece.len() as u64, out);
+            push_labels(&labels, out);
+            for &set in piece {
+                push_labels(&state.labels_of(std::iter::empty(), state.sets.pairs(set)), out);
+            }
+        }
+        first_slot += piece.len();
+    }
+}
+
+/// Takes one definition from the front of `input`.
+///
+/// # Errors
+/// `Invalid` if it is none.
+pub(crate) fn decode(input: &mut &[u8]) -> Result<Definition> {
+    let group = GroupId(take_varint(input)?);
+    let lone = match take_varint(input)? {
+        0 => false,
+        1 => true,
+        flags => return Err(Error::invalid(format!("definition of {group}: flags {flags}"))),
+    };
+    let first_slot = take_u32(input)?;
+    let count = take_u32(input)?;
+    let labels = take_labels(input)?;
+    // Each member takes at least a byte, so a count beyond that is a lie: reserve nothing for it.
+    let mut members = Vec::with_capacity((count as usize).min(input.len()));
+    for _ in 0..count {
+        members.push(take_labels(input)?);
+    }
+    if first_slot.checked_add(count).is_none() {
+        return Err(Error::invalid(format!("definition of {group}: slots beyond 2^32")));
+    }
+    if lone && (first_slot != 0 || count != 1 || members.iter().any(|m| !m.is_empty())) {
+        return Err(Error::invalid(format!("definition of {group}: a group of one with members")));
+    }
+    Ok(Definition { group, lone, first_slot, labels, members })
+}
+
+fn push_labels(labels: &Labels, out: &mut Vec<u8>) {
+    encode_varint(labels.as_encoded().len() as u64, out);
+    out.extend_from_slice(labels.as_encoded());
+}
+
+fn take_labels(input: &mut &[u8]) -> Result<Labels> {
+    let len = take_varint(input)?;
+    let split = usize::try_from(len).ok().and_then(|len| input.split_at_checked(len));
+    let (text, rest) = split.ok_or_else(cut_short)?;
+    *input = rest;
+    Labels::from_encoded(text)
+}
+
+fn take_varint(input: &mut &[u8]) -> Result<u64> {
+    decode_varint(input).ok_or_else(cut_short)
+}
+
+fn take_u32(input: &mut &[u8]) -> Result<u32> {
+    u32::try_from(take_varint(input)?).map_err(|_| Error::invalid("definition: number over 2^32"))
+}
+
+fn cut_short() -> Error {
+    Error::invalid("definition is cut short")
+}

@@ -1,0 +1,51 @@
+//! What the index is told at open.
+
+use firn_model::{Error, Result, ShardBits};
+
+/// What the index is told at open.
+#[derive(Clone, Debug)]
+pub struct IndexOptions {
+    /// How many shards group ids are spread over; fixed when the database is created.
+    pub shard_bits: ShardBits,
+    /// The labels that make a group. A series that has them all joins the group of their values when
+    /// it is first seen; one that lacks any of them is a group of one. Empty: every series is.
+    pub group_by: Vec<String>,
+    /// A group with this many slots is full: a sibling with the same labels opens. At least 1.
+    pub slots_per_group_max: u32,
+    /// New series are refused from here on; known ones go on.
+    pub series_max: u64,
+}
+
+/// Series numbers are `u32` and the last is a mark, so no setting goes beyond.
+pub(crate) const SERIES_LIMIT: u64 = u32::MAX as u64 - 1;
+
+impl IndexOptions {
+    /// The defaults of the design: groups by `job` and `instance`, 4,096 slots, no series limit.
+    pub fn new(shard_bits: ShardBits) -> IndexOptions {
+        IndexOptions {
+            shard_bits,
+            group_by: vec!["job".to_owned(), "instance".to_owned()],
+            slots_per_group_max: 4_096,
+            series_max: SERIES_LIMIT,
+        }
+    }
+
+    /// The options with `group_by` sorted and free of repetition.
+    ///
+    /// # Errors
+    /// `Invalid` for no slots or an empty name.
+    pub(crate) fn checked(mut self) -> Result<IndexOptions> {
+        if self.slots_per_group_max == 0 {
+            return Err(Error::invalid(
+                "slots_per_group_max is 0; a group needs at least one slot",
+            ));
+        }
+        if self.group_by.iter().any(String::is_empty) {
+            return Err(Error::invalid("group_by holds an empty label name"));
+        }
+        self.group_by.sort();
+        self.group_by.dedup();
+        self.series_max = self.series_max.min(SERIES_LIMIT);
+        Ok(self)
+    }
+}

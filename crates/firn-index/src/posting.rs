@@ -1,0 +1,127 @@
+//! Posting lists that grow: ids in order of arrival, as runs of varints behind one short inline run.
+//!
+//! A list of one run, which is what most pairs have, is 16 bytes and no heap.
+
+use firn_model::{decode_varint, encode_varint};
+
+use crate::idset::IdSet;
+
+/// Ids in order of arrival; mostly, not always, rising.
+#[derive(Debug, Default)]
+pub(crate) struct PostingList {
+    /// The open run, the last one: `start..start + len`. No id yet when `len` is 0.
+    start: u32,
+    len: u32,
+    /// The runs before it.
+    closed: Option<Box<Closed>>,
+}
+
+#[derive(Debug, Default)]
+struct Closed {
+    /// Per run `varint(zigzag(start - previous end) << 1 | longer)`, then `varint(len - 2)` if longer.
+    bytes: Vec<u8>,
+    /// End of the last closed run.
+    end: u32,
+}
+
+impl PostingList {
+    /// Adds an id. One that was just added is not added again. Gives by how much the heap grew.
+    pub(crate) fn push(&mut self, id: u32) -> usize {
+        if self.len == 0 {
+            (self.start, self.len) = (id, 1);
+        } else if id == self.start + self.len {
+            self.len += 1;
+        } else if !(self.start..self.start + self.len).contains(&id) {
+            let before = self.heap_bytes();
+            let closed = self.closed.get_or_insert_default();
+            let gap = i64::from(self.start) - i64::from(closed.end);
+            let zigzag = ((gap << 1) ^ (gap >> 63)) as u64;
+            encode_varint(zigzag << 1 | u64::from(self.len > 1), &mut closed.bytes);
+            if self.len > 1 {
+                encode_varint(u64::from(self.len - 2), &mut closed.bytes);
+            }
+            closed.end = self.start + self.len;
+            (self.start, self.len) = (id, 1);
+            return self.heap_bytes() - before;
+        }
+        0
+    }
+
+    /// The first id that was added.
+    pub(crate) fn first(&self) -> Option<u32> {
+        self.runs().next().map(|run| run.0)
+    }
+
+    /// Appends the runs, cut to ids below `end`, to `out` in order of arrival.
+    pub(crate) fn extend_runs(&self, end: u32, out: &mut Vec<(u32, u32)>) {
+        out.extend(self.runs().filter(|run| run.0 < end).map(|run| (run.0, run.1.min(end))));
+    }
+
+    /// The ids below `end`.
+    pub(crate) fn below(&self, end: u32) -> IdSet {
+        let mut runs = Vec::new();
+        self.extend_runs(end, &mut runs);
+        IdSet::from_runs(runs)
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.closed.as_ref().map_or(0, |closed| size_of::<Closed>() + closed.bytes.capacity())
+    }
+
+    fn runs(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let mut rest = self.closed.as_ref().map_or(&[][..], |closed| &closed.bytes[..]);
+        let mut end = 0i64;
+        let closed = std::iter::from_fn(move || {
+            let token = decode_varint(&mut rest)?;
+            let zigzag = token >> 1;
+            let start = end + ((zigzag >> 1) as i64 ^ -((zigzag & 1) as i64));
+            let len = if token & 1 == 0 { 1 } else { decode_varint(&mut rest)? as i64 + 2 };
+            end = start + len;
+            Some((start as u32, end as u32))
+        });
+        let open = (self.len > 0).then_some((self.start, self.start + self.len));
+        closed.chain(open)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn ids_come_back_in_any_order(ids in prop::collection::vec(0u32..80, 0..60), end in 0u32..90) {
+            let mut list = PostingList::default();
+            let heap_bytes: usize = ids.iter().map(|&id| list.push(id)).sum();
+            prop_assert_eq!(list.heap_bytes(), heap_bytes);
+            let want: BTreeSet<u32> = ids.iter().copied().filter(|&id| id < end).collect();
+            prop_assert_eq!(list.below(end).iter().collect::<BTreeSet<_>>(), want);
+            prop_assert_eq!(list.first(), ids.first().copied());
+        }
+    }
+
+    #[test]
+    fn the_ends_of_the_id_space_are_ids_too() {
+        let mut list = PostingList::default();
+        for id in [u32::MAX - 1, 0, 5, 6, 7, u32::MAX - 2] {
+            list.push(id);
+        }
+        assert_eq!(
+            list.below(u32::MAX).iter().collect::<Vec<_>>(),
+            [0, 5, 6, 7, u32::MAX - 2, u32::MAX - 1]
+        );
+    }
+
+    #[test]
+    fn a_list_of_one_run_has_no_heap() {
+        let mut list = PostingList::default();
+        for id in 7..1_000 {
+            list.push(id);
+        }
+        assert_eq!((size_of::<PostingList>(), list.heap_bytes()), (16, 0));
+    }
+}

@@ -1,0 +1,241 @@
+//! The index against a plain map, and what must hold at its borders.
+
+mod concurrent;
+mod model;
+mod segments;
+
+use std::sync::Arc;
+
+use firn_model::{
+    CancelToken, Grouping, Labels, MatchOp, Matcher, Result, SeriesRef, ShardBits, ShardId, Slot,
+};
+use firn_sim::{Faults, SimDisk};
+
+use crate::{Index, IndexOptions, IndexView};
+
+const SHARDS: usize = 4;
+
+fn disk() -> SimDisk {
+    SimDisk::new(Faults::new(1))
+}
+
+fn open(disk: &SimDisk, options: IndexOptions, parts: &[&[u8]]) -> Result<Index> {
+    Index::open(Arc::new(disk.clone()), options, parts)
+}
+
+fn options() -> IndexOptions {
+    IndexOptions { slots_per_group_max: 3, ..IndexOptions::new(ShardBits::for_count(SHARDS)) }
+}
+
+fn index() -> Index {
+    open(&disk(), options(), &[]).unwrap()
+}
+
+/// `a=1,b=2` as labels.
+fn labels(text: &str) -> Labels {
+    let pairs = text.split(',').filter_map(|pair| pair.split_once('='));
+    Labels::from_pairs(pairs).unwrap()
+}
+
+fn resolve(index: &Index, text: &str) -> SeriesRef {
+    let mut out = Vec::new();
+    index.resolve(&[labels(text)], &mut out);
+    out.remove(0).unwrap()
+}
+
+fn take_all(index: &Index) -> Vec<Vec<u8>> {
+    (0..SHARDS as u16)
+        .map(|shard| {
+            let mut out = Vec::new();
+            index.take_pending(ShardId(shard), &mut out);
+            out
+        })
+        .collect()
+}
+
+/// The matching label sets with their keys, sorted.
+fn select(
+    view: &IndexView,
+    matchers: &[(&str, MatchOp, &str)],
+    grouping: &Grouping,
+) -> Vec<String> {
+    let matchers: Vec<Matcher> =
+        matchers.iter().map(|m| Matcher::new(m.0, m.1, m.2).unwrap()).collect();
+    let matches = view.matches(&matchers, grouping, &CancelToken::new()).unwrap();
+    let mut found = Vec::new();
+    for group in &matches.groups {
+        for member in &group.members {
+            let series = SeriesRef { group: group.group, slot: member.slot };
+            let key = &matches.keys[member.key as usize];
+            found.push(format!("{} -> {key}", view.labels(series).unwrap()));
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn series_that_share_the_grouping_labels_share_a_group_and_others_stand_alone() {
+    let index = index();
+    let first = resolve(&index, "__name__=up,job=a,instance=1");
+    let second = resolve(&index, "__name__=down,job=a,instance=1");
+    let alone = resolve(&index, "__name__=up,job=a");
+    assert_eq!((first.slot, second.slot, alone.slot), (Slot(0), Slot(1), Slot(0)));
+    assert_eq!(first.group, second.group);
+    assert_ne!(first.group, alone.group);
+    assert_eq!(resolve(&index, "instance=1,job=a,__name__=up"), first);
+    assert_eq!(index.lookup(&labels("__name__=up")), None);
+}
+
+#[test]
+fn a_sibling_opens_when_a_group_is_full() {
+    let index = index();
+    let refs: Vec<SeriesRef> =
+        (0..7).map(|n| resolve(&index, &format!("m={n},job=a,instance=1"))).collect();
+    let slots: Vec<u32> = refs.iter().map(|series| series.slot.0).collect();
+    assert_eq!(slots, [0, 1, 2, 0, 1, 2, 0]);
+    let view = index.view();
+    assert_eq!(view.group_count(), 3);
+    assert_eq!(select(&view, &[("job", MatchOp::Equal, "a")], &Grouping::Series).len(), 7);
+    // The group key is one although there are three groups.
+    let matches =
+        view.matches(&[], &Grouping::By(vec!["job".into()]), &CancelToken::new()).unwrap();
+    assert_eq!(matches.keys, [labels("job=a")]);
+}
+
+#[test]
+fn a_label_set_has_one_reference_however_it_is_split() {
+    let index = index();
+    let lone = resolve(&index, "a=1,b=2");
+    let (groups, members) =
+        index.resolve_group(&labels("a=1"), &[labels("b=2"), labels("b=3")]).unwrap();
+    assert_eq!(members[0], lone);
+    assert_ne!(members[1].group, lone.group);
+    assert_eq!(groups, [lone.group, members[1].group]);
+    assert_eq!(resolve(&index, "a=1,b=3"), members[1]);
+    // A group of one has no labels left for a member, but it is found as the group without any.
+    let (_, whole) = index.resolve_group(&labels("a=1,b=2"), &[Labels::empty()]).unwrap();
+    assert_eq!(whole, [lone]);
+}
+
+#[test]
+fn bad_groups_are_refused_by_name() {
+    let index = index();
+    let refused = index.resolve_group(&labels("a=1"), &[labels("a=2,b=2")]).unwrap_err();
+    assert!(refused.to_string().contains("repeats label \"a\""), "{refused}");
+    assert!(index.resolve_group(&Labels::empty(), &[Labels::empty()]).is_err());
+    let mut out = Vec::new();
+    index.resolve(&[Labels::empty()], &mut out);
+    assert!(out[0].is_err());
+    assert_eq!(index.view().series_count(), 0);
+}
+
+#[test]
+fn new_series_over_the_limit_are_refused_while_known_ones_go_on() {
+    let options = IndexOptions { series_max: 2, ..options() };
+    let index = open(&disk(), options, &[]).unwrap();
+    let known = resolve(&index, "a=1");
+    let mut out = Vec::new();
+    let sets = [labels("a=2"), labels("a=3"), labels("a=1"), labels("a=2")];
+    index.resolve(&sets, &mut out);
+    assert!(out[0].is_ok() && out[3].is_ok());
+    let refused = out[1].as_ref().unwrap_err();
+    assert!(refused.is_retriable() && refused.to_string().contains("series_max"), "{refused}");
+    assert_eq!(out[2].as_ref().unwrap(), &known);
+    // The refused label set left nothing behind.
+    assert_eq!(index.stats().pair_count, 2);
+}
+
+#[test]
+fn matchers_mean_what_prometheus_means() {
+    let index = index();
+    for series in [
+        "__name__=up,job=a,instance=1",
+        "__name__=up,job=a,instance=2",
+        "__name__=cpu,job=a,instance=1,mode=idle",
+        "__name__=cpu,job=a,instance=1,mode=user",
+        "__name__=cpu,mode=idle",
+        "__name__=up",
+    ] {
+        resolve(&index, series);
+    }
+    let view = index.view();
+    let f = |matchers: &[(&str, MatchOp, &str)]| select(&view, matchers, &Grouping::By(vec![]));
+    let count = |matchers: &[(&str, MatchOp, &str)]| f(matchers).len();
+    use MatchOp::{Equal, NotEqual, NotRegex, Regex};
+    assert_eq!(f(&[("mode", Equal, "idle"), ("job", Equal, "")]), [r#"cpu{mode="idle"} -> {}"#]);
+    assert_eq!(count(&[]), 6);
+    assert_eq!(count(&[("job", Equal, "")]), 2);
+    assert_eq!(count(&[("job", NotEqual, "")]), 4);
+    assert_eq!(count(&[("mode", NotEqual, "idle")]), 4);
+    assert_eq!(count(&[("mode", Regex, "")]), 3);
+    assert_eq!(count(&[("mode", Regex, ".*")]), 6);
+    assert_eq!(count(&[("mode", Regex, ".+")]), 3);
+    assert_eq!(count(&[("mode", Regex, "idle|")]), 5);
+    assert_eq!(count(&[("mode", NotRegex, "idle|user")]), 3);
+    assert_eq!(count(&[("mode", NotRegex, ".*")]), 0);
+    assert_eq!(count(&[("nothing", Equal, "")]), 6);
+    assert_eq!(count(&[("nothing", NotEqual, "")]), 0);
+    assert_eq!(count(&[("instance", Equal, "1"), ("instance", Equal, "2")]), 0);
+    assert_eq!(count(&[("__name__", Regex, "c.u"), ("instance", Regex, "1|3")]), 2);
+}
+
+#[test]
+fn keys_are_shared_over_groups_and_members() {
+    let index = index();
+    resolve(&index, "__name__=cpu,job=a,instance=1,mode=idle");
+    resolve(&index, "__name__=cpu,job=a,instance=2,mode=idle");
+    resolve(&index, "__name__=cpu,job=a,instance=2,mode=user");
+    resolve(&index, "__name__=cpu,mode=idle");
+    let view = index.view();
+    let keys = |grouping: Grouping| {
+        let mut keys = view.matches(&[], &grouping, &CancelToken::new()).unwrap().keys;
+        keys.sort();
+        keys.iter().map(Labels::to_string).collect::<Vec<_>>()
+    };
+    let by = |names: &[&str]| Grouping::By(names.iter().map(|&name| name.to_owned()).collect());
+    assert_eq!(keys(by(&["mode"])), [r#"{mode="idle"}"#, r#"{mode="user"}"#]);
+    assert_eq!(keys(by(&["job", "no"])), ["{}", r#"{job="a"}"#]);
+    assert_eq!(
+        keys(Grouping::Without(vec!["instance".into(), "mode".into()])),
+        ["{}", r#"{job="a"}"#]
+    );
+    assert_eq!(keys(Grouping::Series).len(), 4);
+}
+
+#[test]
+fn references_that_were_never_given_are_known_as_such() {
+    let index = index();
+    let series = resolve(&index, "a=1");
+    let other_slot = SeriesRef { slot: Slot(1), ..series };
+    let other_group = SeriesRef { group: firn_model::GroupId(u64::MAX), ..series };
+    assert!(index.contains(series) && index.contains_all([series, series]));
+    assert_eq!(index.find_unknown([series, other_slot]), Some(other_slot));
+    assert!(!index.contains(other_group));
+    assert_eq!(index.view().labels(other_group), None);
+}
+
+#[test]
+fn a_cancelled_query_stops() {
+    let index = index();
+    resolve(&index, "a=1");
+    let cancel = CancelToken::new();
+    cancel.cancel();
+    let matchers = [Matcher::equal("a", "1")];
+    assert!(index.view().matches(&matchers, &Grouping::Series, &cancel).is_err());
+}
+
+#[test]
+fn cardinality_names_what_is_large() {
+    let index = index();
+    for series in ["__name__=up,x=1", "__name__=up,x=2", "__name__=cpu,job=a,instance=1"] {
+        resolve(&index, series);
+    }
+    let seen = index.view();
+    resolve(&index, "__name__=late,x=3");
+    let cardinality = seen.cardinality(2);
+    assert_eq!((cardinality.series_count, cardinality.group_count), (3, 3));
+    assert_eq!((cardinality.name_count, cardinality.pair_count), (4, 6));
+    assert_eq!(cardinality.series_by_metric, [("up".to_owned(), 2), ("cpu".to_owned(), 1)]);
+    assert_eq!(cardinality.values_by_name, [("__name__".to_owned(), 2), ("x".to_owned(), 2)]);
+}

@@ -1,0 +1,324 @@
+//! Random histories against a plain map: resolve, log, seal, fail, crash, query.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use firn_model::{
+    CancelToken, Grouping, LabelLimits, Labels, LabelsBuilder, MatchOp, Matcher, SeriesRef, ShardId,
+};
+use firn_sim::SimDisk;
+use proptest::prelude::*;
+
+use super::{SHARDS, disk, open, options};
+use crate::{Index, IndexView};
+
+const NAMES: [&str; 6] = ["__name__", "a", "b", "instance", "job", "zone"];
+const VALUES: [&str; 5] = ["", "v0", "v1", "v2", "w"];
+const PATTERNS: [&str; 18] = [
+    "", "v0", "v1", "no", ".*", ".+", "v.*", "v.+", ".*1.*", "v0|v2", "v0|", "(v1|w)", "[v]0",
+    "v?w?", "v", "w.*", "(?i)V0", "v0|v.",
+];
+
+#[derive(Clone, Debug)]
+enum Op {
+    Resolve(Vec<Labels>),
+    ResolveGroup(Labels, Vec<Labels>),
+    /// The log takes a shard's definitions.
+    Log(u16),
+    /// The log refuses a shard's definitions.
+    LogFails(u16),
+    Seal,
+    /// A seal is run but the manifest never hears of it.
+    SealLost,
+    /// A view is kept, to be compared at the end.
+    KeepView,
+    Query(Vec<Matcher>, Grouping),
+    /// What is neither logged nor sealed may be gone; streams are replayed in this order, twice if
+    /// `twice`; the manifest is a snapshot if `snapshot`.
+    Crash {
+        order: u64,
+        twice: bool,
+        snapshot: bool,
+    },
+}
+
+fn arb_labels() -> impl Strategy<Value = Labels> + Clone {
+    prop::collection::vec(prop::sample::select(&VALUES[..]), NAMES.len())
+        .prop_map(|values| from_pairs(NAMES.into_iter().zip(values)))
+}
+
+fn from_pairs<'a>(pairs: impl Iterator<Item = (&'a str, &'a str)>) -> Labels {
+    let mut builder = LabelsBuilder::default();
+    pairs.for_each(|(name, value)| builder.push(name, value));
+    builder.build(&LabelLimits::default()).unwrap()
+}
+
+fn arb_matcher() -> impl Strategy<Value = Matcher> {
+    let op = prop::sample::select(vec![
+        MatchOp::Equal,
+        MatchOp::NotEqual,
+        MatchOp::Regex,
+        MatchOp::NotRegex,
+    ]);
+    let name = prop::sample::select(vec!["__name__", "a", "b", "instance", "job", "nothing"]);
+    (name, op, prop::sample::select(&PATTERNS[..]))
+        .prop_map(|(name, op, value)| Matcher::new(name, op, value).unwrap())
+}
+
+fn arb_grouping() -> impl Strategy<Value = Grouping> {
+    let names = prop::sample::subsequence(vec!["__name__", "a", "b", "job", "nothing"], 0..4);
+    let names = names.prop_map(|names| names.into_iter().map(str::to_owned).collect::<Vec<_>>());
+    prop_oneof![
+        Just(Grouping::Series),
+        names.clone().prop_map(Grouping::By),
+        names.prop_map(Grouping::Without),
+    ]
+}
+
+fn arb_op() -> impl Strategy<Value = Op> {
+    let shard = 0..SHARDS as u16;
+    let sets = prop::collection::vec(arb_labels(), 1..12);
+    prop_oneof![
+        6 => sets.clone().prop_map(Op::Resolve),
+        2 => (arb_labels(), sets).prop_map(|(labels, members)| {
+            let group = labels.filter(|name| ["a", "job"].contains(&name));
+            let rest = |l: &Labels| l.filter(|name| !["a", "job"].contains(&name));
+            Op::ResolveGroup(group, members.iter().map(rest).collect())
+        }),
+        4 => shard.clone().prop_map(Op::Log),
+        1 => shard.prop_map(Op::LogFails),
+        2 => Just(Op::Seal),
+        1 => Just(Op::SealLost),
+        2 => Just(Op::KeepView),
+        5 => (prop::collection::vec(arb_matcher(), 0..4), arb_grouping())
+            .prop_map(|(matchers, grouping)| Op::Query(matchers, grouping)),
+        1 => (any::<u64>(), any::<bool>(), any::<bool>())
+            .prop_map(|(order, twice, snapshot)| Op::Crash { order, twice, snapshot }),
+    ]
+}
+
+/// The index and what it must know.
+struct World {
+    disk: SimDisk,
+    index: Index,
+    known: BTreeMap<Labels, SeriesRef>,
+    /// Label sets that are in the log or in a segment that the manifest names.
+    durable: BTreeSet<Labels>,
+    log: Vec<Vec<Vec<u8>>>,
+    manifest: Vec<Vec<u8>>,
+    views: Vec<(IndexView, BTreeMap<Labels, SeriesRef>)>,
+}
+
+impl World {
+    fn new() -> World {
+        let disk = disk();
+        World {
+            index: open(&disk, options(), &[]).unwrap(),
+            disk,
+            known: BTreeMap::new(),
+            durable: BTreeSet::new(),
+            log: vec![Vec::new(); SHARDS],
+            manifest: Vec::new(),
+            views: Vec::new(),
+        }
+    }
+
+    fn step(&mut self, op: &Op) {
+        match op {
+            Op::Resolve(sets) => self.resolve(sets),
+            Op::ResolveGroup(group, members) => self.resolve_group(group, members),
+            Op::Log(shard) => self.take_log(*shard),
+            Op::LogFails(shard) => {
+                self.index.take_pending(ShardId(*shard), &mut Vec::new());
+                self.index.requeue(ShardId(*shard));
+            }
+            Op::Seal => self.seal(),
+            Op::SealLost => {
+                if let Some(job) = self.index.plan_seal() {
+                    job.run(&self.disk).unwrap();
+                }
+            }
+            Op::KeepView => self.views.push((self.index.view(), self.known.clone())),
+            Op::Query(matchers, grouping) => {
+                check_query(&self.index.view(), &self.known, matchers, grouping);
+            }
+            Op::Crash { order, twice, snapshot } => self.crash(*order, *twice, *snapshot),
+        }
+    }
+
+    fn resolve(&mut self, sets: &[Labels]) {
+        let mut out = Vec::new();
+        self.index.resolve(sets, &mut out);
+        assert_eq!(out.len(), sets.len());
+        for (labels, series) in sets.iter().zip(out) {
+            match series {
+                Ok(series) => self.learn(labels.clone(), series),
+                Err(_) => assert!(labels.is_empty()),
+            }
+        }
+    }
+
+    fn resolve_group(&mut self, group: &Labels, members: &[Labels]) {
+        let Ok((groups, refs)) = self.index.resolve_group(group, members) else {
+            assert!(group.is_empty() && members.iter().any(Labels::is_empty));
+            // Those in batches before are defined; here one batch holds all.
+            return;
+        };
+        assert!(groups.is_sorted_by(|a, b| a < b));
+        for (member, &series) in members.iter().zip(&refs) {
+            assert!(groups.contains(&series.group));
+            self.learn(from_pairs(group.iter().chain(member.iter())), series);
+        }
+    }
+
+    fn learn(&mut self, labels: Labels, series: SeriesRef) {
+        assert!(series.slot.0 < options().slots_per_group_max);
+        if let Some(known) = self.known.insert(labels.clone(), series) {
+            assert_eq!(known, series, "{labels} has two references");
+        } else {
+            let taken = self.known.values().filter(|&&other| other == series).count();
+            assert_eq!(taken, 1, "{labels} was given a reference that is taken");
+        }
+        assert_eq!(self.index.lookup(&labels), Some(series));
+    }
+
+    fn take_log(&mut self, shard: u16) {
+        let mut payload = Vec::new();
+        self.index.take_pending(ShardId(shard), &mut payload);
+        if !payload.is_empty() {
+            self.log[usize::from(shard)].push(payload);
+        }
+        let bits = options().shard_bits;
+        let of_shard = self.known.iter().filter(|entry| bits.shard(entry.1.group).0 == shard);
+        self.durable.extend(of_shard.map(|entry| entry.0.clone()));
+    }
+
+    fn seal(&mut self) {
+        if let Some(job) = self.index.plan_seal() {
+            let part = job.run(&self.disk).unwrap();
+            self.index.apply(&part).unwrap();
+            self.manifest.push(part);
+        }
+        self.durable.extend(self.known.keys().cloned());
+    }
+
+    fn crash(&mut self, order: u64, twice: bool, snapshot: bool) {
+        if snapshot {
+            self.manifest = vec![self.index.snapshot_part()];
+        }
+        self.views.clear();
+        let parts: Vec<&[u8]> = self.manifest.iter().map(Vec::as_slice).collect();
+        self.index = open(&self.disk, options(), &parts).unwrap();
+        for _ in 0..=u8::from(twice) {
+            self.replay(order);
+        }
+        let (index, durable) = (&self.index, &self.durable);
+        self.known.retain(|labels, &mut series| match index.lookup(labels) {
+            Some(found) => {
+                assert_eq!(found, series, "{labels} came back as another series");
+                true
+            }
+            None => {
+                assert!(!durable.contains(labels), "{labels} was durable and is lost");
+                false
+            }
+        });
+    }
+
+    /// Replays all streams, entries of different ones mixed as the bits of `order` say.
+    fn replay(&mut self, order: u64) {
+        let mut next = [0; SHARDS];
+        let mut turn = order;
+        while (0..SHARDS).any(|shard| next[shard] < self.log[shard].len()) {
+            turn = turn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let shard = (turn >> 33) as usize % SHARDS;
+            if let Some(payload) = self.log[shard].get(next[shard]) {
+                self.index.replay(payload).unwrap();
+                next[shard] += 1;
+            }
+        }
+    }
+
+    /// All is sealed, and what the manifest names is enough.
+    fn finish(&mut self) {
+        for (view, known) in &self.views {
+            check_view(view, known);
+        }
+        check_view(&self.index.view(), &self.known);
+        self.seal();
+        let snapshot = self.index.snapshot_part();
+        let parts: Vec<&[u8]> = self.manifest.iter().map(Vec::as_slice).collect();
+        for parts in [&parts[..], &[&snapshot[..]]] {
+            let again = open(&self.disk, options(), parts).unwrap();
+            check_view(&again.view(), &self.known);
+        }
+    }
+}
+
+fn check_view(view: &IndexView, known: &BTreeMap<Labels, SeriesRef>) {
+    assert_eq!(view.series_count(), known.len() as u64);
+    for (labels, &series) in known {
+        assert_eq!(view.labels(series).as_ref(), Some(labels));
+    }
+    check_query(view, known, &[], &Grouping::By(vec!["job".to_owned(), "b".to_owned()]));
+    check_names(view, None, known.keys());
+}
+
+fn check_query(
+    view: &IndexView,
+    known: &BTreeMap<Labels, SeriesRef>,
+    matchers: &[Matcher],
+    grouping: &Grouping,
+) {
+    let want: BTreeMap<SeriesRef, &Labels> = known
+        .iter()
+        .filter(|(labels, _)| {
+            matchers.iter().all(|m| m.matches(labels.get(m.name()).unwrap_or("")))
+        })
+        .map(|(labels, &series)| (series, labels))
+        .collect();
+    let matches = view.matches(matchers, grouping, &CancelToken::new()).unwrap();
+    let mut got = BTreeMap::new();
+    assert!(matches.groups.is_sorted_by(|a, b| a.group < b.group));
+    for group in &matches.groups {
+        assert!(!group.members.is_empty());
+        assert!(group.members.is_sorted_by(|a, b| a.slot < b.slot));
+        for member in &group.members {
+            got.insert(SeriesRef { group: group.group, slot: member.slot }, member.key);
+        }
+    }
+    assert_eq!(got.keys().collect::<Vec<_>>(), want.keys().collect::<Vec<_>>(), "{matchers:?}");
+    for (series, labels) in &want {
+        let key = &matches.keys[got[series] as usize];
+        assert_eq!(key, &grouping.key(labels), "{labels} {grouping:?}");
+    }
+    let distinct: BTreeSet<&Labels> = matches.keys.iter().collect();
+    assert_eq!(distinct.len(), matches.keys.len(), "a key is given twice");
+    assert_eq!(got.values().collect::<BTreeSet<_>>().len(), matches.keys.len(), "an unused key");
+    check_names(view, Some(&matches), want.values().copied());
+}
+
+fn check_names<'a>(
+    view: &IndexView,
+    matches: Option<&crate::Matches>,
+    labels: impl Iterator<Item = &'a Labels>,
+) {
+    let mut want: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (name, value) in labels.flat_map(|labels| labels.iter()) {
+        want.entry(name).or_default().insert(value);
+    }
+    assert_eq!(view.label_names(matches), want.keys().copied().collect::<Vec<_>>());
+    for name in NAMES {
+        let values: Vec<&str> = want.get(name).into_iter().flatten().copied().collect();
+        assert_eq!(view.label_values(name, matches), values, "{name}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn random_histories_agree_with_a_plain_map(ops in prop::collection::vec(arb_op(), 1..40)) {
+        let mut world = World::new();
+        ops.iter().for_each(|op| world.step(op));
+        world.finish();
+    }
+}

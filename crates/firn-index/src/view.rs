@@ -1,0 +1,237 @@
+//! A frozen view of the index: what a query sees.
+
+use std::sync::Arc;
+
+use firn_model::{CancelToken, Grouping, Labels, METRIC_NAME, Matcher, Result, SeriesRef};
+use hashbrown::HashSet;
+
+use crate::index::Shared;
+use crate::matching::{self, Matches};
+use crate::state::{Place, State, Watermark};
+
+/// The series that were known when it was taken; later ones are not seen. Cheap to clone and to
+/// keep: it holds marks, no copy. Calls take the index's lock for bounded pieces only.
+#[derive(Clone, Debug)]
+pub struct IndexView {
+    shared: Arc<Shared>,
+    mark: Watermark,
+}
+
+/// Sizes of the index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexStats {
+    /// Series that are known.
+    pub series_count: u64,
+    /// Groups, those of one member included.
+    pub group_count: u64,
+    /// Distinct label sets of members.
+    pub member_set_count: u64,
+    /// Distinct label names.
+    pub name_count: u64,
+    /// Distinct label pairs.
+    pub pair_count: u64,
+    /// Memory held.
+    pub heap_bytes: u64,
+    /// Sealed segment files.
+    pub segment_count: u64,
+    /// Their length together.
+    pub segment_bytes: u64,
+}
+
+/// What makes the index large.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cardinality {
+    /// Series in the view.
+    pub series_count: u64,
+    /// Groups in the view.
+    pub group_count: u64,
+    /// Label names in the view.
+    pub name_count: u64,
+    /// Label pairs in the view.
+    pub pair_count: u64,
+    /// The metric names with most series, most first.
+    pub series_by_metric: Vec<(String, u64)>,
+    /// The label names with most values, most first.
+    pub values_by_name: Vec<(String, u64)>,
+}
+
+// Pairs or groups looked at under one lock.
+const PAIRS_PER_LOCK: usize = 1_024;
+
+impl IndexView {
+    pub(crate) fn new(shared: Arc<Shared>, mark: Watermark) -> IndexView {
+        IndexView { shared, mark }
+    }
+
+    /// The groups and slots for which all matchers hold, with a key under `grouping` for each. An
+    /// absent label has the value `""`. No matcher: every series.
+    ///
+    /// # Errors
+    /// `Canceled` or `Timeout` when the token says so; asked about once per millisecond.
+    pub fn matches(
+        &self,
+        matchers: &[Matcher],
+        grouping: &Grouping,
+        cancel: &CancelToken,
+    ) -> Result<Matches> {
+        matching::matches(&self.shared, self.mark, matchers, grouping, cancel)
+    }
+
+    /// The labels of a series; `None` if the view does not know it.
+    pub fn labels(&self, series: SeriesRef) -> Option<Labels> {
+        let state = self.shared.state.read();
+        let place = state.place(series)?;
+        let visible = state.groups.slot_count_below(place.group_no, self.mark.series);
+        (place.slot < visible).then(|| state.labels_at(place))
+    }
+
+    /// How many series the view knows.
+    pub fn series_count(&self) -> u64 {
+        u64::from(self.mark.series - self.mark.lost)
+    }
+
+    /// How many groups the view knows, groups of one included.
+    pub fn group_count(&self) -> u64 {
+        u64::from(self.mark.groups)
+    }
+
+    /// The label names of `matches`, or of all series, sorted.
+    pub fn label_names(&self, matches: Option<&Matches>) -> Vec<String> {
+        let mut names: Vec<String> = match matches {
+            Some(matches) => {
+                let pairs = self.pairs_of(matches);
+                let state = self.shared.state.read();
+                let ids: HashSet<u32> =
+                    pairs.into_iter().map(|pair| state.pairs.pair(pair).name).collect();
+                ids.into_iter().map(|id| state.pairs.name_text(id).to_owned()).collect()
+            }
+            None => {
+                let state = self.shared.state.read();
+                let ids = 0..state.pairs.name_count();
+                let seen = ids.filter(|&id| self.sees_name(&state, id));
+                seen.map(|id| state.pairs.name_text(id).to_owned()).collect()
+            }
+        };
+        names.sort_unstable();
+        names
+    }
+
+    /// The values that `name` has in `matches`, or in all series, sorted.
+    pub fn label_values(&self, name: &str, matches: Option<&Matches>) -> Vec<String> {
+        let Some(name) = self.shared.state.read().pairs.find_name(name.as_bytes()) else {
+            return Vec::new();
+        };
+        let mut values: Vec<String> = match matches {
+            Some(matches) => {
+                let pairs = self.pairs_of(matches);
+                let state = self.shared.state.read();
+                let of_name = pairs.into_iter().filter(|&pair| state.pairs.pair(pair).name == name);
+                of_name.map(|pair| state.pairs.value_text(pair).to_owned()).collect()
+            }
+            None => {
+                let mut values = Vec::new();
+                self.each_pair(name, |state, pair| {
+                    values.push(state.pairs.value_text(pair).to_owned());
+                });
+                values
+            }
+        };
+        values.sort_unstable();
+        values
+    }
+
+    /// What makes the index large; at most `top` entries per list. Looks at every pair.
+    pub fn cardinality(&self, top: usize) -> Cardinality {
+        let mut values_by_name: Vec<(String, u64)> = Vec::new();
+        let mut series_by_metric: Vec<(String, u64)> = Vec::new();
+        for name in 0..self.shared.state.read().pairs.name_count() {
+            let text = self.shared.state.read().pairs.name_text(name).to_owned();
+            let mut value_count = 0;
+            self.each_pair(name, |state, pair| {
+                value_count += 1;
+                if text == METRIC_NAME {
+                    let series_count = self.count_series(state, pair);
+                    series_by_metric.push((state.pairs.value_text(pair).to_owned(), series_count));
+                }
+            });
+            if value_count > 0 {
+                values_by_name.push((text, value_count));
+            }
+        }
+        Cardinality {
+            series_count: self.series_count(),
+            group_count: self.group_count(),
+            name_count: values_by_name.len() as u64,
+            pair_count: values_by_name.iter().map(|entry| entry.1).sum(),
+            series_by_metric: most(series_by_metric, top),
+            values_by_name: most(values_by_name, top),
+        }
+    }
+
+    /// Hands on every pair of a name that the view sees, a bounded number under each lock.
+    fn each_pair(&self, name: u32, mut take: impl FnMut(&State, u32)) {
+        let mut next = 0;
+        loop {
+            let state = self.shared.state.read();
+            let rest = state.pairs.name(name).pairs.get(next..).unwrap_or_default();
+            if rest.is_empty() {
+                return;
+            }
+            let batch = rest.iter().take(PAIRS_PER_LOCK);
+            batch.filter(|&&pair| self.sees_pair(&state, pair)).for_each(|&p| take(&state, p));
+            next += PAIRS_PER_LOCK.min(rest.len());
+        }
+    }
+
+    /// The pairs on the series of `matches`, each once.
+    fn pairs_of(&self, matches: &Matches) -> HashSet<u32> {
+        let (mut pairs, mut sets) = (HashSet::new(), HashSet::new());
+        for batch in matches.groups.chunks(PAIRS_PER_LOCK) {
+            let state = self.shared.state.read();
+            for group in batch {
+                let Some(group_no) = state.groups.find(group.group) else { continue };
+                pairs.extend(state.groups.labels(group_no));
+                for member in &group.members {
+                    let set = state.set_of(Place { group_no, slot: member.slot.0 });
+                    if sets.insert(set) {
+                        pairs.extend(state.sets.pairs(set));
+                    }
+                }
+            }
+        }
+        pairs
+    }
+
+    fn sees_name(&self, state: &State, name: u32) -> bool {
+        let name = state.pairs.name(name);
+        self.sees_any(state, name.groups.first(), name.sets.first())
+    }
+
+    fn sees_pair(&self, state: &State, pair: u32) -> bool {
+        let pair = state.pairs.pair(pair);
+        self.sees_any(state, pair.groups.first(), pair.sets.first())
+    }
+
+    /// Both lists rise, so their first entries are the oldest.
+    fn sees_any(&self, state: &State, group: Option<u32>, set: Option<u32>) -> bool {
+        group.is_some_and(|group_no| group_no < self.mark.groups)
+            || set.is_some_and(|set| state.sets.set(set).first_series < self.mark.series)
+    }
+
+    /// How many series have `pair`.
+    fn count_series(&self, state: &State, pair: u32) -> u64 {
+        let pair = state.pairs.pair(pair);
+        let groups = pair.groups.below(self.mark.groups);
+        let slots = |no| u64::from(state.groups.slot_count_below(no, self.mark.series));
+        let in_groups: u64 = groups.iter().map(slots).sum();
+        let sets = pair.sets.below(self.mark.sets);
+        let groups_of = |set| state.sets.set(set).groups.below(self.mark.groups).count();
+        in_groups + sets.iter().map(groups_of).sum::<u64>()
+    }
+}
+
+fn most(mut entries: Vec<(String, u64)>, top: usize) -> Vec<(String, u64)> {
+    entries.sort_unstable_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    entries.truncate(top);
+    entries
+}

@@ -1,0 +1,260 @@
+//! A model of the group commit: `commit.rs` compiled against a scheduler that tries many
+//! interleavings of its locks and condition variables, with a file that fails when told.
+
+use std::fmt;
+use std::sync::Arc;
+
+use firn_env::DiskFile;
+use firn_model::{CommitSeq, Error, LogPosition, Result, ShardId};
+use shuttle::thread::{JoinHandle, spawn, yield_now};
+
+use crate::entry::{EntryKind, EntryRef};
+use crate::queue::Pushed;
+use crate::segment::{Header, SegmentNo};
+
+#[expect(clippy::duplicate_mod, reason = "this copy names the model's locks")]
+#[expect(dead_code, reason = "the model does not ask for numbers")]
+#[path = "commit.rs"]
+mod commit;
+
+use commit::Queue;
+
+/// The locks under the model, in the form that `commit.rs` knows.
+mod sync {
+    use std::ops::{Deref, DerefMut};
+
+    #[derive(Debug)]
+    pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+    #[derive(Debug)]
+    pub(crate) struct MutexGuard<'a, T>(Option<shuttle::sync::MutexGuard<'a, T>>);
+
+    #[derive(Debug)]
+    pub(crate) struct Condvar(shuttle::sync::Condvar);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Mutex<T> {
+            Mutex(shuttle::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            MutexGuard(Some(self.0.lock().unwrap()))
+        }
+    }
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.0.as_ref().unwrap()
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.0.as_mut().unwrap()
+        }
+    }
+
+    impl Condvar {
+        pub(crate) fn new() -> Condvar {
+            Condvar(shuttle::sync::Condvar::new())
+        }
+
+        pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+            guard.0 = Some(self.0.wait(guard.0.take().unwrap()).unwrap());
+        }
+
+        pub(crate) fn notify_one(&self) {
+            self.0.notify_one();
+        }
+
+        pub(crate) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+    }
+}
+
+/// A file whose syncs take time (others run meanwhile) and fail when told. Remembers up to where
+/// it was synced.
+struct File {
+    state: shuttle::sync::Mutex<FileState>,
+    fails_sync: Option<u64>,
+}
+
+#[derive(Default)]
+struct FileState {
+    written: u64,
+    durable: u64,
+    syncs: u64,
+    is_busy: bool,
+}
+
+impl File {
+    fn new(fails_sync: Option<u64>) -> Arc<File> {
+        Arc::new(File { state: shuttle::sync::Mutex::default(), fails_sync })
+    }
+
+    fn durable(&self) -> u64 {
+        self.state.lock().unwrap().durable
+    }
+
+    fn has_failed(&self) -> bool {
+        self.fails_sync.is_some_and(|at| self.state.lock().unwrap().syncs >= at)
+    }
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("File")
+    }
+}
+
+impl DiskFile for File {
+    fn read_at(&self, _: u64, _: &mut [u8]) -> Result<()> {
+        unreachable!("group commit does not read")
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let mut state = self.state.lock().unwrap();
+        assert!(!std::mem::replace(&mut state.is_busy, true), "two leaders");
+        assert_eq!(offset, state.written, "a gap or an overlap");
+        state.written += bytes.len() as u64;
+        state.is_busy = false;
+        Ok(())
+    }
+
+    fn preallocate(&self, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        let written = {
+            let mut state = self.state.lock().unwrap();
+            assert!(!std::mem::replace(&mut state.is_busy, true), "two leaders");
+            state.written
+        };
+        yield_now();
+        let mut state = self.state.lock().unwrap();
+        state.is_busy = false;
+        state.syncs += 1;
+        if self.fails_sync == Some(state.syncs) {
+            return Err(Error::unavailable("sync failed"));
+        }
+        state.durable = written;
+        Ok(())
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(1 << 20)
+    }
+}
+
+fn header(number: u64) -> Header {
+    Header {
+        stream: 0,
+        stream_count: 1,
+        shard_count: 1,
+        number: SegmentNo(number),
+        base: LogPosition(0),
+        bytes: 1 << 20,
+        nonce: 7,
+        previous: None,
+    }
+}
+
+fn queue_on(file: &Arc<File>) -> Arc<Queue> {
+    Arc::new(Queue::new("model".into(), header(1), Arc::<File>::clone(file)))
+}
+
+fn append(queue: &Queue, payload: &[u8]) -> Option<(SegmentNo, LogPosition)> {
+    let segment = queue.segment();
+    let entry = EntryRef { kind: EntryKind::Rows, shard: ShardId(0), seq: CommitSeq(1), payload };
+    match queue.append(segment, &[entry]) {
+        Pushed::At(position) => Some((segment, position)),
+        Pushed::Rotated | Pushed::Full => None,
+    }
+}
+
+/// Three writers append and commit; what they are told is checked against the file. Under the lazy
+/// policy commits do not sync and each writer asks for a sync afterwards.
+fn writers(queue: &Arc<Queue>, file: &Arc<File>, lazy: bool) -> Vec<JoinHandle<()>> {
+    let writer = |way: usize| {
+        let (queue, file) = (Arc::clone(queue), Arc::clone(file));
+        spawn(move || {
+            for _ in 0..2 {
+                let Some((segment, position)) = append(&queue, &[1; 9]) else { return };
+                let outcome = match queue.commit_unless_led(position, !lazy) {
+                    Some(outcome) if way == 0 => outcome,
+                    _ => queue.commit(position, !lazy),
+                };
+                let outcome = if lazy { outcome.and_then(|()| queue.sync()) } else { outcome };
+                if outcome.is_err() {
+                    assert!(file.fails_sync.is_some(), "{outcome:?}");
+                    assert!(lazy || queue.durable_before(position) < position);
+                } else if segment == SegmentNo(1) && queue.durable_before(position) == position {
+                    // The first segment begins at position 0: positions in it are offsets.
+                    assert!(lazy && file.has_failed() || file.durable() >= position.0);
+                } else {
+                    assert!(lazy || segment != SegmentNo(1), "acknowledged, then called failed");
+                }
+            }
+        })
+    };
+    (0..3).map(writer).collect()
+}
+
+#[test]
+fn every_waiter_returns_and_what_is_acknowledged_is_durable() {
+    for lazy in [false, true] {
+        check(move || {
+            let file = File::new(None);
+            let queue = queue_on(&file);
+            for thread in writers(&queue, &file, lazy) {
+                thread.join().unwrap();
+            }
+            assert!(file.durable() <= queue.end().0);
+        });
+    }
+}
+
+#[test]
+fn a_failed_sync_fails_its_waiters_and_nobody_hangs() {
+    for (lazy, fails_sync) in [(false, 1), (false, 2), (false, 3), (true, 1), (true, 2)] {
+        check(move || {
+            let file = File::new(Some(fails_sync));
+            let queue = queue_on(&file);
+            for thread in writers(&queue, &file, lazy) {
+                thread.join().unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_rotation_among_writers_loses_nothing() {
+    for fails_sync in [None, Some(1), Some(2)] {
+        check(move || {
+            let [old, new] = [File::new(fails_sync), File::new(None)];
+            let queue = queue_on(&old);
+            let threads = writers(&queue, &old, false);
+            let before = queue.end();
+            let end = queue.rotate(header(2), Arc::<File>::clone(&new));
+            assert!(end >= before);
+            assert!(fails_sync.is_some() || old.durable() == end.0);
+            let (segment, position) = append(&queue, &[2; 9]).unwrap();
+            assert_eq!(segment, SegmentNo(2));
+            queue.commit(position, true).unwrap();
+            assert!(new.durable() >= position.0 - end.0);
+            for thread in threads {
+                thread.join().unwrap();
+            }
+        });
+    }
+}
+
+/// Many random schedules and many with few, well placed switches.
+fn check(model: impl Fn() + Send + Sync + Clone + 'static) {
+    shuttle::check_random(model.clone(), 1_000);
+    shuttle::check_pct(model, 1_000, 3);
+}

@@ -1,0 +1,198 @@
+//! Recovery: which segments a stream has on disk, and where it goes on. `replay.rs` reads them.
+
+mod replay;
+
+use std::sync::Arc;
+
+use firn_env::{Disk, DiskFile, OpenMode};
+use firn_model::{Error, ErrorKind, LogPosition, Result};
+
+use crate::block::ALIGN_BYTES;
+use crate::read::SegmentReader;
+use crate::segment::{self, HEADER_BYTES, Header, Previous, SegmentNo};
+use crate::stream::{OldSegment, Resume};
+use crate::{LogOptions, StreamId};
+
+pub use replay::{ReplayEntry, ReplayReport};
+
+/// A tail is made durable in steps of this.
+const REWRITE_BYTES: u64 = 1 << 20;
+
+/// A stream as it is on disk.
+#[derive(Debug)]
+pub(crate) struct FoundStream {
+    id: StreamId,
+    segments: Vec<FoundSegment>,
+    next_number: SegmentNo,
+    replayed: Option<Replayed>,
+}
+
+#[derive(Debug)]
+struct FoundSegment {
+    number: SegmentNo,
+    file: Arc<dyn DiskFile>,
+    file_bytes: u64,
+    header: Option<Header>,
+    /// Without a header: where the last byte that is not zero ends, none if it was never used.
+    headless_bytes: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Replayed {
+    floor: LogPosition,
+    /// The last segment with a header and where it ends.
+    last: Option<Previous>,
+    /// The last durable mark that was read.
+    mark: LogPosition,
+    /// Nothing may get a position below this again.
+    base_min: LogPosition,
+}
+
+impl FoundStream {
+    /// Lists the segments of a stream and reads their headers.
+    ///
+    /// # Errors
+    /// `Invalid` if it was written by a newer version or with other counts of streams or shards.
+    pub(crate) fn open(disk: &dyn Disk, id: StreamId, options: &LogOptions) -> Result<FoundStream> {
+        let mut numbers: Vec<SegmentNo> = disk
+            .list(&segment::folder(id.0))?
+            .iter()
+            .filter_map(|name| segment::parse_name(name))
+            .collect();
+        numbers.sort_unstable();
+        let next_number = SegmentNo(numbers.last().map_or(1, |last| last.0 + 1));
+        let mut segments = Vec::with_capacity(numbers.len());
+        for number in numbers {
+            let path = segment::path(id.0, number);
+            let file = disk.open(&path, OpenMode::Write)?;
+            let file_bytes = file.len()?;
+            let mut bytes = vec![0; HEADER_BYTES.min(file_bytes as usize)];
+            file.read_at(0, &mut bytes)?;
+            let header = Header::decode(&bytes).map_err(|error| error.context(&path))?;
+            if let Some(header) = &header {
+                check_header(header, id, number, options).map_err(|error| error.context(&path))?;
+            }
+            let headless_bytes = match &header {
+                Some(_) => None,
+                None => SegmentReader::headless(Arc::clone(&file))?.last_written(0)?,
+            };
+            segments.push(FoundSegment { number, file, file_bytes, header, headless_bytes });
+        }
+        Ok(FoundStream { id, segments, next_number, replayed: None })
+    }
+
+    /// Bytes of segments with entries, as far as that is known before they are read.
+    pub(crate) fn bytes(&self) -> u64 {
+        let bases = self.segments.iter().filter_map(|found| Some(found.header.as_ref()?.base.0));
+        let first_to_last = bases.clone().max().unwrap_or(0) - bases.min().unwrap_or(0);
+        let last = self.segments.iter().rfind(|found| found.header.is_some());
+        first_to_last + last.map_or(0, |last| last.file_bytes)
+    }
+
+    /// Makes what was read durable, removes files that were never used, and says where to go on.
+    ///
+    /// # Errors
+    /// `Internal` if the stream was not replayed; `Unavailable` when the disk fails.
+    pub(crate) fn resume(&mut self, disk: &dyn Disk) -> Result<Resume> {
+        let replayed = self.replayed.as_ref().ok_or_else(|| {
+            Error::internal(format!("log stream {} was not replayed before the start", self.id.0))
+        })?;
+        if let Some(last) = replayed.last {
+            self.secure_tail(last, replayed.mark)?;
+        }
+        let next_number = self.next_number;
+        // A second try after a failed one must not meet the first one's file.
+        self.next_number.0 += 1;
+        let mut old = Vec::with_capacity(self.segments.len());
+        for segment in &self.segments {
+            if segment.is_blank() {
+                match disk.remove(&segment::path(self.id.0, segment.number)) {
+                    Err(error) if *error.kind() != ErrorKind::NotFound => return Err(error),
+                    _ => continue,
+                }
+            }
+            old.push(OldSegment { number: segment.number, end: replayed.base_min });
+        }
+        // A segment ends where the next one begins, if that is known.
+        let bases = self.segments.iter().rev().filter_map(|segment| segment.header.as_ref());
+        let mut next_base = replayed.base_min;
+        for header in bases {
+            for old in old.iter_mut().filter(|old| old.number == header.number) {
+                old.end = next_base;
+            }
+            next_base = header.base;
+        }
+        Ok(Resume {
+            base: replayed.base_min,
+            floor: replayed.floor,
+            next_number,
+            previous: replayed.last,
+            old,
+        })
+    }
+
+    /// Makes the tail durable that was given to the caller, who builds on it from here on. A killed
+    /// process may have left it in the machine's page cache, and after a failed sync the kernel
+    /// calls such pages clean, so that syncing them again does nothing. Therefore everything
+    /// behind the last mark is written once more, with the bytes that are there: if that is torn,
+    /// nothing changes.
+    fn secure_tail(&self, last: Previous, mark: LogPosition) -> Result<()> {
+        let found = self.segments.iter().find(|found| found.number == last.number);
+        let Some((segment, header)) = found.and_then(|found| Some((found, found.header.as_ref()?)))
+        else {
+            return Ok(());
+        };
+        let marked = mark.0.saturating_sub(header.base.0);
+        let end = last.end.0.saturating_sub(header.base.0).min(segment.file_bytes);
+        let mut offset = if marked < HEADER_BYTES as u64 { 0 } else { marked };
+        let mut bytes = Vec::new();
+        while offset < end {
+            bytes.resize((end - offset).min(REWRITE_BYTES) as usize, 0);
+            segment.file.read_at(offset, &mut bytes)?;
+            segment.file.write_at(offset, &bytes)?;
+            offset += bytes.len() as u64;
+        }
+        segment.file.sync()
+    }
+
+    /// The first position that nothing had before, not even something that was damaged or torn.
+    fn base_min(&self, end: LogPosition, floor: LogPosition) -> LogPosition {
+        let headers = self.segments.iter().filter_map(|segment| segment.header.as_ref());
+        let bases = headers.map(|header| header.base.0 + ALIGN_BYTES as u64).max().unwrap_or(0);
+        // A header that cannot be read hides a base; its segment lay behind the others.
+        let hidden = self.segments.iter().filter(|segment| segment.headless_bytes.is_some());
+        let hidden_bytes: u64 = hidden.map(|segment| segment.file_bytes).sum();
+        let base = end.0.max(floor.0).max(bases) + hidden_bytes;
+        LogPosition(base.next_multiple_of(ALIGN_BYTES as u64))
+    }
+}
+
+impl FoundSegment {
+    /// Made ahead and never used.
+    fn is_blank(&self) -> bool {
+        self.header.is_none() && self.headless_bytes.is_none()
+    }
+}
+
+fn check_header(
+    header: &Header,
+    id: StreamId,
+    number: SegmentNo,
+    options: &LogOptions,
+) -> Result<()> {
+    let Header { stream, stream_count, shard_count, .. } = *header;
+    let (want_streams, want_shards) = (options.stream_count, options.shard_count);
+    if usize::from(stream_count) != want_streams || usize::from(shard_count) != want_shards {
+        return Err(Error::invalid(format!(
+            "the log was written with {stream_count} streams and {shard_count} shards, not with \
+             {want_streams} and {want_shards}: open it with what it was made with"
+        )));
+    }
+    if stream != id.0 || header.number != number {
+        return Err(Error::invalid(format!(
+            "this is segment {} of stream {stream}: the file was moved or renamed, move it back",
+            header.number.0
+        )));
+    }
+    Ok(())
+}

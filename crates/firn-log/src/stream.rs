@@ -1,0 +1,233 @@
+//! A stream: a queue over a chain of segments. Makes segments ahead, rotates, purges.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use firn_env::{Clock, Disk};
+use firn_model::{Error, ErrorKind, LogPosition, Result};
+
+use crate::commit::Queue;
+use crate::entry::EntryRef;
+use crate::queue::Pushed;
+use crate::segment::{self, Blank, Header, Previous, SegmentNo};
+use crate::sync::Mutex;
+use crate::{Append, LogOptions, StreamId, SyncPolicy, block};
+
+/// One of the log's parallel files.
+///
+/// Lock order: `next`, then the queue's lock, or `old` alone. `next` is held while a segment is
+/// made, which is I/O: only those who need that segment wait for it.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    id: StreamId,
+    options: LogOptions,
+    disk: Arc<dyn Disk>,
+    clock: Arc<dyn Clock>,
+    queue: Queue,
+    next: Mutex<Next>,
+    /// Segments that take nothing more, oldest first.
+    old: Mutex<Vec<OldSegment>>,
+    /// What is not above it is not needed.
+    floor: AtomicU64,
+    /// When the last sync of the interval policy began.
+    synced_at_ns: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Next {
+    number: SegmentNo,
+    blank: Option<Blank>,
+}
+
+/// A segment that can go once the floor has reached its end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OldSegment {
+    pub(crate) number: SegmentNo,
+    pub(crate) end: LogPosition,
+}
+
+/// Where a stream goes on after recovery.
+#[derive(Debug)]
+pub(crate) struct Resume {
+    pub(crate) base: LogPosition,
+    pub(crate) floor: LogPosition,
+    pub(crate) next_number: SegmentNo,
+    pub(crate) previous: Option<Previous>,
+    pub(crate) old: Vec<OldSegment>,
+}
+
+impl Stream {
+    /// Goes on after recovery, always in a new segment: a torn one is never written again.
+    ///
+    /// # Errors
+    /// `Unavailable` when the disk fails or is full.
+    pub(crate) fn start(
+        id: StreamId,
+        options: &LogOptions,
+        disk: &Arc<dyn Disk>,
+        clock: &Arc<dyn Clock>,
+        resume: Resume,
+    ) -> Result<Stream> {
+        let mut next = Next { number: resume.next_number, blank: None };
+        let blank = next.take(id, options, &**disk, &**clock)?;
+        let header = Header {
+            base: resume.base,
+            previous: resume.previous,
+            ..header_of(id, options, &blank)
+        };
+        Ok(Stream {
+            id,
+            options: options.clone(),
+            disk: Arc::clone(disk),
+            clock: Arc::clone(clock),
+            queue: Queue::new(format!("stream {}", id.0), header, blank.file),
+            next: Mutex::new(next),
+            old: Mutex::new(resume.old),
+            floor: AtomicU64::new(resume.floor.0),
+            synced_at_ns: AtomicU64::new(clock.monotonic_ns()),
+        })
+    }
+
+    pub(crate) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// See [`crate::Log::append`].
+    pub(crate) fn append(&self, expected: SegmentNo, entries: &[EntryRef<'_>]) -> Result<Append> {
+        match self.queue.append(expected, entries) {
+            Pushed::At(position) => Ok(Append::At(position)),
+            Pushed::Rotated => Ok(Append::Rotated),
+            Pushed::Full => {
+                self.check_size(entries)?;
+                self.rotate(expected)?;
+                Ok(Append::Rotated)
+            }
+        }
+    }
+
+    /// Whether the interval policy wants a sync now. Only one of those who ask is told so.
+    pub(crate) fn is_sync_due(&self) -> bool {
+        let SyncPolicy::IntervalMs(interval_ms) = self.options.sync else { return false };
+        let now_ns = self.clock.monotonic_ns();
+        let synced_at_ns = self.synced_at_ns.load(Ordering::Relaxed);
+        now_ns.saturating_sub(synced_at_ns) >= interval_ms.saturating_mul(1_000_000)
+            && self
+                .synced_at_ns
+                .compare_exchange(synced_at_ns, now_ns, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    /// Makes the next segment if there is none.
+    pub(crate) fn prepare(&self) -> Result<()> {
+        let mut next = self.next.lock();
+        if next.blank.is_none() {
+            next.blank = Some(next.make(self.id, &self.options, &*self.disk, &*self.clock)?);
+        }
+        Ok(())
+    }
+
+    /// Removes the segments that end at or below `floor`.
+    pub(crate) fn purge(&self, floor: LogPosition) -> Result<()> {
+        let floor = self.floor.fetch_max(floor.0, Ordering::Relaxed).max(floor.0);
+        while let Some(oldest) = self.oldest_below(LogPosition(floor)) {
+            // The removed name may come back after a crash. That is harmless: replay is told the
+            // floor again. So no sync of the folder.
+            match self.disk.remove(&segment::path(self.id.0, oldest.number)) {
+                Err(error) if *error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => self.old.lock().retain(|old| old.number != oldest.number),
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes above the floor: what a recovery would replay.
+    pub(crate) fn live_bytes(&self) -> u64 {
+        self.queue.end().0.saturating_sub(self.floor.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn segment_count(&self) -> usize {
+        self.old.lock().len() + 1
+    }
+
+    fn oldest_below(&self, floor: LogPosition) -> Option<OldSegment> {
+        self.old.lock().first().copied().filter(|oldest| oldest.end <= floor)
+    }
+
+    fn rotate(&self, full: SegmentNo) -> Result<()> {
+        let mut next = self.next.lock();
+        if self.queue.segment() != full {
+            return Ok(());
+        }
+        let blank = next.take(self.id, &self.options, &*self.disk, &*self.clock)?;
+        let header = header_of(self.id, &self.options, &blank);
+        let end = self.queue.rotate(header, blank.file);
+        self.old.lock().push(OldSegment { number: full, end });
+        Ok(())
+    }
+
+    fn check_size(&self, entries: &[EntryRef<'_>]) -> Result<()> {
+        let bytes = block::bytes_max(entries) as u64;
+        let room = self.options.segment_bytes - segment::HEADER_BYTES as u64;
+        if bytes > room {
+            return Err(Error::too_large(format!(
+                "log: {bytes} bytes in one append, a segment has room for {room}; \
+                 send smaller batches or raise the segment size"
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Next {
+    fn take(
+        &mut self,
+        id: StreamId,
+        options: &LogOptions,
+        disk: &dyn Disk,
+        clock: &dyn Clock,
+    ) -> Result<Blank> {
+        match self.blank.take() {
+            Some(blank) => Ok(blank),
+            None => self.make(id, options, disk, clock),
+        }
+    }
+
+    fn make(
+        &mut self,
+        id: StreamId,
+        options: &LogOptions,
+        disk: &dyn Disk,
+        clock: &dyn Clock,
+    ) -> Result<Blank> {
+        let number = self.number;
+        // A number is not tried twice: a failed try may have left a file.
+        self.number.0 += 1;
+        let nonce = nonce(id, number, clock);
+        segment::create_blank(disk, id.0, number, options.segment_bytes, nonce)
+    }
+}
+
+/// Differs, as far as 32 bits can, between all segments that ever used the same disk region.
+fn nonce(id: StreamId, number: SegmentNo, clock: &dyn Clock) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&id.0.to_le_bytes());
+    hasher.update(&number.0.to_le_bytes());
+    hasher.update(&clock.now_ms().to_le_bytes());
+    hasher.update(&clock.monotonic_ns().to_le_bytes());
+    // 0 is what blank segments are full of.
+    hasher.finalize().max(1)
+}
+
+/// The header of a segment that becomes current; where it stands is filled in then.
+fn header_of(id: StreamId, options: &LogOptions, blank: &Blank) -> Header {
+    Header {
+        stream: id.0,
+        stream_count: options.stream_count as u16,
+        shard_count: options.shard_count as u16,
+        number: blank.number,
+        base: LogPosition(0),
+        bytes: blank.bytes,
+        nonce: blank.nonce,
+        previous: None,
+    }
+}

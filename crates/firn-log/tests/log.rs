@@ -1,0 +1,14 @@
+//! The log against a simulated disk: crashes at any operation, failing operations, damage, threads.
+
+#[path = "log/crash.rs"]
+mod crash;
+#[path = "log/damage.rs"]
+mod damage;
+#[path = "log/edges.rs"]
+mod edges;
+#[path = "log/policy.rs"]
+mod policy;
+#[path = "log/threads.rs"]
+mod threads;
+#[path = "log/world.rs"]
+mod world;

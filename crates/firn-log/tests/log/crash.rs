@@ -1,0 +1,171 @@
+//! Power loss at any operation, with and without failing operations before it.
+//!
+//! What crashed: the machine, at a changing disk operation drawn from the seed (or at each in turn).
+//! What reached the disk: everything synced; of the rest, any subset of sectors. What must be true
+//! after: every committed entry is replayed in order, once, bit for bit; no append is half there;
+//! nothing that was missing once comes back; no damage is reported, because nothing was damaged.
+
+use firn_log::{LogOptions, SyncPolicy};
+use firn_model::{Error, ErrorKind, LogPosition, Result};
+use firn_sim::Operation;
+
+use crate::world::{Fate, STREAM_COUNT, World, options, seeds};
+
+const SEGMENT_BYTES: [u64; 4] = [4 << 10, 8 << 10, 32 << 10, 128 << 10];
+
+#[test]
+fn invariant_1_committed_entries_survive_every_crash() {
+    for seed in seeds(0, 400) {
+        many_lives(&mut World::new(seed), Trouble::None);
+    }
+}
+
+#[test]
+fn invariant_1_committed_entries_survive_failing_disks() {
+    for seed in seeds(100_000_000, 400) {
+        many_lives(&mut World::new(seed), Trouble::Failures);
+    }
+}
+
+#[test]
+fn invariant_1_committed_entries_survive_full_disks() {
+    for seed in seeds(200_000_000, 200) {
+        many_lives(&mut World::new(seed), Trouble::FullDisk);
+    }
+}
+
+/// The same short life, the power cut at each of its operations in turn.
+#[test]
+fn a_crash_at_every_operation() {
+    for seed in 0..4 {
+        let mut whole = World::new(seed);
+        live(&mut whole, options(4 << 10, SyncPolicy::Always), 40).unwrap();
+        let operations = whole.sim.faults.change_count();
+        assert!(operations > 40, "{operations} operations are no test");
+        for at in 0..operations {
+            eprintln!("seed {seed} crash at {at}");
+            let mut world = World::new(seed);
+            world.sim.faults.crash_at(at);
+            let crashed = live(&mut world, options(4 << 10, SyncPolicy::Always), 40);
+            assert_eq!(*crashed.unwrap_err().kind(), ErrorKind::Closed);
+            world.sim.restart();
+            live(&mut world, options(4 << 10, SyncPolicy::Always), 3).unwrap();
+            world.sim.restart();
+            live(&mut world, options(4 << 10, SyncPolicy::Always), 0).unwrap();
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Trouble {
+    None,
+    Failures,
+    FullDisk,
+}
+
+fn many_lives(world: &mut World, trouble: Trouble) {
+    for _ in 0..6 {
+        let segment_bytes = *world.rng.pick(&SEGMENT_BYTES);
+        let faults = world.sim.faults.clone();
+        faults.clear();
+        if world.rng.chance(0.8) {
+            let operations = world.rng.below(120);
+            faults.crash_at(faults.change_count() + operations);
+        }
+        if trouble == Trouble::Failures {
+            let kinds = [Operation::Write, Operation::Sync, Operation::Create];
+            let more = [Operation::Preallocate, Operation::Remove, Operation::SyncDir];
+            for kind in kinds.into_iter().chain(more) {
+                let rate = [0.0, 0.02, 0.3][world.rng.below(3) as usize];
+                faults.set_rate(kind, rate);
+            }
+        }
+        if trouble == Trouble::FullDisk {
+            world.sim.disk.set_capacity_bytes(world.rng.below(1 << 20));
+        }
+        let steps = world.rng.below(80);
+        let outcome = live(world, options(segment_bytes, SyncPolicy::Always), steps);
+        if let Err(error) = outcome {
+            let expected = matches!(error.kind(), ErrorKind::Closed | ErrorKind::Unavailable);
+            assert!(expected, "{error}");
+        }
+        // Half the time only the process dies: the page cache lives on.
+        if world.sim.faults.is_off() || world.rng.chance(0.5) {
+            world.sim.restart();
+        }
+    }
+    world.sim.faults.clear();
+    world.sim.disk.set_capacity_bytes(u64::MAX);
+    live(world, options(8 << 10, SyncPolicy::Always), 5).unwrap();
+    world.sim.restart();
+    live(world, options(8 << 10, SyncPolicy::Always), 0).unwrap();
+}
+
+/// Opens, checks, works for some steps, dies.
+fn live(world: &mut World, options: LogOptions, steps: u64) -> Result<()> {
+    let payload_bytes_max = options.segment_bytes / 8;
+    let log = world.open(options)?;
+    let replayed = world.replay(&log)?;
+    world.check(&replayed);
+    for replayed in &replayed {
+        assert_eq!(replayed.report.damage, Vec::<String>::new());
+        assert_eq!(replayed.after_holes, Vec::<usize>::new());
+    }
+    log.start()?;
+    world.settle(&replayed);
+    let mut ends = [None; STREAM_COUNT];
+    for _ in 0..steps {
+        let outcome = match world.rng.below(20) {
+            0 => log.prepare(),
+            1 => world.purge(&log),
+            2 => log.sync().inspect(|()| note_all(world, &log)),
+            3..9 => {
+                let positions: Vec<_> = ends.iter_mut().filter_map(Option::take).collect();
+                world.commit(&log, &positions)
+            }
+            _ => world.append(&log, payload_bytes_max).map(|(stream, position)| {
+                ends[usize::from(stream.0)] = Some((stream, position));
+            }),
+        };
+        match outcome {
+            Err(error) if *error.kind() == ErrorKind::Closed => return Err(error),
+            // The disk failed or is full: the log goes on as well as it can.
+            Err(error) if error.is_retriable() => {}
+            outcome => outcome?,
+        }
+        // A commit that the power loss cut short reads as a failed one.
+        if world.sim.faults.is_off() {
+            forget_failures(world);
+            return Err(Error::closed("the power is off"));
+        }
+        check_stats(world, &log);
+    }
+    Ok(())
+}
+
+fn note_all(world: &mut World, log: &firn_log::Log) {
+    for stream in 0..STREAM_COUNT as u16 {
+        world.note_commit(log, firn_log::StreamId(stream), LogPosition(u64::MAX));
+    }
+}
+
+/// With the power off nobody can go on in another segment: what "failed" then may be there.
+fn forget_failures(world: &mut World) {
+    for record in world.streams.iter_mut().flat_map(|stream| &mut stream.records) {
+        if record.fate == Fate::Failed {
+            record.fate = Fate::Maybe;
+        }
+    }
+}
+
+fn check_stats(world: &World, log: &firn_log::Log) {
+    let stats = log.stats();
+    assert!(stats.disk_bytes >= stats.bytes.min(1), "{stats:?}");
+    let safe = world
+        .streams
+        .iter()
+        .flat_map(|stream| stream.records.iter().filter(|record| record.position > stream.floor));
+    let payload_bytes: usize =
+        safe.filter(|record| record.fate == Fate::Safe).map(|record| record.payload.len()).sum();
+    assert!(stats.bytes >= payload_bytes as u64, "{stats:?} for {payload_bytes} payload bytes");
+}

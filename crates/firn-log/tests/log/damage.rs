@@ -1,0 +1,145 @@
+//! Damage to stored bytes: reported or harmless, never a wrong entry.
+//!
+//! What happened: everything was committed, the process ended, then flipped bits, garbage, zeros,
+//! cut, exchanged or missing files. What must be true after: each entry given is one that was
+//! appended, in order; whatever is missing is reported, and the entry behind each gap says so; the
+//! log goes on.
+//!
+//! Two kinds of damage look exactly like what never happened and are left out: zeros from somewhere
+//! to the end of the last segment, and its absence.
+
+use firn_env::Disk;
+use firn_log::SyncPolicy;
+use firn_model::ErrorKind;
+
+use crate::world::{Fate, Replayed, World, options, seeds};
+
+#[test]
+fn invariant_5_damage_is_reported_or_harmless() {
+    let mut reported = 0;
+    let mut harmless = 0;
+    for seed in seeds(0, 1500) {
+        let mut world = World::new(seed);
+        let segment_bytes = *world.rng.pick(&[4 << 10, 8 << 10, 64 << 10]);
+        let options = options(segment_bytes, SyncPolicy::Always);
+        for _ in 0..1 + world.rng.below(3) {
+            let steps = 1 + world.rng.below(60);
+            work(&mut world, &options, steps);
+        }
+        for _ in 0..1 + world.rng.below(3) {
+            damage(&mut world);
+        }
+        let log = match world.open(options.clone()) {
+            Ok(log) => log,
+            Err(error) => {
+                assert_eq!(*error.kind(), ErrorKind::Invalid, "{error}");
+                reported += 1;
+                continue;
+            }
+        };
+        let replayed = world.replay(&log).unwrap();
+        let is_reported = check(&world, &replayed);
+        reported += u32::from(is_reported);
+        harmless += u32::from(!is_reported);
+        log.start().unwrap();
+        world.settle(&replayed);
+        drop(log);
+        // What is left is kept, and new entries too, through a crash.
+        work(&mut world, &options, 10);
+        world.sim.restart();
+        let log = world.open(options).unwrap();
+        let replayed = world.replay(&log).unwrap();
+        world.check(&replayed);
+    }
+    assert!(reported > 500 && harmless > 100, "{reported} reported, {harmless} harmless");
+}
+
+/// Opens, appends and commits some entries, and ends.
+fn work(world: &mut World, options: &firn_log::LogOptions, steps: u64) {
+    let log = world.open(options.clone()).unwrap();
+    let replayed = world.replay(&log).unwrap();
+    world.check(&replayed);
+    log.start().unwrap();
+    for _ in 0..steps {
+        let position = world.append(&log, options.segment_bytes / 8).unwrap();
+        world.commit(&log, &[position]).unwrap();
+        if world.rng.chance(0.03) {
+            world.purge(&log).unwrap();
+        }
+    }
+}
+
+/// Whether anything is reported; fails if something is missing without a report.
+fn check(world: &World, replayed: &[Replayed]) -> bool {
+    let mut is_reported = false;
+    for (stream, (model, replayed)) in world.streams.iter().zip(replayed).enumerate() {
+        let report = &replayed.report;
+        is_reported |= report.damage_count > 0 || report.torn_tail.is_some();
+        let is_needed = |idx: usize| {
+            let record = &model.records[idx];
+            record.fate == Fate::Safe && record.position > model.floor
+        };
+        let mut next = 0;
+        for (at, &idx) in replayed.found.iter().enumerate() {
+            if (next..idx).any(is_needed) {
+                assert!(report.damage_count > 0, "stream {stream}: a gap before {idx}");
+                assert!(replayed.after_holes.contains(&at), "stream {stream}: gap before {idx}");
+            }
+            next = idx + 1;
+        }
+        if (next..model.records.len()).any(is_needed) {
+            let is_told = report.damage_count > 0 || report.torn_tail.is_some();
+            assert!(is_told, "stream {stream}: entries from {next} on are missing silently");
+        }
+    }
+    is_reported
+}
+
+fn damage(world: &mut World) {
+    let disk = world.sim.disk.clone();
+    let rng = &mut world.rng;
+    let stream = rng.below(crate::world::STREAM_COUNT as u64);
+    let mut numbers: Vec<u64> = disk
+        .files()
+        .iter()
+        .filter_map(|path| path.strip_prefix(&format!("log/{stream}/"))?.strip_suffix(".log"))
+        .map(|number| number.parse().unwrap())
+        .filter(|number| {
+            // Files that were never used hold nothing that could be lost.
+            disk.bytes(&format!("log/{stream}/{number}.log")).unwrap().iter().any(|&byte| byte != 0)
+        })
+        .collect();
+    numbers.sort_unstable();
+    let Some(&last) = numbers.last() else { return };
+    let number = *rng.pick(&numbers);
+    let path = format!("log/{stream}/{number}.log");
+    let is_last = number == last;
+    let bytes = disk.bytes(&path).unwrap();
+    let used = bytes.iter().rposition(|&byte| byte != 0).unwrap() + 1;
+    let at = rng.below(used as u64) as usize;
+    let len = (1 + rng.below(2_000) as usize).min(bytes.len() - at);
+    match rng.below(10) {
+        0..4 => disk.damage(&path, |bytes| bytes[at] ^= 1 << (at % 8)).unwrap(),
+        4 => {
+            let bits = rng.next_u64();
+            disk.damage(&path, |bytes| bytes[at / 8 * 8] ^= (bits as u8).max(1)).unwrap();
+        }
+        5 | 6 => {
+            let garbage: Vec<u8> = (0..len).map(|_| (rng.next_u64() as u8).max(1)).collect();
+            disk.damage(&path, |bytes| bytes[at..at + len].copy_from_slice(&garbage)).unwrap();
+        }
+        7 if !is_last => {
+            disk.damage(&path, |bytes| bytes[at..at + len].fill(0)).unwrap();
+        }
+        8 => {
+            let len = if is_last { at.max(1024) } else { at };
+            disk.damage(&path, |bytes| bytes.truncate(len)).unwrap();
+        }
+        9 if !is_last && rng.chance(0.5) => disk.remove(&path).unwrap(),
+        9 if !is_last => {
+            let other = disk.bytes(&format!("log/{stream}/{last}.log")).unwrap();
+            disk.damage(&path, |bytes| *bytes = other).unwrap();
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,173 @@
+//! The edges of the interface: full disks, sizes, starts that fail, options that do not fit.
+
+use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, StreamId, SyncPolicy};
+use firn_model::{CommitSeq, ErrorKind, LogPosition, Result, ShardId};
+use firn_sim::Operation;
+
+use crate::world::{STREAM_COUNT, World, options};
+
+const SEGMENT_BYTES: u64 = 8 << 10;
+
+fn started(world: &World, options: LogOptions) -> Result<Log> {
+    let log = world.open(options)?;
+    world.replay(&log)?;
+    log.start()?;
+    Ok(log)
+}
+
+fn append(log: &Log, payload_bytes: usize) -> Result<Append> {
+    let payload = vec![7; payload_bytes];
+    let entry =
+        EntryRef { kind: EntryKind::Rows, shard: ShardId(0), seq: CommitSeq(1), payload: &payload };
+    log.append(StreamId(0), log.segment(StreamId(0)), &[entry])
+}
+
+/// The disk fills up. Appends go on in the segment that is there, and are durable; the first that
+/// needs another one is refused, before anything of it is kept; with room again, all goes on.
+#[test]
+fn a_full_disk_shows_in_append_and_passes() {
+    let world = World::new(1);
+    let log = started(&world, options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+    world.sim.disk.set_capacity_bytes(STREAM_COUNT as u64 * SEGMENT_BYTES);
+    let mut last = LogPosition(0);
+    let refused = loop {
+        match append(&log, 1_000) {
+            Ok(Append::At(position)) => last = position,
+            Ok(Append::Rotated) => panic!("there is no room for another segment"),
+            Err(error) => break error,
+        }
+        log.commit(&[(StreamId(0), last)]).unwrap();
+    };
+    assert_eq!(*refused.kind(), ErrorKind::Unavailable);
+    assert!(refused.to_string().contains("no new segment log/0/"), "{refused}");
+    assert_eq!(log.durable_before(StreamId(0), last), last);
+    assert!(log.end(StreamId(0)) >= last && log.end(StreamId(0)).0 < last.0 + 8);
+    // What is small still fits.
+    assert!(matches!(append(&log, 10), Ok(Append::At(_))));
+
+    world.sim.disk.set_capacity_bytes(u64::MAX);
+    assert_eq!(append(&log, 1_000).unwrap(), Append::Rotated);
+    let Append::At(position) = append(&log, 1_000).unwrap() else { panic!("rotated twice") };
+    log.commit(&[(StreamId(0), position)]).unwrap();
+    assert_eq!(log.stats().failures, 0);
+}
+
+/// One sync fails: that commit fails, the next append says "rotated", and all goes on.
+#[test]
+fn a_failed_sync_costs_its_commit_only() {
+    let world = World::new(2);
+    let log = started(&world, options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+    let Append::At(good) = append(&log, 10).unwrap() else { panic!("the segment is empty") };
+    log.commit(&[(StreamId(0), good)]).unwrap();
+    world.sim.faults.fail_nth(Operation::Sync, 1);
+    let Append::At(bad) = append(&log, 10).unwrap() else { panic!("the segment is not full") };
+    let error = log.commit(&[(StreamId(0), bad)]).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Unavailable);
+    // Asked again, it is still failed: also after later commits.
+    assert_eq!(append(&log, 10).unwrap(), Append::Rotated);
+    let Append::At(later) = append(&log, 10).unwrap() else { panic!("rotated twice") };
+    log.commit(&[(StreamId(0), later)]).unwrap();
+    assert!(later > bad);
+    assert!(log.commit(&[(StreamId(0), bad)]).is_err());
+    let good_end = log.durable_before(StreamId(0), bad);
+    assert!(good <= good_end && good_end < bad);
+    assert_eq!(log.durable_before(StreamId(0), later), later);
+}
+
+#[test]
+fn an_append_over_the_segment_size_is_too_large() {
+    let world = World::new(3);
+    let log = started(&world, options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+    let error = append(&log, SEGMENT_BYTES as usize).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::TooLarge);
+    assert!(matches!(append(&log, 6 << 10), Ok(Append::At(_))));
+}
+
+#[test]
+fn a_start_that_fails_can_be_tried_again() {
+    let world = World::new(4);
+    let log = world.open(options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+    assert_eq!(*log.start().unwrap_err().kind(), ErrorKind::Internal, "not replayed");
+    world.replay(&log).unwrap();
+    for nth in 1..=3 {
+        world.sim.faults.fail_nth(Operation::Preallocate, nth);
+        assert!(log.start().unwrap_err().is_retriable());
+    }
+    log.start().unwrap();
+    assert!(matches!(append(&log, 10), Ok(Append::At(_))));
+    assert_eq!(*log.start().unwrap_err().kind(), ErrorKind::Internal, "started twice");
+}
+
+#[test]
+fn segments_go_when_the_floor_has_passed_them() {
+    let mut world = World::new(5);
+    let log = started(&world, options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+    for _ in 0..500 {
+        let position = world.append(&log, 200).unwrap();
+        world.commit(&log, &[position]).unwrap();
+    }
+    let before = log.stats();
+    assert!(before.segments > 6, "{before:?}");
+    let ends: Vec<LogPosition> =
+        (0..STREAM_COUNT as u16).map(|stream| log.end(StreamId(stream))).collect();
+    log.purge(&ends).unwrap();
+    let after = log.stats();
+    assert_eq!((after.segments, after.bytes), (STREAM_COUNT as u64, 0));
+    assert_eq!(world.sim.disk.files().len(), STREAM_COUNT);
+    // Restarts without appends do not pile up files.
+    drop(log);
+    for _ in 0..3 {
+        started(&world, options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+        assert_eq!(world.sim.disk.files().len(), 2 * STREAM_COUNT);
+    }
+}
+
+#[test]
+fn other_counts_than_the_log_was_made_with_are_refused() {
+    let mut world = World::new(6);
+    let made = options(SEGMENT_BYTES, SyncPolicy::Always);
+    let log = started(&world, made.clone()).unwrap();
+    let position = world.append(&log, 10).unwrap();
+    log.commit(&[position]).unwrap();
+    drop(log);
+    for other in [
+        LogOptions { stream_count: 4, ..made.clone() },
+        LogOptions { shard_count: 16, ..made.clone() },
+    ] {
+        let error = world.open(other).unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("3 streams and 8 shards"), "{error}");
+    }
+    for wrong in [
+        LogOptions { stream_count: 0, ..made.clone() },
+        LogOptions { segment_bytes: 4095, ..made.clone() },
+    ] {
+        assert_eq!(*world.open(wrong).unwrap_err().kind(), ErrorKind::Invalid);
+    }
+    world.open(made).unwrap();
+}
+
+/// The log's folder was lost, the manifest with its floors was not: what is appended from here on
+/// must not look as if it were below the floor.
+#[test]
+fn positions_go_on_above_the_floor_when_the_log_is_lost() {
+    let world = World::new(7);
+    let floor = LogPosition(1_000_003);
+    for expected in [0, 1] {
+        let log = world.open(options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+        let mut entries = 0;
+        for stream in 0..STREAM_COUNT as u16 {
+            log.replay(StreamId(stream), floor, &mut |entry| {
+                assert!(!entry.below_floor);
+                entries += 1;
+                Ok(())
+            })
+            .unwrap();
+        }
+        assert_eq!(entries, expected);
+        log.start().unwrap();
+        let Append::At(position) = append(&log, 10).unwrap() else { panic!("the segment is new") };
+        assert!(position > floor);
+        log.commit(&[(StreamId(0), position)]).unwrap();
+    }
+}

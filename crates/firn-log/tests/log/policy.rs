@@ -1,0 +1,95 @@
+//! What the sync policies promise.
+
+use std::time::Duration;
+
+use firn_log::{LogOptions, SyncPolicy};
+
+use crate::world::{Fate, World, options};
+
+#[test]
+fn a_killed_process_loses_nothing_whatever_the_policy() {
+    for seed in 0..50 {
+        for sync in [SyncPolicy::Always, SyncPolicy::IntervalMs(10), SyncPolicy::Never] {
+            let mut world = World::new(seed);
+            for _ in 0..4 {
+                live(&mut world, options(8 << 10, sync), 40);
+            }
+        }
+    }
+}
+
+/// The power goes; nothing is durable but what rotations and asked-for syncs made so. What is left
+/// of each stream is its beginning, and nothing is called damaged.
+#[test]
+fn a_power_loss_costs_the_lazy_policies_a_tail() {
+    let mut lost = 0;
+    for seed in 0..300 {
+        let mut world = World::new(seed);
+        let options = options(8 << 10, SyncPolicy::Never);
+        live(&mut world, options.clone(), 60);
+        world.sim.restart();
+        let log = world.open(options).unwrap();
+        let replayed = world.replay(&log).unwrap();
+        for (model, replayed) in world.streams.iter().zip(&replayed) {
+            assert_eq!(replayed.report.damage_count, 0);
+            assert!(replayed.found.iter().copied().eq(0..replayed.found.len()), "a gap");
+            lost += model.records.len() - replayed.found.len();
+        }
+    }
+    assert!(lost > 0, "the simulated disk keeps everything");
+}
+
+#[test]
+fn an_asked_for_sync_makes_everything_durable() {
+    for seed in 0..50 {
+        let mut world = World::new(seed);
+        let options = options(8 << 10, SyncPolicy::Never);
+        let log = world.open(options.clone()).unwrap();
+        world.replay(&log).unwrap();
+        log.start().unwrap();
+        for _ in 0..20 {
+            world.append(&log, 500).unwrap();
+        }
+        log.sync().unwrap();
+        for record in world.streams.iter_mut().flat_map(|stream| &mut stream.records) {
+            record.fate = Fate::Safe;
+        }
+        world.sim.restart();
+        let log = world.open(options).unwrap();
+        world.check(&world.replay(&log).unwrap());
+    }
+}
+
+#[test]
+fn the_interval_policy_syncs_when_its_time_has_come() {
+    let mut world = World::new(1);
+    let log = world.open(options(8 << 10, SyncPolicy::IntervalMs(100))).unwrap();
+    world.replay(&log).unwrap();
+    log.start().unwrap();
+    for (wait_ms, syncs) in [(0, 0), (99, 0), (1, 1), (0, 1), (50, 1), (50, 2)] {
+        world.sim.clock.advance(Duration::from_millis(wait_ms));
+        let position = loop {
+            // One stream has one clock: keep to the first.
+            let position = world.append(&log, 100).unwrap();
+            if position.0.0 == 0 {
+                break position;
+            }
+        };
+        log.commit(&[position]).unwrap();
+        assert_eq!(log.stats().syncs, syncs, "after {wait_ms} ms more");
+    }
+}
+
+fn live(world: &mut World, options: LogOptions, steps: u64) {
+    let payload_bytes_max = options.segment_bytes / 8;
+    let log = world.open(options).unwrap();
+    let replayed = world.replay(&log).unwrap();
+    world.check(&replayed);
+    log.start().unwrap();
+    world.settle(&replayed);
+    for _ in 0..steps {
+        let position = world.append(&log, payload_bytes_max).unwrap();
+        world.sim.clock.advance(Duration::from_millis(world.rng.below(5)));
+        world.commit(&log, &[position]).unwrap();
+    }
+}

@@ -1,0 +1,391 @@
+//! Labels: a sorted set of name and value pairs in one block of bytes.
+//!
+//! Encoding, also on disk: for each pair in order of names `varint(name bytes) name varint(value
+//! bytes) value`. Names are unique, values are not empty, both are UTF-8.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{Error, Result};
+
+/// The label that holds a metric's name.
+pub const METRIC_NAME: &str = "__name__";
+
+/// A series' or a group's label set: sorted, unique, no empty values. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Labels(Arc<[u8]>);
+
+/// Walks the pairs of a [`Labels`] in order of names.
+#[derive(Clone, Debug)]
+pub struct LabelsIter<'a>(&'a [u8]);
+
+/// Collects pairs in any order; reusable, so that a request allocates once.
+#[derive(Debug, Default)]
+pub struct LabelsBuilder {
+    text: String,
+    /// (start of name, end of name = start of value, end of value) in `text`.
+    pairs: Vec<(u32, u32, u32)>,
+}
+
+/// What a label set may look like at most.
+#[derive(Clone, Copy, Debug)]
+pub struct LabelLimits {
+    /// Pairs in one set.
+    pub label_count_max: usize,
+    /// Bytes of one name.
+    pub name_bytes_max: usize,
+    /// Bytes of one value.
+    pub value_bytes_max: usize,
+}
+
+impl Default for LabelLimits {
+    fn default() -> LabelLimits {
+        LabelLimits { label_count_max: 64, name_bytes_max: 1_024, value_bytes_max: 4_096 }
+    }
+}
+
+impl Labels {
+    /// No labels.
+    pub fn empty() -> Labels {
+        Labels(Arc::from([]))
+    }
+
+    /// Labels from pairs in any order, without limits: for tests and constants.
+    ///
+    /// # Errors
+    /// `Invalid` for a repeated or empty name.
+    pub fn from_pairs<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Labels> {
+        let mut builder = LabelsBuilder::default();
+        for (name, value) in pairs {
+            builder.push(name, value);
+        }
+        builder.build(&LabelLimits {
+            label_count_max: usize::MAX,
+            name_bytes_max: usize::MAX,
+            value_bytes_max: usize::MAX,
+        })
+    }
+
+    /// Labels from their encoding, every rule checked: for bytes that come from outside or disk.
+    ///
+    /// # Errors
+    /// `Invalid` with the first breach.
+    pub fn from_encoded(encoded: &[u8]) -> Result<Labels> {
+        let mut rest = encoded;
+        let mut last: Option<&str> = None;
+        while !rest.is_empty() {
+            let name = take_text(&mut rest)?;
+            let value = take_text(&mut rest)?;
+            if name.is_empty() || value.is_empty() {
+                return Err(Error::invalid("encoded labels hold an empty name or value"));
+            }
+            if last.is_some_and(|last| last >= name) {
+                return Err(Error::invalid(format!("encoded labels: {name:?} is out of order")));
+            }
+            last = Some(name);
+        }
+        Ok(Labels(Arc::from(encoded)))
+    }
+
+    /// The encoding; see the module.
+    pub fn as_encoded(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The pairs in order of names.
+    pub fn iter(&self) -> LabelsIter<'_> {
+        LabelsIter(&self.0)
+    }
+
+    /// The value of `name`. O(labels).
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.iter().find(|pair| pair.0 == name).map(|pair| pair.1)
+    }
+
+    /// The metric's name, `""` if there is none.
+    pub fn metric_name(&self) -> &str {
+        self.get(METRIC_NAME).unwrap_or("")
+    }
+
+    /// Whether there is no pair.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Number of pairs. O(labels).
+    pub fn count(&self) -> usize {
+        self.iter().count()
+    }
+
+    /// Only the pairs whose name `keep` accepts.
+    pub fn filter(&self, mut keep: impl FnMut(&str) -> bool) -> Labels {
+        let mut encoded = Vec::with_capacity(self.0.len());
+        for (name, value) in self.iter().filter(|pair| keep(pair.0)) {
+            push_pair(&mut encoded, name, value);
+        }
+        if encoded.len() == self.0.len() { self.clone() } else { Labels(Arc::from(encoded)) }
+    }
+
+    /// These labels with `name` set to `value`; an empty value removes it.
+    pub fn with(&self, name: &str, value: &str) -> Labels {
+        let mut encoded = Vec::with_capacity(self.0.len() + name.len() + value.len() + 4);
+        let mut pending = (!value.is_empty()).then_some((name, value));
+        for pair in self.iter() {
+            if pair.0 >= name
+                && let Some(new) = pending.take()
+            {
+                push_pair(&mut encoded, new.0, new.1);
+            }
+            if pair.0 != name {
+                push_pair(&mut encoded, pair.0, pair.1);
+            }
+        }
+        if let Some(new) = pending {
+            push_pair(&mut encoded, new.0, new.1);
+        }
+        Labels(Arc::from(encoded))
+    }
+
+    /// A stable 64-bit hash (XXH3) of the encoding; may be stored.
+    pub fn hash64(&self) -> u64 {
+        xxhash_rust::xxh3::xxh3_64(&self.0)
+    }
+}
+
+impl<'a> Iterator for LabelsIter<'a> {
+    type Item = (&'a str, &'a str);
+
+    fn next(&mut self) -> Option<(&'a str, &'a str)> {
+        if self.0.is_empty() {
+            return None;
+        }
+        // A `Labels` is checked when it is made, so neither step can fail.
+        let name = take_text(&mut self.0).ok()?;
+        let value = take_text(&mut self.0).ok()?;
+        Some((name, value))
+    }
+}
+
+impl<'a> IntoIterator for &'a Labels {
+    type Item = (&'a str, &'a str);
+    type IntoIter = LabelsIter<'a>;
+
+    fn into_iter(self) -> LabelsIter<'a> {
+        self.iter()
+    }
+}
+
+impl LabelsBuilder {
+    /// Forgets all pairs, keeps the memory.
+    pub fn clear(&mut self) {
+        self.text.clear();
+        self.pairs.clear();
+    }
+
+    /// Adds a pair. One with an empty value is the same as none and is left out.
+    pub fn push(&mut self, name: &str, value: &str) {
+        if value.is_empty() {
+            return;
+        }
+        let start = self.text.len() as u32;
+        self.text.push_str(name);
+        let middle = self.text.len() as u32;
+        self.text.push_str(value);
+        self.pairs.push((start, middle, self.text.len() as u32));
+    }
+
+    /// Sorts, checks and encodes what was pushed; the builder is empty afterwards.
+    ///
+    /// # Errors
+    /// `Invalid` for a repeated or empty name; `TooLarge` for a breach of `limits`.
+    pub fn build(&mut self, limits: &LabelLimits) -> Result<Labels> {
+        let text = std::mem::take(&mut self.text);
+        let mut pairs = std::mem::take(&mut self.pairs);
+        let name_of = |pair: &(u32, u32, u32)| &text[pair.0 as usize..pair.1 as usize];
+        let value_of = |pair: &(u32, u32, u32)| &text[pair.1 as usize..pair.2 as usize];
+        pairs.sort_unstable_by(|a, b| name_of(a).cmp(name_of(b)));
+        let built = check(&pairs, &name_of, &value_of, limits).map(|()| {
+            let mut encoded = Vec::with_capacity(text.len() + 2 * pairs.len());
+            for pair in &pairs {
+                push_pair(&mut encoded, name_of(pair), value_of(pair));
+            }
+            Labels(Arc::from(encoded))
+        });
+        // The memory goes back into the builder for the next series.
+        (self.text, self.pairs) = (text, pairs);
+        self.clear();
+        built
+    }
+}
+
+fn check<'t>(
+    pairs: &[(u32, u32, u32)],
+    name_of: &impl Fn(&(u32, u32, u32)) -> &'t str,
+    value_of: &impl Fn(&(u32, u32, u32)) -> &'t str,
+    limits: &LabelLimits,
+) -> Result<()> {
+    if pairs.len() > limits.label_count_max {
+        return Err(Error::too_large(format!(
+            "{} labels, the limit is {} (label_count_max)",
+            pairs.len(),
+            limits.label_count_max
+        )));
+    }
+    for (idx, pair) in pairs.iter().enumerate() {
+        let (name, value) = (name_of(pair), value_of(pair));
+        if name.is_empty() {
+            return Err(Error::invalid(format!("label with value {value:?} has an empty name")));
+        }
+        if idx > 0 && name_of(&pairs[idx - 1]) == name {
+            return Err(Error::invalid(format!("label {name:?} is given twice")));
+        }
+        if name.len() > limits.name_bytes_max {
+            return Err(Error::too_large(format!(
+                "label name {:?}... has {} bytes, the limit is {} (name_bytes_max)",
+                head(name),
+                name.len(),
+                limits.name_bytes_max
+            )));
+        }
+        if value.len() > limits.value_bytes_max {
+            return Err(Error::too_large(format!(
+                "value of label {name:?} has {} bytes, the limit is {} (value_bytes_max)",
+                value.len(),
+                limits.value_bytes_max
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn head(text: &str) -> &str {
+    &text[..text.floor_char_boundary(32)]
+}
+
+impl PartialOrd for Labels {
+    fn partial_cmp(&self, other: &Labels) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// By the first pair that differs, name before value; a prefix comes first (as Prometheus sorts).
+impl Ord for Labels {
+    fn cmp(&self, other: &Labels) -> Ordering {
+        self.iter().cmp(other.iter())
+    }
+}
+
+/// As PromQL writes a series: `name{a="1",b="2"}`.
+impl fmt::Display for Labels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.metric_name())?;
+        let mut rest = self.iter().filter(|pair| pair.0 != METRIC_NAME).peekable();
+        if rest.peek().is_none() && !self.metric_name().is_empty() {
+            return Ok(());
+        }
+        f.write_str("{")?;
+        for (idx, (name, value)) in rest.enumerate() {
+            write!(f, "{}{name}={value:?}", if idx == 0 { "" } else { "," })?;
+        }
+        f.write_str("}")
+    }
+}
+
+impl fmt::Debug for Labels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+fn push_pair(out: &mut Vec<u8>, name: &str, value: &str) {
+    for text in [name, value] {
+        encode_varint(text.len() as u64, out);
+        out.extend_from_slice(text.as_bytes());
+    }
+}
+
+fn take_text<'a>(rest: &mut &'a [u8]) -> Result<&'a str> {
+    let bad = || Error::invalid("encoded labels are cut short");
+    let text_bytes = usize::try_from(decode_varint(rest).ok_or_else(bad)?).map_err(|_| bad())?;
+    let (text, after) = rest.split_at_checked(text_bytes).ok_or_else(bad)?;
+    *rest = after;
+    std::str::from_utf8(text).map_err(|e| Error::invalid("encoded labels: not UTF-8").because(e))
+}
+
+/// Appends `value` as a little-endian base-128 varint (at most 10 bytes).
+pub fn encode_varint(mut value: u64, out: &mut Vec<u8>) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// Reads a varint from the front of `input`; `None` if it is cut short or over 64 bits.
+pub fn decode_varint(input: &mut &[u8]) -> Option<u64> {
+    let mut value = 0u64;
+    for (idx, &byte) in input.iter().enumerate().take(10) {
+        if idx == 9 && byte > 1 {
+            return None;
+        }
+        value |= u64::from(byte & 0x7f) << (7 * idx);
+        if byte < 0x80 {
+            *input = &input[idx + 1..];
+            return Some(value);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(pairs: &[(&str, &str)]) -> Labels {
+        Labels::from_pairs(pairs.iter().copied()).unwrap()
+    }
+
+    #[test]
+    fn unsorted_labels_are_sorted_and_empty_values_dropped() {
+        let built = labels(&[("b", "2"), ("gone", ""), ("a", "1"), (METRIC_NAME, "up")]);
+        assert_eq!(built.to_string(), r#"up{a="1",b="2"}"#);
+        assert_eq!(built.count(), 3);
+        assert_eq!(Labels::from_encoded(built.as_encoded()).unwrap(), built);
+    }
+
+    #[test]
+    fn breaches_name_what_is_wrong() {
+        let f = |pairs: &[(&str, &str)]| {
+            let mut builder = LabelsBuilder::default();
+            pairs.iter().for_each(|pair| builder.push(pair.0, pair.1));
+            let limits = LabelLimits { label_count_max: 2, name_bytes_max: 3, value_bytes_max: 4 };
+            builder.build(&limits).unwrap_err().to_string()
+        };
+        assert_eq!(f(&[("a", "1"), ("a", "2")]), r#"label "a" is given twice"#);
+        assert!(f(&[("", "1")]).contains("empty name"));
+        assert!(f(&[("long", "1")]).contains("name_bytes_max"));
+        assert!(f(&[("a", "12345")]).contains("value_bytes_max"));
+        assert!(f(&[("a", "1"), ("b", "1"), ("c", "1")]).contains("label_count_max"));
+    }
+
+    #[test]
+    fn with_and_filter_keep_the_order() {
+        let built = labels(&[("b", "2"), ("d", "4")]);
+        assert_eq!(built.with("c", "3"), labels(&[("b", "2"), ("c", "3"), ("d", "4")]));
+        assert_eq!(built.with("a", "1"), labels(&[("a", "1"), ("b", "2"), ("d", "4")]));
+        assert_eq!(built.with("e", "5"), labels(&[("b", "2"), ("d", "4"), ("e", "5")]));
+        assert_eq!(built.with("b", "9"), labels(&[("b", "9"), ("d", "4")]));
+        assert_eq!(built.with("b", ""), labels(&[("d", "4")]));
+        assert_eq!(built.filter(|name| name == "d"), labels(&[("d", "4")]));
+        assert!(labels(&[("a", "1")]) < labels(&[("a", "1"), ("b", "1")]));
+    }
+
+    #[test]
+    fn bad_encodings_are_refused() {
+        for bad in [&[1u8][..], &[1, b'a'], &[1, b'a', 0], &[2, 0xff, 0xfe, 1, b'x'], &[0xff; 11]] {
+            assert!(Labels::from_encoded(bad).is_err(), "{bad:?}");
+        }
+        assert!(Labels::from_encoded(b"\x01b\x01x\x01a\x01x").is_err(), "unsorted");
+    }
+}

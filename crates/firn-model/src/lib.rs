@@ -1,0 +1,42 @@
+//! Model: the words that every room of FirnDB shares.
+//!
+//! **Owns** labels and matchers, ids, time ranges, rows on their way in, column batches on their way
+//! out, the seams [`Select`] (what a query asks of storage) and [`Change`] (what the engine tells a
+//! cache), the memory [`Budget`], and the one boundary [`Error`].
+//!
+//! **Never** does I/O, reads a clock, starts a thread or knows another room.
+//!
+//! **Invariants**: a [`Labels`] is sorted by name, has no repeated name and no empty value; ids are
+//! never reused; a [`TimeRange`] is closed on both sides and may be empty; values are bit patterns
+//! (a NaN payload survives everything here).
+//!
+//! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `row`, `batch`, `select`, `change`,
+//! `budget`, `error`.
+
+#![forbid(unsafe_code)]
+
+mod batch;
+mod budget;
+mod change;
+mod error;
+mod id;
+mod label;
+mod matcher;
+mod row;
+mod sample;
+mod select;
+mod time;
+
+pub use batch::{Column, ColumnBatch, ColumnType, ColumnValues, Presence};
+pub use budget::{Budget, BudgetUsage, Pool, Reservation};
+pub use change::{Change, ChangeKind, ChangeSink};
+pub use error::{Error, ErrorKind, Result};
+pub use id::{CommitSeq, GroupId, LogPosition, SeriesRef, ShardBits, ShardId, Slot};
+pub use label::{
+    LabelLimits, Labels, LabelsBuilder, LabelsIter, METRIC_NAME, decode_varint, encode_varint,
+};
+pub use matcher::{MatchOp, Matcher};
+pub use row::{Cell, RowBatch, RowPiece, ShardRows};
+pub use sample::{STALE_NAN, STALE_NAN_BITS, Sample, is_stale_nan};
+pub use select::{CancelToken, Grouping, QueryContext, Select, Selected, Selection};
+pub use time::{TimeRange, Timestamp};

@@ -1,0 +1,171 @@
+//! Rows on their way in: a batch of cells of many groups, then the same sorted into row pieces.
+
+use crate::{GroupId, SeriesRef, ShardBits, ShardId, Slot, TimeRange, Timestamp};
+
+/// One value of one series at one time, with where it belongs.
+#[derive(Clone, Copy, Debug)]
+pub struct Cell {
+    /// The group of the series.
+    pub group: GroupId,
+    /// When, in milliseconds.
+    pub ts: Timestamp,
+    /// The series' place in the group.
+    pub slot: Slot,
+    /// What.
+    pub value: f64,
+}
+
+/// What one request writes. Filled in any order, then [`RowBatch::sort`]ed into row pieces.
+///
+/// Of two cells for one series and timestamp the one that was pushed later wins.
+#[derive(Debug, Default)]
+pub struct RowBatch {
+    cells: Vec<Cell>,
+    sorted_for: Option<ShardBits>,
+}
+
+/// The rows of one shard in a sorted batch: ordered by (group, ts, slot), no cell twice.
+#[derive(Clone, Copy, Debug)]
+pub struct ShardRows<'a> {
+    /// The shard that owns all of them.
+    pub shard: ShardId,
+    cells: &'a [Cell],
+}
+
+/// One timestamp and the values of some members of one group, slots rising. A row may arrive in
+/// several pieces.
+#[derive(Clone, Copy, Debug)]
+pub struct RowPiece<'a> {
+    /// The group.
+    pub group: GroupId,
+    /// The timestamp that the members share.
+    pub ts: Timestamp,
+    /// At least one cell; all of `group` at `ts`, slots strictly rising.
+    pub cells: &'a [Cell],
+}
+
+impl RowBatch {
+    /// Forgets all cells, keeps the memory.
+    pub fn clear(&mut self) {
+        self.cells.clear();
+        self.sorted_for = None;
+    }
+
+    /// Adds one value.
+    pub fn push(&mut self, series: SeriesRef, ts: Timestamp, value: f64) {
+        self.sorted_for = None;
+        self.cells.push(Cell { group: series.group, ts, slot: series.slot, value });
+    }
+
+    /// Adds the values of some members of `group` that share `ts`.
+    pub fn push_row(&mut self, group: GroupId, ts: Timestamp, values: &[(Slot, f64)]) {
+        self.sorted_for = None;
+        self.cells.extend(values.iter().map(|&(slot, value)| Cell { group, ts, slot, value }));
+    }
+
+    /// Sorts by (shard, group, ts, slot) and drops all but the last of equal ones. Nearly free when
+    /// the cells came in that order, which is how senders send a scrape.
+    pub fn sort(&mut self, bits: ShardBits) {
+        if self.sorted_for == Some(bits) {
+            return;
+        }
+        let key = |cell: &Cell| (bits.shard(cell.group), cell.group, cell.ts, cell.slot);
+        self.cells.sort_by_key(key);
+        // The sort is stable, so of equal keys the last one pushed stands last: keep that one.
+        self.cells.dedup_by(|later, kept| {
+            let same = key(later) == key(kept);
+            if same {
+                kept.value = later.value;
+            }
+            same
+        });
+        self.sorted_for = Some(bits);
+    }
+
+    /// The rows shard by shard, shards rising.
+    ///
+    /// # Panics
+    /// If the batch was not sorted since the last push.
+    pub fn by_shard(&self) -> impl Iterator<Item = ShardRows<'_>> {
+        let bits = self.sorted_for.expect("RowBatch::sort comes before by_shard");
+        self.cells
+            .chunk_by(move |a, b| bits.shard(a.group) == bits.shard(b.group))
+            .map(move |cells| ShardRows { shard: bits.shard(cells[0].group), cells })
+    }
+
+    /// All cells in their present order.
+    pub fn cells(&self) -> &[Cell] {
+        &self.cells
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// Whether there is no value.
+    pub fn is_empty(&self) -> bool {
+        self.cells.is_empty()
+    }
+
+    /// The smallest range that holds all timestamps.
+    pub fn time_range(&self) -> TimeRange {
+        self.cells.iter().fold(TimeRange::EMPTY, |range, cell| range.extend(cell.ts))
+    }
+
+    /// Keeps only the cells that `keep` accepts.
+    pub fn retain(&mut self, keep: impl FnMut(&Cell) -> bool) {
+        self.cells.retain(keep);
+    }
+}
+
+impl<'a> ShardRows<'a> {
+    /// The row pieces in order of (group, ts).
+    pub fn pieces(self) -> impl Iterator<Item = RowPiece<'a>> {
+        self.cells.chunk_by(|a, b| a.group == b.group && a.ts == b.ts).map(|cells| RowPiece {
+            group: cells[0].group,
+            ts: cells[0].ts,
+            cells,
+        })
+    }
+
+    /// All cells, ordered by (group, ts, slot).
+    pub fn cells(self) -> &'a [Cell] {
+        self.cells
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_push_wins_and_pieces_are_ordered() {
+        let bits = ShardBits::for_count(2);
+        let series = |group, slot| SeriesRef { group: GroupId(group), slot: Slot(slot) };
+        let mut batch = RowBatch::default();
+        batch.push(series(3, 1), 10, 1.0);
+        batch.push(series(2, 0), 10, 2.0);
+        batch.push(series(3, 0), 10, 3.0);
+        batch.push(series(3, 1), 10, 4.0);
+        batch.push(series(3, 1), -5, 5.0);
+        batch.sort(bits);
+        let seen: Vec<_> = batch
+            .by_shard()
+            .flat_map(|rows| rows.pieces().map(move |piece| (rows.shard.0, piece)))
+            .map(|(shard, piece)| {
+                let cells: Vec<_> = piece.cells.iter().map(|c| (c.slot.0, c.value)).collect();
+                (shard, piece.group.0, piece.ts, cells)
+            })
+            .collect();
+        assert_eq!(
+            seen,
+            [
+                (0, 2, 10, vec![(0, 2.0)]),
+                (1, 3, -5, vec![(1, 5.0)]),
+                (1, 3, 10, vec![(0, 3.0), (1, 4.0)]),
+            ]
+        );
+        assert_eq!(batch.time_range(), TimeRange::new(-5, 10));
+    }
+}

@@ -1,0 +1,135 @@
+//! The seam between language and storage: what a query asks, and how it reads the answer.
+//!
+//! PromQL sees storage only through [`Select`]; it is tested on a plain vector of samples.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::{Budget, ColumnBatch, Error, ErrorKind, Labels, Matcher, Result, TimeRange};
+
+/// What one selector of a query needs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Selection {
+    /// All must hold.
+    pub matchers: Vec<Matcher>,
+    /// The exact range whose samples are needed, both ends inside.
+    pub range: TimeRange,
+    /// Which labels the answer must tell apart.
+    pub grouping: Grouping,
+}
+
+/// The labels that the query looks at after the selection. With `By` and `Without` the storage
+/// answers with a group key per series and need not build label sets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Grouping {
+    /// Every label: one key per series.
+    Series,
+    /// Only these names: as `sum by (...)`.
+    By(Vec<String>),
+    /// All but these names and the metric's name: as `sum without (...)`.
+    Without(Vec<String>),
+}
+
+impl Grouping {
+    /// The key of a series with `labels`.
+    pub fn key(&self, labels: &Labels) -> Labels {
+        match self {
+            Grouping::Series => labels.clone(),
+            Grouping::By(names) => labels.filter(|name| names.iter().any(|n| n == name)),
+            Grouping::Without(names) => {
+                labels.filter(|name| name != crate::METRIC_NAME && names.iter().all(|n| n != name))
+            }
+        }
+    }
+}
+
+/// What runs beside a query: who may stop it and what memory it may use.
+#[derive(Clone, Debug)]
+pub struct QueryContext {
+    /// Set when the client has gone or time is over.
+    pub cancel: CancelToken,
+    /// Where decoded columns are accounted.
+    pub budget: Budget,
+}
+
+impl QueryContext {
+    /// Never cancelled, no memory limit: for tests and tools.
+    pub fn unbounded() -> QueryContext {
+        QueryContext { cancel: CancelToken::new(), budget: Budget::unlimited() }
+    }
+}
+
+/// Tells a query to stop; clones share one flag.
+#[derive(Clone, Default)]
+pub struct CancelToken(Arc<Flags>);
+
+#[derive(Default)]
+struct Flags {
+    canceled: AtomicBool,
+    timed_out: AtomicBool,
+}
+
+impl CancelToken {
+    /// Not cancelled.
+    pub fn new() -> CancelToken {
+        CancelToken::default()
+    }
+
+    /// The client has gone.
+    pub fn cancel(&self) {
+        self.0.canceled.store(true, Ordering::Relaxed);
+    }
+
+    /// The time is over.
+    pub fn time_out(&self) {
+        self.0.timed_out.store(true, Ordering::Relaxed);
+    }
+
+    /// An error once somebody asked to stop. Asked between batches, not per sample.
+    ///
+    /// # Errors
+    /// `Timeout` or `Canceled`.
+    pub fn check(&self) -> Result<()> {
+        if self.0.timed_out.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Timeout, "query timed out"));
+        }
+        if self.0.canceled.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Canceled, "query was canceled"));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for CancelToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CancelToken").field(&self.0.canceled.load(Ordering::Relaxed)).finish()
+    }
+}
+
+/// Storage as a query sees it: one frozen, consistent view.
+pub trait Select: Send + Sync {
+    /// Finds what matches; reads no sample yet.
+    ///
+    /// # Errors
+    /// `Busy` without memory, `Canceled`, `Timeout`, `Unavailable` or `Corrupt` from below.
+    fn select(&self, selection: &Selection, context: &QueryContext) -> Result<Box<dyn Selected>>;
+}
+
+/// The groups that a [`Selection`] matches. Groups can be read in any order and from many threads.
+pub trait Selected: Send + Sync {
+    /// The distinct keys under the selection's [`Grouping`]; [`crate::Column::key`] indexes them.
+    /// With [`Grouping::Series`] no two series share one.
+    fn keys(&self) -> &[Labels];
+
+    /// How many groups match.
+    fn group_count(&self) -> usize;
+
+    /// Reads some groups: one batch each, in order; a group without samples gives an empty batch.
+    /// Ask for many at once: cold blocks are then fetched together.
+    ///
+    /// # Errors
+    /// As [`Select::select`].
+    fn read(&self, groups: Range<usize>) -> Result<Vec<ColumnBatch>>;
+}

@@ -1,0 +1,387 @@
+//! Aggregations: series into groups, then one loop over the steps per series.
+
+use std::collections::HashMap;
+
+use firn_model::{Error, Labels, METRIC_NAME, Result};
+
+use super::vector::{ABSENT, VectorSeries, is_absent};
+use crate::functions::kahan::{Mean, Sum};
+use crate::functions::quantile::quantile;
+use crate::syntax::{AggregateOp, format_f};
+
+/// The groups of some series, in order of their first one.
+pub(crate) struct Groups {
+    pub(crate) labels: Vec<Labels>,
+    /// The group of each series.
+    pub(crate) of: Vec<usize>,
+}
+
+impl Groups {
+    /// Groups by some labels or by all but some. With `already_keyed` the series' labels are the groups' labels
+    /// already, because storage grouped.
+    pub(crate) fn new(
+        series: &[VectorSeries],
+        grouping: &[String],
+        without: bool,
+        already_keyed: bool,
+    ) -> Groups {
+        let mut groups = Groups { labels: Vec::new(), of: Vec::with_capacity(series.len()) };
+        let mut by_labels: HashMap<Labels, usize> = HashMap::new();
+        for one in series {
+            let key = match already_keyed {
+                true => one.labels.clone(),
+                false => group_labels(&one.labels, grouping, without),
+            };
+            let labels = &mut groups.labels;
+            groups.of.push(*by_labels.entry(key).or_insert_with_key(|key| {
+                labels.push(key.clone());
+                labels.len() - 1
+            }));
+        }
+        groups
+    }
+
+    /// The members of every group.
+    fn lists(&self) -> Vec<Vec<usize>> {
+        let mut lists = vec![Vec::new(); self.labels.len()];
+        for (idx, &group) in self.of.iter().enumerate() {
+            lists[group].push(idx);
+        }
+        lists
+    }
+}
+
+/// The labels of the group that a series belongs to.
+fn group_labels(labels: &Labels, grouping: &[String], without: bool) -> Labels {
+    let named = |name: &str| grouping.iter().any(|label| label == name);
+    if without {
+        labels.filter(|name| name != METRIC_NAME && !named(name))
+    } else {
+        labels.filter(named)
+    }
+}
+
+/// `sum`, `avg`, `count`, `min`, `max`, `group`, `stddev`, `stdvar`, `quantile`: one series per group.
+pub(crate) fn reduce(
+    op: AggregateOp,
+    param: &[f64],
+    series: &[VectorSeries],
+    groups: Groups,
+    step_count: usize,
+) -> Vec<VectorSeries> {
+    let columns = match op {
+        AggregateOp::Sum => fold(series, &groups, step_count, Sum::start, Sum::add, Sum::value),
+        AggregateOp::Avg => fold(series, &groups, step_count, Mean::of, Mean::add, Mean::value),
+        AggregateOp::Count => {
+            fold(series, &groups, step_count, |_| 1.0, |count, _| *count += 1.0, |count| count)
+        }
+        AggregateOp::Group => fold(series, &groups, step_count, |_| 1.0, |_, _| {}, |one| one),
+        AggregateOp::Max => {
+            let keep = |kept: &mut f64, value: f64| {
+                if *kept < value || kept.is_nan() {
+                    *kept = value;
+                }
+            };
+            fold(series, &groups, step_count, |value| value, keep, |kept| kept)
+        }
+        AggregateOp::Min => {
+            let keep = |kept: &mut f64, value: f64| {
+                if *kept > value || kept.is_nan() {
+                    *kept = value;
+                }
+            };
+            fold(series, &groups, step_count, |value| value, keep, |kept| kept)
+        }
+        AggregateOp::Stdvar => {
+            fold(series, &groups, step_count, Spread::start, Spread::add, Spread::variance)
+        }
+        AggregateOp::Stddev => {
+            fold(series, &groups, step_count, Spread::start, Spread::add, |s| s.variance().sqrt())
+        }
+        AggregateOp::Quantile => quantiles(param, series, &groups, step_count),
+        AggregateOp::Topk
+        | AggregateOp::Bottomk
+        | AggregateOp::Limitk
+        | AggregateOp::LimitRatio
+        | AggregateOp::CountValues => Vec::new(),
+    };
+    let mut drops = vec![false; groups.labels.len()];
+    for (one, &group) in series.iter().zip(&groups.of) {
+        drops[group] |= one.drop_name;
+    }
+    let named = groups.labels.into_iter().zip(drops).zip(columns);
+    named
+        .map(|((labels, drop_name), values)| VectorSeries { labels, drop_name, values })
+        .filter(|series| !series.is_empty())
+        .collect()
+}
+
+impl Sum {
+    fn start(value: f64) -> Sum {
+        Sum { sum: value, rest: 0.0 }
+    }
+}
+
+/// One accumulator per group and step: opened by a step's first value, fed with the others in their order.
+fn fold<A: Copy>(
+    series: &[VectorSeries],
+    groups: &Groups,
+    step_count: usize,
+    open: impl Fn(f64) -> A,
+    feed: impl Fn(&mut A, f64),
+    close: impl Fn(A) -> f64,
+) -> Vec<Vec<f64>> {
+    let mut all: Vec<Vec<Option<A>>> = vec![vec![None; step_count]; groups.labels.len()];
+    for (one, &group) in series.iter().zip(&groups.of) {
+        for (slot, &value) in all[group].iter_mut().zip(&one.values) {
+            if is_absent(value) {
+                continue;
+            }
+            match slot {
+                Some(accumulator) => feed(accumulator, value),
+                None => *slot = Some(open(value)),
+            }
+        }
+    }
+    let finish = |column: Vec<Option<A>>| {
+        column.into_iter().map(|slot| slot.map_or(ABSENT, &close)).collect()
+    };
+    all.into_iter().map(finish).collect()
+}
+
+/// Count, mean and squared distances. Source: Welford's algorithm.
+#[derive(Clone, Copy)]
+struct Spread {
+    count: f64,
+    mean: f64,
+    squares: f64,
+}
+
+impl Spread {
+    fn start(value: f64) -> Spread {
+        let squares = if value.is_finite() { 0.0 } else { f64::NAN };
+        Spread { count: 1.0, mean: value, squares }
+    }
+
+    fn add(&mut self, value: f64) {
+        self.count += 1.0;
+        let delta = value - self.mean;
+        self.mean += delta / self.count;
+        self.squares += delta * (value - self.mean);
+    }
+
+    fn variance(self) -> f64 {
+        self.squares / self.count
+    }
+}
+
+fn quantiles(
+    param: &[f64],
+    series: &[VectorSeries],
+    groups: &Groups,
+    step_count: usize,
+) -> Vec<Vec<f64>> {
+    let mut scratch = Vec::new();
+    let lists = groups.lists();
+    let mut column = |members: &Vec<usize>| {
+        let mut values = vec![ABSENT; step_count];
+        for (step, value) in values.iter_mut().enumerate() {
+            scratch.clear();
+            let all = members.iter().map(|&idx| series[idx].values[step]);
+            scratch.extend(all.filter(|value| !is_absent(*value)));
+            if !scratch.is_empty() {
+                *value = quantile(param[step], &mut scratch);
+            }
+        }
+        values
+    };
+    lists.iter().map(&mut column).collect()
+}
+
+/// `topk`, `bottomk`, `limitk`, `limit_ratio`: the input series with the points that stay.
+///
+/// In an instant query the series of a group come in order of their values for `topk` and `bottomk`.
+///
+/// # Errors
+/// `Invalid` for a parameter that is no count.
+pub(crate) fn select(
+    op: AggregateOp,
+    param: &[f64],
+    series: Vec<VectorSeries>,
+    groups: &Groups,
+) -> Result<Vec<VectorSeries>> {
+    if !check_param(op, param)? {
+        return Ok(Vec::new());
+    }
+    let mut kept: Vec<Vec<f64>> = series.iter().map(|s| vec![ABSENT; s.values.len()]).collect();
+    let mut order = Vec::new();
+    for members in groups.lists() {
+        for (step, &limit) in param.iter().enumerate() {
+            let mut present: Vec<usize> = members
+                .iter()
+                .copied()
+                .filter(|&idx| !is_absent(series[idx].values[step]))
+                .collect();
+            match op {
+                AggregateOp::LimitRatio => {
+                    present.retain(|&idx| in_ratio(&series[idx].labels, limit));
+                }
+                _ => {
+                    // Counts are truncated; what is below 1 keeps nothing.
+                    let count = (limit as i64).clamp(0, present.len() as i64) as usize;
+                    let value = |idx: &usize| series[*idx].values[step];
+                    if op != AggregateOp::Limitk {
+                        let is_top = op == AggregateOp::Topk;
+                        present.sort_by(|a, b| nan_last(is_top, value(a), value(b)));
+                    }
+                    present.truncate(count);
+                }
+            }
+            for &idx in &present {
+                kept[idx][step] = series[idx].values[step];
+            }
+            if param.len() == 1 {
+                order.extend_from_slice(&present);
+            }
+        }
+    }
+    let mut rest: Vec<Option<VectorSeries>> = series
+        .into_iter()
+        .zip(kept)
+        .map(|(series, values)| Some(VectorSeries { values, ..series }))
+        .collect();
+    let ordered: Vec<VectorSeries> = order.iter().filter_map(|&idx| rest[idx].take()).collect();
+    let others = rest.into_iter().flatten().filter(|series| !series.is_empty());
+    Ok(ordered.into_iter().chain(others).collect())
+}
+
+/// Greatest (or smallest) first, NaN last either way.
+fn nan_last(greatest_first: bool, a: f64, b: f64) -> std::cmp::Ordering {
+    let by_value = if greatest_first { b.partial_cmp(&a) } else { a.partial_cmp(&b) };
+    by_value.unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
+}
+
+/// Whether there is anything to keep at all.
+fn check_param(op: AggregateOp, param: &[f64]) -> Result<bool> {
+    let max = param.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let min = param.iter().copied().fold(f64::INFINITY, f64::min);
+    let has_nan = param.iter().any(|value| value.is_nan());
+    if op == AggregateOp::LimitRatio {
+        if !has_nan && max == 0.0 && min == 0.0 {
+            return Ok(false);
+        }
+        return if has_nan { Err(Error::invalid("Ratio value is NaN")) } else { Ok(true) };
+    }
+    if has_nan {
+        return Err(Error::invalid("Parameter value is NaN"));
+    }
+    if max < 1.0 {
+        return Ok(false);
+    }
+    if min <= i64::MIN as f64 {
+        let min = crate::syntax::format_g(min);
+        return Err(Error::invalid(format!("Scalar value {min} underflows int64")));
+    }
+    if max >= i64::MAX as f64 {
+        let max = crate::syntax::format_g(max);
+        return Err(Error::invalid(format!("Scalar value {max} overflows int64")));
+    }
+    Ok(true)
+}
+
+/// Whether a series belongs to the share `ratio` of all; a negative one is the complement of the positive
+/// one. The hash is Prometheus', so that both pick the same series.
+fn in_ratio(labels: &Labels, ratio: f64) -> bool {
+    let place = label_hash(labels) as f64 / u64::MAX as f64;
+    let ratio = ratio.clamp(-1.0, 1.0);
+    if ratio > 0.0 { place < ratio } else { ratio < 0.0 && place >= 1.0 + ratio }
+}
+
+/// XXH64 over length-prefixed names and values, as Prometheus hashes labels.
+fn label_hash(labels: &Labels) -> u64 {
+    let mut bytes = Vec::with_capacity(labels.as_encoded().len() + 8);
+    for (name, value) in labels {
+        for text in [name, value] {
+            match text.len() {
+                len if len < 255 => bytes.push(len as u8),
+                len => bytes.extend([255, len as u8, (len >> 8) as u8, (len >> 16) as u8]),
+            }
+            bytes.extend_from_slice(text.as_bytes());
+        }
+    }
+    xxhash_rust::xxh64::xxh64(&bytes, 0)
+}
+
+/// The label that `count_values` puts the values into.
+///
+/// # Errors
+/// `Invalid` if `name` is no label name.
+pub(crate) fn value_label(name: &[u8]) -> Result<&str> {
+    std::str::from_utf8(name).ok().filter(|name| !name.is_empty()).ok_or_else(|| {
+        Error::invalid(format!("invalid label name {}", crate::syntax::go_quote(name)))
+    })
+}
+
+/// `count_values`: how often each value occurs, the value as the label `name`.
+pub(crate) fn count_values(
+    name: &str,
+    series: &[VectorSeries],
+    grouping: &[String],
+    without: bool,
+    step_count: usize,
+) -> Vec<VectorSeries> {
+    // The value's label belongs to the group's labels also when `by` does not name it.
+    let mut grouping = grouping.to_vec();
+    if !without {
+        grouping.push(name.to_owned());
+    }
+    let mut output = super::vector::OutputSeries::default();
+    for one in series {
+        let mut last: Option<(u64, usize)> = None;
+        for (step, &value) in one.values.iter().enumerate() {
+            if is_absent(value) {
+                continue;
+            }
+            let slot = match last {
+                Some((bits, slot)) if bits == value.to_bits() => slot,
+                _ => {
+                    let labels = one.labels.with(name, &format_f(value));
+                    let labels = group_labels(&labels, &grouping, without);
+                    output.slot(&labels, false, step_count)
+                }
+            };
+            last = Some((value.to_bits(), slot));
+            let count = &mut output.series[slot].values[step];
+            *count = if is_absent(*count) { 1.0 } else { *count + 1.0 };
+        }
+    }
+    output.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(name: &str, values: &[f64]) -> VectorSeries {
+        let labels = Labels::from_pairs([("name", name)]).unwrap();
+        VectorSeries { labels, drop_name: false, values: values.to_vec() }
+    }
+
+    #[test]
+    fn hashes_are_those_of_prometheus() {
+        // The same encoding hashed by another implementation: XXH64 of "\x04name\x01a" with seed 0.
+        let labels = Labels::from_pairs([("name", "a")]).unwrap();
+        assert_eq!(label_hash(&labels), xxhash_rust::xxh64::xxh64(b"\x04name\x01a", 0));
+        assert!(in_ratio(&labels, 1.0) && in_ratio(&labels, -1.0) && !in_ratio(&labels, 0.0));
+        assert_ne!(in_ratio(&labels, 0.3), in_ratio(&labels, -0.7));
+    }
+
+    #[test]
+    fn topk_puts_nan_last_and_keeps_ties_in_order() {
+        let all = vec![series("a", &[f64::NAN]), series("b", &[1.0]), series("c", &[2.0])];
+        let groups = Groups::new(&all, &[], false, false);
+        let got = select(AggregateOp::Topk, &[2.0], all, &groups).unwrap();
+        let names: Vec<_> = got.iter().map(|s| s.labels.get("name").unwrap()).collect();
+        assert_eq!(names, ["c", "b"]);
+    }
+}

@@ -1,0 +1,439 @@
+//! Binary operators: between numbers, between a vector and a number, between two vectors.
+//!
+//! Vectors are matched once for all steps: series are grouped by their signature (the labels that `on` or
+//! `ignoring` leaves), then each group is computed column by column. What must not happen at one step (two
+//! candidates on a "one" side, two results with one label set) is checked step by step inside the group.
+
+use std::collections::HashMap;
+
+use firn_model::{Error, Labels, METRIC_NAME, Result};
+
+use super::vector::{
+    ABSENT, OutputSeries, VectorSeries, is_absent, is_metadata_label, labels_text,
+};
+use crate::syntax::{BinaryOp, Cardinality, Matching};
+
+/// `lhs op rhs` for an arithmetic or comparison operator; the bool tells whether a comparison holds.
+fn compute(op: BinaryOp, lhs: f64, rhs: f64) -> (f64, bool) {
+    match op {
+        BinaryOp::Add => (lhs + rhs, true),
+        BinaryOp::Sub => (lhs - rhs, true),
+        BinaryOp::Mul => (lhs * rhs, true),
+        BinaryOp::Div => (lhs / rhs, true),
+        BinaryOp::Mod => (lhs % rhs, true),
+        BinaryOp::Pow => (lhs.powf(rhs), true),
+        BinaryOp::Atan2 => (lhs.atan2(rhs), true),
+        BinaryOp::Equal => (lhs, lhs == rhs),
+        BinaryOp::NotEqual => (lhs, lhs != rhs),
+        BinaryOp::Less => (lhs, lhs < rhs),
+        BinaryOp::LessEqual => (lhs, lhs <= rhs),
+        BinaryOp::Greater => (lhs, lhs > rhs),
+        BinaryOp::GreaterEqual => (lhs, lhs >= rhs),
+        // Trimming is for histograms; the set operators do not compute.
+        BinaryOp::TrimUpper
+        | BinaryOp::TrimLower
+        | BinaryOp::And
+        | BinaryOp::Or
+        | BinaryOp::Unless => (lhs, false),
+    }
+}
+
+/// Whether the operator only works on histograms, so that floats give nothing.
+pub(crate) fn wants_histograms(op: BinaryOp) -> bool {
+    matches!(op, BinaryOp::TrimUpper | BinaryOp::TrimLower)
+}
+
+/// Between two numbers per step. Comparisons give 0 or 1.
+///
+/// # Errors
+/// `Invalid` for an operator that numbers do not have.
+pub(crate) fn scalars(op: BinaryOp, lhs: &[f64], rhs: &[f64]) -> Result<Vec<f64>> {
+    if wants_histograms(op) || op.is_set() {
+        let what = format!("operator {:?} not allowed for Scalar operations", op.text());
+        return Err(Error::invalid(what));
+    }
+    let one = |(lhs, rhs): (&f64, &f64)| {
+        let (value, holds) = compute(op, *lhs, *rhs);
+        if op.is_comparison() { f64::from(u8::from(holds)) } else { value }
+    };
+    Ok(lhs.iter().zip(rhs).map(one).collect())
+}
+
+/// Between each point of `series` and the number of its step; `swapped` when the number stands on the left.
+pub(crate) fn with_scalar(
+    op: BinaryOp,
+    series: &mut Vec<VectorSeries>,
+    scalar: &[f64],
+    swapped: bool,
+    return_bool: bool,
+) {
+    for one in series.iter_mut() {
+        for (value, &scalar) in one.values.iter_mut().zip(scalar) {
+            if is_absent(*value) {
+                continue;
+            }
+            let point = *value;
+            let (lhs, rhs) = if swapped { (scalar, point) } else { (point, scalar) };
+            let (result, holds) = compute(op, lhs, rhs);
+            *value = if return_bool {
+                f64::from(u8::from(holds))
+            } else if !holds {
+                ABSENT
+            } else if op.is_comparison() {
+                // A filter keeps the vector's value on either side.
+                point
+            } else {
+                result
+            };
+        }
+    }
+    series.retain(|series| !series.is_empty());
+}
+
+/// `and`, `or`, `unless`.
+///
+/// # Errors
+/// `Invalid` if two series end up with one label set at one step.
+pub(crate) fn sets(
+    op: BinaryOp,
+    lhs: Vec<VectorSeries>,
+    rhs: Vec<VectorSeries>,
+    matching: &Matching,
+    step_count: usize,
+) -> Result<Vec<VectorSeries>> {
+    let signature = Signature { matching };
+    // The side that decides: present at a step there, kept or dropped on the other side.
+    let deciding = if op == BinaryOp::Or { &lhs } else { &rhs };
+    let mut present: HashMap<Labels, Vec<bool>> = HashMap::new();
+    for series in deciding {
+        let steps =
+            present.entry(signature.of(&series.labels)).or_insert_with(|| vec![false; step_count]);
+        for (present, value) in steps.iter_mut().zip(&series.values) {
+            *present |= !is_absent(*value);
+        }
+    }
+    let keep_present = op == BinaryOp::And;
+    let filter = |series: &mut VectorSeries| {
+        let steps = present.get(&signature.of(&series.labels));
+        for (step, value) in series.values.iter_mut().enumerate() {
+            if steps.is_some_and(|steps| steps[step]) != keep_present {
+                *value = ABSENT;
+            }
+        }
+        !series.is_empty()
+    };
+    let (mut kept, mut filtered) = if op == BinaryOp::Or { (lhs, rhs) } else { (Vec::new(), lhs) };
+    filtered.retain_mut(filter);
+    if kept.is_empty() {
+        return Ok(filtered);
+    }
+    kept.append(&mut filtered);
+    super::vector::merge_same_labels(kept)
+}
+
+/// The labels by which series find each other.
+struct Signature<'a> {
+    matching: &'a Matching,
+}
+
+impl Signature<'_> {
+    fn of(&self, labels: &Labels) -> Labels {
+        let named = |name: &str| self.matching.labels.iter().any(|label| label == name);
+        if self.matching.on {
+            labels.filter(named)
+        } else {
+            labels.filter(|name| name != METRIC_NAME && !named(name))
+        }
+    }
+}
+
+/// Series with one signature.
+#[derive(Default)]
+struct Group {
+    many: Vec<usize>,
+    one: Vec<usize>,
+}
+
+/// No series on the "one" side at a step.
+const NONE: u32 = u32::MAX;
+
+/// An arithmetic or comparison operator between two vectors.
+pub(crate) struct VectorOperation<'a> {
+    pub(crate) op: BinaryOp,
+    pub(crate) matching: &'a Matching,
+    pub(crate) return_bool: bool,
+    pub(crate) step_count: usize,
+    /// Whether names go at the end only.
+    pub(crate) delayed_names: bool,
+}
+
+impl VectorOperation<'_> {
+    /// Runs it.
+    ///
+    /// # Errors
+    /// `Invalid` when series match many-to-many, or many-to-one without `group_left` or `group_right`.
+    pub(crate) fn run(
+        &self,
+        lhs: Vec<VectorSeries>,
+        rhs: Vec<VectorSeries>,
+    ) -> Result<Vec<VectorSeries>> {
+        let (many, one) = if self.swapped() { (rhs, lhs) } else { (lhs, rhs) };
+        let active = self.active_steps(&many, &one);
+        let mut output = OutputSeries::default();
+        for (signature, group) in &self.groups(&many, &one) {
+            let candidates = self.one_side(signature, group, &one, &active)?;
+            self.group(signature, group, &many, &one, &candidates, &active, &mut output)?;
+        }
+        Ok(output.finish())
+    }
+
+    fn swapped(&self) -> bool {
+        self.matching.cardinality == Cardinality::OneToMany
+    }
+
+    /// The value that stands for a missing series of the "many" side, and of the "one" side. With `group_right` the
+    /// sides are swapped but the fill values are not: Prometheus does it so, and its tests want it.
+    fn fills(&self) -> (Option<f64>, Option<f64>) {
+        (self.matching.fill_left, self.matching.fill_right)
+    }
+
+    /// Steps without a point on one side give nothing, not even an error, unless something is filled in.
+    fn active_steps(&self, many: &[VectorSeries], one: &[VectorSeries]) -> Vec<bool> {
+        let any = |series: &[VectorSeries]| {
+            let mut steps = vec![false; self.step_count];
+            for series in series {
+                for (any, value) in steps.iter_mut().zip(&series.values) {
+                    *any |= !is_absent(*value);
+                }
+            }
+            steps
+        };
+        if self.fills() != (None, None) {
+            return vec![true; self.step_count];
+        }
+        any(many).into_iter().zip(any(one)).map(|(many, one)| many && one).collect()
+    }
+
+    /// Groups in order of the first series that has their signature.
+    fn groups(&self, many: &[VectorSeries], one: &[VectorSeries]) -> Vec<(Labels, Group)> {
+        let signature = Signature { matching: self.matching };
+        let mut groups: Vec<(Labels, Group)> = Vec::new();
+        let mut by_signature: HashMap<Labels, usize> = HashMap::new();
+        let all = many.iter().map(|s| (s, true)).enumerate();
+        for (idx, (series, is_many)) in all.chain(one.iter().map(|s| (s, false)).enumerate()) {
+            let labels = signature.of(&series.labels);
+            let group_idx = *by_signature.entry(labels.clone()).or_insert_with(|| {
+                groups.push((labels, Group::default()));
+                groups.len() - 1
+            });
+            let group = &mut groups[group_idx].1;
+            if is_many { group.many.push(idx) } else { group.one.push(idx) }
+        }
+        groups
+    }
+
+    /// Which series of the "one" side counts at each step.
+    fn one_side(
+        &self,
+        signature: &Labels,
+        group: &Group,
+        one: &[VectorSeries],
+        active: &[bool],
+    ) -> Result<Vec<u32>> {
+        let mut candidates = vec![NONE; self.step_count];
+        for &idx in &group.one {
+            for (step, value) in one[idx].values.iter().enumerate() {
+                if is_absent(*value) || !active[step] {
+                    continue;
+                }
+                if candidates[step] != NONE {
+                    let other = &one[candidates[step] as usize];
+                    return Err(self.duplicates(signature, &one[idx].labels, &other.labels));
+                }
+                candidates[step] = idx as u32;
+            }
+        }
+        Ok(candidates)
+    }
+
+    fn duplicates(&self, signature: &Labels, a: &Labels, b: &Labels) -> Error {
+        let side = if self.swapped() { "left" } else { "right" };
+        let (a, b) = (labels_text(a), labels_text(b));
+        let (first, second) = if a < b { (a, b) } else { (b, a) };
+        Error::invalid(format!(
+            "found duplicate series for the match group {} on the {side} hand-side of the \
+             operation: [{first}, {second}];many-to-many matching not allowed: matching labels \
+             must be unique on one side",
+            labels_text(signature)
+        ))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one call, from `run`; all are the group's")]
+    fn group(
+        &self,
+        signature: &Labels,
+        group: &Group,
+        many: &[VectorSeries],
+        one: &[VectorSeries],
+        candidates: &[u32],
+        active: &[bool],
+        output: &mut OutputSeries,
+    ) -> Result<()> {
+        let (fill_many, fill_one) = self.fills();
+        let mut seen = Seen::new(self.matching.cardinality, self.step_count);
+        for &idx in &group.many {
+            let series = &many[idx];
+            let mut pair = Pair::default();
+            for (step, &value) in series.values.iter().enumerate() {
+                if is_absent(value) || !active[step] {
+                    continue;
+                }
+                let (other, labels) = match (candidates[step], fill_one) {
+                    (NONE, None) => continue,
+                    (NONE, Some(fill)) => (fill, signature),
+                    (candidate, _) => {
+                        let other = &one[candidate as usize];
+                        (other.values[step], &other.labels)
+                    }
+                };
+                let target = pair.target(self, candidates[step], &series.labels, labels, &mut seen);
+                seen.mark(target, step)?;
+                if let Some(result) = self.result(value, other) {
+                    let slot = pair.slot(self, series.drop_name, output);
+                    output.put(slot, step, result)?;
+                }
+            }
+        }
+        let Some(fill) = fill_many else { return Ok(()) };
+        let mut pair = Pair::default();
+        for (step, &candidate) in candidates.iter().enumerate() {
+            if candidate == NONE || seen.matched[step] {
+                continue;
+            }
+            let other = &one[candidate as usize];
+            pair.target(self, candidate, signature, &other.labels, &mut seen);
+            if let Some(result) = self.result(fill, other.values[step]) {
+                let slot = pair.slot(self, false, output);
+                output.put(slot, step, result)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The value of one pair of points, `None` where a comparison drops it.
+    fn result(&self, many: f64, one: f64) -> Option<f64> {
+        let (lhs, rhs) = if self.swapped() { (one, many) } else { (many, one) };
+        let (value, holds) = compute(self.op, lhs, rhs);
+        if self.return_bool {
+            return Some(f64::from(u8::from(holds)));
+        }
+        holds.then_some(value)
+    }
+
+    /// The labels of the result of a "many" side's series with one of the "one" side.
+    fn result_labels(&self, many: &Labels, one: &Labels) -> Labels {
+        let matching = self.matching;
+        let drops_name = self.op.is_arithmetic() || (self.return_bool && !self.delayed_names);
+        let one_to_one = matching.cardinality == Cardinality::OneToOne;
+        let mut labels = many.filter(|name| {
+            let named = || matching.labels.iter().any(|label| label == name);
+            !(drops_name && is_metadata_label(name)) && (!one_to_one || named() == matching.on)
+        });
+        for name in &matching.include {
+            labels = labels.with(name, one.get(name).unwrap_or(""));
+        }
+        labels
+    }
+}
+
+/// The result of one "many" series with the "one" series it meets; mostly the same at every step.
+struct Pair {
+    candidate: Option<u32>,
+    labels: Labels,
+    slot: Option<usize>,
+    target: usize,
+}
+
+impl Default for Pair {
+    fn default() -> Pair {
+        Pair { candidate: None, labels: Labels::empty(), slot: None, target: 0 }
+    }
+}
+
+impl Pair {
+    fn target(
+        &mut self,
+        operation: &VectorOperation<'_>,
+        candidate: u32,
+        many: &Labels,
+        one: &Labels,
+        seen: &mut Seen,
+    ) -> usize {
+        if self.candidate != Some(candidate) {
+            self.labels = operation.result_labels(many, one);
+            self.target = seen.target(&self.labels);
+            self.candidate = Some(candidate);
+            self.slot = None;
+        }
+        self.target
+    }
+
+    /// Where the results go; asked for only once there is one.
+    fn slot(
+        &mut self,
+        operation: &VectorOperation<'_>,
+        drop_name: bool,
+        output: &mut OutputSeries,
+    ) -> usize {
+        let labels = &self.labels;
+        *self.slot.get_or_insert_with(|| {
+            let drop_name = operation.return_bool || drop_name;
+            output.slot(labels, drop_name, operation.step_count)
+        })
+    }
+}
+
+/// Which results a group has had at which steps, also those that a comparison then dropped.
+struct Seen {
+    cardinality: Cardinality,
+    /// Steps at which something matched.
+    matched: Vec<bool>,
+    /// With grouping: the same per label set of the result.
+    targets: Vec<Vec<bool>>,
+    by_labels: HashMap<Labels, usize>,
+}
+
+impl Seen {
+    fn new(cardinality: Cardinality, step_count: usize) -> Seen {
+        let matched = vec![false; step_count];
+        Seen { cardinality, matched, targets: Vec::new(), by_labels: HashMap::new() }
+    }
+
+    fn target(&mut self, labels: &Labels) -> usize {
+        if self.cardinality == Cardinality::OneToOne {
+            return 0;
+        }
+        let (targets, step_count) = (&mut self.targets, self.matched.len());
+        *self.by_labels.entry(labels.clone()).or_insert_with(|| {
+            targets.push(vec![false; step_count]);
+            targets.len() - 1
+        })
+    }
+
+    fn mark(&mut self, target: usize, step: usize) -> Result<()> {
+        let seen_before = match self.targets.get_mut(target) {
+            Some(steps) => std::mem::replace(&mut steps[step], true),
+            None => self.matched[step],
+        };
+        self.matched[step] = true;
+        if !seen_before {
+            return Ok(());
+        }
+        Err(Error::invalid(if self.cardinality == Cardinality::OneToOne {
+            "multiple matches for labels: many-to-one matching must be explicit \
+             (group_left/group_right)"
+        } else {
+            "multiple matches for labels: grouping labels must ensure unique matches"
+        }))
+    }
+}

@@ -1,0 +1,344 @@
+//! Function calls: which argument is what, and what becomes of the labels.
+
+use std::collections::{BTreeSet, HashSet};
+
+use firn_model::{Error, Grouping, Labels, LabelsBuilder, METRIC_NAME, MatchOp, Matcher, Result};
+
+use super::vector::{ABSENT, Evaluated, VectorSeries, is_absent, same_labels_error, strip_names};
+use super::window::Steps;
+use super::{Evaluator, map_points};
+use crate::functions::calendar::date_part;
+use crate::functions::math;
+use crate::functions::range::RangeCall;
+use crate::plan;
+use crate::syntax::{Borders, FunctionId, Node, NodeKind, Span};
+
+impl Evaluator<'_> {
+    pub(super) fn call(
+        &mut self,
+        span: Span,
+        function: FunctionId,
+        args: &[Node],
+        steps: &Steps,
+    ) -> Result<Evaluated> {
+        use FunctionId as F;
+        let vector = match function {
+            F::Time => return Ok(Evaluated::Scalar(step_seconds(steps))),
+            F::Pi => return Ok(Evaluated::Scalar(vec![std::f64::consts::PI; steps.count])),
+            F::MinOf | F::MaxOf => {
+                let (a, b) = (self.scalar(&args[0], steps)?, self.scalar(&args[1], steps)?);
+                let pick = if function == F::MinOf { math::min } else { math::max };
+                let picked = a.iter().zip(&b).map(|(a, b)| pick(*a, *b)).collect();
+                return Ok(Evaluated::Scalar(picked));
+            }
+            F::Scalar => {
+                let series = self.vector(&args[0], steps)?;
+                return Ok(Evaluated::Scalar(only_values(&series, steps.count)));
+            }
+            F::Vector => {
+                let values = self.scalar(&args[0], steps)?;
+                vec![VectorSeries { labels: Labels::empty(), drop_name: false, values }]
+            }
+            F::Absent => {
+                let series = self.vector(&args[0], steps)?;
+                absent(&series, &args[0], steps.count)?
+            }
+            F::Timestamp => self.timestamp(&args[0], steps)?,
+            F::Sort | F::SortDesc | F::SortByLabel | F::SortByLabelDesc => {
+                self.sort(span, function, args, steps)?
+            }
+            F::LabelReplace => self.label_replace(args, steps)?,
+            F::LabelJoin => self.label_join(args, steps)?,
+            F::Info => self.info(args, steps)?,
+            F::Clamp | F::ClampMin | F::ClampMax | F::Round => {
+                self.with_bounds(function, args, steps)?
+            }
+            F::HistogramQuantile => self.histogram_quantile(args, steps)?,
+            F::HistogramQuantiles => self.histogram_quantiles(args, steps)?,
+            F::HistogramFraction => self.histogram_fraction(args, steps)?,
+            F::HistogramAvg
+            | F::HistogramCount
+            | F::HistogramSum
+            | F::HistogramStddev
+            | F::HistogramStdvar
+            // Floats are not native histograms and carry no start timestamps.
+            | F::StartTimestamp => {
+                self.vector(&args[0], steps)?;
+                Vec::new()
+            }
+            F::DayOfMonth
+            | F::DayOfWeek
+            | F::DayOfYear
+            | F::DaysInMonth
+            | F::Hour
+            | F::Minute
+            | F::Month
+            | F::Year => self.date(function, args.first(), steps)?,
+            _ => match math::of_one_number(function) {
+                Some(map) => {
+                    let mut series = self.vector(&args[0], steps)?;
+                    map_points(&mut series, map);
+                    self.drop_names(&mut series)?;
+                    series
+                }
+                None => self.range_call(function, args, steps, &Grouping::Series)?,
+            },
+        };
+        Ok(Evaluated::Vector(vector))
+    }
+
+    fn timestamp(&mut self, arg: &Node, steps: &Steps) -> Result<Vec<VectorSeries>> {
+        let mut series = if let NodeKind::Selector(selector) = &arg.kind {
+            self.sample_times(selector, steps)?
+        } else {
+            let mut series = self.vector(arg, steps)?;
+            let times = step_seconds(steps);
+            for series in &mut series {
+                for (value, &time) in series.values.iter_mut().zip(&times) {
+                    if !is_absent(*value) {
+                        *value = time;
+                    }
+                }
+            }
+            series
+        };
+        self.drop_names(&mut series)?;
+        Ok(series)
+    }
+
+    fn date(
+        &mut self,
+        function: FunctionId,
+        arg: Option<&Node>,
+        steps: &Steps,
+    ) -> Result<Vec<VectorSeries>> {
+        let Some(arg) = arg else {
+            // Whole seconds, towards zero as Prometheus divides.
+            let values = steps.times().map(|ts| date_part(function, (ts / 1000) as f64)).collect();
+            return Ok(vec![VectorSeries { labels: Labels::empty(), drop_name: false, values }]);
+        };
+        let mut series = self.vector(arg, steps)?;
+        map_points(&mut series, |value| date_part(function, value));
+        self.drop_names(&mut series)?;
+        Ok(series)
+    }
+
+    /// `clamp` and its like, `round`: a vector and numbers that may differ from step to step.
+    fn with_bounds(
+        &mut self,
+        function: FunctionId,
+        args: &[Node],
+        steps: &Steps,
+    ) -> Result<Vec<VectorSeries>> {
+        let mut series = self.vector(&args[0], steps)?;
+        let numbers =
+            args[1..].iter().map(|arg| self.scalar(arg, steps)).collect::<Result<Vec<_>>>()?;
+        let number = |idx: usize, step: usize| numbers.get(idx).map(|values| values[step]);
+        for series in &mut series {
+            for (step, value) in series.values.iter_mut().enumerate() {
+                if is_absent(*value) {
+                    continue;
+                }
+                if function == FunctionId::Round {
+                    *value = math::round(*value, number(0, step).unwrap_or(1.0));
+                    continue;
+                }
+                let (low, high) = match function {
+                    FunctionId::ClampMin => (number(0, step), None),
+                    FunctionId::ClampMax => (None, number(0, step)),
+                    _ => (number(0, step), number(1, step)),
+                };
+                let low = low.unwrap_or(f64::NEG_INFINITY);
+                let high = high.unwrap_or(f64::INFINITY);
+                *value = if high < low { ABSENT } else { math::clamp(*value, low, high) };
+            }
+        }
+        series.retain(|series| !series.is_empty());
+        self.drop_names(&mut series)?;
+        Ok(series)
+    }
+
+    /// A function of windows, over a range selector or a subquery.
+    pub(super) fn range_call(
+        &mut self,
+        function: FunctionId,
+        args: &[Node],
+        steps: &Steps,
+        grouping: &Grouping,
+    ) -> Result<Vec<VectorSeries>> {
+        let is_window =
+            |arg: &&Node| matches!(arg.kind, NodeKind::Matrix(_) | NodeKind::Subquery(_));
+        let window = args
+            .iter()
+            .find(is_window)
+            .ok_or_else(|| Error::internal("a function of windows without a window"))?;
+        let params = args
+            .iter()
+            .filter(|arg| !is_window(arg))
+            .map(|arg| self.scalar(arg, steps))
+            .collect::<Result<Vec<_>>>()?;
+        let mut series = match &window.kind {
+            NodeKind::Matrix(matrix) => {
+                check_borders(function, matrix.selector.borders)?;
+                let call = RangeCall {
+                    function,
+                    frame: plan::range_frame(matrix, steps, self.options.lookback_ms),
+                    borders: matrix.selector.borders,
+                    range_ms: matrix.range.ms(),
+                    range_seconds: matrix.range.seconds(),
+                    params: &params,
+                };
+                let matchers = &matrix.selector.matchers;
+                self.read(matchers, &call.frame, grouping, false, &mut |samples, out| {
+                    call.apply(samples, out)
+                })?
+            }
+            NodeKind::Subquery(subquery) => {
+                let call = RangeCall {
+                    function,
+                    frame: plan::subquery_frame(subquery, steps),
+                    borders: Borders::Plain,
+                    range_ms: subquery.range.ms(),
+                    range_seconds: subquery.range.seconds(),
+                    params: &params,
+                };
+                let grid = self.grid(subquery, &call.frame)?;
+                self.read_grid(&grid, steps, &mut |samples, out| call.apply(samples, out))?
+            }
+            _ => return Err(Error::internal("found as a window above")),
+        };
+        if function == FunctionId::AbsentOverTime {
+            return absent(&series, window, steps.count);
+        }
+        let pushed_name = match (&window.kind, grouping) {
+            (NodeKind::Matrix(_), Grouping::Series) | (NodeKind::Subquery(_), _) => None,
+            (NodeKind::Matrix(matrix), _) => plan::fixed_name(&matrix.selector.matchers),
+            _ => None,
+        };
+        self.note_range_call(function, args, &params, &series, pushed_name);
+        if plan::keeps_name(function) {
+            return Ok(series);
+        }
+        if self.options.delayed_name_removal {
+            series.iter_mut().for_each(|series| series.drop_name = true);
+        } else if *grouping == Grouping::Series && strip_names(&mut series) {
+            // Unlike other functions these do not unite series that only take turns.
+            let mut seen = HashSet::new();
+            if !series.iter().all(|series| seen.insert(series.labels.clone())) {
+                return Err(same_labels_error());
+            }
+        }
+        Ok(series)
+    }
+
+    fn note_range_call(
+        &mut self,
+        function: FunctionId,
+        args: &[Node],
+        params: &[Vec<f64>],
+        series: &[VectorSeries],
+        pushed_name: Option<&str>,
+    ) {
+        match function {
+            FunctionId::Rate | FunctionId::Increase => {
+                let own = series.iter().map(|series| series.labels.metric_name());
+                let names: BTreeSet<&str> = match pushed_name {
+                    Some(name) => series.first().map(|_| name).into_iter().collect(),
+                    None => own.collect(),
+                };
+                let counts = ["_total", "_sum", "_count", "_bucket"];
+                for name in names {
+                    if !name.is_empty() && !counts.iter().any(|suffix| name.ends_with(suffix)) {
+                        self.notes.no_counter(args[0].span, name);
+                    }
+                }
+            }
+            FunctionId::QuantileOverTime => {
+                for (step, &q) in params.first().into_iter().flatten().enumerate() {
+                    let used = || series.iter().any(|series| !is_absent(series.values[step]));
+                    if !(0.0..=1.0).contains(&q) && used() {
+                        self.notes.invalid_quantile(args[0].span, q);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The evaluation times in seconds.
+fn step_seconds(steps: &Steps) -> Vec<f64> {
+    steps.times().map(|ts| ts as f64 / 1000.0).collect()
+}
+
+/// At each step the value of the only series there, NaN with none or many.
+fn only_values(series: &[VectorSeries], step_count: usize) -> Vec<f64> {
+    let mut values = vec![ABSENT; step_count];
+    let mut is_many = vec![false; step_count];
+    for series in series {
+        for (step, &value) in series.values.iter().enumerate() {
+            if !is_absent(value) {
+                is_many[step] |= !is_absent(values[step]);
+                values[step] = value;
+            }
+        }
+    }
+    let one = |(value, is_many): (f64, bool)| {
+        if is_many || is_absent(value) { f64::NAN } else { value }
+    };
+    values.into_iter().zip(is_many).map(one).collect()
+}
+
+/// A series of ones for the steps at which `series` has no point.
+fn absent(series: &[VectorSeries], arg: &Node, step_count: usize) -> Result<Vec<VectorSeries>> {
+    let mut values = vec![1.0; step_count];
+    for series in series {
+        for (value, point) in values.iter_mut().zip(&series.values) {
+            if !is_absent(*point) {
+                *value = ABSENT;
+            }
+        }
+    }
+    let labels = absent_labels(arg)?;
+    let found = VectorSeries { labels, drop_name: false, values };
+    Ok(if found.is_empty() { Vec::new() } else { vec![found] })
+}
+
+/// The labels that the selector asks to equal something, once.
+fn absent_labels(arg: &Node) -> Result<Labels> {
+    let matchers: &[Matcher] = match &arg.kind {
+        NodeKind::Selector(selector) => &selector.matchers,
+        NodeKind::Matrix(matrix) => &matrix.selector.matchers,
+        _ => &[],
+    };
+    let mut builder = LabelsBuilder::default();
+    for matcher in matchers {
+        let repeated = matchers.iter().filter(|other| other.name() == matcher.name()).count() > 1;
+        if matcher.op() == MatchOp::Equal && matcher.name() != METRIC_NAME && !repeated {
+            builder.push(matcher.name(), matcher.value());
+        }
+    }
+    builder.build(&firn_model::LabelLimits {
+        label_count_max: usize::MAX,
+        name_bytes_max: usize::MAX,
+        value_bytes_max: usize::MAX,
+    })
+}
+
+/// Anchored and smoothed windows hold samples from outside; only some functions know what to do with them.
+fn check_borders(function: FunctionId, borders: Borders) -> Result<()> {
+    use FunctionId as F;
+    let smoothed = matches!(function, F::Delta | F::Increase | F::Rate);
+    let anchored = smoothed || matches!(function, F::Changes | F::Resets);
+    let (allowed, name, list) = match borders {
+        Borders::Plain => return Ok(()),
+        Borders::Anchored => (anchored, "anchored", "changes, delta, increase, rate, resets"),
+        Borders::Smoothed => (smoothed, "smoothed", "delta, increase, rate"),
+    };
+    if allowed {
+        return Ok(());
+    }
+    let function = function.name();
+    let what = format!("{name} modifier can only be used with: {list} - not with {function}");
+    Err(Error::invalid(what))
+}

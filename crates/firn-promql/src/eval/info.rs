@@ -1,0 +1,257 @@
+//! `info()`: labels of info metrics, joined by what identifies a target.
+//!
+//! Info series are looked at where the base series are: the `@` and the offsets of the first selector inside the
+//! first argument, and of the subqueries around it, hold for them too.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use firn_model::{Error, Grouping, Labels, METRIC_NAME, MatchOp, Matcher, Result};
+
+use super::Evaluator;
+use super::vector::{OutputSeries, VectorSeries, is_absent, labels_text};
+use super::window::{Frame, Steps};
+use crate::plan;
+use crate::syntax::{Node, NodeKind};
+
+const TARGET_INFO: &str = "target_info";
+/// Sorted.
+const IDENTIFYING: [&str; 2] = ["instance", "job"];
+
+/// What the second argument asks for.
+struct Wanted {
+    /// Matchers on the info metric's name.
+    names: Vec<Matcher>,
+    /// Matchers on its other labels; with any, only these labels are taken over.
+    labels: Vec<Matcher>,
+}
+
+impl Wanted {
+    fn new(arg: Option<&Node>) -> Wanted {
+        let matchers = match arg.map(|arg| &arg.kind) {
+            Some(NodeKind::Selector(selector)) => selector.matchers.clone(),
+            _ => vec![Matcher::equal(METRIC_NAME, TARGET_INFO)],
+        };
+        let (names, labels) = matchers.into_iter().partition(|m| m.name() == METRIC_NAME);
+        Wanted { names, labels }
+    }
+
+    /// Whether some matcher says what the name is, not only what it is not.
+    fn names_something(&self) -> bool {
+        self.names.iter().any(|matcher| matches!(matcher.op(), MatchOp::Equal | MatchOp::Regex))
+    }
+
+    /// Whether a base series is an info series itself, which stays as it is.
+    fn is_info(&self, labels: &Labels) -> bool {
+        let name = labels.metric_name();
+        self.names_something() && self.names.iter().all(|matcher| matcher.matches(name))
+    }
+
+    fn takes(&self, label: &str) -> bool {
+        self.labels.is_empty() || self.labels.iter().any(|matcher| matcher.name() == label)
+    }
+
+    /// Whether a base series without info series stays.
+    fn allows_none(&self) -> bool {
+        self.labels.iter().all(Matcher::matches_absent)
+    }
+}
+
+/// Info series with the same name and the same identifying labels; the newest sample counts.
+#[derive(Default)]
+struct Candidates {
+    series: Vec<usize>,
+}
+
+impl Evaluator<'_> {
+    pub(super) fn info(&mut self, args: &[Node], steps: &Steps) -> Result<Vec<VectorSeries>> {
+        let base = self.vector(&args[0], steps)?;
+        let wanted = Wanted::new(args.get(1));
+        let info = self.info_series(&args[0], &base, &wanted, steps)?;
+        // By the metric's name, then by the identifying labels.
+        let mut by_target: BTreeMap<String, BTreeMap<Labels, Candidates>> = BTreeMap::new();
+        for (idx, series) in info.iter().enumerate() {
+            let metric = by_target.entry(series.labels.metric_name().to_owned()).or_default();
+            metric.entry(target(&series.labels)).or_default().series.push(idx);
+        }
+        let mut output = OutputSeries::default();
+        for series in &base {
+            if wanted.is_info(&series.labels) {
+                let slot = output.slot(&series.labels, series.drop_name, steps.count);
+                copy(&mut output, slot, series)?;
+                continue;
+            }
+            let target = target(&series.labels);
+            let matching: Vec<&Candidates> =
+                by_target.values().filter_map(|metric| metric.get(&target)).collect();
+            let mut last: Option<(Vec<usize>, usize)> = None;
+            for (step, &value) in series.values.iter().enumerate() {
+                if is_absent(value) {
+                    continue;
+                }
+                let mut newest = Vec::with_capacity(matching.len());
+                for candidates in &matching {
+                    newest.extend(candidates.newest(&info, step)?);
+                }
+                if newest.is_empty() && !wanted.allows_none() {
+                    continue;
+                }
+                let slot = match &last {
+                    Some((same, slot)) if *same == newest => *slot,
+                    _ => {
+                        let labels = enriched(&series.labels, &newest, &info, &wanted)?;
+                        output.slot(&labels, series.drop_name, steps.count)
+                    }
+                };
+                output.put(slot, step, value)?;
+                last = Some((newest, slot));
+            }
+        }
+        Ok(output.finish())
+    }
+
+    /// The info series of all targets among `base`; their values are their samples' times in milliseconds.
+    fn info_series(
+        &mut self,
+        arg: &Node,
+        base: &[VectorSeries],
+        wanted: &Wanted,
+        steps: &Steps,
+    ) -> Result<Vec<VectorSeries>> {
+        let mut matchers = Vec::new();
+        for name in IDENTIFYING {
+            let of_base = base.iter().filter(|series| !wanted.is_info(&series.labels));
+            let values: BTreeSet<String> =
+                of_base.filter_map(|series| series.labels.get(name)).map(regex::escape).collect();
+            if !values.is_empty() {
+                let any = values.into_iter().collect::<Vec<_>>().join("|");
+                matchers.push(Matcher::new(name, MatchOp::Regex, any)?);
+            }
+        }
+        if matchers.is_empty() {
+            return Ok(Vec::new());
+        }
+        matchers.extend(wanted.labels.iter().cloned());
+        if wanted.names.is_empty() {
+            matchers.push(Matcher::equal(METRIC_NAME, TARGET_INFO));
+        } else if !wanted.names_something() {
+            // What is not to be taken says little about what is: info metrics are called so.
+            matchers.push(Matcher::new(METRIC_NAME, MatchOp::Regex, ".+_info")?);
+        }
+        matchers.extend(wanted.names.iter().cloned());
+        let reference = Reference::of(arg).unwrap_or_default();
+        let frame = Frame {
+            steps: *steps,
+            at: reference.at,
+            offset: reference.offset,
+            before: self.options.lookback_ms,
+            after: 0,
+        };
+        self.read(&matchers, &frame, &Grouping::Series, true, &mut |samples, out| {
+            for (window, out) in samples.windows.iter().zip(out) {
+                if let Some(last) = window.last()
+                    && !is_absent(samples.values[last])
+                {
+                    *out = samples.times[last] as f64;
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// The labels that identify the target of a series.
+fn target(labels: &Labels) -> Labels {
+    labels.filter(|name| IDENTIFYING.contains(&name))
+}
+
+fn copy(output: &mut OutputSeries, slot: usize, series: &VectorSeries) -> Result<()> {
+    for (step, &value) in series.values.iter().enumerate() {
+        if !is_absent(value) {
+            output.put(slot, step, value)?;
+        }
+    }
+    Ok(())
+}
+
+impl Candidates {
+    /// The series whose sample is the newest at a step.
+    fn newest(&self, info: &[VectorSeries], step: usize) -> Result<Option<usize>> {
+        let mut newest: Option<usize> = None;
+        for &idx in &self.series {
+            let time = info[idx].values[step];
+            if is_absent(time) {
+                continue;
+            }
+            match newest {
+                Some(other) if info[other].values[step] > time => {}
+                Some(other) if info[other].values[step] == time => {
+                    let (a, b) = (labels_text(&info[other].labels), labels_text(&info[idx].labels));
+                    return Err(Error::invalid(format!(
+                        "found duplicate series for info metric: existing {a} @ {time}, \
+                         new {b} @ {time}"
+                    )));
+                }
+                _ => newest = Some(idx),
+            }
+        }
+        Ok(newest)
+    }
+}
+
+/// `base` with the labels of the info series that it does not have itself.
+fn enriched(
+    base: &Labels,
+    newest: &[usize],
+    info: &[VectorSeries],
+    wanted: &Wanted,
+) -> Result<Labels> {
+    let mut labels = base.clone();
+    for &idx in newest {
+        for (name, value) in &info[idx].labels {
+            if name == METRIC_NAME || !wanted.takes(name) || base.get(name).is_some() {
+                continue;
+            }
+            if labels.get(name).is_some_and(|known| known != value) {
+                return Err(Error::invalid(format!("conflicting label: {name}")));
+            }
+            labels = labels.with(name, value);
+        }
+    }
+    Ok(labels)
+}
+
+/// Which time the first selector inside an expression looks at.
+#[derive(Clone, Copy, Default)]
+struct Reference {
+    at: Option<i64>,
+    offset: i64,
+}
+
+impl Reference {
+    fn of(node: &Node) -> Option<Reference> {
+        match &node.kind {
+            NodeKind::Number { .. } | NodeKind::String(_) => None,
+            NodeKind::Selector(selector) => {
+                Some(Reference { at: plan::fixed_time(selector.at), offset: selector.offset.ms() })
+            }
+            NodeKind::Matrix(matrix) => Some(Reference {
+                at: plan::fixed_time(matrix.selector.at),
+                offset: matrix.selector.offset.ms(),
+            }),
+            NodeKind::Subquery(subquery) => {
+                let inner = Reference::of(&subquery.expr)?;
+                if inner.at.is_some() {
+                    return Some(inner);
+                }
+                let offset = inner.offset.saturating_add(subquery.offset.ms());
+                Some(Reference { at: plan::fixed_time(subquery.at), offset })
+            }
+            NodeKind::Paren(inner) | NodeKind::Unary { operand: inner, .. } => Reference::of(inner),
+            NodeKind::Binary(binary) => {
+                Reference::of(&binary.lhs).or_else(|| Reference::of(&binary.rhs))
+            }
+            NodeKind::Aggregate(aggregate) => Reference::of(&aggregate.expr),
+            NodeKind::Call { args, .. } => args.iter().find_map(Reference::of),
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! What a query holds in memory: counted in samples against its own limit, in bytes against the budget.
+
+use firn_model::{Error, Pool, QueryContext, Reservation, Result};
+
+use super::vector::{Evaluated, VectorSeries};
+
+/// Counts what is held; [`Meter::mark`] and [`Meter::settle`] bracket the evaluation of a node.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    samples_max: u64,
+    held: u64,
+    held_bytes: u64,
+    reservation: Reservation,
+    /// Samples that came from storage.
+    pub(crate) read: u64,
+}
+
+/// What was held at some moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    held: u64,
+    held_bytes: u64,
+}
+
+impl Meter {
+    pub(crate) fn new(samples_max: u64, context: &QueryContext) -> Meter {
+        let reservation = context.budget.empty(Pool::Query);
+        Meter { samples_max, held: 0, held_bytes: 0, reservation, read: 0 }
+    }
+
+    pub(crate) fn mark(&self) -> Mark {
+        Mark { held: self.held, held_bytes: self.held_bytes }
+    }
+
+    /// Whether `samples` more would still be allowed; holds nothing.
+    ///
+    /// # Errors
+    /// `TooLarge` over the limit.
+    pub(crate) fn check(&self, samples: u64) -> Result<()> {
+        if self.held.saturating_add(samples) > self.samples_max {
+            return Err(Error::too_large(
+                "query processing would load too many samples into memory in query execution",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Counts a series as held.
+    ///
+    /// # Errors
+    /// `TooLarge` over the query's limit, `Busy` when the memory budget is used up.
+    pub(crate) fn hold(&mut self, series: &VectorSeries) -> Result<()> {
+        let samples = series.point_count() as u64;
+        self.check(samples)?;
+        let bytes = (series.values.len() * 8 + series.labels.as_encoded().len()) as u64;
+        self.held += samples;
+        self.held_bytes += bytes;
+        self.reservation.grow(bytes)
+    }
+
+    /// Since `mark` everything but `result` was given up.
+    ///
+    /// # Errors
+    /// As [`Meter::hold`].
+    pub(crate) fn settle(&mut self, mark: Mark, result: &Evaluated) -> Result<()> {
+        self.reservation.shrink(self.held_bytes - mark.held_bytes);
+        self.held = mark.held;
+        self.held_bytes = mark.held_bytes;
+        match result {
+            Evaluated::Vector(series) => series.iter().try_for_each(|series| self.hold(series)),
+            Evaluated::Scalar(values) => self.check(values.len() as u64),
+            Evaluated::Text(_) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Evaluation: over all steps and all series at once.
+//!
+//! A node evaluates to columns (`vector`), read through windows (`window`, `select`). Reading order after
+//! those: this file (which node does what), `call`, `histogram`, `labels`, `info`, `aggregate`, `binary`, `subquery`, `output`; beside them
+//! `meter` (limits) and `notes` (annotations).
+
+pub(crate) mod aggregate;
+pub(crate) mod binary;
+mod call;
+mod histogram;
+mod info;
+mod labels;
+mod meter;
+pub(crate) mod notes;
+mod output;
+mod select;
+mod subquery;
+pub(crate) mod vector;
+pub(crate) mod window;
+
+use firn_model::{Error, Grouping, QueryContext, Result, Select};
+
+use crate::plan;
+use crate::syntax::{Aggregate, AggregateOp, Binary, Expr, Node, NodeKind, Span};
+use crate::value::QueryOutput;
+use crate::{EvalOptions, syntax};
+
+use aggregate::Groups;
+use binary::VectorOperation;
+use meter::Meter;
+use notes::Notes;
+use vector::{ABSENT, Evaluated, VectorSeries, is_absent};
+use window::Steps;
+
+/// Evaluates `expr` over one frozen view of storage.
+///
+/// # Errors
+/// `Invalid` when the query cannot be evaluated (API: `execution`), `TooLarge` over the sample limit,
+/// `Timeout`, `Canceled`, `Busy` over the memory budget, and whatever storage says.
+pub fn eval(
+    expr: &Expr,
+    select: &dyn Select,
+    options: &EvalOptions,
+    context: &QueryContext,
+) -> Result<QueryOutput> {
+    if let Some(step_ms) = options.step_ms {
+        plan::check_range(expr)?;
+        if step_ms <= 0 {
+            return Err(Error::invalid("the step of a range query must be above 0"));
+        }
+    }
+    let steps = options.steps();
+    let meter = Meter::new(options.samples_max, context);
+    meter.check(steps.count as u64)?;
+    let root = plan::resolve(&expr.root, options)?;
+    let mut evaluator = Evaluator { select, context, options, meter, notes: Notes::default() };
+    let value = evaluator.output(&root, &steps)?;
+    let samples_read = evaluator.meter.read;
+    Ok(QueryOutput { value, annotations: evaluator.notes.finish(expr), samples_read })
+}
+
+/// One evaluation under way.
+pub(crate) struct Evaluator<'a> {
+    select: &'a dyn Select,
+    context: &'a QueryContext,
+    options: &'a EvalOptions,
+    meter: Meter,
+    notes: Notes,
+}
+
+impl Evaluator<'_> {
+    /// The value of `node` at all steps; once only where it is the same at each.
+    fn node(&mut self, node: &Node, steps: &Steps) -> Result<Evaluated> {
+        self.context.cancel.check()?;
+        let mark = self.meter.mark();
+        let result = if steps.count > 1 && plan::is_step_invariant(node) {
+            broadcast(self.node_at_steps(node, &Steps::one(steps.start))?, steps.count)
+        } else {
+            self.node_at_steps(node, steps)?
+        };
+        self.meter.settle(mark, &result)?;
+        Ok(result)
+    }
+
+    fn node_at_steps(&mut self, node: &Node, steps: &Steps) -> Result<Evaluated> {
+        match &node.kind {
+            NodeKind::Number { value, .. } => Ok(Evaluated::Scalar(vec![*value; steps.count])),
+            NodeKind::String(bytes) => Ok(Evaluated::Text(bytes.clone())),
+            NodeKind::Selector(selector) => {
+                Ok(Evaluated::Vector(self.instant(selector, steps, &Grouping::Series)?))
+            }
+            NodeKind::Paren(inner) => self.node(inner, steps),
+            NodeKind::Unary { negate, operand } => self.unary(*negate, operand, steps),
+            NodeKind::Binary(binary) => self.binary(node.span, binary, steps),
+            NodeKind::Aggregate(aggregate) => {
+                Ok(Evaluated::Vector(self.aggregate(aggregate, steps)?))
+            }
+            NodeKind::Call { function, args } => self.call(node.span, function.id, args, steps),
+            NodeKind::Matrix(_) | NodeKind::Subquery(_) => {
+                Err(Error::internal("a range vector stands where it is no function's argument"))
+            }
+        }
+    }
+
+    fn vector(&mut self, node: &Node, steps: &Steps) -> Result<Vec<VectorSeries>> {
+        match self.node(node, steps)? {
+            Evaluated::Vector(series) => Ok(series),
+            _ => Err(Error::internal("a vector was expected; type checks come first")),
+        }
+    }
+
+    fn scalar(&mut self, node: &Node, steps: &Steps) -> Result<Vec<f64>> {
+        match self.node(node, steps)? {
+            Evaluated::Scalar(values) => Ok(values),
+            _ => Err(Error::internal("a scalar was expected; type checks come first")),
+        }
+    }
+
+    fn unary(&mut self, negate: bool, operand: &Node, steps: &Steps) -> Result<Evaluated> {
+        let mut result = self.node(operand, steps)?;
+        if !negate {
+            return Ok(result);
+        }
+        match &mut result {
+            Evaluated::Scalar(values) => values.iter_mut().for_each(|value| *value = -*value),
+            Evaluated::Vector(series) => {
+                map_points(series, |value| -value);
+                self.drop_names(series)?;
+            }
+            Evaluated::Text(_) => {}
+        }
+        Ok(result)
+    }
+
+    fn binary(&mut self, span: Span, binary: &Binary, steps: &Steps) -> Result<Evaluated> {
+        let op = binary.op;
+        let lhs = self.node(&binary.lhs, steps)?;
+        let rhs = self.node(&binary.rhs, steps)?;
+        let renames = op.is_arithmetic() || binary.return_bool;
+        let (mut series, scalar, swapped) = match (lhs, rhs) {
+            (Evaluated::Scalar(lhs), Evaluated::Scalar(rhs)) => {
+                return Ok(Evaluated::Scalar(binary::scalars(op, &lhs, &rhs)?));
+            }
+            (Evaluated::Vector(lhs), Evaluated::Vector(rhs)) => {
+                return Ok(Evaluated::Vector(self.vectors(span, binary, lhs, rhs, steps)?));
+            }
+            (Evaluated::Vector(series), Evaluated::Scalar(scalar)) => (series, scalar, false),
+            (Evaluated::Scalar(scalar), Evaluated::Vector(series)) => (series, scalar, true),
+            _ => return Err(Error::internal("a text was an operand; type checks come first")),
+        };
+        if binary::wants_histograms(op) && !series.is_empty() {
+            self.note_incompatible(span, op);
+        }
+        binary::with_scalar(op, &mut series, &scalar, swapped, binary.return_bool);
+        if renames {
+            self.drop_names(&mut series)?;
+        }
+        Ok(Evaluated::Vector(series))
+    }
+
+    fn vectors(
+        &mut self,
+        span: Span,
+        binary: &Binary,
+        lhs: Vec<VectorSeries>,
+        rhs: Vec<VectorSeries>,
+        steps: &Steps,
+    ) -> Result<Vec<VectorSeries>> {
+        if binary.op.is_set() {
+            return binary::sets(binary.op, lhs, rhs, &binary.matching, steps.count);
+        }
+        if binary::wants_histograms(binary.op) && !lhs.is_empty() && !rhs.is_empty() {
+            self.note_incompatible(span, binary.op);
+        }
+        let operation = VectorOperation {
+            op: binary.op,
+            matching: &binary.matching,
+            return_bool: binary.return_bool,
+            step_count: steps.count,
+            delayed_names: self.options.delayed_name_removal,
+        };
+        operation.run(lhs, rhs)
+    }
+
+    fn note_incompatible(&mut self, span: Span, op: syntax::BinaryOp) {
+        let op = op.text();
+        let text = format!(
+            "incompatible sample types encountered for binary operator \"{op}\": float {op} float"
+        );
+        self.notes.info(span, text);
+    }
+
+    fn aggregate(&mut self, aggregate: &Aggregate, steps: &Steps) -> Result<Vec<VectorSeries>> {
+        let op = aggregate.op;
+        let (grouping, without) = (&aggregate.grouping, aggregate.without);
+        if op == AggregateOp::CountValues {
+            let name = match aggregate.param.as_ref().map(|param| &param.kind) {
+                Some(NodeKind::String(name)) => aggregate::value_label(name)?,
+                _ => return Err(Error::internal("count_values without a label's name")),
+            };
+            let series = self.vector(&aggregate.expr, steps)?;
+            return Ok(aggregate::count_values(name, &series, grouping, without, steps.count));
+        }
+        let mut param = Vec::new();
+        if let Some(node) = &aggregate.param {
+            param = self.scalar(node, steps)?;
+            self.note_param(op, &param, node.span);
+        }
+        let pushed = plan::pushdown(aggregate, self.options.delayed_name_removal);
+        let series = match &pushed {
+            Some(grouping) => self.grouped(&aggregate.expr, steps, grouping)?,
+            None => self.vector(&aggregate.expr, steps)?,
+        };
+        let groups = Groups::new(&series, grouping, without, pushed.is_some());
+        if op.selects_series() {
+            return aggregate::select(op, &param, series, &groups);
+        }
+        Ok(aggregate::reduce(op, &param, &series, groups, steps.count))
+    }
+
+    /// A selector or a window function of one, the series labelled by their group only.
+    fn grouped(
+        &mut self,
+        node: &Node,
+        steps: &Steps,
+        grouping: &Grouping,
+    ) -> Result<Vec<VectorSeries>> {
+        if steps.count > 1 && plan::is_step_invariant(node) {
+            let once = self.grouped(node, &Steps::one(steps.start), grouping)?;
+            return match broadcast(Evaluated::Vector(once), steps.count) {
+                Evaluated::Vector(series) => Ok(series),
+                _ => Err(Error::internal("a vector stays a vector")),
+            };
+        }
+        match &node.kind {
+            NodeKind::Selector(selector) => self.instant(selector, steps, grouping),
+            NodeKind::Call { function, args } => {
+                self.range_call(function.id, args, steps, grouping)
+            }
+            _ => Err(Error::internal("a grouping was pushed below something else")),
+        }
+    }
+
+    fn note_param(&mut self, op: AggregateOp, param: &[f64], span: Span) {
+        let max = param.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let min = param.iter().copied().fold(f64::INFINITY, f64::min);
+        match op {
+            AggregateOp::Quantile => {
+                if param.iter().any(|value| value.is_nan()) {
+                    self.notes.invalid_quantile(span, f64::NAN);
+                }
+                if max > 1.0 {
+                    self.notes.invalid_quantile(span, max);
+                }
+                if min < 0.0 {
+                    self.notes.invalid_quantile(span, min);
+                }
+            }
+            AggregateOp::LimitRatio => {
+                if max > 1.0 {
+                    self.notes.invalid_ratio(span, max, 1.0);
+                }
+                if min < -1.0 {
+                    self.notes.invalid_ratio(span, min, -1.0);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The series are not the metric any more: marks that, or drops the name at once.
+    ///
+    /// # Errors
+    /// `Invalid` if two series then have one label set at one step.
+    fn drop_names(&self, series: &mut Vec<VectorSeries>) -> Result<()> {
+        if self.options.delayed_name_removal {
+            series.iter_mut().for_each(|series| series.drop_name = true);
+            return Ok(());
+        }
+        if vector::strip_names(series) {
+            *series = vector::merge_same_labels(std::mem::take(series))?;
+        }
+        Ok(())
+    }
+}
+
+/// Applies `map` to every point.
+fn map_points(series: &mut [VectorSeries], map: impl Fn(f64) -> f64) {
+    for value in series.iter_mut().flat_map(|series| series.values.iter_mut()) {
+        if !is_absent(*value) {
+            *value = map(*value);
+        }
+    }
+}
+
+/// The value of one step at `count` steps.
+fn broadcast(one: Evaluated, count: usize) -> Evaluated {
+    match one {
+        Evaluated::Scalar(values) => {
+            Evaluated::Scalar(vec![values.first().copied().unwrap_or(ABSENT); count])
+        }
+        Evaluated::Vector(mut series) => {
+            for series in &mut series {
+                series.values = vec![series.values.first().copied().unwrap_or(ABSENT); count];
+            }
+            Evaluated::Vector(series)
+        }
+        text @ Evaluated::Text(_) => text,
+    }
+}

@@ -1,0 +1,120 @@
+//! The remarks that an evaluation collects.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::functions::calendar::rfc3339;
+use crate::syntax::{Expr, Span, format_g, go_quote};
+use crate::value::{Annotation, AnnotationKind, Annotations};
+
+/// Remarks so far; the same one at the same place counts once.
+#[derive(Debug, Default)]
+pub(crate) struct Notes {
+    list: BTreeSet<(AnnotationKind, String, Span)>,
+    forced: BTreeMap<(String, Span), Forced>,
+}
+
+/// Where a classic histogram had to be made monotonic.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Forced {
+    pub(crate) ts_min: i64,
+    pub(crate) ts_max: i64,
+    pub(crate) bucket_min: f64,
+    pub(crate) bucket_max: f64,
+    pub(crate) diff_max: f64,
+    pub(crate) count: u64,
+}
+
+impl Notes {
+    pub(crate) fn warn(&mut self, span: Span, text: impl Into<String>) {
+        self.list.insert((AnnotationKind::Warning, text.into(), span));
+    }
+
+    pub(crate) fn info(&mut self, span: Span, text: impl Into<String>) {
+        self.list.insert((AnnotationKind::Info, text.into(), span));
+    }
+
+    pub(crate) fn invalid_quantile(&mut self, span: Span, got: f64) {
+        let got = format_g(got);
+        self.warn(span, format!("quantile value should be between 0 and 1, got {got}"));
+    }
+
+    pub(crate) fn invalid_ratio(&mut self, span: Span, got: f64, capped: f64) {
+        let (got, capped) = (format_g(got), format_g(capped));
+        let text =
+            format!("ratio value should be between -1 and 1, got {got}, capping to {capped}");
+        self.warn(span, text);
+    }
+
+    pub(crate) fn no_counter(&mut self, span: Span, name: &str) {
+        let name = go_quote(name.as_bytes());
+        let text = format!(
+            "metric might not be a counter, name does not end in _total/_sum/_count/_bucket: {name}"
+        );
+        self.info(span, text);
+    }
+
+    pub(crate) fn bad_bucket(&mut self, span: Span, name: &str, label: &str) {
+        let label = go_quote(label.as_bytes());
+        let text = format!("bucket label \"le\" is missing or has a malformed value of {label}");
+        self.warn(span, with_name(text, name));
+    }
+
+    pub(crate) fn forced_monotonic(&mut self, span: Span, name: &str, forced: Forced) {
+        let kept =
+            self.forced.entry((name.to_owned(), span)).or_insert(Forced { count: 0, ..forced });
+        kept.ts_min = kept.ts_min.min(forced.ts_min);
+        kept.ts_max = kept.ts_max.max(forced.ts_max);
+        kept.bucket_min = kept.bucket_min.min(forced.bucket_min);
+        kept.bucket_max = kept.bucket_max.max(forced.bucket_max);
+        kept.diff_max = kept.diff_max.max(forced.diff_max);
+        kept.count += forced.count;
+    }
+
+    /// All remarks with their places in `expr`'s text.
+    pub(crate) fn finish(mut self, expr: &Expr) -> Annotations {
+        for ((name, span), forced) in std::mem::take(&mut self.forced) {
+            let text = "input to histogram_quantile needed to be fixed for monotonicity (see \
+                        https://prometheus.io/docs/prometheus/latest/querying/functions/\
+                        #histogram_quantile)";
+            let text = format!(
+                "{}, from buckets {} to {}, with a max diff of {}, over {} samples from {} to {}",
+                with_name(text.to_owned(), &name),
+                format_g(forced.bucket_min),
+                format_g(forced.bucket_max),
+                two_digits(forced.diff_max),
+                forced.count,
+                rfc3339(forced.ts_min / 1000),
+                rfc3339(forced.ts_max / 1000),
+            );
+            self.info(span, text);
+        }
+        let list = self
+            .list
+            .into_iter()
+            .map(|(kind, text, span)| {
+                let (line, column) = expr.position(span);
+                Annotation { kind, text, span, line, column }
+            })
+            .collect();
+        Annotations { list }
+    }
+}
+
+fn with_name(text: String, name: &str) -> String {
+    if name.is_empty() {
+        return text;
+    }
+    format!("{text} for metric name {}", go_quote(name.as_bytes()))
+}
+
+/// As Go's `%.2g`.
+fn two_digits(value: f64) -> String {
+    let rounded: f64 = format!("{value:.1e}").parse().unwrap_or(value);
+    if rounded.abs() >= 100.0 && rounded.is_finite() {
+        let scientific = format!("{rounded:e}");
+        let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+        let exponent: i32 = exponent.parse().unwrap_or(0);
+        return format!("{digits}e+{exponent:02}");
+    }
+    format_g(rounded)
+}

@@ -1,0 +1,108 @@
+//! From columns to the values that go out.
+
+use std::collections::HashMap;
+
+use firn_model::{Labels, Result, Sample};
+
+use super::Evaluator;
+use super::vector::{
+    Evaluated, VectorSeries, is_absent, is_metadata_label, merge_same_labels, same_labels_error,
+};
+use super::window::Steps;
+use crate::syntax::{Node, NodeKind};
+use crate::value::{PointValue, Series, Value, ValueType, VectorPoint};
+
+impl Evaluator<'_> {
+    /// Evaluates the root. An instant query gives the type of its expression, a range query a matrix.
+    pub(super) fn output(&mut self, root: &Node, steps: &Steps) -> Result<Value> {
+        let is_range = self.options.step_ms.is_some();
+        if root.value_type() == ValueType::Matrix {
+            return self.matrix(root, steps);
+        }
+        if steps.count == 0 {
+            return Ok(Value::Matrix(Vec::new()));
+        }
+        let ts = steps.start;
+        match self.node(root, steps)? {
+            Evaluated::Text(value) => Ok(Value::String { ts, value }),
+            Evaluated::Scalar(values) if is_range => {
+                let series = VectorSeries { labels: Labels::empty(), drop_name: false, values };
+                Ok(Value::Matrix(vec![to_series(series, steps)]))
+            }
+            Evaluated::Scalar(values) => {
+                Ok(Value::Scalar { ts, value: values.first().copied().unwrap_or(f64::NAN) })
+            }
+            Evaluated::Vector(series) => {
+                let series = drop_marked_names(series)?;
+                if is_range {
+                    let mut matrix: Vec<Series> =
+                        series.into_iter().map(|series| to_series(series, steps)).collect();
+                    matrix.sort_by(|a, b| a.labels.cmp(&b.labels));
+                    return Ok(Value::Matrix(matrix));
+                }
+                let point = |series: VectorSeries| {
+                    let value = *series.values.first()?;
+                    let value = (!is_absent(value)).then_some(PointValue::Float(value))?;
+                    Some(VectorPoint { labels: series.labels, ts, value })
+                };
+                Ok(Value::Vector(series.into_iter().filter_map(point).collect()))
+            }
+        }
+    }
+
+    fn matrix(&mut self, root: &Node, steps: &Steps) -> Result<Value> {
+        let mut matrix = match &root.unparen().kind {
+            NodeKind::Matrix(matrix) => self.raw(matrix, steps)?,
+            NodeKind::Subquery(subquery) => {
+                let all = self.raw_grid(subquery, steps)?;
+                unite(all)?
+            }
+            _ => Vec::new(),
+        };
+        matrix.sort_by(|a, b| a.labels.cmp(&b.labels));
+        Ok(Value::Matrix(matrix))
+    }
+}
+
+fn to_series(series: VectorSeries, steps: &Steps) -> Series {
+    let points = series.values.iter().enumerate().filter(|(_, value)| !is_absent(**value));
+    let floats = points.map(|(step, &value)| Sample { ts: steps.at(step), value }).collect();
+    Series::new(series.labels, floats)
+}
+
+/// The last act of delayed name removal: names that were marked go, and series that then are one unite.
+fn drop_marked_names(mut series: Vec<VectorSeries>) -> Result<Vec<VectorSeries>> {
+    let mut changed = false;
+    for one in series.iter_mut().filter(|series| series.drop_name) {
+        one.labels = one.labels.filter(|name| !is_metadata_label(name));
+        one.drop_name = false;
+        changed = true;
+    }
+    if changed { merge_same_labels(series) } else { Ok(series) }
+}
+
+/// The same for series whose points have times of their own.
+fn unite(all: Vec<(Series, bool)>) -> Result<Vec<Series>> {
+    let mut by_labels: HashMap<Labels, usize> = HashMap::new();
+    let mut united: Vec<Series> = Vec::new();
+    for (mut series, drop_name) in all {
+        if drop_name {
+            series.labels = series.labels.filter(|name| !is_metadata_label(name));
+        }
+        match by_labels.get(&series.labels) {
+            None => {
+                by_labels.insert(series.labels.clone(), united.len());
+                united.push(series);
+            }
+            Some(&idx) => {
+                let floats = &mut united[idx].floats;
+                floats.extend(series.floats);
+                floats.sort_by_key(|sample| sample.ts);
+                if floats.windows(2).any(|pair| pair[0].ts == pair[1].ts) {
+                    return Err(same_labels_error());
+                }
+            }
+        }
+    }
+    Ok(united)
+}

@@ -1,0 +1,182 @@
+//! Vectors while they are computed: one column per series, one value per step.
+
+use std::collections::HashMap;
+
+use firn_model::{Error, Labels, METRIC_NAME, Result, STALE_NAN, STALE_NAN_BITS};
+
+/// Stands in a column where the series has no point at a step.
+///
+/// The staleness marker is free for this: selectors never give it out, and it is a signalling NaN, which no
+/// arithmetic returns.
+pub(crate) const ABSENT: f64 = STALE_NAN;
+
+/// Whether `value` is [`ABSENT`], by its bits.
+pub(crate) fn is_absent(value: f64) -> bool {
+    value.to_bits() == STALE_NAN_BITS
+}
+
+/// Whether some value is [`ABSENT`]; looked up in blocks, without a branch per value.
+pub(crate) fn has_absent(values: &[f64]) -> bool {
+    let in_block = |block: &[f64]| block.iter().fold(false, |any, value| any | is_absent(*value));
+    values.chunks(64).any(in_block)
+}
+
+/// The labels that go when a result is not the metric any more.
+pub(crate) fn is_metadata_label(name: &str) -> bool {
+    matches!(name, METRIC_NAME | "__type__" | "__unit__")
+}
+
+/// One series of a vector over all steps.
+#[derive(Clone, Debug)]
+pub(crate) struct VectorSeries {
+    pub(crate) labels: Labels,
+    /// Whether the name is to be dropped at the end (delayed name removal).
+    pub(crate) drop_name: bool,
+    /// One value per step, [`ABSENT`] where there is none.
+    pub(crate) values: Vec<f64>,
+}
+
+impl VectorSeries {
+    pub(crate) fn point_count(&self) -> usize {
+        self.values.iter().filter(|value| !is_absent(**value)).count()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.values.iter().all(|value| is_absent(*value))
+    }
+}
+
+/// What an expression evaluates to, over all steps.
+#[derive(Debug)]
+pub(crate) enum Evaluated {
+    /// One number per step.
+    Scalar(Vec<f64>),
+    /// Series, in an order that is the same on every evaluation.
+    Vector(Vec<VectorSeries>),
+    /// A text.
+    Text(Vec<u8>),
+}
+
+/// The error for two series with one label set at one time.
+pub(crate) fn same_labels_error() -> Error {
+    Error::invalid("vector cannot contain metrics with the same labelset")
+}
+
+/// Drops the name and its companions from all series. Whether two of them may now have equal labels: not
+/// when all of them had one name and no companions.
+pub(crate) fn strip_names(series: &mut [VectorSeries]) -> bool {
+    let mut first_name: Option<String> = None;
+    let mut may_collide = false;
+    for one in series {
+        let name = one.labels.metric_name();
+        match &first_name {
+            None => first_name = Some(name.to_owned()),
+            Some(first) => may_collide |= first != name,
+        }
+        may_collide |= one.labels.iter().any(|(name, _)| name == "__type__" || name == "__unit__");
+        one.labels = one.labels.filter(|name| !is_metadata_label(name));
+    }
+    may_collide
+}
+
+/// Unites series with equal labels, keeping the order of first appearance.
+///
+/// # Errors
+/// `Invalid` if two of them have a point at the same step.
+pub(crate) fn merge_same_labels(series: Vec<VectorSeries>) -> Result<Vec<VectorSeries>> {
+    let mut output = OutputSeries::default();
+    let mut by_labels: HashMap<Labels, usize> = HashMap::with_capacity(series.len());
+    for one in series {
+        match by_labels.get(&one.labels) {
+            None => {
+                by_labels.insert(one.labels.clone(), output.series.len());
+                output.series.push(one);
+            }
+            Some(&idx) => {
+                for (kept, value) in output.series[idx].values.iter_mut().zip(one.values) {
+                    if is_absent(value) {
+                        continue;
+                    }
+                    if !is_absent(*kept) {
+                        return Err(same_labels_error());
+                    }
+                    *kept = value;
+                }
+            }
+        }
+    }
+    Ok(output.series)
+}
+
+/// Series under construction whose labels may differ from step to step.
+#[derive(Debug, Default)]
+pub(crate) struct OutputSeries {
+    pub(crate) series: Vec<VectorSeries>,
+    by_labels: HashMap<Labels, usize>,
+}
+
+impl OutputSeries {
+    /// Where the points of `labels` go; a new series has `step_count` empty steps.
+    pub(crate) fn slot(&mut self, labels: &Labels, drop_name: bool, step_count: usize) -> usize {
+        if let Some(&idx) = self.by_labels.get(labels) {
+            return idx;
+        }
+        let idx = self.series.len();
+        self.by_labels.insert(labels.clone(), idx);
+        let values = vec![ABSENT; step_count];
+        self.series.push(VectorSeries { labels: labels.clone(), drop_name, values });
+        idx
+    }
+
+    /// Sets one point.
+    ///
+    /// # Errors
+    /// `Invalid` if there is one already.
+    pub(crate) fn put(&mut self, slot: usize, step: usize, value: f64) -> Result<()> {
+        let target = &mut self.series[slot].values[step];
+        if !is_absent(*target) {
+            return Err(same_labels_error());
+        }
+        *target = value;
+        Ok(())
+    }
+
+    /// The series that got a point.
+    pub(crate) fn finish(self) -> Vec<VectorSeries> {
+        self.series.into_iter().filter(|series| !series.is_empty()).collect()
+    }
+}
+
+/// Labels as Prometheus' messages show them: `{__name__="a", b="c"}`.
+pub(crate) fn labels_text(labels: &Labels) -> String {
+    let pairs: Vec<String> = labels
+        .iter()
+        .map(|(name, value)| format!("{name}={}", crate::syntax::go_quote(value.as_bytes())))
+        .collect();
+    format!("{{{}}}", pairs.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn absence_survives_no_arithmetic() {
+        assert!(is_absent(ABSENT));
+        assert!(!is_absent(ABSENT + 0.0));
+        assert!(!is_absent(f64::NAN));
+    }
+
+    #[test]
+    fn equal_labels_unite_unless_they_overlap() {
+        let one = |values: &[f64]| VectorSeries {
+            labels: Labels::empty(),
+            drop_name: false,
+            values: values.to_vec(),
+        };
+        let merged = merge_same_labels(vec![one(&[1.0, ABSENT]), one(&[ABSENT, 2.0])]).unwrap();
+        assert_eq!(merged.len(), 1);
+        assert_eq!(merged[0].values, [1.0, 2.0]);
+        assert!(merge_same_labels(vec![one(&[1.0]), one(&[2.0])]).is_err());
+    }
+}

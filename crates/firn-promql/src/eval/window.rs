@@ -1,0 +1,265 @@
+//! Steps, and which samples of a time column each step looks at.
+//!
+//! Bounds are computed once per time column; members that lack some of its entries map the same bounds
+//! through a count of the entries they have.
+
+use std::cell::OnceCell;
+use std::ops::Range;
+
+use firn_model::{Column, ColumnValues, TimeRange, Timestamp};
+
+use super::vector::{has_absent, is_absent};
+use crate::functions::rate::Spread;
+
+/// The evaluation times: `start`, `start + step`, ...
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Steps {
+    pub(crate) start: Timestamp,
+    /// Milliseconds, above 0.
+    pub(crate) step: i64,
+    pub(crate) count: usize,
+}
+
+impl Steps {
+    /// One evaluation.
+    pub(crate) fn one(ts: Timestamp) -> Steps {
+        Steps { start: ts, step: 1, count: 1 }
+    }
+
+    /// From `start` to `end` at most; none if `end` comes first.
+    pub(crate) fn between(start: Timestamp, end: Timestamp, step: i64) -> Steps {
+        let span = i128::from(end) - i128::from(start);
+        let count = if span < 0 { 0 } else { span / i128::from(step.max(1)) + 1 };
+        Steps { start, step: step.max(1), count: usize::try_from(count).unwrap_or(usize::MAX) }
+    }
+
+    /// The time of step `idx`.
+    pub(crate) fn at(&self, idx: usize) -> Timestamp {
+        let offset = i64::try_from(idx).unwrap_or(i64::MAX).saturating_mul(self.step);
+        self.start.saturating_add(offset)
+    }
+
+    pub(crate) fn times(&self) -> impl Iterator<Item = Timestamp> + '_ {
+        (0..self.count).map(|idx| self.at(idx))
+    }
+}
+
+/// The window of each step: left-open, right-closed, around a reference time that is the step's own or fixed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frame {
+    pub(crate) steps: Steps,
+    /// The time given by `@`.
+    pub(crate) at: Option<Timestamp>,
+    /// The offset, milliseconds.
+    pub(crate) offset: i64,
+    /// How far the samples reach before the reference time.
+    pub(crate) before: i64,
+    /// How far they reach after it; 0 but for smoothed selectors.
+    pub(crate) after: i64,
+}
+
+impl Frame {
+    /// The time that step `idx` refers to.
+    pub(crate) fn reference(&self, idx: usize) -> Timestamp {
+        self.at.unwrap_or_else(|| self.steps.at(idx)).saturating_sub(self.offset)
+    }
+
+    /// Start (outside) and end (inside) of step `idx`'s window.
+    pub(crate) fn bounds(&self, idx: usize) -> (Timestamp, Timestamp) {
+        let reference = self.reference(idx);
+        (reference.saturating_sub(self.before), reference.saturating_add(self.after))
+    }
+
+    /// Every sample that some step looks at is in here, and nothing else at its ends.
+    pub(crate) fn range(&self) -> TimeRange {
+        if self.steps.count == 0 {
+            return TimeRange::EMPTY;
+        }
+        let start = self.bounds(0).0.saturating_add(1);
+        TimeRange::new(start, self.bounds(self.steps.count - 1).1)
+    }
+}
+
+/// The entries of one time column that each step looks at. One belongs to one call of one function.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Windows {
+    /// `(first, end)` per step.
+    bounds: Vec<(u32, u32)>,
+    /// What rates need to know of the times, once one asked.
+    spreads: OnceCell<Vec<Spread>>,
+}
+
+impl Windows {
+    /// The bounds of all steps over `times`, which strictly rise. O(times + steps).
+    pub(crate) fn compute(&mut self, times: &[Timestamp], frame: &Frame) {
+        self.clear();
+        let (mut first, mut end) = (0, 0);
+        for idx in 0..frame.steps.count {
+            let (after, through) = frame.bounds(idx);
+            while times.get(first).is_some_and(|&ts| ts <= after) {
+                first += 1;
+            }
+            end = end.max(first);
+            while times.get(end).is_some_and(|&ts| ts <= through) {
+                end += 1;
+            }
+            self.bounds.push((first as u32, end as u32));
+            if frame.at.is_some() {
+                self.bounds.resize(frame.steps.count, (first as u32, end as u32));
+                return;
+            }
+        }
+    }
+
+    fn clear(&mut self) {
+        self.bounds.clear();
+        self.spreads.take();
+    }
+
+    /// The spread of every window's times: worked out by the first caller, reused by members that share them.
+    pub(crate) fn spreads(&self, spread: impl Fn(usize, Range<usize>) -> Spread) -> &[Spread] {
+        self.spreads
+            .get_or_init(|| self.iter().enumerate().map(|(step, w)| spread(step, w)).collect())
+    }
+
+    /// Each step's entries.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.bounds.iter().map(|&(first, end)| first as usize..end as usize)
+    }
+
+    /// The number of entries in the longest window.
+    pub(crate) fn longest(&self) -> usize {
+        self.iter().map(|window| window.len()).max().unwrap_or(0)
+    }
+}
+
+/// One member's samples with the windows over them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Samples<'a> {
+    pub(crate) times: &'a [Timestamp],
+    pub(crate) values: &'a [f64],
+    pub(crate) windows: &'a Windows,
+}
+
+/// Memory for members that do not have every entry of their time column.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    times: Vec<Timestamp>,
+    values: Vec<f64>,
+    /// How many entries the member has before entry `i`.
+    rank: Vec<u32>,
+    windows: Windows,
+}
+
+impl Scratch {
+    /// A column's samples; stale markers are left out unless `keep_stale`. `None` for values of a type that is
+    /// not known here.
+    pub(crate) fn samples<'a>(
+        &'a mut self,
+        times: &'a [Timestamp],
+        column: &'a Column,
+        windows: &'a Windows,
+        keep_stale: bool,
+    ) -> Option<Samples<'a>> {
+        let ColumnValues::F64(values) = &column.values else { return None };
+        match &column.presence {
+            Some(presence) if !presence.is_full() => {
+                let entries = presence.iter().zip(values.iter().copied());
+                self.pick(times, entries, windows, keep_stale)
+            }
+            _ => self.dense(times, values, windows, keep_stale),
+        }
+    }
+
+    /// The same for a column that has a value, maybe an absent one, at each of `times`.
+    pub(crate) fn dense<'a>(
+        &'a mut self,
+        times: &'a [Timestamp],
+        values: &'a [f64],
+        windows: &'a Windows,
+        keep_stale: bool,
+    ) -> Option<Samples<'a>> {
+        if keep_stale || !has_absent(values) {
+            return Some(Samples { times, values, windows });
+        }
+        self.pick(times, values.iter().copied().enumerate(), windows, false)
+    }
+
+    fn pick<'a>(
+        &'a mut self,
+        times: &[Timestamp],
+        entries: impl Iterator<Item = (usize, f64)>,
+        windows: &Windows,
+        keep_stale: bool,
+    ) -> Option<Samples<'a>> {
+        self.times.clear();
+        self.values.clear();
+        self.rank.clear();
+        for (idx, value) in entries {
+            if !keep_stale && is_absent(value) {
+                continue;
+            }
+            let ts = *times.get(idx)?;
+            self.rank.resize(idx + 1, self.times.len() as u32);
+            self.times.push(ts);
+            self.values.push(value);
+        }
+        self.rank.resize(times.len() + 1, self.times.len() as u32);
+        let rank = &self.rank;
+        let map = |&(first, end): &(u32, u32)| (rank[first as usize], rank[end as usize]);
+        self.windows.clear();
+        self.windows.bounds.extend(windows.bounds.iter().map(map));
+        Some(Samples { times: &self.times, values: &self.values, windows: &self.windows })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_model::{Presence, Slot};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn frame(steps: Steps, before: i64) -> Frame {
+        Frame { steps, at: None, offset: 0, before, after: 0 }
+    }
+
+    #[test]
+    fn windows_are_open_on_the_left() {
+        let mut windows = Windows::default();
+        let steps = Steps { start: 20, step: 10, count: 3 };
+        windows.compute(&[0, 10, 20, 30], &frame(steps, 10));
+        let got: Vec<_> = windows.iter().collect();
+        assert_eq!(got, [2..3, 3..4, 4..4]);
+        assert_eq!(frame(steps, 10).range(), TimeRange::new(11, 40));
+    }
+
+    proptest! {
+        /// A member with holes gets the windows that its own time column would have.
+        #[test]
+        fn mapped_windows_equal_computed_ones(
+            gaps in prop::collection::vec(1i64..20, 0..40),
+            present in prop::collection::vec(any::<bool>(), 40),
+            start in -50i64..200, step in 1i64..40, count in 1usize..12, before in 0i64..100,
+        ) {
+            let times: Vec<i64> =
+                gaps.iter().scan(0, |ts, gap| { *ts += gap; Some(*ts) }).collect();
+            let frame = frame(Steps { start, step, count }, before);
+            let mut presence = Presence::new();
+            (0..times.len()).for_each(|idx| presence.push(present[idx]));
+            let own: Vec<i64> = presence.iter().map(|idx| times[idx]).collect();
+            let values = own.iter().map(|&ts| ts as f64).collect();
+            let column = Column {
+                slot: Slot(0), key: 0, time_idx: 0,
+                presence: Some(presence), values: ColumnValues::F64(values),
+            };
+            let (mut windows, mut expected) = (Windows::default(), Windows::default());
+            windows.compute(&times, &frame);
+            expected.compute(&own, &frame);
+            let mut scratch = Scratch::default();
+            let samples = scratch.samples(&times, &column, &windows, false).unwrap();
+            prop_assert_eq!(&samples.windows.bounds, &expected.bounds);
+            prop_assert_eq!(samples.times, &own[..]);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Sums whose rounding errors are carried along.
+
+/// A sum with its compensation. Source: Kahan summation in Neumaier's form, as Prometheus uses it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sum {
+    pub(crate) sum: f64,
+    pub(crate) rest: f64,
+}
+
+impl Sum {
+    pub(crate) fn add(&mut self, value: f64) {
+        let total = self.sum + value;
+        if total.is_infinite() {
+            self.rest = 0.0;
+        } else if self.sum.abs() >= value.abs() {
+            self.rest += (self.sum - total) + value;
+        } else {
+            self.rest += (value - total) + self.sum;
+        }
+        self.sum = total;
+    }
+
+    pub(crate) fn value(self) -> f64 {
+        if self.sum.is_infinite() { self.sum } else { self.sum + self.rest }
+    }
+}
+
+/// A mean: the sum divided by the count while the sum does not overflow, incremental from there on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mean {
+    sum: Sum,
+    count: f64,
+    incremental: bool,
+}
+
+impl Mean {
+    /// The mean of one value.
+    pub(crate) fn of(value: f64) -> Mean {
+        Mean { sum: Sum { sum: value, rest: 0.0 }, count: 1.0, incremental: false }
+    }
+
+    pub(crate) fn add(&mut self, value: f64) {
+        self.count += 1.0;
+        let count = self.count;
+        if !self.incremental {
+            let mut next = self.sum;
+            next.add(value);
+            if !next.sum.is_infinite() {
+                self.sum = next;
+                return;
+            }
+            self.incremental = true;
+            self.sum.sum /= count - 1.0;
+            self.sum.rest /= count - 1.0;
+        }
+        let share = (count - 1.0) / count;
+        self.sum.sum *= share;
+        self.sum.rest *= share;
+        self.sum.add(value / count);
+    }
+
+    pub(crate) fn value(self) -> f64 {
+        if self.incremental {
+            self.sum.sum + self.sum.rest
+        } else {
+            self.sum.sum / self.count + self.sum.rest / self.count
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Mistakes in a query, worded and placed as Prometheus does.
+
+use std::fmt;
+
+use crate::syntax::Span;
+
+/// Why a text is no query. Displayed as Prometheus does: `1:3: parse error: unexpected end of input`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParseError {
+    /// The sentence without position.
+    pub message: String,
+    /// The bytes concerned.
+    pub span: Span,
+    /// Line, from 1; 0 when there is no text to point at.
+    pub line: u32,
+    /// Column in bytes, from 1.
+    pub column: u32,
+}
+
+impl ParseError {
+    /// A mistake at `span` of `text`.
+    pub(crate) fn at(text: &str, span: Span, message: impl Into<String>) -> ParseError {
+        let (line, column) = if text.is_empty() { (0, 0) } else { line_column(text, span.start) };
+        ParseError { message: message.into(), span, line, column }
+    }
+}
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(f, "unknown position: parse error: {}", self.message),
+            line => write!(f, "{line}:{}: parse error: {}", self.column, self.message),
+        }
+    }
+}
+
+impl std::error::Error for ParseError {}
+
+/// Line and column of byte `at`, both from 1; columns count bytes.
+pub(crate) fn line_column(text: &str, at: u32) -> (u32, u32) {
+    let before = &text.as_bytes()[..(at as usize).min(text.len())];
+    let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
+    let line_start = before.iter().rposition(|&byte| byte == b'\n').map_or(0, |idx| idx + 1);
+    (line as u32, (before.len() - line_start + 1) as u32)
+}

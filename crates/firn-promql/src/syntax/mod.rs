@@ -1,0 +1,470 @@
+//! The language: text to tree, tree to text, and the checks that need no data.
+//!
+//! Reading order: this file (the tree), `lexer`, `parser`, `check`, `function`, `duration`, `print`.
+
+mod check;
+mod duration;
+mod error;
+mod function;
+mod lexer;
+mod parser;
+mod print;
+mod quote;
+
+use std::sync::Arc;
+
+use firn_model::{Matcher, Timestamp};
+
+pub use error::ParseError;
+pub use function::Function;
+pub use parser::{parse, parse_selector};
+
+pub(crate) use duration::{format_duration, parse_duration_ms};
+pub(crate) use error::line_column;
+pub(crate) use function::FunctionId;
+pub(crate) use quote::{format_f, format_g, go_quote, parse_number, unquote};
+
+use crate::value::ValueType;
+
+/// Byte positions `start..end` in the query text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Span {
+    /// First byte.
+    pub start: u32,
+    /// One past the last byte.
+    pub end: u32,
+}
+
+impl Span {
+    pub(crate) fn new(start: usize, end: usize) -> Span {
+        Span { start: start as u32, end: end as u32 }
+    }
+
+    pub(crate) fn to(self, other: Span) -> Span {
+        Span { start: self.start, end: other.end }
+    }
+}
+
+/// A parsed and type-checked query. Displayed in Prometheus' normal form.
+#[derive(Clone, Debug)]
+pub struct Expr {
+    text: Arc<str>,
+    /// The tree.
+    pub root: Node,
+}
+
+impl Expr {
+    /// The query as it was written.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// What it evaluates to.
+    pub fn value_type(&self) -> ValueType {
+        self.root.value_type()
+    }
+
+    /// Line and column of `span`'s first byte, both from 1, columns in bytes.
+    pub fn position(&self, span: Span) -> (u32, u32) {
+        line_column(&self.text, span.start)
+    }
+}
+
+/// A part of a query: what it is and where it stands.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Its bytes in the query text.
+    pub span: Span,
+    /// What it is.
+    pub kind: NodeKind,
+}
+
+/// What a [`Node`] is. Large variants are boxed: the evaluator recurses over nodes.
+#[derive(Clone, Debug)]
+pub enum NodeKind {
+    /// `1.5`, `0x1f`, `5m` (durations are seconds).
+    Number {
+        /// The number, seconds for a duration.
+        value: f64,
+        /// Whether it was written as a duration.
+        is_duration: bool,
+    },
+    /// A text; PromQL texts are bytes.
+    String(Vec<u8>),
+    /// `up{job="a"} offset 5m @ 100`.
+    Selector(Box<Selector>),
+    /// `up[5m]`.
+    Matrix(Box<MatrixSelector>),
+    /// `expr[1h:1m]`.
+    Subquery(Box<Subquery>),
+    /// `(expr)`.
+    Paren(Box<Node>),
+    /// `-expr`, `+expr`.
+    Unary {
+        /// Whether it is a minus.
+        negate: bool,
+        /// The operand.
+        operand: Box<Node>,
+    },
+    /// `a + b`.
+    Binary(Box<Binary>),
+    /// `sum by (x) (expr)`.
+    Aggregate(Box<Aggregate>),
+    /// `rate(expr)`.
+    Call {
+        /// What is called.
+        function: &'static Function,
+        /// Its arguments.
+        args: Vec<Node>,
+    },
+}
+
+impl Node {
+    /// What it evaluates to.
+    pub fn value_type(&self) -> ValueType {
+        match &self.kind {
+            NodeKind::Number { .. } => ValueType::Scalar,
+            NodeKind::String(_) => ValueType::String,
+            NodeKind::Selector(_) | NodeKind::Aggregate(_) => ValueType::Vector,
+            NodeKind::Matrix(_) | NodeKind::Subquery(_) => ValueType::Matrix,
+            NodeKind::Paren(inner) => inner.value_type(),
+            NodeKind::Unary { operand, .. } => operand.value_type(),
+            NodeKind::Binary(binary) => {
+                let scalar = ValueType::Scalar;
+                if binary.lhs.value_type() == scalar && binary.rhs.value_type() == scalar {
+                    scalar
+                } else {
+                    ValueType::Vector
+                }
+            }
+            NodeKind::Call { function, .. } => function.returns,
+        }
+    }
+
+    /// The node without parentheses around it.
+    pub fn unparen(&self) -> &Node {
+        let mut node = self;
+        while let NodeKind::Paren(inner) = &node.kind {
+            node = inner;
+        }
+        node
+    }
+}
+
+/// A length of time in the query: known, or computed from the query's step and range.
+#[derive(Clone, Debug)]
+pub enum Length {
+    /// Nanoseconds, as Go's durations.
+    Fixed(i64),
+    /// `[step() * 2]`.
+    Computed(Box<DurationExpr>),
+}
+
+impl Length {
+    /// Nothing.
+    pub const ZERO: Length = Length::Fixed(0);
+
+    /// Whole milliseconds of a known length; computed ones are resolved before evaluation and give 0.
+    pub fn ms(&self) -> i64 {
+        match self {
+            Length::Fixed(nanos) => nanos / 1_000_000,
+            Length::Computed(_) => 0,
+        }
+    }
+
+    /// Seconds of a known length.
+    pub fn seconds(&self) -> f64 {
+        match self {
+            Length::Fixed(nanos) => *nanos as f64 / 1e9,
+            Length::Computed(_) => 0.0,
+        }
+    }
+
+    /// Whether no length was written.
+    pub fn is_zero(&self) -> bool {
+        matches!(self, Length::Fixed(0))
+    }
+}
+
+/// An expression where a duration stands. Values are seconds.
+#[derive(Clone, Debug)]
+pub enum DurationExpr {
+    /// `300`, `5m`.
+    Number {
+        /// Seconds.
+        value: f64,
+        /// Whether it was written as a duration.
+        is_duration: bool,
+    },
+    /// `step()`.
+    Step,
+    /// `range()`: end minus start of the query.
+    Range,
+    /// `-x`.
+    Negate(Box<DurationExpr>),
+    /// `(x)`.
+    Paren(Box<DurationExpr>),
+    /// `a + b` and the other arithmetic operators.
+    Binary {
+        /// One of `+ - * / % ^`.
+        op: BinaryOp,
+        /// Left operand.
+        lhs: Box<DurationExpr>,
+        /// Right operand.
+        rhs: Box<DurationExpr>,
+    },
+    /// `min_of(a, b)`, `max_of(a, b)`.
+    Choice {
+        /// Whether the greater one is taken.
+        greater: bool,
+        /// First operand.
+        lhs: Box<DurationExpr>,
+        /// Second operand.
+        rhs: Box<DurationExpr>,
+    },
+}
+
+/// What `@` pins a selector to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// `@ 1234.5`, milliseconds here.
+    Time(Timestamp),
+    /// `@ start()`.
+    Start,
+    /// `@ end()`.
+    End,
+}
+
+/// How a window's borders are treated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Borders {
+    /// Samples inside, extrapolated by `rate` and its like.
+    #[default]
+    Plain,
+    /// `anchored`: the last sample before the window stands for its left border.
+    Anchored,
+    /// `smoothed`: values at both borders are interpolated.
+    Smoothed,
+}
+
+/// `name{matchers} @ at offset o`.
+#[derive(Clone, Debug)]
+pub struct Selector {
+    /// The name that stood before the braces.
+    pub name: Option<String>,
+    /// All matchers; the one for [`Selector::name`] is the last.
+    pub matchers: Vec<Matcher>,
+    /// How far to look back in time; negative looks ahead.
+    pub offset: Length,
+    /// The time to look at instead of the evaluation time.
+    pub at: Option<At>,
+    /// `anchored` or `smoothed`.
+    pub borders: Borders,
+}
+
+/// `selector[range]`.
+#[derive(Clone, Debug)]
+pub struct MatrixSelector {
+    /// Which series.
+    pub selector: Selector,
+    /// The window's length.
+    pub range: Length,
+}
+
+/// `expr[range:step]`.
+#[derive(Clone, Debug)]
+pub struct Subquery {
+    /// What is evaluated inside the window.
+    pub expr: Node,
+    /// The window's length.
+    pub range: Length,
+    /// The distance of evaluations; zero takes the default.
+    pub step: Length,
+    /// How far to look back in time.
+    pub offset: Length,
+    /// The time to look at instead of the evaluation time.
+    pub at: Option<At>,
+}
+
+/// A binary operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "their text says it: see BinaryOp::text")]
+pub enum BinaryOp {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Mod,
+    Pow,
+    Atan2,
+    Equal,
+    NotEqual,
+    Less,
+    LessEqual,
+    Greater,
+    GreaterEqual,
+    TrimUpper,
+    TrimLower,
+    And,
+    Or,
+    Unless,
+}
+
+impl BinaryOp {
+    /// As it is written.
+    pub fn text(self) -> &'static str {
+        match self {
+            BinaryOp::Add => "+",
+            BinaryOp::Sub => "-",
+            BinaryOp::Mul => "*",
+            BinaryOp::Div => "/",
+            BinaryOp::Mod => "%",
+            BinaryOp::Pow => "^",
+            BinaryOp::Atan2 => "atan2",
+            BinaryOp::Equal => "==",
+            BinaryOp::NotEqual => "!=",
+            BinaryOp::Less => "<",
+            BinaryOp::LessEqual => "<=",
+            BinaryOp::Greater => ">",
+            BinaryOp::GreaterEqual => ">=",
+            BinaryOp::TrimUpper => "</",
+            BinaryOp::TrimLower => ">/",
+            BinaryOp::And => "and",
+            BinaryOp::Or => "or",
+            BinaryOp::Unless => "unless",
+        }
+    }
+
+    /// `==`, `<` and their like; not the trim operators.
+    pub fn is_comparison(self) -> bool {
+        use BinaryOp::{Equal, Greater, GreaterEqual, Less, LessEqual, NotEqual};
+        matches!(self, Equal | NotEqual | Less | LessEqual | Greater | GreaterEqual)
+    }
+
+    /// `and`, `or`, `unless`.
+    pub fn is_set(self) -> bool {
+        matches!(self, BinaryOp::And | BinaryOp::Or | BinaryOp::Unless)
+    }
+
+    /// Whether the result is another metric, so that the name goes: arithmetic.
+    pub fn is_arithmetic(self) -> bool {
+        !self.is_comparison()
+            && !self.is_set()
+            && !matches!(self, BinaryOp::TrimUpper | BinaryOp::TrimLower)
+    }
+}
+
+/// How many series of one side match one of the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Cardinality {
+    /// Neither side repeats.
+    #[default]
+    OneToOne,
+    /// `group_left`.
+    ManyToOne,
+    /// `group_right`.
+    OneToMany,
+    /// Set operators.
+    ManyToMany,
+}
+
+/// How series of two vectors find each other.
+#[derive(Clone, Debug, Default)]
+pub struct Matching {
+    /// How many match.
+    pub cardinality: Cardinality,
+    /// `on` (true) or `ignoring` (false).
+    pub on: bool,
+    /// The labels named by `on` or `ignoring`.
+    pub labels: Vec<String>,
+    /// The labels that `group_left` or `group_right` copies from the "one" side.
+    pub include: Vec<String>,
+    /// The value of a missing series on the left.
+    pub fill_left: Option<f64>,
+    /// The value of a missing series on the right.
+    pub fill_right: Option<f64>,
+}
+
+/// `lhs op rhs`.
+#[derive(Clone, Debug)]
+pub struct Binary {
+    /// The operator.
+    pub op: BinaryOp,
+    /// Left operand.
+    pub lhs: Node,
+    /// Right operand.
+    pub rhs: Node,
+    /// Whether a comparison gives 0 or 1 instead of filtering.
+    pub return_bool: bool,
+    /// How vectors match; meaningful between two vectors only.
+    pub matching: Matching,
+}
+
+/// An aggregation operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "their text says it: see AggregateOp::text")]
+pub enum AggregateOp {
+    Sum,
+    Avg,
+    Count,
+    Min,
+    Max,
+    Group,
+    Stddev,
+    Stdvar,
+    Topk,
+    Bottomk,
+    CountValues,
+    Quantile,
+    Limitk,
+    LimitRatio,
+}
+
+impl AggregateOp {
+    /// As it is written.
+    pub fn text(self) -> &'static str {
+        match self {
+            AggregateOp::Sum => "sum",
+            AggregateOp::Avg => "avg",
+            AggregateOp::Count => "count",
+            AggregateOp::Min => "min",
+            AggregateOp::Max => "max",
+            AggregateOp::Group => "group",
+            AggregateOp::Stddev => "stddev",
+            AggregateOp::Stdvar => "stdvar",
+            AggregateOp::Topk => "topk",
+            AggregateOp::Bottomk => "bottomk",
+            AggregateOp::CountValues => "count_values",
+            AggregateOp::Quantile => "quantile",
+            AggregateOp::Limitk => "limitk",
+            AggregateOp::LimitRatio => "limit_ratio",
+        }
+    }
+
+    /// Whether a parameter stands before the vector.
+    pub fn has_param(self) -> bool {
+        use AggregateOp::{Bottomk, CountValues, LimitRatio, Limitk, Quantile, Topk};
+        matches!(self, Topk | Bottomk | CountValues | Quantile | Limitk | LimitRatio)
+    }
+
+    /// Whether the result consists of input series: `topk` and its like.
+    pub fn selects_series(self) -> bool {
+        use AggregateOp::{Bottomk, LimitRatio, Limitk, Topk};
+        matches!(self, Topk | Bottomk | Limitk | LimitRatio)
+    }
+}
+
+/// `op by (grouping) (param, expr)`.
+#[derive(Clone, Debug)]
+pub struct Aggregate {
+    /// The operator.
+    pub op: AggregateOp,
+    /// What is aggregated.
+    pub expr: Node,
+    /// The parameter of `topk` and its like.
+    pub param: Option<Node>,
+    /// The labels named by `by` or `without`.
+    pub grouping: Vec<String>,
+    /// Whether it is `without`.
+    pub without: bool,
+}

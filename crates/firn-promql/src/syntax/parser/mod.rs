@@ -1,0 +1,471 @@
+//! Tokens to tree: precedence climbing over the operators, plain descent below them. Reading order: this file
+//! (expressions and calls), `selector`, `modifier`, `length`.
+//!
+//! The first mistake ends the parse; its words and its place are Prometheus'. Differences to a textbook
+//! grammar that users rely on: `-` binds like `*` (so `-1^2` is -1), `^` is right-associative, an offset takes
+//! one literal, call or parenthesis (so `x offset 1m + 2` adds 2), nearly every keyword is also a name.
+
+mod length;
+mod modifier;
+mod selector;
+
+use std::sync::Arc;
+
+use firn_model::Matcher;
+
+use super::error::ParseError;
+use super::lexer::{Keyword, Kind, Token, Tokens, tokenize};
+use super::quote::{parse_number, unquote};
+use super::{
+    Aggregate, AggregateOp, Binary, BinaryOp, Cardinality, Expr, Function, Matching, Node,
+    NodeKind, Span, check, parse_duration_ms,
+};
+
+/// How high a tree may be. Evaluation recurses over it; 400 levels need less than half of a 2 MiB stack.
+const HEIGHT_MAX: u32 = 400;
+
+/// Parses and type-checks a query.
+///
+/// # Errors
+/// The first mistake with its position, as Prometheus words it.
+pub fn parse(text: &str) -> Result<Expr, ParseError> {
+    let mut parser = Parser::new(text);
+    if parser.peek() == Kind::Eof {
+        return Err(parser.error(Span::default(), "no expression found in input"));
+    }
+    let root = parser.expression(1)?;
+    parser.expect_end()?;
+    check::check(text, &root)?;
+    Ok(Expr { text: Arc::from(text), root })
+}
+
+/// Parses a series selector like `up{job="a"}`, as `match[]` wants it.
+///
+/// # Errors
+/// The first mistake with its position.
+pub fn parse_selector(text: &str) -> Result<Vec<Matcher>, ParseError> {
+    let mut parser = Parser::new(text);
+    if parser.peek() != Kind::LeftBrace && !is_metric_name(parser.peek()) {
+        return Err(parser.unexpected("", ""));
+    }
+    let node = parser.selector()?;
+    parser.expect_end()?;
+    check::check(text, &node)?;
+    match node.kind {
+        NodeKind::Selector(selector) => Ok(selector.matchers),
+        _ => Err(parser.error(node.span, "expected a series selector")),
+    }
+}
+
+struct Parser<'a> {
+    input: &'a str,
+    tokens: Tokens,
+    next: usize,
+    /// Levels that recursion is deep now.
+    depth: u32,
+    /// The end of the last token that can end an expression.
+    closing: u32,
+}
+
+type Parsed<T> = Result<T, ParseError>;
+
+impl<'a> Parser<'a> {
+    fn new(input: &'a str) -> Parser<'a> {
+        Parser { input, tokens: tokenize(input), next: 0, depth: 0, closing: 0 }
+    }
+
+    // Tokens.
+
+    fn token(&self) -> Token {
+        let end = Span::new(self.input.len(), self.input.len());
+        self.tokens.list.get(self.next).copied().unwrap_or(Token { kind: Kind::Eof, span: end })
+    }
+
+    fn peek(&self) -> Kind {
+        self.token().kind
+    }
+
+    fn peek_second(&self) -> Kind {
+        self.tokens.list.get(self.next + 1).map_or(Kind::Eof, |token| token.kind)
+    }
+
+    fn take(&mut self) -> Token {
+        let token = self.token();
+        if !matches!(token.kind, Kind::Eof | Kind::Error) {
+            self.next += 1;
+        }
+        use Kind::{Duration, Number, RightBrace, RightBracket, RightParen};
+        if matches!(token.kind, RightBrace | RightParen | RightBracket | Duration | Number) {
+            self.closing = token.span.end;
+        }
+        token
+    }
+
+    fn accept(&mut self, kind: Kind) -> Option<Token> {
+        (self.peek() == kind).then(|| self.take())
+    }
+
+    fn expect(&mut self, kind: Kind, context: &str, expected: &str) -> Parsed<Token> {
+        self.accept(kind).ok_or_else(|| self.unexpected(context, expected))
+    }
+
+    fn expect_end(&mut self) -> Parsed<()> {
+        if self.peek() == Kind::Eof { Ok(()) } else { Err(self.unexpected("", "")) }
+    }
+
+    // Errors.
+
+    fn error(&self, span: Span, what: impl Into<String>) -> ParseError {
+        ParseError::at(self.input, span, what)
+    }
+
+    /// `unexpected <token> in <context>, expected <expected>`, or what the lexer had to say.
+    fn unexpected(&self, context: &str, expected: &str) -> ParseError {
+        let token = self.token();
+        if let (Kind::Error, Some(error)) = (token.kind, &self.tokens.error) {
+            return error.clone();
+        }
+        let mut what = format!("unexpected {}", token.describe(self.input));
+        if !context.is_empty() {
+            what.push_str(&format!(" in {context}"));
+        }
+        if !expected.is_empty() {
+            what.push_str(&format!(", expected {expected}"));
+        }
+        self.error(token.span, what)
+    }
+
+    /// Runs `parse` one level deeper.
+    fn nested<T>(&mut self, parse: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
+        self.deeper()?;
+        let depth = self.depth;
+        let parsed = parse(self);
+        self.depth = depth - 1;
+        parsed
+    }
+
+    fn deeper(&mut self) -> Parsed<()> {
+        self.depth += 1;
+        if self.depth > HEIGHT_MAX {
+            let what = format!("the expression is nested more than {HEIGHT_MAX} levels deep");
+            return Err(self.error(self.token().span, what));
+        }
+        Ok(())
+    }
+
+    // Expressions.
+
+    /// An expression of operators that bind at least as tightly as `tightness_min`.
+    fn expression(&mut self, tightness_min: u8) -> Parsed<Node> {
+        let depth = self.depth;
+        let mut lhs = self.nested(Parser::operand)?;
+        while let Kind::Operator(op) = self.peek() {
+            let tightness = tightness(op);
+            if tightness < tightness_min {
+                break;
+            }
+            // Each operator of a chain makes the tree one level higher.
+            self.deeper()?;
+            self.take();
+            let (return_bool, matching) = self.binary_modifiers()?;
+            let right_min = if op == BinaryOp::Pow { tightness } else { tightness + 1 };
+            let rhs = self.expression(right_min)?;
+            let span = lhs.span.to(rhs.span);
+            let binary = Binary { op, lhs, rhs, return_bool, matching };
+            lhs = Node { span, kind: NodeKind::Binary(Box::new(binary)) };
+        }
+        self.depth = depth;
+        Ok(lhs)
+    }
+
+    /// A signed or plain operand with its modifiers.
+    fn operand(&mut self) -> Parsed<Node> {
+        let negate = match self.peek() {
+            Kind::Operator(BinaryOp::Sub) => true,
+            Kind::Operator(BinaryOp::Add) => false,
+            _ => {
+                let primary = self.primary()?;
+                return self.modifiers(primary);
+            }
+        };
+        let sign = self.take();
+        let mut operand = self.expression(tightness(BinaryOp::Mul) + 1)?;
+        let span = sign.span.to(operand.span);
+        if let NodeKind::Number { value, .. } = &mut operand.kind {
+            // A signed number is a number: `-1` prints as it was written.
+            *value = if negate { -*value } else { *value };
+            operand.span = span;
+            return Ok(operand);
+        }
+        Ok(Node { span, kind: NodeKind::Unary { negate, operand: Box::new(operand) } })
+    }
+
+    fn primary(&mut self) -> Parsed<Node> {
+        match self.peek() {
+            Kind::LeftParen => {
+                let open = self.take();
+                let inner = self.expression(1)?;
+                let close = self.expect(Kind::RightParen, "", "")?;
+                let span = open.span.to(close.span);
+                Ok(Node { span, kind: NodeKind::Paren(Box::new(inner)) })
+            }
+            Kind::String => {
+                let token = self.take();
+                let bytes = self.string_bytes(token)?;
+                Ok(Node { span: token.span, kind: NodeKind::String(bytes) })
+            }
+            Kind::Number | Kind::Duration => {
+                let token = self.take();
+                let (value, is_duration) = self.number(token)?;
+                Ok(Node { span: token.span, kind: NodeKind::Number { value, is_duration } })
+            }
+            Kind::Aggregator(op) if opens_aggregation(self.peek_second()) => self.aggregate(op),
+            kind if is_callable(kind) && self.peek_second() == Kind::LeftParen => self.call(),
+            kind if kind == Kind::LeftBrace || is_metric_name(kind) => self.selector(),
+            _ => Err(self.unexpected("", "")),
+        }
+    }
+
+    fn number(&self, token: Token) -> Parsed<(f64, bool)> {
+        let text = token.text(self.input);
+        if token.kind == Kind::Duration {
+            let ms = parse_duration_ms(text).map_err(|what| self.error(token.span, what))?;
+            return Ok((ms as f64 / 1000.0, true));
+        }
+        let value = parse_number(text)
+            .map_err(|what| self.error(token.span, format!("error parsing number: {what}")))?;
+        Ok((value, false))
+    }
+
+    fn string_bytes(&self, token: Token) -> Parsed<Vec<u8>> {
+        unquote(token.text(self.input))
+            .ok_or_else(|| self.error(token.span, "error unquoting string: invalid syntax"))
+    }
+
+    /// A text where only UTF-8 makes sense: names and matcher values. A byte that is none can match no label;
+    /// it becomes the replacement character.
+    fn string_text(&self, token: Token) -> Parsed<String> {
+        Ok(String::from_utf8_lossy(&self.string_bytes(token)?).into_owned())
+    }
+
+    // Calls and aggregations.
+
+    fn call(&mut self) -> Parsed<Node> {
+        let name_token = self.take();
+        let name = match name_token.kind {
+            Kind::Keyword(_) => name_token.text(self.input).to_ascii_lowercase(),
+            _ => name_token.text(self.input).to_owned(),
+        };
+        let args = self.call_args("")?;
+        let span = Span { start: name_token.span.start, end: self.closing };
+        let Some(function) = Function::named(&name) else {
+            let quoted = super::go_quote(name.as_bytes());
+            let what = format!("unknown function with name {quoted}");
+            return Err(self.error(name_token.span, what));
+        };
+        Ok(Node { span, kind: NodeKind::Call { function, args } })
+    }
+
+    fn call_args(&mut self, context: &str) -> Parsed<Vec<Node>> {
+        self.expect(Kind::LeftParen, context, "")?;
+        let mut args = Vec::new();
+        if self.accept(Kind::RightParen).is_some() {
+            return Ok(args);
+        }
+        loop {
+            args.push(self.expression(1)?);
+            if self.accept(Kind::RightParen).is_some() {
+                return Ok(args);
+            }
+            let comma = self.expect(Kind::Comma, context, "")?;
+            if self.peek() == Kind::RightParen {
+                let what = "trailing commas not allowed in function call args";
+                return Err(self.error(comma.span, what));
+            }
+        }
+    }
+
+    fn aggregate(&mut self, op: AggregateOp) -> Parsed<Node> {
+        let op_token = self.take();
+        let mut modifier = self.aggregate_modifier()?;
+        let mut args = self.call_args("aggregation")?;
+        if modifier.is_none() {
+            modifier = self.aggregate_modifier()?;
+        }
+        let (grouping, without) = modifier.unwrap_or_default();
+        let span = Span { start: op_token.span.start, end: self.closing };
+        if args.is_empty() {
+            let what = "no arguments for aggregate expression provided";
+            return Err(self.error(span, what));
+        }
+        let expected = if op.has_param() { 2 } else { 1 };
+        if args.len() != expected {
+            let got = args.len();
+            let what = format!(
+                "wrong number of arguments for aggregate expression provided, \
+                 expected {expected}, got {got}"
+            );
+            return Err(self.error(span, what));
+        }
+        let expr = args.pop().unwrap_or_else(|| unreachable!("counted above"));
+        let aggregate = Aggregate { op, expr, param: args.pop(), grouping, without };
+        Ok(Node { span, kind: NodeKind::Aggregate(Box::new(aggregate)) })
+    }
+
+    fn aggregate_modifier(&mut self) -> Parsed<Option<(Vec<String>, bool)>> {
+        let without = match self.peek() {
+            Kind::Keyword(Keyword::By) => false,
+            Kind::Keyword(Keyword::Without) => true,
+            _ => return Ok(None),
+        };
+        self.take();
+        Ok(Some((self.label_list()?, without)))
+    }
+
+    /// `(a, "b c", by)`.
+    fn label_list(&mut self) -> Parsed<Vec<String>> {
+        const CONTEXT: &str = "grouping opts";
+        self.expect(Kind::LeftParen, CONTEXT, "\"(\"")?;
+        let mut labels = Vec::new();
+        loop {
+            if self.accept(Kind::RightParen).is_some() {
+                return Ok(labels);
+            }
+            let token = self.token();
+            if token.kind == Kind::String {
+                self.take();
+                let label = self.string_text(token)?;
+                if label.is_empty() {
+                    return Err(self.error(token.span, "invalid label name for grouping: \"\""));
+                }
+                labels.push(label);
+            } else if is_label_name(token.kind) {
+                self.take();
+                labels.push(token.text(self.input).to_owned());
+            } else {
+                return Err(self.unexpected(CONTEXT, "label"));
+            }
+            if self.accept(Kind::Comma).is_none() && self.peek() != Kind::RightParen {
+                return Err(self.unexpected(CONTEXT, "\",\" or \")\""));
+            }
+        }
+    }
+
+    /// `bool on (a) group_left (b) fill (0)`.
+    fn binary_modifiers(&mut self) -> Parsed<(bool, Matching)> {
+        let mut matching = Matching::default();
+        let return_bool = self.accept(Kind::Keyword(Keyword::Bool)).is_some();
+        if let Kind::Keyword(word @ (Keyword::On | Keyword::Ignoring)) = self.peek() {
+            self.take();
+            matching.on = word == Keyword::On;
+            matching.labels = self.label_list()?;
+            if let Kind::Keyword(word @ (Keyword::GroupLeft | Keyword::GroupRight)) = self.peek() {
+                self.take();
+                matching.cardinality = match word {
+                    Keyword::GroupLeft => Cardinality::ManyToOne,
+                    _ => Cardinality::OneToMany,
+                };
+                if self.peek() == Kind::LeftParen {
+                    matching.include = self.label_list()?;
+                }
+            }
+        }
+        match self.peek() {
+            Kind::Keyword(Keyword::Fill) => {
+                self.take();
+                let value = self.fill_value()?;
+                matching.fill_left = Some(value);
+                matching.fill_right = Some(value);
+            }
+            _ => {
+                while let Kind::Keyword(word @ (Keyword::FillLeft | Keyword::FillRight)) =
+                    self.peek()
+                {
+                    let side = match word {
+                        Keyword::FillLeft => &matching.fill_left,
+                        _ => &matching.fill_right,
+                    };
+                    if side.is_some() {
+                        return Err(self.unexpected("", ""));
+                    }
+                    self.take();
+                    let value = Some(self.fill_value()?);
+                    match word {
+                        Keyword::FillLeft => matching.fill_left = value,
+                        _ => matching.fill_right = value,
+                    }
+                }
+            }
+        }
+        Ok((return_bool, matching))
+    }
+
+    fn fill_value(&mut self) -> Parsed<f64> {
+        self.expect(Kind::LeftParen, "", "")?;
+        let value = self.signed_number("", "")?;
+        self.expect(Kind::RightParen, "", "")?;
+        Ok(value)
+    }
+
+    fn signed_number(&mut self, context: &str, expected: &str) -> Parsed<f64> {
+        let sign = match self.peek() {
+            Kind::Operator(BinaryOp::Sub) => -1.0,
+            Kind::Operator(BinaryOp::Add) => 1.0,
+            _ => 0.0,
+        };
+        if sign != 0.0 {
+            self.take();
+        }
+        let token = self.token();
+        if !matches!(token.kind, Kind::Number | Kind::Duration) {
+            return Err(self.unexpected(context, expected));
+        }
+        self.take();
+        let value = self.number(token)?.0;
+        Ok(if sign < 0.0 { -value } else { value })
+    }
+}
+
+/// How tightly an operator binds; `^` is right-associative, all others left.
+fn tightness(op: BinaryOp) -> u8 {
+    match op {
+        BinaryOp::Or => 1,
+        BinaryOp::And | BinaryOp::Unless => 2,
+        BinaryOp::Equal
+        | BinaryOp::NotEqual
+        | BinaryOp::Less
+        | BinaryOp::LessEqual
+        | BinaryOp::Greater
+        | BinaryOp::GreaterEqual
+        | BinaryOp::TrimUpper
+        | BinaryOp::TrimLower => 3,
+        BinaryOp::Add | BinaryOp::Sub => 4,
+        BinaryOp::Mul | BinaryOp::Div | BinaryOp::Mod | BinaryOp::Atan2 => 5,
+        BinaryOp::Pow => 6,
+    }
+}
+
+fn opens_aggregation(kind: Kind) -> bool {
+    matches!(kind, Kind::LeftParen | Kind::Keyword(Keyword::By | Keyword::Without))
+}
+
+fn is_callable(kind: Kind) -> bool {
+    use Keyword::{End, MaxOf, MinOf, Range, Start, Step};
+    matches!(kind, Kind::Identifier | Kind::Keyword(Start | End | Step | Range | MaxOf | MinOf))
+}
+
+/// Whether the token may be a metric's name.
+fn is_metric_name(kind: Kind) -> bool {
+    use Keyword::{Bool, GroupLeft, GroupRight, Ignoring, On};
+    match kind {
+        Kind::Identifier | Kind::MetricIdentifier | Kind::Aggregator(_) => true,
+        Kind::Operator(op) => op.is_set(),
+        Kind::Keyword(word) => !matches!(word, Bool | GroupLeft | GroupRight | Ignoring | On),
+        _ => false,
+    }
+}
+
+/// Whether the token may be a label's name in a list of labels.
+fn is_label_name(kind: Kind) -> bool {
+    matches!(kind, Kind::Keyword(_) | Kind::Operator(BinaryOp::Atan2)) || is_metric_name(kind)
+}

@@ -1,0 +1,146 @@
+//! Does a result meet the expectation?
+
+use std::collections::BTreeMap;
+
+use firn_model::{Labels, Timestamp, is_stale_nan};
+
+use super::script::{Case, Wording};
+use super::series::{Item, SeriesLine};
+use crate::value::{Annotations, PointValue, Series, Value, VectorPoint};
+
+/// What is wrong, if anything.
+pub(super) type Verdict = Result<(), String>;
+
+/// Equal, both NaN, or apart by less than a millionth of their sum.
+pub(super) fn almost_equal(a: f64, b: f64) -> bool {
+    const TOLERANCE: f64 = 1e-6;
+    if is_stale_nan(a) || is_stale_nan(b) {
+        return is_stale_nan(a) && is_stale_nan(b);
+    }
+    if a == b || (a.is_nan() && b.is_nan()) {
+        return true;
+    }
+    let (sum, difference) = (a.abs() + b.abs(), (a - b).abs());
+    if a == 0.0 || b == 0.0 || sum < f64::MIN_POSITIVE {
+        return difference < TOLERANCE * f64::MIN_POSITIVE;
+    }
+    difference / sum.min(f64::MAX) < TOLERANCE
+}
+
+/// The last line for each label set.
+fn by_labels(lines: &[SeriesLine]) -> BTreeMap<&Labels, &SeriesLine> {
+    lines.iter().map(|line| (&line.labels, line)).collect()
+}
+
+/// The expected points of a line, at `start`, `start + step_ms`, ...
+fn points(line: &SeriesLine, start: Timestamp, step_ms: i64) -> Vec<(Timestamp, &Item)> {
+    let place = |(idx, item)| (start + idx as i64 * step_ms, item);
+    line.items.iter().enumerate().map(place).filter(|point| *point.1 != Item::Gap).collect()
+}
+
+fn same_value(expected: &Item, got: f64) -> bool {
+    matches!(expected, Item::Float(value) if almost_equal(*value, got))
+}
+
+/// The result of the query itself, at its own time.
+pub(super) fn value(case: &Case, got: &Value) -> Verdict {
+    if let Some((start, _, step_ms)) = case.range_vector {
+        let Value::Matrix(matrix) = got else { return Err(format!("no range vector: {got:?}")) };
+        return self::matrix(case, matrix, start, step_ms);
+    }
+    match got {
+        Value::String { value, .. } => match &case.text {
+            Some(wanted) if wanted == value => Ok(()),
+            wanted => Err(format!("got string {value:?}, expected {wanted:?}")),
+        },
+        Value::Scalar { value, .. } => scalar(case, *value),
+        Value::Vector(vector) => self::vector(case, vector),
+        Value::Matrix(matrix) => match case.when {
+            super::script::When::Range { start, step_ms, .. } => {
+                self::matrix(case, matrix, start, step_ms)
+            }
+            super::script::When::Instant(_) => Err("got a range vector".to_owned()),
+        },
+    }
+}
+
+pub(super) fn scalar(case: &Case, got: f64) -> Verdict {
+    match case.scalar {
+        Some(wanted) if almost_equal(wanted, got) => Ok(()),
+        wanted => Err(format!("got scalar {got}, expected {wanted:?}")),
+    }
+}
+
+pub(super) fn vector(case: &Case, got: &[VectorPoint]) -> Verdict {
+    if let Some(wanted) = case.scalar {
+        return Err(format!("got a vector, expected scalar {wanted}"));
+    }
+    let expected = by_labels(&case.series);
+    if got.len() != expected.len() {
+        let labels: Vec<_> = got.iter().map(|point| &point.labels).collect();
+        return Err(format!("got {} series, expected {}: {labels:?}", got.len(), expected.len()));
+    }
+    for (idx, point) in got.iter().enumerate() {
+        let Some(line) = expected.get(&point.labels) else {
+            return Err(format!("got {}, which is not expected", point.labels));
+        };
+        let PointValue::Float(value) = point.value;
+        match line.items.as_slice() {
+            [item] if same_value(item, value) => {}
+            items => return Err(format!("{}: got {value}, expected {items:?}", point.labels)),
+        }
+        if case.ordered && case.series.get(idx).is_none_or(|line| line.labels != point.labels) {
+            return Err(format!("{} comes at place {}", point.labels, idx + 1));
+        }
+    }
+    Ok(())
+}
+
+fn matrix(case: &Case, got: &[Series], start: Timestamp, step_ms: i64) -> Verdict {
+    let expected = by_labels(&case.series);
+    if got.len() != expected.len() {
+        let labels: Vec<_> = got.iter().map(|series| &series.labels).collect();
+        return Err(format!("got {} series, expected {}: {labels:?}", got.len(), expected.len()));
+    }
+    if !got.is_sorted_by(|a, b| a.labels <= b.labels) {
+        return Err("the series are not sorted".to_owned());
+    }
+    for series in got {
+        let Some(line) = expected.get(&series.labels) else {
+            return Err(format!("got {}, which is not expected", series.labels));
+        };
+        let wanted = points(line, start, step_ms);
+        let same = wanted.len() == series.floats.len()
+            && wanted
+                .iter()
+                .zip(&series.floats)
+                .all(|(wanted, got)| wanted.0 == got.ts && same_value(wanted.1, got.value));
+        if !same {
+            return Err(format!("{}: got {:?}, expected {wanted:?}", series.labels, series.floats));
+        }
+    }
+    Ok(())
+}
+
+/// The remarks.
+pub(super) fn annotations(case: &Case, got: &Annotations) -> Verdict {
+    let warnings: Vec<String> = got.warnings().collect();
+    let infos: Vec<String> = got.infos().collect();
+    texts("warnings", &case.warnings, case.no_warnings, &warnings)?;
+    texts("infos", &case.infos, case.no_infos, &infos)
+}
+
+fn texts(what: &str, expected: &[Wording], none: bool, got: &[String]) -> Verdict {
+    if none && !got.is_empty() {
+        return Err(format!("unexpected {what}: {got:?}"));
+    }
+    if expected.is_empty() {
+        return Ok(());
+    }
+    let each_found = expected.iter().all(|wording| got.iter().any(|text| wording.fits(text)));
+    let none_left = got.iter().all(|text| expected.iter().any(|wording| wording.fits(text)));
+    if each_found && none_left {
+        return Ok(());
+    }
+    Err(format!("{what} are {got:?}, expected {expected:?}"))
+}

@@ -1,0 +1,125 @@
+//! Storage that is a sorted map of samples: what the evaluator is tested on.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use firn_model::{
+    Column, ColumnBatch, ColumnValues, Labels, Presence, QueryContext, Result, Select, Selected,
+    Selection, Slot, Timestamp,
+};
+
+/// Samples by series. Series whose labels share `job` and `instance` are read as members of one group, all
+/// others alone, so that both shapes of batches are exercised.
+#[derive(Clone, Debug, Default)]
+pub struct MemorySelect {
+    series: BTreeMap<Labels, BTreeMap<Timestamp, f64>>,
+}
+
+impl MemorySelect {
+    /// Nothing.
+    pub fn new() -> MemorySelect {
+        MemorySelect::default()
+    }
+
+    /// Sets a sample; a later one for the same series and time wins.
+    pub fn push(&mut self, labels: &Labels, ts: Timestamp, value: f64) {
+        self.series.entry(labels.clone()).or_default().insert(ts, value);
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.series.clear();
+    }
+
+    /// The value at a time.
+    pub fn get(&self, labels: &Labels, ts: Timestamp) -> Option<f64> {
+        self.series.get(labels)?.get(&ts).copied()
+    }
+}
+
+impl Select for MemorySelect {
+    fn select(&self, selection: &Selection, context: &QueryContext) -> Result<Box<dyn Selected>> {
+        context.cancel.check()?;
+        let matches = |labels: &Labels| {
+            let value = |name: &str| labels.get(name).unwrap_or("").to_owned();
+            selection.matchers.iter().all(|matcher| matcher.matches(&value(matcher.name())))
+        };
+        let mut keys: Vec<Labels> = Vec::new();
+        let mut groups: BTreeMap<Labels, Vec<Member>> = BTreeMap::new();
+        for (labels, samples) in self.series.iter().filter(|(labels, _)| matches(labels)) {
+            let key = selection.grouping.key(labels);
+            let key_idx = keys.iter().position(|known| *known == key).unwrap_or_else(|| {
+                keys.push(key);
+                keys.len() - 1
+            });
+            let grouped = labels.get("job").is_some() && labels.get("instance").is_some();
+            let group = match grouped {
+                true => labels.filter(|name| name == "job" || name == "instance"),
+                false => labels.clone(),
+            };
+            let range = selection.range;
+            let samples = match range.is_empty() {
+                true => Vec::new(),
+                false => samples.range(range.start..=range.end).map(|(&t, &v)| (t, v)).collect(),
+            };
+            groups.entry(group).or_default().push(Member { key: key_idx as u32, samples });
+        }
+        Ok(Box::new(Found { keys, groups: groups.into_values().collect() }))
+    }
+}
+
+#[derive(Debug)]
+struct Member {
+    key: u32,
+    samples: Vec<(Timestamp, f64)>,
+}
+
+#[derive(Debug)]
+struct Found {
+    keys: Vec<Labels>,
+    groups: Vec<Vec<Member>>,
+}
+
+impl Selected for Found {
+    fn keys(&self) -> &[Labels] {
+        &self.keys
+    }
+
+    fn group_count(&self) -> usize {
+        self.groups.len()
+    }
+
+    fn read(&self, groups: Range<usize>) -> Result<Vec<ColumnBatch>> {
+        Ok(self.groups[groups].iter().map(|members| batch(members)).collect())
+    }
+}
+
+/// One time column for all members, with the holes marked.
+fn batch(members: &[Member]) -> ColumnBatch {
+    let mut times: Vec<Timestamp> =
+        members.iter().flat_map(|member| member.samples.iter().map(|sample| sample.0)).collect();
+    times.sort_unstable();
+    times.dedup();
+    let columns = members
+        .iter()
+        .enumerate()
+        .filter(|(_, member)| !member.samples.is_empty())
+        .map(|(idx, member)| {
+            let mut presence = Presence::filled(times.len(), false);
+            for (ts, _) in &member.samples {
+                if let Ok(entry) = times.binary_search(ts) {
+                    presence.set(entry);
+                }
+            }
+            Column {
+                slot: Slot(idx as u32),
+                key: member.key,
+                time_idx: 0,
+                presence: (!presence.is_full()).then_some(presence),
+                values: ColumnValues::F64(member.samples.iter().map(|sample| sample.1).collect()),
+            }
+        })
+        .collect();
+    ColumnBatch { times: vec![Arc::from(times)], columns }
+}

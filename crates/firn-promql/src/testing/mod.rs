@@ -1,0 +1,13 @@
+//! For tests, here and in other rooms: storage that is a plain list of samples, and a runner for scripts in
+//! Prometheus' `promqltest` grammar (load blocks, queries, expected results).
+//!
+//! Nothing here opens files: callers read scripts and hand over their text.
+
+mod check;
+mod memory;
+mod run;
+mod script;
+mod series;
+
+pub use memory::MemorySelect;
+pub use run::{Failure, Report, run_script};

@@ -1,0 +1,272 @@
+//! Runs a script: each case is asked in every way that must give the same answer.
+
+use std::collections::HashSet;
+
+use firn_model::{Labels, QueryContext};
+
+use super::check::{self, Verdict};
+use super::memory::MemorySelect;
+use super::script::{self, Case, CommandKind, When};
+use super::series::Item;
+use crate::syntax::{At, Node, NodeKind};
+use crate::value::{PointValue, QueryOutput, Value, VectorPoint};
+use crate::{EvalOptions, eval, parse};
+
+/// How a script went. A case is *native* if native histograms are expected or its query names a metric that was
+/// loaded with some.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Passed cases without native histograms.
+    pub float_passed: usize,
+    /// All cases without native histograms.
+    pub float_count: usize,
+    /// Passed cases with native histograms.
+    pub native_passed: usize,
+    /// All cases with native histograms.
+    pub native_count: usize,
+    /// One text per failed case: line, query, reason.
+    pub failures: Vec<Failure>,
+}
+
+/// A case that failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The line that it starts on.
+    pub line: usize,
+    /// Whether it is a native case.
+    pub is_native: bool,
+    /// Its query.
+    pub query: String,
+    /// What was wrong.
+    pub reason: String,
+}
+
+impl Report {
+    /// Adds another script's numbers.
+    pub fn add(&mut self, other: &Report) {
+        self.float_passed += other.float_passed;
+        self.float_count += other.float_count;
+        self.native_passed += other.native_passed;
+        self.native_count += other.native_count;
+        self.failures.extend(other.failures.iter().cloned());
+    }
+}
+
+/// Samples that one query may hold, as the scripts assume.
+const SAMPLES_MAX: u64 = 10_000;
+
+/// Runs all cases of a script against a [`MemorySelect`] of its own.
+///
+/// # Errors
+/// A script that does not follow the grammar, with the line.
+pub fn run_script(text: &str) -> Result<Report, String> {
+    let mut report = Report::default();
+    let mut store = MemorySelect::new();
+    let mut native_names: HashSet<String> = HashSet::new();
+    for command in script::parse(text)? {
+        match command.kind {
+            CommandKind::Clear => {
+                store.clear();
+                native_names.clear();
+            }
+            CommandKind::Load { step_ms, folds_buckets, series } => {
+                for line in series.iter().filter(|line| !line.is_start_timestamps) {
+                    let name = line.labels.metric_name();
+                    if folds_buckets {
+                        for suffix in ["_bucket", "_count", "_sum"] {
+                            native_names.extend(name.strip_suffix(suffix).map(str::to_owned));
+                        }
+                    }
+                    if line.items.contains(&Item::Histogram) {
+                        native_names.insert(name.to_owned());
+                    }
+                    for (idx, item) in line.items.iter().enumerate() {
+                        if let Item::Float(value) = item {
+                            store.push(&line.labels, idx as i64 * step_ms, *value);
+                        }
+                    }
+                }
+            }
+            CommandKind::Eval(case) => {
+                let is_native = is_native(&case, &native_names);
+                let verdict = run_case(&case, &store);
+                let (passed, count) = match is_native {
+                    true => (&mut report.native_passed, &mut report.native_count),
+                    false => (&mut report.float_passed, &mut report.float_count),
+                };
+                *count += 1;
+                match verdict {
+                    Ok(()) => *passed += 1,
+                    Err(reason) => report.failures.push(Failure {
+                        line: command.line,
+                        is_native,
+                        query: case.query.clone(),
+                        reason,
+                    }),
+                }
+            }
+        }
+    }
+    Ok(report)
+}
+
+fn is_native(case: &Case, names: &HashSet<String>) -> bool {
+    let is_word = |c: char| c == '_' || c == ':' || c.is_ascii_alphanumeric();
+    case.series.iter().any(|line| line.items.contains(&Item::Histogram))
+        || case.query.split(|c| !is_word(c)).any(|word| names.contains(word))
+}
+
+/// The functions whose value depends on the evaluation time itself.
+const TIME_FUNCTIONS: [&str; 15] = [
+    "day_of_month",
+    "day_of_week",
+    "day_of_year",
+    "days_in_month",
+    "hour",
+    "minute",
+    "month",
+    "year",
+    "predict_linear",
+    "time",
+    "timestamp",
+    "start",
+    "end",
+    "step",
+    "range",
+];
+
+fn run_case(case: &Case, store: &MemorySelect) -> Verdict {
+    let When::Instant(time) = case.when else { return run_range(case, store) };
+    let mut asked = vec![(case.query.clone(), time)];
+    if let Ok(expr) = parse(&case.query)
+        && !calls_any(&expr.root, &TIME_FUNCTIONS)
+    {
+        let mut pinned = expr.clone();
+        pin(&mut pinned.root, time);
+        let text = pinned.to_string();
+        let times = match time {
+            0 => vec![-1_000, 0, 1_000],
+            t => vec![-10 * t, 0, t / 5, t, 10 * t],
+        };
+        asked.extend(times.into_iter().map(|time| (text.clone(), time)));
+    }
+    for (query, time) in &asked {
+        run_instant(case, store, query, *time)
+            .map_err(|reason| format!("{query} at {time} ms: {reason}"))?;
+    }
+    Ok(())
+}
+
+fn options(base: EvalOptions) -> EvalOptions {
+    EvalOptions { samples_max: SAMPLES_MAX, delayed_name_removal: true, ..base }
+}
+
+fn ask(store: &MemorySelect, query: &str, base: EvalOptions) -> Result<QueryOutput, String> {
+    let expr = parse(query).map_err(|error| error.to_string())?;
+    eval(&expr, store, &options(base), &QueryContext::unbounded())
+        .map_err(|error| error.what().to_owned())
+}
+
+/// Checks a failure against the expectation; `Ok(Some)` is the answer to go on with.
+fn expect_outcome(
+    case: &Case,
+    outcome: Result<QueryOutput, String>,
+) -> Result<Option<QueryOutput>, String> {
+    match (&case.fails, outcome) {
+        (None, Ok(output)) => Ok(Some(output)),
+        (None, Err(error)) => Err(format!("failed: {error}")),
+        (Some(_), Ok(_)) => Err("did not fail".to_owned()),
+        (Some(wording), Err(error)) if wording.fits(&error) => Ok(None),
+        (Some(wording), Err(error)) => Err(format!("failed with {error:?}, expected {wording:?}")),
+    }
+}
+
+fn run_instant(case: &Case, store: &MemorySelect, query: &str, time: i64) -> Verdict {
+    let Some(output) = expect_outcome(case, ask(store, query, EvalOptions::instant(time)))? else {
+        return Ok(());
+    };
+    check::annotations(case, &output.annotations)?;
+    check::value(case, &output.value)?;
+    let about_query = ["start()", "end()", "range()", "step()"];
+    if case.text.is_some()
+        || case.range_vector.is_some()
+        || about_query.iter().any(|call| query.contains(call))
+    {
+        return Ok(());
+    }
+    let range = EvalOptions::range(time - 60_000, time + 60_000, 60_000);
+    let output =
+        ask(store, query, range).map_err(|error| format!("failed as range query: {error}"))?;
+    if case.ordered {
+        return Ok(());
+    }
+    middle(case, &output.value, time).map_err(|reason| format!("as range query: {reason}"))
+}
+
+/// The point at `time` of a range query's result.
+fn middle(case: &Case, value: &Value, time: i64) -> Verdict {
+    let Value::Matrix(matrix) = value else { return Err("no matrix".to_owned()) };
+    let points: Vec<VectorPoint> = matrix
+        .iter()
+        .filter_map(|series| {
+            let sample = series.floats.iter().find(|sample| sample.ts == time)?;
+            let value = PointValue::Float(sample.value);
+            Some(VectorPoint { labels: series.labels.clone(), ts: time, value })
+        })
+        .collect();
+    match (case.scalar, points.as_slice()) {
+        (Some(_), [VectorPoint { labels, value: PointValue::Float(value), .. }])
+            if *labels == Labels::empty() =>
+        {
+            check::scalar(case, *value)
+        }
+        (Some(wanted), points) => Err(format!("got {points:?}, expected scalar {wanted}")),
+        (None, points) => check::vector(case, points),
+    }
+}
+
+fn run_range(case: &Case, store: &MemorySelect) -> Verdict {
+    let When::Range { start, end, step_ms } = case.when else { return Ok(()) };
+    let outcome = ask(store, &case.query, EvalOptions::range(start, end, step_ms));
+    let Some(output) = expect_outcome(case, outcome)? else { return Ok(()) };
+    check::annotations(case, &output.annotations)?;
+    check::value(case, &output.value)
+}
+
+/// Whether some function of `names` is called below `node`.
+fn calls_any(node: &Node, names: &[&str]) -> bool {
+    let below = |node: &Node| calls_any(node, names);
+    match &node.kind {
+        NodeKind::Call { function, args } => {
+            names.contains(&function.name) || args.iter().any(below)
+        }
+        NodeKind::Paren(inner) | NodeKind::Unary { operand: inner, .. } => below(inner),
+        NodeKind::Subquery(subquery) => below(&subquery.expr),
+        NodeKind::Binary(binary) => below(&binary.lhs) || below(&binary.rhs),
+        NodeKind::Aggregate(aggregate) => {
+            below(&aggregate.expr) || aggregate.param.as_ref().is_some_and(below)
+        }
+        _ => false,
+    }
+}
+
+/// Puts `@ time` on every selector and subquery that has none; not inside of subqueries.
+fn pin(node: &mut Node, time: i64) {
+    let at = Some(At::Time(time));
+    match &mut node.kind {
+        NodeKind::Selector(selector) => selector.at = selector.at.or(at),
+        NodeKind::Matrix(matrix) => matrix.selector.at = matrix.selector.at.or(at),
+        NodeKind::Subquery(subquery) => subquery.at = subquery.at.or(at),
+        NodeKind::Paren(inner) | NodeKind::Unary { operand: inner, .. } => pin(inner, time),
+        NodeKind::Binary(binary) => {
+            pin(&mut binary.lhs, time);
+            pin(&mut binary.rhs, time);
+        }
+        NodeKind::Aggregate(aggregate) => {
+            aggregate.param.iter_mut().for_each(|param| pin(param, time));
+            pin(&mut aggregate.expr, time);
+        }
+        NodeKind::Call { args, .. } => args.iter_mut().for_each(|arg| pin(arg, time)),
+        NodeKind::Number { .. } | NodeKind::String(_) => {}
+    }
+}

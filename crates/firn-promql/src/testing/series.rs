@@ -1,0 +1,268 @@
+//! Lines like `name{a="b"} 1+2x3 _ stale`: a series and its values.
+
+use firn_model::{Labels, METRIC_NAME, STALE_NAN};
+
+use crate::syntax::unquote;
+
+/// One position of a series line.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Item {
+    /// No sample.
+    Gap,
+    /// A float.
+    Float(f64),
+    /// A native histogram. Its content is not kept: this version has no such values.
+    Histogram,
+}
+
+/// A series with one item per position.
+#[derive(Clone, Debug)]
+pub(super) struct SeriesLine {
+    pub(super) labels: Labels,
+    /// Whether the line gives start timestamps instead of values.
+    pub(super) is_start_timestamps: bool,
+    pub(super) items: Vec<Item>,
+}
+
+/// Repeats may not make a script's block bigger than this.
+const ITEMS_MAX: usize = 1_000_000;
+
+impl SeriesLine {
+    /// Reads a line.
+    pub(super) fn parse(line: &str) -> Result<SeriesLine, String> {
+        let mut cursor = Cursor { rest: line };
+        let labels = cursor.labels()?;
+        let is_start_timestamps = cursor.accept("@st");
+        let mut items = Vec::new();
+        if !is_start_timestamps {
+            while let Some(token) = cursor.value_token()? {
+                parse_item(token, &mut items)?;
+                if items.len() > ITEMS_MAX {
+                    return Err(format!("more than {ITEMS_MAX} values in one line"));
+                }
+            }
+        }
+        Ok(SeriesLine { labels, is_start_timestamps, items })
+    }
+}
+
+struct Cursor<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Cursor<'a> {
+    fn skip_blanks(&mut self) {
+        self.rest = self.rest.trim_start();
+    }
+
+    fn accept(&mut self, text: &str) -> bool {
+        match self.rest.strip_prefix(text) {
+            Some(rest) => {
+                self.rest = rest;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn take_while(&mut self, test: impl Fn(char) -> bool) -> &'a str {
+        let end = self.rest.find(|c| !test(c)).unwrap_or(self.rest.len());
+        let (taken, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        taken
+    }
+
+    fn labels(&mut self) -> Result<Labels, String> {
+        let name =
+            self.take_while(|c| c == '_' || c == ':' || c.is_ascii_alphanumeric()).to_owned();
+        let mut pairs = vec![(METRIC_NAME.to_owned(), name)];
+        if self.accept("{") {
+            loop {
+                self.skip_blanks();
+                if self.accept("}") {
+                    break;
+                }
+                let label = self.name_or_string()?;
+                self.skip_blanks();
+                if self.accept("=") {
+                    self.skip_blanks();
+                    let value = self.string()?;
+                    pairs.retain(|pair| pair.0 != label);
+                    pairs.push((label, value));
+                } else {
+                    pairs[0].1 = label;
+                }
+                self.skip_blanks();
+                if !self.accept(",") && !self.rest.starts_with('}') {
+                    return Err(format!("expected , or }} before {:?}", self.rest));
+                }
+            }
+        } else if pairs[0].1.is_empty() {
+            return Err(format!("no series in {:?}", self.rest));
+        }
+        Labels::from_pairs(pairs.iter().map(|pair| (pair.0.as_str(), pair.1.as_str())))
+            .map_err(|error| error.to_string())
+    }
+
+    fn name_or_string(&mut self) -> Result<String, String> {
+        if self.rest.starts_with(['"', '\'', '`']) {
+            return self.string();
+        }
+        let name = self.take_while(|c| c == '_' || c.is_ascii_alphanumeric());
+        if name.is_empty() {
+            Err(format!("no label in {:?}", self.rest))
+        } else {
+            Ok(name.to_owned())
+        }
+    }
+
+    fn string(&mut self) -> Result<String, String> {
+        let bad = || format!("bad string in {:?}", self.rest);
+        let quote = self.rest.chars().next().filter(|c| ['"', '\'', '`'].contains(c));
+        let quote = quote.ok_or_else(bad)?;
+        let mut escaped = false;
+        let inside = self.rest.char_indices().skip(1);
+        let end = inside
+            .map(|(at, c)| {
+                let ends = c == quote && !escaped;
+                escaped = c == '\\' && !escaped && quote != '`';
+                (at, ends)
+            })
+            .find(|found| found.1)
+            .ok_or_else(bad)?
+            .0;
+        let bytes = unquote(&self.rest[..=end]).ok_or_else(bad)?;
+        self.rest = &self.rest[end + 1..];
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The next value with its repeats; a histogram may hold blanks.
+    fn value_token(&mut self) -> Result<Option<&'a str>, String> {
+        self.skip_blanks();
+        if self.rest.is_empty() {
+            return Ok(None);
+        }
+        let mut depth = 0usize;
+        let mut end = self.rest.len();
+        for (at, c) in self.rest.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' => {
+                    depth = depth.checked_sub(1).ok_or_else(|| "unbalanced }".to_owned())?;
+                }
+                c if c.is_whitespace() && depth == 0 => {
+                    end = at;
+                    break;
+                }
+                _ => {}
+            }
+        }
+        let (token, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        Ok(Some(token))
+    }
+}
+
+fn parse_item(token: &str, items: &mut Vec<Item>) -> Result<(), String> {
+    let bad = || format!("bad value {token:?}");
+    let repeats = |text: &str| -> Result<usize, String> {
+        let count = text.parse::<usize>().map_err(|_| bad())?;
+        if count > ITEMS_MAX { Err(bad()) } else { Ok(count) }
+    };
+    if token.starts_with("{{") {
+        let after = token.rfind("}}").map(|at| &token[at + 2..]).ok_or_else(bad)?;
+        let count = match after.strip_prefix('x') {
+            Some(count) => repeats(count)? + 1,
+            None => 1,
+        };
+        items.extend(std::iter::repeat_n(Item::Histogram, count));
+        return Ok(());
+    }
+    if let Some(rest) = token.strip_prefix('_') {
+        let count = match rest.strip_prefix('x') {
+            Some(count) => repeats(count)?,
+            None if rest.is_empty() => 1,
+            None => return Err(bad()),
+        };
+        items.extend(std::iter::repeat_n(Item::Gap, count));
+        return Ok(());
+    }
+    let (mut value, mut rest) = match token.strip_prefix("stale") {
+        Some(rest) => (STALE_NAN, rest),
+        None => number(token).ok_or_else(bad)?,
+    };
+    let mut delta = None;
+    if rest.starts_with(['+', '-']) {
+        let (number, after) = number(rest).ok_or_else(bad)?;
+        delta = Some(number);
+        rest = after;
+    }
+    let count = match rest.strip_prefix('x') {
+        Some(count) => repeats(count)? + 1,
+        None if rest.is_empty() && delta.is_none() => 1,
+        None => return Err(bad()),
+    };
+    for idx in 0..count {
+        if idx > 0
+            && let Some(delta) = delta
+        {
+            value += delta;
+        }
+        items.push(Item::Float(value));
+    }
+    Ok(())
+}
+
+/// The number at the start of `text`, and what follows it.
+fn number(text: &str) -> Option<(f64, &str)> {
+    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let negative = text.starts_with('-');
+    let lower = unsigned.to_ascii_lowercase();
+    let len = if lower.starts_with("inf") || lower.starts_with("nan") {
+        3
+    } else {
+        let bytes = unsigned.as_bytes();
+        let digits = |from: usize| {
+            bytes[from..].iter().take_while(|b| b.is_ascii_digit() || **b == b'.').count()
+        };
+        let mut len = digits(0);
+        if matches!(bytes.get(len), Some(b'e' | b'E')) {
+            let sign = usize::from(matches!(bytes.get(len + 1), Some(b'+' | b'-')));
+            let exponent = digits((len + 1 + sign).min(bytes.len()));
+            if exponent > 0 {
+                len += 1 + sign + exponent;
+            }
+        }
+        len
+    };
+    let value: f64 = unsigned.get(..len)?.parse().ok()?;
+    Some((if negative { -value } else { value }, &unsigned[len..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn items(line: &str) -> Vec<Item> {
+        SeriesLine::parse(line).unwrap().items
+    }
+
+    #[test]
+    fn repeats_and_ramps_expand() {
+        use Item::{Float, Gap, Histogram};
+        let floats = |values: &[f64]| values.iter().map(|v| Float(*v)).collect::<Vec<_>>();
+        assert_eq!(items("a 1+2x3"), floats(&[1.0, 3.0, 5.0, 7.0]));
+        assert_eq!(items("a{} 7x3"), floats(&[7.0; 4]));
+        assert_eq!(items("a 1-2x1 -2.5e3 .5"), floats(&[1.0, -1.0, -2500.0, 0.5]));
+        assert_eq!(items("a _ _x2 +Inf"), [Gap, Gap, Gap, Float(f64::INFINITY)]);
+        assert_eq!(items("a {{schema:0 sum:1}}x1 {{}}"), [Histogram, Histogram, Histogram]);
+    }
+
+    #[test]
+    fn series_have_quoted_names_too() {
+        let labels = |line| SeriesLine::parse(line).unwrap().labels.to_string();
+        assert_eq!(labels(r#"{"my.name", "a b"='x'}"#), r#"my.name{a b="x"}"#);
+        assert_eq!(labels(r#"a{b="c,}",d="e"} 1"#), r#"a{b="c,}",d="e"}"#);
+        assert!(SeriesLine::parse("{a=1} 2").is_err());
+    }
+}

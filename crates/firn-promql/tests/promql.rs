@@ -1,0 +1,15 @@
+//! The language from outside: scripts of our own, the shared conformance files, mistakes, and texts that mean
+//! nothing.
+
+#[path = "promql/conformance.rs"]
+mod conformance;
+#[path = "promql/errors.rs"]
+mod errors;
+#[path = "promql/grouping.rs"]
+mod grouping;
+#[path = "promql/names.rs"]
+mod names;
+#[path = "promql/nonsense.rs"]
+mod nonsense;
+#[path = "promql/printing.rs"]
+mod printing;

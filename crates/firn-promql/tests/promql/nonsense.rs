@@ -1,0 +1,248 @@
+//! No text makes the parser or the evaluator panic, nor overflow the stack.
+
+use firn_model::{Labels, QueryContext};
+use firn_promql::testing::MemorySelect;
+use firn_promql::{EvalOptions, eval, parse, selections};
+use proptest::prelude::*;
+
+/// Pieces that often make a query, sometimes a strange one.
+const PIECES: [&str; 84] = [
+    "foo",
+    "bar",
+    "sum",
+    "by",
+    "without",
+    "on",
+    "ignoring",
+    "group_left",
+    "group_right",
+    "bool",
+    "offset",
+    "@",
+    "start()",
+    "end()",
+    "step()",
+    "range()",
+    "(",
+    ")",
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    ":",
+    "=",
+    "!=",
+    "=~",
+    "!~",
+    "==",
+    "<",
+    ">=",
+    "</",
+    ">/",
+    "+",
+    "-",
+    "*",
+    "/",
+    "%",
+    "^",
+    "and",
+    "or",
+    "unless",
+    "atan2",
+    "1",
+    "0",
+    "-1",
+    "1e3",
+    "NaN",
+    "Inf",
+    "5m",
+    "1h",
+    "[5m]",
+    "[1h:1m]",
+    "[30m:]",
+    "\"x\"",
+    "'a'",
+    "`b`",
+    "\\",
+    "a=\"b\"",
+    "rate(",
+    "increase(",
+    "topk(",
+    "quantile(",
+    "count_values(",
+    "label_replace(",
+    "histogram_quantile(",
+    "absent(",
+    "vector(1)",
+    "time()",
+    "scalar(",
+    "fill(0)",
+    "fill_left(1)",
+    "anchored",
+    "smoothed",
+    "limit_ratio(",
+    "info(",
+    "predict_linear(",
+    "#",
+    "\n",
+    "é",
+    "9223372036854775807",
+    "-9e18",
+    "max_of(1,2)",
+    "foo[5m]",
+];
+
+fn store() -> MemorySelect {
+    let mut store = MemorySelect::new();
+    for name in ["foo", "bar"] {
+        for instance in ["1", "2"] {
+            let pairs = [("__name__", name), ("job", "a"), ("instance", instance), ("le", "1")];
+            let labels = Labels::from_pairs(pairs).unwrap();
+            for idx in 0..40 {
+                store.push(&labels, idx * 15_000, (idx % 7) as f64);
+            }
+        }
+    }
+    store
+}
+
+/// Everything that can be done with a text.
+fn try_all(text: &str, store: &MemorySelect) {
+    let Ok(expr) = parse(text) else { return };
+    let printed = expr.to_string();
+    assert!(parse(&printed).is_ok(), "{text:?} prints as {printed:?}");
+    let ranges = [
+        EvalOptions::instant(300_000),
+        EvalOptions::instant(i64::MIN),
+        EvalOptions::instant(i64::MAX),
+        EvalOptions::range(0, 600_000, 60_000),
+        EvalOptions::range(600_000, 0, 60_000),
+    ];
+    for options in ranges {
+        for delayed_name_removal in [false, true] {
+            let options =
+                EvalOptions { samples_max: 20_000, delayed_name_removal, ..options.clone() };
+            let _ = selections(&expr, &options);
+            let _ = eval(&expr, store, &options, &QueryContext::unbounded());
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+    #[test]
+    fn token_soups_do_not_panic(pieces in prop::collection::vec(0..PIECES.len(), 1..14)) {
+        let text: Vec<&str> = pieces.iter().map(|&idx| PIECES[idx]).collect();
+        try_all(&text.join(" "), &store());
+        try_all(&text.concat(), &store());
+    }
+
+    #[test]
+    fn random_texts_do_not_panic(text in "\\PC{0,40}") {
+        try_all(&text, &store());
+    }
+
+    #[test]
+    fn random_ascii_does_not_panic(text in "[ -~\\n]{0,40}") {
+        try_all(&text, &store());
+    }
+}
+
+/// A query of every shape, made of smaller ones.
+fn query() -> impl Strategy<Value = String> {
+    let leaf = prop_oneof![
+        Just("foo".to_owned()),
+        Just("bar{instance=\"1\"}".to_owned()),
+        Just("foo offset 1m".to_owned()),
+        Just("foo @ 100".to_owned()),
+        Just("rate(foo[5m])".to_owned()),
+        Just("vector(2)".to_owned()),
+        Just("foo * on(instance) group_left bar".to_owned()),
+    ];
+    leaf.prop_recursive(4, 24, 3, |inner| {
+        let two = (inner.clone(), inner.clone());
+        prop_oneof![
+            inner.clone().prop_map(|q| format!("sum by (instance) ({q})")),
+            inner.clone().prop_map(|q| format!("topk(1, {q})")),
+            inner.clone().prop_map(|q| format!("-({q})")),
+            inner.clone().prop_map(|q| format!("max_over_time(({q})[5m:1m])")),
+            inner
+                .clone()
+                .prop_map(|q| format!("label_replace({q}, \"x\", \"$1\", \"job\", \"(.*)\")")),
+            inner.clone().prop_map(|q| format!("histogram_quantile(0.5, {q})")),
+            inner.clone().prop_map(|q| format!("scalar({q}) + {q}")),
+            two.clone().prop_map(|(a, b)| format!("({a}) + on (instance) ({b})")),
+            two.clone().prop_map(|(a, b)| format!("({a}) > bool ({b})")),
+            two.clone().prop_map(|(a, b)| format!("({a}) or ({b})")),
+            two.prop_map(|(a, b)| format!("({a}) unless on () ({b})")),
+        ]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Each step of a range query is the instant query at that time (unless one of the two fails: errors are
+    /// looked for over all steps together).
+    #[test]
+    fn range_queries_are_instant_queries_side_by_side(query in query()) {
+        let store = store();
+        let expr = parse(&query).unwrap();
+        let context = QueryContext::unbounded();
+        let range = EvalOptions::range(60_000, 540_000, 120_000);
+        let Ok(output) = eval(&expr, &store, &range, &context) else { return Ok(()) };
+        let firn_promql::Value::Matrix(matrix) = output.value else { panic!("{query}") };
+        for ts in (60_000..=540_000).step_by(120_000) {
+            let instant = eval(&expr, &store, &EvalOptions::instant(ts), &context).unwrap();
+            let firn_promql::Value::Vector(vector) = instant.value else { panic!("{query}") };
+            let mut got: Vec<_> = vector
+                .into_iter()
+                .map(|point| {
+                    let firn_promql::PointValue::Float(value) = point.value else {
+                        panic!("{query}")
+                    };
+                    (point.labels, value.to_bits())
+                })
+                .collect();
+            got.sort();
+            let wanted: Vec<_> = matrix
+                .iter()
+                .filter_map(|series| {
+                    let sample = series.floats.iter().find(|sample| sample.ts == ts)?;
+                    Some((series.labels.clone(), sample.value.to_bits()))
+                })
+                .collect();
+            prop_assert_eq!(&got, &wanted, "{} at {}", query, ts);
+        }
+    }
+}
+
+#[test]
+fn deep_and_long_queries_are_refused_before_the_stack_ends() {
+    let store = store();
+    let nested = |open: &str, inner: &str, close: &str, levels: usize| {
+        format!("{}{inner}{}", open.repeat(levels), close.repeat(levels))
+    };
+    for levels in [10, 90, 195, 390, 100_000] {
+        let texts = [
+            nested("(", "foo", ")", levels),
+            nested("-", "foo", "", levels),
+            nested("sum(", "foo", ")", levels),
+            nested("abs(", "foo", ")", levels),
+            nested("foo + ", "foo", "", levels),
+            nested("foo ^ ", "foo", "", levels),
+            nested("", "foo", "[5m:1m]", levels),
+            format!("foo[{}]", nested("(", "1m", ")", levels)),
+            format!("foo[1m{}]", " + 1m".repeat(levels)),
+            format!("foo offset {}", nested("-(", "1m", ")", levels)),
+        ];
+        for text in texts {
+            try_all(&text, &store);
+        }
+    }
+    assert!(parse(&nested("foo + ", "foo", "", 390)).is_ok());
+    let error = parse(&nested("(", "foo", ")", 100_000)).unwrap_err().to_string();
+    assert!(error.contains("nested more than 400 levels"), "{error}");
+}

@@ -1,0 +1,60 @@
+//! Queries in their normal form; printing what was printed changes nothing.
+
+use firn_promql::parse;
+
+fn check(text: &str, expected: &str) {
+    let printed = parse(text).unwrap_or_else(|e| panic!("{text}: {e}")).to_string();
+    assert_eq!(printed, expected, "for {text:?}");
+    let again = parse(&printed).unwrap_or_else(|e| panic!("{printed}: {e}")).to_string();
+    assert_eq!(again, printed);
+}
+
+#[test]
+fn queries_have_one_form() {
+    check("sum(foo)by(a,b)", "sum by (a, b) (foo)");
+    check("SUM WITHOUT() (foo)", "sum without () (foo)");
+    check("topk(5,foo)", "topk(5, foo)");
+    check("foo{b='2',a=~`1`}", "foo{a=~\"1\",b=\"2\"}");
+    check("{\"my.metric\",\"a b\"=\"c\"}", "{\"a b\"=\"c\",__name__=\"my.metric\"}");
+    check("foo[300] offset -5m @ 1.5", "foo[5m] @ 1.500 offset -5m");
+    check("foo @ -100", "foo @ -100.000");
+    check("foo @ start() offset 1w", "foo @ start() offset 1w");
+    check("foo[1h:] @ end()", "foo[1h:] @ end()");
+    check("foo[5m] smoothed", "foo[5m] smoothed");
+    check("foo[5m+step()*2]", "foo[5m + step() * 2]");
+    check("foo offset (1m+1m)", "foo offset (1m + 1m)");
+    check("foo offset -step()", "foo offset -step()");
+    check("a+on(x)group_left(y)b", "a + on (x) group_left (y) b");
+    check("a/ignoring(x)fill(0)b", "a / ignoring (x) fill (0) b");
+    check("a>bool fill_left(1)fill_right(2)b", "a > bool fill_left (1) fill_right (2) b");
+    check("-foo^2", "-foo ^ 2");
+    check("-1^2", "-1 ^ 2");
+    check("+foo", "+foo");
+    check("0x1F + 5m", "31 + 5m");
+    check("\"\\xff\\n\"", "\"\\xff\\n\"");
+    check("sum + by", "sum + by");
+    check("fill + fill(0) fill", "fill + fill (0) fill");
+    check("max_of(1, min_of(2, 3))", "max_of(1, min_of(2, 3))");
+}
+
+#[test]
+fn operators_bind_as_prometheus_binds_them() {
+    let tree = |text: &str| format!("{:?}", parse(text).unwrap().root);
+    let same = |a: &str, b: &str| {
+        let strip = |text: &str| {
+            // Parentheses and positions apart, the trees must agree.
+            let no_spans = regex::Regex::new(r"span: Span \{[^}]*\}, ").unwrap();
+            let tree = no_spans.replace_all(&tree(text), "").into_owned();
+            let paren = regex::Regex::new(r"Node \{ kind: Paren\(").unwrap();
+            paren.replace_all(&tree, "(").into_owned()
+        };
+        let closing = |text: String| text.replace(" })", ")").replace([' ', '(', ')', '}'], "");
+        assert_eq!(closing(strip(a)), closing(strip(b)), "{a} and {b}");
+    };
+    same("a ^ b ^ c", "a ^ (b ^ c)");
+    same("a - b - c", "(a - b) - c");
+    same("a or b and c", "a or (b and c)");
+    same("a == b + c * d ^ e", "a == (b + (c * (d ^ e)))");
+    same("foo offset 1m + 2", "(foo offset 1m) + 2");
+    same("foo offset -2 ^ 2", "(foo offset -2) ^ 2");
+}

@@ -1,0 +1,219 @@
+//! What all handlers share, and the one crossing from async to blocking calls.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use firn_model::{CancelToken, QueryContext, Result};
+use tokio::sync::Semaphore;
+
+use crate::config::Config;
+use crate::http::answer::{ApiError, ApiErrorKind, Payload};
+use crate::ingest::{Ingest, IngestLimits, Scratch};
+use crate::metadata::MetadataStore;
+use crate::telemetry::{MetricsText, Telemetry, write_process};
+use crate::threads::{WorkerOptions, Workers};
+use firndb::{Db, RecoveryProgress};
+
+/// The server's state; the database joins it when it is open.
+#[derive(Debug)]
+pub(crate) struct App {
+    pub(crate) config: Config,
+    /// Where the server listens, with the port that the system chose.
+    pub(crate) listen: SocketAddr,
+    pub(crate) progress: RecoveryProgress,
+    pub(crate) telemetry: Telemetry,
+    pub(crate) metadata: MetadataStore,
+    ready: OnceLock<Ready>,
+    stopping: AtomicBool,
+}
+
+/// What needs an open database.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    pub(crate) db: Arc<Db>,
+    pub(crate) ingest: Arc<Ingest>,
+    writers: Workers<Scratch>,
+    queries: Workers<()>,
+    query_permits: Arc<Semaphore>,
+}
+
+// A writer waits for the device most of its time, and all who wait share one sync.
+const WRITERS_PER_CORE: usize = 4;
+// A body waits here with its memory; the budget bounds them too.
+const WRITES_WAITING_MAX: usize = 256;
+// 25 to 31 bytes each; more active series than this parse their labels now and then.
+const CACHED_SERIES_MAX: usize = 50_000_000;
+
+impl App {
+    /// Without a database yet.
+    pub(crate) fn new(config: Config, listen: SocketAddr) -> App {
+        App {
+            config,
+            listen,
+            progress: RecoveryProgress::default(),
+            telemetry: Telemetry::default(),
+            metadata: MetadataStore::default(),
+            ready: OnceLock::new(),
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    /// The database and its threads, once it is open and until the server stops.
+    pub(crate) fn ready(&self) -> Option<&Ready> {
+        self.ready.get().filter(|_| !self.stopping.load(Ordering::Relaxed))
+    }
+
+    /// The database, whether or not the server is stopping.
+    pub(crate) fn opened(&self) -> Option<&Ready> {
+        self.ready.get()
+    }
+
+    /// From now on nothing is ready.
+    pub(crate) fn stop_being_ready(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// `db` is open: starts the threads and lets requests through.
+    ///
+    /// # Errors
+    /// `Unavailable` when a thread cannot be started.
+    pub(crate) fn become_ready(&self, db: Arc<Db>) -> Result<()> {
+        let config = &self.config;
+        let limits = IngestLimits {
+            labels: config.labels,
+            future_ms_max: config.future_ms_max,
+            request_bytes_max: config.request_bytes_max,
+            cached_series_max: CACHED_SERIES_MAX,
+        };
+        let ingest = Arc::new(Ingest::new(Arc::clone(&db), limits));
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let writers = WorkerOptions {
+            name: "firn-write",
+            thread_count: (WRITERS_PER_CORE * cores).clamp(8, 64),
+            queue_len_max: WRITES_WAITING_MAX,
+        };
+        let queries = WorkerOptions {
+            name: "firn-query",
+            thread_count: config.query_concurrency_max,
+            // Permits bound what is here; who waits for one waits outside.
+            queue_len_max: config.query_concurrency_max,
+        };
+        let scratches = Arc::clone(&ingest);
+        let ready = Ready {
+            db,
+            ingest,
+            writers: Workers::start(writers, move || scratches.scratch())?,
+            queries: Workers::start(queries, || ())?,
+            query_permits: Arc::new(Semaphore::new(config.query_concurrency_max)),
+        };
+        // The second call of two would be a bug; the first database stays.
+        let _ = self.ready.set(ready);
+        Ok(())
+    }
+
+    /// What recovery has read and what there is to read, in bytes of log.
+    pub(crate) fn recovery(&self) -> (u64, u64) {
+        let done = self.progress.bytes_done.load(Ordering::Relaxed);
+        (done, self.progress.bytes_total.load(Ordering::Relaxed))
+    }
+
+    /// Everything that can be measured, in the text format.
+    pub(crate) fn metrics(&self) -> String {
+        let mut text = MetricsText::default();
+        let version = [("version", env!("CARGO_PKG_VERSION"))];
+        text.family("firn_build_info", crate::telemetry::Kind::Gauge, "The version that runs.");
+        text.sample("firn_build_info", &version, 1.0);
+        let ready = self.ready();
+        text.gauge("firn_ready", "Whether the database is open.", f64::from(ready.is_some()));
+        write_process(&mut text);
+        self.telemetry.write_text(&mut text);
+        if let Some(ready) = ready {
+            let usage = ready.ingest.cache().usage();
+            text.gauge(
+                "firn_sender_cache_series",
+                "Series whose encoded labels are known.",
+                usage.series as f64,
+            );
+            text.gauge(
+                "firn_sender_cache_bytes",
+                "Memory of the sender cache.",
+                usage.bytes as f64,
+            );
+            crate::stats::write_text(&ready.db.stats(), &mut text);
+        }
+        text.finish()
+    }
+}
+
+impl Ready {
+    /// Runs `job` on a thread for writes.
+    ///
+    /// # Errors
+    /// `Busy` when too many wait, `Closed` while stopping.
+    pub(crate) async fn write<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&Ingest, &mut Scratch) -> T + Send + 'static,
+    ) -> Result<T> {
+        let ingest = Arc::clone(&self.ingest);
+        self.writers
+            .run(move |scratch| {
+                let done = job(&ingest, scratch);
+                scratch.trim();
+                done
+            })
+            .await
+    }
+
+    /// Runs `job` on a thread for queries, as soon as one is free, for `timeout` in all. It is told to
+    /// stop when time is over, and when nobody waits for this future any more.
+    pub(crate) async fn query(
+        &self,
+        timeout: Duration,
+        job: impl FnOnce(&Db, &QueryContext) -> Result<Payload, ApiError> + Send + 'static,
+    ) -> Result<Payload, ApiError> {
+        let cancel = CancelToken::new();
+        let _canceled_when_dropped = CancelOnDrop(cancel.clone());
+        let (db, permits) = (Arc::clone(&self.db), Arc::clone(&self.query_permits));
+        let context = QueryContext { cancel: cancel.clone(), budget: db.budget().clone() };
+        let work = async {
+            let permit = permits.acquire_owned().await;
+            let running = self.queries.run(move |()| {
+                let _permit = permit;
+                context.cancel.check()?;
+                job(&db, &context)
+            });
+            running.await?
+        };
+        if timeout.is_zero() {
+            return Err(timed_out(timeout));
+        }
+        match tokio::time::timeout(timeout, work).await {
+            Ok(done) => done,
+            Err(_) => {
+                cancel.time_out();
+                Err(timed_out(timeout))
+            }
+        }
+    }
+
+    /// Finishes what waits and stops the threads.
+    pub(crate) fn stop(&self) {
+        self.writers.stop();
+        self.queries.stop();
+    }
+}
+
+fn timed_out(timeout: Duration) -> ApiError {
+    let text = format!("query timed out in expression evaluation after {timeout:?}");
+    ApiError { kind: ApiErrorKind::Timeout, text }
+}
+
+struct CancelOnDrop(CancelToken);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}

@@ -1,0 +1,425 @@
+//! Settings: each declared once, with flag, environment variable, default and words, in
+//! [`Settings`]. [`Settings::check`] turns what was typed into the [`Config`] that the server runs by.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use firn_model::{Error, LabelLimits, Result};
+
+use crate::wire::number::parse_unit_duration_ms;
+
+/// What can be set, as it is typed. Sizes are like `512MiB`, durations like `15d` or `1h30m`.
+#[derive(Args, Clone, Debug)]
+pub struct Settings {
+    /// Folder of the database; made if it is missing
+    #[arg(long, env = "FIRN_DATA", value_name = "FOLDER", default_value = "./firn-data")]
+    pub data: PathBuf,
+
+    /// Address and port to listen on
+    #[arg(long, env = "FIRN_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:9420")]
+    pub listen: SocketAddr,
+
+    /// Where history goes: a folder, or s3://, gs:// or az:// with bucket and prefix
+    /// [default: the folder `slow` below --data]
+    #[arg(long, env = "FIRN_SLOW_TIER", value_name = "PLACE")]
+    pub slow_tier: Option<String>,
+
+    /// Hard limit for everything that is kept in memory; `auto` is half of what the machine has
+    #[arg(long, env = "FIRN_MEMORY", value_name = "SIZE", default_value = "auto")]
+    pub memory: String,
+
+    /// Age at which data is dropped; `forever` keeps all
+    #[arg(long, env = "FIRN_RETENTION", value_name = "DURATION", default_value = "forever")]
+    pub retention: String,
+
+    /// Labels by which series are grouped when they are first seen, separated by commas
+    #[arg(
+        long,
+        env = "FIRN_GROUP_BY",
+        value_name = "LABELS",
+        default_value = "job,instance",
+        value_delimiter = ','
+    )]
+    pub group_by: Vec<String>,
+
+    /// When a write is acknowledged: `always` after it is on the device, `never` before, or a
+    /// duration such as `100ms` that bounds what a power failure may take
+    #[arg(long, env = "FIRN_LOG_SYNC", value_name = "WHEN", default_value = "always")]
+    pub log_sync: String,
+
+    /// How long samples may stay in memory and log before they are flushed to tables
+    #[arg(long, env = "FIRN_FLUSH_AGE_MAX", value_name = "DURATION", default_value = "20m")]
+    pub flush_age_max: String,
+
+    /// How long data may wait on this machine before it is uploaded to the slow tier: bounds
+    /// what losing the machine loses
+    #[arg(long, env = "FIRN_UPLOAD_AGE_MAX", value_name = "DURATION", default_value = "4h")]
+    pub upload_age_max: String,
+
+    /// Bytes of unflushed rows in memory that start a flush; `auto` is an eighth of
+    /// --memory, at most 512 MiB
+    #[arg(long, env = "FIRN_HEAD_FLUSH_BYTES", value_name = "SIZE", default_value = "auto")]
+    pub head_flush_bytes: String,
+
+    /// Shards of a new database, a power of two; an old one keeps its number
+    #[arg(long, env = "FIRN_SHARDS", value_name = "COUNT", default_value_t = 64)]
+    pub shards: usize,
+
+    /// Log streams of a new database; an old one keeps its number
+    /// [default: the number of cores, at most 4]
+    #[arg(long, env = "FIRN_LOG_STREAMS", value_name = "COUNT")]
+    pub log_streams: Option<usize>,
+
+    /// Series beyond which new ones are refused
+    #[arg(long, env = "FIRN_SERIES_MAX", value_name = "COUNT", default_value_t = 50_000_000)]
+    pub series_max: u64,
+
+    /// How far after the clock a timestamp may lie
+    #[arg(long, env = "FIRN_FUTURE_MAX", value_name = "DURATION", default_value = "10m")]
+    pub future_max: String,
+
+    /// Labels that one series may have
+    #[arg(long, env = "FIRN_LABEL_COUNT_MAX", value_name = "COUNT", default_value_t = 64)]
+    pub label_count_max: usize,
+
+    /// Length of one label's name
+    #[arg(long, env = "FIRN_LABEL_NAME_BYTES_MAX", value_name = "SIZE", default_value = "1KiB")]
+    pub label_name_bytes_max: String,
+
+    /// Length of one label's value
+    #[arg(long, env = "FIRN_LABEL_VALUE_BYTES_MAX", value_name = "SIZE", default_value = "4KiB")]
+    pub label_value_bytes_max: String,
+
+    /// Size of one write request as it is sent
+    #[arg(long, env = "FIRN_BODY_BYTES_MAX", value_name = "SIZE", default_value = "32MiB")]
+    pub body_bytes_max: String,
+
+    /// Size of one write request after it is unpacked
+    #[arg(long, env = "FIRN_REQUEST_BYTES_MAX", value_name = "SIZE", default_value = "64MiB")]
+    pub request_bytes_max: String,
+
+    /// Answer 204 also when series of a remote write request were refused, as Prometheus does;
+    /// they are counted in firn_write_refused_total all the same
+    #[arg(long, env = "FIRN_WRITE_LENIENT")]
+    pub write_lenient: bool,
+
+    /// Queries that run at one time; further ones wait
+    #[arg(long, env = "FIRN_QUERY_CONCURRENCY_MAX", value_name = "COUNT", default_value_t = 20)]
+    pub query_concurrency_max: usize,
+
+    /// How long a query may take, waiting included
+    #[arg(long, env = "FIRN_QUERY_TIMEOUT", value_name = "DURATION", default_value = "2m")]
+    pub query_timeout: String,
+
+    /// Samples that one query may have in memory at one time
+    #[arg(
+        long,
+        env = "FIRN_QUERY_SAMPLES_MAX",
+        value_name = "COUNT",
+        default_value_t = 50_000_000
+    )]
+    pub query_samples_max: u64,
+
+    /// How far back an instant selector looks for a sample
+    #[arg(long, env = "FIRN_LOOKBACK", value_name = "DURATION", default_value = "5m")]
+    pub lookback: String,
+
+    /// Connections that are open at one time; further ones wait
+    #[arg(long, env = "FIRN_CONNECTIONS_MAX", value_name = "COUNT", default_value_t = 512)]
+    pub connections_max: usize,
+
+    /// Time between two scrapes of the server by itself; `never` switches it off
+    #[arg(long, env = "FIRN_SELF_SCRAPE", value_name = "DURATION", default_value = "15s")]
+    pub self_scrape: String,
+}
+
+/// Checked settings.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Folder of the database.
+    pub data: PathBuf,
+    /// Address to listen on; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Folder or URL of the slow tier.
+    pub slow_tier: String,
+    /// Hard limit of the database's budget.
+    pub memory_bytes_max: u64,
+    /// Age at which data is dropped.
+    pub retention_ms: Option<i64>,
+    /// Labels that make a group.
+    pub group_by: Vec<String>,
+    /// When a write is acknowledged.
+    pub log_sync: LogSync,
+    /// Age at which rows are flushed.
+    pub flush_age_ms_max: i64,
+    /// Age at which data is uploaded.
+    pub upload_age_ms_max: i64,
+    /// Bytes of unflushed rows that start a flush.
+    pub head_flush_bytes: u64,
+    /// Shards of a new database.
+    pub shard_count: usize,
+    /// Log streams of a new database.
+    pub stream_count: usize,
+    /// Series beyond which new ones are refused.
+    pub series_max: u64,
+    /// How far after the clock a timestamp may lie.
+    pub future_ms_max: i64,
+    /// Limits of one label set.
+    pub labels: LabelLimits,
+    /// Size of a write request on the wire.
+    pub body_bytes_max: usize,
+    /// Size of a write request unpacked.
+    pub request_bytes_max: usize,
+    /// Whether refused series are kept from the sender.
+    pub write_lenient: bool,
+    /// Queries at one time.
+    pub query_concurrency_max: usize,
+    /// Time for one query.
+    pub query_timeout: Duration,
+    /// Samples in memory for one query.
+    pub query_samples_max: u64,
+    /// Lookback of instant selectors.
+    pub lookback_ms: i64,
+    /// Open connections.
+    pub connections_max: usize,
+    /// Time between scrapes of itself.
+    pub self_scrape: Option<Duration>,
+}
+
+/// When a write is acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogSync {
+    /// After it is on the device.
+    Always,
+    /// Before; synced so often.
+    IntervalMs(u64),
+    /// Before; synced when the operating system likes.
+    Never,
+}
+
+impl Settings {
+    /// Checks every setting.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the setting, what was given and what is wanted.
+    pub fn check(&self) -> Result<Config> {
+        let slow_tier = match &self.slow_tier {
+            Some(place) => place.clone(),
+            None => self.data.join("slow").to_string_lossy().into_owned(),
+        };
+        let group_by: Vec<String> =
+            self.group_by.iter().map(|name| name.trim().to_owned()).collect();
+        if group_by.iter().any(String::is_empty) {
+            return Err(bad("group-by", &self.group_by.join(","), "label names between commas"));
+        }
+        for (name, count) in [
+            ("connections-max", self.connections_max),
+            ("query-concurrency-max", self.query_concurrency_max),
+            ("label-count-max", self.label_count_max),
+        ] {
+            if count == 0 {
+                return Err(bad(name, "0", "at least 1"));
+            }
+        }
+        if !self.shards.is_power_of_two() || self.shards > SHARDS_MAX {
+            let wanted = format!("a power of two up to {SHARDS_MAX}");
+            return Err(bad("shards", &self.shards.to_string(), &wanted));
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let stream_count = self.log_streams.unwrap_or_else(|| cores.min(4));
+        if !(1..=self.shards).contains(&stream_count) {
+            let wanted = format!("between 1 and the number of shards, {}", self.shards);
+            return Err(bad("log-streams", &stream_count.to_string(), &wanted));
+        }
+        let memory_bytes_max = match self.memory.as_str() {
+            "auto" => machine_memory_bytes() / 2,
+            text => bytes("memory", text, MEMORY_BYTES_MIN, u64::MAX >> 1)?,
+        };
+        Ok(Config {
+            data: self.data.clone(),
+            listen: self.listen,
+            slow_tier,
+            memory_bytes_max,
+            retention_ms: match self.retention.as_str() {
+                "forever" => None,
+                text => Some(duration_ms("retention", text)?),
+            },
+            group_by,
+            log_sync: match self.log_sync.as_str() {
+                "always" => LogSync::Always,
+                "never" => LogSync::Never,
+                text => LogSync::IntervalMs(duration_ms("log-sync", text)?.unsigned_abs()),
+            },
+            flush_age_ms_max: duration_ms("flush-age-max", &self.flush_age_max)?,
+            upload_age_ms_max: duration_ms("upload-age-max", &self.upload_age_max)?,
+            head_flush_bytes: match self.head_flush_bytes.as_str() {
+                "auto" => (memory_bytes_max / 8).min(HEAD_FLUSH_BYTES_MAX),
+                text => bytes("head-flush-bytes", text, 1, u64::MAX >> 1)?,
+            },
+            shard_count: self.shards,
+            stream_count,
+            series_max: self.series_max,
+            future_ms_max: duration_ms("future-max", &self.future_max)?,
+            labels: LabelLimits {
+                label_count_max: self.label_count_max,
+                name_bytes_max: size("label-name-bytes-max", &self.label_name_bytes_max)?,
+                value_bytes_max: size("label-value-bytes-max", &self.label_value_bytes_max)?,
+            },
+            body_bytes_max: size("body-bytes-max", &self.body_bytes_max)?,
+            request_bytes_max: size("request-bytes-max", &self.request_bytes_max)?,
+            write_lenient: self.write_lenient,
+            query_concurrency_max: self.query_concurrency_max,
+            query_timeout: duration("query-timeout", &self.query_timeout)?,
+            query_samples_max: self.query_samples_max,
+            lookback_ms: duration_ms("lookback", &self.lookback)?,
+            connections_max: self.connections_max,
+            self_scrape: match self.self_scrape.as_str() {
+                "never" => None,
+                text => Some(duration("self-scrape", text)?),
+            },
+        })
+    }
+}
+
+// Below this the log's buffers, one flush and one query would not fit side by side.
+const MEMORY_BYTES_MIN: u64 = 64 << 20;
+// More would only make a flush and a restart longer.
+const HEAD_FLUSH_BYTES_MAX: u64 = 512 << 20;
+// What a group id has room for.
+const SHARDS_MAX: usize = 1 << 15;
+// Positions inside a request are 32 bits wide.
+const REQUEST_BYTES_MAX: u64 = 2 << 30;
+
+fn bad(name: &str, text: &str, wanted: &str) -> Error {
+    Error::invalid(format!("--{name} is {text:?}, wanted is {wanted}"))
+}
+
+fn duration_ms(name: &str, text: &str) -> Result<i64> {
+    parse_unit_duration_ms(text)
+        .filter(|&ms| ms > 0)
+        .ok_or_else(|| bad(name, text, "a duration such as 15s, 2m, 1h30m or 15d"))
+}
+
+fn duration(name: &str, text: &str) -> Result<Duration> {
+    duration_ms(name, text).map(|ms| Duration::from_millis(ms.unsigned_abs()))
+}
+
+fn size(name: &str, text: &str) -> Result<usize> {
+    bytes(name, text, 1, REQUEST_BYTES_MAX).map(|bytes| bytes as usize)
+}
+
+fn bytes(name: &str, text: &str, least: u64, most: u64) -> Result<u64> {
+    let bytes = parse_bytes(text).ok_or_else(|| bad(name, text, "a size such as 64KiB or 4GiB"))?;
+    if !(least..=most).contains(&bytes) {
+        return Err(bad(name, text, &format!("at least {least} and at most {most} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// `4GiB`, `512MB`, `1g`, `1000`: units of 1024 unless they end in `B` without `i`.
+fn parse_bytes(text: &str) -> Option<u64> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at_checked(digits)?;
+    let unit = unit.trim_start().to_ascii_lowercase();
+    let factor: u64 = match unit.as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        _ => return None,
+    };
+    match number.parse::<u64>() {
+        Ok(whole) => whole.checked_mul(factor),
+        Err(_) => {
+            let bytes = number.parse::<f64>().ok()? * factor as f64;
+            (bytes.is_finite() && bytes < 1e18).then_some(bytes as u64)
+        }
+    }
+}
+
+/// What this process may use: the machine's memory, or the limit of its control group.
+fn machine_memory_bytes() -> u64 {
+    // A machine that does not tell is taken for a small one.
+    const UNKNOWN_BYTES: u64 = 2 << 30;
+    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+        kib.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1_024)
+    });
+    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max")
+        .ok()
+        .and_then(|text| text.trim().parse::<u64>().ok());
+    [machine, group].into_iter().flatten().min().unwrap_or(UNKNOWN_BYTES).max(2 * MEMORY_BYTES_MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command, FromArgMatches};
+
+    use super::*;
+
+    fn settings(args: &[&str]) -> Settings {
+        let command = Settings::augment_args(Command::new("firn"));
+        let matches = command.get_matches_from(["firn"].iter().chain(args));
+        Settings::from_arg_matches(&matches).unwrap()
+    }
+
+    #[test]
+    fn defaults_are_those_that_the_design_names() {
+        let config = settings(&[]).check().unwrap();
+        assert_eq!(config.listen.to_string(), "127.0.0.1:9420");
+        assert_eq!(config.slow_tier, "./firn-data/slow");
+        assert_eq!(config.group_by, ["job", "instance"]);
+        assert_eq!((config.retention_ms, config.log_sync), (None, LogSync::Always));
+        assert_eq!((config.future_ms_max, config.lookback_ms), (600_000, 300_000));
+        assert_eq!(config.query_timeout, Duration::from_secs(120));
+        assert!(config.memory_bytes_max >= MEMORY_BYTES_MIN);
+    }
+
+    #[test]
+    fn what_is_typed_is_checked_and_named() {
+        let config = settings(&[
+            "--memory=1.5g",
+            "--retention=15d",
+            "--log-sync=100ms",
+            "--self-scrape=never",
+            "--slow-tier=s3://bucket/prefix",
+        ]);
+        let config = config.check().unwrap();
+        assert_eq!(config.memory_bytes_max, 3 << 29);
+        assert_eq!(config.retention_ms, Some(15 * 86_400_000));
+        assert_eq!(config.log_sync, LogSync::IntervalMs(100));
+        assert_eq!((config.self_scrape, config.slow_tier.as_str()), (None, "s3://bucket/prefix"));
+        for (arg, wanted) in [
+            ("--memory=lots", "--memory is \"lots\", wanted is a size"),
+            ("--memory=1MiB", "at least 67108864"),
+            ("--retention=15", "--retention is \"15\", wanted is a duration"),
+            ("--request-bytes-max=4GiB", "at most 2147483648"),
+            ("--connections-max=0", "--connections-max is \"0\""),
+            ("--group-by=a,,b", "--group-by is \"a,,b\""),
+            ("--query-timeout=0s", "--query-timeout"),
+            ("--shards=12", "--shards is \"12\", wanted is a power of two"),
+            ("--log-streams=65", "--log-streams is \"65\""),
+        ] {
+            let broken = settings(&[arg]).check().unwrap_err().to_string();
+            assert!(broken.contains(wanted), "{broken}");
+        }
+    }
+
+    #[test]
+    fn every_setting_has_a_flag_an_environment_variable_and_words() {
+        let command = Settings::augment_args(Command::new("firn"));
+        for arg in command.get_arguments() {
+            let long = arg.get_long().unwrap();
+            let env = format!("FIRN_{}", long.replace('-', "_").to_uppercase());
+            assert_eq!(arg.get_env().and_then(|env| env.to_str()), Some(env.as_str()));
+            assert!(arg.get_help().is_some(), "--{long} has no words");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! From settings to an open database.
+
+use std::sync::Arc;
+
+use firn_model::{ErrorKind, Result};
+use firndb::{Db, Options, RecoveryProgress, SyncPolicy, TreeOptions};
+
+use crate::config::{Config, LogSync};
+
+/// Opens the database that `config` names; `progress` tells how far the log is read.
+///
+/// # Errors
+/// `Busy` when another process has the folder, `Corrupt`, `Invalid` for a newer format or a slow tier
+/// that is not understood, `Unavailable`.
+pub(crate) fn open(config: &Config, progress: &RecoveryProgress) -> Result<Arc<Db>> {
+    let folder = config.data.display();
+    let db = firndb::local_env_with_slow_tier(&config.data, &config.slow_tier)
+        .and_then(|env| Db::open_with_progress(env, options(config), progress))
+        .map_err(|error| match error.kind() {
+            ErrorKind::Busy { .. } => error.context(format!(
+                "the database in {folder} is open in another process; stop that one or choose another \
+                 folder with --data"
+            )),
+            _ => error.context(format!("cannot open the database in {folder}")),
+        })?;
+    let recovery = db.stats().recovery;
+    for place in &recovery.damage {
+        tracing::error!("damage met at the start: {place}");
+    }
+    for tail in &recovery.torn_tails {
+        tracing::info!("{tail}");
+    }
+    tracing::info!(
+        entries = recovery.entries,
+        rows = recovery.rows,
+        rows_lost = recovery.rows_lost,
+        "the database is open"
+    );
+    Ok(Arc::new(db))
+}
+
+fn options(config: &Config) -> Options {
+    Options {
+        memory_bytes_max: config.memory_bytes_max,
+        shard_count: config.shard_count,
+        stream_count: config.stream_count,
+        log_sync: match config.log_sync {
+            LogSync::Always => SyncPolicy::Always,
+            LogSync::IntervalMs(ms) => SyncPolicy::IntervalMs(ms),
+            LogSync::Never => SyncPolicy::Never,
+        },
+        group_by: config.group_by.clone(),
+        series_max: config.series_max,
+        head_bytes_max: config.head_flush_bytes,
+        flush_age_ms_max: config.flush_age_ms_max,
+        future_ms_max: config.future_ms_max,
+        retention_ms: config.retention_ms,
+        tree: TreeOptions { upload_age_ms_max: config.upload_age_ms_max, ..TreeOptions::default() },
+        // The rest is not for users to choose.
+        ..Options::default()
+    }
+}

@@ -1,0 +1,234 @@
+//! Answers: what a handler gives back, and the API's errors with their types and status codes.
+
+use std::io::Write;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::http::header::{
+    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER, VARY,
+};
+use axum::http::{Response, StatusCode};
+use axum::response::IntoResponse;
+use bytes::Bytes;
+use firn_model::{Error, ErrorKind, Reservation};
+
+use crate::wire::json;
+
+pub(crate) const JSON: &str = "application/json";
+pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
+
+/// A finished body, packed if the client takes that, with the memory that it is accounted by.
+#[derive(Debug)]
+pub(crate) struct Payload {
+    bytes: Vec<u8>,
+    is_packed: bool,
+    held: Option<Reservation>,
+}
+
+/// Whether the client takes gzip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TakesGzip(pub(crate) bool);
+
+/// What went wrong, as the query API says it.
+#[derive(Debug)]
+pub(crate) struct ApiError {
+    pub(crate) kind: ApiErrorKind,
+    pub(crate) text: String,
+}
+
+/// `errorType`, and with it the status (http-api.md 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ApiErrorKind {
+    BadData,
+    Execution,
+    Canceled,
+    Timeout,
+    Internal,
+    Unavailable,
+    NotFound,
+}
+
+// Smaller bodies fit into one packet; packing them only costs time.
+const PACKED_BYTES_MIN: usize = 1_024;
+
+impl TakesGzip {
+    /// What `Accept-Encoding` says; a weight of 0 means no.
+    pub(crate) fn of(headers: &HeaderMap) -> TakesGzip {
+        let takes =
+            headers.get_all(ACCEPT_ENCODING).iter().filter_map(|v| v.to_str().ok()).any(|value| {
+                value.split(',').any(|coding| {
+                    let mut parts = coding.split(';').map(str::trim);
+                    let names_it = parts.next().is_some_and(|c| c.eq_ignore_ascii_case("gzip"));
+                    let weight = parts.find_map(|part| part.strip_prefix("q="));
+                    names_it && weight.is_none_or(|q| q.parse::<f32>().is_ok_and(|q| q > 0.0))
+                })
+            });
+        TakesGzip(takes)
+    }
+}
+
+impl Payload {
+    /// Packs `bytes` if that is wanted and worth it. Costs 10 ns a byte: not for an async thread when
+    /// the body is large.
+    pub(crate) fn new(bytes: Vec<u8>, gzip: TakesGzip, held: Option<Reservation>) -> Payload {
+        if !gzip.0 || bytes.len() < PACKED_BYTES_MIN {
+            return Payload { bytes, is_packed: false, held };
+        }
+        let buffer = Vec::with_capacity(bytes.len() / 4);
+        let mut encoder = flate2::write::GzEncoder::new(buffer, flate2::Compression::fast());
+        match encoder.write_all(&bytes).and_then(|()| encoder.finish()) {
+            Ok(packed) => Payload { bytes: packed, is_packed: true, held },
+            // Writing into a Vec does not fail; the plain body is right in any case.
+            Err(_) => Payload { bytes, is_packed: false, held },
+        }
+    }
+
+    /// The answer with this body.
+    pub(crate) fn answer(self, status: StatusCode, content_type: &'static str) -> Response<Body> {
+        let body = HeldBody { bytes: Some(Bytes::from(self.bytes)), _held: self.held };
+        let mut response = Response::new(Body::new(body));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        headers.append(VARY, HeaderValue::from_static("Accept-Encoding"));
+        if self.is_packed {
+            headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        }
+        response
+    }
+}
+
+/// A body that keeps its reservation until it is sent or the client has gone.
+struct HeldBody {
+    bytes: Option<Bytes>,
+    _held: Option<Reservation>,
+}
+
+impl axum::body::HttpBody for HeldBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<hyper::body::Frame<Bytes>, Self::Error>>> {
+        Poll::Ready(self.bytes.take().map(|bytes| Ok(hyper::body::Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.is_none()
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        hyper::body::SizeHint::with_exact(self.bytes.as_ref().map_or(0, |b| b.len() as u64))
+    }
+}
+
+/// A text answer.
+pub(crate) fn text(status: StatusCode, text: impl Into<String>) -> Response<Body> {
+    Payload::new(text.into().into_bytes(), TakesGzip(false), None).answer(status, TEXT)
+}
+
+/// A database error as writers are told it: a status, one sentence, and when to come back.
+pub(crate) fn write_error(error: &Error) -> Response<Body> {
+    let status = match error.kind() {
+        ErrorKind::Invalid | ErrorKind::NotFound => StatusCode::BAD_REQUEST,
+        ErrorKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        ErrorKind::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
+        ErrorKind::Unavailable
+        | ErrorKind::Closed
+        | ErrorKind::Conflict
+        | ErrorKind::Timeout
+        | ErrorKind::Canceled => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorKind::Corrupt { .. } | ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    let mut response = text(status, format!("{error}\n"));
+    if let ErrorKind::Busy { retry_after_ms } = error.kind() {
+        let seconds = retry_after_ms.div_ceil(1_000).max(1);
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+impl ApiError {
+    /// What the client sent is wrong.
+    pub(crate) fn bad_data(text: impl Into<String>) -> ApiError {
+        ApiError { kind: ApiErrorKind::BadData, text: text.into() }
+    }
+
+    /// A parameter does not parse.
+    pub(crate) fn parameter(name: &str, why: impl std::fmt::Display) -> ApiError {
+        ApiError::bad_data(format!("invalid parameter {name:?}: {why}"))
+    }
+
+    fn status(&self) -> StatusCode {
+        match self.kind {
+            ApiErrorKind::BadData => StatusCode::BAD_REQUEST,
+            ApiErrorKind::Execution => StatusCode::UNPROCESSABLE_ENTITY,
+            // nginx's word for a client that has gone; nobody reads it but the access metric.
+            ApiErrorKind::Canceled => StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST),
+            // Prometheus answers `unavailable` with 500; a proxy can do more with 503.
+            ApiErrorKind::Timeout | ApiErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            ApiErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            ApiErrorKind::NotFound => StatusCode::NOT_FOUND,
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self.kind {
+            ApiErrorKind::BadData => "bad_data",
+            ApiErrorKind::Execution => "execution",
+            ApiErrorKind::Canceled => "canceled",
+            ApiErrorKind::Timeout => "timeout",
+            ApiErrorKind::Internal => "internal",
+            ApiErrorKind::Unavailable => "unavailable",
+            ApiErrorKind::NotFound => "not_found",
+        }
+    }
+}
+
+/// A database error in the middle of a query.
+impl From<Error> for ApiError {
+    fn from(error: Error) -> ApiError {
+        let kind = match error.kind() {
+            ErrorKind::Invalid | ErrorKind::TooLarge => ApiErrorKind::Execution,
+            ErrorKind::NotFound => ApiErrorKind::NotFound,
+            ErrorKind::Canceled => ApiErrorKind::Canceled,
+            ErrorKind::Timeout => ApiErrorKind::Timeout,
+            ErrorKind::Busy { .. }
+            | ErrorKind::Unavailable
+            | ErrorKind::Closed
+            | ErrorKind::Conflict => ApiErrorKind::Unavailable,
+            ErrorKind::Corrupt { .. } | ErrorKind::Internal => ApiErrorKind::Internal,
+        };
+        if matches!(kind, ApiErrorKind::Internal) {
+            tracing::error!(%error, "a query failed");
+        }
+        ApiError { kind, text: error.to_string() }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response<Body> {
+        let body = json::failure(self.name(), &self.text);
+        Payload::new(body, TakesGzip(false), None).answer(self.status(), JSON)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accept_encoding_is_read_with_weights() {
+        let f = |value: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(value));
+            TakesGzip::of(&headers).0
+        };
+        assert!(f("gzip") && f("deflate, GZIP;q=0.5, br") && f("deflate,gzip ; q=1"));
+        assert!(!f("identity") && !f("gzip;q=0") && !f("gzip; q=0.0, br") && !f("x-gzip"));
+        assert!(!TakesGzip::of(&HeaderMap::new()).0);
+    }
+}

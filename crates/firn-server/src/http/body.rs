@@ -1,0 +1,87 @@
+//! Reading request bodies: never more than a limit, never more than the memory budget, never for
+//! longer than a sender deserves.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::HeaderMap;
+use axum::http::header::CONTENT_LENGTH;
+use firn_model::{Budget, Error, Pool, Reservation, Result};
+use http_body_util::BodyExt;
+
+/// A request body in memory, accounted.
+#[derive(Debug)]
+pub(crate) struct HeldBytes {
+    pub(crate) bytes: Vec<u8>,
+    held: Reservation,
+}
+
+// A sender that needs longer for one request is gone or means harm.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+// So much is reserved at once for a body whose length is not announced.
+const STEP_BYTES: usize = 64 << 10;
+
+/// Reads all of `body`.
+///
+/// # Errors
+/// `TooLarge` over `bytes_max`, before anything is read if the length is announced; `Busy` without
+/// memory; `Invalid` when the sender stops in the middle or takes over a minute.
+pub(crate) async fn read(
+    headers: &HeaderMap,
+    body: Body,
+    bytes_max: usize,
+    budget: &Budget,
+) -> Result<HeldBytes> {
+    let announced = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
+    if announced.is_some_and(|len: u64| len > bytes_max as u64) {
+        return Err(too_large(bytes_max));
+    }
+    let mut read = HeldBytes::empty(budget);
+    read.held.grow(announced.unwrap_or(0))?;
+    read.bytes.reserve_exact(announced.unwrap_or(0) as usize);
+    let reading = async {
+        let mut body = body;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|e| Error::invalid("the body ends early").because(e))?;
+            let Ok(data) = frame.into_data() else { continue };
+            if read.bytes.len() + data.len() > bytes_max {
+                return Err(too_large(bytes_max));
+            }
+            read.push(&data)?;
+        }
+        Ok(())
+    };
+    match tokio::time::timeout(BODY_TIMEOUT, reading).await {
+        Ok(done) => done.map(|()| read),
+        Err(_) => Err(Error::invalid(format!(
+            "the body did not arrive within {} seconds",
+            BODY_TIMEOUT.as_secs()
+        ))),
+    }
+}
+
+impl HeldBytes {
+    /// No bytes, no memory yet.
+    pub(crate) fn empty(budget: &Budget) -> HeldBytes {
+        HeldBytes { bytes: Vec::new(), held: budget.empty(Pool::Requests) }
+    }
+
+    /// Adds `data` after reserving its memory.
+    ///
+    /// # Errors
+    /// `Busy` without memory.
+    pub(crate) fn push(&mut self, data: &[u8]) -> Result<()> {
+        let wanted = self.bytes.len() + data.len();
+        if wanted as u64 > self.held.bytes() {
+            // Doubled, as the vector does.
+            let target = wanted.max(2 * self.bytes.len()).max(STEP_BYTES) as u64;
+            self.held.grow(target - self.held.bytes())?;
+        }
+        self.bytes.extend_from_slice(data);
+        Ok(())
+    }
+}
+
+fn too_large(bytes_max: usize) -> Error {
+    Error::too_large(format!("the body is over the limit of {bytes_max} bytes (--body-bytes-max)"))
+}

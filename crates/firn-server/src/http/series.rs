@@ -1,0 +1,150 @@
+//! `series`, `labels` and label values (specs/http-api.md 33-38).
+
+use axum::body::Body;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::http::{Request, Response, StatusCode};
+use axum::response::IntoResponse;
+use firn_model::{Matcher, QueryContext, Result, TimeRange};
+
+use crate::http::answer::{ApiError, JSON, Payload, TakesGzip};
+use crate::http::params::Params;
+use crate::http::{Shared, ready};
+use crate::wire::json;
+use firndb::Db;
+
+/// What every listing is asked with.
+struct Asked {
+    selectors: Vec<Vec<Matcher>>,
+    range: TimeRange,
+    limit: usize,
+}
+
+impl Asked {
+    /// One more than may be shown, to know whether something was cut; 0 is all.
+    fn limit_plus_one(&self) -> usize {
+        if self.limit == 0 { 0 } else { self.limit.saturating_add(1) }
+    }
+}
+
+/// `/api/v1/series`.
+pub(crate) async fn series(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let list = |db: &Db, asked: &Asked, context: &QueryContext| {
+        if asked.selectors.is_empty() {
+            return Err(ApiError::bad_data("no match[] parameter provided"));
+        }
+        Ok(db.series(&asked.selectors, asked.range, asked.limit_plus_one(), context)?)
+    };
+    answer(app, request, list, json::push_labels).await
+}
+
+/// `/api/v1/labels`.
+pub(crate) async fn label_names(
+    State(app): State<Shared>,
+    request: Request<Body>,
+) -> Response<Body> {
+    let list = |db: &Db, asked: &Asked, context: &QueryContext| {
+        Ok(db.label_names(&asked.selectors, asked.range, asked.limit_plus_one(), context)?)
+    };
+    answer(app, request, list, |name, out| json::push_string(name, out)).await
+}
+
+/// `/api/v1/label/<name>/values`.
+pub(crate) async fn label_values(
+    State(app): State<Shared>,
+    name: Result<Path<String>, PathRejection>,
+    request: Request<Body>,
+) -> Response<Body> {
+    let name = match name {
+        Ok(Path(name)) => unescape_name(&name),
+        Err(_) => {
+            let path = request.uri().path();
+            return ApiError::bad_data(format!("invalid label name: {path:?}")).into_response();
+        }
+    };
+    let list = move |db: &Db, asked: &Asked, context: &QueryContext| {
+        let limit = asked.limit_plus_one();
+        Ok(db.label_values(&name, &asked.selectors, asked.range, limit, context)?)
+    };
+    answer(app, request, list, |value, out| json::push_string(value, out)).await
+}
+
+async fn answer<T: 'static>(
+    app: Shared,
+    request: Request<Body>,
+    list: impl FnOnce(&Db, &Asked, &QueryContext) -> Result<Vec<T>, ApiError> + Send + 'static,
+    push: fn(&T, &mut Vec<u8>),
+) -> Response<Body> {
+    let ready = match ready(&app) {
+        Ok(ready) => ready,
+        Err(response) => return response,
+    };
+    let gzip = TakesGzip::of(request.headers());
+    let asked = match Params::read(request, ready.db.budget()).await {
+        Ok(params) => check(&params),
+        Err(error) => Err(error),
+    };
+    let asked = match asked {
+        Ok(asked) => asked,
+        Err(error) => return error.into_response(),
+    };
+    let answered = ready.query(app.config.query_timeout, move |db, context| {
+        let mut found = list(db, &asked, context)?;
+        let mut warnings = Vec::new();
+        if asked.limit > 0 && found.len() > asked.limit {
+            found.truncate(asked.limit);
+            warnings.push(json::TRUNCATED.to_owned());
+        }
+        let body = json::success(&warnings, &[], |out| json::push_array(&found, out, push));
+        Ok(Payload::new(body, gzip, None))
+    });
+    match answered.await {
+        Ok(payload) => payload.answer(StatusCode::OK, JSON),
+        Err(error) => error.into_response(),
+    }
+}
+
+fn check(params: &Params) -> Result<Asked, ApiError> {
+    let limit = params.limit()?;
+    let range = params.range()?;
+    Ok(Asked { selectors: params.selectors()?, range, limit })
+}
+
+/// Undoes `U__` escaping, by which names outside the legacy set fit into a path: `_2e_` is `.`, `__`
+/// is `_`. What is no such name stays as it is.
+fn unescape_name(name: &str) -> String {
+    fn unescaped(mut rest: &str) -> Option<String> {
+        let mut plain = String::new();
+        while let Some(at) = rest.find('_') {
+            plain.push_str(rest.get(..at)?);
+            let (code, after) = rest.get(at + 1..)?.split_once('_')?;
+            match code {
+                "" => plain.push('_'),
+                code if code.len() <= 6 => {
+                    plain.push(char::from_u32(u32::from_str_radix(code, 16).ok()?)?);
+                }
+                _ => return None,
+            }
+            rest = after;
+        }
+        plain.push_str(rest);
+        Some(plain)
+    }
+    name.strip_prefix("U__").and_then(unescaped).unwrap_or_else(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escaped_names_are_undone() {
+        let f = |name: &str, want: &str| assert_eq!(unescape_name(name), want);
+        f("job", "job");
+        f("U__http_2e_status", "http.status");
+        f("U__a__b", "a_b");
+        f("U___1f600_", "😀");
+        f("U__bad_", "U__bad_");
+        f("U__bad_zz_", "U__bad_zz_");
+    }
+}

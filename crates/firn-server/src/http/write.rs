@@ -1,0 +1,198 @@
+//! The ways in: remote write 1.0 and the text exposition format.
+
+use std::io::Read;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
+use axum::http::request::Parts;
+use axum::http::{Request, Response, StatusCode};
+use firn_model::{Error, Result};
+
+use crate::app::App;
+use crate::http::answer::{text, write_error};
+use crate::http::{Shared, body, ready};
+use crate::ingest::Outcome;
+use crate::telemetry::Counter;
+use crate::wire::exposition::ExtraLabels;
+use crate::wire::number::parse_time;
+
+/// `POST /api/v1/write` (specs/remote-write.md).
+pub(crate) async fn remote_write(
+    State(app): State<Shared>,
+    request: Request<Body>,
+) -> Response<Body> {
+    let ready = match ready(&app) {
+        Ok(ready) => ready,
+        Err(response) => return response,
+    };
+    let (parts, body) = request.into_parts();
+    // Before the body is looked at: a corrupt one must not turn 415 into 400 (item 3).
+    if let Err(why) = is_remote_write_1(&parts.headers) {
+        return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why + "\n");
+    }
+    let config = &app.config;
+    let read = body::read(&parts.headers, body, config.body_bytes_max, ready.db.budget()).await;
+    let outcome = match read {
+        Ok(held) => {
+            app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
+            let shared = Arc::clone(&app);
+            let written = ready.write(move |ingest, scratch| {
+                ingest.remote_write(&held.bytes, scratch, &shared.metadata)
+            });
+            written.await.and_then(|written| written)
+        }
+        Err(error) => Err(error),
+    };
+    answer(&app, &app.telemetry.written.samples_remote_write, outcome)
+}
+
+/// `POST /api/v1/import/prometheus`: text with or without timestamps, plain or gzip. In the URL:
+/// `extra_label=name=value` adds a label, `timestamp` is the time of samples without one.
+pub(crate) async fn import_exposition(
+    State(app): State<Shared>,
+    request: Request<Body>,
+) -> Response<Body> {
+    let ready = match ready(&app) {
+        Ok(ready) => ready,
+        Err(response) => return response,
+    };
+    let (parts, body) = request.into_parts();
+    let packed = match header(&parts.headers, CONTENT_ENCODING).to_ascii_lowercase().as_str() {
+        "" | "identity" => false,
+        "gzip" => true,
+        other => {
+            let why = format!("Content-Encoding {other:?} is not supported, send gzip or none\n");
+            return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why);
+        }
+    };
+    let (extra, default_ts) = match import_options(&parts, ready.db.now_ms()) {
+        Ok(options) => options,
+        Err(error) => return write_error(&error),
+    };
+    let limits = (app.config.body_bytes_max, app.config.request_bytes_max);
+    let body_bytes_max = if packed { limits.0 } else { limits.1 };
+    let outcome = match body::read(&parts.headers, body, body_bytes_max, ready.db.budget()).await {
+        Ok(held) => {
+            app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
+            let shared = Arc::clone(&app);
+            let budget = ready.db.budget().clone();
+            let written = ready.write(move |ingest, scratch| {
+                let mut held = held;
+                if packed {
+                    held = held.unpack_gzip(limits.1, &budget)?;
+                }
+                ingest.exposition(&held.bytes, default_ts, &extra, scratch, &shared.metadata)
+            });
+            written.await.and_then(|written| written)
+        }
+        Err(error) => Err(error),
+    };
+    answer(&app, &app.telemetry.written.samples_import, outcome)
+}
+
+impl body::HeldBytes {
+    fn unpack_gzip(self, bytes_max: usize, budget: &firn_model::Budget) -> Result<Self> {
+        let mut unpacked = Self::empty(budget);
+        let mut reader = flate2::read::MultiGzDecoder::new(self.bytes.as_slice());
+        let mut step = vec![0; 64 << 10];
+        loop {
+            let len = reader
+                .read(&mut step)
+                .map_err(|e| Error::invalid("gzip: the body is not valid").because(e))?;
+            if len == 0 {
+                return Ok(unpacked);
+            }
+            if unpacked.bytes.len() + len > bytes_max {
+                return Err(Error::too_large(format!(
+                    "gzip: the body unpacks to more than the limit of {bytes_max} bytes \
+                     (--request-bytes-max)"
+                )));
+            }
+            unpacked.push(step.get(..len).unwrap_or(&[]))?;
+        }
+    }
+}
+
+fn import_options(parts: &Parts, now_ms: i64) -> Result<(ExtraLabels, i64)> {
+    let (mut extra, mut default_ts) = (ExtraLabels::default(), now_ms);
+    let query = parts.uri.query().unwrap_or_default();
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        match name.as_ref() {
+            "extra_label" => match value.split_once('=') {
+                Some((label, value)) if !label.is_empty() => {
+                    extra.0.push((label.to_owned(), value.to_owned()));
+                }
+                _ => {
+                    return Err(Error::invalid(format!(
+                        "parameter extra_label is {value:?}, wanted is name=value"
+                    )));
+                }
+            },
+            // Milliseconds as in the format itself; a time of the query API is understood too.
+            "timestamp" => {
+                default_ts = match value.parse() {
+                    Ok(ms) => ms,
+                    Err(_) => parse_time(&value).map_err(|e| e.context("parameter timestamp"))?,
+                };
+            }
+            _ => {}
+        }
+    }
+    Ok((extra, default_ts))
+}
+
+/// Whether the headers announce remote write 1.0; otherwise why not (items 3-5).
+fn is_remote_write_1(headers: &HeaderMap) -> Result<(), String> {
+    let encoding = header(headers, CONTENT_ENCODING);
+    if !encoding.is_empty() && !encoding.eq_ignore_ascii_case("snappy") {
+        return Err(format!("Content-Encoding {encoding:?} is not supported, send snappy"));
+    }
+    let content_type = header(headers, CONTENT_TYPE);
+    let mut parts = content_type.split(';').map(str::trim);
+    let media_type = parts.next().unwrap_or_default();
+    if !media_type.is_empty() && !media_type.eq_ignore_ascii_case("application/x-protobuf") {
+        return Err(format!("Content-Type {content_type:?} is not application/x-protobuf"));
+    }
+    let message = parts.find_map(|part| part.strip_prefix("proto="));
+    match message.map(|name| name.trim_matches('"')) {
+        None | Some("prometheus.WriteRequest") => Ok(()),
+        Some(other) => Err(format!("message {other:?} is not supported, send remote write 1.0")),
+    }
+}
+
+fn header(headers: &HeaderMap, name: HeaderName) -> &str {
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().trim()
+}
+
+/// 204, or what was not written and why. What can be had by sending again is said first.
+fn answer(app: &App, samples: &Counter, outcome: Result<Outcome>) -> Response<Body> {
+    let written = &app.telemetry.written;
+    let outcome = match outcome {
+        Ok(outcome) => outcome,
+        Err(error) => {
+            written.refused_requests.add(1);
+            let response = write_error(&error);
+            if response.status().is_server_error() {
+                tracing::error!(%error, "a write failed");
+            }
+            return response;
+        }
+    };
+    samples.add(outcome.samples_written);
+    written.bytes_unpacked.add(outcome.unpacked_bytes);
+    written.exemplars_ignored.add(outcome.exemplars_ignored);
+    written.refused_series.add(outcome.refused.series_count);
+    written.refused_future.add(outcome.refused.future_count);
+    written.refused_histograms.add(outcome.refused.histogram_count);
+    if let Some(error) = &outcome.retry {
+        return write_error(error);
+    }
+    if !outcome.refused.is_empty() && !app.config.write_lenient {
+        return text(StatusCode::BAD_REQUEST, format!("{}\n", outcome.refused));
+    }
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response
+}

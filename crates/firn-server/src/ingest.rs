@@ -1,0 +1,380 @@
+//! The way in, the same for every protocol: decoded series to references, to rows, to the database.
+//!
+//! Pass 1 was the walk (`wire`). Pass 2 looks all hashes up at once; labels are parsed for those that
+//! are unknown, and these are resolved together. Pass 3 fills one row batch, and one call makes it
+//! durable. Nothing is allocated per sample; a worker's [`Scratch`] is used again.
+
+use std::fmt;
+use std::sync::Arc;
+
+use firn_model::{
+    Error, ErrorKind, LabelLimits, Labels, LabelsBuilder, Pool, Reservation, Result, RowBatch,
+    SeriesRef, Timestamp,
+};
+
+use crate::metadata::MetadataStore;
+use crate::sender_cache::SenderCache;
+use crate::wire::LabelFault;
+use crate::wire::decoded::{Decoded, EncodedSeries, SpanHasher};
+use crate::wire::exposition::ExtraLabels;
+use crate::wire::{exposition, remote_write, snappy};
+use firndb::Db;
+
+/// What writers share.
+#[derive(Debug)]
+pub struct Ingest {
+    db: Arc<Db>,
+    cache: SenderCache,
+    hasher: SpanHasher,
+    limits: IngestLimits,
+}
+
+/// What a request may hold.
+#[derive(Clone, Copy, Debug)]
+pub struct IngestLimits {
+    /// Of one label set.
+    pub labels: LabelLimits,
+    /// How far after the clock a timestamp may lie.
+    pub future_ms_max: i64,
+    /// Bytes of one request, unpacked.
+    pub request_bytes_max: usize,
+    /// Series that the sender cache may know.
+    pub cached_series_max: usize,
+}
+
+/// One worker's memory, used again from request to request.
+#[derive(Debug)]
+pub struct Scratch {
+    unpacked: Vec<u8>,
+    work: Work,
+    held: Reservation,
+}
+
+/// What the three passes leave each other.
+#[derive(Debug, Default)]
+struct Work {
+    decoded: Decoded,
+    /// The reference of each series, once it is known.
+    found: Vec<Option<SeriesRef>>,
+    /// Indexes of series that the cache did not know, and their labels.
+    unknown: Vec<u32>,
+    labels: Vec<Labels>,
+    builder: LabelsBuilder,
+    batch: RowBatch,
+}
+
+/// What became of a request.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Samples that are durable.
+    pub samples_written: u64,
+    /// Bytes of the request, unpacked.
+    pub unpacked_bytes: u64,
+    /// Exemplars that were accepted and not kept.
+    pub exemplars_ignored: u64,
+    /// What was left out and why.
+    pub refused: Refused,
+    /// Set when something can be had by sending the same again.
+    pub retry: Option<Error>,
+}
+
+/// What of a request was left out because it will never succeed.
+#[derive(Debug, Default)]
+pub struct Refused {
+    /// Series whose labels break a rule.
+    pub series_count: u64,
+    /// Samples too far after the clock.
+    pub future_count: u64,
+    /// Native histogram samples.
+    pub histogram_count: u64,
+    first: Vec<String>,
+}
+
+/// How a protocol makes labels of what its walk found.
+type ParseLabels<'a> =
+    dyn Fn(&EncodedSeries, &mut LabelsBuilder) -> Result<Labels, LabelFault> + 'a;
+
+// So many are named; who sends thousands learns their kind from a few.
+const NAMED_COUNT_MAX: usize = 3;
+// A worker keeps so much for its next request, and gives back what one large request needed more.
+const KEPT_BYTES_MAX: usize = 16 << 20;
+// New series are rare; the list of their labels stays small between requests.
+const LABELS_KEPT_MAX: usize = 1_024;
+
+impl Ingest {
+    /// Writers of `db`.
+    pub fn new(db: Arc<Db>, limits: IngestLimits) -> Ingest {
+        let cache = SenderCache::new(limits.cached_series_max, db.budget());
+        Ingest { db, cache, hasher: SpanHasher::random(), limits }
+    }
+
+    /// The sender cache, for its numbers.
+    pub fn cache(&self) -> &SenderCache {
+        &self.cache
+    }
+
+    /// Memory for one worker.
+    pub fn scratch(&self) -> Scratch {
+        Scratch {
+            unpacked: Vec::new(),
+            work: Work::default(),
+            held: self.db.budget().empty(Pool::Requests),
+        }
+    }
+
+    /// Writes a remote write 1.0 request, a snappy block: what is valid is written, the rest is told.
+    ///
+    /// # Errors
+    /// `Invalid` when block or message are malformed (nothing is written), `TooLarge`, `Busy` without
+    /// memory, `Unavailable`, `Closed`.
+    pub fn remote_write(
+        &self,
+        compressed: &[u8],
+        scratch: &mut Scratch,
+        metadata: &MetadataStore,
+    ) -> Result<Outcome> {
+        let bytes_max = self.limits.request_bytes_max;
+        let declared_bytes = snappy::declared_bytes(compressed, bytes_max)?;
+        // The smallest meaningful sample takes 13 bytes of this protocol.
+        scratch.begin(declared_bytes, declared_bytes.saturating_mul(4))?;
+        let Scratch { unpacked, work, held } = scratch;
+        let body = snappy::decompress(compressed, bytes_max, unpacked)?;
+        remote_write::decode(body, &self.hasher, &mut work.decoded)?;
+        held.shrink(held.bytes().saturating_sub((body.len() + work.needed_bytes()) as u64));
+        let parse = |series: &EncodedSeries, builder: &mut LabelsBuilder| {
+            remote_write::labels(body.get(series.span()).unwrap_or(&[]), builder)?;
+            let built = builder.build(&self.limits.labels).and_then(with_name);
+            built.map_err(LabelFault::Refused)
+        };
+        let mut outcome = self.write(work, &parse)?;
+        outcome.unpacked_bytes = body.len() as u64;
+        outcome.exemplars_ignored = work.decoded.exemplar_count;
+        outcome.refused.histograms(work.decoded.histogram_count);
+        metadata.put(work.decoded.metadata.drain(..));
+        Ok(outcome)
+    }
+
+    /// Writes a text exposition, all of it or nothing; samples without a time get `default_ts`.
+    ///
+    /// # Errors
+    /// `Invalid` with the line of the first mistake, and as [`Ingest::remote_write`].
+    pub fn exposition(
+        &self,
+        text: &[u8],
+        default_ts: Timestamp,
+        extra: &ExtraLabels,
+        scratch: &mut Scratch,
+        metadata: &MetadataStore,
+    ) -> Result<Outcome> {
+        // `a 1 1000` is a series and a sample in 9 bytes.
+        scratch.begin(0, text.len().saturating_mul(12))?;
+        let Scratch { work, held, .. } = scratch;
+        let key = extra.key(&self.hasher);
+        exposition::decode(text, default_ts, key, &self.hasher, &mut work.decoded)?;
+        held.shrink(held.bytes().saturating_sub(work.needed_bytes() as u64));
+        let latest = self.latest();
+        for (series, samples) in work.decoded.iter() {
+            if let Some(sample) = samples.iter().find(|sample| sample.ts > latest) {
+                let at = series.span().start;
+                return Err(exposition::at_line(text, at, too_far_ahead(sample.ts)));
+            }
+        }
+        let parse = |series: &EncodedSeries, builder: &mut LabelsBuilder| {
+            exposition::labels(text, series.span(), extra, builder)?;
+            builder.build(&self.limits.labels).map_err(|broken| {
+                // Nothing is written yet, so a broken rule too refuses the import as a whole.
+                LabelFault::Malformed(exposition::at_line(text, series.span().start, broken))
+            })
+        };
+        let mut outcome = self.write(work, &parse)?;
+        outcome.unpacked_bytes = text.len() as u64;
+        metadata.put(work.decoded.metadata.drain(..));
+        Ok(outcome)
+    }
+
+    /// Passes 2 and 3 over what `scratch` holds decoded.
+    fn write(&self, work: &mut Work, parse: &ParseLabels<'_>) -> Result<Outcome> {
+        let mut outcome = Outcome::default();
+        let generation = self.db.generation();
+        self.cache.look_up(generation, &work.decoded.series, &mut work.found);
+        self.resolve_unknown(generation, work, parse, &mut outcome)?;
+
+        let latest = self.latest();
+        work.batch.clear();
+        for ((series, samples), found) in work.decoded.iter().zip(&work.found) {
+            let Some(series_ref) = *found else { continue };
+            for sample in samples {
+                if sample.ts > latest {
+                    outcome.refused.future(sample.ts, || describe(series, parse));
+                    continue;
+                }
+                work.batch.push(series_ref, sample.ts, sample.value);
+            }
+        }
+        if !work.batch.is_empty() {
+            let report = self.db.write(&mut work.batch)?;
+            outcome.samples_written = report.written;
+            outcome.refused.future_count += report.too_far_ahead;
+            if report.unknown > 0 {
+                outcome.retry = Some(Error::unavailable(format!(
+                    "{} samples were for series that are being moved: send them again",
+                    report.unknown
+                )));
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Parses the labels of series that the cache does not know and asks the database for them.
+    fn resolve_unknown(
+        &self,
+        generation: u32,
+        work: &mut Work,
+        parse: &ParseLabels<'_>,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        work.unknown.clear();
+        work.labels.clear();
+        for (idx, series) in work.decoded.series.iter().enumerate() {
+            if work.found.get(idx).is_none_or(Option::is_some) {
+                continue;
+            }
+            match parse(series, &mut work.builder) {
+                Ok(labels) => {
+                    work.unknown.push(idx as u32);
+                    work.labels.push(labels);
+                }
+                Err(LabelFault::Refused(why)) => outcome.refused.series(&why),
+                Err(LabelFault::Malformed(why)) => return Err(why),
+            }
+        }
+        if work.labels.is_empty() {
+            return Ok(());
+        }
+        let resolved = self.db.resolve(&work.labels);
+        for ((&idx, labels), resolved) in work.unknown.iter().zip(&work.labels).zip(resolved) {
+            match (resolved, work.found.get_mut(idx as usize)) {
+                (Ok(series_ref), Some(found)) => *found = Some(series_ref),
+                (Err(why), _) if is_permanent(&why) => {
+                    outcome.refused.series(&why.context(labels));
+                }
+                (Err(why), _) => outcome.retry = Some(why),
+                (Ok(_), None) => {}
+            }
+        }
+        let known = work.unknown.iter().filter_map(|&idx| {
+            let series = work.decoded.series.get(idx as usize).filter(|s| s.cacheable)?;
+            Some((series.hash, (*work.found.get(idx as usize)?)?))
+        });
+        self.cache.insert(generation, known);
+        Ok(())
+    }
+
+    fn latest(&self) -> Timestamp {
+        self.db.now_ms().saturating_add(self.limits.future_ms_max)
+    }
+}
+
+impl Scratch {
+    /// Prepares for a request of `unpacked_bytes` that becomes `decoded_bytes_max` at most, and
+    /// reserves both.
+    fn begin(&mut self, unpacked_bytes: usize, decoded_bytes_max: usize) -> Result<()> {
+        let decoded_bytes_max = decoded_bytes_max.max(64 << 10);
+        self.work.decoded.clear(decoded_bytes_max);
+        let wanted = (unpacked_bytes.max(self.unpacked.len()) + decoded_bytes_max) as u64;
+        if wanted > self.held.bytes() {
+            self.held.grow(wanted - self.held.bytes())?;
+        }
+        Ok(())
+    }
+
+    /// After a request: gives back what is more than a worker keeps.
+    pub fn trim(&mut self) {
+        if self.unpacked.capacity() > KEPT_BYTES_MAX {
+            self.unpacked = Vec::new();
+        }
+        if self.work.needed_bytes() > KEPT_BYTES_MAX {
+            self.work = Work::default();
+        }
+        self.work.labels.clear();
+        self.work.labels.shrink_to(LABELS_KEPT_MAX);
+        let kept = (self.unpacked.capacity() + self.work.needed_bytes()) as u64;
+        self.held.shrink(self.held.bytes().saturating_sub(kept));
+    }
+}
+
+impl Work {
+    fn needed_bytes(&self) -> usize {
+        let decoded = &self.decoded;
+        (decoded.series.capacity() + decoded.samples.capacity()) * Decoded::ITEM_BYTES
+    }
+}
+
+impl Refused {
+    /// Whether nothing was left out.
+    pub fn is_empty(&self) -> bool {
+        self.series_count + self.future_count + self.histogram_count == 0
+    }
+
+    fn series(&mut self, why: &Error) {
+        self.series_count += 1;
+        self.name(|| why.to_string());
+    }
+
+    fn future(&mut self, ts: Timestamp, describe: impl Fn() -> String) {
+        self.future_count += 1;
+        self.name(|| format!("{}: {}", describe(), too_far_ahead(ts)));
+    }
+
+    fn histograms(&mut self, count: u64) {
+        self.histogram_count = count;
+        if count > 0 {
+            self.first.push("native histograms are not supported yet".to_owned());
+        }
+    }
+
+    fn name(&mut self, text: impl FnOnce() -> String) {
+        if self.first.len() < NAMED_COUNT_MAX {
+            self.first.push(text());
+        }
+    }
+}
+
+/// One sentence: how many of what, and the first few by name.
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts = [
+            (self.series_count, "series"),
+            (self.future_count, "samples too far in the future"),
+            (self.histogram_count, "native histogram samples"),
+        ];
+        f.write_str("not written: ")?;
+        for (idx, (count, what)) in counts.iter().filter(|(count, _)| *count > 0).enumerate() {
+            write!(f, "{}{count} {what}", if idx > 0 { ", " } else { "" })?;
+        }
+        for (idx, named) in self.first.iter().enumerate() {
+            write!(f, "{}{named}", if idx > 0 { "; " } else { ": " })?;
+        }
+        Ok(())
+    }
+}
+
+fn too_far_ahead(ts: Timestamp) -> String {
+    format!("out of bounds: timestamp {ts} is too far in the future")
+}
+
+/// A series as people write it, for messages.
+fn describe(series: &EncodedSeries, parse: &ParseLabels<'_>) -> String {
+    parse(series, &mut LabelsBuilder::default()).map(|l| l.to_string()).unwrap_or_default()
+}
+
+fn with_name(labels: Labels) -> Result<Labels> {
+    if labels.metric_name().is_empty() {
+        return Err(Error::invalid(format!("series {labels} has no __name__")));
+    }
+    Ok(labels)
+}
+
+fn is_permanent(why: &Error) -> bool {
+    matches!(why.kind(), ErrorKind::Invalid | ErrorKind::TooLarge)
+}

@@ -1,0 +1,41 @@
+//! Server: the database for people who speak HTTP.
+//!
+//! **Owns** the listener and its connections, protocols in (remote write 1.0, text exposition) and out
+//! (Prometheus' query API), the sender cache, metadata, the threads on which requests block, the
+//! scrape of itself, the page at `/`, and the settings.
+//!
+//! **Never** touches a file of the database, evaluates a query or orders a write: it sees the database
+//! only through `firndb`. Async ends at [`Ingest`] and at the query threads; below them calls block.
+//!
+//! **A sample in**: `http/write` reads a bounded body, a write thread unpacks and walks it
+//! (`wire/remote_write`), `sender_cache` turns label hashes into references, `ingest` fills one batch
+//! and writes it; 204 when it is durable. **A query out**: `http/query` checks parameters, a query
+//! thread evaluates and writes JSON (`wire/json`), and stops when the client has gone.
+//!
+//! **Invariants**: a 2xx for a write leaves after the database called it durable; bodies, decoded
+//! requests and answers are reserved in the database's memory budget first; every queue, body, wait
+//! and number of connections is bounded; nothing is allocated, locked or counted per sample; input
+//! never panics.
+//!
+//! Reading order: `config`, `server`, `database`, `app`, `http`, `ingest`, `wire`, `sender_cache`, `threads`.
+
+#![forbid(unsafe_code)]
+
+mod app;
+pub mod config;
+mod database;
+mod http;
+pub mod ingest;
+pub mod metadata;
+mod self_scrape;
+pub mod sender_cache;
+mod server;
+mod stats;
+mod telemetry;
+mod threads;
+pub mod wire;
+
+pub use config::{Config, Settings};
+pub use firn_model::Result;
+pub use ingest::Ingest;
+pub use server::Server;

@@ -1,0 +1,124 @@
+//! What metrics are: type, help and unit by metric name, as senders told last.
+//!
+//! Kept in memory only and bounded: Prometheus sends it anew every minute.
+
+use std::collections::BTreeMap;
+
+use parking_lot::RwLock;
+
+/// A metric's type as the exposition formats name it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MetricType {
+    /// Nobody told.
+    #[default]
+    Unknown,
+    /// Only rises.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Counts by bucket.
+    Histogram,
+    /// Counts by bucket that go up and down.
+    GaugeHistogram,
+    /// Quantiles.
+    Summary,
+    /// Labels worth knowing, value 1.
+    Info,
+    /// One of several states.
+    StateSet,
+}
+
+impl MetricType {
+    /// The name in the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            MetricType::Unknown => "unknown",
+            MetricType::Counter => "counter",
+            MetricType::Gauge => "gauge",
+            MetricType::Histogram => "histogram",
+            MetricType::GaugeHistogram => "gaugehistogram",
+            MetricType::Summary => "summary",
+            MetricType::Info => "info",
+            MetricType::StateSet => "stateset",
+        }
+    }
+}
+
+/// What is known of one metric.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Metadata {
+    /// Its type.
+    pub kind: MetricType,
+    /// What it says about itself.
+    pub help: String,
+    /// Its unit, `""` if none.
+    pub unit: String,
+}
+
+/// Metadata of every metric, newest wins.
+#[derive(Debug, Default)]
+pub struct MetadataStore {
+    by_name: RwLock<BTreeMap<String, Metadata>>,
+}
+
+// 100,000 metrics with 300 bytes each are 30 MB, more than any server was seen to have. Metadata of
+// further ones is left out; their samples are not concerned.
+const METRIC_COUNT_MAX: usize = 100_000;
+// Help texts are sentences; what is longer is cut.
+const TEXT_BYTES_MAX: usize = 1_024;
+
+impl MetadataStore {
+    /// Takes what a request told; the newest replaces what was known.
+    pub fn put(&self, entries: impl IntoIterator<Item = (String, Metadata)>) {
+        let mut entries = entries.into_iter().peekable();
+        if entries.peek().is_none() {
+            return;
+        }
+        let mut by_name = self.by_name.write();
+        for (name, mut metadata) in entries {
+            let is_known = by_name.contains_key(&name);
+            if name.is_empty() || name.len() > TEXT_BYTES_MAX {
+                continue;
+            }
+            if is_known || by_name.len() < METRIC_COUNT_MAX {
+                cut(&mut metadata.help);
+                cut(&mut metadata.unit);
+                by_name.insert(name, metadata);
+            }
+        }
+    }
+
+    /// What is known: of `metric` only if that is given, of `limit` metrics at most.
+    pub fn list(&self, metric: Option<&str>, limit: usize) -> Vec<(String, Metadata)> {
+        let by_name = self.by_name.read();
+        let copy = |(name, metadata): (&String, &Metadata)| (name.clone(), metadata.clone());
+        match metric {
+            Some(name) => by_name.get_key_value(name).into_iter().take(limit).map(copy).collect(),
+            None => by_name.iter().take(limit).map(copy).collect(),
+        }
+    }
+}
+
+fn cut(text: &mut String) {
+    text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
+    text.shrink_to_fit();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_wins_and_long_texts_are_cut() {
+        let store = MetadataStore::default();
+        let gauge =
+            Metadata { kind: MetricType::Gauge, help: "é".repeat(2_000), ..Metadata::default() };
+        store.put([("up".to_owned(), Metadata::default()), ("a".to_owned(), Metadata::default())]);
+        store.put([("up".to_owned(), gauge), (String::new(), Metadata::default())]);
+        let known = store.list(Some("up"), 10);
+        assert_eq!((known[0].1.kind, known[0].1.help.len()), (MetricType::Gauge, 1_024));
+        assert_eq!(store.list(None, 10).len(), 2);
+        assert_eq!(store.list(None, 1)[0].0, "a");
+        assert!(store.list(Some("down"), 10).is_empty());
+    }
+}

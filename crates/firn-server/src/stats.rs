@@ -1,0 +1,180 @@
+//! What the database counts, in the text format.
+
+use firn_model::Pool;
+use firndb::Stats;
+
+use crate::telemetry::{Kind, MetricsText};
+
+/// Writes all of `stats`.
+pub(crate) fn write_text(stats: &Stats, text: &mut MetricsText) {
+    write_memory(stats, text);
+    write_rows(stats, text);
+    write_tables(stats, text);
+    write_recovery(stats, text);
+}
+
+fn write_memory(stats: &Stats, text: &mut MetricsText) {
+    let memory = &stats.memory;
+    text.gauge(
+        "firn_memory_limit_bytes",
+        "The limit that everything in memory shares (--memory).",
+        memory.limit_bytes as f64,
+    );
+    text.family("firn_memory_reserved_bytes", Kind::Gauge, "Memory set aside, by what for.");
+    for (pool, bytes) in Pool::ALL.iter().zip(memory.by_pool) {
+        text.sample("firn_memory_reserved_bytes", &[("pool", pool.name())], bytes as f64);
+    }
+    let index = &stats.index;
+    for (name, help, value) in [
+        ("firn_index_series", "Series that are known.", index.series_count),
+        ("firn_index_groups", "Groups, those of one member included.", index.group_count),
+        ("firn_index_label_names", "Distinct label names.", index.name_count),
+        ("firn_index_label_pairs", "Distinct pairs of label name and value.", index.pair_count),
+        ("firn_index_memory_bytes", "Memory of the index.", index.heap_bytes),
+        ("firn_index_segments", "Sealed index segments.", index.segment_count),
+        ("firn_index_segment_bytes", "Length of the sealed index segments.", index.segment_bytes),
+        ("firn_head_rows", "Rows that are not flushed.", stats.head.row_count),
+        ("firn_head_arena_bytes", "Rows as they came in.", stats.head.arena_bytes),
+        (
+            "firn_head_arenas_waiting",
+            "Full arenas that wait for conversion.",
+            stats.head.arena_count_waiting,
+        ),
+        (
+            "firn_head_segment_bytes",
+            "Rows in static and compressed form.",
+            stats.head.segment_bytes,
+        ),
+        ("firn_head_state_bytes", "State of the row encoders.", stats.head.state_bytes),
+        ("firn_head_hot_bytes", "Flushed rows that go on serving queries.", stats.head.hot_bytes),
+    ] {
+        text.gauge(name, help, value as f64);
+    }
+}
+
+fn write_rows(stats: &Stats, text: &mut MetricsText) {
+    let log = &stats.log;
+    for (name, help, value) in [
+        ("firn_samples_written_total", "Values written.", stats.samples_written),
+        ("firn_commit_seq", "Number of the newest commit.", stats.last_seq.0),
+        ("firn_flushes_total", "Flushes of memory to tables.", stats.flushes),
+        (
+            "firn_maintenance_errors_total",
+            "Failed pieces of background work; each is tried again.",
+            stats.maintenance_errors,
+        ),
+        ("firn_log_entries_total", "Entries appended to the log.", log.entries),
+        ("firn_log_written_bytes_total", "Bytes written to the log.", log.written_bytes),
+        ("firn_log_writes_total", "Group commits, one write each.", log.writes),
+        ("firn_log_syncs_total", "Group commits that were synced.", log.syncs),
+        ("firn_log_failures_total", "Group commits that failed.", log.failures),
+    ] {
+        text.counter(name, help, value as f64);
+    }
+    for (name, help, value) in [
+        ("firn_log_replay_bytes", "Log that a restart would read.", log.bytes),
+        ("firn_log_segments", "Files of the log.", log.segments),
+        ("firn_log_disk_bytes", "Length of the log's files.", log.disk_bytes),
+    ] {
+        text.gauge(name, help, value as f64);
+    }
+}
+
+fn write_tables(stats: &Stats, text: &mut MetricsText) {
+    let tree = &stats.tree;
+    for (name, help, value) in [
+        (
+            "firn_tree_tables",
+            "Tables by level, patches included.",
+            tree.levels.each_ref().map(|level| level.table_count),
+        ),
+        (
+            "firn_tree_patches",
+            "Tables of late data beside others.",
+            tree.levels.each_ref().map(|level| level.patch_count),
+        ),
+        (
+            "firn_tree_damaged_tables",
+            "Tables that were found damaged.",
+            tree.levels.each_ref().map(|level| level.damaged_count),
+        ),
+        (
+            "firn_tree_partitions",
+            "Time partitions.",
+            tree.levels.each_ref().map(|level| level.partition_count),
+        ),
+        (
+            "firn_tree_bytes",
+            "Bytes of the tables.",
+            tree.levels.each_ref().map(|level| level.bytes),
+        ),
+        (
+            "firn_tree_samples",
+            "Values in the tables.",
+            tree.levels.each_ref().map(|level| level.value_count),
+        ),
+    ] {
+        text.family(name, Kind::Gauge, help);
+        for (level, value) in ["0", "1", "2"].iter().zip(value) {
+            text.sample(name, &[("level", level)], value as f64);
+        }
+    }
+    if let Some(ts) = tree.newest_slow_ts {
+        text.gauge(
+            "firn_slow_tier_newest_timestamp_seconds",
+            "The newest sample on the slow tier: what losing this machine cannot lose.",
+            ts as f64 / 1_000.0,
+        );
+    }
+    text.gauge(
+        "firn_tree_cache_bytes",
+        "Directories and slow-tier blocks in memory.",
+        tree.cache_bytes as f64,
+    );
+    let traffic = &tree.traffic;
+    for (name, help, value) in [
+        ("firn_table_read_bytes_total", "Read from local tables.", traffic.fast_read_bytes),
+        ("firn_slow_tier_gets_total", "Ranges asked of the slow tier.", traffic.slow_gets),
+        ("firn_slow_tier_get_bytes_total", "Read from the slow tier.", traffic.slow_get_bytes),
+        (
+            "firn_slow_tier_round_trips_total",
+            "Calls that asked the slow tier for ranges.",
+            traffic.slow_round_trips,
+        ),
+        ("firn_block_cache_hits_total", "Slow-tier blocks found in memory.", traffic.cache_hits),
+        ("firn_block_cache_misses_total", "Slow-tier blocks fetched.", traffic.cache_misses),
+        ("firn_flush_bytes_total", "Written as level-0 tables.", traffic.flush_bytes),
+        ("firn_compactions_total", "Merges of local tables.", traffic.compactions),
+        (
+            "firn_compaction_read_bytes_total",
+            "Read by merges of local tables.",
+            traffic.compaction_read_bytes,
+        ),
+        (
+            "firn_compaction_written_bytes_total",
+            "Written by merges of local tables.",
+            traffic.compaction_write_bytes,
+        ),
+        ("firn_uploads_total", "Uploads to the slow tier.", traffic.uploads),
+        ("firn_upload_bytes_total", "Uploaded to the slow tier.", traffic.upload_bytes),
+        ("firn_patch_merges_total", "Merges of late data on the slow tier.", traffic.patch_merges),
+    ] {
+        text.counter(name, help, value as f64);
+    }
+}
+
+fn write_recovery(stats: &Stats, text: &mut MetricsText) {
+    let recovery = &stats.recovery;
+    for (name, help, value) in [
+        ("firn_recovery_entries", "Log entries read at the start.", recovery.entries),
+        ("firn_recovery_rows", "Rows put back into memory at the start.", recovery.rows),
+        ("firn_recovery_rows_lost", "Rows that damage of the log took.", recovery.rows_lost),
+        (
+            "firn_recovery_damaged_places",
+            "Damaged places met at the start; the log file of the server names them.",
+            recovery.damage.len() as u64,
+        ),
+    ] {
+        text.gauge(name, help, value as f64);
+    }
+}

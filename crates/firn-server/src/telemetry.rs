@@ -1,0 +1,268 @@
+//! Numbers about the server itself, and the text in which it tells them.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+/// What the server counts. Counted per request, never per sample.
+#[derive(Debug, Default)]
+pub(crate) struct Telemetry {
+    requests: Mutex<BTreeMap<(String, u16), u64>>,
+    durations: Mutex<BTreeMap<String, Durations>>,
+    pub(crate) written: Written,
+    pub(crate) samples_read: Counter,
+    pub(crate) self_scrape_failures: Counter,
+}
+
+/// What writers count.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    pub(crate) samples_remote_write: Counter,
+    pub(crate) samples_import: Counter,
+    pub(crate) bytes_compressed: Counter,
+    pub(crate) bytes_unpacked: Counter,
+    pub(crate) refused_series: Counter,
+    pub(crate) refused_future: Counter,
+    pub(crate) refused_histograms: Counter,
+    pub(crate) refused_requests: Counter,
+    pub(crate) exemplars_ignored: Counter,
+}
+
+/// A number that only rises.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+/// How long requests of one handler took.
+#[derive(Debug, Default)]
+struct Durations {
+    counts: [u64; BUCKETS.len()],
+    over: u64,
+    seconds_sum: f64,
+}
+
+const BUCKETS: [f64; 11] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 60.0];
+
+impl Counter {
+    pub(crate) fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Telemetry {
+    /// One request was answered. `handler` is a route, of which there are few.
+    pub(crate) fn answered(&self, handler: &str, status: u16, took: Duration) {
+        *self.requests.lock().entry((handler.to_owned(), status)).or_default() += 1;
+        let mut durations = self.durations.lock();
+        let durations = durations.entry(handler.to_owned()).or_default();
+        let seconds = took.as_secs_f64();
+        match BUCKETS.iter().position(|&bound| seconds <= bound) {
+            Some(idx) => durations.counts[idx] += 1,
+            None => durations.over += 1,
+        }
+        durations.seconds_sum += seconds;
+    }
+
+    /// Writes all of it.
+    pub(crate) fn write_text(&self, text: &mut MetricsText) {
+        text.family("firn_http_requests_total", Kind::Counter, "Answered requests.");
+        for ((handler, status), count) in self.requests.lock().iter() {
+            let labels = [("handler", handler.as_str()), ("code", &status.to_string())];
+            text.sample("firn_http_requests_total", &labels, *count as f64);
+        }
+        self.write_durations(text);
+
+        let written = &self.written;
+        text.family("firn_write_samples_total", Kind::Counter, "Samples that were written.");
+        for (protocol, counter) in
+            [("remote_write", &written.samples_remote_write), ("import", &written.samples_import)]
+        {
+            let labels = [("protocol", protocol)];
+            text.sample("firn_write_samples_total", &labels, counter.get() as f64);
+        }
+        text.family(
+            "firn_write_refused_total",
+            Kind::Counter,
+            "What senders sent and was not written, by reason: series, samples or requests.",
+        );
+        for (reason, counter) in [
+            ("series", &written.refused_series),
+            ("future", &written.refused_future),
+            ("native_histogram", &written.refused_histograms),
+            ("request", &written.refused_requests),
+        ] {
+            text.sample("firn_write_refused_total", &[("reason", reason)], counter.get() as f64);
+        }
+        text.family("firn_write_bytes_total", Kind::Counter, "Bytes of write requests.");
+        for (stage, counter) in
+            [("compressed", &written.bytes_compressed), ("unpacked", &written.bytes_unpacked)]
+        {
+            text.sample("firn_write_bytes_total", &[("stage", stage)], counter.get() as f64);
+        }
+        text.counter(
+            "firn_write_exemplars_ignored_total",
+            "Exemplars that were accepted and not kept.",
+            written.exemplars_ignored.get() as f64,
+        );
+        text.counter(
+            "firn_query_samples_read_total",
+            "Samples that queries read from storage.",
+            self.samples_read.get() as f64,
+        );
+        text.counter(
+            "firn_self_scrape_failures_total",
+            "Scrapes of the server by itself that could not be written.",
+            self.self_scrape_failures.get() as f64,
+        );
+    }
+
+    fn write_durations(&self, text: &mut MetricsText) {
+        const NAME: &str = "firn_http_request_duration_seconds";
+        text.family(NAME, Kind::Histogram, "From the end of the header to the end of the answer.");
+        for (handler, durations) in self.durations.lock().iter() {
+            let mut count = 0;
+            for (bound, in_bucket) in BUCKETS.iter().zip(durations.counts) {
+                count += in_bucket;
+                // As Prometheus 3 writes it: always with a point.
+                let labels = [("handler", handler.as_str()), ("le", &format!("{bound:?}"))];
+                text.sample("firn_http_request_duration_seconds_bucket", &labels, count as f64);
+            }
+            count += durations.over;
+            let labels = [("handler", handler.as_str()), ("le", "+Inf")];
+            text.sample("firn_http_request_duration_seconds_bucket", &labels, count as f64);
+            let labels = [("handler", handler.as_str())];
+            let sum = durations.seconds_sum;
+            text.sample("firn_http_request_duration_seconds_sum", &labels, sum);
+            text.sample("firn_http_request_duration_seconds_count", &labels, count as f64);
+        }
+    }
+}
+
+/// A metric's type in the text format.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+/// Writes the text exposition format 0.0.4.
+#[derive(Debug, Default)]
+pub(crate) struct MetricsText(String);
+
+impl MetricsText {
+    /// Begins a family; its samples follow.
+    pub(crate) fn family(&mut self, name: &str, kind: Kind, help: &str) {
+        let kind = match kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        };
+        let help = help.replace('\\', r"\\").replace('\n', r"\n");
+        // Writing into a String cannot fail.
+        let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    /// One line.
+    pub(crate) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
+        self.0.push_str(name);
+        for (idx, (label, value)) in labels.iter().enumerate() {
+            let value = value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
+            let _ = write!(self.0, "{}{label}=\"{value}\"", if idx == 0 { '{' } else { ',' });
+        }
+        self.0.push_str(if labels.is_empty() { " " } else { "} " });
+        let mut number = Vec::new();
+        crate::wire::number::push_float(value, &mut number);
+        self.0.push_str(&String::from_utf8_lossy(&number));
+        self.0.push('\n');
+    }
+
+    /// A counter without labels.
+    pub(crate) fn counter(&mut self, name: &str, help: &str, value: f64) {
+        self.family(name, Kind::Counter, help);
+        self.sample(name, &[], value);
+    }
+
+    /// A gauge without labels.
+    pub(crate) fn gauge(&mut self, name: &str, help: &str, value: f64) {
+        self.family(name, Kind::Gauge, help);
+        self.sample(name, &[], value);
+    }
+
+    /// The text.
+    pub(crate) fn finish(self) -> String {
+        self.0
+    }
+}
+
+/// What the operating system knows of this process, from `/proc`; what it does not tell is left out.
+pub(crate) fn write_process(text: &mut MetricsText) {
+    // The kernel counts in hundredths of a second on every Linux there is (USER_HZ).
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The second field, the name in parentheses, may hold blanks; fields are counted behind it.
+    let fields: Vec<f64> = stat
+        .rsplit_once(')')
+        .map(|(_, rest)| rest.split_whitespace().map(|f| f.parse().unwrap_or(0.0)).collect())
+        .unwrap_or_default();
+    if let (Some(user), Some(system)) = (fields.get(11), fields.get(12)) {
+        text.counter(
+            "process_cpu_seconds_total",
+            "Processor time of this process.",
+            (user + system) / TICKS_PER_SECOND,
+        );
+    }
+    if let Some(threads) = fields.get(17) {
+        text.gauge("process_threads", "Threads of this process.", *threads);
+    }
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    for (field, name, help) in [
+        ("VmRSS:", "process_resident_memory_bytes", "Memory of this process that is resident."),
+        ("VmSize:", "process_virtual_memory_bytes", "Address space of this process."),
+    ] {
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
+        let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
+        if let Some(kib) = kib {
+            text.gauge(name, help, kib * 1_024.0);
+        }
+    }
+    if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
+        text.gauge("process_open_fds", "Open file descriptors.", open.count() as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::decoded::{Decoded, SpanHasher};
+    use crate::wire::exposition;
+
+    #[test]
+    fn what_it_writes_can_be_imported() {
+        let telemetry = Telemetry::default();
+        telemetry.answered("/api/v1/query", 200, Duration::from_millis(3));
+        telemetry.answered("a\"b\\c\nd", 500, Duration::from_secs(100));
+        let mut text = MetricsText::default();
+        telemetry.write_text(&mut text);
+        write_process(&mut text);
+        let text = text.finish();
+        let mut decoded = Decoded::default();
+        decoded.clear(1 << 20);
+        exposition::decode(text.as_bytes(), 7, 0, &SpanHasher::random(), &mut decoded).unwrap();
+        assert!(text.contains(
+            "firn_http_request_duration_seconds_bucket{handler=\"/api/v1/query\",le=\"0.005\"} 1\n"
+        ));
+        assert!(text.contains("{handler=\"a\\\"b\\\\c\\nd\",le=\"60.0\"} 0\n"), "{text}");
+        assert!(text.contains("process_resident_memory_bytes "), "{text}");
+        assert!(decoded.samples.iter().all(|sample| sample.ts == 7));
+        assert!(decoded.metadata.iter().any(|(name, known)| {
+            name == "firn_http_requests_total" && known.help == "Answered requests."
+        }));
+    }
+}

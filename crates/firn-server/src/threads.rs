@@ -1,0 +1,188 @@
+//! Worker threads: where requests become blocking calls. Named, counted, with a bounded queue.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use firn_model::{Error, Result};
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::oneshot;
+
+/// A pool of threads, and states that jobs use one after the other.
+///
+/// The state that was used last is used next, so that there are as many, and as much warm memory, as
+/// jobs ever ran at one time, and not one for each thread.
+pub(crate) struct Workers<S> {
+    shared: Arc<Shared<S>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What a pool looks like.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WorkerOptions {
+    /// Threads are called `<name>-<n>`.
+    pub(crate) name: &'static str,
+    pub(crate) thread_count: usize,
+    /// Jobs that may wait; a further one is refused.
+    pub(crate) queue_len_max: usize,
+}
+
+struct Shared<S> {
+    options: WorkerOptions,
+    idle_states: Mutex<Vec<S>>,
+    queue: Mutex<Queue<S>>,
+    changed: Condvar,
+}
+
+struct Queue<S> {
+    jobs: VecDeque<Job<S>>,
+    closed: bool,
+}
+
+type Job<S> = Box<dyn FnOnce(&mut S) + Send>;
+
+impl<S: Send + 'static> Workers<S> {
+    /// Starts the threads. A state is made by `make_state` when none is idle; one whose job panicked
+    /// is dropped.
+    ///
+    /// # Errors
+    /// `Unavailable` when a thread cannot be started.
+    pub(crate) fn start(
+        options: WorkerOptions,
+        make_state: impl Fn() -> S + Send + Sync + 'static,
+    ) -> Result<Workers<S>> {
+        let queue = Mutex::new(Queue { jobs: VecDeque::new(), closed: false });
+        let idle_states = Mutex::new(Vec::new());
+        let shared = Arc::new(Shared { options, idle_states, queue, changed: Condvar::new() });
+        let make_state = Arc::new(make_state);
+        let mut threads = Vec::new();
+        for idx in 0..options.thread_count {
+            let (shared, make_state) = (Arc::clone(&shared), Arc::clone(&make_state));
+            let thread = std::thread::Builder::new()
+                .name(format!("{}-{idx}", options.name))
+                .spawn(move || work(&shared, &*make_state))
+                .map_err(|e| Error::unavailable("cannot start a worker thread").because(e))?;
+            threads.push(thread);
+        }
+        Ok(Workers { shared, threads: Mutex::new(threads) })
+    }
+
+    /// Runs `job` on a thread of the pool. It runs to its end even when nobody waits any more.
+    ///
+    /// # Errors
+    /// `Busy` when too many jobs wait, `Closed` after [`Workers::stop`], `Internal` when it panics.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut S) -> T + Send + 'static,
+    ) -> Result<T> {
+        let (sender, receiver) = oneshot::channel();
+        self.submit(Box::new(move |state| {
+            // Who asked may have gone; the work is done all the same.
+            let _ = sender.send(job(state));
+        }))?;
+        receiver.await.map_err(|_| Error::internal("a request failed by a bug; see the log"))
+    }
+
+    fn submit(&self, job: Job<S>) -> Result<()> {
+        let options = &self.shared.options;
+        let mut queue = self.shared.queue.lock();
+        if queue.closed {
+            return Err(Error::closed("the server is stopping"));
+        }
+        if queue.jobs.len() >= options.queue_len_max {
+            return Err(Error::busy(
+                1_000,
+                format!("{} requests wait for {} threads already", queue.jobs.len(), options.name),
+            ));
+        }
+        queue.jobs.push_back(job);
+        drop(queue);
+        self.shared.changed.notify_one();
+        Ok(())
+    }
+
+    /// Takes no more jobs, finishes those it has, and waits for the threads.
+    pub(crate) fn stop(&self) {
+        self.shared.queue.lock().closed = true;
+        self.shared.changed.notify_all();
+        for thread in self.threads.lock().drain(..) {
+            // Panics are caught where they happen.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work<S>(shared: &Shared<S>, make_state: &impl Fn() -> S) {
+    while let Some(job) = next_job(shared) {
+        let idle = shared.idle_states.lock().pop();
+        let mut state = idle.unwrap_or_else(make_state);
+        match catch_unwind(AssertUnwindSafe(|| job(&mut state))) {
+            Ok(()) => shared.idle_states.lock().push(state),
+            Err(_) => {
+                tracing::error!(pool = shared.options.name, "a request panicked, which is a bug");
+            }
+        }
+    }
+}
+
+fn next_job<S>(shared: &Shared<S>) -> Option<Job<S>> {
+    let mut queue = shared.queue.lock();
+    loop {
+        if let Some(job) = queue.jobs.pop_front() {
+            return Some(job);
+        }
+        if queue.closed {
+            return None;
+        }
+        shared.changed.wait(&mut queue);
+    }
+}
+
+impl<S> std::fmt::Debug for Workers<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.shared.options.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn jobs_share_a_state_panics_are_contained_and_the_queue_is_bounded() {
+        let options = WorkerOptions { name: "test", thread_count: 1, queue_len_max: 1 };
+        let workers = Workers::start(options, || 0u32).unwrap();
+        let count = |state: &mut u32| {
+            *state += 1;
+            *state
+        };
+        assert_eq!(workers.run(count).await.unwrap(), 1);
+        assert_eq!(workers.run(count).await.unwrap(), 2);
+        let panicked = workers.run::<()>(|_| panic!("on purpose")).await;
+        assert!(panicked.unwrap_err().to_string().contains("bug"));
+        assert_eq!(workers.run(count).await.unwrap(), 1, "the state was made anew");
+
+        let (release, gate) = std::sync::mpsc::channel::<()>();
+        let (started, has_started) = oneshot::channel();
+        let blocked = workers.run(move |_| {
+            let _ = started.send(());
+            let _ = gate.recv();
+        });
+        let waiting = async {
+            has_started.await.unwrap();
+            let queued = workers.run(count);
+            let refused = async {
+                let refused = workers.run(count).await.unwrap_err();
+                release.send(()).unwrap();
+                refused
+            };
+            tokio::join!(queued, refused)
+        };
+        let (_, (queued, refused)) = tokio::join!(blocked, waiting);
+        assert_eq!(queued.unwrap(), 2);
+        assert!(refused.is_retriable());
+        workers.stop();
+        assert!(workers.run(count).await.is_err());
+    }
+}

@@ -1,0 +1,285 @@
+//! Prometheus' JSON, written by hand: a query's answer is millions of numbers and nothing else.
+
+use firn_model::Labels;
+use firn_promql::{PointValue, QueryOutput, Series, Value, VectorPoint};
+
+use crate::metadata::Metadata;
+use crate::wire::number::{push_float, push_time};
+
+/// What the API says when `limit` cut an answer.
+pub const TRUNCATED: &str = "results truncated due to limit";
+
+// More remarks than these are told as a number (http-api.md 1).
+const NOTE_COUNT_MAX: usize = 10;
+
+/// Appends a JSON string.
+pub fn push_string(text: &str, out: &mut Vec<u8>) {
+    out.push(b'"');
+    let bytes = text.as_bytes();
+    let mut clean_start = 0;
+    for (idx, &byte) in bytes.iter().enumerate() {
+        if byte >= 0x20 && byte != b'"' && byte != b'\\' {
+            continue;
+        }
+        out.extend_from_slice(bytes.get(clean_start..idx).unwrap_or(&[]));
+        clean_start = idx + 1;
+        match byte {
+            b'"' => out.extend_from_slice(b"\\\""),
+            b'\\' => out.extend_from_slice(b"\\\\"),
+            b'\n' => out.extend_from_slice(b"\\n"),
+            b'\r' => out.extend_from_slice(b"\\r"),
+            b'\t' => out.extend_from_slice(b"\\t"),
+            control => {
+                let hex = |nibble: u8| b"0123456789abcdef"[usize::from(nibble & 15)];
+                out.extend_from_slice(b"\\u00");
+                out.extend_from_slice(&[hex(control >> 4), hex(control)]);
+            }
+        }
+    }
+    out.extend_from_slice(bytes.get(clean_start..).unwrap_or(&[]));
+    out.push(b'"');
+}
+
+/// Appends `[item,item,...]`.
+pub fn push_array<T>(
+    items: impl IntoIterator<Item = T>,
+    out: &mut Vec<u8>,
+    mut push: impl FnMut(T, &mut Vec<u8>),
+) {
+    out.push(b'[');
+    for (idx, item) in items.into_iter().enumerate() {
+        if idx > 0 {
+            out.push(b',');
+        }
+        push(item, out);
+    }
+    out.push(b']');
+}
+
+/// Appends `{"key":value,...}`.
+pub fn push_object<'k, T>(
+    fields: impl IntoIterator<Item = (&'k str, T)>,
+    out: &mut Vec<u8>,
+    mut push: impl FnMut(T, &mut Vec<u8>),
+) {
+    out.push(b'{');
+    for (idx, (key, value)) in fields.into_iter().enumerate() {
+        if idx > 0 {
+            out.push(b',');
+        }
+        push_string(key, out);
+        out.push(b':');
+        push(value, out);
+    }
+    out.push(b'}');
+}
+
+/// Appends a label set.
+pub fn push_labels(labels: &Labels, out: &mut Vec<u8>) {
+    push_object(labels, out, push_string);
+}
+
+/// A whole successful answer; `push_data` writes the value of `data`.
+pub fn success(
+    warnings: &[String],
+    infos: &[String],
+    push_data: impl FnOnce(&mut Vec<u8>),
+) -> Vec<u8> {
+    let mut out = br#"{"status":"success","data":"#.to_vec();
+    push_data(&mut out);
+    push_notes("warnings", warnings, &mut out);
+    push_notes("infos", infos, &mut out);
+    out.push(b'}');
+    out
+}
+
+/// A whole failed answer.
+pub fn failure(error_type: &str, text: &str) -> Vec<u8> {
+    let mut out = br#"{"status":"error","errorType":"#.to_vec();
+    push_string(error_type, &mut out);
+    out.extend_from_slice(br#","error":"#);
+    push_string(text, &mut out);
+    out.push(b'}');
+    out
+}
+
+/// A whole answer to `query` or `query_range`; of a vector or matrix at most `limit` series (0: all).
+/// `notes` go out beside the infos of the query itself.
+pub fn query_answer(output: &QueryOutput, limit: usize, notes: &[&str]) -> Vec<u8> {
+    let series_count = match &output.value {
+        Value::Vector(points) => points.len(),
+        Value::Matrix(series) => series.len(),
+        Value::Scalar { .. } | Value::String { .. } => 0,
+    };
+    let shown_count = if limit == 0 { series_count } else { limit.min(series_count) };
+    let mut warnings: Vec<String> = output.annotations.warnings().collect();
+    if shown_count < series_count {
+        warnings.push(TRUNCATED.to_owned());
+    }
+    let notes = notes.iter().map(|note| (*note).to_owned());
+    let infos: Vec<String> = output.annotations.infos().chain(notes).collect();
+    success(&warnings, &infos, |out| {
+        out.extend_from_slice(br#"{"resultType":""#);
+        out.extend_from_slice(output.value.value_type().api_name().as_bytes());
+        out.extend_from_slice(br#"","result":"#);
+        push_value(&output.value, shown_count, out);
+        out.push(b'}');
+    })
+}
+
+/// About how many bytes [`query_answer`] will take, never much less.
+pub fn query_answer_bytes(output: &QueryOutput) -> usize {
+    let labels_bytes = |labels: &Labels| labels.as_encoded().len() * 2 + 64;
+    512 + match &output.value {
+        Value::Scalar { .. } => 0,
+        Value::String { value, .. } => value.len() * 3,
+        Value::Vector(points) => points.iter().map(|p| labels_bytes(&p.labels) + 48).sum(),
+        Value::Matrix(series) => {
+            series.iter().map(|s| labels_bytes(&s.labels) + s.floats.len() * 44).sum()
+        }
+    }
+}
+
+fn push_value(value: &Value, shown_count: usize, out: &mut Vec<u8>) {
+    match value {
+        Value::Scalar { ts, value } => push_point(*ts, *value, out),
+        Value::String { ts, value } => {
+            out.push(b'[');
+            push_time(*ts, out);
+            out.push(b',');
+            push_string(&String::from_utf8_lossy(value), out);
+            out.push(b']');
+        }
+        Value::Vector(points) => {
+            push_array(points.iter().take(shown_count), out, push_vector_point);
+        }
+        Value::Matrix(series) => push_array(series.iter().take(shown_count), out, push_series),
+    }
+}
+
+fn push_vector_point(point: &VectorPoint, out: &mut Vec<u8>) {
+    out.extend_from_slice(br#"{"metric":"#);
+    push_labels(&point.labels, out);
+    if let PointValue::Float(value) = point.value {
+        out.extend_from_slice(br#","value":"#);
+        push_point(point.ts, value, out);
+    }
+    out.push(b'}');
+}
+
+fn push_series(series: &Series, out: &mut Vec<u8>) {
+    out.extend_from_slice(br#"{"metric":"#);
+    push_labels(&series.labels, out);
+    if !series.floats.is_empty() {
+        out.extend_from_slice(br#","values":"#);
+        push_array(&series.floats, out, |sample, out| push_point(sample.ts, sample.value, out));
+    }
+    out.push(b'}');
+}
+
+fn push_point(ts: i64, value: f64, out: &mut Vec<u8>) {
+    out.push(b'[');
+    push_time(ts, out);
+    out.extend_from_slice(b",\"");
+    push_float(value, out);
+    out.extend_from_slice(b"\"]");
+}
+
+/// Appends `{"name":[{"type":..,"help":..,"unit":..}],...}`.
+pub fn push_metadata(known: &[(String, Metadata)], out: &mut Vec<u8>) {
+    push_object(known.iter().map(|(name, m)| (name.as_str(), m)), out, |metadata, out| {
+        out.push(b'[');
+        let fields = [
+            ("type", metadata.kind.name()),
+            ("help", metadata.help.as_str()),
+            ("unit", metadata.unit.as_str()),
+        ];
+        push_object(fields, out, push_string);
+        out.push(b']');
+    });
+}
+
+fn push_notes(key: &str, notes: &[String], out: &mut Vec<u8>) {
+    if notes.is_empty() {
+        return;
+    }
+    out.extend_from_slice(b",\"");
+    out.extend_from_slice(key.as_bytes());
+    out.extend_from_slice(b"\":");
+    let shown_count = if notes.len() > NOTE_COUNT_MAX { NOTE_COUNT_MAX - 1 } else { notes.len() };
+    let hidden_count = notes.len() - shown_count;
+    let rest = (hidden_count > 0).then(|| format!("{hidden_count} more {key} omitted"));
+    let shown = notes.iter().take(shown_count).chain(&rest);
+    push_array(shown, out, |note, out| push_string(note, out));
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_model::Sample;
+    use firn_promql::Annotations;
+
+    use super::*;
+
+    fn answer(value: Value, limit: usize) -> String {
+        let output = QueryOutput { value, annotations: Annotations::default(), samples_read: 0 };
+        let bytes = query_answer(&output, limit, &[]);
+        assert!(bytes.len() <= query_answer_bytes(&output), "the estimate is too low");
+        String::from_utf8(bytes).unwrap()
+    }
+
+    fn labels(value: &str) -> Labels {
+        Labels::from_pairs([("__name__", "up"), ("b", value)]).unwrap()
+    }
+
+    #[test]
+    fn values_have_prometheus_shapes() {
+        let scalar = Value::Scalar { ts: 1_500, value: 1e21 };
+        assert_eq!(
+            answer(scalar, 0),
+            r#"{"status":"success","data":{"resultType":"scalar","result":[1.500,"1e+21"]}}"#
+        );
+        let string = Value::String { ts: 0, value: b"a\"\xff".to_vec() };
+        assert_eq!(
+            answer(string, 0),
+            "{\"status\":\"success\",\"data\":{\"resultType\":\"string\",\
+             \"result\":[0,\"a\\\"\u{fffd}\"]}}"
+        );
+        let point =
+            |value| VectorPoint { labels: labels("1"), ts: 1_000, value: PointValue::Float(value) };
+        assert_eq!(
+            answer(Value::Vector(vec![point(f64::NAN), point(-0.0)]), 1),
+            r#"{"status":"success","data":{"resultType":"vector","result":[{"metric":{"__name__":"up","b":"1"},"value":[1,"NaN"]}]},"warnings":["results truncated due to limit"]}"#
+        );
+        assert_eq!(
+            answer(Value::Vector(vec![]), 1),
+            r#"{"status":"success","data":{"resultType":"vector","result":[]}}"#
+        );
+        let floats = vec![Sample { ts: 1_000, value: 1.0 }, Sample { ts: 2_000, value: 2.5 }];
+        let matrix = Value::Matrix(vec![Series::new(Labels::empty(), floats)]);
+        assert_eq!(
+            answer(matrix, 1),
+            r#"{"status":"success","data":{"resultType":"matrix","result":[{"metric":{},"values":[[1,"1"],[2,"2.5"]]}]}}"#
+        );
+    }
+
+    #[test]
+    fn strings_are_escaped_and_read_back() {
+        let text = "a\"b\\c\nd\te\rf\u{1}\u{1f}é\u{2028}😀<&>";
+        let mut out = Vec::new();
+        push_string(text, &mut out);
+        assert_eq!(serde_json::from_slice::<String>(&out).unwrap(), text);
+        assert!(String::from_utf8(out).unwrap().contains(r"\u0001\u001f"));
+    }
+
+    #[test]
+    fn notes_are_capped_and_failures_name_their_type() {
+        let notes: Vec<String> = (0..12).map(|idx| format!("w{idx}")).collect();
+        let text = String::from_utf8(success(&notes, &[], |out| out.push(b'1'))).unwrap();
+        assert!(text.ends_with(r#""w8","3 more warnings omitted"]}"#), "{text}");
+        assert!(!text.contains("infos"));
+        assert_eq!(
+            String::from_utf8(failure("bad_data", "no \"x\"")).unwrap(),
+            r#"{"status":"error","errorType":"bad_data","error":"no \"x\""}"#
+        );
+    }
+}

@@ -1,0 +1,34 @@
+//! Wire formats: pure functions between bytes and what the server means by them. No I/O, no state.
+
+pub mod decoded;
+pub mod exposition;
+pub mod json;
+pub mod number;
+mod protobuf;
+pub mod remote_write;
+pub mod snappy;
+
+use firn_model::{Error, Result};
+
+/// Why the labels of a series could not be had.
+#[derive(Debug)]
+pub enum LabelFault {
+    /// The bytes are not what the protocol says: the whole request is refused.
+    Malformed(Error),
+    /// This series breaks a rule: it is left out and named in the answer.
+    Refused(Error),
+}
+
+impl From<Error> for LabelFault {
+    fn from(error: Error) -> LabelFault {
+        LabelFault::Malformed(error)
+    }
+}
+
+/// `bytes` as text, or a fault that shows what can be shown of them.
+pub(crate) fn utf8<'a>(what: &str, bytes: &'a [u8]) -> Result<&'a str, LabelFault> {
+    std::str::from_utf8(bytes).map_err(|e| {
+        let shown = String::from_utf8_lossy(bytes.get(..bytes.len().min(64)).unwrap_or(bytes));
+        LabelFault::Refused(Error::invalid(format!("{what} {shown:?} is not UTF-8")).because(e))
+    })
+}

@@ -1,0 +1,359 @@
+//! Numbers and times as Prometheus' API and text formats write and read them.
+
+use firn_model::{Error, Result, Timestamp};
+
+/// The NaN that Prometheus' parsers give for every text form of it. Other payloads are possible
+/// only in binary protocols.
+pub const NORMAL_NAN_BITS: u64 = 0x7ff8_0000_0000_0001;
+
+/// The earliest time that the API prints; accepted back.
+pub const MIN_TIME_TEXT: &str = "-292273086-05-16T16:47:06Z";
+/// The latest time that the API prints; accepted back.
+pub const MAX_TIME_TEXT: &str = "+292277025-08-18T07:12:54.999999999Z";
+
+/// Appends `value` in its shortest form that reads back: Go's `AppendFloat(v, 'f' or 'e', -1, 64)`
+/// with `e` below 1e-6 and from 1e21 on.
+pub fn push_float(value: f64, out: &mut Vec<u8>) {
+    let magnitude = value.abs();
+    if value.is_nan() {
+        out.extend_from_slice(b"NaN");
+    } else if value.is_infinite() {
+        out.extend_from_slice(if value > 0.0 { b"+Inf" } else { b"-Inf" });
+    } else if magnitude < 9_007_199_254_740_992.0 && value.fract() == 0.0 && magnitude != 0.0 {
+        // Whole numbers that a double holds exactly: most of what is measured are counts.
+        push_i64(value as i64, out);
+    } else if magnitude != 0.0 && !(1e-6..1e21).contains(&magnitude) {
+        push_exponent(&format!("{value:e}"), out);
+    } else {
+        use std::io::Write;
+        // Writing into a Vec cannot fail.
+        let _ = write!(out, "{value}");
+    }
+}
+
+/// Go writes a sign and at least two digits of exponent where Rust writes neither: `1e-07`, `1e+21`.
+fn push_exponent(text: &str, out: &mut Vec<u8>) {
+    let (mantissa, exponent) = text.split_once('e').unwrap_or((text, "0"));
+    let (sign, digits) = match exponent.strip_prefix('-') {
+        Some(digits) => (b'-', digits),
+        None => (b'+', exponent),
+    };
+    out.extend_from_slice(mantissa.as_bytes());
+    out.extend_from_slice(&[b'e', sign]);
+    if digits.len() < 2 {
+        out.push(b'0');
+    }
+    out.extend_from_slice(digits.as_bytes());
+}
+
+/// Appends a decimal integer.
+pub fn push_i64(value: i64, out: &mut Vec<u8>) {
+    if value < 0 {
+        out.push(b'-');
+    }
+    push_u64(value.unsigned_abs(), out);
+}
+
+/// Appends a decimal integer.
+pub fn push_u64(mut value: u64, out: &mut Vec<u8>) {
+    let mut digits = [0u8; 20];
+    let mut start = digits.len();
+    loop {
+        start -= 1;
+        digits[start] = b'0' + (value % 10) as u8;
+        value /= 10;
+        if value == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&digits[start..]);
+}
+
+/// Appends milliseconds as seconds: `1435781451.781`; whole seconds have no point.
+pub fn push_time(ts: Timestamp, out: &mut Vec<u8>) {
+    if ts < 0 {
+        out.push(b'-');
+    }
+    let ms = ts.unsigned_abs();
+    push_u64(ms / 1_000, out);
+    let fraction = ms % 1_000;
+    if fraction != 0 {
+        out.push(b'.');
+        out.extend_from_slice(&[
+            b'0' + (fraction / 100) as u8,
+            b'0' + (fraction / 10 % 10) as u8,
+            b'0' + (fraction % 10) as u8,
+        ]);
+    }
+}
+
+/// A sample's value in a text format: what Go's `ParseFloat` takes, without hexadecimal and `_`.
+pub fn parse_float(text: &str) -> Option<f64> {
+    let first = *text.as_bytes().first()?;
+    // Rust reads `+nan` and `-nan`, Go does not.
+    if text.eq_ignore_ascii_case("nan") {
+        return Some(f64::from_bits(NORMAL_NAN_BITS));
+    }
+    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+    if unsigned.eq_ignore_ascii_case("inf") || unsigned.eq_ignore_ascii_case("infinity") {
+        return Some(if first == b'-' { f64::NEG_INFINITY } else { f64::INFINITY });
+    }
+    // What is left must be digits; a number that only overflow makes infinite is no number.
+    text.parse().ok().filter(|value: &f64| value.is_finite())
+}
+
+/// A time of the API: seconds as a float, RFC 3339, or one of the two extremes that the server
+/// prints. Milliseconds.
+///
+/// # Errors
+/// `Invalid` with the text.
+pub fn parse_time(text: &str) -> Result<Timestamp> {
+    if let Some(seconds) = parse_float(text) {
+        // As Go: fraction rounded to milliseconds on its own, so that large times keep theirs.
+        let ms = seconds.trunc() * 1_000.0 + (seconds.fract() * 1_000.0).round();
+        if ms.is_finite() && ms.abs() < 9.3e18 {
+            return Ok(ms as Timestamp);
+        }
+    } else if text == MIN_TIME_TEXT {
+        return Ok(Timestamp::MIN);
+    } else if text == MAX_TIME_TEXT {
+        return Ok(Timestamp::MAX);
+    } else if let Some(ts) = parse_rfc3339(text) {
+        return Ok(ts);
+    }
+    Err(Error::invalid(format!("cannot parse {text:?} to a valid timestamp")))
+}
+
+/// A duration of the API: seconds as a float, or `1h30m`. Nanoseconds, as Go holds them.
+///
+/// # Errors
+/// `Invalid` with the text, also when it overflows 64 bits of nanoseconds.
+pub fn parse_duration_ns(text: &str) -> Result<i64> {
+    if let Some(seconds) = parse_float(text) {
+        let ns = seconds * 1e9;
+        if ns.is_nan() || ns.abs() > i64::MAX as f64 {
+            return Err(Error::invalid(format!(
+                "cannot parse {text:?} to a valid duration. It overflows int64"
+            )));
+        }
+        return Ok(ns as i64);
+    }
+    parse_unit_duration_ms(text)
+        .and_then(|ms| ms.checked_mul(1_000_000))
+        .ok_or_else(|| Error::invalid(format!("cannot parse {text:?} to a valid duration")))
+}
+
+/// `1y2w3d4h5m6s7ms`: each unit once, in this order. Milliseconds.
+pub fn parse_unit_duration_ms(text: &str) -> Option<i64> {
+    const UNITS: [(&str, i64); 7] = [
+        ("y", 365 * 86_400_000),
+        ("w", 7 * 86_400_000),
+        ("d", 86_400_000),
+        ("h", 3_600_000),
+        ("m", 60_000),
+        ("s", 1_000),
+        ("ms", 1),
+    ];
+    if text == "0" {
+        return Some(0);
+    }
+    let (mut rest, mut total, mut next_unit) = (text, 0i64, 0);
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).filter(|&len| len > 0)?;
+        let count: i64 = rest.get(..digits)?.parse().ok()?;
+        rest = rest.get(digits..)?;
+        let letters = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        let unit = rest.get(..letters)?;
+        let idx = UNITS.iter().position(|(name, _)| *name == unit).filter(|&i| i >= next_unit)?;
+        total = total.checked_add(count.checked_mul(UNITS[idx].1)?)?;
+        next_unit = idx + 1;
+        rest = rest.get(letters..)?;
+    }
+    (next_unit > 0).then_some(total)
+}
+
+/// `2015-07-01T20:10:51.781Z` or with an offset; up to nanoseconds, rounded down to milliseconds.
+fn parse_rfc3339(text: &str) -> Option<Timestamp> {
+    let bytes = text.as_bytes();
+    let number = |from: usize, to: usize| -> Option<i64> {
+        let digits = bytes.get(from..to)?;
+        digits.iter().all(u8::is_ascii_digit).then_some(())?;
+        std::str::from_utf8(digits).ok()?.parse().ok()
+    };
+    let is = |idx: usize, wanted: u8| (bytes.get(idx) == Some(&wanted)).then_some(());
+    is(4, b'-').and(is(7, b'-')).and(is(13, b':')).and(is(16, b':'))?;
+    is(10, b'T').or(is(10, b't'))?;
+    let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
+    let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
+    let in_range = (1..=12).contains(&month) && hour < 24 && minute < 60 && second < 60;
+    (in_range && (1..=days_in_month(year, month)).contains(&day)).then_some(())?;
+
+    let mut at = 19;
+    let mut ms = 0;
+    if bytes.get(at) == Some(&b'.') {
+        let digits = bytes.get(at + 1..)?.iter().take_while(|b| b.is_ascii_digit()).count();
+        (1..=9).contains(&digits).then_some(())?;
+        for idx in 0..3 {
+            let digit = if idx < digits { bytes.get(at + 1 + idx)? - b'0' } else { 0 };
+            ms = ms * 10 + i64::from(digit);
+        }
+        at += 1 + digits;
+    }
+    let offset_minutes = match (bytes.get(at)?, bytes.len() - at) {
+        (b'Z' | b'z', 1) => 0,
+        (sign @ (b'+' | b'-'), 6) => {
+            is(at + 3, b':')?;
+            let (hours, minutes) = (number(at + 1, at + 3)?, number(at + 4, at + 6)?);
+            (hours < 24 && minutes < 60).then_some(())?;
+            (hours * 60 + minutes) * if *sign == b'-' { -1 } else { 1 }
+        }
+        _ => return None,
+    };
+    let seconds = days_from_civil(year, month, day) * 86_400 + hour * 3_600 + minute * 60 + second
+        - offset_minutes * 60;
+    Some(seconds * 1_000 + ms)
+}
+
+fn days_in_month(year: i64, month: i64) -> i64 {
+    match month {
+        2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
+        2 => 28,
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    }
+}
+
+/// Days since 1970-01-01 in the Gregorian calendar, counted in years that begin in March so that
+/// the leap day is the last (Howard Hinnant, "chrono-compatible low-level date algorithms").
+fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
+    let year = if month <= 2 { year - 1 } else { year };
+    let era = year.div_euclid(400);
+    let year_of_era = year.rem_euclid(400);
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
+    era * 146_097 + day_of_era - 719_468
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_are_written_as_go_writes_them() {
+        let f = |value: f64, want: &str| {
+            let mut out = Vec::new();
+            push_float(value, &mut out);
+            assert_eq!(String::from_utf8(out).unwrap(), want, "{value:?}");
+        };
+        f(0.0, "0");
+        f(-0.0, "-0");
+        f(1.0, "1");
+        f(-1.5, "-1.5");
+        f(0.1, "0.1");
+        f(100_000.0, "100000");
+        f(123_456_789.125, "123456789.125");
+        f(9_007_199_254_740_991.0, "9007199254740991");
+        f(9_007_199_254_740_993.0, "9007199254740992");
+        f(1e20, "100000000000000000000");
+        f(123_456_789_012_345_680_000.0, "123456789012345680000");
+        f(1e21, "1e+21");
+        f(1.5e21, "1.5e+21");
+        f(-1e22, "-1e+22");
+        f(1e100, "1e+100");
+        f(1e-6, "0.000001");
+        f(0.000_001_25, "0.00000125");
+        f(1e-7, "1e-07");
+        f(-1.25e-7, "-1.25e-07");
+        f(5e-324, "5e-324");
+        f(f64::MAX, "1.7976931348623157e+308");
+        f(f64::MIN_POSITIVE, "2.2250738585072014e-308");
+        f(f64::NAN, "NaN");
+        f(f64::INFINITY, "+Inf");
+        f(f64::NEG_INFINITY, "-Inf");
+    }
+
+    #[test]
+    fn times_are_seconds_with_three_decimals_or_none() {
+        let f = |ts: Timestamp, want: &str| {
+            let mut out = Vec::new();
+            push_time(ts, &mut out);
+            assert_eq!(String::from_utf8(out).unwrap(), want);
+        };
+        f(0, "0");
+        f(1_435_781_451_781, "1435781451.781");
+        f(1_500, "1.500");
+        f(1_005, "1.005");
+        f(999, "0.999");
+        f(-1, "-0.001");
+        f(-60_000, "-60");
+        f(i64::MIN, "-9223372036854775.808");
+        f(i64::MAX, "9223372036854775.807");
+    }
+
+    #[test]
+    fn values_are_read_as_go_reads_them() {
+        for (text, want) in [
+            ("1", 1.0),
+            ("+1", 1.0),
+            ("-.5", -0.5),
+            ("1.", 1.0),
+            ("0042", 42.0),
+            ("1e3", 1000.0),
+            ("1E-2", 0.01),
+            ("Inf", f64::INFINITY),
+            ("+iNf", f64::INFINITY),
+            ("-infinity", f64::NEG_INFINITY),
+        ] {
+            assert_eq!(parse_float(text), Some(want), "{text}");
+        }
+        assert_eq!(parse_float("nan").unwrap().to_bits(), NORMAL_NAN_BITS);
+        for bad in ["", "+", "1_000", "0x1F", "0x1p4", "1e400", "-nan", "+NaN", "1e", " 1", "infin"]
+        {
+            assert_eq!(parse_float(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn times_of_the_api_are_floats_rfc3339_or_the_extremes() {
+        let f = |text: &str, want: Option<Timestamp>| {
+            assert_eq!(parse_time(text).ok(), want, "{text}");
+        };
+        f("0", Some(0));
+        f("1435781451.781", Some(1_435_781_451_781));
+        f("-1.5", Some(-1_500));
+        f("1e9", Some(1_000_000_000_000));
+        f("1.0004", Some(1_000));
+        f("2015-07-01T20:10:51.781Z", Some(1_435_781_451_781));
+        f("2015-07-01T20:10:51Z", Some(1_435_781_451_000));
+        f("2015-07-01T22:10:51.781999999+02:00", Some(1_435_781_451_781));
+        f("1969-12-31T23:59:59.5Z", Some(-500));
+        f("2000-02-29T00:00:00Z", Some(951_782_400_000));
+        f("1900-02-29T00:00:00Z", None);
+        f("0000-03-01T00:00:00Z", Some(-62_162_035_200_000));
+        f(MIN_TIME_TEXT, Some(i64::MIN));
+        f(MAX_TIME_TEXT, Some(i64::MAX));
+        for bad in ["", "now", "NaN", "Inf", "2015-07-01", "2015-07-01T20:10:51", "1e300", "ab:cd"]
+        {
+            f(bad, None);
+        }
+        for bad in ["2015-13-01T00:00:00Z", "2015-07-01T24:00:00Z", "2015-07-01T00:00:00.Z", "é"] {
+            f(bad, None);
+        }
+    }
+
+    #[test]
+    fn durations_of_the_api_are_floats_or_units() {
+        let f = |text: &str, want: Option<i64>| {
+            assert_eq!(parse_duration_ns(text).ok(), want, "{text}");
+        };
+        f("1", Some(1_000_000_000));
+        f("0.5", Some(500_000_000));
+        f("-5", Some(-5_000_000_000));
+        f("1h30m", Some(5_400_000_000_000));
+        f("1y2w3d4h5m6s7ms", Some(33_019_506_007_000_000));
+        f("1w", Some(604_800_000_000_000));
+        for bad in ["", "1ns", "1m1h", "1m1m", "m", "5x", "1e300", "NaN", "300y", "-1m", "1.5h"] {
+            f(bad, None);
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Protobuf: just enough to walk a message that others encoded, without copying.
+
+use firn_model::{Error, Result};
+
+/// How a field's value is encoded; the numbers are protobuf's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WireType {
+    Varint = 0,
+    Fixed64 = 1,
+    Bytes = 2,
+    GroupStart = 3,
+    GroupEnd = 4,
+    Fixed32 = 5,
+}
+
+/// Walks the fields of one message inside `bytes`; positions are those of the whole body, so that
+/// errors name a byte of the request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    end: usize,
+}
+
+// Groups left protobuf long ago; a handful of levels is all that unknown fields may nest.
+const GROUP_DEPTH_MAX: u32 = 16;
+
+// `inline(always)`: the walk is 20 such calls a sample; 65 ns with it, 100 ns with hints only.
+impl<'a> Reader<'a> {
+    /// All of `bytes` as one message.
+    pub(crate) fn new(bytes: &'a [u8]) -> Reader<'a> {
+        Reader { bytes, at: 0, end: bytes.len() }
+    }
+
+    /// The position in the body.
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// Whether the message is over.
+    pub(crate) fn is_done(&self) -> bool {
+        self.at >= self.end
+    }
+
+    /// Field number and wire type of the next field.
+    #[inline(always)]
+    pub(crate) fn key(&mut self) -> Result<(u32, WireType)> {
+        let start = self.at;
+        let key = self.varint()?;
+        let wire = match key & 7 {
+            0 => WireType::Varint,
+            1 => WireType::Fixed64,
+            2 => WireType::Bytes,
+            3 => WireType::GroupStart,
+            4 => WireType::GroupEnd,
+            5 => WireType::Fixed32,
+            other => return Err(malformed(start, format!("wire type {other} does not exist"))),
+        };
+        match u32::try_from(key >> 3) {
+            Ok(field @ 1..=0x1fff_ffff) => Ok((field, wire)),
+            _ => Err(malformed(start, format!("field number {} is not allowed", key >> 3))),
+        }
+    }
+
+    /// A varint of at most 64 bits.
+    #[inline(always)]
+    pub(crate) fn varint(&mut self) -> Result<u64> {
+        match self.bytes.get(self.at) {
+            Some(&byte) if byte < 0x80 && self.at < self.end => {
+                self.at += 1;
+                Ok(u64::from(byte))
+            }
+            _ => self.long_varint(),
+        }
+    }
+
+    fn long_varint(&mut self) -> Result<u64> {
+        let mut rest = self.bytes.get(self.at..self.end).unwrap_or(&[]);
+        let before = rest.len();
+        let value = firn_model::decode_varint(&mut rest)
+            .ok_or_else(|| malformed(self.at, "a number is cut short or over 64 bits"))?;
+        self.at += before - rest.len();
+        Ok(value)
+    }
+
+    /// Eight little-endian bytes.
+    #[inline(always)]
+    pub(crate) fn fixed64(&mut self) -> Result<u64> {
+        let bytes = self.take(8)?;
+        Ok(u64::from_le_bytes(bytes.try_into().unwrap_or([0; 8])))
+    }
+
+    /// The bytes of a length-delimited field.
+    #[inline(always)]
+    pub(crate) fn bytes(&mut self) -> Result<&'a [u8]> {
+        let len = self.varint()?;
+        self.take(len)
+    }
+
+    /// A length-delimited field as a message of its own.
+    #[inline(always)]
+    pub(crate) fn message(&mut self) -> Result<Reader<'a>> {
+        let len = self.bytes()?.len();
+        Ok(Reader { bytes: self.bytes, at: self.at - len, end: self.at })
+    }
+
+    /// Steps over a run of fields `field` that hold fewer than 128 bytes each, and gives the position
+    /// behind the last. A walk spends most of its time on these, so they are taken two bytes at a
+    /// time: key and length. `field` is at most 15, so that its key is one byte.
+    #[inline]
+    pub(crate) fn skip_run(&mut self, field: u8) -> usize {
+        let key = field << 3 | WireType::Bytes as u8;
+        let bytes = self.bytes.get(..self.end).unwrap_or(self.bytes);
+        let mut at = self.at;
+        while let Some(&[found, len]) = bytes.get(at..at + 2)
+            && found == key
+            && len < 0x80
+            && at + 2 + usize::from(len) <= bytes.len()
+        {
+            at += 2 + usize::from(len);
+        }
+        self.at = at;
+        at
+    }
+
+    /// Steps over the value of a field whose key was just read.
+    pub(crate) fn skip(&mut self, field: u32, wire: WireType) -> Result<()> {
+        match wire {
+            WireType::Varint => self.varint().map(drop),
+            WireType::Fixed64 => self.take(8).map(drop),
+            WireType::Bytes => self.bytes().map(drop),
+            WireType::Fixed32 => self.take(4).map(drop),
+            WireType::GroupStart => self.skip_group(field),
+            WireType::GroupEnd => Err(malformed(self.at, "a group ends that never began")),
+        }
+    }
+
+    fn skip_group(&mut self, field: u32) -> Result<()> {
+        let mut open = vec![field];
+        while let Some(&innermost) = open.last() {
+            match self.key()? {
+                (inner, WireType::GroupStart) if open.len() < GROUP_DEPTH_MAX as usize => {
+                    open.push(inner);
+                }
+                (_, WireType::GroupStart) => {
+                    return Err(malformed(self.at, "groups are nested too deeply"));
+                }
+                (inner, WireType::GroupEnd) if inner == innermost => drop(open.pop()),
+                (inner, wire) => self.skip(inner, wire)?,
+            }
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn take(&mut self, len: u64) -> Result<&'a [u8]> {
+        let taken = usize::try_from(len)
+            .ok()
+            .and_then(|len| self.at.checked_add(len))
+            .filter(|&end| end <= self.end)
+            .and_then(|end| self.bytes.get(self.at..end));
+        match taken {
+            Some(taken) => {
+                self.at += taken.len();
+                Ok(taken)
+            }
+            None => Err(malformed(self.at, format!("{len} bytes are announced, fewer are there"))),
+        }
+    }
+}
+
+/// A field that is known has another wire type than the schema says.
+pub(crate) fn wrong_type(at: usize, message: &str, field: u32, wire: WireType) -> Error {
+    malformed(at, format!("field {field} of {message} has wire type {}", wire as u8))
+}
+
+#[cold]
+pub(crate) fn malformed(at: usize, what: impl std::fmt::Display) -> Error {
+    Error::invalid(format!("protobuf, byte {at} of the decompressed request: {what}"))
+}

@@ -1,0 +1,171 @@
+//! Remote write 1.0: `prometheus.WriteRequest`, walked without decoding it.
+//!
+//! Pass 1 ([`decode`]) finds each series' label bytes and hashes them as they are; samples are the
+//! only thing that is unpacked. Labels are parsed ([`labels`]) only for series that the sender cache
+//! does not know. A full decode costs ten times this walk (research/rust-ecosystem.md section 4).
+//!
+//! ```text
+//! WriteRequest { timeseries = 1: TimeSeries, metadata = 3: MetricMetadata }
+//! TimeSeries   { labels = 1: Label, samples = 2: Sample, exemplars = 3, histograms = 4 }
+//! Label        { name = 1: string, value = 2: string }
+//! Sample       { value = 1: double, timestamp = 2: int64, milliseconds }
+//! Metadata     { type = 1: enum, metric_family_name = 2, help = 4, unit = 5: string }
+//! ```
+
+use firn_model::{LabelsBuilder, Result, Sample, Timestamp};
+
+use crate::metadata::{Metadata, MetricType};
+use crate::wire::decoded::{Decoded, SpanHasher};
+use crate::wire::protobuf::{Reader, WireType, malformed, wrong_type};
+use crate::wire::{LabelFault, utf8};
+
+/// Walks a decompressed request into `out`, which the caller has cleared.
+///
+/// Label messages are stepped over unseen: [`labels`] checks them when they are new.
+///
+/// # Errors
+/// `Invalid` with the byte where the message is malformed; `TooLarge` from [`Decoded`].
+pub fn decode(body: &[u8], hasher: &SpanHasher, out: &mut Decoded) -> Result<()> {
+    let mut request = Reader::new(body);
+    while !request.is_done() {
+        let at = request.at();
+        match request.key()? {
+            (1, WireType::Bytes) => decode_series(body, request.message()?, hasher, out)?,
+            (3, WireType::Bytes) => decode_metadata(request.message()?, out)?,
+            (field @ (1 | 3), wire) => return Err(wrong_type(at, "WriteRequest", field, wire)),
+            (field, wire) => request.skip(field, wire)?,
+        }
+    }
+    Ok(())
+}
+
+/// Parses the labels of one series: the span that [`decode`] found.
+///
+/// # Errors
+/// [`LabelFault::Malformed`] when the bytes are no labels, [`LabelFault::Refused`] when they are not
+/// UTF-8. Rules on names, repeats and limits are the builder's.
+pub fn labels(span: &[u8], out: &mut LabelsBuilder) -> Result<(), LabelFault> {
+    out.clear();
+    let mut series = Reader::new(span);
+    while !series.is_done() {
+        let at = series.at();
+        match series.key()? {
+            (1, WireType::Bytes) => {
+                let (name, value) = decode_label(series.message()?)?;
+                out.push(utf8("label name", name)?, utf8("label value", value)?);
+            }
+            (1, wire) => return Err(wrong_type(at, "TimeSeries", 1, wire).into()),
+            // Samples between labels: the walk has been through them.
+            (field, wire) => series.skip(field, wire)?,
+        }
+    }
+    Ok(())
+}
+
+fn decode_series(
+    body: &[u8],
+    mut series: Reader<'_>,
+    hasher: &SpanHasher,
+    out: &mut Decoded,
+) -> Result<()> {
+    let mut span = 0..0;
+    let mut cacheable = true;
+    while !series.is_done() {
+        let at = series.at();
+        match series.key()? {
+            (1, WireType::Bytes) => {
+                series.bytes()?;
+                if span.is_empty() {
+                    span.start = at;
+                } else if span.end != at {
+                    // Labels with something between: the span is right but will not come again.
+                    cacheable = false;
+                }
+                span.end = series.skip_run(1);
+            }
+            (2, WireType::Bytes) => out.push_sample(decode_sample(series.message()?)?)?,
+            (3, WireType::Bytes) => {
+                series.bytes()?;
+                out.exemplar_count += 1;
+            }
+            (4, WireType::Bytes) => {
+                series.bytes()?;
+                out.histogram_count += 1;
+            }
+            (field @ 1..=4, wire) => return Err(wrong_type(at, "TimeSeries", field, wire)),
+            (field, wire) => series.skip(field, wire)?,
+        }
+    }
+    let hash = hasher.hash(body.get(span.clone()).unwrap_or(&[]));
+    out.push_series(hash, span, cacheable)
+}
+
+#[inline]
+fn decode_sample(mut message: Reader<'_>) -> Result<Sample> {
+    let mut sample = Sample { ts: 0, value: 0.0 };
+    while !message.is_done() {
+        let at = message.at();
+        match message.key()? {
+            (1, WireType::Fixed64) => sample.value = f64::from_bits(message.fixed64()?),
+            (2, WireType::Varint) => sample.ts = message.varint()? as Timestamp,
+            (field @ 1..=2, wire) => return Err(wrong_type(at, "Sample", field, wire)),
+            (field, wire) => message.skip(field, wire)?,
+        }
+    }
+    Ok(sample)
+}
+
+fn decode_label<'a>(mut message: Reader<'a>) -> Result<(&'a [u8], &'a [u8])> {
+    let (mut name, mut value) = (&[][..], &[][..]);
+    while !message.is_done() {
+        let at = message.at();
+        match message.key()? {
+            (1, WireType::Bytes) => name = message.bytes()?,
+            (2, WireType::Bytes) => value = message.bytes()?,
+            (field @ 1..=2, wire) => return Err(wrong_type(at, "Label", field, wire)),
+            (field, wire) => message.skip(field, wire)?,
+        }
+    }
+    Ok((name, value))
+}
+
+fn decode_metadata(mut message: Reader<'_>, out: &mut Decoded) -> Result<()> {
+    let mut name = String::new();
+    let mut metadata = Metadata::default();
+    while !message.is_done() {
+        let at = message.at();
+        match message.key()? {
+            (1, WireType::Varint) => metadata.kind = metric_type(message.varint()?),
+            (2, WireType::Bytes) => name = text(message.bytes()?, at)?,
+            (4, WireType::Bytes) => metadata.help = text(message.bytes()?, at)?,
+            (5, WireType::Bytes) => metadata.unit = text(message.bytes()?, at)?,
+            (field @ (1 | 2 | 4 | 5), wire) => {
+                return Err(wrong_type(at, "MetricMetadata", field, wire));
+            }
+            (field, wire) => message.skip(field, wire)?,
+        }
+    }
+    out.metadata.push((name, metadata));
+    Ok(())
+}
+
+fn text(bytes: &[u8], at: usize) -> Result<String> {
+    let text = std::str::from_utf8(bytes).map_err(|e| malformed(at, "not UTF-8").because(e))?;
+    Ok(text.to_owned())
+}
+
+fn metric_type(number: u64) -> MetricType {
+    match number {
+        1 => MetricType::Counter,
+        2 => MetricType::Gauge,
+        3 => MetricType::Histogram,
+        4 => MetricType::GaugeHistogram,
+        5 => MetricType::Summary,
+        6 => MetricType::Info,
+        7 => MetricType::StateSet,
+        _ => MetricType::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests;

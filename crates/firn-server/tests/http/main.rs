@@ -1,0 +1,57 @@
+//! The server over real connections, on a real folder: what goes in, what comes out, and every bad
+//! input with its status and its sentence.
+
+mod client;
+mod query_api;
+mod remote_write;
+mod surroundings;
+mod write_request;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::{Args, Command, FromArgMatches};
+use firn_server::{Server, Settings};
+use tempfile::TempDir;
+
+/// A server of its own for a test.
+struct Running {
+    server: Option<Server>,
+    folder: TempDir,
+}
+
+impl Running {
+    /// A ready server; `args` are flags as they are typed.
+    fn start(args: &[&str]) -> Running {
+        let folder = TempDir::new().expect("a folder");
+        let mut server = start_in(&folder, args);
+        wait_until_ready(&mut server);
+        Running { server: Some(server), folder }
+    }
+
+    fn at(&self) -> SocketAddr {
+        self.server.as_ref().expect("it runs").listen()
+    }
+
+    /// Stops in order and starts again on the same folder.
+    fn restart(&mut self, args: &[&str]) {
+        self.server.take().expect("it runs").stop().expect("a clean stop");
+        let mut server = start_in(&self.folder, args);
+        wait_until_ready(&mut server);
+        self.server = Some(server);
+    }
+}
+
+fn start_in(folder: &TempDir, args: &[&str]) -> Server {
+    let data = format!("--data={}", folder.path().join("data").display());
+    let fixed = ["firn", &data, "--listen=127.0.0.1:0", "--self-scrape=never", "--memory=256MiB"];
+    let command = Settings::augment_args(Command::new("firn").args_override_self(true));
+    let matches = command.get_matches_from(fixed.iter().chain(args));
+    let settings = Settings::from_arg_matches(&matches).expect("flags");
+    Server::start(settings.check().expect("settings")).expect("a server")
+}
+
+fn wait_until_ready(server: &mut Server) {
+    let ready = server.wait_until_ready(Duration::from_secs(60)).expect("the database opens");
+    assert!(ready, "the database takes over a minute to open");
+}

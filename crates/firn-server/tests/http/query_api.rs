@@ -1,0 +1,225 @@
+//! The query API (specs/http-api.md): shapes, parameters, errors.
+
+use crate::Running;
+use crate::client::{api, api_error, form, get, import, send, url};
+
+/// Three series at 1.7e9 s and 15 s later.
+fn filled(args: &[&str]) -> Running {
+    let server = Running::start(args);
+    import(
+        server.at(),
+        "# HELP m_total Things.\n# TYPE m_total counter\n\
+         m_total{job=\"a\",instance=\"1\"} 1 1700000000000\n\
+         m_total{job=\"a\",instance=\"1\"} 3.5 1700000015000\n\
+         m_total{job=\"a\",instance=\"2\"} NaN 1700000000000\n\
+         n{job=\"b\"} 1e21 1700000000000\n",
+    );
+    server
+}
+
+#[test]
+fn instant_queries_have_prometheus_shapes() {
+    let server = filled(&[]);
+    let f = |query: &str, want: &str| {
+        let data = api(server.at(), "query", &[("query", query), ("time", "1700000020.5")]);
+        assert_eq!(data.to_string(), want, "{query}");
+    };
+    f(
+        r#"m_total{instance="1"}"#,
+        r#"{"result":[{"metric":{"__name__":"m_total","instance":"1","job":"a"},"value":[1700000020.5,"3.5"]}],"resultType":"vector"}"#,
+    );
+    f(
+        "sum(n)",
+        r#"{"result":[{"metric":{},"value":[1700000020.5,"1e+21"]}],"resultType":"vector"}"#,
+    );
+    f("nothing", r#"{"result":[],"resultType":"vector"}"#);
+    f("1 - 2", r#"{"result":[1700000020.5,"-1"],"resultType":"scalar"}"#);
+    f("'text'", r#"{"result":[1700000020.5,"text"],"resultType":"string"}"#);
+    f(
+        r#"m_total{instance="1"}[1m]"#,
+        r#"{"result":[{"metric":{"__name__":"m_total","instance":"1","job":"a"},"values":[[1700000000,"1"],[1700000015,"3.5"]]}],"resultType":"matrix"}"#,
+    );
+    let nan =
+        api(server.at(), "query", &[("query", "m_total{instance='2'}"), ("time", "1700000000")]);
+    assert_eq!(nan["result"][0]["value"][1], "NaN");
+}
+
+#[test]
+fn range_queries_step_from_start_to_end() {
+    let server = filled(&[]);
+    let params = [
+        ("query", "m_total{instance=\"1\"}"),
+        ("start", "2023-11-14T22:13:20Z"),
+        ("end", "1700000030"),
+        ("step", "15"),
+    ];
+    let data = api(server.at(), "query_range", &params);
+    assert_eq!(
+        data.to_string(),
+        r#"{"result":[{"metric":{"__name__":"m_total","instance":"1","job":"a"},"values":[[1700000000,"1"],[1700000015,"3.5"],[1700000030,"3.5"]]}],"resultType":"matrix"}"#
+    );
+    let scalar = [("query", "2"), ("start", "0"), ("end", "11000"), ("step", "1s")];
+    let data = api(server.at(), "query_range", &scalar);
+    assert_eq!(data["result"][0]["values"].as_array().expect("points").len(), 11_001);
+    assert_eq!(data["result"][0]["metric"].to_string(), "{}");
+}
+
+#[test]
+fn wrong_parameters_are_named() {
+    let server = filled(&[]);
+    let f = |path: &str, params: &[(&str, &str)], wanted: &str| {
+        let (status, kind, text) = api_error(server.at(), path, params);
+        assert_eq!((status, kind.as_str()), (400, "bad_data"), "{text}");
+        assert!(text.contains(wanted), "{path} {params:?}: {text}");
+    };
+    let none =
+        r#"invalid parameter "query": unknown position: parse error: no expression found in input"#;
+    f("query", &[], none);
+    f("query", &[("query", "")], none);
+    f("query", &[("query", "sum(")], r#"invalid parameter "query": 1:5: parse error: "#);
+    f("query", &[("query", "1"), ("time", "soon")], r#"cannot parse "soon" to a valid timestamp"#);
+    f("query", &[("query", "1"), ("limit", "-1")], r#"invalid parameter "limit""#);
+    f("query", &[("query", "1"), ("limit", "x")], r#"invalid parameter "limit""#);
+    f("query", &[("query", "1"), ("timeout", "x")], r#"invalid parameter "timeout""#);
+    f("query", &[("query", "1"), ("lookback_delta", "x")], "lookback delta");
+    let range = |start, end, step| [("query", "1"), ("start", start), ("end", end), ("step", step)];
+    f("query_range", &range("", "1", "1"), r#"invalid parameter "start""#);
+    f("query_range", &range("1", "", "1"), r#"invalid parameter "end""#);
+    f("query_range", &range("2", "1", "1"), "end timestamp must not be before start");
+    f("query_range", &range("1", "2", ""), r#"invalid parameter "step""#);
+    f("query_range", &range("1", "2", "0"), "zero or negative query resolution");
+    f("query_range", &range("1", "2", "-5"), "zero or negative query resolution");
+    f("query_range", &range("0", "11001", "1"), "exceeded maximum resolution of 11,000 points");
+    let extremes = ("-292273086-05-16T16:47:06Z", "+292277025-08-18T07:12:54.999999999Z");
+    f("query_range", &range(extremes.0, extremes.1, "1"), "exceeded maximum resolution");
+    let matrix = [("query", "n[5m]"), ("start", "0"), ("end", "1"), ("step", "1")];
+    f("query_range", &matrix, r#"invalid expression type "range vector" for range query"#);
+    f("series", &[], "no match[] parameter provided");
+    f("series", &[("match[]", "{")], r#"invalid parameter "match[]""#);
+    f("series", &[("match[]", "{a=~\".*\"}")], "at least one non-empty matcher");
+    f("labels", &[("start", "x")], r#"invalid parameter "start""#);
+    f("metadata", &[("limit", "x")], "limit must be a number");
+    f("label/%ff/values", &[], "invalid label name");
+}
+
+#[test]
+fn evaluation_errors_limits_and_timeouts_have_their_types() {
+    let server = filled(&["--query-samples-max=2"]);
+    let f = |params: &[(&str, &str)], wanted: (u16, &str)| {
+        let (status, kind, text) = api_error(server.at(), "query", params);
+        assert_eq!((status, kind.as_str()), wanted, "{text}");
+        text
+    };
+    let time = ("time", "1700000020");
+    let query = "label_replace(n, 'x', '$1', 'job', '(')";
+    f(&[("query", query), time], (422, "execution"));
+    f(&[("query", "m_total[1m]"), time], (422, "execution"));
+    let text = f(&[("query", "n"), time, ("timeout", "0")], (503, "timeout"));
+    assert!(text.starts_with("query timed out in"), "{text}");
+    let server = filled(&[]);
+    let params = [("query", "{job!=''}"), time, ("limit", "1")];
+    let limited = get(server.at(), &url("/api/v1/query", &params));
+    let json = limited.json();
+    assert_eq!(json["data"]["result"].as_array().expect("a vector").len(), 1);
+    assert_eq!(json["warnings"][0], "results truncated due to limit");
+}
+
+#[test]
+fn listings_know_names_values_and_series() {
+    let server = filled(&[]);
+    let f = |path: &str, params: &[(&str, &str)], want: &str| {
+        assert_eq!(api(server.at(), path, params).to_string(), want, "{path} {params:?}");
+    };
+    f("labels", &[], r#"["__name__","instance","job"]"#);
+    f("labels", &[("match[]", "n")], r#"["__name__","job"]"#);
+    f("labels", &[("match[]", "n"), ("match[]", "m_total")], r#"["__name__","instance","job"]"#);
+    f("label/__name__/values", &[], r#"["m_total","n"]"#);
+    f("label/job/values", &[("match[]", "{instance=~'.+'}")], r#"["a"]"#);
+    f("label/unknown/values", &[], "[]");
+    f("label/U__instance/values", &[], r#"["1","2"]"#);
+    f("series", &[("match[]", "n")], r#"[{"__name__":"n","job":"b"}]"#);
+    f("series", &[("match[]", "n"), ("match[]", "{job='b'}")], r#"[{"__name__":"n","job":"b"}]"#);
+    f("series", &[("match[]", "nothing")], "[]");
+    f("labels", &[("start", "2000000000")], "[]");
+    f("labels", &[("start", "2"), ("end", "1")], "[]");
+    f("metadata", &[], r#"{"m_total":[{"help":"Things.","type":"counter","unit":""}]}"#);
+    f("metadata", &[("limit", "0")], "{}");
+    let cut = get(server.at(), "/api/v1/labels?limit=2").json();
+    assert_eq!(cut["data"].to_string(), r#"["__name__","instance"]"#);
+    assert_eq!(cut["warnings"][0], "results truncated due to limit");
+    let whole = get(server.at(), "/api/v1/labels?limit=3").json();
+    assert!(whole["warnings"].is_null());
+}
+
+#[test]
+fn posted_forms_count_before_the_url() {
+    let server = filled(&[]);
+    let typed = [("Content-Type", "application/x-www-form-urlencoded; charset=utf-8")];
+    let post = |target: &str, headers: &[(&str, &str)], body: &str| {
+        send(server.at(), "POST", target, headers, body.as_bytes())
+    };
+    let answer = post("/api/v1/query?query=1&time=5", &typed, "query=2");
+    assert_eq!(answer.json()["data"]["result"].to_string(), r#"[5,"2"]"#);
+    // Another content type: the body does not count.
+    let answer = post("/api/v1/query", &[("Content-Type", "text/plain")], "query=2");
+    assert!(answer.text().contains("no expression found"), "{}", answer.text());
+    let body = form(&[("match[]", "n"), ("match[]", "m_total{instance='1'}")]);
+    let answer = post("/api/v1/series", &typed, &body);
+    assert_eq!(answer.json()["data"].as_array().expect("series").len(), 2);
+    let answer = post("/api/v1/labels", &typed, "match%5B%5D=n");
+    assert_eq!(answer.json()["data"].to_string(), r#"["__name__","job"]"#);
+    let range = form(&[("query", "1"), ("start", "0"), ("end", "1"), ("step", "1")]);
+    assert_eq!(post("/api/v1/query_range", &typed, &range).status, 200);
+    assert_eq!(post("/api/v1/label/job/values", &typed, "").status, 405);
+}
+
+#[test]
+fn imports_are_taken_whole_or_not_at_all() {
+    let server = Running::start(&["--request-bytes-max=100000"]);
+    let post = |target: &str, headers: &[(&str, &str)], body: &[u8]| {
+        let answer = send(server.at(), "POST", target, headers, body);
+        (answer.status, answer.text())
+    };
+    let path = "/api/v1/import/prometheus";
+    let (status, text) = post(path, &[], b"a 1 1700000000000\nb{ 2\n");
+    assert_eq!((status, text.as_str()), (400, "line 2: the labels are not closed by `}`\n"));
+    let (status, text) = post(path, &[], b"a 1 1700000000000\nb{x=\"1\",x=\"2\"} 2\n");
+    assert!(status == 400 && text.starts_with("line 2: label \"x\" is given twice"), "{text}");
+    let (status, text) = post(path, &[], b"a 1\nb 2 9000000000000\n");
+    assert!(status == 400 && text.contains("line 2: out of bounds"), "{text}");
+    assert_eq!(api(server.at(), "labels", &[]).to_string(), "[]", "nothing was written");
+
+    let target = format!("{path}?extra_label=job%3Dx&timestamp=1700000000000");
+    assert_eq!(post(&target, &[], b"a 1").0, 204);
+    let data = api(server.at(), "query", &[("query", "a[1m]"), ("time", "1700000000")]);
+    assert_eq!(data["result"][0]["metric"]["job"], "x");
+    assert_eq!(data["result"][0]["values"].to_string(), r#"[[1700000000,"1"]]"#);
+    assert_eq!(post(&format!("{path}?extra_label=x"), &[], b"a 1").0, 400);
+    assert_eq!(post(&format!("{path}?timestamp=soon"), &[], b"a 1").0, 400);
+
+    let gzip = |bytes: &[u8]| {
+        use std::io::Write;
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(bytes).expect("a Vec");
+        encoder.finish().expect("a Vec")
+    };
+    let packed = [("Content-Encoding", "gzip")];
+    assert_eq!(post(path, &packed, &gzip(b"zipped 1")).0, 204);
+    assert_eq!(api(server.at(), "query", &[("query", "zipped")])["result"][0]["value"][1], "1");
+    let (status, text) = post(path, &packed, &gzip(&[b'#'; 200_000]));
+    assert!(status == 413 && text.contains("--request-bytes-max"), "{text}");
+    assert_eq!(post(path, &packed, b"junk").0, 400);
+    assert_eq!(post(path, &[("Content-Encoding", "br")], b"a 1").0, 415);
+    assert_eq!(post(path, &[], &[b'#'; 100_001]).0, 413);
+}
+
+#[test]
+fn a_parameter_without_effect_is_told() {
+    let server = filled(&[]);
+    let infos = |stats: &str| {
+        let params = [("query", "vector(1)"), ("stats", stats)];
+        get(server.at(), &url("/api/v1/query", &params)).json()["infos"].to_string()
+    };
+    assert!(infos("all").contains("stats"), "{}", infos("all"));
+    assert_eq!(infos(""), "null");
+}

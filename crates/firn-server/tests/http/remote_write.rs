@@ -1,0 +1,218 @@
+//! Remote write 1.0 (specs/remote-write.md): what is taken, and what is refused how.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use crate::Running;
+use crate::client::{Answer, api, get, send};
+use crate::write_request::{Message, send_block, series};
+
+const T: i64 = 1_700_000_000_000;
+
+/// The values of `query` as (labels in JSON, value).
+fn values(server: &Running, query: &str) -> Vec<(String, String)> {
+    let data = api(server.at(), "query", &[("query", query), ("time", "1700000010")]);
+    let result = data["result"].as_array().expect("a vector").clone();
+    let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
+    result.iter().map(|s| (s["metric"].to_string(), text(&s["value"][1]))).collect()
+}
+
+fn check_refused(answer: &Answer, status: u16, wanted: &[&str]) {
+    let text = answer.text();
+    assert_eq!(answer.status, status, "{text}");
+    for wanted in wanted {
+        assert!(text.contains(wanted), "{wanted:?} is not in {text:?}");
+    }
+    assert_eq!(text.lines().count(), 1, "one sentence: {text}");
+}
+
+#[test]
+fn what_is_written_is_visible_when_it_is_acknowledged() {
+    let server = Running::start(&[]);
+    // Unsorted labels are sorted, empty values are no labels.
+    let request = Message::default()
+        .series(series(&[("z", "1"), ("__name__", "m"), ("a", "2"), ("gone", "")]).sample(T, 1.5))
+        .series(series(&[("__name__", "n"), ("job", "j"), ("instance", "i")]).sample(T, -0.0))
+        .series(series(&[("__name__", "no_samples")]));
+    for _ in 0..2 {
+        // The second time is a hit in the sender cache and an identical sample.
+        let answer = request.send(server.at());
+        assert_eq!((answer.status, answer.text().as_str()), (204, ""));
+    }
+    assert_eq!(
+        values(&server, "m"),
+        [(r#"{"__name__":"m","a":"2","z":"1"}"#.into(), "1.5".into())]
+    );
+    assert_eq!(values(&server, "n")[0].1, "-0");
+    // Late and overwriting samples are taken.
+    let labels = [("a", "2"), ("__name__", "m"), ("z", "1")];
+    let late = series(&labels).sample(T - 60_000, 7.0).sample(T, 8.0).sample(T - 90_000, 6.0);
+    assert_eq!(Message::default().series(late).send(server.at()).status, 204);
+    assert_eq!(values(&server, "sum_over_time(m[2m])")[0].1, "21");
+}
+
+#[test]
+fn empty_requests_metadata_and_exemplars_are_taken() {
+    let server = Running::start(&[]);
+    assert_eq!(Message::default().send(server.at()).status, 204);
+    let metadata =
+        Message::default().varint(1, 1).bytes(2, "m").bytes(4, "What it is.\n").bytes(5, "s");
+    let exemplar = series(&[("__name__", "m")]).sample(T, 1.0).bytes(3, [8, 1]);
+    let request = Message::default().bytes(3, metadata.0).series(exemplar).bytes(99, "unknown");
+    assert_eq!(request.send(server.at()).status, 204);
+    let known = api(server.at(), "metadata", &[("metric", "m")]);
+    let wanted = r#"{"m":[{"help":"What it is.\n","type":"counter","unit":"s"}]}"#;
+    assert_eq!(known.to_string(), wanted);
+    let metrics = get(server.at(), "/metrics").text();
+    assert!(metrics.contains("firn_write_exemplars_ignored_total 1\n"), "{metrics}");
+    assert!(
+        metrics.contains("firn_write_samples_total{protocol=\"remote_write\"} 1\n"),
+        "{metrics}"
+    );
+}
+
+#[test]
+fn malformed_bodies_are_refused_whole() {
+    let server = Running::start(&[]);
+    let at = server.at();
+    check_refused(&send_block(at, b""), 400, &["snappy"]);
+    check_refused(&send_block(at, b"\xff\x06\x00\x00sNaPpY"), 400, &["snappy"]);
+    check_refused(&send_block(at, &[100, 1, 2, 3]), 400, &["snappy"]);
+    let good = series(&[("__name__", "m")]).sample(T, 1.0);
+    let mut request = Message::default().series(good.clone());
+    request.0.extend_from_slice(&[0x0a, 0x7f]);
+    check_refused(&request.send(at), 400, &["protobuf", "byte"]);
+    // Malformed labels too take everything with them, although they are looked at last.
+    let broken = Message::default().bytes(1, [0x0a, 0x7f]).sample(T, 1.0);
+    check_refused(&Message::default().series(good).series(broken).send(at), 400, &["protobuf"]);
+    assert!(values(&server, "m").is_empty());
+    let metrics = get(at, "/metrics").text();
+    assert!(metrics.contains("firn_write_refused_total{reason=\"request\"} 5\n"), "{metrics}");
+}
+
+#[test]
+fn broken_series_are_named_and_the_others_written() {
+    let server = Running::start(&["--label-value-bytes-max=100", "--label-name-bytes-max=20"]);
+    let f = |bad: Message, wanted: &[&str]| {
+        let name = format!("good_{}", bad.0.len());
+        let good = series(&[("__name__", &name)]).sample(T, 1.0);
+        let request = Message::default().series(bad.sample(T, 1.0)).series(good);
+        check_refused(
+            &request.send(server.at()),
+            400,
+            &[&["not written: 1 series"], wanted].concat(),
+        );
+        assert_eq!(values(&server, &name).len(), 1, "the valid series was written");
+    };
+    f(series(&[("a", "1")]), &["has no __name__", "a=\"1\""]);
+    f(series(&[]), &["has no __name__"]);
+    f(series(&[("__name__", "")]), &["has no __name__"]);
+    f(series(&[("__name__", "m"), ("", "1")]), &["empty name"]);
+    f(series(&[("__name__", "m"), ("a", "1"), ("a", "2")]), &["label \"a\" is given twice"]);
+    f(series(&[("__name__", "m"), ("a", &"x".repeat(101))]), &["label \"a\"", "limit is 100"]);
+    f(series(&[("__name__", "m"), (&"x".repeat(21), "1")]), &["limit is 20"]);
+    f(series(&[("__name__", "m")]).label("a", b"\xff\xfe"), &["label value", "not UTF-8"]);
+    f(series(&[("__name__", "m")]).label(b"\xff", "1"), &["label name", "not UTF-8"]);
+    let many: Vec<(String, String)> = (0..65).map(|n| (format!("l{n}"), n.to_string())).collect();
+    let many = many.iter().fold(series(&[("__name__", "m")]), |m, (n, v)| m.label(n, v));
+    f(many, &["66 labels", "limit is 64"]);
+    let metrics = get(server.at(), "/metrics").text();
+    assert!(metrics.contains("firn_write_refused_total{reason=\"series\"} 10\n"), "{metrics}");
+}
+
+#[test]
+fn clocks_that_are_ahead_and_native_histograms_are_refused() {
+    let server = Running::start(&["--future-max=1h"]);
+    let now =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    let now = i64::try_from(now.as_millis()).expect("before the year 292 million");
+    let ahead =
+        series(&[("__name__", "m"), ("a", "1")]).sample(T, 1.0).sample(now + 7_200_000, 2.0);
+    let answer = Message::default().series(ahead).send(server.at());
+    check_refused(&answer, 400, &["1 samples", "too far in the future", "m{a=\"1\"}"]);
+    assert_eq!(values(&server, "m")[0].1, "1", "the other sample was written");
+    let soon = series(&[("__name__", "soon")]).sample(now + 1_800_000, 1.0);
+    assert_eq!(Message::default().series(soon).send(server.at()).status, 204);
+    let histogram = series(&[("__name__", "h")]).sample(T, 3.0).bytes(4, [8, 1]);
+    let answer = Message::default().series(histogram).send(server.at());
+    check_refused(&answer, 400, &["1 native histogram samples", "not supported"]);
+    assert_eq!(values(&server, "h")[0].1, "3");
+    let metrics = get(server.at(), "/metrics").text();
+    assert!(metrics.contains("{reason=\"native_histogram\"} 1\n"), "{metrics}");
+    assert!(metrics.contains("{reason=\"future\"} 1\n"), "{metrics}");
+}
+
+#[test]
+fn leniency_answers_as_prometheus_does() {
+    let server = Running::start(&["--write-lenient"]);
+    let bad = series(&[("a", "1")]).sample(T, 1.0);
+    assert_eq!(Message::default().series(bad).send(server.at()).status, 204);
+    assert!(get(server.at(), "/metrics").text().contains("{reason=\"series\"} 1\n"));
+}
+
+#[test]
+fn bodies_over_a_limit_are_refused_before_they_are_unpacked() {
+    let server = Running::start(&["--body-bytes-max=10000", "--request-bytes-max=100000"]);
+    check_refused(
+        &send_block(server.at(), &[0; 10_001]),
+        413,
+        &["10000 bytes", "--body-bytes-max"],
+    );
+    // 4 GiB - 1 announced by five bytes.
+    let announced = send_block(server.at(), &[0xff, 0xff, 0xff, 0xff, 0x0f, 0]);
+    check_refused(&announced, 413, &["4294967295 bytes", "limit is 100000", "--request-bytes-max"]);
+    let bomb = Message::default().bytes(99, vec![0; 200_000]);
+    check_refused(&bomb.send(server.at()), 413, &["unpacks to 200"]);
+    // Without a length announced the limit holds as well.
+    let chunk = format!("{:x}\r\n{}\r\n", 20_000, "x".repeat(20_000));
+    let mut stream = TcpStream::connect(server.at()).expect("a connection");
+    let head = "POST /api/v1/write HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+    stream.write_all((head.to_owned() + &chunk).as_bytes()).expect("sent");
+    let mut status = [0; 13];
+    stream.read_exact(&mut status).expect("an answer");
+    assert_eq!(&status, b"HTTP/1.1 413 ");
+}
+
+#[test]
+fn tiny_messages_that_unpack_to_much_are_refused() {
+    let server = Running::start(&[]);
+    let request = (0..200_000).fold(Message::default(), |request, _| request.bytes(1, []));
+    check_refused(&request.send(server.at()), 413, &["unpack to over"]);
+}
+
+#[test]
+fn without_memory_senders_are_told_to_come_back() {
+    let server = Running::start(&["--memory=64MiB", "--request-bytes-max=1GiB"]);
+    // A block that says 60 MiB: with what it may unpack to it is over the whole budget.
+    let zeros = Message::default().bytes(99, vec![0; 60 << 20]);
+    let answer = zeros.send(server.at());
+    check_refused(&answer, 429, &["memory budget", "requests"]);
+    assert!(answer.header("retry-after").parse::<u64>().is_ok());
+    let good = series(&[("__name__", "m")]).sample(T, 1.0);
+    assert_eq!(Message::default().series(good).send(server.at()).status, 204, "it goes on");
+}
+
+#[test]
+fn the_headers_choose_the_protocol() {
+    let server = Running::start(&[]);
+    let good = Message::default().series(series(&[("__name__", "m")]).sample(T, 1.0));
+    let block = snap::raw::Encoder::new().compress_vec(&good.0).expect("fits");
+    let f = |headers: &[(&str, &str)], status: u16| {
+        let answer = send(server.at(), "POST", "/api/v1/write", headers, &block);
+        assert_eq!(answer.status, status, "{headers:?}: {}", answer.text());
+    };
+    f(&[], 204);
+    f(&[("Content-Encoding", "snappy")], 204);
+    f(&[("Content-Type", "application/x-protobuf;proto=prometheus.WriteRequest")], 204);
+    f(&[("Content-Type", "application/x-protobuf; foo=bar")], 204);
+    for encoding in ["gzip", "zstd", "deflate"] {
+        f(&[("Content-Encoding", encoding)], 415);
+        // Before the body is looked at.
+        let headers = [("Content-Encoding", encoding)];
+        assert_eq!(send(server.at(), "POST", "/api/v1/write", &headers, b"junk").status, 415);
+    }
+    f(&[("Content-Type", "application/x-protobuf;proto=io.prometheus.write.v2.Request")], 415);
+    f(&[("Content-Type", "application/x-protobuf; proto=io.prometheus.write.v2.Request")], 415);
+    f(&[("Content-Type", "application/json")], 415);
+    assert_eq!(get(server.at(), "/api/v1/write").status, 405);
+}

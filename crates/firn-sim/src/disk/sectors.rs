@@ -1,0 +1,244 @@
+//! The bytes of one file, sector by sector, with every version that a crash may leave.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::Rng;
+
+/// What a disk writes whole or not at all. 512: the smallest that disks promise, so the worst case.
+pub(crate) const SECTOR_BYTES: u64 = 512;
+
+/// Versions kept of one sector between two syncs. A log that is written in small pieces without a
+/// sync would otherwise grow without end; 8 are enough to show an old, a middle and a new one.
+const VERSION_COUNT_MAX: usize = 8;
+
+type Sector = [u8; SECTOR_BYTES as usize];
+
+/// One file's bytes. Sectors that were never written are zeros and take no room.
+#[derive(Debug, Default)]
+pub(crate) struct FileBytes {
+    len: u64,
+    /// What a crash leaves at least.
+    durable_len: u64,
+    sectors: BTreeMap<u64, Versions>,
+    /// Sectors with more than one version, which the next sync makes durable.
+    dirty: BTreeSet<u64>,
+    /// Sectors whose sync failed: a later sync says nothing about them (Linux marks the pages clean).
+    limbo: BTreeSet<u64>,
+}
+
+/// What one sector may hold after a crash.
+#[derive(Debug)]
+struct Versions {
+    /// Whether it was zeros at the last sync, which takes no room: so it is with every new file.
+    from_zeros: bool,
+    /// Oldest first: the durable version unless `from_zeros`, then those since. Never empty.
+    written: Vec<Sector>,
+}
+
+/// How much of what was not synced a crash leaves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Survival {
+    /// Nothing.
+    None,
+    /// All of it.
+    All,
+    /// Each part by itself, with this probability for "the newest"; else any older version.
+    Some(f64),
+}
+
+impl FileBytes {
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// `false` if the file ends before `buf` is full.
+    pub(crate) fn read(&self, offset: u64, buf: &mut [u8]) -> bool {
+        if offset.checked_add(buf.len() as u64).is_none_or(|end| end > self.len) {
+            return false;
+        }
+        for piece in pieces(offset, buf.len()) {
+            let target = &mut buf[piece.start..piece.start + piece.len];
+            match self.sectors.get(&piece.sector).and_then(|versions| versions.written.last()) {
+                Some(newest) => target.copy_from_slice(&newest[piece.at..piece.at + piece.len]),
+                None => target.fill(0),
+            }
+        }
+        true
+    }
+
+    pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) {
+        self.write_sectors(offset, bytes, |_| true);
+    }
+
+    /// A write that failed: the file has its new length, each sector was written or was not.
+    pub(crate) fn write_torn(&mut self, offset: u64, bytes: &[u8], rng: &mut Rng) {
+        self.write_sectors(offset, bytes, |_| rng.chance(0.5));
+    }
+
+    /// Zeros up to `len`; they cost no room here.
+    pub(crate) fn grow(&mut self, len: u64) {
+        self.len = self.len.max(len);
+    }
+
+    pub(crate) fn sync(&mut self) {
+        for sector in std::mem::take(&mut self.dirty) {
+            if let Some(versions) = self.sectors.get_mut(&sector) {
+                versions.keep(usize::MAX);
+            }
+        }
+        self.durable_len = self.len;
+    }
+
+    /// A sync that failed: what it should have covered stays uncertain until it is written again.
+    pub(crate) fn sync_failed(&mut self) {
+        self.limbo.append(&mut self.dirty);
+    }
+
+    /// The power is lost: one version of each sector stays.
+    pub(crate) fn crash(&mut self, survival: Survival, rng: &mut Rng) {
+        self.limbo.append(&mut self.dirty);
+        for sector in std::mem::take(&mut self.limbo) {
+            let Some(versions) = self.sectors.get_mut(&sector) else { continue };
+            let kept = survival.choose(versions.count() - 1, rng);
+            if versions.keep(kept).is_none() {
+                self.sectors.remove(&sector);
+            }
+        }
+        let unsynced_sectors = (self.len - self.durable_len).div_ceil(SECTOR_BYTES) as usize;
+        let kept_sectors = survival.choose(unsynced_sectors, rng) as u64;
+        self.len = self.len.min(self.durable_len + kept_sectors * SECTOR_BYTES);
+        self.cut_to_len();
+        self.durable_len = self.len;
+    }
+
+    /// Changes what is stored, durable at once: for tests that damage files.
+    pub(crate) fn set_durable(&mut self, bytes: &[u8]) {
+        *self = FileBytes::default();
+        self.write(0, bytes);
+        self.sync();
+    }
+
+    fn write_sectors(&mut self, offset: u64, bytes: &[u8], mut keep: impl FnMut(u64) -> bool) {
+        if bytes.is_empty() {
+            return;
+        }
+        for piece in pieces(offset, bytes.len()) {
+            if !keep(piece.sector) {
+                continue;
+            }
+            let source = &bytes[piece.start..piece.start + piece.len];
+            let range = piece.at..piece.at + piece.len;
+            match self.sectors.entry(piece.sector) {
+                Entry::Occupied(present) => {
+                    present.into_mut().push(|newest| newest[range].copy_from_slice(source));
+                }
+                Entry::Vacant(place) => {
+                    let mut sector = [0; SECTOR_BYTES as usize];
+                    sector[range].copy_from_slice(source);
+                    place.insert(Versions { from_zeros: true, written: vec![sector] });
+                }
+            }
+            self.limbo.remove(&piece.sector);
+            self.dirty.insert(piece.sector);
+        }
+        self.len = self.len.max(offset.saturating_add(bytes.len() as u64));
+    }
+
+    /// Nothing may come back when the file grows again over a cut.
+    fn cut_to_len(&mut self) {
+        self.sectors.split_off(&self.len.div_ceil(SECTOR_BYTES));
+        let tail = (self.len % SECTOR_BYTES) as usize;
+        if tail > 0
+            && let Some(versions) = self.sectors.get_mut(&(self.len / SECTOR_BYTES))
+        {
+            versions.written.iter_mut().for_each(|version| version[tail..].fill(0));
+        }
+    }
+}
+
+impl Versions {
+    fn count(&self) -> usize {
+        usize::from(self.from_zeros) + self.written.len()
+    }
+
+    /// One more version: the newest with `change`.
+    fn push(&mut self, change: impl FnOnce(&mut Sector)) {
+        let mut newest = self.written[self.written.len() - 1];
+        change(&mut newest);
+        if self.written.len() == VERSION_COUNT_MAX {
+            self.written.pop();
+        }
+        self.written.push(newest);
+    }
+
+    /// Only version `idx` (at most the newest) stays, durable. `None` if that is zeros.
+    fn keep(&mut self, idx: usize) -> Option<()> {
+        let idx = match (self.from_zeros, idx) {
+            (true, 0) => return None,
+            (true, idx) => idx - 1,
+            (false, idx) => idx,
+        };
+        let last = self.written.len() - 1;
+        self.written.swap(0, idx.min(last));
+        self.written.truncate(1);
+        self.written.shrink_to_fit();
+        self.from_zeros = false;
+        Some(())
+    }
+}
+
+impl Survival {
+    /// Drawn once per crash, so that the extremes are as likely as all that lies between.
+    pub(crate) fn draw(rng: &mut Rng) -> Survival {
+        match rng.below(6) {
+            0 => Survival::None,
+            1 => Survival::All,
+            2 => Survival::Some(0.1),
+            3 => Survival::Some(0.9),
+            _ => Survival::Some(0.5),
+        }
+    }
+
+    pub(crate) fn keeps(self, rng: &mut Rng) -> bool {
+        match self {
+            Survival::None => false,
+            Survival::All => true,
+            Survival::Some(probability) => rng.chance(probability),
+        }
+    }
+
+    /// Which of the versions 0 (durable) to `newest` stays.
+    fn choose(self, newest: usize, rng: &mut Rng) -> usize {
+        if self.keeps(rng) {
+            return newest;
+        }
+        match self {
+            Survival::None => 0,
+            _ => rng.below(newest as u64 + 1) as usize,
+        }
+    }
+}
+
+struct Piece {
+    sector: u64,
+    /// Where in the sector.
+    at: usize,
+    /// Where in the caller's bytes.
+    start: usize,
+    len: usize,
+}
+
+fn pieces(offset: u64, len: usize) -> impl Iterator<Item = Piece> {
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        (start < len).then(|| {
+            let position = offset + start as u64;
+            let at = (position % SECTOR_BYTES) as usize;
+            let piece_len = (SECTOR_BYTES as usize - at).min(len - start);
+            let piece = Piece { sector: position / SECTOR_BYTES, at, start, len: piece_len };
+            start += piece_len;
+            piece
+        })
+    })
+}

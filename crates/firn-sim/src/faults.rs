@@ -1,0 +1,245 @@
+//! What goes wrong, and when: one shared counter of operations, planned crashes and failures, and
+//! rates, all drawn from one seed.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::Rng;
+
+/// What the code under test asked the world to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Operation {
+    /// Open an existing file.
+    Open,
+    /// Read from a file.
+    Read,
+    /// List a folder.
+    List,
+    /// Make a file.
+    Create,
+    /// Make a folder.
+    CreateDir,
+    /// Write to a file.
+    Write,
+    /// Reserve room in a file.
+    Preallocate,
+    /// Sync a file.
+    Sync,
+    /// Rename a file.
+    Rename,
+    /// Remove a file.
+    Remove,
+    /// Sync a folder's names.
+    SyncDir,
+    /// Read a range of an object.
+    Get,
+    /// Ask for an object's length and version.
+    Head,
+    /// List objects.
+    ListObjects,
+    /// Write an object.
+    Put,
+    /// Delete an object.
+    Delete,
+}
+
+impl Operation {
+    /// Every operation.
+    pub const ALL: [Operation; 16] = [
+        Operation::Open,
+        Operation::Read,
+        Operation::List,
+        Operation::Create,
+        Operation::CreateDir,
+        Operation::Write,
+        Operation::Preallocate,
+        Operation::Sync,
+        Operation::Rename,
+        Operation::Remove,
+        Operation::SyncDir,
+        Operation::Get,
+        Operation::Head,
+        Operation::ListObjects,
+        Operation::Put,
+        Operation::Delete,
+    ];
+
+    /// Whether it can change what a crash leaves. Only these are counted: a crash before a read
+    /// leaves what a crash before the next change leaves.
+    pub fn changes(self) -> bool {
+        !matches!(
+            self,
+            Operation::Open
+                | Operation::Read
+                | Operation::List
+                | Operation::Get
+                | Operation::Head
+                | Operation::ListObjects
+        )
+    }
+}
+
+/// What shall go wrong. Clones share everything.
+#[derive(Clone)]
+pub struct Faults(Arc<Mutex<State>>);
+
+struct State {
+    rng: Rng,
+    change_count: u64,
+    is_off: bool,
+    crash_at: Option<u64>,
+    fail_at: BTreeSet<u64>,
+    fail_nth: Vec<(Operation, u64)>,
+    rates: [f64; Operation::ALL.len()],
+    lost_acknowledgement_rate: f64,
+}
+
+/// What happens to one operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It is done.
+    Go,
+    /// It fails; whether a part of it was done is up to the operation.
+    Fail,
+    /// The power goes while it is done: it reaches what is volatile, nobody hears of it.
+    Crash,
+    /// The power is off.
+    Off,
+}
+
+impl Faults {
+    /// No faults yet; chance comes from `seed`.
+    pub fn new(seed: u64) -> Faults {
+        Faults(Arc::new(Mutex::new(State {
+            rng: Rng::new(seed),
+            change_count: 0,
+            is_off: false,
+            crash_at: None,
+            fail_at: BTreeSet::new(),
+            fail_nth: Vec::new(),
+            rates: [0.0; Operation::ALL.len()],
+            lost_acknowledgement_rate: 0.0,
+        })))
+    }
+
+    /// How many changing operations ([`Operation::changes`]) were begun so far. Run once without
+    /// faults to learn how many there are, then crash at each.
+    pub fn change_count(&self) -> u64 {
+        self.state().change_count
+    }
+
+    /// Cuts the power during changing operation `number` (from 0, counted from the world's start,
+    /// restarts included). That operation and all later ones fail with `Closed` until
+    /// [`crate::Sim::restart`].
+    pub fn crash_at(&self, number: u64) {
+        self.state().crash_at = Some(number);
+    }
+
+    /// Whether the power is off.
+    pub fn is_off(&self) -> bool {
+        self.state().is_off
+    }
+
+    /// Changing operation `number` (as in [`Faults::crash_at`]) fails with `Unavailable`.
+    pub fn fail_at(&self, number: u64) {
+        self.state().fail_at.insert(number);
+    }
+
+    /// The `nth` operation of its kind from now on fails with `Unavailable`; 1 is the next.
+    pub fn fail_nth(&self, operation: Operation, nth: u64) {
+        self.state().fail_nth.push((operation, nth.max(1)));
+    }
+
+    /// Operations of this kind fail with `probability` from now on.
+    pub fn set_rate(&self, operation: Operation, probability: f64) {
+        self.state().rates[operation as usize] = probability;
+    }
+
+    /// A `put` or `delete` that was done reports `Unavailable` with `probability` from now on.
+    pub fn set_lost_acknowledgement_rate(&self, probability: f64) {
+        self.state().lost_acknowledgement_rate = probability;
+    }
+
+    /// Forgets every planned crash and failure and sets all rates to 0.
+    pub fn clear(&self) {
+        let mut state = self.state();
+        state.forget_plans();
+        state.rates = [0.0; Operation::ALL.len()];
+        state.lost_acknowledgement_rate = 0.0;
+    }
+
+    pub(crate) fn cut_power(&self) {
+        self.state().is_off = true;
+    }
+
+    pub(crate) fn restore_power(&self) {
+        let mut state = self.state();
+        state.is_off = false;
+        state.forget_plans();
+    }
+
+    pub(crate) fn decide(&self, operation: Operation) -> Verdict {
+        self.state().decide(operation)
+    }
+
+    pub(crate) fn loses_acknowledgement(&self) -> bool {
+        let mut state = self.state();
+        let rate = state.lost_acknowledgement_rate;
+        rate > 0.0 && state.rng.chance(rate)
+    }
+
+    /// A stream of chance for one decision with many draws.
+    pub(crate) fn fork_rng(&self) -> Rng {
+        self.state().rng.fork()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn decide(&mut self, operation: Operation) -> Verdict {
+        if self.is_off {
+            return Verdict::Off;
+        }
+        let mut fails = false;
+        if operation.changes() {
+            let number = self.change_count;
+            self.change_count += 1;
+            if self.crash_at.is_some_and(|at| number >= at) {
+                self.is_off = true;
+                return Verdict::Crash;
+            }
+            fails |= self.fail_at.remove(&number);
+        }
+        self.fail_nth.retain_mut(|(kind, left)| {
+            if *kind == operation {
+                *left -= 1;
+                fails |= *left == 0;
+            }
+            *left > 0
+        });
+        let rate = self.rates[operation as usize];
+        fails |= rate > 0.0 && self.rng.chance(rate);
+        if fails { Verdict::Fail } else { Verdict::Go }
+    }
+
+    fn forget_plans(&mut self) {
+        self.crash_at = None;
+        self.fail_at.clear();
+        self.fail_nth.clear();
+    }
+}
+
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state();
+        f.debug_struct("Faults")
+            .field("change_count", &state.change_count)
+            .field("crash_at", &state.crash_at)
+            .field("is_off", &state.is_off)
+            .finish_non_exhaustive()
+    }
+}

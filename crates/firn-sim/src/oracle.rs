@@ -1,0 +1,330 @@
+//! What must be readable, what may be, and what must not: a plain map that never crashes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use firn_model::{Labels, Sample, Timestamp};
+
+use crate::Seen;
+
+/// How many differences a report names.
+const REPORTED_COUNT_MAX: usize = 10;
+
+/// One row piece that was given to the database: its samples share a timestamp and a group, and are
+/// all there or all not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PieceId(u64);
+
+/// Remembers every write of a single-threaded run, in order.
+///
+/// A piece is *open* from [`Oracle::begin`]: it may be readable or not. [`Oracle::acknowledge`] makes
+/// it certain, [`Oracle::refuse`] makes sure that it is not there. One that stays open (the write
+/// failed half way, the power went) may show up until a restart settles it.
+#[derive(Clone, Debug, Default)]
+pub struct Oracle {
+    series: BTreeMap<Labels, BTreeMap<Timestamp, Vec<Version>>>,
+    pieces: Vec<Piece>,
+    floor: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug)]
+struct Piece {
+    state: State,
+    cells: Vec<(Labels, Sample)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    Certain,
+    Gone,
+}
+
+/// A value that one sample may have, oldest piece first.
+#[derive(Clone, Copy, Debug)]
+struct Version {
+    piece: PieceId,
+    bits: u64,
+}
+
+/// What an answer proves about open pieces.
+#[derive(Default)]
+struct Evidence {
+    /// A sample that only this piece explains.
+    present: BTreeMap<PieceId, String>,
+    /// A sample that this piece would have overwritten.
+    absent: BTreeMap<PieceId, String>,
+}
+
+impl Oracle {
+    /// Knows of nothing.
+    pub fn new() -> Oracle {
+        Oracle::default()
+    }
+
+    /// A piece is about to be written. Later pieces win over earlier ones.
+    pub fn begin(&mut self, cells: Vec<(Labels, Sample)>) -> PieceId {
+        let id = PieceId(self.pieces.len() as u64);
+        for (labels, sample) in &cells {
+            let version = Version { piece: id, bits: sample.value.to_bits() };
+            let times = self.series.entry(labels.clone()).or_default();
+            times.entry(sample.ts).or_default().push(version);
+        }
+        self.pieces.push(Piece { state: State::Open, cells });
+        id
+    }
+
+    /// The write was acknowledged: it must be readable from now on, after every crash.
+    pub fn acknowledge(&mut self, piece: PieceId) {
+        self.set(piece, State::Certain);
+    }
+
+    /// The write was refused before anything was done: it must never be readable.
+    pub fn refuse(&mut self, piece: PieceId) {
+        self.set(piece, State::Gone);
+    }
+
+    /// Samples before `floor` may be gone from now on: retention.
+    pub fn set_floor(&mut self, floor: Timestamp) {
+        self.floor = Some(self.floor.map_or(floor, |old| old.max(floor)));
+    }
+
+    /// How many samples must be readable.
+    pub fn certain_count(&self) -> usize {
+        let times = self.series.values().flatten().filter(|entry| !self.may_be_gone(*entry.0));
+        times.filter(|entry| self.candidates(entry.1).1).count()
+    }
+
+    /// Compares an answer with what is known. What it shows of open pieces is certain from then on:
+    /// reads are monotone.
+    ///
+    /// # Errors
+    /// A report of what differs.
+    pub fn check(&mut self, seen: &Seen) -> Result<(), String> {
+        let mut differences = Vec::new();
+        let mut evidence = Evidence::default();
+        for (labels, times) in self.series.iter().filter(|series| seen.asks_for(series.0)) {
+            let found = seen.series.get(labels).map_or(&[][..], Vec::as_slice);
+            for (&ts, versions) in times.iter().filter(|entry| seen.range.contains(*entry.0)) {
+                let found = found.binary_search_by_key(&ts, |sample| sample.ts);
+                let found = found.ok().map(|idx| seen.series[labels][idx].value.to_bits());
+                let place = format!("{labels} at {ts}");
+                if let Err(difference) = self.check_one(ts, versions, found, &place, &mut evidence)
+                {
+                    differences.push(format!("{place}: {difference}"));
+                }
+            }
+        }
+        self.report_strangers(seen, &mut differences);
+        for (piece, shows) in &evidence.present {
+            if let Some(hides) = evidence.absent.get(piece) {
+                differences.push(format!("a row piece is half there: {shows} is, {hides} is not"));
+            }
+        }
+        if !differences.is_empty() {
+            return Err(report(&differences));
+        }
+        for piece in evidence.present.into_keys() {
+            self.set(piece, State::Certain);
+        }
+        Ok(())
+    }
+
+    /// [`Oracle::check`] of all series and times after a restart: open pieces that do not show are gone
+    /// for ever.
+    ///
+    /// # Errors
+    /// A report of what differs.
+    ///
+    /// # Panics
+    /// If `seen` does not cover everything.
+    pub fn settle(&mut self, seen: &Seen) -> Result<(), String> {
+        assert!(seen.matchers.is_empty(), "settling needs every series");
+        assert_eq!(seen.range, firn_model::TimeRange::ALL, "settling needs every time");
+        self.check(seen)?;
+        let is_open = |piece: &PieceId| self.pieces[piece.0 as usize].state == State::Open;
+        let open: Vec<PieceId> =
+            (0..self.pieces.len() as u64).map(PieceId).filter(is_open).collect();
+        open.into_iter().for_each(|piece| self.set(piece, State::Gone));
+        Ok(())
+    }
+
+    fn check_one(
+        &self,
+        ts: Timestamp,
+        versions: &[Version],
+        found: Option<u64>,
+        place: &str,
+        evidence: &mut Evidence,
+    ) -> Result<(), String> {
+        let (candidates, is_certain) = self.candidates(versions);
+        let matching: BTreeSet<PieceId> =
+            candidates.iter().filter(|v| Some(v.bits) == found).map(|v| v.piece).collect();
+        let is_absent = found.is_none() && (!is_certain || self.may_be_gone(ts));
+        if matching.is_empty() && !is_absent {
+            let expected: Vec<f64> = candidates.iter().map(|v| f64::from_bits(v.bits)).collect();
+            let or_nothing = if is_certain { "" } else { " or nothing" };
+            let found = found.map(f64::from_bits);
+            return Err(format!("expected one of {expected:?}{or_nothing}, found {found:?}"));
+        }
+        if found.is_none() && self.may_be_gone(ts) {
+            return Ok(());
+        }
+        if let Some(only) = matching.first().filter(|_| matching.len() == 1) {
+            evidence.present.entry(*only).or_insert_with(|| place.to_owned());
+        }
+        // What is newer than everything that explains the value would have overwritten it.
+        for version in candidates.iter().filter(|v| matching.last().is_none_or(|m| v.piece > *m)) {
+            evidence.absent.entry(version.piece).or_insert_with(|| place.to_owned());
+        }
+        Ok(())
+    }
+
+    /// The versions that may be read, oldest first, and whether one of them must be.
+    fn candidates<'a>(&self, versions: &'a [Version]) -> (Vec<&'a Version>, bool) {
+        let state = |v: &Version| self.pieces[v.piece.0 as usize].state;
+        let newest_certain = versions.iter().rposition(|v| state(v) == State::Certain);
+        let from = newest_certain.unwrap_or(0);
+        let candidates = versions[from..].iter().filter(|v| state(v) != State::Gone).collect();
+        (candidates, newest_certain.is_some())
+    }
+
+    fn report_strangers(&self, seen: &Seen, differences: &mut Vec<String>) {
+        for (labels, samples) in &seen.series {
+            let known = self.series.get(labels);
+            for sample in samples {
+                if known.is_none_or(|times| !times.contains_key(&sample.ts)) {
+                    differences.push(format!("{labels}: {sample:?} was never written"));
+                }
+            }
+        }
+    }
+
+    fn may_be_gone(&self, ts: Timestamp) -> bool {
+        self.floor.is_some_and(|floor| ts < floor)
+    }
+
+    /// Also forgets versions that can no longer be read, so that long runs stay quick.
+    fn set(&mut self, id: PieceId, state: State) {
+        let piece = &mut self.pieces[id.0 as usize];
+        if piece.state != State::Open {
+            return;
+        }
+        piece.state = state;
+        for (labels, sample) in std::mem::take(&mut piece.cells) {
+            let versions = self.series.get_mut(&labels).and_then(|times| times.get_mut(&sample.ts));
+            let Some(versions) = versions else { continue };
+            match state {
+                State::Certain => versions.retain(|version| version.piece >= id),
+                State::Gone => versions.retain(|version| version.piece != id),
+                State::Open => {}
+            }
+        }
+    }
+}
+
+fn report(differences: &[String]) -> String {
+    let mut report = format!("{} differences", differences.len());
+    for difference in differences.iter().take(REPORTED_COUNT_MAX) {
+        let _ = write!(report, "\n  {difference}");
+    }
+    report
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_model::{Matcher, TimeRange};
+
+    use super::*;
+
+    fn series(name: &str) -> Labels {
+        Labels::from_pairs([("__name__", name)]).unwrap()
+    }
+
+    fn cells(cells: &[(&str, i64, f64)]) -> Vec<(Labels, Sample)> {
+        cells.iter().map(|&(name, ts, value)| (series(name), Sample { ts, value })).collect()
+    }
+
+    fn seen(samples: &[(&str, i64, f64)]) -> Seen {
+        let mut seen =
+            Seen { matchers: Vec::new(), range: TimeRange::ALL, series: BTreeMap::new() };
+        for (labels, sample) in cells(samples) {
+            seen.series.entry(labels).or_default().push(sample);
+        }
+        seen
+    }
+
+    fn expect_difference(oracle: &mut Oracle, samples: &[(&str, i64, f64)], words: &str) {
+        let report = oracle.check(&seen(samples)).unwrap_err();
+        assert!(report.contains(words), "{report}");
+    }
+
+    #[test]
+    fn what_was_acknowledged_must_be_there_bit_for_bit() {
+        let mut oracle = Oracle::new();
+        let piece = oracle.begin(cells(&[("a", 1, -0.0)]));
+        oracle.check(&seen(&[])).unwrap();
+        oracle.acknowledge(piece);
+        assert_eq!(oracle.certain_count(), 1);
+        oracle.check(&seen(&[("a", 1, -0.0)])).unwrap();
+        expect_difference(&mut oracle, &[], "a at 1: expected one of [-0.0], found None");
+        expect_difference(&mut oracle, &[("a", 1, 0.0)], "found Some(0.0)");
+        expect_difference(&mut oracle, &[("a", 1, -0.0), ("a", 2, 1.0)], "was never written");
+    }
+
+    #[test]
+    fn a_later_write_wins_and_an_open_one_may() {
+        let mut oracle = Oracle::new();
+        for value in [1.0, 2.0] {
+            let piece = oracle.begin(cells(&[("a", 1, value)]));
+            oracle.acknowledge(piece);
+        }
+        oracle.begin(cells(&[("a", 1, 3.0)]));
+        expect_difference(&mut oracle, &[("a", 1, 1.0)], "expected one of [2.0, 3.0]");
+        oracle.check(&seen(&[("a", 1, 2.0)])).unwrap();
+        oracle.check(&seen(&[("a", 1, 3.0)])).unwrap();
+        // It was seen, so it stays.
+        expect_difference(&mut oracle, &[("a", 1, 2.0)], "expected one of [3.0]");
+    }
+
+    #[test]
+    fn an_open_piece_is_there_whole_or_not_at_all() {
+        let mut oracle = Oracle::new();
+        let old = oracle.begin(cells(&[("a", 1, 1.0)]));
+        oracle.acknowledge(old);
+        oracle.begin(cells(&[("a", 1, 2.0), ("b", 1, 2.0)]));
+        expect_difference(&mut oracle, &[("a", 1, 1.0), ("b", 1, 2.0)], "half there: b at 1 is");
+        expect_difference(&mut oracle, &[("a", 1, 2.0)], "half there: a at 1 is");
+        oracle.settle(&seen(&[("a", 1, 1.0)])).unwrap();
+        expect_difference(&mut oracle, &[("a", 1, 2.0), ("b", 1, 2.0)], "expected one of [1.0]");
+    }
+
+    #[test]
+    fn refused_pieces_never_show_and_retention_may_take_old_ones() {
+        let mut oracle = Oracle::new();
+        let refused = oracle.begin(cells(&[("a", 1, 1.0)]));
+        oracle.refuse(refused);
+        expect_difference(&mut oracle, &[("a", 1, 1.0)], "expected one of [] or nothing");
+        let old = oracle.begin(cells(&[("a", 5, 1.0)]));
+        oracle.acknowledge(old);
+        oracle.set_floor(6);
+        oracle.check(&seen(&[])).unwrap();
+        oracle.check(&seen(&[("a", 5, 1.0)])).unwrap();
+        expect_difference(&mut oracle, &[("a", 5, 2.0)], "expected one of [1.0]");
+    }
+
+    #[test]
+    fn only_what_was_asked_is_compared() {
+        let mut oracle = Oracle::new();
+        let piece = oracle.begin(cells(&[("a", 1, 1.0), ("b", 9, 1.0)]));
+        oracle.acknowledge(piece);
+        let mut part = seen(&[("a", 1, 1.0)]);
+        part.matchers = vec![Matcher::equal("__name__", "a")];
+        oracle.check(&part).unwrap();
+        part.matchers.clear();
+        part.range = TimeRange::new(0, 5);
+        oracle.check(&part).unwrap();
+        assert_eq!(part.sample_count(), 1);
+        assert_ne!(part.digest(), seen(&[("a", 1, 2.0)]).digest());
+    }
+}

@@ -1,0 +1,96 @@
+//! What a reader saw: one selection's samples as a plain map.
+
+use std::collections::BTreeMap;
+
+use firn_model::{
+    ColumnValues, Grouping, Labels, Matcher, QueryContext, Result, Sample, Select, Selection,
+    TimeRange,
+};
+
+use crate::Rng;
+
+/// The samples of a selection, series by series, in time order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// What was asked: all must hold.
+    pub matchers: Vec<Matcher>,
+    /// What was asked: both ends inside.
+    pub range: TimeRange,
+    /// What came. Series without samples are not in it.
+    pub series: BTreeMap<Labels, Vec<Sample>>,
+}
+
+impl Seen {
+    /// Reads all that `matchers` select in `range` from one view.
+    ///
+    /// # Errors
+    /// Those of [`Select::select`] and [`firn_model::Selected::read`].
+    ///
+    /// # Panics
+    /// If the answer breaks a rule of the seam: a column that does not fit its timestamps, times that
+    /// do not rise, a sample outside the range, a series that comes twice or does not match.
+    pub fn read(select: &dyn Select, matchers: &[Matcher], range: TimeRange) -> Result<Seen> {
+        let matchers = matchers.to_vec();
+        let selection = Selection { matchers, range, grouping: Grouping::Series };
+        let selected = select.select(&selection, &QueryContext::unbounded())?;
+        let mut seen = Seen { matchers: selection.matchers, range, series: BTreeMap::new() };
+        let keys = selected.keys();
+        for batch in selected.read(0..selected.group_count())? {
+            for column in &batch.columns {
+                let labels = &keys[column.key as usize];
+                let times = &batch.times[column.time_idx as usize];
+                assert!(times.is_sorted_by(|a, b| a < b), "{labels}: times do not rise: {times:?}");
+                let present: Vec<usize> = match &column.presence {
+                    None => (0..times.len()).collect(),
+                    Some(presence) => {
+                        assert_eq!(presence.len(), times.len(), "{labels}: presence and times");
+                        presence.iter().collect()
+                    }
+                };
+                let values = match &column.values {
+                    ColumnValues::F64(values) => values,
+                    other => panic!("{labels}: a column of {:?}", other.column_type()),
+                };
+                assert_eq!(values.len(), present.len(), "{labels}: values and entries");
+                let samples = present.iter().map(|&idx| times[idx]).zip(values);
+                let samples = samples.map(|(ts, &value)| Sample { ts, value }).collect();
+                seen.add(labels, samples);
+            }
+        }
+        Ok(seen)
+    }
+
+    /// A number that two equal answers share: for tests that a seed gives one world.
+    pub fn digest(&self) -> u64 {
+        let mut digest = 0;
+        let mut mix = |bits: u64| digest = Rng::new(digest ^ bits).next_u64();
+        for (labels, samples) in &self.series {
+            mix(labels.hash64());
+            for sample in samples {
+                mix(sample.ts as u64);
+                mix(sample.value.to_bits());
+            }
+        }
+        digest
+    }
+
+    /// Number of samples.
+    pub fn sample_count(&self) -> usize {
+        self.series.values().map(Vec::len).sum()
+    }
+
+    pub(crate) fn asks_for(&self, labels: &Labels) -> bool {
+        self.matchers.iter().all(|m| m.matches(labels.get(m.name()).unwrap_or_default()))
+    }
+
+    fn add(&mut self, labels: &Labels, samples: Vec<Sample>) {
+        if samples.is_empty() {
+            return;
+        }
+        assert!(self.asks_for(labels), "{labels} does not match {:?}", self.matchers);
+        let outside = samples.iter().find(|sample| !self.range.contains(sample.ts));
+        assert!(outside.is_none(), "{labels}: {outside:?} is outside {:?}", self.range);
+        let twice = self.series.insert(labels.clone(), samples);
+        assert!(twice.is_none(), "{labels} came twice");
+    }
+}

@@ -1,0 +1,250 @@
+//! Disks around disks: one that writes down what is asked of it, one that lies about syncs.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use firn_env::{Disk, DiskFile, DiskPath, FolderLock, OpenMode};
+use firn_model::Result;
+
+use crate::Operation;
+
+/// Writes down every change that is asked of another disk, in order: for tests that something
+/// was synced before something else happened.
+#[derive(Clone)]
+pub struct RecordingDisk {
+    below: Arc<dyn Disk>,
+    record: Arc<Mutex<Vec<Record>>>,
+}
+
+/// One change that a [`RecordingDisk`] was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// What was asked.
+    pub operation: Operation,
+    /// Of which file or folder; the old name of a rename.
+    pub path: String,
+    /// Whether it was done.
+    pub is_ok: bool,
+}
+
+/// A disk that acknowledges syncs of some files and does nothing: the planted bug that every
+/// simulation must find.
+#[derive(Clone)]
+pub struct LyingDisk {
+    below: Arc<dyn Disk>,
+    prefix: String,
+}
+
+struct RecordedFile {
+    disk: RecordingDisk,
+    path: String,
+    below: Arc<dyn DiskFile>,
+}
+
+struct LyingFile(Arc<dyn DiskFile>);
+
+impl RecordingDisk {
+    /// Records what is asked of `below`.
+    pub fn new(below: Arc<dyn Disk>) -> RecordingDisk {
+        RecordingDisk { below, record: Arc::default() }
+    }
+
+    /// What was asked since the last time.
+    pub fn take(&self) -> Vec<Record> {
+        std::mem::take(&mut *self.record.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn note<T>(&self, operation: Operation, path: &str, result: Result<T>) -> Result<T> {
+        let record = Record { operation, path: path.to_owned(), is_ok: result.is_ok() };
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).push(record);
+        result
+    }
+}
+
+impl Disk for RecordingDisk {
+    fn open(&self, path: &DiskPath, mode: OpenMode) -> Result<Arc<dyn DiskFile>> {
+        let opened = self.below.open(path, mode);
+        let below = match mode {
+            OpenMode::Create => self.note(Operation::Create, path, opened)?,
+            OpenMode::Read | OpenMode::Write => opened?,
+        };
+        Ok(Arc::new(RecordedFile { disk: self.clone(), path: path.to_owned(), below }))
+    }
+
+    fn create_dir(&self, path: &DiskPath) -> Result<()> {
+        self.note(Operation::CreateDir, path, self.below.create_dir(path))
+    }
+
+    fn list(&self, path: &DiskPath) -> Result<Vec<String>> {
+        self.below.list(path)
+    }
+
+    fn rename(&self, from: &DiskPath, to: &DiskPath) -> Result<()> {
+        self.note(Operation::Rename, from, self.below.rename(from, to))
+    }
+
+    fn remove(&self, path: &DiskPath) -> Result<()> {
+        self.note(Operation::Remove, path, self.below.remove(path))
+    }
+
+    fn sync_dir(&self, path: &DiskPath) -> Result<()> {
+        self.note(Operation::SyncDir, path, self.below.sync_dir(path))
+    }
+
+    fn free_bytes(&self) -> Result<u64> {
+        self.below.free_bytes()
+    }
+
+    fn lock(&self) -> Result<Box<dyn FolderLock>> {
+        self.below.lock()
+    }
+}
+
+impl DiskFile for RecordedFile {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.below.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.disk.note(Operation::Write, &self.path, self.below.write_at(offset, bytes))
+    }
+
+    fn preallocate(&self, len: u64) -> Result<()> {
+        self.disk.note(Operation::Preallocate, &self.path, self.below.preallocate(len))
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.disk.note(Operation::Sync, &self.path, self.below.sync())
+    }
+
+    fn len(&self) -> Result<u64> {
+        self.below.len()
+    }
+}
+
+impl LyingDisk {
+    /// Syncs of files and folders whose path starts with `prefix` are not done.
+    pub fn new(below: Arc<dyn Disk>, prefix: impl Into<String>) -> LyingDisk {
+        LyingDisk { below, prefix: prefix.into() }
+    }
+}
+
+impl Disk for LyingDisk {
+    fn open(&self, path: &DiskPath, mode: OpenMode) -> Result<Arc<dyn DiskFile>> {
+        let file = self.below.open(path, mode)?;
+        Ok(if path.starts_with(&self.prefix) { Arc::new(LyingFile(file)) } else { file })
+    }
+
+    fn create_dir(&self, path: &DiskPath) -> Result<()> {
+        self.below.create_dir(path)
+    }
+
+    fn list(&self, path: &DiskPath) -> Result<Vec<String>> {
+        self.below.list(path)
+    }
+
+    fn rename(&self, from: &DiskPath, to: &DiskPath) -> Result<()> {
+        self.below.rename(from, to)
+    }
+
+    fn remove(&self, path: &DiskPath) -> Result<()> {
+        self.below.remove(path)
+    }
+
+    fn sync_dir(&self, path: &DiskPath) -> Result<()> {
+        if path.starts_with(&self.prefix) { Ok(()) } else { self.below.sync_dir(path) }
+    }
+
+    fn free_bytes(&self) -> Result<u64> {
+        self.below.free_bytes()
+    }
+
+    fn lock(&self) -> Result<Box<dyn FolderLock>> {
+        self.below.lock()
+    }
+}
+
+impl DiskFile for LyingFile {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.0.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.0.write_at(offset, bytes)
+    }
+
+    fn preallocate(&self, len: u64) -> Result<()> {
+        self.0.preallocate(len)
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn len(&self) -> Result<u64> {
+        self.0.len()
+    }
+}
+
+impl fmt::Debug for RecordingDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RecordingDisk({:?})", self.below)
+    }
+}
+
+impl fmt::Debug for LyingDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LyingDisk({:?}, {:?})", self.below, self.prefix)
+    }
+}
+
+impl fmt::Debug for RecordedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RecordedFile({:?})", self.below)
+    }
+}
+
+impl fmt::Debug for LyingFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LyingFile({:?})", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_env::conformance;
+
+    use super::*;
+    use crate::Sim;
+
+    #[test]
+    fn both_keep_the_rules_of_the_seam() {
+        conformance::check_disk(&RecordingDisk::new(Sim::new(1).env().disk));
+        conformance::check_disk(&LyingDisk::new(Sim::new(1).env().disk, "bytes"));
+    }
+
+    #[test]
+    fn the_record_has_the_order_and_the_lie_loses_what_was_synced() {
+        let mut lost = 0;
+        for seed in 0..50 {
+            let sim = Sim::new(seed);
+            let lying = LyingDisk::new(sim.env().disk, "log");
+            let disk = RecordingDisk::new(Arc::new(lying));
+            for path in ["log", "table"] {
+                let file = disk.open(path, OpenMode::Create).unwrap();
+                disk.sync_dir("").unwrap();
+                file.write_at(0, b"x").unwrap();
+                file.sync().unwrap();
+            }
+            let kinds: Vec<Operation> =
+                disk.take().into_iter().take(4).map(|record| record.operation).collect();
+            let expected =
+                [Operation::Create, Operation::SyncDir, Operation::Write, Operation::Sync];
+            assert_eq!(kinds, expected);
+            sim.restart();
+            assert_eq!(sim.disk.bytes("table").unwrap(), b"x");
+            lost += usize::from(sim.disk.bytes("log").unwrap() != b"x");
+        }
+        assert!(lost > 10, "{lost} of 50 lost");
+    }
+}

@@ -1,0 +1,220 @@
+//! Blocks: chunks of some groups under one checksum, the unit of reading and of damage.
+//!
+//! ```text
+//! block     = body_bytes:u32 crc32:u32 body
+//! body      = form:u8 payload                      form 0: plain
+//! payload   = varint(chunk count) directory chunks
+//! directory = varint(group - previous group) varint(chunk bytes), per chunk
+//! ```
+//! The checksum covers the table's salt, the block's offset, `body_bytes` and the body: a block that
+//! was moved, or that is another table's, does not pass. A block says its own length, so a table
+//! can be walked without its suffix.
+
+use std::ops::Range;
+
+use firn_codec::frame::crc32_parts;
+use firn_codec::varint::{take_count, take_varint};
+use firn_model::{Error, GroupId, Result, encode_varint};
+
+pub(crate) const BLOCK_HEADER_BYTES: usize = 8;
+const FORM_PLAIN: u8 = 0;
+
+/// Collects the chunks of one block.
+#[derive(Default)]
+pub(crate) struct BlockBuilder {
+    directory: Vec<u8>,
+    chunks: Vec<u8>,
+    chunk_count: u32,
+    last_group: u64,
+}
+
+impl BlockBuilder {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.chunk_count == 0
+    }
+
+    /// Bytes of the payload so far.
+    pub(crate) fn bytes(&self) -> usize {
+        self.directory.len() + self.chunks.len()
+    }
+
+    /// Adds a chunk; groups must not fall.
+    pub(crate) fn push(&mut self, group: GroupId, chunk: &[u8]) {
+        debug_assert!(self.is_empty() || group.0 >= self.last_group, "groups must not fall");
+        encode_varint(group.0 - self.last_group, &mut self.directory);
+        encode_varint(chunk.len() as u64, &mut self.directory);
+        self.chunks.extend_from_slice(chunk);
+        self.last_group = group.0;
+        self.chunk_count += 1;
+    }
+
+    /// Appends the block, which will lie at `offset` of the table with `salt`, and starts anew.
+    pub(crate) fn seal(&mut self, salt: u32, offset: u64, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend_from_slice(&[0; BLOCK_HEADER_BYTES]);
+        out.push(FORM_PLAIN);
+        encode_varint(self.chunk_count.into(), out);
+        out.append(&mut self.directory);
+        out.append(&mut self.chunks);
+        let body_bytes = u32::try_from(out.len() - start - BLOCK_HEADER_BYTES)
+            .expect("a block is bounded by block_bytes and one chunk");
+        let checksum = checksum(salt, offset, body_bytes, &out[start + BLOCK_HEADER_BYTES..]);
+        out[start..start + 4].copy_from_slice(&body_bytes.to_le_bytes());
+        out[start + 4..start + 8].copy_from_slice(&checksum.to_le_bytes());
+        *self = BlockBuilder {
+            directory: std::mem::take(&mut self.directory),
+            chunks: std::mem::take(&mut self.chunks),
+            ..BlockBuilder::default()
+        };
+    }
+}
+
+/// A block whose checksum is right.
+#[derive(Clone, Copy)]
+pub(crate) struct Block<'a> {
+    bytes: &'a [u8],
+    chunk_count: usize,
+    /// The directory and the chunks behind it.
+    rest: &'a [u8],
+}
+
+impl<'a> Block<'a> {
+    /// Opens the block that is all of `bytes`.
+    ///
+    /// # Errors
+    /// `Corrupt` with `file` and `offset`, also for a form that this version does not know.
+    pub(crate) fn open(file: &str, offset: u64, salt: u32, bytes: &'a [u8]) -> Result<Block<'a>> {
+        let bad = |what: String| Error::corrupt(file, offset, what);
+        let (header, body) = bytes
+            .split_first_chunk::<BLOCK_HEADER_BYTES>()
+            .ok_or_else(|| bad("block is cut short".into()))?;
+        let [b0, b1, b2, b3, c0, c1, c2, c3] = *header;
+        let body_bytes = u32::from_le_bytes([b0, b1, b2, b3]);
+        let found = u32::from_le_bytes([c0, c1, c2, c3]);
+        let expected = checksum(salt, offset, body_bytes, body);
+        if found != expected || u64::from(body_bytes) != body.len() as u64 {
+            return Err(bad(format!(
+                "block checksum {found:#010x}, expected {expected:#010x} over {} bytes; the other \
+                 blocks are not touched, restore this file from a backup",
+                body.len()
+            )));
+        }
+        Block::open_known(file, offset, bytes)
+    }
+
+    /// Opens a block whose checksum was seen to be right before.
+    ///
+    /// # Errors
+    /// `Corrupt` if it has a form that this version does not know.
+    pub(crate) fn open_known(file: &str, offset: u64, bytes: &'a [u8]) -> Result<Block<'a>> {
+        let bad = |what: String| Error::corrupt(file, offset, what);
+        let body = bytes.get(BLOCK_HEADER_BYTES..).unwrap_or_default();
+        let Some((&FORM_PLAIN, mut payload)) = body.split_first() else {
+            return Err(bad("block has a form that this version does not know".into()));
+        };
+        let chunk_count = take_count(&mut payload, body.len(), "chunk count")
+            .map_err(|e| bad(e.what().into()))?;
+        Ok(Block { bytes, chunk_count, rest: payload })
+    }
+
+    /// How many bytes the block takes whose first bytes are `header`; `None` if they are too few.
+    pub(crate) fn bytes_of(header: &[u8]) -> Option<u64> {
+        let body_bytes = u32::from_le_bytes(*header.first_chunk::<4>()?);
+        Some(BLOCK_HEADER_BYTES as u64 + u64::from(body_bytes))
+    }
+
+    /// Calls `f` with each chunk's group and bytes, in order, until it says stop.
+    ///
+    /// # Errors
+    /// `Corrupt` (without file and offset) if the directory does not fit the block; those of `f`.
+    pub(crate) fn for_chunks(
+        &self,
+        mut f: impl FnMut(GroupId, &'a [u8]) -> Result<Walk>,
+    ) -> Result<()> {
+        self.for_places(|group, place| f(group, self.bytes.get(place).unwrap_or_default()))
+    }
+
+    /// As [`Block::for_chunks`], with each chunk's place in the bytes of the block.
+    pub(crate) fn for_places(
+        &self,
+        mut f: impl FnMut(GroupId, Range<usize>) -> Result<Walk>,
+    ) -> Result<()> {
+        // The directory is walked twice: once to find where the chunks begin.
+        let mut chunks = self.rest;
+        for _ in 0..self.chunk_count {
+            take_varint(&mut chunks, "group")?;
+            take_varint(&mut chunks, "chunk bytes")?;
+        }
+        let mut directory = self.rest;
+        let mut group = 0u64;
+        let mut start = self.bytes.len() - chunks.len();
+        for _ in 0..self.chunk_count {
+            group = group.wrapping_add(take_varint(&mut directory, "group")?);
+            let left = self.bytes.len() - start;
+            let end = start + take_count(&mut directory, left, "chunk bytes")?;
+            if f(GroupId(group), start..end)? == Walk::Stop {
+                break;
+            }
+            start = end;
+        }
+        Ok(())
+    }
+}
+
+/// Whether to go on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Walk {
+    On,
+    Stop,
+}
+
+fn checksum(salt: u32, offset: u64, body_bytes: u32, body: &[u8]) -> u32 {
+    crc32_parts(&[&salt.to_le_bytes(), &offset.to_le_bytes(), &body_bytes.to_le_bytes(), body])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Vec<u8> {
+        let mut builder = BlockBuilder::default();
+        builder.push(GroupId(3), b"three");
+        builder.push(GroupId(3), b"again");
+        builder.push(GroupId(u64::MAX), b"");
+        let mut out = b"before".to_vec();
+        builder.seal(7, 100, &mut out);
+        assert!(builder.is_empty() && builder.bytes() == 0);
+        out.split_off(6)
+    }
+
+    #[test]
+    fn chunks_come_back() {
+        let bytes = sample();
+        assert_eq!(Block::bytes_of(&bytes), Some(bytes.len() as u64));
+        let block = Block::open("t", 100, 7, &bytes).unwrap();
+        let mut seen = Vec::new();
+        block
+            .for_chunks(|group, chunk| {
+                seen.push((group.0, chunk.to_vec()));
+                Ok(if seen.len() == 2 { Walk::Stop } else { Walk::On })
+            })
+            .unwrap();
+        assert_eq!(seen, [(3, b"three".to_vec()), (3, b"again".to_vec())]);
+    }
+
+    #[test]
+    fn invariant_5_every_flipped_bit_and_every_move_is_seen() {
+        let bytes = sample();
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            let error = Block::open("t", 100, 7, &flipped).map(|_| ()).unwrap_err();
+            assert!(error.to_string().starts_with("t at byte 100: "), "{error}");
+        }
+        assert!(Block::open("t", 101, 7, &bytes).is_err(), "moved");
+        assert!(Block::open("t", 100, 8, &bytes).is_err(), "of another table");
+        for len in 0..bytes.len() {
+            assert!(Block::open("t", 100, 7, &bytes[..len]).is_err());
+        }
+    }
+}

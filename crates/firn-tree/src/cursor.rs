@@ -1,0 +1,135 @@
+//! Walking one table from its first group to its last with little memory: what merges read with.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use firn_codec::{Chunk, GroupColumns, Slots};
+use firn_model::{Error, GroupId, Result, TimeRange};
+
+use crate::block::{Block, Walk};
+use crate::scan::block_range;
+use crate::store::{Read, Store};
+use crate::suffix::Suffix;
+use crate::table::Table;
+
+/// Reads ahead some blocks at a time, past the cache: a merge reads everything once.
+pub(crate) struct TableCursor {
+    store: Arc<Store>,
+    table: Arc<Table>,
+    suffix: Arc<Suffix>,
+    read_ahead_bytes: u64,
+    /// The next block that is not in `run`.
+    next_block: usize,
+    /// Blocks `run_first..next_block`.
+    run: Arc<[u8]>,
+    /// Blocks of `run` that are not in `chunks` yet: offset in the table, place in the run.
+    blocks: VecDeque<(u64, Range<usize>)>,
+    /// Chunks of the present block: group, place in the run.
+    chunks: VecDeque<(GroupId, Range<usize>)>,
+    block_offset: u64,
+}
+
+impl TableCursor {
+    /// At the first group.
+    pub(crate) fn open(
+        store: &Arc<Store>,
+        table: &Arc<Table>,
+        read_ahead_bytes: u64,
+    ) -> Result<TableCursor> {
+        let suffix = store.suffix(table)?;
+        let mut cursor = TableCursor {
+            store: Arc::clone(store),
+            table: Arc::clone(table),
+            suffix,
+            read_ahead_bytes,
+            next_block: 0,
+            run: Arc::from([]),
+            blocks: VecDeque::new(),
+            chunks: VecDeque::new(),
+            block_offset: 0,
+        };
+        cursor.advance()?;
+        Ok(cursor)
+    }
+
+    /// The group that is next, `None` at the end.
+    pub(crate) fn group(&self) -> Option<GroupId> {
+        self.chunks.front().map(|(group, _)| *group)
+    }
+
+    /// Takes all chunks of the next group if it is `group`.
+    pub(crate) fn take_group(
+        &mut self,
+        group: GroupId,
+        columns: &mut Vec<GroupColumns>,
+    ) -> Result<()> {
+        while let Some((next, place)) = self.chunks.front().cloned()
+            && next == group
+        {
+            let bytes = self.run.get(place).unwrap_or_default();
+            let decoded = Chunk::open(bytes)
+                .and_then(|chunk| chunk.read(Slots::All, TimeRange::ALL))
+                .map_err(|e| self.damage(e))?;
+            columns.push(decoded);
+            self.chunks.pop_front();
+            self.advance()?;
+        }
+        Ok(())
+    }
+
+    /// Loads blocks until a chunk is there or the table ends.
+    fn advance(&mut self) -> Result<()> {
+        while self.chunks.is_empty() {
+            if self.blocks.is_empty() && !self.read_run()? {
+                return Ok(());
+            }
+            let Some((offset, place)) = self.blocks.pop_front() else { return Ok(()) };
+            self.block_offset = offset;
+            let bytes = self.run.get(place.clone()).unwrap_or_default();
+            let chunks = &mut self.chunks;
+            let opened = Block::open(self.table.path(), offset, self.table.record.salt, bytes);
+            let walked = opened.and_then(|block| {
+                block.for_places(|group, chunk| {
+                    let start = place.start;
+                    chunks.push_back((group, start + chunk.start..start + chunk.end));
+                    Ok(Walk::On)
+                })
+            });
+            walked.map_err(|e| self.damage(e))?;
+        }
+        Ok(())
+    }
+
+    /// Reads the next blocks, at least one; `false` at the end of the table.
+    fn read_run(&mut self) -> Result<bool> {
+        let entries = &self.suffix.blocks[self.next_block..];
+        let Some(first) = entries.first() else { return Ok(false) };
+        let mut bytes = 0;
+        let count = entries
+            .iter()
+            .take_while(|entry| {
+                let fits = bytes == 0 || bytes + u64::from(entry.bytes) <= self.read_ahead_bytes;
+                bytes += if fits { u64::from(entry.bytes) } else { 0 };
+                fits
+            })
+            .count();
+        let read = Read { table: &self.table, offset: first.offset, bytes };
+        let run = self.store.read(&[read]).pop();
+        self.run = run.unwrap_or_else(|| Err(Error::internal("a read has no answer")))?;
+        let base = block_range(first).start;
+        self.blocks = entries[..count]
+            .iter()
+            .map(|entry| {
+                let place = block_range(entry);
+                (entry.offset, place.start - base..place.end - base)
+            })
+            .collect();
+        self.next_block += count;
+        Ok(true)
+    }
+
+    fn damage(&self, error: Error) -> Error {
+        self.table.note(Error::corrupt(self.table.path(), self.block_offset, error.what()))
+    }
+}

@@ -1,0 +1,226 @@
+//! Edits: the tree's part of one manifest record, and the whole state as one part.
+//!
+//! ```text
+//! part     = edit | snapshot
+//! edit     = 1:u8 zigzag(made_ms) varint(next id) varint(removed) varint(id)*
+//!            varint(added) record*
+//! snapshot = 2:u8 varint(next id) varint(tables) record* varint(dead) (varint(id) zigzag(since_ms))*
+//! ```
+//! The manifest checks the bytes; here they are only kept from doing harm.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use firn_codec::varint::{encode_zigzag, take_count, take_u8, take_varint, take_zigzag};
+use firn_model::{Error, Result, Timestamp, encode_varint};
+
+use crate::record::{TableId, TableRecord};
+use crate::suffix::Suffix;
+
+const EDIT: u8 = 1;
+const SNAPSHOT: u8 = 2;
+
+/// Tables that come and tables that go, in one step.
+#[derive(Clone, Default)]
+pub struct Edit {
+    pub(crate) made_ms: Timestamp,
+    pub(crate) added: Vec<TableRecord>,
+    pub(crate) removed: Vec<TableId>,
+    /// Directories of the added tables, so that they need not be read at once.
+    pub(crate) suffixes: Vec<Arc<Suffix>>,
+}
+
+/// What all parts of a manifest add up to.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct State {
+    /// No table that a manifest named has this id or a higher one.
+    pub(crate) next_id: u64,
+    pub(crate) tables: BTreeMap<TableId, TableRecord>,
+    /// Objects that were named once and may still lie on the slow tier, and since when.
+    pub(crate) dead: BTreeMap<TableId, Timestamp>,
+}
+
+impl Edit {
+    /// Whether it changes nothing.
+    pub fn is_empty(&self) -> bool {
+        self.added.is_empty() && self.removed.is_empty()
+    }
+
+    /// The tables that come.
+    pub fn added(&self) -> &[TableRecord] {
+        &self.added
+    }
+
+    /// The tables that go.
+    pub fn removed(&self) -> &[TableId] {
+        &self.removed
+    }
+
+    /// Bytes of the tables that come.
+    pub fn added_bytes(&self) -> u64 {
+        self.added.iter().map(|record| record.bytes).sum()
+    }
+
+    pub(crate) fn add(&mut self, written: Vec<(TableRecord, Suffix)>) {
+        for (record, suffix) in written {
+            self.added.push(record);
+            self.suffixes.push(Arc::new(suffix));
+        }
+    }
+
+    /// The tree's part of a manifest record.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![EDIT];
+        let next_id = self.added.iter().map(|record| record.id.0 + 1).max().unwrap_or(0);
+        encode_zigzag(self.made_ms, &mut out);
+        encode_varint(next_id, &mut out);
+        encode_varint(self.removed.len() as u64, &mut out);
+        self.removed.iter().for_each(|id| encode_varint(id.0, &mut out));
+        encode_varint(self.added.len() as u64, &mut out);
+        self.added.iter().for_each(|record| record.encode(&mut out));
+        out
+    }
+}
+
+impl std::fmt::Debug for Edit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Edit")
+            .field("added", &self.added)
+            .field("removed", &self.removed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl State {
+    /// Adds up parts in the order of the manifest.
+    ///
+    /// # Errors
+    /// `Corrupt` if a part cannot be read or does not fit those before; `Invalid` for a form or a
+    /// column type of a newer version.
+    pub(crate) fn read(parts: &[&[u8]]) -> Result<State> {
+        let mut state = State::default();
+        for part in parts {
+            state.take_part(part)?;
+        }
+        Ok(state)
+    }
+
+    fn take_part(&mut self, part: &[u8]) -> Result<()> {
+        let mut input = part;
+        match take_u8(&mut input, "tree part")? {
+            EDIT => self.take_edit(&mut input)?,
+            SNAPSHOT => *self = State::take_snapshot(&mut input)?,
+            form => {
+                return Err(Error::invalid(format!(
+                    "manifest: the tree's part has form {form}, this program reads {EDIT} and \
+                     {SNAPSHOT}; start the newer program"
+                )));
+            }
+        }
+        if !input.is_empty() {
+            return Err(Error::corrupt("manifest", 0, "the tree's part is too long"));
+        }
+        Ok(())
+    }
+
+    fn take_edit(&mut self, input: &mut &[u8]) -> Result<()> {
+        let made_ms = take_zigzag(input, "time of the edit")?;
+        self.next_id = self.next_id.max(take_varint(input, "next table id")?);
+        for _ in 0..take_count(input, input.len(), "removed tables")? {
+            let id = TableId(take_varint(input, "removed table")?);
+            let Some(record) = self.tables.remove(&id) else {
+                return Err(Error::corrupt(
+                    "manifest",
+                    0,
+                    format!("{id} is removed but not there"),
+                ));
+            };
+            if record.level.is_slow() {
+                self.dead.insert(id, made_ms);
+            }
+        }
+        self.take_records(input)
+    }
+
+    fn take_snapshot(input: &mut &[u8]) -> Result<State> {
+        let next_id = take_varint(input, "next table id")?;
+        let mut state = State { next_id, ..State::default() };
+        state.take_records(input)?;
+        for _ in 0..take_count(input, input.len(), "dead tables")? {
+            let id = TableId(take_varint(input, "dead table")?);
+            state.dead.insert(id, take_zigzag(input, "time of death")?);
+        }
+        Ok(state)
+    }
+
+    fn take_records(&mut self, input: &mut &[u8]) -> Result<()> {
+        for _ in 0..take_count(input, input.len(), "added tables")? {
+            let record = TableRecord::take(input)?;
+            let id = record.id;
+            self.next_id = self.next_id.max(id.0.saturating_add(1));
+            if self.tables.insert(id, record).is_some() {
+                return Err(Error::corrupt("manifest", 0, format!("{id} is added twice")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The whole state as one part.
+    pub(crate) fn encode<'a>(
+        next_id: u64,
+        tables: impl ExactSizeIterator<Item = &'a TableRecord>,
+        dead: &[(TableId, Timestamp)],
+    ) -> Vec<u8> {
+        let mut out = vec![SNAPSHOT];
+        encode_varint(next_id, &mut out);
+        encode_varint(tables.len() as u64, &mut out);
+        tables.for_each(|record| record.encode(&mut out));
+        encode_varint(dead.len() as u64, &mut out);
+        for (id, since_ms) in dead {
+            encode_varint(id.0, &mut out);
+            encode_zigzag(*since_ms, &mut out);
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::partition::{Partition, PartitionLen};
+    use crate::record::{Level, sample_record};
+
+    fn record(id: u64, level: Level) -> TableRecord {
+        sample_record(id, level, Partition::of(0, PartitionLen::MIN))
+    }
+
+    fn edit(added: Vec<TableRecord>, removed: &[u64]) -> Vec<u8> {
+        let removed = removed.iter().copied().map(TableId).collect();
+        Edit { made_ms: 50, added, removed, suffixes: Vec::new() }.encode()
+    }
+
+    #[test]
+    fn parts_add_up_and_the_dead_are_remembered() {
+        let one = edit(vec![record(1, Level::Zero), record(2, Level::Two)], &[]);
+        let two = edit(vec![record(3, Level::Two)], &[1, 2]);
+        let state = State::read(&[&one, &two]).unwrap();
+        assert_eq!(state.tables.keys().copied().collect::<Vec<_>>(), [TableId(3)]);
+        assert_eq!(state.dead, BTreeMap::from([(TableId(2), 50)]));
+        assert_eq!(state.next_id, 4);
+        let dead: Vec<_> = state.dead.iter().map(|(id, since)| (*id, *since)).collect();
+        let whole = State::encode(state.next_id, state.tables.values(), &dead);
+        assert_eq!(State::read(&[&one, &whole]).unwrap(), state);
+        assert_eq!(State::read(&[]).unwrap(), State::default());
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_refused() {
+        let one = edit(vec![record(1, Level::Zero)], &[]);
+        assert!(State::read(&[&one, &one]).is_err(), "added twice");
+        assert!(State::read(&[&edit(vec![], &[9])]).is_err(), "removed but not there");
+        assert!(State::read(&[&[7]]).unwrap_err().to_string().contains("form 7"));
+        for len in 0..one.len() {
+            assert!(State::read(&[&one[..len]]).is_err());
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Which tables a merge must take together, and where its samples go: pure functions.
+//!
+//! Partitions are nested or disjoint, so the tables that overlap something, and those that overlap
+//! them, and so on, fill one stretch of time: the *region*. A merge takes all tables of the fast
+//! tier in its region. Then every table that it leaves is newer (flushed later) or older (level 2)
+//! than all that it takes, and newest wins by comparing ranges of commits. Leaving one out would
+//! give the result a range of commits that has the left one's inside.
+
+use std::sync::Arc;
+
+use firn_model::{GroupId, TimeRange, Timestamp};
+
+use crate::output::Target;
+use crate::partition::{Partition, PartitionLen};
+use crate::record::{Level, TableRecord};
+use crate::table::Table;
+use crate::version::Version;
+
+/// The smallest stretch around `seed` whose ends cut no partition of `levels`.
+pub(crate) fn region(version: &Version, seed: TimeRange, levels: &[Level]) -> TimeRange {
+    let mut region = seed;
+    loop {
+        let grown = levels
+            .iter()
+            .flat_map(|level| version.overlapping(*level, region))
+            .fold(region, |all, table| all.union(table.record.partition.range()));
+        if grown == region {
+            return region;
+        }
+        region = grown;
+    }
+}
+
+/// The tables of `levels` in a region.
+pub(crate) fn tables_in(version: &Version, region: TimeRange, levels: &[Level]) -> Vec<Arc<Table>> {
+    levels.iter().flat_map(|level| version.overlapping(*level, region)).cloned().collect()
+}
+
+/// The regions of `levels`, by time, each with its tables.
+pub(crate) fn regions(version: &Version, levels: &[Level]) -> Vec<(TimeRange, Vec<Arc<Table>>)> {
+    let mut tables: Vec<&Arc<Table>> =
+        levels.iter().flat_map(|level| version.level(*level)).collect();
+    tables.sort_by_key(|table| table.record.partition.range().start);
+    let mut regions: Vec<(TimeRange, Vec<Arc<Table>>)> = Vec::new();
+    for table in tables {
+        let range = table.record.partition.range();
+        match regions.last_mut() {
+            Some((region, members)) if region.overlaps(range) => {
+                *region = region.union(range);
+                members.push(Arc::clone(table));
+            }
+            _ => regions.push((range, vec![Arc::clone(table)])),
+        }
+    }
+    regions
+}
+
+/// Level-2 partitions of a region as they stand: they stay, and data for them becomes patches.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SlowLayout {
+    /// By time: the partitions, and the first groups of their tables.
+    standing: Vec<(Partition, Arc<[GroupId]>)>,
+    /// Length of new partitions.
+    len: Option<PartitionLen>,
+}
+
+impl SlowLayout {
+    pub(crate) fn of(version: &Version, region: TimeRange, len: PartitionLen) -> SlowLayout {
+        let mut standing: Vec<(Partition, Vec<GroupId>)> = Vec::new();
+        for table in version.overlapping(Level::Two, region) {
+            let record = &table.record;
+            if standing.last().is_none_or(|(partition, _)| *partition != record.partition) {
+                standing.push((record.partition, Vec::new()));
+            }
+            if let Some((_, bounds)) = standing.last_mut()
+                && (!record.patch || bounds.is_empty())
+            {
+                bounds.push(record.group_min);
+            }
+        }
+        let standing =
+            standing.into_iter().map(|(partition, bounds)| (partition, bounds.into())).collect();
+        SlowLayout { standing, len: Some(len) }
+    }
+
+    /// Where a sample at `ts` goes: into the partition that stands there, else into a new one of the
+    /// usual length, halved until it overlaps none (TimeUnion 3.3, rule 2).
+    pub(crate) fn target(&self, ts: Timestamp) -> Target {
+        let next = self.standing.partition_point(|(partition, _)| partition.range().end < ts);
+        if let Some((partition, bounds)) = self.standing.get(next)
+            && partition.range().contains(ts)
+        {
+            return Target { partition: *partition, bounds: Arc::clone(bounds) };
+        }
+        let mut partition = Partition::of(ts, self.len.unwrap_or(PartitionLen::MIN));
+        while self.standing.iter().any(|(other, _)| other.range().overlaps(partition.range()))
+            && let Some(half) = partition.len().half()
+        {
+            partition = Partition::of(ts, half);
+        }
+        Target { partition, bounds: Arc::from([]) }
+    }
+}
+
+/// The shortest length among tables that are merged: the length of what comes out (rule 1).
+pub(crate) fn shortest_len<'a>(records: impl Iterator<Item = &'a TableRecord>) -> PartitionLen {
+    records.map(|record| record.partition.len()).min().unwrap_or(PartitionLen::MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIN_MS: i64 = 450_000;
+
+    fn layout(standing: &[(i64, i64)]) -> SlowLayout {
+        let standing = standing.iter().map(|&(ts, ms)| {
+            let bounds: Arc<[GroupId]> = Arc::from([GroupId(1)]);
+            (Partition::of(ts, PartitionLen::from_ms(ms).unwrap()), bounds)
+        });
+        SlowLayout { standing: standing.collect(), len: PartitionLen::from_ms(8 * MIN_MS) }
+    }
+
+    #[test]
+    fn figure_12_new_partitions_fill_the_gaps_and_standing_ones_stay() {
+        let layout = layout(&[(2 * MIN_MS, 2 * MIN_MS), (8 * MIN_MS, 8 * MIN_MS)]);
+        let f = |ts, want: (i64, i64), patch: bool| {
+            let target = layout.target(ts);
+            let range = target.partition.range();
+            assert_eq!((range.start, range.end + 1), (want.0 * MIN_MS, want.1 * MIN_MS), "{ts}");
+            assert_eq!(!target.bounds.is_empty(), patch, "{ts}");
+        };
+        f(0, (0, 2), false);
+        f(2 * MIN_MS - 1, (0, 2), false);
+        f(2 * MIN_MS, (2, 4), true);
+        f(4 * MIN_MS, (4, 8), false);
+        f(8 * MIN_MS, (8, 16), true);
+        f(16 * MIN_MS, (16, 24), false);
+        f(-1, (-8, 0), false);
+    }
+}

@@ -1,0 +1,69 @@
+//! Tree: here are columns that are older than memory, keep them: on the fast tier while they are
+//! young, on the slow tier for ever after, and give them back by group and time.
+//!
+//! **Owns** tables (sorted immutable files), time partitions, the three levels, patches,
+//! compaction, upload, retention, and the cache of slow-tier blocks. Source: TimeUnion 3.3 (levels,
+//! partitions, patches), Heracles 3.1.3 (columns of a group apart from its time column, so that one
+//! member is read alone).
+//!
+//! **Never** knows a label, the log or the head; never starts a thread; never makes its own edits
+//! durable: it hands out [`Edit`]s and the engine's manifest decides.
+//!
+//! **Way in**: [`Tree::write_level0`] cuts a flush into one table per partition;
+//! [`Tree::plan`] looks at a [`Version`] and names the next [`Job`]; [`Job::run`] writes new tables
+//! that nobody refers to yet; the engine makes the [`Edit`] durable and [`Tree::apply`] swaps the
+//! version. **Way out**: [`Version::scan`].
+//!
+//! **Invariants**
+//! - A file exists before an edit names it, and for as long as a manifest or a reader can name it.
+//! - Partitions are aligned, so two of them are nested or disjoint; those of level 1, and those of
+//!   level 2, are disjoint (or equal).
+//! - For one group and one stretch of time, level 0 is newer than level 1, level 1 than the patches
+//!   of level 2, those than their table. So every merge takes *all* tables of the fast tier that
+//!   overlap what it merges, and the ranges of [`firn_model::CommitSeq`] of any two tables that may
+//!   hold the same sample never interleave: newest wins by commit, never by age of file.
+//! - Tables of one level-1 partition, and tables (patches apart) of one level-2 partition, have
+//!   disjoint ranges of groups.
+//! - Every byte of a table is under a checksum that also covers where it lies and in which table.
+//!
+//! Reading order: `options`, `partition`, `record`, `block`, `suffix`, `writer`, `output`, `store`,
+//! `cache`, `table`, `version`, `scan`, `cursor`, `layout`, `plan`, `job`, `edit`, `tree`, `stats`.
+//! Bytes of a table: docs/formats/table.md.
+//!
+//! When the layout of a table changes, touch `block`, `suffix`, the version in `writer` and the
+//! document in one commit.
+
+#![forbid(unsafe_code)]
+
+mod block;
+mod cache;
+mod cursor;
+mod edit;
+mod job;
+mod layout;
+mod options;
+mod output;
+mod partition;
+mod plan;
+mod record;
+mod scan;
+mod stats;
+mod store;
+mod suffix;
+mod table;
+mod tree;
+mod version;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+pub use edit::Edit;
+pub use job::{Job, JobKind};
+pub use options::TreeOptions;
+pub use partition::{Partition, PartitionLen};
+pub use record::{Level, TableId, TableRecord};
+pub use scan::Ask;
+pub use stats::{LevelStats, TrafficStats, TreeStats};
+pub use tree::Tree;
+pub use version::Version;

@@ -1,0 +1,243 @@
+//! The tables that one flush or one merge writes: one writer per partition, cut between groups.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use firn_codec::GroupColumns;
+use firn_env::{Env, PutMode};
+use firn_model::{Error, ErrorKind, GroupId, Reservation, Result, TimeRange, Timestamp};
+
+use crate::options::TreeOptions;
+use crate::partition::Partition;
+use crate::record::{Level, TABLE_FOLDER, TableId, TableRecord, table_path};
+use crate::suffix::Suffix;
+use crate::writer::{TableShape, TableWriter, Written};
+
+// A flush with late data of a year writes thousands of tables; it does not need as many files open.
+const OPEN_FILES_MAX: usize = 64;
+// Objects of uploads that were killed may bear the next names. They are passed over in growing
+// steps (1, 2, 4, ..): a few tries pass any number of them.
+const NAME_TRIES_MAX: u32 = 32;
+
+/// Where samples of one time go.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) partition: Partition,
+    /// The first groups of the level-2 tables that already stand in the partition. If there are
+    /// any, a patch is written, and cut where the next table's groups begin.
+    pub(crate) bounds: Arc<[GroupId]>,
+}
+
+/// Tables in the making; what was written is nobody's until an edit names it.
+pub(crate) struct Outputs<'a> {
+    env: &'a Env,
+    ids: &'a AtomicU64,
+    options: &'a TreeOptions,
+    level: Level,
+    written_ms: Timestamp,
+    /// By start of the partition.
+    writers: BTreeMap<Timestamp, (TableWriter, Target)>,
+    open_files: usize,
+    done: Vec<(TableRecord, Suffix)>,
+    /// Ids whose files or objects may exist.
+    begun: Vec<TableId>,
+    /// Where buffers are accounted; `None` for a flush, which must go on when memory is short: it is
+    /// what frees it, and holds one block per partition.
+    memory: Option<Reservation>,
+    scratch: Vec<u8>,
+}
+
+impl<'a> Outputs<'a> {
+    pub(crate) fn new(
+        env: &'a Env,
+        ids: &'a AtomicU64,
+        options: &'a TreeOptions,
+        level: Level,
+        written_ms: Timestamp,
+        memory: Option<Reservation>,
+    ) -> Outputs<'a> {
+        Outputs {
+            env,
+            ids,
+            options,
+            level,
+            written_ms,
+            writers: BTreeMap::new(),
+            open_files: 0,
+            done: Vec::new(),
+            begun: Vec::new(),
+            memory,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Adds a group; groups must rise. `target` says where the samples of a timestamp go.
+    ///
+    /// # Errors
+    /// `Unavailable` when the tier fails or is full, `Busy` without memory.
+    pub(crate) fn push(
+        &mut self,
+        group: GroupId,
+        columns: &GroupColumns,
+        target: &dyn Fn(Timestamp) -> Target,
+    ) -> Result<()> {
+        let mut next = first_ts_from(columns, i64::MIN);
+        while let Some(ts) = next {
+            let target = target(ts);
+            let range = target.partition.range();
+            let piece = columns.slice(TimeRange::new(ts, range.end));
+            self.push_piece(group, &piece, target)?;
+            next = range.end.checked_add(1).and_then(|after| first_ts_from(columns, after));
+        }
+        Ok(())
+    }
+
+    fn push_piece(&mut self, group: GroupId, piece: &GroupColumns, target: Target) -> Result<()> {
+        // A row may be there for members that were cut away.
+        if piece.is_empty() {
+            return Ok(());
+        }
+        let start = target.partition.range().start;
+        let is_full = self.writers.get(&start).is_some_and(|(writer, target)| {
+            writer.bytes() >= self.options.table_bytes_max
+                || writer.group_max().is_some_and(|last| {
+                    territory(&target.bounds, last) != territory(&target.bounds, group)
+                })
+        });
+        if is_full && let Some((writer, _)) = self.writers.remove(&start) {
+            self.finish_table(writer)?;
+        }
+        let shape = TableShape {
+            level: self.level,
+            patch: !target.bounds.is_empty(),
+            partition: target.partition,
+            written_ms: self.written_ms,
+        };
+        let (writer, _) = self.writers.entry(start).or_insert_with(|| {
+            let id = TableId(self.ids.fetch_add(1, Ordering::Relaxed));
+            self.begun.push(id);
+            (TableWriter::new(id, shape, self.options.block_bytes), target)
+        });
+        let held_before = writer.memory_bytes();
+        let was_open = writer.is_open();
+        writer.push(group, piece, &mut self.scratch);
+        if !self.level.is_slow() {
+            writer.flush(&*self.env.disk)?;
+        }
+        if writer.is_open() && !was_open {
+            self.open_files += 1;
+        }
+        if let Some(memory) = &mut self.memory {
+            let held = writer.memory_bytes();
+            if held > held_before {
+                memory.grow(held - held_before)?;
+            } else {
+                memory.shrink(held_before - held);
+            }
+        }
+        if self.open_files > OPEN_FILES_MAX {
+            self.writers.values_mut().for_each(|(writer, _)| writer.close());
+            self.open_files = 0;
+        }
+        Ok(())
+    }
+
+    /// Completes all tables and makes them durable, names included.
+    ///
+    /// # Errors
+    /// As [`Outputs::push`]; then call [`Outputs::discard`].
+    pub(crate) fn finish(&mut self) -> Result<Vec<(TableRecord, Suffix)>> {
+        while let Some((_, (writer, _))) = self.writers.pop_first() {
+            self.finish_table(writer)?;
+        }
+        if !self.level.is_slow() && !self.done.is_empty() {
+            self.env.disk.sync_dir(TABLE_FOLDER)?;
+        }
+        Ok(std::mem::take(&mut self.done))
+    }
+
+    fn finish_table(&mut self, writer: TableWriter) -> Result<()> {
+        let held = writer.memory_bytes();
+        let was_open = writer.is_open();
+        let written = if self.level.is_slow() {
+            self.upload(writer.finish_bytes())?
+        } else {
+            writer.finish_file(&*self.env.disk)?
+        };
+        self.open_files -= usize::from(was_open);
+        if let Some(memory) = &mut self.memory {
+            memory.shrink(held);
+        }
+        self.done.push((written.record, written.suffix));
+        Ok(())
+    }
+
+    /// Puts a table under a name that nothing has: never over an object that some manifest, an
+    /// older writer's too, may name.
+    fn upload(&mut self, mut written: Written) -> Result<Written> {
+        let bytes: Arc<[u8]> = std::mem::take(&mut written.bytes).into();
+        for tries in 0..NAME_TRIES_MAX {
+            let path = written.record.path();
+            match self.env.bucket.put(&path, Arc::clone(&bytes), PutMode::Create) {
+                Ok(_) => return Ok(written),
+                Err(e) if *e.kind() == ErrorKind::Conflict => {
+                    // The name is another's: not ours to remove.
+                    self.begun.retain(|id| *id != written.record.id);
+                    let step = 1 << tries;
+                    written.record.id =
+                        TableId(self.ids.fetch_add(step, Ordering::Relaxed) + step - 1);
+                    self.begun.push(written.record.id);
+                }
+                Err(e) => return Err(e.context(format!("uploading {path}"))),
+            }
+        }
+        Err(Error::unavailable(format!(
+            "uploading {}: {NAME_TRIES_MAX} names are taken; does another database use this \
+             bucket and prefix?",
+            written.record.path()
+        )))
+    }
+
+    /// Removes what was written, as far as that works: what stays is named by nobody.
+    pub(crate) fn discard(mut self) {
+        self.writers.clear();
+        let paths: Vec<String> = self.begun.iter().map(|id| table_path(*id)).collect();
+        if self.level.is_slow() {
+            let _unreferenced = self.env.bucket.delete(&paths);
+        } else {
+            for path in paths {
+                let _unreferenced = self.env.disk.remove(&path);
+            }
+        }
+    }
+}
+
+/// Which of the tables that begin at `bounds` (rising) is responsible for `group`; groups before
+/// the first belong to it too.
+pub(crate) fn territory(bounds: &[GroupId], group: GroupId) -> usize {
+    bounds.partition_point(|first| *first <= group).saturating_sub(1)
+}
+
+/// The first timestamp of any member that is at least `ts`.
+fn first_ts_from(columns: &GroupColumns, ts: Timestamp) -> Option<Timestamp> {
+    columns
+        .batch
+        .times
+        .iter()
+        .filter_map(|times| times.get(times.partition_point(|&at| at < ts)).copied())
+        .min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_territory_reaches_to_the_next_table() {
+        let bounds = [GroupId(10), GroupId(20)];
+        let f = |group| territory(&bounds, GroupId(group));
+        assert_eq!([f(0), f(10), f(19), f(20), f(u64::MAX)], [0, 0, 0, 1, 1]);
+        assert_eq!(territory(&[], GroupId(3)), 0);
+    }
+}

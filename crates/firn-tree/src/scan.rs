@@ -1,0 +1,287 @@
+//! Reading columns of many groups from one version: directories, then blocks, each in one batch.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use firn_codec::{Chunk, GroupColumns, Slots};
+use firn_model::{CommitSeq, Error, GroupId, Pool, QueryContext, Result, Slot, TimeRange};
+
+use crate::block::{Block, Walk};
+use crate::record::{Level, TableRecord};
+use crate::store::Read;
+use crate::suffix::{BlockEntry, Suffix};
+use crate::table::Table;
+use crate::version::Version;
+
+// Neighbouring blocks are read together up to this size; more gains nothing on either tier.
+const RUN_BYTES_MAX: u64 = 4 << 20;
+const BLOCKS_PER_CANCEL_CHECK: usize = 64;
+
+/// What is wanted of one group.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// The group.
+    pub group: GroupId,
+    /// The members; sorted, none twice.
+    pub slots: Vec<Slot>,
+    /// Only what was committed before this: the rest is known from elsewhere (the head's hot memory),
+    /// and tables that hold nothing older are not read. `None` asks for all.
+    pub before: Option<CommitSeq>,
+}
+
+impl Ask {
+    fn wants_table(&self, record: &TableRecord) -> bool {
+        record.may_hold(self.group) && self.before.is_none_or(|before| record.seq.min < before)
+    }
+
+    fn wants_any(&self, min: Slot, max: Slot) -> bool {
+        let at = self.slots.partition_point(|slot| *slot < min);
+        self.slots.get(at).is_some_and(|slot| *slot <= max)
+    }
+}
+
+/// A block that some asks need. Sorted by table, then block, then the ask's group.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Want {
+    table_idx: usize,
+    block_idx: usize,
+    group: GroupId,
+    ask_idx: usize,
+}
+
+struct Source<'a> {
+    table: &'a Arc<Table>,
+    suffix: Arc<Suffix>,
+}
+
+/// A block's bytes: alone (cached) or inside a run of neighbours.
+struct Fetched {
+    bytes: Arc<[u8]>,
+    range: Range<usize>,
+}
+
+impl Version {
+    /// The columns of each ask in `range`, one entry per chunk that has some, oldest first by commit
+    /// (`merge_columns` makes one of them). Two round trips at most: directories that are not in
+    /// memory, then blocks.
+    ///
+    /// # Errors
+    /// `Corrupt` with file and offset if a block that is needed is damaged (others stay readable);
+    /// `Unavailable` if the slow tier is needed and down; `Busy` without memory; `Canceled`,
+    /// `Timeout`.
+    pub fn scan(
+        &self,
+        asks: &[Ask],
+        range: TimeRange,
+        context: &QueryContext,
+    ) -> Result<Vec<Vec<GroupColumns>>> {
+        context.cancel.check()?;
+        let mut found: Vec<Vec<GroupColumns>> = vec![Vec::new(); asks.len()];
+        let sources = self.sources(asks, range)?;
+        let wants = wanted_blocks(&sources, asks, range);
+        let mut memory = context.budget.empty(Pool::Query);
+        let blocks: Vec<&[Want]> = wants
+            .chunk_by(|a, b| (a.table_idx, a.block_idx) == (b.table_idx, b.block_idx))
+            .collect();
+        let bytes = blocks.iter().filter_map(|wants| sources.entry(wants)).map(|entry| entry.bytes);
+        memory.grow(bytes.map(u64::from).sum())?;
+        let fetched = self.fetch(&sources, &blocks)?;
+        for (idx, (wants, fetched)) in blocks.iter().zip(&fetched).enumerate() {
+            if idx % BLOCKS_PER_CANCEL_CHECK == 0 {
+                context.cancel.check()?;
+            }
+            let decoded_bytes = decode_block(&sources, wants, fetched, asks, range, &mut found)?;
+            memory.grow(decoded_bytes)?;
+        }
+        for sources in &mut found {
+            // Stable: of equal commits the older level stays first.
+            sources.sort_by_key(|columns| (columns.seq.max, columns.seq.min));
+        }
+        Ok(found)
+    }
+
+    /// The tables that can hold what is asked for, oldest level first, with their directories.
+    fn sources(&self, asks: &[Ask], range: TimeRange) -> Result<Vec<Source<'_>>> {
+        let Some(group_min) = asks.iter().map(|ask| ask.group).min() else {
+            return Ok(Vec::new());
+        };
+        let group_max = asks.iter().map(|ask| ask.group).max().unwrap_or(group_min);
+        let tables: Vec<&Arc<Table>> = [Level::Two, Level::One, Level::Zero]
+            .into_iter()
+            .flat_map(|level| self.overlapping(level, range))
+            .filter(|table| table.record.time_range.overlaps(range))
+            .filter(|table| {
+                table.record.group_min <= group_max && group_min <= table.record.group_max
+            })
+            .filter(|table| asks.iter().any(|ask| ask.wants_table(&table.record)))
+            .collect();
+        let suffixes = self.store().suffixes(&tables);
+        tables
+            .into_iter()
+            .zip(suffixes)
+            .map(|(table, suffix)| suffix.map(|suffix| Source { table, suffix }))
+            .collect()
+    }
+
+    /// The blocks' bytes in the order of `blocks`: from the cache, else by one batch of reads.
+    fn fetch(&self, sources: &[Source<'_>], blocks: &[&[Want]]) -> Result<Vec<Fetched>> {
+        let store = self.store();
+        let mut fetched: Vec<Option<Fetched>> = Vec::with_capacity(blocks.len());
+        let mut runs: Vec<(Read<'_>, Vec<usize>)> = Vec::new();
+        for (idx, wants) in blocks.iter().enumerate() {
+            let (Some(want), Some(entry)) = (wants.first(), sources.entry(wants)) else {
+                return Err(Error::internal("a wanted block is not in its table"));
+            };
+            let table = sources[want.table_idx].table;
+            let cached = match table.record.level.is_slow() {
+                true => store.cache.block(table.record.id, want.block_idx as u32),
+                false => None,
+            };
+            let is_cached = cached.is_some();
+            fetched.push(cached.map(|bytes| Fetched { range: 0..bytes.len(), bytes }));
+            if table.record.level.is_slow() {
+                store.traffic.cache_look(is_cached);
+            }
+            if is_cached {
+                continue;
+            }
+            let bytes = u64::from(entry.bytes);
+            match runs.last_mut() {
+                Some((run, members))
+                    if std::ptr::eq(run.table, &**table)
+                        && run.offset + run.bytes == entry.offset
+                        && run.bytes + bytes <= RUN_BYTES_MAX =>
+                {
+                    run.bytes += bytes;
+                    members.push(idx);
+                }
+                _ => runs.push((Read { table, offset: entry.offset, bytes }, vec![idx])),
+            }
+        }
+        let reads: Vec<Read<'_>> = runs.iter().map(|(read, _)| *read).collect();
+        for ((run, members), bytes) in runs.iter().zip(store.read(&reads)) {
+            let bytes = bytes?;
+            for &idx in members {
+                let (Some(entry), Some(want)) = (sources.entry(blocks[idx]), blocks[idx].first())
+                else {
+                    continue;
+                };
+                let start = (entry.offset - run.offset) as usize;
+                let range = start..start + entry.bytes as usize;
+                if range.end > bytes.len() {
+                    return Err(Error::internal("a read is shorter than what was asked for"));
+                }
+                let block = Fetched { bytes: Arc::clone(&bytes), range };
+                self.check_and_keep(sources, *want, entry, &block)?;
+                fetched[idx] = Some(block);
+            }
+        }
+        fetched
+            .into_iter()
+            .map(|fetched| fetched.ok_or_else(|| Error::internal("a block was not read")))
+            .collect()
+    }
+
+    /// Checks a block that was read now; those of the slow tier are kept once they are known good.
+    fn check_and_keep(
+        &self,
+        sources: &[Source<'_>],
+        want: Want,
+        entry: &BlockEntry,
+        fetched: &Fetched,
+    ) -> Result<()> {
+        let table = sources[want.table_idx].table;
+        let bytes = &fetched.bytes[fetched.range.clone()];
+        Block::open(table.path(), entry.offset, table.record.salt, bytes)
+            .map_err(|e| table.note(e))?;
+        if table.record.level.is_slow() {
+            let block = match fetched.range.len() == fetched.bytes.len() {
+                true => Arc::clone(&fetched.bytes),
+                false => bytes.into(),
+            };
+            self.store().cache.keep_block(table.record.id, want.block_idx as u32, block);
+        }
+        Ok(())
+    }
+}
+
+/// The block of some wants that share it.
+trait Entries {
+    fn entry(&self, wants: &[Want]) -> Option<&BlockEntry>;
+}
+
+impl Entries for [Source<'_>] {
+    fn entry(&self, wants: &[Want]) -> Option<&BlockEntry> {
+        let want = wants.first()?;
+        self.get(want.table_idx)?.suffix.blocks.get(want.block_idx)
+    }
+}
+
+fn wanted_blocks(sources: &[Source<'_>], asks: &[Ask], range: TimeRange) -> Vec<Want> {
+    let mut wants = Vec::new();
+    for (table_idx, source) in sources.iter().enumerate() {
+        for (ask_idx, ask) in asks.iter().enumerate() {
+            if !ask.wants_table(&source.table.record) {
+                continue;
+            }
+            for block_idx in source.suffix.blocks_of(ask.group) {
+                let block = &source.suffix.blocks[block_idx];
+                if block.time_range.overlaps(range) && ask.wants_any(block.slot_min, block.slot_max)
+                {
+                    wants.push(Want { table_idx, block_idx, group: ask.group, ask_idx });
+                }
+            }
+        }
+    }
+    wants.sort_unstable();
+    wants
+}
+
+/// Decodes what `wants` need of one block; returns the bytes that the columns take.
+fn decode_block(
+    sources: &[Source<'_>],
+    wants: &[Want],
+    fetched: &Fetched,
+    asks: &[Ask],
+    range: TimeRange,
+    found: &mut [Vec<GroupColumns>],
+) -> Result<u64> {
+    let (Some(want), Some(entry)) = (wants.first(), sources.entry(wants)) else { return Ok(0) };
+    let table = sources[want.table_idx].table;
+    let bytes = &fetched.bytes[fetched.range.clone()];
+    let block = Block::open_known(table.path(), entry.offset, bytes)?;
+    let mut decoded_bytes = 0;
+    let mut left = wants;
+    let walked = block.for_chunks(|group, bytes| {
+        left = &left[left.partition_point(|want| want.group < group)..];
+        if left.is_empty() {
+            return Ok(Walk::Stop);
+        }
+        let here = &left[..left.partition_point(|want| want.group == group)];
+        if here.is_empty() {
+            return Ok(Walk::On);
+        }
+        let chunk = Chunk::open(bytes)?;
+        for want in here {
+            let ask = &asks[want.ask_idx];
+            let is_known = ask.before.is_some_and(|before| chunk.seq().min >= before);
+            if is_known || !chunk.time_range().overlaps(range) {
+                continue;
+            }
+            let columns = chunk.read(Slots::Some(&ask.slots), range)?;
+            if !columns.is_empty() {
+                decoded_bytes += columns.heap_bytes() as u64;
+                found[want.ask_idx].push(columns);
+            }
+        }
+        Ok(Walk::On)
+    });
+    walked.map_err(|e| table.note(Error::corrupt(table.path(), entry.offset, e.what())))?;
+    Ok(decoded_bytes)
+}
+
+/// Where a block lies in the bytes of its whole table.
+pub(crate) fn block_range(entry: &BlockEntry) -> Range<usize> {
+    let start = usize::try_from(entry.offset).unwrap_or(usize::MAX);
+    start..start.saturating_add(entry.bytes as usize)
+}

@@ -1,0 +1,189 @@
+//! Numbers about the tree: plain data, read at a moment.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use firn_model::{TimeRange, Timestamp};
+
+use crate::job::JobKind;
+
+/// One level at a moment.
+#[derive(Clone, Debug)]
+pub struct LevelStats {
+    /// Tables, patches too.
+    pub table_count: u64,
+    /// Patches among them.
+    pub patch_count: u64,
+    /// Tables that were found damaged since the start; they are left out of merges.
+    pub damaged_count: u64,
+    /// Partitions.
+    pub partition_count: u64,
+    /// Bytes of the tables.
+    pub bytes: u64,
+    /// Bytes of their directories, in `bytes`.
+    pub suffix_bytes: u64,
+    /// Chunks.
+    pub chunk_count: u64,
+    /// Rows.
+    pub entry_count: u64,
+    /// Values.
+    pub value_count: u64,
+    /// The timestamps of all samples; empty without any.
+    pub time_range: TimeRange,
+}
+
+impl Default for LevelStats {
+    fn default() -> LevelStats {
+        LevelStats {
+            table_count: 0,
+            patch_count: 0,
+            damaged_count: 0,
+            partition_count: 0,
+            bytes: 0,
+            suffix_bytes: 0,
+            chunk_count: 0,
+            entry_count: 0,
+            value_count: 0,
+            time_range: TimeRange::EMPTY,
+        }
+    }
+}
+
+/// What was read, written and done since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TrafficStats {
+    /// Reads of files.
+    pub fast_reads: u64,
+    /// Bytes of them.
+    pub fast_read_bytes: u64,
+    /// Ranges asked of the slow tier.
+    pub slow_gets: u64,
+    /// Bytes of them.
+    pub slow_get_bytes: u64,
+    /// Calls that asked for ranges: round trips.
+    pub slow_round_trips: u64,
+    /// Slow-tier blocks that were in memory.
+    pub cache_hits: u64,
+    /// Slow-tier blocks that were not.
+    pub cache_misses: u64,
+    /// Bytes written as level-0 tables.
+    pub flush_bytes: u64,
+    /// Merges on the fast tier.
+    pub compactions: u64,
+    /// Bytes that they read.
+    pub compaction_read_bytes: u64,
+    /// Bytes that they wrote.
+    pub compaction_write_bytes: u64,
+    /// Uploads.
+    pub uploads: u64,
+    /// Bytes put by them.
+    pub upload_bytes: u64,
+    /// Merges of patches.
+    pub patch_merges: u64,
+    /// Slow-tier bytes that they read.
+    pub patch_merge_read_bytes: u64,
+    /// Slow-tier bytes that they put.
+    pub patch_merge_write_bytes: u64,
+}
+
+/// The tree at a moment.
+#[derive(Clone, Debug)]
+pub struct TreeStats {
+    /// Levels 0, 1 and 2.
+    pub levels: [LevelStats; 3],
+    /// The newest timestamp on the slow tier: what losing this machine cannot lose.
+    pub newest_slow_ts: Option<Timestamp>,
+    /// Tables that no version names but a reader, or the slow tier's grace time, keeps.
+    pub garbage_count: u64,
+    /// Bytes of directories and slow-tier blocks in memory.
+    pub cache_bytes: u64,
+    /// Since the start.
+    pub traffic: TrafficStats,
+}
+
+/// Counters behind [`TrafficStats`].
+#[derive(Default)]
+pub(crate) struct Traffic {
+    fast_reads: AtomicU64,
+    fast_read_bytes: AtomicU64,
+    slow_gets: AtomicU64,
+    slow_get_bytes: AtomicU64,
+    slow_round_trips: AtomicU64,
+    cache_hits: AtomicU64,
+    cache_misses: AtomicU64,
+    flush_bytes: AtomicU64,
+    compactions: AtomicU64,
+    compaction_read_bytes: AtomicU64,
+    compaction_write_bytes: AtomicU64,
+    uploads: AtomicU64,
+    upload_bytes: AtomicU64,
+    patch_merges: AtomicU64,
+    patch_merge_read_bytes: AtomicU64,
+    patch_merge_write_bytes: AtomicU64,
+}
+
+impl Traffic {
+    pub(crate) fn fast_read(&self, bytes: u64) {
+        add(&self.fast_reads, 1);
+        add(&self.fast_read_bytes, bytes);
+    }
+
+    pub(crate) fn slow_read(&self, gets: u64, bytes: u64) {
+        add(&self.slow_round_trips, 1);
+        add(&self.slow_gets, gets);
+        add(&self.slow_get_bytes, bytes);
+    }
+
+    pub(crate) fn cache_look(&self, hit: bool) {
+        add(if hit { &self.cache_hits } else { &self.cache_misses }, 1);
+    }
+
+    pub(crate) fn flush(&self, bytes: u64) {
+        add(&self.flush_bytes, bytes);
+    }
+
+    pub(crate) fn job(&self, kind: JobKind, read_bytes: u64, written_bytes: u64) {
+        match kind {
+            JobKind::Drop => {}
+            JobKind::Compact => {
+                add(&self.compactions, 1);
+                add(&self.compaction_read_bytes, read_bytes);
+                add(&self.compaction_write_bytes, written_bytes);
+            }
+            JobKind::Upload => {
+                add(&self.uploads, 1);
+                add(&self.upload_bytes, written_bytes);
+            }
+            JobKind::MergePatches => {
+                add(&self.patch_merges, 1);
+                add(&self.patch_merge_read_bytes, read_bytes);
+                add(&self.patch_merge_write_bytes, written_bytes);
+            }
+        }
+    }
+
+    pub(crate) fn stats(&self) -> TrafficStats {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        TrafficStats {
+            fast_reads: get(&self.fast_reads),
+            fast_read_bytes: get(&self.fast_read_bytes),
+            slow_gets: get(&self.slow_gets),
+            slow_get_bytes: get(&self.slow_get_bytes),
+            slow_round_trips: get(&self.slow_round_trips),
+            cache_hits: get(&self.cache_hits),
+            cache_misses: get(&self.cache_misses),
+            flush_bytes: get(&self.flush_bytes),
+            compactions: get(&self.compactions),
+            compaction_read_bytes: get(&self.compaction_read_bytes),
+            compaction_write_bytes: get(&self.compaction_write_bytes),
+            uploads: get(&self.uploads),
+            upload_bytes: get(&self.upload_bytes),
+            patch_merges: get(&self.patch_merges),
+            patch_merge_read_bytes: get(&self.patch_merge_read_bytes),
+            patch_merge_write_bytes: get(&self.patch_merge_write_bytes),
+        }
+    }
+}
+
+fn add(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
+}

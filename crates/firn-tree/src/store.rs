@@ -1,0 +1,189 @@
+//! Reading tables of both tiers: batches of ranges, suffixes, whole tables; through the cache.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use firn_codec::Chunk;
+use firn_env::{Bucket, Disk, Env, RangeRequest};
+use firn_model::{Budget, Error, ErrorKind, Result, Slot};
+
+use crate::block::{BLOCK_HEADER_BYTES, Block, Walk};
+use crate::cache::Cache;
+use crate::record::TableRecord;
+use crate::stats::Traffic;
+use crate::suffix::{BlockShape, Suffix};
+use crate::table::Table;
+use crate::writer::TABLE_HEADER_BYTES;
+
+/// What all versions of a tree read through.
+pub(crate) struct Store {
+    disk: Arc<dyn Disk>,
+    bucket: Arc<dyn Bucket>,
+    open_files: Arc<AtomicUsize>,
+    pub(crate) cache: Cache,
+    pub(crate) traffic: Traffic,
+}
+
+/// A stretch of a table.
+#[derive(Clone, Copy)]
+pub(crate) struct Read<'a> {
+    pub(crate) table: &'a Table,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Store {
+    pub(crate) fn new(env: &Env, cache_bytes_max: u64, budget: &Budget) -> Store {
+        Store {
+            disk: Arc::clone(&env.disk),
+            bucket: Arc::clone(&env.bucket),
+            open_files: Arc::default(),
+            cache: Cache::new(cache_bytes_max, budget),
+            traffic: Traffic::default(),
+        }
+    }
+
+    /// Reads stretches; those of the slow tier in one call. Answers are in the order of `reads`.
+    /// Damage (a missing file too) is remembered at the table.
+    pub(crate) fn read(&self, reads: &[Read<'_>]) -> Vec<Result<Arc<[u8]>>> {
+        let mut answers: Vec<Option<Result<Arc<[u8]>>>> = Vec::new();
+        let mut slow = Vec::new();
+        for (idx, read) in reads.iter().enumerate() {
+            if read.table.record.level.is_slow() {
+                slow.push(idx);
+                answers.push(None);
+            } else {
+                answers.push(Some(self.read_fast(read)));
+            }
+        }
+        let requests: Vec<RangeRequest> = slow
+            .iter()
+            .filter_map(|&idx| reads.get(idx))
+            .map(|read| RangeRequest {
+                key: read.table.path().to_owned(),
+                offset: read.offset,
+                len: read.bytes,
+            })
+            .collect();
+        if !requests.is_empty() {
+            let bytes = requests.iter().map(|request| request.len).sum();
+            self.traffic.slow_read(requests.len() as u64, bytes);
+            for (idx, answer) in slow.into_iter().zip(self.bucket.get_ranges(&requests)) {
+                answers[idx] = Some(answer);
+            }
+        }
+        let missing = || Err(Error::internal("bucket: a range has no answer"));
+        answers
+            .into_iter()
+            .zip(reads)
+            .map(|(answer, read)| answer.unwrap_or_else(missing).map_err(|e| damage(read, e)))
+            .collect()
+    }
+
+    fn read_fast(&self, read: &Read<'_>) -> Result<Arc<[u8]>> {
+        let file = read.table.open(&*self.disk, &self.open_files)?;
+        let len = usize::try_from(read.bytes).map_err(|_| {
+            Error::too_large(format!("{}: a read of {}", read.table.path(), read.bytes))
+        })?;
+        let mut bytes = vec![0; len];
+        file.read_at(read.offset, &mut bytes)?;
+        self.traffic.fast_read(read.bytes);
+        Ok(bytes.into())
+    }
+
+    /// The directories of `tables`, all that are not in memory in one batch of reads. One that is
+    /// damaged is made anew from the blocks, which know their groups and times themselves.
+    pub(crate) fn suffixes(&self, tables: &[&Arc<Table>]) -> Vec<Result<Arc<Suffix>>> {
+        let mut answers: Vec<Option<Result<Arc<Suffix>>>> =
+            tables.iter().map(|table| self.cache.suffix(table.record.id).map(Ok)).collect();
+        let missing: Vec<usize> = (0..tables.len()).filter(|&idx| answers[idx].is_none()).collect();
+        let reads: Vec<Read<'_>> = missing
+            .iter()
+            .map(|&idx| Read {
+                table: tables[idx],
+                offset: tables[idx].record.suffix_offset(),
+                bytes: tables[idx].record.suffix_bytes.into(),
+            })
+            .collect();
+        for (&idx, answer) in missing.iter().zip(self.read(&reads)) {
+            let table = tables[idx];
+            let suffix = answer
+                .and_then(|bytes| Suffix::decode(&table.record, &bytes))
+                .or_else(|e| self.rebuild_suffix(table, e))
+                .map(Arc::new);
+            if let Ok(suffix) = &suffix {
+                self.cache.keep_suffix(table.record.id, Arc::clone(suffix));
+            }
+            answers[idx] = Some(suffix);
+        }
+        answers.into_iter().flatten().collect()
+    }
+
+    pub(crate) fn suffix(&self, table: &Arc<Table>) -> Result<Arc<Suffix>> {
+        self.suffixes(&[table])
+            .pop()
+            .unwrap_or_else(|| Err(Error::internal("a suffix has no answer")))
+    }
+
+    /// Walks all blocks of a table whose suffix cannot be read.
+    fn rebuild_suffix(&self, table: &Table, reason: Error) -> Result<Suffix> {
+        if !matches!(reason.kind(), ErrorKind::Corrupt { .. }) {
+            return Err(reason);
+        }
+        let offset = TABLE_HEADER_BYTES as u64;
+        let bytes = table.record.suffix_offset().saturating_sub(offset);
+        let read = Read { table, offset, bytes };
+        let blocks = self.read(&[read]).pop().unwrap_or_else(|| Err(Error::internal("no answer")));
+        let suffix = blocks.and_then(|bytes| walk_blocks(&table.record, &bytes));
+        // Not flagged as damaged when it works: the next merge writes a good suffix.
+        suffix.map_err(|e| table.note(reason.because(e)))
+    }
+}
+
+/// Names what is missing or short, and remembers damage at the table.
+fn damage(read: &Read<'_>, error: Error) -> Error {
+    let error = match error.kind() {
+        ErrorKind::NotFound => Error::corrupt(
+            read.table.path(),
+            read.offset,
+            "the table is missing although the manifest names it; restore it from a backup",
+        )
+        .because(error),
+        _ => error,
+    };
+    read.table.note(error)
+}
+
+/// The directory of a table from its blocks, which are `bytes`.
+fn walk_blocks(record: &TableRecord, bytes: &[u8]) -> Result<Suffix> {
+    let file = record.path();
+    let mut suffix = Suffix::default();
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let offset = suffix.blocks_end();
+        let block_bytes = Block::bytes_of(rest)
+            .and_then(|bytes| usize::try_from(bytes).ok())
+            .filter(|&bytes| bytes > BLOCK_HEADER_BYTES && bytes <= rest.len())
+            .ok_or_else(|| Error::corrupt(file.as_str(), offset, "block length is damaged"))?;
+        let (block_bytes, after) = rest.split_at(block_bytes);
+        let block = Block::open(&file, offset, record.salt, block_bytes)?;
+        let shape = shape_of(&block).map_err(|e| Error::corrupt(&*file, offset, e.what()))?;
+        suffix.push(block_bytes.len() as u32, &shape);
+        rest = after;
+    }
+    suffix.check(record).map_err(|what| Error::corrupt(file.as_str(), 0, what))?;
+    Ok(suffix)
+}
+
+fn shape_of(block: &Block<'_>) -> Result<BlockShape> {
+    let mut shape = BlockShape::default();
+    block.for_chunks(|group, bytes| {
+        let chunk = Chunk::open(bytes)?;
+        let mut slots = chunk.slots();
+        let first = slots.next().unwrap_or(Slot(0));
+        let last = slots.last().unwrap_or(first);
+        shape.add(group, chunk.time_range(), first, last);
+        Ok(Walk::On)
+    })?;
+    Ok(shape)
+}

@@ -1,0 +1,84 @@
+//! A table that a version names: its record and, for the fast tier, its open file.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use firn_env::{Disk, DiskFile, OpenMode};
+use firn_model::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+
+use crate::record::TableRecord;
+
+// Tables beyond this many are opened for each read; the process has other uses for its files.
+const OPEN_FILES_MAX: usize = 256;
+
+/// One table. Readers hold it by `Arc`; its file is removed only when the last of them has left.
+pub(crate) struct Table {
+    pub(crate) record: TableRecord,
+    path: String,
+    file: Mutex<Option<OpenFile>>,
+    damaged: AtomicBool,
+}
+
+struct OpenFile {
+    file: Arc<dyn DiskFile>,
+    open_files: Arc<AtomicUsize>,
+}
+
+impl Table {
+    pub(crate) fn new(record: TableRecord) -> Table {
+        let path = record.path();
+        Table { record, path, file: Mutex::new(None), damaged: AtomicBool::new(false) }
+    }
+
+    /// Its file below the disk's root, or its key in the bucket.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether some byte of it was found to be wrong. It is then left out of merges, so that its
+    /// good blocks stay readable and the rest of the tree goes on.
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.damaged.load(Ordering::Relaxed)
+    }
+
+    /// Remembers damage and gives the error on.
+    pub(crate) fn note(&self, error: Error) -> Error {
+        if matches!(error.kind(), ErrorKind::Corrupt { .. }) {
+            self.damaged.store(true, Ordering::Relaxed);
+        }
+        error
+    }
+
+    /// Its file on the fast tier.
+    pub(crate) fn open(
+        &self,
+        disk: &dyn Disk,
+        open_files: &Arc<AtomicUsize>,
+    ) -> Result<Arc<dyn DiskFile>> {
+        let mut slot = self.file.lock();
+        if let Some(open) = &*slot {
+            return Ok(Arc::clone(&open.file));
+        }
+        let file = disk.open(&self.path, OpenMode::Read)?;
+        if open_files.fetch_add(1, Ordering::Relaxed) < OPEN_FILES_MAX {
+            let open_files = Arc::clone(open_files);
+            *slot = Some(OpenFile { file: Arc::clone(&file), open_files });
+        } else {
+            open_files.fetch_sub(1, Ordering::Relaxed);
+        }
+        Ok(file)
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.open_files.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.record.fmt(f)
+    }
+}

@@ -1,0 +1,225 @@
+//! The whole room at once: a small world with a tree, a durable list of edits in place of the
+//! manifest, and a plain map that knows what must be readable.
+
+mod damage;
+mod lifecycle;
+mod model;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use firn_codec::{GroupColumns, SeqRange, merge_columns};
+use firn_model::{
+    Budget, CancelToken, Column, ColumnBatch, ColumnValues, CommitSeq, ErrorKind, GroupId,
+    Presence, QueryContext, Result, Slot, TimeRange, Timestamp,
+};
+use firn_sim::{Rng, Sim};
+
+use crate::{Ask, Job, Tree, TreeOptions, Version};
+
+const MINUTE_MS: i64 = 60_000;
+const HOUR_MS: i64 = 60 * MINUTE_MS;
+
+/// Values by (group, slot, timestamp), as bits.
+type Samples = BTreeMap<(GroupId, Slot, Timestamp), u64>;
+
+struct World {
+    sim: Sim,
+    options: TreeOptions,
+    /// What a manifest would hold.
+    parts: Vec<Vec<u8>>,
+    tree: Tree,
+    /// What must be readable.
+    samples: Samples,
+    next_seq: u64,
+}
+
+impl World {
+    fn new(seed: u64, options: TreeOptions) -> World {
+        let sim = Sim::new(seed);
+        let tree = Tree::open(&sim.env(), options.clone(), &[], Budget::unlimited()).unwrap();
+        World { sim, options, parts: Vec::new(), tree, samples: Samples::new(), next_seq: 1 }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.sim.env().clock.now_ms()
+    }
+
+    fn advance(&self, ms: i64) {
+        self.sim.clock.advance(std::time::Duration::from_millis(ms as u64));
+    }
+
+    /// Opens the tree again from the durable parts and, as the engine does, writes a new manifest.
+    fn reopen(&mut self) {
+        let parts: Vec<&[u8]> = self.parts.iter().map(Vec::as_slice).collect();
+        self.tree =
+            Tree::open(&self.sim.env(), self.options.clone(), &parts, Budget::unlimited()).unwrap();
+        self.parts = vec![self.tree.snapshot_part()];
+    }
+
+    /// As the engine does it: files durable, manifest durable, version swapped.
+    fn flush(&mut self, samples: &Samples) -> Result<()> {
+        let groups: BTreeSet<GroupId> = samples.keys().map(|key| key.0).collect();
+        let first = self.next_seq;
+        self.next_seq += 10;
+        let seq = SeqRange { min: CommitSeq(first), max: CommitSeq(first + 9) };
+        let mut chunks =
+            groups.into_iter().map(|group| Ok((group, columns_of(samples, group, seq))));
+        let edit = self.tree.write_level0(&mut chunks)?;
+        self.parts.push(edit.encode());
+        self.tree.apply(&edit)?;
+        self.samples.extend(samples);
+        Ok(())
+    }
+
+    fn plan(&self) -> Option<Job> {
+        self.tree.plan(&self.tree.version(), self.now())
+    }
+
+    fn run(&mut self, job: &Job) -> Result<()> {
+        let edit = job.run(&self.sim.env(), &Budget::unlimited(), &CancelToken::new())?;
+        self.tree.check(&edit)?;
+        self.parts.push(edit.encode());
+        self.tree.apply(&edit)
+    }
+
+    /// Runs planned work until there is none; returns the kinds.
+    fn settle(&mut self) -> Vec<&'static str> {
+        let mut kinds = Vec::new();
+        while let Some(job) = self.plan() {
+            assert!(kinds.len() < 1_000, "work without end: {kinds:?}");
+            self.run(&job).unwrap();
+            kinds.push(job.kind().name());
+        }
+        kinds
+    }
+
+    #[track_caller]
+    fn check(&self) {
+        self.check_range(TimeRange::ALL);
+    }
+
+    #[track_caller]
+    fn check_range(&self, range: TimeRange) {
+        let want: Samples = self
+            .samples
+            .iter()
+            .filter(|((_, _, ts), _)| range.contains(*ts))
+            .map(|(key, bits)| (*key, *bits))
+            .collect();
+        let got = read(&self.tree.version(), &self.members(), range).unwrap();
+        assert_same(&got, &want);
+    }
+
+    /// All members that there ever were.
+    fn members(&self) -> BTreeSet<(GroupId, Slot)> {
+        self.samples.keys().map(|(group, slot, _)| (*group, *slot)).collect()
+    }
+}
+
+#[track_caller]
+fn assert_same(got: &Samples, want: &Samples) {
+    if got != want {
+        let lost = want.iter().find(|(key, bits)| got.get(key) != Some(bits));
+        let extra = got.iter().find(|(key, _)| !want.contains_key(key));
+        panic!(
+            "{} samples, want {}; first lost or wrong {lost:?} (got {:?}), first extra {extra:?}",
+            got.len(),
+            want.len(),
+            lost.and_then(|(key, _)| got.get(key)),
+        );
+    }
+}
+
+/// Everything of `members` in `range`, merged, newest first won.
+fn read(
+    version: &Version,
+    members: &BTreeSet<(GroupId, Slot)>,
+    range: TimeRange,
+) -> Result<Samples> {
+    let mut asks: Vec<Ask> = Vec::new();
+    for (group, slot) in members {
+        match asks.last_mut().filter(|ask| ask.group == *group) {
+            Some(ask) => ask.slots.push(*slot),
+            None => asks.push(Ask { group: *group, slots: vec![*slot], before: None }),
+        }
+    }
+    let found = version.scan(&asks, range, &QueryContext::unbounded())?;
+    let mut samples = Samples::new();
+    for (ask, sources) in asks.iter().zip(found) {
+        assert!(sources.is_sorted_by_key(|columns| columns.seq.max), "oldest first");
+        let merged = merge_columns(&sources, range);
+        if !merged.is_empty() {
+            assert!(version.has_data(ask.group, range));
+        }
+        add_columns(ask.group, &merged, &mut samples);
+    }
+    Ok(samples)
+}
+
+fn add_columns(group: GroupId, columns: &GroupColumns, samples: &mut Samples) {
+    for column in &columns.batch.columns {
+        let times = &columns.batch.times[column.time_idx as usize];
+        let present: Vec<usize> = match &column.presence {
+            Some(presence) => presence.iter().collect(),
+            None => (0..times.len()).collect(),
+        };
+        let ColumnValues::F64(values) = &column.values else { unreachable!() };
+        for (idx, value) in present.into_iter().zip(values) {
+            samples.insert((group, column.slot, times[idx]), value.to_bits());
+        }
+    }
+}
+
+/// The columns of one group: one shared time column, NULLs where a member has no value.
+fn columns_of(samples: &Samples, group: GroupId, seq: SeqRange) -> GroupColumns {
+    let of_group = || samples.iter().filter(move |((of, _, _), _)| *of == group);
+    let times: BTreeSet<Timestamp> = of_group().map(|((_, _, ts), _)| *ts).collect();
+    let slots: BTreeSet<Slot> = of_group().map(|((_, slot, _), _)| *slot).collect();
+    let mut batch = ColumnBatch::default();
+    for slot in slots {
+        let mut presence = Presence::new();
+        let mut values = Vec::new();
+        for ts in &times {
+            let bits = samples.get(&(group, slot, *ts));
+            presence.push(bits.is_some());
+            values.extend(bits.map(|bits| f64::from_bits(*bits)));
+        }
+        let presence = (!presence.is_full()).then_some(presence);
+        let values = ColumnValues::F64(values);
+        batch.columns.push(Column { slot, key: 0, time_idx: 0, presence, values });
+    }
+    batch.times.push(times.into_iter().collect::<Vec<_>>().into());
+    GroupColumns { batch, seq }
+}
+
+/// Regular samples of some groups and slots: `range` is half open.
+fn regular(
+    groups: std::ops::Range<u64>,
+    slots: std::ops::Range<u32>,
+    range: std::ops::Range<i64>,
+    step_ms: i64,
+    value: f64,
+) -> Samples {
+    let mut samples = Samples::new();
+    for group in groups {
+        for slot in slots.clone() {
+            let mut ts = range.start;
+            while ts < range.end {
+                let value = value + group as f64 + f64::from(slot) / 8.0 + (ts % 7) as f64;
+                samples.insert((GroupId(group), Slot(slot), ts), value.to_bits());
+                ts += step_ms;
+            }
+        }
+    }
+    samples
+}
+
+/// Small blocks and tables, so that a little data makes many of them.
+fn small_options() -> TreeOptions {
+    TreeOptions { block_bytes: 512, table_bytes_max: 4_096, ..TreeOptions::default() }
+}
+
+fn is_corrupt(kind: &ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Corrupt { .. })
+}

@@ -1,0 +1,146 @@
+//! Damaged bytes: told by file and offset, never served, and only they are lost.
+
+use super::*;
+use crate::TableRecord;
+
+/// A world with one table on the given tier, of several blocks.
+fn world_with_table(slow: bool) -> (World, TableRecord) {
+    let options = TreeOptions { block_bytes: 512, ..TreeOptions::default() };
+    let mut world = World::new(1, options);
+    let start = world.now().div_euclid(2 * HOUR_MS) * 2 * HOUR_MS - 24 * HOUR_MS;
+    let mut rng = Rng::new(3);
+    let mut samples = regular(0..40, 0..2, start..start + HOUR_MS / 2, 60_000, 0.0);
+    samples.values_mut().for_each(|bits| *bits = rng.next_u64() >> 12);
+    world.flush(&samples).unwrap();
+    if slow {
+        world.advance(5 * HOUR_MS);
+        world.settle();
+    }
+    let records: Vec<TableRecord> = world.tree.version().tables().cloned().collect();
+    assert_eq!(records.len(), 1, "{records:?}");
+    assert!(records[0].block_count > 8, "{records:?}");
+    (world, records[0].clone())
+}
+
+fn change(world: &World, record: &TableRecord, change: impl FnOnce(&mut Vec<u8>)) {
+    match record.level.is_slow() {
+        true => world.sim.bucket.damage(&record.path(), change).unwrap(),
+        false => world.sim.disk.damage(&record.path(), change).unwrap(),
+    }
+}
+
+/// Each member either reads right or is `Corrupt`; returns how many groups are lost. Samples that
+/// are merely missing would be served silently wrong.
+fn lost_groups(world: &World, record: &TableRecord) -> usize {
+    let members = world.members();
+    let groups: BTreeSet<GroupId> = members.iter().map(|member| member.0).collect();
+    let version = world.tree.version();
+    let mut lost = 0;
+    for group in groups {
+        let members = members.iter().filter(|member| member.0 == group).copied().collect();
+        match read(&version, &members, TimeRange::ALL) {
+            Ok(got) => {
+                let want = world.samples.iter().filter(|(key, _)| key.0 == group);
+                assert_same(&got, &want.map(|(key, bits)| (*key, *bits)).collect());
+            }
+            Err(e) => {
+                assert!(is_corrupt(e.kind()), "{e}");
+                assert!(e.to_string().starts_with(&record.path()), "{e}");
+                lost += 1;
+            }
+        }
+    }
+    lost
+}
+
+#[test]
+fn invariant_5_a_flipped_bit_anywhere_costs_its_block_at_most() {
+    for slow in [false, true] {
+        let (mut world, record) = world_with_table(slow);
+        let mut rng = Rng::new(11);
+        let groups_per_block = 40usize.div_ceil(record.block_count as usize) + 2;
+        for round in 0..300 {
+            // Every region: header, first block, suffix, then anywhere.
+            let at = match round % 4 {
+                0 => rng.below(24),
+                1 => 24 + rng.below(64),
+                2 => record.bytes - 1 - rng.below(record.suffix_bytes.into()),
+                _ => rng.below(record.bytes),
+            } as usize;
+            let bit = 1 << rng.below(8);
+            change(&world, &record, |bytes| bytes[at] ^= bit);
+            world.reopen();
+            let lost = lost_groups(&world, &record);
+            assert!(lost <= groups_per_block, "byte {at} of {record:?} costs {lost} groups");
+            let in_blocks =
+                (24..record.bytes - u64::from(record.suffix_bytes)).contains(&(at as u64));
+            assert_eq!(lost > 0, in_blocks, "byte {at} of {record:?}");
+            let errors = world.tree.version().check(&CancelToken::new());
+            assert_eq!(errors.len(), 1, "byte {at}: {errors:?}");
+            change(&world, &record, |bytes| bytes[at] ^= bit);
+        }
+        world.reopen();
+        assert_eq!(lost_groups(&world, &record), 0);
+    }
+}
+
+#[test]
+fn invariant_5_zeroed_cut_and_swapped_stretches_are_never_served() {
+    for slow in [false, true] {
+        let (mut world, record) = world_with_table(slow);
+        let original = match slow {
+            true => world.sim.bucket.bytes(&record.path()).unwrap().to_vec(),
+            false => world.sim.disk.bytes(&record.path()).unwrap(),
+        };
+        let mut rng = Rng::new(12);
+        for round in 0..200 {
+            change(&world, &record, |bytes| {
+                let start = rng.below(bytes.len() as u64) as usize;
+                let len = 1 + rng.below(600) as usize;
+                let end = (start + len).min(bytes.len());
+                match round % 4 {
+                    0 => bytes[start..end].fill(0),
+                    1 => bytes.truncate(start),
+                    2 => {
+                        let to = rng.below((bytes.len() - (end - start)) as u64 + 1) as usize;
+                        bytes.copy_within(start..end, to);
+                    }
+                    _ => drop(bytes.drain(start..end)),
+                }
+            });
+            world.reopen();
+            lost_groups(&world, &record);
+            change(&world, &record, |bytes| bytes.clone_from(&original));
+        }
+    }
+}
+
+#[test]
+fn a_missing_table_is_named_and_opening_goes_on() {
+    let (mut world, record) = world_with_table(false);
+    let env = world.sim.env();
+    env.disk.remove(&record.path()).unwrap();
+    world.reopen();
+    assert_eq!(lost_groups(&world, &record), 40);
+    let members = world.members();
+    let error = read(&world.tree.version(), &members, TimeRange::ALL).unwrap_err();
+    assert!(error.to_string().contains("is missing although the manifest names it"), "{error}");
+}
+
+#[test]
+fn a_damaged_table_is_left_out_of_merges_and_the_rest_goes_on() {
+    let (mut world, record) = world_with_table(false);
+    change(&world, &record, |bytes| bytes[100] ^= 1);
+    world.advance(5 * HOUR_MS);
+    world.reopen();
+    let job = world.plan().unwrap();
+    let error = world.run(&job).unwrap_err();
+    assert!(is_corrupt(error.kind()), "{error}");
+    assert!(world.plan().is_none(), "the same merge is not tried for ever");
+    let start = world.now();
+    world.flush(&regular(0..2, 0..1, start..start + HOUR_MS, 60_000, 0.0)).unwrap();
+    world.advance(5 * HOUR_MS);
+    assert_eq!(world.settle(), ["compact", "compact", "upload"]);
+    assert!(lost_groups(&world, &record) > 0);
+    assert_eq!(world.tree.stats().levels[0].damaged_count, 1);
+}

@@ -1,0 +1,445 @@
+//! Named scenes: one rule each.
+
+use firn_sim::Operation;
+
+use super::*;
+use crate::{JobKind, Level};
+
+fn start_of_window(world: &World) -> i64 {
+    world.now().div_euclid(2 * HOUR_MS) * 2 * HOUR_MS
+}
+
+/// Flushes regular data in steps of 15 minutes, with the clock, and lets the tree work.
+fn live(world: &mut World, ms: i64) -> Vec<&'static str> {
+    let mut kinds = Vec::new();
+    for _ in 0..ms / (15 * MINUTE_MS) {
+        let start = world.now();
+        world.advance(15 * MINUTE_MS);
+        let samples = regular(1..5, 0..3, start..world.now(), MINUTE_MS, 0.5);
+        world.flush(&samples).unwrap();
+        kinds.extend(world.settle());
+    }
+    kinds
+}
+
+#[test]
+fn data_moves_down_the_levels_and_is_never_read_short() {
+    let mut world = World::new(1, small_options());
+    let kinds = live(&mut world, 10 * HOUR_MS);
+    world.check();
+    assert!(kinds.contains(&"compact") && kinds.contains(&"upload"), "{kinds:?}");
+    assert!(!kinds.contains(&"merge_patches"), "in-order data never touches level 2 again");
+    let stats = world.tree.stats();
+    let [zero, one, two] = &stats.levels;
+    assert!(zero.partition_count <= 2 && two.partition_count >= 3, "{stats:?}");
+    assert_eq!(two.patch_count, 0);
+    let total: u64 = [zero, one, two].map(|level| level.value_count).iter().sum();
+    assert_eq!(total, world.samples.len() as u64, "nothing is stored twice");
+    assert!(stats.newest_slow_ts.unwrap() < world.now());
+    assert!(world.tree.version().check(&CancelToken::new()).is_empty());
+}
+
+#[test]
+fn slow_reads_take_two_round_trips_cold_and_none_warm() {
+    let mut world = World::new(1, small_options());
+    live(&mut world, 24 * HOUR_MS);
+    world.reopen();
+    let version = world.tree.version();
+    let asks = [Ask { group: GroupId(2), slots: vec![Slot(1)], before: None }];
+    let range = TimeRange::new(world.now() - 24 * HOUR_MS, world.now() - 6 * HOUR_MS);
+    let cold = version.scan(&asks, range, &QueryContext::unbounded()).unwrap();
+    let traffic = world.tree.stats().traffic;
+    assert_eq!(traffic.slow_round_trips, 2, "{traffic:?}");
+    let warm = version.scan(&asks, range, &QueryContext::unbounded()).unwrap();
+    assert_eq!(world.tree.stats().traffic.slow_round_trips, 2);
+    assert_eq!(cold[0].len(), warm[0].len());
+}
+
+#[test]
+fn late_data_of_any_age_reaches_its_partition_and_wins() {
+    let mut world = World::new(1, small_options());
+    live(&mut world, 10 * HOUR_MS);
+    let window = start_of_window(&world);
+    for age_ms in [HOUR_MS, 5 * HOUR_MS, 365 * 24 * HOUR_MS] {
+        let start = window - age_ms;
+        world.flush(&regular(0..7, 1..4, start..start + HOUR_MS, 90_000, 1e6)).unwrap();
+        world.check();
+    }
+    world.flush(&regular(3..4, 0..1, -HOUR_MS..HOUR_MS, 90_000, 1e6)).unwrap();
+    let ends = [i64::MIN, i64::MIN + 1, i64::MAX - 1, i64::MAX]
+        .map(|ts| ((GroupId(3), Slot(0), ts), f64::NAN.to_bits()));
+    world.flush(&Samples::from(ends)).unwrap();
+    world.check();
+    world.advance(5 * HOUR_MS);
+    let kinds = world.settle();
+    assert!(kinds.contains(&"upload"), "{kinds:?}");
+    world.check();
+    let stats = world.tree.stats();
+    assert!(stats.levels[2].patch_count > 0, "{stats:?}");
+    assert_eq!(stats.levels[0].table_count + stats.levels[1].table_count, 0, "{stats:?}");
+    world.reopen();
+    world.check();
+}
+
+#[test]
+fn patches_over_the_threshold_are_merged_with_their_table_only() {
+    let mut world = World::new(1, small_options());
+    let window = start_of_window(&world) - 48 * HOUR_MS;
+    world.flush(&regular(0..200, 0..2, window..window + HOUR_MS, 30_000, 0.0)).unwrap();
+    world.advance(5 * HOUR_MS);
+    world.settle();
+    let ids = |world: &World| -> BTreeSet<u64> {
+        world.tree.version().tables().map(|record| record.id.0).collect()
+    };
+    let bases = ids(&world);
+    assert!(bases.len() > 3, "{bases:?}");
+    for round in 0..4 {
+        let late = regular(0..1, 0..2, window + round..window + HOUR_MS, 45_000, 1e3);
+        world.flush(&late).unwrap();
+        world.advance(5 * HOUR_MS);
+        let kinds = world.settle();
+        assert_eq!(kinds.contains(&"merge_patches"), round == 3, "{kinds:?}");
+        world.check();
+    }
+    let version = world.tree.version();
+    assert!(version.tables().all(|record| !record.patch));
+    let untouched = ids(&world).intersection(&bases).count();
+    assert_eq!(untouched, bases.len() - 1, "only the first territory was written anew");
+}
+
+#[test]
+fn a_quiet_tree_uploads_by_age() {
+    let mut world = World::new(1, small_options());
+    let start = world.now();
+    world.flush(&regular(0..2, 0..1, start - MINUTE_MS..start, 10_000, 0.0)).unwrap();
+    assert_eq!(world.settle(), Vec::<&str>::new());
+    world.advance(2 * HOUR_MS);
+    assert_eq!(world.settle(), ["compact"]);
+    world.advance(2 * HOUR_MS);
+    assert_eq!(world.settle(), ["upload"]);
+    assert_eq!(world.settle(), Vec::<&str>::new());
+    world.check();
+}
+
+#[test]
+fn one_far_future_sample_does_not_age_the_others() {
+    let mut world = World::new(1, small_options());
+    let start = start_of_window(&world);
+    world.flush(&regular(0..2, 0..1, start..start + MINUTE_MS, 10_000, 0.0)).unwrap();
+    world.flush(&regular(0..1, 0..1, i64::MAX - 10..i64::MAX - 5, 5, 0.0)).unwrap();
+    assert!(world.plan().is_none());
+    world.check();
+}
+
+#[test]
+fn a_slow_tier_that_is_down_costs_nothing_but_the_upload() {
+    let mut world = World::new(1, small_options());
+    live(&mut world, 3 * HOUR_MS);
+    world.sim.bucket.set_down(true);
+    let start = world.now();
+    for step in 0..16 {
+        let ts = start + step * 15 * MINUTE_MS;
+        world.flush(&regular(1..3, 0..1, ts..ts + 15 * MINUTE_MS, MINUTE_MS, 0.0)).unwrap();
+        world.advance(15 * MINUTE_MS);
+        while let Some(job) = world.plan() {
+            if let Err(e) = world.run(&job) {
+                assert_eq!(job.kind(), JobKind::Upload);
+                assert_eq!(*e.kind(), ErrorKind::Unavailable, "{e}");
+                assert!(e.to_string().contains("upload of "), "{e}");
+                break;
+            }
+        }
+    }
+    let fast = TimeRange::new(start, i64::MAX);
+    world.check_range(fast);
+    world.sim.bucket.set_down(false);
+    assert!(world.settle().contains(&"upload"));
+    world.check();
+    assert_eq!(world.tree.orphans(&world.sim.env()).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn invariant_3_files_live_until_their_last_reader_has_left() {
+    let mut world = World::new(1, small_options());
+    let start = world.now() - HOUR_MS;
+    for round in 0..9 {
+        world
+            .flush(&regular(0..3, 0..2, start..start + HOUR_MS, 60_000, f64::from(round)))
+            .unwrap();
+    }
+    let held = world.tree.version();
+    let (members, want) = (world.members(), world.samples.clone());
+    assert_eq!(world.settle(), ["compact", "compact"]);
+    let env = world.sim.env();
+    assert_eq!(world.tree.collect_garbage(&env).unwrap(), 0);
+    assert_same(&read(&held, &members, TimeRange::ALL).unwrap(), &want);
+    drop(held);
+    assert!(world.tree.collect_garbage(&env).unwrap() >= 18);
+    assert_eq!(world.sim.disk.files().len(), world.tree.version().tables().count());
+    world.check();
+}
+
+#[test]
+fn objects_outlive_their_grace_time_even_over_a_restart() {
+    let mut world = World::new(1, TreeOptions { patches_max: 1, ..small_options() });
+    let start = start_of_window(&world) - 24 * HOUR_MS;
+    for round in 0..3 {
+        world
+            .flush(&regular(0..3, 0..2, start..start + HOUR_MS, 60_000, f64::from(round)))
+            .unwrap();
+        world.advance(5 * HOUR_MS);
+        world.settle();
+    }
+    let env = world.sim.env();
+    world.tree.collect_garbage(&env).unwrap();
+    let kept = world.sim.bucket.keys().len();
+    assert!(kept > world.tree.version().tables().count());
+    world.parts = vec![world.tree.snapshot_part()];
+    world.reopen();
+    assert_eq!(world.tree.collect_garbage(&env).unwrap(), 0);
+    world.advance(HOUR_MS);
+    assert!(world.tree.collect_garbage(&env).unwrap() > 0);
+    assert_eq!(world.sim.bucket.keys().len(), world.tree.version().tables().count());
+    world.check();
+}
+
+#[test]
+fn retention_drops_whole_partitions_of_every_level() {
+    let options = TreeOptions { retention_ms: Some(6 * HOUR_MS), ..small_options() };
+    let mut world = World::new(1, options);
+    let kinds = live(&mut world, 16 * HOUR_MS);
+    assert!(kinds.contains(&"drop"));
+    let version = world.tree.version();
+    let oldest = version.tables().map(|record| record.time_range.start).min().unwrap();
+    let cutoff = world.now() - 6 * HOUR_MS;
+    assert!(oldest <= cutoff && oldest > cutoff - 2 * HOUR_MS - 1, "{}", cutoff - oldest);
+    world.check_range(TimeRange::new(cutoff, i64::MAX));
+    drop(version);
+    world.advance(2 * HOUR_MS);
+    world.settle();
+    world.tree.collect_garbage(&world.sim.env()).unwrap();
+    world.advance(2 * HOUR_MS);
+    world.tree.collect_garbage(&world.sim.env()).unwrap();
+    let named = world.tree.version().tables().count();
+    assert_eq!(world.sim.disk.files().len() + world.sim.bucket.keys().len(), named);
+}
+
+#[test]
+fn one_member_of_a_large_group_is_read_without_the_others() {
+    let mut world = World::new(1, TreeOptions::default());
+    let start = start_of_window(&world);
+    let mut rng = Rng::new(5);
+    let mut samples = regular(7..8, 0..600, start..start + 20 * MINUTE_MS, 10_000, 0.0);
+    samples.values_mut().for_each(|bits| *bits = (rng.next_u64() as f64).to_bits());
+    world.flush(&samples).unwrap();
+    world.check();
+    let before = world.tree.stats().traffic.fast_read_bytes;
+    let version = world.tree.version();
+    let asks = [Ask { group: GroupId(7), slots: vec![Slot(300)], before: None }];
+    version.scan(&asks, TimeRange::ALL, &QueryContext::unbounded()).unwrap();
+    let read = world.tree.stats().traffic.fast_read_bytes - before;
+    let bytes = version.tables().next().unwrap().bytes;
+    assert!(bytes > 500_000 && read < 2 * 16_384 + 8_192, "{read} of {bytes}");
+}
+
+#[test]
+fn a_scan_is_bounded_by_its_budget_and_stops_when_told() {
+    let mut world = World::new(1, small_options());
+    let start = world.now();
+    world.flush(&regular(0..50, 0..4, start..start + HOUR_MS, 30_000, 0.0)).unwrap();
+    let version = world.tree.version();
+    let asks: Vec<Ask> = (0..50)
+        .map(|group| Ask { group: GroupId(group), slots: vec![Slot(0), Slot(3)], before: None })
+        .collect();
+    let mut context = QueryContext::unbounded();
+    context.budget = Budget::new(1_000);
+    let error = version.scan(&asks, TimeRange::ALL, &context).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Busy { .. }), "{error}");
+    assert_eq!(context.budget.usage().used_bytes, 0);
+    context.cancel.cancel();
+    let error = version.scan(&asks, TimeRange::ALL, &context).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Canceled);
+}
+
+#[test]
+fn a_job_is_bounded_by_its_budget_and_stops_when_told() {
+    let mut world = World::new(1, small_options());
+    let start = world.now() - 20 * HOUR_MS;
+    world.flush(&regular(0..9, 0..4, start..start + 9 * HOUR_MS, 30_000, 0.0)).unwrap();
+    let job = world.plan().unwrap();
+    let env = world.sim.env();
+    let files = world.sim.disk.files();
+    let error = job.run(&env, &Budget::new(10_000), &CancelToken::new()).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Busy { .. }), "{error}");
+    let cancel = CancelToken::new();
+    cancel.cancel();
+    let error = job.run(&env, &Budget::unlimited(), &cancel).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Canceled);
+    assert_eq!(world.sim.disk.files(), files, "nothing is left behind");
+    world.run(&job).unwrap();
+    world.check();
+}
+
+#[test]
+fn an_edit_that_does_not_fit_changes_nothing() {
+    let mut world = World::new(1, small_options());
+    let start = world.now() - 20 * HOUR_MS;
+    world.flush(&regular(0..2, 0..1, start..start + 9 * HOUR_MS, 30_000, 0.0)).unwrap();
+    let job = world.plan().unwrap();
+    world.run(&job).unwrap();
+    let error = world.run(&job).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Conflict, "{error}");
+    world.check();
+}
+
+#[test]
+fn a_flush_out_of_order_is_refused_and_leaves_nothing() {
+    let world = World::new(1, small_options());
+    let samples = regular(0..2, 0..1, 0..HOUR_MS, 1_000, 0.0);
+    let seq = SeqRange::at(CommitSeq(1));
+    let mut chunks = [1, 0]
+        .into_iter()
+        .map(|group| Ok((GroupId(group), columns_of(&samples, GroupId(group), seq))));
+    let error = world.tree.write_level0(&mut chunks).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Internal, "{error}");
+    assert!(world.sim.disk.files().is_empty());
+}
+
+#[test]
+fn partitions_of_other_lengths_are_aligned_when_options_change() {
+    let mut world = World::new(1, small_options());
+    let lengths = [(450_000, 900_000), (1_800_000, 7_200_000), (3_600_000, 3_600_000)];
+    for round in 0..12 {
+        let (fast, slow) = lengths[round % 3];
+        world.options.fast_partition_ms = fast;
+        world.options.slow_partition_ms = slow;
+        world.reopen();
+        live(&mut world, 2 * HOUR_MS);
+        let start = world.now() - 7 * HOUR_MS;
+        world
+            .flush(&regular(2..4, 0..2, start..start + 5 * HOUR_MS, 77_000, round as f64))
+            .unwrap();
+        world.settle();
+        world.check();
+    }
+    world.advance(10 * HOUR_MS);
+    world.settle();
+    world.check();
+    assert_eq!(world.tree.version().level_stats(Level::One).table_count, 0);
+}
+
+/// The power goes, or one operation fails, at each operation of each kind of job in turn; the disk
+/// has then what was synced and some of the rest. All samples must be there afterwards, no file that
+/// nobody names, and the same work must be planned again and succeed.
+#[test]
+fn jobs_that_are_killed_anywhere_lose_nothing_and_are_done_again() {
+    for kind in [JobKind::Compact, JobKind::Upload, JobKind::MergePatches] {
+        for power_cut in [true, false] {
+            let options = TreeOptions { patches_max: 1, table_bytes_max: 1_024, ..small_options() };
+            let mut world = World::new(7, options);
+            let window = start_of_window(&world) - 48 * HOUR_MS;
+            let mut operations = 0;
+            let mut done = false;
+            for round in 0..6 {
+                let late = regular(0..24, 0..2, window..window + HOUR_MS, 97_000, f64::from(round));
+                world.flush(&late).unwrap();
+                world.advance(5 * HOUR_MS);
+                while let Some(job) = world.plan() {
+                    if job.kind() != kind {
+                        world.run(&job).unwrap();
+                        continue;
+                    }
+                    let next = world.sim.faults.change_count() + operations;
+                    match power_cut {
+                        true => world.sim.faults.crash_at(next),
+                        false => world.sim.faults.fail_at(next),
+                    }
+                    let outcome = world.run(&job);
+                    done = outcome.is_ok();
+                    if done {
+                        break;
+                    }
+                    operations += 1;
+                    if power_cut {
+                        world.sim.restart();
+                        world.reopen();
+                    }
+                    world.sim.faults.clear();
+                    world.check();
+                    let named =
+                        world.tree.version().tables().filter(|r| !r.level.is_slow()).count();
+                    world.tree.collect_garbage(&world.sim.env()).unwrap();
+                    assert_eq!(world.sim.disk.files().len(), named);
+                }
+                world.sim.faults.clear();
+                if done {
+                    break;
+                }
+            }
+            assert!(done && operations > 0, "{kind:?}: {operations} operations");
+            world.settle();
+            world.check();
+        }
+    }
+}
+
+/// An upload makes one chunk of a group's samples of a whole window, with one range of commits. A
+/// late overwrite that waited in level 0 meanwhile would look older than that chunk, though it is
+/// newer than what it overwrites: so it must go along.
+#[test]
+fn invariant_2_an_overwrite_that_waits_in_level_0_is_not_overtaken_by_an_upload() {
+    let options = TreeOptions {
+        level0_partitions_max: 1,
+        level0_tables_max: 1,
+        upload_age_ms_max: HOUR_MS,
+        ..small_options()
+    };
+    let mut world = World::new(1, options);
+    let window = start_of_window(&world);
+    let second = window + 30 * MINUTE_MS..window + HOUR_MS;
+    world.flush(&regular(1..2, 0..1, second.clone(), MINUTE_MS, 1.0)).unwrap();
+    world.flush(&regular(1..2, 0..1, second.clone(), MINUTE_MS, 2.0)).unwrap();
+    assert_eq!(world.settle(), ["compact"]);
+    world.advance(55 * MINUTE_MS);
+    world.flush(&regular(1..2, 0..1, second, MINUTE_MS, 3.0)).unwrap();
+    world.flush(&regular(1..2, 0..1, window..window + 30 * MINUTE_MS, MINUTE_MS, 4.0)).unwrap();
+    assert_eq!(world.settle(), ["compact"]);
+    world.advance(10 * MINUTE_MS);
+    assert_eq!(world.settle(), ["upload"]);
+    world.check();
+    assert_eq!(world.tree.version().level_stats(Level::Zero).table_count, 0);
+}
+
+#[test]
+fn an_object_that_another_put_there_is_never_overwritten() {
+    let mut world = World::new(1, small_options());
+    let start = world.now() - 24 * HOUR_MS;
+    let env = world.sim.env();
+    for id in [3, 4, 6] {
+        let bytes: Arc<[u8]> = Arc::from(&b"another's"[..]);
+        env.bucket.put(&format!("tables/{id}.fst"), bytes, firn_env::PutMode::Create).unwrap();
+    }
+    world.flush(&regular(0..2, 0..1, start..start + HOUR_MS, MINUTE_MS, 0.0)).unwrap();
+    world.advance(5 * HOUR_MS);
+    assert!(world.settle().contains(&"upload"));
+    world.check();
+    for id in [3, 4, 6] {
+        let bytes = world.sim.bucket.bytes(&format!("tables/{id}.fst")).unwrap();
+        assert_eq!(*bytes, *b"another's");
+    }
+    let orphans = world.tree.orphans(&env).unwrap();
+    assert_eq!(orphans, ["tables/3.fst", "tables/4.fst", "tables/6.fst"]);
+}
+
+#[test]
+fn garbage_that_could_not_be_removed_is_tried_again() {
+    let mut world = World::new(1, TreeOptions { bucket_grace_ms: 0, ..small_options() });
+    live(&mut world, 5 * HOUR_MS);
+    let env = world.sim.env();
+    world.sim.faults.set_rate(Operation::Remove, 1.0);
+    assert_eq!(*world.tree.collect_garbage(&env).unwrap_err().kind(), ErrorKind::Unavailable);
+    world.sim.faults.clear();
+    assert!(world.tree.collect_garbage(&env).unwrap() > 0);
+    assert_eq!(world.tree.orphans(&env).unwrap(), Vec::<String>::new());
+    assert_eq!(world.tree.stats().garbage_count, 0);
+}

@@ -1,0 +1,320 @@
+//! The tree: the present version, what may be removed, and the names that were not given yet.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use firn_codec::GroupColumns;
+use firn_env::Env;
+use firn_model::{Budget, Error, ErrorKind, GroupId, Result, TimeRange, Timestamp};
+use parking_lot::{Mutex, RwLock};
+
+use crate::edit::{Edit, State};
+use crate::job::Job;
+use crate::layout::SlowLayout;
+use crate::options::TreeOptions;
+use crate::output::{Outputs, Target};
+use crate::plan;
+use crate::record::{Level, TABLE_FOLDER, TableId, table_of_name, table_path};
+use crate::stats::TreeStats;
+use crate::store::Store;
+use crate::table::Table;
+use crate::version::Version;
+
+// Each opening passes over this many ids. A killed process may have put objects under ids that no
+// manifest knows; so they are not met again, one by one, at every upload.
+const IDS_PER_OPENING: u64 = 1_000;
+
+/// Tables of all levels. All methods may be called from several threads; two jobs may run at once
+/// only if the second was planned after the first was applied, a flush at any time.
+///
+/// Locks: `version`, then `garbage`; neither is held over I/O.
+pub struct Tree {
+    env: Env,
+    options: TreeOptions,
+    store: Arc<Store>,
+    version: RwLock<Arc<Version>>,
+    /// The next id that no table has.
+    ids: Arc<AtomicU64>,
+    garbage: Mutex<Vec<Garbage>>,
+}
+
+/// A table that the present version does not name.
+struct Garbage {
+    id: TableId,
+    is_slow: bool,
+    since_ms: Timestamp,
+    /// `None` when it was dead before this process started.
+    table: Option<Arc<Table>>,
+}
+
+impl Tree {
+    /// Opens the tree that the manifest's `parts` (snapshots and edits, oldest first) describe; none
+    /// make an empty one. Files that they do not name are removed; objects are not touched, and the
+    /// slow tier is not asked. Make [`Tree::snapshot_part`] durable before the first job: it has the
+    /// ids that this process will use.
+    ///
+    /// # Errors
+    /// `Invalid` for wrong options or a newer format, `Corrupt` for parts that do not fit together,
+    /// `Unavailable` when the disk fails. A missing or damaged table is no error here: it is one for
+    /// who needs it, and [`Version::check`] tells.
+    pub fn open(env: &Env, options: TreeOptions, parts: &[&[u8]], budget: Budget) -> Result<Tree> {
+        options.check()?;
+        let state = State::read(parts)?;
+        env.disk.create_dir(TABLE_FOLDER)?;
+        env.disk.sync_dir("")?;
+        remove_unnamed(env, &state)?;
+        let store = Arc::new(Store::new(env, options.cache_bytes_max, &budget));
+        let tables = state.tables.into_values().map(|record| Arc::new(Table::new(record)));
+        let version = Version::new(Arc::clone(&store), tables.collect())?;
+        let garbage = state.dead.into_iter().map(|(id, since_ms)| Garbage {
+            id,
+            is_slow: true,
+            since_ms,
+            table: None,
+        });
+        Ok(Tree {
+            env: env.clone(),
+            options,
+            store,
+            version: RwLock::new(Arc::new(version)),
+            ids: Arc::new(AtomicU64::new(match parts.is_empty() {
+                true => 1,
+                false => state.next_id.saturating_add(IDS_PER_OPENING),
+            })),
+            garbage: Mutex::new(garbage.collect()),
+        })
+    }
+
+    /// The present version.
+    pub fn version(&self) -> Arc<Version> {
+        Arc::clone(&self.version.read())
+    }
+
+    /// Writes a flush as level-0 tables, one per partition that it touches (more if they grow over
+    /// `table_bytes_max`). Groups must rise, none twice. When this returns, files and names are
+    /// durable; they are nobody's until the edit is applied.
+    ///
+    /// # Errors
+    /// Those of `chunks`; `Unavailable` when the disk is full or fails; `Internal` if groups do not
+    /// rise. What was written is removed again.
+    pub fn write_level0(
+        &self,
+        chunks: &mut dyn Iterator<Item = Result<(GroupId, GroupColumns)>>,
+    ) -> Result<Edit> {
+        let now = self.env.clock.now_ms();
+        let version = self.version();
+        let layout = SlowLayout::of(&version, TimeRange::ALL, self.options.slow_len());
+        let fast = self.options.fast_len();
+        let target = |ts| Target {
+            partition: plan::flush_partition(&layout, ts, now, fast),
+            bounds: Arc::from([]),
+        };
+        let mut outputs = Outputs::new(&self.env, &self.ids, &self.options, Level::Zero, now, None);
+        let pushed = push_all(chunks, &mut outputs, &target);
+        let written = pushed.and_then(|()| outputs.finish());
+        match written {
+            Ok(written) => {
+                let mut edit = Edit { made_ms: now, ..Edit::default() };
+                edit.add(written);
+                self.store.traffic.flush(edit.added_bytes());
+                Ok(edit)
+            }
+            Err(e) => {
+                outputs.discard();
+                Err(e.context("writing level 0"))
+            }
+        }
+    }
+
+    /// The most urgent work on `version` at wall time `now`, if there is any. Pure: reads nothing,
+    /// changes nothing. Do not run two jobs that were planned on the same version.
+    pub fn plan(&self, version: &Version, now: Timestamp) -> Option<Job> {
+        Some(Job {
+            work: plan::plan(version, &self.options, now)?,
+            store: Arc::clone(&self.store),
+            ids: Arc::clone(&self.ids),
+            options: self.options.clone(),
+        })
+    }
+
+    /// Whether `edit` fits the present version: ask before it is made durable.
+    ///
+    /// # Errors
+    /// `Conflict` if a table that it removes is not there any more.
+    pub fn check(&self, edit: &Edit) -> Result<()> {
+        self.after(&self.version(), edit).map(|_| ())
+    }
+
+    /// Swaps the version. The edit must be durable by now, because removed tables may be deleted
+    /// from here on.
+    ///
+    /// # Errors
+    /// As [`Tree::check`]; nothing has changed then.
+    pub fn apply(&self, edit: &Edit) -> Result<()> {
+        let mut version = self.version.write();
+        let (next, gone) = self.after(&version, edit)?;
+        for (record, suffix) in edit.added.iter().zip(&edit.suffixes) {
+            self.store.cache.keep_suffix(record.id, Arc::clone(suffix));
+        }
+        *version = Arc::new(next);
+        self.garbage.lock().extend(gone.into_iter().map(|table| Garbage {
+            id: table.record.id,
+            is_slow: table.record.level.is_slow(),
+            since_ms: edit.made_ms,
+            table: Some(table),
+        }));
+        Ok(())
+    }
+
+    /// The version after `edit`, and the tables that it removes.
+    fn after(&self, version: &Version, edit: &Edit) -> Result<(Version, Vec<Arc<Table>>)> {
+        if let Some(id) = edit.removed.iter().find(|id| version.get(**id).is_none()) {
+            return Err(Error::new(
+                ErrorKind::Conflict,
+                format!("{id} is not in the tree any more; plan again"),
+            ));
+        }
+        let removed: BTreeSet<TableId> = edit.removed.iter().copied().collect();
+        let (gone, mut tables): (Vec<Arc<Table>>, Vec<Arc<Table>>) =
+            version.all().cloned().partition(|table| removed.contains(&table.record.id));
+        tables.extend(edit.added.iter().cloned().map(|record| Arc::new(Table::new(record))));
+        Ok((Version::new(Arc::clone(&self.store), tables)?, gone))
+    }
+
+    /// Removes tables that no version names and no reader holds; objects after their grace time.
+    /// Returns how many are gone. Cheap when there are none.
+    ///
+    /// # Errors
+    /// `Unavailable` when a tier fails; what was left is tried again at the next call.
+    pub fn collect_garbage(&self, env: &Env) -> Result<usize> {
+        let now = env.clock.now_ms();
+        let is_due = |garbage: &Garbage| {
+            let grace_ms = if garbage.is_slow { self.options.bucket_grace_ms } else { 0 };
+            // Ours is the last reference: the present version has none, and only a version that
+            // somebody holds could give a new one.
+            garbage.table.as_ref().is_none_or(|table| Arc::strong_count(table) == 1)
+                && now.saturating_sub(garbage.since_ms) >= grace_ms
+        };
+        let due: Vec<Garbage> = {
+            let mut garbage = self.garbage.lock();
+            let (due, left) = std::mem::take(&mut *garbage).into_iter().partition(is_due);
+            *garbage = left;
+            due
+        };
+        if due.is_empty() {
+            return Ok(0);
+        }
+        let due_ids: BTreeSet<TableId> = due.iter().map(|garbage| garbage.id).collect();
+        self.store.cache.forget(|id| due_ids.contains(&id));
+        let (slow, fast): (Vec<Garbage>, Vec<Garbage>) =
+            due.into_iter().partition(|garbage| garbage.is_slow);
+        let mut removed = 0;
+        let mut failed = None;
+        for garbage in fast {
+            match env.disk.remove(&table_path(garbage.id)) {
+                Err(e) if *e.kind() != ErrorKind::NotFound => {
+                    failed = Some(e);
+                    self.garbage.lock().push(garbage);
+                }
+                _ => removed += 1,
+            }
+        }
+        let keys: Vec<String> = slow.iter().map(|garbage| table_path(garbage.id)).collect();
+        if !keys.is_empty() {
+            match env.bucket.delete(&keys) {
+                Ok(()) => removed += keys.len(),
+                Err(e) => {
+                    failed = Some(e);
+                    self.garbage.lock().extend(slow);
+                }
+            }
+        }
+        failed.map_or(Ok(removed), Err)
+    }
+
+    /// The whole state as one part for a new manifest.
+    pub fn snapshot_part(&self) -> Vec<u8> {
+        // A table must not be missed between the two: an edit moves it while both are held.
+        let version = self.version.read();
+        let dead: Vec<(TableId, Timestamp)> = self
+            .garbage
+            .lock()
+            .iter()
+            .filter(|garbage| garbage.is_slow)
+            .map(|garbage| (garbage.id, garbage.since_ms))
+            .collect();
+        let records: Vec<_> = version.tables().collect();
+        State::encode(self.ids.load(Ordering::Relaxed), records.into_iter(), &dead)
+    }
+
+    /// Files and objects that look like tables and that neither the present version nor a reader nor
+    /// the grace time needs: left by jobs that were killed. Only meaningful while no job runs.
+    /// Lists the slow tier.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub fn orphans(&self, env: &Env) -> Result<Vec<String>> {
+        let version = self.version();
+        let mut named: BTreeSet<String> = version.tables().map(|record| record.path()).collect();
+        named.extend(self.garbage.lock().iter().map(|garbage| table_path(garbage.id)));
+        let files = env.disk.list(TABLE_FOLDER)?;
+        let files = files.into_iter().map(|name| format!("{TABLE_FOLDER}/{name}"));
+        let objects = env.bucket.list(&format!("{TABLE_FOLDER}/"))?;
+        let objects = objects.into_iter().map(|object| object.key);
+        let slow: BTreeSet<String> = objects.filter(|key| !named.contains(key)).collect();
+        Ok(files.filter(|path| !named.contains(path)).chain(slow).collect())
+    }
+
+    /// Gives up at least `bytes` of cached blocks and directories, or all; returns how many.
+    pub fn shrink_cache(&self, bytes: u64) -> u64 {
+        self.store.cache.shrink(bytes)
+    }
+
+    /// The numbers at this moment.
+    pub fn stats(&self) -> TreeStats {
+        let version = self.version();
+        TreeStats {
+            levels: Level::ALL.map(|level| version.level_stats(level)),
+            newest_slow_ts: version.newest_slow_ts(),
+            garbage_count: self.garbage.lock().len() as u64,
+            cache_bytes: self.store.cache.bytes(),
+            traffic: self.store.traffic.stats(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Tree {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tree").field("version", &self.version()).finish_non_exhaustive()
+    }
+}
+
+fn push_all(
+    chunks: &mut dyn Iterator<Item = Result<(GroupId, GroupColumns)>>,
+    outputs: &mut Outputs<'_>,
+    target: &dyn Fn(Timestamp) -> Target,
+) -> Result<()> {
+    let mut last = None;
+    for chunk in chunks {
+        let (group, columns) = chunk?;
+        if last.replace(group).is_some_and(|last| last >= group) {
+            return Err(Error::internal(format!("flush: {group} is out of order")));
+        }
+        outputs.push(group, &columns, target)?;
+    }
+    Ok(())
+}
+
+/// Removes files of jobs that were killed, and of edits whose garbage was not collected.
+fn remove_unnamed(env: &Env, state: &State) -> Result<()> {
+    for name in env.disk.list(TABLE_FOLDER)? {
+        let is_named = table_of_name(&name)
+            .and_then(|id| state.tables.get(&id))
+            .is_some_and(|record| !record.level.is_slow());
+        if !is_named {
+            env.disk.remove(&format!("{TABLE_FOLDER}/{name}"))?;
+        }
+    }
+    Ok(())
+}

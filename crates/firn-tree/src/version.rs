@@ -1,0 +1,223 @@
+//! A version: the tables of one moment. Immutable; readers hold it by `Arc` for as long as they like.
+
+use std::sync::Arc;
+
+use firn_codec::{Chunk, Slots};
+use firn_model::{CancelToken, Error, GroupId, Result, TimeRange, Timestamp};
+
+use crate::block::{Block, Walk};
+use crate::record::{Level, TableId, TableRecord};
+use crate::scan::block_range;
+use crate::stats::LevelStats;
+use crate::store::{Read, Store};
+use crate::table::Table;
+use crate::writer::{FORMAT, TABLE_HEADER_BYTES, header};
+
+/// All tables of one moment (invariant 3: nothing that it names is removed while it is held).
+pub struct Version {
+    store: Arc<Store>,
+    /// By level; each sorted by start of partition, then by group. Partitions of level 1 and those
+    /// of level 2 are equal or disjoint, so they are sorted by end too.
+    levels: [Vec<Arc<Table>>; 3],
+}
+
+impl Version {
+    /// # Errors
+    /// `Internal` if partitions or groups overlap that must not: then a merge was planned on another
+    /// version.
+    pub(crate) fn new(store: Arc<Store>, tables: Vec<Arc<Table>>) -> Result<Version> {
+        let mut levels: [Vec<Arc<Table>>; 3] = Default::default();
+        for table in tables {
+            levels[table.record.level as usize].push(table);
+        }
+        for tables in &mut levels {
+            tables.sort_by_key(|table| {
+                let record = &table.record;
+                (record.partition.range().start, record.patch, record.group_min, record.id)
+            });
+        }
+        check_disjoint(&levels[1])?;
+        check_disjoint(&levels[2])?;
+        Ok(Version { store, levels })
+    }
+
+    /// The records of all tables: level 0 first, within a level by time, then by group.
+    pub fn tables(&self) -> impl Iterator<Item = &TableRecord> {
+        self.levels.iter().flatten().map(|table| &table.record)
+    }
+
+    /// Whether a group has samples in `range`, exact to the block (some 16 KiB of neighbouring
+    /// groups). Reads the directories of tables that are not in memory yet: call
+    /// [`Version::load_directories`] before asking for many groups. `true` where a directory cannot
+    /// be read.
+    pub fn has_data(&self, group: GroupId, range: TimeRange) -> bool {
+        Level::ALL.into_iter().flat_map(|level| self.overlapping(level, range)).any(|table| {
+            let record = &table.record;
+            record.may_hold(group)
+                && record.time_range.overlaps(range)
+                && self.store.suffix(table).map_or(true, |suffix| {
+                    suffix.has_group(group)
+                        && suffix.blocks[suffix.blocks_of(group)]
+                            .iter()
+                            .any(|block| block.time_range.overlaps(range))
+                })
+        })
+    }
+
+    /// Brings the directories of all tables with samples in `range` into memory, those of the slow
+    /// tier in one round trip.
+    ///
+    /// # Errors
+    /// `Unavailable`, `Corrupt`: of the first that could not be read; the others are there.
+    pub fn load_directories(&self, range: TimeRange) -> Result<()> {
+        let tables: Vec<&Arc<Table>> = Level::ALL
+            .into_iter()
+            .flat_map(|level| self.overlapping(level, range))
+            .filter(|table| table.record.time_range.overlaps(range))
+            .collect();
+        self.store.suffixes(&tables).into_iter().try_for_each(|suffix| suffix.map(|_| ()))
+    }
+
+    /// Reads every byte of every table and decodes it; one error for each damaged place. A damaged
+    /// block does not hide the damage of others.
+    pub fn check(&self, cancel: &CancelToken) -> Vec<Error> {
+        let mut errors = Vec::new();
+        for table in self.levels.iter().flatten() {
+            if let Err(e) = cancel.check() {
+                errors.push(e);
+                break;
+            }
+            self.check_table(table, &mut errors);
+        }
+        errors
+    }
+
+    fn check_table(&self, table: &Arc<Table>, errors: &mut Vec<Error>) {
+        let record = &table.record;
+        let whole = Read { table, offset: 0, bytes: record.bytes };
+        let bytes = match self.store.read(&[whole]).pop() {
+            Some(Ok(bytes)) => bytes,
+            Some(Err(e)) => return errors.push(e),
+            None => return,
+        };
+        let file = table.path();
+        if bytes.get(..TABLE_HEADER_BYTES) != Some(header(record.salt).as_slice()) {
+            let what = FORMAT.check(file, &bytes).err();
+            errors.push(what.unwrap_or_else(|| Error::corrupt(file, 0, "header is damaged")));
+        }
+        let at_suffix = usize::try_from(record.suffix_offset()).unwrap_or(usize::MAX);
+        let suffix_bytes = bytes.get(at_suffix..).unwrap_or_default();
+        if let Err(e) = crate::suffix::Suffix::decode(record, suffix_bytes) {
+            errors.push(e);
+        }
+        let suffix = match self.store.suffix(table) {
+            Ok(suffix) => suffix,
+            Err(e) => return errors.push(e),
+        };
+        for entry in &suffix.blocks {
+            let block = bytes.get(block_range(entry)).unwrap_or_default();
+            let decoded = Block::open(file, entry.offset, record.salt, block)
+                .and_then(|block| decode_all(&block));
+            if let Err(e) = decoded {
+                errors.push(table.note(Error::corrupt(file, entry.offset, e.what())));
+            }
+        }
+    }
+
+    /// Tables of a level whose partition overlaps `range`.
+    pub(crate) fn overlapping(
+        &self,
+        level: Level,
+        range: TimeRange,
+    ) -> impl Iterator<Item = &Arc<Table>> {
+        let tables = self.level(level);
+        let range_of = |table: &Arc<Table>| table.record.partition.range();
+        let start = match level {
+            // Of different lengths, and few.
+            Level::Zero => 0,
+            _ => tables.partition_point(|table| range_of(table).end < range.start),
+        };
+        let end = tables.partition_point(|table| range_of(table).start <= range.end).max(start);
+        tables[start..end].iter().filter(move |table| range_of(table).overlaps(range))
+    }
+
+    pub(crate) fn level(&self, level: Level) -> &[Arc<Table>] {
+        &self.levels[level as usize]
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Table>> {
+        self.levels.iter().flatten()
+    }
+
+    pub(crate) fn get(&self, id: TableId) -> Option<&Arc<Table>> {
+        self.all().find(|table| table.record.id == id)
+    }
+
+    pub(crate) fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// Numbers about one level.
+    pub fn level_stats(&self, level: Level) -> LevelStats {
+        let mut stats = LevelStats::default();
+        let mut partition_before = None;
+        for table in self.level(level) {
+            let record = &table.record;
+            stats.table_count += 1;
+            stats.patch_count += u64::from(record.patch);
+            stats.damaged_count += u64::from(table.is_damaged());
+            stats.partition_count += u64::from(partition_before != Some(record.partition));
+            stats.bytes += record.bytes;
+            stats.suffix_bytes += u64::from(record.suffix_bytes);
+            stats.chunk_count += record.chunk_count;
+            stats.entry_count += record.entry_count;
+            stats.value_count += record.value_count;
+            stats.time_range = stats.time_range.union(record.time_range);
+            partition_before = Some(record.partition);
+        }
+        stats
+    }
+
+    /// The newest timestamp on the slow tier: what losing this machine cannot lose.
+    pub fn newest_slow_ts(&self) -> Option<Timestamp> {
+        self.level(Level::Two).iter().map(|table| table.record.time_range.end).max()
+    }
+}
+
+impl std::fmt::Debug for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.tables()).finish()
+    }
+}
+
+fn decode_all(block: &Block<'_>) -> Result<()> {
+    block.for_chunks(|group, bytes| {
+        let chunk = Chunk::open(bytes)?;
+        chunk.read(Slots::All, TimeRange::ALL)?;
+        if chunk.group() != group {
+            return Err(Error::corrupt("", 0, "chunk of another group than its block says"));
+        }
+        Ok(Walk::On)
+    })
+}
+
+/// Partitions are equal or disjoint; tables of one partition, patches apart, have disjoint groups.
+fn check_disjoint(sorted: &[Arc<Table>]) -> Result<()> {
+    for pair in sorted.windows(2) {
+        let [one, two] = pair else { continue };
+        let (one, two) = (&one.record, &two.record);
+        let partitions_overlap =
+            one.partition != two.partition && one.partition.range().overlaps(two.partition.range());
+        let groups_overlap = one.partition == two.partition
+            && !one.patch
+            && !two.patch
+            && one.group_max >= two.group_min;
+        if partitions_overlap || groups_overlap {
+            return Err(Error::internal(format!(
+                "{} and {} overlap, which tables of level {} must not: {one:?}, {two:?}",
+                one.id, two.id, one.level as u8
+            )));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,14 @@
+//! End to end with the real programs: Prometheus, node exporter, an S3 server, strace.
+//!
+//! A scene whose programs are not installed is skipped with a printed reason, or fails when
+//! `FIRN_REQUIRE_SHARED` is set, as continuous integration does. `make deps` installs them.
+
+mod command;
+mod http;
+mod outside;
+mod process;
+mod prometheus;
+mod remote_write;
+mod replay;
+mod scrapes;
+mod strace;

@@ -1,0 +1,131 @@
+//! The world outside fails: a slow tier that nobody answers for, a disk that is full.
+
+use std::fs;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::http::{api, get};
+use crate::process::{Process, firn, free_address, wait_for, wait_until_ready};
+use crate::remote_write::WriteRequest;
+
+fn send(address: SocketAddr, scrape: i64) -> (u16, String) {
+    let mut request = WriteRequest::default();
+    let ts = 1_700_000_000_000 + scrape * 1_000;
+    request.series(&[("__name__", "outside"), ("job", "test")], &[(ts, scrape as f64)]);
+    request.send(address)
+}
+
+fn stored(address: SocketAddr) -> usize {
+    let query = [("query", "outside[1h]"), ("time", "1700001000")];
+    let data = api(address, "/api/v1/query", &query).expect("a query");
+    data["result"][0]["values"].as_array().map_or(0, Vec::len)
+}
+
+/// Uploads fail, are told in the log and in a metric, and are tried again; writes and queries go on.
+#[test]
+fn a_slow_tier_that_is_down_hinders_neither_writes_nor_queries() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (address, nobody) = (free_address(), free_address());
+    let mut command = firn(folder.path(), address);
+    command.args(["--slow-tier", "s3://nobody-there/x", "--upload-age-max", "1s"]);
+    command.args(["--flush-age-max", "1s"]);
+    command.env("AWS_ENDPOINT", format!("http://{nobody}")).env("AWS_ALLOW_HTTP", "true");
+    command.env("AWS_ACCESS_KEY_ID", "test").env("AWS_SECRET_ACCESS_KEY", "test");
+    let server = Process::start("firn", folder.path(), &mut command);
+    wait_until_ready(address, "/-/ready");
+    let mut sent = 0;
+    wait_for("an upload that fails", Duration::from_secs(120), || {
+        let (status, text) = send(address, sent);
+        assert_eq!(status, 204, "{text}");
+        sent += 1;
+        let metrics = get(address, "/metrics").expect("metrics").body;
+        let errors = metrics.lines().find_map(|l| l.strip_prefix("firn_maintenance_errors_total "));
+        errors.is_some_and(|count| count != "0")
+    });
+    assert_eq!(stored(address), sent as usize);
+    let log = server.output();
+    assert!(log.contains("maintenance") && log.contains("tables/"), "{log}");
+}
+
+/// A file system of its own in a mount namespace of its own.
+struct SmallDisk {
+    holder: Process,
+    folder: PathBuf,
+}
+
+impl SmallDisk {
+    /// `None` where the machine allows no namespaces; that is not this project's to install.
+    fn mount(folder: &Path) -> Option<SmallDisk> {
+        let folder = folder.join("disk");
+        fs::create_dir(&folder).expect("a folder");
+        let script = format!(
+            "mount -t tmpfs -o size=160m tmpfs {0} && touch {0}/mounted && exec sleep 300",
+            folder.display()
+        );
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &script]);
+        let parent = folder.parent().expect("a parent").to_owned();
+        let holder = Process::start("disk", &parent, &mut command);
+        let disk = SmallDisk { holder, folder };
+        for _ in 0..100 {
+            if disk.seen_from_here("mounted").exists() {
+                return Some(disk);
+            }
+            std::thread::park_timeout(Duration::from_millis(50));
+        }
+        eprintln!("skipped: no mount namespace here: {}", disk.holder.output());
+        None
+    }
+
+    /// A path on the disk as processes outside of the namespace reach it.
+    fn seen_from_here(&self, name: &str) -> PathBuf {
+        let inside = self.folder.join(name);
+        Path::new(&format!("/proc/{}/root", self.holder.id()))
+            .join(inside.strip_prefix("/").unwrap())
+    }
+
+    fn start_firn(&self, address: SocketAddr) -> Process {
+        let inner = firn(&self.folder, address);
+        let mut command = Command::new("nsenter");
+        command.args(["--mount", "--target", &self.holder.id().to_string(), "--"]);
+        command.arg(inner.get_program()).args(inner.get_args());
+        let parent = self.folder.parent().expect("a parent");
+        let process = Process::start("firn", parent, &mut command);
+        wait_until_ready(address, "/-/ready");
+        process
+    }
+
+    fn fill(&self) {
+        let mut ballast = fs::File::create(self.seen_from_here("ballast")).expect("a file");
+        while ballast.write_all(&[1; 4_096]).is_ok() {}
+    }
+
+    fn make_room(&self) {
+        fs::remove_file(self.seen_from_here("ballast")).expect("the ballast");
+    }
+}
+
+/// Killed, then started on a full disk: it answers queries, refuses writes with 503 and a reason,
+/// and takes them again by itself once there is room. Nothing acknowledged is lost.
+#[test]
+fn a_full_disk_refuses_writes_and_nothing_else() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(disk) = SmallDisk::mount(folder.path()) else { return };
+    let address = free_address();
+    let mut server = disk.start_firn(address);
+    for scrape in 0..20 {
+        assert_eq!(send(address, scrape).0, 204);
+    }
+    server.kill();
+    disk.fill();
+    let _server = disk.start_firn(address);
+    assert_eq!(stored(address), 20, "queries are answered on a full disk");
+    let (status, text) = send(address, 20);
+    assert!(status == 503 && text.contains("full"), "{status}: {text}");
+    disk.make_room();
+    wait_for("writes to be taken again", Duration::from_secs(30), || send(address, 21).0 == 204);
+    assert_eq!(stored(address), 21);
+}

@@ -1,0 +1,142 @@
+//! Programs of a scene: started on ports and folders of their own, killed at its end.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::http;
+
+/// A running program; killed when dropped.
+pub(crate) struct Process {
+    child: Child,
+    name: String,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `command`, its output in `folder/<name>.log`.
+    pub(crate) fn start(name: &str, folder: &Path, command: &mut Command) -> Process {
+        let log = folder.join(format!("{name}.log"));
+        let file = fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log file");
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().expect("a log file"))
+            .stderr(file)
+            .spawn()
+            .unwrap_or_else(|e| panic!("cannot start {name}: {e}"));
+        Process { child, name: name.into(), log }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// SIGTERM, as a service manager stops a program; its exit code.
+    pub(crate) fn terminate(&mut self) -> Option<i32> {
+        self.terminate_pid(&self.child.id().to_string())
+    }
+
+    /// The same for the program that this one started and waits for, as strace does.
+    pub(crate) fn terminate_child(&mut self) -> Option<i32> {
+        let pid = self.child.id();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let children = children.expect("the kernel lists children");
+        let child = children.split_whitespace().next().expect("a child").to_owned();
+        self.terminate_pid(&child)
+    }
+
+    fn terminate_pid(&mut self, pid: &str) -> Option<i32> {
+        Command::new("kill").args(["-TERM", pid]).status().expect("kill runs");
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(60) {
+            if let Some(status) = self.child.try_wait().expect("our child") {
+                return status.code();
+            }
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+        panic!("{} does not stop on SIGTERM; {}", self.name, self.output());
+    }
+
+    pub(crate) fn output(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            let output = self.output();
+            let tail: Vec<&str> = output.lines().rev().take(20).collect();
+            eprintln!("-- the last lines of {}:", self.name);
+            tail.iter().rev().for_each(|line| eprintln!("   {line}"));
+        }
+    }
+}
+
+/// Our own binary, listening at `address` with its data in `folder`.
+pub(crate) fn firn(folder: &Path, address: SocketAddr) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+    command.arg("serve").arg("--data").arg(folder.join("firn-data"));
+    command.arg("--listen").arg(address.to_string());
+    command
+}
+
+pub(crate) fn start_firn(folder: &Path, address: SocketAddr) -> Process {
+    let process = Process::start("firn", folder, &mut firn(folder, address));
+    wait_until_ready(address, "/-/ready");
+    process
+}
+
+/// Waits for the condition itself: a 200 on `path`.
+pub(crate) fn wait_until_ready(address: SocketAddr, path: &str) {
+    wait_for(&format!("{address}{path}"), Duration::from_secs(60), || {
+        http::get(address, path).is_some_and(|answer| answer.status == 200)
+    });
+}
+
+/// Asks again and again until `condition` holds.
+///
+/// # Panics
+/// After `at_most`: the scene cannot go on.
+pub(crate) fn wait_for(what: &str, at_most: Duration, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < at_most, "waited {at_most:?} for {what}");
+        std::thread::park_timeout(Duration::from_millis(50));
+    }
+}
+
+pub(crate) fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port on loopback")
+}
+
+/// Where a program is, or a printed reason to skip the scene.
+///
+/// # Panics
+/// If it is missing and `FIRN_REQUIRE_SHARED` is set.
+pub(crate) fn installed(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|f| f.join(program)).find(|path| path.is_file());
+    if found.is_none() {
+        skip(&format!("{program} is not installed; `make deps` installs it"));
+    }
+    found
+}
+
+pub(crate) fn skip(reason: &str) {
+    assert!(std::env::var_os("FIRN_REQUIRE_SHARED").is_none(), "{reason}");
+    eprintln!("skipped: {reason}");
+}
+
+/// The top of the checkout.
+pub(crate) fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}

@@ -1,0 +1,214 @@
+//! FirnDB as a library: metrics in, PromQL out, nothing acknowledged ever lost.
+//!
+//! **Owns** [`Db`]: an engine with its two maintenance threads, and the way of a query from text to
+//! result. **Never** speaks a network protocol, never logs in to anything, never blocks but in the
+//! calls that say so.
+//!
+//! Two ways in, as in TimeUnion ("TimeUnion: An Efficient Architecture with Unified Data Model for
+//! Timeseries Management Systems on Hybrid Cloud Storage", section 3.4): the slow path resolves
+//! labels to a [`SeriesRef`], the fast path takes references.
+//!
+//! ```
+//! use firndb::{Db, Labels, Options, QueryTime, RowBatch, local_env};
+//!
+//! # fn main() -> firndb::Result<()> {
+//! # let folder = tempfile::tempdir().unwrap();
+//! let db = Db::open(local_env(folder.path())?, Options::default())?;
+//!
+//! // Slow path once, fast path ever after.
+//! let labels = Labels::from_pairs([("__name__", "temperature"), ("room", "attic")])?;
+//! let attic = db.resolve(&[labels]).remove(0)?;
+//! let mut batch = RowBatch::default();
+//! batch.push(attic, 1_000, 21.5);
+//! batch.push(attic, 16_000, 22.0);
+//! db.write(&mut batch)?; // durable and visible when it returns
+//!
+//! let answer = db.query_now("max_over_time(temperature[1m])", QueryTime::Instant(20_000))?;
+//! println!("{:?}", answer.value);
+//! db.close()
+//! # }
+//! ```
+//!
+//! A group is written as rows with one shared timestamp:
+//!
+//! ```
+//! # use firndb::{Db, Labels, Options, RowBatch, local_env};
+//! # fn main() -> firndb::Result<()> {
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let db = Db::open(local_env(folder.path())?, Options::default())?;
+//! let device = Labels::from_pairs([("device", "pump-7")])?;
+//! let members = [
+//!     Labels::from_pairs([("__name__", "pressure")])?,
+//!     Labels::from_pairs([("__name__", "flow")])?,
+//! ];
+//! let (groups, refs) = db.resolve_group(&device, &members)?;
+//! let mut batch = RowBatch::default();
+//! batch.push_row(groups[0], 1_000, &[(refs[0].slot, 2.5), (refs[1].slot, 11.0)]);
+//! db.write(&mut batch)?;
+//! # db.close()
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod open;
+mod query;
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+pub use firn_cache::{ChangeLog, Touched};
+pub use firn_engine::{
+    EngineOptions as Options, Lane, RecoveryProgress, RecoveryReport, Snapshot, Stats, SyncPolicy,
+    TreeOptions, WriteReport,
+};
+pub use firn_env::Env;
+pub use firn_model::{
+    Budget, CancelToken, ChangeSink, Error, ErrorKind, GroupId, LabelLimits, Labels, LabelsBuilder,
+    MatchOp, Matcher, Pool, QueryContext, Reservation, Result, RowBatch, Sample, SeriesRef, Slot,
+    TimeRange, Timestamp,
+};
+pub use firn_promql::{QueryOutput, Value};
+pub use open::{local_env, local_env_with_slow_tier};
+pub use query::{QueryOptions, QueryTime};
+
+use firn_engine::Engine;
+
+/// An open database. Share it in an `Arc`; every call may come from any thread and blocks.
+#[derive(Debug)]
+pub struct Db {
+    engine: Arc<Engine>,
+    lanes: Vec<JoinHandle<()>>,
+}
+
+impl Db {
+    /// Opens the database of `env`, or makes one in an empty folder, and starts its maintenance.
+    ///
+    /// # Errors
+    /// `Busy` when another process has it open, `Corrupt`, `Invalid` for a newer format,
+    /// `Unavailable`; the message names the file.
+    pub fn open(env: Env, options: Options) -> Result<Db> {
+        Db::open_with_progress(env, options, &RecoveryProgress::default())
+    }
+
+    /// As [`Db::open`]; another thread can watch `progress` meanwhile.
+    ///
+    /// # Errors
+    /// As [`Db::open`].
+    pub fn open_with_progress(
+        env: Env,
+        options: Options,
+        progress: &RecoveryProgress,
+    ) -> Result<Db> {
+        let engine = Engine::open(env, options, progress)?;
+        let mut lanes = Vec::new();
+        for (lane, name) in [(Lane::Head, "firn-head"), (Lane::Tree, "firn-tree")] {
+            let engine = Arc::clone(&engine);
+            let lane = std::thread::Builder::new()
+                .name(name.into())
+                .spawn(move || engine.run_lane(lane))
+                .map_err(|e| Error::unavailable("cannot start a maintenance thread").because(e))?;
+            lanes.push(lane);
+        }
+        Ok(Db { engine, lanes })
+    }
+
+    /// The references of label sets; those that are new are defined (the slow path). One result
+    /// per label set, in order: a refused one does not hinder the others.
+    pub fn resolve(&self, labels: &[Labels]) -> Vec<Result<SeriesRef>> {
+        self.engine.resolve(labels)
+    }
+
+    /// The references of the members of a group that the caller names, in order, and before them the
+    /// groups that they are in: one, more if it is full or a member was known elsewhere before.
+    /// `members` are the labels that each has beside the group's.
+    ///
+    /// # Errors
+    /// `Invalid` for a member that repeats a label of the group, `Busy` over a limit.
+    pub fn resolve_group(
+        &self,
+        group_labels: &Labels,
+        members: &[Labels],
+    ) -> Result<(Vec<GroupId>, Vec<SeriesRef>)> {
+        self.engine.resolve_group(group_labels, members)
+    }
+
+    /// References that were given out under another generation must be resolved again.
+    pub fn generation(&self) -> u32 {
+        self.engine.generation()
+    }
+
+    /// Writes a batch (the fast path). What the report calls written is durable, as the setting
+    /// `log_sync` says, and visible when this returns. The batch is sorted in place.
+    ///
+    /// # Errors
+    /// `Busy` (retry after a while), `Unavailable` (disk full or failing), `Closed`.
+    pub fn write(&self, batch: &mut RowBatch) -> Result<WriteReport> {
+        self.engine.write(batch)
+    }
+
+    /// Moves everything from memory to tables now.
+    ///
+    /// # Errors
+    /// `Unavailable` when the disk fails or is full.
+    pub fn flush(&self) -> Result<()> {
+        self.engine.flush()
+    }
+
+    /// Runs a lane of maintenance until there is nothing left to do: for tests and imports that
+    /// want a settled database.
+    ///
+    /// # Errors
+    /// The first failed step's.
+    pub fn settle(&self, lane: Lane) -> Result<()> {
+        while self.engine.step(lane)?.is_some() {}
+        Ok(())
+    }
+
+    /// Freezes the present: for programs that evaluate by themselves.
+    pub fn snapshot(&self) -> Snapshot {
+        self.engine.snapshot()
+    }
+
+    /// Who is told of every change before it is visible. Once, before the first write.
+    ///
+    /// # Errors
+    /// `Invalid` the second time.
+    pub fn set_change_sink(&self, sink: Arc<dyn ChangeSink>) -> Result<()> {
+        self.engine.set_change_sink(sink)
+    }
+
+    /// The memory budget that everything draws on.
+    pub fn budget(&self) -> &Budget {
+        self.engine.budget()
+    }
+
+    /// The clock that the database lives by.
+    pub fn now_ms(&self) -> Timestamp {
+        self.engine.env().clock.now_ms()
+    }
+
+    /// Numbers at this moment.
+    pub fn stats(&self) -> Stats {
+        self.engine.stats()
+    }
+
+    /// Flushes and closes; later calls fail with `Closed`. Dropping does the same without flush:
+    /// nothing is lost, the next start replays the log.
+    ///
+    /// # Errors
+    /// Those of [`Db::flush`]; it is closed all the same.
+    pub fn close(&self) -> Result<()> {
+        self.engine.close(true)
+    }
+}
+
+impl Drop for Db {
+    fn drop(&mut self) {
+        let _ = self.engine.close(false);
+        for lane in self.lanes.drain(..) {
+            // A lane that panicked has printed why; the log keeps what it did not move.
+            let _ = lane.join();
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! The way of a query: parse, freeze, evaluate.
+
+use firn_model::{
+    Error, Grouping, Labels, Matcher, QueryContext, Result, Selection, TimeRange, Timestamp,
+};
+use firn_promql::{EvalOptions, QueryOutput};
+
+use crate::Db;
+
+/// When a query is evaluated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueryTime {
+    /// Once.
+    Instant(Timestamp),
+    /// At `start`, `start + step_ms`, ... up to `end`.
+    Range {
+        /// The first time.
+        start: Timestamp,
+        /// The last time at most.
+        end: Timestamp,
+        /// The distance, above 0.
+        step_ms: i64,
+    },
+}
+
+/// How a query is evaluated.
+#[derive(Clone, Copy, Debug)]
+pub struct QueryOptions {
+    /// How far back a selector looks for a sample.
+    pub lookback_ms: i64,
+    /// Samples that may be in memory at one time.
+    pub samples_max: u64,
+}
+
+impl Default for QueryOptions {
+    fn default() -> QueryOptions {
+        QueryOptions { lookback_ms: 5 * 60_000, samples_max: 50_000_000 }
+    }
+}
+
+impl Db {
+    /// Evaluates a PromQL text over one frozen view.
+    ///
+    /// # Errors
+    /// `Invalid` with line and column for a text that does not parse, `Invalid` without for one
+    /// that cannot be evaluated, `TooLarge` over a limit, `Timeout`, `Canceled`, and storage's.
+    pub fn query(
+        &self,
+        text: &str,
+        time: QueryTime,
+        options: &QueryOptions,
+        context: &QueryContext,
+    ) -> Result<QueryOutput> {
+        let expr = firn_promql::parse(text).map_err(|e| Error::invalid(e.to_string()))?;
+        self.evaluate(&expr, time, options, context)
+    }
+
+    /// As [`Db::query`] for an expression that is parsed already.
+    ///
+    /// # Errors
+    /// As [`Db::query`].
+    pub fn evaluate(
+        &self,
+        expr: &firn_promql::Expr,
+        time: QueryTime,
+        options: &QueryOptions,
+        context: &QueryContext,
+    ) -> Result<QueryOutput> {
+        let times = match time {
+            QueryTime::Instant(ts) => EvalOptions::instant(ts),
+            QueryTime::Range { start, end, step_ms } => EvalOptions::range(start, end, step_ms),
+        };
+        let options = EvalOptions {
+            lookback_ms: options.lookback_ms,
+            samples_max: options.samples_max,
+            ..times
+        };
+        firn_promql::eval(expr, &self.snapshot(), &options, context)
+    }
+
+    /// [`Db::query`] with the default options, without limits of its own.
+    ///
+    /// # Errors
+    /// As [`Db::query`].
+    pub fn query_now(&self, text: &str, time: QueryTime) -> Result<QueryOutput> {
+        self.query(text, time, &QueryOptions::default(), &self.context())
+    }
+
+    /// A context that is never cancelled and draws on the database's budget.
+    pub fn context(&self) -> QueryContext {
+        QueryContext { cancel: firn_model::CancelToken::new(), budget: self.budget().clone() }
+    }
+
+    /// The label sets of all series that match one of `selectors` and have samples in `range`
+    /// (exact to a group and a partition), sorted; at most `limit`, 0 for all.
+    ///
+    /// # Errors
+    /// `Canceled`, `Timeout`, `Busy`.
+    pub fn series(
+        &self,
+        selectors: &[Vec<Matcher>],
+        range: TimeRange,
+        limit: usize,
+        context: &QueryContext,
+    ) -> Result<Vec<Labels>> {
+        let mut series = self.distinct(selectors, range, &Grouping::Series, context)?;
+        cut(&mut series, limit);
+        Ok(series)
+    }
+
+    /// The label names of those series (of all, without selectors), sorted; at most `limit`.
+    ///
+    /// # Errors
+    /// As [`Db::series`].
+    pub fn label_names(
+        &self,
+        selectors: &[Vec<Matcher>],
+        range: TimeRange,
+        limit: usize,
+        context: &QueryContext,
+    ) -> Result<Vec<String>> {
+        let series =
+            self.distinct(or_all(selectors).as_slice(), range, &Grouping::Series, context)?;
+        let mut names: Vec<&str> =
+            series.iter().flat_map(|labels| labels.iter().map(|pair| pair.0)).collect();
+        names.sort_unstable();
+        names.dedup();
+        let mut names: Vec<String> = names.into_iter().map(String::from).collect();
+        cut(&mut names, limit);
+        Ok(names)
+    }
+
+    /// The values that label `name` has in those series (of all, without selectors), sorted; at
+    /// most `limit`.
+    ///
+    /// # Errors
+    /// As [`Db::series`].
+    pub fn label_values(
+        &self,
+        name: &str,
+        selectors: &[Vec<Matcher>],
+        range: TimeRange,
+        limit: usize,
+        context: &QueryContext,
+    ) -> Result<Vec<String>> {
+        // Grouped by this one label the keys are the values: no label set is built.
+        let grouping = Grouping::By(vec![name.to_owned()]);
+        let keys = self.distinct(or_all(selectors).as_slice(), range, &grouping, context)?;
+        let mut values: Vec<String> =
+            keys.iter().filter_map(|key| key.get(name)).map(String::from).collect();
+        cut(&mut values, limit);
+        Ok(values)
+    }
+
+    fn distinct(
+        &self,
+        selectors: &[Vec<Matcher>],
+        range: TimeRange,
+        grouping: &Grouping,
+        context: &QueryContext,
+    ) -> Result<Vec<Labels>> {
+        let snapshot = self.snapshot();
+        let mut keys = Vec::new();
+        for matchers in selectors {
+            let selection =
+                Selection { matchers: matchers.clone(), range, grouping: grouping.clone() };
+            keys.extend(snapshot.keys(&selection, context)?);
+        }
+        keys.sort_unstable();
+        keys.dedup();
+        Ok(keys)
+    }
+}
+
+/// No selector asks for every series.
+fn or_all(selectors: &[Vec<Matcher>]) -> Vec<Vec<Matcher>> {
+    if selectors.is_empty() { vec![Vec::new()] } else { selectors.to_vec() }
+}
+
+fn cut<T>(list: &mut Vec<T>, limit: usize) {
+    if limit > 0 {
+        list.truncate(limit);
+    }
+}

@@ -1,0 +1,71 @@
+//! Repository checks and the commands behind `make`: `cargo xtask test | lint | tidy | deps`.
+
+mod deps;
+mod tidy;
+
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+fn main() -> ExitCode {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    if let Err(e) = std::env::set_current_dir(root) {
+        eprintln!("xtask: {root}: {e}");
+        return ExitCode::FAILURE;
+    }
+    let task = std::env::args().nth(1).unwrap_or_default();
+    let outcome = match task.as_str() {
+        "test" => test(),
+        "lint" => lint(),
+        "tidy" => tidy::check(),
+        "deps" => deps::install(),
+        _ => Err("usage: cargo xtask test | lint | tidy | deps".into()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("xtask {task}: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Everything that continuous integration runs, quick checks first.
+fn test() -> Result<(), String> {
+    deps::check()?;
+    lint()?;
+    run("documentation", "cargo", &["doc", "--workspace", "--no-deps", "--quiet"])?;
+    // The end-to-end tests start the real program.
+    run("program", "cargo", &["build", "--quiet", "--package", "firn"])?;
+    run("tests", "cargo", &["test", "--workspace", "--quiet", "--no-fail-fast"])
+}
+
+fn lint() -> Result<(), String> {
+    run("format", "cargo", &["fmt", "--all", "--", "--check"])?;
+    tidy::check()?;
+    run(
+        "lints",
+        "cargo",
+        &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"],
+    )?;
+    run(
+        "dependencies",
+        "cargo",
+        &["deny", "--offline", "--log-level", "error", "check", "bans", "licenses", "sources"],
+    )
+}
+
+/// Runs one command, with its name before and its time after.
+fn run(name: &str, program: &str, args: &[&str]) -> Result<(), String> {
+    let start = Instant::now();
+    println!("== {name}: {program} {}", args.join(" "));
+    let status = Command::new(program)
+        .args(args)
+        .env("RUSTDOCFLAGS", "-D warnings")
+        .status()
+        .map_err(|e| format!("{name}: cannot run {program}: {e}"))?;
+    if !status.success() {
+        return Err(format!("{name} failed: {program} {}", args.join(" ")));
+    }
+    println!("== {name}: ok, {} s", start.elapsed().as_secs());
+    Ok(())
+}
