@@ -148,6 +148,7 @@ impl Log {
             let id = StreamId(stream);
             streams.push(Stream::start(id, &self.options, &self.disk, &self.clock, resume)?);
         }
+        self.found.iter().for_each(|found| found.lock().close());
         self.streams.set(streams).map_err(|_| Error::internal("the log was started before"))
     }
 

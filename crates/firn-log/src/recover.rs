@@ -90,6 +90,7 @@ impl FoundStream {
     }
 
     /// Makes what was read durable, removes files that were never used, and says where to go on.
+    /// The removed files are closed at once: their room is what the next segments are made of.
     ///
     /// # Errors
     /// `Internal` if the stream was not replayed; `Unavailable` when the disk fails.
@@ -103,16 +104,16 @@ impl FoundStream {
         let next_number = self.next_number;
         // A second try after a failed one must not meet the first one's file.
         self.next_number.0 += 1;
-        let mut old = Vec::with_capacity(self.segments.len());
-        for segment in &self.segments {
-            if segment.is_blank() {
-                match disk.remove(&segment::path(self.id.0, segment.number)) {
-                    Err(error) if *error.kind() != ErrorKind::NotFound => return Err(error),
-                    _ => continue,
-                }
+        for segment in self.segments.iter().filter(|segment| segment.is_blank()) {
+            match disk.remove(&segment::path(self.id.0, segment.number)) {
+                Err(error) if *error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
             }
-            old.push(OldSegment { number: segment.number, end: replayed.base_min });
         }
+        self.segments.retain(|segment| !segment.is_blank());
+        let old_of =
+            |segment: &FoundSegment| OldSegment { number: segment.number, end: replayed.base_min };
+        let mut old: Vec<OldSegment> = self.segments.iter().map(old_of).collect();
         // A segment ends where the next one begins, if that is known.
         let bases = self.segments.iter().rev().filter_map(|segment| segment.header.as_ref());
         let mut next_base = replayed.base_min;
@@ -129,6 +130,12 @@ impl FoundStream {
             previous: replayed.last,
             old,
         })
+    }
+
+    /// Closes the files: the stream goes on without them, and a file that is open keeps its room on
+    /// disk after it was removed.
+    pub(crate) fn close(&mut self) {
+        self.segments.clear();
     }
 
     /// Makes the tail durable that was given to the caller, who builds on it from here on. A killed
