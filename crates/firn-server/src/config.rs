@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use firn_model::{Error, LabelLimits, Result};
+use firn_model::{Error, LabelLimits, Labels, MatchOp, Matcher, Result};
 
 use crate::wire::number::parse_unit_duration_ms;
 
@@ -122,6 +122,10 @@ pub struct Settings {
     )]
     pub query_samples_max: u64,
 
+    /// Memory that one query may take; `auto` is a quarter of --memory
+    #[arg(long, env = "FIRN_QUERY_MEMORY", value_name = "SIZE", default_value = "auto")]
+    pub query_memory: String,
+
     /// How far back an instant selector looks for a sample
     #[arg(long, env = "FIRN_LOOKBACK", value_name = "DURATION", default_value = "5m")]
     pub lookback: String,
@@ -129,6 +133,23 @@ pub struct Settings {
     /// Connections that are open at one time; further ones wait
     #[arg(long, env = "FIRN_CONNECTIONS_MAX", value_name = "COUNT", default_value_t = 512)]
     pub connections_max: usize,
+
+    /// Origins whose web pages may read answers: a regular expression for the whole origin
+    #[arg(long, env = "FIRN_CORS_ORIGIN", value_name = "REGEX", default_value = ".*")]
+    pub cors_origin: String,
+
+    /// Labels that name this server among others, as name=value between commas: federation,
+    /// remote read and /api/v1/status/config tell them [default: none]
+    #[arg(long, env = "FIRN_EXTERNAL_LABELS", value_name = "LABELS", value_delimiter = ',')]
+    pub external_labels: Vec<String>,
+
+    /// Let HTTP clients delete series, clean up after deletes and make snapshots
+    #[arg(long, env = "FIRN_ENABLE_ADMIN_API")]
+    pub enable_admin_api: bool,
+
+    /// Let HTTP clients stop the server with /-/quit, and call /-/reload
+    #[arg(long, env = "FIRN_ENABLE_LIFECYCLE")]
+    pub enable_lifecycle: bool,
 
     /// Time between two scrapes of the server by itself; `never` switches it off
     #[arg(long, env = "FIRN_SELF_SCRAPE", value_name = "DURATION", default_value = "15s")]
@@ -180,10 +201,20 @@ pub struct Config {
     pub query_timeout: Duration,
     /// Samples in memory for one query.
     pub query_samples_max: u64,
+    /// Memory of one query.
+    pub query_bytes_max: u64,
     /// Lookback of instant selectors.
     pub lookback_ms: i64,
     /// Open connections.
     pub connections_max: usize,
+    /// Matches the origins whose pages may read answers.
+    pub cors_origin: Matcher,
+    /// What names this server among others.
+    pub external_labels: Labels,
+    /// Whether clients may delete and make snapshots.
+    pub admin_api: bool,
+    /// Whether clients may stop the server.
+    pub lifecycle_api: bool,
     /// Time between scrapes of itself.
     pub self_scrape: Option<Duration>,
 }
@@ -273,8 +304,17 @@ impl Settings {
             query_concurrency_max: self.query_concurrency_max,
             query_timeout: duration("query-timeout", &self.query_timeout)?,
             query_samples_max: self.query_samples_max,
+            query_bytes_max: match self.query_memory.as_str() {
+                "auto" => memory_bytes_max / 4,
+                text => bytes("query-memory", text, QUERY_BYTES_MIN, memory_bytes_max)?,
+            },
             lookback_ms: duration_ms("lookback", &self.lookback)?,
             connections_max: self.connections_max,
+            cors_origin: Matcher::new("Origin", MatchOp::Regex, self.cors_origin.as_str())
+                .map_err(|e| bad("cors-origin", &self.cors_origin, "a regex").because(e))?,
+            external_labels: external_labels(&self.external_labels)?,
+            admin_api: self.enable_admin_api,
+            lifecycle_api: self.enable_lifecycle,
             self_scrape: match self.self_scrape.as_str() {
                 "never" => None,
                 text => Some(duration("self-scrape", text)?),
@@ -285,6 +325,8 @@ impl Settings {
 
 // Below this the log's buffers, one flush and one query would not fit side by side.
 const MEMORY_BYTES_MIN: u64 = 64 << 20;
+// One series list, one batch of columns and one answer.
+const QUERY_BYTES_MIN: u64 = 1 << 20;
 // More would only make a flush and a restart longer.
 const HEAD_FLUSH_BYTES_MAX: u64 = 512 << 20;
 // What a group id has room for.
@@ -294,6 +336,17 @@ const REQUEST_BYTES_MAX: u64 = 2 << 30;
 
 fn bad(name: &str, text: &str, wanted: &str) -> Error {
     Error::invalid(format!("--{name} is {text:?}, wanted is {wanted}"))
+}
+
+fn external_labels(pairs: &[String]) -> Result<Labels> {
+    let wanted =
+        || bad("external-labels", &pairs.join(","), "name=value between commas, each name once");
+    let split = pairs.iter().map(|pair| pair.split_once('=').ok_or_else(wanted));
+    let pairs = split.collect::<Result<Vec<_>>>()?;
+    if pairs.iter().any(|(name, value)| name.is_empty() || value.is_empty()) {
+        return Err(wanted());
+    }
+    Labels::from_pairs(pairs).map_err(|e| wanted().because(e))
 }
 
 fn duration_ms(name: &str, text: &str) -> Result<i64> {
@@ -379,6 +432,9 @@ mod tests {
         assert_eq!((config.retention_ms, config.log_sync), (None, LogSync::Always));
         assert_eq!((config.future_ms_max, config.lookback_ms), (600_000, 300_000));
         assert_eq!(config.query_timeout, Duration::from_secs(120));
+        assert_eq!(config.query_bytes_max, config.memory_bytes_max / 4);
+        assert!(config.cors_origin.matches("http://anywhere") && config.external_labels.is_empty());
+        assert!(!config.admin_api && !config.lifecycle_api);
         assert!(config.memory_bytes_max >= MEMORY_BYTES_MIN);
     }
 
@@ -390,8 +446,17 @@ mod tests {
             "--log-sync=100ms",
             "--self-scrape=never",
             "--slow-tier=s3://bucket/prefix",
+            "--query-memory=1MiB",
+            "--cors-origin=https://.*",
+            "--external-labels=region=eu,replica=a=b",
+            "--enable-admin-api",
         ]);
         let config = config.check().unwrap();
+        assert_eq!(config.query_bytes_max, 1 << 20);
+        assert!(config.cors_origin.matches("https://x") && !config.cors_origin.matches("http://x"));
+        let named: Vec<_> = config.external_labels.iter().collect();
+        assert_eq!(named, [("region", "eu"), ("replica", "a=b")]);
+        assert!(config.admin_api && !config.lifecycle_api);
         assert_eq!(config.memory_bytes_max, 3 << 29);
         assert_eq!(config.retention_ms, Some(15 * 86_400_000));
         assert_eq!(config.log_sync, LogSync::IntervalMs(100));
@@ -406,6 +471,11 @@ mod tests {
             ("--query-timeout=0s", "--query-timeout"),
             ("--shards=12", "--shards is \"12\", wanted is a power of two"),
             ("--log-streams=65", "--log-streams is \"65\""),
+            ("--query-memory=1KiB", "--query-memory is \"1KiB\", wanted is at least 1048576"),
+            ("--cors-origin=(", "--cors-origin is \"(\", wanted is a regex"),
+            ("--external-labels=a=1,b", "--external-labels is \"a=1,b\", wanted is name=value"),
+            ("--external-labels=a=1,a=2", "--external-labels is \"a=1,a=2\""),
+            ("--external-labels=a=", "--external-labels is \"a=\""),
         ] {
             let broken = settings(&[arg]).check().unwrap_err().to_string();
             assert!(broken.contains(wanted), "{broken}");
