@@ -22,30 +22,24 @@ use axum::http::header::{
 };
 use axum::http::{Method, Request, Response, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
-use axum::routing::{get, post};
+use axum::routing::{MethodFilter, get};
 
 use crate::app::{App, Ready};
 use crate::http::answer::text;
 
 pub(crate) type Shared = Arc<App>;
 
-/// Every route.
+/// Endpoints that take their parameters from the URL or from a posted form.
+pub(crate) const GET_POST: MethodFilter = MethodFilter::GET.or(MethodFilter::POST);
+
+/// Every route: each file names its own, one line per path.
 pub(crate) fn router(app: Shared) -> Router {
     Router::new()
         .route("/", get(page::page))
-        .route("/metrics", get(status::metrics))
-        .route("/-/healthy", get(status::healthy))
-        .route("/-/ready", get(status::ready))
-        .route("/api/v1/write", post(write::remote_write))
-        .route("/api/v1/import/prometheus", post(write::import_exposition))
-        .route("/api/v1/query", get(query::instant).post(query::instant))
-        .route("/api/v1/query_range", get(query::range).post(query::range))
-        .route("/api/v1/series", get(series::series).post(series::series))
-        .route("/api/v1/labels", get(series::label_names).post(series::label_names))
-        .route("/api/v1/label/{name}/values", get(series::label_values))
-        .route("/api/v1/metadata", get(status::metadata))
-        .route("/api/v1/status/buildinfo", get(status::build_info))
-        .route("/api/v1/status/walreplay", get(status::recovery))
+        .merge(query::routes())
+        .merge(series::routes())
+        .merge(status::routes())
+        .merge(write::routes())
         .fallback(async || text(StatusCode::NOT_FOUND, "404 page not found\n"))
         .method_not_allowed_fallback(async || {
             text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n")

@@ -3,11 +3,12 @@
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
 
-use crate::http::answer::{Payload, TakesGzip};
+use crate::http::answer::{Packing, Payload};
 
 /// `/`.
 pub(crate) async fn page(request: Request<Body>) -> Response<Body> {
-    let gzip = TakesGzip::of(request.headers());
+    let packing = Packing::of(request.headers());
     let page = include_str!("page.html").replace("{{version}}", env!("CARGO_PKG_VERSION"));
-    Payload::new(page.into_bytes(), gzip, None).answer(StatusCode::OK, "text/html; charset=utf-8")
+    Payload::new(page.into_bytes(), packing, None)
+        .answer(StatusCode::OK, "text/html; charset=utf-8")
 }

@@ -2,19 +2,28 @@
 
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
+use axum::routing::on;
 use firn_model::{Pool, QueryContext};
 use firn_promql::{Expr, QueryOutput, ValueType};
 
 use crate::app::{App, Ready};
-use crate::http::answer::{ApiError, JSON, Payload, TakesGzip};
+use crate::http::answer::{ApiError, JSON, Packing, Payload};
 use crate::http::params::Params;
-use crate::http::{Shared, ready};
+use crate::http::{GET_POST, Shared, ready};
 use crate::wire::json;
 use firndb::{QueryOptions, QueryTime};
+
+/// The routes of this file.
+pub(crate) fn routes() -> Router<Shared> {
+    Router::new()
+        .route("/api/v1/query", on(GET_POST, instant))
+        .route("/api/v1/query_range", on(GET_POST, range))
+}
 
 /// A query whose parameters are checked.
 struct Asked {
@@ -24,7 +33,7 @@ struct Asked {
     timeout: Duration,
     limit: usize,
     wants_stats: bool,
-    gzip: TakesGzip,
+    packing: Packing,
 }
 
 /// Said to who asks for `stats`: a parameter is never ignored in silence.
@@ -35,20 +44,28 @@ const POINTS_MAX: i128 = 11_000;
 
 /// `/api/v1/query`.
 pub(crate) async fn instant(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    answer(app, request, |app, ready, params, gzip| {
+    answer(app, request, |app, ready, params, packing| {
         let limit = params.limit()?;
         let ts = params.time("time")?.unwrap_or_else(|| ready.db.now_ms());
         let (timeout, options) = limits(app, params)?;
         let expr = parse(params)?;
         let wants_stats = wants_stats(params);
-        Ok(Asked { expr, time: QueryTime::Instant(ts), options, timeout, limit, wants_stats, gzip })
+        Ok(Asked {
+            expr,
+            time: QueryTime::Instant(ts),
+            options,
+            timeout,
+            limit,
+            wants_stats,
+            packing,
+        })
     })
     .await
 }
 
 /// `/api/v1/query_range`.
 pub(crate) async fn range(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    answer(app, request, |app, _, params, gzip| {
+    answer(app, request, |app, _, params, packing| {
         let limit = params.limit()?;
         let start = params.required_time("start")?;
         let end = params.required_time("end")?;
@@ -88,7 +105,7 @@ pub(crate) async fn range(State(app): State<Shared>, request: Request<Body>) -> 
         }
         let time = QueryTime::Range { start, end, step_ms: step_ns / 1_000_000 };
         let wants_stats = wants_stats(params);
-        Ok(Asked { expr, time, options, timeout, limit, wants_stats, gzip })
+        Ok(Asked { expr, time, options, timeout, limit, wants_stats, packing })
     })
     .await
 }
@@ -96,15 +113,15 @@ pub(crate) async fn range(State(app): State<Shared>, request: Request<Body>) -> 
 async fn answer(
     app: Shared,
     request: Request<Body>,
-    check: impl FnOnce(&App, &Ready, &Params, TakesGzip) -> Result<Asked, ApiError>,
+    check: impl FnOnce(&App, &Ready, &Params, Packing) -> Result<Asked, ApiError>,
 ) -> Response<Body> {
     let ready = match ready(&app) {
         Ok(ready) => ready,
         Err(response) => return response,
     };
-    let gzip = TakesGzip::of(request.headers());
+    let packing = Packing::of(request.headers());
     let asked = match Params::read(request, ready.db.budget()).await {
-        Ok(params) => check(&app, ready, &params, gzip),
+        Ok(params) => check(&app, ready, &params, packing),
         Err(error) => Err(error),
     };
     let asked = match asked {
@@ -134,7 +151,7 @@ fn encode(
     let notes = if asked.wants_stats { &[NO_STATS][..] } else { &[] };
     let body = json::query_answer(output, asked.limit, notes);
     held.shrink(bytes_max.saturating_sub(body.capacity() as u64));
-    Ok(Payload::new(body, asked.gzip, Some(held)))
+    Ok(Payload::new(body, asked.packing, Some(held)))
 }
 
 fn limits(app: &App, params: &Params) -> Result<(Duration, QueryOptions), ApiError> {

@@ -1,17 +1,27 @@
 //! `series`, `labels` and label values (specs/http-api.md 33-38).
 
+use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
+use axum::routing::{get, on};
 use firn_model::{Matcher, QueryContext, Result, TimeRange};
 
-use crate::http::answer::{ApiError, JSON, Payload, TakesGzip};
+use crate::http::answer::{ApiError, JSON, Packing, Payload};
 use crate::http::params::Params;
-use crate::http::{Shared, ready};
+use crate::http::{GET_POST, Shared, ready};
 use crate::wire::json;
 use firndb::Db;
+
+/// The routes of this file.
+pub(crate) fn routes() -> Router<Shared> {
+    Router::new()
+        .route("/api/v1/series", on(GET_POST, series))
+        .route("/api/v1/labels", on(GET_POST, label_names))
+        .route("/api/v1/label/{name}/values", get(label_values))
+}
 
 /// What every listing is asked with.
 struct Asked {
@@ -79,7 +89,7 @@ async fn answer<T: 'static>(
         Ok(ready) => ready,
         Err(response) => return response,
     };
-    let gzip = TakesGzip::of(request.headers());
+    let packing = Packing::of(request.headers());
     let asked = match Params::read(request, ready.db.budget()).await {
         Ok(params) => check(&params),
         Err(error) => Err(error),
@@ -96,7 +106,7 @@ async fn answer<T: 'static>(
             warnings.push(json::TRUNCATED.to_owned());
         }
         let body = json::success(&warnings, &[], |out| json::push_array(&found, out, push));
-        Ok(Payload::new(body, gzip, None))
+        Ok(Payload::new(body, packing, None))
     });
     match answered.await {
         Ok(payload) => payload.answer(StatusCode::OK, JSON),

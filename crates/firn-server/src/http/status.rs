@@ -1,12 +1,14 @@
 //! What the server says about itself.
 
+use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
+use axum::routing::get;
 use firn_model::Budget;
 
-use crate::http::answer::{ApiError, JSON, Payload, TakesGzip, text};
+use crate::http::answer::{ApiError, JSON, Packing, Payload, text};
 use crate::http::params::Params;
 use crate::http::{Shared, starting};
 use crate::wire::json;
@@ -16,10 +18,21 @@ use crate::wire::number::push_u64;
 /// UTF-8 names, `match[]` and `limit` of the label endpoints).
 const PROMETHEUS_VERSION: &str = "3.0.0";
 
+/// The routes of this file.
+pub(crate) fn routes() -> Router<Shared> {
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/-/healthy", get(healthy))
+        .route("/-/ready", get(ready))
+        .route("/api/v1/metadata", get(metadata))
+        .route("/api/v1/status/buildinfo", get(build_info))
+        .route("/api/v1/status/walreplay", get(recovery))
+}
+
 /// `/metrics`.
 pub(crate) async fn metrics(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    let gzip = TakesGzip::of(request.headers());
-    Payload::new(app.metrics().into_bytes(), gzip, None)
+    let packing = Packing::of(request.headers());
+    Payload::new(app.metrics().into_bytes(), packing, None)
         .answer(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8")
 }
 
@@ -38,7 +51,7 @@ pub(crate) async fn ready(State(app): State<Shared>) -> Response<Body> {
 
 /// `/api/v1/metadata`.
 pub(crate) async fn metadata(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    let gzip = TakesGzip::of(request.headers());
+    let packing = Packing::of(request.headers());
     // GET only, so no body is read and no budget needed.
     let params = match Params::read(request, &Budget::new(0)).await {
         Ok(params) => params,
@@ -52,7 +65,7 @@ pub(crate) async fn metadata(State(app): State<Shared>, request: Request<Body>) 
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let known = app.metadata.list(params.get("metric"), limit);
     let body = json::success(&[], &[], |out| json::push_metadata(&known, out));
-    Payload::new(body, gzip, None).answer(StatusCode::OK, JSON)
+    Payload::new(body, packing, None).answer(StatusCode::OK, JSON)
 }
 
 /// `/api/v1/status/buildinfo`.
@@ -66,7 +79,7 @@ pub(crate) async fn build_info() -> Response<Body> {
         ("goVersion", ""),
     ];
     let body = json::success(&[], &[], |out| json::push_object(fields, out, json::push_string));
-    Payload::new(body, TakesGzip(false), None).answer(StatusCode::OK, JSON)
+    Payload::new(body, Packing::Plain, None).answer(StatusCode::OK, JSON)
 }
 
 /// `/api/v1/status/walreplay`: answers before the database is ready. Bytes of log.
@@ -74,5 +87,5 @@ pub(crate) async fn recovery(State(app): State<Shared>) -> Response<Body> {
     let (done, total) = app.recovery();
     let fields = [("min", 0), ("max", total), ("current", done)];
     let body = json::success(&[], &[], |out| json::push_object(fields, out, push_u64));
-    Payload::new(body, TakesGzip(false), None).answer(StatusCode::OK, JSON)
+    Payload::new(body, Packing::Plain, None).answer(StatusCode::OK, JSON)
 }

@@ -3,11 +3,13 @@
 use std::io::Read;
 use std::sync::Arc;
 
+use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
 use axum::http::request::Parts;
 use axum::http::{Request, Response, StatusCode};
+use axum::routing::post;
 use firn_model::{Error, Result};
 
 use crate::app::App;
@@ -17,6 +19,13 @@ use crate::ingest::Outcome;
 use crate::telemetry::Counter;
 use crate::wire::exposition::ExtraLabels;
 use crate::wire::number::parse_time;
+
+/// The routes of this file.
+pub(crate) fn routes() -> Router<Shared> {
+    Router::new()
+        .route("/api/v1/write", post(remote_write))
+        .route("/api/v1/import/prometheus", post(import_exposition))
+}
 
 /// `POST /api/v1/write` (specs/remote-write.md).
 pub(crate) async fn remote_write(
