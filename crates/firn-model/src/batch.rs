@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Slot, Timestamp};
+use crate::{MixedEntry, Slot, Timestamp};
 
 /// What a column's values are. The number is what formats store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -10,10 +10,13 @@ use crate::{Slot, Timestamp};
 pub enum ColumnType {
     /// IEEE 754 doubles, bit exact.
     F64 = 1,
+    /// [`MixedEntry`]: histograms, and floats with what doubles cannot say. The language knows them; no format
+    /// stores them yet, so readers refuse the number.
+    Mixed = 2,
 }
 
 impl ColumnType {
-    /// The type for a stored number, `None` if this version does not know it.
+    /// The type for a stored number, `None` if this version does not store it.
     pub fn from_u8(number: u8) -> Option<ColumnType> {
         (number == ColumnType::F64 as u8).then_some(ColumnType::F64)
     }
@@ -25,6 +28,9 @@ impl ColumnType {
 pub enum ColumnValues {
     /// Doubles.
     F64(Vec<f64>),
+    /// Native histograms; also the floats of a series that has both, that carries start timestamps, or whose
+    /// histograms a stale marker ends.
+    Mixed(Vec<MixedEntry>),
 }
 
 impl ColumnValues {
@@ -32,6 +38,7 @@ impl ColumnValues {
     pub fn column_type(&self) -> ColumnType {
         match self {
             ColumnValues::F64(_) => ColumnType::F64,
+            ColumnValues::Mixed(_) => ColumnType::Mixed,
         }
     }
 
@@ -39,6 +46,7 @@ impl ColumnValues {
     pub fn len(&self) -> usize {
         match self {
             ColumnValues::F64(values) => values.len(),
+            ColumnValues::Mixed(values) => values.len(),
         }
     }
 

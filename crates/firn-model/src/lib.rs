@@ -10,8 +10,8 @@
 //! never reused; a [`TimeRange`] is closed on both sides and may be empty; values are bit patterns
 //! (a NaN payload survives everything here).
 //!
-//! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `row`, `batch`, `select`, `change`,
-//! `budget`, `error`.
+//! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `row`, `histogram`, `batch`, `select`,
+//! `change`, `budget`, `error`.
 
 #![forbid(unsafe_code)]
 
@@ -19,6 +19,7 @@ mod batch;
 mod budget;
 mod change;
 mod error;
+mod histogram;
 mod id;
 mod label;
 mod matcher;
@@ -31,6 +32,7 @@ pub use batch::{Column, ColumnBatch, ColumnType, ColumnValues, Presence};
 pub use budget::{Budget, BudgetUsage, Pool, Reservation};
 pub use change::{Change, ChangeKind, ChangeSink};
 pub use error::{Error, ErrorKind, Result};
+pub use histogram::{Histogram, HistogramBucket, MixedEntry, PointValue, ResetHint};
 pub use id::{CommitSeq, GroupId, LogPosition, SeriesRef, ShardBits, ShardId, Slot};
 pub use label::{
     LabelLimits, Labels, LabelsBuilder, LabelsIter, METRIC_NAME, decode_varint, encode_varint,

@@ -43,6 +43,7 @@
 
 mod eval;
 mod functions;
+mod histogram;
 mod plan;
 mod syntax;
 pub mod testing;
@@ -58,8 +59,8 @@ pub use syntax::{
     Subquery, parse, parse_selector,
 };
 pub use value::{
-    Annotation, AnnotationKind, Annotations, PointValue, QueryOutput, Series, Value, ValueType,
-    VectorPoint,
+    Annotation, AnnotationKind, Annotations, HistogramPoint, PointValue, QueryOutput, Series,
+    Value, ValueType, VectorPoint,
 };
 
 use eval::window::Steps;

@@ -1,8 +1,11 @@
 //! Results: what a query gives back.
 
 use std::fmt;
+use std::sync::Arc;
 
-use firn_model::{Labels, Sample, Timestamp};
+use firn_model::{Histogram, Labels, Sample, Timestamp};
+
+pub use firn_model::PointValue;
 
 use crate::syntax::Span;
 
@@ -41,14 +44,6 @@ impl ValueType {
     }
 }
 
-/// One point's value.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum PointValue {
-    /// A double.
-    Float(f64),
-}
-
 /// One series of an instant vector.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VectorPoint {
@@ -60,7 +55,7 @@ pub struct VectorPoint {
     pub value: PointValue,
 }
 
-/// One series of a matrix.
+/// One series of a matrix. No time is in both lists.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Series {
@@ -68,12 +63,28 @@ pub struct Series {
     pub labels: Labels,
     /// The float points, times rising.
     pub floats: Vec<Sample>,
+    /// The histogram points, times rising.
+    pub histograms: Vec<HistogramPoint>,
+}
+
+/// A point of a matrix that is a histogram.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HistogramPoint {
+    /// When, in milliseconds.
+    pub ts: Timestamp,
+    /// What.
+    pub histogram: Arc<Histogram>,
 }
 
 impl Series {
     /// A series of floats.
     pub fn new(labels: Labels, floats: Vec<Sample>) -> Series {
-        Series { labels, floats }
+        Series { labels, floats, histograms: Vec::new() }
+    }
+
+    /// Whether it has no point.
+    pub fn is_empty(&self) -> bool {
+        self.floats.is_empty() && self.histograms.is_empty()
     }
 }
 

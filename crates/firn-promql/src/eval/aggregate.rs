@@ -111,7 +111,7 @@ pub(crate) fn reduce(
     }
     let named = groups.labels.into_iter().zip(drops).zip(columns);
     named
-        .map(|((labels, drop_name), values)| VectorSeries { labels, drop_name, values })
+        .map(|((labels, drop_name), values)| VectorSeries::floats(labels, drop_name, values))
         .filter(|series| !series.is_empty())
         .collect()
 }
@@ -364,7 +364,7 @@ mod tests {
 
     fn series(name: &str, values: &[f64]) -> VectorSeries {
         let labels = Labels::from_pairs([("name", name)]).unwrap();
-        VectorSeries { labels, drop_name: false, values: values.to_vec() }
+        VectorSeries::floats(labels, false, values.to_vec())
     }
 
     #[test]

@@ -108,16 +108,16 @@ pub(crate) fn sets(
     for series in deciding {
         let steps =
             present.entry(signature.of(&series.labels)).or_insert_with(|| vec![false; step_count]);
-        for (present, value) in steps.iter_mut().zip(&series.values) {
-            *present |= !is_absent(*value);
+        for (step, present) in steps.iter_mut().enumerate() {
+            *present |= series.has_point(step);
         }
     }
     let keep_present = op == BinaryOp::And;
     let filter = |series: &mut VectorSeries| {
         let steps = present.get(&signature.of(&series.labels));
-        for (step, value) in series.values.iter_mut().enumerate() {
+        for step in 0..step_count {
             if steps.is_some_and(|steps| steps[step]) != keep_present {
-                *value = ABSENT;
+                series.remove(step);
             }
         }
         !series.is_empty()

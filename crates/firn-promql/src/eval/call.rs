@@ -4,7 +4,9 @@ use std::collections::{BTreeSet, HashSet};
 
 use firn_model::{Error, Grouping, Labels, LabelsBuilder, METRIC_NAME, MatchOp, Matcher, Result};
 
-use super::vector::{ABSENT, Evaluated, VectorSeries, is_absent, same_labels_error, strip_names};
+use super::vector::{
+    ABSENT, Evaluated, VectorSeries, is_absent, keep_floats, same_labels_error, strip_names,
+};
 use super::window::Steps;
 use super::{Evaluator, map_points};
 use crate::functions::calendar::date_part;
@@ -37,7 +39,7 @@ impl Evaluator<'_> {
             }
             F::Vector => {
                 let values = self.scalar(&args[0], steps)?;
-                vec![VectorSeries { labels: Labels::empty(), drop_name: false, values }]
+                vec![VectorSeries::floats(Labels::empty(), false, values)]
             }
             F::Absent => {
                 let series = self.vector(&args[0], steps)?;
@@ -77,6 +79,7 @@ impl Evaluator<'_> {
             _ => match math::of_one_number(function) {
                 Some(map) => {
                     let mut series = self.vector(&args[0], steps)?;
+                    keep_floats(&mut series);
                     map_points(&mut series, map);
                     self.drop_names(&mut series)?;
                     series
@@ -94,11 +97,12 @@ impl Evaluator<'_> {
             let mut series = self.vector(arg, steps)?;
             let times = step_seconds(steps);
             for series in &mut series {
-                for (value, &time) in series.values.iter_mut().zip(&times) {
-                    if !is_absent(*value) {
-                        *value = time;
+                for (step, &time) in times.iter().enumerate() {
+                    if series.has_point(step) {
+                        series.values[step] = time;
                     }
                 }
+                series.histograms = Vec::new();
             }
             series
         };
@@ -115,9 +119,10 @@ impl Evaluator<'_> {
         let Some(arg) = arg else {
             // Whole seconds, towards zero as Prometheus divides.
             let values = steps.times().map(|ts| date_part(function, (ts / 1000) as f64)).collect();
-            return Ok(vec![VectorSeries { labels: Labels::empty(), drop_name: false, values }]);
+            return Ok(vec![VectorSeries::floats(Labels::empty(), false, values)]);
         };
         let mut series = self.vector(arg, steps)?;
+        keep_floats(&mut series);
         map_points(&mut series, |value| date_part(function, value));
         self.drop_names(&mut series)?;
         Ok(series)
@@ -131,6 +136,7 @@ impl Evaluator<'_> {
         steps: &Steps,
     ) -> Result<Vec<VectorSeries>> {
         let mut series = self.vector(&args[0], steps)?;
+        keep_floats(&mut series);
         let numbers =
             args[1..].iter().map(|arg| self.scalar(arg, steps)).collect::<Result<Vec<_>>>()?;
         let number = |idx: usize, step: usize| numbers.get(idx).map(|values| values[step]);
@@ -189,9 +195,7 @@ impl Evaluator<'_> {
                     params: &params,
                 };
                 let matchers = &matrix.selector.matchers;
-                self.read(matchers, &call.frame, grouping, false, &mut |samples, out| {
-                    call.apply(samples, out)
-                })?
+                self.read(matchers, &call.frame, grouping, false, &call)?
             }
             NodeKind::Subquery(subquery) => {
                 let call = RangeCall {
@@ -203,7 +207,7 @@ impl Evaluator<'_> {
                     params: &params,
                 };
                 let grid = self.grid(subquery, &call.frame)?;
-                self.read_grid(&grid, steps, &mut |samples, out| call.apply(samples, out))?
+                self.read_grid(&grid, steps, &call)?
             }
             _ => return Err(Error::internal("found as a window above")),
         };
@@ -293,14 +297,14 @@ fn only_values(series: &[VectorSeries], step_count: usize) -> Vec<f64> {
 fn absent(series: &[VectorSeries], arg: &Node, step_count: usize) -> Result<Vec<VectorSeries>> {
     let mut values = vec![1.0; step_count];
     for series in series {
-        for (value, point) in values.iter_mut().zip(&series.values) {
-            if !is_absent(*point) {
+        for (step, value) in values.iter_mut().enumerate() {
+            if series.has_point(step) {
                 *value = ABSENT;
             }
         }
     }
     let labels = absent_labels(arg)?;
-    let found = VectorSeries { labels, drop_name: false, values };
+    let found = VectorSeries::floats(labels, false, values);
     Ok(if found.is_empty() { Vec::new() } else { vec![found] })
 }
 

@@ -164,7 +164,7 @@ impl BucketGroup {
                 *value = compute(step, &mut buckets);
             }
         }
-        VectorSeries { labels: self.labels.clone(), drop_name: false, values }
+        VectorSeries::floats(self.labels.clone(), false, values)
     }
 }
 

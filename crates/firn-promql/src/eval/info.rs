@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use firn_model::{Error, Grouping, Labels, METRIC_NAME, MatchOp, Matcher, Result};
 
 use super::Evaluator;
+use super::select::NewestTimes;
 use super::vector::{OutputSeries, VectorSeries, is_absent, labels_text};
 use super::window::{Frame, Steps};
 use crate::plan;
@@ -77,15 +78,15 @@ impl Evaluator<'_> {
         for series in &base {
             if wanted.is_info(&series.labels) {
                 let slot = output.slot(&series.labels, series.drop_name, steps.count);
-                copy(&mut output, slot, series)?;
+                (0..steps.count).try_for_each(|step| output.copy(slot, step, series))?;
                 continue;
             }
             let target = target(&series.labels);
             let matching: Vec<&Candidates> =
                 by_target.values().filter_map(|metric| metric.get(&target)).collect();
             let mut last: Option<(Vec<usize>, usize)> = None;
-            for (step, &value) in series.values.iter().enumerate() {
-                if is_absent(value) {
+            for step in 0..steps.count {
+                if !series.has_point(step) {
                     continue;
                 }
                 let mut newest = Vec::with_capacity(matching.len());
@@ -102,7 +103,7 @@ impl Evaluator<'_> {
                         output.slot(&labels, series.drop_name, steps.count)
                     }
                 };
-                output.put(slot, step, value)?;
+                output.copy(slot, step, series)?;
                 last = Some((newest, slot));
             }
         }
@@ -146,31 +147,14 @@ impl Evaluator<'_> {
             before: self.options.lookback_ms,
             after: 0,
         };
-        self.read(&matchers, &frame, &Grouping::Series, true, &mut |samples, out| {
-            for (window, out) in samples.windows.iter().zip(out) {
-                if let Some(last) = window.last()
-                    && !is_absent(samples.values[last])
-                {
-                    *out = samples.times[last] as f64;
-                }
-            }
-            Ok(())
-        })
+        let kernel = NewestTimes { per_unit_ms: 1.0 };
+        self.read(&matchers, &frame, &Grouping::Series, true, &kernel)
     }
 }
 
 /// The labels that identify the target of a series.
 fn target(labels: &Labels) -> Labels {
     labels.filter(|name| IDENTIFYING.contains(&name))
-}
-
-fn copy(output: &mut OutputSeries, slot: usize, series: &VectorSeries) -> Result<()> {
-    for (step, &value) in series.values.iter().enumerate() {
-        if !is_absent(value) {
-            output.put(slot, step, value)?;
-        }
-    }
-    Ok(())
 }
 
 impl Candidates {

@@ -52,7 +52,10 @@ impl Meter {
     pub(crate) fn hold(&mut self, series: &VectorSeries) -> Result<()> {
         let samples = series.point_count() as u64;
         self.check(samples)?;
-        let bytes = (series.values.len() * 8 + series.labels.as_encoded().len()) as u64;
+        let histograms: usize = series.histograms.iter().flatten().map(|h| h.heap_bytes()).sum();
+        let places = series.histograms.len() * size_of::<usize>() + histograms;
+        let bytes = series.values.len() * 8 + series.labels.as_encoded().len() + places;
+        let bytes = bytes as u64;
         self.held += samples;
         self.held_bytes += bytes;
         self.reservation.grow(bytes)

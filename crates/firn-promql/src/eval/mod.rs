@@ -13,13 +13,16 @@ mod labels;
 mod meter;
 pub(crate) mod notes;
 mod output;
-mod select;
+pub(crate) mod select;
 mod subquery;
 pub(crate) mod vector;
 pub(crate) mod window;
 
+use std::collections::BTreeSet;
+
 use firn_model::{Error, Grouping, QueryContext, Result, Select};
 
+use crate::histogram::Remark;
 use crate::plan;
 use crate::syntax::{Aggregate, AggregateOp, Binary, Expr, Node, NodeKind, Span};
 use crate::value::QueryOutput;
@@ -53,7 +56,8 @@ pub fn eval(
     let meter = Meter::new(options.samples_max, context);
     meter.check(steps.count as u64)?;
     let root = plan::resolve(&expr.root, options)?;
-    let mut evaluator = Evaluator { select, context, options, meter, notes: Notes::default() };
+    let (notes, remarks) = (Notes::default(), BTreeSet::new());
+    let mut evaluator = Evaluator { select, context, options, meter, notes, remarks };
     let value = evaluator.output(&root, &steps)?;
     let samples_read = evaluator.meter.read;
     Ok(QueryOutput { value, annotations: evaluator.notes.finish(expr), samples_read })
@@ -66,6 +70,8 @@ pub(crate) struct Evaluator<'a> {
     options: &'a EvalOptions,
     meter: Meter,
     notes: Notes,
+    /// What the last windows that were read had to say, by the metric's name.
+    remarks: BTreeSet<(String, Remark)>,
 }
 
 impl Evaluator<'_> {
@@ -302,6 +308,9 @@ fn broadcast(one: Evaluated, count: usize) -> Evaluated {
         Evaluated::Vector(mut series) => {
             for series in &mut series {
                 series.values = vec![series.values.first().copied().unwrap_or(ABSENT); count];
+                if let Some(histogram) = series.histograms.first().cloned() {
+                    series.histograms = vec![histogram; count];
+                }
             }
             Evaluated::Vector(series)
         }

@@ -1,6 +1,6 @@
 //! From columns to the values that go out.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use firn_model::{Labels, Result, Sample};
 
@@ -10,7 +10,7 @@ use super::vector::{
 };
 use super::window::Steps;
 use crate::syntax::{Node, NodeKind};
-use crate::value::{PointValue, Series, Value, ValueType, VectorPoint};
+use crate::value::{HistogramPoint, Series, Value, ValueType, VectorPoint};
 
 impl Evaluator<'_> {
     /// Evaluates the root. An instant query gives the type of its expression, a range query a matrix.
@@ -26,7 +26,7 @@ impl Evaluator<'_> {
         match self.node(root, steps)? {
             Evaluated::Text(value) => Ok(Value::String { ts, value }),
             Evaluated::Scalar(values) if is_range => {
-                let series = VectorSeries { labels: Labels::empty(), drop_name: false, values };
+                let series = VectorSeries::floats(Labels::empty(), false, values);
                 Ok(Value::Matrix(vec![to_series(series, steps)]))
             }
             Evaluated::Scalar(values) => {
@@ -41,8 +41,7 @@ impl Evaluator<'_> {
                     return Ok(Value::Matrix(matrix));
                 }
                 let point = |series: VectorSeries| {
-                    let value = *series.values.first()?;
-                    let value = (!is_absent(value)).then_some(PointValue::Float(value))?;
+                    let value = series.point(0)?;
                     Some(VectorPoint { labels: series.labels, ts, value })
                 };
                 Ok(Value::Vector(series.into_iter().filter_map(point).collect()))
@@ -67,7 +66,11 @@ impl Evaluator<'_> {
 fn to_series(series: VectorSeries, steps: &Steps) -> Series {
     let points = series.values.iter().enumerate().filter(|(_, value)| !is_absent(**value));
     let floats = points.map(|(step, &value)| Sample { ts: steps.at(step), value }).collect();
-    Series::new(series.labels, floats)
+    let points = series.histograms.into_iter().enumerate();
+    let placed = |(step, histogram): (usize, Option<_>)| {
+        Some(HistogramPoint { ts: steps.at(step), histogram: histogram? })
+    };
+    Series { histograms: points.filter_map(placed).collect(), ..Series::new(series.labels, floats) }
 }
 
 /// The last act of delayed name removal: names that were marked go, and series that then are one unite.
@@ -95,10 +98,17 @@ fn unite(all: Vec<(Series, bool)>) -> Result<Vec<Series>> {
                 united.push(series);
             }
             Some(&idx) => {
-                let floats = &mut united[idx].floats;
-                floats.extend(series.floats);
-                floats.sort_by_key(|sample| sample.ts);
-                if floats.windows(2).any(|pair| pair[0].ts == pair[1].ts) {
+                let kept = &mut united[idx];
+                kept.floats.extend(series.floats);
+                kept.floats.sort_by_key(|sample| sample.ts);
+                kept.histograms.extend(series.histograms);
+                kept.histograms.sort_by_key(|point| point.ts);
+                let floats = kept.floats.iter().map(|sample| sample.ts);
+                let mut seen = HashSet::new();
+                if !floats
+                    .chain(kept.histograms.iter().map(|point| point.ts))
+                    .all(|ts| seen.insert(ts))
+                {
                     return Err(same_labels_error());
                 }
             }

@@ -3,15 +3,18 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use firn_model::{ColumnBatch, Grouping, Labels, Matcher, Result, Sample, Selection, Timestamp};
+use firn_model::{
+    ColumnBatch, Grouping, Labels, Matcher, PointValue, Result, Sample, Selection, Timestamp,
+};
 
 use super::Evaluator;
 use super::vector::{ABSENT, VectorSeries, is_absent};
-use super::window::{Frame, Samples, Scratch, Steps, Windows};
+use super::window::{Frame, MixedSamples, Reading, Samples, Scratch, Steps, Windows, is_stale};
 use crate::functions::extended;
+use crate::histogram::Remarks;
 use crate::plan;
 use crate::syntax::{Borders, MatrixSelector, Selector};
-use crate::value::Series;
+use crate::value::{HistogramPoint, Series};
 
 /// Groups per read at first. Reads grow while they bring few samples, so that cold storage is asked for much
 /// at once and wide groups do not fill the memory.
@@ -29,16 +32,12 @@ impl Evaluator<'_> {
         grouping: &Grouping,
     ) -> Result<Vec<VectorSeries>> {
         let frame = plan::instant_frame(selector, steps, self.options.lookback_ms);
-        let is_smoothed = selector.borders == Borders::Smoothed;
         // A stale marker ends a series, so it must be seen; between smoothed samples it counts as nothing.
-        self.read(&selector.matchers, &frame, grouping, !is_smoothed, &mut |samples, out| {
-            if is_smoothed {
-                extended::smoothed_values(samples, &frame, out);
-            } else {
-                newest(samples, out);
-            }
-            Ok(())
-        })
+        if selector.borders == Borders::Smoothed {
+            let kernel = SmoothedValues { frame };
+            return self.read(&selector.matchers, &frame, grouping, false, &kernel);
+        }
+        self.read(&selector.matchers, &frame, grouping, true, &Newest)
     }
 
     /// The times, in seconds, of the samples that an instant selector gives.
@@ -49,16 +48,8 @@ impl Evaluator<'_> {
     ) -> Result<Vec<VectorSeries>> {
         let plain = Selector { borders: Borders::Plain, ..selector.clone() };
         let frame = plan::instant_frame(&plain, steps, self.options.lookback_ms);
-        self.read(&selector.matchers, &frame, &Grouping::Series, true, &mut |samples, out| {
-            for (window, out) in samples.windows.iter().zip(out) {
-                if let Some(last) = window.last()
-                    && !is_absent(samples.values[last])
-                {
-                    *out = samples.times[last] as f64 / 1000.0;
-                }
-            }
-            Ok(())
-        })
+        let kernel = NewestTimes { per_unit_ms: 1000.0 };
+        self.read(&selector.matchers, &frame, &Grouping::Series, true, &kernel)
     }
 
     /// A range selector as a result of its own: the samples themselves.
@@ -73,23 +64,39 @@ impl Evaluator<'_> {
         let mut reader = Reader::open(self.select, selected, &frame, &Grouping::Series, context)?;
         while let Some(batch) = reader.next_batch()? {
             context.cancel.check()?;
-            reader.each_column(&batch, &frame, false, &mut |labels, samples| {
-                meter.read += samples.values.len() as u64;
-                let Some(window) = samples.windows.iter().next() else { return Ok(()) };
-                let (times, values) = (&samples.times[window.clone()], &samples.values[window]);
-                let floats: Vec<Sample> = if selector.borders == Borders::Plain {
-                    let pairs = times.iter().zip(values);
-                    pairs.map(|(&ts, &value)| Sample { ts, value }).collect()
-                } else {
-                    let is_smoothed = selector.borders == Borders::Smoothed;
-                    let end = frame.reference(0);
-                    let pairs = extended::bordered(times, values, start, end, is_smoothed);
-                    pairs.into_iter().map(|(ts, value)| Sample { ts, value }).collect()
-                };
-                held += floats.len() as u64;
+            reader.each_column(&batch, &frame, false, &mut |labels, reading| {
+                meter.read += reading.len() as u64;
+                let mut series = Series::new(labels.clone(), Vec::new());
+                match reading {
+                    Reading::Floats(samples) => {
+                        let Some(window) = samples.windows.iter().next() else { return Ok(()) };
+                        let times = &samples.times[window.clone()];
+                        let values = &samples.values[window];
+                        series.floats = if selector.borders == Borders::Plain {
+                            let pairs = times.iter().zip(values);
+                            pairs.map(|(&ts, &value)| Sample { ts, value }).collect()
+                        } else {
+                            let is_smoothed = selector.borders == Borders::Smoothed;
+                            let end = frame.reference(0);
+                            let pairs = extended::bordered(times, values, start, end, is_smoothed);
+                            pairs.into_iter().map(|(ts, value)| Sample { ts, value }).collect()
+                        };
+                    }
+                    Reading::Mixed(samples) => {
+                        let Some(window) = samples.windows.iter().next() else { return Ok(()) };
+                        for idx in window {
+                            push_point(
+                                &mut series,
+                                samples.times[idx],
+                                &samples.entries[idx].value,
+                            );
+                        }
+                    }
+                }
+                held += reading.longest() as u64;
                 meter.check(held)?;
-                if !floats.is_empty() {
-                    found.push(Series::new(labels.clone(), floats));
+                if !series.is_empty() {
+                    found.push(series);
                 }
                 Ok(())
             })?;
@@ -104,26 +111,34 @@ impl Evaluator<'_> {
         frame: &Frame,
         grouping: &Grouping,
         keep_stale: bool,
-        compute: &mut dyn FnMut(Samples<'_>, &mut [f64]) -> Result<()>,
+        kernel: &dyn Kernel,
     ) -> Result<Vec<VectorSeries>> {
         let mut found = Vec::new();
         if frame.range().is_empty() {
             return Ok(found);
         }
         let context = self.context;
-        let meter = &mut self.meter;
+        let (meter, remarks) = (&mut self.meter, &mut self.remarks);
         let mut spare: Vec<f64> = Vec::new();
         let mut reader = Reader::open(self.select, matchers, frame, grouping, context)?;
         while let Some(batch) = reader.next_batch()? {
             context.cancel.check()?;
-            reader.each_column(&batch, frame, keep_stale, &mut |labels, samples| {
-                meter.read += samples.values.len() as u64;
-                meter.check(samples.windows.longest() as u64)?;
+            reader.each_column(&batch, frame, keep_stale, &mut |labels, reading| {
+                meter.read += reading.len() as u64;
+                meter.check(reading.longest() as u64)?;
                 let mut values = std::mem::take(&mut spare);
                 values.clear();
                 values.resize(frame.steps.count, ABSENT);
-                compute(samples, &mut values)?;
-                let series = VectorSeries { labels: labels.clone(), drop_name: false, values };
+                let mut series = VectorSeries::floats(labels.clone(), false, values);
+                match reading {
+                    Reading::Floats(samples) => kernel.floats(samples, &mut series.values)?,
+                    Reading::Mixed(samples) => {
+                        let mut found = Remarks::default();
+                        kernel.mixed(samples, &mut series, &mut found)?;
+                        let name = labels.metric_name();
+                        remarks.extend(found.into_iter().map(|remark| (name.to_owned(), remark)));
+                    }
+                }
                 if series.is_empty() {
                     spare = series.values;
                 } else {
@@ -137,12 +152,122 @@ impl Evaluator<'_> {
     }
 }
 
+/// What becomes of the windows of a series. There is one loop for plain floats, which most series are, and another
+/// one for everything else, so that the first need not ask at each sample what it is.
+pub(crate) trait Kernel: Sync {
+    /// Computes one value per window; `out` comes in with all steps absent.
+    ///
+    /// # Errors
+    /// `Invalid` for a parameter that the function refuses.
+    fn floats(&self, samples: Samples<'_>, out: &mut [f64]) -> Result<()>;
+
+    /// The same where histograms or start timestamps are among the samples; `out` has no point yet.
+    ///
+    /// # Errors
+    /// As [`Kernel::floats`].
+    fn mixed(
+        &self,
+        samples: MixedSamples<'_>,
+        out: &mut VectorSeries,
+        remarks: &mut Remarks,
+    ) -> Result<()>;
+}
+
 /// The newest sample of each window.
-fn newest(samples: Samples<'_>, out: &mut [f64]) {
-    for (window, out) in samples.windows.iter().zip(out) {
-        if let Some(last) = window.last() {
-            // A stale marker has the bits of an absent point, which is what it means here.
-            *out = samples.values[last];
+struct Newest;
+
+impl Kernel for Newest {
+    fn floats(&self, samples: Samples<'_>, out: &mut [f64]) -> Result<()> {
+        for (window, out) in samples.windows.iter().zip(out) {
+            if let Some(last) = window.last() {
+                // A stale marker has the bits of an absent point, which is what it means here.
+                *out = samples.values[last];
+            }
+        }
+        Ok(())
+    }
+
+    fn mixed(
+        &self,
+        samples: MixedSamples<'_>,
+        out: &mut VectorSeries,
+        _: &mut Remarks,
+    ) -> Result<()> {
+        for (step, window) in samples.windows.iter().enumerate() {
+            let Some(entry) = window.last().map(|last| &samples.entries[last]) else { continue };
+            match &entry.value {
+                PointValue::Float(value) => out.values[step] = *value,
+                stale if is_stale(stale) => {}
+                PointValue::Histogram(histogram) => out.set_histogram(step, Arc::clone(histogram)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The value of each window at its reference time.
+struct SmoothedValues {
+    frame: Frame,
+}
+
+impl Kernel for SmoothedValues {
+    fn floats(&self, samples: Samples<'_>, out: &mut [f64]) -> Result<()> {
+        extended::smoothed_values(samples, &self.frame, out);
+        Ok(())
+    }
+
+    fn mixed(
+        &self,
+        samples: MixedSamples<'_>,
+        out: &mut VectorSeries,
+        remarks: &mut Remarks,
+    ) -> Result<()> {
+        Newest.mixed(samples, out, remarks)
+    }
+}
+
+/// The time of the newest sample of each window.
+pub(super) struct NewestTimes {
+    /// 1 for milliseconds, 1000 for seconds.
+    pub(super) per_unit_ms: f64,
+}
+
+impl Kernel for NewestTimes {
+    fn floats(&self, samples: Samples<'_>, out: &mut [f64]) -> Result<()> {
+        for (window, out) in samples.windows.iter().zip(out) {
+            if let Some(last) = window.last()
+                && !is_absent(samples.values[last])
+            {
+                *out = samples.times[last] as f64 / self.per_unit_ms;
+            }
+        }
+        Ok(())
+    }
+
+    fn mixed(
+        &self,
+        samples: MixedSamples<'_>,
+        out: &mut VectorSeries,
+        _: &mut Remarks,
+    ) -> Result<()> {
+        for (window, out) in samples.windows.iter().zip(&mut out.values) {
+            if let Some(last) = window.last()
+                && !is_stale(&samples.entries[last].value)
+            {
+                *out = samples.times[last] as f64 / self.per_unit_ms;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Adds a point to a series of a matrix.
+pub(super) fn push_point(series: &mut Series, ts: Timestamp, value: &PointValue) {
+    match value {
+        PointValue::Float(value) => series.floats.push(Sample { ts, value: *value }),
+        PointValue::Histogram(histogram) => {
+            let histogram = Arc::clone(histogram);
+            series.histograms.push(HistogramPoint { ts, histogram });
         }
     }
 }
@@ -214,7 +339,7 @@ impl Reader {
         batch: &ColumnBatch,
         frame: &Frame,
         keep_stale: bool,
-        each: &mut dyn FnMut(&Labels, Samples<'_>) -> Result<()>,
+        each: &mut dyn FnMut(&Labels, Reading<'_>) -> Result<()>,
     ) -> Result<()> {
         for (idx, times) in batch.times.iter().enumerate() {
             match self.windows.get_mut(idx) {
@@ -238,8 +363,8 @@ impl Reader {
                 .get(column.time_idx as usize)
                 .filter(|_| (column.time_idx as usize) < batch.times.len())
                 .ok_or_else(|| firn_model::Error::internal("a column without its times"))?;
-            if let Some(samples) = self.scratch.samples(times, column, windows, keep_stale) {
-                each(labels, samples)?;
+            if let Some(reading) = self.scratch.read(times, column, windows, keep_stale) {
+                each(labels, reading)?;
             }
         }
         Ok(())

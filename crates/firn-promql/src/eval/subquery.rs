@@ -1,10 +1,12 @@
 //! Subqueries: an expression evaluated on a grid of its own, whose points are then the samples of windows.
 
-use firn_model::{Labels, Result, Sample, Timestamp};
+use firn_model::{Result, Timestamp};
 
 use super::Evaluator;
-use super::vector::{ABSENT, VectorSeries, is_absent};
-use super::window::{Frame, Samples, Scratch, Steps, Windows};
+use super::select::{Kernel, push_point};
+use super::vector::{ABSENT, VectorSeries};
+use super::window::{Frame, Reading, Scratch, Steps, Windows};
+use crate::histogram::Remarks;
 use crate::plan;
 use crate::syntax::Subquery;
 use crate::value::Series;
@@ -37,17 +39,25 @@ impl Evaluator<'_> {
         &mut self,
         grid: &Grid,
         steps: &Steps,
-        compute: &mut dyn FnMut(Samples<'_>, &mut [f64]) -> Result<()>,
+        kernel: &dyn Kernel,
     ) -> Result<Vec<VectorSeries>> {
         let mut found = Vec::new();
         let mut scratch = Scratch::default();
         for series in &grid.series {
-            let samples = scratch.dense(&grid.times, &series.values, &grid.windows, false);
-            let Some(samples) = samples else { continue };
-            let mut values = vec![ABSENT; steps.count];
-            compute(samples, &mut values)?;
-            let computed =
-                VectorSeries { labels: series.labels.clone(), drop_name: series.drop_name, values };
+            let reading = scratch.read_series(&grid.times, series, &grid.windows);
+            let Some(reading) = reading else { continue };
+            let values = vec![ABSENT; steps.count];
+            let mut computed =
+                VectorSeries::floats(series.labels.clone(), series.drop_name, values);
+            match reading {
+                Reading::Floats(samples) => kernel.floats(samples, &mut computed.values)?,
+                Reading::Mixed(samples) => {
+                    let mut found = Remarks::default();
+                    kernel.mixed(samples, &mut computed, &mut found)?;
+                    let name = series.labels.metric_name();
+                    self.remarks.extend(found.into_iter().map(|remark| (name.to_owned(), remark)));
+                }
+            }
             if !computed.is_empty() {
                 self.meter.hold(&computed)?;
                 found.push(computed);
@@ -65,17 +75,15 @@ impl Evaluator<'_> {
         let frame = plan::subquery_frame(subquery, steps);
         let grid = self.grid(subquery, &frame)?;
         let window = grid.windows.iter().next().unwrap_or(0..0);
-        let points = |series: &VectorSeries| -> Vec<Sample> {
-            let inside = grid.times[window.clone()].iter().zip(&series.values[window.clone()]);
-            inside
-                .filter(|(_, value)| !is_absent(**value))
-                .map(|(&ts, &value)| Sample { ts, value })
-                .collect()
-        };
         let named = |series: &VectorSeries| {
-            let labels: Labels = series.labels.clone();
-            (Series::new(labels, points(series)), series.drop_name)
+            let mut points = Series::new(series.labels.clone(), Vec::new());
+            for (idx, &ts) in window.clone().zip(&grid.times[window.clone()]) {
+                if let Some(value) = series.point(idx) {
+                    push_point(&mut points, ts, &value);
+                }
+            }
+            (points, series.drop_name)
         };
-        Ok(grid.series.iter().map(named).filter(|(series, _)| !series.floats.is_empty()).collect())
+        Ok(grid.series.iter().map(named).filter(|(series, _)| !series.is_empty()).collect())
     }
 }

@@ -1,8 +1,11 @@
 //! Vectors while they are computed: one column per series, one value per step.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use firn_model::{Error, Labels, METRIC_NAME, Result, STALE_NAN, STALE_NAN_BITS};
+use firn_model::{
+    Error, Histogram, Labels, METRIC_NAME, PointValue, Result, STALE_NAN, STALE_NAN_BITS,
+};
 
 /// Stands in a column where the series has no point at a step.
 ///
@@ -26,24 +29,114 @@ pub(crate) fn is_metadata_label(name: &str) -> bool {
     matches!(name, METRIC_NAME | "__type__" | "__unit__")
 }
 
-/// One series of a vector over all steps.
+/// The histograms of a series, one place per step; without any place where all points are floats.
+pub(crate) type HistogramColumn = Vec<Option<Arc<Histogram>>>;
+
+/// One series of a vector over all steps. A step has a float or a histogram or nothing.
 #[derive(Clone, Debug)]
 pub(crate) struct VectorSeries {
     pub(crate) labels: Labels,
     /// Whether the name is to be dropped at the end (delayed name removal).
     pub(crate) drop_name: bool,
-    /// One value per step, [`ABSENT`] where there is none.
+    /// One value per step, [`ABSENT`] where there is no float.
     pub(crate) values: Vec<f64>,
+    /// Empty for a series of floats, so that these pay nothing for it.
+    pub(crate) histograms: HistogramColumn,
 }
 
 impl VectorSeries {
+    /// A series of floats.
+    pub(crate) fn floats(labels: Labels, drop_name: bool, values: Vec<f64>) -> VectorSeries {
+        VectorSeries { labels, drop_name, values, histograms: Vec::new() }
+    }
+
+    /// Points as the sample limit counts them: a histogram takes as many as would fill its memory.
     pub(crate) fn point_count(&self) -> usize {
-        self.values.iter().filter(|value| !is_absent(**value)).count()
+        let floats = self.values.iter().filter(|value| !is_absent(**value)).count();
+        floats + self.histograms.iter().flatten().map(|h| histogram_points(h)).sum::<usize>()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.values.iter().all(|value| is_absent(*value))
+        self.values.iter().all(|value| is_absent(*value)) && !self.has_histograms()
     }
+
+    /// Whether some point is a histogram.
+    pub(crate) fn has_histograms(&self) -> bool {
+        self.histograms.iter().any(Option::is_some)
+    }
+
+    pub(crate) fn histogram(&self, step: usize) -> Option<&Arc<Histogram>> {
+        self.histograms.get(step)?.as_ref()
+    }
+
+    /// Whether there is a point at `step`, of either kind.
+    pub(crate) fn has_point(&self, step: usize) -> bool {
+        !is_absent(self.values[step]) || self.histogram(step).is_some()
+    }
+
+    /// The point at `step`, of either kind.
+    pub(crate) fn point(&self, step: usize) -> Option<PointValue> {
+        match self.histogram(step) {
+            Some(histogram) => Some(PointValue::Histogram(Arc::clone(histogram))),
+            None if is_absent(self.values[step]) => None,
+            None => Some(PointValue::Float(self.values[step])),
+        }
+    }
+
+    /// Makes the point at `step` a histogram.
+    pub(crate) fn set_histogram(&mut self, step: usize, histogram: Arc<Histogram>) {
+        if self.histograms.is_empty() {
+            self.histograms = vec![None; self.values.len()];
+        }
+        self.values[step] = ABSENT;
+        self.histograms[step] = Some(histogram);
+    }
+
+    /// Removes the point at `step`.
+    pub(crate) fn remove(&mut self, step: usize) {
+        self.values[step] = ABSENT;
+        if let Some(histogram) = self.histograms.get_mut(step) {
+            *histogram = None;
+        }
+    }
+
+    /// Adds the points of `other`, whose labels are the same.
+    ///
+    /// # Errors
+    /// `Invalid` if both have a point at one step.
+    pub(crate) fn unite(&mut self, other: VectorSeries) -> Result<()> {
+        for (step, value) in other.values.iter().enumerate() {
+            if is_absent(*value) {
+                continue;
+            }
+            if self.has_point(step) {
+                return Err(same_labels_error());
+            }
+            self.values[step] = *value;
+        }
+        for (step, histogram) in other.histograms.into_iter().enumerate() {
+            let Some(histogram) = histogram else { continue };
+            if self.has_point(step) {
+                return Err(same_labels_error());
+            }
+            self.set_histogram(step, histogram);
+        }
+        Ok(())
+    }
+}
+
+/// How many samples a histogram counts for: 16 bytes each, as Prometheus counts.
+pub(crate) fn histogram_points(histogram: &Histogram) -> usize {
+    (histogram.heap_bytes() + 8) / 16
+}
+
+/// Leaves out histograms, for what only knows floats.
+pub(crate) fn keep_floats(series: &mut Vec<VectorSeries>) {
+    if series.iter().all(|series| series.histograms.is_empty()) {
+        return;
+    }
+    series.iter_mut().for_each(|series| series.histograms = Vec::new());
+    series.retain(|series| !series.is_empty());
 }
 
 /// What an expression evaluates to, over all steps.
@@ -92,17 +185,7 @@ pub(crate) fn merge_same_labels(series: Vec<VectorSeries>) -> Result<Vec<VectorS
                 by_labels.insert(one.labels.clone(), output.series.len());
                 output.series.push(one);
             }
-            Some(&idx) => {
-                for (kept, value) in output.series[idx].values.iter_mut().zip(one.values) {
-                    if is_absent(value) {
-                        continue;
-                    }
-                    if !is_absent(*kept) {
-                        return Err(same_labels_error());
-                    }
-                    *kept = value;
-                }
-            }
+            Some(&idx) => output.series[idx].unite(one)?,
         }
     }
     Ok(output.series)
@@ -124,7 +207,7 @@ impl OutputSeries {
         let idx = self.series.len();
         self.by_labels.insert(labels.clone(), idx);
         let values = vec![ABSENT; step_count];
-        self.series.push(VectorSeries { labels: labels.clone(), drop_name, values });
+        self.series.push(VectorSeries::floats(labels.clone(), drop_name, values));
         idx
     }
 
@@ -133,12 +216,42 @@ impl OutputSeries {
     /// # Errors
     /// `Invalid` if there is one already.
     pub(crate) fn put(&mut self, slot: usize, step: usize, value: f64) -> Result<()> {
-        let target = &mut self.series[slot].values[step];
-        if !is_absent(*target) {
+        let series = &mut self.series[slot];
+        if series.has_point(step) {
             return Err(same_labels_error());
         }
-        *target = value;
+        series.values[step] = value;
         Ok(())
+    }
+
+    /// Sets one point to a histogram.
+    ///
+    /// # Errors
+    /// `Invalid` if there is one already.
+    pub(crate) fn put_histogram(
+        &mut self,
+        slot: usize,
+        step: usize,
+        histogram: Arc<Histogram>,
+    ) -> Result<()> {
+        let series = &mut self.series[slot];
+        if series.has_point(step) {
+            return Err(same_labels_error());
+        }
+        series.set_histogram(step, histogram);
+        Ok(())
+    }
+
+    /// Copies the point that `series` has at `step`, if any.
+    ///
+    /// # Errors
+    /// `Invalid` if there is one already.
+    pub(crate) fn copy(&mut self, slot: usize, step: usize, series: &VectorSeries) -> Result<()> {
+        match series.histogram(step) {
+            Some(histogram) => self.put_histogram(slot, step, Arc::clone(histogram)),
+            None if is_absent(series.values[step]) => Ok(()),
+            None => self.put(slot, step, series.values[step]),
+        }
     }
 
     /// The series that got a point.
@@ -169,14 +282,16 @@ mod tests {
 
     #[test]
     fn equal_labels_unite_unless_they_overlap() {
-        let one = |values: &[f64]| VectorSeries {
-            labels: Labels::empty(),
-            drop_name: false,
-            values: values.to_vec(),
-        };
+        let one = |values: &[f64]| VectorSeries::floats(Labels::empty(), false, values.to_vec());
         let merged = merge_same_labels(vec![one(&[1.0, ABSENT]), one(&[ABSENT, 2.0])]).unwrap();
         assert_eq!(merged.len(), 1);
         assert_eq!(merged[0].values, [1.0, 2.0]);
         assert!(merge_same_labels(vec![one(&[1.0]), one(&[2.0])]).is_err());
+        let mut histogram = one(&[ABSENT, 2.0]);
+        histogram.set_histogram(0, Arc::new(Histogram::empty()));
+        assert!(histogram.has_point(0) && histogram.point_count() > 1);
+        let merged = merge_same_labels(vec![one(&[ABSENT, ABSENT]), histogram.clone()]).unwrap();
+        assert!(merged[0].histogram(0).is_some() && merged[0].values[1] == 2.0);
+        assert!(merge_same_labels(vec![one(&[1.0, ABSENT]), histogram]).is_err());
     }
 }

@@ -5,10 +5,11 @@
 
 use std::cell::OnceCell;
 use std::ops::Range;
+use std::sync::Arc;
 
-use firn_model::{Column, ColumnValues, TimeRange, Timestamp};
+use firn_model::{Column, ColumnValues, MixedEntry, PointValue, TimeRange, Timestamp};
 
-use super::vector::{has_absent, is_absent};
+use super::vector::{VectorSeries, has_absent, histogram_points, is_absent};
 use crate::functions::rate::Spread;
 
 /// The evaluation times: `start`, `start + step`, ...
@@ -141,11 +142,52 @@ pub(crate) struct Samples<'a> {
     pub(crate) windows: &'a Windows,
 }
 
+/// One member's entries with the windows over them, where doubles alone do not tell all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MixedSamples<'a> {
+    pub(crate) times: &'a [Timestamp],
+    pub(crate) entries: &'a [MixedEntry],
+    pub(crate) windows: &'a Windows,
+}
+
+/// One member's data. Loops over floats never meet anything else.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reading<'a> {
+    Floats(Samples<'a>),
+    Mixed(MixedSamples<'a>),
+}
+
+impl Reading<'_> {
+    /// How many samples there are.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Reading::Floats(samples) => samples.times.len(),
+            Reading::Mixed(samples) => samples.times.len(),
+        }
+    }
+
+    /// The samples of the longest window, as the sample limit counts them.
+    pub(crate) fn longest(&self) -> usize {
+        match self {
+            Reading::Floats(samples) => samples.windows.longest(),
+            Reading::Mixed(samples) => {
+                let weight = |entry: &MixedEntry| match &entry.value {
+                    PointValue::Float(_) => 1,
+                    PointValue::Histogram(histogram) => histogram_points(histogram),
+                };
+                let sum = |window: Range<usize>| samples.entries[window].iter().map(weight).sum();
+                samples.windows.iter().map(sum).max().unwrap_or(0)
+            }
+        }
+    }
+}
+
 /// Memory for members that do not have every entry of their time column.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     times: Vec<Timestamp>,
     values: Vec<f64>,
+    entries: Vec<MixedEntry>,
     /// How many entries the member has before entry `i`.
     rank: Vec<u32>,
     windows: Windows,
@@ -154,25 +196,56 @@ pub(crate) struct Scratch {
 impl Scratch {
     /// A column's samples; stale markers are left out unless `keep_stale`. `None` for values of a type that is
     /// not known here.
-    pub(crate) fn samples<'a>(
+    pub(crate) fn read<'a>(
         &'a mut self,
         times: &'a [Timestamp],
         column: &'a Column,
         windows: &'a Windows,
         keep_stale: bool,
-    ) -> Option<Samples<'a>> {
-        let ColumnValues::F64(values) = &column.values else { return None };
-        match &column.presence {
-            Some(presence) if !presence.is_full() => {
+    ) -> Option<Reading<'a>> {
+        let presence = column.presence.as_ref().filter(|presence| !presence.is_full());
+        match (&column.values, presence) {
+            (ColumnValues::F64(values), Some(presence)) => {
                 let entries = presence.iter().zip(values.iter().copied());
-                self.pick(times, entries, windows, keep_stale)
+                self.pick(times, entries, windows, keep_stale).map(Reading::Floats)
             }
-            _ => self.dense(times, values, windows, keep_stale),
+            (ColumnValues::F64(values), None) => {
+                self.dense(times, values, windows, keep_stale).map(Reading::Floats)
+            }
+            (ColumnValues::Mixed(entries), Some(presence)) => {
+                let entries = presence.iter().zip(entries.iter().cloned());
+                self.pick_mixed(times, entries, windows, keep_stale).map(Reading::Mixed)
+            }
+            (ColumnValues::Mixed(entries), None) => {
+                let entries = entries.iter().cloned().enumerate();
+                self.pick_mixed(times, entries, windows, keep_stale).map(Reading::Mixed)
+            }
+            _ => None,
         }
     }
 
+    /// The points of a series that was computed at each of `times`.
+    pub(crate) fn read_series<'a>(
+        &'a mut self,
+        times: &'a [Timestamp],
+        series: &'a VectorSeries,
+        windows: &'a Windows,
+    ) -> Option<Reading<'a>> {
+        if series.histograms.is_empty() {
+            return self.dense(times, &series.values, windows, false).map(Reading::Floats);
+        }
+        let points = series.values.iter().enumerate().map(|(step, &value)| {
+            let value = match series.histogram(step) {
+                Some(histogram) => PointValue::Histogram(Arc::clone(histogram)),
+                None => PointValue::Float(value),
+            };
+            (step, MixedEntry { start: 0, value })
+        });
+        self.pick_mixed(times, points, windows, false).map(Reading::Mixed)
+    }
+
     /// The same for a column that has a value, maybe an absent one, at each of `times`.
-    pub(crate) fn dense<'a>(
+    fn dense<'a>(
         &'a mut self,
         times: &'a [Timestamp],
         values: &'a [f64],
@@ -204,12 +277,48 @@ impl Scratch {
             self.times.push(ts);
             self.values.push(value);
         }
+        self.map_windows(times, windows);
+        Some(Samples { times: &self.times, values: &self.values, windows: &self.windows })
+    }
+
+    fn pick_mixed<'a>(
+        &'a mut self,
+        times: &[Timestamp],
+        entries: impl Iterator<Item = (usize, MixedEntry)>,
+        windows: &Windows,
+        keep_stale: bool,
+    ) -> Option<MixedSamples<'a>> {
+        self.times.clear();
+        self.entries.clear();
+        self.rank.clear();
+        for (idx, entry) in entries {
+            if !keep_stale && is_stale(&entry.value) {
+                continue;
+            }
+            let ts = *times.get(idx)?;
+            self.rank.resize(idx + 1, self.times.len() as u32);
+            self.times.push(ts);
+            self.entries.push(entry);
+        }
+        self.map_windows(times, windows);
+        Some(MixedSamples { times: &self.times, entries: &self.entries, windows: &self.windows })
+    }
+
+    /// Maps windows over `times` to the entries that were picked of them.
+    fn map_windows(&mut self, times: &[Timestamp], windows: &Windows) {
         self.rank.resize(times.len() + 1, self.times.len() as u32);
         let rank = &self.rank;
         let map = |&(first, end): &(u32, u32)| (rank[first as usize], rank[end as usize]);
         self.windows.clear();
         self.windows.bounds.extend(windows.bounds.iter().map(map));
-        Some(Samples { times: &self.times, values: &self.values, windows: &self.windows })
+    }
+}
+
+/// Whether a point says that its series ended: the marker itself, or a histogram with it as its sum.
+pub(crate) fn is_stale(value: &PointValue) -> bool {
+    match value {
+        PointValue::Float(value) => is_absent(*value),
+        PointValue::Histogram(histogram) => is_absent(histogram.sum),
     }
 }
 
@@ -257,7 +366,10 @@ mod tests {
             windows.compute(&times, &frame);
             expected.compute(&own, &frame);
             let mut scratch = Scratch::default();
-            let samples = scratch.samples(&times, &column, &windows, false).unwrap();
+            let Some(Reading::Floats(samples)) = scratch.read(&times, &column, &windows, false)
+            else {
+                unreachable!("a column of floats")
+            };
             prop_assert_eq!(&samples.windows.bounds, &expected.bounds);
             prop_assert_eq!(samples.times, &own[..]);
         }

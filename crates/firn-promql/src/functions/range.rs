@@ -4,7 +4,10 @@ use firn_model::{Error, Result, Timestamp};
 
 use super::rate::{RateKind, count_pairs, extrapolated, instant, is_change};
 use super::{extended, over_time, quantile, regression};
-use crate::eval::window::{Frame, Samples};
+use crate::eval::select::Kernel;
+use crate::eval::vector::VectorSeries;
+use crate::eval::window::{Frame, MixedSamples, Samples};
+use crate::histogram::{self, Remarks};
 use crate::syntax::{Borders, FunctionId};
 
 /// A call of a window function: everything but the samples.
@@ -20,12 +23,17 @@ pub(crate) struct RangeCall<'a> {
     pub(crate) params: &'a [Vec<f64>],
 }
 
-impl RangeCall<'_> {
-    /// Computes one column; `out` comes in with all steps absent.
-    ///
-    /// # Errors
-    /// `Invalid` for a parameter that the function refuses.
-    pub(crate) fn apply(&self, samples: Samples<'_>, out: &mut [f64]) -> Result<()> {
+impl Kernel for RangeCall<'_> {
+    fn mixed(
+        &self,
+        samples: MixedSamples<'_>,
+        out: &mut VectorSeries,
+        remarks: &mut Remarks,
+    ) -> Result<()> {
+        histogram::range_call(self, samples, out, remarks)
+    }
+
+    fn floats(&self, samples: Samples<'_>, out: &mut [f64]) -> Result<()> {
         use FunctionId as F;
         let rate = |is_counter, per_second| RateKind { is_counter, per_second };
         match self.function {
@@ -87,8 +95,10 @@ impl RangeCall<'_> {
         }
         Ok(())
     }
+}
 
-    fn param(&self, idx: usize, step: usize) -> f64 {
+impl RangeCall<'_> {
+    pub(crate) fn param(&self, idx: usize, step: usize) -> f64 {
         self.params.get(idx).and_then(|values| values.get(step)).copied().unwrap_or(f64::NAN)
     }
 
@@ -197,7 +207,7 @@ mod tests {
             params: &[],
         };
         let mut out = vec![ABSENT; frame.steps.count];
-        call.apply(Samples { times, values, windows: &windows }, &mut out).unwrap();
+        call.floats(Samples { times, values, windows: &windows }, &mut out).unwrap();
         out
     }
 

@@ -38,8 +38,11 @@ fn points(line: &SeriesLine, start: Timestamp, step_ms: i64) -> Vec<(Timestamp, 
     line.items.iter().enumerate().map(place).filter(|point| *point.1 != Item::Gap).collect()
 }
 
-fn same_value(expected: &Item, got: f64) -> bool {
-    matches!(expected, Item::Float(value) if almost_equal(*value, got))
+fn same_value(expected: &Item, got: &PointValue) -> bool {
+    match (expected, got) {
+        (Item::Float(wanted), PointValue::Float(got)) => almost_equal(*wanted, *got),
+        _ => false,
+    }
 }
 
 /// The result of the query itself, at its own time.
@@ -84,10 +87,11 @@ pub(super) fn vector(case: &Case, got: &[VectorPoint]) -> Verdict {
         let Some(line) = expected.get(&point.labels) else {
             return Err(format!("got {}, which is not expected", point.labels));
         };
-        let PointValue::Float(value) = point.value;
         match line.items.as_slice() {
-            [item] if same_value(item, value) => {}
-            items => return Err(format!("{}: got {value}, expected {items:?}", point.labels)),
+            [item] if same_value(item, &point.value) => {}
+            items => {
+                return Err(format!("{}: got {:?}, expected {items:?}", point.labels, point.value));
+            }
         }
         if case.ordered && case.series.get(idx).is_none_or(|line| line.labels != point.labels) {
             return Err(format!("{} comes at place {}", point.labels, idx + 1));
@@ -111,10 +115,9 @@ fn matrix(case: &Case, got: &[Series], start: Timestamp, step_ms: i64) -> Verdic
         };
         let wanted = points(line, start, step_ms);
         let same = wanted.len() == series.floats.len()
-            && wanted
-                .iter()
-                .zip(&series.floats)
-                .all(|(wanted, got)| wanted.0 == got.ts && same_value(wanted.1, got.value));
+            && wanted.iter().zip(&series.floats).all(|(wanted, got)| {
+                wanted.0 == got.ts && same_value(wanted.1, &PointValue::Float(got.value))
+            });
         if !same {
             return Err(format!("{}: got {:?}, expected {wanted:?}", series.labels, series.floats));
         }

@@ -5,15 +5,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use firn_model::{
-    Column, ColumnBatch, ColumnValues, Labels, Presence, QueryContext, Result, Select, Selected,
-    Selection, Slot, Timestamp,
+    Column, ColumnBatch, ColumnValues, Labels, MixedEntry, PointValue, Presence, QueryContext,
+    Result, Select, Selected, Selection, Slot, Timestamp,
 };
 
 /// Samples by series. Series whose labels share `job` and `instance` are read as members of one group, all
 /// others alone, so that both shapes of batches are exercised.
 #[derive(Clone, Debug, Default)]
 pub struct MemorySelect {
-    series: BTreeMap<Labels, BTreeMap<Timestamp, f64>>,
+    series: BTreeMap<Labels, BTreeMap<Timestamp, MixedEntry>>,
 }
 
 impl MemorySelect {
@@ -24,7 +24,12 @@ impl MemorySelect {
 
     /// Sets a sample; a later one for the same series and time wins.
     pub fn push(&mut self, labels: &Labels, ts: Timestamp, value: f64) {
-        self.series.entry(labels.clone()).or_default().insert(ts, value);
+        self.push_entry(labels, ts, MixedEntry { start: 0, value: PointValue::Float(value) });
+    }
+
+    /// Sets a sample of any kind.
+    pub fn push_entry(&mut self, labels: &Labels, ts: Timestamp, entry: MixedEntry) {
+        self.series.entry(labels.clone()).or_default().insert(ts, entry);
     }
 
     /// Forgets everything.
@@ -33,8 +38,8 @@ impl MemorySelect {
     }
 
     /// The value at a time.
-    pub fn get(&self, labels: &Labels, ts: Timestamp) -> Option<f64> {
-        self.series.get(labels)?.get(&ts).copied()
+    pub fn get(&self, labels: &Labels, ts: Timestamp) -> Option<&PointValue> {
+        self.series.get(labels)?.get(&ts).map(|entry| &entry.value)
     }
 }
 
@@ -61,7 +66,9 @@ impl Select for MemorySelect {
             let range = selection.range;
             let samples = match range.is_empty() {
                 true => Vec::new(),
-                false => samples.range(range.start..=range.end).map(|(&t, &v)| (t, v)).collect(),
+                false => {
+                    samples.range(range.start..=range.end).map(|(&t, e)| (t, e.clone())).collect()
+                }
             };
             groups.entry(group).or_default().push(Member { key: key_idx as u32, samples });
         }
@@ -72,7 +79,22 @@ impl Select for MemorySelect {
 #[derive(Debug)]
 struct Member {
     key: u32,
-    samples: Vec<(Timestamp, f64)>,
+    samples: Vec<(Timestamp, MixedEntry)>,
+}
+
+impl Member {
+    /// Doubles, unless there is something that these cannot say.
+    fn values(&self) -> ColumnValues {
+        let plain = |entry: &MixedEntry| match entry {
+            MixedEntry { start: 0, value: PointValue::Float(value) } => Some(*value),
+            _ => None,
+        };
+        let floats: Option<Vec<f64>> = self.samples.iter().map(|sample| plain(&sample.1)).collect();
+        match floats {
+            Some(values) => ColumnValues::F64(values),
+            None => ColumnValues::Mixed(self.samples.iter().map(|s| s.1.clone()).collect()),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -117,7 +139,7 @@ fn batch(members: &[Member]) -> ColumnBatch {
                 key: member.key,
                 time_idx: 0,
                 presence: (!presence.is_full()).then_some(presence),
-                values: ColumnValues::F64(member.samples.iter().map(|sample| sample.1).collect()),
+                values: member.values(),
             }
         })
         .collect();

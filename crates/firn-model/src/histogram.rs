@@ -1,0 +1,143 @@
+//! Native histograms: one sample that is a whole distribution.
+
+use std::sync::Arc;
+
+use crate::Timestamp;
+
+/// A native histogram with counts as doubles. Plain data: nothing is checked, `count` need not be the sum of the
+/// buckets. What can be computed with histograms is the language's.
+///
+/// With schema `s` from -4 to 8, bucket `i` covers `(base^(i-1), base^i]` where `base = 2^(2^-s)`; negative
+/// buckets mirror that around zero. With [`Histogram::CUSTOM_SCHEMA`] bucket `i` ends at `custom_bounds[i]`, the
+/// one after the last bound at `+Inf`, and there are neither negative buckets nor a zero bucket.
+#[derive(Clone, Debug)]
+pub struct Histogram {
+    /// The resolution, or [`Histogram::CUSTOM_SCHEMA`].
+    pub schema: i32,
+    /// What the last sample before says about this one.
+    pub reset_hint: ResetHint,
+    /// Number of observations.
+    pub count: f64,
+    /// Sum of observations.
+    pub sum: f64,
+    /// Observations that are at most `zero_threshold` away from 0.
+    pub zero_count: f64,
+    /// Half the width of the zero bucket.
+    pub zero_threshold: f64,
+    /// Buckets of positive observations, indexes strictly rising.
+    pub positive: Vec<HistogramBucket>,
+    /// Buckets of negative observations, indexes strictly rising away from zero.
+    pub negative: Vec<HistogramBucket>,
+    /// Finite upper bounds, strictly rising; empty but for [`Histogram::CUSTOM_SCHEMA`].
+    pub custom_bounds: Arc<[f64]>,
+}
+
+impl Histogram {
+    /// The schema whose bounds are listed in the histogram.
+    pub const CUSTOM_SCHEMA: i32 = -53;
+
+    /// A histogram of schema 0 without observations.
+    pub fn empty() -> Histogram {
+        Histogram {
+            schema: 0,
+            reset_hint: ResetHint::Unknown,
+            count: 0.0,
+            sum: 0.0,
+            zero_count: 0.0,
+            zero_threshold: 0.0,
+            positive: Vec::new(),
+            negative: Vec::new(),
+            custom_bounds: Arc::from([]),
+        }
+    }
+
+    /// Whether the bounds are listed instead of computed from the schema.
+    pub fn has_custom_bounds(&self) -> bool {
+        self.schema == Histogram::CUSTOM_SCHEMA
+    }
+
+    /// Bytes on the heap and in itself, for memory accounting.
+    pub fn heap_bytes(&self) -> usize {
+        let buckets = self.positive.len() + self.negative.len();
+        size_of::<Histogram>()
+            + buckets * size_of::<HistogramBucket>()
+            + self.custom_bounds.len() * 8
+    }
+}
+
+/// How many observations fell into one bucket.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HistogramBucket {
+    /// Which bucket; see [`Histogram`].
+    pub index: i32,
+    /// Its observations alone, not those of smaller buckets.
+    pub count: f64,
+}
+
+/// What is known about a counter reset between the sample before and this one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ResetHint {
+    /// Nothing; compare to find out.
+    #[default]
+    Unknown,
+    /// There was one.
+    Reset,
+    /// There was none.
+    NoReset,
+    /// It is no counter.
+    Gauge,
+}
+
+/// One point's value.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PointValue {
+    /// A double.
+    Float(f64),
+    /// A native histogram. Equal is the same object or the same bits in every field.
+    Histogram(Arc<Histogram>),
+}
+
+/// One entry of a column that plain doubles cannot hold.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MixedEntry {
+    /// Since when a counter counts, milliseconds; 0 where it is not known.
+    pub start: Timestamp,
+    /// The value.
+    pub value: PointValue,
+}
+
+/// By bits, so that NaN equals itself and `-0.0` is not `0.0`.
+impl PartialEq for Histogram {
+    fn eq(&self, other: &Histogram) -> bool {
+        fn numbers(h: &Histogram) -> [u64; 4] {
+            [h.count, h.sum, h.zero_count, h.zero_threshold].map(f64::to_bits)
+        }
+        fn same_buckets(a: &[HistogramBucket], b: &[HistogramBucket]) -> bool {
+            let bits = |bucket: &HistogramBucket| (bucket.index, bucket.count.to_bits());
+            a.iter().map(bits).eq(b.iter().map(bits))
+        }
+        let bounds =
+            |h: &Histogram| h.custom_bounds.iter().map(|b| b.to_bits()).collect::<Vec<_>>();
+        self.schema == other.schema
+            && self.reset_hint == other.reset_hint
+            && numbers(self) == numbers(other)
+            && same_buckets(&self.positive, &other.positive)
+            && same_buckets(&self.negative, &other.negative)
+            && bounds(self) == bounds(other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equality_is_by_bits() {
+        let nan = Histogram { sum: f64::NAN, ..Histogram::empty() };
+        assert_eq!(nan, nan.clone());
+        let bucket = |count| vec![HistogramBucket { index: -3, count }];
+        let one = Histogram { positive: bucket(0.0), ..Histogram::empty() };
+        assert_ne!(one, Histogram { positive: bucket(-0.0), ..Histogram::empty() });
+        assert_ne!(one, Histogram { negative: bucket(0.0), ..Histogram::empty() });
+    }
+}
