@@ -54,7 +54,10 @@ pub struct Budget(Arc<State>);
 struct State {
     limit_bytes: u64,
     used_bytes: AtomicU64,
+    peak_bytes: AtomicU64,
     pools: [AtomicU64; Pool::ALL.len()],
+    /// What this is a part of.
+    whole: Option<Budget>,
 }
 
 /// A moment's use of a [`Budget`].
@@ -64,6 +67,8 @@ pub struct BudgetUsage {
     pub limit_bytes: u64,
     /// Reserved by all pools together.
     pub used_bytes: u64,
+    /// The most that was reserved at one time.
+    pub peak_bytes: u64,
     /// Reserved by each pool, in the order of [`Pool::ALL`].
     pub by_pool: [u64; Pool::ALL.len()],
 }
@@ -78,10 +83,22 @@ pub struct Reservation {
 impl Budget {
     /// A budget of `limit_bytes`.
     pub fn new(limit_bytes: u64) -> Budget {
+        Budget::make(limit_bytes, None)
+    }
+
+    /// A part of this budget that may use up to `limit_bytes` of it: what one query may take. A reservation there
+    /// counts in both.
+    pub fn part(&self, limit_bytes: u64) -> Budget {
+        Budget::make(limit_bytes, Some(self.clone()))
+    }
+
+    fn make(limit_bytes: u64, whole: Option<Budget>) -> Budget {
         Budget(Arc::new(State {
             limit_bytes,
             used_bytes: AtomicU64::new(0),
+            peak_bytes: AtomicU64::new(0),
             pools: Default::default(),
+            whole,
         }))
     }
 
@@ -110,6 +127,7 @@ impl Budget {
         BudgetUsage {
             limit_bytes: self.0.limit_bytes,
             used_bytes: self.0.used_bytes.load(Ordering::Relaxed),
+            peak_bytes: self.0.peak_bytes.load(Ordering::Relaxed),
             by_pool: Pool::ALL.map(|pool| self.0.pools[pool as usize].load(Ordering::Relaxed)),
         }
     }
@@ -119,25 +137,9 @@ impl Reservation {
     /// Sets `bytes` more aside.
     ///
     /// # Errors
-    /// `Busy` when the limit would be passed; the reservation stays as it was.
+    /// `Busy` when the limit would be passed, `TooLarge` when it is that of a part; the reservation stays as it was.
     pub fn grow(&mut self, bytes: u64) -> Result<()> {
-        let state = &self.budget.0;
-        let granted = state.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|&sum| sum <= state.limit_bytes)
-        });
-        if granted.is_err() {
-            return Err(Error::busy(
-                1_000,
-                format!(
-                    "memory budget: {} wants {bytes} bytes more, {} of {} are in use; \
-                     raise --memory or send less",
-                    self.pool.name(),
-                    state.used_bytes.load(Ordering::Relaxed),
-                    state.limit_bytes
-                ),
-            ));
-        }
-        state.pools[self.pool as usize].fetch_add(bytes, Ordering::Relaxed);
+        self.budget.0.take(self.pool, bytes)?;
         self.bytes += bytes;
         Ok(())
     }
@@ -146,8 +148,7 @@ impl Reservation {
     pub fn shrink(&mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
-        self.budget.0.pools[self.pool as usize].fetch_sub(bytes, Ordering::Relaxed);
-        self.budget.0.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.budget.0.give_back(self.pool, bytes);
     }
 
     /// Takes `bytes` (at most all) out into a reservation of their own.
@@ -160,14 +161,63 @@ impl Reservation {
     /// Puts `other` into this one; its bytes now count for this pool.
     pub fn merge(&mut self, mut other: Reservation) {
         let bytes = std::mem::take(&mut other.bytes);
+        debug_assert!(Arc::ptr_eq(&self.budget.0, &other.budget.0), "reservations of two budgets");
         self.bytes += bytes;
-        self.budget.0.pools[other.pool as usize].fetch_sub(bytes, Ordering::Relaxed);
-        self.budget.0.pools[self.pool as usize].fetch_add(bytes, Ordering::Relaxed);
+        let mut state = Some(&self.budget);
+        while let Some(Budget(budget)) = state {
+            budget.pools[other.pool as usize].fetch_sub(bytes, Ordering::Relaxed);
+            budget.pools[self.pool as usize].fetch_add(bytes, Ordering::Relaxed);
+            state = budget.whole.as_ref();
+        }
     }
 
     /// How many bytes are set aside.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+}
+
+impl State {
+    fn take(&self, pool: Pool, bytes: u64) -> Result<()> {
+        let granted = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            used.checked_add(bytes).filter(|&sum| sum <= self.limit_bytes)
+        });
+        let Ok(used) = granted else { return Err(self.refusal(pool, bytes)) };
+        if let Some(whole) = &self.whole
+            && let Err(error) = whole.0.take(pool, bytes)
+        {
+            self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(error);
+        }
+        self.peak_bytes.fetch_max(used + bytes, Ordering::Relaxed);
+        self.pools[pool as usize].fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn give_back(&self, pool: Pool, bytes: u64) {
+        self.pools[pool as usize].fetch_sub(bytes, Ordering::Relaxed);
+        self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(whole) = &self.whole {
+            whole.0.give_back(pool, bytes);
+        }
+    }
+
+    fn refusal(&self, pool: Pool, bytes: u64) -> Error {
+        let (pool, used) = (pool.name(), self.used_bytes.load(Ordering::Relaxed));
+        let limit = self.limit_bytes;
+        match self.whole {
+            Some(_) => Error::too_large(format!(
+                "the query wants {bytes} bytes more, {used} of its {limit} are in use; ask for fewer series or a \
+                 shorter range, or raise --query-memory"
+            )),
+            None => Error::busy(
+                1_000,
+                format!(
+                    "memory budget: {pool} wants {bytes} bytes more, {used} of {limit} are in use; \
+                     raise --memory or send less"
+                ),
+            ),
+        }
     }
 }
 
@@ -209,5 +259,21 @@ mod tests {
         assert_eq!(budget.usage().used_bytes, 20);
         drop(hot);
         assert_eq!(budget.usage().used_bytes, 0);
+        assert_eq!(budget.usage().peak_bytes, 60);
+    }
+
+    #[test]
+    fn a_part_counts_in_the_whole() {
+        let budget = Budget::new(100);
+        let part = budget.part(50);
+        let mut first = part.reserve(Pool::Query, 30).unwrap();
+        assert_eq!(budget.usage().by_pool[Pool::Query as usize], 30);
+        let refused = first.grow(21).unwrap_err();
+        assert_eq!(refused.kind(), &crate::ErrorKind::TooLarge);
+        let _rest = budget.reserve(Pool::Head, 60).unwrap();
+        assert!(first.grow(15).unwrap_err().is_retriable(), "the whole is used up");
+        assert_eq!((part.usage().used_bytes, part.usage().peak_bytes), (30, 30));
+        drop(first);
+        assert_eq!((part.usage().used_bytes, budget.usage().used_bytes), (0, 60));
     }
 }

@@ -40,5 +40,7 @@ pub use label::{
 pub use matcher::{MatchOp, Matcher};
 pub use row::{Cell, RowBatch, RowPiece, ShardRows};
 pub use sample::{STALE_NAN, STALE_NAN_BITS, Sample, is_stale_nan};
-pub use select::{CancelToken, Grouping, QueryContext, Select, Selected, Selection};
+pub use select::{
+    CancelToken, Grouping, HelperPermit, Helpers, QueryContext, Select, Selected, Selection,
+};
 pub use time::{TimeRange, Timestamp};

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::{Budget, ColumnBatch, Error, ErrorKind, Labels, Matcher, Result, TimeRange};
 
@@ -50,14 +50,63 @@ impl Grouping {
 pub struct QueryContext {
     /// Set when the client has gone or time is over.
     pub cancel: CancelToken,
-    /// Where decoded columns are accounted.
+    /// Where decoded columns are accounted; a [`Budget::part`] limits the query by itself.
     pub budget: Budget,
+    /// Threads that it may borrow.
+    pub helpers: Helpers,
 }
 
 impl QueryContext {
     /// Never cancelled, no memory limit: for tests and tools.
     pub fn unbounded() -> QueryContext {
-        QueryContext { cancel: CancelToken::new(), budget: Budget::unlimited() }
+        QueryContext::new(CancelToken::new(), Budget::unlimited())
+    }
+
+    /// Without helpers.
+    pub fn new(cancel: CancelToken, budget: Budget) -> QueryContext {
+        QueryContext { cancel, budget, helpers: Helpers::new(0) }
+    }
+}
+
+/// How many threads may help queries besides the one that each runs on: clones share the count, so that many queries
+/// at once do not make many times the cores' threads.
+#[derive(Clone, Debug)]
+pub struct Helpers(Arc<AtomicUsize>);
+
+/// Leave to start some threads; dropping it gives them back.
+#[derive(Debug)]
+pub struct HelperPermit {
+    helpers: Helpers,
+    count: usize,
+}
+
+impl Helpers {
+    /// `count` threads in all.
+    pub fn new(count: usize) -> Helpers {
+        Helpers(Arc::new(AtomicUsize::new(count)))
+    }
+
+    /// As many of `wanted` as are free now, maybe none.
+    pub fn take(&self, wanted: usize) -> HelperPermit {
+        let mut count = 0;
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
+            count = wanted.min(free);
+            Some(free - count)
+        });
+        HelperPermit { helpers: self.clone(), count }
+    }
+}
+
+impl HelperPermit {
+    /// How many threads.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+}
+
+impl Drop for HelperPermit {
+    fn drop(&mut self) {
+        self.helpers.0.fetch_add(self.count, Ordering::Relaxed);
     }
 }
 
@@ -125,6 +174,11 @@ pub trait Selected: Send + Sync {
 
     /// How many groups match.
     fn group_count(&self) -> usize;
+
+    /// How many members of a group match, about: what reads are sized by.
+    fn member_count(&self, _group: usize) -> usize {
+        1
+    }
 
     /// Reads some groups: one batch each, in order; a group without samples gives an empty batch.
     /// Ask for many at once: cold blocks are then fetched together.

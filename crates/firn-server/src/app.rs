@@ -37,6 +37,8 @@ pub(crate) struct Ready {
     writers: Workers<Scratch>,
     queries: Workers<()>,
     query_permits: Arc<Semaphore>,
+    /// What one query may take of the memory budget.
+    query_bytes_max: u64,
 }
 
 // A writer waits for the device most of its time, and all who wait share one sync.
@@ -107,6 +109,7 @@ impl App {
             writers: Workers::start(writers, move || scratches.scratch())?,
             queries: Workers::start(queries, || ())?,
             query_permits: Arc::new(Semaphore::new(config.query_concurrency_max)),
+            query_bytes_max: config.query_bytes_max,
         };
         // The second call of two would be a bug; the first database stays.
         let _ = self.ready.set(ready);
@@ -176,7 +179,11 @@ impl Ready {
         let cancel = CancelToken::new();
         let _canceled_when_dropped = CancelOnDrop(cancel.clone());
         let (db, permits) = (Arc::clone(&self.db), Arc::clone(&self.query_permits));
-        let context = QueryContext { cancel: cancel.clone(), budget: db.budget().clone() };
+        let context = QueryContext {
+            cancel: cancel.clone(),
+            budget: db.budget().part(self.query_bytes_max),
+            helpers: db.helpers().clone(),
+        };
         let work = async {
             let permit = permits.acquire_owned().await;
             let running = self.queries.run(move |()| {

@@ -64,9 +64,9 @@ pub use firn_engine::{
 };
 pub use firn_env::Env;
 pub use firn_model::{
-    Budget, CancelToken, ChangeSink, Error, ErrorKind, GroupId, LabelLimits, Labels, LabelsBuilder,
-    MatchOp, Matcher, Pool, QueryContext, Reservation, Result, RowBatch, Sample, SeriesRef, Slot,
-    TimeRange, Timestamp,
+    Budget, CancelToken, ChangeSink, Error, ErrorKind, GroupId, Helpers, LabelLimits, Labels,
+    LabelsBuilder, MatchOp, Matcher, Pool, QueryContext, Reservation, Result, RowBatch, Sample,
+    SeriesRef, Slot, TimeRange, Timestamp,
 };
 pub use firn_promql::{QueryOutput, Value};
 pub use open::{local_env, local_env_with_slow_tier};
@@ -79,6 +79,7 @@ use firn_engine::Engine;
 pub struct Db {
     engine: Arc<Engine>,
     lanes: Vec<JoinHandle<()>>,
+    helpers: Helpers,
 }
 
 impl Db {
@@ -110,7 +111,9 @@ impl Db {
                 .map_err(|e| Error::unavailable("cannot start a maintenance thread").because(e))?;
             lanes.push(lane);
         }
-        Ok(Db { engine, lanes })
+        // A query has a thread of its own; with helpers on all other cores one query may use the whole machine.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Db { engine, lanes, helpers: Helpers::new(cores - 1) })
     }
 
     /// The references of label sets; those that are new are defined (the slow path). One result
@@ -181,6 +184,11 @@ impl Db {
     /// The memory budget that everything draws on.
     pub fn budget(&self) -> &Budget {
         self.engine.budget()
+    }
+
+    /// The threads that all queries together may borrow: one per core beyond the first.
+    pub fn helpers(&self) -> &Helpers {
+        &self.helpers
     }
 
     /// The clock that the database lives by.

@@ -1,7 +1,8 @@
 //! The way of a query: parse, freeze, evaluate.
 
 use firn_model::{
-    Error, Grouping, Labels, Matcher, QueryContext, Result, Selection, TimeRange, Timestamp,
+    CancelToken, Error, Grouping, Labels, Matcher, QueryContext, Result, Selection, TimeRange,
+    Timestamp,
 };
 use firn_promql::{EvalOptions, QueryOutput};
 
@@ -86,9 +87,12 @@ impl Db {
         self.query(text, time, &QueryOptions::default(), &self.context())
     }
 
-    /// A context that is never cancelled and draws on the database's budget.
+    /// A context that is never cancelled and draws on the database's budget and helpers.
     pub fn context(&self) -> QueryContext {
-        QueryContext { cancel: firn_model::CancelToken::new(), budget: self.budget().clone() }
+        QueryContext {
+            helpers: self.helpers.clone(),
+            ..QueryContext::new(CancelToken::new(), self.budget().clone())
+        }
     }
 
     /// The label sets of all series that match one of `selectors` and have samples in `range`
