@@ -11,8 +11,8 @@
 //! each series, and combines columns upwards.
 //!
 //! **Invariants**
-//! - A step of a range query has the bits that an instant query at that time has: windows are evaluated in full,
-//!   never by running subtraction (`each_step_has_the_bits_of_its_window_alone`).
+//! - A step of a range query has the bits that an instant query at that time has: partial aggregates end at
+//!   absolute block borders and nothing is ever subtracted (`each_step_has_the_bits_of_its_window_alone`).
 //! - Windows are open on the left and closed on the right; bounds are computed once per time column.
 //! - A grouping goes down to storage only where the result is exactly the same.
 //! - No text makes the parser or the evaluator panic; trees are at most 400 levels high.

@@ -88,6 +88,8 @@ pub(crate) struct Windows {
     bounds: Vec<(u32, u32)>,
     /// What rates need to know of the times, once one asked.
     spreads: OnceCell<Vec<Spread>>,
+    /// Where block borders split the windows, once a function of partial aggregates asked.
+    splits: OnceCell<Vec<u32>>,
 }
 
 impl Windows {
@@ -115,12 +117,30 @@ impl Windows {
     fn clear(&mut self) {
         self.bounds.clear();
         self.spreads.take();
+        self.splits.take();
     }
 
     /// The spread of every window's times: worked out by the first caller, reused by members that share them.
     pub(crate) fn spreads(&self, spread: impl Fn(usize, Range<usize>) -> Spread) -> &[Spread] {
         self.spreads
             .get_or_init(|| self.iter().enumerate().map(|(step, w)| spread(step, w)).collect())
+    }
+
+    /// Per window its first entry behind the block border in it, the window's end if none is behind.
+    ///
+    /// Blocks are `(k * length, (k + 1) * length]` with the windows' own length, so that a window crosses one border
+    /// at most. A border depends on the window's time alone, not on the query's start or step.
+    pub(crate) fn splits(&self, times: &[Timestamp], frame: &Frame) -> &[u32] {
+        self.splits.get_or_init(|| {
+            let length = frame.before.saturating_add(frame.after).max(1);
+            let split = |(step, window): (usize, Range<usize>)| {
+                let last = frame.bounds(step).1.saturating_sub(1);
+                let border = last.div_euclid(length).saturating_mul(length);
+                let before = times[window.clone()].partition_point(|&ts| ts <= border);
+                (window.start + before) as u32
+            };
+            self.iter().enumerate().map(split).collect()
+        })
     }
 
     /// Each step's entries.

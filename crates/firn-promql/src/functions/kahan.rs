@@ -1,6 +1,7 @@
 //! Sums whose rounding errors are carried along.
 
-/// A sum with its compensation. Source: Kahan summation in Neumaier's form, as Prometheus uses it.
+/// A sum with its compensation: the bits of Kahan summation in Neumaier's form, which Prometheus uses. Source of the
+/// form without branches: Knuth's two-sum.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sum {
     pub(crate) sum: f64,
@@ -10,18 +11,21 @@ pub(crate) struct Sum {
 impl Sum {
     pub(crate) fn add(&mut self, value: f64) {
         let total = self.sum + value;
-        if total.is_infinite() {
-            self.rest = 0.0;
-        } else if self.sum.abs() >= value.abs() {
-            self.rest += (self.sum - total) + value;
-        } else {
-            self.rest += (value - total) + self.sum;
-        }
+        // What rounding took from the total, exactly, without asking which summand is the greater one: six
+        // operations beside the chain of sums in place of a branch that is hard to foretell.
+        let added = total - self.sum;
+        let lost = (self.sum - (total - added)) + (value - added);
+        self.rest = if total.is_infinite() { 0.0 } else { self.rest + lost };
         self.sum = total;
     }
 
     pub(crate) fn value(self) -> f64 {
         if self.sum.is_infinite() { self.sum } else { self.sum + self.rest }
+    }
+
+    /// Whether the order of the additions cannot have mattered but for rounding: no overflow was near.
+    pub(crate) fn is_far_from_overflow(self) -> bool {
+        self.sum.abs() < 1e300
     }
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod kahan;
 pub(crate) mod math;
 pub(crate) mod natural;
 pub(crate) mod over_time;
+pub(crate) mod partial;
 pub(crate) mod quantile;
 pub(crate) mod range;
 pub(crate) mod rate;
