@@ -87,13 +87,20 @@ impl Snapshot {
     }
 
     fn found(&self, selection: &Selection, context: &QueryContext) -> Result<SelectedGroups> {
+        let stats = &context.stats;
+        stats.timed(&stats.select_ns, || self.find(selection, context))
+    }
+
+    fn find(&self, selection: &Selection, context: &QueryContext) -> Result<SelectedGroups> {
         let mut matches =
             self.0.index.matches(&selection.matchers, &selection.grouping, &context.cancel)?;
         if !matches.groups.is_empty() {
             // All directories in one round trip, in place of one each below.
             self.0.version.load_directories(selection.range)?;
         }
+        context.stats.groups_scanned.add(matches.groups.len() as u64);
         matches.groups.retain(|found| self.has_data(found.group, selection.range));
+        context.stats.groups_matched.add(matches.groups.len() as u64);
         Ok(SelectedGroups {
             snapshot: self.clone(),
             keys: matches.keys,
@@ -142,12 +149,16 @@ impl Selected for SelectedGroups {
             .collect();
         let tables = frozen.version.scan(&asks, self.range, &self.context)?;
         let mut batches = Vec::with_capacity(groups.len());
+        let mut memory_bytes = 0;
         for ((found, ask), mut sources) in groups.iter().zip(&asks).zip(tables) {
-            sources.extend(frozen.head.read(found.group, Slots::Some(&ask.slots), self.range)?);
+            let in_memory = frozen.head.read(found.group, Slots::Some(&ask.slots), self.range)?;
+            memory_bytes += in_memory.iter().map(|source| source.heap_bytes() as u64).sum::<u64>();
+            sources.extend(in_memory);
             let mut batch = frozen.merge(sources, self.range).batch;
             set_keys(&mut batch, found);
             batches.push(batch);
         }
+        self.context.stats.memory_bytes.add(memory_bytes);
         Ok(batches)
     }
 }

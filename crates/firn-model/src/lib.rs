@@ -11,7 +11,7 @@
 //! (a NaN payload survives everything here).
 //!
 //! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `row`, `histogram`, `batch`, `select`,
-//! `change`, `budget`, `error`.
+//! `query_stats`, `change`, `budget`, `error`.
 
 #![forbid(unsafe_code)]
 
@@ -23,6 +23,7 @@ mod histogram;
 mod id;
 mod label;
 mod matcher;
+mod query_stats;
 mod row;
 mod sample;
 mod select;
@@ -38,6 +39,7 @@ pub use label::{
     LabelLimits, Labels, LabelsBuilder, LabelsIter, METRIC_NAME, decode_varint, encode_varint,
 };
 pub use matcher::{MatchOp, Matcher};
+pub use query_stats::{Count, QueryStats};
 pub use row::{Cell, RowBatch, RowPiece, ShardRows};
 pub use sample::{STALE_NAN, STALE_NAN_BITS, Sample, is_stale_nan};
 pub use select::{

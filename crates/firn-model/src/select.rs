@@ -7,7 +7,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::{Budget, ColumnBatch, Error, ErrorKind, Labels, Matcher, Result, TimeRange};
+use crate::{
+    Budget, ColumnBatch, Error, ErrorKind, Labels, Matcher, QueryStats, Result, TimeRange,
+};
 
 /// What one selector of a query needs.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,6 +56,8 @@ pub struct QueryContext {
     pub budget: Budget,
     /// Threads that it may borrow.
     pub helpers: Helpers,
+    /// What the query does.
+    pub stats: Arc<QueryStats>,
 }
 
 impl QueryContext {
@@ -64,7 +68,7 @@ impl QueryContext {
 
     /// Without helpers.
     pub fn new(cancel: CancelToken, budget: Budget) -> QueryContext {
-        QueryContext { cancel, budget, helpers: Helpers::new(0) }
+        QueryContext { cancel, budget, helpers: Helpers::new(0), stats: Arc::default() }
     }
 }
 

@@ -52,6 +52,7 @@ mod value;
 use firn_model::Timestamp;
 
 pub use eval::eval;
+pub use eval::tally::SampleStats;
 pub use plan::{check_range, selections};
 pub use syntax::{
     Aggregate, AggregateOp, At, Binary, BinaryOp, Borders, Cardinality, DurationExpr, Expr,
@@ -83,6 +84,8 @@ pub struct EvalOptions {
     /// Whether `__name__` is dropped at the very end only (Prometheus' `promql-delayed-name-removal`), so that
     /// what stands above a function still sees it. Off as in Prometheus.
     pub delayed_name_removal: bool,
+    /// Whether to count what each step looks at (a few per cent of the evaluation's time).
+    pub counts_samples: bool,
 }
 
 impl EvalOptions {
@@ -96,6 +99,7 @@ impl EvalOptions {
             samples_max: 50_000_000,
             subquery_step_ms: 60_000,
             delayed_name_removal: false,
+            counts_samples: false,
         }
     }
 

@@ -7,6 +7,7 @@ use firn_model::{Histogram, Labels, Sample, Timestamp};
 
 pub use firn_model::PointValue;
 
+use crate::eval::tally::SampleStats;
 use crate::syntax::Span;
 
 /// The type of an expression, as Prometheus names it.
@@ -190,4 +191,8 @@ pub struct QueryOutput {
     pub annotations: Annotations,
     /// Number of samples that were read from storage.
     pub samples_read: u64,
+    /// The most samples that were in memory at one time.
+    pub samples_peak: u64,
+    /// What each step looked at, if [`crate::EvalOptions::counts_samples`] asked for it.
+    pub samples: Option<SampleStats>,
 }

@@ -13,3 +13,5 @@ mod names;
 mod nonsense;
 #[path = "promql/printing.rs"]
 mod printing;
+#[path = "promql/samples.rs"]
+mod samples;

@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use firn_model::{CancelToken, QueryContext, Result};
+use firn_model::{CancelToken, QueryContext, QueryStats, Result};
 use tokio::sync::Semaphore;
 
 use crate::config::Config;
@@ -183,6 +183,7 @@ impl Ready {
             cancel: cancel.clone(),
             budget: db.budget().part(self.query_bytes_max),
             helpers: db.helpers().clone(),
+            stats: Arc::new(QueryStats::with_clock(monotonic_ns)),
         };
         let work = async {
             let permit = permits.acquire_owned().await;
@@ -215,6 +216,12 @@ impl Ready {
 fn timed_out(timeout: Duration) -> ApiError {
     let text = format!("query timed out in expression evaluation after {timeout:?}");
     ApiError { kind: ApiErrorKind::Timeout, text }
+}
+
+/// Nanoseconds since some moment of this process.
+fn monotonic_ns() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
 struct CancelOnDrop(CancelToken);

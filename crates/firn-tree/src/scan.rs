@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use firn_codec::{Chunk, GroupColumns, Slots};
-use firn_model::{CommitSeq, Error, GroupId, Pool, QueryContext, Result, Slot, TimeRange};
+use firn_model::{
+    CommitSeq, Error, GroupId, Pool, QueryContext, QueryStats, Result, Slot, TimeRange,
+};
 
 use crate::block::{Block, Walk};
 use crate::record::{Level, TableRecord};
@@ -85,7 +87,7 @@ impl Version {
             .collect();
         let bytes = blocks.iter().filter_map(|wants| sources.entry(wants)).map(|entry| entry.bytes);
         memory.grow(bytes.map(u64::from).sum())?;
-        let fetched = self.fetch(&sources, &blocks)?;
+        let fetched = self.fetch(&sources, &blocks, &context.stats)?;
         for (idx, (wants, fetched)) in blocks.iter().zip(&fetched).enumerate() {
             if idx % BLOCKS_PER_CANCEL_CHECK == 0 {
                 context.cancel.check()?;
@@ -124,7 +126,12 @@ impl Version {
     }
 
     /// The blocks' bytes in the order of `blocks`: from the cache, else by one batch of reads.
-    fn fetch(&self, sources: &[Source<'_>], blocks: &[&[Want]]) -> Result<Vec<Fetched>> {
+    fn fetch(
+        &self,
+        sources: &[Source<'_>],
+        blocks: &[&[Want]],
+        stats: &QueryStats,
+    ) -> Result<Vec<Fetched>> {
         let store = self.store();
         let mut fetched: Vec<Option<Fetched>> = Vec::with_capacity(blocks.len());
         let mut runs: Vec<(Read<'_>, Vec<usize>)> = Vec::new();
@@ -141,6 +148,8 @@ impl Version {
             fetched.push(cached.map(|bytes| Fetched { range: 0..bytes.len(), bytes }));
             if table.record.level.is_slow() {
                 store.traffic.cache_look(is_cached);
+                let looks = if is_cached { &stats.cache_hits } else { &stats.cache_misses };
+                looks.add(1);
             }
             if is_cached {
                 continue;
@@ -159,6 +168,11 @@ impl Version {
             }
         }
         let reads: Vec<Read<'_>> = runs.iter().map(|(read, _)| *read).collect();
+        for read in &reads {
+            let is_slow = read.table.record.level.is_slow();
+            let tier = if is_slow { &stats.slow_bytes } else { &stats.fast_bytes };
+            tier.add(read.bytes);
+        }
         for ((run, members), bytes) in runs.iter().zip(store.read(&reads)) {
             let bytes = bytes?;
             for &idx in members {

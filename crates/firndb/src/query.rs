@@ -31,11 +31,13 @@ pub struct QueryOptions {
     pub lookback_ms: i64,
     /// Samples that may be in memory at one time.
     pub samples_max: u64,
+    /// Whether to count what each step looks at; see [`QueryOutput::samples`].
+    pub counts_samples: bool,
 }
 
 impl Default for QueryOptions {
     fn default() -> QueryOptions {
-        QueryOptions { lookback_ms: 5 * 60_000, samples_max: 50_000_000 }
+        QueryOptions { lookback_ms: 5 * 60_000, samples_max: 50_000_000, counts_samples: false }
     }
 }
 
@@ -74,6 +76,7 @@ impl Db {
         let options = EvalOptions {
             lookback_ms: options.lookback_ms,
             samples_max: options.samples_max,
+            counts_samples: options.counts_samples,
             ..times
         };
         firn_promql::eval(expr, &self.snapshot(), &options, context)

@@ -2,6 +2,7 @@
 
 use firn_model::{Error, Pool, QueryContext, Reservation, Result};
 
+use super::tally::SampleStats;
 use super::vector::{Evaluated, VectorSeries};
 
 /// Counts what is held; [`Meter::mark`] and [`Meter::settle`] bracket the evaluation of a node.
@@ -13,6 +14,10 @@ pub(crate) struct Meter {
     reservation: Reservation,
     /// Samples that came from storage.
     pub(crate) read: u64,
+    /// The most samples that were held at one time.
+    pub(crate) peak: u64,
+    /// What the steps of the grid under evaluation look at, if somebody asked.
+    pub(crate) samples: Option<SampleStats>,
 }
 
 /// What was held at some moment.
@@ -25,7 +30,7 @@ pub(crate) struct Mark {
 impl Meter {
     pub(crate) fn new(samples_max: u64, context: &QueryContext) -> Meter {
         let reservation = context.budget.empty(Pool::Query);
-        Meter { samples_max, held: 0, held_bytes: 0, reservation, read: 0 }
+        Meter { samples_max, held: 0, held_bytes: 0, reservation, read: 0, peak: 0, samples: None }
     }
 
     pub(crate) fn mark(&self) -> Mark {
@@ -36,8 +41,10 @@ impl Meter {
     ///
     /// # Errors
     /// `TooLarge` over the limit.
-    pub(crate) fn check(&self, samples: u64) -> Result<()> {
-        if self.held.saturating_add(samples) > self.samples_max {
+    pub(crate) fn check(&mut self, samples: u64) -> Result<()> {
+        let wanted = self.held.saturating_add(samples);
+        self.peak = self.peak.max(wanted);
+        if wanted > self.samples_max {
             return Err(Error::too_large(
                 "query processing would load too many samples into memory in query execution",
             ));
@@ -59,6 +66,13 @@ impl Meter {
         self.held += samples;
         self.held_bytes += bytes;
         self.reservation.grow(bytes)
+    }
+
+    /// Counts for a grid of `step_count` steps from here on, if anybody counts; gives back what was counted so
+    /// far, which is to be put back into [`Meter::samples`] with the new counts added.
+    pub(crate) fn count_steps(&mut self, step_count: usize) -> Option<SampleStats> {
+        let inside = self.samples.is_some().then(|| SampleStats::new(step_count));
+        std::mem::replace(&mut self.samples, inside)
     }
 
     /// Since `mark` everything but `result` was given up.

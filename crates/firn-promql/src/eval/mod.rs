@@ -2,7 +2,7 @@
 //!
 //! A node evaluates to columns (`vector`), read through windows (`window`, `select`). Reading order after
 //! those: this file (which node does what), `call`, `histogram`, `labels`, `info`, `aggregate`, `binary`, `subquery`, `output`; beside them
-//! `meter` (limits) and `notes` (annotations).
+//! `meter` (limits), `tally` (statistics) and `notes` (annotations).
 
 pub(crate) mod aggregate;
 pub(crate) mod binary;
@@ -15,6 +15,7 @@ pub(crate) mod notes;
 mod output;
 pub(crate) mod select;
 mod subquery;
+pub(crate) mod tally;
 pub(crate) mod vector;
 pub(crate) mod window;
 
@@ -32,6 +33,7 @@ use aggregate::Groups;
 use binary::VectorOperation;
 use meter::Meter;
 use notes::Notes;
+use tally::SampleStats;
 use vector::{ABSENT, Evaluated, VectorSeries, is_absent};
 use window::Steps;
 
@@ -53,14 +55,21 @@ pub fn eval(
         }
     }
     let steps = options.steps();
-    let meter = Meter::new(options.samples_max, context);
+    let mut meter = Meter::new(options.samples_max, context);
     meter.check(steps.count as u64)?;
+    meter.samples = options.counts_samples.then(|| SampleStats::new(steps.count));
     let root = plan::resolve(&expr.root, options)?;
     let (notes, remarks) = (Notes::default(), BTreeSet::new());
     let mut evaluator = Evaluator { select, context, options, meter, notes, remarks };
     let value = evaluator.output(&root, &steps)?;
-    let samples_read = evaluator.meter.read;
-    Ok(QueryOutput { value, annotations: evaluator.notes.finish(expr), samples_read })
+    let meter = evaluator.meter;
+    Ok(QueryOutput {
+        value,
+        annotations: evaluator.notes.finish(expr),
+        samples_read: meter.read,
+        samples_peak: meter.peak,
+        samples: meter.samples,
+    })
 }
 
 /// One evaluation under way.
@@ -80,11 +89,24 @@ impl Evaluator<'_> {
         self.context.cancel.check()?;
         let mark = self.meter.mark();
         let result = if steps.count > 1 && plan::is_step_invariant(node) {
-            broadcast(self.node_at_steps(node, &Steps::one(steps.start))?, steps.count)
+            let one =
+                self.once(|evaluator| evaluator.node_at_steps(node, &Steps::one(steps.start)))?;
+            broadcast(one, steps.count)
         } else {
             self.node_at_steps(node, steps)?
         };
         self.meter.settle(mark, &result)?;
+        Ok(result)
+    }
+
+    /// Evaluates what is the same at all steps of the grid.
+    fn once<T>(&mut self, evaluate: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let outside = self.meter.count_steps(1);
+        let result = evaluate(self)?;
+        let inside = std::mem::replace(&mut self.meter.samples, outside);
+        if let (Some(samples), Some(inside)) = (&mut self.meter.samples, inside) {
+            samples.add_to_each_step(&inside);
+        }
         Ok(result)
     }
 
@@ -232,7 +254,8 @@ impl Evaluator<'_> {
         grouping: &Grouping,
     ) -> Result<Vec<VectorSeries>> {
         if steps.count > 1 && plan::is_step_invariant(node) {
-            let once = self.grouped(node, &Steps::one(steps.start), grouping)?;
+            let one = Steps::one(steps.start);
+            let once = self.once(|evaluator| evaluator.grouped(node, &one, grouping))?;
             return match broadcast(Evaluated::Vector(once), steps.count) {
                 Evaluated::Vector(series) => Ok(series),
                 _ => Err(Error::internal("a vector stays a vector")),

@@ -37,7 +37,7 @@ impl Evaluator<'_> {
                 if is_range {
                     let mut matrix: Vec<Series> =
                         series.into_iter().map(|series| to_series(series, steps)).collect();
-                    matrix.sort_by(|a, b| a.labels.cmp(&b.labels));
+                    self.sort_by_labels(&mut matrix);
                     return Ok(Value::Matrix(matrix));
                 }
                 let point = |series: VectorSeries| {
@@ -58,8 +58,13 @@ impl Evaluator<'_> {
             }
             _ => Vec::new(),
         };
-        matrix.sort_by(|a, b| a.labels.cmp(&b.labels));
+        self.sort_by_labels(&mut matrix);
         Ok(Value::Matrix(matrix))
+    }
+
+    fn sort_by_labels(&self, matrix: &mut [Series]) {
+        let stats = &self.context.stats;
+        stats.timed(&stats.sort_ns, || matrix.sort_by(|a, b| a.labels.cmp(&b.labels)));
     }
 }
 

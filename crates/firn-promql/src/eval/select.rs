@@ -66,6 +66,9 @@ impl Evaluator<'_> {
             context.cancel.check()?;
             reader.each_column(&batch, &frame, false, &mut |labels, reading| {
                 meter.read += reading.len() as u64;
+                if let Some(stats) = &mut meter.samples {
+                    stats.windows(reading);
+                }
                 let mut series = Series::new(labels.clone(), Vec::new());
                 match reading {
                     Reading::Floats(samples) => {
@@ -139,6 +142,12 @@ impl Evaluator<'_> {
                         remarks.extend(found.into_iter().map(|remark| (name.to_owned(), remark)));
                     }
                 }
+                if let Some(stats) = &mut meter.samples {
+                    match kernel.looks_at_windows() {
+                        true => stats.windows(reading),
+                        false => stats.points(&series),
+                    }
+                }
                 if series.is_empty() {
                     spare = series.values;
                 } else {
@@ -171,6 +180,11 @@ pub(crate) trait Kernel: Sync {
         out: &mut VectorSeries,
         remarks: &mut Remarks,
     ) -> Result<()>;
+
+    /// Whether all samples of a window count for its step, and not only the point that comes out of it.
+    fn looks_at_windows(&self) -> bool {
+        true
+    }
 }
 
 /// The newest sample of each window.
@@ -203,6 +217,10 @@ impl Kernel for Newest {
         }
         Ok(())
     }
+
+    fn looks_at_windows(&self) -> bool {
+        false
+    }
 }
 
 /// The value of each window at its reference time.
@@ -223,6 +241,10 @@ impl Kernel for SmoothedValues {
         remarks: &mut Remarks,
     ) -> Result<()> {
         Newest.mixed(samples, out, remarks)
+    }
+
+    fn looks_at_windows(&self) -> bool {
+        false
     }
 }
 
@@ -258,6 +280,10 @@ impl Kernel for NewestTimes {
             }
         }
         Ok(())
+    }
+
+    fn looks_at_windows(&self) -> bool {
+        false
     }
 }
 

@@ -4,6 +4,7 @@ use firn_model::{Result, Timestamp};
 
 use super::Evaluator;
 use super::select::{Kernel, push_point};
+use super::tally::SampleStats;
 use super::vector::{ABSENT, VectorSeries};
 use super::window::{Frame, Reading, Scratch, Steps, Windows};
 use crate::histogram::Remarks;
@@ -16,6 +17,8 @@ pub(super) struct Grid {
     times: Vec<Timestamp>,
     series: Vec<VectorSeries>,
     windows: Windows,
+    /// What its evaluation looked at.
+    inside: Option<SampleStats>,
 }
 
 impl Evaluator<'_> {
@@ -24,14 +27,19 @@ impl Evaluator<'_> {
         let steps = plan::subquery_steps(subquery, &frame.steps, self.options.subquery_step_ms);
         // Even without series the grid takes memory.
         self.meter.check(steps.count as u64)?;
+        let outside = self.meter.count_steps(steps.count);
         let series = match steps.count {
             0 => Vec::new(),
             _ => self.vector(&subquery.expr, &steps)?,
         };
+        let inside = std::mem::replace(&mut self.meter.samples, outside);
+        if let (Some(samples), Some(inside)) = (&mut self.meter.samples, &inside) {
+            samples.add_read(inside, &steps, &frame.steps, frame.offset);
+        }
         let times: Vec<Timestamp> = steps.times().collect();
         let mut windows = Windows::default();
         windows.compute(&times, frame);
-        Ok(Grid { times, series, windows })
+        Ok(Grid { times, series, windows, inside })
     }
 
     /// The same as `read`, over a subquery's points.
@@ -58,6 +66,9 @@ impl Evaluator<'_> {
                     self.remarks.extend(found.into_iter().map(|remark| (name.to_owned(), remark)));
                 }
             }
+            if let Some(stats) = &mut self.meter.samples {
+                stats.grid_windows(reading);
+            }
             if !computed.is_empty() {
                 self.meter.hold(&computed)?;
                 found.push(computed);
@@ -74,6 +85,10 @@ impl Evaluator<'_> {
     ) -> Result<Vec<(Series, bool)>> {
         let frame = plan::subquery_frame(subquery, steps);
         let grid = self.grid(subquery, &frame)?;
+        if let (Some(samples), Some(inside)) = (&mut self.meter.samples, &grid.inside) {
+            // No window function looks at the points, so what made them counts.
+            samples.queryable_per_step.iter_mut().take(1).for_each(|n| *n += inside.queryable());
+        }
         let window = grid.windows.iter().next().unwrap_or(0..0);
         let named = |series: &VectorSeries| {
             let mut points = Series::new(series.labels.clone(), Vec::new());

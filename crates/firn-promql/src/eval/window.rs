@@ -186,17 +186,34 @@ impl Reading<'_> {
         }
     }
 
-    /// The samples of the longest window, as the sample limit counts them.
-    pub(crate) fn longest(&self) -> usize {
+    /// Each step's entries.
+    pub(crate) fn windows(&self) -> &Windows {
         match self {
-            Reading::Floats(samples) => samples.windows.longest(),
+            Reading::Floats(samples) => samples.windows,
+            Reading::Mixed(samples) => samples.windows,
+        }
+    }
+
+    /// The samples of some entries, as the sample limit counts them.
+    pub(crate) fn weight(&self, entries: Range<usize>) -> usize {
+        match self {
+            Reading::Floats(_) => entries.len(),
             Reading::Mixed(samples) => {
                 let weight = |entry: &MixedEntry| match &entry.value {
                     PointValue::Float(_) => 1,
                     PointValue::Histogram(histogram) => histogram_points(histogram),
                 };
-                let sum = |window: Range<usize>| samples.entries[window].iter().map(weight).sum();
-                samples.windows.iter().map(sum).max().unwrap_or(0)
+                samples.entries[entries].iter().map(weight).sum()
+            }
+        }
+    }
+
+    /// The samples of the longest window, as the sample limit counts them.
+    pub(crate) fn longest(&self) -> usize {
+        match self {
+            Reading::Floats(samples) => samples.windows.longest(),
+            Reading::Mixed(samples) => {
+                samples.windows.iter().map(|window| self.weight(window)).max().unwrap_or(0)
             }
         }
     }

@@ -165,7 +165,12 @@ fn limits(app: &App, params: &Params) -> Result<(Duration, QueryOptions), ApiErr
     })?;
     let lookback_ms =
         lookback.map(|ns| ns / 1_000_000).filter(|&ms| ms > 0).unwrap_or(config.lookback_ms);
-    Ok((timeout, QueryOptions { lookback_ms, samples_max: config.query_samples_max }))
+    let options = QueryOptions {
+        lookback_ms,
+        samples_max: config.query_samples_max,
+        counts_samples: wants_stats(params),
+    };
+    Ok((timeout, options))
 }
 
 fn wants_stats(params: &Params) -> bool {

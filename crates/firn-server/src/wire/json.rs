@@ -221,7 +221,13 @@ mod tests {
     use super::*;
 
     fn answer(value: Value, limit: usize) -> String {
-        let output = QueryOutput { value, annotations: Annotations::default(), samples_read: 0 };
+        let output = QueryOutput {
+            value,
+            annotations: Annotations::default(),
+            samples_read: 0,
+            samples_peak: 0,
+            samples: None,
+        };
         let bytes = query_answer(&output, limit, &[]);
         assert!(bytes.len() <= query_answer_bytes(&output), "the estimate is too low");
         String::from_utf8(bytes).unwrap()
