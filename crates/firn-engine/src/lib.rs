@@ -15,10 +15,11 @@
 //! **Invariants** 1, 2, 3 and 6 of the design are kept here; `tests/simulation` checks them by
 //! crashing the engine at every write.
 //!
-//! Reading order: `write`, `pressure`, `snapshot`, `maintain`, `recover`, `manifest`, `sequence`, `options`.
+//! Reading order: `write`, `pressure`, `snapshot`, `listing`, `maintain`, `recover`, `manifest`, `sequence`, `options`.
 
 #![forbid(unsafe_code)]
 
+mod listing;
 mod maintain;
 mod manifest;
 mod options;
@@ -46,8 +47,9 @@ use firn_tree::Tree;
 use parking_lot::{Condvar, Mutex, RwLock};
 use sequence::Sequence;
 
+pub use firn_index::{Cardinality, Matches};
 pub use firn_log::SyncPolicy;
-pub use firn_tree::TreeOptions;
+pub use firn_tree::{Level, TableId, TableRecord, TreeOptions};
 pub use maintain::{Lane, Step};
 pub use options::EngineOptions;
 #[doc(hidden)]

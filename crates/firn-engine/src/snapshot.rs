@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use firn_codec::{GroupColumns, Slots, merge_columns};
 use firn_head::HeadSnapshot;
-use firn_index::{GroupMatch, IndexView};
+use firn_index::{GroupMatch, IndexView, Matches};
 use firn_model::{
     ColumnBatch, CommitSeq, GroupId, Labels, QueryContext, Result, Select, Selected, Selection,
     ShardBits, Slot, TimeRange,
@@ -61,13 +61,12 @@ impl Snapshot {
         self.0.number
     }
 
-    /// The distinct keys, under the selection's grouping, of the series that match and whose group
-    /// has samples in the range (exact to the partition). Reads no sample.
+    /// The distinct keys, under the selection's grouping, of [`Snapshot::present`].
     ///
     /// # Errors
-    /// `Canceled`, `Timeout`.
+    /// As [`Snapshot::present`].
     pub fn keys(&self, selection: &Selection, context: &QueryContext) -> Result<Vec<Labels>> {
-        let found = self.found(selection, context)?;
+        let found = self.present(selection, context)?;
         let mut wanted = vec![false; found.keys.len()];
         for member in found.groups.iter().flat_map(|found| &found.members) {
             wanted[member.key as usize] = true;
@@ -86,12 +85,13 @@ impl Snapshot {
         self.0.head.has_data(group, range) || self.0.version.has_data(group, range)
     }
 
-    fn found(&self, selection: &Selection, context: &QueryContext) -> Result<SelectedGroups> {
+    /// The series that match, in groups that have samples in the range, exact to the partition.
+    pub(crate) fn matches(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
         let stats = &context.stats;
         stats.timed(&stats.select_ns, || self.find(selection, context))
     }
 
-    fn find(&self, selection: &Selection, context: &QueryContext) -> Result<SelectedGroups> {
+    fn find(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
         let mut matches =
             self.0.index.matches(&selection.matchers, &selection.grouping, &context.cancel)?;
         if !matches.groups.is_empty() {
@@ -101,26 +101,39 @@ impl Snapshot {
         context.stats.groups_scanned.add(matches.groups.len() as u64);
         matches.groups.retain(|found| self.has_data(found.group, selection.range));
         context.stats.groups_matched.add(matches.groups.len() as u64);
-        Ok(SelectedGroups {
-            snapshot: self.clone(),
-            keys: matches.keys,
-            groups: matches.groups,
-            range: selection.range,
-            context: context.clone(),
-        })
+        Ok(matches)
+    }
+
+    pub(crate) fn selected(
+        &self,
+        keys: Vec<Labels>,
+        groups: Vec<GroupMatch>,
+        range: TimeRange,
+        context: &QueryContext,
+    ) -> SelectedGroups {
+        SelectedGroups { snapshot: self.clone(), keys, groups, range, context: context.clone() }
+    }
+
+    pub(crate) fn head(&self) -> &HeadSnapshot {
+        &self.0.head
+    }
+
+    pub(crate) fn version(&self) -> &Version {
+        &self.0.version
     }
 }
 
 impl Select for Snapshot {
     fn select(&self, selection: &Selection, context: &QueryContext) -> Result<Box<dyn Selected>> {
-        Ok(Box::new(self.found(selection, context)?))
+        let found = self.matches(selection, context)?;
+        Ok(Box::new(self.selected(found.keys, found.groups, selection.range, context)))
     }
 }
 
-struct SelectedGroups {
+pub(crate) struct SelectedGroups {
     snapshot: Snapshot,
     keys: Vec<Labels>,
-    groups: Vec<GroupMatch>,
+    pub(crate) groups: Vec<GroupMatch>,
     range: TimeRange,
     context: QueryContext,
 }

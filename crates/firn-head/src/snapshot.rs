@@ -78,6 +78,12 @@ impl HeadSnapshot {
         parts.fold(TimeRange::EMPTY, |range, part| range.union(part.range))
     }
 
+    /// How many pieces of memory hold rows.
+    pub fn part_count(&self) -> usize {
+        let parts = self.shards.iter().flat_map(ShardView::all);
+        parts.filter(|part| part.row_count > 0).count()
+    }
+
     fn local(&self, group: GroupId) -> Option<Local> {
         Local::try_from(self.bits.local(group)).ok()
     }

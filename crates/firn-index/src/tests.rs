@@ -233,9 +233,21 @@ fn cardinality_names_what_is_large() {
     }
     let seen = index.view();
     resolve(&index, "__name__=late,x=3");
-    let cardinality = seen.cardinality(2);
+    let cardinality = seen.cardinality(2, &CancelToken::new()).unwrap();
     assert_eq!((cardinality.series_count, cardinality.group_count), (3, 3));
     assert_eq!((cardinality.name_count, cardinality.pair_count), (4, 6));
     assert_eq!(cardinality.series_by_metric, [("up".to_owned(), 2), ("cpu".to_owned(), 1)]);
     assert_eq!(cardinality.values_by_name, [("__name__".to_owned(), 2), ("x".to_owned(), 2)]);
+    // up, up and cpu; 1 and 2.
+    assert_eq!(cardinality.bytes_by_name, [("__name__".to_owned(), 7), ("x".to_owned(), 2)]);
+    let pairs = [("__name__=up".to_owned(), 2), ("__name__=cpu".to_owned(), 1)];
+    assert_eq!(cardinality.series_by_pair, pairs);
+    let all = seen.cardinality(10, &CancelToken::new()).unwrap();
+    assert_eq!(all.series_by_pair.len(), 6);
+    assert_eq!(all.series_by_pair[5], ("x=2".to_owned(), 1));
+    let none = seen.cardinality(0, &CancelToken::new()).unwrap();
+    assert_eq!((none.series_count, none.pair_count, none.series_by_pair.len()), (3, 6, 0));
+    let cancel = CancelToken::new();
+    cancel.cancel();
+    assert!(seen.cardinality(1, &cancel).is_err());
 }

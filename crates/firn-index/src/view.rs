@@ -1,10 +1,13 @@
 //! A frozen view of the index: what a query sees.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use firn_model::{CancelToken, Grouping, Labels, METRIC_NAME, Matcher, Result, SeriesRef};
 use hashbrown::HashSet;
 
+use crate::idset::IdSet;
 use crate::index::Shared;
 use crate::matching::{self, Matches};
 use crate::state::{Place, State, Watermark};
@@ -53,6 +56,10 @@ pub struct Cardinality {
     pub series_by_metric: Vec<(String, u64)>,
     /// The label names with most values, most first.
     pub values_by_name: Vec<(String, u64)>,
+    /// The label names whose values are longest, summed over all series, most first.
+    pub bytes_by_name: Vec<(String, u64)>,
+    /// The label pairs (`name=value`) with most series, most first.
+    pub series_by_pair: Vec<(String, u64)>,
 }
 
 // Pairs or groups looked at under one lock.
@@ -140,32 +147,54 @@ impl IndexView {
         values
     }
 
-    /// What makes the index large; at most `top` entries per list. Looks at every pair.
-    pub fn cardinality(&self, top: usize) -> Cardinality {
-        let mut values_by_name: Vec<(String, u64)> = Vec::new();
-        let mut series_by_metric: Vec<(String, u64)> = Vec::new();
+    /// What makes the index large; at most `top` entries per list. Looks at every pair and at every
+    /// series once per label.
+    ///
+    /// # Errors
+    /// `Canceled` or `Timeout` when the token says so.
+    pub fn cardinality(&self, top: usize, cancel: &CancelToken) -> Result<Cardinality> {
+        let mut by_metric = Largest::new(top);
+        let (mut values_by_name, mut bytes_by_name) = (Largest::new(top), Largest::new(top));
+        let mut by_pair = Largest::new(top);
+        let (mut name_count, mut pair_count) = (0, 0);
         for name in 0..self.shared.state.read().pairs.name_count() {
             let text = self.shared.state.read().pairs.name_text(name).to_owned();
-            let mut value_count = 0;
-            self.each_pair(name, |state, pair| {
+            let (mut value_count, mut value_bytes) = (0, 0);
+            for pair in self.pairs_of_name(name) {
+                let series_count = self.count_series(pair, cancel)?;
+                let state = self.shared.state.read();
+                let value = state.pairs.value_text(pair);
                 value_count += 1;
+                value_bytes += value.len() as u64 * series_count;
+                by_pair.offer(series_count, || format!("{text}={value}"));
                 if text == METRIC_NAME {
-                    let series_count = self.count_series(state, pair);
-                    series_by_metric.push((state.pairs.value_text(pair).to_owned(), series_count));
+                    by_metric.offer(series_count, || value.to_owned());
                 }
-            });
+            }
             if value_count > 0 {
-                values_by_name.push((text, value_count));
+                name_count += 1;
+                pair_count += value_count;
+                values_by_name.offer(value_count, || text.clone());
+                bytes_by_name.offer(value_bytes, || text.clone());
             }
         }
-        Cardinality {
+        Ok(Cardinality {
             series_count: self.series_count(),
             group_count: self.group_count(),
-            name_count: values_by_name.len() as u64,
-            pair_count: values_by_name.iter().map(|entry| entry.1).sum(),
-            series_by_metric: most(series_by_metric, top),
-            values_by_name: most(values_by_name, top),
-        }
+            name_count,
+            pair_count,
+            series_by_metric: by_metric.into_sorted(),
+            values_by_name: values_by_name.into_sorted(),
+            bytes_by_name: bytes_by_name.into_sorted(),
+            series_by_pair: by_pair.into_sorted(),
+        })
+    }
+
+    /// Every pair of a name that the view sees.
+    fn pairs_of_name(&self, name: u32) -> Vec<u32> {
+        let mut pairs = Vec::new();
+        self.each_pair(name, |_, pair| pairs.push(pair));
+        pairs
     }
 
     /// Hands on every pair of a name that the view sees, a bounded number under each lock.
@@ -219,19 +248,64 @@ impl IndexView {
     }
 
     /// How many series have `pair`.
-    fn count_series(&self, state: &State, pair: u32) -> u64 {
-        let pair = state.pairs.pair(pair);
-        let groups = pair.groups.below(self.mark.groups);
-        let slots = |no| u64::from(state.groups.slot_count_below(no, self.mark.series));
-        let in_groups: u64 = groups.iter().map(slots).sum();
-        let sets = pair.sets.below(self.mark.sets);
-        let groups_of = |set| state.sets.set(set).groups.below(self.mark.groups).count();
-        in_groups + sets.iter().map(groups_of).sum::<u64>()
+    fn count_series(&self, pair: u32, cancel: &CancelToken) -> Result<u64> {
+        let (groups, sets) = {
+            let state = self.shared.state.read();
+            let pair = state.pairs.pair(pair);
+            (pair.groups.below(self.mark.groups), pair.sets.below(self.mark.sets))
+        };
+        let in_group =
+            |state: &State, no| u64::from(state.groups.slot_count_below(no, self.mark.series));
+        let with_set =
+            |state: &State, set| state.sets.set(set).groups.below(self.mark.groups).count();
+        Ok(self.sum(&groups, in_group, cancel)? + self.sum(&sets, with_set, cancel)?)
+    }
+
+    /// Adds up what `count` says of each id, a bounded number under each lock.
+    fn sum(
+        &self,
+        ids: &IdSet,
+        count: impl Fn(&State, u32) -> u64,
+        cancel: &CancelToken,
+    ) -> Result<u64> {
+        let mut ids = ids.iter().peekable();
+        let mut sum = 0;
+        while ids.peek().is_some() {
+            cancel.check()?;
+            let state = self.shared.state.read();
+            sum += ids.by_ref().take(PAIRS_PER_LOCK).map(|id| count(&state, id)).sum::<u64>();
+        }
+        Ok(sum)
     }
 }
 
-fn most(mut entries: Vec<(String, u64)>, top: usize) -> Vec<(String, u64)> {
-    entries.sort_unstable_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-    entries.truncate(top);
-    entries
+/// The largest of what is offered, at most so many; of equal ones the first by name.
+struct Largest {
+    count_max: usize,
+    /// The smallest on top, to be replaced.
+    kept: BinaryHeap<Reverse<(u64, Reverse<String>)>>,
+}
+
+impl Largest {
+    fn new(count_max: usize) -> Largest {
+        Largest { count_max, kept: BinaryHeap::new() }
+    }
+
+    /// `name` is asked for only if it may be kept: there are millions of pairs.
+    fn offer(&mut self, count: u64, name: impl FnOnce() -> String) {
+        let is_full = self.kept.len() >= self.count_max;
+        if is_full && self.kept.peek().is_none_or(|Reverse(least)| count < least.0) {
+            return;
+        }
+        self.kept.push(Reverse((count, Reverse(name()))));
+        if self.kept.len() > self.count_max {
+            self.kept.pop();
+        }
+    }
+
+    /// Largest first.
+    fn into_sorted(self) -> Vec<(String, u64)> {
+        let sorted = self.kept.into_sorted_vec().into_iter();
+        sorted.map(|Reverse((count, Reverse(name)))| (name, count)).collect()
+    }
 }

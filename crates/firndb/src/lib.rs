@@ -59,8 +59,8 @@ use std::thread::JoinHandle;
 
 pub use firn_cache::{ChangeLog, Touched};
 pub use firn_engine::{
-    EngineOptions as Options, Lane, RecoveryProgress, RecoveryReport, Snapshot, Stats, SyncPolicy,
-    TreeOptions, WriteReport,
+    Cardinality, EngineOptions as Options, Lane, Level, RecoveryProgress, RecoveryReport, Snapshot,
+    Stats, SyncPolicy, TableId, TableRecord, TreeOptions, WriteReport,
 };
 pub use firn_env::Env;
 pub use firn_model::{

@@ -1,12 +1,12 @@
 //! The way of a query: parse, freeze, evaluate.
 
 use firn_model::{
-    CancelToken, Error, Grouping, Labels, Matcher, QueryContext, Result, Selection, TimeRange,
-    Timestamp,
+    CancelToken, Error, Grouping, Labels, MatchOp, Matcher, Pool, QueryContext, Result, Selection,
+    SeriesRef, TimeRange, Timestamp,
 };
 use firn_promql::{EvalOptions, QueryOutput};
 
-use crate::Db;
+use crate::{Cardinality, Db};
 
 /// When a query is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,11 +98,11 @@ impl Db {
         }
     }
 
-    /// The label sets of all series that match one of `selectors` and have samples in `range`
-    /// (exact to a group and a partition), sorted; at most `limit`, 0 for all.
+    /// The label sets of all series that match one of `selectors` and have samples in `range`, sorted;
+    /// at most `limit`, 0 for all.
     ///
     /// # Errors
-    /// `Canceled`, `Timeout`, `Busy`.
+    /// `Canceled`, `Timeout`, `Busy` without memory for the list, and storage's.
     pub fn series(
         &self,
         selectors: &[Vec<Matcher>],
@@ -110,8 +110,23 @@ impl Db {
         limit: usize,
         context: &QueryContext,
     ) -> Result<Vec<Labels>> {
-        let mut series = self.distinct(selectors, range, &Grouping::Series, context)?;
-        cut(&mut series, limit);
+        let snapshot = self.snapshot();
+        let mut series = Vec::new();
+        let mut held = context.budget.empty(Pool::Query);
+        for matchers in selectors {
+            let found = snapshot.present(&one_key(matchers, range), context)?;
+            for group in &found.groups {
+                context.cancel.check()?;
+                let first = series.len();
+                let refs = group.members.iter().map(|member| (group.group, member.slot));
+                series.extend(refs.filter_map(|(group, slot)| {
+                    snapshot.index().labels(SeriesRef { group, slot })
+                }));
+                let bytes = |labels: &Labels| (labels.as_encoded().len() + LABELS_BYTES) as u64;
+                held.grow(series.iter().skip(first).map(bytes).sum())?;
+            }
+        }
+        sort_and_cut(&mut series, limit);
         Ok(series)
     }
 
@@ -126,14 +141,13 @@ impl Db {
         limit: usize,
         context: &QueryContext,
     ) -> Result<Vec<String>> {
-        let series =
-            self.distinct(or_all(selectors).as_slice(), range, &Grouping::Series, context)?;
-        let mut names: Vec<&str> =
-            series.iter().flat_map(|labels| labels.iter().map(|pair| pair.0)).collect();
-        names.sort_unstable();
-        names.dedup();
-        let mut names: Vec<String> = names.into_iter().map(String::from).collect();
-        cut(&mut names, limit);
+        let snapshot = self.snapshot();
+        let mut names = Vec::new();
+        for matchers in or_all(selectors) {
+            let found = snapshot.present(&one_key(&matchers, range), context)?;
+            names.extend(snapshot.index().label_names(Some(&found)));
+        }
+        sort_and_cut(&mut names, limit);
         Ok(names)
     }
 
@@ -150,33 +164,35 @@ impl Db {
         limit: usize,
         context: &QueryContext,
     ) -> Result<Vec<String>> {
-        // Grouped by this one label the keys are the values: no label set is built.
-        let grouping = Grouping::By(vec![name.to_owned()]);
-        let keys = self.distinct(or_all(selectors).as_slice(), range, &grouping, context)?;
-        let mut values: Vec<String> =
-            keys.iter().filter_map(|key| key.get(name)).map(String::from).collect();
-        cut(&mut values, limit);
+        let snapshot = self.snapshot();
+        let mut values = Vec::new();
+        for mut matchers in or_all(selectors) {
+            // Series without the label have nothing to tell.
+            matchers.push(Matcher::new(name, MatchOp::NotEqual, "")?);
+            // Grouped by this one label the keys are the values: no label set is built.
+            let grouping = Grouping::By(vec![name.to_owned()]);
+            let keys = snapshot.keys(&Selection { matchers, range, grouping }, context)?;
+            values.extend(keys.iter().filter_map(|key| key.get(name)).map(String::from));
+        }
+        sort_and_cut(&mut values, limit);
         Ok(values)
     }
 
-    fn distinct(
-        &self,
-        selectors: &[Vec<Matcher>],
-        range: TimeRange,
-        grouping: &Grouping,
-        context: &QueryContext,
-    ) -> Result<Vec<Labels>> {
-        let snapshot = self.snapshot();
-        let mut keys = Vec::new();
-        for matchers in selectors {
-            let selection =
-                Selection { matchers: matchers.clone(), range, grouping: grouping.clone() };
-            keys.extend(snapshot.keys(&selection, context)?);
-        }
-        keys.sort_unstable();
-        keys.dedup();
-        Ok(keys)
+    /// What makes the database large; at most `top` entries per list.
+    ///
+    /// # Errors
+    /// `Canceled`, `Timeout`.
+    pub fn cardinality(&self, top: usize, context: &QueryContext) -> Result<Cardinality> {
+        self.snapshot().index().cardinality(top, &context.cancel)
     }
+}
+
+// What a label set takes beside its text.
+const LABELS_BYTES: usize = size_of::<Labels>() + 16;
+
+/// All that match, under one key: label sets are not built.
+fn one_key(matchers: &[Matcher], range: TimeRange) -> Selection {
+    Selection { matchers: matchers.to_vec(), range, grouping: Grouping::By(Vec::new()) }
 }
 
 /// No selector asks for every series.
@@ -184,7 +200,9 @@ fn or_all(selectors: &[Vec<Matcher>]) -> Vec<Vec<Matcher>> {
     if selectors.is_empty() { vec![Vec::new()] } else { selectors.to_vec() }
 }
 
-fn cut<T>(list: &mut Vec<T>, limit: usize) {
+fn sort_and_cut<T: Ord>(list: &mut Vec<T>, limit: usize) {
+    list.sort_unstable();
+    list.dedup();
     if limit > 0 {
         list.truncate(limit);
     }
