@@ -147,6 +147,10 @@ impl Selected for SelectedGroups {
         self.groups.len()
     }
 
+    fn member_count(&self, group: usize) -> usize {
+        self.groups.get(group).map_or(0, |found| found.members.len())
+    }
+
     fn read(&self, groups: Range<usize>) -> Result<Vec<ColumnBatch>> {
         self.context.cancel.check()?;
         let frozen = &*self.snapshot.0;

@@ -4,15 +4,16 @@
 //! exact time range, which labels matter) and the evaluation over column batches.
 //!
 //! **Never** knows where samples are kept: it sees storage only as [`firn_model::Select`]. It reads no clock,
-//! starts no thread, does no I/O.
+//! does no I/O, and starts threads only as scoped helpers of one evaluation, as many as the query's context lends.
 //!
 //! **The way through**: [`parse`] gives an [`Expr`]; [`eval()`] resolves what depends on the query's times
-//! (`plan`), reads each selector group by group (`eval/select`), computes one column of one value per step for
-//! each series, and combines columns upwards.
+//! (`plan`), reads each selector group by group (`eval/scan`), computes one column of one value per step for
+//! each series, folds it into its group at once where an aggregation stands above, and combines columns upwards.
 //!
 //! **Invariants**
 //! - A step of a range query has the bits that an instant query at that time has: partial aggregates end at
 //!   absolute block borders and nothing is ever subtracted (`each_step_has_the_bits_of_its_window_alone`).
+//! - Results do not depend on the number of threads: members reach an aggregation in the order of groups and slots.
 //! - Windows are open on the left and closed on the right; bounds are computed once per time column.
 //! - A grouping goes down to storage only where the result is exactly the same.
 //! - No text makes the parser or the evaluator panic; trees are at most 400 levels high.

@@ -15,3 +15,5 @@ mod nonsense;
 mod printing;
 #[path = "promql/samples.rs"]
 mod samples;
+#[path = "promql/threads.rs"]
+mod threads;

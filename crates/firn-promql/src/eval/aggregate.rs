@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use firn_model::{Error, Labels, METRIC_NAME, Result};
 
+use super::fold::Fold;
 use super::vector::{ABSENT, VectorSeries, is_absent};
-use crate::functions::kahan::{Mean, Sum};
 use crate::functions::quantile::quantile;
 use crate::syntax::{AggregateOp, format_f};
 
@@ -70,40 +70,14 @@ pub(crate) fn reduce(
     step_count: usize,
 ) -> Vec<VectorSeries> {
     let columns = match op {
-        AggregateOp::Sum => fold(series, &groups, step_count, Sum::start, Sum::add, Sum::value),
-        AggregateOp::Avg => fold(series, &groups, step_count, Mean::of, Mean::add, Mean::value),
-        AggregateOp::Count => {
-            fold(series, &groups, step_count, |_| 1.0, |count, _| *count += 1.0, |count| count)
-        }
-        AggregateOp::Group => fold(series, &groups, step_count, |_| 1.0, |_, _| {}, |one| one),
-        AggregateOp::Max => {
-            let keep = |kept: &mut f64, value: f64| {
-                if *kept < value || kept.is_nan() {
-                    *kept = value;
-                }
-            };
-            fold(series, &groups, step_count, |value| value, keep, |kept| kept)
-        }
-        AggregateOp::Min => {
-            let keep = |kept: &mut f64, value: f64| {
-                if *kept > value || kept.is_nan() {
-                    *kept = value;
-                }
-            };
-            fold(series, &groups, step_count, |value| value, keep, |kept| kept)
-        }
-        AggregateOp::Stdvar => {
-            fold(series, &groups, step_count, Spread::start, Spread::add, Spread::variance)
-        }
-        AggregateOp::Stddev => {
-            fold(series, &groups, step_count, Spread::start, Spread::add, |s| s.variance().sqrt())
-        }
         AggregateOp::Quantile => quantiles(param, series, &groups, step_count),
-        AggregateOp::Topk
-        | AggregateOp::Bottomk
-        | AggregateOp::Limitk
-        | AggregateOp::LimitRatio
-        | AggregateOp::CountValues => Vec::new(),
+        op if Fold::can(op) => {
+            let mut fold = Fold::new(op, step_count);
+            groups.labels.iter().for_each(|_| fold.open_group());
+            series.iter().zip(&groups.of).for_each(|(one, &group)| fold.add(group, &one.values));
+            fold.finish()
+        }
+        _ => Vec::new(),
     };
     let mut drops = vec![false; groups.labels.len()];
     for (one, &group) in series.iter().zip(&groups.of) {
@@ -114,65 +88,6 @@ pub(crate) fn reduce(
         .map(|((labels, drop_name), values)| VectorSeries::floats(labels, drop_name, values))
         .filter(|series| !series.is_empty())
         .collect()
-}
-
-impl Sum {
-    fn start(value: f64) -> Sum {
-        Sum { sum: value, rest: 0.0 }
-    }
-}
-
-/// One accumulator per group and step: opened by a step's first value, fed with the others in their order.
-fn fold<A: Copy>(
-    series: &[VectorSeries],
-    groups: &Groups,
-    step_count: usize,
-    open: impl Fn(f64) -> A,
-    feed: impl Fn(&mut A, f64),
-    close: impl Fn(A) -> f64,
-) -> Vec<Vec<f64>> {
-    let mut all: Vec<Vec<Option<A>>> = vec![vec![None; step_count]; groups.labels.len()];
-    for (one, &group) in series.iter().zip(&groups.of) {
-        for (slot, &value) in all[group].iter_mut().zip(&one.values) {
-            if is_absent(value) {
-                continue;
-            }
-            match slot {
-                Some(accumulator) => feed(accumulator, value),
-                None => *slot = Some(open(value)),
-            }
-        }
-    }
-    let finish = |column: Vec<Option<A>>| {
-        column.into_iter().map(|slot| slot.map_or(ABSENT, &close)).collect()
-    };
-    all.into_iter().map(finish).collect()
-}
-
-/// Count, mean and squared distances. Source: Welford's algorithm.
-#[derive(Clone, Copy)]
-struct Spread {
-    count: f64,
-    mean: f64,
-    squares: f64,
-}
-
-impl Spread {
-    fn start(value: f64) -> Spread {
-        let squares = if value.is_finite() { 0.0 } else { f64::NAN };
-        Spread { count: 1.0, mean: value, squares }
-    }
-
-    fn add(&mut self, value: f64) {
-        self.count += 1.0;
-        let delta = value - self.mean;
-        self.mean += delta / self.count;
-        self.squares += delta * (value - self.mean);
-    }
-
-    fn variance(self) -> f64 {
-        self.squares / self.count
-    }
 }
 
 fn quantiles(

@@ -13,7 +13,7 @@ use crate::functions::calendar::date_part;
 use crate::functions::math;
 use crate::functions::range::RangeCall;
 use crate::plan;
-use crate::syntax::{Borders, FunctionId, Node, NodeKind, Span};
+use crate::syntax::{AggregateOp, Borders, FunctionId, MatrixSelector, Node, NodeKind, Span};
 
 impl Evaluator<'_> {
     pub(super) fn call(
@@ -172,28 +172,11 @@ impl Evaluator<'_> {
         steps: &Steps,
         grouping: &Grouping,
     ) -> Result<Vec<VectorSeries>> {
-        let is_window =
-            |arg: &&Node| matches!(arg.kind, NodeKind::Matrix(_) | NodeKind::Subquery(_));
-        let window = args
-            .iter()
-            .find(is_window)
-            .ok_or_else(|| Error::internal("a function of windows without a window"))?;
-        let params = args
-            .iter()
-            .filter(|arg| !is_window(arg))
-            .map(|arg| self.scalar(arg, steps))
-            .collect::<Result<Vec<_>>>()?;
+        let window = window_of(args)?;
+        let params = self.params(args, steps)?;
         let mut series = match &window.kind {
             NodeKind::Matrix(matrix) => {
-                check_borders(function, matrix.selector.borders)?;
-                let call = RangeCall {
-                    function,
-                    frame: plan::range_frame(matrix, steps, self.options.lookback_ms),
-                    borders: matrix.selector.borders,
-                    range_ms: matrix.range.ms(),
-                    range_seconds: matrix.range.seconds(),
-                    params: &params,
-                };
+                let call = self.call_on_selector(function, matrix, &params, steps)?;
                 let matchers = &matrix.selector.matchers;
                 self.read(matchers, &call.frame, grouping, false, &call)?
             }
@@ -235,6 +218,58 @@ impl Evaluator<'_> {
         Ok(series)
     }
 
+    /// An aggregation of a function of windows over a range selector, the members' columns not kept. `None` if some
+    /// are not of floats.
+    pub(super) fn folded_call(
+        &mut self,
+        op: AggregateOp,
+        function: FunctionId,
+        args: &[Node],
+        steps: &Steps,
+        grouping: &Grouping,
+    ) -> Result<Option<Vec<VectorSeries>>> {
+        let NodeKind::Matrix(matrix) = &window_of(args)?.kind else {
+            return Err(Error::internal("a grouping was pushed below a subquery"));
+        };
+        let params = self.params(args, steps)?;
+        let call = self.call_on_selector(function, matrix, &params, steps)?;
+        let matchers = &matrix.selector.matchers;
+        let Some(mut series) =
+            self.read_folded(matchers, &call.frame, grouping, false, &call, op)?
+        else {
+            return Ok(None);
+        };
+        // A group has a point where some member has one.
+        self.note_range_call(function, args, &params, &series, plan::fixed_name(matchers));
+        let marks = self.options.delayed_name_removal && !plan::keeps_name(function);
+        series.iter_mut().for_each(|series| series.drop_name = marks);
+        Ok(Some(series))
+    }
+
+    /// The scalar arguments of a function of windows.
+    fn params(&mut self, args: &[Node], steps: &Steps) -> Result<Vec<Vec<f64>>> {
+        let scalars = args.iter().filter(|arg| !is_window(arg));
+        scalars.map(|arg| self.scalar(arg, steps)).collect()
+    }
+
+    fn call_on_selector<'p>(
+        &self,
+        function: FunctionId,
+        matrix: &MatrixSelector,
+        params: &'p [Vec<f64>],
+        steps: &Steps,
+    ) -> Result<RangeCall<'p>> {
+        check_borders(function, matrix.selector.borders)?;
+        Ok(RangeCall {
+            function,
+            frame: plan::range_frame(matrix, steps, self.options.lookback_ms),
+            borders: matrix.selector.borders,
+            range_ms: matrix.range.ms(),
+            range_seconds: matrix.range.seconds(),
+            params,
+        })
+    }
+
     fn note_range_call(
         &mut self,
         function: FunctionId,
@@ -268,6 +303,16 @@ impl Evaluator<'_> {
             _ => {}
         }
     }
+}
+
+fn is_window(arg: &Node) -> bool {
+    matches!(arg.kind, NodeKind::Matrix(_) | NodeKind::Subquery(_))
+}
+
+/// The argument of a function of windows that has the windows.
+fn window_of(args: &[Node]) -> Result<&Node> {
+    let window = args.iter().find(|arg| is_window(arg));
+    window.ok_or_else(|| Error::internal("a function of windows without a window"))
 }
 
 /// The evaluation times in seconds.

@@ -64,8 +64,17 @@ impl Meter {
         let bytes = series.values.len() * 8 + series.labels.as_encoded().len() + places;
         let bytes = bytes as u64;
         self.held += samples;
+        self.reserve(bytes)
+    }
+
+    /// Counts memory of the node that is evaluated now.
+    ///
+    /// # Errors
+    /// `TooLarge` over the query's part of the budget, `Busy` when all of it is used up.
+    pub(crate) fn reserve(&mut self, bytes: u64) -> Result<()> {
+        self.reservation.grow(bytes)?;
         self.held_bytes += bytes;
-        self.reservation.grow(bytes)
+        Ok(())
     }
 
     /// Counts for a grid of `step_count` steps from here on, if anybody counts; gives back what was counted so

@@ -1,18 +1,20 @@
 //! Evaluation: over all steps and all series at once.
 //!
-//! A node evaluates to columns (`vector`), read through windows (`window`, `select`). Reading order after
+//! A node evaluates to columns (`vector`), read through windows (`window`, `scan`, `select`). Reading order after
 //! those: this file (which node does what), `call`, `histogram`, `labels`, `info`, `aggregate`, `binary`, `subquery`, `output`; beside them
 //! `meter` (limits), `tally` (statistics) and `notes` (annotations).
 
 pub(crate) mod aggregate;
 pub(crate) mod binary;
 mod call;
+mod fold;
 mod histogram;
 mod info;
 mod labels;
 mod meter;
 pub(crate) mod notes;
 mod output;
+mod scan;
 pub(crate) mod select;
 mod subquery;
 pub(crate) mod tally;
@@ -31,6 +33,7 @@ use crate::{EvalOptions, syntax};
 
 use aggregate::Groups;
 use binary::VectorOperation;
+use fold::Fold;
 use meter::Meter;
 use notes::Notes;
 use tally::SampleStats;
@@ -235,6 +238,11 @@ impl Evaluator<'_> {
             self.note_param(op, &param, node.span);
         }
         let pushed = plan::pushdown(aggregate, self.options.delayed_name_removal);
+        if let Some(grouping) = pushed.as_ref().filter(|_| Fold::can(op))
+            && let Some(series) = self.folded(op, &aggregate.expr, steps, grouping)?
+        {
+            return Ok(series);
+        }
         let series = match &pushed {
             Some(grouping) => self.grouped(&aggregate.expr, steps, grouping)?,
             None => self.vector(&aggregate.expr, steps)?,
@@ -244,6 +252,28 @@ impl Evaluator<'_> {
             return aggregate::select(op, &param, series, &groups);
         }
         Ok(aggregate::reduce(op, &param, &series, groups, steps.count))
+    }
+
+    /// An aggregation of a selector or of a window function of one, without keeping the members' columns. `None` if some
+    /// are not of floats.
+    fn folded(
+        &mut self,
+        op: AggregateOp,
+        node: &Node,
+        steps: &Steps,
+        grouping: &Grouping,
+    ) -> Result<Option<Vec<VectorSeries>>> {
+        match &node.kind {
+            NodeKind::Selector(selector) => {
+                let frame = plan::instant_frame(selector, steps, self.options.lookback_ms);
+                let matchers = &selector.matchers;
+                self.read_folded(matchers, &frame, grouping, true, &select::Newest, op)
+            }
+            NodeKind::Call { function, args } => {
+                self.folded_call(op, function.id, args, steps, grouping)
+            }
+            _ => Err(Error::internal("a grouping was pushed below something else")),
+        }
     }
 
     /// A selector or a window function of one, the series labelled by their group only.

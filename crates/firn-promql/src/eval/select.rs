@@ -1,27 +1,21 @@
-//! Reading: selections batch by batch, each member's column through the windows of its time column.
+//! Selectors: what becomes of the members of a selection, one by one or folded into the groups of an aggregation.
 
-use std::ops::Range;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use firn_model::{
-    ColumnBatch, Grouping, Labels, Matcher, PointValue, Result, Sample, Selection, Timestamp,
-};
+use firn_model::{Error, Grouping, Labels, Matcher, PointValue, Result, Sample, Timestamp};
 
 use super::Evaluator;
-use super::vector::{ABSENT, VectorSeries, is_absent};
-use super::window::{Frame, MixedSamples, Reading, Samples, Scratch, Steps, Windows, is_stale};
+use super::fold::Fold;
+use super::meter::Meter;
+use super::scan::{Scan, Sink};
+use super::vector::{VectorSeries, is_absent};
+use super::window::{Frame, MixedSamples, Reading, Samples, Steps, is_stale};
 use crate::functions::extended;
-use crate::histogram::Remarks;
+use crate::histogram::{Remark, Remarks};
 use crate::plan;
-use crate::syntax::{Borders, MatrixSelector, Selector};
+use crate::syntax::{AggregateOp, Borders, MatrixSelector, Selector};
 use crate::value::{HistogramPoint, Series};
-
-/// Groups per read at first. Reads grow while they bring few samples, so that cold storage is asked for much
-/// at once and wide groups do not fill the memory.
-const GROUPS_FIRST: usize = 64;
-const GROUPS_MAX: usize = 4_096;
-/// A read of more than this makes the next one smaller: 2 MiB of values.
-const SAMPLES_WANTED: usize = 1 << 18;
 
 impl Evaluator<'_> {
     /// An instant selector: at each step the newest sample within the lookback.
@@ -61,49 +55,42 @@ impl Evaluator<'_> {
         let (selected, context) = (&selector.matchers, self.context);
         let start = frame.reference(0).saturating_sub(matrix.range.ms());
         let meter = &mut self.meter;
-        let mut reader = Reader::open(self.select, selected, &frame, &Grouping::Series, context)?;
-        while let Some(batch) = reader.next_batch()? {
-            context.cancel.check()?;
-            reader.each_column(&batch, &frame, false, &mut |labels, reading| {
-                meter.read += reading.len() as u64;
-                if let Some(stats) = &mut meter.samples {
-                    stats.windows(reading);
+        let scan = Scan::open(self.select, selected, &frame, &Grouping::Series, false, context)?;
+        scan.each(&mut |key, reading| {
+            meter.read += reading.len() as u64;
+            if let Some(stats) = &mut meter.samples {
+                stats.windows(reading);
+            }
+            let mut series = Series::new(scan.label(key)?.clone(), Vec::new());
+            match reading {
+                Reading::Floats(samples) => {
+                    let Some(window) = samples.windows.iter().next() else { return Ok(()) };
+                    let times = &samples.times[window.clone()];
+                    let values = &samples.values[window];
+                    series.floats = if selector.borders == Borders::Plain {
+                        let pairs = times.iter().zip(values);
+                        pairs.map(|(&ts, &value)| Sample { ts, value }).collect()
+                    } else {
+                        let is_smoothed = selector.borders == Borders::Smoothed;
+                        let end = frame.reference(0);
+                        let pairs = extended::bordered(times, values, start, end, is_smoothed);
+                        pairs.into_iter().map(|(ts, value)| Sample { ts, value }).collect()
+                    };
                 }
-                let mut series = Series::new(labels.clone(), Vec::new());
-                match reading {
-                    Reading::Floats(samples) => {
-                        let Some(window) = samples.windows.iter().next() else { return Ok(()) };
-                        let times = &samples.times[window.clone()];
-                        let values = &samples.values[window];
-                        series.floats = if selector.borders == Borders::Plain {
-                            let pairs = times.iter().zip(values);
-                            pairs.map(|(&ts, &value)| Sample { ts, value }).collect()
-                        } else {
-                            let is_smoothed = selector.borders == Borders::Smoothed;
-                            let end = frame.reference(0);
-                            let pairs = extended::bordered(times, values, start, end, is_smoothed);
-                            pairs.into_iter().map(|(ts, value)| Sample { ts, value }).collect()
-                        };
-                    }
-                    Reading::Mixed(samples) => {
-                        let Some(window) = samples.windows.iter().next() else { return Ok(()) };
-                        for idx in window {
-                            push_point(
-                                &mut series,
-                                samples.times[idx],
-                                &samples.entries[idx].value,
-                            );
-                        }
+                Reading::Mixed(samples) => {
+                    let Some(window) = samples.windows.iter().next() else { return Ok(()) };
+                    for idx in window {
+                        push_point(&mut series, samples.times[idx], &samples.entries[idx].value);
                     }
                 }
-                held += reading.longest() as u64;
-                meter.check(held)?;
-                if !series.is_empty() {
-                    found.push(series);
-                }
-                Ok(())
-            })?;
-        }
+            }
+            held += reading.longest() as u64;
+            meter.check(held)?;
+            if !series.is_empty() {
+                found.push(series);
+            }
+            Ok(())
+        })?;
         Ok(found)
     }
 
@@ -116,48 +103,147 @@ impl Evaluator<'_> {
         keep_stale: bool,
         kernel: &dyn Kernel,
     ) -> Result<Vec<VectorSeries>> {
-        let mut found = Vec::new();
         if frame.range().is_empty() {
-            return Ok(found);
+            return Ok(Vec::new());
         }
         let context = self.context;
+        let scan = Scan::open(self.select, matchers, frame, grouping, keep_stale, context)?;
+        let mut stats = self.meter.samples.take();
         let (meter, remarks) = (&mut self.meter, &mut self.remarks);
-        let mut spare: Vec<f64> = Vec::new();
-        let mut reader = Reader::open(self.select, matchers, frame, grouping, context)?;
-        while let Some(batch) = reader.next_batch()? {
-            context.cancel.check()?;
-            reader.each_column(&batch, frame, keep_stale, &mut |labels, reading| {
-                meter.read += reading.len() as u64;
-                meter.check(reading.longest() as u64)?;
-                let mut values = std::mem::take(&mut spare);
-                values.clear();
-                values.resize(frame.steps.count, ABSENT);
-                let mut series = VectorSeries::floats(labels.clone(), false, values);
-                match reading {
-                    Reading::Floats(samples) => kernel.floats(samples, &mut series.values)?,
-                    Reading::Mixed(samples) => {
-                        let mut found = Remarks::default();
-                        kernel.mixed(samples, &mut series, &mut found)?;
-                        let name = labels.metric_name();
-                        remarks.extend(found.into_iter().map(|remark| (name.to_owned(), remark)));
-                    }
-                }
-                if let Some(stats) = &mut meter.samples {
-                    match kernel.looks_at_windows() {
-                        true => stats.windows(reading),
-                        false => stats.points(&series),
-                    }
-                }
-                if series.is_empty() {
-                    spare = series.values;
-                } else {
-                    meter.hold(&series)?;
-                    found.push(series);
-                }
-                Ok(())
-            })?;
-        }
+        let mut sink = SeriesSink { scan: &scan, meter, remarks, found: Vec::new() };
+        scan.run(kernel, &mut sink, &mut stats)?;
+        let found = sink.found;
+        self.meter.samples = stats;
         Ok(found)
+    }
+
+    /// Reads a selection and folds the members' columns into one per group, without keeping them. `None` if some
+    /// member is not of floats alone: what becomes of it is for [`Evaluator::read`] and its like.
+    pub(super) fn read_folded(
+        &mut self,
+        matchers: &[Matcher],
+        frame: &Frame,
+        grouping: &Grouping,
+        keep_stale: bool,
+        kernel: &dyn Kernel,
+        op: AggregateOp,
+    ) -> Result<Option<Vec<VectorSeries>>> {
+        if frame.range().is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        let context = self.context;
+        let scan = Scan::open(self.select, matchers, frame, grouping, keep_stale, context)?;
+        let read_before = self.meter.read;
+        let mut stats = self.meter.samples.clone();
+        let mut sink = FoldSink {
+            keys: scan.keys(),
+            meter: &mut self.meter,
+            group_of: vec![None; scan.keys().len()],
+            groups: HashMap::new(),
+            labels: Vec::new(),
+            fold: Fold::new(op, frame.steps.count),
+            met_others: false,
+        };
+        let done = scan.run(kernel, &mut sink, &mut stats);
+        if sink.met_others {
+            self.meter.read = read_before;
+            return Ok(None);
+        }
+        done?;
+        let columns = sink.labels.into_iter().zip(sink.fold.finish());
+        let series = columns.map(|(labels, values)| VectorSeries::floats(labels, false, values));
+        let series = series.collect();
+        self.meter.samples = stats;
+        Ok(Some(series))
+    }
+}
+
+/// Keeps every member that has a point.
+struct SeriesSink<'a> {
+    scan: &'a Scan<'a>,
+    meter: &'a mut Meter,
+    remarks: &'a mut BTreeSet<(String, Remark)>,
+    found: Vec<VectorSeries>,
+}
+
+impl SeriesSink<'_> {
+    fn keep(&mut self, series: VectorSeries) -> Result<()> {
+        self.meter.hold(&series)?;
+        self.found.push(series);
+        Ok(())
+    }
+}
+
+impl Sink for SeriesSink<'_> {
+    fn count(&mut self, samples: u64, longest: u64) -> Result<()> {
+        self.meter.read += samples;
+        self.meter.check(longest)
+    }
+
+    fn floats(&mut self, key: u32, values: &[f64]) -> Result<()> {
+        if values.iter().all(|value| is_absent(*value)) {
+            return Ok(());
+        }
+        self.keep(VectorSeries::floats(self.scan.label(key)?.clone(), false, values.to_vec()))
+    }
+
+    fn mixed(&mut self, _: u32, series: VectorSeries, remarks: Remarks) -> Result<()> {
+        let name = series.labels.metric_name();
+        self.remarks.extend(remarks.into_iter().map(|remark| (name.to_owned(), remark)));
+        if series.is_empty() { Ok(()) } else { self.keep(series) }
+    }
+}
+
+/// Folds the members of each group, groups in order of their first member with a point.
+struct FoldSink<'a> {
+    keys: &'a [Labels],
+    meter: &'a mut Meter,
+    /// The group of a key, once it has one. Storage may tell more keys apart than there are groups.
+    group_of: Vec<Option<u32>>,
+    groups: HashMap<Labels, u32>,
+    labels: Vec<Labels>,
+    fold: Fold,
+    met_others: bool,
+}
+
+impl FoldSink<'_> {
+    fn group(&mut self, key: u32) -> Result<usize> {
+        let unknown = || Error::internal("a column names a key that is not there");
+        let known = self.group_of.get_mut(key as usize).ok_or_else(unknown)?;
+        if let Some(group) = known {
+            return Ok(*group as usize);
+        }
+        let labels = self.keys.get(key as usize).ok_or_else(unknown)?;
+        let next = self.labels.len() as u32;
+        let group = *self.groups.entry(labels.clone()).or_insert(next);
+        *known = Some(group);
+        if group == next {
+            self.meter.reserve(self.fold.group_bytes() + labels.as_encoded().len() as u64)?;
+            self.labels.push(labels.clone());
+            self.fold.open_group();
+        }
+        Ok(group as usize)
+    }
+}
+
+impl Sink for FoldSink<'_> {
+    fn count(&mut self, samples: u64, longest: u64) -> Result<()> {
+        self.meter.read += samples;
+        self.meter.check(longest)
+    }
+
+    fn floats(&mut self, key: u32, values: &[f64]) -> Result<()> {
+        if values.iter().all(|value| is_absent(*value)) {
+            return Ok(());
+        }
+        let group = self.group(key)?;
+        self.fold.add(group, values);
+        Ok(())
+    }
+
+    fn mixed(&mut self, _: u32, _: VectorSeries, _: Remarks) -> Result<()> {
+        self.met_others = true;
+        Err(Error::internal("a member is not of floats alone"))
     }
 }
 
@@ -188,7 +274,7 @@ pub(crate) trait Kernel: Sync {
 }
 
 /// The newest sample of each window.
-struct Newest;
+pub(super) struct Newest;
 
 impl Kernel for Newest {
     fn floats(&self, samples: Samples<'_>, out: &mut [f64]) -> Result<()> {
@@ -295,104 +381,5 @@ pub(super) fn push_point(series: &mut Series, ts: Timestamp, value: &PointValue)
             let histogram = Arc::clone(histogram);
             series.histograms.push(HistogramPoint { ts, histogram });
         }
-    }
-}
-
-/// Walks over the groups of a selection.
-struct Reader {
-    selected: Box<dyn firn_model::Selected>,
-    next: usize,
-    groups_per_read: usize,
-    queue: std::vec::IntoIter<ColumnBatch>,
-    /// Windows over the time columns of the last batch; series scraped together often share theirs.
-    windows: Vec<(Arc<[Timestamp]>, Windows)>,
-    scratch: Scratch,
-}
-
-impl Reader {
-    fn open(
-        select: &dyn firn_model::Select,
-        matchers: &[Matcher],
-        frame: &Frame,
-        grouping: &Grouping,
-        context: &firn_model::QueryContext,
-    ) -> Result<Reader> {
-        let selection = Selection {
-            matchers: matchers.to_vec(),
-            range: frame.range(),
-            grouping: grouping.clone(),
-        };
-        Ok(Reader {
-            selected: select.select(&selection, context)?,
-            next: 0,
-            groups_per_read: GROUPS_FIRST,
-            queue: Vec::new().into_iter(),
-            windows: Vec::new(),
-            scratch: Scratch::default(),
-        })
-    }
-
-    fn next_batch(&mut self) -> Result<Option<ColumnBatch>> {
-        loop {
-            if let Some(batch) = self.queue.next() {
-                return Ok(Some(batch));
-            }
-            let groups = self.next_groups();
-            if groups.is_empty() {
-                return Ok(None);
-            }
-            let batches = self.selected.read(groups)?;
-            let values: usize =
-                batches.iter().flat_map(|batch| &batch.columns).map(|c| c.values.len()).sum();
-            self.groups_per_read = if values > SAMPLES_WANTED {
-                (self.groups_per_read / 2).max(1)
-            } else {
-                (self.groups_per_read * 2).min(GROUPS_MAX)
-            };
-            self.queue = batches.into_iter();
-        }
-    }
-
-    fn next_groups(&mut self) -> Range<usize> {
-        let start = self.next;
-        self.next = (start + self.groups_per_read).min(self.selected.group_count());
-        start..self.next
-    }
-
-    /// Calls `each` with the key and the samples of every member of `batch`.
-    fn each_column(
-        &mut self,
-        batch: &ColumnBatch,
-        frame: &Frame,
-        keep_stale: bool,
-        each: &mut dyn FnMut(&Labels, Reading<'_>) -> Result<()>,
-    ) -> Result<()> {
-        for (idx, times) in batch.times.iter().enumerate() {
-            match self.windows.get_mut(idx) {
-                Some((known, _)) if Arc::ptr_eq(known, times) || known == times => {}
-                Some((known, windows)) => {
-                    *known = Arc::clone(times);
-                    windows.compute(times, frame);
-                }
-                None => {
-                    let mut windows = Windows::default();
-                    windows.compute(times, frame);
-                    self.windows.push((Arc::clone(times), windows));
-                }
-            }
-        }
-        let no_key = || firn_model::Error::internal("a column names a key that is not there");
-        for column in &batch.columns {
-            let labels = self.selected.keys().get(column.key as usize).ok_or_else(no_key)?;
-            let (times, windows) = self
-                .windows
-                .get(column.time_idx as usize)
-                .filter(|_| (column.time_idx as usize) < batch.times.len())
-                .ok_or_else(|| firn_model::Error::internal("a column without its times"))?;
-            if let Some(reading) = self.scratch.read(times, column, windows, keep_stale) {
-                each(labels, reading)?;
-            }
-        }
-        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! How many samples the steps of a query look at: Prometheus' query statistics. Counted for who asks only.
 
-use super::vector::{VectorSeries, histogram_points};
+use super::vector::{VectorSeries, histogram_points, is_absent};
 use super::window::{Reading, Steps};
 
 /// Samples that a query looked at, as Prometheus counts them.
@@ -38,6 +38,23 @@ impl SampleStats {
             *queryable += point;
             *read += point;
         }
+    }
+
+    /// The same for floats, one value per step.
+    pub(crate) fn float_points(&mut self, values: &[f64]) {
+        let steps = self.queryable_per_step.iter_mut().zip(&mut self.read_per_step);
+        for ((queryable, read), value) in steps.zip(values) {
+            let point = u64::from(!is_absent(*value));
+            *queryable += point;
+            *read += point;
+        }
+    }
+
+    /// What another thread counted at the same steps.
+    pub(crate) fn add(&mut self, other: &SampleStats) {
+        let add = |(sum, more): (&mut u64, &u64)| *sum += more;
+        self.queryable_per_step.iter_mut().zip(&other.queryable_per_step).for_each(add);
+        self.read_per_step.iter_mut().zip(&other.read_per_step).for_each(add);
     }
 
     /// The samples in each step's window.

@@ -1,0 +1,334 @@
+//! Folding: the columns of a group's members into one, member by member, one accumulator per step.
+//!
+//! A step's accumulator hears its values in the order of the members that have one, whatever members are beside them, so a
+//! step of a range query has the bits of an instant query.
+
+use super::vector::{ABSENT, has_absent, is_absent};
+use crate::functions::kahan::{Mean, Sum};
+use crate::syntax::AggregateOp;
+
+/// The groups of one aggregation under way.
+pub(crate) struct Fold {
+    step_count: usize,
+    columns: Box<dyn Columns>,
+}
+
+impl Fold {
+    /// Whether `op` needs no more of its input than accumulators keep.
+    pub(crate) fn can(op: AggregateOp) -> bool {
+        use AggregateOp as Op;
+        matches!(
+            op,
+            Op::Sum | Op::Avg | Op::Count | Op::Group | Op::Max | Op::Min | Op::Stdvar | Op::Stddev
+        )
+    }
+
+    /// No group yet. `op` is one that [`Fold::can`].
+    pub(crate) fn new(op: AggregateOp, step_count: usize) -> Fold {
+        let columns: Box<dyn Columns> = match op {
+            AggregateOp::Sum => Box::new(Sums::default()),
+            AggregateOp::Avg => Box::new(Accumulators::<Mean>::default()),
+            AggregateOp::Count => numbers(|count, _| {
+                *count = if is_absent(*count) { 1.0 } else { *count + 1.0 };
+            }),
+            AggregateOp::Max => numbers(|kept, value| {
+                if *kept < value || kept.is_nan() {
+                    *kept = value;
+                }
+            }),
+            AggregateOp::Min => numbers(|kept, value| {
+                if *kept > value || kept.is_nan() {
+                    *kept = value;
+                }
+            }),
+            AggregateOp::Stdvar => Box::new(Accumulators::<Variance>::default()),
+            AggregateOp::Stddev => Box::new(Accumulators::<Deviation>::default()),
+            _ => numbers(|one, _| *one = 1.0),
+        };
+        Fold { step_count, columns }
+    }
+
+    /// What one group takes.
+    pub(crate) fn group_bytes(&self) -> u64 {
+        (self.step_count * self.columns.step_bytes()) as u64
+    }
+
+    /// Adds a group behind the others.
+    pub(crate) fn open_group(&mut self) {
+        self.columns.open(self.step_count);
+    }
+
+    /// Adds a member's column, one value per step, to a group.
+    pub(crate) fn add(&mut self, group: usize, values: &[f64]) {
+        self.columns.add(group, values);
+    }
+
+    /// The groups' columns.
+    pub(crate) fn finish(self) -> Vec<Vec<f64>> {
+        self.columns.finish()
+    }
+}
+
+trait Columns: Send {
+    fn step_bytes(&self) -> usize;
+    fn open(&mut self, step_count: usize);
+    fn add(&mut self, group: usize, values: &[f64]);
+    fn finish(self: Box<Self>) -> Vec<Vec<f64>>;
+}
+
+/// Accumulators that are the result at any time, absent ones included.
+struct Numbers<F> {
+    groups: Vec<Vec<f64>>,
+    feed: F,
+}
+
+fn numbers<F: Fn(&mut f64, f64) + Send + 'static>(feed: F) -> Box<dyn Columns> {
+    Box::new(Numbers { groups: Vec::new(), feed })
+}
+
+impl<F: Fn(&mut f64, f64) + Send> Columns for Numbers<F> {
+    fn step_bytes(&self) -> usize {
+        8
+    }
+
+    fn open(&mut self, step_count: usize) {
+        self.groups.push(vec![ABSENT; step_count]);
+    }
+
+    fn add(&mut self, group: usize, values: &[f64]) {
+        for (kept, &value) in self.groups[group].iter_mut().zip(values) {
+            if !is_absent(value) {
+                (self.feed)(kept, value);
+            }
+        }
+    }
+
+    fn finish(self: Box<Self>) -> Vec<Vec<f64>> {
+        self.groups
+    }
+}
+
+/// Sums, sum and compensation each in a column of their own: where every step has a value the loop over them has
+/// no branch, and the compiler computes several steps at once. A third of the time of one struct per step.
+#[derive(Default)]
+struct Sums {
+    groups: Vec<SumColumn>,
+}
+
+struct SumColumn {
+    sums: Vec<f64>,
+    rests: Vec<f64>,
+    /// Whether every step has had a value.
+    is_full: bool,
+}
+
+impl Columns for Sums {
+    fn step_bytes(&self) -> usize {
+        16
+    }
+
+    fn open(&mut self, step_count: usize) {
+        let (sums, rests) = (vec![ABSENT; step_count], vec![0.0; step_count]);
+        self.groups.push(SumColumn { sums, rests, is_full: false });
+    }
+
+    fn add(&mut self, group: usize, values: &[f64]) {
+        let SumColumn { sums, rests, is_full } = &mut self.groups[group];
+        let steps = sums.iter_mut().zip(rests).zip(values);
+        let is_whole = !has_absent(values);
+        if is_whole && *is_full {
+            for ((sum, rest), &value) in steps {
+                let mut total = Sum { sum: *sum, rest: *rest };
+                total.add(value);
+                (*sum, *rest) = (total.sum, total.rest);
+            }
+            return;
+        }
+        for ((sum, rest), &value) in steps {
+            if is_absent(value) {
+                continue;
+            }
+            if is_absent(*sum) {
+                *sum = value;
+                continue;
+            }
+            let mut total = Sum { sum: *sum, rest: *rest };
+            total.add(value);
+            (*sum, *rest) = (total.sum, total.rest);
+        }
+        *is_full |= is_whole;
+    }
+
+    fn finish(self: Box<Self>) -> Vec<Vec<f64>> {
+        let value = |(sum, rest): (f64, f64)| {
+            if is_absent(sum) { ABSENT } else { Sum { sum, rest }.value() }
+        };
+        let column =
+            |group: SumColumn| group.sums.into_iter().zip(group.rests).map(value).collect();
+        self.groups.into_iter().map(column).collect()
+    }
+}
+
+/// What an aggregation remembers of the values of one step.
+trait Accumulator: Copy + Send {
+    fn of(value: f64) -> Self;
+    fn add(&mut self, value: f64);
+    fn value(self) -> f64;
+}
+
+struct Accumulators<A> {
+    groups: Vec<Vec<Option<A>>>,
+}
+
+impl<A> Default for Accumulators<A> {
+    fn default() -> Accumulators<A> {
+        Accumulators { groups: Vec::new() }
+    }
+}
+
+impl<A: Accumulator> Columns for Accumulators<A> {
+    fn step_bytes(&self) -> usize {
+        size_of::<Option<A>>()
+    }
+
+    fn open(&mut self, step_count: usize) {
+        self.groups.push(vec![None; step_count]);
+    }
+
+    fn add(&mut self, group: usize, values: &[f64]) {
+        for (step, &value) in self.groups[group].iter_mut().zip(values) {
+            if is_absent(value) {
+                continue;
+            }
+            match step {
+                Some(accumulator) => accumulator.add(value),
+                None => *step = Some(A::of(value)),
+            }
+        }
+    }
+
+    fn finish(self: Box<Self>) -> Vec<Vec<f64>> {
+        let value = |step: Option<A>| step.map_or(ABSENT, A::value);
+        let column = |group: Vec<Option<A>>| group.into_iter().map(value).collect();
+        self.groups.into_iter().map(column).collect()
+    }
+}
+
+impl Accumulator for Mean {
+    fn of(value: f64) -> Mean {
+        Mean::of(value)
+    }
+
+    fn add(&mut self, value: f64) {
+        Mean::add(self, value);
+    }
+
+    fn value(self) -> f64 {
+        Mean::value(self)
+    }
+}
+
+/// Count, mean and squared distances. Source: Welford's algorithm.
+#[derive(Clone, Copy)]
+struct Variance {
+    count: f64,
+    mean: f64,
+    squares: f64,
+}
+
+impl Accumulator for Variance {
+    fn of(value: f64) -> Variance {
+        let squares = if value.is_finite() { 0.0 } else { f64::NAN };
+        Variance { count: 1.0, mean: value, squares }
+    }
+
+    fn add(&mut self, value: f64) {
+        self.count += 1.0;
+        let delta = value - self.mean;
+        self.mean += delta / self.count;
+        self.squares += delta * (value - self.mean);
+    }
+
+    fn value(self) -> f64 {
+        self.squares / self.count
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Deviation(Variance);
+
+impl Accumulator for Deviation {
+    fn of(value: f64) -> Deviation {
+        Deviation(Variance::of(value))
+    }
+
+    fn add(&mut self, value: f64) {
+        self.0.add(value);
+    }
+
+    fn value(self) -> f64 {
+        self.0.value().sqrt()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const OPS: [AggregateOp; 8] = [
+        AggregateOp::Sum,
+        AggregateOp::Avg,
+        AggregateOp::Count,
+        AggregateOp::Group,
+        AggregateOp::Max,
+        AggregateOp::Min,
+        AggregateOp::Stdvar,
+        AggregateOp::Stddev,
+    ];
+
+    fn run(op: AggregateOp, members: &[Vec<f64>]) -> Vec<f64> {
+        let mut fold = Fold::new(op, members[0].len());
+        fold.open_group();
+        members.iter().for_each(|values| fold.add(0, values));
+        fold.finish().remove(0)
+    }
+
+    proptest! {
+        /// What a step gives does not depend on the other steps.
+        #[test]
+        fn a_step_has_the_bits_of_itself_alone(
+            members in prop::collection::vec(
+                prop::collection::vec(
+                    prop_oneof![
+                        6 => -9.0..9.0f64,
+                        1 => prop::sample::select(vec![
+                            ABSENT, f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e300, -0.0, 1.7e308,
+                        ]),
+                    ],
+                    5,
+                ),
+                1..9,
+            ),
+        ) {
+            for op in OPS {
+                let together = run(op, &members);
+                for (step, value) in together.iter().enumerate() {
+                    let alone: Vec<Vec<f64>> = members.iter().map(|m| vec![m[step]]).collect();
+                    prop_assert_eq!(value.to_bits(), run(op, &alone)[0].to_bits(), "{:?}", op);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sums_keep_what_cancels() {
+        let members: Vec<Vec<f64>> =
+            [1.0, 1e100, 1.0, -1e100].iter().map(|v| vec![*v; 3]).collect();
+        assert_eq!(run(AggregateOp::Sum, &members), [2.0; 3]);
+        assert_eq!(run(AggregateOp::Avg, &members), [0.5; 3]);
+        assert_eq!(run(AggregateOp::Count, &members), [4.0; 3]);
+        assert_eq!(run(AggregateOp::Max, &[vec![f64::NAN, ABSENT], vec![1.0, ABSENT]])[0], 1.0);
+    }
+}

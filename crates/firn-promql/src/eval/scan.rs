@@ -1,0 +1,468 @@
+//! Reading a selection: groups in reads of a bounded size, each member's column through the windows of its time
+//! column and a kernel, the results in the order of the groups.
+//!
+//! A selection that is worth it is spread over the threads that the query may borrow. Who finishes a read waits until all
+//! reads before it were handed on, so a result has the same bits on any number of threads, and at most one read per thread
+//! is held back.
+
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use firn_model::{
+    Column, ColumnBatch, ColumnValues, Error, Grouping, Labels, Matcher, Pool, QueryContext,
+    Reservation, Result, Select, Selected, Selection, Timestamp,
+};
+
+use super::select::Kernel;
+use super::tally::SampleStats;
+use super::vector::{ABSENT, VectorSeries};
+use super::window::{Frame, Reading, Scratch, Windows};
+use crate::histogram::Remarks;
+
+/// A read is of so many values, about: 2 MiB of them, so that little memory is in use and what is decoded is still near the
+/// core when it is evaluated. At least one group.
+const READ_VALUES: u64 = 1 << 18;
+/// A read is of so many groups at most.
+const READ_GROUPS_MAX: usize = 4_096;
+/// How many values a member has in a range, until a read has told: one in 15 seconds.
+const SPACING_MS: i64 = 15_000;
+/// What to find and to open a member costs, in values.
+const MEMBER_VALUES: u64 = 64;
+/// To start a thread must be worth it: half a millisecond of work.
+const HELPER_VALUES_MIN: u64 = 1 << 18;
+/// A helper's read holds its results until its turn comes; at most so many.
+const HELD_VALUES_MAX: u64 = 1 << 22;
+
+/// A selection that was matched.
+pub(super) struct Scan<'a> {
+    selected: Box<dyn Selected>,
+    context: &'a QueryContext,
+    frame: &'a Frame,
+    /// Whether stale markers are samples to the kernel.
+    keep_stale: bool,
+}
+
+/// Takes what a scan computed, members in the order of groups and slots.
+pub(super) trait Sink: Send {
+    /// A member was read: its samples, and those of its longest window as the sample limit counts them.
+    fn count(&mut self, samples: u64, longest: u64) -> Result<()>;
+    /// A member of floats under key `key`, one value per step; maybe all of them absent.
+    fn floats(&mut self, key: u32, values: &[f64]) -> Result<()>;
+    /// A member of something else.
+    fn mixed(&mut self, key: u32, series: VectorSeries, remarks: Remarks) -> Result<()>;
+}
+
+impl<'a> Scan<'a> {
+    /// Matches; reads no sample yet.
+    pub(super) fn open(
+        select: &dyn Select,
+        matchers: &[Matcher],
+        frame: &'a Frame,
+        grouping: &Grouping,
+        keep_stale: bool,
+        context: &'a QueryContext,
+    ) -> Result<Scan<'a>> {
+        let selection = Selection {
+            matchers: matchers.to_vec(),
+            range: frame.range(),
+            grouping: grouping.clone(),
+        };
+        Ok(Scan { selected: select.select(&selection, context)?, context, frame, keep_stale })
+    }
+
+    /// The keys that a [`Sink`] hears.
+    pub(super) fn keys(&self) -> &[Labels] {
+        self.selected.keys()
+    }
+
+    /// Hands every member's samples to `each`, on this thread.
+    pub(super) fn each(&self, each: &mut dyn FnMut(u32, Reading<'_>) -> Result<()>) -> Result<()> {
+        let (mut reads, mut reader) = (Reads::new(&*self.selected, self.frame), Reader::default());
+        while let Some(groups) = reads.next() {
+            let values = self.read(groups.clone(), &mut reader, each)?;
+            reads.learn(groups, values);
+        }
+        Ok(())
+    }
+
+    /// Computes a column of each member. What its steps look at is added to `stats`, if somebody asked.
+    pub(super) fn run(
+        &self,
+        kernel: &dyn Kernel,
+        sink: &mut dyn Sink,
+        stats: &mut Option<SampleStats>,
+    ) -> Result<()> {
+        let mut reads = Reads::new(&*self.selected, self.frame);
+        let mut reader = Reader { stats: stats.take(), ..Reader::default() };
+        while let Some(groups) = reads.next() {
+            let values = self.compute(groups.clone(), &mut reader, kernel, sink)?;
+            reads.learn(groups, values);
+            let permit = self.context.helpers.take(reads.helpers_wanted());
+            if permit.count() > 0 {
+                self.run_together(permit.count(), reads, kernel, sink, &mut reader.stats)?;
+                break;
+            }
+        }
+        *stats = reader.stats;
+        Ok(())
+    }
+
+    /// Does what is left of `reads` with the help of `helper_count` threads.
+    fn run_together(
+        &self,
+        helper_count: usize,
+        reads: Reads<'_>,
+        kernel: &dyn Kernel,
+        sink: &mut dyn Sink,
+        stats: &mut Option<SampleStats>,
+    ) -> Result<()> {
+        let work = Work { reads, sink, given: 0, due: 0, failed: None, stats };
+        let shared = Shared { work: Mutex::new(work), turn: Condvar::new() };
+        std::thread::scope(|scope| {
+            for _ in 0..helper_count {
+                let thread = std::thread::Builder::new().name("firn-helper".into());
+                // Without a thread the others do its part.
+                let _ = thread.spawn_scoped(scope, || self.work(&shared, kernel));
+            }
+            self.work(&shared, kernel);
+        });
+        let work = shared.work.into_inner().unwrap_or_else(PoisonError::into_inner);
+        work.failed.map_or(Ok(()), Err)
+    }
+
+    /// What each thread does: takes a read, computes it, waits for its turn, hands the result on.
+    fn work(&self, shared: &Shared<'_>, kernel: &dyn Kernel) {
+        let counted =
+            shared.lock().stats.as_ref().map(|_| SampleStats::new(self.frame.steps.count));
+        let mut reader = Reader { stats: counted, ..Reader::default() };
+        let mut done = Computed::new(self.context);
+        let watch = StopOnPanic(shared);
+        loop {
+            let Some((ticket, groups)) = shared.lock().take() else { break };
+            done.clear();
+            let values = self.compute(groups.clone(), &mut reader, kernel, &mut done);
+            let mut work = shared.lock();
+            while work.due != ticket && work.failed.is_none() {
+                work = watch.0.turn.wait(work).unwrap_or_else(PoisonError::into_inner);
+            }
+            if work.failed.is_some() {
+                return;
+            }
+            let handed = values.and_then(|values| {
+                work.reads.learn(groups, values);
+                done.hand_on(work.sink)
+            });
+            work.due += 1;
+            work.failed = handed.err();
+            shared.turn.notify_all();
+        }
+        if let (Some(all), Some(own)) = (&mut *shared.lock().stats, &reader.stats) {
+            all.add(own);
+        }
+    }
+
+    /// Reads `groups` and computes a column of each member; returns how many values were read.
+    fn compute(
+        &self,
+        groups: Range<usize>,
+        reader: &mut Reader,
+        kernel: &dyn Kernel,
+        sink: &mut dyn Sink,
+    ) -> Result<u64> {
+        let step_count = self.frame.steps.count;
+        let (mut out, mut stats) = (std::mem::take(&mut reader.out), reader.stats.take());
+        let values = self.read(groups, reader, &mut |key, reading| {
+            sink.count(reading.len() as u64, reading.longest() as u64)?;
+            if let Some(stats) = stats.as_mut().filter(|_| kernel.looks_at_windows()) {
+                stats.windows(reading);
+            }
+            let points = stats.as_mut().filter(|_| !kernel.looks_at_windows());
+            match reading {
+                Reading::Floats(samples) => {
+                    out.clear();
+                    out.resize(step_count, ABSENT);
+                    kernel.floats(samples, &mut out)?;
+                    if let Some(stats) = points {
+                        stats.float_points(&out);
+                    }
+                    sink.floats(key, &out)
+                }
+                Reading::Mixed(samples) => {
+                    let labels = self.label(key)?.clone();
+                    let mut series = VectorSeries::floats(labels, false, vec![ABSENT; step_count]);
+                    let mut remarks = Remarks::default();
+                    kernel.mixed(samples, &mut series, &mut remarks)?;
+                    if let Some(stats) = points {
+                        stats.points(&series);
+                    }
+                    sink.mixed(key, series, remarks)
+                }
+            }
+        })?;
+        (reader.out, reader.stats) = (out, stats);
+        Ok(values)
+    }
+
+    /// Reads `groups` and hands on the samples of each member; returns how many values there were.
+    fn read(
+        &self,
+        groups: Range<usize>,
+        reader: &mut Reader,
+        each: &mut dyn FnMut(u32, Reading<'_>) -> Result<()>,
+    ) -> Result<u64> {
+        self.context.cancel.check()?;
+        let batches = self.selected.read(groups)?;
+        // Storage set memory aside while it decoded; from here on it is ours.
+        let mut held = self.context.budget.empty(Pool::Query);
+        held.grow(batches.iter().map(batch_bytes).sum())?;
+        let mut values = 0;
+        for batch in batches {
+            self.context.cancel.check()?;
+            values += batch.columns.iter().map(|column| column.values.len() as u64).sum::<u64>();
+            reader.each_column(&batch, self.frame, self.keep_stale, each)?;
+            held.shrink(batch_bytes(&batch));
+        }
+        Ok(values)
+    }
+
+    /// The labels of a key.
+    pub(super) fn label(&self, key: u32) -> Result<&Labels> {
+        let unknown = || Error::internal("a column names a key that is not there");
+        self.keys().get(key as usize).ok_or_else(unknown)
+    }
+}
+
+/// Bytes that a batch takes.
+fn batch_bytes(batch: &ColumnBatch) -> u64 {
+    let times: usize = batch.times.iter().map(|times| size_of_val(&**times)).sum();
+    let values = |column: &Column| match &column.values {
+        ColumnValues::F64(values) => values.capacity() * 8,
+        // Histograms are counted where they are kept.
+        other => other.len() * 64,
+    };
+    let columns = batch.columns.iter().map(|column| size_of::<Column>() + values(column));
+    (times + columns.sum::<usize>()) as u64
+}
+
+/// Cuts the groups into reads.
+struct Reads<'a> {
+    selected: &'a dyn Selected,
+    next: usize,
+    end: usize,
+    members_left: u64,
+    members_max: u64,
+    /// Values that a member has, about.
+    values_each: u64,
+    step_count: u64,
+}
+
+impl<'a> Reads<'a> {
+    fn new(selected: &'a dyn Selected, frame: &Frame) -> Reads<'a> {
+        let range = frame.range();
+        let span_ms = range.end.saturating_sub(range.start).max(0);
+        let end = selected.group_count();
+        let members = || (0..end).map(|group| selected.member_count(group) as u64);
+        Reads {
+            selected,
+            next: 0,
+            end,
+            members_left: members().sum(),
+            members_max: members().max().unwrap_or(0),
+            values_each: (span_ms / SPACING_MS) as u64 + 1,
+            step_count: frame.steps.count as u64,
+        }
+    }
+
+    fn next(&mut self) -> Option<Range<usize>> {
+        let start = self.next;
+        let members_max = READ_VALUES / self.values_each;
+        let mut members = 0;
+        while self.next < self.end && self.next - start < READ_GROUPS_MAX {
+            let more = self.selected.member_count(self.next) as u64;
+            if members > 0 && members + more > members_max {
+                break;
+            }
+            members += more;
+            self.next += 1;
+        }
+        self.members_left = self.members_left.saturating_sub(members);
+        (start < self.next).then_some(start..self.next)
+    }
+
+    /// `groups` had so many values.
+    fn learn(&mut self, groups: Range<usize>, values: u64) {
+        let members: u64 = groups.map(|group| self.selected.member_count(group) as u64).sum();
+        self.values_each = values.checked_div(members).unwrap_or(0).max(1);
+    }
+
+    /// How many threads more would pay.
+    fn helpers_wanted(&self) -> usize {
+        if self.members_max.saturating_mul(self.step_count) > HELD_VALUES_MAX {
+            return 0;
+        }
+        let left = self.members_left.saturating_mul(self.values_each + MEMBER_VALUES);
+        usize::try_from(left / HELPER_VALUES_MIN).unwrap_or(usize::MAX)
+    }
+}
+
+/// What the threads of one scan share.
+struct Shared<'s> {
+    work: Mutex<Work<'s>>,
+    /// Woken when a result was handed on.
+    turn: Condvar,
+}
+
+struct Work<'s> {
+    reads: Reads<'s>,
+    sink: &'s mut dyn Sink,
+    /// Reads given out, and handed on.
+    given: usize,
+    due: usize,
+    failed: Option<Error>,
+    stats: &'s mut Option<SampleStats>,
+}
+
+impl<'s> Shared<'s> {
+    fn lock(&self) -> MutexGuard<'_, Work<'s>> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Work<'_> {
+    fn take(&mut self) -> Option<(usize, Range<usize>)> {
+        if self.failed.is_some() {
+            return None;
+        }
+        let groups = self.reads.next()?;
+        self.given += 1;
+        Some((self.given - 1, groups))
+    }
+}
+
+/// Lets the others go when a thread panics: its turn would never end.
+struct StopOnPanic<'a, 's>(&'a Shared<'s>);
+
+impl Drop for StopOnPanic<'_, '_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.lock().failed = Some(Error::internal("a thread of the query panicked"));
+            self.0.turn.notify_all();
+        }
+    }
+}
+
+/// What a read gave, until its turn comes.
+struct Computed {
+    held: Reservation,
+    samples: u64,
+    longest: u64,
+    members: Vec<Member>,
+    /// The columns of all members of floats, back to back.
+    values: Vec<f64>,
+}
+
+enum Member {
+    Floats { key: u32, end: usize },
+    Mixed { key: u32, series: Box<VectorSeries>, remarks: Remarks },
+}
+
+impl Computed {
+    fn new(context: &QueryContext) -> Computed {
+        let held = context.budget.empty(Pool::Query);
+        Computed { held, samples: 0, longest: 0, members: Vec::new(), values: Vec::new() }
+    }
+
+    fn clear(&mut self) {
+        (self.samples, self.longest) = (0, 0);
+        self.members.clear();
+        self.values.clear();
+    }
+
+    fn hand_on(&mut self, sink: &mut dyn Sink) -> Result<()> {
+        sink.count(self.samples, self.longest)?;
+        let mut start = 0;
+        for member in self.members.drain(..) {
+            match member {
+                Member::Floats { key, end } => {
+                    sink.floats(key, self.values.get(start..end).unwrap_or_default())?;
+                    start = end;
+                }
+                Member::Mixed { key, series, remarks } => sink.mixed(key, *series, remarks)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Sink for Computed {
+    fn count(&mut self, samples: u64, longest: u64) -> Result<()> {
+        self.samples += samples;
+        self.longest = self.longest.max(longest);
+        Ok(())
+    }
+
+    fn floats(&mut self, key: u32, values: &[f64]) -> Result<()> {
+        let free = self.values.capacity() - self.values.len();
+        if free < values.len() {
+            let more = values.len().max(self.values.len());
+            self.held.grow(more as u64 * 8)?;
+            self.values.reserve_exact(more);
+        }
+        self.values.extend_from_slice(values);
+        self.members.push(Member::Floats { key, end: self.values.len() });
+        Ok(())
+    }
+
+    fn mixed(&mut self, key: u32, series: VectorSeries, remarks: Remarks) -> Result<()> {
+        self.members.push(Member::Mixed { key, series: Box::new(series), remarks });
+        Ok(())
+    }
+}
+
+/// What a thread keeps from read to read.
+#[derive(Default)]
+struct Reader {
+    /// Windows over the time columns of the last batch; series scraped together often share theirs.
+    windows: Vec<(Arc<[Timestamp]>, Windows)>,
+    scratch: Scratch,
+    out: Vec<f64>,
+    /// What the steps looked at, if somebody asked.
+    stats: Option<SampleStats>,
+}
+
+impl Reader {
+    /// Calls `each` with the key and the samples of every member of `batch`.
+    fn each_column(
+        &mut self,
+        batch: &ColumnBatch,
+        frame: &Frame,
+        keep_stale: bool,
+        each: &mut dyn FnMut(u32, Reading<'_>) -> Result<()>,
+    ) -> Result<()> {
+        for (idx, times) in batch.times.iter().enumerate() {
+            match self.windows.get_mut(idx) {
+                Some((known, _)) if Arc::ptr_eq(known, times) || known == times => {}
+                Some((known, windows)) => {
+                    *known = Arc::clone(times);
+                    windows.compute(times, frame);
+                }
+                None => {
+                    let mut windows = Windows::default();
+                    windows.compute(times, frame);
+                    self.windows.push((Arc::clone(times), windows));
+                }
+            }
+        }
+        for column in &batch.columns {
+            let (times, windows) = self
+                .windows
+                .get(column.time_idx as usize)
+                .filter(|_| (column.time_idx as usize) < batch.times.len())
+                .ok_or_else(|| Error::internal("a column without its times"))?;
+            if let Some(reading) = self.scratch.read(times, column, windows, keep_stale) {
+                each(column.key, reading)?;
+            }
+        }
+        Ok(())
+    }
+}
