@@ -56,7 +56,7 @@ pub struct Cardinality {
     pub series_by_metric: Vec<(String, u64)>,
     /// The label names with most values, most first.
     pub values_by_name: Vec<(String, u64)>,
-    /// The label names whose values are longest, summed over all series, most first.
+    /// The label names whose values take most bytes, each value counted once, most first.
     pub bytes_by_name: Vec<(String, u64)>,
     /// The label pairs (`name=value`) with most series, most first.
     pub series_by_pair: Vec<(String, u64)>,
@@ -165,7 +165,7 @@ impl IndexView {
                 let state = self.shared.state.read();
                 let value = state.pairs.value_text(pair);
                 value_count += 1;
-                value_bytes += value.len() as u64 * series_count;
+                value_bytes += value.len() as u64;
                 by_pair.offer(series_count, || format!("{text}={value}"));
                 if text == METRIC_NAME {
                     by_metric.offer(series_count, || value.to_owned());

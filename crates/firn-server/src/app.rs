@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use firn_model::{CancelToken, QueryContext, QueryStats, Result};
-use tokio::sync::Semaphore;
+use firn_model::{CancelToken, QueryContext, QueryStats, Result, Timestamp};
+use tokio::sync::{Notify, Semaphore};
 
 use crate::config::Config;
 use crate::http::answer::{ApiError, ApiErrorKind, Payload};
 use crate::ingest::{Ingest, IngestLimits, Scratch};
 use crate::metadata::MetadataStore;
+use crate::target::Target;
 use crate::telemetry::{MetricsText, Telemetry, write_process};
 use crate::threads::{WorkerOptions, Workers};
 use firndb::{Db, RecoveryProgress};
@@ -25,6 +26,12 @@ pub(crate) struct App {
     pub(crate) progress: RecoveryProgress,
     pub(crate) telemetry: Telemetry,
     pub(crate) metadata: MetadataStore,
+    /// The server itself, if it scrapes itself.
+    pub(crate) target: Option<Target>,
+    /// When this process started to serve.
+    pub(crate) started_ms: Timestamp,
+    /// Told when a client asks the process to stop.
+    pub(crate) quit: Notify,
     ready: OnceLock<Ready>,
     stopping: AtomicBool,
 }
@@ -52,6 +59,9 @@ impl App {
     /// Without a database yet.
     pub(crate) fn new(config: Config, listen: SocketAddr) -> App {
         App {
+            target: config.self_scrape.map(|interval| Target::new(listen, interval)),
+            started_ms: clock_ms(),
+            quit: Notify::new(),
             config,
             listen,
             progress: RecoveryProgress::default(),
@@ -211,6 +221,12 @@ impl Ready {
         self.writers.stop();
         self.queries.stop();
     }
+}
+
+/// The machine's clock: the database has its own, which is not there before it is open.
+pub(crate) fn clock_ms() -> Timestamp {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as Timestamp)
 }
 
 fn timed_out(timeout: Duration) -> ApiError {

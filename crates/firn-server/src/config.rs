@@ -1,5 +1,8 @@
 //! Settings: each declared once, with flag, environment variable, default and words, in
-//! [`Settings`]. [`Settings::check`] turns what was typed into the [`Config`] that the server runs by.
+//! [`Settings`]. [`Settings::check`] turns what was typed into the [`Config`] that the server runs by,
+//! and [`Config::listed`] turns it back.
+
+mod listed;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -480,6 +483,59 @@ mod tests {
             let broken = settings(&[arg]).check().unwrap_err().to_string();
             assert!(broken.contains(wanted), "{broken}");
         }
+    }
+
+    #[test]
+    fn every_setting_is_listed_as_it_can_be_typed() {
+        for typed in [
+            &[][..],
+            &[
+                "--memory=1000000000",
+                "--retention=400d",
+                "--log-sync=1500ms",
+                "--log-streams=3",
+                "--write-lenient",
+                "--external-labels=region=eu,zone=\"b\"",
+                "--cors-origin=https?://[^,]*",
+                "--enable-admin-api",
+                "--enable-lifecycle",
+                "--self-scrape=never",
+                "--slow-tier=gs://bucket",
+            ],
+        ] {
+            let config = settings(typed).check().unwrap();
+            let listed = config.listed();
+            let arg = |(name, value): &(&str, String)| match (*name, value.as_str()) {
+                ("write-lenient" | "enable-admin-api" | "enable-lifecycle", "true") => {
+                    Some(format!("--{name}"))
+                }
+                ("write-lenient" | "enable-admin-api" | "enable-lifecycle", _)
+                | ("external-labels", "") => None,
+                _ => Some(format!("--{name}={value}")),
+            };
+            let args: Vec<String> = listed.iter().filter_map(arg).collect();
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            assert_eq!(format!("{:?}", settings(&args).check().unwrap()), format!("{config:?}"));
+
+            let command = Settings::augment_args(Command::new("firn"));
+            let known: Vec<&str> =
+                command.get_arguments().filter_map(|arg| arg.get_long()).collect();
+            let names: Vec<&str> = listed.iter().map(|(name, _)| *name).collect();
+            assert_eq!(
+                names, known,
+                "config/listed.rs lists every setting in the order of the help"
+            );
+        }
+    }
+
+    #[test]
+    fn the_yaml_tells_external_labels_where_prometheus_does() {
+        let config = settings(&["--external-labels=region=eu,zone=\"b\"", "--self-scrape=90s"]);
+        let yaml = config.check().unwrap().yaml();
+        let global = "global:\n  scrape_interval: 1m30s\n  external_labels:\n    \"region\": \"eu\"\n    \
+                      \"zone\": \"\\\"b\\\"\"\nfirn:\n  data: \"./firn-data\"\n";
+        assert!(yaml.starts_with(global), "{yaml}");
+        assert!(yaml.contains("\n  label-value-bytes-max: \"4KiB\"\n"), "{yaml}");
     }
 
     #[test]

@@ -31,6 +31,7 @@ mod self_scrape;
 pub mod sender_cache;
 mod server;
 mod stats;
+mod target;
 mod telemetry;
 mod threads;
 pub mod wire;

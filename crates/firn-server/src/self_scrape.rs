@@ -4,46 +4,66 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use firn_model::{Error, Result, Timestamp};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use crate::app::App;
+use crate::app::{App, Ready};
 use crate::http::serve::stopped;
+use crate::target::{SELF_JOB, Scrape, Target};
 use crate::telemetry::{Kind, MetricsText};
 use crate::wire::exposition::ExtraLabels;
 
-/// Scrapes every `interval`, at once for the first time, until `stop` says true.
-pub(crate) async fn run(app: Arc<App>, interval: Duration, mut stop: watch::Receiver<bool>) {
-    let instance = app.listen.to_string();
-    let extra =
-        ExtraLabels(vec![("job".to_owned(), "firn".to_owned()), ("instance".to_owned(), instance)]);
-    let mut ticks = tokio::time::interval(interval);
+/// Scrapes at once and then as often as the settings say, until `stop` says true.
+pub(crate) async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
+    let Some(target) = &app.target else { return };
+    let labels = [("job", SELF_JOB.to_owned()), ("instance", target.address.to_string())];
+    let extra = ExtraLabels(labels.map(|(name, value)| (name.to_owned(), value)).to_vec());
+    let mut ticks = tokio::time::interval(target.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             () = stopped(&mut stop) => return,
-            _ = ticks.tick() => scrape(&app, &extra).await,
+            _ = ticks.tick() => scrape(&app, target, &extra).await,
         }
     }
 }
 
-async fn scrape(app: &Arc<App>, extra: &ExtraLabels) {
+async fn scrape(app: &Arc<App>, target: &Target, extra: &ExtraLabels) {
     let Some(ready) = app.ready() else { return };
+    let (ts, begun) = (ready.db.now_ms(), Instant::now());
+    let timeout = target.timeout();
+    let written = tokio::time::timeout(timeout, write(app, ready, extra, ts))
+        .await
+        .unwrap_or_else(|_| Err(Error::unavailable(format!("not written within {timeout:?}"))));
+    let error = match written {
+        Ok(samples_written) => {
+            app.telemetry.written.samples_import.add(samples_written);
+            None
+        }
+        Err(error) => {
+            app.telemetry.self_scrape_failures.add(1);
+            tracing::warn!(%error, "the server could not scrape itself");
+            Some(error.to_string())
+        }
+    };
+    target.scraped(Scrape { ts, took: begun.elapsed(), error });
+}
+
+/// How many samples were written.
+async fn write(app: &Arc<App>, ready: &Ready, extra: &ExtraLabels, ts: Timestamp) -> Result<u64> {
     let begun = Instant::now();
-    let ts = ready.db.now_ms();
     let mut text = app.metrics();
     text.push_str(&about(&text, begun.elapsed()));
     let (shared, extra) = (Arc::clone(app), extra.clone());
     let written = ready.write(move |ingest, scratch| {
-        ingest.exposition(text.as_bytes(), ts, &extra, scratch, &shared.metadata)
+        let Some(target) = &shared.target else { return Ok(0) };
+        let told = &target.metadata;
+        let outcome = ingest.exposition(text.as_bytes(), ts, &extra, scratch, told)?;
+        shared.metadata.put(told.list(None, usize::MAX));
+        Ok(outcome.samples_written)
     });
-    match written.await.and_then(|written| written) {
-        Ok(outcome) => app.telemetry.written.samples_import.add(outcome.samples_written),
-        Err(error) => {
-            app.telemetry.self_scrape_failures.add(1);
-            tracing::warn!(%error, "the server could not scrape itself");
-        }
-    }
+    written.await?
 }
 
 /// What Prometheus adds to a scrape (specs/exposition.md 30).

@@ -79,7 +79,7 @@ impl Server {
         opened.map(|()| true)
     }
 
-    /// Waits until the process is asked to stop by SIGTERM or SIGINT, or opening fails.
+    /// Waits until the process is asked to stop by SIGTERM, SIGINT or `/-/quit`, or opening fails.
     ///
     /// # Errors
     /// What opening said, as [`Server::wait_until_ready`].
@@ -100,6 +100,7 @@ impl Server {
                 failed = opening => failed,
                 _ = terminate.recv() => Ok(()),
                 _ = interrupt.recv() => Ok(()),
+                () = self.app.quit.notified() => Ok(()),
             }
         })
     }
@@ -142,10 +143,8 @@ fn open(
         .spawn(move || {
             let opened =
                 database::open(&app.config, &app.progress).and_then(|db| app.become_ready(db));
-            if opened.is_ok()
-                && let Some(interval) = app.config.self_scrape
-            {
-                runtime.spawn(self_scrape::run(app, interval, stop));
+            if opened.is_ok() {
+                runtime.spawn(self_scrape::run(app, stop));
             }
             // Nobody waits for it after an early stop.
             let _ = sender.send(opened);

@@ -137,6 +137,11 @@ impl FunctionId {
 }
 
 impl Function {
+    /// Every function, sorted by name.
+    pub fn all() -> &'static [Function] {
+        FUNCTIONS
+    }
+
     /// The function called `name`; names are case-sensitive but for the few that are keywords too.
     pub(crate) fn named(name: &str) -> Option<&'static Function> {
         let idx = FUNCTIONS.binary_search_by(|known| known.name.cmp(name)).ok()?;

@@ -2,12 +2,16 @@
 
 pub(crate) mod answer;
 mod body;
+mod lifecycle;
 mod page;
 mod params;
 mod query;
+mod rules;
 mod series;
 pub(crate) mod serve;
 mod status;
+mod targets;
+mod tsdb;
 mod write;
 
 use std::sync::Arc;
@@ -36,9 +40,13 @@ pub(crate) const GET_POST: MethodFilter = MethodFilter::GET.or(MethodFilter::POS
 pub(crate) fn router(app: Shared) -> Router {
     Router::new()
         .route("/", get(page::page))
+        .merge(lifecycle::routes())
         .merge(query::routes())
+        .merge(rules::routes())
         .merge(series::routes())
         .merge(status::routes())
+        .merge(targets::routes())
+        .merge(tsdb::routes())
         .merge(write::routes())
         .fallback(async || text(StatusCode::NOT_FOUND, "404 page not found\n"))
         .method_not_allowed_fallback(async || {

@@ -7,7 +7,7 @@ use axum::extract::{Path, State};
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::{get, on};
-use firn_model::{Matcher, QueryContext, Result, TimeRange};
+use firn_model::{Labels, Matcher, Pool, QueryContext, Result, TimeRange};
 
 use crate::http::answer::{ApiError, JSON, Packing, Payload};
 use crate::http::params::Params;
@@ -45,7 +45,8 @@ pub(crate) async fn series(State(app): State<Shared>, request: Request<Body>) ->
         }
         Ok(db.series(&asked.selectors, asked.range, asked.limit_plus_one(), context)?)
     };
-    answer(app, request, list, json::push_labels).await
+    let bytes = |labels: &Labels| 2 * labels.as_encoded().len();
+    answer(app, request, list, json::push_labels, bytes).await
 }
 
 /// `/api/v1/labels`.
@@ -56,7 +57,7 @@ pub(crate) async fn label_names(
     let list = |db: &Db, asked: &Asked, context: &QueryContext| {
         Ok(db.label_names(&asked.selectors, asked.range, asked.limit_plus_one(), context)?)
     };
-    answer(app, request, list, |name, out| json::push_string(name, out)).await
+    answer(app, request, list, |name, out| json::push_string(name, out), String::len).await
 }
 
 /// `/api/v1/label/<name>/values`.
@@ -67,16 +68,21 @@ pub(crate) async fn label_values(
 ) -> Response<Body> {
     let name = match name {
         Ok(Path(name)) => unescape_name(&name),
-        Err(_) => {
-            let path = request.uri().path();
-            return ApiError::bad_data(format!("invalid label name: {path:?}")).into_response();
-        }
+        // Not UTF-8.
+        Err(_) => return bad_name(request.uri().path()),
     };
+    if name.is_empty() {
+        return bad_name(&name);
+    }
     let list = move |db: &Db, asked: &Asked, context: &QueryContext| {
         let limit = asked.limit_plus_one();
         Ok(db.label_values(&name, &asked.selectors, asked.range, limit, context)?)
     };
-    answer(app, request, list, |value, out| json::push_string(value, out)).await
+    answer(app, request, list, |value, out| json::push_string(value, out), String::len).await
+}
+
+fn bad_name(name: &str) -> Response<Body> {
+    ApiError::bad_data(format!("invalid label name: {name:?}")).into_response()
 }
 
 async fn answer<T: 'static>(
@@ -84,6 +90,7 @@ async fn answer<T: 'static>(
     request: Request<Body>,
     list: impl FnOnce(&Db, &Asked, &QueryContext) -> Result<Vec<T>, ApiError> + Send + 'static,
     push: fn(&T, &mut Vec<u8>),
+    bytes: fn(&T) -> usize,
 ) -> Response<Body> {
     let ready = match ready(&app) {
         Ok(ready) => ready,
@@ -105,8 +112,12 @@ async fn answer<T: 'static>(
             found.truncate(asked.limit);
             warnings.push(json::TRUNCATED.to_owned());
         }
+        // Quotes and commas; the rest is taken when it is known.
+        let about: usize = found.iter().map(|item| bytes(item) + 8).sum();
+        let mut held = context.budget.reserve(Pool::Query, about as u64)?;
         let body = json::success(&warnings, &[], |out| json::push_array(&found, out, push));
-        Ok(Payload::new(body, packing, None))
+        held.grow((body.capacity() as u64).saturating_sub(held.bytes()))?;
+        Ok(Payload::new(body, packing, Some(held)))
     });
     match answered.await {
         Ok(payload) => payload.answer(StatusCode::OK, JSON),
@@ -130,7 +141,8 @@ fn unescape_name(name: &str) -> String {
             let (code, after) = rest.get(at + 1..)?.split_once('_')?;
             match code {
                 "" => plain.push('_'),
-                code if code.len() <= 6 => {
+                // `from_str_radix` would take a sign too.
+                code if code.len() <= 6 && !code.starts_with('+') => {
                     plain.push(char::from_u32(u32::from_str_radix(code, 16).ok()?)?);
                 }
                 _ => return None,
@@ -156,5 +168,8 @@ mod tests {
         f("U___1f600_", "😀");
         f("U__bad_", "U__bad_");
         f("U__bad_zz_", "U__bad_zz_");
+        f("U___+41_", "U___+41_");
+        f("U___d800_", "U___d800_");
+        f("U__", "");
     }
 }

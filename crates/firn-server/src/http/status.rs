@@ -1,4 +1,5 @@
-//! What the server says about itself.
+//! What the server says about itself (specs/http-api.md 45, 50). All of it answers before the database
+//! is open.
 
 use axum::Router;
 use axum::body::Body;
@@ -7,85 +8,195 @@ use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use firn_model::Budget;
+use serde_json::{Map, Value, json};
 
-use crate::http::answer::{ApiError, JSON, Packing, Payload, text};
+use crate::app::{App, clock_ms};
+use crate::http::Shared;
+use crate::http::answer::{ApiError, JSON, Packing, Payload};
 use crate::http::params::Params;
-use crate::http::{Shared, starting};
-use crate::wire::json;
-use crate::wire::number::push_u64;
+use crate::wire;
+use crate::wire::number::{rfc3339, unit_duration};
 
-/// Grafana chooses what it asks by this: the Prometheus whose features are here (left-open windows,
-/// UTF-8 names, `match[]` and `limit` of the label endpoints).
-const PROMETHEUS_VERSION: &str = "3.0.0";
+/// Clients choose what they ask by this: the Prometheus whose language and endpoints are here.
+const PROMETHEUS_VERSION: &str = "3.15.0";
 
 /// The routes of this file.
 pub(crate) fn routes() -> Router<Shared> {
     Router::new()
-        .route("/metrics", get(metrics))
-        .route("/-/healthy", get(healthy))
-        .route("/-/ready", get(ready))
-        .route("/api/v1/metadata", get(metadata))
+        .route("/version", get(version))
         .route("/api/v1/status/buildinfo", get(build_info))
+        .route("/api/v1/status/runtimeinfo", get(runtime_info))
+        .route("/api/v1/status/flags", get(flags))
+        .route("/api/v1/status/config", get(config))
         .route("/api/v1/status/walreplay", get(recovery))
+        .route("/api/v1/features", get(features))
+        .route("/api/v1/notifications", get(notifications))
 }
 
-/// `/metrics`.
-pub(crate) async fn metrics(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+/// Answers a GET that needs no database: parameters in, data out.
+pub(crate) async fn answer(
+    request: Request<Body>,
+    data: impl FnOnce(&Params) -> Result<Value, ApiError>,
+) -> Response<Body> {
     let packing = Packing::of(request.headers());
-    Payload::new(app.metrics().into_bytes(), packing, None)
-        .answer(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8")
-}
-
-/// `/-/healthy`: the process answers.
-pub(crate) async fn healthy() -> Response<Body> {
-    text(StatusCode::OK, "FirnDB is healthy.\n")
-}
-
-/// `/-/ready`: the database is open.
-pub(crate) async fn ready(State(app): State<Shared>) -> Response<Body> {
-    match app.ready() {
-        Some(_) => text(StatusCode::OK, "FirnDB is ready.\n"),
-        None => text(StatusCode::SERVICE_UNAVAILABLE, starting(&app)),
-    }
-}
-
-/// `/api/v1/metadata`.
-pub(crate) async fn metadata(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    let packing = Packing::of(request.headers());
-    // GET only, so no body is read and no budget needed.
-    let params = match Params::read(request, &Budget::new(0)).await {
-        Ok(params) => params,
-        Err(error) => return error.into_response(),
+    // No body is read, so no budget is needed.
+    let answered = match Params::read(request, &Budget::new(0)).await {
+        Ok(params) => data(&params),
+        Err(error) => Err(error),
     };
-    let mut limits = ["limit", "limit_per_metric"].iter().filter_map(|name| params.get(name));
-    if limits.any(|text| text.parse::<i64>().is_err()) {
-        return ApiError::bad_data("limit must be a number").into_response();
+    match answered {
+        Ok(data) => Payload::new(success(&data), packing, None).answer(StatusCode::OK, JSON),
+        Err(error) => error.into_response(),
     }
-    let limit = params.get("limit").and_then(|text| text.parse::<i64>().ok()).unwrap_or(-1);
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let known = app.metadata.list(params.get("metric"), limit);
-    let body = json::success(&[], &[], |out| json::push_metadata(&known, out));
-    Payload::new(body, packing, None).answer(StatusCode::OK, JSON)
+}
+
+/// A whole successful answer.
+pub(crate) fn success(data: &Value) -> Vec<u8> {
+    wire::json::success(&[], &[], |out| out.extend_from_slice(data.to_string().as_bytes()))
+}
+
+/// This machine's name.
+pub(crate) fn hostname() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    if name.trim().is_empty() { "localhost".to_owned() } else { name.trim().to_owned() }
+}
+
+/// `/version`: the build without an envelope.
+async fn version(request: Request<Body>) -> Response<Body> {
+    let packing = Packing::of(request.headers());
+    Payload::new(build().to_string().into_bytes(), packing, None).answer(StatusCode::OK, JSON)
 }
 
 /// `/api/v1/status/buildinfo`.
-pub(crate) async fn build_info() -> Response<Body> {
-    let fields = [
-        ("version", PROMETHEUS_VERSION),
-        ("revision", concat!("firndb-", env!("CARGO_PKG_VERSION"))),
-        ("branch", "firndb"),
-        ("buildUser", ""),
-        ("buildDate", ""),
-        ("goVersion", ""),
-    ];
-    let body = json::success(&[], &[], |out| json::push_object(fields, out, json::push_string));
-    Payload::new(body, Packing::Plain, None).answer(StatusCode::OK, JSON)
+async fn build_info(request: Request<Body>) -> Response<Body> {
+    answer(request, |_| Ok(build())).await
 }
 
-/// `/api/v1/status/walreplay`: answers before the database is ready. Bytes of log.
-pub(crate) async fn recovery(State(app): State<Shared>) -> Response<Body> {
+fn build() -> Value {
+    let firndb = concat!("firndb-", env!("CARGO_PKG_VERSION"));
+    // Who builds a release says from what; a build script that asks git would fail without one.
+    let revision = match option_env!("FIRN_REVISION") {
+        Some(commit) => format!("{firndb}-{commit}"),
+        None => firndb.to_owned(),
+    };
+    json!({
+        "version": PROMETHEUS_VERSION,
+        "revision": revision,
+        "branch": "firndb",
+        "buildUser": "",
+        "buildDate": "",
+        "goVersion": "",
+    })
+}
+
+/// `/api/v1/status/runtimeinfo`: threads and cores stand where Prometheus has goroutines.
+async fn runtime_info(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    answer(request, |_| {
+        let folder = std::env::current_dir().unwrap_or_default();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let retention = app.config.retention_ms;
+        let stats = app.ready().map(|ready| ready.db.stats());
+        let started = rfc3339(app.started_ms);
+        Ok(json!({
+            "startTime": started,
+            "CWD": folder.to_string_lossy(),
+            "hostname": hostname(),
+            "serverTime": rfc3339(clock_ms()),
+            "reloadConfigSuccess": true,
+            "lastConfigTime": started,
+            "timeSeriesCount": stats.as_ref().map_or(0, |stats| stats.index.series_count),
+            "corruptionCount": stats.as_ref().map_or(0, damaged_places),
+            "goroutineCount": thread_count(),
+            "GOMAXPROCS": cores,
+            "GOMEMLIMIT": app.config.memory_bytes_max,
+            "GOGC": "",
+            "GODEBUG": "",
+            "storageRetention": retention.map_or_else(|| "forever".to_owned(), unit_duration),
+        }))
+    })
+    .await
+}
+
+/// Damage that was met: in the log at the start, in tables since.
+fn damaged_places(stats: &firndb::Stats) -> u64 {
+    let tables: u64 = stats.tree.levels.iter().map(|level| level.damaged_count).sum();
+    tables + stats.recovery.damage.len() as u64
+}
+
+fn thread_count() -> usize {
+    std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
+}
+
+/// `/api/v1/status/flags`.
+async fn flags(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    answer(request, |_| {
+        let flags = app.config.flags(&app.listen.to_string());
+        let flag = |(name, value): (&str, String)| (name.to_owned(), Value::String(value));
+        Ok(Value::Object(flags.into_iter().map(flag).collect()))
+    })
+    .await
+}
+
+/// `/api/v1/status/config`.
+async fn config(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    answer(request, |_| Ok(json!({ "yaml": app.config.yaml() }))).await
+}
+
+/// `/api/v1/status/walreplay`: bytes of log.
+async fn recovery(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     let (done, total) = app.recovery();
-    let fields = [("min", 0), ("max", total), ("current", done)];
-    let body = json::success(&[], &[], |out| json::push_object(fields, out, push_u64));
-    Payload::new(body, Packing::Plain, None).answer(StatusCode::OK, JSON)
+    answer(request, |_| Ok(json!({ "min": 0, "max": total, "current": done }))).await
+}
+
+/// `/api/v1/notifications`: what Prometheus tells its own page; nothing here needs it.
+async fn notifications(request: Request<Body>) -> Response<Body> {
+    answer(request, |_| Ok(json!([]))).await
+}
+
+/// `/api/v1/features`: by category what is on and what is off.
+async fn features(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    answer(request, |_| Ok(feature_table(&app))).await
+}
+
+fn feature_table(app: &App) -> Value {
+    const SYNTAX: [&str; 16] = [
+        "anchored",
+        "at_modifier",
+        "bool",
+        "by",
+        "duration_expr",
+        "fill",
+        "group_left",
+        "group_right",
+        "ignoring",
+        "negative_offset",
+        "offset",
+        "on",
+        "per_query_lookback_delta",
+        "smoothed",
+        "subqueries",
+        "without",
+    ];
+    // Known names of Prometheus' list that are not here.
+    const NO_SYNTAX: [&str; 2] = ["delayed_name_removal", "type_and_unit_labels"];
+    let on = |name: &str| (name.to_owned(), Value::Bool(true));
+    let off = |name: &str| (name.to_owned(), Value::Bool(false));
+    let syntax = SYNTAX.into_iter().map(on).chain(NO_SYNTAX.into_iter().map(off));
+    let functions = firn_promql::Function::all().iter().map(|function| on(function.name));
+    json!({
+        "api": {
+            "admin": app.config.admin_api,
+            "exclude_alerts": true,
+            "label_values_match": true,
+            "lifecycle": app.config.lifecycle_api,
+            "otlp_write_receiver": false,
+            "query_warnings": true,
+            "remote_write_receiver": true,
+            "time_range_labels": true,
+            "time_range_series": true,
+        },
+        "promql": syntax.collect::<Map<String, Value>>(),
+        "promql_functions": functions.collect::<Map<String, Value>>(),
+        "tsdb": { "exemplar_storage": false },
+    })
 }

@@ -3,7 +3,6 @@
 use firn_model::Labels;
 use firn_promql::{PointValue, QueryOutput, Series, Value, VectorPoint};
 
-use crate::metadata::Metadata;
 use crate::wire::number::{push_float, push_time};
 
 /// What the API says when `limit` cut an answer.
@@ -183,20 +182,6 @@ fn push_point(ts: i64, value: f64, out: &mut Vec<u8>) {
     out.extend_from_slice(b",\"");
     push_float(value, out);
     out.extend_from_slice(b"\"]");
-}
-
-/// Appends `{"name":[{"type":..,"help":..,"unit":..}],...}`.
-pub fn push_metadata(known: &[(String, Metadata)], out: &mut Vec<u8>) {
-    push_object(known.iter().map(|(name, m)| (name.as_str(), m)), out, |metadata, out| {
-        out.push(b'[');
-        let fields = [
-            ("type", metadata.kind.name()),
-            ("help", metadata.help.as_str()),
-            ("unit", metadata.unit.as_str()),
-        ];
-        push_object(fields, out, push_string);
-        out.push(b']');
-    });
 }
 
 fn push_notes(key: &str, notes: &[String], out: &mut Vec<u8>) {

@@ -172,6 +172,40 @@ pub fn parse_unit_duration_ms(text: &str) -> Option<i64> {
     (next_unit > 0).then_some(total)
 }
 
+/// Milliseconds in the largest units that hold them whole: `15s`, `1h30m`, `15d`, `2w`; reads back by
+/// [`parse_unit_duration_ms`]. As Prometheus, years and weeks only without a rest.
+pub fn unit_duration(ms: i64) -> String {
+    const UNITS: [(&str, i64, bool); 7] = [
+        ("y", 365 * 86_400_000, true),
+        ("w", 7 * 86_400_000, true),
+        ("d", 86_400_000, false),
+        ("h", 3_600_000, false),
+        ("m", 60_000, false),
+        ("s", 1_000, false),
+        ("ms", 1, false),
+    ];
+    let mut text = String::new();
+    let mut rest = ms.max(0);
+    for (name, unit_ms, only_whole) in UNITS {
+        if rest >= unit_ms && (!only_whole || rest % unit_ms == 0) {
+            text += &format!("{}{name}", rest / unit_ms);
+            rest %= unit_ms;
+        }
+    }
+    if text.is_empty() { "0s".to_owned() } else { text }
+}
+
+/// Milliseconds as `2015-07-01T20:10:51.781Z`; whole seconds have no point. Clocks are between the
+/// years 0 and 9999; other times are written too, but are no RFC 3339.
+pub fn rfc3339(ts: Timestamp) -> String {
+    let (seconds, ms) = (ts.div_euclid(1_000), ts.rem_euclid(1_000));
+    let (year, month, day) = civil_from_days(seconds.div_euclid(86_400));
+    let of_day = seconds.rem_euclid(86_400);
+    let (hour, minute, second) = (of_day / 3_600, of_day / 60 % 60, of_day % 60);
+    let fraction = if ms == 0 { String::new() } else { format!(".{ms:03}") };
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}{fraction}Z")
+}
+
 /// `2015-07-01T20:10:51.781Z` or with an offset; up to nanoseconds, rounded down to milliseconds.
 fn parse_rfc3339(text: &str) -> Option<Timestamp> {
     let bytes = text.as_bytes();
@@ -232,6 +266,20 @@ fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
     let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
     era * 146_097 + day_of_era - 719_468
+}
+
+/// The other way round: year, month, day.
+fn civil_from_days(days: i64) -> (i64, i64, i64) {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let leap_days = day_of_era / 1_460 - day_of_era / 36_524 + day_of_era / 146_096;
+    let year_of_era = (day_of_era - leap_days) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = (month_from_march + 2) % 12 + 1;
+    let year = era * 400 + year_of_era + i64::from(month <= 2);
+    (year, month, day)
 }
 
 #[cfg(test)]
@@ -355,5 +403,31 @@ mod tests {
         for bad in ["", "1ns", "1m1h", "1m1m", "m", "5x", "1e300", "NaN", "300y", "-1m", "1.5h"] {
             f(bad, None);
         }
+    }
+
+    #[test]
+    fn times_and_durations_are_written_so_that_they_read_back() {
+        let f = |ts: Timestamp, want: &str| {
+            assert_eq!(rfc3339(ts), want);
+            assert_eq!(parse_time(want).ok(), Some(ts), "{want}");
+        };
+        f(0, "1970-01-01T00:00:00Z");
+        f(1_435_781_451_781, "2015-07-01T20:10:51.781Z");
+        f(-500, "1969-12-31T23:59:59.500Z");
+        f(951_782_400_000, "2000-02-29T00:00:00Z");
+        f(4_107_542_399_999, "2100-02-28T23:59:59.999Z");
+        f(-62_162_035_200_000, "0000-03-01T00:00:00Z");
+        let f = |ms: i64, want: &str| {
+            assert_eq!(unit_duration(ms), want);
+            assert_eq!(parse_unit_duration_ms(want), Some(ms), "{want}");
+        };
+        f(0, "0s");
+        f(1, "1ms");
+        f(15_000, "15s");
+        f(5_400_000, "1h30m");
+        f(15 * 86_400_000, "15d");
+        f(14 * 86_400_000, "2w");
+        f(365 * 86_400_000, "1y");
+        f(366 * 86_400_000 + 1_001, "366d1s1ms");
     }
 }

@@ -2,9 +2,12 @@
 //! input with its status and its sentence.
 
 mod client;
+mod listings;
 mod query_api;
 mod remote_write;
+mod status;
 mod surroundings;
+mod targets;
 mod write_request;
 
 use std::net::SocketAddr;

@@ -39,7 +39,8 @@ pub fn parse(text: &str) -> Result<Expr, ParseError> {
     Ok(Expr { text: Arc::from(text), root })
 }
 
-/// Parses a series selector like `up{job="a"}`, as `match[]` wants it.
+/// Parses a series selector like `up{job="a"}`, as `match[]` wants it. Whether one that every series passes makes
+/// sense is for the caller to say, as for Prometheus'.
 ///
 /// # Errors
 /// The first mistake with its position.
@@ -50,7 +51,6 @@ pub fn parse_selector(text: &str) -> Result<Vec<Matcher>, ParseError> {
     }
     let node = parser.selector()?;
     parser.expect_end()?;
-    check::check(text, &node)?;
     match node.kind {
         NodeKind::Selector(selector) => Ok(selector.matchers),
         _ => Err(parser.error(node.span, "expected a series selector")),

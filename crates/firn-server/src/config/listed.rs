@@ -1,0 +1,123 @@
+//! Settings as the server tells them: under its own names and under Prometheus'.
+
+use crate::config::{Config, LogSync};
+use crate::wire::json;
+use crate::wire::number::unit_duration;
+
+/// Parts of PromQL that Prometheus must be asked for and that are always on here.
+const PROMQL_FEATURES: &str = "promql-experimental-functions,promql-duration-expr,\
+                               promql-extended-range-selectors,promql-binop-fill-modifiers";
+
+impl Config {
+    /// Every setting as it is in effect, by the name of its flag, in the order of the help; typed as
+    /// flags the values give the same configuration.
+    pub fn listed(&self) -> Vec<(&'static str, String)> {
+        let labels = self.external_labels.iter().map(|(name, value)| format!("{name}={value}"));
+        let text = |text: &str| text.to_owned();
+        vec![
+            ("data", self.data.display().to_string()),
+            ("listen", self.listen.to_string()),
+            ("slow-tier", self.slow_tier.clone()),
+            ("memory", size(self.memory_bytes_max)),
+            ("retention", self.retention_ms.map_or_else(|| text("forever"), unit_duration)),
+            ("group-by", self.group_by.join(",")),
+            (
+                "log-sync",
+                match self.log_sync {
+                    LogSync::Always => text("always"),
+                    LogSync::Never => text("never"),
+                    LogSync::IntervalMs(ms) => unit_duration(ms as i64),
+                },
+            ),
+            ("flush-age-max", unit_duration(self.flush_age_ms_max)),
+            ("upload-age-max", unit_duration(self.upload_age_ms_max)),
+            ("head-flush-bytes", size(self.head_flush_bytes)),
+            ("shards", self.shard_count.to_string()),
+            ("log-streams", self.stream_count.to_string()),
+            ("series-max", self.series_max.to_string()),
+            ("future-max", unit_duration(self.future_ms_max)),
+            ("label-count-max", self.labels.label_count_max.to_string()),
+            ("label-name-bytes-max", size(self.labels.name_bytes_max as u64)),
+            ("label-value-bytes-max", size(self.labels.value_bytes_max as u64)),
+            ("body-bytes-max", size(self.body_bytes_max as u64)),
+            ("request-bytes-max", size(self.request_bytes_max as u64)),
+            ("write-lenient", self.write_lenient.to_string()),
+            ("query-concurrency-max", self.query_concurrency_max.to_string()),
+            ("query-timeout", unit_duration(self.query_timeout.as_millis() as i64)),
+            ("query-samples-max", self.query_samples_max.to_string()),
+            ("query-memory", size(self.query_bytes_max)),
+            ("lookback", unit_duration(self.lookback_ms)),
+            ("connections-max", self.connections_max.to_string()),
+            ("cors-origin", text(self.cors_origin.value())),
+            ("external-labels", labels.collect::<Vec<_>>().join(",")),
+            ("enable-admin-api", self.admin_api.to_string()),
+            ("enable-lifecycle", self.lifecycle_api.to_string()),
+            ("self-scrape", self.scrape_interval().unwrap_or_else(|| text("never"))),
+        ]
+    }
+
+    /// [`Config::listed`], and the same under the names that clients of Prometheus look for. `listen` is
+    /// where the server really listens.
+    pub fn flags(&self, listen: &str) -> Vec<(&'static str, String)> {
+        // 0 is Prometheus' word for data that is kept.
+        let retention = self.retention_ms.map_or_else(|| "0s".to_owned(), unit_duration);
+        let mut flags = self.listed();
+        flags.extend([
+            ("enable-feature", PROMQL_FEATURES.to_owned()),
+            ("query.lookback-delta", unit_duration(self.lookback_ms)),
+            ("query.max-concurrency", self.query_concurrency_max.to_string()),
+            ("query.max-samples", self.query_samples_max.to_string()),
+            ("query.timeout", unit_duration(self.query_timeout.as_millis() as i64)),
+            ("storage.tsdb.path", self.data.display().to_string()),
+            ("storage.tsdb.retention", retention.clone()),
+            ("storage.tsdb.retention.size", "0B".to_owned()),
+            ("storage.tsdb.retention.time", retention),
+            ("web.cors.origin", self.cors_origin.value().to_owned()),
+            ("web.enable-admin-api", self.admin_api.to_string()),
+            ("web.enable-lifecycle", self.lifecycle_api.to_string()),
+            ("web.enable-otlp-receiver", "false".to_owned()),
+            ("web.enable-remote-write-receiver", "true".to_owned()),
+            ("web.listen-address", listen.to_owned()),
+            ("web.max-connections", self.connections_max.to_string()),
+        ]);
+        flags
+    }
+
+    /// The settings as YAML: under `global` what Prometheus calls the same, so that its clients find
+    /// their external labels, under `firn` all of them.
+    pub fn yaml(&self) -> String {
+        let mut yaml = "global:\n".to_owned();
+        if let Some(interval) = self.scrape_interval() {
+            yaml += &format!("  scrape_interval: {interval}\n");
+        }
+        if !self.external_labels.is_empty() {
+            yaml += "  external_labels:\n";
+            for (name, value) in self.external_labels.iter() {
+                yaml += &format!("    {}: {}\n", quoted(name), quoted(value));
+            }
+        }
+        yaml += "firn:\n";
+        for (name, value) in self.listed() {
+            yaml += &format!("  {name}: {}\n", quoted(&value));
+        }
+        yaml
+    }
+
+    fn scrape_interval(&self) -> Option<String> {
+        self.self_scrape.map(|interval| unit_duration(interval.as_millis() as i64))
+    }
+}
+
+/// A size in the largest unit that holds it whole.
+fn size(bytes: u64) -> String {
+    const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    let whole = UNITS.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit));
+    whole.map_or_else(|| bytes.to_string(), |(name, unit)| format!("{}{name}", bytes / unit))
+}
+
+/// A text that YAML takes for nothing but a text: a JSON string is one.
+fn quoted(text: &str) -> String {
+    let mut quoted = Vec::new();
+    json::push_string(text, &mut quoted);
+    String::from_utf8_lossy(&quoted).into_owned()
+}

@@ -1,0 +1,68 @@
+//! Health, and the calls that concern the process itself (specs/http-api.md 48).
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{Request, Response, StatusCode};
+use axum::routing::{MethodFilter, get, on};
+
+use crate::http::answer::{Packing, Payload, text};
+use crate::http::{Shared, starting};
+
+/// The routes of this file.
+pub(crate) fn routes() -> Router<Shared> {
+    const POST_PUT: MethodFilter = MethodFilter::POST.or(MethodFilter::PUT);
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/-/healthy", get(healthy))
+        .route("/-/ready", get(ready))
+        .route("/-/reload", on(POST_PUT, reload).get(not_by_get))
+        .route("/-/quit", on(POST_PUT, quit).get(not_by_get))
+}
+
+/// `/metrics`.
+async fn metrics(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let packing = Packing::of(request.headers());
+    Payload::new(app.metrics().into_bytes(), packing, None)
+        .answer(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8")
+}
+
+/// `/-/healthy`: the process answers.
+async fn healthy() -> Response<Body> {
+    text(StatusCode::OK, "FirnDB is healthy.\n")
+}
+
+/// `/-/ready`: the database is open.
+async fn ready(State(app): State<Shared>) -> Response<Body> {
+    match app.ready() {
+        Some(_) => text(StatusCode::OK, "FirnDB is ready.\n"),
+        None => text(StatusCode::SERVICE_UNAVAILABLE, starting(&app)),
+    }
+}
+
+/// `/-/reload`: settings come from flags and environment, which do not change while a process runs.
+/// Who watches a configuration file for Prometheus calls it all the same, and must not see a failure.
+async fn reload(State(app): State<Shared>) -> Response<Body> {
+    if !app.config.lifecycle_api {
+        return not_enabled();
+    }
+    text(StatusCode::OK, "Settings are read at the start only: nothing to reload.\n")
+}
+
+/// `/-/quit`: stops as after SIGTERM, this answer included.
+async fn quit(State(app): State<Shared>) -> Response<Body> {
+    if !app.config.lifecycle_api {
+        return not_enabled();
+    }
+    tracing::info!("a client asked the server to stop");
+    app.quit.notify_one();
+    text(StatusCode::OK, "Requesting termination... Goodbye!")
+}
+
+fn not_enabled() -> Response<Body> {
+    text(StatusCode::FORBIDDEN, "Lifecycle API is not enabled (--enable-lifecycle).\n")
+}
+
+async fn not_by_get() -> Response<Body> {
+    text(StatusCode::METHOD_NOT_ALLOWED, "Only POST or PUT requests allowed\n")
+}

@@ -1,0 +1,77 @@
+//! Rules and alerts (specs/http-api.md 43, 44): parameters are checked, and there are none to list.
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, Response};
+use axum::routing::get;
+use serde_json::json;
+
+use crate::http::Shared;
+use crate::http::answer::ApiError;
+use crate::http::params::Params;
+use crate::http::status::answer;
+
+/// The routes of this file.
+pub(crate) fn routes() -> Router<Shared> {
+    Router::new().route("/api/v1/rules", get(rules)).route("/api/v1/alerts", get(alerts))
+}
+
+/// `/api/v1/rules`.
+async fn rules(request: Request<Body>) -> Response<Body> {
+    answer(request, |params| {
+        check(params)?;
+        Ok(json!({ "groups": [] }))
+    })
+    .await
+}
+
+/// `/api/v1/alerts`.
+async fn alerts(request: Request<Body>) -> Response<Body> {
+    answer(request, |_| Ok(json!({ "alerts": [] }))).await
+}
+
+/// Any text is a name in `rule_name[]`, `rule_group[]` and `file[]`; the other parameters can be wrong.
+fn check(params: &Params) -> Result<(), ApiError> {
+    params.selectors()?;
+    let kind = params.get("type").unwrap_or_default().to_lowercase();
+    if !["", "alert", "record"].contains(&kind.as_str()) {
+        return Err(ApiError::parameter("type", format!("not supported value {kind:?}")));
+    }
+    if params.get("exclude_alerts").is_some_and(|text| parse_bool(text).is_none()) {
+        let why = "error converting exclude_alerts: it is neither true nor false";
+        return Err(ApiError::parameter("exclude_alerts", why));
+    }
+    let limit = params.get("group_limit");
+    match limit.map(str::parse::<i32>) {
+        Some(Err(_)) => {
+            let why = "group_limit needs to be a valid number";
+            return Err(ApiError::parameter("group_limit", why));
+        }
+        Some(Ok(limit)) if limit <= 0 => {
+            let why = "group_limit needs to be greater than 0";
+            return Err(ApiError::parameter("group_limit", why));
+        }
+        _ => {}
+    }
+    match params.get("group_next_token") {
+        None => Ok(()),
+        Some(_) if limit.is_none() => {
+            let why = "group_limit needs to be present in order to paginate over the groups";
+            Err(ApiError::parameter("group_next_token", why))
+        }
+        // A token names the group that comes next, and there is none.
+        Some(token) => {
+            let why = format!("invalid group_next_token {token:?}. were rule groups changed?");
+            Err(ApiError::parameter("group_next_token", why))
+        }
+    }
+}
+
+/// What Go's `ParseBool` takes.
+fn parse_bool(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
+}

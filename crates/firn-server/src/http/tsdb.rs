@@ -1,0 +1,128 @@
+//! What the database is made of (specs/http-api.md 45): cardinality and tables.
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{Request, Response, StatusCode};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use firn_model::QueryContext;
+use serde_json::{Value, json};
+
+use crate::http::answer::{ApiError, JSON, Packing, Payload};
+use crate::http::params::Params;
+use crate::http::status::success;
+use crate::http::{Shared, ready};
+use firndb::{Db, TableId, TableRecord};
+
+/// The routes of this file.
+pub(crate) fn routes() -> Router<Shared> {
+    Router::new()
+        .route("/api/v1/status/tsdb", get(cardinality))
+        .route("/api/v1/status/tsdb/blocks", get(blocks))
+}
+
+const TOP_DEFAULT: usize = 10;
+const TOP_MAX: usize = 10_000;
+
+/// `/api/v1/status/tsdb`.
+async fn cardinality(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    answer(app, request, top, |db, &top, context| {
+        let cardinality = db.cardinality(top, context)?;
+        let snapshot = db.snapshot();
+        let in_memory = snapshot.memory_range();
+        Ok(json!({
+            "headStats": {
+                "numSeries": cardinality.series_count,
+                "numLabelPairs": cardinality.pair_count,
+                "chunkCount": snapshot.memory_part_count(),
+                "minTime": in_memory.start,
+                "maxTime": in_memory.end,
+            },
+            "seriesCountByMetricName": counts(&cardinality.series_by_metric),
+            "labelValueCountByLabelName": counts(&cardinality.values_by_name),
+            "memoryInBytesByLabelName": counts(&cardinality.bytes_by_name),
+            "seriesCountByLabelValuePair": counts(&cardinality.series_by_pair),
+        }))
+    })
+    .await
+}
+
+fn top(params: &Params) -> Result<usize, ApiError> {
+    let Some(text) = params.get("limit") else { return Ok(TOP_DEFAULT) };
+    match text.parse::<usize>() {
+        Ok(0) | Err(_) => Err(ApiError::bad_data("limit must be a positive number")),
+        Ok(top) if top > TOP_MAX => {
+            Err(ApiError::bad_data(format!("limit must not exceed {TOP_MAX}")))
+        }
+        Ok(top) => Ok(top),
+    }
+}
+
+fn counts(table: &[(String, u64)]) -> Value {
+    table.iter().map(|(name, value)| json!({ "name": name, "value": value })).collect()
+}
+
+/// `/api/v1/status/tsdb/blocks`: our tables in the words of Prometheus' blocks.
+async fn blocks(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    answer(
+        app,
+        request,
+        |_| Ok(()),
+        |db, (), _| {
+            let snapshot = db.snapshot();
+            let mut tables: Vec<&TableRecord> = snapshot.tables().collect();
+            tables.sort_by_key(|table| (table.time_range.start, table.id));
+            Ok(json!({ "blocks": tables.into_iter().map(block).collect::<Value>() }))
+        },
+    )
+    .await
+}
+
+fn block(table: &TableRecord) -> Value {
+    let name = ulid(table.id);
+    json!({
+        "ulid": name,
+        "minTime": table.time_range.start,
+        // Blocks end before this.
+        "maxTime": table.time_range.end.saturating_add(1),
+        // How many series a table has is known to its directory only.
+        "stats": { "numSamples": table.value_count, "numChunks": table.chunk_count },
+        "compaction": { "level": table.level as u8 + 1, "sources": [name] },
+        "version": 1,
+    })
+}
+
+/// A table's number in the shape of a ULID: 26 digits.
+fn ulid(id: TableId) -> String {
+    format!("{:026}", id.0)
+}
+
+/// Parameters are checked at once; the data is computed like a query.
+async fn answer<T: Send + 'static>(
+    app: Shared,
+    request: Request<Body>,
+    check: fn(&Params) -> Result<T, ApiError>,
+    data: fn(&Db, &T, &QueryContext) -> Result<Value, ApiError>,
+) -> Response<Body> {
+    let ready = match ready(&app) {
+        Ok(ready) => ready,
+        Err(response) => return response,
+    };
+    let packing = Packing::of(request.headers());
+    let asked = match Params::read(request, ready.db.budget()).await {
+        Ok(params) => check(&params),
+        Err(error) => Err(error),
+    };
+    let asked = match asked {
+        Ok(asked) => asked,
+        Err(error) => return error.into_response(),
+    };
+    let answered = ready.query(app.config.query_timeout, move |db, context| {
+        Ok(Payload::new(success(&data(db, &asked, context)?), packing, None))
+    });
+    match answered.await {
+        Ok(payload) => payload.answer(StatusCode::OK, JSON),
+        Err(error) => error.into_response(),
+    }
+}

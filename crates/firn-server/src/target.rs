@@ -1,0 +1,59 @@
+//! The scrape target that there is: the server itself.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use firn_model::Timestamp;
+use parking_lot::Mutex;
+
+use crate::metadata::MetadataStore;
+
+/// A target and how its last scrape went.
+#[derive(Debug)]
+pub(crate) struct Target {
+    /// Where it listens: label `instance` of its series.
+    pub(crate) address: SocketAddr,
+    /// Time between two scrapes.
+    pub(crate) interval: Duration,
+    /// What its last scrape told of its metrics.
+    pub(crate) metadata: MetadataStore,
+    last: Mutex<Option<Scrape>>,
+}
+
+/// One scrape.
+#[derive(Clone, Debug)]
+pub(crate) struct Scrape {
+    /// When it began.
+    pub(crate) ts: Timestamp,
+    pub(crate) took: Duration,
+    /// Why it failed.
+    pub(crate) error: Option<String>,
+}
+
+/// The job of the server's own series, and the name of its scrape pool.
+pub(crate) const SELF_JOB: &str = "firn";
+
+// Prometheus' default; a scrape is not longer than its interval either.
+const TIMEOUT_MAX: Duration = Duration::from_secs(10);
+
+impl Target {
+    /// A target that was not scraped yet.
+    pub(crate) fn new(address: SocketAddr, interval: Duration) -> Target {
+        Target { address, interval, metadata: MetadataStore::default(), last: Mutex::new(None) }
+    }
+
+    /// How long a scrape may take.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.interval.min(TIMEOUT_MAX)
+    }
+
+    /// A scrape is over.
+    pub(crate) fn scraped(&self, scrape: Scrape) {
+        *self.last.lock() = Some(scrape);
+    }
+
+    /// The last scrape.
+    pub(crate) fn last(&self) -> Option<Scrape> {
+        self.last.lock().clone()
+    }
+}
