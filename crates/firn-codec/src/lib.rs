@@ -2,8 +2,8 @@
 //! bit.
 //!
 //! **Owns** the row encoding (the log's payload and the head's active rows), chunks (one group, one
-//! time span) and their column codecs, merging and transposing of columns, posting lists, and the
-//! checksummed frame of every file.
+//! time span) and their column codecs, merging and transposing of columns, tombstones, posting lists,
+//! and the checksummed frame of every file.
 //!
 //! **Never** does I/O, never allocates per sample, never knows a file, a table or a label. Pure
 //! functions over bytes.
@@ -14,8 +14,8 @@
 //! by [`SLOTS_MAX`] and [`ENTRIES_MAX`].
 //!
 //! Reading order: `varint`, `bits`, `decimal`, `row`, `columns`, `transpose`, `merge`,
-//! `integers`, `value_column`, `time_column`, `chunk`, `postings`, `frame`. Byte by byte: docs/formats/row.md
-//! and docs/formats/chunk.md.
+//! `tombstone`, `integers`, `value_column`, `time_column`, `chunk`, `postings`, `frame`. Byte by byte:
+//! docs/formats/row.md, docs/formats/chunk.md and docs/formats/tombstone.md.
 
 #![forbid(unsafe_code)]
 
@@ -31,6 +31,7 @@ mod integers;
 mod merge;
 mod row;
 mod time_column;
+mod tombstone;
 mod transpose;
 mod value_column;
 
@@ -38,4 +39,5 @@ pub use chunk::{Chunk, ENTRIES_MAX, Effort, VALUES_MAX, encode_chunk};
 pub use columns::{GroupColumns, SeqRange, Slots};
 pub use merge::merge_columns;
 pub use row::{RowState, SLOTS_MAX, decode_row, encode_row, row_bytes_max};
+pub use tombstone::{HiddenMembers, HiddenSlots, Tombstone, TombstoneWalk, Tombstones};
 pub use transpose::RowsToColumns;

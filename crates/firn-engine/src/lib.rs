@@ -9,16 +9,19 @@
 //!
 //! **A write**: [`Engine::write`] resolves nothing; it takes references, encodes each shard's rows
 //! once, puts these bytes on the shard's log stream and into the head's arena, waits for the group
-//! commit, publishes. **A query**: [`Engine::snapshot`] freezes index, head and tree together; a
-//! [`Snapshot`] is a [`firn_model::Select`].
+//! commit, publishes. **A delete**: [`Engine::delete`] is one entry of the log and one tombstone, which
+//! readers and merges apply to what is older. **A query**: [`Engine::snapshot`] freezes index, head,
+//! tree and tombstones together; a [`Snapshot`] is a [`firn_model::Select`].
 //!
 //! **Invariants** 1, 2, 3 and 6 of the design are kept here; `tests/simulation` checks them by
 //! crashing the engine at every write.
 //!
-//! Reading order: `write`, `pressure`, `snapshot`, `listing`, `maintain`, `recover`, `manifest`, `sequence`, `options`.
+//! Reading order: `write`, `delete`, `pressure`, `snapshot`, `listing`, `maintain`, `recover`, `manifest`,
+//! `sequence`, `options`.
 
 #![forbid(unsafe_code)]
 
+mod delete;
 mod listing;
 mod maintain;
 mod manifest;
@@ -47,6 +50,7 @@ use firn_tree::Tree;
 use parking_lot::{Condvar, Mutex, RwLock};
 use sequence::Sequence;
 
+pub use delete::DeleteReport;
 pub use firn_index::{Cardinality, Matches};
 pub use firn_log::SyncPolicy;
 pub use firn_tree::{Level, TableId, TableRecord, TreeOptions};
@@ -61,7 +65,8 @@ pub use write::WriteReport;
 
 /// An open database.
 ///
-/// Lock order: `flush_lane` or `tree_lane`, then `manifest`, then `view`, then a shard of the head.
+/// Lock order: `flush_lane` or `tree_lane`, then the lane of `deletes`, then `manifest`, then `view`,
+/// then the tombstones, then shards of the head in the order of their ids.
 /// `index_memory` is held alone.
 pub struct Engine {
     env: Env,
@@ -74,6 +79,7 @@ pub struct Engine {
     tree: Tree,
     log: Log,
     sequence: Sequence,
+    deletes: delete::DeleteState,
     manifest: Mutex<manifest::Manifest>,
     identity: recover::Identity,
     /// Up to where the log's rows are in tables, per stream.

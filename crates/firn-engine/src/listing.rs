@@ -18,20 +18,27 @@ const GROUPS_PER_LOOK: usize = 256;
 
 impl Snapshot {
     /// The series that match and have a sample in the selection's range, exactly. A range that holds
-    /// all that there is costs no reading; then a member of a group that has samples may be listed
-    /// although its own are gone.
+    /// all that there is costs no reading, but for groups that deletes touch; then a member of a group
+    /// that has samples may be listed although retention took its own.
     ///
     /// # Errors
     /// As [`firn_model::Selected::read`].
     pub fn present(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
         let mut matches = self.matches(selection, context)?;
         let reach = self.time_range();
-        if selection.range.covers(reach) {
+        let is_everything = selection.range.covers(reach);
+        if is_everything && self.tombstones().is_empty() {
             return Ok(matches);
         }
         let range = selection.range.intersect(reach);
+        let mut deletes = self.tombstones().walk(range);
         for groups in matches.groups.chunks_mut(GROUPS_PER_LOOK) {
-            let absent = self.absent(groups.to_vec(), range, context)?;
+            let mut looked_at = groups.to_vec();
+            looked_at.retain(|found| !is_everything || deletes.touches(found.group));
+            if looked_at.is_empty() {
+                continue;
+            }
+            let absent = self.absent(looked_at, range, context)?;
             let mut absent = absent.iter().peekable();
             for found in groups {
                 if let Some(gone) = absent.next_if(|gone| gone.group == found.group) {

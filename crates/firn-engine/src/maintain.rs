@@ -5,10 +5,11 @@
 //! loses nothing: before the manifest the files are unreferenced, after it the log only holds
 //! what is in tables too.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use firn_codec::{GroupColumns, merge_columns};
+use firn_codec::{GroupColumns, Tombstones, merge_columns};
 use firn_head::{FlushJob, SealMarks};
 use firn_log::{StreamId, SyncPolicy};
 use firn_model::{
@@ -34,6 +35,8 @@ pub enum Step {
     Tree,
     /// Files that nobody needs were removed.
     Garbage,
+    /// Deletes that hide nothing any more were forgotten.
+    Forget,
 }
 
 /// Which part of the work a caller takes, so that a long upload never holds up a flush.
@@ -55,7 +58,10 @@ const RETRY_MS_MAX: u64 = 60_000;
 struct FrozenHead {
     /// Up to where the log's rows are in it or in tables already, per stream.
     floors: Vec<LogPosition>,
-    job: FlushJob,
+    /// `None` when only deletes leave the log.
+    job: Option<FlushJob>,
+    /// All deletes: what comes later is younger than everything in the job.
+    tombstones: Arc<Tombstones>,
     index_part: Option<Vec<u8>>,
 }
 
@@ -105,12 +111,16 @@ impl Engine {
     fn step_tree(&self) -> Result<Option<Step>> {
         let _one_at_a_time = self.tree_lane.lock();
         let version = self.tree.version();
-        if let Some(job) = self.tree.plan(&version, self.env.clock.now_ms()) {
+        let deletes = self.tree_deletes();
+        if let Some(job) = self.tree.plan(&version, &deletes, self.env.clock.now_ms()) {
             drop(version);
             self.run_tree_job(&job)?;
             return Ok(Some(Step::Tree));
         }
         drop(version);
+        if self.forget_applied(&deletes)? > 0 {
+            return Ok(Some(Step::Forget));
+        }
         let removed = self.tree.collect_garbage(&self.env)?;
         Ok((removed > 0).then_some(Step::Garbage))
     }
@@ -126,7 +136,7 @@ impl Engine {
 
     fn should_flush(&self) -> bool {
         let head = self.head.stats();
-        if head.row_count == 0 {
+        if head.row_count == 0 && self.deletes.unflushed().is_empty() {
             return false;
         }
         let unflushed_bytes = head.arena_bytes + head.segment_bytes;
@@ -154,8 +164,7 @@ impl Engine {
                 let floors = recover::encode_floors(&frozen.floors);
                 self.commit_edit(Edit::default().with(Room::Log, floors), || Ok(()))?;
             }
-            let known = |chunk| self.only_known(chunk).transpose();
-            let tables = self.tree.write_level0(&mut frozen.job.chunks().filter_map(known))?;
+            let tables = self.write_level0(&frozen)?;
             self.install(&frozen, &tables)?;
             self.log.purge(&frozen.floors)?;
             self.counters.flushes.add(1);
@@ -165,9 +174,22 @@ impl Engine {
         Ok(())
     }
 
+    fn write_level0(&self, frozen: &FrozenHead) -> Result<firn_tree::Edit> {
+        let Some(job) = &frozen.job else { return Ok(firn_tree::Edit::default()) };
+        let nothing = Tombstones::default();
+        let forgets = self.planted(Planted::TombstonesForgottenAtFlush);
+        let tombstones = if forgets { &nothing } else { &*frozen.tombstones };
+        let known = |chunk| self.only_known(chunk).transpose();
+        let mut chunks = job.chunks(tombstones).filter_map(known);
+        self.tree.write_level0(&mut chunks, tombstones.through())
+    }
+
     /// Everything that is in the head now, durable and visible, with the definitions of its series in
     /// an index segment that nobody refers to yet. `None` if there is nothing.
     fn freeze(&self) -> Result<Option<FrozenHead>> {
+        // Until it is decided what is taken: a delete in between would find rows of both its sides
+        // united, and would be in the log below a floor without being in the manifest.
+        let _no_deletes = self.deletes.pause();
         // What is in the log below these floors is staged in the head before the seal below.
         let mut floors: Vec<LogPosition> =
             self.streams().map(|stream| self.log.end(stream)).collect();
@@ -176,8 +198,12 @@ impl Engine {
         }
         let marks = self.head.seal_all();
         self.publish_sealed(&marks)?;
-        let Some(job) = self.head.plan_flush() else { return Ok(None) };
-        if !job.covers(&marks) {
+        let job = self.head.plan_flush();
+        let is_whole = job.as_ref().map_or(marks.marks.is_empty(), |job| job.covers(&marks));
+        if job.is_none() && (!is_whole || self.deletes.unflushed().is_empty()) {
+            return Ok(None);
+        }
+        if !is_whole {
             return Err(Error::busy(1_000, "flush: a failed commit is being undone; again later"));
         }
         // After the rows: every series among them was defined before.
@@ -187,13 +213,14 @@ impl Engine {
             }
             _ => None,
         };
-        Ok(Some(FrozenHead { floors, job, index_part }))
+        let tombstones = self.deletes.tombstones();
+        Ok(Some(FrozenHead { floors, job, tombstones, index_part }))
     }
 
     /// Tables, index segment and floors become part of the database in one step, and what was flushed
     /// turns hot in the head.
     fn install(&self, frozen: &FrozenHead, tables: &firn_tree::Edit) -> Result<()> {
-        let FrozenHead { floors, job, index_part } = frozen;
+        let FrozenHead { floors, job, tombstones, index_part } = frozen;
         let mut edit = Edit::default()
             .with(Room::Engine, recover::encode_sequence(self.sequence.last()))
             .with(Room::Log, recover::encode_floors(floors))
@@ -201,17 +228,22 @@ impl Engine {
         if let Some(part) = index_part {
             edit = edit.with(Room::Index, part.clone());
         }
+        if let Some(part) = self.tombstones_part(&self.deletes.unflushed_of(tombstones)) {
+            edit = edit.with(Room::Engine, part);
+        }
+        let head_flushed = || job.iter().for_each(|job| self.head.flushed(job));
         self.commit_edit(edit, || {
             if self.planted(Planted::SourceDroppedBeforeView) {
-                self.head.flushed(job);
+                head_flushed();
                 self.head.recycle(u64::MAX);
                 self.probe();
             }
             {
                 let _view = self.view.write();
                 self.tree.apply(tables)?;
-                self.head.flushed(job);
+                head_flushed();
             }
+            self.deletes.flushed(tombstones);
             self.floors.lock().clone_from(floors);
             index_part.as_ref().map_or(Ok(()), |part| self.index.apply(part))
         })
@@ -258,12 +290,17 @@ impl Engine {
 
     /// The state before the edit that is being made: rooms apply edits only afterwards.
     fn whole_state(&self) -> Edit {
-        Edit::default()
+        let state = Edit::default()
             .with(Room::Engine, self.identity.encode())
             .with(Room::Engine, recover::encode_sequence(self.sequence.last()))
             .with(Room::Log, recover::encode_floors(&self.floors.lock()))
             .with(Room::Index, self.index.snapshot_part())
-            .with(Room::Tree, self.tree.snapshot_part())
+            .with(Room::Tree, self.tree.snapshot_part());
+        // Those that only the log has so far do no harm here.
+        match self.tombstones_part(&self.deletes.tombstones()) {
+            Some(part) => state.with(Room::Engine, part),
+            None => state,
+        }
     }
 
     pub(crate) fn streams(&self) -> impl Iterator<Item = StreamId> + use<> {

@@ -13,7 +13,9 @@ use firn_model::{Error, ErrorKind, Result, decode_varint, encode_varint};
 
 const FOLDER: &str = "manifest";
 const MAGIC: [u8; 8] = *b"FIRNMAN1";
-const VERSION: u32 = 1;
+/// What is written, and the oldest that is read: version 1 knows no deletes.
+const VERSION: u32 = 2;
+const OLDEST_VERSION: u32 = 1;
 const HEADER_BYTES: u64 = 24;
 const RECORD_HEADER_BYTES: u64 = 16;
 // Preallocated, so that an append changes no file metadata. A flush writes some 200 bytes.
@@ -166,7 +168,7 @@ impl Manifest {
             }
             let file = self.disk.open(&unfinished, OpenMode::Create)?;
             file.preallocate(needed.max(FILE_BYTES))?;
-            file.write_at(0, &header(file_no))?;
+            file.write_at(0, &header(file_no, VERSION))?;
             copies.push(file);
         }
         let mut current = Current { copies, end: HEADER_BYTES, next_edit_no: 1 };
@@ -214,10 +216,10 @@ fn unfinished_path(file_no: u64, copy: &str) -> String {
     format!("{FOLDER}/{file_no:08}.{copy}.new")
 }
 
-fn header(file_no: u64) -> Vec<u8> {
+fn header(file_no: u64, version: u32) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_BYTES as usize);
     out.extend_from_slice(&MAGIC);
-    out.extend_from_slice(&VERSION.to_le_bytes());
+    out.extend_from_slice(&version.to_le_bytes());
     out.extend_from_slice(&file_no.to_le_bytes());
     out.extend_from_slice(&crc32fast::hash(&out).to_le_bytes());
     out
@@ -269,7 +271,8 @@ fn decode_copies(
 ) -> Result<Vec<Edit>> {
     let mut readable = Vec::new();
     for (path, bytes) in copies {
-        if bytes.get(..HEADER_BYTES as usize) == Some(header(file_no).as_slice()) {
+        let mut known = (OLDEST_VERSION..=VERSION).map(|version| header(file_no, version));
+        if known.any(|header| bytes.starts_with(&header)) {
             readable.push((path, bytes.as_slice()));
         } else if bytes.get(..8) == Some(MAGIC.as_slice())
             && let Some(found) = bytes.get(8..12)

@@ -27,11 +27,27 @@ pub enum Planted {
     MergedByLevel,
     /// Definitions leave the log before an index segment holds them.
     IndexNotSealed,
+    /// A delete is visible before the log has it.
+    DeletePublishedBeforeDurable,
+    /// A delete does not end the runs of rows that it touches.
+    RunsNotClosed,
+    /// A delete hides what was written after it too.
+    DeleteHidesLater,
+    /// A flush cuts the log behind deletes that it does not put into the manifest.
+    TombstonesNotInManifest,
+    /// A flush unites rows of both sides of a delete without applying it.
+    TombstonesForgottenAtFlush,
+    /// Tables are merged without applying the deletes between them.
+    TombstonesForgottenAtMerge,
+    /// Deletes are forgotten while tables still have what they hide.
+    TombstonesForgottenEarly,
+    /// Deletes that the log gives back are not taken.
+    DeletesNotReplayed,
 }
 
 impl Planted {
     /// Every mistake.
-    pub const ALL: [Planted; 12] = [
+    pub const ALL: [Planted; 20] = [
         Planted::SyncSkipped,
         Planted::PublishedBeforeDurable,
         Planted::AcknowledgedBeforeVisible,
@@ -44,5 +60,13 @@ impl Planted {
         Planted::FailedCommitPublished,
         Planted::MergedByLevel,
         Planted::IndexNotSealed,
+        Planted::DeletePublishedBeforeDurable,
+        Planted::RunsNotClosed,
+        Planted::DeleteHidesLater,
+        Planted::TombstonesNotInManifest,
+        Planted::TombstonesForgottenAtFlush,
+        Planted::TombstonesForgottenAtMerge,
+        Planted::TombstonesForgottenEarly,
+        Planted::DeletesNotReplayed,
     ];
 }

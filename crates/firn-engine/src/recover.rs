@@ -1,9 +1,10 @@
 //! Opening: lock, manifest, index, tree, then the log is replayed into index and head.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
+use firn_codec::{Tombstone, Tombstones};
 use firn_env::Env;
 use firn_head::{Head, HeadOptions};
 use firn_index::{Index, IndexOptions};
@@ -15,6 +16,7 @@ use firn_model::{
 use firn_tree::Tree;
 use parking_lot::{Condvar, Mutex, RwLock};
 
+use crate::delete::{self, DeleteState, TAG_FORGOTTEN, TAG_TOMBSTONES};
 use crate::manifest::{Edit, Found, Manifest, Room};
 use crate::planted::Planted;
 use crate::sequence::Sequence;
@@ -47,6 +49,8 @@ pub struct RecoveryReport {
     pub entries: u64,
     /// Rows put into the head.
     pub rows: u64,
+    /// Deletes that were taken from the log.
+    pub deletes: u64,
     /// Rows that could not be decoded because the log is damaged before them.
     pub rows_lost: u64,
     /// One sentence for each stream whose end a crash tore: writes that were not acknowledged.
@@ -108,18 +112,25 @@ impl Engine {
             bits,
             seen_behind_hole: BTreeMap::new(),
             is_behind_hole: false,
+            deletes_forgotten: options.planted == Some(Planted::DeletesNotReplayed),
+            tombstones: BTreeMap::new(),
+            borders: BTreeMap::new(),
             last: state.last,
             report: RecoveryReport::default(),
         };
         replay.report.damage.extend(found.repaired.iter().cloned());
+        for (seq, tombstone) in state.tombstones {
+            replay.take_delete(seq, tombstone);
+        }
         replay.run(&log, &state.floors, progress)?;
-        let Replay { last, report, .. } = replay;
+        let Replay { last, report, tombstones, .. } = replay;
         for damage in &report.damage {
             tracing::error!("recovery: {damage}");
         }
         for tail in &report.torn_tails {
             tracing::warn!("recovery: {tail}");
         }
+        let deletes_memory = budget.empty(Pool::Index);
         let mut index_memory = budget.empty(Pool::Index);
         index_memory.grow(index.stats().heap_bytes)?;
         let forgets = options.planted == Some(Planted::SequenceForgotten);
@@ -136,6 +147,10 @@ impl Engine {
             identity: state.identity,
             floors: Mutex::new(state.floors),
             sequence: Sequence::after(last),
+            deletes: DeleteState::new(
+                Tombstones::new(tombstones.into_iter().collect()),
+                deletes_memory,
+            )?,
             view: RwLock::new(()),
             flush_lane: Mutex::new(()),
             tree_lane: Mutex::new(()),
@@ -195,12 +210,14 @@ struct State {
     identity: Identity,
     last: CommitSeq,
     floors: Vec<LogPosition>,
+    tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
 }
 
 impl State {
     fn read(found: &Found, options: &EngineOptions) -> Result<State> {
         let mut identity = None;
         let mut last = CommitSeq(0);
+        let mut tombstones = BTreeMap::new();
         for part in parts(found, Room::Engine) {
             let bad = || Error::corrupt("manifest", 0, "the engine's part is damaged");
             let (&tag, mut rest) = part.split_first().ok_or_else(bad)?;
@@ -209,6 +226,9 @@ impl State {
                     let shard_count = decode_varint(&mut rest).ok_or_else(bad)?;
                     let stream_count = decode_varint(&mut rest).ok_or_else(bad)?;
                     identity = Some(Identity { shard_count, stream_count });
+                }
+                TAG_TOMBSTONES | TAG_FORGOTTEN => {
+                    delete::read_part(tag, rest, &mut tombstones).ok_or_else(bad)??;
                 }
                 TAG_SEQUENCE => last = CommitSeq(decode_varint(&mut rest).ok_or_else(bad)?),
                 _ => return Err(bad()),
@@ -226,7 +246,7 @@ impl State {
                     .ok_or_else(|| Error::corrupt("manifest", 0, "the log's part is damaged"))?;
             }
         }
-        Ok(State { identity, last, floors })
+        Ok(State { identity, last, floors, tombstones })
     }
 }
 
@@ -262,6 +282,11 @@ struct Replay<'a> {
     /// The largest group that rows behind a hole were seen of, per shard.
     seen_behind_hole: BTreeMap<ShardId, GroupId>,
     is_behind_hole: bool,
+    deletes_forgotten: bool,
+    /// Those of the manifest, and those of the log: the stream that has them is read first.
+    tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
+    /// Per shard the deletes that touch it and that its rows have not reached yet.
+    borders: BTreeMap<ShardId, BTreeSet<CommitSeq>>,
     last: CommitSeq,
     report: RecoveryReport,
 }
@@ -292,6 +317,10 @@ impl Replay<'_> {
             self.report.damage.extend(found.damage);
             self.report.torn_tails.extend(found.torn_tail);
         }
+        // What is written from here on is younger than all of them.
+        for shard in std::mem::take(&mut self.borders).into_keys() {
+            self.head.close_run(shard);
+        }
         Ok(())
     }
 
@@ -310,6 +339,7 @@ impl Replay<'_> {
                 if self.is_behind_hole {
                     self.remember_groups(&entry)?;
                 }
+                self.close_run_at_delete(entry.shard, entry.seq);
                 let apply = !entry.below_floor;
                 let rows = self.head.replay(
                     entry.shard,
@@ -323,7 +353,33 @@ impl Replay<'_> {
                 self.report.rows_lost += rows.refused_count;
                 Ok(())
             }
+            // The manifest has those below the floor, or they hide nothing any more.
+            EntryKind::Delete if entry.below_floor || self.deletes_forgotten => Ok(()),
+            EntryKind::Delete => {
+                let tombstone = Tombstone::decode(entry.payload)?;
+                self.take_delete(entry.seq, Arc::new(tombstone));
+                self.report.deletes += 1;
+                Ok(())
+            }
         }
+    }
+
+    fn take_delete(&mut self, seq: CommitSeq, tombstone: Arc<Tombstone>) {
+        for shard in delete::touched_shards(self.bits, &tombstone) {
+            self.borders.entry(shard).or_default().insert(seq);
+        }
+        self.tombstones.insert(seq, tombstone);
+    }
+
+    /// As when it was committed, a delete ends the runs of rows that it touches: what follows in the
+    /// log is whole there.
+    fn close_run_at_delete(&mut self, shard: ShardId, seq: CommitSeq) {
+        let Some(borders) = self.borders.get_mut(&shard) else { return };
+        let left = borders.split_off(&seq);
+        if !borders.is_empty() {
+            self.head.close_run(shard);
+        }
+        *borders = left;
     }
 
     /// Their definitions may have been in the hole.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use firn_codec::{GroupColumns, Slots, merge_columns};
+use firn_codec::{GroupColumns, Slots, Tombstones, merge_columns};
 use firn_head::HeadSnapshot;
 use firn_index::{GroupMatch, IndexView, Matches};
 use firn_model::{
@@ -26,6 +26,7 @@ struct Frozen {
     bits: ShardBits,
     head: HeadSnapshot,
     version: Arc<Version>,
+    tombstones: Arc<Tombstones>,
     index: IndexView,
     merged_by_level: bool,
 }
@@ -37,9 +38,14 @@ impl Engine {
         let number = self.sequence.visible();
         // A flush moves rows from the head to the tree under the other side of this lock, so that
         // the two views never both miss them.
-        let (head, version) = {
+        // A delete comes into sight there as a whole.
+        let (head, version, tombstones) = {
             let _view = self.view.read();
-            (self.head.snapshot(), self.tree.version())
+            (self.head.snapshot(), self.tree.version(), self.deletes.tombstones())
+        };
+        let tombstones = match self.planted(Planted::DeleteHidesLater) {
+            true => Arc::new(hiding_all(&tombstones)),
+            false => tombstones,
         };
         // The index last: it knows every series that the head has rows of.
         let index = self.index.view();
@@ -49,6 +55,7 @@ impl Engine {
             bits: self.bits,
             head,
             version,
+            tombstones,
             index,
             merged_by_level,
         }))
@@ -85,6 +92,11 @@ impl Snapshot {
         self.0.head.has_data(group, range) || self.0.version.has_data(group, range)
     }
 
+    /// Brings the directories into memory that [`Snapshot::has_data`] looks at, in one round trip.
+    pub(crate) fn load_directories(&self, range: TimeRange) -> Result<()> {
+        self.0.version.load_directories(range)
+    }
+
     /// The series that match, in groups that have samples in the range, exact to the partition.
     pub(crate) fn matches(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
         let stats = &context.stats;
@@ -116,6 +128,10 @@ impl Snapshot {
 
     pub(crate) fn head(&self) -> &HeadSnapshot {
         &self.0.head
+    }
+
+    pub(crate) fn tombstones(&self) -> &Tombstones {
+        &self.0.tombstones
     }
 
     pub(crate) fn version(&self) -> &Version {
@@ -165,12 +181,14 @@ impl Selected for SelectedGroups {
             })
             .collect();
         let tables = frozen.version.scan(&asks, self.range, &self.context)?;
+        let mut hidden = frozen.tombstones.walk(self.range);
         let mut batches = Vec::with_capacity(groups.len());
         let mut memory_bytes = 0;
         for ((found, ask), mut sources) in groups.iter().zip(&asks).zip(tables) {
             let in_memory = frozen.head.read(found.group, Slots::Some(&ask.slots), self.range)?;
             memory_bytes += in_memory.iter().map(|source| source.heap_bytes() as u64).sum::<u64>();
             sources.extend(in_memory);
+            hidden.hide(found.group, &mut sources);
             let mut batch = frozen.merge(sources, self.range).batch;
             set_keys(&mut batch, found);
             batches.push(batch);
@@ -190,6 +208,13 @@ impl Frozen {
         }
         merge_columns(&sources, range)
     }
+}
+
+/// The same deletes, as if they were younger than everything.
+fn hiding_all(tombstones: &Tombstones) -> Tombstones {
+    let list = tombstones.iter().rev().zip(0..);
+    let list = list.map(|((_, tombstone), idx)| (CommitSeq(u64::MAX - idx), Arc::clone(tombstone)));
+    Tombstones::new(list.collect())
 }
 
 /// Both sides are sorted by slot.

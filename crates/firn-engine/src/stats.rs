@@ -23,6 +23,7 @@ impl Counter {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) samples_written: Counter,
+    pub(crate) deletes: Counter,
     pub(crate) flushes: Counter,
     pub(crate) maintenance_errors: Counter,
 }
@@ -32,6 +33,12 @@ pub(crate) struct Counters {
 pub struct Stats {
     /// Values written since the start.
     pub samples_written: u64,
+    /// Deletes since the start.
+    pub deletes: u64,
+    /// Deletes that may still hide something.
+    pub tombstones: u64,
+    /// Memory that they take.
+    pub tombstone_bytes: u64,
     /// Flushes since the start.
     pub flushes: u64,
     /// Failed pieces of background work since the start.
@@ -55,8 +62,12 @@ pub struct Stats {
 impl Engine {
     /// The numbers at this moment.
     pub fn stats(&self) -> Stats {
+        let tombstones = self.deletes.tombstones();
         Stats {
             samples_written: self.counters.samples_written.get(),
+            deletes: self.counters.deletes.get(),
+            tombstones: tombstones.len() as u64,
+            tombstone_bytes: tombstones.heap_bytes(),
             flushes: self.counters.flushes.get(),
             maintenance_errors: self.counters.maintenance_errors.get(),
             last_seq: self.sequence.last(),

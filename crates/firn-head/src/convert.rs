@@ -44,7 +44,8 @@ impl ConvertJob {
     pub fn run(self) -> Result<ConvertEdit> {
         let mut builder = SegmentBuilder::new();
         let mut walk = PartWalk::new(self.inputs.iter().map(|part| &**part))?;
-        while let Some((local, columns)) = walk.take()? {
+        // Nothing to hide: parts on both sides of a delete are not united.
+        while let Some((local, columns)) = walk.take(|_, _| ())? {
             builder.add(local, columns, self.effort);
         }
         let range = builder.range;
@@ -80,8 +81,9 @@ fn mergeable_count(sizes: impl Iterator<Item = u64>, fan_in: usize) -> usize {
     merged
 }
 
-/// Whether no generation is missing between two parts. Over a gap, where memory was given back, they
-/// must not unite: the union would claim to be newer than the tables that have the gap's rows.
+/// Whether no generation is missing between two parts. Over a gap they must not unite: where memory was
+/// given back, the union would claim to be newer than the tables that have the gap's rows; where a
+/// delete closed a run, it would be neither older nor younger than the delete.
 fn follows(pair: &[Arc<Part>]) -> bool {
     pair[0].last + 1 == pair[1].first
 }

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use firn_codec::GroupColumns;
+use firn_codec::{GroupColumns, Tombstones};
 use firn_model::{
     CommitSeq, GroupId, LogPosition, Pool, Result, ShardBits, ShardId, TimeRange, Timestamp,
 };
@@ -47,12 +47,16 @@ impl FlushJob {
         any.then_some(FlushJob { bits, shards })
     }
 
-    /// Every group with all its values, groups rising over all shards: what a table writer wants.
-    /// One group is decoded at a time.
+    /// Every group with all its values but those that `tombstones` hide, groups rising over all
+    /// shards: what a table writer wants. One group is decoded at a time.
     ///
     /// # Errors
     /// An item is `Corrupt` if memory is not what was written: a bug.
-    pub fn chunks(&self) -> impl Iterator<Item = Result<(GroupId, GroupColumns)>> + '_ {
+    pub fn chunks<'a>(
+        &'a self,
+        tombstones: &'a Tombstones,
+    ) -> impl Iterator<Item = Result<(GroupId, GroupColumns)>> + 'a {
+        let mut hidden = tombstones.walk(self.time_range());
         let mut walks = Vec::new();
         let mut failed = None;
         for (idx, shard) in self.shards.iter().enumerate() {
@@ -78,11 +82,15 @@ impl FlushJob {
             // Shards stand in the low bits of a group, so (local, shard) is the order of groups.
             while let Some(Reverse((_, idx))) = next.pop() {
                 let (shard, walk) = &mut walks[idx];
-                let taken = walk.take();
+                let shard = *shard;
+                // Between the parts: a younger one has what was written again after the delete.
+                let taken = walk.take(|local, sources| {
+                    hidden.hide(self.bits.group(shard, u64::from(local)), sources);
+                });
                 next.extend(walk.peek().map(|local| Reverse((local, idx))));
                 match taken {
                     Ok(Some((local, columns))) if !columns.is_empty() => {
-                        return Some(Ok((self.bits.group(*shard, u64::from(local)), columns)));
+                        return Some(Ok((self.bits.group(shard, u64::from(local)), columns)));
                     }
                     Ok(_) => {}
                     Err(error) => {
@@ -137,6 +145,7 @@ pub(crate) struct HotPart {
     pub(crate) shard: ShardId,
     pub(crate) first: u64,
     pub(crate) bytes: u64,
+    pub(crate) seq_min: CommitSeq,
 }
 
 impl Shard {
@@ -168,6 +177,7 @@ impl Shard {
             shard: self.id,
             first: part.first,
             bytes: part.heap_bytes(),
+            seq_min: part.seq.min,
         })
     }
 

@@ -132,6 +132,17 @@ impl Head {
         self.lock(shard).seal();
     }
 
+    /// As [`ShardWriter::close_run`], while the log is replayed: what comes next is younger than a
+    /// delete that touches the shard.
+    pub fn close_run(&self, shard: ShardId) {
+        self.lock(shard).close_run();
+    }
+
+    /// The oldest commit that a visible row is from, hot ones included; `None` without rows.
+    pub fn oldest(&self) -> Option<CommitSeq> {
+        self.shards.iter().filter_map(|shard| shard.lock().oldest()).min()
+    }
+
     /// A frozen view of all visible rows. Costs a short lock and a few pointers per shard. Plain
     /// inserts into several shards are not atomic with it: each row piece is.
     pub fn snapshot(&self) -> HeadSnapshot {
@@ -207,6 +218,13 @@ impl Head {
         freed
     }
 
+    /// Gives all hot memory back that has rows from before `seq`, so that nothing but tables has them.
+    pub fn recycle_before(&self, seq: CommitSeq) {
+        for part in self.hot_parts().iter().filter(|part| part.seq_min < seq) {
+            self.lock(part.shard).recycle(part.first);
+        }
+    }
+
     /// What it holds.
     pub fn stats(&self) -> HeadStats {
         let mut stats = HeadStats::default();
@@ -258,6 +276,12 @@ impl ShardWriter<'_> {
     /// If nothing was encoded since the last call.
     pub fn stage(&mut self, position: LogPosition, reserved: Reservation) {
         self.shard.stage(position, reserved);
+    }
+
+    /// A delete that touches this shard commits here: rows before and rows after it never come into
+    /// one part, so that each part is older or younger than the delete as a whole.
+    pub fn close_run(&mut self) {
+        self.shard.close_run();
     }
 
     /// What was encoded last did not get into the log.

@@ -19,6 +19,8 @@
 //!   starts anywhere, and a hole in the log costs a group's rows up to its next whole one.
 //! - Replaying the payloads gives the visible rows again.
 //! - A snapshot sees the same rows for as long as it lives (invariant 3 of the design).
+//! - A part is older or younger than a delete that touches its shard as a whole: conversions unite no
+//!   parts over a delete, a flush hides between them first.
 //! - What is held is reserved (invariant 8): each arena, segment and state table carries its own
 //!   reservation, which lives as long as the memory does.
 //! - No object, lock or allocation per sample or per series: a lone series is 32 bytes of state and 4

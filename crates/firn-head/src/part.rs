@@ -119,8 +119,12 @@ impl<'a> PartWalk<'a> {
         self.cursors.iter().filter_map(PartCursor::peek).min()
     }
 
-    /// The group of [`PartWalk::peek`] with all its values; they may be none.
-    pub(crate) fn take(&mut self) -> Result<Option<(Local, GroupColumns)>> {
+    /// The group of [`PartWalk::peek`] with all its values; they may be none. What the parts have is
+    /// given to `hide` before it is united.
+    pub(crate) fn take(
+        &mut self,
+        hide: impl FnOnce(Local, &mut Vec<GroupColumns>),
+    ) -> Result<Option<(Local, GroupColumns)>> {
         let Some(local) = self.peek() else { return Ok(None) };
         self.sources.clear();
         for cursor in &mut self.cursors {
@@ -131,6 +135,7 @@ impl<'a> PartWalk<'a> {
                 }
             }
         }
+        hide(local, &mut self.sources);
         let merged = match self.sources.len() {
             1 => self.sources.pop().unwrap_or_default(),
             _ => merge_columns(&self.sources, TimeRange::ALL),

@@ -240,6 +240,22 @@ impl Shard {
             return;
         }
         let generation = self.active().generation + 1;
+        self.open_arena(generation);
+    }
+
+    /// See [`crate::ShardWriter::close_run`]. What comes next leaves one generation out: over such a
+    /// gap parts are never united.
+    pub(crate) fn close_run(&mut self) {
+        let generation = self.active().generation;
+        if self.active().end > 0 {
+            self.open_arena(generation + 2);
+            self.settle();
+        } else {
+            self.active().generation = generation + 1;
+        }
+    }
+
+    fn open_arena(&mut self, generation: u64) {
         self.open.push_back(OpenArena::new(generation, &self.budget));
         self.encoder.enter_arena();
         self.hold_all();
@@ -250,6 +266,13 @@ impl Shard {
         self.seal();
         self.settle();
         self.staged.back().map(|staged| staged.position)
+    }
+
+    /// The oldest commit that a visible row is from, flushed ones included.
+    pub(crate) fn oldest(&self) -> Option<CommitSeq> {
+        let parts = self.parts.list.iter().map(|part| part.seq.min);
+        let open = self.open.iter().filter(|open| open.seen.visible > 0);
+        parts.chain(open.map(|open| open.seen.seq.min)).min()
     }
 
     /// Where the oldest row stands that is neither published nor rolled back.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use firn_model::{Labels, Sample, Timestamp};
+use firn_model::{Labels, Matcher, Sample, TimeRange, Timestamp};
 
 use crate::Seen;
 
@@ -11,7 +11,7 @@ use crate::Seen;
 const REPORTED_COUNT_MAX: usize = 10;
 
 /// One row piece that was given to the database: its samples share a timestamp and a group, and are
-/// all there or all not.
+/// all there or all not. Or one delete, of which the same holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PieceId(u64);
 
@@ -30,7 +30,7 @@ pub struct Oracle {
 #[derive(Clone, Debug)]
 struct Piece {
     state: State,
-    cells: Vec<(Labels, Sample)>,
+    cells: Vec<(Labels, Timestamp)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,11 +40,11 @@ enum State {
     Gone,
 }
 
-/// A value that one sample may have, oldest piece first.
+/// A value that one sample may have, oldest piece first; `None` after a delete.
 #[derive(Clone, Copy, Debug)]
 struct Version {
     piece: PieceId,
-    bits: u64,
+    bits: Option<u64>,
 }
 
 /// What an answer proves about open pieces.
@@ -54,6 +54,8 @@ struct Evidence {
     present: BTreeMap<PieceId, String>,
     /// A sample that this piece would have overwritten.
     absent: BTreeMap<PieceId, String>,
+    /// One of these is there: what is seen is the same with each.
+    one_of: Vec<BTreeSet<PieceId>>,
 }
 
 impl Oracle {
@@ -66,9 +68,27 @@ impl Oracle {
     pub fn begin(&mut self, cells: Vec<(Labels, Sample)>) -> PieceId {
         let id = PieceId(self.pieces.len() as u64);
         for (labels, sample) in &cells {
-            let version = Version { piece: id, bits: sample.value.to_bits() };
+            let version = Version { piece: id, bits: Some(sample.value.to_bits()) };
             let times = self.series.entry(labels.clone()).or_default();
             times.entry(sample.ts).or_default().push(version);
+        }
+        let cells = cells.into_iter().map(|(labels, sample)| (labels, sample.ts)).collect();
+        self.pieces.push(Piece { state: State::Open, cells });
+        id
+    }
+
+    /// What `matchers` select in `range` is about to be deleted, as far as it was begun before. It is
+    /// acknowledged, refused and settled as a piece is.
+    pub fn begin_delete(&mut self, matchers: &[Matcher], range: TimeRange) -> PieceId {
+        let id = PieceId(self.pieces.len() as u64);
+        let mut cells = Vec::new();
+        for (labels, times) in self.series.iter_mut().filter(|one| all_match(matchers, one.0)) {
+            for (&ts, versions) in times.iter_mut().filter(|entry| range.contains(*entry.0)) {
+                if !versions.is_empty() {
+                    versions.push(Version { piece: id, bits: None });
+                    cells.push((labels.clone(), ts));
+                }
+            }
         }
         self.pieces.push(Piece { state: State::Open, cells });
         id
@@ -89,10 +109,16 @@ impl Oracle {
         self.floor = Some(self.floor.map_or(floor, |old| old.max(floor)));
     }
 
-    /// How many samples must be readable.
-    pub fn certain_count(&self) -> usize {
-        let times = self.series.values().flatten().filter(|entry| !self.may_be_gone(*entry.0));
-        times.filter(|entry| self.candidates(entry.1).1).count()
+    /// How many samples of what `matchers` select in `range` must be readable.
+    pub fn certain_count(&self, matchers: &[Matcher], range: TimeRange) -> usize {
+        let series = self.series.iter().filter(|series| all_match(matchers, series.0));
+        let times = series.flat_map(|series| series.1);
+        let times = times.filter(|entry| range.contains(*entry.0) && !self.may_be_gone(*entry.0));
+        let is_there = |versions: &Vec<Version>| {
+            let (candidates, is_certain) = self.candidates(versions);
+            is_certain && candidates.iter().all(|version| version.bits.is_some())
+        };
+        times.filter(|entry| is_there(entry.1)).count()
     }
 
     /// Compares an answer with what is known. What it shows of open pieces is certain from then on:
@@ -101,6 +127,10 @@ impl Oracle {
     /// # Errors
     /// A report of what differs.
     pub fn check(&mut self, seen: &Seen) -> Result<(), String> {
+        self.compare(seen).map(|_| ())
+    }
+
+    fn compare(&mut self, seen: &Seen) -> Result<Evidence, String> {
         let mut differences = Vec::new();
         let mut evidence = Evidence::default();
         for (labels, times) in self.series.iter().filter(|series| seen.asks_for(series.0)) {
@@ -124,10 +154,10 @@ impl Oracle {
         if !differences.is_empty() {
             return Err(report(&differences));
         }
-        for piece in evidence.present.into_keys() {
+        for &piece in evidence.present.keys() {
             self.set(piece, State::Certain);
         }
-        Ok(())
+        Ok(evidence)
     }
 
     /// [`Oracle::check`] of all series and times after a restart: open pieces that do not show are gone
@@ -140,9 +170,17 @@ impl Oracle {
     /// If `seen` does not cover everything.
     pub fn settle(&mut self, seen: &Seen) -> Result<(), String> {
         assert!(seen.matchers.is_empty(), "settling needs every series");
-        assert_eq!(seen.range, firn_model::TimeRange::ALL, "settling needs every time");
-        self.check(seen)?;
-        let is_open = |piece: &PieceId| self.pieces[piece.0 as usize].state == State::Open;
+        assert_eq!(seen.range, TimeRange::ALL, "settling needs every time");
+        let evidence = self.compare(seen)?;
+        let state = |oracle: &Oracle, piece: &PieceId| oracle.pieces[piece.0 as usize].state;
+        for pieces in evidence.one_of {
+            let is_explained = pieces.iter().any(|piece| state(self, piece) == State::Certain);
+            let newest = pieces.iter().rfind(|piece| !evidence.absent.contains_key(piece));
+            if let Some(newest) = newest.filter(|_| !is_explained) {
+                self.set(*newest, State::Certain);
+            }
+        }
+        let is_open = |piece: &PieceId| state(self, piece) == State::Open;
         let open: Vec<PieceId> =
             (0..self.pieces.len() as u64).map(PieceId).filter(is_open).collect();
         open.into_iter().for_each(|piece| self.set(piece, State::Gone));
@@ -159,19 +197,25 @@ impl Oracle {
     ) -> Result<(), String> {
         let (candidates, is_certain) = self.candidates(versions);
         let matching: BTreeSet<PieceId> =
-            candidates.iter().filter(|v| Some(v.bits) == found).map(|v| v.piece).collect();
+            candidates.iter().filter(|v| v.bits == found).map(|v| v.piece).collect();
+        // Without anything certain it may also never have been there.
         let is_absent = found.is_none() && (!is_certain || self.may_be_gone(ts));
         if matching.is_empty() && !is_absent {
-            let expected: Vec<f64> = candidates.iter().map(|v| f64::from_bits(v.bits)).collect();
-            let or_nothing = if is_certain { "" } else { " or nothing" };
+            let values = candidates.iter().filter_map(|v| v.bits);
+            let expected: Vec<f64> = values.map(f64::from_bits).collect();
+            let may_be_deleted = candidates.iter().any(|v| v.bits.is_none());
+            let or_nothing = if is_certain && !may_be_deleted { "" } else { " or nothing" };
             let found = found.map(f64::from_bits);
             return Err(format!("expected one of {expected:?}{or_nothing}, found {found:?}"));
         }
         if found.is_none() && self.may_be_gone(ts) {
             return Ok(());
         }
-        if let Some(only) = matching.first().filter(|_| matching.len() == 1) {
+        if let Some(only) = matching.first().filter(|_| matching.len() == 1 && !is_absent) {
             evidence.present.entry(*only).or_insert_with(|| place.to_owned());
+        }
+        if matching.len() > 1 && !is_absent {
+            evidence.one_of.push(matching.clone());
         }
         // What is newer than everything that explains the value would have overwritten it.
         for version in candidates.iter().filter(|v| matching.last().is_none_or(|m| v.piece > *m)) {
@@ -211,8 +255,8 @@ impl Oracle {
             return;
         }
         piece.state = state;
-        for (labels, sample) in std::mem::take(&mut piece.cells) {
-            let versions = self.series.get_mut(&labels).and_then(|times| times.get_mut(&sample.ts));
+        for (labels, ts) in std::mem::take(&mut piece.cells) {
+            let versions = self.series.get_mut(&labels).and_then(|times| times.get_mut(&ts));
             let Some(versions) = versions else { continue };
             match state {
                 State::Certain => versions.retain(|version| version.piece >= id),
@@ -221,6 +265,10 @@ impl Oracle {
             }
         }
     }
+}
+
+pub(crate) fn all_match(matchers: &[Matcher], labels: &Labels) -> bool {
+    matchers.iter().all(|m| m.matches(labels.get(m.name()).unwrap_or_default()))
 }
 
 fn report(differences: &[String]) -> String {
@@ -233,8 +281,6 @@ fn report(differences: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use firn_model::{Matcher, TimeRange};
-
     use super::*;
 
     fn series(name: &str) -> Labels {
@@ -265,7 +311,7 @@ mod tests {
         let piece = oracle.begin(cells(&[("a", 1, -0.0)]));
         oracle.check(&seen(&[])).unwrap();
         oracle.acknowledge(piece);
-        assert_eq!(oracle.certain_count(), 1);
+        assert_eq!(oracle.certain_count(&[], TimeRange::ALL), 1);
         oracle.check(&seen(&[("a", 1, -0.0)])).unwrap();
         expect_difference(&mut oracle, &[], "a at 1: expected one of [-0.0], found None");
         expect_difference(&mut oracle, &[("a", 1, 0.0)], "found Some(0.0)");
@@ -300,6 +346,20 @@ mod tests {
     }
 
     #[test]
+    fn of_two_pieces_that_look_the_same_one_stays() {
+        let mut oracle = Oracle::new();
+        oracle.begin(cells(&[("a", 1, 2.0), ("b", 1, 2.0)]));
+        oracle.begin(cells(&[("a", 1, 2.0)]));
+        oracle.settle(&seen(&[("a", 1, 2.0)])).unwrap();
+        expect_difference(&mut oracle, &[], "expected one of [2.0]");
+        expect_difference(
+            &mut oracle,
+            &[("a", 1, 2.0), ("b", 1, 2.0)],
+            "b at 1: expected one of []",
+        );
+    }
+
+    #[test]
     fn refused_pieces_never_show_and_retention_may_take_old_ones() {
         let mut oracle = Oracle::new();
         let refused = oracle.begin(cells(&[("a", 1, 1.0)]));
@@ -311,6 +371,32 @@ mod tests {
         oracle.check(&seen(&[])).unwrap();
         oracle.check(&seen(&[("a", 5, 1.0)])).unwrap();
         expect_difference(&mut oracle, &[("a", 5, 2.0)], "expected one of [1.0]");
+    }
+
+    #[test]
+    fn a_delete_hides_what_was_before_it_whole_or_not_at_all() {
+        let mut oracle = Oracle::new();
+        for piece in [&[("a", 1, 1.0), ("a", 2, 1.0)][..], &[("b", 1, 1.0)]] {
+            let piece = oracle.begin(cells(piece));
+            oracle.acknowledge(piece);
+        }
+        oracle.begin_delete(&[], TimeRange::at(1));
+        oracle.check(&seen(&[("a", 1, 1.0), ("a", 2, 1.0), ("b", 1, 1.0)])).unwrap();
+        expect_difference(&mut oracle, &[("a", 2, 1.0), ("b", 1, 1.0)], "half there: a at 1 is");
+        expect_difference(&mut oracle, &[], "a at 2: expected one of [1.0], found None");
+        oracle.check(&seen(&[("a", 2, 1.0)])).unwrap();
+        // It was seen, so it stays, and what comes later is not hidden.
+        expect_difference(&mut oracle, &[("a", 1, 1.0), ("a", 2, 1.0)], "found Some(1.0)");
+        let again = oracle.begin(cells(&[("a", 1, 3.0)]));
+        oracle.check(&seen(&[("a", 2, 1.0)])).unwrap();
+        oracle.acknowledge(again);
+        assert_eq!(oracle.certain_count(&[], TimeRange::ALL), 2);
+        expect_difference(&mut oracle, &[("a", 2, 1.0)], "a at 1: expected one of [3.0]");
+        let only_a = oracle.begin_delete(&[Matcher::equal("__name__", "a")], TimeRange::ALL);
+        oracle.settle(&seen(&[("a", 1, 3.0), ("a", 2, 1.0)])).unwrap();
+        expect_difference(&mut oracle, &[], "expected one of [3.0], found None");
+        oracle.acknowledge(only_a);
+        expect_difference(&mut oracle, &[], "expected one of [3.0], found None");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use firn_model::{
 };
 
 use crate::Rng;
+use crate::oracle::all_match;
 
 /// The samples of a selection, series by series, in time order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +81,7 @@ impl Seen {
     }
 
     pub(crate) fn asks_for(&self, labels: &Labels) -> bool {
-        self.matchers.iter().all(|m| m.matches(labels.get(m.name()).unwrap_or_default()))
+        all_match(&self.matchers, labels)
     }
 
     fn add(&mut self, labels: &Labels, samples: Vec<Sample>) {

@@ -2,23 +2,28 @@
 //!
 //! ```text
 //! part     = edit | snapshot
-//! edit     = 1:u8 zigzag(made_ms) varint(next id) varint(removed) varint(id)*
-//!            varint(added) record*
-//! snapshot = 2:u8 varint(next id) varint(tables) record* varint(dead) (varint(id) zigzag(since_ms))*
+//! edit     = 3:u8 zigzag(made_ms) varint(next id) varint(removed) varint(id)*
+//!            varint(added) record* varint(cleaned) (varint(id) varint(deletes_through))*
+//! snapshot = 4:u8 varint(next id) varint(tables) record* varint(dead) (varint(id) zigzag(since_ms))*
 //! ```
+//! Forms 1 and 2 are the same without `cleaned`, their records without `deletes_through`; they are
+//! read, not written.
+//!
 //! The manifest checks the bytes; here they are only kept from doing harm.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use firn_codec::varint::{encode_zigzag, take_count, take_u8, take_varint, take_zigzag};
-use firn_model::{Error, Result, Timestamp, encode_varint};
+use firn_model::{CommitSeq, Error, Result, Timestamp, encode_varint};
 
-use crate::record::{TableId, TableRecord};
+use crate::record::{RecordForm, TableId, TableRecord};
 use crate::suffix::Suffix;
 
-const EDIT: u8 = 1;
-const SNAPSHOT: u8 = 2;
+const FIRST_EDIT: u8 = 1;
+const FIRST_SNAPSHOT: u8 = 2;
+const EDIT: u8 = 3;
+const SNAPSHOT: u8 = 4;
 
 /// Tables that come and tables that go, in one step.
 #[derive(Clone, Default)]
@@ -26,6 +31,8 @@ pub struct Edit {
     pub(crate) made_ms: Timestamp,
     pub(crate) added: Vec<TableRecord>,
     pub(crate) removed: Vec<TableId>,
+    /// Tables that stay and in which deletes up to a number hide nothing.
+    pub(crate) cleaned: Vec<(TableId, CommitSeq)>,
     /// Directories of the added tables, so that they need not be read at once.
     pub(crate) suffixes: Vec<Arc<Suffix>>,
 }
@@ -43,7 +50,7 @@ pub(crate) struct State {
 impl Edit {
     /// Whether it changes nothing.
     pub fn is_empty(&self) -> bool {
-        self.added.is_empty() && self.removed.is_empty()
+        self.added.is_empty() && self.removed.is_empty() && self.cleaned.is_empty()
     }
 
     /// The tables that come.
@@ -78,6 +85,11 @@ impl Edit {
         self.removed.iter().for_each(|id| encode_varint(id.0, &mut out));
         encode_varint(self.added.len() as u64, &mut out);
         self.added.iter().for_each(|record| record.encode(&mut out));
+        encode_varint(self.cleaned.len() as u64, &mut out);
+        for (id, deletes_through) in &self.cleaned {
+            encode_varint(id.0, &mut out);
+            encode_varint(deletes_through.0, &mut out);
+        }
         out
     }
 }
@@ -87,6 +99,7 @@ impl std::fmt::Debug for Edit {
         f.debug_struct("Edit")
             .field("added", &self.added)
             .field("removed", &self.removed)
+            .field("cleaned", &self.cleaned)
             .finish_non_exhaustive()
     }
 }
@@ -108,11 +121,16 @@ impl State {
     fn take_part(&mut self, part: &[u8]) -> Result<()> {
         let mut input = part;
         match take_u8(&mut input, "tree part")? {
-            EDIT => self.take_edit(&mut input)?,
-            SNAPSHOT => *self = State::take_snapshot(&mut input)?,
+            FIRST_EDIT => self.take_edit(&mut input, RecordForm::First)?,
+            FIRST_SNAPSHOT => *self = State::take_snapshot(&mut input, RecordForm::First)?,
+            EDIT => {
+                self.take_edit(&mut input, RecordForm::WithDeletes)?;
+                self.take_cleaned(&mut input)?;
+            }
+            SNAPSHOT => *self = State::take_snapshot(&mut input, RecordForm::WithDeletes)?,
             form => {
                 return Err(Error::invalid(format!(
-                    "manifest: the tree's part has form {form}, this program reads {EDIT} and \
+                    "manifest: the tree's part has form {form}, this program reads {FIRST_EDIT} to \
                      {SNAPSHOT}; start the newer program"
                 )));
             }
@@ -123,7 +141,7 @@ impl State {
         Ok(())
     }
 
-    fn take_edit(&mut self, input: &mut &[u8]) -> Result<()> {
+    fn take_edit(&mut self, input: &mut &[u8], form: RecordForm) -> Result<()> {
         let made_ms = take_zigzag(input, "time of the edit")?;
         self.next_id = self.next_id.max(take_varint(input, "next table id")?);
         for _ in 0..take_count(input, input.len(), "removed tables")? {
@@ -139,13 +157,25 @@ impl State {
                 self.dead.insert(id, made_ms);
             }
         }
-        self.take_records(input)
+        self.take_records(input, form)
     }
 
-    fn take_snapshot(input: &mut &[u8]) -> Result<State> {
+    fn take_cleaned(&mut self, input: &mut &[u8]) -> Result<()> {
+        for _ in 0..take_count(input, input.len(), "cleaned tables")? {
+            let id = TableId(take_varint(input, "cleaned table")?);
+            let deletes_through = CommitSeq(take_varint(input, "applied deletes")?);
+            let record = self.tables.get_mut(&id).ok_or_else(|| {
+                Error::corrupt("manifest", 0, format!("{id} is cleaned but not there"))
+            })?;
+            record.deletes_through = record.deletes_through.max(deletes_through);
+        }
+        Ok(())
+    }
+
+    fn take_snapshot(input: &mut &[u8], form: RecordForm) -> Result<State> {
         let next_id = take_varint(input, "next table id")?;
         let mut state = State { next_id, ..State::default() };
-        state.take_records(input)?;
+        state.take_records(input, form)?;
         for _ in 0..take_count(input, input.len(), "dead tables")? {
             let id = TableId(take_varint(input, "dead table")?);
             state.dead.insert(id, take_zigzag(input, "time of death")?);
@@ -153,9 +183,9 @@ impl State {
         Ok(state)
     }
 
-    fn take_records(&mut self, input: &mut &[u8]) -> Result<()> {
+    fn take_records(&mut self, input: &mut &[u8], form: RecordForm) -> Result<()> {
         for _ in 0..take_count(input, input.len(), "added tables")? {
-            let record = TableRecord::take(input)?;
+            let record = TableRecord::take(input, form)?;
             let id = record.id;
             self.next_id = self.next_id.max(id.0.saturating_add(1));
             if self.tables.insert(id, record).is_some() {
@@ -196,7 +226,7 @@ mod tests {
 
     fn edit(added: Vec<TableRecord>, removed: &[u64]) -> Vec<u8> {
         let removed = removed.iter().copied().map(TableId).collect();
-        Edit { made_ms: 50, added, removed, suffixes: Vec::new() }.encode()
+        Edit { made_ms: 50, added, removed, ..Edit::default() }.encode()
     }
 
     #[test]
@@ -211,6 +241,36 @@ mod tests {
         let whole = State::encode(state.next_id, state.tables.values(), &dead);
         assert_eq!(State::read(&[&one, &whole]).unwrap(), state);
         assert_eq!(State::read(&[]).unwrap(), State::default());
+    }
+
+    #[test]
+    fn a_cleaned_table_is_remembered_as_such() {
+        let one = edit(vec![record(1, Level::Two)], &[]);
+        let f = |seq: u64, want: u64| {
+            let cleaned = vec![(TableId(1), CommitSeq(seq))];
+            let two = Edit { cleaned, ..Edit::default() }.encode();
+            let state = State::read(&[&one, &two]).unwrap();
+            assert_eq!(state.tables[&TableId(1)].deletes_through, CommitSeq(want));
+            assert!(State::read(&[&two]).is_err(), "cleaned but not there");
+        };
+        f(20, 20);
+        f(3, 11);
+    }
+
+    /// Forms 1 and 2 as they stand in manifests: never change this.
+    #[test]
+    fn the_first_forms_are_read_for_ever() {
+        let mut record_bytes = Vec::new();
+        record(1, Level::Zero).encode(&mut record_bytes);
+        record_bytes.pop();
+        let want = TableRecord { deletes_through: CommitSeq(0), ..record(1, Level::Zero) };
+        let edit = [&[FIRST_EDIT, 100, 2, 0, 1][..], &record_bytes].concat();
+        let state = State::read(&[&edit]).unwrap();
+        assert_eq!((&state.tables[&TableId(1)], state.next_id), (&want, 2));
+        let snapshot = [&[FIRST_SNAPSHOT, 9, 1][..], &record_bytes, &[1, 5, 100]].concat();
+        let state = State::read(&[&snapshot]).unwrap();
+        assert_eq!((&state.tables[&TableId(1)], state.next_id), (&want, 9));
+        assert_eq!(state.dead, BTreeMap::from([(TableId(5), 50)]));
     }
 
     #[test]

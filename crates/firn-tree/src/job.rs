@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use firn_codec::{GroupColumns, merge_columns};
+use firn_codec::{GroupColumns, TombstoneWalk, Tombstones, merge_columns};
 use firn_env::Env;
 use firn_model::{Budget, CancelToken, GroupId, Pool, Reservation, Result, TimeRange, Timestamp};
 
@@ -12,10 +12,11 @@ use crate::cursor::TableCursor;
 use crate::edit::Edit;
 use crate::layout::SlowLayout;
 use crate::options::TreeOptions;
-use crate::output::{Outputs, Target};
+use crate::output::{Made, Outputs, Target};
 use crate::partition::{Partition, PartitionLen};
-use crate::record::{Level, TableId};
+use crate::record::{Level, TableId, TableRecord};
 use crate::store::Store;
+use crate::suffix::Suffix;
 use crate::table::Table;
 
 // Shared by all tables of one merge; each has at least one block in memory.
@@ -35,6 +36,8 @@ pub enum JobKind {
     Upload,
     /// Tables of level 2 with their patches to tables of level 2.
     MergePatches,
+    /// A table to the same without what deletes hide.
+    Clean,
 }
 
 impl JobKind {
@@ -45,6 +48,7 @@ impl JobKind {
             JobKind::Compact => "compact",
             JobKind::Upload => "upload",
             JobKind::MergePatches => "merge_patches",
+            JobKind::Clean => "clean",
         }
     }
 }
@@ -65,6 +69,9 @@ pub(crate) enum Task {
     Upload(SlowLayout),
     /// Level 2, this partition.
     MergePatches(Partition),
+    /// The first that deletes touch is written anew where it stands, of those before it is noted that
+    /// they touch nothing there.
+    Clean,
 }
 
 /// Planned work that can be run; holds its inputs as a reader does.
@@ -73,6 +80,7 @@ pub struct Job {
     pub(crate) store: Arc<Store>,
     pub(crate) ids: Arc<AtomicU64>,
     pub(crate) options: TreeOptions,
+    pub(crate) tombstones: Arc<Tombstones>,
 }
 
 impl Job {
@@ -83,6 +91,7 @@ impl Job {
             Task::Compact(_) => JobKind::Compact,
             Task::Upload(_) => JobKind::Upload,
             Task::MergePatches(_) => JobKind::MergePatches,
+            Task::Clean => JobKind::Clean,
         }
     }
 
@@ -109,35 +118,80 @@ impl Job {
         let mut edit = Edit { made_ms, removed: self.inputs().collect(), ..Edit::default() };
         let level = match self.kind() {
             JobKind::Drop => return Ok(edit),
+            JobKind::Clean => return self.clean(env, budget, cancel).map_err(|e| e.context(self)),
             JobKind::Compact => Level::One,
             JobKind::Upload | JobKind::MergePatches => Level::Two,
         };
-        let written_ms =
-            self.work.inputs.iter().map(|table| table.record.written_ms).min().unwrap_or(made_ms);
-        let memory = Some(budget.empty(Pool::Jobs));
-        let mut outputs = Outputs::new(env, &self.ids, &self.options, level, written_ms, memory);
-        let merged = self.merge_into(&mut outputs, budget.empty(Pool::Jobs), cancel);
-        match merged.and_then(|()| outputs.finish()) {
-            Ok(written) => {
-                edit.add(written);
-                self.store.traffic.job(self.kind(), self.input_bytes(), edit.added_bytes());
-                Ok(edit)
+        let target = |ts| self.work.task.target(ts);
+        let written = self.write(&self.work.inputs, level, &target, (env, budget, cancel));
+        edit.add(written.map_err(|e| e.context(self))?);
+        self.store.traffic.job(self.kind(), self.input_bytes(), edit.added_bytes());
+        Ok(edit)
+    }
+
+    /// See [`Task::Clean`].
+    fn clean(&self, env: &Env, budget: &Budget, cancel: &CancelToken) -> Result<Edit> {
+        let mut edit = Edit { made_ms: env.clock.now_ms(), ..Edit::default() };
+        let inputs: Vec<&Arc<Table>> = self.work.inputs.iter().collect();
+        for (table, suffix) in inputs.iter().zip(self.store.suffixes(&inputs)) {
+            let record = &table.record;
+            if !self.hides_in(table, &*suffix?) {
+                edit.cleaned.push((record.id, self.tombstones.through()));
+                continue;
             }
-            Err(e) => {
-                outputs.discard();
-                Err(e.context(self))
-            }
+            let bounds: &[GroupId] = if record.patch { &[record.group_min] } else { &[] };
+            let bounds: Arc<[GroupId]> = Arc::from(bounds);
+            let target = |_| Target { partition: record.partition, bounds: Arc::clone(&bounds) };
+            let input = std::slice::from_ref(*table);
+            edit.add(self.write(input, record.level, &target, (env, budget, cancel))?);
+            edit.removed.push(record.id);
+            self.store.traffic.job(JobKind::Clean, record.bytes, edit.added_bytes());
+            break;
         }
+        Ok(edit)
+    }
+
+    /// Whether a delete that was not applied to `table` touches a group that is there at its time.
+    fn hides_in(&self, table: &Table, suffix: &Suffix) -> bool {
+        let record = &table.record;
+        let needed = self.tombstones.iter().filter(|(seq, one)| table.needs(*seq, one));
+        needed.into_iter().any(|(_, tombstone)| {
+            let start = tombstone.members().partition_point(|m| m.group < record.group_min);
+            let members = tombstone.members().iter().skip(start);
+            let mut here = members.take_while(|members| members.group <= record.group_max);
+            here.any(|members| suffix.may_hold(members.group, tombstone.range()))
+        })
+    }
+
+    /// Merges `inputs` into new tables.
+    fn write(
+        &self,
+        inputs: &[Arc<Table>],
+        level: Level,
+        target: &dyn Fn(Timestamp) -> Target,
+        (env, budget, cancel): (&Env, &Budget, &CancelToken),
+    ) -> Result<Vec<(TableRecord, Suffix)>> {
+        let written_ms = inputs.iter().map(|table| table.record.written_ms).min();
+        let made = Made {
+            level,
+            written_ms: written_ms.unwrap_or(env.clock.now_ms()),
+            deletes_through: self.tombstones.through(),
+        };
+        let memory = Some(budget.empty(Pool::Jobs));
+        let mut outputs = Outputs::new(env, &self.ids, &self.options, made, memory);
+        let memory = budget.empty(Pool::Jobs);
+        let merged = self.merge_into(inputs, &mut outputs, target, (memory, cancel));
+        merged.and_then(|()| outputs.finish()).inspect_err(|_| outputs.discard())
     }
 
     /// Streams all inputs side by side, one group at a time.
     fn merge_into(
         &self,
+        inputs: &[Arc<Table>],
         outputs: &mut Outputs<'_>,
-        mut memory: Reservation,
-        cancel: &CancelToken,
+        target: &dyn Fn(Timestamp) -> Target,
+        (mut memory, cancel): (Reservation, &CancelToken),
     ) -> Result<()> {
-        let inputs = &self.work.inputs;
         let share = READ_AHEAD_BYTES / inputs.len().max(1) as u64;
         let read_ahead_bytes = share.clamp(self.options.block_bytes as u64, READ_AHEAD_BYTES_MAX);
         memory.grow(read_ahead_bytes * inputs.len() as u64)?;
@@ -146,7 +200,9 @@ impl Job {
             .iter()
             .map(|table| TableCursor::open(&self.store, table, read_ahead_bytes))
             .collect::<Result<Vec<_>>>()?;
-        let target = |ts| self.work.task.target(ts);
+        let range =
+            inputs.iter().fold(TimeRange::EMPTY, |all, table| all.union(table.record.time_range));
+        let mut hidden = self.tombstones.walk(range);
         let mut sources: Vec<GroupColumns> = Vec::new();
         let mut group_count = 0;
         while let Some(group) = cursors.iter().filter_map(TableCursor::group).min() {
@@ -158,29 +214,26 @@ impl Job {
             for cursor in &mut cursors {
                 cursor.take_group(group, &mut sources)?;
             }
-            self.merge_group(group, &mut sources, outputs, &mut memory, &target)?;
+            // Twice: the sources and what is made of them.
+            let bytes = 2 * sources.iter().map(|columns| columns.heap_bytes() as u64).sum::<u64>();
+            memory.grow(bytes)?;
+            outputs.push(group, &merge(group, &mut sources, &mut hidden), target)?;
+            memory.shrink(bytes);
         }
         Ok(())
     }
+}
 
-    fn merge_group(
-        &self,
-        group: GroupId,
-        sources: &mut [GroupColumns],
-        outputs: &mut Outputs<'_>,
-        memory: &mut Reservation,
-        target: &dyn Fn(Timestamp) -> Target,
-    ) -> Result<()> {
-        // Twice: the sources and what is made of them.
-        let bytes = 2 * sources.iter().map(|columns| columns.heap_bytes() as u64).sum::<u64>();
-        memory.grow(bytes)?;
-        // By commit, whatever the age of the files.
-        sources.sort_by_key(|columns| (columns.seq.max, columns.seq.min));
-        let merged = merge_columns(sources, TimeRange::ALL);
-        outputs.push(group, &merged, target)?;
-        memory.shrink(bytes);
-        Ok(())
-    }
+/// What deletes hide goes first: a younger source may have what was written again. Then the newest
+/// commit wins, whatever the age of the files.
+fn merge(
+    group: GroupId,
+    sources: &mut Vec<GroupColumns>,
+    hidden: &mut TombstoneWalk<'_>,
+) -> GroupColumns {
+    hidden.hide(group, sources);
+    sources.sort_by_key(|columns| (columns.seq.max, columns.seq.min));
+    merge_columns(sources, TimeRange::ALL)
 }
 
 impl Task {
@@ -189,7 +242,7 @@ impl Task {
             Task::Upload(layout) => return layout.target(ts),
             Task::Compact(len) => Partition::of(ts, *len),
             Task::MergePatches(partition) => *partition,
-            Task::Drop => Partition::of(ts, PartitionLen::MIN),
+            Task::Drop | Task::Clean => Partition::of(ts, PartitionLen::MIN),
         };
         Target { partition, bounds: Arc::from([]) }
     }

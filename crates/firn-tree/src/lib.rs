@@ -22,6 +22,8 @@
 //!   of level 2, those than their table. So every merge takes *all* tables of the fast tier that
 //!   overlap what it merges, and the ranges of [`firn_model::CommitSeq`] of any two tables that may
 //!   hold the same sample never interleave: newest wins by commit, never by age of file.
+//! - A chunk whose newest commit is younger than a delete has had that delete applied: merges hide
+//!   between their inputs first. So a reader hides from the older ones only.
 //! - Tables of one level-1 partition, and tables (patches apart) of one level-2 partition, have
 //!   disjoint ranges of groups.
 //! - Every byte of a table is under a checksum that also covers where it lies and in which table.
@@ -62,6 +64,7 @@ pub use edit::Edit;
 pub use job::{Job, JobKind};
 pub use options::TreeOptions;
 pub use partition::{Partition, PartitionLen};
+pub use plan::Deletes;
 pub use record::{Level, TableId, TableRecord};
 pub use scan::Ask;
 pub use stats::{LevelStats, TrafficStats, TreeStats};

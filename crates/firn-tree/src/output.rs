@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_codec::GroupColumns;
 use firn_env::{Env, PutMode};
-use firn_model::{Error, ErrorKind, GroupId, Reservation, Result, TimeRange, Timestamp};
+use firn_model::{CommitSeq, Error, ErrorKind, GroupId, Reservation, Result, TimeRange, Timestamp};
 
 use crate::options::TreeOptions;
 use crate::partition::Partition;
@@ -29,13 +29,21 @@ pub(crate) struct Target {
     pub(crate) bounds: Arc<[GroupId]>,
 }
 
+/// What is the same for all tables of one flush or merge.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Made {
+    pub(crate) level: Level,
+    pub(crate) written_ms: Timestamp,
+    /// The last delete that was applied.
+    pub(crate) deletes_through: CommitSeq,
+}
+
 /// Tables in the making; what was written is nobody's until an edit names it.
 pub(crate) struct Outputs<'a> {
     env: &'a Env,
     ids: &'a AtomicU64,
     options: &'a TreeOptions,
-    level: Level,
-    written_ms: Timestamp,
+    made: Made,
     /// By start of the partition.
     writers: BTreeMap<Timestamp, (TableWriter, Target)>,
     open_files: usize,
@@ -53,16 +61,14 @@ impl<'a> Outputs<'a> {
         env: &'a Env,
         ids: &'a AtomicU64,
         options: &'a TreeOptions,
-        level: Level,
-        written_ms: Timestamp,
+        made: Made,
         memory: Option<Reservation>,
     ) -> Outputs<'a> {
         Outputs {
             env,
             ids,
             options,
-            level,
-            written_ms,
+            made,
             writers: BTreeMap::new(),
             open_files: 0,
             done: Vec::new(),
@@ -109,10 +115,11 @@ impl<'a> Outputs<'a> {
             self.finish_table(writer)?;
         }
         let shape = TableShape {
-            level: self.level,
+            level: self.made.level,
             patch: !target.bounds.is_empty(),
             partition: target.partition,
-            written_ms: self.written_ms,
+            written_ms: self.made.written_ms,
+            deletes_through: self.made.deletes_through,
         };
         let (writer, _) = self.writers.entry(start).or_insert_with(|| {
             let id = TableId(self.ids.fetch_add(1, Ordering::Relaxed));
@@ -122,7 +129,7 @@ impl<'a> Outputs<'a> {
         let held_before = writer.memory_bytes();
         let was_open = writer.is_open();
         writer.push(group, piece, &mut self.scratch);
-        if !self.level.is_slow() {
+        if !self.made.level.is_slow() {
             writer.flush(&*self.env.disk)?;
         }
         if writer.is_open() && !was_open {
@@ -151,7 +158,7 @@ impl<'a> Outputs<'a> {
         while let Some((_, (writer, _))) = self.writers.pop_first() {
             self.finish_table(writer)?;
         }
-        if !self.level.is_slow() && !self.done.is_empty() {
+        if !self.made.level.is_slow() && !self.done.is_empty() {
             self.env.disk.sync_dir(TABLE_FOLDER)?;
         }
         Ok(std::mem::take(&mut self.done))
@@ -160,7 +167,7 @@ impl<'a> Outputs<'a> {
     fn finish_table(&mut self, writer: TableWriter) -> Result<()> {
         let held = writer.memory_bytes();
         let was_open = writer.is_open();
-        let written = if self.level.is_slow() {
+        let written = if self.made.level.is_slow() {
             self.upload(writer.finish_bytes())?
         } else {
             writer.finish_file(&*self.env.disk)?
@@ -203,7 +210,7 @@ impl<'a> Outputs<'a> {
     pub(crate) fn discard(mut self) {
         self.writers.clear();
         let paths: Vec<String> = self.begun.iter().map(|id| table_path(*id)).collect();
-        if self.level.is_slow() {
+        if self.made.level.is_slow() {
             let _unreferenced = self.env.bucket.delete(&paths);
         } else {
             for path in paths {

@@ -1,13 +1,14 @@
 //! What to do next: a pure function of a version, the options and the time.
 //!
 //! Most urgent first: drop what is over (frees at once), level 0 to 1 (keeps reads short), 1 to 2
-//! (frees the fast tier), patches (keeps old reads short). Merges with a damaged table are left out:
+//! (frees the fast tier), patches (keeps old reads short), then what deletes hide. Merges with a damaged table are left out:
 //! its good blocks stay readable, and the rest goes on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use firn_model::{GroupId, TimeRange, Timestamp};
+use firn_codec::Tombstones;
+use firn_model::{CommitSeq, GroupId, TimeRange, Timestamp};
 
 use crate::job::{Task, Work};
 use crate::layout::{SlowLayout, region, regions, shortest_len, tables_in};
@@ -19,13 +20,31 @@ use crate::table::Table;
 use crate::version::Version;
 
 const FAST: [Level; 2] = [Level::Zero, Level::One];
+// Tables that one job of cleaning looks at: their directories are read in one round trip.
+const CLEAN_TABLES_MAX: usize = 64;
+
+/// The deletes that there are, for plans.
+#[derive(Clone, Debug, Default)]
+pub struct Deletes {
+    /// What hides something, perhaps.
+    pub tombstones: Arc<Tombstones>,
+    /// Tables are written anew to be rid of what deletes up to this one hide. Later deletes are
+    /// applied when tables are merged anyway.
+    pub clean_through: CommitSeq,
+}
 
 /// The most urgent work, if there is any.
-pub(crate) fn plan(version: &Version, options: &TreeOptions, now: Timestamp) -> Option<Work> {
+pub(crate) fn plan(
+    version: &Version,
+    options: &TreeOptions,
+    deletes: &Deletes,
+    now: Timestamp,
+) -> Option<Work> {
     plan_drop(version, options, now)
         .or_else(|| plan_compact(version, options, now))
         .or_else(|| plan_upload(version, options, now))
         .or_else(|| plan_patches(version, options))
+        .or_else(|| plan_clean(version, deletes))
 }
 
 /// Tables of regions that are over as a whole: were only the younger of two overlapping partitions
@@ -141,6 +160,21 @@ fn crowded(tables: &[Arc<Table>], patches_max: usize) -> Option<Vec<Arc<Table>>>
             .collect();
         is_sound(&inputs).then_some(inputs)
     })
+}
+
+/// Tables that may have something that deletes hide. Each is written anew by itself, so nothing else
+/// about the tree changes.
+fn plan_clean(version: &Version, deletes: &Deletes) -> Option<Work> {
+    let due = || deletes.tombstones.iter().take_while(|(seq, _)| *seq <= deletes.clean_through);
+    due().next()?;
+    let inputs: Vec<Arc<Table>> = version
+        .all()
+        .filter(|table| !table.is_damaged())
+        .filter(|table| due().any(|(seq, tombstone)| table.needs(seq, tombstone)))
+        .take(CLEAN_TABLES_MAX)
+        .cloned()
+        .collect();
+    (!inputs.is_empty()).then_some(Work { task: Task::Clean, inputs })
 }
 
 fn level0_count(tables: &[Arc<Table>]) -> usize {

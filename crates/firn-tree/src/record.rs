@@ -45,6 +45,13 @@ impl Level {
     }
 }
 
+/// How a record stands in the manifest; the part that it is in says which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecordForm {
+    First,
+    WithDeletes,
+}
+
 /// One table as the manifest names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableRecord {
@@ -82,6 +89,9 @@ pub struct TableRecord {
     pub value_count: u64,
     /// Wall time at which the oldest of it was flushed.
     pub written_ms: Timestamp,
+    /// Deletes up to this one hide nothing in it: they were applied when it was written, or it has
+    /// nothing that they touch.
+    pub deletes_through: CommitSeq,
 }
 
 impl TableRecord {
@@ -122,14 +132,16 @@ impl TableRecord {
         encode_varint(self.entry_count, out);
         encode_varint(self.value_count, out);
         encode_zigzag(self.written_ms, out);
+        encode_varint(self.deletes_through.0, out);
     }
 
-    /// Takes a record from the front of `input`.
+    /// Takes a record from the front of `input`; those of the first form end before
+    /// `deletes_through`.
     ///
     /// # Errors
     /// `Corrupt` if it is cut short or says what no table can be; `Invalid` if it has columns of a
     /// type that this version does not know.
-    pub(crate) fn take(input: &mut &[u8]) -> Result<TableRecord> {
+    pub(crate) fn take(input: &mut &[u8], form: RecordForm) -> Result<TableRecord> {
         let bad = |what: &str| Error::corrupt("manifest", 0, format!("table record: {what}"));
         let id = TableId(take_varint(input, "table id")?);
         let level = Level::from_u8(take_u8(input, "level")?).ok_or_else(|| bad("level"))?;
@@ -166,6 +178,10 @@ impl TableRecord {
             entry_count: take_varint(input, "entry count")?,
             value_count: take_varint(input, "value count")?,
             written_ms: take_zigzag(input, "time of writing")?,
+            deletes_through: match form {
+                RecordForm::First => CommitSeq(0),
+                RecordForm::WithDeletes => CommitSeq(take_varint(input, "applied deletes")?),
+            },
         };
         if u64::from(record.suffix_bytes) > record.bytes {
             return Err(bad("suffix is longer than the table"));
@@ -227,6 +243,7 @@ pub(crate) fn sample_record(id: u64, level: Level, partition: Partition) -> Tabl
         entry_count: 5,
         value_count: 6,
         written_ms: -7,
+        deletes_through: CommitSeq(11),
     }
 }
 
@@ -242,10 +259,13 @@ mod tests {
             let mut out = Vec::new();
             record.encode(&mut out);
             let mut input = out.as_slice();
-            assert_eq!(TableRecord::take(&mut input).unwrap(), record);
+            assert_eq!(TableRecord::take(&mut input, RecordForm::WithDeletes).unwrap(), record);
             assert!(input.is_empty());
+            out.pop();
+            let old = TableRecord::take(&mut out.as_slice(), RecordForm::First).unwrap();
+            assert_eq!(old, TableRecord { deletes_through: CommitSeq(0), ..record });
             for len in 0..out.len() {
-                assert!(TableRecord::take(&mut &out[..len]).is_err());
+                assert!(TableRecord::take(&mut &out[..len], RecordForm::WithDeletes).is_err());
             }
         }
     }
@@ -256,7 +276,7 @@ mod tests {
         record.column_types = 0b110;
         let mut out = Vec::new();
         record.encode(&mut out);
-        let error = TableRecord::take(&mut out.as_slice()).unwrap_err();
+        let error = TableRecord::take(&mut out.as_slice(), RecordForm::First).unwrap_err();
         assert!(error.to_string().contains("tables/3.fst has column types 0b100"), "{error}");
     }
 

@@ -83,6 +83,12 @@ pub struct TrafficStats {
     pub patch_merge_read_bytes: u64,
     /// Slow-tier bytes that they put.
     pub patch_merge_write_bytes: u64,
+    /// Tables written anew without what deletes hide.
+    pub cleanings: u64,
+    /// Bytes of them before.
+    pub cleaning_read_bytes: u64,
+    /// Bytes of them after.
+    pub cleaning_write_bytes: u64,
 }
 
 /// The tree at a moment.
@@ -119,6 +125,9 @@ pub(crate) struct Traffic {
     patch_merges: AtomicU64,
     patch_merge_read_bytes: AtomicU64,
     patch_merge_write_bytes: AtomicU64,
+    cleanings: AtomicU64,
+    cleaning_read_bytes: AtomicU64,
+    cleaning_write_bytes: AtomicU64,
 }
 
 impl Traffic {
@@ -158,6 +167,11 @@ impl Traffic {
                 add(&self.patch_merge_read_bytes, read_bytes);
                 add(&self.patch_merge_write_bytes, written_bytes);
             }
+            JobKind::Clean => {
+                add(&self.cleanings, 1);
+                add(&self.cleaning_read_bytes, read_bytes);
+                add(&self.cleaning_write_bytes, written_bytes);
+            }
         }
     }
 
@@ -180,6 +194,9 @@ impl Traffic {
             patch_merges: get(&self.patch_merges),
             patch_merge_read_bytes: get(&self.patch_merge_read_bytes),
             patch_merge_write_bytes: get(&self.patch_merge_write_bytes),
+            cleanings: get(&self.cleanings),
+            cleaning_read_bytes: get(&self.cleaning_read_bytes),
+            cleaning_write_bytes: get(&self.cleaning_write_bytes),
         }
     }
 }

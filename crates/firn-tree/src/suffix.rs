@@ -125,6 +125,15 @@ impl Suffix {
         self.blocks_of(group).any(|block_idx| self.holds(block_idx, group))
     }
 
+    /// Whether the table may have samples of `group` in `range`, exact to the block.
+    pub(crate) fn may_hold(&self, group: GroupId, range: TimeRange) -> bool {
+        self.blocks_of(group).any(|block_idx| {
+            let block = self.blocks.get(block_idx);
+            block.is_some_and(|block| block.time_range.overlaps(range))
+                && self.holds(block_idx, group)
+        })
+    }
+
     /// Whether one block has chunks of `group`. At most some hundred groups to look through.
     fn holds(&self, block_idx: usize, group: GroupId) -> bool {
         let Some(block) = self.blocks.get(block_idx) else { return false };

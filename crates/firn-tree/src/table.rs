@@ -1,10 +1,11 @@
 //! A table that a version names: its record and, for the fast tier, its open file.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use firn_codec::Tombstone;
 use firn_env::{Disk, DiskFile, OpenMode};
-use firn_model::{Error, ErrorKind, Result};
+use firn_model::{CommitSeq, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
 use crate::record::TableRecord;
@@ -18,6 +19,8 @@ pub(crate) struct Table {
     path: String,
     file: Mutex<Option<OpenFile>>,
     damaged: AtomicBool,
+    /// What was learnt since its record was written: deletes up to this hide nothing in it.
+    deletes_through: AtomicU64,
 }
 
 struct OpenFile {
@@ -28,12 +31,38 @@ struct OpenFile {
 impl Table {
     pub(crate) fn new(record: TableRecord) -> Table {
         let path = record.path();
-        Table { record, path, file: Mutex::new(None), damaged: AtomicBool::new(false) }
+        Table {
+            deletes_through: AtomicU64::new(record.deletes_through.0),
+            record,
+            path,
+            file: Mutex::new(None),
+            damaged: AtomicBool::new(false),
+        }
     }
 
     /// Its file below the disk's root, or its key in the bucket.
     pub(crate) fn path(&self) -> &str {
         &self.path
+    }
+
+    /// Its record as the manifest would name it now.
+    pub(crate) fn present_record(&self) -> TableRecord {
+        let deletes_through = CommitSeq(self.deletes_through.load(Ordering::Relaxed));
+        TableRecord { deletes_through, ..self.record.clone() }
+    }
+
+    /// Deletes up to `seq` hide nothing in it.
+    pub(crate) fn set_cleaned(&self, seq: CommitSeq) {
+        self.deletes_through.fetch_max(seq.0, Ordering::Relaxed);
+    }
+
+    /// Whether delete `seq` may hide something in it that is older, as far as the record tells.
+    pub(crate) fn needs(&self, seq: CommitSeq, tombstone: &Tombstone) -> bool {
+        let record = &self.record;
+        record.seq.min < seq
+            && self.deletes_through.load(Ordering::Relaxed) < seq.0
+            && record.time_range.overlaps(tombstone.range())
+            && tombstone.touches_groups(record.group_min, record.group_max)
     }
 
     /// Whether some byte of it was found to be wrong. It is then left out of merges, so that its

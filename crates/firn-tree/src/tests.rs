@@ -15,7 +15,7 @@ use firn_model::{
 };
 use firn_sim::{Rng, Sim};
 
-use crate::{Ask, Job, Tree, TreeOptions, Version};
+use crate::{Ask, Deletes, Job, Tree, TreeOptions, Version};
 
 const MINUTE_MS: i64 = 60_000;
 const HOUR_MS: i64 = 60 * MINUTE_MS;
@@ -32,13 +32,22 @@ struct World {
     /// What must be readable.
     samples: Samples,
     next_seq: u64,
+    deletes: Deletes,
 }
 
 impl World {
     fn new(seed: u64, options: TreeOptions) -> World {
         let sim = Sim::new(seed);
         let tree = Tree::open(&sim.env(), options.clone(), &[], Budget::unlimited()).unwrap();
-        World { sim, options, parts: Vec::new(), tree, samples: Samples::new(), next_seq: 1 }
+        World {
+            sim,
+            options,
+            parts: Vec::new(),
+            tree,
+            samples: Samples::new(),
+            next_seq: 1,
+            deletes: Deletes::default(),
+        }
     }
 
     fn now(&self) -> Timestamp {
@@ -65,7 +74,7 @@ impl World {
         let seq = SeqRange { min: CommitSeq(first), max: CommitSeq(first + 9) };
         let mut chunks =
             groups.into_iter().map(|group| Ok((group, columns_of(samples, group, seq))));
-        let edit = self.tree.write_level0(&mut chunks)?;
+        let edit = self.tree.write_level0(&mut chunks, CommitSeq(0))?;
         self.parts.push(edit.encode());
         self.tree.apply(&edit)?;
         self.samples.extend(samples);
@@ -73,7 +82,7 @@ impl World {
     }
 
     fn plan(&self) -> Option<Job> {
-        self.tree.plan(&self.tree.version(), self.now())
+        self.tree.plan(&self.tree.version(), &self.deletes, self.now())
     }
 
     fn run(&mut self, job: &Job) -> Result<()> {

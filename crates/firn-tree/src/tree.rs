@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_codec::GroupColumns;
 use firn_env::Env;
-use firn_model::{Budget, Error, ErrorKind, GroupId, Result, TimeRange, Timestamp};
+use firn_model::{Budget, CommitSeq, Error, ErrorKind, GroupId, Result, TimeRange, Timestamp};
 use parking_lot::{Mutex, RwLock};
 
 use crate::edit::{Edit, State};
 use crate::job::Job;
 use crate::layout::SlowLayout;
 use crate::options::TreeOptions;
-use crate::output::{Outputs, Target};
-use crate::plan;
+use crate::output::{Made, Outputs, Target};
+use crate::plan::{self, Deletes};
 use crate::record::{Level, TABLE_FOLDER, TableId, table_of_name, table_path};
 use crate::stats::TreeStats;
 use crate::store::Store;
@@ -98,9 +98,12 @@ impl Tree {
     /// # Errors
     /// Those of `chunks`; `Unavailable` when the disk is full or fails; `Internal` if groups do not
     /// rise. What was written is removed again.
+    ///
+    /// `deletes_through` is the last delete that `chunks` have had applied.
     pub fn write_level0(
         &self,
         chunks: &mut dyn Iterator<Item = Result<(GroupId, GroupColumns)>>,
+        deletes_through: CommitSeq,
     ) -> Result<Edit> {
         let now = self.env.clock.now_ms();
         let version = self.version();
@@ -110,7 +113,8 @@ impl Tree {
             partition: plan::flush_partition(&layout, ts, now, fast),
             bounds: Arc::from([]),
         };
-        let mut outputs = Outputs::new(&self.env, &self.ids, &self.options, Level::Zero, now, None);
+        let made = Made { level: Level::Zero, written_ms: now, deletes_through };
+        let mut outputs = Outputs::new(&self.env, &self.ids, &self.options, made, None);
         let pushed = push_all(chunks, &mut outputs, &target);
         let written = pushed.and_then(|()| outputs.finish());
         match written {
@@ -129,19 +133,20 @@ impl Tree {
 
     /// The most urgent work on `version` at wall time `now`, if there is any. Pure: reads nothing,
     /// changes nothing. Do not run two jobs that were planned on the same version.
-    pub fn plan(&self, version: &Version, now: Timestamp) -> Option<Job> {
+    pub fn plan(&self, version: &Version, deletes: &Deletes, now: Timestamp) -> Option<Job> {
         Some(Job {
-            work: plan::plan(version, &self.options, now)?,
+            work: plan::plan(version, &self.options, deletes, now)?,
             store: Arc::clone(&self.store),
             ids: Arc::clone(&self.ids),
             options: self.options.clone(),
+            tombstones: Arc::clone(&deletes.tombstones),
         })
     }
 
     /// Whether `edit` fits the present version: ask before it is made durable.
     ///
     /// # Errors
-    /// `Conflict` if a table that it removes is not there any more.
+    /// `Conflict` if a table that it removes or cleans is not there any more.
     pub fn check(&self, edit: &Edit) -> Result<()> {
         self.after(&self.version(), edit).map(|_| ())
     }
@@ -158,6 +163,11 @@ impl Tree {
             self.store.cache.keep_suffix(record.id, Arc::clone(suffix));
         }
         *version = Arc::new(next);
+        for (id, deletes_through) in &edit.cleaned {
+            if let Some(table) = version.get(*id) {
+                table.set_cleaned(*deletes_through);
+            }
+        }
         self.garbage.lock().extend(gone.into_iter().map(|table| Garbage {
             id: table.record.id,
             is_slow: table.record.level.is_slow(),
@@ -169,7 +179,8 @@ impl Tree {
 
     /// The version after `edit`, and the tables that it removes.
     fn after(&self, version: &Version, edit: &Edit) -> Result<(Version, Vec<Arc<Table>>)> {
-        if let Some(id) = edit.removed.iter().find(|id| version.get(**id).is_none()) {
+        let mut named = edit.removed.iter().chain(edit.cleaned.iter().map(|cleaned| &cleaned.0));
+        if let Some(id) = named.find(|id| version.get(**id).is_none()) {
             return Err(Error::new(
                 ErrorKind::Conflict,
                 format!("{id} is not in the tree any more; plan again"),
@@ -244,8 +255,8 @@ impl Tree {
             .filter(|garbage| garbage.is_slow)
             .map(|garbage| (garbage.id, garbage.since_ms))
             .collect();
-        let records: Vec<_> = version.tables().collect();
-        State::encode(self.ids.load(Ordering::Relaxed), records.into_iter(), &dead)
+        let records: Vec<_> = version.all().map(|table| table.present_record()).collect();
+        State::encode(self.ids.load(Ordering::Relaxed), records.iter(), &dead)
     }
 
     /// Files and objects that look like tables and that neither the present version nor a reader nor

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use firn_codec::{Chunk, Slots};
-use firn_model::{CancelToken, Error, GroupId, Result, TimeRange, Timestamp};
+use firn_codec::{Chunk, Slots, Tombstone};
+use firn_model::{CancelToken, CommitSeq, Error, GroupId, Result, TimeRange, Timestamp};
 
 use crate::block::{Block, Walk};
 use crate::record::{Level, TableId, TableRecord};
@@ -76,6 +76,12 @@ impl Version {
             .filter(|table| table.record.time_range.overlaps(range))
             .collect();
         self.store.suffixes(&tables).into_iter().try_for_each(|suffix| suffix.map(|_| ()))
+    }
+
+    /// Whether some table may have samples that delete `seq` hides; as far as the manifest's records
+    /// tell, and as cleaning has found out.
+    pub fn needs(&self, seq: CommitSeq, tombstone: &Tombstone) -> bool {
+        self.all().any(|table| table.needs(seq, tombstone))
     }
 
     /// Reads every byte of every table and decodes it; one error for each damaged place. A damaged

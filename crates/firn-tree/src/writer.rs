@@ -5,7 +5,7 @@ use std::sync::Arc;
 use firn_codec::frame::{FileFormat, HEADER_BYTES, crc32};
 use firn_codec::{Effort, GroupColumns, SeqRange, encode_chunk};
 use firn_env::{Disk, DiskFile, OpenMode};
-use firn_model::{ColumnBatch, GroupId, Result, TimeRange, Timestamp};
+use firn_model::{ColumnBatch, CommitSeq, GroupId, Result, TimeRange, Timestamp};
 
 use crate::block::BlockBuilder;
 use crate::partition::Partition;
@@ -51,6 +51,7 @@ pub(crate) struct TableShape {
     pub(crate) patch: bool,
     pub(crate) partition: Partition,
     pub(crate) written_ms: Timestamp,
+    pub(crate) deletes_through: CommitSeq,
 }
 
 /// A table whose bytes are complete.
@@ -292,6 +293,7 @@ impl TableWriter {
             entry_count: self.entry_count,
             value_count: self.value_count,
             written_ms: self.shape.written_ms,
+            deletes_through: self.shape.deletes_through,
         };
         Written { record, suffix: self.suffix, bytes: self.tail }
     }

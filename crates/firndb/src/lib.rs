@@ -59,8 +59,8 @@ use std::thread::JoinHandle;
 
 pub use firn_cache::{ChangeLog, Touched};
 pub use firn_engine::{
-    Cardinality, EngineOptions as Options, Lane, Level, RecoveryProgress, RecoveryReport, Snapshot,
-    Stats, SyncPolicy, TableId, TableRecord, TreeOptions, WriteReport,
+    Cardinality, DeleteReport, EngineOptions as Options, Lane, Level, RecoveryProgress,
+    RecoveryReport, Snapshot, Stats, SyncPolicy, TableId, TableRecord, TreeOptions, WriteReport,
 };
 pub use firn_env::Env;
 pub use firn_model::{
@@ -148,6 +148,26 @@ impl Db {
     /// `Busy` (retry after a while), `Unavailable` (disk full or failing), `Closed`.
     pub fn write(&self, batch: &mut RowBatch) -> Result<WriteReport> {
         self.engine.write(batch)
+    }
+
+    /// Hides all samples in `range` of the series that one of `selectors` matches and that were
+    /// committed before. Durable, as the setting `log_sync` says, and visible everywhere at once when it
+    /// returns; after a crash it is there as a whole or not at all.
+    ///
+    /// # Errors
+    /// `Invalid` for an empty range, `TooLarge` for too many series at once, `Busy` (retry after a
+    /// while), `Unavailable` (disk full or failing), `Closed`.
+    pub fn delete(&self, selectors: &[Vec<Matcher>], range: TimeRange) -> Result<DeleteReport> {
+        self.engine.delete(selectors, range)
+    }
+
+    /// Rewrites all tables that have what deletes hide, so that the space comes back now and not some
+    /// time after an hour. May take long.
+    ///
+    /// # Errors
+    /// `Unavailable` when a tier fails; what was done stays done.
+    pub fn clean_tombstones(&self) -> Result<()> {
+        self.engine.clean_tombstones()
     }
 
     /// Moves everything from memory to tables now.

@@ -30,6 +30,7 @@ pub(crate) fn run_short(world: &mut World, crash_at: Option<u64>) -> Result<u64,
             4 | 9 => world.flush()?,
             6 | 11 => settle(world)?,
             7 => world.advance(Duration::from_secs(3_600)),
+            3 | 8 | 12 => world.delete()?,
             _ => world.write()?,
         }
     }
@@ -45,7 +46,9 @@ pub(crate) fn count_changes(seed: u64) -> u64 {
 
 fn step(world: &mut World) -> Result<(), Failure> {
     match world.rng.below(100) {
-        0..=44 => world.write(),
+        0..=38 => world.write(),
+        39..=43 => world.delete(),
+        44 => world.clean_tombstones(),
         45..=54 => world.step(Lane::Head),
         55..=66 => world.step(Lane::Tree),
         67..=70 => world.flush(),

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use firn_engine::{Engine, EngineOptions, Lane, Planted, RecoveryProgress, Snapshot, Step};
 use firn_model::{
-    Change, ChangeSink, Error, ErrorKind, Labels, RowBatch, STALE_NAN_BITS, Sample, TimeRange,
-    Timestamp,
+    Change, ChangeKind, ChangeSink, CommitSeq, Error, ErrorKind, Labels, Matcher, RowBatch,
+    STALE_NAN_BITS, Sample, TimeRange, Timestamp,
 };
 use firn_sim::{Oracle, Rng, Seen, Sim};
 use parking_lot::Mutex;
@@ -48,10 +48,14 @@ pub(crate) struct World {
 
 /// Remembers what the engine told before it made it visible.
 #[derive(Default)]
-struct ToldChanges(Mutex<BTreeSet<(u64, Timestamp)>>);
+struct ToldChanges(Mutex<BTreeSet<(u64, Timestamp)>>, Mutex<BTreeSet<CommitSeq>>);
 
 impl ChangeSink for ToldChanges {
     fn changed(&self, change: &Change) {
+        if change.kind == ChangeKind::Delete {
+            self.1.lock().insert(change.number);
+            return;
+        }
         let mut told = self.0.lock();
         for group in &change.groups {
             told.insert((group.0, change.range.start));
@@ -86,6 +90,12 @@ impl Tally {
             "maintenance failed",
             "disk full",
             "slow tier down",
+            "delete acknowledged",
+            "delete failed",
+            "delete of nothing",
+            "Forget",
+            "tables cleaned",
+            "tombstones cleaned on demand",
         ] {
             assert!(self.0.get(what).is_some_and(|&count| count > 0), "{what} never happened");
         }
@@ -247,6 +257,48 @@ impl World {
                 self.after_error(&e)
             }
         }
+    }
+
+    /// Deletes what a random selector matches in a random range.
+    pub(crate) fn delete(&mut self) -> Result<(), Failure> {
+        let engine = self.engine();
+        let matchers = self.some_matchers();
+        let range = self.some_range();
+        let there = self.oracle.certain_count(&matchers, range);
+        let begun = self.oracle.begin_delete(&matchers, range);
+        match engine.delete(std::slice::from_ref(&matchers), range) {
+            Ok(report) => {
+                self.say(|| format!("delete of {matchers:?} in {range:?}: {report:?}"));
+                if report.seq.is_none() && there > 0 {
+                    return Err(Failure(format!("{there} points were there to delete")));
+                }
+                self.oracle.acknowledge(begun);
+                if report.seq.is_some_and(|seq| !self.changes.1.lock().contains(&seq)) {
+                    return Err(Failure(format!("{report:?} is visible but was not told")));
+                }
+                self.tally.count(match report.seq {
+                    Some(_) => "delete acknowledged",
+                    None => "delete of nothing",
+                });
+                self.verify()
+            }
+            Err(e) => {
+                self.say(|| format!("delete of {matchers:?} in {range:?} failed: {e}"));
+                self.tally.count("delete failed");
+                self.after_error(&e)
+            }
+        }
+    }
+
+    /// Rewrites what deletes hide, on both tiers.
+    pub(crate) fn clean_tombstones(&mut self) -> Result<(), Failure> {
+        let result = self.engine().clean_tombstones();
+        let stats = self.engine().stats();
+        let is_done = result.is_ok() && stats.tombstones == 0;
+        if stats.tree.traffic.cleanings > 0 {
+            self.tally.count("tables cleaned");
+        }
+        self.work(result.map(|()| is_done.then_some("tombstones cleaned on demand")))
     }
 
     fn begin(&mut self, ts: Timestamp, piece: &BTreeMap<Labels, u64>) -> firn_sim::PieceId {
@@ -453,6 +505,32 @@ impl World {
         (now - back).div_euclid(grid) * grid
     }
 
+    fn some_matchers(&mut self) -> Vec<Matcher> {
+        let mut matchers = Vec::new();
+        if self.rng.chance(0.6) {
+            let name = format!("m{}", self.rng.below(8));
+            matchers.push(Matcher::equal("__name__", &name));
+        }
+        if self.rng.chance(0.6) {
+            let host = format!("host-{}", self.rng.below(4));
+            let name = *self.rng.pick(&["instance", "instance", "only"]);
+            matchers.push(Matcher::equal(name, &host));
+        }
+        matchers
+    }
+
+    /// Mostly some minutes, sometimes much or all, seldom one instant.
+    fn some_range(&mut self) -> TimeRange {
+        let end = self.some_timestamp();
+        match self.rng.below(10) {
+            0 => TimeRange::ALL,
+            1 => TimeRange::new(i64::MIN, end),
+            2 => TimeRange::at(end),
+            3 => TimeRange::new(end - self.rng.below(48) as i64 * 3_600_000, end),
+            _ => TimeRange::new(end - self.rng.below(60) as i64 * 15_000, end),
+        }
+    }
+
     fn some_value(&mut self) -> u64 {
         match self.rng.below(10) {
             0..=5 => (self.rng.below(1_000) as f64 / 10.0).to_bits(),
@@ -470,6 +548,7 @@ fn name_of(step: Step) -> &'static str {
         Step::Flush => "Flush",
         Step::Tree => "Tree",
         Step::Garbage => "Garbage",
+        Step::Forget => "Forget",
         _ => "another step",
     }
 }

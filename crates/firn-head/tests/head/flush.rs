@@ -1,5 +1,6 @@
 //! Flush, hot memory, and giving it back.
 
+use firn_codec::Tombstones;
 use firn_model::{CommitSeq, LogPosition, Pool, ShardId};
 
 use crate::world::World;
@@ -42,7 +43,7 @@ fn what_happens_during_a_flush_does_not_get_into_it() {
     let job = world.head.plan_flush().unwrap();
     assert!(job.covers(&marks));
     let count = |job: &firn_head::FlushJob| -> usize {
-        job.chunks().map(|chunk| chunk.unwrap().1.value_count()).sum()
+        job.chunks(&Tombstones::default()).map(|chunk| chunk.unwrap().1.value_count()).sum()
     };
     assert_eq!(count(&job), 20);
     put(&mut world, 10);

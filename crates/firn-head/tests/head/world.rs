@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use firn_codec::{GroupColumns, Slots, merge_columns};
+use firn_codec::{GroupColumns, Slots, Tombstones, merge_columns};
 use firn_head::{FlushJob, Head, HeadOptions, HeadSnapshot, bound_bytes};
 use firn_model::{
     Budget, ColumnValues, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardBits,
@@ -174,7 +174,7 @@ impl World {
 
     /// The tables of `job` are written, and its memory turns hot.
     pub(crate) fn finish_flush(&mut self, job: &FlushJob) {
-        let chunks: Vec<_> = job.chunks().collect::<Result<_, _>>().unwrap();
+        let chunks: Vec<_> = job.chunks(&Tombstones::default()).collect::<Result<_, _>>().unwrap();
         assert!(chunks.is_sorted_by(|a, b| a.0 < b.0), "groups of a flush must rise");
         for (group, columns) in &chunks {
             let points = points(columns, Slots::All);

@@ -1,0 +1,545 @@
+//! Tombstones: what deletes hide, as bytes, and taking it out of columns.
+//!
+//! A delete is resolved to slots when it commits, and hides what was committed before it. No run of
+//! rows goes on over a delete that touches it (the head ends its arenas there), and whoever merges
+//! applies the tombstones *between* the inputs first ([`TombstoneWalk::hide`]). So a source either is
+//! all older than a delete, `seq.max` below the delete's number, or the delete has been applied to it
+//! already, and one comparison decides. Bytes: docs/formats/tombstone.md.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+use firn_model::{
+    Column, ColumnBatch, CommitSeq, Error, GroupId, Result, Slot, TimeRange, Timestamp,
+    encode_varint,
+};
+
+use crate::columns::{GroupColumns, entries_in};
+use crate::merge::merge_columns;
+use crate::varint::{encode_zigzag, take_count, take_u8, take_varint, take_zigzag};
+
+/// What is written; also the oldest that is read.
+const VERSION: u8 = 1;
+
+/// What one delete hides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tombstone {
+    /// Wall time of the delete.
+    pub made_ms: Timestamp,
+    range: TimeRange,
+    /// Groups rising, none twice.
+    members: Vec<HiddenMembers>,
+}
+
+/// The members of one group that a delete hides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HiddenMembers {
+    /// The group.
+    pub group: GroupId,
+    /// Its members.
+    pub slots: HiddenSlots,
+}
+
+/// Members of one group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HiddenSlots {
+    /// The first so many: mostly the whole group as it was then.
+    Below(u32),
+    /// These; rising, none twice.
+    Some(Box<[Slot]>),
+}
+
+/// The deletes that something may still have to be hidden by, oldest first. Immutable: a delete makes
+/// a new one, readers keep theirs.
+#[derive(Clone, Debug, Default)]
+pub struct Tombstones {
+    list: Vec<(CommitSeq, Arc<Tombstone>)>,
+}
+
+/// Goes through groups, rising, and takes out what is hidden. Nothing is done for groups that no
+/// tombstone touches; without tombstones it costs nothing.
+#[derive(Debug)]
+pub struct TombstoneWalk<'a> {
+    list: &'a [(CommitSeq, Arc<Tombstone>)],
+    /// Of each tombstone in the range of time the next group that it touches.
+    next: BinaryHeap<Reverse<(GroupId, usize)>>,
+    here: Vec<usize>,
+}
+
+impl HiddenSlots {
+    /// Of rising slots, none twice.
+    pub fn new(slots: Vec<Slot>) -> HiddenSlots {
+        match slots.last() {
+            Some(last) if last.0 as usize + 1 == slots.len() => HiddenSlots::Below(last.0 + 1),
+            _ => HiddenSlots::Some(slots.into()),
+        }
+    }
+
+    /// How many.
+    pub fn count(&self) -> u64 {
+        match self {
+            HiddenSlots::Below(end) => u64::from(*end),
+            HiddenSlots::Some(slots) => slots.len() as u64,
+        }
+    }
+
+    fn contains(&self, slot: Slot) -> bool {
+        match self {
+            HiddenSlots::Below(end) => slot.0 < *end,
+            HiddenSlots::Some(slots) => slots.binary_search(&slot).is_ok(),
+        }
+    }
+
+    fn union(&self, other: &HiddenSlots) -> HiddenSlots {
+        let list = |slots: &HiddenSlots| match slots {
+            HiddenSlots::Below(end) => (0..*end).map(Slot).collect(),
+            HiddenSlots::Some(slots) => slots.to_vec(),
+        };
+        let mut slots = [list(self), list(other)].concat();
+        slots.sort_unstable();
+        slots.dedup();
+        HiddenSlots::new(slots)
+    }
+}
+
+impl Tombstone {
+    /// Hides `members` in `range`; they are sorted here, those of one group united.
+    pub fn new(made_ms: Timestamp, range: TimeRange, mut members: Vec<HiddenMembers>) -> Tombstone {
+        members.sort_by_key(|members| members.group);
+        members.dedup_by(|next, kept| {
+            let same = next.group == kept.group;
+            if same {
+                kept.slots = kept.slots.union(&next.slots);
+            }
+            same
+        });
+        Tombstone { made_ms, range, members }
+    }
+
+    /// The timestamps.
+    pub fn range(&self) -> TimeRange {
+        self.range
+    }
+
+    /// What it hides, groups rising.
+    pub fn members(&self) -> &[HiddenMembers] {
+        &self.members
+    }
+
+    /// How many series it touches.
+    pub fn series_count(&self) -> u64 {
+        self.members.iter().map(|members| members.slots.count()).sum()
+    }
+
+    /// Whether it hides anything between two groups, both inside.
+    pub fn touches_groups(&self, min: GroupId, max: GroupId) -> bool {
+        self.next_group(min).is_some_and(|group| group <= max)
+    }
+
+    /// Bytes that it holds.
+    pub fn heap_bytes(&self) -> u64 {
+        let slots = self.members.iter().map(|members| match &members.slots {
+            HiddenSlots::Below(_) => 0,
+            HiddenSlots::Some(slots) => size_of_val(&**slots),
+        });
+        let slots: usize = slots.sum();
+        (size_of::<Tombstone>() + self.members.capacity() * size_of::<HiddenMembers>() + slots)
+            as u64
+    }
+
+    /// Puts it at the end of `out`.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.push(VERSION);
+        encode_zigzag(self.made_ms, out);
+        encode_zigzag(self.range.start, out);
+        encode_zigzag(self.range.end, out);
+        encode_varint(self.members.len() as u64, out);
+        let mut group_before = 0;
+        for members in &self.members {
+            encode_varint(members.group.0.wrapping_sub(group_before), out);
+            group_before = members.group.0;
+            encode_slots(&members.slots, out);
+        }
+    }
+
+    /// Reads all of `bytes`.
+    ///
+    /// # Errors
+    /// `Corrupt` if they are no tombstone, `Invalid` if they are one of a later version.
+    pub fn decode(bytes: &[u8]) -> Result<Tombstone> {
+        let mut input = bytes;
+        let version = take_u8(&mut input, "tombstone version")?;
+        if version != VERSION {
+            return Err(Error::invalid(format!(
+                "tombstone of version {version}, this program reads {VERSION}: open the database \
+                 with the version that wrote it"
+            )));
+        }
+        let made_ms = take_zigzag(&mut input, "tombstone time")?;
+        let range = TimeRange::new(
+            take_zigzag(&mut input, "tombstone start")?,
+            take_zigzag(&mut input, "tombstone end")?,
+        );
+        let group_count = take_count(&mut input, bytes.len(), "tombstone groups")?;
+        let mut members = Vec::with_capacity(group_count);
+        let mut group = 0u64;
+        for idx in 0..group_count {
+            let step = take_varint(&mut input, "tombstone group")?;
+            group = group
+                .checked_add(step)
+                .filter(|_| idx == 0 || step > 0)
+                .ok_or_else(|| corrupt("groups of a tombstone do not rise"))?;
+            let slots = take_slots(&mut input)?;
+            members.push(HiddenMembers { group: GroupId(group), slots });
+        }
+        if range.is_empty() || !input.is_empty() {
+            return Err(corrupt("a tombstone without a time or with bytes behind its end"));
+        }
+        Ok(Tombstone { made_ms, range, members })
+    }
+
+    /// The first group from `from` on that it touches. O(log groups).
+    fn next_group(&self, from: GroupId) -> Option<GroupId> {
+        let idx = self.members.partition_point(|members| members.group < from);
+        self.members.get(idx).map(|members| members.group)
+    }
+
+    fn slots_of(&self, group: GroupId) -> Option<&HiddenSlots> {
+        let idx = self.members.binary_search_by_key(&group, |members| members.group).ok()?;
+        self.members.get(idx).map(|members| &members.slots)
+    }
+}
+
+impl Tombstones {
+    /// Of deletes with their numbers, in any order; of two with one number the first counts.
+    pub fn new(mut list: Vec<(CommitSeq, Arc<Tombstone>)>) -> Tombstones {
+        list.sort_by_key(|entry| entry.0);
+        list.dedup_by_key(|entry| entry.0);
+        Tombstones { list }
+    }
+
+    /// These and one more.
+    pub fn with(&self, seq: CommitSeq, tombstone: Arc<Tombstone>) -> Tombstones {
+        let mut list = self.list.clone();
+        list.push((seq, tombstone));
+        Tombstones::new(list)
+    }
+
+    /// These without the deletes of some numbers.
+    pub fn without(&self, seqs: &[CommitSeq]) -> Tombstones {
+        let kept = self.list.iter().filter(|entry| !seqs.contains(&entry.0));
+        Tombstones { list: kept.cloned().collect() }
+    }
+
+    /// Those that are younger than `seq`.
+    pub fn after(&self, seq: CommitSeq) -> Tombstones {
+        let start = self.list.partition_point(|entry| entry.0 <= seq);
+        Tombstones { list: self.list.get(start..).unwrap_or_default().to_vec() }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// All, oldest first.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (CommitSeq, &Arc<Tombstone>)> {
+        self.list.iter().map(|(seq, tombstone)| (*seq, tombstone))
+    }
+
+    /// The number of the newest; 0 without any. What is merged with these has had all deletes up to
+    /// there applied.
+    pub fn through(&self) -> CommitSeq {
+        self.list.last().map_or(CommitSeq(0), |entry| entry.0)
+    }
+
+    /// Bytes that they hold.
+    pub fn heap_bytes(&self) -> u64 {
+        self.list.iter().map(|entry| entry.1.heap_bytes()).sum()
+    }
+
+    /// A walk over groups whose sources may have timestamps in `range`.
+    pub fn walk(&self, range: TimeRange) -> TombstoneWalk<'_> {
+        let in_range = |entry: &&(CommitSeq, Arc<Tombstone>)| entry.1.range.overlaps(range);
+        let mut walk =
+            TombstoneWalk { list: &self.list, next: BinaryHeap::new(), here: Vec::new() };
+        if self.list.iter().any(|entry| in_range(&entry)) {
+            let entries = self.list.iter().enumerate().filter(|(_, entry)| in_range(entry));
+            let firsts = entries.filter_map(|(idx, (_, tombstone))| {
+                tombstone.next_group(GroupId(0)).map(|group| Reverse((group, idx)))
+            });
+            walk.next = firsts.collect();
+        }
+        walk
+    }
+}
+
+impl TombstoneWalk<'_> {
+    /// Whether some tombstone touches `group`. Groups must not fall from call to call.
+    pub fn touches(&mut self, group: GroupId) -> bool {
+        while let Some(&Reverse((at, idx))) = self.next.peek()
+            && at < group
+        {
+            self.next.pop();
+            self.push_from(idx, group);
+        }
+        self.next.peek().is_some_and(|next| next.0.0 == group)
+    }
+
+    /// Takes out of `sources`, which are all of `group`, what is hidden: of each by the tombstones that
+    /// are younger than all of it. Sources without a value left are removed. Groups must rise.
+    pub fn hide(&mut self, group: GroupId, sources: &mut Vec<GroupColumns>) {
+        if !self.touches(group) {
+            return;
+        }
+        self.here.clear();
+        while let Some(&Reverse((at, idx))) = self.next.peek()
+            && at == group
+        {
+            self.next.pop();
+            self.here.push(idx);
+            // The largest group of all has nothing behind it.
+            if let Some(after) = group.0.checked_add(1) {
+                self.push_from(idx, GroupId(after));
+            }
+        }
+        for (seq, tombstone) in self.here.iter().filter_map(|&idx| self.list.get(idx)) {
+            let Some(slots) = tombstone.slots_of(group) else { continue };
+            for source in sources.iter_mut().filter(|source| source.seq.max < *seq) {
+                take_out(source, slots, tombstone.range);
+            }
+        }
+        sources.retain(|source| !source.is_empty());
+    }
+
+    fn push_from(&mut self, idx: usize, from: GroupId) {
+        let next = self.list.get(idx).and_then(|(_, tombstone)| tombstone.next_group(from));
+        self.next.extend(next.map(|group| Reverse((group, idx))));
+    }
+}
+
+/// Takes the values of `slots` in `range` out.
+fn take_out(columns: &mut GroupColumns, slots: &HiddenSlots, range: TimeRange) {
+    let batch = &columns.batch;
+    let is_hit = |column: &Column| {
+        slots.contains(column.slot)
+            && batch
+                .times
+                .get(column.time_idx as usize)
+                .is_some_and(|times| !entries_in(times, range).is_empty())
+    };
+    if !batch.columns.iter().any(is_hit) {
+        return;
+    }
+    let hit = some_columns(columns, is_hit);
+    let kept = some_columns(columns, |column| !is_hit(column));
+    let mut parts = vec![kept];
+    parts.extend(range.start.checked_sub(1).map(|end| hit.slice(TimeRange::new(i64::MIN, end))));
+    parts.extend(range.end.checked_add(1).map(|start| hit.slice(TimeRange::new(start, i64::MAX))));
+    let left = merge_columns(&parts, TimeRange::ALL);
+    *columns = GroupColumns { seq: columns.seq, ..left };
+}
+
+/// The columns that `wanted` says, with the time columns that they need.
+fn some_columns(columns: &GroupColumns, wanted: impl Fn(&Column) -> bool) -> GroupColumns {
+    let mut batch = ColumnBatch::default();
+    let mut new_idx: Vec<Option<u32>> = vec![None; columns.batch.times.len()];
+    for column in columns.batch.columns.iter().filter(|column| wanted(column)) {
+        let place = &mut new_idx[column.time_idx as usize];
+        let time_idx = *place.get_or_insert_with(|| {
+            batch.times.push(Arc::clone(&columns.batch.times[column.time_idx as usize]));
+            batch.times.len() as u32 - 1
+        });
+        batch.columns.push(Column { time_idx, ..column.clone() });
+    }
+    GroupColumns { batch, seq: columns.seq }
+}
+
+/// An even number: twice so many first members. An odd one: twice the number of members, plus one,
+/// and their steps.
+fn encode_slots(slots: &HiddenSlots, out: &mut Vec<u8>) {
+    match slots {
+        HiddenSlots::Below(end) => encode_varint(u64::from(*end) << 1, out),
+        HiddenSlots::Some(slots) => {
+            encode_varint((slots.len() as u64) << 1 | 1, out);
+            let mut before = 0;
+            for slot in slots {
+                encode_varint(u64::from(slot.0 - before), out);
+                before = slot.0;
+            }
+        }
+    }
+}
+
+fn take_slots(input: &mut &[u8]) -> Result<HiddenSlots> {
+    let tag = take_varint(input, "tombstone members")?;
+    if tag & 1 == 0 {
+        let end = u32::try_from(tag >> 1);
+        return end.map(HiddenSlots::Below).map_err(|_| corrupt("members of a tombstone"));
+    }
+    let slot_count = usize::try_from(tag >> 1).unwrap_or(usize::MAX);
+    if slot_count > input.len() {
+        return Err(corrupt("a tombstone has fewer members than it says"));
+    }
+    let mut slots = Vec::with_capacity(slot_count);
+    let mut slot = 0u64;
+    for idx in 0..slot_count {
+        let step = take_varint(input, "tombstone member")?;
+        slot = slot.saturating_add(step);
+        let fits = u32::try_from(slot).ok().filter(|_| idx == 0 || step > 0);
+        slots.push(Slot(fits.ok_or_else(|| corrupt("members of a tombstone do not rise"))?));
+    }
+    Ok(HiddenSlots::Some(slots.into()))
+}
+
+fn corrupt(what: &str) -> Error {
+    Error::corrupt("encoded bytes", 0, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use firn_model::{ColumnValues, ErrorKind, Presence};
+
+    use super::*;
+    use crate::columns::SeqRange;
+
+    fn members(group: u64, slots: &[u32]) -> HiddenMembers {
+        let slots: Vec<Slot> = slots.iter().map(|&slot| Slot(slot)).collect();
+        let all = slots.is_empty();
+        let slots = if all { HiddenSlots::Below(3) } else { HiddenSlots::new(slots) };
+        HiddenMembers { group: GroupId(group), slots }
+    }
+
+    fn tombstone(range: (i64, i64), hidden: &[HiddenMembers]) -> Arc<Tombstone> {
+        Arc::new(Tombstone::new(7, TimeRange::new(range.0, range.1), hidden.to_vec()))
+    }
+
+    /// Slot 0 at 0, 10, .. 50; slot 1 at 10 and 30 of them; slot 2 at 5 and 25.
+    fn columns(seq: u64) -> GroupColumns {
+        let times: Arc<[i64]> = (0..6).map(|idx| idx * 10).collect();
+        let own: Arc<[i64]> = Arc::from([5, 25]);
+        let mut some = Presence::filled(6, false);
+        some.set(1);
+        some.set(3);
+        let column = |slot, time_idx, presence, values: &[f64]| Column {
+            slot: Slot(slot),
+            key: 0,
+            time_idx,
+            presence,
+            values: ColumnValues::F64(values.to_vec()),
+        };
+        let columns = vec![
+            column(0, 0, None, &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]),
+            column(1, 0, Some(some), &[1.5, 3.5]),
+            column(2, 1, None, &[0.25, 2.25]),
+        ];
+        let batch = ColumnBatch { times: vec![times, own], columns };
+        GroupColumns { batch, seq: SeqRange::at(CommitSeq(seq)) }
+    }
+
+    fn samples(columns: &GroupColumns) -> BTreeMap<(u32, i64), u64> {
+        columns.check();
+        let mut samples = BTreeMap::new();
+        for column in &columns.batch.columns {
+            let times = &columns.batch.times[column.time_idx as usize];
+            let all = Presence::filled(times.len(), true);
+            let present = column.presence.as_ref().unwrap_or(&all);
+            let ColumnValues::F64(values) = &column.values else { unreachable!() };
+            for (idx, value) in present.iter().zip(values) {
+                samples.insert((column.slot.0, times[idx]), value.to_bits());
+            }
+        }
+        samples
+    }
+
+    #[test]
+    fn what_is_hidden_goes_and_the_rest_stays_bit_for_bit() {
+        let f = |range: (i64, i64), slots: &[u32]| {
+            let set =
+                Tombstones::default().with(CommitSeq(9), tombstone(range, &[members(4, slots)]));
+            let mut sources = vec![columns(8)];
+            set.walk(TimeRange::ALL).hide(GroupId(4), &mut sources);
+            let got = sources.first().map(samples).unwrap_or_default();
+            let is_left = |slot: u32, ts: i64| {
+                ts < range.0 || ts > range.1 || !(slots.is_empty() || slots.contains(&slot))
+            };
+            let want: BTreeMap<_, _> =
+                samples(&columns(8)).into_iter().filter(|((s, ts), _)| is_left(*s, *ts)).collect();
+            assert_eq!(got, want, "{range:?} of {slots:?}");
+        };
+        for range in [(0, 50), (i64::MIN, i64::MAX), (10, 30), (26, 29), (50, 60), (i64::MIN, 5)] {
+            for slots in [&[][..], &[0], &[1, 2], &[2], &[9]] {
+                f(range, slots);
+            }
+        }
+    }
+
+    #[test]
+    fn only_older_sources_of_touched_groups_are_hidden_from() {
+        let set = Tombstones::default()
+            .with(CommitSeq(9), tombstone((0, 20), &[members(4, &[]), members(u64::MAX, &[])]))
+            .with(CommitSeq(12), tombstone((30, 99), &[members(2, &[0]), members(4, &[0])]));
+        let mut walk = set.walk(TimeRange::ALL);
+        let mut f = |group: u64, want: [usize; 3]| {
+            let mut sources = vec![columns(8), columns(10), columns(13)];
+            walk.hide(GroupId(group), &mut sources);
+            let counts: Vec<usize> = sources.iter().map(GroupColumns::value_count).collect();
+            assert_eq!(counts, want, "group {group}");
+        };
+        f(1, [10, 10, 10]);
+        f(2, [7, 7, 10]);
+        f(3, [10, 10, 10]);
+        f(4, [2, 7, 10]);
+        f(5, [10, 10, 10]);
+        f(u64::MAX, [5, 10, 10]);
+        assert!(!set.walk(TimeRange::new(-9, -1)).touches(GroupId(4)));
+        assert_eq!(set.through(), CommitSeq(12));
+        assert_eq!(set.without(&[CommitSeq(12)]).through(), CommitSeq(9));
+    }
+
+    /// Version 1 as it stands in logs and manifests: never change this, add the next version's beside it.
+    #[test]
+    fn version_1_is_read_for_ever_and_cut_bytes_are_errors() {
+        let bytes = [1, 14, 19, 40, 3, 5, 6, 2, 5, 1, 3, 200, 1, 2];
+        let want =
+            tombstone((-10, 20), &[members(207, &[0]), members(5, &[]), members(7, &[1, 4])]);
+        assert_eq!(Tombstone::decode(&bytes).unwrap(), *want);
+        let mut again = Vec::new();
+        want.encode(&mut again);
+        assert_eq!(again, bytes);
+        for cut in 0..bytes.len() {
+            let error = Tombstone::decode(&bytes[..cut]).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "cut at {cut}: {error}");
+        }
+        assert_eq!(*Tombstone::decode(&[2]).unwrap_err().kind(), ErrorKind::Invalid);
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut flipped = bytes;
+                flipped[at] ^= 1 << bit;
+                if let Ok(read) = Tombstone::decode(&flipped) {
+                    assert!(read.members().is_sorted_by_key(|members| members.group));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn members_of_one_group_unite() {
+        let f = |hidden: &[HiddenMembers], want: &[HiddenMembers]| {
+            assert_eq!(tombstone((0, 1), hidden).members(), want);
+        };
+        f(
+            &[members(4, &[2]), members(1, &[]), members(4, &[1, 2])],
+            &[members(1, &[]), members(4, &[1, 2])],
+        );
+        f(&[members(4, &[2]), members(4, &[])], &[members(4, &[])]);
+    }
+}

@@ -1,0 +1,389 @@
+//! The way of a delete: resolve, close the runs that it touches, log, publish; and getting rid of it.
+//!
+//! A delete is one tombstone with one [`CommitSeq`] and hides what has a smaller one. It is logged as one
+//! entry in the first stream, so that a crash leaves all of it or nothing, however many shards and
+//! streams it touches; recovery reads that stream first, and knows of every delete before it meets rows
+//! that are younger. Readers get it in all shards at once: the list of tombstones is swapped as a whole.
+//!
+//! While its number is drawn it holds every shard that it touches and ends their runs, so that whatever
+//! is made of rows later is older or younger than the delete as a whole, or has had it applied.
+//!
+//! A tombstone lives in the log until a flush puts it into the manifest, and there until nothing is
+//! left that it could hide something in.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use firn_codec::{HiddenMembers, HiddenSlots, Tombstone, Tombstones};
+use firn_head::ShardWriter;
+use firn_log::{Append, EntryKind, EntryRef, StreamId};
+use firn_model::{
+    Change, ChangeKind, CommitSeq, Error, Grouping, LogPosition, Matcher, Pool, QueryContext,
+    Reservation, Result, ShardBits, ShardId, TimeRange, decode_varint, encode_varint,
+};
+use firn_tree::Deletes;
+use parking_lot::{Mutex, RwLock};
+
+use crate::manifest::{Edit, Room};
+use crate::planted::Planted;
+use crate::sequence::InFlight;
+use crate::{Engine, Lane, Snapshot};
+
+pub(crate) const TAG_TOMBSTONES: u8 = 3;
+pub(crate) const TAG_FORGOTTEN: u8 = 4;
+/// All deletes are logged as of this shard, hence in one stream. Recovery replays that stream first.
+const DELETE_SHARD: ShardId = ShardId(0);
+// Each costs every reader a look and breaks the runs of the shards that it touches.
+const TOMBSTONE_COUNT_MAX: usize = 10_000;
+// So many broken runs, and a flush unites them.
+const UNFLUSHED_COUNT_MAX: usize = 64;
+// Several deletes in a row shall cost one rewriting of tables.
+const CLEAN_AGE_MS: i64 = 60 * 60_000;
+const CLEAN_REPORT_STEPS: u64 = 16;
+const CLEAN_WAITS_MAX: u32 = 8;
+
+/// What [`Engine::delete`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeleteReport {
+    /// Series that had samples in the range, as exact as [`Snapshot::has_data`].
+    pub series: u64,
+    /// The commit; `None` if there was nothing to delete.
+    pub seq: Option<CommitSeq>,
+}
+
+/// The tombstones of a database and what is known about them.
+pub(crate) struct DeleteState {
+    /// One delete at a time; held by a flush too while it decides what it takes, so that no delete is
+    /// on its way then.
+    lane: Mutex<()>,
+    /// Swapped under the engine's `view` lock.
+    tombstones: RwLock<Arc<Tombstones>>,
+    /// What the tombstones hold.
+    memory: Mutex<Reservation>,
+    /// Deletes up to this one are in the manifest.
+    flushed: AtomicU64,
+    /// Deletes up to this one shall leave the tables soon.
+    clean_through: AtomicU64,
+}
+
+impl DeleteState {
+    pub(crate) fn new(tombstones: Tombstones, mut memory: Reservation) -> Result<DeleteState> {
+        memory.grow(tombstones.heap_bytes())?;
+        Ok(DeleteState {
+            lane: Mutex::new(()),
+            tombstones: RwLock::new(Arc::new(tombstones)),
+            memory: Mutex::new(memory),
+            flushed: AtomicU64::new(0),
+            clean_through: AtomicU64::new(0),
+        })
+    }
+
+    /// The tombstones as they are.
+    pub(crate) fn tombstones(&self) -> Arc<Tombstones> {
+        Arc::clone(&self.tombstones.read())
+    }
+
+    /// Keeps deletes from being made until it is dropped. The tombstones are complete then: every
+    /// later one is younger than every row that is sealed by now.
+    pub(crate) fn pause(&self) -> impl Drop + '_ {
+        self.lane.lock()
+    }
+
+    /// Those that the manifest does not have yet.
+    pub(crate) fn unflushed(&self) -> Tombstones {
+        self.unflushed_of(&self.tombstones.read())
+    }
+
+    /// Those of `tombstones` that the manifest does not have yet.
+    pub(crate) fn unflushed_of(&self, tombstones: &Tombstones) -> Tombstones {
+        tombstones.after(CommitSeq(self.flushed.load(Ordering::Relaxed)))
+    }
+
+    /// The manifest has `tombstones`.
+    pub(crate) fn flushed(&self, tombstones: &Tombstones) {
+        self.flushed.fetch_max(tombstones.through().0, Ordering::Relaxed);
+    }
+}
+
+impl Engine {
+    /// Hides all samples in `range` of the series that one of `selectors` matches and that were
+    /// committed before. When this returns the delete is durable (by `log_sync`) and visible; after a
+    /// crash it is there as a whole or not at all. Writes that are on their way may come before or
+    /// after it.
+    ///
+    /// # Errors
+    /// `Invalid` for an empty range, `TooLarge` for more series than a log segment has room for, `Busy`
+    /// without memory or with too many deletes that were not applied yet, `Unavailable` when the log
+    /// device is full or fails, `Closed`. Then nothing is hidden, but after a failure of the device
+    /// and a crash it may be.
+    pub fn delete(&self, selectors: &[Vec<Matcher>], range: TimeRange) -> Result<DeleteReport> {
+        self.check_open()?;
+        if range.is_empty() {
+            return Err(Error::invalid("a delete's end lies before its start"));
+        }
+        let snapshot = self.snapshot();
+        let members = self.hidden_members(&snapshot, selectors, range)?;
+        if members.is_empty() {
+            return Ok(DeleteReport::default());
+        }
+        self.ensure_log_started()?;
+        self.admit()?;
+        let tombstone = Arc::new(Tombstone::new(self.env.clock.now_ms(), range, members));
+        let seq = self.commit_delete(&tombstone)?;
+        self.counters.deletes.add(1);
+        if self.deletes.unflushed().len() >= UNFLUSHED_COUNT_MAX {
+            self.ask_for_flush();
+        }
+        Ok(DeleteReport { series: tombstone.series_count(), seq: Some(seq) })
+    }
+
+    /// What matches and has data. A series that is written for the first time meanwhile counts as
+    /// written afterwards.
+    fn hidden_members(
+        &self,
+        snapshot: &Snapshot,
+        selectors: &[Vec<Matcher>],
+        range: TimeRange,
+    ) -> Result<Vec<HiddenMembers>> {
+        let mut members = Vec::new();
+        let context = QueryContext { budget: self.budget.clone(), ..QueryContext::unbounded() };
+        // What a failed commit left in the log shows in no snapshot and may come back after a crash.
+        let is_settled = self.log.stats().failures == 0;
+        for matchers in selectors {
+            let grouping = Grouping::By(Vec::new());
+            let matches = snapshot.index().matches(matchers, &grouping, &context.cancel)?;
+            // With the slow tier down nobody knows: then all that matches is taken.
+            let is_known = is_settled
+                && !matches.groups.is_empty()
+                && snapshot.load_directories(range).is_ok();
+            let found = matches.groups.iter();
+            let found = found.filter(|found| !is_known || snapshot.has_data(found.group, range));
+            members.extend(found.map(|found| HiddenMembers {
+                group: found.group,
+                slots: HiddenSlots::new(found.members.iter().map(|member| member.slot).collect()),
+            }));
+        }
+        Ok(members)
+    }
+
+    fn commit_delete(&self, tombstone: &Arc<Tombstone>) -> Result<CommitSeq> {
+        let memory = self.reserve(Pool::Index, tombstone.heap_bytes())?;
+        let _one_at_a_time = self.deletes.lane.lock();
+        let tombstones = self.deletes.tombstones();
+        if tombstones.len() >= TOMBSTONE_COUNT_MAX {
+            self.ask_for_flush();
+            return Err(Error::busy(
+                60_000,
+                format!(
+                    "{TOMBSTONE_COUNT_MAX} deletes wait to be applied to tables; clean tombstones, \
+                     then try again"
+                ),
+            ));
+        }
+        let (in_flight, stream, position) = self.log_delete(tombstone)?;
+        if self.planted(Planted::DeletePublishedBeforeDurable) {
+            self.publish_tombstones(tombstones.with(in_flight.seq, Arc::clone(tombstone)));
+        }
+        let committed = self.log.commit(&[(stream, position)]);
+        // As for rows: what is durable after all counts.
+        if committed.is_ok() || self.log.durable_before(stream, position) == position {
+            self.deletes.memory.lock().merge(memory);
+            self.publish_tombstones(tombstones.with(in_flight.seq, Arc::clone(tombstone)));
+        }
+        committed.map(|()| in_flight.seq)
+    }
+
+    /// Draws the delete's number, ends the runs that it touches and puts it into the log's buffer, all
+    /// while no other writer of those shards is at work.
+    fn log_delete(&self, tombstone: &Tombstone) -> Result<(InFlight<'_>, StreamId, LogPosition)> {
+        let mut payload = Vec::new();
+        tombstone.encode(&mut payload);
+        let stream = self.log.stream_of(DELETE_SHARD);
+        // In the order of their ids, so that two who hold several cannot wait for each other.
+        let mut shards: Vec<ShardWriter<'_>> =
+            touched_shards(self.bits, tombstone).map(|shard| self.head.shard(shard)).collect();
+        let in_flight = self.sequence.draw();
+        if !self.planted(Planted::RunsNotClosed) {
+            shards.iter_mut().for_each(ShardWriter::close_run);
+        }
+        let (kind, seq) = (EntryKind::Delete, in_flight.seq);
+        let entry = EntryRef { kind, shard: DELETE_SHARD, seq, payload: &payload };
+        let position = loop {
+            match self.log.append(stream, self.log.segment(stream), &[entry])? {
+                Append::At(position) => break position,
+                Append::Rotated => {}
+            }
+        };
+        if let Some(sink) = self.sink.get() {
+            let groups = tombstone.members().iter().map(|members| members.group).collect();
+            let range = tombstone.range();
+            sink.changed(&Change { number: seq, groups, range, kind: ChangeKind::Delete });
+        }
+        Ok((in_flight, stream, position))
+    }
+
+    fn publish_tombstones(&self, tombstones: Tombstones) {
+        let tombstones = Arc::new(tombstones);
+        let _view = self.view.write();
+        *self.deletes.tombstones.write() = tombstones;
+    }
+
+    /// Rewrites every table, on both tiers, that has something that deletes up to now hide, and
+    /// forgets these deletes, so that they cost no space and no time any more. Objects of the slow tier
+    /// go after their grace time. May take long; what is done stays done if it fails.
+    ///
+    /// # Errors
+    /// Those of [`Engine::flush`] and of the tiers; `Closed`. A table that is damaged keeps its
+    /// deletes, and what they hide stays hidden.
+    pub fn clean_tombstones(&self) -> Result<()> {
+        self.check_open()?;
+        let through = self.deletes.tombstones().through();
+        if through == CommitSeq(0) {
+            return Ok(());
+        }
+        self.flush()?;
+        self.deletes.clean_through.fetch_max(through.0, Ordering::Relaxed);
+        let (mut steps, mut waits) = (0u64, 0);
+        loop {
+            let left = self.deletes.tombstones().iter().take_while(|one| one.0 <= through).count();
+            if left == 0 {
+                tracing::info!("clean: done in {steps} steps");
+                return Ok(());
+            }
+            if self.step(Lane::Tree)?.is_some() {
+                steps += 1;
+                if steps.is_multiple_of(CLEAN_REPORT_STEPS) {
+                    tracing::info!("clean: {left} deletes to apply, {steps} steps done");
+                }
+            } else if waits < CLEAN_WAITS_MAX {
+                // A write that is older than a delete may just now be on its way to be visible.
+                waits += 1;
+                self.env.clock.sleep(Duration::from_millis(1 << waits));
+                self.flush()?;
+            } else {
+                tracing::warn!("clean: {left} deletes stay: a table that they touch is damaged");
+                return Ok(());
+            }
+        }
+    }
+
+    /// What the tree must know of deletes: those that were asked for or have waited long enough leave
+    /// the tables.
+    pub(crate) fn tree_deletes(&self) -> Deletes {
+        let tombstones = self.deletes.tombstones();
+        if self.planted(Planted::TombstonesForgottenAtMerge) {
+            return Deletes::default();
+        }
+        let old = self.env.clock.now_ms().saturating_sub(CLEAN_AGE_MS);
+        let is_old = |one: &(CommitSeq, &Arc<Tombstone>)| one.1.made_ms <= old;
+        let oldest = tombstones.iter().take_while(is_old).last().map_or(0, |one| one.0.0);
+        let asked = self.deletes.clean_through.load(Ordering::Relaxed);
+        Deletes { tombstones, clean_through: CommitSeq(asked.max(oldest)) }
+    }
+
+    /// Forgets deletes that can hide nothing any more: no visible row and no table is older, or tables
+    /// have had them applied. Returns how many.
+    ///
+    /// Rows in the log that are older and could come back are in the head, or in tables that a flush
+    /// began before the delete: then the delete stands behind that flush's floor and comes back too.
+    pub(crate) fn forget_applied(&self, deletes: &Deletes) -> Result<usize> {
+        let is_due = |seq: CommitSeq| seq <= deletes.clean_through;
+        if !deletes.tombstones.iter().next().is_some_and(|one| is_due(one.0)) {
+            return Ok(0);
+        }
+        // In the order in which rows move: on their way, head, tables.
+        self.head.recycle_before(deletes.clean_through);
+        let decided = self.sequence.visible();
+        let oldest = self.head.oldest().unwrap_or(CommitSeq(u64::MAX));
+        let version = self.tree.version();
+        let is_applied = |seq: CommitSeq, tombstone: &Tombstone| {
+            self.planted(Planted::TombstonesForgottenEarly)
+                || (seq <= decided && seq < oldest && !version.needs(seq, tombstone))
+        };
+        let _one_at_a_time = self.deletes.lane.lock();
+        let tombstones = self.deletes.tombstones();
+        let applied: Vec<CommitSeq> = tombstones
+            .iter()
+            .take_while(|one| is_due(one.0))
+            .filter(|one| is_applied(one.0, one.1))
+            .map(|one| one.0)
+            .collect();
+        if applied.is_empty() {
+            return Ok(0);
+        }
+        let left = tombstones.without(&applied);
+        let freed = tombstones.heap_bytes() - left.heap_bytes();
+        let edit = Edit::default().with(Room::Engine, encode_forgotten(&applied));
+        self.commit_edit(edit, || {
+            self.publish_tombstones(left);
+            Ok(())
+        })?;
+        self.deletes.memory.lock().shrink(freed);
+        Ok(applied.len())
+    }
+
+    /// The engine's part of the manifest that has `tombstones`; empty ones need none.
+    pub(crate) fn tombstones_part(&self, tombstones: &Tombstones) -> Option<Vec<u8>> {
+        let lost = self.planted(Planted::TombstonesNotInManifest);
+        (!tombstones.is_empty() && !lost).then(|| encode_tombstones(tombstones))
+    }
+}
+
+/// The shards that a tombstone touches, rising.
+pub(crate) fn touched_shards(
+    bits: ShardBits,
+    tombstone: &Tombstone,
+) -> impl Iterator<Item = ShardId> + use<> {
+    let mut shards: Vec<ShardId> =
+        tombstone.members().iter().map(|members| bits.shard(members.group)).collect();
+    shards.sort_unstable();
+    shards.dedup();
+    shards.into_iter()
+}
+
+/// Deletes of which the manifest knows since a moment: `3, (varint seq, varint bytes, tombstone)*`.
+fn encode_tombstones(tombstones: &Tombstones) -> Vec<u8> {
+    let mut out = vec![TAG_TOMBSTONES];
+    let mut bytes = Vec::new();
+    for (seq, tombstone) in tombstones.iter() {
+        bytes.clear();
+        tombstone.encode(&mut bytes);
+        encode_varint(seq.0, &mut out);
+        encode_varint(bytes.len() as u64, &mut out);
+        out.extend_from_slice(&bytes);
+    }
+    out
+}
+
+/// Deletes that it need not know any more: `4, varint seq*`.
+fn encode_forgotten(seqs: &[CommitSeq]) -> Vec<u8> {
+    let mut out = vec![TAG_FORGOTTEN];
+    seqs.iter().for_each(|seq| encode_varint(seq.0, &mut out));
+    out
+}
+
+/// Adds up what parts of the manifest say about deletes: `rest` is what stands behind `tag`. `None` for
+/// bytes that are none.
+pub(crate) fn read_part(
+    tag: u8,
+    mut rest: &[u8],
+    tombstones: &mut BTreeMap<CommitSeq, Arc<Tombstone>>,
+) -> Option<Result<()>> {
+    while !rest.is_empty() {
+        let seq = CommitSeq(decode_varint(&mut rest)?);
+        if tag == TAG_FORGOTTEN {
+            tombstones.remove(&seq);
+            continue;
+        }
+        let len = usize::try_from(decode_varint(&mut rest)?).ok()?;
+        let (bytes, after) = rest.split_at_checked(len)?;
+        rest = after;
+        match Tombstone::decode(bytes) {
+            Ok(tombstone) => tombstones.insert(seq, Arc::new(tombstone)),
+            Err(e) => return Some(Err(e)),
+        };
+    }
+    Some(Ok(()))
+}

@@ -1,0 +1,273 @@
+//! Deletes step by step: what they hide, what they do not, and that the space comes back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use firn_engine::{Engine, EngineOptions, Lane, RecoveryProgress};
+use firn_model::{
+    ErrorKind, Grouping, Labels, Matcher, QueryContext, RowBatch, Selection, TimeRange,
+};
+use firn_sim::{Seen, Sim};
+
+const SERIES: usize = 12;
+
+fn open(sim: &Sim) -> Arc<Engine> {
+    let options = EngineOptions {
+        shard_count: 4,
+        log_segment_bytes: 64 << 10,
+        tree: firn_tree::TreeOptions { block_bytes: 256, bucket_grace_ms: 0, ..Default::default() },
+        ..EngineOptions::default()
+    };
+    Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")
+}
+
+/// Half of the series are members of one group, half are alone.
+fn labels(idx: usize) -> Labels {
+    let name = format!("m{idx}");
+    let in_group = [("__name__", name.as_str()), ("job", "sim"), ("instance", "host")];
+    let alone = [("__name__", name.as_str()), ("only", "here")];
+    let pairs = if idx.is_multiple_of(2) { &in_group[..] } else { &alone[..] };
+    Labels::from_pairs(pairs.iter().copied()).expect("valid labels")
+}
+
+/// One sample of every series at each of `times`.
+fn write(engine: &Engine, times: impl IntoIterator<Item = i64>, value: f64) {
+    let labels: Vec<Labels> = (0..SERIES).map(labels).collect();
+    let refs: Vec<_> = engine.resolve(&labels).into_iter().map(|r| r.expect("resolves")).collect();
+    let mut batch = RowBatch::default();
+    for ts in times {
+        refs.iter().for_each(|&series| batch.push(series, ts, value));
+    }
+    engine.write(&mut batch).expect("a write");
+}
+
+fn delete(engine: &Engine, idx: usize, range: (i64, i64)) -> u64 {
+    let matchers = vec![Matcher::equal("__name__", format!("m{idx}"))];
+    engine.delete(&[matchers], TimeRange::new(range.0, range.1)).expect("a delete").series
+}
+
+/// (timestamp, value) of one series.
+fn read(engine: &Engine, idx: usize) -> Vec<(i64, f64)> {
+    let matchers = [Matcher::equal("__name__", format!("m{idx}"))];
+    let seen = Seen::read(&engine.snapshot(), &matchers, TimeRange::ALL).expect("a read");
+    seen.series.values().flatten().map(|sample| (sample.ts, sample.value)).collect()
+}
+
+fn flush(engine: &Engine) {
+    engine.flush().expect("a flush");
+}
+
+fn settle(engine: &Engine) {
+    while engine.step(Lane::Head).expect("a step").is_some() {}
+    while engine.step(Lane::Tree).expect("a step").is_some() {}
+}
+
+/// Written, deleted, some of it written again, deleted again in part; between any two of these nothing,
+/// a flush, a flush with all merges and uploads, a crash, or both happen. Always the same is readable:
+/// what was written after the delete of its time, and nothing else.
+#[test]
+fn invariant_2_the_newest_write_wins_and_a_delete_hides_only_what_was_before_it() {
+    for path in 0..5_usize.pow(4) {
+        let sim = Sim::new(path as u64);
+        let mut engine = open(&sim);
+        let between = |engine: &mut Arc<Engine>, step: u32| {
+            let how = path / 5_usize.pow(step) % 5;
+            if how == 1 || how == 2 || how == 4 {
+                flush(engine);
+            }
+            if how == 2 {
+                // Past what waits for its partition to be complete: all goes to the slow tier.
+                sim.clock.advance(Duration::from_secs(6 * 3_600));
+                settle(engine);
+            }
+            if how >= 3 {
+                sim.crash();
+                sim.restart();
+                *engine = open(&sim);
+            }
+        };
+        write(&engine, [1_000, 2_000, 3_000], 1.0);
+        between(&mut engine, 0);
+        assert_eq!(delete(&engine, 0, (i64::MIN, 2_000)), 1);
+        assert_eq!(delete(&engine, 1, (2_000, 2_500)), 1);
+        between(&mut engine, 1);
+        write(&engine, [2_000], 2.0);
+        between(&mut engine, 2);
+        delete(&engine, 1, (1_000, 1_999));
+        between(&mut engine, 3);
+        for round in ["before", "after"] {
+            let f = |idx, want: &[(i64, f64)]| {
+                assert_eq!(read(&engine, idx), want, "m{idx}, path {path}, {round} cleaning");
+            };
+            f(0, &[(2_000, 2.0), (3_000, 1.0)]);
+            f(1, &[(2_000, 2.0), (3_000, 1.0)]);
+            f(2, &[(1_000, 1.0), (2_000, 2.0), (3_000, 1.0)]);
+            f(3, &[(1_000, 1.0), (2_000, 2.0), (3_000, 1.0)]);
+            engine.clean_tombstones().expect("cleaning");
+            assert_eq!(engine.stats().tombstones, 0, "path {path}");
+        }
+    }
+}
+
+/// A reader that was there before goes on seeing what it saw, also while the tables are rewritten.
+#[test]
+fn invariant_3_a_held_snapshot_does_not_see_a_later_delete() {
+    let sim = Sim::new(1);
+    let engine = open(&sim);
+    write(&engine, 0..100, 1.0);
+    flush(&engine);
+    let snapshot = engine.snapshot();
+    let before = Seen::read(&snapshot, &[], TimeRange::ALL).expect("a read");
+    engine.delete(&[vec![]], TimeRange::ALL).expect("a delete");
+    engine.clean_tombstones().expect("cleaning");
+    while engine.step(Lane::Tree).expect("a step").is_some() {}
+    assert_eq!(Seen::read(&snapshot, &[], TimeRange::ALL).expect("a read"), before);
+    assert_eq!(
+        Seen::read(&engine.snapshot(), &[], TimeRange::ALL).expect("a read").series.len(),
+        0
+    );
+}
+
+/// On both tiers the bytes of what was deleted go, other tables are left alone, and the database
+/// forgets the delete.
+#[test]
+fn cleaning_gives_space_back_on_both_tiers() {
+    let sim = Sim::new(2);
+    let engine = open(&sim);
+    let hour_ms = 3_600_000;
+    let bytes = |engine: &Engine| {
+        let stats = engine.stats();
+        [0, 1, 2].map(|level: usize| stats.tree.levels[level].bytes)
+    };
+    let now = sim.env().clock.now_ms();
+    let old = now - 20 * hour_ms;
+    let noisy = |times: std::ops::Range<i64>| {
+        for step in times.step_by(60_000) {
+            write(&engine, [step], (step as f64).sin());
+        }
+    };
+    noisy(old..old + hour_ms);
+    noisy(old + 4 * hour_ms..old + 5 * hour_ms);
+    flush(&engine);
+    sim.clock.advance(Duration::from_secs(6 * 3_600));
+    settle(&engine);
+    noisy(now..now + hour_ms);
+    flush(&engine);
+    let [level0, level1, level2] = bytes(&engine);
+    assert!(level0 + level1 > 0 && level2 > 0, "{:?}", bytes(&engine));
+    let puts = engine.stats().tree.traffic.cleanings;
+
+    // Nearly all of the first hour and of the last one.
+    for range in [(old, old + hour_ms - 1), (now, now + hour_ms - 1)] {
+        for idx in 1..SERIES {
+            assert_eq!(delete(&engine, idx, range), 1);
+        }
+    }
+    assert_eq!(engine.stats().deletes, 2 * (SERIES as u64 - 1));
+    engine.clean_tombstones().expect("cleaning");
+    let after = bytes(&engine);
+    assert!(after[0] + after[1] < (level0 + level1) / 2, "{level0}, {level1}, {after:?}");
+    assert!(after[2] < level2 * 2 / 3, "{level2}, {after:?}");
+    let stats = engine.stats();
+    assert_eq!((stats.tombstones, stats.tombstone_bytes), (0, 0));
+    assert!(stats.tree.traffic.cleanings - puts <= 2 * stats.tree.levels.len() as u64, "{stats:?}");
+    sim.clock.advance(Duration::from_secs(3_600));
+    settle(&engine);
+    assert_eq!(sim.bucket.keys().len() as u64, engine.stats().tree.levels[2].table_count);
+    for idx in 0..SERIES {
+        let count = if idx == 0 { 180 } else { 60 };
+        assert_eq!(read(&engine, idx).len(), count, "m{idx}");
+    }
+}
+
+/// Nobody asked for it: an hour later deletes have left the tables by themselves.
+#[test]
+fn deletes_leave_the_tables_by_themselves() {
+    let sim = Sim::new(3);
+    let engine = open(&sim);
+    write(&engine, 0..100, 1.0);
+    flush(&engine);
+    engine.delete(&[vec![]], TimeRange::new(0, 49)).expect("a delete");
+    settle(&engine);
+    assert_eq!(engine.stats().tombstones, 1);
+    sim.clock.advance(Duration::from_secs(3_700));
+    settle(&engine);
+    assert_eq!(engine.stats().tombstones, 0);
+    assert_eq!(read(&engine, 0).len(), 50);
+}
+
+/// With the slow tier down a delete is taken all the same, and hides when it is back.
+#[test]
+fn a_delete_does_not_need_the_slow_tier() {
+    let sim = Sim::new(4);
+    let engine = open(&sim);
+    write(&engine, 0..100, 1.0);
+    flush(&engine);
+    sim.clock.advance(Duration::from_secs(6 * 3_600));
+    settle(&engine);
+    drop(engine);
+    let engine = open(&sim);
+    sim.bucket.set_down(true);
+    assert_eq!(delete(&engine, 3, (0, 98)), 1);
+    sim.bucket.set_down(false);
+    assert_eq!(read(&engine, 3), [(99, 1.0)]);
+}
+
+/// Many deletes and no rows: they leave the log too.
+#[test]
+fn deletes_alone_are_flushed() {
+    let sim = Sim::new(5);
+    let engine = open(&sim);
+    write(&engine, 0..1_000, 1.0);
+    flush(&engine);
+    for ts in 0..100 {
+        assert_eq!(delete(&engine, 2, (ts, ts)), 1);
+    }
+    settle(&engine);
+    assert_eq!(engine.stats().log.bytes, 0, "the log is cut: {:?}", engine.stats().log);
+    drop(engine);
+    let engine = open(&sim);
+    assert_eq!(engine.stats().recovery.deletes, 0);
+    assert_eq!(engine.stats().tombstones, 100);
+    assert_eq!(read(&engine, 2).len(), 900);
+}
+
+/// A series is listed as long as it has a sample, whatever the delete left of its group.
+#[test]
+fn a_series_without_samples_is_listed_no_more() {
+    let sim = Sim::new(7);
+    let engine = open(&sim);
+    write(&engine, [1_000, 2_000], 1.0);
+    let listed = |engine: &Engine, range: (i64, i64)| {
+        let range = TimeRange::new(range.0, range.1);
+        let selection = Selection { matchers: vec![], range, grouping: Grouping::Series };
+        engine.snapshot().keys(&selection, &QueryContext::unbounded()).expect("a listing").len()
+    };
+    delete(&engine, 0, (0, 5_000));
+    delete(&engine, 1, (0, 5_000));
+    delete(&engine, 2, (0, 1_000));
+    for round in 0..3 {
+        let counts = [(0, 1_000), (2_000, 2_000)].map(|range| listed(&engine, range));
+        assert_eq!(counts, [SERIES - 3, SERIES - 2], "round {round}");
+        // When all is asked for and no delete is left, members are listed by group.
+        let all = listed(&engine, (0, 9_999));
+        assert_eq!(all, if round == 2 { SERIES - 1 } else { SERIES - 2 }, "round {round}");
+        match round {
+            0 => flush(&engine),
+            _ => engine.clean_tombstones().expect("cleaning"),
+        }
+    }
+}
+
+#[test]
+fn an_empty_range_and_nothing_to_delete() {
+    let sim = Sim::new(6);
+    let engine = open(&sim);
+    let error = engine.delete(&[vec![]], TimeRange::new(5, 4)).expect_err("an empty range");
+    assert_eq!(*error.kind(), ErrorKind::Invalid);
+    write(&engine, 0..10, 1.0);
+    let report = engine.delete(&[vec![Matcher::equal("job", "none")]], TimeRange::ALL);
+    assert_eq!(report.expect("a delete").seq, None);
+    assert_eq!(delete(&engine, 1, (500, 600)), 0);
+    assert_eq!(read(&engine, 1).len(), 10);
+}
