@@ -1,6 +1,6 @@
 # The front door. Every target is one line that calls cargo; `make` alone prints this list.
 
-.PHONY: help serve test deps lint bench-quick soak promqltest
+.PHONY: help serve test deps lint bench-quick bench-query soak promqltest
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -19,6 +19,10 @@ lint: ## the quick checks alone
 bench-quick: ## CPU and memory against Prometheus and VictoriaMetrics; writes target/bench/quick.json
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-quick
+
+bench-query: ## queries' CPU, latency and memory against the same two; writes target/bench/query.json
+	cargo build --release --package firn --package firn-bench
+	target/release/bench-query
 
 soak: ## more simulation seeds than `make test` runs; SEEDS=n chooses how many
 	FIRN_SEED_COUNT=$(or $(SEEDS),20000) cargo test --package firn-engine --test simulation -- --nocapture

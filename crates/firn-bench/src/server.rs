@@ -104,6 +104,8 @@ impl Program {
                 command.arg(format!("-storageDataPath={}", folder.join("data").display()));
                 command.arg(format!("-httpListenAddr={address}"));
                 command.args(["-retentionPeriod=100y", "-loggerLevel=ERROR"]);
+                // What is measured is a query, not a look into the cache of answers.
+                command.arg("-search.disableCache");
             }
         }
         Ok(())
@@ -129,16 +131,35 @@ impl Server {
     /// # Panics
     /// If the process is gone.
     pub fn memory(&self) -> Memory {
-        let status = fs::read_to_string(self.proc("status")).expect("the server runs");
-        let kib = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            let number = line.and_then(|line| line.split_whitespace().next());
-            number.and_then(|number| number.parse::<u64>().ok()).unwrap_or(0)
-        };
         Memory {
-            anonymous: kib("RssAnon:") << 10,
-            file: (kib("RssFile:") + kib("RssShmem:")) << 10,
+            anonymous: self.status_bytes("RssAnon:"),
+            file: self.status_bytes("RssFile:") + self.status_bytes("RssShmem:"),
         }
+    }
+
+    /// Forgets the highest resident memory so far; gives what is resident now, bytes.
+    ///
+    /// # Panics
+    /// If the process is gone.
+    pub fn start_peak(&self) -> u64 {
+        // 5 resets the high water mark (proc(5)).
+        fs::write(self.proc("clear_refs"), "5").expect("the server runs");
+        self.status_bytes("VmRSS:")
+    }
+
+    /// The highest resident memory since [`Server::start_peak`], bytes.
+    ///
+    /// # Panics
+    /// If the process is gone.
+    pub fn peak(&self) -> u64 {
+        self.status_bytes("VmHWM:")
+    }
+
+    fn status_bytes(&self, name: &str) -> u64 {
+        let status = fs::read_to_string(self.proc("status")).expect("the server runs");
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let number = line.and_then(|line| line.split_whitespace().next());
+        number.and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) << 10
     }
 
     fn proc(&self, file: &str) -> PathBuf {

@@ -1,0 +1,244 @@
+//! Latency, server CPU and memory per query: FirnDB beside Prometheus and VictoriaMetrics, over the
+//! same data in one run.
+//!
+//! All programs run at once and take turns, so that noise of the machine meets all of them. CPU is the
+//! process' user and system time over as many queries as make ticks of 10 ms small, the median of
+//! some rounds, less that of `vector(1)`.
+
+use std::io;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use firn_bench::agree;
+use firn_bench::client::{Connection, post_all};
+use firn_bench::devops::{DevOps, SLICE_COUNT, SLICE_MS};
+use firn_bench::pattern::{PATTERNS, Pattern, Width};
+use firn_bench::report::{Aim, finish, median};
+use firn_bench::server::{Program, Server};
+
+const ROUNDS: usize = 3;
+// A round is as many queries as take this much CPU or time, so that a tick is 2% of it.
+const ROUND_CPU_S: f64 = 0.5;
+const ROUND_TIME: Duration = Duration::from_millis(1_500);
+// Answers that are compared, per pattern.
+const CHECKED: u64 = 3;
+const CONNECTIONS: usize = 2;
+// A server is quiet when it uses less than this share of a core, and is waited for so long.
+const QUIET_CPU: f64 = 0.03;
+const QUIET_TIME_MAX: Duration = Duration::from_secs(120);
+
+/// One program under test.
+struct Contender {
+    program: Program,
+    server: Server,
+}
+
+impl Contender {
+    /// A new one each time: idle ones are closed by some after a minute.
+    fn connect(&self) -> Connection {
+        Connection::open(self.server.address)
+    }
+}
+
+/// What one query of a pattern costs one program.
+#[derive(Clone, Copy)]
+struct Cost {
+    latency_ms: f64,
+    cpu_ms: f64,
+    /// The highest resident memory during the pattern, above that before it.
+    memory_bytes: u64,
+}
+
+fn main() -> io::Result<()> {
+    let started = Instant::now();
+    let mut contenders = Vec::new();
+    for program in Program::ALL {
+        if program.path().is_none() {
+            println!("{}: not installed: `make deps`", program.name());
+            continue;
+        }
+        contenders.push(Contender { program, server: program.start()? });
+    }
+    let end_ms = load(&contenders);
+    wait_until_quiet(&contenders);
+    println!("loaded and quiet after {} s", started.elapsed().as_secs());
+
+    let disagreements: usize =
+        PATTERNS.iter().map(|pattern| check(&contenders, pattern, end_ms)).sum();
+    println!(
+        "\n{:24} {:16} {:>12} {:>12} {:>12} {:>12}",
+        "query", "program", "latency ms", "CPU ms", "net CPU ms", "memory MiB"
+    );
+    let mut aims = Vec::new();
+    let mut base_cpu_ms: Vec<f64> = Vec::new();
+    let mut memory_bytes_max = 0;
+    for pattern in &PATTERNS {
+        let costs = measure(&contenders, pattern, end_ms);
+        if pattern.width == Width::Nothing {
+            base_cpu_ms = costs.iter().map(|cost| cost.cpu_ms).collect();
+        }
+        let net: Vec<(Program, f64)> = contenders
+            .iter()
+            .zip(costs.iter().zip(&base_cpu_ms))
+            .map(|(contender, (cost, base))| (contender.program, (cost.cpu_ms - base).max(0.0)))
+            .collect();
+        for ((program, net_cpu_ms), cost) in net.iter().zip(&costs) {
+            println!(
+                "{:24} {:16} {:>12.3} {:>12.3} {:>12.3} {:>12.1}",
+                pattern.name,
+                program.name(),
+                cost.latency_ms,
+                cost.cpu_ms,
+                net_cpu_ms,
+                cost.memory_bytes as f64 / f64::from(1 << 20)
+            );
+        }
+        memory_bytes_max = memory_bytes_max.max(costs[0].memory_bytes);
+        aims.extend(aims_of(pattern, &net));
+    }
+    aims.push(Aim {
+        name: "answers that differ from FirnDB's".to_owned(),
+        figure: disagreements as f64,
+        at_most: 0.0,
+    });
+    aims.push(Aim {
+        name: "memory of a query at most, FirnDB, MiB".to_owned(),
+        figure: memory_bytes_max as f64 / f64::from(1 << 20),
+        at_most: MEMORY_MIB_MAX,
+    });
+    println!("\nall of it took {} s", started.elapsed().as_secs());
+    finish("query", &aims)
+}
+
+// The widest query holds the answers of its groups and some batches, never all samples: 100,000
+// series x 260 samples are 200 MiB as plain values alone.
+const MEMORY_MIB_MAX: f64 = 256.0;
+
+/// What the issue asks of a pattern: a share of Prometheus' CPU, and no more than VictoriaMetrics'.
+fn aims_of(pattern: &Pattern, net: &[(Program, f64)]) -> Vec<Aim> {
+    let share = match pattern.width {
+        Width::Nothing => return Vec::new(),
+        Width::Narrow => 1.0 / 3.0,
+        Width::Middle => 1.0 / 5.0,
+        Width::Wide => 1.0 / 15.0,
+    };
+    let of = |wanted| net.iter().find(|entry| entry.0 == wanted).map(|entry| entry.1);
+    let Some(ours) = of(Program::Firn) else { return Vec::new() };
+    [(Program::Prometheus, share), (Program::VictoriaMetrics, 1.0)]
+        .into_iter()
+        .filter_map(|(program, at_most)| {
+            let theirs = of(program)?;
+            let name = format!("CPU of {}, FirnDB / {}", pattern.name, program.name());
+            Some(Aim { name, figure: ours / theirs, at_most })
+        })
+        .collect()
+}
+
+/// Writes the same to all, slice by slice; gives the end of the data.
+fn load(contenders: &[Contender]) -> i64 {
+    let now_ms =
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as i64;
+    let end_ms = (now_ms - 60_000) / 60_000 * 60_000;
+    let mut data = DevOps::new();
+    let mut loaded = 0;
+    let started = Instant::now();
+    for slice in 0..SLICE_COUNT {
+        let (bodies, sample_count) = data.slice(slice, end_ms - (SLICE_COUNT - slice) * SLICE_MS);
+        std::thread::scope(|scope| {
+            for Contender { program, server, .. } in contenders {
+                let (path, bodies) = (program.write_path(), &bodies);
+                scope.spawn(move || post_all(server.address, path, bodies, CONNECTIONS));
+            }
+        });
+        loaded += sample_count;
+        if (slice + 1) % 15 == 0 {
+            let cpu: Vec<String> = contenders
+                .iter()
+                .map(|c| format!("{} {:.1} s", c.program.name(), c.server.cpu_s()))
+                .collect();
+            println!(
+                "loaded {:.1} M samples, {:.0}% of the time, in {} s; CPU {}",
+                loaded as f64 / 1e6,
+                (slice + 1) as f64 / SLICE_COUNT as f64 * 100.0,
+                started.elapsed().as_secs(),
+                cpu.join(", ")
+            );
+        }
+    }
+    end_ms
+}
+
+/// Lets flushes and compactions come to an end: their CPU is not the queries'.
+fn wait_until_quiet(contenders: &[Contender]) {
+    let started = Instant::now();
+    while started.elapsed() < QUIET_TIME_MAX {
+        let cpu = || -> Vec<f64> { contenders.iter().map(|c| c.server.cpu_s()).collect() };
+        let before = cpu();
+        let window = Duration::from_secs(5);
+        std::thread::sleep(window);
+        let busy = |(after, before): (f64, &f64)| after - before > QUIET_CPU * window.as_secs_f64();
+        if !cpu().into_iter().zip(&before).any(busy) {
+            return;
+        }
+    }
+    println!("a server is still busy after {} s; measuring all the same", QUIET_TIME_MAX.as_secs());
+}
+
+/// How many answers of a pattern differ from FirnDB's; warms all up.
+fn check(contenders: &[Contender], pattern: &Pattern, end_ms: i64) -> usize {
+    let mut disagreement_count = 0;
+    for number in 0..CHECKED {
+        let target = pattern.target(end_ms, number);
+        let answers: Vec<(Program, Vec<u8>)> =
+            contenders.iter().map(|c| (c.program, c.connect().get(&target).to_vec())).collect();
+        let Some((_, ours)) = answers.iter().find(|(program, _)| *program == Program::Firn) else {
+            continue;
+        };
+        for (program, theirs) in answers.iter().filter(|(program, _)| *program != Program::Firn) {
+            if let Err(why) = agree::check(pattern.agreement, ours, theirs, *program) {
+                println!("{}: {} differs from FirnDB: {why}", pattern.name, program.name());
+                disagreement_count += 1;
+            }
+        }
+    }
+    disagreement_count
+}
+
+/// The cost of one query for each contender, in their order.
+fn measure(contenders: &[Contender], pattern: &Pattern, end_ms: i64) -> Vec<Cost> {
+    let memory_before: Vec<u64> = contenders.iter().map(|c| c.server.start_peak()).collect();
+    let mut latencies_ms = vec![Vec::new(); contenders.len()];
+    let mut cpus_ms = vec![Vec::new(); contenders.len()];
+    for round in 0..ROUNDS {
+        for (idx, contender) in contenders.iter().enumerate() {
+            let mut connection = contender.connect();
+            let cpu_before_s = contender.server.cpu_s();
+            let started = Instant::now();
+            // Other numbers than the checked ones, the same for each program.
+            let mut number = 1_000_000 * (round as u64 + 1);
+            let first = number;
+            let mut cpu_s = 0.0;
+            while number == first || (cpu_s < ROUND_CPU_S && started.elapsed() < ROUND_TIME) {
+                let target = pattern.target(end_ms, number);
+                let sent = Instant::now();
+                connection.get(&target);
+                latencies_ms[idx].push(sent.elapsed().as_secs_f64() * 1e3);
+                number += 1;
+                // Asked now and then: it costs as much as a short query.
+                if (number - first).is_multiple_of(16) || sent.elapsed().as_millis() > 20 {
+                    cpu_s = contender.server.cpu_s() - cpu_before_s;
+                }
+            }
+            let cpu_s = contender.server.cpu_s() - cpu_before_s;
+            cpus_ms[idx].push(cpu_s * 1e3 / (number - first) as f64);
+        }
+    }
+    contenders
+        .iter()
+        .enumerate()
+        .map(|(idx, contender)| Cost {
+            latency_ms: median(std::mem::take(&mut latencies_ms[idx])),
+            cpu_ms: median(std::mem::take(&mut cpus_ms[idx])),
+            memory_bytes: contender.server.peak().saturating_sub(memory_before[idx]),
+        })
+        .collect()
+}

@@ -1,0 +1,136 @@
+//! A kept-alive HTTP/1.1 connection; just enough for a benchmark, and cheap enough not to be measured.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// One connection, used for one request after the other.
+///
+/// Its methods panic when the server breaks off or answers with anything but 2xx: a benchmark of
+/// errors is none.
+#[derive(Debug)]
+pub struct Connection {
+    reader: BufReader<TcpStream>,
+    body: Vec<u8>,
+}
+
+impl Connection {
+    /// Connects.
+    ///
+    /// # Panics
+    /// If nobody listens.
+    pub fn open(address: SocketAddr) -> Connection {
+        let stream = TcpStream::connect(address).expect("the server listens");
+        stream.set_nodelay(true).expect("a TCP socket");
+        stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a TCP socket");
+        Connection { reader: BufReader::with_capacity(64 << 10, stream), body: Vec::new() }
+    }
+
+    /// Sends a remote write request (1.0, snappy).
+    ///
+    /// # Panics
+    /// If it is refused.
+    pub fn post(&mut self, path: &str, body: &[u8]) {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-protobuf\r\n\
+             Content-Encoding: snappy\r\nX-Prometheus-Remote-Write-Version: 0.1.0\r\n\
+             Content-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let stream = self.reader.get_mut();
+        stream.write_all(head.as_bytes()).expect("the server reads");
+        stream.write_all(body).expect("the server reads");
+        self.read_answer(path);
+    }
+
+    /// Gets what is at `target` (path and query); valid until the next request.
+    ///
+    /// # Panics
+    /// If it is refused.
+    pub fn get(&mut self, target: &str) -> &[u8] {
+        let head = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        self.reader.get_mut().write_all(head.as_bytes()).expect("the server reads");
+        self.read_answer(target);
+        &self.body
+    }
+
+    /// Reads one answer whole, so that the connection can be used again.
+    fn read_answer(&mut self, target: &str) {
+        self.body.clear();
+        let status_line = self.line();
+        let mut body_bytes = 0;
+        let mut is_chunked = false;
+        loop {
+            let line = self.line().to_ascii_lowercase();
+            if line.is_empty() {
+                break;
+            }
+            if let Some(length) = line.strip_prefix("content-length:") {
+                body_bytes = length.trim().parse().expect("a length is a number");
+            }
+            is_chunked |= line.starts_with("transfer-encoding:") && line.ends_with("chunked");
+        }
+        if is_chunked {
+            loop {
+                let line = self.line();
+                let length = line.split(';').next().unwrap_or_default().trim();
+                let chunk_bytes = usize::from_str_radix(length, 16).expect("a chunk's length");
+                self.append(chunk_bytes);
+                self.line();
+                if chunk_bytes == 0 {
+                    break;
+                }
+            }
+        } else {
+            self.append(body_bytes);
+        }
+        let is_success = status_line.split(' ').nth(1).is_some_and(|code| code.starts_with('2'));
+        let body = String::from_utf8_lossy(&self.body);
+        assert!(is_success, "the server refused {target}: {status_line}: {body}");
+    }
+
+    fn append(&mut self, byte_count: usize) {
+        let before = self.body.len();
+        self.body.resize(before + byte_count, 0);
+        self.reader.read_exact(&mut self.body[before..]).expect("the server answers");
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        let read = self.reader.read_line(&mut line).expect("the server answers");
+        assert!(read > 0, "the server closed the connection");
+        line.truncate(line.trim_end().len());
+        line
+    }
+}
+
+/// Posts all of `bodies`, in their order, over `connection_count` connections at a time.
+///
+/// # Panics
+/// If one is refused.
+pub fn post_all(address: SocketAddr, path: &str, bodies: &[Vec<u8>], connection_count: usize) {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..connection_count {
+            scope.spawn(|| {
+                let mut connection = Connection::open(address);
+                while let Some(body) = bodies.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    connection.post(path, body);
+                }
+            });
+        }
+    });
+}
+
+/// `text` as a value in a query string.
+pub fn percent_encoded(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() * 2);
+    for &byte in text.as_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => out.push(byte.into()),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}

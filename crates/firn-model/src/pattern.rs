@@ -1,0 +1,158 @@
+//! What a matcher asks of a value, in the form that is cheapest to answer.
+//!
+//! Most regular expressions that dashboards send are lists of literals (`a|b|c`) or a literal with
+//! `.*` beside it. These need no automaton: literals are looked up, the rest is compared as text.
+
+use crate::MatchOp;
+
+/// The values that the positive form of a matcher takes (for `!=` and `!~`: what they refuse).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// Any value, and none.
+    Any,
+    /// Any value but the empty one.
+    NonEmpty,
+    /// One of these, sorted and each once; `""` is the absent label.
+    OneOf(Vec<String>),
+    /// Begins with the text; with more after it if `longer`.
+    Prefix {
+        /// The text.
+        text: String,
+        /// Whether the text alone is not enough.
+        longer: bool,
+    },
+    /// Has the text anywhere.
+    Contains(String),
+    /// Only the regular expression can tell.
+    Regex,
+}
+
+impl Pattern {
+    /// The pattern of a matcher without its negation.
+    pub(crate) fn of(op: MatchOp, value: &str) -> Pattern {
+        match op {
+            MatchOp::Equal | MatchOp::NotEqual => Pattern::OneOf(vec![value.to_owned()]),
+            MatchOp::Regex | MatchOp::NotRegex => Pattern::of_regex(value),
+        }
+    }
+
+    fn of_regex(regex: &str) -> Pattern {
+        let regex = without_parentheses(regex);
+        match regex {
+            ".*" => return Pattern::Any,
+            ".+" => return Pattern::NonEmpty,
+            _ => {}
+        }
+        if let Some(mut literals) = split_literals(regex) {
+            literals.sort_unstable();
+            literals.dedup();
+            return Pattern::OneOf(literals);
+        }
+        if let Some(text) = regex.strip_suffix(".*") {
+            if let Some(text) = literal(text) {
+                return Pattern::Prefix { text, longer: false };
+            }
+            if let Some(text) = text.strip_prefix(".*").and_then(literal) {
+                return Pattern::Contains(text);
+            }
+        }
+        if let Some(text) = regex.strip_suffix(".+").and_then(literal) {
+            return Pattern::Prefix { text, longer: true };
+        }
+        Pattern::Regex
+    }
+
+    /// Whether a value (`""`: absent) is taken; `None` if only the regular expression can tell.
+    pub(crate) fn takes(&self, value: &str) -> Option<bool> {
+        Some(match self {
+            Pattern::Any => true,
+            Pattern::NonEmpty => !value.is_empty(),
+            Pattern::OneOf(values) => values.binary_search_by(|v| v.as_str().cmp(value)).is_ok(),
+            Pattern::Prefix { text, longer } => {
+                value.strip_prefix(text.as_str()).is_some_and(|rest| !longer || !rest.is_empty())
+            }
+            Pattern::Contains(text) => value.contains(text.as_str()),
+            Pattern::Regex => return None,
+        })
+    }
+}
+
+/// The inside of one pair of parentheses around everything.
+fn without_parentheses(regex: &str) -> &str {
+    let inside = regex.strip_prefix('(').and_then(|r| r.strip_suffix(')'));
+    let inside = inside.map(|inside| inside.strip_prefix("?:").unwrap_or(inside));
+    match inside {
+        Some(inside) if !inside.contains(['(', ')', '\\', '[']) && !inside.starts_with('?') => {
+            inside
+        }
+        _ => regex,
+    }
+}
+
+fn split_literals(regex: &str) -> Option<Vec<String>> {
+    // An escaped bar would be split too; leave those to the automaton.
+    if regex.contains("\\|") {
+        return None;
+    }
+    regex.split('|').map(literal).collect()
+}
+
+/// The text that `regex` stands for, if it stands for one text only.
+fn literal(regex: &str) -> Option<String> {
+    let mut text = String::with_capacity(regex.len());
+    let mut chars = regex.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            // An escaped letter is a class or worse; escaped punctuation is itself.
+            '\\' => text.push(chars.next().filter(char::is_ascii_punctuation)?),
+            '.' | '+' | '*' | '?' | '(' | ')' | '|' | '[' | ']' | '{' | '}' | '^' | '$' => {
+                return None;
+            }
+            c => text.push(c),
+        }
+    }
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn common_forms_need_no_automaton() {
+        let one_of = |values: &[&str]| {
+            Pattern::OneOf(values.iter().map(|&value| value.to_owned()).collect())
+        };
+        let f = Pattern::of_regex;
+        assert_eq!(f(""), one_of(&[""]));
+        assert_eq!(f("b-c|a||a"), one_of(&["", "a", "b-c"]));
+        assert_eq!(f("(a|b)"), one_of(&["a", "b"]));
+        assert_eq!(f("(?:a|b)"), one_of(&["a", "b"]));
+        assert_eq!(f(r"10\.0\.0\.1:9100"), one_of(&["10.0.0.1:9100"]));
+        assert_eq!(f("cpu_.*"), Pattern::Prefix { text: "cpu_".into(), longer: false });
+        assert_eq!(f("cpu_.+"), Pattern::Prefix { text: "cpu_".into(), longer: true });
+        assert_eq!(f(".*x.*"), Pattern::Contains("x".into()));
+        assert_eq!((f(".*"), f(".+"), f("(.*)")), (Pattern::Any, Pattern::NonEmpty, Pattern::Any));
+        for other in ["a.b", "(a)|(b)", "(?i)a", "a|b.*", r"\d", r"a\|b", "[ab]", "a$", "(a|b)c"] {
+            assert_eq!(f(other), Pattern::Regex, "{other}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_pattern_agrees_with_the_regular_expression(
+            regex in r"[(]?([ab.]|\.\*|\.\+|\||\\\.|\?:|[)]){0,5}[)]?",
+            value in "[ab.|]{0,4}",
+        ) {
+            let Ok(compiled) = regex::Regex::new(&format!("^(?s:{regex})$")) else {
+                return Ok(());
+            };
+            let pattern = Pattern::of_regex(&regex);
+            if let Some(got) = pattern.takes(&value) {
+                prop_assert_eq!(got, compiled.is_match(&value), "{:?}", pattern);
+            }
+        }
+    }
+}
