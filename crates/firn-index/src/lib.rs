@@ -26,7 +26,7 @@
 //! pair to groups, pair to member sets, member set to groups.
 //!
 //! Reading order: `options`, `arena`, `idset`, `posting`, `pairs`, `sets`, `groups`, `state`,
-//! `definition`, `lookup`, `index`, `pattern`, `matching`, `keys`, `view`, `segment`,
+//! `definition`, `lookup`, `index`, `matching`, `keys`, `view`, `segment`,
 //! `segment_read`, `part`, `seal`.
 
 #![forbid(unsafe_code)]
@@ -42,7 +42,6 @@ mod matching;
 mod options;
 mod pairs;
 mod part;
-mod pattern;
 mod posting;
 mod seal;
 mod segment;

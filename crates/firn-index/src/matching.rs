@@ -6,12 +6,11 @@
 //! *classes*, each with the member sets that pass in it. Only then are groups looked at: lists hold
 //! groups, the second level finds slots (`TimeUnion` 3.1).
 
-use firn_model::{CancelToken, GroupId, Grouping, Labels, Matcher, Result, Slot};
+use firn_model::{CancelToken, GroupId, Grouping, Labels, Matcher, Pattern, Result, Slot};
 
 use crate::idset::IdSet;
 use crate::index::Shared;
 use crate::keys::Keys;
-use crate::pattern::{Pattern, is_negative};
 use crate::sets::LOST_SET;
 use crate::state::{Place, State, Watermark};
 
@@ -86,13 +85,12 @@ pub(crate) fn matches(
     let mut classes = vec![Class { groups: IdSet::below(mark.groups), sets: None }];
     for matcher in matchers {
         cancel.check()?;
-        let pattern = Pattern::of(matcher);
-        match (&pattern, is_negative(matcher)) {
+        match (matcher.pattern(), matcher.is_negative()) {
             (Pattern::Any, false) => continue,
             (Pattern::Any, true) => return Ok(Matches::default()),
             _ => {}
         }
-        let split = split(shared, mark, matcher, &pattern, cancel)?;
+        let split = split(shared, mark, matcher, cancel)?;
         classes = classes.iter().flat_map(|class| class.split(&split)).collect();
     }
     let mut keys = Keys::new(&shared.state.read(), grouping);
@@ -109,7 +107,6 @@ fn split(
     shared: &Shared,
     mark: Watermark,
     matcher: &Matcher,
-    pattern: &Pattern,
     cancel: &CancelToken,
 ) -> Result<Split> {
     let all_sets = IdSet::below(mark.sets);
@@ -123,12 +120,12 @@ fn split(
         let name = state.pairs.name(name);
         (name.groups.below(mark.groups), name.sets.below(mark.sets))
     };
-    let (taken, taken_sets) = match pattern {
+    let (taken, taken_sets) = match matcher.pattern() {
         Pattern::NonEmpty => (any.clone(), any_sets.clone()),
         Pattern::OneOf(values) => lists_of_values(shared, mark, matcher.name(), values),
-        _ => lists_of_scan(shared, mark, matcher, name, pattern, cancel)?,
+        _ => lists_of_scan(shared, mark, matcher, name, cancel)?,
     };
-    let (pass, mut sets) = if is_negative(matcher) {
+    let (pass, mut sets) = if matcher.is_negative() {
         (any.minus(&taken), any_sets.minus(&taken_sets))
     } else {
         (taken, taken_sets)
@@ -166,7 +163,6 @@ fn lists_of_scan(
     mark: Watermark,
     matcher: &Matcher,
     name: u32,
-    pattern: &Pattern,
     cancel: &CancelToken,
 ) -> Result<(IdSet, IdSet)> {
     let (mut groups, mut sets) = (Vec::new(), Vec::new());
@@ -179,7 +175,7 @@ fn lists_of_scan(
             return Ok((IdSet::from_runs(groups), IdSet::from_runs(sets)));
         }
         for &pair in rest.iter().take(ITEMS_PER_LOCK) {
-            if pattern.takes(state.pairs.value_text(pair), matcher) {
+            if matcher.pattern_takes(state.pairs.value_text(pair)) {
                 state.pairs.pair(pair).groups.extend_runs(mark.groups, &mut groups);
                 state.pairs.pair(pair).sets.extend_runs(mark.sets, &mut sets);
             }

@@ -190,7 +190,8 @@ impl Pairs {
         text_at(&self.text, self.names[id as usize].text_at)
     }
 
-    fn bytes_of(&self, pair: u32) -> (&[u8], &[u8]) {
+    /// As [`Pairs::text`], without the check that a `&str` costs.
+    pub(crate) fn bytes_of(&self, pair: u32) -> (&[u8], &[u8]) {
         let pair = &self.pairs[pair];
         (self.name_bytes(pair.name), text_at(&self.text, pair.value_at))
     }

@@ -1,6 +1,5 @@
 //! All that the index knows, and its one rule: a label set has exactly one place.
 
-use firn_model::encode_varint;
 use firn_model::{Error, GroupId, Labels, Result, SeriesRef, ShardBits, ShardId, Slot};
 use hashbrown::HashTable;
 
@@ -303,25 +302,14 @@ impl State {
         group: impl Iterator<Item = u32>,
         member: impl Iterator<Item = u32>,
     ) -> Labels {
-        let mut encoded = Vec::with_capacity(256);
-        let mut group = group.map(|pair| self.pairs.text(pair)).peekable();
-        let mut member = member.map(|pair| self.pairs.text(pair)).peekable();
-        loop {
-            let from_group = match (group.peek(), member.peek()) {
-                (Some(a), Some(b)) => a.0 < b.0,
-                (a, _) => a.is_some(),
-            };
-            let Some((name, value)) = (if from_group { group.next() } else { member.next() })
-            else {
-                break;
-            };
-            for text in [name, value] {
-                encode_varint(text.len() as u64, &mut encoded);
-                encoded.extend_from_slice(text.as_bytes());
-            }
-        }
         // Both lists came from label sets, in order and without a common name.
-        Labels::from_encoded(&encoded).unwrap_or_else(|_| Labels::empty())
+        let mut group = group.map(|pair| self.pairs.bytes_of(pair)).peekable();
+        let mut member = member.map(|pair| self.pairs.bytes_of(pair)).peekable();
+        Labels::from_sorted(std::iter::from_fn(|| match (group.peek(), member.peek()) {
+            (Some(from_group), Some(from_member)) if from_member.0 < from_group.0 => member.next(),
+            (None, _) => member.next(),
+            _ => group.next(),
+        }))
     }
 
     pub(crate) fn watermark(&self) -> Watermark {

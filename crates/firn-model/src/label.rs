@@ -18,7 +18,11 @@ pub struct Labels(Arc<[u8]>);
 
 /// Walks the pairs of a [`Labels`] in order of names.
 #[derive(Clone, Debug)]
-pub struct LabelsIter<'a>(&'a [u8]);
+pub struct LabelsIter<'a>(LabelBytesIter<'a>);
+
+/// As [`LabelsIter`], the texts as bytes.
+#[derive(Clone, Debug)]
+pub struct LabelBytesIter<'a>(&'a [u8]);
 
 /// Collects pairs in any order; reusable, so that a request allocates once.
 #[derive(Debug, Default)]
@@ -88,6 +92,15 @@ impl Labels {
         Ok(Labels(Arc::from(encoded)))
     }
 
+    /// Labels from pairs of text in order of names, as a room keeps them that took them from `Labels`
+    /// before: nothing is checked but in debug builds.
+    pub fn from_sorted<'a>(pairs: impl IntoIterator<Item = (&'a [u8], &'a [u8])>) -> Labels {
+        let mut encoded = Vec::with_capacity(256);
+        pairs.into_iter().for_each(|(name, value)| push_pair(&mut encoded, name, value));
+        debug_assert!(Labels::from_encoded(&encoded).is_ok(), "{encoded:?}");
+        Labels(Arc::from(encoded))
+    }
+
     /// The encoding; see the module.
     pub fn as_encoded(&self) -> &[u8] {
         &self.0
@@ -95,12 +108,19 @@ impl Labels {
 
     /// The pairs in order of names.
     pub fn iter(&self) -> LabelsIter<'_> {
-        LabelsIter(&self.0)
+        LabelsIter(self.iter_bytes())
+    }
+
+    /// The pairs as bytes: where the check that makes them `&str` costs more than what is done with
+    /// them (comparing, writing out).
+    pub fn iter_bytes(&self) -> LabelBytesIter<'_> {
+        LabelBytesIter(&self.0)
     }
 
     /// The value of `name`. O(labels).
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.iter().find(|pair| pair.0 == name).map(|pair| pair.1)
+        let value = self.iter_bytes().find(|pair| pair.0 == name.as_bytes())?.1;
+        std::str::from_utf8(value).ok()
     }
 
     /// The metric's name, `""` if there is none.
@@ -115,14 +135,14 @@ impl Labels {
 
     /// Number of pairs. O(labels).
     pub fn count(&self) -> usize {
-        self.iter().count()
+        self.iter_bytes().count()
     }
 
     /// Only the pairs whose name `keep` accepts.
     pub fn filter(&self, mut keep: impl FnMut(&str) -> bool) -> Labels {
         let mut encoded = Vec::with_capacity(self.0.len());
         for (name, value) in self.iter().filter(|pair| keep(pair.0)) {
-            push_pair(&mut encoded, name, value);
+            push_pair(&mut encoded, name.as_bytes(), value.as_bytes());
         }
         if encoded.len() == self.0.len() { self.clone() } else { Labels(Arc::from(encoded)) }
     }
@@ -130,8 +150,9 @@ impl Labels {
     /// These labels with `name` set to `value`; an empty value removes it.
     pub fn with(&self, name: &str, value: &str) -> Labels {
         let mut encoded = Vec::with_capacity(self.0.len() + name.len() + value.len() + 4);
+        let (name, value) = (name.as_bytes(), value.as_bytes());
         let mut pending = (!value.is_empty()).then_some((name, value));
-        for pair in self.iter() {
+        for pair in self.iter_bytes() {
             if pair.0 >= name
                 && let Some(new) = pending.take()
             {
@@ -157,13 +178,17 @@ impl<'a> Iterator for LabelsIter<'a> {
     type Item = (&'a str, &'a str);
 
     fn next(&mut self) -> Option<(&'a str, &'a str)> {
-        if self.0.is_empty() {
-            return None;
-        }
+        let (name, value) = self.0.next()?;
         // A `Labels` is checked when it is made, so neither step can fail.
-        let name = take_text(&mut self.0).ok()?;
-        let value = take_text(&mut self.0).ok()?;
-        Some((name, value))
+        Some((std::str::from_utf8(name).ok()?, std::str::from_utf8(value).ok()?))
+    }
+}
+
+impl<'a> Iterator for LabelBytesIter<'a> {
+    type Item = (&'a [u8], &'a [u8]);
+
+    fn next(&mut self) -> Option<(&'a [u8], &'a [u8])> {
+        Some((take_bytes(&mut self.0)?, take_bytes(&mut self.0)?))
     }
 }
 
@@ -208,7 +233,7 @@ impl LabelsBuilder {
         let built = check(&pairs, &name_of, &value_of, limits).map(|()| {
             let mut encoded = Vec::with_capacity(text.len() + 2 * pairs.len());
             for pair in &pairs {
-                push_pair(&mut encoded, name_of(pair), value_of(pair));
+                push_pair(&mut encoded, name_of(pair).as_bytes(), value_of(pair).as_bytes());
             }
             Labels(Arc::from(encoded))
         });
@@ -272,7 +297,18 @@ impl PartialOrd for Labels {
 /// By the first pair that differs, name before value; a prefix comes first (as Prometheus sorts).
 impl Ord for Labels {
     fn cmp(&self, other: &Labels) -> Ordering {
-        self.iter().cmp(other.iter())
+        let (mut left, mut right) = (&*self.0, &*other.0);
+        let same_bytes = common_bytes(left, right);
+        loop {
+            let texts = (take_bytes(&mut left), take_bytes(&mut right));
+            let (Some(left_text), Some(right_text)) = texts else {
+                return texts.0.is_some().cmp(&texts.1.is_some());
+            };
+            // Texts that end before the first difference are the same on both sides.
+            if self.0.len() - left.len() > same_bytes {
+                return left_text.cmp(right_text);
+            }
+        }
     }
 }
 
@@ -298,19 +334,46 @@ impl fmt::Debug for Labels {
     }
 }
 
-fn push_pair(out: &mut Vec<u8>, name: &str, value: &str) {
+fn push_pair(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     for text in [name, value] {
         encode_varint(text.len() as u64, out);
-        out.extend_from_slice(text.as_bytes());
+        out.extend_from_slice(text);
     }
 }
 
 fn take_text<'a>(rest: &mut &'a [u8]) -> Result<&'a str> {
     let bad = || Error::invalid("encoded labels are cut short");
-    let text_bytes = usize::try_from(decode_varint(rest).ok_or_else(bad)?).map_err(|_| bad())?;
-    let (text, after) = rest.split_at_checked(text_bytes).ok_or_else(bad)?;
-    *rest = after;
+    let text = take_bytes(rest).ok_or_else(bad)?;
     std::str::from_utf8(text).map_err(|e| Error::invalid("encoded labels: not UTF-8").because(e))
+}
+
+fn take_bytes<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let text_bytes = match **rest {
+        // Nearly all texts are short.
+        [len, ref after @ ..] if len < 0x80 => {
+            *rest = after;
+            usize::from(len)
+        }
+        _ => usize::try_from(decode_varint(rest)?).ok()?,
+    };
+    let (text, after) = rest.split_at_checked(text_bytes)?;
+    *rest = after;
+    Some(text)
+}
+
+/// How many bytes are the same from the front.
+fn common_bytes(left: &[u8], right: &[u8]) -> usize {
+    let words = left.as_chunks::<8>().0.iter().zip(right.as_chunks::<8>().0);
+    let mut same = 0;
+    for (left, right) in words {
+        let differing = u64::from_le_bytes(*left) ^ u64::from_le_bytes(*right);
+        if differing != 0 {
+            return same + (differing.trailing_zeros() / 8) as usize;
+        }
+        same += 8;
+    }
+    let rest = left[same..].iter().zip(&right[same..]);
+    same + rest.take_while(|(left, right)| left == right).count()
 }
 
 /// Appends `value` as a little-endian base-128 varint (at most 10 bytes).
@@ -379,6 +442,24 @@ mod tests {
         assert_eq!(built.with("b", ""), labels(&[("d", "4")]));
         assert_eq!(built.filter(|name| name == "d"), labels(&[("d", "4")]));
         assert!(labels(&[("a", "1")]) < labels(&[("a", "1"), ("b", "1")]));
+    }
+
+    #[test]
+    fn order_is_that_of_the_pairs() {
+        let texts = ["", "a", "aa", "ab", "b", "\u{e9}", "0123456789abcdef", "0123456789abcdeg"];
+        let long = "x".repeat(130);
+        let mut sets = vec![Labels::empty()];
+        for first in texts.into_iter().chain([long.as_str()]) {
+            for second in texts {
+                sets.push(labels(&[("a", first), ("b", second)]));
+                sets.push(labels(&[("same as all the others", "z"), ("t", first), ("u", second)]));
+            }
+        }
+        for left in &sets {
+            for right in &sets {
+                assert_eq!(left.cmp(right), left.iter().cmp(right), "{left} {right}");
+            }
+        }
     }
 
     #[test]

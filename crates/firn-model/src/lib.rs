@@ -10,7 +10,7 @@
 //! never reused; a [`TimeRange`] is closed on both sides and may be empty; values are bit patterns
 //! (a NaN payload survives everything here).
 //!
-//! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `row`, `histogram`, `batch`, `select`,
+//! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `pattern`, `row`, `histogram`, `batch`, `select`,
 //! `query_stats`, `change`, `budget`, `error`.
 
 #![forbid(unsafe_code)]
@@ -23,6 +23,7 @@ mod histogram;
 mod id;
 mod label;
 mod matcher;
+mod pattern;
 mod query_stats;
 mod row;
 mod sample;
@@ -36,9 +37,11 @@ pub use error::{Error, ErrorKind, Result};
 pub use histogram::{Histogram, HistogramBucket, MixedEntry, PointValue, ResetHint};
 pub use id::{CommitSeq, GroupId, LogPosition, SeriesRef, ShardBits, ShardId, Slot};
 pub use label::{
-    LabelLimits, Labels, LabelsBuilder, LabelsIter, METRIC_NAME, decode_varint, encode_varint,
+    LabelBytesIter, LabelLimits, Labels, LabelsBuilder, LabelsIter, METRIC_NAME, decode_varint,
+    encode_varint,
 };
 pub use matcher::{MatchOp, Matcher};
+pub use pattern::Pattern;
 pub use query_stats::{Count, QueryStats};
 pub use row::{Cell, RowBatch, RowPiece, ShardRows};
 pub use sample::{STALE_NAN, STALE_NAN_BITS, Sample, is_stale_nan};
