@@ -13,8 +13,12 @@ const NOTE_COUNT_MAX: usize = 10;
 
 /// Appends a JSON string.
 pub fn push_string(text: &str, out: &mut Vec<u8>) {
+    push_text(text.as_bytes(), out);
+}
+
+/// Appends a JSON string of bytes that are UTF-8.
+fn push_text(bytes: &[u8], out: &mut Vec<u8>) {
     out.push(b'"');
-    let bytes = text.as_bytes();
     let mut clean_start = 0;
     for (idx, &byte) in bytes.iter().enumerate() {
         if byte >= 0x20 && byte != b'"' && byte != b'\\' {
@@ -75,7 +79,18 @@ pub fn push_object<'k, T>(
 
 /// Appends a label set.
 pub fn push_labels(labels: &Labels, out: &mut Vec<u8>) {
-    push_object(labels, out, push_string);
+    let mut separator = b'{';
+    for (name, value) in labels.iter_bytes() {
+        out.push(separator);
+        push_text(name, out);
+        out.push(b':');
+        push_text(value, out);
+        separator = b',';
+    }
+    if labels.is_empty() {
+        out.push(b'{');
+    }
+    out.push(b'}');
 }
 
 /// A whole successful answer; `push_data` writes the value of `data`.
