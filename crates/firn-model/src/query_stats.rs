@@ -19,6 +19,8 @@ pub struct QueryStats {
     pub cache_hits: Count,
     /// Blocks of the slow tier that were not.
     pub cache_misses: Count,
+    /// Nanoseconds that it waited for a thread.
+    pub queue_ns: Count,
     /// Nanoseconds spent on finding what matches.
     pub select_ns: Count,
     /// Nanoseconds spent on sorting the result.

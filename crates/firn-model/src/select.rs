@@ -146,10 +146,13 @@ impl CancelToken {
     /// `Timeout` or `Canceled`.
     pub fn check(&self) -> Result<()> {
         if self.0.timed_out.load(Ordering::Relaxed) {
-            return Err(Error::new(ErrorKind::Timeout, "query timed out"));
+            return Err(Error::new(ErrorKind::Timeout, "query timed out in expression evaluation"));
         }
         if self.0.canceled.load(Ordering::Relaxed) {
-            return Err(Error::new(ErrorKind::Canceled, "query was canceled"));
+            return Err(Error::new(
+                ErrorKind::Canceled,
+                "query was canceled in expression evaluation",
+            ));
         }
         Ok(())
     }

@@ -57,7 +57,7 @@ pub use eval::tally::SampleStats;
 pub use plan::{check_range, selections};
 pub use syntax::{
     Aggregate, AggregateOp, At, Binary, BinaryOp, Borders, Cardinality, DurationExpr, Expr,
-    Function, Length, Matching, MatrixSelector, Node, NodeKind, ParseError, Selector, Span,
+    Function, Length, Matching, MatrixSelector, Node, NodeKind, ParseError, Pretty, Selector, Span,
     Subquery, parse, parse_selector,
 };
 pub use value::{

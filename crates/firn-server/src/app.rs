@@ -1,7 +1,7 @@
 //! What all handlers share, and the one crossing from async to blocking calls.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -44,6 +44,8 @@ pub(crate) struct Ready {
     writers: Workers<Scratch>,
     queries: Workers<()>,
     query_permits: Arc<Semaphore>,
+    queries_waiting: Arc<AtomicU64>,
+    queries_running: Arc<AtomicU64>,
     /// What one query may take of the memory budget.
     query_bytes_max: u64,
 }
@@ -119,6 +121,8 @@ impl App {
             writers: Workers::start(writers, move || scratches.scratch())?,
             queries: Workers::start(queries, || ())?,
             query_permits: Arc::new(Semaphore::new(config.query_concurrency_max)),
+            queries_waiting: Arc::default(),
+            queries_running: Arc::default(),
             query_bytes_max: config.query_bytes_max,
         };
         // The second call of two would be a bug; the first database stays.
@@ -143,6 +147,13 @@ impl App {
         write_process(&mut text);
         self.telemetry.write_text(&mut text);
         if let Some(ready) = ready {
+            let queries = [
+                ("firn_queries_running", "Queries that are evaluated.", &ready.queries_running),
+                ("firn_queries_waiting", "Queries that wait for others.", &ready.queries_waiting),
+            ];
+            for (name, help, count) in queries {
+                text.gauge(name, help, count.load(Ordering::Relaxed) as f64);
+            }
             let usage = ready.ingest.cache().usage();
             text.gauge(
                 "firn_sender_cache_series",
@@ -195,23 +206,40 @@ impl Ready {
             helpers: db.helpers().clone(),
             stats: Arc::new(QueryStats::with_clock(monotonic_ns)),
         };
+        let started = Arc::new(AtomicBool::new(false));
+        let has_started = Arc::clone(&started);
+        let queued = Instant::now();
+        let waiting = Raised::by_one(&self.queries_waiting);
+        let running = Arc::clone(&self.queries_running);
         let work = async {
             let permit = permits.acquire_owned().await;
-            let running = self.queries.run(move |()| {
+            let done = self.queries.run(move |()| {
                 let _permit = permit;
+                drop(waiting);
+                let _running = Raised::by_one(&running);
                 context.cancel.check()?;
+                started.store(true, Ordering::Relaxed);
+                context.stats.queue_ns.add(queued.elapsed().as_nanos() as u64);
                 job(&db, &context)
             });
-            running.await?
+            done.await?
         };
-        if timeout.is_zero() {
-            return Err(timed_out(timeout));
+        let timed_out = |place: &str| {
+            let text = format!("query timed out in {place}");
+            Err(ApiError { kind: ApiErrorKind::Timeout, text })
+        };
+        // Timers tick in milliseconds.
+        if timeout.as_millis() == 0 {
+            return timed_out("query queue");
         }
         match tokio::time::timeout(timeout, work).await {
             Ok(done) => done,
             Err(_) => {
                 cancel.time_out();
-                Err(timed_out(timeout))
+                match has_started.load(Ordering::Relaxed) {
+                    true => timed_out("expression evaluation"),
+                    false => timed_out("query queue"),
+                }
             }
         }
     }
@@ -229,15 +257,26 @@ pub(crate) fn clock_ms() -> Timestamp {
     since.map_or(0, |since| since.as_millis() as Timestamp)
 }
 
-fn timed_out(timeout: Duration) -> ApiError {
-    let text = format!("query timed out in expression evaluation after {timeout:?}");
-    ApiError { kind: ApiErrorKind::Timeout, text }
-}
-
 /// Nanoseconds since some moment of this process.
-fn monotonic_ns() -> u64 {
+pub(crate) fn monotonic_ns() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
+
+/// A number that is one higher as long as this lives.
+struct Raised(Arc<AtomicU64>);
+
+impl Raised {
+    fn by_one(number: &Arc<AtomicU64>) -> Raised {
+        number.fetch_add(1, Ordering::Relaxed);
+        Raised(Arc::clone(number))
+    }
+}
+
+impl Drop for Raised {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 struct CancelOnDrop(CancelToken);

@@ -1,7 +1,7 @@
 //! Server: the database for people who speak HTTP.
 //!
 //! **Owns** the listener and its connections, protocols in (remote write 1.0, text exposition) and out
-//! (Prometheus' query API), the sender cache, metadata, the threads on which requests block, the
+//! (Prometheus' query API, federation), the sender cache, metadata, the threads on which requests block, the
 //! scrape of itself, the page at `/`, and the settings.
 //!
 //! **Never** touches a file of the database, evaluates a query or orders a write: it sees the database

@@ -51,6 +51,7 @@
 
 #![forbid(unsafe_code)]
 
+mod newest;
 mod open;
 mod query;
 

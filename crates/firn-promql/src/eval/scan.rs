@@ -172,6 +172,8 @@ impl<'a> Scan<'a> {
         let step_count = self.frame.steps.count;
         let (mut out, mut stats) = (std::mem::take(&mut reader.out), reader.stats.take());
         let values = self.read(groups, reader, &mut |key, reading| {
+            // A window function may take long for one member alone.
+            self.context.cancel.check()?;
             sink.count(reading.len() as u64, reading.longest() as u64)?;
             if let Some(stats) = stats.as_mut().filter(|_| kernel.looks_at_windows()) {
                 stats.windows(reading);

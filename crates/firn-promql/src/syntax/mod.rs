@@ -1,6 +1,6 @@
 //! The language: text to tree, tree to text, and the checks that need no data.
 //!
-//! Reading order: this file (the tree), `lexer`, `parser`, `check`, `function`, `duration`, `print`.
+//! Reading order: this file (the tree), `lexer`, `parser`, `check`, `function`, `duration`, `print`, `pretty`.
 
 mod check;
 mod duration;
@@ -8,6 +8,7 @@ mod error;
 mod function;
 mod lexer;
 mod parser;
+mod pretty;
 mod print;
 mod quote;
 
@@ -18,6 +19,7 @@ use firn_model::{Matcher, Timestamp};
 pub use error::ParseError;
 pub use function::Function;
 pub use parser::{parse, parse_selector};
+pub use pretty::Pretty;
 
 pub(crate) use duration::{format_duration, parse_duration_ms};
 pub(crate) use error::line_column;

@@ -6,7 +6,7 @@ use firn_model::{METRIC_NAME, MatchOp, Matcher};
 
 use super::{
     Aggregate, At, Binary, Borders, Cardinality, DurationExpr, Expr, Length, Matching, Node,
-    NodeKind, Selector, format_duration, format_f, go_quote,
+    NodeKind, Selector, Subquery, format_duration, format_f, go_quote,
 };
 
 impl fmt::Display for Expr {
@@ -34,20 +34,24 @@ impl fmt::Display for Node {
                 offset(f, &matrix.selector.offset)
             }
             NodeKind::Subquery(subquery) => {
-                write!(f, "{}[{}:", subquery.expr, subquery.range)?;
-                if !subquery.step.is_zero() {
-                    subquery.step.fmt(f)?;
-                }
-                f.write_str("]")?;
-                at(f, subquery.at)?;
-                offset(f, &subquery.offset)
+                subquery.expr.fmt(f)?;
+                subquery_grid(f, subquery)
             }
             NodeKind::Paren(inner) => write!(f, "({inner})"),
-            NodeKind::Unary { negate, operand } => {
-                write!(f, "{}{operand}", if *negate { "-" } else { "+" })
+            NodeKind::Unary { negate, operand } => write!(f, "{}{operand}", sign(*negate)),
+            NodeKind::Binary(binary) => {
+                write!(f, "{} ", binary.lhs)?;
+                operator(f, binary)?;
+                write!(f, " {}", binary.rhs)
             }
-            NodeKind::Binary(binary) => self::binary(f, binary),
-            NodeKind::Aggregate(aggregate) => self::aggregate(f, aggregate),
+            NodeKind::Aggregate(aggregate) => {
+                aggregate_head(f, aggregate)?;
+                f.write_str("(")?;
+                if let Some(param) = &aggregate.param {
+                    write!(f, "{param}, ")?;
+                }
+                write!(f, "{})", aggregate.expr)
+            }
             NodeKind::Call { function, args } => {
                 write!(f, "{}(", function.name)?;
                 for (idx, arg) in args.iter().enumerate() {
@@ -160,13 +164,28 @@ fn offset(f: &mut fmt::Formatter<'_>, offset: &Length) -> fmt::Result {
     if offset.is_zero() { Ok(()) } else { write!(f, " offset {offset}") }
 }
 
-fn binary(f: &mut fmt::Formatter<'_>, binary: &Binary) -> fmt::Result {
-    write!(f, "{} {}", binary.lhs, binary.op.text())?;
+/// `[1h:1m] @ 100 offset 5m`: what follows the expression of a subquery.
+pub(super) fn subquery_grid(f: &mut fmt::Formatter<'_>, subquery: &Subquery) -> fmt::Result {
+    write!(f, "[{}:", subquery.range)?;
+    if !subquery.step.is_zero() {
+        fmt::Display::fmt(&subquery.step, f)?;
+    }
+    f.write_str("]")?;
+    at(f, subquery.at)?;
+    offset(f, &subquery.offset)
+}
+
+pub(super) fn sign(negate: bool) -> &'static str {
+    if negate { "-" } else { "+" }
+}
+
+/// `+ bool on (a) group_left (b)`: what stands between two operands.
+pub(super) fn operator(f: &mut fmt::Formatter<'_>, binary: &Binary) -> fmt::Result {
+    f.write_str(binary.op.text())?;
     if binary.return_bool {
         f.write_str(" bool")?;
     }
-    f.write_str(&matching(&binary.matching))?;
-    write!(f, " {}", binary.rhs)
+    f.write_str(&matching(&binary.matching))
 }
 
 fn matching(matching: &Matching) -> String {
@@ -198,7 +217,8 @@ fn matching(matching: &Matching) -> String {
     out
 }
 
-fn aggregate(f: &mut fmt::Formatter<'_>, aggregate: &Aggregate) -> fmt::Result {
+/// `sum by (a) `: what stands before the parentheses of an aggregation.
+pub(super) fn aggregate_head(f: &mut fmt::Formatter<'_>, aggregate: &Aggregate) -> fmt::Result {
     f.write_str(aggregate.op.text())?;
     let labels = label_list(&aggregate.grouping);
     if aggregate.without {
@@ -206,9 +226,5 @@ fn aggregate(f: &mut fmt::Formatter<'_>, aggregate: &Aggregate) -> fmt::Result {
     } else if !aggregate.grouping.is_empty() {
         write!(f, " by ({labels}) ")?;
     }
-    f.write_str("(")?;
-    if let Some(param) = &aggregate.param {
-        write!(f, "{param}, ")?;
-    }
-    write!(f, "{})", aggregate.expr)
+    Ok(())
 }

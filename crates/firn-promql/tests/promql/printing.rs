@@ -58,3 +58,38 @@ fn operators_bind_as_prometheus_binds_them() {
     same("foo offset 1m + 2", "(foo offset 1m) + 2");
     same("foo offset -2 ^ 2", "(foo offset -2) ^ 2");
 }
+
+#[test]
+fn long_queries_are_split_as_prometheus_splits_them() {
+    let f = |text: &str, wanted: &str| {
+        let pretty = parse(text).unwrap_or_else(|e| panic!("{text}: {e}")).pretty().to_string();
+        assert_eq!(pretty, wanted, "for {text:?}");
+        let again = parse(&pretty).unwrap_or_else(|e| panic!("{pretty}: {e}")).to_string();
+        assert_eq!(again, parse(text).unwrap().to_string());
+    };
+    let (a, b, c) = ("a".repeat(40), "b".repeat(40), "c".repeat(40));
+    f("sum(a)by(b)", "sum by (b) (a)");
+    f(&format!("{a}+{b}"), &format!("{a} + {b}"));
+    f(&format!("{a}+{b}*{c}"), &format!("  {a}\n+\n  {b} * {c}"));
+    f(
+        &format!("({a}-on(x)group_left(y){b})-{c}"),
+        &format!("  (\n      {a}\n    - on (x) group_left (y)\n      {b}\n  )\n-\n  {c}"),
+    );
+    f(
+        &format!("topk by (x) (5, {a}+{b}+{c})"),
+        &format!("topk by (x) (\n  5,\n    {a} + {b}\n  +\n    {c}\n)"),
+    );
+    f(&format!("-({a}+{b}+{c})"), &format!("-(\n    {a} + {b}\n  +\n    {c}\n)"));
+    f(&format!("-{a}^{b}{c}"), &format!("-{a}\n^\n  {b}{c}"));
+    f(
+        &format!("max_over_time(rate({a}{b}{{x='y'}}[5m])[30m:1m] offset 5m)"),
+        &format!("max_over_time(\n  rate({a}{b}{{x=\"y\"}}[5m])[30m:1m] offset 5m\n)"),
+    );
+    // What is one piece stays one line, however long.
+    f(&format!("{a}{b}{c}"), &format!("{a}{b}{c}"));
+    // A subquery that fits is not indented.
+    f(
+        &format!("quantile_over_time(scalar({a}), rate({b}{c}[5m])[30m:1m])"),
+        &format!("quantile_over_time(\n  scalar({a}),\nrate({b}{c}[5m])[30m:1m]\n)"),
+    );
+}

@@ -184,6 +184,18 @@ pub(crate) fn text(status: StatusCode, text: impl Into<String>) -> Response<Body
     Payload::new(text.into().into_bytes(), Packing::Plain, None).answer(status, TEXT)
 }
 
+/// Success without anything to tell.
+pub(crate) fn no_content() -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response
+}
+
+/// 499, nginx's word for a client that has gone; nobody reads it but the metrics.
+pub(crate) fn client_gone() -> StatusCode {
+    StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST)
+}
+
 /// A database error as writers are told it: a status, one sentence, and when to come back.
 pub(crate) fn write_error(error: &Error) -> Response<Body> {
     let status = match error.kind() {
@@ -220,11 +232,10 @@ impl ApiError {
         match self.kind {
             ApiErrorKind::BadData => StatusCode::BAD_REQUEST,
             ApiErrorKind::Execution => StatusCode::UNPROCESSABLE_ENTITY,
-            // nginx's word for a client that has gone; nobody reads it but the access metric.
-            ApiErrorKind::Canceled => StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST),
-            // Prometheus answers `unavailable` with 500; a proxy can do more with 503.
-            ApiErrorKind::Timeout | ApiErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-            ApiErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            ApiErrorKind::Canceled => client_gone(),
+            ApiErrorKind::Timeout => StatusCode::SERVICE_UNAVAILABLE,
+            // Prometheus answers `unavailable` with 500, which its clients know.
+            ApiErrorKind::Unavailable | ApiErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             ApiErrorKind::NotFound => StatusCode::NOT_FOUND,
         }
     }

@@ -2,6 +2,8 @@
 
 pub(crate) mod answer;
 mod body;
+mod federate;
+mod language;
 mod lifecycle;
 mod page;
 mod params;
@@ -22,14 +24,16 @@ use axum::body::Body;
 use axum::extract::{MatchedPath, State};
 use axum::http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, HeaderMap, HeaderValue, ORIGIN, VARY,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ALLOW, HeaderMap, HeaderValue, ORIGIN, VARY,
 };
 use axum::http::{Method, Request, Response, StatusCode};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::routing::{MethodFilter, get};
 
 use crate::app::{App, Ready};
-use crate::http::answer::text;
+use crate::http::answer::{client_gone, no_content, text};
+
+const API: &str = "/api/v1/";
 
 pub(crate) type Shared = Arc<App>;
 
@@ -38,11 +42,13 @@ pub(crate) const GET_POST: MethodFilter = MethodFilter::GET.or(MethodFilter::POS
 
 /// Every route: each file names its own, one line per path.
 pub(crate) fn router(app: Shared) -> Router {
-    Router::new()
+    let routes = Router::new()
         .route("/", get(page::page))
         .merge(lifecycle::routes())
         .merge(query::routes())
         .merge(rules::routes())
+        .merge(language::routes())
+        .merge(federate::routes())
         .merge(series::routes())
         .merge(status::routes())
         .merge(targets::routes())
@@ -53,7 +59,9 @@ pub(crate) fn router(app: Shared) -> Router {
             text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n")
         })
         .layer(from_fn_with_state(Arc::clone(&app), around))
-        .with_state(app)
+        .with_state(app);
+    // The router itself names the methods of a path, after all layers of its own.
+    Router::new().fallback_service(routes).layer(from_fn(list_methods))
 }
 
 /// The database, or the answer that says how far its start is.
@@ -78,20 +86,60 @@ async fn around(
     request: Request<Body>,
     next: Next,
 ) -> Response<Body> {
-    let started = Instant::now();
+    let unanswered = Unanswered::new(&app, path.as_ref());
     let origin = request.headers().get(ORIGIN).cloned();
-    let is_preflight =
-        request.method() == Method::OPTIONS && request.uri().path().starts_with("/api/v1/");
-    let mut response = if is_preflight {
-        let mut response = Response::new(Body::empty());
-        *response.status_mut() = StatusCode::NO_CONTENT;
-        response
+    let is_api = request.uri().path().starts_with(API);
+    let mut response = if is_api && request.method() == Method::OPTIONS {
+        no_content()
     } else {
         next.run(request).await
     };
+    let origin = origin.filter(|origin| {
+        origin.to_str().is_ok_and(|origin| app.config.cors_origin.matches(origin))
+    });
     allow_origin(origin, response.headers_mut());
-    let handler = path.as_ref().map_or("other", MatchedPath::as_str);
-    app.telemetry.answered(handler, response.status().as_u16(), started.elapsed());
+    unanswered.answered(response.status());
+    response
+}
+
+/// A request that is under way. One that is dropped before its answer had a client that went away.
+struct Unanswered<'a> {
+    app: &'a App,
+    handler: &'a str,
+    started: Instant,
+    status: StatusCode,
+}
+
+impl<'a> Unanswered<'a> {
+    fn new(app: &'a App, path: Option<&'a MatchedPath>) -> Unanswered<'a> {
+        let handler = path.map_or("other", MatchedPath::as_str);
+        Unanswered { app, handler, started: Instant::now(), status: client_gone() }
+    }
+
+    fn answered(mut self, status: StatusCode) {
+        self.status = status;
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        let took = self.started.elapsed();
+        self.app.telemetry.answered(self.handler, self.status.as_u16(), took);
+    }
+}
+
+/// `Allow` with everything that is answered: the router does not know of preflights.
+async fn list_methods(request: Request<Body>, next: Next) -> Response<Body> {
+    let is_api = request.uri().path().starts_with(API);
+    let mut response = next.run(request).await;
+    if let Some(allow) = response.headers().get(ALLOW).and_then(|allow| allow.to_str().ok()) {
+        let mut methods: Vec<&str> = allow.split(',').map(str::trim).collect();
+        methods.extend(is_api.then_some("OPTIONS"));
+        methods.sort_unstable();
+        if let Ok(allow) = HeaderValue::from_str(&methods.join(", ")) {
+            response.headers_mut().insert(ALLOW, allow);
+        }
+    }
     response
 }
 

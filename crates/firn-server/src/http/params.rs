@@ -1,9 +1,12 @@
 //! Parameters of the API: from the URL and, for a form, from the body, which wins.
 
+use std::num::IntErrorKind;
+
 use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{Method, Request};
-use firn_model::{Budget, Matcher, TimeRange, Timestamp};
+use firn_model::{Budget, Matcher, Pool, Reservation, TimeRange, Timestamp};
+use firn_promql::{Expr, ParseError};
 
 use crate::http::answer::ApiError;
 use crate::http::body;
@@ -13,28 +16,33 @@ use crate::wire::number::{parse_duration_ns, parse_time};
 #[derive(Debug, Default)]
 pub(crate) struct Params {
     pairs: Vec<(String, String)>,
+    /// The memory of a form.
+    _held: Option<Reservation>,
 }
 
 // As Go's form parser: 10 MB of parameters are enough for everybody.
 const FORM_BYTES_MAX: usize = 10 << 20;
+// A tree takes some 50 times the memory of its text; the longest queries of programs have 100 kB.
+const QUERY_BYTES_MAX: usize = 1 << 20;
 
 impl Params {
     /// Reads the parameters of `request`. A body counts only with POST and as a form.
     pub(crate) async fn read(request: Request<Body>, budget: &Budget) -> Result<Params, ApiError> {
         let (parts, body) = request.into_parts();
         let mut pairs = Vec::new();
+        let mut held = None;
         let content_type = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let media_type = content_type.and_then(|text| text.split(';').next()).unwrap_or_default();
         let is_form = media_type.trim().eq_ignore_ascii_case("application/x-www-form-urlencoded");
         if parts.method == Method::POST && is_form {
-            let form = body::read(&parts.headers, body, FORM_BYTES_MAX, budget)
-                .await
-                .map_err(|e| ApiError::bad_data(format!("error parsing form values: {e}")))?;
-            pairs.extend(form_urlencoded::parse(&form.bytes).into_owned());
+            let form =
+                body::read(&parts.headers, body, FORM_BYTES_MAX, budget).await.map_err(bad_form)?;
+            // Two strings for each pair, of which the shortest has two bytes.
+            held = Some(budget.reserve(Pool::Requests, 32 * form.bytes.len() as u64)?);
+            decode(&form.bytes, &mut pairs)?;
         }
-        let url = parts.uri.query().unwrap_or_default();
-        pairs.extend(form_urlencoded::parse(url.as_bytes()).into_owned());
-        Ok(Params { pairs })
+        decode(parts.uri.query().unwrap_or_default().as_bytes(), &mut pairs)?;
+        Ok(Params { pairs, _held: held })
     }
 
     /// The first value of `name` that counts; an empty one is the same as none.
@@ -66,8 +74,29 @@ impl Params {
 
     /// A duration in nanoseconds, if it is given.
     pub(crate) fn duration_ns(&self, name: &str) -> Result<Option<i64>, ApiError> {
-        let parse = |text| parse_duration_ns(text).map_err(|e| ApiError::parameter(name, e));
-        self.get(name).map(parse).transpose()
+        self.duration_ns_or_why(name).map_err(|why| ApiError::parameter(name, why))
+    }
+
+    /// A duration in nanoseconds, if it is given, or what is wrong with it.
+    pub(crate) fn duration_ns_or_why(&self, name: &str) -> firn_model::Result<Option<i64>> {
+        self.get(name).map(parse_duration_ns).transpose()
+    }
+
+    /// `query`, parsed.
+    pub(crate) fn expr(&self) -> Result<Expr, ApiError> {
+        let expr = self.expr_or_why()?;
+        expr.map_err(|why| ApiError::parameter("query", why))
+    }
+
+    /// `query`, parsed, or what the parser says.
+    pub(crate) fn expr_or_why(&self) -> Result<Result<Expr, ParseError>, ApiError> {
+        let text = self.get("query").unwrap_or_default();
+        if text.len() > QUERY_BYTES_MAX {
+            let why =
+                format!("the query has {} bytes, at most {QUERY_BYTES_MAX} are read", text.len());
+            return Err(ApiError::parameter("query", why));
+        }
+        Ok(firn_promql::parse(text))
     }
 
     /// `limit`: 0 if it is not given, which means none.
@@ -78,7 +107,13 @@ impl Params {
                 Err(ApiError::parameter("limit", "limit must be non-negative"))
             }
             Ok(limit) => Ok(usize::try_from(limit).unwrap_or(usize::MAX)),
-            Err(_) => Err(ApiError::parameter("limit", format!("{text:?} is not an integer"))),
+            Err(e) => {
+                let why = match e.kind() {
+                    IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => "value out of range",
+                    _ => "invalid syntax",
+                };
+                Err(ApiError::parameter("limit", format!("strconv.Atoi: parsing {text:?}: {why}")))
+            }
         }
     }
 
@@ -101,5 +136,84 @@ impl Params {
             Ok(matchers)
         };
         self.all("match[]").map(parse).collect()
+    }
+}
+
+fn bad_form(why: impl std::fmt::Display) -> ApiError {
+    ApiError::bad_data(format!("error parsing form values: {why}"))
+}
+
+/// Appends the pairs of `name=value&name=value`. Names that are no text are nobody's and left out.
+fn decode(form: &[u8], pairs: &mut Vec<(String, String)>) -> Result<(), ApiError> {
+    for pair in form.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty()) {
+        let name_len = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
+        let (name, value) = pair.split_at(name_len);
+        let Ok(name) = String::from_utf8(unescape(name)?) else { continue };
+        match String::from_utf8(unescape(value.get(1..).unwrap_or_default())?) {
+            Ok(value) => pairs.push((name, value)),
+            Err(e) => {
+                let valid = e.utf8_error().valid_up_to();
+                let before = e.as_bytes().get(..valid).unwrap_or_default();
+                let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+                let line_start =
+                    before.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+                let column = 1 + valid - line_start;
+                let why = format!("{line}:{column}: parse error: invalid UTF-8 rune");
+                return Err(ApiError::parameter(&name, why));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `+` is a blank, `%41` a byte.
+fn unescape(text: &[u8]) -> Result<Vec<u8>, ApiError> {
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        match byte {
+            b'+' => plain.push(b' '),
+            b'%' => {
+                let escape = after.get(..2).unwrap_or(after);
+                let digits = std::str::from_utf8(escape).ok().filter(|digits| {
+                    digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
+                });
+                let decoded = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+                let Some(decoded) = decoded else {
+                    let escape = format!("%{}", String::from_utf8_lossy(escape));
+                    return Err(bad_form(format!("invalid URL escape {escape:?}")));
+                };
+                plain.push(decoded);
+                rest = after.get(2..).unwrap_or_default();
+            }
+            _ => plain.push(byte),
+        }
+    }
+    Ok(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms_are_decoded_strictly() {
+        let f = |form: &str| {
+            let mut pairs = Vec::new();
+            decode(form.as_bytes(), &mut pairs).map(|()| pairs).map_err(|e| e.text)
+        };
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(
+            f("a=1%2B+2&&b&=c&d==").unwrap(),
+            [pair("a", "1+ 2"), pair("b", ""), pair("", "c"), pair("d", "="),]
+        );
+        assert_eq!(f("%ff=1&a=%C3%A9").unwrap(), [pair("a", "é")]);
+        for (form, escape) in [("a=%zz", "%zz"), ("a=%", "%"), ("a=1%4", "%4"), ("%+1=2", "%+1")] {
+            let wanted = format!("error parsing form values: invalid URL escape {escape:?}");
+            assert_eq!(f(form).unwrap_err(), wanted);
+        }
+        let wanted = r#"invalid parameter "query": 2:3: parse error: invalid UTF-8 rune"#;
+        assert_eq!(f("query=a%0Ab+%ff").unwrap_err(), wanted);
     }
 }

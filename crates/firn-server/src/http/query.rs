@@ -1,4 +1,4 @@
-//! `query` and `query_range` (specs/http-api.md 17-29).
+//! `query` and `query_range` (specs/http-api.md 17-32).
 
 use std::time::Duration;
 
@@ -9,13 +9,14 @@ use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::on;
 use firn_model::{Pool, QueryContext};
-use firn_promql::{Expr, QueryOutput, ValueType};
+use firn_promql::{Expr, QueryOutput, Value, ValueType};
 
-use crate::app::{App, Ready};
+use crate::app::{App, Ready, monotonic_ns};
 use crate::http::answer::{ApiError, JSON, Packing, Payload};
 use crate::http::params::Params;
 use crate::http::{GET_POST, Shared, ready};
 use crate::wire::json;
+use crate::wire::query_stats::{StatsAsked, Timings};
 use firndb::{QueryOptions, QueryTime};
 
 /// The routes of this file.
@@ -32,12 +33,9 @@ struct Asked {
     options: QueryOptions,
     timeout: Duration,
     limit: usize,
-    wants_stats: bool,
+    stats: StatsAsked,
     packing: Packing,
 }
-
-/// Said to who asks for `stats`: a parameter is never ignored in silence.
-const NO_STATS: &str = "the parameter stats has no effect in this version";
 
 // Points of one series; so many fit on no screen.
 const POINTS_MAX: i128 = 11_000;
@@ -45,20 +43,14 @@ const POINTS_MAX: i128 = 11_000;
 /// `/api/v1/query`.
 pub(crate) async fn instant(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     answer(app, request, |app, ready, params, packing| {
+        // In Prometheus' order, so that of several mistakes the same one is told.
         let limit = params.limit()?;
         let ts = params.time("time")?.unwrap_or_else(|| ready.db.now_ms());
-        let (timeout, options) = limits(app, params)?;
-        let expr = parse(params)?;
-        let wants_stats = wants_stats(params);
-        Ok(Asked {
-            expr,
-            time: QueryTime::Instant(ts),
-            options,
-            timeout,
-            limit,
-            wants_stats,
-            packing,
-        })
+        let timeout = timeout(app, params)?;
+        let stats = stats_asked(params);
+        let options = options(app, params, &stats)?;
+        let expr = params.expr()?;
+        Ok(Asked { expr, time: QueryTime::Instant(ts), options, timeout, limit, stats, packing })
     })
     .await
 }
@@ -93,8 +85,10 @@ pub(crate) async fn range(State(app): State<Shared>, request: Request<Body>) -> 
                  query resolution (?step=XX)",
             ));
         }
-        let (timeout, options) = limits(app, params)?;
-        let expr = parse(params)?;
+        let timeout = timeout(app, params)?;
+        let stats = stats_asked(params);
+        let options = options(app, params, &stats)?;
+        let expr = params.expr()?;
         if !matches!(expr.value_type(), ValueType::Scalar | ValueType::Vector) {
             let found = expr.value_type().documented();
             let why = format!(
@@ -104,8 +98,7 @@ pub(crate) async fn range(State(app): State<Shared>, request: Request<Body>) -> 
             return Err(ApiError::parameter("query", why));
         }
         let time = QueryTime::Range { start, end, step_ms: step_ns / 1_000_000 };
-        let wants_stats = wants_stats(params);
-        Ok(Asked { expr, time, options, timeout, limit, wants_stats, packing })
+        Ok(Asked { expr, time, options, timeout, limit, stats, packing })
     })
     .await
 }
@@ -130,9 +123,11 @@ async fn answer(
     };
     let shared = Shared::clone(&app);
     let answered = ready.query(asked.timeout, move |db, context| {
+        let start_ns = monotonic_ns();
         let output = db.evaluate(&asked.expr, asked.time, &asked.options, context)?;
+        let timings = Timings { eval_ns: monotonic_ns().saturating_sub(start_ns) };
         shared.telemetry.samples_read.add(output.samples_read);
-        encode(&output, &asked, context)
+        encode(&output, &asked, timings, context)
     });
     match answered.await {
         Ok(payload) => payload.answer(StatusCode::OK, JSON),
@@ -140,44 +135,57 @@ async fn answer(
     }
 }
 
-/// Writes and packs the answer, on the query's thread and on the budget.
+/// Writes and packs the answer, on the query's thread and on its budget.
 fn encode(
     output: &QueryOutput,
     asked: &Asked,
+    timings: Timings,
     context: &QueryContext,
 ) -> Result<Payload, ApiError> {
+    // The evaluation has given back what it held, but its output is there until it is written.
+    let _output = context.budget.reserve(Pool::Query, value_bytes(&output.value))?;
     let bytes_max = json::query_answer_bytes(output) as u64;
     let mut held = context.budget.reserve(Pool::Query, bytes_max)?;
-    let notes = if asked.wants_stats { &[NO_STATS][..] } else { &[] };
-    let body = json::query_answer(output, asked.limit, notes);
+    let body = json::query_answer(output, asked.limit, asked.stats.warning(), |out| {
+        asked.stats.push(output, asked.time, timings, context, out);
+    });
+    held.grow((body.capacity() as u64).saturating_sub(bytes_max))?;
     held.shrink(bytes_max.saturating_sub(body.capacity() as u64));
     Ok(Payload::new(body, asked.packing, Some(held)))
 }
 
-fn limits(app: &App, params: &Params) -> Result<(Duration, QueryOptions), ApiError> {
-    let config = &app.config;
-    let timeout = match params.duration_ns("timeout")? {
-        Some(ns) => config.query_timeout.min(Duration::from_nanos(ns.max(0).unsigned_abs())),
-        None => config.query_timeout,
+fn value_bytes(value: &Value) -> u64 {
+    let bytes = match value {
+        Value::Scalar { .. } => 0,
+        Value::String { value, .. } => value.len(),
+        Value::Vector(points) => size_of_val(points.as_slice()),
+        Value::Matrix(series) => {
+            let points = series.iter().map(|series| size_of_val(series.floats.as_slice()));
+            size_of_val(series.as_slice()) + points.sum::<usize>()
+        }
     };
-    let lookback = params.duration_ns("lookback_delta").map_err(|e| {
-        ApiError::bad_data(format!("error parsing lookback delta duration: {}", e.text))
+    bytes as u64
+}
+
+fn timeout(app: &App, params: &Params) -> Result<Duration, ApiError> {
+    let most = app.config.query_timeout;
+    let wanted = params.duration_ns("timeout")?;
+    Ok(wanted.map_or(most, |ns| most.min(Duration::from_nanos(ns.max(0).unsigned_abs()))))
+}
+
+fn options(app: &App, params: &Params, stats: &StatsAsked) -> Result<QueryOptions, ApiError> {
+    let lookback_ns = params.duration_ns_or_why("lookback_delta").map_err(|why| {
+        ApiError::bad_data(format!("error parsing lookback delta duration: {why}"))
     })?;
     let lookback_ms =
-        lookback.map(|ns| ns / 1_000_000).filter(|&ms| ms > 0).unwrap_or(config.lookback_ms);
-    let options = QueryOptions {
+        lookback_ns.map(|ns| ns / 1_000_000).filter(|&ms| ms > 0).unwrap_or(app.config.lookback_ms);
+    Ok(QueryOptions {
         lookback_ms,
-        samples_max: config.query_samples_max,
-        counts_samples: wants_stats(params),
-    };
-    Ok((timeout, options))
+        samples_max: app.config.query_samples_max,
+        counts_samples: *stats != StatsAsked::None,
+    })
 }
 
-fn wants_stats(params: &Params) -> bool {
-    params.get("stats").is_some_and(|stats| !stats.is_empty())
-}
-
-fn parse(params: &Params) -> Result<Expr, ApiError> {
-    firn_promql::parse(params.get("query").unwrap_or_default())
-        .map_err(|e| ApiError::parameter("query", e))
+fn stats_asked(params: &Params) -> StatsAsked {
+    StatsAsked::named(params.get("stats").unwrap_or_default())
 }

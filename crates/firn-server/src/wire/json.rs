@@ -118,8 +118,13 @@ pub fn failure(error_type: &str, text: &str) -> Vec<u8> {
 }
 
 /// A whole answer to `query` or `query_range`; of a vector or matrix at most `limit` series (0: all).
-/// `notes` go out beside the infos of the query itself.
-pub fn query_answer(output: &QueryOutput, limit: usize, notes: &[&str]) -> Vec<u8> {
+/// `warning` goes out beside those of the query itself; `push_more` appends to the data.
+pub fn query_answer(
+    output: &QueryOutput,
+    limit: usize,
+    warning: Option<String>,
+    push_more: impl FnOnce(&mut Vec<u8>),
+) -> Vec<u8> {
     let series_count = match &output.value {
         Value::Vector(points) => points.len(),
         Value::Matrix(series) => series.len(),
@@ -130,13 +135,14 @@ pub fn query_answer(output: &QueryOutput, limit: usize, notes: &[&str]) -> Vec<u
     if shown_count < series_count {
         warnings.push(TRUNCATED.to_owned());
     }
-    let notes = notes.iter().map(|note| (*note).to_owned());
-    let infos: Vec<String> = output.annotations.infos().chain(notes).collect();
+    warnings.extend(warning);
+    let infos: Vec<String> = output.annotations.infos().collect();
     success(&warnings, &infos, |out| {
         out.extend_from_slice(br#"{"resultType":""#);
         out.extend_from_slice(output.value.value_type().api_name().as_bytes());
         out.extend_from_slice(br#"","result":"#);
         push_value(&output.value, shown_count, out);
+        push_more(out);
         out.push(b'}');
     })
 }
@@ -208,7 +214,9 @@ fn push_notes(key: &str, notes: &[String], out: &mut Vec<u8>) {
     out.extend_from_slice(b"\":");
     let shown_count = if notes.len() > NOTE_COUNT_MAX { NOTE_COUNT_MAX - 1 } else { notes.len() };
     let hidden_count = notes.len() - shown_count;
-    let rest = (hidden_count > 0).then(|| format!("{hidden_count} more {key} omitted"));
+    let kind = key.trim_end_matches('s');
+    let rest =
+        (hidden_count > 0).then(|| format!("{hidden_count} more {kind} annotations omitted"));
     let shown = notes.iter().take(shown_count).chain(&rest);
     push_array(shown, out, |note, out| push_string(note, out));
 }
@@ -228,7 +236,7 @@ mod tests {
             samples_peak: 0,
             samples: None,
         };
-        let bytes = query_answer(&output, limit, &[]);
+        let bytes = query_answer(&output, limit, None, |_| {});
         assert!(bytes.len() <= query_answer_bytes(&output), "the estimate is too low");
         String::from_utf8(bytes).unwrap()
     }
@@ -281,7 +289,7 @@ mod tests {
     fn notes_are_capped_and_failures_name_their_type() {
         let notes: Vec<String> = (0..12).map(|idx| format!("w{idx}")).collect();
         let text = String::from_utf8(success(&notes, &[], |out| out.push(b'1'))).unwrap();
-        assert!(text.ends_with(r#""w8","3 more warnings omitted"]}"#), "{text}");
+        assert!(text.ends_with(r#""w8","3 more warning annotations omitted"]}"#), "{text}");
         assert!(!text.contains("infos"));
         assert_eq!(
             String::from_utf8(failure("bad_data", "no \"x\"")).unwrap(),

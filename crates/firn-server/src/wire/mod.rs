@@ -2,11 +2,14 @@
 
 pub mod decoded;
 pub mod exposition;
+pub mod federation;
 pub mod json;
 pub mod number;
 mod protobuf;
+pub mod query_stats;
 pub mod remote_write;
 pub mod snappy;
+pub mod tree;
 
 use firn_model::{Error, Result};
 

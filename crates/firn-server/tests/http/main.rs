@@ -2,8 +2,12 @@
 //! input with its status and its sentence.
 
 mod client;
+mod federation;
+mod language;
+mod limits;
 mod listings;
 mod query_api;
+mod query_stats;
 mod remote_write;
 mod status;
 mod surroundings;

@@ -78,15 +78,27 @@ fn wrong_parameters_are_named() {
     f("query", &[("query", "")], none);
     f("query", &[("query", "sum(")], r#"invalid parameter "query": 1:5: parse error: "#);
     f("query", &[("query", "1"), ("time", "soon")], r#"cannot parse "soon" to a valid timestamp"#);
-    f("query", &[("query", "1"), ("limit", "-1")], r#"invalid parameter "limit""#);
-    f("query", &[("query", "1"), ("limit", "x")], r#"invalid parameter "limit""#);
-    f("query", &[("query", "1"), ("timeout", "x")], r#"invalid parameter "timeout""#);
-    f("query", &[("query", "1"), ("lookback_delta", "x")], "lookback delta");
+    let non_negative = r#"invalid parameter "limit": limit must be non-negative"#;
+    f("query", &[("query", "1"), ("limit", "-1")], non_negative);
+    let syntax = r#"invalid parameter "limit": strconv.Atoi: parsing "x": invalid syntax"#;
+    f("query", &[("query", "1"), ("limit", "x")], syntax);
+    f("query", &[("query", "1"), ("limit", "99999999999999999999")], "value out of range");
+    let timeout = r#"invalid parameter "timeout": cannot parse "x" to a valid duration"#;
+    f("query", &[("query", "1"), ("timeout", "x")], timeout);
+    let lookback = r#"error parsing lookback delta duration: cannot parse "x" to a valid duration"#;
+    f("query", &[("query", "1"), ("lookback_delta", "x")], lookback);
     let range = |start, end, step| [("query", "1"), ("start", start), ("end", end), ("step", step)];
     f("query_range", &range("", "1", "1"), r#"invalid parameter "start""#);
     f("query_range", &range("1", "", "1"), r#"invalid parameter "end""#);
     f("query_range", &range("2", "1", "1"), "end timestamp must not be before start");
-    f("query_range", &range("1", "2", ""), r#"invalid parameter "step""#);
+    f(
+        "query_range",
+        &range("1", "2", ""),
+        r#"invalid parameter "step": cannot parse "" to a valid duration"#,
+    );
+    f("query_range", &range("1", "2", "1ns"), r#"cannot parse "1ns" to a valid duration"#);
+    f("query_range", &range("1", "2", "1e20"), "to a valid duration. It overflows int64");
+    f("query_range", &range("1", "2", "1e-9"), "zero or negative query resolution");
     f("query_range", &range("1", "2", "0"), "zero or negative query resolution");
     f("query_range", &range("1", "2", "-5"), "zero or negative query resolution");
     f("query_range", &range("0", "11001", "1"), "exceeded maximum resolution of 11,000 points");
@@ -113,10 +125,19 @@ fn evaluation_errors_limits_and_timeouts_have_their_types() {
     let time = ("time", "1700000020");
     let query = "label_replace(n, 'x', '$1', 'job', '(')";
     f(&[("query", query), time], (422, "execution"));
-    f(&[("query", "m_total[1m]"), time], (422, "execution"));
-    let text = f(&[("query", "n"), time, ("timeout", "0")], (503, "timeout"));
-    assert!(text.starts_with("query timed out in"), "{text}");
+    assert_eq!(
+        f(&[("query", "m_total[1m]"), time], (422, "execution")),
+        "query processing would load too many samples into memory in query execution"
+    );
+    for timeout in ["0", "-1", "1e-9"] {
+        let text = f(&[("query", "n"), time, ("timeout", timeout)], (503, "timeout"));
+        assert!(text.starts_with("query timed out in query queue"), "{text}");
+    }
     let server = filled(&[]);
+    let many_to_many = "m_total{instance='1'} * on () group_left () {job=~'a|b'}";
+    let (status, kind, text) = api_error(server.at(), "query", &[("query", many_to_many), time]);
+    assert_eq!((status, kind.as_str()), (422, "execution"));
+    assert!(text.starts_with("found duplicate series for the match group {}"), "{text}");
     let params = [("query", "{job!=''}"), time, ("limit", "1")];
     let limited = get(server.at(), &url("/api/v1/query", &params));
     let json = limited.json();
@@ -211,15 +232,4 @@ fn imports_are_taken_whole_or_not_at_all() {
     assert_eq!(post(path, &packed, b"junk").0, 400);
     assert_eq!(post(path, &[("Content-Encoding", "br")], b"a 1").0, 415);
     assert_eq!(post(path, &[], &[b'#'; 100_001]).0, 413);
-}
-
-#[test]
-fn a_parameter_without_effect_is_told() {
-    let server = filled(&[]);
-    let infos = |stats: &str| {
-        let params = [("query", "vector(1)"), ("stats", stats)];
-        get(server.at(), &url("/api/v1/query", &params)).json()["infos"].to_string()
-    };
-    assert!(infos("all").contains("stats"), "{}", infos("all"));
-    assert_eq!(infos(""), "null");
 }

@@ -34,8 +34,11 @@ fn unknown_paths_and_methods_are_told_in_plain_text() {
     assert!(missing.header("content-type").starts_with("text/plain"));
     let wrong = send(at, "DELETE", "/api/v1/query", &[], b"");
     assert_eq!(wrong.status, 405);
-    let allow = wrong.header("allow").to_owned();
-    assert!(allow.contains("GET") && allow.contains("POST"), "{allow}");
+    assert_eq!(wrong.header("allow"), "GET, HEAD, OPTIONS, POST");
+    assert_eq!(wrong.text(), "Method Not Allowed\n");
+    assert!(wrong.header("content-type").starts_with("text/plain"));
+    assert_eq!(send(at, "PUT", "/api/v1/write", &[], b"").header("allow"), "OPTIONS, POST");
+    assert_eq!(send(at, "POST", "/-/healthy", &[], b"").header("allow"), "GET, HEAD");
     assert_eq!(send(at, "POST", "/api/v1/metadata", &[], b"").status, 405);
 }
 
@@ -57,9 +60,66 @@ fn other_origins_and_packed_answers() {
         text.contains("firn_http_requests_total{handler=\"/metrics\",code=\"200\"} 1\n"),
         "{text}"
     );
-    let preflight = send(at, "OPTIONS", "/api/v1/query", &origin[..1], b"");
-    assert_eq!((preflight.status, preflight.body.len()), (204, 0));
-    assert_eq!(preflight.header("access-control-allow-origin"), "http://grafana");
+    let allowed = "Accept, Authorization, Content-Type, Origin";
+    assert_eq!(packed.header("access-control-allow-headers"), allowed);
+    assert_eq!(packed.header("access-control-expose-headers"), "Date");
+    for path in ["/api/v1/query", "/api/v1/label/x/values", "/api/v1/nothing"] {
+        let preflight = send(at, "OPTIONS", path, &origin[..1], b"");
+        assert_eq!((preflight.status, preflight.body.len()), (204, 0));
+        assert_eq!(preflight.header("access-control-allow-origin"), "http://grafana");
+    }
+    assert_eq!(send(at, "OPTIONS", "/metrics", &[], b"").status, 405);
+}
+
+#[test]
+fn only_origins_that_match_may_read() {
+    let server = Running::start(&["--cors-origin=https?://(a|b)\\.example"]);
+    let f = |origin: &str, allowed: &str| {
+        let answer = send(server.at(), "GET", "/api/v1/query?query=1", &[("Origin", origin)], b"");
+        assert_eq!(answer.header("access-control-allow-origin"), allowed, "{origin}");
+        assert!(answer.headers.iter().any(|(name, value)| name == "vary" && value == "Origin"));
+    };
+    f("http://a.example", "http://a.example");
+    f("https://b.example", "https://b.example");
+    f("http://a.example.evil", "");
+    f("http://c.example", "");
+}
+
+#[test]
+fn answers_are_packed_as_the_client_likes_best() {
+    let server = Running::start(&[]);
+    let ask = |accepted: &str| {
+        let headers = [("Accept-Encoding", accepted)];
+        send(server.at(), "GET", "/api/v1/query?query=vector(time())%5B10h%3A5s%5D", &headers, b"")
+    };
+    let plain = ask("identity");
+    assert_eq!(plain.header("content-encoding"), "");
+    let vary = |answer: &crate::client::Answer| {
+        answer.headers.iter().any(|(name, value)| name == "vary" && value == "Accept-Encoding")
+    };
+    assert!(vary(&plain) && plain.status == 200, "{}", plain.text());
+    for (accepted, coding) in [
+        ("gzip, deflate, br, zstd", "zstd"),
+        ("gzip, deflate", "gzip"),
+        ("deflate, gzip;q=0.5", "deflate"),
+    ] {
+        let packed = ask(accepted);
+        assert_eq!(packed.header("content-encoding"), coding);
+        assert!(vary(&packed));
+        assert!(packed.body.len() < plain.body.len() / 3, "{coding}: {}", packed.body.len());
+        let mut unpacked = Vec::new();
+        let read = match coding {
+            "zstd" => {
+                zstd::Decoder::new(packed.body.as_slice()).expect("zstd").read_to_end(&mut unpacked)
+            }
+            "gzip" => {
+                flate2::read::GzDecoder::new(packed.body.as_slice()).read_to_end(&mut unpacked)
+            }
+            _ => flate2::read::ZlibDecoder::new(packed.body.as_slice()).read_to_end(&mut unpacked),
+        };
+        read.expect("packed well");
+        assert!(unpacked.starts_with(br#"{"status":"success","data":{"resultType":"matrix""#));
+    }
 }
 
 #[test]

@@ -1,0 +1,119 @@
+//! Trees to text of many lines, as Prometheus formats queries: whatever does not fit into a line is split, its
+//! parts indented.
+
+use std::fmt::{self, Write as _};
+
+use super::print::{aggregate_head, operator, sign, subquery_grid};
+use super::{Expr, Node, NodeKind};
+
+/// A query over as many lines as it needs; displayed.
+#[derive(Clone, Copy, Debug)]
+pub struct Pretty<'a>(&'a Node);
+
+impl Expr {
+    /// The query in Prometheus' form for people: lines of at most 100 bytes where it can be split, two spaces
+    /// for each level. O(length of the text that comes out).
+    pub fn pretty(&self) -> Pretty<'_> {
+        Pretty(&self.root)
+    }
+}
+
+impl fmt::Display for Pretty<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        indent(f, first_level(self.0, 0))?;
+        lines(f, self.0, 0)
+    }
+}
+
+const LINE_BYTES_MAX: usize = 100;
+
+/// How far the first line of `node` at `level` is indented.
+fn first_level(node: &Node, level: usize) -> usize {
+    match &node.kind {
+        // As Prometheus has it, whatever is around: the text is the same as there, not nicer.
+        NodeKind::Subquery(_) if fits(node) => 0,
+        _ if fits(node) => level,
+        // The operands stand one level deeper than the operator between them.
+        NodeKind::Binary(binary) => first_level(&binary.lhs, level + 1),
+        NodeKind::Subquery(subquery) => first_level(&subquery.expr, level),
+        _ => level,
+    }
+}
+
+/// `node` at `level`; the first line is indented already.
+fn lines(f: &mut fmt::Formatter<'_>, node: &Node, level: usize) -> fmt::Result {
+    if fits(node) {
+        return fmt::Display::fmt(node, f);
+    }
+    match &node.kind {
+        NodeKind::Aggregate(aggregate) => {
+            aggregate_head(f, aggregate)?;
+            block(f, aggregate.param.iter().chain([&aggregate.expr]), level)
+        }
+        NodeKind::Call { function, args } => {
+            f.write_str(function.name)?;
+            block(f, args, level)
+        }
+        NodeKind::Paren(inner) => block(f, [&**inner], level),
+        NodeKind::Binary(binary) => {
+            lines(f, &binary.lhs, level + 1)?;
+            line_break(f, level)?;
+            operator(f, binary)?;
+            line_break(f, first_level(&binary.rhs, level + 1))?;
+            lines(f, &binary.rhs, level + 1)
+        }
+        NodeKind::Unary { negate, operand } => {
+            f.write_str(sign(*negate))?;
+            lines(f, operand, level)
+        }
+        NodeKind::Subquery(subquery) => {
+            lines(f, &subquery.expr, level)?;
+            subquery_grid(f, subquery)
+        }
+        NodeKind::Number { .. }
+        | NodeKind::String(_)
+        | NodeKind::Selector(_)
+        | NodeKind::Matrix(_) => fmt::Display::fmt(node, f),
+    }
+}
+
+/// `(`, each of `nodes` on lines of its own, `)`.
+fn block<'a>(
+    f: &mut fmt::Formatter<'_>,
+    nodes: impl IntoIterator<Item = &'a Node>,
+    level: usize,
+) -> fmt::Result {
+    f.write_str("(")?;
+    for (idx, node) in nodes.into_iter().enumerate() {
+        if idx > 0 {
+            f.write_str(",")?;
+        }
+        line_break(f, first_level(node, level + 1))?;
+        lines(f, node, level + 1)?;
+    }
+    line_break(f, level)?;
+    f.write_str(")")
+}
+
+fn line_break(f: &mut fmt::Formatter<'_>, level: usize) -> fmt::Result {
+    f.write_char('\n')?;
+    indent(f, level)
+}
+
+fn indent(f: &mut fmt::Formatter<'_>, level: usize) -> fmt::Result {
+    write!(f, "{:width$}", "", width = 2 * level)
+}
+
+fn fits(node: &Node) -> bool {
+    write!(Room(LINE_BYTES_MAX), "{node}").is_ok()
+}
+
+/// Takes so many bytes and then no more, so that a long text is not written to see that it is long.
+struct Room(usize);
+
+impl fmt::Write for Room {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0 = self.0.checked_sub(text.len()).ok_or(fmt::Error)?;
+        Ok(())
+    }
+}

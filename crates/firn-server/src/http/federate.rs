@@ -1,0 +1,88 @@
+//! `/federate`: the newest samples for another Prometheus (specs/http-api.md 49).
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header::ACCEPT;
+use axum::http::{Request, Response, StatusCode};
+use axum::routing::get;
+use firn_model::{Budget, Error, Matcher, Pool, QueryContext, TimeRange};
+
+use crate::app::App;
+use crate::http::answer::{ApiError, ApiErrorKind, Packing, Payload, text};
+use crate::http::params::Params;
+use crate::http::{Shared, ready};
+use crate::wire::federation::{Format, push_samples};
+use firndb::Db;
+
+/// The routes of this file.
+pub(crate) fn routes() -> Router<Shared> {
+    Router::new().route("/federate", get(federate))
+}
+
+/// `/federate`.
+pub(crate) async fn federate(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let ready = match ready(&app) {
+        Ok(ready) => ready,
+        Err(response) => return response,
+    };
+    let packing = Packing::of(request.headers());
+    let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
+    let format = Format::accepted(accept.unwrap_or_default());
+    // GET only, so no body is read and no budget needed.
+    let selectors = match Params::read(request, &Budget::new(0)).await {
+        Ok(params) => selectors(&params),
+        Err(error) => Err(error),
+    };
+    let selectors = match selectors {
+        Ok(selectors) => selectors,
+        Err(error) => return failed(&error),
+    };
+    let shared = Shared::clone(&app);
+    let answered = ready.query(app.config.query_timeout, move |db, context| {
+        let samples = write(db, &shared, &selectors, format, context)?;
+        Ok(Payload::new(samples.0, packing, Some(samples.1)))
+    });
+    match answered.await {
+        Ok(payload) => payload.answer(StatusCode::OK, format.content_type()),
+        Err(error) => failed(&error),
+    }
+}
+
+fn selectors(params: &Params) -> Result<Vec<Vec<Matcher>>, ApiError> {
+    let parse =
+        |text| firn_promql::parse_selector(text).map_err(|why| ApiError::bad_data(why.to_string()));
+    params.all("match[]").map(parse).collect()
+}
+
+fn write(
+    db: &Db,
+    app: &App,
+    selectors: &[Vec<Matcher>],
+    format: Format,
+    context: &QueryContext,
+) -> Result<(Vec<u8>, firn_model::Reservation), Error> {
+    let now = db.now_ms();
+    let range = TimeRange::new(now.saturating_sub(app.config.lookback_ms).saturating_add(1), now);
+    let newest = db.newest(selectors, range, context)?;
+    let mut held = context.budget.empty(Pool::Query);
+    let mut body = Vec::new();
+    // Families one by one, so that the reservation keeps up with the text.
+    let name = |entry: &(firn_model::Labels, firn_model::Sample)| entry.0.metric_name().to_owned();
+    for family in newest.chunk_by(|a, b| name(a) == name(b)) {
+        push_samples(family, &app.config.external_labels, format, &mut body);
+        held.grow((body.capacity() as u64).saturating_sub(held.bytes()))?;
+    }
+    body.extend_from_slice(format.end());
+    Ok((body, held))
+}
+
+/// Plain text, unlike the API.
+fn failed(error: &ApiError) -> Response<Body> {
+    let status = match error.kind {
+        ApiErrorKind::BadData => StatusCode::BAD_REQUEST,
+        ApiErrorKind::Timeout | ApiErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    text(status, format!("{}\n", error.text))
+}

@@ -1,0 +1,141 @@
+//! What can be said about a query without data: `format_query`, `parse_query`, and `query_exemplars` as long as no
+//! exemplars are kept (specs/http-api.md 40, 46).
+
+use std::fmt::{self, Write as _};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{Request, Response, StatusCode};
+use axum::response::IntoResponse;
+use axum::routing::on;
+use firn_model::{Error, Pool, QueryContext, Reservation, Result, Timestamp};
+use firn_promql::{EvalOptions, Expr};
+
+use crate::http::answer::{ApiError, JSON, Packing, Payload, no_content};
+use crate::http::params::Params;
+use crate::http::{GET_POST, Shared, ready};
+use crate::wire::json;
+use crate::wire::tree::push_tree;
+
+/// The routes of this file.
+pub(crate) fn routes() -> Router<Shared> {
+    Router::new()
+        .route("/api/v1/format_query", on(GET_POST, format_query))
+        .route("/api/v1/parse_query", on(GET_POST, parse_query))
+        .route("/api/v1/query_exemplars", on(GET_POST, query_exemplars))
+}
+
+// The most that a byte of a query becomes: a node of a tree. Lines are counted while they are written.
+const BYTES_PER_BYTE: u64 = 256;
+
+/// `/api/v1/format_query`: the query on as many lines as it needs.
+pub(crate) async fn format_query(state: State<Shared>, request: Request<Body>) -> Response<Body> {
+    let push = |expr: &Expr, context: &QueryContext, out: &mut Vec<u8>| {
+        let held = context.budget.empty(Pool::Query);
+        let mut lines = HeldText { text: String::new(), held, refused: None };
+        match (write!(lines, "{}", expr.pretty()), lines.refused) {
+            (Err(_), Some(error)) => return Err(error),
+            _ => json::push_string(&lines.text, out),
+        }
+        Ok(())
+    };
+    answer(state, request, push).await
+}
+
+/// A text whose memory is reserved while it grows: deep queries become mostly indentation.
+struct HeldText {
+    text: String,
+    held: Reservation,
+    refused: Option<Error>,
+}
+
+impl fmt::Write for HeldText {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let wanted = (self.text.len() + text.len()) as u64;
+        // Twice, as the JSON text is made of it.
+        if 2 * wanted > self.held.bytes()
+            && let Err(error) = self.held.grow(4 * wanted - self.held.bytes())
+        {
+            self.refused = Some(error);
+            return Err(fmt::Error);
+        }
+        self.text.push_str(text);
+        Ok(())
+    }
+}
+
+/// `/api/v1/parse_query`: the query's tree.
+pub(crate) async fn parse_query(state: State<Shared>, request: Request<Body>) -> Response<Body> {
+    let push = |expr: &Expr, _: &QueryContext, out: &mut Vec<u8>| {
+        push_tree(&expr.root, out);
+        Ok(())
+    };
+    answer(state, request, push).await
+}
+
+async fn answer(
+    State(app): State<Shared>,
+    request: Request<Body>,
+    push: impl FnOnce(&Expr, &QueryContext, &mut Vec<u8>) -> Result<()> + Send + 'static,
+) -> Response<Body> {
+    let ready = match ready(&app) {
+        Ok(ready) => ready,
+        Err(response) => return response,
+    };
+    let packing = Packing::of(request.headers());
+    let params = Params::read(request, ready.db.budget()).await;
+    let expr = match params.and_then(|params| params.expr()) {
+        Ok(expr) => expr,
+        Err(error) => return error.into_response(),
+    };
+    let answered = ready.query(app.config.query_timeout, move |_, context| {
+        let bytes_max = expr.text().len() as u64 * BYTES_PER_BYTE;
+        let mut held = context.budget.reserve(Pool::Query, bytes_max)?;
+        let mut pushed = Ok(());
+        let body = json::success(&[], &[], |out| pushed = push(&expr, context, out));
+        pushed?;
+        held.shrink(bytes_max.saturating_sub(body.capacity() as u64));
+        Ok(Payload::new(body, packing, Some(held)))
+    });
+    match answered.await {
+        Ok(payload) => payload.answer(StatusCode::OK, JSON),
+        Err(error) => error.into_response(),
+    }
+}
+
+/// `/api/v1/query_exemplars`: none, but every mistake is told that will be one when there are some.
+pub(crate) async fn query_exemplars(
+    State(app): State<Shared>,
+    request: Request<Body>,
+) -> Response<Body> {
+    let ready = match ready(&app) {
+        Ok(ready) => ready,
+        Err(response) => return response,
+    };
+    let checked = match Params::read(request, ready.db.budget()).await {
+        Ok(params) => has_selectors(&params),
+        Err(error) => Err(error),
+    };
+    match checked {
+        Ok(true) => {
+            let body = json::success(&[], &[], |out| out.extend_from_slice(b"[]"));
+            Payload::new(body, Packing::Plain, None).answer(StatusCode::OK, JSON)
+        }
+        Ok(false) => no_content(),
+        Err(error) => error.into_response(),
+    }
+}
+
+/// Whether the checked query selects anything.
+fn has_selectors(params: &Params) -> Result<bool, ApiError> {
+    let start = params.time("start")?.unwrap_or(Timestamp::MIN);
+    let end = params.time("end")?.unwrap_or(Timestamp::MAX);
+    if end < start {
+        return Err(ApiError::bad_data("end timestamp must not be before start timestamp"));
+    }
+    // Without the parameter's name before it, unlike everywhere else.
+    let expr = params.expr_or_why()?.map_err(|why| ApiError::bad_data(why.to_string()))?;
+    let selections = firn_promql::selections(&expr, &EvalOptions::instant(0));
+    Ok(selections.map_or(true, |selections| !selections.is_empty()))
+}

@@ -1,0 +1,151 @@
+//! What a query cost, as the API tells it: Prometheus' fields, and with `stats=all` what is known besides
+//! (specs/http-api.md 30-32).
+
+use firn_model::QueryContext;
+use firn_promql::{QueryOutput, SampleStats};
+use firndb::QueryTime;
+
+use crate::wire::json::{push_array, push_object};
+use crate::wire::number::{push_float, push_time, push_u64};
+
+/// The parameter `stats`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StatsAsked {
+    /// Empty or missing.
+    None,
+    /// `true`: sums.
+    Sums,
+    /// `all`: each step, and storage.
+    All,
+    /// Something else, which counts as `true` until Prometheus refuses it.
+    Deprecated(String),
+}
+
+/// What the caller measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Timings {
+    /// Nanoseconds of the whole evaluation.
+    pub eval_ns: u64,
+}
+
+impl StatsAsked {
+    /// What `value` asks for.
+    pub fn named(value: &str) -> StatsAsked {
+        match value {
+            "" => StatsAsked::None,
+            "true" => StatsAsked::Sums,
+            "all" => StatsAsked::All,
+            other => StatsAsked::Deprecated(other.to_owned()),
+        }
+    }
+
+    /// What is to be said about the parameter.
+    pub fn warning(&self) -> Option<String> {
+        let StatsAsked::Deprecated(value) = self else { return None };
+        Some(format!(
+            "value {value:?} for parameter \"stats\" is deprecated and will be rejected in the next major release, \
+             use \"true\" or \"all\""
+        ))
+    }
+
+    /// Appends `,"stats":{..}` if anything is asked for.
+    pub fn push(
+        &self,
+        output: &QueryOutput,
+        time: QueryTime,
+        timings: Timings,
+        context: &QueryContext,
+        out: &mut Vec<u8>,
+    ) {
+        if *self == StatsAsked::None {
+            return;
+        }
+        out.extend_from_slice(br#","stats":{"timings":"#);
+        push_timings(timings, context, out);
+        out.extend_from_slice(br#","samples":{"#);
+        if let Some(samples) = &output.samples {
+            push_samples(samples, (*self == StatsAsked::All).then_some(time), out);
+        }
+        out.extend_from_slice(br#""peakSamples":"#);
+        push_u64(output.samples_peak, out);
+        out.push(b'}');
+        if *self == StatsAsked::All {
+            push_storage(output, context, out);
+        }
+        out.push(b'}');
+    }
+}
+
+fn push_timings(timings: Timings, context: &QueryContext, out: &mut Vec<u8>) {
+    let stats = &context.stats;
+    let (queue_ns, sort_ns) = (stats.queue_ns.get(), stats.sort_ns.get());
+    // Several threads may select at once; then their sum is more than the time that went by.
+    let select_ns = stats.select_ns.get().min(timings.eval_ns);
+    let fields = [
+        ("evalTotalTime", timings.eval_ns),
+        ("resultSortTime", sort_ns),
+        ("queryPreparationTime", select_ns),
+        ("innerEvalTime", timings.eval_ns.saturating_sub(select_ns + sort_ns)),
+        ("execQueueTime", queue_ns),
+        ("execTotalTime", queue_ns + timings.eval_ns),
+    ];
+    push_object(fields, out, |ns, out| push_float(ns as f64 / 1e9, out));
+}
+
+/// The samples' fields, each with a comma after it; those of single steps if their times are known.
+fn push_samples(samples: &SampleStats, steps: Option<QueryTime>, out: &mut Vec<u8>) {
+    let fields = [
+        ("totalQueryableSamples", samples.queryable(), &samples.queryable_per_step),
+        ("samplesRead", samples.read(), &samples.read_per_step),
+    ];
+    for (name, total, per_step) in fields {
+        if let Some(time) = steps {
+            push_key(name, "PerStep", out);
+            push_array(per_step.iter().enumerate(), out, |(idx, count), out| {
+                out.push(b'[');
+                push_time(step_time(time, idx), out);
+                out.push(b',');
+                push_u64(*count, out);
+                out.push(b']');
+            });
+            out.push(b',');
+        }
+        push_key(name, "", out);
+        push_u64(total, out);
+        out.push(b',');
+    }
+}
+
+fn push_key(name: &str, suffix: &str, out: &mut Vec<u8>) {
+    out.push(b'"');
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(suffix.as_bytes());
+    out.extend_from_slice(b"\":");
+}
+
+fn step_time(time: QueryTime, idx: usize) -> i64 {
+    match time {
+        QueryTime::Instant(ts) => ts,
+        QueryTime::Range { start, step_ms, .. } => {
+            start.saturating_add(step_ms.saturating_mul(i64::try_from(idx).unwrap_or(i64::MAX)))
+        }
+    }
+}
+
+/// What Prometheus does not tell: how far the index and the tiers were read, and the memory it took.
+fn push_storage(output: &QueryOutput, context: &QueryContext, out: &mut Vec<u8>) {
+    let stats = &context.stats;
+    out.extend_from_slice(br#","storage":"#);
+    let fields = [
+        ("groupsScanned", stats.groups_scanned.get()),
+        ("groupsMatched", stats.groups_matched.get()),
+        ("samplesDecoded", output.samples_read),
+        ("memoryBytes", stats.memory_bytes.get()),
+        ("localBytes", stats.fast_bytes.get()),
+        ("slowBytes", stats.slow_bytes.get()),
+        ("cacheHits", stats.cache_hits.get()),
+        ("cacheMisses", stats.cache_misses.get()),
+        ("peakBytes", context.budget.usage().peak_bytes),
+    ];
+    push_object(fields, out, push_u64);
+}

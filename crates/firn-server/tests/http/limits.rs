@@ -1,0 +1,167 @@
+//! Queries that want too much: places, time, memory, depth, length; and clients that do not wait.
+
+use std::fmt::Write as _;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::Running;
+use crate::client::{api, api_error, form, get, import, send, url};
+
+/// A server with 500 series and one place for queries.
+fn with_one_place() -> Running {
+    let server = Running::start(&["--query-concurrency-max=1", "--memory=1GiB"]);
+    let lines = (0..500).fold(String::new(), |mut text, idx| {
+        let _ = writeln!(text, "m{{idx=\"{idx}\"}} {idx} 1700000000000");
+        text
+    });
+    import(server.at(), &lines);
+    server
+}
+
+/// Some minutes of work and little memory: sines of sines, for each series and each of 11,000 steps.
+fn endless() -> String {
+    let query = format!("{}m{}", "sin(".repeat(380), ")".repeat(380));
+    let params = [
+        ("query", query.as_str()),
+        ("start", "1700000000"),
+        ("end", "1700000220"),
+        ("step", "0.02"),
+        ("timeout", "2m"),
+    ];
+    url("/api/v1/query_range", &params)
+}
+
+fn metric(at: SocketAddr, name: &str) -> f64 {
+    let text = get(at, "/metrics").text();
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.and_then(|value| value.parse().ok()).unwrap_or(0.0)
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// The evaluation stops long before it would be done, nobody is told, and its place is free.
+#[test]
+fn a_query_stops_when_its_client_goes() {
+    let server = with_one_place();
+    let at = server.at();
+    let mut client = TcpStream::connect(at).expect("a connection");
+    write!(client, "GET {} HTTP/1.1\r\nHost: x\r\n\r\n", endless()).expect("sent");
+    wait_until("the query runs", || metric(at, "firn_queries_running") == 1.0);
+    drop(client);
+    wait_until("the query stops", || metric(at, "firn_queries_running") == 0.0);
+    let gone = r#"firn_http_requests_total{handler="/api/v1/query_range",code="499"}"#;
+    wait_until("it is counted", || metric(at, gone) == 1.0);
+    api(at, "query", &[("query", "1")]);
+}
+
+/// Two wait for the place of a third: one for too long, the other until it is free.
+#[test]
+fn queries_wait_for_a_place_as_long_as_their_timeout() {
+    let server = with_one_place();
+    let at = server.at();
+    let mut client = TcpStream::connect(at).expect("a connection");
+    write!(client, "GET {} HTTP/1.1\r\nHost: x\r\n\r\n", endless()).expect("sent");
+    wait_until("the query runs", || metric(at, "firn_queries_running") == 1.0);
+    let (status, kind, text) = api_error(at, "query", &[("query", "1"), ("timeout", "50ms")]);
+    assert_eq!((status, kind.as_str()), (503, "timeout"));
+    assert_eq!(text, "query timed out in query queue");
+    let patient = std::thread::spawn(move || api(at, "query", &[("query", "42"), ("time", "1")]));
+    wait_until("the other waits", || metric(at, "firn_queries_waiting") == 1.0);
+    drop(client);
+    let data = patient.join().expect("an answer");
+    assert_eq!(data["result"][1], "42");
+}
+
+#[test]
+fn an_evaluation_ends_with_its_timeout() {
+    let server = with_one_place();
+    let at = server.at();
+    let target = endless().replace("timeout=2m", "timeout=0.2");
+    let answer = get(at, &target);
+    assert_eq!(answer.status, 503);
+    assert_eq!(answer.json()["errorType"], "timeout");
+    assert_eq!(answer.json()["error"], "query timed out in expression evaluation");
+    wait_until("the query stops", || metric(at, "firn_queries_running") == 0.0);
+}
+
+#[test]
+fn a_query_is_bounded_in_memory_alone() {
+    let server = Running::start(&["--query-memory=1MiB"]);
+    let at = server.at();
+    let lines = (0..300).fold(String::new(), |mut text, idx| {
+        let _ = writeln!(text, "m{{idx=\"{idx}\"}} {idx} 1700000000000");
+        text
+    });
+    import(at, &lines);
+    let range = [("start", "1700000000"), ("end", "1700000200"), ("step", "0.1")];
+    let ask = |query: &str| {
+        let params = [&[("query", query)][..], &range].concat();
+        get(at, &url("/api/v1/query_range", &params))
+    };
+    for query in ["m", "m * 2", "label_replace(m, 'x', '$1', 'idx', '(.*)')"] {
+        let answer = ask(query).json();
+        assert_eq!(answer["errorType"], "execution", "{query}: {answer}");
+        assert!(answer["error"].as_str().expect("a text").contains("--query-memory"), "{answer}");
+    }
+    assert_eq!(ask("sum(m)").status, 200, "an aggregation does not hold its series");
+    // The columns fit, their text does not.
+    let answer = ask("topk(20, m)").json();
+    assert_eq!(answer["errorType"], "execution", "{answer}");
+    let used = metric(at, "firn_memory_reserved_bytes{pool=\"query\"}");
+    assert_eq!(used, 0.0, "everything is given back");
+}
+
+#[test]
+fn texts_without_measure_are_refused_where_they_stand() {
+    let server = Running::start(&[]);
+    let at = server.at();
+    let typed = [("Content-Type", "application/x-www-form-urlencoded")];
+    let post = |query: &str| {
+        send(at, "POST", "/api/v1/query", &typed, form(&[("query", query)]).as_bytes())
+    };
+    let f = |query: &str, wanted: &str| {
+        let answer = post(query);
+        assert_eq!(answer.status, 400, "{}", answer.text());
+        let error = answer.json()["error"].as_str().expect("a text").to_owned();
+        assert!(error.contains(wanted), "{error}");
+    };
+    let deep = "nested more than 400 levels deep";
+    f(&format!("{}1{}", "(".repeat(100_000), ")".repeat(100_000)), deep);
+    f(&"-".repeat(100_000), deep);
+    f(&"1+".repeat(100_000), deep);
+    f(&format!("1{}", "^1".repeat(100_000)), deep);
+    f(&"sum(".repeat(100_000), deep);
+    f(&" ".repeat(2 << 20), "at most 1048576 are read");
+    f("m[99999999999999999999y]", "1:3: parse error: ");
+    f("{a=~'x{99999}{99999}'}", "parse error: ");
+    assert_eq!(post(&format!("{}1", " ".repeat(1 << 19))).status, 200);
+    // A body over 10 MiB is not read to its end.
+    let huge = vec![b'x'; 11 << 20];
+    let answer = send(at, "POST", "/api/v1/query", &typed, &huge);
+    assert_eq!(answer.status, 400);
+    assert!(answer.text().contains("error parsing form values"), "{}", answer.text());
+}
+
+/// A client that asks and then does not read holds no other up.
+#[test]
+fn slow_readers_hold_nobody_up() {
+    let server = with_one_place();
+    let at = server.at();
+    let params = [("query", "m"), ("start", "1700000000"), ("end", "1700000200"), ("step", "0.1")];
+    let mut slow = TcpStream::connect(at).expect("a connection");
+    let target = url("/api/v1/query_range", &params);
+    write!(slow, "GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("sent");
+    let mut first = [0; 16];
+    slow.read_exact(&mut first).expect("the answer begins");
+    api(at, "query", &[("query", "1")]);
+    let mut rest = Vec::new();
+    slow.read_to_end(&mut rest).expect("the answer ends");
+    assert!(rest.ends_with(b"]]}]}}"), "and is whole");
+}
