@@ -142,30 +142,63 @@ pub fn pack(values: impl IntoIterator<Item = u64>, width: u32, out: &mut Vec<u8>
 /// # Errors
 /// `Corrupt` if `width` is over 64 or bytes are missing; nothing is appended then.
 pub fn unpack(input: &mut &[u8], count: usize, width: u32, out: &mut Vec<u64>) -> Result<()> {
+    let bytes = take_packed(input, count, width)?;
+    unpack_some(bytes, 0, count, width, out);
+    Ok(())
+}
+
+/// Takes the bytes of `count` numbers of `width` bits from the front of `input`.
+pub(crate) fn take_packed<'a>(input: &mut &'a [u8], count: usize, width: u32) -> Result<&'a [u8]> {
     if width > 64 {
         return Err(crate::varint::corrupt(format!("packed width {width} is over 64")));
     }
-    let bytes = crate::varint::take_bytes(input, packed_bytes(count, width), "packed numbers")?;
+    crate::varint::take_bytes(input, packed_bytes(count, width), "packed numbers")
+}
+
+/// Hands the numbers `from..to` of `width` bits in `bytes`, which has at least as many, to `each`.
+#[inline]
+pub(crate) fn for_each_packed(
+    bytes: &[u8],
+    from: usize,
+    to: usize,
+    width: u32,
+    mut each: impl FnMut(u64),
+) {
     let width_bits = width as usize;
     if width == 0 {
-        out.resize(out.len() + count, 0);
-        return Ok(());
+        (from..to).for_each(|_| each(0));
+        return;
     }
-    out.reserve(count);
     let mask = low_bits(width);
     // A window of eight bytes from the number's first byte holds it whole up to 57 bits.
     let windowed = if width <= 57 && bytes.len() >= 8 {
-        (((bytes.len() - 8) * 8 + 7) / width_bits + 1).min(count)
+        (((bytes.len() - 8) * 8 + 7) / width_bits + 1).clamp(from, to)
     } else {
-        0
+        from
     };
-    out.extend((0..windowed).map(|idx| {
+    for idx in from..windowed {
         let bit_idx = idx * width_bits;
         let window = bytes[bit_idx / 8..].first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));
-        (window >> (bit_idx % 8)) & mask
-    }));
-    out.extend((windowed..count).map(|idx| get_bits(bytes, idx * width_bits, width)));
-    Ok(())
+        each((window >> (bit_idx % 8)) & mask);
+    }
+    (windowed..to).for_each(|idx| each(get_bits(bytes, idx * width_bits, width)));
+}
+
+/// Appends the numbers `from..to` of `width` bits in `bytes`, which has at least as many, to `out`.
+pub(crate) fn unpack_some(bytes: &[u8], from: usize, to: usize, width: u32, out: &mut Vec<u64>) {
+    let start = out.len();
+    out.resize(start + (to - from), 0);
+    let mut places = out[start..].iter_mut();
+    for_each_packed(bytes, from, to, width, |value| {
+        if let Some(place) = places.next() {
+            *place = value;
+        }
+    });
+}
+
+/// One number of `width` bits in `bytes`.
+pub(crate) fn get_packed(bytes: &[u8], idx: usize, width: u32) -> u64 {
+    get_bits(bytes, idx.saturating_mul(width as usize), width)
 }
 
 /// `width` bits from `bit_idx` on; bits after the end of `bytes` are zero.

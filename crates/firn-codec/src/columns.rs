@@ -50,7 +50,42 @@ pub enum Slots<'a> {
     Some(&'a [Slot]),
 }
 
-impl Slots<'_> {
+/// Asks about slots in rising order: a step per slot in place of a search.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotWalk<'a> {
+    left: Option<&'a [Slot]>,
+}
+
+impl SlotWalk<'_> {
+    /// Whether no slot that follows is wanted.
+    pub fn is_done(&self) -> bool {
+        self.left.is_some_and(<[Slot]>::is_empty)
+    }
+
+    /// Whether `slot` is wanted. Slots must rise from call to call.
+    #[inline]
+    pub fn take(&mut self, slot: Slot) -> bool {
+        let Some(left) = &mut self.left else { return true };
+        while let [first, rest @ ..] = left
+            && *first < slot
+        {
+            *left = rest;
+        }
+        left.first() == Some(&slot)
+    }
+}
+
+impl<'a> Slots<'a> {
+    /// A walk over slots from the first on.
+    pub fn walk(self) -> SlotWalk<'a> {
+        SlotWalk {
+            left: match self {
+                Slots::All => None,
+                Slots::Some(slots) => Some(slots),
+            },
+        }
+    }
+
     /// Whether `slot` is wanted. O(log slots).
     pub fn contains(&self, slot: Slot) -> bool {
         match self {

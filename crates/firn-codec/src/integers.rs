@@ -13,9 +13,11 @@
 
 mod pack;
 
+use std::ops::Range;
+
 use firn_model::Result;
 
-use self::pack::{Packing, decode_residuals};
+use self::pack::{Packing, decode_residuals, decode_some};
 use crate::bits::bit_width;
 use crate::chunk::Effort;
 use crate::varint::{
@@ -97,6 +99,19 @@ pub(crate) fn encode_integers(values: &[i64], kind: Kind, effort: Effort, out: &
 
 /// Takes `count` integers from the front of `input`.
 pub(crate) fn decode_integers(input: &mut &[u8], count: usize) -> Result<Vec<u64>> {
+    let mut values = Vec::with_capacity(count.min(input.len().saturating_mul(8)));
+    decode_integers_of(input, count, 0..count, &mut values)?;
+    Ok(values)
+}
+
+/// Takes `count` integers from the front of `input` and fills `out` with those of `kept`, which lies in them. What lies
+/// before is summed up at most, and what lies behind is not looked at, but for Rice codes and deltas of deltas.
+pub(crate) fn decode_integers_of(
+    input: &mut &[u8],
+    count: usize,
+    kept: Range<usize>,
+    out: &mut Vec<u64>,
+) -> Result<()> {
     let flags = take_u8(input, "integer column")?;
     let form = FORMS.get(usize::from(flags & FORM_MASK)).copied();
     let Some(form) = form.filter(|_| flags & !(FORM_MASK | RICE | PATCHED | DIVIDED) == 0) else {
@@ -107,19 +122,45 @@ pub(crate) fn decode_integers(input: &mut &[u8], count: usize) -> Result<Vec<u64
         false => None,
     };
     let shape = Shape::take(form, input)?;
-    let mut values = decode_residuals(
-        input,
-        shape.residual_count(count),
-        flags & RICE != 0,
-        flags & PATCHED != 0,
-    )?;
-    shape.restore(count, &mut values);
+    let (rice, patched) = (flags & RICE != 0, flags & PATCHED != 0);
+    let residual_count = shape.residual_count(count);
+    // Values that have no residual come first.
+    let lead = count - residual_count;
+    out.clear();
+    if rice || form == Form::DeltaOfDelta || kept.start < lead {
+        out.resize(lead, 0);
+        decode_residuals(input, residual_count, rice, patched, out)?;
+        shape.restore(out, lead);
+        out.truncate(kept.end);
+        out.drain(..kept.start.min(out.len()));
+    } else {
+        let residuals = kept.start - lead..kept.end.saturating_sub(lead).max(kept.start - lead);
+        let before = kept.start;
+        let mut last = shape.first as u64;
+        let (count, low) = (residual_count, shape.low as u64);
+        match form {
+            Form::Delta => {
+                let delta = |residual: u64| residual.wrapping_add(low);
+                let sum = decode_some(input, count, patched, residuals, delta, out)?;
+                last = last.wrapping_add(sum);
+            }
+            Form::SignedDelta => {
+                let delta = |residual| unzigzag(residual) as u64;
+                let sum = decode_some(input, count, patched, residuals, delta, out)?;
+                last = last.wrapping_add(sum);
+            }
+            _ => {
+                decode_some(input, count, patched, residuals, |_| 0, out)?;
+            }
+        }
+        shape.restore_from(out, before, last);
+    }
     if let Some((divisor, first)) = divisor {
-        for value in &mut values {
+        for value in out.iter_mut() {
             *value = value.wrapping_mul(divisor).wrapping_add(first as u64);
         }
     }
-    Ok(values)
+    Ok(())
 }
 
 /// The cheapest form and packing.
@@ -258,47 +299,52 @@ impl Shape {
         }
     }
 
-    /// Makes `count` values of the residuals, in place.
-    fn restore(&self, count: usize, residuals: &mut Vec<u64>) {
+    /// Makes values of all residuals, in place. The first `lead` places are for values that have none.
+    fn restore(&self, values: &mut [u64], lead: usize) {
         let first = self.first as u64;
+        let (start, residuals) = values.split_at_mut(lead.min(values.len()));
+        if self.form != Form::DeltaOfDelta {
+            start.fill(first);
+            self.restore_from(residuals, lead, first);
+            return;
+        }
+        let mut delta = self.low as u64;
+        let mut last = first.wrapping_add(delta);
+        start.iter_mut().zip([first, last]).for_each(|(place, value)| *place = value);
+        for residual in residuals {
+            delta = delta.wrapping_add(unzigzag(*residual) as u64);
+            last = last.wrapping_add(delta);
+            *residual = last;
+        }
+    }
+
+    /// Makes values of the residuals of values `before..`, in place; `last` is the value before them.
+    fn restore_from(&self, residuals: &mut [u64], before: usize, mut last: u64) {
         match self.form {
-            Form::Frame => residuals.iter_mut().for_each(|r| *r = r.wrapping_add(first)),
+            Form::Frame => {
+                let first = self.first as u64;
+                residuals.iter_mut().for_each(|r| *r = r.wrapping_add(first));
+            }
             Form::Delta => {
-                let mut last = first;
-                for residual in residuals.iter_mut() {
+                for residual in residuals {
                     last = last.wrapping_add(*residual).wrapping_add(self.low as u64);
                     *residual = last;
                 }
-                residuals.insert(0, first);
             }
             Form::SignedDelta => {
-                let mut last = first;
-                for residual in residuals.iter_mut() {
+                for residual in residuals {
                     last = last.wrapping_add(unzigzag(*residual) as u64);
                     *residual = last;
                 }
-                residuals.insert(0, first);
-            }
-            Form::DeltaOfDelta => {
-                let mut delta = self.low as u64;
-                let second = first.wrapping_add(delta);
-                let mut last = second;
-                for residual in residuals.iter_mut() {
-                    delta = delta.wrapping_add(unzigzag(*residual) as u64);
-                    last = last.wrapping_add(delta);
-                    *residual = last;
-                }
-                residuals.splice(0..0, [first, second]);
             }
             Form::Line => {
                 for (idx, residual) in residuals.iter_mut().enumerate() {
-                    let on_line = self.on_line(idx) as u64;
+                    let on_line = self.on_line(before + idx) as u64;
                     *residual = residual.wrapping_add(on_line).wrapping_add(self.low as u64);
                 }
             }
+            Form::DeltaOfDelta => unreachable!("its residuals are restored all at once"),
         }
-        // Only damaged bytes have forms for more values than there are.
-        residuals.truncate(count);
     }
 
     fn parameter_bytes(&self) -> usize {
@@ -349,6 +395,12 @@ mod tests {
         let again = decode_integers(&mut input, values.len()).unwrap();
         assert!(input.is_empty(), "{values:?}");
         assert!(again.iter().map(|&value| value as i64).eq(values.iter().copied()), "{values:?}");
+        let (middle, end) = (values.len() / 2, values.len());
+        for kept in [0..0, 0..1, 1.min(end)..end, middle..middle + 1, middle..end, end - 1..end] {
+            let (mut input, mut part) = (out.as_slice(), vec![7]);
+            decode_integers_of(&mut input, values.len(), kept.clone(), &mut part).unwrap();
+            assert!(input.is_empty() && part == again[kept.clone()], "{kept:?}: {values:?}");
+        }
         out.len()
     }
 
@@ -382,7 +434,10 @@ mod tests {
             bytes in prop::collection::vec(any::<u8>(), 0..80),
             count in 0usize..500,
         ) {
-            let _ = decode_integers(&mut [&[form], bytes.as_slice()].concat().as_slice(), count);
+            let bytes = [&[form], bytes.as_slice()].concat();
+            let _ = decode_integers(&mut bytes.as_slice(), count);
+            let mut part = Vec::new();
+            let _ = decode_integers_of(&mut bytes.as_slice(), count, count / 3..count, &mut part);
         }
 
         #[test]

@@ -34,6 +34,19 @@ pub fn merge_columns(sources: &[GroupColumns], range: TimeRange) -> GroupColumns
     }
 }
 
+/// As [`merge_columns`], for sources that are not needed any more: a single one is handed back as it is.
+pub fn merge_into_one(mut sources: Vec<GroupColumns>, range: TimeRange) -> GroupColumns {
+    sources.retain(|source| !source.is_empty());
+    match sources.pop() {
+        Some(only) if sources.is_empty() && range.covers(only.time_range()) => only,
+        Some(last) => {
+            sources.push(last);
+            merge_columns(&sources, range)
+        }
+        None => GroupColumns::default(),
+    }
+}
+
 fn merge_overlapping(sources: &[Cow<'_, GroupColumns>]) -> GroupColumns {
     // (slot, source, column); a stable sort of rising runs is a merge.
     let mut members: Vec<(Slot, u32, u32)> = Vec::new();
@@ -45,27 +58,37 @@ fn merge_overlapping(sources: &[Cow<'_, GroupColumns>]) -> GroupColumns {
 
     let mut plans: Vec<Plan> = Vec::new();
     let mut plan_of: HashMap<Vec<(u32, u32)>, usize> = HashMap::new();
+    // Most members have the plan of the one before: that one is not looked up.
     let mut key: Vec<(u32, u32)> = Vec::new();
+    let mut last_key: Vec<(u32, u32)> = Vec::new();
+    let mut plan_idx = 0;
+    let mut columns: Vec<&Column> = Vec::new();
     let mut result = ResultColumns::default();
     for parts in members.chunk_by(|a, b| a.0 == b.0) {
-        let columns: Vec<&Column> = parts
-            .iter()
-            .map(|&(_, source, column)| &sources[source as usize].batch.columns[column as usize])
-            .collect();
+        let column = |&(_, source, column): &(Slot, u32, u32)| {
+            &sources[source as usize].batch.columns[column as usize]
+        };
+        columns.clear();
+        columns.extend(parts.iter().map(column));
         key.clear();
         key.extend(parts.iter().zip(&columns).map(|(part, column)| (part.1, column.time_idx)));
-        let plan_idx = match plan_of.get(&key) {
-            Some(&idx) => idx,
-            None => {
-                let times = key
-                    .iter()
-                    .map(|&(source, time)| &*sources[source as usize].batch.times[time as usize])
-                    .collect::<Vec<_>>();
-                plans.push(Plan::new(&times));
-                plan_of.insert(key.clone(), plans.len() - 1);
-                plans.len() - 1
-            }
-        };
+        if key != last_key {
+            plan_idx = match plan_of.get(&key) {
+                Some(&idx) => idx,
+                None => {
+                    let times = key
+                        .iter()
+                        .map(|&(source, time)| {
+                            &*sources[source as usize].batch.times[time as usize]
+                        })
+                        .collect::<Vec<_>>();
+                    plans.push(Plan::new(&times));
+                    plan_of.insert(key.clone(), plans.len() - 1);
+                    plans.len() - 1
+                }
+            };
+        }
+        std::mem::swap(&mut key, &mut last_key);
         let plan = &plans[plan_idx];
         let (presence, values) = plan.merge(&columns);
         result.push(plan_idx, &plan.times, &columns, presence, values);
@@ -185,7 +208,7 @@ struct ResultColumns {
     times: Vec<Arc<[Timestamp]>>,
     columns: Vec<Column>,
     /// Plan, and for sparse members the pattern, to the time column.
-    whole: HashMap<usize, u32>,
+    whole: Vec<Option<u32>>,
     sparse: HashMap<(usize, Vec<u64>), u32>,
 }
 
@@ -201,10 +224,12 @@ impl ResultColumns {
         let own = presence.as_ref().filter(|presence| is_sparse(presence));
         let (time_idx, presence) = match own {
             None => {
-                let known = self.whole.get(&plan_idx).copied();
-                let idx = known.unwrap_or_else(|| add_times(&mut self.times, plan_times));
-                self.whole.insert(plan_idx, idx);
-                (idx, presence)
+                if self.whole.len() <= plan_idx {
+                    self.whole.resize(plan_idx + 1, None);
+                }
+                let times = &mut self.times;
+                let known = &mut self.whole[plan_idx];
+                (*known.get_or_insert_with(|| add_times(times, plan_times)), presence)
             }
             Some(pattern) => {
                 let key = (plan_idx, pattern.words().to_vec());

@@ -21,12 +21,14 @@
 mod decimals;
 mod xor;
 
+use std::ops::Range;
+
 use firn_model::Result;
 
 use self::decimals::{Decimals, NearDecimals};
 use crate::chunk::Effort;
 use crate::decimal::Scale;
-use crate::integers::{Kind, decode_integers, encode_integers};
+use crate::integers::{Kind, decode_integers, decode_integers_of, encode_integers};
 use crate::postings::{Postings, encode_postings};
 use crate::varint::{
     corrupt, cut, encode_varint, encode_zigzag, take_bytes, take_count, take_u8, take_u64,
@@ -71,10 +73,28 @@ pub(crate) fn encode_values(values: &[f64], effort: Effort, out: &mut Vec<u8>) {
     }
 }
 
-/// Decodes all of `bytes` as `count` values.
-pub(crate) fn decode_values(bytes: &[u8], count: usize) -> Result<Vec<f64>> {
+/// Decodes `bytes`, which are `count` values, and returns those of `kept`, which lies in them: a reader of a short range
+/// pays little for what lies around it. `scratch` is any buffer.
+pub(crate) fn decode_values(
+    bytes: &[u8],
+    count: usize,
+    kept: Range<usize>,
+    scratch: &mut Vec<u64>,
+) -> Result<Vec<f64>> {
     let mut input = bytes;
-    let values = decode_column(&mut input, count, DEPTH_MAX)?;
+    let values = match bytes.first().copied().and_then(Scale::from_u8) {
+        Some(scale) => {
+            input = input.get(1..).unwrap_or_default();
+            decode_integers_of(&mut input, count, kept, scratch)?;
+            decimals::values(scale, scratch)
+        }
+        _ => {
+            let mut values = decode_column(&mut input, count, DEPTH_MAX)?;
+            values.truncate(kept.end);
+            values.drain(..kept.start.min(values.len()));
+            values
+        }
+    };
     if !input.is_empty() {
         return Err(corrupt(format!("value column has {} bytes too many", input.len())));
     }
@@ -84,7 +104,7 @@ pub(crate) fn decode_values(bytes: &[u8], count: usize) -> Result<Vec<f64>> {
 fn decode_column(input: &mut &[u8], count: usize, depth: u32) -> Result<Vec<f64>> {
     let tag = take_u8(input, "value column")?;
     if let Some(scale) = Scale::from_u8(tag) {
-        return Ok(decimals::values(scale, decode_integers(input, count)?));
+        return Ok(decimals::values(scale, &decode_integers(input, count)?));
     }
     match tag {
         CONSTANT_BITS => Ok(vec![f64::from_bits(take_u64(input, "constant")?); count]),
@@ -282,7 +302,7 @@ fn decode_strangers(input: &mut &[u8], count: usize) -> Result<Vec<f64>> {
         strangers.push((idx, take_u64(input, "stranger")?));
         next = idx + 1;
     }
-    let mut values = decimals::values(scale, decode_integers(input, count)?);
+    let mut values = decimals::values(scale, &decode_integers(input, count)?);
     for (idx, bits) in strangers {
         let place = values.get_mut(idx);
         *place.ok_or_else(|| corrupt(format!("stranger {idx} of {count} values")))? =
@@ -332,14 +352,21 @@ mod tests {
     fn tag_of(values: &[f64], effort: Effort) -> u8 {
         let mut out = Vec::new();
         encode_values(values, effort, &mut out);
-        let again = decode_values(&out, values.len()).unwrap();
+        let again = decode_values(&out, values.len(), 0..values.len(), &mut Vec::new()).unwrap();
+        for kept in [0..1, values.len() / 3..values.len() / 2, values.len() - 1..values.len()] {
+            let part = decode_values(&out, values.len(), kept.clone(), &mut Vec::new()).unwrap();
+            assert!(part.iter().map(|v| v.to_bits()).eq(again[kept].iter().map(|v| v.to_bits())));
+        }
         let bits = |values: &[f64]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&again), bits(values));
         for cut in 0..out.len() {
-            assert!(decode_values(&out[..cut], values.len()).is_err(), "{cut} of {out:?}");
+            assert!(
+                decode_values(&out[..cut], values.len(), 0..values.len(), &mut Vec::new()).is_err(),
+                "{cut} of {out:?}"
+            );
         }
         out.push(0);
-        assert!(decode_values(&out, values.len()).is_err());
+        assert!(decode_values(&out, values.len(), 0..values.len(), &mut Vec::new()).is_err());
         out[0]
     }
 
@@ -388,7 +415,7 @@ mod tests {
             bytes in prop::collection::vec(any::<u8>(), 0..80),
             count in 0usize..500,
         ) {
-            let _ = decode_values(&[&[tag], bytes.as_slice()].concat(), count);
+            let _ = decode_values(&[&[tag], bytes.as_slice()].concat(), count, count / 3..count, &mut Vec::new());
         }
     }
 }

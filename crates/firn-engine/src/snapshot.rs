@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use firn_codec::{GroupColumns, Slots, Tombstones, merge_columns};
+use firn_codec::{GroupColumns, Slots, Tombstones, merge_into_one};
 use firn_head::HeadSnapshot;
 use firn_index::{GroupMatch, IndexView, Matches};
 use firn_model::{
@@ -206,7 +206,7 @@ impl Frozen {
         if self.merged_by_level {
             sources.reverse();
         }
-        merge_columns(&sources, range)
+        merge_into_one(sources, range)
     }
 }
 

@@ -143,8 +143,10 @@ impl Arena {
         for found in found.iter().rev() {
             let mut bytes = self.words.read(found.start as usize, found.len as usize, row);
             cells.clear();
+            // A row's slots rise.
+            let mut wanted = slots.walk();
             let ts = decode_row(state, &mut bytes, |slot, value| {
-                if !found.hidden && slots.contains(slot) {
+                if !found.hidden && wanted.take(slot) {
                     cells.push((slot, value));
                 }
             })?;

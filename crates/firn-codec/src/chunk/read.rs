@@ -48,7 +48,12 @@ impl Lone<'_> {
             key: 0,
             time_idx: 0,
             presence: None,
-            values: ColumnValues::F64(cut_values(decode_values(input, self.entry_count)?, entries)),
+            values: ColumnValues::F64(decode_values(
+                input,
+                self.entry_count,
+                entries,
+                &mut Vec::new(),
+            )?),
         };
         Ok(ColumnBatch { times: vec![kept.into()], columns: vec![column] })
     }
@@ -178,7 +183,8 @@ impl<'a> Members<'a> {
         let mut reader = Reader::new(self, start, range);
         let mut batch = ColumnBatch::default();
         let mut walk = MemberWalk::new(self);
-        let mut wanted = Wanted::new(wanted);
+        let mut wanted = wanted.walk();
+        let mut scratch = Vec::new();
         while let Some(member) = walk.next()? {
             if wanted.is_done() {
                 break;
@@ -191,46 +197,17 @@ impl<'a> Members<'a> {
             if view.values.is_empty() {
                 continue;
             }
-            let values = decode_values(member.bytes, count)?;
+            let kept = view.values.clone();
+            let values = decode_values(member.bytes, count, kept, &mut scratch)?;
             batch.columns.push(Column {
                 slot: member.slot,
                 key: 0,
                 time_idx: view.time_idx,
                 presence: view.presence.clone(),
-                values: ColumnValues::F64(cut_values(values, view.values.clone())),
+                values: ColumnValues::F64(values),
             });
         }
         Ok(batch)
-    }
-}
-
-/// Asks in rising order whether a slot is wanted.
-struct Wanted<'a> {
-    left: Option<&'a [Slot]>,
-}
-
-impl<'a> Wanted<'a> {
-    fn new(slots: Slots<'a>) -> Wanted<'a> {
-        Wanted {
-            left: match slots {
-                Slots::All => None,
-                Slots::Some(slots) => Some(slots),
-            },
-        }
-    }
-
-    fn is_done(&self) -> bool {
-        self.left.is_some_and(<[Slot]>::is_empty)
-    }
-
-    fn take(&mut self, slot: Slot) -> bool {
-        let Some(left) = &mut self.left else { return true };
-        while let [first, rest @ ..] = left
-            && *first < slot
-        {
-            *left = rest;
-        }
-        left.first() == Some(&slot)
     }
 }
 
@@ -389,10 +366,4 @@ impl CutBase {
             (times.len() - 1) as u32
         })
     }
-}
-
-fn cut_values(mut values: Vec<f64>, kept: Range<usize>) -> Vec<f64> {
-    values.truncate(kept.end);
-    values.drain(..kept.start.min(values.len()));
-    values
 }

@@ -1,8 +1,13 @@
 //! Residuals in bits: one width with patches for the few that are wider, or a Rice code.
 
+use std::ops::Range;
+
 use firn_model::Result;
 
-use crate::bits::{BitReader, BitWriter, bit_width, low_bits, pack, unpack};
+use crate::bits::{
+    BitReader, BitWriter, bit_width, for_each_packed, get_packed, low_bits, pack, take_packed,
+    unpack_some,
+};
 use crate::varint::{corrupt, encode_varint, take_count, take_u8, take_varint};
 
 /// A longer quotient is not written: this many zeros, a one, and all 64 bits follow.
@@ -109,34 +114,92 @@ fn encode_patches(residuals: &[u64], width: u32, patch_count: usize, out: &mut V
     }
 }
 
-/// Takes `count` residuals from the front of `input`. A Rice stream must be the last of its bytes.
+/// Takes `count` residuals from the front of `input` and appends them to `out`. A Rice stream must be the last of its
+/// bytes.
 pub(super) fn decode_residuals(
     input: &mut &[u8],
     count: usize,
     rice: bool,
     patched: bool,
-) -> Result<Vec<u64>> {
-    let width = u32::from(take_u8(input, "residual width")?);
-    let mut residuals = Vec::new();
+    out: &mut Vec<u64>,
+) -> Result<()> {
     if rice {
-        decode_rice(input, count, width, &mut residuals)?;
-        return Ok(residuals);
+        let k = u32::from(take_u8(input, "residual width")?);
+        return decode_rice(input, count, k, out);
     }
-    unpack(input, count, width, &mut residuals)?;
+    let packed = Packed::take(input, count)?;
+    let start = out.len();
+    unpack_some(packed.bytes, 0, count, packed.width, out);
     if patched {
-        let patch_count = take_count(input, count, "patches")?;
+        packed.for_each_patch(input, |idx, high| {
+            if let Some(residual) = out.get_mut(start + idx) {
+                *residual |= high;
+            }
+        })?;
+    }
+    Ok(())
+}
+
+/// Takes `count` packed residuals from the front of `input`, appends those of `kept` to `out` and returns the sum of
+/// `delta` of those before them.
+pub(super) fn decode_some(
+    input: &mut &[u8],
+    count: usize,
+    patched: bool,
+    kept: Range<usize>,
+    delta: impl Fn(u64) -> u64,
+    out: &mut Vec<u64>,
+) -> Result<u64> {
+    let packed = Packed::take(input, count)?;
+    let Packed { bytes, width, .. } = packed;
+    let mut sum = 0u64;
+    for_each_packed(bytes, 0, kept.start, width, |low| sum = sum.wrapping_add(delta(low)));
+    let start = out.len();
+    unpack_some(bytes, kept.start, kept.end, width, out);
+    if patched {
+        packed.for_each_patch(input, |idx, high| match idx.checked_sub(kept.start) {
+            Some(place) => {
+                if let Some(residual) = out.get_mut(start + place) {
+                    *residual |= high;
+                }
+            }
+            None => {
+                let low = get_packed(bytes, idx, width);
+                sum = sum.wrapping_add(delta(low | high).wrapping_sub(delta(low)));
+            }
+        })?;
+    }
+    Ok(sum)
+}
+
+/// Residuals of one width, some of them without their high bits.
+struct Packed<'a> {
+    bytes: &'a [u8],
+    width: u32,
+    count: usize,
+}
+
+impl<'a> Packed<'a> {
+    fn take(input: &mut &'a [u8], count: usize) -> Result<Packed<'a>> {
+        let width = u32::from(take_u8(input, "residual width")?);
+        Ok(Packed { bytes: take_packed(input, count, width)?, width, count })
+    }
+
+    /// Takes the patches and hands on each residual's number and high bits, in place.
+    fn for_each_patch(&self, input: &mut &[u8], mut each: impl FnMut(usize, u64)) -> Result<()> {
+        let patch_count = take_count(input, self.count, "patches")?;
         let mut next = 0usize;
         for _ in 0..patch_count {
-            let idx = next.saturating_add(take_count(input, count, "patch position")?);
+            let idx = next.saturating_add(take_count(input, self.count, "patch position")?);
             let high = take_varint(input, "patch")?;
-            let Some(residual) = residuals.get_mut(idx) else {
-                return Err(corrupt(format!("patch of value {idx} of {count}")));
-            };
-            *residual |= if width < 64 { high << width } else { 0 };
+            if idx >= self.count {
+                return Err(corrupt(format!("patch of value {idx} of {}", self.count)));
+            }
+            each(idx, if self.width < 64 { high << self.width } else { 0 });
             next = idx + 1;
         }
+        Ok(())
     }
-    Ok(residuals)
 }
 
 fn decode_rice(input: &mut &[u8], count: usize, k: u32, residuals: &mut Vec<u64>) -> Result<()> {

@@ -78,11 +78,12 @@ impl NearDecimals {
 }
 
 /// The doubles of integers.
-pub(super) fn values(scale: Scale, integers: Vec<u64>) -> Vec<f64> {
+pub(super) fn values(scale: Scale, integers: &[u64]) -> Vec<f64> {
+    // A loop of its own for each: what the scale is would be asked at each value.
     if scale == Scale::ONE {
-        return integers.into_iter().map(|d| Scale::ONE.value(d as i64)).collect();
+        return integers.iter().map(|&d| Scale::ONE.value(d as i64)).collect();
     }
-    integers.into_iter().map(|d| scale.value(d as i64)).collect()
+    integers.iter().map(|&d| scale.value(d as i64)).collect()
 }
 
 /// The largest of the values' own scales, `None` if more than `strangers_max` have none.

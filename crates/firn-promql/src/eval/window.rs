@@ -90,6 +90,8 @@ pub(crate) struct Windows {
     spreads: OnceCell<Vec<Spread>>,
     /// Where block borders split the windows, once a function of partial aggregates asked.
     splits: OnceCell<Vec<u32>>,
+    /// The number of entries in the longest window, once somebody asked.
+    longest: OnceCell<usize>,
 }
 
 impl Windows {
@@ -118,6 +120,7 @@ impl Windows {
         self.bounds.clear();
         self.spreads.take();
         self.splits.take();
+        self.longest.take();
     }
 
     /// The spread of every window's times: worked out by the first caller, reused by members that share them.
@@ -150,7 +153,7 @@ impl Windows {
 
     /// The number of entries in the longest window.
     pub(crate) fn longest(&self) -> usize {
-        self.iter().map(|window| window.len()).max().unwrap_or(0)
+        *self.longest.get_or_init(|| self.iter().map(|window| window.len()).max().unwrap_or(0))
     }
 }
 
