@@ -7,8 +7,8 @@ use firn_codec::{GroupColumns, Slots, Tombstones, merge_into_one};
 use firn_head::HeadSnapshot;
 use firn_index::{GroupMatch, IndexView, Matches};
 use firn_model::{
-    ColumnBatch, CommitSeq, GroupId, Labels, QueryContext, Result, Select, Selected, Selection,
-    ShardBits, Slot, TimeRange,
+    ColumnBatch, CommitSeq, GroupId, Labels, Pool, QueryContext, Result, Select, Selected,
+    Selection, ShardBits, Slot, TimeRange,
 };
 use firn_tree::{Ask, Version};
 
@@ -181,17 +181,28 @@ impl Selected for SelectedGroups {
             })
             .collect();
         let tables = frozen.version.scan(&asks, self.range, &self.context)?;
+        // What is decoded counts until the batches are handed on; there the caller counts them.
+        let bytes_of = |sources: &[GroupColumns]| {
+            sources.iter().map(|source| source.heap_bytes() as u64).sum::<u64>()
+        };
+        let mut held = self.context.budget.empty(Pool::Query);
+        held.grow(tables.iter().map(|sources| bytes_of(sources)).sum())?;
         let mut hidden = frozen.tombstones.walk(self.range);
         let mut batches = Vec::with_capacity(groups.len());
         let mut memory_bytes = 0;
         for ((found, ask), mut sources) in groups.iter().zip(&asks).zip(tables) {
             let in_memory = frozen.head.read(found.group, Slots::Some(&ask.slots), self.range)?;
-            memory_bytes += in_memory.iter().map(|source| source.heap_bytes() as u64).sum::<u64>();
+            let head_bytes = bytes_of(&in_memory);
+            memory_bytes += head_bytes;
+            held.grow(head_bytes)?;
             sources.extend(in_memory);
+            let source_bytes = bytes_of(&sources);
             hidden.hide(found.group, &mut sources);
-            let mut batch = frozen.merge(sources, self.range).batch;
-            set_keys(&mut batch, found);
-            batches.push(batch);
+            let mut merged = frozen.merge(sources, self.range);
+            held.grow(merged.heap_bytes() as u64)?;
+            held.shrink(source_bytes);
+            set_keys(&mut merged.batch, found);
+            batches.push(merged.batch);
         }
         self.context.stats.memory_bytes.add(memory_bytes);
         Ok(batches)

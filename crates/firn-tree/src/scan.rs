@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use firn_codec::{Chunk, GroupColumns, Slots};
 use firn_model::{
-    CommitSeq, Error, GroupId, Pool, QueryContext, QueryStats, Result, Slot, TimeRange,
+    CommitSeq, Error, GroupId, Pool, QueryContext, QueryStats, Reservation, Result, Slot, TimeRange,
 };
 
 use crate::block::{Block, Walk};
@@ -92,8 +92,7 @@ impl Version {
             if idx % BLOCKS_PER_CANCEL_CHECK == 0 {
                 context.cancel.check()?;
             }
-            let decoded_bytes = decode_block(&sources, wants, fetched, asks, range, &mut found)?;
-            memory.grow(decoded_bytes)?;
+            decode_block(&sources, wants, fetched, (asks, range), &mut memory, &mut found)?;
         }
         for sources in &mut found {
             // Stable: of equal commits the older level stays first.
@@ -251,20 +250,20 @@ fn wanted_blocks(sources: &[Source<'_>], asks: &[Ask], range: TimeRange) -> Vec<
     wants
 }
 
-/// Decodes what `wants` need of one block; returns the bytes that the columns take.
+/// Decodes what `wants` need of one block; memory is set aside before.
 fn decode_block(
     sources: &[Source<'_>],
     wants: &[Want],
     fetched: &Fetched,
-    asks: &[Ask],
-    range: TimeRange,
+    (asks, range): (&[Ask], TimeRange),
+    memory: &mut Reservation,
     found: &mut [Vec<GroupColumns>],
-) -> Result<u64> {
-    let (Some(want), Some(entry)) = (wants.first(), sources.entry(wants)) else { return Ok(0) };
+) -> Result<()> {
+    let (Some(want), Some(entry)) = (wants.first(), sources.entry(wants)) else { return Ok(()) };
     let table = sources[want.table_idx].table;
     let bytes = &fetched.bytes[fetched.range.clone()];
     let block = Block::open_known(table.path(), entry.offset, bytes)?;
-    let mut decoded_bytes = 0;
+    let mut refused = None;
     let mut left = wants;
     let walked = block.for_chunks(|group, bytes| {
         left = &left[left.partition_point(|want| want.group < group)..];
@@ -282,16 +281,22 @@ fn decode_block(
             if is_known || !chunk.time_range().overlaps(range) {
                 continue;
             }
+            let bytes_max = (ask.slots.len() * chunk.entry_count() * 8) as u64;
+            if let Err(error) = memory.grow(bytes_max) {
+                refused = Some(error);
+                return Ok(Walk::Stop);
+            }
             let columns = chunk.read(Slots::Some(&ask.slots), range)?;
+            let bytes = if columns.is_empty() { 0 } else { columns.heap_bytes() as u64 };
+            memory.shrink(bytes_max.saturating_sub(bytes));
             if !columns.is_empty() {
-                decoded_bytes += columns.heap_bytes() as u64;
                 found[want.ask_idx].push(columns);
             }
         }
         Ok(Walk::On)
     });
     walked.map_err(|e| table.note(Error::corrupt(table.path(), entry.offset, e.what())))?;
-    Ok(decoded_bytes)
+    refused.map_or(Ok(()), Err)
 }
 
 /// Where a block lies in the bytes of its whole table.
