@@ -211,7 +211,10 @@ impl Engine {
         let (kind, seq) = (EntryKind::Delete, in_flight.seq);
         let entry = EntryRef { kind, shard: DELETE_SHARD, seq, payload: &payload };
         let position = loop {
-            match self.log.append(stream, self.log.segment(stream), &[entry])? {
+            let appended = self.log.append(stream, self.log.segment(stream), &[entry]);
+            match appended.map_err(|e| {
+                e.context(format!("deleting of {} series at once", tombstone.series_count()))
+            })? {
                 Append::At(position) => break position,
                 Append::Rotated => {}
             }

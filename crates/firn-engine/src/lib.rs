@@ -16,11 +16,12 @@
 //! **Invariants** 1, 2, 3 and 6 of the design are kept here; `tests/simulation` checks them by
 //! crashing the engine at every write.
 //!
-//! Reading order: `write`, `delete`, `pressure`, `snapshot`, `listing`, `maintain`, `recover`, `manifest`,
-//! `sequence`, `options`.
+//! Reading order: `write`, `delete`, `pressure`, `snapshot`, `listing`, `maintain`, `copy`, `recover`,
+//! `manifest`, `sequence`, `options`.
 
 #![forbid(unsafe_code)]
 
+mod copy;
 mod delete;
 mod listing;
 mod maintain;
@@ -50,6 +51,7 @@ use firn_tree::Tree;
 use parking_lot::{Condvar, Mutex, RwLock};
 use sequence::Sequence;
 
+pub use copy::CopyReport;
 pub use delete::DeleteReport;
 pub use firn_index::{Cardinality, Matches};
 pub use firn_log::SyncPolicy;

@@ -289,7 +289,7 @@ impl Engine {
     }
 
     /// The state before the edit that is being made: rooms apply edits only afterwards.
-    fn whole_state(&self) -> Edit {
+    pub(crate) fn whole_state(&self) -> Edit {
         let state = Edit::default()
             .with(Room::Engine, self.identity.encode())
             .with(Room::Engine, recover::encode_sequence(self.sequence.last()))

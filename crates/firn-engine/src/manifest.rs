@@ -48,6 +48,8 @@ pub(crate) struct Manifest {
 
 struct Current {
     copies: Vec<Arc<dyn DiskFile>>,
+    /// What was preallocated.
+    bytes: u64,
     end: u64,
     next_edit_no: u64,
 }
@@ -140,7 +142,7 @@ impl Manifest {
     pub(crate) fn commit(&mut self, edit: &Edit, state: impl FnOnce() -> Edit) -> Result<()> {
         let encoded = edit.encode();
         let fits = |current: &Current| {
-            current.end + RECORD_HEADER_BYTES + encoded.len() as u64 <= FILE_BYTES
+            current.end + RECORD_HEADER_BYTES + encoded.len() as u64 <= current.bytes
         };
         if !self.current.as_ref().is_some_and(fits) {
             self.begin_file(&state(), encoded.len() as u64)?;
@@ -159,6 +161,8 @@ impl Manifest {
         let file_no = self.file_no + 1;
         let encoded = state.encode();
         let needed = HEADER_BYTES + 2 * RECORD_HEADER_BYTES + encoded.len() as u64 + room_bytes;
+        // A large state is followed by as many bytes of edits, so that it is not written each time.
+        let bytes = FILE_BYTES.max(2 * needed);
         let mut copies = Vec::new();
         for copy in COPIES {
             let unfinished = unfinished_path(file_no, copy);
@@ -167,11 +171,11 @@ impl Manifest {
                 _ => {}
             }
             let file = self.disk.open(&unfinished, OpenMode::Create)?;
-            file.preallocate(needed.max(FILE_BYTES))?;
+            file.preallocate(bytes)?;
             file.write_at(0, &header(file_no, VERSION))?;
             copies.push(file);
         }
-        let mut current = Current { copies, end: HEADER_BYTES, next_edit_no: 1 };
+        let mut current = Current { copies, bytes, end: HEADER_BYTES, next_edit_no: 1 };
         current.append(&encoded)?;
         // From the first rename on this number is taken, whatever happens next.
         self.file_no = file_no;
@@ -391,6 +395,18 @@ mod tests {
         }
         assert!(manifest.file_no > 2);
         assert_eq!(opened(&disk).1.edits[0], state());
+    }
+
+    #[test]
+    fn a_state_larger_than_a_file_is_not_written_with_each_edit() {
+        let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(Faults::new(1)));
+        let (mut manifest, _) = opened(&disk);
+        let large = || Edit::default().with(Room::Tree, vec![1; 2 * FILE_BYTES as usize]);
+        for number in 0..100 {
+            manifest.commit(&edit(number), large).unwrap();
+        }
+        assert_eq!(manifest.file_no, 1);
+        assert_eq!(opened(&disk).1.edits.len(), 101);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! retries and time-outs are inside.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use firn_model::{Error, ErrorKind, Result};
@@ -79,6 +80,12 @@ pub trait Bucket: fmt::Debug + Send + Sync {
 
     /// Removes objects; a missing one is no error.
     fn delete(&self, keys: &[String]) -> Result<()>;
+
+    /// The folder of the file system that it is, if it is one, keys being paths below it: for
+    /// [`crate::copy_object`].
+    fn folder(&self) -> Option<&Path> {
+        None
+    }
 }
 
 /// Refuses a key that is empty or no [`crate::DiskPath`]: what every kind of bucket can store.

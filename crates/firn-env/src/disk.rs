@@ -5,6 +5,7 @@
 //! removed name survives only after [`Disk::sync_dir`] of its folder.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use firn_model::{Error, Result};
@@ -47,6 +48,11 @@ pub trait Disk: fmt::Debug + Send + Sync {
 
     /// Makes the names in a folder durable (`""` is the root).
     fn sync_dir(&self, path: &DiskPath) -> Result<()>;
+
+    /// The folder of the file system that it is, if it is one: for [`crate::copy_file`].
+    fn folder(&self) -> Option<&Path> {
+        None
+    }
 
     /// Bytes still free for this disk's user.
     fn free_bytes(&self) -> Result<u64>;

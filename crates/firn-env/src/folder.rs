@@ -235,6 +235,10 @@ impl Bucket for FolderBucket {
         folders.dedup();
         folders.iter().try_for_each(|folder| sync_dir(folder))
     }
+
+    fn folder(&self) -> Option<&Path> {
+        Some(&self.root)
+    }
 }
 
 fn info(key: &str, path: &Path) -> Result<ObjectInfo> {

@@ -12,14 +12,15 @@
 //! one after [`Disk::sync_dir`]; a bucket's `put` is atomic and durable when it returns; a `put` with
 //! a condition reaches a store at most once; every call to a store ends within a set time.
 //!
-//! Reading order: `disk`, `local`, `bucket`, `folder`, `remote` (`store`, `fetch`), `open`, `clock`,
-//! `conformance`.
+//! Reading order: `disk`, `local`, `bucket`, `folder`, `remote` (`store`, `fetch`), `open`, `copy`,
+//! `clock`, `conformance`.
 
 #![forbid(unsafe_code)]
 
 mod bucket;
 mod clock;
 pub mod conformance;
+mod copy;
 mod disk;
 mod folder;
 mod io_error;
@@ -33,6 +34,7 @@ use std::sync::Arc;
 
 pub use bucket::{Bucket, ObjectInfo, PutMode, RangeRequest, check_key, corrupt_range};
 pub use clock::{Clock, SystemClock};
+pub use copy::{copy_file, copy_object};
 pub use disk::{Disk, DiskFile, DiskPath, FolderLock, OpenMode, check_path};
 pub use folder::FolderBucket;
 pub use local::{LOCK_FILE, LocalDisk};

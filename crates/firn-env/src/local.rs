@@ -59,6 +59,10 @@ impl LocalDisk {
 }
 
 impl Disk for LocalDisk {
+    fn folder(&self) -> Option<&Path> {
+        Some(&self.root)
+    }
+
     fn open(&self, path: &DiskPath, mode: OpenMode) -> Result<Arc<dyn DiskFile>> {
         let path = self.path(path)?;
         let (verb, opened) = match mode {

@@ -286,6 +286,12 @@ impl Index {
         self.shared.seal.lock().snapshot().encode()
     }
 
+    /// The files of the sealed state with their lengths. The next [`Index::apply`] may remove some.
+    pub fn segment_files(&self) -> Vec<(String, u64)> {
+        let part = self.shared.seal.lock().snapshot();
+        part.added.iter().map(|segment| (segment.path(), segment.file_bytes)).collect()
+    }
+
     /// Sizes, for metrics and the memory budget. Cheap: sums that are kept, not a walk.
     pub fn stats(&self) -> IndexStats {
         let (segment_count, segment_bytes) = self.shared.seal.lock().sizes();

@@ -60,7 +60,7 @@ use std::thread::JoinHandle;
 
 pub use firn_cache::{ChangeLog, Touched};
 pub use firn_engine::{
-    Cardinality, DeleteReport, EngineOptions as Options, Lane, Level, RecoveryProgress,
+    Cardinality, CopyReport, DeleteReport, EngineOptions as Options, Lane, Level, RecoveryProgress,
     RecoveryReport, Snapshot, Stats, SyncPolicy, TableId, TableRecord, TreeOptions, WriteReport,
 };
 pub use firn_env::Env;

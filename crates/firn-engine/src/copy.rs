@@ -1,0 +1,88 @@
+//! A consistent copy of the whole database that opens like the original.
+//!
+//! It is what the manifest names at one moment: index segments, tables of both tiers, the deletes, and
+//! a manifest of its own. No log: a flush before takes the rows that are only there.
+
+use std::sync::Arc;
+
+use firn_env::{Env, copy_file, copy_object};
+use firn_model::{Error, ErrorKind, Pool, Result};
+
+use crate::Engine;
+use crate::manifest::{Edit, Manifest};
+
+/// What [`Engine::copy_to`] copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CopyReport {
+    /// Tables and index segments.
+    pub files: u64,
+    /// Objects of the slow tier.
+    pub objects: u64,
+    /// Bytes of both; a second name for the same bytes counts too.
+    pub bytes: u64,
+}
+
+impl Engine {
+    /// Copies the database to the empty place `target`, with all that was acknowledged before this
+    /// was called, or, with `skip_head`, without what is only in memory and log. Files and objects
+    /// get a second name where that is possible, else their bytes are copied, one at a time. Writes
+    /// and queries go on; a flush waits while index segments are copied. The copy has a manifest
+    /// only when it is complete: before that it is no database.
+    ///
+    /// # Errors
+    /// `Conflict` if there is a database at `target`, those of [`Engine::flush`], `Unavailable` when a
+    /// tier on either side fails.
+    pub fn copy_to(&self, target: &Env, skip_head: bool) -> Result<CopyReport> {
+        self.check_open()?;
+        let _lock = target.disk.lock()?;
+        let (mut manifest, found) = Manifest::open(Arc::clone(&target.disk))?;
+        if !found.edits.is_empty() {
+            return Err(Error::new(ErrorKind::Conflict, "there is a database at the copy's place"));
+        }
+        if !skip_head {
+            self.flush()?;
+        }
+        let mut report = CopyReport::default();
+        let (state, version) = {
+            // The next flush may replace index segments; tables stay as long as the version is held.
+            let _no_flush = self.flush_lane.lock();
+            let frozen = {
+                let _no_edit = self.manifest.lock();
+                (self.whole_state(), self.tree.version())
+            };
+            for (path, bytes) in self.index.segment_files() {
+                self.copy_one(target, &path, bytes, &mut report)?;
+            }
+            frozen
+        };
+        for table in version.tables() {
+            if table.level.is_slow() {
+                let _memory = self.reserve(Pool::Jobs, table.bytes)?;
+                copy_object(&*self.env.bucket, &*target.bucket, &table.path(), table.bytes)?;
+                report.objects += 1;
+                report.bytes += table.bytes;
+            } else {
+                self.copy_one(target, &table.path(), table.bytes, &mut report)?;
+            }
+        }
+        target.disk.sync_dir("")?;
+        manifest.commit(&Edit::default(), || state)?;
+        Ok(report)
+    }
+
+    fn copy_one(
+        &self,
+        target: &Env,
+        path: &str,
+        bytes: u64,
+        report: &mut CopyReport,
+    ) -> Result<()> {
+        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        target.disk.create_dir(folder)?;
+        copy_file(&*self.env.disk, &*target.disk, path)?;
+        target.disk.sync_dir(folder)?;
+        report.files += 1;
+        report.bytes += bytes;
+        Ok(())
+    }
+}

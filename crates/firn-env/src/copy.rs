@@ -1,0 +1,141 @@
+//! Copies of what is written once: by a second name where both sides are folders of one file system,
+//! else byte for byte.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use firn_model::{Error, Result};
+
+use crate::io_error::io_error;
+use crate::local::{make_dirs, sync_dir};
+use crate::{Bucket, Disk, DiskPath, OpenMode, PutMode, RangeRequest, check_key};
+
+// Large enough that a call costs nothing beside the copy.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Copies a file that is never written again. Its folder exists in `target`, its name does not; the
+/// bytes are durable when this returns, the name after [`Disk::sync_dir`]. Where the file gets a
+/// second name both are the same bytes on the device, and each can be removed without the other.
+///
+/// # Errors
+/// `NotFound` without the file, `Unavailable` when a disk fails or is full, with the path.
+pub fn copy_file(source: &dyn Disk, target: &dyn Disk, path: &DiskPath) -> Result<()> {
+    if let (Some(source), Some(target)) = (source.folder(), target.folder())
+        && link(&source.join(path), &target.join(path))?
+    {
+        return Ok(());
+    }
+    let from = source.open(path, OpenMode::Read)?;
+    let to = target.open(path, OpenMode::Create)?;
+    let bytes = from.len()?;
+    let mut piece = vec![0; PIECE_BYTES];
+    let mut offset = 0;
+    while offset < bytes {
+        let len = (bytes - offset).min(PIECE_BYTES as u64) as usize;
+        from.read_at(offset, &mut piece[..len])?;
+        to.write_at(offset, &piece[..len])?;
+        offset += len as u64;
+    }
+    to.sync()
+}
+
+/// Copies an object of `bytes` that is never replaced; durable when this returns. Holds it in memory
+/// unless both buckets are folders of one file system.
+///
+/// # Errors
+/// `NotFound` without the object, `Conflict` if `target` has the key, `Unavailable`, with the key.
+pub fn copy_object(source: &dyn Bucket, target: &dyn Bucket, key: &str, bytes: u64) -> Result<()> {
+    check_key(key)?;
+    if let (Some(source), Some(target)) = (source.folder(), target.folder()) {
+        let target = target.join(key);
+        let folder = target.parent().unwrap_or(&target);
+        make_dirs(folder)?;
+        if link(&source.join(key), &target)? {
+            return sync_dir(folder);
+        }
+    }
+    let request = RangeRequest { key: key.to_owned(), offset: 0, len: bytes };
+    let read = source.get_ranges(&[request]).pop();
+    let body: Arc<[u8]> = read.unwrap_or_else(|| Err(Error::internal("a range has no answer")))?;
+    target.put(key, body, PutMode::Create).map(|_| ())
+}
+
+/// Gives a file a second name; `false` where the file system cannot, such as over its border.
+fn link(source: &Path, target: &Path) -> Result<bool> {
+    match fs::hard_link(source, target) {
+        Ok(()) => Ok(true),
+        Err(error) => match error.kind() {
+            io::ErrorKind::CrossesDevices
+            | io::ErrorKind::Unsupported
+            | io::ErrorKind::PermissionDenied
+            | io::ErrorKind::TooManyLinks => Ok(false),
+            _ => Err(io_error("link", source, error)),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FolderBucket, LocalDisk};
+
+    /// Hides where it is, as a disk or bucket that is no folder does.
+    #[derive(Debug)]
+    struct Elsewhere<T>(T);
+
+    impl Bucket for Elsewhere<FolderBucket> {
+        fn get_ranges(&self, requests: &[RangeRequest]) -> Vec<Result<Arc<[u8]>>> {
+            self.0.get_ranges(requests)
+        }
+        fn put(&self, key: &str, bytes: Arc<[u8]>, mode: PutMode) -> Result<crate::ObjectInfo> {
+            self.0.put(key, bytes, mode)
+        }
+        fn head(&self, key: &str) -> Result<crate::ObjectInfo> {
+            self.0.head(key)
+        }
+        fn list(&self, prefix: &str) -> Result<Vec<crate::ObjectInfo>> {
+            self.0.list(prefix)
+        }
+        fn delete(&self, keys: &[String]) -> Result<()> {
+            self.0.delete(keys)
+        }
+    }
+
+    #[test]
+    fn a_copied_file_outlives_the_one_that_it_was_made_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = LocalDisk::open(folder.path().join("a")).unwrap();
+        let target = LocalDisk::open(folder.path().join("b")).unwrap();
+        let bytes: Vec<u8> = (0..PIECE_BYTES + 7).map(|idx| idx as u8).collect();
+        source.create_dir("x").unwrap();
+        target.create_dir("x").unwrap();
+        source.open("x/1", OpenMode::Create).unwrap().write_at(0, &bytes).unwrap();
+        copy_file(&source, &target, "x/1").unwrap();
+        source.remove("x/1").unwrap();
+        let mut copied = vec![0; bytes.len()];
+        target.open("x/1", OpenMode::Read).unwrap().read_at(0, &mut copied).unwrap();
+        assert_eq!(copied, bytes);
+        assert!(copy_file(&source, &target, "x/2").is_err());
+    }
+
+    #[test]
+    fn a_copied_object_outlives_the_one_that_it_was_made_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let bucket = |name: &str| FolderBucket::open(folder.path().join(name)).unwrap();
+        let source = bucket("a");
+        let targets: [Box<dyn Bucket>; 2] =
+            [Box::new(bucket("b")), Box::new(Elsewhere(bucket("c")))];
+        source.put("t/1", Arc::from(*b"object"), PutMode::Create).unwrap();
+        for target in &targets {
+            copy_object(&source, &**target, "t/1", 6).unwrap();
+            assert!(copy_object(&source, &**target, "t/1", 6).is_err(), "it is there");
+        }
+        source.delete(&["t/1".to_owned()]).unwrap();
+        for target in &targets {
+            let request = RangeRequest { key: "t/1".to_owned(), offset: 0, len: 6 };
+            assert_eq!(&**target.get_ranges(&[request])[0].as_ref().unwrap(), b"object");
+        }
+    }
+}
