@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use firn_model::{CancelToken, QueryContext, QueryStats, Result, Timestamp};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Mutex, Notify, Semaphore};
 
 use crate::config::Config;
 use crate::http::answer::{ApiError, ApiErrorKind, Payload};
@@ -32,6 +32,8 @@ pub(crate) struct App {
     pub(crate) started_ms: Timestamp,
     /// Told when a client asks the process to stop.
     pub(crate) quit: Notify,
+    /// Held by what takes long and is asked for by an administrator.
+    pub(crate) admin_work: Arc<Mutex<()>>,
     ready: OnceLock<Ready>,
     stopping: AtomicBool,
 }
@@ -64,6 +66,7 @@ impl App {
             target: config.self_scrape.map(|interval| Target::new(listen, interval)),
             started_ms: clock_ms(),
             quit: Notify::new(),
+            admin_work: Arc::default(),
             config,
             listen,
             progress: RecoveryProgress::default(),

@@ -33,6 +33,8 @@ fn write_memory(stats: &Stats, text: &mut MetricsText) {
         ("firn_index_memory_bytes", "Memory of the index.", index.heap_bytes),
         ("firn_index_segments", "Sealed index segments.", index.segment_count),
         ("firn_index_segment_bytes", "Length of the sealed index segments.", index.segment_bytes),
+        ("firn_tombstones", "Deletes that may still hide something.", stats.tombstones),
+        ("firn_tombstone_bytes", "Memory of these deletes.", stats.tombstone_bytes),
         ("firn_head_rows", "Rows that are not flushed.", stats.head.row_count),
         ("firn_head_arena_bytes", "Rows as they came in.", stats.head.arena_bytes),
         (
@@ -57,6 +59,7 @@ fn write_rows(stats: &Stats, text: &mut MetricsText) {
     for (name, help, value) in [
         ("firn_samples_written_total", "Values written.", stats.samples_written),
         ("firn_commit_seq", "Number of the newest commit.", stats.last_seq.0),
+        ("firn_deletes_total", "Deletes of samples.", stats.deletes),
         ("firn_flushes_total", "Flushes of memory to tables.", stats.flushes),
         (
             "firn_maintenance_errors_total",
@@ -158,6 +161,21 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
         ("firn_uploads_total", "Uploads to the slow tier.", traffic.uploads),
         ("firn_upload_bytes_total", "Uploaded to the slow tier.", traffic.upload_bytes),
         ("firn_patch_merges_total", "Merges of late data on the slow tier.", traffic.patch_merges),
+        (
+            "firn_cleanings_total",
+            "Tables written anew without what deletes hide.",
+            traffic.cleanings,
+        ),
+        (
+            "firn_cleaning_read_bytes_total",
+            "Bytes of such tables before.",
+            traffic.cleaning_read_bytes,
+        ),
+        (
+            "firn_cleaning_write_bytes_total",
+            "Bytes of such tables after.",
+            traffic.cleaning_write_bytes,
+        ),
     ] {
         text.counter(name, help, value as f64);
     }

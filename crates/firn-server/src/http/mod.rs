@@ -1,5 +1,6 @@
 //! HTTP: routes, and what happens around every request.
 
+mod admin;
 pub(crate) mod answer;
 mod body;
 mod federate;
@@ -44,6 +45,7 @@ pub(crate) const GET_POST: MethodFilter = MethodFilter::GET.or(MethodFilter::POS
 pub(crate) fn router(app: Shared) -> Router {
     let routes = Router::new()
         .route("/", get(page::page))
+        .merge(admin::routes())
         .merge(lifecycle::routes())
         .merge(query::routes())
         .merge(rules::routes())

@@ -26,7 +26,8 @@ const FORM_BYTES_MAX: usize = 10 << 20;
 const QUERY_BYTES_MAX: usize = 1 << 20;
 
 impl Params {
-    /// Reads the parameters of `request`. A body counts only with POST and as a form.
+    /// Reads the parameters of `request`. A body counts only with POST or PUT
+    /// and as a form.
     pub(crate) async fn read(request: Request<Body>, budget: &Budget) -> Result<Params, ApiError> {
         let (parts, body) = request.into_parts();
         let mut pairs = Vec::new();
@@ -34,7 +35,7 @@ impl Params {
         let content_type = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let media_type = content_type.and_then(|text| text.split(';').next()).unwrap_or_default();
         let is_form = media_type.trim().eq_ignore_ascii_case("application/x-www-form-urlencoded");
-        if parts.method == Method::POST && is_form {
+        if matches!(parts.method, Method::POST | Method::PUT) && is_form {
             let form =
                 body::read(&parts.headers, body, FORM_BYTES_MAX, budget).await.map_err(bad_form)?;
             // Two strings for each pair, of which the shortest has two bytes.

@@ -1,6 +1,7 @@
 //! The server over real connections, on a real folder: what goes in, what comes out, and every bad
 //! input with its status and its sentence.
 
+mod admin;
 mod client;
 mod federation;
 mod language;
@@ -15,6 +16,7 @@ mod targets;
 mod write_request;
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use clap::{Args, Command, FromArgMatches};
@@ -50,7 +52,11 @@ impl Running {
 }
 
 fn start_in(folder: &TempDir, args: &[&str]) -> Server {
-    let data = format!("--data={}", folder.path().join("data").display());
+    start_with_data(&folder.path().join("data"), args)
+}
+
+fn start_with_data(data: &Path, args: &[&str]) -> Server {
+    let data = format!("--data={}", data.display());
     let fixed = ["firn", &data, "--listen=127.0.0.1:0", "--self-scrape=never", "--memory=256MiB"];
     let command = Settings::augment_args(Command::new("firn").args_override_self(true));
     let matches = command.get_matches_from(fixed.iter().chain(args));

@@ -1,0 +1,186 @@
+//! Deleting series, cleaning up after deletes, snapshots of the whole database (specs/http-api.md 47).
+//! Off unless `--enable-admin-api`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{Request, Response, StatusCode};
+use axum::response::IntoResponse;
+use axum::routing::{MethodFilter, on};
+use firn_model::{Result, Timestamp};
+use firndb::Db;
+
+use crate::app::{App, clock_ms};
+use crate::http::answer::{ApiError, JSON, Packing, Payload};
+use crate::http::params::Params;
+use crate::http::{Shared, ready};
+use crate::wire::json;
+use crate::wire::number::rfc3339;
+
+/// The routes of this file.
+pub(crate) fn routes() -> Router<Shared> {
+    const POST_PUT: MethodFilter = MethodFilter::POST.or(MethodFilter::PUT);
+    Router::new()
+        .route("/api/v1/admin/tsdb/delete_series", on(POST_PUT, delete_series))
+        .route("/api/v1/admin/tsdb/clean_tombstones", on(POST_PUT, clean_tombstones))
+        .route("/api/v1/admin/tsdb/snapshot", on(POST_PUT, snapshot))
+}
+
+/// `delete_series`: hides the samples of all series that match, at once and for good.
+async fn delete_series(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let params = match params(&app, request).await {
+        Ok(params) => params,
+        Err(response) => return response,
+    };
+    let asked = params.selectors().and_then(|selectors| Ok((selectors, params.range()?)));
+    let (selectors, range) = match asked {
+        Ok((selectors, _)) if selectors.is_empty() => {
+            return ApiError::bad_data("no match[] parameter provided").into_response();
+        }
+        Ok(asked) => asked,
+        Err(error) => return error.into_response(),
+    };
+    let deleted = run(&app, move |db| match range.is_empty() {
+        true => Ok(()),
+        false => db.delete(&selectors, range).map(|report| {
+            let (series, range) = (report.series, (range.start, range.end));
+            tracing::info!(series, ?range, ?selectors, "deleted");
+        }),
+    });
+    no_content(deleted.await)
+}
+
+/// `clean_tombstones`: answers when the tables are without what deletes hide.
+async fn clean_tombstones(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    if let Err(response) = params(&app, request).await {
+        return response;
+    }
+    // Not dropped with the request: the work goes on when the client has gone.
+    let one_at_a_time = Arc::clone(&app.admin_work).lock_owned().await;
+    let cleaned = run(&app, move |db| {
+        let _one_at_a_time = one_at_a_time;
+        db.clean_tombstones()
+    });
+    no_content(cleaned.await)
+}
+
+/// `snapshot`: a copy below `<data>/snapshots`, which `firn serve --data` opens. Its slow tier lies
+/// inside if ours is a folder, else under the key prefix `snapshots/<name>` of ours.
+async fn snapshot(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let params = match params(&app, request).await {
+        Ok(params) => params,
+        Err(response) => return response,
+    };
+    let skip_head = match params.get("skip_head").map(parse_bool) {
+        None => false,
+        Some(Some(skip_head)) => skip_head,
+        Some(None) => {
+            let text = params.get("skip_head").unwrap_or_default();
+            let why = format!("unable to parse boolean {text:?}");
+            return ApiError::parameter("skip_head", why).into_response();
+        }
+    };
+    let one_at_a_time = Arc::clone(&app.admin_work).lock_owned().await;
+    let name = snapshot_name(clock_ms());
+    let folder = app.config.data.join("snapshots").join(&name);
+    let slow_tier = remote_place(&app.config.slow_tier, &name);
+    let copied = run(&app, move |db| {
+        let _one_at_a_time = one_at_a_time;
+        copy(db, &folder, slow_tier.as_deref(), skip_head)
+    });
+    match copied.await {
+        Ok(()) => {
+            let name = [("name", name.as_str())];
+            let body =
+                json::success(&[], &[], |out| json::push_object(name, out, json::push_string));
+            Payload::new(body, Packing::Plain, None).answer(StatusCode::OK, JSON)
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+fn copy(db: &Db, folder: &Path, slow_tier: Option<&str>, skip_head: bool) -> Result<()> {
+    let report = db.copy_to(folder, slow_tier, skip_head)?;
+    let (folder, slow_tier) = (folder.display(), slow_tier.unwrap_or("in the folder"));
+    tracing::info!(%folder, %slow_tier, ?report, "a snapshot was made");
+    Ok(())
+}
+
+/// The parameters, or the answer when the API is off, the database not open, or they are bad.
+async fn params(app: &App, request: Request<Body>) -> Result<Params, Response<Body>> {
+    if !app.config.admin_api {
+        // 500 and this type are what clients of Prometheus know.
+        let body = json::failure("unavailable", "admin APIs disabled");
+        let payload = Payload::new(body, Packing::Plain, None);
+        return Err(payload.answer(StatusCode::INTERNAL_SERVER_ERROR, JSON));
+    }
+    let ready = ready(app)?;
+    Params::read(request, ready.db.budget()).await.map_err(ApiError::into_response)
+}
+
+/// Runs `job` on a thread for writes.
+async fn run(
+    app: &App,
+    job: impl FnOnce(&Db) -> Result<()> + Send + 'static,
+) -> Result<(), ApiError> {
+    let Some(ready) = app.ready() else {
+        return Err(firn_model::Error::closed("the server is stopping").into());
+    };
+    let db = Arc::clone(&ready.db);
+    ready.write(move |_, _| job(&db)).await?.map_err(ApiError::from)
+}
+
+fn no_content(done: Result<(), ApiError>) -> Response<Body> {
+    match done {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(error) => error.into_response(),
+    }
+}
+
+/// As Go's `strconv.ParseBool`, which is what clients were written against.
+fn parse_bool(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
+        "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+/// `20261121T125703Z-0000019aa6d0a1f3`: readable, and never given twice.
+fn snapshot_name(now_ms: Timestamp) -> String {
+    let whole_seconds = rfc3339(now_ms.div_euclid(1_000) * 1_000).replace(['-', ':'], "");
+    format!("{whole_seconds}-{now_ms:016x}")
+}
+
+/// Where on an object store the snapshot's objects go; `None` for a folder.
+fn remote_place(slow_tier: &str, name: &str) -> Option<String> {
+    let is_remote = slow_tier.contains("://") && !slow_tier.starts_with("file://");
+    is_remote.then(|| format!("{}/snapshots/{name}", slow_tier.trim_end_matches('/')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_places() {
+        assert_eq!(snapshot_name(1_763_729_823_219), "20251121T125703Z-0000019aa67d55f3");
+        let f = |slow_tier: &str, want: Option<&str>| {
+            assert_eq!(remote_place(slow_tier, "n").as_deref(), want);
+        };
+        f("./firn-data/slow", None);
+        f("file:///slow", None);
+        f("s3://bucket/prefix/", Some("s3://bucket/prefix/snapshots/n"));
+        f("gs://bucket", Some("gs://bucket/snapshots/n"));
+    }
+
+    #[test]
+    fn booleans_are_those_of_go() {
+        assert_eq!(["1", "t", "True"].map(parse_bool), [Some(true); 3]);
+        assert_eq!(["0", "FALSE", "f"].map(parse_bool), [Some(false); 3]);
+        assert_eq!(["", "yes", "tRUE"].map(parse_bool), [None; 3]);
+    }
+}
