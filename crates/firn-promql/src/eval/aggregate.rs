@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use firn_model::{Error, Labels, METRIC_NAME, Result};
 
 use super::fold::Fold;
+use super::top;
 use super::vector::{ABSENT, VectorSeries, is_absent};
 use crate::functions::quantile::quantile;
 use crate::syntax::{AggregateOp, format_f};
@@ -25,6 +26,9 @@ impl Groups {
         without: bool,
         already_keyed: bool,
     ) -> Groups {
+        if grouping.is_empty() && !without && !series.is_empty() {
+            return Groups { labels: vec![Labels::empty()], of: vec![0; series.len()] };
+        }
         let mut groups = Groups { labels: Vec::new(), of: Vec::with_capacity(series.len()) };
         let mut by_labels: HashMap<Labels, usize> = HashMap::new();
         for one in series {
@@ -128,6 +132,12 @@ pub(crate) fn select(
     if !check_param(op, param)? {
         return Ok(Vec::new());
     }
+    if let AggregateOp::Topk | AggregateOp::Bottomk = op {
+        // Counts are truncated; what is below 1 keeps nothing.
+        let counts: Vec<usize> =
+            param.iter().map(|&limit| (limit as i64).max(0) as usize).collect();
+        return Ok(top::select(op == AggregateOp::Topk, &counts, series, &groups.lists()));
+    }
     let mut kept: Vec<Vec<f64>> = series.iter().map(|s| vec![ABSENT; s.values.len()]).collect();
     let mut order = Vec::new();
     for members in groups.lists() {
@@ -144,11 +154,6 @@ pub(crate) fn select(
                 _ => {
                     // Counts are truncated; what is below 1 keeps nothing.
                     let count = (limit as i64).clamp(0, present.len() as i64) as usize;
-                    let value = |idx: &usize| series[*idx].values[step];
-                    if op != AggregateOp::Limitk {
-                        let is_top = op == AggregateOp::Topk;
-                        present.sort_by(|a, b| nan_last(is_top, value(a), value(b)));
-                    }
                     present.truncate(count);
                 }
             }
@@ -168,12 +173,6 @@ pub(crate) fn select(
     let ordered: Vec<VectorSeries> = order.iter().filter_map(|&idx| rest[idx].take()).collect();
     let others = rest.into_iter().flatten().filter(|series| !series.is_empty());
     Ok(ordered.into_iter().chain(others).collect())
-}
-
-/// Greatest (or smallest) first, NaN last either way.
-fn nan_last(greatest_first: bool, a: f64, b: f64) -> std::cmp::Ordering {
-    let by_value = if greatest_first { b.partial_cmp(&a) } else { a.partial_cmp(&b) };
-    by_value.unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
 }
 
 /// Whether there is anything to keep at all.

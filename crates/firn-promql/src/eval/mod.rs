@@ -18,6 +18,7 @@ mod scan;
 pub(crate) mod select;
 mod subquery;
 pub(crate) mod tally;
+mod top;
 pub(crate) mod vector;
 pub(crate) mod window;
 

@@ -1,0 +1,135 @@
+//! `topk` and `bottomk`: the best few of each group at each step, kept while the series go by.
+
+use std::cmp::Ordering;
+
+use super::vector::{ABSENT, VectorSeries, is_absent};
+
+/// Up to so many are kept in order, each new one put in its place; more are sorted at the end.
+const KEPT_IN_ORDER_MAX: usize = 128;
+
+/// Which points stay. `counts` says per step how many of each group, `groups` lists the members of each.
+///
+/// A series that loses all its points goes. In an instant query the series of a group come in order of their values,
+/// else they stay as they were.
+pub(super) fn select(
+    greatest_first: bool,
+    counts: &[usize],
+    mut series: Vec<VectorSeries>,
+    groups: &[Vec<usize>],
+) -> Vec<VectorSeries> {
+    let mut best: Vec<Vec<(f64, usize)>> = vec![Vec::new(); counts.len()];
+    let mut order = Vec::new();
+    for members in groups {
+        best.iter_mut().for_each(Vec::clear);
+        for &idx in members {
+            let steps = best.iter_mut().zip(counts).zip(&series[idx].values);
+            for ((best, &count), &value) in steps {
+                if !is_absent(value) && count > 0 {
+                    offer(best, count, greatest_first, (value, idx));
+                }
+            }
+        }
+        for &idx in members {
+            series[idx].values.fill(ABSENT);
+            series[idx].histograms.clear();
+        }
+        for (step, best) in best.iter_mut().enumerate() {
+            if counts[step] > KEPT_IN_ORDER_MAX {
+                // Stable, so that of equal ones the first stay.
+                best.sort_by(|a, b| nan_last(greatest_first, a.0, b.0));
+                best.truncate(counts[step]);
+            }
+            best.iter().for_each(|&(value, idx)| series[idx].values[step] = value);
+        }
+        if let [only] = &best[..] {
+            order.extend(only.iter().map(|&(_, idx)| idx));
+        }
+    }
+    if counts.len() == 1 {
+        let mut series: Vec<Option<VectorSeries>> = series.into_iter().map(Some).collect();
+        return order.iter().filter_map(|&idx| series[idx].take()).collect();
+    }
+    series.retain(|one| !one.is_empty());
+    series
+}
+
+/// Adds a value to the best `count`, unless it is none of them.
+fn offer(best: &mut Vec<(f64, usize)>, count: usize, greatest_first: bool, new: (f64, usize)) {
+    if count > KEPT_IN_ORDER_MAX {
+        best.push(new);
+        return;
+    }
+    let is_better = |kept: &(f64, usize)| nan_last(greatest_first, new.0, kept.0).is_lt();
+    if best.len() == count {
+        // Most values end here.
+        if !best.last().is_some_and(is_better) {
+            return;
+        }
+        best.pop();
+    }
+    let place = best.partition_point(|kept| !is_better(kept));
+    best.insert(place, new);
+}
+
+/// Greatest (or smallest) first, NaN last either way.
+fn nan_last(greatest_first: bool, a: f64, b: f64) -> Ordering {
+    let by_value = if greatest_first { b.partial_cmp(&a) } else { a.partial_cmp(&b) };
+    by_value.unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_model::Labels;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// As sorting all of a group and step would have it.
+        #[test]
+        fn the_best_are_those_that_sorting_puts_first(
+            values in prop::collection::vec(
+                prop::collection::vec(
+                    prop_oneof![
+                        5 => (0u8..6).prop_map(f64::from),
+                        1 => Just(f64::NAN),
+                        1 => Just(ABSENT),
+                        1 => Just(f64::NEG_INFINITY),
+                    ],
+                    3,
+                ),
+                0..40,
+            ),
+            count in prop_oneof![0usize..6, 130usize..140],
+            greatest_first in any::<bool>(),
+        ) {
+            let groups = [0, 1].map(|group| (group..values.len()).step_by(2).collect::<Vec<_>>());
+            let all = values.iter().enumerate().map(|(idx, values)| {
+                let labels = Labels::from_pairs([("i", format!("{idx:02}").as_str())]).unwrap();
+                VectorSeries::floats(labels, false, values.clone())
+            });
+            let kept = select(greatest_first, &[count; 3], all.collect(), &groups);
+            let mut expected = vec![vec![ABSENT; 3]; values.len()];
+            for (group, step) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] {
+                let mut present: Vec<usize> = (0..values.len())
+                    .filter(|&idx| idx % 2 == group && !is_absent(values[idx][step]))
+                    .collect();
+                present.sort_by(|a, b| {
+                    nan_last(greatest_first, values[*a][step], values[*b][step])
+                });
+                present.iter().take(count).for_each(|&idx| {
+                    expected[idx][step] = values[idx][step];
+                });
+            }
+            let bits = |values: &[f64]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            let expected: Vec<_> = expected.iter().enumerate()
+                .filter(|(_, values)| values.iter().any(|value| !is_absent(*value)))
+                .map(|(idx, values)| (format!("{idx:02}"), bits(values)))
+                .collect();
+            let kept: Vec<_> = kept.iter()
+                .map(|one| (one.labels.get("i").unwrap().to_owned(), bits(&one.values)))
+                .collect();
+            prop_assert_eq!(kept, expected);
+        }
+    }
+}
