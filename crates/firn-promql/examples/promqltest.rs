@@ -50,8 +50,9 @@ fn run(folder: &PathBuf, shows_failures: bool) -> Result<(), String> {
             report.float_passed,
             report.float_count
         );
-        for failure in report.failures.iter().filter(|f| shows_failures && !f.is_native) {
-            println!("  line {}: {}: {}", failure.line, failure.query, failure.reason);
+        for failure in report.failures.iter().filter(|_| shows_failures) {
+            let kind = if failure.is_native { "native" } else { "float" };
+            println!("  line {} ({kind}): {}: {}", failure.line, failure.query, failure.reason);
         }
         total.add(&report);
     }

@@ -38,7 +38,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Reading order: `syntax`, `value`, `plan`, `eval`, `functions`, `testing`.
+//! Reading order: `syntax`, `value`, `plan`, `eval`, `functions`, `histogram`, `testing`.
 
 #![forbid(unsafe_code)]
 
@@ -54,6 +54,7 @@ use firn_model::Timestamp;
 
 pub use eval::eval;
 pub use eval::tally::SampleStats;
+pub use histogram::{BoundedBucket, all_buckets};
 pub use plan::{check_range, selections};
 pub use syntax::{
     Aggregate, AggregateOp, At, Binary, BinaryOp, Borders, Cardinality, DurationExpr, Expr,

@@ -308,6 +308,16 @@ pub(crate) fn keeps_name(function: FunctionId) -> bool {
     matches!(function, FunctionId::LastOverTime | FunctionId::FirstOverTime)
 }
 
+/// The one metric that is read below a node over whose selector a grouping was pushed down.
+pub(crate) fn metric_below(node: &Node) -> Option<&str> {
+    match &node.kind {
+        NodeKind::Selector(selector) => fixed_name(&selector.matchers),
+        NodeKind::Matrix(matrix) => fixed_name(&matrix.selector.matchers),
+        NodeKind::Call { args, .. } => args.iter().find_map(metric_below),
+        _ => None,
+    }
+}
+
 /// The metric's name, if the matchers allow only one.
 pub(crate) fn fixed_name(matchers: &[Matcher]) -> Option<&str> {
     let is_name = |matcher: &&Matcher| {

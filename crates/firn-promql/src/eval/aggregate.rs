@@ -1,6 +1,7 @@
 //! Aggregations: series into groups, then one loop over the steps per series.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use firn_model::{Error, Labels, METRIC_NAME, Result};
 
@@ -8,6 +9,7 @@ use super::fold::Fold;
 use super::top;
 use super::vector::{ABSENT, VectorSeries, is_absent};
 use crate::functions::quantile::quantile;
+use crate::histogram;
 use crate::syntax::{AggregateOp, format_f};
 
 /// The groups of some series, in order of their first one.
@@ -138,15 +140,15 @@ pub(crate) fn select(
             param.iter().map(|&limit| (limit as i64).max(0) as usize).collect();
         return Ok(top::select(op == AggregateOp::Topk, &counts, series, &groups.lists()));
     }
-    let mut kept: Vec<Vec<f64>> = series.iter().map(|s| vec![ABSENT; s.values.len()]).collect();
+    let nothing = |series: &VectorSeries| {
+        VectorSeries::floats(Labels::empty(), false, vec![ABSENT; series.values.len()])
+    };
+    let mut kept: Vec<VectorSeries> = series.iter().map(nothing).collect();
     let mut order = Vec::new();
     for members in groups.lists() {
         for (step, &limit) in param.iter().enumerate() {
-            let mut present: Vec<usize> = members
-                .iter()
-                .copied()
-                .filter(|&idx| !is_absent(series[idx].values[step]))
-                .collect();
+            let mut present: Vec<usize> =
+                members.iter().copied().filter(|&idx| series[idx].has_point(step)).collect();
             match op {
                 AggregateOp::LimitRatio => {
                     present.retain(|&idx| in_ratio(&series[idx].labels, limit));
@@ -158,7 +160,10 @@ pub(crate) fn select(
                 }
             }
             for &idx in &present {
-                kept[idx][step] = series[idx].values[step];
+                match series[idx].histogram(step) {
+                    Some(histogram) => kept[idx].set_histogram(step, Arc::clone(histogram)),
+                    None => kept[idx].values[step] = series[idx].values[step],
+                }
             }
             if param.len() == 1 {
                 order.extend_from_slice(&present);
@@ -168,7 +173,10 @@ pub(crate) fn select(
     let mut rest: Vec<Option<VectorSeries>> = series
         .into_iter()
         .zip(kept)
-        .map(|(series, values)| Some(VectorSeries { values, ..series }))
+        .map(|(series, kept)| {
+            let VectorSeries { values, histograms, .. } = kept;
+            Some(VectorSeries { values, histograms, ..series })
+        })
         .collect();
     let ordered: Vec<VectorSeries> = order.iter().filter_map(|&idx| rest[idx].take()).collect();
     let others = rest.into_iter().flatten().filter(|series| !series.is_empty());
@@ -265,6 +273,13 @@ pub(crate) fn count_values(
                 }
             };
             last = Some((value.to_bits(), slot));
+            let count = &mut output.series[slot].values[step];
+            *count = if is_absent(*count) { 1.0 } else { *count + 1.0 };
+        }
+        let histograms = one.histograms.iter().enumerate();
+        for (step, histogram) in histograms.filter_map(|(step, h)| Some((step, h.as_ref()?))) {
+            let labels = one.labels.with(name, &histogram::text(histogram));
+            let slot = output.slot(&group_labels(&labels, &grouping, without), false, step_count);
             let count = &mut output.series[slot].values[step];
             *count = if is_absent(*count) { 1.0 } else { *count + 1.0 };
         }

@@ -4,13 +4,15 @@
 //! `ignoring` leaves), then each group is computed column by column. What must not happen at one step (two
 //! candidates on a "one" side, two results with one label set) is checked step by step inside the group.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
-use firn_model::{Error, Labels, METRIC_NAME, Result};
+use firn_model::{Error, Histogram, Labels, METRIC_NAME, PointValue, ResetHint, Result};
 
 use super::vector::{
     ABSENT, OutputSeries, VectorSeries, is_absent, is_metadata_label, labels_text,
 };
+use crate::histogram::{self, Operation, Remark, Running};
 use crate::syntax::{BinaryOp, Cardinality, Matching};
 
 /// `lhs op rhs` for an arithmetic or comparison operator; the bool tells whether a comparison holds.
@@ -59,6 +61,110 @@ pub(crate) fn scalars(op: BinaryOp, lhs: &[f64], rhs: &[f64]) -> Result<Vec<f64>
     Ok(lhs.iter().zip(rhs).map(one).collect())
 }
 
+/// What operators have to say about the points that they met.
+pub(crate) type PointNotes = BTreeSet<PointNote>;
+
+/// One such remark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum PointNote {
+    /// The operator does not know these two kinds of operands.
+    Types(&'static str, &'static str),
+    /// Exponential and custom buckets.
+    Layout,
+    /// What the arithmetic of histograms says.
+    Remark(Remark),
+}
+
+/// One side of an operator.
+#[derive(Clone, Copy)]
+enum Operand<'a> {
+    Float(f64),
+    Histogram(&'a Histogram),
+}
+
+impl Operand<'_> {
+    fn kind(self) -> &'static str {
+        match self {
+            Operand::Float(_) => "float",
+            Operand::Histogram(_) => "histogram",
+        }
+    }
+}
+
+/// The point of a series at a step where it has one.
+fn operand(series: &VectorSeries, step: usize) -> Operand<'_> {
+    let value = series.values[step];
+    if !is_absent(value) {
+        return Operand::Float(value);
+    }
+    series.histogram(step).map_or(Operand::Float(value), |h| Operand::Histogram(h))
+}
+
+/// `lhs op rhs` where a histogram is involved or wanted; the bool tells whether a comparison holds. `None` where there
+/// is no such operation.
+fn compute_points(
+    op: BinaryOp,
+    lhs: Operand<'_>,
+    rhs: Operand<'_>,
+    notes: &mut PointNotes,
+) -> Option<(PointValue, bool)> {
+    let histogram = |histogram: Histogram| Some((PointValue::Histogram(Arc::new(histogram)), true));
+    match (op, lhs, rhs) {
+        (BinaryOp::Mul, Operand::Float(factor), Operand::Histogram(h))
+        | (BinaryOp::Mul, Operand::Histogram(h), Operand::Float(factor)) => {
+            histogram(histogram::scaled(h, factor))
+        }
+        (BinaryOp::Div, Operand::Histogram(h), Operand::Float(divisor)) => {
+            let mut running: Running<f64> = Running::new(h);
+            running.divide(divisor);
+            histogram(running.finish())
+        }
+        (BinaryOp::TrimUpper, Operand::Histogram(h), Operand::Float(limit)) => {
+            histogram(histogram::trim(h, limit, false))
+        }
+        (BinaryOp::TrimLower, Operand::Histogram(h), Operand::Float(limit)) => {
+            histogram(histogram::trim(h, limit, true))
+        }
+        (BinaryOp::Add | BinaryOp::Sub, Operand::Histogram(a), Operand::Histogram(b)) => {
+            let sum = added(op == BinaryOp::Sub, a, b, notes)?;
+            histogram(sum)
+        }
+        (BinaryOp::Equal | BinaryOp::NotEqual, Operand::Histogram(a), Operand::Histogram(b)) => {
+            let holds = histogram::same_content(a, b) == (op == BinaryOp::Equal);
+            Some((PointValue::Histogram(Arc::new(a.clone())), holds))
+        }
+        _ => {
+            notes.insert(PointNote::Types(lhs.kind(), rhs.kind()));
+            None
+        }
+    }
+}
+
+fn added(
+    subtracts: bool,
+    a: &Histogram,
+    b: &Histogram,
+    notes: &mut PointNotes,
+) -> Option<Histogram> {
+    let mut running: Running<f64> = Running::new(a);
+    let merged = if subtracts { running.subtract(b) } else { running.add(b) };
+    let Ok(merged) = merged else {
+        notes.insert(PointNote::Layout);
+        return None;
+    };
+    let operation = if subtracts { Operation::Subtraction } else { Operation::Addition };
+    if merged.resets_conflict {
+        notes.insert(PointNote::Remark(Remark::ResetsConflict(operation)));
+    }
+    if merged.bounds_differed {
+        notes.insert(PointNote::Remark(Remark::BoundsDiffered(operation)));
+    }
+    if subtracts {
+        running.reset_hint = ResetHint::Gauge;
+    }
+    Some(running.finish())
+}
+
 /// Between each point of `series` and the number of its step; `swapped` when the number stands on the left.
 pub(crate) fn with_scalar(
     op: BinaryOp,
@@ -66,8 +172,13 @@ pub(crate) fn with_scalar(
     scalar: &[f64],
     swapped: bool,
     return_bool: bool,
+    notes: &mut PointNotes,
 ) {
     for one in series.iter_mut() {
+        if wants_histograms(op) || !one.histograms.is_empty() {
+            points_with_scalar(op, one, scalar, swapped, return_bool, notes);
+            continue;
+        }
         for (value, &scalar) in one.values.iter_mut().zip(scalar) {
             if is_absent(*value) {
                 continue;
@@ -88,6 +199,44 @@ pub(crate) fn with_scalar(
         }
     }
     series.retain(|series| !series.is_empty());
+}
+
+/// The same for a series that may hold histograms.
+fn points_with_scalar(
+    op: BinaryOp,
+    series: &mut VectorSeries,
+    scalar: &[f64],
+    swapped: bool,
+    return_bool: bool,
+    notes: &mut PointNotes,
+) {
+    for (step, &scalar) in scalar.iter().enumerate() {
+        let Some(point) = series.point(step) else { continue };
+        let number = Operand::Float(scalar);
+        let (lhs, rhs) = match swapped {
+            true => (number, operand(series, step)),
+            false => (operand(series, step), number),
+        };
+        let result = match (lhs, rhs) {
+            (Operand::Float(lhs), Operand::Float(rhs)) if !wants_histograms(op) => {
+                let (value, holds) = compute(op, lhs, rhs);
+                Some((PointValue::Float(value), holds))
+            }
+            _ => compute_points(op, lhs, rhs, notes),
+        };
+        series.remove(step);
+        let Some((value, holds)) = result else { continue };
+        let value = if return_bool {
+            PointValue::Float(f64::from(u8::from(holds)))
+        } else if !holds {
+            continue;
+        } else if op.is_comparison() {
+            point
+        } else {
+            value
+        };
+        series.set(step, value);
+    }
 }
 
 /// `and`, `or`, `unless`.
@@ -147,6 +296,16 @@ impl Signature<'_> {
     }
 }
 
+/// Both sides of one group.
+#[derive(Clone, Copy)]
+struct Sides<'a> {
+    many: &'a [VectorSeries],
+    one: &'a [VectorSeries],
+    /// Which series of the "one" side counts at each step.
+    candidates: &'a [u32],
+    active: &'a [bool],
+}
+
 /// Series with one signature.
 #[derive(Default)]
 struct Group {
@@ -176,13 +335,15 @@ impl VectorOperation<'_> {
         &self,
         lhs: Vec<VectorSeries>,
         rhs: Vec<VectorSeries>,
+        notes: &mut PointNotes,
     ) -> Result<Vec<VectorSeries>> {
         let (many, one) = if self.swapped() { (rhs, lhs) } else { (lhs, rhs) };
         let active = self.active_steps(&many, &one);
         let mut output = OutputSeries::default();
         for (signature, group) in &self.groups(&many, &one) {
             let candidates = self.one_side(signature, group, &one, &active)?;
-            self.group(signature, group, &many, &one, &candidates, &active, &mut output)?;
+            let sides = Sides { many: &many, one: &one, candidates: &candidates, active: &active };
+            self.group(signature, group, &sides, &mut output, notes)?;
         }
         Ok(output.finish())
     }
@@ -202,8 +363,8 @@ impl VectorOperation<'_> {
         let any = |series: &[VectorSeries]| {
             let mut steps = vec![false; self.step_count];
             for series in series {
-                for (any, value) in steps.iter_mut().zip(&series.values) {
-                    *any |= !is_absent(*value);
+                for (step, any) in steps.iter_mut().enumerate() {
+                    *any |= series.has_point(step);
                 }
             }
             steps
@@ -242,8 +403,8 @@ impl VectorOperation<'_> {
     ) -> Result<Vec<u32>> {
         let mut candidates = vec![NONE; self.step_count];
         for &idx in &group.one {
-            for (step, value) in one[idx].values.iter().enumerate() {
-                if is_absent(*value) || !active[step] {
+            for step in 0..self.step_count {
+                if !active[step] || !one[idx].has_point(step) {
                     continue;
                 }
                 if candidates[step] != NONE {
@@ -268,39 +429,37 @@ impl VectorOperation<'_> {
         ))
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one call, from `run`; all are the group's")]
     fn group(
         &self,
         signature: &Labels,
         group: &Group,
-        many: &[VectorSeries],
-        one: &[VectorSeries],
-        candidates: &[u32],
-        active: &[bool],
+        sides: &Sides<'_>,
         output: &mut OutputSeries,
+        notes: &mut PointNotes,
     ) -> Result<()> {
+        let Sides { many, one, candidates, active } = *sides;
         let (fill_many, fill_one) = self.fills();
         let mut seen = Seen::new(self.matching.cardinality, self.step_count);
         for &idx in &group.many {
             let series = &many[idx];
             let mut pair = Pair::default();
-            for (step, &value) in series.values.iter().enumerate() {
-                if is_absent(value) || !active[step] {
+            for step in 0..self.step_count {
+                if !active[step] || !series.has_point(step) {
                     continue;
                 }
                 let (other, labels) = match (candidates[step], fill_one) {
                     (NONE, None) => continue,
-                    (NONE, Some(fill)) => (fill, signature),
+                    (NONE, Some(fill)) => (Operand::Float(fill), signature),
                     (candidate, _) => {
                         let other = &one[candidate as usize];
-                        (other.values[step], &other.labels)
+                        (operand(other, step), &other.labels)
                     }
                 };
                 let target = pair.target(self, candidates[step], &series.labels, labels, &mut seen);
                 seen.mark(target, step)?;
-                if let Some(result) = self.result(value, other) {
+                if let Some(result) = self.result(operand(series, step), other, notes) {
                     let slot = pair.slot(self, series.drop_name, output);
-                    output.put(slot, step, result)?;
+                    output.put_point(slot, step, result)?;
                 }
             }
         }
@@ -312,20 +471,32 @@ impl VectorOperation<'_> {
             }
             let other = &one[candidate as usize];
             pair.target(self, candidate, signature, &other.labels, &mut seen);
-            if let Some(result) = self.result(fill, other.values[step]) {
+            let filled = Operand::Float(fill);
+            if let Some(result) = self.result(filled, operand(other, step), notes) {
                 let slot = pair.slot(self, false, output);
-                output.put(slot, step, result)?;
+                output.put_point(slot, step, result)?;
             }
         }
         Ok(())
     }
 
     /// The value of one pair of points, `None` where a comparison drops it.
-    fn result(&self, many: f64, one: f64) -> Option<f64> {
+    fn result(
+        &self,
+        many: Operand<'_>,
+        one: Operand<'_>,
+        notes: &mut PointNotes,
+    ) -> Option<PointValue> {
         let (lhs, rhs) = if self.swapped() { (one, many) } else { (many, one) };
-        let (value, holds) = compute(self.op, lhs, rhs);
+        let (value, holds) = match (lhs, rhs) {
+            (Operand::Float(lhs), Operand::Float(rhs)) if !wants_histograms(self.op) => {
+                let (value, holds) = compute(self.op, lhs, rhs);
+                (PointValue::Float(value), holds)
+            }
+            _ => compute_points(self.op, lhs, rhs, notes)?,
+        };
         if self.return_bool {
-            return Some(f64::from(u8::from(holds)));
+            return Some(PointValue::Float(f64::from(u8::from(holds))));
         }
         holds.then_some(value)
     }

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use firn_model::{Error, Grouping, Labels, LabelsBuilder, METRIC_NAME, MatchOp, Matcher, Result};
+use firn_model::{
+    Error, Grouping, Histogram, Labels, LabelsBuilder, METRIC_NAME, MatchOp, Matcher, Result,
+};
 
 use super::vector::{
     ABSENT, Evaluated, VectorSeries, is_absent, keep_floats, same_labels_error, strip_names,
@@ -12,6 +14,7 @@ use super::{Evaluator, map_points};
 use crate::functions::calendar::date_part;
 use crate::functions::math;
 use crate::functions::range::RangeCall;
+use crate::histogram;
 use crate::plan;
 use crate::syntax::{AggregateOp, Borders, FunctionId, MatrixSelector, Node, NodeKind, Span};
 
@@ -58,16 +61,14 @@ impl Evaluator<'_> {
             F::HistogramQuantile => self.histogram_quantile(args, steps)?,
             F::HistogramQuantiles => self.histogram_quantiles(args, steps)?,
             F::HistogramFraction => self.histogram_fraction(args, steps)?,
-            F::HistogramAvg
-            | F::HistogramCount
-            | F::HistogramSum
-            | F::HistogramStddev
-            | F::HistogramStdvar
-            // Floats are not native histograms and carry no start timestamps.
-            | F::StartTimestamp => {
-                self.vector(&args[0], steps)?;
-                Vec::new()
+            F::HistogramAvg => self.of_histograms(args, steps, |h| h.sum / h.count)?,
+            F::HistogramCount => self.of_histograms(args, steps, |h| h.count)?,
+            F::HistogramSum => self.of_histograms(args, steps, |h| h.sum)?,
+            F::HistogramStdvar => self.of_histograms(args, steps, histogram::variance)?,
+            F::HistogramStddev => {
+                self.of_histograms(args, steps, |h| histogram::variance(h).sqrt())?
             }
+            F::StartTimestamp => self.start_timestamp(&args[0], steps)?,
             F::DayOfMonth
             | F::DayOfWeek
             | F::DayOfYear
@@ -88,6 +89,35 @@ impl Evaluator<'_> {
             },
         };
         Ok(Evaluated::Vector(vector))
+    }
+
+    /// Start timestamps are known of samples, not of what is computed from them.
+    fn start_timestamp(&mut self, arg: &Node, steps: &Steps) -> Result<Vec<VectorSeries>> {
+        let NodeKind::Selector(selector) = &arg.kind else {
+            self.vector(arg, steps)?;
+            return Ok(Vec::new());
+        };
+        let mut series = self.sample_starts(selector, steps)?;
+        self.drop_names(&mut series)?;
+        Ok(series)
+    }
+
+    /// A number of each histogram; floats are left out.
+    fn of_histograms(
+        &mut self,
+        args: &[Node],
+        steps: &Steps,
+        number: impl Fn(&Histogram) -> f64,
+    ) -> Result<Vec<VectorSeries>> {
+        let mut series = self.vector(&args[0], steps)?;
+        series.retain(VectorSeries::has_histograms);
+        for one in &mut series {
+            let histograms = std::mem::take(&mut one.histograms);
+            let numbers = histograms.iter().map(|h| h.as_ref().map_or(ABSENT, |h| number(h)));
+            one.values = numbers.collect();
+        }
+        self.drop_names(&mut series)?;
+        Ok(series)
     }
 
     fn timestamp(&mut self, arg: &Node, steps: &Steps) -> Result<Vec<VectorSeries>> {
@@ -195,6 +225,7 @@ impl Evaluator<'_> {
             _ => return Err(Error::internal("found as a window above")),
         };
         if function == FunctionId::AbsentOverTime {
+            self.remarks.clear();
             return absent(&series, window, steps.count);
         }
         let pushed_name = match (&window.kind, grouping) {
@@ -202,6 +233,7 @@ impl Evaluator<'_> {
             (NodeKind::Matrix(matrix), _) => plan::fixed_name(&matrix.selector.matchers),
             _ => None,
         };
+        self.note_remarks(window.span, pushed_name);
         self.note_range_call(function, args, &params, &series, pushed_name);
         if plan::keeps_name(function) {
             return Ok(series);
@@ -280,9 +312,12 @@ impl Evaluator<'_> {
     ) {
         match function {
             FunctionId::Rate | FunctionId::Increase => {
-                let own = series.iter().map(|series| series.labels.metric_name());
+                let is_float = |series: &&VectorSeries| {
+                    series.histograms.is_empty() || !series.values.iter().all(|v| is_absent(*v))
+                };
+                let own = series.iter().filter(is_float).map(|series| series.labels.metric_name());
                 let names: BTreeSet<&str> = match pushed_name {
-                    Some(name) => series.first().map(|_| name).into_iter().collect(),
+                    Some(name) => series.iter().find(is_float).map(|_| name).into_iter().collect(),
                     None => own.collect(),
                 };
                 let counts = ["_total", "_sum", "_count", "_bucket"];

@@ -1,14 +1,16 @@
-//! Functions of classic histograms: series that differ in `le` only are the buckets of one.
+//! Quantiles and fractions of histograms: native ones, and classic ones, where series that differ in `le` only are the
+//! buckets of one.
 
 use std::collections::HashMap;
 
-use firn_model::{Labels, Result};
+use firn_model::{Histogram, Labels, Result};
 
 use super::Evaluator;
 use super::vector::{ABSENT, OutputSeries, VectorSeries, is_absent};
 use super::window::Steps;
 use crate::functions::classic::{self, Bucket};
-use crate::syntax::{Node, Span, format_g};
+use crate::histogram;
+use crate::syntax::{Node, Span, format_g, go_quote};
 
 impl Evaluator<'_> {
     fn note_quantiles(&mut self, quantiles: &[f64], span: Span) {
@@ -32,8 +34,7 @@ impl Evaluator<'_> {
         for group in &groups {
             found.push(self.group_quantile(group, &series, &quantiles, args[1].span, steps));
         }
-        self.drop_names(&mut found)?;
-        Ok(found)
+        self.finish(found)
     }
 
     /// `histogram_quantiles(v, "label", q...)`: each quantile as a series with its own label.
@@ -77,13 +78,27 @@ impl Evaluator<'_> {
     ) -> Result<Vec<VectorSeries>> {
         let (lower, upper) = (self.scalar(&args[0], steps)?, self.scalar(&args[1], steps)?);
         let series = self.vector(&args[2], steps)?;
-        let groups = self.bucket_groups(&series, args[2].span);
-        let column = |group: &BucketGroup| {
-            group.column(&series, steps, |step, buckets| {
-                classic::fraction(lower[step], upper[step], buckets)
-            })
-        };
-        let mut found: Vec<VectorSeries> = groups.iter().map(column).collect();
+        let span = args[2].span;
+        let groups = self.bucket_groups(&series, span);
+        let mut found: Vec<VectorSeries> = Vec::new();
+        for group in &groups {
+            let name = group.labels.metric_name();
+            let notes = &mut self.notes;
+            found.push(group.column(&series, steps, |step, histogram| match histogram {
+                Found::Classic(buckets) => classic::fraction(lower[step], upper[step], buckets),
+                Found::Native(histogram) => {
+                    let (value, effect) = histogram::fraction(lower[step], upper[step], histogram);
+                    effect.into_iter().for_each(|e| notes.nan_observations(span, name, e));
+                    value
+                }
+            }));
+        }
+        self.finish(found)
+    }
+
+    /// Drops what got no value, and names.
+    fn finish(&self, mut found: Vec<VectorSeries>) -> Result<Vec<VectorSeries>> {
+        found.retain(|series| !series.is_empty());
         self.drop_names(&mut found)?;
         Ok(found)
     }
@@ -101,20 +116,32 @@ impl Evaluator<'_> {
             false => String::new(),
         };
         let notes = &mut self.notes;
-        group.column(series, steps, |step, buckets| {
-            let (value, forced) = classic::quantile(quantiles[step], buckets, steps.at(step));
-            if let Some(forced) = forced {
-                notes.forced_monotonic(span, &name, forced);
+        group.column(series, steps, |step, histogram| match histogram {
+            Found::Classic(buckets) => {
+                let (value, forced) = classic::quantile(quantiles[step], buckets, steps.at(step));
+                if let Some(forced) = forced {
+                    notes.forced_monotonic(span, &name, forced);
+                }
+                value
             }
-            value
+            Found::Native(histogram) => {
+                let (value, effect) = histogram::quantile(quantiles[step], histogram);
+                let name = group.labels.metric_name();
+                effect.into_iter().for_each(|e| notes.nan_observations(span, name, e));
+                value
+            }
         })
     }
 
-    /// Series that differ in `le` only are one histogram.
+    /// Series that differ in `le` only are one histogram; a native histogram is one of its own. Where both have the same
+    /// labels at a step, neither has a value there.
     fn bucket_groups(&mut self, series: &[VectorSeries], span: Span) -> Vec<BucketGroup> {
         let mut groups: Vec<BucketGroup> = Vec::new();
         let mut by_labels: HashMap<Labels, usize> = HashMap::new();
         for (idx, one) in series.iter().enumerate() {
+            if one.values.iter().all(|value| is_absent(*value)) {
+                continue;
+            }
             let bound = one.labels.get("le").unwrap_or("");
             let Ok(upper) = bound.parse::<f64>() else {
                 let name = match self.options.delayed_name_removal {
@@ -126,29 +153,58 @@ impl Evaluator<'_> {
             };
             let labels = one.labels.filter(|name| name != "le");
             let group = *by_labels.entry(labels).or_insert_with_key(|labels| {
-                groups.push(BucketGroup { labels: labels.clone(), bounds: Vec::new() });
+                groups.push(BucketGroup::new(labels.clone()));
                 groups.len() - 1
             });
             groups[group].bounds.push((upper, idx));
+        }
+        for (idx, one) in series.iter().enumerate().filter(|(_, one)| one.has_histograms()) {
+            let group = *by_labels.entry(one.labels.clone()).or_insert_with_key(|labels| {
+                groups.push(BucketGroup::new(labels.clone()));
+                groups.len() - 1
+            });
+            groups[group].native = Some(idx);
+            let bounds = &groups[group].bounds;
+            let both = |step: usize| {
+                one.histogram(step).is_some()
+                    && bounds.iter().any(|&(_, idx)| !is_absent(series[idx].values[step]))
+            };
+            if (0..one.values.len()).any(both) {
+                let name = go_quote(one.labels.metric_name().as_bytes());
+                let text = "vector contains a mix of classic and native histograms";
+                self.notes.warn(span, format!("{text} for metric name {name}"));
+            }
         }
         groups
     }
 }
 
-/// The series of one classic histogram.
+/// The series of one histogram.
 struct BucketGroup {
     labels: Labels,
-    /// Upper bound and index of each bucket's series.
+    /// Upper bound and index of each classic bucket's series.
     bounds: Vec<(f64, usize)>,
+    /// The index of the series of native histograms.
+    native: Option<usize>,
+}
+
+/// A histogram at one step.
+enum Found<'a> {
+    Classic(&'a mut Vec<Bucket>),
+    Native(&'a Histogram),
 }
 
 impl BucketGroup {
-    /// What `compute` makes of the buckets that are there at each step.
+    fn new(labels: Labels) -> BucketGroup {
+        BucketGroup { labels, bounds: Vec::new(), native: None }
+    }
+
+    /// What `compute` makes of the histogram that is there at each step.
     fn column(
         &self,
         series: &[VectorSeries],
         steps: &Steps,
-        mut compute: impl FnMut(usize, &mut Vec<Bucket>) -> f64,
+        mut compute: impl FnMut(usize, Found<'_>) -> f64,
     ) -> VectorSeries {
         let mut buckets = Vec::with_capacity(self.bounds.len());
         let mut values = vec![ABSENT; steps.count];
@@ -160,8 +216,11 @@ impl BucketGroup {
                     buckets.push(Bucket { upper, count });
                 }
             }
-            if !buckets.is_empty() {
-                *value = compute(step, &mut buckets);
+            match self.native.and_then(|idx| series[idx].histogram(step)) {
+                Some(_) if !buckets.is_empty() => {}
+                Some(histogram) => *value = compute(step, Found::Native(histogram)),
+                None if buckets.is_empty() => {}
+                None => *value = compute(step, Found::Classic(&mut buckets)),
             }
         }
         VectorSeries::floats(self.labels.clone(), false, values)

@@ -5,12 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use firn_model::{Error, Grouping, Labels, METRIC_NAME, MatchOp, Matcher, Result};
+use firn_model::{Error, Grouping, Labels, METRIC_NAME, MatchOp, Matcher, PointValue, Result};
 
 use super::Evaluator;
-use super::select::NewestTimes;
+use super::select::{Kernel, NewestTimes};
 use super::vector::{OutputSeries, VectorSeries, is_absent, labels_text};
-use super::window::{Frame, Steps};
+use super::window::{Frame, MixedSamples, Samples, Steps, is_stale};
+use crate::histogram::Remarks;
 use crate::plan;
 use crate::syntax::{Node, NodeKind};
 
@@ -147,8 +148,39 @@ impl Evaluator<'_> {
             before: self.options.lookback_ms,
             after: 0,
         };
-        let kernel = NewestTimes { per_unit_ms: 1.0 };
-        self.read(&matchers, &frame, &Grouping::Series, true, &kernel)
+        self.read(&matchers, &frame, &Grouping::Series, true, &InfoTimes)
+    }
+}
+
+/// The time, in milliseconds, of the newest sample of each window; info series hold floats.
+struct InfoTimes;
+
+const TIMES: NewestTimes = NewestTimes { per_unit_ms: 1.0 };
+
+impl Kernel for InfoTimes {
+    fn floats(&self, samples: Samples<'_>, out: &mut [f64]) -> Result<()> {
+        TIMES.floats(samples, out)
+    }
+
+    fn mixed(
+        &self,
+        samples: MixedSamples<'_>,
+        out: &mut VectorSeries,
+        remarks: &mut Remarks,
+    ) -> Result<()> {
+        let newest =
+            samples.windows.iter().filter_map(|window| samples.entries.get(window.last()?));
+        let mut values = newest.map(|entry| &entry.value);
+        if values.any(|value| matches!(value, PointValue::Histogram(_)) && !is_stale(value)) {
+            let labels = labels_text(&out.labels);
+            let what = format!("this should be an info metric, with float samples: {labels}");
+            return Err(Error::invalid(what));
+        }
+        TIMES.mixed(samples, out, remarks)
+    }
+
+    fn looks_at_windows(&self) -> bool {
+        TIMES.looks_at_windows()
     }
 }
 

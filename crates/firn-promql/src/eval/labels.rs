@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use firn_model::{Error, METRIC_NAME, Result};
 
 use super::Evaluator;
-use super::vector::{VectorSeries, is_absent, merge_same_labels};
+use super::vector::{VectorSeries, is_absent, keep_floats, merge_same_labels};
 use super::window::Steps;
 use crate::functions::natural;
 use crate::syntax::{FunctionId, Node, NodeKind, Span};
@@ -86,6 +86,7 @@ impl Evaluator<'_> {
         }
         let mut series = self.vector(&args[0], steps)?;
         if matches!(function, FunctionId::Sort | FunctionId::SortDesc) {
+            keep_floats(&mut series);
             let descending = function == FunctionId::SortDesc;
             let value = |series: &VectorSeries| {
                 series.values.first().copied().filter(|value| !is_absent(*value))

@@ -5,6 +5,7 @@
 //! `meter` (limits), `tally` (statistics) and `notes` (annotations).
 
 pub(crate) mod aggregate;
+mod aggregate_mixed;
 pub(crate) mod binary;
 mod call;
 mod fold;
@@ -19,25 +20,29 @@ pub(crate) mod select;
 mod subquery;
 pub(crate) mod tally;
 mod top;
+mod totals;
 pub(crate) mod vector;
 pub(crate) mod window;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use firn_model::{Error, Grouping, QueryContext, Result, Select};
 
-use crate::histogram::Remark;
+use crate::histogram::{Remark, scaled};
 use crate::plan;
 use crate::syntax::{Aggregate, AggregateOp, Binary, Expr, Node, NodeKind, Span};
 use crate::value::QueryOutput;
 use crate::{EvalOptions, syntax};
 
 use aggregate::Groups;
-use binary::VectorOperation;
+use aggregate_mixed::{AggregateNotes, reduce_mixed};
+use binary::{PointNote, PointNotes, VectorOperation};
 use fold::Fold;
 use meter::Meter;
 use notes::Notes;
 use tally::SampleStats;
+use totals::Needs;
 use vector::{ABSENT, Evaluated, VectorSeries, is_absent};
 use window::Steps;
 
@@ -64,7 +69,8 @@ pub fn eval(
     meter.samples = options.counts_samples.then(|| SampleStats::new(steps.count));
     let root = plan::resolve(&expr.root, options)?;
     let (notes, remarks) = (Notes::default(), BTreeSet::new());
-    let mut evaluator = Evaluator { select, context, options, meter, notes, remarks };
+    let needs = Needs::default();
+    let mut evaluator = Evaluator { select, context, options, meter, notes, remarks, needs };
     let value = evaluator.output(&root, &steps)?;
     let meter = evaluator.meter;
     Ok(QueryOutput {
@@ -85,6 +91,8 @@ pub(crate) struct Evaluator<'a> {
     notes: Notes,
     /// What the last windows that were read had to say, by the metric's name.
     remarks: BTreeSet<(String, Remark)>,
+    /// What the node under evaluation needs of histograms.
+    needs: Needs,
 }
 
 impl Evaluator<'_> {
@@ -119,7 +127,9 @@ impl Evaluator<'_> {
             NodeKind::Number { value, .. } => Ok(Evaluated::Scalar(vec![*value; steps.count])),
             NodeKind::String(bytes) => Ok(Evaluated::Text(bytes.clone())),
             NodeKind::Selector(selector) => {
-                Ok(Evaluated::Vector(self.instant(selector, steps, &Grouping::Series)?))
+                let series = self.instant(selector, steps, &Grouping::Series)?;
+                self.note_remarks(node.span, None);
+                Ok(Evaluated::Vector(series))
             }
             NodeKind::Paren(inner) => self.node(inner, steps),
             NodeKind::Unary { negate, operand } => self.unary(*negate, operand, steps),
@@ -127,7 +137,13 @@ impl Evaluator<'_> {
             NodeKind::Aggregate(aggregate) => {
                 Ok(Evaluated::Vector(self.aggregate(aggregate, steps)?))
             }
-            NodeKind::Call { function, args } => self.call(node.span, function.id, args, steps),
+            NodeKind::Call { function, args } => {
+                let needs = self.needs.below(function.id);
+                let outer = std::mem::replace(&mut self.needs, needs);
+                let result = self.call(node.span, function.id, args, steps);
+                self.needs = outer;
+                result
+            }
             NodeKind::Matrix(_) | NodeKind::Subquery(_) => {
                 Err(Error::internal("a range vector stands where it is no function's argument"))
             }
@@ -157,6 +173,9 @@ impl Evaluator<'_> {
             Evaluated::Scalar(values) => values.iter_mut().for_each(|value| *value = -*value),
             Evaluated::Vector(series) => {
                 map_points(series, |value| -value);
+                for point in series.iter_mut().flat_map(|series| &mut series.histograms) {
+                    *point = point.take().map(|h| Arc::new(scaled(&h, -1.0)));
+                }
                 self.drop_names(series)?;
             }
             Evaluated::Text(_) => {}
@@ -166,8 +185,10 @@ impl Evaluator<'_> {
 
     fn binary(&mut self, span: Span, binary: &Binary, steps: &Steps) -> Result<Evaluated> {
         let op = binary.op;
-        let lhs = self.node(&binary.lhs, steps)?;
-        let rhs = self.node(&binary.rhs, steps)?;
+        let outer = std::mem::take(&mut self.needs);
+        let (lhs, rhs) = (self.node(&binary.lhs, steps), self.node(&binary.rhs, steps));
+        self.needs = outer;
+        let (lhs, rhs) = (lhs?, rhs?);
         let renames = op.is_arithmetic() || binary.return_bool;
         let (mut series, scalar, swapped) = match (lhs, rhs) {
             (Evaluated::Scalar(lhs), Evaluated::Scalar(rhs)) => {
@@ -180,10 +201,9 @@ impl Evaluator<'_> {
             (Evaluated::Scalar(scalar), Evaluated::Vector(series)) => (series, scalar, true),
             _ => return Err(Error::internal("a text was an operand; type checks come first")),
         };
-        if binary::wants_histograms(op) && !series.is_empty() {
-            self.note_incompatible(span, op);
-        }
-        binary::with_scalar(op, &mut series, &scalar, swapped, binary.return_bool);
+        let mut found = PointNotes::new();
+        binary::with_scalar(op, &mut series, &scalar, swapped, binary.return_bool, &mut found);
+        self.note_points(span, op, found);
         if renames {
             self.drop_names(&mut series)?;
         }
@@ -201,9 +221,6 @@ impl Evaluator<'_> {
         if binary.op.is_set() {
             return binary::sets(binary.op, lhs, rhs, &binary.matching, steps.count);
         }
-        if binary::wants_histograms(binary.op) && !lhs.is_empty() && !rhs.is_empty() {
-            self.note_incompatible(span, binary.op);
-        }
         let operation = VectorOperation {
             op: binary.op,
             matching: &binary.matching,
@@ -211,15 +228,38 @@ impl Evaluator<'_> {
             step_count: steps.count,
             delayed_names: self.options.delayed_name_removal,
         };
-        operation.run(lhs, rhs)
+        let mut found = PointNotes::new();
+        let result = operation.run(lhs, rhs, &mut found);
+        self.note_points(span, binary.op, found);
+        result
     }
 
-    fn note_incompatible(&mut self, span: Span, op: syntax::BinaryOp) {
-        let op = op.text();
-        let text = format!(
-            "incompatible sample types encountered for binary operator \"{op}\": float {op} float"
-        );
-        self.notes.info(span, text);
+    fn note_points(&mut self, span: Span, op: syntax::BinaryOp, found: PointNotes) {
+        for note in found {
+            match note {
+                PointNote::Types(lhs, rhs) => self.notes.info(
+                    span,
+                    format!(
+                        "incompatible sample types encountered for binary operator \"{op}\": \
+                         {lhs} {op} {rhs}",
+                        op = op.text()
+                    ),
+                ),
+                PointNote::Layout => {
+                    let text = "incompatible bucket layout encountered for binary operator";
+                    self.notes.warn(span, format!("{text} {}", op.text()));
+                }
+                PointNote::Remark(remark) => self.notes.remark(span, "", remark),
+            }
+        }
+    }
+
+    /// Tells what the windows just read had to say; `pushed_name` is the metric where series were read by their
+    /// groups.
+    fn note_remarks(&mut self, span: Span, pushed_name: Option<&str>) {
+        for (name, remark) in std::mem::take(&mut self.remarks) {
+            self.notes.remark(span, pushed_name.unwrap_or(&name), remark);
+        }
     }
 
     fn aggregate(&mut self, aggregate: &Aggregate, steps: &Steps) -> Result<Vec<VectorSeries>> {
@@ -244,15 +284,53 @@ impl Evaluator<'_> {
         {
             return Ok(series);
         }
-        let series = match &pushed {
+        let name = plan::metric_below(&aggregate.expr);
+        let (read, samples) = (self.meter.read, self.meter.samples.clone());
+        let mut series = match &pushed {
             Some(grouping) => self.grouped(&aggregate.expr, steps, grouping)?,
             None => self.vector(&aggregate.expr, steps)?,
         };
-        let groups = Groups::new(&series, grouping, without, pushed.is_some());
+        let mut is_keyed = pushed.is_some();
+        if is_keyed && name.is_none() && series.iter().any(|s| !s.histograms.is_empty()) {
+            // What is told about histograms names their metric, which the groups do not know.
+            (self.meter.read, self.meter.samples) = (read, samples);
+            series = self.vector(&aggregate.expr, steps)?;
+            is_keyed = false;
+        }
+        let span = aggregate.expr.span;
         if op.selects_series() {
+            let is_limit = matches!(op, AggregateOp::Limitk | AggregateOp::LimitRatio);
+            if !is_limit && aggregate_mixed::ignore(&mut series) {
+                self.notes.ignored_histogram(span, op.text());
+            }
+            let groups = Groups::new(&series, grouping, without, is_keyed);
             return aggregate::select(op, &param, series, &groups);
         }
-        Ok(aggregate::reduce(op, &param, &series, groups, steps.count))
+        let groups = Groups::new(&series, grouping, without, is_keyed);
+        if series.iter().all(|series| series.histograms.is_empty()) {
+            return Ok(aggregate::reduce(op, &param, &series, groups, steps.count));
+        }
+        let mut found = AggregateNotes::default();
+        let result = reduce_mixed(op, &param, series, groups, steps.count, &mut found);
+        self.note_aggregate(aggregate, name.filter(|_| is_keyed), found);
+        Ok(result)
+    }
+
+    fn note_aggregate(&mut self, aggregate: &Aggregate, name: Option<&str>, found: AggregateNotes) {
+        let span = aggregate.expr.span;
+        if found.ignored {
+            self.notes.ignored_histogram(span, aggregate.op.text());
+        }
+        if found.mixed_kinds {
+            let text = "encountered a mix of histograms and floats for aggregation";
+            self.notes.warn(span, text);
+        }
+        for misfit in &found.misfits {
+            self.notes.remark(span, name.unwrap_or(misfit), Remark::MixedSchemas);
+        }
+        for remark in found.remarks {
+            self.notes.remark(span, "", remark);
+        }
     }
 
     /// An aggregation of a selector or of a window function of one, without keeping the members' columns. `None` if some
@@ -293,9 +371,17 @@ impl Evaluator<'_> {
             };
         }
         match &node.kind {
-            NodeKind::Selector(selector) => self.instant(selector, steps, grouping),
+            NodeKind::Selector(selector) => {
+                let series = self.instant(selector, steps, grouping)?;
+                self.note_remarks(node.span, plan::fixed_name(&selector.matchers));
+                Ok(series)
+            }
             NodeKind::Call { function, args } => {
-                self.range_call(function.id, args, steps, grouping)
+                let needs = self.needs.below(function.id);
+                let outer = std::mem::replace(&mut self.needs, needs);
+                let result = self.range_call(function.id, args, steps, grouping);
+                self.needs = outer;
+                result
             }
             _ => Err(Error::internal("a grouping was pushed below something else")),
         }

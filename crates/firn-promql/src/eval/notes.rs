@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::functions::calendar::rfc3339;
+use crate::histogram::{NanEffect, Remark};
 use crate::syntax::{Expr, Span, format_g, go_quote};
 use crate::value::{Annotation, AnnotationKind, Annotations};
 
@@ -51,6 +52,60 @@ impl Notes {
             "metric might not be a counter, name does not end in _total/_sum/_count/_bucket: {name}"
         );
         self.info(span, text);
+    }
+
+    /// What a computation had to say about the samples of `name`.
+    pub(crate) fn remark(&mut self, span: Span, name: &str, remark: Remark) {
+        let metric = go_quote(name.as_bytes());
+        let warning = match remark {
+            Remark::MixedKinds => {
+                format!("encountered a mix of histograms and floats for metric name {metric}")
+            }
+            Remark::MixedSchemas => format!(
+                "vector contains a mix of histograms with exponential and custom buckets schemas \
+                 for metric name {metric}"
+            ),
+            Remark::NotCounter => {
+                format!("this native histogram metric is not a counter: {metric}")
+            }
+            Remark::NotGauge => format!("this native histogram metric is not a gauge: {metric}"),
+            Remark::ResetsConflict(operation) => {
+                format!("conflicting counter resets during histogram {}", operation.name())
+            }
+            Remark::StartOverlaps => format!(
+                "sample has start time that overlaps with previous sample timestamp for metric \
+                 {metric}"
+            ),
+            Remark::IgnoredInRange => {
+                let text = "ignored histograms in a range containing both floats and histograms";
+                return self.info(span, format!("{text} for metric name {metric}"));
+            }
+            Remark::BoundsDiffered(operation) => {
+                let text = "mismatched custom buckets were reconciled during";
+                return self.info(span, format!("{text} {}", operation.name()));
+            }
+        };
+        self.warn(span, warning);
+    }
+
+    /// An aggregation that only knows floats met histograms.
+    pub(crate) fn ignored_histogram(&mut self, span: Span, aggregation: &str) {
+        self.info(span, format!("ignored histogram in {aggregation} aggregation"));
+    }
+
+    /// What observations of NaN did to a result.
+    pub(crate) fn nan_observations(&mut self, span: Span, name: &str, effect: NanEffect) {
+        let text = match effect {
+            NanEffect::Result => "input to histogram_quantile has NaN observations, result is NaN",
+            NanEffect::Skew => {
+                "input to histogram_quantile has NaN observations, result is skewed higher"
+            }
+            NanEffect::Excluded => {
+                "input to histogram_fraction has NaN observations, which are excluded from all \
+                 fractions"
+            }
+        };
+        self.info(span, with_name(text.to_owned(), name));
     }
 
     pub(crate) fn bad_bucket(&mut self, span: Span, name: &str, label: &str) {

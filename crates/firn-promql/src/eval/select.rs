@@ -9,10 +9,11 @@ use super::Evaluator;
 use super::fold::Fold;
 use super::meter::Meter;
 use super::scan::{Scan, Sink};
+use super::totals::{Needs, TotalsOnly};
 use super::vector::{VectorSeries, is_absent};
 use super::window::{Frame, MixedSamples, Reading, Samples, Steps, is_stale};
 use crate::functions::extended;
-use crate::histogram::{Remark, Remarks};
+use crate::histogram::{self, Remark, Remarks};
 use crate::plan;
 use crate::syntax::{AggregateOp, Borders, MatrixSelector, Selector};
 use crate::value::{HistogramPoint, Series};
@@ -44,6 +45,17 @@ impl Evaluator<'_> {
         let frame = plan::instant_frame(&plain, steps, self.options.lookback_ms);
         let kernel = NewestTimes { per_unit_ms: 1000.0 };
         self.read(&selector.matchers, &frame, &Grouping::Series, true, &kernel)
+    }
+
+    /// The start timestamps, in seconds, of the samples that an instant selector gives.
+    pub(super) fn sample_starts(
+        &mut self,
+        selector: &Selector,
+        steps: &Steps,
+    ) -> Result<Vec<VectorSeries>> {
+        let plain = Selector { borders: Borders::Plain, ..selector.clone() };
+        let frame = plan::instant_frame(&plain, steps, self.options.lookback_ms);
+        self.read(&selector.matchers, &frame, &Grouping::Series, true, &NewestStarts)
     }
 
     /// A range selector as a result of its own: the samples themselves.
@@ -108,6 +120,8 @@ impl Evaluator<'_> {
         }
         let context = self.context;
         let scan = Scan::open(self.select, matchers, frame, grouping, keep_stale, context)?;
+        let totals = TotalsOnly { kernel };
+        let kernel = if self.needs == Needs::Totals { &totals } else { kernel };
         let mut stats = self.meter.samples.take();
         let (meter, remarks) = (&mut self.meter, &mut self.remarks);
         let mut sink = SeriesSink { scan: &scan, meter, remarks, found: Vec::new() };
@@ -326,7 +340,13 @@ impl Kernel for SmoothedValues {
         out: &mut VectorSeries,
         remarks: &mut Remarks,
     ) -> Result<()> {
-        Newest.mixed(samples, out, remarks)
+        for (step, window) in samples.windows.iter().enumerate() {
+            let at = self.frame.reference(step);
+            if let Some(value) = histogram::smoothed_point(samples, window, at, remarks) {
+                out.set(step, value);
+            }
+        }
+        Ok(())
     }
 
     fn looks_at_windows(&self) -> bool {
@@ -363,6 +383,34 @@ impl Kernel for NewestTimes {
                 && !is_stale(&samples.entries[last].value)
             {
                 *out = samples.times[last] as f64 / self.per_unit_ms;
+            }
+        }
+        Ok(())
+    }
+
+    fn looks_at_windows(&self) -> bool {
+        false
+    }
+}
+
+/// The start timestamp, in seconds, of the newest sample of each window, where it has one.
+struct NewestStarts;
+
+impl Kernel for NewestStarts {
+    fn floats(&self, _: Samples<'_>, _: &mut [f64]) -> Result<()> {
+        Ok(())
+    }
+
+    fn mixed(
+        &self,
+        samples: MixedSamples<'_>,
+        out: &mut VectorSeries,
+        _: &mut Remarks,
+    ) -> Result<()> {
+        for (window, out) in samples.windows.iter().zip(&mut out.values) {
+            let newest = window.last().map(|last| &samples.entries[last]);
+            if let Some(entry) = newest.filter(|e| e.start != 0 && !is_stale(&e.value)) {
+                *out = entry.start as f64 / 1000.0;
             }
         }
         Ok(())

@@ -5,6 +5,7 @@ use firn_model::{Result, Timestamp};
 use super::Evaluator;
 use super::select::{Kernel, push_point};
 use super::tally::SampleStats;
+use super::totals::Needs;
 use super::vector::{ABSENT, VectorSeries};
 use super::window::{Frame, Reading, Scratch, Steps, Windows};
 use crate::histogram::Remarks;
@@ -30,7 +31,12 @@ impl Evaluator<'_> {
         let outside = self.meter.count_steps(steps.count);
         let series = match steps.count {
             0 => Vec::new(),
-            _ => self.vector(&subquery.expr, &steps)?,
+            _ => {
+                let outer = std::mem::replace(&mut self.needs, Needs::WholeBelow);
+                let series = self.vector(&subquery.expr, &steps);
+                self.needs = outer;
+                series?
+            }
         };
         let inside = std::mem::replace(&mut self.meter.samples, outside);
         if let (Some(samples), Some(inside)) = (&mut self.meter.samples, &inside) {

@@ -92,6 +92,14 @@ impl VectorSeries {
         self.histograms[step] = Some(histogram);
     }
 
+    /// Makes the point at `step` a float or a histogram.
+    pub(crate) fn set(&mut self, step: usize, value: PointValue) {
+        match value {
+            PointValue::Float(value) => self.values[step] = value,
+            PointValue::Histogram(histogram) => self.set_histogram(step, histogram),
+        }
+    }
+
     /// Removes the point at `step`.
     pub(crate) fn remove(&mut self, step: usize) {
         self.values[step] = ABSENT;
@@ -240,6 +248,17 @@ impl OutputSeries {
         }
         series.set_histogram(step, histogram);
         Ok(())
+    }
+
+    /// Sets one point of either kind.
+    ///
+    /// # Errors
+    /// `Invalid` if there is one already.
+    pub(crate) fn put_point(&mut self, slot: usize, step: usize, value: PointValue) -> Result<()> {
+        match value {
+            PointValue::Float(value) => self.put(slot, step, value),
+            PointValue::Histogram(histogram) => self.put_histogram(slot, step, histogram),
+        }
     }
 
     /// Copies the point that `series` has at `step`, if any.

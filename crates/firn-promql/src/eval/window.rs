@@ -7,7 +7,9 @@ use std::cell::OnceCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use firn_model::{Column, ColumnValues, MixedEntry, PointValue, TimeRange, Timestamp};
+use firn_model::{
+    Column, ColumnValues, Histogram, MixedEntry, PointValue, ResetHint, TimeRange, Timestamp,
+};
 
 use super::vector::{VectorSeries, has_absent, histogram_points, is_absent};
 use crate::functions::rate::Spread;
@@ -276,7 +278,7 @@ impl Scratch {
         }
         let points = series.values.iter().enumerate().map(|(step, &value)| {
             let value = match series.histogram(step) {
-                Some(histogram) => PointValue::Histogram(Arc::clone(histogram)),
+                Some(histogram) => PointValue::Histogram(without_hint(histogram)),
                 None => PointValue::Float(value),
             };
             (step, MixedEntry { start: 0, value })
@@ -351,6 +353,16 @@ impl Scratch {
         let map = |&(first, end): &(u32, u32)| (rank[first as usize], rank[end as usize]);
         self.windows.clear();
         self.windows.bounds.extend(windows.bounds.iter().map(map));
+    }
+}
+
+/// A histogram whose neighbours are not those that its hint was about: a subquery may leave samples out between two.
+fn without_hint(histogram: &Arc<Histogram>) -> Arc<Histogram> {
+    match histogram.reset_hint {
+        ResetHint::Unknown | ResetHint::Gauge => Arc::clone(histogram),
+        ResetHint::Reset | ResetHint::NoReset => {
+            Arc::new(Histogram { reset_hint: ResetHint::Unknown, ..Histogram::clone(histogram) })
+        }
     }
 }
 

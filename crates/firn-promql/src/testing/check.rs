@@ -1,9 +1,11 @@
 //! Does a result meet the expectation?
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use firn_model::{Labels, Timestamp, is_stale_nan};
 
+use super::histogram;
 use super::script::{Case, Wording};
 use super::series::{Item, SeriesLine};
 use crate::value::{Annotations, PointValue, Series, Value, VectorPoint};
@@ -41,6 +43,7 @@ fn points(line: &SeriesLine, start: Timestamp, step_ms: i64) -> Vec<(Timestamp, 
 fn same_value(expected: &Item, got: &PointValue) -> bool {
     match (expected, got) {
         (Item::Float(wanted), PointValue::Float(got)) => almost_equal(*wanted, *got),
+        (Item::Histogram(wanted), PointValue::Histogram(got)) => histogram::same(wanted, got),
         _ => false,
     }
 }
@@ -114,15 +117,28 @@ fn matrix(case: &Case, got: &[Series], start: Timestamp, step_ms: i64) -> Verdic
             return Err(format!("got {}, which is not expected", series.labels));
         };
         let wanted = points(line, start, step_ms);
-        let same = wanted.len() == series.floats.len()
-            && wanted.iter().zip(&series.floats).all(|(wanted, got)| {
-                wanted.0 == got.ts && same_value(wanted.1, &PointValue::Float(got.value))
-            });
+        let got = series_points(series);
+        let same = wanted.len() == got.len()
+            && wanted
+                .iter()
+                .zip(&got)
+                .all(|(wanted, got)| wanted.0 == got.0 && same_value(wanted.1, &got.1));
         if !same {
-            return Err(format!("{}: got {:?}, expected {wanted:?}", series.labels, series.floats));
+            return Err(format!("{}: got {got:?}, expected {wanted:?}", series.labels));
         }
     }
     Ok(())
+}
+
+/// All points of a series in time order.
+pub(super) fn series_points(series: &Series) -> Vec<(Timestamp, PointValue)> {
+    let floats = series.floats.iter().map(|sample| (sample.ts, PointValue::Float(sample.value)));
+    let histograms = series.histograms.iter();
+    let histograms =
+        histograms.map(|point| (point.ts, PointValue::Histogram(Arc::clone(&point.histogram))));
+    let mut points: Vec<_> = floats.chain(histograms).collect();
+    points.sort_by_key(|point| point.0);
+    points
 }
 
 /// The remarks.

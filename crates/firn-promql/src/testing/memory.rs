@@ -5,9 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use firn_model::{
-    Column, ColumnBatch, ColumnValues, Labels, MixedEntry, PointValue, Presence, QueryContext,
-    Result, Select, Selected, Selection, Slot, Timestamp,
+    Column, ColumnBatch, ColumnValues, Histogram, Labels, MixedEntry, PointValue, Presence,
+    QueryContext, ResetHint, Result, Select, Selected, Selection, Slot, TimeRange, Timestamp,
+    is_stale_nan,
 };
+
+use crate::histogram::detects_reset;
 
 /// Samples by series. Series whose labels share `job` and `instance` are read as members of one group, all
 /// others alone, so that both shapes of batches are exercised.
@@ -66,14 +69,53 @@ impl Select for MemorySelect {
             let range = selection.range;
             let samples = match range.is_empty() {
                 true => Vec::new(),
-                false => {
-                    samples.range(range.start..=range.end).map(|(&t, e)| (t, e.clone())).collect()
-                }
+                false => with_hints(samples, range),
             };
             groups.entry(group).or_default().push(Member { key: key_idx as u32, samples });
         }
         Ok(Box::new(Found { keys, groups: groups.into_values().collect() }))
     }
+}
+
+/// The samples in `range` with the counter reset hints that a Prometheus storage gives: counters that go on from the
+/// histogram before have none between, about all others nothing is known.
+fn with_hints(
+    samples: &BTreeMap<Timestamp, MixedEntry>,
+    range: TimeRange,
+) -> Vec<(Timestamp, MixedEntry)> {
+    let mut before: Option<&Histogram> = None;
+    let mut found = Vec::new();
+    for (&ts, entry) in samples {
+        let mut entry_out = entry.clone();
+        if let PointValue::Histogram(histogram) = &entry.value
+            && !is_stale_nan(histogram.sum)
+        {
+            if histogram.reset_hint != ResetHint::Gauge {
+                let goes_on = before.is_some_and(|before| continues(histogram, before));
+                let reset_hint = if goes_on { ResetHint::NoReset } else { ResetHint::Unknown };
+                let hinted = Histogram { reset_hint, ..Histogram::clone(histogram) };
+                entry_out.value = PointValue::Histogram(Arc::new(hinted));
+            }
+            before = Some(histogram);
+        } else {
+            before = None;
+        }
+        if range.contains(ts) {
+            found.push((ts, entry_out));
+        }
+    }
+    found
+}
+
+/// Whether a storage would put `histogram` into the same chunk as `before`.
+fn continues(histogram: &Histogram, before: &Histogram) -> bool {
+    let unknown = Histogram { reset_hint: ResetHint::Unknown, ..histogram.clone() };
+    histogram.reset_hint != ResetHint::Reset
+        && before.reset_hint != ResetHint::Gauge
+        && histogram.schema == before.schema
+        && histogram.zero_threshold == before.zero_threshold
+        && histogram.custom_bounds == before.custom_bounds
+        && !detects_reset(&unknown, before)
 }
 
 #[derive(Debug)]

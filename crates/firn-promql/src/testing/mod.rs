@@ -4,6 +4,7 @@
 //! Nothing here opens files: callers read scripts and hand over their text.
 
 mod check;
+mod histogram;
 mod memory;
 mod run;
 mod script;

@@ -1,13 +1,15 @@
 //! Runs a script: each case is asked in every way that must give the same answer.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
-use firn_model::{Labels, QueryContext};
+use firn_model::{Labels, MixedEntry, QueryContext};
 
 use super::check::{self, Verdict};
+use super::histogram;
 use super::memory::MemorySelect;
 use super::script::{self, Case, CommandKind, When};
-use super::series::Item;
+use super::series::{Item, SeriesLine};
 use crate::syntax::{At, Node, NodeKind};
 use crate::value::{PointValue, QueryOutput, Value, VectorPoint};
 use crate::{EvalOptions, eval, parse};
@@ -70,20 +72,18 @@ pub fn run_script(text: &str) -> Result<Report, String> {
                 native_names.clear();
             }
             CommandKind::Load { step_ms, folds_buckets, series } => {
-                for line in series.iter().filter(|line| !line.is_start_timestamps) {
-                    let name = line.labels.metric_name();
-                    if folds_buckets {
-                        for suffix in ["_bucket", "_count", "_sum"] {
-                            native_names.extend(name.strip_suffix(suffix).map(str::to_owned));
-                        }
-                    }
-                    if line.items.contains(&Item::Histogram) {
-                        native_names.insert(name.to_owned());
-                    }
-                    for (idx, item) in line.items.iter().enumerate() {
-                        if let Item::Float(value) = item {
-                            store.push(&line.labels, idx as i64 * step_ms, *value);
-                        }
+                for line in series.iter().filter(|line| line.has_histogram()) {
+                    native_names.insert(line.labels.metric_name().to_owned());
+                }
+                load(&series, step_ms, &mut store)
+                    .map_err(|error| format!("line {}: {error}", command.line))?;
+                if folds_buckets {
+                    let folded = histogram::fold(&series, step_ms)
+                        .map_err(|error| format!("line {}: {error}", command.line))?;
+                    for (labels, ts, histogram) in folded {
+                        native_names.insert(labels.metric_name().to_owned());
+                        let value = PointValue::Histogram(Arc::new(histogram));
+                        store.push_entry(&labels, ts, MixedEntry { start: 0, value });
                     }
                 }
             }
@@ -110,9 +110,46 @@ pub fn run_script(text: &str) -> Result<Report, String> {
     Ok(report)
 }
 
+/// A series of a load block.
+struct Loaded<'a> {
+    items: &'a [Item],
+    starts: Option<&'a [Option<i64>]>,
+}
+
+/// Loads the lines of a block; of two lines for one series the later one counts.
+fn load(lines: &[SeriesLine], step_ms: i64, store: &mut MemorySelect) -> Result<(), String> {
+    let mut last: BTreeMap<&Labels, Loaded<'_>> = BTreeMap::new();
+    let mut before: Option<&SeriesLine> = None;
+    for line in lines {
+        if line.starts.is_none() {
+            let starts = before
+                .filter(|before| before.labels == line.labels)
+                .and_then(|before| before.starts.as_deref());
+            if starts.is_some_and(|starts| starts.len() != line.items.len()) {
+                return Err(format!("{}: not as many start timestamps as values", line.labels));
+            }
+            last.insert(&line.labels, Loaded { items: &line.items, starts });
+        }
+        before = Some(line);
+    }
+    for (labels, Loaded { items, starts }) in last {
+        for (idx, item) in items.iter().enumerate() {
+            let ts = idx as i64 * step_ms;
+            let value = match item {
+                Item::Gap => continue,
+                Item::Float(value) => PointValue::Float(*value),
+                Item::Histogram(written) => PointValue::Histogram(Arc::clone(&written.histogram)),
+            };
+            let start = starts.and_then(|starts| starts[idx]).map_or(0, |offset| ts + offset);
+            store.push_entry(labels, ts, MixedEntry { start, value });
+        }
+    }
+    Ok(())
+}
+
 fn is_native(case: &Case, names: &HashSet<String>) -> bool {
     let is_word = |c: char| c == '_' || c == ':' || c.is_ascii_alphanumeric();
-    case.series.iter().any(|line| line.items.contains(&Item::Histogram))
+    case.series.iter().any(SeriesLine::has_histogram)
         || case.query.split(|c| !is_word(c)).any(|word| names.contains(word))
 }
 
@@ -209,8 +246,7 @@ fn middle(case: &Case, value: &Value, time: i64) -> Verdict {
     let points: Vec<VectorPoint> = matrix
         .iter()
         .filter_map(|series| {
-            let sample = series.floats.iter().find(|sample| sample.ts == time)?;
-            let value = PointValue::Float(sample.value);
+            let (_, value) = check::series_points(series).into_iter().find(|p| p.0 == time)?;
             Some(VectorPoint { labels: series.labels.clone(), ts: time, value })
         })
         .collect();

@@ -1,8 +1,12 @@
 //! Lines like `name{a="b"} 1+2x3 _ stale`: a series and its values.
 
+use std::sync::Arc;
+
 use firn_model::{Labels, METRIC_NAME, STALE_NAN};
 
-use crate::syntax::unquote;
+use super::histogram::{self, Written};
+use crate::histogram::Running;
+use crate::syntax::{parse_duration_ms, unquote};
 
 /// One position of a series line.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,38 +15,44 @@ pub(super) enum Item {
     Gap,
     /// A float.
     Float(f64),
-    /// A native histogram. Its content is not kept: this version has no such values.
-    Histogram,
+    /// A native histogram.
+    Histogram(Written),
 }
 
 /// A series with one item per position.
 #[derive(Clone, Debug)]
 pub(super) struct SeriesLine {
     pub(super) labels: Labels,
-    /// Whether the line gives start timestamps instead of values.
-    pub(super) is_start_timestamps: bool,
     pub(super) items: Vec<Item>,
+    /// Of a line that gives start timestamps instead of values: each one's distance from its sample's time.
+    pub(super) starts: Option<Vec<Option<i64>>>,
 }
 
 /// Repeats may not make a script's block bigger than this.
 const ITEMS_MAX: usize = 1_000_000;
 
 impl SeriesLine {
+    /// Whether some value is a native histogram.
+    pub(super) fn has_histogram(&self) -> bool {
+        self.items.iter().any(|item| matches!(item, Item::Histogram(_)))
+    }
+
     /// Reads a line.
     pub(super) fn parse(line: &str) -> Result<SeriesLine, String> {
         let mut cursor = Cursor { rest: line };
         let labels = cursor.labels()?;
-        let is_start_timestamps = cursor.accept("@st");
-        let mut items = Vec::new();
-        if !is_start_timestamps {
-            while let Some(token) = cursor.value_token()? {
-                parse_item(token, &mut items)?;
-                if items.len() > ITEMS_MAX {
-                    return Err(format!("more than {ITEMS_MAX} values in one line"));
-                }
+        let has_starts = cursor.accept("@st");
+        let (mut items, mut starts) = (Vec::new(), Vec::new());
+        while let Some(token) = cursor.value_token()? {
+            match has_starts {
+                true => parse_start(token, &mut starts)?,
+                false => parse_item(token, &mut items)?,
+            }
+            if items.len().max(starts.len()) > ITEMS_MAX {
+                return Err(format!("more than {ITEMS_MAX} values in one line"));
             }
         }
-        Ok(SeriesLine { labels, is_start_timestamps, items })
+        Ok(SeriesLine { labels, items, starts: has_starts.then_some(starts) })
     }
 }
 
@@ -170,13 +180,20 @@ fn parse_item(token: &str, items: &mut Vec<Item>) -> Result<(), String> {
         if count > ITEMS_MAX { Err(bad()) } else { Ok(count) }
     };
     if token.starts_with("{{") {
-        let after = token.rfind("}}").map(|at| &token[at + 2..]).ok_or_else(bad)?;
-        let count = match after.strip_prefix('x') {
-            Some(count) => repeats(count)? + 1,
-            None => 1,
+        let (first, rest) = histogram(token).ok_or_else(bad)??;
+        let (step, rest) = match rest.split_at_checked(1) {
+            Some((sign @ ("+" | "-"), rest)) => {
+                let (step, rest) = histogram(rest).ok_or_else(bad)??;
+                (Some((sign == "-", step)), rest)
+            }
+            _ => (None, rest),
         };
-        items.extend(std::iter::repeat_n(Item::Histogram, count));
-        return Ok(());
+        let count = match rest.strip_prefix('x') {
+            Some(count) => repeats(count)? + 1,
+            None if rest.is_empty() && step.is_none() => 1,
+            None => return Err(bad()),
+        };
+        return ramp(first, step, count, items);
     }
     if let Some(rest) = token.strip_prefix('_') {
         let count = match rest.strip_prefix('x') {
@@ -211,6 +228,69 @@ fn parse_item(token: &str, items: &mut Vec<Item>) -> Result<(), String> {
         items.push(Item::Float(value));
     }
     Ok(())
+}
+
+/// The histogram at the start of `text`, and what follows it.
+fn histogram(text: &str) -> Option<Result<(Written, &str), String>> {
+    let (inside, rest) = text.strip_prefix("{{")?.split_once("}}")?;
+    Some(histogram::parse(inside).map(|written| (written, rest)))
+}
+
+/// `count` histograms, each the one before with `step` added or, with `true`, taken away.
+fn ramp(
+    first: Written,
+    step: Option<(bool, Written)>,
+    count: usize,
+    items: &mut Vec<Item>,
+) -> Result<(), String> {
+    let Some((subtracts, step)) = step else {
+        items.extend(std::iter::repeat_n(Item::Histogram(first), count));
+        return Ok(());
+    };
+    if step.histogram.schema < first.histogram.schema {
+        return Err("the schema of a histogram that is added must not be below".to_owned());
+    }
+    let mut running: Running<f64> = Running::new(&first.histogram);
+    for idx in 0..count {
+        if idx > 0 {
+            let step = &step.histogram;
+            let merged = if subtracts { running.subtract(step) } else { running.add(step) };
+            merged.map_err(|_| "these histograms cannot be added".to_owned())?;
+        }
+        let histogram = Arc::new(running.clone().finish());
+        items.push(Item::Histogram(Written { histogram, has_hint: first.has_hint }));
+    }
+    Ok(())
+}
+
+/// Start timestamps: `_`, `_x3`, `-1m`, `-1mx3`, `-1m-30sx3`.
+fn parse_start(token: &str, starts: &mut Vec<Option<i64>>) -> Result<(), String> {
+    let bad = || format!("bad start timestamp {token:?}");
+    let (offsets, count) = match token.split_once('x') {
+        Some((offsets, count)) => (offsets, Some(count.parse::<usize>().map_err(|_| bad())?)),
+        None => (token, None),
+    };
+    if count.is_some_and(|count| count > ITEMS_MAX) {
+        return Err(bad());
+    }
+    if offsets == "_" {
+        starts.extend(std::iter::repeat_n(None, count.unwrap_or(1)));
+        return Ok(());
+    }
+    let sign = offsets.char_indices().skip(1).find(|(_, c)| matches!(c, '+' | '-'));
+    let (first, step) = offsets.split_at(sign.map_or(offsets.len(), |(at, _)| at));
+    let (mut offset, step) = (signed(first)?, if step.is_empty() { 0 } else { signed(step)? });
+    for _ in 0..=count.unwrap_or(0) {
+        starts.push(Some(offset));
+        offset += step;
+    }
+    Ok(())
+}
+
+/// A duration that may have a sign, milliseconds.
+fn signed(text: &str) -> Result<i64, String> {
+    let ms = parse_duration_ms(text.trim_start_matches(['+', '-']))?;
+    Ok(if text.starts_with('-') { -ms } else { ms })
 }
 
 /// The number at the start of `text`, and what follows it.
@@ -249,13 +329,23 @@ mod tests {
 
     #[test]
     fn repeats_and_ramps_expand() {
-        use Item::{Float, Gap, Histogram};
+        use Item::{Float, Gap};
         let floats = |values: &[f64]| values.iter().map(|v| Float(*v)).collect::<Vec<_>>();
         assert_eq!(items("a 1+2x3"), floats(&[1.0, 3.0, 5.0, 7.0]));
         assert_eq!(items("a{} 7x3"), floats(&[7.0; 4]));
         assert_eq!(items("a 1-2x1 -2.5e3 .5"), floats(&[1.0, -1.0, -2500.0, 0.5]));
         assert_eq!(items("a _ _x2 +Inf"), [Gap, Gap, Gap, Float(f64::INFINITY)]);
-        assert_eq!(items("a {{schema:0 sum:1}}x1 {{}}"), [Histogram, Histogram, Histogram]);
+        let histograms = items("a {{sum:1}}x1 {{count:5}}+{{count:2 buckets:[2]}}x2 {{}}");
+        let counts: Vec<f64> = histograms
+            .iter()
+            .map(|item| match item {
+                Item::Histogram(written) => written.histogram.count,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(counts, [0.0, 0.0, 5.0, 7.0, 9.0, 0.0]);
+        let starts = SeriesLine::parse("a@st _ -1m-30sx1 _x2 -0ms").unwrap().starts.unwrap();
+        assert_eq!(starts, [None, Some(-60_000), Some(-90_000), None, None, Some(0)]);
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Prometheus' JSON, written by hand: a query's answer is millions of numbers and nothing else.
 
-use firn_model::Labels;
-use firn_promql::{PointValue, QueryOutput, Series, Value, VectorPoint};
+use firn_model::{Histogram, Labels};
+use firn_promql::{
+    BoundedBucket, PointValue, QueryOutput, Series, Value, VectorPoint, all_buckets,
+};
 
 use crate::wire::number::{push_float, push_time};
 
@@ -153,11 +155,29 @@ pub fn query_answer_bytes(output: &QueryOutput) -> usize {
     512 + match &output.value {
         Value::Scalar { .. } => 0,
         Value::String { value, .. } => value.len() * 3,
-        Value::Vector(points) => points.iter().map(|p| labels_bytes(&p.labels) + 48).sum(),
-        Value::Matrix(series) => {
-            series.iter().map(|s| labels_bytes(&s.labels) + s.floats.len() * 44).sum()
-        }
+        Value::Vector(points) => points
+            .iter()
+            .map(|p| {
+                labels_bytes(&p.labels)
+                    + match &p.value {
+                        PointValue::Float(_) => 48,
+                        PointValue::Histogram(histogram) => histogram_bytes(histogram),
+                    }
+            })
+            .sum(),
+        Value::Matrix(series) => series
+            .iter()
+            .map(|s| {
+                let histograms = s.histograms.iter().map(|point| histogram_bytes(&point.histogram));
+                labels_bytes(&s.labels) + s.floats.len() * 44 + histograms.sum::<usize>()
+            })
+            .sum(),
     }
+}
+
+/// About how many bytes a histogram point takes: three numbers of a bucket are 24 digits long at most.
+fn histogram_bytes(histogram: &Histogram) -> usize {
+    128 + (histogram.positive.len() + histogram.negative.len() + 1) * 88
 }
 
 fn push_value(value: &Value, shown_count: usize, out: &mut Vec<u8>) {
@@ -180,9 +200,15 @@ fn push_value(value: &Value, shown_count: usize, out: &mut Vec<u8>) {
 fn push_vector_point(point: &VectorPoint, out: &mut Vec<u8>) {
     out.extend_from_slice(br#"{"metric":"#);
     push_labels(&point.labels, out);
-    if let PointValue::Float(value) = point.value {
-        out.extend_from_slice(br#","value":"#);
-        push_point(point.ts, value, out);
+    match &point.value {
+        PointValue::Float(value) => {
+            out.extend_from_slice(br#","value":"#);
+            push_point(point.ts, *value, out);
+        }
+        PointValue::Histogram(histogram) => {
+            out.extend_from_slice(br#","histogram":"#);
+            push_histogram_point(point.ts, histogram, out);
+        }
     }
     out.push(b'}');
 }
@@ -194,6 +220,12 @@ fn push_series(series: &Series, out: &mut Vec<u8>) {
         out.extend_from_slice(br#","values":"#);
         push_array(&series.floats, out, |sample, out| push_point(sample.ts, sample.value, out));
     }
+    if !series.histograms.is_empty() {
+        out.extend_from_slice(br#","histograms":"#);
+        push_array(&series.histograms, out, |point, out| {
+            push_histogram_point(point.ts, &point.histogram, out);
+        });
+    }
     out.push(b'}');
 }
 
@@ -203,6 +235,46 @@ fn push_point(ts: i64, value: f64, out: &mut Vec<u8>) {
     out.extend_from_slice(b",\"");
     push_float(value, out);
     out.extend_from_slice(b"\"]");
+}
+
+/// `[time,{"count":"..","sum":"..","buckets":[[rule,"lower","upper","count"],..]}]`, empty buckets left out.
+fn push_histogram_point(ts: i64, histogram: &Histogram, out: &mut Vec<u8>) {
+    out.push(b'[');
+    push_time(ts, out);
+    out.extend_from_slice(br#",{"count":"#);
+    push_quoted(histogram.count, out);
+    out.extend_from_slice(br#","sum":"#);
+    push_quoted(histogram.sum, out);
+    let mut buckets = all_buckets(histogram);
+    buckets.retain(|bucket| bucket.count != 0.0);
+    if !buckets.is_empty() {
+        out.extend_from_slice(br#","buckets":"#);
+        push_array(&buckets, out, |bucket, out| push_bucket(histogram, bucket, out));
+    }
+    out.extend_from_slice(b"}]");
+}
+
+fn push_bucket(histogram: &Histogram, bucket: &BoundedBucket, out: &mut Vec<u8>) {
+    // Custom buckets are all (lower,upper], though the first one starts at -Inf.
+    let includes_lower = bucket.lower_inclusive && !histogram.has_custom_bounds();
+    let rule = match (includes_lower, bucket.upper_inclusive) {
+        (false, true) => b'0',
+        (true, false) => b'1',
+        (false, false) => b'2',
+        (true, true) => b'3',
+    };
+    out.extend_from_slice(&[b'[', rule]);
+    for number in [bucket.lower, bucket.upper, bucket.count] {
+        out.push(b',');
+        push_quoted(number, out);
+    }
+    out.push(b']');
+}
+
+fn push_quoted(value: f64, out: &mut Vec<u8>) {
+    out.push(b'"');
+    push_float(value, out);
+    out.push(b'"');
 }
 
 fn push_notes(key: &str, notes: &[String], out: &mut Vec<u8>) {
@@ -223,8 +295,10 @@ fn push_notes(key: &str, notes: &[String], out: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
-    use firn_model::Sample;
-    use firn_promql::Annotations;
+    use std::sync::Arc;
+
+    use firn_model::{HistogramBucket, Sample};
+    use firn_promql::{Annotations, HistogramPoint};
 
     use super::*;
 
@@ -273,6 +347,41 @@ mod tests {
         assert_eq!(
             answer(matrix, 1),
             r#"{"status":"success","data":{"resultType":"matrix","result":[{"metric":{},"values":[[1,"1"],[2,"2.5"]]}]}}"#
+        );
+    }
+
+    #[test]
+    fn histograms_list_their_populated_buckets() {
+        let bucket = |index, count| HistogramBucket { index, count };
+        let histogram = Histogram {
+            count: 10.0,
+            sum: -2.5,
+            zero_count: 1.0,
+            zero_threshold: 0.001,
+            positive: vec![bucket(0, 2.0), bucket(1, 0.0), bucket(2, 3.0)],
+            negative: vec![bucket(0, 1.0), bucket(1, 3.0)],
+            ..Histogram::empty()
+        };
+        let value = PointValue::Histogram(Arc::new(histogram));
+        let point = VectorPoint { labels: labels("1"), ts: 1_500, value };
+        assert_eq!(
+            answer(Value::Vector(vec![point]), 0),
+            r#"{"status":"success","data":{"resultType":"vector","result":[{"metric":{"__name__":"up","b":"1"},"histogram":[1.500,{"count":"10","sum":"-2.5","buckets":[[1,"-2","-1","3"],[1,"-1","-0.5","1"],[3,"-0.001","0.001","1"],[0,"0.5","1","2"],[0,"2","4","3"]]}]}]}}"#
+        );
+        let custom = Histogram {
+            schema: Histogram::CUSTOM_SCHEMA,
+            count: 3.0,
+            custom_bounds: [5.0].into(),
+            positive: vec![bucket(0, 1.0), bucket(1, 2.0)],
+            ..Histogram::empty()
+        };
+        let mut series = Series::new(Labels::empty(), vec![Sample { ts: 0, value: 1.0 }]);
+        for (ts, histogram) in [(1_000, custom), (2_000, Histogram::empty())] {
+            series.histograms.push(HistogramPoint { ts, histogram: Arc::new(histogram) });
+        }
+        assert_eq!(
+            answer(Value::Matrix(vec![series]), 0),
+            r#"{"status":"success","data":{"resultType":"matrix","result":[{"metric":{},"values":[[0,"1"]],"histograms":[[1,{"count":"3","sum":"0","buckets":[[0,"-Inf","5","1"],[0,"5","+Inf","2"]]}],[2,{"count":"0","sum":"0"}]]}]}}"#
         );
     }
 
