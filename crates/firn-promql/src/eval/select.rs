@@ -91,7 +91,10 @@ impl Evaluator<'_> {
                 }
                 Reading::Mixed(samples) => {
                     let Some(window) = samples.windows.iter().next() else { return Ok(()) };
-                    for idx in window {
+                    // What an extended window reaches for beyond its borders is not shown.
+                    let is_plain = selector.borders == Borders::Plain;
+                    let is_inside = |ts| is_plain || (ts > start && ts <= frame.reference(0));
+                    for idx in window.filter(|&idx| is_inside(samples.times[idx])) {
                         push_point(&mut series, samples.times[idx], &samples.entries[idx].value);
                     }
                 }

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use firn_model::{
-    Error, Histogram, Labels, METRIC_NAME, PointValue, Result, STALE_NAN, STALE_NAN_BITS,
+    Error, Histogram, HistogramBucket, Labels, METRIC_NAME, PointValue, Result, STALE_NAN,
+    STALE_NAN_BITS,
 };
 
 /// Stands in a column where the series has no point at a step.
@@ -133,9 +134,16 @@ impl VectorSeries {
     }
 }
 
-/// How many samples a histogram counts for: 16 bytes each, as Prometheus counts.
+/// How many samples a histogram counts for: as many as fill the memory that Prometheus keeps it in, so that the same
+/// queries are refused. That is 168 bytes and 8 for its time, 8 for each bucket, run of buckets and bound.
 pub(crate) fn histogram_points(histogram: &Histogram) -> usize {
-    (histogram.heap_bytes() + 8) / 16
+    let run_count = |buckets: &[HistogramBucket]| {
+        let breaks = buckets.windows(2).filter(|pair| pair[1].index != pair[0].index + 1).count();
+        breaks + usize::from(!buckets.is_empty())
+    };
+    let (positive, negative) = (&histogram.positive, &histogram.negative);
+    let numbers = positive.len() + negative.len() + histogram.custom_bounds.len();
+    (176 + 8 * (numbers + run_count(positive) + run_count(negative))) / 16
 }
 
 /// Leaves out histograms, for what only knows floats.

@@ -50,9 +50,9 @@ fn same_value(expected: &Item, got: &PointValue) -> bool {
 
 /// The result of the query itself, at its own time.
 pub(super) fn value(case: &Case, got: &Value) -> Verdict {
-    if let Some((start, _, step_ms)) = case.range_vector {
+    if let Some((start, end, step_ms)) = case.range_vector {
         let Value::Matrix(matrix) = got else { return Err(format!("no range vector: {got:?}")) };
-        return self::matrix(case, matrix, start, step_ms);
+        return self::matrix(case, matrix, (start, end, step_ms));
     }
     match got {
         Value::String { value, .. } => match &case.text {
@@ -62,8 +62,8 @@ pub(super) fn value(case: &Case, got: &Value) -> Verdict {
         Value::Scalar { value, .. } => scalar(case, *value),
         Value::Vector(vector) => self::vector(case, vector),
         Value::Matrix(matrix) => match case.when {
-            super::script::When::Range { start, step_ms, .. } => {
-                self::matrix(case, matrix, start, step_ms)
+            super::script::When::Range { start, end, step_ms } => {
+                self::matrix(case, matrix, (start, end, step_ms))
             }
             super::script::When::Instant(_) => Err("got a range vector".to_owned()),
         },
@@ -103,7 +103,9 @@ pub(super) fn vector(case: &Case, got: &[VectorPoint]) -> Verdict {
     Ok(())
 }
 
-fn matrix(case: &Case, got: &[Series], start: Timestamp, step_ms: i64) -> Verdict {
+/// `times` are start, end and step of the expected points.
+fn matrix(case: &Case, got: &[Series], times: (Timestamp, Timestamp, i64)) -> Verdict {
+    let (start, end, step_ms) = times;
     let expected = by_labels(&case.series);
     if got.len() != expected.len() {
         let labels: Vec<_> = got.iter().map(|series| &series.labels).collect();
@@ -117,6 +119,9 @@ fn matrix(case: &Case, got: &[Series], start: Timestamp, step_ms: i64) -> Verdic
             return Err(format!("got {}, which is not expected", series.labels));
         };
         let wanted = points(line, start, step_ms);
+        if wanted.last().is_some_and(|point| point.0 > end) {
+            return Err(format!("{}: more values than steps are expected", series.labels));
+        }
         let got = series_points(series);
         let same = wanted.len() == got.len()
             && wanted

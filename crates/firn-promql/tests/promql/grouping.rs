@@ -1,8 +1,11 @@
 //! What goes down to storage: exact ranges, and groupings only where nothing changes by them.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use firn_model::{Grouping, Labels, QueryContext, Result, Select, Selected, Selection, TimeRange};
+use firn_model::{
+    Grouping, Histogram, HistogramBucket, Labels, MixedEntry, PointValue, QueryContext, Result,
+    Select, Selected, Selection, TimeRange,
+};
 use firn_promql::testing::MemorySelect;
 use firn_promql::{EvalOptions, QueryOutput, eval, parse, selections};
 
@@ -33,6 +36,17 @@ fn recorder() -> Recorder {
             for step in 0..60 {
                 store.push(&labels, step * 15_000, (step * (idx as i64 + 2) % 37) as f64 / 3.0);
             }
+        }
+    }
+    let labels = [("__name__", "h_total"), ("job", "j"), ("instance", "1")];
+    for (labels, factor) in [(labels, 1.0), ([labels[0], labels[1], ("instance", "2")], 2.0)] {
+        let labels = Labels::from_pairs(labels).unwrap();
+        for step in 0..60 {
+            let count = factor * step as f64;
+            let positive = vec![HistogramBucket { index: 1, count }];
+            let histogram = Histogram { count, sum: count, positive, ..Histogram::empty() };
+            let value = PointValue::Histogram(Arc::new(histogram));
+            store.push_entry(&labels, step * 15_000, MixedEntry { start: 0, value });
         }
     }
     Recorder { store, asked: Mutex::default() }
@@ -72,6 +86,10 @@ fn answers_are_the_same_without_groupings() {
         "quantile by (instance) (0.7, last_over_time(a_total[2m]))",
         "count(sum_over_time(a_total[2m] @ 300))",
         "group without () (b_total)",
+        "sum by (job) (h_total)",
+        "avg(rate(h_total[2m]))",
+        "max by (instance) ({job=\"j\"})",
+        "sum by (instance) ({__name__=~\"h_total|a_total\"})",
     ];
     for query in queries {
         for delayed_name_removal in [false, true] {

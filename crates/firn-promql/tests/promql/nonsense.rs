@@ -1,6 +1,10 @@
 //! No text makes the parser or the evaluator panic, nor overflow the stack.
 
-use firn_model::{Labels, QueryContext};
+use std::sync::Arc;
+
+use firn_model::{
+    Histogram, HistogramBucket, Labels, MixedEntry, PointValue, QueryContext, STALE_NAN,
+};
 use firn_promql::testing::MemorySelect;
 use firn_promql::{EvalOptions, eval, parse, selections};
 use proptest::prelude::*;
@@ -102,9 +106,50 @@ fn store() -> MemorySelect {
             for idx in 0..40 {
                 store.push(&labels, idx * 15_000, (idx % 7) as f64);
             }
+            if (name, instance) == ("bar", "2") {
+                (10..40).for_each(|idx| store.push_entry(&labels, idx * 15_000, mixed(idx)));
+            }
         }
     }
     store
+}
+
+/// Histograms of all layouts with floats, start timestamps and ends of series among them.
+fn mixed(idx: i64) -> MixedEntry {
+    let count = (idx % 7) as f64;
+    let buckets = |first: i32| {
+        (first..first + 3).map(|index| HistogramBucket { index, count: count / 3.0 }).collect()
+    };
+    let histogram = Histogram {
+        schema: (idx % 5) as i32 - 2,
+        count,
+        sum: count * 1.5,
+        zero_threshold: [0.0, 0.3, 2.0][(idx % 3) as usize],
+        positive: buckets(-1),
+        negative: buckets(0),
+        ..Histogram::empty()
+    };
+    let value = match idx % 10 {
+        8 => PointValue::Float(count),
+        9 if idx == 29 => PointValue::Float(STALE_NAN),
+        5 | 6 => PointValue::Histogram(Arc::new(Histogram {
+            schema: Histogram::CUSTOM_SCHEMA,
+            custom_bounds: [[1.0, 5.0], [5.0, 7.0]][(idx % 2) as usize].into(),
+            positive: buckets(0),
+            negative: Vec::new(),
+            ..histogram
+        })),
+        _ => PointValue::Histogram(Arc::new(histogram)),
+    };
+    MixedEntry { start: if idx % 4 == 0 { idx * 15_000 - 15_000 } else { 0 }, value }
+}
+
+/// A value by its bits.
+fn bits(value: &PointValue) -> String {
+    match value {
+        PointValue::Float(value) => format!("{:x}", value.to_bits()),
+        PointValue::Histogram(histogram) => format!("{histogram:?}"),
+    }
 }
 
 /// Everything that can be done with a text.
@@ -159,12 +204,22 @@ fn query() -> impl Strategy<Value = String> {
         Just("foo @ 100".to_owned()),
         Just("rate(foo[5m])".to_owned()),
         Just("vector(2)".to_owned()),
+        Just("bar".to_owned()),
+        Just("rate(bar[5m])".to_owned()),
+        Just("resets(bar[2m])".to_owned()),
+        Just("avg_over_time(bar[1m])".to_owned()),
+        Just("increase(bar[2m] smoothed)".to_owned()),
+        Just("bar smoothed".to_owned()),
         Just("foo * on(instance) group_left bar".to_owned()),
     ];
     leaf.prop_recursive(4, 24, 3, |inner| {
         let two = (inner.clone(), inner.clone());
         prop_oneof![
             inner.clone().prop_map(|q| format!("sum by (instance) ({q})")),
+            inner.clone().prop_map(|q| format!("avg by (job) ({q})")),
+            inner.clone().prop_map(|q| format!("limitk(2, {q})")),
+            inner.clone().prop_map(|q| format!("({q}) >/ 0.7")),
+            inner.clone().prop_map(|q| format!("histogram_sum({q})")),
             inner.clone().prop_map(|q| format!("topk(1, {q})")),
             inner.clone().prop_map(|q| format!("-({q})")),
             inner.clone().prop_map(|q| format!("max_over_time(({q})[5m:1m])")),
@@ -174,6 +229,8 @@ fn query() -> impl Strategy<Value = String> {
             inner.clone().prop_map(|q| format!("histogram_quantile(0.5, {q})")),
             inner.clone().prop_map(|q| format!("scalar({q}) + {q}")),
             two.clone().prop_map(|(a, b)| format!("({a}) + on (instance) ({b})")),
+            two.clone().prop_map(|(a, b)| format!("({a}) - on (instance) ({b})")),
+            two.clone().prop_map(|(a, b)| format!("({a}) == on (instance) ({b})")),
             two.clone().prop_map(|(a, b)| format!("({a}) > bool ({b})")),
             two.clone().prop_map(|(a, b)| format!("({a}) or ({b})")),
             two.prop_map(|(a, b)| format!("({a}) unless on () ({b})")),
@@ -199,19 +256,21 @@ proptest! {
             let firn_promql::Value::Vector(vector) = instant.value else { panic!("{query}") };
             let mut got: Vec<_> = vector
                 .into_iter()
-                .map(|point| {
-                    let firn_promql::PointValue::Float(value) = point.value else {
-                        panic!("{query}")
-                    };
-                    (point.labels, value.to_bits())
-                })
+                .map(|point| (point.labels, bits(&point.value)))
                 .collect();
             got.sort();
             let wanted: Vec<_> = matrix
                 .iter()
                 .filter_map(|series| {
-                    let sample = series.floats.iter().find(|sample| sample.ts == ts)?;
-                    Some((series.labels.clone(), sample.value.to_bits()))
+                    let float = series.floats.iter().find(|sample| sample.ts == ts);
+                    let histogram = series.histograms.iter().find(|point| point.ts == ts);
+                    let value = match (float, histogram) {
+                        (Some(sample), None) => PointValue::Float(sample.value),
+                        (None, Some(point)) => PointValue::Histogram(Arc::clone(&point.histogram)),
+                        (None, None) => return None,
+                        both => panic!("{query}: {both:?}"),
+                    };
+                    Some((series.labels.clone(), bits(&value)))
                 })
                 .collect();
             prop_assert_eq!(&got, &wanted, "{} at {}", query, ts);
