@@ -15,6 +15,8 @@
 //!   absolute block borders and nothing is ever subtracted (`each_step_has_the_bits_of_its_window_alone`).
 //! - Results do not depend on the number of threads: members reach an aggregation in the order of groups and slots.
 //! - Windows are open on the left and closed on the right; bounds are computed once per time column.
+//! - Loops over floats meet nothing but floats: a member with histograms or start timestamps takes another way
+//!   (`Kernel::mixed`, `histogram`), and a series of floats has no column for histograms.
 //! - A grouping goes down to storage only where the result is exactly the same.
 //! - No text makes the parser or the evaluator panic; trees are at most 400 levels high.
 //!

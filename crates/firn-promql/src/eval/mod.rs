@@ -1,8 +1,9 @@
 //! Evaluation: over all steps and all series at once.
 //!
 //! A node evaluates to columns (`vector`), read through windows (`window`, `scan`, `select`). Reading order after
-//! those: this file (which node does what), `call`, `histogram`, `labels`, `info`, `aggregate`, `binary`, `subquery`, `output`; beside them
-//! `meter` (limits), `tally` (statistics) and `notes` (annotations).
+//! those: this file (which node does what), `call`, `histogram`, `labels`, `info`, `aggregate`, `aggregate_mixed` (with
+//! histograms), `binary`, `subquery`, `output`; beside them `meter` (limits), `tally` (statistics), `totals` (histograms
+//! read without buckets) and `notes` (annotations).
 
 pub(crate) mod aggregate;
 mod aggregate_mixed;
