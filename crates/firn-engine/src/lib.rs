@@ -16,7 +16,7 @@
 //! **Invariants** 1, 2, 3 and 6 of the design are kept here; `tests/simulation` checks them by
 //! crashing the engine at every write.
 //!
-//! Reading order: `write`, `delete`, `pressure`, `snapshot`, `listing`, `maintain`, `copy`, `recover`,
+//! Reading order: `write`, `delete`, `pressure`, `snapshot`, `listing`, `walk`, `maintain`, `copy`, `recover`,
 //! `manifest`, `sequence`, `options`.
 
 #![forbid(unsafe_code)]
@@ -33,6 +33,7 @@ mod recover;
 mod sequence;
 mod snapshot;
 mod stats;
+mod walk;
 mod write;
 
 use std::fmt;
@@ -63,6 +64,7 @@ pub use planted::Planted;
 pub use recover::{RecoveryProgress, RecoveryReport};
 pub use snapshot::Snapshot;
 pub use stats::Stats;
+pub use walk::{Run, SeriesWalk, WalkOptions};
 pub use write::WriteReport;
 
 /// An open database.

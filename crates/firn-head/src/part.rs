@@ -88,14 +88,16 @@ impl Part {
         }
     }
 
-    /// Whether the group may have values in `range`; rows are told apart by group only.
-    pub(crate) fn may_have(&self, local: Local, range: TimeRange) -> Result<bool> {
-        if !range.overlaps(self.range) {
-            return Ok(false);
+    /// The part of `range` in which the group may have values, maybe empty; rows are told apart by group only.
+    pub(crate) fn reach(&self, local: Local, range: TimeRange) -> Result<TimeRange> {
+        let range = range.intersect(self.range);
+        if range.is_empty() {
+            return Ok(TimeRange::EMPTY);
         }
         match &self.form {
-            Form::Columns(segment) => Ok(range.overlaps(segment.time_range(local)?)),
-            Form::Rows { arena, visible } => arena.has_row(local, *visible),
+            Form::Columns(segment) => Ok(range.intersect(segment.time_range(local)?)),
+            Form::Rows { arena, visible } if arena.has_row(local, *visible)? => Ok(range),
+            Form::Rows { .. } => Ok(TimeRange::EMPTY),
         }
     }
 }

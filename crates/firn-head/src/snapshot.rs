@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use firn_codec::{GroupColumns, Slots};
-use firn_model::{CommitSeq, GroupId, Result, ShardBits, ShardId, TimeRange};
+use firn_model::{CommitSeq, GroupId, Result, ShardBits, ShardId, TimeRange, Timestamp};
 
 use crate::arena::ReadBuffers;
 use crate::part::Part;
@@ -60,8 +60,15 @@ impl HeadSnapshot {
     /// means only that the group has some and that rows of its shard reach into `range`.
     pub fn has_data(&self, group: GroupId, range: TimeRange) -> bool {
         let Some(local) = self.local(group) else { return false };
-        // What cannot be told is read, and reported there.
-        self.parts(group).any(|part| part.may_have(local, range).unwrap_or(true))
+        self.parts(group).any(|part| !reach(part, local, range).is_empty())
+    }
+
+    /// The first moment in `range` at which the group may have values: never too late, and as exact as
+    /// [`HeadSnapshot::has_data`].
+    pub fn first_data(&self, group: GroupId, range: TimeRange) -> Option<Timestamp> {
+        let local = self.local(group)?;
+        let reaches = self.parts(group).map(|part| reach(part, local, range));
+        reaches.filter(|reach| !reach.is_empty()).map(|reach| reach.start).min()
     }
 
     /// Every row of `shard` that was committed at this or later is in the snapshot, flushed ones
@@ -91,6 +98,11 @@ impl HeadSnapshot {
     fn parts(&self, group: GroupId) -> impl Iterator<Item = &Part> {
         self.shards[usize::from(self.bits.shard(group).0)].all()
     }
+}
+
+/// What cannot be told is read, and reported there.
+fn reach(part: &Part, local: Local, range: TimeRange) -> TimeRange {
+    part.reach(local, range).unwrap_or(range)
 }
 
 impl ShardView {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use firn_codec::{Chunk, Slots, Tombstone};
-use firn_model::{CancelToken, CommitSeq, Error, GroupId, Result, TimeRange, Timestamp};
+use firn_model::{CancelToken, CommitSeq, Error, GroupId, Result, Slot, TimeRange, Timestamp};
 
 use crate::block::{Block, Walk};
 use crate::record::{Level, TableId, TableRecord};
@@ -62,6 +62,25 @@ impl Version {
                             .any(|block| block.time_range.overlaps(range))
                 })
         })
+    }
+
+    /// The first moment in `range` at which a member of a group may have samples: never too late, exact to the
+    /// block as [`Version::has_data`].
+    pub fn first_data(&self, group: GroupId, slot: Slot, range: TimeRange) -> Option<Timestamp> {
+        let tables = Level::ALL.into_iter().flat_map(|level| self.overlapping(level, range));
+        let reaches = tables.filter(|table| table.record.may_hold(group)).filter_map(|table| {
+            let reach = table.record.time_range.intersect(range);
+            if reach.is_empty() {
+                return None;
+            }
+            // What cannot be told is read, and reported there.
+            let Ok(suffix) = self.store.suffix(table) else { return Some(reach.start) };
+            let blocks = suffix.blocks_of(group).filter_map(|idx| suffix.blocks.get(idx));
+            let blocks = blocks.filter(|block| block.slot_min <= slot && slot <= block.slot_max);
+            let reaches = blocks.map(|block| block.time_range.intersect(range));
+            reaches.filter(|reach| !reach.is_empty()).map(|reach| reach.start).min()
+        });
+        reaches.min()
     }
 
     /// Brings the directories of all tables with samples in `range` into memory, those of the slow

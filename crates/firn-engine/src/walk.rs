@@ -1,0 +1,298 @@
+//! A walk over series: all samples of all that matches, series by series, without ever holding much of it.
+//!
+//! Storage is by group and time, the answer by labels: series that are neighbours in the answer lie in different
+//! groups, and all samples of one may be too many to hold. So the walk sorts the label sets first and then takes *batches*
+//! of neighbouring series, as many as fit into its buffers, and reads each in *windows* of time: short at first,
+//! longer while little is found. A batch that turns out too large is cut, and what was cut off comes with the next; a
+//! series that is too large alone is handed out in runs.
+
+use firn_index::{GroupMatch, Member};
+use firn_model::{
+    ColumnBatch, ColumnValues, Error, Grouping, Labels, Matcher, Pool, QueryContext, Reservation,
+    Result, Selected, Selection, SeriesRef, TimeRange, Timestamp,
+};
+
+use crate::Snapshot;
+
+/// What to walk over, and how.
+#[derive(Clone, Debug)]
+pub struct WalkOptions {
+    /// All must hold.
+    pub matchers: Vec<Matcher>,
+    /// Both ends inside.
+    pub range: TimeRange,
+    /// Labels that every series gets, unless it has the name; the order is by the labels that result.
+    pub extra: Labels,
+    /// About how many samples may be in memory at one time, 16 bytes each; at least 1.
+    pub samples_max: usize,
+}
+
+/// See [`Snapshot::walk`].
+#[derive(Debug)]
+pub struct SeriesWalk {
+    snapshot: Snapshot,
+    context: QueryContext,
+    range: TimeRange,
+    samples_max: usize,
+    /// Sorted by labels.
+    series: Vec<Walked>,
+    /// Where the batch begins in `series`, and what was read of it.
+    first: usize,
+    batch: Vec<Samples>,
+    /// How many of the batch were handed out.
+    given_count: usize,
+    /// What is left of a batch of one series that is too large to be read at once.
+    rest: Option<Rest>,
+    /// Series to try in the next batch.
+    batch_len: usize,
+    /// For label sets and buffers.
+    held: Reservation,
+    list_bytes: u64,
+}
+
+/// Some samples of one series, times rising.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    /// The series' place among those of the walk; the same for several runs that follow each other.
+    pub series_idx: usize,
+    /// Its labels.
+    pub labels: &'a Labels,
+    /// At least one.
+    pub times: &'a [Timestamp],
+    /// As many.
+    pub values: &'a [f64],
+}
+
+#[derive(Debug)]
+struct Walked {
+    labels: Labels,
+    series: SeriesRef,
+}
+
+#[derive(Debug, Default)]
+struct Samples {
+    times: Vec<Timestamp>,
+    values: Vec<f64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    from: Timestamp,
+    window_ms: i64,
+}
+
+// The first window of a batch: 60 samples a series at the usual 15 s, and few even at one a second.
+const WINDOW_MS_MIN: i64 = 15 * 60_000;
+const WINDOW_GROWTH: i64 = 4;
+// Series of the first batch and of the largest: their blocks are read together, 16 KiB each.
+const BATCH_LEN_FIRST: usize = 32;
+const BATCH_LEN_MAX: usize = 256;
+const SAMPLE_BYTES: usize = size_of::<Timestamp>() + size_of::<f64>();
+
+impl Snapshot {
+    /// A walk over all series that match, in order of their labels, and over the samples of each in order of time.
+    /// Holds the label sets and some [`WalkOptions::samples_max`] samples; they are reserved in the context's budget.
+    ///
+    /// # Errors
+    /// As [`firn_model::Select::select`].
+    pub fn walk(&self, options: WalkOptions, context: &QueryContext) -> Result<SeriesWalk> {
+        let range = options.range.intersect(self.time_range());
+        let grouping = Grouping::Series;
+        let found =
+            self.matches(&Selection { matchers: options.matchers, range, grouping }, context)?;
+        let mut series = Vec::new();
+        for group in &found.groups {
+            context.cancel.check()?;
+            for member in &group.members {
+                let Some(labels) = found.keys.get(member.key as usize) else { continue };
+                let labels = with_extra(labels, &options.extra);
+                let series_ref = SeriesRef { group: group.group, slot: member.slot };
+                series.push(Walked { labels, series: series_ref });
+            }
+        }
+        let bytes = |walked: &Walked| walked.labels.as_encoded().len() + size_of::<Walked>();
+        let list_bytes = series.iter().map(bytes).sum::<usize>() as u64;
+        let held = context.budget.reserve(Pool::Query, list_bytes)?;
+        series.sort_unstable_by(|a, b| a.labels.cmp(&b.labels));
+        Ok(SeriesWalk {
+            snapshot: self.clone(),
+            context: context.clone(),
+            range,
+            samples_max: options.samples_max.max(1),
+            series,
+            first: 0,
+            batch: Vec::new(),
+            given_count: 0,
+            rest: None,
+            batch_len: BATCH_LEN_FIRST,
+            held,
+            list_bytes,
+        })
+    }
+}
+
+impl SeriesWalk {
+    /// The next samples; `None` at the end. Series without samples in the range are left out.
+    ///
+    /// # Errors
+    /// As [`firn_model::Selected::read`]. The walk is of no use afterwards.
+    pub fn next_run(&mut self) -> Result<Option<Run<'_>>> {
+        loop {
+            let rest = self.batch.get(self.given_count..).unwrap_or_default();
+            if let Some(skipped) = rest.iter().position(|samples| !samples.times.is_empty()) {
+                self.given_count += skipped + 1;
+                break;
+            }
+            if !self.read_batch()? {
+                return Ok(None);
+            }
+        }
+        let idx = self.given_count - 1;
+        let (samples, series_idx) = (&self.batch[idx], self.first + idx);
+        let labels = &self.series[series_idx].labels;
+        Ok(Some(Run { series_idx, labels, times: &samples.times, values: &samples.values }))
+    }
+
+    /// Replaces the batch, all of which was handed out, by the next or by more of its only series; whether there
+    /// was one.
+    fn read_batch(&mut self) -> Result<bool> {
+        let rest = self.rest.take();
+        if rest.is_none() {
+            self.first += self.batch.len();
+            let len = self.batch_len.min(self.series.len() - self.first);
+            self.batch.resize_with(len, Samples::default);
+        }
+        self.batch.iter_mut().for_each(Samples::clear);
+        self.given_count = 0;
+        if self.batch.is_empty() {
+            return Ok(false);
+        }
+        let start = match rest {
+            Some(rest) => Some(rest),
+            None => self.first_data(self.range).map(|from| Rest { from, window_ms: WINDOW_MS_MIN }),
+        };
+        self.read_windows(start)?;
+        if self.batch.len() == self.batch_len && self.sample_count() < self.samples_max / 2 {
+            self.batch_len = (2 * self.batch_len).min(BATCH_LEN_MAX);
+        } else {
+            self.batch_len = self.batch_len.min(self.batch.len().max(1));
+        }
+        Ok(true)
+    }
+
+    /// Reads windows from `next` on to the end of the range, or until a batch of one is large enough.
+    fn read_windows(&mut self, mut next: Option<Rest>) -> Result<()> {
+        while let Some(Rest { from, mut window_ms }) = next {
+            let to = from.saturating_add(window_ms - 1).min(self.range.end);
+            let count = self.read_window(TimeRange::new(from, to))?;
+            if count > self.samples_max / 2 {
+                window_ms = (window_ms / 2).max(1);
+            } else if count < self.samples_max / 8 {
+                window_ms = window_ms.saturating_mul(WINDOW_GROWTH);
+            }
+            next = (to < self.range.end).then(|| Rest { from: to + 1, window_ms });
+            if self.batch.len() == 1 && self.sample_count() >= self.samples_max / 2 {
+                self.rest = next;
+                return Ok(());
+            }
+            if count == 0 {
+                next = next.and_then(|rest| self.skip_gap(rest));
+            }
+        }
+        Ok(())
+    }
+
+    /// Behind an empty window: to where the batch has samples again, with care.
+    fn skip_gap(&self, rest: Rest) -> Option<Rest> {
+        let from = self.first_data(TimeRange::new(rest.from, self.range.end))?;
+        // Where nothing is skipped it is only not known that nothing is there: on with longer windows.
+        let window_ms = if from > rest.from { WINDOW_MS_MIN } else { rest.window_ms };
+        Some(Rest { from, window_ms })
+    }
+
+    /// The first moment in `range` at which a series of the batch may have samples.
+    fn first_data(&self, range: TimeRange) -> Option<Timestamp> {
+        let (head, version) = (self.snapshot.head(), self.snapshot.version());
+        let batch = self.series.iter().skip(self.first).take(self.batch.len());
+        let first = batch.filter_map(|walked| {
+            let SeriesRef { group, slot } = walked.series;
+            let tables = version.first_data(group, slot, range);
+            tables.into_iter().chain(head.first_data(group, range)).min()
+        });
+        first.min()
+    }
+
+    /// Appends what the batch has in `window` and cuts the batch if that is too much; how many samples were read.
+    fn read_window(&mut self, window: TimeRange) -> Result<usize> {
+        self.context.cancel.check()?;
+        let groups = self.batch_groups();
+        let group_count = groups.len();
+        let selected = self.snapshot.selected(Vec::new(), groups, window, &self.context);
+        let mut count = 0;
+        for columns in selected.read(0..group_count)? {
+            count += take_columns(columns, &mut self.batch)?;
+        }
+        let mut sum = self.sample_count();
+        while sum > self.samples_max && self.batch.len() > 1 {
+            self.batch.truncate(self.batch.len() / 2);
+            sum = self.sample_count();
+        }
+        let wanted = self.list_bytes + (sum * SAMPLE_BYTES) as u64;
+        self.held.grow(wanted.saturating_sub(self.held.bytes()))?;
+        Ok(count)
+    }
+
+    /// The batch as storage is asked for it; keys are places in the batch.
+    fn batch_groups(&self) -> Vec<GroupMatch> {
+        let batch = self.series.iter().skip(self.first).take(self.batch.len());
+        let mut refs: Vec<(SeriesRef, u32)> =
+            batch.zip(0..).map(|(walked, key)| (walked.series, key)).collect();
+        refs.sort_unstable();
+        let groups = refs.chunk_by(|a, b| a.0.group == b.0.group);
+        let member = |&(series, key): &(SeriesRef, u32)| Member { slot: series.slot, key };
+        groups
+            .map(|refs| GroupMatch {
+                group: refs[0].0.group,
+                members: refs.iter().map(member).collect(),
+            })
+            .collect()
+    }
+
+    fn sample_count(&self) -> usize {
+        self.batch.iter().map(|samples| samples.times.len()).sum()
+    }
+}
+
+impl Samples {
+    fn clear(&mut self) {
+        self.times.clear();
+        self.values.clear();
+    }
+}
+
+/// Appends columns to the samples that their keys name; how many samples.
+fn take_columns(columns: ColumnBatch, batch: &mut [Samples]) -> Result<usize> {
+    let mut count = 0;
+    for column in &columns.columns {
+        let times = &columns.times[column.time_idx as usize];
+        let ColumnValues::F64(values) = &column.values else {
+            return Err(Error::internal("a walk met a column of a type that it does not know"));
+        };
+        let samples = &mut batch[column.key as usize];
+        match &column.presence {
+            None => samples.times.extend_from_slice(times),
+            Some(presence) => samples.times.extend(presence.iter().map(|idx| times[idx])),
+        }
+        samples.values.extend_from_slice(values);
+        count += values.len();
+    }
+    Ok(count)
+}
+
+fn with_extra(labels: &Labels, extra: &Labels) -> Labels {
+    let missing = extra.iter().filter(|(name, _)| labels.get(name).is_none());
+    missing.fold(labels.clone(), |labels, (name, value)| labels.with(name, value))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+use std::collections::BTreeMap;
+
+use firn_model::{MatchOp, RowBatch, STALE_NAN_BITS};
+use firn_sim::{Rng, Sim, for_seeds};
+
+use super::*;
+use crate::{Engine, EngineOptions, Lane, RecoveryProgress};
+
+/// Labels to time to bits.
+type World = BTreeMap<Labels, BTreeMap<Timestamp, u64>>;
+
+// So far before the simulated clock that nothing is in the future.
+const START_MS: Timestamp = 1_760_000_000_000;
+
+fn engine() -> std::sync::Arc<Engine> {
+    let options = EngineOptions {
+        memory_bytes_max: 256 << 20,
+        shard_count: 4,
+        stream_count: 1,
+        arena_bytes_max: 256,
+        tree: firn_tree::TreeOptions {
+            block_bytes: 256,
+            table_bytes_max: 2 << 10,
+            ..Default::default()
+        },
+        ..EngineOptions::default()
+    };
+    Engine::open(Sim::new(1).env(), options, &RecoveryProgress::default()).unwrap()
+}
+
+fn labels(metric: u64, instance: u64) -> Labels {
+    let (metric, instance) = (format!("m{metric}"), format!("i{instance}"));
+    Labels::from_pairs([("__name__", metric.as_str()), ("instance", &instance), ("job", "j")])
+        .unwrap()
+}
+
+/// Writes a random piece of some series: short or long, dense or sparse, late or not, with gaps.
+fn write(engine: &Engine, rng: &mut Rng, world: &mut World) {
+    let labels = labels(rng.below(4), rng.below(5));
+    let series = engine.resolve(std::slice::from_ref(&labels)).remove(0).unwrap();
+    let mut batch = RowBatch::default();
+    let mut ts = START_MS + rng.between(0, 40) * 3_600_000;
+    let step_ms = *rng.pick(&[1, 1_000, 15_000, 3_600_000]);
+    for _ in 0..rng.below(120) {
+        let bits = if rng.chance(0.05) { STALE_NAN_BITS } else { (rng.below(9) as f64).to_bits() };
+        batch.push(series, ts, f64::from_bits(bits));
+        world.entry(labels.clone()).or_default().insert(ts, bits);
+        ts += step_ms;
+    }
+    engine.write(&mut batch).unwrap();
+}
+
+/// Deletes a piece of all series of one instance.
+fn delete(engine: &Engine, rng: &mut Rng, world: &mut World) {
+    let instance = format!("i{}", rng.below(5));
+    let start = START_MS + rng.between(0, 40) * 3_600_000;
+    let range = TimeRange::new(start, start + rng.between(0, 20_000_000));
+    engine.delete(&[vec![Matcher::equal("instance", &instance)]], range).unwrap();
+    for (_, samples) in world.iter_mut().filter(|(l, _)| l.get("instance") == Some(&instance)) {
+        samples.retain(|&ts, _| !range.contains(ts));
+    }
+}
+
+fn walk(engine: &Engine, options: WalkOptions) -> Vec<(Labels, Vec<(Timestamp, u64)>)> {
+    let mut walk = engine.snapshot().walk(options.clone(), &QueryContext::unbounded()).unwrap();
+    let mut found: Vec<(Labels, Vec<(Timestamp, u64)>)> = Vec::new();
+    let mut last_idx = None;
+    while let Some(run) = walk.next_run().unwrap() {
+        assert!(!run.times.is_empty() && run.times.len() == run.values.len());
+        if last_idx.replace(run.series_idx) != Some(run.series_idx) {
+            found.push((run.labels.clone(), Vec::new()));
+        }
+        let samples = run.times.iter().zip(run.values).map(|(&ts, value)| (ts, value.to_bits()));
+        found.last_mut().unwrap().1.extend(samples);
+    }
+    assert!(walk.next_run().unwrap().is_none(), "the end stays the end");
+    found
+}
+
+fn wanted(world: &World, options: &WalkOptions) -> Vec<(Labels, Vec<(Timestamp, u64)>)> {
+    let matching = world.iter().filter(|(labels, _)| {
+        options.matchers.iter().all(|m| m.matches(labels.get(m.name()).unwrap_or("")))
+    });
+    let cut = matching.map(|(labels, samples)| {
+        let inside = samples.iter().filter(|(ts, _)| options.range.contains(**ts));
+        (labels.clone(), inside.map(|(&ts, &bits)| (ts, bits)).collect::<Vec<_>>())
+    });
+    cut.filter(|(_, samples)| !samples.is_empty()).collect()
+}
+
+/// Whatever the buffers' size, a walk gives what is there, once and in order: from memory, from tables of
+/// all levels, and from both at once, late or not, and not what was deleted.
+#[test]
+fn walks_and_a_plain_map_agree() {
+    for_seeds(20, |seed| {
+        let mut rng = Rng::new(seed);
+        let (engine, mut world) = (engine(), World::new());
+        for _ in 0..rng.below(30) {
+            write(&engine, &mut rng, &mut world);
+            if rng.chance(0.1) {
+                delete(&engine, &mut rng, &mut world);
+            }
+            if rng.chance(0.2) {
+                engine.flush().unwrap();
+            }
+            if rng.chance(0.2) {
+                while engine.step(*rng.pick(&[Lane::Head, Lane::Tree])).unwrap().is_some() {}
+            }
+        }
+        for samples_max in [20, 300, 1 << 20] {
+            let start = START_MS + rng.between(-10, 50) * 3_600_000 + rng.between(0, 9);
+            let range = match rng.below(3) {
+                0 => TimeRange::ALL,
+                _ => TimeRange::new(start, start + rng.between(0, 30) * 1_800_000),
+            };
+            let matchers = match rng.below(3) {
+                0 => Vec::new(),
+                1 => vec![Matcher::equal("instance", "i1")],
+                _ => vec![Matcher::new("__name__", MatchOp::Regex, "m[12]").unwrap()],
+            };
+            let options = WalkOptions { matchers, range, extra: Labels::empty(), samples_max };
+            let (found, wanted) = (walk(&engine, options.clone()), wanted(&world, &options));
+            assert_eq!(found.len(), wanted.len(), "{options:?}");
+            for (found, wanted) in found.iter().zip(&wanted) {
+                assert!(found == wanted, "{options:?}: {} is not {}", found.0, wanted.0);
+            }
+        }
+        seed
+    });
+}
+
+#[test]
+fn what_is_in_memory_is_bounded_whatever_there_is() {
+    let engine = engine();
+    for instance in 0..40 {
+        let series = engine.resolve(&[labels(0, instance), labels(1, instance)]);
+        let mut batch = RowBatch::default();
+        for series in series.iter().map(|series| *series.as_ref().unwrap()) {
+            // Of the second metric there is much more, so that batches made for the first are too large for it.
+            let count = if series.slot.0 == 0 { 10 } else { 5_000 };
+            (0..count).for_each(|n| batch.push(series, START_MS + n * 15_000, n as f64));
+        }
+        engine.write(&mut batch).unwrap();
+        engine.flush().unwrap();
+    }
+    let budget = firn_model::Budget::new(1 << 20);
+    let context = QueryContext::new(firn_model::CancelToken::new(), budget.clone());
+    let (matchers, range) = (Vec::new(), TimeRange::ALL);
+    let options = WalkOptions { matchers, range, extra: Labels::empty(), samples_max: 2_000 };
+    let mut walk = engine.snapshot().walk(options, &context).unwrap();
+    let (mut sample_count, mut longest) = (0, 0);
+    while let Some(run) = walk.next_run().unwrap() {
+        sample_count += run.times.len();
+        longest = longest.max(run.times.len());
+    }
+    assert_eq!(sample_count, 40 * 5_010);
+    assert!(longest <= 4_000, "{longest} samples in one run");
+    // All samples take 3.2 MB; label sets, blocks and one batch fit into a part of that.
+    assert!(budget.usage().peak_bytes < 512 << 10, "{:?}", budget.usage());
+    drop(walk);
+    assert_eq!(budget.usage().used_bytes, 0);
+}
+
+#[test]
+fn extra_labels_are_added_where_they_are_missing_and_count_in_the_order() {
+    let engine = engine();
+    for (labels, value) in [
+        (Labels::from_pairs([("__name__", "m"), ("zone", "z1")]).unwrap(), 1.0),
+        (Labels::from_pairs([("__name__", "m"), ("a", "9"), ("job", "j")]).unwrap(), 2.0),
+        (Labels::from_pairs([("__name__", "m"), ("job", "j")]).unwrap(), 3.0),
+    ] {
+        let series = engine.resolve(&[labels]).remove(0).unwrap();
+        let mut batch = RowBatch::default();
+        batch.push(series, START_MS, value);
+        engine.write(&mut batch).unwrap();
+    }
+    let extra = Labels::from_pairs([("a", "1"), ("zone", "z0")]).unwrap();
+    let (matchers, range) = (Vec::new(), TimeRange::ALL);
+    let found = walk(&engine, WalkOptions { matchers, range, extra, samples_max: 1_000 });
+    let named: Vec<String> = found.iter().map(|(labels, _)| labels.to_string()).collect();
+    assert_eq!(
+        named,
+        [r#"m{a="1",job="j",zone="z0"}"#, r#"m{a="1",zone="z1"}"#, r#"m{a="9",job="j",zone="z0"}"#]
+    );
+}
+
+#[test]
+fn a_walk_stops_when_it_is_told_to() {
+    let engine = engine();
+    let mut rng = Rng::new(3);
+    (0..10).for_each(|_| write(&engine, &mut rng, &mut World::new()));
+    let context = QueryContext::unbounded();
+    let (matchers, range) = (Vec::new(), TimeRange::ALL);
+    let options = WalkOptions { matchers, range, extra: Labels::empty(), samples_max: 10 };
+    let mut walk = engine.snapshot().walk(options, &context).unwrap();
+    assert!(walk.next_run().unwrap().is_some());
+    context.cancel.cancel();
+    let stopped = loop {
+        match walk.next_run() {
+            Ok(Some(_)) => {}
+            other => break other.map(|run| run.map(|run| run.series_idx)),
+        }
+    };
+    assert_eq!(*stopped.unwrap_err().kind(), firn_model::ErrorKind::Canceled);
+}
