@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use firn_model::{CancelToken, QueryContext, QueryStats, Result, Timestamp};
-use tokio::sync::{Mutex, Notify, Semaphore};
+use firn_model::{CancelToken, Error, QueryContext, QueryStats, Result, Timestamp};
+use tokio::sync::{Mutex, Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::config::Config;
 use crate::http::answer::{ApiError, ApiErrorKind, Payload};
@@ -48,6 +48,8 @@ pub(crate) struct Ready {
     query_permits: Arc<Semaphore>,
     queries_waiting: Arc<AtomicU64>,
     queries_running: Arc<AtomicU64>,
+    readers: Workers<()>,
+    read_permits: Arc<Semaphore>,
     /// What one query may take of the memory budget.
     query_bytes_max: u64,
 }
@@ -117,6 +119,11 @@ impl App {
             // Permits bound what is here; who waits for one waits outside.
             queue_len_max: config.query_concurrency_max,
         };
+        let readers = WorkerOptions {
+            name: "firn-read",
+            thread_count: config.remote_read_concurrency_max,
+            queue_len_max: config.remote_read_concurrency_max,
+        };
         let scratches = Arc::clone(&ingest);
         let ready = Ready {
             db,
@@ -126,6 +133,8 @@ impl App {
             query_permits: Arc::new(Semaphore::new(config.query_concurrency_max)),
             queries_waiting: Arc::default(),
             queries_running: Arc::default(),
+            readers: Workers::start(readers, || ())?,
+            read_permits: Arc::new(Semaphore::new(config.remote_read_concurrency_max)),
             query_bytes_max: config.query_bytes_max,
         };
         // The second call of two would be a bug; the first database stays.
@@ -203,12 +212,7 @@ impl Ready {
         let cancel = CancelToken::new();
         let _canceled_when_dropped = CancelOnDrop(cancel.clone());
         let (db, permits) = (Arc::clone(&self.db), Arc::clone(&self.query_permits));
-        let context = QueryContext {
-            cancel: cancel.clone(),
-            budget: db.budget().part(self.query_bytes_max),
-            helpers: db.helpers().clone(),
-            stats: Arc::new(QueryStats::with_clock(monotonic_ns)),
-        };
+        let context = self.query_context(cancel.clone());
         let started = Arc::new(AtomicBool::new(false));
         let has_started = Arc::clone(&started);
         let queued = Instant::now();
@@ -247,10 +251,38 @@ impl Ready {
         }
     }
 
+    /// What runs beside one query.
+    pub(crate) fn query_context(&self, cancel: CancelToken) -> QueryContext {
+        QueryContext {
+            cancel,
+            budget: self.db.budget().part(self.query_bytes_max),
+            helpers: self.db.helpers().clone(),
+            stats: Arc::new(QueryStats::with_clock(monotonic_ns)),
+        }
+    }
+
+    /// A place among the remote reads that run at one time, as soon as one is free.
+    pub(crate) async fn read_place(&self) -> Result<OwnedSemaphorePermit> {
+        let place = Arc::clone(&self.read_permits).acquire_owned().await;
+        place.map_err(|_| Error::closed("the server is stopping"))
+    }
+
+    /// Runs `job`, a part of a remote read that has a place, on a thread for them.
+    ///
+    /// # Errors
+    /// `Closed` while stopping.
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        self.readers.run(move |()| job()).await
+    }
+
     /// Finishes what waits and stops the threads.
     pub(crate) fn stop(&self) {
         self.writers.stop();
         self.queries.stop();
+        self.readers.stop();
     }
 }
 
@@ -282,7 +314,9 @@ impl Drop for Raised {
     }
 }
 
-struct CancelOnDrop(CancelToken);
+/// Tells a query to stop when nobody waits for it any more.
+#[derive(Debug)]
+pub(crate) struct CancelOnDrop(pub(crate) CancelToken);
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {

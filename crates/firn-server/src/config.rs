@@ -129,6 +129,29 @@ pub struct Settings {
     #[arg(long, env = "FIRN_QUERY_MEMORY", value_name = "SIZE", default_value = "auto")]
     pub query_memory: String,
 
+    /// Remote reads that run at one time; further ones wait
+    #[arg(
+        long,
+        env = "FIRN_REMOTE_READ_CONCURRENCY_MAX",
+        value_name = "COUNT",
+        default_value_t = 10
+    )]
+    pub remote_read_concurrency_max: usize,
+
+    /// Samples that one query of a remote read may return, unless the answer is streamed; 0 is no
+    /// limit but memory's
+    #[arg(
+        long,
+        env = "FIRN_REMOTE_READ_SAMPLES_MAX",
+        value_name = "COUNT",
+        default_value_t = 50_000_000
+    )]
+    pub remote_read_samples_max: u64,
+
+    /// Size at which a frame of a streamed remote read is closed
+    #[arg(long, env = "FIRN_REMOTE_READ_FRAME_BYTES", value_name = "SIZE", default_value = "1MiB")]
+    pub remote_read_frame_bytes: String,
+
     /// How far back an instant selector looks for a sample
     #[arg(long, env = "FIRN_LOOKBACK", value_name = "DURATION", default_value = "5m")]
     pub lookback: String,
@@ -206,6 +229,12 @@ pub struct Config {
     pub query_samples_max: u64,
     /// Memory of one query.
     pub query_bytes_max: u64,
+    /// Remote reads at one time.
+    pub remote_read_concurrency_max: usize,
+    /// Samples of one query of a remote read in one message.
+    pub remote_read_samples_max: Option<u64>,
+    /// Size at which a frame is closed.
+    pub remote_read_frame_bytes: usize,
     /// Lookback of instant selectors.
     pub lookback_ms: i64,
     /// Open connections.
@@ -251,6 +280,7 @@ impl Settings {
         for (name, count) in [
             ("connections-max", self.connections_max),
             ("query-concurrency-max", self.query_concurrency_max),
+            ("remote-read-concurrency-max", self.remote_read_concurrency_max),
             ("label-count-max", self.label_count_max),
         ] {
             if count == 0 {
@@ -311,6 +341,14 @@ impl Settings {
                 "auto" => memory_bytes_max / 4,
                 text => bytes("query-memory", text, QUERY_BYTES_MIN, memory_bytes_max)?,
             },
+            remote_read_concurrency_max: self.remote_read_concurrency_max,
+            remote_read_samples_max: Some(self.remote_read_samples_max).filter(|&max| max > 0),
+            remote_read_frame_bytes: bytes(
+                "remote-read-frame-bytes",
+                &self.remote_read_frame_bytes,
+                FRAME_BYTES_MIN,
+                FRAME_BYTES_MAX,
+            )? as usize,
             lookback_ms: duration_ms("lookback", &self.lookback)?,
             connections_max: self.connections_max,
             cors_origin: Matcher::new("Origin", MatchOp::Regex, self.cors_origin.as_str())
@@ -330,6 +368,9 @@ impl Settings {
 const MEMORY_BYTES_MIN: u64 = 64 << 20;
 // One series list, one batch of columns and one answer.
 const QUERY_BYTES_MIN: u64 = 1 << 20;
+// Smaller frames hold one chunk each; Prometheus takes no larger ones than 50 MB.
+const FRAME_BYTES_MIN: u64 = 1 << 10;
+const FRAME_BYTES_MAX: u64 = 32 << 20;
 // More would only make a flush and a restart longer.
 const HEAD_FLUSH_BYTES_MAX: u64 = 512 << 20;
 // What a group id has room for.
@@ -470,6 +511,8 @@ mod tests {
             ("--retention=15", "--retention is \"15\", wanted is a duration"),
             ("--request-bytes-max=4GiB", "at most 2147483648"),
             ("--connections-max=0", "--connections-max is \"0\""),
+            ("--remote-read-concurrency-max=0", "--remote-read-concurrency-max is \"0\""),
+            ("--remote-read-frame-bytes=1", "at least 1024"),
             ("--group-by=a,,b", "--group-by is \"a,,b\""),
             ("--query-timeout=0s", "--query-timeout"),
             ("--shards=12", "--shards is \"12\", wanted is a power of two"),

@@ -1,8 +1,8 @@
 //! Server: the database for people who speak HTTP.
 //!
 //! **Owns** the listener and its connections, protocols in (remote write 1.0, text exposition) and out
-//! (Prometheus' query API, federation), the sender cache, metadata, the threads on which requests block, the
-//! scrape of itself, the page at `/`, and the settings.
+//! (Prometheus' query API, federation, remote read), the sender cache, metadata, the threads on which requests
+//! block, the scrape of itself, the page at `/`, and the settings.
 //!
 //! **Never** touches a file of the database, evaluates a query or orders a write: it sees the database
 //! only through `firndb`. Async ends at [`Ingest`] and at the query threads; below them calls block.
@@ -10,7 +10,8 @@
 //! **A sample in**: `http/write` reads a bounded body, a write thread unpacks and walks it
 //! (`wire/remote_write`), `sender_cache` turns label hashes into references, `ingest` fills one batch
 //! and writes it; 204 when it is durable. **A query out**: `http/query` checks parameters, a query
-//! thread evaluates and writes JSON (`wire/json`), and stops when the client has gone.
+//! thread evaluates and writes JSON (`wire/json`), and stops when the client has gone. **Raw samples out**:
+//! `http/read` walks over series and hands frames (`wire/remote_read`) to the connection as it takes them.
 //!
 //! **Invariants**: a 2xx for a write leaves after the database called it durable; bodies, decoded
 //! requests and answers are reserved in the database's memory budget first; every queue, body, wait

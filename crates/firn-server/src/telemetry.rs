@@ -14,6 +14,7 @@ pub(crate) struct Telemetry {
     durations: Mutex<BTreeMap<String, Durations>>,
     pub(crate) written: Written,
     pub(crate) samples_read: Counter,
+    pub(crate) remote_reads: Gauge,
     pub(crate) self_scrape_failures: Counter,
 }
 
@@ -35,6 +36,10 @@ pub(crate) struct Written {
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
+/// A number that rises and falls.
+#[derive(Debug, Default)]
+pub(crate) struct Gauge(AtomicU64);
+
 /// How long requests of one handler took.
 #[derive(Debug, Default)]
 struct Durations {
@@ -51,6 +56,21 @@ impl Counter {
     }
 
     pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Gauge {
+    pub(crate) fn rise(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Once for each time that it rose.
+    pub(crate) fn fall(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -110,9 +130,14 @@ impl Telemetry {
             "Exemplars that were accepted and not kept.",
             written.exemplars_ignored.get() as f64,
         );
+        text.gauge(
+            "firn_remote_read_requests",
+            "Remote reads that run, send or wait for their turn.",
+            self.remote_reads.get() as f64,
+        );
         text.counter(
             "firn_query_samples_read_total",
-            "Samples that queries read from storage.",
+            "Samples that queries and remote reads read from storage.",
             self.samples_read.get() as f64,
         );
         text.counter(

@@ -9,6 +9,7 @@ mod lifecycle;
 mod page;
 mod params;
 mod query;
+mod read;
 mod rules;
 mod series;
 pub(crate) mod serve;
@@ -48,6 +49,7 @@ pub(crate) fn router(app: Shared) -> Router {
         .merge(admin::routes())
         .merge(lifecycle::routes())
         .merge(query::routes())
+        .merge(read::routes())
         .merge(rules::routes())
         .merge(language::routes())
         .merge(federate::routes())

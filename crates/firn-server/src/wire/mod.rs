@@ -1,5 +1,6 @@
 //! Wire formats: pure functions between bytes and what the server means by them. No I/O, no state.
 
+pub mod crc32c;
 pub mod decoded;
 pub mod exposition;
 pub mod federation;
@@ -7,9 +8,11 @@ pub mod json;
 pub mod number;
 mod protobuf;
 pub mod query_stats;
+pub mod remote_read;
 pub mod remote_write;
 pub mod snappy;
 pub mod tree;
+pub mod xor_chunk;
 
 use firn_model::{Error, Result};
 

@@ -1,6 +1,6 @@
-//! Protobuf: just enough to walk a message that others encoded, without copying.
+//! Protobuf: just enough to walk a message that others encoded, without copying, and to write one.
 
-use firn_model::{Error, Result};
+use firn_model::{Error, Result, encode_varint};
 
 /// How a field's value is encoded; the numbers are protobuf's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,6 +167,42 @@ impl<'a> Reader<'a> {
             None => Err(malformed(self.at, format!("{len} bytes are announced, fewer are there"))),
         }
     }
+}
+
+/// Appends a number as field `field`.
+pub(crate) fn push_varint(field: u32, value: u64, out: &mut Vec<u8>) {
+    push_key(field, WireType::Varint, out);
+    encode_varint(value, out);
+}
+
+/// Appends eight bytes as field `field`.
+pub(crate) fn push_fixed64(field: u32, value: u64, out: &mut Vec<u8>) {
+    push_key(field, WireType::Fixed64, out);
+    out.extend_from_slice(&value.to_le_bytes());
+}
+
+/// Appends bytes, a text or a whole message as field `field`.
+pub(crate) fn push_bytes(field: u32, value: &[u8], out: &mut Vec<u8>) {
+    push_bytes_head(field, value.len(), out);
+    out.extend_from_slice(value);
+}
+
+/// Appends what stands before the bytes of field `field`.
+pub(crate) fn push_bytes_head(field: u32, len: usize, out: &mut Vec<u8>) {
+    push_key(field, WireType::Bytes, out);
+    encode_varint(len as u64, out);
+}
+
+/// Makes what was written from `start` on the message of field `field`: its length is known only now, so that all
+/// of it moves by the few bytes of its head.
+pub(crate) fn close_message(field: u32, start: usize, out: &mut Vec<u8>) {
+    let mut head = Vec::with_capacity(10);
+    push_bytes_head(field, out.len() - start, &mut head);
+    out.splice(start..start, head);
+}
+
+fn push_key(field: u32, wire: WireType, out: &mut Vec<u8>) {
+    encode_varint(u64::from(field) << 3 | wire as u64, out);
 }
 
 /// A field that is known has another wire type than the schema says.

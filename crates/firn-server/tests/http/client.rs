@@ -61,10 +61,28 @@ fn parse(bytes: &[u8]) -> Answer {
         .filter_map(|line| line.split_once(": "))
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect();
-    let answer =
+    let mut answer =
         Answer { status: status.expect("a status"), headers, body: bytes[head_end + 4..].to_vec() };
-    assert!(answer.header("transfer-encoding").is_empty(), "bodies have a length here");
+    if answer.header("transfer-encoding") == "chunked" {
+        answer.body = unchunk(&answer.body).expect("a body that is not cut");
+    }
     answer
+}
+
+/// What a chunked body holds; `None` if it ends before its end.
+pub(crate) fn unchunk(mut rest: &[u8]) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let line_end = rest.windows(2).position(|two| two == b"\r\n")?;
+        let line = std::str::from_utf8(&rest[..line_end]).ok()?;
+        let chunk_bytes = usize::from_str_radix(line, 16).ok()?;
+        if chunk_bytes == 0 {
+            return Some(body);
+        }
+        let chunk = rest.get(line_end + 2..)?;
+        body.extend_from_slice(chunk.get(..chunk_bytes)?);
+        rest = chunk.get(chunk_bytes + 2..)?;
+    }
 }
 
 pub(crate) fn get(to: SocketAddr, target: &str) -> Answer {

@@ -9,11 +9,13 @@ mod limits;
 mod listings;
 mod query_api;
 mod query_stats;
+mod remote_read;
 mod remote_write;
 mod status;
 mod surroundings;
 mod targets;
 mod write_request;
+mod xor_decoder;
 
 use std::net::SocketAddr;
 use std::path::Path;

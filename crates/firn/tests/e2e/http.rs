@@ -21,6 +21,18 @@ pub(crate) fn request(
     headers: &[(&str, &str)],
     body: &[u8],
 ) -> Option<Answer> {
+    let (status, body) = request_bytes(address, method, path, headers, body)?;
+    Some(Answer { status, body: String::from_utf8_lossy(&body).into_owned() })
+}
+
+/// As [`request`]; status and body as it came, which may be no text.
+pub(crate) fn request_bytes(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Option<(u16, Vec<u8>)> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(60))).ok()?;
     let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n");
@@ -39,7 +51,7 @@ pub(crate) fn request(
     let body = &bytes[split + 4..];
     let body =
         if head.contains("transfer-encoding: chunked") { unchunk(body)? } else { body.to_vec() };
-    Some(Answer { status, body: String::from_utf8_lossy(&body).into_owned() })
+    Some((status, body))
 }
 
 pub(crate) fn get(address: SocketAddr, path: &str) -> Option<Answer> {

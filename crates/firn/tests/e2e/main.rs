@@ -8,6 +8,7 @@ mod http;
 mod outside;
 mod process;
 mod prometheus;
+mod remote_read;
 mod remote_write;
 mod replay;
 mod scrapes;

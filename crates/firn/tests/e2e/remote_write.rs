@@ -44,13 +44,13 @@ impl WriteRequest {
     }
 }
 
-fn field(tag: u8, bytes: &[u8], out: &mut Vec<u8>) {
+pub(crate) fn field(tag: u8, bytes: &[u8], out: &mut Vec<u8>) {
     out.push(tag);
     varint(bytes.len() as u64, out);
     out.extend_from_slice(bytes);
 }
 
-fn varint(mut value: u64, out: &mut Vec<u8>) {
+pub(crate) fn varint(mut value: u64, out: &mut Vec<u8>) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
         value >>= 7;

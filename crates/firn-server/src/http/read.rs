@@ -1,0 +1,379 @@
+//! Remote read (specs/remote-read.md): raw samples for a Prometheus or a Thanos sidecar.
+//!
+//! An answer in one message is made on a reader thread and sent whole. A streamed one is made part by part, about a
+//! frame each: [`send_parts`] asks a reader thread for the next part when the connection has taken the one
+//! before, so that a slow client costs two parts of memory and no thread.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
+use axum::http::{Request, Response, StatusCode};
+use axum::routing::post;
+use bytes::Bytes;
+use firn_model::{
+    CancelToken, Error, ErrorKind, Labels, Pool, QueryContext, Reservation, Result, Timestamp,
+};
+use firndb::{SeriesWalk, Snapshot, WalkOptions};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use crate::app::{App, CancelOnDrop};
+use crate::http::answer::{Packing, Payload, text};
+use crate::http::body::{self, HeldBytes};
+use crate::http::{Shared, ready};
+use crate::wire::remote_read::{
+    self, FrameWriter, ReadQuery, ReadRequest, ResponseType, SamplesWriter,
+};
+use crate::wire::snappy;
+
+/// The routes of this file.
+pub(crate) fn routes() -> Router<Shared> {
+    Router::new().route("/api/v1/read", post(read))
+}
+
+// As Prometheus: of the body as it is sent and unpacked.
+const BODY_BYTES_MAX: usize = 32 << 20;
+// Timestamp and value in the buffers of a walk.
+const SAMPLE_BYTES: usize = 16;
+const SAMPLES_TYPE: &str = "application/x-protobuf";
+const STREAM_TYPE: &str = "application/x-streamed-protobuf; proto=prometheus.ChunkedReadResponse";
+
+/// `POST /api/v1/read`.
+async fn read(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let ready = match ready(&app) {
+        Ok(ready) => ready,
+        Err(response) => return response,
+    };
+    let (parts, body) = request.into_parts();
+    let body = match body::read(&parts.headers, body, BODY_BYTES_MAX, ready.db.budget()).await {
+        Ok(body) => body,
+        Err(error) => return refusal(&limit_named(error)),
+    };
+    let running = Running::new(&app);
+    let cancel = CancelToken::new();
+    let canceled_when_dropped = CancelOnDrop(cancel.clone());
+    let context = ready.query_context(cancel.clone());
+    let starting = async {
+        let place = ready.read_place().await?;
+        let shared = Arc::clone(&app);
+        let started = ready.read(move || start(&shared, &body, context)).await??;
+        Ok((place, started))
+    };
+    let timeout = app.config.query_timeout;
+    match within(timeout, &cancel, starting).await {
+        Ok((_, Started::Whole(payload))) => {
+            let mut response = payload.answer(StatusCode::OK, SAMPLES_TYPE);
+            response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("snappy"));
+            response
+        }
+        Ok((place, Started::Stream { first, rest })) => {
+            let held =
+                Held { running, _place: place, _canceled_when_dropped: canceled_when_dropped };
+            stream(first, rest, held)
+        }
+        Err(error) => refusal(&error),
+    }
+}
+
+/// One remote read, counted while it runs, sends or waits.
+struct Running(Shared);
+
+impl Running {
+    fn new(app: &Shared) -> Running {
+        app.telemetry.remote_reads.rise();
+        Running(Arc::clone(app))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.telemetry.remote_reads.fall();
+    }
+}
+
+/// What is known before the first byte is sent.
+enum Started {
+    Whole(Payload),
+    /// Beginning with the first part, so that what fails at once still gets a status.
+    Stream {
+        first: Option<Vec<u8>>,
+        rest: Box<Parts>,
+    },
+}
+
+/// Unpacks and checks the request and makes the answer, or its first part.
+fn start(app: &App, body: &HeldBytes, context: QueryContext) -> Result<Started> {
+    context.cancel.check()?;
+    let request = unpack(&body.bytes, &context)?;
+    let external = &app.config.external_labels;
+    let queries: Vec<ReadQuery> =
+        request.queries.into_iter().map(|query| query.without_external(external)).collect();
+    let Some(ready) = app.ready() else { return Err(Error::closed("the server is stopping")) };
+    let snapshot = ready.db.snapshot();
+    let frame_bytes = app.config.remote_read_frame_bytes;
+    let reading = Reading {
+        snapshot,
+        external: external.clone(),
+        samples_max: frame_bytes / SAMPLE_BYTES,
+        context,
+    };
+    match request.response_type {
+        ResponseType::Samples => whole(app, &reading, queries).map(Started::Whole),
+        ResponseType::StreamedXorChunks => {
+            let mut rest = Box::new(Parts::new(reading, queries, frame_bytes)?);
+            let first = rest.next(app)?;
+            Ok(Started::Stream { first, rest })
+        }
+    }
+}
+
+fn unpack(body: &[u8], context: &QueryContext) -> Result<ReadRequest> {
+    let unpacked_bytes = snappy::declared_bytes(body, BODY_BYTES_MAX).map_err(limit_named)?;
+    let _held = context.budget.reserve(Pool::Requests, unpacked_bytes as u64)?;
+    let mut unpacked = Vec::new();
+    remote_read::decode(snappy::decompress(body, BODY_BYTES_MAX, &mut unpacked)?)
+}
+
+/// The view that all queries of a request are answered from.
+struct Reading {
+    snapshot: Snapshot,
+    /// What every series gets.
+    external: Labels,
+    /// In memory at one time.
+    samples_max: usize,
+    context: QueryContext,
+}
+
+impl Reading {
+    fn walk(&self, query: ReadQuery) -> Result<SeriesWalk> {
+        let options = WalkOptions {
+            matchers: query.matchers,
+            range: query.range,
+            extra: self.external.clone(),
+            samples_max: self.samples_max,
+        };
+        self.snapshot.walk(options, &self.context)
+    }
+}
+
+/// All samples in one message.
+fn whole(app: &App, reading: &Reading, queries: Vec<ReadQuery>) -> Result<Payload> {
+    let mut held = reading.context.budget.empty(Pool::Query);
+    let mut writer = SamplesWriter::default();
+    for query in queries {
+        let mut walk = reading.walk(query)?;
+        let (mut sample_count, mut series_before) = (0, None);
+        while let Some(run) = walk.next_run()? {
+            sample_count += run.times.len() as u64;
+            if let Some(samples_max) = app.config.remote_read_samples_max
+                && sample_count > samples_max
+            {
+                return Err(Error::too_large(format!("exceeded sample limit ({samples_max})")));
+            }
+            held.grow(whole_bytes_max(run.labels, run.times))?;
+            if series_before.replace(run.series_idx) != Some(run.series_idx) {
+                writer.begin_series(run.labels);
+            }
+            writer.push(run.times, run.values);
+        }
+        writer.end_query();
+        app.telemetry.samples_read.add(sample_count);
+    }
+    let message = writer.into_bytes();
+    held.grow(snap::raw::max_compress_len(message.len()) as u64)?;
+    let packed = snap::raw::Encoder::new().compress_vec(&message).map_err(|e| {
+        let what = "the answer is too large for one message: ask for streamed chunks or for less";
+        Error::too_large(what).because(e)
+    })?;
+    drop(message);
+    held.shrink(held.bytes().saturating_sub(packed.capacity() as u64));
+    Ok(Payload::new(packed, Packing::Plain, Some(held)))
+}
+
+/// What a run may take in the message. Twice, because a vector doubles when it grows.
+fn whole_bytes_max(labels: &Labels, times: &[Timestamp]) -> u64 {
+    let heads = SamplesWriter::HEAD_BYTES_MAX * (2 + labels.count());
+    let labels = labels.as_encoded().len() + heads;
+    2 * (labels + times.len() * SamplesWriter::SAMPLE_BYTES_MAX) as u64
+}
+
+/// A streamed answer that is made part by part.
+struct Parts {
+    reading: Reading,
+    queries: std::vec::IntoIter<ReadQuery>,
+    walk: Option<SeriesWalk>,
+    series_before: Option<usize>,
+    frames: FrameWriter,
+    part_bytes: usize,
+    _held: Reservation,
+}
+
+impl Parts {
+    fn new(reading: Reading, queries: Vec<ReadQuery>, frame_bytes: usize) -> Result<Parts> {
+        // A part on its way to the client, one that is made, and the frame that grows for it.
+        let held = reading.context.budget.reserve(Pool::Query, 3 * frame_bytes as u64)?;
+        Ok(Parts {
+            reading,
+            queries: queries.into_iter(),
+            walk: None,
+            series_before: None,
+            frames: FrameWriter::new(frame_bytes),
+            part_bytes: frame_bytes,
+            _held: held,
+        })
+    }
+
+    /// The next frames, about as many as fit into one of full size; `None` at the end.
+    fn next(&mut self, app: &App) -> Result<Option<Vec<u8>>> {
+        let mut sample_count = 0;
+        while self.frames.frames_bytes() < self.part_bytes {
+            let Some(walk) = &mut self.walk else {
+                let Some(query) = self.queries.next() else { break };
+                self.walk = Some(self.reading.walk(query)?);
+                self.series_before = None;
+                continue;
+            };
+            let Some(run) = walk.next_run()? else {
+                self.frames.end_query();
+                self.walk = None;
+                continue;
+            };
+            if self.series_before.replace(run.series_idx) != Some(run.series_idx) {
+                self.frames.begin_series(run.labels);
+            }
+            self.frames.push(run.times, run.values);
+            sample_count += run.times.len() as u64;
+        }
+        app.telemetry.samples_read.add(sample_count);
+        let part = self.frames.take();
+        Ok((!part.is_empty()).then_some(part))
+    }
+}
+
+/// What a streamed answer holds until all of it is handed to the connection.
+struct Held {
+    running: Running,
+    _place: OwnedSemaphorePermit,
+    _canceled_when_dropped: CancelOnDrop,
+}
+
+/// A message to the connection: what is neither sent nor ended was cut.
+enum Sent {
+    Part(Bytes),
+    End,
+}
+
+fn stream(first: Option<Vec<u8>>, rest: Box<Parts>, held: Held) -> Response<Body> {
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(send_parts(first, rest, sender, held));
+    let mut response = Response::new(Body::new(StreamBody(receiver)));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(STREAM_TYPE));
+    response
+}
+
+/// Hands part after part to the connection, each when there is room for it. Ends early, and with that cuts the
+/// connection, when a part cannot be made, or is not made or not taken in the time that a query has.
+async fn send_parts(
+    mut part: Option<Vec<u8>>,
+    mut rest: Box<Parts>,
+    sender: mpsc::Sender<Sent>,
+    held: Held,
+) {
+    let app = &held.running.0;
+    let timeout = app.config.query_timeout;
+    let cancel = rest.reading.context.cancel.clone();
+    while let Some(bytes) = part {
+        if within(timeout, &cancel, send(&sender, Sent::Part(bytes.into()))).await.is_err() {
+            return;
+        }
+        let shared = Arc::clone(app);
+        let making = async {
+            let Some(ready) = app.opened() else { return Err(Error::closed("not open")) };
+            ready.read(move || rest.next(&shared).map(|part| (part, rest))).await?
+        };
+        let made = tokio::select! {
+            made = within(timeout, &cancel, making) => made,
+            () = sender.closed() => return,
+        };
+        match made {
+            Ok(made) => (part, rest) = made,
+            Err(error) => {
+                tracing::warn!(%error, "a streamed remote read was cut");
+                return;
+            }
+        }
+    }
+    let _ = within(timeout, &cancel, send(&sender, Sent::End)).await;
+}
+
+async fn send(sender: &mpsc::Sender<Sent>, sent: Sent) -> Result<()> {
+    let gone = |_| Error::new(ErrorKind::Canceled, "the client has gone");
+    sender.send(sent).await.map_err(gone)
+}
+
+/// A body that ends well only when it is told so.
+struct StreamBody(mpsc::Receiver<Sent>);
+
+impl axum::body::HttpBody for StreamBody {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<hyper::body::Frame<Bytes>>>> {
+        self.0.poll_recv(context).map(|sent| match sent {
+            Some(Sent::Part(bytes)) => Some(Ok(hyper::body::Frame::data(bytes))),
+            Some(Sent::End) => None,
+            None => Some(Err(Error::unavailable("the answer was cut; see the server's log"))),
+        })
+    }
+}
+
+/// Gives `work` some time; when that is over, whoever works for it is told.
+async fn within<T>(
+    timeout: Duration,
+    cancel: &CancelToken,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| {
+        cancel.time_out();
+        let what = format!("the remote read did not get on for {timeout:?} (--query-timeout)");
+        Err(Error::new(ErrorKind::Timeout, what))
+    })
+}
+
+/// The limits of a read request are no settings, unlike those of a write.
+fn limit_named(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::TooLarge => {
+            let limit_mib = BODY_BYTES_MAX >> 20;
+            Error::too_large(format!("the request is over {limit_mib} MiB, as it is or unpacked"))
+        }
+        _ => error,
+    }
+}
+
+/// An answer without a byte of data: a status and a sentence.
+fn refusal(error: &Error) -> Response<Body> {
+    let status = match error.kind() {
+        ErrorKind::Invalid | ErrorKind::NotFound | ErrorKind::TooLarge => StatusCode::BAD_REQUEST,
+        ErrorKind::Busy { .. }
+        | ErrorKind::Unavailable
+        | ErrorKind::Closed
+        | ErrorKind::Conflict
+        | ErrorKind::Timeout
+        | ErrorKind::Canceled => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorKind::Corrupt { .. } | ErrorKind::Internal => {
+            tracing::error!(%error, "a remote read failed");
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
+    };
+    text(status, format!("{error}\n"))
+}

@@ -1,0 +1,162 @@
+//! What is asked for.
+
+use firn_model::{Error, Labels, MatchOp, Matcher, Result, TimeRange, Timestamp};
+
+use crate::wire::protobuf::{Reader, WireType, wrong_type};
+use crate::wire::{LabelFault, utf8};
+
+/// A request that can be answered.
+#[derive(Clone, Debug)]
+pub struct ReadRequest {
+    /// Answered one after the other.
+    pub queries: Vec<ReadQuery>,
+    /// The first that the client named and this server knows.
+    pub response_type: ResponseType,
+}
+
+/// One selection of raw samples.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReadQuery {
+    /// Both ends inside; empty if the start is behind the end.
+    pub range: TimeRange,
+    /// All must hold.
+    pub matchers: Vec<Matcher>,
+}
+
+/// The form of an answer; the numbers are the protocol's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResponseType {
+    /// One message with all samples.
+    Samples = 0,
+    /// Frames with chunks.
+    StreamedXorChunks = 1,
+}
+
+// Prometheus sends one query a request with as many matchers as a selector has.
+const QUERY_COUNT_MAX: usize = 1_000;
+const MATCHER_COUNT_MAX: usize = 10_000;
+
+/// Decodes an unpacked request.
+///
+/// # Errors
+/// `Invalid` for what is no request, names no response type that is known, or has a matcher of unknown type or with
+/// a regular expression that does not compile; `TooLarge` for too many queries or matchers.
+pub fn decode(body: &[u8]) -> Result<ReadRequest> {
+    let mut queries = Vec::new();
+    let mut accepted = Vec::new();
+    let mut matcher_count = 0;
+    let mut request = Reader::new(body);
+    while !request.is_done() {
+        let at = request.at();
+        match request.key()? {
+            (1, WireType::Bytes) => {
+                let query = decode_query(request.message()?, &mut matcher_count)?;
+                if queries.len() == QUERY_COUNT_MAX {
+                    return Err(too_many(QUERY_COUNT_MAX, "queries"));
+                }
+                queries.push(query);
+            }
+            // Numbers one by one, or all in one field.
+            (2, WireType::Varint) => accepted.push(request.varint()?),
+            (2, WireType::Bytes) => {
+                let mut packed = request.message()?;
+                while !packed.is_done() {
+                    accepted.push(packed.varint()?);
+                }
+            }
+            (field @ (1 | 2), wire) => return Err(wrong_type(at, "ReadRequest", field, wire)),
+            (field, wire) => request.skip(field, wire)?,
+        }
+    }
+    Ok(ReadRequest { queries, response_type: negotiate(&accepted)? })
+}
+
+impl ReadQuery {
+    /// The query without matchers that ask for one of the labels which the server adds itself: an equality that
+    /// names such a label and its value becomes one for series without the label (remote-read.md 15).
+    pub fn without_external(mut self, external: &Labels) -> ReadQuery {
+        for matcher in &mut self.matchers {
+            let asks_for_it = external.get(matcher.name()) == Some(matcher.value());
+            if matcher.op() == MatchOp::Equal && asks_for_it {
+                *matcher = Matcher::equal(matcher.name(), "");
+            }
+        }
+        self
+    }
+}
+
+/// Who names nothing is older than the choice and gets samples.
+fn negotiate(accepted: &[u64]) -> Result<ResponseType> {
+    if accepted.is_empty() {
+        return Ok(ResponseType::Samples);
+    }
+    let known = accepted.iter().find_map(|number| match number {
+        0 => Some(ResponseType::Samples),
+        1 => Some(ResponseType::StreamedXorChunks),
+        _ => None,
+    });
+    known.ok_or_else(|| {
+        let named = accepted.get(..accepted.len().min(16)).unwrap_or_default();
+        Error::invalid(format!(
+            "none of the response types {named:?} is supported; ask for SAMPLES (0) or \
+             STREAMED_XOR_CHUNKS (1)"
+        ))
+    })
+}
+
+fn decode_query(mut message: Reader<'_>, matcher_count: &mut usize) -> Result<ReadQuery> {
+    let mut query = ReadQuery { range: TimeRange::new(0, 0), matchers: Vec::new() };
+    while !message.is_done() {
+        let at = message.at();
+        match message.key()? {
+            (1, WireType::Varint) => query.range.start = message.varint()? as Timestamp,
+            (2, WireType::Varint) => query.range.end = message.varint()? as Timestamp,
+            (3, WireType::Bytes) => {
+                *matcher_count += 1;
+                if *matcher_count > MATCHER_COUNT_MAX {
+                    return Err(too_many(MATCHER_COUNT_MAX, "matchers"));
+                }
+                query.matchers.push(decode_matcher(message.message()?)?);
+            }
+            (field @ 1..=3, wire) => return Err(wrong_type(at, "Query", field, wire)),
+            (field, wire) => message.skip(field, wire)?,
+        }
+    }
+    Ok(query)
+}
+
+fn decode_matcher(mut message: Reader<'_>) -> Result<Matcher> {
+    let (mut kind, mut name, mut value) = (0, &[][..], &[][..]);
+    while !message.is_done() {
+        let at = message.at();
+        match message.key()? {
+            (1, WireType::Varint) => kind = message.varint()?,
+            (2, WireType::Bytes) => name = message.bytes()?,
+            (3, WireType::Bytes) => value = message.bytes()?,
+            (field @ 1..=3, wire) => return Err(wrong_type(at, "LabelMatcher", field, wire)),
+            (field, wire) => message.skip(field, wire)?,
+        }
+    }
+    let op = match kind {
+        0 => MatchOp::Equal,
+        1 => MatchOp::NotEqual,
+        2 => MatchOp::Regex,
+        3 => MatchOp::NotRegex,
+        other => {
+            return Err(Error::invalid(format!(
+                "matcher type {other} does not exist; there are 0 (=), 1 (!=), 2 (=~) and 3 (!~)"
+            )));
+        }
+    };
+    Matcher::new(text("name of a matcher", name)?, op, text("value of a matcher", value)?)
+}
+
+fn text<'a>(what: &str, bytes: &'a [u8]) -> Result<&'a str> {
+    utf8(what, bytes).map_err(|fault| match fault {
+        LabelFault::Malformed(error) | LabelFault::Refused(error) => error,
+    })
+}
+
+fn too_many(count_max: usize, what: &str) -> Error {
+    Error::too_large(format!("the request has over {count_max} {what}: send several requests"))
+}
