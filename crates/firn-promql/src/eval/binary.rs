@@ -439,6 +439,10 @@ impl VectorOperation<'_> {
     ) -> Result<()> {
         let Sides { many, one, candidates, active } = *sides;
         let (fill_many, fill_one) = self.fills();
+        let has_histograms = |series: &VectorSeries| !series.histograms.is_empty();
+        let is_plain = !wants_histograms(self.op)
+            && !group.many.iter().any(|&idx| has_histograms(&many[idx]))
+            && !group.one.iter().any(|&idx| has_histograms(&one[idx]));
         let mut seen = Seen::new(self.matching.cardinality, self.step_count);
         for &idx in &group.many {
             let series = &many[idx];
@@ -457,6 +461,13 @@ impl VectorOperation<'_> {
                 };
                 let target = pair.target(self, candidates[step], &series.labels, labels, &mut seen);
                 seen.mark(target, step)?;
+                if is_plain && let Operand::Float(other) = other {
+                    if let Some(result) = self.float_result(series.values[step], other) {
+                        let slot = pair.slot(self, series.drop_name, output);
+                        output.put(slot, step, result)?;
+                    }
+                    continue;
+                }
                 if let Some(result) = self.result(operand(series, step), other, notes) {
                     let slot = pair.slot(self, series.drop_name, output);
                     output.put_point(slot, step, result)?;
@@ -487,16 +498,25 @@ impl VectorOperation<'_> {
         one: Operand<'_>,
         notes: &mut PointNotes,
     ) -> Option<PointValue> {
+        if let (Operand::Float(many), Operand::Float(one)) = (many, one)
+            && !wants_histograms(self.op)
+        {
+            return self.float_result(many, one).map(PointValue::Float);
+        }
         let (lhs, rhs) = if self.swapped() { (one, many) } else { (many, one) };
-        let (value, holds) = match (lhs, rhs) {
-            (Operand::Float(lhs), Operand::Float(rhs)) if !wants_histograms(self.op) => {
-                let (value, holds) = compute(self.op, lhs, rhs);
-                (PointValue::Float(value), holds)
-            }
-            _ => compute_points(self.op, lhs, rhs, notes)?,
-        };
+        let (value, holds) = compute_points(self.op, lhs, rhs, notes)?;
         if self.return_bool {
             return Some(PointValue::Float(f64::from(u8::from(holds))));
+        }
+        holds.then_some(value)
+    }
+
+    /// The same for floats.
+    fn float_result(&self, many: f64, one: f64) -> Option<f64> {
+        let (lhs, rhs) = if self.swapped() { (one, many) } else { (many, one) };
+        let (value, holds) = compute(self.op, lhs, rhs);
+        if self.return_bool {
+            return Some(f64::from(u8::from(holds)));
         }
         holds.then_some(value)
     }
