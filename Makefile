@@ -1,6 +1,6 @@
 # The front door. Every target is one line that calls cargo; `make` alone prints this list.
 
-.PHONY: help serve test deps lint bench-quick bench-query soak promqltest
+.PHONY: help serve test deps lint bench-quick bench-query soak fuzz promqltest
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -26,6 +26,9 @@ bench-query: ## queries' CPU, latency and memory against the same two; writes ta
 
 soak: ## more simulation seeds than `make test` runs; SEEDS=n chooses how many
 	FIRN_SEED_COUNT=$(or $(SEEDS),20000) cargo test --package firn-engine --test simulation -- --nocapture
+
+fuzz: ## fuzzers of the language and its evaluation, SECONDS=n each; a find stops it
+	cargo xtask fuzz $(SECONDS)
 
 promqltest: ## language test files; DIR=folder
 	cargo run --quiet --package firn-promql --example promqltest -- $(or $(DIR),../shared/promqltest)

@@ -1,6 +1,7 @@
-//! Repository checks and the commands behind `make`: `cargo xtask test | lint | tidy | deps`.
+//! Repository checks and the commands behind `make`: `cargo xtask test | lint | tidy | deps | fuzz`.
 
 mod deps;
+mod fuzz;
 mod tidy;
 
 use std::process::{Command, ExitCode};
@@ -18,7 +19,8 @@ fn main() -> ExitCode {
         "lint" => lint(),
         "tidy" => tidy::check(),
         "deps" => deps::install(),
-        _ => Err("usage: cargo xtask test | lint | tidy | deps".into()),
+        "fuzz" => fuzz::run(std::env::args().nth(2).as_deref()),
+        _ => Err("usage: cargo xtask test | lint | tidy | deps | fuzz [SECONDS]".into()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -41,6 +43,8 @@ fn test() -> Result<(), String> {
 
 fn lint() -> Result<(), String> {
     run("format", "cargo", &["fmt", "--all", "--", "--check"])?;
+    let fuzzers = ["fmt", "--manifest-path", "fuzz/Cargo.toml", "--", "--check"];
+    run("format of the fuzzers", "cargo", &fuzzers)?;
     tidy::check()?;
     run(
         "lints",

@@ -118,10 +118,13 @@ pub(crate) fn subquery_steps(subquery: &Subquery, steps: &Steps, step_ms_default
     if range.is_empty() {
         return Steps { start: 0, step, count: 0 };
     }
-    // The first multiple of the step inside: rounded up, also below zero.
-    let start = range.start.div_euclid(step) * step;
-    let start = if start < range.start { start.saturating_add(step) } else { start };
-    Steps::between(start, range.end, step)
+    // The first multiple of the step inside: rounded up, also below zero. Behind the last time it is none.
+    let is_between = range.start.rem_euclid(step) != 0;
+    let multiple = range.start.div_euclid(step) + i64::from(is_between);
+    match multiple.checked_mul(step) {
+        Some(start) => Steps::between(start, range.end, step),
+        None => Steps { start: 0, step, count: 0 },
+    }
 }
 
 pub(crate) fn fixed_time(at: Option<At>) -> Option<i64> {

@@ -3,6 +3,8 @@
 
 #[path = "promql/conformance.rs"]
 mod conformance;
+#[path = "promql/corpus.rs"]
+mod corpus;
 #[path = "promql/errors.rs"]
 mod errors;
 #[path = "promql/grouping.rs"]

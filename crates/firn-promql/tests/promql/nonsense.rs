@@ -278,6 +278,14 @@ proptest! {
     }
 }
 
+/// Found by fuzzing: the first evaluation of a subquery was computed below the smallest time.
+#[test]
+fn subqueries_reach_over_the_ends_of_time() {
+    for text in ["max_over_time(foo[5m:1m])", "sum_over_time(foo[1h:7s] offset -1h)"] {
+        try_all(text, &store());
+    }
+}
+
 #[test]
 fn deep_and_long_queries_are_refused_before_the_stack_ends() {
     let store = store();

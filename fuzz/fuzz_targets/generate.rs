@@ -1,0 +1,5 @@
+//! Queries made of the bytes: each step of a range query is the instant query at that time.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| firn_promql::testing::check_generated(data));
