@@ -187,11 +187,12 @@ impl Selected for SelectedGroups {
         };
         let mut held = self.context.budget.empty(Pool::Query);
         held.grow(tables.iter().map(|sources| bytes_of(sources)).sum())?;
+        let mut head = frozen.head.reader();
         let mut hidden = frozen.tombstones.walk(self.range);
         let mut batches = Vec::with_capacity(groups.len());
         let mut memory_bytes = 0;
         for ((found, ask), mut sources) in groups.iter().zip(&asks).zip(tables) {
-            let in_memory = frozen.head.read(found.group, Slots::Some(&ask.slots), self.range)?;
+            let in_memory = head.read(found.group, Slots::Some(&ask.slots), self.range)?;
             let head_bytes = bytes_of(&in_memory);
             memory_bytes += head_bytes;
             held.grow(head_bytes)?;

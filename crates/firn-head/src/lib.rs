@@ -54,4 +54,4 @@ pub use flush::{FlushJob, SealMarks};
 pub use head::{Head, HeadStats, ShardWriter, bound_bytes, bound_bytes_of};
 pub use options::HeadOptions;
 pub use replay::{ReplayedRows, payload_groups};
-pub use snapshot::HeadSnapshot;
+pub use snapshot::{HeadReader, HeadSnapshot};

@@ -46,14 +46,12 @@ impl HeadSnapshot {
         slots: Slots<'_>,
         range: TimeRange,
     ) -> Result<Vec<GroupColumns>> {
-        let mut sources = Vec::new();
-        let Some(local) = self.local(group) else { return Ok(sources) };
-        let mut buffers = ReadBuffers::default();
-        for part in self.parts(group) {
-            part.read(local, (slots, range), &mut buffers, &mut sources)
-                .map_err(|error| error.context(format!("memory of {group}")))?;
-        }
-        Ok(sources)
+        self.reader().read(group, slots, range)
+    }
+
+    /// For reading one group after the other: keeps its buffers.
+    pub fn reader(&self) -> HeadReader<'_> {
+        HeadReader { snapshot: self, buffers: ReadBuffers::default() }
     }
 
     /// Whether the group may have values in `range`. Never wrongly `false`; `true` for active rows
@@ -103,6 +101,39 @@ impl HeadSnapshot {
 /// What cannot be told is read, and reported there.
 fn reach(part: &Part, local: Local, range: TimeRange) -> TimeRange {
     part.reach(local, range).unwrap_or(range)
+}
+
+/// Reads groups of a snapshot.
+pub struct HeadReader<'a> {
+    snapshot: &'a HeadSnapshot,
+    buffers: ReadBuffers,
+}
+
+impl HeadReader<'_> {
+    /// As [`HeadSnapshot::read`].
+    ///
+    /// # Errors
+    /// As [`HeadSnapshot::read`].
+    pub fn read(
+        &mut self,
+        group: GroupId,
+        slots: Slots<'_>,
+        range: TimeRange,
+    ) -> Result<Vec<GroupColumns>> {
+        let mut sources = Vec::new();
+        let Some(local) = self.snapshot.local(group) else { return Ok(sources) };
+        for part in self.snapshot.parts(group) {
+            part.read(local, (slots, range), &mut self.buffers, &mut sources)
+                .map_err(|error| error.context(format!("memory of {group}")))?;
+        }
+        Ok(sources)
+    }
+}
+
+impl std::fmt::Debug for HeadReader<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HeadReader").field("snapshot", self.snapshot).finish_non_exhaustive()
+    }
 }
 
 impl ShardView {
