@@ -4,6 +4,7 @@
 //! `FIRN_REQUIRE_SHARED` is set, as continuous integration does. `make deps` installs them.
 
 mod command;
+mod deletes;
 mod http;
 mod outside;
 mod process;
