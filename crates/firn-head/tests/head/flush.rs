@@ -1,7 +1,9 @@
 //! Flush, hot memory, and giving it back.
 
-use firn_codec::Tombstones;
-use firn_model::{CommitSeq, LogPosition, Pool, ShardId};
+use std::sync::Arc;
+
+use firn_codec::{HiddenMembers, HiddenSlots, Slots, Tombstone, Tombstones};
+use firn_model::{CommitSeq, GroupId, LogPosition, Pool, ShardId, TimeRange};
 
 use crate::world::World;
 
@@ -140,4 +142,48 @@ fn hot_memory_has_a_limit_of_its_own() {
         world.check();
     }
     assert!(world.flushed[&ShardId(0)] > LogPosition(0));
+}
+
+/// A delete ends the runs of a shard: whatever is converted, packed or flushed, what is read from memory
+/// is older or younger than the delete as a whole, and a flush hides between the two.
+#[test]
+fn invariant_2_no_part_stands_on_both_sides_of_a_delete() {
+    let mut world = World::new(2, |options| options.segment_fan_in = 2);
+    let border = |world: &World| {
+        let snapshot = world.head.snapshot();
+        let sources = snapshot.read(GroupId(0), Slots::All, TimeRange::ALL).unwrap();
+        let spans: Vec<(u64, u64)> = sources.iter().map(|s| (s.seq.min.0, s.seq.max.0)).collect();
+        spans
+    };
+    for ts in 0..20 {
+        world.put(&vec![(0, 0, ts, 1.0), (1, 0, ts, 1.0)]);
+    }
+    let delete = CommitSeq(border(&world)[0].1 + 1);
+    world.head.close_run(ShardId(0));
+    world.head.close_run(ShardId(0));
+    for ts in 10..30 {
+        // Its number is the delete's own: no row has that.
+        world.put(&vec![(0, 0, ts, 2.0), (1, 0, ts, 2.0)]);
+    }
+    let check = |world: &World| {
+        let spans = border(world);
+        let is_clear = |span: &(u64, u64)| span.1 < delete.0 || span.0 >= delete.0;
+        assert!(spans.len() >= 2 && spans.iter().all(is_clear), "{spans:?} around {delete}");
+    };
+    check(&world);
+    let marks = world.head.seal_all();
+    assert!(marks.marks.is_empty(), "all is published");
+    while world.convert() || world.compress() {}
+    check(&world);
+    world.check();
+    let members = vec![HiddenMembers { group: GroupId(0), slots: HiddenSlots::Below(1) }];
+    let tombstone = Tombstone::new(0, TimeRange::new(5, 24), members);
+    let tombstones = Tombstones::new(vec![(delete, Arc::new(tombstone))]);
+    let job = world.head.plan_flush().unwrap();
+    let counts: Vec<(u64, usize)> = job
+        .chunks(&tombstones)
+        .map(|chunk| chunk.map(|(group, columns)| (group.0, columns.value_count())).unwrap())
+        .collect();
+    // Of 0 to 19 the first 5 stay, and all of 10 to 29; the other group is not touched.
+    assert_eq!(counts, [(0, 25), (1, 30)]);
 }
