@@ -86,6 +86,39 @@ fn a_flipped_bit_in_the_log_is_reported_and_costs_what_stands_there() {
     }
 }
 
+/// A flipped bit somewhere in a log with a delete in it: what was deleted shows again only if the
+/// damage is named, what was written afterwards is never hidden, no wrong value is served.
+#[test]
+fn a_flipped_bit_in_a_logged_delete_is_reported() {
+    let (mut shown, mut hidden) = (0, 0);
+    for place in 0..200 {
+        let sim = Sim::new(place);
+        let engine = open(&sim).expect("opens");
+        write(&engine, 0..4);
+        engine.delete(&[vec![]], TimeRange::ALL).expect("a delete");
+        // Not the last write: damage there looks like what a crash leaves.
+        let path = "log/0/1.log";
+        let used = sim.disk.bytes(path).expect("a log").iter().rposition(|&b| b != 0).unwrap_or(0);
+        let at = used * place as usize / 200;
+        write(&engine, 3..6);
+        drop(engine);
+        sim.disk.damage(path, |bytes| bytes[at] ^= 8).expect("a log");
+        sim.restart();
+        let engine = open(&sim).expect("opens");
+        let recovery = engine.stats().recovery;
+        let left = read_all(&engine);
+        if left != 3 * HOSTS {
+            let named = recovery.damage.iter().any(|text| text.contains(path));
+            assert!(named, "byte {at}: {left} samples and no word: {recovery:?}");
+        }
+        shown += u64::from(left > 3 * HOSTS);
+        hidden += u64::from(recovery.deletes > 0 && left <= 3 * HOSTS);
+        write(&engine, 6..8);
+        assert_eq!(read_all(&engine), left + 2 * HOSTS, "byte {at}: it goes on");
+    }
+    assert!(shown > 0 && hidden > 0, "{shown} deletes were hit, {hidden} were not");
+}
+
 /// The end of a log is cut off: what is left is there, and the server goes on.
 #[test]
 fn a_truncated_log_keeps_what_is_left() {
