@@ -1,9 +1,12 @@
 //! What is there: which series have samples in a time range, which tables, how much is in memory.
 
-use std::iter::successors;
+use std::iter::{Peekable, successors};
+use std::mem;
 
-use firn_index::{GroupMatch, Matches};
-use firn_model::{QueryContext, Result, Selected, Selection, TimeRange};
+use firn_index::{GroupMatch, Matches, Member};
+use firn_model::{
+    Grouping, Labels, MatchOp, Matcher, QueryContext, Result, Selected, Selection, TimeRange,
+};
 use firn_tree::TableRecord;
 
 use crate::Snapshot;
@@ -13,8 +16,10 @@ use crate::Snapshot;
 const FIRST_LOOK_MS: i64 = 5 * 60_000;
 // How much longer than the one before each look is.
 const LOOK_GROWTH: i64 = 8;
-// Groups that are looked at together.
-const GROUPS_PER_LOOK: usize = 256;
+// Members that are looked at together: some MB of columns.
+const MEMBERS_PER_LOOK: usize = 16_384;
+// Groups mostly have the same label names: so many show nearly all of them.
+const NAMING_GROUPS_MAX: usize = 1_024;
 
 impl Snapshot {
     /// The series that match and have a sample in the selection's range, exactly. A range that holds
@@ -24,23 +29,99 @@ impl Snapshot {
     /// # Errors
     /// As [`firn_model::Selected::read`].
     pub fn present(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
-        let mut matches = self.matches(selection, context)?;
-        let reach = self.time_range();
-        let is_everything = selection.range.covers(reach);
-        if is_everything && self.tombstones().is_empty() {
-            return Ok(matches);
-        }
-        let range = selection.range.intersect(reach);
-        let mut deletes = self.tombstones().walk(range);
-        for groups in matches.groups.chunks_mut(GROUPS_PER_LOOK) {
-            let mut looked_at = groups.to_vec();
-            looked_at.retain(|found| !is_everything || deletes.touches(found.group));
-            if looked_at.is_empty() {
-                continue;
+        let Matches { keys, groups } = self.matches(selection, context)?;
+        Ok(Matches { keys, groups: self.present_of(groups, selection.range, context)? })
+    }
+
+    /// The distinct keys, under the selection's grouping, of [`Snapshot::present`]. Costs a look at one
+    /// series of each key, and at the others of those keys only whose one has no sample.
+    ///
+    /// # Errors
+    /// As [`Snapshot::present`].
+    pub fn keys(&self, selection: &Selection, context: &QueryContext) -> Result<Vec<Labels>> {
+        let Matches { keys, mut groups } = self.matches(selection, context)?;
+        let mut is_here = vec![false; keys.len()];
+        let ones = one_of_each_key(&groups, keys.len());
+        mark(&self.present_of(ones, selection.range, context)?, &mut is_here);
+        groups.retain_mut(|found| {
+            found.members.retain(|member| !is_here[member.key as usize]);
+            !found.members.is_empty()
+        });
+        mark(&self.present_of(groups, selection.range, context)?, &mut is_here);
+        let keys = keys.into_iter().zip(is_here).filter(|(_, is_here)| *is_here);
+        Ok(keys.map(|(key, _)| key).collect())
+    }
+
+    /// The label names of the series that match `matchers` and have a sample in `range`, sorted. Costs a
+    /// look at one series each of some groups, and at further ones only for names that none of these has.
+    ///
+    /// # Errors
+    /// As [`Snapshot::present`].
+    pub fn label_names(
+        &self,
+        matchers: &[Matcher],
+        range: TimeRange,
+        context: &QueryContext,
+    ) -> Result<Vec<String>> {
+        let one_key = |matchers| Selection { matchers, range, grouping: Grouping::By(Vec::new()) };
+        let found = self.matches(&one_key(matchers.to_vec()), context)?;
+        let candidates = self.index().label_names(Some(&found));
+        let last = |found: &GroupMatch| GroupMatch {
+            group: found.group,
+            members: found.members.last().copied().into_iter().collect(),
+        };
+        let stride = found.groups.len().div_ceil(NAMING_GROUPS_MAX).max(1);
+        let some = found.groups.iter().step_by(stride).map(last).collect();
+        let groups = self.present_of(some, range, context)?;
+        let shown = self.index().label_names(Some(&Matches { keys: Vec::new(), groups }));
+        let mut names = Vec::with_capacity(candidates.len());
+        for name in candidates {
+            let mut matchers = matchers.to_vec();
+            matchers.push(Matcher::new(name.as_str(), MatchOp::NotEqual, "")?);
+            if shown.binary_search(&name).is_ok()
+                || self.is_any_present(&one_key(matchers), context)?
+            {
+                names.push(name);
             }
+        }
+        Ok(names)
+    }
+
+    fn is_any_present(&self, selection: &Selection, context: &QueryContext) -> Result<bool> {
+        let mut groups = self.matches(selection, context)?.groups.into_iter().peekable();
+        while groups.peek().is_some() {
+            let some = next_look(&mut groups);
+            if !self.present_of(some, selection.range, context)?.is_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// What is left of `groups` when members without a sample in `range` are taken out.
+    fn present_of(
+        &self,
+        groups: Vec<GroupMatch>,
+        range: TimeRange,
+        context: &QueryContext,
+    ) -> Result<Vec<GroupMatch>> {
+        let reach = self.time_range();
+        let is_everything = range.covers(reach);
+        if is_everything && self.tombstones().is_empty() {
+            return Ok(groups);
+        }
+        let range = range.intersect(reach);
+        let mut deletes = self.tombstones().walk(range);
+        let mut present = Vec::with_capacity(groups.len());
+        let mut groups = groups.into_iter().peekable();
+        while groups.peek().is_some() {
+            let mut looked_at = next_look(&mut groups);
+            let first = present.len();
+            present.extend(looked_at.iter().cloned());
+            looked_at.retain(|found| !is_everything || deletes.touches(found.group));
             let absent = self.absent(looked_at, range, context)?;
             let mut absent = absent.iter().peekable();
-            for found in groups {
+            for found in &mut present[first..] {
                 if let Some(gone) = absent.next_if(|gone| gone.group == found.group) {
                     let is_gone =
                         |slot| gone.members.binary_search_by_key(&slot, |m| m.slot).is_ok();
@@ -48,8 +129,8 @@ impl Snapshot {
                 }
             }
         }
-        matches.groups.retain(|found| !found.members.is_empty());
-        Ok(matches)
+        present.retain(|found| !found.members.is_empty());
+        Ok(present)
     }
 
     /// Those of `wanted` that have no sample in `range`. Looks at the end first, then further and
@@ -61,18 +142,22 @@ impl Snapshot {
         context: &QueryContext,
     ) -> Result<Vec<GroupMatch>> {
         for look in looks(range) {
+            if wanted.is_empty() {
+                break;
+            }
             let group_count = wanted.len();
             let selected = self.selected(Vec::new(), wanted, look, context);
             let batches = selected.read(0..group_count)?;
             wanted = selected.groups;
             for (found, batch) in wanted.iter_mut().zip(&batches) {
-                let is_here = |slot| batch.columns.iter().any(|column| column.slot == slot);
-                found.members.retain(|member| !is_here(member.slot));
+                let mut columns = batch.columns.iter().peekable();
+                found.members.retain(|member| {
+                    // Both are sorted by slot.
+                    while columns.next_if(|column| column.slot < member.slot).is_some() {}
+                    columns.peek().is_none_or(|column| column.slot != member.slot)
+                });
             }
             wanted.retain(|found| !found.members.is_empty());
-            if wanted.is_empty() {
-                break;
-            }
         }
         Ok(wanted)
     }
@@ -98,6 +183,42 @@ impl Snapshot {
     }
 }
 
+/// The keys of `present` are here.
+fn mark(present: &[GroupMatch], is_here: &mut [bool]) {
+    let members = present.iter().flat_map(|found| &found.members);
+    members.for_each(|member| is_here[member.key as usize] = true);
+}
+
+/// The last member of each key: the youngest series, so the one that is most probably alive.
+fn one_of_each_key(groups: &[GroupMatch], key_count: usize) -> Vec<GroupMatch> {
+    let mut is_taken = vec![false; key_count];
+    let mut taken: Vec<GroupMatch> = Vec::new();
+    for found in groups.iter().rev() {
+        let is_first = |member: &&Member| !mem::replace(&mut is_taken[member.key as usize], true);
+        let mut members: Vec<Member> =
+            found.members.iter().rev().filter(is_first).copied().collect();
+        if !members.is_empty() {
+            members.reverse();
+            taken.push(GroupMatch { group: found.group, members });
+        }
+    }
+    taken.reverse();
+    taken
+}
+
+/// The next groups, of [`MEMBERS_PER_LOOK`] members together, or one if it alone has more.
+fn next_look(groups: &mut Peekable<impl Iterator<Item = GroupMatch>>) -> Vec<GroupMatch> {
+    let mut look: Vec<GroupMatch> = groups.next().into_iter().collect();
+    let mut member_count = look.iter().map(|found| found.members.len()).sum::<usize>();
+    while let Some(found) =
+        groups.next_if(|found| member_count + found.members.len() <= MEMBERS_PER_LOOK)
+    {
+        member_count += found.members.len();
+        look.push(found);
+    }
+    look
+}
+
 /// Cuts `range` into pieces, the last first, each longer than the one behind it.
 fn looks(range: TimeRange) -> impl Iterator<Item = TimeRange> {
     let piece = move |end: i64, len_ms: i64| {
@@ -115,7 +236,39 @@ fn looks(range: TimeRange) -> impl Iterator<Item = TimeRange> {
 
 #[cfg(test)]
 mod tests {
+    use firn_model::{GroupId, Slot};
+
     use super::*;
+
+    fn group(id: u64, members: &[(u32, u32)]) -> GroupMatch {
+        let members = members.iter().map(|&(slot, key)| Member { slot: Slot(slot), key });
+        GroupMatch { group: GroupId(id), members: members.collect() }
+    }
+
+    #[test]
+    fn the_last_member_of_each_key_is_looked_at_first() {
+        let groups = [group(1, &[(0, 0), (3, 1)]), group(2, &[(1, 1), (2, 2), (5, 1)])];
+        let ones = one_of_each_key(&groups, 4);
+        assert_eq!(ones, [group(1, &[(0, 0)]), group(2, &[(2, 2), (5, 1)])]);
+        assert!(one_of_each_key(&[], 0).is_empty());
+    }
+
+    #[test]
+    fn a_look_is_bounded_by_members() {
+        let members: Vec<(u32, u32)> = (0..MEMBERS_PER_LOOK as u32).map(|slot| (slot, 0)).collect();
+        let half = MEMBERS_PER_LOOK / 2;
+        let all = [
+            group(1, &members),
+            group(2, &members[..half]),
+            group(3, &members[..half]),
+            group(4, &members[..1]),
+        ];
+        let mut groups = all.iter().cloned().peekable();
+        let counts: Vec<usize> = std::iter::from_fn(|| Some(next_look(&mut groups).len()))
+            .take_while(|&count| count > 0)
+            .collect();
+        assert_eq!(counts, [1, 2, 1]);
+    }
 
     #[test]
     fn looks_cover_the_range_once_from_its_end() {

@@ -68,20 +68,6 @@ impl Snapshot {
         self.0.number
     }
 
-    /// The distinct keys, under the selection's grouping, of [`Snapshot::present`].
-    ///
-    /// # Errors
-    /// As [`Snapshot::present`].
-    pub fn keys(&self, selection: &Selection, context: &QueryContext) -> Result<Vec<Labels>> {
-        let found = self.present(selection, context)?;
-        let mut wanted = vec![false; found.keys.len()];
-        for member in found.groups.iter().flat_map(|found| &found.members) {
-            wanted[member.key as usize] = true;
-        }
-        let keys = found.keys.into_iter().zip(wanted).filter(|(_, wanted)| *wanted);
-        Ok(keys.map(|(key, _)| key).collect())
-    }
-
     /// The index as it was.
     pub fn index(&self) -> &IndexView {
         &self.0.index

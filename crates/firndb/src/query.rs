@@ -144,8 +144,7 @@ impl Db {
         let snapshot = self.snapshot();
         let mut names = Vec::new();
         for matchers in or_all(selectors) {
-            let found = snapshot.present(&one_key(&matchers, range), context)?;
-            names.extend(snapshot.index().label_names(Some(&found)));
+            names.extend(snapshot.label_names(&matchers, range, context)?);
         }
         sort_and_cut(&mut names, limit);
         Ok(names)
