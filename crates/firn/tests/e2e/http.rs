@@ -10,6 +10,11 @@ use serde_json::Value;
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
+    /// Status line and headers, in lower case.
+    pub(crate) head: String,
+    /// The body as it came.
+    pub(crate) bytes: Vec<u8>,
+    /// The body as text.
     pub(crate) body: String,
 }
 
@@ -21,18 +26,6 @@ pub(crate) fn request(
     headers: &[(&str, &str)],
     body: &[u8],
 ) -> Option<Answer> {
-    let (status, body) = request_bytes(address, method, path, headers, body)?;
-    Some(Answer { status, body: String::from_utf8_lossy(&body).into_owned() })
-}
-
-/// As [`request`]; status and body as it came, which may be no text.
-pub(crate) fn request_bytes(
-    address: SocketAddr,
-    method: &str,
-    path: &str,
-    headers: &[(&str, &str)],
-    body: &[u8],
-) -> Option<(u16, Vec<u8>)> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(60))).ok()?;
     let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n");
@@ -49,9 +42,10 @@ pub(crate) fn request_bytes(
     let head = String::from_utf8_lossy(&bytes[..split]).to_ascii_lowercase();
     let status = head.split(' ').nth(1)?.parse().ok()?;
     let body = &bytes[split + 4..];
-    let body =
+    let bytes =
         if head.contains("transfer-encoding: chunked") { unchunk(body)? } else { body.to_vec() };
-    Some((status, body))
+    let body = String::from_utf8_lossy(&bytes).into_owned();
+    Some(Answer { status, head, bytes, body })
 }
 
 pub(crate) fn get(address: SocketAddr, path: &str) -> Option<Answer> {

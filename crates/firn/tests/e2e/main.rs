@@ -5,6 +5,7 @@
 
 mod command;
 mod deletes;
+mod grafana;
 mod http;
 mod outside;
 mod process;

@@ -240,9 +240,10 @@ fn chunks(address: SocketAddr) -> BTreeMap<String, Vec<Chunk>> {
     request.extend([0x10, 1]);
     let body = snap::raw::Encoder::new().compress_vec(&request).expect("fits in memory");
     let headers = [("Content-Type", "application/x-protobuf"), ("Content-Encoding", "snappy")];
-    let (status, body) = http::request_bytes(address, "POST", "/api/v1/read", &headers, &body)
+    let answer = http::request(address, "POST", "/api/v1/read", &headers, &body)
         .unwrap_or_else(|| panic!("{address}: no answer"));
-    assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let body = answer.bytes;
 
     let mut found: BTreeMap<String, Vec<Chunk>> = BTreeMap::new();
     let mut rest = body.as_slice();

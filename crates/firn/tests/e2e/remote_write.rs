@@ -31,6 +31,17 @@ impl WriteRequest {
         self
     }
 
+    /// What a metric is: its type as a number of the protocol, its help and unit.
+    pub(crate) fn metadata(&mut self, kind: u64, name: &str, help: &str, unit: &str) -> &mut Self {
+        let mut metadata = vec![0x08];
+        varint(kind, &mut metadata);
+        for (tag, text) in [(0x12, name), (0x22, help), (0x2a, unit)] {
+            field(tag, text.as_bytes(), &mut metadata);
+        }
+        field(0x1a, &metadata, &mut self.body);
+        self
+    }
+
     /// Sends it; the status, 0 when nobody answered, and the text.
     pub(crate) fn send(&self, address: SocketAddr) -> (u16, String) {
         let body = snap::raw::Encoder::new().compress_vec(&self.body).expect("fits in memory");
