@@ -34,6 +34,20 @@ pub struct Matcher {
 
 // A regular expression that compiles to more than this is refused; 10,000 alternatives fit.
 const REGEX_BYTES_MAX: usize = 16 << 20;
+// What a regular expression may remember while it matches; with less it is slower, not wrong.
+const REGEX_CACHE_BYTES_MAX: usize = 2 << 20;
+
+/// What is wrong with a regular expression, in one line and in Go's words where those are known.
+fn regex_fault(value: &str, error: &regex::Error) -> String {
+    let text = error.to_string();
+    let reason = text.lines().last().unwrap_or_default();
+    let reason = match reason.strip_prefix("error: ").unwrap_or(reason) {
+        "unclosed group" => "missing closing )",
+        "unopened group" => "unexpected )",
+        other => other,
+    };
+    format!("error parsing regexp: {reason}: `^(?s:{value})$`")
+}
 
 impl Matcher {
     /// A matcher; a regular expression is compiled here, once, if it takes one: compiling costs 100
@@ -42,17 +56,28 @@ impl Matcher {
     /// # Errors
     /// `Invalid` for a regular expression that does not compile or is too large.
     pub fn new(name: impl Into<String>, op: MatchOp, value: impl Into<String>) -> Result<Matcher> {
+        Matcher::bounded(name, op, value, REGEX_BYTES_MAX)
+    }
+
+    /// The same with a limit for what a regular expression compiles to: where many come from outside at once.
+    ///
+    /// # Errors
+    /// As [`Matcher::new`].
+    pub fn bounded(
+        name: impl Into<String>,
+        op: MatchOp,
+        value: impl Into<String>,
+        regex_bytes_max: usize,
+    ) -> Result<Matcher> {
         let (name, value) = (name.into(), value.into());
         let pattern = Pattern::of(op, &value);
         let regex = match pattern {
             Pattern::Regex => Some(Arc::new(
                 regex::RegexBuilder::new(&format!("^(?s:{value})$"))
-                    .size_limit(REGEX_BYTES_MAX)
+                    .size_limit(regex_bytes_max.min(REGEX_BYTES_MAX))
+                    .dfa_size_limit(regex_bytes_max.min(REGEX_CACHE_BYTES_MAX))
                     .build()
-                    .map_err(|e| {
-                        Error::invalid(format!("bad regular expression {value:?} for label {name}"))
-                            .because(e)
-                    })?,
+                    .map_err(|e| Error::invalid(regex_fault(&value, &e)))?,
             )),
             _ => None,
         };

@@ -108,6 +108,8 @@ impl Evaluator<'_> {
         } else {
             self.node_at_steps(node, steps)?
         };
+        // On the way up too: below a tower of functions everything is entered before anything is computed.
+        self.context.cancel.check()?;
         self.meter.settle(mark, &result)?;
         Ok(result)
     }

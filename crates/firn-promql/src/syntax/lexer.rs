@@ -231,7 +231,8 @@ impl Lexer<'_> {
             }
             (b')', _) => {
                 if self.paren_depth == 0 {
-                    return Err(self.error(start, "unexpected right parenthesis ')'"));
+                    // Prometheus has read it already when it complains.
+                    return Err(self.error(start + 1, "unexpected right parenthesis ')'"));
                 }
                 self.paren_depth -= 1;
                 (Kind::RightParen, 1)
@@ -488,7 +489,8 @@ impl Lexer<'_> {
     fn char_at(&self, at: usize) -> String {
         match self.input.get(at..).and_then(|rest| rest.chars().next()) {
             Some(c) => format!("'{}'", c.escape_debug()),
-            None => "'\\uffff'".to_owned(),
+            // What Go prints for the end of the text.
+            None => "'\u{fffd}'".to_owned(),
         }
     }
 

@@ -13,7 +13,9 @@ fn syntax_errors_have_positions() {
     check("1+", "1:3: parse error: unexpected end of input");
     check("# only a comment", "1:1: parse error: no expression found in input");
     check("sum(", "1:5: parse error: unclosed left parenthesis");
-    check("foo)", "1:4: parse error: unexpected right parenthesis ')'");
+    check("foo!", "1:4: parse error: unexpected character after '!': '\u{fffd}'");
+    check("foo{a=~'('}", "1:5: parse error: error parsing regexp: missing closing ): `^(?s:()$`");
+    check("foo)", "1:5: parse error: unexpected right parenthesis ')'");
     check("foo[5m", "1:7: parse error: unclosed left bracket");
     check("foo{a=\"b\"", "1:10: parse error: unexpected end of input inside braces");
     check("foo\n  bar", "2:3: parse error: unexpected identifier \"bar\"");

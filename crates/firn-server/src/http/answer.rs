@@ -306,4 +306,28 @@ mod tests {
         }
         assert_eq!(Packing::of(&HeaderMap::new()), Packing::Plain);
     }
+
+    #[test]
+    fn what_went_wrong_has_prometheus_types_and_codes() {
+        let f = |kind: ErrorKind, name: &str, status: u16| {
+            let error = ApiError::from(Error::new(kind, "x"));
+            assert_eq!((error.name(), error.status().as_u16()), (name, status));
+        };
+        f(ErrorKind::Invalid, "execution", 422);
+        f(ErrorKind::TooLarge, "execution", 422);
+        f(ErrorKind::Canceled, "canceled", 499);
+        f(ErrorKind::Timeout, "timeout", 503);
+        f(ErrorKind::NotFound, "not_found", 404);
+        f(ErrorKind::Corrupt { file: "17.fst".to_owned(), offset: 4 }, "internal", 500);
+        f(ErrorKind::Internal, "internal", 500);
+        for cannot_now in [
+            ErrorKind::Unavailable,
+            ErrorKind::Closed,
+            ErrorKind::Conflict,
+            ErrorKind::Busy { retry_after_ms: 1 },
+        ] {
+            f(cannot_now, "unavailable", 500);
+        }
+        assert_eq!(ApiError::bad_data("x").status(), StatusCode::BAD_REQUEST);
+    }
 }

@@ -160,7 +160,10 @@ fn value_bytes(value: &Value) -> u64 {
         Value::String { value, .. } => value.len(),
         Value::Vector(points) => size_of_val(points.as_slice()),
         Value::Matrix(series) => {
-            let points = series.iter().map(|series| size_of_val(series.floats.as_slice()));
+            let points = series.iter().map(|series| {
+                let histograms = series.histograms.iter().map(|point| point.histogram.heap_bytes());
+                size_of_val(series.floats.as_slice()) + histograms.sum::<usize>()
+            });
             size_of_val(series.as_slice()) + points.sum::<usize>()
         }
     };

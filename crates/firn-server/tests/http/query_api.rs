@@ -138,11 +138,89 @@ fn evaluation_errors_limits_and_timeouts_have_their_types() {
     let (status, kind, text) = api_error(server.at(), "query", &[("query", many_to_many), time]);
     assert_eq!((status, kind.as_str()), (422, "execution"));
     assert!(text.starts_with("found duplicate series for the match group {}"), "{text}");
-    let params = [("query", "{job!=''}"), time, ("limit", "1")];
-    let limited = get(server.at(), &url("/api/v1/query", &params));
-    let json = limited.json();
-    assert_eq!(json["data"]["result"].as_array().expect("a vector").len(), 1);
-    assert_eq!(json["warnings"][0], "results truncated due to limit");
+    // The limit cuts vectors and matrices and nothing else, and says so only when it did.
+    let range = [("start", "1700000000"), ("end", "1700000020"), ("step", "5")];
+    let f = |path: &str, query: &str, limit: &str, wanted: (usize, bool)| {
+        let params = [&[("query", query), time, ("limit", limit)][..], &range].concat();
+        let json = get(server.at(), &url(&format!("/api/v1/{path}"), &params)).json();
+        let shown = json["data"]["result"].as_array().expect("a list").len();
+        let warning = json["warnings"] == serde_json::json!(["results truncated due to limit"]);
+        assert_eq!((shown, warning), wanted, "{path} {query} {limit}: {json}");
+        assert!(warning || json["warnings"].is_null(), "{json}");
+    };
+    for path in ["query", "query_range"] {
+        f(path, "{job!=''}", "1", (1, true));
+        f(path, "{job!=''}", "3", (3, false));
+        f(path, "{job!=''}", "0", (3, false));
+        f(path, "nothing", "1", (0, false));
+    }
+    f("query", "{job!=''}[1m]", "2", (2, true));
+    f("query", "1", "1", (2, false));
+    f("query", "'text'", "1", (2, false));
+}
+
+/// Of several mistakes the first in Prometheus' order is told.
+#[test]
+fn parameters_are_checked_in_order() {
+    let server = Running::start(&[]);
+    let mistakes = [
+        ("limit", r#"invalid parameter "limit""#),
+        ("time", r#"invalid parameter "time""#),
+        ("timeout", r#"invalid parameter "timeout""#),
+        ("lookback_delta", "error parsing lookback delta duration"),
+        ("query", r#"invalid parameter "query""#),
+    ];
+    let range = [
+        ("limit", r#"invalid parameter "limit""#),
+        ("start", r#"invalid parameter "start""#),
+        ("end", r#"invalid parameter "end""#),
+        ("step", r#"invalid parameter "step""#),
+        ("timeout", r#"invalid parameter "timeout""#),
+        ("lookback_delta", "error parsing lookback delta duration"),
+        ("query", r#"invalid parameter "query""#),
+    ];
+    for (path, mistakes) in [("query", &mistakes[..]), ("query_range", &range)] {
+        for (idx, (_, wanted)) in mistakes.iter().enumerate() {
+            let good = |name: &str| if name == "start" { "1" } else { "2" };
+            let param = |(at, (name, _)): (usize, &(&'static str, _))| {
+                (*name, if at < idx { good(name) } else { "x(" })
+            };
+            let params: Vec<(&str, &str)> = mistakes.iter().enumerate().map(param).collect();
+            let (_, _, text) = api_error(server.at(), path, &params);
+            assert!(text.starts_with(wanted), "{path} {idx}: {text}");
+        }
+    }
+}
+
+#[test]
+fn times_and_durations_have_many_forms() {
+    let server = filled(&[]);
+    let at = server.at();
+    let f = |time: &str, wanted: &str| {
+        let data = api(at, "query", &[("query", "time()"), ("time", time)]);
+        assert_eq!(data["result"][0].as_f64(), wanted.parse().ok(), "{time}");
+    };
+    f("1.7e9", "1700000000");
+    f("+1700000000.0006", "1700000000.001");
+    f("-1.5", "-1.5");
+    f(".5", "0.5");
+    f("2020-01-01T00:00:00.123456789+02:00", "1577829600.123");
+    f("2020-01-01T00:00:00Z", "1577836800");
+    // The extremes that the server itself prints come back.
+    f("-292273086-05-16T16:47:06Z", "-9223372036854775.808");
+    f("+292277025-08-18T07:12:54.999999999Z", "9223372036854775.807");
+    for time in ["2020-01-01T00:00:00", "0x10", "NaN", "Inf", "1e300", "now", " 1"] {
+        let (status, _, text) = api_error(at, "query", &[("query", "1"), ("time", time)]);
+        assert_eq!(status, 400, "{text}");
+        assert!(text.contains(&format!("cannot parse {time:?} to a valid timestamp")), "{text}");
+    }
+    let lookback = |lookback: &str| {
+        let time = ("time", "1700000045");
+        let params = [("query", "m_total{instance='1'}"), time, ("lookback_delta", lookback)];
+        api(at, "query", &params)["result"].as_array().expect("a vector").len()
+    };
+    assert_eq!((lookback("30"), lookback("30.001"), lookback("31s")), (0, 1, 1));
+    assert_eq!((lookback("1ms"), lookback("0"), lookback("")), (0, 1, 1));
 }
 
 #[test]

@@ -256,7 +256,7 @@ fn bad_requests_are_refused_in_plain_text() {
     assert!(refused.starts_with("HTTP/1.1 400") && refused.contains("over 32 MiB"), "{refused}");
 
     let asks = |matcher: Message| ask(at, &request(&[query(0, 9_000, &[matcher])], &[]));
-    f(asks(matcher(2, "a", "(")), "bad regular expression \"(\"");
+    f(asks(matcher(2, "a", "(")), "error parsing regexp: missing closing )");
     f(asks(matcher(9, "a", "b")), "matcher type 9 does not exist");
     f(ask(at, &request(&[], &[5, 6])), "none of the response types [5, 6] is supported");
     f(asks(matcher(0, "__name__", "m")), "exceeded sample limit (2)");

@@ -65,13 +65,23 @@ struct Parser<'a> {
     depth: u32,
     /// The end of the last token that can end an expression.
     closing: u32,
+    /// What each regular expression may compile to: all of a query's share one limit.
+    regex_bytes_max: usize,
 }
+
+// A query has a handful; a hostile one has tens of thousands in a text of some bytes each.
+const REGEXES_BYTES_MAX: usize = 128 << 20;
 
 type Parsed<T> = Result<T, ParseError>;
 
 impl<'a> Parser<'a> {
     fn new(input: &'a str) -> Parser<'a> {
-        Parser { input, tokens: tokenize(input), next: 0, depth: 0, closing: 0 }
+        let tokens = tokenize(input);
+        let is_regex =
+            |token: &&Token| matches!(token.kind, Kind::MatchRegex | Kind::MatchNotRegex);
+        let regex_count = tokens.list.iter().filter(is_regex).count();
+        let regex_bytes_max = REGEXES_BYTES_MAX / regex_count.max(1);
+        Parser { input, tokens, next: 0, depth: 0, closing: 0, regex_bytes_max }
     }
 
     // Tokens.

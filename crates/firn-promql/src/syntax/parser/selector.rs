@@ -64,7 +64,7 @@ impl Parser<'_> {
         self.take();
         let value_token = self.expect(Kind::String, context, "string")?;
         let value = self.string_text(value_token)?;
-        Matcher::new(name, op, value)
+        Matcher::bounded(name, op, value, self.regex_bytes_max)
             .map_err(|error| self.error(name_token.span.to(value_token.span), error.to_string()))
     }
 }

@@ -70,7 +70,7 @@ fn bad_requests_are_named() {
         assert!(refused.to_string().contains(want), "{refused}");
     };
     f(matcher(4, b"a", b"b"), "matcher type 4 does not exist");
-    f(matcher(2, b"a", b"("), "bad regular expression \"(\"");
+    f(matcher(2, b"a", b"("), "error parsing regexp: missing closing )");
     f(matcher(0, b"\xff", b"b"), "name of a matcher");
     f(matcher(0, b"a", b"\xff"), "value of a matcher");
     f(vec![0x08], "cut short");
