@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use firn_model::{
-    Error, Grouping, Histogram, Labels, LabelsBuilder, METRIC_NAME, MatchOp, Matcher, Result,
-};
+use firn_model::{Error, Grouping, Histogram, Labels, METRIC_NAME, MatchOp, Matcher, Result};
 
 use super::vector::{
     ABSENT, Evaluated, VectorSeries, is_absent, keep_floats, same_labels_error, strip_names,
@@ -383,30 +381,29 @@ fn absent(series: &[VectorSeries], arg: &Node, step_count: usize) -> Result<Vec<
             }
         }
     }
-    let labels = absent_labels(arg)?;
+    let labels = absent_labels(arg);
     let found = VectorSeries::floats(labels, false, values);
     Ok(if found.is_empty() { Vec::new() } else { vec![found] })
 }
 
-/// The labels that the selector asks to equal something, once.
-fn absent_labels(arg: &Node) -> Result<Labels> {
-    let matchers: &[Matcher] = match &arg.kind {
+/// The labels that the selector asks to equal something. The order counts, as in Prometheus: `a!="b",a="c"` gives `a`,
+/// but a label with another matcher behind its first `=` is left out.
+fn absent_labels(arg: &Node) -> Labels {
+    let matchers: &[Matcher] = match &arg.unparen().kind {
         NodeKind::Selector(selector) => &selector.matchers,
         NodeKind::Matrix(matrix) => &matrix.selector.matchers,
         _ => &[],
     };
-    let mut builder = LabelsBuilder::default();
-    for matcher in matchers {
-        let repeated = matchers.iter().filter(|other| other.name() == matcher.name()).count() > 1;
-        if matcher.op() == MatchOp::Equal && matcher.name() != METRIC_NAME && !repeated {
-            builder.push(matcher.name(), matcher.value());
+    let mut labels = Labels::empty();
+    let mut given: Vec<&str> = Vec::new();
+    for matcher in matchers.iter().filter(|matcher| matcher.name() != METRIC_NAME) {
+        let is_first = matcher.op() == MatchOp::Equal && !given.contains(&matcher.name());
+        if is_first {
+            given.push(matcher.name());
         }
+        labels = labels.with(matcher.name(), if is_first { matcher.value() } else { "" });
     }
-    builder.build(&firn_model::LabelLimits {
-        label_count_max: usize::MAX,
-        name_bytes_max: usize::MAX,
-        value_bytes_max: usize::MAX,
-    })
+    labels
 }
 
 /// Anchored and smoothed windows hold samples from outside; only some functions know what to do with them.
