@@ -24,8 +24,9 @@ bench-query: ## queries' CPU, latency and memory against the same two; writes ta
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-query
 
-soak: ## more simulation seeds than `make test` runs; SEEDS=n chooses how many
+soak: ## more simulation seeds, and comparisons with Prometheus, than `make test` runs; SEEDS=n, ROUNDS=n
 	FIRN_SEED_COUNT=$(or $(SEEDS),20000) cargo test --package firn-engine --test simulation -- --nocapture
+	FIRN_SEED_COUNT=$(or $(ROUNDS),40) cargo test --package firn --test e2e differential -- --nocapture
 
 fuzz: ## fuzzers of the language and its evaluation, SECONDS=n each; a find stops it
 	cargo xtask fuzz $(SECONDS)

@@ -1,9 +1,11 @@
-//! For tests, here and in other rooms: storage that is a plain list of samples, and a runner for scripts in
-//! Prometheus' `promqltest` grammar (load blocks, queries, expected results), and what the fuzzers do.
+//! For tests, here and in other rooms: storage that is a plain list of samples, a runner for scripts in Prometheus'
+//! `promqltest` grammar (load blocks, queries, expected results), what the fuzzers do, and expressions that mostly have
+//! an answer.
 //!
 //! Nothing here opens files: callers read scripts and hand over their text.
 
 mod check;
+pub mod expressions;
 mod fuzz;
 mod generate;
 mod histogram;

@@ -5,6 +5,7 @@
 
 mod command;
 mod deletes;
+mod differential;
 mod grafana;
 mod http;
 mod outside;

@@ -1,0 +1,448 @@
+//! Function calls.
+
+use firn_model::{Labels, METRIC_NAME};
+use regex::Regex;
+
+use super::select::{Wanted, Window};
+use super::traits::{Digits, SMALL, Traits};
+use super::vector::{ATOM, Scalar, Vector, distinct, unique};
+use super::world::Kind;
+use super::{Dialect, Generator};
+use crate::syntax::go_quote;
+
+/// Which Prometheus has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Since {
+    Always,
+    V3,
+}
+
+impl Since {
+    pub(super) fn is_in(self, dialect: Dialect) -> bool {
+        match self {
+            Self::Always => true,
+            Self::V3 => dialect == Dialect::V3,
+        }
+    }
+}
+
+use Since::{Always, V3};
+
+/// One window in, one number out. Whether the number is exact, and whether it may stay distinct.
+pub(super) const RANGE: [(&str, Since); 27] = [
+    ("absent_over_time", Always),
+    ("avg_over_time", Always),
+    ("changes", Always),
+    ("count_over_time", Always),
+    ("delta", Always),
+    ("deriv", Always),
+    ("double_exponential_smoothing", Always),
+    ("first_over_time", V3),
+    ("idelta", Always),
+    ("increase", Always),
+    ("irate", Always),
+    ("last_over_time", Always),
+    ("mad_over_time", V3),
+    ("max_over_time", Always),
+    ("min_over_time", Always),
+    ("predict_linear", Always),
+    ("present_over_time", Always),
+    ("quantile_over_time", Always),
+    ("rate", Always),
+    ("resets", Always),
+    ("stddev_over_time", Always),
+    ("stdvar_over_time", Always),
+    ("sum_over_time", Always),
+    ("ts_of_first_over_time", V3),
+    ("ts_of_last_over_time", V3),
+    ("ts_of_max_over_time", V3),
+    ("ts_of_min_over_time", V3),
+];
+
+/// One number in, one number out.
+pub(super) const MATH: [(&str, Since); 28] = [
+    ("abs", Always),
+    ("acos", Always),
+    ("acosh", Always),
+    ("asin", Always),
+    ("asinh", Always),
+    ("atan", Always),
+    ("atanh", Always),
+    ("ceil", Always),
+    ("clamp", Always),
+    ("clamp_max", Always),
+    ("clamp_min", Always),
+    ("cos", Always),
+    ("cosh", Always),
+    ("deg", Always),
+    ("exp", Always),
+    ("floor", Always),
+    ("ln", Always),
+    ("log10", Always),
+    ("log2", Always),
+    ("rad", Always),
+    ("round", Always),
+    ("sgn", Always),
+    ("sin", Always),
+    ("sinh", Always),
+    ("sqrt", Always),
+    ("tan", Always),
+    ("tanh", Always),
+    ("timestamp", Always),
+];
+
+pub(super) const CLOCK: [(&str, Since); 8] = [
+    ("day_of_month", Always),
+    ("day_of_week", Always),
+    ("day_of_year", Always),
+    ("days_in_month", Always),
+    ("hour", Always),
+    ("minute", Always),
+    ("month", Always),
+    ("year", Always),
+];
+
+/// What has a shape of its own.
+pub(super) const SPECIAL: [(&str, Since); 14] = [
+    ("absent", Always),
+    ("histogram_fraction", V3),
+    ("histogram_quantile", Always),
+    ("histogram_quantiles", V3),
+    ("info", V3),
+    ("label_join", Always),
+    ("label_replace", Always),
+    ("sort", Always),
+    ("sort_by_label", V3),
+    ("sort_by_label_desc", V3),
+    ("sort_desc", Always),
+    ("vector", Always),
+    // Twice as often as the others: it has many forms.
+    ("label_replace", Always),
+    ("histogram_quantile", Always),
+];
+
+/// Scalars that are calls.
+pub(super) const SCALARS: [(&str, Since); 9] = [
+    ("end", V3),
+    ("max_of", V3),
+    ("min_of", V3),
+    ("pi", Always),
+    ("range", V3),
+    ("scalar", Always),
+    ("start", V3),
+    ("step", V3),
+    ("time", Always),
+];
+
+impl Generator<'_> {
+    pub(super) fn range_call(&mut self, depth: u32) -> Vector {
+        let name = self.steer_since(&RANGE);
+        if name == "absent_over_time" {
+            let absent = self.nothing();
+            let window = match self.choices.one_in(4) {
+                true => self.window(0, Wanted::Any).text,
+                false => format!("{absent}[5m]"),
+            };
+            return Vector::atom(format!("{name}({window})"), self.absent_labels(), SMALL);
+        }
+        let mut window = self.window(depth, Wanted::Any);
+        if !window.traits.fit_window(name) {
+            window = self.window(0, Wanted::Tame);
+        }
+        // Prometheus 2 and 3 extrapolate towards zero differently where the first sample is small and far from
+        // the window's start. Counters of the world are never so.
+        if ["rate", "increase"].contains(&name) && self.dialect == Dialect::V2 {
+            let kind = *self.choices.pick(&[Kind::Counter, Kind::Bucket]);
+            window = self.window(0, Wanted::Of(kind));
+        }
+        // Prometheus moves the window of this one function in spite of `@` (its issue 11708).
+        if name == "predict_linear" && window.text.contains('@') {
+            window = self.plain_window();
+        }
+        let mut traits = window.traits.of_window(name, window.is_plain);
+        let text = match name {
+            "quantile_over_time" => {
+                let quantile = self.quantile();
+                // Outside of 0 to 1 it is infinite.
+                traits.is_tame &= !["-1", "2"].contains(&quantile);
+                format!("{name}({quantile}, {})", window.text)
+            }
+            "predict_linear" => {
+                let ahead = self.scalar(depth.saturating_sub(1)).text;
+                format!("{name}({}, {ahead})", window.text)
+            }
+            "double_exponential_smoothing" => {
+                let smoothing = *self.choices.pick(&["0.1", "0.5", "0.9"]);
+                let trend = *self.choices.pick(&["0.1", "0.3", "0.8"]);
+                format!("{name}({}, {smoothing}, {trend})", window.text)
+            }
+            _ => {
+                let borders = self.borders(name, &window);
+                format!("{name}({}{borders})", window.text)
+            }
+        };
+        let series = match name {
+            // These give the samples themselves back, name and all.
+            "last_over_time" | "first_over_time" => window.series,
+            _ => distinct(window.series.iter().map(super::vector::nameless)),
+        };
+        Vector::atom(text, series, traits)
+    }
+
+    /// `anchored` or `smoothed`, where the function takes it.
+    fn borders(&mut self, name: &str, window: &Window) -> &'static str {
+        let takes = match name {
+            "rate" | "increase" | "delta" => 2,
+            "changes" | "resets" => 1,
+            _ => 0,
+        };
+        let is_free = !window.text.contains(['@', ' ']);
+        if self.dialect == Dialect::V2 || takes == 0 || !window.is_plain || !is_free {
+            return "";
+        }
+        match *self.steer(&["plain borders", "anchored", "smoothed"]) {
+            "anchored" => " anchored",
+            "smoothed" if takes == 2 => " smoothed",
+            _ => "",
+        }
+    }
+
+    pub(super) fn math_call(&mut self, depth: u32) -> Vector {
+        let name = self.steer_since(&MATH);
+        let inner = self.vector_with(depth - 1, |inner| {
+            let fits = inner.nameless().is_some() && inner.traits.fit_math(name);
+            fits && (name != "timestamp" || !forgets_offset(&inner.text))
+        });
+        let more = match name {
+            "clamp" => {
+                let (low, high) = (self.scalar(depth - 1), self.scalar(depth - 1));
+                format!(", {}, {}", low.text, high.text)
+            }
+            "clamp_min" | "clamp_max" => format!(", {}", self.scalar(depth - 1).text),
+            "round" => self.choices.pick(&["", ", 5", ", 0.1", ", 1e3"]).to_string(),
+            _ => String::new(),
+        };
+        let traits = inner.traits.of_math(name);
+        let series = inner.nameless().unwrap_or_default();
+        Vector::atom(format!("{name}({}{more})", inner.text), series, traits)
+    }
+
+    pub(super) fn clock_call(&mut self, depth: u32) -> Vector {
+        let name = self.steer_since(&CLOCK);
+        match self.choices.below(3) {
+            0 => Vector::atom(format!("{name}()"), vec![Labels::empty()], SMALL),
+            1 => {
+                // Times so far away that they overflow have no right answer.
+                let text = format!("{name}(vector({} * time()))", self.scalar(0).text);
+                Vector::atom(text, vec![Labels::empty()], SMALL)
+            }
+            _ => {
+                let inner = self.vector_with(depth - 1, |inner| {
+                    inner.nameless().is_some()
+                        && inner.traits.digits == Digits::Exact
+                        && inner.traits.is_tame
+                });
+                let series = inner.nameless().unwrap_or_default();
+                let text = match self.choices.one_in(2) && !forgets_offset(&inner.text) {
+                    true => format!("{name}(timestamp({}))", inner.text),
+                    false => format!("{name}({})", inner.text),
+                };
+                Vector::atom(text, series, SMALL)
+            }
+        }
+    }
+
+    pub(super) fn special_call(&mut self, depth: u32) -> Vector {
+        let name = self.steer_since(&SPECIAL);
+        match name {
+            "absent" => {
+                let inner = match self.choices.one_in(4) {
+                    true => self.vector(depth - 1).text,
+                    false => self.nothing() + &self.when(),
+                };
+                Vector::atom(format!("absent({inner})"), self.absent_labels(), SMALL)
+            }
+            "histogram_quantile" | "histogram_quantiles" | "histogram_fraction" => {
+                self.histogram_call(name)
+            }
+            "info" => {
+                let inner = self.vector_with(0, |inner| inner.label_names().len() > 1);
+                let labels = *self.choices.pick(&["", ", {region=~\".+\"}", ", {region!=\"eu\"}"]);
+                // What is added is not known exactly, so nothing is built on it.
+                Vector::atom(format!("info({}{labels})", inner.text), Vec::new(), inner.traits)
+            }
+            "label_join" | "label_replace" => self.label_call(name, depth),
+            "vector" => {
+                let text = format!("vector({})", self.scalar(depth - 1).text);
+                let traits =
+                    Traits { digits: Digits::Close, is_positive: false, is_tame: false, ..SMALL };
+                Vector::atom(text, vec![Labels::empty()], traits)
+            }
+            _ => {
+                let inner = self.vector(depth - 1);
+                let by = if name.starts_with("sort_by") { ", \"job\", \"code\"" } else { "" };
+                let text = format!("{name}({}{by})", inner.text);
+                Vector::atom(text, inner.series, inner.traits)
+            }
+        }
+    }
+
+    /// Quantiles of the classic histogram: plain, as rates, or summed up first.
+    fn histogram_call(&mut self, name: &str) -> Vector {
+        let buckets = self.window(0, Wanted::Of(Kind::Bucket));
+        let inner = match self.choices.below(4) {
+            0 => self.selector(Wanted::Of(Kind::Bucket)).text,
+            1 => format!("rate({})", buckets.text),
+            2 => format!("sum by (le) (increase({}))", buckets.text),
+            _ => format!("sum by (job, le) (rate({}))", buckets.text),
+        };
+        let text = match name {
+            "histogram_quantile" => format!("{name}({}, {inner})", self.quantile()),
+            "histogram_quantiles" => format!("{name}({inner}, \"q\", 0.5, 0.9)"),
+            _ => format!("{name}(0, {}, {inner})", self.choices.pick(&["0.3", "2", "+Inf"])),
+        };
+        // Which labels are left depends on the form; a sum over all of them is always right.
+        let series = vec![Labels::empty()];
+        let traits = Traits { digits: Digits::Close, is_tame: false, ..SMALL };
+        Vector::atom(format!("max({text})"), series, traits)
+    }
+
+    fn label_call(&mut self, name: &str, depth: u32) -> Vector {
+        for _ in 0..4 {
+            let inner = self.vector(depth - 1);
+            let names = inner.label_names();
+            if names.is_empty() {
+                continue;
+            }
+            let source = self.choices.pick(&names).clone();
+            let target = match self.choices.below(3) {
+                0 => self.choices.pick(&names).clone(),
+                1 => METRIC_NAME.to_owned(),
+                _ => "fresh".to_owned(),
+            };
+            let found = match name {
+                "label_join" => self.label_join(&inner, &target, &source, &names),
+                _ => self.label_replace(&inner, &target, &source),
+            };
+            if let Some(found) = found {
+                return found;
+            }
+        }
+        self.selector(Wanted::Any)
+    }
+
+    /// `None` if two series would become one.
+    fn label_join(
+        &mut self,
+        inner: &Vector,
+        target: &str,
+        source: &str,
+        names: &[String],
+    ) -> Option<Vector> {
+        let other = self.choices.pick(names);
+        let text =
+            format!("label_join({}, \"{target}\", \"-\", \"{source}\", \"{other}\")", inner.text);
+        let joined = inner.series.iter().map(|labels| {
+            let value = |name: &str| labels.get(name).unwrap_or("").to_owned();
+            labels.with(target, &format!("{}-{}", value(source), value(other)))
+        });
+        Some(Vector::atom(text, unique(joined)?, inner.traits))
+    }
+
+    /// `None` if two series would become one.
+    fn label_replace(&mut self, inner: &Vector, target: &str, source: &str) -> Option<Vector> {
+        let patterns = ["(.*)", "(.)(.*)", "([^:]+):?.*", "api", "(?P<n>.+)"];
+        let pattern = *self.choices.pick(&patterns);
+        let replacement = *self.choices.pick(&["$1", "a$1b", "${1}", "fix", "$1-$2", "$n"]);
+        let [new, wanted] = [replacement, pattern].map(|text| go_quote(text.as_bytes()));
+        let text =
+            format!("label_replace({}, \"{target}\", {new}, \"{source}\", {wanted})", inner.text);
+        let regex = Regex::new(&format!("^(?:{pattern})$")).ok()?;
+        let replaced = inner.series.iter().map(|labels| {
+            let Some(captures) = regex.captures(labels.get(source).unwrap_or("")) else {
+                return labels.clone();
+            };
+            let mut value = String::new();
+            captures.expand(replacement, &mut value);
+            labels.with(target, &value)
+        });
+        Some(Vector::atom(text, unique(replaced)?, inner.traits))
+    }
+
+    /// A scalar.
+    pub(super) fn scalar(&mut self, depth: u32) -> Scalar {
+        match self.choices.below(if depth == 0 { 5 } else { 11 }) {
+            0..=4 => Scalar::atom(
+                *self
+                    .choices
+                    .pick(&["1", "2", "0.5", "10", "1e3", "0x1f", "100", "3.25", "0", "1e-3"]),
+            ),
+            5 => {
+                let op = *self.steer(&super::combine::ARITHMETIC);
+                let level = super::combine::level(op);
+                let (a, b) = (self.scalar(depth - 1), self.scalar(depth - 1));
+                let text = format!("{} {op} {}", a.operand(level), b.operand(level));
+                Scalar { text, level }
+            }
+            6 => {
+                let op = *self.steer(&super::combine::COMPARISONS);
+                let level = super::combine::level(op);
+                // Comparing what was computed would ask for exact bits.
+                let (a, b) = (self.scalar(0), self.scalar(0));
+                let text = format!("{} {op} bool {}", a.operand(level), b.operand(level));
+                Scalar { text, level }
+            }
+            7 => {
+                let inner = self.scalar(depth - 1);
+                let sign =
+                    if *self.steer(&["unary -", "unary +"]) == "unary -" { "-" } else { "+" };
+                let text = format!("{sign}{}", inner.operand(super::vector::UNARY));
+                Scalar { text, level: super::vector::UNARY }
+            }
+            _ => match self.steer_since(&SCALARS) {
+                "scalar" => {
+                    let inner = self.vector_with(depth - 1, |inner| {
+                        inner.traits.is_tame && inner.traits.digits == Digits::Exact
+                    });
+                    let text = match inner.series.len() {
+                        1 => format!("scalar({})", inner.text),
+                        _ => format!("scalar(max({}))", inner.text),
+                    };
+                    Scalar { text, level: ATOM }
+                }
+                name @ ("max_of" | "min_of") => {
+                    let (a, b) = (self.scalar(depth - 1), self.scalar(depth - 1));
+                    Scalar::atom(format!("{name}({}, {})", a.text, b.text))
+                }
+                name => Scalar::atom(format!("{name}()")),
+            },
+        }
+    }
+
+    pub(super) fn quantile(&mut self) -> &'static str {
+        const QUANTILES: [&str; 9] = ["0.5", "0.9", "0.99", "0", "1", "0.25", "0.123", "-1", "2"];
+        self.choices.pick::<&'static str>(&QUANTILES)
+    }
+
+    /// A selector without series.
+    fn nothing(&mut self) -> String {
+        let forms = [
+            "nothing{job=\"x\",a=~\"b\"}",
+            "up{job=\"nowhere\"}",
+            "{job=\"x\",none=\"y\"}",
+            "nothing",
+            "nothing{job!=\"y\",job=\"x\",a=\"1\",a=\"1\",b=\"2\",b!=\"3\"}",
+        ];
+        self.choices.pick(&forms).to_string()
+    }
+
+    /// What `absent` gives: labels that its argument spells out. Nothing is built on them but their number.
+    fn absent_labels(&self) -> Vec<Labels> {
+        vec![Labels::empty()]
+    }
+}
+
+/// Whether `timestamp` of this is another time in Prometheus, which forgets an `offset` beside `@` there.
+fn forgets_offset(text: &str) -> bool {
+    text.contains(" @ ") && text.contains(" offset ")
+}

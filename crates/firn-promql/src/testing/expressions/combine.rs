@@ -1,0 +1,394 @@
+//! Operators between expressions, and aggregations.
+
+use firn_model::{Labels, METRIC_NAME};
+
+use super::call::Since;
+use super::select::Wanted;
+use super::traits::{SMALL, Traits};
+use super::vector::{UNARY, Vector, by_key, distinct, nameless, unique};
+use super::{Dialect, Generator};
+use crate::syntax::go_quote;
+
+pub(super) const ARITHMETIC: [&str; 7] = ["+", "-", "*", "/", "%", "^", "atan2"];
+pub(super) const COMPARISONS: [&str; 6] = ["==", "!=", "<", "<=", ">", ">="];
+const SETS: [&str; 3] = ["and", "or", "unless"];
+const GROUPINGS: [&str; 3] = ["by", "without", ""];
+pub(super) const AGGREGATIONS: [(&str, Since); 14] = [
+    ("avg", Since::Always),
+    ("bottomk", Since::Always),
+    ("count", Since::Always),
+    ("count_values", Since::Always),
+    ("group", Since::Always),
+    ("limit_ratio", Since::V3),
+    ("limitk", Since::V3),
+    ("max", Since::Always),
+    ("min", Since::Always),
+    ("quantile", Since::Always),
+    ("stddev", Since::Always),
+    ("stdvar", Since::Always),
+    ("sum", Since::Always),
+    ("topk", Since::Always),
+];
+
+/// The precedence of an operator.
+pub(super) fn level(op: &str) -> u8 {
+    match op {
+        "or" => 1,
+        "and" | "unless" => 2,
+        "==" | "!=" | "<" | "<=" | ">" | ">=" => 3,
+        "+" | "-" => 4,
+        "*" | "/" | "%" | "atan2" => 5,
+        _ => 6,
+    }
+}
+
+/// A way for two vectors to find each other.
+struct Matched {
+    /// `on (a) group_left (b) `, with the space behind.
+    clause: String,
+    /// The indices of the partners, left and right.
+    pairs: Vec<(usize, usize)>,
+    key_of_result: ResultKey,
+}
+
+enum ResultKey {
+    /// One to one: the labels named by `on`, or all but the ones that were ignored.
+    Named { on: bool, labels: Vec<String> },
+    /// Many to one: the labels of the many, and some of the one.
+    Many { is_left: bool, include: Vec<String> },
+}
+
+impl Generator<'_> {
+    pub(super) fn unary(&mut self, depth: u32) -> Vector {
+        let inner = self.vector_with(depth - 1, |inner| inner.nameless().is_some());
+        let negates = *self.steer(&["unary -", "unary +"]) == "unary -";
+        let series = match negates {
+            true => inner.nameless().unwrap_or_default(),
+            false => inner.series.clone(),
+        };
+        let text = format!("{}{}", if negates { "-" } else { "+" }, inner.operand(UNARY));
+        Vector { text, level: UNARY, series, traits: inner.traits }
+    }
+
+    pub(super) fn aggregation(&mut self, depth: u32) -> Vector {
+        let name = self.steer_since(&AGGREGATIONS);
+        let is_top = ["topk", "bottomk"].contains(&name);
+        let inner = if is_top {
+            self.distinct_vector()
+        } else {
+            self.vector_with(depth - 1, |inner| inner.traits.fit_aggregation(name))
+        };
+        let param = match name {
+            "topk" | "bottomk" => self.choices.pick(&["1", "2", "3", "5", "0", "100"]).to_string(),
+            "limitk" => self.choices.pick(&["1", "2", "4"]).to_string(),
+            "limit_ratio" => self.choices.pick(&["0.5", "-0.5", "0.2", "1"]).to_string(),
+            "quantile" => self.quantile().to_owned(),
+            // Prometheus 2.42 forgets labels of `by` that come behind this one in the alphabet.
+            "count_values" if self.dialect == Dialect::V2 => "\"z_value\"".to_owned(),
+            "count_values" => go_quote(self.choices.pick(&["value", "code", "job"]).as_bytes()),
+            _ => String::new(),
+        };
+        let grouping = *self.steer(&GROUPINGS);
+        let mut labels = self.some_labels(&inner);
+        if self.choices.one_in(10) {
+            labels.push("absent_label".to_owned());
+        }
+        let argument = match param.is_empty() {
+            true => inner.text.clone(),
+            false => format!("{param}, {}", inner.text),
+        };
+        let clause = format!("{grouping} ({})", labels.join(", "));
+        let text = match (grouping, self.choices.below(3)) {
+            ("", _) => format!("{name}({argument})"),
+            (_, 0) => format!("{name}({argument}) {clause}"),
+            _ => format!("{name} {clause} ({argument})"),
+        };
+        // Which series limitk takes is the storage's affair; how many is not.
+        if name == "limitk" {
+            let series = vec![Labels::empty()];
+            return Vector::atom(format!("count({text})"), series, SMALL);
+        }
+        let key = |series: &Labels| match grouping {
+            "by" => series.filter(|name| labels.iter().any(|label| label == name)),
+            "without" => series
+                .filter(|name| name != METRIC_NAME && !labels.iter().any(|label| label == name)),
+            _ => Labels::empty(),
+        };
+        let series = match name {
+            "topk" | "bottomk" | "limit_ratio" => inner.series.clone(),
+            _ => distinct(inner.series.iter().map(key)),
+        };
+        let mut traits = inner.traits.of_aggregation(name);
+        traits.is_tame &= !(name == "quantile" && ["-1", "2"].contains(&param.as_str()));
+        let vector = Vector::atom(text, series, traits);
+        // One series per value and group: nobody can say beforehand which.
+        if name == "count_values" {
+            let text = format!("sum without ({}) ({})", param.trim_matches('"'), vector.text);
+            return match self.choices.one_in(2) {
+                true => Vector { series: Vec::new(), ..vector },
+                false => Vector::atom(text, Vec::new(), traits),
+            };
+        }
+        vector
+    }
+
+    /// Series that never tie, so that there is one right answer to which are the greatest.
+    fn distinct_vector(&mut self) -> Vector {
+        for _ in 0..8 {
+            let vector = match self.choices.one_in(3) {
+                true => self.range_call(0),
+                false => self.selector(Wanted::Of(super::Kind::Gauge)),
+            };
+            if vector.traits.is_distinct {
+                return vector;
+            }
+        }
+        Vector::atom("bare".to_owned(), Vec::new(), SMALL)
+    }
+
+    /// A vector and a scalar.
+    pub(super) fn scalar_binary(&mut self, depth: u32) -> Vector {
+        let compares = self.choices.one_in(2);
+        let op = if compares { *self.steer(&COMPARISONS) } else { *self.steer(&ARITHMETIC) };
+        let bool_text =
+            if compares && *self.steer(&["bool", "filter"]) == "bool" { " bool" } else { "" };
+        let filters = compares && bool_text.is_empty();
+        let turned = self.choices.one_in(3);
+        let inner = self.vector_with(depth - 1, |inner| {
+            let fits = match turned {
+                true => SMALL.fit_operator(op, inner.traits),
+                false => inner.traits.fit_operator(op, SMALL),
+            };
+            fits && (filters || inner.nameless().is_some())
+        });
+        // Where exact bits are asked for, nothing is computed.
+        let scalar_depth = if ["+", "-", "*", "/"].contains(&op) { depth - 1 } else { 0 };
+        let scalar = self.scalar(scalar_depth);
+        let inner = self.without_name(op, inner);
+        let level = level(op);
+        let (lhs, rhs) = (inner.operand(level), scalar.operand(level));
+        let (lhs, rhs) = if turned { (rhs, lhs) } else { (lhs, rhs) };
+        let series =
+            if filters { inner.series.clone() } else { inner.nameless().unwrap_or_default() };
+        let traits = inner.traits.of_operator(op, Traits { is_positive: false, ..SMALL });
+        let traits = Traits { is_distinct: inner.traits.is_distinct && filters, ..traits };
+        Vector { text: format!("{lhs} {op}{bool_text} {rhs}"), level, series, traits }
+    }
+
+    /// Two vectors that find each other.
+    pub(super) fn vector_binary(&mut self, depth: u32) -> Vector {
+        for _ in 0..6 {
+            let (lhs, rhs) = self.partners(depth);
+            let compares = self.choices.one_in(3);
+            let op = if compares { *self.steer(&COMPARISONS) } else { *self.steer(&ARITHMETIC) };
+            if !lhs.traits.fit_operator(op, rhs.traits) {
+                continue;
+            }
+            let (lhs, rhs) = (self.without_name(op, lhs), self.without_name(op, rhs));
+            let bool_text =
+                if compares && *self.steer(&["bool", "filter"]) == "bool" { "bool " } else { "" };
+            let drops_name = !compares || !bool_text.is_empty();
+            let Some((clause, series)) = self.matching(&lhs, &rhs, drops_name) else { continue };
+            let level = level(op);
+            let fill = self.fill(&clause);
+            let right = rhs.operand(level);
+            // A parenthesis behind `group_left` would be its list of labels.
+            let list = if clause.ends_with("t ") && right.starts_with('(') { "() " } else { "" };
+            let left = lhs.operand(level);
+            let text = format!("{left} {op} {bool_text}{clause}{list}{fill}{right}");
+            // What is filled in cannot be foreseen.
+            let series = if fill.is_empty() { series } else { Vec::new() };
+            return Vector { text, level, series, traits: lhs.traits.of_operator(op, rhs.traits) };
+        }
+        self.scalar_binary(depth)
+    }
+
+    /// Prometheus 2.42 keeps the name behind `atan2`, later ones do not: there must be none.
+    fn without_name(&self, op: &str, operand: Vector) -> Vector {
+        if op != "atan2" || self.dialect == Dialect::V3 {
+            return operand;
+        }
+        let text = format!("max without () ({})", operand.text);
+        let series = distinct(operand.series.iter().map(nameless));
+        Vector::atom(text, series, operand.traits.of_aggregation("max"))
+    }
+
+    fn fill(&mut self, clause: &str) -> &'static str {
+        if self.dialect == Dialect::V2 || clause.contains("group_") {
+            return "";
+        }
+        match *self.steer(&["no filling", "fill", "fill_left", "fill_right"]) {
+            "fill" => "fill (0) ",
+            "fill_left" => "fill_left (-1) ",
+            "fill_right" => "fill_right (2.5) ",
+            _ => "",
+        }
+    }
+
+    pub(super) fn set_binary(&mut self, depth: u32) -> Vector {
+        let op = *self.steer(&SETS);
+        let (lhs, rhs) = self.partners(depth);
+        let labels = self.some_labels(&lhs);
+        let clause = match *self.steer(&["on", "ignoring", "plain matching"]) {
+            "plain matching" => String::new(),
+            // `unless on ()` keeps nothing.
+            "on" if !(op == "unless" && labels.is_empty()) => {
+                format!("on ({}) ", labels.join(", "))
+            }
+            _ => format!("ignoring ({}) ", labels.join(", ")),
+        };
+        let level = level(op);
+        let text = format!("{} {op} {clause}{}", lhs.operand(level), rhs.operand(level));
+        let series = match op {
+            "or" => distinct(lhs.series.iter().chain(&rhs.series).cloned()),
+            _ => lhs.series.clone(),
+        };
+        let traits = match op {
+            "or" => lhs.traits.or(rhs.traits),
+            _ => lhs.traits,
+        };
+        Vector { text, level, series, traits }
+    }
+
+    /// Two vectors that have something to do with each other.
+    fn partners(&mut self, depth: u32) -> (Vector, Vector) {
+        let lhs = self.vector_with(depth - 1, |lhs| !lhs.series.is_empty());
+        let rhs = match self.choices.below(4) {
+            // A part of the whole: `x / on (job) group_left sum by (job) (x)`.
+            0 => {
+                let labels = self.some_labels(&lhs);
+                let name = *self.choices.pick(&["max", "min", "count"]);
+                let keep = |name: &str| labels.iter().any(|label| label == name);
+                let series = distinct(lhs.series.iter().map(|series| series.filter(keep)));
+                let text = format!("{name} by ({}) ({})", labels.join(", "), lhs.text);
+                Vector::atom(text, series, Traits { is_distinct: false, ..lhs.traits })
+            }
+            _ => self.vector_with(depth - 1, |rhs| !rhs.series.is_empty()),
+        };
+        if self.choices.one_in(2) { (lhs, rhs) } else { (rhs, lhs) }
+    }
+
+    /// Up to three labels of the vector.
+    pub(super) fn some_labels(&mut self, vector: &Vector) -> Vec<String> {
+        let mut names = vector.label_names();
+        let count = self.choices.below(4).min(names.len());
+        (0..count).map(|_| names.swap_remove(self.choices.below(names.len()))).collect()
+    }
+
+    /// A clause under which the two match without an error and with a result, and the result's series.
+    fn matching(
+        &mut self,
+        lhs: &Vector,
+        rhs: &Vector,
+        drops_name: bool,
+    ) -> Option<(String, Vec<Labels>)> {
+        let mut ways = Vec::new();
+        for _ in 0..12 {
+            let mut names = self.some_labels(lhs);
+            names.extend(self.some_labels(rhs));
+            names.sort();
+            names.dedup();
+            let form = *self.choices.pick(&["on", "ignoring", "plain matching"]);
+            ways.extend(self.way(lhs, rhs, form, names));
+        }
+        // The rarer kinds first: they fit seldom.
+        let mut found: Vec<(&'static str, String, Vec<Labels>)> = Vec::new();
+        for way in ways {
+            let series = way.pairs.iter().map(|&(l, r)| {
+                let labels = match &way.key_of_result {
+                    ResultKey::Named { on, labels } => {
+                        lhs.series[l].filter(|name| labels.iter().any(|label| label == name) == *on)
+                    }
+                    ResultKey::Many { is_left, include } => {
+                        let (many, one) = match is_left {
+                            true => (&lhs.series[l], &rhs.series[r]),
+                            false => (&rhs.series[r], &lhs.series[l]),
+                        };
+                        include.iter().fold(many.clone(), |labels, name| {
+                            labels.with(name, one.get(name).unwrap_or(""))
+                        })
+                    }
+                };
+                if drops_name { nameless(&labels) } else { labels }
+            });
+            let kind = match &way.key_of_result {
+                ResultKey::Named { on: true, .. } => "on",
+                ResultKey::Named { .. } if way.clause.is_empty() => "plain matching",
+                ResultKey::Named { .. } => "ignoring",
+                ResultKey::Many { is_left: true, .. } => "group_left",
+                ResultKey::Many { .. } => "group_right",
+            };
+            if let Some(series) = unique(series) {
+                found.push((kind, way.clause, series));
+            }
+        }
+        let kinds: Vec<&'static str> = found.iter().map(|way| way.0).collect();
+        if kinds.is_empty() {
+            return None;
+        }
+        let kind = *self.steer(&kinds);
+        found.into_iter().find(|way| way.0 == kind).map(|way| (way.1, way.2))
+    }
+
+    /// One clause, if it gives anything.
+    fn way(
+        &mut self,
+        lhs: &Vector,
+        rhs: &Vector,
+        form: &'static str,
+        names: Vec<String>,
+    ) -> Option<Matched> {
+        let names = if form == "plain matching" { Vec::new() } else { names };
+        let on = form == "on";
+        let key = |labels: &Labels| {
+            labels.filter(|name| {
+                let is_named = names.iter().any(|label| label == name);
+                if on { is_named } else { !is_named && name != METRIC_NAME }
+            })
+        };
+        let (left, right) = (by_key(&lhs.series, key), by_key(&rhs.series, key));
+        let shared: Vec<&Labels> = left.keys().filter(|key| right.contains_key(key)).collect();
+        if shared.is_empty() {
+            return None;
+        }
+        let is_single = |side: &std::collections::BTreeMap<Labels, Vec<usize>>| {
+            side.values().all(|members| members.len() == 1)
+        };
+        let pairs = shared
+            .iter()
+            .flat_map(|key| {
+                let rights = &right[*key];
+                left[*key].iter().flat_map(move |l| rights.iter().map(move |r| (*l, *r)))
+            })
+            .collect();
+        let clause = match form {
+            "plain matching" => String::new(),
+            _ => format!("{form} ({}) ", names.join(", ")),
+        };
+        let (is_left, one) = match (is_single(&left), is_single(&right)) {
+            (true, true) if clause.is_empty() || !self.choices.one_in(5) => {
+                let labels = names;
+                return Some(Matched {
+                    clause,
+                    pairs,
+                    key_of_result: ResultKey::Named { on, labels },
+                });
+            }
+            (_, true) => (true, rhs),
+            (true, false) => (false, lhs),
+            (false, false) => return None,
+        };
+        if clause.is_empty() {
+            return None;
+        }
+        let mut include = self.some_labels(one);
+        include.retain(|name| !(on && names.contains(name)));
+        let group = if is_left { "group_left" } else { "group_right" };
+        let list = match (include.is_empty(), self.choices.one_in(2)) {
+            (true, true) => String::new(),
+            _ => format!("({}) ", include.join(", ")),
+        };
+        let clause = format!("{clause}{group} {list}");
+        Some(Matched { clause, pairs, key_of_result: ResultKey::Many { is_left, include } })
+    }
+}

@@ -1,0 +1,198 @@
+//! How well an expression's values are known: two right implementations may take a sum in another order, and a last
+//! bit of difference must not become another answer.
+
+use super::Kind;
+
+/// What is known of the values of a vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Traits {
+    pub(super) digits: Digits,
+    /// No value is negative.
+    pub(super) is_positive: bool,
+    /// No two series have the same value at a time.
+    pub(super) is_distinct: bool,
+    /// No NaN, no infinity, nothing so large that it swallows the rest of a sum.
+    pub(super) is_tame: bool,
+}
+
+/// How many digits every right implementation agrees on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Digits {
+    /// Some, unless the value is near zero: there it is what rounding left.
+    Noise,
+    /// All but the last few.
+    Close,
+    /// Every bit.
+    Exact,
+}
+
+use Digits::{Close, Exact, Noise};
+
+/// Whole numbers, equal ones among them.
+pub(super) const SMALL: Traits =
+    Traits { digits: Exact, is_positive: true, is_distinct: false, is_tame: true };
+
+/// Functions that give one of the samples, or count them, so that they take any value.
+const SELECTING: [&str; 9] = [
+    "changes",
+    "count_over_time",
+    "first_over_time",
+    "idelta",
+    "last_over_time",
+    "max_over_time",
+    "min_over_time",
+    "present_over_time",
+    "resets",
+];
+
+impl Traits {
+    pub(super) fn of_kind(kind: Kind) -> Traits {
+        Traits {
+            digits: Exact,
+            is_positive: !matches!(kind, Kind::Gauge | Kind::Wild),
+            is_distinct: kind == Kind::Gauge,
+            is_tame: kind != Kind::Wild,
+        }
+    }
+
+    /// Of what is one or the other.
+    pub(super) fn or(self, other: Traits) -> Traits {
+        Traits {
+            digits: self.digits.min(other.digits),
+            is_positive: self.is_positive && other.is_positive,
+            is_distinct: false,
+            is_tame: self.is_tame && other.is_tame,
+        }
+    }
+
+    /// A sum of such values: terms of both signs cancel.
+    fn sum(self) -> Traits {
+        let digits = if self.is_positive { self.digits.min(Close) } else { Noise };
+        Traits { digits, is_distinct: false, ..self }
+    }
+
+    /// Whether the window function takes such values.
+    pub(super) fn fit_window(self, name: &str) -> bool {
+        match name {
+            // Equal or not, greater or not: a last bit decides.
+            "changes" | "resets" | "rate" | "increase" | "irate" => {
+                self.is_tame && self.digits == Exact
+            }
+            _ if name.starts_with("ts_of") => self.digits == Exact,
+            _ => self.is_tame || SELECTING.contains(&name),
+        }
+    }
+
+    /// What the window function makes of them. `is_plain` for a selector's window, no subquery's.
+    pub(super) fn of_window(self, name: &str, is_plain: bool) -> Traits {
+        let kept = Traits { is_distinct: self.is_distinct && is_plain, ..self };
+        match name {
+            "count_over_time" | "present_over_time" | "changes" | "resets" => SMALL,
+            "first_over_time" | "last_over_time" | "max_over_time" | "min_over_time" => kept,
+            "idelta" => Traits { is_positive: false, ..self.sum_unless_exact() },
+            "avg_over_time" | "sum_over_time" | "quantile_over_time" => {
+                Traits { is_distinct: kept.is_distinct, ..self.sum() }
+            }
+            "rate" | "increase" | "irate" => self.sum(),
+            "delta" => Traits {
+                digits: self.sum_unless_exact().digits.min(Close),
+                is_positive: false,
+                is_distinct: kept.is_distinct,
+                ..self
+            },
+            // Times: large numbers that differ little.
+            _ if name.starts_with("ts_of") => Traits { is_tame: false, ..SMALL },
+            _ => Traits { digits: Noise, is_positive: false, is_distinct: false, ..self },
+        }
+    }
+
+    /// One difference of two exact numbers is exactly rounded; of others nothing may be left.
+    fn sum_unless_exact(self) -> Traits {
+        let digits = if self.digits == Exact { Exact } else { Noise };
+        Traits { digits, is_distinct: false, ..self }
+    }
+
+    /// Whether the mathematical function takes such values.
+    pub(super) fn fit_math(self, name: &str) -> bool {
+        match name {
+            // They jump, or they end, between two neighbouring numbers.
+            "ceil" | "floor" | "round" | "sgn" | "acos" | "asin" | "acosh" | "atanh" => {
+                self.digits == Exact
+            }
+            // Its poles lie between two neighbouring numbers, and large arguments have no digits behind the point.
+            "tan" => self.is_tame && self.digits == Exact,
+            // They end at zero.
+            "ln" | "log2" | "log10" | "sqrt" => self.digits >= Close,
+            // Large arguments have no digits behind the point left.
+            "sin" | "cos" => self.is_tame && self.digits >= Close,
+            _ => true,
+        }
+    }
+
+    /// What the mathematical function makes of them.
+    pub(super) fn of_math(self, name: &str) -> Traits {
+        let keeps_digits = ["abs", "ceil", "clamp", "clamp_max", "clamp_min", "floor", "round"];
+        // Through zero like a straight line, or never near zero.
+        let keeps_closeness =
+            ["asinh", "atan", "cosh", "deg", "exp", "rad", "sinh", "sqrt", "tanh"];
+        let digits = match name {
+            "sgn" | "timestamp" => Exact,
+            _ if keeps_digits.contains(&name) => self.digits,
+            _ if self.digits == Exact || keeps_closeness.contains(&name) => self.digits.min(Close),
+            _ => Noise,
+        };
+        let keeps_sign = ["asinh", "atan", "ceil", "deg", "floor", "rad", "round", "sgn", "sinh"];
+        let is_positive = ["abs", "cosh", "exp", "sqrt"].contains(&name)
+            || name == "timestamp"
+            || (self.is_positive && keeps_sign.contains(&name));
+        let stays_small =
+            ["abs", "asinh", "atan", "ceil", "cos", "floor", "round", "sgn", "sin", "tanh"];
+        let is_tame = self.is_tame && stays_small.contains(&name);
+        Traits { digits, is_positive, is_distinct: false, is_tame }
+    }
+
+    /// Whether the aggregation takes such values.
+    pub(super) fn fit_aggregation(self, name: &str) -> bool {
+        match name {
+            "count_values" => self.digits == Exact,
+            "sum" | "avg" | "stddev" | "stdvar" | "quantile" => self.is_tame,
+            _ => true,
+        }
+    }
+
+    /// What the aggregation makes of them.
+    pub(super) fn of_aggregation(self, name: &str) -> Traits {
+        match name {
+            "count" | "group" | "count_values" | "limitk" => SMALL,
+            "max" | "min" => Traits { is_distinct: false, ..self },
+            "topk" | "bottomk" | "limit_ratio" => self,
+            "stddev" | "stdvar" => Traits { digits: Noise, is_distinct: false, ..self },
+            _ => self.sum(),
+        }
+    }
+
+    /// Whether the operator takes such operands.
+    pub(super) fn fit_operator(self, op: &str, rhs: Traits) -> bool {
+        match op {
+            "*" => true,
+            "/" => rhs.digits >= Close,
+            "+" | "-" => self.is_tame && rhs.is_tame,
+            // They jump: at equality, at whole multiples, at zero.
+            _ => self.digits == Exact && rhs.digits == Exact,
+        }
+    }
+
+    /// What the operator makes of them.
+    pub(super) fn of_operator(self, op: &str, rhs: Traits) -> Traits {
+        let both = self.or(rhs);
+        match op {
+            "+" if both.is_positive => both,
+            "+" | "-" => Traits { is_positive: false, ..both.sum_unless_exact() },
+            "*" | "/" => Traits { is_tame: false, ..both },
+            "%" => Traits { is_tame: false, is_positive: self.is_positive, ..both },
+            "^" => Traits { digits: Close, is_tame: false, ..both },
+            "atan2" => Traits { digits: Close, is_positive: false, is_tame: true, ..both },
+            _ => Traits { is_distinct: false, ..self },
+        }
+    }
+}

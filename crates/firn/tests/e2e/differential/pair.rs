@@ -1,0 +1,210 @@
+//! Prometheus and FirnDB side by side, with the same samples in both.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use firn_promql::testing::expressions::{Choices, Dialect, Grid, World};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::answer::{Answer, Question, difference};
+use super::known;
+use crate::http;
+use crate::process::{Process, firn, free_address, wait_for, wait_until_ready};
+use crate::remote_write::WriteRequest;
+
+/// The two servers and what is in them.
+pub(super) struct Pair {
+    pub(super) dialect: Dialect,
+    pub(super) world: World,
+    prometheus_at: SocketAddr,
+    firn_at: SocketAddr,
+    _prometheus: Process,
+    _firn: Process,
+    _folder: TempDir,
+}
+
+const TODAYS_NAME: &str = "double_exponential_smoothing";
+/// One request's span of time: Prometheus takes samples in order, so it gets these one after the other.
+const SLICE_MS: i64 = 300_000;
+/// The slices that stay in FirnDB's memory; what is older has been flushed to tables.
+const MEMORY_SLICES: usize = 6;
+
+impl Pair {
+    /// Starts both and writes the world of `seed`.
+    pub(super) fn start(program: &Path, seed: u64) -> Pair {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (prometheus_at, firn_at) = (free_address(), free_address());
+        let prometheus = start_prometheus(program, folder.path(), prometheus_at);
+        let firn = start_firn(folder.path(), firn_at);
+        let dialect = dialect(prometheus_at);
+        let grid = if dialect == Dialect::V2 { Grid::Off } else { Grid::On };
+        let world = World::new(seed, grid);
+        write(&world, seed, prometheus_at, firn_at);
+        Pair {
+            dialect,
+            world,
+            prometheus_at,
+            firn_at,
+            _prometheus: prometheus,
+            _firn: firn,
+            _folder: folder,
+        }
+    }
+
+    /// Both answers to a query.
+    pub(super) fn ask(&self, text: &str, question: &Question) -> (Answer, Answer) {
+        let seconds = |ms: i64| format!("{}.{:03}", ms / 1_000, ms % 1_000);
+        let (path, times) = match *question {
+            Question::Instant { ts } => ("/api/v1/query", vec![("time", seconds(ts))]),
+            Question::Range { start, end, step_ms } => {
+                let times = vec![
+                    ("start", seconds(start)),
+                    ("end", seconds(end)),
+                    ("step", seconds(step_ms)),
+                ];
+                ("/api/v1/query_range", times)
+            }
+        };
+        let ask = |address, text: &str| {
+            let mut parameters = vec![("query", text)];
+            parameters.extend(times.iter().map(|(name, value)| (*name, value.as_str())));
+            let (status, body) = self.send(address, "POST", path, &parameters);
+            Answer::read(status, &body)
+        };
+        let theirs = match self.dialect {
+            // As long as today's name, so that positions in errors agree.
+            Dialect::V2 => text.replace(TODAYS_NAME, &format!("{:28}", "holt_winters")),
+            Dialect::V3 => text.to_owned(),
+        };
+        (ask(self.prometheus_at, &theirs), ask(self.firn_at, text))
+    }
+
+    /// Both answers to any GET request.
+    pub(super) fn get(&self, path: &str, parameters: &[(&str, &str)]) -> [(u16, String); 2] {
+        [self.prometheus_at, self.firn_at]
+            .map(|address| self.send(address, "GET", path, parameters))
+    }
+
+    /// What differs between two answers to `text` and should not.
+    pub(super) fn difference(&self, text: &str, theirs: &Answer, ours: &Answer) -> Option<String> {
+        let is_ordered = is_instant(theirs) && known::is_ordered(text);
+        let what = difference(theirs, ours, is_ordered)?;
+        known::reason(self.dialect, theirs, ours).is_none().then_some(what)
+    }
+
+    fn send(
+        &self,
+        address: SocketAddr,
+        method: &str,
+        path: &str,
+        parameters: &[(&str, &str)],
+    ) -> (u16, String) {
+        let pairs = parameters.iter();
+        let form: Vec<String> =
+            pairs.map(|(name, value)| format!("{name}={}", http::encode(value))).collect();
+        let form = form.join("&");
+        let kind = [("Content-Type", "application/x-www-form-urlencoded")];
+        let answer = match method {
+            "GET" => http::get(address, &format!("{path}?{form}")),
+            _ => http::request(address, method, path, &kind, form.as_bytes()),
+        };
+        let answer = answer.unwrap_or_else(|| panic!("{address}{path}?{form}: no answer"));
+        (answer.status, answer.body)
+    }
+}
+
+/// Whether the order of series means anything: a matrix is sorted by labels.
+fn is_instant(answer: &Answer) -> bool {
+    match answer {
+        Answer::Data(super::answer::Data::Series { points, .. }) => {
+            points.values().all(|points| points.len() == 1)
+        }
+        _ => false,
+    }
+}
+
+fn start_prometheus(program: &Path, folder: &Path, address: SocketAddr) -> Process {
+    let config = folder.join("prometheus.yml");
+    fs::write(&config, "global: {evaluation_interval: 1m}\n").expect("a configuration file");
+    let mut command = Command::new(program);
+    command.arg(format!("--config.file={}", config.display()));
+    command.arg(format!("--storage.tsdb.path={}", folder.join("prometheus-data").display()));
+    // The world's time is fixed, so it gets old.
+    command.arg("--storage.tsdb.retention.time=100y");
+    command.arg(format!("--web.listen-address={address}"));
+    command.arg("--web.enable-remote-write-receiver");
+    // A version that does not know a feature says so in its log and goes on.
+    command.arg(
+        "--enable-feature=promql-experimental-functions,promql-duration-expr,\
+         promql-extended-range-selectors,promql-binop-fill-modifiers",
+    );
+    let process = Process::start("prometheus", folder, &mut command);
+    wait_until_ready(address, "/-/ready");
+    process
+}
+
+fn start_firn(folder: &Path, address: SocketAddr) -> Process {
+    let mut command = firn(folder, address);
+    command.args(["--self-scrape=never", "--shards=4", "--log-streams=2"]);
+    command.args(["--head-flush-bytes=100KiB", "--upload-age-max=5s"]);
+    let process = Process::start("firn", folder, &mut command);
+    wait_until_ready(address, "/-/ready");
+    process
+}
+
+fn dialect(address: SocketAddr) -> Dialect {
+    let answer = http::get(address, "/api/v1/status/buildinfo").expect("buildinfo");
+    let json: Value = serde_json::from_str(&answer.body).expect("JSON");
+    let version = json["data"]["version"].as_str().unwrap_or_default().to_owned();
+    println!("Prometheus {version}");
+    if version.starts_with("2.") { Dialect::V2 } else { Dialect::V3 }
+}
+
+/// Prometheus gets everything in order; FirnDB gets some of it late, some of it twice.
+fn write(world: &World, seed: u64, prometheus: SocketAddr, firn: SocketAddr) {
+    let slice_count = ((world.end - world.start) / SLICE_MS) as usize;
+    for slice in 0..slice_count {
+        send(world, slice, prometheus);
+    }
+    let mut choices = Choices::seeded(seed);
+    let flushed = slice_count - MEMORY_SLICES;
+    let mut order: Vec<usize> = (0..flushed).collect();
+    for idx in 0..flushed / 2 {
+        order.swap(choices.below(flushed), idx);
+        order.push(choices.below(flushed));
+    }
+    order.iter().for_each(|slice| send(world, *slice, firn));
+    wait_for("a flush", Duration::from_secs(60), || metric(firn, "firn_flushes_total") > 0.0);
+    (flushed..slice_count).for_each(|slice| send(world, slice, firn));
+    assert!(metric(firn, "firn_head_rows") > 0.0, "nothing is left in memory");
+}
+
+fn send(world: &World, slice: usize, address: SocketAddr) {
+    let from = world.start + slice as i64 * SLICE_MS;
+    let mut request = WriteRequest::default();
+    for series in &world.series {
+        let samples: Vec<(i64, f64)> = series
+            .samples
+            .iter()
+            .filter(|sample| (from..from + SLICE_MS).contains(&sample.0))
+            .copied()
+            .collect();
+        if !samples.is_empty() {
+            let labels: Vec<(&str, &str)> = series.labels.iter().collect();
+            request.series(&labels, &samples);
+        }
+    }
+    let (status, text) = request.send(address);
+    assert!(status == 200 || status == 204, "{address}, slice {slice}: {status} {text}");
+}
+
+/// One of FirnDB's own metrics.
+fn metric(firn: SocketAddr, name: &str) -> f64 {
+    let answer = http::get(firn, "/metrics").expect("metrics");
+    let line = answer.body.lines().find_map(|line| line.strip_prefix(name));
+    line.and_then(|value| value.trim().parse().ok()).unwrap_or(0.0)
+}
