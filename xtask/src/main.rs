@@ -51,6 +51,8 @@ fn lint() -> Result<(), String> {
         "cargo",
         &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"],
     )?;
+    // The check looks at the crates of all platforms; a build fetches those of this one only.
+    run("crates", "cargo", &["fetch", "--locked", "--quiet"])?;
     run(
         "dependencies",
         "cargo",
