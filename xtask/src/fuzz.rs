@@ -46,7 +46,11 @@ pub(crate) fn run(seconds: Option<&str>) -> Result<(), String> {
         // What was kept comes first, so that it stays unless something shorter does the same.
         let _ = fs::remove_dir_all(&merged);
         fs::create_dir_all(&merged).map_err(|e| format!("{merged}: {e}"))?;
-        succeed(Command::new(&program).args(["-merge=1", &merged, &kept, &grown]).args(LIMITS))?;
+        succeed(
+            Command::new(&program)
+                .args(["-set_cover_merge=1", &merged, &kept, &grown])
+                .args(LIMITS),
+        )?;
         replace(&kept, &merged)?;
     }
     Ok(())
