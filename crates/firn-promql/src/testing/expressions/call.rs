@@ -163,8 +163,10 @@ impl Generator<'_> {
         let text = match name {
             "quantile_over_time" => {
                 let quantile = self.quantile();
-                // Outside of 0 to 1 it is infinite.
-                traits.is_tame &= !["-1", "2"].contains(&quantile);
+                // Outside of 0 to 1 it is infinite, for one series as for the other.
+                let is_finite = !["-1", "2"].contains(&quantile);
+                traits.is_tame &= is_finite;
+                traits.is_distinct &= is_finite;
                 format!("{name}({quantile}, {})", window.text)
             }
             "predict_linear" => {

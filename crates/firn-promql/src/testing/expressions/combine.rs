@@ -171,7 +171,9 @@ impl Generator<'_> {
         let series =
             if filters { inner.series.clone() } else { inner.nameless().unwrap_or_default() };
         let traits = inner.traits.of_operator(op, Traits { is_positive: false, ..SMALL });
-        let traits = Traits { is_distinct: inner.traits.is_distinct && filters, ..traits };
+        // `scalar` of nothing is NaN.
+        let is_tame = traits.is_tame && !scalar.text.contains("scalar(");
+        let traits = Traits { is_distinct: inner.traits.is_distinct && filters, is_tame, ..traits };
         Vector { text: format!("{lhs} {op}{bool_text} {rhs}"), level, series, traits }
     }
 
