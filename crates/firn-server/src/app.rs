@@ -58,6 +58,8 @@ pub(crate) struct Ready {
 const WRITERS_PER_CORE: usize = 4;
 // A body waits here with its memory; the budget bounds them too.
 const WRITES_WAITING_MAX: usize = 256;
+// A client that goes gives its permit back at once; its job stays until a thread has seen that nobody waits for it.
+const ABANDONED_MAX: usize = 256;
 // 25 to 31 bytes each; more active series than this parse their labels now and then.
 const CACHED_SERIES_MAX: usize = 50_000_000;
 
@@ -117,12 +119,12 @@ impl App {
             name: "firn-query",
             thread_count: config.query_concurrency_max,
             // Permits bound what is here; who waits for one waits outside.
-            queue_len_max: config.query_concurrency_max,
+            queue_len_max: config.query_concurrency_max + ABANDONED_MAX,
         };
         let readers = WorkerOptions {
             name: "firn-read",
             thread_count: config.remote_read_concurrency_max,
-            queue_len_max: config.remote_read_concurrency_max,
+            queue_len_max: config.remote_read_concurrency_max + ABANDONED_MAX,
         };
         let scratches = Arc::clone(&ingest);
         let ready = Ready {
