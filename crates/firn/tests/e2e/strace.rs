@@ -15,7 +15,9 @@ fn no_acknowledgement_leaves_before_its_sync() {
     let folder = folder.path();
     let address = free_address();
     let trace = folder.join("trace");
-    let ours = firn(folder, address);
+    let mut ours = firn(folder, address);
+    // Its writes would be under way beside the requests.
+    ours.arg("--self-scrape=never");
     let mut command = Command::new(strace);
     command.args(["-f", "-y", "-s", "24", "-o"]).arg(&trace);
     command.args(["-e", "trace=pwrite64,pwritev,fdatasync,fsync,write,writev,sendto,sendmsg"]);
