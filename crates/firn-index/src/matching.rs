@@ -115,16 +115,26 @@ fn split(
         let sets = if matcher.matches_absent() { all_sets } else { IdSet::empty() };
         return Ok(Split { pass: IdSet::empty(), any: IdSet::empty(), sets });
     };
+    let taken = match matcher.pattern() {
+        Pattern::NonEmpty => None,
+        Pattern::OneOf(values) => Some(lists_of_values(shared, mark, matcher.name(), values)),
+        _ => Some(lists_of_scan(shared, mark, matcher, name, cancel)?),
+    };
+    let is_plain = !matcher.is_negative() && !matcher.matches_absent();
+    let taken = match taken {
+        // No member takes part, so nobody asks who else has the label: for a name that all groups have,
+        // that set costs more than the rest of a narrow query's matching.
+        Some((pass, sets)) if is_plain && sets.is_empty() => {
+            return Ok(Split { pass, any: IdSet::empty(), sets });
+        }
+        taken => taken,
+    };
     let (any, any_sets) = {
         let state = shared.state.read();
         let name = state.pairs.name(name);
         (name.groups.below(mark.groups), name.sets.below(mark.sets))
     };
-    let (taken, taken_sets) = match matcher.pattern() {
-        Pattern::NonEmpty => (any.clone(), any_sets.clone()),
-        Pattern::OneOf(values) => lists_of_values(shared, mark, matcher.name(), values),
-        _ => lists_of_scan(shared, mark, matcher, name, cancel)?,
-    };
+    let (taken, taken_sets) = taken.unwrap_or_else(|| (any.clone(), any_sets.clone()));
     let (pass, mut sets) = if matcher.is_negative() {
         (any.minus(&taken), any_sets.minus(&taken_sets))
     } else {
