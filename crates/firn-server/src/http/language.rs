@@ -13,6 +13,7 @@ use firn_model::{Error, Pool, QueryContext, Reservation, Result, Timestamp};
 use firn_promql::{EvalOptions, Expr};
 
 use crate::http::answer::{ApiError, JSON, Packing, Payload, no_content};
+use crate::http::computed::computed;
 use crate::http::params::Params;
 use crate::http::{GET_POST, Shared, ready};
 use crate::wire::json;
@@ -79,17 +80,7 @@ async fn answer(
     request: Request<Body>,
     push: impl FnOnce(&Expr, &QueryContext, &mut Vec<u8>) -> Result<()> + Send + 'static,
 ) -> Response<Body> {
-    let ready = match ready(&app) {
-        Ok(ready) => ready,
-        Err(response) => return response,
-    };
-    let packing = Packing::of(request.headers());
-    let params = Params::read(request, ready.db.budget()).await;
-    let expr = match params.and_then(|params| params.expr()) {
-        Ok(expr) => expr,
-        Err(error) => return error.into_response(),
-    };
-    let answered = ready.query(app.config.query_timeout, move |_, context| {
+    computed(app, request, Params::expr, move |_, expr, context, packing| {
         let bytes_max = expr.text().len() as u64 * BYTES_PER_BYTE;
         let mut held = context.budget.reserve(Pool::Query, bytes_max)?;
         let mut pushed = Ok(());
@@ -97,11 +88,8 @@ async fn answer(
         pushed?;
         held.shrink(bytes_max.saturating_sub(body.capacity() as u64));
         Ok(Payload::new(body, packing, Some(held)))
-    });
-    match answered.await {
-        Ok(payload) => payload.answer(StatusCode::OK, JSON),
-        Err(error) => error.into_response(),
-    }
+    })
+    .await
 }
 
 /// `/api/v1/query_exemplars`: none, but every mistake is told that will be one when there are some.

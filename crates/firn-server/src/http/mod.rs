@@ -3,6 +3,7 @@
 mod admin;
 pub(crate) mod answer;
 mod body;
+mod computed;
 mod federate;
 mod language;
 mod lifecycle;

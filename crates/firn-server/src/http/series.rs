@@ -4,14 +4,15 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::http::{Request, Response, StatusCode};
+use axum::http::{Request, Response};
 use axum::response::IntoResponse;
 use axum::routing::{get, on};
 use firn_model::{Labels, Matcher, Pool, QueryContext, Result, TimeRange};
 
-use crate::http::answer::{ApiError, JSON, Packing, Payload};
+use crate::http::answer::{ApiError, Payload};
+use crate::http::computed::computed;
 use crate::http::params::Params;
-use crate::http::{GET_POST, Shared, ready};
+use crate::http::{GET_POST, Shared};
 use crate::wire::json;
 use firndb::Db;
 
@@ -92,20 +93,7 @@ async fn answer<T: 'static>(
     push: fn(&T, &mut Vec<u8>),
     bytes: fn(&T) -> usize,
 ) -> Response<Body> {
-    let ready = match ready(&app) {
-        Ok(ready) => ready,
-        Err(response) => return response,
-    };
-    let packing = Packing::of(request.headers());
-    let asked = match Params::read(request, ready.db.budget()).await {
-        Ok(params) => check(&params),
-        Err(error) => Err(error),
-    };
-    let asked = match asked {
-        Ok(asked) => asked,
-        Err(error) => return error.into_response(),
-    };
-    let answered = ready.query(app.config.query_timeout, move |db, context| {
+    computed(app, request, check, move |db, asked, context, packing| {
         let mut found = list(db, &asked, context)?;
         let mut warnings = Vec::new();
         if asked.limit > 0 && found.len() > asked.limit {
@@ -118,11 +106,8 @@ async fn answer<T: 'static>(
         let body = json::success(&warnings, &[], |out| json::push_array(&found, out, push));
         held.grow((body.capacity() as u64).saturating_sub(held.bytes()))?;
         Ok(Payload::new(body, packing, Some(held)))
-    });
-    match answered.await {
-        Ok(payload) => payload.answer(StatusCode::OK, JSON),
-        Err(error) => error.into_response(),
-    }
+    })
+    .await
 }
 
 fn check(params: &Params) -> Result<Asked, ApiError> {

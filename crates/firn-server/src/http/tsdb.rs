@@ -3,16 +3,16 @@
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Request, Response, StatusCode};
-use axum::response::IntoResponse;
+use axum::http::{Request, Response};
 use axum::routing::get;
 use firn_model::QueryContext;
 use serde_json::{Value, json};
 
-use crate::http::answer::{ApiError, JSON, Packing, Payload};
+use crate::http::Shared;
+use crate::http::answer::{ApiError, Payload};
+use crate::http::computed::computed;
 use crate::http::params::Params;
 use crate::http::status::success;
-use crate::http::{Shared, ready};
 use firndb::{Db, TableId, TableRecord};
 
 /// The routes of this file.
@@ -105,24 +105,8 @@ async fn answer<T: Send + 'static>(
     check: fn(&Params) -> Result<T, ApiError>,
     data: fn(&Db, &T, &QueryContext) -> Result<Value, ApiError>,
 ) -> Response<Body> {
-    let ready = match ready(&app) {
-        Ok(ready) => ready,
-        Err(response) => return response,
-    };
-    let packing = Packing::of(request.headers());
-    let asked = match Params::read(request, ready.db.budget()).await {
-        Ok(params) => check(&params),
-        Err(error) => Err(error),
-    };
-    let asked = match asked {
-        Ok(asked) => asked,
-        Err(error) => return error.into_response(),
-    };
-    let answered = ready.query(app.config.query_timeout, move |db, context| {
+    computed(app, request, check, move |db, asked, context, packing| {
         Ok(Payload::new(success(&data(db, &asked, context)?), packing, None))
-    });
-    match answered.await {
-        Ok(payload) => payload.answer(StatusCode::OK, JSON),
-        Err(error) => error.into_response(),
-    }
+    })
+    .await
 }

@@ -167,6 +167,7 @@ impl Parser<'_> {
                 let what = format!("{name} modifier is not supported for subqueries");
                 return Err(self.error(span, what));
             }
+            // Prometheus' words for what is no selector.
             _ => return Err(self.error(span, format!("{name} modifier not implemented"))),
         };
         if *target != Borders::Plain && *target != borders {

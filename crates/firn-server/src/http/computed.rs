@@ -1,0 +1,37 @@
+//! Answers that cost what a query costs: parameters are checked at once, the rest runs on a query thread,
+//! within a query's limits.
+
+use axum::body::Body;
+use axum::http::{Request, Response, StatusCode};
+use axum::response::IntoResponse;
+use firn_model::QueryContext;
+use firndb::Db;
+
+use crate::http::answer::{ApiError, JSON, Packing, Payload};
+use crate::http::params::Params;
+use crate::http::{Shared, ready};
+
+/// Answers with the JSON that `compute` makes of what `check` read from the parameters.
+pub(crate) async fn computed<T: Send + 'static>(
+    app: Shared,
+    request: Request<Body>,
+    check: fn(&Params) -> Result<T, ApiError>,
+    compute: impl FnOnce(&Db, T, &QueryContext, Packing) -> Result<Payload, ApiError> + Send + 'static,
+) -> Response<Body> {
+    let ready = match ready(&app) {
+        Ok(ready) => ready,
+        Err(response) => return response,
+    };
+    let packing = Packing::of(request.headers());
+    let params = Params::read(request, ready.db.budget()).await;
+    let asked = match params.and_then(|params| check(&params)) {
+        Ok(asked) => asked,
+        Err(error) => return error.into_response(),
+    };
+    let answered = ready
+        .query(app.config.query_timeout, move |db, context| compute(db, asked, context, packing));
+    match answered.await {
+        Ok(payload) => payload.answer(StatusCode::OK, JSON),
+        Err(error) => error.into_response(),
+    }
+}
