@@ -3,7 +3,7 @@
 use std::iter::{Peekable, successors};
 use std::mem;
 
-use firn_index::{GroupMatch, Matches, Member};
+use firn_index::{GroupMatch, Matches, Member, Members};
 use firn_model::{
     Grouping, Labels, MatchOp, Matcher, QueryContext, Result, Selected, Selection, TimeRange,
 };
@@ -195,8 +195,7 @@ fn one_of_each_key(groups: &[GroupMatch], key_count: usize) -> Vec<GroupMatch> {
     let mut taken: Vec<GroupMatch> = Vec::new();
     for found in groups.iter().rev() {
         let is_first = |member: &&Member| !mem::replace(&mut is_taken[member.key as usize], true);
-        let mut members: Vec<Member> =
-            found.members.iter().rev().filter(is_first).copied().collect();
+        let mut members: Members = found.members.iter().rev().filter(is_first).copied().collect();
         if !members.is_empty() {
             members.reverse();
             taken.push(GroupMatch { group: found.group, members });

@@ -53,7 +53,7 @@ mod tests;
 mod view;
 
 pub use index::Index;
-pub use matching::{GroupMatch, Matches, Member};
+pub use matching::{GroupMatch, Matches, Member, Members};
 pub use options::IndexOptions;
 pub use seal::SealJob;
 pub use view::{Cardinality, IndexStats, IndexView};

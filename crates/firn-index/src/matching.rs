@@ -7,6 +7,7 @@
 //! groups, the second level finds slots (`TimeUnion` 3.1).
 
 use firn_model::{CancelToken, GroupId, Grouping, Labels, Matcher, Pattern, Result, Slot};
+use smallvec::SmallVec;
 
 use crate::idset::IdSet;
 use crate::index::Shared;
@@ -29,8 +30,12 @@ pub struct GroupMatch {
     /// The group.
     pub group: GroupId,
     /// At least one, slots rising.
-    pub members: Vec<Member>,
+    pub members: Members,
 }
+
+/// Members of one group. One or two are held in place: most groups of a narrow selection have no more,
+/// and neither has a series that stands alone.
+pub type Members = SmallVec<[Member; 2]>;
 
 /// A series that matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
