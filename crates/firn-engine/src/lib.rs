@@ -54,7 +54,7 @@ use sequence::Sequence;
 
 pub use copy::CopyReport;
 pub use delete::DeleteReport;
-pub use firn_index::{Cardinality, Matches};
+pub use firn_index::{Cardinality, GroupInfo, Matches};
 pub use firn_log::SyncPolicy;
 pub use firn_tree::{Level, TableId, TableRecord, TreeOptions};
 pub use maintain::{Lane, Step};
@@ -118,6 +118,11 @@ impl Engine {
             refs.extend(labels.iter().map(known));
         }
         refs
+    }
+
+    /// The references of label sets that have one; nothing is defined.
+    pub fn find(&self, labels: &[Labels]) -> Vec<Option<SeriesRef>> {
+        labels.iter().map(|labels| self.index.lookup(labels)).collect()
     }
 
     /// The references of the members of an explicit group, defining what is new, and the groups that

@@ -56,4 +56,4 @@ pub use index::Index;
 pub use matching::{GroupMatch, Matches, Member, Members};
 pub use options::IndexOptions;
 pub use seal::SealJob;
-pub use view::{Cardinality, IndexStats, IndexView};
+pub use view::{Cardinality, GroupInfo, IndexStats, IndexView};

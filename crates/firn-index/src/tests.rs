@@ -7,11 +7,12 @@ mod segments;
 use std::sync::Arc;
 
 use firn_model::{
-    CancelToken, Grouping, Labels, MatchOp, Matcher, Result, SeriesRef, ShardBits, ShardId, Slot,
+    CancelToken, GroupId, Grouping, Labels, MatchOp, Matcher, Result, SeriesRef, ShardBits,
+    ShardId, Slot,
 };
 use firn_sim::{Faults, SimDisk};
 
-use crate::{Index, IndexOptions, IndexView};
+use crate::{GroupInfo, Index, IndexOptions, IndexView};
 
 const SHARDS: usize = 4;
 
@@ -119,6 +120,24 @@ fn a_label_set_has_one_reference_however_it_is_split() {
 }
 
 #[test]
+fn a_view_tells_what_makes_a_group() {
+    let index = index();
+    let (_, first) = index.resolve_group(&labels("a=1"), &[labels("b=2")]).unwrap();
+    let lone = resolve(&index, "a=1,b=3");
+    let view = index.view();
+    let (_, second) = index.resolve_group(&labels("a=1"), &[labels("b=4")]).unwrap();
+    assert_eq!(second[0].group, first[0].group);
+    let group = view.group(first[0].group).unwrap().unwrap();
+    assert_eq!(group, GroupInfo { labels: labels("a=1"), is_lone: false, slot_count: 1 });
+    let group = view.group(lone.group).unwrap().unwrap();
+    assert_eq!(group, GroupInfo { labels: labels("a=1,b=3"), is_lone: true, slot_count: 1 });
+    assert_eq!(index.view().group(first[0].group).unwrap().unwrap().slot_count, 2);
+    let (_, later) = index.resolve_group(&labels("a=2"), &[labels("b=4")]).unwrap();
+    assert_eq!(view.group(later[0].group).unwrap(), None, "it came after the view");
+    assert_eq!(view.group(GroupId(u64::MAX)).unwrap(), None);
+}
+
+#[test]
 fn bad_groups_are_refused_by_name() {
     let index = index();
     let refused = index.resolve_group(&labels("a=1"), &[labels("a=2,b=2")]).unwrap_err();
@@ -208,7 +227,7 @@ fn references_that_were_never_given_are_known_as_such() {
     let index = index();
     let series = resolve(&index, "a=1");
     let other_slot = SeriesRef { slot: Slot(1), ..series };
-    let other_group = SeriesRef { group: firn_model::GroupId(u64::MAX), ..series };
+    let other_group = SeriesRef { group: GroupId(u64::MAX), ..series };
     assert!(index.contains(series) && index.contains_all([series, series]));
     assert_eq!(index.find_unknown([series, other_slot]), Some(other_slot));
     assert!(!index.contains(other_group));

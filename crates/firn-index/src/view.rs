@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use firn_model::{CancelToken, Grouping, Labels, METRIC_NAME, Matcher, Result, SeriesRef};
+use firn_model::{CancelToken, GroupId, Grouping, Labels, METRIC_NAME, Matcher, Result, SeriesRef};
 use hashbrown::HashSet;
 
 use crate::idset::IdSet;
@@ -18,6 +18,17 @@ use crate::state::{Place, State, Watermark};
 pub struct IndexView {
     shared: Arc<Shared>,
     mark: Watermark,
+}
+
+/// What a view knows of one group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupInfo {
+    /// The labels that decide which new series join it; of a group of one all labels of its member.
+    pub labels: Labels,
+    /// A group of one: it never gets another member.
+    pub is_lone: bool,
+    /// Slots that were given out: members are in `0..slot_count`. Some of them may be gone.
+    pub slot_count: u32,
 }
 
 /// Sizes of the index.
@@ -90,6 +101,21 @@ impl IndexView {
         let place = state.place(series)?;
         let visible = state.groups.slot_count_below(place.group_no, self.mark.series);
         (place.slot < visible).then(|| state.labels_at(place))
+    }
+
+    /// A group; `None` if the view does not know it. Its members are what [`IndexView::labels`] says of
+    /// its slots.
+    ///
+    /// # Errors
+    /// `Corrupt` for a damaged segment.
+    pub fn group(&self, group: GroupId) -> Result<Option<GroupInfo>> {
+        let state = self.shared.state.read();
+        let known = state.groups.find(group).filter(|&group_no| group_no < self.mark.groups);
+        Ok(known.map(|group_no| GroupInfo {
+            labels: state.labels_of(state.groups.labels(group_no), std::iter::empty()),
+            is_lone: state.groups.is_lone(group_no),
+            slot_count: state.groups.slot_count_below(group_no, self.mark.series),
+        }))
     }
 
     /// How many series the view knows.
