@@ -78,6 +78,15 @@ fn check_bytes(disk: &dyn Disk) {
     let mut bytes = [9; 14];
     file.read_at(0, &mut bytes).expect("read");
     assert_eq!(&bytes, b"head\0\0\0\0\0\0tail", "a gap reads as zeros");
+    let empty = disk.open("empty", OpenMode::Create).expect("create");
+    assert!(empty.map().expect("map an empty file").is_empty());
+    let mapped = file.map().expect("map");
+    disk.rename("bytes", "moved").expect("rename");
+    disk.remove("moved").expect("remove");
+    drop(file);
+    assert_eq!(&mapped[..], b"head\0\0\0\0\0\0tail", "what is mapped outlives name and handle");
+    let file = disk.open("bytes", OpenMode::Create).expect("create");
+    file.write_at(0, b"head\0\0\0\0\0\0tail").expect("write");
     file.read_at(14, &mut []).expect("read nothing at the end");
     let past_end = ErrorKind::Corrupt { file: String::new(), offset: 11 };
     expect(file.read_at(11, &mut [0; 4]), &past_end, "bytes");

@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use firn_model::{Error, Result};
 
+use crate::Mapped;
+
 /// A path below the disk's root with `/` between parts, such as `log/0/17.log`. Never absolute,
 /// no `.` or `..` parts.
 pub type DiskPath = str;
@@ -96,6 +98,19 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
 
     /// Length in bytes.
     fn len(&self) -> Result<u64>;
+
+    /// All bytes of a file that nobody changes from now on: mapped into memory where the disk can, else
+    /// a copy.
+    ///
+    /// # Errors
+    /// As [`DiskFile::read_at`].
+    fn map(&self) -> Result<Mapped> {
+        let len = usize::try_from(self.len()?)
+            .map_err(|_| Error::too_large("the file is larger than the address space"))?;
+        let mut bytes = vec![0; len];
+        self.read_at(0, &mut bytes)?;
+        Ok(Mapped::from(bytes))
+    }
 
     /// Whether the file has no bytes.
     fn is_empty(&self) -> Result<bool> {

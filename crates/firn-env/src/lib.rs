@@ -12,10 +12,8 @@
 //! one after [`Disk::sync_dir`]; a bucket's `put` is atomic and durable when it returns; a `put` with
 //! a condition reaches a store at most once; every call to a store ends within a set time.
 //!
-//! Reading order: `disk`, `local`, `bucket`, `folder`, `remote` (`store`, `fetch`), `open`, `copy`,
+//! Reading order: `disk`, `local`, `mapped`, `bucket`, `folder`, `remote` (`store`, `fetch`), `open`, `copy`,
 //! `clock`, `conformance`.
-
-#![forbid(unsafe_code)]
 
 mod bucket;
 mod clock;
@@ -25,6 +23,7 @@ mod disk;
 mod folder;
 mod io_error;
 mod local;
+mod mapped;
 #[cfg(feature = "remote")]
 mod open;
 #[cfg(feature = "remote")]
@@ -38,6 +37,7 @@ pub use copy::{copy_file, copy_object};
 pub use disk::{Disk, DiskFile, DiskPath, FolderLock, OpenMode, check_path};
 pub use folder::FolderBucket;
 pub use local::{LOCK_FILE, LocalDisk};
+pub use mapped::Mapped;
 #[cfg(feature = "remote")]
 pub use open::{open_bucket, open_bucket_with};
 #[cfg(feature = "remote")]

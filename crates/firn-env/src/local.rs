@@ -9,7 +9,7 @@ use std::sync::Arc;
 use firn_model::{Error, Result};
 
 use crate::io_error::io_error;
-use crate::{Disk, DiskFile, DiskPath, FolderLock, OpenMode, check_path};
+use crate::{Disk, DiskFile, DiskPath, FolderLock, Mapped, OpenMode, check_path};
 
 /// The file in the root folder that a process locks; it holds that process's id.
 pub const LOCK_FILE: &str = "LOCK";
@@ -180,6 +180,14 @@ impl DiskFile for LocalFile {
     fn len(&self) -> Result<u64> {
         let metadata = self.file.metadata().map_err(|e| io_error("examine", &self.path, e))?;
         Ok(metadata.len())
+    }
+
+    fn map(&self) -> Result<Mapped> {
+        if self.is_empty()? {
+            // The system maps no empty range.
+            return Ok(Mapped::from(Vec::new()));
+        }
+        Mapped::of_file(&self.file).map_err(|e| io_error("map", &self.path, e))
     }
 }
 
