@@ -26,8 +26,8 @@
 //! pair to groups, pair to member sets, member set to groups.
 //!
 //! Reading order: `options`, `arena`, `idset`, `posting`, `pairs`, `sets`, `groups`, `state`,
-//! `definition`, `lookup`, `index`, `matching`, `keys`, `view`, `segment`,
-//! `segment_read`, `part`, `seal`.
+//! `definition`, `lookup`, `index`, `matching`, `keys`, `key_table`, `view`, `segment`,
+//! `segment_read`, `part`, `seal`, `sealed`.
 
 #![forbid(unsafe_code)]
 
@@ -36,6 +36,8 @@ mod definition;
 mod groups;
 mod idset;
 mod index;
+#[allow(dead_code)]
+mod key_table;
 mod keys;
 mod lookup;
 mod matching;
@@ -44,6 +46,8 @@ mod pairs;
 mod part;
 mod posting;
 mod seal;
+#[allow(dead_code, unused_imports)]
+mod sealed;
 mod segment;
 mod segment_read;
 mod sets;
