@@ -20,9 +20,9 @@ bench-quick: ## CPU and memory against Prometheus and VictoriaMetrics; writes ta
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-quick
 
-bench-query: ## queries' CPU, latency and memory against the same two; writes target/bench/query.json
+bench-query: ## queries' CPU, latency and memory against the same two; ONLY=words of names, PROGRAMS=words; writes target/bench/query.json
 	cargo build --release --package firn --package firn-bench
-	target/release/bench-query
+	target/release/bench-query --only "$(ONLY)" --programs "$(PROGRAMS)"
 
 soak: ## more simulation seeds, and comparisons with Prometheus, than `make test` runs; SEEDS=n, ROUNDS=n
 	FIRN_SEED_COUNT=$(or $(SEEDS),20000) cargo test --package firn-engine --test simulation -- --nocapture

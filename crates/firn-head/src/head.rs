@@ -1,5 +1,9 @@
 //! The head: all shards behind one small surface.
 
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use firn_model::{
     Budget, CommitSeq, LogPosition, Reservation, Result, RowBatch, ShardId, ShardRows,
 };
@@ -10,21 +14,39 @@ use crate::flush::{FlushJob, HotPart, SealMarks};
 use crate::options::HeadOptions;
 use crate::replay::ReplayedRows;
 use crate::shard::Shard;
-use crate::snapshot::HeadSnapshot;
+use crate::snapshot::{HeadSnapshot, ShardView};
 use crate::{arena, payload, words};
 
 /// Recent rows of all groups, in memory.
 ///
 /// Locks: one per shard, never two at once, never held over I/O or while decoding. A writer takes
-/// its shard's through [`Head::shard`]; everything else takes it for a moment.
+/// its shard's through [`Head::shard`]; everything else takes it for a moment. The lock of the shared
+/// snapshot comes before those of shards.
 pub struct Head {
     options: HeadOptions,
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[SharedShard]>,
+    /// The last snapshot, which serves until a shard changes. Forgotten when memory is replaced or given
+    /// back, so that nothing lives longer because of it.
+    last: Mutex<Option<HeadSnapshot>>,
+}
+
+/// A shard, and how often it may have changed.
+struct SharedShard {
+    /// Counted up under the lock, read without.
+    version: AtomicU64,
+    shard: Mutex<Shard>,
+}
+
+/// A locked shard. Whoever looked at it as mutable has changed it.
+struct LockedShard<'a> {
+    version: &'a AtomicU64,
+    shard: MutexGuard<'a, Shard>,
+    is_changed: bool,
 }
 
 /// The one writer of a shard. Dropping it without [`ShardWriter::stage`] abandons what was encoded.
 pub struct ShardWriter<'a> {
-    shard: MutexGuard<'a, Shard>,
+    shard: LockedShard<'a>,
 }
 
 /// What the head holds at a moment; shards are asked one after the other.
@@ -72,9 +94,11 @@ impl Head {
     /// An empty head.
     pub fn new(options: HeadOptions, budget: Budget) -> Head {
         let shard_count = options.shard_bits.shard_count();
-        let shard =
-            |id| Mutex::new(Shard::new(ShardId(id as u16), options.clone(), budget.clone()));
-        Head { shards: (0..shard_count).map(shard).collect(), options }
+        let shard = |id| SharedShard {
+            version: AtomicU64::new(0),
+            shard: Mutex::new(Shard::new(ShardId(id as u16), options.clone(), budget.clone())),
+        };
+        Head { shards: (0..shard_count).map(shard).collect(), last: Mutex::default(), options }
     }
 
     /// What it was made with.
@@ -87,7 +111,7 @@ impl Head {
     /// # Panics
     /// If there is no such shard.
     pub fn shard(&self, shard: ShardId) -> ShardWriter<'_> {
-        ShardWriter { shard: self.shards[usize::from(shard.0)].lock() }
+        ShardWriter { shard: self.lock(shard) }
     }
 
     /// The rows that were staged at `through`, and those staged before them for the same log segment,
@@ -143,11 +167,30 @@ impl Head {
         self.shards.iter().filter_map(|shard| shard.lock().oldest()).min()
     }
 
-    /// A frozen view of all visible rows. Costs a short lock and a few pointers per shard. Plain
-    /// inserts into several shards are not atomic with it: each row piece is.
+    /// A frozen view of all visible rows. Costs a look at each shard's version, and a short lock and a
+    /// few pointers for each shard that has changed since the last one. Plain inserts into several
+    /// shards are not atomic with it: each row piece is.
     pub fn snapshot(&self) -> HeadSnapshot {
-        let views = self.shards.iter().map(|shard| shard.lock().view());
-        HeadSnapshot::new(self.options.shard_bits, views)
+        let mut last = self.last.lock();
+        let known = |idx: usize| last.as_ref().map(|last| last.shard_view(idx));
+        let is_known = |(idx, shard): (usize, &SharedShard)| {
+            known(idx).is_some_and(|v| shard.is_at(v.version))
+        };
+        if let Some(last) = &*last
+            && self.shards.iter().enumerate().all(is_known)
+        {
+            return last.clone();
+        }
+        let views = self.shards.iter().enumerate().map(|(idx, shard)| match known(idx) {
+            Some(view) if shard.is_at(view.version) => Arc::clone(view),
+            _ => Arc::new(shard.view()),
+        });
+        let snapshot = HeadSnapshot::new(self.options.shard_bits, views);
+        let old = last.replace(snapshot.clone());
+        // What only the old one held goes without the lock.
+        drop(last);
+        drop(old);
+        snapshot
     }
 
     /// Arenas that wait to become columns, from the shard where most wait. One job a shard at a time;
@@ -159,14 +202,16 @@ impl Head {
 
     /// Small segments that want to be merged and packed harder.
     pub fn plan_compress(&self) -> Option<ConvertJob> {
-        let plan = |shard: &Mutex<Shard>| shard.lock().plan_compress(self.options.segment_fan_in);
+        let plan = |shard: &SharedShard| shard.lock().plan_compress(self.options.segment_fan_in);
         self.shards.iter().filter_map(plan).max_by_key(ConvertJob::input_bytes)
     }
 
     /// Swaps the outcome of a conversion in. Returns `false` if its inputs have gone or were flushed
     /// apart meanwhile: nothing has changed then, and nothing is lost.
     pub fn apply_convert(&self, edit: ConvertEdit) -> bool {
-        self.lock(edit.shard).apply_convert(edit)
+        let is_applied = self.lock(edit.shard).apply_convert(edit);
+        self.forget_snapshot();
+        is_applied
     }
 
     /// Seals every arena, staged rows included: the first step of a flush. The second is to make
@@ -215,6 +260,7 @@ impl Head {
             }
             freed += self.lock(part.shard).recycle(part.first);
         }
+        self.forget_snapshot();
         freed
     }
 
@@ -223,6 +269,7 @@ impl Head {
         for part in self.hot_parts().iter().filter(|part| part.seq_min < seq) {
             self.lock(part.shard).recycle(part.first);
         }
+        self.forget_snapshot();
     }
 
     /// What it holds.
@@ -254,8 +301,55 @@ impl Head {
         hot
     }
 
-    fn lock(&self, shard: ShardId) -> MutexGuard<'_, Shard> {
+    fn lock(&self, shard: ShardId) -> LockedShard<'_> {
         self.shards[usize::from(shard.0)].lock()
+    }
+
+    /// Memory was replaced or given back: no snapshot that nobody uses keeps it.
+    fn forget_snapshot(&self) {
+        let last = self.last.lock().take();
+        drop(last);
+    }
+}
+
+impl SharedShard {
+    fn lock(&self) -> LockedShard<'_> {
+        LockedShard { version: &self.version, shard: self.shard.lock(), is_changed: false }
+    }
+
+    /// Whether nothing has changed since the shard had `version`. Whoever was told of a change (a row
+    /// was published) finds it counted.
+    fn is_at(&self, version: u64) -> bool {
+        self.version.load(Ordering::Acquire) == version
+    }
+
+    fn view(&self) -> ShardView {
+        let shard = self.shard.lock();
+        shard.view(self.version.load(Ordering::Relaxed))
+    }
+}
+
+impl Deref for LockedShard<'_> {
+    type Target = Shard;
+
+    fn deref(&self) -> &Shard {
+        &self.shard
+    }
+}
+
+impl DerefMut for LockedShard<'_> {
+    fn deref_mut(&mut self) -> &mut Shard {
+        self.is_changed = true;
+        &mut self.shard
+    }
+}
+
+impl Drop for LockedShard<'_> {
+    fn drop(&mut self) {
+        if self.is_changed {
+            // Before the lock goes.
+            self.version.fetch_add(1, Ordering::Release);
+        }
     }
 }
 

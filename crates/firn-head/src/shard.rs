@@ -280,10 +280,11 @@ impl Shard {
         self.staged.front().map(|staged| staged.position)
     }
 
-    /// What a reader may see at this moment.
-    pub(crate) fn view(&self) -> ShardView {
+    /// What a reader may see at this moment, the shard's `version`.
+    pub(crate) fn view(&self, version: u64) -> ShardView {
         let shown = |open: &&OpenArena| open.seen.visible > 0;
         ShardView {
+            version,
             parts: Arc::clone(&self.parts.list),
             open: self.open.iter().filter(shown).map(OpenArena::part).collect(),
             complete_since: self.complete_since.unwrap_or(CommitSeq(u64::MAX)),

@@ -17,11 +17,13 @@ use crate::payload::Local;
 #[derive(Clone)]
 pub struct HeadSnapshot {
     bits: ShardBits,
-    shards: Arc<[ShardView]>,
+    shards: Arc<[Arc<ShardView>]>,
 }
 
 /// One shard's part of a snapshot.
 pub(crate) struct ShardView {
+    /// Of the shard, when this was taken.
+    pub(crate) version: u64,
     /// Parts, oldest first.
     pub(crate) parts: Arc<Vec<Arc<Part>>>,
     /// What is visible of arenas that are no parts yet, oldest first.
@@ -30,8 +32,15 @@ pub(crate) struct ShardView {
 }
 
 impl HeadSnapshot {
-    pub(crate) fn new(bits: ShardBits, shards: impl Iterator<Item = ShardView>) -> HeadSnapshot {
+    pub(crate) fn new(
+        bits: ShardBits,
+        shards: impl Iterator<Item = Arc<ShardView>>,
+    ) -> HeadSnapshot {
         HeadSnapshot { bits, shards: shards.collect() }
+    }
+
+    pub(crate) fn shard_view(&self, idx: usize) -> &Arc<ShardView> {
+        &self.shards[idx]
     }
 
     /// The group's values of `slots` in `range`, oldest source first. Sources may overlap in time:
@@ -79,13 +88,13 @@ impl HeadSnapshot {
 
     /// The smallest range that holds the timestamps of all rows.
     pub fn time_range(&self) -> TimeRange {
-        let parts = self.shards.iter().flat_map(ShardView::all);
+        let parts = self.shards.iter().flat_map(|shard| shard.all());
         parts.fold(TimeRange::EMPTY, |range, part| range.union(part.range))
     }
 
     /// How many pieces of memory hold rows.
     pub fn part_count(&self) -> usize {
-        let parts = self.shards.iter().flat_map(ShardView::all);
+        let parts = self.shards.iter().flat_map(|shard| shard.all());
         parts.filter(|part| part.row_count > 0).count()
     }
 

@@ -1,6 +1,9 @@
 //! Latency, server CPU and memory per query: FirnDB beside Prometheus and VictoriaMetrics, over the
 //! same data in one run.
 //!
+//! `--only a,b` measures the patterns whose names contain one of these words (and `vector(1)`), `--programs a,b` starts
+//! only the programs whose names do, ours always; the aims that remain are printed.
+//!
 //! All programs run at once and take turns, so that noise of the machine meets all of them. CPU is the
 //! process' user and system time over as many queries as make ticks of 10 ms small, the median of
 //! some rounds, less that of `vector(1)`.
@@ -50,10 +53,50 @@ struct Cost {
     memory_bytes: u64,
 }
 
+/// What the command line leaves in; everything without it.
+#[derive(Default)]
+struct Wanted {
+    /// Words of patterns' names; none: all.
+    patterns: Vec<String>,
+    /// Words of programs' names; none: all.
+    programs: Vec<String>,
+}
+
+impl Wanted {
+    fn of(mut arguments: impl Iterator<Item = String>) -> io::Result<Wanted> {
+        let mut wanted = Wanted::default();
+        while let Some(argument) = arguments.next() {
+            let words = match argument.as_str() {
+                "--only" => &mut wanted.patterns,
+                "--programs" => &mut wanted.programs,
+                _ => return Err(io::Error::other(format!("unknown argument {argument}"))),
+            };
+            let list = arguments.next().unwrap_or_default().to_lowercase();
+            words
+                .extend(list.split(',').map(str::trim).filter(|w| !w.is_empty()).map(String::from));
+        }
+        Ok(wanted)
+    }
+
+    fn pattern(&self, pattern: &Pattern) -> bool {
+        pattern.width == Width::Nothing || is_named(&self.patterns, pattern.name)
+    }
+
+    fn program(&self, program: Program) -> bool {
+        program == Program::Firn || is_named(&self.programs, program.name())
+    }
+}
+
+fn is_named(words: &[String], name: &str) -> bool {
+    let name = name.to_lowercase();
+    words.is_empty() || words.iter().any(|word| name.contains(word))
+}
+
 fn main() -> io::Result<()> {
     let started = Instant::now();
+    let wanted = Wanted::of(std::env::args().skip(1))?;
     let mut contenders = Vec::new();
-    for program in Program::ALL {
+    for program in Program::ALL.into_iter().filter(|program| wanted.program(*program)) {
         if program.path().is_none() {
             println!("{}: not installed: `make deps`", program.name());
             continue;
@@ -64,8 +107,9 @@ fn main() -> io::Result<()> {
     wait_until_quiet(&contenders);
     println!("loaded and quiet after {} s", started.elapsed().as_secs());
 
+    let patterns: Vec<&Pattern> = PATTERNS.iter().filter(|p| wanted.pattern(p)).collect();
     let disagreements: usize =
-        PATTERNS.iter().map(|pattern| check(&contenders, pattern, end_ms)).sum();
+        patterns.iter().map(|pattern| check(&contenders, pattern, end_ms)).sum();
     println!(
         "\n{:24} {:16} {:>12} {:>12} {:>12} {:>12}",
         "query", "program", "latency ms", "CPU ms", "net CPU ms", "memory MiB"
@@ -73,7 +117,7 @@ fn main() -> io::Result<()> {
     let mut aims = Vec::new();
     let mut base_cpu_ms: Vec<f64> = Vec::new();
     let mut memory_bytes_max = 0;
-    for pattern in &PATTERNS {
+    for pattern in patterns {
         let costs = measure(&contenders, pattern, end_ms);
         if pattern.width == Width::Nothing {
             base_cpu_ms = costs.iter().map(|cost| cost.cpu_ms).collect();

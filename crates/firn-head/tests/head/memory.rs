@@ -135,3 +135,23 @@ fn a_replaced_arena_stays_in_the_budget_while_a_reader_has_it() {
     assert!(world.budget.usage().used_bytes < before);
     world.check_budget();
 }
+
+/// Snapshots are shared until a shard changes; the one that is kept for the next query must not keep
+/// what was replaced, flushed or given back.
+#[test]
+fn a_snapshot_that_nobody_uses_keeps_no_memory() {
+    let mut world = World::new(2, |options| options.rows_per_group_max = 8);
+    for ts in 0..9 {
+        world.put(&vec![(0, 0, ts, 1.0), (1, 0, ts, 1.0)]);
+    }
+    drop(world.head.snapshot());
+    assert!(world.convert());
+    world.check_budget();
+    drop(world.head.snapshot());
+    assert!(world.flush());
+    world.check_budget();
+    drop(world.head.snapshot());
+    assert!(world.head.recycle(u64::MAX) > 0);
+    world.check_budget();
+    assert_eq!(world.budget.usage().by_pool[Pool::Hot as usize], 0);
+}
