@@ -54,7 +54,7 @@ use sequence::Sequence;
 
 pub use copy::CopyReport;
 pub use delete::DeleteReport;
-pub use firn_index::{Cardinality, GroupInfo, Matches};
+pub use firn_index::{Cardinality, GroupInfo, Matches, SeriesLimits};
 pub use firn_log::SyncPolicy;
 pub use firn_tree::{Level, TableId, TableRecord, TreeOptions};
 pub use maintain::{Lane, Step};
@@ -129,7 +129,7 @@ impl Engine {
     /// they are in: mostly one. `members` are what they have beside the group's labels.
     ///
     /// # Errors
-    /// `Busy` or `TooLarge` over a limit, `Invalid` when a member repeats a label of the group.
+    /// `Busy` without memory, `SeriesLimit` over a limit, `Invalid` when a member repeats a label of the group.
     pub fn resolve_group(
         &self,
         group_labels: &Labels,
@@ -153,6 +153,7 @@ impl Engine {
             self.give_back(bytes);
             memory.grow(bytes)
         })?;
+        self.index.tick(self.env.clock.now_ms());
         let found = resolve();
         let unused = memory.bytes().saturating_sub(self.index.stats().heap_bytes);
         memory.shrink(unused);

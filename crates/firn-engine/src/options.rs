@@ -1,5 +1,6 @@
 //! What can be chosen when a database is opened: plain data, units in names.
 
+use firn_index::SeriesLimits;
 use firn_log::SyncPolicy;
 
 use crate::planted::Planted;
@@ -21,8 +22,8 @@ pub struct EngineOptions {
     pub log_bytes_max: u64,
     /// Labels that make a group when a series is first seen.
     pub group_by: Vec<String>,
-    /// Series beyond which new ones are refused.
-    pub series_max: u64,
+    /// What new series are refused by.
+    pub series_limits: SeriesLimits,
     /// Bytes of active rows in one shard beyond which they are transposed.
     pub arena_bytes_max: usize,
     /// Bytes of unflushed head beyond which it is flushed.
@@ -52,7 +53,7 @@ impl Default for EngineOptions {
             log_sync: SyncPolicy::Always,
             log_bytes_max: 1 << 30,
             group_by: vec!["job".into(), "instance".into()],
-            series_max: 50_000_000,
+            series_limits: SeriesLimits { series_max: Some(50_000_000), ..SeriesLimits::default() },
             arena_bytes_max: 256 << 10,
             head_bytes_max: 512 << 20,
             flush_age_ms_max: 20 * 60_000,

@@ -81,7 +81,7 @@ impl Engine {
                 shard_bits: bits,
                 group_by: options.group_by.clone(),
                 slots_per_group_max: 4_096,
-                series_max: options.series_max,
+                limits: options.series_limits,
             },
             &parts(&found, Room::Index),
         )?;

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use firn_env::Disk;
-use firn_model::{Error, GroupId, Labels, Result, SeriesRef, ShardId};
+use firn_model::{Error, GroupId, Labels, Result, SeriesRef, ShardId, Timestamp};
 use parking_lot::{Mutex, RwLock};
 
 use crate::definition::{self, Run, encode_run};
+use crate::limits::{Limits, NewSeries};
 use crate::lookup::Lookup;
 use crate::options::IndexOptions;
 use crate::pairs::raw_pairs;
@@ -23,7 +24,7 @@ pub struct Index {
     shared: Arc<Shared>,
 }
 
-/// Lock order: `seal`, then `state`, then one of `pending`.
+/// Lock order: `seal`, then `state`, then `limits` or one of `pending`.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) disk: Arc<dyn Disk>,
@@ -31,6 +32,7 @@ pub(crate) struct Shared {
     pub(crate) seal: Mutex<SealState>,
     /// Held for reading while a bounded piece of a query or seal looks at it, never over I/O.
     pub(crate) state: RwLock<State>,
+    limits: Mutex<Limits>,
     pending: Vec<Pending>,
     generation: AtomicU32,
 }
@@ -62,6 +64,7 @@ impl Index {
         let pending = (0..options.shard_bits.shard_count()).map(|_| Pending::default()).collect();
         let shared = Shared {
             disk,
+            limits: Mutex::new(Limits::new(options.limits)),
             options,
             seal: Mutex::new(seal),
             state: RwLock::new(state),
@@ -76,7 +79,7 @@ impl Index {
     /// other is a group of one. About 0.5 us for a known one, 1 us for a new one.
     ///
     /// # Errors
-    /// Per label set: `Busy` over `series_max` (known ones go on), `Invalid` without any label,
+    /// Per label set: `SeriesLimit` over a limit (known ones go on), `Invalid` without any label,
     /// `TooLarge` when the index cannot hold more text.
     pub fn resolve(&self, labels: &[Labels], out: &mut Vec<Result<SeriesRef>>) {
         out.clear();
@@ -113,8 +116,8 @@ impl Index {
     /// group is full or if a member's label set was defined elsewhere before.
     ///
     /// # Errors
-    /// `Invalid` if a member repeats a name of the group or has no label in all; `Busy` over
-    /// `series_max`; `TooLarge` when the index cannot hold more text. Members before the one that
+    /// `Invalid` if a member repeats a name of the group or has no label in all; `SeriesLimit` over
+    /// a limit; `TooLarge` when the index cannot hold more text. Members before the one that
     /// failed are defined.
     pub fn resolve_group(
         &self,
@@ -251,6 +254,11 @@ impl Index {
         state.groups.reserve_ids(shard, next)
     }
 
+    /// The time by which new series per second are counted; the index has no clock of its own.
+    pub fn tick(&self, now_ms: Timestamp) {
+        self.shared.limits.lock().tick(now_ms);
+    }
+
     /// What is known now, for queries. Costs a lock and an `Arc`.
     pub fn view(&self) -> IndexView {
         let watermark = self.shared.state.read().watermark();
@@ -296,15 +304,17 @@ impl Index {
     pub fn stats(&self) -> IndexStats {
         let (segment_count, segment_bytes) = self.shared.seal.lock().sizes();
         let state = self.shared.state.read();
+        let limits = self.shared.limits.lock();
         IndexStats {
             series_count: state.live_count(),
             group_count: u64::from(state.groups.count()),
             member_set_count: u64::from(state.sets.count()),
             name_count: u64::from(state.pairs.name_count()),
             pair_count: u64::from(state.pairs.pair_count()),
-            heap_bytes: state.heap_bytes() as u64,
+            heap_bytes: (state.heap_bytes() + limits.heap_bytes()) as u64,
             segment_count,
             segment_bytes,
+            refused: limits.refused(),
         }
     }
 
@@ -320,30 +330,45 @@ impl Index {
         lookup: &mut Lookup<'l>,
         labels: &'l Labels,
     ) -> Result<Place> {
-        // Before any text is stored: refused label sets must not cost memory.
-        state.check_room()?;
-        lookup.intern(state, labels)?;
         let group_by = &self.shared.options.group_by;
         let is_group = |name: &[u8]| group_by.iter().any(|by| by.as_bytes() == name);
-        let (mut group, mut member) = (Vec::new(), Vec::new());
-        for (pair, &id) in raw_pairs(labels).zip(&lookup.ids) {
-            if is_group(pair.name) { group.push(id) } else { member.push(id) }
-        }
-        let place = if group_by.is_empty() || group.len() < group_by.len() {
-            state.define(&lookup.ids, &[], true, || labels.hash64())?
-        } else {
-            let group_labels = || labels.filter(|name| is_group(name.as_bytes()));
-            state.define(&group, &member, false, || group_labels().hash64())?
-        };
-        self.push_pending(state, place);
-        Ok(place)
+        let is_lone = group_by.is_empty()
+            || raw_pairs(labels).filter(|pair| is_group(pair.name)).count() < group_by.len();
+        let group_labels = || labels.filter(|name| is_group(name.as_bytes()));
+        let group: Option<&dyn Fn() -> Labels> = (!is_lone).then_some(&group_labels);
+        self.define_admitted(state, labels.metric_name(), group, |state| {
+            lookup.intern(state, labels)?;
+            if is_lone {
+                return state.define(&lookup.ids, &[], true, || labels.hash64());
+            }
+            let (mut group, mut member) = (Vec::new(), Vec::new());
+            for (pair, &id) in raw_pairs(labels).zip(&lookup.ids) {
+                if is_group(pair.name) { group.push(id) } else { member.push(id) }
+            }
+            state.define(&group, &member, false, || group_labels().hash64())
+        })
     }
 
     fn define_member(&self, state: &mut State, group: &Labels, member: &Labels) -> Result<Place> {
-        state.check_room()?;
-        let group_ids = state.intern_all(group)?;
-        let member_ids = state.intern_all(member)?;
-        let place = state.define(&group_ids, &member_ids, false, || group.hash64())?;
+        let metric = if member.metric_name().is_empty() { group } else { member }.metric_name();
+        self.define_admitted(state, metric, Some(&|| group.clone()), |state| {
+            let group_ids = state.intern_all(group)?;
+            let member_ids = state.intern_all(member)?;
+            state.define(&group_ids, &member_ids, false, || group.hash64())
+        })
+    }
+
+    /// Asks the limits before any text is stored: refused label sets must not cost memory.
+    fn define_admitted(
+        &self,
+        state: &mut State,
+        metric: &str,
+        group: Option<&dyn Fn() -> Labels>,
+        define: impl FnOnce(&mut State) -> Result<Place>,
+    ) -> Result<Place> {
+        state.check_number()?;
+        self.shared.limits.lock().admit(&NewSeries { metric, group }, state)?;
+        let place = define(state).inspect_err(|_| self.shared.limits.lock().recount())?;
         self.push_pending(state, place);
         Ok(place)
     }

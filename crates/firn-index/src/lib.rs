@@ -26,7 +26,7 @@
 //! pair to groups, pair to member sets, member set to groups.
 //!
 //! Reading order: `options`, `arena`, `idset`, `posting`, `pairs`, `sets`, `groups`, `state`,
-//! `definition`, `lookup`, `index`, `matching`, `keys`, `key_table`, `view`, `segment`,
+//! `definition`, `lookup`, `limits`, `index`, `matching`, `keys`, `key_table`, `view`, `segment`,
 //! `segment_read`, `part`, `seal`, `sealed`.
 
 #![forbid(unsafe_code)]
@@ -39,6 +39,7 @@ mod index;
 #[allow(dead_code)]
 mod key_table;
 mod keys;
+mod limits;
 mod lookup;
 mod matching;
 mod options;
@@ -57,6 +58,7 @@ mod tests;
 mod view;
 
 pub use index::Index;
+pub use limits::SeriesLimits;
 pub use matching::{GroupMatch, Matches, Member, Members};
 pub use options::IndexOptions;
 pub use seal::SealJob;

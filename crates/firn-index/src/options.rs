@@ -2,6 +2,8 @@
 
 use firn_model::{Error, Result, ShardBits};
 
+use crate::limits::SeriesLimits;
+
 /// What the index is told at open.
 #[derive(Clone, Debug)]
 pub struct IndexOptions {
@@ -12,8 +14,8 @@ pub struct IndexOptions {
     pub group_by: Vec<String>,
     /// A group with this many slots is full: a sibling with the same labels opens. At least 1.
     pub slots_per_group_max: u32,
-    /// New series are refused from here on; known ones go on.
-    pub series_max: u64,
+    /// What new series are refused by; known ones go on.
+    pub limits: SeriesLimits,
 }
 
 /// Series numbers are `u32` and the last is a mark, so no setting goes beyond.
@@ -26,7 +28,7 @@ impl IndexOptions {
             shard_bits,
             group_by: vec!["job".to_owned(), "instance".to_owned()],
             slots_per_group_max: 4_096,
-            series_max: SERIES_LIMIT,
+            limits: SeriesLimits::default(),
         }
     }
 
@@ -45,7 +47,6 @@ impl IndexOptions {
         }
         self.group_by.sort();
         self.group_by.dedup();
-        self.series_max = self.series_max.min(SERIES_LIMIT);
         Ok(self)
     }
 }

@@ -24,7 +24,6 @@ pub(crate) struct State {
     pub(crate) filled: bool,
     bits: ShardBits,
     slots_per_group_max: u32,
-    series_max: u64,
 }
 
 /// Where a series is: its group's number and its slot.
@@ -59,7 +58,6 @@ impl State {
             filled: false,
             bits: options.shard_bits,
             slots_per_group_max: options.slots_per_group_max,
-            series_max: options.series_max,
         }
     }
 
@@ -67,25 +65,6 @@ impl State {
     pub(crate) fn find(&self, ids: &[u32]) -> Option<Place> {
         let hash = hash_ids(ids.iter().copied());
         self.series[part_of(hash)].find(hash, |&place| self.is_series(place, ids)).copied()
-    }
-
-    /// Whether one more series fits the limit.
-    ///
-    /// # Errors
-    /// `Busy` with the limit if not.
-    pub(crate) fn check_room(&self) -> Result<()> {
-        if self.live_count() < self.series_max && u64::from(self.series_count) < SERIES_LIMIT {
-            return Ok(());
-        }
-        Err(Error::busy(
-            60_000,
-            format!(
-                "{} series exist, the limit is {} (series_max); new series are refused, known ones \
-                 go on: raise the limit or send fewer label sets",
-                self.live_count(),
-                self.series_max
-            ),
-        ))
     }
 
     /// Defines a series that [`State::find`] does not know: in the open group of `group` (pairs in
@@ -211,7 +190,11 @@ impl State {
         Ok(())
     }
 
-    fn check_number(&self) -> Result<()> {
+    /// Whether there is a number for one more series.
+    ///
+    /// # Errors
+    /// `TooLarge` if not.
+    pub(crate) fn check_number(&self) -> Result<()> {
         if u64::from(self.series_count) < SERIES_LIMIT {
             return Ok(());
         }

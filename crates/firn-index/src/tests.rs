@@ -1,6 +1,7 @@
 //! The index against a plain map, and what must hold at its borders.
 
 mod concurrent;
+mod limits;
 mod model;
 mod segments;
 
@@ -147,22 +148,6 @@ fn bad_groups_are_refused_by_name() {
     index.resolve(&[Labels::empty()], &mut out);
     assert!(out[0].is_err());
     assert_eq!(index.view().series_count(), 0);
-}
-
-#[test]
-fn new_series_over_the_limit_are_refused_while_known_ones_go_on() {
-    let options = IndexOptions { series_max: 2, ..options() };
-    let index = open(&disk(), options, &[]).unwrap();
-    let known = resolve(&index, "a=1");
-    let mut out = Vec::new();
-    let sets = [labels("a=2"), labels("a=3"), labels("a=1"), labels("a=2")];
-    index.resolve(&sets, &mut out);
-    assert!(out[0].is_ok() && out[3].is_ok());
-    let refused = out[1].as_ref().unwrap_err();
-    assert!(refused.is_retriable() && refused.to_string().contains("series_max"), "{refused}");
-    assert_eq!(out[2].as_ref().unwrap(), &known);
-    // The refused label set left nothing behind.
-    assert_eq!(index.stats().pair_count, 2);
 }
 
 #[test]

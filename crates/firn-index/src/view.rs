@@ -4,7 +4,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use firn_model::{CancelToken, GroupId, Grouping, Labels, METRIC_NAME, Matcher, Result, SeriesRef};
+use firn_model::{
+    CancelToken, GroupId, Grouping, Labels, METRIC_NAME, Matcher, Result, SeriesLimit, SeriesRef,
+};
 use hashbrown::HashSet;
 
 use crate::idset::IdSet;
@@ -50,6 +52,8 @@ pub struct IndexStats {
     pub segment_count: u64,
     /// Their length together.
     pub segment_bytes: u64,
+    /// New series that were refused since the open, by limit in the order of [`SeriesLimit::ALL`].
+    pub refused: [u64; SeriesLimit::ALL.len()],
 }
 
 /// What makes the index large.

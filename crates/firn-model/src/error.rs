@@ -21,6 +21,13 @@ pub enum ErrorKind {
         /// A guess at when it makes sense to come back.
         retry_after_ms: u64,
     },
+    /// New series are refused by a limit; known ones go on: raise the limit or send fewer label sets.
+    SeriesLimit {
+        /// Which one.
+        limit: SeriesLimit,
+        /// A guess at when there may be room.
+        retry_after_ms: u64,
+    },
     /// Something outside is down or full: retry later.
     Unavailable,
     /// Stored bytes do not match their checksum or their format.
@@ -38,6 +45,35 @@ pub enum ErrorKind {
     Closed,
     /// A bug.
     Internal,
+}
+
+/// The limits on new series.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeriesLimit {
+    /// Series in all.
+    Total,
+    /// Series of one metric name.
+    PerMetric,
+    /// Members of groups with the same labels.
+    PerGroup,
+    /// New series per second.
+    PerSecond,
+}
+
+impl SeriesLimit {
+    /// Every limit, in the order of their numbers.
+    pub const ALL: [SeriesLimit; 4] =
+        [SeriesLimit::Total, SeriesLimit::PerMetric, SeriesLimit::PerGroup, SeriesLimit::PerSecond];
+
+    /// A word for it, as counters and messages use it.
+    pub fn name(self) -> &'static str {
+        match self {
+            SeriesLimit::Total => "series_max",
+            SeriesLimit::PerMetric => "series_per_metric_max",
+            SeriesLimit::PerGroup => "series_per_group_max",
+            SeriesLimit::PerSecond => "new_series_per_second_max",
+        }
+    }
 }
 
 /// A kind, one sentence of what and where, and the cause below.
@@ -119,7 +155,13 @@ impl Error {
 
     /// Whether trying the same again later can help.
     pub fn is_retriable(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::Busy { .. } | ErrorKind::Unavailable | ErrorKind::Conflict)
+        matches!(
+            self.0.kind,
+            ErrorKind::Busy { .. }
+                | ErrorKind::SeriesLimit { .. }
+                | ErrorKind::Unavailable
+                | ErrorKind::Conflict
+        )
     }
 }
 

@@ -33,7 +33,7 @@ mod time;
 pub use batch::{Column, ColumnBatch, ColumnType, ColumnValues, Presence};
 pub use budget::{Budget, BudgetUsage, Pool, Reservation};
 pub use change::{Change, ChangeKind, ChangeSink};
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Error, ErrorKind, Result, SeriesLimit};
 pub use histogram::{Histogram, HistogramBucket, MixedEntry, PointValue, ResetHint};
 pub use id::{CommitSeq, GroupId, LogPosition, SeriesRef, ShardBits, ShardId, Slot};
 pub use label::{

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use clap::Args;
 use firn_model::{Error, LabelLimits, Labels, MatchOp, Matcher, Result};
+use firndb::SeriesLimits;
 
 use crate::wire::number::parse_unit_duration_ms;
 
@@ -75,9 +76,23 @@ pub struct Settings {
     #[arg(long, env = "FIRN_LOG_STREAMS", value_name = "COUNT")]
     pub log_streams: Option<usize>,
 
-    /// Series beyond which new ones are refused
+    /// Series beyond which new ones are refused, 429, while known ones go on; 0 is no limit
     #[arg(long, env = "FIRN_SERIES_MAX", value_name = "COUNT", default_value_t = 50_000_000)]
     pub series_max: u64,
+
+    /// Series of one metric name beyond which new ones are refused; 0 is no limit
+    #[arg(long, env = "FIRN_SERIES_PER_METRIC_MAX", value_name = "COUNT", default_value_t = 0)]
+    pub series_per_metric_max: u64,
+
+    /// Series of one group (--group-by: mostly one target) beyond which new ones are refused; 0 is
+    /// no limit
+    #[arg(long, env = "FIRN_SERIES_PER_GROUP_MAX", value_name = "COUNT", default_value_t = 0)]
+    pub series_per_group_max: u64,
+
+    /// New series per second beyond which they are refused; ten seconds' worth may come at once; 0
+    /// is no limit
+    #[arg(long, env = "FIRN_NEW_SERIES_PER_SECOND_MAX", value_name = "COUNT", default_value_t = 0)]
+    pub new_series_per_second_max: u64,
 
     /// How far after the clock a timestamp may lie
     #[arg(long, env = "FIRN_FUTURE_MAX", value_name = "DURATION", default_value = "10m")]
@@ -209,8 +224,8 @@ pub struct Config {
     pub shard_count: usize,
     /// Log streams of a new database.
     pub stream_count: usize,
-    /// Series beyond which new ones are refused.
-    pub series_max: u64,
+    /// What new series are refused by.
+    pub series: SeriesLimits,
     /// How far after the clock a timestamp may lie.
     pub future_ms_max: i64,
     /// Limits of one label set.
@@ -324,7 +339,12 @@ impl Settings {
             },
             shard_count: self.shards,
             stream_count,
-            series_max: self.series_max,
+            series: SeriesLimits {
+                series_max: limit(self.series_max),
+                series_per_metric_max: limit(self.series_per_metric_max),
+                series_per_group_max: limit(self.series_per_group_max),
+                new_series_per_second_max: limit(self.new_series_per_second_max),
+            },
             future_ms_max: duration_ms("future-max", &self.future_max)?,
             labels: LabelLimits {
                 label_count_max: self.label_count_max,
@@ -342,7 +362,7 @@ impl Settings {
                 text => bytes("query-memory", text, QUERY_BYTES_MIN, memory_bytes_max)?,
             },
             remote_read_concurrency_max: self.remote_read_concurrency_max,
-            remote_read_samples_max: Some(self.remote_read_samples_max).filter(|&max| max > 0),
+            remote_read_samples_max: limit(self.remote_read_samples_max),
             remote_read_frame_bytes: bytes(
                 "remote-read-frame-bytes",
                 &self.remote_read_frame_bytes,
@@ -380,6 +400,11 @@ const REQUEST_BYTES_MAX: u64 = 2 << 30;
 
 fn bad(name: &str, text: &str, wanted: &str) -> Error {
     Error::invalid(format!("--{name} is {text:?}, wanted is {wanted}"))
+}
+
+/// 0 is typed for none.
+fn limit(max: u64) -> Option<u64> {
+    Some(max).filter(|&max| max > 0)
 }
 
 fn external_labels(pairs: &[String]) -> Result<Labels> {

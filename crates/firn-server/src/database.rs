@@ -50,7 +50,7 @@ fn options(config: &Config) -> Options {
             LogSync::Never => SyncPolicy::Never,
         },
         group_by: config.group_by.clone(),
-        series_max: config.series_max,
+        series_limits: config.series,
         head_bytes_max: config.head_flush_bytes,
         flush_age_ms_max: config.flush_age_ms_max,
         future_ms_max: config.future_ms_max,

@@ -1,6 +1,6 @@
 //! What the database counts, in the text format.
 
-use firn_model::Pool;
+use firn_model::{Pool, SeriesLimit};
 use firndb::Stats;
 
 use crate::telemetry::{Kind, MetricsText};
@@ -8,6 +8,7 @@ use crate::telemetry::{Kind, MetricsText};
 /// Writes all of `stats`.
 pub(crate) fn write_text(stats: &Stats, text: &mut MetricsText) {
     write_memory(stats, text);
+    write_refused(stats, text);
     write_rows(stats, text);
     write_tables(stats, text);
     write_recovery(stats, text);
@@ -51,6 +52,14 @@ fn write_memory(stats: &Stats, text: &mut MetricsText) {
         ("firn_head_hot_bytes", "Flushed rows that go on serving queries.", stats.head.hot_bytes),
     ] {
         text.gauge(name, help, value as f64);
+    }
+}
+
+fn write_refused(stats: &Stats, text: &mut MetricsText) {
+    let name = "firn_index_refused_series_total";
+    text.family(name, Kind::Counter, "New series that a limit refused, once per attempt.");
+    for (limit, count) in SeriesLimit::ALL.iter().zip(stats.index.refused) {
+        text.sample(name, &[("limit", limit.name())], count as f64);
     }
 }
 

@@ -61,8 +61,8 @@ use std::thread::JoinHandle;
 pub use firn_cache::{ChangeLog, Touched};
 pub use firn_engine::{
     Cardinality, CopyReport, DeleteReport, EngineOptions as Options, Lane, Level, RecoveryProgress,
-    RecoveryReport, Run, SeriesWalk, Snapshot, Stats, SyncPolicy, TableId, TableRecord,
-    TreeOptions, WalkOptions, WriteReport,
+    RecoveryReport, Run, SeriesLimits, SeriesWalk, Snapshot, Stats, SyncPolicy, TableId,
+    TableRecord, TreeOptions, WalkOptions, WriteReport,
 };
 pub use firn_env::Env;
 pub use firn_model::{

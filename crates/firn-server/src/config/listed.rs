@@ -34,7 +34,10 @@ impl Config {
             ("head-flush-bytes", size(self.head_flush_bytes)),
             ("shards", self.shard_count.to_string()),
             ("log-streams", self.stream_count.to_string()),
-            ("series-max", self.series_max.to_string()),
+            ("series-max", count(self.series.series_max)),
+            ("series-per-metric-max", count(self.series.series_per_metric_max)),
+            ("series-per-group-max", count(self.series.series_per_group_max)),
+            ("new-series-per-second-max", count(self.series.new_series_per_second_max)),
             ("future-max", unit_duration(self.future_ms_max)),
             ("label-count-max", self.labels.label_count_max.to_string()),
             ("label-name-bytes-max", size(self.labels.name_bytes_max as u64)),
@@ -47,7 +50,7 @@ impl Config {
             ("query-samples-max", self.query_samples_max.to_string()),
             ("query-memory", size(self.query_bytes_max)),
             ("remote-read-concurrency-max", self.remote_read_concurrency_max.to_string()),
-            ("remote-read-samples-max", self.remote_read_samples_max.unwrap_or(0).to_string()),
+            ("remote-read-samples-max", count(self.remote_read_samples_max)),
             ("remote-read-frame-bytes", size(self.remote_read_frame_bytes as u64)),
             ("lookback", unit_duration(self.lookback_ms)),
             ("connections-max", self.connections_max.to_string()),
@@ -73,10 +76,7 @@ impl Config {
             ("query.timeout", unit_duration(self.query_timeout.as_millis() as i64)),
             ("storage.remote.read-concurrent-limit", self.remote_read_concurrency_max.to_string()),
             ("storage.remote.read-max-bytes-in-frame", self.remote_read_frame_bytes.to_string()),
-            (
-                "storage.remote.read-sample-limit",
-                self.remote_read_samples_max.unwrap_or(0).to_string(),
-            ),
+            ("storage.remote.read-sample-limit", count(self.remote_read_samples_max)),
             ("storage.tsdb.path", self.data.display().to_string()),
             ("storage.tsdb.retention", retention.clone()),
             ("storage.tsdb.retention.size", "0B".to_owned()),
@@ -115,6 +115,11 @@ impl Config {
     fn scrape_interval(&self) -> Option<String> {
         self.self_scrape.map(|interval| unit_duration(interval.as_millis() as i64))
     }
+}
+
+/// A limit, 0 if there is none.
+fn count(max: Option<u64>) -> String {
+    max.unwrap_or(0).to_string()
 }
 
 /// A size in the largest unit that holds it whole.

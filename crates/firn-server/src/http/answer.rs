@@ -201,7 +201,7 @@ pub(crate) fn write_error(error: &Error) -> Response<Body> {
     let status = match error.kind() {
         ErrorKind::Invalid | ErrorKind::NotFound => StatusCode::BAD_REQUEST,
         ErrorKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-        ErrorKind::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
+        ErrorKind::Busy { .. } | ErrorKind::SeriesLimit { .. } => StatusCode::TOO_MANY_REQUESTS,
         ErrorKind::Unavailable
         | ErrorKind::Closed
         | ErrorKind::Conflict
@@ -210,7 +210,9 @@ pub(crate) fn write_error(error: &Error) -> Response<Body> {
         ErrorKind::Corrupt { .. } | ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     };
     let mut response = text(status, format!("{error}\n"));
-    if let ErrorKind::Busy { retry_after_ms } = error.kind() {
+    if let ErrorKind::Busy { retry_after_ms } | ErrorKind::SeriesLimit { retry_after_ms, .. } =
+        error.kind()
+    {
         let seconds = retry_after_ms.div_ceil(1_000).max(1);
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
@@ -262,6 +264,7 @@ impl From<Error> for ApiError {
             ErrorKind::Canceled => ApiErrorKind::Canceled,
             ErrorKind::Timeout => ApiErrorKind::Timeout,
             ErrorKind::Busy { .. }
+            | ErrorKind::SeriesLimit { .. }
             | ErrorKind::Unavailable
             | ErrorKind::Closed
             | ErrorKind::Conflict => ApiErrorKind::Unavailable,

@@ -365,6 +365,7 @@ fn refusal(error: &Error) -> Response<Body> {
     let status = match error.kind() {
         ErrorKind::Invalid | ErrorKind::NotFound | ErrorKind::TooLarge => StatusCode::BAD_REQUEST,
         ErrorKind::Busy { .. }
+        | ErrorKind::SeriesLimit { .. }
         | ErrorKind::Unavailable
         | ErrorKind::Closed
         | ErrorKind::Conflict

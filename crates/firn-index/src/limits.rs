@@ -1,0 +1,217 @@
+//! Limits on new series: in all, of one metric, in one group, per second. Known series never come here.
+//!
+//! A limit that is not set costs nothing. Series of a metric or group are counted in the index once, when
+//! the first new one comes, and from then on along; so a restart counts only what goes on growing.
+
+use std::hash::BuildHasher;
+
+use firn_model::{Error, ErrorKind, Labels, METRIC_NAME, Result, SeriesLimit, Timestamp};
+use hashbrown::{DefaultHashBuilder, HashMap};
+
+use crate::idset::IdSet;
+use crate::sets::LOST_SET;
+use crate::state::State;
+
+/// What new series are refused by; `None` is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SeriesLimits {
+    /// Series in all.
+    pub series_max: Option<u64>,
+    /// Series of one metric name; those without one are not counted.
+    pub series_per_metric_max: Option<u64>,
+    /// Members of all groups with the same labels. A group of one has no others to be counted with.
+    pub series_per_group_max: Option<u64>,
+    /// New series per second; [`BURST_SECONDS`] seconds' worth may come at once.
+    pub new_series_per_second_max: Option<u64>,
+}
+
+/// A target that starts sends all its series in one request, and nothing for long before.
+const BURST_SECONDS: u64 = 10;
+// Nobody can tell when series will go; senders that retry should not do so often.
+const FULL_RETRY_AFTER_MS: u64 = 60_000;
+const TOKEN: u64 = 1_000;
+
+/// How many series there are already. Asked once per metric or group, so it may look something up.
+pub(crate) trait Census {
+    /// Series in all.
+    fn series(&self) -> u64;
+    /// Series of a metric name.
+    fn of_metric(&self, name: &str) -> u64;
+    /// Members of all groups with exactly these labels, groups of one left out.
+    fn of_group(&self, labels: &Labels) -> u64;
+}
+
+/// A label set that has no series yet.
+pub(crate) struct NewSeries<'a> {
+    pub(crate) metric: &'a str,
+    /// The labels of the group that it would join, `None` if it becomes a group of one.
+    pub(crate) group: Option<&'a dyn Fn() -> Labels>,
+}
+
+/// The limits and what they count.
+#[derive(Debug)]
+pub(crate) struct Limits {
+    limits: SeriesLimits,
+    hasher: DefaultHashBuilder,
+    /// Series by the hash of what they are counted under. Of 2^32 keys two share one, and then both are
+    /// refused too early; that is no reason to keep their text.
+    by_metric: HashMap<u64, u64>,
+    by_group: HashMap<u64, u64>,
+    /// New series that may come now, in thousandths, so that milliseconds divide without a rest.
+    tokens: u64,
+    refilled_ms: Option<Timestamp>,
+    refused: [u64; SeriesLimit::ALL.len()],
+}
+
+impl Limits {
+    pub(crate) fn new(limits: SeriesLimits) -> Limits {
+        Limits {
+            limits,
+            hasher: DefaultHashBuilder::default(),
+            by_metric: HashMap::new(),
+            by_group: HashMap::new(),
+            tokens: tokens_max(limits.new_series_per_second_max),
+            refilled_ms: None,
+            refused: [0; SeriesLimit::ALL.len()],
+        }
+    }
+
+    /// Whether one more series fits; it is counted then. If it is not defined after all, the caller
+    /// calls [`Limits::recount`].
+    ///
+    /// # Errors
+    /// `SeriesLimit` with the limit that it breaks.
+    pub(crate) fn admit(&mut self, new: &NewSeries<'_>, census: &impl Census) -> Result<()> {
+        let checked = self.check(new, census);
+        if let Err((limit, _)) = checked {
+            self.refused[limit as usize] += 1;
+        }
+        checked.map_err(|(_, error)| error)
+    }
+
+    /// The time has come to `now_ms`. A clock that is set back stops nothing and gives nothing.
+    pub(crate) fn tick(&mut self, now_ms: Timestamp) {
+        let Some(per_second) = self.limits.new_series_per_second_max else { return };
+        let elapsed_ms = now_ms.saturating_sub(self.refilled_ms.unwrap_or(now_ms)).max(0) as u64;
+        self.refilled_ms = Some(now_ms);
+        let tokens = self.tokens.saturating_add(elapsed_ms.saturating_mul(per_second));
+        self.tokens = tokens.min(tokens_max(Some(per_second)));
+    }
+
+    /// Series went, or one did not come: counts are taken from the index again.
+    pub(crate) fn recount(&mut self) {
+        self.by_metric.clear();
+        self.by_group.clear();
+    }
+
+    /// Refusals so far, by limit.
+    pub(crate) fn refused(&self) -> [u64; SeriesLimit::ALL.len()] {
+        self.refused
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.by_metric.allocation_size() + self.by_group.allocation_size()
+    }
+
+    fn check(
+        &mut self,
+        new: &NewSeries<'_>,
+        census: &impl Census,
+    ) -> Result<(), (SeriesLimit, Error)> {
+        if let Some(max) = self.limits.series_max {
+            check_full(SeriesLimit::Total, census.series(), max, || "the database".to_owned())?;
+        }
+        let mut metric_count = None;
+        if let Some(max) = self.limits.series_per_metric_max.filter(|_| !new.metric.is_empty()) {
+            let key = self.hasher.hash_one(new.metric);
+            let count = self.by_metric.entry(key).or_insert_with(|| census.of_metric(new.metric));
+            check_full(SeriesLimit::PerMetric, *count, max, || format!("metric {:?}", new.metric))?;
+            metric_count = Some(count);
+        }
+        let mut group_count = None;
+        if let (Some(max), Some(group)) = (self.limits.series_per_group_max, new.group) {
+            let labels = group();
+            let key = self.hasher.hash_one(&labels);
+            let count = self.by_group.entry(key).or_insert_with(|| census.of_group(&labels));
+            check_full(SeriesLimit::PerGroup, *count, max, || format!("group {labels}"))?;
+            group_count = Some(count);
+        }
+        if let Some(per_second) = self.limits.new_series_per_second_max {
+            if self.tokens < TOKEN {
+                let retry_after_ms = (TOKEN - self.tokens).div_ceil(per_second.max(1));
+                let what = format!(
+                    "more than {per_second} new series per second (new_series_per_second_max): new \
+                     ones are refused, known ones go on; send them again later or raise the limit"
+                );
+                return Err(refusal(SeriesLimit::PerSecond, retry_after_ms, what));
+            }
+            self.tokens -= TOKEN;
+        }
+        // Only now is it certain that it comes.
+        for count in [metric_count, group_count].into_iter().flatten() {
+            *count += 1;
+        }
+        Ok(())
+    }
+}
+
+fn check_full(
+    limit: SeriesLimit,
+    count: u64,
+    max: u64,
+    of: impl FnOnce() -> String,
+) -> Result<(), (SeriesLimit, Error)> {
+    if count < max {
+        return Ok(());
+    }
+    let what = format!(
+        "{} has {count} series, the limit is {max} ({}); new series are refused, known ones go on: \
+         raise the limit or send fewer label sets",
+        of(),
+        limit.name()
+    );
+    Err(refusal(limit, FULL_RETRY_AFTER_MS, what))
+}
+
+fn refusal(limit: SeriesLimit, retry_after_ms: u64, what: String) -> (SeriesLimit, Error) {
+    (limit, Error::new(ErrorKind::SeriesLimit { limit, retry_after_ms }, what))
+}
+
+fn tokens_max(per_second: Option<u64>) -> u64 {
+    per_second.unwrap_or(0).saturating_mul(BURST_SECONDS * TOKEN)
+}
+
+impl Census for State {
+    fn series(&self) -> u64 {
+        self.live_count()
+    }
+
+    fn of_metric(&self, name: &str) -> u64 {
+        let pair = self.pairs.find(METRIC_NAME.as_bytes(), name.as_bytes());
+        let Some(pair) = pair.map(|pair| self.pairs.pair(pair)) else { return 0 };
+        let in_groups = pair.groups.below(u32::MAX);
+        let in_groups = in_groups.iter().map(|group_no| self.member_count(group_no));
+        let in_sets = pair.sets.below(u32::MAX);
+        let in_sets = in_sets.iter().map(|set| self.sets.set(set).groups.below(u32::MAX).count());
+        in_groups.sum::<u64>() + in_sets.sum::<u64>()
+    }
+
+    fn of_group(&self, labels: &Labels) -> u64 {
+        let ids = labels.iter_bytes().map(|(name, value)| self.pairs.find(name, value));
+        let Some(ids) = ids.collect::<Option<Vec<u32>>>() else { return 0 };
+        let lists = ids.iter().map(|&pair| self.pairs.pair(pair).groups.below(u32::MAX));
+        let shortest = lists.min_by_key(|list| list.count());
+        let candidates = shortest.unwrap_or_else(|| IdSet::below(self.groups.count()));
+        let is_it = |&group_no: &u32| {
+            !self.groups.is_lone(group_no) && self.groups.labels(group_no).eq(ids.iter().copied())
+        };
+        candidates.iter().filter(is_it).map(|group_no| self.member_count(group_no)).sum()
+    }
+}
+
+impl State {
+    /// Lost slots left out.
+    fn member_count(&self, group_no: u32) -> u64 {
+        self.groups.slots(group_no).iter().filter(|&&set| set != LOST_SET).count() as u64
+    }
+}

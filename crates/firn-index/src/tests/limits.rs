@@ -1,0 +1,121 @@
+//! Limits on new series: what is refused, what goes on, and that counts are right after a restart.
+
+use firn_model::{ErrorKind, Labels, SeriesLimit, SeriesRef};
+
+use super::{disk, labels, open, options, take_all};
+use crate::{Index, IndexOptions, SeriesLimits};
+
+fn limited(limits: SeriesLimits) -> IndexOptions {
+    let group_by = vec!["job".to_owned(), "instance".to_owned()];
+    IndexOptions { limits, group_by, ..options() }
+}
+
+/// What became of each label set: its reference, or the limit that refused it.
+fn ask(index: &Index, texts: &[&str]) -> Vec<Result<SeriesRef, SeriesLimit>> {
+    let sets: Vec<Labels> = texts.iter().map(|text| labels(text)).collect();
+    let mut out = Vec::new();
+    index.resolve(&sets, &mut out);
+    let limit_of = |e: firn_model::Error| match *e.kind() {
+        ErrorKind::SeriesLimit { limit, .. } => limit,
+        _ => panic!("{e}"),
+    };
+    out.into_iter().map(|found| found.map_err(limit_of)).collect()
+}
+
+fn refusals(index: &Index, texts: &[&str]) -> Vec<Option<SeriesLimit>> {
+    ask(index, texts).into_iter().map(Result::err).collect()
+}
+
+#[test]
+fn new_series_over_the_limit_are_refused_while_known_ones_go_on() {
+    let limits = SeriesLimits { series_max: Some(2), ..SeriesLimits::default() };
+    let index = open(&disk(), limited(limits), &[]).unwrap();
+    let known = ask(&index, &["a=1"])[0];
+    let found = ask(&index, &["a=2", "a=3", "a=1", "a=2"]);
+    assert!(found[0].is_ok() && found[3] == found[0]);
+    assert_eq!((found[1], found[2]), (Err(SeriesLimit::Total), known));
+    // The refused label set left nothing behind, but is counted.
+    assert_eq!(index.stats().pair_count, 2);
+    assert_eq!(index.stats().refused, [1, 0, 0, 0]);
+    let mut out = Vec::new();
+    index.resolve(&[labels("a=9")], &mut out);
+    let refused = out[0].as_ref().unwrap_err();
+    assert!(refused.is_retriable() && refused.to_string().contains("series_max"), "{refused}");
+}
+
+/// Counts begin at what the index has, wherever it is: in a sealed segment, in the log, in a sibling.
+#[test]
+fn metrics_and_groups_are_counted_over_seals_replay_and_siblings() {
+    let limits = SeriesLimits {
+        series_per_metric_max: Some(5),
+        series_per_group_max: Some(7),
+        ..SeriesLimits::default()
+    };
+    let disk = disk();
+    let index = open(&disk, limited(limits), &[]).unwrap();
+    let up = ["__name__=up,job=j,instance=1", "__name__=up,job=j,instance=2", "__name__=up"];
+    assert_eq!(refusals(&index, &up), [None; 3]);
+    // Groups have three slots here, so this is two siblings and a half.
+    let names = ["a", "b", "c", "d", "e"].map(|name| format!("__name__={name},job=j,instance=1"));
+    assert_eq!(refusals(&index, &names.each_ref().map(String::as_str)), [None; 5]);
+    let logged = take_all(&index);
+    let part = index.plan_seal().unwrap().run(&disk).unwrap();
+    index.apply(&part).unwrap();
+
+    let check = |index: &Index| {
+        let f = |text: &str| refusals(index, &[text])[0];
+        assert_eq!(f("__name__=up,mode=x"), None, "the fourth");
+        assert_eq!(f("__name__=up,job=j,instance=3"), None, "the fifth");
+        assert_eq!(f("__name__=up,mode=y"), Some(SeriesLimit::PerMetric));
+        assert_eq!(f("__name__=f,job=j,instance=1"), None, "the seventh");
+        assert_eq!(f("__name__=g,job=j,instance=1"), Some(SeriesLimit::PerGroup));
+        // Others are not concerned, and what is known goes on.
+        assert_eq!(f("__name__=g,job=j,instance=2"), None);
+        assert_eq!(f("__name__=g,mode=x"), None);
+        assert_eq!(f("__name__=up"), None);
+        assert_eq!(index.stats().refused, [0, 1, 1, 0]);
+    };
+    check(&open(&disk, limited(limits), &[&part]).unwrap());
+    let replayed = open(&super::disk(), limited(limits), &[]).unwrap();
+    logged.iter().for_each(|payload| replayed.replay(payload).unwrap());
+    check(&replayed);
+    check(&index);
+}
+
+#[test]
+fn explicit_groups_are_counted_by_their_labels() {
+    let limits = SeriesLimits { series_per_group_max: Some(2), ..SeriesLimits::default() };
+    let index = open(&disk(), limited(limits), &[]).unwrap();
+    let member = |name: &str| labels(&format!("__name__={name}"));
+    let pump = labels("device=pump");
+    index.resolve_group(&pump, &[member("a"), member("b")]).unwrap();
+    let refused = index.resolve_group(&pump, &[member("a"), member("c")]).unwrap_err();
+    assert!(refused.to_string().contains("group {device=\"pump\"} has 2 series"), "{refused}");
+    index.resolve_group(&labels("device=valve"), &[member("c")]).unwrap();
+    // The group without labels is one too.
+    index.resolve_group(&Labels::empty(), &[member("a"), member("b")]).unwrap();
+    assert!(index.resolve_group(&Labels::empty(), &[member("c")]).is_err());
+}
+
+#[test]
+fn a_clock_lets_new_series_in_and_none_is_lost_by_turning_it_back() {
+    let limits = SeriesLimits { new_series_per_second_max: Some(2), ..SeriesLimits::default() };
+    let index = open(&disk(), limited(limits), &[]).unwrap();
+    let mut next = 0;
+    // How many of 100 new ones come in at a time.
+    let mut admitted = |now_ms| {
+        index.tick(now_ms);
+        let texts: Vec<String> = (next..next + 100).map(|n| format!("n={n}")).collect();
+        next += 100;
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        refusals(&index, &texts).iter().filter(|refused| refused.is_none()).count()
+    };
+    assert_eq!(admitted(1_000), 20, "ten seconds' worth at once");
+    assert_eq!(admitted(1_499), 0);
+    assert_eq!(admitted(1_500), 1);
+    assert_eq!(admitted(500), 0, "a clock that is set back");
+    assert_eq!(admitted(1_500), 2, "goes on from there");
+    assert_eq!(admitted(i64::MAX), 20);
+    assert_eq!(refusals(&index, &["n=0"]), [None], "known ones go on");
+    assert_eq!(index.stats().refused, [0, 0, 0, 600 - 43]);
+}
