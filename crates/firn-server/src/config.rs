@@ -118,8 +118,9 @@ pub struct Settings {
     #[arg(long, env = "FIRN_REQUEST_BYTES_MAX", value_name = "SIZE", default_value = "64MiB")]
     pub request_bytes_max: String,
 
-    /// Answer 204 also when series of a remote write request were refused, as Prometheus does;
-    /// they are counted in firn_write_refused_total all the same
+    /// Answer 204 also when series of a remote write request were refused, as Prometheus does, or
+    /// were over a limit that waiting does not lift; they are counted in
+    /// firn_write_rejected_samples_total all the same
     #[arg(long, env = "FIRN_WRITE_LENIENT")]
     pub write_lenient: bool,
 

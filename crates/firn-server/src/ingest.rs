@@ -14,6 +14,7 @@ use firn_model::{
 
 use crate::metadata::MetadataStore;
 use crate::sender_cache::SenderCache;
+use crate::tally::{Reason, Tally};
 use crate::wire::LabelFault;
 use crate::wire::decoded::{Decoded, EncodedSeries, SpanHasher};
 use crate::wire::exposition::ExtraLabels;
@@ -66,16 +67,17 @@ struct Work {
 /// What became of a request.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Samples that are durable.
-    pub samples_written: u64,
+    /// What became of its samples.
+    pub tally: Tally,
     /// Bytes of the request, unpacked.
     pub unpacked_bytes: u64,
     /// Exemplars that were accepted and not kept.
     pub exemplars_ignored: u64,
     /// What was left out and why.
     pub refused: Refused,
-    /// Set when something can be had by sending the same again.
-    pub retry: Option<Error>,
+    /// Set when something was left out that can be had by sending the same again, or when the request
+    /// failed after its samples were counted.
+    pub error: Option<Error>,
 }
 
 /// What of a request was left out because it will never succeed.
@@ -125,8 +127,8 @@ impl Ingest {
     /// Writes a remote write 1.0 request, a snappy block: what is valid is written, the rest is told.
     ///
     /// # Errors
-    /// `Invalid` when block or message are malformed (nothing is written), `TooLarge`, `Busy` without
-    /// memory, `Unavailable`, `Closed`.
+    /// When nothing of the request was counted: `Invalid` when block or message are malformed,
+    /// `TooLarge`, `Busy` without memory.
     pub fn remote_write(
         &self,
         compressed: &[u8],
@@ -146,10 +148,9 @@ impl Ingest {
             let built = builder.build(&self.limits.labels).and_then(with_name);
             built.map_err(LabelFault::Refused)
         };
-        let mut outcome = self.write(work, &parse)?;
+        let mut outcome = self.write(work, &parse);
         outcome.unpacked_bytes = body.len() as u64;
         outcome.exemplars_ignored = work.decoded.exemplar_count;
-        outcome.refused.histograms(work.decoded.histogram_count);
         metadata.put(work.decoded.metadata.drain(..));
         Ok(outcome)
     }
@@ -157,7 +158,8 @@ impl Ingest {
     /// Writes a text exposition, all of it or nothing; samples without a time get `default_ts`.
     ///
     /// # Errors
-    /// `Invalid` with the line of the first mistake, and as [`Ingest::remote_write`].
+    /// When nothing of the text was counted: `Invalid` with the line of the first mistake, and as
+    /// [`Ingest::remote_write`].
     pub fn exposition(
         &self,
         text: &[u8],
@@ -176,7 +178,8 @@ impl Ingest {
         for (series, samples) in work.decoded.iter() {
             if let Some(sample) = samples.iter().find(|sample| sample.ts > latest) {
                 let at = series.span().start;
-                return Err(exposition::at_line(text, at, too_far_ahead(sample.ts)));
+                let why = exposition::at_line(text, at, too_far_ahead(sample.ts));
+                return Ok(Outcome::of(&work.decoded).failed(why, Reason::Request));
             }
         }
         let parse = |series: &EncodedSeries, builder: &mut LabelsBuilder| {
@@ -186,46 +189,65 @@ impl Ingest {
                 LabelFault::Malformed(exposition::at_line(text, series.span().start, broken))
             })
         };
-        let mut outcome = self.write(work, &parse)?;
+        let mut outcome = self.write(work, &parse);
         outcome.unpacked_bytes = text.len() as u64;
         metadata.put(work.decoded.metadata.drain(..));
         Ok(outcome)
     }
 
     /// Passes 2 and 3 over what `scratch` holds decoded.
-    fn write(&self, work: &mut Work, parse: &ParseLabels<'_>) -> Result<Outcome> {
-        let mut outcome = Outcome::default();
+    fn write(&self, work: &mut Work, parse: &ParseLabels<'_>) -> Outcome {
+        let mut outcome = Outcome::of(&work.decoded);
         let generation = self.db.generation();
         self.cache.look_up(generation, &work.decoded.series, &mut work.found);
-        self.resolve_unknown(generation, work, parse, &mut outcome)?;
-
+        if let Err(why) = self.resolve_unknown(generation, work, parse, &mut outcome) {
+            // Nothing is written yet, and series that were refused before go with the rest.
+            return Outcome::of(&work.decoded).failed(why, Reason::Request);
+        }
         let latest = self.latest();
         work.batch.clear();
         for ((series, samples), found) in work.decoded.iter().zip(&work.found) {
             let Some(series_ref) = *found else { continue };
             for sample in samples {
                 if sample.ts > latest {
+                    outcome.tally.reject(Reason::TooFarAhead, 1);
                     outcome.refused.future(sample.ts, || describe(series, parse));
                     continue;
                 }
                 work.batch.push(series_ref, sample.ts, sample.value);
             }
         }
-        if !work.batch.is_empty() {
-            let report = self.db.write(&mut work.batch)?;
-            outcome.samples_written = report.written;
-            outcome.refused.future_count += report.too_far_ahead;
-            if report.unknown > 0 {
-                outcome.retry = Some(Error::unavailable(format!(
-                    "{} samples were for series that are being moved: send them again",
-                    report.unknown
-                )));
+        if work.batch.is_empty() {
+            return outcome;
+        }
+        match self.db.write(&mut work.batch) {
+            Ok(report) => {
+                outcome.tally.stored = report.written;
+                outcome.tally.reject(Reason::TooFarAhead, report.too_far_ahead);
+                outcome.tally.reject(Reason::Removed, report.unknown);
+                outcome.refused.future_count += report.too_far_ahead;
+                if report.unknown > 0 {
+                    outcome.error = Some(Error::unavailable(format!(
+                        "{} samples were for series that are being moved: send them again",
+                        report.unknown
+                    )));
+                }
+                outcome
+            }
+            Err(why) => {
+                let reason = match why.kind() {
+                    ErrorKind::Busy { .. } => Reason::Busy,
+                    _ => Reason::Unavailable,
+                };
+                outcome.failed(why, reason)
             }
         }
-        Ok(outcome)
     }
 
     /// Parses the labels of series that the cache does not know and asks the database for them.
+    ///
+    /// # Errors
+    /// What makes the whole request malformed.
     fn resolve_unknown(
         &self,
         generation: u32,
@@ -235,7 +257,7 @@ impl Ingest {
     ) -> Result<()> {
         work.unknown.clear();
         work.labels.clear();
-        for (idx, series) in work.decoded.series.iter().enumerate() {
+        for (idx, (series, samples)) in work.decoded.iter().enumerate() {
             if work.found.get(idx).is_none_or(Option::is_some) {
                 continue;
             }
@@ -244,7 +266,10 @@ impl Ingest {
                     work.unknown.push(idx as u32);
                     work.labels.push(labels);
                 }
-                Err(LabelFault::Refused(why)) => outcome.refused.series(&why),
+                Err(LabelFault::Refused(why)) => {
+                    outcome.tally.reject_series(Reason::of(&why), samples.len() as u64);
+                    outcome.refused.series(&why);
+                }
                 Err(LabelFault::Malformed(why)) => return Err(why),
             }
         }
@@ -255,10 +280,11 @@ impl Ingest {
         for ((&idx, labels), resolved) in work.unknown.iter().zip(&work.labels).zip(resolved) {
             match (resolved, work.found.get_mut(idx as usize)) {
                 (Ok(series_ref), Some(found)) => *found = Some(series_ref),
-                (Err(why), _) if is_permanent(&why) => {
-                    outcome.refused.series(&why.context(labels));
+                (Err(why), _) => {
+                    let sample_count = work.decoded.samples_of(idx as usize).len() as u64;
+                    outcome.tally.reject_series(Reason::of(&why), sample_count);
+                    outcome.without_series(why, labels);
                 }
-                (Err(why), _) => outcome.retry = Some(why),
                 (Ok(_), None) => {}
             }
         }
@@ -307,6 +333,40 @@ impl Work {
     fn needed_bytes(&self) -> usize {
         let decoded = &self.decoded;
         (decoded.series.capacity() + decoded.samples.capacity()) * Decoded::ITEM_BYTES
+    }
+}
+
+impl Outcome {
+    /// Of a request with these samples, which have no fate yet but for those that nobody takes.
+    fn of(decoded: &Decoded) -> Outcome {
+        let mut outcome = Outcome::default();
+        outcome.tally.received = decoded.samples.len() as u64 + decoded.histogram_count;
+        outcome.tally.reject(Reason::NativeHistogram, decoded.histogram_count);
+        outcome.refused.histograms(decoded.histogram_count);
+        outcome
+    }
+
+    /// The request failed as a whole: samples without a fate are not written.
+    fn failed(mut self, why: Error, reason: Reason) -> Outcome {
+        self.tally.reject_rest(reason);
+        self.error = Some(why);
+        self
+    }
+
+    /// The database gave no reference for `labels`.
+    fn without_series(&mut self, why: Error, labels: &Labels) {
+        if is_permanent(&why) {
+            self.refused.series(&why.context(labels));
+        } else if self.error.as_ref().is_none_or(Outcome::is_lasting_limit) {
+            // Waiting helps against the others, so they are told first.
+            self.error = Some(why);
+        }
+    }
+
+    /// Whether an error is a limit that waiting does not lift.
+    pub fn is_lasting_limit(error: &Error) -> bool {
+        use firn_model::SeriesLimit::PerSecond;
+        matches!(*error.kind(), ErrorKind::SeriesLimit { limit, .. } if limit != PerSecond)
     }
 }
 

@@ -13,12 +13,13 @@
 //! thread evaluates and writes JSON (`wire/json`), and stops when the client has gone. **Raw samples out**:
 //! `http/read` walks over series and hands frames (`wire/remote_read`) to the connection as it takes them.
 //!
-//! **Invariants**: a 2xx for a write leaves after the database called it durable; bodies, decoded
+//! **Invariants**: a 2xx for a write leaves after the database called it durable; every sample that came in is
+//! counted as written or under one reason why not (`tally`); bodies, decoded
 //! requests and answers are reserved in the database's memory budget first; every queue, body, wait
 //! and number of connections is bounded; nothing is allocated, locked or counted per sample; input
 //! never panics.
 //!
-//! Reading order: `config`, `server`, `database`, `app`, `http`, `ingest`, `wire`, `sender_cache`, `threads`.
+//! Reading order: `config`, `server`, `database`, `app`, `http`, `ingest`, `tally`, `wire`, `sender_cache`, `threads`.
 
 #![forbid(unsafe_code)]
 
@@ -32,6 +33,7 @@ mod self_scrape;
 pub mod sender_cache;
 mod server;
 mod stats;
+pub mod tally;
 mod target;
 mod telemetry;
 mod threads;

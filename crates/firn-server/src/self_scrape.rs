@@ -10,6 +10,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::app::{App, Ready};
 use crate::http::serve::stopped;
+use crate::tally::Protocol;
 use crate::target::{SELF_JOB, Scrape, Target};
 use crate::telemetry::{Kind, MetricsText};
 use crate::wire::exposition::ExtraLabels;
@@ -37,10 +38,7 @@ async fn scrape(app: &Arc<App>, target: &Target, extra: &ExtraLabels) {
         .await
         .unwrap_or_else(|_| Err(Error::unavailable(format!("not written within {timeout:?}"))));
     let error = match written {
-        Ok(samples_written) => {
-            app.telemetry.written.samples_import.add(samples_written);
-            None
-        }
+        Ok(()) => None,
         Err(error) => {
             app.telemetry.self_scrape_failures.add(1);
             tracing::warn!(%error, "the server could not scrape itself");
@@ -50,18 +48,18 @@ async fn scrape(app: &Arc<App>, target: &Target, extra: &ExtraLabels) {
     target.scraped(Scrape { ts, took: begun.elapsed(), error });
 }
 
-/// How many samples were written.
-async fn write(app: &Arc<App>, ready: &Ready, extra: &ExtraLabels, ts: Timestamp) -> Result<u64> {
+async fn write(app: &Arc<App>, ready: &Ready, extra: &ExtraLabels, ts: Timestamp) -> Result<()> {
     let begun = Instant::now();
     let mut text = app.metrics();
     text.push_str(&about(&text, begun.elapsed()));
     let (shared, extra) = (Arc::clone(app), extra.clone());
     let written = ready.write(move |ingest, scratch| {
-        let Some(target) = &shared.target else { return Ok(0) };
+        let Some(target) = &shared.target else { return Ok(()) };
         let told = &target.metadata;
         let outcome = ingest.exposition(text.as_bytes(), ts, &extra, scratch, told)?;
+        shared.telemetry.tallies.add(Protocol::SelfScrape, &outcome.tally);
         shared.metadata.put(told.list(None, usize::MAX));
-        Ok(outcome.samples_written)
+        outcome.error.map_or(Ok(()), Err)
     });
     written.await?
 }

@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::tally::Tallies;
+
 /// What the server counts. Counted per request, never per sample.
 #[derive(Debug, Default)]
 pub(crate) struct Telemetry {
     requests: Mutex<BTreeMap<(String, u16), u64>>,
     durations: Mutex<BTreeMap<String, Durations>>,
+    pub(crate) tallies: Tallies,
     pub(crate) written: Written,
     pub(crate) samples_read: Counter,
     pub(crate) remote_reads: Gauge,
@@ -21,14 +24,8 @@ pub(crate) struct Telemetry {
 /// What writers count.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
-    pub(crate) samples_remote_write: Counter,
-    pub(crate) samples_import: Counter,
     pub(crate) bytes_compressed: Counter,
     pub(crate) bytes_unpacked: Counter,
-    pub(crate) refused_series: Counter,
-    pub(crate) refused_future: Counter,
-    pub(crate) refused_histograms: Counter,
-    pub(crate) refused_requests: Counter,
     pub(crate) exemplars_ignored: Counter,
 }
 
@@ -98,27 +95,8 @@ impl Telemetry {
         }
         self.write_durations(text);
 
+        self.tallies.write_text(text);
         let written = &self.written;
-        text.family("firn_write_samples_total", Kind::Counter, "Samples that were written.");
-        for (protocol, counter) in
-            [("remote_write", &written.samples_remote_write), ("import", &written.samples_import)]
-        {
-            let labels = [("protocol", protocol)];
-            text.sample("firn_write_samples_total", &labels, counter.get() as f64);
-        }
-        text.family(
-            "firn_write_refused_total",
-            Kind::Counter,
-            "What senders sent and was not written, by reason: series, samples or requests.",
-        );
-        for (reason, counter) in [
-            ("series", &written.refused_series),
-            ("future", &written.refused_future),
-            ("native_histogram", &written.refused_histograms),
-            ("request", &written.refused_requests),
-        ] {
-            text.sample("firn_write_refused_total", &[("reason", reason)], counter.get() as f64);
-        }
         text.family("firn_write_bytes_total", Kind::Counter, "Bytes of write requests.");
         for (stage, counter) in
             [("compressed", &written.bytes_compressed), ("unpacked", &written.bytes_unpacked)]

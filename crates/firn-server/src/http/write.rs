@@ -16,7 +16,7 @@ use crate::app::App;
 use crate::http::answer::{text, write_error};
 use crate::http::{Shared, body, ready};
 use crate::ingest::Outcome;
-use crate::telemetry::Counter;
+use crate::tally::Protocol;
 use crate::wire::exposition::ExtraLabels;
 use crate::wire::number::parse_time;
 
@@ -54,7 +54,7 @@ pub(crate) async fn remote_write(
         }
         Err(error) => Err(error),
     };
-    answer(&app, &app.telemetry.written.samples_remote_write, outcome)
+    answer(&app, Protocol::RemoteWrite, outcome)
 }
 
 /// `POST /api/v1/import/prometheus`: text with or without timestamps, plain or gzip. In the URL:
@@ -98,7 +98,7 @@ pub(crate) async fn import_exposition(
         }
         Err(error) => Err(error),
     };
-    answer(&app, &app.telemetry.written.samples_import, outcome)
+    answer(&app, Protocol::Import, outcome)
 }
 
 impl body::HeldBytes {
@@ -176,32 +176,34 @@ fn header(headers: &HeaderMap, name: HeaderName) -> &str {
 }
 
 /// 204, or what was not written and why. What can be had by sending again is said first.
-fn answer(app: &App, samples: &Counter, outcome: Result<Outcome>) -> Response<Body> {
-    let written = &app.telemetry.written;
+fn answer(app: &App, protocol: Protocol, outcome: Result<Outcome>) -> Response<Body> {
     let outcome = match outcome {
         Ok(outcome) => outcome,
         Err(error) => {
-            written.refused_requests.add(1);
-            let response = write_error(&error);
-            if response.status().is_server_error() {
-                tracing::error!(%error, "a write failed");
-            }
-            return response;
+            app.telemetry.tallies.refuse(protocol);
+            return failed(&error);
         }
     };
-    samples.add(outcome.samples_written);
+    app.telemetry.tallies.add(protocol, &outcome.tally);
+    let written = &app.telemetry.written;
     written.bytes_unpacked.add(outcome.unpacked_bytes);
     written.exemplars_ignored.add(outcome.exemplars_ignored);
-    written.refused_series.add(outcome.refused.series_count);
-    written.refused_future.add(outcome.refused.future_count);
-    written.refused_histograms.add(outcome.refused.histogram_count);
-    if let Some(error) = &outcome.retry {
-        return write_error(error);
+    let lenient = app.config.write_lenient;
+    if let Some(error) = outcome.error.filter(|e| !(lenient && Outcome::is_lasting_limit(e))) {
+        return failed(&error);
     }
-    if !outcome.refused.is_empty() && !app.config.write_lenient {
+    if !outcome.refused.is_empty() && !lenient {
         return text(StatusCode::BAD_REQUEST, format!("{}\n", outcome.refused));
     }
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
+    response
+}
+
+fn failed(error: &Error) -> Response<Body> {
+    let response = write_error(error);
+    if response.status().is_server_error() {
+        tracing::error!(%error, "a write failed");
+    }
     response
 }

@@ -103,6 +103,13 @@ impl Decoded {
         })
     }
 
+    /// The samples of the series at `idx`; none if there is no such series.
+    pub fn samples_of(&self, idx: usize) -> &[Sample] {
+        let end_of = |idx: usize| self.series.get(idx).map(|series| series.sample_end as usize);
+        let start = idx.checked_sub(1).and_then(end_of).unwrap_or(0);
+        end_of(idx).and_then(|end| self.samples.get(start..end)).unwrap_or(&[])
+    }
+
     /// Bytes that series, samples and what is made of them take.
     pub fn working_bytes(&self) -> usize {
         (self.series.len() + self.samples.len()) * Decoded::ITEM_BYTES

@@ -13,6 +13,7 @@ mod remote_read;
 mod remote_write;
 mod status;
 mod surroundings;
+mod tally;
 mod targets;
 mod write_request;
 mod xor_decoder;

@@ -87,7 +87,8 @@ fn malformed_bodies_are_refused_whole() {
     check_refused(&Message::default().series(good).series(broken).send(at), 400, &["protobuf"]);
     assert!(values(&server, "m").is_empty());
     let metrics = get(at, "/metrics").text();
-    assert!(metrics.contains("firn_write_refused_total{reason=\"request\"} 5\n"), "{metrics}");
+    let refused = "firn_write_refused_requests_total{protocol=\"remote_write\"} 4\n";
+    assert!(metrics.contains(refused), "{metrics}");
 }
 
 #[test]
@@ -117,7 +118,12 @@ fn broken_series_are_named_and_the_others_written() {
     let many = many.iter().fold(series(&[("__name__", "m")]), |m, (n, v)| m.label(n, v));
     f(many, &["66 labels", "limit is 64"]);
     let metrics = get(server.at(), "/metrics").text();
-    assert!(metrics.contains("firn_write_refused_total{reason=\"series\"} 10\n"), "{metrics}");
+    let series = |reason: &str| {
+        let labels = format!("{{protocol=\"remote_write\",reason=\"{reason}\"}}");
+        format!("firn_write_rejected_series_total{labels}")
+    };
+    assert!(metrics.contains(&format!("{} 7\n", series("invalid_labels"))), "{metrics}");
+    assert!(metrics.contains(&format!("{} 3\n", series("label_limit"))), "{metrics}");
 }
 
 #[test]
@@ -138,8 +144,8 @@ fn clocks_that_are_ahead_and_native_histograms_are_refused() {
     check_refused(&answer, 400, &["1 native histogram samples", "not supported"]);
     assert_eq!(values(&server, "h")[0].1, "3");
     let metrics = get(server.at(), "/metrics").text();
-    assert!(metrics.contains("{reason=\"native_histogram\"} 1\n"), "{metrics}");
-    assert!(metrics.contains("{reason=\"future\"} 1\n"), "{metrics}");
+    assert!(metrics.contains(",reason=\"native_histogram\"} 1\n"), "{metrics}");
+    assert!(metrics.contains(",reason=\"too_far_ahead\"} 1\n"), "{metrics}");
 }
 
 #[test]
@@ -147,7 +153,8 @@ fn leniency_answers_as_prometheus_does() {
     let server = Running::start(&["--write-lenient"]);
     let bad = series(&[("a", "1")]).sample(T, 1.0);
     assert_eq!(Message::default().series(bad).send(server.at()).status, 204);
-    assert!(get(server.at(), "/metrics").text().contains("{reason=\"series\"} 1\n"));
+    let rejected = ",reason=\"invalid_labels\"} 1\n";
+    assert!(get(server.at(), "/metrics").text().contains(rejected));
 }
 
 #[test]

@@ -1,0 +1,255 @@
+//! What became of every sample: received = stored + rejected by reason, exactly, per protocol.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use firn_model::{Error, ErrorKind, SeriesLimit};
+
+use crate::telemetry::{Kind, MetricsText};
+
+/// How samples came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// Remote write.
+    RemoteWrite,
+    /// Import of text.
+    Import,
+    /// The server's scrape of itself.
+    SelfScrape,
+}
+
+/// Why samples were not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Their series' labels break a rule: a name given twice, no metric name, not UTF-8.
+    InvalidLabels,
+    /// Their series has too many labels, or too long ones.
+    LabelLimit,
+    /// They lie too far after the clock.
+    TooFarAhead,
+    /// They are native histograms.
+    NativeHistogram,
+    /// Their series is new and over a limit.
+    SeriesLimit(SeriesLimit),
+    /// Their series was removed while they were on their way.
+    Removed,
+    /// The database had no memory for them, or too long a log.
+    Busy,
+    /// The disk was full or failed, or the database was closing.
+    Unavailable,
+    /// Something else of their request was refused, and this protocol takes all or nothing.
+    Request,
+}
+
+/// What became of the samples of one request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Samples of the request.
+    pub received: u64,
+    /// Samples that are durable.
+    pub stored: u64,
+    /// Samples that were not written, by [`Reason::number`].
+    rejected: [u64; Reason::ALL.len()],
+    /// Series that were refused, by the same.
+    rejected_series: [u64; Reason::ALL.len()],
+}
+
+/// Tallies of all requests since the start.
+#[derive(Debug, Default)]
+pub(crate) struct Tallies([Totals; Protocol::ALL.len()]);
+
+#[derive(Debug, Default)]
+struct Totals {
+    received: AtomicU64,
+    stored: AtomicU64,
+    rejected: [AtomicU64; Reason::ALL.len()],
+    rejected_series: [AtomicU64; Reason::ALL.len()],
+    refused_requests: AtomicU64,
+}
+
+impl Protocol {
+    /// Every protocol.
+    pub const ALL: [Protocol; 3] = [Protocol::RemoteWrite, Protocol::Import, Protocol::SelfScrape];
+
+    fn name(self) -> &'static str {
+        match self {
+            Protocol::RemoteWrite => "remote_write",
+            Protocol::Import => "import",
+            Protocol::SelfScrape => "self_scrape",
+        }
+    }
+}
+
+impl Reason {
+    /// Every reason, by its number.
+    pub const ALL: [Reason; 12] = [
+        Reason::InvalidLabels,
+        Reason::LabelLimit,
+        Reason::TooFarAhead,
+        Reason::NativeHistogram,
+        Reason::SeriesLimit(SeriesLimit::Total),
+        Reason::SeriesLimit(SeriesLimit::PerMetric),
+        Reason::SeriesLimit(SeriesLimit::PerGroup),
+        Reason::SeriesLimit(SeriesLimit::PerSecond),
+        Reason::Removed,
+        Reason::Busy,
+        Reason::Unavailable,
+        Reason::Request,
+    ];
+
+    /// What an error that refused a series or a batch is counted under.
+    pub fn of(error: &Error) -> Reason {
+        match *error.kind() {
+            ErrorKind::Invalid => Reason::InvalidLabels,
+            ErrorKind::TooLarge => Reason::LabelLimit,
+            ErrorKind::SeriesLimit { limit, .. } => Reason::SeriesLimit(limit),
+            ErrorKind::Busy { .. } => Reason::Busy,
+            _ => Reason::Unavailable,
+        }
+    }
+
+    /// Its place in [`Reason::ALL`].
+    pub fn number(self) -> usize {
+        match self {
+            Reason::InvalidLabels => 0,
+            Reason::LabelLimit => 1,
+            Reason::TooFarAhead => 2,
+            Reason::NativeHistogram => 3,
+            Reason::SeriesLimit(limit) => 4 + limit as usize,
+            Reason::Removed => 8,
+            Reason::Busy => 9,
+            Reason::Unavailable => 10,
+            Reason::Request => 11,
+        }
+    }
+
+    /// A word for it, as counters use it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Reason::InvalidLabels => "invalid_labels",
+            Reason::LabelLimit => "label_limit",
+            Reason::TooFarAhead => "too_far_ahead",
+            Reason::NativeHistogram => "native_histogram",
+            Reason::SeriesLimit(limit) => limit.name(),
+            Reason::Removed => "removed",
+            Reason::Busy => "busy",
+            Reason::Unavailable => "unavailable",
+            Reason::Request => "request",
+        }
+    }
+}
+
+impl Tally {
+    /// `sample_count` samples are not written.
+    pub fn reject(&mut self, reason: Reason, sample_count: u64) {
+        self.rejected[reason.number()] += sample_count;
+    }
+
+    /// A series and its samples are not written.
+    pub fn reject_series(&mut self, reason: Reason, sample_count: u64) {
+        self.rejected_series[reason.number()] += 1;
+        self.reject(reason, sample_count);
+    }
+
+    /// What has no fate yet is not written.
+    pub fn reject_rest(&mut self, reason: Reason) {
+        let rest = self.received - self.stored - self.rejected.iter().sum::<u64>();
+        self.reject(reason, rest);
+    }
+
+    /// Samples that were rejected for `reason`.
+    pub fn rejected(&self, reason: Reason) -> u64 {
+        self.rejected[reason.number()]
+    }
+
+    /// Whether every sample is counted once.
+    pub fn is_exact(&self) -> bool {
+        self.received == self.stored + self.rejected.iter().sum::<u64>()
+    }
+}
+
+impl Tallies {
+    /// Adds one request's.
+    pub(crate) fn add(&self, protocol: Protocol, tally: &Tally) {
+        debug_assert!(tally.is_exact(), "{protocol:?}: {tally:?}");
+        let totals = &self.0[protocol as usize];
+        let add = |total: &AtomicU64, count: u64| {
+            if count > 0 {
+                total.fetch_add(count, Ordering::Relaxed);
+            }
+        };
+        add(&totals.received, tally.received);
+        add(&totals.stored, tally.stored);
+        totals.rejected.iter().zip(tally.rejected).for_each(|(total, count)| add(total, count));
+        let series = totals.rejected_series.iter().zip(tally.rejected_series);
+        series.for_each(|(total, count)| add(total, count));
+    }
+
+    /// A request was refused before its samples were counted.
+    pub(crate) fn refuse(&self, protocol: Protocol) {
+        self.0[protocol as usize].refused_requests.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn write_text(&self, text: &mut MetricsText) {
+        let by_protocol = |text: &mut MetricsText, name: &str, total: fn(&Totals) -> &AtomicU64| {
+            for (protocol, totals) in Protocol::ALL.iter().zip(&self.0) {
+                let value = total(totals).load(Ordering::Relaxed);
+                text.sample(name, &[("protocol", protocol.name())], value as f64);
+            }
+        };
+        let name = "firn_write_received_samples_total";
+        let help = "Samples that came in: the sum of what was written and what was rejected.";
+        text.family(name, Kind::Counter, help);
+        by_protocol(text, name, |totals| &totals.received);
+        let name = "firn_write_samples_total";
+        text.family(name, Kind::Counter, "Samples that were written.");
+        by_protocol(text, name, |totals| &totals.stored);
+        let name = "firn_write_refused_requests_total";
+        let help = "Requests that were refused before their samples were counted.";
+        text.family(name, Kind::Counter, help);
+        by_protocol(text, name, |totals| &totals.refused_requests);
+
+        let by_reason =
+            |text: &mut MetricsText, name: &str, counts: fn(&Totals) -> &[AtomicU64]| {
+                for (protocol, totals) in Protocol::ALL.iter().zip(&self.0) {
+                    for (reason, count) in Reason::ALL.iter().zip(counts(totals)) {
+                        let labels = [("protocol", protocol.name()), ("reason", reason.name())];
+                        text.sample(name, &labels, count.load(Ordering::Relaxed) as f64);
+                    }
+                }
+            };
+        let name = "firn_write_rejected_samples_total";
+        text.family(name, Kind::Counter, "Samples that came in and were not written, by reason.");
+        by_reason(text, name, |totals| &totals.rejected);
+        let name = "firn_write_rejected_series_total";
+        text.family(name, Kind::Counter, "Series of requests that were refused, by reason.");
+        by_reason(text, name, |totals| &totals.rejected_series);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_have_a_number_and_a_name_of_their_own() {
+        for (number, reason) in Reason::ALL.iter().enumerate() {
+            assert_eq!(reason.number(), number);
+        }
+        let names: std::collections::BTreeSet<&str> =
+            Reason::ALL.iter().map(|reason| reason.name()).collect();
+        assert_eq!(names.len(), Reason::ALL.len());
+        for (number, protocol) in Protocol::ALL.iter().enumerate() {
+            assert_eq!(*protocol as usize, number);
+        }
+    }
+
+    #[test]
+    fn what_has_no_fate_is_told() {
+        let mut tally = Tally { received: 9, stored: 4, ..Tally::default() };
+        tally.reject_series(Reason::LabelLimit, 3);
+        assert!(!tally.is_exact());
+        tally.reject_rest(Reason::Busy);
+        assert!(tally.is_exact());
+        assert_eq!(tally.rejected(Reason::Busy), 2);
+    }
+}

@@ -1,0 +1,252 @@
+//! Every sample that comes in is counted once: as written, or under the reason why not.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use firn_model::LabelLimits;
+use firn_server::ingest::{Ingest, IngestLimits};
+use firn_server::metadata::MetadataStore;
+use firn_server::tally::Reason;
+use firndb::{Db, Options};
+
+use crate::Running;
+use crate::client::{Answer, get, send};
+use crate::write_request::{Message, series};
+
+const T: i64 = 1_700_000_000_000;
+const LIMITS: [&str; 5] = [
+    "--series-max=8",
+    "--series-per-metric-max=4",
+    "--series-per-group-max=3",
+    "--label-count-max=5",
+    "--future-max=1h",
+];
+
+/// What the server counted of one protocol's samples.
+#[derive(Debug, Default)]
+struct Counted {
+    received: u64,
+    stored: u64,
+    rejected: BTreeMap<String, u64>,
+}
+
+/// All protocols; checks on the way that no sample is missing and none is counted twice.
+fn counted(at: SocketAddr) -> BTreeMap<String, Counted> {
+    let text = get(at, "/metrics").text();
+    let mut all: BTreeMap<String, Counted> = BTreeMap::new();
+    let mut written = None;
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let (name, value) = line.rsplit_once(' ').expect("a value");
+        let value = value.parse::<f64>().expect("a number") as u64;
+        let (name, labels) = name.split_once('{').unwrap_or((name, ""));
+        let label = |label: &str| {
+            let rest = labels.split_once(&format!("{label}=\""))?.1;
+            Some(rest.split_once('"')?.0.to_owned())
+        };
+        if name == "firn_samples_written_total" {
+            written = Some(value);
+        }
+        let Some(protocol) = label("protocol") else { continue };
+        let counted = all.entry(protocol).or_default();
+        match name {
+            "firn_write_received_samples_total" => counted.received = value,
+            "firn_write_samples_total" => counted.stored = value,
+            "firn_write_rejected_samples_total" => {
+                counted.rejected.insert(label("reason").expect("a reason"), value);
+            }
+            _ => {}
+        }
+    }
+    for (protocol, counted) in &all {
+        let rejected = counted.rejected.values().sum::<u64>();
+        assert_eq!(counted.received, counted.stored + rejected, "{protocol}: {counted:?}");
+    }
+    let stored = all.values().map(|counted| counted.stored).sum::<u64>();
+    assert_eq!(written, Some(stored), "what the engine wrote");
+    all
+}
+
+fn check(at: SocketAddr, protocol: &str, stored: u64, rejected: &[(&str, u64)]) {
+    let counted = counted(at).remove(protocol).expect("a protocol");
+    let found: Vec<(&str, u64)> = counted
+        .rejected
+        .iter()
+        .filter(|(_, count)| **count > 0)
+        .map(|(reason, count)| (reason.as_str(), *count))
+        .collect();
+    assert_eq!((counted.stored, &found[..]), (stored, rejected));
+}
+
+fn now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+    i64::try_from(since.as_millis()).expect("before the year 292 million")
+}
+
+fn check_limited(answer: &Answer, wanted: &str) {
+    assert_eq!(answer.status, 429, "{}", answer.text());
+    assert!(answer.text().contains(wanted), "{}", answer.text());
+    assert!(answer.header("retry-after").parse::<u64>().expect("seconds") >= 1);
+}
+
+/// One request that meets everything that can be wrong with samples, and what is right beside it.
+fn mixed() -> Message {
+    let member = |name: &str| series(&[("__name__", name), ("job", "j"), ("instance", "i")]);
+    let mut request = Message::default()
+        .series(
+            series(&[("__name__", "m")])
+                .sample(T, 1.0)
+                .sample(T + 1, 2.0)
+                .sample(now_ms() + 7_200_000, 3.0),
+        )
+        .series(series(&[("a", "1")]).sample(T, 1.0).sample(T + 1, 1.0))
+        .series(series(&[("__name__", "m"), ("a", "1"), ("a", "2")]).sample(T, 1.0))
+        .series(
+            series(&[
+                ("__name__", "m"),
+                ("a", "1"),
+                ("b", "1"),
+                ("c", "1"),
+                ("d", "1"),
+                ("e", "1"),
+            ])
+            .sample(T, 1.0)
+            .sample(T + 1, 1.0)
+            .sample(T + 2, 1.0),
+        )
+        .series(series(&[("__name__", "m")]).bytes(4, [8, 1]).bytes(4, [8, 2]))
+        .series(series(&[("__name__", "without samples and over no limit")]));
+    for idx in 0..6 {
+        let one = series(&[("__name__", "p"), ("idx", &idx.to_string())]);
+        request = request.series(one.sample(T, 1.0).sample(T + 1, 1.0));
+    }
+    for name in ["a", "b", "c", "d", "e"] {
+        request = request.series(member(name).sample(T, 1.0));
+    }
+    request
+}
+
+#[test]
+fn every_sample_of_a_remote_write_has_one_fate() {
+    let server = Running::start(&[&LIMITS[..], &["--series-max=10"]].concat());
+    let at = server.at();
+    // The second time most of it is known, and what was refused is refused again.
+    for times in 1..=2 {
+        check_limited(&mixed().send(at), "new series are refused, known ones go on");
+        let rejected = [
+            ("invalid_labels", 3 * times),
+            ("label_limit", 3 * times),
+            ("native_histogram", 2 * times),
+            ("series_per_group_max", 2 * times),
+            ("series_per_metric_max", 4 * times),
+            ("too_far_ahead", times),
+        ];
+        check(at, "remote_write", (2 + 8 + 3) * times, &rejected);
+    }
+    let new = |name: &str| series(&[("__name__", name)]).sample(T, 1.0);
+    let known = series(&[("__name__", "m")]).sample(T + 5, 1.0);
+    let request = Message::default().series(new("tenth")).series(new("eleventh")).series(known);
+    check_limited(&request.send(at), "10 series, the limit is 10 (series_max)");
+    let counted = counted(at).remove("remote_write").expect("it is there");
+    assert_eq!((counted.stored, counted.rejected["series_max"]), (28, 1));
+    let metrics = get(at, "/metrics").text();
+    for (limit, count) in
+        [("series_max", 1), ("series_per_metric_max", 4), ("series_per_group_max", 4)]
+    {
+        let wanted = format!("firn_index_refused_series_total{{limit=\"{limit}\"}} {count}\n");
+        assert!(metrics.contains(&wanted), "{wanted} {metrics}");
+    }
+}
+
+/// A malformed series at the end takes with it what was refused before; nothing of it was written.
+#[test]
+fn a_request_that_is_refused_whole_is_counted_whole() {
+    let server = Running::start(&LIMITS);
+    let at = server.at();
+    let broken = Message::default().bytes(1, [0x0a, 0x7f]).sample(T, 1.0);
+    assert_eq!(mixed().series(broken).send(at).status, 400);
+    // 28 samples of the mixed one, two of them histograms, and the broken one's.
+    check(at, "remote_write", 0, &[("native_histogram", 2), ("request", 27)]);
+}
+
+#[test]
+fn every_sample_of_an_import_has_one_fate() {
+    let server = Running::start(&LIMITS);
+    let at = server.at();
+    let import = |text: &str| send(at, "POST", "/api/v1/import/prometheus", &[], text.as_bytes());
+    assert_eq!(import("m 1 1700000000000\nm 2 1700000001000\nn 1\n").status, 204);
+    check(at, "import", 3, &[]);
+    let ahead = format!("m 3 1700000002000\nm 1 {}\n", now_ms() + 7_200_000);
+    assert_eq!(import(&ahead).status, 400);
+    check(at, "import", 3, &[("request", 2)]);
+    assert_eq!(import("m 3 1700000002000\nm{a=\"1\",a=\"2\"} 1\n").status, 400);
+    check(at, "import", 3, &[("request", 4)]);
+    let many: String = (0..6).map(|idx| format!("p{{idx=\"{idx}\"}} 1\n")).collect();
+    check_limited(&import(&many), "metric \"p\" has 4 series, the limit is 4");
+    check(at, "import", 7, &[("request", 4), ("series_per_metric_max", 2)]);
+    assert_eq!(import("m{").status, 400);
+    let metrics = get(at, "/metrics").text();
+    let refused = "firn_write_refused_requests_total{protocol=\"import\"} 1\n";
+    assert!(metrics.contains(refused), "{metrics}");
+}
+
+#[test]
+fn new_series_come_as_fast_as_they_may_and_known_ones_go_on() {
+    let server = Running::start(&["--new-series-per-second-max=1"]);
+    let at = server.at();
+    let request = (0..12).fold(Message::default(), |request, idx| {
+        request.series(series(&[("__name__", "m"), ("idx", &idx.to_string())]).sample(T, 1.0))
+    });
+    check_limited(&request.send(at), "new_series_per_second_max");
+    check(at, "remote_write", 10, &[("new_series_per_second_max", 2)]);
+    let known = series(&[("__name__", "m"), ("idx", "9")]).sample(T + 1, 1.0);
+    assert_eq!(Message::default().series(known).send(at).status, 204);
+}
+
+/// A sender that gives up on 429, or repeats it for ever, can be told nothing of it.
+#[test]
+fn lenient_servers_hide_limits_that_waiting_does_not_lift() {
+    let server = Running::start(&["--write-lenient", "--series-max=1"]);
+    let at = server.at();
+    let request = Message::default()
+        .series(series(&[("__name__", "a")]).sample(T, 1.0))
+        .series(series(&[("__name__", "b")]).sample(T, 1.0));
+    assert_eq!(request.send(at).status, 204);
+    check(at, "remote_write", 1, &[("series_max", 1)]);
+    drop(server);
+    let server = Running::start(&["--write-lenient", "--new-series-per-second-max=1"]);
+    let request = (0..11).fold(Message::default(), |request, idx| {
+        request.series(series(&[("__name__", "m"), ("idx", &idx.to_string())]).sample(T, 1.0))
+    });
+    assert_eq!(request.send(server.at()).status, 429);
+}
+
+/// The database is closed under the writer: what was refused before keeps its reason.
+#[test]
+fn samples_of_a_failed_write_are_counted() {
+    let folder = tempfile::TempDir::new().expect("a folder");
+    let env = firndb::local_env(folder.path()).expect("a world");
+    let db = Arc::new(Db::open(env, Options::default()).expect("a database"));
+    let limits = IngestLimits {
+        labels: LabelLimits::default(),
+        future_ms_max: 0,
+        request_bytes_max: 1 << 20,
+        cached_series_max: 1_000,
+    };
+    let ingest = Ingest::new(Arc::clone(&db), limits);
+    let request = Message::default()
+        .series(series(&[("__name__", "m")]).sample(T, 1.0).sample(T + 1, 1.0))
+        .series(series(&[("no_name", "m")]).sample(T, 1.0));
+    let block = snap::raw::Encoder::new().compress_vec(&request.0).expect("fits");
+    let write = || {
+        let mut scratch = ingest.scratch();
+        ingest.remote_write(&block, &mut scratch, &MetadataStore::default()).expect("well formed")
+    };
+    assert_eq!((write().tally.stored, write().tally.rejected(Reason::InvalidLabels)), (2, 1));
+    db.close().expect("a clean close");
+    let outcome = write();
+    assert!(outcome.tally.is_exact() && outcome.error.is_some(), "{outcome:?}");
+    assert_eq!(outcome.tally.rejected(Reason::InvalidLabels), 1);
+    assert_eq!(outcome.tally.rejected(Reason::Unavailable), 2);
+}
