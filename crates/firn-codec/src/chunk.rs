@@ -19,10 +19,10 @@ mod shape;
 
 use std::sync::Arc;
 
-use firn_model::{CommitSeq, GroupId, Result, Slot, TimeRange, Timestamp};
+use firn_model::{ColumnBatch, CommitSeq, GroupId, Presence, Result, Slot, TimeRange, Timestamp};
 
 use self::shape::Shapes;
-use crate::columns::{GroupColumns, SeqRange, Slots, doubles};
+use crate::columns::{GroupColumns, SeqRange, Slots, doubles, span};
 use crate::postings::{Postings, encode_postings};
 use crate::row::SLOTS_MAX;
 use crate::time_column::encode_times;
@@ -63,30 +63,51 @@ pub fn encode_chunk(group: GroupId, columns: &GroupColumns, effort: Effort, out:
     let last = members.last().expect("a chunk has at least one member");
     assert!((last.slot.0 as usize) < SLOTS_MAX, "slot {} is over {SLOTS_MAX}", last.slot.0);
     assert!(columns.value_count() <= VALUES_MAX, "a chunk of over {VALUES_MAX} values");
-    let shapes = Shapes::of(&columns.batch);
-    let range = shapes.time_range();
-    let lone = last.slot == Slot(0) && shapes.is_single();
-
-    let regular = lone && shapes.is_regular();
-    out.push(VERSION | if lone { LONE } else { 0 } | if regular { REGULAR } else { 0 });
-    encode_varint(group.0, out);
-    encode_varint(columns.seq.min.0, out);
-    encode_varint(columns.seq.max.0.wrapping_sub(columns.seq.min.0), out);
-    encode_zigzag(range.start, out);
-    encode_varint(range.end.wrapping_sub(range.start) as u64, out);
-    if lone {
-        let times = &shapes.bases[0];
+    if let Some(times) = lone_times(&columns.batch) {
+        let regular = is_regular(times);
+        let flags = LONE | if regular { REGULAR } else { 0 };
+        encode_head(flags, group, columns.seq, span(times), out);
         encode_varint(times.len() as u64, out);
         if !regular {
-            encode_times(range.start, times, out);
+            encode_times(times[0], times, out);
         }
         encode_values(doubles(&last.values), effort, out);
         return;
     }
+    let shapes = Shapes::of(&columns.batch);
+    let range = shapes.time_range();
+    encode_head(0, group, columns.seq, range, out);
     let slots: Vec<u64> = members.iter().map(|column| u64::from(column.slot.0)).collect();
     encode_postings(&slots, out);
     shapes.encode(range.start, out);
     encode_members(columns, effort, out);
+}
+
+fn encode_head(flags: u8, group: GroupId, seq: SeqRange, range: TimeRange, out: &mut Vec<u8>) {
+    out.push(VERSION | flags);
+    encode_varint(group.0, out);
+    encode_varint(seq.min.0, out);
+    encode_varint(seq.max.0.wrapping_sub(seq.min.0), out);
+    encode_zigzag(range.start, out);
+    encode_varint(range.end.wrapping_sub(range.start) as u64, out);
+}
+
+/// The timestamps if this is slot 0 alone, with a value at each.
+fn lone_times(batch: &ColumnBatch) -> Option<&[Timestamp]> {
+    match (batch.times.as_slice(), batch.columns.as_slice()) {
+        ([times], [column])
+            if column.slot == Slot(0) && column.presence.as_ref().is_none_or(Presence::is_full) =>
+        {
+            Some(times)
+        }
+        _ => None,
+    }
+}
+
+/// Whether timestamps have equal distances.
+fn is_regular(times: &[Timestamp]) -> bool {
+    let mut steps = times.windows(2).map(|pair| pair[1].wrapping_sub(pair[0]));
+    steps.next().is_none_or(|first| steps.all(|step| step == first))
 }
 
 /// The directory and the value columns.
@@ -132,20 +153,7 @@ impl<'a> Chunk<'a> {
     /// `Corrupt` if the bytes are no chunk of a version that this build reads.
     pub fn open(bytes: &'a [u8]) -> Result<Chunk<'a>> {
         let mut input = bytes;
-        let tag = take_u8(&mut input, "chunk version")?;
-        if ![VERSION, VERSION | LONE, VERSION | LONE | REGULAR].contains(&tag) {
-            return Err(corrupt(format!(
-                "chunk version {tag:#04x}, this build reads {VERSION:#04x}"
-            )));
-        }
-        let group = GroupId(take_varint(&mut input, "chunk group")?);
-        let min = take_varint(&mut input, "chunk seq")?;
-        let max = min.checked_add(take_varint(&mut input, "chunk seq")?);
-        let max = max.ok_or_else(|| corrupt("chunk seq is over 64 bits"))?;
-        let start = take_zigzag(&mut input, "chunk start")?;
-        let span = take_varint(&mut input, "chunk end")?;
-        let end = start.checked_add_unsigned(span);
-        let end = end.ok_or_else(|| corrupt("chunk end is over 64 bits"))?;
+        let Head { tag, group, seq, range } = Head::take(&mut input)?;
         let body = if tag & LONE != 0 {
             let entry_count = take_count(&mut input, ENTRIES_MAX, "chunk entries")?;
             if entry_count == 0 {
@@ -155,8 +163,15 @@ impl<'a> Chunk<'a> {
         } else {
             Body::Members(read::Members::open(input)?)
         };
-        let seq = SeqRange { min: CommitSeq(min), max: CommitSeq(max) };
-        Ok(Chunk { group, seq, range: TimeRange::new(start, end), body })
+        Ok(Chunk { group, seq, range, body })
+    }
+
+    /// [`Chunk::time_range`] of the chunk that is all of `bytes`, without looking at more of it.
+    ///
+    /// # Errors
+    /// As [`Chunk::open`].
+    pub fn time_range_of(bytes: &[u8]) -> Result<TimeRange> {
+        Head::take(&mut { bytes }).map(|head| head.range)
     }
 
     /// Whose chunk it is.
@@ -206,6 +221,35 @@ impl<'a> Chunk<'a> {
             Body::Members(members) => members.read(self.range.start, slots, range)?,
         };
         Ok(columns)
+    }
+}
+
+/// What stands before a chunk's body.
+struct Head {
+    tag: u8,
+    group: GroupId,
+    seq: SeqRange,
+    range: TimeRange,
+}
+
+impl Head {
+    fn take(input: &mut &[u8]) -> Result<Head> {
+        let tag = take_u8(input, "chunk version")?;
+        if ![VERSION, VERSION | LONE, VERSION | LONE | REGULAR].contains(&tag) {
+            return Err(corrupt(format!(
+                "chunk version {tag:#04x}, this build reads {VERSION:#04x}"
+            )));
+        }
+        let group = GroupId(take_varint(input, "chunk group")?);
+        let min = take_varint(input, "chunk seq")?;
+        let max = min.checked_add(take_varint(input, "chunk seq")?);
+        let max = max.ok_or_else(|| corrupt("chunk seq is over 64 bits"))?;
+        let start = take_zigzag(input, "chunk start")?;
+        let span = take_varint(input, "chunk end")?;
+        let end = start.checked_add_unsigned(span);
+        let end = end.ok_or_else(|| corrupt("chunk end is over 64 bits"))?;
+        let seq = SeqRange { min: CommitSeq(min), max: CommitSeq(max) };
+        Ok(Head { tag, group, seq, range: TimeRange::new(start, end) })
     }
 }
 

@@ -56,22 +56,31 @@ pub struct SlotWalk<'a> {
     left: Option<&'a [Slot]>,
 }
 
-impl SlotWalk<'_> {
+impl<'a> SlotWalk<'a> {
+    /// The slots that are still wanted, unless all are.
+    pub(crate) fn listed(&self) -> Option<&'a [Slot]> {
+        self.left
+    }
+
     /// Whether no slot that follows is wanted.
     pub fn is_done(&self) -> bool {
         self.left.is_some_and(<[Slot]>::is_empty)
     }
 
-    /// Whether `slot` is wanted. Slots must rise from call to call.
+    /// Whether `slot` is wanted. Slots must rise from call to call, none twice.
     #[inline]
     pub fn take(&mut self, slot: Slot) -> bool {
         let Some(left) = &mut self.left else { return true };
         while let [first, rest @ ..] = left
-            && *first < slot
+            && *first <= slot
         {
+            let found = *first == slot;
             *left = rest;
+            if found {
+                return true;
+            }
         }
-        left.first() == Some(&slot)
+        false
     }
 }
 

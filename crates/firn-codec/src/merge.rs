@@ -11,6 +11,7 @@ use std::sync::Arc;
 use firn_model::{Column, ColumnBatch, ColumnValues, Presence, Slot, TimeRange, Timestamp};
 
 use crate::columns::{GroupColumns, doubles, span};
+use crate::transpose::newest_of_each;
 
 /// Unites `sources` (oldest first, by `seq.max`) and cuts to `range`.
 ///
@@ -30,7 +31,7 @@ pub fn merge_columns(sources: &[GroupColumns], range: TimeRange) -> GroupColumns
     match cut.as_slice() {
         [] => GroupColumns::default(),
         [only] => only.clone().into_owned(),
-        _ => merge_overlapping(&cut),
+        _ => merge_one_member(&cut).unwrap_or_else(|| merge_overlapping(&cut)),
     }
 }
 
@@ -45,6 +46,45 @@ pub fn merge_into_one(mut sources: Vec<GroupColumns>, range: TimeRange) -> Group
         }
         None => GroupColumns::default(),
     }
+}
+
+/// The same where every source has one member without NULLs, and all the same: lone series mostly.
+/// They need no plan: parts that follow each other in time are strung together, and of others the
+/// newest of equal timestamps is kept.
+fn merge_one_member(sources: &[Cow<'_, GroupColumns>]) -> Option<GroupColumns> {
+    let slot = sources.first()?.batch.columns.first()?.slot;
+    let mut parts: Vec<(&[Timestamp], &[f64])> = Vec::with_capacity(sources.len());
+    for source in sources {
+        let ([times], [column]) = (source.batch.times.as_slice(), source.batch.columns.as_slice())
+        else {
+            return None;
+        };
+        if column.slot != slot || column.presence.is_some() {
+            return None;
+        }
+        parts.push((times, doubles(&column.values)));
+    }
+    let apart = |pair: &[(&[Timestamp], &[f64])]| span(pair[0].0).end < span(pair[1].0).start;
+    let (times, values): (Arc<[Timestamp]>, Vec<f64>) = if parts.windows(2).all(apart) {
+        let count = parts.iter().map(|part| part.0.len()).sum();
+        let mut times = Vec::with_capacity(count);
+        let mut values = Vec::with_capacity(count);
+        for part in &parts {
+            times.extend_from_slice(part.0);
+            values.extend_from_slice(part.1);
+        }
+        (times.into(), values)
+    } else {
+        let all = parts.iter().flat_map(|part| part.0.iter().copied().zip(part.1.iter().copied()));
+        let mut all: Vec<(Timestamp, f64)> = all.collect();
+        let kept = newest_of_each(&mut all);
+        let all = all.get(..kept)?;
+        (all.iter().map(|one| one.0).collect(), all.iter().map(|one| one.1).collect())
+    };
+    let seq = sources.iter().skip(1).fold(sources[0].seq, |seq, source| seq.union(source.seq));
+    let mut batch = ColumnBatch::of_one(slot, times, values);
+    batch.columns.iter_mut().for_each(|column| column.key = sources[0].batch.columns[0].key);
+    Some(GroupColumns { batch, seq })
 }
 
 fn merge_overlapping(sources: &[Cow<'_, GroupColumns>]) -> GroupColumns {

@@ -56,6 +56,9 @@ impl RowsToColumns {
     /// Members share the time column of all timestamps, those that would be sparse on it share one
     /// per pattern.
     pub fn finish(&mut self, seq: SeqRange) -> GroupColumns {
+        if self.end <= 1 {
+            return GroupColumns { batch: self.finish_one(), seq };
+        }
         self.times.sort_unstable();
         self.times.dedup();
         let all: Arc<[Timestamp]> = self.times.as_slice().into();
@@ -75,6 +78,21 @@ impl RowsToColumns {
         self.times.clear();
         self.end = 0;
         GroupColumns { batch: columns.batch, seq }
+    }
+
+    /// As `finish` where only slot 0 has values: a lone series, for which the rest is not worth its price.
+    fn finish_one(&mut self) -> ColumnBatch {
+        self.sorted.clear();
+        self.sorted.extend(self.cells.drain(..).map(|(_, ts, value)| (ts, value)));
+        self.times.clear();
+        self.end = 0;
+        if self.sorted.is_empty() {
+            return ColumnBatch::default();
+        }
+        let kept = newest_of_each(&mut self.sorted);
+        let samples = self.sorted.get(..kept).unwrap_or_default();
+        let times = samples.iter().map(|sample| sample.0).collect();
+        ColumnBatch::of_one(Slot(0), times, samples.iter().map(|sample| sample.1).collect())
     }
 
     /// Puts the samples of each slot together in `sorted`, in the order they were pushed; returns
@@ -100,7 +118,10 @@ impl RowsToColumns {
 }
 
 /// Sorts one member's samples by time and keeps the last pushed of equal ones; returns how many.
-fn newest_of_each(samples: &mut [(Timestamp, f64)]) -> usize {
+pub(crate) fn newest_of_each(samples: &mut [(Timestamp, f64)]) -> usize {
+    if samples.is_empty() {
+        return 0;
+    }
     if samples.is_sorted_by(|a, b| a.0 < b.0) {
         return samples.len();
     }

@@ -9,7 +9,7 @@
 
 use std::time::{Duration, Instant};
 
-use firn_codec::{Slots, merge_columns};
+use firn_codec::{Slots, merge_into_one};
 use firn_head::{Head, HeadOptions, bound_bytes};
 use firn_model::{
     Budget, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardBits, Slot, TimeRange,
@@ -152,9 +152,10 @@ fn read(load: &Load, head: &Head, members: u64) {
     {
         let start = cpu();
         let mut value_count = 0;
+        let mut reader = snapshot.reader();
         for group in 0..load.series / members {
-            let sources = snapshot.read(GroupId(group), Slots::Some(&slot), range);
-            let merged = merge_columns(&sources.expect("what was written can be read"), range);
+            let sources = reader.read(GroupId(group), Slots::Some(&slot), range);
+            let merged = merge_into_one(sources.expect("what was written can be read"), range);
             value_count += merged.value_count();
         }
         let us = (cpu() - start).as_nanos() as f64 / 1e3 / (load.series / members) as f64;

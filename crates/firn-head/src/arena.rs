@@ -10,8 +10,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use firn_codec::varint::take_varint;
-use firn_codec::{GroupColumns, RowState, RowsToColumns, SeqRange, Slots, decode_row};
-use firn_model::{Reservation, Result, Slot, TimeRange, Timestamp, encode_varint};
+use firn_codec::{GroupColumns, RowState, RowsToColumns, SeqRange, Slots, decode_row_of};
+use firn_model::{Reservation, Result, TimeRange, encode_varint};
 use parking_lot::Mutex;
 
 use crate::growing::{FIRST_BUCKET_BYTES, Growing};
@@ -53,7 +53,6 @@ pub(crate) struct NewRow<'a> {
 pub(crate) struct ReadBuffers {
     found: Vec<Found>,
     row: Vec<u8>,
-    cells: Vec<(Slot, f64)>,
     state: RowState,
     columns: RowsToColumns,
 }
@@ -137,20 +136,16 @@ impl Arena {
         (slots, range): (Slots<'_>, TimeRange),
         buffers: &mut ReadBuffers,
     ) -> Result<()> {
-        let ReadBuffers { found, row, cells, state, columns } = buffers;
+        let ReadBuffers { found, row, state, columns } = buffers;
         self.find_rows(local, visible, found)?;
         *state = RowState::new();
         for found in found.iter().rev() {
             let mut bytes = self.words.read(found.start as usize, found.len as usize, row);
-            cells.clear();
-            // A row's slots rise.
-            let mut wanted = slots.walk();
-            let ts = decode_row(state, &mut bytes, |slot, value| {
-                if !found.hidden && wanted.take(slot) {
-                    cells.push((slot, value));
+            decode_row_of(state, slots, &mut bytes, |ts, slot, value| {
+                if !found.hidden && range.contains(ts) {
+                    columns.push(ts, slot, value);
                 }
             })?;
-            push_cells(ts, range, cells, columns);
         }
         Ok(())
     }
@@ -197,13 +192,6 @@ struct Found {
 }
 
 const _: () = assert!(ROW_HEADER_BYTES_MAX <= 16, "one peek has a row's whole header");
-
-#[inline]
-fn push_cells(ts: Timestamp, range: TimeRange, cells: &[(Slot, f64)], columns: &mut RowsToColumns) {
-    if range.contains(ts) {
-        cells.iter().for_each(|&(slot, value)| columns.push(ts, slot, value));
-    }
-}
 
 #[inline]
 fn page(local: Local) -> usize {

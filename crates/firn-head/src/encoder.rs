@@ -34,6 +34,8 @@ pub(crate) struct Encoder {
 pub(crate) struct Pending {
     pub(crate) seq: CommitSeq,
     pub(crate) segment: u64,
+    /// Members of its whole rows.
+    pub(crate) series_count: u64,
 }
 
 impl Encoder {
@@ -88,6 +90,7 @@ impl Encoder {
         let range = cells.iter().fold(TimeRange::EMPTY, |range, cell| range.extend(cell.ts));
         encode_header(range, payload);
         let mut before: Local = 0;
+        let mut series_count = 0;
         for piece in rows.pieces() {
             let local = Local::try_from(bits.local(piece.group)).expect("groups are dense");
             row.clear();
@@ -96,9 +99,10 @@ impl Encoder {
                 known
             });
             encode_payload_row(local - before, !known, row, payload);
+            series_count += if known { 0 } else { piece.cells.len() as u64 };
             before = local;
         }
-        self.pending = Some(Pending { seq, segment });
+        self.pending = Some(Pending { seq, segment, series_count });
         &self.payload
     }
 

@@ -65,11 +65,13 @@ impl Part {
         held.merge(old);
     }
 
-    /// Appends the group's values of `slots` in `range`.
+    /// Appends the group's values of `slots` in `range`. `near` is where the search before ended, for a part of
+    /// columns.
     pub(crate) fn read(
         &self,
         local: Local,
         (slots, range): (Slots<'_>, TimeRange),
+        near: &mut Option<SegmentCursor>,
         buffers: &mut ReadBuffers,
         out: &mut Vec<GroupColumns>,
     ) -> Result<()> {
@@ -77,7 +79,10 @@ impl Part {
             return Ok(());
         }
         match &self.form {
-            Form::Columns(segment) => segment.read(local, (slots, range), self.seq, out),
+            Form::Columns(segment) => {
+                let cursor = *near.insert(segment.seek(local, *near)?);
+                segment.read(local, cursor, (slots, range), self.seq, out)
+            }
             Form::Rows { arena, visible } => {
                 let columns = arena.read(local, *visible, (slots, range), self.seq, buffers)?;
                 if !columns.is_empty() {
@@ -89,13 +94,21 @@ impl Part {
     }
 
     /// The part of `range` in which the group may have values, maybe empty; rows are told apart by group only.
-    pub(crate) fn reach(&self, local: Local, range: TimeRange) -> Result<TimeRange> {
+    pub(crate) fn reach(
+        &self,
+        local: Local,
+        range: TimeRange,
+        near: &mut Option<SegmentCursor>,
+    ) -> Result<TimeRange> {
         let range = range.intersect(self.range);
         if range.is_empty() {
             return Ok(TimeRange::EMPTY);
         }
         match &self.form {
-            Form::Columns(segment) => Ok(range.intersect(segment.time_range(local)?)),
+            Form::Columns(segment) => {
+                let cursor = *near.insert(segment.seek(local, *near)?);
+                Ok(range.intersect(segment.time_range(local, cursor)?))
+            }
             Form::Rows { arena, visible } if arena.has_row(local, *visible)? => Ok(range),
             Form::Rows { .. } => Ok(TimeRange::EMPTY),
         }
@@ -153,7 +166,7 @@ struct PartCursor<'a> {
 
 enum At<'a> {
     Rows { arena: &'a Arena, visible: u32, next: Option<Local> },
-    Columns { segment: &'a Segment, cursor: SegmentCursor, next: Option<(Local, &'a [u8])> },
+    Columns { segment: &'a Segment, cursor: SegmentCursor },
 }
 
 impl<'a> PartCursor<'a> {
@@ -162,11 +175,7 @@ impl<'a> PartCursor<'a> {
             Form::Rows { arena, visible } => {
                 At::Rows { arena, visible: *visible, next: arena.next_group(0) }
             }
-            Form::Columns(segment) => {
-                let mut cursor = SegmentCursor::default();
-                let next = segment.next(&mut cursor)?;
-                At::Columns { segment, cursor, next }
-            }
+            Form::Columns(segment) => At::Columns { segment, cursor: segment.first()? },
         };
         Ok(PartCursor { part, at })
     }
@@ -174,7 +183,7 @@ impl<'a> PartCursor<'a> {
     fn peek(&self) -> Option<Local> {
         match &self.at {
             At::Rows { next, .. } => *next,
-            At::Columns { next, .. } => next.map(|(local, _)| local),
+            At::Columns { segment, cursor } => segment.get(cursor).map(|(local, _)| local),
         }
     }
 
@@ -186,11 +195,11 @@ impl<'a> PartCursor<'a> {
                 *next = local.checked_add(1).and_then(|from| arena.next_group(from));
                 arena.read(local, *visible, all, self.part.seq, buffers)
             }
-            At::Columns { segment, cursor, next } => {
-                let Some((_, chunk)) = *next else {
+            At::Columns { segment, cursor } => {
+                let Some((_, chunk)) = segment.get(cursor) else {
                     return Err(Error::internal("a segment's cursor is behind its last group"));
                 };
-                *next = segment.next(cursor)?;
+                segment.advance(cursor)?;
                 let columns = Chunk::open(chunk)?.read(all.0, all.1)?;
                 Ok(GroupColumns { seq: self.part.seq, ..columns })
             }

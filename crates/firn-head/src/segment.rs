@@ -6,7 +6,7 @@
 //!
 //! Source: ByteSeries 3.2.2 (static and compressed segments), with our chunks.
 
-use firn_codec::varint::{take_bytes, take_count, take_varint, varint_bytes};
+use firn_codec::varint::{take_bytes, take_count, take_varint};
 use firn_codec::{Chunk, Effort, GroupColumns, SeqRange, Slots, encode_chunk};
 use firn_model::{GroupId, Reservation, Result, TimeRange, encode_varint};
 use parking_lot::Mutex;
@@ -18,6 +18,8 @@ const CHUNK_ENTRIES_MAX: usize = 1 << 16;
 const CHUNK_VALUES_MAX: usize = 1 << 22;
 /// Chunks per directory entry: 2 bytes each; a lookup skips 2 chunks on average, each a cache miss.
 const ENTRY_CHUNKS: usize = 4;
+/// Directory entries that a search looks at one by one before it searches the whole directory.
+const ENTRIES_NEAR: usize = 8;
 
 /// Immutable columns of many groups.
 pub(crate) struct Segment {
@@ -46,12 +48,14 @@ pub(crate) struct SegmentBuilder {
     pub(crate) range: TimeRange,
 }
 
-/// A place in a segment's groups.
-#[derive(Clone, Default)]
+/// Stands on a chunk of a segment, or behind the last.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct SegmentCursor {
     chunk_idx: usize,
-    at: usize,
-    last: Local,
+    local: Local,
+    /// The chunk's bytes.
+    start: usize,
+    end: usize,
 }
 
 impl SegmentBuilder {
@@ -114,74 +118,119 @@ impl Segment {
         (size_of::<Segment>() + self.bytes.len() + size_of_val(&*self.directory)) as u64
     }
 
-    /// Appends the group's columns of `slots` in `range` to `out`, as from commits `seq`.
+    /// Appends the columns of `slots` in `range` of the chunks of `local` from `cursor` on to `out`, as from commits
+    /// `seq`.
     ///
     /// # Errors
     /// `Corrupt` if memory is not what was written: a bug.
     pub(crate) fn read(
         &self,
         local: Local,
+        mut cursor: SegmentCursor,
         (slots, range): (Slots<'_>, TimeRange),
         seq: SeqRange,
         out: &mut Vec<GroupColumns>,
     ) -> Result<()> {
-        let mut cursor = self.seek(local);
-        while let Some(chunk) = self.next_of(local, &mut cursor)? {
-            let columns = Chunk::open(chunk)?.read(slots, range)?;
-            if !columns.is_empty() {
-                out.push(GroupColumns { seq, ..columns });
+        while let Some(chunk) = self.chunk_of(local, &cursor) {
+            if range.overlaps(Chunk::time_range_of(chunk)?) {
+                let columns = Chunk::open(chunk)?.read(slots, range)?;
+                if !columns.is_empty() {
+                    out.push(GroupColumns { seq, ..columns });
+                }
             }
+            self.advance(&mut cursor)?;
         }
         Ok(())
     }
 
-    /// The time range of the group's chunks.
-    pub(crate) fn time_range(&self, local: Local) -> Result<TimeRange> {
-        let mut cursor = self.seek(local);
+    /// The time range of the chunks of `local` from `cursor` on.
+    pub(crate) fn time_range(&self, local: Local, mut cursor: SegmentCursor) -> Result<TimeRange> {
         let mut range = TimeRange::EMPTY;
-        while let Some(chunk) = self.next_of(local, &mut cursor)? {
-            range = range.union(Chunk::open(chunk)?.time_range());
+        while let Some(chunk) = self.chunk_of(local, &cursor) {
+            range = range.union(Chunk::time_range_of(chunk)?);
+            self.advance(&mut cursor)?;
         }
         Ok(range)
     }
 
-    /// The next group and its chunk.
-    pub(crate) fn next(&self, cursor: &mut SegmentCursor) -> Result<Option<(Local, &[u8])>> {
-        if cursor.chunk_idx == self.chunk_count {
-            return Ok(None);
+    /// A cursor on the first chunk.
+    pub(crate) fn first(&self) -> Result<SegmentCursor> {
+        self.at_entry(0)
+    }
+
+    /// Whose chunk the cursor stands on, and the chunk; `None` behind the last.
+    pub(crate) fn get(&self, cursor: &SegmentCursor) -> Option<(Local, &[u8])> {
+        let chunk = self.bytes.get(cursor.start..cursor.end)?;
+        (cursor.chunk_idx < self.chunk_count).then_some((cursor.local, chunk))
+    }
+
+    /// To the next chunk.
+    pub(crate) fn advance(&self, cursor: &mut SegmentCursor) -> Result<()> {
+        let next = SegmentCursor { chunk_idx: cursor.chunk_idx + 1, start: cursor.end, ..*cursor };
+        *cursor = self.load(next)?;
+        Ok(())
+    }
+
+    /// A cursor on the first chunk of `local`, or where it would be. From `near`, where a search before ended, it is
+    /// found by a few steps if it is not far ahead; O(log chunks) otherwise.
+    pub(crate) fn seek(&self, local: Local, near: Option<SegmentCursor>) -> Result<SegmentCursor> {
+        // A cursor that a search left stands on the first chunk of its group; behind the last chunk it
+        // still has that one's group.
+        let is_ahead = |near: &SegmentCursor| {
+            near.local < local || (near.local == local && near.chunk_idx < self.chunk_count)
+        };
+        let ahead = near.filter(is_ahead);
+        let mut cursor = match ahead {
+            None => self.search(local)?,
+            Some(near) => {
+                let entries = self.directory.get(near.chunk_idx / ENTRY_CHUNKS + 1..);
+                let steps = entries.unwrap_or_default().iter().take(ENTRIES_NEAR);
+                match steps.take_while(|entry| entry.first < local).count() {
+                    0 => near,
+                    ENTRIES_NEAR => self.search(local)?,
+                    steps => self.at_entry(near.chunk_idx / ENTRY_CHUNKS + steps)?,
+                }
+            }
+        };
+        while cursor.chunk_idx < self.chunk_count && cursor.local < local {
+            self.advance(&mut cursor)?;
+        }
+        Ok(cursor)
+    }
+
+    /// At most [`ENTRY_CHUNKS`] chunks before the first one of `local`.
+    fn search(&self, local: Local) -> Result<SegmentCursor> {
+        let behind = self.directory.partition_point(|entry| entry.first < local);
+        self.at_entry(behind.saturating_sub(1))
+    }
+
+    fn at_entry(&self, entry_idx: usize) -> Result<SegmentCursor> {
+        let chunk_idx = entry_idx * ENTRY_CHUNKS;
+        let start = self.directory.get(entry_idx).map_or(0, |entry| entry.start as usize);
+        self.load(SegmentCursor { chunk_idx, local: 0, start, end: start })
+    }
+
+    /// Reads what stands before the chunk at `cursor.start`; `cursor.local` is the chunk's before.
+    fn load(&self, mut cursor: SegmentCursor) -> Result<SegmentCursor> {
+        if cursor.chunk_idx >= self.chunk_count {
+            return Ok(SegmentCursor { chunk_idx: self.chunk_count, ..cursor });
         }
         if cursor.chunk_idx.is_multiple_of(ENTRY_CHUNKS)
             && let Some(entry) = self.directory.get(cursor.chunk_idx / ENTRY_CHUNKS)
         {
-            cursor.last = entry.first;
+            cursor.local = entry.first;
         }
-        let mut input = self.bytes.get(cursor.at..).unwrap_or_default();
-        let step = take_varint(&mut input, "segment group")?;
+        let all = self.bytes.get(cursor.start..).unwrap_or_default();
+        let mut input = all;
+        cursor.local += take_varint(&mut input, "segment group")? as Local;
         let len = take_count(&mut input, self.bytes.len(), "segment chunk length")?;
-        let chunk = take_bytes(&mut input, len, "segment chunk")?;
-        cursor.at += varint_bytes(step) + varint_bytes(len as u64) + len;
-        cursor.last += step as Local;
-        cursor.chunk_idx += 1;
-        Ok(Some((cursor.last, chunk)))
+        cursor.start += all.len() - input.len();
+        cursor.end = cursor.start + take_bytes(&mut input, len, "segment chunk")?.len();
+        Ok(cursor)
     }
 
-    /// A cursor before the first chunk of `local`, at most [`ENTRY_CHUNKS`] before. O(log chunks).
-    fn seek(&self, local: Local) -> SegmentCursor {
-        let behind = self.directory.partition_point(|entry| entry.first < local);
-        let entry_idx = behind.saturating_sub(1);
-        let at = self.directory.get(entry_idx).map_or(0, |entry| entry.start as usize);
-        SegmentCursor { chunk_idx: entry_idx * ENTRY_CHUNKS, at, last: 0 }
-    }
-
-    /// The next chunk of `local`, if the cursor is before or in its chunks.
-    fn next_of(&self, local: Local, cursor: &mut SegmentCursor) -> Result<Option<&[u8]>> {
-        loop {
-            match self.next(cursor)? {
-                Some((found, _)) if found < local => {}
-                Some((found, chunk)) if found == local => return Ok(Some(chunk)),
-                _ => return Ok(None),
-            }
-        }
+    fn chunk_of(&self, local: Local, cursor: &SegmentCursor) -> Option<&[u8]> {
+        self.get(cursor).filter(|(found, _)| *found == local).map(|(_, chunk)| chunk)
     }
 }
 
@@ -199,4 +248,49 @@ fn halves(columns: &GroupColumns) -> (GroupColumns, GroupColumns) {
         columns.slice(TimeRange::new(range.start, middle - 1)),
         columns.slice(TimeRange::new(middle, range.end)),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_model::{Budget, ColumnBatch, Pool, Slot};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn segment(locals: &[Local]) -> Segment {
+        let mut builder = SegmentBuilder::new();
+        for &local in locals {
+            let times = (0..3).map(|idx| i64::from(local) * 10 + idx).collect();
+            let batch = ColumnBatch::of_one(Slot(0), times, vec![f64::from(local); 3]);
+            builder.add(local, GroupColumns { batch, ..GroupColumns::default() }, Effort::Fast);
+        }
+        builder.finish(Budget::unlimited().empty(Pool::Head))
+    }
+
+    proptest! {
+        /// Groups with several chunks stand there several times; questions come in any order, many in a rising one.
+        #[test]
+        fn a_search_from_anywhere_ends_at_the_first_chunk_of_its_group(
+            mut locals in prop::collection::vec(0..300u32, 0..200),
+            questions in prop::collection::vec((0..310u32, any::<bool>()), 1..60),
+        ) {
+            locals.sort_unstable();
+            let segment = segment(&locals);
+            let (mut near, mut last) = (None, 0);
+            for (local, rises) in questions {
+                let local = if rises { last + local % 20 } else { local };
+                let mut cursor = segment.seek(local, near).unwrap();
+                near = Some(cursor);
+                last = local;
+                let rest: Vec<Local> = std::iter::from_fn(|| {
+                    let found = segment.get(&cursor).map(|(local, _)| local)?;
+                    segment.advance(&mut cursor).unwrap();
+                    Some(found)
+                })
+                .collect();
+                let behind = locals.partition_point(|&other| other < local);
+                prop_assert_eq!(&rest, &locals[behind..]);
+            }
+        }
+    }
 }

@@ -61,6 +61,10 @@ pub(crate) struct OpenArena {
     end: u32,
     row_count: u64,
     group_count: u64,
+    /// Members of the groups' first rows.
+    series_count: u64,
+    /// Of the arena before.
+    series_count_before: u64,
     staged_count: usize,
     pub(crate) seen: Seen,
 }
@@ -94,7 +98,7 @@ impl Shard {
             id,
             options,
             parts: Parts::new(),
-            open: VecDeque::from([OpenArena::new(1, &budget)]),
+            open: VecDeque::from([OpenArena::new(1, 0, &budget)]),
             staged: VecDeque::new(),
             encoder: Encoder::new(budget.empty(Pool::Head)),
             replay_segment: None,
@@ -131,6 +135,7 @@ impl Shard {
         );
         let payload = Payload::open(&bytes).expect("the payload was encoded here");
         let rows = self.append(payload, false).expect("the payload was encoded here");
+        self.active().series_count += pending.series_count;
         debug_assert!(rows.refused_count == 0, "a difference without its base was encoded");
         let range = payload.range;
         self.encoder.put_buffer(bytes);
@@ -223,6 +228,8 @@ impl Shard {
                 return Err(error.context(format!("rows of shard {} at {position:?}", self.id.0)));
             }
         };
+        let active = self.active();
+        active.series_count = active.series_count.max(active.group_count);
         if apply && rows.row_count > 0 {
             self.complete_since.get_or_insert(seq);
             let active = self.active();
@@ -256,7 +263,8 @@ impl Shard {
     }
 
     fn open_arena(&mut self, generation: u64) {
-        self.open.push_back(OpenArena::new(generation, &self.budget));
+        let series_count = self.active().series_count;
+        self.open.push_back(OpenArena::new(generation, series_count, &self.budget));
         self.encoder.enter_arena();
         self.hold_all();
     }
@@ -386,13 +394,15 @@ impl Parts {
 }
 
 impl OpenArena {
-    fn new(generation: u64, budget: &Budget) -> OpenArena {
+    fn new(generation: u64, series_count_before: u64, budget: &Budget) -> OpenArena {
         OpenArena {
             generation,
             arena: Arc::new(Arena::new(budget.empty(Pool::Head))),
             end: 0,
             row_count: 0,
             group_count: 0,
+            series_count: 0,
+            series_count_before,
             staged_count: 0,
             seen: Seen {
                 visible: 0,
@@ -406,13 +416,25 @@ impl OpenArena {
 
     /// Whether it is time for columns.
     ///
-    /// Source: ByteSeries 3.3 and 3.5 (thresholds by bytes and by points per series).
+    /// Source: ByteSeries Algorithm 1 and 3.3, see [`HeadOptions`].
     fn is_full(&self, options: &HeadOptions) -> bool {
-        let per_group = |rows: u32| self.row_count >= u64::from(rows) * self.group_count;
         let end = self.end as usize;
-        end >= (4 * options.arena_bytes_max).min(ARENA_BYTES_MAX / 2)
-            || (end >= options.arena_bytes_max && per_group(options.rows_per_group_min))
-            || (end > 0 && per_group(options.rows_per_group_max))
+        if end == 0 {
+            return false;
+        }
+        let has_rows = |rows: u32| self.row_count >= u64::from(rows) * self.group_count;
+        let is_large = |bytes: usize| end >= bytes;
+        if is_large((4 * options.arena_bytes_max).min(ARENA_BYTES_MAX / 2)) {
+            return true;
+        }
+        if is_large(options.arena_bytes_max) && has_rows(options.rows_per_group_min) {
+            return true;
+        }
+        let share =
+            100 * self.series_count >= options.series_share_percent_min * self.series_count_before;
+        let is_heavy = end as u64 >= options.bytes_per_series_max as u64 * self.series_count;
+        (share || is_large(options.arena_bytes_min))
+            && (is_heavy || has_rows(options.rows_per_group_max))
     }
 
     /// Rows before `end` are visible from now on.

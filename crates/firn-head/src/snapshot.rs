@@ -1,5 +1,6 @@
 //! A frozen view of every shard: what a query reads while writing, converting and flushing go on.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use firn_codec::{GroupColumns, Slots};
@@ -8,6 +9,7 @@ use firn_model::{CommitSeq, GroupId, Result, ShardBits, ShardId, TimeRange, Time
 use crate::arena::ReadBuffers;
 use crate::part::Part;
 use crate::payload::Local;
+use crate::segment::SegmentCursor;
 
 /// All rows that were visible when [`crate::Head::snapshot`] was called, and no other.
 ///
@@ -55,27 +57,32 @@ impl HeadSnapshot {
         slots: Slots<'_>,
         range: TimeRange,
     ) -> Result<Vec<GroupColumns>> {
-        self.reader().read(group, slots, range)
+        let mut sources = Vec::new();
+        let Some(local) = self.local(group) else { return Ok(sources) };
+        let mut buffers = ReadBuffers::default();
+        for part in self.shard(group).1.all() {
+            part.read(local, (slots, range), &mut None, &mut buffers, &mut sources)
+                .map_err(|error| error.context(format!("memory of {group}")))?;
+        }
+        Ok(sources)
     }
 
-    /// For reading one group after the other: keeps its buffers.
+    /// For asking about one group after the other: keeps its buffers and its place in each part, so
+    /// that groups that rise are found by a step each.
     pub fn reader(&self) -> HeadReader<'_> {
-        HeadReader { snapshot: self, buffers: ReadBuffers::default() }
+        HeadReader { snapshot: self, buffers: ReadBuffers::default(), places: Vec::new() }
     }
 
     /// Whether the group may have values in `range`. Never wrongly `false`; `true` for active rows
     /// means only that the group has some and that rows of its shard reach into `range`.
     pub fn has_data(&self, group: GroupId, range: TimeRange) -> bool {
-        let Some(local) = self.local(group) else { return false };
-        self.parts(group).any(|part| !reach(part, local, range).is_empty())
+        self.reaches(group, range).next().is_some()
     }
 
     /// The first moment in `range` at which the group may have values: never too late, and as exact as
     /// [`HeadSnapshot::has_data`].
     pub fn first_data(&self, group: GroupId, range: TimeRange) -> Option<Timestamp> {
-        let local = self.local(group)?;
-        let reaches = self.parts(group).map(|part| reach(part, local, range));
-        reaches.filter(|reach| !reach.is_empty()).map(|reach| reach.start).min()
+        self.reaches(group, range).map(|reach| reach.start).min()
     }
 
     /// Every row of `shard` that was committed at this or later is in the snapshot, flushed ones
@@ -102,20 +109,26 @@ impl HeadSnapshot {
         Local::try_from(self.bits.local(group)).ok()
     }
 
-    fn parts(&self, group: GroupId) -> impl Iterator<Item = &Part> {
-        self.shards[usize::from(self.bits.shard(group).0)].all()
+    fn reaches(&self, group: GroupId, range: TimeRange) -> impl Iterator<Item = TimeRange> {
+        let local = self.local(group);
+        let parts = local.into_iter().flat_map(move |_| self.shard(group).1.all());
+        let reach = move |part: &Part| reach(part, local?, range, &mut None);
+        parts.filter_map(reach)
+    }
+
+    fn shard(&self, group: GroupId) -> (usize, &ShardView) {
+        let shard_idx = usize::from(self.bits.shard(group).0);
+        (shard_idx, &self.shards[shard_idx])
     }
 }
 
-/// What cannot be told is read, and reported there.
-fn reach(part: &Part, local: Local, range: TimeRange) -> TimeRange {
-    part.reach(local, range).unwrap_or(range)
-}
-
-/// Reads groups of a snapshot.
+/// Asks a snapshot about its groups. Cheapest when they rise; asking about a group again costs no
+/// search.
 pub struct HeadReader<'a> {
     snapshot: &'a HeadSnapshot,
     buffers: ReadBuffers,
+    /// Per shard and part the place of the group that was asked for last; none before a shard's first.
+    places: Vec<Vec<Option<SegmentCursor>>>,
 }
 
 impl HeadReader<'_> {
@@ -131,12 +144,77 @@ impl HeadReader<'_> {
     ) -> Result<Vec<GroupColumns>> {
         let mut sources = Vec::new();
         let Some(local) = self.snapshot.local(group) else { return Ok(sources) };
-        for part in self.snapshot.parts(group) {
-            part.read(local, (slots, range), &mut self.buffers, &mut sources)
+        let (shard_idx, shard) = self.snapshot.shard(group);
+        let places = places(&mut self.places, shard_idx, shard);
+        for (part, place) in shard.all().zip(places) {
+            part.read(local, (slots, range), place, &mut self.buffers, &mut sources)
                 .map_err(|error| error.context(format!("memory of {group}")))?;
         }
         Ok(sources)
     }
+
+    /// As [`HeadSnapshot::has_data`].
+    pub fn has_data(&mut self, group: GroupId, range: TimeRange) -> bool {
+        let mut found = false;
+        self.each_reach(group, range, |_| {
+            found = true;
+            ControlFlow::Break(())
+        });
+        found
+    }
+
+    /// As [`HeadSnapshot::first_data`].
+    pub fn first_data(&mut self, group: GroupId, range: TimeRange) -> Option<Timestamp> {
+        let mut first: Option<Timestamp> = None;
+        self.each_reach(group, range, |reach| {
+            first = Some(first.map_or(reach.start, |first| first.min(reach.start)));
+            ControlFlow::Continue(())
+        });
+        first
+    }
+
+    /// Calls `each` with the part of `range` in which a part may have values of the group, unless that is empty.
+    fn each_reach(
+        &mut self,
+        group: GroupId,
+        range: TimeRange,
+        mut each: impl FnMut(TimeRange) -> ControlFlow<()>,
+    ) {
+        let Some(local) = self.snapshot.local(group) else { return };
+        let (shard_idx, shard) = self.snapshot.shard(group);
+        for (part, place) in shard.all().zip(places(&mut self.places, shard_idx, shard)) {
+            if let Some(reach) = reach(part, local, range, place)
+                && each(reach).is_break()
+            {
+                return;
+            }
+        }
+    }
+}
+
+/// The part of `range` in which `part` may have values of the group; what cannot be told is read, and reported there.
+fn reach(
+    part: &Part,
+    local: Local,
+    range: TimeRange,
+    near: &mut Option<SegmentCursor>,
+) -> Option<TimeRange> {
+    Some(part.reach(local, range, near).unwrap_or(range)).filter(|reach| !reach.is_empty())
+}
+
+fn places<'a>(
+    places: &'a mut Vec<Vec<Option<SegmentCursor>>>,
+    shard_idx: usize,
+    shard: &ShardView,
+) -> &'a mut [Option<SegmentCursor>] {
+    if places.len() <= shard_idx {
+        places.resize_with(shard_idx + 1, Vec::new);
+    }
+    let of_shard = &mut places[shard_idx];
+    if of_shard.is_empty() {
+        of_shard.resize(shard.parts.len() + shard.open.len(), None);
+    }
+    of_shard
 }
 
 impl std::fmt::Debug for HeadReader<'_> {

@@ -186,6 +186,16 @@ pub struct ColumnBatch {
     pub columns: Vec<Column>,
 }
 
+impl ColumnBatch {
+    /// One member with a value at each of `times`, key 0.
+    pub fn of_one(slot: Slot, times: Arc<[Timestamp]>, values: Vec<f64>) -> ColumnBatch {
+        debug_assert!(times.len() == values.len(), "a value for each timestamp");
+        let values = ColumnValues::F64(values);
+        let column = Column { slot, key: 0, time_idx: 0, presence: None, values };
+        ColumnBatch { times: vec![times], columns: vec![column] }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -34,42 +34,62 @@ impl Lone<'_> {
             return Ok(ColumnBatch::default());
         }
         let mut input = self.bytes;
-        let times = match self.regular {
-            true => regular_times(all, self.entry_count)?,
-            false => decode_times(all.start, self.entry_count, &mut input)?,
+        let (times, entries): (Times, _) = if self.regular {
+            let line = RegularTimes::new(all, self.entry_count)?;
+            let entries = line.entries_in(range);
+            (entries.clone().map(|idx| line.at(idx)).collect(), entries)
+        } else {
+            let times = decode_times(all.start, self.entry_count, &mut input)?;
+            let entries = entries_in(&times, range);
+            (times.get(entries.clone()).unwrap_or_default().into(), entries)
         };
-        let entries = entries_in(&times, range);
-        let kept = times.get(entries.clone()).unwrap_or_default();
-        if kept.is_empty() {
+        if times.is_empty() {
             return Ok(ColumnBatch::default());
         }
-        let column = Column {
-            slot: Slot(0),
-            key: 0,
-            time_idx: 0,
-            presence: None,
-            values: ColumnValues::F64(decode_values(
-                input,
-                self.entry_count,
-                entries,
-                &mut Vec::new(),
-            )?),
-        };
-        Ok(ColumnBatch { times: vec![kept.into()], columns: vec![column] })
+        let values = decode_values(input, self.entry_count, entries, &mut Vec::new())?;
+        Ok(ColumnBatch::of_one(Slot(0), times, values))
     }
 }
 
-/// `count` timestamps of equal distances from the start of `range` to its end.
-fn regular_times(range: TimeRange, count: usize) -> Result<Vec<Timestamp>> {
-    let span = range.end.wrapping_sub(range.start) as u64;
-    let steps = count as u64 - 1;
-    let fits = if steps == 0 { span == 0 } else { span >= steps && span.is_multiple_of(steps) };
-    if !fits {
-        return Err(corrupt(format!("{count} regular timestamps in {span} ms")));
+/// Timestamps of equal distances from the start of a range to its end.
+struct RegularTimes {
+    start: Timestamp,
+    /// 0 if there is one timestamp only.
+    step: u64,
+    count: usize,
+}
+
+impl RegularTimes {
+    fn new(range: TimeRange, count: usize) -> Result<RegularTimes> {
+        let span = range.end.wrapping_sub(range.start) as u64;
+        let steps = count as u64 - 1;
+        let fits = if steps == 0 { span == 0 } else { span >= steps && span.is_multiple_of(steps) };
+        if !fits {
+            return Err(corrupt(format!("{count} regular timestamps in {span} ms")));
+        }
+        Ok(RegularTimes { start: range.start, step: span.checked_div(steps).unwrap_or(0), count })
     }
-    let step = span.checked_div(steps).unwrap_or(0);
-    let at = |idx: u64| range.start.wrapping_add(idx.wrapping_mul(step) as i64);
-    Ok((0..count as u64).map(at).collect())
+
+    fn at(&self, idx: usize) -> Timestamp {
+        self.start.wrapping_add((idx as u64).wrapping_mul(self.step) as i64)
+    }
+
+    /// Those that are in `range`, which overlaps them.
+    fn entries_in(&self, range: TimeRange) -> Range<usize> {
+        let distance = |ts: Timestamp| ts.wrapping_sub(self.start) as u64;
+        // A step of 0 is that of a single timestamp.
+        let step = self.step.max(1);
+        let at_most = |idx: u64| usize::try_from(idx).map_or(self.count, |idx| idx.min(self.count));
+        let from = match range.start <= self.start {
+            true => 0,
+            false => at_most(distance(range.start).div_ceil(step)),
+        };
+        let to = match range.end < self.start {
+            true => 0,
+            false => at_most((distance(range.end) / step).saturating_add(1)),
+        };
+        from..to.max(from)
+    }
 }
 
 /// The body of a chunk of members, split into its parts.

@@ -48,18 +48,6 @@ impl Shapes {
         self.bases.iter().fold(TimeRange::EMPTY, |range, times| range.union(span(times)))
     }
 
-    /// Whether there is but one member, and it has all entries of the one base.
-    pub(super) fn is_single(&self) -> bool {
-        self.bases.len() == 1 && self.subsets.is_empty() && self.members.len() == 1
-    }
-
-    /// Whether the first base's timestamps have equal distances.
-    pub(super) fn is_regular(&self) -> bool {
-        let step = |pair: &[Timestamp]| pair[1].wrapping_sub(pair[0]);
-        let steps = self.bases.first().map(|times| times.windows(2).map(step));
-        steps.is_none_or(|mut steps| steps.next().is_none_or(|first| steps.all(|s| s == first)))
-    }
-
     /// Appends bases, subsets and the members' shapes as runs.
     pub(super) fn encode(&self, start: Timestamp, out: &mut Vec<u8>) {
         encode_varint(self.bases.len() as u64, out);

@@ -28,11 +28,15 @@ impl Packing {
         let count: u32 = widths.iter().sum();
         let mut best = (Packing::Packed { width: 64, patch_count: 0 }, usize::MAX);
         // The best width is one that occurs. From the widest down, wider ones become patches.
-        let mut wider: Vec<(u32, u32)> = Vec::new();
-        let occurring = (0..65u32).zip(widths).rev().filter(|(_, count)| **count > 0);
-        for (width, &here) in occurring {
-            let patch_count: u32 = wider.iter().map(|&(_, count)| count).sum();
-            let patch_bits: u32 = wider
+        let mut wider = [(0u32, 0u32); 65];
+        let (mut wider_len, mut patch_count) = (0, 0);
+        let widest = widths.iter().rposition(|&count| count > 0).unwrap_or(0);
+        for width in (0..=widest as u32).rev() {
+            let here = widths[width as usize];
+            if here == 0 {
+                continue;
+            }
+            let patch_bits: u32 = wider[..wider_len]
                 .iter()
                 .map(|&(wide, count)| count * (8 + (wide - width).div_ceil(7) * 8))
                 .sum();
@@ -41,8 +45,10 @@ impl Packing {
                 best = (Packing::Packed { width, patch_count: patch_count as usize }, bits);
             }
             // More patches than an eighth never pay.
-            wider.push((width, here));
-            if (patch_count + here) * 8 > count + 64 {
+            wider[wider_len] = (width, here);
+            wider_len += 1;
+            patch_count += here;
+            if patch_count * 8 > count + 64 {
                 break;
             }
         }

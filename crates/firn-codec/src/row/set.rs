@@ -184,6 +184,11 @@ impl MemberSet {
         self.end as usize
     }
 
+    /// Whether these are slots 0 to `len` - 1.
+    pub(super) fn is_dense(&self) -> bool {
+        self.words.is_empty()
+    }
+
     /// The slots, rising.
     pub(super) fn slots(&self) -> impl Iterator<Item = usize> + '_ {
         let dense_end = if self.words.is_empty() { self.end() } else { 0 };

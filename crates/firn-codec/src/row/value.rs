@@ -126,16 +126,41 @@ fn encode_searched(slot: &mut SlotState<'_>, kept: Option<Form>, value: f64, out
 /// Takes a changed value from the front of `input` and makes it the last one.
 #[inline]
 pub(super) fn decode_value(slot: &mut SlotState<'_>, input: &mut &[u8]) -> Result<()> {
-    if let Some(scale) = Scale::from_u8(*slot.mode) {
+    let form = take_form(slot.mode, input)?;
+    let d = |scale: Scale, delta| scale.nearest(slot.last_value()).wrapping_add(delta);
+    *slot.last = match form {
+        Form::Decimal { scale, delta } => scale.value(d(scale, delta)).to_bits(),
+        Form::Near { scale, delta, error } => {
+            scale.value_with_error(d(scale, delta), error).to_bits()
+        }
+        Form::Xor { xor } => *slot.last ^ xor,
+    };
+    Ok(())
+}
+
+/// Takes a changed value that nobody asks for: `mode` is as after [`decode_value`], there is no last value.
+#[inline]
+pub(super) fn skip_value(mode: &mut u8, input: &mut &[u8]) -> Result<()> {
+    take_form(mode, input).map(|_| ())
+}
+
+#[inline]
+fn take_form(mode: &mut u8, input: &mut &[u8]) -> Result<Form> {
+    if let Some(scale) = Scale::from_u8(*mode) {
         let delta = take_varint(input, "value delta")?;
         if delta != 0 {
-            return apply(slot, Form::Decimal { scale, delta: unzigzag(delta) });
+            return Ok(Form::Decimal { scale, delta: unzigzag(delta) });
         }
-    } else if let Some(scale) = near_scale(*slot.mode)
+    } else if let Some(scale) = near_scale(*mode)
         && let Some(form) = take_near(scale, input)?
     {
-        return apply(slot, form);
+        return Ok(form);
     }
+    take_controlled(mode, input)
+}
+
+/// A control byte, which changes the mode, and the form that it says.
+fn take_controlled(mode: &mut u8, input: &mut &[u8]) -> Result<Form> {
     let control = take_u8(input, "value control")?;
     let unknown = || corrupt(format!("value control {control:#04x} is unknown"));
     let form = match control {
@@ -156,21 +181,8 @@ pub(super) fn decode_value(slot: &mut SlotState<'_>, input: &mut &[u8]) -> Resul
             Form::Xor { xor: u64::from_le_bytes(bytes) }
         }
     };
-    set_mode(slot.mode, control);
-    apply(slot, form)
-}
-
-#[inline]
-fn apply(slot: &mut SlotState<'_>, form: Form) -> Result<()> {
-    let d = |scale: Scale, delta| scale.nearest(slot.last_value()).wrapping_add(delta);
-    *slot.last = match form {
-        Form::Decimal { scale, delta } => scale.value(d(scale, delta)).to_bits(),
-        Form::Near { scale, delta, error } => {
-            scale.value_with_error(d(scale, delta), error).to_bits()
-        }
-        Form::Xor { xor } => *slot.last ^ xor,
-    };
-    Ok(())
+    set_mode(mode, control);
+    Ok(form)
 }
 
 fn set_mode(mode: &mut u8, control: u8) {

@@ -99,6 +99,31 @@ proptest! {
     }
 }
 
+/// Reading the last of two timestamps that are 2^64 - 1 apart once lost it.
+#[test]
+fn regular_timestamps_are_cut_exactly() {
+    for (start, step, count) in
+        [(i64::MIN, i128::from(u64::MAX), 2), (-7, 5, 9), (3, 1, 1), (i64::MAX - 20, 10, 3)]
+    {
+        let at = |idx: i128| (i128::from(start) + step * idx) as i64;
+        let cells: Cells = (0..count).map(|idx| ((0, at(idx)), 1.5f64.to_bits())).collect();
+        let bytes = encode(&columns_of(&cells, 5), Effort::Fast);
+        let chunk = Chunk::open(&bytes).unwrap();
+        let edges: Vec<i64> = (0..count)
+            .flat_map(|idx| [at(idx).saturating_sub(1), at(idx), at(idx).saturating_add(1)])
+            .chain([i64::MIN, i64::MAX])
+            .collect();
+        for &from in &edges {
+            for &to in edges.iter().filter(|&&to| to >= from) {
+                let range = TimeRange::new(from, to);
+                let mut want = cells.clone();
+                want.retain(|key, _| range.contains(key.1));
+                assert_eq!(cells_of(&chunk.read(Slots::All, range).unwrap()), want, "{range:?}");
+            }
+        }
+    }
+}
+
 #[rustfmt::skip]
 #[test]
 fn version_1_of_a_chunk_stays_as_it_is() {

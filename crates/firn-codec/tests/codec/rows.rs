@@ -1,6 +1,6 @@
 //! Rows: any rows come back bit for bit, any bytes do no harm.
 
-use firn_codec::{RowState, decode_row, encode_row, row_bytes_max};
+use firn_codec::{RowState, Slots, decode_row, decode_row_of, encode_row, row_bytes_max};
 use firn_model::{Cell, GroupId, Slot, Timestamp};
 use proptest::prelude::*;
 
@@ -78,6 +78,26 @@ fn decode(
 }
 
 proptest! {
+    #[test]
+    fn some_members_of_rows_are_as_among_all(rows in rows(), mask in any::<u64>()) {
+        let bytes = encode(&rows);
+        let wanted: Vec<Slot> = (0..300).filter(|slot| mask >> (slot % 64) & 1 == 1).map(Slot).collect();
+        let (mut all, mut some) = (RowState::new(), RowState::new());
+        let mut input = bytes.as_slice();
+        for row in &rows {
+            let mut of_this = input;
+            let (ts, mut want) = decode(&mut all, &mut input).unwrap();
+            want.retain(|cell| wanted.contains(&Slot(cell.0)));
+            let mut seen = Vec::new();
+            let cell = |at, slot: Slot, value: f64| {
+                assert_eq!(at, row.1);
+                seen.push((slot.0, value.to_bits()));
+            };
+            prop_assert_eq!(decode_row_of(&mut some, Slots::Some(&wanted), &mut of_this, cell).unwrap(), ts);
+            prop_assert_eq!(seen, want);
+        }
+    }
+
     #[test]
     fn invariant_7_rows_are_bit_exact(rows in rows()) {
         let bytes = encode(&rows);

@@ -84,7 +84,10 @@ fn a_flush_tells_when_rows_are_undecided() {
 
 #[test]
 fn hot_memory_is_given_back_oldest_time_first_and_readers_keep_theirs() {
-    let mut world = World::new(1, |options| options.rows_per_group_max = 100);
+    let mut world = World::new(1, |options| {
+        options.rows_per_group_max = 100;
+        options.bytes_per_series_max = 10_000;
+    });
     // The younger commit has the older times.
     for start in [1_000, 2_000, 0] {
         for ts in 0..50 {

@@ -121,6 +121,8 @@ fn small(options: &mut HeadOptions) {
     options.arena_bytes_max = 60;
     options.rows_per_group_min = 2;
     options.rows_per_group_max = 5;
+    options.bytes_per_series_max = 24;
+    options.arena_bytes_min = 30;
     options.segment_fan_in = 2;
     options.hot_bytes_max = 20_000;
 }
