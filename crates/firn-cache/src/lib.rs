@@ -1,17 +1,33 @@
-//! Cache: time ranges of answers, kept beside the engine.
+//! Cache: time ranges of answers, kept beside the engine, on flash.
 //!
-//! **Owns** the protocol by which a cached answer stays exact: it is told of every
-//! [`firn_model::Change`] before the change is visible, and an answer that was computed from a
-//! snapshot with number N may be kept only where no change after N touched it. Slabs, extents and
-//! policy (TSCache, "TSCache: An Efficient Flash-based Caching Scheme for Time-series Data
-//! Workloads") come into this room behind the same seam.
+//! **Owns** the cache itself ([`Store`]: points by key and time in slabs on a file, with an index in memory and a
+//! policy for what goes) and the log of changes by which a cached answer stays exact: it is told of every
+//! [`firn_model::Change`] before the change is visible. Source: "TSCache: An Efficient Flash-based Caching Scheme
+//! for Time-series Data Workloads".
 //!
-//! **Never** knows the engine; sees it only as `Change`. **Never** answers with what may be stale.
+//! **Never** knows the engine; sees it only as `Change`. **Never** answers with what may be stale, never
+//! makes a writer wait for its device, never fails a query: what it cannot keep or read is not there.
 //!
-//! Reading order: `changes`.
+//! **Invariants**: a cached answer equals the computed one, bit for bit (9); a damaged slab costs itself only (5);
+//! memory is drawn from the budget, flash from a fixed number of places (8).
+//!
+//! Reading order: `slab` (the format; docs/formats/cache.md), `device`, `key_index`, `policy`, `store`, then
+//! `changes`.
 
 #![forbid(unsafe_code)]
 
 mod changes;
+mod device;
+mod key_index;
+mod planted;
+mod policy;
+mod slab;
+mod store;
 
 pub use changes::{ChangeLog, Touched};
+#[doc(hidden)]
+pub use planted::Planted;
+pub use policy::{PolicyKind, PolicyStats};
+pub use store::{
+    Ask, Fill, Got, KnownKey, Point, PointRef, Recovered, Store, StoreOptions, StoreStats,
+};

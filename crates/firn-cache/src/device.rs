@@ -1,0 +1,110 @@
+//! The file that slabs lie in: a superblock, then places of one size.
+
+use std::sync::Arc;
+
+use firn_codec::frame::{FileFormat, crc32};
+use firn_env::{Disk, DiskFile, OpenMode};
+use firn_model::{Error, ErrorKind, Result};
+
+use crate::slab::BLOCK_BYTES;
+
+/// The file's name in the cache's folder.
+const FILE: &str = "slabs";
+const SUPERBLOCK_BYTES: u64 = BLOCK_BYTES as u64;
+const FORMAT: FileFormat = FileFormat { kind: *b"CACH", version: 1, oldest: 1 };
+/// Bytes of the superblock that mean something.
+const FIELDS_BYTES: usize = 40;
+
+/// An open file of slabs.
+#[derive(Debug)]
+pub(crate) struct Device {
+    path: String,
+    file: Arc<dyn DiskFile>,
+    slab_bytes: u32,
+}
+
+impl Device {
+    /// Opens the file in `folder`, or makes it anew if there is none, or one of another version, slab size
+    /// or owner: what a cache has lost can be computed again. Says whether it is new.
+    ///
+    /// # Errors
+    /// `Unavailable` when the disk fails or is full.
+    pub(crate) fn open(
+        disk: &dyn Disk,
+        folder: &str,
+        slab_bytes: u32,
+        owner: u64,
+    ) -> Result<(Device, bool)> {
+        disk.create_dir(folder)?;
+        let path = format!("{folder}/{FILE}");
+        let superblock = superblock(slab_bytes, owner);
+        match disk.open(&path, OpenMode::Write) {
+            Ok(file) => {
+                let mut found = [0; FIELDS_BYTES];
+                let read = file.read_at(0, &mut found);
+                if read.is_ok() && found == superblock {
+                    return Ok((Device { path, file, slab_bytes }, false));
+                }
+                // It is not emptied but forgotten: a reader of the old name would still find its bytes.
+                drop(file);
+                disk.remove(&path)?;
+            }
+            Err(e) if *e.kind() == ErrorKind::NotFound => {}
+            Err(e) => return Err(e),
+        }
+        let file = disk.open(&path, OpenMode::Create)?;
+        let mut block = superblock.to_vec();
+        block.resize(SUPERBLOCK_BYTES as usize, 0);
+        file.write_at(0, &block)?;
+        file.sync()?;
+        disk.sync_dir(folder)?;
+        Ok((Device { path, file, slab_bytes }, true))
+    }
+
+    /// The file's path, for messages.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// How many places the file has now, written or not.
+    pub(crate) fn slot_count(&self) -> Result<u32> {
+        let bytes = self.file.len()?.saturating_sub(SUPERBLOCK_BYTES);
+        Ok(u32::try_from(bytes.div_ceil(u64::from(self.slab_bytes))).unwrap_or(u32::MAX))
+    }
+
+    /// Where a slot begins in the file.
+    pub(crate) fn offset(&self, slot: u32) -> u64 {
+        SUPERBLOCK_BYTES + u64::from(slot) * u64::from(self.slab_bytes)
+    }
+
+    /// Fills `buf` from byte `at` of a slot.
+    ///
+    /// # Errors
+    /// `Corrupt` if the file ends before, `Unavailable`.
+    pub(crate) fn read(&self, slot: u32, at: u64, buf: &mut [u8]) -> Result<()> {
+        if at + buf.len() as u64 > u64::from(self.slab_bytes) {
+            let what = format!("slab {slot}: it says that it is larger than its place");
+            return Err(Error::corrupt(&*self.path, self.offset(slot), what));
+        }
+        self.file.read_at(self.offset(slot) + at, buf)
+    }
+
+    /// Writes a slab. Not synced: what a crash loses is found by its checksums.
+    ///
+    /// # Errors
+    /// `Unavailable`; then nothing is known about what is in the slot.
+    pub(crate) fn write(&self, slot: u32, bytes: &[u8]) -> Result<()> {
+        assert!(bytes.len() <= self.slab_bytes as usize, "a slab fits its place");
+        self.file.write_at(self.offset(slot), bytes)
+    }
+}
+
+fn superblock(slab_bytes: u32, owner: u64) -> [u8; FIELDS_BYTES] {
+    let mut bytes = [0; FIELDS_BYTES];
+    bytes[..16].copy_from_slice(&FORMAT.header());
+    bytes[16..20].copy_from_slice(&slab_bytes.to_le_bytes());
+    bytes[24..32].copy_from_slice(&owner.to_le_bytes());
+    let crc = crc32(&bytes[..36]);
+    bytes[36..].copy_from_slice(&crc.to_le_bytes());
+    bytes
+}

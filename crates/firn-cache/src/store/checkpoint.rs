@@ -1,0 +1,142 @@
+//! The checkpoint: what of each slab was still true at a number, so that older changes need not be told again.
+//!
+//! Without it a slab is true as of when it was written. It is one small file, replaced as a whole: an old one or a
+//! missing one costs slabs, never truth.
+
+use std::collections::HashMap;
+
+use firn_codec::frame::{FileFormat, HEADER_BYTES, open_block, seal_block};
+use firn_codec::varint::{encode_varint, take_count, take_varint};
+use firn_env::OpenMode;
+use firn_model::ErrorKind;
+
+use super::open::NotedSlabs;
+use super::*;
+use crate::slab::{put_extent, take_extent};
+
+const FILE: &str = "checkpoint";
+const FORMAT: FileFormat = FileFormat { kind: *b"CCHK", version: 1, oldest: 1 };
+/// A file that is larger is none of ours: about 100 bytes for each of ten million extents.
+const BYTES_MAX: u64 = 1 << 30;
+
+/// What a checkpoint says.
+#[derive(Debug, Default)]
+pub(super) struct Checkpoint {
+    /// Every change up to this one is taken into account.
+    pub(super) through: CommitSeq,
+    /// Generations up to this one were given out.
+    pub(super) last_generation: u64,
+    pub(super) slabs: NotedSlabs,
+}
+
+impl Store {
+    /// Makes what was trimmed so far durable. After it, changes up to the largest snapshot number that anybody came
+    /// with need not be told again when the cache is opened. Slabs that wait in memory are not part of it.
+    ///
+    /// # Errors
+    /// `Unavailable` when the disk fails: the last checkpoint stays.
+    pub fn checkpoint(&self) -> Result<CommitSeq> {
+        let _one_at_a_time = self.lane.lock();
+        let (through, body) = self.state.lock().encode_checkpoint(self.options.owner);
+        let mut bytes = FORMAT.header().to_vec();
+        let start = bytes.len();
+        bytes.extend_from_slice(&body);
+        seal_block(start, &mut bytes);
+        let (path, temporary) =
+            (format!("{}/{FILE}", self.folder), format!("{}/{FILE}.new", self.folder));
+        match self.disk.remove(&temporary) {
+            Err(e) if *e.kind() != ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let file = self.disk.open(&temporary, OpenMode::Create)?;
+        file.write_at(0, &bytes)?;
+        file.sync()?;
+        self.disk.rename(&temporary, &path)?;
+        self.disk.sync_dir(&self.folder)?;
+        Ok(through)
+    }
+}
+
+impl State {
+    /// `varint(owner) varint(through) varint(last generation) varint(slabs)`, then for each slab `varint(generation)
+    /// varint(slot) varint(keys)`, for each key `varint(position) varint(extents)` and its extents.
+    fn encode_checkpoint(&self, owner: u64) -> (CommitSeq, Vec<u8>) {
+        let mut out = Vec::new();
+        encode_varint(owner, &mut out);
+        let ahead = u64::from(self.planted == Some(Planted::CheckpointAhead)) * 5;
+        encode_varint(self.heard.0 + ahead, &mut out);
+        encode_varint(self.next_generation, &mut out);
+        let slabs: Vec<(SlabId, &Node, &Arc<FlashSlab>)> = self
+            .nodes
+            .iter()
+            .filter_map(|(&id, node)| match &node.body {
+                Body::Flash(flash) => Some((id, node, flash)),
+                _ => None,
+            })
+            .collect();
+        encode_varint(slabs.len() as u64, &mut out);
+        for (id, node, flash) in slabs {
+            encode_varint(flash.preamble.generation, &mut out);
+            encode_varint(u64::from(flash.preamble.slot), &mut out);
+            encode_varint(node.keys.len() as u64, &mut out);
+            for (position, text) in flash.keys.iter().enumerate() {
+                if !node.keys.contains_key(text) {
+                    continue;
+                }
+                let keys = self.fields.get(&node.field).map(|field| &field.keys);
+                let entry = keys.and_then(|keys| keys.get(text));
+                let extents = entry.map(|entry| entry.extents(id)).unwrap_or_default();
+                encode_varint(position as u64, &mut out);
+                encode_varint(extents.len() as u64, &mut out);
+                extents.iter().for_each(|extent| put_extent(extent, &mut out));
+            }
+        }
+        (self.heard, out)
+    }
+}
+
+/// The checkpoint in `folder`; an empty one if there is none that can be used.
+pub(super) fn read_checkpoint(disk: &dyn Disk, folder: &str, owner: u64) -> Checkpoint {
+    let path = format!("{folder}/{FILE}");
+    let read = || -> Result<Vec<u8>> {
+        let file = disk.open(&path, OpenMode::Read)?;
+        let len = file.len()?.min(BYTES_MAX) as usize;
+        let mut bytes = vec![0; len];
+        file.read_at(0, &mut bytes)?;
+        Ok(bytes)
+    };
+    // It is a help, not a need: whatever is wrong with it, slabs are true as of their own numbers.
+    let Ok(bytes) = read() else { return Checkpoint::default() };
+    decode_checkpoint(&path, &bytes, owner).unwrap_or_default()
+}
+
+fn decode_checkpoint(path: &str, bytes: &[u8], owner: u64) -> Result<Checkpoint> {
+    FORMAT.check(path, bytes)?;
+    let block = bytes.get(HEADER_BYTES..).unwrap_or_default();
+    let mut input = open_block(path, HEADER_BYTES as u64, block)?;
+    let input = &mut input;
+    if take_varint(input, "owner")? != owner {
+        return Ok(Checkpoint::default());
+    }
+    let through = CommitSeq(take_varint(input, "number")?);
+    let last_generation = take_varint(input, "generation")?;
+    let slab_count = take_count(input, u32::MAX as usize, "slabs")?;
+    let mut slabs = NotedSlabs::new();
+    for _ in 0..slab_count {
+        let generation = take_varint(input, "generation")?;
+        let slot = take_count(input, u32::MAX as usize, "slot")? as u32;
+        let key_count = take_count(input, u32::MAX as usize, "keys")?;
+        let mut keys = HashMap::new();
+        for _ in 0..key_count {
+            let position = take_count(input, u32::MAX as usize, "position")? as u32;
+            let extent_count = take_count(input, u32::MAX as usize, "extents")?;
+            let mut extents = Vec::new();
+            for _ in 0..extent_count {
+                extents.push(take_extent(input)?);
+            }
+            keys.insert(position, extents);
+        }
+        slabs.insert((generation, slot), keys);
+    }
+    Ok(Checkpoint { through, last_generation, slabs })
+}

@@ -1,0 +1,237 @@
+//! Opening: what the file still has, slab by slab, as far as it can be trusted.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex as HeaderLock;
+
+use super::checkpoint::{Checkpoint, read_checkpoint};
+use super::*;
+use crate::slab::{PREAMBLE_BYTES, SlabKey};
+
+/// What the owner of the points knows when it opens a cache again.
+#[derive(Clone, Copy, Debug)]
+pub struct Recovered {
+    /// It will tell every change with a larger number again, right after opening. What a slab has is true as of a
+    /// number of its own; slabs that missed a change are dropped.
+    pub replays_after: CommitSeq,
+    /// Its last change. What was computed from a later one, which a crash took back, is dropped.
+    pub through: CommitSeq,
+}
+
+impl Recovered {
+    /// For points that never change.
+    pub const IMMUTABLE: Recovered =
+        Recovered { replays_after: CommitSeq(0), through: CommitSeq(u64::MAX) };
+}
+
+/// A slab that was found.
+struct Found {
+    slot: u32,
+    header: Header,
+}
+
+impl Store {
+    /// Opens the cache in `folder` of `disk`, with what is left of it. A damaged slab costs itself only.
+    ///
+    /// # Errors
+    /// `Invalid` for options that make no sense, `Unavailable` when the disk fails.
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        folder: &str,
+        budget: &Budget,
+        options: StoreOptions,
+        recovered: Recovered,
+    ) -> Result<Store> {
+        let slab_bytes = u64::from(options.slab_bytes);
+        let slot_count = u32::try_from(options.flash_bytes_max / slab_bytes.max(1));
+        let slot_count = slot_count.unwrap_or(u32::MAX);
+        if slab_bytes < 16 << 10 || slab_bytes % 4096 != 0 || slot_count < 2 {
+            return Err(Error::invalid(format!(
+                "a cache of {} bytes in slabs of {slab_bytes}: slabs are a multiple of 4096, 16384 at least, and two \
+                 must fit",
+                options.flash_bytes_max
+            )));
+        }
+        let (device, is_new) = Device::open(&*disk, folder, options.slab_bytes, options.owner)?;
+        let memory = Memory {
+            budget: budget.clone(),
+            reservation: budget.empty(Pool::Cache),
+            segment_count: 0,
+            key_count: 0,
+            text_bytes: 0,
+            slab_bytes: 0,
+            node_key_count: 0,
+        };
+        let state = State {
+            fields: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            policy: Policy::new(options.policy, slot_count as usize),
+            free_slots: Vec::new(),
+            fresh_slot: 0,
+            slot_count,
+            dying: Vec::new(),
+            headers: VecDeque::new(),
+            header_bytes: 0,
+            next_generation: 0,
+            // Nothing has been told yet; what is replayed comes before the first snapshot's number.
+            heard: recovered.replays_after,
+            memory,
+            failures: 0,
+            is_off: false,
+            planted: options.planted,
+            stats: StoreStats::default(),
+        };
+        let store = Store {
+            disk,
+            folder: folder.to_owned(),
+            device,
+            options,
+            lane: Mutex::new(()),
+            state: Mutex::new(state),
+        };
+        if !is_new {
+            store.load(recovered)?;
+        }
+        Ok(store)
+    }
+
+    /// Reads the headers of all slabs.
+    fn load(&self, recovered: Recovered) -> Result<()> {
+        let slot_count = self.device.slot_count()?;
+        let mut found = Vec::new();
+        let mut corrupt = 0;
+        let mut free_slots = Vec::new();
+        let mut last_generation = 0;
+        let checkpoint = read_checkpoint(&*self.disk, &self.folder, self.options.owner);
+        for slot in 0..slot_count {
+            match self.read_slot(slot) {
+                Ok(header) => {
+                    last_generation = last_generation.max(header.preamble.generation);
+                    found.push(Found { slot, header });
+                }
+                // A place that was never written, or torn by a crash, or rotten.
+                Err(_) => {
+                    corrupt += 1;
+                    free_slots.push(slot);
+                }
+            }
+        }
+        let mut state = self.state.lock();
+        let limit = state.slot_count;
+        state.fresh_slot = slot_count.min(limit);
+        state.free_slots = free_slots;
+        state.free_slots.retain(|&slot| slot < limit);
+        state.stats.slabs_corrupt += corrupt;
+        // Also above what a lost slab may have had: its blocks may still lie in its place.
+        state.next_generation = last_generation.max(checkpoint.last_generation) + 1_000_000;
+        state.add_found(found, &checkpoint, recovered);
+        state.settle_memory();
+        Ok(())
+    }
+
+    fn read_slot(&self, slot: u32) -> Result<Header> {
+        let mut bytes = [0; PREAMBLE_BYTES];
+        self.device.read(slot, 0, &mut bytes)?;
+        let offset = self.device.offset(slot);
+        let preamble = Preamble::decode(self.device.path(), offset, slot, &bytes)?;
+        if preamble.slab_bytes() > u64::from(self.options.slab_bytes) {
+            return Err(Error::corrupt(self.device.path(), offset, "slab larger than its place"));
+        }
+        self.read_header(preamble)
+    }
+}
+
+impl State {
+    fn add_found(&mut self, found: Vec<Found>, checkpoint: &Checkpoint, recovered: Recovered) {
+        // Every range goes to the slab that was computed from the newest snapshot: by number, then generation.
+        let mut claims = Vec::new();
+        let mut generations: HashMap<u64, u32> = HashMap::new();
+        for slab in &found {
+            *generations.entry(slab.header.preamble.generation).or_default() += 1;
+        }
+        for Found { slot, header } in found {
+            let preamble = header.preamble;
+            let noted = checkpoint.slabs.get(&(preamble.generation, slot));
+            let heard = preamble.heard.max(noted.map_or(CommitSeq(0), |_| checkpoint.through));
+            let is_trusted = self.planted == Some(Planted::MissedChangesTrusted);
+            let is_kept = (heard >= recovered.replays_after || is_trusted)
+                && heard <= recovered.through
+                // A slab that could not be read at the last open may have left its generation to another.
+                && generations.get(&preamble.generation) == Some(&1)
+                && slot < self.slot_count;
+            if !is_kept {
+                if slot < self.slot_count {
+                    self.free_slots.push(slot);
+                }
+                continue;
+            }
+            let slab = preamble.generation;
+            let flash = FlashSlab {
+                preamble,
+                keys: header.keys.iter().map(|key| Arc::clone(&key.text)).collect(),
+                header: HeaderLock::new(None),
+            };
+            let mut node = Node::new(preamble.field, Body::Flash(Arc::new(flash)));
+            node.is_compacted = preamble.is_compacted;
+            self.nodes.insert(slab, node);
+            // Which key has how much of it is not stored: an equal share each.
+            let extents = header.keys.iter().flat_map(|key| &key.extents);
+            let ms: f32 = extents.map(|extent| width_ms(extent.range)).sum();
+            let bytes_per_ms = preamble.data_bytes as f32 / ms.max(1.0);
+            for (position, key) in header.keys.into_iter().enumerate() {
+                let SlabKey { text, note, extents } = key;
+                let extents = match noted {
+                    Some(noted) => noted.get(&(position as u32)).cloned().unwrap_or_default(),
+                    None => extents,
+                };
+                claims.extend(extents.into_iter().map(|extent| {
+                    (
+                        extent,
+                        slab,
+                        preamble.field,
+                        Arc::clone(&text),
+                        Arc::clone(&note),
+                        bytes_per_ms,
+                    )
+                }));
+            }
+        }
+        claims.sort_by_key(|claim| (claim.0.number, claim.1));
+        for (extent, slab, field, text, note, bytes_per_ms) in claims {
+            let Extent { range, number } = extent;
+            let segment = Segment { end: range.end, slab, number, bytes_per_ms };
+            let keys = &mut self.fields.entry(field).or_default().keys;
+            let entry = keys.entry(text).or_insert_with(|| Entry::new(&note));
+            entry.insert(range, segment, &mut Deltas::new());
+        }
+        self.count_found();
+    }
+
+    /// Counts who has what, tells the policy of the slabs that have something, and drops the others.
+    fn count_found(&mut self) {
+        let memory = &mut self.memory;
+        for (text, entry) in self.fields.values().flat_map(|field| &field.keys) {
+            memory.key_count += 1;
+            memory.text_bytes += (text.len() + entry.note.len()) as u64;
+            for (range, segment) in entry.segments() {
+                let Some(node) = self.nodes.get_mut(&segment.slab) else { continue };
+                memory.segment_count += 1;
+                memory.node_key_count += u64::from(!node.keys.contains_key(text));
+                *node.keys.entry(Arc::clone(text)).or_default() += 1;
+                node.range = node.range.union(range);
+            }
+        }
+        let ids: Vec<SlabId> = self.nodes.keys().copied().collect();
+        for id in ids {
+            let Some(node) = self.nodes.get(&id) else { continue };
+            if node.keys.is_empty() {
+                self.remove_slab(id);
+            } else {
+                self.policy.insert(id, node.range.end);
+            }
+        }
+    }
+}
+
+/// The extents of a checkpoint by generation and slot, then by position in the key array.
+pub(super) type NotedSlabs = HashMap<(u64, u32), HashMap<u32, Vec<Extent>>>;

@@ -1,0 +1,333 @@
+//! Tests of the store: against a plain map, over a simulated disk that fails and loses.
+
+use firn_sim::{Operation, Rng, Sim, for_seeds};
+
+use super::*;
+use crate::planted::Planted;
+
+const FIELD: u64 = 1;
+const KEYS: [&str; 5] = ["cpu", "memory", "disk", "net", "a key with a rather long text"];
+const LAST: Timestamp = 4_000;
+
+/// A point as it must come back.
+type TruePoint = (Timestamp, Option<Arc<[u8]>>, Vec<u8>);
+
+/// Points whose truth changes: a version for each time.
+struct World {
+    sim: Sim,
+    rng: Rng,
+    store: Option<Store>,
+    planted: Option<Planted>,
+    /// The number of the last change of each time, per key.
+    versions: HashMap<usize, Vec<u64>>,
+    changes: Vec<(u64, usize, TimeRange)>,
+    /// Changes that the owner can tell again are those after this.
+    floor: u64,
+    number: u64,
+    hits: u64,
+    gets: u64,
+    digest: u64,
+}
+
+fn options(planted: Option<Planted>) -> StoreOptions {
+    StoreOptions {
+        slab_bytes: 16 << 10,
+        flash_bytes_max: 12 * (16 << 10),
+        header_bytes_max: 4 << 10,
+        waiting_slabs_max: 3,
+        compaction_trigger: 3,
+        planted,
+        ..StoreOptions::default()
+    }
+}
+
+impl World {
+    fn new(seed: u64, planted: Option<Planted>) -> World {
+        let mut world = World {
+            sim: Sim::new(seed),
+            rng: Rng::new(seed ^ 0xcac4e),
+            store: None,
+            planted,
+            versions: (0..KEYS.len()).map(|key| (key, vec![0; LAST as usize + 1])).collect(),
+            changes: Vec::new(),
+            floor: 0,
+            number: 0,
+            hits: 0,
+            gets: 0,
+            digest: 0,
+        };
+        world.open();
+        world
+    }
+
+    fn open(&mut self) {
+        let recovered =
+            Recovered { replays_after: CommitSeq(self.floor), through: CommitSeq(self.number) };
+        for _ in 0..50 {
+            let disk = self.sim.env().disk;
+            let budget = Budget::new(4 << 20);
+            match Store::open(disk, "cache/points", &budget, options(self.planted), recovered) {
+                Ok(store) => {
+                    let again = self.changes.iter().filter(|change| change.0 > self.floor);
+                    for (_, key, range) in again {
+                        store.trim(KEYS[*key].as_bytes(), FIELD, *range);
+                    }
+                    self.store = Some(store);
+                    return;
+                }
+                Err(_) => {
+                    self.sim.faults.clear();
+                    if self.sim.faults.is_off() {
+                        self.sim.restart();
+                    }
+                }
+            }
+        }
+        panic!("the cache does not open in 50 tries");
+    }
+
+    fn store(&self) -> &Store {
+        self.store.as_ref().unwrap()
+    }
+
+    /// The truth: a third of all times have a point, some of them the same for all keys, some large.
+    fn truth(&self, key: usize, range: TimeRange) -> Vec<TruePoint> {
+        let point = |ts: Timestamp| {
+            let version = self.versions[&key][ts as usize];
+            let mut rng = Rng::new(ts as u64 * 31 + version);
+            let is_shared = version == 0 && ts % 2 == 0;
+            let mut text = if is_shared { "all" } else { KEYS[key] }.as_bytes().to_vec();
+            text.extend_from_slice(&version.to_le_bytes());
+            text.resize(text.len() + rng.below(60) as usize, 1);
+            if rng.chance(0.01) {
+                text.resize(5_000, 2);
+            }
+            let head = (ts % 4 != 0).then(|| Arc::from(format!("head {}", ts % 3).as_bytes()));
+            (ts, head, text)
+        };
+        (range.start..=range.end).filter(|ts| ts % 3 == 0).map(point).collect()
+    }
+
+    fn some_range(&mut self) -> TimeRange {
+        // Mostly the newest data, as dashboards ask.
+        let width = *self.rng.pick(&[3, 30, 300, 300, 1_500]);
+        let oldest = if self.rng.chance(0.8) { LAST - 600 } else { 0 };
+        let start = self.rng.between(oldest, LAST);
+        TimeRange::new(start, (start + self.rng.between(0, width)).min(LAST))
+    }
+
+    fn query(&mut self) {
+        let key = self.rng.below(KEYS.len() as u64) as usize;
+        let range = self.some_range();
+        let number = CommitSeq(self.number);
+        let text = KEYS[key].as_bytes();
+        let partial_bytes_min = *self.rng.pick(&[0, 0, 500]);
+        let ask = Ask { key: text, field: FIELD, range, number, partial_bytes_min };
+        let got = self.store().get(&ask);
+        let mut found = Vec::new();
+        got.for_each(&mut |point| {
+            found.push((point.ts, point.head.cloned(), point.payload.to_vec()));
+        })
+        .unwrap();
+        let is_there = |ts: &Timestamp| !got.missing.contains(*ts);
+        let mut want = self.truth(key, range);
+        want.retain(|point| is_there(&point.0));
+        assert_eq!(found, want, "{} in {range:?}, missing {:?}", KEYS[key], got.missing);
+        self.gets += 1;
+        self.hits += u64::from(got.missing != range);
+        self.digest = self.digest.wrapping_mul(31).wrapping_add(got.missing.start as u64);
+        if !got.missing.is_empty() {
+            self.fill(key, got.missing);
+        }
+    }
+
+    fn fill(&mut self, key: usize, range: TimeRange) {
+        let truth = self.truth(key, range);
+        let points: Vec<Point<'_>> = truth
+            .iter()
+            .map(|(ts, head, payload)| Point { ts: *ts, head: head.clone(), payload })
+            .collect();
+        let number = CommitSeq(self.number);
+        let text = KEYS[key].as_bytes();
+        let fill = Fill { key: text, field: FIELD, range, number, note: b"n", points: &points };
+        let kept = self.store().set(&fill);
+        assert!(range.covers(kept));
+    }
+
+    fn change(&mut self) {
+        let key = self.rng.below(KEYS.len() as u64) as usize;
+        let oldest = if self.rng.chance(0.5) { LAST - 600 } else { 0 };
+        let start = self.rng.between(oldest, LAST);
+        let range = TimeRange::new(start, (start + self.rng.between(0, 20)).min(LAST));
+        self.number += 1;
+        let number = self.number;
+        let versions = self.versions.get_mut(&key).unwrap();
+        (range.start..=range.end).for_each(|ts| versions[ts as usize] = number);
+        self.changes.push((number, key, range));
+        self.store().trim(KEYS[key].as_bytes(), FIELD, range);
+    }
+
+    fn restart(&mut self) {
+        if self.rng.chance(0.4) {
+            self.store().flush();
+            let _ = self.store().checkpoint();
+        }
+        self.store = None;
+        if self.rng.chance(0.7) {
+            self.sim.restart();
+        }
+        self.sim.faults.clear();
+        if self.rng.chance(0.2) {
+            // The owner's log was cut: it cannot tell the older changes again.
+            let floor = self.number - self.rng.below(self.number / 2 + 1);
+            self.floor = self.floor.max(floor);
+        }
+        self.open();
+    }
+
+    fn damage(&mut self) {
+        let path = "cache/points/slabs";
+        let Ok(len) = self.sim.disk.bytes(path).map(|bytes| bytes.len() as u64) else { return };
+        let at = self.rng.below(len.max(1)) as usize;
+        let bit = self.rng.below(8);
+        // The superblock's damage costs all, which would leave little to see.
+        if at >= 4096 {
+            let _ = self.sim.disk.damage(path, |bytes| bytes[at] ^= 1 << bit);
+        }
+    }
+
+    /// Both layers of the index tell the same, and all is counted.
+    fn check(&self) {
+        let state = self.store().state.lock();
+        let mut counts: HashMap<(SlabId, Arc<[u8]>), u32> = HashMap::new();
+        let mut segment_count = 0;
+        for (text, entry) in state.fields.values().flat_map(|field| &field.keys) {
+            for (_, segment) in entry.segments() {
+                *counts.entry((segment.slab, Arc::clone(text))).or_default() += 1;
+                segment_count += 1;
+            }
+        }
+        assert_eq!(state.memory.segment_count, segment_count);
+        for (id, node) in &state.nodes {
+            for (text, count) in &node.keys {
+                assert_eq!(counts.remove(&(*id, Arc::clone(text))), Some(*count), "slab {id}");
+            }
+        }
+        assert!(counts.is_empty(), "segments of slabs that are not there: {counts:?}");
+        let keys: usize = state.fields.values().map(|field| field.keys.len()).sum();
+        assert_eq!(state.memory.key_count, keys as u64);
+    }
+
+    fn step(&mut self) {
+        match self.rng.below(100) {
+            0..60 => self.query(),
+            60..68 => self.change(),
+            68..92 => {
+                self.store().work();
+            }
+            92..94 => {
+                let _ = self.store().checkpoint();
+            }
+            94..96 => self.damage(),
+            96 => {
+                let operation = *self.rng.pick(&[Operation::Write, Operation::Read]);
+                self.sim.faults.fail_nth(operation, 1 + self.rng.below(4));
+            }
+            97 if self.rng.chance(0.5) => {
+                let soon = self.sim.faults.change_count() + self.rng.below(12);
+                self.sim.faults.crash_at(soon);
+            }
+            98 => self.restart(),
+            _ => self.query(),
+        }
+        self.check();
+        if self.sim.faults.is_off() {
+            self.restart();
+        }
+    }
+}
+
+#[test]
+fn what_the_cache_has_is_the_truth_whatever_happens() {
+    let (mut hits, mut gets) = (0, 0);
+    let mut seen = StoreStats::default();
+    let totals = std::cell::RefCell::new((&mut hits, &mut gets, &mut seen));
+    for_seeds(60, |seed| {
+        let mut world = World::new(seed, None);
+        for _ in 0..400 {
+            world.step();
+            let stats = world.store().stats();
+            assert!(stats.slabs <= 12 && stats.memory_bytes <= 4 << 20, "{stats:?}");
+        }
+        let mut totals = totals.borrow_mut();
+        *totals.0 += world.hits;
+        *totals.1 += world.gets;
+        let stats = world.store().stats();
+        totals.2.slabs_compacted += stats.slabs_compacted;
+        totals.2.slabs_corrupt += stats.slabs_corrupt;
+        totals.2.policy.evictions[0] += stats.policy.evictions[0];
+        totals.2.policy.evictions[1] += stats.policy.evictions[1];
+        totals.2.device_failures += stats.device_failures;
+        totals.2.partial_declined += stats.partial_declined;
+        world.digest
+    });
+    println!("{hits} of {gets} had something; {seen:?}");
+    assert!(hits * 100 > gets * 40, "{hits} of {gets} questions found something");
+    assert!(seen.slabs_compacted > 0 && seen.slabs_corrupt > 0 && seen.device_failures > 0);
+    assert!(seen.policy.evictions.iter().sum::<u64>() > 0 && seen.partial_declined > 0, "{seen:?}");
+}
+
+/// Every planted mistake is noticed within some seeds.
+#[test]
+fn mistakes_are_noticed() {
+    for planted in [
+        Planted::TrimForgotten,
+        Planted::OldPointsKept,
+        Planted::CheckpointAhead,
+        Planted::MissedChangesTrusted,
+        Planted::BlocksNotChecked,
+    ] {
+        let is_noticed = (0..400).any(|seed| {
+            let run = std::panic::AssertUnwindSafe(|| {
+                let mut world = World::new(seed, Some(planted));
+                (0..400).for_each(|_| world.step());
+            });
+            std::panic::catch_unwind(run).is_err()
+        });
+        assert!(is_noticed, "{planted:?} was not noticed");
+    }
+}
+
+#[test]
+fn what_is_trimmed_while_slabs_are_merged_stays_trimmed() {
+    let mut world = World::new(1, None);
+    let store = world.store.take().unwrap();
+    store.state.lock().slot_count = 1_000;
+    for start in 0..6 {
+        for (key, text) in KEYS.iter().enumerate().take(2) {
+            let range = TimeRange::new(start * 100, 1_000);
+            let truth = world.truth(key, range);
+            let points: Vec<Point<'_>> = truth
+                .iter()
+                .map(|(ts, head, payload)| Point { ts: *ts, head: head.clone(), payload })
+                .collect();
+            let (text, number) = (text.as_bytes(), CommitSeq(0));
+            store.set(&Fill { key: text, field: FIELD, range, number, note: b"", points: &points });
+        }
+        store.state.lock().seal(FIELD);
+        while store.work() && store.state.lock().waiting() > 0 {}
+    }
+    let merge = store.state.lock().plan_merge(1, 16 << 10).unwrap();
+    let gone = TimeRange::new(900, 940);
+    store.trim(KEYS[0].as_bytes(), FIELD, gone);
+    store.merge(merge);
+    let ask = |range| Ask {
+        key: KEYS[0].as_bytes(),
+        field: FIELD,
+        range,
+        number: CommitSeq(0),
+        partial_bytes_min: 0,
+    };
+    assert_eq!(store.get(&ask(TimeRange::new(800, 1_000))).missing, gone);
+    assert!(store.stats().slabs_compacted > 1);
+}

@@ -1,0 +1,203 @@
+//! Work in the background: sealed slabs go to the file, crowded times are merged. Plan, run, apply.
+
+use super::compact::Merge;
+use super::*;
+use crate::slab::{Identity, SlabKey, encode};
+
+/// A piece of work.
+enum Job {
+    Write(WriteSlab),
+    Merge(Merge),
+}
+
+/// A sealed slab that goes to its place.
+struct WriteSlab {
+    id: SlabId,
+    slab: Arc<OpenSlab>,
+    keys: Vec<SlabKey>,
+    identity: Identity,
+}
+
+impl Store {
+    /// Does one piece of work: writes a sealed slab or merges some. Returns whether there was any. One thread at a
+    /// time: a second one returns `false` at once.
+    ///
+    /// Never fails: a device that does not take slabs is given up after some tries, and the cache is then off.
+    pub fn work(&self) -> bool {
+        let Some(_one_at_a_time) = self.lane.try_lock() else { return false };
+        let job = self.state.lock().plan(&self.options);
+        match job {
+            None => false,
+            Some(Job::Write(write)) => {
+                let encoded = encode(&write.slab, &write.keys, &write.identity);
+                let fits = encoded.bytes.len() <= self.options.slab_bytes as usize;
+                let written = if fits {
+                    self.device.write(write.identity.slot, &encoded.bytes)
+                } else {
+                    Ok(())
+                };
+                let is_full = written.is_err()
+                    && self.disk.free_bytes().is_ok_and(|b| b < u64::from(self.options.slab_bytes));
+                let mut state = self.state.lock();
+                match written {
+                    Ok(()) if fits => state.written(&write, encoded.preamble, encoded.bytes.len()),
+                    Ok(()) => {
+                        debug_assert!(
+                            false,
+                            "a slab does not fit its place: its size was counted wrong"
+                        );
+                        state.free_slots.push(write.identity.slot);
+                        state.remove_slab(write.id);
+                    }
+                    Err(_) => state.write_failed(&write, is_full),
+                }
+                state.settle_memory();
+                true
+            }
+            Some(Job::Merge(merge)) => {
+                self.merge(merge);
+                true
+            }
+        }
+    }
+
+    /// Ends all open slabs and does all work that there is.
+    pub fn flush(&self) {
+        {
+            let mut state = self.state.lock();
+            let fields: Vec<u64> = state.fields.keys().copied().collect();
+            fields.into_iter().for_each(|field| state.seal(field));
+        }
+        while self.work() {}
+    }
+}
+
+impl State {
+    fn plan(&mut self, options: &StoreOptions) -> Option<Job> {
+        self.reap();
+        if self.is_off {
+            return None;
+        }
+        self.plan_write(options).map(Job::Write).or_else(|| {
+            self.plan_merge(options.compaction_trigger, options.slab_bytes).map(Job::Merge)
+        })
+    }
+
+    /// The sealed slab with the newest data first: it is asked for most.
+    fn plan_write(&mut self, options: &StoreOptions) -> Option<WriteSlab> {
+        let sealed = self.nodes.iter().filter(|one| matches!(one.1.body, Body::Sealed(_)));
+        let id = sealed.max_by_key(|one| (one.1.range.end, *one.0)).map(|one| *one.0)?;
+        self.fit_extents(id, options);
+        let node = self.nodes.get(&id)?;
+        let Body::Sealed(slab) = &node.body else { return None };
+        let (slab, is_compacted) = (Arc::clone(slab), node.is_compacted);
+        let field = self.fields.get(&node.field)?;
+        let keys = slab.keys().iter().map(|text| match field.keys.get(text) {
+            Some(entry) => SlabKey {
+                text: Arc::clone(text),
+                note: Arc::clone(&entry.note),
+                extents: entry.extents(id),
+            },
+            None => SlabKey { text: Arc::clone(text), note: Arc::from([]), extents: Vec::new() },
+        });
+        let keys = keys.collect();
+        let slot = self.take_slot()?;
+        let identity = Identity { generation: id, slot, heard: self.heard, is_compacted };
+        Some(WriteSlab { id, slab, keys, identity })
+    }
+
+    /// Changes may have cut what is complete into more ranges than a header has room for: then keys are given up.
+    fn fit_extents(&mut self, id: SlabId, options: &StoreOptions) {
+        let Some(Node { field, keys, body: Body::Sealed(slab), .. }) = self.nodes.get(&id) else {
+            return;
+        };
+        let field = *field;
+        let extent_count: usize = keys.values().map(|&count| count as usize).sum();
+        let room = (options.slab_bytes as usize).saturating_sub(slab.slab_bytes());
+        let mut surplus = extent_count.saturating_sub(room / EXTENT_BYTES);
+        let mut by_count: Vec<(u32, Arc<[u8]>)> =
+            keys.iter().map(|(text, &count)| (count, Arc::clone(text))).collect();
+        by_count.sort();
+        while surplus > 0 {
+            let Some((count, text)) = by_count.pop() else { return };
+            surplus = surplus.saturating_sub(count as usize);
+            let ranges: Vec<TimeRange> = self
+                .fields
+                .get(&field)
+                .and_then(|field| field.keys.get(&text))
+                .map(|entry| entry.extents(id).into_iter().map(|extent| extent.range).collect())
+                .unwrap_or_default();
+            ranges.into_iter().for_each(|range| {
+                self.trim(&text, field, range);
+            });
+        }
+    }
+
+    /// A free place: one never used, one given back, or that of the slab that the policy names.
+    fn take_slot(&mut self) -> Option<u32> {
+        if let Some(slot) = self.free_slots.pop() {
+            return Some(slot);
+        }
+        if self.fresh_slot < self.slot_count {
+            self.fresh_slot += 1;
+            return Some(self.fresh_slot - 1);
+        }
+        // A victim that is being read gives its place back later; then the next one goes.
+        while let Some(victim) = self.policy.victim() {
+            self.evict(victim);
+            self.reap();
+            if let Some(slot) = self.free_slots.pop() {
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    /// Gives back the places of slabs that nobody reads any more.
+    fn reap(&mut self) {
+        let (free, dying) = std::mem::take(&mut self.dying)
+            .into_iter()
+            .partition::<Vec<_>, _>(|slab| Arc::strong_count(slab) == 1);
+        self.dying = dying;
+        let limit = self.slot_count;
+        let slots = free.iter().map(|slab| slab.preamble.slot);
+        self.free_slots.extend(slots.filter(|&slot| slot < limit));
+    }
+
+    fn written(&mut self, write: &WriteSlab, preamble: Preamble, bytes: usize) {
+        self.failures = 0;
+        self.stats.slabs_written += 1;
+        self.stats.written_bytes += bytes as u64;
+        let flash = Arc::new(FlashSlab {
+            preamble,
+            keys: write.slab.keys().to_vec(),
+            header: Mutex::new(None),
+        });
+        let Some(node) = self.nodes.get_mut(&write.id) else {
+            // All of it was trimmed meanwhile.
+            self.dying.push(flash);
+            return;
+        };
+        node.body = Body::Flash(flash);
+        let newest = write.slab.time_range().end;
+        let newest = if newest == TimeRange::EMPTY.end { node.range.end } else { newest };
+        if node.is_hot {
+            self.policy.insert_hot(write.id, newest);
+        } else {
+            self.policy.insert(write.id, newest);
+        }
+    }
+
+    /// The device did not take a slab: it is gone. A full device is not asked for more places.
+    fn write_failed(&mut self, write: &WriteSlab, is_full: bool) {
+        self.device_failed();
+        self.remove_slab(write.id);
+        let slot = write.identity.slot;
+        if is_full && slot + 1 == self.fresh_slot && slot > 0 {
+            self.fresh_slot = slot;
+            self.slot_count = slot;
+        } else {
+            self.free_slots.push(slot);
+        }
+    }
+}
