@@ -203,7 +203,7 @@ pub(crate) fn get_packed(bytes: &[u8], idx: usize, width: u32) -> u64 {
 
 /// `width` bits from `bit_idx` on; bits after the end of `bytes` are zero.
 #[inline]
-fn get_bits(bytes: &[u8], bit_idx: usize, width: u32) -> u64 {
+pub fn get_bits(bytes: &[u8], bit_idx: usize, width: u32) -> u64 {
     let rest = bytes.get(bit_idx / 8..).unwrap_or_default();
     let shift = bit_idx % 8;
     if let Some(window) = rest.first_chunk::<8>()
