@@ -1,13 +1,30 @@
-//! Building a segment from any mix of label sets and other segments.
+//! Building a segment from any mix of label sets and other segments: what goes in.
+//!
+//! Kept are ids: a pair's text once, a label set of a lone series four bytes per label, a member eight bytes. Only the
+//! members of the group at hand are spelled out.
+
+use std::hash::BuildHasher;
 
 use firn_env::DiskFile;
-use firn_model::{Error, GroupId, Result};
+use firn_model::{GroupId, Result};
+use hashbrown::{HashMap, HashTable};
 
-use crate::sealed::Sealed;
+use crate::sealed::factor::{Member, factor};
+use crate::sealed::write;
 
 /// Collects groups in any order as ids of pairs, some tens of bytes per series, and writes one file.
 #[derive(Debug, Default)]
-pub(crate) struct Builder {}
+pub(crate) struct Builder {
+    pub(super) pairs: PairTable,
+    pub(super) sets: SetTable,
+    /// Lone series with their label sets.
+    pub(super) lone: Vec<(GroupId, u32)>,
+    pub(super) parts: Vec<PartEntry>,
+    /// Slot and member set, those of a part together.
+    pub(super) members: Vec<(u32, u32)>,
+    pub(super) origin: u32,
+    open: Option<OpenPart>,
+}
 
 /// A group, or some of its members: what is given twice is taken once.
 #[derive(Clone, Copy, Debug)]
@@ -31,8 +48,73 @@ pub(crate) struct SegmentTotals {
 
 /// Which series stay when segments merge.
 pub(crate) trait Live {
-    /// Removes the slots of `group` that are to be forgotten. A lone series has slot 0.
+    /// Removes the slots of `group` that are to be forgotten; `slots` rise. A lone series has slot 0.
     fn retain(&self, group: GroupId, slots: &mut Vec<u32>);
+
+    /// Asked when no member of `group` is left in a segment: whether its labels and its next slot are to
+    /// be remembered all the same, because it lives elsewhere.
+    fn keeps_group(&self, group: GroupId) -> bool {
+        let _ = group;
+        true
+    }
+}
+
+/// Some members of a group that have `common` in common.
+#[derive(Clone, Debug)]
+pub(super) struct PartEntry {
+    pub(super) group: GroupId,
+    pub(super) identity: u32,
+    pub(super) common: u32,
+    pub(super) members: std::ops::Range<usize>,
+    pub(super) next_slot: u32,
+    /// Parts of one origin were made for each other; a group's of several are made anew.
+    pub(super) origin: u32,
+}
+
+/// The part whose members are coming.
+#[derive(Debug)]
+struct OpenPart {
+    group: GroupId,
+    identity: u32,
+    next_slot: u32,
+    /// Slot, and where its pairs are in `pairs`.
+    members: Vec<(u32, std::ops::Range<usize>)>,
+    pairs: Vec<u32>,
+}
+
+/// Label pairs, each once.
+#[derive(Debug, Default)]
+pub(super) struct PairTable {
+    pub(super) names: Vec<Box<[u8]>>,
+    name_ids: HashMap<Box<[u8]>, u32>,
+    entries: Vec<PairEntry>,
+    table: HashTable<u32>,
+    text: Vec<u8>,
+    hasher: foldhash::fast::RandomState,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct PairEntry {
+    name: u32,
+    value_bytes: u32,
+    value_at: usize,
+}
+
+/// Sets of pairs.
+#[derive(Debug)]
+pub(super) struct SetTable {
+    pub(super) pairs: Vec<u32>,
+    /// Where each set ends in `pairs`.
+    ends: Vec<usize>,
+    table: HashTable<u32>,
+    hasher: foldhash::fast::RandomState,
+}
+
+impl Default for SetTable {
+    fn default() -> SetTable {
+        let (pairs, ends, table, hasher) = Default::default();
+        SetTable { pairs, ends, table, hasher }
+    }
 }
 
 impl Builder {
@@ -42,35 +124,170 @@ impl Builder {
 
     /// The id of a pair in this builder.
     pub(crate) fn pair(&mut self, name: &[u8], value: &[u8]) -> u32 {
-        let _ = (name, value);
-        0
+        self.pairs.intern(name, value)
     }
 
     /// Begins a part; its members follow, unless it is lone.
     pub(crate) fn part(&mut self, part: PartInput<'_>) {
-        let _ = (part.group, part.lone, part.identity, part.next_slot);
+        self.close_part();
+        let mut identity = part.identity.to_vec();
+        identity.sort_unstable();
+        if part.lone {
+            let labels = self.sets.push(&identity);
+            self.lone.push((part.group, labels));
+            return;
+        }
+        let identity = self.sets.intern(&identity);
+        let (group, next_slot) = (part.group, part.next_slot);
+        let (members, pairs) = Default::default();
+        self.open = Some(OpenPart { group, identity, next_slot, members, pairs });
     }
 
     /// A member of the part that was begun last: its slot and all labels beside the identity.
     pub(crate) fn member(&mut self, slot: u32, pairs: &[u32]) {
-        let _ = (slot, pairs);
-    }
-
-    /// Takes in what is alive of another segment.
-    ///
-    /// # Errors
-    /// `Corrupt` if the segment is damaged.
-    pub(crate) fn merge(&mut self, segment: &Sealed, live: &dyn Live) -> Result<()> {
-        let _ = (segment, live);
-        Err(Error::internal("sealed segments are not reachable yet"))
+        debug_assert!(self.open.is_some(), "a member without a part");
+        if let Some(open) = &mut self.open {
+            let start = open.pairs.len();
+            open.pairs.extend_from_slice(pairs);
+            open.pairs[start..].sort_unstable();
+            open.members.push((slot, start..open.pairs.len()));
+        }
     }
 
     /// Writes the segment to an empty file and makes it durable.
     ///
     /// # Errors
-    /// `Unavailable` if the disk fails; `TooLarge` when ids are used up.
-    pub(crate) fn finish(self, file: &dyn DiskFile) -> Result<SegmentTotals> {
-        let _ = file;
-        Err(Error::internal("sealed segments are not reachable yet"))
+    /// `Unavailable` if the disk fails; `Invalid` if a group was given with different identities, or a
+    /// series with different labels; `TooLarge` when ids are used up.
+    pub(crate) fn finish(mut self, file: &dyn DiskFile) -> Result<SegmentTotals> {
+        self.close_part();
+        write::write(self, file)
     }
+
+    fn close_part(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        let members: Vec<Member<'_>> = open
+            .members
+            .iter()
+            .map(|(slot, pairs)| Member { slot: *slot, pairs: &open.pairs[pairs.clone()] })
+            .collect();
+        self.push_factored(open.group, open.identity, open.next_slot, &members);
+    }
+
+    /// Adds members of a group as one part or, where some lack what the others share, several.
+    pub(super) fn push_factored(
+        &mut self,
+        group: GroupId,
+        identity: u32,
+        next_slot: u32,
+        members: &[Member<'_>],
+    ) {
+        self.origin += 1;
+        let (mut rest, origin) = (Vec::new(), self.origin);
+        for (common, members) in factor(members) {
+            let start = self.members.len();
+            for member in members {
+                rest.clear();
+                rest.extend(member.pairs.iter().filter(|pair| common.binary_search(pair).is_err()));
+                let set = self.sets.intern(&rest);
+                self.members.push((member.slot, set));
+            }
+            let common = self.sets.intern(&common);
+            let members = start..self.members.len();
+            self.parts.push(PartEntry { group, identity, common, members, next_slot, origin });
+        }
+    }
+}
+
+impl PairTable {
+    fn intern(&mut self, name: &[u8], value: &[u8]) -> u32 {
+        let name = match self.name_ids.get(name) {
+            Some(&id) => id,
+            None => {
+                let id = self.names.len() as u32;
+                self.names.push(name.into());
+                self.name_ids.insert(name.into(), id);
+                id
+            }
+        };
+        let (hasher, text, entries) = (&self.hasher, &self.text, &mut self.entries);
+        let hash = hasher.hash_one((name, value));
+        let value_of = |entry: &PairEntry| &text[entry.value_at..][..entry.value_bytes as usize];
+        let is_it = |&id: &u32| {
+            let entry = &entries[id as usize];
+            entry.name == name && value_of(entry) == value
+        };
+        if let Some(&id) = self.table.find(hash, is_it) {
+            return id;
+        }
+        let id = entries.len() as u32;
+        let (value_at, value_bytes) = (self.text.len(), value.len() as u32);
+        self.table.insert_unique(hash, id, |&id| {
+            let entry = &entries[id as usize];
+            hasher.hash_one((entry.name, value_of(entry)))
+        });
+        entries.push(PairEntry { name, value_bytes, value_at });
+        self.text.extend_from_slice(value);
+        id
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn name_of(&self, pair: u32) -> u32 {
+        self.entries[pair as usize].name
+    }
+
+    pub(super) fn value(&self, pair: u32) -> &[u8] {
+        let entry = &self.entries[pair as usize];
+        &self.text[entry.value_at..][..entry.value_bytes as usize]
+    }
+}
+
+impl SetTable {
+    /// The id of a set whose pairs are sorted.
+    pub(super) fn intern(&mut self, pairs: &[u32]) -> u32 {
+        let hash = self.hasher.hash_one(pairs);
+        let (all, ends) = (&self.pairs, &self.ends);
+        if let Some(&id) = self.table.find(hash, |&id| span(all, ends, id) == pairs) {
+            return id;
+        }
+        let id = self.push(pairs);
+        let (all, ends, hasher) = (&self.pairs, &self.ends, &self.hasher);
+        self.table.insert_unique(hash, id, |&id| hasher.hash_one(span(all, ends, id)));
+        id
+    }
+
+    /// A new set, which [`SetTable::intern`] never finds: for label sets that are known to be new.
+    pub(super) fn push(&mut self, pairs: &[u32]) -> u32 {
+        self.pairs.extend_from_slice(pairs);
+        self.ends.push(self.pairs.len());
+        self.ends.len() as u32 - 1
+    }
+
+    pub(super) fn get(&self, set: u32) -> &[u32] {
+        span(&self.pairs, &self.ends, set)
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Replaces every pair and sorts each set again. Nothing is found by its pairs afterwards.
+    pub(super) fn renumber(&mut self, to: &[u32]) {
+        self.table.clear();
+        let mut start = 0;
+        for &end in &self.ends {
+            let set = &mut self.pairs[start..end];
+            set.iter_mut().for_each(|pair| *pair = to[*pair as usize]);
+            set.sort_unstable();
+            start = end;
+        }
+    }
+}
+
+fn span<'a>(pairs: &'a [u32], ends: &[usize], set: u32) -> &'a [u32] {
+    let start = set.checked_sub(1).map_or(0, |before| ends[before as usize]);
+    &pairs[start..ends[set as usize]]
 }

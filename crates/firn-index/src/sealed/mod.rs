@@ -1,196 +1,287 @@
 //! Sealed segments: the compressed index, one immutable file each, answered where it lies.
+//!
+//! **Shape** (docs/formats/index.md, byte by byte). Every label pair once, sorted, front coded; a pair is its rank. Three
+//! tables of rows (`rows`): *lone* series, *parts* (a group's labels: those that decide who joins it and those that all
+//! its members share), and *member sets* (what is left of a member's labels, shared by all groups). A part has a *shape*:
+//! a list of member sets, shared by groups that are alike, less what the group lacks of it. From each pair a list of rows
+//! of each table; from hashes and group ids to rows by `buckets`.
+//!
+//! **Invariants**: a segment holds each series once. Nothing is loaded at open but names and schemas. A byte is used only
+//! after its block's checksum was compared; what cannot be is `Corrupt` with file and offset, and only what needs that
+//! block fails. No input makes it panic.
+//!
+//! Reading order: `blocks`, `footer`, `strings`, `names`, `rows`, `buckets`, `shapes`, `hash`; then the reader here,
+//! `lookup`, `automaton`, `matching`, `collect`, `listing`, `counts`; then `builder`, `factor`, `cluster`, `write`, `merge`.
+//!
+//! Sources: `ByteSeries` 3.2 (the compressed inverted index), `TimeUnion` 3.1 (groups, two-level lists).
 
+mod automaton;
+mod blocks;
+mod buckets;
 mod builder;
+mod cluster;
+mod collect;
+mod counts;
+mod factor;
+mod footer;
 mod hash;
+mod listing;
+mod lookup;
+mod matching;
+mod merge;
+mod names;
+mod rows;
+mod shapes;
+mod strings;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod write;
 
-use std::collections::BTreeSet;
-
+use firn_codec::postings::Postings;
 use firn_env::Mapped;
-use firn_model::{CancelToken, Error, GroupId, Labels, Matcher, Result, SeriesRef};
+use firn_model::{Error, Result};
 
 pub(crate) use builder::{Builder, Live, PartInput, SegmentTotals};
+pub(crate) use counts::PairCounts;
 pub(crate) use hash::HashedLabels;
+pub(crate) use lookup::OpenGroup;
 
-use crate::key_table::KeyTable;
-use crate::matching::GroupMatch;
+use crate::sealed::blocks::{Blocks, Packed, Records};
+use crate::sealed::buckets::{Buckets, HashBuckets, IdBuckets};
+use crate::sealed::footer::{Contents, ContentsReader, ContentsSize};
+use crate::sealed::names::Names;
+use crate::sealed::rows::Rows;
+use crate::sealed::strings::Strings;
 
 /// An open segment. Nothing is loaded: what is asked for is read from the file, each block verified
-/// when it is first touched.
+/// when it is first touched. Cheap to share in an `Arc`; calls may come from many threads.
 ///
 /// # Errors
 /// Every call that reads: `Corrupt` with file and offset when a block is damaged. Other blocks go on.
 #[derive(Debug)]
 pub(crate) struct Sealed {
-    bytes: Mapped,
+    blocks: Blocks,
+    names: Names,
+    strings: Strings,
+    /// By pair, in bunches: its lists of rows.
+    lists: Records,
+    lone: Table,
+    parts: Table,
+    /// By part row, in bunches: shape, missing positions, slots.
+    part_records: Records,
+    sets: Table,
+    /// By member set, in bunches: the shapes that have it.
+    set_shapes: Records,
+    shapes: Records,
+    /// The label names that decide who joins a group, each combination once.
+    identities: Vec<Vec<u32>>,
+    series_count: u64,
+    group_count: u64,
 }
 
-/// A group that takes new members.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct OpenGroup {
-    pub(crate) group: GroupId,
-    /// The first slot that was never given.
-    pub(crate) next_slot: u32,
-    /// Members in this segment.
-    pub(crate) live_count: u32,
-}
-
-/// Walks the pairs of a segment with the number of series that have each: names rising, then values.
+/// Rows with the ways to them.
 #[derive(Debug)]
-pub(crate) struct PairCounts<'a> {
-    segment: &'a Sealed,
+struct Table {
+    rows: Rows,
+    /// By the hash of the row's labels; of parts only of those that are identity.
+    hashes: HashBuckets,
+    /// Group id of each row, less the least; member sets have none.
+    ids: Packed,
+    by_id: IdBuckets,
 }
+
+/// The lists of one pair.
+#[derive(Clone, Copy, Debug, Default)]
+struct PairLists<'a> {
+    lists: [Option<Postings<'a>>; 3],
+}
+
+/// Which table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Lone = 0,
+    Parts = 1,
+    Sets = 2,
+}
+
+const KINDS: [Kind; 3] = [Kind::Lone, Kind::Parts, Kind::Sets];
+/// Pairs and member sets stand in bunches of so many behind one start.
+const BUNCH_LISTS: u64 = 8;
+// series, groups, names, pairs; base and shift of the ids of lone series and of parts.
+const SIZE: ContentsSize = ContentsSize { counts: 8, sections: 12, arrays: 29 };
 
 impl Sealed {
-    /// Reads the footer. `name` is for messages.
+    /// Reads the footer, the names and the schemas. `name` is for messages.
     pub(crate) fn open(bytes: Mapped, name: &str) -> Result<Sealed> {
-        let _ = name;
-        Ok(Sealed { bytes })
+        let (blocks, contents) = footer::open(bytes, name, SIZE)?;
+        let absurd = || Error::corrupt(name, 0, "the table of contents makes no sense");
+        Sealed::from_contents(blocks, &contents, absurd)
+    }
+
+    fn from_contents(
+        blocks: Blocks,
+        contents: &Contents,
+        absurd: impl Fn() -> Error,
+    ) -> Result<Sealed> {
+        let mut next = ContentsReader::new(contents);
+        let mut count = || next.count().ok_or_else(&absurd);
+        let [series_count, group_count, name_count, pair_count] =
+            [count()?, count()?, count()?, count()?];
+        let [lone_base, lone_shift, part_base, part_shift] =
+            [count()?, count()?, count()?, count()?];
+        let names = next.section().ok_or_else(&absurd)?;
+        let names = Names::parse(blocks.section(names)?, name_count, pair_count)
+            .ok_or_else(|| blocks.corrupt(names.start, "the label names make no sense"))?;
+        let text = next.records().ok_or_else(&absurd)?;
+        let name_count = names.count();
+        let lone = Table::open(&blocks, &mut next, name_count, (lone_base, lone_shift));
+        let parts = Table::open(&blocks, &mut next, name_count, (part_base, part_shift));
+        let sets = Table::open(&blocks, &mut next, name_count, (0, 0));
+        let mut records = || next.records().ok_or_else(&absurd);
+        let (part_records, set_shapes, shapes) = (records()?, records()?, records()?);
+        let lists = records()?;
+        let parts = parts?;
+        let mut identities: Vec<Vec<u32>> =
+            parts.rows.schemas.iter().map(|schema| schema.identity_names().collect()).collect();
+        identities.sort_unstable();
+        identities.dedup();
+        Ok(Sealed {
+            blocks,
+            names,
+            strings: Strings { text, count: pair_count },
+            lists,
+            lone: lone?,
+            parts,
+            part_records,
+            sets: sets?,
+            set_shapes,
+            shapes,
+            identities,
+            series_count,
+            group_count,
+        })
     }
 
     pub(crate) fn series_count(&self) -> u64 {
-        0
+        self.series_count
     }
 
     /// Groups, lone series included.
     pub(crate) fn group_count(&self) -> u64 {
-        0
+        self.group_count
     }
 
     pub(crate) fn name_count(&self) -> u64 {
-        0
+        self.names.count() as u64
     }
 
     pub(crate) fn pair_count(&self) -> u64 {
-        0
+        self.strings.count
     }
 
     pub(crate) fn member_set_count(&self) -> u64 {
-        0
+        u64::from(self.sets.rows.count)
     }
 
     pub(crate) fn file_bytes(&self) -> u64 {
-        self.bytes.len() as u64
+        self.blocks.file_bytes()
     }
 
     /// What it keeps in memory besides the file.
     pub(crate) fn heap_bytes(&self) -> u64 {
-        0
+        let tables = KINDS.map(|kind| self.table(kind).rows.heap_bytes()).iter().sum::<usize>();
+        (self.blocks.heap_bytes() + self.names.heap_bytes() + tables) as u64
     }
 
-    /// The series with exactly these labels.
-    pub(crate) fn find(&self, labels: &HashedLabels<'_>) -> Result<Option<SeriesRef>> {
-        let _ = labels;
-        Err(unfinished())
+    fn table(&self, kind: Kind) -> &Table {
+        match kind {
+            Kind::Lone => &self.lone,
+            Kind::Parts => &self.parts,
+            Kind::Sets => &self.sets,
+        }
     }
 
-    /// The youngest group with exactly these identity labels that is not lone.
-    pub(crate) fn find_open_group(&self, identity: &HashedLabels<'_>) -> Result<Option<OpenGroup>> {
-        let _ = identity;
-        Err(unfinished())
+    /// The lists of `pair`.
+    fn pair_lists(&self, pair: u32) -> Result<PairLists<'_>> {
+        let mut lists = PairLists::default();
+        self.each_pair_lists(pair..pair + 1, |_, found| {
+            lists = found;
+            Ok(())
+        })?;
+        Ok(lists)
     }
 
-    /// The first slot of `group` that was never given; `None` if it is not here. 1 for a lone series.
-    pub(crate) fn next_slot(&self, group: GroupId) -> Result<Option<u32>> {
-        let _ = group;
-        Err(unfinished())
-    }
-
-    /// The identity labels of a group (of a lone series: all), and whether it is lone.
-    pub(crate) fn group_labels(&self, group: GroupId) -> Result<Option<(Labels, bool)>> {
-        let _ = group;
-        Err(unfinished())
-    }
-
-    /// All labels of a series.
-    pub(crate) fn labels(&self, series: SeriesRef) -> Result<Option<Labels>> {
-        let _ = series;
-        Err(unfinished())
-    }
-
-    pub(crate) fn contains(&self, series: SeriesRef) -> Result<bool> {
-        let _ = series;
-        Err(unfinished())
-    }
-
-    /// Appends the series for which all matchers hold, in no order of groups; a group comes once, its
-    /// slots rise. Keys are made under the grouping of `keys`.
-    ///
-    /// # Errors
-    /// `Canceled` or `Timeout` too, when the token says so.
-    pub(crate) fn matches(
-        &self,
-        matchers: &[Matcher],
-        keys: &mut KeyTable,
-        cancel: &CancelToken,
-        out: &mut Vec<GroupMatch>,
+    /// Calls `each` with the lists of each pair of a range.
+    fn each_pair_lists<'a>(
+        &'a self,
+        pairs: std::ops::Range<u32>,
+        mut each: impl FnMut(u32, PairLists<'a>) -> Result<()>,
     ) -> Result<()> {
-        let _ = (matchers, keys, cancel, out);
-        Err(unfinished())
+        let mut rest: &[u8] = &[];
+        let start = u64::from(pairs.start) / BUNCH_LISTS * BUNCH_LISTS;
+        for pair in start..u64::from(pairs.end) {
+            if pair.is_multiple_of(BUNCH_LISTS) {
+                rest = self.lists.get(&self.blocks, pair / BUNCH_LISTS)?;
+            }
+            let lists = PairLists::take(&mut rest).ok_or_else(|| self.lists.bad(&self.blocks))?;
+            if pair >= u64::from(pairs.start) {
+                each(pair as u32, lists)?;
+            }
+        }
+        Ok(())
     }
 
-    /// Adds the label names of `of` (slots that are not in this segment are skipped), or of all series.
-    pub(crate) fn label_names(
-        &self,
-        of: Option<&[GroupMatch]>,
-        out: &mut BTreeSet<String>,
-        cancel: &CancelToken,
-    ) -> Result<()> {
-        let _ = (of, out, cancel);
-        Err(unfinished())
-    }
-
-    /// Adds the values that `name` has in `of`, or in all series.
-    pub(crate) fn label_values(
-        &self,
-        name: &str,
-        of: Option<&[GroupMatch]>,
-        out: &mut BTreeSet<String>,
-        cancel: &CancelToken,
-    ) -> Result<()> {
-        let _ = (name, of, out, cancel);
-        Err(unfinished())
-    }
-
-    /// How many series have the pair.
-    pub(crate) fn pair_series_count(&self, name: &str, value: &str) -> Result<u64> {
-        let _ = (name, value);
-        Err(unfinished())
-    }
-
-    /// Members of all groups with exactly these identity labels that are not lone.
-    pub(crate) fn group_series_count(&self, identity: &HashedLabels<'_>) -> Result<u64> {
-        let _ = identity;
-        Err(unfinished())
-    }
-
-    /// All pairs with their numbers of series, in order, so that several segments can be merged while
-    /// walking. The first step looks at every part once.
-    pub(crate) fn pair_counts(&self, cancel: &CancelToken) -> Result<PairCounts<'_>> {
-        let _ = cancel;
-        Ok(PairCounts { segment: self })
+    /// The shapes that have a member set.
+    fn shapes_of_set(&self, set: u32) -> Result<Postings<'_>> {
+        let mut rest = self.set_shapes.get(&self.blocks, u64::from(set) / BUNCH_LISTS)?;
+        let bad = |_| self.set_shapes.bad(&self.blocks);
+        for _ in 0..u64::from(set) % BUNCH_LISTS {
+            Postings::take(&mut rest).map_err(bad)?;
+        }
+        Postings::take(&mut rest).map_err(bad)
     }
 }
 
-impl PairCounts<'_> {
-    /// Goes to the next pair; false at the end.
-    pub(crate) fn advance(&mut self) -> Result<bool> {
-        let _ = self.segment;
-        Err(unfinished())
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        ""
-    }
-
-    pub(crate) fn value(&self) -> &str {
-        ""
-    }
-
-    pub(crate) fn series_count(&self) -> u64 {
-        0
+impl Table {
+    fn open(
+        blocks: &Blocks,
+        next: &mut ContentsReader<'_>,
+        name_count: usize,
+        (base, shift): (u64, u64),
+    ) -> Result<Table> {
+        let mut taken = || {
+            let (schemas, cells) = (next.section()?, next.records()?);
+            let mut buckets = || {
+                Some(Buckets { starts: next.array()?, tags: next.array()?, rows: next.array()? })
+            };
+            let (hashes, by_id) = (HashBuckets(buckets()?), buckets()?);
+            let shift = u32::try_from(shift).ok().filter(|shift| *shift < 64)?;
+            Some((schemas, cells, hashes, IdBuckets { buckets: by_id, base, shift }, next.array()?))
+        };
+        let taken = taken();
+        let (schemas, cells, hashes, by_id, ids) =
+            taken.ok_or_else(|| blocks.corrupt(0, "the table of contents makes no sense"))?;
+        let rows = Rows::open(blocks, schemas, cells, name_count)?;
+        Ok(Table { rows, hashes, ids, by_id })
     }
 }
 
-fn unfinished() -> Error {
-    Error::internal("sealed segments are not reachable yet")
+impl<'a> PairLists<'a> {
+    fn take(input: &mut &'a [u8]) -> Option<PairLists<'a>> {
+        let (&flags, after) = input.split_first()?;
+        *input = after;
+        let mut lists = PairLists::default();
+        for kind in KINDS {
+            if flags & (1 << kind as u8) != 0 {
+                lists.lists[kind as usize] = Some(Postings::take(input).ok()?);
+            }
+        }
+        Some(lists)
+    }
+
+    fn of(&self, kind: Kind) -> Option<Postings<'a>> {
+        self.lists[kind as usize]
+    }
 }

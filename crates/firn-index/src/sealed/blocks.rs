@@ -1,0 +1,189 @@
+//! The bytes of a segment, each block's checksum compared before the first use.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use firn_codec::bits::low_bits;
+use firn_codec::frame::crc32;
+use firn_env::Mapped;
+use firn_model::{Error, Result};
+
+/// What one checksum covers. Checking one takes a few microseconds, which a first touch pays.
+pub(crate) const BLOCK_BYTES: usize = 64 << 10;
+/// Zeros behind each packed array, so that a number is read through one window.
+pub(crate) const PACKED_PAD_BYTES: usize = 16;
+
+/// A file in blocks; remembers which were found sound.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    bytes: Mapped,
+    file: String,
+    checksums: Vec<u32>,
+    /// A bit per block.
+    sound: Vec<AtomicU64>,
+    /// Blocks cover the bytes below.
+    end: usize,
+}
+
+/// Some bytes of the file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Section {
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+}
+
+/// Numbers of one width.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Packed {
+    pub(crate) start: usize,
+    pub(crate) count: u64,
+    /// Bits, at most 64.
+    pub(crate) width: u32,
+}
+
+/// Records that are found by number, some of them behind one start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Records {
+    pub(crate) bytes: Section,
+    /// Where each bunch of records starts.
+    pub(crate) starts: Packed,
+}
+
+impl Records {
+    /// The bytes of bunch `idx`.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is none, or its block is damaged.
+    #[inline]
+    pub(crate) fn get<'a>(&self, blocks: &'a Blocks, idx: u64) -> Result<&'a [u8]> {
+        let start = blocks.get_usize(&self.starts, idx)?;
+        let end = match idx + 1 < self.starts.count {
+            true => blocks.get_usize(&self.starts, idx + 1)?,
+            false => self.bytes.len,
+        };
+        blocks.part(self.bytes, start, end.checked_sub(start).ok_or_else(|| self.bad(blocks))?)
+    }
+
+    #[cold]
+    pub(crate) fn bad(&self, blocks: &Blocks) -> Error {
+        blocks.corrupt(self.bytes.start, "a record of the index makes no sense")
+    }
+}
+
+impl Blocks {
+    /// `checksums` are those of the blocks of `bytes[..end]`.
+    pub(crate) fn new(bytes: Mapped, file: &str, checksums: Vec<u32>, end: usize) -> Blocks {
+        let sound = (0..checksums.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        Blocks { bytes, file: file.to_owned(), checksums, sound, end }
+    }
+
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.checksums.capacity() * 4 + self.sound.capacity() * 8 + self.file.capacity()
+    }
+
+    /// `len` bytes from `at` on, verified.
+    ///
+    /// # Errors
+    /// `Corrupt` if they are not all there or a block of theirs is damaged.
+    #[inline]
+    pub(crate) fn slice(&self, at: usize, len: usize) -> Result<&[u8]> {
+        let end = at.checked_add(len).filter(|&end| end <= self.end);
+        let Some(end) = end else { return Err(self.past_end(at, len)) };
+        if len > 0 {
+            self.verify(at / BLOCK_BYTES..(end - 1) / BLOCK_BYTES + 1)?;
+        }
+        self.bytes.get(at..end).ok_or_else(|| self.past_end(at, len))
+    }
+
+    /// All bytes of a section.
+    pub(crate) fn section(&self, section: Section) -> Result<&[u8]> {
+        self.part(section, 0, section.len)
+    }
+
+    /// `len` bytes of a section from `from` on.
+    #[inline]
+    pub(crate) fn part(&self, section: Section, from: usize, len: usize) -> Result<&[u8]> {
+        if from.checked_add(len).is_none_or(|end| end > section.len) {
+            return Err(self.past_end(section.start.saturating_add(from), len));
+        }
+        self.slice(section.start + from, len)
+    }
+
+    /// Number `idx` of an array.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is none, or its block is damaged.
+    #[inline]
+    pub(crate) fn get(&self, array: &Packed, idx: u64) -> Result<u64> {
+        if idx >= array.count {
+            return Err(self.corrupt(array.start, format!("no number {idx} of {}", array.count)));
+        }
+        let bit_idx = idx as usize * array.width as usize;
+        let (at, shift) = (array.start + bit_idx / 8, bit_idx % 8);
+        let window = self.slice(at, PACKED_PAD_BYTES)?;
+        if array.width <= 56
+            && let Some(window) = window.first_chunk::<8>()
+        {
+            return Ok((u64::from_le_bytes(*window) >> shift) & low_bits(array.width));
+        }
+        let window = window.first_chunk::<16>().map_or(0, |window| u128::from_le_bytes(*window));
+        Ok((window >> shift) as u64 & low_bits(array.width))
+    }
+
+    /// As [`Blocks::get`], for a number that stands for a place in memory.
+    #[inline]
+    pub(crate) fn get_usize(&self, array: &Packed, idx: u64) -> Result<usize> {
+        Ok(self.get(array, idx)? as usize)
+    }
+
+    pub(crate) fn corrupt(&self, at: usize, what: impl Into<String>) -> Error {
+        Error::corrupt(&self.file, at as u64, what)
+    }
+
+    /// Gives `error`, which came from decoding the bytes at `at`, its place.
+    pub(crate) fn corrupt_by(&self, at: usize, error: &Error) -> Error {
+        self.corrupt(at, error.what().to_owned())
+    }
+
+    #[cold]
+    fn past_end(&self, at: usize, len: usize) -> Error {
+        self.corrupt(at, format!("{len} bytes are wanted where the segment ends"))
+    }
+
+    #[inline]
+    fn verify(&self, blocks: Range<usize>) -> Result<()> {
+        for block in blocks {
+            let word = self.sound.get(block / 64).map_or(0, |word| word.load(Ordering::Relaxed));
+            if word & (1 << (block % 64)) == 0 {
+                self.verify_block(block)?;
+            }
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn verify_block(&self, block: usize) -> Result<()> {
+        let start = block * BLOCK_BYTES;
+        let end = (start + BLOCK_BYTES).min(self.end);
+        let bytes = self.bytes.get(start..end).unwrap_or_default();
+        let expected = self.checksums.get(block).copied();
+        let found = crc32(bytes);
+        if expected != Some(found) {
+            let expected = expected.unwrap_or_default();
+            return Err(self.corrupt(
+                start,
+                format!(
+                    "index block checksum {found:#010x}, expected {expected:#010x}; run firn check"
+                ),
+            ));
+        }
+        if let Some(word) = self.sound.get(block / 64) {
+            word.fetch_or(1 << (block % 64), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,403 @@
+//! From rows that match to groups, slots and keys.
+//!
+//! Keys are made from pairs, not from label sets: a part's labels are projected once per part, a member set's once, and
+//! a label set is built for a pair of projections that was not seen before (for `Grouping::Series` for each series, since
+//! that is what is asked for).
+
+use std::rc::Rc;
+
+use firn_model::{CancelToken, GroupId, Grouping, Labels, METRIC_NAME, Result, Slot};
+use hashbrown::HashMap;
+
+use crate::idset::IdSet;
+use crate::key_table::KeyTable;
+use crate::matching::{GroupMatch, Member};
+use crate::sealed::matching::{Class, push_run};
+use crate::sealed::rows::{RowReader, Schema};
+use crate::sealed::shapes::{Part, Shape};
+use crate::sealed::{Kind, Sealed};
+
+// Up to so many member sets say themselves which parts have them; more, and parts are walked.
+const SETS_LISTED_MAX: u64 = 1_024;
+const ROWS_PER_CHECK: usize = 1_024;
+// Beyond this many texts the rest is read again: a query for all series must not hold them all twice.
+const TEXTS_MAX: usize = 1 << 16;
+
+/// Appends what matches.
+#[derive(Debug)]
+pub(super) struct Collector<'a> {
+    sealed: &'a Sealed,
+    keys: KeyMaker<'a>,
+    out: &'a mut Vec<GroupMatch>,
+    /// Where this segment's begin.
+    out_start: usize,
+    part_rows: RowReader<'a>,
+    set_rows: RowReader<'a>,
+    set_projections: HashMap<u32, u32>,
+}
+
+/// A shape with what of it passes in a class.
+#[derive(Debug)]
+struct Passing {
+    len: u32,
+    /// Rising, each with the projection of its member set and the set.
+    positions: Vec<(u32, u32, u32)>,
+}
+
+impl<'a> Collector<'a> {
+    pub(super) fn new(
+        sealed: &'a Sealed,
+        keys: &'a mut KeyTable,
+        out: &'a mut Vec<GroupMatch>,
+    ) -> Collector<'a> {
+        let out_start = out.len();
+        Collector {
+            sealed,
+            keys: KeyMaker::new(sealed, keys),
+            out,
+            out_start,
+            part_rows: sealed.parts.rows.reader(&sealed.blocks),
+            set_rows: sealed.sets.rows.reader(&sealed.blocks),
+            set_projections: HashMap::new(),
+        }
+    }
+
+    /// Lone series.
+    pub(super) fn lone(&mut self, rows: &IdSet, cancel: &CancelToken) -> Result<()> {
+        let mut reader = self.sealed.lone.rows.reader(&self.sealed.blocks);
+        let mut pairs = Vec::new();
+        let none = self.keys.projection(&[]);
+        let mut last: Option<(Vec<u32>, u32)> = None;
+        for (idx, row) in rows.iter().enumerate() {
+            if idx.is_multiple_of(ROWS_PER_CHECK) {
+                cancel.check()?;
+            }
+            self.keys.project(&mut reader, row, &mut pairs)?;
+            let key = match &last {
+                Some((last, key)) if *last == pairs && !self.keys.is_series() => *key,
+                _ => {
+                    let projection = self.keys.projection(&pairs);
+                    let key = self.keys.key((projection, none), &pairs, &[])?;
+                    last = Some((pairs.clone(), key));
+                    key
+                }
+            };
+            let group = self.sealed.group_of(Kind::Lone, row)?;
+            let member = Member { slot: Slot(0), key };
+            self.out.push(GroupMatch { group, members: std::iter::once(member).collect() });
+        }
+        Ok(())
+    }
+
+    /// The members that pass in the parts of a class.
+    pub(super) fn class(&mut self, class: &Class, cancel: &CancelToken) -> Result<()> {
+        let parts = self.candidates(class, cancel)?;
+        let parts = parts.as_ref().unwrap_or(&class.parts);
+        let mut shapes: HashMap<u32, Rc<Passing>> = HashMap::new();
+        let mut scratch = Scratch::default();
+        for (idx, row) in parts.iter().enumerate() {
+            if idx.is_multiple_of(ROWS_PER_CHECK) {
+                cancel.check()?;
+            }
+            let sealed = self.sealed;
+            let part = Part::read(&sealed.blocks, &sealed.part_records, row)?;
+            let passing = match shapes.get(&part.shape) {
+                Some(passing) => Rc::clone(passing),
+                None => {
+                    let passing = Rc::new(self.passing(part.shape, class)?);
+                    shapes.insert(part.shape, Rc::clone(&passing));
+                    passing
+                }
+            };
+            if !passing.positions.is_empty() {
+                self.part(row, &part, &passing, &mut scratch)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts groups together that came in several parts.
+    pub(super) fn finish(self) {
+        let ours = &mut self.out[self.out_start..];
+        if ours.len() < 2 || self.sealed.parts_are_groups() {
+            return;
+        }
+        ours.sort_by_key(|group| group.group);
+        let start = self.out_start;
+        let sorted: Vec<GroupMatch> = self.out.drain(start..).collect();
+        for group in sorted {
+            let joins = self.out.len() > start;
+            match self.out.last_mut() {
+                Some(last) if joins && last.group == group.group => {
+                    last.members.extend(group.members);
+                    last.members.sort_by_key(|member| member.slot);
+                }
+                _ => self.out.push(group),
+            }
+        }
+    }
+
+    /// The parts of the class that have one of its member sets, if that narrows it cheaply.
+    fn candidates(&self, class: &Class, cancel: &CancelToken) -> Result<Option<IdSet>> {
+        let Some(sets) = class.sets.as_ref().filter(|sets| sets.count() <= SETS_LISTED_MAX) else {
+            return Ok(None);
+        };
+        let sealed = self.sealed;
+        let mut shapes = Vec::new();
+        for set in sets.iter() {
+            cancel.check()?;
+            let pushed = sealed.shapes_of_set(set)?.for_each_run(|first, last| {
+                push_run(first, last, &mut shapes);
+            });
+            pushed.map_err(|e| sealed.blocks.corrupt_by(sealed.set_shapes.bytes.start, &e))?;
+        }
+        let mut parts = Vec::new();
+        for shape in IdSet::from_runs(shapes).iter() {
+            let shape = Shape::read(&sealed.blocks, &sealed.shapes, shape)?;
+            let pushed = shape.parts.for_each_run(|first, last| push_run(first, last, &mut parts));
+            pushed.map_err(|e| sealed.blocks.corrupt_by(sealed.shapes.bytes.start, &e))?;
+        }
+        Ok(Some(IdSet::from_runs(parts).intersect(&class.parts)))
+    }
+
+    fn passing(&mut self, shape: u32, class: &Class) -> Result<Passing> {
+        let shape = Shape::read(&self.sealed.blocks, &self.sealed.shapes, shape)?;
+        let mut positions = Vec::new();
+        match class.sets.as_ref().filter(|sets| sets.count() < u64::from(shape.len / 8)) {
+            Some(sets) => {
+                for set in sets.iter() {
+                    if let Some(position) = shape.position(set) {
+                        positions.push((position, self.set_projection(set)?, set));
+                    }
+                }
+                positions.sort_unstable();
+            }
+            None => {
+                for position in 0..shape.len {
+                    let set = shape.set(position);
+                    if class.sets.as_ref().is_none_or(|sets| has(sets, set)) {
+                        positions.push((position, self.set_projection(set)?, set));
+                    }
+                }
+            }
+        }
+        Ok(Passing { len: shape.len, positions })
+    }
+
+    fn part(
+        &mut self,
+        row: u32,
+        part: &Part<'_>,
+        passing: &Passing,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        let bad = || self.sealed.bad_part();
+        let member_count = part.member_count(passing.len);
+        part.missing(passing.len, &mut scratch.missing).ok_or_else(bad)?;
+        let all_slots = passing.positions.len() > 4;
+        if all_slots {
+            part.slots(member_count, &mut scratch.slots).ok_or_else(bad)?;
+        }
+        self.keys.project(&mut self.part_rows, row, &mut scratch.pairs)?;
+        let projection = self.keys.projection(&scratch.pairs);
+        let mut members = smallvec::SmallVec::new();
+        let mut missing = 0;
+        for &(position, set_projection, set) in &passing.positions {
+            while scratch.missing.get(missing).is_some_and(|&at| at < position) {
+                missing += 1;
+            }
+            if scratch.missing.get(missing) == Some(&position) {
+                continue;
+            }
+            let rank = position - missing as u32;
+            let slot = match all_slots {
+                true => scratch.slots.get(rank as usize).copied(),
+                false => part.slot(rank),
+            };
+            let slot = Slot(slot.ok_or_else(bad)?);
+            let key = match self.keys.is_series() {
+                true => self.series_key(&scratch.pairs, set)?,
+                false => self.keys.seen((projection, set_projection)).map_or_else(
+                    || {
+                        let mut set_pairs = Vec::new();
+                        self.keys.project(&mut self.set_rows, set, &mut set_pairs)?;
+                        self.keys.key((projection, set_projection), &scratch.pairs, &set_pairs)
+                    },
+                    Ok,
+                )?,
+            };
+            members.push(Member { slot, key });
+        }
+        if members.is_empty() {
+            return Ok(());
+        }
+        if !part.is_in_order() {
+            members.sort_by_key(|member: &Member| member.slot);
+        }
+        let group: GroupId = self.sealed.group_of(Kind::Parts, row)?;
+        self.out.push(GroupMatch { group, members });
+        Ok(())
+    }
+
+    fn series_key(&mut self, part_pairs: &[u32], set: u32) -> Result<u32> {
+        let mut set_pairs = Vec::new();
+        self.keys.project(&mut self.set_rows, set, &mut set_pairs)?;
+        self.keys.key((0, 0), part_pairs, &set_pairs)
+    }
+
+    fn set_projection(&mut self, set: u32) -> Result<u32> {
+        if self.keys.is_series() {
+            return Ok(0);
+        }
+        if let Some(&projection) = self.set_projections.get(&set) {
+            return Ok(projection);
+        }
+        let mut pairs = Vec::new();
+        self.keys.project(&mut self.set_rows, set, &mut pairs)?;
+        let projection = self.keys.projection(&pairs);
+        self.set_projections.insert(set, projection);
+        Ok(projection)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Scratch {
+    missing: Vec<u32>,
+    slots: Vec<u32>,
+    pairs: Vec<u32>,
+}
+
+impl Sealed {
+    /// Whether no group has two parts here.
+    fn parts_are_groups(&self) -> bool {
+        u64::from(self.lone.rows.count) + u64::from(self.parts.rows.count) == self.group_count
+    }
+}
+
+fn has(sets: &IdSet, set: u32) -> bool {
+    let runs = sets.runs();
+    let after = runs.partition_point(|run| run.0 <= set);
+    after.checked_sub(1).and_then(|at| runs.get(at)).is_some_and(|run| set < run.1)
+}
+
+/// Makes keys of one segment's pairs.
+#[derive(Debug)]
+struct KeyMaker<'a> {
+    sealed: &'a Sealed,
+    keys: &'a mut KeyTable,
+    /// Ranks of the names that the grouping lists, rising.
+    listed: Vec<u32>,
+    kind: KeyKind,
+    projections: HashMap<Vec<u32>, u32>,
+    of_both: HashMap<(u32, u32), u32>,
+    last: Option<((u32, u32), u32)>,
+    texts: HashMap<u32, Box<[u8]>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KeyKind {
+    Series,
+    Only,
+    AllBut,
+}
+
+impl<'a> KeyMaker<'a> {
+    fn new(sealed: &'a Sealed, keys: &'a mut KeyTable) -> KeyMaker<'a> {
+        let ranks = |names: &[String]| -> Vec<u32> {
+            names.iter().filter_map(|name| sealed.names.find(name.as_bytes())).collect()
+        };
+        let (kind, mut listed) = match keys.grouping() {
+            Grouping::Series => (KeyKind::Series, Vec::new()),
+            Grouping::By(names) => (KeyKind::Only, ranks(names)),
+            Grouping::Without(names) => {
+                let mut listed = ranks(names);
+                listed.extend(sealed.names.find(METRIC_NAME.as_bytes()));
+                (KeyKind::AllBut, listed)
+            }
+        };
+        listed.sort_unstable();
+        let (projections, of_both, texts) = Default::default();
+        KeyMaker { sealed, keys, listed, kind, projections, of_both, last: None, texts }
+    }
+
+    fn is_series(&self) -> bool {
+        self.kind == KeyKind::Series
+    }
+
+    fn keeps(&self, name: u32) -> bool {
+        match self.kind {
+            KeyKind::Series => true,
+            KeyKind::Only => self.listed.binary_search(&name).is_ok(),
+            KeyKind::AllBut => self.listed.binary_search(&name).is_err(),
+        }
+    }
+
+    /// The pairs of a row that the grouping keeps, into `pairs`.
+    fn project(&self, reader: &mut RowReader<'_>, row: u32, pairs: &mut Vec<u32>) -> Result<()> {
+        pairs.clear();
+        let schema: &Schema = reader.load(row)?;
+        for (column_idx, &name) in schema.names.iter().enumerate() {
+            if self.keeps(name) {
+                pairs.push(self.sealed.pair_at(name, reader.rank(row, column_idx)?)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn projection(&mut self, pairs: &[u32]) -> u32 {
+        if self.is_series() {
+            return 0;
+        }
+        if let Some(&projection) = self.projections.get(pairs) {
+            return projection;
+        }
+        let next = self.projections.len() as u32;
+        self.projections.insert(pairs.to_vec(), next);
+        next
+    }
+
+    fn seen(&mut self, both: (u32, u32)) -> Option<u32> {
+        if let Some((last, key)) = self.last
+            && last == both
+        {
+            return Some(key);
+        }
+        let key = *self.of_both.get(&both)?;
+        self.last = Some((both, key));
+        Some(key)
+    }
+
+    /// The key of a series whose projections are these.
+    fn key(&mut self, both: (u32, u32), part: &[u32], set: &[u32]) -> Result<u32> {
+        if !self.is_series()
+            && let Some(key) = self.seen(both)
+        {
+            return Ok(key);
+        }
+        let mut pairs = [part, set].concat();
+        pairs.sort_unstable();
+        let labels = self.labels(&pairs)?;
+        let key = self.keys.intern(labels);
+        if !self.is_series() {
+            self.of_both.insert(both, key);
+        }
+        Ok(key)
+    }
+
+    fn labels(&mut self, pairs: &[u32]) -> Result<Labels> {
+        if self.texts.len() > TEXTS_MAX {
+            self.texts.clear();
+        }
+        for &pair in pairs {
+            if !self.texts.contains_key(&pair) {
+                let mut value = Vec::new();
+                self.sealed.strings.get(&self.sealed.blocks, u64::from(pair), &mut value)?;
+                self.texts.insert(pair, value.into_boxed_slice());
+            }
+        }
+        let names = &self.sealed.names;
+        Ok(Labels::from_sorted(
+            pairs.iter().map(|pair| (names.text(names.of_pair(*pair)), &*self.texts[pair])),
+        ))
+    }
+}

@@ -1,0 +1,326 @@
+//! From a label set to its series, and from a series to its labels.
+
+use firn_model::{Error, GroupId, Labels, Result, SeriesRef, Slot};
+
+use crate::pairs::RawPair;
+use crate::sealed::rows::{RowReader, Schema};
+use crate::sealed::shapes::{Part, Shape};
+use crate::sealed::{HashedLabels, Kind, Sealed};
+
+/// A group that takes new members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OpenGroup {
+    pub(crate) group: GroupId,
+    /// The first slot that was never given.
+    pub(crate) next_slot: u32,
+    /// Members in this segment.
+    pub(crate) live_count: u32,
+}
+
+/// What the member labels of the series looked for are, if it is in a part of some schema.
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    schema_idx: usize,
+    /// The member set, if there is one of these labels.
+    set: Option<u32>,
+}
+
+impl Sealed {
+    /// The series with exactly these labels. Hashes decide where to look, texts whether it is it.
+    pub(crate) fn find(&self, labels: &HashedLabels<'_>) -> Result<Option<SeriesRef>> {
+        if let Some(series) = self.find_lone(labels)? {
+            return Ok(Some(series));
+        }
+        for identity in &self.identities {
+            let Some(hash) = self.hash_of_names(labels, identity) else { continue };
+            if let Some(series) = self.find_member(labels, identity, hash)? {
+                return Ok(Some(series));
+            }
+        }
+        Ok(None)
+    }
+
+    fn find_lone(&self, labels: &HashedLabels<'_>) -> Result<Option<SeriesRef>> {
+        let mut rows = self.lone.hashes.rows(&self.blocks, labels.hash())?;
+        while let Some(row) = rows.next(&self.blocks)? {
+            let mut reader = self.lone.rows.reader(&self.blocks);
+            let schema = reader.load(row)?;
+            if schema.names.len() == labels.pairs().len()
+                && self.row_is(&mut reader, row, schema, labels, |_| true)?
+            {
+                return Ok(Some(SeriesRef {
+                    group: self.group_of(Kind::Lone, row)?,
+                    slot: Slot(0),
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    fn find_member(
+        &self,
+        labels: &HashedLabels<'_>,
+        identity: &[u32],
+        hash: u64,
+    ) -> Result<Option<SeriesRef>> {
+        let mut known: Vec<Rest> = Vec::new();
+        let mut reader = self.parts.rows.reader(&self.blocks);
+        let mut rows = self.parts.hashes.rows(&self.blocks, hash)?;
+        while let Some(row) = rows.next(&self.blocks)? {
+            // What costs least is asked first: siblings of one group may be many.
+            let schema_idx = self.parts.rows.schema_of(row).ok_or_else(|| self.bad_part())?;
+            let schema = &self.parts.rows.schemas[schema_idx];
+            let rest = match known.iter().find(|rest| rest.schema_idx == schema_idx) {
+                Some(rest) => *rest,
+                None => {
+                    let is_it = schema.identity_names().eq(identity.iter().copied());
+                    let set = if is_it { self.find_set(labels, schema)? } else { None };
+                    known.push(Rest { schema_idx, set });
+                    Rest { schema_idx, set }
+                }
+            };
+            let Some(set) = rest.set else { continue };
+            let part = Part::read(&self.blocks, &self.part_records, row)?;
+            let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
+            let Some(position) = shape.position(set) else { continue };
+            let Some(rank) = part.rank_of(position) else { continue };
+            reader.load(row)?;
+            if self.row_is(&mut reader, row, schema, labels, |_| true)? {
+                let slot = part.slot(rank).ok_or_else(|| self.bad_part())?;
+                let group = self.group_of(Kind::Parts, row)?;
+                return Ok(Some(SeriesRef { group, slot: Slot(slot) }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The member set with those of `labels` that `schema` does not name; `None` too if `labels` lacks
+    /// one that it names.
+    fn find_set(&self, labels: &HashedLabels<'_>, schema: &Schema) -> Result<Option<u32>> {
+        let Some(hash) = self.hash_of_names(labels, &schema.names) else { return Ok(None) };
+        let rest_count = labels.pairs().len() - schema.names.len();
+        let mut rows = self.sets.hashes.rows(&self.blocks, labels.hash().wrapping_sub(hash))?;
+        while let Some(row) = rows.next(&self.blocks)? {
+            let mut reader = self.sets.rows.reader(&self.blocks);
+            let set_schema = reader.load(row)?;
+            let is_apart =
+                set_schema.names.iter().all(|name| schema.names.binary_search(name).is_err());
+            if set_schema.names.len() == rest_count
+                && is_apart
+                && self.row_is(&mut reader, row, set_schema, labels, |_| true)?
+            {
+                return Ok(Some(row));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The youngest group with exactly these identity labels that is not lone.
+    pub(crate) fn find_open_group(&self, identity: &HashedLabels<'_>) -> Result<Option<OpenGroup>> {
+        let mut open: Option<OpenGroup> = None;
+        self.each_part_of_identity(identity, |group, member_count, next_slot| match &mut open {
+            Some(open) if open.group > group => {}
+            Some(open) if open.group == group => {
+                open.live_count += member_count;
+                open.next_slot = open.next_slot.max(next_slot);
+            }
+            _ => open = Some(OpenGroup { group, next_slot, live_count: member_count }),
+        })?;
+        Ok(open)
+    }
+
+    /// Members of all groups with exactly these identity labels that are not lone.
+    pub(crate) fn group_series_count(&self, identity: &HashedLabels<'_>) -> Result<u64> {
+        let mut count = 0;
+        self.each_part_of_identity(identity, |_, member_count, _| {
+            count += u64::from(member_count)
+        })?;
+        Ok(count)
+    }
+
+    /// Calls `each` with group, members and next slot of every part with this identity.
+    fn each_part_of_identity(
+        &self,
+        identity: &HashedLabels<'_>,
+        mut each: impl FnMut(GroupId, u32, u32),
+    ) -> Result<()> {
+        let mut reader = self.parts.rows.reader(&self.blocks);
+        let mut rows = self.parts.hashes.rows(&self.blocks, identity.hash())?;
+        while let Some(row) = rows.next(&self.blocks)? {
+            let schema = reader.load(row)?;
+            let is_identity = |column_idx: usize| schema.identity[column_idx];
+            if schema.identity_names().count() == identity.pairs().len()
+                && self.row_is(&mut reader, row, schema, identity, is_identity)?
+            {
+                let (part, member_count) = self.part(row)?;
+                let next_slot = part.next_slot(member_count).ok_or_else(|| self.bad_part())?;
+                each(self.group_of(Kind::Parts, row)?, member_count, next_slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// The first slot of `group` that was never given; `None` if it is not here. 1 for a lone series.
+    pub(crate) fn next_slot(&self, group: GroupId) -> Result<Option<u32>> {
+        if self.lone_row(group)?.is_some() {
+            return Ok(Some(1));
+        }
+        let mut highest = None;
+        let mut rows = self.parts.by_id.rows(&self.blocks, group.0)?;
+        while let Some(row) = rows.next(&self.blocks)? {
+            let (part, member_count) = self.part(row)?;
+            highest =
+                highest.max(Some(part.next_slot(member_count).ok_or_else(|| self.bad_part())?));
+        }
+        Ok(highest)
+    }
+
+    /// The identity labels of a group (of a lone series: all), and whether it is lone.
+    pub(crate) fn group_labels(&self, group: GroupId) -> Result<Option<(Labels, bool)>> {
+        if let Some(row) = self.lone_row(group)? {
+            let pairs =
+                self.row_pairs(&mut self.lone.rows.reader(&self.blocks), row, |_, _| true)?;
+            return Ok(Some((self.labels_of_pairs(&pairs)?, true)));
+        }
+        let Some(row) = self.parts.by_id.rows(&self.blocks, group.0)?.next(&self.blocks)? else {
+            return Ok(None);
+        };
+        let mut reader = self.parts.rows.reader(&self.blocks);
+        let pairs = self.row_pairs(&mut reader, row, |schema, idx| schema.identity[idx])?;
+        Ok(Some((self.labels_of_pairs(&pairs)?, false)))
+    }
+
+    /// All labels of a series.
+    pub(crate) fn labels(&self, series: SeriesRef) -> Result<Option<Labels>> {
+        if let Some(row) = self.lone_row(series.group)? {
+            if series.slot.0 != 0 {
+                return Ok(None);
+            }
+            let pairs =
+                self.row_pairs(&mut self.lone.rows.reader(&self.blocks), row, |_, _| true)?;
+            return self.labels_of_pairs(&pairs).map(Some);
+        }
+        let Some((row, set)) = self.member(series)? else { return Ok(None) };
+        let mut pairs =
+            self.row_pairs(&mut self.parts.rows.reader(&self.blocks), row, |_, _| true)?;
+        pairs.extend(self.row_pairs(&mut self.sets.rows.reader(&self.blocks), set, |_, _| true)?);
+        pairs.sort_unstable();
+        self.labels_of_pairs(&pairs).map(Some)
+    }
+
+    pub(crate) fn contains(&self, series: SeriesRef) -> Result<bool> {
+        if self.lone_row(series.group)?.is_some() {
+            return Ok(series.slot.0 == 0);
+        }
+        Ok(self.member(series)?.is_some())
+    }
+
+    /// Part row and member set of a series that is not lone.
+    pub(super) fn member(&self, series: SeriesRef) -> Result<Option<(u32, u32)>> {
+        let mut rows = self.parts.by_id.rows(&self.blocks, series.group.0)?;
+        while let Some(row) = rows.next(&self.blocks)? {
+            let part = Part::read(&self.blocks, &self.part_records, row)?;
+            let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
+            let member_count = part.member_count(shape.len);
+            let Some(rank) = part.rank_of_slot(series.slot.0, member_count) else { continue };
+            let position = part.position_of(rank).filter(|&position| position < shape.len);
+            let position = position.ok_or_else(|| self.bad_part())?;
+            return Ok(Some((row, shape.set(position))));
+        }
+        Ok(None)
+    }
+
+    pub(super) fn lone_row(&self, group: GroupId) -> Result<Option<u32>> {
+        self.lone.by_id.rows(&self.blocks, group.0)?.next(&self.blocks)
+    }
+
+    /// A part with its number of members.
+    pub(super) fn part(&self, row: u32) -> Result<(Part<'_>, u32)> {
+        let part = Part::read(&self.blocks, &self.part_records, row)?;
+        let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
+        Ok((part, part.member_count(shape.len)))
+    }
+
+    pub(super) fn group_of(&self, kind: Kind, row: u32) -> Result<GroupId> {
+        let table = self.table(kind);
+        let distance = self.blocks.get(&table.ids, u64::from(row))?;
+        Ok(GroupId(table.by_id.base.wrapping_add(distance)))
+    }
+
+    /// The pairs of a row in the columns that `keep` takes, rising.
+    pub(super) fn row_pairs(
+        &self,
+        reader: &mut RowReader<'_>,
+        row: u32,
+        keep: impl Fn(&Schema, usize) -> bool,
+    ) -> Result<Vec<u32>> {
+        let schema = reader.load(row)?;
+        let mut pairs = Vec::with_capacity(schema.names.len() + 4);
+        for (column_idx, &name) in schema.names.iter().enumerate() {
+            if keep(schema, column_idx) {
+                pairs.push(self.pair_at(name, reader.rank(row, column_idx)?)?);
+            }
+        }
+        Ok(pairs)
+    }
+
+    /// The pair of a name and the rank of a value among its values.
+    #[inline]
+    pub(super) fn pair_at(&self, name: u32, rank: u32) -> Result<u32> {
+        let pairs = self.names.pairs(name);
+        let pair = pairs.start.checked_add(rank).filter(|pair| *pair < pairs.end);
+        pair.ok_or_else(|| {
+            self.blocks.corrupt(0, "a row names a value that its label does not have")
+        })
+    }
+
+    /// The label set of pairs that rise.
+    pub(super) fn labels_of_pairs(&self, pairs: &[u32]) -> Result<Labels> {
+        let (mut texts, mut value) = (Vec::with_capacity(pairs.len()), Vec::new());
+        for &pair in pairs {
+            self.strings.get(&self.blocks, u64::from(pair), &mut value)?;
+            texts.push(value.clone());
+        }
+        let names = pairs.iter().map(|&pair| self.names.text(self.names.of_pair(pair)));
+        Ok(Labels::from_sorted(names.zip(texts.iter().map(Vec::as_slice))))
+    }
+
+    /// The hash of those of `labels` that have `names`; `None` if one of them is missing.
+    fn hash_of_names(&self, labels: &HashedLabels<'_>, names: &[u32]) -> Option<u64> {
+        let mut pairs = labels.pairs().iter();
+        names.iter().try_fold(0u64, |sum, &name| {
+            let text = self.names.text(name);
+            // Both rise, so what was passed is not needed again.
+            let (_, hash) = pairs.find(|pair| pair.0.name == text)?;
+            Some(sum.wrapping_add(*hash))
+        })
+    }
+
+    /// Whether the row, in the columns that `asked` takes, has the same values as `labels`.
+    fn row_is(
+        &self,
+        reader: &mut RowReader<'_>,
+        row: u32,
+        schema: &Schema,
+        labels: &HashedLabels<'_>,
+        asked: impl Fn(usize) -> bool,
+    ) -> Result<bool> {
+        let mut pairs = labels.pairs().iter();
+        for (column_idx, &name) in schema.names.iter().enumerate().filter(|column| asked(column.0))
+        {
+            let text = self.names.text(name);
+            let found = pairs.find(|pair: &&(RawPair<'_>, u64)| pair.0.name == text);
+            let Some((wanted, _)) = found else { return Ok(false) };
+            let pair = self.pair_at(name, reader.rank(row, column_idx)?)?;
+            if !self.strings.is(&self.blocks, u64::from(pair), wanted.value)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    #[cold]
+    pub(super) fn bad_part(&self) -> Error {
+        self.part_records.bad(&self.blocks)
+    }
+}

@@ -1,0 +1,330 @@
+//! Label sets as rows of value ranks: one structure for lone series, for parts and for member sets.
+//!
+//! Rows of one schema (the same names) stand together, sorted by the columns of few values first, so that most columns
+//! of a block hardly change.
+//!
+//! ```text
+//! schemas = varint(count) schema*
+//! schema  = varint(names) varint(name << 1 | is identity)* varint(rows)      names rise
+//! block   = column*                            128 rows of one schema, fewer at its end; a column per name
+//! column  = width:u8 varint(least rank) packed ranks less the least         width 0 to 32
+//!         | 64:u8 varint(least rank) varint(bytes) run*                      run = varint(rows) varint(rank less the least)
+//! ```
+
+use std::ops::Range;
+
+use firn_codec::bits::{bit_width, get_bits, pack, packed_bytes};
+use firn_codec::varint::take_bytes;
+use firn_model::{Error, Result, decode_varint, encode_varint};
+
+use crate::sealed::blocks::{Blocks, Records, Section};
+
+/// Rows of a block.
+pub(crate) const BLOCK_ROWS: u32 = 128;
+const RUNS: u8 = 64;
+
+/// Rows that have the same names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Schema {
+    /// Names by rank, rising.
+    pub(crate) names: Vec<u32>,
+    /// Which of them decide who joins a group; all `true` or all `false` where that is not asked.
+    pub(crate) identity: Vec<bool>,
+    pub(crate) rows: Range<u32>,
+    /// The block of its first row.
+    first_block: u64,
+}
+
+/// A table of label sets.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    pub(crate) schemas: Vec<Schema>,
+    /// A block at each start.
+    pub(crate) cells: Records,
+    pub(crate) count: u32,
+}
+
+/// Reads rows; near ones cost less.
+#[derive(Clone, Debug)]
+pub(crate) struct RowReader<'a> {
+    table: &'a Rows,
+    blocks: &'a Blocks,
+    schema_idx: usize,
+    /// The rows of the block at hand; none at first.
+    rows: Range<u32>,
+    columns: Vec<Column<'a>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Column<'a> {
+    width: u8,
+    base: u64,
+    payload: &'a [u8],
+}
+
+impl Schema {
+    /// The names that decide who joins.
+    pub(crate) fn identity_names(&self) -> impl Iterator<Item = u32> + '_ {
+        self.names.iter().zip(&self.identity).filter(|name| *name.1).map(|name| *name.0)
+    }
+}
+
+impl Rows {
+    /// Takes the schemas in. `name_count` is how many names there are.
+    pub(crate) fn open(
+        blocks: &Blocks,
+        schemas: Section,
+        cells: Records,
+        name_count: usize,
+    ) -> Result<Rows> {
+        let bytes = blocks.section(schemas)?;
+        let (schemas, count) = parse_schemas(bytes, name_count as u64)
+            .ok_or_else(|| blocks.corrupt(schemas.start, "the schemas make no sense"))?;
+        Ok(Rows { schemas, cells, count })
+    }
+
+    /// The rows that have `name`, as runs.
+    pub(crate) fn with_name(&self, name: u32) -> Vec<(u32, u32)> {
+        let has_name = |schema: &&Schema| schema.names.binary_search(&name).is_ok();
+        self.schemas.iter().filter(has_name).map(|s| (s.rows.start, s.rows.end)).collect()
+    }
+
+    pub(crate) fn reader<'a>(&'a self, blocks: &'a Blocks) -> RowReader<'a> {
+        RowReader { table: self, blocks, schema_idx: 0, rows: 0..0, columns: Vec::new() }
+    }
+
+    pub(crate) fn schema_of(&self, row: u32) -> Option<usize> {
+        let idx = self.schemas.partition_point(|schema| schema.rows.end <= row);
+        (row < self.count).then_some(idx)
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let of = |schema: &Schema| size_of::<Schema>() + schema.names.len() * 5;
+        self.schemas.iter().map(of).sum()
+    }
+}
+
+impl<'a> RowReader<'a> {
+    /// Goes to the block of `row`.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is no such row or its block is damaged.
+    #[inline]
+    pub(crate) fn load(&mut self, row: u32) -> Result<&'a Schema> {
+        if !self.rows.contains(&row) {
+            self.load_block(row)?;
+        }
+        Ok(&self.table.schemas[self.schema_idx])
+    }
+
+    /// The rank of `row`'s value in a column of its schema; the row's block must be loaded.
+    #[inline]
+    pub(crate) fn rank(&self, row: u32, column_idx: usize) -> Result<u32> {
+        let at = row.wrapping_sub(self.rows.start);
+        let column = self.columns.get(column_idx);
+        let rank =
+            column.and_then(|column| column.rank(at)).and_then(|rank| u32::try_from(rank).ok());
+        rank.ok_or_else(|| self.bad())
+    }
+
+    /// Which rows share the loaded block.
+    pub(crate) fn loaded_rows(&self) -> Range<u32> {
+        self.rows.clone()
+    }
+
+    fn load_block(&mut self, row: u32) -> Result<()> {
+        self.rows = 0..0;
+        self.columns.clear();
+        let schema_idx = self.table.schema_of(row).ok_or_else(|| self.bad())?;
+        let schema = &self.table.schemas[schema_idx];
+        let in_schema = (row - schema.rows.start) / BLOCK_ROWS;
+        let block = schema.first_block + u64::from(in_schema);
+        let mut rest = self.table.cells.get(self.blocks, block)?;
+        let first = schema.rows.start + in_schema * BLOCK_ROWS;
+        let rows = first..schema.rows.end.min(first.saturating_add(BLOCK_ROWS));
+        for _ in &schema.names {
+            let column = Column::take(&mut rest, rows.len()).ok_or_else(|| self.bad())?;
+            self.columns.push(column);
+        }
+        (self.schema_idx, self.rows) = (schema_idx, rows);
+        Ok(())
+    }
+
+    #[cold]
+    fn bad(&self) -> Error {
+        self.blocks.corrupt(self.table.cells.bytes.start, "a block of label sets makes no sense")
+    }
+}
+
+impl<'a> Column<'a> {
+    fn take(rest: &mut &'a [u8], row_count: usize) -> Option<Column<'a>> {
+        let (&width, after) = rest.split_first()?;
+        *rest = after;
+        let base = decode_varint(rest)?;
+        let payload_bytes = match width {
+            0..=32 => packed_bytes(row_count, u32::from(width)),
+            RUNS => usize::try_from(decode_varint(rest)?).ok()?,
+            _ => return None,
+        };
+        let payload = take_bytes(rest, payload_bytes, "column").ok()?;
+        Some(Column { width, base, payload })
+    }
+
+    #[inline]
+    fn rank(&self, at: u32) -> Option<u64> {
+        let width = u32::from(self.width);
+        if self.width != RUNS {
+            return self.base.checked_add(get_bits(
+                self.payload,
+                at as usize * width as usize,
+                width,
+            ));
+        }
+        let (mut rest, mut passed) = (self.payload, 0u64);
+        loop {
+            let (rows, rank) = (decode_varint(&mut rest)?, decode_varint(&mut rest)?);
+            passed = passed.checked_add(rows)?;
+            if u64::from(at) < passed {
+                return self.base.checked_add(rank);
+            }
+        }
+    }
+}
+
+fn parse_schemas(mut bytes: &[u8], name_count: u64) -> Option<(Vec<Schema>, u32)> {
+    let input = &mut bytes;
+    let schema_count = decode_varint(input)?;
+    let (mut schemas, mut next_row, mut next_block) = (Vec::new(), 0u32, 0u64);
+    for _ in 0..schema_count {
+        let (mut names, mut identity) = (Vec::new(), Vec::new());
+        for _ in 0..decode_varint(input)? {
+            let flagged = decode_varint(input)?;
+            let name =
+                u32::try_from(flagged >> 1).ok().filter(|&name| u64::from(name) < name_count)?;
+            if names.last().is_some_and(|last| *last >= name) {
+                return None;
+            }
+            names.push(name);
+            identity.push(flagged & 1 == 1);
+        }
+        let row_count = u32::try_from(decode_varint(input)?).ok().filter(|&count| count > 0)?;
+        let rows = next_row..next_row.checked_add(row_count)?;
+        next_row = rows.end;
+        let first_block = next_block;
+        next_block += u64::from(row_count.div_ceil(BLOCK_ROWS));
+        schemas.push(Schema { names, identity, rows, first_block });
+    }
+    bytes.is_empty().then_some((schemas, next_row))
+}
+
+/// Collects schemas and cells.
+#[derive(Debug, Default)]
+pub(crate) struct RowsWriter {
+    schemas: Vec<u8>,
+    schema_count: u64,
+    pub(crate) cells: Vec<u8>,
+    pub(crate) starts: Vec<u64>,
+}
+
+impl RowsWriter {
+    /// Adds a schema (names with whether they are identity) and its rows: `rank(row, column)`.
+    pub(crate) fn push(
+        &mut self,
+        names: &[(u32, bool)],
+        row_count: u32,
+        rank: impl Fn(u32, usize) -> u32,
+    ) {
+        self.schema_count += 1;
+        encode_varint(names.len() as u64, &mut self.schemas);
+        for &(name, identity) in names {
+            encode_varint(u64::from(name) << 1 | u64::from(identity), &mut self.schemas);
+        }
+        encode_varint(u64::from(row_count), &mut self.schemas);
+        let mut ranks: Vec<u32> = Vec::with_capacity(BLOCK_ROWS as usize);
+        for start in (0..row_count).step_by(BLOCK_ROWS as usize) {
+            self.starts.push(self.cells.len() as u64);
+            for column_idx in 0..names.len() {
+                ranks.clear();
+                let end = row_count.min(start + BLOCK_ROWS);
+                ranks.extend((start..end).map(|row| rank(row, column_idx)));
+                push_column(&ranks, &mut self.cells);
+            }
+        }
+    }
+
+    /// The bytes of the schemas.
+    pub(crate) fn schemas(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.schemas.len() + 4);
+        encode_varint(self.schema_count, &mut out);
+        out.extend_from_slice(&self.schemas);
+        out
+    }
+}
+
+fn push_column(ranks: &[u32], out: &mut Vec<u8>) {
+    let base = ranks.iter().copied().min().unwrap_or(0);
+    let width = bit_width(ranks.iter().map(|rank| u64::from(rank - base)).max().unwrap_or(0));
+    let packed = packed_bytes(ranks.len(), width);
+    let mut runs = Vec::new();
+    for run in ranks.chunk_by(|a, b| a == b) {
+        encode_varint(run.len() as u64, &mut runs);
+        encode_varint(u64::from(run[0] - base), &mut runs);
+        if runs.len() >= packed {
+            break;
+        }
+    }
+    let is_runs = runs.len() + 1 < packed;
+    out.push(if is_runs { RUNS } else { width as u8 });
+    encode_varint(u64::from(base), out);
+    if is_runs {
+        encode_varint(runs.len() as u64, out);
+        out.extend_from_slice(&runs);
+    } else {
+        pack(ranks.iter().map(|rank| u64::from(rank - base)), width, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::sealed::testing::written;
+
+    proptest! {
+        #[test]
+        fn rows_come_back(
+            tables in prop::collection::vec((prop::collection::btree_set(0u32..9, 0..4), 1u32..300, 1u32..70_000), 1..4),
+            seed in any::<u32>(),
+        ) {
+            let mut writer = RowsWriter::default();
+            // Early columns change rarely, late ones always.
+            let rank = |row: u32, column: usize, span: u32| match column {
+                0 => row / 60 * 7 % span,
+                _ => row.wrapping_mul(seed | 1) % span,
+            };
+            for (names, row_count, span) in &tables {
+                let names: Vec<_> = names.iter().map(|&name| (name, name % 2 == 0)).collect();
+                writer.push(&names, *row_count, |row, column| rank(row, column, *span));
+            }
+            let (blocks, contents) = written(&[&writer.schemas(), &writer.cells], &[&writer.starts]);
+            let cells = Records { bytes: contents.sections[1], starts: contents.arrays[0] };
+            let rows = Rows::open(&blocks, contents.sections[0], cells, 9).unwrap();
+            let mut reader = rows.reader(&blocks);
+            let mut first = 0;
+            for (schema_idx, (names, row_count, span)) in tables.iter().enumerate() {
+                for row in 0..*row_count {
+                    let schema = reader.load(first + row).unwrap();
+                    prop_assert_eq!(&schema.names, &names.iter().copied().collect::<Vec<_>>());
+                    prop_assert_eq!(rows.schema_of(first + row), Some(schema_idx));
+                    for column in 0..names.len() {
+                        prop_assert_eq!(reader.rank(first + row, column).unwrap(), rank(row, column, *span));
+                    }
+                }
+                first += row_count;
+            }
+            prop_assert_eq!(rows.count, first);
+            prop_assert!(reader.load(first).is_err());
+        }
+    }
+}

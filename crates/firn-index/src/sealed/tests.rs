@@ -1,0 +1,463 @@
+//! Tests of sealed segments: random series against a plain map, merges, liveness, damaged files.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use firn_env::Mapped;
+use firn_model::{
+    CancelToken, ErrorKind, GroupId, Grouping, Labels, MatchOp, Matcher, Result, SeriesRef, Slot,
+};
+use proptest::prelude::*;
+
+use crate::key_table::KeyTable;
+use crate::matching::GroupMatch;
+use crate::sealed::testing::file;
+use crate::sealed::{Builder, HashedLabels, Live, OpenGroup, PartInput, Sealed};
+
+mod damage;
+mod fixture;
+mod patterns;
+
+const NAMES: [&str; 7] = ["__name__", "a", "b", "instance", "job", "rack", "zone"];
+const VALUES: [&str; 6] = ["", "v0", "v1", "v2", "w", "wide"];
+const PATTERNS: [&str; 18] = [
+    "", "v0", "v1", "no", ".*", ".+", "v.*", "v.+", ".*1.*", "v0|v2", "v0|", "(v1|w)", "[v]0",
+    "v?w?", "v", "w.*", "(?i)V0", "v0|v.",
+];
+
+/// A series as a test wants it.
+#[derive(Clone, Debug)]
+struct Wish {
+    labels: Labels,
+    lone: bool,
+    /// Slots left free before it.
+    gap: u32,
+    /// Which segment has it.
+    segment: usize,
+    dead: bool,
+}
+
+/// Series by label set, and what groups know.
+#[derive(Clone, Debug, Default)]
+struct World {
+    series: BTreeMap<Labels, SeriesRef>,
+    /// Identity and whether it is lone.
+    groups: BTreeMap<GroupId, (Labels, bool)>,
+    next_slot: BTreeMap<GroupId, u32>,
+}
+
+struct DeadSet(BTreeSet<SeriesRef>);
+
+impl Live for DeadSet {
+    fn retain(&self, group: GroupId, slots: &mut Vec<u32>) {
+        slots.retain(|&slot| !self.0.contains(&SeriesRef { group, slot: Slot(slot) }));
+    }
+
+    fn keeps_group(&self, _: GroupId) -> bool {
+        false
+    }
+}
+
+struct All;
+
+impl Live for All {
+    fn retain(&self, _: GroupId, _: &mut Vec<u32>) {}
+}
+
+fn arb_labels() -> impl Strategy<Value = Labels> + Clone {
+    prop::collection::vec(prop::sample::select(&VALUES[..]), NAMES.len())
+        .prop_map(|values| Labels::from_pairs(NAMES.into_iter().zip(values)).unwrap())
+        .prop_filter("a series has a label", |labels| !labels.is_empty())
+}
+
+fn arb_wish() -> impl Strategy<Value = Wish> {
+    let gap = prop_oneof![9 => Just(0), 1 => 1u32..40];
+    (arb_labels(), prop::bool::weighted(0.3), gap, 0usize..3, prop::bool::weighted(0.2))
+        .prop_map(|(labels, lone, gap, segment, dead)| Wish { labels, lone, gap, segment, dead })
+}
+
+fn arb_matcher() -> impl Strategy<Value = Matcher> {
+    let ops = vec![MatchOp::Equal, MatchOp::NotEqual, MatchOp::Regex, MatchOp::NotRegex];
+    let name = prop::sample::select(vec!["__name__", "a", "b", "instance", "job", "nothing"]);
+    (name, prop::sample::select(ops), prop::sample::select(&PATTERNS[..]))
+        .prop_map(|(name, op, value)| Matcher::new(name, op, value).unwrap())
+}
+
+fn arb_grouping() -> impl Strategy<Value = Grouping> {
+    let names = prop::sample::subsequence(vec!["__name__", "a", "b", "job", "nothing"], 0..4);
+    let names = names.prop_map(|names| names.into_iter().map(str::to_owned).collect::<Vec<_>>());
+    prop_oneof![
+        Just(Grouping::Series),
+        names.clone().prop_map(Grouping::By),
+        names.prop_map(Grouping::Without),
+    ]
+}
+
+fn is_identity(name: &str) -> bool {
+    ["a", "job"].contains(&name)
+}
+
+impl World {
+    /// Gives each wish a place, as the index would; members above six open a sibling.
+    fn settle(wishes: &[Wish], spread: u64) -> (World, Vec<(Wish, SeriesRef)>) {
+        let mut world = World::default();
+        let (mut open, mut settled) = (BTreeMap::new(), Vec::new());
+        for wish in wishes {
+            if world.series.contains_key(&wish.labels) {
+                continue;
+            }
+            let made = world.groups.len() as u64;
+            let fresh = || GroupId(made.wrapping_mul(spread.max(1)) ^ (spread >> 60));
+            let series = if wish.lone {
+                let group = fresh();
+                world.groups.insert(group, (wish.labels.clone(), true));
+                SeriesRef { group, slot: Slot(0) }
+            } else {
+                let identity = wish.labels.filter(is_identity);
+                let known = open.get(&identity).copied();
+                let group = match known.filter(|group| world.next_slot[group] < 6) {
+                    Some(group) => group,
+                    None => fresh(),
+                };
+                open.insert(identity.clone(), group);
+                world.groups.insert(group, (identity, false));
+                let next = world.next_slot.entry(group).or_default();
+                let slot = Slot(*next + wish.gap);
+                *next = slot.0 + 1;
+                SeriesRef { group, slot }
+            };
+            world.series.insert(wish.labels.clone(), series);
+            settled.push((wish.clone(), series));
+        }
+        (world, settled)
+    }
+
+    fn keep(&mut self, keep: impl Fn(&Labels, SeriesRef) -> bool) {
+        self.series.retain(|labels, series| keep(labels, *series));
+        let left: BTreeSet<GroupId> = self.series.values().map(|series| series.group).collect();
+        self.groups.retain(|group, _| left.contains(group));
+        self.next_slot.retain(|group, _| left.contains(group));
+    }
+
+    /// A group's next slot in a segment that knows only these series.
+    fn forget_next_slots(&mut self) {
+        self.next_slot.clear();
+        for series in self.series.values().filter(|series| !self.groups[&series.group].1) {
+            let next = self.next_slot.entry(series.group).or_default();
+            *next = (*next).max(series.slot.0 + 1);
+        }
+    }
+}
+
+fn pair_ids<'a>(
+    builder: &mut Builder,
+    pairs: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Vec<u32> {
+    pairs.map(|(name, value)| builder.pair(name.as_bytes(), value.as_bytes())).collect()
+}
+
+fn add(builder: &mut Builder, world: &World) {
+    let mut groups: BTreeMap<GroupId, Vec<(Slot, &Labels)>> = BTreeMap::new();
+    for (labels, series) in &world.series {
+        groups.entry(series.group).or_default().push((series.slot, labels));
+    }
+    // In an order that is neither that of ids nor that of slots.
+    for (group, members) in groups.into_iter().rev() {
+        let (identity, lone) = &world.groups[&group];
+        let identity = pair_ids(builder, identity.iter());
+        let next_slot = world.next_slot.get(&group).copied().unwrap_or(0);
+        builder.part(PartInput { group, lone: *lone, identity: &identity, next_slot });
+        for (slot, labels) in members.into_iter().filter(|_| !lone) {
+            let rest = labels.iter().filter(|pair| !is_identity(pair.0));
+            let rest = pair_ids(builder, rest);
+            builder.member(slot.0, &rest);
+        }
+    }
+}
+
+fn built(builder: Builder) -> Sealed {
+    let file = file();
+    let totals = builder.finish(&*file).unwrap();
+    let sealed = Sealed::open(file.map().unwrap(), "test.seg").unwrap();
+    assert_eq!(totals.file_bytes, sealed.file_bytes());
+    assert_eq!(totals.series_count, sealed.series_count());
+    assert_eq!(totals.group_count, sealed.group_count());
+    sealed
+}
+
+fn segment(world: &World) -> Sealed {
+    let mut builder = Builder::new();
+    add(&mut builder, world);
+    built(builder)
+}
+
+/// Everything that can be asked, against the plain map.
+fn check(sealed: &Sealed, world: &World) {
+    assert_eq!(sealed.series_count(), world.series.len() as u64);
+    assert_eq!(sealed.group_count(), world.groups.len() as u64);
+    for (labels, &series) in &world.series {
+        assert_eq!(sealed.find(&HashedLabels::new(labels)).unwrap(), Some(series), "{labels}");
+        assert_eq!(sealed.labels(series).unwrap().as_ref(), Some(labels));
+        assert!(sealed.contains(series).unwrap());
+        let beside = SeriesRef { slot: Slot(series.slot.0 + 1), ..series };
+        let is_known = world.series.values().any(|series| *series == beside);
+        assert_eq!(sealed.contains(beside).unwrap(), is_known, "{beside}");
+        assert_eq!(sealed.labels(beside).unwrap().is_some(), is_known);
+    }
+    for (group, (identity, lone)) in &world.groups {
+        assert_eq!(sealed.group_labels(*group).unwrap(), Some((identity.clone(), *lone)));
+        let next = if *lone { 1 } else { world.next_slot[group] };
+        assert_eq!(sealed.next_slot(*group).unwrap(), Some(next), "{group}");
+    }
+    let unknown = GroupId(u64::MAX - 77);
+    assert_eq!(sealed.next_slot(unknown).unwrap(), None);
+    assert_eq!(sealed.group_labels(unknown).unwrap(), None);
+    check_open_groups(sealed, world);
+    check_pairs(sealed, world);
+    check_names(sealed, None, world.series.keys());
+}
+
+fn check_open_groups(sealed: &Sealed, world: &World) {
+    let identities: BTreeSet<Labels> =
+        world.series.keys().map(|labels| labels.filter(is_identity)).collect();
+    for identity in identities {
+        let groups: Vec<GroupId> =
+            world.groups.iter().filter(|g| g.1.0 == identity && !g.1.1).map(|g| *g.0).collect();
+        let members = |group: GroupId| world.series.values().filter(|s| s.group == group).count();
+        let want = groups.last().map(|&group| OpenGroup {
+            group,
+            next_slot: world.next_slot[&group],
+            live_count: members(group) as u32,
+        });
+        let hashed = HashedLabels::new(&identity);
+        assert_eq!(sealed.find_open_group(&hashed).unwrap(), want, "{identity}");
+        let count: usize = groups.iter().map(|&group| members(group)).sum();
+        assert_eq!(sealed.group_series_count(&hashed).unwrap(), count as u64);
+    }
+}
+
+fn check_pairs(sealed: &Sealed, world: &World) {
+    let mut want: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    for pair in world.series.keys().flat_map(|labels| labels.iter()) {
+        *want.entry(pair).or_default() += 1;
+    }
+    let mut counts = sealed.pair_counts(&CancelToken::new()).unwrap();
+    let mut got = Vec::new();
+    while counts.advance().unwrap() {
+        got.push(((counts.name().to_owned(), counts.value().to_owned()), counts.series_count()));
+    }
+    let names: BTreeSet<&str> = want.keys().map(|pair| pair.0).collect();
+    assert_eq!(sealed.pair_count(), want.len() as u64);
+    assert_eq!(sealed.name_count(), names.len() as u64);
+    assert_eq!(got.len(), want.len());
+    for (((name, value), count), (pair, want)) in got.iter().zip(&want) {
+        assert_eq!(((name.as_str(), value.as_str()), count), (*pair, want));
+        assert_eq!(sealed.pair_series_count(name, value).unwrap(), *want);
+    }
+    assert_eq!(sealed.pair_series_count("a", "nothing").unwrap(), 0);
+    assert_eq!(sealed.pair_series_count("nothing", "a").unwrap(), 0);
+}
+
+fn check_names<'a>(
+    sealed: &Sealed,
+    of: Option<&[GroupMatch]>,
+    labels: impl Iterator<Item = &'a Labels>,
+) {
+    let mut want: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (name, value) in labels.flat_map(|labels| labels.iter()) {
+        want.entry(name.to_owned()).or_default().insert(value.to_owned());
+    }
+    let mut names = BTreeSet::new();
+    sealed.label_names(of, &mut names, &CancelToken::new()).unwrap();
+    assert_eq!(names, want.keys().cloned().collect());
+    for name in NAMES {
+        let mut values = BTreeSet::new();
+        sealed.label_values(name, of, &mut values, &CancelToken::new()).unwrap();
+        assert_eq!(values, want.get(name).cloned().unwrap_or_default(), "{name}");
+    }
+}
+
+fn matches(
+    sealed: &Sealed,
+    matchers: &[Matcher],
+    grouping: &Grouping,
+) -> Result<(Vec<GroupMatch>, Vec<Labels>)> {
+    let mut keys = KeyTable::new(grouping.clone());
+    let mut out = Vec::new();
+    sealed.matches(matchers, &mut keys, &CancelToken::new(), &mut out)?;
+    Ok((out, keys.into_labels()))
+}
+
+fn check_query(sealed: &Sealed, world: &World, matchers: &[Matcher], grouping: &Grouping) {
+    let passes =
+        |labels: &Labels| matchers.iter().all(|m| m.matches(labels.get(m.name()).unwrap_or("")));
+    let want: BTreeMap<SeriesRef, &Labels> =
+        world.series.iter().filter(|s| passes(s.0)).map(|(labels, &s)| (s, labels)).collect();
+    let (groups, keys) = matches(sealed, matchers, grouping).unwrap();
+    let mut got = BTreeMap::new();
+    let mut seen = BTreeSet::new();
+    for group in &groups {
+        assert!(seen.insert(group.group), "{} comes twice", group.group);
+        assert!(!group.members.is_empty());
+        assert!(group.members.is_sorted_by(|a, b| a.slot < b.slot));
+        for member in &group.members {
+            got.insert(SeriesRef { group: group.group, slot: member.slot }, member.key);
+        }
+    }
+    assert_eq!(got.keys().collect::<Vec<_>>(), want.keys().collect::<Vec<_>>(), "{matchers:?}");
+    for (series, labels) in &want {
+        assert_eq!(keys[got[series] as usize], grouping.key(labels), "{labels} {grouping:?}");
+    }
+    assert_eq!(got.values().collect::<BTreeSet<_>>().len(), keys.len(), "an unused key");
+    check_names(sealed, Some(&groups), want.values().copied());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+    #[test]
+    fn a_segment_answers_as_a_plain_map(
+        wishes in prop::collection::vec(arb_wish(), 0..120),
+        spread in prop_oneof![Just(1u64), Just(64), any::<u64>()],
+        queries in prop::collection::vec((prop::collection::vec(arb_matcher(), 0..4), arb_grouping()), 6),
+        unknown in prop::collection::vec(arb_labels(), 10),
+    ) {
+        let (world, _) = World::settle(&wishes, spread);
+        let sealed = segment(&world);
+        check(&sealed, &world);
+        for labels in &unknown {
+            let want = world.series.get(labels).copied();
+            prop_assert_eq!(sealed.find(&HashedLabels::new(labels)).unwrap(), want);
+        }
+        for (matchers, grouping) in &queries {
+            check_query(&sealed, &world, matchers, grouping);
+        }
+    }
+
+    #[test]
+    fn segments_merged_are_one_built_from_all_less_the_dead(
+        wishes in prop::collection::vec(arb_wish(), 0..120),
+        queries in prop::collection::vec((prop::collection::vec(arb_matcher(), 0..4), arb_grouping()), 4),
+    ) {
+        let (world, settled) = World::settle(&wishes, 64);
+        let mut builder = Builder::new();
+        let dead = settled.iter().filter(|s| s.0.dead).map(|s| s.1).collect();
+        let dead = DeadSet(dead);
+        for number in 0..3 {
+            let mut part = world.clone();
+            let here: BTreeSet<&Labels> =
+                settled.iter().filter(|s| s.0.segment == number).map(|s| &s.0.labels).collect();
+            part.keep(|labels, _| here.contains(labels));
+            part.forget_next_slots();
+            if number == 2 {
+                // What is alive of the third comes from memory, and some of it twice.
+                part.keep(|_, series| !dead.0.contains(&series));
+                add(&mut builder, &part);
+                part.keep(|_, series| series.slot.0 % 2 == 0);
+                add(&mut builder, &part);
+            } else {
+                let sealed = segment(&part);
+                check(&sealed, &part);
+                builder.merge(&sealed, &dead).unwrap();
+            }
+        }
+        let merged = built(builder);
+        let mut left = world.clone();
+        left.keep(|_, series| !dead.0.contains(&series));
+        // A slot that a segment has seen is never given again while its group lives there.
+        for (group, next) in &mut left.next_slot {
+            let of_group = |s: &&(Wish, SeriesRef)| s.1.group == *group;
+            let known = settled.iter().filter(of_group);
+            let alive_in = |segment: usize| {
+                settled.iter().filter(of_group).any(|s| s.0.segment == segment && !s.0.dead)
+            };
+            *next = known.filter(|s| alive_in(s.0.segment)).map(|s| s.1.slot.0 + 1).max().unwrap();
+        }
+        check(&merged, &left);
+        for (matchers, grouping) in &queries {
+            check_query(&merged, &left, matchers, grouping);
+        }
+    }
+}
+
+#[test]
+fn a_group_whose_members_are_gone_keeps_its_next_slot_if_it_lives_elsewhere() {
+    let labels = |text: &str| Labels::from_pairs([("a", "v"), ("b", text)]).unwrap();
+    let wishes: Vec<Wish> = ["1", "2", "3"]
+        .map(|text| Wish { labels: labels(text), lone: false, gap: 0, segment: 0, dead: true })
+        .into();
+    let (world, settled) = World::settle(&wishes, 1);
+    let group = settled[0].1.group;
+    let sealed = segment(&world);
+    struct Gone;
+    impl Live for Gone {
+        fn retain(&self, _: GroupId, slots: &mut Vec<u32>) {
+            slots.clear();
+        }
+    }
+    let mut builder = Builder::new();
+    builder.merge(&sealed, &Gone).unwrap();
+    let merged = built(builder);
+    assert_eq!((merged.series_count(), merged.group_count()), (0, 1));
+    assert_eq!(merged.next_slot(group).unwrap(), Some(3));
+    let (found, _) = matches(&merged, &[], &Grouping::Series).unwrap();
+    assert!(found.is_empty());
+    let mut builder = Builder::new();
+    builder.merge(&merged, &DeadSet(BTreeSet::new())).unwrap();
+    assert_eq!(built(builder).group_count(), 0);
+}
+
+#[test]
+fn what_contradicts_itself_is_refused() {
+    let f = |give: &dyn Fn(&mut Builder, &[u32])| {
+        let mut builder = Builder::new();
+        let pairs = ["1", "2", "3"].map(|value| builder.pair(b"a", value.as_bytes()));
+        give(&mut builder, &pairs);
+        builder.finish(&*file()).unwrap_err().to_string()
+    };
+    let part = |lone: bool, identity: &[u32], builder: &mut Builder| {
+        builder.part(PartInput { group: GroupId(7), lone, identity, next_slot: 0 });
+    };
+    let text = f(&|builder, pairs| {
+        part(true, &pairs[..1], builder);
+        part(true, &pairs[1..2], builder);
+    });
+    assert!(text.contains("g7 is given with two label sets"), "{text}");
+    let text = f(&|builder, pairs| {
+        part(true, &pairs[..1], builder);
+        part(false, &[], builder);
+    });
+    assert!(text.contains("as lone and as a group"), "{text}");
+    let text = f(&|builder, pairs| {
+        part(false, &pairs[..1], builder);
+        part(false, &pairs[1..2], builder);
+    });
+    assert!(text.contains("two identities"), "{text}");
+    let text = f(&|builder, pairs| {
+        for pair in 0..2 {
+            part(false, &[], builder);
+            builder.member(3, &pairs[pair..=pair]);
+        }
+    });
+    assert!(text.contains("slot 3 of g7 is given twice"), "{text}");
+    let text = f(&|builder, pairs| part(true, &pairs[..2], builder));
+    assert!(text.contains("has a name twice"), "{text}");
+}
+
+#[test]
+fn a_cancelled_question_ends() {
+    let (world, _) = World::settle(
+        &[Wish {
+            labels: Labels::from_pairs([("a", "v")]).unwrap(),
+            lone: true,
+            gap: 0,
+            segment: 0,
+            dead: false,
+        }],
+        1,
+    );
+    let (sealed, cancel) = (segment(&world), CancelToken::new());
+    cancel.cancel();
+    let error = sealed
+        .matches(&[], &mut KeyTable::new(Grouping::Series), &cancel, &mut Vec::new())
+        .unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Canceled);
+}

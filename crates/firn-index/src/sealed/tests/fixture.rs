@@ -1,0 +1,1 @@
+//! The bytes of a small segment, kept together with docs/formats/index.md.

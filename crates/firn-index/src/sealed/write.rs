@@ -1,0 +1,625 @@
+//! From a builder to a file.
+//!
+//! Pairs are numbered by name and value, rows sorted, groups clustered to shapes, lists made name by name: beside the
+//! builder's ids there is never more than one name's lists, or one table's arrays, in memory.
+
+use firn_codec::postings::encode_postings;
+use firn_env::DiskFile;
+use firn_model::{Error, Result, encode_varint};
+
+use crate::sealed::buckets::{WrittenBuckets, write_hashes, write_ids};
+use crate::sealed::builder::{Builder, PairTable, PartEntry, SegmentTotals};
+use crate::sealed::cluster::{Clusters, cluster};
+use crate::sealed::factor::Member;
+use crate::sealed::footer::FileWriter;
+use crate::sealed::hash::pair_hash;
+use crate::sealed::rows::RowsWriter;
+use crate::sealed::shapes::{BUNCH_PARTS, push_part, push_shape};
+use crate::sealed::strings::StringsWriter;
+use crate::sealed::{BUNCH_LISTS, KINDS, Kind};
+
+const NONE: u32 = u32::MAX;
+
+/// All pairs that are used, numbered by name and value.
+#[derive(Debug)]
+struct Dictionary {
+    names: Vec<Vec<u8>>,
+    /// The first pair of each name, and the end.
+    first_pairs: Vec<u32>,
+    name_of: Vec<u32>,
+    hashes: Vec<u64>,
+    text: StringsWriter,
+    /// Builder's number to number here.
+    to: Vec<u32>,
+}
+
+/// Label sets to be sorted into rows.
+#[derive(Debug, Default)]
+struct Items {
+    pairs: Vec<u32>,
+    /// Of each pair, whether it decides who joins.
+    identity: Vec<bool>,
+    ends: Vec<usize>,
+}
+
+/// Rows in their final order.
+#[derive(Debug)]
+struct Sorted {
+    /// The item of each row.
+    order: Vec<u32>,
+    schemas: Vec<SortedSchema>,
+}
+
+#[derive(Debug)]
+struct SortedSchema {
+    /// Names with whether they are identity.
+    names: Vec<(u32, bool)>,
+    rows: std::ops::Range<u32>,
+}
+
+/// Writes everything that `builder` has.
+pub(super) fn write(mut builder: Builder, file: &dyn DiskFile) -> Result<SegmentTotals> {
+    join_lone(&mut builder)?;
+    join_parts(&mut builder)?;
+    let dictionary = Dictionary::new(&mut builder)?;
+    let mut used = vec![NONE; builder.sets.count()];
+    let (mut lone, mut parts, mut sets) = (Items::default(), Items::default(), Items::default());
+    for &(_, labels) in &builder.lone {
+        lone.push(builder.sets.get(labels), &[]);
+    }
+    for part in &builder.parts {
+        parts.push(builder.sets.get(part.identity), builder.sets.get(part.common));
+        for member in &mut builder.members[part.members.clone()] {
+            let item = &mut used[member.1 as usize];
+            if *item == NONE {
+                *item = sets.ends.len() as u32;
+                sets.push(&[], builder.sets.get(member.1));
+            }
+            member.1 = *item;
+        }
+    }
+    let items = [lone, parts, sets];
+    for items in &items {
+        items.check(&dictionary)?;
+    }
+    let sorted = [&items[0], &items[1], &items[2]].map(|items| sort(items, &dictionary));
+    let group_ids: [Vec<u64>; 3] = [
+        builder.lone.iter().map(|lone| lone.0.0).collect(),
+        builder.parts.iter().map(|part| part.group.0).collect(),
+        Vec::new(),
+    ];
+    let by_id = [0, 1, 2].map(|kind: usize| {
+        let rows = (0..).zip(&sorted[kind].order);
+        write_ids(
+            rows.filter_map(|(row, &item)| Some((*group_ids[kind].get(item as usize)?, row)))
+                .collect(),
+        )
+    });
+    let mut writer = FileWriter::new(file);
+    let series_count =
+        builder.lone.len() + builder.parts.iter().map(|part| part.members.len()).sum::<usize>();
+    let distinct = builder.parts.chunk_by(|a, b| a.group == b.group).count();
+    let group_count = (builder.lone.len() + distinct) as u64;
+    for count in [series_count as u64, group_count, dictionary.names.len() as u64] {
+        writer.push_count(count);
+    }
+    writer.push_count(dictionary.name_of.len() as u64);
+    for kind in [Kind::Lone, Kind::Parts] {
+        writer.push_count(by_id[kind as usize].base);
+        writer.push_count(u64::from(by_id[kind as usize].shift));
+    }
+    writer.push_section(&dictionary.encode_names())?;
+    writer.push_records(&dictionary.text.text, &dictionary.text.starts)?;
+    for (kind, by_id) in KINDS.into_iter().zip(by_id) {
+        let at = kind as usize;
+        write_table(&mut writer, &dictionary, &items[at], &sorted[at], &group_ids[at], by_id)?;
+    }
+    write_shapes(&mut writer, &builder, &sorted)?;
+    write_lists(&mut writer, &dictionary, &items, &sorted)?;
+    let file_bytes = writer.finish()?;
+    Ok(SegmentTotals { file_bytes, series_count: series_count as u64, group_count })
+}
+
+/// Each lone series once, by group.
+fn join_lone(builder: &mut Builder) -> Result<()> {
+    let sets = &builder.sets;
+    builder.lone.sort_unstable();
+    let mut conflict = None;
+    builder.lone.dedup_by(|later, kept| {
+        if later.0 == kept.0 && sets.get(later.1) != sets.get(kept.1) {
+            conflict = Some(kept.0);
+        }
+        later.0 == kept.0
+    });
+    match conflict {
+        Some(group) => Err(Error::invalid(format!("{group} is given with two label sets"))),
+        None => Ok(()),
+    }
+}
+
+/// Each group's parts together, by group; what came in pieces is put together, each slot once.
+fn join_parts(builder: &mut Builder) -> Result<()> {
+    let mut entries = std::mem::take(&mut builder.parts);
+    entries.sort_by_key(|entry| entry.group);
+    let mut at_lone = builder.lone.iter().map(|lone| lone.0).peekable();
+    let is_both = entries.iter().find(|entry| {
+        while at_lone.next_if(|lone| *lone < entry.group).is_some() {}
+        at_lone.peek() == Some(&entry.group)
+    });
+    if let Some(entry) = is_both {
+        return Err(Error::invalid(format!("{} is given as lone and as a group", entry.group)));
+    }
+    for group in entries.chunk_by(|a, b| a.group == b.group) {
+        let first = &group[0];
+        if group.iter().any(|entry| entry.identity != first.identity) {
+            return Err(Error::invalid(format!("{} is given with two identities", first.group)));
+        }
+        let next_slot = group.iter().map(|entry| entry.next_slot).max().unwrap_or(0);
+        if group.iter().all(|entry| entry.origin == first.origin) {
+            for entry in group {
+                sort_members(builder, entry)?;
+                builder.parts.push(PartEntry { next_slot, ..entry.clone() });
+            }
+        } else {
+            join_group(builder, group, next_slot)?;
+        }
+    }
+    // Every part of a group carries its next slot, so that each alone can tell.
+    for group in builder.parts.chunk_by_mut(|a, b| a.group == b.group) {
+        let slots = group.iter().flat_map(|part| &builder.members[part.members.clone()]);
+        let end = slots.map(|member| member.0).max().map_or(Some(0), |slot| slot.checked_add(1));
+        let end = end.ok_or_else(|| Error::too_large("slots are used up"))?;
+        group.iter_mut().for_each(|part| part.next_slot = part.next_slot.max(end));
+    }
+    Ok(())
+}
+
+/// A group's pieces as if they had come as one.
+fn join_group(builder: &mut Builder, pieces: &[PartEntry], next_slot: u32) -> Result<()> {
+    let mut pairs: Vec<u32> = Vec::new();
+    let mut spans = Vec::new();
+    for piece in pieces {
+        for &(slot, set) in &builder.members[piece.members.clone()] {
+            let start = pairs.len();
+            pairs.extend_from_slice(builder.sets.get(piece.common));
+            pairs.extend_from_slice(builder.sets.get(set));
+            pairs[start..].sort_unstable();
+            spans.push((slot, start..pairs.len()));
+        }
+    }
+    let mut members: Vec<Member<'_>> = spans
+        .iter()
+        .map(|(slot, span)| Member { slot: *slot, pairs: &pairs[span.clone()] })
+        .collect();
+    members.sort_by_key(|member| member.slot);
+    let (group, identity) = (pieces[0].group, pieces[0].identity);
+    let conflict =
+        members.windows(2).find(|two| two[0].slot == two[1].slot && two[0].pairs != two[1].pairs);
+    if let Some(two) = conflict {
+        return Err(two_label_sets(group, two[0].slot));
+    }
+    members.dedup_by_key(|member| member.slot);
+    builder.push_factored(group, identity, next_slot, &members);
+    Ok(())
+}
+
+fn sort_members(builder: &mut Builder, part: &PartEntry) -> Result<()> {
+    let members = &mut builder.members[part.members.clone()];
+    members.sort_unstable();
+    match members.windows(2).find(|two| two[0].0 == two[1].0) {
+        Some(two) => Err(two_label_sets(part.group, two[0].0)),
+        None => Ok(()),
+    }
+}
+
+fn two_label_sets(group: firn_model::GroupId, slot: u32) -> Error {
+    Error::invalid(format!("slot {slot} of {group} is given twice"))
+}
+
+impl Dictionary {
+    /// Numbers the pairs that lone series, parts and members use, and all sets of the builder by them.
+    fn new(builder: &mut Builder) -> Result<Dictionary> {
+        let mut used_sets = vec![false; builder.sets.count()];
+        builder.lone.iter().for_each(|lone| used_sets[lone.1 as usize] = true);
+        for part in &builder.parts {
+            used_sets[part.identity as usize] = true;
+            used_sets[part.common as usize] = true;
+            let members = &builder.members[part.members.clone()];
+            members.iter().for_each(|member| used_sets[member.1 as usize] = true);
+        }
+        let pairs: &PairTable = &builder.pairs;
+        let mut used = vec![false; pairs.count()];
+        for set in (0..).zip(&used_sets).filter(|set| *set.1).map(|set| set.0) {
+            builder.sets.get(set).iter().for_each(|&pair| used[pair as usize] = true);
+        }
+        let mut name_order: Vec<u32> = (0..pairs.names.len() as u32).collect();
+        name_order.sort_unstable_by_key(|&name| &pairs.names[name as usize]);
+        let mut by_name: Vec<Vec<u32>> = vec![Vec::new(); pairs.names.len()];
+        for pair in (0..).zip(&used).filter(|pair| *pair.1).map(|pair| pair.0) {
+            by_name[pairs.name_of(pair) as usize].push(pair);
+        }
+        let (text, to) = (StringsWriter::default(), vec![NONE; pairs.count()]);
+        let (names, name_of, hashes) = Default::default();
+        let mut all = Dictionary { names, first_pairs: vec![0], name_of, hashes, text, to };
+        let mut encoded = Vec::new();
+        for name in name_order {
+            let of_name = &mut by_name[name as usize];
+            if of_name.is_empty() {
+                continue;
+            }
+            of_name.sort_unstable_by_key(|&pair| pairs.value(pair));
+            let text = &pairs.names[name as usize];
+            for &pair in &*of_name {
+                let value = pairs.value(pair);
+                encoded.clear();
+                for text in [text, value] {
+                    encode_varint(text.len() as u64, &mut encoded);
+                    encoded.extend_from_slice(text);
+                }
+                all.hashes.push(pair_hash(&encoded));
+                all.to[pair as usize] = all.name_of.len() as u32;
+                all.name_of.push(all.names.len() as u32);
+                all.text.push(value);
+            }
+            all.names.push(text.to_vec());
+            let count = u32::try_from(all.name_of.len()).ok().filter(|&count| count < NONE);
+            let count = count.ok_or_else(|| Error::too_large("label pairs are used up"))?;
+            all.first_pairs.push(count);
+        }
+        builder.sets.renumber(&all.to);
+        Ok(all)
+    }
+
+    fn encode_names(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        for (name, pairs) in self.names.iter().zip(self.first_pairs.windows(2)) {
+            encode_varint(name.len() as u64, &mut out);
+            out.extend_from_slice(name);
+            encode_varint(u64::from(pairs[1] - pairs[0]), &mut out);
+        }
+        out
+    }
+
+    fn rank(&self, pair: u32) -> u32 {
+        pair - self.first_pairs[self.name_of[pair as usize] as usize]
+    }
+
+    fn value_count(&self, name: u32) -> u32 {
+        self.first_pairs[name as usize + 1] - self.first_pairs[name as usize]
+    }
+}
+
+impl Items {
+    /// A label set of two kinds of labels, each sorted.
+    fn push(&mut self, identity: &[u32], others: &[u32]) {
+        let (mut left, mut right) = (identity.iter().peekable(), others.iter().peekable());
+        loop {
+            let is_left = match (left.peek(), right.peek()) {
+                (Some(left), Some(right)) => left < right,
+                (Some(_), None) => true,
+                (None, Some(_)) => false,
+                (None, None) => break,
+            };
+            self.pairs.extend(if is_left { left.next() } else { right.next() });
+            self.identity.push(is_left);
+        }
+        self.ends.push(self.pairs.len());
+    }
+
+    fn span(&self, item: u32) -> std::ops::Range<usize> {
+        let start = item.checked_sub(1).map_or(0, |before| self.ends[before as usize]);
+        start..self.ends[item as usize]
+    }
+
+    fn get(&self, item: u32) -> &[u32] {
+        &self.pairs[self.span(item)]
+    }
+
+    /// A label set has no name twice: a file with one that does could not be read.
+    fn check(&self, dictionary: &Dictionary) -> Result<()> {
+        let name = |pair: u32| dictionary.name_of[pair as usize];
+        for item in 0..self.ends.len() as u32 {
+            if self.get(item).windows(2).any(|two| name(two[0]) == name(two[1])) {
+                return Err(Error::invalid("a label set to seal has a name twice"));
+            }
+        }
+        if self.ends.len() >= NONE as usize {
+            return Err(Error::too_large("rows of an index segment are used up"));
+        }
+        Ok(())
+    }
+}
+
+/// Items by schema, then by the columns of few values first.
+fn sort(items: &Items, dictionary: &Dictionary) -> Sorted {
+    let mut schema_ids: hashbrown::HashMap<Vec<(u32, bool)>, u32> = hashbrown::HashMap::new();
+    let mut by_schema: Vec<Vec<u32>> = Vec::new();
+    let mut names = Vec::new();
+    for item in 0..items.ends.len() as u32 {
+        let span = items.span(item);
+        names.clear();
+        names.extend(
+            items.pairs[span.clone()]
+                .iter()
+                .map(|&pair| dictionary.name_of[pair as usize])
+                .zip(items.identity[span].iter().copied()),
+        );
+        let id = match schema_ids.get(&names) {
+            Some(&id) => id,
+            None => {
+                let id = by_schema.len() as u32;
+                schema_ids.insert(names.clone(), id);
+                by_schema.push(Vec::new());
+                id
+            }
+        };
+        by_schema[id as usize].push(item);
+    }
+    let mut schemas: Vec<(Vec<(u32, bool)>, u32)> = schema_ids.into_iter().collect();
+    schemas.sort_unstable();
+    let mut sorted = Sorted { order: Vec::with_capacity(items.ends.len()), schemas: Vec::new() };
+    let mut seen_in = vec![NONE; dictionary.name_of.len()];
+    for (names, id) in schemas {
+        let of_schema = std::mem::take(&mut by_schema[id as usize]);
+        let start = sorted.order.len() as u32;
+        let columns = columns_by_count(items, &of_schema, names.len(), &mut seen_in, id);
+        sort_items(items, dictionary, of_schema, &columns, &names, &mut sorted.order);
+        sorted.schemas.push(SortedSchema { names, rows: start..sorted.order.len() as u32 });
+    }
+    sorted
+}
+
+/// Columns by how many values they have among some items, few first.
+fn columns_by_count(
+    items: &Items,
+    of_schema: &[u32],
+    column_count: usize,
+    seen_in: &mut [u32],
+    id: u32,
+) -> Vec<usize> {
+    let mut counts = vec![0u32; column_count];
+    for &item in of_schema {
+        for (column_idx, &pair) in items.get(item).iter().enumerate() {
+            let seen = &mut seen_in[pair as usize];
+            counts[column_idx] += u32::from(*seen != id);
+            *seen = id;
+        }
+    }
+    let mut columns: Vec<usize> = (0..column_count).collect();
+    columns.sort_by_key(|&column_idx| counts[column_idx]);
+    columns
+}
+
+fn sort_items(
+    items: &Items,
+    dictionary: &Dictionary,
+    of_schema: Vec<u32>,
+    columns: &[usize],
+    names: &[(u32, bool)],
+    out: &mut Vec<u32>,
+) {
+    let width = |&column_idx: &usize| {
+        let value_count = dictionary.value_count(names[column_idx].0);
+        u32::BITS - value_count.saturating_sub(1).leading_zeros()
+    };
+    // As many columns as fit make a number that sorts as they do.
+    let (mut bits, mut packed_count) = (0, 0);
+    while let Some(column_idx) = columns.get(packed_count)
+        && bits + width(column_idx) <= 128
+    {
+        bits += width(column_idx);
+        packed_count += 1;
+    }
+    let (packed, rest) = columns.split_at(packed_count);
+    let mut keyed: Vec<(u128, u32)> = of_schema
+        .into_iter()
+        .map(|item| {
+            let pairs = items.get(item);
+            let key = packed.iter().fold(0u128, |key, column_idx| {
+                let rank = dictionary.rank(pairs[*column_idx]);
+                key << width(column_idx) | u128::from(rank)
+            });
+            (key, item)
+        })
+        .collect();
+    if rest.is_empty() {
+        keyed.sort_unstable();
+    } else {
+        let others = |item: u32| rest.iter().map(move |&column_idx| items.get(item)[column_idx]);
+        keyed.sort_unstable_by(|a, b| {
+            a.0.cmp(&b.0).then_with(|| others(a.1).cmp(others(b.1))).then(a.1.cmp(&b.1))
+        });
+    }
+    out.extend(keyed.into_iter().map(|keyed| keyed.1));
+}
+
+fn write_table(
+    writer: &mut FileWriter<'_>,
+    dictionary: &Dictionary,
+    items: &Items,
+    sorted: &Sorted,
+    group_ids: &[u64],
+    by_id: WrittenBuckets,
+) -> Result<()> {
+    let mut rows = RowsWriter::default();
+    for schema in &sorted.schemas {
+        rows.push(&schema.names, schema.rows.len() as u32, |row, column_idx| {
+            let item = sorted.order[(schema.rows.start + row) as usize];
+            dictionary.rank(items.get(item)[column_idx])
+        });
+    }
+    writer.push_section(&rows.schemas())?;
+    writer.push_records(&rows.cells, &rows.starts)?;
+    let is_parts = items.identity.iter().any(|&identity| identity) || !group_ids.is_empty();
+    let hash_of = |item: u32| {
+        let span = items.span(item);
+        let pairs = items.pairs[span.clone()].iter().zip(&items.identity[span]);
+        pairs
+            .filter(|pair| *pair.1 || !is_parts)
+            .fold(0u64, |sum, pair| sum.wrapping_add(dictionary.hashes[*pair.0 as usize]))
+    };
+    let hashes = (0..).zip(&sorted.order).map(|(row, &item)| (hash_of(item), row)).collect();
+    let base = by_id.base;
+    for buckets in [write_hashes(hashes), by_id] {
+        writer.push_array(&buckets.starts)?;
+        writer.push_array(&buckets.tags)?;
+        writer.push_array(&buckets.rows)?;
+    }
+    let ids = sorted.order.iter().filter_map(|&item| group_ids.get(item as usize));
+    writer.push_array(&ids.map(|id| id - base).collect::<Vec<_>>())
+}
+
+fn write_shapes(
+    writer: &mut FileWriter<'_>,
+    builder: &Builder,
+    sorted: &[Sorted; 3],
+) -> Result<()> {
+    let (part_order, set_order) =
+        (&sorted[Kind::Parts as usize].order, &sorted[Kind::Sets as usize].order);
+    let mut row_of_set = vec![NONE; set_order.len()];
+    (0..).zip(set_order).for_each(|(row, &item)| row_of_set[item as usize] = row);
+    let groups: Vec<Vec<u32>> = builder
+        .parts
+        .iter()
+        .map(|part| {
+            let members = &builder.members[part.members.clone()];
+            members.iter().map(|member| row_of_set[member.1 as usize]).collect()
+        })
+        .collect();
+    let clusters = cluster(&groups, set_order.len());
+    write_parts(writer, builder, &clusters, part_order, &groups)?;
+    let mut of_set: Vec<(u32, u32)> = Vec::new();
+    for (shape, sets) in (0..).zip(&clusters.shapes) {
+        of_set.extend(sets.iter().map(|&set| (set, shape)));
+    }
+    of_set.sort_unstable();
+    let (mut lists, mut starts, mut ids) = (Vec::new(), Vec::new(), Vec::new());
+    let mut rest = of_set.as_slice();
+    for set in 0..set_order.len() as u32 {
+        if u64::from(set).is_multiple_of(BUNCH_LISTS) {
+            starts.push(lists.len() as u64);
+        }
+        let (of_set, after) = rest.split_at(rest.partition_point(|entry| entry.0 == set));
+        ids.clear();
+        ids.extend(of_set.iter().map(|entry| u64::from(entry.1)));
+        encode_postings(&ids, &mut lists);
+        rest = after;
+    }
+    writer.push_records(&lists, &starts)?;
+    let mut parts_of: Vec<Vec<u64>> = vec![Vec::new(); clusters.shapes.len()];
+    for (row, &item) in (0..).zip(part_order) {
+        parts_of[clusters.shape_of[item as usize] as usize].push(row);
+    }
+    let (mut shapes, mut starts) = (Vec::new(), Vec::new());
+    for (sets, parts) in clusters.shapes.iter().zip(&parts_of) {
+        starts.push(shapes.len() as u64);
+        push_shape(sets, parts, &mut shapes);
+    }
+    writer.push_records(&shapes, &starts)
+}
+
+fn write_parts(
+    writer: &mut FileWriter<'_>,
+    builder: &Builder,
+    clusters: &Clusters,
+    part_order: &[u32],
+    groups: &[Vec<u32>],
+) -> Result<()> {
+    let (mut records, mut starts) = (Vec::new(), Vec::new());
+    let set_count = groups.iter().flatten().max().map_or(0, |set| *set as usize + 1);
+    let mut positions = vec![NONE; set_count];
+    let mut positions_of = NONE;
+    let (mut placed, mut missing) = (Vec::<(u32, u32)>::new(), Vec::new());
+    for (row, &item) in (0u64..).zip(part_order) {
+        if row.is_multiple_of(BUNCH_PARTS) {
+            starts.push(records.len() as u64);
+        }
+        let (part, shape) = (&builder.parts[item as usize], clusters.shape_of[item as usize]);
+        let sets = &clusters.shapes[shape as usize];
+        if positions_of != shape {
+            (0..).zip(sets).for_each(|(position, &set)| positions[set as usize] = position);
+            positions_of = shape;
+        }
+        placed.clear();
+        let slots = builder.members[part.members.clone()].iter().map(|member| member.0);
+        placed.extend(groups[item as usize].iter().map(|&set| positions[set as usize]).zip(slots));
+        placed.sort_unstable();
+        missing.clear();
+        let mut here = placed.iter().map(|placed| placed.0).peekable();
+        let lacks = |position: &u32| here.next_if_eq(position).is_none();
+        missing.extend((0..sets.len() as u32).filter(lacks).map(u64::from));
+        let slots: Vec<u32> = placed.iter().map(|placed| placed.1).collect();
+        push_part(shape, &missing, &slots, part.next_slot, &mut records);
+    }
+    writer.push_records(&records, &starts)
+}
+
+/// For each pair its lists of rows, name by name.
+fn write_lists(
+    writer: &mut FileWriter<'_>,
+    dictionary: &Dictionary,
+    items: &[Items; 3],
+    sorted: &[Sorted; 3],
+) -> Result<()> {
+    let (mut lists, mut starts, mut ids) = (Vec::new(), Vec::new(), Vec::new());
+    for (name, pairs) in (0..).zip(dictionary.first_pairs.windows(2)) {
+        let tables = [0, 1, 2].map(|at: usize| {
+            rows_of_name(name, (pairs[1] - pairs[0]) as usize, dictionary, &items[at], &sorted[at])
+        });
+        for pair in pairs[0]..pairs[1] {
+            if u64::from(pair).is_multiple_of(BUNCH_LISTS) {
+                starts.push(lists.len() as u64);
+            }
+            let rank = (pair - pairs[0]) as usize;
+            let rows = tables.each_ref().map(|(ends, rows)| {
+                let start = rank.checked_sub(1).map_or(0, |before| ends[before]);
+                &rows[start..ends[rank]]
+            });
+            let flags = rows.iter().enumerate().map(|(at, rows)| u8::from(!rows.is_empty()) << at);
+            lists.push(flags.sum());
+            for rows in rows.iter().filter(|rows| !rows.is_empty()) {
+                ids.clear();
+                ids.extend(rows.iter().map(|&row| u64::from(row)));
+                encode_postings(&ids, &mut lists);
+            }
+        }
+    }
+    writer.push_records(&lists, &starts)
+}
+
+/// The rows of each value of a name, back to back, and where each value's end.
+fn rows_of_name(
+    name: u32,
+    value_count: usize,
+    dictionary: &Dictionary,
+    items: &Items,
+    sorted: &Sorted,
+) -> (Vec<usize>, Vec<u32>) {
+    let with_name = || {
+        sorted.schemas.iter().filter_map(|schema| {
+            let column_idx = schema.names.binary_search_by_key(&name, |name| name.0).ok()?;
+            Some((schema.rows.clone(), column_idx))
+        })
+    };
+    let rank = |row: u32, column_idx: usize| {
+        dictionary.rank(items.get(sorted.order[row as usize])[column_idx]) as usize
+    };
+    let mut ends = vec![0usize; value_count];
+    for (rows, column_idx) in with_name() {
+        rows.for_each(|row| ends[rank(row, column_idx)] += 1);
+    }
+    let mut next = 0;
+    for end in &mut ends {
+        // Where the value's rows begin, which ends up as where they end.
+        next += std::mem::replace(end, next);
+    }
+    let mut all = vec![0u32; next];
+    for (rows, column_idx) in with_name() {
+        for row in rows {
+            let at = &mut ends[rank(row, column_idx)];
+            all[*at] = row;
+            *at += 1;
+        }
+    }
+    (ends, all)
+}
