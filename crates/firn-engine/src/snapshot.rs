@@ -1,5 +1,6 @@
 //! A frozen view of everything: what a query holds.
 
+use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -7,8 +8,8 @@ use firn_codec::{GroupColumns, Slots, Tombstones, merge_into_one};
 use firn_head::HeadSnapshot;
 use firn_index::{GroupMatch, IndexView, Matches};
 use firn_model::{
-    ColumnBatch, CommitSeq, GroupId, Labels, Pool, QueryContext, Result, Select, Selected,
-    Selection, ShardBits, Slot, TimeRange,
+    ColumnBatch, CommitSeq, GroupId, Labels, Pool, QueryContext, Reservation, Result, Select,
+    Selected, Selection, ShardBits, Slot, TimeRange,
 };
 use firn_tree::{Ask, Version};
 
@@ -85,20 +86,25 @@ impl Snapshot {
 
     /// The series that match, in groups that have samples in the range, exact to the partition.
     pub(crate) fn matches(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
-        let stats = &context.stats;
-        stats.timed(&stats.select_ns, || self.find(selection, context))
+        let mut matches = self.find(selection, context)?;
+        matches.groups.retain(|found| self.has_data(found.group, selection.range));
+        Ok(matches)
     }
 
+    /// The series that match, whether they have samples or not.
     fn find(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
-        let mut matches =
+        let stats = &context.stats;
+        stats.timed(&stats.select_ns, || self.find_untimed(selection, context))
+    }
+
+    fn find_untimed(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
+        let matches =
             self.0.index.matches(&selection.matchers, &selection.grouping, &context.cancel)?;
         if !matches.groups.is_empty() {
-            // All directories in one round trip, in place of one each below.
+            // All directories in one round trip, in place of one each later.
             self.0.version.load_directories(selection.range)?;
         }
         context.stats.groups_scanned.add(matches.groups.len() as u64);
-        matches.groups.retain(|found| self.has_data(found.group, selection.range));
-        context.stats.groups_matched.add(matches.groups.len() as u64);
         Ok(matches)
     }
 
@@ -127,7 +133,8 @@ impl Snapshot {
 
 impl Select for Snapshot {
     fn select(&self, selection: &Selection, context: &QueryContext) -> Result<Box<dyn Selected>> {
-        let found = self.matches(selection, context)?;
+        // Groups without samples in the range say so when they are read, which costs no more than asking them before.
+        let found = self.find(selection, context)?;
         Ok(Box::new(self.selected(found.keys, found.groups, selection.range, context)))
     }
 }
@@ -154,46 +161,96 @@ impl Selected for SelectedGroups {
     }
 
     fn read(&self, groups: Range<usize>) -> Result<Vec<ColumnBatch>> {
+        let mut batches = Vec::with_capacity(groups.len());
+        // Counts until the batches are handed on; there the caller counts them.
+        let mut held = self.context.budget.empty(Pool::Query);
+        self.lend(groups, &mut |batch, bytes| {
+            held.grow(bytes)?;
+            batches.push(mem::take(batch));
+            Ok(())
+        })?;
+        Ok(batches)
+    }
+
+    fn each(
+        &self,
+        groups: Range<usize>,
+        each: &mut dyn FnMut(&ColumnBatch) -> Result<()>,
+    ) -> Result<()> {
+        self.lend(groups, &mut |batch, _| each(batch))
+    }
+}
+
+impl SelectedGroups {
+    /// Hands the batch of each group, and its bytes, to `each`, which may take it. What is decoded is set aside.
+    fn lend(
+        &self,
+        groups: Range<usize>,
+        each: &mut dyn FnMut(&mut ColumnBatch, u64) -> Result<()>,
+    ) -> Result<()> {
         self.context.cancel.check()?;
         let frozen = &*self.snapshot.0;
         let groups = &self.groups[groups];
-        let asks: Vec<Ask> = groups
-            .iter()
-            .map(|found| Ask {
-                group: found.group,
-                slots: found.members.iter().map(|member| member.slot).collect(),
-                // What the head still has, the tables need not be read for.
-                before: Some(frozen.head.complete_since(frozen.bits.shard(found.group))),
-            })
-            .collect();
-        let tables = frozen.version.scan(&asks, self.range, &self.context)?;
-        // What is decoded counts until the batches are handed on; there the caller counts them.
-        let bytes_of = |sources: &[GroupColumns]| {
-            sources.iter().map(|source| source.heap_bytes() as u64).sum::<u64>()
-        };
         let mut held = self.context.budget.empty(Pool::Query);
-        held.grow(tables.iter().map(|sources| bytes_of(sources)).sum())?;
+        let mut tables = self.read_tables(groups)?.into_iter();
+        let table_bytes = tables.as_slice().iter().map(|sources| bytes_of(sources)).sum();
+        hold(&mut held, table_bytes)?;
         let mut head = frozen.head.reader();
         let mut hidden = frozen.tombstones.walk(self.range);
-        let mut batches = Vec::with_capacity(groups.len());
-        let mut memory_bytes = 0;
-        for ((found, ask), mut sources) in groups.iter().zip(&asks).zip(tables) {
-            let in_memory = head.read(found.group, Slots::Some(&ask.slots), self.range)?;
+        let mut slots = Vec::new();
+        let (mut group_count, mut memory_bytes) = (0, 0);
+        for found in groups {
+            let mut sources = tables.next().unwrap_or_default();
+            slots.clear();
+            slots.extend(found.members.iter().map(|member| member.slot));
+            let in_memory = head.read(found.group, Slots::Some(&slots), self.range)?;
             let head_bytes = bytes_of(&in_memory);
             memory_bytes += head_bytes;
-            held.grow(head_bytes)?;
             sources.extend(in_memory);
-            let source_bytes = bytes_of(&sources);
             hidden.hide(found.group, &mut sources);
             let mut merged = frozen.merge(sources, self.range);
-            held.grow(merged.heap_bytes() as u64)?;
-            held.shrink(source_bytes);
+            let merged_bytes = merged.heap_bytes() as u64;
+            hold(&mut held, table_bytes + head_bytes + merged_bytes)?;
             set_keys(&mut merged.batch, found);
-            batches.push(merged.batch);
+            group_count += u64::from(!merged.is_empty());
+            each(&mut merged.batch, merged_bytes)?;
         }
+        self.context.stats.groups_matched.add(group_count);
         self.context.stats.memory_bytes.add(memory_bytes);
-        Ok(batches)
+        Ok(())
     }
+
+    /// What tables have of each group; nothing at all if the head has everything.
+    fn read_tables(&self, groups: &[GroupMatch]) -> Result<Vec<Vec<GroupColumns>>> {
+        let frozen = &*self.snapshot.0;
+        // What the head still has, the tables need not be read for.
+        let before = |group| frozen.head.complete_since(frozen.bits.shard(group));
+        let youngest = groups.iter().map(|found| before(found.group)).max();
+        if !youngest.is_some_and(|before| frozen.version.may_hold(self.range, before)) {
+            return Ok(Vec::new());
+        }
+        let members = || groups.iter().flat_map(|found| &found.members);
+        let slots: Vec<Slot> = members().map(|member| member.slot).collect();
+        let mut rest = &slots[..];
+        let asks: Vec<Ask<'_>> = groups
+            .iter()
+            .map(|found| {
+                let (slots, left) = rest.split_at(found.members.len());
+                rest = left;
+                Ask { group: found.group, slots, before: Some(before(found.group)) }
+            })
+            .collect();
+        frozen.version.scan(&asks, self.range, &self.context)
+    }
+}
+
+fn bytes_of(sources: &[GroupColumns]) -> u64 {
+    sources.iter().map(|source| source.heap_bytes() as u64).sum()
+}
+
+/// Makes `held` at least `bytes`. It is not made smaller: the next group needs as much.
+fn hold(held: &mut Reservation, bytes: u64) -> Result<()> {
+    held.grow(bytes.saturating_sub(held.bytes()))
 }
 
 impl Frozen {

@@ -193,4 +193,17 @@ pub trait Selected: Send + Sync {
     /// # Errors
     /// As [`Select::select`].
     fn read(&self, groups: Range<usize>) -> Result<Vec<ColumnBatch>>;
+
+    /// As [`Selected::read`], but lends one batch after the other to `each`, so that storage may use its memory for
+    /// the next one. Storage sets memory aside for what it lends; an error of `each` ends it.
+    ///
+    /// # Errors
+    /// As [`Selected::read`], and those of `each`.
+    fn each(
+        &self,
+        groups: Range<usize>,
+        each: &mut dyn FnMut(&ColumnBatch) -> Result<()>,
+    ) -> Result<()> {
+        self.read(groups)?.iter().try_for_each(each)
+    }
 }

@@ -11,8 +11,8 @@ use tokio::sync::oneshot;
 
 /// A pool of threads, and states that jobs use one after the other.
 ///
-/// The state that was used last is used next, so that there are as many, and as much warm memory, as
-/// jobs ever ran at one time, and not one for each thread.
+/// The thread and the state that were used last are used next: their memory is warm, and there is as much of it as jobs
+/// ever ran at one time, not as there are threads.
 pub(crate) struct Workers<S> {
     shared: Arc<Shared<S>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -32,11 +32,14 @@ struct Shared<S> {
     options: WorkerOptions,
     idle_states: Mutex<Vec<S>>,
     queue: Mutex<Queue<S>>,
-    changed: Condvar,
+    /// One for each thread, all with the queue's lock.
+    wakers: Box<[Condvar]>,
 }
 
 struct Queue<S> {
     jobs: VecDeque<Job<S>>,
+    /// The threads that wait, longest first.
+    idle: Vec<usize>,
     closed: bool,
 }
 
@@ -52,16 +55,17 @@ impl<S: Send + 'static> Workers<S> {
         options: WorkerOptions,
         make_state: impl Fn() -> S + Send + Sync + 'static,
     ) -> Result<Workers<S>> {
-        let queue = Mutex::new(Queue { jobs: VecDeque::new(), closed: false });
+        let queue = Mutex::new(Queue { jobs: VecDeque::new(), idle: Vec::new(), closed: false });
         let idle_states = Mutex::new(Vec::new());
-        let shared = Arc::new(Shared { options, idle_states, queue, changed: Condvar::new() });
+        let wakers = (0..options.thread_count).map(|_| Condvar::new()).collect();
+        let shared = Arc::new(Shared { options, idle_states, queue, wakers });
         let make_state = Arc::new(make_state);
         let mut threads = Vec::new();
         for idx in 0..options.thread_count {
             let (shared, make_state) = (Arc::clone(&shared), Arc::clone(&make_state));
             let thread = std::thread::Builder::new()
                 .name(format!("{}-{idx}", options.name))
-                .spawn(move || work(&shared, &*make_state))
+                .spawn(move || work(&shared, idx, &*make_state))
                 .map_err(|e| Error::unavailable("cannot start a worker thread").because(e))?;
             threads.push(thread);
         }
@@ -97,15 +101,20 @@ impl<S: Send + 'static> Workers<S> {
             ));
         }
         queue.jobs.push_back(job);
+        let woken = queue.idle.pop();
         drop(queue);
-        self.shared.changed.notify_one();
+        if let Some(idx) = woken {
+            self.shared.wakers[idx].notify_one();
+        }
         Ok(())
     }
 
     /// Takes no more jobs, finishes those it has, and waits for the threads.
     pub(crate) fn stop(&self) {
         self.shared.queue.lock().closed = true;
-        self.shared.changed.notify_all();
+        self.shared.wakers.iter().for_each(|waker| {
+            waker.notify_one();
+        });
         for thread in self.threads.lock().drain(..) {
             // Panics are caught where they happen.
             let _ = thread.join();
@@ -113,8 +122,8 @@ impl<S: Send + 'static> Workers<S> {
     }
 }
 
-fn work<S>(shared: &Shared<S>, make_state: &impl Fn() -> S) {
-    while let Some(job) = next_job(shared) {
+fn work<S>(shared: &Shared<S>, idx: usize, make_state: &impl Fn() -> S) {
+    while let Some(job) = next_job(shared, idx) {
         let idle = shared.idle_states.lock().pop();
         let mut state = idle.unwrap_or_else(make_state);
         match catch_unwind(AssertUnwindSafe(|| job(&mut state))) {
@@ -126,7 +135,7 @@ fn work<S>(shared: &Shared<S>, make_state: &impl Fn() -> S) {
     }
 }
 
-fn next_job<S>(shared: &Shared<S>) -> Option<Job<S>> {
+fn next_job<S>(shared: &Shared<S>, idx: usize) -> Option<Job<S>> {
     let mut queue = shared.queue.lock();
     loop {
         if let Some(job) = queue.jobs.pop_front() {
@@ -135,7 +144,10 @@ fn next_job<S>(shared: &Shared<S>) -> Option<Job<S>> {
         if queue.closed {
             return None;
         }
-        shared.changed.wait(&mut queue);
+        queue.idle.push(idx);
+        shared.wakers[idx].wait(&mut queue);
+        // Who wakes a thread has taken it out; a stop has not.
+        queue.idle.retain(|&waiting| waiting != idx);
     }
 }
 

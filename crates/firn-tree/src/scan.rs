@@ -20,18 +20,18 @@ const RUN_BYTES_MAX: u64 = 4 << 20;
 const BLOCKS_PER_CANCEL_CHECK: usize = 64;
 
 /// What is wanted of one group.
-#[derive(Clone, Debug)]
-pub struct Ask {
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
     /// The group.
     pub group: GroupId,
     /// The members; sorted, none twice.
-    pub slots: Vec<Slot>,
+    pub slots: &'a [Slot],
     /// Only what was committed before this: the rest is known from elsewhere (the head's hot memory),
     /// and tables that hold nothing older are not read. `None` asks for all.
     pub before: Option<CommitSeq>,
 }
 
-impl Ask {
+impl Ask<'_> {
     fn wants_table(&self, record: &TableRecord) -> bool {
         record.may_hold(self.group) && self.before.is_none_or(|before| record.seq.min < before)
     }
@@ -63,6 +63,13 @@ struct Fetched {
 }
 
 impl Version {
+    /// Whether some table may hold samples in `range` of commits before `before`: where none does, nothing need be
+    /// asked for. Looks at no directory.
+    pub fn may_hold(&self, range: TimeRange, before: CommitSeq) -> bool {
+        let mut tables = Level::ALL.into_iter().flat_map(|level| self.overlapping(level, range));
+        tables.any(|table| table.record.time_range.overlaps(range) && table.record.seq.min < before)
+    }
+
     /// The columns of each ask in `range`, one entry per chunk that has some, oldest first by commit
     /// (`merge_columns` makes one of them). Two round trips at most: directories that are not in
     /// memory, then blocks.
@@ -73,7 +80,7 @@ impl Version {
     /// `Timeout`.
     pub fn scan(
         &self,
-        asks: &[Ask],
+        asks: &[Ask<'_>],
         range: TimeRange,
         context: &QueryContext,
     ) -> Result<Vec<Vec<GroupColumns>>> {
@@ -102,7 +109,7 @@ impl Version {
     }
 
     /// The tables that can hold what is asked for, oldest level first, with their directories.
-    fn sources(&self, asks: &[Ask], range: TimeRange) -> Result<Vec<Source<'_>>> {
+    fn sources(&self, asks: &[Ask<'_>], range: TimeRange) -> Result<Vec<Source<'_>>> {
         let Some(group_min) = asks.iter().map(|ask| ask.group).min() else {
             return Ok(Vec::new());
         };
@@ -230,7 +237,7 @@ impl Entries for [Source<'_>] {
     }
 }
 
-fn wanted_blocks(sources: &[Source<'_>], asks: &[Ask], range: TimeRange) -> Vec<Want> {
+fn wanted_blocks(sources: &[Source<'_>], asks: &[Ask<'_>], range: TimeRange) -> Vec<Want> {
     let mut wants = Vec::new();
     for (table_idx, source) in sources.iter().enumerate() {
         for (ask_idx, ask) in asks.iter().enumerate() {
@@ -255,7 +262,7 @@ fn decode_block(
     sources: &[Source<'_>],
     wants: &[Want],
     fetched: &Fetched,
-    (asks, range): (&[Ask], TimeRange),
+    (asks, range): (&[Ask<'_>], TimeRange),
     memory: &mut Reservation,
     found: &mut [Vec<GroupColumns>],
 ) -> Result<()> {
@@ -286,7 +293,7 @@ fn decode_block(
                 refused = Some(error);
                 return Ok(Walk::Stop);
             }
-            let columns = chunk.read(Slots::Some(&ask.slots), range)?;
+            let columns = chunk.read(Slots::Some(ask.slots), range)?;
             let bytes = if columns.is_empty() { 0 } else { columns.heap_bytes() as u64 };
             memory.shrink(bytes_max.saturating_sub(bytes));
             if !columns.is_empty() {

@@ -146,13 +146,17 @@ fn read(
     members: &BTreeSet<(GroupId, Slot)>,
     range: TimeRange,
 ) -> Result<Samples> {
-    let mut asks: Vec<Ask> = Vec::new();
-    for (group, slot) in members {
-        match asks.last_mut().filter(|ask| ask.group == *group) {
-            Some(ask) => ask.slots.push(*slot),
-            None => asks.push(Ask { group: *group, slots: vec![*slot], before: None }),
-        }
-    }
+    let members: Vec<(GroupId, Slot)> = members.iter().copied().collect();
+    let slots: Vec<Slot> = members.iter().map(|member| member.1).collect();
+    let mut rest = &slots[..];
+    let groups = members.chunk_by(|a, b| a.0 == b.0);
+    let asks: Vec<Ask<'_>> = groups
+        .map(|members| {
+            let (slots, left) = rest.split_at(members.len());
+            rest = left;
+            Ask { group: members[0].0, slots, before: None }
+        })
+        .collect();
     let found = version.scan(&asks, range, &QueryContext::unbounded())?;
     let mut samples = Samples::new();
     for (ask, sources) in asks.iter().zip(found) {

@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use firn_model::{
-    Column, ColumnBatch, ColumnValues, Error, Grouping, Labels, Matcher, Pool, QueryContext,
-    Reservation, Result, Select, Selected, Selection, Timestamp,
+    ColumnBatch, Error, Grouping, Labels, Matcher, Pool, QueryContext, Reservation, Result, Select,
+    Selected, Selection, Timestamp,
 };
 
 use super::select::Kernel;
@@ -213,17 +213,12 @@ impl<'a> Scan<'a> {
         each: &mut dyn FnMut(u32, Reading<'_>) -> Result<()>,
     ) -> Result<u64> {
         self.context.cancel.check()?;
-        let batches = self.selected.read(groups)?;
-        // Storage set memory aside while it decoded; from here on it is ours.
-        let mut held = self.context.budget.empty(Pool::Query);
-        held.grow(batches.iter().map(batch_bytes).sum())?;
         let mut values = 0;
-        for batch in batches {
+        self.selected.each(groups, &mut |batch| {
             self.context.cancel.check()?;
             values += batch.columns.iter().map(|column| column.values.len() as u64).sum::<u64>();
-            reader.each_column(&batch, self.frame, self.keep_stale, each)?;
-            held.shrink(batch_bytes(&batch));
-        }
+            reader.each_column(batch, self.frame, self.keep_stale, each)
+        })?;
         Ok(values)
     }
 
@@ -232,18 +227,6 @@ impl<'a> Scan<'a> {
         let unknown = || Error::internal("a column names a key that is not there");
         self.keys().get(key as usize).ok_or_else(unknown)
     }
-}
-
-/// Bytes that a batch takes.
-fn batch_bytes(batch: &ColumnBatch) -> u64 {
-    let times: usize = batch.times.iter().map(|times| size_of_val(&**times)).sum();
-    let values = |column: &Column| match &column.values {
-        ColumnValues::F64(values) => values.capacity() * 8,
-        // Histograms are counted where they are kept.
-        other => other.len() * 64,
-    };
-    let columns = batch.columns.iter().map(|column| size_of::<Column>() + values(column));
-    (times + columns.sum::<usize>()) as u64
 }
 
 /// Cuts the groups into reads.

@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use firn_model::{
     Budget, CancelToken, Column, ColumnBatch, ColumnValues, Error, ErrorKind, Helpers, Labels,
-    Presence, QueryContext, Result, Select, Selected, Selection, Slot,
+    Pool, Presence, QueryContext, Result, Select, Selected, Selection, Slot,
 };
 use firn_promql::{EvalOptions, QueryOutput, eval, parse};
 
 const GROUPS: usize = 60;
 const MEMBERS: usize = 40;
 const SAMPLES: usize = 300;
+/// What a batch is accounted by.
+const BATCH_BYTES: usize = MEMBERS * SAMPLES * 8;
 
 /// Groups made up while they are read: more than one read's worth.
 #[derive(Clone, Default)]
@@ -29,10 +31,11 @@ struct Found {
     keys: Vec<Labels>,
     by_series: bool,
     store: Store,
+    budget: Budget,
 }
 
 impl Select for Store {
-    fn select(&self, selection: &Selection, _: &QueryContext) -> Result<Box<dyn Selected>> {
+    fn select(&self, selection: &Selection, context: &QueryContext) -> Result<Box<dyn Selected>> {
         let by_series = selection.grouping == firn_model::Grouping::Series;
         let labels = |idx: usize| {
             let (instance, region) = (format!("{idx}"), format!("{}", idx % 7));
@@ -40,7 +43,8 @@ impl Select for Store {
             Labels::from_pairs(all).map(|labels| selection.grouping.key(&labels))
         };
         let keys = (0..GROUPS * MEMBERS).map(labels).collect::<Result<Vec<_>>>()?;
-        Ok(Box::new(Found { keys, by_series, store: self.clone() }))
+        let budget = context.budget.clone();
+        Ok(Box::new(Found { keys, by_series, store: self.clone(), budget }))
     }
 }
 
@@ -64,6 +68,16 @@ impl Selected for Found {
         let batches = groups.map(|group| self.group(group)).collect();
         store.reading_now.fetch_sub(1, Ordering::SeqCst);
         batches
+    }
+
+    fn each(
+        &self,
+        groups: Range<usize>,
+        each: &mut dyn FnMut(&ColumnBatch) -> Result<()>,
+    ) -> Result<()> {
+        let batches = self.read(groups)?;
+        let _held = self.budget.reserve(Pool::Query, (batches.len() * BATCH_BYTES) as u64)?;
+        batches.iter().try_for_each(each)
     }
 }
 
@@ -162,7 +176,7 @@ fn a_query_holds_a_few_reads_at_a_time() {
         };
         run(QUERIES[0], &Store::default(), &context).unwrap();
         let peak = part.usage().peak_bytes;
-        let all = (GROUPS * MEMBERS * SAMPLES * 8) as u64;
+        let all = (GROUPS * BATCH_BYTES) as u64;
         // A read is two fifths of all. Beside it a helper holds its results until its turn comes.
         let reads = if helper_count == 0 { 1 } else { 3 };
         assert!(peak > all / 4 && peak < reads * all * 2 / 3, "{peak} of {all}");

@@ -45,7 +45,7 @@ fn slow_reads_take_two_round_trips_cold_and_none_warm() {
     live(&mut world, 24 * HOUR_MS);
     world.reopen();
     let version = world.tree.version();
-    let asks = [Ask { group: GroupId(2), slots: vec![Slot(1)], before: None }];
+    let asks = [Ask { group: GroupId(2), slots: &[Slot(1)], before: None }];
     let range = TimeRange::new(world.now() - 24 * HOUR_MS, world.now() - 6 * HOUR_MS);
     let cold = version.scan(&asks, range, &QueryContext::unbounded()).unwrap();
     let traffic = world.tree.stats().traffic;
@@ -235,7 +235,7 @@ fn one_member_of_a_large_group_is_read_without_the_others() {
     world.check();
     let before = world.tree.stats().traffic.fast_read_bytes;
     let version = world.tree.version();
-    let asks = [Ask { group: GroupId(7), slots: vec![Slot(300)], before: None }];
+    let asks = [Ask { group: GroupId(7), slots: &[Slot(300)], before: None }];
     version.scan(&asks, TimeRange::ALL, &QueryContext::unbounded()).unwrap();
     let read = world.tree.stats().traffic.fast_read_bytes - before;
     let bytes = version.tables().next().unwrap().bytes;
@@ -248,8 +248,8 @@ fn a_scan_is_bounded_by_its_budget_and_stops_when_told() {
     let start = world.now();
     world.flush(&regular(0..50, 0..4, start..start + HOUR_MS, 30_000, 0.0)).unwrap();
     let version = world.tree.version();
-    let asks: Vec<Ask> = (0..50)
-        .map(|group| Ask { group: GroupId(group), slots: vec![Slot(0), Slot(3)], before: None })
+    let asks: Vec<Ask<'_>> = (0..50)
+        .map(|group| Ask { group: GroupId(group), slots: &[Slot(0), Slot(3)], before: None })
         .collect();
     let mut context = QueryContext::unbounded();
     context.budget = Budget::new(1_000);
