@@ -1,6 +1,6 @@
 //! What the engine tells a cache: numbered changes, each before its write is visible.
 
-use crate::{CommitSeq, GroupId, TimeRange};
+use crate::{CommitSeq, GroupId, Labels, SeriesRef, TimeRange};
 
 /// One change of what queries can see.
 ///
@@ -33,4 +33,8 @@ pub enum ChangeKind {
 pub trait ChangeSink: Send + Sync {
     /// `change` is about to become visible.
     fn changed(&self, change: &Change);
+
+    /// A series was defined: told once snapshots can see it and before any change of it is told, so under the lock
+    /// that defines it. Telling again of a series that was told before does no harm.
+    fn defined(&self, _series: SeriesRef, _labels: &Labels) {}
 }
