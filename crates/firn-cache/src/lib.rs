@@ -1,8 +1,8 @@
 //! Cache: time ranges of answers, kept beside the engine, on flash.
 //!
 //! **Owns** the cache itself ([`Store`]: points by key and time in slabs on a file, with an index in memory and a
-//! policy for what goes) and the log of changes by which a cached answer stays exact: it is told of every
-//! [`firn_model::Change`] before the change is visible. Source: "TSCache: An Efficient Flash-based Caching Scheme
+//! policy for what goes) and the result cache over it ([`ResultCache`]: answers of range queries that are exact under
+//! late data, by the protocol of [`firn_model::Change`]). Source: "TSCache: An Efficient Flash-based Caching Scheme
 //! for Time-series Data Workloads".
 //!
 //! **Never** knows the engine; sees it only as `Change`. **Never** answers with what may be stale, never
@@ -11,23 +11,29 @@
 //! **Invariants**: a cached answer equals the computed one, bit for bit (9); a damaged slab costs itself only (5);
 //! memory is drawn from the budget, flash from a fixed number of places (8).
 //!
-//! Reading order: `slab` (the format; docs/formats/cache.md), `device`, `key_index`, `policy`, `store`, then
-//! `changes`.
+//! Reading order: `slab` (the format; docs/formats/cache.md), `device`, `key_index`, `policy`, `store`, then `answer`,
+//! `dependency`, `selectors`, `changes`, `result`.
 
 #![forbid(unsafe_code)]
 
+mod answer;
 mod changes;
+mod dependency;
 mod device;
 mod key_index;
 mod planted;
 mod policy;
+mod result;
+mod selectors;
 mod slab;
 mod store;
 
-pub use changes::{ChangeLog, Touched};
+pub use answer::{Answer, AnswerSeries};
+pub use dependency::{Dependency, Span};
 #[doc(hidden)]
 pub use planted::Planted;
 pub use policy::{PolicyKind, PolicyStats};
+pub use result::{Found, Question, ResultCache, ResultOptions, ResultStats, Session};
 pub use store::{
     Ask, Fill, Got, KnownKey, Point, PointRef, Recovered, Store, StoreOptions, StoreStats,
 };

@@ -13,4 +13,14 @@ pub enum Planted {
     MissedChangesTrusted,
     /// The checksums of blocks are not looked at.
     BlocksNotChecked,
+    /// No change reaches the cached answers.
+    InvalidationOff,
+    /// An answer is kept without looking at what changed since its snapshot.
+    FillNotTrimmed,
+    /// A new series is not matched against the selectors.
+    NewSeriesIgnored,
+    /// A change touches only the steps at its own time, not those whose window reaches it.
+    WindowIgnored,
+    /// An answer from a later snapshot is given to an earlier one.
+    LaterAnswerGiven,
 }

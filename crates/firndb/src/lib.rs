@@ -58,7 +58,7 @@ mod query;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-pub use firn_cache::{ChangeLog, Touched};
+pub use firn_cache::{ResultCache, ResultOptions, ResultStats};
 pub use firn_engine::{
     Cardinality, CopyReport, DeleteReport, EngineOptions as Options, Lane, Level, RecoveryProgress,
     RecoveryReport, Run, SeriesLimits, SeriesWalk, Snapshot, Stats, SyncPolicy, TableId,

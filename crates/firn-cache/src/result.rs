@@ -1,0 +1,482 @@
+//! The result cache: answers of range queries that are never stale.
+//!
+//! **The way of a query**: [`ResultCache::begin`], then take a snapshot, then [`ResultCache::lookup`] with its number,
+//! compute the one range of steps that is missing from that snapshot, [`ResultCache::fill`]. **The way of a change**:
+//! the engine tells of it before it can be seen; what depends on it is cut out of what is cached at once, and
+//! out of every answer that was computed from an older snapshot when that comes to be filled in.
+//!
+//! Why a hit equals what the snapshot would say: what is cached was computed from a snapshot that is not younger, and
+//! no change since then touched it, else it would have been cut out before the change could be seen. A change
+//! that is told and not yet visible costs a hit, no truth. New series are told too, before their first change,
+//! and matched against the selectors of all that is cached.
+//!
+//! Source: TSCache 3 for the cache, FirnDB's own protocol for the truth.
+
+use std::fmt;
+use std::sync::Arc;
+
+use firn_env::Disk;
+use firn_model::{
+    Budget, Change, ChangeSink, CommitSeq, GroupId, Labels, Matcher, Pool, Reservation, Result,
+    SeriesRef, TimeRange, Timestamp,
+};
+use parking_lot::Mutex;
+
+use crate::answer::{Answer, Collector, encode_steps};
+use crate::changes::Recent;
+use crate::dependency::{
+    Dependency, Grid, Span, decode_note, encode_key, encode_note, grid_of_key,
+};
+use crate::planted::Planted;
+use crate::selectors::{Groups, Selectors, Use, matches_all};
+use crate::store::{Ask, Fill, Recovered, Store, StoreOptions, StoreStats};
+
+/// The field of a store that answers are kept in.
+const FIELD: u64 = 0;
+/// A fill that changes cut into more pieces keeps the newest of them.
+const PIECES_MAX: usize = 16;
+
+/// How large a result cache may be.
+#[derive(Clone, Copy, Debug)]
+pub struct ResultOptions {
+    /// The cache below.
+    pub store: StoreOptions,
+    /// Changes that are remembered for answers on their way. Queries that last longer than so many are not cached.
+    pub change_count_max: usize,
+    /// New series that are remembered for answers on their way.
+    pub defined_count_max: usize,
+    /// Groups of one selector that are listed; with more, every change is taken for one of theirs.
+    pub group_count_max: usize,
+}
+
+impl Default for ResultOptions {
+    fn default() -> ResultOptions {
+        ResultOptions {
+            store: StoreOptions::default(),
+            change_count_max: 16_384,
+            defined_count_max: 16_384,
+            group_count_max: 8_192,
+        }
+    }
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    /// The expression as normalised text: what is equal in it is equal in meaning.
+    pub expression: &'a str,
+    /// The first step.
+    pub start: Timestamp,
+    /// The last step at most.
+    pub end: Timestamp,
+    /// The distance of steps, above 0.
+    pub step_ms: i64,
+    /// How far back a selector looks.
+    pub lookback_ms: i64,
+    /// Every selector of the expression. An answer must depend on nothing else: not on the clock, not on the
+    /// question's start and end.
+    pub dependencies: &'a [Dependency],
+}
+
+/// A query on its way, from before its snapshot.
+#[derive(Clone, Copy, Debug)]
+pub struct Session {
+    defined_count: u64,
+}
+
+/// What the cache knows of an answer.
+#[derive(Debug)]
+pub struct Found {
+    /// What it has.
+    pub answer: Answer,
+    /// The first and the last of the steps that are to be computed; `None` for a hit. All before and behind them
+    /// are in `answer`.
+    pub missing: Option<(Timestamp, Timestamp)>,
+}
+
+/// Numbers of a result cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResultStats {
+    /// The cache below.
+    pub store: StoreStats,
+    /// Steps that were answered.
+    pub steps_found: u64,
+    /// Steps that had to be computed.
+    pub steps_missing: u64,
+    /// Answers that were kept, or parts of them.
+    pub fills: u64,
+    /// Answers that could not be kept: for want of memory, or because the query took too long.
+    pub fills_refused: u64,
+    /// Ranges that changes cut out of what was cached.
+    pub trims: u64,
+    /// Ranges that changes cut out of answers on their way.
+    pub fill_trims: u64,
+    /// Distinct selectors.
+    pub selectors: u64,
+    /// Bytes of memory that they take.
+    pub selector_bytes: u64,
+}
+
+/// A cache of range queries' answers. Tell it to the engine as its [`ChangeSink`].
+///
+/// Lock order: `state`, then what [`Store`] has. `state` is never held over I/O.
+pub struct ResultCache {
+    store: Store,
+    options: ResultOptions,
+    state: Mutex<State>,
+}
+
+struct State {
+    recent: Recent,
+    selectors: Selectors,
+    memory: Reservation,
+    stats: ResultStats,
+}
+
+impl ResultCache {
+    /// Opens the cache in `folder` with what is left of it. `recovered` says which changes the engine will now
+    /// tell again; until [`ResultCache::rematch`] was called every change is taken for one of every selector.
+    ///
+    /// # Errors
+    /// Those of [`Store::open`].
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        folder: &str,
+        budget: &Budget,
+        options: ResultOptions,
+        recovered: Recovered,
+    ) -> Result<ResultCache> {
+        let store = Store::open(disk, folder, budget, options.store, recovered)?;
+        let mut selectors = Selectors::default();
+        for key in store.keys(FIELD) {
+            let known = decode_note(&key.note).and_then(|note| Ok((note, grid_of_key(&key.text)?)));
+            let Ok((dependencies, grid)) = known else {
+                store.trim(&key.text, FIELD, TimeRange::ALL);
+                continue;
+            };
+            for Dependency { matchers, span } in dependencies {
+                let one = Use { key: Arc::clone(&key.text), span, grid, filled: key.hull };
+                selectors.add(&matchers, &Groups::Any, options.group_count_max, one);
+            }
+        }
+        let recent = Recent::new(
+            options.change_count_max,
+            options.defined_count_max,
+            recovered.replays_after,
+        );
+        let memory = budget.empty(Pool::Cache);
+        let state = State { recent, selectors, memory, stats: ResultStats::default() };
+        let cache = ResultCache { store, options, state: Mutex::new(state) };
+        if !cache.state.lock().settle() {
+            cache.clear();
+        }
+        Ok(cache)
+    }
+
+    /// Asks `groups_of` for the groups that match each selector whose groups are not known: once after opening,
+    /// when the index is there, best before changes are told again.
+    ///
+    /// # Errors
+    /// That of `groups_of`; the rest stays as it was.
+    pub fn rematch(
+        &self,
+        mut groups_of: impl FnMut(&[Matcher]) -> Result<Vec<GroupId>>,
+    ) -> Result<()> {
+        let unmatched = self.state.lock().selectors.unmatched();
+        for matchers in unmatched {
+            let session = self.begin();
+            let groups = groups_of(&matchers)?;
+            let mut state = self.state.lock();
+            if let Some(groups) = state.groups_now(&session, &matchers, &groups, &self.options) {
+                state.selectors.set_groups(&matchers, groups);
+            }
+            state.settle();
+        }
+        Ok(())
+    }
+
+    /// A query begins. Call it before its snapshot is taken: what is defined from now on is looked at when the
+    /// answer is filled in.
+    pub fn begin(&self) -> Session {
+        Session { defined_count: self.state.lock().recent.defined_count() }
+    }
+
+    /// What is known of the answer that a snapshot with `number` has.
+    pub fn lookup(&self, question: &Question<'_>, number: CommitSeq) -> Found {
+        self.store.heard(number);
+        let Some((grid, steps)) = question.steps() else {
+            let is_empty = question.end < question.start;
+            let missing = (!is_empty).then_some((question.start, question.end));
+            return Found { answer: Answer::default(), missing };
+        };
+        if steps.is_empty() {
+            return Found { answer: Answer::default(), missing: None };
+        }
+        let key = encode_key(question.expression, grid, question.lookback_ms);
+        let number = match self.options.store.planted {
+            Some(Planted::LaterAnswerGiven) => CommitSeq(u64::MAX),
+            _ => number,
+        };
+        let range = grid.cells(steps);
+        let ask = Ask { key: &key, field: FIELD, range, number, partial_bytes_min: 0 };
+        let got = self.store.get(&ask);
+        let missing = match got.missing.is_empty() {
+            true => TimeRange::EMPTY,
+            false => TimeRange::new(grid.floor(got.missing.start), grid.floor(got.missing.end)),
+        };
+        let mut collector = Collector::default();
+        let mut failed = Ok(());
+        let read = got.for_each(&mut |point| {
+            if failed.is_ok() && !missing.contains(point.ts) {
+                failed = collector.add(point);
+            }
+        });
+        let found = match read.and(failed) {
+            Ok(()) => Found {
+                answer: collector.finish(),
+                missing: (!missing.is_empty()).then_some((missing.start, missing.end)),
+            },
+            Err(_) => {
+                // Not what was put in: it must not be met again.
+                self.store.trim(&key, FIELD, range);
+                Found { answer: Answer::default(), missing: Some((steps.start, steps.end)) }
+            }
+        };
+        self.state.lock().count(grid, steps, found.missing);
+        found
+    }
+
+    /// Keeps the answer of a question that was computed from the snapshot with `number`, as far as nothing has
+    /// changed since. `question` asks for what was computed, so for [`Found::missing`]; `groups` are for each of
+    /// its dependencies the groups that the snapshot has. Returns whether anything was kept.
+    ///
+    /// # Panics
+    /// If there are not as many lists of groups as dependencies.
+    pub fn fill(
+        &self,
+        session: &Session,
+        question: &Question<'_>,
+        number: CommitSeq,
+        groups: &[Vec<GroupId>],
+        answer: &Answer,
+    ) -> bool {
+        assert_eq!(groups.len(), question.dependencies.len(), "one list per dependency");
+        let Some((grid, steps)) = question.steps().filter(|known| !known.1.is_empty()) else {
+            return false;
+        };
+        let key = encode_key(question.expression, grid, question.lookback_ms);
+        let last_head = self.store.last_head(&key, FIELD);
+        let encoded = encode_steps(answer, grid.iter(steps), last_head.as_ref());
+        let note = encode_note(question.dependencies);
+        let mut state = self.state.lock();
+        let pieces = match encoded {
+            Some(_) => {
+                state.admit(session, question.dependencies, number, groups, steps, &self.options)
+            }
+            None => None,
+        };
+        let (Some((pieces, groups)), Some(encoded)) = (pieces, encoded) else {
+            state.stats.fills_refused += 1;
+            return false;
+        };
+        for (dependency, groups) in question.dependencies.iter().zip(&groups) {
+            let one = Use { key: Arc::clone(&key), span: dependency.span, grid, filled: steps };
+            let count_max = self.options.group_count_max;
+            state.selectors.add(&dependency.matchers, groups, count_max, one);
+        }
+        let mut is_kept = false;
+        for piece in pieces {
+            let piece = grid.steps_in(piece);
+            if piece.is_empty() {
+                continue;
+            }
+            let kept = self.store.set(&Fill {
+                key: &key,
+                field: FIELD,
+                range: grid.cells(piece),
+                number,
+                note: &note,
+                points: &encoded.points(piece.start, piece.end),
+            });
+            is_kept |= !kept.is_empty();
+        }
+        state.stats.fills += u64::from(is_kept);
+        state.stats.fills_refused += u64::from(!is_kept);
+        is_kept
+    }
+
+    /// Does one piece of work in the background; see [`Store::work`]. Returns whether there was any.
+    pub fn work(&self) -> bool {
+        let is_done = self.store.work();
+        let mut state = self.state.lock();
+        // Keys go without a word when their slabs do.
+        let key_count = self.store.stats().keys as usize;
+        if state.selectors.use_count() > 4 * key_count + 64 {
+            state.selectors.prune(|one| self.store.has_key(&one.key, FIELD));
+            state.settle();
+        }
+        is_done
+    }
+
+    /// Writes everything that waits in memory.
+    pub fn flush(&self) {
+        self.store.flush();
+    }
+
+    /// Makes what changes cut out durable; see [`Store::checkpoint`]. Before the engine forgets how to tell changes
+    /// again, so before it cuts its log.
+    ///
+    /// # Errors
+    /// `Unavailable` when the disk fails.
+    pub fn checkpoint(&self) -> Result<CommitSeq> {
+        self.store.checkpoint()
+    }
+
+    /// Forgets everything.
+    pub fn clear(&self) {
+        let mut state = self.state.lock();
+        self.store.clear();
+        state.selectors = Selectors::default();
+        state.settle();
+    }
+
+    /// Numbers at this moment.
+    pub fn stats(&self) -> ResultStats {
+        let state = self.state.lock();
+        ResultStats {
+            store: self.store.stats(),
+            selectors: state.selectors.count() as u64,
+            selector_bytes: state.memory.bytes(),
+            ..state.stats
+        }
+    }
+
+    fn planted(&self, mistake: Planted) -> bool {
+        self.options.store.planted == Some(mistake)
+    }
+}
+
+impl ChangeSink for ResultCache {
+    fn changed(&self, change: &Change) {
+        let mut state = self.state.lock();
+        let State { recent, selectors, stats, .. } = &mut *state;
+        recent.changed(change);
+        if self.planted(Planted::InvalidationOff) {
+            return;
+        }
+        let touch = |span: Span, samples: TimeRange| match self.planted(Planted::WindowIgnored) {
+            true => samples,
+            false => span.touched_by(samples),
+        };
+        selectors.touched(change, touch, |one, steps| {
+            let steps = one.grid.steps_in(steps);
+            stats.trims += u64::from(!steps.is_empty());
+            steps.is_empty() || self.store.trim(&one.key, FIELD, one.grid.cells(steps))
+        });
+    }
+
+    fn defined(&self, series: SeriesRef, labels: &Labels) {
+        if self.planted(Planted::NewSeriesIgnored) {
+            return;
+        }
+        let mut state = self.state.lock();
+        state.recent.defined(series.group, labels);
+        state.selectors.defined(series.group, labels, self.options.group_count_max);
+    }
+}
+
+impl State {
+    /// What of `steps` still holds, and the groups of each dependency as they are now. `None` if that is not known
+    /// any more, or if there is no memory to remember it by.
+    fn admit(
+        &mut self,
+        session: &Session,
+        dependencies: &[Dependency],
+        number: CommitSeq,
+        groups: &[Vec<GroupId>],
+        steps: TimeRange,
+        options: &ResultOptions,
+    ) -> Option<(Vec<TimeRange>, Vec<Groups>)> {
+        let mut now = Vec::new();
+        for (dependency, groups) in dependencies.iter().zip(groups) {
+            now.push(self.groups_now(session, &dependency.matchers, groups, options)?);
+        }
+        if !self.settle() {
+            return None;
+        }
+        let mut pieces = vec![steps];
+        let is_trimmed = options.store.planted != Some(Planted::FillNotTrimmed);
+        for change in self.recent.changes_after(number)?.filter(|_| is_trimmed) {
+            for (dependency, groups) in dependencies.iter().zip(&now) {
+                let is_touched = match groups {
+                    Groups::Any => true,
+                    Groups::Known(groups) => change.touches(groups),
+                };
+                let touched = dependency.span.touched_by(change.range);
+                if is_touched && pieces.iter().any(|piece| piece.overlaps(touched)) {
+                    self.stats.fill_trims += 1;
+                    pieces = pieces.into_iter().flat_map(|piece| without(piece, touched)).collect();
+                }
+            }
+        }
+        let surplus = pieces.len().saturating_sub(PIECES_MAX);
+        pieces.drain(..surplus);
+        Some((pieces, now))
+    }
+
+    /// The groups that a selector matches: those of a snapshot and those defined since the session began.
+    fn groups_now(
+        &self,
+        session: &Session,
+        matchers: &[Matcher],
+        groups: &[GroupId],
+        options: &ResultOptions,
+    ) -> Option<Groups> {
+        let defined = self.recent.defined_since(session.defined_count)?;
+        let new = defined.filter(|(_, labels)| matches_all(matchers, labels)).map(|one| one.0);
+        Some(Groups::new(groups.iter().copied().chain(new).collect(), options.group_count_max))
+    }
+
+    /// Reserves what the selectors hold; `false` if there is no memory for more.
+    fn settle(&mut self) -> bool {
+        let (held, reserved) = (self.selectors.heap_bytes(), self.memory.bytes());
+        if held <= reserved {
+            self.memory.shrink(reserved - held);
+            return true;
+        }
+        self.memory.grow(held - reserved).is_ok()
+    }
+
+    fn count(&mut self, grid: Grid, steps: TimeRange, missing: Option<(Timestamp, Timestamp)>) {
+        let all = grid.count(steps);
+        let missing = missing.map_or(0, |(start, end)| grid.count(TimeRange::new(start, end)));
+        self.stats.steps_missing += missing;
+        self.stats.steps_found += all - missing.min(all);
+    }
+}
+
+impl Question<'_> {
+    /// Its grid and from the first to the last step; `None` for times that are not cached.
+    fn steps(&self) -> Option<(Grid, TimeRange)> {
+        let grid = Grid::new(self.start, self.end, self.step_ms)?;
+        Some((grid, grid.steps_in(TimeRange::new(self.start, self.end))))
+    }
+}
+
+/// `range` without `hole`: at most two ranges, in order.
+fn without(range: TimeRange, hole: TimeRange) -> impl Iterator<Item = TimeRange> {
+    let before =
+        (hole.start > i64::MIN).then(|| TimeRange { end: range.end.min(hole.start - 1), ..range });
+    let behind =
+        (hole.end < i64::MAX).then(|| TimeRange { start: range.start.max(hole.end + 1), ..range });
+    before.into_iter().chain(behind).filter(|part| !part.is_empty())
+}
+
+impl fmt::Debug for ResultCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResultCache").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

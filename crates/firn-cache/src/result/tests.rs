@@ -1,0 +1,511 @@
+//! Tests of the result cache: a small database with late writes, deletes, new series, snapshots that are held and
+//! changes that are told long before they are seen; every answer equals the computed one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use firn_model::{ChangeKind, MatchOp, Sample, Slot};
+use firn_sim::{Operation, Rng, Sim, for_seeds};
+
+use super::*;
+use crate::answer::AnswerSeries;
+
+const HOSTS: u64 = 12;
+const METRICS: [&str; 3] = ["a", "b", "c"];
+const LOOKBACK_MS: i64 = 40;
+
+/// All samples of a moment: by series, then time.
+type Samples = BTreeMap<Labels, BTreeMap<Timestamp, f64>>;
+
+/// An expression: the sum over the window of one selector, less the count in that of another.
+struct Expression {
+    text: &'static str,
+    dependencies: Vec<Dependency>,
+    is_by_series: bool,
+}
+
+#[derive(Clone)]
+struct Frozen {
+    number: CommitSeq,
+    samples: Rc<Samples>,
+}
+
+/// A change that was told.
+#[derive(Clone)]
+struct Told {
+    change: Change,
+    series: Vec<Labels>,
+    /// `None` deletes.
+    value: Option<f64>,
+}
+
+struct World {
+    sim: Sim,
+    rng: Rng,
+    planted: Option<Planted>,
+    cache: Option<ResultCache>,
+    expressions: Vec<Expression>,
+    visible: Samples,
+    /// Told and not yet visible.
+    pending: Vec<Told>,
+    told: Vec<Told>,
+    number: u64,
+    floor: u64,
+    now: Timestamp,
+    held: Vec<Frozen>,
+    lookups: u64,
+    lookups_with_something: u64,
+    steps_compared: u64,
+    digest: u64,
+}
+
+fn matcher(name: &str, op: MatchOp, value: &str) -> Matcher {
+    Matcher::new(name, op, value).unwrap()
+}
+
+fn expressions() -> Vec<Expression> {
+    let metric = |name| matcher("__name__", MatchOp::Equal, name);
+    let span = |first_ms, last_ms| Span::Relative { first_ms, last_ms };
+    vec![
+        Expression {
+            text: "a",
+            dependencies: vec![Dependency {
+                matchers: vec![metric("a")],
+                span: span(-LOOKBACK_MS, 0),
+            }],
+            is_by_series: true,
+        },
+        Expression {
+            text: "sum(sum_over_time(b{host=~\"h[0-4]\"}[60ms] offset 100ms)) - count({host!=\"h1\"})",
+            dependencies: vec![
+                Dependency {
+                    matchers: vec![metric("b"), matcher("host", MatchOp::Regex, "h[0-4]")],
+                    span: span(-160, -100),
+                },
+                Dependency {
+                    matchers: vec![matcher("host", MatchOp::NotEqual, "h1")],
+                    span: span(-LOOKBACK_MS, 0),
+                },
+            ],
+            is_by_series: false,
+        },
+        Expression {
+            text: "c + count(a @ 300)",
+            dependencies: vec![
+                Dependency { matchers: vec![metric("c")], span: span(-LOOKBACK_MS, 30) },
+                Dependency {
+                    matchers: vec![metric("a")],
+                    span: Span::Fixed(TimeRange::new(280, 300)),
+                },
+            ],
+            is_by_series: true,
+        },
+    ]
+}
+
+impl Expression {
+    /// The answer as a database computes it.
+    fn compute(&self, samples: &Samples, steps: impl Iterator<Item = Timestamp>) -> Answer {
+        let mut out: BTreeMap<Labels, Vec<Sample>> = BTreeMap::new();
+        for ts in steps {
+            let mut sums: BTreeMap<Labels, f64> = BTreeMap::new();
+            let mut count = 0.0;
+            for (idx, dependency) in self.dependencies.iter().enumerate() {
+                let range = dependency.span.needed_by(TimeRange::at(ts));
+                for (labels, points) in samples {
+                    if !matches_all(&dependency.matchers, labels) {
+                        continue;
+                    }
+                    for value in points.range(range.start..=range.end).map(|point| point.1) {
+                        let key = if self.is_by_series { labels.clone() } else { Labels::empty() };
+                        match idx {
+                            0 => *sums.entry(key).or_default() += value,
+                            _ => count += 1.0,
+                        }
+                    }
+                }
+            }
+            for (labels, sum) in sums {
+                out.entry(labels).or_default().push(Sample { ts, value: sum - count });
+            }
+        }
+        let series = out.into_iter().map(|(labels, floats)| AnswerSeries {
+            labels,
+            floats,
+            histograms: Vec::new(),
+        });
+        Answer { series: series.collect() }
+    }
+
+    fn groups(&self, samples: &Samples) -> Vec<Vec<GroupId>> {
+        let of = |dependency: &Dependency| groups_of(&dependency.matchers, samples);
+        self.dependencies.iter().map(of).collect()
+    }
+}
+
+fn groups_of(matchers: &[Matcher], samples: &Samples) -> Vec<GroupId> {
+    let found = samples.keys().filter(|labels| matches_all(matchers, labels));
+    found.map(group_of).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// One group per host.
+fn group_of(labels: &Labels) -> GroupId {
+    GroupId(labels.get("host").and_then(|host| host[1..].parse().ok()).unwrap())
+}
+
+fn options(planted: Option<Planted>) -> ResultOptions {
+    ResultOptions {
+        store: StoreOptions {
+            slab_bytes: 16 << 10,
+            flash_bytes_max: 10 * (16 << 10),
+            waiting_slabs_max: 3,
+            compaction_trigger: 3,
+            planted,
+            ..StoreOptions::default()
+        },
+        change_count_max: 40,
+        defined_count_max: 6,
+        group_count_max: 8,
+    }
+}
+
+impl World {
+    fn new(seed: u64, planted: Option<Planted>) -> World {
+        let mut world = World {
+            sim: Sim::new(seed),
+            rng: Rng::new(seed ^ 0xab5),
+            planted,
+            cache: None,
+            expressions: expressions(),
+            visible: Samples::new(),
+            pending: Vec::new(),
+            told: Vec::new(),
+            number: 0,
+            floor: 0,
+            now: 500,
+            held: Vec::new(),
+            lookups: 0,
+            lookups_with_something: 0,
+            steps_compared: 0,
+            digest: 0,
+        };
+        world.open();
+        world
+    }
+
+    fn cache(&self) -> &ResultCache {
+        self.cache.as_ref().unwrap()
+    }
+
+    fn open(&mut self) {
+        let recovered =
+            Recovered { replays_after: CommitSeq(self.floor), through: CommitSeq(self.number) };
+        for _ in 0..50 {
+            let disk = self.sim.env().disk;
+            let budget = Budget::new(4 << 20);
+            match ResultCache::open(
+                disk,
+                "cache/results",
+                &budget,
+                options(self.planted),
+                recovered,
+            ) {
+                Ok(cache) => {
+                    if self.rng.chance(0.8) {
+                        cache.rematch(|matchers| Ok(groups_of(matchers, &self.visible))).unwrap();
+                    }
+                    for told in self.told.iter().filter(|one| one.change.number.0 > self.floor) {
+                        cache.changed(&told.change);
+                    }
+                    self.cache = Some(cache);
+                    return;
+                }
+                Err(_) => {
+                    self.sim.faults.clear();
+                    if self.sim.faults.is_off() {
+                        self.sim.restart();
+                    }
+                }
+            }
+        }
+        panic!("the cache does not open in 50 tries");
+    }
+
+    /// Freezes the present: what is visible, and the number below which nothing is missing.
+    fn freeze(&self) -> Frozen {
+        let oldest = self.pending.iter().map(|told| told.change.number.0).min();
+        let number = CommitSeq(oldest.map_or(self.number, |oldest| oldest - 1));
+        Frozen { number, samples: Rc::new(self.visible.clone()) }
+    }
+
+    fn some_ts(&mut self) -> Timestamp {
+        if self.rng.chance(0.85) {
+            self.now - self.rng.between(0, 15)
+        } else {
+            self.rng.between(0, self.now)
+        }
+    }
+
+    fn tell(&mut self, series: Vec<Labels>, range: TimeRange, value: Option<f64>) {
+        self.number += 1;
+        let groups: BTreeSet<GroupId> = series.iter().map(group_of).collect();
+        let change = Change {
+            number: CommitSeq(self.number),
+            groups: groups.into_iter().collect(),
+            range,
+            kind: if value.is_some() { ChangeKind::Write } else { ChangeKind::Delete },
+        };
+        self.cache().changed(&change);
+        let told = Told { change, series, value };
+        self.told.push(told.clone());
+        self.pending.push(told);
+        if self.rng.chance(0.7) {
+            self.publish();
+        }
+    }
+
+    /// Some of what was told becomes visible, in any order.
+    fn publish(&mut self) {
+        while !self.pending.is_empty() {
+            let idx = self.rng.below(self.pending.len() as u64) as usize;
+            let told = self.pending.swap_remove(idx);
+            self.apply(&told);
+            if self.rng.chance(0.2) {
+                return;
+            }
+        }
+    }
+
+    fn apply(&mut self, told: &Told) {
+        for labels in &told.series {
+            let points = self.visible.entry(labels.clone()).or_default();
+            match told.value {
+                Some(value) => {
+                    points.insert(told.change.range.start, value);
+                }
+                None => points.retain(|&ts, _| !told.change.range.contains(ts)),
+            }
+        }
+    }
+
+    fn write(&mut self) {
+        let host = self.rng.below(HOSTS.min(2 + self.number / 8));
+        let metric = *self.rng.pick(&METRICS);
+        let host = format!("h{host}");
+        let labels = Labels::from_pairs([("__name__", metric), ("host", &host)]).unwrap();
+        if !self.visible.contains_key(&labels) {
+            // Snapshots can see it, then the cache is told, then it can be written.
+            self.visible.insert(labels.clone(), BTreeMap::new());
+            let series = SeriesRef { group: group_of(&labels), slot: Slot(0) };
+            self.cache().defined(series, &labels);
+        }
+        let ts = self.some_ts();
+        let value = f64::from_bits(self.rng.next_u64() >> 12 | 0x3ff0 << 48);
+        self.tell(vec![labels], TimeRange::at(ts), Some(value));
+    }
+
+    fn delete(&mut self) {
+        let metric = *self.rng.pick(&METRICS);
+        let series: Vec<Labels> =
+            self.visible.keys().filter(|labels| labels.metric_name() == metric).cloned().collect();
+        let start = self.some_ts();
+        let range = TimeRange::new(start, start + self.rng.between(0, 20));
+        if !series.is_empty() {
+            self.tell(series, range, None);
+        }
+    }
+
+    fn change(&mut self) {
+        match self.rng.below(20) {
+            0 => self.delete(),
+            _ => self.write(),
+        }
+    }
+
+    /// A query, with changes between its steps.
+    fn query(&mut self) {
+        let session = self.cache().begin();
+        let mut frozen = self.freeze();
+        if self.rng.chance(0.1) && !self.held.is_empty() {
+            // An older snapshot may look, but its session has not seen what was defined since.
+            frozen = self.rng.pick(&self.held).clone();
+        }
+        let is_present = frozen.number == self.freeze().number;
+        if self.rng.chance(0.05) {
+            self.held.push(frozen.clone());
+        }
+        if self.rng.chance(0.2) {
+            self.change();
+        }
+        let expression = self.rng.below(self.expressions.len() as u64) as usize;
+        let step_ms = *self.rng.pick(&[10, 10, 15]);
+        let steps = *self.rng.pick(&[3, 20, 40]);
+        // Dashboards align their windows; some people do not.
+        let phase = if self.rng.chance(0.05) { 3 } else { 0 };
+        let behind = *self.rng.pick(&[0, 20, 200]);
+        let end = (self.now - behind).div_euclid(step_ms) * step_ms + phase;
+        let start = end - steps * step_ms;
+        let expression = &self.expressions[expression];
+        let question = Question {
+            expression: expression.text,
+            start,
+            end,
+            step_ms,
+            lookback_ms: LOOKBACK_MS,
+            dependencies: &expression.dependencies,
+        };
+        let grid =
+            |start, end| (0..).map(move |n| start + n * step_ms).take_while(move |&t| t <= end);
+        let found = self.cache().lookup(&question, frozen.number);
+        let want = expression.compute(&frozen.samples, grid(start, end));
+        let computed = match found.missing {
+            Some((start, end)) => expression.compute(&frozen.samples, grid(start, end)),
+            None => Answer::default(),
+        };
+        let is_all = found.missing == Some((start, end));
+        self.lookups += 1;
+        self.lookups_with_something += u64::from(!is_all);
+        self.steps_compared += grid(start, end).count() as u64;
+        let both = united(found.answer, &computed);
+        assert_eq!(
+            both, want,
+            "{} from {start} to {end}, missing {:?}",
+            question.expression, found.missing
+        );
+        self.digest =
+            self.digest.wrapping_mul(31).wrapping_add(found.missing.map_or(0, |one| one.0) as u64);
+        let Some((start, end)) = found.missing.filter(|_| is_present) else { return };
+        let groups = expression.groups(&frozen.samples);
+        let (text, dependencies) = (expression.text, expression.dependencies.clone());
+        for _ in 0..*self.rng.pick(&[0, 0, 0, 1, 3]) {
+            self.change();
+        }
+        let question = Question {
+            expression: text,
+            start,
+            end,
+            step_ms,
+            lookback_ms: LOOKBACK_MS,
+            dependencies: &dependencies,
+        };
+        self.cache().fill(&session, &question, frozen.number, &groups, &computed);
+    }
+
+    fn restart(&mut self) {
+        let is_clean = self.rng.chance(0.6);
+        if is_clean {
+            self.publish();
+            self.cache().flush();
+            let _ = self.cache().checkpoint();
+        }
+        self.cache = None;
+        if !is_clean || self.rng.chance(0.2) {
+            self.sim.restart();
+        }
+        self.sim.faults.clear();
+        self.held.clear();
+        // What nobody could see yet is in the log or not.
+        for told in std::mem::take(&mut self.pending) {
+            if self.rng.chance(0.5) {
+                self.apply(&told);
+            }
+        }
+        if self.rng.chance(0.2) {
+            let floor = self.number - self.rng.below(self.number / 2 + 1);
+            self.floor = self.floor.max(floor);
+        }
+        self.open();
+    }
+
+    fn step(&mut self) {
+        self.now += self.rng.between(0, 4);
+        match self.rng.below(1_000) {
+            0..700 => self.query(),
+            700..820 => self.change(),
+            820..975 => {
+                self.cache().work();
+            }
+            975..980 => {
+                let _ = self.cache().checkpoint();
+            }
+            980..986 => {
+                let operation = *self.rng.pick(&[Operation::Write, Operation::Read]);
+                self.sim.faults.fail_nth(operation, 1 + self.rng.below(4));
+            }
+            986..990 => {
+                let soon = self.sim.faults.change_count() + self.rng.below(12);
+                self.sim.faults.crash_at(soon);
+            }
+            990..995 => self.restart(),
+            _ => self.publish(),
+        }
+        if self.sim.faults.is_off() {
+            self.restart();
+        }
+    }
+}
+
+/// Both parts of an answer, sorted.
+fn united(found: Answer, computed: &Answer) -> Answer {
+    let mut all: BTreeMap<Labels, Vec<Sample>> = BTreeMap::new();
+    for series in found.series.iter().chain(&computed.series) {
+        assert!(series.histograms.is_empty());
+        all.entry(series.labels.clone()).or_default().extend(&series.floats);
+    }
+    let series = all.into_iter().map(|(labels, mut floats)| {
+        floats.sort_by_key(|sample| sample.ts);
+        AnswerSeries { labels, floats, histograms: Vec::new() }
+    });
+    Answer { series: series.collect() }
+}
+
+#[test]
+fn invariant_9_a_cached_answer_equals_the_computed_one() {
+    let totals = std::cell::Cell::new((0, 0, 0));
+    let stats = std::cell::Cell::new(ResultStats::default());
+    for_seeds(50, |seed| {
+        let mut world = World::new(seed, None);
+        (0..600).for_each(|_| world.step());
+        let (lookups, found, compared) = totals.get();
+        totals.set((
+            lookups + world.lookups,
+            found + world.lookups_with_something,
+            compared + world.steps_compared,
+        ));
+        let (mut all, own) = (stats.get(), world.cache().stats());
+        all.trims += own.trims;
+        all.fill_trims += own.fill_trims;
+        all.fills_refused += own.fills_refused;
+        all.store.slabs_written += own.store.slabs_written;
+        all.store.slabs_compacted += own.store.slabs_compacted;
+        stats.set(all);
+        world.digest
+    });
+    let (lookups, found, compared) = totals.get();
+    println!("{found} of {lookups} answers had something, {compared} steps; {:?}", stats.get());
+    assert!(found * 100 > lookups * 60, "{found} of {lookups} answers had something");
+    let stats = stats.get();
+    assert!(stats.trims > 0 && stats.fill_trims > 0 && stats.fills_refused > 0, "{stats:?}");
+    assert!(stats.store.slabs_written > 0, "{stats:?}");
+}
+
+/// Every planted mistake is noticed; without invalidation within a thousand steps.
+#[test]
+fn mistakes_are_noticed() {
+    for (planted, seed_count) in [
+        (Planted::InvalidationOff, 1),
+        (Planted::FillNotTrimmed, 100),
+        (Planted::NewSeriesIgnored, 100),
+        (Planted::WindowIgnored, 100),
+        (Planted::LaterAnswerGiven, 300),
+    ] {
+        let is_noticed = (0..seed_count).any(|seed| {
+            let run = std::panic::AssertUnwindSafe(|| {
+                let mut world = World::new(seed, Some(planted));
+                (0..1_000).for_each(|_| world.step());
+            });
+            std::panic::catch_unwind(run).is_err()
+        });
+        assert!(is_noticed, "{planted:?} was not noticed");
+    }
+}

@@ -1,0 +1,251 @@
+//! The selectors of all cached answers, the groups that they match, and who depends on them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use firn_model::{Change, GroupId, Labels, METRIC_NAME, MatchOp, Matcher, TimeRange};
+
+use crate::changes::have_common;
+use crate::dependency::{Grid, Span};
+
+/// All selectors, each once.
+#[derive(Debug, Default)]
+pub(crate) struct Selectors {
+    selectors: Vec<Option<Selector>>,
+    free: Vec<usize>,
+    ids: HashMap<Arc<[Matcher]>, usize>,
+    /// Those that ask for one metric, by its name; a new series need be tried with its own and the others only.
+    by_metric: HashMap<String, Vec<usize>>,
+    of_any_metric: Vec<usize>,
+    /// No selector needs a sample after this time.
+    frontier: i64,
+}
+
+#[derive(Debug)]
+struct Selector {
+    matchers: Arc<[Matcher]>,
+    groups: Groups,
+    uses: Vec<Use>,
+    /// What all uses need.
+    needs: TimeRange,
+}
+
+/// The groups in which a selector matches a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Groups {
+    /// Sorted. Too many costs answers, too few would cost truth.
+    Known(Vec<GroupId>),
+    /// Too many to list, or not known: every change may be one of theirs.
+    Any,
+}
+
+/// A key whose answers depend on a selector.
+#[derive(Clone, Debug)]
+pub(crate) struct Use {
+    pub(crate) key: Arc<[u8]>,
+    pub(crate) span: Span,
+    pub(crate) grid: Grid,
+    /// Steps that may be cached lie in this range.
+    pub(crate) filled: TimeRange,
+}
+
+impl Groups {
+    /// At most `count_max` of `groups`, which are in any order.
+    pub(crate) fn new(mut groups: Vec<GroupId>, count_max: usize) -> Groups {
+        groups.sort_unstable();
+        groups.dedup();
+        if groups.len() > count_max { Groups::Any } else { Groups::Known(groups) }
+    }
+
+    /// Those of both.
+    pub(crate) fn unite(&mut self, other: &Groups, count_max: usize) {
+        *self = match (&mut *self, other) {
+            (Groups::Known(own), Groups::Known(other)) if own == other => return,
+            (Groups::Known(own), Groups::Known(other)) => {
+                own.extend_from_slice(other);
+                Groups::new(std::mem::take(own), count_max)
+            }
+            _ => Groups::Any,
+        };
+    }
+
+    fn insert(&mut self, group: GroupId, count_max: usize) {
+        if let Groups::Known(own) = self
+            && let Err(idx) = own.binary_search(&group)
+        {
+            own.insert(idx, group);
+            if own.len() > count_max {
+                *self = Groups::Any;
+            }
+        }
+    }
+}
+
+impl Selectors {
+    /// Notes that a key depends on a selector; its groups are added to those known.
+    pub(crate) fn add(
+        &mut self,
+        matchers: &[Matcher],
+        groups: &Groups,
+        group_count_max: usize,
+        one: Use,
+    ) {
+        let id = match self.ids.get(matchers) {
+            Some(&id) => id,
+            None => self.insert(matchers, groups.clone()),
+        };
+        let Some(selector) = self.selectors.get_mut(id).and_then(Option::as_mut) else { return };
+        selector.groups.unite(groups, group_count_max);
+        let needed = one.span.needed_by(one.filled);
+        selector.needs = selector.needs.union(needed);
+        self.frontier = self.frontier.max(needed.end);
+        let same = |other: &&mut Use| other.key == one.key && other.span == one.span;
+        match selector.uses.iter_mut().find(same) {
+            Some(known) => known.filled = known.filled.union(one.filled),
+            None => selector.uses.push(one),
+        }
+    }
+
+    /// Calls `trim` with every key and the range of its steps that a change touches; a key for which it returns
+    /// `false` is no longer there and is forgotten.
+    pub(crate) fn touched(
+        &mut self,
+        change: &Change,
+        touch: impl Fn(Span, TimeRange) -> TimeRange,
+        mut trim: impl FnMut(&Use, TimeRange) -> bool,
+    ) {
+        // Nearly all changes are newer than all that is cached.
+        if change.range.start > self.frontier {
+            return;
+        }
+        for selector in self.selectors.iter_mut().flatten() {
+            let is_touched = selector.needs.overlaps(change.range)
+                && match &selector.groups {
+                    Groups::Any => true,
+                    Groups::Known(groups) => have_common(groups, &change.groups),
+                };
+            if is_touched {
+                selector.uses.retain(|one| {
+                    let steps = touch(one.span, change.range).intersect(one.filled);
+                    steps.is_empty() || trim(one, steps)
+                });
+            }
+        }
+    }
+
+    /// A series is new: the selectors that match it have one more group.
+    pub(crate) fn defined(&mut self, group: GroupId, labels: &Labels, group_count_max: usize) {
+        let own = self.by_metric.get(labels.metric_name()).map_or(&[][..], Vec::as_slice);
+        for &id in own.iter().chain(&self.of_any_metric) {
+            if let Some(selector) = self.selectors.get_mut(id).and_then(Option::as_mut)
+                && matches_all(&selector.matchers, labels)
+            {
+                selector.groups.insert(group, group_count_max);
+            }
+        }
+    }
+
+    /// Takes out uses for which `keep` says so, and selectors without uses.
+    pub(crate) fn prune(&mut self, keep: impl Fn(&Use) -> bool) {
+        self.frontier = i64::MIN;
+        for id in 0..self.selectors.len() {
+            let Some(Some(selector)) = self.selectors.get_mut(id) else { continue };
+            selector.uses.retain(&keep);
+            let needs = selector.uses.iter().map(|one| one.span.needed_by(one.filled));
+            selector.needs = needs.fold(TimeRange::EMPTY, TimeRange::union);
+            self.frontier = self.frontier.max(selector.needs.end);
+            if selector.uses.is_empty() {
+                self.remove(id);
+            }
+        }
+    }
+
+    /// The matchers of all whose groups are not known.
+    pub(crate) fn unmatched(&self) -> Vec<Arc<[Matcher]>> {
+        let all = self.selectors.iter().flatten();
+        let unmatched = all.filter(|selector| selector.groups == Groups::Any);
+        unmatched.map(|selector| Arc::clone(&selector.matchers)).collect()
+    }
+
+    /// The groups of a selector are these.
+    pub(crate) fn set_groups(&mut self, matchers: &[Matcher], groups: Groups) {
+        if let Some(&id) = self.ids.get(matchers)
+            && let Some(Some(selector)) = self.selectors.get_mut(id)
+        {
+            selector.groups = groups;
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.ids.len()
+    }
+
+    pub(crate) fn use_count(&self) -> usize {
+        self.selectors.iter().flatten().map(|selector| selector.uses.len()).sum()
+    }
+
+    /// What they hold, about.
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        const SELECTOR_BYTES: usize = 512;
+        const USE_BYTES: usize = 112;
+        let bytes = |selector: &Selector| {
+            let groups = match &selector.groups {
+                Groups::Known(groups) => groups.capacity() * size_of::<GroupId>(),
+                Groups::Any => 0,
+            };
+            SELECTOR_BYTES + groups + selector.uses.len() * USE_BYTES
+        };
+        self.selectors.iter().flatten().map(bytes).sum::<usize>() as u64
+    }
+
+    fn insert(&mut self, matchers: &[Matcher], groups: Groups) -> usize {
+        let matchers: Arc<[Matcher]> = Arc::from(matchers);
+        let selector = Selector {
+            matchers: Arc::clone(&matchers),
+            groups,
+            uses: Vec::new(),
+            needs: TimeRange::EMPTY,
+        };
+        let id = match self.free.pop() {
+            Some(id) => id,
+            None => {
+                self.selectors.push(None);
+                self.selectors.len() - 1
+            }
+        };
+        self.selectors[id] = Some(selector);
+        match metric_of(&matchers) {
+            Some(metric) => self.by_metric.entry(metric.to_owned()).or_default().push(id),
+            None => self.of_any_metric.push(id),
+        }
+        self.ids.insert(matchers, id);
+        id
+    }
+
+    fn remove(&mut self, id: usize) {
+        let Some(selector) = self.selectors.get_mut(id).and_then(Option::take) else { return };
+        self.ids.remove(&selector.matchers);
+        self.free.push(id);
+        match metric_of(&selector.matchers) {
+            None => self.of_any_metric.retain(|&other| other != id),
+            Some(metric) => {
+                let Some(ids) = self.by_metric.get_mut(metric) else { return };
+                ids.retain(|&other| other != id);
+                if ids.is_empty() {
+                    self.by_metric.remove(metric);
+                }
+            }
+        }
+    }
+}
+
+/// Whether a series with these labels passes all matchers.
+pub(crate) fn matches_all(matchers: &[Matcher], labels: &Labels) -> bool {
+    matchers.iter().all(|one| one.matches(labels.get(one.name()).unwrap_or_default()))
+}
+
+/// The one metric that matchers ask for.
+fn metric_of(matchers: &[Matcher]) -> Option<&str> {
+    let name = |one: &&Matcher| one.name() == METRIC_NAME && one.op() == MatchOp::Equal;
+    matchers.iter().find(name).map(Matcher::value)
+}
