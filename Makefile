@@ -1,6 +1,6 @@
 # The front door. Every target is one line that calls cargo; `make` alone prints this list.
 
-.PHONY: help serve test deps lint bench-quick bench-query soak fuzz promqltest
+.PHONY: help serve test deps lint bench-quick bench-query bench-index soak fuzz promqltest
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -23,6 +23,10 @@ bench-quick: ## CPU and memory against Prometheus and VictoriaMetrics; writes ta
 bench-query: ## queries' CPU, latency and memory against the same two; ONLY=words of names, PROGRAMS=words; writes target/bench/query.json
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-query --only "$(ONLY)" --programs "$(PROGRAMS)"
+
+bench-index: ## bytes and nanoseconds per series of the index, 1M and 5M series; writes target/bench/index.json; ONLY=words
+	cargo build --release --package firn --package firn-bench
+	target/release/bench-index --only "$(ONLY)"
 
 soak: ## more simulation seeds, and comparisons with Prometheus, than `make test` runs; SEEDS=n, ROUNDS=n
 	FIRN_SEED_COUNT=$(or $(SEEDS),20000) cargo test --package firn-engine --test simulation -- --nocapture

@@ -1,0 +1,35 @@
+//! An allocator that counts: what was asked for, without the allocator's own overhead.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The system's allocator with a count. A binary makes it its `#[global_allocator]`.
+#[derive(Debug)]
+pub struct Counting;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes that are allocated now. 0 for ever where [`Counting`] is not the allocator.
+pub fn live_bytes() -> usize {
+    LIVE.load(Ordering::Relaxed)
+}
+
+// SAFETY: every call is handed to the system's allocator unchanged; only sizes are counted.
+#[expect(unsafe_code, reason = "counting what is allocated needs a global allocator")]
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LIVE.fetch_add(layout.size(), Ordering::Relaxed);
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, new_bytes: usize) -> *mut u8 {
+        LIVE.fetch_add(new_bytes, Ordering::Relaxed);
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        unsafe { System.realloc(at, layout, new_bytes) }
+    }
+}

@@ -1,0 +1,97 @@
+//! Random selectors, after the production queries of `ByteSeries` 5.3: each is drawn from a series that
+//! exists, so that it finds something, and asks for its name and up to three more of its labels.
+
+use firn_model::{Labels, METRIC_NAME, MatchOp, Matcher};
+
+use super::label_sets::LabelSets;
+use super::scatter;
+
+/// What one query asks of the index.
+#[derive(Debug)]
+pub struct Selector {
+    /// All must hold.
+    pub matchers: Vec<Matcher>,
+    /// Of the label that it is aggregated by.
+    pub by: String,
+}
+
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = scatter(self.0);
+        (self.0 % bound as u64) as usize
+    }
+}
+
+/// Selector `number`, the same every time.
+///
+/// Nine of ten name their metric; one to three other labels follow, of which 70% are asked for as they are, 15%
+/// by the first half of their value, 10% as one of two values and 5% as not having a value.
+pub fn selector(sets: &LabelSets, number: u64) -> Selector {
+    let mut draw = Draw(number);
+    let (series, other) = (sets.draw(draw.0), sets.draw(scatter(number ^ 0x99)));
+    let mut rest: Vec<(&str, &str)> = series.iter().filter(|pair| pair.0 != METRIC_NAME).collect();
+    let by = rest[draw.below(rest.len())].0.to_owned();
+    let mut matchers = Vec::new();
+    if draw.below(10) > 0 {
+        matchers.push(Matcher::equal(METRIC_NAME, series.metric_name()));
+    }
+    // Without a name there is at least one label; an empty selector is refused by every server.
+    let fewest = usize::from(matchers.is_empty());
+    for _ in 0..fewest + draw.below(4 - fewest) {
+        if rest.is_empty() {
+            break;
+        }
+        let (name, value) = rest.swap_remove(draw.below(rest.len()));
+        matchers.push(matcher(name, value, &other, &mut draw));
+    }
+    if matchers.iter().all(|matcher| matcher.matches("")) {
+        matchers.push(Matcher::equal(METRIC_NAME, series.metric_name()));
+    }
+    Selector { matchers, by }
+}
+
+fn matcher(name: &str, value: &str, other: &Labels, draw: &mut Draw) -> Matcher {
+    let made = match draw.below(20) {
+        0..14 => Ok(Matcher::equal(name, value)),
+        14..17 => {
+            let half = value.floor_char_boundary(value.len().div_ceil(2));
+            Matcher::new(name, MatchOp::Regex, format!("{}.*", escaped(&value[..half])))
+        }
+        17..19 => {
+            let second = other.get(name).unwrap_or(value);
+            let either = format!("{}|{}", escaped(value), escaped(second));
+            Matcher::new(name, MatchOp::Regex, either)
+        }
+        _ => Matcher::new(name, MatchOp::NotEqual, other.get(name).unwrap_or("none")),
+    };
+    made.expect("an escaped pattern")
+}
+
+fn escaped(text: &str) -> String {
+    let special = |c: char| "\\.+*?()|[]{}^$/".contains(c);
+    text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::label_sets::Kind;
+
+    #[test]
+    fn a_selector_asks_for_something() {
+        let sets = LabelSets::new(Kind::Kubernetes, 5_000).unwrap();
+        let mut all = Vec::new();
+        (0..sets.group_count()).for_each(|group| sets.push_group(group, &mut all));
+        let mut found = 0;
+        for number in 0..100 {
+            let Selector { matchers, .. } = selector(&sets, number);
+            assert!(matchers.iter().any(|matcher| !matcher.matches("")), "{matchers:?}");
+            let holds =
+                |l: &&Labels| matchers.iter().all(|m| m.matches(l.get(m.name()).unwrap_or("")));
+            found += usize::from(all.iter().any(|labels| holds(&labels)));
+        }
+        assert!(found > 90, "{found} of 100 find something");
+    }
+}
