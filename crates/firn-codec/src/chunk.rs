@@ -22,7 +22,7 @@ use std::sync::Arc;
 use firn_model::{ColumnBatch, CommitSeq, GroupId, Presence, Result, Slot, TimeRange, Timestamp};
 
 use self::shape::Shapes;
-use crate::columns::{GroupColumns, SeqRange, Slots, doubles, span};
+use crate::columns::{GroupColumns, OneColumn, SeqRange, Slots, doubles, span};
 use crate::postings::{Postings, encode_postings};
 use crate::row::SLOTS_MAX;
 use crate::time_column::encode_times;
@@ -221,6 +221,41 @@ impl<'a> Chunk<'a> {
             Body::Members(members) => members.read(self.range.start, slots, range)?,
         };
         Ok(columns)
+    }
+
+    /// Whether a member has a sample in `range`, where the chunk's head tells; `None` where its columns must be read.
+    pub fn has_one(&self, slot: Slot, range: TimeRange) -> Option<bool> {
+        if !range.overlaps(self.range) {
+            return Some(false);
+        }
+        let is_end_inside = range.contains(self.range.start) || range.contains(self.range.end);
+        match &self.body {
+            Body::Lone(_) if slot != Slot(0) => Some(false),
+            // Every entry is present, the first and the last are the range's ends.
+            Body::Lone(_) => is_end_inside.then_some(true),
+            Body::Members(_) => None,
+        }
+    }
+
+    /// As [`Chunk::read`] for one member, whose samples are appended to `out`. `false` if they do not come after what
+    /// is there already: `out` is what it was then.
+    ///
+    /// # Errors
+    /// As [`Chunk::read`]; `out` is then of no use.
+    pub fn append_one(&self, slot: Slot, range: TimeRange, out: &mut OneColumn) -> Result<bool> {
+        if !range.overlaps(self.range) {
+            return Ok(true);
+        }
+        match &self.body {
+            Body::Lone(lone) => lone.append(self.range, slot, range, out),
+            Body::Members(members) => {
+                let batch = members.read(self.range.start, Slots::Some(&[slot]), range)?;
+                Ok(batch
+                    .columns
+                    .iter()
+                    .all(|column| out.append(&batch.times[column.time_idx as usize], column)))
+            }
+        }
     }
 }
 

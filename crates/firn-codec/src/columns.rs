@@ -41,6 +41,53 @@ pub struct GroupColumns {
     pub seq: SeqRange,
 }
 
+/// One member's samples, strung together from piece to piece in order of time: what a reader of many series fills
+/// again and again. As many times as values, times rise.
+#[derive(Clone, Debug, Default)]
+pub struct OneColumn {
+    /// The timestamps.
+    pub times: Vec<Timestamp>,
+    /// Their values.
+    pub values: Vec<f64>,
+    pub(crate) scratch: Vec<u64>,
+}
+
+impl OneColumn {
+    /// Forgets the samples, keeps the memory.
+    pub fn clear(&mut self) {
+        self.times.clear();
+        self.values.clear();
+    }
+
+    /// Adds a sample; `false`, and nothing is added, if it does not come after all others.
+    #[inline]
+    pub fn push(&mut self, ts: Timestamp, value: f64) -> bool {
+        let is_next = self.is_next(ts);
+        if is_next {
+            self.times.push(ts);
+            self.values.push(value);
+        }
+        is_next
+    }
+
+    /// Adds a column; `false`, and nothing is added, if it does not come after all samples.
+    pub(crate) fn append(&mut self, times: &[Timestamp], column: &Column) -> bool {
+        if !times.first().is_none_or(|first| self.is_next(*first)) {
+            return false;
+        }
+        match &column.presence {
+            None => self.times.extend_from_slice(times),
+            Some(presence) => self.times.extend(presence.iter().map(|idx| times[idx])),
+        }
+        self.values.extend_from_slice(doubles(&column.values));
+        true
+    }
+
+    pub(crate) fn is_next(&self, ts: Timestamp) -> bool {
+        self.times.last().is_none_or(|last| *last < ts)
+    }
+}
+
 /// Which members are wanted.
 #[derive(Clone, Copy, Debug)]
 pub enum Slots<'a> {

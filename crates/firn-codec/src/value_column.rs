@@ -73,32 +73,31 @@ pub(crate) fn encode_values(values: &[f64], effort: Effort, out: &mut Vec<u8>) {
     }
 }
 
-/// Decodes `bytes`, which are `count` values, and returns those of `kept`, which lies in them: a reader of a short range
-/// pays little for what lies around it. `scratch` is any buffer.
+/// Decodes `bytes`, which are `count` values, and appends those of `kept`, which lies in them, to `out`: a reader of a
+/// short range pays little for what lies around it. `scratch` is any buffer.
 pub(crate) fn decode_values(
     bytes: &[u8],
     count: usize,
     kept: Range<usize>,
     scratch: &mut Vec<u64>,
-) -> Result<Vec<f64>> {
+    out: &mut Vec<f64>,
+) -> Result<()> {
     let mut input = bytes;
-    let values = match bytes.first().copied().and_then(Scale::from_u8) {
+    match bytes.first().copied().and_then(Scale::from_u8) {
         Some(scale) => {
             input = input.get(1..).unwrap_or_default();
             decode_integers_of(&mut input, count, kept, scratch)?;
-            decimals::values(scale, scratch)
+            decimals::extend(scale, scratch, out);
         }
         _ => {
-            let mut values = decode_column(&mut input, count, DEPTH_MAX)?;
-            values.truncate(kept.end);
-            values.drain(..kept.start.min(values.len()));
-            values
+            let values = decode_column(&mut input, count, DEPTH_MAX)?;
+            out.extend_from_slice(values.get(kept).unwrap_or_default());
         }
-    };
+    }
     if !input.is_empty() {
         return Err(corrupt(format!("value column has {} bytes too many", input.len())));
     }
-    Ok(values)
+    Ok(())
 }
 
 fn decode_column(input: &mut &[u8], count: usize, depth: u32) -> Result<Vec<f64>> {
@@ -348,25 +347,30 @@ mod tests {
 
     use super::*;
 
+    fn decode(bytes: &[u8], count: usize, kept: Range<usize>) -> Result<Vec<f64>> {
+        let mut values = Vec::new();
+        decode_values(bytes, count, kept, &mut Vec::new(), &mut values).map(|()| values)
+    }
+
     /// The tag that is chosen; the column comes back, and is damaged by leaving out bytes.
     fn tag_of(values: &[f64], effort: Effort) -> u8 {
         let mut out = Vec::new();
         encode_values(values, effort, &mut out);
-        let again = decode_values(&out, values.len(), 0..values.len(), &mut Vec::new()).unwrap();
+        let again = decode(&out, values.len(), 0..values.len()).unwrap();
         for kept in [0..1, values.len() / 3..values.len() / 2, values.len() - 1..values.len()] {
-            let part = decode_values(&out, values.len(), kept.clone(), &mut Vec::new()).unwrap();
+            let part = decode(&out, values.len(), kept.clone()).unwrap();
             assert!(part.iter().map(|v| v.to_bits()).eq(again[kept].iter().map(|v| v.to_bits())));
         }
         let bits = |values: &[f64]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&again), bits(values));
         for cut in 0..out.len() {
             assert!(
-                decode_values(&out[..cut], values.len(), 0..values.len(), &mut Vec::new()).is_err(),
+                decode(&out[..cut], values.len(), 0..values.len()).is_err(),
                 "{cut} of {out:?}"
             );
         }
         out.push(0);
-        assert!(decode_values(&out, values.len(), 0..values.len(), &mut Vec::new()).is_err());
+        assert!(decode(&out, values.len(), 0..values.len()).is_err());
         out[0]
     }
 
@@ -415,7 +419,7 @@ mod tests {
             bytes in prop::collection::vec(any::<u8>(), 0..80),
             count in 0usize..500,
         ) {
-            let _ = decode_values(&[&[tag], bytes.as_slice()].concat(), count, count / 3..count, &mut Vec::new());
+            let _ = decode(&[&[tag], bytes.as_slice()].concat(), count, count / 3..count);
         }
     }
 }

@@ -3,9 +3,11 @@
 use std::iter::{Peekable, successors};
 use std::mem;
 
+use firn_codec::OneColumn;
 use firn_index::{GroupMatch, Matches, Member, Members};
 use firn_model::{
-    Grouping, Labels, MatchOp, Matcher, QueryContext, Result, Selected, Selection, TimeRange,
+    Grouping, Labels, MatchOp, Matcher, QueryContext, Result, Selected, Selection, SeriesRef,
+    TimeRange,
 };
 use firn_tree::TableRecord;
 
@@ -29,7 +31,7 @@ impl Snapshot {
     /// # Errors
     /// As [`firn_model::Selected::read`].
     pub fn present(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
-        let Matches { keys, groups } = self.matches(selection, context)?;
+        let Matches { keys, groups } = self.find(selection, context)?;
         Ok(Matches { keys, groups: self.present_of(groups, selection.range, context)? })
     }
 
@@ -107,19 +109,35 @@ impl Snapshot {
     ) -> Result<Vec<GroupMatch>> {
         let reach = self.time_range();
         let is_everything = range.covers(reach);
-        if is_everything && self.tombstones().is_empty() {
-            return Ok(groups);
-        }
         let range = range.intersect(reach);
         let mut deletes = self.tombstones().walk(range);
+        let (mut head, mut buffer) = (self.head().reader(), OneColumn::default());
         let mut present = Vec::with_capacity(groups.len());
         let mut groups = groups.into_iter().peekable();
         while groups.peek().is_some() {
-            let mut looked_at = next_look(&mut groups);
+            context.cancel.check()?;
             let first = present.len();
-            present.extend(looked_at.iter().cloned());
-            looked_at.retain(|found| !is_everything || deletes.touches(found.group));
-            let absent = self.absent(looked_at, range, context)?;
+            let mut unknown = Vec::new();
+            for found in next_look(&mut groups) {
+                let group = found.group;
+                let is_exact = is_everything && !deletes.touches(group);
+                if let [member] = found.members[..]
+                    && !is_everything
+                    && !deletes.touches(group)
+                {
+                    let series = SeriesRef { group, slot: member.slot };
+                    // What cannot be read is unknown, and reported by the exact look.
+                    if head.has_one(series, range, &mut buffer).unwrap_or(false) {
+                        present.push(found);
+                        continue;
+                    }
+                }
+                if head.has_data(group, range) || self.version().has_data(group, range) {
+                    unknown.extend((!is_exact).then(|| found.clone()));
+                    present.push(found);
+                }
+            }
+            let absent = self.absent(unknown, range, context)?;
             let mut absent = absent.iter().peekable();
             for found in &mut present[first..] {
                 if let Some(gone) = absent.next_if(|gone| gone.group == found.group) {

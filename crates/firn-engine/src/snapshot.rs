@@ -4,12 +4,12 @@ use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
-use firn_codec::{GroupColumns, Slots, Tombstones, merge_into_one};
-use firn_head::HeadSnapshot;
-use firn_index::{GroupMatch, IndexView, Matches};
+use firn_codec::{GroupColumns, OneColumn, Slots, Tombstones, merge_into_one};
+use firn_head::{HeadReader, HeadSnapshot};
+use firn_index::{GroupMatch, IndexView, Matches, Member};
 use firn_model::{
-    ColumnBatch, CommitSeq, GroupId, Labels, Pool, QueryContext, Reservation, Result, Select,
-    Selected, Selection, ShardBits, Slot, TimeRange,
+    Column, ColumnBatch, ColumnValues, CommitSeq, GroupId, Labels, Pool, QueryContext, Reservation,
+    Result, Select, Selected, Selection, SeriesRef, ShardBits, Slot, TimeRange, Timestamp,
 };
 use firn_tree::{Ask, Version};
 
@@ -87,12 +87,16 @@ impl Snapshot {
     /// The series that match, in groups that have samples in the range, exact to the partition.
     pub(crate) fn matches(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
         let mut matches = self.find(selection, context)?;
-        matches.groups.retain(|found| self.has_data(found.group, selection.range));
+        let mut head = self.0.head.reader();
+        matches.groups.retain(|found| {
+            head.has_data(found.group, selection.range)
+                || self.0.version.has_data(found.group, selection.range)
+        });
         Ok(matches)
     }
 
     /// The series that match, whether they have samples or not.
-    fn find(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
+    pub(crate) fn find(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
         let stats = &context.stats;
         stats.timed(&stats.select_ns, || self.find_untimed(selection, context))
     }
@@ -198,9 +202,22 @@ impl SelectedGroups {
         let mut head = frozen.head.reader();
         let mut hidden = frozen.tombstones.walk(self.range);
         let mut slots = Vec::new();
+        let mut one = One::default();
         let (mut group_count, mut memory_bytes) = (0, 0);
         for found in groups {
             let mut sources = tables.next().unwrap_or_default();
+            if let [member] = found.members[..]
+                && sources.is_empty()
+                && !hidden.touches(found.group)
+                && let Some(batch) = one.read(&mut head, (found.group, member), self.range)?
+            {
+                let bytes = batch.columns.first().map_or(0, one_bytes);
+                memory_bytes += bytes;
+                hold(&mut held, table_bytes + 2 * bytes)?;
+                group_count += u64::from(!batch.columns.is_empty());
+                each(batch, bytes)?;
+                continue;
+            }
             slots.clear();
             slots.extend(found.members.iter().map(|member| member.slot));
             let in_memory = head.read(found.group, Slots::Some(&slots), self.range)?;
@@ -242,6 +259,57 @@ impl SelectedGroups {
             .collect();
         frozen.version.scan(&asks, self.range, &self.context)
     }
+}
+
+/// One member that the head alone has, read into the memory of the one before.
+#[derive(Default)]
+struct One {
+    column: OneColumn,
+    /// The last one that had samples.
+    batch: ColumnBatch,
+    none: ColumnBatch,
+}
+
+impl One {
+    /// The batch of a member; `None` if its pieces do not come in order of time. Who takes it from here costs the next one
+    /// an allocation.
+    fn read(
+        &mut self,
+        head: &mut HeadReader<'_>,
+        (group, member): (GroupId, Member),
+        range: TimeRange,
+    ) -> Result<Option<&mut ColumnBatch>> {
+        // The values go back to where they are read into.
+        if let Some(ColumnValues::F64(values)) = self.batch.columns.pop().map(|last| last.values) {
+            self.column.values = values;
+        }
+        if !head.read_one(SeriesRef { group, slot: member.slot }, range, &mut self.column)? {
+            return Ok(None);
+        }
+        let OneColumn { times, values, .. } = &mut self.column;
+        if times.is_empty() {
+            return Ok(Some(&mut self.none));
+        }
+        // Series that are scraped or sent together share their timestamps.
+        if self.batch.times.first().is_none_or(|last| **last != times[..]) {
+            self.batch.times.clear();
+            self.batch.times.push(times[..].into());
+        }
+        self.batch.columns.push(Column {
+            slot: member.slot,
+            key: member.key,
+            time_idx: 0,
+            presence: None,
+            values: ColumnValues::F64(mem::take(values)),
+        });
+        Ok(Some(&mut self.batch))
+    }
+}
+
+/// What a column and its times take.
+fn one_bytes(column: &Column) -> u64 {
+    let sample_bytes = size_of::<Timestamp>() + size_of::<f64>();
+    (size_of::<Column>() + column.values.len() * sample_bytes) as u64
 }
 
 fn bytes_of(sources: &[GroupColumns]) -> u64 {

@@ -10,8 +10,10 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use firn_codec::varint::take_varint;
-use firn_codec::{GroupColumns, RowState, RowsToColumns, SeqRange, Slots, decode_row_of};
-use firn_model::{Reservation, Result, TimeRange, encode_varint};
+use firn_codec::{
+    GroupColumns, OneColumn, RowState, RowsToColumns, SeqRange, Slots, decode_row_of,
+};
+use firn_model::{Reservation, Result, Slot, TimeRange, Timestamp, encode_varint};
 use parking_lot::Mutex;
 
 use crate::growing::{FIRST_BUCKET_BYTES, Growing};
@@ -51,10 +53,15 @@ pub(crate) struct NewRow<'a> {
 /// Buffers of a reader, reused from group to group.
 #[derive(Default)]
 pub(crate) struct ReadBuffers {
+    rows: RowBuffers,
+    columns: RowsToColumns,
+}
+
+#[derive(Default)]
+struct RowBuffers {
     found: Vec<Found>,
     row: Vec<u8>,
     state: RowState,
-    columns: RowsToColumns,
 }
 
 impl Arena {
@@ -128,6 +135,28 @@ impl Arena {
         read.map(|()| columns)
     }
 
+    /// As [`Arena::read`] for one member, appended to `out`; `false` if a row does not come after what is there.
+    pub(crate) fn append_one(
+        &self,
+        local: Local,
+        visible: u32,
+        (slot, range): (Slot, TimeRange),
+        buffers: &mut ReadBuffers,
+        out: &mut OneColumn,
+    ) -> Result<bool> {
+        let mut rises = true;
+        self.each_value(
+            local,
+            visible,
+            Slots::Some(&[slot]),
+            &mut buffers.rows,
+            |ts, _, value| {
+                rises &= !range.contains(ts) || out.push(ts, value);
+            },
+        )?;
+        Ok(rises)
+    }
+
     /// Decodes the group's rows into `buffers.columns`.
     fn read_rows(
         &self,
@@ -136,14 +165,32 @@ impl Arena {
         (slots, range): (Slots<'_>, TimeRange),
         buffers: &mut ReadBuffers,
     ) -> Result<()> {
-        let ReadBuffers { found, row, state, columns } = buffers;
+        let ReadBuffers { rows, columns } = buffers;
+        self.each_value(local, visible, slots, rows, |ts, slot, value| {
+            if range.contains(ts) {
+                columns.push(ts, slot, value);
+            }
+        })
+    }
+
+    /// Decodes the group's rows, oldest first, and calls `each` with what is not hidden.
+    #[inline]
+    fn each_value(
+        &self,
+        local: Local,
+        visible: u32,
+        slots: Slots<'_>,
+        buffers: &mut RowBuffers,
+        mut each: impl FnMut(Timestamp, Slot, f64),
+    ) -> Result<()> {
+        let RowBuffers { found, row, state } = buffers;
         self.find_rows(local, visible, found)?;
         *state = RowState::new();
         for found in found.iter().rev() {
             let mut bytes = self.words.read(found.start as usize, found.len as usize, row);
             decode_row_of(state, slots, &mut bytes, |ts, slot, value| {
-                if !found.hidden && range.contains(ts) {
-                    columns.push(ts, slot, value);
+                if !found.hidden {
+                    each(ts, slot, value);
                 }
             })?;
         }

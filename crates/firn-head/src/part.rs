@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use firn_codec::{Chunk, GroupColumns, SeqRange, Slots, merge_columns};
-use firn_model::{Error, LogPosition, Pool, Reservation, Result, TimeRange};
+use firn_codec::{Chunk, GroupColumns, OneColumn, SeqRange, Slots, merge_columns};
+use firn_model::{Error, LogPosition, Pool, Reservation, Result, Slot, TimeRange};
 use parking_lot::MutexGuard;
 
 use crate::arena::{Arena, ReadBuffers};
@@ -89,6 +89,54 @@ impl Part {
                     out.push(columns);
                 }
                 Ok(())
+            }
+        }
+    }
+
+    /// As [`Part::read`] for one member, appended to `out`; `false` if it does not come after what is there.
+    pub(crate) fn append_one(
+        &self,
+        local: Local,
+        (slot, range): (Slot, TimeRange),
+        near: &mut Option<SegmentCursor>,
+        buffers: &mut ReadBuffers,
+        out: &mut OneColumn,
+    ) -> Result<bool> {
+        if !range.overlaps(self.range) {
+            return Ok(true);
+        }
+        match &self.form {
+            Form::Columns(segment) => {
+                let cursor = *near.insert(segment.seek(local, *near)?);
+                segment.append_one(local, cursor, (slot, range), out)
+            }
+            Form::Rows { arena, visible } => {
+                arena.append_one(local, *visible, (slot, range), buffers, out)
+            }
+        }
+    }
+
+    /// Whether a member has a sample in `range`. `buffer` is any column.
+    pub(crate) fn has_one(
+        &self,
+        local: Local,
+        (slot, range): (Slot, TimeRange),
+        near: &mut Option<SegmentCursor>,
+        buffers: &mut ReadBuffers,
+        buffer: &mut OneColumn,
+    ) -> Result<bool> {
+        if !range.overlaps(self.range) {
+            return Ok(false);
+        }
+        match &self.form {
+            Form::Columns(segment) => {
+                let cursor = *near.insert(segment.seek(local, *near)?);
+                segment.has_one(local, cursor, (slot, range), buffer)
+            }
+            Form::Rows { arena, visible } => {
+                buffer.clear();
+                arena.append_one(local, *visible, (slot, range), buffers, buffer)?;
+                Ok(!buffer.times.is_empty())
             }
         }
     }

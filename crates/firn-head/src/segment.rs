@@ -7,8 +7,8 @@
 //! Source: ByteSeries 3.2.2 (static and compressed segments), with our chunks.
 
 use firn_codec::varint::{take_bytes, take_count, take_varint};
-use firn_codec::{Chunk, Effort, GroupColumns, SeqRange, Slots, encode_chunk};
-use firn_model::{GroupId, Reservation, Result, TimeRange, encode_varint};
+use firn_codec::{Chunk, Effort, GroupColumns, OneColumn, SeqRange, Slots, encode_chunk};
+use firn_model::{GroupId, Reservation, Result, Slot, TimeRange, encode_varint};
 use parking_lot::Mutex;
 
 use crate::payload::Local;
@@ -141,6 +141,53 @@ impl Segment {
             self.advance(&mut cursor)?;
         }
         Ok(())
+    }
+
+    /// As [`Segment::read`] for one member, appended to `out`; `false` if a chunk does not come after what is there.
+    pub(crate) fn append_one(
+        &self,
+        local: Local,
+        mut cursor: SegmentCursor,
+        (slot, range): (Slot, TimeRange),
+        out: &mut OneColumn,
+    ) -> Result<bool> {
+        while let Some(chunk) = self.chunk_of(local, &cursor) {
+            if range.overlaps(Chunk::time_range_of(chunk)?)
+                && !Chunk::open(chunk)?.append_one(slot, range, out)?
+            {
+                return Ok(false);
+            }
+            self.advance(&mut cursor)?;
+        }
+        Ok(true)
+    }
+
+    /// Whether a member has a sample in `range`, from the chunks' heads where they tell. `buffer` is any column.
+    pub(crate) fn has_one(
+        &self,
+        local: Local,
+        mut cursor: SegmentCursor,
+        (slot, range): (Slot, TimeRange),
+        buffer: &mut OneColumn,
+    ) -> Result<bool> {
+        while let Some(chunk) = self.chunk_of(local, &cursor) {
+            if range.overlaps(Chunk::time_range_of(chunk)?) {
+                let chunk = Chunk::open(chunk)?;
+                let has_one = match chunk.has_one(slot, range) {
+                    Some(has_one) => has_one,
+                    None => {
+                        buffer.clear();
+                        chunk.append_one(slot, range, buffer)?;
+                        !buffer.times.is_empty()
+                    }
+                };
+                if has_one {
+                    return Ok(true);
+                }
+            }
+            self.advance(&mut cursor)?;
+        }
+        Ok(false)
     }
 
     /// The time range of the chunks of `local` from `cursor` on.

@@ -3,8 +3,8 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use firn_codec::{GroupColumns, Slots};
-use firn_model::{CommitSeq, GroupId, Result, ShardBits, ShardId, TimeRange, Timestamp};
+use firn_codec::{GroupColumns, OneColumn, Slots};
+use firn_model::{CommitSeq, GroupId, Result, SeriesRef, ShardBits, ShardId, TimeRange, Timestamp};
 
 use crate::arena::ReadBuffers;
 use crate::part::Part;
@@ -151,6 +151,64 @@ impl HeadReader<'_> {
                 .map_err(|error| error.context(format!("memory of {group}")))?;
         }
         Ok(sources)
+    }
+
+    /// As [`HeadReader::read`] for one member, whose samples `out` then has alone; nothing is allocated once its memory
+    /// is large enough. `false` if they did not come in order of time, which only [`HeadReader::read`] can put right.
+    ///
+    /// # Errors
+    /// As [`HeadSnapshot::read`].
+    pub fn read_one(
+        &mut self,
+        series: SeriesRef,
+        range: TimeRange,
+        out: &mut OneColumn,
+    ) -> Result<bool> {
+        out.clear();
+        let SeriesRef { group, slot } = series;
+        let Some(local) = self.snapshot.local(group) else { return Ok(true) };
+        let (shard_idx, shard) = self.snapshot.shard(group);
+        let places = places(&mut self.places, shard_idx, shard);
+        for (part, place) in shard.all().zip(places) {
+            let appended = part.append_one(local, (slot, range), place, &mut self.buffers, out);
+            if !appended.map_err(|error| error.context(format!("memory of {group}")))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether a member has a sample in `range`, exactly. Columns are asked before rows, the newest first, and decoded only
+    /// where a chunk's head does not tell: mostly it costs a step in one part. `buffer` is any column.
+    ///
+    /// # Errors
+    /// As [`HeadSnapshot::read`].
+    pub fn has_one(
+        &mut self,
+        series: SeriesRef,
+        range: TimeRange,
+        buffer: &mut OneColumn,
+    ) -> Result<bool> {
+        let SeriesRef { group, slot } = series;
+        let Some(local) = self.snapshot.local(group) else { return Ok(false) };
+        let (shard_idx, shard) = self.snapshot.shard(group);
+        let places = places(&mut self.places, shard_idx, shard);
+        for wants_rows in [false, true] {
+            for (idx, place) in places.iter_mut().enumerate().rev() {
+                let part = match idx.checked_sub(shard.parts.len()) {
+                    None => &*shard.parts[idx],
+                    Some(idx) => &shard.open[idx],
+                };
+                if part.is_rows() != wants_rows {
+                    continue;
+                }
+                let has_one = part.has_one(local, (slot, range), place, &mut self.buffers, buffer);
+                if has_one.map_err(|error| error.context(format!("memory of {group}")))? {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
     }
 
     /// As [`HeadSnapshot::has_data`].

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use firn_model::{Column, ColumnBatch, ColumnValues, Presence, Result, Slot, TimeRange, Timestamp};
 
 use super::{ENTRIES_MAX, Times, VALUES_MAX, slots_of};
-use crate::columns::{Slots, entries_in};
+use crate::columns::{OneColumn, Slots, entries_in};
 use crate::merge::is_sparse;
 use crate::postings::{Postings, PostingsIter};
 use crate::row::SLOTS_MAX;
@@ -46,8 +46,47 @@ impl Lone<'_> {
         if times.is_empty() {
             return Ok(ColumnBatch::default());
         }
-        let values = decode_values(input, self.entry_count, entries, &mut Vec::new())?;
+        let mut values = Vec::with_capacity(entries.len());
+        decode_values(input, self.entry_count, entries, &mut Vec::new(), &mut values)?;
         Ok(ColumnBatch::of_one(Slot(0), times, values))
+    }
+}
+
+impl Lone<'_> {
+    /// See [`super::Chunk::append_one`].
+    pub(super) fn append(
+        &self,
+        all: TimeRange,
+        slot: Slot,
+        range: TimeRange,
+        out: &mut OneColumn,
+    ) -> Result<bool> {
+        if slot != Slot(0) {
+            return Ok(true);
+        }
+        let mut input = self.bytes;
+        let entries = if self.regular {
+            let line = RegularTimes::new(all, self.entry_count)?;
+            let entries = line.entries_in(range);
+            if !entries.is_empty() && !out.is_next(line.at(entries.start)) {
+                return Ok(false);
+            }
+            out.times.extend(entries.clone().map(|idx| line.at(idx)));
+            entries
+        } else {
+            let times = decode_times(all.start, self.entry_count, &mut input)?;
+            let entries = entries_in(&times, range);
+            let kept = times.get(entries.clone()).unwrap_or_default();
+            if !kept.first().is_none_or(|first| out.is_next(*first)) {
+                return Ok(false);
+            }
+            out.times.extend_from_slice(kept);
+            entries
+        };
+        if !entries.is_empty() {
+            decode_values(input, self.entry_count, entries, &mut out.scratch, &mut out.values)?;
+        }
+        Ok(true)
     }
 }
 
@@ -218,7 +257,8 @@ impl<'a> Members<'a> {
                 continue;
             }
             let kept = view.values.clone();
-            let values = decode_values(member.bytes, count, kept, &mut scratch)?;
+            let mut values = Vec::with_capacity(kept.len());
+            decode_values(member.bytes, count, kept, &mut scratch, &mut values)?;
             batch.columns.push(Column {
                 slot: member.slot,
                 key: 0,

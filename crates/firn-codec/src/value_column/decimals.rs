@@ -79,11 +79,19 @@ impl NearDecimals {
 
 /// The doubles of integers.
 pub(super) fn values(scale: Scale, integers: &[u64]) -> Vec<f64> {
+    let mut values = Vec::with_capacity(integers.len());
+    extend(scale, integers, &mut values);
+    values
+}
+
+/// Appends the doubles of integers to `out`.
+pub(super) fn extend(scale: Scale, integers: &[u64], out: &mut Vec<f64>) {
     // A loop of its own for each: what the scale is would be asked at each value.
     if scale == Scale::ONE {
-        return integers.iter().map(|&d| Scale::ONE.value(d as i64)).collect();
+        out.extend(integers.iter().map(|&d| Scale::ONE.value(d as i64)));
+    } else {
+        out.extend(integers.iter().map(|&d| scale.value(d as i64)));
     }
-    integers.iter().map(|&d| scale.value(d as i64)).collect()
 }
 
 /// The largest of the values' own scales, `None` if more than `strangers_max` have none.

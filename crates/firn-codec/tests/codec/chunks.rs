@@ -1,6 +1,6 @@
 //! Chunks: any columns come back bit for bit, member by member and cut to any range.
 
-use firn_codec::{Chunk, Effort, GroupColumns, Slots, encode_chunk};
+use firn_codec::{Chunk, Effort, GroupColumns, OneColumn, Slots, encode_chunk};
 use firn_model::{GroupId, Slot, TimeRange};
 use proptest::prelude::*;
 
@@ -45,6 +45,7 @@ fn read_all(bytes: &[u8]) {
     let some: Vec<Slot> = chunk.slots().step_by(2).take(20).collect();
     let _ = chunk.read(Slots::Some(&some), TimeRange::ALL);
     let _ = chunk.read(Slots::Some(&some), TimeRange::new(0, 100_000));
+    let _ = chunk.append_one(Slot(0), TimeRange::ALL, &mut OneColumn::default());
 }
 
 proptest! {
@@ -77,7 +78,26 @@ proptest! {
         let wanted: Vec<Slot> = (0..200).filter(|slot| mask >> (slot % 64) & 1 == 1).map(Slot).collect();
         let mut want = cells.clone();
         want.retain(|key, _| range.contains(key.1) && mask >> (key.0 % 64) & 1 == 1);
-        let read = Chunk::open(&bytes).unwrap().read(Slots::Some(&wanted), range).unwrap();
+        let chunk = Chunk::open(&bytes).unwrap();
+        for &slot in &wanted {
+            let mut one = OneColumn::default();
+            let before = range.start.checked_sub(1);
+            let lead = before.map_or(0, |ts| usize::from(one.push(ts, 0.5)));
+            prop_assert!(chunk.append_one(slot, range, &mut one).unwrap());
+            let mut one_by_one = one.times.iter().zip(&one.values).skip(lead);
+            for ((_, ts), bits) in want.range((slot.0, i64::MIN)..=(slot.0, i64::MAX)) {
+                prop_assert_eq!(one_by_one.next().map(|(ts, v)| (*ts, v.to_bits())), Some((*ts, *bits)));
+            }
+            prop_assert!(one_by_one.next().is_none());
+            if let Some(told) = chunk.has_one(slot, range) {
+                prop_assert_eq!(told, one.times.len() > lead);
+            }
+            // What does not come after what is there is left to others.
+            let (before, has_more) = (one.clone(), one.times.len() > lead);
+            prop_assert_eq!(chunk.append_one(slot, range, &mut one).unwrap(), !has_more);
+            prop_assert_eq!((one.times, one.values.len()), (before.times, before.values.len()));
+        }
+        let read = chunk.read(Slots::Some(&wanted), range).unwrap();
         prop_assert_eq!(cells_of(&read), want);
     }
 

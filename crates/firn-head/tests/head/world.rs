@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use firn_codec::{GroupColumns, Slots, Tombstones, merge_columns};
+use firn_codec::{GroupColumns, OneColumn, Slots, Tombstones, merge_columns};
 use firn_head::{FlushJob, Head, HeadOptions, HeadSnapshot, bound_bytes};
 use firn_model::{
     Budget, ColumnValues, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardBits,
@@ -311,6 +311,29 @@ impl Held {
                 let in_tables = !self.tables.is_empty();
                 let told = self.snapshot.has_data(GroupId(group), range);
                 assert!(told || in_tables || want.is_empty(), "{group} {range:?} is denied");
+            }
+        }
+        self.check_one_by_one();
+    }
+
+    /// Members that are read alone have what they have beside others, unless that is refused.
+    fn check_one_by_one(&self) {
+        let (mut reader, mut one) = (self.snapshot.reader(), OneColumn::default());
+        for group in (0..GROUP_COUNT).map(GroupId) {
+            for slot in (0..5).map(Slot) {
+                for range in [TimeRange::ALL, TimeRange::new(10, 60)] {
+                    let sources = self.snapshot.read(group, Slots::Some(&[slot]), range).unwrap();
+                    let series = SeriesRef { group, slot };
+                    let has_one = reader.has_one(series, range, &mut one).unwrap();
+                    assert_eq!(has_one, !sources.is_empty(), "{group} {slot:?} {range:?}");
+                    if !reader.read_one(series, range, &mut one).unwrap() {
+                        continue;
+                    }
+                    let pairs = one.times.iter().zip(&one.values);
+                    let found: Vec<_> = pairs.map(|(ts, v)| (slot.0, *ts, v.to_bits())).collect();
+                    let merged = merge_columns(&sources, range);
+                    assert_eq!(found, points(&merged, Slots::All), "{group} {slot:?} {range:?}");
+                }
             }
         }
     }
