@@ -1,6 +1,6 @@
 # The front door. Every target is one line that calls cargo; `make` alone prints this list.
 
-.PHONY: help serve test deps lint bench-quick bench-query bench-index soak fuzz promqltest
+.PHONY: help serve test deps lint bench-quick bench-query bench-index bench-head soak fuzz promqltest
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -27,6 +27,10 @@ bench-query: ## queries' CPU, latency and memory against the same two; ONLY=word
 bench-index: ## bytes and nanoseconds per series of the index, 1M and 5M series; writes target/bench/index.json; ONLY=words
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-index --only "$(ONLY)"
+
+bench-head: ## memory of active series and CPU of samples, grouped, alone, irregular; writes target/bench/head.json
+	cargo build --release --package firn --package firn-bench
+	target/release/bench-head
 
 soak: ## more simulation seeds, and comparisons with Prometheus, than `make test` runs; SEEDS=n, ROUNDS=n
 	FIRN_SEED_COUNT=$(or $(SEEDS),20000) cargo test --package firn-engine --test simulation -- --nocapture

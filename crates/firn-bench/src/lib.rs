@@ -1,6 +1,6 @@
 //! Bench: whole programs side by side in one run, because machines are noisy and ratios are not.
 //!
-//! **Owns** the data ([`load`], [`devops`]), the queries ([`pattern`]) and whether answers agree ([`agree`]), the
+//! **Owns** the data ([`load`], [`devops`], [`fleet`]), the queries ([`pattern`]) and whether answers agree ([`agree`]), the
 //! programs under test ([`server`]) and how they are spoken to ([`client`]), the report of aims ([`report`]); for the index its label sets
 //! and what it is compared with ([`index`]).
 //! **Never** is part of the product.
@@ -10,6 +10,7 @@
 pub mod agree;
 pub mod client;
 pub mod devops;
+pub mod fleet;
 pub mod index;
 pub mod load;
 pub mod pattern;

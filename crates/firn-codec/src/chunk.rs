@@ -14,6 +14,7 @@
 //!
 //! Source: Heracles 3.2 (shared time column, aligned value columns); the column codecs are ours.
 
+mod directory;
 mod read;
 mod shape;
 
@@ -21,6 +22,7 @@ use std::sync::Arc;
 
 use firn_model::{ColumnBatch, CommitSeq, GroupId, Presence, Result, Slot, TimeRange, Timestamp};
 
+use self::directory::DirectoryBuilder;
 use self::shape::Shapes;
 use crate::columns::{GroupColumns, OneColumn, SeqRange, Slots, doubles, span};
 use crate::postings::{Postings, encode_postings};
@@ -63,24 +65,56 @@ pub fn encode_chunk(group: GroupId, columns: &GroupColumns, effort: Effort, out:
     let last = members.last().expect("a chunk has at least one member");
     assert!((last.slot.0 as usize) < SLOTS_MAX, "slot {} is over {SLOTS_MAX}", last.slot.0);
     assert!(columns.value_count() <= VALUES_MAX, "a chunk of over {VALUES_MAX} values");
-    if let Some(times) = lone_times(&columns.batch) {
-        let regular = is_regular(times);
-        let flags = LONE | if regular { REGULAR } else { 0 };
-        encode_head(flags, group, columns.seq, span(times), out);
-        encode_varint(times.len() as u64, out);
-        if !regular {
-            encode_times(times[0], times, out);
+    let shapes = match lone_times(&columns.batch) {
+        Some(times) => {
+            let flags = LONE | if is_regular(times) { REGULAR } else { 0 };
+            encode_head(flags, group, columns.seq, span(times), out);
+            encode_varint(times.len() as u64, out);
+            return encode_lone(times, doubles(&last.values), effort, out);
         }
-        encode_values(doubles(&last.values), effort, out);
-        return;
+        None => Shapes::of(&columns.batch),
+    };
+    encode_head(0, group, columns.seq, shapes.time_range(), out);
+    encode_members(&shapes, columns, effort, out);
+}
+
+/// Appends a *run*: a chunk in the memory of somebody who knows its group and its commits, and that no
+/// timestamp is before `base`. A third smaller where there are few entries.
+///
+/// # Panics
+/// As [`encode_chunk`].
+pub fn encode_run(base: Timestamp, columns: &GroupColumns, effort: Effort, out: &mut Vec<u8>) {
+    columns.check();
+    let values = columns.value_count();
+    assert!(values > 0 && values <= VALUES_MAX, "a run of {values} values");
+    let start = |ts: Timestamp, out: &mut Vec<u8>| {
+        debug_assert!(ts >= base, "a run from {ts} on is before {base}");
+        encode_varint(ts.wrapping_sub(base) as u64, out);
+    };
+    if let (Some(times), [column]) = (lone_times(&columns.batch), columns.batch.columns.as_slice())
+    {
+        let (first, last) = (times[0], times[times.len() - 1]);
+        let regular = is_regular(times);
+        out.push(VERSION | LONE | if regular { REGULAR } else { 0 });
+        start(first, out);
+        encode_varint(times.len() as u64, out);
+        let steps = if regular { (times.len() as u64 - 1).max(1) } else { 1 };
+        encode_varint(last.wrapping_sub(first) as u64 / steps, out);
+        return encode_lone(times, doubles(&column.values), effort, out);
     }
     let shapes = Shapes::of(&columns.batch);
     let range = shapes.time_range();
-    encode_head(0, group, columns.seq, range, out);
-    let slots: Vec<u64> = members.iter().map(|column| u64::from(column.slot.0)).collect();
-    encode_postings(&slots, out);
-    shapes.encode(range.start, out);
-    encode_members(columns, effort, out);
+    out.push(VERSION);
+    start(range.start, out);
+    encode_varint(range.end.wrapping_sub(range.start) as u64, out);
+    encode_members(&shapes, columns, effort, out);
+}
+
+fn encode_lone(times: &[Timestamp], values: &[f64], effort: Effort, out: &mut Vec<u8>) {
+    if !is_regular(times) {
+        encode_times(times[0], times, out);
+    }
+    encode_values(values, effort, out);
 }
 
 fn encode_head(flags: u8, group: GroupId, seq: SeqRange, range: TimeRange, out: &mut Vec<u8>) {
@@ -110,24 +144,27 @@ fn is_regular(times: &[Timestamp]) -> bool {
     steps.next().is_none_or(|first| steps.all(|step| step == first))
 }
 
-/// The directory and the value columns.
-fn encode_members(columns: &GroupColumns, effort: Effort, out: &mut Vec<u8>) {
-    let mut directory = Vec::with_capacity(columns.batch.columns.len() * 2);
+/// All that follows a head of members.
+fn encode_members(shapes: &Shapes, columns: &GroupColumns, effort: Effort, out: &mut Vec<u8>) {
+    let members = &columns.batch.columns;
+    let slots: Vec<u64> = members.iter().map(|column| u64::from(column.slot.0)).collect();
+    encode_postings(&slots, out);
+    shapes.encode(shapes.time_range().start, out);
+    let mut directory = DirectoryBuilder::new(members.len());
     let mut values: Vec<u8> = Vec::new();
     let mut previous = 0..0;
-    for column in &columns.batch.columns {
+    for column in members {
         let start = values.len();
         encode_values(doubles(&column.values), effort, &mut values);
         if values[previous.clone()] == values[start..] {
             values.truncate(start);
-            encode_varint(0, &mut directory);
+            directory.add(start, 0);
         } else {
-            encode_varint((values.len() - start) as u64, &mut directory);
+            directory.add(start, values.len() - start);
             previous = start..values.len();
         }
     }
-    encode_varint(directory.len() as u64, out);
-    out.append(&mut directory);
+    directory.encode(out);
     out.append(&mut values);
 }
 
@@ -153,15 +190,28 @@ impl<'a> Chunk<'a> {
     /// `Corrupt` if the bytes are no chunk of a version that this build reads.
     pub fn open(bytes: &'a [u8]) -> Result<Chunk<'a>> {
         let mut input = bytes;
-        let Head { tag, group, seq, range } = Head::take(&mut input)?;
-        let body = if tag & LONE != 0 {
-            let entry_count = take_count(&mut input, ENTRIES_MAX, "chunk entries")?;
-            if entry_count == 0 {
-                return Err(corrupt("chunk without entries"));
+        let head = Head::take(&mut input)?;
+        Chunk::with_head(head, input)
+    }
+
+    /// Reads the run that is all of `bytes`, as [`encode_run`] made it with this `base`: a chunk of group
+    /// 0 and no commits.
+    ///
+    /// # Errors
+    /// As [`Chunk::open`].
+    pub fn open_run(bytes: &'a [u8], base: Timestamp) -> Result<Chunk<'a>> {
+        let mut input = bytes;
+        let head = Head::take_run(&mut input, base)?;
+        Chunk::with_head(head, input)
+    }
+
+    fn with_head(head: Head, input: &'a [u8]) -> Result<Chunk<'a>> {
+        let Head { tag, group, seq, range, entry_count } = head;
+        let body = match entry_count {
+            Some(entry_count) => {
+                Body::Lone(read::Lone { entry_count, regular: tag & REGULAR != 0, bytes: input })
             }
-            Body::Lone(read::Lone { entry_count, regular: tag & REGULAR != 0, bytes: input })
-        } else {
-            Body::Members(read::Members::open(input)?)
+            None => Body::Members(read::Members::open(input)?),
         };
         Ok(Chunk { group, seq, range, body })
     }
@@ -172,6 +222,14 @@ impl<'a> Chunk<'a> {
     /// As [`Chunk::open`].
     pub fn time_range_of(bytes: &[u8]) -> Result<TimeRange> {
         Head::take(&mut { bytes }).map(|head| head.range)
+    }
+
+    /// As [`Chunk::time_range_of`] for a run.
+    ///
+    /// # Errors
+    /// As [`Chunk::open_run`].
+    pub fn time_range_of_run(bytes: &[u8], base: Timestamp) -> Result<TimeRange> {
+        Head::take_run(&mut { bytes }, base).map(|head| head.range)
     }
 
     /// Whose chunk it is.
@@ -212,13 +270,26 @@ impl<'a> Chunk<'a> {
     /// # Errors
     /// `Corrupt` if the bytes are damaged.
     pub fn read(&self, slots: Slots<'_>, range: TimeRange) -> Result<GroupColumns> {
+        self.read_touching(slots, range, &mut 0)
+    }
+
+    /// As [`Chunk::read`]; adds to `touched` how many of the chunk's bytes had to be looked at.
+    ///
+    /// # Errors
+    /// As [`Chunk::read`].
+    pub fn read_touching(
+        &self,
+        slots: Slots<'_>,
+        range: TimeRange,
+        touched: &mut usize,
+    ) -> Result<GroupColumns> {
         let mut columns = GroupColumns { seq: self.seq, ..GroupColumns::default() };
         if !range.overlaps(self.range) {
             return Ok(columns);
         }
         columns.batch = match &self.body {
-            Body::Lone(lone) => lone.read(self.range, slots, range)?,
-            Body::Members(members) => members.read(self.range.start, slots, range)?,
+            Body::Lone(lone) => lone.read(self.range, slots, range, touched)?,
+            Body::Members(members) => members.read(self.range.start, slots, range, touched)?,
         };
         Ok(columns)
     }
@@ -249,7 +320,9 @@ impl<'a> Chunk<'a> {
         match &self.body {
             Body::Lone(lone) => lone.append(self.range, slot, range, out),
             Body::Members(members) => {
-                let batch = members.read(self.range.start, Slots::Some(&[slot]), range)?;
+                let wanted = [slot];
+                let wanted = Slots::Some(&wanted);
+                let batch = members.read(self.range.start, wanted, range, &mut 0)?;
                 Ok(batch
                     .columns
                     .iter()
@@ -265,27 +338,65 @@ struct Head {
     group: GroupId,
     seq: SeqRange,
     range: TimeRange,
+    /// Of a lone series.
+    entry_count: Option<usize>,
 }
 
 impl Head {
     fn take(input: &mut &[u8]) -> Result<Head> {
-        let tag = take_u8(input, "chunk version")?;
-        if ![VERSION, VERSION | LONE, VERSION | LONE | REGULAR].contains(&tag) {
-            return Err(corrupt(format!(
-                "chunk version {tag:#04x}, this build reads {VERSION:#04x}"
-            )));
-        }
+        let tag = Head::take_tag(input)?;
         let group = GroupId(take_varint(input, "chunk group")?);
         let min = take_varint(input, "chunk seq")?;
         let max = min.checked_add(take_varint(input, "chunk seq")?);
         let max = max.ok_or_else(|| corrupt("chunk seq is over 64 bits"))?;
         let start = take_zigzag(input, "chunk start")?;
         let span = take_varint(input, "chunk end")?;
-        let end = start.checked_add_unsigned(span);
-        let end = end.ok_or_else(|| corrupt("chunk end is over 64 bits"))?;
+        let range = range_of(start, span)?;
+        let entry_count = Head::take_entry_count(tag, input)?;
         let seq = SeqRange { min: CommitSeq(min), max: CommitSeq(max) };
-        Ok(Head { tag, group, seq, range: TimeRange::new(start, end) })
+        Ok(Head { tag, group, seq, range, entry_count })
     }
+
+    fn take_run(input: &mut &[u8], base: Timestamp) -> Result<Head> {
+        let tag = Head::take_tag(input)?;
+        let start = base.wrapping_add(take_varint(input, "run start")? as i64);
+        let entry_count = Head::take_entry_count(tag, input)?;
+        let distance = take_varint(input, "run end")?;
+        let steps = match entry_count {
+            Some(count) if tag & REGULAR != 0 => count as u64 - 1,
+            _ => 1,
+        };
+        let span = distance.checked_mul(steps).ok_or_else(|| corrupt("run end is over 64 bits"))?;
+        let range = range_of(start, span)?;
+        Ok(Head { tag, group: GroupId(0), seq: SeqRange::default(), range, entry_count })
+    }
+
+    fn take_tag(input: &mut &[u8]) -> Result<u8> {
+        let tag = take_u8(input, "chunk version")?;
+        if ![VERSION, VERSION | LONE, VERSION | LONE | REGULAR].contains(&tag) {
+            return Err(corrupt(format!(
+                "chunk version {tag:#04x}, this build reads {VERSION:#04x}"
+            )));
+        }
+        Ok(tag)
+    }
+
+    fn take_entry_count(tag: u8, input: &mut &[u8]) -> Result<Option<usize>> {
+        if tag & LONE == 0 {
+            return Ok(None);
+        }
+        let entry_count = take_count(input, ENTRIES_MAX, "chunk entries")?;
+        if entry_count == 0 {
+            return Err(corrupt("chunk without entries"));
+        }
+        Ok(Some(entry_count))
+    }
+}
+
+fn range_of(start: Timestamp, span: u64) -> Result<TimeRange> {
+    let end = start.checked_add_unsigned(span);
+    let end = end.ok_or_else(|| corrupt("chunk end is over 64 bits"))?;
+    Ok(TimeRange::new(start, end))
 }
 
 /// Slots as a posting list of a chunk has them.

@@ -65,15 +65,16 @@ struct Shape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Values,
-    /// Tries a line, does not look for a divisor.
+    /// Tries a line.
     Times,
 }
 
 /// Appends `values` (at least one).
 pub(crate) fn encode_integers(values: &[i64], kind: Kind, effort: Effort, out: &mut Vec<u8>) {
     let divided = match kind {
-        Kind::Values => divide(values),
-        Kind::Times => None,
+        // Deltas that are all the same take no bits as they are; events at whole seconds do.
+        Kind::Times if has_one_step(values) => None,
+        _ => divide(values),
     };
     let (values, divisor) = match &divided {
         Some((divisor, values)) => (values.as_slice(), Some(*divisor)),
@@ -255,6 +256,12 @@ fn divide(values: &[i64]) -> Option<((u64, i64), Vec<i64>)> {
     Some(((divisor, first), divided))
 }
 
+fn has_one_step(values: &[i64]) -> bool {
+    let mut steps = values.windows(2).map(|pair| pair[1].wrapping_sub(pair[0]));
+    let first = steps.next();
+    steps.all(|step| Some(step) == first)
+}
+
 fn gcd(mut a: u64, mut b: u64) -> u64 {
     while b != 0 {
         (a, b) = (b, a % b);
@@ -408,6 +415,9 @@ mod tests {
     fn forms_fit_their_data() {
         let regular: Vec<i64> = (0..500).map(|idx| idx * 15_000).collect();
         assert!(check(&regular, Kind::Times, Effort::Small) <= 6);
+        let seconds: Vec<i64> =
+            (0..40).map(|idx| (idx * 170 + idx * idx * 31 % 97) * 1_000).collect();
+        assert!(check(&seconds, Kind::Times, Effort::Small) <= 40 * 7 / 8 + 16);
         let jitter: Vec<i64> = (0..500).map(|idx| idx * 15_000 + idx * 7 % 13).collect();
         assert!(check(&jitter, Kind::Times, Effort::Small) <= 500 * 4 / 8 + 16);
         let mut reset: Vec<i64> = (0..300).map(|idx| idx * 4096).collect();

@@ -55,6 +55,15 @@ pub(crate) struct NewRow<'a> {
 pub(crate) struct ReadBuffers {
     rows: RowBuffers,
     columns: RowsToColumns,
+    /// Bytes that were looked at, of chunks.
+    pub(crate) touched: usize,
+}
+
+impl ReadBuffers {
+    /// Bytes of rows and chunks that were looked at.
+    pub(crate) fn bytes_touched(&self) -> usize {
+        self.rows.touched + self.touched
+    }
 }
 
 #[derive(Default)]
@@ -62,6 +71,8 @@ struct RowBuffers {
     found: Vec<Found>,
     row: Vec<u8>,
     state: RowState,
+    /// Bytes that were looked at, of rows.
+    touched: usize,
 }
 
 impl Arena {
@@ -165,7 +176,7 @@ impl Arena {
         (slots, range): (Slots<'_>, TimeRange),
         buffers: &mut ReadBuffers,
     ) -> Result<()> {
-        let ReadBuffers { rows, columns } = buffers;
+        let ReadBuffers { rows, columns, .. } = buffers;
         self.each_value(local, visible, slots, rows, |ts, slot, value| {
             if range.contains(ts) {
                 columns.push(ts, slot, value);
@@ -183,16 +194,18 @@ impl Arena {
         buffers: &mut RowBuffers,
         mut each: impl FnMut(Timestamp, Slot, f64),
     ) -> Result<()> {
-        let RowBuffers { found, row, state } = buffers;
+        let RowBuffers { found, row, state, touched } = buffers;
         self.find_rows(local, visible, found)?;
         *state = RowState::new();
         for found in found.iter().rev() {
             let mut bytes = self.words.read(found.start as usize, found.len as usize, row);
+            let row_bytes = bytes.len();
             decode_row_of(state, slots, &mut bytes, |ts, slot, value| {
                 if !found.hidden {
                     each(ts, slot, value);
                 }
             })?;
+            *touched += row_bytes - bytes.len();
         }
         Ok(())
     }

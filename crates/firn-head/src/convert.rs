@@ -42,7 +42,8 @@ impl ConvertJob {
     /// # Errors
     /// `Corrupt` if memory is not what was written: a bug. The parts stay as they are.
     pub fn run(self) -> Result<ConvertEdit> {
-        let mut builder = SegmentBuilder::new();
+        let base = self.inputs.iter().map(|part| part.range.start).min().unwrap_or(0);
+        let mut builder = SegmentBuilder::new(base);
         let mut walk = PartWalk::new(self.inputs.iter().map(|part| &**part))?;
         // Nothing to hide: parts on both sides of a delete are not united.
         while let Some((local, columns)) = walk.take(|_, _| ())? {

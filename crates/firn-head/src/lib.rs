@@ -23,7 +23,7 @@
 //!   parts over a delete, a flush hides between them first.
 //! - What is held is reserved (invariant 8): each arena, segment and state table carries its own
 //!   reservation, which lives as long as the memory does.
-//! - No object, lock or allocation per sample or per series: a lone series is 32 bytes of state and 4
+//! - No object, lock or allocation per sample or per series: a lone series is 28 bytes of state and 4
 //!   bytes of chain, and its bytes.
 //!
 //! **When you change** the payload: docs/formats/rows.md, `VERSION` in `payload`, a new fixture.

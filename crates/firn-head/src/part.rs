@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use firn_codec::{Chunk, GroupColumns, OneColumn, SeqRange, Slots, merge_columns};
+use firn_codec::{GroupColumns, OneColumn, SeqRange, Slots, merge_columns};
 use firn_model::{Error, LogPosition, Pool, Reservation, Result, Slot, TimeRange};
 use parking_lot::MutexGuard;
 
@@ -81,7 +81,7 @@ impl Part {
         match &self.form {
             Form::Columns(segment) => {
                 let cursor = *near.insert(segment.seek(local, *near)?);
-                segment.read(local, cursor, (slots, range), self.seq, out)
+                segment.read(local, cursor, (slots, range), self.seq, out, &mut buffers.touched)
             }
             Form::Rows { arena, visible } => {
                 let columns = arena.read(local, *visible, (slots, range), self.seq, buffers)?;
@@ -248,7 +248,7 @@ impl<'a> PartCursor<'a> {
                     return Err(Error::internal("a segment's cursor is behind its last group"));
                 };
                 segment.advance(cursor)?;
-                let columns = Chunk::open(chunk)?.read(all.0, all.1)?;
+                let columns = segment.open(chunk)?.read(all.0, all.1)?;
                 Ok(GroupColumns { seq: self.part.seq, ..columns })
             }
         }

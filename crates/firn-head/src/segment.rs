@@ -1,14 +1,18 @@
 //! A static segment: the chunks of many groups back to back, groups rising, and a sparse directory.
 //!
 //! No object per series: every 4th group has a directory entry of 8 bytes, in between a group costs
-//! the varints of its step and its chunk's length. A chunk is stored without what the segment knows:
-//! its group and its commits read as 0 there.
+//! the varints of its step and its chunk's length. Chunks are *runs* ([`firn_codec::encode_run`]): what
+//! the segment knows is left out, which is a third of a lone series' small chunk.
 //!
-//! Source: ByteSeries 3.2.2 (static and compressed segments), with our chunks.
+//! What comes from an arena are static runs: some 8 to 32 entries, the columns of a group aligned entry
+//! by entry, each decoded alone. Where several were united they are compressed chunks, packed harder.
+//!
+//! Source: ByteSeries 3.2.2 (static and compressed segments), Heracles 3.1 (tuples aligned across the
+//! columns of a group), with our chunks.
 
 use firn_codec::varint::{take_bytes, take_count, take_varint};
-use firn_codec::{Chunk, Effort, GroupColumns, OneColumn, SeqRange, Slots, encode_chunk};
-use firn_model::{GroupId, Reservation, Result, Slot, TimeRange, encode_varint};
+use firn_codec::{Chunk, Effort, GroupColumns, OneColumn, SeqRange, Slots, encode_run};
+use firn_model::{Reservation, Result, Slot, TimeRange, Timestamp, encode_varint};
 use parking_lot::Mutex;
 
 use crate::payload::Local;
@@ -23,6 +27,8 @@ const ENTRIES_NEAR: usize = 8;
 
 /// Immutable columns of many groups.
 pub(crate) struct Segment {
+    /// No timestamp is before this.
+    base: Timestamp,
     bytes: Box<[u8]>,
     directory: Box<[Entry]>,
     chunk_count: usize,
@@ -39,6 +45,7 @@ struct Entry {
 
 /// Writes a [`Segment`].
 pub(crate) struct SegmentBuilder {
+    base: Timestamp,
     bytes: Vec<u8>,
     directory: Vec<Entry>,
     chunk_count: usize,
@@ -59,8 +66,10 @@ pub(crate) struct SegmentCursor {
 }
 
 impl SegmentBuilder {
-    pub(crate) fn new() -> SegmentBuilder {
+    /// For columns without a timestamp before `base`.
+    pub(crate) fn new(base: Timestamp) -> SegmentBuilder {
         SegmentBuilder {
+            base,
             bytes: Vec::new(),
             directory: Vec::new(),
             chunk_count: 0,
@@ -72,7 +81,7 @@ impl SegmentBuilder {
 
     /// Adds a group behind all before; an empty one is left out. A group of very many entries gets
     /// several chunks, which do not overlap in time.
-    pub(crate) fn add(&mut self, local: Local, mut columns: GroupColumns, effort: Effort) {
+    pub(crate) fn add(&mut self, local: Local, columns: GroupColumns, effort: Effort) {
         if columns.is_empty() {
             return;
         }
@@ -86,9 +95,8 @@ impl SegmentBuilder {
         }
         debug_assert!(self.chunk_count == 0 || self.last <= local, "groups must rise");
         self.range = self.range.union(columns.time_range());
-        columns.seq = SeqRange::default();
         self.chunk.clear();
-        encode_chunk(GroupId(0), &columns, effort, &mut self.chunk);
+        encode_run(self.base, &columns, effort, &mut self.chunk);
         if self.chunk_count.is_multiple_of(ENTRY_CHUNKS) {
             let start = u32::try_from(self.bytes.len()).expect("a segment stays under 4 GiB");
             self.directory.push(Entry { first: local, start });
@@ -104,6 +112,7 @@ impl SegmentBuilder {
     /// The segment; what it holds is reserved by the caller.
     pub(crate) fn finish(self, held: Reservation) -> Segment {
         Segment {
+            base: self.base,
             bytes: self.bytes.into(),
             directory: self.directory.into(),
             chunk_count: self.chunk_count,
@@ -119,7 +128,7 @@ impl Segment {
     }
 
     /// Appends the columns of `slots` in `range` of the chunks of `local` from `cursor` on to `out`, as from commits
-    /// `seq`.
+    /// `seq`. Adds to `touched` how many bytes were looked at.
     ///
     /// # Errors
     /// `Corrupt` if memory is not what was written: a bug.
@@ -130,10 +139,11 @@ impl Segment {
         (slots, range): (Slots<'_>, TimeRange),
         seq: SeqRange,
         out: &mut Vec<GroupColumns>,
+        touched: &mut usize,
     ) -> Result<()> {
         while let Some(chunk) = self.chunk_of(local, &cursor) {
-            if range.overlaps(Chunk::time_range_of(chunk)?) {
-                let columns = Chunk::open(chunk)?.read(slots, range)?;
+            if range.overlaps(Chunk::time_range_of_run(chunk, self.base)?) {
+                let columns = self.open(chunk)?.read_touching(slots, range, touched)?;
                 if !columns.is_empty() {
                     out.push(GroupColumns { seq, ..columns });
                 }
@@ -152,8 +162,8 @@ impl Segment {
         out: &mut OneColumn,
     ) -> Result<bool> {
         while let Some(chunk) = self.chunk_of(local, &cursor) {
-            if range.overlaps(Chunk::time_range_of(chunk)?)
-                && !Chunk::open(chunk)?.append_one(slot, range, out)?
+            if range.overlaps(Chunk::time_range_of_run(chunk, self.base)?)
+                && !self.open(chunk)?.append_one(slot, range, out)?
             {
                 return Ok(false);
             }
@@ -171,8 +181,8 @@ impl Segment {
         buffer: &mut OneColumn,
     ) -> Result<bool> {
         while let Some(chunk) = self.chunk_of(local, &cursor) {
-            if range.overlaps(Chunk::time_range_of(chunk)?) {
-                let chunk = Chunk::open(chunk)?;
+            if range.overlaps(Chunk::time_range_of_run(chunk, self.base)?) {
+                let chunk = self.open(chunk)?;
                 let has_one = match chunk.has_one(slot, range) {
                     Some(has_one) => has_one,
                     None => {
@@ -194,10 +204,15 @@ impl Segment {
     pub(crate) fn time_range(&self, local: Local, mut cursor: SegmentCursor) -> Result<TimeRange> {
         let mut range = TimeRange::EMPTY;
         while let Some(chunk) = self.chunk_of(local, &cursor) {
-            range = range.union(Chunk::time_range_of(chunk)?);
+            range = range.union(Chunk::time_range_of_run(chunk, self.base)?);
             self.advance(&mut cursor)?;
         }
         Ok(range)
+    }
+
+    /// A chunk of this segment.
+    pub(crate) fn open<'a>(&self, chunk: &'a [u8]) -> Result<Chunk<'a>> {
+        Chunk::open_run(chunk, self.base)
     }
 
     /// A cursor on the first chunk.
@@ -305,7 +320,7 @@ mod tests {
     use super::*;
 
     fn segment(locals: &[Local]) -> Segment {
-        let mut builder = SegmentBuilder::new();
+        let mut builder = SegmentBuilder::new(0);
         for &local in locals {
             let times = (0..3).map(|idx| i64::from(local) * 10 + idx).collect();
             let batch = ColumnBatch::of_one(Slot(0), times, vec![f64::from(local); 3]);

@@ -20,6 +20,10 @@ use crate::payload::Payload;
 use crate::replay::ReplayedRows;
 use crate::snapshot::ShardView;
 
+/// Shards that start together, at the beginning or after a flush, get full in turn: a shard's first
+/// arena is full at one to eight eighths. So active rows hold half of what they may at most, and
+/// conversions do not come all at once.
+const EIGHTHS: u32 = 8;
 /// Offsets in an arena have 32 bits; a payload and its headers fit behind this.
 const ARENA_BYTES_MAX: usize = 3 << 30;
 
@@ -65,6 +69,8 @@ pub(crate) struct OpenArena {
     series_count: u64,
     /// Of the arena before.
     series_count_before: u64,
+    /// At how many eighths of the usual points and bytes a series it is full.
+    full_eighths: u32,
     staged_count: usize,
     pub(crate) seen: Seen,
 }
@@ -106,8 +112,15 @@ impl Shard {
             scratch: Vec::new(),
             budget,
         };
+        shard.take_turns();
         shard.hold_all();
         shard
+    }
+
+    /// See [`EIGHTHS`].
+    fn take_turns(&mut self) {
+        let turn = u32::from(self.id.0) % EIGHTHS + 1;
+        self.active().full_eighths = turn;
     }
 
     /// See [`crate::ShardWriter::encode`].
@@ -272,6 +285,7 @@ impl Shard {
     /// Seals, for a flush. Returns the position that has to be durable and published first.
     pub(crate) fn seal_for_flush(&mut self) -> Option<LogPosition> {
         self.seal();
+        self.take_turns();
         self.settle();
         self.staged.back().map(|staged| staged.position)
     }
@@ -403,6 +417,7 @@ impl OpenArena {
             group_count: 0,
             series_count: 0,
             series_count_before,
+            full_eighths: EIGHTHS,
             staged_count: 0,
             seen: Seen {
                 visible: 0,
@@ -423,6 +438,7 @@ impl OpenArena {
             return false;
         }
         let has_rows = |rows: u32| self.row_count >= u64::from(rows) * self.group_count;
+        let part_of = |whole: u64| (whole * u64::from(self.full_eighths)).div_ceil(8);
         let is_large = |bytes: usize| end >= bytes;
         if is_large((4 * options.arena_bytes_max).min(ARENA_BYTES_MAX / 2)) {
             return true;
@@ -432,9 +448,12 @@ impl OpenArena {
         }
         let share =
             100 * self.series_count >= options.series_share_percent_min * self.series_count_before;
-        let is_heavy = end as u64 >= options.bytes_per_series_max as u64 * self.series_count;
+        let is_heavy =
+            end as u64 >= part_of(options.bytes_per_series_max as u64 * self.series_count);
         (share || is_large(options.arena_bytes_min))
-            && (is_heavy || has_rows(options.rows_per_group_max))
+            && (is_heavy
+                || self.row_count
+                    >= part_of(u64::from(options.rows_per_group_max) * self.group_count))
     }
 
     /// Rows before `end` are visible from now on.

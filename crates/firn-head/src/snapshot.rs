@@ -211,6 +211,11 @@ impl HeadReader<'_> {
         Ok(false)
     }
 
+    /// How many bytes of rows and chunks this reader has looked at so far.
+    pub fn bytes_touched(&self) -> usize {
+        self.buffers.bytes_touched()
+    }
+
     /// As [`HeadSnapshot::has_data`].
     pub fn has_data(&mut self, group: GroupId, range: TimeRange) -> bool {
         let mut found = false;

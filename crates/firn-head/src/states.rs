@@ -4,10 +4,10 @@ use firn_codec::RowState;
 
 use crate::payload::Local;
 
-/// Groups per page: 2 KiB.
+/// Groups per page: under 2 KiB.
 const PAGE_GROUPS: usize = 64;
 
-/// A shard's row states: 32 bytes a group in pages, and on the heap 9 to 10 bytes a slot for groups
+/// A shard's row states: 28 bytes a group in pages, and on the heap 9 to 10 bytes a slot for groups
 /// of more than one member. A lone series has nothing on the heap.
 #[derive(Default)]
 pub(crate) struct States {
@@ -15,15 +15,12 @@ pub(crate) struct States {
     heap_bytes: usize,
 }
 
-type Page = [State; PAGE_GROUPS];
-
-/// One group's state.
-#[derive(Default)]
-pub(crate) struct State {
-    row: RowState,
-    /// The encoder's stamp when the group was last written: another one means that its next row must
+/// The states of some groups, in two arrays so that no byte is padding.
+struct Page {
+    rows: [RowState; PAGE_GROUPS],
+    /// The encoder's stamp when each group was last written: another one means that its next row must
     /// be whole. 0 = never.
-    stamp: u32,
+    stamps: [u32; PAGE_GROUPS],
 }
 
 impl States {
@@ -41,12 +38,12 @@ impl States {
             self.make_page(page_idx);
         }
         let page = self.pages[page_idx].as_mut().expect("the page was just made");
-        let state = &mut page[local as usize % PAGE_GROUPS];
-        let known = state.stamp == stamp;
-        state.stamp = stamp;
-        let before = state.row.heap_bytes();
-        let result = write(&mut state.row, known);
-        self.heap_bytes = self.heap_bytes + state.row.heap_bytes() - before;
+        let place = local as usize % PAGE_GROUPS;
+        let known = std::mem::replace(&mut page.stamps[place], stamp) == stamp;
+        let row = &mut page.rows[place];
+        let before = row.heap_bytes();
+        let result = write(row, known);
+        self.heap_bytes = self.heap_bytes + row.heap_bytes() - before;
         result
     }
 
@@ -55,12 +52,13 @@ impl States {
         for place in &mut self.pages {
             let Some(page) = place else { continue };
             let mut used = false;
-            for state in page.iter_mut() {
-                if state.stamp >= stamp {
+            for (row, last) in page.rows.iter_mut().zip(&mut page.stamps) {
+                if *last >= stamp {
                     used = true;
-                } else if state.stamp != 0 {
-                    self.heap_bytes -= state.row.heap_bytes();
-                    *state = State::default();
+                } else if *last != 0 {
+                    self.heap_bytes -= row.heap_bytes();
+                    *row = RowState::default();
+                    *last = 0;
                 }
             }
             if !used {
@@ -80,12 +78,16 @@ impl States {
         if self.pages.len() <= page_idx {
             self.pages.resize_with(page_idx + 1, || None);
         }
-        self.pages[page_idx] = Some(Box::new(std::array::from_fn(|_| State::default())));
+        let rows = std::array::from_fn(|_| RowState::default());
+        self.pages[page_idx] = Some(Box::new(Page { rows, stamps: [0; PAGE_GROUPS] }));
         self.heap_bytes += size_of::<Page>();
     }
 }
 
-const _: () = assert!(size_of::<State>() <= 32, "a lone series costs its state and no heap");
+const _: () = assert!(
+    size_of::<Page>() <= 28 * PAGE_GROUPS,
+    "a lone series costs 28 bytes of state and no heap"
+);
 
 #[cfg(test)]
 mod tests {

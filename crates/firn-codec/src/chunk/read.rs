@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use firn_model::{Column, ColumnBatch, ColumnValues, Presence, Result, Slot, TimeRange, Timestamp};
 
+use super::directory::{Directory, MemberWalk};
 use super::{ENTRIES_MAX, Times, VALUES_MAX, slots_of};
 use crate::columns::{OneColumn, Slots, entries_in};
 use crate::merge::is_sparse;
-use crate::postings::{Postings, PostingsIter};
+use crate::postings::Postings;
 use crate::row::SLOTS_MAX;
 use crate::time_column::decode_times;
 use crate::value_column::decode_values;
-use crate::varint::{corrupt, cut, take_bytes, take_count, take_varint};
+use crate::varint::{corrupt, cut, take_bytes, take_count};
 
 /// The body of a lone series.
 #[derive(Clone, Debug)]
@@ -29,7 +30,9 @@ impl Lone<'_> {
         all: TimeRange,
         slots: Slots<'_>,
         range: TimeRange,
+        touched: &mut usize,
     ) -> Result<ColumnBatch> {
+        *touched += self.bytes.len();
         if !slots.contains(Slot(0)) {
             return Ok(ColumnBatch::default());
         }
@@ -134,13 +137,14 @@ impl RegularTimes {
 /// The body of a chunk of members, split into its parts.
 #[derive(Clone, Debug)]
 pub(super) struct Members<'a> {
-    slots: Postings<'a>,
+    pub(super) slots: Postings<'a>,
     bases: Vec<Base<'a>>,
     subsets: Vec<Subset<'a>>,
     /// (shape, members) runs; empty if there is one shape only.
-    shape_runs: &'a [u8],
-    directory: &'a [u8],
-    values: &'a [u8],
+    pub(super) shape_runs: &'a [u8],
+    pub(super) directory: Directory<'a>,
+    /// Bytes that opening looked at.
+    opened_bytes: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -153,6 +157,7 @@ struct Base<'a> {
 struct Subset<'a> {
     base: usize,
     entries: Postings<'a>,
+    byte_count: usize,
 }
 
 impl<'a> Members<'a> {
@@ -175,22 +180,36 @@ impl<'a> Members<'a> {
         let mut subsets = Vec::with_capacity(subset_count);
         for _ in 0..subset_count {
             let base = take_count(&mut input, usize::MAX, "subset base")?;
+            let before = input.len();
             let entries = Postings::take(&mut input)?;
+            let byte_count = before - input.len();
             let known = bases.get(base).is_some_and(|b| entries.len() <= b.entry_count as u64);
             if !known {
                 return Err(corrupt(format!("subset of unknown base {base}")));
             }
-            subsets.push(Subset { base, entries });
+            subsets.push(Subset { base, entries, byte_count });
         }
         let runs_at = input;
-        let mut members =
-            Members { slots, bases, subsets, shape_runs: &[], directory: &[], values: &[] };
+        let mut members = Members {
+            slots,
+            bases,
+            subsets,
+            shape_runs: &[],
+            directory: Directory::default(),
+            opened_bytes: 0,
+        };
         members.skip_shape_runs(member_count, &mut input)?;
         members.shape_runs = runs_at.get(..runs_at.len() - input.len()).unwrap_or_default();
-        let directory_bytes = take_count(&mut input, bytes.len(), "directory bytes")?;
-        members.directory = take_bytes(&mut input, directory_bytes, "directory")?;
-        members.values = input;
+        members.directory = Directory::take(member_count, input)?;
+        let apart = members.bases.iter().map(|base| base.bytes.len()).sum::<usize>()
+            + members.subsets.iter().map(|subset| subset.byte_count).sum::<usize>()
+            + members.directory.byte_count();
+        members.opened_bytes = bytes.len().saturating_sub(apart);
         Ok(members)
+    }
+
+    pub(super) fn has_one_shape(&self) -> bool {
+        self.bases.len() + self.subsets.len() == 1
     }
 
     /// Walks the shape runs and checks that they cover the members, with few enough values.
@@ -198,7 +217,7 @@ impl<'a> Members<'a> {
         let mut left = member_count;
         let mut value_count = 0usize;
         while left > 0 {
-            let (shape, run) = if self.bases.len() + self.subsets.len() == 1 {
+            let (shape, run) = if self.has_one_shape() {
                 (0, left)
             } else {
                 let shape = take_count(input, usize::MAX, "member shape")?;
@@ -238,19 +257,15 @@ impl<'a> Members<'a> {
         start: Timestamp,
         wanted: Slots<'_>,
         range: TimeRange,
+        touched: &mut usize,
     ) -> Result<ColumnBatch> {
         let mut reader = Reader::new(self, start, range);
         let mut batch = ColumnBatch::default();
         let mut walk = MemberWalk::new(self);
         let mut wanted = wanted.walk();
         let mut scratch = Vec::new();
-        while let Some(member) = walk.next()? {
-            if wanted.is_done() {
-                break;
-            }
-            if !wanted.take(member.slot) {
-                continue;
-            }
+        *touched += self.opened_bytes;
+        while let Some(member) = walk.next(&mut wanted)? {
             let count = self.shape_len(member.shape).ok_or_else(|| cut("member shape"))?;
             let view = reader.view(member.shape, &mut batch.times)?;
             if view.values.is_empty() {
@@ -259,6 +274,7 @@ impl<'a> Members<'a> {
             let kept = view.values.clone();
             let mut values = Vec::with_capacity(kept.len());
             decode_values(member.bytes, count, kept, &mut scratch, &mut values)?;
+            *touched += member.bytes.len();
             batch.columns.push(Column {
                 slot: member.slot,
                 key: 0,
@@ -267,60 +283,8 @@ impl<'a> Members<'a> {
                 values: ColumnValues::F64(values),
             });
         }
+        *touched += walk.touched + reader.touched;
         Ok(batch)
-    }
-}
-
-/// One member as the directory names it.
-struct Member<'a> {
-    slot: Slot,
-    shape: usize,
-    bytes: &'a [u8],
-}
-
-/// Walks slots, shape runs and directory together.
-struct MemberWalk<'a> {
-    slots: PostingsIter<'a>,
-    one_shape: bool,
-    shape_runs: &'a [u8],
-    shape: usize,
-    run_left: usize,
-    directory: &'a [u8],
-    values: &'a [u8],
-    bytes: &'a [u8],
-}
-
-impl<'a> MemberWalk<'a> {
-    fn new(members: &Members<'a>) -> MemberWalk<'a> {
-        MemberWalk {
-            slots: members.slots.iter(),
-            one_shape: members.bases.len() + members.subsets.len() == 1,
-            shape_runs: members.shape_runs,
-            shape: 0,
-            run_left: 0,
-            directory: members.directory,
-            values: members.values,
-            bytes: &[],
-        }
-    }
-
-    fn next(&mut self) -> Result<Option<Member<'a>>> {
-        let Some(slot) = self.slots.next() else { return Ok(None) };
-        let slot = u32::try_from(slot).map_err(|_| corrupt(format!("slot {slot}")))?;
-        if !self.one_shape {
-            if self.run_left == 0 {
-                self.shape = take_count(&mut self.shape_runs, usize::MAX, "member shape")?;
-                let run = take_count(&mut self.shape_runs, SLOTS_MAX, "members of a shape")?;
-                self.run_left = run + 1;
-            }
-            self.run_left -= 1;
-        }
-        let byte_count = take_varint(&mut self.directory, "directory")?;
-        if byte_count > 0 {
-            let byte_count = usize::try_from(byte_count).map_err(|_| cut("value column"))?;
-            self.bytes = take_bytes(&mut self.values, byte_count, "value column")?;
-        }
-        Ok(Some(Member { slot: Slot(slot), shape: self.shape, bytes: self.bytes }))
     }
 }
 
@@ -331,6 +295,8 @@ struct Reader<'m, 'a> {
     range: TimeRange,
     bases: Vec<Option<CutBase>>,
     views: Vec<Option<View>>,
+    /// Bytes of time columns and subsets that were looked at.
+    touched: usize,
 }
 
 struct CutBase {
@@ -356,6 +322,7 @@ impl<'m, 'a> Reader<'m, 'a> {
             range,
             bases: members.bases.iter().map(|_| None).collect(),
             views: (0..shape_count).map(|_| None).collect(),
+            touched: 0,
         }
     }
 
@@ -377,6 +344,7 @@ impl<'m, 'a> Reader<'m, 'a> {
             return Ok(View { time_idx, presence: None, values: base.entries.clone() });
         };
         let subset = *self.members.subsets.get(subset_idx).ok_or_else(|| cut("subsets"))?;
+        self.touched += subset.byte_count;
         let base = self.base(subset.base)?;
         let mut entries = Vec::with_capacity(subset.entries.len() as usize);
         subset.entries.decode(&mut entries)?;
@@ -407,6 +375,7 @@ impl<'m, 'a> Reader<'m, 'a> {
             Some(base) => Ok(base),
             None => {
                 let mut input = encoded.bytes;
+                self.touched += input.len();
                 let times = decode_times(self.start, encoded.entry_count, &mut input)?;
                 let entries = entries_in(&times, self.range);
                 Ok(place.insert(CutBase { times: times.into(), entries, time_idx: None }))

@@ -1,6 +1,8 @@
 //! Chunks: any columns come back bit for bit, member by member and cut to any range.
 
-use firn_codec::{Chunk, Effort, GroupColumns, OneColumn, Slots, encode_chunk};
+use firn_codec::{
+    Chunk, Effort, GroupColumns, OneColumn, SeqRange, Slots, encode_chunk, encode_run,
+};
 use firn_model::{GroupId, Slot, TimeRange};
 use proptest::prelude::*;
 
@@ -36,7 +38,12 @@ fn encode(columns: &GroupColumns, effort: Effort) -> Vec<u8> {
 
 /// Reads as much as a reader can; damaged bytes may give anything but a panic.
 fn read_all(bytes: &[u8]) {
-    let Ok(chunk) = Chunk::open(bytes) else { return };
+    for chunk in [Chunk::open(bytes), Chunk::open_run(bytes, -7)].into_iter().flatten() {
+        read_all_of(&chunk);
+    }
+}
+
+fn read_all_of(chunk: &Chunk<'_>) {
     let _ = chunk.slots().count();
     // Claims of huge columns are legal bytes, but not worth the test's time.
     if chunk.entry_count() > 100_000 {
@@ -102,6 +109,54 @@ proptest! {
     }
 
     #[test]
+    fn runs_are_chunks_without_what_their_owner_knows(
+        cells in cells(),
+        before in prop_oneof![0..1_000i64, Just(i64::MAX)],
+        small in any::<bool>(),
+    ) {
+        let columns = columns_of(&cells, 5);
+        let range = columns.time_range();
+        let base = range.start.saturating_sub(before);
+        let mut bytes = Vec::new();
+        encode_run(base, &columns, if small { Effort::Small } else { Effort::Fast }, &mut bytes);
+        prop_assert_eq!(Chunk::time_range_of_run(&bytes, base).unwrap(), range);
+        let run = Chunk::open_run(&bytes, base).unwrap();
+        prop_assert_eq!((run.group(), run.seq(), run.time_range()), (GroupId(0), SeqRange::default(), range));
+        let again = run.read(Slots::All, TimeRange::ALL).unwrap();
+        prop_assert_eq!(cells_of(&again), cells);
+        let bytes_of_chunk = encode(&columns, Effort::Fast);
+        prop_assert_eq!(Chunk::time_range_of(&bytes_of_chunk).unwrap(), range);
+    }
+
+    /// Directories of several blocks, members that have the bytes of the one before on both sides of a border.
+    #[test]
+    fn members_of_large_groups_are_found(
+        kinds in prop::collection::vec((0u8..4, 0u8..3), 1..300),
+        mask in any::<u64>(),
+    ) {
+        let mut cells = Cells::new();
+        for (slot, (kind, shape)) in kinds.iter().enumerate() {
+            let ts_of = |idx: i64| 1_000 + idx * 10;
+            let entries = (0..6i64).filter(|idx| *shape == 0 || idx % (i64::from(*shape) + 1) == 0);
+            for idx in entries {
+                let value = match kind {
+                    0 => 1.0,
+                    1 => 2.5,
+                    _ => (slot as i64 * idx % 17) as f64,
+                };
+                cells.insert((slot as u32, ts_of(idx)), value.to_bits());
+            }
+        }
+        let bytes = encode(&columns_of(&cells, 5), Effort::Fast);
+        let chunk = Chunk::open(&bytes).unwrap();
+        prop_assert_eq!(cells_of(&chunk.read(Slots::All, TimeRange::ALL).unwrap()), cells.clone());
+        let wanted: Vec<Slot> = (0..310).filter(|slot| mask >> (slot * 7 % 64) & 1 == 1).map(Slot).collect();
+        let mut want = cells;
+        want.retain(|key, _| wanted.contains(&Slot(key.0)));
+        prop_assert_eq!(cells_of(&chunk.read(Slots::Some(&wanted), TimeRange::ALL).unwrap()), want);
+    }
+
+    #[test]
     fn any_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..200), lone in any::<bool>()) {
         read_all(&bytes);
         let mut led = vec![if lone { 0x11 } else { 0x01 }];
@@ -116,6 +171,55 @@ proptest! {
         bytes[at] = byte;
         read_all(&bytes);
         read_all(&bytes[..at]);
+    }
+}
+
+/// A server's members over two hours, each 50th of them absent now and then: one member's five minutes.
+#[test]
+fn five_minutes_of_one_member_touch_two_percent_of_the_bytes_at_most() {
+    let value = |slot: u64, idx: u64| {
+        let noise = (slot * 600 + idx).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        match slot % 3 {
+            0 => slot as f64,
+            1 => (slot * 1_000 + idx * 37 + noise % 16) as f64,
+            _ => (500 + noise % 100) as f64 / 10.0,
+        }
+    };
+    let (member_count, entry_count) = (600u64, 480u64);
+    let ts = |idx: u64| 1_700_000_000_000 + idx as i64 * 15_000 + (idx * 7 % 11) as i64;
+    let mut cells = Cells::new();
+    for slot in 0..member_count {
+        for idx in (0..entry_count).filter(|idx| slot % 50 != 7 || !(idx + slot).is_multiple_of(40))
+        {
+            cells.insert((slot as u32, ts(idx)), value(slot, idx).to_bits());
+        }
+    }
+    let columns = columns_of(&cells, 5);
+    for effort in [Effort::Fast, Effort::Small] {
+        let bytes = encode(&columns, effort);
+        let chunk = Chunk::open(&bytes).unwrap();
+        for slot in [0u32, 1, 2, 7, 63, 64, 300, 457, 598, 599] {
+            for end in [20, 250, entry_count - 1] {
+                let range = TimeRange::new(ts(end - 20), ts(end));
+                let mut touched = 0;
+                let read =
+                    chunk.read_touching(Slots::Some(&[Slot(slot)]), range, &mut touched).unwrap();
+                let want = cells.range((slot, range.start)..=(slot, range.end));
+                assert!(cells_of(&read).iter().eq(want), "slot {slot} in {range:?}");
+                assert!(touched > 0);
+                assert!(
+                    touched * 50 <= bytes.len(),
+                    "{touched} of {} bytes, slot {slot}",
+                    bytes.len()
+                );
+            }
+        }
+        let mut touched = 0;
+        chunk.read_touching(Slots::All, TimeRange::ALL, &mut touched).unwrap();
+        assert!(
+            touched <= bytes.len() && touched * 10 > bytes.len() * 9,
+            "everything is {touched}"
+        );
     }
 }
 

@@ -1,7 +1,7 @@
 //! Random operations against a plain map, with snapshots held for long.
 
 use firn_head::{Head, HeadOptions};
-use firn_model::{Budget, STALE_NAN};
+use firn_model::{Budget, STALE_NAN, ShardId, Slot, TimeRange, Timestamp};
 use proptest::prelude::*;
 
 use crate::world::{Cells, Entry, GROUP_COUNT, Held, Map, World, show};
@@ -25,6 +25,7 @@ enum Op {
     PlanFlush,
     FinishFlush,
     Recycle(u64),
+    Delete(u64, Vec<u32>, Timestamp, Timestamp),
     Hold,
     LetGo,
 }
@@ -73,6 +74,10 @@ proptest! {
                     world.finish_flush(&job);
                 },
                 Op::Recycle(bytes) => drop(world.head.recycle(bytes)),
+                Op::Delete(group, slots, start, end) => {
+                    let slots = slots.into_iter().map(Slot).collect();
+                    world.delete(group, slots, TimeRange::new(start, end));
+                }
                 Op::Hold => held.push(world.hold()),
                 Op::LetGo => held.clear(),
             }
@@ -99,20 +104,25 @@ fn replay_gives_it_again(world: &World, floors: &[u64]) {
         small(&mut options);
         let again = Head::new(options, Budget::unlimited());
         let mut expected = Map::new();
+        let mut deletes = world.deletes.iter().peekable();
         for entry in &world.log {
+            while deletes.next_if(|deleted| deleted.seq < entry.seq).is_some() {
+                (0..world.bits.shard_count())
+                    .for_each(|shard| again.close_run(ShardId(shard as u16)));
+            }
             let apply = entry.position.0 > floors[usize::from(entry.shard.0)];
             let Entry { shard, seq, position, segment, payload, .. } = entry;
             let report = again.replay(*shard, *seq, payload, *position, *segment, apply).unwrap();
             assert_eq!(report.refused_count, 0);
             if apply {
-                show(&mut expected, entry);
+                show(&mut expected, entry, &world.deletes);
             }
         }
-        Held::new(again.snapshot(), expected.clone()).check();
+        Held::new(again.snapshot(), expected.clone(), &world.deletes).check();
         while let Some(job) = again.plan_convert() {
             assert!(again.apply_convert(job.run().unwrap()));
         }
-        Held::new(again.snapshot(), expected).check();
+        Held::new(again.snapshot(), expected, &world.deletes).check();
     }
 }
 
@@ -144,9 +154,19 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::PlanFlush),
         2 => Just(Op::FinishFlush),
         1 => (0..5_000u64).prop_map(Op::Recycle),
+        1 => delete(),
         2 => Just(Op::Hold),
         1 => Just(Op::LetGo),
     ]
+}
+
+fn delete() -> impl Strategy<Value = Op> {
+    let slots = prop::collection::btree_set(0..5u32, 1..5);
+    let ends = (0..600i64, 0..400i64, prop::bool::weighted(0.2));
+    (0..GROUP_COUNT, slots, ends).prop_map(|(group, slots, (start, len, is_all))| {
+        let (start, end) = if is_all { (i64::MIN, i64::MAX) } else { (start, start + len) };
+        Op::Delete(group, slots.into_iter().collect(), start, end)
+    })
 }
 
 fn cells() -> impl Strategy<Value = Cells> {

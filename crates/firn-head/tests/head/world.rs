@@ -4,7 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use firn_codec::{GroupColumns, OneColumn, Slots, Tombstones, merge_columns};
+use firn_codec::{
+    GroupColumns, HiddenMembers, HiddenSlots, OneColumn, Slots, Tombstone, Tombstones,
+    merge_columns,
+};
 use firn_head::{FlushJob, Head, HeadOptions, HeadSnapshot, bound_bytes};
 use firn_model::{
     Budget, ColumnValues, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardBits,
@@ -31,6 +34,15 @@ pub(crate) struct Entry {
     pub(crate) waits: bool,
 }
 
+/// A delete: of which members of a group, from when to when.
+#[derive(Clone, Debug)]
+pub(crate) struct Deleted {
+    pub(crate) seq: CommitSeq,
+    group: u64,
+    slots: Vec<Slot>,
+    range: TimeRange,
+}
+
 pub(crate) struct World {
     pub(crate) head: Head,
     pub(crate) budget: Budget,
@@ -39,6 +51,7 @@ pub(crate) struct World {
     pub(crate) segment: u64,
     pub(crate) visible: Map,
     pub(crate) tables: Tables,
+    pub(crate) deletes: Vec<Deleted>,
     in_tables: BTreeSet<(u64, u32, Timestamp)>,
     /// Log positions of each shard up to which rows are in tables.
     pub(crate) flushed: BTreeMap<ShardId, LogPosition>,
@@ -52,6 +65,7 @@ pub(crate) struct World {
 pub(crate) struct Held {
     snapshot: HeadSnapshot,
     tables: Tables,
+    tombstones: Tombstones,
     expected: Map,
 }
 
@@ -69,6 +83,7 @@ impl World {
             segment: 1,
             visible: Map::new(),
             tables: Tables::new(),
+            deletes: Vec::new(),
             in_tables: BTreeSet::new(),
             flushed: BTreeMap::new(),
             doomed: BTreeSet::new(),
@@ -140,8 +155,20 @@ impl World {
         }
         for other in self.log.iter_mut().filter(ahead) {
             other.waits = false;
-            show(&mut self.visible, other);
+            show(&mut self.visible, other, &self.deletes);
         }
+    }
+
+    /// Deletes what is older than now, visible or still on its way.
+    pub(crate) fn delete(&mut self, group: u64, slots: Vec<Slot>, range: TimeRange) {
+        let seq = self.seq();
+        // Of all touched shards at once, as the engine has them; any other may be touched too.
+        for shard in 0..self.bits.shard_count() {
+            self.head.shard(ShardId(shard as u16)).close_run();
+        }
+        let deleted = Deleted { seq, group, slots, range };
+        self.visible.retain(|&(group, slot, ts), _| !deleted.hides(group, slot, ts));
+        self.deletes.push(deleted);
     }
 
     pub(crate) fn publish_all(&mut self) {
@@ -174,7 +201,8 @@ impl World {
 
     /// The tables of `job` are written, and its memory turns hot.
     pub(crate) fn finish_flush(&mut self, job: &FlushJob) {
-        let chunks: Vec<_> = job.chunks(&Tombstones::default()).collect::<Result<_, _>>().unwrap();
+        let chunks: Vec<_> =
+            job.chunks(&tombstones_of(&self.deletes)).collect::<Result<_, _>>().unwrap();
         assert!(chunks.is_sorted_by(|a, b| a.0 < b.0), "groups of a flush must rise");
         for (group, columns) in &chunks {
             let points = points(columns, Slots::All);
@@ -218,6 +246,7 @@ impl World {
         Held {
             snapshot: self.head.snapshot(),
             tables: self.tables.clone(),
+            tombstones: tombstones_of(&self.deletes),
             expected: self.visible.clone(),
         }
     }
@@ -234,7 +263,10 @@ impl World {
         for entry in &self.log {
             if self.flushed.get(&entry.shard).is_some_and(|&through| entry.position <= through) {
                 assert!(!entry.waits, "an entry below the floor is undecided");
-                let there = |&(group, slot, ts, _): &_| self.in_tables.contains(&(group, slot, ts));
+                let there = |&(group, slot, ts, _): &_| {
+                    self.in_tables.contains(&(group, slot, ts))
+                        || is_hidden(&self.deletes, entry.seq, group, slot, ts)
+                };
                 assert!(entry.cells.iter().all(there), "a value below the floor is in no table");
             }
         }
@@ -257,8 +289,7 @@ impl World {
                 continue;
             }
             for &(group, slot, ts, _) in &entry.cells {
-                let alone =
-                    Held { snapshot: snapshot.clone(), tables: Vec::new(), expected: Map::new() };
+                let alone = Held::new(snapshot.clone(), Map::new(), &[]);
                 let found = alone.read(group, Slots::Some(&[Slot(slot)]), TimeRange::at(ts));
                 assert_eq!(found.len(), 1, "{group}/{slot} at {ts} is not in memory");
             }
@@ -273,9 +304,31 @@ impl World {
 
 type Position = LogPosition;
 
-/// The entry's values, where no later one is there already.
-pub(crate) fn show(visible: &mut Map, entry: &Entry) {
+impl Deleted {
+    fn hides(&self, group: u64, slot: u32, ts: Timestamp) -> bool {
+        self.group == group && self.slots.contains(&Slot(slot)) && self.range.contains(ts)
+    }
+}
+
+fn is_hidden(deletes: &[Deleted], seq: CommitSeq, group: u64, slot: u32, ts: Timestamp) -> bool {
+    deletes.iter().any(|deleted| deleted.seq > seq && deleted.hides(group, slot, ts))
+}
+
+fn tombstones_of(deletes: &[Deleted]) -> Tombstones {
+    let tombstone = |deleted: &Deleted| {
+        let slots = HiddenSlots::new(deleted.slots.clone());
+        let members = vec![HiddenMembers { group: GroupId(deleted.group), slots }];
+        (deleted.seq, Arc::new(Tombstone::new(0, deleted.range, members)))
+    };
+    Tombstones::new(deletes.iter().map(tombstone).collect())
+}
+
+/// The entry's values, where no later one is there already and no delete hides them.
+pub(crate) fn show(visible: &mut Map, entry: &Entry, deletes: &[Deleted]) {
     for &(group, slot, ts, value) in &entry.cells {
+        if is_hidden(deletes, entry.seq, group, slot, ts) {
+            continue;
+        }
         let new = (entry.position, value.to_bits());
         let best = visible.entry((group, slot, ts)).or_insert(new);
         if best.0 <= entry.position {
@@ -285,8 +338,8 @@ pub(crate) fn show(visible: &mut Map, entry: &Entry) {
 }
 
 impl Held {
-    pub(crate) fn new(snapshot: HeadSnapshot, expected: Map) -> Held {
-        Held { snapshot, tables: Vec::new(), expected }
+    pub(crate) fn new(snapshot: HeadSnapshot, expected: Map, deletes: &[Deleted]) -> Held {
+        Held { snapshot, tables: Vec::new(), tombstones: tombstones_of(deletes), expected }
     }
 
     /// Everything that was visible is, and nothing else.
@@ -350,6 +403,7 @@ impl Held {
             table.iter().filter(|(other, _)| *other == group).map(|(_, columns)| columns.clone())
         });
         let mut sources: Vec<GroupColumns> = in_tables.chain(in_memory).collect();
+        self.tombstones.walk(TimeRange::ALL).hide(group, &mut sources);
         sources.sort_by_key(|columns| columns.seq.max);
         points(&merge_columns(&sources, range), slots)
     }
