@@ -26,7 +26,7 @@ impl Engine {
     /// Copies the database to the empty place `target`, with all that was acknowledged before this
     /// was called, or, with `skip_head`, without what is only in memory and log. Files and objects
     /// get a second name where that is possible, else their bytes are copied, one at a time. Writes
-    /// and queries go on; a flush waits while index segments are copied. The copy has a manifest
+    /// and queries go on; maintenance waits while index segments are copied. The copy has a manifest
     /// only when it is complete: before that it is no database.
     ///
     /// # Errors
@@ -44,7 +44,8 @@ impl Engine {
         }
         let mut report = CopyReport::default();
         let (state, version) = {
-            // The next flush may replace index segments; tables stay as long as the version is held.
+            // The next merge may replace index segments; tables stay as long as the version is held.
+            let _no_merge = self.tree_lane.lock();
             let _no_flush = self.flush_lane.lock();
             let frozen = {
                 let _no_edit = self.manifest.lock();

@@ -16,8 +16,8 @@
 //! **Invariants** 1, 2, 3 and 6 of the design are kept here; `tests/simulation` checks them by
 //! crashing the engine at every write.
 //!
-//! Reading order: `write`, `delete`, `pressure`, `snapshot`, `listing`, `walk`, `maintain`, `copy`, `recover`,
-//! `manifest`, `sequence`, `options`.
+//! Reading order: `write`, `delete`, `pressure`, `snapshot`, `listing`, `walk`, `maintain`, `upkeep`, `copy`,
+//! `recover`, `manifest`, `sequence`, `options`.
 
 #![forbid(unsafe_code)]
 
@@ -33,6 +33,7 @@ mod recover;
 mod sequence;
 mod snapshot;
 mod stats;
+mod upkeep;
 mod walk;
 mod write;
 
@@ -69,8 +70,8 @@ pub use write::WriteReport;
 
 /// An open database.
 ///
-/// Lock order: `flush_lane` or `tree_lane`, then the lane of `deletes`, then `manifest`, then `view`,
-/// then the tombstones, then shards of the head in the order of their ids.
+/// Lock order: `tree_lane`, then `leaving`, then `flush_lane`, then the lane of `deletes`, then `manifest`,
+/// then `view`, then the tombstones, then shards of the head in the order of their ids.
 /// `index_memory` is held alone.
 pub struct Engine {
     env: Env,
@@ -95,6 +96,12 @@ pub struct Engine {
     log_started: AtomicBool,
     flush_asked: AtomicBool,
     flushed_at_ms: AtomicI64,
+    /// Read by every write until its rows are visible.
+    leaving: RwLock<upkeep::Leaving>,
+    data_gone: AtomicBool,
+    /// When series may leave the index next, and when its files may be merged next.
+    removal_at_ms: AtomicI64,
+    index_retry_at_ms: AtomicI64,
     asleep: Mutex<()>,
     wake: Condvar,
     closed: AtomicBool,
@@ -114,14 +121,17 @@ impl Engine {
         let found = self.with_index_memory(labels.iter(), || self.index.resolve(labels, &mut refs));
         if let Err(e) = found {
             let refused = || Error::new(e.kind().clone(), e.what());
-            let known = |labels: &Labels| self.index.lookup(labels).ok_or_else(refused);
+            let known = |labels: &Labels| self.index.lookup(labels)?.ok_or_else(refused);
             refs.extend(labels.iter().map(known));
         }
         refs
     }
 
     /// The references of label sets that have one; nothing is defined.
-    pub fn find(&self, labels: &[Labels]) -> Vec<Option<SeriesRef>> {
+    ///
+    /// # Errors
+    /// `Corrupt` when a damaged index segment may have one.
+    pub fn find(&self, labels: &[Labels]) -> Result<Vec<Option<SeriesRef>>> {
         labels.iter().map(|labels| self.index.lookup(labels)).collect()
     }
 
@@ -212,7 +222,8 @@ impl Engine {
         self.options.planted == Some(mistake)
     }
 
-    /// Called in the middle of a flush when a mistake is planted there. Tests only.
+    /// Called while series are about to leave the index, and in the middle of a flush when a mistake is
+    /// planted there. Tests only.
     #[doc(hidden)]
     pub fn set_probe(&self, probe: Box<dyn Fn() + Send + Sync>) {
         let _ = self.probe.set(probe);

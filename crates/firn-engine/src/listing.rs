@@ -67,7 +67,7 @@ impl Snapshot {
     ) -> Result<Vec<String>> {
         let one_key = |matchers| Selection { matchers, range, grouping: Grouping::By(Vec::new()) };
         let found = self.matches(&one_key(matchers.to_vec()), context)?;
-        let candidates = self.index().label_names(Some(&found));
+        let candidates = self.index().label_names(Some(&found), &context.cancel)?;
         let last = |found: &GroupMatch| GroupMatch {
             group: found.group,
             members: found.members.last().copied().into_iter().collect(),
@@ -75,7 +75,8 @@ impl Snapshot {
         let stride = found.groups.len().div_ceil(NAMING_GROUPS_MAX).max(1);
         let some = found.groups.iter().step_by(stride).map(last).collect();
         let groups = self.present_of(some, range, context)?;
-        let shown = self.index().label_names(Some(&Matches { keys: Vec::new(), groups }));
+        let shown = Matches { keys: Vec::new(), groups };
+        let shown = self.index().label_names(Some(&shown), &context.cancel)?;
         let mut names = Vec::with_capacity(candidates.len());
         for name in candidates {
             let mut matchers = matchers.to_vec();

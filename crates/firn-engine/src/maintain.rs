@@ -15,7 +15,7 @@ use firn_log::{StreamId, SyncPolicy};
 use firn_model::{
     CancelToken, Error, ErrorKind, GroupId, LogPosition, Result, SeriesRef, TimeRange,
 };
-use firn_tree::Job;
+use firn_tree::{Job, JobKind};
 
 use crate::manifest::{Edit, Room};
 use crate::planted::Planted;
@@ -37,6 +37,10 @@ pub enum Step {
     Garbage,
     /// Deletes that hide nothing any more were forgotten.
     Forget,
+    /// Index files became one.
+    Merge,
+    /// Series without any sample left the index.
+    RemoveSeries,
 }
 
 /// Which part of the work a caller takes, so that a long upload never holds up a flush.
@@ -44,7 +48,7 @@ pub enum Step {
 pub enum Lane {
     /// Convert, compress, flush.
     Head,
-    /// Compaction, upload, retention, garbage.
+    /// Compaction, upload, retention, garbage, the index's files.
     Tree,
 }
 
@@ -63,6 +67,8 @@ struct FrozenHead {
     /// All deletes: what comes later is younger than everything in the job.
     tombstones: Arc<Tombstones>,
     index_part: Option<Vec<u8>>,
+    /// What was sealed before this lies below the floors.
+    settled: u64,
 }
 
 impl Engine {
@@ -110,6 +116,9 @@ impl Engine {
 
     fn step_tree(&self) -> Result<Option<Step>> {
         let _one_at_a_time = self.tree_lane.lock();
+        if let Some(step) = self.tend_index()? {
+            return Ok(Some(step));
+        }
         let version = self.tree.version();
         let deletes = self.tree_deletes();
         if let Some(job) = self.tree.plan(&version, &deletes, self.env.clock.now_ms()) {
@@ -119,6 +128,7 @@ impl Engine {
         }
         drop(version);
         if self.forget_applied(&deletes)? > 0 {
+            self.note_data_gone();
             return Ok(Some(Step::Forget));
         }
         let removed = self.tree.collect_garbage(&self.env)?;
@@ -131,7 +141,11 @@ impl Engine {
         self.commit_edit(Edit::default().with(Room::Tree, edit.encode()), || {
             let _view = self.view.write();
             self.tree.apply(&edit)
-        })
+        })?;
+        if matches!(job.kind(), JobKind::Drop | JobKind::Clean) {
+            self.note_data_gone();
+        }
+        Ok(())
     }
 
     fn should_flush(&self) -> bool {
@@ -166,6 +180,7 @@ impl Engine {
             }
             let tables = self.write_level0(&frozen)?;
             self.install(&frozen, &tables)?;
+            self.index.settle(frozen.settled);
             self.log.purge(&frozen.floors)?;
             self.counters.flushes.add(1);
         }
@@ -190,6 +205,7 @@ impl Engine {
         // Until it is decided what is taken: a delete in between would find rows of both its sides
         // united, and would be in the log below a floor without being in the manifest.
         let _no_deletes = self.deletes.pause();
+        let settled = self.index.next_number();
         // What is in the log below these floors is staged in the head before the seal below.
         let mut floors: Vec<LogPosition> =
             self.streams().map(|stream| self.log.end(stream)).collect();
@@ -214,13 +230,13 @@ impl Engine {
             _ => None,
         };
         let tombstones = self.deletes.tombstones();
-        Ok(Some(FrozenHead { floors, job, tombstones, index_part }))
+        Ok(Some(FrozenHead { floors, job, tombstones, index_part, settled }))
     }
 
     /// Tables, index segment and floors become part of the database in one step, and what was flushed
     /// turns hot in the head.
     fn install(&self, frozen: &FrozenHead, tables: &firn_tree::Edit) -> Result<()> {
-        let FrozenHead { floors, job, tombstones, index_part } = frozen;
+        let FrozenHead { floors, job, tombstones, index_part, .. } = frozen;
         let mut edit = Edit::default()
             .with(Room::Engine, recover::encode_sequence(self.sequence.last()))
             .with(Room::Log, recover::encode_floors(floors))
@@ -246,7 +262,9 @@ impl Engine {
             self.deletes.flushed(tombstones);
             self.floors.lock().clone_from(floors);
             index_part.as_ref().map_or(Ok(()), |part| self.index.apply(part))
-        })
+        })?;
+        self.hold_index_memory();
+        Ok(())
     }
 
     /// After damage of the log there may be rows of series whose definitions are lost. Nobody can ask
@@ -259,10 +277,17 @@ impl Engine {
         if self.recovery.damage.is_empty() {
             return Ok(Some((group, columns)));
         }
-        columns
-            .batch
-            .columns
-            .retain(|column| self.index.contains(SeriesRef { group, slot: column.slot }));
+        let mut failed = None;
+        columns.batch.columns.retain(|column| {
+            let known = self.index.contains(SeriesRef { group, slot: column.slot });
+            known.unwrap_or_else(|e| {
+                failed = Some(e);
+                true
+            })
+        });
+        if let Some(e) = failed {
+            return Err(e);
+        }
         let columns = merge_columns(&[columns], TimeRange::ALL);
         Ok((!columns.is_empty()).then_some((group, columns)))
     }

@@ -43,11 +43,17 @@ pub enum Planted {
     TombstonesForgottenEarly,
     /// Deletes that the log gives back are not taken.
     DeletesNotReplayed,
+    /// Series leave the index although one was written while it was written anew.
+    SeriesRemovedUnchecked,
+    /// Index files that a merge replaces go before the manifest names the new one.
+    IndexFilesDroppedEarly,
+    /// Definitions below the log's floor are taken in again, those of series that have left among them.
+    RemovedSeriesReplayed,
 }
 
 impl Planted {
     /// Every mistake.
-    pub const ALL: [Planted; 20] = [
+    pub const ALL: [Planted; 23] = [
         Planted::SyncSkipped,
         Planted::PublishedBeforeDurable,
         Planted::AcknowledgedBeforeVisible,
@@ -68,5 +74,8 @@ impl Planted {
         Planted::TombstonesForgottenAtMerge,
         Planted::TombstonesForgottenEarly,
         Planted::DeletesNotReplayed,
+        Planted::SeriesRemovedUnchecked,
+        Planted::IndexFilesDroppedEarly,
+        Planted::RemovedSeriesReplayed,
     ];
 }

@@ -113,6 +113,7 @@ impl Engine {
             seen_behind_hole: BTreeMap::new(),
             is_behind_hole: false,
             deletes_forgotten: options.planted == Some(Planted::DeletesNotReplayed),
+            takes_removed: options.planted == Some(Planted::RemovedSeriesReplayed),
             tombstones: BTreeMap::new(),
             borders: BTreeMap::new(),
             last: state.last,
@@ -157,6 +158,11 @@ impl Engine {
             log_started: AtomicBool::new(false),
             flush_asked: AtomicBool::new(false),
             flushed_at_ms: AtomicI64::new(env.clock.now_ms()),
+            leaving: RwLock::default(),
+            // Nobody knows what went before the start.
+            data_gone: AtomicBool::new(true),
+            removal_at_ms: AtomicI64::new(env.clock.now_ms()),
+            index_retry_at_ms: AtomicI64::new(i64::MIN),
             asleep: Mutex::new(()),
             wake: Condvar::new(),
             closed: AtomicBool::new(false),
@@ -283,6 +289,7 @@ struct Replay<'a> {
     seen_behind_hole: BTreeMap<ShardId, GroupId>,
     is_behind_hole: bool,
     deletes_forgotten: bool,
+    takes_removed: bool,
     /// Those of the manifest, and those of the log: the stream that has them is read first.
     tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
     /// Per shard the deletes that touch it and that its rows have not reached yet.
@@ -334,6 +341,8 @@ impl Replay<'_> {
             self.is_behind_hole = true;
         }
         match entry.kind {
+            // A segment has those below the floor, or had them: what left the index must not come back.
+            EntryKind::Definition if entry.below_floor && !self.takes_removed => Ok(()),
             EntryKind::Definition => self.index.replay(entry.payload),
             EntryKind::Rows => {
                 if self.is_behind_hole {

@@ -26,6 +26,7 @@ pub(crate) struct Counters {
     pub(crate) deletes: Counter,
     pub(crate) flushes: Counter,
     pub(crate) maintenance_errors: Counter,
+    pub(crate) series_removed: Counter,
 }
 
 /// What the rooms count.
@@ -41,6 +42,8 @@ pub struct Stats {
     pub tombstone_bytes: u64,
     /// Flushes since the start.
     pub flushes: u64,
+    /// Series that left the index since the start, because no sample of them was left.
+    pub series_removed: u64,
     /// Failed pieces of background work since the start.
     pub maintenance_errors: u64,
     /// The newest commit.
@@ -69,6 +72,7 @@ impl Engine {
             tombstones: tombstones.len() as u64,
             tombstone_bytes: tombstones.heap_bytes(),
             flushes: self.counters.flushes.get(),
+            series_removed: self.counters.series_removed.get(),
             maintenance_errors: self.counters.maintenance_errors.get(),
             last_seq: self.sequence.last(),
             memory: self.budget.usage(),

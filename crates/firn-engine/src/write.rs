@@ -39,13 +39,30 @@ impl Engine {
     ///
     /// # Errors
     /// `Busy` without memory or with too long a log, `Unavailable` when the log device is full or
-    /// fails, `Closed`. Then nothing is acknowledged, though parts may turn out to be durable.
+    /// fails, `Corrupt` when a damaged index segment may have a series, `Closed`. Then nothing is acknowledged, though parts may turn out to be durable.
     pub fn write(&self, batch: &mut RowBatch) -> Result<WriteReport> {
+        self.write_as_of(batch, None)
+    }
+
+    /// As [`Engine::write`], for references that this engine gave out since [`Engine::generation`] said
+    /// `generation`: as long as that holds nobody looks whether they exist.
+    ///
+    /// # Errors
+    /// As [`Engine::write`].
+    pub fn write_known(&self, batch: &mut RowBatch, generation: u32) -> Result<WriteReport> {
+        self.write_as_of(batch, Some(generation))
+    }
+
+    fn write_as_of(&self, batch: &mut RowBatch, generation: Option<u32>) -> Result<WriteReport> {
         self.check_open()?;
-        let mut report = self.refuse(batch);
+        // Until the rows are visible no series leaves the index.
+        let leaving = self.leaving.read();
+        let is_known = generation == Some(self.index.generation());
+        let mut report = self.refuse(batch, is_known)?;
         if batch.is_empty() {
             return Ok(report);
         }
+        leaving.note(batch);
         batch.sort(self.bits);
         self.ensure_log_started()?;
         self.admit()?;
@@ -65,17 +82,22 @@ impl Engine {
     }
 
     /// Takes out what may not be written and says so.
-    fn refuse(&self, batch: &mut RowBatch) -> WriteReport {
+    fn refuse(&self, batch: &mut RowBatch, is_known: bool) -> Result<WriteReport> {
         let mut report = WriteReport::default();
         let latest = self.env.clock.now_ms().saturating_add(self.options.future_ms_max);
         let series = |cell: &Cell| SeriesRef { group: cell.group, slot: cell.slot };
         if batch.cells().iter().all(|cell| cell.ts <= latest)
-            && self.index.contains_all(batch.cells().iter().map(series))
+            && (is_known || self.index.find_unknown(batch.cells().iter().map(series))?.is_none())
         {
-            return report;
+            return Ok(report);
         }
+        let mut failed = None;
         batch.retain(|cell| {
-            let known = self.index.contains(series(cell));
+            let known = is_known
+                || self.index.contains(series(cell)).unwrap_or_else(|e| {
+                    failed = Some(e);
+                    false
+                });
             if cell.ts > latest {
                 report.too_far_ahead += 1;
                 report.too_far_ahead_max = report.too_far_ahead_max.max(Some(cell.ts));
@@ -84,7 +106,7 @@ impl Engine {
             }
             known && cell.ts <= latest
         });
-        report
+        failed.map_or(Ok(report), Err)
     }
 
     /// One shard's rows: encoded once, into the log's buffer and the head's arena, under the

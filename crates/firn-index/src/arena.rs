@@ -78,10 +78,6 @@ impl<T> Chunked<T> {
         }
     }
 
-    pub(crate) fn get(&self, idx: u32) -> Option<&T> {
-        self.chunks.get(idx as usize / CHUNK_ITEMS)?.get(idx as usize % CHUNK_ITEMS)
-    }
-
     pub(crate) fn heap_bytes(&self) -> usize {
         self.chunks.iter().map(|chunk| chunk.capacity() * size_of::<T>() + 24).sum()
     }
@@ -108,15 +104,24 @@ pub(crate) fn encode_ids(ids: &[u32], out: &mut Vec<u8>) {
 }
 
 /// The list of ids at the front of `bytes`, as [`encode_ids`] stored it.
-pub(crate) fn decode_ids(mut bytes: &[u8]) -> impl ExactSizeIterator<Item = u32> + Clone + '_ {
+pub(crate) fn decode_ids(mut bytes: &[u8]) -> Ids<'_> {
     let count = decode_varint(&mut bytes).unwrap_or(0) as usize;
     Ids { bytes, count }
 }
 
-#[derive(Clone)]
-struct Ids<'a> {
+/// A list of ids.
+#[derive(Clone, Debug)]
+pub(crate) struct Ids<'a> {
     bytes: &'a [u8],
     count: usize,
+}
+
+impl<'a> Ids<'a> {
+    /// What is stored behind the list.
+    pub(crate) fn after(mut self) -> &'a [u8] {
+        self.by_ref().for_each(drop);
+        self.bytes
+    }
 }
 
 impl Iterator for Ids<'_> {
@@ -168,7 +173,7 @@ mod tests {
         let mut items = Chunked::default();
         (0..10_000u32).for_each(|n| items.push(n));
         assert!((0..10_000).all(|n| items[n] == n));
-        assert_eq!((items.len(), items.get(10_000)), (10_000, None));
+        assert_eq!(items.len(), 10_000);
         let mut bytes = Vec::new();
         encode_ids(&[0, 300, u32::MAX], &mut bytes);
         assert_eq!(decode_ids(&bytes).collect::<Vec<_>>(), [0, 300, u32::MAX]);

@@ -3,7 +3,7 @@
 //! ```text
 //! payload    = definition*
 //! definition = varint(group id) varint(1 if a group of one, else 0) varint(first slot)
-//!              varint(member count) text(group labels) text(member labels)*
+//!              varint(member count) text(identity labels) text(common labels) text(member labels)*
 //! text       = varint(bytes) bytes          labels as firn_model::Labels encodes them
 //! ```
 //! Each carries its group's labels, so that it can be taken in alone, twice, and in any order. A
@@ -11,14 +11,14 @@
 
 use firn_model::{Error, GroupId, Labels, Result, decode_varint, encode_varint};
 
-use crate::sets::LOST_SET;
 use crate::state::State;
 
-/// Some slots in a row of one group.
+/// Some members in a row of one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
-    pub(crate) group_no: u32,
-    pub(crate) first_slot: u32,
+    pub(crate) part_no: u32,
+    /// Places in the part.
+    pub(crate) first: u32,
     pub(crate) count: u32,
 }
 
@@ -28,29 +28,27 @@ pub(crate) struct Definition {
     pub(crate) group: GroupId,
     pub(crate) lone: bool,
     pub(crate) first_slot: u32,
+    /// What decides who joins the group; of a group of one all labels.
     pub(crate) labels: Labels,
+    /// What these members share beside it.
+    pub(crate) common: Labels,
+    /// What each has alone.
     pub(crate) members: Vec<Labels>,
 }
 
-/// Appends the definition of a run; lost slots at its ends or inside are left out.
+/// Appends the definition of a run.
 pub(crate) fn encode_run(state: &State, run: Run, out: &mut Vec<u8>) {
-    let slots = state.groups.slots(run.group_no);
-    let end = (run.first_slot as usize + run.count as usize).min(slots.len());
-    let mut first_slot = run.first_slot as usize;
-    let wanted = slots.get(first_slot..end).unwrap_or_default();
-    let labels = state.labels_of(state.groups.labels(run.group_no), std::iter::empty());
-    for piece in wanted.chunk_by(|a, b| (*a == LOST_SET) == (*b == LOST_SET)) {
-        if piece.first() != Some(&LOST_SET) {
-            encode_varint(state.groups.id(run.group_no).0, out);
-            encode_varint(u64::from(state.groups.is_lone(run.group_no)), out);
-            encode_varint(first_slot as u64, out);
-            encode_varint(piece.len() as u64, out);
-            push_labels(&labels, out);
-            for &set in piece {
-                push_labels(&state.labels_of(std::iter::empty(), state.sets.pairs(set)), out);
-            }
-        }
-        first_slot += piece.len();
+    let parts = &state.parts;
+    let places = parts.sets(run.part_no).iter().skip(run.first as usize).take(run.count as usize);
+    let none = std::iter::empty;
+    encode_varint(parts.id(run.part_no).0, out);
+    encode_varint(u64::from(parts.is_lone(run.part_no)), out);
+    encode_varint(u64::from(parts.first_slot(run.part_no) + run.first), out);
+    encode_varint(places.len() as u64, out);
+    push_labels(&state.labels_of(parts.identity(run.part_no), none(), none()), out);
+    push_labels(&state.labels_of(none(), parts.common(run.part_no), none()), out);
+    for &set in places {
+        push_labels(&state.labels_of(none(), none(), state.sets.pairs(set)), out);
     }
 }
 
@@ -67,7 +65,7 @@ pub(crate) fn decode(input: &mut &[u8]) -> Result<Definition> {
     };
     let first_slot = take_u32(input)?;
     let count = take_u32(input)?;
-    let labels = take_labels(input)?;
+    let (labels, common) = (take_labels(input)?, take_labels(input)?);
     // Each member takes at least a byte, so a count beyond that is a lie: reserve nothing for it.
     let mut members = Vec::with_capacity((count as usize).min(input.len()));
     for _ in 0..count {
@@ -76,10 +74,11 @@ pub(crate) fn decode(input: &mut &[u8]) -> Result<Definition> {
     if first_slot.checked_add(count).is_none() {
         return Err(Error::invalid(format!("definition of {group}: slots beyond 2^32")));
     }
-    if lone && (first_slot != 0 || count != 1 || members.iter().any(|m| !m.is_empty())) {
+    let is_bare = common.is_empty() && members.iter().all(Labels::is_empty);
+    if lone && (first_slot != 0 || count != 1 || !is_bare) {
         return Err(Error::invalid(format!("definition of {group}: a group of one with members")));
     }
-    Ok(Definition { group, lone, first_slot, labels, members })
+    Ok(Definition { group, lone, first_slot, labels, common, members })
 }
 
 fn push_labels(labels: &Labels, out: &mut Vec<u8>) {

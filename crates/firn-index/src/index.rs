@@ -1,21 +1,22 @@
-//! The index as the engine holds it: resolve, definitions for the log, views, seals.
+//! The index as the engine holds it: resolve, definitions for the log, views, seals and merges.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use firn_env::Disk;
-use firn_model::{Error, GroupId, Labels, Result, SeriesRef, ShardId, Timestamp};
+use firn_model::{Error, GroupId, Labels, Result, SeriesRef, ShardId, Slot, Timestamp};
+use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 
 use crate::definition::{self, Run, encode_run};
-use crate::limits::{Limits, NewSeries};
+use crate::jobs::{self, Jobs, MergeJob, SealJob, Written, WrittenJobs};
+use crate::layers::{Layer, Segment, Tip};
+use crate::limits::{CensusOf, Limits, NewSeries};
 use crate::lookup::Lookup;
+use crate::manifest_part::{Catalog, Part};
 use crate::options::IndexOptions;
 use crate::pairs::raw_pairs;
-use crate::part::Part;
-use crate::seal::{SealJob, SealState};
-use crate::sets::LOST_SET;
-use crate::state::{Place, State};
+use crate::state::{Growing, Place, State};
 use crate::view::{IndexStats, IndexView};
 
 /// Which series are there. Shared by writers and queries; every call takes `&self`.
@@ -24,24 +25,35 @@ pub struct Index {
     shared: Arc<Shared>,
 }
 
-/// Lock order: `seal`, then `state`, then `limits` or one of `pending`.
+/// Lock order: `jobs`, then `tip`, then the state of the active segment, then that of an older one, then
+/// `limits`, `written` or one of `shards`.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) disk: Arc<dyn Disk>,
-    pub(crate) options: IndexOptions,
-    pub(crate) seal: Mutex<SealState>,
-    /// Held for reading while a bounded piece of a query or seal looks at it, never over I/O.
-    pub(crate) state: RwLock<State>,
+struct Shared {
+    disk: Arc<dyn Disk>,
+    options: IndexOptions,
+    jobs: Mutex<Jobs>,
+    written: Arc<WrittenJobs>,
+    tip: RwLock<Arc<Tip>>,
     limits: Mutex<Limits>,
-    pending: Vec<Pending>,
+    shards: Vec<Shard>,
     generation: AtomicU32,
 }
 
-/// Definitions of one shard that the log has not been given.
+/// What is known of a shard beside its groups.
 #[derive(Debug, Default)]
-struct Pending {
-    any: AtomicBool,
-    runs: Mutex<Vec<Run>>,
+struct Shard {
+    /// Definitions that the log has not been given, with the numbers of their segments.
+    pending: Mutex<Vec<(u64, Run)>>,
+    any_pending: AtomicBool,
+    /// Groups of before the start take no new member.
+    is_distrusted: AtomicBool,
+}
+
+/// A label set that is not known, and what of it is asked when it is defined.
+struct Wanted<'l> {
+    whole: &'l Labels,
+    /// The labels of the group that it joins; `None`: it becomes a group of one.
+    identity: Option<Labels>,
 }
 
 // Known series take about 0.5 us each and new ones 1 (examples/footprint.rs): nobody waits for more
@@ -50,25 +62,34 @@ const BATCH_KNOWN: usize = 1_024;
 const BATCH_NEW: usize = 256;
 
 impl Index {
-    /// The index as the manifest describes it: `parts` are its parts in order. Reads all segments;
-    /// files in `index/` that no part names are what is left of an interrupted seal and go.
+    /// The index as the manifest describes it: `parts` are its parts in order. Maps all segments and
+    /// reads nothing of them but their ends; files in `index/` that no part names are what is left of
+    /// interrupted work and go.
     ///
     /// # Errors
-    /// `Corrupt` with file and offset for a segment that is missing or damaged, `Invalid` for bad
-    /// options, parts or formats, `Unavailable` if the disk fails.
+    /// `Corrupt` with the file for a segment that is missing or whose end is damaged, `Invalid` for
+    /// bad options, parts or formats, `Unavailable` if the disk fails.
     pub fn open(disk: Arc<dyn Disk>, options: IndexOptions, parts: &[&[u8]]) -> Result<Index> {
         let options = options.checked()?;
-        let parts = parts.iter().map(|part| Part::decode(part)).collect::<Result<Vec<_>>>()?;
-        let mut state = State::new(&options);
-        let seal = SealState::open(&*disk, &parts, &mut state)?;
-        let pending = (0..options.shard_bits.shard_count()).map(|_| Pending::default()).collect();
+        let catalog = Catalog::read(parts)?;
+        disk.create_dir("index")?;
+        disk.sync_dir("")?;
+        let mut next_number = jobs::remove_orphans(&*disk, &catalog)?;
+        let mut sealed = Vec::with_capacity(catalog.segments.len());
+        for &info in &catalog.segments {
+            sealed.push(jobs::open(&*disk, info, info.number)?);
+            next_number = next_number.max(info.number.saturating_add(1));
+        }
+        let state = RwLock::new(State::new(&options, &catalog.next_ids));
+        let active = Arc::new(Layer { number: 0, state });
         let shared = Shared {
             disk,
             limits: Mutex::new(Limits::new(options.limits)),
+            shards: (0..options.shard_bits.shard_count()).map(|_| Shard::default()).collect(),
             options,
-            seal: Mutex::new(seal),
-            state: RwLock::new(state),
-            pending,
+            jobs: Mutex::new(Jobs { catalog, next_number, settled: 0 }),
+            written: Arc::default(),
+            tip: RwLock::new(Arc::new(Tip { sealed, frozen: Vec::new(), active })),
             generation: AtomicU32::new(0),
         };
         Ok(Index { shared: Arc::new(shared) })
@@ -80,14 +101,15 @@ impl Index {
     ///
     /// # Errors
     /// Per label set: `SeriesLimit` over a limit (known ones go on), `Invalid` without any label,
-    /// `TooLarge` when the index cannot hold more text.
+    /// `TooLarge` when the index cannot hold more text, `Corrupt` when a damaged segment may have it.
     pub fn resolve(&self, labels: &[Labels], out: &mut Vec<Result<SeriesRef>>) {
         out.clear();
         out.reserve(labels.len());
+        let tip = self.tip();
         let mut lookup = Lookup::default();
         let mut missing: Vec<usize> = Vec::new();
         for batch in labels.chunks(BATCH_KNOWN) {
-            let state = self.shared.state.read();
+            let state = tip.active.state.read();
             for labels in batch {
                 match lookup.find(&state, labels) {
                     Some(place) => out.push(Ok(state.series_ref(place))),
@@ -98,15 +120,15 @@ impl Index {
                 }
             }
         }
+        missing.retain(|&idx| !labels[idx].is_empty());
         for batch in missing.chunks(BATCH_NEW) {
-            let mut state = self.shared.state.write();
-            for &idx in batch.iter().filter(|&&idx| !labels[idx].is_empty()) {
-                // Another writer, or this batch itself, may have defined it meanwhile.
-                let place = match lookup.find(&state, &labels[idx]) {
-                    Some(place) => Ok(place),
-                    None => self.define_by_options(&mut state, &mut lookup, &labels[idx]),
-                };
-                out[idx] = place.map(|place| state.series_ref(place));
+            let wanted = |&idx: &usize| Wanted {
+                whole: &labels[idx],
+                identity: self.identity_by_options(&labels[idx]),
+            };
+            let wanted: Vec<Wanted<'_>> = batch.iter().map(wanted).collect();
+            for (&idx, found) in batch.iter().zip(self.find_or_define(&wanted)) {
+                out[idx] = found;
             }
         }
     }
@@ -117,8 +139,8 @@ impl Index {
     ///
     /// # Errors
     /// `Invalid` if a member repeats a name of the group or has no label in all; `SeriesLimit` over
-    /// a limit; `TooLarge` when the index cannot hold more text. Members before the one that
-    /// failed are defined.
+    /// a limit; `TooLarge` when the index cannot hold more text; `Corrupt` when a damaged segment may
+    /// have a member. Members before the one that failed are defined.
     pub fn resolve_group(
         &self,
         group_labels: &Labels,
@@ -128,23 +150,12 @@ impl Index {
         for batch in members.chunks(BATCH_NEW) {
             let whole =
                 batch.iter().map(|m| join(group_labels, m)).collect::<Result<Vec<Labels>>>()?;
-            let mut lookup = Lookup::default();
-            let known: Option<Vec<SeriesRef>> = {
-                let state = self.shared.state.read();
-                let mut find = |labels| lookup.find(&state, labels).map(|p| state.series_ref(p));
-                whole.iter().map(&mut find).collect()
-            };
-            if let Some(known) = known {
-                series.extend(known);
-                continue;
-            }
-            let mut state = self.shared.state.write();
-            for (whole, member) in whole.iter().zip(batch) {
-                let place = match lookup.find(&state, whole) {
-                    Some(place) => place,
-                    None => self.define_member(&mut state, group_labels, member)?,
-                };
-                series.push(state.series_ref(place));
+            let wanted: Vec<Wanted<'_>> = whole
+                .iter()
+                .map(|whole| Wanted { whole, identity: Some(group_labels.clone()) })
+                .collect();
+            for found in self.find_or_define(&wanted) {
+                series.push(found?);
             }
         }
         let mut groups: Vec<GroupId> = series.iter().map(|series| series.group).collect();
@@ -153,40 +164,186 @@ impl Index {
         Ok((groups, series))
     }
 
-    /// The reference of a label set, if it has one.
-    pub fn lookup(&self, labels: &Labels) -> Option<SeriesRef> {
-        let state = self.shared.state.read();
-        Lookup::default().find(&state, labels).map(|place| state.series_ref(place))
+    /// The labels that decide which group a series joins; `None` if it stands alone.
+    fn identity_by_options(&self, labels: &Labels) -> Option<Labels> {
+        let group_by = &self.shared.options.group_by;
+        let is_group = |name: &[u8]| group_by.iter().any(|by| by.as_bytes() == name);
+        let count = raw_pairs(labels).filter(|pair| is_group(pair.name)).count();
+        let is_lone = group_by.is_empty() || count < group_by.len();
+        (!is_lone).then(|| labels.filter(|name| is_group(name.as_bytes())))
     }
 
-    /// Whether a reference was given by this index. Takes the lock: ask [`Index::contains_all`] for
-    /// a batch.
-    pub fn contains(&self, series: SeriesRef) -> bool {
-        self.shared.state.read().place(series).is_some()
+    /// One answer for each of `wanted`. What is not in an older segment is found or defined in the
+    /// active one.
+    fn find_or_define(&self, wanted: &[Wanted<'_>]) -> Vec<Result<SeriesRef>> {
+        let mut found: Vec<Option<Result<SeriesRef>>> = Vec::new();
+        found.resize_with(wanted.len(), || None);
+        // Groups of before that go on, by identity labels.
+        let mut growing: HashMap<&Labels, Option<Growing>> = HashMap::new();
+        while found.iter().any(Option::is_none) {
+            let tip = self.tip();
+            for (found, wanted) in found.iter_mut().zip(wanted) {
+                if found.is_none() {
+                    *found = tip.find_older(wanted.whole).transpose();
+                }
+            }
+            growing.clear();
+            while found.iter().any(Option::is_none) {
+                // Sealed segments are asked without any lock.
+                let asked = {
+                    let mut state = tip.active.state.write();
+                    if state.is_frozen {
+                        // It is an older one now.
+                        break;
+                    }
+                    self.define_some(&tip, &mut state, wanted, &growing, &mut found)
+                };
+                for idx in asked {
+                    let Some(identity) = &wanted[idx].identity else { continue };
+                    match self.growing(&tip, identity) {
+                        Ok(group) => drop(growing.insert(identity, group)),
+                        Err(e) => found[idx] = Some(Err(e)),
+                    }
+                }
+            }
+        }
+        found.into_iter().flatten().collect()
     }
 
-    /// The first of `series` that this index never gave, if there is one. One lock for all; a group
-    /// is looked up once for neighbours, so sorted ones cost a few nanoseconds each.
-    pub fn find_unknown(&self, series: impl IntoIterator<Item = SeriesRef>) -> Option<SeriesRef> {
-        let state = self.shared.state.read();
-        let mut last: Option<(GroupId, &[u32])> = None;
-        series.into_iter().find(|series| {
-            let slots = match last {
-                Some((group, slots)) if group == series.group => slots,
-                _ => state.groups.find(series.group).map_or(&[][..], |no| state.groups.slots(no)),
+    /// Defines what can be defined without asking older segments; gives the places in `wanted` of the
+    /// first members of groups that may go on from one.
+    fn define_some(
+        &self,
+        tip: &Tip,
+        state: &mut State,
+        wanted: &[Wanted<'_>],
+        growing: &HashMap<&Labels, Option<Growing>>,
+        found: &mut [Option<Result<SeriesRef>>],
+    ) -> Vec<usize> {
+        let has_older = !tip.sealed.is_empty() || !tip.frozen.is_empty();
+        let mut lookup = Lookup::default();
+        let mut asked = Vec::new();
+        for (idx, (wanted, found)) in wanted.iter().zip(found).enumerate() {
+            if found.is_some() {
+                continue;
+            }
+            // Another writer, or this batch itself, may have defined it meanwhile.
+            if let Some(place) = lookup.find(state, wanted.whole) {
+                *found = Some(Ok(state.series_ref(place)));
+                continue;
+            }
+            let known = wanted.identity.as_ref().and_then(|identity| growing.get(identity));
+            let goes_on = wanted.identity.as_ref().is_some_and(|identity| {
+                has_older && known.is_none() && state.growing(identity).is_none()
+            });
+            if goes_on {
+                asked.push(idx);
+                continue;
+            }
+            let place = self.define(tip, state, &mut lookup, wanted, known.copied().flatten());
+            *found = Some(place.map(|place| state.series_ref(place)));
+        }
+        asked
+    }
+
+    /// Asks the limits before any text is stored: refused label sets must not cost memory.
+    fn define<'l>(
+        &self,
+        tip: &Tip,
+        state: &mut State,
+        lookup: &mut Lookup<'l>,
+        wanted: &Wanted<'l>,
+        growing: Option<Growing>,
+    ) -> Result<Place> {
+        let (whole, identity) = (wanted.whole, &wanted.identity);
+        let group_labels = || identity.clone().unwrap_or_else(Labels::empty);
+        let group: Option<&dyn Fn() -> Labels> = identity.is_some().then_some(&group_labels);
+        let new = NewSeries { metric: whole.metric_name(), group };
+        self.shared.limits.lock().admit(&new, &CensusOf { tip, active: state })?;
+        let mut define = || {
+            lookup.intern(state, whole)?;
+            let Some(identity) = identity else {
+                return state.define_lone(&lookup.ids, whole.hash64());
             };
-            last = Some((series.group, slots));
-            slots.get(series.slot.0 as usize).is_none_or(|&set| set == LOST_SET)
-        })
+            let (mut group, mut rest) = (Vec::new(), Vec::new());
+            let mut names = raw_pairs(identity).map(|pair| pair.name).peekable();
+            for (pair, &id) in raw_pairs(whole).zip(&lookup.ids) {
+                let is_group = names.next_if_eq(&pair.name).is_some();
+                if is_group { group.push(id) } else { rest.push(id) }
+            }
+            state.define_member(&group, &rest, growing, || identity.hash64())
+        };
+        let place = define().inspect_err(|_| self.shared.limits.lock().recount())?;
+        let shard = &self.shared.shards[usize::from(state.parts.shard(place.part_no).0)];
+        shard.push_pending(tip.active.number, place);
+        Ok(place)
     }
 
-    /// Whether all references were given by this index. One lock for all.
-    pub fn contains_all(&self, series: impl IntoIterator<Item = SeriesRef>) -> bool {
-        self.find_unknown(series).is_none()
+    /// The group of before that goes on with a new member of `identity`.
+    fn growing(&self, tip: &Tip, identity: &Labels) -> Result<Option<Growing>> {
+        let growing = tip.growing(identity, self.shared.options.slots_per_group_max)?;
+        let bits = self.shared.options.shard_bits;
+        let is_trusted = |growing: &Growing| {
+            let shard = &self.shared.shards[usize::from(bits.shard(growing.group).0)];
+            !shard.is_distrusted.load(Ordering::Relaxed)
+        };
+        Ok(growing.filter(is_trusted))
+    }
+
+    /// The reference of a label set, if it has one.
+    ///
+    /// # Errors
+    /// `Corrupt` when a damaged segment may have it.
+    pub fn lookup(&self, labels: &Labels) -> Result<Option<SeriesRef>> {
+        let tip = self.tip();
+        {
+            let state = tip.active.state.read();
+            if let Some(place) = Lookup::default().find(&state, labels) {
+                return Ok(Some(state.series_ref(place)));
+            }
+        }
+        if labels.is_empty() { Ok(None) } else { tip.find_older(labels) }
+    }
+
+    /// Whether a reference is known. Takes the lock: ask [`Index::find_unknown`] for a batch.
+    ///
+    /// # Errors
+    /// `Corrupt` when a damaged segment may have it.
+    pub fn contains(&self, series: SeriesRef) -> Result<bool> {
+        let tip = self.tip();
+        Ok(tip.remembers(series) || tip.is_sealed(series)?)
+    }
+
+    /// The first of `series` that is not known, if there is one.
+    ///
+    /// # Errors
+    /// `Corrupt` when a damaged segment may have one.
+    pub fn find_unknown(
+        &self,
+        series: impl IntoIterator<Item = SeriesRef>,
+    ) -> Result<Option<SeriesRef>> {
+        let tip = self.tip();
+        let mut older = Vec::new();
+        {
+            let state = tip.active.state.read();
+            let mut last = None;
+            for series in series {
+                // Rows of one series mostly come one after the other.
+                if last.replace(series) != Some(series) && state.place(series).is_none() {
+                    older.push(series);
+                }
+            }
+        }
+        for series in older {
+            if !tip.remembers(series) && !tip.is_sealed(series)? {
+                return Ok(Some(series));
+            }
+        }
+        Ok(None)
     }
 
     /// Changes when a reference that was given out stops being valid; whoever keeps references keeps
-    /// this beside them. Nothing is taken back in this version, so it stays.
+    /// this beside them, read before they were asked for.
     pub fn generation(&self) -> u32 {
         self.shared.generation.load(Ordering::Acquire)
     }
@@ -195,48 +352,73 @@ impl Index {
     /// count as logged from here on. Costs one load if there is none. The caller holds the shard's
     /// lock from here until the log has the bytes, so that definitions stay in order.
     pub fn take_pending(&self, shard: ShardId, out: &mut Vec<u8>) {
-        let pending = &self.shared.pending[usize::from(shard.0)];
-        if !pending.any.load(Ordering::Acquire) {
+        let shard = &self.shared.shards[usize::from(shard.0)];
+        if !shard.any_pending.load(Ordering::Acquire) {
             return;
         }
         let runs = {
-            let mut runs = pending.runs.lock();
-            pending.any.store(false, Ordering::Release);
+            let mut runs = shard.pending.lock();
+            shard.any_pending.store(false, Ordering::Release);
             std::mem::take(&mut *runs)
         };
-        for batch in runs.chunks(BATCH_NEW) {
-            let state = self.shared.state.read();
-            batch.iter().for_each(|&run| encode_run(&state, run, out));
+        let tip = self.tip();
+        for batch in runs.chunk_by(|a, b| a.0 == b.0) {
+            // What is in memory no more is in a file that the manifest names.
+            let layers = tip.frozen.iter().chain([&tip.active]);
+            let Some(layer) = layers.into_iter().find(|layer| layer.number == batch[0].0) else {
+                continue;
+            };
+            for runs in batch.chunks(BATCH_NEW) {
+                let state = layer.state.read();
+                runs.iter().for_each(|run| encode_run(&state, run.1, out));
+            }
         }
     }
 
     /// The log refused what [`Index::take_pending`] gave: every definition of `shard` that is not in
-    /// a segment is pending again. Replaying one twice does no harm.
+    /// a file is pending again. Replaying one twice does no harm.
     pub fn requeue(&self, shard: ShardId) {
-        let sealed = self.shared.seal.lock().sealed_series();
-        let state = self.shared.state.read();
-        let touched = state.groups.touched_since(sealed);
-        let of_shard = touched.into_iter().filter(|&no| state.groups.shard(no) == shard);
-        let runs: Vec<Run> = of_shard.filter_map(|no| unsealed_run(&state, no, sealed)).collect();
+        // Nothing is frozen or sealed meanwhile.
+        let tip = self.shared.tip.read();
+        let mut runs: Vec<(u64, Run)> = Vec::new();
+        let mut take = |layer: &Layer, state: &State| {
+            let of_shard = (0..state.parts.count()).filter(|&no| state.parts.shard(no) == shard);
+            runs.extend(of_shard.map(|part_no| {
+                let count = state.parts.sets(part_no).len() as u32;
+                (layer.number, Run { part_no, first: 0, count })
+            }));
+        };
+        for layer in &tip.frozen {
+            take(layer, &layer.state.read());
+        }
+        let state = tip.active.state.read();
+        take(&tip.active, &state);
         // The state is still locked: nobody can define a series that this list lacks.
-        let pending = &self.shared.pending[usize::from(shard.0)];
-        let mut pending_runs = pending.runs.lock();
-        pending.any.store(!runs.is_empty(), Ordering::Release);
-        *pending_runs = runs;
+        let shard = &self.shared.shards[usize::from(shard.0)];
+        let mut pending = shard.pending.lock();
+        shard.any_pending.store(!runs.is_empty(), Ordering::Release);
+        *pending = runs;
     }
 
     /// Takes in definitions that the log gives back; what is known is skipped.
     ///
     /// # Errors
-    /// `Corrupt` with the offset in the payload if it is no definition, or if it contradicts one.
+    /// `Corrupt` with the offset in the payload if it is no definition, or if it contradicts one; or
+    /// of a damaged segment that may know it.
     pub fn replay(&self, payload: &[u8]) -> Result<()> {
+        let tip = self.tip();
         let mut rest = payload;
         while !rest.is_empty() {
             let offset = (payload.len() - rest.len()) as u64;
-            let taken = definition::decode(&mut rest)
-                .and_then(|definition| self.shared.state.write().restore(&definition));
-            taken
-                .map_err(|e| Error::corrupt("log entry with definitions", offset, e.to_string()))?;
+            let bad =
+                |e: Error| Error::corrupt("log entry with definitions", offset, e.to_string());
+            let definition = definition::decode(&mut rest).map_err(bad)?;
+            let mut is_sealed = Vec::with_capacity(definition.members.len());
+            for slot in (definition.first_slot..).take(definition.members.len()) {
+                let slot = Slot(slot);
+                is_sealed.push(tip.is_sealed(SeriesRef { group: definition.group, slot })?);
+            }
+            tip.active.state.write().restore(&definition, &is_sealed).map_err(bad)?;
         }
         Ok(())
     }
@@ -248,10 +430,12 @@ impl Index {
     /// # Errors
     /// `Invalid` if the id is absurd.
     pub fn distrust(&self, shard: ShardId, seen: Option<GroupId>) -> Result<()> {
-        let mut state = self.shared.state.write();
-        state.groups.close_all(shard);
+        let tip = self.tip();
+        let mut state = tip.active.state.write();
+        self.shared.shards[usize::from(shard.0)].is_distrusted.store(true, Ordering::Relaxed);
+        state.parts.close_all(shard);
         let next = seen.map_or(0, |group| self.shared.options.shard_bits.local(group) + 1);
-        state.groups.reserve_ids(shard, next)
+        state.parts.reserve_ids(shard, next)
     }
 
     /// The time by which new series per second are counted; the index has no clock of its own.
@@ -259,149 +443,172 @@ impl Index {
         self.shared.limits.lock().tick(now_ms);
     }
 
-    /// What is known now, for queries. Costs a lock and an `Arc`.
+    /// What is known now, for queries. Costs two locks and an `Arc`.
     pub fn view(&self) -> IndexView {
-        let watermark = self.shared.state.read().watermark();
-        IndexView::new(Arc::clone(&self.shared), watermark)
+        let tip = self.tip();
+        let mark = tip.active.state.read().watermark();
+        IndexView::new(tip, mark)
     }
 
-    /// A job that seals all definitions since the last one, or nothing to do. Small segments are
-    /// rewritten with it, so that there are at most logarithmically many.
+    /// Freezes what was defined since the last seal; the job writes it to a file while others go on.
+    /// `None` if there is nothing.
     pub fn plan_seal(&self) -> Option<SealJob> {
-        SealJob::plan(&self.shared)
+        let mut jobs = self.shared.jobs.lock();
+        let mut tip = self.shared.tip.write();
+        let mut state = tip.active.state.write();
+        let next_ids = state.parts.next_ids();
+        if state.series_count() > 0 {
+            state.is_frozen = true;
+            drop(state);
+            let mut next = Tip::clone(&tip);
+            let number = next.active.number + 1;
+            let state = RwLock::new(State::new(&self.shared.options, &next_ids));
+            let active = Arc::new(Layer { number, state });
+            next.frozen.push(std::mem::replace(&mut next.active, active));
+            *tip = Arc::new(next);
+        } else {
+            drop(state);
+        }
+        if tip.frozen.is_empty() {
+            return None;
+        }
+        // One seal at a time: what another has written was not applied.
+        self.shared.written.lock().retain(|written| written.layers.is_empty());
+        let layers = tip.frozen.clone();
+        let written = Arc::clone(&self.shared.written);
+        Some(SealJob { number: jobs.take_number(), layers, next_ids, written })
     }
 
-    /// The manifest has the part that [`SealJob::run`] gave: its segment counts from here on, and
-    /// the files that it replaces are removed.
+    /// Neighbouring files of like size that should become one; `None` if there are few.
+    pub fn plan_merge(&self) -> Option<MergeJob> {
+        let mut jobs = self.shared.jobs.lock();
+        let tip = self.tip();
+        MergeJob::choose(&tip.sealed).map(|inputs| self.merge_job(&mut jobs, inputs))
+    }
+
+    /// All files whose definitions the log does not have any more, to be made one without what has no
+    /// data; `None` if there is none.
+    pub fn plan_removal(&self) -> Option<MergeJob> {
+        let mut jobs = self.shared.jobs.lock();
+        let tip = self.tip();
+        let settled = jobs.settled;
+        let count = tip.sealed.iter().take_while(|segment| segment.born < settled).count();
+        (count > 0).then(|| self.merge_job(&mut jobs, &tip.sealed[..count]))
+    }
+
+    fn merge_job(&self, jobs: &mut Jobs, inputs: &[Arc<Segment>]) -> MergeJob {
+        // One merge at a time, as with seals.
+        self.shared.written.lock().retain(|written| !written.layers.is_empty());
+        let written = Arc::clone(&self.shared.written);
+        MergeJob { number: jobs.take_number(), inputs: inputs.to_vec(), written }
+    }
+
+    /// A number above those of all seals so far; for [`Index::settle`].
+    pub fn next_number(&self) -> u64 {
+        self.shared.jobs.lock().next_number
+    }
+
+    /// Whatever was sealed when [`Index::next_number`] said `number` lies below the log's floor by now:
+    /// no replay brings it back, so it may be removed for good.
+    pub fn settle(&self, number: u64) {
+        let mut jobs = self.shared.jobs.lock();
+        jobs.settled = jobs.settled.max(number);
+    }
+
+    /// The manifest has the part that a job gave: its segment counts from here on, and the files that
+    /// it replaces are removed. After a removal the generation is another.
     ///
     /// # Errors
-    /// `Invalid` if the part is not from the last planned job.
+    /// `Invalid` if the part is not from the last planned job of its kind.
     pub fn apply(&self, part: &[u8]) -> Result<()> {
         let part = Part::decode(part)?;
-        let obsolete = self.shared.seal.lock().apply(&part)?;
-        if part.kept == 0 {
-            self.shared.state.write().filled = false;
+        let mut jobs = self.shared.jobs.lock();
+        let written = self.take_written(&part)?;
+        jobs.catalog.take(&part)?;
+        let obsolete = {
+            let mut tip = self.shared.tip.write();
+            let mut next = Tip::clone(&tip);
+            next.frozen.retain(|layer| !written.layers.contains(&layer.number));
+            let is_removed = |segment: &Arc<Segment>| part.removed.contains(&segment.info.number);
+            let at = next.sealed.iter().position(is_removed).unwrap_or(next.sealed.len());
+            let obsolete: Vec<_> = next.sealed.extract_if(.., |one| is_removed(one)).collect();
+            next.sealed.splice(at..at, written.segment);
+            *tip = Arc::new(next);
+            obsolete
+        };
+        if written.is_removal {
+            // Behind the swap: whoever reads the new one asks the new tip.
+            self.shared.generation.fetch_add(1, Ordering::AcqRel);
+            self.shared.limits.lock().recount();
         }
         for segment in obsolete {
-            // One that stays is removed by the next open.
-            let _ = self.shared.disk.remove(&segment.path());
+            // One that stays is removed by the next open. Views that hold it go on reading it.
+            let _ = self.shared.disk.remove(&segment.info.path());
         }
         Ok(())
     }
 
+    fn take_written(&self, part: &Part) -> Result<Written> {
+        let mut written = self.shared.written.lock();
+        let Some(idx) = written.iter().position(|written| written.part == *part) else {
+            let numbers: Vec<u64> = part.added.iter().map(|segment| segment.number).collect();
+            return Err(Error::invalid(format!("index segments {numbers:?} were not planned")));
+        };
+        Ok(written.swap_remove(idx))
+    }
+
     /// The whole sealed state as one manifest part.
     pub fn snapshot_part(&self) -> Vec<u8> {
-        self.shared.seal.lock().snapshot().encode()
+        self.shared.jobs.lock().catalog.to_part().encode()
     }
 
     /// The files of the sealed state with their lengths. The next [`Index::apply`] may remove some.
     pub fn segment_files(&self) -> Vec<(String, u64)> {
-        let part = self.shared.seal.lock().snapshot();
-        part.added.iter().map(|segment| (segment.path(), segment.file_bytes)).collect()
+        let jobs = self.shared.jobs.lock();
+        let files = jobs.catalog.segments.iter();
+        files.map(|segment| (segment.path(), segment.file_bytes)).collect()
     }
 
     /// Sizes, for metrics and the memory budget. Cheap: sums that are kept, not a walk.
     pub fn stats(&self) -> IndexStats {
-        let (segment_count, segment_bytes) = self.shared.seal.lock().sizes();
-        let state = self.shared.state.read();
-        let limits = self.shared.limits.lock();
-        IndexStats {
-            series_count: state.live_count(),
-            group_count: u64::from(state.groups.count()),
-            member_set_count: u64::from(state.sets.count()),
-            name_count: u64::from(state.pairs.name_count()),
-            pair_count: u64::from(state.pairs.pair_count()),
-            heap_bytes: (state.heap_bytes() + limits.heap_bytes()) as u64,
-            segment_count,
-            segment_bytes,
-            refused: limits.refused(),
+        let tip = self.tip();
+        let mut stats = IndexStats::default();
+        for layer in tip.frozen.iter().chain([&tip.active]) {
+            stats.add_state(&layer.state.read());
         }
+        for segment in &tip.sealed {
+            stats.add_segment(segment);
+        }
+        let limits = self.shared.limits.lock();
+        stats.heap_bytes += limits.heap_bytes() as u64;
+        stats.refused = limits.refused();
+        stats
     }
 
     #[cfg(test)]
     pub(crate) fn segment_paths(&self) -> Vec<String> {
-        let part = self.shared.seal.lock().snapshot();
-        part.added.iter().map(|segment| segment.path()).collect()
+        self.segment_files().into_iter().map(|file| file.0).collect()
     }
 
-    fn define_by_options<'l>(
-        &self,
-        state: &mut State,
-        lookup: &mut Lookup<'l>,
-        labels: &'l Labels,
-    ) -> Result<Place> {
-        let group_by = &self.shared.options.group_by;
-        let is_group = |name: &[u8]| group_by.iter().any(|by| by.as_bytes() == name);
-        let is_lone = group_by.is_empty()
-            || raw_pairs(labels).filter(|pair| is_group(pair.name)).count() < group_by.len();
-        let group_labels = || labels.filter(|name| is_group(name.as_bytes()));
-        let group: Option<&dyn Fn() -> Labels> = (!is_lone).then_some(&group_labels);
-        self.define_admitted(state, labels.metric_name(), group, |state| {
-            lookup.intern(state, labels)?;
-            if is_lone {
-                return state.define(&lookup.ids, &[], true, || labels.hash64());
-            }
-            let (mut group, mut member) = (Vec::new(), Vec::new());
-            for (pair, &id) in raw_pairs(labels).zip(&lookup.ids) {
-                if is_group(pair.name) { group.push(id) } else { member.push(id) }
-            }
-            state.define(&group, &member, false, || group_labels().hash64())
-        })
-    }
-
-    fn define_member(&self, state: &mut State, group: &Labels, member: &Labels) -> Result<Place> {
-        let metric = if member.metric_name().is_empty() { group } else { member }.metric_name();
-        self.define_admitted(state, metric, Some(&|| group.clone()), |state| {
-            let group_ids = state.intern_all(group)?;
-            let member_ids = state.intern_all(member)?;
-            state.define(&group_ids, &member_ids, false, || group.hash64())
-        })
-    }
-
-    /// Asks the limits before any text is stored: refused label sets must not cost memory.
-    fn define_admitted(
-        &self,
-        state: &mut State,
-        metric: &str,
-        group: Option<&dyn Fn() -> Labels>,
-        define: impl FnOnce(&mut State) -> Result<Place>,
-    ) -> Result<Place> {
-        state.check_number()?;
-        self.shared.limits.lock().admit(&NewSeries { metric, group }, state)?;
-        let place = define(state).inspect_err(|_| self.shared.limits.lock().recount())?;
-        self.push_pending(state, place);
-        Ok(place)
-    }
-
-    fn push_pending(&self, state: &State, place: Place) {
-        let shard = state.groups.shard(place.group_no);
-        self.shared.pending[usize::from(shard.0)].push(place);
+    fn tip(&self) -> Arc<Tip> {
+        Arc::clone(&self.shared.tip.read())
     }
 }
 
-impl Pending {
-    fn push(&self, place: Place) {
-        let mut runs = self.runs.lock();
+impl Shard {
+    fn push_pending(&self, layer: u64, place: Place) {
+        let mut runs = self.pending.lock();
         match runs.last_mut() {
-            Some(last)
-                if last.group_no == place.group_no
-                    && last.first_slot + last.count == place.slot =>
+            Some((last_layer, last))
+                if (*last_layer, last.part_no) == (layer, place.part_no)
+                    && last.first + last.count == place.at =>
             {
                 last.count += 1;
             }
-            _ => runs.push(Run { group_no: place.group_no, first_slot: place.slot, count: 1 }),
+            _ => runs.push((layer, Run { part_no: place.part_no, first: place.at, count: 1 })),
         }
-        self.any.store(true, Ordering::Release);
+        self.any_pending.store(true, Ordering::Release);
     }
-}
-
-/// The slots of a group from series `sealed` on.
-pub(crate) fn unsealed_run(state: &State, group_no: u32, sealed: u32) -> Option<Run> {
-    let first_slot = state.groups.slot_count_below(group_no, sealed);
-    let slots = state.groups.slots(group_no);
-    let count = (slots.len() as u32).saturating_sub(first_slot);
-    let known = slots.iter().skip(first_slot as usize).any(|&set| set != LOST_SET);
-    known.then_some(Run { group_no, first_slot, count })
 }
 
 /// Both label sets in one; they must not share a name.

@@ -1,29 +1,29 @@
-//! Group keys: which labels an aggregation tells apart, as a number per series.
+//! Group keys in one segment in memory: which labels an aggregation tells apart, as a number per series.
 //!
-//! The labels of a group are projected once per group and those of a member once per distinct member
+//! The labels of a part are projected once per part and those of a member once per distinct member
 //! set; label sets are only built for pairs of projections that were not seen before. A `sum by
 //! (instance)` over a million grouped series builds as many label sets as there are instances.
 
-use firn_model::{Grouping, Labels, METRIC_NAME};
+use firn_model::{Grouping, METRIC_NAME};
 use hashbrown::HashMap;
 
+use crate::key_table::KeyTable;
 use crate::state::{Place, State};
 
 /// Gives keys and remembers them.
 #[derive(Debug)]
-pub(crate) struct Keys {
+pub(crate) struct Keys<'t> {
+    table: &'t mut KeyTable,
     kind: Kind,
     projections: HashMap<Vec<u32>, u32>,
     /// Member set to projection.
     of_set: HashMap<u32, u32>,
-    /// (group's projection, member's projection) to key.
+    /// (part's projection, member's projection) to key.
     of_both: HashMap<(u32, u32), u32>,
-    of_labels: HashMap<Labels, u32>,
-    /// The last answer: (group, set, key).
+    /// The last answer: (part, set, key).
     last: Option<(u32, u32, u32)>,
-    /// The last group's projection.
-    last_group: Option<(u32, u32)>,
-    keys: Vec<Labels>,
+    /// The last part's projection.
+    last_part: Option<(u32, u32)>,
 }
 
 #[derive(Debug)]
@@ -36,13 +36,13 @@ enum Kind {
     AllBut(Vec<u32>),
 }
 
-impl Keys {
-    pub(crate) fn new(state: &State, grouping: &Grouping) -> Keys {
+impl<'t> Keys<'t> {
+    pub(crate) fn new(state: &State, table: &'t mut KeyTable) -> Keys<'t> {
         // A name that is unknown now is on no series that the view shows.
         let ids = |names: &[String]| -> Vec<u32> {
             names.iter().filter_map(|name| state.pairs.find_name(name.as_bytes())).collect()
         };
-        let kind = match grouping {
+        let kind = match table.grouping() {
             Grouping::Series => Kind::Series,
             Grouping::By(names) => Kind::Only(ids(names)),
             Grouping::Without(names) => {
@@ -52,52 +52,45 @@ impl Keys {
             }
         };
         Keys {
+            table,
             kind,
             projections: HashMap::new(),
             of_set: HashMap::new(),
             of_both: HashMap::new(),
-            of_labels: HashMap::new(),
             last: None,
-            last_group: None,
-            keys: Vec::new(),
+            last_part: None,
         }
     }
 
     /// The key of the series at `place`, whose member set is `set`.
     pub(crate) fn key(&mut self, state: &State, place: Place, set: u32) -> u32 {
         if matches!(self.kind, Kind::Series) {
-            self.keys.push(state.labels_at(place));
-            return self.keys.len() as u32 - 1;
+            return self.table.intern(state.labels_at(place));
         }
-        if let Some((group_no, last_set, key)) = self.last
-            && (group_no, last_set) == (place.group_no, set)
+        if let Some((part_no, last_set, key)) = self.last
+            && (part_no, last_set) == (place.part_no, set)
         {
             return key;
         }
-        let group = self.group_projection(state, place.group_no);
+        let part = self.part_projection(state, place.part_no);
         let member = self.set_projection(state, set);
-        let key = match self.of_both.get(&(group, member)) {
+        let key = match self.of_both.get(&(part, member)) {
             Some(&key) => key,
-            None => self.make_key(state, place, (group, member)),
+            None => self.make_key(state, place, (part, member)),
         };
-        self.last = Some((place.group_no, set, key));
+        self.last = Some((place.part_no, set, key));
         key
     }
 
-    /// All keys, by number.
-    pub(crate) fn into_labels(self) -> Vec<Labels> {
-        self.keys
-    }
-
-    fn group_projection(&mut self, state: &State, group_no: u32) -> u32 {
-        if let Some((last, projection)) = self.last_group
-            && last == group_no
+    fn part_projection(&mut self, state: &State, part_no: u32) -> u32 {
+        if let Some((last, projection)) = self.last_part
+            && last == part_no
         {
             return projection;
         }
-        let pairs = self.project(state, state.groups.labels(group_no));
-        let projection = self.intern(pairs);
-        self.last_group = Some((group_no, projection));
+        let pairs = state.parts.identity(part_no).chain(state.parts.common(part_no));
+        let projection = self.intern(self.project(state, pairs));
+        self.last_part = Some((part_no, projection));
         projection
     }
 
@@ -129,15 +122,13 @@ impl Keys {
     }
 
     fn make_key(&mut self, state: &State, place: Place, both: (u32, u32)) -> u32 {
-        let group = self.project(state, state.groups.labels(place.group_no));
-        let member = self.project(state, state.sets.pairs(state.set_of(place)));
-        let labels = state.labels_of(group.into_iter(), member.into_iter());
-        // The same labels may be split otherwise between another group and its members.
-        let next = self.keys.len() as u32;
-        let key = *self.of_labels.entry(labels.clone()).or_insert(next);
-        if key == next {
-            self.keys.push(labels);
-        }
+        let identity = self.project(state, state.parts.identity(place.part_no));
+        let common = self.project(state, state.parts.common(place.part_no));
+        let own = self.project(state, state.sets.pairs(state.set_of(place)));
+        // The same labels may be split otherwise between another part and its members, and lie in other
+        // segments.
+        let lists = (identity.into_iter(), common.into_iter(), own.into_iter());
+        let key = self.table.intern(state.labels_of(lists.0, lists.1, lists.2));
         self.of_both.insert(both, key);
         key
     }

@@ -5,61 +5,68 @@
 //! the log keeps for it, and the sealed segment files `index/<n>.seg`.
 //!
 //! **Never** sees a sample, a time range or the log; never knows which group has data when (the
-//! caller narrows [`Matches`] by that); never takes an id back.
+//! caller narrows [`Matches`] by that, and says at a removal what has none); never gives an id twice.
+//!
+//! **Segments** (`ByteSeries` 3.2): one *active*, in memory, takes what is new; it is *frozen* while a
+//! [`SealJob`] writes it to a *sealed* one, a compressed file that is mapped, never loaded. A
+//! [`MergeJob`] makes one of several, and may leave out what has no data. A group may have members in
+//! several segments; a label set is in one.
 //!
 //! **Way through**: [`Index::resolve`] finds or defines; a definition is *pending* until
-//! [`Index::take_pending`] hands its bytes to the log, *unsealed* until a [`SealJob`] wrote it to a
-//! segment and [`Index::apply`] was told. [`Index::view`] is the side of the queries.
+//! [`Index::take_pending`] hands its bytes to the log. Jobs are planned, run while others go on, put into
+//! the manifest, then [`Index::apply`] swaps the list of segments. [`Index::view`] is the side of the
+//! queries.
 //!
 //! **Invariants**
-//! - A label set has exactly one `SeriesRef`, however it is split into group and member labels.
+//! - A label set has exactly one `SeriesRef`, however it is split into group and member labels and
+//!   whatever segment it is in. One that was removed and comes back has another.
 //! - Group ids are dense per shard and never reused; slots are dense per group.
 //! - A definition carries its group's labels, so that each can be replayed alone, twice, and in any
 //!   order between streams.
-//! - An [`IndexView`] never shows a series that was defined after it was taken.
-//! - Nothing is ever removed in this version: ids and posting lists only grow.
+//! - An [`IndexView`] never shows a series that was defined after it was taken, and shows what a later
+//!   removal leaves out.
+//! - A reference that was removed is of another [`Index::generation`].
 //!
-//! **Shape in memory** (`TimeUnion` 3.1: lists hold groups, a second level finds the members;
-//! `ByteSeries` 3.2: label pairs once, postings compressed). A pair `name=value` is a `u32`. A label
-//! set is a list of pairs; the member label sets are interned, since a thousand hosts have the same
-//! thousand members. A group is its label list and one `u32` per slot. Posting lists are run coded:
-//! pair to groups, pair to member sets, member set to groups.
+//! **Shape in memory** (`TimeUnion` 3.1: lists hold groups, a second level finds the members). A pair
+//! `name=value` is a `u32`. A label set is a list of pairs; the member label sets are interned, since a
+//! thousand hosts have the same thousand members. A *part* is some members of a group in a row: the
+//! group's labels, those that all these members share beside, and one `u32` per slot. Posting lists are
+//! run coded: pair to parts, pair to member sets, member set to parts.
 //!
-//! Reading order: `options`, `arena`, `idset`, `posting`, `pairs`, `sets`, `groups`, `state`,
-//! `definition`, `lookup`, `limits`, `index`, `matching`, `keys`, `key_table`, `view`, `segment`,
-//! `segment_read`, `part`, `seal`, `sealed`.
+//! Reading order: `options`, `arena`, `idset`, `posting`, `pairs`, `sets`, `parts`, `state`,
+//! `definition`, `lookup`, `layers`, `limits`, `index`, `matching`, `keys`, `key_table`, `view`,
+//! `cardinality`, `manifest_part`, `jobs`, `sealed`.
 
 #![forbid(unsafe_code)]
 
 mod arena;
+mod cardinality;
 mod definition;
-mod groups;
 mod idset;
 mod index;
-#[allow(dead_code)]
+mod jobs;
 mod key_table;
 mod keys;
+mod layers;
 mod limits;
 mod lookup;
+mod manifest_part;
 mod matching;
 mod options;
 mod pairs;
-mod part;
+mod parts;
 mod posting;
-mod seal;
-#[allow(dead_code, unused_imports)]
 mod sealed;
-mod segment;
-mod segment_read;
 mod sets;
 mod state;
 #[cfg(test)]
 mod tests;
 mod view;
 
+pub use cardinality::Cardinality;
 pub use index::Index;
+pub use jobs::{Liveness, MergeJob, Removal, SealJob};
 pub use limits::SeriesLimits;
 pub use matching::{GroupMatch, Matches, Member, Members};
 pub use options::IndexOptions;
-pub use seal::SealJob;
-pub use view::{Cardinality, GroupInfo, IndexStats, IndexView};
+pub use view::{GroupInfo, IndexStats, IndexView};

@@ -9,7 +9,8 @@ use firn_model::{Error, ErrorKind, Labels, METRIC_NAME, Result, SeriesLimit, Tim
 use hashbrown::{DefaultHashBuilder, HashMap};
 
 use crate::idset::IdSet;
-use crate::sets::LOST_SET;
+use crate::layers::Tip;
+use crate::sealed::{HashedLabels, Sealed};
 use crate::state::State;
 
 /// What new series are refused by; `None` is no limit.
@@ -181,37 +182,70 @@ fn tokens_max(per_second: Option<u64>) -> u64 {
     per_second.unwrap_or(0).saturating_mul(BURST_SECONDS * TOKEN)
 }
 
-impl Census for State {
+/// What is in `active`, which the caller has locked, and in all other segments of `tip`.
+pub(crate) struct CensusOf<'a> {
+    pub(crate) tip: &'a Tip,
+    pub(crate) active: &'a State,
+}
+
+impl CensusOf<'_> {
+    /// Adds up over all segments. One that is damaged counts nothing: nobody gets past it to define a
+    /// series anyway.
+    fn sum(
+        &self,
+        in_memory: impl Fn(&State) -> u64,
+        sealed: impl Fn(&Sealed) -> Result<u64>,
+    ) -> u64 {
+        let frozen = self.tip.frozen.iter().map(|layer| in_memory(&layer.state.read()));
+        let files = self.tip.sealed.iter().map(|segment| sealed(&segment.sealed).unwrap_or(0));
+        in_memory(self.active) + frozen.sum::<u64>() + files.sum::<u64>()
+    }
+}
+
+impl Census for CensusOf<'_> {
     fn series(&self) -> u64 {
-        self.live_count()
+        self.sum(State::series_count, |sealed| Ok(sealed.series_count()))
     }
 
     fn of_metric(&self, name: &str) -> u64 {
-        let pair = self.pairs.find(METRIC_NAME.as_bytes(), name.as_bytes());
-        let Some(pair) = pair.map(|pair| self.pairs.pair(pair)) else { return 0 };
-        let in_groups = pair.groups.below(u32::MAX);
-        let in_groups = in_groups.iter().map(|group_no| self.member_count(group_no));
-        let in_sets = pair.sets.below(u32::MAX);
-        let in_sets = in_sets.iter().map(|set| self.sets.set(set).groups.below(u32::MAX).count());
-        in_groups.sum::<u64>() + in_sets.sum::<u64>()
+        self.sum(
+            |state| state.pair_series_count(METRIC_NAME, name),
+            |sealed| sealed.pair_series_count(METRIC_NAME, name),
+        )
     }
 
     fn of_group(&self, labels: &Labels) -> u64 {
-        let ids = labels.iter_bytes().map(|(name, value)| self.pairs.find(name, value));
-        let Some(ids) = ids.collect::<Option<Vec<u32>>>() else { return 0 };
-        let lists = ids.iter().map(|&pair| self.pairs.pair(pair).groups.below(u32::MAX));
-        let shortest = lists.min_by_key(|list| list.count());
-        let candidates = shortest.unwrap_or_else(|| IdSet::below(self.groups.count()));
-        let is_it = |&group_no: &u32| {
-            !self.groups.is_lone(group_no) && self.groups.labels(group_no).eq(ids.iter().copied())
-        };
-        candidates.iter().filter(is_it).map(|group_no| self.member_count(group_no)).sum()
+        let hashed = HashedLabels::new(labels);
+        self.sum(
+            |state| state.group_series_count(labels),
+            |sealed| sealed.group_series_count(&hashed),
+        )
     }
 }
 
 impl State {
-    /// Lost slots left out.
-    fn member_count(&self, group_no: u32) -> u64 {
-        self.groups.slots(group_no).iter().filter(|&&set| set != LOST_SET).count() as u64
+    /// How many series have the pair.
+    fn pair_series_count(&self, name: &str, value: &str) -> u64 {
+        let pair = self.pairs.find(name.as_bytes(), value.as_bytes());
+        let Some(pair) = pair.map(|pair| self.pairs.pair(pair)) else { return 0 };
+        let in_parts = pair.parts.below(u32::MAX);
+        let in_parts = in_parts.iter().map(|part_no| self.parts.sets(part_no).len() as u64);
+        let in_sets = pair.sets.below(u32::MAX);
+        let in_sets = in_sets.iter().map(|set| self.sets.set(set).parts.below(u32::MAX).count());
+        in_parts.sum::<u64>() + in_sets.sum::<u64>()
+    }
+
+    /// Members of all groups with exactly these identity labels, groups of one left out.
+    fn group_series_count(&self, labels: &Labels) -> u64 {
+        let ids = labels.iter_bytes().map(|(name, value)| self.pairs.find(name, value));
+        let Some(ids) = ids.collect::<Option<Vec<u32>>>() else { return 0 };
+        let lists = ids.iter().map(|&pair| self.pairs.pair(pair).parts.below(u32::MAX));
+        let shortest = lists.min_by_key(IdSet::count);
+        let candidates = shortest.unwrap_or_else(|| IdSet::below(self.parts.count()));
+        let is_it = |&part_no: &u32| {
+            !self.parts.is_lone(part_no) && self.parts.identity(part_no).eq(ids.iter().copied())
+        };
+        let count = |part_no| self.parts.sets(part_no).len() as u64;
+        candidates.iter().filter(is_it).map(count).sum()
     }
 }

@@ -6,13 +6,13 @@
 //! *classes*, each with the member sets that pass in it. Only then are groups looked at: lists hold
 //! groups, the second level finds slots (`TimeUnion` 3.1).
 
-use firn_model::{CancelToken, GroupId, Grouping, Labels, Matcher, Pattern, Result, Slot};
+use firn_model::{CancelToken, GroupId, Labels, Matcher, Pattern, Result, Slot};
+use parking_lot::RwLock;
 use smallvec::SmallVec;
 
 use crate::idset::IdSet;
-use crate::index::Shared;
+use crate::key_table::KeyTable;
 use crate::keys::Keys;
-use crate::sets::LOST_SET;
 use crate::state::{Place, State, Watermark};
 
 /// What matches.
@@ -56,7 +56,7 @@ impl Matches {
 /// Groups in which the same matchers are left to the members.
 #[derive(Debug)]
 struct Class {
-    groups: IdSet,
+    parts: IdSet,
     /// Member sets that pass; `None`: all.
     sets: Option<IdSet>,
 }
@@ -80,50 +80,66 @@ const SETS_SEARCHED_MAX: u64 = 8;
 // Up to so many member sets say themselves which groups have them; more, and groups are scanned.
 const SETS_LISTED_MAX: u64 = 16_384;
 
+/// Appends what matches in one segment in memory to `out`, in no order; a group may come in pieces.
+///
+/// # Errors
+/// `Canceled` or `Timeout` when the token says so.
 pub(crate) fn matches(
-    shared: &Shared,
+    state: &RwLock<State>,
     mark: Watermark,
     matchers: &[Matcher],
-    grouping: &Grouping,
+    table: &mut KeyTable,
     cancel: &CancelToken,
-) -> Result<Matches> {
-    let mut classes = vec![Class { groups: IdSet::below(mark.groups), sets: None }];
+    out: &mut Vec<GroupMatch>,
+) -> Result<()> {
+    let mut classes = vec![Class { parts: IdSet::below(mark.parts), sets: None }];
     for matcher in matchers {
         cancel.check()?;
         match (matcher.pattern(), matcher.is_negative()) {
             (Pattern::Any, false) => continue,
-            (Pattern::Any, true) => return Ok(Matches::default()),
+            (Pattern::Any, true) => return Ok(()),
             _ => {}
         }
-        let split = split(shared, mark, matcher, cancel)?;
+        let split = split(state, mark, matcher, cancel)?;
         classes = classes.iter().flat_map(|class| class.split(&split)).collect();
     }
-    let mut keys = Keys::new(&shared.state.read(), grouping);
-    let mut groups = Vec::new();
+    let mut keys = Keys::new(&state.read(), table);
     for class in &classes {
-        class.collect(shared, mark, &mut keys, cancel, &mut groups)?;
+        class.collect(state, mark, &mut keys, cancel, out)?;
     }
-    groups.sort_unstable_by_key(|group| group.group);
-    Ok(Matches { keys: keys.into_labels(), groups })
+    Ok(())
+}
+
+/// Sorts by group and slot, and makes one of pieces of a group.
+pub(crate) fn unite(groups: &mut Vec<GroupMatch>) {
+    groups.sort_by_key(|group| group.group);
+    groups.dedup_by(|later, kept| {
+        let is_same = later.group == kept.group;
+        if is_same {
+            kept.members.append(&mut later.members);
+            kept.members.sort_unstable_by_key(|member| member.slot);
+        }
+        is_same
+    });
 }
 
 /// How `matcher` splits the groups and member sets that the view knows.
 fn split(
-    shared: &Shared,
+    state: &RwLock<State>,
     mark: Watermark,
     matcher: &Matcher,
     cancel: &CancelToken,
 ) -> Result<Split> {
     let all_sets = IdSet::below(mark.sets);
-    let Some(name) = shared.state.read().pairs.find_name(matcher.name().as_bytes()) else {
+    let Some(name) = state.read().pairs.find_name(matcher.name().as_bytes()) else {
         // No series has the label.
         let sets = if matcher.matches_absent() { all_sets } else { IdSet::empty() };
         return Ok(Split { pass: IdSet::empty(), any: IdSet::empty(), sets });
     };
     let taken = match matcher.pattern() {
         Pattern::NonEmpty => None,
-        Pattern::OneOf(values) => Some(lists_of_values(shared, mark, matcher.name(), values)),
-        _ => Some(lists_of_scan(shared, mark, matcher, name, cancel)?),
+        Pattern::OneOf(values) => Some(lists_of_values(state, mark, matcher.name(), values)),
+        _ => Some(lists_of_scan(state, mark, matcher, name, cancel)?),
     };
     let is_plain = !matcher.is_negative() && !matcher.matches_absent();
     let taken = match taken {
@@ -135,9 +151,9 @@ fn split(
         taken => taken,
     };
     let (any, any_sets) = {
-        let state = shared.state.read();
+        let state = state.read();
         let name = state.pairs.name(name);
-        (name.groups.below(mark.groups), name.sets.below(mark.sets))
+        (name.parts.below(mark.parts), name.sets.below(mark.sets))
     };
     let (taken, taken_sets) = taken.unwrap_or_else(|| (any.clone(), any_sets.clone()));
     let (pass, mut sets) = if matcher.is_negative() {
@@ -153,17 +169,17 @@ fn split(
 
 /// The groups and member sets that have one of `values`.
 fn lists_of_values(
-    shared: &Shared,
+    state: &RwLock<State>,
     mark: Watermark,
     name: &str,
     values: &[String],
 ) -> (IdSet, IdSet) {
     let (mut groups, mut sets) = (Vec::new(), Vec::new());
     for batch in values.chunks(ITEMS_PER_LOCK) {
-        let state = shared.state.read();
+        let state = state.read();
         for value in batch {
             if let Some(pair) = state.pairs.find(name.as_bytes(), value.as_bytes()) {
-                state.pairs.pair(pair).groups.extend_runs(mark.groups, &mut groups);
+                state.pairs.pair(pair).parts.extend_runs(mark.parts, &mut groups);
                 state.pairs.pair(pair).sets.extend_runs(mark.sets, &mut sets);
             }
         }
@@ -174,7 +190,7 @@ fn lists_of_values(
 /// The groups and member sets that have a value which the pattern takes: every value of the name is
 /// tried once.
 fn lists_of_scan(
-    shared: &Shared,
+    state: &RwLock<State>,
     mark: Watermark,
     matcher: &Matcher,
     name: u32,
@@ -184,14 +200,14 @@ fn lists_of_scan(
     let mut next = 0;
     loop {
         cancel.check()?;
-        let state = shared.state.read();
+        let state = state.read();
         let rest = state.pairs.name(name).pairs.get(next..).unwrap_or_default();
         if rest.is_empty() {
             return Ok((IdSet::from_runs(groups), IdSet::from_runs(sets)));
         }
         for &pair in rest.iter().take(ITEMS_PER_LOCK) {
             if matcher.pattern_takes(state.pairs.value_text(pair)) {
-                state.pairs.pair(pair).groups.extend_runs(mark.groups, &mut groups);
+                state.pairs.pair(pair).parts.extend_runs(mark.parts, &mut groups);
                 state.pairs.pair(pair).sets.extend_runs(mark.sets, &mut sets);
             }
         }
@@ -202,115 +218,121 @@ fn lists_of_scan(
 impl Class {
     /// What is left of the class after one more matcher: at most two classes.
     fn split(&self, split: &Split) -> impl Iterator<Item = Class> {
-        let whole = Class { groups: self.groups.intersect(&split.pass), sets: self.sets.clone() };
+        let whole = Class { parts: self.parts.intersect(&split.pass), sets: self.sets.clone() };
         let sets = match &self.sets {
             Some(sets) => sets.intersect(&split.sets),
             None => split.sets.clone(),
         };
-        let by_member = Class { groups: self.groups.minus(&split.any), sets: Some(sets) };
+        let by_member = Class { parts: self.parts.minus(&split.any), sets: Some(sets) };
         [whole, by_member].into_iter().filter(|class| {
-            !class.groups.is_empty() && class.sets.as_ref().is_none_or(|sets| !sets.is_empty())
+            !class.parts.is_empty() && class.sets.as_ref().is_none_or(|sets| !sets.is_empty())
         })
     }
 
     /// Appends the groups of the class with their matching members to `out`, in no order.
     fn collect(
         &self,
-        shared: &Shared,
+        state: &RwLock<State>,
         mark: Watermark,
-        keys: &mut Keys,
+        keys: &mut Keys<'_>,
         cancel: &CancelToken,
         out: &mut Vec<GroupMatch>,
     ) -> Result<()> {
-        let candidates = self.candidates(shared, mark, cancel)?;
-        let mut finder = SlotFinder::new(self.sets.as_ref());
-        let mut slots: Vec<u32> = Vec::new();
+        let candidates = self.candidates(state, mark, cancel)?;
+        let mut finder = PlaceFinder::new(self.sets.as_ref());
+        let mut places: Vec<u32> = Vec::new();
         let mut numbers = candidates.iter().peekable();
         while numbers.peek().is_some() {
             cancel.check()?;
-            let state = shared.state.read();
+            let state = state.read();
             let mut looked_at = 0;
             while looked_at < ITEMS_PER_LOCK {
-                let Some(group_no) = numbers.next() else { break };
-                let visible = state.groups.slot_count_below(group_no, mark.series) as usize;
-                let sets = &state.groups.slots(group_no)[..visible];
+                let Some(part_no) = numbers.next() else { break };
+                let visible = state.parts.count_below(part_no, mark.series) as usize;
+                let sets = &state.parts.sets(part_no)[..visible];
                 looked_at += sets.len().max(1);
-                finder.find(sets, &mut slots);
-                if slots.is_empty() {
+                finder.find(sets, &mut places);
+                if places.is_empty() {
                     continue;
                 }
-                let member = |&slot: &u32| {
-                    let key = keys.key(&state, Place { group_no, slot }, sets[slot as usize]);
-                    Member { slot: Slot(slot), key }
+                let first_slot = state.parts.first_slot(part_no);
+                let member = |&at: &u32| {
+                    let key = keys.key(&state, Place { part_no, at }, sets[at as usize]);
+                    Member { slot: Slot(first_slot + at), key }
                 };
-                let members = slots.iter().map(member).collect();
-                out.push(GroupMatch { group: state.groups.id(group_no), members });
+                let members = places.iter().map(member).collect();
+                out.push(GroupMatch { group: state.parts.id(part_no), members });
             }
         }
         Ok(())
     }
 
     /// The groups that may have a matching member.
-    fn candidates(&self, shared: &Shared, mark: Watermark, cancel: &CancelToken) -> Result<IdSet> {
+    fn candidates(
+        &self,
+        state: &RwLock<State>,
+        mark: Watermark,
+        cancel: &CancelToken,
+    ) -> Result<IdSet> {
         let listed = self.sets.as_ref().filter(|sets| sets.count() <= SETS_LISTED_MAX);
-        let Some(sets) = listed else { return Ok(self.groups.clone()) };
+        let Some(sets) = listed else { return Ok(self.parts.clone()) };
         let mut runs = Vec::new();
         let mut sets = sets.iter().peekable();
         while sets.peek().is_some() {
             cancel.check()?;
-            let state = shared.state.read();
+            let state = state.read();
             for set in sets.by_ref().take(ITEMS_PER_LOCK) {
-                group_runs(&state, set, mark, &mut runs);
+                part_runs(&state, set, mark, &mut runs);
             }
         }
-        Ok(IdSet::from_runs(runs).intersect(&self.groups))
+        Ok(IdSet::from_runs(runs).intersect(&self.parts))
     }
 }
 
-fn group_runs(state: &State, set: u32, mark: Watermark, runs: &mut Vec<(u32, u32)>) {
-    state.sets.set(set).groups.extend_runs(mark.groups, runs);
+fn part_runs(state: &State, set: u32, mark: Watermark, runs: &mut Vec<(u32, u32)>) {
+    state.sets.set(set).parts.extend_runs(mark.parts, runs);
 }
 
-/// Finds the slots of some member sets in one group after the other.
+/// Finds the places of some member sets in one part after the other.
 #[derive(Debug)]
-enum SlotFinder {
+enum PlaceFinder {
     All,
-    /// Each set with the slot where the last group had it: groups are mostly alike.
+    /// Each set with the place where the last part had it: parts are mostly alike.
     Few(Vec<(u32, u32)>),
     Marked(Vec<u64>),
 }
 
-impl SlotFinder {
-    fn new(sets: Option<&IdSet>) -> SlotFinder {
-        let Some(sets) = sets else { return SlotFinder::All };
+impl PlaceFinder {
+    fn new(sets: Option<&IdSet>) -> PlaceFinder {
+        let Some(sets) = sets else { return PlaceFinder::All };
         if sets.count() <= SETS_SEARCHED_MAX {
-            return SlotFinder::Few(sets.iter().map(|set| (set, 0)).collect());
+            return PlaceFinder::Few(sets.iter().map(|set| (set, 0)).collect());
         }
         let end = sets.runs().last().map_or(0, |run| run.1);
         let mut words = vec![0u64; (end as usize).div_ceil(64)];
         sets.iter().for_each(|set| words[set as usize / 64] |= 1 << (set % 64));
-        SlotFinder::Marked(words)
+        PlaceFinder::Marked(words)
     }
 
-    /// Fills `slots` with the matching ones of a group's member sets, rising.
-    fn find(&mut self, sets: &[u32], slots: &mut Vec<u32>) {
-        slots.clear();
+    /// Fills `places` with the matching ones of a part's member sets, rising.
+    fn find(&mut self, sets: &[u32], places: &mut Vec<u32>) {
+        places.clear();
         let all = 0..sets.len() as u32;
         match self {
-            SlotFinder::All => slots.extend(all.filter(|&slot| sets[slot as usize] != LOST_SET)),
-            SlotFinder::Marked(words) => slots.extend(all.filter(|&slot| {
-                let set = sets[slot as usize];
+            PlaceFinder::All => places.extend(all),
+            PlaceFinder::Marked(words) => places.extend(all.filter(|&at| {
+                let set = sets[at as usize];
                 words.get(set as usize / 64).is_some_and(|word| word & (1 << (set % 64)) != 0)
             })),
-            SlotFinder::Few(wanted) => {
+            PlaceFinder::Few(wanted) => {
                 for (set, guess) in wanted {
                     if sets.get(*guess as usize) != Some(set) {
-                        let Some(slot) = sets.iter().position(|s| s == set) else { continue };
-                        *guess = slot as u32;
+                        let Some(at) = sets.iter().position(|s| s == set) else { continue };
+                        *guess = at as u32;
                     }
-                    slots.push(*guess);
+                    places.push(*guess);
                 }
-                slots.sort_unstable();
+                places.sort_unstable();
             }
         }
     }

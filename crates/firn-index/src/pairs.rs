@@ -29,8 +29,8 @@ pub(crate) struct Name {
     text_at: u32,
     /// Its pairs, ids rising.
     pub(crate) pairs: Vec<u32>,
-    /// Groups that have it as a group label.
-    pub(crate) groups: PostingList,
+    /// Parts that have it.
+    pub(crate) parts: PostingList,
     /// Member sets that have it.
     pub(crate) sets: PostingList,
 }
@@ -40,8 +40,8 @@ pub(crate) struct Name {
 pub(crate) struct Pair {
     pub(crate) name: u32,
     value_at: u32,
-    /// Groups that have it as a group label; ids rise.
-    pub(crate) groups: PostingList,
+    /// Parts that have it; numbers rise.
+    pub(crate) parts: PostingList,
     /// Member sets that have it; ids rise.
     pub(crate) sets: PostingList,
 }
@@ -103,8 +103,8 @@ impl Pairs {
         let name_id = self.intern_name(name)?;
         let id = self.pairs.len();
         let value_at = push_text(&mut self.text, value)?;
-        let (groups, sets) = Default::default();
-        self.pairs.push(Pair { name: name_id, value_at, groups, sets });
+        let (parts, sets) = Default::default();
+        self.pairs.push(Pair { name: name_id, value_at, parts, sets });
         self.names[name_id as usize].pairs.push(id);
         let (pairs, names, text, hasher) = (&self.pairs, &self.names, &self.text, &self.hasher);
         self.pair_table.insert_unique(hash_pair(hasher, name, value), id, |&id| {
@@ -121,8 +121,8 @@ impl Pairs {
         }
         let id = self.names.len() as u32;
         let text_at_ = push_text(&mut self.text, name)?;
-        let (groups, sets) = Default::default();
-        self.names.push(Name { text_at: text_at_, pairs: Vec::new(), groups, sets });
+        let (parts, sets) = Default::default();
+        self.names.push(Name { text_at: text_at_, pairs: Vec::new(), parts, sets });
         let (names, text, hasher) = (&self.names, &self.text, &self.hasher);
         self.name_table.insert_unique(hasher.hash_one(name), id, |&id| {
             hasher.hash_one(text_at(text, names[id as usize].text_at))
@@ -146,11 +146,11 @@ impl Pairs {
         &self.pairs[id]
     }
 
-    /// A new group has `pair` as a group label.
-    pub(crate) fn add_group(&mut self, pair: u32, group_no: u32) {
+    /// A new part has `pair`.
+    pub(crate) fn add_part(&mut self, pair: u32, part_no: u32) {
         let pair = &mut self.pairs[pair];
-        self.list_bytes += pair.groups.push(group_no);
-        self.list_bytes += self.names[pair.name as usize].groups.push(group_no);
+        self.list_bytes += pair.parts.push(part_no);
+        self.list_bytes += self.names[pair.name as usize].parts.push(part_no);
     }
 
     /// A new member set has `pair`.
@@ -170,11 +170,6 @@ impl Pairs {
         text_of(text_at(&self.text, self.pairs[pair].value_at))
     }
 
-    /// A pair's name and value.
-    pub(crate) fn text(&self, pair: u32) -> (&str, &str) {
-        (self.name_text(self.pairs[pair].name), self.value_text(pair))
-    }
-
     pub(crate) fn heap_bytes(&self) -> usize {
         let ids_bytes: usize = self.names.iter().map(|name| name.pairs.capacity() * 4).sum();
         self.names.capacity() * size_of::<Name>()
@@ -190,7 +185,7 @@ impl Pairs {
         text_at(&self.text, self.names[id as usize].text_at)
     }
 
-    /// As [`Pairs::text`], without the check that a `&str` costs.
+    /// A pair's name and value.
     pub(crate) fn bytes_of(&self, pair: u32) -> (&[u8], &[u8]) {
         let pair = &self.pairs[pair];
         (self.name_bytes(pair.name), text_at(&self.text, pair.value_at))
@@ -235,8 +230,8 @@ mod tests {
         assert_eq!(pairs.find(b"name", b"value77"), Some(77));
         assert_eq!(pairs.intern(b"name", b"value77").unwrap(), 77);
         assert_eq!(pairs.find(b"name", b"no"), None);
-        assert_eq!(pairs.text(77), ("name", "value77"));
-        assert_eq!(pairs.text(other), ("nam", "evalue0"));
+        assert_eq!(pairs.bytes_of(77), (&b"name"[..], &b"value77"[..]));
+        assert_eq!(pairs.bytes_of(other), (&b"nam"[..], &b"evalue0"[..]));
         assert_eq!((pairs.name_count(), pairs.pair_count()), (2, 5_001));
         assert_eq!(pairs.name(0).pairs.len(), 5_000);
     }

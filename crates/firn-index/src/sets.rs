@@ -4,13 +4,11 @@
 use firn_model::Result;
 use hashbrown::HashTable;
 
-use crate::arena::{Arena, Chunked, decode_ids, encode_ids};
+use crate::arena::{Arena, Chunked, Ids, decode_ids, encode_ids};
 use crate::posting::PostingList;
 
 /// The set without labels: the member of a group of one.
 pub(crate) const EMPTY_SET: u32 = 0;
-/// Stands for a slot whose definition was lost with a part of the log; matches nothing.
-pub(crate) const LOST_SET: u32 = u32::MAX;
 
 /// All member label sets.
 #[derive(Debug)]
@@ -27,8 +25,8 @@ pub(crate) struct Set {
     list_at: u32,
     /// The first series that had it: tells whether a view knows it.
     pub(crate) first_series: u32,
-    /// Groups with a member of this set, in order of arrival (not always rising).
-    pub(crate) groups: PostingList,
+    /// Parts with a member of this set, in order of arrival (not always rising).
+    pub(crate) parts: PostingList,
 }
 
 /// A hash of a label set as the sum over its pairs, so that it is the same however the set is split
@@ -74,7 +72,7 @@ impl Sets {
         let mut list = Vec::with_capacity(4 * pairs.len() + 1);
         encode_ids(pairs, &mut list);
         let list_at = self.lists.push(&list)?;
-        self.sets.push(Set { list_at, first_series: series_no, groups: PostingList::default() });
+        self.sets.push(Set { list_at, first_series: series_no, parts: PostingList::default() });
         let (sets, lists) = (&self.sets, &self.lists);
         self.table.insert_unique(hash_ids(pairs.iter().copied()), set, |&set| {
             hash_ids(decode_ids(lists.from(sets[set].list_at)))
@@ -88,9 +86,9 @@ impl Sets {
         self.table.find(hash_ids(pairs.iter().copied()), is_it).copied()
     }
 
-    /// A set's pairs in order of names; none for a lost one.
-    pub(crate) fn pairs(&self, set: u32) -> impl ExactSizeIterator<Item = u32> + Clone + '_ {
-        decode_ids(self.sets.get(set).map_or(&[][..], |set| self.lists.from(set.list_at)))
+    /// A set's pairs in order of names.
+    pub(crate) fn pairs(&self, set: u32) -> Ids<'_> {
+        decode_ids(self.lists.from(self.sets[set].list_at))
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -101,9 +99,9 @@ impl Sets {
         &self.sets[set]
     }
 
-    /// `group_no` has a member of this set.
-    pub(crate) fn add_group(&mut self, set: u32, group_no: u32) {
-        self.list_bytes += self.sets[set].groups.push(group_no);
+    /// `part_no` has a member of this set.
+    pub(crate) fn add_part(&mut self, set: u32, part_no: u32) {
+        self.list_bytes += self.sets[set].parts.push(part_no);
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
@@ -127,7 +125,6 @@ mod tests {
         assert_eq!(sets.intern(&[], 9).unwrap(), (EMPTY_SET, false));
         assert_eq!(sets.find(&[1, 3]), Some(2));
         assert_eq!(sets.pairs(1).collect::<Vec<_>>(), [3, 1]);
-        assert_eq!(sets.pairs(LOST_SET).count(), 0);
         assert_eq!(sets.set(1).first_series, 4);
     }
 

@@ -1,24 +1,27 @@
 //! A frozen view of the index: what a query sees.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use firn_model::{
-    CancelToken, GroupId, Grouping, Labels, METRIC_NAME, Matcher, Result, SeriesLimit, SeriesRef,
-};
+use firn_model::{CancelToken, GroupId, Grouping, Labels, Matcher, Result, SeriesLimit, SeriesRef};
 use hashbrown::HashSet;
+use parking_lot::RwLock;
 
-use crate::idset::IdSet;
-use crate::index::Shared;
-use crate::matching::{self, Matches};
+use crate::cardinality::{self, Cardinality};
+use crate::key_table::KeyTable;
+use crate::layers::{Segment, Tip};
+use crate::matching::{self, GroupMatch, Matches};
 use crate::state::{Place, State, Watermark};
 
 /// The series that were known when it was taken; later ones are not seen. Cheap to clone and to
-/// keep: it holds marks, no copy. Calls take the index's lock for bounded pieces only.
+/// keep: it holds the segments and a mark, no copy. Calls take a segment's lock for bounded pieces only.
+///
+/// Every call that looks at labels fails with `Corrupt`, naming file and offset, when it needs a damaged
+/// block of a segment file; others go on.
 #[derive(Clone, Debug)]
 pub struct IndexView {
-    shared: Arc<Shared>,
+    tip: Arc<Tip>,
+    /// How much of the active segment is seen.
     mark: Watermark,
 }
 
@@ -34,19 +37,19 @@ pub struct GroupInfo {
 }
 
 /// Sizes of the index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexStats {
     /// Series that are known.
     pub series_count: u64,
     /// Groups, those of one member included.
     pub group_count: u64,
-    /// Distinct label sets of members.
+    /// Distinct label sets of members; one that several segments have counts in each.
     pub member_set_count: u64,
-    /// Distinct label names.
+    /// Distinct label names of the segment that has most.
     pub name_count: u64,
-    /// Distinct label pairs.
+    /// Distinct label pairs; one that several segments have counts in each.
     pub pair_count: u64,
-    /// Memory held.
+    /// Memory held; files that are mapped are not counted.
     pub heap_bytes: u64,
     /// Sealed segment files.
     pub segment_count: u64,
@@ -56,286 +59,268 @@ pub struct IndexStats {
     pub refused: [u64; SeriesLimit::ALL.len()],
 }
 
-/// What makes the index large.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Cardinality {
-    /// Series in the view.
-    pub series_count: u64,
-    /// Groups in the view.
-    pub group_count: u64,
-    /// Label names in the view.
-    pub name_count: u64,
-    /// Label pairs in the view.
-    pub pair_count: u64,
-    /// The metric names with most series, most first.
-    pub series_by_metric: Vec<(String, u64)>,
-    /// The label names with most values, most first.
-    pub values_by_name: Vec<(String, u64)>,
-    /// The label names whose values take most bytes, each value counted once, most first.
-    pub bytes_by_name: Vec<(String, u64)>,
-    /// The label pairs (`name=value`) with most series, most first.
-    pub series_by_pair: Vec<(String, u64)>,
-}
-
 // Pairs or groups looked at under one lock.
 const PAIRS_PER_LOCK: usize = 1_024;
 
 impl IndexView {
-    pub(crate) fn new(shared: Arc<Shared>, mark: Watermark) -> IndexView {
-        IndexView { shared, mark }
+    pub(crate) fn new(tip: Arc<Tip>, mark: Watermark) -> IndexView {
+        IndexView { tip, mark }
     }
 
     /// The groups and slots for which all matchers hold, with a key under `grouping` for each. An
     /// absent label has the value `""`. No matcher: every series.
     ///
     /// # Errors
-    /// `Canceled` or `Timeout` when the token says so; asked about once per millisecond.
+    /// `Canceled` or `Timeout` when the token says so, asked about once per millisecond; `Corrupt`.
     pub fn matches(
         &self,
         matchers: &[Matcher],
         grouping: &Grouping,
         cancel: &CancelToken,
     ) -> Result<Matches> {
-        matching::matches(&self.shared, self.mark, matchers, grouping, cancel)
+        let mut keys = KeyTable::new(grouping.clone());
+        let mut groups = Vec::new();
+        for segment in &self.tip.sealed {
+            segment.sealed.matches(matchers, &mut keys, cancel, &mut groups)?;
+        }
+        for (layer, mark) in self.tip.layers(self.mark) {
+            matching::matches(&layer.state, mark, matchers, &mut keys, cancel, &mut groups)?;
+        }
+        matching::unite(&mut groups);
+        Ok(Matches { keys: keys.into_labels(), groups })
     }
 
     /// The labels of a series; `None` if the view does not know it.
-    pub fn labels(&self, series: SeriesRef) -> Option<Labels> {
-        let state = self.shared.state.read();
-        let place = state.place(series)?;
-        let visible = state.groups.slot_count_below(place.group_no, self.mark.series);
-        (place.slot < visible).then(|| state.labels_at(place))
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub fn labels(&self, series: SeriesRef) -> Result<Option<Labels>> {
+        for (layer, mark) in self.tip.layers(self.mark) {
+            let state = layer.state.read();
+            let is_seen =
+                |place: &Place| place.at < state.parts.count_below(place.part_no, mark.series);
+            if let Some(place) = state.place(series).filter(is_seen) {
+                return Ok(Some(state.labels_at(place)));
+            }
+        }
+        for segment in self.tip.sealed.iter().rev() {
+            if let Some(labels) = segment.sealed.labels(series)? {
+                return Ok(Some(labels));
+            }
+        }
+        Ok(None)
     }
 
     /// A group; `None` if the view does not know it. Its members are what [`IndexView::labels`] says of
     /// its slots.
     ///
     /// # Errors
-    /// `Corrupt` for a damaged segment.
+    /// `Corrupt`.
     pub fn group(&self, group: GroupId) -> Result<Option<GroupInfo>> {
-        let state = self.shared.state.read();
-        let known = state.groups.find(group).filter(|&group_no| group_no < self.mark.groups);
-        Ok(known.map(|group_no| GroupInfo {
-            labels: state.labels_of(state.groups.labels(group_no), std::iter::empty()),
-            is_lone: state.groups.is_lone(group_no),
-            slot_count: state.groups.slot_count_below(group_no, self.mark.series),
-        }))
+        let mut found: Option<GroupInfo> = None;
+        for (layer, mark) in self.tip.layers(self.mark) {
+            let state = layer.state.read();
+            let end_of = |part_no: u32| {
+                let count = state.parts.count_below(part_no, mark.series);
+                (count > 0).then(|| state.parts.first_slot(part_no) + count)
+            };
+            let seen = state.parts.of_group(group).filter(|&part_no| part_no < mark.parts);
+            let Some((part_no, end)) = seen.filter_map(|no| Some((no, end_of(no)?))).next() else {
+                continue;
+            };
+            let known = found.get_or_insert_with(|| {
+                let none = std::iter::empty;
+                let labels = state.labels_of(state.parts.identity(part_no), none(), none());
+                GroupInfo { labels, is_lone: state.parts.is_lone(part_no), slot_count: end }
+            });
+            known.slot_count = known.slot_count.max(end);
+        }
+        for segment in &self.tip.sealed {
+            let Some((labels, is_lone)) = segment.sealed.group_labels(group)? else { continue };
+            let end = segment.sealed.next_slot(group)?.unwrap_or(0);
+            let known = found.get_or_insert(GroupInfo { labels, is_lone, slot_count: end });
+            known.slot_count = known.slot_count.max(end);
+        }
+        Ok(found)
     }
 
     /// How many series the view knows.
     pub fn series_count(&self) -> u64 {
-        u64::from(self.mark.series - self.mark.lost)
+        let sealed = self.tip.sealed.iter().map(|segment| segment.info.series_count);
+        let in_memory = self.tip.layers(self.mark).map(|(_, mark)| u64::from(mark.series));
+        sealed.sum::<u64>() + in_memory.sum::<u64>()
     }
 
     /// How many groups the view knows, groups of one included.
     pub fn group_count(&self) -> u64 {
-        u64::from(self.mark.groups)
+        let sealed = self.tip.sealed.iter().map(|segment| segment.info.group_count);
+        let in_memory = self.tip.layers(self.mark).map(|(_, mark)| u64::from(mark.groups));
+        sealed.sum::<u64>() + in_memory.sum::<u64>()
     }
 
     /// The label names of `matches`, or of all series, sorted.
-    pub fn label_names(&self, matches: Option<&Matches>) -> Vec<String> {
-        let mut names: Vec<String> = match matches {
-            Some(matches) => {
-                let pairs = self.pairs_of(matches);
-                let state = self.shared.state.read();
-                let ids: HashSet<u32> =
-                    pairs.into_iter().map(|pair| state.pairs.pair(pair).name).collect();
-                ids.into_iter().map(|id| state.pairs.name_text(id).to_owned()).collect()
+    ///
+    /// # Errors
+    /// As [`IndexView::matches`].
+    pub fn label_names(
+        &self,
+        matches: Option<&Matches>,
+        cancel: &CancelToken,
+    ) -> Result<Vec<String>> {
+        let mut names = BTreeSet::new();
+        let of = matches.map(|matches| &matches.groups[..]);
+        for segment in &self.tip.sealed {
+            segment.sealed.label_names(of, &mut names, cancel)?;
+        }
+        for (layer, mark) in self.tip.layers(self.mark) {
+            cancel.check()?;
+            match of {
+                Some(groups) => {
+                    let pairs = pairs_of(&layer.state, groups);
+                    let state = layer.state.read();
+                    let ids: HashSet<u32> =
+                        pairs.into_iter().map(|pair| state.pairs.pair(pair).name).collect();
+                    names.extend(ids.into_iter().map(|id| state.pairs.name_text(id).to_owned()));
+                }
+                None => {
+                    let state = layer.state.read();
+                    let seen =
+                        (0..state.pairs.name_count()).filter(|&id| mark.sees_name(&state, id));
+                    names.extend(seen.map(|id| state.pairs.name_text(id).to_owned()));
+                }
             }
-            None => {
-                let state = self.shared.state.read();
-                let ids = 0..state.pairs.name_count();
-                let seen = ids.filter(|&id| self.sees_name(&state, id));
-                seen.map(|id| state.pairs.name_text(id).to_owned()).collect()
-            }
-        };
-        names.sort_unstable();
-        names
+        }
+        Ok(names.into_iter().collect())
     }
 
     /// The values that `name` has in `matches`, or in all series, sorted.
-    pub fn label_values(&self, name: &str, matches: Option<&Matches>) -> Vec<String> {
-        let Some(name) = self.shared.state.read().pairs.find_name(name.as_bytes()) else {
-            return Vec::new();
-        };
-        let mut values: Vec<String> = match matches {
-            Some(matches) => {
-                let pairs = self.pairs_of(matches);
-                let state = self.shared.state.read();
-                let of_name = pairs.into_iter().filter(|&pair| state.pairs.pair(pair).name == name);
-                of_name.map(|pair| state.pairs.value_text(pair).to_owned()).collect()
+    ///
+    /// # Errors
+    /// As [`IndexView::matches`].
+    pub fn label_values(
+        &self,
+        name: &str,
+        matches: Option<&Matches>,
+        cancel: &CancelToken,
+    ) -> Result<Vec<String>> {
+        let mut values = BTreeSet::new();
+        let of = matches.map(|matches| &matches.groups[..]);
+        for segment in &self.tip.sealed {
+            segment.sealed.label_values(name, of, &mut values, cancel)?;
+        }
+        for (layer, mark) in self.tip.layers(self.mark) {
+            cancel.check()?;
+            let Some(name) = layer.state.read().pairs.find_name(name.as_bytes()) else { continue };
+            match of {
+                Some(groups) => {
+                    let pairs = pairs_of(&layer.state, groups);
+                    let state = layer.state.read();
+                    let of_name =
+                        pairs.into_iter().filter(|&pair| state.pairs.pair(pair).name == name);
+                    values.extend(of_name.map(|pair| state.pairs.value_text(pair).to_owned()));
+                }
+                None => each_pair(&layer.state, mark, name, |state, pair| {
+                    values.insert(state.pairs.value_text(pair).to_owned());
+                }),
             }
-            None => {
-                let mut values = Vec::new();
-                self.each_pair(name, |state, pair| {
-                    values.push(state.pairs.value_text(pair).to_owned());
-                });
-                values
-            }
-        };
-        values.sort_unstable();
-        values
+        }
+        Ok(values.into_iter().collect())
     }
 
     /// What makes the index large; at most `top` entries per list. Looks at every pair and at every
-    /// series once per label.
+    /// part once per label.
     ///
     /// # Errors
-    /// `Canceled` or `Timeout` when the token says so.
+    /// As [`IndexView::matches`].
     pub fn cardinality(&self, top: usize, cancel: &CancelToken) -> Result<Cardinality> {
-        let mut by_metric = Largest::new(top);
-        let (mut values_by_name, mut bytes_by_name) = (Largest::new(top), Largest::new(top));
-        let mut by_pair = Largest::new(top);
-        let (mut name_count, mut pair_count) = (0, 0);
-        for name in 0..self.shared.state.read().pairs.name_count() {
-            let text = self.shared.state.read().pairs.name_text(name).to_owned();
-            let (mut value_count, mut value_bytes) = (0, 0);
-            for pair in self.pairs_of_name(name) {
-                let series_count = self.count_series(pair, cancel)?;
-                let state = self.shared.state.read();
-                let value = state.pairs.value_text(pair);
-                value_count += 1;
-                value_bytes += value.len() as u64;
-                by_pair.offer(series_count, || format!("{text}={value}"));
-                if text == METRIC_NAME {
-                    by_metric.offer(series_count, || value.to_owned());
-                }
-            }
-            if value_count > 0 {
-                name_count += 1;
-                pair_count += value_count;
-                values_by_name.offer(value_count, || text.clone());
-                bytes_by_name.offer(value_bytes, || text.clone());
-            }
-        }
-        Ok(Cardinality {
-            series_count: self.series_count(),
-            group_count: self.group_count(),
-            name_count,
-            pair_count,
-            series_by_metric: by_metric.into_sorted(),
-            values_by_name: values_by_name.into_sorted(),
-            bytes_by_name: bytes_by_name.into_sorted(),
-            series_by_pair: by_pair.into_sorted(),
-        })
+        let mut found = cardinality::count(&self.tip, self.mark, top, cancel)?;
+        (found.series_count, found.group_count) = (self.series_count(), self.group_count());
+        Ok(found)
+    }
+}
+
+impl IndexStats {
+    pub(crate) fn add_state(&mut self, state: &State) {
+        self.series_count += state.series_count();
+        self.group_count += u64::from(state.parts.group_count());
+        self.member_set_count += u64::from(state.sets.count());
+        self.name_count = self.name_count.max(u64::from(state.pairs.name_count()));
+        self.pair_count += u64::from(state.pairs.pair_count());
+        self.heap_bytes += state.heap_bytes() as u64;
     }
 
-    /// Every pair of a name that the view sees.
-    fn pairs_of_name(&self, name: u32) -> Vec<u32> {
-        let mut pairs = Vec::new();
-        self.each_pair(name, |_, pair| pairs.push(pair));
-        pairs
+    pub(crate) fn add_segment(&mut self, segment: &Segment) {
+        self.series_count += segment.info.series_count;
+        self.group_count += segment.info.group_count;
+        self.member_set_count += segment.sealed.member_set_count();
+        self.name_count = self.name_count.max(segment.sealed.name_count());
+        self.pair_count += segment.sealed.pair_count();
+        self.heap_bytes += segment.sealed.heap_bytes();
+        self.segment_count += 1;
+        self.segment_bytes += segment.sealed.file_bytes();
     }
+}
 
-    /// Hands on every pair of a name that the view sees, a bounded number under each lock.
-    fn each_pair(&self, name: u32, mut take: impl FnMut(&State, u32)) {
-        let mut next = 0;
-        loop {
-            let state = self.shared.state.read();
-            let rest = state.pairs.name(name).pairs.get(next..).unwrap_or_default();
-            if rest.is_empty() {
-                return;
-            }
-            let batch = rest.iter().take(PAIRS_PER_LOCK);
-            batch.filter(|&&pair| self.sees_pair(&state, pair)).for_each(|&p| take(&state, p));
-            next += PAIRS_PER_LOCK.min(rest.len());
-        }
-    }
-
-    /// The pairs on the series of `matches`, each once.
-    fn pairs_of(&self, matches: &Matches) -> HashSet<u32> {
-        let (mut pairs, mut sets) = (HashSet::new(), HashSet::new());
-        for batch in matches.groups.chunks(PAIRS_PER_LOCK) {
-            let state = self.shared.state.read();
-            for group in batch {
-                let Some(group_no) = state.groups.find(group.group) else { continue };
-                pairs.extend(state.groups.labels(group_no));
-                for member in &group.members {
-                    let set = state.set_of(Place { group_no, slot: member.slot.0 });
-                    if sets.insert(set) {
-                        pairs.extend(state.sets.pairs(set));
-                    }
-                }
-            }
-        }
-        pairs
-    }
-
-    fn sees_name(&self, state: &State, name: u32) -> bool {
+impl Watermark {
+    /// Whether a series has the name.
+    fn sees_name(self, state: &State, name: u32) -> bool {
         let name = state.pairs.name(name);
-        self.sees_any(state, name.groups.first(), name.sets.first())
+        self.sees_any(state, name.parts.first(), name.sets.first())
     }
 
-    fn sees_pair(&self, state: &State, pair: u32) -> bool {
+    /// Whether a series has the pair.
+    fn sees_pair(self, state: &State, pair: u32) -> bool {
         let pair = state.pairs.pair(pair);
-        self.sees_any(state, pair.groups.first(), pair.sets.first())
+        self.sees_any(state, pair.parts.first(), pair.sets.first())
     }
 
     /// Both lists rise, so their first entries are the oldest.
-    fn sees_any(&self, state: &State, group: Option<u32>, set: Option<u32>) -> bool {
-        group.is_some_and(|group_no| group_no < self.mark.groups)
-            || set.is_some_and(|set| state.sets.set(set).first_series < self.mark.series)
-    }
-
-    /// How many series have `pair`.
-    fn count_series(&self, pair: u32, cancel: &CancelToken) -> Result<u64> {
-        let (groups, sets) = {
-            let state = self.shared.state.read();
-            let pair = state.pairs.pair(pair);
-            (pair.groups.below(self.mark.groups), pair.sets.below(self.mark.sets))
-        };
-        let in_group =
-            |state: &State, no| u64::from(state.groups.slot_count_below(no, self.mark.series));
-        let with_set =
-            |state: &State, set| state.sets.set(set).groups.below(self.mark.groups).count();
-        Ok(self.sum(&groups, in_group, cancel)? + self.sum(&sets, with_set, cancel)?)
-    }
-
-    /// Adds up what `count` says of each id, a bounded number under each lock.
-    fn sum(
-        &self,
-        ids: &IdSet,
-        count: impl Fn(&State, u32) -> u64,
-        cancel: &CancelToken,
-    ) -> Result<u64> {
-        let mut ids = ids.iter().peekable();
-        let mut sum = 0;
-        while ids.peek().is_some() {
-            cancel.check()?;
-            let state = self.shared.state.read();
-            sum += ids.by_ref().take(PAIRS_PER_LOCK).map(|id| count(&state, id)).sum::<u64>();
-        }
-        Ok(sum)
+    fn sees_any(self, state: &State, part: Option<u32>, set: Option<u32>) -> bool {
+        part.is_some_and(|part_no| part_no < self.parts)
+            || set.is_some_and(|set| state.sets.set(set).first_series < self.series)
     }
 }
 
-/// The largest of what is offered, at most so many; of equal ones the first by name.
-struct Largest {
-    count_max: usize,
-    /// The smallest on top, to be replaced.
-    kept: BinaryHeap<Reverse<(u64, Reverse<String>)>>,
-}
-
-impl Largest {
-    fn new(count_max: usize) -> Largest {
-        Largest { count_max, kept: BinaryHeap::new() }
-    }
-
-    /// `name` is asked for only if it may be kept: there are millions of pairs.
-    fn offer(&mut self, count: u64, name: impl FnOnce() -> String) {
-        let is_full = self.kept.len() >= self.count_max;
-        if is_full && self.kept.peek().is_none_or(|Reverse(least)| count < least.0) {
+/// Hands on every pair of a name that is seen, a bounded number under each lock.
+pub(crate) fn each_pair(
+    state: &RwLock<State>,
+    mark: Watermark,
+    name: u32,
+    mut take: impl FnMut(&State, u32),
+) {
+    let mut next = 0;
+    loop {
+        let state = state.read();
+        let rest = state.pairs.name(name).pairs.get(next..).unwrap_or_default();
+        if rest.is_empty() {
             return;
         }
-        self.kept.push(Reverse((count, Reverse(name()))));
-        if self.kept.len() > self.count_max {
-            self.kept.pop();
+        let batch = rest.iter().take(PAIRS_PER_LOCK);
+        batch.filter(|&&pair| mark.sees_pair(&state, pair)).for_each(|&p| take(&state, p));
+        next += PAIRS_PER_LOCK.min(rest.len());
+    }
+}
+
+/// The pairs on those series of `groups` that are in this segment, each once.
+fn pairs_of(state: &RwLock<State>, groups: &[GroupMatch]) -> HashSet<u32> {
+    let (mut pairs, mut sets) = (HashSet::new(), HashSet::new());
+    for batch in groups.chunks(PAIRS_PER_LOCK) {
+        let state = state.read();
+        for group in batch {
+            let mut last = None;
+            for member in &group.members {
+                let series = SeriesRef { group: group.group, slot: member.slot };
+                let Some(place) = state.place(series) else { continue };
+                if last.replace(place.part_no) != Some(place.part_no) {
+                    pairs.extend(state.parts.identity(place.part_no));
+                    pairs.extend(state.parts.common(place.part_no));
+                }
+                let set = state.set_of(place);
+                if sets.insert(set) {
+                    pairs.extend(state.sets.pairs(set));
+                }
+            }
         }
     }
-
-    /// Largest first.
-    fn into_sorted(self) -> Vec<(String, u64)> {
-        let sorted = self.kept.into_sorted_vec().into_iter();
-        sorted.map(|Reverse((count, Reverse(name)))| (name, count)).collect()
-    }
+    pairs
 }

@@ -220,7 +220,7 @@ impl Ingest {
         if work.batch.is_empty() {
             return outcome;
         }
-        match self.db.write(&mut work.batch) {
+        match self.db.write_known(&mut work.batch, generation) {
             Ok(report) => {
                 outcome.tally.stored = report.written;
                 outcome.tally.reject(Reason::TooFarAhead, report.too_far_ahead);

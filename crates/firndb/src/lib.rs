@@ -138,7 +138,9 @@ impl Db {
         self.engine.resolve_group(group_labels, members)
     }
 
-    /// References that were given out under another generation must be resolved again.
+    /// References that were given out under another generation must be resolved again: series without any
+    /// sample, because retention took them or they were deleted, have left the index. Read it before the
+    /// references that are kept with it are asked for.
     pub fn generation(&self) -> u32 {
         self.engine.generation()
     }
@@ -150,6 +152,15 @@ impl Db {
     /// `Busy` (retry after a while), `Unavailable` (disk full or failing), `Closed`.
     pub fn write(&self, batch: &mut RowBatch) -> Result<WriteReport> {
         self.engine.write(batch)
+    }
+
+    /// As [`Db::write`], for references that this database gave out since [`Db::generation`] said
+    /// `generation`: as long as that holds nobody looks whether they exist.
+    ///
+    /// # Errors
+    /// As [`Db::write`].
+    pub fn write_known(&self, batch: &mut RowBatch, generation: u32) -> Result<WriteReport> {
+        self.engine.write_known(batch, generation)
     }
 
     /// Hides all samples in `range` of the series that one of `selectors` matches and that were

@@ -118,10 +118,10 @@ impl Db {
             for group in &found.groups {
                 context.cancel.check()?;
                 let first = series.len();
-                let refs = group.members.iter().map(|member| (group.group, member.slot));
-                series.extend(refs.filter_map(|(group, slot)| {
-                    snapshot.index().labels(SeriesRef { group, slot })
-                }));
+                for member in &group.members {
+                    let found = SeriesRef { group: group.group, slot: member.slot };
+                    series.extend(snapshot.index().labels(found)?);
+                }
                 let bytes = |labels: &Labels| (labels.as_encoded().len() + LABELS_BYTES) as u64;
                 held.grow(series.iter().skip(first).map(bytes).sum())?;
             }

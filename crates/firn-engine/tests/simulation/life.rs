@@ -46,7 +46,9 @@ pub(crate) fn count_changes(seed: u64) -> u64 {
 
 fn step(world: &mut World) -> Result<(), Failure> {
     match world.rng.below(100) {
-        0..=38 => world.write(),
+        0..=35 => world.write(),
+        36 => world.write_with_kept(),
+        37 | 38 => world.let_series_leave(),
         39..=43 => world.delete(),
         44 => world.clean_tombstones(),
         45..=54 => world.step(Lane::Head),

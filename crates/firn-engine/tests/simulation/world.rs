@@ -8,7 +8,7 @@ use std::time::Duration;
 use firn_engine::{Engine, EngineOptions, Lane, Planted, RecoveryProgress, Snapshot, Step};
 use firn_model::{
     Change, ChangeKind, ChangeSink, CommitSeq, Error, ErrorKind, Labels, Matcher, RowBatch,
-    STALE_NAN_BITS, Sample, TimeRange, Timestamp,
+    STALE_NAN_BITS, Sample, SeriesRef, TimeRange, Timestamp,
 };
 use firn_sim::{Oracle, Rng, Seen, Sim};
 use parking_lot::Mutex;
@@ -27,6 +27,9 @@ impl fmt::Display for Failure {
 #[derive(Debug, Default)]
 pub(crate) struct Tally(BTreeMap<&'static str, u64>);
 
+// Some of them are of series that have left.
+const KEPT_REFS_MAX: usize = 60;
+
 /// What one write call puts into one group at one time: all there or all not.
 type Pieces = BTreeMap<(u64, Timestamp), BTreeMap<Labels, u64>>;
 
@@ -44,6 +47,25 @@ pub(crate) struct World {
     trace: bool,
     /// A read in the middle of a flush saw something wrong.
     torn: Arc<Mutex<Option<String>>>,
+    /// References that were given out once, as a sender keeps them, and what was written with them while
+    /// series left the index.
+    kept: Arc<Mutex<Kept>>,
+}
+
+/// A sender that does not know what left the index.
+#[derive(Default)]
+struct Kept {
+    refs: Vec<(Labels, SeriesRef)>,
+    /// Decides which one is written next.
+    turn: usize,
+    written: Vec<Late>,
+}
+
+/// One sample that was written in the middle of background work.
+struct Late {
+    labels: Labels,
+    sample: Sample,
+    is_acknowledged: bool,
 }
 
 /// Remembers what the engine told before it made it visible.
@@ -96,6 +118,10 @@ impl Tally {
             "Forget",
             "tables cleaned",
             "tombstones cleaned on demand",
+            "Merge",
+            "RemoveSeries",
+            "written while series left",
+            "refused because it had left",
         ] {
             assert!(self.0.get(what).is_some_and(|&count| count > 0), "{what} never happened");
         }
@@ -117,6 +143,7 @@ impl World {
             work_done: 0,
             trace: false,
             torn: Arc::default(),
+            kept: Arc::default(),
         }
     }
 
@@ -183,6 +210,8 @@ impl World {
 
     fn opened(&mut self, engine: Arc<Engine>) -> Result<(), Failure> {
         self.say(|| "opened".into());
+        // What was never durable may be given to others.
+        self.kept.lock().refs.clear();
         let sink: Arc<dyn ChangeSink> = Arc::<ToldChanges>::clone(&self.changes);
         engine.set_change_sink(sink).map_err(|e| Failure(e.to_string()))?;
         let damage = &engine.stats().recovery.damage;
@@ -191,6 +220,8 @@ impl World {
         }
         if self.planted == Some(Planted::SourceDroppedBeforeView) {
             self.watch_flushes(&engine);
+        } else {
+            self.write_while_series_leave(&engine);
         }
         self.engine = Some(engine);
         self.compare(Oracle::settle)
@@ -213,6 +244,94 @@ impl World {
         }));
     }
 
+    /// Writes with an old reference whenever series are about to leave, as a sender on another thread would.
+    fn write_while_series_leave(&self, engine: &Arc<Engine>) {
+        let weak = Arc::downgrade(engine);
+        let kept = Arc::clone(&self.kept);
+        let clock = Arc::clone(&self.sim.env().clock);
+        engine.set_probe(Box::new(move || {
+            let Some(engine) = weak.upgrade() else { return };
+            let mut kept = kept.lock();
+            kept.turn += 1;
+            // Mostly nobody writes just then.
+            if kept.refs.is_empty() || !kept.turn.is_multiple_of(3) {
+                return;
+            }
+            let (labels, series) = kept.refs[kept.turn / 3 % kept.refs.len()].clone();
+            let sample = Sample { ts: clock.now_ms(), value: kept.turn as f64 };
+            let mut batch = RowBatch::default();
+            batch.push(series, sample.ts, sample.value);
+            match engine.write(&mut batch) {
+                // Left before: whoever keeps references is told.
+                Ok(report) if report.unknown > 0 => {}
+                written => {
+                    let is_acknowledged = written.is_ok();
+                    kept.written.push(Late { labels, sample, is_acknowledged });
+                }
+            }
+        }));
+    }
+
+    /// One sample with an old reference: it is there under its labels afterwards, or it was refused.
+    pub(crate) fn write_with_kept(&mut self) -> Result<(), Failure> {
+        let kept = {
+            let kept = self.kept.lock();
+            match kept.refs.len() {
+                0 => return Ok(()),
+                count => kept.refs[self.rng.below(count as u64) as usize].clone(),
+            }
+        };
+        let (ts, value) = (self.some_timestamp(), self.some_value());
+        let mut batch = RowBatch::default();
+        batch.push(kept.1, ts, f64::from_bits(value));
+        let written = self.engine().write(&mut batch);
+        if let Ok(report) = &written
+            && report.unknown > 0
+        {
+            self.tally.count("refused because it had left");
+            return Ok(());
+        }
+        let begun = self.begin(ts, &BTreeMap::from([(kept.0, value)]));
+        match written {
+            Ok(_) => {
+                self.oracle.acknowledge(begun);
+                Ok(())
+            }
+            Err(e) => self.after_error(&e),
+        }
+    }
+
+    /// What was written while series left is written, or may be.
+    fn learn_late(&mut self) {
+        let late = std::mem::take(&mut self.kept.lock().written);
+        for Late { labels, sample, is_acknowledged } in late {
+            let begun = self.oracle.begin(vec![(labels, sample)]);
+            if is_acknowledged {
+                self.tally.count("written while series left");
+                self.oracle.acknowledge(begun);
+            }
+        }
+    }
+
+    /// Everything of one selector is deleted and leaves the tables, time passes, and its series leave the
+    /// index, unless something fails on the way.
+    pub(crate) fn let_series_leave(&mut self) -> Result<(), Failure> {
+        let engine = self.engine();
+        let matchers = self.some_matchers();
+        let begun = self.oracle.begin_delete(&matchers, TimeRange::ALL);
+        match engine.delete(std::slice::from_ref(&matchers), TimeRange::ALL) {
+            Ok(_) => self.oracle.acknowledge(begun),
+            Err(e) => return self.after_error(&e),
+        }
+        self.clean_tombstones()?;
+        self.advance(Duration::from_secs(3_700));
+        self.flush()?;
+        for _ in 0..self.rng.below(6) {
+            self.step(Lane::Tree)?;
+        }
+        Ok(())
+    }
+
     fn engine(&self) -> Arc<Engine> {
         Arc::clone(self.engine.as_ref().expect("opened"))
     }
@@ -224,6 +343,12 @@ impl World {
         let mut refs = Vec::new();
         for resolved in engine.resolve(&labels) {
             refs.push(resolved.map_err(|e| Failure(format!("resolve: {e:?}")))?);
+        }
+        {
+            let mut kept = self.kept.lock();
+            kept.refs.extend(labels.iter().cloned().zip(refs.iter().copied()));
+            let surplus = kept.refs.len().saturating_sub(KEPT_REFS_MAX);
+            kept.refs.drain(..surplus);
         }
         let mut batch = RowBatch::default();
         let mut pieces = Pieces::new();
@@ -333,6 +458,7 @@ impl World {
     }
 
     fn work(&mut self, result: firn_model::Result<Option<&'static str>>) -> Result<(), Failure> {
+        self.learn_late();
         if let Some(torn) = self.torn.lock().take() {
             return Err(Failure(torn));
         }
@@ -549,6 +675,8 @@ fn name_of(step: Step) -> &'static str {
         Step::Tree => "Tree",
         Step::Garbage => "Garbage",
         Step::Forget => "Forget",
+        Step::Merge => "Merge",
+        Step::RemoveSeries => "RemoveSeries",
         _ => "another step",
     }
 }

@@ -31,13 +31,6 @@ impl<'a> HashedLabels<'a> {
         }
     }
 
-    /// Only the pairs whose names `keep` accepts.
-    pub(crate) fn filter(&self, mut keep: impl FnMut(&[u8]) -> bool) -> HashedLabels<'a> {
-        let pairs: Vec<_> = self.pairs.iter().filter(|pair| keep(pair.0.name)).copied().collect();
-        let hash = pairs.iter().fold(0u64, |sum, pair| sum.wrapping_add(pair.1));
-        HashedLabels { pairs, hash }
-    }
-
     /// Pairs with their hashes, in order of names.
     pub(crate) fn pairs(&self) -> &[(RawPair<'a>, u64)] {
         &self.pairs

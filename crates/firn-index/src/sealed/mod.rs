@@ -43,9 +43,10 @@ use firn_codec::postings::Postings;
 use firn_env::Mapped;
 use firn_model::{Error, Result};
 
-pub(crate) use builder::{Builder, Live, PartInput, SegmentTotals};
+pub(crate) use builder::{Builder, Live, PartInput};
 pub(crate) use counts::PairCounts;
 pub(crate) use hash::HashedLabels;
+#[cfg(test)]
 pub(crate) use lookup::OpenGroup;
 
 use crate::sealed::blocks::{Blocks, Packed, Records};

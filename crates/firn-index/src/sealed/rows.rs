@@ -127,11 +127,6 @@ impl<'a> RowReader<'a> {
         rank.ok_or_else(|| self.bad())
     }
 
-    /// Which rows share the loaded block.
-    pub(crate) fn loaded_rows(&self) -> Range<u32> {
-        self.rows.clone()
-    }
-
     fn load_block(&mut self, row: u32) -> Result<()> {
         self.rows = 0..0;
         self.columns.clear();

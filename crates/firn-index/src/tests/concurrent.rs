@@ -68,5 +68,7 @@ fn a_label_set_resolved_by_many_threads_has_one_reference() {
     }
     let again = open(&disk, options, &[&index.snapshot_part()]).unwrap();
     assert_eq!(again.view().series_count(), 3_000);
-    assert!(answers[0].iter().all(|(labels, &series)| again.lookup(labels) == Some(series)));
+    assert!(
+        answers[0].iter().all(|(labels, &series)| again.lookup(labels).unwrap() == Some(series))
+    );
 }

@@ -1,15 +1,16 @@
-//! Random histories against a plain map: resolve, log, seal, fail, crash, query.
+//! Random histories against a plain map: resolve, log, seal, merge, remove, fail, crash, query.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use firn_model::{
-    CancelToken, Grouping, LabelLimits, Labels, LabelsBuilder, MatchOp, Matcher, SeriesRef, ShardId,
+    CancelToken, GroupId, Grouping, LabelLimits, Labels, LabelsBuilder, MatchOp, Matcher,
+    SeriesRef, ShardId, Slot,
 };
 use firn_sim::SimDisk;
 use proptest::prelude::*;
 
 use super::{SHARDS, disk, open, options};
-use crate::{Index, IndexView};
+use crate::{Index, IndexView, Liveness};
 
 const NAMES: [&str; 6] = ["__name__", "a", "b", "instance", "job", "zone"];
 const VALUES: [&str; 5] = ["", "v0", "v1", "v2", "w"];
@@ -29,6 +30,14 @@ enum Op {
     Seal,
     /// A seal is run but the manifest never hears of it.
     SealLost,
+    /// A seal behind which the log is cut.
+    Flush,
+    /// All merges that are due.
+    Merge,
+    /// A merge is run but the manifest never hears of it.
+    MergeLost,
+    /// What is settled is merged, and every third series has no data; something is defined meanwhile.
+    Remove(u64, Vec<Labels>),
     /// A view is kept, to be compared at the end.
     KeepView,
     Query(Vec<Matcher>, Grouping),
@@ -88,6 +97,11 @@ fn arb_op() -> impl Strategy<Value = Op> {
         1 => shard.prop_map(Op::LogFails),
         2 => Just(Op::Seal),
         1 => Just(Op::SealLost),
+        2 => Just(Op::Flush),
+        2 => Just(Op::Merge),
+        1 => Just(Op::MergeLost),
+        2 => (any::<u64>(), prop::collection::vec(arb_labels(), 0..4))
+            .prop_map(|(seed, meanwhile)| Op::Remove(seed, meanwhile)),
         2 => Just(Op::KeepView),
         5 => (prop::collection::vec(arb_matcher(), 0..4), arb_grouping())
             .prop_map(|(matchers, grouping)| Op::Query(matchers, grouping)),
@@ -106,6 +120,24 @@ struct World {
     log: Vec<Vec<Vec<u8>>>,
     manifest: Vec<Vec<u8>>,
     views: Vec<(IndexView, BTreeMap<Labels, SeriesRef>)>,
+    /// Given once and removed since.
+    removed: BTreeSet<SeriesRef>,
+}
+
+/// Of what is sealed, every third series is dead.
+struct Thirds(u64);
+
+impl Thirds {
+    fn is_dead(&self, series: SeriesRef) -> bool {
+        let mixed = (series.group.0 << 16 | u64::from(series.slot.0)) ^ self.0;
+        (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40).is_multiple_of(3)
+    }
+}
+
+impl Liveness for Thirds {
+    fn retain(&self, group: GroupId, slots: &mut Vec<u32>) {
+        slots.retain(|&slot| !self.is_dead(SeriesRef { group, slot: Slot(slot) }));
+    }
 }
 
 impl World {
@@ -119,6 +151,7 @@ impl World {
             log: vec![Vec::new(); SHARDS],
             manifest: Vec::new(),
             views: Vec::new(),
+            removed: BTreeSet::new(),
         }
     }
 
@@ -137,6 +170,27 @@ impl World {
                     job.run(&self.disk).unwrap();
                 }
             }
+            Op::Flush => {
+                let logged: Vec<usize> = self.log.iter().map(Vec::len).collect();
+                let number = self.index.next_number();
+                self.seal();
+                self.index.settle(number);
+                for (log, below) in self.log.iter_mut().zip(logged) {
+                    log.drain(..below);
+                }
+            }
+            Op::Merge => {
+                while let Some(job) = self.index.plan_merge() {
+                    let part = job.run(&self.disk).unwrap();
+                    self.apply(part);
+                }
+            }
+            Op::MergeLost => {
+                if let Some(job) = self.index.plan_merge() {
+                    job.run(&self.disk).unwrap();
+                }
+            }
+            Op::Remove(seed, meanwhile) => self.remove(*seed, meanwhile),
             Op::KeepView => self.views.push((self.index.view(), self.known.clone())),
             Op::Query(matchers, grouping) => {
                 check_query(&self.index.view(), &self.known, matchers, grouping);
@@ -175,10 +229,14 @@ impl World {
         if let Some(known) = self.known.insert(labels.clone(), series) {
             assert_eq!(known, series, "{labels} has two references");
         } else {
+            assert!(
+                !self.removed.contains(&series),
+                "{labels} was given {series:?}, which was removed"
+            );
             let taken = self.known.values().filter(|&&other| other == series).count();
             assert_eq!(taken, 1, "{labels} was given a reference that is taken");
         }
-        assert_eq!(self.index.lookup(&labels), Some(series));
+        assert_eq!(self.index.lookup(&labels).unwrap(), Some(series));
     }
 
     fn take_log(&mut self, shard: u16) {
@@ -195,10 +253,39 @@ impl World {
     fn seal(&mut self) {
         if let Some(job) = self.index.plan_seal() {
             let part = job.run(&self.disk).unwrap();
-            self.index.apply(&part).unwrap();
-            self.manifest.push(part);
+            self.apply(part);
         }
         self.durable.extend(self.known.keys().cloned());
+    }
+
+    fn apply(&mut self, part: Vec<u8>) {
+        self.index.apply(&part).unwrap();
+        self.manifest.push(part);
+    }
+
+    fn remove(&mut self, seed: u64, meanwhile: &[Labels]) {
+        let Some(job) = self.index.plan_removal() else { return };
+        self.resolve(meanwhile);
+        let thirds = Thirds(seed);
+        let Some(removal) = job.run_removal(&self.disk, &thirds).unwrap() else { return };
+        let generation = self.index.generation();
+        self.apply(removal.part);
+        assert_ne!(self.index.generation(), generation);
+        for (group, slots) in removal.dropped {
+            for slot in slots {
+                let series = SeriesRef { group, slot: Slot(slot) };
+                assert!(thirds.is_dead(series) && !self.index.contains(series).unwrap());
+                assert!(self.removed.insert(series), "{series:?} was removed before");
+            }
+        }
+        let is_left = |series: &SeriesRef| !self.removed.contains(series);
+        let durable = &mut self.durable;
+        self.known.retain(|labels, series| {
+            is_left(series) || {
+                durable.remove(labels);
+                false
+            }
+        });
     }
 
     fn crash(&mut self, order: u64, twice: bool, snapshot: bool) {
@@ -212,7 +299,7 @@ impl World {
             self.replay(order);
         }
         let (index, durable) = (&self.index, &self.durable);
-        self.known.retain(|labels, &mut series| match index.lookup(labels) {
+        self.known.retain(|labels, &mut series| match index.lookup(labels).unwrap() {
             Some(found) => {
                 assert_eq!(found, series, "{labels} came back as another series");
                 true
@@ -257,7 +344,7 @@ impl World {
 fn check_view(view: &IndexView, known: &BTreeMap<Labels, SeriesRef>) {
     assert_eq!(view.series_count(), known.len() as u64);
     for (labels, &series) in known {
-        assert_eq!(view.labels(series).as_ref(), Some(labels));
+        assert_eq!(view.labels(series).unwrap().as_ref(), Some(labels));
     }
     check_query(view, known, &[], &Grouping::By(vec!["job".to_owned(), "b".to_owned()]));
     check_names(view, None, known.keys());
@@ -306,10 +393,14 @@ fn check_names<'a>(
     for (name, value) in labels.flat_map(|labels| labels.iter()) {
         want.entry(name).or_default().insert(value);
     }
-    assert_eq!(view.label_names(matches), want.keys().copied().collect::<Vec<_>>());
+    let cancel = CancelToken::new();
+    assert_eq!(
+        view.label_names(matches, &cancel).unwrap(),
+        want.keys().copied().collect::<Vec<_>>()
+    );
     for name in NAMES {
         let values: Vec<&str> = want.get(name).into_iter().flatten().copied().collect();
-        assert_eq!(view.label_values(name, matches), values, "{name}");
+        assert_eq!(view.label_values(name, matches, &cancel).unwrap(), values, "{name}");
     }
 }
 

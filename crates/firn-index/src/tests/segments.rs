@@ -1,12 +1,15 @@
 //! Segment files, the manifest's parts, and definitions that come from the log.
 
 use firn_env::Disk;
-use firn_model::{ErrorKind, SeriesRef, ShardId, Slot};
+use firn_model::{
+    CancelToken, Error, ErrorKind, GroupId, Grouping, Labels, MatchOp, Result, SeriesRef, ShardId,
+    Slot,
+};
 use firn_sim::SimDisk;
 
-use super::{disk, index, labels, open, options, resolve, take_all};
-use crate::Index;
-use crate::part::Part;
+use super::{SHARDS, disk, index, labels, open, options, resolve, select, take_all};
+use crate::manifest_part::Part;
+use crate::{Index, IndexOptions, Liveness};
 
 fn seal(index: &Index, disk: &SimDisk) -> Vec<u8> {
     let part = index.plan_seal().expect("something to seal").run(disk).unwrap();
@@ -14,17 +17,41 @@ fn seal(index: &Index, disk: &SimDisk) -> Vec<u8> {
     part
 }
 
-/// An index with lone series, a group, a sibling and a grown older group, sealed once.
+fn lookup(index: &Index, text: &str) -> Option<SeriesRef> {
+    index.lookup(&labels(text)).unwrap()
+}
+
+/// What [`sealed`] defines.
+fn sealed_texts() -> Vec<String> {
+    let rests = ["job=a,instance=1", "job=a,instance=2", "host=x"];
+    (0..5).flat_map(|n| rests.map(|rest| format!("__name__=m{n},{rest}"))).collect()
+}
+
+/// An index with lone series, a group and siblings, sealed once.
 fn sealed() -> (SimDisk, Index, Vec<u8>) {
     let disk = disk();
     let index = open(&disk, options(), &[]).unwrap();
-    for n in 0..5 {
-        resolve(&index, &format!("__name__=m{n},job=a,instance=1"));
-        resolve(&index, &format!("__name__=m{n},job=a,instance=2"));
-        resolve(&index, &format!("__name__=m{n},host=x"));
+    for text in sealed_texts() {
+        resolve(&index, &text);
     }
     let part = seal(&index, &disk);
     (disk, index, part)
+}
+
+/// Forgets what a function says is dead.
+struct Forget<F>(F);
+
+impl<F: Fn(SeriesRef) -> bool> Liveness for Forget<F> {
+    fn retain(&self, group: GroupId, slots: &mut Vec<u32>) {
+        slots.retain(|&slot| !self.0(SeriesRef { group, slot: Slot(slot) }));
+    }
+}
+
+/// Removes what is dead and settled; the part, if something was.
+fn remove(index: &Index, disk: &SimDisk, is_dead: impl Fn(SeriesRef) -> bool) -> Option<Vec<u8>> {
+    let removal = index.plan_removal()?.run_removal(disk, &Forget(is_dead)).unwrap()?;
+    index.apply(&removal.part).unwrap();
+    Some(removal.part)
 }
 
 #[test]
@@ -32,13 +59,11 @@ fn a_sealed_index_opens_again_and_ids_go_on() {
     let (disk, index, part) = sealed();
     let reopen = |parts: &[&[u8]]| open(&disk, options(), parts).unwrap();
     let again = reopen(&[&part]);
-    for n in 0..5 {
-        for rest in ["job=a,instance=1", "job=a,instance=2", "host=x"] {
-            let text = format!("__name__=m{n},{rest}");
-            assert_eq!(resolve(&again, &text), resolve(&index, &text), "{text}");
-        }
+    for text in sealed_texts() {
+        assert_eq!(resolve(&again, &text), resolve(&index, &text), "{text}");
     }
     assert_eq!(again.snapshot_part(), index.snapshot_part());
+    assert_eq!(again.stats().heap_bytes, index.stats().heap_bytes, "nothing was loaded");
     assert!(again.plan_seal().is_none(), "all of it is sealed");
     assert!(take_all(&again).iter().all(Vec::is_empty), "and logged");
     // The group that was open is open still.
@@ -49,6 +74,38 @@ fn a_sealed_index_opens_again_and_ids_go_on() {
     assert_eq!(resolve(&third, "__name__=m5,job=a,instance=1"), next);
     let from_snapshot = reopen(&[&third.snapshot_part()]);
     assert_eq!(from_snapshot.view().series_count(), 16);
+    assert_eq!(from_snapshot.view().group_count(), 9);
+}
+
+#[test]
+fn a_group_that_was_sealed_grows_in_memory_and_is_one_to_queries() {
+    let (disk, index, _) = sealed();
+    let late = ["__name__=m5,job=a,instance=1", "__name__=m6,job=a,instance=1"];
+    let series = late.map(|text| resolve(&index, text));
+    let slots = series.map(|series| series.slot.0);
+    assert_eq!(slots, [2, 0], "the sibling has three slots, then the next opens");
+    let all = [("job", MatchOp::Equal, "a"), ("instance", MatchOp::Equal, "1")];
+    let check = |index: &Index| {
+        let view = index.view();
+        let found = select(&view, &all, &Grouping::By(vec!["job".to_owned()]));
+        assert_eq!(found.len(), 7, "{found:?}");
+        let matchers = [firn_model::Matcher::equal("instance", "1")];
+        let by_job = Grouping::By(vec!["job".to_owned()]);
+        let matches = view.matches(&matchers, &by_job, &CancelToken::new()).unwrap();
+        assert_eq!(matches.keys, [labels("job=a")], "one key over all segments");
+        assert!(matches.groups.is_sorted_by(|a, b| a.group < b.group));
+        assert_eq!(matches.groups.len(), 3);
+        let group = view.group(series[0].group).unwrap().unwrap();
+        assert_eq!((group.slot_count, group.labels), (3, labels("instance=1,job=a")));
+    };
+    check(&index);
+    let job = index.plan_seal().unwrap();
+    check(&index);
+    assert_eq!(lookup(&index, late[1]), Some(series[1]), "while it is written");
+    let part = job.run(&disk).unwrap();
+    index.apply(&part).unwrap();
+    check(&index);
+    check(&open(&disk, options(), &[&index.snapshot_part()]).unwrap());
 }
 
 #[test]
@@ -73,15 +130,95 @@ fn small_segments_are_merged_and_their_files_go() {
     for n in 0..40 {
         resolve(&index, &format!("late={n}"));
         parts.push(seal(&index, &disk));
+        if let Some(job) = index.plan_merge() {
+            let view = index.view();
+            parts.push(job.run(&disk).unwrap());
+            index.apply(parts.last().unwrap()).unwrap();
+            // A view that is older goes on with the files that are gone.
+            assert_eq!(select(&view, &[], &Grouping::Series).len(), 16 + n);
+        }
     }
     let stats = index.stats();
-    assert!(stats.segment_count <= 6, "{stats:?}");
+    assert!(stats.segment_count <= 8, "{stats:?}");
     let files = disk.list("index").unwrap();
     assert_eq!(files.len() as u64, stats.segment_count);
+    assert_eq!(index.generation(), 0, "every reference stays");
     let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
     let again = open(&disk, options(), &parts).unwrap();
     assert_eq!(again.view().series_count(), 55);
-    assert_eq!(again.lookup(&labels("late=39")), index.lookup(&labels("late=39")));
+    assert_eq!(lookup(&again, "late=39"), lookup(&index, "late=39"));
+}
+
+#[test]
+fn what_has_no_data_leaves_the_index_and_comes_back_as_another() {
+    let (disk, index, _) = sealed();
+    let texts = sealed_texts();
+    let refs: Vec<SeriesRef> = texts.iter().map(|text| lookup(&index, text).unwrap()).collect();
+    let (dead, live) = refs.split_at(12);
+    assert!(remove(&index, &disk, |_| true).is_none(), "the log may still give it back");
+    index.settle(index.next_number());
+    let view = index.view();
+    let bytes_before = index.stats().segment_bytes;
+    remove(&index, &disk, |series| dead.contains(&series)).unwrap();
+    assert_eq!(index.generation(), 1);
+    assert!(index.stats().segment_bytes < bytes_before, "{bytes_before}");
+    assert_eq!(disk.list("index").unwrap().len(), 1);
+    assert_eq!((view.series_count(), index.view().series_count()), (15, 3));
+    assert_eq!(select(&view, &[], &Grouping::Series).len(), 15, "it was there when the view was");
+    for (text, &series) in texts.iter().zip(&refs) {
+        let is_live = live.contains(&series);
+        assert_eq!(lookup(&index, text), is_live.then_some(series), "{text}");
+        assert_eq!(index.contains(series).unwrap(), is_live);
+    }
+    let cancel = CancelToken::new();
+    let names = index.view().label_values("__name__", None, &cancel).unwrap();
+    assert_eq!(names, ["m4"]);
+    let back: Vec<SeriesRef> = texts.iter().map(|text| resolve(&index, text)).collect();
+    assert!(back[..12].iter().all(|series| !refs.contains(series)), "ids are for ever");
+    assert_eq!(back[12..], *live);
+    // And so it is after the next start.
+    seal(&index, &disk);
+    let again = open(&disk, options(), &[&index.snapshot_part()]).unwrap();
+    assert!(texts.iter().zip(&back).all(|(text, &series)| lookup(&again, text) == Some(series)));
+}
+
+#[test]
+fn an_index_may_be_emptied() {
+    let (disk, index, part) = sealed();
+    index.settle(index.next_number());
+    assert!(remove(&index, &disk, |_| false).is_none(), "all live: nothing changes");
+    assert_eq!((index.generation(), disk.list("index").unwrap().len()), (0, 1));
+    let removal = remove(&index, &disk, |_| true).unwrap();
+    assert_eq!(disk.list("index").unwrap().len(), 0);
+    let again = open(&disk, options(), &[&part, &removal]).unwrap();
+    for index in [&index, &again] {
+        assert_eq!((index.view().series_count(), index.view().group_count()), (0, 0));
+        let series = resolve(index, "__name__=m0,host=x");
+        let bits = options().shard_bits;
+        assert!(bits.local(series.group) > 0, "{series:?} was given before");
+    }
+}
+
+#[test]
+fn a_group_of_which_half_is_dead_opens_a_sibling() {
+    let disk = disk();
+    let options = IndexOptions { slots_per_group_max: 4_096, ..options() };
+    let index = open(&disk, options.clone(), &[]).unwrap();
+    let text = |n: u32| format!("__name__=m{n},job=a,instance=1");
+    let group = resolve(&index, &text(0)).group;
+    (1..100).for_each(|n| assert_eq!(resolve(&index, &text(n)).group, group));
+    seal(&index, &disk);
+    index.settle(index.next_number());
+    remove(&index, &disk, |series| series.slot.0 < 40).unwrap();
+    let next = resolve(&index, &text(100));
+    assert_eq!((next.group, next.slot), (group, Slot(100)), "60 of 100 live");
+    seal(&index, &disk);
+    index.settle(index.next_number());
+    remove(&index, &disk, |series| series.slot.0 < 60).unwrap();
+    let sibling = resolve(&index, &text(101));
+    assert_ne!(sibling.group, group, "41 of 101 live");
+    assert_eq!(resolve(&index, &text(102)).group, sibling.group);
+    assert_eq!(lookup(&index, &text(70)).unwrap().group, group);
 }
 
 #[test]
@@ -92,44 +229,87 @@ fn a_seal_that_was_interrupted_leaves_nothing() {
     assert_eq!(disk.list("index").unwrap().len(), 2);
     let again = open(&disk, options(), &[&part]).unwrap();
     assert_eq!(disk.list("index").unwrap().len(), 1);
-    assert_eq!(again.lookup(&labels("late=1")), None);
-    // The number of the interrupted one is not used again in this process either.
+    assert_eq!(lookup(&again, "late=1"), None);
+    // What one index has written another does not know.
     let job = index.plan_seal().unwrap().run(&disk).unwrap();
     assert!(again.apply(&job).unwrap_err().to_string().contains("not planned"));
+    // Nor does it take what is older than the last plan.
+    resolve(&index, "late=2");
+    let newer = index.plan_seal().unwrap().run(&disk).unwrap();
+    assert!(index.apply(&job).is_err());
+    index.apply(&newer).unwrap();
+    let all = open(&disk, options(), &[&part, &newer]).unwrap();
+    assert!(lookup(&all, "late=1").is_some() && lookup(&all, "late=2").is_some());
 }
 
+/// All that can be asked, or the first error.
+fn ask_all(index: &Index) -> Result<Vec<Option<SeriesRef>>> {
+    let cancel = CancelToken::new();
+    let view = index.view();
+    let found: Result<Vec<_>> =
+        sealed_texts().iter().map(|text| index.lookup(&labels(text))).collect();
+    let found = found?;
+    for (text, series) in sealed_texts().iter().zip(&found) {
+        let Some(series) = *series else { continue };
+        assert_eq!(view.labels(series)?, Some(labels(text)), "wrong labels are served");
+        assert!(index.contains(series)?);
+    }
+    let matches = view.matches(&[], &Grouping::Series, &cancel)?;
+    assert_eq!(matches.series_count(), 15, "series are missing and nobody says so");
+    let mut keys: Vec<Labels> = matches.keys.clone();
+    keys.sort();
+    let mut want: Vec<Labels> = sealed_texts().iter().map(|text| labels(text)).collect();
+    want.sort();
+    assert_eq!(keys, want);
+    assert_eq!(view.label_names(None, &cancel)?, ["__name__", "host", "instance", "job"]);
+    assert_eq!(view.label_values("job", Some(&matches), &cancel)?, ["a"]);
+    assert_eq!(view.cardinality(2, &cancel)?.pair_count, 9);
+    Ok(found)
+}
+
+/// A damaged or missing segment is named with its file, at the open or when it is needed; nothing wrong
+/// is ever served.
 #[test]
 fn invariant_5_every_flipped_bit_of_a_segment_is_found_and_named() {
     let (disk, index, part) = sealed();
     let path = index.segment_paths().remove(0);
     let whole = disk.bytes(&path).unwrap();
-    let refused = |what: &str| {
-        let error = open(&disk, options(), &[&part]).expect_err(what);
+    let want = ask_all(&index).unwrap();
+    let named = |what: &str, error: &Error| {
         let ErrorKind::Corrupt { file, offset } = error.kind() else {
             panic!("{what}: {error:?}");
         };
         assert_eq!(file, &path, "{what}");
         assert!(*offset <= whole.len() as u64, "{what}: {offset}");
     };
+    let mut found_count = 0;
     for bit in 0..whole.len() * 8 {
+        let what = format!("bit {bit}");
         disk.damage(&path, |bytes| bytes[bit / 8] ^= 1 << (bit % 8)).unwrap();
-        refused(&format!("bit {bit}"));
+        match open(&disk, options(), &[&part]).and_then(|index| ask_all(&index)) {
+            Ok(found) => assert_eq!(found, want, "{what}"),
+            Err(e) => {
+                found_count += 1;
+                named(&what, &e);
+            }
+        }
         disk.damage(&path, |bytes| bytes[bit / 8] ^= 1 << (bit % 8)).unwrap();
     }
+    assert_eq!(found_count, whole.len() * 8, "every bit counts");
     for len in 0..whole.len() {
         disk.damage(&path, |bytes| bytes.truncate(len)).unwrap();
-        refused(&format!("cut to {len}"));
+        named("cut", &open(&disk, options(), &[&part]).expect_err("cut"));
         disk.damage(&path, |bytes| *bytes = whole.clone()).unwrap();
     }
     disk.remove(&path).unwrap();
-    refused("missing");
+    named("missing", &open(&disk, options(), &[&part]).expect_err("missing"));
 }
 
 #[test]
 fn definitions_are_taken_in_twice_and_in_any_order_between_shards() {
     let index = index();
     for n in 0..9 {
-        resolve(&index, &format!("m={n},job=a,instance={}", n % 4));
+        resolve(&index, &format!("m={n},rack=r,job=a,instance={}", n % 4));
         resolve(&index, &format!("lone={n}"));
     }
     let payloads = take_all(&index);
@@ -139,30 +319,61 @@ fn definitions_are_taken_in_twice_and_in_any_order_between_shards() {
         again.replay(payload).unwrap();
     }
     for n in 0..9 {
-        for text in [format!("m={n},job=a,instance={}", n % 4), format!("lone={n}")] {
-            assert_eq!(again.lookup(&labels(&text)), index.lookup(&labels(&text)), "{text}");
+        for text in [format!("m={n},rack=r,job=a,instance={}", n % 4), format!("lone={n}")] {
+            assert_eq!(lookup(&again, &text), lookup(&index, &text), "{text}");
         }
     }
     assert_eq!(again.view().series_count(), 18);
+    assert_eq!(again.view().group_count(), index.view().group_count());
     assert!(take_all(&again).iter().all(Vec::is_empty), "they are in the log");
     assert!(again.plan_seal().is_some(), "but not sealed");
     // Nothing is given twice: the next group of each shard is a new one.
     let new = resolve(&again, "lone=new");
-    assert!(!index.contains(new));
+    assert!(!index.contains(new).unwrap());
+}
+
+#[test]
+fn what_is_sealed_is_not_taken_from_the_log_again() {
+    let disk = disk();
+    let index = open(&disk, options(), &[]).unwrap();
+    for text in sealed_texts() {
+        resolve(&index, &text);
+    }
+    let before = take_all(&index);
+    let part = seal(&index, &disk);
+    let late = resolve(&index, "__name__=m5,job=a,instance=1");
+    let after = take_all(&index);
+    let again = open(&disk, options(), &[&part]).unwrap();
+    before.iter().chain(&after).for_each(|payload| again.replay(payload).unwrap());
+    assert_eq!(again.view().series_count(), 16);
+    assert_eq!(select(&again.view(), &[], &Grouping::Series).len(), 16);
+    assert_eq!(lookup(&again, "__name__=m5,job=a,instance=1"), Some(late));
+    let second = seal(&again, &disk);
+    assert_eq!(Part::decode(&second).unwrap().added[0].series_count, 1);
 }
 
 #[test]
 fn a_log_that_refuses_gets_all_unsealed_definitions_again() {
-    let (_, index, _) = sealed();
+    let (disk, index, _) = sealed();
     take_all(&index);
     let series = resolve(&index, "late=1");
     resolve(&index, "__name__=m9,job=a,instance=1");
     let first = take_all(&index);
-    (0..super::SHARDS as u16).for_each(|shard| index.requeue(ShardId(shard)));
+    let requeue = || (0..SHARDS as u16).for_each(|shard| index.requeue(ShardId(shard)));
+    requeue();
     assert_eq!(take_all(&index), first);
     let again = super::index();
     first.iter().for_each(|payload| again.replay(payload).unwrap());
-    assert_eq!(again.lookup(&labels("late=1")), Some(series));
+    assert_eq!(lookup(&again, "late=1"), Some(series));
+    // Also while they are being written, and no more when the manifest has them.
+    let job = index.plan_seal().unwrap();
+    requeue();
+    assert_eq!(take_all(&index), first);
+    requeue();
+    index.apply(&job.run(&disk).unwrap()).unwrap();
+    assert!(take_all(&index).iter().all(Vec::is_empty));
+    requeue();
+    assert!(take_all(&index).iter().all(Vec::is_empty));
 }
 
 #[test]
@@ -175,19 +386,39 @@ fn lost_definitions_leave_holes_that_match_nothing_and_can_be_filled() {
     let disk = disk();
     let again = open(&disk, options(), &[]).unwrap();
     kept.iter().for_each(|payload| again.replay(payload).unwrap());
-    assert_eq!(again.lookup(&labels("m=1,job=a,instance=1")), Some(second));
-    assert_eq!(again.view().labels(first), None);
+    assert_eq!(lookup(&again, "m=1,job=a,instance=1"), Some(second));
+    assert_eq!(again.view().labels(first).unwrap(), None);
     assert_eq!(again.view().series_count(), 1);
     let part = seal(&again, &disk);
     let with_hole = open(&disk, options(), &[&part]).unwrap();
-    assert!(!with_hole.contains(first) && with_hole.contains(second));
+    let contains = |index: &Index, series| index.contains(series).unwrap();
+    assert!(!contains(&with_hole, first) && contains(&with_hole, second));
     lost.iter().for_each(|payload| with_hole.replay(payload).unwrap());
-    assert_eq!(with_hole.lookup(&labels("m=0,job=a,instance=1")), Some(first));
+    assert_eq!(lookup(&with_hole, "m=0,job=a,instance=1"), Some(first));
     // What filled the hole is only in the log so far: the next seal must take it.
-    let part = seal(&with_hole, &disk);
-    let filled = open(&disk, options(), &[&part]).unwrap();
-    assert!(filled.contains_all([first, second]));
+    let second_part = seal(&with_hole, &disk);
+    let filled = open(&disk, options(), &[&part, &second_part]).unwrap();
+    assert!(contains(&filled, first) && contains(&filled, second));
     assert!(with_hole.plan_seal().is_none());
+    let next = resolve(&filled, "m=2,job=a,instance=1");
+    assert_eq!((next.group, next.slot), (first.group, Slot(2)));
+}
+
+#[test]
+fn after_damage_of_the_log_no_id_is_given_twice() {
+    let (disk, _, part) = sealed();
+    let again = open(&disk, options(), &[&part]).unwrap();
+    let bits = options().shard_bits;
+    let sibling = lookup(&again, "__name__=m4,job=a,instance=1").unwrap();
+    let shard = bits.shard(sibling.group);
+    let seen = bits.group(shard, bits.local(sibling.group) + 5);
+    again.distrust(shard, Some(seen)).unwrap();
+    let next = resolve(&again, "__name__=m5,job=a,instance=1");
+    assert!(
+        bits.local(next.group) > bits.local(seen),
+        "{next:?}: a lost member may have had slot 2"
+    );
+    assert!(again.distrust(shard, Some(GroupId(u64::MAX))).is_err());
 }
 
 #[test]
@@ -220,33 +451,36 @@ fn a_disk_that_fails_while_sealing_costs_nothing() {
     let series: SeriesRef = resolve(&index, "late=1");
     disk.set_capacity_bytes(1);
     assert!(index.plan_seal().unwrap().run(&disk).is_err());
+    let later = resolve(&index, "later=1");
+    assert!(index.plan_seal().unwrap().run(&disk).is_err());
+    assert_eq!([lookup(&index, "late=1"), lookup(&index, "later=1")], [Some(series), Some(later)]);
     disk.set_capacity_bytes(u64::MAX);
     let second = seal(&index, &disk);
     let again = open(&disk, options(), &[&part, &second]).unwrap();
-    assert_eq!(again.lookup(&labels("late=1")), Some(series));
+    assert_eq!([lookup(&again, "late=1"), lookup(&again, "later=1")], [Some(series), Some(later)]);
 }
 
 #[test]
-fn a_segment_has_the_bytes_that_the_format_page_shows() {
-    let disk = disk();
-    let index = open(&disk, options(), &[]).unwrap();
-    resolve(&index, "__name__=up,job=a,instance=1");
-    resolve(&index, "__name__=x,job=a,instance=1");
-    resolve(&index, "__name__=up");
-    let part = seal(&index, &disk);
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    assert_eq!(
-        hex(&disk.bytes("index/1.seg").unwrap()),
-        concat!(
-            "4649524e494e4458010000000201cfa4",
-            "4600000001",
-            "0708696e7374616e63650131036a6f620161085f5f6e616d655f5f0275700178",
-            "040001020304050406",
-            "0302000101020103",
-            "020200000100020200060101",
-            "d6a96f93",
-            "0b000000020103113ffd1c",
-        )
-    );
-    assert_eq!(hex(&part), "01000101610304000002 00".replace(' ', ""));
+fn labels_that_all_members_share_are_stored_once_per_group() {
+    let index =
+        open(&disk(), IndexOptions { slots_per_group_max: 4_096, ..options() }, &[]).unwrap();
+    let text = |host: usize, n: usize| {
+        format!("__name__=m{n},job=a,instance={host},region=r{},rack={host},os=linux", host % 3)
+    };
+    for host in 0..20 {
+        for n in 0..30 {
+            resolve(&index, &text(host, n));
+        }
+    }
+    let sets = index.stats().member_set_count;
+    // One for each metric, the empty one, and the first member of the first group: nobody knew then.
+    assert_eq!(sets, 30 + 1 + 1);
+    // One that lacks a shared label joins the group all the same.
+    let odd = resolve(&index, "__name__=odd,job=a,instance=7,rack=7");
+    assert_eq!(odd.group, lookup(&index, &text(7, 0)).unwrap().group);
+    assert_eq!(odd.slot, Slot(30));
+    let view = index.view();
+    assert_eq!(select(&view, &[("rack", MatchOp::Equal, "7")], &Grouping::Series).len(), 31);
+    assert_eq!(select(&view, &[("os", MatchOp::Equal, "")], &Grouping::Series).len(), 1);
+    assert_eq!(select(&view, &[("region", MatchOp::Regex, "r[01]")], &Grouping::Series).len(), 420);
 }

@@ -1,0 +1,201 @@
+//! Upkeep of the index: many files become few, and series whose data has gone leave it.
+//!
+//! A series may leave when no table and no memory has a sample of it: retention took them, or a delete that
+//! was applied. A writer may still hold its reference, so leaving has three steps. First the index is written
+//! anew without the series. Then they are announced as *leaving*: who writes one from now on says so. Then,
+//! with no write on its way, and if nobody wrote one and nothing is found on a second look, the manifest
+//! names the new file and references are of another generation. So no acknowledged row loses its labels.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use firn_codec::Slots;
+use firn_head::HeadSnapshot;
+use firn_index::{Liveness, MergeJob};
+use firn_model::{Cell, GroupId, Pool, Result, RowBatch, SeriesRef, Slot, TimeRange};
+use firn_tree::Version;
+
+use crate::manifest::{Edit, Room};
+use crate::planted::Planted;
+use crate::{Engine, Step};
+
+// Pair ids, slots and lists of a series while segments are merged.
+const MERGE_BYTES_PER_SERIES: u64 = 128;
+// All files are read and all series looked for: seconds for millions of series.
+const REMOVAL_INTERVAL_MS: i64 = 60 * 60_000;
+// A damaged or unwritable file is tried again after this long.
+const RETRY_MS: i64 = 10 * 60_000;
+
+/// Series that leave the index when the next step succeeds.
+#[derive(Debug, Default)]
+pub(crate) struct Leaving {
+    series: HashSet<SeriesRef>,
+    /// One of them was written.
+    is_disturbed: AtomicBool,
+}
+
+impl Leaving {
+    /// Tells of a batch that is about to be written.
+    pub(crate) fn note(&self, batch: &RowBatch) {
+        if self.series.is_empty() {
+            return;
+        }
+        let is_leaving =
+            |cell: &Cell| self.series.contains(&SeriesRef { group: cell.group, slot: cell.slot });
+        if batch.cells().iter().any(is_leaving) {
+            self.is_disturbed.store(true, Relaxed);
+        }
+    }
+}
+
+/// Where samples are, at one moment.
+struct Presence {
+    head: HeadSnapshot,
+    version: Arc<Version>,
+}
+
+impl Presence {
+    /// What of `slots` has no sample.
+    fn absent(&self, group: GroupId, slots: &[u32]) -> Vec<Slot> {
+        let all = TimeRange::ALL;
+        let is_in_tables = self.version.has_data(group, all);
+        let is_absent =
+            |&slot: &Slot| !is_in_tables || self.version.first_data(group, slot, all).is_none();
+        let mut absent: Vec<Slot> =
+            slots.iter().map(|&slot| Slot(slot)).filter(is_absent).collect();
+        if !absent.is_empty() && self.head.has_data(group, all) {
+            match self.head.read(group, Slots::Some(&absent), all) {
+                Ok(found) => absent.retain(|slot| {
+                    let mut columns = found.iter().flat_map(|columns| &columns.batch.columns);
+                    columns.all(|column| column.slot != *slot)
+                }),
+                // What cannot be told stays.
+                Err(_) => absent.clear(),
+            }
+        }
+        absent
+    }
+}
+
+impl Liveness for Presence {
+    fn retain(&self, group: GroupId, slots: &mut Vec<u32>) {
+        let absent = self.absent(group, slots);
+        if !absent.is_empty() {
+            slots.retain(|&slot| absent.binary_search(&Slot(slot)).is_err());
+        }
+    }
+}
+
+impl Engine {
+    /// Makes one index file of several, if there are many; otherwise, from time to time after data has
+    /// gone, lets series leave.
+    pub(crate) fn tend_index(&self) -> Result<Option<Step>> {
+        let now = self.env.clock.now_ms();
+        if now < self.index_retry_at_ms.load(Relaxed) {
+            return Ok(None);
+        }
+        let done = match self.index.plan_merge() {
+            Some(job) => self.merge_index(&job).map(|()| Some(Step::Merge)),
+            None => self.remove_series(now),
+        };
+        done.inspect_err(|_| {
+            self.index_retry_at_ms.store(now.saturating_add(RETRY_MS), Relaxed);
+        })
+    }
+
+    fn merge_index(&self, job: &MergeJob) -> Result<()> {
+        let _memory = self.reserve(Pool::Jobs, job.series_count() * MERGE_BYTES_PER_SERIES)?;
+        let part = job.run(&*self.env.disk)?;
+        if self.planted(Planted::IndexFilesDroppedEarly) {
+            for (path, _) in self.index.segment_files() {
+                self.env.disk.remove(&path)?;
+            }
+        }
+        self.apply_index(part)
+    }
+
+    /// Data has left tables: series may leave the index.
+    pub(crate) fn note_data_gone(&self) {
+        self.data_gone.store(true, Relaxed);
+    }
+
+    fn remove_series(&self, now: i64) -> Result<Option<Step>> {
+        if !self.data_gone.load(Relaxed) || now < self.removal_at_ms.load(Relaxed) {
+            return Ok(None);
+        }
+        let Some(job) = self.index.plan_removal() else { return Ok(None) };
+        self.removal_at_ms.store(now.saturating_add(REMOVAL_INTERVAL_MS), Relaxed);
+        self.data_gone.store(false, Relaxed);
+        let removed = self.run_removal(&job);
+        if !matches!(removed, Ok(true)) {
+            // Nothing was found, somebody was in between, or something failed: later again.
+            self.data_gone.store(true, Relaxed);
+        }
+        Ok(removed?.then_some(Step::RemoveSeries))
+    }
+
+    /// Whether series left.
+    fn run_removal(&self, job: &MergeJob) -> Result<bool> {
+        let _memory = self.reserve(Pool::Jobs, job.series_count() * MERGE_BYTES_PER_SERIES)?;
+        let Some(removal) = job.run_removal(&*self.env.disk, &self.presence()?)? else {
+            return Ok(false);
+        };
+        let series = removal.dropped.iter().flat_map(|(group, slots)| {
+            slots.iter().map(|&slot| SeriesRef { group: *group, slot: Slot(slot) })
+        });
+        let leaving = Leaving { series: series.collect(), ..Leaving::default() };
+        let count = leaving.series.len() as u64;
+        self.probe();
+        if self.planted(Planted::SeriesRemovedUnchecked) {
+            self.apply_index(removal.part)?;
+            return Ok(true);
+        }
+        // Waits for the writes that are on their way: what they wrote is found below.
+        *self.leaving.write() = leaving;
+        let found = self.is_any_back(&removal.dropped);
+        self.probe();
+        let mut leaving = self.leaving.write();
+        let is_disturbed = leaving.is_disturbed.load(Relaxed);
+        *leaving = Leaving::default();
+        if found? || is_disturbed {
+            return Ok(false);
+        }
+        // Nobody writes until the references are of another generation.
+        self.apply_index(removal.part)?;
+        self.counters.series_removed.add(count);
+        Ok(true)
+    }
+
+    /// Whether one of `dropped` has a sample now.
+    fn is_any_back(&self, dropped: &[(GroupId, Vec<u32>)]) -> Result<bool> {
+        let presence = self.presence()?;
+        Ok(dropped.iter().any(|(group, slots)| presence.absent(*group, slots).len() < slots.len()))
+    }
+
+    /// # Errors
+    /// Of the slow tier: then nobody knows what is there.
+    fn presence(&self) -> Result<Presence> {
+        let (head, version) = {
+            let _view = self.view.read();
+            (self.head.snapshot(), self.tree.version())
+        };
+        version.load_directories(TimeRange::ALL)?;
+        Ok(Presence { head, version })
+    }
+
+    fn apply_index(&self, part: Vec<u8>) -> Result<()> {
+        let edit = Edit::default().with(Room::Index, part.clone());
+        self.commit_edit(edit, || self.index.apply(&part))?;
+        self.hold_index_memory();
+        Ok(())
+    }
+
+    /// The index got smaller: what it no longer needs is given back.
+    pub(crate) fn hold_index_memory(&self) {
+        let mut memory = self.index_memory.lock();
+        let unused = memory.bytes().saturating_sub(self.index.stats().heap_bytes);
+        memory.shrink(unused);
+    }
+}

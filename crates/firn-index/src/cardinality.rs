@@ -1,0 +1,264 @@
+//! What makes the index large: counts per name and pair over all segments, merged while walking.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use firn_model::{CancelToken, METRIC_NAME, Result};
+use parking_lot::RwLock;
+
+use crate::layers::Tip;
+use crate::sealed::PairCounts;
+use crate::state::{State, Watermark};
+use crate::view::each_pair;
+
+/// What makes the index large.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cardinality {
+    /// Series in the view.
+    pub series_count: u64,
+    /// Groups in the view.
+    pub group_count: u64,
+    /// Label names in the view.
+    pub name_count: u64,
+    /// Label pairs in the view.
+    pub pair_count: u64,
+    /// The metric names with most series, most first.
+    pub series_by_metric: Vec<(String, u64)>,
+    /// The label names with most values, most first.
+    pub values_by_name: Vec<(String, u64)>,
+    /// The label names whose values take most bytes, each value counted once, most first.
+    pub bytes_by_name: Vec<(String, u64)>,
+    /// The label pairs (`name=value`) with most series, most first.
+    pub series_by_pair: Vec<(String, u64)>,
+}
+
+/// Pairs of one segment with their numbers of series, in order of names and values.
+enum Cursor<'a> {
+    Sealed(PairCounts<'a>),
+    Memory(MemoryCursor<'a>),
+}
+
+/// Reads one name at a time: the text of one name's values is in memory, not of all.
+struct MemoryCursor<'a> {
+    state: &'a RwLock<State>,
+    mark: Watermark,
+    /// Names with their ids, the next one last.
+    names: Vec<(String, u32)>,
+    name: String,
+    /// Values of `name` with their series, the current one last.
+    values: Vec<(String, u64)>,
+}
+
+/// Counts without [`Cardinality::series_count`] and [`Cardinality::group_count`].
+///
+/// # Errors
+/// `Canceled` or `Timeout` when the token says so; `Corrupt` for a damaged segment.
+pub(crate) fn count(
+    tip: &Tip,
+    mark: Watermark,
+    top: usize,
+    cancel: &CancelToken,
+) -> Result<Cardinality> {
+    let mut cursors = Vec::new();
+    for segment in &tip.sealed {
+        cursors.push(Cursor::Sealed(segment.sealed.pair_counts(cancel)?));
+    }
+    for (layer, mark) in tip.layers(mark) {
+        cursors.push(Cursor::Memory(MemoryCursor::new(&layer.state, mark)));
+    }
+    let mut open = Vec::with_capacity(cursors.len());
+    for mut cursor in cursors {
+        if cursor.advance()? {
+            open.push(cursor);
+        }
+    }
+    let mut sums = Sums::new(top);
+    while let Some(least) = open.iter().map(Cursor::pair).min() {
+        if sums.pair_count.is_multiple_of(1_024) {
+            cancel.check()?;
+        }
+        let (name, value) = (least.0.to_owned(), least.1.to_owned());
+        let mut series_count = 0;
+        let mut at = 0;
+        while at < open.len() {
+            if open[at].pair() != (name.as_str(), value.as_str()) {
+                at += 1;
+                continue;
+            }
+            series_count += open[at].series_count();
+            if open[at].advance()? {
+                at += 1;
+            } else {
+                open.swap_remove(at);
+            }
+        }
+        sums.take(name, &value, series_count);
+    }
+    Ok(sums.finish())
+}
+
+impl Cursor<'_> {
+    fn advance(&mut self) -> Result<bool> {
+        match self {
+            Cursor::Sealed(pairs) => pairs.advance(),
+            Cursor::Memory(pairs) => Ok(pairs.advance()),
+        }
+    }
+
+    fn pair(&self) -> (&str, &str) {
+        match self {
+            Cursor::Sealed(pairs) => (pairs.name(), pairs.value()),
+            Cursor::Memory(pairs) => (&pairs.name, pairs.values.last().map_or("", |one| &one.0)),
+        }
+    }
+
+    fn series_count(&self) -> u64 {
+        match self {
+            Cursor::Sealed(pairs) => pairs.series_count(),
+            Cursor::Memory(pairs) => pairs.values.last().map_or(0, |one| one.1),
+        }
+    }
+}
+
+impl MemoryCursor<'_> {
+    fn new(state: &RwLock<State>, mark: Watermark) -> MemoryCursor<'_> {
+        let mut names: Vec<(String, u32)> = {
+            let state = state.read();
+            let ids = 0..state.pairs.name_count();
+            ids.map(|id| (state.pairs.name_text(id).to_owned(), id)).collect()
+        };
+        names.sort_unstable_by(|a, b| b.cmp(a));
+        MemoryCursor { state, mark, names, name: String::new(), values: Vec::new() }
+    }
+
+    fn advance(&mut self) -> bool {
+        self.values.pop();
+        while self.values.is_empty() {
+            let Some((name, id)) = self.names.pop() else { return false };
+            let (mark, values) = (self.mark, &mut self.values);
+            each_pair(self.state, mark, id, |state, pair| {
+                values.push((
+                    state.pairs.value_text(pair).to_owned(),
+                    count_series(state, mark, pair),
+                ));
+            });
+            values.sort_unstable_by(|a, b| b.0.cmp(&a.0));
+            self.name = name;
+        }
+        true
+    }
+}
+
+/// How many series have `pair`.
+fn count_series(state: &State, mark: Watermark, pair: u32) -> u64 {
+    let pair = state.pairs.pair(pair);
+    let (parts, sets) = (pair.parts.below(mark.parts), pair.sets.below(mark.sets));
+    let in_parts = parts.iter().map(|no| u64::from(state.parts.count_below(no, mark.series)));
+    let with_set = sets.iter().map(|set| {
+        let of_set = state.sets.set(set).parts.below(mark.parts);
+        // A part that existed may have got the member later.
+        let is_seen = |&part_no: &u32| {
+            let seen = state.parts.count_below(part_no, mark.series) as usize;
+            let places = state.parts.sets(part_no);
+            seen == places.len() || places[..seen].contains(&set)
+        };
+        of_set.iter().filter(is_seen).count() as u64
+    });
+    in_parts.sum::<u64>() + with_set.sum::<u64>()
+}
+
+struct Sums {
+    name_count: u64,
+    pair_count: u64,
+    /// The name that is being summed up: values and their bytes.
+    name: String,
+    value_count: u64,
+    value_bytes: u64,
+    by_metric: Largest,
+    values_by_name: Largest,
+    bytes_by_name: Largest,
+    by_pair: Largest,
+}
+
+impl Sums {
+    fn new(top: usize) -> Sums {
+        Sums {
+            name_count: 0,
+            pair_count: 0,
+            name: String::new(),
+            value_count: 0,
+            value_bytes: 0,
+            by_metric: Largest::new(top),
+            values_by_name: Largest::new(top),
+            bytes_by_name: Largest::new(top),
+            by_pair: Largest::new(top),
+        }
+    }
+
+    fn take(&mut self, name: String, value: &str, series_count: u64) {
+        if name != self.name {
+            self.end_name();
+            self.name = name;
+        }
+        self.pair_count += 1;
+        self.value_count += 1;
+        self.value_bytes += value.len() as u64;
+        self.by_pair.offer(series_count, || format!("{}={value}", self.name));
+        if self.name == METRIC_NAME {
+            self.by_metric.offer(series_count, || value.to_owned());
+        }
+    }
+
+    fn end_name(&mut self) {
+        if self.value_count > 0 {
+            self.name_count += 1;
+            self.values_by_name.offer(self.value_count, || self.name.clone());
+            self.bytes_by_name.offer(self.value_bytes, || self.name.clone());
+        }
+        (self.value_count, self.value_bytes) = (0, 0);
+    }
+
+    fn finish(mut self) -> Cardinality {
+        self.end_name();
+        Cardinality {
+            name_count: self.name_count,
+            pair_count: self.pair_count,
+            series_by_metric: self.by_metric.into_sorted(),
+            values_by_name: self.values_by_name.into_sorted(),
+            bytes_by_name: self.bytes_by_name.into_sorted(),
+            series_by_pair: self.by_pair.into_sorted(),
+            ..Cardinality::default()
+        }
+    }
+}
+
+/// The largest of what is offered, at most so many; of equal ones the first by name.
+struct Largest {
+    count_max: usize,
+    /// The smallest on top, to be replaced.
+    kept: BinaryHeap<Reverse<(u64, Reverse<String>)>>,
+}
+
+impl Largest {
+    fn new(count_max: usize) -> Largest {
+        Largest { count_max, kept: BinaryHeap::new() }
+    }
+
+    /// `name` is asked for only if it may be kept: there are millions of pairs.
+    fn offer(&mut self, count: u64, name: impl FnOnce() -> String) {
+        let is_full = self.kept.len() >= self.count_max;
+        if is_full && self.kept.peek().is_none_or(|Reverse(least)| count < least.0) {
+            return;
+        }
+        self.kept.push(Reverse((count, Reverse(name()))));
+        if self.kept.len() > self.count_max {
+            self.kept.pop();
+        }
+    }
+
+    /// Largest first.
+    fn into_sorted(self) -> Vec<(String, u64)> {
+        let sorted = self.kept.into_sorted_vec().into_iter();
+        sorted.map(|Reverse((count, Reverse(name)))| (name, count)).collect()
+    }
+}

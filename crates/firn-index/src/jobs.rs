@@ -1,0 +1,350 @@
+//! Seals and merges: what is in memory becomes a file, and many files become few.
+//!
+//! A **seal** freezes the active segment, writes it and everything that an earlier seal could not write to
+//! one file, and drops it from memory once the manifest names the file. A **merge** makes one file of
+//! neighbours of like size, so that there are logarithmically many and each definition is rewritten a
+//! logarithmic number of times. A **removal** is a merge of all files that leaves out what has no data
+//! any more; only all together know which slots of a group were given.
+
+use std::sync::Arc;
+
+use firn_env::{Disk, OpenMode};
+use firn_model::{CancelToken, Error, ErrorKind, GroupId, Grouping, Result};
+use hashbrown::{HashMap, HashSet};
+use parking_lot::Mutex;
+
+use crate::arena::Ids;
+use crate::key_table::KeyTable;
+use crate::layers::{Layer, Segment};
+use crate::manifest_part::{Catalog, Part, SegmentInfo, segment_path};
+use crate::matching::{GroupMatch, unite};
+use crate::sealed::{Builder, Live, PartInput, Sealed};
+use crate::state::State;
+
+/// What is known about files, and what jobs have finished.
+#[derive(Debug)]
+pub(crate) struct Jobs {
+    pub(crate) catalog: Catalog,
+    pub(crate) next_number: u64,
+    /// Segments with seals below this number hold only what the log need not give back.
+    pub(crate) settled: u64,
+}
+
+/// What a job has written, waiting for the manifest.
+#[derive(Debug)]
+pub(crate) struct Written {
+    pub(crate) part: Part,
+    pub(crate) segment: Option<Arc<Segment>>,
+    /// The segments in memory that are in it.
+    pub(crate) layers: Vec<u64>,
+    pub(crate) is_removal: bool,
+}
+
+/// Jobs that have run, by the first number that their part names.
+pub(crate) type WrittenJobs = Mutex<Vec<Written>>;
+
+/// Writes what was frozen; planned by [`Index::plan_seal`](crate::Index::plan_seal).
+#[derive(Debug)]
+pub struct SealJob {
+    pub(crate) number: u64,
+    pub(crate) layers: Vec<Arc<Layer>>,
+    pub(crate) next_ids: Vec<u64>,
+    pub(crate) written: Arc<WrittenJobs>,
+}
+
+/// Makes one segment of several; planned by [`Index::plan_merge`](crate::Index::plan_merge) and
+/// [`Index::plan_removal`](crate::Index::plan_removal).
+#[derive(Debug)]
+pub struct MergeJob {
+    pub(crate) number: u64,
+    pub(crate) inputs: Vec<Arc<Segment>>,
+    pub(crate) written: Arc<WrittenJobs>,
+}
+
+/// Which series stay in the index when segments merge.
+pub trait Liveness {
+    /// Takes out of `slots` (rising, all that the job knows of `group`) those that have no data. Asked
+    /// once for each group. A series that stands alone has slot 0.
+    fn retain(&self, group: GroupId, slots: &mut Vec<u32>);
+}
+
+/// What a removal leaves out, and the manifest part that makes it so.
+#[derive(Debug)]
+pub struct Removal {
+    /// For [`Index::apply`](crate::Index::apply), once it is certain that nothing of `dropped` came back.
+    pub part: Vec<u8>,
+    /// Groups with the slots that are left out (rising), in no order.
+    pub dropped: Vec<(GroupId, Vec<u32>)>,
+}
+
+// So many neighbours of like size become one: each definition is written about log4 times.
+const MERGE_COUNT_MIN: usize = 4;
+
+impl Jobs {
+    pub(crate) fn take_number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number - 1
+    }
+}
+
+impl SealJob {
+    /// Writes `index/<n>.seg`, makes it durable and returns the manifest part. Nothing refers to the
+    /// file before the manifest has the part, so it may fail or be killed anywhere: the next seal takes
+    /// the same again.
+    ///
+    /// # Errors
+    /// `Unavailable` if the disk fails or is full.
+    pub fn run(&self, disk: &dyn Disk) -> Result<Vec<u8>> {
+        let mut builder = Builder::new();
+        let mut group_count = 0;
+        for layer in &self.layers {
+            // Nobody changes it any more; queries read beside.
+            let state = layer.state.read();
+            add_state(&state, &mut builder);
+            group_count += u64::from(state.parts.group_count());
+        }
+        let segment = write(disk, self.number, self.number, builder, |_| group_count)?;
+        let layers = self.layers.iter().map(|layer| layer.number).collect();
+        let added = vec![segment.info];
+        let part = Part { removed: Vec::new(), added, next_ids: self.next_ids.clone() };
+        let bytes = part.encode();
+        let segment = Some(segment);
+        self.written.lock().push(Written { part, segment, layers, is_removal: false });
+        Ok(bytes)
+    }
+}
+
+impl MergeJob {
+    /// The run of neighbours, newest last, that should become one.
+    pub(crate) fn choose(segments: &[Arc<Segment>]) -> Option<&[Arc<Segment>]> {
+        let mut start = segments.len().checked_sub(1)?;
+        let mut series_count = segments[start].info.series_count;
+        while let Some(before) = start.checked_sub(1)
+            && segments[before].info.series_count <= 2 * series_count
+        {
+            series_count += segments[before].info.series_count;
+            start = before;
+        }
+        Some(&segments[start..]).filter(|chosen| chosen.len() >= MERGE_COUNT_MIN)
+    }
+
+    /// How many series it reads.
+    pub fn series_count(&self) -> u64 {
+        self.inputs.iter().map(|segment| segment.info.series_count).sum()
+    }
+
+    /// As [`SealJob::run`], for a merge that keeps everything.
+    ///
+    /// # Errors
+    /// `Unavailable` if the disk fails or is full; `Corrupt` for a damaged segment: it stays.
+    pub fn run(&self, disk: &dyn Disk) -> Result<Vec<u8>> {
+        let group_count = self.inputs.iter().map(|segment| segment.info.group_count).sum();
+        let everything = Everything;
+        let segment = self.write(disk, &everything, |_| group_count)?;
+        Ok(self.finish(Some(segment), false))
+    }
+
+    /// As [`MergeJob::run`], leaving out what does not live. `None` if everything does: then nothing is
+    /// written.
+    ///
+    /// # Errors
+    /// As [`MergeJob::run`].
+    pub fn run_removal(&self, disk: &dyn Disk, live: &dyn Liveness) -> Result<Option<Removal>> {
+        let absent = self.absent(live)?;
+        if absent.slots.is_empty() {
+            return Ok(None);
+        }
+        let segment = self.write(disk, &absent, |groups| groups)?;
+        let segment = if segment.info.series_count > 0 {
+            Some(segment)
+        } else {
+            disk.remove(&segment.info.path())?;
+            None
+        };
+        let part = self.finish(segment, true);
+        Ok(Some(Removal { part, dropped: absent.slots.into_iter().collect() }))
+    }
+
+    fn absent(&self, live: &dyn Liveness) -> Result<Absent> {
+        let mut keys = KeyTable::new(Grouping::By(Vec::new()));
+        let mut groups = Vec::new();
+        for segment in &self.inputs {
+            segment.sealed.matches(&[], &mut keys, &CancelToken::new(), &mut groups)?;
+        }
+        unite(&mut groups);
+        let mut absent = Absent::default();
+        let mut left = Vec::new();
+        for GroupMatch { group, members } in groups {
+            left.clear();
+            left.extend(members.iter().map(|member| member.slot.0));
+            live.retain(group, &mut left);
+            if left.len() < members.len() {
+                let slots = members.iter().map(|member| member.slot.0);
+                let is_absent = |slot: &u32| left.binary_search(slot).is_err();
+                absent.slots.insert(group, slots.filter(is_absent).collect());
+            }
+            if left.is_empty() {
+                absent.groups.insert(group);
+            }
+        }
+        Ok(absent)
+    }
+
+    fn write(
+        &self,
+        disk: &dyn Disk,
+        live: &dyn Live,
+        group_count: impl FnOnce(u64) -> u64,
+    ) -> Result<Arc<Segment>> {
+        let mut builder = Builder::new();
+        for segment in &self.inputs {
+            builder.merge(&segment.sealed, live)?;
+        }
+        let born = self.inputs.iter().map(|segment| segment.born).max().unwrap_or(0);
+        write(disk, self.number, born, builder, group_count)
+    }
+
+    fn finish(&self, segment: Option<Arc<Segment>>, is_removal: bool) -> Vec<u8> {
+        let removed = self.inputs.iter().map(|segment| segment.info.number).collect();
+        let added = segment.iter().map(|segment| segment.info).collect();
+        let part = Part { removed, added, next_ids: Vec::new() };
+        let bytes = part.encode();
+        self.written.lock().push(Written { part, segment, layers: Vec::new(), is_removal });
+        bytes
+    }
+}
+
+/// Gives everything in memory to a builder.
+fn add_state(state: &State, builder: &mut Builder) {
+    // Ids of the state to ids of the builder, once they are asked for.
+    let mut ids: Vec<Option<u32>> = vec![None; state.pairs.pair_count() as usize];
+    let (mut identity, mut common, mut member) = (Vec::new(), Vec::new(), Vec::new());
+    for part_no in 0..state.parts.count() {
+        let mut translate = |pairs: Ids<'_>, out: &mut Vec<u32>| {
+            out.extend(pairs.map(|pair| {
+                *ids[pair as usize].get_or_insert_with(|| {
+                    let (name, value) = state.pairs.bytes_of(pair);
+                    builder.pair(name, value)
+                })
+            }));
+        };
+        identity.clear();
+        translate(state.parts.identity(part_no), &mut identity);
+        common.clear();
+        translate(state.parts.common(part_no), &mut common);
+        let (group, lone) = (state.parts.id(part_no), state.parts.is_lone(part_no));
+        // All pairs of the members first: the builder is lent to only one.
+        let mut members: Vec<(u32, usize)> = Vec::new();
+        member.clear();
+        if !lone {
+            for (slot, &set) in (state.parts.first_slot(part_no)..).zip(state.parts.sets(part_no)) {
+                member.extend_from_slice(&common);
+                translate(state.sets.pairs(set), &mut member);
+                members.push((slot, member.len()));
+            }
+        }
+        let next_slot = state.parts.end_slot(part_no);
+        builder.part(PartInput { group, lone, identity: &identity, next_slot });
+        let mut start = 0;
+        for (slot, end) in members {
+            builder.member(slot, &member[start..end]);
+            start = end;
+        }
+    }
+}
+
+/// Writes a segment and opens it: what comes after the manifest must not fail.
+fn write(
+    disk: &dyn Disk,
+    number: u64,
+    born: u64,
+    builder: Builder,
+    group_count: impl FnOnce(u64) -> u64,
+) -> Result<Arc<Segment>> {
+    let path = segment_path(number);
+    let file = disk.open(&path, OpenMode::Create)?;
+    let totals = builder.finish(&*file)?;
+    drop(file);
+    disk.sync_dir("index")?;
+    let info = SegmentInfo {
+        number,
+        file_bytes: totals.file_bytes,
+        series_count: totals.series_count,
+        group_count: group_count(totals.group_count),
+    };
+    open(disk, info, born)
+}
+
+/// Maps a segment that the manifest names, or that was just written.
+///
+/// # Errors
+/// `Corrupt` with its name if it is missing, has another length, or its end is damaged.
+pub(crate) fn open(disk: &dyn Disk, info: SegmentInfo, born: u64) -> Result<Arc<Segment>> {
+    let path = info.path();
+    let missing = |e: Error| match e.kind() {
+        ErrorKind::NotFound => Error::corrupt(
+            &path,
+            0,
+            "the manifest names it but it is missing; restore it from a backup",
+        ),
+        _ => e,
+    };
+    let file = disk.open(&path, OpenMode::Read).map_err(missing)?;
+    let file_bytes = file.len()?;
+    if file_bytes != info.file_bytes {
+        let what = format!("{file_bytes} bytes, the manifest says {}", info.file_bytes);
+        return Err(Error::corrupt(&path, file_bytes.min(info.file_bytes), what));
+    }
+    let sealed = Sealed::open(file.map()?, &path)?;
+    let counts = (sealed.series_count(), sealed.group_count());
+    if counts.0 != info.series_count || counts.1 < info.group_count {
+        let what = format!(
+            "{} series in {} groups, the manifest says {} in {} or more",
+            counts.0, counts.1, info.series_count, info.group_count
+        );
+        return Err(Error::corrupt(&path, 0, what));
+    }
+    Ok(Arc::new(Segment { info, sealed, born }))
+}
+
+/// Removes files that no part names; gives a number above all of them.
+pub(crate) fn remove_orphans(disk: &dyn Disk, catalog: &Catalog) -> Result<u64> {
+    let mut next_number = 1;
+    for name in disk.list("index")? {
+        let Some(number) = name.strip_suffix(".seg").and_then(|n| n.parse::<u64>().ok()) else {
+            continue;
+        };
+        next_number = next_number.max(number.saturating_add(1));
+        if catalog.segments.iter().all(|info| info.number != number) {
+            disk.remove(&segment_path(number))?;
+        }
+    }
+    Ok(next_number)
+}
+
+struct Everything;
+
+impl Live for Everything {
+    fn retain(&self, _: GroupId, _: &mut Vec<u32>) {}
+}
+
+/// What a removal leaves out.
+#[derive(Debug, Default)]
+struct Absent {
+    /// Rising.
+    slots: HashMap<GroupId, Vec<u32>>,
+    /// Groups of which no member is left.
+    groups: HashSet<GroupId>,
+}
+
+impl Live for Absent {
+    fn retain(&self, group: GroupId, slots: &mut Vec<u32>) {
+        if let Some(absent) = self.slots.get(&group) {
+            slots.retain(|slot| absent.binary_search(slot).is_err());
+        }
+    }
+
+    fn keeps_group(&self, group: GroupId) -> bool {
+        !self.groups.contains(&group)
+    }
+}

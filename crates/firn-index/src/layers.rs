@@ -1,0 +1,152 @@
+//! The segments of an index at one moment, and what they say together.
+//!
+//! ```text
+//! sealed (files, oldest first)  <-  frozen (in memory, being written to a file)  <-  active
+//! ```
+//! A label set is in one of them, and never in two. Only the active one takes new series.
+
+use std::sync::Arc;
+
+use firn_model::{GroupId, Labels, Result, SeriesRef};
+use parking_lot::RwLock;
+
+use crate::lookup::Lookup;
+use crate::manifest_part::SegmentInfo;
+use crate::sealed::{HashedLabels, Sealed};
+use crate::state::{Growing, State, Watermark};
+
+/// A segment in memory.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    /// Rises from layer to layer.
+    pub(crate) number: u64,
+    /// Held for reading while a bounded piece of a query looks at it, never over I/O.
+    pub(crate) state: RwLock<State>,
+}
+
+/// A segment in a file.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    pub(crate) info: SegmentInfo,
+    pub(crate) sealed: Sealed,
+    /// The number of the youngest seal that is in it.
+    pub(crate) born: u64,
+}
+
+/// All segments. Replaced as a whole; whoever holds it goes on seeing what it says.
+#[derive(Clone, Debug)]
+pub(crate) struct Tip {
+    /// Oldest first.
+    pub(crate) sealed: Vec<Arc<Segment>>,
+    /// Oldest first: mostly one while a seal runs, else none. Each failed seal leaves one to the next.
+    pub(crate) frozen: Vec<Arc<Layer>>,
+    pub(crate) active: Arc<Layer>,
+}
+
+// A group of fewer slots costs so little that its dead ones do not matter.
+const SLOTS_TO_RETIRE_MIN: u32 = 64;
+
+impl Tip {
+    /// The segments in memory, newest first, with how much of each a view sees whose mark in the active
+    /// one is `mark`.
+    pub(crate) fn layers(&self, mark: Watermark) -> impl Iterator<Item = (&Layer, Watermark)> {
+        let frozen = self.frozen.iter().rev();
+        let whole = |layer: &Layer| layer.state.read().watermark();
+        std::iter::once((&*self.active, mark))
+            .chain(frozen.map(move |layer| (&**layer, whole(layer))))
+            .filter(|layer| layer.1.series > 0)
+    }
+
+    /// The series with exactly these labels in the segments before the active one.
+    ///
+    /// # Errors
+    /// `Corrupt` for a damaged segment that may have it.
+    pub(crate) fn find_older(&self, labels: &Labels) -> Result<Option<SeriesRef>> {
+        for layer in self.frozen.iter().rev() {
+            let state = layer.state.read();
+            if let Some(place) = Lookup::default().find(&state, labels) {
+                return Ok(Some(state.series_ref(place)));
+            }
+        }
+        if self.sealed.is_empty() {
+            return Ok(None);
+        }
+        self.find_sealed(&HashedLabels::new(labels))
+    }
+
+    /// The series with exactly these labels in a file.
+    ///
+    /// # Errors
+    /// `Corrupt` for a damaged segment that may have it.
+    pub(crate) fn find_sealed(&self, labels: &HashedLabels<'_>) -> Result<Option<SeriesRef>> {
+        for segment in self.sealed.iter().rev() {
+            if let Some(series) = segment.sealed.find(labels)? {
+                return Ok(Some(series));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a reference is known in a segment in memory.
+    pub(crate) fn remembers(&self, series: SeriesRef) -> bool {
+        let is_in = |layer: &Layer| layer.state.read().place(series).is_some();
+        is_in(&self.active) || self.frozen.iter().any(|layer| is_in(layer))
+    }
+
+    /// Whether a reference is known in a file.
+    ///
+    /// # Errors
+    /// `Corrupt` for a damaged segment that may have it.
+    pub(crate) fn is_sealed(&self, series: SeriesRef) -> Result<bool> {
+        for segment in self.sealed.iter().rev() {
+            if segment.sealed.contains(series)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The group of these identity labels that began before the active segment and takes more members:
+    /// not one that is full, nor one of which more than half is dead.
+    ///
+    /// # Errors
+    /// `Corrupt` for a damaged segment.
+    pub(crate) fn growing(&self, identity: &Labels, slots_max: u32) -> Result<Option<Growing>> {
+        let hashed = HashedLabels::new(identity);
+        // The group with its living members, per segment that has it as the youngest.
+        let mut found: Vec<(GroupId, u32)> = Vec::new();
+        for layer in &self.frozen {
+            let state = layer.state.read();
+            found.extend(state.growing(identity).map(|growing| {
+                let parts = state.parts.of_group(growing.group);
+                let count = parts.map(|part_no| state.parts.sets(part_no).len() as u32).sum();
+                (growing.group, count)
+            }));
+        }
+        for segment in &self.sealed {
+            let open = segment.sealed.find_open_group(&hashed)?;
+            found.extend(open.map(|open| (open.group, open.live_count)));
+        }
+        // All are of one shard, where ids rise.
+        let Some(group) = found.iter().map(|found| found.0).max() else { return Ok(None) };
+        let live: u32 = found.iter().filter(|found| found.0 == group).map(|found| found.1).sum();
+        let next_slot = self.next_slot(group)?;
+        let is_retired = next_slot >= SLOTS_TO_RETIRE_MIN && live < next_slot / 2;
+        let growing = Growing { group, next_slot };
+        Ok((next_slot < slots_max && !is_retired).then_some(growing))
+    }
+
+    /// The first slot of a group that was never given in the segments before the active one.
+    fn next_slot(&self, group: GroupId) -> Result<u32> {
+        let mut next_slot = 0;
+        for layer in &self.frozen {
+            let state = layer.state.read();
+            let end = state.parts.newest(group).map(|part_no| state.parts.end_slot(part_no));
+            next_slot = next_slot.max(end.unwrap_or(0));
+        }
+        for segment in &self.sealed {
+            next_slot = next_slot.max(segment.sealed.next_slot(group)?.unwrap_or(0));
+        }
+        Ok(next_slot)
+    }
+}

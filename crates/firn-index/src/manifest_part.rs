@@ -1,0 +1,198 @@
+//! The index's part of a manifest record.
+//!
+//! ```text
+//! part    = varint(version 2) varint(removed count) varint(number)* varint(added count) segment*
+//!           varint(shard count) varint(next local id)*
+//! segment = varint(number) varint(file bytes) varint(series count) varint(group count)
+//! ```
+//! The added segments take the place of the first removed one, or stand at the end if none is removed.
+//! Ids only rise: of two parts the larger counts, for each shard. The whole state as one part removes
+//! nothing and adds all.
+
+use firn_model::{Error, Result, decode_varint, encode_varint};
+
+/// One sealed segment as the manifest names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SegmentInfo {
+    /// Its file is `index/<number>.seg`.
+    pub(crate) number: u64,
+    pub(crate) file_bytes: u64,
+    pub(crate) series_count: u64,
+    /// Groups that no older segment has.
+    pub(crate) group_count: u64,
+}
+
+/// A change of the list of segments.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// Numbers of segments that neighbour each other in the list.
+    pub(crate) removed: Vec<u64>,
+    pub(crate) added: Vec<SegmentInfo>,
+    /// Per shard; ids below are never given again.
+    pub(crate) next_ids: Vec<u64>,
+}
+
+/// The sealed segments, oldest first, and the ids that are given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Catalog {
+    pub(crate) segments: Vec<SegmentInfo>,
+    pub(crate) next_ids: Vec<u64>,
+}
+
+const VERSION: u64 = 2;
+
+impl SegmentInfo {
+    pub(crate) fn path(&self) -> String {
+        segment_path(self.number)
+    }
+}
+
+/// The file of a segment.
+pub(crate) fn segment_path(number: u64) -> String {
+    format!("index/{number}.seg")
+}
+
+impl Catalog {
+    /// What `parts` say, in order.
+    ///
+    /// # Errors
+    /// As [`Catalog::take`] and [`Part::decode`].
+    pub(crate) fn read(parts: &[&[u8]]) -> Result<Catalog> {
+        let mut catalog = Catalog::default();
+        for part in parts {
+            catalog.take(&Part::decode(part)?)?;
+        }
+        Ok(catalog)
+    }
+
+    /// Makes a change.
+    ///
+    /// # Errors
+    /// `Invalid` if it removes what is not there; nothing is changed then.
+    pub(crate) fn take(&mut self, part: &Part) -> Result<()> {
+        let is_removed = |segment: &SegmentInfo| part.removed.contains(&segment.number);
+        if self.segments.iter().filter(|segment| is_removed(segment)).count() != part.removed.len()
+        {
+            return Err(Error::invalid(format!(
+                "an index part removes segments {:?}, there are {:?}: the manifest's parts are incomplete",
+                part.removed,
+                self.segments.iter().map(|segment| segment.number).collect::<Vec<_>>()
+            )));
+        }
+        let at = self.segments.iter().position(is_removed).unwrap_or(self.segments.len());
+        self.segments.retain(|segment| !is_removed(segment));
+        self.segments.splice(at..at, part.added.iter().copied());
+        if self.next_ids.len() < part.next_ids.len() {
+            self.next_ids.resize(part.next_ids.len(), 0);
+        }
+        for (known, &next) in self.next_ids.iter_mut().zip(&part.next_ids) {
+            *known = next.max(*known);
+        }
+        Ok(())
+    }
+
+    /// All of it as one part.
+    pub(crate) fn to_part(&self) -> Part {
+        let (added, next_ids) = (self.segments.clone(), self.next_ids.clone());
+        Part { removed: Vec::new(), added, next_ids }
+    }
+}
+
+impl Part {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut put = |value: u64| encode_varint(value, &mut out);
+        put(VERSION);
+        put(self.removed.len() as u64);
+        self.removed.iter().for_each(|&number| put(number));
+        put(self.added.len() as u64);
+        for segment in &self.added {
+            put(segment.number);
+            put(segment.file_bytes);
+            put(segment.series_count);
+            put(segment.group_count);
+        }
+        put(self.next_ids.len() as u64);
+        self.next_ids.iter().for_each(|&next| put(next));
+        out
+    }
+
+    /// # Errors
+    /// `Invalid` for another version or bytes that are no part.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Part> {
+        let mut rest = bytes;
+        let mut take =
+            || decode_varint(&mut rest).ok_or_else(|| Error::invalid("index part is cut short"));
+        let version = take()?;
+        if version != VERSION {
+            return Err(Error::invalid(format!(
+                "index part of version {version}, this build knows {VERSION}; use the build that wrote it"
+            )));
+        }
+        let mut part = Part::default();
+        for _ in 0..take()? {
+            part.removed.push(take()?);
+        }
+        for _ in 0..take()? {
+            let (number, file_bytes) = (take()?, take()?);
+            let (series_count, group_count) = (take()?, take()?);
+            part.added.push(SegmentInfo { number, file_bytes, series_count, group_count });
+        }
+        for _ in 0..take()? {
+            part.next_ids.push(take()?);
+        }
+        if !rest.is_empty() {
+            return Err(Error::invalid("index part has bytes after its end"));
+        }
+        Ok(part)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(number: u64) -> SegmentInfo {
+        SegmentInfo { number, file_bytes: 1 << 40, series_count: 9, group_count: 3 }
+    }
+
+    #[test]
+    fn a_part_comes_back_and_a_bad_one_is_refused() {
+        let added = vec![segment(7), segment(9)];
+        let part = Part { removed: vec![2, 300], added, next_ids: vec![0, 300] };
+        let bytes = part.encode();
+        assert_eq!(Part::decode(&bytes).unwrap(), part);
+        assert!((0..bytes.len()).all(|end| Part::decode(&bytes[..end]).is_err()));
+        assert!(Part::decode(&[&bytes[..], &[0]].concat()).is_err());
+        assert!(Part::decode(&[3]).unwrap_err().to_string().contains("version 3"));
+    }
+
+    #[test]
+    fn seals_and_merges_change_the_list_in_any_order() {
+        let add = |number, next_ids: &[u64]| Part {
+            added: vec![segment(number)],
+            next_ids: next_ids.to_vec(),
+            ..Part::default()
+        };
+        let mut catalog = Catalog::default();
+        for number in 1..=4 {
+            catalog.take(&add(number, &[number, 7])).unwrap();
+        }
+        let merge = Part { removed: vec![2, 3], ..add(6, &[]) };
+        catalog.take(&add(5, &[3, 8])).unwrap();
+        catalog.take(&merge).unwrap();
+        let numbers = |catalog: &Catalog| -> Vec<u64> {
+            catalog.segments.iter().map(|segment| segment.number).collect()
+        };
+        assert_eq!(numbers(&catalog), [1, 6, 4, 5]);
+        assert_eq!(catalog.next_ids, [4, 8]);
+        let before = catalog.clone();
+        assert!(catalog.take(&merge).is_err());
+        assert_eq!(catalog, before);
+        let whole = Catalog::read(&[&catalog.to_part().encode()]).unwrap();
+        assert_eq!(whole, catalog);
+        let gone = Part { removed: vec![1, 6, 4, 5], ..Part::default() };
+        catalog.take(&gone).unwrap();
+        assert_eq!((catalog.segments.len(), catalog.next_ids), (0, vec![4, 8]));
+    }
+}
