@@ -119,15 +119,27 @@ impl Shard {
     }
 
     /// The youngest unflushed segments, once `fan_in` of about one size are there: a value is packed
-    /// again about log(arenas per flush) to the base `fan_in` times.
-    pub(crate) fn plan_compress(&self, fan_in: usize) -> Option<ConvertJob> {
+    /// again about log(arenas per flush) to the base `fan_in` times. Two are enough where chunks have under
+    /// `rows_per_chunk_min` rows, most of whose bytes are headers.
+    ///
+    /// Source: ByteSeries 3.3 and 4.3 (points per series of a static segment).
+    pub(crate) fn plan_compress(
+        &self,
+        fan_in: usize,
+        rows_per_chunk_min: u32,
+    ) -> Option<ConvertJob> {
         let end = self.parts.list.iter().rposition(|part| !part.is_rows())? + 1;
         let start = self.parts.border_before(end).max(self.parts.hot_count);
         let run = self.parts.list.get(start..end)?;
         let before = run.windows(2).rposition(|pair| pair[0].is_rows() || !follows(pair));
         let run = &run[before.map_or(0, |idx| idx + 1)..];
         let count = mergeable_count(run.iter().rev().map(|part| part.generation_count()), fan_in);
-        if count < 2 { None } else { self.job(&run[run.len() - count..], Effort::Small) }
+        if count >= 2 {
+            return self.job(&run[run.len() - count..], Effort::Small);
+        }
+        let is_small = |part: &Arc<Part>| part.has_fewer_rows(rows_per_chunk_min);
+        let small = run.get(run.len().saturating_sub(2)..).filter(|last| last.iter().all(is_small));
+        small.filter(|last| last.len() == 2).and_then(|last| self.job(last, Effort::Fast))
     }
 
     /// Puts the output in place of its inputs if they are still there, side by side and on one side

@@ -36,6 +36,11 @@ pub struct HeadOptions {
     /// This many unflushed static segments of a shard, of about one size, are merged and packed
     /// harder: fewer are more work, more are more memory.
     pub segment_fan_in: usize,
+    /// Two neighbouring segments whose chunks have fewer rows than this on average are merged at once: of irregular
+    /// series an arena has five or six rows, and a chunk's header is as large as those.
+    ///
+    /// Source: ByteSeries Algorithm 1, `point_limit`.
+    pub rows_per_chunk_min: u32,
     /// Flushed memory over this is given back at once, oldest time first; below it is kept for
     /// queries until [`crate::Head::recycle`] wants it.
     pub hot_bytes_max: u64,
@@ -55,7 +60,10 @@ impl HeadOptions {
             bytes_per_series_max: 64,
             series_share_percent_min: 20,
             arena_bytes_min: 32 << 10,
-            segment_fan_in: 4,
+            // Measured as above, 120 rounds: 4 costs 20 ns a sample less and holds 30 B a lone series more, 2 the other
+            // way round saves nothing.
+            segment_fan_in: 3,
+            rows_per_chunk_min: 16,
             hot_bytes_max: u64::MAX,
         }
     }

@@ -41,6 +41,16 @@ impl Part {
         self.last - self.first + 1
     }
 
+    /// Whether its chunks have fewer rows than this on average.
+    pub(crate) fn has_fewer_rows(&self, rows_per_chunk: u32) -> bool {
+        match &self.form {
+            Form::Rows { .. } => false,
+            Form::Columns(segment) => {
+                self.row_count < u64::from(rows_per_chunk) * segment.chunk_count() as u64
+            }
+        }
+    }
+
     /// Bytes that it holds.
     pub(crate) fn heap_bytes(&self) -> u64 {
         match &self.form {

@@ -122,6 +122,11 @@ impl SegmentBuilder {
 }
 
 impl Segment {
+    /// How many chunks there are.
+    pub(crate) fn chunk_count(&self) -> usize {
+        self.chunk_count
+    }
+
     /// Bytes that it holds.
     pub(crate) fn heap_bytes(&self) -> u64 {
         (size_of::<Segment>() + self.bytes.len() + size_of_val(&*self.directory)) as u64

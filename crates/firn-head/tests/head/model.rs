@@ -134,6 +134,7 @@ fn small(options: &mut HeadOptions) {
     options.bytes_per_series_max = 24;
     options.arena_bytes_min = 30;
     options.segment_fan_in = 2;
+    options.rows_per_chunk_min = 3;
     options.hot_bytes_max = 20_000;
 }
 
