@@ -89,7 +89,11 @@ pub(crate) fn decode_values(
             decode_integers_of(&mut input, count, kept, scratch)?;
             decimals::extend(scale, scratch, out);
         }
-        _ => {
+        None if bytes.first() == Some(&REPEATS) => {
+            input = input.get(1..).unwrap_or_default();
+            decode_repeats(&mut input, count, kept, out)?;
+        }
+        None => {
             let values = decode_column(&mut input, count, DEPTH_MAX)?;
             out.extend_from_slice(values.get(kept).unwrap_or_default());
         }
@@ -113,7 +117,10 @@ fn decode_column(input: &mut &[u8], count: usize, depth: u32) -> Result<Vec<f64>
         }
         CONSTANT_INTEGER => Ok(vec![Scale::ONE.value(take_zigzag(input, "constant")?); count]),
         STRANGERS => decode_strangers(input, count),
-        REPEATS if depth > 0 => decode_repeats(input, count),
+        REPEATS if depth > 0 => {
+            let mut values = Vec::new();
+            decode_repeats(input, count, 0..count, &mut values).map(|()| values)
+        }
         DICTIONARY if depth > 0 => decode_dictionary(input, count, depth),
         SHIFTED_BITS => {
             let shift = take_count(input, 63, "zero bits")?;
@@ -176,21 +183,36 @@ fn encode_repeats(values: &[f64], effort: Effort, out: &mut Vec<u8>) {
     encode_each(&kept, effort, out);
 }
 
-fn decode_repeats(input: &mut &[u8], count: usize) -> Result<Vec<f64>> {
+/// Appends those of `kept` of `count` values to `out`.
+fn decode_repeats(
+    input: &mut &[u8],
+    count: usize,
+    kept: Range<usize>,
+    out: &mut Vec<f64>,
+) -> Result<()> {
     let changes = Postings::take(input)?;
     if changes.len() >= count as u64 {
         return Err(corrupt(format!("{} changes of {count} values", changes.len())));
     }
-    let mut entries = Vec::with_capacity(changes.len() as usize);
-    changes.decode(&mut entries)?;
-    let kept = decode_column(input, entries.len() + 1, DEPTH_MAX - 1)?;
-    let mut values = Vec::with_capacity(count);
-    for (idx, &value) in kept.iter().enumerate() {
-        let end = entries.get(idx).map_or(Some(count), |&entry| usize::try_from(entry).ok());
-        let end = end.filter(|end| (values.len() + 1..=count).contains(end));
-        values.resize(end.ok_or_else(|| corrupt("change outside its column"))?, value);
+    let distinct = decode_column(input, changes.len() as usize + 1, DEPTH_MAX - 1)?;
+    let first = out.len();
+    out.resize(first + kept.len(), 0.0);
+    let target = out.get_mut(first..).unwrap_or_default();
+    let mut ends = changes.iter().map(usize::try_from).chain([Ok(count)]);
+    let mut start = 0;
+    for &value in &distinct {
+        let end =
+            ends.next().and_then(|end| end.ok()).filter(|end| (start + 1..=count).contains(end));
+        let end = end.ok_or_else(|| corrupt("change outside its column"))?;
+        let (from, to) = (start.max(kept.start), end.min(kept.end));
+        if from < to
+            && let Some(run) = target.get_mut(from - kept.start..to - kept.start)
+        {
+            run.fill(value);
+        }
+        start = end;
     }
-    Ok(values)
+    Ok(())
 }
 
 /// The smallest form that does not look at repeats.

@@ -3,6 +3,7 @@
 //! Encoding, also on disk: for each pair in order of names `varint(name bytes) name varint(value
 //! bytes) value`. Names are unique, values are not empty, both are UTF-8.
 
+use std::cell::Cell;
 use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
@@ -48,6 +49,13 @@ impl Default for LabelLimits {
         LabelLimits { label_count_max: 64, name_bytes_max: 1_024, value_bytes_max: 4_096 }
     }
 }
+
+thread_local! {
+    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// A label set that took more is not worth its memory in every thread.
+const BUFFER_BYTES_MAX: usize = 16 << 10;
 
 impl Labels {
     /// No labels.
@@ -95,10 +103,16 @@ impl Labels {
     /// Labels from pairs of text in order of names, as a room keeps them that took them from `Labels`
     /// before: nothing is checked but in debug builds.
     pub fn from_sorted<'a>(pairs: impl IntoIterator<Item = (&'a [u8], &'a [u8])>) -> Labels {
-        let mut encoded = Vec::with_capacity(256);
+        // One thread makes many of them: the bytes are put together in memory that it keeps.
+        let mut encoded = BUFFER.take();
+        encoded.clear();
         pairs.into_iter().for_each(|(name, value)| push_pair(&mut encoded, name, value));
         debug_assert!(Labels::from_encoded(&encoded).is_ok(), "{encoded:?}");
-        Labels(Arc::from(encoded))
+        let labels = Labels(Arc::from(encoded.as_slice()));
+        if encoded.capacity() <= BUFFER_BYTES_MAX {
+            BUFFER.set(encoded);
+        }
+        labels
     }
 
     /// The encoding; see the module.
@@ -141,8 +155,10 @@ impl Labels {
     /// Only the pairs whose name `keep` accepts.
     pub fn filter(&self, mut keep: impl FnMut(&str) -> bool) -> Labels {
         let mut encoded = Vec::with_capacity(self.0.len());
-        for (name, value) in self.iter().filter(|pair| keep(pair.0)) {
-            push_pair(&mut encoded, name.as_bytes(), value.as_bytes());
+        // Names alone are looked at as text.
+        let mut keeps = |name: &[u8]| std::str::from_utf8(name).is_ok_and(&mut keep);
+        for (name, value) in self.iter_bytes().filter(|pair| keeps(pair.0)) {
+            push_pair(&mut encoded, name, value);
         }
         if encoded.len() == self.0.len() { self.clone() } else { Labels(Arc::from(encoded)) }
     }
@@ -297,17 +313,20 @@ impl PartialOrd for Labels {
 /// By the first pair that differs, name before value; a prefix comes first (as Prometheus sorts).
 impl Ord for Labels {
     fn cmp(&self, other: &Labels) -> Ordering {
+        let same_bytes = common_bytes(&self.0, &other.0);
+        // Texts that end before the first difference are the same on both sides, so one side is walked up to there.
         let (mut left, mut right) = (&*self.0, &*other.0);
-        let same_bytes = common_bytes(left, right);
         loop {
-            let texts = (take_bytes(&mut left), take_bytes(&mut right));
-            let (Some(left_text), Some(right_text)) = texts else {
-                return texts.0.is_some().cmp(&texts.1.is_some());
-            };
-            // Texts that end before the first difference are the same on both sides.
-            if self.0.len() - left.len() > same_bytes {
-                return left_text.cmp(right_text);
+            let start = left;
+            let left_text = take_bytes(&mut left);
+            if left_text.is_some() && self.0.len() - left.len() <= same_bytes {
+                continue;
             }
+            right = right.get(self.0.len() - start.len()..).unwrap_or_default();
+            return match (left_text, take_bytes(&mut right)) {
+                (Some(left_text), Some(right_text)) => left_text.cmp(right_text),
+                (left_text, right_text) => left_text.is_some().cmp(&right_text.is_some()),
+            };
         }
     }
 }

@@ -182,7 +182,8 @@ pub(crate) fn strip_names(series: &mut [VectorSeries]) -> bool {
             None => first_name = Some(name.to_owned()),
             Some(first) => may_collide |= first != name,
         }
-        may_collide |= one.labels.iter().any(|(name, _)| name == "__type__" || name == "__unit__");
+        let mut names = one.labels.iter_bytes().map(|(name, _)| name);
+        may_collide |= names.any(|name| name == b"__type__" || name == b"__unit__");
         one.labels = one.labels.filter(|name| !is_metadata_label(name));
     }
     may_collide

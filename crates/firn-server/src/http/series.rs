@@ -103,7 +103,10 @@ async fn answer<T: 'static>(
         // Quotes and commas; the rest is taken when it is known.
         let about: usize = found.iter().map(|item| bytes(item) + 8).sum();
         let mut held = context.budget.reserve(Pool::Query, about as u64)?;
-        let body = json::success(&warnings, &[], |out| json::push_array(&found, out, push));
+        let body = json::success(&warnings, &[], |out| {
+            out.reserve(about);
+            json::push_array(&found, out, push);
+        });
         held.grow((body.capacity() as u64).saturating_sub(held.bytes()))?;
         Ok(Payload::new(body, packing, Some(held)))
     })

@@ -20,6 +20,15 @@ pub fn push_string(text: &str, out: &mut Vec<u8>) {
 
 /// Appends a JSON string of bytes that are UTF-8.
 fn push_text(bytes: &[u8], out: &mut Vec<u8>) {
+    // No branch on what a byte is: several are looked at at once.
+    let is_special = |byte: u8| byte < 0x20 || byte == b'"' || byte == b'\\';
+    if !bytes.iter().fold(false, |found, &byte| found | is_special(byte)) {
+        out.reserve(bytes.len() + 2);
+        out.push(b'"');
+        out.extend_from_slice(bytes);
+        out.push(b'"');
+        return;
+    }
     out.push(b'"');
     let mut clean_start = 0;
     for (idx, &byte) in bytes.iter().enumerate() {
