@@ -40,10 +40,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Reading order: `syntax`, `value`, `plan`, `eval`, `functions`, `histogram`, `testing`.
+//! Reading order: `syntax`, `value`, `plan`, `depends`, `eval`, `functions`, `histogram`, `testing`.
 
 #![forbid(unsafe_code)]
 
+mod depends;
 mod eval;
 mod functions;
 mod histogram;
@@ -54,6 +55,7 @@ mod value;
 
 use firn_model::Timestamp;
 
+pub use depends::{Dependency, Reach, dependencies};
 pub use eval::eval;
 pub use eval::tally::SampleStats;
 pub use histogram::{BoundedBucket, all_buckets};
