@@ -118,11 +118,19 @@ impl Engine {
     /// found all the same.
     pub fn resolve(&self, labels: &[Labels]) -> Vec<Result<SeriesRef>> {
         let mut refs = Vec::with_capacity(labels.len());
-        let found = self.with_index_memory(labels.iter(), || self.index.resolve(labels, &mut refs));
+        let found = self.with_index_memory(labels.iter(), || {
+            self.index.resolve(labels, &mut refs);
+            let known = refs
+                .iter()
+                .zip(labels)
+                .filter_map(|(found, labels)| Some((*found.as_ref().ok()?, labels.clone())));
+            self.tell_defined(known);
+        });
         if let Err(e) = found {
             let refused = || Error::new(e.kind().clone(), e.what());
             let known = |labels: &Labels| self.index.lookup(labels)?.ok_or_else(refused);
             refs.extend(labels.iter().map(known));
+            self.await_definers();
         }
         refs
     }
@@ -132,7 +140,9 @@ impl Engine {
     /// # Errors
     /// `Corrupt` when a damaged index segment may have one.
     pub fn find(&self, labels: &[Labels]) -> Result<Vec<Option<SeriesRef>>> {
-        labels.iter().map(|labels| self.index.lookup(labels)).collect()
+        let found = labels.iter().map(|labels| self.index.lookup(labels)).collect();
+        self.await_definers();
+        found
     }
 
     /// The references of the members of an explicit group, defining what is new, and the groups that
@@ -146,7 +156,29 @@ impl Engine {
         members: &[Labels],
     ) -> Result<(Vec<GroupId>, Vec<SeriesRef>)> {
         let labels = members.iter().chain([group_labels]);
-        self.with_index_memory(labels, || self.index.resolve_group(group_labels, members))?
+        self.with_index_memory(labels, || {
+            let (groups, refs) = self.index.resolve_group(group_labels, members)?;
+            let whole =
+                |member: &Labels| Labels::from_pairs(group_labels.iter().chain(member.iter()));
+            let labels = members.iter().map(whole).collect::<Result<Vec<Labels>>>()?;
+            self.tell_defined(refs.iter().copied().zip(labels));
+            Ok((groups, refs))
+        })?
+    }
+
+    /// Who defines a series that was found without the lock on the index's memory has told the cache of it after this.
+    fn await_definers(&self) {
+        if self.sink.get().is_some() {
+            drop(self.index_memory.lock());
+        }
+    }
+
+    /// Tells the cache of series before anybody can write to those that are new: the lock on the index's memory is
+    /// held, and who finds a series without it waits for it once.
+    fn tell_defined(&self, series: impl Iterator<Item = (SeriesRef, Labels)>) {
+        if let Some(sink) = self.sink.get() {
+            series.for_each(|(series, labels)| sink.defined(series, &labels));
+        }
     }
 
     /// Reserves what defining all of `labels` may take, then keeps what the index really holds.
