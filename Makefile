@@ -1,6 +1,6 @@
 # The front door. Every target is one line that calls cargo; `make` alone prints this list.
 
-.PHONY: help serve test deps lint bench-quick bench-query bench-index bench-head soak fuzz promqltest
+.PHONY: help serve test deps lint bench-quick bench-query bench-index bench-head bench-cache soak fuzz promqltest
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -31,6 +31,9 @@ bench-index: ## bytes and nanoseconds per series of the index, 1M and 5M series;
 bench-head: ## memory of active series and CPU of samples, grouped, alone, irregular; writes target/bench/head.json
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-head
+
+bench-cache: ## what the result cache saves a dashboard that is refreshed: CPU, hits
+	cargo run --release --quiet --package firndb --example dashboard
 
 soak: ## more simulation seeds, and comparisons with Prometheus, than `make test` runs; SEEDS=n, ROUNDS=n
 	FIRN_SEED_COUNT=$(or $(SEEDS),20000) cargo test --package firn-engine --test simulation -- --nocapture

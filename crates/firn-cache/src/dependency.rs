@@ -252,7 +252,7 @@ mod tests {
             |start, end| grid.iter(grid.steps_in(TimeRange::new(start, end))).collect::<Vec<_>>();
         assert_eq!(f(-7, 13), [-7, 3, 13]);
         assert_eq!(f(-6, 12), [3]);
-        assert_eq!(f(4, 12), []);
+        assert!(f(4, 12).is_empty());
         assert_eq!(grid.cells(TimeRange::new(3, 13)), TimeRange::new(3, 22));
         assert!(grid.steps_in(TimeRange::ALL).covers(TimeRange::new(-7, 3)));
         assert_eq!(grid_of_key(&encode_key("up", grid, 5)).unwrap(), grid);

@@ -305,6 +305,11 @@ impl ResultCache {
         is_kept
     }
 
+    /// A snapshot with this number was seen: what is cached is true as of it.
+    pub fn heard(&self, number: CommitSeq) {
+        self.store.heard(number);
+    }
+
     /// Does one piece of work in the background; see [`Store::work`]. Returns whether there was any.
     pub fn work(&self) -> bool {
         let is_done = self.store.work();
@@ -330,6 +335,14 @@ impl ResultCache {
     /// `Unavailable` when the disk fails.
     pub fn checkpoint(&self) -> Result<CommitSeq> {
         self.store.checkpoint()
+    }
+
+    /// Removes the checkpoint; see [`Store::forget_checkpoint`].
+    ///
+    /// # Errors
+    /// `Unavailable` when the disk fails.
+    pub fn forget_checkpoint(&self) -> Result<bool> {
+        self.store.forget_checkpoint()
     }
 
     /// Forgets everything.

@@ -54,8 +54,9 @@
 mod newest;
 mod open;
 mod query;
+mod results;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 pub use firn_cache::{ResultCache, ResultOptions, ResultStats};
@@ -82,6 +83,8 @@ pub struct Db {
     engine: Arc<Engine>,
     lanes: Vec<JoinHandle<()>>,
     helpers: Helpers,
+    retention_ms: Option<i64>,
+    results: OnceLock<results::Results>,
 }
 
 impl Db {
@@ -103,6 +106,7 @@ impl Db {
         options: Options,
         progress: &RecoveryProgress,
     ) -> Result<Db> {
+        let retention_ms = options.retention_ms;
         let engine = Engine::open(env, options, progress)?;
         let mut lanes = Vec::new();
         for (lane, name) in [(Lane::Head, "firn-head"), (Lane::Tree, "firn-tree")] {
@@ -115,7 +119,24 @@ impl Db {
         }
         // A query has a thread of its own; with helpers on all other cores one query may use the whole machine.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Ok(Db { engine, lanes, helpers: Helpers::new(cores - 1) })
+        let (helpers, results) = (Helpers::new(cores - 1), OnceLock::new());
+        Ok(Db { engine, lanes, helpers, retention_ms, results })
+    }
+
+    /// Keeps answers of range queries on flash from now on, so that a dashboard's next refresh computes its newest
+    /// steps only. What they say stays what evaluating says. Once, before the first write, in place of
+    /// [`Db::set_change_sink`].
+    ///
+    /// # Errors
+    /// `Invalid` the second time or for options that make no sense, `Unavailable` when the disk fails.
+    pub fn keep_results(&self, options: ResultOptions) -> Result<()> {
+        let results = results::Results::open(&self.engine, self.retention_ms, options)?;
+        self.results.set(results).map_err(|_| Error::invalid("results are kept already"))
+    }
+
+    /// Numbers of the result cache, if there is one.
+    pub fn result_stats(&self) -> Option<ResultStats> {
+        self.results.get().map(results::Results::stats)
     }
 
     /// The references of label sets; those that are new are defined (the slow path). One result
@@ -240,7 +261,11 @@ impl Db {
     /// # Errors
     /// Those of [`Db::flush`]; it is closed all the same.
     pub fn close(&self) -> Result<()> {
-        self.engine.close(true)
+        let closed = self.engine.close(true);
+        if let (Ok(()), Some(results)) = (&closed, self.results.get()) {
+            results.close(&self.engine)?;
+        }
+        closed
     }
 }
 

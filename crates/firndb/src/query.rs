@@ -6,6 +6,7 @@ use firn_model::{
 };
 use firn_promql::{EvalOptions, QueryOutput};
 
+use crate::results::RangeQuery;
 use crate::{Cardinality, Db};
 
 /// When a query is evaluated.
@@ -79,6 +80,12 @@ impl Db {
             counts_samples: options.counts_samples,
             ..times
         };
+        if let (QueryTime::Range { .. }, Some(results)) = (time, self.results.get()) {
+            let query = RangeQuery { expr, options: &options, context, now_ms: self.now_ms() };
+            if let Some(output) = results.evaluate(&query, || self.snapshot()) {
+                return output;
+            }
+        }
         firn_promql::eval(expr, &self.snapshot(), &options, context)
     }
 

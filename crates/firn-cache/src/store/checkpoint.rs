@@ -55,6 +55,21 @@ impl Store {
         self.disk.sync_dir(&self.folder)?;
         Ok(through)
     }
+
+    /// Removes the checkpoint, durably. Returns whether there was one: who writes one at its end only learns so
+    /// whether it came to that.
+    ///
+    /// # Errors
+    /// `Unavailable` when the disk fails.
+    pub fn forget_checkpoint(&self) -> Result<bool> {
+        let _one_at_a_time = self.lane.lock();
+        match self.disk.remove(&format!("{}/{FILE}", self.folder)) {
+            Err(e) if *e.kind() == ErrorKind::NotFound => return Ok(false),
+            removed => removed?,
+        }
+        self.disk.sync_dir(&self.folder)?;
+        Ok(true)
+    }
 }
 
 impl State {

@@ -1,0 +1,129 @@
+//! What the result cache saves a dashboard: 20 panels over sliding windows of 1 h to 7 d, refreshed every 15 s of data
+//! time while samples come in; CPU per refresh with and without it. `make bench-cache` runs it.
+//!
+//! The first refresh fills the cache and is told apart. Each answer is compared with the computed one.
+
+use std::fs;
+
+use firn_promql::{EvalOptions, parse};
+use firndb::{
+    CancelToken, Db, Labels, Options, QueryContext, QueryOptions, QueryTime, ResultOptions,
+    RowBatch, SeriesRef, SyncPolicy, Timestamp, local_env,
+};
+
+const HOUR_MS: i64 = 3_600_000;
+const SCRAPE_MS: i64 = 15_000;
+const HOSTS: usize = 5;
+const METRICS: usize = 10;
+const REFRESHES: usize = 40;
+const END: Timestamp = 1_700_000_040_000;
+/// Window and step of four panels each.
+const WINDOWS: [(i64, i64); 4] =
+    [(HOUR_MS, 15_000), (6 * HOUR_MS, 60_000), (24 * HOUR_MS, 120_000), (168 * HOUR_MS, 600_000)];
+const EXPRESSIONS: [&str; 5] = [
+    "metric_0_total",
+    "sum by (host) (rate(metric_1_total[5m]))",
+    "avg(metric_2_total) / avg(metric_3_total)",
+    "max_over_time(metric_4_total{host=~\"h[0-2]\"}[10m])",
+    "topk(3, metric_5_total)",
+];
+
+fn main() -> firndb::Result<()> {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let options = Options { log_sync: SyncPolicy::Never, ..Options::default() };
+    let db = Db::open(local_env(folder.path())?, options)?;
+    db.keep_results(ResultOptions::default())?;
+    let series = resolve(&db)?;
+    write(&db, &series, END - 169 * HOUR_MS, END)?;
+    db.flush()?;
+    let (mut now, mut first, mut cached_ns, mut computed_ns) = (END, 0, 0, 0);
+    for refresh in 0..=REFRESHES {
+        for (window_ms, step_ms) in WINDOWS {
+            let end = now.div_euclid(step_ms) * step_ms;
+            for text in EXPRESSIONS {
+                let (with, without) = ask_both(&db, text, end - window_ms, end, step_ms)?;
+                match refresh {
+                    0 => first += with,
+                    _ => (cached_ns, computed_ns) = (cached_ns + with, computed_ns + without),
+                }
+            }
+        }
+        write(&db, &series, now + SCRAPE_MS, now + SCRAPE_MS)?;
+        now += SCRAPE_MS;
+    }
+    let stats = db.result_stats().unwrap_or_default();
+    let ms = |ns: u64| ns as f64 / 1e6 / REFRESHES as f64;
+    let steps = stats.steps_found + stats.steps_missing;
+    let answered = stats.store.hits + stats.store.partial_hits;
+    let asked = answered + stats.store.misses;
+    println!("{} panels, {REFRESHES} refreshes, {} series", 20, HOSTS * METRICS);
+    println!(
+        "CPU per refresh: {:.2} ms computed, {:.2} ms with the cache ({:.1} times less); first {:.2} ms",
+        ms(computed_ns),
+        ms(cached_ns),
+        computed_ns as f64 / cached_ns as f64,
+        first as f64 / 1e6
+    );
+    println!("questions that found something: {:.1}%", 100.0 * answered as f64 / asked as f64);
+    println!("steps found: {:.2}%", 100.0 * stats.steps_found as f64 / steps as f64);
+    println!("{stats:?}");
+    Ok(())
+}
+
+fn resolve(db: &Db) -> firndb::Result<Vec<SeriesRef>> {
+    let mut labels = Vec::new();
+    for host in 0..HOSTS {
+        for metric in 0..METRICS {
+            let (host, name) = (format!("h{host}"), format!("metric_{metric}_total"));
+            let pairs = [("__name__", &*name), ("host", &host), ("instance", &host)];
+            labels.push(Labels::from_pairs(pairs)?);
+        }
+    }
+    db.resolve(&labels).into_iter().collect()
+}
+
+/// Counters with some noise.
+fn write(db: &Db, series: &[SeriesRef], start: Timestamp, end: Timestamp) -> firndb::Result<()> {
+    let mut ts = start.div_euclid(SCRAPE_MS) * SCRAPE_MS;
+    while ts <= end {
+        let mut batch = RowBatch::default();
+        let batch_end = (ts + 100 * SCRAPE_MS).min(end);
+        while ts <= batch_end {
+            for (idx, &one) in series.iter().enumerate() {
+                let noise = (ts / SCRAPE_MS).wrapping_mul(2_654_435_761 + idx as i64) >> 7 & 63;
+                batch.push(one, ts, (ts - END) as f64 / 1_000.0 + 1e6 + noise as f64);
+            }
+            ts += SCRAPE_MS;
+        }
+        db.write(&mut batch)?;
+    }
+    Ok(())
+}
+
+/// Nanoseconds of this thread's CPU for the answer with the cache and for computing it.
+fn ask_both(
+    db: &Db,
+    text: &str,
+    start: Timestamp,
+    end: Timestamp,
+    step_ms: i64,
+) -> firndb::Result<(u64, u64)> {
+    // No helpers: all CPU is this thread's.
+    let context = QueryContext::new(CancelToken::new(), db.budget().clone());
+    let begun = cpu_ns();
+    let time = QueryTime::Range { start, end, step_ms };
+    let with = db.query(text, time, &QueryOptions::default(), &context)?;
+    let asked = cpu_ns();
+    let expr = parse(text).map_err(|e| firndb::Error::invalid(e.to_string()))?;
+    let options = EvalOptions::range(start, end, step_ms);
+    let without = firn_promql::eval(&expr, &db.snapshot(), &options, &context)?;
+    let computed = cpu_ns();
+    assert_eq!(with.value, without.value, "{text}");
+    Ok((asked - begun, computed - asked))
+}
+
+/// CPU time of this thread, from the kernel.
+fn cpu_ns() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or_default()
+}

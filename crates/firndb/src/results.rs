@@ -1,0 +1,246 @@
+//! The result cache in the way of a range query.
+//!
+//! What it answers equals what evaluating says, bit for bit, or it is not asked: expressions whose steps depend on more
+//! than samples ([`firn_promql::dependencies`]), queries that want to be told what they read, and ranges that
+//! retention may cut while they are kept.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use firn_cache::{
+    Answer, AnswerSeries, Dependency, Question, Recovered, ResultCache, Session, Span,
+};
+use firn_engine::{Engine, Snapshot};
+use firn_model::{ChangeSink, Error, GroupId, Grouping, Matcher, QueryContext, Result, Timestamp};
+use firn_promql::{
+    Annotations, EvalOptions, Expr, HistogramPoint, QueryOutput, Reach, Series, Value, ValueType,
+};
+
+use crate::{ResultOptions, ResultStats};
+
+/// The cache's folder below the data folder.
+const FOLDER: &str = "cache/results";
+/// How long the background thread sleeps when there is nothing to do.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// A result cache with the thread that writes its slabs.
+#[derive(Debug)]
+pub(crate) struct Results {
+    cache: Arc<ResultCache>,
+    retention_ms: Option<i64>,
+    is_closed: Arc<AtomicBool>,
+    worker: Option<JoinHandle<()>>,
+}
+
+/// One range query.
+pub(crate) struct RangeQuery<'a> {
+    pub(crate) expr: &'a Expr,
+    pub(crate) options: &'a EvalOptions,
+    pub(crate) context: &'a QueryContext,
+    pub(crate) now_ms: Timestamp,
+}
+
+impl Results {
+    /// Opens the cache of `engine`'s data folder and begins to listen to its changes.
+    ///
+    /// # Errors
+    /// `Invalid` if somebody listens already or the options make no sense, `Unavailable` when the disk fails.
+    pub(crate) fn open(
+        engine: &Engine,
+        retention_ms: Option<i64>,
+        options: ResultOptions,
+    ) -> Result<Results> {
+        let snapshot = engine.snapshot();
+        let recovered = Recovered { replays_after: snapshot.number(), through: snapshot.number() };
+        let disk = Arc::clone(&engine.env().disk);
+        let cache = Arc::new(ResultCache::open(disk, FOLDER, engine.budget(), options, recovered)?);
+        // Nobody told the cache of the changes that were replayed from the log, and with a relaxed sync a power loss
+        // may have taken some that it knows. So it outlives clean ends only: they leave a checkpoint.
+        if !cache.forget_checkpoint()? {
+            cache.clear();
+        }
+        engine.set_change_sink(Arc::<ResultCache>::clone(&cache) as Arc<dyn ChangeSink>)?;
+        cache
+            .rematch(|matchers| groups(&engine.snapshot(), matchers, &QueryContext::unbounded()))?;
+        let is_closed = Arc::new(AtomicBool::new(false));
+        let (thread_cache, thread_closed) = (Arc::clone(&cache), Arc::clone(&is_closed));
+        let worker = std::thread::Builder::new()
+            .name("firn-cache".into())
+            .spawn(move || {
+                while !thread_closed.load(Ordering::Acquire) {
+                    if !thread_cache.work() {
+                        std::thread::park_timeout(PAUSE);
+                    }
+                }
+            })
+            .map_err(|e| Error::unavailable("cannot start the result cache's thread").because(e))?;
+        Ok(Results { cache, retention_ms, is_closed, worker: Some(worker) })
+    }
+
+    /// Numbers at this moment.
+    pub(crate) fn stats(&self) -> ResultStats {
+        self.cache.stats()
+    }
+
+    /// Writes what waits and notes up to where it is true. `engine` takes no more writes.
+    ///
+    /// # Errors
+    /// `Unavailable` when the disk fails: the cache is then empty at the next start.
+    pub(crate) fn close(&self, engine: &Engine) -> Result<()> {
+        self.cache.heard(engine.snapshot().number());
+        self.cache.flush();
+        self.cache.checkpoint().map(|_| ())
+    }
+
+    /// Evaluates with the cache's help. `None` if it cannot help with this query.
+    pub(crate) fn evaluate(
+        &self,
+        query: &RangeQuery<'_>,
+        snapshot: impl FnOnce() -> Snapshot,
+    ) -> Option<Result<QueryOutput>> {
+        let RangeQuery { expr, options, .. } = query;
+        let step_ms = options.step_ms?;
+        if options.counts_samples
+            || expr.value_type() != ValueType::Vector
+            || options.end < options.start
+        {
+            return None;
+        }
+        let dependencies = self.dependencies(query)?;
+        let expression = expr.to_string();
+        let question = Question {
+            expression: &expression,
+            start: options.start,
+            end: options.end,
+            step_ms,
+            lookback_ms: options.lookback_ms,
+            dependencies: &dependencies,
+        };
+        let session = self.cache.begin();
+        let snapshot = snapshot();
+        let found = self.cache.lookup(&question, snapshot.number());
+        let Some((start, end)) = found.missing else {
+            return Some(Ok(output(matrix(found.answer, Vec::new()))));
+        };
+        let part = EvalOptions { start, end, ..EvalOptions::clone(options) };
+        Some(firn_promql::eval(expr, &snapshot, &part, query.context).map(|mut computed| {
+            let Value::Matrix(series) =
+                std::mem::replace(&mut computed.value, Value::Matrix(Vec::new()))
+            else {
+                return computed;
+            };
+            // An answer that comes with a remark is computed each time: remarks are not kept.
+            if computed.annotations.list.is_empty() {
+                let part = Question { start, end, ..question };
+                self.fill(&session, &part, &snapshot, &series, query.context);
+            }
+            computed.value = Value::Matrix(matrix(found.answer, series));
+            computed
+        }))
+    }
+
+    fn fill(
+        &self,
+        session: &Session,
+        question: &Question<'_>,
+        snapshot: &Snapshot,
+        series: &[Series],
+        context: &QueryContext,
+    ) {
+        let of = |one: &Dependency| groups(snapshot, &one.matchers, context);
+        // What cannot be found out is not kept; the query itself is answered.
+        let Ok(groups) = question.dependencies.iter().map(of).collect::<Result<Vec<_>>>() else {
+            return;
+        };
+        let answer = Answer { series: series.iter().map(cached).collect() };
+        self.cache.fill(session, question, snapshot.number(), &groups, &answer);
+    }
+
+    /// What the answer depends on; `None` if it must be computed.
+    fn dependencies(&self, query: &RangeQuery<'_>) -> Option<Vec<Dependency>> {
+        let options = query.options;
+        let oldest =
+            self.retention_ms.map(|retention_ms| query.now_ms.saturating_sub(retention_ms));
+        let found = firn_promql::dependencies(query.expr, options.lookback_ms)?;
+        let mut dependencies = Vec::with_capacity(found.len());
+        for one in found {
+            let (span, needed) = match one.reach {
+                Reach::Relative { first_ms, last_ms } => {
+                    (Span::Relative { first_ms, last_ms }, options.start.saturating_add(first_ms))
+                }
+                Reach::Fixed(range) => (Span::Fixed(range), range.start),
+            };
+            oldest.is_none_or(|oldest| needed > oldest).then_some(())?;
+            dependencies.push(Dependency { matchers: one.matchers, span });
+        }
+        Some(dependencies)
+    }
+}
+
+impl Drop for Results {
+    fn drop(&mut self) {
+        self.is_closed.store(true, Ordering::Release);
+        if let Some(worker) = self.worker.take() {
+            worker.thread().unpark();
+            // One that panicked has printed why; the cache is not needed for anything.
+            let _ = worker.join();
+        }
+    }
+}
+
+/// The groups in which a selector matches a series, with samples or without.
+fn groups(
+    snapshot: &Snapshot,
+    matchers: &[Matcher],
+    context: &QueryContext,
+) -> Result<Vec<GroupId>> {
+    let one_key = Grouping::By(Vec::new());
+    let found = snapshot.index().matches(matchers, &one_key, &context.cancel)?;
+    Ok(found.groups.iter().map(|found| found.group).collect())
+}
+
+fn cached(series: &Series) -> AnswerSeries {
+    let histograms = series.histograms.iter().map(|point| (point.ts, Arc::clone(&point.histogram)));
+    AnswerSeries {
+        labels: series.labels.clone(),
+        floats: series.floats.clone(),
+        histograms: histograms.collect(),
+    }
+}
+
+/// Both parts as one matrix, sorted by labels. What is cached lies before or behind all that was computed.
+fn matrix(answer: Answer, computed: Vec<Series>) -> Vec<Series> {
+    let known = answer.series.into_iter().map(|one| {
+        let histograms = one.histograms.into_iter();
+        let mut series = Series::new(one.labels, one.floats);
+        series
+            .histograms
+            .extend(histograms.map(|(ts, histogram)| HistogramPoint { ts, histogram }));
+        series
+    });
+    let mut series: Vec<Series> = known.chain(computed).collect();
+    series.sort_by(|a, b| a.labels.cmp(&b.labels));
+    series.dedup_by(|other, kept| {
+        let same = other.labels == kept.labels;
+        if same {
+            kept.floats.append(&mut other.floats);
+            kept.floats.sort_by_key(|sample| sample.ts);
+            kept.histograms.append(&mut other.histograms);
+            kept.histograms.sort_by_key(|point| point.ts);
+        }
+        same
+    });
+    series
+}
+
+fn output(series: Vec<Series>) -> QueryOutput {
+    QueryOutput {
+        value: Value::Matrix(series),
+        annotations: Annotations::default(),
+        samples_read: 0,
+        samples_peak: 0,
+        samples: None,
+    }
+}
