@@ -3,11 +3,12 @@
 
 use std::time::Instant;
 
+use firn_codec::bits::BitWriter;
 use firn_codec::{
     Chunk, Effort, GroupColumns, RowState, RowsToColumns, SeqRange, Slots, decode_row,
     encode_chunk, encode_row, merge_columns,
 };
-use firn_model::{Cell, CommitSeq, GroupId, Slot, TimeRange};
+use firn_model::{Cell, ColumnValues, CommitSeq, GroupId, Slot, TimeRange};
 
 #[path = "../tests/support/recordings.rs"]
 mod recordings;
@@ -41,10 +42,15 @@ fn main() {
             measure_chunks(target, entries, effort, &chunks);
         }
     }
-    for (entries, effort) in [(120, Effort::Fast), (480, Effort::Small)] {
+    for (entries, effort) in [(32, Effort::Fast), (120, Effort::Fast), (480, Effort::Small)] {
         let chunks: Vec<_> =
             scrapes.iter().flat_map(|(_, rows)| rows.chunks(entries).map(group)).collect();
         measure_chunks("all targets", entries, effort, &chunks);
+    }
+    for entries in [32, 120, 480] {
+        let chunks: Vec<_> =
+            scrapes.iter().flat_map(|(_, rows)| rows.chunks(entries).map(group)).collect();
+        measure_xor_tuples("all targets", entries, &chunks);
     }
     for name in recordings::SERIES {
         let Some(series) = recordings::series(name) else { continue };
@@ -170,6 +176,60 @@ fn measure_chunks(set: &str, entries: usize, effort: Effort, chunks: &[GroupColu
         decode_ns / samples as f64,
         one_ns / chunks.len() as f64 / 1000.0,
     );
+}
+
+/// The arm that the chunks are measured against: the values (no timestamps) as Heracles 3.1.2 keeps them in
+/// memory, XORs in tuples of eight, each of whole bytes and found by its offset of two bytes.
+fn measure_xor_tuples(set: &str, entries: usize, chunks: &[GroupColumns]) {
+    let columns = || chunks.iter().flat_map(|chunk| &chunk.batch.columns);
+    let samples: usize = columns().map(|column| column.values.len()).sum();
+    let mut bytes = Vec::new();
+    let encode_ns = fastest_ns(|| {
+        bytes.clear();
+        for column in columns() {
+            let ColumnValues::F64(values) = &column.values else { continue };
+            let first = values.first().map_or(0, |value| value.to_bits());
+            for tuple in values.chunks(8) {
+                xor_tuple(first, tuple, &mut bytes);
+            }
+        }
+    });
+    let offsets: usize = columns().map(|column| 2 * column.values.len().div_ceil(8)).sum();
+    println!(
+        "| {set} | {entries} | XOR tuples of 8 | {:.3} | {:.1} | | |",
+        (bytes.len() + offsets) as f64 / samples as f64,
+        encode_ns / samples as f64,
+    );
+}
+
+fn xor_tuple(first: u64, values: &[f64], out: &mut Vec<u8>) {
+    let mut writer = BitWriter::new(out);
+    let (mut last, mut window) = (first, None);
+    for value in values {
+        let xor = last ^ value.to_bits();
+        last = value.to_bits();
+        if xor == 0 {
+            writer.write(0, 1);
+            continue;
+        }
+        // Five bits say how many zeros lead.
+        let (leading, trailing) = (xor.leading_zeros().min(31), xor.trailing_zeros());
+        match window {
+            Some((lead, trail)) if lead <= leading && trail <= trailing => {
+                writer.write(0b01, 2);
+                writer.write(xor >> trail, 64 - lead - trail);
+            }
+            _ => {
+                let len = 64 - leading - trailing;
+                writer.write(0b11, 2);
+                writer.write(u64::from(leading), 5);
+                writer.write(u64::from(len & 63), 6);
+                writer.write(xor >> trailing, len);
+                window = Some((leading, trailing));
+            }
+        }
+    }
+    writer.finish();
 }
 
 fn measure_merge(target: &str, rows: &[recordings::Row]) {
