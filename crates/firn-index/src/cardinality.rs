@@ -3,13 +3,17 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use firn_model::{CancelToken, METRIC_NAME, Result};
+use firn_model::{CancelToken, GroupId, METRIC_NAME, Result};
+use hashbrown::HashMap;
 use parking_lot::RwLock;
 
 use crate::layers::Tip;
 use crate::sealed::PairCounts;
 use crate::state::{State, Watermark};
-use crate::view::each_pair;
+use crate::view::{IndexView, each_pair};
+
+// Parts looked at under one lock.
+const PARTS_PER_LOCK: usize = 1_024;
 
 /// What makes the index large.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,6 +34,9 @@ pub struct Cardinality {
     pub bytes_by_name: Vec<(String, u64)>,
     /// The label pairs (`name=value`) with most series, most first.
     pub series_by_pair: Vec<(String, u64)>,
+    /// The groups with most series, most first, by their labels: siblings count together, groups of one
+    /// not at all.
+    pub series_by_group: Vec<(String, u64)>,
 }
 
 /// Pairs of one segment with their numbers of series, in order of names and values.
@@ -95,6 +102,54 @@ pub(crate) fn count(
         sums.take(name, &value, series_count);
     }
     Ok(sums.finish())
+}
+
+/// [`Cardinality::series_by_group`]. Keeps some 60 bytes per group while it counts.
+///
+/// # Errors
+/// As [`count`].
+pub(crate) fn count_groups(
+    view: &IndexView,
+    tip: &Tip,
+    mark: Watermark,
+    top: usize,
+    cancel: &CancelToken,
+) -> Result<Vec<(String, u64)>> {
+    let mut sizes: HashMap<GroupId, u64> = HashMap::new();
+    let mut take = |group, member_count| *sizes.entry(group).or_default() += member_count;
+    for segment in &tip.sealed {
+        segment.sealed.part_sizes(cancel, &mut take)?;
+    }
+    for (layer, mark) in tip.layers(mark) {
+        for start in (0..mark.parts).step_by(PARTS_PER_LOCK) {
+            cancel.check()?;
+            let state = layer.state.read();
+            let parts = start..mark.parts.min(start + PARTS_PER_LOCK as u32);
+            for part_no in parts.filter(|&part_no| !state.parts.is_lone(part_no)) {
+                let member_count = state.parts.count_below(part_no, mark.series);
+                take(state.parts.id(part_no), u64::from(member_count));
+            }
+        }
+    }
+    // Siblings have the same labels; the one with the least id speaks for them.
+    let mut by_labels: HashMap<u64, (u64, GroupId)> = HashMap::new();
+    for (number, (group, member_count)) in sizes.into_iter().enumerate() {
+        if number.is_multiple_of(PARTS_PER_LOCK) {
+            cancel.check()?;
+        }
+        let Some(info) = view.group(group)? else { continue };
+        let sum = by_labels.entry(info.labels.hash64()).or_insert((0, group));
+        *sum = (sum.0 + member_count, sum.1.min(group));
+    }
+    let mut largest: Vec<(u64, GroupId)> =
+        by_labels.into_values().filter(|sum| sum.0 > 0).collect();
+    largest.sort_unstable_by_key(|&(count, group)| (Reverse(count), group));
+    largest.truncate(top);
+    let named = largest.into_iter().map(|(count, group)| {
+        let labels = view.group(group)?.map(|info| info.labels.to_string());
+        Ok((labels.unwrap_or_default(), count))
+    });
+    named.collect()
 }
 
 impl Cursor<'_> {

@@ -150,6 +150,36 @@ fn bad_groups_are_refused_by_name() {
     assert_eq!(index.view().series_count(), 0);
 }
 
+/// Three slots a group: six members are two siblings, in two segments and in memory.
+#[test]
+fn large_groups_are_counted_over_siblings_and_segments() {
+    let disk = disk();
+    let index = open(&disk, options(), &[]).unwrap();
+    let add = |names: &[&str], instance: u32| {
+        for name in names {
+            resolve(&index, &format!("__name__={name},job=a,instance={instance}"));
+        }
+    };
+    let seal = || {
+        while let Some(job) = index.plan_seal() {
+            let part = job.run(&disk).unwrap();
+            index.apply(&part).unwrap();
+        }
+    };
+    add(&["a", "b"], 1);
+    add(&["a", "b", "c"], 2);
+    seal();
+    add(&["c", "d"], 1);
+    seal();
+    add(&["e", "f"], 1);
+    resolve(&index, "__name__=alone");
+    let found = index.view().cardinality(5, &CancelToken::new()).unwrap().series_by_group;
+    let group = |instance: u32| format!("{{instance=\"{instance}\",job=\"a\"}}");
+    assert_eq!(found, [(group(1), 6), (group(2), 3)]);
+    let one = index.view().cardinality(1, &CancelToken::new()).unwrap().series_by_group;
+    assert_eq!(one, [(group(1), 6)]);
+}
+
 #[test]
 fn matchers_mean_what_prometheus_means() {
     let index = index();
@@ -247,6 +277,8 @@ fn cardinality_names_what_is_large() {
     assert_eq!(cardinality.bytes_by_name, [("__name__".to_owned(), 5), ("x".to_owned(), 2)]);
     let pairs = [("__name__=up".to_owned(), 2), ("__name__=cpu".to_owned(), 1)];
     assert_eq!(cardinality.series_by_pair, pairs);
+    let group = "{instance=\"1\",job=\"a\"}".to_owned();
+    assert_eq!(cardinality.series_by_group, [(group, 1)]);
     let all = seen.cardinality(10, &CancelToken::new()).unwrap();
     assert_eq!(all.series_by_pair.len(), 6);
     assert_eq!(all.series_by_pair[5], ("x=2".to_owned(), 1));

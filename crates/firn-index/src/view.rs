@@ -235,6 +235,7 @@ impl IndexView {
     pub fn cardinality(&self, top: usize, cancel: &CancelToken) -> Result<Cardinality> {
         let mut found = cardinality::count(&self.tip, self.mark, top, cancel)?;
         (found.series_count, found.group_count) = (self.series_count(), self.group_count());
+        found.series_by_group = cardinality::count_groups(self, &self.tip, self.mark, top, cancel)?;
         Ok(found)
     }
 }

@@ -1,7 +1,7 @@
 //! How many series have each pair.
 
 use firn_codec::postings::Postings;
-use firn_model::{CancelToken, Result};
+use firn_model::{CancelToken, GroupId, Result};
 
 use crate::sealed::shapes::{Part, Shape};
 use crate::sealed::strings::StringWalk;
@@ -44,6 +44,22 @@ impl Sealed {
             value: String::new(),
             series_count: 0,
         })
+    }
+
+    /// Hands on the group of every part that is not lone, and how many members of it the part has.
+    pub(crate) fn part_sizes(
+        &self,
+        cancel: &CancelToken,
+        take: &mut dyn FnMut(GroupId, u64),
+    ) -> Result<()> {
+        for row in 0..self.parts.rows.count {
+            if row.is_multiple_of(ITEMS_PER_CHECK) {
+                cancel.check()?;
+            }
+            let (_, member_count) = self.part(row)?;
+            take(self.group_of(Kind::Parts, row)?, u64::from(member_count));
+        }
+        Ok(())
     }
 
     /// How many series have the pair. Looks at the parts that may have it.

@@ -43,6 +43,7 @@ async fn cardinality(State(app): State<Shared>, request: Request<Body>) -> Respo
             "labelValueCountByLabelName": counts(&cardinality.values_by_name),
             "memoryInBytesByLabelName": counts(&cardinality.bytes_by_name),
             "seriesCountByLabelValuePair": counts(&cardinality.series_by_pair),
+            "seriesCountByGroup": counts(&cardinality.series_by_group),
         }))
     })
     .await

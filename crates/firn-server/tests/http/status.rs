@@ -151,6 +151,8 @@ fn cardinality_tables_count_what_is_there() {
         pairs[..3],
         rows(&[("job=node", 14), ("__name__=cpu", 13), ("instance=host-00", 3)])
     );
+    let groups = table(&data, "seriesCountByGroup");
+    assert_eq!(groups[0], ("{instance=\"host-00\",job=\"node\"}".to_owned(), 3));
     let data = f(&[("limit", "1")]);
     assert_eq!(table(&data, "seriesCountByLabelValuePair"), rows(&[("job=node", 14)]));
     assert_eq!(table(&data, "seriesCountByMetricName"), rows(&[("cpu", 13)]));
