@@ -100,7 +100,7 @@ impl IdSet {
 }
 
 /// The runs from the first that ends after `id`, found by doubling steps: cheap when it is near.
-fn skip_to(runs: &[(u32, u32)], id: u32) -> &[(u32, u32)] {
+pub(crate) fn skip_to(runs: &[(u32, u32)], id: u32) -> &[(u32, u32)] {
     let mut step = 1;
     while step < runs.len() && runs[step].1 <= id {
         step *= 2;

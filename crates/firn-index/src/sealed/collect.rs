@@ -14,7 +14,7 @@ use crate::key_table::KeyTable;
 use crate::matching::{GroupMatch, Member};
 use crate::sealed::matching::{Class, push_run};
 use crate::sealed::rows::{RowReader, Schema};
-use crate::sealed::shapes::{Part, Shape};
+use crate::sealed::shapes::{Part, PartReader, Shape};
 use crate::sealed::{Kind, Sealed};
 
 // Up to so many member sets say themselves which parts have them; more, and parts are walked.
@@ -68,6 +68,7 @@ impl<'a> Collector<'a> {
         let mut pairs = Vec::new();
         let none = self.keys.projection(&[]);
         let mut last: Option<(Vec<u32>, u32)> = None;
+        self.out.reserve(rows.count() as usize);
         for (idx, row) in rows.iter().enumerate() {
             if idx.is_multiple_of(ROWS_PER_CHECK) {
                 cancel.check()?;
@@ -95,12 +96,13 @@ impl<'a> Collector<'a> {
         let parts = parts.as_ref().unwrap_or(&class.parts);
         let mut shapes: HashMap<u32, Rc<Passing>> = HashMap::new();
         let mut scratch = Scratch::default();
+        let sealed = self.sealed;
+        let mut part_reader = PartReader::new(&sealed.blocks, &sealed.part_records);
         for (idx, row) in parts.iter().enumerate() {
             if idx.is_multiple_of(ROWS_PER_CHECK) {
                 cancel.check()?;
             }
-            let sealed = self.sealed;
-            let part = Part::read(&sealed.blocks, &sealed.part_records, row)?;
+            let part = part_reader.read(row)?;
             let passing = match shapes.get(&part.shape) {
                 Some(passing) => Rc::clone(passing),
                 None => {
@@ -289,9 +291,13 @@ struct KeyMaker<'a> {
     listed: Vec<u32>,
     kind: KeyKind,
     projections: HashMap<Vec<u32>, u32>,
+    /// What no label is left of is projection 0.
+    last_projection: (Vec<u32>, u32),
     of_both: HashMap<(u32, u32), u32>,
     last: Option<((u32, u32), u32)>,
     texts: HashMap<u32, Box<[u8]>>,
+    /// The schema projected last, and its columns that are kept.
+    kept: Option<(&'a Schema, Vec<(usize, u32)>)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -316,8 +322,20 @@ impl<'a> KeyMaker<'a> {
             }
         };
         listed.sort_unstable();
-        let (projections, of_both, texts) = Default::default();
-        KeyMaker { sealed, keys, listed, kind, projections, of_both, last: None, texts }
+        let (of_both, texts, last_projection) = Default::default();
+        let projections = HashMap::from([(Vec::new(), 0)]);
+        KeyMaker {
+            sealed,
+            keys,
+            listed,
+            kind,
+            projections,
+            last_projection,
+            of_both,
+            last: None,
+            texts,
+            kept: None,
+        }
     }
 
     fn is_series(&self) -> bool {
@@ -332,14 +350,29 @@ impl<'a> KeyMaker<'a> {
         }
     }
 
+    /// Whether all series have one key.
+    fn keeps_nothing(&self) -> bool {
+        self.kind == KeyKind::Only && self.listed.is_empty()
+    }
+
     /// The pairs of a row that the grouping keeps, into `pairs`.
-    fn project(&self, reader: &mut RowReader<'_>, row: u32, pairs: &mut Vec<u32>) -> Result<()> {
+    fn project(
+        &mut self,
+        reader: &mut RowReader<'a>,
+        row: u32,
+        pairs: &mut Vec<u32>,
+    ) -> Result<()> {
         pairs.clear();
+        if self.keeps_nothing() {
+            return Ok(());
+        }
         let schema: &Schema = reader.load(row)?;
-        for (column_idx, &name) in schema.names.iter().enumerate() {
-            if self.keeps(name) {
-                pairs.push(self.sealed.pair_at(name, reader.rank(row, column_idx)?)?);
-            }
+        if !self.kept.as_ref().is_some_and(|kept| std::ptr::eq(kept.0, schema)) {
+            let columns = schema.names.iter().enumerate().filter(|column| self.keeps(*column.1));
+            self.kept = Some((schema, columns.map(|(idx, &name)| (idx, name)).collect()));
+        }
+        for &(column_idx, name) in self.kept.iter().flat_map(|kept| &kept.1) {
+            pairs.push(self.sealed.pair_at(name, reader.rank(row, column_idx)?)?);
         }
         Ok(())
     }
@@ -348,12 +381,21 @@ impl<'a> KeyMaker<'a> {
         if self.is_series() {
             return 0;
         }
-        if let Some(&projection) = self.projections.get(pairs) {
-            return projection;
+        if self.last_projection.0 == pairs {
+            return self.last_projection.1;
         }
         let next = self.projections.len() as u32;
-        self.projections.insert(pairs.to_vec(), next);
-        next
+        let projection = match self.projections.get(pairs) {
+            Some(&projection) => projection,
+            None => {
+                self.projections.insert(pairs.to_vec(), next);
+                next
+            }
+        };
+        self.last_projection.0.clear();
+        self.last_projection.0.extend_from_slice(pairs);
+        self.last_projection.1 = projection;
+        projection
     }
 
     fn seen(&mut self, both: (u32, u32)) -> Option<u32> {

@@ -17,7 +17,7 @@ pub(crate) struct PairCounts<'a> {
     values: StringWalk<'a>,
     members: MemberCounts,
     /// The present pair's; the pair itself is the one before the walk's next.
-    name: u32,
+    name: Option<u32>,
     name_text: String,
     value: String,
     series_count: u64,
@@ -39,7 +39,7 @@ impl Sealed {
             cancel: cancel.clone(),
             values: self.strings.walk(&self.blocks, 0)?,
             members: self.member_counts(cancel)?,
-            name: 0,
+            name: None,
             name_text: String::new(),
             value: String::new(),
             series_count: 0,
@@ -120,26 +120,28 @@ impl Sealed {
 }
 
 impl PairCounts<'_> {
-    /// Goes to the next pair; false at the end.
+    /// Goes to the next pair that a series has; false at the end.
     pub(crate) fn advance(&mut self) -> Result<bool> {
-        let pair = self.values.next_id();
-        if pair >= self.segment.pair_count() {
-            return Ok(false);
+        while self.values.next_id() < self.segment.pair_count() {
+            let pair = self.values.next_id() as u32;
+            if pair.is_multiple_of(ITEMS_PER_CHECK) {
+                self.cancel.check()?;
+            }
+            self.values.advance()?;
+            self.series_count = self.members.series_count(&self.segment.pair_lists(pair)?);
+            if self.series_count == 0 {
+                continue;
+            }
+            self.value.clear();
+            self.value.push_str(&self.segment.text_of(self.values.text())?);
+            let name = self.segment.names.of_pair(pair);
+            if self.name != Some(name) {
+                self.name_text = self.segment.text_of(self.segment.names.text(name))?;
+                self.name = Some(name);
+            }
+            return Ok(true);
         }
-        let pair = pair as u32;
-        if pair.is_multiple_of(ITEMS_PER_CHECK) {
-            self.cancel.check()?;
-        }
-        self.values.advance()?;
-        self.value.clear();
-        self.value.push_str(&self.segment.text_of(self.values.text())?);
-        let name = self.segment.names.of_pair(pair);
-        if pair == 0 || name != self.name {
-            self.name_text = self.segment.text_of(self.segment.names.text(name))?;
-            self.name = name;
-        }
-        self.series_count = self.members.series_count(&self.segment.pair_lists(pair)?);
-        Ok(true)
+        Ok(false)
     }
 
     pub(crate) fn name(&self) -> &str {

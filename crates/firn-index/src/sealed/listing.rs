@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use firn_model::{CancelToken, Result, SeriesRef};
+use firn_codec::postings::Postings;
+use firn_model::{CancelToken, Result};
 use hashbrown::HashSet;
 
 use crate::matching::GroupMatch;
+use crate::sealed::shapes::{Part, Shape};
 use crate::sealed::{Kind, Sealed};
 
 const ITEMS_PER_CHECK: usize = 1_024;
@@ -18,10 +20,19 @@ impl Sealed {
         out: &mut BTreeSet<String>,
         cancel: &CancelToken,
     ) -> Result<()> {
-        // Every name that is stored is a series'.
         let mut ranks: BTreeSet<u32> = BTreeSet::new();
         match of {
-            None => ranks.extend(0..self.names.count() as u32),
+            None => {
+                for name in 0..self.names.count() as u32 {
+                    cancel.check()?;
+                    for pair in self.names.pairs(name) {
+                        if self.is_used(pair)? {
+                            ranks.insert(name);
+                            break;
+                        }
+                    }
+                }
+            }
             Some(of) => {
                 let mut seen = HashSet::new();
                 self.each_row(of, cancel, |kind, row| {
@@ -57,7 +68,9 @@ impl Sealed {
                     cancel.check()?;
                 }
                 walk.advance()?;
-                out.insert(self.text_of(walk.text())?);
+                if self.is_used(pair)? {
+                    out.insert(self.text_of(walk.text())?);
+                }
             }
             return Ok(());
         };
@@ -86,7 +99,7 @@ impl Sealed {
         Ok(())
     }
 
-    /// Calls `each` with the lone rows, part rows and member sets of a selection; with some more than once.
+    /// Calls `each` with the lone rows, part rows and member sets of a selection; member sets once.
     fn each_row(
         &self,
         of: &[GroupMatch],
@@ -94,6 +107,7 @@ impl Sealed {
         mut each: impl FnMut(Kind, u32) -> Result<()>,
     ) -> Result<()> {
         let mut sets = HashSet::new();
+        let (mut slots, mut missing) = (Vec::new(), Vec::new());
         for (idx, group) in of.iter().enumerate() {
             if idx.is_multiple_of(ITEMS_PER_CHECK) {
                 cancel.check()?;
@@ -102,19 +116,51 @@ impl Sealed {
                 each(Kind::Lone, row)?;
                 continue;
             }
-            let mut last = None;
-            for member in &group.members {
-                let series = SeriesRef { group: group.group, slot: member.slot };
-                let Some((row, set)) = self.member(series)? else { continue };
-                if last.replace(row) != Some(row) {
-                    each(Kind::Parts, row)?;
-                }
-                if sets.insert(set) {
-                    each(Kind::Sets, set)?;
+            let mut rows = self.parts.by_id.rows(&self.blocks, group.group.0)?;
+            while let Some(row) = rows.next(&self.blocks)? {
+                let part = Part::read(&self.blocks, &self.part_records, row)?;
+                let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
+                let member_count = part.member_count(shape.len);
+                part.slots(member_count, &mut slots).ok_or_else(|| self.bad_part())?;
+                part.missing(shape.len, &mut missing).ok_or_else(|| self.bad_part())?;
+                let mut gone = missing.iter().copied().peekable();
+                let here = (0..shape.len).filter(|at| gone.next_if_eq(at).is_none());
+                let is_wanted = |slot: u32| {
+                    group.members.binary_search_by_key(&slot, |member| member.slot.0).is_ok()
+                };
+                let mut is_first = true;
+                for (position, &slot) in here.zip(&slots) {
+                    if !is_wanted(slot) {
+                        continue;
+                    }
+                    if std::mem::take(&mut is_first) {
+                        each(Kind::Parts, row)?;
+                    }
+                    let set = shape.set(position);
+                    if sets.insert(set) {
+                        each(Kind::Sets, set)?;
+                    }
                 }
             }
         }
         Ok(())
+    }
+
+    /// Whether a series has the pair: a group that is only remembered has none.
+    fn is_used(&self, pair: u32) -> Result<bool> {
+        if self.empty_part_count == 0 {
+            return Ok(true);
+        }
+        let lists = self.pair_lists(pair)?;
+        if lists.of(Kind::Lone).is_some() || lists.of(Kind::Sets).is_some() {
+            return Ok(true);
+        }
+        for row in lists.of(Kind::Parts).iter().flat_map(Postings::iter) {
+            if self.part(row as u32)?.1 > 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     pub(super) fn text_of(&self, bytes: &[u8]) -> Result<String> {

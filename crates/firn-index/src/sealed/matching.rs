@@ -12,7 +12,7 @@ use std::ops::Range;
 use firn_codec::postings::Postings;
 use firn_model::{CancelToken, Matcher, Pattern, Result};
 
-use crate::idset::IdSet;
+use crate::idset::{IdSet, skip_to};
 use crate::key_table::KeyTable;
 use crate::matching::GroupMatch;
 use crate::sealed::automaton::{successor, takes};
@@ -219,7 +219,7 @@ impl Sealed {
             Taken::Range(range) => range.len(),
             Taken::Some(pairs) => pairs.len(),
         };
-        if pair_count as u64 > 4 * rows.count() {
+        if pair_count as u64 > rows.count() {
             let any = rows.intersect(&IdSet::from_runs(with_name));
             return self.rows_by_value(kind, &any, name, cancel, |pair| Ok(taken.has(pair)));
         }
@@ -470,18 +470,10 @@ fn seek_rows(list: &Postings<'_>, rows: &IdSet, out: &mut Union) {
 fn keep_rows(list: &Postings<'_>, rows: &IdSet, out: &mut Union) -> Result<()> {
     let mut left = rows.runs();
     list.for_each_run(|first, last| {
-        while let Some((&(start, end), after)) = left.split_first() {
-            let (start, end) = (u64::from(start), u64::from(end));
-            if start > last {
-                return;
-            }
-            if end > first {
-                out.push(start.max(first), last.min(end - 1));
-                if end > last {
-                    return;
-                }
-            }
-            left = after;
+        let Ok(first_row) = u32::try_from(first) else { return };
+        left = skip_to(left, first_row);
+        for &(start, end) in left.iter().take_while(|run| u64::from(run.0) <= last) {
+            out.push(first.max(u64::from(start)), last.min(u64::from(end) - 1));
         }
     })
 }

@@ -11,7 +11,8 @@
 //! block fails. No input makes it panic.
 //!
 //! Reading order: `blocks`, `footer`, `strings`, `names`, `rows`, `buckets`, `shapes`, `hash`; then the reader here,
-//! `lookup`, `automaton`, `matching`, `collect`, `listing`, `counts`; then `builder`, `factor`, `cluster`, `write`, `merge`.
+//! `lookup`, `automaton`, `matching`, `collect`, `listing`, `counts`; then `builder`, `factor`, `cluster`,
+//! `columns`, `write`, `merge`.
 //!
 //! Sources: `ByteSeries` 3.2 (the compressed inverted index), `TimeUnion` 3.1 (groups, two-level lists).
 
@@ -21,6 +22,7 @@ mod buckets;
 mod builder;
 mod cluster;
 mod collect;
+mod columns;
 mod counts;
 mod factor;
 mod footer;
@@ -80,6 +82,8 @@ pub(crate) struct Sealed {
     identities: Vec<Vec<u32>>,
     series_count: u64,
     group_count: u64,
+    /// Parts that only remember a group's labels and next slot.
+    empty_part_count: u64,
 }
 
 /// Rows with the ways to them.
@@ -110,8 +114,8 @@ enum Kind {
 const KINDS: [Kind; 3] = [Kind::Lone, Kind::Parts, Kind::Sets];
 /// Pairs and member sets stand in bunches of so many behind one start.
 const BUNCH_LISTS: u64 = 8;
-// series, groups, names, pairs; base and shift of the ids of lone series and of parts.
-const SIZE: ContentsSize = ContentsSize { counts: 8, sections: 12, arrays: 29 };
+// series, groups, parts without members, names, pairs; base and shift of the ids of lone series and of parts.
+const SIZE: ContentsSize = ContentsSize { counts: 9, sections: 12, arrays: 29 };
 
 impl Sealed {
     /// Reads the footer, the names and the schemas. `name` is for messages.
@@ -128,8 +132,8 @@ impl Sealed {
     ) -> Result<Sealed> {
         let mut next = ContentsReader::new(contents);
         let mut count = || next.count().ok_or_else(&absurd);
-        let [series_count, group_count, name_count, pair_count] =
-            [count()?, count()?, count()?, count()?];
+        let [series_count, group_count, empty_part_count] = [count()?, count()?, count()?];
+        let [name_count, pair_count] = [count()?, count()?];
         let [lone_base, lone_shift, part_base, part_shift] =
             [count()?, count()?, count()?, count()?];
         let names = next.section().ok_or_else(&absurd)?;
@@ -143,6 +147,13 @@ impl Sealed {
         let mut records = || next.records().ok_or_else(&absurd);
         let (part_records, set_shapes, shapes) = (records()?, records()?, records()?);
         let lists = records()?;
+        // What memory is reserved by is bounded by the file before: each takes a bit at least.
+        let most = blocks.file_bytes().saturating_mul(8);
+        let rows = [&lone, &parts, &sets].map(|table| table.as_ref().map_or(0, |t| t.rows.count));
+        let counts = rows.map(u64::from).into_iter().chain([pair_count, shapes.starts.count]);
+        if counts.max().is_some_and(|count| count > most) {
+            return Err(absurd());
+        }
         let parts = parts?;
         let mut identities: Vec<Vec<u32>> =
             parts.rows.schemas.iter().map(|schema| schema.identity_names().collect()).collect();
@@ -162,6 +173,7 @@ impl Sealed {
             identities,
             series_count,
             group_count,
+            empty_part_count,
         })
     }
 

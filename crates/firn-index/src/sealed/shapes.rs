@@ -106,15 +106,43 @@ pub(crate) fn push_shape(sets: &[u32], parts: &[u64], out: &mut Vec<u8>) {
     encode_postings(parts, out);
 }
 
+/// Reads parts; the next one of a bunch costs less than the first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PartReader<'a> {
+    blocks: &'a Blocks,
+    parts: Records,
+    /// The part that `rest` begins with.
+    next: u64,
+    rest: &'a [u8],
+}
+
+impl<'a> PartReader<'a> {
+    pub(crate) fn new(blocks: &'a Blocks, parts: &Records) -> PartReader<'a> {
+        PartReader { blocks, parts: *parts, next: 0, rest: &[] }
+    }
+
+    /// The part of a row.
+    pub(crate) fn read(&mut self, row: u32) -> Result<Part<'a>> {
+        let row = u64::from(row);
+        let is_ahead = row >= self.next && row / BUNCH_PARTS == self.next / BUNCH_PARTS;
+        if !is_ahead || self.next.is_multiple_of(BUNCH_PARTS) {
+            self.rest = self.parts.get(self.blocks, row / BUNCH_PARTS)?;
+            self.next = row / BUNCH_PARTS * BUNCH_PARTS;
+        }
+        loop {
+            let part = Part::take(&mut self.rest).ok_or_else(|| self.parts.bad(self.blocks))?;
+            self.next += 1;
+            if self.next > row {
+                return Ok(part);
+            }
+        }
+    }
+}
+
 impl<'a> Part<'a> {
     /// The part of a row.
     pub(crate) fn read(blocks: &'a Blocks, parts: &Records, row: u32) -> Result<Part<'a>> {
-        let mut bytes = parts.get(blocks, u64::from(row) / BUNCH_PARTS)?;
-        let bad = || parts.bad(blocks);
-        for _ in 0..u64::from(row) % BUNCH_PARTS {
-            Part::take(&mut bytes).ok_or_else(bad)?;
-        }
-        Part::take(&mut bytes).ok_or_else(bad)
+        PartReader::new(blocks, parts).read(row)
     }
 
     fn take(input: &mut &'a [u8]) -> Option<Part<'a>> {

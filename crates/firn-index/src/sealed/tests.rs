@@ -400,6 +400,8 @@ fn a_group_whose_members_are_gone_keeps_its_next_slot_if_it_lives_elsewhere() {
     assert_eq!(merged.next_slot(group).unwrap(), Some(3));
     let (found, _) = matches(&merged, &[], &Grouping::Series).unwrap();
     assert!(found.is_empty());
+    check_names(&merged, None, std::iter::empty());
+    assert!(!merged.pair_counts(&CancelToken::new()).unwrap().advance().unwrap());
     let mut builder = Builder::new();
     builder.merge(&merged, &DeadSet(BTreeSet::new())).unwrap();
     assert_eq!(built(builder).group_count(), 0);
