@@ -21,7 +21,7 @@ use crate::manifest::{Edit, Found, Manifest, Room};
 use crate::planted::Planted;
 use crate::sequence::Sequence;
 use crate::stats::Counters;
-use crate::{Engine, EngineOptions};
+use crate::{Engine, EngineOptions, upkeep};
 
 const TAG_IDENTITY: u8 = 1;
 const TAG_SEQUENCE: u8 = 2;
@@ -159,9 +159,9 @@ impl Engine {
             flush_asked: AtomicBool::new(false),
             flushed_at_ms: AtomicI64::new(env.clock.now_ms()),
             leaving: RwLock::default(),
-            // Nobody knows what went before the start.
+            // Nobody knows what went before the start; there is no hurry.
             data_gone: AtomicBool::new(true),
-            removal_at_ms: AtomicI64::new(env.clock.now_ms()),
+            removal_at_ms: AtomicI64::new(upkeep::first_removal_ms(env.clock.now_ms())),
             index_retry_at_ms: AtomicI64::new(i64::MIN),
             asleep: Mutex::new(()),
             wake: Condvar::new(),

@@ -1,7 +1,8 @@
 //! Upkeep of the index: many files become few, and series whose data has gone leave it.
 //!
 //! A series may leave when no table and no memory has a sample of it: retention took them, or a delete that
-//! was applied. A writer may still hold its reference, so leaving has three steps. First the index is written
+//! was applied. Tables are asked by their directories, which know groups, and of slots only the lowest and the
+//! highest of a block: a member of a group that lives on may stay longer than its samples. A writer may still hold its reference, so leaving has three steps. First the index is written
 //! anew without the series. Then they are announced as *leaving*: who writes one from now on says so. Then,
 //! with no write on its way, and if nobody wrote one and nothing is found on a second look, the manifest
 //! names the new file and references are of another generation. So no acknowledged row loses its labels.
@@ -36,6 +37,11 @@ pub(crate) struct Leaving {
     is_disturbed: AtomicBool,
 }
 
+/// When series may leave a database that was opened at `now_ms`.
+pub(crate) fn first_removal_ms(now_ms: i64) -> i64 {
+    now_ms.saturating_add(REMOVAL_INTERVAL_MS)
+}
+
 impl Leaving {
     /// Tells of a batch that is about to be written.
     pub(crate) fn note(&self, batch: &RowBatch) {
@@ -48,6 +54,15 @@ impl Leaving {
             self.is_disturbed.store(true, Relaxed);
         }
     }
+}
+
+/// What became of a removal.
+enum Outcome {
+    Removed,
+    /// Every series has samples.
+    Nothing,
+    /// One that was about to leave was written.
+    Disturbed,
 }
 
 /// Where samples are, at one moment.
@@ -128,19 +143,17 @@ impl Engine {
         let Some(job) = self.index.plan_removal() else { return Ok(None) };
         self.removal_at_ms.store(now.saturating_add(REMOVAL_INTERVAL_MS), Relaxed);
         self.data_gone.store(false, Relaxed);
-        let removed = self.run_removal(&job);
-        if !matches!(removed, Ok(true)) {
-            // Nothing was found, somebody was in between, or something failed: later again.
+        let outcome = self.run_removal(&job);
+        if !matches!(outcome, Ok(Outcome::Removed | Outcome::Nothing)) {
             self.data_gone.store(true, Relaxed);
         }
-        Ok(removed?.then_some(Step::RemoveSeries))
+        Ok(matches!(outcome?, Outcome::Removed).then_some(Step::RemoveSeries))
     }
 
-    /// Whether series left.
-    fn run_removal(&self, job: &MergeJob) -> Result<bool> {
+    fn run_removal(&self, job: &MergeJob) -> Result<Outcome> {
         let _memory = self.reserve(Pool::Jobs, job.series_count() * MERGE_BYTES_PER_SERIES)?;
         let Some(removal) = job.run_removal(&*self.env.disk, &self.presence()?)? else {
-            return Ok(false);
+            return Ok(Outcome::Nothing);
         };
         let series = removal.dropped.iter().flat_map(|(group, slots)| {
             slots.iter().map(|&slot| SeriesRef { group: *group, slot: Slot(slot) })
@@ -150,7 +163,7 @@ impl Engine {
         self.probe();
         if self.planted(Planted::SeriesRemovedUnchecked) {
             self.apply_index(removal.part)?;
-            return Ok(true);
+            return Ok(Outcome::Removed);
         }
         // Waits for the writes that are on their way: what they wrote is found below.
         *self.leaving.write() = leaving;
@@ -159,13 +172,14 @@ impl Engine {
         let mut leaving = self.leaving.write();
         let is_disturbed = leaving.is_disturbed.load(Relaxed);
         *leaving = Leaving::default();
-        if found? || is_disturbed {
-            return Ok(false);
+        if is_disturbed || !matches!(found, Ok(false)) {
+            self.index.abandon(&removal.part)?;
+            return found.map(|_| Outcome::Disturbed);
         }
         // Nobody writes until the references are of another generation.
         self.apply_index(removal.part)?;
         self.counters.series_removed.add(count);
-        Ok(true)
+        Ok(Outcome::Removed)
     }
 
     /// Whether one of `dropped` has a sample now.

@@ -122,12 +122,9 @@ impl Index {
         }
         missing.retain(|&idx| !labels[idx].is_empty());
         for batch in missing.chunks(BATCH_NEW) {
-            let wanted = |&idx: &usize| Wanted {
-                whole: &labels[idx],
-                identity: self.identity_by_options(&labels[idx]),
-            };
-            let wanted: Vec<Wanted<'_>> = batch.iter().map(wanted).collect();
-            for (&idx, found) in batch.iter().zip(self.find_or_define(&wanted)) {
+            let whole: Vec<&Labels> = batch.iter().map(|&idx| &labels[idx]).collect();
+            let found = self.find_or_define(&whole, |labels| self.identity_by_options(labels));
+            for (&idx, found) in batch.iter().zip(found) {
                 out[idx] = found;
             }
         }
@@ -150,11 +147,8 @@ impl Index {
         for batch in members.chunks(BATCH_NEW) {
             let whole =
                 batch.iter().map(|m| join(group_labels, m)).collect::<Result<Vec<Labels>>>()?;
-            let wanted: Vec<Wanted<'_>> = whole
-                .iter()
-                .map(|whole| Wanted { whole, identity: Some(group_labels.clone()) })
-                .collect();
-            for found in self.find_or_define(&wanted) {
+            let whole: Vec<&Labels> = whole.iter().collect();
+            for found in self.find_or_define(&whole, |_| Some(group_labels.clone())) {
                 series.push(found?);
             }
         }
@@ -173,37 +167,50 @@ impl Index {
         (!is_lone).then(|| labels.filter(|name| is_group(name.as_bytes())))
     }
 
-    /// One answer for each of `wanted`. What is not in an older segment is found or defined in the
-    /// active one.
-    fn find_or_define(&self, wanted: &[Wanted<'_>]) -> Vec<Result<SeriesRef>> {
-        let mut found: Vec<Option<Result<SeriesRef>>> = Vec::new();
-        found.resize_with(wanted.len(), || None);
+    /// One answer for each of `whole`. What is not in an older segment is found or defined in the active
+    /// one, in the group of the labels that `identity_of` gives.
+    fn find_or_define(
+        &self,
+        whole: &[&Labels],
+        identity_of: impl Fn(&Labels) -> Option<Labels>,
+    ) -> Vec<Result<SeriesRef>> {
+        let mut tip = self.tip();
+        let mut found: Vec<Option<Result<SeriesRef>>> =
+            whole.iter().map(|labels| tip.find_older(labels).transpose()).collect();
+        let missing = |found: &[Option<_>]| found.iter().any(Option::is_none);
+        if !missing(&found) {
+            return found.into_iter().flatten().collect();
+        }
+        let mut wanted: Vec<Wanted<'_>> = Vec::with_capacity(whole.len());
+        for (&whole, found) in whole.iter().zip(&found) {
+            let identity = if found.is_none() { identity_of(whole) } else { None };
+            wanted.push(Wanted { whole, identity });
+        }
         // Groups of before that go on, by identity labels.
         let mut growing: HashMap<&Labels, Option<Growing>> = HashMap::new();
-        while found.iter().any(Option::is_none) {
-            let tip = self.tip();
-            for (found, wanted) in found.iter_mut().zip(wanted) {
-                if found.is_none() {
-                    *found = tip.find_older(wanted.whole).transpose();
+        while missing(&found) {
+            // Sealed segments are asked without any lock.
+            let asked = {
+                let mut state = tip.active.state.write();
+                (!state.is_frozen)
+                    .then(|| self.define_some(&tip, &mut state, &wanted, &growing, &mut found))
+            };
+            let Some(asked) = asked else {
+                // It is an older one now.
+                tip = self.tip();
+                growing.clear();
+                for (found, wanted) in found.iter_mut().zip(&wanted) {
+                    if found.is_none() {
+                        *found = tip.find_older(wanted.whole).transpose();
+                    }
                 }
-            }
-            growing.clear();
-            while found.iter().any(Option::is_none) {
-                // Sealed segments are asked without any lock.
-                let asked = {
-                    let mut state = tip.active.state.write();
-                    if state.is_frozen {
-                        // It is an older one now.
-                        break;
-                    }
-                    self.define_some(&tip, &mut state, wanted, &growing, &mut found)
-                };
-                for idx in asked {
-                    let Some(identity) = &wanted[idx].identity else { continue };
-                    match self.growing(&tip, identity) {
-                        Ok(group) => drop(growing.insert(identity, group)),
-                        Err(e) => found[idx] = Some(Err(e)),
-                    }
+                continue;
+            };
+            for idx in asked {
+                let Some(identity) = &wanted[idx].identity else { continue };
+                match self.growing(&tip, identity) {
+                    Ok(group) => drop(growing.insert(identity, group)),
+                    Err(e) => found[idx] = Some(Err(e)),
                 }
             }
         }
@@ -546,6 +553,15 @@ impl Index {
             let _ = self.shared.disk.remove(&segment.info.path());
         }
         Ok(())
+    }
+
+    /// The part of a [`Removal`](crate::Removal) will not be put into the manifest: its file goes.
+    pub fn abandon(&self, part: &[u8]) -> Result<()> {
+        let written = self.take_written(&Part::decode(part)?)?;
+        match written.segment {
+            Some(segment) => self.shared.disk.remove(&segment.info.path()),
+            None => Ok(()),
+        }
     }
 
     fn take_written(&self, part: &Part) -> Result<Written> {

@@ -262,17 +262,23 @@ fn write(
     group_count: impl FnOnce(u64) -> u64,
 ) -> Result<Arc<Segment>> {
     let path = segment_path(number);
-    let file = disk.open(&path, OpenMode::Create)?;
-    let totals = builder.finish(&*file)?;
-    drop(file);
-    disk.sync_dir("index")?;
-    let info = SegmentInfo {
-        number,
-        file_bytes: totals.file_bytes,
-        series_count: totals.series_count,
-        group_count: group_count(totals.group_count),
+    let written = || -> Result<Arc<Segment>> {
+        let file = disk.open(&path, OpenMode::Create)?;
+        let totals = builder.finish(&*file)?;
+        drop(file);
+        disk.sync_dir("index")?;
+        let info = SegmentInfo {
+            number,
+            file_bytes: totals.file_bytes,
+            series_count: totals.series_count,
+            group_count: group_count(totals.group_count),
+        };
+        open(disk, info, born)
     };
-    open(disk, info, born)
+    written().inspect_err(|_| {
+        // Nobody knows of it, and the next try has another number: a full disk is not filled further.
+        let _ = disk.remove(&path);
+    })
 }
 
 /// Maps a segment that the manifest names, or that was just written.

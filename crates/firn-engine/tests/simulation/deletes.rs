@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use firn_engine::{Engine, EngineOptions, Lane, RecoveryProgress};
 use firn_model::{
-    ErrorKind, Grouping, Labels, Matcher, QueryContext, RowBatch, Selection, TimeRange,
+    CancelToken, ErrorKind, Grouping, Labels, Matcher, QueryContext, RowBatch, Selection,
+    SeriesRef, TimeRange,
 };
 use firn_sim::{Seen, Sim};
 
@@ -257,6 +258,67 @@ fn a_series_without_samples_is_listed_no_more() {
             _ => engine.clean_tombstones().expect("cleaning"),
         }
     }
+}
+
+/// Deleted and cleaned, a series leaves the index within the hour: its labels are listed no more, the index
+/// shrinks, whoever kept its reference is told, and it comes back as another.
+#[test]
+fn a_series_without_samples_leaves_the_index() {
+    let sim = Sim::new(8);
+    let engine = open(&sim);
+    let refs = |engine: &Engine| -> Vec<SeriesRef> {
+        let labels: Vec<Labels> = (0..SERIES).map(labels).collect();
+        engine.resolve(&labels).into_iter().map(|found| found.expect("resolves")).collect()
+    };
+    write(&engine, [1_000, 2_000], 1.0);
+    flush(&engine);
+    let before = refs(&engine);
+    // The whole group, and of those that stand alone all but two.
+    let is_dead = |idx: usize| idx.is_multiple_of(2) || idx < SERIES - 3;
+    let dead_count = (0..SERIES).filter(|&idx| is_dead(idx)).count();
+    for idx in (0..SERIES).filter(|&idx| is_dead(idx)) {
+        assert_eq!(delete(&engine, idx, (i64::MIN, i64::MAX)), 1);
+    }
+    engine.clean_tombstones().expect("cleaning");
+    let stats = engine.stats().index;
+    assert_eq!((stats.series_count, engine.generation()), (SERIES as u64, 0));
+    sim.clock.advance(Duration::from_secs(3_700));
+    write(&engine, [3_000], 2.0);
+    // All were written again: nobody leaves.
+    settle(&engine);
+    assert_eq!((engine.stats().index.series_count, engine.generation()), (SERIES as u64, 0));
+
+    for idx in (0..SERIES).filter(|&idx| is_dead(idx)) {
+        assert_eq!(delete(&engine, idx, (i64::MIN, i64::MAX)), 1);
+    }
+    flush(&engine);
+    engine.clean_tombstones().expect("cleaning");
+    sim.clock.advance(Duration::from_secs(3_700));
+    settle(&engine);
+    let after = engine.stats();
+    let left = (SERIES - dead_count) as u64;
+    assert_eq!((after.index.series_count, after.series_removed), (left, dead_count as u64));
+    assert!(after.index.segment_bytes < stats.segment_bytes, "{stats:?}, {:?}", after.index);
+    assert_eq!(engine.generation(), 1);
+    let names = engine.snapshot().index().label_values("__name__", None, &CancelToken::new());
+    assert_eq!(names.expect("a listing"), ["m11", "m9"]);
+    // An old reference is refused, and the same label set has another one from now on.
+    let mut batch = RowBatch::default();
+    batch.push(before[0], 5_000, 1.0);
+    batch.push(before[SERIES - 1], 5_000, 1.0);
+    let report = engine.write_known(&mut batch, 0).expect("a write");
+    assert_eq!((report.written, report.unknown), (1, 1));
+    let again = refs(&engine);
+    for (idx, (again, old)) in again.iter().zip(&before).enumerate() {
+        assert_eq!(is_dead(idx), !before.contains(again), "m{idx}: {old:?}, then {again:?}");
+    }
+    write(&engine, [6_000], 3.0);
+    sim.crash();
+    sim.restart();
+    let engine = open(&sim);
+    assert_eq!(refs(&engine), again);
+    assert_eq!(read(&engine, 0), [(6_000, 3.0)]);
+    assert_eq!(read(&engine, SERIES - 1).len(), 5);
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! Many threads at once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use firn_model::{CancelToken, Grouping, Labels, SeriesRef, ShardBits};
+use firn_model::{CancelToken, GroupId, Grouping, Labels, SeriesRef, ShardBits};
 
 use super::{disk, labels, open};
-use crate::IndexOptions;
+use crate::{IndexOptions, Liveness};
 
 #[test]
 fn a_label_set_resolved_by_many_threads_has_one_reference() {
@@ -71,4 +72,99 @@ fn a_label_set_resolved_by_many_threads_has_one_reference() {
     assert!(
         answers[0].iter().all(|(labels, &series)| again.lookup(labels).unwrap() == Some(series))
     );
+}
+
+/// All slots of every third group are dead, another third each time.
+struct Thirds(u64);
+
+impl Liveness for Thirds {
+    fn retain(&self, group: GroupId, slots: &mut Vec<u32>) {
+        if (group.0 + self.0).is_multiple_of(3) {
+            slots.clear();
+        }
+    }
+}
+
+/// Threads resolve while everything is sealed, merged and removed below them: a reference is never given to
+/// two label sets, a view is consistent in itself, and in the end each label set has one reference.
+#[test]
+fn references_stay_unique_while_series_leave_and_come_back() {
+    let options =
+        IndexOptions { slots_per_group_max: 20, ..IndexOptions::new(ShardBits::for_count(4)) };
+    let disk = disk();
+    let index = open(&disk, options.clone(), &[]).unwrap();
+    let sets: Vec<Labels> = (0..600)
+        .map(|n| match n % 2 {
+            0 => labels(&format!("__name__=m{n},rack=r{},job=j,instance=i{}", n % 12, n % 12)),
+            _ => labels(&format!("__name__=m{n},host=h{}", n % 5)),
+        })
+        .collect();
+    let is_over = AtomicBool::new(false);
+    let given: Vec<Vec<(usize, SeriesRef)>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3)
+            .map(|thread| {
+                let (index, sets, is_over) = (&index, &sets, &is_over);
+                scope.spawn(move || {
+                    let mut given = Vec::new();
+                    let mut out = Vec::new();
+                    for round in 0.. {
+                        if is_over.load(Ordering::Relaxed) {
+                            break;
+                        }
+                        for start in (0..sets.len()).step_by(50) {
+                            // Each thread and round defines another part first.
+                            let start = (start + thread * 200 + round * 50) % sets.len();
+                            let batch = &sets[start..start + 50];
+                            index.resolve(batch, &mut out);
+                            let refs = out.iter().map(|series| *series.as_ref().unwrap());
+                            given.extend((start..).zip(refs));
+                        }
+                    }
+                    given
+                })
+            })
+            .collect();
+        let (mut round, mut removed_count) = (0, 0);
+        while removed_count < 8 {
+            round += 1;
+            let number = index.next_number();
+            if let Some(job) = index.plan_seal() {
+                index.apply(&job.run(&disk).unwrap()).unwrap();
+            }
+            index.settle(number);
+            if let Some(job) = index.plan_merge() {
+                index.apply(&job.run(&disk).unwrap()).unwrap();
+            }
+            let view = index.view();
+            let matches = view.matches(&[], &Grouping::Series, &CancelToken::new()).unwrap();
+            assert_eq!(matches.series_count() as u64, view.series_count());
+            let distinct: HashSet<&Labels> = matches.keys.iter().collect();
+            assert_eq!(distinct.len(), matches.keys.len(), "a label set is there twice");
+            let removal = index
+                .plan_removal()
+                .and_then(|job| job.run_removal(&disk, &Thirds(round)).unwrap());
+            if let Some(removal) = removal {
+                index.apply(&removal.part).unwrap();
+                removed_count += 1;
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut owners: HashMap<SeriesRef, usize> = HashMap::new();
+    for (set, series) in given.into_iter().flatten() {
+        let owner = *owners.entry(series).or_insert(set);
+        assert_eq!(owner, set, "{series:?} was given to {} and {}", sets[owner], sets[set]);
+    }
+    let mut out = Vec::new();
+    index.resolve(&sets, &mut out);
+    let refs: HashSet<SeriesRef> = out.iter().map(|series| *series.as_ref().unwrap()).collect();
+    assert_eq!((refs.len(), index.view().series_count()), (600, 600));
+    if let Some(job) = index.plan_seal() {
+        index.apply(&job.run(&disk).unwrap()).unwrap();
+    }
+    let again = open(&disk, options, &[&index.snapshot_part()]).unwrap();
+    assert!(sets.iter().zip(&out).all(|(labels, series)| {
+        again.lookup(labels).unwrap() == Some(*series.as_ref().unwrap())
+    }));
 }
