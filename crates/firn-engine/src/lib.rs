@@ -145,6 +145,14 @@ impl Engine {
         found
     }
 
+    /// The first of `refs` that does not exist, if there is one.
+    ///
+    /// # Errors
+    /// `Corrupt` when a damaged index segment may have one.
+    pub fn find_unknown(&self, refs: &[SeriesRef]) -> Result<Option<SeriesRef>> {
+        self.index.find_unknown(refs.iter().copied())
+    }
+
     /// The references of the members of an explicit group, defining what is new, and the groups that
     /// they are in: mostly one. `members` are what they have beside the group's labels.
     ///

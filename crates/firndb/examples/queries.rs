@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use firndb::{
-    Db, Labels, MatchOp, Matcher, Options, Pool, QueryTime, Result, RowBatch, Slot, TimeRange,
-    local_env,
+    Db, Elsewhere, Labels, MatchOp, Matcher, Options, Pool, QueryTime, Result, RowBatch, Slot,
+    TimeRange, local_env,
 };
 
 const SCRAPE_MS: i64 = 15_000;
@@ -47,9 +47,10 @@ impl Fleet {
             .collect::<Result<_>>()?;
         let mut groups = Vec::new();
         for idx in 0..self.group_count {
-            let (ids, refs) = db.resolve_group(&self.group_labels(idx)?, &members)?;
+            let labels = self.group_labels(idx)?;
+            let refs = db.resolve_group(&labels, &members, Elsewhere::Refuse)?.members;
             let slots: Vec<Slot> = refs.iter().map(|series| series.slot).collect();
-            groups.push((ids[0], slots, vec![50.0; members.len()]));
+            groups.push((refs[0].group, slots, vec![50.0; members.len()]));
         }
         let mut random = 88_172_645_463_325_252u64;
         let mut next = |below: u64| {

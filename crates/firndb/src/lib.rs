@@ -6,7 +6,8 @@
 //!
 //! Two ways in, as in TimeUnion ("TimeUnion: An Efficient Architecture with Unified Data Model for
 //! Timeseries Management Systems on Hybrid Cloud Storage", section 3.4): the slow path resolves
-//! labels to a [`SeriesRef`], the fast path takes references.
+//! labels to a [`SeriesRef`], the fast path takes references. [`Db::put`] and [`Db::put_row`] are both in
+//! one for a first sample.
 //!
 //! ```
 //! use firndb::{Db, Labels, Options, QueryTime, RowBatch, local_env};
@@ -29,10 +30,10 @@
 //! # }
 //! ```
 //!
-//! A group is written as rows with one shared timestamp:
+//! A group is written as rows with one shared timestamp; a member may be missing in a row:
 //!
 //! ```
-//! # use firndb::{Db, Labels, Options, RowBatch, local_env};
+//! # use firndb::{Db, Elsewhere, Labels, Options, RowBatch, local_env};
 //! # fn main() -> firndb::Result<()> {
 //! # let folder = tempfile::tempdir().unwrap();
 //! # let db = Db::open(local_env(folder.path())?, Options::default())?;
@@ -41,9 +42,10 @@
 //!     Labels::from_pairs([("__name__", "pressure")])?,
 //!     Labels::from_pairs([("__name__", "flow")])?,
 //! ];
-//! let (groups, refs) = db.resolve_group(&device, &members)?;
+//! let pump = db.resolve_group(&device, &members, Elsewhere::Refuse)?;
 //! let mut batch = RowBatch::default();
-//! batch.push_row(groups[0], 1_000, &[(refs[0].slot, 2.5), (refs[1].slot, 11.0)]);
+//! pump.push_row(&mut batch, 1_000, &[Some(2.5), Some(11.0)]);
+//! pump.push_row(&mut batch, 2_000, &[None, Some(11.5)]);
 //! db.write(&mut batch)?;
 //! # db.close()
 //! # }
@@ -51,6 +53,7 @@
 
 #![forbid(unsafe_code)]
 
+mod groups;
 mod newest;
 mod open;
 mod query;
@@ -72,6 +75,7 @@ pub use firn_model::{
     SeriesRef, Slot, TimeRange, Timestamp,
 };
 pub use firn_promql::{QueryOutput, Value};
+pub use groups::{Elsewhere, GroupMembers, GroupRefs, GroupSummary};
 pub use open::{local_env, local_env_with_slow_tier};
 pub use query::{QueryOptions, QueryTime};
 
@@ -143,20 +147,6 @@ impl Db {
     /// per label set, in order: a refused one does not hinder the others.
     pub fn resolve(&self, labels: &[Labels]) -> Vec<Result<SeriesRef>> {
         self.engine.resolve(labels)
-    }
-
-    /// The references of the members of a group that the caller names, in order, and before them the
-    /// groups that they are in: one, more if it is full or a member was known elsewhere before.
-    /// `members` are the labels that each has beside the group's.
-    ///
-    /// # Errors
-    /// `Invalid` for a member that repeats a label of the group, `Busy` over a limit.
-    pub fn resolve_group(
-        &self,
-        group_labels: &Labels,
-        members: &[Labels],
-    ) -> Result<(Vec<GroupId>, Vec<SeriesRef>)> {
-        self.engine.resolve_group(group_labels, members)
     }
 
     /// References that were given out under another generation must be resolved again: series without any
