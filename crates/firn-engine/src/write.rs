@@ -14,7 +14,8 @@ use crate::sequence::InFlight;
 /// What became of a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WriteReport {
-    /// Values that are durable and visible.
+    /// Values that are durable and visible; of several for one series and time each counts, though only the
+    /// last can be seen.
     pub written: u64,
     /// Values refused because they lie too far after the clock, and the first of them.
     pub too_far_ahead: u64,
@@ -63,6 +64,8 @@ impl Engine {
             return Ok(report);
         }
         leaving.note(batch);
+        // Before the sort drops what the batch itself overwrites: who sent it wants it counted.
+        let value_count = batch.len() as u64;
         batch.sort(self.bits);
         self.ensure_log_started()?;
         self.admit()?;
@@ -76,7 +79,7 @@ impl Engine {
         self.make_durable(&staged).inspect_err(|_| self.give_up(&staged))?;
         self.publish(&staged);
         logged?;
-        report.written = batch.len() as u64;
+        report.written = value_count;
         self.counters.samples_written.add(report.written);
         Ok(report)
     }
