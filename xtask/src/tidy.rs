@@ -31,7 +31,10 @@ const ROOMS: [(&str, &[&str]); 14] = [
     ),
     ("firn-promql", &["firn-model"]),
     ("firn-cache", &["firn-model", "firn-env", "firn-codec"]),
-    ("firndb", &["firn-model", "firn-env", "firn-engine", "firn-promql", "firn-cache"]),
+    (
+        "firndb",
+        &["firn-model", "firn-env", "firn-codec", "firn-engine", "firn-promql", "firn-cache"],
+    ),
     ("firn-server", &["firn-model", "firn-env", "firn-promql", "firndb"]),
     ("firn", &["firn-server", "firndb"]),
     ("firn-sim", &["firn-model", "firn-env"]),

@@ -79,6 +79,28 @@ impl Snapshot {
         self.0.head.has_data(group, range) || self.0.version.has_data(group, range)
     }
 
+    /// The samples of all members of some groups, one batch for each, in order: for those who look at groups
+    /// and not at series. Keys of the columns are 0.
+    ///
+    /// # Errors
+    /// As [`Select::select`].
+    pub fn read_groups(
+        &self,
+        groups: &[GroupId],
+        range: TimeRange,
+        context: &QueryContext,
+    ) -> Result<Vec<ColumnBatch>> {
+        let whole = |&group: &GroupId| {
+            let slot_count = self.index().group(group)?.map_or(0, |info| info.slot_count);
+            let members = (0..slot_count).map(|slot| Member { slot: Slot(slot), key: 0 }).collect();
+            Ok(GroupMatch { group, members })
+        };
+        let groups = groups.iter().map(whole).collect::<Result<Vec<_>>>()?;
+        self.load_directories(range)?;
+        let group_count = groups.len();
+        self.selected(Vec::new(), groups, range, context).read(0..group_count)
+    }
+
     /// Brings the directories into memory that [`Snapshot::has_data`] looks at, in one round trip.
     pub(crate) fn load_directories(&self, range: TimeRange) -> Result<()> {
         self.0.version.load_directories(range)

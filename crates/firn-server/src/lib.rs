@@ -1,6 +1,6 @@
 //! Server: the database for people who speak HTTP.
 //!
-//! **Owns** the listener and its connections, protocols in (remote write 1.0, text exposition) and out
+//! **Owns** the listener and its connections, protocols in (remote write 1.0, text exposition, groups) and out
 //! (Prometheus' query API, federation, remote read), the sender cache, metadata, the threads on which requests
 //! block, the scrape of itself, the page at `/`, and the settings.
 //!
@@ -28,6 +28,7 @@ pub mod config;
 mod database;
 mod http;
 pub mod ingest;
+mod inspect;
 pub mod metadata;
 mod self_scrape;
 pub mod sender_cache;
@@ -40,6 +41,7 @@ mod threads;
 pub mod wire;
 
 pub use config::{Config, Settings};
-pub use firn_model::Result;
+pub use firn_model::{Error, Result};
 pub use ingest::Ingest;
+pub use inspect::{InspectGroups, inspect_groups};
 pub use server::Server;

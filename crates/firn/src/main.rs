@@ -5,6 +5,8 @@
 
 #![forbid(unsafe_code)]
 
+mod inspect;
+
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -27,13 +29,21 @@ struct Arguments {
 enum Command {
     /// Run the database server
     Serve(Box<Settings>),
+    /// Look into a database
+    #[command(subcommand)]
+    Inspect(inspect::Inspect),
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let Command::Serve(settings) = arguments.command;
-    log_to_stderr();
-    match serve(&settings) {
+    let done = match arguments.command {
+        Command::Serve(settings) => {
+            log_to_stderr();
+            serve(&settings)
+        }
+        Command::Inspect(inspect) => inspect::inspect(&inspect),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("firn: {error}");

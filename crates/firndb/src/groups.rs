@@ -84,7 +84,7 @@ impl Db {
     /// # Errors
     /// `Invalid` for a member that repeats a label of the group or another member, that has no label
     /// in all, or, with [`Elsewhere::Refuse`], that is known elsewhere: nothing is defined then.
-    /// `Busy` over a limit for new series, `TooLarge` when the index is full.
+    /// `SeriesLimit` over a limit for new series, `Busy` without memory, `TooLarge` when the index is full.
     pub fn resolve_group(
         &self,
         group_labels: &Labels,

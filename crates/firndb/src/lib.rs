@@ -53,6 +53,7 @@
 
 #![forbid(unsafe_code)]
 
+mod costs;
 mod groups;
 mod newest;
 mod open;
@@ -62,6 +63,7 @@ mod results;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
+pub use costs::{Cost, CostOptions, GroupCost, GroupCosts};
 pub use firn_cache::{ResultCache, ResultOptions, ResultStats};
 pub use firn_engine::{
     Cardinality, CopyReport, DeleteReport, EngineOptions as Options, Lane, Level, RecoveryProgress,
@@ -110,21 +112,30 @@ impl Db {
         options: Options,
         progress: &RecoveryProgress,
     ) -> Result<Db> {
-        let retention_ms = options.retention_ms;
-        let engine = Engine::open(env, options, progress)?;
-        let mut lanes = Vec::new();
+        let mut db = Db::open_idle(env, options, progress)?;
         for (lane, name) in [(Lane::Head, "firn-head"), (Lane::Tree, "firn-tree")] {
-            let engine = Arc::clone(&engine);
+            let engine = Arc::clone(&db.engine);
             let lane = std::thread::Builder::new()
                 .name(name.into())
                 .spawn(move || engine.run_lane(lane))
                 .map_err(|e| Error::unavailable("cannot start a maintenance thread").because(e))?;
-            lanes.push(lane);
+            db.lanes.push(lane);
         }
+        Ok(db)
+    }
+
+    /// As [`Db::open_with_progress`] without maintenance: nothing that lies in memory moves to tables and
+    /// no tables are merged. For programs that only look.
+    ///
+    /// # Errors
+    /// As [`Db::open`].
+    pub fn open_idle(env: Env, options: Options, progress: &RecoveryProgress) -> Result<Db> {
+        let retention_ms = options.retention_ms;
+        let engine = Engine::open(env, options, progress)?;
         // A query has a thread of its own; with helpers on all other cores one query may use the whole machine.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let (helpers, results) = (Helpers::new(cores - 1), OnceLock::new());
-        Ok(Db { engine, lanes, helpers, retention_ms, results })
+        Ok(Db { engine, lanes: Vec::new(), helpers, retention_ms, results })
     }
 
     /// Keeps answers of range queries on flash from now on, so that a dashboard's next refresh computes its newest

@@ -13,6 +13,7 @@ use crate::http::answer::{ApiError, Payload};
 use crate::http::computed::computed;
 use crate::http::params::Params;
 use crate::http::status::success;
+use crate::inspect::{InspectGroups, costs_json};
 use firndb::{Db, TableId, TableRecord};
 
 /// The routes of this file.
@@ -20,6 +21,7 @@ pub(crate) fn routes() -> Router<Shared> {
     Router::new()
         .route("/api/v1/status/tsdb", get(cardinality))
         .route("/api/v1/status/tsdb/blocks", get(blocks))
+        .route("/api/v1/status/groups", get(groups))
 }
 
 const TOP_DEFAULT: usize = 10;
@@ -77,6 +79,20 @@ async fn blocks(State(app): State<Shared>, request: Request<Body>) -> Response<B
             Ok(json!({ "blocks": tables.into_iter().map(block).collect::<Value>() }))
         },
     )
+    .await
+}
+
+/// `/api/v1/status/groups`: what each group saves or costs (docs/groups.md).
+async fn groups(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let check = |params: &Params| {
+        let partition = params.get("partition").unwrap_or("2h");
+        let asked = InspectGroups::parse(params.all("match[]"), top(params)?, partition);
+        asked.map_err(|error| ApiError::bad_data(error.to_string()))
+    };
+    answer(app, request, check, |db, asked, context| {
+        let costs = db.group_costs(&asked.selectors, &asked.options, context)?;
+        Ok(costs_json(&costs, asked))
+    })
     .await
 }
 

@@ -272,6 +272,29 @@ fn a_group_that_is_defined_again_keeps_its_id_and_its_slots() {
 }
 
 #[test]
+fn a_full_group_goes_on_in_a_sibling_with_the_same_labels() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = open(folder.path(), Fate::Stays);
+    let names: Vec<String> = (0..4_100).map(|idx| format!("channel_{idx}")).collect();
+    let members = named(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    let refs = db.resolve_group(&pump(), &members, Elsewhere::Refuse).unwrap();
+    let sizes: Vec<usize> =
+        refs.members.chunk_by(|a, b| a.group == b.group).map(<[SeriesRef]>::len).collect();
+    assert_eq!(sizes, [4_096, 4]);
+    let again = db.resolve_group(&pump(), &members, Elsewhere::Refuse).unwrap();
+    assert_eq!(again, refs, "a sibling is not elsewhere");
+    let mut batch = RowBatch::default();
+    refs.push_row(&mut batch, T, &vec![Some(1.0); members.len()]);
+    db.write(&mut batch).unwrap();
+    let answer = db.query_now("count({device=\"pump-7\"})", QueryTime::Instant(T)).unwrap();
+    let Value::Vector(points) = answer.value else { panic!("a vector") };
+    assert_eq!(points.len(), 1);
+    assert!(matches!(points[0].value, firn_promql::PointValue::Float(count) if count == 4_100.0));
+    let listed = db.groups(&[], false, &db.context()).unwrap();
+    assert!(listed.len() == 2 && listed.iter().all(|group| group.labels == pump()));
+}
+
+#[test]
 fn bad_members_are_refused_and_nothing_is_defined() {
     let folder = tempfile::tempdir().unwrap();
     let db = open(folder.path(), Fate::Stays);
@@ -293,7 +316,7 @@ fn bad_members_are_refused_and_nothing_is_defined() {
     f(&[fresh.clone(), labels(&[("x", "1")])], &["member 1", "collides", &of_lone]);
     let nothing = db.resolve_group(&Labels::empty(), &[Labels::empty()], Elsewhere::Refuse);
     assert!(nothing.unwrap_err().to_string().contains("no label"));
-    let short = db.put_row(&pump(), &[fresh.clone()], T, &[]).unwrap_err();
+    let short = db.put_row(&pump(), std::slice::from_ref(&fresh), T, &[]).unwrap_err();
     assert!(short.to_string().contains("0 values for 1 members"), "{short}");
     let ahead = db.put_row(&pump(), &[labels(&[("y", "1")])], i64::MAX, &[Some(1.0)]).unwrap_err();
     assert!(ahead.to_string().contains("too far in the future"), "{ahead}");

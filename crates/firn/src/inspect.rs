@@ -1,0 +1,255 @@
+//! `firn inspect`: what is in a database, of a folder that no server has open or of a running server.
+
+use std::fmt::Write as _;
+use std::io::{Read, Write as _};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use firn_server::{InspectGroups, Result, inspect_groups};
+use serde_json::Value;
+
+/// What to look at.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Inspect {
+    /// What each group saves or costs, by TimeUnion's equations 1 to 6 with its own numbers; what costs
+    /// most comes first (docs/groups.md)
+    Groups(Groups),
+}
+
+/// `firn inspect groups`.
+#[derive(Debug, Args)]
+pub(crate) struct Groups {
+    /// Folder of the database
+    #[arg(long, env = "FIRN_DATA", value_name = "FOLDER", default_value = "firn-data")]
+    data: PathBuf,
+
+    /// Where its history lies, if not in the folder
+    #[arg(long, env = "FIRN_SLOW_TIER", value_name = "PLACE")]
+    slow_tier: Option<String>,
+
+    /// Ask a running server at this address in place of opening the folder
+    #[arg(long, value_name = "HOST:PORT")]
+    server: Option<String>,
+
+    /// Only groups with a member that this matches, such as '{job="node"}'; may be repeated
+    #[arg(long = "match", value_name = "SELECTOR")]
+    selectors: Vec<String>,
+
+    /// Groups to list; the totals are of all. 0 lists all, of a server at most 10,000
+    #[arg(long, value_name = "COUNT", default_value_t = 20)]
+    top: usize,
+
+    /// The newest data so long is looked at
+    #[arg(long, value_name = "DURATION", default_value = "2h")]
+    partition: String,
+
+    /// Print JSON in place of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Looks and prints.
+#[expect(clippy::print_stdout, reason = "the terminal is this room's")]
+pub(crate) fn inspect(inspect: &Inspect) -> Result<()> {
+    let Inspect::Groups(groups) = inspect;
+    let report = match &groups.server {
+        Some(server) => ask(server, groups)?,
+        None => {
+            let selectors = groups.selectors.iter().map(String::as_str);
+            let asked = InspectGroups::parse(selectors, groups.top, &groups.partition)?;
+            inspect_groups(&groups.data, groups.slow_tier.as_deref(), &asked)?
+        }
+    };
+    if groups.json {
+        println!("{report:#}");
+    } else {
+        print!("{}", table(&report));
+    }
+    Ok(())
+}
+
+// A server lists no more at once.
+const SERVER_TOP_MAX: usize = 10_000;
+const SERVER_TIMEOUT: Duration = Duration::from_secs(150);
+
+/// The report of a running server.
+fn ask(server: &str, groups: &Groups) -> Result<Value> {
+    let address = server.strip_prefix("http://").unwrap_or(server).trim_end_matches('/');
+    let top = if groups.top == 0 { SERVER_TOP_MAX } else { groups.top.min(SERVER_TOP_MAX) };
+    let mut params = form_urlencoded::Serializer::new(String::new());
+    params.append_pair("limit", &top.to_string()).append_pair("partition", &groups.partition);
+    for selector in &groups.selectors {
+        params.append_pair("match[]", selector);
+    }
+    let target = format!("/api/v1/status/groups?{}", params.finish());
+    let failed = |e: std::io::Error| {
+        firn_server::Error::unavailable(format!("cannot ask the server at {address}")).because(e)
+    };
+    let mut stream = TcpStream::connect(address).map_err(failed)?;
+    stream.set_read_timeout(Some(SERVER_TIMEOUT)).map_err(failed)?;
+    // Version 1.0: the answer ends where the connection does, and has no chunks.
+    write!(stream, "GET {target} HTTP/1.0\r\nHost: {address}\r\n\r\n").map_err(failed)?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).map_err(failed)?;
+    let body_start = answer.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4);
+    let body = body_start.and_then(|start| answer.get(start..)).unwrap_or_default();
+    let json: Value = serde_json::from_slice(body).map_err(|_| {
+        let told = String::from_utf8_lossy(body.get(..body.len().min(200)).unwrap_or(body));
+        firn_server::Error::unavailable(format!("the server at {address} says: {}", told.trim()))
+    })?;
+    match json.get("data") {
+        Some(report) => Ok(report.clone()),
+        None => {
+            let told = json["error"].as_str().unwrap_or("no report");
+            Err(firn_server::Error::invalid(format!("the server at {address} says: {told}")))
+        }
+    }
+}
+
+/// The columns of the table: head, and what stands in them.
+type Column = (&'static str, fn(&Value) -> String);
+
+const COLUMNS: [Column; 12] = [
+    ("net", |group| bytes(group["net_bytes"].as_f64(), true)),
+    ("members", |group| number(&group["members"])),
+    ("labels", |group| decimal(&group["labels_per_series"])),
+    ("shared", |group| number(&group["group_labels"])),
+    ("unique", |group| number(&group["unique_labels"])),
+    ("index alone", |group| bytes(group["index_bytes"]["alone"].as_f64(), false)),
+    ("grouped", |group| bytes(group["index_bytes"]["grouped"].as_f64(), false)),
+    ("data alone", |group| bytes(group["data_bytes"]["alone"].as_f64(), false)),
+    ("grouped", |group| bytes(group["data_bytes"]["grouped"].as_f64(), false)),
+    ("samples/time", |group| per_timestamp(group)),
+    ("slow, one", |group| times(&group["slow_seconds_one_member"])),
+    ("slow, all", |group| times(&group["slow_seconds_all_members"])),
+];
+
+/// A line for each group and one for all.
+fn table(report: &Value) -> String {
+    let mut lines: Vec<(Vec<String>, String)> =
+        vec![(COLUMNS.iter().map(|(head, _)| (*head).to_owned()).collect(), "group".to_owned())];
+    let cells = |group: &Value| COLUMNS.iter().map(|(_, cell)| cell(group)).collect::<Vec<_>>();
+    let groups = report["groups"].as_array().map_or(&[][..], Vec::as_slice);
+    for group in groups {
+        lines.push((
+            cells(group),
+            format!("{} {}", number(&group["group"]), labels(&group["labels"])),
+        ));
+    }
+    let total = &report["total"];
+    let all = format!(
+        "all {} groups, {} members each",
+        number(&total["groups"]),
+        decimal(&total["members_per_group"])
+    );
+    lines.push((cells(total), all));
+    let width = |column: usize| lines.iter().map(|line| line.0[column].len()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
+    let mut text = String::new();
+    for (cells, group) in &lines {
+        for (cell, width) in cells.iter().zip(&widths) {
+            // Writing into a string cannot fail.
+            let _ = write!(text, "{cell:>width$}  ");
+        }
+        let _ = writeln!(text, "{group}");
+    }
+    let shown = groups.len() as u64;
+    let left = total["groups"].as_u64().unwrap_or(0).saturating_sub(shown);
+    if left > 0 {
+        let _ = writeln!(text, "{left} more groups cost less or save more; --top 0 lists all");
+    }
+    text + "net: bytes that a group costs more than its series alone, - is what it saves. slow: alone/grouped, \
+            the slow tier's time for one member and for all\n"
+}
+
+fn labels(labels: &Value) -> String {
+    let pairs = labels.as_object().into_iter().flatten();
+    let pairs: Vec<String> = pairs.map(|(name, value)| format!("{name}={value}")).collect();
+    format!("{{{}}}", pairs.join(","))
+}
+
+fn number(value: &Value) -> String {
+    value.as_u64().unwrap_or(0).to_string()
+}
+
+fn decimal(value: &Value) -> String {
+    format!("{:.1}", value.as_f64().unwrap_or(0.0))
+}
+
+/// Bytes in a unit that leaves at most four digits before the point.
+fn bytes(bytes: Option<f64>, signed: bool) -> String {
+    let mut value = bytes.unwrap_or(0.0);
+    let mut unit = "B";
+    for larger in ["KiB", "MiB", "GiB", "TiB"] {
+        if value.abs() < 10_000.0 {
+            break;
+        }
+        value /= 1_024.0;
+        unit = larger;
+    }
+    if signed { format!("{value:+.0} {unit}") } else { format!("{value:.0} {unit}") }
+}
+
+/// How many samples share one timestamp.
+fn per_timestamp(group: &Value) -> String {
+    let samples = group["samples"].as_f64().unwrap_or(0.0);
+    match group["timestamps"]["grouped"].as_f64().filter(|&count| count > 0.0) {
+        Some(count) => format!("{:.1}", samples / count),
+        None => "-".to_owned(),
+    }
+}
+
+/// Seconds alone and grouped.
+fn times(cost: &Value) -> String {
+    let seconds = |name: &str| cost[name].as_f64().unwrap_or(0.0);
+    format!("{:.2}/{:.2} s", seconds("alone"), seconds("grouped"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_table_has_a_line_for_each_group_and_one_for_all() {
+        let cost = |net: f64| {
+            json!({
+                "group": 17, "labels": { "device": "p7" }, "members": 101, "labels_per_series": 2.5,
+                "group_labels": 1, "unique_labels": 118, "net_bytes": net, "samples": 300,
+                "index_bytes": { "alone": 123_456.0, "grouped": 4_000.0 },
+                "data_bytes": { "alone": 20_480.0, "grouped": 9_999.0 },
+                "timestamps": { "alone": 300.0, "grouped": 100.0 },
+                "slow_seconds_one_member": { "alone": 0.03, "grouped": 0.06 },
+                "slow_seconds_all_members": { "alone": 3.03, "grouped": 0.06 },
+                "groups": 3, "members_per_group": 50.5,
+            })
+        };
+        let text = table(&json!({ "groups": [cost(42.0), cost(-129_000.0)], "total": cost(-5.0) }));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 6, "{text}");
+        assert!(lines[0].ends_with("group") && lines[0].trim_start().starts_with("net"));
+        assert!(lines[1].trim_start().starts_with("+42 B"), "{text}");
+        assert!(lines[2].trim_start().starts_with("-126 KiB"), "{text}");
+        assert!(lines[1].ends_with("17 {device=\"p7\"}"), "{text}");
+        for cell in
+            ["101", "2.5", "118", "121 KiB", "4000 B", "20 KiB", "9999 B", "3.0", "0.03/0.06 s"]
+        {
+            assert!(lines[1].contains(cell), "{cell} is not in {text}");
+        }
+        assert!(lines[3].ends_with("all 3 groups, 50.5 members each"), "{text}");
+        assert!(lines[4].starts_with("1 more groups"), "{text}");
+        let columns = |line: &str| line.find(" B").map(|at| at + 2);
+        assert_eq!(columns(lines[1]), columns(lines[3]), "numbers stand below each other");
+    }
+
+    #[test]
+    fn an_empty_database_has_an_empty_table() {
+        let text =
+            table(&json!({ "groups": [], "total": { "groups": 0, "members_per_group": 0.0 } }));
+        assert!(text.contains("all 0 groups"), "{text}");
+        assert!(text.lines().count() == 3, "{text}");
+    }
+}

@@ -1,0 +1,374 @@
+//! What groups save or cost: equations 1 to 6 of `TimeUnion` ("An Efficient Architecture with Unified Data Model for
+//! Timeseries Management Systems on Hybrid Cloud Storage", section 3.1) with the numbers of this database.
+//!
+//! The paper compares a model without groups, where every series has posting list entries, labels and timestamps
+//! of its own, with one that shares them. Its averages are replaced by what is there: label texts are added up,
+//! and both forms of the data are made by the codec that writes the tables.
+
+use std::collections::HashSet;
+
+use firn_codec::{ENTRIES_MAX, Effort, GroupColumns, SeqRange, VALUES_MAX, encode_chunk};
+use firn_engine::TreeOptions;
+use firn_model::{
+    Column, ColumnBatch, ColumnValues, CommitSeq, GroupId, Labels, Matcher, Pool, QueryContext,
+    Result, SeriesRef, Slot, TimeRange,
+};
+
+use crate::{Db, GroupSummary, Snapshot};
+
+/// What costs are reckoned with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CostOptions {
+    /// The newest data so long counts as the one time partition of a query.
+    pub partition_ms: i64,
+    /// `S_p`: bytes of a posting list entry.
+    pub posting_bytes: f64,
+    /// `Cost_EBS`: seconds to read a byte from the fast tier.
+    pub fast_seconds_per_byte: f64,
+    /// `Cost_S3`: seconds to get a block from the slow tier.
+    pub slow_seconds_per_block: f64,
+    /// `S_block`: bytes of such a block.
+    pub block_bytes: f64,
+}
+
+impl Default for CostOptions {
+    fn default() -> CostOptions {
+        CostOptions {
+            partition_ms: 2 * 3_600_000,
+            // An id, as in the paper; ours are compressed and take less.
+            posting_bytes: 8.0,
+            // 250 MB/s, a block store's common share; 30 ms, an object store's answer.
+            fast_seconds_per_byte: 4e-9,
+            slow_seconds_per_block: 0.03,
+            block_bytes: TreeOptions::default().block_bytes as f64,
+        }
+    }
+}
+
+/// A cost without and with the group.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Every series on its own.
+    pub alone: f64,
+    /// As a group.
+    pub grouped: f64,
+}
+
+impl Cost {
+    /// What the group costs more; below 0 what it saves.
+    pub fn net(self) -> f64 {
+        self.grouped - self.alone
+    }
+
+    fn add(&mut self, other: Cost) {
+        self.alone += other.alone;
+        self.grouped += other.grouped;
+    }
+}
+
+/// What one group, or all together, save or cost.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GroupCost {
+    /// `N`: series.
+    pub series_count: u64,
+    /// Pairs on all series, each as often as it stands on one; over `N` it is `T`.
+    pub pair_count: u64,
+    /// `T_g`: pairs of the group itself.
+    pub group_pair_count: u64,
+    /// `T_u`: distinct pairs.
+    pub unique_pair_count: u64,
+    /// Bytes of all these pairs; over their count it is `S_t`.
+    pub pair_bytes: u64,
+    /// Equations 1 and 2: bytes of posting list entries and labels.
+    pub index_bytes: Cost,
+    /// Samples in the partition.
+    pub sample_count: u64,
+    /// Timestamps that are stored for them: one per sample alone, one per row in a group.
+    pub timestamp_count: Cost,
+    /// Bytes of the samples in chunks: `16 * samples` over them are `R_1` and `R_2`.
+    pub data_bytes: Cost,
+    /// Equations 3 and 5 for a query of one member: seconds on the fast tier.
+    pub fast_seconds_one: Cost,
+    /// The same for a query of all members.
+    pub fast_seconds_all: Cost,
+    /// Equations 4 and 6 for a query of one member: seconds on the slow tier.
+    pub slow_seconds_one: Cost,
+    /// The same for a query of all members.
+    pub slow_seconds_all: Cost,
+}
+
+/// [`GroupCost`] of each group and of all.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupCosts {
+    /// The partition.
+    pub range: TimeRange,
+    /// What costs most comes first.
+    pub groups: Vec<(GroupId, Labels, GroupCost)>,
+    /// All of them.
+    pub total: GroupCost,
+}
+
+impl GroupCost {
+    /// Bytes that the group costs more than its series alone; below 0 what it saves.
+    pub fn net_bytes(&self) -> f64 {
+        self.index_bytes.net() + self.data_bytes.net()
+    }
+
+    fn add(&mut self, other: &GroupCost) {
+        self.series_count += other.series_count;
+        self.pair_count += other.pair_count;
+        self.group_pair_count += other.group_pair_count;
+        self.unique_pair_count += other.unique_pair_count;
+        self.pair_bytes += other.pair_bytes;
+        self.sample_count += other.sample_count;
+        for (sum, cost) in [
+            (&mut self.index_bytes, other.index_bytes),
+            (&mut self.timestamp_count, other.timestamp_count),
+            (&mut self.data_bytes, other.data_bytes),
+            (&mut self.fast_seconds_one, other.fast_seconds_one),
+            (&mut self.fast_seconds_all, other.fast_seconds_all),
+            (&mut self.slow_seconds_one, other.slow_seconds_one),
+            (&mut self.slow_seconds_all, other.slow_seconds_all),
+        ] {
+            sum.add(cost);
+        }
+    }
+}
+
+// Groups whose data is read at once.
+const GROUPS_PER_READ: usize = 64;
+
+impl Db {
+    /// What each group with more than one slot saves or costs that has a member which one of `selectors` matches (all,
+    /// without selectors). Reads the newest partition of their data.
+    ///
+    /// # Errors
+    /// `Canceled`, `Timeout`, `Busy` without memory, and storage's.
+    pub fn group_costs(
+        &self,
+        selectors: &[Vec<Matcher>],
+        options: &CostOptions,
+        context: &QueryContext,
+    ) -> Result<GroupCosts> {
+        let listed = self.groups(selectors, false, context)?;
+        let snapshot = self.snapshot();
+        let newest = snapshot.time_range().end;
+        let range = match snapshot.time_range().is_empty() {
+            true => TimeRange::EMPTY,
+            false => TimeRange::new(newest.saturating_sub(options.partition_ms - 1), newest),
+        };
+        let mut costs = GroupCosts { range, groups: Vec::new(), total: GroupCost::default() };
+        let mut held = context.budget.empty(Pool::Query);
+        for chunk in listed.chunks(GROUPS_PER_READ) {
+            let ids: Vec<GroupId> = chunk.iter().map(|summary| summary.group).collect();
+            let mut batches = match range.is_empty() {
+                true => Vec::new(),
+                false => snapshot.read_groups(&ids, range, context)?,
+            };
+            batches.resize_with(ids.len(), ColumnBatch::default);
+            for (summary, batch) in chunk.iter().zip(batches) {
+                context.cancel.check()?;
+                held.grow((summary.labels.as_encoded().len() + size_of::<GroupCost>()) as u64)?;
+                let cost = cost_of(&snapshot, summary, batch, options)?;
+                costs.total.add(&cost);
+                costs.groups.push((summary.group, summary.labels.clone(), cost));
+            }
+        }
+        // What costs most first; of equal ones the older.
+        costs.groups.sort_by(|a, b| b.2.net_bytes().total_cmp(&a.2.net_bytes()));
+        Ok(costs)
+    }
+}
+
+fn cost_of(
+    snapshot: &Snapshot,
+    summary: &GroupSummary,
+    batch: ColumnBatch,
+    options: &CostOptions,
+) -> Result<GroupCost> {
+    let mut cost = index_cost(snapshot, summary, options.posting_bytes)?;
+    add_data_cost(summary.group, batch, &mut cost);
+    add_query_costs(options, &mut cost);
+    Ok(cost)
+}
+
+/// Equations 1 and 2.
+fn index_cost(
+    snapshot: &Snapshot,
+    summary: &GroupSummary,
+    posting_bytes: f64,
+) -> Result<GroupCost> {
+    let mut cost = GroupCost::default();
+    let mut unique: HashSet<(Vec<u8>, Vec<u8>)> = HashSet::new();
+    let bytes_of = |labels: &Labels| -> u64 {
+        labels.iter_bytes().map(|(name, value)| (name.len() + value.len()) as u64).sum()
+    };
+    for slot in (0..summary.slot_count).map(Slot) {
+        let series = SeriesRef { group: summary.group, slot };
+        let Some(labels) = snapshot.index().labels(series)? else { continue };
+        cost.series_count += 1;
+        cost.pair_count += labels.count() as u64;
+        cost.pair_bytes += bytes_of(&labels);
+        for (name, value) in labels.iter_bytes() {
+            unique.insert((name.to_vec(), value.to_vec()));
+        }
+    }
+    cost.group_pair_count = summary.labels.count() as u64;
+    cost.unique_pair_count = unique.len() as u64;
+    // (T - T_g) * N pairs stay with the members; T_g are stored once and not N times.
+    let shared_count = cost.group_pair_count * cost.series_count;
+    let shared_bytes = bytes_of(&summary.labels) * cost.series_count;
+    let own_count = cost.pair_count.saturating_sub(shared_count);
+    let own_bytes = cost.pair_bytes.saturating_sub(shared_bytes);
+    cost.index_bytes = Cost {
+        alone: cost.pair_count as f64 * posting_bytes + cost.pair_bytes as f64,
+        grouped: (cost.unique_pair_count + own_count) as f64 * posting_bytes
+            + (bytes_of(&summary.labels) + own_bytes) as f64,
+    };
+    Ok(cost)
+}
+
+/// The same samples as one chunk and as one chunk for each member.
+fn add_data_cost(group: GroupId, mut batch: ColumnBatch, cost: &mut GroupCost) {
+    batch.columns.iter_mut().for_each(|column| column.key = 0);
+    let value_count: usize = batch.columns.iter().map(|column| column.values.len()).sum();
+    let fits = batch.times.iter().all(|times| times.len() <= ENTRIES_MAX);
+    // The codec would cut so much into several chunks; then the labels alone are compared.
+    if batch.columns.is_empty() || !fits || value_count > VALUES_MAX {
+        return;
+    }
+    cost.sample_count = value_count as u64;
+    cost.timestamp_count = Cost {
+        alone: value_count as f64,
+        grouped: batch.times.iter().map(|times| times.len()).sum::<usize>() as f64,
+    };
+    let seq = SeqRange::at(CommitSeq(1));
+    let encoded_bytes = |batch: ColumnBatch| {
+        let mut out = Vec::new();
+        encode_chunk(group, &GroupColumns { batch, seq }, Effort::Small, &mut out);
+        out.len() as f64
+    };
+    cost.data_bytes.alone = batch.columns.iter().map(|c| encoded_bytes(alone(&batch, c))).sum();
+    cost.data_bytes.grouped = encoded_bytes(batch);
+}
+
+/// One member as a group of one.
+fn alone(batch: &ColumnBatch, column: &Column) -> ColumnBatch {
+    let times = batch.times.get(column.time_idx as usize).map_or(&[][..], |times| &times[..]);
+    let own = match &column.presence {
+        None => times.to_vec(),
+        Some(presence) => presence.iter().filter_map(|idx| times.get(idx).copied()).collect(),
+    };
+    let values = match &column.values {
+        ColumnValues::F64(values) => values.clone(),
+        // No format stores anything else yet.
+        _ => Vec::new(),
+    };
+    let column = Column {
+        slot: Slot(0),
+        key: 0,
+        time_idx: 0,
+        presence: None,
+        values: ColumnValues::F64(values),
+    };
+    ColumnBatch { times: vec![own.into()], columns: vec![column] }
+}
+
+/// Equations 3 to 6 for `P` = 1 and `G` = 1, with `L` = 1 and with `L` = `N`.
+fn add_query_costs(options: &CostOptions, cost: &mut GroupCost) {
+    if cost.sample_count == 0 {
+        return;
+    }
+    let series_count = cost.series_count as f64;
+    // S_data / R_1, and S_data * S_g / R_2.
+    let (one_bytes, group_bytes) = (cost.data_bytes.alone / series_count, cost.data_bytes.grouped);
+    let fast = |bytes: f64| bytes * options.fast_seconds_per_byte;
+    let slow = |bytes: f64| (bytes / options.block_bytes).ceil() * options.slow_seconds_per_block;
+    cost.fast_seconds_one = Cost { alone: fast(one_bytes), grouped: fast(group_bytes) };
+    cost.fast_seconds_all =
+        Cost { alone: series_count * fast(one_bytes), grouped: fast(group_bytes) };
+    cost.slow_seconds_one = Cost { alone: slow(one_bytes), grouped: slow(group_bytes) };
+    cost.slow_seconds_all =
+        Cost { alone: series_count * slow(one_bytes), grouped: slow(group_bytes) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Elsewhere, Options, RowBatch, local_env};
+
+    fn labels(pairs: &[(&str, &str)]) -> Labels {
+        Labels::from_pairs(pairs.iter().copied()).unwrap()
+    }
+
+    /// Bytes and counts by hand, so that each term of the equations is seen once.
+    #[test]
+    fn the_equations_are_those_of_the_paper() {
+        let folder = tempfile::tempdir().unwrap();
+        let db = Db::open(local_env(folder.path()).unwrap(), Options::default()).unwrap();
+        let group = labels(&[("device", "p7")]); // 8 bytes
+        // 8 + 4 = 12 and 8 + 3 + 4 + 1 = 16 bytes of their own; "core" has two values.
+        let members = [
+            labels(&[("__name__", "flow")]),
+            labels(&[("__name__", "hot"), ("core", "0")]),
+            labels(&[("__name__", "hot"), ("core", "1")]),
+        ];
+        let refs = db.resolve_group(&group, &members, Elsewhere::Refuse).unwrap();
+        let sparse = labels(&[("device", "p8"), ("site", "a-site-with-a-long-name")]);
+        let lone = db.resolve_group(&sparse, &[members[0].clone()], Elsewhere::Refuse).unwrap();
+        let mut batch = RowBatch::default();
+        for minute in 0..60 {
+            let ts = 1_700_000_000_000 + minute * 60_000 + minute % 7;
+            let value = Some(minute as f64);
+            refs.push_row(&mut batch, ts, &[value, value, Some(1.0)]);
+        }
+        lone.push_row(&mut batch, 1_700_000_000_000, &[Some(1.0)]);
+        db.write(&mut batch).unwrap();
+        let options = CostOptions { block_bytes: 64.0, ..CostOptions::default() };
+        let costs = db.group_costs(&[], &options, &db.context()).unwrap();
+        assert_eq!(costs.groups.len(), 2);
+        // A group of one member saves nothing: it has its postings twice. What costs comes first.
+        let (_, first, worst) = &costs.groups[0];
+        assert_eq!(first, &sparse);
+        assert!(worst.net_bytes() > 0.0, "{worst:?}");
+        let (_, second, cost) = &costs.groups[1];
+        assert_eq!(second, &group);
+        assert_eq!((cost.series_count, cost.pair_count, cost.group_pair_count), (3, 8, 1));
+        // device, two names, two cores.
+        assert_eq!((cost.unique_pair_count, cost.pair_bytes), (5, 3 * 8 + 12 + 16 + 16));
+        // Equation 1: N T (S_p + S_t).
+        assert_eq!(cost.index_bytes.alone, 8.0 * 8.0 + 68.0);
+        // Equation 2: T_u S_p + (T - T_g) N S_p + T_g S_t + (T - T_g) N S_t.
+        assert_eq!(cost.index_bytes.grouped, 5.0 * 8.0 + 5.0 * 8.0 + 8.0 + 44.0);
+        assert_eq!(cost.sample_count, 180);
+        assert_eq!(cost.timestamp_count, Cost { alone: 180.0, grouped: 60.0 });
+        assert!(cost.data_bytes.grouped < cost.data_bytes.alone, "one time column, not three");
+        assert!(cost.net_bytes() < 0.0);
+        // Equations 3 and 5, 4 and 6.
+        let one = cost.data_bytes.alone / 3.0;
+        assert_eq!(cost.fast_seconds_one.alone, one * 4e-9);
+        assert_eq!(cost.fast_seconds_all.grouped, cost.data_bytes.grouped * 4e-9);
+        assert_eq!(cost.slow_seconds_all.alone, 3.0 * (one / 64.0).ceil() * 0.03);
+        assert_eq!(cost.slow_seconds_one.grouped, (cost.data_bytes.grouped / 64.0).ceil() * 0.03);
+        assert_eq!(costs.total.series_count, 4);
+        assert_eq!(costs.total.net_bytes(), worst.net_bytes() + cost.net_bytes());
+        // On tables it is the same as in memory, and a selector chooses groups.
+        db.flush().unwrap();
+        let only = firn_promql::parse_selector("{device=\"p7\"}").unwrap();
+        let flushed = db.group_costs(&[only], &options, &db.context()).unwrap();
+        assert_eq!(flushed.groups, costs.groups[1..]);
+    }
+
+    #[test]
+    fn groups_without_data_cost_what_their_labels_cost() {
+        let folder = tempfile::tempdir().unwrap();
+        let db = Db::open(local_env(folder.path()).unwrap(), Options::default()).unwrap();
+        let none = db.group_costs(&[], &CostOptions::default(), &db.context()).unwrap();
+        assert_eq!((none.groups.len(), none.total), (0, GroupCost::default()));
+        let members = [labels(&[("__name__", "flow")])];
+        db.resolve_group(&labels(&[("a", "1")]), &members, Elsewhere::Refuse).unwrap();
+        let costs = db.group_costs(&[], &CostOptions::default(), &db.context()).unwrap();
+        assert_eq!(costs.total.index_bytes, Cost { alone: 30.0, grouped: 38.0 });
+        assert_eq!(costs.total.data_bytes, Cost::default());
+    }
+}
