@@ -4,7 +4,11 @@
 //! are unknown, and these are resolved together. Pass 3 fills one row batch, and one call makes it
 //! durable. Nothing is allocated per sample; a worker's [`Scratch`] is used again.
 
+pub mod groups;
+
+use std::collections::hash_map::RandomState;
 use std::fmt;
+use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
 use firn_model::{
@@ -28,6 +32,8 @@ pub struct Ingest {
     cache: SenderCache,
     hasher: SpanHasher,
     limits: IngestLimits,
+    /// Another one in every life of the server; see `groups`.
+    life: u64,
 }
 
 /// What a request may hold.
@@ -107,7 +113,9 @@ impl Ingest {
     /// Writers of `db`.
     pub fn new(db: Arc<Db>, limits: IngestLimits) -> Ingest {
         let cache = SenderCache::new(limits.cached_series_max, db.budget());
-        Ingest { db, cache, hasher: SpanHasher::random(), limits }
+        // `RandomState` is seeded by the operating system.
+        let life = RandomState::new().build_hasher().finish();
+        Ingest { db, cache, hasher: SpanHasher::random(), limits, life }
     }
 
     /// The sender cache, for its numbers.

@@ -15,6 +15,8 @@ pub enum Protocol {
     Import,
     /// The server's scrape of itself.
     SelfScrape,
+    /// The API of groups.
+    Groups,
 }
 
 /// Why samples were not written.
@@ -68,13 +70,15 @@ struct Totals {
 
 impl Protocol {
     /// Every protocol.
-    pub const ALL: [Protocol; 3] = [Protocol::RemoteWrite, Protocol::Import, Protocol::SelfScrape];
+    pub const ALL: [Protocol; 4] =
+        [Protocol::RemoteWrite, Protocol::Import, Protocol::SelfScrape, Protocol::Groups];
 
     fn name(self) -> &'static str {
         match self {
             Protocol::RemoteWrite => "remote_write",
             Protocol::Import => "import",
             Protocol::SelfScrape => "self_scrape",
+            Protocol::Groups => "groups",
         }
     }
 }
@@ -139,6 +143,11 @@ impl Reason {
 }
 
 impl Tally {
+    /// Of a request with so many samples, which have no fate yet.
+    pub fn of(received: u64) -> Tally {
+        Tally { received, ..Tally::default() }
+    }
+
     /// `sample_count` samples are not written.
     pub fn reject(&mut self, reason: Reason, sample_count: u64) {
         self.rejected[reason.number()] += sample_count;

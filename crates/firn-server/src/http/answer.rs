@@ -198,7 +198,25 @@ pub(crate) fn client_gone() -> StatusCode {
 
 /// A database error as writers are told it: a status, one sentence, and when to come back.
 pub(crate) fn write_error(error: &Error) -> Response<Body> {
-    let status = match error.kind() {
+    told_when(error, text(write_status(error), format!("{error}\n")))
+}
+
+/// The same in the shape of the API, for endpoints that answer JSON. What does not exist is 404 here.
+pub(crate) fn write_error_json(error: &Error) -> Response<Body> {
+    let (status, name) = match write_status(error) {
+        _ if *error.kind() == ErrorKind::NotFound => (StatusCode::NOT_FOUND, "not_found"),
+        status if status == StatusCode::INTERNAL_SERVER_ERROR => (status, "internal"),
+        status if status.is_server_error() => (status, "unavailable"),
+        status if status == StatusCode::TOO_MANY_REQUESTS => (status, "unavailable"),
+        status => (status, "bad_data"),
+    };
+    let body = json::failure(name, &error.to_string());
+    told_when(error, Payload::new(body, Packing::Plain, None).answer(status, JSON))
+}
+
+/// The status that writers are told an error with.
+pub(crate) fn write_status(error: &Error) -> StatusCode {
+    match error.kind() {
         ErrorKind::Invalid | ErrorKind::NotFound => StatusCode::BAD_REQUEST,
         ErrorKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         ErrorKind::Busy { .. } | ErrorKind::SeriesLimit { .. } => StatusCode::TOO_MANY_REQUESTS,
@@ -208,8 +226,11 @@ pub(crate) fn write_error(error: &Error) -> Response<Body> {
         | ErrorKind::Timeout
         | ErrorKind::Canceled => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::Corrupt { .. } | ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-    };
-    let mut response = text(status, format!("{error}\n"));
+    }
+}
+
+/// The answer with the time at which it makes sense to come back, if the error knows one.
+pub(crate) fn told_when(error: &Error, mut response: Response<Body>) -> Response<Body> {
     if let ErrorKind::Busy { retry_after_ms } | ErrorKind::SeriesLimit { retry_after_ms, .. } =
         error.kind()
     {

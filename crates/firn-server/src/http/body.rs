@@ -1,6 +1,7 @@
 //! Reading request bodies: never more than a limit, never more than the memory budget, never for
 //! longer than a sender deserves.
 
+use std::io::Read;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -8,6 +9,8 @@ use axum::http::HeaderMap;
 use axum::http::header::CONTENT_LENGTH;
 use firn_model::{Budget, Error, Pool, Reservation, Result};
 use http_body_util::BodyExt;
+
+use crate::wire::snappy;
 
 /// A request body in memory, accounted.
 #[derive(Debug)]
@@ -79,6 +82,45 @@ impl HeldBytes {
         }
         self.bytes.extend_from_slice(data);
         Ok(())
+    }
+}
+
+impl HeldBytes {
+    /// What a body holds that was packed by gzip: at most `bytes_max`.
+    ///
+    /// # Errors
+    /// `Invalid`, `TooLarge` over `bytes_max`, `Busy` without memory.
+    pub(crate) fn unpack_gzip(self, bytes_max: usize, budget: &Budget) -> Result<HeldBytes> {
+        let mut unpacked = HeldBytes::empty(budget);
+        let mut reader = flate2::read::MultiGzDecoder::new(self.bytes.as_slice());
+        let mut step = vec![0; STEP_BYTES];
+        loop {
+            let len = reader
+                .read(&mut step)
+                .map_err(|e| Error::invalid("gzip: the body is not valid").because(e))?;
+            if len == 0 {
+                return Ok(unpacked);
+            }
+            if unpacked.bytes.len() + len > bytes_max {
+                return Err(Error::too_large(format!(
+                    "gzip: the body unpacks to more than the limit of {bytes_max} bytes \
+                     (--request-bytes-max)"
+                )));
+            }
+            unpacked.push(step.get(..len).unwrap_or(&[]))?;
+        }
+    }
+
+    /// What a body holds that is a snappy block: at most `bytes_max`.
+    ///
+    /// # Errors
+    /// As [`HeldBytes::unpack_gzip`].
+    pub(crate) fn unpack_snappy(self, bytes_max: usize, budget: &Budget) -> Result<HeldBytes> {
+        let mut unpacked = HeldBytes::empty(budget);
+        unpacked.held.grow(snappy::declared_bytes(&self.bytes, bytes_max)? as u64)?;
+        let len = snappy::decompress(&self.bytes, bytes_max, &mut unpacked.bytes)?.len();
+        unpacked.bytes.truncate(len);
+        Ok(unpacked)
     }
 }
 

@@ -5,6 +5,7 @@ pub(crate) mod answer;
 mod body;
 mod computed;
 mod federate;
+mod groups;
 mod language;
 mod lifecycle;
 mod page;
@@ -54,6 +55,7 @@ pub(crate) fn router(app: Shared) -> Router {
         .merge(rules::routes())
         .merge(language::routes())
         .merge(federate::routes())
+        .merge(groups::routes())
         .merge(series::routes())
         .merge(status::routes())
         .merge(targets::routes())

@@ -1,6 +1,5 @@
 //! The ways in: remote write 1.0 and the text exposition format.
 
-use std::io::Read;
 use std::sync::Arc;
 
 use axum::Router;
@@ -101,29 +100,6 @@ pub(crate) async fn import_exposition(
     answer(&app, Protocol::Import, outcome)
 }
 
-impl body::HeldBytes {
-    fn unpack_gzip(self, bytes_max: usize, budget: &firn_model::Budget) -> Result<Self> {
-        let mut unpacked = Self::empty(budget);
-        let mut reader = flate2::read::MultiGzDecoder::new(self.bytes.as_slice());
-        let mut step = vec![0; 64 << 10];
-        loop {
-            let len = reader
-                .read(&mut step)
-                .map_err(|e| Error::invalid("gzip: the body is not valid").because(e))?;
-            if len == 0 {
-                return Ok(unpacked);
-            }
-            if unpacked.bytes.len() + len > bytes_max {
-                return Err(Error::too_large(format!(
-                    "gzip: the body unpacks to more than the limit of {bytes_max} bytes \
-                     (--request-bytes-max)"
-                )));
-            }
-            unpacked.push(step.get(..len).unwrap_or(&[]))?;
-        }
-    }
-}
-
 fn import_options(parts: &Parts, now_ms: i64) -> Result<(ExtraLabels, i64)> {
     let (mut extra, mut default_ts) = (ExtraLabels::default(), now_ms);
     let query = parts.uri.query().unwrap_or_default();
@@ -171,7 +147,7 @@ fn is_remote_write_1(headers: &HeaderMap) -> Result<(), String> {
     }
 }
 
-fn header(headers: &HeaderMap, name: HeaderName) -> &str {
+pub(crate) fn header(headers: &HeaderMap, name: HeaderName) -> &str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().trim()
 }
 

@@ -4,6 +4,7 @@
 mod admin;
 mod client;
 mod federation;
+mod groups;
 mod language;
 mod limits;
 mod listings;

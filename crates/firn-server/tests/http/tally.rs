@@ -250,3 +250,54 @@ fn samples_of_a_failed_write_are_counted() {
     assert_eq!(outcome.tally.rejected(Reason::InvalidLabels), 1);
     assert_eq!(outcome.tally.rejected(Reason::Unavailable), 2);
 }
+
+/// Rows of groups that meet everything that can be wrong with them, and values that their own request overwrites.
+#[test]
+fn every_value_of_a_group_has_one_fate() {
+    let server = Running::start(&LIMITS);
+    let at = server.at();
+    let post = |body: String| send(at, "POST", "/api/v1/groups/write", &[], body.as_bytes());
+    let member = |name: &str| format!("{{\"__name__\":\"{name}\"}}");
+    let group = |members: &[&str], rows: &str| {
+        let members: Vec<String> = members.iter().map(|name| member(name)).collect();
+        format!(
+            "{{\"labels\":{{\"device\":\"d\"}},\"members\":[{}],\"rows\":[{rows}]}}",
+            members.join(",")
+        )
+    };
+    let row = |ts: i64, values: &str| format!("{{\"timestamp\":{ts},\"values\":[{values}]}}");
+    let twice = [row(T, "1,2"), row(T, "null,3")].join(",");
+    assert_eq!(post(format!("{{\"groups\":[{}]}}", group(&["a", "b"], &twice))).status, 200);
+    check(at, "groups", 3, &[]);
+    // Five members where a group may have three, one row of three ahead; nulls are no values.
+    let rows = [
+        row(T, "1,2,3,4,5"),
+        row(now_ms() + 7_200_000, "1,2,3,4,5"),
+        row(T + 1, "6,null,null,7,8"),
+    ];
+    let answer =
+        post(format!("{{\"groups\":[{}]}}", group(&["a", "b", "c", "d", "e"], &rows.join(","))));
+    check_limited(&answer, "series_per_group_max");
+    check(at, "groups", 3 + 4, &[("series_per_group_max", 4), ("too_far_ahead", 5)]);
+    // One thing that the database knows against a request takes all of it.
+    let collides = "{\"labels\":{},\"members\":[{\"__name__\":\"a\",\"device\":\"d\"}],\
+                    \"rows\":[{\"timestamp\":1,\"values\":[1]}]}";
+    let both = format!("{{\"groups\":[{},{collides}]}}", group(&["a"], &row(T, "1")));
+    assert_eq!(post(both).status, 400);
+    let rejected = [("request", 2), ("series_per_group_max", 4), ("too_far_ahead", 5)];
+    check(at, "groups", 7, &rejected);
+    assert_eq!(post("{".to_owned()).status, 400);
+    let metrics = get(at, "/metrics").text();
+    let refused = "firn_write_refused_requests_total{protocol=\"groups\"} 1\n";
+    assert!(metrics.contains(refused), "{metrics}");
+}
+
+/// A value that a later one of the same request overwrites was received, and is counted as written.
+#[test]
+fn values_that_their_request_overwrites_are_counted() {
+    let server = Running::start(&LIMITS);
+    let one = || series(&[("__name__", "m")]).sample(T, 1.0);
+    let request = Message::default().series(one()).series(one().sample(T, 2.0));
+    assert_eq!(request.send(server.at()).status, 204);
+    check(server.at(), "remote_write", 3, &[]);
+}

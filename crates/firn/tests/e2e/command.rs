@@ -84,13 +84,13 @@ fn a_port_that_is_taken_is_named() {
     assert!(!output.status.success() && told.contains(&address.to_string()), "{told}");
 }
 
-/// The three curl lines of the README's first screen, run as they stand there.
+/// The curl lines of the README, run as they stand there.
 #[test]
 fn the_readme_tells_the_truth() {
     let readme =
         std::fs::read_to_string(crate::process::repository().join("README.md")).expect("README");
     let commands: Vec<&str> = readme.lines().filter(|line| line.starts_with("curl ")).collect();
-    assert_eq!(commands.len(), 3, "{commands:?}");
+    assert_eq!(commands.len(), 4, "{commands:?}");
     let folder = tempfile::tempdir().expect("a folder");
     let address = free_address();
     let mut command = firn(folder.path(), address);
@@ -101,6 +101,7 @@ fn the_readme_tells_the_truth() {
         let output = Command::new("sh").args(["-c", &here]).output().expect("a shell");
         let told = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{here}: {told}");
+        assert!(!told.contains("error"), "{here}: {told}");
         if here.contains("/query") {
             assert!(told.contains("\"success\"") && told.contains("21.5"), "{here}: {told}");
         }

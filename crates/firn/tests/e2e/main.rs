@@ -7,6 +7,7 @@ mod command;
 mod deletes;
 mod differential;
 mod grafana;
+mod groups;
 mod http;
 mod outside;
 mod process;

@@ -1,0 +1,281 @@
+//! Groups over HTTP (docs/groups.md): defined, written by references or labels, listed.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap};
+use axum::http::{Request, Response, StatusCode};
+use axum::response::IntoResponse;
+use axum::routing::{get, post};
+use firn_model::{Budget, Error, GroupId, Labels, Matcher, Pool, Result};
+use firndb::GroupSummary;
+
+use crate::app::App;
+use crate::http::answer::{
+    ApiError, JSON, Packing, Payload, text, told_when, write_error_json, write_status,
+};
+use crate::http::body::HeldBytes;
+use crate::http::computed::computed;
+use crate::http::params::Params;
+use crate::http::write::header;
+use crate::http::{Shared, body, ready};
+use crate::ingest::groups::GroupsOutcome;
+use crate::ingest::{Ingest, Outcome};
+use crate::tally::Protocol;
+use crate::wire::groups::Form;
+use crate::wire::json;
+use crate::wire::number::push_u64;
+
+/// The routes of this file.
+pub(crate) fn routes() -> Router<Shared> {
+    Router::new()
+        .route("/api/v1/groups", get(list).post(define))
+        .route("/api/v1/groups/write", post(write))
+        .route("/api/v1/groups/{group}", get(show))
+}
+
+const PROTOBUF: &str = "application/x-protobuf";
+
+/// How a body is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Packed {
+    Plain,
+    Gzip,
+    Snappy,
+}
+
+/// `POST /api/v1/groups`.
+async fn define(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    carried_out(&app, request, Ingest::define_groups).await
+}
+
+/// `POST /api/v1/groups/write`.
+async fn write(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    carried_out(&app, request, Ingest::write_groups).await
+}
+
+/// Reads a body, lets `work` carry it out on a write thread, and answers in the body's form.
+async fn carried_out(
+    app: &Shared,
+    request: Request<Body>,
+    work: fn(&Ingest, Form, &[u8]) -> Result<GroupsOutcome>,
+) -> Response<Body> {
+    let ready = match ready(app) {
+        Ok(ready) => ready,
+        Err(response) => return response,
+    };
+    let (parts, body) = request.into_parts();
+    let (form, packed) = match form_of(&parts.headers) {
+        Ok(form) => form,
+        Err(why) => return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why + "\n"),
+    };
+    let (body_bytes_max, request_bytes_max) =
+        (app.config.body_bytes_max, app.config.request_bytes_max);
+    let bytes_max = if packed == Packed::Plain { request_bytes_max } else { body_bytes_max };
+    let outcome = match body::read(&parts.headers, body, bytes_max, ready.db.budget()).await {
+        Ok(held) => {
+            app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
+            let shared = Arc::clone(app);
+            let budget = ready.db.budget().clone();
+            let done = ready.write(move |ingest, _| {
+                let held = held.unpack(packed, request_bytes_max, &budget)?;
+                shared.telemetry.written.bytes_unpacked.add(held.bytes.len() as u64);
+                work(ingest, form, &held.bytes)
+            });
+            done.await.and_then(|done| done)
+        }
+        Err(error) => Err(error),
+    };
+    match outcome {
+        Ok(outcome) => {
+            app.telemetry.tallies.add(Protocol::Groups, &outcome.tally);
+            answered(app, form, outcome)
+        }
+        Err(error) => {
+            app.telemetry.tallies.refuse(Protocol::Groups);
+            failed(&error)
+        }
+    }
+}
+
+/// 200, or what was not written and why. What can be had by sending again decides the status.
+fn answered(app: &App, form: Form, outcome: GroupsOutcome) -> Response<Body> {
+    let lenient = app.config.write_lenient;
+    let Some(answer) = outcome.answer else {
+        let none = || Error::internal("a request of groups has neither an answer nor an error");
+        return failed(&outcome.error.unwrap_or_else(none));
+    };
+    let retry = outcome.error.filter(|e| !(lenient && Outcome::is_lasting_limit(e)));
+    let status = match &retry {
+        Some(error) => write_status(error),
+        None if answer.refused.value_count > 0 && !lenient => StatusCode::BAD_REQUEST,
+        None => StatusCode::OK,
+    };
+    let error = (status != StatusCode::OK).then(|| match &retry {
+        Some(error) => format!("{}: {error}", answer.refused),
+        None => answer.refused.to_string(),
+    });
+    let body = answer.encode(form, error.as_deref());
+    let content_type = if form == Form::Json { JSON } else { PROTOBUF };
+    let response =
+        Payload::new(body, Packing::Plain, Some(outcome.held)).answer(status, content_type);
+    match retry {
+        Some(error) => told_when(&error, response),
+        None => response,
+    }
+}
+
+fn failed(error: &Error) -> Response<Body> {
+    let response = write_error_json(error);
+    if response.status().is_server_error() {
+        tracing::error!(%error, "a write of groups failed");
+    }
+    response
+}
+
+impl HeldBytes {
+    fn unpack(self, packed: Packed, bytes_max: usize, budget: &Budget) -> Result<HeldBytes> {
+        match packed {
+            Packed::Plain => Ok(self),
+            Packed::Gzip => self.unpack_gzip(bytes_max, budget),
+            Packed::Snappy => self.unpack_snappy(bytes_max, budget),
+        }
+    }
+}
+
+/// The form and the packing that the headers announce; otherwise why they are not taken.
+fn form_of(headers: &HeaderMap) -> Result<(Form, Packed), String> {
+    let packed = match header(headers, CONTENT_ENCODING).to_ascii_lowercase().as_str() {
+        "" | "identity" => Packed::Plain,
+        "gzip" => Packed::Gzip,
+        "snappy" => Packed::Snappy,
+        other => {
+            return Err(format!(
+                "Content-Encoding {other:?} is not supported, send gzip, snappy or none"
+            ));
+        }
+    };
+    let content_type = header(headers, CONTENT_TYPE);
+    let media_type = content_type.split(';').next().unwrap_or_default().trim();
+    match media_type.to_ascii_lowercase().as_str() {
+        // What curl says of every body unless it is told otherwise.
+        "" | "application/json" | "application/x-www-form-urlencoded" => Ok((Form::Json, packed)),
+        "application/x-protobuf" | "application/protobuf" => Ok((Form::Protobuf, packed)),
+        _ => Err(format!(
+            "Content-Type {content_type:?} is not supported, send application/json or {PROTOBUF}"
+        )),
+    }
+}
+
+/// What a list is asked with.
+struct Asked {
+    selectors: Vec<Vec<Matcher>>,
+    with_lone: bool,
+    limit: usize,
+}
+
+fn check(params: &Params) -> Result<Asked, ApiError> {
+    let with_lone = match params.get("lone") {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(_) => return Err(ApiError::parameter("lone", "wanted is true or false")),
+    };
+    Ok(Asked { selectors: params.selectors()?, with_lone, limit: params.limit()? })
+}
+
+/// `GET /api/v1/groups`.
+async fn list(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    computed(app, request, check, |db, asked, context, packing| {
+        let mut groups = db.groups(&asked.selectors, asked.with_lone, context)?;
+        let mut warnings = Vec::new();
+        if asked.limit > 0 && groups.len() > asked.limit {
+            groups.truncate(asked.limit);
+            warnings.push(json::TRUNCATED.to_owned());
+        }
+        let bytes = groups.iter().map(|group| 128 + 2 * group.labels.as_encoded().len());
+        let held = context.budget.reserve(Pool::Query, bytes.sum::<usize>() as u64)?;
+        let body = json::success(&warnings, &[], |out| json::push_array(&groups, out, push_group));
+        Ok(Payload::new(body, packing, Some(held)))
+    })
+    .await
+}
+
+fn push_group(group: &GroupSummary, out: &mut Vec<u8>) {
+    push_head(group.group, &group.labels, group.is_lone, out);
+    out.extend_from_slice(br#","members":"#);
+    push_u64(group.member_count, out);
+    out.extend_from_slice(br#","slots":"#);
+    push_u64(u64::from(group.slot_count), out);
+    out.push(b'}');
+}
+
+/// `GET /api/v1/groups/<group>`.
+async fn show(
+    State(app): State<Shared>,
+    group: Result<Path<String>, PathRejection>,
+    request: Request<Body>,
+) -> Response<Body> {
+    let group = match group.ok().and_then(|Path(group)| group.parse().ok()) {
+        Some(group) => GroupId(group),
+        None => return ApiError::bad_data("the id of a group is a number").into_response(),
+    };
+    computed(
+        app,
+        request,
+        |_| Ok(()),
+        move |db, (), context, packing| {
+            let found = db.group(group)?;
+            let found = found
+                .ok_or_else(|| Error::not_found(format!("group {} does not exist", group.0)))?;
+            let bytes = found.members.iter().map(|(_, labels)| 64 + 2 * labels.as_encoded().len());
+            let held = context.budget.reserve(Pool::Query, 256 + bytes.sum::<usize>() as u64)?;
+            let body = json::success(&[], &[], |out| {
+                push_head(group, &found.labels, found.is_lone, out);
+                out.extend_from_slice(br#","members":"#);
+                json::push_array(&found.members, out, |(slot, labels), out| {
+                    out.extend_from_slice(br#"{"slot":"#);
+                    push_u64(u64::from(slot.0), out);
+                    out.extend_from_slice(br#","labels":"#);
+                    json::push_labels(labels, out);
+                    out.push(b'}');
+                });
+                out.push(b'}');
+            });
+            Ok(Payload::new(body, packing, Some(held)))
+        },
+    )
+    .await
+}
+
+fn push_head(group: GroupId, labels: &Labels, is_lone: bool, out: &mut Vec<u8>) {
+    out.extend_from_slice(br#"{"group":"#);
+    push_u64(group.0, out);
+    out.extend_from_slice(br#","labels":"#);
+    json::push_labels(labels, out);
+    out.extend_from_slice(if is_lone { br#","lone":true"# } else { br#","lone":false"# });
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn headers_choose_form_and_packing() {
+        let f = |content_type: &'static str, encoding: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+            headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding));
+            form_of(&headers)
+        };
+        assert_eq!(form_of(&HeaderMap::new()), Ok((Form::Json, Packed::Plain)));
+        assert_eq!(f("application/json; charset=utf-8", "gzip"), Ok((Form::Json, Packed::Gzip)));
+        assert_eq!(f("application/x-protobuf", "Snappy"), Ok((Form::Protobuf, Packed::Snappy)));
+        assert!(f("text/csv", "").unwrap_err().contains("text/csv"));
+        assert!(f("", "br").unwrap_err().contains("\"br\""));
+    }
+}

@@ -1,0 +1,292 @@
+//! The way in for groups: put by labels and by references (`TimeUnion` 3.4).
+//!
+//! A request is checked as a whole, by its own rules while it is read and by what the database knows before
+//! anything is defined, so that a mistake leaves nothing half done. What is refused after that is what only
+//! time decides: rows that are too far in the future, series that are over a limit.
+
+use firn_model::{
+    Error, ErrorKind, Labels, Pool, Reservation, Result, RowBatch, SeriesRef, Timestamp,
+};
+use firndb::Elsewhere;
+
+use crate::ingest::{Ingest, Outcome, too_far_ahead};
+use crate::tally::{Reason, Tally};
+use crate::wire::groups::{
+    Cell, Columns, Form, Group, GroupsAnswer, GroupsRequest, Refusal, Refusals,
+};
+
+/// What became of a request with groups.
+#[derive(Debug)]
+pub struct GroupsOutcome {
+    /// What is answered; `None` when all of it was refused.
+    pub answer: Option<GroupsAnswer>,
+    /// What became of its values.
+    pub tally: Tally,
+    /// Why all of it was refused, or what can be had by sending it again.
+    pub error: Option<Error>,
+    /// The memory of the request, for the answer, which is smaller.
+    pub held: Reservation,
+}
+
+/// The columns of one group on their way into a batch.
+struct Resolved {
+    /// The reference of each column, or which limit refused its series.
+    refs: Vec<Result<SeriesRef, Reason>>,
+    /// What that limit says.
+    over_limit: Option<Error>,
+}
+
+impl Ingest {
+    /// Defines groups or looks them up, and gives their references.
+    ///
+    /// # Errors
+    /// `Invalid` with the place of a mistake, `TooLarge`, `SeriesLimit` over a limit for new series, `Busy` without
+    /// memory. Nothing is defined but after the last two.
+    pub fn define_groups(&self, form: Form, body: &[u8]) -> Result<GroupsOutcome> {
+        let request = self.decode(form, body)?;
+        for (idx, group) in request.groups.iter().enumerate() {
+            let is_defined = matches!(group.columns, Columns::Slots { .. });
+            if is_defined || request.rows_of(group).next().is_some() {
+                return Err(Error::invalid(format!(
+                    "groups[{idx}]: slots and rows are for groups/write; send labels and members, or series"
+                )));
+            }
+        }
+        self.check(&request)?;
+        // Before references are drawn: a change meanwhile makes them old, not wrong.
+        let generation = self.generation();
+        let resolve = |(idx, group): (usize, &Group)| {
+            let resolved = self.resolve_columns(&group.columns, request.elsewhere)?;
+            match resolved.over_limit {
+                Some(why) => Err(why.context(format!("groups[{idx}]"))),
+                None => Ok(resolved.refs.into_iter().map(Result::ok).collect()),
+            }
+        };
+        let groups = request.groups.iter().enumerate().map(resolve).collect::<Result<_>>()?;
+        let answer = GroupsAnswer { generation, groups, ..GroupsAnswer::default() };
+        let tally = Tally::default();
+        Ok(GroupsOutcome { answer: Some(answer), tally, error: None, held: request.into_held() })
+    }
+
+    /// Writes rows of groups that are named by labels or by references.
+    ///
+    /// # Errors
+    /// When nothing of the request was counted: `Invalid` with the place of a mistake, `TooLarge`, `Busy`
+    /// without memory.
+    pub fn write_groups(&self, form: Form, body: &[u8]) -> Result<GroupsOutcome> {
+        let request = self.decode(form, body)?;
+        let mut tally = Tally::of(request.value_count());
+        let mut error = None;
+        let written = self
+            .check(&request)
+            .map_err(|why| (why, Reason::Request))
+            .and_then(|()| self.write_checked(&request, &mut tally, &mut error));
+        let answer = match written {
+            Ok(answer) => Some(answer),
+            Err((why, reason)) => {
+                tally = Tally::of(request.value_count());
+                tally.reject_rest(reason);
+                error = Some(why);
+                None
+            }
+        };
+        Ok(GroupsOutcome { answer, tally, error, held: request.into_held() })
+    }
+
+    fn write_checked(
+        &self,
+        request: &GroupsRequest,
+        tally: &mut Tally,
+        error: &mut Option<Error>,
+    ) -> Result<GroupsAnswer, (Error, Reason)> {
+        let mut answer = GroupsAnswer { generation: self.generation(), ..GroupsAnswer::default() };
+        let mut batch = RowBatch::default();
+        for (group_idx, group) in request.groups.iter().enumerate() {
+            let resolved = self.resolve_columns(&group.columns, request.elsewhere);
+            // What goes wrong here besides limits would go wrong for every group.
+            let resolved = resolved.map_err(|why| {
+                let reason = if is_busy(&why) { Reason::Busy } else { Reason::Request };
+                (why, reason)
+            })?;
+            self.push_rows(request, group_idx, &resolved, &mut batch, &mut answer.refused, tally);
+            answer.groups.push(resolved.refs.into_iter().map(Result::ok).collect());
+            if let Some(why) = resolved.over_limit
+                && error.as_ref().is_none_or(Outcome::is_lasting_limit)
+            {
+                // Waiting helps against the others, so they are told first.
+                *error = Some(why);
+            }
+        }
+        if !batch.is_empty() {
+            let report = self.db.write(&mut batch).map_err(|why| {
+                let reason = if is_busy(&why) { Reason::Busy } else { Reason::Unavailable };
+                (why, reason)
+            })?;
+            answer.written = report.written;
+            tally.stored = report.written;
+            tally.reject(Reason::TooFarAhead, report.too_far_ahead);
+            tally.reject(Reason::Removed, report.unknown);
+            // Checked before: what the database refuses all the same was taken back in between.
+            let refused = report.unknown + report.too_far_ahead;
+            if refused > 0 {
+                answer.refused.value_count += refused;
+                *error = Some(Error::unavailable(format!(
+                    "the references of {refused} values were taken back meanwhile: define the groups again"
+                )));
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Puts the rows of one group into the batch, or says why not.
+    fn push_rows(
+        &self,
+        request: &GroupsRequest,
+        group_idx: usize,
+        resolved: &Resolved,
+        batch: &mut RowBatch,
+        refused: &mut Refusals,
+        tally: &mut Tally,
+    ) {
+        let Some(group) = request.groups.get(group_idx) else { return };
+        let latest = self.latest();
+        let mut refused_counts = vec![0; resolved.refs.len()];
+        for (row_idx, (ts, cells)) in request.rows_of(group).enumerate() {
+            let refusal =
+                |value_count, reason, why| Refusal { group_idx, row_idx, value_count, reason, why };
+            if ts > latest {
+                let value_count = cells.len() as u64;
+                tally.reject(Reason::TooFarAhead, value_count);
+                refused.push(refusal(value_count, Reason::TooFarAhead, too_far_ahead(ts)));
+                continue;
+            }
+            if let Some((value_count, reason)) =
+                push_row(batch, resolved, ts, cells, &mut refused_counts)
+            {
+                let why = resolved.over_limit.as_ref().map(Error::to_string);
+                refused.push(refusal(value_count, reason, why.unwrap_or_default()));
+            }
+        }
+        for (series, count) in resolved.refs.iter().zip(refused_counts) {
+            if let Err(reason) = series {
+                tally.reject_series(*reason, count);
+            }
+        }
+    }
+
+    /// What references are given out with. Ids are dense: after a restart on another folder, or on an older
+    /// copy, an id may mean another series. So references hold for one life of the server, and in it as
+    /// long as no series leaves the index.
+    fn generation(&self) -> String {
+        format!("{:016x}-{}", self.life, self.db.generation())
+    }
+
+    fn decode(&self, form: Form, body: &[u8]) -> Result<GroupsRequest> {
+        let held = self.db.budget().empty(Pool::Requests);
+        GroupsRequest::decode(form, body, &self.limits.labels, held)
+    }
+
+    /// What the database has to say against a request before anything is done.
+    fn check(&self, request: &GroupsRequest) -> Result<()> {
+        let generation = self.generation();
+        for (idx, group) in request.groups.iter().enumerate() {
+            let checked = match &group.columns {
+                Columns::Series(_) => Ok(()),
+                Columns::Members { labels, members } => {
+                    self.db.check_group(labels, members, request.elsewhere)
+                }
+                Columns::Slots { .. } if request.generation.as_ref() != Some(&generation) => {
+                    let given = request.generation.as_deref().unwrap_or("none");
+                    let given = given.get(..given.floor_char_boundary(64)).unwrap_or_default();
+                    Err(Error::not_found(format!(
+                        "references are of generation {given:?}, now is {generation:?}: \
+                         define the groups again"
+                    )))
+                }
+                Columns::Slots { group, slots } => {
+                    let refs = slots.iter().map(|&slot| SeriesRef { group: *group, slot });
+                    self.db.check_refs(&refs.collect::<Vec<_>>())
+                }
+            };
+            checked.map_err(|e| e.context(format!("groups[{idx}]")))?;
+        }
+        Ok(())
+    }
+
+    /// The references of columns. When a limit refuses new series, those that are known are found all the
+    /// same.
+    fn resolve_columns(&self, columns: &Columns, elsewhere: Elsewhere) -> Result<Resolved> {
+        match columns {
+            Columns::Slots { group, slots } => {
+                let found = |&slot| Ok(SeriesRef { group: *group, slot });
+                Ok(Resolved { refs: slots.iter().map(found).collect(), over_limit: None })
+            }
+            Columns::Members { labels, members } => {
+                let why = match self.db.resolve_group(labels, members, elsewhere) {
+                    Ok(refs) => {
+                        let refs = refs.members.into_iter().map(Ok).collect();
+                        return Ok(Resolved { refs, over_limit: None });
+                    }
+                    Err(why) if is_over_limit(&why) => why,
+                    Err(why) => return Err(why),
+                };
+                let whole = members.iter().map(|member| join(labels, member));
+                let found = self.db.find(&whole.collect::<Result<Vec<_>>>()?)?;
+                let refs = found.into_iter().map(|series| series.ok_or(Reason::of(&why))).collect();
+                Ok(Resolved { refs, over_limit: Some(why) })
+            }
+            Columns::Series(series) => {
+                let mut resolved = Resolved { refs: Vec::new(), over_limit: None };
+                for series in self.db.resolve(series) {
+                    resolved.refs.push(match series {
+                        Ok(series) => Ok(series),
+                        Err(why) if is_over_limit(&why) => {
+                            let reason = Reason::of(&why);
+                            resolved.over_limit = Some(why);
+                            Err(reason)
+                        }
+                        Err(why) => return Err(why),
+                    });
+                }
+                Ok(resolved)
+            }
+        }
+    }
+}
+
+/// Adds a row to the batch. Of values whose series a limit refused: how many, and by which.
+fn push_row(
+    batch: &mut RowBatch,
+    resolved: &Resolved,
+    ts: Timestamp,
+    cells: &[Cell],
+    refused_counts: &mut [u64],
+) -> Option<(u64, Reason)> {
+    let mut refused: Option<(u64, Reason)> = None;
+    for cell in cells {
+        match resolved.refs.get(cell.column as usize) {
+            Some(Ok(series)) => batch.push(*series, ts, cell.value),
+            Some(Err(reason)) => {
+                refused.get_or_insert((0, *reason)).0 += 1;
+                if let Some(count) = refused_counts.get_mut(cell.column as usize) {
+                    *count += 1;
+                }
+            }
+            // A request that is read has a column for every value.
+            None => {}
+        }
+    }
+    refused
+}
+
+fn is_over_limit(why: &Error) -> bool {
+    matches!(why.kind(), ErrorKind::SeriesLimit { .. })
+}
+
+fn is_busy(why: &Error) -> bool {
+    matches!(why.kind(), ErrorKind::Busy { .. })
+}
+
+fn join(labels: &Labels, member: &Labels) -> Result<Labels> {
+    Labels::from_pairs(labels.iter().chain(member.iter()))
+}

@@ -1,0 +1,583 @@
+//! The API of groups on the wire (docs/groups.md): what a request says and what is answered, in JSON and in
+//! protobuf. Both forms become one [`GroupsRequest`].
+//!
+//! A request is checked as a whole while it is read: label rules, counts, types. Who holds a `GroupsRequest`
+//! has to ask only what the database knows.
+
+mod json;
+mod proto;
+
+use std::fmt;
+
+use firn_model::{
+    Error, GroupId, LabelLimits, Labels, METRIC_NAME, Reservation, Result, SeriesRef, Slot,
+    Timestamp,
+};
+use firndb::Elsewhere;
+
+use crate::tally::Reason;
+
+/// How a body is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// JSON, UTF-8.
+    Json,
+    /// `firn.groups.v1` (crates/firn-server/proto/groups.proto).
+    Protobuf,
+}
+
+/// What a request says.
+#[derive(Debug)]
+pub struct GroupsRequest {
+    /// Under which references were given out; needed where there are some.
+    pub generation: Option<String>,
+    /// What to do with members that are series of other groups.
+    pub elsewhere: Elsewhere,
+    /// In the order of the request.
+    pub groups: Vec<Group>,
+    rows: Vec<Row>,
+    cells: Vec<Cell>,
+    held: Reservation,
+    spent_bytes: u64,
+}
+
+/// One group of a request with its rows.
+#[derive(Debug)]
+pub struct Group {
+    /// What the values of its rows belong to.
+    pub columns: Columns,
+    /// Its rows: which of [`GroupsRequest::rows_of`].
+    rows: std::ops::Range<usize>,
+}
+
+/// What the values of rows belong to, in order.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Columns {
+    /// Members of a group that is named by labels; they have these beside the group's.
+    Members {
+        /// The group's.
+        labels: Labels,
+        /// Each member's own.
+        members: Vec<Labels>,
+    },
+    /// Series by their whole label sets: groups form as they do for remote write.
+    Series(Vec<Labels>),
+    /// References.
+    Slots {
+        /// The group.
+        group: GroupId,
+        /// Its members.
+        slots: Vec<Slot>,
+    },
+}
+
+/// A timestamp and some values.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    ts: Timestamp,
+    /// Where its cells end; they begin where the row before ends.
+    cells_end: usize,
+    /// Columns that it speaks of, absent values included.
+    width: usize,
+}
+
+/// A value and its column.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cell {
+    /// An index of the group's columns.
+    pub column: u32,
+    /// What.
+    pub value: f64,
+}
+
+/// What is answered to a request that was carried out, as a whole or in part.
+#[derive(Debug, Default)]
+pub struct GroupsAnswer {
+    /// Under which the references hold.
+    pub generation: String,
+    /// The references of each group's columns, in order; `None` if some column has none.
+    pub groups: Vec<Option<Vec<SeriesRef>>>,
+    /// Values that are durable and visible.
+    pub written: u64,
+    /// What was not written.
+    pub refused: Refusals,
+}
+
+/// Rows that were not written, or not whole: all are counted, the first are listed.
+#[derive(Debug, Default)]
+pub struct Refusals {
+    /// Values of all of them.
+    pub value_count: u64,
+    /// At most [`Refusals::LISTED_MAX`].
+    pub listed: Vec<Refusal>,
+}
+
+/// What of one row was not written.
+#[derive(Debug)]
+pub struct Refusal {
+    /// Which group of the request.
+    pub group_idx: usize,
+    /// Which of its rows.
+    pub row_idx: usize,
+    /// How many of its values.
+    pub value_count: u64,
+    /// Why, as a word.
+    pub reason: Reason,
+    /// Why, as a sentence.
+    pub why: String,
+}
+
+impl Refusals {
+    /// So many rows are listed; the rest is told as a number.
+    pub const LISTED_MAX: usize = 1_000;
+
+    /// Adds one.
+    pub fn push(&mut self, refusal: Refusal) {
+        self.value_count += refusal.value_count;
+        if self.listed.len() < Refusals::LISTED_MAX {
+            self.listed.push(refusal);
+        }
+    }
+}
+
+/// One sentence: how many values, and the first row.
+impl fmt::Display for Refusals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "not written: {} values", self.value_count)?;
+        match self.listed.first() {
+            Some(r) => write!(f, "; groups[{}].rows[{}]: {}", r.group_idx, r.row_idx, r.why),
+            None => Ok(()),
+        }
+    }
+}
+
+impl GroupsRequest {
+    /// Reads a body. What it becomes is reserved in `held` as it grows.
+    ///
+    /// # Errors
+    /// `Invalid` with byte and place of the first mistake, `TooLarge` for labels over `limits`, `Busy`
+    /// without memory.
+    pub fn decode(
+        form: Form,
+        body: &[u8],
+        limits: &LabelLimits,
+        held: Reservation,
+    ) -> Result<GroupsRequest> {
+        let request = GroupsRequest {
+            generation: None,
+            elsewhere: Elsewhere::Refuse,
+            groups: Vec::new(),
+            rows: Vec::new(),
+            cells: Vec::new(),
+            held,
+            spent_bytes: 0,
+        };
+        match form {
+            Form::Json => json::decode(body, limits, request),
+            Form::Protobuf => proto::decode(body, limits, request),
+        }
+    }
+
+    /// The rows of a group: each timestamp with the values that are there, columns rising or in the
+    /// order in which the request names them.
+    pub fn rows_of(&self, group: &Group) -> impl Iterator<Item = (Timestamp, &[Cell])> {
+        let rows = self.rows.get(group.rows.clone()).unwrap_or_default();
+        let before = group.rows.start.checked_sub(1).and_then(|idx| self.rows.get(idx));
+        let mut start = before.map_or(0, |row| row.cells_end);
+        rows.iter().map(move |row| {
+            let cells = self.cells.get(start..row.cells_end).unwrap_or_default();
+            start = row.cells_end;
+            (row.ts, cells)
+        })
+    }
+
+    /// How many values there are.
+    pub fn value_count(&self) -> u64 {
+        self.cells.len() as u64
+    }
+
+    /// The memory that it is accounted by.
+    pub fn into_held(self) -> Reservation {
+        self.held
+    }
+
+    /// Accounts for memory before it is taken.
+    fn spend(&mut self, bytes: usize) -> Result<()> {
+        self.spent_bytes += bytes as u64;
+        if self.spent_bytes > self.held.bytes() {
+            // Steps, so that the budget is not asked for every value.
+            let missing = self.spent_bytes - self.held.bytes();
+            self.held.grow(missing.max(STEP_BYTES))?;
+        }
+        Ok(())
+    }
+
+    fn spend_labels(&mut self, labels: &Labels) -> Result<()> {
+        self.spend(2 * labels.as_encoded().len() + LABELS_BYTES)
+    }
+
+    fn push_cell(&mut self, column: u32, value: f64) -> Result<()> {
+        self.spend(CELL_BYTES)?;
+        self.cells.push(Cell { column, value });
+        Ok(())
+    }
+
+    /// The cells that were pushed since the last row become the next one.
+    fn push_row(&mut self, ts: Timestamp, width: usize) -> Result<()> {
+        self.spend(ROW_BYTES)?;
+        self.rows.push(Row { ts, cells_end: self.cells.len(), width });
+        Ok(())
+    }
+
+    /// The rows that were pushed since the last group become those of the next one.
+    fn push_group(&mut self, parts: GroupParts) -> Result<()> {
+        let start = self.groups.last().map_or(0, |group| group.rows.end);
+        let rows = start..self.rows.len();
+        let rows_are_whole = parts.rows_are_whole;
+        let columns = parts.into_columns()?;
+        let column_count = columns.count();
+        for (row_idx, row) in self.rows.get(rows.clone()).unwrap_or_default().iter().enumerate() {
+            // A piece of a row in the other form names its columns; those are checked where they are read.
+            if row.width > column_count || (rows_are_whole && row.width != column_count) {
+                return Err(Error::invalid(format!(
+                    "rows[{row_idx}] has {} values for {column_count} columns; \
+                     every column needs one, null if it has none",
+                    row.width
+                )));
+            }
+        }
+        self.spend(GROUP_BYTES)?;
+        self.groups.push(Group { columns, rows });
+        Ok(())
+    }
+}
+
+// What one of them takes in memory at most: vectors grow by doubling, cells become cells of a batch later.
+const LABELS_BYTES: usize = 128;
+const CELL_BYTES: usize = 64;
+const ROW_BYTES: usize = 48;
+const GROUP_BYTES: usize = 256;
+const SLOT_BYTES: usize = 32;
+const STEP_BYTES: u64 = 64 << 10;
+
+impl Columns {
+    /// How many.
+    pub fn count(&self) -> usize {
+        match self {
+            Columns::Members { members, .. } => members.len(),
+            Columns::Series(series) => series.len(),
+            Columns::Slots { slots, .. } => slots.len(),
+        }
+    }
+}
+
+/// What was read of one group, in whatever order it came.
+#[derive(Debug, Default)]
+struct GroupParts {
+    labels: Option<Labels>,
+    members: Option<Vec<Labels>>,
+    series: Option<Vec<Labels>>,
+    group: Option<GroupId>,
+    slots: Option<Vec<Slot>>,
+    /// Each row has a value or null for each column.
+    rows_are_whole: bool,
+    limits: Option<LabelLimits>,
+}
+
+impl GroupParts {
+    /// The one form that a group is written in, by the rules that need no database.
+    fn into_columns(self) -> Result<Columns> {
+        let by_labels = self.labels.is_some() || self.members.is_some();
+        let by_refs = self.group.is_some() || self.slots.is_some();
+        let form_count = [by_labels, self.series.is_some(), by_refs].into_iter().filter(|&is| is);
+        if form_count.count() != 1 {
+            return Err(Error::invalid(
+                "a group is written in one of three forms: labels and members, series, or group and slots",
+            ));
+        }
+        if let Some(series) = self.series {
+            check_count(series.len(), "series")?;
+            series.iter().enumerate().try_for_each(|(idx, labels)| {
+                has_name(labels).map_err(|e| e.context(format!("series[{idx}]")))
+            })?;
+            check_repeats(&series, "series")?;
+            return Ok(Columns::Series(series));
+        }
+        if by_refs {
+            let missing = |what: &str| Error::invalid(format!("{what} is missing"));
+            let group = self.group.ok_or_else(|| missing("group"))?;
+            let slots = self.slots.ok_or_else(|| missing("slots"))?;
+            check_count(slots.len(), "slots")?;
+            check_repeats(&slots, "slots")?;
+            return Ok(Columns::Slots { group, slots });
+        }
+        let labels = self.labels.unwrap_or_else(Labels::empty);
+        let members = self.members.ok_or_else(|| Error::invalid("members is missing"))?;
+        check_count(members.len(), "members")?;
+        let label_count_max = self.limits.map_or(usize::MAX, |limits| limits.label_count_max);
+        for (idx, member) in members.iter().enumerate() {
+            check_member(&labels, member, label_count_max)
+                .map_err(|e| e.context(format!("members[{idx}]")))?;
+        }
+        check_repeats(&members, "members")?;
+        Ok(Columns::Members { labels, members })
+    }
+}
+
+fn check_member(labels: &Labels, member: &Labels, label_count_max: usize) -> Result<()> {
+    if let Some((name, _)) = member.iter().find(|(name, _)| labels.get(name).is_some()) {
+        return Err(Error::invalid(format!(
+            "{member} repeats label {name:?} of its group {labels}; leave it out"
+        )));
+    }
+    if labels.get(METRIC_NAME).is_none() {
+        has_name(member)?;
+    }
+    let label_count = labels.count() + member.count();
+    if label_count > label_count_max {
+        return Err(Error::too_large(format!(
+            "{member} has {label_count} labels with those of its group, the limit is \
+             {label_count_max} (label_count_max)"
+        )));
+    }
+    Ok(())
+}
+
+fn check_count(count: usize, what: &str) -> Result<()> {
+    if count == 0 { Err(Error::invalid(format!("{what} is empty"))) } else { Ok(()) }
+}
+
+/// No column comes twice: whose value would a row mean?
+fn check_repeats<T: std::hash::Hash + Eq + fmt::Debug>(columns: &[T], what: &str) -> Result<()> {
+    let mut seen = std::collections::HashMap::with_capacity(columns.len());
+    for (idx, column) in columns.iter().enumerate() {
+        if let Some(first) = seen.insert(column, idx) {
+            return Err(Error::invalid(format!(
+                "{what}[{first}] and {what}[{idx}] are the same: {column:?}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn has_name(labels: &Labels) -> Result<()> {
+    if labels.metric_name().is_empty() {
+        return Err(Error::invalid(format!("series {labels} has no __name__")));
+    }
+    Ok(())
+}
+
+impl GroupsAnswer {
+    /// As a body; `error` is said when something was refused.
+    pub fn encode(&self, form: Form, error: Option<&str>) -> Vec<u8> {
+        match form {
+            Form::Json => json::encode(self, error),
+            Form::Protobuf => proto::encode(self),
+        }
+    }
+
+    /// About how many bytes that takes, never much less.
+    pub fn encoded_bytes(&self) -> usize {
+        let slots = self.groups.iter().flatten().map(Vec::len).sum::<usize>();
+        let whys = self.refused.listed.iter().map(|refusal| 2 * refusal.why.len() + 128);
+        512 + 64 * self.groups.len() + 48 * slots + whys.sum::<usize>()
+    }
+}
+
+/// References as parts: neighbours of one group together.
+fn parts(refs: &[SeriesRef]) -> impl Iterator<Item = (GroupId, &[SeriesRef])> {
+    refs.chunk_by(|a, b| a.group == b.group).filter_map(|part| Some((part.first()?.group, part)))
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_model::{Budget, Pool};
+
+    use super::*;
+
+    fn decode(form: Form, body: &[u8]) -> Result<GroupsRequest> {
+        let limits = LabelLimits { label_count_max: 3, name_bytes_max: 20, value_bytes_max: 20 };
+        GroupsRequest::decode(form, body, &limits, Budget::unlimited().empty(Pool::Requests))
+    }
+
+    fn labels(pairs: &[(&str, &str)]) -> Labels {
+        Labels::from_pairs(pairs.iter().copied()).unwrap()
+    }
+
+    /// What both forms of one request must become.
+    fn check_three_groups(request: &GroupsRequest) {
+        assert_eq!(request.generation.as_deref(), Some("g1"));
+        assert_eq!(request.elsewhere, Elsewhere::Use);
+        let columns: Vec<&Columns> = request.groups.iter().map(|group| &group.columns).collect();
+        let named = |name| labels(&[("__name__", name)]);
+        assert_eq!(
+            columns,
+            [
+                &Columns::Members {
+                    labels: labels(&[("device", "pump-7")]),
+                    members: vec![named("flow"), named("heat")],
+                },
+                &Columns::Series(vec![labels(&[("__name__", "up"), ("job", "a")])]),
+                &Columns::Slots { group: GroupId(300), slots: vec![Slot(0), Slot(200)] },
+            ]
+        );
+        type Bits = Vec<(u32, u64)>;
+        let rows: Vec<Vec<(Timestamp, Bits)>> = request
+            .groups
+            .iter()
+            .map(|group| {
+                let cells = |cells: &[Cell]| {
+                    cells.iter().map(|cell| (cell.column, cell.value.to_bits())).collect()
+                };
+                request.rows_of(group).map(|(ts, row)| (ts, cells(row))).collect()
+            })
+            .collect();
+        let stale = firn_model::STALE_NAN_BITS;
+        assert_eq!(
+            rows,
+            [
+                vec![
+                    (1_000, vec![(0, 1.5f64.to_bits()), (1, stale)]),
+                    (-2_000, vec![(1, f64::NEG_INFINITY.to_bits())]),
+                ],
+                vec![],
+                vec![(i64::MAX, vec![(0, (-0.0f64).to_bits())])],
+            ]
+        );
+    }
+
+    #[test]
+    fn both_forms_say_the_same() {
+        let json = r#"{
+            "generation": "g1", "known_elsewhere": "use",
+            "groups": [
+                {"rows": [{"values": [1.5, "stale"], "timestamp": 1000},
+                          {"timestamp": -2000, "values": [null, "-Inf"]}],
+                 "members": [{"__name__": "flow"}, {"__name__": "heat", "none": ""}],
+                 "labels": {"device": "pump-7"}},
+                {"series": [{"job": "a", "__name__": "up"}]},
+                {"group": 300, "slots": [0, 200],
+                 "rows": [{"timestamp": 9223372036854775807, "values": [-0.0, null]}]}
+            ]}"#;
+        check_three_groups(&decode(Form::Json, json.as_bytes()).unwrap());
+        check_three_groups(&decode(Form::Protobuf, &proto::tests::three_groups()).unwrap());
+    }
+
+    #[test]
+    fn breaches_are_named_with_their_place() {
+        let f = |group: &str, wanted: &str| {
+            let body = format!(r#"{{"groups":[{{"series":[{{"__name__":"m"}}]}},{group}]}}"#);
+            let error = decode(Form::Json, body.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains("groups[1]") && error.contains(wanted), "{wanted:?}: {error}");
+        };
+        let m = r#"{"__name__":"m"}"#;
+        f("{}", "one of three forms");
+        f(&format!(r#"{{"labels":{{"a":"1"}},"series":[{m}]}}"#), "one of three forms");
+        f(r#"{"labels":{"a":"1"}}"#, "members is missing");
+        f(r#"{"slots":[1]}"#, "group is missing");
+        f(r#"{"group":1}"#, "slots is missing");
+        f(r#"{"group":1,"slots":[]}"#, "slots is empty");
+        f(r#"{"group":1,"slots":[3,4,3]}"#, "slots[0] and slots[2] are the same");
+        f(r#"{"group":-1,"slots":[3]}"#, ".group: -1 is not");
+        f(r#"{"group":1,"slots":[4294967296]}"#, ".slots[0]: 4294967296 is not");
+        f(&format!(r#"{{"series":[{m},{m}]}}"#), "series[0] and series[1] are the same: m");
+        f(r#"{"series":[{"a":"1"}]}"#, "series[0]: series {a=\"1\"} has no __name__");
+        f(r#"{"series":["m"]}"#, ".series[0]: expected an object, found a string");
+        f(
+            r#"{"series":[{"__name__":1}]}"#,
+            ".series[0].__name__: expected a string, found a number",
+        );
+        f(r#"{"series":[{"__name__":"m","a":"1","a":"2"}]}"#, "label \"a\" is given twice");
+        f(
+            &format!(r#"{{"labels":{{"a":"1"}},"members":[{m},{{"a":"2"}}]}}"#),
+            "members[1]: {a=\"2\"} repeats",
+        );
+        f(
+            r#"{"labels":{"a":"1"},"members":[{"b":"2"}]}"#,
+            "members[0]: series {b=\"2\"} has no __name__",
+        );
+        let four = r#"{"labels":{"a":"1","b":"2"},"members":[{"__name__":"m","c":"3"}]}"#;
+        f(four, "members[0]: m{c=\"3\"} has 4 labels with those of its group, the limit is 3");
+        f(r#"{"series":[{"__name__":"m","a":"1","b":"2","c":"3"}]}"#, "4 labels, the limit is 3");
+        let long = "x".repeat(21);
+        f(&format!(r#"{{"series":[{{"__name__":"{long}"}}]}}"#), "has 21 bytes, the limit is 20");
+        f(&format!(r#"{{"series":[{{"{long}":"1"}}]}}"#), "has 21 bytes, the limit is 20");
+        let rows = |rows: &str| format!(r#"{{"series":[{m}],"rows":[{rows}]}}"#);
+        f(&rows(r#"{"timestamp":1,"values":[1,2]}"#), "rows[0] has 2 values for 1 columns");
+        f(&rows(r#"{"timestamp":1,"values":[]}"#), "rows[0] has 0 values for 1 columns");
+        f(&rows(r#"{"values":[1]}"#), ".rows[0]: timestamp is missing");
+        f(&rows(r#"{"timestamp":1}"#), ".rows[0]: values is missing");
+        f(&rows(r#"{"timestamp":1.5,"values":[1]}"#), ".rows[0].timestamp: 1.5 is not");
+        f(&rows(r#"{"timestamp":"1","values":[1]}"#), ".rows[0].timestamp: expected a number");
+        f(&rows(r#"{"timestamp":1,"values":[true]}"#), ".rows[0].values[0]: expected a number");
+        f(
+            &rows(r#"{"timestamp":1,"values":["much"]}"#),
+            ".rows[0].values[0]: \"much\" is no value",
+        );
+        f(&rows(r#"{"timestamp":1,"values":[1e999]}"#), ".rows[0].values[0]: 1e999 is over");
+        f(&rows(r#"{"timestamp":1,"value":[1]}"#), ".rows[0].value: no such field");
+        f(r#"{"row":[]}"#, ".row: no such field");
+        let f = |body: &str, wanted: &str| {
+            let error = decode(Form::Json, body.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{wanted:?}: {error}");
+        };
+        f("{}", "groups is missing");
+        f(r#"{"groups":[],"groups":[]}"#, "groups is given twice");
+        f(r#"{"generation":1,"groups":[]}"#, "generation: expected a string");
+        f(r#"{"known_elsewhere":"keep","groups":[]}"#, "known_elsewhere: \"keep\" is neither");
+    }
+
+    #[test]
+    fn memory_is_reserved_before_it_is_taken() {
+        let budget = Budget::new(1 << 20);
+        let limits = LabelLimits::default();
+        let body = format!(r#"{{"groups":[{{"group":1,"slots":[{}0]}}]}}"#, "1,".repeat(100_000));
+        let held = budget.empty(Pool::Requests);
+        let error = GroupsRequest::decode(Form::Json, body.as_bytes(), &limits, held).unwrap_err();
+        assert!(error.to_string().contains("memory budget"), "{error}");
+        assert_eq!(budget.usage().used_bytes, 0);
+    }
+
+    #[test]
+    fn an_answer_reads_back() {
+        let series = |group, slot| SeriesRef { group: GroupId(group), slot: Slot(slot) };
+        let mut answer = GroupsAnswer {
+            generation: "5f-0".to_owned(),
+            groups: vec![Some(vec![series(3, 7), series(3, 8), series(4, 0)]), None],
+            written: 5,
+            refused: Refusals::default(),
+        };
+        answer.refused.push(Refusal {
+            group_idx: 1,
+            row_idx: 2,
+            value_count: 3,
+            reason: Reason::TooFarAhead,
+            why: "too \"far\"".to_owned(),
+        });
+        assert_eq!(
+            answer.refused.to_string(),
+            "not written: 3 values; groups[1].rows[2]: too \"far\""
+        );
+        let json: serde_json::Value =
+            serde_json::from_slice(&answer.encode(Form::Json, Some("no"))).unwrap();
+        assert_eq!(
+            json,
+            serde_json::json!({
+                "status": "error", "errorType": "bad_data", "error": "no",
+                "data": {
+                    "generation": "5f-0",
+                    "groups": [
+                        {"parts": [{"group": 3, "slots": [7, 8]}, {"group": 4, "slots": [0]}]},
+                        {"parts": []},
+                    ],
+                    "written": 5,
+                    "refused_values": 3,
+                    "refused": [{"group_index": 1, "row_index": 2, "values": 3, "reason": "too_far_ahead",
+                                 "error": "too \"far\""}],
+                },
+            })
+        );
+        assert!(answer.encode(Form::Json, Some("no")).len() <= answer.encoded_bytes());
+        assert!(answer.encode(Form::Protobuf, None).len() <= answer.encoded_bytes());
+    }
+}

@@ -1,0 +1,100 @@
+//! Groups with the real command: the page about them run as it is printed, and `firn inspect groups`.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::http::api;
+use crate::process::{repository, start_firn};
+
+/// The shell blocks of docs/groups.md, in order.
+fn blocks() -> Vec<String> {
+    let page = std::fs::read_to_string(repository().join("docs/groups.md")).expect("the page");
+    let blocks = page.split("```sh\n").skip(1);
+    blocks.map(|rest| rest.split("```").next().unwrap_or_default().to_owned()).collect()
+}
+
+fn shell(script: &str, folder: &Path, at: SocketAddr) -> Output {
+    let here = script.replace("localhost:9420", &at.to_string());
+    let firn = env!("CARGO_BIN_EXE_firn");
+    let script = format!("set -e\nfirn() {{ {firn} \"$@\"; }}\n{here}");
+    Command::new("sh").args(["-c", &script]).current_dir(folder).output().expect("a shell")
+}
+
+fn told(output: &Output) -> String {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn inspect(folder: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+    command.args(["inspect", "groups"]).args(args).current_dir(folder).output().expect("firn runs")
+}
+
+#[test]
+fn the_page_about_groups_tells_the_truth() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let address = crate::process::free_address();
+    let mut server = start_firn(folder.path(), address);
+    let blocks = blocks();
+    let (inspecting, writing): (Vec<&String>, Vec<&String>) =
+        blocks.iter().partition(|block| block.contains("firn inspect"));
+    assert_eq!((writing.len(), inspecting.len()), (4, 1), "{blocks:?}");
+    let script: Vec<&str> = writing.iter().map(|block| block.as_str()).collect();
+    let answers = told(&shell(&script.join("echo\n"), folder.path(), address));
+    assert_eq!(answers.matches("\"status\":\"success\"").count(), 5, "{answers}");
+    assert!(answers.contains("\"written\":3") && answers.contains("\"written\":2"), "{answers}");
+    let samples = |name: &str| {
+        let query = [("query", name), ("time", "1700000060")];
+        let data = api(address, "/api/v1/query", &query).expect("a query");
+        data["result"][0]["values"].clone()
+    };
+    let json = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
+    assert_eq!(samples("flow[5m]"), json(r#"[[1700000000,"1.5"],[1700000030,"1.75"]]"#));
+    assert_eq!(samples("pressure[5m]"), json(r#"[[1700000000,"20"],[1700000015,"NaN"]]"#));
+
+    // The lines that inspect, but for the one that wants the folder for itself.
+    for line in inspecting[0].lines().filter(|line| !line.contains("--data")) {
+        let report = told(&shell(line, folder.path(), address));
+        assert!(report.contains("pump-7"), "{line}: {report}");
+    }
+    let busy = inspect(folder.path(), &["--data", "firn-data"]);
+    let refused = String::from_utf8_lossy(&busy.stderr).into_owned();
+    assert!(!busy.status.success() && refused.contains("--server"), "{refused}");
+
+    // A server and the folder that it leaves say the same of the same data.
+    let address_text = address.to_string();
+    let select = ["--json", "--match", "{device=\"pump-7\"}"];
+    let of_server =
+        told(&inspect(folder.path(), &[&["--server", &address_text], &select[..]].concat()));
+    assert_eq!(server.terminate(), Some(0), "{}", server.output());
+    let of_folder =
+        told(&inspect(folder.path(), &[&["--data", "firn-data"], &select[..]].concat()));
+    let (of_server, of_folder) = (json(&of_server), json(&of_folder));
+    let index = |report: &Value| report["groups"][0]["index_bytes"].clone();
+    assert_eq!(index(&of_server), index(&of_folder));
+    let group = &of_folder["groups"][0];
+    assert_eq!((&group["members"], &group["group_labels"]), (&json("3"), &json("2")));
+    assert_eq!(of_folder["total"]["groups"], 1);
+    let line = inspecting[0].lines().find(|line| line.contains("--data")).expect("a line");
+    assert!(told(&shell(line, folder.path(), address)).contains("pump-7"));
+}
+
+#[test]
+fn what_cannot_be_inspected_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let f = |args: &[&str], wanted: &str| {
+        let output = inspect(folder.path(), args);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && told.contains(wanted), "{args:?}: {told}");
+    };
+    f(&["--data", "nowhere"], "there is no database in nowhere");
+    assert!(!folder.path().join("nowhere").exists(), "looking makes nothing");
+    f(&["--partition", "soon"], "\"soon\" is no duration");
+    f(&["--match", "{"], "selector \"{\"");
+    let nobody = crate::process::free_address().to_string();
+    f(&["--server", &nobody], &nobody);
+}
