@@ -93,14 +93,18 @@ pub(crate) fn matches(
     out: &mut Vec<GroupMatch>,
 ) -> Result<()> {
     let mut classes = vec![Class { parts: IdSet::below(mark.parts), sets: None }];
-    for matcher in matchers {
+    for matcher in shortest_first(&state.read(), matchers) {
         cancel.check()?;
         match (matcher.pattern(), matcher.is_negative()) {
             (Pattern::Any, false) => continue,
             (Pattern::Any, true) => return Ok(()),
             _ => {}
         }
-        let split = split(state, mark, matcher, cancel)?;
+        let within = match &classes[..] {
+            [only] if only.parts.runs().len() > 1 => Some(&only.parts),
+            _ => None,
+        };
+        let split = split(state, mark, matcher, within, cancel)?;
         classes = classes.iter().flat_map(|class| class.split(&split)).collect();
     }
     let mut keys = Keys::new(&state.read(), table);
@@ -123,11 +127,28 @@ pub(crate) fn unite(groups: &mut Vec<GroupMatch>) {
     });
 }
 
-/// How `matcher` splits the groups and member sets that the view knows.
+/// The matchers with the shortest lists first: the others then read theirs for what is left alone.
+fn shortest_first<'m>(state: &State, matchers: &'m [Matcher]) -> Vec<&'m Matcher> {
+    let mut order: Vec<&Matcher> = matchers.iter().collect();
+    order.sort_by_cached_key(|matcher| match matcher.pattern() {
+        Pattern::OneOf(values) if !matcher.is_negative() && !matcher.matches_absent() => {
+            let pair =
+                |value: &String| state.pairs.find(matcher.name().as_bytes(), value.as_bytes());
+            let pairs = values.iter().take(ITEMS_PER_LOCK).filter_map(pair);
+            pairs.map(|pair| state.pairs.pair(pair).parts.length()).sum()
+        }
+        _ => usize::MAX,
+    });
+    order
+}
+
+/// How `matcher` splits the groups and member sets that the view knows. Of what passes as a whole, what is not `within`
+/// may be left out.
 fn split(
     state: &RwLock<State>,
     mark: Watermark,
     matcher: &Matcher,
+    within: Option<&IdSet>,
     cancel: &CancelToken,
 ) -> Result<Split> {
     let all_sets = IdSet::below(mark.sets);
@@ -138,8 +159,10 @@ fn split(
     };
     let taken = match matcher.pattern() {
         Pattern::NonEmpty => None,
-        Pattern::OneOf(values) => Some(lists_of_values(state, mark, matcher.name(), values)),
-        _ => Some(lists_of_scan(state, mark, matcher, name, cancel)?),
+        Pattern::OneOf(values) => {
+            Some(lists_of_values(state, (mark, within), matcher.name(), values))
+        }
+        _ => Some(lists_of_scan(state, (mark, within), matcher, name, cancel)?),
     };
     let is_plain = !matcher.is_negative() && !matcher.matches_absent();
     let taken = match taken {
@@ -170,7 +193,7 @@ fn split(
 /// The groups and member sets that have one of `values`.
 fn lists_of_values(
     state: &RwLock<State>,
-    mark: Watermark,
+    (mark, within): (Watermark, Option<&IdSet>),
     name: &str,
     values: &[String],
 ) -> (IdSet, IdSet) {
@@ -179,7 +202,7 @@ fn lists_of_values(
         let state = state.read();
         for value in batch {
             if let Some(pair) = state.pairs.find(name.as_bytes(), value.as_bytes()) {
-                state.pairs.pair(pair).parts.extend_runs(mark.parts, &mut groups);
+                state.pairs.pair(pair).parts.extend_runs_within(mark.parts, within, &mut groups);
                 state.pairs.pair(pair).sets.extend_runs(mark.sets, &mut sets);
             }
         }
@@ -191,7 +214,7 @@ fn lists_of_values(
 /// tried once.
 fn lists_of_scan(
     state: &RwLock<State>,
-    mark: Watermark,
+    (mark, within): (Watermark, Option<&IdSet>),
     matcher: &Matcher,
     name: u32,
     cancel: &CancelToken,
@@ -207,7 +230,7 @@ fn lists_of_scan(
         }
         for &pair in rest.iter().take(ITEMS_PER_LOCK) {
             if matcher.pattern_takes(state.pairs.value_text(pair)) {
-                state.pairs.pair(pair).parts.extend_runs(mark.parts, &mut groups);
+                state.pairs.pair(pair).parts.extend_runs_within(mark.parts, within, &mut groups);
                 state.pairs.pair(pair).sets.extend_runs(mark.sets, &mut sets);
             }
         }

@@ -4,7 +4,7 @@
 
 use firn_model::{decode_varint, encode_varint};
 
-use crate::idset::IdSet;
+use crate::idset::{IdSet, skip_to};
 
 /// Ids in order of arrival; mostly, not always, rising.
 #[derive(Debug, Default)]
@@ -57,6 +57,31 @@ impl PostingList {
         out.extend(self.runs().filter(|run| run.0 < end).map(|run| (run.0, run.1.min(end))));
     }
 
+    /// As [`PostingList::extend_runs`], cut to `within` too, if there is such.
+    pub(crate) fn extend_runs_within(
+        &self,
+        end: u32,
+        within: Option<&IdSet>,
+        out: &mut Vec<(u32, u32)>,
+    ) {
+        let Some(within) = within else { return self.extend_runs(end, out) };
+        let (mut rest, mut last) = (within.runs(), 0);
+        for run in self.runs().filter(|run| run.0 < end) {
+            if run.0 < last {
+                rest = within.runs();
+            }
+            last = run.0;
+            rest = skip_to(rest, run.0);
+            let met = rest.iter().take_while(|met| met.0 < run.1.min(end));
+            out.extend(met.map(|met| (met.0.max(run.0), met.1.min(run.1).min(end))));
+        }
+    }
+
+    /// About how long it takes to read it: its bytes. O(1).
+    pub(crate) fn length(&self) -> usize {
+        1 + self.closed.as_ref().map_or(0, |closed| closed.bytes.len())
+    }
+
     /// The ids below `end`.
     pub(crate) fn below(&self, end: u32) -> IdSet {
         let mut runs = Vec::new();
@@ -101,6 +126,12 @@ mod tests {
             let want: BTreeSet<u32> = ids.iter().copied().filter(|&id| id < end).collect();
             prop_assert_eq!(list.below(end).iter().collect::<BTreeSet<_>>(), want);
             prop_assert_eq!(list.first(), ids.first().copied());
+            let within = IdSet::from_runs(ids.iter().rev().step_by(3).map(|&id| (id, id + 3)).collect());
+            let (mut cut, mut all) = (Vec::new(), Vec::new());
+            list.extend_runs_within(end, Some(&within), &mut cut);
+            list.extend_runs_within(end, None, &mut all);
+            let want = IdSet::from_runs(all).intersect(&within);
+            prop_assert_eq!(IdSet::from_runs(cut).iter().collect::<Vec<_>>(), want.iter().collect::<Vec<_>>());
         }
     }
 
