@@ -20,8 +20,9 @@ use crate::sealed::{Kind, Sealed};
 // Up to so many member sets say themselves which parts have them; more, and parts are walked.
 const SETS_LISTED_MAX: u64 = 1_024;
 const ROWS_PER_CHECK: usize = 1_024;
-// Beyond this many texts the rest is read again: a query for all series must not hold them all twice.
-const TEXTS_MAX: usize = 1 << 16;
+// Values kept at hand: neighbours share most of theirs.
+const TEXTS: usize = 1 << 10;
+const NONE: u32 = u32::MAX;
 
 /// Appends what matches.
 #[derive(Debug)]
@@ -95,6 +96,7 @@ impl<'a> Collector<'a> {
         let parts = self.candidates(class, cancel)?;
         let parts = parts.as_ref().unwrap_or(&class.parts);
         let mut shapes: HashMap<u32, Rc<Passing>> = HashMap::new();
+        let mut last: Option<(u32, Rc<Passing>)> = None;
         let mut scratch = Scratch::default();
         let sealed = self.sealed;
         let mut part_reader = PartReader::new(&sealed.blocks, &sealed.part_records);
@@ -103,16 +105,23 @@ impl<'a> Collector<'a> {
                 cancel.check()?;
             }
             let part = part_reader.read(row)?;
-            let passing = match shapes.get(&part.shape) {
-                Some(passing) => Rc::clone(passing),
-                None => {
-                    let passing = Rc::new(self.passing(part.shape, class)?);
-                    shapes.insert(part.shape, Rc::clone(&passing));
-                    passing
+            // Parts that are alike mostly follow each other.
+            let passing = match &last {
+                Some((shape, passing)) if *shape == part.shape => passing,
+                _ => {
+                    let passing = match shapes.get(&part.shape) {
+                        Some(passing) => Rc::clone(passing),
+                        None => {
+                            let passing = Rc::new(self.passing(part.shape, class)?);
+                            shapes.insert(part.shape, Rc::clone(&passing));
+                            passing
+                        }
+                    };
+                    &last.insert((part.shape, passing)).1
                 }
             };
             if !passing.positions.is_empty() {
-                self.part(row, &part, &passing, &mut scratch)?;
+                self.part(row, &part, passing, &mut scratch)?;
             }
         }
         Ok(())
@@ -295,7 +304,10 @@ struct KeyMaker<'a> {
     last_projection: (Vec<u32>, u32),
     of_both: HashMap<(u32, u32), u32>,
     last: Option<((u32, u32), u32)>,
-    texts: HashMap<u32, Box<[u8]>>,
+    /// Values read before: pair and value, the pair's low bits being its place.
+    texts: Vec<(u32, Vec<u8>)>,
+    /// Of the label set at hand, where its values are.
+    places: Vec<usize>,
     /// The schema projected last, and its columns that are kept.
     kept: Option<(&'a Schema, Vec<(usize, u32)>)>,
 }
@@ -322,7 +334,7 @@ impl<'a> KeyMaker<'a> {
             }
         };
         listed.sort_unstable();
-        let (of_both, texts, last_projection) = Default::default();
+        let (of_both, texts, places, last_projection) = Default::default();
         let projections = HashMap::from([(Vec::new(), 0)]);
         KeyMaker {
             sealed,
@@ -334,6 +346,7 @@ impl<'a> KeyMaker<'a> {
             of_both,
             last: None,
             texts,
+            places,
             kept: None,
         }
     }
@@ -427,19 +440,34 @@ impl<'a> KeyMaker<'a> {
     }
 
     fn labels(&mut self, pairs: &[u32]) -> Result<Labels> {
-        if self.texts.len() > TEXTS_MAX {
-            self.texts.clear();
-        }
+        let sealed = self.sealed;
+        self.places.clear();
         for &pair in pairs {
-            if !self.texts.contains_key(&pair) {
-                let mut value = Vec::new();
-                self.sealed.strings.get(&self.sealed.blocks, u64::from(pair), &mut value)?;
-                self.texts.insert(pair, value.into_boxed_slice());
-            }
+            let place = self.text(pair)?;
+            self.places.push(place);
         }
-        let names = &self.sealed.names;
-        Ok(Labels::from_sorted(
-            pairs.iter().map(|pair| (names.text(names.of_pair(*pair)), &*self.texts[pair])),
-        ))
+        let is_whole = pairs.iter().zip(&self.places).all(|(pair, at)| self.texts[*at].0 == *pair);
+        if !is_whole {
+            // Two of them have one place.
+            return sealed.labels_of_pairs(pairs);
+        }
+        let names = pairs.iter().map(|&pair| sealed.names.text(sealed.names.of_pair(pair)));
+        let values = self.places.iter().map(|&place| self.texts[place].1.as_slice());
+        Ok(Labels::from_sorted(names.zip(values)))
+    }
+
+    /// Where a pair's value is among the texts.
+    fn text(&mut self, pair: u32) -> Result<usize> {
+        if self.texts.is_empty() {
+            self.texts.resize(TEXTS, (NONE, Vec::new()));
+        }
+        let place = pair as usize % TEXTS;
+        let (held, value) = &mut self.texts[place];
+        if *held != pair {
+            *held = NONE;
+            self.sealed.strings.get(&self.sealed.blocks, u64::from(pair), value)?;
+            *held = pair;
+        }
+        Ok(place)
     }
 }

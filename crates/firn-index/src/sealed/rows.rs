@@ -60,6 +60,17 @@ struct Column<'a> {
     width: u8,
     base: u64,
     payload: &'a [u8],
+    /// Of runs: the one at hand, so that rows that rise cost a step, not a walk.
+    run: Run<'a>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Run<'a> {
+    start: u64,
+    end: u64,
+    rank: u64,
+    /// The runs behind it.
+    rest: &'a [u8],
 }
 
 impl Schema {
@@ -119,9 +130,9 @@ impl<'a> RowReader<'a> {
 
     /// The rank of `row`'s value in a column of its schema; the row's block must be loaded.
     #[inline]
-    pub(crate) fn rank(&self, row: u32, column_idx: usize) -> Result<u32> {
+    pub(crate) fn rank(&mut self, row: u32, column_idx: usize) -> Result<u32> {
         let at = row.wrapping_sub(self.rows.start);
-        let column = self.columns.get(column_idx);
+        let column = self.columns.get_mut(column_idx);
         let rank =
             column.and_then(|column| column.rank(at)).and_then(|rank| u32::try_from(rank).ok());
         rank.ok_or_else(|| self.bad())
@@ -162,27 +173,29 @@ impl<'a> Column<'a> {
             _ => return None,
         };
         let payload = take_bytes(rest, payload_bytes, "column").ok()?;
-        Some(Column { width, base, payload })
+        let run = Run { rest: payload, ..Run::default() };
+        Some(Column { width, base, payload, run })
     }
 
     #[inline]
-    fn rank(&self, at: u32) -> Option<u64> {
+    fn rank(&mut self, at: u32) -> Option<u64> {
         let width = u32::from(self.width);
         if self.width != RUNS {
-            return self.base.checked_add(get_bits(
-                self.payload,
-                at as usize * width as usize,
-                width,
-            ));
+            let rank = get_bits(self.payload, at as usize * width as usize, width);
+            return self.base.checked_add(rank);
         }
-        let (mut rest, mut passed) = (self.payload, 0u64);
-        loop {
-            let (rows, rank) = (decode_varint(&mut rest)?, decode_varint(&mut rest)?);
-            passed = passed.checked_add(rows)?;
-            if u64::from(at) < passed {
-                return self.base.checked_add(rank);
-            }
+        let at = u64::from(at);
+        if at < self.run.start {
+            self.run = Run { rest: self.payload, ..Run::default() };
         }
+        while at >= self.run.end {
+            let (rows, rank) =
+                (decode_varint(&mut self.run.rest)?, decode_varint(&mut self.run.rest)?);
+            self.run.start = self.run.end;
+            self.run.end = self.run.end.checked_add(rows)?;
+            self.run.rank = rank;
+        }
+        self.base.checked_add(self.run.rank)
     }
 }
 
