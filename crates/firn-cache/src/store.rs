@@ -190,7 +190,7 @@ pub struct Got {
 
 #[derive(Debug)]
 enum Part {
-    Memory(Vec<OwnedPoint>),
+    Memory(Copied),
     Flash(FlashPart),
 }
 
@@ -202,13 +202,21 @@ struct FlashPart {
     position: usize,
 }
 
-type OwnedPoint = (Timestamp, Option<Arc<[u8]>>, Box<[u8]>);
+/// Points of a slab that is in memory.
+#[derive(Debug, Default)]
+struct Copied {
+    bytes: Vec<u8>,
+    /// Time, head and the end of the payload in `bytes`.
+    points: Vec<(Timestamp, Option<u32>, usize)>,
+    /// All heads of the slab.
+    heads: Vec<Arc<[u8]>>,
+}
 
 /// Where the points of a range are.
 enum Source {
     Sealed(Arc<OpenSlab>, TimeRange),
     Flash(SlabId, Arc<FlashSlab>, TimeRange),
-    Copied(Vec<OwnedPoint>),
+    Copied(Copied),
 }
 
 /// A point on its way in.
@@ -467,9 +475,12 @@ impl Got {
         let file = self.device.as_deref().unwrap_or_default();
         for part in &self.parts {
             match part {
-                Part::Memory(points) => {
-                    for (ts, head, payload) in points {
-                        take(PointRef { ts: *ts, head: head.as_ref(), payload });
+                Part::Memory(copied) => {
+                    let mut start = 0;
+                    for &(ts, head, end) in &copied.points {
+                        let head = head.and_then(|head| copied.heads.get(head as usize));
+                        take(PointRef { ts, head, payload: &copied.bytes[start..end] });
+                        start = end;
                     }
                 }
                 Part::Flash(part) => {
@@ -877,15 +888,17 @@ fn push_points(
     Some(taken)
 }
 
-fn copied(slab: &OpenSlab, key: &[u8], range: TimeRange) -> Vec<OwnedPoint> {
-    let Some(position) = slab.position(key) else { return Vec::new() };
-    let points = slab.points(range).filter(|(_, point)| slab.has_key(point.set, position));
-    points
-        .map(|(ts, point)| {
-            let head = point.head.and_then(|head| slab.heads().get(head as usize)).cloned();
-            (ts, head, point.payload.clone())
-        })
-        .collect()
+fn copied(slab: &OpenSlab, key: &[u8], range: TimeRange) -> Copied {
+    let mut copied = Copied::default();
+    let Some(position) = slab.position(key) else { return copied };
+    for (ts, point) in slab.points(range) {
+        if slab.has_key(point.set, position) {
+            copied.bytes.extend_from_slice(&point.payload);
+            copied.points.push((ts, point.head, copied.bytes.len()));
+        }
+    }
+    copied.heads.extend(slab.heads().iter().cloned());
+    copied
 }
 
 /// The smallest range that has all of `range` that is in none of `parts`, which are in order.
