@@ -1,4 +1,4 @@
-//! The slab: a sequence of points in the order of time with all that is needed to read them, written in one piece.
+//! The slab: points with all that is needed to read them, written in one piece.
 //!
 //! ```text
 //! slab     = preamble header zeros data
@@ -9,7 +9,8 @@
 //! ```
 //! Byte by byte: docs/formats/cache.md. Source: TSCache 3.4. Differences: distinct bit arrays are stored once
 //! and points have their index (1 byte in place of 16); so are heads, what points share besides (the label sets
-//! of a vector); and every part has a checksum that the part before has (the preamble that of the header, the header
+//! of a vector); points lie set of keys by set of keys, in the order of time in each, so that a reader meets what is
+//! its own and not what 127 others have at the same times; and every part has a checksum that the part before has (the preamble that of the header, the header
 //! those of the blocks), so that a part of an older slab in the same place is never taken for one of this.
 
 mod encode;
@@ -34,7 +35,7 @@ pub(crate) const KEYS_MIN: usize = 128;
 /// Limits that a header is held to before memory is taken for it.
 const KEYS_MAX: usize = 1 << 16;
 const ITEMS_MAX: usize = 1 << 20;
-const MARKER_BYTES: usize = 14;
+const MARKER_BYTES: usize = 18;
 /// The offset of a block in which no point begins.
 const NO_POINT: u16 = u16::MAX;
 const FLAG_COMPACTED: u32 = 1;
@@ -99,6 +100,8 @@ pub(crate) struct Extent {
 /// Where a block's first point is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Marker {
+    /// The bit array of the first point that begins in the block; of the point that covers it if none begins.
+    set: u32,
     /// The time of the first point that begins in the block; of the point that covers it if none begins.
     ts: Timestamp,
     /// Where in the block it begins, or [`NO_POINT`].
@@ -216,9 +219,10 @@ impl Header {
         for _ in 0..block_count {
             let bytes = take_bytes(input, MARKER_BYTES, "marker")?;
             markers.push(Marker {
-                ts: u64_at(bytes, 0) as i64,
-                offset: u16::from_le_bytes([bytes[8], bytes[9]]),
-                crc: u32_at(bytes, 10),
+                set: u32_at(bytes, 0),
+                ts: u64_at(bytes, 4) as i64,
+                offset: u16::from_le_bytes([bytes[12], bytes[13]]),
+                crc: u32_at(bytes, 14),
             });
         }
         Ok(Header { preamble, keys, sets, heads, markers })
@@ -257,14 +261,21 @@ impl Header {
         (keys + sets + heads + self.markers.len() * size_of::<Marker>()) as u64
     }
 
-    /// The blocks in which points of `range` lie.
-    pub(crate) fn blocks(&self, range: TimeRange) -> Range<usize> {
+    /// The bit arrays that have the key at `position`.
+    pub(crate) fn sets_of(&self, position: usize) -> impl Iterator<Item = u32> + '_ {
+        (0..self.sets.len() as u32).filter(move |&set| self.has_key(set, position))
+    }
+
+    /// The blocks in which points of `range` with bit array `set` lie.
+    pub(crate) fn blocks(&self, set: u32, range: TimeRange) -> Range<usize> {
         let markers = &self.markers;
-        let mut first = markers.partition_point(|marker| marker.ts < range.start).saturating_sub(1);
+        let (start, end) = ((set, range.start), (set, range.end));
+        let before = |marker: &Marker| (marker.set, marker.ts) < start;
+        let mut first = markers.partition_point(before).saturating_sub(1);
         while first > 0 && markers[first].offset == NO_POINT {
             first -= 1;
         }
-        let mut end = markers.partition_point(|marker| marker.ts <= range.end);
+        let mut end = markers.partition_point(|marker| (marker.set, marker.ts) <= end);
         // The last point may go on in the block where the first later one begins.
         if markers.get(end).is_some_and(|marker| marker.offset > 0) {
             end += 1;
@@ -298,7 +309,8 @@ impl Header {
         Error::corrupt(file, at, format!("slab {slot} block {block}: {what}; the slab is dropped"))
     }
 
-    /// Calls `take` with the points of `range` in the bytes of `blocks`, which were checked, in order.
+    /// Calls `take` with the points in the bytes of `blocks`, which were checked, in order, until it says that this was
+    /// enough. Points may be cut where the blocks end.
     ///
     /// # Errors
     /// `Corrupt` if these are no points.
@@ -307,8 +319,7 @@ impl Header {
         file: &str,
         blocks: &Range<usize>,
         bytes: &'a [u8],
-        range: TimeRange,
-        take: &mut dyn FnMut(StoredPoint<'a>),
+        take: &mut dyn FnMut(StoredPoint<'a>) -> bool,
     ) -> Result<()> {
         let Some(marker) = self.markers.get(blocks.start).filter(|_| !blocks.is_empty()) else {
             return Ok(());
@@ -316,20 +327,38 @@ impl Header {
         let mut input = bytes.get(usize::from(marker.offset)..).unwrap_or_default();
         let mut ts = marker.ts;
         let mut is_first = true;
-        // Where the range of blocks ends a point may be cut: it is later than what was asked for.
         while !input.is_empty() {
             let point = match take_point(&mut input, ts, is_first) {
-                Ok(point) if point.ts <= range.end => point,
-                Ok(_) => return Ok(()),
+                Ok(point) => point,
                 Err(_) if blocks.end < self.markers.len() => return Ok(()),
                 Err(e) => return Err(self.corrupt(file, blocks.start, e.what())),
             };
             (ts, is_first) = (point.ts, false);
-            if point.ts >= range.start {
-                take(point);
+            if !take(point) {
+                return Ok(());
             }
         }
         Ok(())
+    }
+
+    /// Calls `take` with the points of `range` with bit array `set` in the bytes of its blocks, in order.
+    ///
+    /// # Errors
+    /// `Corrupt` if these are no points.
+    pub(crate) fn walk_set<'a>(
+        &self,
+        file: &str,
+        set: u32,
+        range: TimeRange,
+        bytes: &'a [u8],
+        take: &mut dyn FnMut(StoredPoint<'a>),
+    ) -> Result<()> {
+        self.walk(file, &self.blocks(set, range), bytes, &mut |point| {
+            if point.set == set && range.contains(point.ts) {
+                take(point);
+            }
+            (point.set, point.ts) <= (set, range.end)
+        })
     }
 }
 

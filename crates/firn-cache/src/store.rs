@@ -15,7 +15,6 @@ mod work;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::ops::Range;
 use std::sync::Arc;
 
 use firn_env::Disk;
@@ -196,10 +195,9 @@ enum Part {
 
 struct FlashPart {
     header: Arc<Header>,
-    blocks: Range<usize>,
-    bytes: Vec<u8>,
     range: TimeRange,
-    position: usize,
+    /// For each bit array that has the key, the bytes of its blocks.
+    sets: Vec<(u32, Vec<u8>)>,
 }
 
 /// Points of a slab that is in memory.
@@ -435,17 +433,23 @@ impl Store {
             let what = format!("slab {slot}: the key is not in its key array");
             return Err(Error::corrupt(self.device.path(), self.device.offset(slot), what));
         };
-        let blocks = header.blocks(range);
-        let place = header.bytes_of(&blocks);
-        let mut bytes = vec![0; (place.end - place.start) as usize];
-        if !bytes.is_empty() {
+        let (mut sets, mut read_bytes) = (Vec::new(), 0);
+        for set in header.sets_of(position) {
+            let blocks = header.blocks(set, range);
+            let place = header.bytes_of(&blocks);
+            let mut bytes = vec![0; (place.end - place.start) as usize];
+            if bytes.is_empty() {
+                continue;
+            }
             self.device.read(slot, place.start, &mut bytes)?;
+            if self.options.planted != Some(Planted::BlocksNotChecked) {
+                header.check(self.device.path(), &blocks, &bytes)?;
+            }
+            read_bytes += bytes.len() as u64;
+            sets.push((set, bytes));
         }
-        if self.options.planted != Some(Planted::BlocksNotChecked) {
-            header.check(self.device.path(), &blocks, &bytes)?;
-        }
-        self.state.lock().stats.read_bytes += bytes.len() as u64;
-        Ok(FlashPart { header, blocks, bytes, range, position })
+        self.state.lock().stats.read_bytes += read_bytes;
+        Ok(FlashPart { header, range, sets })
     }
 
     /// The slab's header, from memory or from the file.
@@ -483,16 +487,30 @@ impl Got {
                         start = end;
                     }
                 }
-                Part::Flash(part) => {
-                    let header = &part.header;
-                    header.walk(file, &part.blocks, &part.bytes, part.range, &mut |point| {
-                        if header.has_key(point.set, part.position) {
-                            let head = point.head.and_then(|head| header.head(head));
-                            take(PointRef { ts: point.ts, head, payload: point.payload });
-                        }
-                    })?;
-                }
+                Part::Flash(part) => part.for_each(file, take)?,
             }
+        }
+        Ok(())
+    }
+}
+
+impl FlashPart {
+    fn for_each(&self, file: &str, take: &mut dyn FnMut(PointRef<'_>)) -> Result<()> {
+        let FlashPart { header, range, sets } = self;
+        let head = |head: Option<u32>| head.and_then(|head| header.head(head));
+        if let [(set, bytes)] = &**sets {
+            return header.walk_set(file, *set, *range, bytes, &mut |point| {
+                take(PointRef { ts: point.ts, head: head(point.head), payload: point.payload });
+            });
+        }
+        // Some points are shared with others: each set is in the order of time by itself.
+        let mut points = Vec::new();
+        for (set, bytes) in sets {
+            header.walk_set(file, *set, *range, bytes, &mut |point| points.push(point))?;
+        }
+        points.sort_by_key(|point| point.ts);
+        for point in points {
+            take(PointRef { ts: point.ts, head: head(point.head), payload: point.payload });
         }
         Ok(())
     }
@@ -891,11 +909,13 @@ fn push_points(
 fn copied(slab: &OpenSlab, key: &[u8], range: TimeRange) -> Copied {
     let mut copied = Copied::default();
     let Some(position) = slab.position(key) else { return copied };
-    for (ts, point) in slab.points(range) {
-        if slab.has_key(point.set, position) {
-            copied.bytes.extend_from_slice(&point.payload);
-            copied.points.push((ts, point.head, copied.bytes.len()));
-        }
+    let mut points: Vec<_> = slab.points_of(position, range).collect();
+    if !points.is_sorted_by_key(|point| point.0) {
+        points.sort_by_key(|point| point.0);
+    }
+    for (ts, point) in points {
+        copied.bytes.extend_from_slice(&point.payload);
+        copied.points.push((ts, point.head, copied.bytes.len()));
     }
     copied.heads.extend(slab.heads().iter().cloned());
     copied
@@ -938,7 +958,7 @@ impl fmt::Debug for Store {
 
 impl fmt::Debug for FlashPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "FlashPart({:?}, {} bytes)", self.range, self.bytes.len())
+        write!(f, "FlashPart({:?}, {} sets)", self.range, self.sets.len())
     }
 }
 

@@ -2,7 +2,6 @@
 
 use firn_codec::frame::crc32;
 use firn_codec::varint::{encode_varint, encode_zigzag};
-use firn_model::TimeRange;
 
 use super::{
     BLOCK_BYTES, Extent, KEYS_MIN, MARKER_BYTES, Marker, NO_POINT, OpenSlab, PREAMBLE_BYTES,
@@ -64,25 +63,26 @@ fn encode_points(slab: &OpenSlab) -> (Vec<u8>, Vec<Marker>) {
     let mut data = Vec::new();
     let mut markers: Vec<Marker> = Vec::new();
     let mut before = 0;
-    for (ts, point) in slab.points(TimeRange::ALL) {
+    let mut last_set = 0;
+    for (set, ts, point) in slab.points() {
         if data.len() / BLOCK_BYTES >= markers.len() {
             let offset = (data.len() % BLOCK_BYTES) as u16;
-            markers.push(Marker { ts, offset, crc: 0 });
+            markers.push(Marker { set, ts, offset, crc: 0 });
         }
         encode_varint(ts.wrapping_sub(before) as u64, &mut data);
-        encode_varint(u64::from(point.set), &mut data);
+        encode_varint(u64::from(set), &mut data);
         encode_varint(point.head.map_or(0, |head| u64::from(head) + 1), &mut data);
         encode_varint(point.payload.len() as u64, &mut data);
         data.extend_from_slice(&point.payload);
-        before = ts;
+        (before, last_set) = (ts, set);
         // Blocks that this point fills without another beginning there.
         while markers.len() < data.len() / BLOCK_BYTES {
-            markers.push(Marker { ts, offset: NO_POINT, crc: 0 });
+            markers.push(Marker { set, ts, offset: NO_POINT, crc: 0 });
         }
     }
     // The last point ends in a block where none begins.
     if markers.len() < data.len().div_ceil(BLOCK_BYTES) {
-        markers.push(Marker { ts: before, offset: NO_POINT, crc: 0 });
+        markers.push(Marker { set: last_set, ts: before, offset: NO_POINT, crc: 0 });
     }
     (data, markers)
 }
@@ -102,13 +102,14 @@ fn encode_header(slab: &OpenSlab, keys: &[SlabKey], markers: &[Marker]) -> Vec<u
         encode_varint(bit_bytes as u64, &mut out);
         let start = out.len();
         out.resize(start + bit_bytes, 0);
-        for &position in set.iter() {
+        for &position in set.keys.iter() {
             out[start + position as usize / 8] |= 1 << (position % 8);
         }
     }
     encode_varint(slab.heads().len() as u64, &mut out);
     slab.heads().iter().for_each(|head| put_text(head, &mut out));
     for marker in markers {
+        out.extend_from_slice(&marker.set.to_le_bytes());
         out.extend_from_slice(&marker.ts.to_le_bytes());
         out.extend_from_slice(&marker.offset.to_le_bytes());
         out.extend_from_slice(&marker.crc.to_le_bytes());

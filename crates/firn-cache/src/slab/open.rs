@@ -1,6 +1,7 @@
-//! A slab on its way: points in memory, in the order of time, until they fill one.
+//! A slab on its way: points in memory until they fill one.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use firn_model::{TimeRange, Timestamp};
@@ -10,21 +11,23 @@ use super::{KEYS_MIN, PREAMBLE_BYTES};
 /// What a point takes in a slab at most, besides its payload.
 pub(crate) const SLAB_POINT_BYTES: usize = 10 + 3 + 3 + 5;
 /// What a point takes in memory, besides its payload.
-const OPEN_POINT_BYTES: usize = 64;
+const OPEN_POINT_BYTES: usize = 112;
 /// What a key takes in a slab at most, besides its text, its note and its extents.
 const SLAB_KEY_BYTES: usize = 32;
 
-/// Points in memory that will be a slab. Every key's points are in the order of time.
+/// Points in memory that will be a slab: for each set of keys, what they have in common, in the order of time.
 #[derive(Debug)]
 pub(crate) struct OpenSlab {
     field: u64,
     /// Texts in the order of their positions.
     keys: Vec<Arc<[u8]>>,
     positions: HashMap<Arc<[u8]>, u32>,
-    points: BTreeMap<Timestamp, Vec<OpenPoint>>,
-    /// Which keys have a point: sorted positions, each distinct list once.
-    sets: Vec<Arc<[u32]>>,
+    sets: Vec<KeySet>,
     set_ids: HashMap<Arc<[u32]>, u32>,
+    /// The sets that each key is in.
+    sets_of_keys: Vec<Vec<u32>>,
+    /// In which set a point may be, by the hash of all it is: to share it.
+    places: HashMap<u64, u32>,
     heads: Vec<Arc<[u8]>>,
     head_ids: HashMap<Arc<[u8]>, u32>,
     point_count: usize,
@@ -33,9 +36,16 @@ pub(crate) struct OpenSlab {
     shared_bytes: usize,
 }
 
+/// Some keys, and the points that just these have.
 #[derive(Debug)]
+pub(crate) struct KeySet {
+    /// Positions, sorted.
+    pub(crate) keys: Arc<[u32]>,
+    points: BTreeMap<Timestamp, Vec<OpenPoint>>,
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OpenPoint {
-    pub(crate) set: u32,
     pub(crate) head: Option<u32>,
     pub(crate) payload: Box<[u8]>,
 }
@@ -46,9 +56,10 @@ impl OpenSlab {
             field,
             keys: Vec::new(),
             positions: HashMap::new(),
-            points: BTreeMap::new(),
             sets: Vec::new(),
             set_ids: HashMap::new(),
+            sets_of_keys: Vec::new(),
+            places: HashMap::new(),
             heads: Vec::new(),
             head_ids: HashMap::new(),
             point_count: 0,
@@ -75,10 +86,10 @@ impl OpenSlab {
 
     /// The times of its points.
     pub(crate) fn time_range(&self) -> TimeRange {
-        match (self.points.first_key_value(), self.points.last_key_value()) {
-            (Some((&start, _)), Some((&end, _))) => TimeRange { start, end },
-            _ => TimeRange::EMPTY,
-        }
+        let ends = |set: &KeySet| {
+            Some(TimeRange::new(*set.points.first_key_value()?.0, *set.points.last_key_value()?.0))
+        };
+        self.sets.iter().filter_map(ends).fold(TimeRange::EMPTY, TimeRange::union)
     }
 
     /// What it takes in memory, about.
@@ -124,6 +135,7 @@ impl OpenSlab {
         let position = self.keys.len() as u32;
         self.keys.push(Arc::clone(key));
         self.positions.insert(Arc::clone(key), position);
+        self.sets_of_keys.push(Vec::new());
         self.shared_bytes += key.len() + note_bytes + SLAB_KEY_BYTES;
         position
     }
@@ -136,22 +148,19 @@ impl OpenSlab {
         head: Option<&Arc<[u8]>>,
         payload: &[u8],
     ) {
-        let head = head.map(|head| self.head_id(head));
-        let same = |point: &OpenPoint| point.head == head && *point.payload == *payload;
-        let shared = self.points.get(&ts).and_then(|points| points.iter().position(same));
-        if let Some(idx) = shared {
-            let set = self.points[&ts][idx].set;
+        let point =
+            OpenPoint { head: head.map(|head| self.head_id(head)), payload: payload.into() };
+        let hash = hash(ts, &point);
+        if let Some(&set) = self.places.get(&hash)
+            && let Some(shared) = self.take(set, ts, &point)
+        {
             let set = self.set_with(set, position);
-            if let Some(point) = self.points.get_mut(&ts).and_then(|points| points.get_mut(idx)) {
-                point.set = set;
-            }
-            return;
+            return self.put(set, ts, shared, hash);
         }
-        let set = self.set_id(Arc::from([position]));
         self.point_count += 1;
         self.payload_bytes += payload.len();
-        let point = OpenPoint { set, head, payload: Box::from(payload) };
-        self.points.entry(ts).or_default().push(point);
+        let set = self.set_id(Arc::from([position]));
+        self.put(set, ts, point, hash);
     }
 
     /// Takes the points of a key out of `range`.
@@ -159,45 +168,50 @@ impl OpenSlab {
         if range.is_empty() {
             return;
         }
-        let times = self.points.range(range.start..=range.end);
-        let touched: Vec<Timestamp> = times
-            .filter(|(_, points)| points.iter().any(|point| self.has_key(point.set, position)))
-            .map(|(&ts, _)| ts)
-            .collect();
-        for ts in touched {
-            let mut points = self.points.remove(&ts).unwrap_or_default();
-            points.retain_mut(|point| match self.set_without(point.set, position) {
-                Some(set) => {
-                    point.set = set;
-                    true
+        let sets = self.sets_of_keys.get(position as usize).cloned().unwrap_or_default();
+        for set in sets {
+            let mut points = std::mem::take(&mut self.sets[set as usize].points);
+            let mut taken = points.split_off(&range.start);
+            if let Some(after) = range.end.checked_add(1) {
+                points.append(&mut taken.split_off(&after));
+            }
+            self.sets[set as usize].points = points;
+            let rest = self.set_without(set, position);
+            for (ts, point) in
+                taken.into_iter().flat_map(|(ts, points)| points.into_iter().map(move |p| (ts, p)))
+            {
+                let hash = hash(ts, &point);
+                match rest {
+                    Some(rest) => self.put(rest, ts, point, hash),
+                    None => {
+                        self.point_count -= 1;
+                        self.payload_bytes -= point.payload.len();
+                        self.places.remove(&hash);
+                    }
                 }
-                None => {
-                    self.point_count -= 1;
-                    self.payload_bytes -= point.payload.len();
-                    false
-                }
-            });
-            if !points.is_empty() {
-                self.points.insert(ts, points);
             }
         }
     }
 
-    /// The points in `range`, in order.
-    pub(crate) fn points(
+    /// The points of a key in `range`, set by set, in the order of time in each.
+    pub(crate) fn points_of(
         &self,
+        position: u32,
         range: TimeRange,
     ) -> impl Iterator<Item = (Timestamp, &OpenPoint)> + '_ {
-        let range = if range.is_empty() { None } else { Some(range.start..=range.end) };
-        let times = range.into_iter().flat_map(|range| self.points.range(range));
-        times.flat_map(|(&ts, points)| points.iter().map(move |point| (ts, point)))
+        let sets = self.sets_of_keys.get(position as usize).into_iter().flatten();
+        sets.filter_map(|&set| self.sets.get(set as usize)).flat_map(move |set| set.points(range))
     }
 
-    pub(crate) fn has_key(&self, set: u32, position: u32) -> bool {
-        self.sets[set as usize].binary_search(&position).is_ok()
+    /// All points, set by set.
+    pub(crate) fn points(&self) -> impl Iterator<Item = (u32, Timestamp, &OpenPoint)> + '_ {
+        let sets = (0..).zip(&self.sets);
+        sets.flat_map(|(id, set)| {
+            set.points(TimeRange::ALL).map(move |(ts, point)| (id, ts, point))
+        })
     }
 
-    pub(crate) fn sets(&self) -> &[Arc<[u32]>] {
+    pub(crate) fn sets(&self) -> &[KeySet] {
         &self.sets
     }
 
@@ -216,18 +230,38 @@ impl OpenSlab {
         id
     }
 
-    fn set_id(&mut self, set: Arc<[u32]>) -> u32 {
-        if let Some(&id) = self.set_ids.get(&set) {
+    /// Takes a point like `like` out of a set.
+    fn take(&mut self, set: u32, ts: Timestamp, like: &OpenPoint) -> Option<OpenPoint> {
+        let points = &mut self.sets.get_mut(set as usize)?.points;
+        let same = points.get_mut(&ts)?;
+        let idx = same.iter().position(|point| point == like)?;
+        let point = same.swap_remove(idx);
+        if same.is_empty() {
+            points.remove(&ts);
+        }
+        Some(point)
+    }
+
+    fn put(&mut self, set: u32, ts: Timestamp, point: OpenPoint, hash: u64) {
+        self.places.insert(hash, set);
+        self.sets[set as usize].points.entry(ts).or_default().push(point);
+    }
+
+    fn set_id(&mut self, keys: Arc<[u32]>) -> u32 {
+        if let Some(&id) = self.set_ids.get(&keys) {
             return id;
         }
         let id = self.sets.len() as u32;
-        self.sets.push(Arc::clone(&set));
-        self.set_ids.insert(set, id);
+        for &position in keys.iter() {
+            self.sets_of_keys[position as usize].push(id);
+        }
+        self.sets.push(KeySet { keys: Arc::clone(&keys), points: BTreeMap::new() });
+        self.set_ids.insert(keys, id);
         id
     }
 
     fn set_with(&mut self, set: u32, position: u32) -> u32 {
-        let old = &self.sets[set as usize];
+        let old = &self.sets[set as usize].keys;
         let Err(idx) = old.binary_search(&position) else { return set };
         let mut new = old.to_vec();
         new.insert(idx, position);
@@ -236,10 +270,24 @@ impl OpenSlab {
 
     /// `None` if nobody is left.
     fn set_without(&mut self, set: u32, position: u32) -> Option<u32> {
-        let old = &self.sets[set as usize];
+        let old = &self.sets[set as usize].keys;
         let Ok(idx) = old.binary_search(&position) else { return Some(set) };
         let mut new = old.to_vec();
         new.remove(idx);
         (!new.is_empty()).then(|| self.set_id(new.into()))
     }
+}
+
+impl KeySet {
+    fn points(&self, range: TimeRange) -> impl Iterator<Item = (Timestamp, &OpenPoint)> + '_ {
+        let bounds = (!range.is_empty()).then_some(range.start..=range.end);
+        let times = bounds.into_iter().flat_map(|bounds| self.points.range(bounds));
+        times.flat_map(|(&ts, points)| points.iter().map(move |point| (ts, point)))
+    }
+}
+
+fn hash(ts: Timestamp, point: &OpenPoint) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (ts, point).hash(&mut hasher);
+    hasher.finish()
 }

@@ -162,7 +162,7 @@ impl Store {
         self.device.read(slab.preamble.slot, slab.preamble.data_at(), &mut bytes)?;
         header.check(self.device.path(), &blocks, &bytes)?;
         self.state.lock().stats.read_bytes += bytes.len() as u64;
-        header.walk(self.device.path(), &blocks, &bytes, TimeRange::ALL, &mut |point| {
+        header.walk(self.device.path(), &blocks, &bytes, &mut |point| {
             for position in header.positions(point.set) {
                 let key = &header.keys[position].text;
                 let Some(segments) = live.get(key).map(|key| &key.segments) else { continue };
@@ -177,6 +177,7 @@ impl Store {
                     });
                 }
             }
+            true
         })
     }
 }
