@@ -115,6 +115,15 @@ impl RowState {
         }
     }
 
+    /// How many slots it knows: the last one that was ever seen, and all before it.
+    #[inline]
+    pub fn slot_count(&self) -> usize {
+        match &self.members {
+            Members::One { in_last_row, .. } => usize::from(*in_last_row),
+            Members::Many { table, .. } => table.lasts.len(),
+        }
+    }
+
     fn step(&mut self) -> &mut u32 {
         match &mut self.members {
             Members::One { step, .. } | Members::Many { step, .. } => step,

@@ -34,8 +34,10 @@ pub(crate) struct Encoder {
 pub(crate) struct Pending {
     pub(crate) seq: CommitSeq,
     pub(crate) segment: u64,
-    /// Members of its whole rows.
+    /// Members of groups that have no row in the arena yet, and those that a group got since.
     pub(crate) series_count: u64,
+    /// Its values.
+    pub(crate) value_count: u64,
 }
 
 impl Encoder {
@@ -84,7 +86,7 @@ impl Encoder {
             self.restart();
         }
         let segment = self.segment.expect("a log segment was entered before rows are encoded");
-        let Encoder { states, stamp, payload, row, .. } = self;
+        let Encoder { states, stamp, arena_stamp, payload, row, .. } = self;
         let cells = rows.cells();
         payload.clear();
         let range = cells.iter().fold(TimeRange::EMPTY, |range, cell| range.extend(cell.ts));
@@ -94,15 +96,19 @@ impl Encoder {
         for piece in rows.pieces() {
             let local = Local::try_from(bits.local(piece.group)).expect("groups are dense");
             row.clear();
-            let known = states.with(local, *stamp, |state, known| {
+            // A row may come in pieces: the group's members are those that its state has got, not this piece's.
+            let known = states.with(local, *stamp, |state, last| {
+                let known = last == *stamp;
+                let before = if last >= *arena_stamp { state.slot_count() } else { 0 };
                 encode_row(state, !known, piece.ts, piece.cells, row);
+                series_count += (state.slot_count() - before) as u64;
                 known
             });
             encode_payload_row(local - before, !known, row, payload);
-            series_count += if known { 0 } else { piece.cells.len() as u64 };
             before = local;
         }
-        self.pending = Some(Pending { seq, segment, series_count });
+        self.pending =
+            Some(Pending { seq, segment, series_count, value_count: cells.len() as u64 });
         &self.payload
     }
 

@@ -8,7 +8,7 @@ pub struct HeadOptions {
     /// How many shards there are: fixed when a database is created.
     pub shard_bits: ShardBits,
     /// An arena of this many bytes is converted once it has [`HeadOptions::rows_per_group_min`] rows a
-    /// group on average, or at four times this size whatever is in it. Per shard, so all active rows
+    /// group on average (values a series: a row may come in pieces), or at four times this size whatever is in it. Per shard, so all active rows
     /// together hold at most `shard_count` times four times this, and what waits for conversion.
     ///
     /// Source: ByteSeries Algorithm 1, `max_size`.

@@ -63,10 +63,10 @@ pub(crate) struct OpenArena {
     generation: u64,
     pub(crate) arena: Arc<Arena>,
     end: u32,
-    row_count: u64,
     group_count: u64,
-    /// Members of the groups' first rows.
+    /// Members of the groups that have a row here.
     series_count: u64,
+    value_count: u64,
     /// Of the arena before.
     series_count_before: u64,
     /// At how many eighths of the usual points and bytes a series it is full.
@@ -148,7 +148,9 @@ impl Shard {
         );
         let payload = Payload::open(&bytes).expect("the payload was encoded here");
         let rows = self.append(payload, false).expect("the payload was encoded here");
-        self.active().series_count += pending.series_count;
+        let active = self.active();
+        active.series_count += pending.series_count;
+        active.value_count += pending.value_count;
         debug_assert!(rows.refused_count == 0, "a difference without its base was encoded");
         let range = payload.range;
         self.encoder.put_buffer(bytes);
@@ -241,8 +243,10 @@ impl Shard {
                 return Err(error.context(format!("rows of shard {} at {position:?}", self.id.0)));
             }
         };
+        // Rows are not decoded here: as if each were of one member.
         let active = self.active();
         active.series_count = active.series_count.max(active.group_count);
+        active.value_count += rows.row_count;
         if apply && rows.row_count > 0 {
             self.complete_since.get_or_insert(seq);
             let active = self.active();
@@ -351,7 +355,6 @@ impl Shard {
             active.group_count += u64::from(is_first);
             report.row_count += 1;
         }
-        active.row_count += report.row_count;
         Ok(report)
     }
 
@@ -413,9 +416,9 @@ impl OpenArena {
             generation,
             arena: Arc::new(Arena::new(budget.empty(Pool::Head))),
             end: 0,
-            row_count: 0,
             group_count: 0,
             series_count: 0,
+            value_count: 0,
             series_count_before,
             full_eighths: EIGHTHS,
             staged_count: 0,
@@ -437,9 +440,10 @@ impl OpenArena {
         if end == 0 {
             return false;
         }
-        let has_rows = |rows: u32| self.row_count >= u64::from(rows) * self.group_count;
-        let part_of = |whole: u64| (whole * u64::from(self.full_eighths)).div_ceil(8);
+        // A row that comes in pieces is one row: values are counted, not pieces.
         let is_large = |bytes: usize| end >= bytes;
+        let has_rows = |rows: u32| self.value_count >= u64::from(rows) * self.series_count;
+        let part_of = |whole: u64| (whole * u64::from(self.full_eighths)).div_ceil(8);
         if is_large((4 * options.arena_bytes_max).min(ARENA_BYTES_MAX / 2)) {
             return true;
         }
@@ -450,10 +454,9 @@ impl OpenArena {
             100 * self.series_count >= options.series_share_percent_min * self.series_count_before;
         let is_heavy =
             end as u64 >= part_of(options.bytes_per_series_max as u64 * self.series_count);
-        (share || is_large(options.arena_bytes_min))
-            && (is_heavy
-                || self.row_count
-                    >= part_of(u64::from(options.rows_per_group_max) * self.group_count))
+        let is_long =
+            self.value_count >= part_of(u64::from(options.rows_per_group_max) * self.series_count);
+        (share || is_large(options.arena_bytes_min)) && (is_heavy || is_long)
     }
 
     /// Rows before `end` are visible from now on.

@@ -24,14 +24,14 @@ struct Page {
 }
 
 impl States {
-    /// Lets `write` use the group's state; `write` is told whether the group has a row under
-    /// `stamp` already.
+    /// Lets `write` use the group's state; `write` is told the stamp under which the group was written
+    /// last, 0 if never. From now on that is `stamp`.
     #[inline]
     pub(crate) fn with<R>(
         &mut self,
         local: Local,
         stamp: u32,
-        write: impl FnOnce(&mut RowState, bool) -> R,
+        write: impl FnOnce(&mut RowState, u32) -> R,
     ) -> R {
         let page_idx = local as usize / PAGE_GROUPS;
         if self.pages.get(page_idx).is_none_or(Option::is_none) {
@@ -39,10 +39,10 @@ impl States {
         }
         let page = self.pages[page_idx].as_mut().expect("the page was just made");
         let place = local as usize % PAGE_GROUPS;
-        let known = std::mem::replace(&mut page.stamps[place], stamp) == stamp;
+        let last = std::mem::replace(&mut page.stamps[place], stamp);
         let row = &mut page.rows[place];
         let before = row.heap_bytes();
-        let result = write(row, known);
+        let result = write(row, last);
         self.heap_bytes = self.heap_bytes + row.heap_bytes() - before;
         result
     }
@@ -96,14 +96,14 @@ mod tests {
     #[test]
     fn states_are_known_for_one_stamp_and_forgotten_when_idle() {
         let mut states = States::default();
-        assert!(!states.with(1_000, 1, |_, known| known));
-        assert!(states.with(1_000, 1, |_, known| known));
-        assert!(!states.with(1_000, 2, |_, known| known));
+        assert_eq!(states.with(1_000, 1, |_, last| last), 0);
+        assert_eq!(states.with(1_000, 1, |_, last| last), 1);
+        assert_eq!(states.with(1_000, 2, |_, last| last), 1);
         let held = states.heap_bytes();
         states.with(3, 5, |_, _| ());
         assert_eq!(states.heap_bytes(), held + size_of::<Page>() as u64);
         states.forget_before(3);
         assert_eq!(states.heap_bytes(), held, "the page of group 1000 is gone, that of 3 is there");
-        assert!(states.with(3, 5, |_, known| known));
+        assert_eq!(states.with(3, 5, |_, last| last), 5);
     }
 }

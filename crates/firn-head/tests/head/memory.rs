@@ -138,6 +138,76 @@ fn a_reader_of_one_member_touches_little() {
     }
 }
 
+/// Nobody converts for long: every arena is closed at its size, what waits costs its rows and is in the
+/// budget, a job is one piece of bounded work, and in the end it is as if nothing had lagged.
+#[test]
+fn conversion_that_lags_is_bounded_and_catches_up() {
+    const GROUPS: u64 = 300;
+    let budget = Budget::unlimited();
+    let mut options = HeadOptions::new(ShardBits::for_count(1));
+    options.arena_bytes_max = 4 << 10;
+    options.arena_bytes_min = 4 << 10;
+    let head = Head::new(options.clone(), budget.clone());
+    let mut batch = RowBatch::default();
+    for step in 0..200u64 {
+        round(0..GROUPS, 1, step as i64 * 15_000, &mut batch);
+        put(&head, &budget, &mut batch, step + 1);
+    }
+    let lagging = head.stats();
+    assert!(lagging.arena_count_waiting > 3, "{lagging:?}");
+    // An arena's last request may go over the border, and its blocks and pages are whole.
+    let arena_bytes_max = 4 * options.arena_bytes_max as u64 + GROUPS * 20 + (16 << 10);
+    let per_arena = lagging.arena_bytes / (lagging.arena_count_waiting + 1);
+    assert!(per_arena <= arena_bytes_max, "{lagging:?}");
+    assert!(lagging.arena_bytes <= lagging.row_count * 12, "{lagging:?}");
+    assert_eq!(budget.usage().used_bytes, lagging.arena_bytes + lagging.state_bytes);
+    let before = head.snapshot();
+    while let Some(job) = head.plan_convert().or_else(|| head.plan_compress()) {
+        assert!(head.apply_convert(job.run().unwrap()));
+    }
+    drop(before);
+    let after = head.stats();
+    assert_eq!((after.row_count, after.arena_count_waiting), (lagging.row_count, 0));
+    let held = after.arena_bytes + after.segment_bytes;
+    assert!(held * 3 < lagging.arena_bytes, "{after:?} of {lagging:?}");
+    assert_eq!(budget.usage().used_bytes, held + after.state_bytes);
+}
+
+/// A sender with fifty connections sends a row in fifty pieces: that is one row, not fifty. Once, arenas
+/// were full before the first scrape was over, and every value of it was written whole again.
+#[test]
+fn pieces_of_rows_fill_no_arena_sooner() {
+    let held = |piece_count: u32| {
+        let budget = Budget::unlimited();
+        let head = Head::new(HeadOptions::new(ShardBits::for_count(1)), budget.clone());
+        let mut batch = RowBatch::default();
+        let mut seq = 0;
+        let mut arena_count = 0;
+        for scrape in 0..64u64 {
+            for piece in 0..piece_count {
+                batch.clear();
+                for group in 0..20 {
+                    for slot in (0..100).filter(|slot| slot % piece_count == piece) {
+                        let series = SeriesRef { group: GroupId(group), slot: Slot(slot) };
+                        batch.push(series, scrape as i64 * 15_000, f64::from(slot % 7));
+                    }
+                }
+                seq += 1;
+                put(&head, &budget, &mut batch, seq);
+            }
+            while let Some(job) = head.plan_convert() {
+                arena_count += 1;
+                assert!(head.apply_convert(job.run().unwrap()));
+            }
+        }
+        (arena_count, budget.usage().used_bytes / 2_000)
+    };
+    let (whole, pieces) = (held(1), held(50));
+    // In so small pieces a value costs three bytes, so bytes a series are reached at 20 rows and not 32.
+    assert!(whole.0 <= 4 && pieces.0 <= 8, "{whole:?}, {pieces:?}");
+    assert!(whole.1 <= 60 && pieces.1 <= 130, "{whole:?}, {pieces:?}");
+}
+
 #[test]
 fn idle_groups_are_forgotten() {
     let budget = Budget::unlimited();
