@@ -148,6 +148,7 @@ impl<'a> RowReader<'a> {
         let mut rest = self.table.cells.get(self.blocks, block)?;
         let first = schema.rows.start + in_schema * BLOCK_ROWS;
         let rows = first..schema.rows.end.min(first.saturating_add(BLOCK_ROWS));
+        self.columns.reserve(schema.names.len());
         for _ in &schema.names {
             let column = Column::take(&mut rest, rows.len()).ok_or_else(|| self.bad())?;
             self.columns.push(column);
