@@ -365,13 +365,15 @@ impl World {
             }
         }
         let count: usize = pieces.values().map(BTreeMap::len).sum();
+        // Values that the batch itself overwrites count as well.
+        let value_count = batch.len() as u64;
         let begun: Vec<_> = pieces.iter().map(|((_, ts), piece)| self.begin(*ts, piece)).collect();
         match engine.write(&mut batch) {
             Ok(report) => {
                 self.tally.count("write acknowledged");
                 self.say(|| format!("write of {count} points acknowledged"));
-                if report.written != count as u64 {
-                    return Err(Failure(format!("{report:?} for {count} points")));
+                if report.written != value_count {
+                    return Err(Failure(format!("{report:?} for {value_count} values")));
                 }
                 begun.into_iter().for_each(|piece| self.oracle.acknowledge(piece));
                 self.check_told(&pieces)
