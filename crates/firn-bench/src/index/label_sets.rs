@@ -36,7 +36,7 @@ pub struct LabelSets {
 
 #[derive(Debug)]
 struct Template {
-    /// What is recorded; the `job` of the group.
+    /// What is recorded: the `job` of the group.
     job: String,
     members: Vec<Pairs>,
 }
@@ -317,11 +317,11 @@ fn exposed(line: &str) -> Option<Pairs> {
                 (_, letter) => value.push(letter),
             }
         };
-        pairs.push((name.to_owned(), value));
+        // As a scrape renames what its target has already.
+        let exported = if ["job", "instance"].contains(&name) { "exported_" } else { "" };
+        pairs.push((format!("{exported}{name}"), value));
         rest = tail[close + 1..].trim_start_matches(',');
     }
-    // A scrape would rename these.
-    pairs.retain(|(name, _)| name != "job" && name != "instance");
     Some(pairs)
 }
 
@@ -363,7 +363,12 @@ mod tests {
         let pairs = exposed(r#"m{a="x,\"y\\",job="j",b=""} 1 2"#).unwrap();
         assert_eq!(
             pairs,
-            owned([("__name__", "m".into()), ("a", "x,\"y\\".into()), ("b", "".into())])
+            owned([
+                ("__name__", "m".into()),
+                ("a", "x,\"y\\".into()),
+                ("exported_job", "j".into()),
+                ("b", "".into()),
+            ])
         );
         assert_eq!(exposed("m 1").unwrap(), named("m"));
         assert_eq!(exposed("m{a=\"x"), None);
