@@ -18,6 +18,7 @@ use firn_codec::varint::take_bytes;
 use firn_model::{Error, Result, decode_varint, encode_varint};
 
 use crate::sealed::blocks::{Blocks, Records, Section};
+use crate::sealed::strings::take_varint;
 
 /// Rows of a block.
 pub(crate) const BLOCK_ROWS: u32 = 128;
@@ -167,10 +168,10 @@ impl<'a> Column<'a> {
     fn take(rest: &mut &'a [u8], row_count: usize) -> Option<Column<'a>> {
         let (&width, after) = rest.split_first()?;
         *rest = after;
-        let base = decode_varint(rest)?;
+        let base = take_varint(rest)?;
         let payload_bytes = match width {
             0..=32 => packed_bytes(row_count, u32::from(width)),
-            RUNS => usize::try_from(decode_varint(rest)?).ok()?,
+            RUNS => usize::try_from(take_varint(rest)?).ok()?,
             _ => return None,
         };
         let payload = take_bytes(rest, payload_bytes, "column").ok()?;
@@ -190,8 +191,7 @@ impl<'a> Column<'a> {
             self.run = Run { rest: self.payload, ..Run::default() };
         }
         while at >= self.run.end {
-            let (rows, rank) =
-                (decode_varint(&mut self.run.rest)?, decode_varint(&mut self.run.rest)?);
+            let (rows, rank) = (take_varint(&mut self.run.rest)?, take_varint(&mut self.run.rest)?);
             self.run.start = self.run.end;
             self.run.end = self.run.end.checked_add(rows)?;
             self.run.rank = rank;

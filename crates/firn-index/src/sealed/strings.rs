@@ -10,7 +10,6 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use firn_codec::varint::take_bytes;
 use firn_model::{Result, decode_varint, encode_varint};
 
 use crate::sealed::blocks::{Blocks, Records};
@@ -172,20 +171,34 @@ impl Strings {
     }
 }
 
+#[inline]
 fn take_entry<'a>(rest: &mut &'a [u8], first: bool) -> Option<(usize, &'a [u8])> {
     let (same, new) = if first {
-        (0, decode_varint(rest)?)
+        (0, take_varint(rest)?)
     } else {
         let (&head, after) = rest.split_first()?;
         *rest = after;
         let mut len = |nibble: u8| match nibble {
-            15 => decode_varint(rest)?.checked_add(15),
+            15 => take_varint(rest)?.checked_add(15),
             short => Some(u64::from(short)),
         };
         (len(head >> 4)?, len(head & 15)?)
     };
-    let new = take_bytes(rest, usize::try_from(new).ok()?, "value").ok()?;
+    let (new, after) = rest.split_at_checked(usize::try_from(new).ok()?)?;
+    *rest = after;
     Some((usize::try_from(same).ok()?, new))
+}
+
+/// Nearly all numbers here take one byte.
+#[inline]
+pub(super) fn take_varint(rest: &mut &[u8]) -> Option<u64> {
+    match **rest {
+        [byte, ref after @ ..] if byte < 0x80 => {
+            *rest = after;
+            Some(u64::from(byte))
+        }
+        _ => decode_varint(rest),
+    }
 }
 
 impl StringWalk<'_> {
