@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use firn_codec::Slots;
 use firn_head::HeadSnapshot;
 use firn_index::{Liveness, MergeJob};
-use firn_model::{Cell, GroupId, Pool, Result, RowBatch, SeriesRef, Slot, TimeRange};
+use firn_model::{Cell, Error, GroupId, Pool, Result, RowBatch, SeriesRef, Slot, TimeRange};
 use firn_tree::Version;
 
 use crate::manifest::{Edit, Room};
@@ -35,6 +35,9 @@ pub(crate) struct Leaving {
     series: HashSet<SeriesRef>,
     /// One of them was written.
     is_disturbed: AtomicBool,
+    /// The part whose commit failed: after a crash they may have left. Until the manifest says otherwise
+    /// nobody may write them.
+    uncertain: Option<Vec<u8>>,
 }
 
 /// When series may leave a database that was opened at `now_ms`.
@@ -44,15 +47,24 @@ pub(crate) fn first_removal_ms(now_ms: i64) -> i64 {
 
 impl Leaving {
     /// Tells of a batch that is about to be written.
-    pub(crate) fn note(&self, batch: &RowBatch) {
+    ///
+    /// # Errors
+    /// `Unavailable` if nobody knows whether one of its series has left.
+    pub(crate) fn note(&self, batch: &RowBatch) -> Result<()> {
         if self.series.is_empty() {
-            return;
+            return Ok(());
         }
         let is_leaving =
             |cell: &Cell| self.series.contains(&SeriesRef { group: cell.group, slot: cell.slot });
         if batch.cells().iter().any(is_leaving) {
+            if self.uncertain.is_some() {
+                return Err(Error::unavailable(
+                    "the manifest could not be written when series were about to leave the index; retry",
+                ));
+            }
             self.is_disturbed.store(true, Relaxed);
         }
+        Ok(())
     }
 }
 
@@ -107,6 +119,7 @@ impl Engine {
     /// Makes one index file of several, if there are many; otherwise, from time to time after data has
     /// gone, lets series leave.
     pub(crate) fn tend_index(&self) -> Result<Option<Step>> {
+        self.end_uncertainty()?;
         let now = self.env.clock.now_ms();
         if now < self.index_retry_at_ms.load(Relaxed) {
             return Ok(None);
@@ -171,15 +184,34 @@ impl Engine {
         self.probe();
         let mut leaving = self.leaving.write();
         let is_disturbed = leaving.is_disturbed.load(Relaxed);
-        *leaving = Leaving::default();
+        let leaving_series = std::mem::take(&mut *leaving).series;
         if is_disturbed || !matches!(found, Ok(false)) {
             self.index.abandon(&removal.part)?;
             return found.map(|_| Outcome::Disturbed);
         }
         // Nobody writes until the references are of another generation.
-        self.apply_index(removal.part)?;
+        if let Err(e) = self.apply_index(removal.part.clone()) {
+            *leaving = Leaving {
+                series: leaving_series,
+                uncertain: Some(removal.part),
+                ..Leaving::default()
+            };
+            return Err(e);
+        }
         self.counters.series_removed.add(count);
         Ok(Outcome::Removed)
+    }
+
+    /// After a removal whose commit failed: a new manifest says that the series are there.
+    fn end_uncertainty(&self) -> Result<()> {
+        if self.leaving.read().uncertain.is_none() {
+            return Ok(());
+        }
+        self.commit_edit(Edit::default(), || Ok(()))?;
+        match std::mem::take(&mut *self.leaving.write()).uncertain {
+            Some(part) => self.index.abandon(&part),
+            None => Ok(()),
+        }
     }
 
     /// Whether one of `dropped` has a sample now.

@@ -63,7 +63,7 @@ impl Engine {
         if batch.is_empty() {
             return Ok(report);
         }
-        leaving.note(batch);
+        leaving.note(batch)?;
         // Before the sort drops what the batch itself overwrites: who sent it wants it counted.
         let value_count = batch.len() as u64;
         batch.sort(self.bits);

@@ -254,19 +254,23 @@ impl World {
             let mut kept = kept.lock();
             kept.turn += 1;
             // Mostly nobody writes just then.
-            if kept.refs.is_empty() || !kept.turn.is_multiple_of(3) {
+            if !kept.turn.is_multiple_of(3) {
                 return;
             }
-            let (labels, series) = kept.refs[kept.turn / 3 % kept.refs.len()].clone();
-            let sample = Sample { ts: clock.now_ms(), value: kept.turn as f64 };
-            let mut batch = RowBatch::default();
-            batch.push(series, sample.ts, sample.value);
-            match engine.write(&mut batch) {
-                // Left before: whoever keeps references is told.
-                Ok(report) if report.unknown > 0 => {}
-                written => {
-                    let is_acknowledged = written.is_ok();
-                    kept.written.push(Late { labels, sample, is_acknowledged });
+            for idx in 0..kept.refs.len().min(5) {
+                let (labels, series) =
+                    kept.refs[(kept.turn / 3 + 7 * idx) % kept.refs.len()].clone();
+                let value = (kept.turn + idx) as f64;
+                let sample = Sample { ts: clock.now_ms(), value };
+                let mut batch = RowBatch::default();
+                batch.push(series, sample.ts, sample.value);
+                match engine.write(&mut batch) {
+                    // Left before: whoever keeps references is told.
+                    Ok(report) if report.unknown > 0 => {}
+                    written => {
+                        let is_acknowledged = written.is_ok();
+                        kept.written.push(Late { labels, sample, is_acknowledged });
+                    }
                 }
             }
         }));
