@@ -90,8 +90,8 @@ pub(crate) fn decode_values(
             decimals::extend(scale, scratch, out);
         }
         None if bytes.first() == Some(&REPEATS) => {
-            input = input.get(1..).unwrap_or_default();
-            decode_repeats(&mut input, count, kept, out)?;
+            let rest = input.get(1..).unwrap_or_default();
+            return decode_repeats_of(rest, count, kept, scratch, out);
         }
         None => {
             let values = decode_column(&mut input, count, DEPTH_MAX)?;
@@ -117,10 +117,7 @@ fn decode_column(input: &mut &[u8], count: usize, depth: u32) -> Result<Vec<f64>
         }
         CONSTANT_INTEGER => Ok(vec![Scale::ONE.value(take_zigzag(input, "constant")?); count]),
         STRANGERS => decode_strangers(input, count),
-        REPEATS if depth > 0 => {
-            let mut values = Vec::new();
-            decode_repeats(input, count, 0..count, &mut values).map(|()| values)
-        }
+        REPEATS if depth > 0 => decode_repeats(input, count),
         DICTIONARY if depth > 0 => decode_dictionary(input, count, depth),
         SHIFTED_BITS => {
             let shift = take_count(input, 63, "zero bits")?;
@@ -183,36 +180,59 @@ fn encode_repeats(values: &[f64], effort: Effort, out: &mut Vec<u8>) {
     encode_each(&kept, effort, out);
 }
 
-/// Appends those of `kept` of `count` values to `out`.
-fn decode_repeats(
-    input: &mut &[u8],
+/// As [`decode_values`] for repeats, of which `bytes` are all but the tag: changes before `kept` are counted, those behind
+/// it not looked at, and of the values only those decoded that are in it.
+fn decode_repeats_of(
+    bytes: &[u8],
     count: usize,
     kept: Range<usize>,
+    scratch: &mut Vec<u64>,
     out: &mut Vec<f64>,
 ) -> Result<()> {
+    let mut input = bytes;
+    let changes = Postings::take(&mut input)?;
+    if changes.len() >= count as u64 || input.first() == Some(&REPEATS) {
+        return Err(corrupt(format!("{} changes of {count} values", changes.len())));
+    }
+    let mut ends = changes.iter().map(|end| usize::try_from(end).unwrap_or(usize::MAX));
+    let mut first = 0;
+    let mut next = ends.next();
+    while next.is_some_and(|end| end <= kept.start) {
+        first += 1;
+        next = ends.next();
+    }
+    let mut borders = Vec::new();
+    while let Some(end) = next.filter(|&end| end < kept.end) {
+        borders.push(end);
+        next = ends.next();
+    }
+    let mut distinct = Vec::with_capacity(borders.len() + 1);
+    let runs = first..first + borders.len() + 1;
+    decode_values(input, changes.len() as usize + 1, runs, scratch, &mut distinct)?;
+    let mut start = kept.start;
+    for (&value, end) in distinct.iter().zip(borders.into_iter().chain([kept.end])) {
+        let length = end.checked_sub(start).filter(|&length| length > 0);
+        let length = length.ok_or_else(|| corrupt("change outside its column"))?;
+        out.extend(std::iter::repeat_n(value, length));
+        start = end;
+    }
+    Ok(())
+}
+
+fn decode_repeats(input: &mut &[u8], count: usize) -> Result<Vec<f64>> {
     let changes = Postings::take(input)?;
     if changes.len() >= count as u64 {
         return Err(corrupt(format!("{} changes of {count} values", changes.len())));
     }
     let distinct = decode_column(input, changes.len() as usize + 1, DEPTH_MAX - 1)?;
-    let first = out.len();
-    out.resize(first + kept.len(), 0.0);
-    let target = out.get_mut(first..).unwrap_or_default();
     let mut ends = changes.iter().map(usize::try_from).chain([Ok(count)]);
-    let mut start = 0;
+    let mut values = Vec::with_capacity(count);
     for &value in &distinct {
-        let end =
-            ends.next().and_then(|end| end.ok()).filter(|end| (start + 1..=count).contains(end));
-        let end = end.ok_or_else(|| corrupt("change outside its column"))?;
-        let (from, to) = (start.max(kept.start), end.min(kept.end));
-        if from < to
-            && let Some(run) = target.get_mut(from - kept.start..to - kept.start)
-        {
-            run.fill(value);
-        }
-        start = end;
+        let end = ends.next().and_then(|end| end.ok());
+        let end = end.filter(|end| (values.len() + 1..=count).contains(end));
+        values.resize(end.ok_or_else(|| corrupt("change outside its column"))?, value);
     }
-    Ok(())
+    Ok(values)
 }
 
 /// The smallest form that does not look at repeats.
