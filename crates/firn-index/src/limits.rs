@@ -22,7 +22,7 @@ pub struct SeriesLimits {
     pub series_per_metric_max: Option<u64>,
     /// Members of all groups with the same labels. A group of one has no others to be counted with.
     pub series_per_group_max: Option<u64>,
-    /// New series per second; [`BURST_SECONDS`] seconds' worth may come at once.
+    /// New series per second; ten seconds' worth may come at once.
     pub new_series_per_second_max: Option<u64>,
 }
 
