@@ -20,6 +20,8 @@ use crate::sealed::{Kind, Sealed};
 // Up to so many member sets say themselves which parts have them; more, and parts are walked.
 const SETS_LISTED_MAX: u64 = 1_024;
 const ROWS_PER_CHECK: usize = 1_024;
+// Up to so many members of a shape are looked for one by one in each part.
+const POSITIONS_SEARCHED_MAX: usize = 4;
 // Values kept at hand: neighbours share most of theirs.
 const TEXTS: usize = 1 << 10;
 const NONE: u32 = u32::MAX;
@@ -30,8 +32,6 @@ pub(super) struct Collector<'a> {
     sealed: &'a Sealed,
     keys: KeyMaker<'a>,
     out: &'a mut Vec<GroupMatch>,
-    /// Where this segment's begin.
-    out_start: usize,
     part_rows: RowReader<'a>,
     set_rows: RowReader<'a>,
     set_projections: HashMap<u32, u32>,
@@ -51,12 +51,10 @@ impl<'a> Collector<'a> {
         keys: &'a mut KeyTable,
         out: &'a mut Vec<GroupMatch>,
     ) -> Collector<'a> {
-        let out_start = out.len();
         Collector {
             sealed,
             keys: KeyMaker::new(sealed, keys),
             out,
-            out_start,
             part_rows: sealed.parts.rows.reader(&sealed.blocks),
             set_rows: sealed.sets.rows.reader(&sealed.blocks),
             set_projections: HashMap::new(),
@@ -127,27 +125,6 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// Puts groups together that came in several parts.
-    pub(super) fn finish(self) {
-        let ours = &mut self.out[self.out_start..];
-        if ours.len() < 2 || self.sealed.parts_are_groups() {
-            return;
-        }
-        ours.sort_by_key(|group| group.group);
-        let start = self.out_start;
-        let sorted: Vec<GroupMatch> = self.out.drain(start..).collect();
-        for group in sorted {
-            let joins = self.out.len() > start;
-            match self.out.last_mut() {
-                Some(last) if joins && last.group == group.group => {
-                    last.members.extend(group.members);
-                    last.members.sort_by_key(|member| member.slot);
-                }
-                _ => self.out.push(group),
-            }
-        }
-    }
-
     /// The parts of the class that have one of its member sets, if that narrows it cheaply.
     fn candidates(&self, class: &Class, cancel: &CancelToken) -> Result<Option<IdSet>> {
         let Some(sets) = class.sets.as_ref().filter(|sets| sets.count() <= SETS_LISTED_MAX) else {
@@ -203,27 +180,32 @@ impl<'a> Collector<'a> {
         scratch: &mut Scratch,
     ) -> Result<()> {
         let bad = || self.sealed.bad_part();
-        let member_count = part.member_count(passing.len);
-        part.missing(passing.len, &mut scratch.missing).ok_or_else(bad)?;
-        let all_slots = passing.positions.len() > 4;
-        if all_slots {
-            part.slots(member_count, &mut scratch.slots).ok_or_else(bad)?;
+        // A few are looked for among the missing ones; for many these are laid out once.
+        let is_few = passing.positions.len() <= POSITIONS_SEARCHED_MAX;
+        if !is_few {
+            part.missing(passing.len, &mut scratch.missing).ok_or_else(bad)?;
+            part.slots(part.member_count(passing.len), &mut scratch.slots).ok_or_else(bad)?;
         }
         self.keys.project(&mut self.part_rows, row, &mut scratch.pairs)?;
         let projection = self.keys.projection(&scratch.pairs);
         let mut members = smallvec::SmallVec::new();
         let mut missing = 0;
         for &(position, set_projection, set) in &passing.positions {
-            while scratch.missing.get(missing).is_some_and(|&at| at < position) {
-                missing += 1;
-            }
-            if scratch.missing.get(missing) == Some(&position) {
-                continue;
-            }
-            let rank = position - missing as u32;
-            let slot = match all_slots {
-                true => scratch.slots.get(rank as usize).copied(),
-                false => part.slot(rank),
+            let rank = if is_few {
+                let Some(rank) = part.rank_of(position) else { continue };
+                rank
+            } else {
+                while scratch.missing.get(missing).is_some_and(|&at| at < position) {
+                    missing += 1;
+                }
+                if scratch.missing.get(missing) == Some(&position) {
+                    continue;
+                }
+                position - missing as u32
+            };
+            let slot = match is_few {
+                true => part.slot(rank),
+                false => scratch.slots.get(rank as usize).copied(),
             };
             let slot = Slot(slot.ok_or_else(bad)?);
             let key = match self.keys.is_series() {
@@ -276,13 +258,6 @@ struct Scratch {
     missing: Vec<u32>,
     slots: Vec<u32>,
     pairs: Vec<u32>,
-}
-
-impl Sealed {
-    /// Whether no group has two parts here.
-    fn parts_are_groups(&self) -> bool {
-        u64::from(self.lone.rows.count) + u64::from(self.parts.rows.count) == self.group_count
-    }
 }
 
 fn has(sets: &IdSet, set: u32) -> bool {

@@ -52,8 +52,9 @@ const SEEK_RATIO: u64 = 16;
 const PAIRS_PER_CHECK: u32 = 1_024;
 
 impl Sealed {
-    /// Appends the series for which all matchers hold, in no order of groups; a group comes once, its
-    /// slots rise. Keys are made under the grouping of `keys`.
+    /// Appends the series for which all matchers hold, in no order of groups; a group may come in pieces,
+    /// whose slots rise ([`unite`](crate::matching::unite) makes one of them). Keys are made under the
+    /// grouping of `keys`.
     ///
     /// # Errors
     /// `Canceled` or `Timeout` too, when the token says so.
@@ -86,7 +87,6 @@ impl Sealed {
         for class in &classes {
             collector.class(class, cancel)?;
         }
-        collector.finish();
         Ok(())
     }
 

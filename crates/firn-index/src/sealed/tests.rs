@@ -9,7 +9,7 @@ use firn_model::{
 use proptest::prelude::*;
 
 use crate::key_table::KeyTable;
-use crate::matching::GroupMatch;
+use crate::matching::{GroupMatch, unite};
 use crate::sealed::testing::file;
 use crate::sealed::{Builder, HashedLabels, Live, OpenGroup, PartInput, Sealed};
 
@@ -284,6 +284,7 @@ fn matches(
     let mut keys = KeyTable::new(grouping.clone());
     let mut out = Vec::new();
     sealed.matches(matchers, &mut keys, &CancelToken::new(), &mut out)?;
+    unite(&mut out);
     Ok((out, keys.into_labels()))
 }
 
