@@ -71,6 +71,11 @@ fn write_rows(stats: &Stats, text: &mut MetricsText) {
         ("firn_deletes_total", "Deletes of samples.", stats.deletes),
         ("firn_flushes_total", "Flushes of memory to tables.", stats.flushes),
         (
+            "firn_index_removed_series_total",
+            "Series that left the index because no sample of them was left.",
+            stats.series_removed,
+        ),
+        (
             "firn_maintenance_errors_total",
             "Failed pieces of background work; each is tried again.",
             stats.maintenance_errors,
