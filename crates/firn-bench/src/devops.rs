@@ -14,7 +14,8 @@ pub const HOSTS: usize = 1_000;
 /// The gauges, without the prefix `cpu_usage_`.
 pub const GAUGES: [&str; 10] =
     ["user", "system", "idle", "nice", "iowait", "irq", "softirq", "steal", "guest", "guest_nice"];
-const REGIONS: [&str; 9] = [
+/// Regions of TSBS' hosts.
+pub(crate) const REGIONS: [&str; 9] = [
     "ap-northeast-1",
     "ap-southeast-1",
     "ap-southeast-2",

@@ -112,7 +112,9 @@ pub fn open_block<'a>(file: &str, offset: u64, block: &'a [u8]) -> Result<&'a [u
         return Err(Error::corrupt(
             file,
             offset,
-            format!("block checksum {found:#010x}, expected {expected:#010x}; run firn check"),
+            format!(
+                "block checksum {found:#010x}, expected {expected:#010x}: these bytes are damaged"
+            ),
         ));
     }
     Ok(payload)

@@ -13,6 +13,7 @@ use std::path::Path;
 use firn_model::{LabelLimits, Labels, LabelsBuilder};
 
 use super::scatter;
+use crate::devops::REGIONS;
 
 /// Which label sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,17 +48,6 @@ type Pairs = Vec<(String, String)>;
 const MISSING_OF: u64 = 50;
 const RECORDED: [&str; 6] =
     ["node", "prometheus", "alertmanager", "pushgateway", "redis", "process"];
-const REGIONS: [&str; 9] = [
-    "ap-northeast-1",
-    "ap-southeast-1",
-    "ap-southeast-2",
-    "eu-central-1",
-    "eu-west-1",
-    "sa-east-1",
-    "us-east-1",
-    "us-west-1",
-    "us-west-2",
-];
 // Fields of each subsystem, as TSBS has them.
 const SUBSYSTEMS: [(&str, usize); 9] = [
     ("cpu", 10),

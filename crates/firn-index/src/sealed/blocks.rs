@@ -177,7 +177,7 @@ impl Blocks {
             return Err(self.corrupt(
                 start,
                 format!(
-                    "index block checksum {found:#010x}, expected {expected:#010x}; run firn check"
+                    "index block checksum {found:#010x}, expected {expected:#010x}: restore the file from a snapshot or a copy"
                 ),
             ));
         }

@@ -185,14 +185,20 @@ pub(crate) fn open(bytes: Mapped, file: &str, size: ContentsSize) -> Result<(Blo
         return Err(bad(tail_at, "the segment is cut short: it has no tail"));
     };
     if crc32(&[l0, l1, l2, l3, f0, f1, f2, f3]) != u32::from_le_bytes([t0, t1, t2, t3]) {
-        return Err(bad(tail_at, "the tail's checksum is wrong; run firn check"));
+        return Err(bad(
+            tail_at,
+            "the tail's checksum is wrong: restore the file from a snapshot or a copy",
+        ));
     }
     let footer_bytes = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
     let footer_at = tail_at.checked_sub(footer_bytes).filter(|&at| at >= HEADER_BYTES);
     let footer_at = footer_at.ok_or_else(|| bad(tail_at, "the footer does not fit the file"))?;
     let footer = bytes.get(footer_at..tail_at).unwrap_or_default();
     if crc32(footer) != u32::from_le_bytes([f0, f1, f2, f3]) {
-        return Err(bad(footer_at, "the footer's checksum is wrong; run firn check"));
+        return Err(bad(
+            footer_at,
+            "the footer's checksum is wrong: restore the file from a snapshot or a copy",
+        ));
     }
     let parsed = parse(footer, footer_at, size);
     let (contents, checksums) =
