@@ -177,7 +177,8 @@ impl Blocks {
             return Err(self.corrupt(
                 start,
                 format!(
-                    "index block checksum {found:#010x}, expected {expected:#010x}: restore the file from a snapshot or a copy"
+                    "index block checksum {found:#010x}, expected {expected:#010x}: \
+                     restore the file from a snapshot or a copy"
                 ),
             ));
         }
