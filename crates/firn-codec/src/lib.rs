@@ -39,5 +39,5 @@ pub use chunk::{Chunk, ENTRIES_MAX, Effort, VALUES_MAX, encode_chunk, encode_run
 pub use columns::{GroupColumns, OneColumn, SeqRange, SlotWalk, Slots};
 pub use merge::{merge_columns, merge_into_one};
 pub use row::{RowState, SLOTS_MAX, decode_row, decode_row_of, encode_row, row_bytes_max};
-pub use tombstone::{HiddenMembers, HiddenSlots, Tombstone, TombstoneWalk, Tombstones};
+pub use tombstone::{Hidden, HiddenMembers, HiddenSlots, Tombstone, TombstoneWalk, Tombstones};
 pub use transpose::RowsToColumns;

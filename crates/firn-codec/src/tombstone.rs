@@ -50,6 +50,17 @@ pub enum HiddenSlots {
     Some(Box<[Slot]>),
 }
 
+/// What one delete hides of one group, where that was committed before it.
+#[derive(Clone, Copy, Debug)]
+pub struct Hidden<'a> {
+    /// The delete's number.
+    pub seq: CommitSeq,
+    /// The timestamps.
+    pub range: TimeRange,
+    /// The members.
+    pub slots: &'a HiddenSlots,
+}
+
 /// The deletes that something may still have to be hidden by, oldest first. Immutable: a delete makes
 /// a new one, readers keep theirs.
 #[derive(Clone, Debug, Default)]
@@ -84,7 +95,8 @@ impl HiddenSlots {
         }
     }
 
-    fn contains(&self, slot: Slot) -> bool {
+    /// Whether a member is among them. O(log slots).
+    pub fn contains(&self, slot: Slot) -> bool {
         match self {
             HiddenSlots::Below(end) => slot.0 < *end,
             HiddenSlots::Some(slots) => slots.binary_search(&slot).is_ok(),
@@ -280,7 +292,7 @@ impl Tombstones {
     }
 }
 
-impl TombstoneWalk<'_> {
+impl<'a> TombstoneWalk<'a> {
     /// Whether some tombstone touches `group`. Groups must not fall from call to call.
     pub fn touches(&mut self, group: GroupId) -> bool {
         while let Some(&Reverse((at, idx))) = self.next.peek()
@@ -298,24 +310,32 @@ impl TombstoneWalk<'_> {
         if !self.touches(group) {
             return;
         }
+        for Hidden { seq, range, slots } in self.of(group) {
+            for source in sources.iter_mut().filter(|source| source.seq.max < seq) {
+                take_out(source, slots, range);
+            }
+        }
+        sources.retain(|source| !source.is_empty());
+    }
+
+    /// What tombstones hide of `group`, for those who look at no columns. Groups must rise, also between this and
+    /// [`TombstoneWalk::hide`].
+    pub fn of(&mut self, group: GroupId) -> impl Iterator<Item = Hidden<'a>> {
         self.here.clear();
-        while let Some(&Reverse((at, idx))) = self.next.peek()
-            && at == group
+        while self.touches(group)
+            && let Some(Reverse((_, idx))) = self.next.pop()
         {
-            self.next.pop();
             self.here.push(idx);
             // The largest group of all has nothing behind it.
             if let Some(after) = group.0.checked_add(1) {
                 self.push_from(idx, GroupId(after));
             }
         }
-        for (seq, tombstone) in self.here.iter().filter_map(|&idx| self.list.get(idx)) {
-            let Some(slots) = tombstone.slots_of(group) else { continue };
-            for source in sources.iter_mut().filter(|source| source.seq.max < *seq) {
-                take_out(source, slots, tombstone.range);
-            }
-        }
-        sources.retain(|source| !source.is_empty());
+        let here = self.here.iter().filter_map(|&idx| self.list.get(idx));
+        here.filter_map(move |(seq, tombstone)| {
+            let slots = tombstone.slots_of(group)?;
+            Some(Hidden { seq: *seq, range: tombstone.range, slots })
+        })
     }
 
     fn push_from(&mut self, idx: usize, from: GroupId) {

@@ -28,7 +28,7 @@
 //!   disjoint ranges of groups.
 //! - Every byte of a table is under a checksum that also covers where it lies and in which table.
 //!
-//! Reading order: `options`, `partition`, `record`, `block`, `suffix`, `writer`, `output`, `store`,
+//! Reading order: `options`, `partition`, `record`, `block`, `presence`, `suffix`, `writer`, `output`, `store`,
 //! `cache`, `table`, `version`, `scan`, `cursor`, `layout`, `plan`, `job`, `edit`, `tree`, `stats`.
 //! Bytes of a table: docs/formats/table.md.
 //!
@@ -47,6 +47,7 @@ mod options;
 mod output;
 mod partition;
 mod plan;
+mod presence;
 mod record;
 mod scan;
 mod stats;

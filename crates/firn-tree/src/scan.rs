@@ -9,6 +9,7 @@ use firn_model::{
 };
 
 use crate::block::{Block, Walk};
+use crate::presence::common;
 use crate::record::{Level, TableRecord};
 use crate::store::Read;
 use crate::suffix::{BlockEntry, Suffix};
@@ -39,6 +40,12 @@ impl Ask<'_> {
     fn wants_any(&self, min: Slot, max: Slot) -> bool {
         let at = self.slots.partition_point(|slot| *slot < min);
         self.slots.get(at).is_some_and(|slot| *slot <= max)
+    }
+
+    /// Whether a member that is wanted has samples in a block, as its presence set tells.
+    fn wants_some_of(&self, suffix: &Suffix, block_idx: usize, range: TimeRange) -> bool {
+        let mut parts = suffix.parts_in(block_idx, self.group, range);
+        parts.any(|(_, members)| common(members, self.slots).next().is_some())
     }
 }
 
@@ -246,7 +253,10 @@ fn wanted_blocks(sources: &[Source<'_>], asks: &[Ask<'_>], range: TimeRange) -> 
             }
             for block_idx in source.suffix.blocks_of(ask.group) {
                 let block = &source.suffix.blocks[block_idx];
-                if block.time_range.overlaps(range) && ask.wants_any(block.slot_min, block.slot_max)
+                if block.time_range.overlaps(range)
+                    && ask.wants_any(block.slot_min, block.slot_max)
+                    && (block.slot_min == block.slot_max
+                        || ask.wants_some_of(&source.suffix, block_idx, range))
                 {
                     wants.push(Want { table_idx, block_idx, group: ask.group, ask_idx });
                 }

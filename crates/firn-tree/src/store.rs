@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use firn_codec::Chunk;
+use firn_codec::{Chunk, Slots};
 use firn_env::{Bucket, Disk, Env, RangeRequest};
-use firn_model::{Budget, Error, ErrorKind, Result, Slot};
+use firn_model::{Budget, Error, ErrorKind, Result, TimeRange};
 
 use crate::block::{BLOCK_HEADER_BYTES, Block, Walk};
 use crate::cache::Cache;
 use crate::record::TableRecord;
 use crate::stats::Traffic;
-use crate::suffix::{BlockShape, Suffix};
+use crate::suffix::{Suffix, SuffixBuilder};
 use crate::table::Table;
 use crate::writer::TABLE_HEADER_BYTES;
 
@@ -92,7 +92,7 @@ impl Store {
     }
 
     /// The directories of `tables`, all that are not in memory in one batch of reads. One that is
-    /// damaged is made anew from the blocks, which know their groups and times themselves.
+    /// damaged is made anew from the blocks, which know their members and times themselves.
     pub(crate) fn suffixes(&self, tables: &[&Arc<Table>]) -> Vec<Result<Arc<Suffix>>> {
         let mut answers: Vec<Option<Result<Arc<Suffix>>>> =
             tables.iter().map(|table| self.cache.suffix(table.record.id).map(Ok)).collect();
@@ -157,33 +157,25 @@ fn damage(read: &Read<'_>, error: Error) -> Error {
 /// The directory of a table from its blocks, which are `bytes`.
 fn walk_blocks(record: &TableRecord, bytes: &[u8]) -> Result<Suffix> {
     let file = record.path();
-    let mut suffix = Suffix::default();
+    let mut suffix = SuffixBuilder::new(record.partition);
     let mut rest = bytes;
     while !rest.is_empty() {
-        let offset = suffix.blocks_end();
+        let offset = suffix.suffix().blocks_end();
         let block_bytes = Block::bytes_of(rest)
             .and_then(|bytes| usize::try_from(bytes).ok())
             .filter(|&bytes| bytes > BLOCK_HEADER_BYTES && bytes <= rest.len())
             .ok_or_else(|| Error::corrupt(file.as_str(), offset, "block length is damaged"))?;
         let (block_bytes, after) = rest.split_at(block_bytes);
         let block = Block::open(&file, offset, record.salt, block_bytes)?;
-        let shape = shape_of(&block).map_err(|e| Error::corrupt(&*file, offset, e.what()))?;
-        suffix.push(block_bytes.len() as u32, &shape);
+        let walked = block.for_chunks(|group, bytes| {
+            suffix.add(group, &Chunk::open(bytes)?.read(Slots::All, TimeRange::ALL)?);
+            Ok(Walk::On)
+        });
+        walked.map_err(|e| Error::corrupt(&*file, offset, e.what()))?;
+        suffix.seal_block(block_bytes.len() as u32);
         rest = after;
     }
+    let suffix = suffix.finish();
     suffix.check(record).map_err(|what| Error::corrupt(file.as_str(), 0, what))?;
     Ok(suffix)
-}
-
-fn shape_of(block: &Block<'_>) -> Result<BlockShape> {
-    let mut shape = BlockShape::default();
-    block.for_chunks(|group, bytes| {
-        let chunk = Chunk::open(bytes)?;
-        let mut slots = chunk.slots();
-        let first = slots.next().unwrap_or(Slot(0));
-        let last = slots.last().unwrap_or(first);
-        shape.add(group, chunk.time_range(), first, last);
-        Ok(Walk::On)
-    })?;
-    Ok(shape)
 }

@@ -1,22 +1,31 @@
 //! The suffix: a table's directory, read in one request because the manifest knows its length.
 //!
 //! ```text
-//! suffix = entry (per block) footer
+//! suffix = varint(set count) (varint(set bytes) presence set)* entry (per block) footer
 //! entry  = varint(block bytes) varint(first group - last group of the block before)
 //!          varint(last group - first group) varint(chunk count)
 //!          zigzag(first ts - first ts of the block before) varint(last ts - first ts)
-//!          varint(lowest slot) varint(highest slot - lowest slot)
-//!          groups: posting list, only if first and last group differ
+//!          varint(number of the lowest set)
+//!          only if first and last group differ: groups: posting list, width:u8, for each group
+//!          the number of its set less the lowest, packed at that width
 //! footer = "TABL" version:u16 zero:u16 salt:u32 suffix_bytes:u32 block_count:u32 chunk_count:u64
 //!          crc32:u32
 //! ```
 //! The checksum covers the salt, the suffix's offset and all bytes before the checksum.
 
+use std::collections::HashMap;
+
+use firn_codec::GroupColumns;
+use firn_codec::bits::{bit_width, get_bits, pack, packed_bytes};
 use firn_codec::frame::crc32_parts;
 use firn_codec::postings::{Postings, encode_postings};
-use firn_codec::varint::{encode_zigzag, take_count, take_varint, take_zigzag};
+use firn_codec::varint::{
+    encode_zigzag, take_bytes, take_count, take_u8, take_varint, take_zigzag,
+};
 use firn_model::{Error, GroupId, Result, Slot, TimeRange, Timestamp, encode_varint};
 
+use crate::partition::Partition;
+use crate::presence::{Grid, PresenceSet, PresenceSets, Span, encode_set};
 use crate::record::TableRecord;
 use crate::writer::{FORMAT, TABLE_HEADER_BYTES};
 
@@ -33,65 +42,151 @@ pub(crate) struct BlockEntry {
     pub(crate) time_range: TimeRange,
     pub(crate) slot_min: Slot,
     pub(crate) slot_max: Slot,
-    /// Where its list of groups lies in [`Suffix::lists`]; empty if it holds one group only.
-    groups: (u32, u32),
+    sets: BlockSets,
 }
 
-/// What a writer learns about a block, and what a walk over a block tells.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct BlockShape {
-    /// Rising, none twice.
-    pub(crate) groups: Vec<u64>,
-    pub(crate) chunk_count: u32,
-    pub(crate) time_range: Option<TimeRange>,
-    pub(crate) slots: Option<(Slot, Slot)>,
+/// Which presence sets the groups of a block have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct BlockSets {
+    /// The lowest number of a set.
+    lowest: u32,
+    /// Bits of a group's number less the lowest; 0: all have that one.
+    width: u32,
+    /// Where in [`Suffix::lists`] the list of groups begins (none if there is one group only), and where
+    /// behind it the numbers do.
+    groups_at: u32,
+    numbers_at: u32,
+    group_count: u32,
 }
 
 /// A table's directory in memory.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Suffix {
     /// In the order of the file, so by group.
     pub(crate) blocks: Vec<BlockEntry>,
+    grid: Grid,
+    sets: PresenceSets,
+    /// Per block of several groups their list, then the numbers of their sets.
     lists: Vec<u8>,
     chunk_count: u64,
 }
 
-impl BlockShape {
-    /// Counts a chunk in; groups must not fall.
-    pub(crate) fn add(&mut self, group: GroupId, range: TimeRange, first: Slot, last: Slot) {
+/// Makes a suffix while the blocks are written, or walked.
+pub(crate) struct SuffixBuilder {
+    suffix: Suffix,
+    /// The sets by their bytes.
+    numbers: HashMap<Vec<u8>, u32>,
+    /// Of the open block: rising, none twice.
+    groups: Vec<u64>,
+    /// Of the groups before the last.
+    set_numbers: Vec<u64>,
+    /// Of the last group.
+    members: Vec<(Slot, Span)>,
+    chunk_count: u32,
+    time_range: TimeRange,
+}
+
+impl SuffixBuilder {
+    /// Of a table of `partition`.
+    pub(crate) fn new(partition: Partition) -> SuffixBuilder {
+        SuffixBuilder {
+            suffix: Suffix::new(partition),
+            numbers: HashMap::new(),
+            groups: Vec::new(),
+            set_numbers: Vec::new(),
+            members: Vec::new(),
+            chunk_count: 0,
+            time_range: TimeRange::EMPTY,
+        }
+    }
+
+    /// Counts a chunk of `columns` into the open block; groups must not fall.
+    pub(crate) fn add(&mut self, group: GroupId, columns: &GroupColumns) {
         if self.groups.last() != Some(&group.0) {
+            self.end_group();
             self.groups.push(group.0);
         }
+        self.suffix.grid.add_members(columns, &mut self.members);
         self.chunk_count += 1;
-        self.time_range = Some(self.time_range.map_or(range, |all| all.union(range)));
-        let (min, max) = self.slots.unwrap_or((first, last));
-        self.slots = Some((min.min(first), max.max(last)));
+        self.time_range = self.time_range.union(columns.time_range());
+    }
+
+    /// The open block is complete and takes `bytes`; it lies directly behind the one before.
+    pub(crate) fn seal_block(&mut self, bytes: u32) {
+        self.end_group();
+        let (Some(&first), Some(&last)) = (self.groups.first(), self.groups.last()) else { return };
+        let numbers = &self.set_numbers;
+        let lowest = numbers.iter().min().copied().unwrap_or(0);
+        let highest = numbers.iter().max().copied().unwrap_or(0);
+        let width = bit_width(highest - lowest);
+        let lists = &mut self.suffix.lists;
+        let groups_at = lists.len() as u32;
+        if first != last {
+            encode_postings(&self.groups, lists);
+        }
+        let numbers_at = lists.len() as u32;
+        if width > 0 {
+            pack(numbers.iter().map(|number| number - lowest), width, lists);
+        }
+        let group_count = self.groups.len() as u32;
+        let sets = BlockSets { lowest: lowest as u32, width, groups_at, numbers_at, group_count };
+        let (slot_min, slot_max) = self.suffix.slots_of(&sets).unwrap_or((Slot(0), Slot(u32::MAX)));
+        let offset = self.suffix.blocks_end();
+        self.suffix.chunk_count += u64::from(self.chunk_count);
+        self.suffix.blocks.push(BlockEntry {
+            offset,
+            bytes,
+            chunk_count: self.chunk_count,
+            group_first: GroupId(first),
+            group_last: GroupId(last),
+            time_range: self.time_range,
+            slot_min,
+            slot_max,
+            sets,
+        });
+        self.groups.clear();
+        self.set_numbers.clear();
+        self.chunk_count = 0;
+        self.time_range = TimeRange::EMPTY;
+    }
+
+    fn end_group(&mut self) {
+        if self.members.is_empty() {
+            return;
+        }
+        let mut set = Vec::new();
+        encode_set(&mut self.members, &mut set);
+        let next = self.suffix.sets.len() as u32;
+        let number = match self.numbers.get(&set) {
+            Some(&number) => number,
+            None => {
+                self.suffix.sets.push(&set).expect("a set of what was just encoded");
+                self.numbers.insert(set, next);
+                next
+            }
+        };
+        self.set_numbers.push(number.into());
+    }
+
+    /// What is sealed so far.
+    pub(crate) fn suffix(&self) -> &Suffix {
+        &self.suffix
+    }
+
+    pub(crate) fn finish(self) -> Suffix {
+        self.suffix
     }
 }
 
 impl Suffix {
-    /// Adds the next block; it lies directly behind the one before.
-    pub(crate) fn push(&mut self, bytes: u32, shape: &BlockShape) {
-        let (Some(&first), Some(&last)) = (shape.groups.first(), shape.groups.last()) else {
-            return;
-        };
-        let (slot_min, slot_max) = shape.slots.unwrap_or((Slot(0), Slot(u32::MAX)));
-        let start = self.lists.len() as u32;
-        if first != last {
-            encode_postings(&shape.groups, &mut self.lists);
+    fn new(partition: Partition) -> Suffix {
+        Suffix {
+            blocks: Vec::new(),
+            grid: Grid::of(partition),
+            sets: PresenceSets::default(),
+            lists: Vec::new(),
+            chunk_count: 0,
         }
-        self.chunk_count += u64::from(shape.chunk_count);
-        self.blocks.push(BlockEntry {
-            offset: self.blocks_end(),
-            bytes,
-            chunk_count: shape.chunk_count,
-            group_first: GroupId(first),
-            group_last: GroupId(last),
-            time_range: shape.time_range.unwrap_or(TimeRange::ALL),
-            slot_min,
-            slot_max,
-            groups: (start, self.lists.len() as u32),
-        });
     }
 
     /// Where the next block, or the suffix, begins.
@@ -107,7 +202,9 @@ impl Suffix {
 
     /// Bytes in memory.
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.blocks.capacity() * size_of::<BlockEntry>() + self.lists.capacity()
+        self.blocks.capacity() * size_of::<BlockEntry>()
+            + self.sets.heap_bytes()
+            + self.lists.capacity()
     }
 
     /// The blocks that can hold `group`: neighbours, because chunks are sorted by group.
@@ -120,18 +217,70 @@ impl Suffix {
         start..end
     }
 
-    /// Whether the table has samples of `group`.
-    pub(crate) fn has_group(&self, group: GroupId) -> bool {
-        self.blocks_of(group).any(|block_idx| self.holds(block_idx, group))
+    /// Whether the table has samples of `group` in `range`, exact to the cells of its presence sets.
+    pub(crate) fn may_hold(&self, group: GroupId, range: TimeRange) -> bool {
+        self.parts_of(group, range).next().is_some()
     }
 
-    /// Whether the table may have samples of `group` in `range`, exact to the block.
-    pub(crate) fn may_hold(&self, group: GroupId, range: TimeRange) -> bool {
-        self.blocks_of(group).any(|block_idx| {
-            let block = self.blocks.get(block_idx);
-            block.is_some_and(|block| block.time_range.overlaps(range))
-                && self.holds(block_idx, group)
+    /// Where members of `group` have samples in `range`: the timestamps, exact to a cell, and the slots.
+    /// Each member is in one part of each block.
+    pub(crate) fn parts_of(
+        &self,
+        group: GroupId,
+        range: TimeRange,
+    ) -> impl Iterator<Item = (TimeRange, Postings<'_>)> {
+        self.blocks_of(group).flat_map(move |block_idx| self.parts_in(block_idx, group, range))
+    }
+
+    /// As [`Suffix::parts_of`] of one block.
+    pub(crate) fn parts_in(
+        &self,
+        block_idx: usize,
+        group: GroupId,
+        range: TimeRange,
+    ) -> impl Iterator<Item = (TimeRange, Postings<'_>)> {
+        let block = self.blocks.get(block_idx);
+        let range = block.map_or(TimeRange::EMPTY, |block| block.time_range.intersect(range));
+        let set = if range.is_empty() { None } else { self.set_of(block_idx, group) };
+        set.into_iter().flat_map(PresenceSet::parts).filter_map(move |(span, slots)| {
+            let range = self.grid.range(span).intersect(range);
+            (!range.is_empty()).then_some((range, slots))
         })
+    }
+
+    fn set_of(&self, block_idx: usize, group: GroupId) -> Option<PresenceSet<'_>> {
+        let sets = self.blocks.get(block_idx)?.sets;
+        if sets.width == 0 {
+            return self.holds(block_idx, group).then(|| self.sets.get(sets.lowest))?;
+        }
+        // At most some hundred groups to pass.
+        let rank = self.groups_of(&sets)?.iter().take_while(|&id| id <= group.0).enumerate().last();
+        let (rank, _) = rank.filter(|&(_, id)| id == group.0)?;
+        self.sets.get(self.number_of(&sets, rank))
+    }
+
+    fn number_of(&self, sets: &BlockSets, rank: usize) -> u32 {
+        let numbers = self.lists.get(sets.numbers_at as usize..).unwrap_or_default();
+        sets.lowest.saturating_add(get_bits(numbers, rank * sets.width as usize, sets.width) as u32)
+    }
+
+    /// The groups of a block that has several.
+    fn groups_of(&self, sets: &BlockSets) -> Option<Postings<'_>> {
+        let mut list = self.lists.get(sets.groups_at as usize..sets.numbers_at as usize)?;
+        // Unreadable lists were refused when the suffix was opened.
+        Postings::take(&mut list).ok()
+    }
+
+    /// The lowest and the highest slot of a block; `None` if it names a set that there is not.
+    fn slots_of(&self, sets: &BlockSets) -> Option<(Slot, Slot)> {
+        let count = if sets.width == 0 { 1 } else { sets.group_count as usize };
+        let mut bounds = None;
+        for rank in 0..count {
+            let (min, max) = self.sets.slots_of(self.number_of(sets, rank))?;
+            let (all_min, all_max) = bounds.unwrap_or((min, max));
+            bounds = Some((all_min.min(min), all_max.max(max)));
+        }
+        bounds
     }
 
     /// Whether one block has chunks of `group`. At most some hundred groups to look through.
@@ -140,21 +289,21 @@ impl Suffix {
         if group < block.group_first || group > block.group_last {
             return false;
         }
-        if block.group_first == group || block.group_last == group {
-            return true;
-        }
-        let (start, end) = block.groups;
-        let mut list = self.lists.get(start as usize..end as usize).unwrap_or_default();
-        match Postings::take(&mut list) {
-            Ok(groups) => groups.iter().seek(group.0) == Some(group.0),
-            // Unreadable lists were refused when the suffix was opened.
-            Err(_) => true,
-        }
+        block.group_first == group
+            || block.group_last == group
+            || self
+                .groups_of(&block.sets)
+                .is_none_or(|groups| groups.iter().seek(group.0) == Some(group.0))
     }
 
     /// Appends the suffix; it will lie at [`Suffix::blocks_end`].
     pub(crate) fn encode(&self, salt: u32, out: &mut Vec<u8>) {
         let start = out.len();
+        encode_varint(self.sets.len() as u64, out);
+        for set in self.sets.iter() {
+            encode_varint(set.len() as u64, out);
+            out.extend_from_slice(set);
+        }
         let (mut group_before, mut ts_before) = (0, 0);
         for block in &self.blocks {
             encode_varint(block.bytes.into(), out);
@@ -164,10 +313,15 @@ impl Suffix {
             let range = block.time_range;
             encode_zigzag(range.start.wrapping_sub(ts_before), out);
             encode_varint(range.end.wrapping_sub(range.start) as u64, out);
-            encode_varint(block.slot_min.0.into(), out);
-            encode_varint((block.slot_max.0 - block.slot_min.0).into(), out);
-            let (list_start, list_end) = block.groups;
-            out.extend_from_slice(&self.lists[list_start as usize..list_end as usize]);
+            let sets = &block.sets;
+            encode_varint(sets.lowest.into(), out);
+            if block.group_first != block.group_last {
+                let numbers_at = sets.numbers_at as usize;
+                out.extend_from_slice(&self.lists[sets.groups_at as usize..numbers_at]);
+                out.push(sets.width as u8);
+                let number_bytes = packed_bytes(sets.group_count as usize, sets.width);
+                out.extend_from_slice(&self.lists[numbers_at..numbers_at + number_bytes]);
+            }
             (group_before, ts_before) = (block.group_last.0, range.start);
         }
         let suffix_bytes = (out.len() - start + FOOTER_BYTES) as u32;
@@ -206,13 +360,25 @@ impl Suffix {
                 FORMAT.oldest, FORMAT.version
             )));
         }
-        let mut suffix = Suffix { lists: Vec::with_capacity(entries.len()), ..Suffix::default() };
+        let mut suffix = Suffix::new(record.partition);
+        suffix.take_sets(&mut entries).map_err(|e| bad(e.what().into()))?;
+        suffix.lists.reserve(entries.len());
         while !entries.is_empty() {
             suffix.take_entry(&mut entries).map_err(|e| bad(e.what().into()))?;
         }
         suffix.lists.shrink_to_fit();
+        suffix.sets.shrink_to_fit();
         suffix.check(record).map_err(|what| bad(what.into()))?;
         Ok(suffix)
+    }
+
+    fn take_sets(&mut self, input: &mut &[u8]) -> Result<()> {
+        // A set takes at least four bytes.
+        for _ in 0..take_count(input, input.len(), "set count")? {
+            let set_bytes = take_count(input, input.len(), "set bytes")?;
+            self.sets.push(take_bytes(input, set_bytes, "presence set")?)?;
+        }
+        Ok(())
     }
 
     fn take_entry(&mut self, input: &mut &[u8]) -> Result<()> {
@@ -227,18 +393,31 @@ impl Suffix {
         let chunk_count = take_count(input, u32::MAX as usize, "chunk count")? as u32;
         let start: Timestamp = ts_before.wrapping_add(take_zigzag(input, "first timestamp")?);
         let end = start.wrapping_add(take_varint(input, "last timestamp")? as i64);
-        let slot_min = take_count(input, u32::MAX as usize, "lowest slot")? as u32;
-        let slot_span = take_count(input, u32::MAX as usize, "highest slot")? as u32;
-        let slot_max = slot_min.checked_add(slot_span).ok_or_else(overflow)?;
-        let list_start = self.lists.len() as u32;
+        let lowest = take_count(input, u32::MAX as usize, "lowest set")? as u32;
+        let groups_at = self.lists.len() as u32;
+        let (mut numbers_at, mut width, mut group_count) = (groups_at, 0, 1);
         if first != last {
             let before = *input;
             let groups = Postings::take(input)?;
-            if groups.iter().next() != Some(first) {
+            let mut ends = None;
+            groups.for_each_run(|from, to| {
+                ends = Some((ends.map_or(from, |ends: (u64, u64)| ends.0), to))
+            })?;
+            if ends != Some((first, last)) || groups.len() > u64::from(chunk_count) {
                 return Err(overflow());
             }
             self.lists.extend_from_slice(&before[..before.len() - input.len()]);
+            numbers_at = self.lists.len() as u32;
+            group_count = groups.len() as u32;
+            width = u32::from(take_u8(input, "width of set numbers")?);
+            if width > u32::BITS {
+                return Err(overflow());
+            }
+            let number_bytes = packed_bytes(group_count as usize, width);
+            self.lists.extend_from_slice(take_bytes(input, number_bytes, "set numbers")?);
         }
+        let sets = BlockSets { lowest, width, groups_at, numbers_at, group_count };
+        let (slot_min, slot_max) = self.slots_of(&sets).ok_or_else(overflow)?;
         self.chunk_count = self.chunk_count.saturating_add(chunk_count.into());
         let offset = self.blocks_end();
         self.blocks.push(BlockEntry {
@@ -248,9 +427,9 @@ impl Suffix {
             group_first: GroupId(first),
             group_last: GroupId(last),
             time_range: TimeRange::new(start, end),
-            slot_min: Slot(slot_min),
-            slot_max: Slot(slot_max),
-            groups: (list_start, self.lists.len() as u32),
+            slot_min,
+            slot_max,
+            sets,
         });
         Ok(())
     }
@@ -276,24 +455,44 @@ fn checksum(salt: u32, offset: u64, bytes: &[u8]) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::partition::{Partition, PartitionLen};
-    use crate::record::{Level, sample_record};
+    use firn_codec::varint::varint_bytes;
+    use firn_model::{ColumnBatch, CommitSeq};
 
+    use super::*;
+    use crate::partition::PartitionLen;
+    use crate::record::{Level, TableId, sample_record};
+    use crate::writer::{TableShape, TableWriter};
+
+    fn columns(slots: std::ops::RangeInclusive<u32>, times: &[Timestamp]) -> GroupColumns {
+        let mut columns = GroupColumns::default();
+        for slot in slots {
+            let values = vec![1.0; times.len()];
+            let one = ColumnBatch::of_one(Slot(slot), times.into(), values);
+            columns.batch.times = one.times;
+            columns.batch.columns.extend(one.columns);
+        }
+        columns
+    }
+
+    /// Four blocks: many groups, two of one group, a group of which one member ends early.
     fn sample() -> (Suffix, TableRecord) {
-        let mut suffix = Suffix::default();
-        let mut add = |groups: &[u64], range, slots: (u32, u32)| {
-            let mut shape = BlockShape::default();
-            groups.iter().for_each(|&group| {
-                shape.add(GroupId(group), range, Slot(slots.0), Slot(slots.1));
-            });
-            suffix.push(100, &shape);
-        };
-        add(&[1, 2, 5, 9], TimeRange::ALL, (0, 0));
-        add(&[9], TimeRange::new(-5, 7), (0, 9));
-        add(&[9], TimeRange::new(-5, 7), (10, 19));
-        add(&[9, 70, u64::MAX], TimeRange::at(i64::MAX), (0, u32::MAX));
         let partition = Partition::of(0, PartitionLen::MIN);
+        let mut suffix = SuffixBuilder::new(partition);
+        let ends = [partition.range().start, partition.range().end];
+        for group in [1, 2, 5, 9] {
+            suffix.add(GroupId(group), &columns(0..=0, &ends));
+        }
+        suffix.seal_block(100);
+        for slots in [0..=9, 10..=19] {
+            suffix.add(GroupId(9), &columns(slots, &[5, 100_000]));
+            suffix.seal_block(100);
+        }
+        suffix.add(GroupId(9), &columns(20..=20, &ends));
+        suffix.add(GroupId(70), &columns(0..=2, &[0, 10]));
+        suffix.add(GroupId(70), &columns(1..=1, &ends[1..]));
+        suffix.add(GroupId(u64::MAX), &columns(7..=7, &ends));
+        suffix.seal_block(100);
+        let suffix = suffix.finish();
         let mut record = sample_record(1, Level::One, partition);
         record.block_count = 4;
         record.chunk_count = suffix.chunk_count();
@@ -312,7 +511,8 @@ mod tests {
         assert_eq!(again, suffix);
         let f = |group, want: std::ops::Range<usize>| {
             assert_eq!(again.blocks_of(GroupId(group)), want, "{group}");
-            assert_eq!(again.has_group(GroupId(group)), !want.is_empty(), "{group}");
+            let is_there = again.may_hold(GroupId(group), TimeRange::ALL);
+            assert_eq!(is_there, !want.is_empty(), "{group}");
         };
         f(0, 0..0);
         f(1, 0..1);
@@ -335,6 +535,33 @@ mod tests {
     }
 
     #[test]
+    fn a_suffix_tells_which_members_are_there_and_when() {
+        let (suffix, record) = sample();
+        let all = record.partition.range();
+        let f = |group, range| -> Vec<((i64, i64), Vec<u64>)> {
+            let parts = suffix.parts_of(GroupId(group), range);
+            parts.map(|(range, slots)| ((range.start, range.end), slots.iter().collect())).collect()
+        };
+        let whole = (all.start, all.end);
+        assert_eq!(f(2, all), [(whole, vec![0])]);
+        assert_eq!(f(3, all), []);
+        // A cell has 14,062.5 ms; what a block holds is known to the millisecond.
+        let first = (5, 100_000);
+        let want = [(whole, vec![0]), (first, (0..10).collect()), (first, (10..20).collect())];
+        assert_eq!(f(9, all)[..3], want);
+        assert_eq!(
+            f(9, TimeRange::new(100_001, all.end)),
+            [((100_001, all.end), vec![0]), ((100_001, all.end), vec![20]),]
+        );
+        assert_eq!(f(70, all), [((0, 14_062), vec![0, 2]), (whole, vec![1])]);
+        assert_eq!(f(70, TimeRange::new(14_063, 20_000)), [((14_063, 20_000), vec![1])]);
+        assert!(suffix.may_hold(GroupId(70), TimeRange::at(9)));
+        assert!(!suffix.may_hold(GroupId(70), TimeRange::new(all.end + 1, i64::MAX)));
+        // Sets are shared: {0} of all cells, two of ten slots, {20}, group 70's, {7}.
+        assert_eq!(suffix.sets.len(), 6);
+    }
+
+    #[test]
     fn a_suffix_that_is_not_all_of_the_table_is_refused() {
         let (suffix, record) = sample();
         let record = TableRecord { suffix_bytes: 0, ..record };
@@ -342,5 +569,83 @@ mod tests {
         suffix.check(&TableRecord { chunk_count: 1, ..record.clone() }).unwrap_err();
         suffix.check(&TableRecord { block_count: 1, ..record.clone() }).unwrap_err();
         suffix.check(&TableRecord { bytes: 1, ..record }).unwrap_err();
+    }
+
+    /// Tables of 30 minutes as hosts, devices and short-lived containers make them: what presence sets cost.
+    #[test]
+    fn presence_sets_cost_little() {
+        const MINUTE_MS: i64 = 60_000;
+        let half_hour = PartitionLen::from_ms(30 * MINUTE_MS).unwrap();
+        let mut random = 1u64;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            (random >> 33) % below
+        };
+        // Name; groups, members; ms between samples; whether members come and go; per mille of the table at most.
+        let cases = [
+            ("hosts of 101 metrics every 10 s", 400, 101, 10_000, false, 1),
+            ("targets of 600 series every 15 s", 60, 600, 15_000, false, 1),
+            ("lone series every 15 s", 40_000, 1, 15_000, false, 1),
+            ("lone series every 60 s, each at its own second", 40_000, 1, 60_000, false, 10),
+            ("nodes of 300 series, a third of them new every hour", 60, 300, 30_000, true, 10),
+        ];
+        for (what, group_count, member_count, step_ms, is_churn, per_mille_max) in cases {
+            let shape = TableShape {
+                level: Level::One,
+                patch: false,
+                partition: Partition::of(0, half_hour),
+                written_ms: 0,
+                deletes_through: CommitSeq(0),
+            };
+            let mut writer = TableWriter::new(TableId(1), shape, 16 << 10);
+            for group in 0..group_count {
+                let start = next(step_ms as u64) as i64;
+                let times: Vec<i64> = (0..)
+                    .map(|idx| start + idx * step_ms)
+                    .take_while(|ts| *ts < 30 * MINUTE_MS)
+                    .collect();
+                let mut columns = GroupColumns::default();
+                for slot in 0..member_count {
+                    // Twenty series of one container come or go together.
+                    let pod = slot / 20;
+                    let cut = (pod * 7 + group) as usize % times.len();
+                    let entries = match (is_churn, (pod + group) % 6) {
+                        (true, 0) => 0..cut.max(1),
+                        (true, 1) => cut..times.len(),
+                        _ => 0..times.len(),
+                    };
+                    let mut value = next(100) as f64;
+                    let values = entries.clone().map(|_| {
+                        value += next(7) as f64 - 3.0;
+                        value
+                    });
+                    let times = times[entries.clone()].to_vec();
+                    let mut one = ColumnBatch::of_one(Slot(slot), times.into(), values.collect());
+                    one.columns[0].time_idx = columns.batch.times.len() as u32;
+                    columns.batch.times.extend(one.times);
+                    columns.batch.columns.extend(one.columns);
+                }
+                writer.push(GroupId(group.into()), &columns, &mut Vec::new());
+            }
+            let written = writer.finish_bytes();
+            let (suffix, record) = (&written.suffix, &written.record);
+            let sets: usize = suffix.sets.iter().map(|set| set.len() + 1).sum();
+            let numbers = suffix.blocks.iter().map(|block| {
+                let BlockSets { group_count, width, lowest, .. } = block.sets;
+                packed_bytes(group_count as usize, width) + 1 + varint_bytes(lowest.into())
+            });
+            let bytes = sets + numbers.sum::<usize>();
+            let per_chunk = bytes as f64 / record.chunk_count as f64;
+            let per_mille = 1_000.0 * bytes as f64 / record.bytes as f64;
+            println!(
+                "| {what} | {per_chunk:.3} | {:.3} % | {} sets, {} chunks, {} bytes, {:.3} B/value",
+                per_mille / 10.0,
+                suffix.sets.len(),
+                record.chunk_count,
+                record.bytes,
+                record.bytes as f64 / record.value_count as f64,
+            );
+            assert!(per_mille <= f64::from(per_mille_max), "{what}: {per_mille} per mille");
+        }
     }
 }

@@ -56,11 +56,15 @@ impl Table {
         self.deletes_through.fetch_max(seq.0, Ordering::Relaxed);
     }
 
+    /// Whether a delete of this number can hide something in it, whatever it deletes.
+    pub(crate) fn may_hide(&self, seq: CommitSeq) -> bool {
+        self.record.seq.min < seq && self.deletes_through.load(Ordering::Relaxed) < seq.0
+    }
+
     /// Whether delete `seq` may hide something in it that is older, as far as the record tells.
     pub(crate) fn needs(&self, seq: CommitSeq, tombstone: &Tombstone) -> bool {
         let record = &self.record;
-        record.seq.min < seq
-            && self.deletes_through.load(Ordering::Relaxed) < seq.0
+        self.may_hide(seq)
             && record.time_range.overlaps(tombstone.range())
             && tombstone.touches_groups(record.group_min, record.group_max)
     }

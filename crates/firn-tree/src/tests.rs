@@ -118,6 +118,34 @@ impl World {
             .collect();
         let got = read(&self.tree.version(), &self.members(), range).unwrap();
         assert_same(&got, &want);
+        self.check_present(range, &want);
+    }
+
+    /// Directories tell of all members with samples in `range`, and of no others but those with samples nearby.
+    #[track_caller]
+    fn check_present(&self, range: TimeRange, samples: &Samples) {
+        let near = TimeRange::new(
+            range.start.saturating_sub(2 * HOUR_MS),
+            range.end.saturating_add(2 * HOUR_MS),
+        );
+        let version = self.tree.version();
+        let members: Vec<(GroupId, Slot)> = self.members().into_iter().collect();
+        for of_group in members.chunk_by(|a, b| a.0 == b.0) {
+            let group = of_group[0].0;
+            let mut left: Vec<Slot> = of_group.iter().map(|member| member.1).collect();
+            assert!(version.take_present(group, range, &[], &mut left), "{group}: all can be told");
+            for &(_, slot) in of_group {
+                let is_here = !left.contains(&slot);
+                let first = (group, slot, near.start)..=(group, slot, near.end);
+                assert!(!is_here || self.samples.range(first).next().is_some(), "{group} {slot:?}");
+                assert_eq!(version.first_data(group, slot, range).is_some(), is_here);
+            }
+            let mut missed = left.iter().filter(|slot| {
+                let all = (group, **slot, i64::MIN)..=(group, **slot, i64::MAX);
+                samples.range(all).next().is_some()
+            });
+            assert_eq!(missed.next(), None, "{group} has samples in {range:?}");
+        }
     }
 
     /// All members that there ever were.

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use firn_codec::{Chunk, Slots, Tombstone};
+use firn_codec::{Chunk, Hidden, Slots, Tombstone};
 use firn_model::{CancelToken, CommitSeq, Error, GroupId, Result, Slot, TimeRange, Timestamp};
 
 use crate::block::{Block, Walk};
+use crate::presence::common;
 use crate::record::{Level, TableId, TableRecord};
 use crate::scan::block_range;
 use crate::stats::LevelStats;
 use crate::store::{Read, Store};
+use crate::suffix::Suffix;
 use crate::table::Table;
 use crate::writer::{FORMAT, TABLE_HEADER_BYTES, header};
 
@@ -46,41 +48,85 @@ impl Version {
         self.levels.iter().flatten().map(|table| &table.record)
     }
 
-    /// Whether a group has samples in `range`, exact to the block (some 16 KiB of neighbouring
-    /// groups). Reads the directories of tables that are not in memory yet: call
-    /// [`Version::load_directories`] before asking for many groups. `true` where a directory cannot
-    /// be read.
+    /// Whether a group has samples in `range`, as directories tell: exact to 1/32 of a table's partition.
+    /// Reads the directories of tables that are not in memory yet: call [`Version::load_directories`]
+    /// before asking for many groups. `true` where a directory cannot be read.
     pub fn has_data(&self, group: GroupId, range: TimeRange) -> bool {
-        Level::ALL.into_iter().flat_map(|level| self.overlapping(level, range)).any(|table| {
-            let record = &table.record;
-            record.may_hold(group)
-                && record.time_range.overlaps(range)
-                && self.store.suffix(table).map_or(true, |suffix| {
-                    suffix.has_group(group)
-                        && suffix.blocks[suffix.blocks_of(group)]
-                            .iter()
-                            .any(|block| block.time_range.overlaps(range))
-                })
-        })
+        self.directories(group, range)
+            .any(|(_, suffix)| suffix.is_none_or(|suffix| suffix.may_hold(group, range)))
     }
 
-    /// The first moment in `range` at which a member of a group may have samples: never too late, exact to the
-    /// block as [`Version::has_data`].
+    /// The first moment in `range` at which a member of a group may have samples: never too late, exact
+    /// as [`Version::has_data`].
     pub fn first_data(&self, group: GroupId, slot: Slot, range: TimeRange) -> Option<Timestamp> {
-        let tables = Level::ALL.into_iter().flat_map(|level| self.overlapping(level, range));
-        let reaches = tables.filter(|table| table.record.may_hold(group)).filter_map(|table| {
-            let reach = table.record.time_range.intersect(range);
-            if reach.is_empty() {
-                return None;
-            }
+        let starts = self.directories(group, range).filter_map(|(table, suffix)| {
             // What cannot be told is read, and reported there.
-            let Ok(suffix) = self.store.suffix(table) else { return Some(reach.start) };
-            let blocks = suffix.blocks_of(group).filter_map(|idx| suffix.blocks.get(idx));
-            let blocks = blocks.filter(|block| block.slot_min <= slot && slot <= block.slot_max);
-            let reaches = blocks.map(|block| block.time_range.intersect(range));
-            reaches.filter(|reach| !reach.is_empty()).map(|reach| reach.start).min()
+            let Some(suffix) = suffix else {
+                return Some(table.record.time_range.intersect(range).start);
+            };
+            let parts = suffix.parts_of(group, range);
+            let parts = parts.filter(|(_, slots)| common(*slots, &[slot]).next().is_some());
+            parts.map(|(reach, _)| reach.start).min()
         });
-        reaches.min()
+        starts.min()
+    }
+
+    /// Takes out of `left`, which rises, the members of `group` that have samples in `range`, as
+    /// directories tell: exact as [`Version::has_data`], but for what deletes hide, which is never
+    /// taken for there. `hidden` is what deletes hide of the group. No block is read. `false` if only
+    /// blocks can tell about some of those that are left.
+    pub fn take_present(
+        &self,
+        group: GroupId,
+        range: TimeRange,
+        hidden: &[Hidden<'_>],
+        left: &mut Vec<Slot>,
+    ) -> bool {
+        let mut is_told = true;
+        for (table, suffix) in self.directories(group, range) {
+            if left.is_empty() {
+                break;
+            }
+            let Some(suffix) = suffix else {
+                is_told = false;
+                continue;
+            };
+            for (reach, slots) in suffix.parts_of(group, range) {
+                let touches =
+                    |one: &&Hidden<'_>| one.range.overlaps(reach) && table.may_hide(one.seq);
+                let hidden: Vec<&Hidden<'_>> = hidden.iter().filter(touches).collect();
+                let mut here: Vec<Slot> = common(slots, left).collect();
+                here.retain(|slot| {
+                    let of_slot = hidden.iter().filter(|one| one.slots.contains(*slot));
+                    let mut of_slot = of_slot.peekable();
+                    let is_touched = of_slot.peek().is_some();
+                    let newest = table.record.seq.max;
+                    let is_gone = of_slot.any(|one| one.range.covers(reach) && newest < one.seq);
+                    is_told &= is_gone || !is_touched;
+                    !is_touched
+                });
+                match here.len() == left.len() {
+                    true => left.clear(),
+                    false => left.retain(|slot| here.binary_search(slot).is_err()),
+                }
+            }
+        }
+        is_told
+    }
+
+    /// The tables that can hold samples of `group` in `range`, with their directories; `None` for one that
+    /// cannot be read.
+    fn directories(
+        &self,
+        group: GroupId,
+        range: TimeRange,
+    ) -> impl Iterator<Item = (&Arc<Table>, Option<Arc<Suffix>>)> {
+        let tables = Level::ALL.into_iter().flat_map(move |level| self.overlapping(level, range));
+        tables
+            .filter(move |table| {
+                table.record.may_hold(group) && table.record.time_range.overlaps(range)
+            })
+            .map(|table| (table, self.store.suffix(table).ok()))
     }
 
     /// Brings the directories of all tables with samples in `range` into memory, those of the slow
@@ -132,7 +178,7 @@ impl Version {
         }
         let at_suffix = usize::try_from(record.suffix_offset()).unwrap_or(usize::MAX);
         let suffix_bytes = bytes.get(at_suffix..).unwrap_or_default();
-        if let Err(e) = crate::suffix::Suffix::decode(record, suffix_bytes) {
+        if let Err(e) = Suffix::decode(record, suffix_bytes) {
             errors.push(e);
         }
         let suffix = match self.store.suffix(table) {

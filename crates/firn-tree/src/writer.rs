@@ -10,7 +10,7 @@ use firn_model::{ColumnBatch, CommitSeq, GroupId, Result, TimeRange, Timestamp};
 use crate::block::BlockBuilder;
 use crate::partition::Partition;
 use crate::record::{Level, TableId, TableRecord, column_type_bit};
-use crate::suffix::{BlockShape, Suffix};
+use crate::suffix::{Suffix, SuffixBuilder};
 
 /// What a table calls itself.
 pub(crate) const FORMAT: FileFormat = FileFormat { kind: *b"TABL", version: 1, oldest: 1 };
@@ -28,8 +28,7 @@ pub(crate) struct TableWriter {
     salt: u32,
     block_bytes: usize,
     block: BlockBuilder,
-    block_shape: BlockShape,
-    suffix: Suffix,
+    suffix: SuffixBuilder,
     /// Bytes behind `flushed_bytes` that are not in the file.
     tail: Vec<u8>,
     flushed_bytes: u64,
@@ -72,8 +71,7 @@ impl TableWriter {
             salt,
             block_bytes,
             block: BlockBuilder::default(),
-            block_shape: BlockShape::default(),
-            suffix: Suffix::default(),
+            suffix: SuffixBuilder::new(shape.partition),
             tail: header(salt),
             flushed_bytes: 0,
             file: None,
@@ -179,7 +177,6 @@ impl TableWriter {
     /// Adds an encoded chunk.
     fn push_chunk(&mut self, group: GroupId, columns: &GroupColumns, chunk: &[u8]) {
         let members = &columns.batch.columns;
-        let (Some(first), Some(last)) = (members.first(), members.last()) else { return };
         let range = columns.time_range();
         assert!(
             self.shape.partition.range().covers(range),
@@ -189,7 +186,7 @@ impl TableWriter {
             self.seal_block();
         }
         self.block.push(group, chunk);
-        self.block_shape.add(group, range, first.slot, last.slot);
+        self.suffix.add(group, columns);
         self.time_range = self.time_range.union(range);
         self.entry_count += columns.entry_count() as u64;
         self.value_count += columns.value_count() as u64;
@@ -208,11 +205,10 @@ impl TableWriter {
         }
         let start = self.tail.len();
         let offset = self.flushed_bytes + start as u64;
-        assert!(offset == self.suffix.blocks_end(), "blocks lie one behind the other");
+        assert!(offset == self.suffix.suffix().blocks_end(), "blocks lie one behind the other");
         self.block.seal(self.salt, offset, &mut self.tail);
         let block_bytes = u32::try_from(self.tail.len() - start).expect("a block is under 4 GiB");
-        self.suffix.push(block_bytes, &self.block_shape);
-        self.block_shape = BlockShape::default();
+        self.suffix.seal_block(block_bytes);
     }
 
     /// Moves whole blocks to the file, which is made when it is not there yet.
@@ -270,11 +266,12 @@ impl TableWriter {
     fn seal_suffix(&mut self) -> u32 {
         self.seal_block();
         let start = self.tail.len();
-        self.suffix.encode(self.salt, &mut self.tail);
+        self.suffix.suffix().encode(self.salt, &mut self.tail);
         u32::try_from(self.tail.len() - start).expect("a suffix is far under 4 GiB")
     }
 
     fn written(self, suffix_bytes: u32) -> Written {
+        let suffix = self.suffix.finish();
         let record = TableRecord {
             id: self.id,
             level: self.shape.level,
@@ -288,14 +285,14 @@ impl TableWriter {
             time_range: self.time_range,
             seq: self.seq.unwrap_or_default(),
             column_types: self.column_types,
-            block_count: self.suffix.blocks.len() as u32,
-            chunk_count: self.suffix.chunk_count(),
+            block_count: suffix.blocks.len() as u32,
+            chunk_count: suffix.chunk_count(),
             entry_count: self.entry_count,
             value_count: self.value_count,
             written_ms: self.shape.written_ms,
             deletes_through: self.shape.deletes_through,
         };
-        Written { record, suffix: self.suffix, bytes: self.tail }
+        Written { record, suffix, bytes: self.tail }
     }
 }
 

@@ -116,6 +116,44 @@ fn invariant_5_zeroed_cut_and_swapped_stretches_are_never_served() {
 }
 
 #[test]
+fn a_directory_that_is_made_anew_from_the_blocks_is_the_same() {
+    for slow in [false, true] {
+        let (mut world, _) = world_with_table(slow);
+        // Members that come, go and miss rows, in groups of many and alone.
+        let start = world.now().div_euclid(2 * HOUR_MS) * 2 * HOUR_MS - 48 * HOUR_MS;
+        let mut samples = regular(0..9, 0..200, start..start + HOUR_MS / 4, 15_000, 0.0);
+        samples.extend(regular(9..300, 0..1, start..start + HOUR_MS / 4, 60_000, 0.0));
+        let mut rng = Rng::new(4);
+        samples.retain(|(group, slot, ts), _| {
+            let is_late = slot.0 % 7 == 1 && *ts < start + i64::from(slot.0) * 5_000;
+            let has_ended = group.0 % 5 == 3 && *ts > start + 100_000;
+            !is_late && !has_ended && !rng.chance(0.1)
+        });
+        world.flush(&samples).unwrap();
+        if slow {
+            world.advance(5 * HOUR_MS);
+            world.settle();
+        }
+        let records: Vec<TableRecord> = world.tree.version().tables().cloned().collect();
+        assert!(records.len() > 1);
+        for record in records {
+            let suffix = |world: &World| {
+                let version = world.tree.version();
+                version.store().suffix(version.get(record.id).unwrap()).unwrap()
+            };
+            world.reopen();
+            let whole = suffix(&world);
+            change(&world, &record, |bytes| *bytes.last_mut().unwrap() ^= 1);
+            world.reopen();
+            assert_eq!(suffix(&world), whole);
+            change(&world, &record, |bytes| *bytes.last_mut().unwrap() ^= 1);
+        }
+        world.reopen();
+        world.check();
+    }
+}
+
+#[test]
 fn a_missing_table_is_named_and_opening_goes_on() {
     let (mut world, record) = world_with_table(false);
     let env = world.sim.env();
