@@ -31,6 +31,8 @@ pub enum Step {
     Compress,
     /// The head went to level 0 and the log was cut.
     Flush,
+    /// Flushed memory was given back.
+    Recycle,
     /// Tables were merged, uploaded, patched or dropped.
     Tree,
     /// Files that nobody needs were removed.
@@ -98,8 +100,35 @@ impl Engine {
             self.head.apply_convert(job.run()?);
             return Ok(Some(Step::Compress));
         }
+        if self.recycle_surplus() > 0 {
+            return Ok(Some(Step::Recycle));
+        }
         self.tend_log()?;
         Ok(None)
+    }
+
+    /// Gives `bytes` of flushed memory back, or all there is, older time first: tables have its rows. For who needs the memory
+    /// elsewhere. Returns how much.
+    pub fn recycle(&self, bytes: u64) -> u64 {
+        let recycled_bytes = self.head.recycle(bytes);
+        self.break_readers();
+        recycled_bytes
+    }
+
+    /// What is hot over its limit, or so old that nobody asks for it or retention has ended it.
+    fn recycle_surplus(&self) -> u64 {
+        let age_ms_max = self.options.retention_ms.unwrap_or(i64::MAX);
+        let age_ms_max = age_ms_max.min(self.options.hot_age_ms_max);
+        let hard_line = self.env.clock.now_ms().saturating_sub(age_ms_max);
+        let recycled_bytes = self.head.recycle_surplus(hard_line);
+        self.break_readers();
+        recycled_bytes
+    }
+
+    fn break_readers(&self) {
+        if self.planted(Planted::RecycledUnderReaders) {
+            self.head.release_under_readers();
+        }
     }
 
     /// Keeps the next log segment ready, so that no writer has to make it, and keeps what a relaxed
@@ -183,6 +212,9 @@ impl Engine {
             self.index.settle(frozen.settled);
             self.log.purge(&frozen.floors)?;
             self.counters.flushes.add(1);
+            // Without a lock that a query may wait for.
+            drop(frozen);
+            self.recycle_surplus();
         }
         self.flush_asked.store(false, Relaxed);
         self.flushed_at_ms.store(started_ms, Relaxed);

@@ -36,6 +36,14 @@ pub struct EngineOptions {
     pub retention_ms: Option<i64>,
     /// Bytes of flushed blocks that go on serving queries from memory.
     pub hot_bytes_max: u64,
+    /// Age of its newest row beyond which a flushed block is given back although nobody needs its memory.
+    pub hot_age_ms_max: i64,
+    /// Which percentage of the flushed memory that is given back comes from the oldest half hour, the next one and the one
+    /// after it. What is missing comes from the oldest.
+    pub hot_recycle_percents: [u8; 3],
+    /// Bytes that queries may keep in memory after they were flushed or converted. Beyond it, those that would keep
+    /// them longest fail, so that a forgotten query cannot fill memory.
+    pub pinned_bytes_max: u64,
     /// How the tree cuts and merges.
     pub tree: firn_tree::TreeOptions,
     /// A mistake made on purpose, to see that the simulation finds it. Tests only.
@@ -60,6 +68,9 @@ impl Default for EngineOptions {
             future_ms_max: 10 * 60_000,
             retention_ms: None,
             hot_bytes_max: 128 << 20,
+            hot_age_ms_max: i64::MAX,
+            hot_recycle_percents: [45, 35, 20],
+            pinned_bytes_max: 512 << 20,
             tree: firn_tree::TreeOptions::default(),
             planted: None,
         }

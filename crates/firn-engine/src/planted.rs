@@ -17,6 +17,8 @@ pub enum Planted {
     FloorTooHigh,
     /// The head drops its blocks before the new tree version is installed.
     SourceDroppedBeforeView,
+    /// The head gives blocks back although readers are left that began before the flush.
+    RecycledUnderReaders,
     /// Definitions of new series are not logged.
     DefinitionsNotLogged,
     /// After a restart commit numbers start again.
@@ -53,7 +55,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every mistake.
-    pub const ALL: [Planted; 23] = [
+    pub const ALL: [Planted; 24] = [
         Planted::SyncSkipped,
         Planted::PublishedBeforeDurable,
         Planted::AcknowledgedBeforeVisible,
@@ -61,6 +63,7 @@ impl Planted {
         Planted::ManifestBeforeTables,
         Planted::FloorTooHigh,
         Planted::SourceDroppedBeforeView,
+        Planted::RecycledUnderReaders,
         Planted::DefinitionsNotLogged,
         Planted::SequenceForgotten,
         Planted::FailedCommitPublished,

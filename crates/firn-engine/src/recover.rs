@@ -92,6 +92,8 @@ impl Engine {
             HeadOptions {
                 arena_bytes_max: options.arena_bytes_max,
                 hot_bytes_max: options.hot_bytes_max,
+                recycle_percents: options.hot_recycle_percents,
+                cooling_bytes_max: options.pinned_bytes_max,
                 ..HeadOptions::new(bits)
             },
             budget.clone(),

@@ -15,6 +15,7 @@ use firn_tree::{Ask, Version};
 
 use crate::Engine;
 use crate::planted::Planted;
+use crate::stats::ReadCounters;
 
 /// Index, head and tree at one moment. Cheap to clone; never changes (invariant 3).
 #[derive(Clone, Debug)]
@@ -30,6 +31,7 @@ struct Frozen {
     tombstones: Arc<Tombstones>,
     index: IndexView,
     merged_by_level: bool,
+    reads: Arc<ReadCounters>,
 }
 
 impl Engine {
@@ -59,6 +61,7 @@ impl Engine {
             tombstones,
             index,
             merged_by_level,
+            reads: Arc::clone(&self.counters.reads),
         }))
     }
 }
@@ -218,10 +221,11 @@ impl SelectedGroups {
         let frozen = &*self.snapshot.0;
         let groups = &self.groups[groups];
         let mut held = self.context.budget.empty(Pool::Query);
-        let mut tables = self.read_tables(groups)?.into_iter();
+        // What it finds in memory stays while it lives, so that nothing is missing on both sides.
+        let mut head = frozen.head.reader();
+        let mut tables = self.read_tables(groups, &mut head)?.into_iter();
         let table_bytes = tables.as_slice().iter().map(|sources| bytes_of(sources)).sum();
         hold(&mut held, table_bytes)?;
-        let mut head = frozen.head.reader();
         let mut hidden = frozen.tombstones.walk(self.range);
         let mut slots = Vec::new();
         let mut one = One::default();
@@ -260,14 +264,20 @@ impl SelectedGroups {
     }
 
     /// What tables have of each group; nothing at all if the head has everything.
-    fn read_tables(&self, groups: &[GroupMatch]) -> Result<Vec<Vec<GroupColumns>>> {
+    fn read_tables(
+        &self,
+        groups: &[GroupMatch],
+        head: &mut HeadReader<'_>,
+    ) -> Result<Vec<Vec<GroupColumns>>> {
         let frozen = &*self.snapshot.0;
         // What the head still has, the tables need not be read for.
-        let before = |group| frozen.head.complete_since(frozen.bits.shard(group));
+        let mut before = |group| head.complete_since(frozen.bits.shard(group), self.range);
         let youngest = groups.iter().map(|found| before(found.group)).max();
         if !youngest.is_some_and(|before| frozen.version.may_hold(self.range, before)) {
+            frozen.reads.from_memory.add(1);
             return Ok(Vec::new());
         }
+        frozen.reads.from_tables.add(1);
         let members = || groups.iter().flat_map(|found| &found.members);
         let slots: Vec<Slot> = members().map(|member| member.slot).collect();
         let mut rest = &slots[..];

@@ -1,5 +1,6 @@
 //! Numbers about the engine: plain data, read at a moment.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_model::{BudgetUsage, CommitSeq};
@@ -27,6 +28,14 @@ pub(crate) struct Counters {
     pub(crate) flushes: Counter,
     pub(crate) maintenance_errors: Counter,
     pub(crate) series_removed: Counter,
+    pub(crate) reads: Arc<ReadCounters>,
+}
+
+/// Pieces of queries (some groups in one range), by where their samples were.
+#[derive(Debug, Default)]
+pub(crate) struct ReadCounters {
+    pub(crate) from_memory: Counter,
+    pub(crate) from_tables: Counter,
 }
 
 /// What the rooms count.
@@ -42,6 +51,10 @@ pub struct Stats {
     pub tombstone_bytes: u64,
     /// Flushes since the start.
     pub flushes: u64,
+    /// Pieces of queries (some groups in one range) that memory answered alone, since the start.
+    pub reads_from_memory: u64,
+    /// Pieces of queries that tables were read for.
+    pub reads_from_tables: u64,
     /// Series that left the index since the start, because no sample of them was left.
     pub series_removed: u64,
     /// Failed pieces of background work since the start.
@@ -72,6 +85,8 @@ impl Engine {
             tombstones: tombstones.len() as u64,
             tombstone_bytes: tombstones.heap_bytes(),
             flushes: self.counters.flushes.get(),
+            reads_from_memory: self.counters.reads.from_memory.get(),
+            reads_from_tables: self.counters.reads.from_tables.get(),
             series_removed: self.counters.series_removed.get(),
             maintenance_errors: self.counters.maintenance_errors.get(),
             last_seq: self.sequence.last(),

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use firn_codec::Effort;
 use firn_model::{Budget, Pool, Result, ShardId, TimeRange};
 
-use crate::part::{Form, Part, PartWalk};
-use crate::segment::SegmentBuilder;
+use crate::part::{Form, Memory, Part, PartWalk, Pinned};
+use crate::segment::{Segment, SegmentBuilder};
 use crate::shard::{Parts, Shard, hold};
 
 /// Arenas of a shard that wait are converted together up to this size: it bounds a job's time.
@@ -21,9 +21,11 @@ const JOB_BYTES_MAX: u64 = 32 << 20;
 /// Adjacent parts of one shard that shall become one. Dropping it gives the plan up.
 pub struct ConvertJob {
     shard: ShardId,
-    inputs: Vec<Arc<Part>>,
+    inputs: Vec<Pinned>,
     effort: Effort,
     budget: Budget,
+    /// An epoch that had begun when it was planned.
+    made: u64,
     /// The shard plans no other conversion while this is held.
     claim: Arc<()>,
 }
@@ -31,7 +33,7 @@ pub struct ConvertJob {
 /// The outcome of a [`ConvertJob`], for [`crate::Head::apply_convert`].
 pub struct ConvertEdit {
     pub(crate) shard: ShardId,
-    inputs: Vec<Arc<Part>>,
+    inputs: Vec<Pinned>,
     output: Part,
     _claim: Arc<()>,
 }
@@ -42,9 +44,9 @@ impl ConvertJob {
     /// # Errors
     /// `Corrupt` if memory is not what was written: a bug. The parts stay as they are.
     pub fn run(self) -> Result<ConvertEdit> {
-        let base = self.inputs.iter().map(|part| part.range.start).min().unwrap_or(0);
+        let base = self.inputs.iter().map(|input| input.part.range.start).min().unwrap_or(0);
         let mut builder = SegmentBuilder::new(base);
-        let mut walk = PartWalk::new(self.inputs.iter().map(|part| &**part))?;
+        let mut walk = PartWalk::new(self.inputs.iter())?;
         // Nothing to hide: parts on both sides of a delete are not united.
         while let Some((local, columns)) = walk.take(|_, _| ())? {
             builder.add(local, columns, self.effort);
@@ -53,13 +55,13 @@ impl ConvertJob {
         let segment = builder.finish(self.budget.empty(Pool::Head));
         // If the budget is used up, apply takes what the inputs held.
         let _ = segment.held.lock().grow(segment.heap_bytes());
-        let output = output(&self.inputs, range, Form::Columns(segment));
+        let output = output(&self.inputs, range, segment, self.made);
         Ok(ConvertEdit { shard: self.shard, inputs: self.inputs, output, _claim: self.claim })
     }
 
     /// Bytes of memory that its parts hold.
     pub fn input_bytes(&self) -> u64 {
-        self.inputs.iter().map(|part| part.heap_bytes()).sum()
+        self.inputs.iter().map(|input| input.form.heap_bytes()).sum()
     }
 }
 
@@ -90,16 +92,18 @@ fn follows(pair: &[Arc<Part>]) -> bool {
 }
 
 /// One part in place of adjacent `inputs`.
-fn output(inputs: &[Arc<Part>], range: TimeRange, form: Form) -> Part {
-    let (first, last) = (&inputs[0], &inputs[inputs.len() - 1]);
+fn output(inputs: &[Pinned], range: TimeRange, segment: Segment, made: u64) -> Part {
+    let (first, last) = (&inputs[0].part, &inputs[inputs.len() - 1].part);
     Part {
         first: first.first,
         last: last.last,
         through: last.through,
-        seq: inputs.iter().fold(first.seq, |seq, part| seq.union(part.seq)),
+        seq: inputs.iter().fold(first.seq, |seq, input| seq.union(input.part.seq)),
         range,
-        row_count: inputs.iter().map(|part| part.row_count).sum(),
-        form,
+        row_count: inputs.iter().map(|input| input.part.row_count).sum(),
+        visible: 0,
+        chunk_count: segment.chunk_count(),
+        memory: Arc::new(Memory::new(Form::Columns(Arc::new(segment)), made)),
     }
 }
 
@@ -143,15 +147,16 @@ impl Shard {
     }
 
     /// Puts the output in place of its inputs if they are still there, side by side and on one side
-    /// of every flush. Returns whether it did.
+    /// of every flush. Returns whether it did. The inputs cool for those who read them.
     pub(crate) fn apply_convert(&mut self, edit: ConvertEdit) -> bool {
         let ConvertEdit { inputs, output, .. } = edit;
-        let Some(start) = self.parts.list.iter().position(|part| Arc::ptr_eq(part, &inputs[0]))
+        let Some(start) =
+            self.parts.list.iter().position(|part| Arc::ptr_eq(part, &inputs[0].part))
         else {
             return false;
         };
         let end = start + inputs.len();
-        let same = |(here, input): (&Arc<Part>, &Arc<Part>)| Arc::ptr_eq(here, input);
+        let same = |(here, input): (&Arc<Part>, &Pinned)| Arc::ptr_eq(here, &input.part);
         let there = self.parts.list[start..].len() >= inputs.len()
             && self.parts.list[start..].iter().zip(&inputs).all(same);
         if !there || end > self.parts.border_after(start) {
@@ -160,6 +165,11 @@ impl Shard {
         let is_hot = end <= self.parts.hot_count;
         let pool = if is_hot { Pool::Hot } else { Pool::Head };
         self.account(&inputs, &output, pool);
+        if is_hot {
+            // Whoever reads the tables for the inputs can do so for the output.
+            let since = inputs.iter().map(|input| input.part.memory.replaced()).max();
+            output.memory.replaced_at(since.unwrap_or(u64::MAX));
+        }
         let keeps = !output.range.is_empty();
         let outputs = keeps.then(|| Arc::new(output));
         let list = Arc::make_mut(&mut self.parts.list);
@@ -167,20 +177,23 @@ impl Shard {
         if is_hot {
             self.parts.hot_count -= inputs.len() - usize::from(keeps);
         }
+        let epoch = self.epochs.advance();
+        inputs.iter().for_each(|input| self.retire(&input.part, epoch));
         true
     }
 
     /// Reserves the output's memory in `pool`, from what its inputs held if the budget is used up.
-    fn account(&self, inputs: &[Arc<Part>], output: &Part, pool: Pool) {
+    fn account(&self, inputs: &[Pinned], output: &Part, pool: Pool) {
+        let output = output.memory.content();
         output.move_to(pool, self.budget.empty(pool));
         let need = output.heap_bytes();
-        let mut held = output.held();
+        let mut held = output.held().lock();
         for input in inputs {
             let missing = need.saturating_sub(held.bytes());
             if missing == 0 {
                 break;
             }
-            let part = input.held().split(missing);
+            let part = input.form.held().lock().split(missing);
             held.merge(part);
         }
         let mut nothing = self.budget.empty(pool);
@@ -191,7 +204,8 @@ impl Shard {
         let is_idle = Arc::strong_count(&self.parts.converting) == 1;
         is_idle.then(|| ConvertJob {
             shard: self.id,
-            inputs: inputs.to_vec(),
+            inputs: inputs.iter().map(Part::pin).collect(),
+            made: self.epochs.now(),
             effort,
             budget: self.budget.clone(),
             claim: Arc::clone(&self.parts.converting),

@@ -1,7 +1,10 @@
 //! What is flushed, and what becomes of its memory: it stays hot until the space is wanted.
 //!
-//! Source: Heracles 3.2 (soft line: flushed blocks go on serving queries; hard line: the oldest time
-//! range is given back first). Here a reader's `Arc` does what its epochs do.
+//! A flush is the soft line: its memory turns hot, and younger readers have its rows from tables too. Hot memory is
+//! given back from the oldest time on: over its limit, when others need the space, or behind a hard line. When, and for
+//! whom it stays, is `epoch`'s.
+//!
+//! Source: Heracles 3.2 (soft and hard line, hot areas by time range, shares of the oldest ones).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,7 +15,8 @@ use firn_model::{
     CommitSeq, GroupId, LogPosition, Pool, Result, ShardBits, ShardId, TimeRange, Timestamp,
 };
 
-use crate::part::{Part, PartWalk};
+use crate::options::HeadOptions;
+use crate::part::{Part, PartWalk, Pinned};
 use crate::payload::Local;
 use crate::shard::Shard;
 
@@ -33,7 +37,7 @@ pub struct FlushJob {
 /// One shard's share of a flush.
 pub(crate) struct ShardFlush {
     pub(crate) shard: ShardId,
-    parts: Vec<Arc<Part>>,
+    parts: Vec<Pinned>,
     /// The last generation that is flushed after this.
     last: u64,
     through: LogPosition,
@@ -60,7 +64,7 @@ impl FlushJob {
         let mut walks = Vec::new();
         let mut failed = None;
         for (idx, shard) in self.shards.iter().enumerate() {
-            match PartWalk::new(shard.parts.iter().map(|part| &**part)) {
+            match PartWalk::new(shard.parts.iter()) {
                 Ok(walk) => walks.push((shard.shard, walk)),
                 Err(error) => {
                     failed = Some(error);
@@ -120,21 +124,21 @@ impl FlushJob {
 
     /// The smallest range that holds all timestamps.
     pub fn time_range(&self) -> TimeRange {
-        self.parts().fold(TimeRange::EMPTY, |range, part| range.union(part.range))
+        self.parts().fold(TimeRange::EMPTY, |range, pinned| range.union(pinned.part.range))
     }
 
     /// Rows (pieces as they came in).
     pub fn row_count(&self) -> u64 {
-        self.parts().map(|part| part.row_count).sum()
+        self.parts().map(|pinned| pinned.part.row_count).sum()
     }
 
     /// Bytes of memory that turn hot.
     pub fn memory_bytes(&self) -> u64 {
-        self.parts().map(Part::heap_bytes).sum()
+        self.parts().map(|pinned| pinned.form.heap_bytes()).sum()
     }
 
-    fn parts(&self) -> impl Iterator<Item = &Part> {
-        self.shards.iter().flat_map(|shard| shard.parts.iter().map(|part| &**part))
+    fn parts(&self) -> impl Iterator<Item = &Pinned> {
+        self.shards.iter().flat_map(|shard| &shard.parts)
     }
 }
 
@@ -148,23 +152,55 @@ pub(crate) struct HotPart {
     pub(crate) seq_min: CommitSeq,
 }
 
+/// The parts to give back so that at least `bytes` are free: a share of each of the oldest areas, then what is oldest. `hot`
+/// is sorted.
+pub(crate) fn choose(hot: &[HotPart], bytes: u64, options: &HeadOptions) -> Vec<HotPart> {
+    let area_of = |part: &HotPart| part.range_end.div_euclid(options.hot_area_ms.max(1));
+    let (mut chosen, mut rest) = (Vec::new(), Vec::new());
+    let mut percents = options.recycle_percents.iter();
+    let mut missing = bytes;
+    for area in hot.chunk_by(|a, b| area_of(a) == area_of(b)) {
+        let percent = percents.next().copied().unwrap_or(0);
+        let mut share = (u128::from(bytes) * u128::from(percent) / 100) as u64;
+        for &part in area {
+            if share == 0 || missing == 0 {
+                rest.push(part);
+                continue;
+            }
+            share = share.saturating_sub(part.bytes);
+            missing = missing.saturating_sub(part.bytes);
+            chosen.push(part);
+        }
+    }
+    for part in rest {
+        if missing == 0 {
+            break;
+        }
+        missing = missing.saturating_sub(part.bytes);
+        chosen.push(part);
+    }
+    chosen
+}
+
 impl Shard {
     /// Everything unflushed that no longer changes.
     pub(crate) fn plan_flush(&mut self) -> ShardFlush {
-        let parts = self.parts.unflushed().to_vec();
+        let parts: Vec<Pinned> = self.parts.unflushed().iter().map(Part::pin).collect();
         let (last, through) = match parts.last() {
-            Some(part) => (part.last, part.through),
+            Some(Pinned { part, .. }) => (part.last, part.through),
             None => (0, self.parts.flushed_through),
         };
         self.parts.flush_last = last;
         ShardFlush { shard: self.id, parts, last, through, undecided: self.undecided() }
     }
 
-    /// The parts of `flush` turn hot, in whatever form they are now.
-    pub(crate) fn flushed(&mut self, flush: &ShardFlush) {
+    /// The parts of `flush` turn hot, in whatever form they are now; who registers in `epoch` or later has them from
+    /// tables too.
+    pub(crate) fn flushed(&mut self, flush: &ShardFlush, epoch: u64) {
         let count = self.parts.list.partition_point(|part| part.last <= flush.last);
         for part in self.parts.list.iter().take(count).skip(self.parts.hot_count) {
-            part.move_to(Pool::Hot, self.budget.empty(Pool::Hot));
+            part.memory.content().move_to(Pool::Hot, self.budget.empty(Pool::Hot));
+            part.memory.replaced_at(epoch);
         }
         self.parts.hot_count = self.parts.hot_count.max(count);
         self.parts.flushed_through = self.parts.flushed_through.max(flush.through);
@@ -181,16 +217,25 @@ impl Shard {
         })
     }
 
-    /// Lets a flushed part go; readers that have it keep it. Returns its bytes, 0 if it is not there.
+    /// Lets a flushed part go; it cools for readers that have no table for it. Returns its bytes, 0 if it is not there.
     pub(crate) fn recycle(&mut self, first: u64) -> u64 {
         let Some(idx) = self.parts.hot().iter().position(|part| part.first == first) else {
             return 0;
         };
         let part = Arc::make_mut(&mut self.parts.list).remove(idx);
         self.parts.hot_count -= 1;
-        let next = CommitSeq(part.seq.max.0.saturating_add(1));
-        self.complete_since = self.complete_since.max(Some(next));
-        part.heap_bytes()
+        self.complete.lose(part.range, part.seq.max);
+        let bytes = part.heap_bytes();
+        // Since it was flushed, not from now on.
+        self.retire(&part, u64::MAX);
+        bytes
+    }
+
+    /// `part` is in no list any more; what replaces it is seen by who registers in `epoch` or later.
+    pub(crate) fn retire(&self, part: &Part, epoch: u64) {
+        let bytes = part.heap_bytes();
+        part.memory.replaced_at(epoch);
+        self.epochs.cool(Arc::clone(&part.memory), bytes);
     }
 }
 
@@ -200,5 +245,48 @@ impl std::fmt::Debug for FlushJob {
             .field("rows", &self.row_count())
             .field("range", &self.time_range())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_model::ShardBits;
+
+    use super::*;
+
+    /// Four areas of ten parts of 10 bytes each.
+    #[test]
+    fn older_areas_give_more_and_the_oldest_what_is_missing() {
+        let hour = 3_600_000;
+        let part = |area: i64, idx: u64| HotPart {
+            range_end: area * hour + idx as i64,
+            shard: ShardId(0),
+            first: area as u64 * 10 + idx,
+            bytes: 10,
+            seq_min: CommitSeq(0),
+        };
+        let hot: Vec<HotPart> =
+            (0..4).flat_map(|area| (0..10).map(move |i| part(area, i))).collect();
+        let counts = |bytes: u64, recycle_percents: [u8; 3]| {
+            let bits = ShardBits::for_count(1);
+            let options =
+                HeadOptions { hot_area_ms: hour, recycle_percents, ..HeadOptions::new(bits) };
+            let chosen = choose(&hot, bytes, &options);
+            let of_area = |area: i64| {
+                let is_there = |part: &&HotPart| part.range_end.div_euclid(hour) == area;
+                chosen.iter().filter(is_there).count()
+            };
+            [0, 1, 2, 3].map(of_area)
+        };
+        assert_eq!(
+            counts(100, [45, 35, 20]),
+            [5, 4, 1, 0],
+            "no more than asked for, but whole parts"
+        );
+        assert_eq!(counts(100, [100, 0, 0]), [10, 0, 0, 0]);
+        assert_eq!(counts(1, [45, 35, 20]), [1, 0, 0, 0]);
+        assert_eq!(counts(350, [45, 35, 20]), [10, 10, 10, 5]);
+        assert_eq!(counts(u64::MAX, [45, 35, 20]), [10, 10, 10, 10]);
+        assert_eq!(counts(200, [0, 0, 50]), [10, 0, 10, 0]);
     }
 }

@@ -5,26 +5,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_model::{
-    Budget, CommitSeq, LogPosition, Reservation, Result, RowBatch, ShardId, ShardRows,
+    Budget, CommitSeq, LogPosition, Reservation, Result, RowBatch, ShardId, ShardRows, Timestamp,
 };
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::convert::{ConvertEdit, ConvertJob};
-use crate::flush::{FlushJob, HotPart, SealMarks};
+use crate::epoch::Epochs;
+use crate::flush::{FlushJob, HotPart, SealMarks, choose};
 use crate::options::HeadOptions;
+use crate::part::Form;
 use crate::replay::ReplayedRows;
 use crate::shard::Shard;
-use crate::snapshot::{HeadSnapshot, ShardView};
+use crate::snapshot::{HeadSnapshot, ReadCounts, ShardView};
 use crate::{arena, payload, words};
 
 /// Recent rows of all groups, in memory.
 ///
 /// Locks: one per shard, never two at once, never held over I/O or while decoding. A writer takes
 /// its shard's through [`Head::shard`]; everything else takes it for a moment. The lock of the shared
-/// snapshot comes before those of shards.
+/// snapshot comes before those of shards, that of the epochs after them.
 pub struct Head {
     options: HeadOptions,
     shards: Box<[SharedShard]>,
+    epochs: Arc<Epochs<Form>>,
+    counts: Arc<ReadCounts>,
     /// The last snapshot, which serves until a shard changes. Forgotten when memory is replaced or given
     /// back, so that nothing lives longer because of it.
     last: Mutex<Option<HeadSnapshot>>,
@@ -66,6 +70,18 @@ pub struct HeadStats {
     pub state_bytes: u64,
     /// Bytes of flushed parts that go on serving queries.
     pub hot_bytes: u64,
+    /// Bytes that have left the head and stay for readers that began before.
+    pub cooling_bytes: u64,
+    /// Bytes that left the head since the start, and are free: flushed ones that were given back, and inputs of conversions.
+    pub released_bytes: u64,
+    /// Of these, bytes that were taken from readers over [`HeadOptions::cooling_bytes_max`].
+    pub taken_bytes: u64,
+    /// How often a reader got flushed rows of a shard from memory.
+    pub hot_reads: u64,
+    /// How often a reader found flushed rows of a shard gone, and had to turn to tables.
+    pub gone_reads: u64,
+    /// How often a reader was told that its memory was taken.
+    pub taken_reads: u64,
 }
 
 /// The most bytes that writing `rows` may add to the head: what to reserve in
@@ -94,11 +110,14 @@ impl Head {
     /// An empty head.
     pub fn new(options: HeadOptions, budget: Budget) -> Head {
         let shard_count = options.shard_bits.shard_count();
-        let shard = |id| SharedShard {
-            version: AtomicU64::new(0),
-            shard: Mutex::new(Shard::new(ShardId(id as u16), options.clone(), budget.clone())),
+        let epochs = Arc::new(Epochs::new(options.cooling_bytes_max));
+        let shard = |id| {
+            let id = ShardId(id as u16);
+            let shard = Shard::new(id, options.clone(), budget.clone(), Arc::clone(&epochs));
+            SharedShard { version: AtomicU64::new(0), shard: Mutex::new(shard) }
         };
-        Head { shards: (0..shard_count).map(shard).collect(), last: Mutex::default(), options }
+        let shards = (0..shard_count).map(shard).collect();
+        Head { shards, epochs, counts: Arc::default(), last: Mutex::default(), options }
     }
 
     /// What it was made with.
@@ -172,6 +191,8 @@ impl Head {
     /// shards are not atomic with it: each row piece is.
     pub fn snapshot(&self) -> HeadSnapshot {
         let mut last = self.last.lock();
+        // Before the lists: what is in them now is not released from here on.
+        let reader = Epochs::register(&self.epochs);
         let known = |idx: usize| last.as_ref().map(|last| last.shard_view(idx));
         let is_known = |(idx, shard): (usize, &SharedShard)| {
             known(idx).is_some_and(|v| shard.is_at(v.version))
@@ -185,7 +206,8 @@ impl Head {
             Some(view) if shard.is_at(view.version) => Arc::clone(view),
             _ => Arc::new(shard.view()),
         });
-        let snapshot = HeadSnapshot::new(self.options.shard_bits, views);
+        let snapshot =
+            HeadSnapshot::new(self.options.shard_bits, views, reader, Arc::clone(&self.counts));
         let old = last.replace(snapshot.clone());
         // What only the old one held goes without the lock.
         drop(last);
@@ -213,6 +235,7 @@ impl Head {
     pub fn apply_convert(&self, edit: ConvertEdit) -> bool {
         let is_applied = self.lock(edit.shard).apply_convert(edit);
         self.forget_snapshot();
+        self.epochs.settle();
         is_applied
     }
 
@@ -237,46 +260,72 @@ impl Head {
         FlushJob::new(self.options.shard_bits, shards)
     }
 
-    /// The tables of `job` are in the tree's version: its memory turns hot. It goes on serving
-    /// queries; what is over [`HeadOptions::hot_bytes_max`] is given back, oldest time first.
+    /// The tables of `job` are in the tree's version: its memory turns hot and goes on serving queries. No snapshot
+    /// is taken with an older version after this, nor one with the new version before it: the caller's lock on views
+    /// is held over both. Cheap: nothing is freed, see [`Head::recycle_surplus`].
     pub fn flushed(&self, job: &FlushJob) {
+        let epoch = self.epochs.advance();
         for flush in &job.shards {
-            self.lock(flush.shard).flushed(flush);
-        }
-        let hot_bytes: u64 = self.hot_parts().iter().map(|part| part.bytes).sum();
-        let over = hot_bytes.saturating_sub(self.options.hot_bytes_max);
-        if over > 0 {
-            self.recycle(over);
+            self.lock(flush.shard).flushed(flush, epoch);
         }
     }
 
-    /// Gives at least `bytes` of hot memory back, or all there is, oldest time first. Returns how
-    /// much; memory that a snapshot still reaches follows when that is dropped.
+    /// Gives back what is hot over [`HeadOptions::hot_bytes_max`], and all of it that is older than `hard_line`. Returns how
+    /// many bytes.
+    pub fn recycle_surplus(&self, hard_line: Timestamp) -> u64 {
+        let hot = self.hot_parts();
+        let is_old = |part: &&HotPart| part.range_end < hard_line;
+        let old_bytes = self.recycle_parts(hot.iter().filter(is_old));
+        let hot_bytes: u64 = hot.iter().map(|part| part.bytes).sum::<u64>() - old_bytes;
+        old_bytes + self.recycle(hot_bytes.saturating_sub(self.options.hot_bytes_max))
+    }
+
+    /// Gives at least `bytes` of hot memory back, or all there is, older time ranges first. Returns how much. Readers that
+    /// have tables for it do without from now on; for others it cools, and follows when they end.
     pub fn recycle(&self, bytes: u64) -> u64 {
+        if bytes == 0 {
+            return 0;
+        }
         let mut hot = self.hot_parts();
         hot.sort_unstable();
-        let mut freed = 0;
-        for part in hot {
-            if freed >= bytes {
-                break;
-            }
-            freed += self.lock(part.shard).recycle(part.first);
-        }
-        self.forget_snapshot();
-        freed
+        let chosen = choose(&hot, bytes, &self.options);
+        self.recycle_parts(chosen.iter())
     }
 
     /// Gives all hot memory back that has rows from before `seq`, so that nothing but tables has them.
     pub fn recycle_before(&self, seq: CommitSeq) {
-        for part in self.hot_parts().iter().filter(|part| part.seq_min < seq) {
-            self.lock(part.shard).recycle(part.first);
+        self.recycle_parts(self.hot_parts().iter().filter(|part| part.seq_min < seq));
+    }
+
+    fn recycle_parts<'p>(&self, parts: impl Iterator<Item = &'p HotPart>) -> u64 {
+        let bytes = parts.map(|part| self.lock(part.shard).recycle(part.first)).sum();
+        if bytes > 0 {
+            self.forget_snapshot();
+            self.epochs.settle();
         }
-        self.forget_snapshot();
+        bytes
+    }
+
+    /// Breaks invariant 3: what cools is released as if every reader had tables for it. For the simulation, which must
+    /// find that.
+    #[doc(hidden)]
+    pub fn release_under_readers(&self) {
+        self.epochs.release_under_readers();
     }
 
     /// What it holds.
     pub fn stats(&self) -> HeadStats {
-        let mut stats = HeadStats::default();
+        let cooling = self.epochs.usage();
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let mut stats = HeadStats {
+            cooling_bytes: cooling.bytes,
+            released_bytes: cooling.released_bytes,
+            taken_bytes: cooling.taken_bytes,
+            hot_reads: count(&self.counts.hot),
+            gone_reads: count(&self.counts.gone),
+            taken_reads: count(&self.counts.taken),
+            ..HeadStats::default()
+        };
         for shard in &self.shards {
             let shard = shard.lock();
             let (open_bytes, open_rows) = shard.open_usage();

@@ -18,24 +18,28 @@
 //! - A group's first row in a log segment and in an arena is whole: both explain themselves, replay
 //!   starts anywhere, and a hole in the log costs a group's rows up to its next whole one.
 //! - Replaying the payloads gives the visible rows again.
-//! - A snapshot sees the same rows for as long as it lives (invariant 3 of the design).
+//! - A snapshot, with the tables of its time, sees the same rows for as long as it lives (invariant 3 of the design).
 //! - A part is older or younger than a delete that touches its shard as a whole: conversions unite no
 //!   parts over a delete, a flush hides between them first.
 //! - What is held is reserved (invariant 8): each arena, segment and state table carries its own
 //!   reservation, which lives as long as the memory does.
+//! - Flushed memory goes only when no reader is left that began before the flush; younger ones find it gone and read
+//!   tables ([`HeadReader::complete_since`]). What cools for old readers is bounded; beyond that they fail.
 //! - No object, lock or allocation per sample or per series: a lone series is 28 bytes of state and 4
 //!   bytes of chain, and its bytes.
 //!
 //! **When you change** the payload: docs/formats/rows.md, `VERSION` in `payload`, a new fixture.
 //!
 //! Reading order: `head`, `shard`, `encoder`, `states`, `payload`, `arena`, `words`, `growing`,
-//! `part`, `segment`, `snapshot`, `convert`, `flush`, `replay`.
+//! `part`, `segment`, `epoch`, `complete`, `snapshot`, `convert`, `flush`, `replay`.
 
 #![forbid(unsafe_code)]
 
 mod arena;
+mod complete;
 mod convert;
 mod encoder;
+mod epoch;
 mod flush;
 mod growing;
 mod head;
@@ -47,7 +51,11 @@ mod segment;
 mod shard;
 mod snapshot;
 mod states;
+mod sync;
 mod words;
+
+#[cfg(test)]
+mod epoch_model;
 
 pub use convert::{ConvertEdit, ConvertJob};
 pub use flush::{FlushJob, SealMarks};

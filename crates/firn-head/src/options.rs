@@ -41,9 +41,19 @@ pub struct HeadOptions {
     ///
     /// Source: ByteSeries Algorithm 1, `point_limit`.
     pub rows_per_chunk_min: u32,
-    /// Flushed memory over this is given back at once, oldest time first; below it is kept for
+    /// Flushed memory over this is given back by [`crate::Head::recycle_surplus`]; below it is kept for
     /// queries until [`crate::Head::recycle`] wants it.
     pub hot_bytes_max: u64,
+    /// Hot memory is given back by areas: parts whose newest rows are of one span of so many milliseconds.
+    pub hot_area_ms: i64,
+    /// Which percentage of what is to be given back comes from the oldest area, the next and the one after it; what is
+    /// missing comes from the oldest ones.
+    ///
+    /// Source: Heracles 3.2 (45, 35 and 20).
+    pub recycle_percents: [u8; 3],
+    /// Memory that left the head and that readers keep, beyond which it is taken from them: the hard limit of
+    /// what long queries pin.
+    pub cooling_bytes_max: u64,
 }
 
 impl HeadOptions {
@@ -65,6 +75,9 @@ impl HeadOptions {
             segment_fan_in: 3,
             rows_per_chunk_min: 16,
             hot_bytes_max: u64::MAX,
+            hot_area_ms: 30 * 60_000,
+            recycle_percents: [45, 35, 20],
+            cooling_bytes_max: u64::MAX,
         }
     }
 }

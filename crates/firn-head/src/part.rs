@@ -4,13 +4,16 @@ use std::sync::Arc;
 
 use firn_codec::{GroupColumns, OneColumn, SeqRange, Slots, merge_columns};
 use firn_model::{Error, LogPosition, Pool, Reservation, Result, Slot, TimeRange};
-use parking_lot::MutexGuard;
+use parking_lot::Mutex;
 
 use crate::arena::{Arena, ReadBuffers};
+use crate::epoch;
 use crate::payload::Local;
 use crate::segment::{Segment, SegmentCursor};
 
 /// All visible rows of the generations `first..=last` of one shard.
+///
+/// A part says what its rows are, its [`Memory`] has them; readers lease that.
 pub(crate) struct Part {
     /// The generations of arenas that it is made of.
     pub(crate) first: u64,
@@ -20,20 +23,61 @@ pub(crate) struct Part {
     pub(crate) seq: SeqRange,
     pub(crate) range: TimeRange,
     pub(crate) row_count: u64,
+    /// Of an arena: rows that start before this count.
+    pub(crate) visible: u32,
+    /// Of columns; 0 for rows.
+    pub(crate) chunk_count: usize,
+    pub(crate) memory: Arc<Memory>,
+}
+
+/// Where the rows of a part lie. Until it is released its size is in the budget, see [`Form::held`].
+pub(crate) type Memory = epoch::Memory<Form>;
+
+/// How rows lie in memory.
+#[derive(Clone)]
+pub(crate) enum Form {
+    /// As they came in.
+    Rows(Arc<Arena>),
+    /// As chunks.
+    Columns(Arc<Segment>),
+}
+
+/// A part whose memory stays: what jobs work on.
+#[derive(Clone)]
+pub(crate) struct Pinned {
+    pub(crate) part: Arc<Part>,
     pub(crate) form: Form,
 }
 
-/// How the rows lie in memory.
-pub(crate) enum Form {
-    /// As they came in; those before `visible` count.
-    Rows { arena: Arc<Arena>, visible: u32 },
-    /// As chunks.
-    Columns(Segment),
+impl Form {
+    /// Bytes that it holds.
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        match self {
+            Form::Rows(arena) => arena.heap_bytes(),
+            Form::Columns(segment) => segment.heap_bytes(),
+        }
+    }
+
+    /// What is reserved for it.
+    pub(crate) fn held(&self) -> &Mutex<Reservation> {
+        match self {
+            Form::Rows(arena) => &arena.held,
+            Form::Columns(segment) => &segment.held,
+        }
+    }
+
+    /// Its memory counts for `pool` from now on.
+    pub(crate) fn move_to(&self, pool: Pool, empty: Reservation) {
+        debug_assert!(empty.bytes() == 0, "a new reservation for {}", pool.name());
+        let mut held = self.held().lock();
+        let old = std::mem::replace(&mut *held, empty);
+        held.merge(old);
+    }
 }
 
 impl Part {
     pub(crate) fn is_rows(&self) -> bool {
-        matches!(self.form, Form::Rows { .. })
+        self.chunk_count == 0
     }
 
     /// How many arenas it was made of, about.
@@ -41,44 +85,26 @@ impl Part {
         self.last - self.first + 1
     }
 
-    /// Whether its chunks have fewer rows than this on average.
+    /// Whether it has chunks, with fewer rows than this on average.
     pub(crate) fn has_fewer_rows(&self, rows_per_chunk: u32) -> bool {
-        match &self.form {
-            Form::Rows { .. } => false,
-            Form::Columns(segment) => {
-                self.row_count < u64::from(rows_per_chunk) * segment.chunk_count() as u64
-            }
-        }
+        self.row_count < u64::from(rows_per_chunk) * self.chunk_count as u64
     }
 
-    /// Bytes that it holds.
+    /// Its memory, which stays; only for a part that is in a shard's list.
+    pub(crate) fn pin(part: &Arc<Part>) -> Pinned {
+        Pinned { part: Arc::clone(part), form: part.memory.content() }
+    }
+
+    /// Bytes that it holds; only for a part that is in a shard's list.
     pub(crate) fn heap_bytes(&self) -> u64 {
-        match &self.form {
-            Form::Rows { arena, .. } => arena.heap_bytes(),
-            Form::Columns(segment) => segment.heap_bytes(),
-        }
+        self.memory.content().heap_bytes()
     }
 
-    /// What is reserved for it.
-    pub(crate) fn held(&self) -> MutexGuard<'_, Reservation> {
-        match &self.form {
-            Form::Rows { arena, .. } => arena.held.lock(),
-            Form::Columns(segment) => segment.held.lock(),
-        }
-    }
-
-    /// Its memory counts for `pool` from now on.
-    pub(crate) fn move_to(&self, pool: Pool, empty: Reservation) {
-        debug_assert!(empty.bytes() == 0, "a new reservation for {}", pool.name());
-        let mut held = self.held();
-        let old = std::mem::replace(&mut *held, empty);
-        held.merge(old);
-    }
-
-    /// Appends the group's values of `slots` in `range`. `near` is where the search before ended, for a part of
+    /// Appends the group's values of `slots` in `range` from `form`, its memory. `near` is where the search before ended, for a part of
     /// columns.
     pub(crate) fn read(
         &self,
+        form: &Form,
         local: Local,
         (slots, range): (Slots<'_>, TimeRange),
         near: &mut Option<SegmentCursor>,
@@ -88,13 +114,13 @@ impl Part {
         if !range.overlaps(self.range) {
             return Ok(());
         }
-        match &self.form {
+        match form {
             Form::Columns(segment) => {
                 let cursor = *near.insert(segment.seek(local, *near)?);
                 segment.read(local, cursor, (slots, range), self.seq, out, &mut buffers.touched)
             }
-            Form::Rows { arena, visible } => {
-                let columns = arena.read(local, *visible, (slots, range), self.seq, buffers)?;
+            Form::Rows(arena) => {
+                let columns = arena.read(local, self.visible, (slots, range), self.seq, buffers)?;
                 if !columns.is_empty() {
                     out.push(columns);
                 }
@@ -106,6 +132,7 @@ impl Part {
     /// As [`Part::read`] for one member, appended to `out`; `false` if it does not come after what is there.
     pub(crate) fn append_one(
         &self,
+        form: &Form,
         local: Local,
         (slot, range): (Slot, TimeRange),
         near: &mut Option<SegmentCursor>,
@@ -115,20 +142,19 @@ impl Part {
         if !range.overlaps(self.range) {
             return Ok(true);
         }
-        match &self.form {
+        match form {
             Form::Columns(segment) => {
                 let cursor = *near.insert(segment.seek(local, *near)?);
                 segment.append_one(local, cursor, (slot, range), out)
             }
-            Form::Rows { arena, visible } => {
-                arena.append_one(local, *visible, (slot, range), buffers, out)
-            }
+            Form::Rows(arena) => arena.append_one(local, self.visible, (slot, range), buffers, out),
         }
     }
 
     /// Whether a member has a sample in `range`. `buffer` is any column.
     pub(crate) fn has_one(
         &self,
+        form: &Form,
         local: Local,
         (slot, range): (Slot, TimeRange),
         near: &mut Option<SegmentCursor>,
@@ -138,14 +164,14 @@ impl Part {
         if !range.overlaps(self.range) {
             return Ok(false);
         }
-        match &self.form {
+        match form {
             Form::Columns(segment) => {
                 let cursor = *near.insert(segment.seek(local, *near)?);
                 segment.has_one(local, cursor, (slot, range), buffer)
             }
-            Form::Rows { arena, visible } => {
+            Form::Rows(arena) => {
                 buffer.clear();
-                arena.append_one(local, *visible, (slot, range), buffers, buffer)?;
+                arena.append_one(local, self.visible, (slot, range), buffers, buffer)?;
                 Ok(!buffer.times.is_empty())
             }
         }
@@ -154,6 +180,7 @@ impl Part {
     /// The part of `range` in which the group may have values, maybe empty; rows are told apart by group only.
     pub(crate) fn reach(
         &self,
+        form: &Form,
         local: Local,
         range: TimeRange,
         near: &mut Option<SegmentCursor>,
@@ -162,13 +189,13 @@ impl Part {
         if range.is_empty() {
             return Ok(TimeRange::EMPTY);
         }
-        match &self.form {
+        match form {
             Form::Columns(segment) => {
                 let cursor = *near.insert(segment.seek(local, *near)?);
                 Ok(range.intersect(segment.time_range(local, cursor)?))
             }
-            Form::Rows { arena, visible } if arena.has_row(local, *visible)? => Ok(range),
-            Form::Rows { .. } => Ok(TimeRange::EMPTY),
+            Form::Rows(arena) if arena.has_row(local, self.visible)? => Ok(range),
+            Form::Rows(_) => Ok(TimeRange::EMPTY),
         }
     }
 }
@@ -182,7 +209,7 @@ pub(crate) struct PartWalk<'a> {
 
 impl<'a> PartWalk<'a> {
     /// `parts` oldest first.
-    pub(crate) fn new(parts: impl Iterator<Item = &'a Part>) -> Result<PartWalk<'a>> {
+    pub(crate) fn new(parts: impl Iterator<Item = &'a Pinned>) -> Result<PartWalk<'a>> {
         let cursors = parts.map(PartCursor::new).collect::<Result<_>>()?;
         Ok(PartWalk { cursors, buffers: ReadBuffers::default(), sources: Vec::new() })
     }
@@ -228,10 +255,11 @@ enum At<'a> {
 }
 
 impl<'a> PartCursor<'a> {
-    fn new(part: &'a Part) -> Result<PartCursor<'a>> {
-        let at = match &part.form {
-            Form::Rows { arena, visible } => {
-                At::Rows { arena, visible: *visible, next: arena.next_group(0) }
+    fn new(pinned: &'a Pinned) -> Result<PartCursor<'a>> {
+        let part = &*pinned.part;
+        let at = match &pinned.form {
+            Form::Rows(arena) => {
+                At::Rows { arena, visible: part.visible, next: arena.next_group(0) }
             }
             Form::Columns(segment) => At::Columns { segment, cursor: segment.first()? },
         };

@@ -13,9 +13,11 @@ use firn_model::{
 };
 
 use crate::arena::{Arena, NewRow};
+use crate::complete::Complete;
 use crate::encoder::Encoder;
+use crate::epoch::Epochs;
 use crate::options::HeadOptions;
-use crate::part::{Form, Part};
+use crate::part::{Form, Memory, Part};
 use crate::payload::Payload;
 use crate::replay::ReplayedRows;
 use crate::snapshot::ShardView;
@@ -40,9 +42,8 @@ pub(crate) struct Shard {
     encoder: Encoder,
     /// The log segment that replay is in.
     replay_segment: Option<u64>,
-    /// Where the first row that came into memory since the start is from, or later if rows were
-    /// given back.
-    pub(crate) complete_since: Option<CommitSeq>,
+    pub(crate) complete: Complete,
+    pub(crate) epochs: Arc<Epochs<Form>>,
     scratch: Vec<u8>,
 }
 
@@ -62,6 +63,7 @@ pub(crate) struct Parts {
 pub(crate) struct OpenArena {
     generation: u64,
     pub(crate) arena: Arc<Arena>,
+    memory: Arc<Memory>,
     end: u32,
     group_count: u64,
     /// Members of the groups that have a row here.
@@ -99,17 +101,23 @@ struct Staged {
 }
 
 impl Shard {
-    pub(crate) fn new(id: ShardId, options: HeadOptions, budget: Budget) -> Shard {
+    pub(crate) fn new(
+        id: ShardId,
+        options: HeadOptions,
+        budget: Budget,
+        epochs: Arc<Epochs<Form>>,
+    ) -> Shard {
         let mut shard = Shard {
             id,
             options,
             parts: Parts::new(),
-            open: VecDeque::from([OpenArena::new(1, 0, &budget)]),
+            open: VecDeque::from([OpenArena::new(1, 0, &budget, &epochs)]),
             staged: VecDeque::new(),
             encoder: Encoder::new(budget.empty(Pool::Head)),
             replay_segment: None,
-            complete_since: None,
+            complete: Complete::default(),
             scratch: Vec::new(),
+            epochs,
             budget,
         };
         shard.take_turns();
@@ -186,7 +194,7 @@ impl Shard {
         let segment = self.staged[last_idx].segment;
         let first_idx = self.staged.partition_point(|staged| staged.segment < segment);
         for staged in self.staged.drain(first_idx..=last_idx) {
-            self.complete_since.get_or_insert(staged.seq);
+            self.complete.begin(staged.seq);
             if let Some(open) = find(&mut self.open, staged.generation) {
                 open.staged_count -= 1;
                 open.show(staged.end, staged.seq, staged.range, staged.row_count, staged.position);
@@ -248,7 +256,7 @@ impl Shard {
         active.series_count = active.series_count.max(active.group_count);
         active.value_count += rows.row_count;
         if apply && rows.row_count > 0 {
-            self.complete_since.get_or_insert(seq);
+            self.complete.begin(seq);
             let active = self.active();
             let end = active.end;
             active.show(end, seq, rows.range, rows.row_count, position);
@@ -281,7 +289,8 @@ impl Shard {
 
     fn open_arena(&mut self, generation: u64) {
         let series_count = self.active().series_count;
-        self.open.push_back(OpenArena::new(generation, series_count, &self.budget));
+        let arena = OpenArena::new(generation, series_count, &self.budget, &self.epochs);
+        self.open.push_back(arena);
         self.encoder.enter_arena();
         self.hold_all();
     }
@@ -313,7 +322,7 @@ impl Shard {
             version,
             parts: Arc::clone(&self.parts.list),
             open: self.open.iter().filter(shown).map(OpenArena::part).collect(),
-            complete_since: self.complete_since.unwrap_or(CommitSeq(u64::MAX)),
+            complete: self.complete.clone(),
         }
     }
 
@@ -411,10 +420,18 @@ impl Parts {
 }
 
 impl OpenArena {
-    fn new(generation: u64, series_count_before: u64, budget: &Budget) -> OpenArena {
+    fn new(
+        generation: u64,
+        series_count_before: u64,
+        budget: &Budget,
+        epochs: &Epochs<Form>,
+    ) -> OpenArena {
+        let arena = Arc::new(Arena::new(budget.empty(Pool::Head)));
+        let memory = Arc::new(Memory::new(Form::Rows(Arc::clone(&arena)), epochs.now()));
         OpenArena {
             generation,
-            arena: Arc::new(Arena::new(budget.empty(Pool::Head))),
+            arena,
+            memory,
             end: 0,
             group_count: 0,
             series_count: 0,
@@ -486,7 +503,9 @@ impl OpenArena {
             seq: self.seen.seq,
             range: self.seen.range,
             row_count: self.seen.row_count,
-            form: Form::Rows { arena: Arc::clone(&self.arena), visible: self.seen.visible },
+            visible: self.seen.visible,
+            chunk_count: 0,
+            memory: Arc::clone(&self.memory),
         }
     }
 }

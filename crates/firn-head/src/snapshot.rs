@@ -2,24 +2,32 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_codec::{GroupColumns, OneColumn, Slots};
-use firn_model::{CommitSeq, GroupId, Result, SeriesRef, ShardBits, ShardId, TimeRange, Timestamp};
+use firn_model::{
+    CommitSeq, Error, GroupId, Result, SeriesRef, ShardBits, ShardId, TimeRange, Timestamp,
+};
 
 use crate::arena::ReadBuffers;
-use crate::part::Part;
+use crate::complete::Complete;
+use crate::epoch::{Lease, Reader};
+use crate::part::{Form, Part};
 use crate::payload::Local;
 use crate::segment::SegmentCursor;
 
 /// All rows that were visible when [`crate::Head::snapshot`] was called, and no other.
 ///
-/// Holds no lock. What it reaches stays in memory (and in the budget) until the last clone is
-/// dropped, whatever is converted, flushed or given back meanwhile (invariant 3). Take it before the
-/// tree's version: rows that a flush moves in between are then in both, never in neither.
+/// Holds no lock. What was not flushed then stays in memory (and in the budget) until the last clone is dropped, whatever is
+/// converted, flushed or given back meanwhile (invariant 3), unless more than
+/// [`crate::HeadOptions::cooling_bytes_max`] would have to stay. What was flushed may go: a reader tells up to where,
+/// and tables have it. Taken together with the tree's version, under the lock that a flush swaps both under.
 #[derive(Clone)]
 pub struct HeadSnapshot {
     bits: ShardBits,
     shards: Arc<[Arc<ShardView>]>,
+    reader: Arc<Reader<Form>>,
+    counts: Arc<ReadCounts>,
 }
 
 /// One shard's part of a snapshot.
@@ -30,15 +38,30 @@ pub(crate) struct ShardView {
     pub(crate) parts: Arc<Vec<Arc<Part>>>,
     /// What is visible of arenas that are no parts yet, oldest first.
     pub(crate) open: Vec<Part>,
-    pub(crate) complete_since: CommitSeq,
+    pub(crate) complete: Complete,
+}
+
+/// What readers met, once per reader and shard.
+#[derive(Default)]
+pub(crate) struct ReadCounts {
+    /// Flushed rows in memory.
+    pub(crate) hot: AtomicU64,
+    /// Flushed rows that had gone.
+    pub(crate) gone: AtomicU64,
+    /// Rows that were taken.
+    pub(crate) taken: AtomicU64,
 }
 
 impl HeadSnapshot {
     pub(crate) fn new(
         bits: ShardBits,
         shards: impl Iterator<Item = Arc<ShardView>>,
+        reader: Reader<Form>,
+        counts: Arc<ReadCounts>,
     ) -> HeadSnapshot {
-        HeadSnapshot { bits, shards: shards.collect() }
+        let shards = shards.collect();
+        reader.seen_all();
+        HeadSnapshot { bits, shards, reader: Arc::new(reader), counts }
     }
 
     pub(crate) fn shard_view(&self, idx: usize) -> &Arc<ShardView> {
@@ -46,51 +69,38 @@ impl HeadSnapshot {
     }
 
     /// The group's values of `slots` in `range`, oldest source first. Sources may overlap in time:
-    /// [`firn_codec::merge_columns`] unites them. No lock is taken. Costs a step per row of the group
+    /// [`firn_codec::merge_columns`] unites them. No lock is taken but for a moment. Costs a step per row of the group
     /// in the active arena, and decoding the wanted columns elsewhere.
     ///
     /// # Errors
-    /// `Corrupt` if memory is not what was written: a bug.
+    /// `Busy` if memory that this snapshot needs was taken, because too much would have had to stay for it; `Corrupt` if
+    /// memory is not what was written: a bug.
     pub fn read(
         &self,
         group: GroupId,
         slots: Slots<'_>,
         range: TimeRange,
     ) -> Result<Vec<GroupColumns>> {
-        let mut sources = Vec::new();
-        let Some(local) = self.local(group) else { return Ok(sources) };
-        let mut buffers = ReadBuffers::default();
-        for part in self.shard(group).1.all() {
-            part.read(local, (slots, range), &mut None, &mut buffers, &mut sources)
-                .map_err(|error| error.context(format!("memory of {group}")))?;
-        }
-        Ok(sources)
+        self.reader().read(group, slots, range)
     }
 
     /// For asking about one group after the other: keeps its buffers and its place in each part, so
-    /// that groups that rise are found by a step each.
+    /// that groups that rise are found by a step each, and keeps what it has touched in memory while it lives.
     pub fn reader(&self) -> HeadReader<'_> {
-        HeadReader { snapshot: self, buffers: ReadBuffers::default(), places: Vec::new() }
+        HeadReader { snapshot: self, buffers: ReadBuffers::default(), shards: Vec::new() }
     }
 
-    /// Whether the group may have values in `range`. Never wrongly `false`; `true` for active rows
-    /// means only that the group has some and that rows of its shard reach into `range`.
+    /// Whether the group may have values in `range`, in memory. Never wrongly `false`, but for flushed rows, which
+    /// tables have; `true` for active rows means only that the group has some and that rows of its shard reach into
+    /// `range`.
     pub fn has_data(&self, group: GroupId, range: TimeRange) -> bool {
-        self.reaches(group, range).next().is_some()
+        self.reader().has_data(group, range)
     }
 
     /// The first moment in `range` at which the group may have values: never too late, and as exact as
     /// [`HeadSnapshot::has_data`].
     pub fn first_data(&self, group: GroupId, range: TimeRange) -> Option<Timestamp> {
-        self.reaches(group, range).map(|reach| reach.start).min()
-    }
-
-    /// Every row of `shard` that was committed at this or later is in the snapshot, flushed ones
-    /// included: a table all of whose rows are as young need not be read.
-    /// `CommitSeq(u64::MAX)` if there is no row since the start.
-    pub fn complete_since(&self, shard: ShardId) -> CommitSeq {
-        let shard = self.shards.get(usize::from(shard.0));
-        shard.map_or(CommitSeq(u64::MAX), |shard| shard.complete_since)
+        self.reader().first_data(group, range)
     }
 
     /// The smallest range that holds the timestamps of all rows.
@@ -108,18 +118,6 @@ impl HeadSnapshot {
     fn local(&self, group: GroupId) -> Option<Local> {
         Local::try_from(self.bits.local(group)).ok()
     }
-
-    fn reaches(&self, group: GroupId, range: TimeRange) -> impl Iterator<Item = TimeRange> {
-        let local = self.local(group);
-        let parts = local.into_iter().flat_map(move |_| self.shard(group).1.all());
-        let reach = move |part: &Part| reach(part, local?, range, &mut None);
-        parts.filter_map(reach)
-    }
-
-    fn shard(&self, group: GroupId) -> (usize, &ShardView) {
-        let shard_idx = usize::from(self.bits.shard(group).0);
-        (shard_idx, &self.shards[shard_idx])
-    }
 }
 
 /// Asks a snapshot about its groups. Cheapest when they rise; asking about a group again costs no
@@ -127,8 +125,29 @@ impl HeadSnapshot {
 pub struct HeadReader<'a> {
     snapshot: &'a HeadSnapshot,
     buffers: ReadBuffers,
-    /// Per shard and part the place of the group that was asked for last; none before a shard's first.
-    places: Vec<Vec<Option<SegmentCursor>>>,
+    /// Of the shards that were touched.
+    shards: Vec<Option<LeasedShard>>,
+}
+
+/// The memory of a shard's parts, as this reader found it.
+struct LeasedShard {
+    places: Vec<Place>,
+    complete: Complete,
+    is_taken: bool,
+}
+
+/// A part's memory, unless it has gone, and where the group was found in it that was asked for last.
+struct Place {
+    form: Option<Form>,
+    cursor: Option<SegmentCursor>,
+}
+
+/// A part with the memory that this reader has of it.
+struct Leased<'l> {
+    part: &'l Part,
+    form: &'l Form,
+    cursor: &'l mut Option<SegmentCursor>,
+    buffers: &'l mut ReadBuffers,
 }
 
 impl HeadReader<'_> {
@@ -143,13 +162,12 @@ impl HeadReader<'_> {
         range: TimeRange,
     ) -> Result<Vec<GroupColumns>> {
         let mut sources = Vec::new();
-        let Some(local) = self.snapshot.local(group) else { return Ok(sources) };
-        let (shard_idx, shard) = self.snapshot.shard(group);
-        let places = places(&mut self.places, shard_idx, shard);
-        for (part, place) in shard.all().zip(places) {
-            part.read(local, (slots, range), place, &mut self.buffers, &mut sources)
-                .map_err(|error| error.context(format!("memory of {group}")))?;
-        }
+        self.check_shard(group)?;
+        self.each(group, |local, leased| {
+            let Leased { part, form, cursor, buffers } = leased;
+            part.read(form, local, (slots, range), cursor, buffers, &mut sources)?;
+            Ok(ControlFlow::Continue(()))
+        })?;
         Ok(sources)
     }
 
@@ -165,21 +183,18 @@ impl HeadReader<'_> {
         out: &mut OneColumn,
     ) -> Result<bool> {
         out.clear();
-        let SeriesRef { group, slot } = series;
-        let Some(local) = self.snapshot.local(group) else { return Ok(true) };
-        let (shard_idx, shard) = self.snapshot.shard(group);
-        let places = places(&mut self.places, shard_idx, shard);
-        for (part, place) in shard.all().zip(places) {
-            let appended = part.append_one(local, (slot, range), place, &mut self.buffers, out);
-            if !appended.map_err(|error| error.context(format!("memory of {group}")))? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        self.check_shard(series.group)?;
+        let mut rises = true;
+        self.each(series.group, |local, leased| {
+            let Leased { part, form, cursor, buffers } = leased;
+            rises = part.append_one(form, local, (series.slot, range), cursor, buffers, out)?;
+            Ok(if rises { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+        })?;
+        Ok(rises)
     }
 
-    /// Whether a member has a sample in `range`, exactly. Columns are asked before rows, the newest first, and decoded only
-    /// where a chunk's head does not tell: mostly it costs a step in one part. `buffer` is any column.
+    /// Whether a member has a sample in `range`, in memory. Columns are asked before rows, the newest first, and decoded
+    /// only where a chunk's head does not tell: mostly it costs a step in one part. `buffer` is any column.
     ///
     /// # Errors
     /// As [`HeadSnapshot::read`].
@@ -190,25 +205,29 @@ impl HeadReader<'_> {
         buffer: &mut OneColumn,
     ) -> Result<bool> {
         let SeriesRef { group, slot } = series;
+        self.check_shard(group)?;
         let Some(local) = self.snapshot.local(group) else { return Ok(false) };
-        let (shard_idx, shard) = self.snapshot.shard(group);
-        let places = places(&mut self.places, shard_idx, shard);
+        let (view, shard, buffers) = self.shard(self.snapshot.bits.shard(group));
         for wants_rows in [false, true] {
-            for (idx, place) in places.iter_mut().enumerate().rev() {
-                let part = match idx.checked_sub(shard.parts.len()) {
-                    None => &*shard.parts[idx],
-                    Some(idx) => &shard.open[idx],
-                };
+            for (idx, Place { form, cursor }) in shard.places.iter_mut().enumerate().rev() {
+                let (part, Some(form)) = (view.part(idx), form) else { continue };
                 if part.is_rows() != wants_rows {
                     continue;
                 }
-                let has_one = part.has_one(local, (slot, range), place, &mut self.buffers, buffer);
+                let has_one = part.has_one(form, local, (slot, range), cursor, buffers, buffer);
                 if has_one.map_err(|error| error.context(format!("memory of {group}")))? {
                     return Ok(true);
                 }
             }
         }
         Ok(false)
+    }
+
+    /// Every row of `shard` in `range` that was committed at this or later is in memory for this reader, flushed ones
+    /// included: a table all of whose rows are as young need not be read. `CommitSeq(u64::MAX)` if there
+    /// is no row since the start. Holds for as long as the reader lives.
+    pub fn complete_since(&mut self, shard: ShardId, range: TimeRange) -> CommitSeq {
+        self.shard(shard).1.complete.since(range)
     }
 
     /// How many bytes of rows and chunks this reader has looked at so far.
@@ -243,41 +262,98 @@ impl HeadReader<'_> {
         range: TimeRange,
         mut each: impl FnMut(TimeRange) -> ControlFlow<()>,
     ) {
-        let Some(local) = self.snapshot.local(group) else { return };
-        let (shard_idx, shard) = self.snapshot.shard(group);
-        for (part, place) in shard.all().zip(places(&mut self.places, shard_idx, shard)) {
-            if let Some(reach) = reach(part, local, range, place)
-                && each(reach).is_break()
-            {
-                return;
+        if self.check_shard(group).is_err() {
+            // It had something; reading it says what became of that.
+            let _ = each(range);
+            return;
+        }
+        let outcome = self.each(group, |local, Leased { part, form, cursor, .. }| {
+            // What cannot be told is read, and reported there.
+            let reach = part.reach(form, local, range, cursor).unwrap_or(range);
+            Ok(if reach.is_empty() { ControlFlow::Continue(()) } else { each(reach) })
+        });
+        debug_assert!(outcome.is_ok(), "nothing here fails");
+    }
+
+    /// Calls `each` with the parts of the group's shard whose memory is there, oldest first.
+    #[inline]
+    fn each(
+        &mut self,
+        group: GroupId,
+        mut each: impl FnMut(Local, Leased<'_>) -> Result<ControlFlow<()>>,
+    ) -> Result<()> {
+        let Some(local) = self.snapshot.local(group) else { return Ok(()) };
+        let (view, shard, buffers) = self.shard(self.snapshot.bits.shard(group));
+        for (part, Place { form, cursor }) in view.all().zip(&mut shard.places) {
+            let Some(form) = form else { continue };
+            let flow = each(local, Leased { part, form, cursor, buffers });
+            if flow.map_err(|error| error.context(format!("memory of {group}")))?.is_break() {
+                break;
             }
         }
+        Ok(())
+    }
+
+    /// # Errors
+    /// `Busy` if memory of the group's shard was taken from this reader.
+    fn check_shard(&mut self, group: GroupId) -> Result<()> {
+        if !self.shard(self.snapshot.bits.shard(group)).1.is_taken {
+            return Ok(());
+        }
+        Err(Error::busy(
+            1_000,
+            format!(
+                "memory of {group}: the query began before it was flushed or converted, and too much would have to stay \
+                 for it; ask again, for fewer series or a shorter range, or raise --memory"
+            ),
+        ))
+    }
+
+    /// A shard's view and its memory, leased at the first touch.
+    #[inline]
+    fn shard(&mut self, shard: ShardId) -> (&ShardView, &mut LeasedShard, &mut ReadBuffers) {
+        let idx = usize::from(shard.0);
+        let view = &*self.snapshot.shards[idx];
+        if self.shards.len() <= idx {
+            self.shards.resize_with(idx + 1, || None);
+        }
+        let leased = self.shards[idx].get_or_insert_with(|| self.snapshot.lease(view));
+        (view, leased, &mut self.buffers)
     }
 }
 
-/// The part of `range` in which `part` may have values of the group; what cannot be told is read, and reported there.
-fn reach(
-    part: &Part,
-    local: Local,
-    range: TimeRange,
-    near: &mut Option<SegmentCursor>,
-) -> Option<TimeRange> {
-    Some(part.reach(local, range, near).unwrap_or(range)).filter(|reach| !reach.is_empty())
-}
-
-fn places<'a>(
-    places: &'a mut Vec<Vec<Option<SegmentCursor>>>,
-    shard_idx: usize,
-    shard: &ShardView,
-) -> &'a mut [Option<SegmentCursor>] {
-    if places.len() <= shard_idx {
-        places.resize_with(shard_idx + 1, Vec::new);
+impl HeadSnapshot {
+    #[cold]
+    fn lease(&self, view: &ShardView) -> LeasedShard {
+        let mut shard = LeasedShard {
+            places: Vec::with_capacity(view.parts.len() + view.open.len()),
+            complete: view.complete.clone(),
+            is_taken: false,
+        };
+        let (mut hot_count, mut gone_count) = (0, 0);
+        for part in view.all() {
+            let form = match part.memory.lease(&self.reader) {
+                Lease::Held(form) => {
+                    hot_count += u64::from(self.reader.has_other_source(&part.memory));
+                    Some(form)
+                }
+                Lease::Gone => {
+                    gone_count += 1;
+                    shard.complete.lose(part.range, part.seq.max);
+                    None
+                }
+                Lease::Taken => {
+                    shard.is_taken = true;
+                    None
+                }
+            };
+            shard.places.push(Place { form, cursor: None });
+        }
+        self.counts.hot.fetch_add(u64::from(hot_count > 0), Ordering::Relaxed);
+        self.counts.gone.fetch_add(u64::from(gone_count > 0), Ordering::Relaxed);
+        self.counts.taken.fetch_add(u64::from(shard.is_taken), Ordering::Relaxed);
+        shard
     }
-    let of_shard = &mut places[shard_idx];
-    if of_shard.is_empty() {
-        of_shard.resize(shard.parts.len() + shard.open.len(), None);
-    }
-    of_shard
 }
 
 impl std::fmt::Debug for HeadReader<'_> {
@@ -289,6 +365,13 @@ impl std::fmt::Debug for HeadReader<'_> {
 impl ShardView {
     fn all(&self) -> impl Iterator<Item = &Part> {
         self.parts.iter().map(|part| &**part).chain(&self.open)
+    }
+
+    fn part(&self, idx: usize) -> &Part {
+        match idx.checked_sub(self.parts.len()) {
+            None => &self.parts[idx],
+            Some(idx) => &self.open[idx],
+        }
     }
 }
 

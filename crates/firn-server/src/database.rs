@@ -42,6 +42,7 @@ pub(crate) fn open(config: &Config, progress: &RecoveryProgress) -> Result<Arc<D
 fn options(config: &Config) -> Options {
     Options {
         memory_bytes_max: config.memory_bytes_max,
+        pinned_bytes_max: config.memory_bytes_max / 8,
         shard_count: config.shard_count,
         stream_count: config.stream_count,
         log_sync: match config.log_sync {

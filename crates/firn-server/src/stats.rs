@@ -50,6 +50,11 @@ fn write_memory(stats: &Stats, text: &mut MetricsText) {
         ),
         ("firn_head_state_bytes", "State of the row encoders.", stats.head.state_bytes),
         ("firn_head_hot_bytes", "Flushed rows that go on serving queries.", stats.head.hot_bytes),
+        (
+            "firn_head_cooling_bytes",
+            "Memory that was flushed, converted or given back and stays for queries that began before.",
+            stats.head.cooling_bytes,
+        ),
     ] {
         text.gauge(name, help, value as f64);
     }
@@ -70,6 +75,41 @@ fn write_rows(stats: &Stats, text: &mut MetricsText) {
         ("firn_commit_seq", "Number of the newest commit.", stats.last_seq.0),
         ("firn_deletes_total", "Deletes of samples.", stats.deletes),
         ("firn_flushes_total", "Flushes of memory to tables.", stats.flushes),
+        (
+            "firn_head_released_bytes_total",
+            "Memory of rows that were converted, or flushed and given back.",
+            stats.head.released_bytes,
+        ),
+        (
+            "firn_head_taken_bytes_total",
+            "Of these, memory that was taken from queries which would have kept too much.",
+            stats.head.taken_bytes,
+        ),
+        (
+            "firn_head_hot_reads_total",
+            "Reads of a shard that found flushed rows in memory.",
+            stats.head.hot_reads,
+        ),
+        (
+            "firn_head_gone_reads_total",
+            "Reads of a shard that found flushed rows given back since the query began, and went to tables.",
+            stats.head.gone_reads,
+        ),
+        (
+            "firn_head_taken_reads_total",
+            "Reads of a shard that failed because its memory was taken.",
+            stats.head.taken_reads,
+        ),
+        (
+            "firn_reads_from_memory_total",
+            "Pieces of queries that memory answered alone.",
+            stats.reads_from_memory,
+        ),
+        (
+            "firn_reads_from_tables_total",
+            "Pieces of queries that tables were read for.",
+            stats.reads_from_tables,
+        ),
         (
             "firn_index_removed_series_total",
             "Series that left the index because no sample of them was left.",

@@ -54,7 +54,8 @@ fn step(world: &mut World) -> Result<(), Failure> {
         45..=54 => world.step(Lane::Head),
         55..=66 => world.step(Lane::Tree),
         67..=70 => world.flush(),
-        71..=76 => {
+        71 => world.recycle(),
+        72..=76 => {
             let minutes = world.rng.below(120);
             world.advance(Duration::from_secs(minutes * 60));
             Ok(())

@@ -38,6 +38,8 @@ pub(crate) struct World {
     pub(crate) rng: Rng,
     pub(crate) tally: Tally,
     planted: Option<Planted>,
+    /// What held snapshots may keep in memory.
+    pinned_bytes_max: u64,
     engine: Option<Arc<Engine>>,
     oracle: Oracle,
     held: Vec<(Snapshot, Seen)>,
@@ -109,6 +111,9 @@ impl Tally {
             "Tree",
             "Garbage",
             "held snapshot read",
+            "held snapshot lost its memory",
+            "memory given back",
+            "Recycle",
             "maintenance failed",
             "disk full",
             "slow tier down",
@@ -135,6 +140,8 @@ impl World {
             rng: Rng::new(seed ^ 0x5eed),
             tally: Tally::default(),
             planted,
+            // So little now and then that old readers are told.
+            pinned_bytes_max: if seed.is_multiple_of(4) { 2 << 10 } else { u64::MAX },
             engine: None,
             oracle: Oracle::new(),
             held: Vec::new(),
@@ -177,6 +184,8 @@ impl World {
             head_bytes_max: 64 << 10,
             flush_age_ms_max: 30 * 60_000,
             hot_bytes_max: 2 << 10,
+            hot_age_ms_max: 12 * 3_600_000,
+            pinned_bytes_max: self.pinned_bytes_max,
             tree: firn_tree::TreeOptions {
                 block_bytes: 256,
                 table_bytes_max: 2 << 10,
@@ -600,10 +609,25 @@ impl World {
                         now.sample_count()
                     )));
                 }
+                Err(e) if e.what().contains("too much would have to stay") => {
+                    if self.pinned_bytes_max == u64::MAX {
+                        return Err(Failure(format!("there was no limit: {e}")));
+                    }
+                    self.tally.count("held snapshot lost its memory");
+                }
                 Err(e) => return self.after_error(&e),
             }
         }
         Ok(())
+    }
+
+    /// Somebody else needs memory.
+    pub(crate) fn recycle(&mut self) -> Result<(), Failure> {
+        let bytes = self.engine().recycle(self.rng.below(4 << 10));
+        let what = (bytes > 0).then_some("memory given back");
+        self.work(Ok(what))?;
+        self.verify_held()?;
+        self.verify()
     }
 
     /// A scrape target's series, a device's, or one alone.
@@ -678,6 +702,7 @@ fn name_of(step: Step) -> &'static str {
         Step::Convert => "Convert",
         Step::Compress => "Compress",
         Step::Flush => "Flush",
+        Step::Recycle => "Recycle",
         Step::Tree => "Tree",
         Step::Garbage => "Garbage",
         Step::Forget => "Forget",

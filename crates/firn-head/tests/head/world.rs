@@ -57,6 +57,8 @@ pub(crate) struct World {
     pub(crate) flushed: BTreeMap<ShardId, LogPosition>,
     /// Rows of older segments and of this one up to here are durable; of older ones nothing else.
     pub(crate) doomed: BTreeSet<LogPosition>,
+    /// Hot memory does not reach behind it.
+    pub(crate) hard_line: Timestamp,
     next_seq: u64,
     next_position: u64,
 }
@@ -87,6 +89,7 @@ impl World {
             in_tables: BTreeSet::new(),
             flushed: BTreeMap::new(),
             doomed: BTreeSet::new(),
+            hard_line: i64::MIN,
             next_seq: 1,
             next_position: 1,
         }
@@ -211,6 +214,7 @@ impl World {
         self.flushed.extend(job.through());
         self.tables.push(Arc::new(chunks));
         self.head.flushed(job);
+        self.head.recycle_surplus(self.hard_line);
     }
 
     /// A whole flush. The tables are one list of columns.
@@ -253,7 +257,7 @@ impl World {
 
     /// What is visible now is what must be, and memory is what is reserved.
     pub(crate) fn check(&self) {
-        self.hold().check();
+        assert!(self.hold().check(), "memory of a new snapshot was taken");
         self.check_young();
         self.check_floor();
     }
@@ -275,6 +279,7 @@ impl World {
     /// Reservations are exactly what is held; only when no snapshot or job keeps what was replaced.
     pub(crate) fn check_budget(&self) {
         let stats = self.head.stats();
+        assert_eq!(stats.cooling_bytes, 0, "nobody reads");
         let usage = self.budget.usage();
         let head = stats.arena_bytes + stats.segment_bytes + stats.state_bytes;
         assert_eq!(usage.by_pool[Pool::Head as usize], head, "{stats:?}");
@@ -285,12 +290,13 @@ impl World {
     fn check_young(&self) {
         let snapshot = self.head.snapshot();
         for entry in self.log.iter().filter(|entry| !entry.waits) {
-            if entry.seq < snapshot.complete_since(entry.shard) {
-                continue;
-            }
             for &(group, slot, ts, _) in &entry.cells {
+                let at = TimeRange::at(ts);
+                if entry.seq < snapshot.reader().complete_since(entry.shard, at) {
+                    continue;
+                }
                 let alone = Held::new(snapshot.clone(), Map::new(), &[]);
-                let found = alone.read(group, Slots::Some(&[Slot(slot)]), TimeRange::at(ts));
+                let found = alone.read(group, Slots::Some(&[Slot(slot)]), at).unwrap();
                 assert_eq!(found.len(), 1, "{group}/{slot} at {ts} is not in memory");
             }
         }
@@ -342,8 +348,8 @@ impl Held {
         Held { snapshot, tables: Vec::new(), tombstones: tombstones_of(deletes), expected }
     }
 
-    /// Everything that was visible is, and nothing else.
-    pub(crate) fn check(&self) {
+    /// Everything that was visible is, and nothing else. `false` if memory was taken over the limit.
+    pub(crate) fn check(&self) -> bool {
         let expect = |group, slots: Slots<'_>, range: TimeRange| -> Vec<(u32, Timestamp, u64)> {
             let of_group = (group, 0, i64::MIN)..=(group, u32::MAX, i64::MAX);
             let all = self.expected.range(of_group);
@@ -360,13 +366,15 @@ impl Held {
             ];
             for (slots, range) in asks {
                 let want = expect(group, slots, range);
-                assert_eq!(self.read(group, slots, range), want, "{group} {slots:?} {range:?}");
+                let Some(found) = self.read(group, slots, range) else { return false };
+                assert_eq!(found, want, "{group} {slots:?} {range:?}");
                 let in_tables = !self.tables.is_empty();
                 let told = self.snapshot.has_data(GroupId(group), range);
                 assert!(told || in_tables || want.is_empty(), "{group} {range:?} is denied");
             }
         }
         self.check_one_by_one();
+        true
     }
 
     /// Members that are read alone have what they have beside others, unless that is refused.
@@ -391,9 +399,22 @@ impl Held {
         }
     }
 
-    fn read(&self, group: u64, slots: Slots<'_>, range: TimeRange) -> Vec<(u32, Timestamp, u64)> {
+    /// `None` if memory was taken over the limit.
+    fn read(
+        &self,
+        group: u64,
+        slots: Slots<'_>,
+        range: TimeRange,
+    ) -> Option<Vec<(u32, Timestamp, u64)>> {
         let group = GroupId(group);
-        let in_memory = self.snapshot.read(group, slots, range).unwrap();
+        let in_memory = match self.snapshot.read(group, slots, range) {
+            Ok(in_memory) => in_memory,
+            Err(error) => {
+                assert!(error.is_retriable(), "{error}");
+                assert!(self.snapshot.has_data(group, range), "what is not known is not denied");
+                return None;
+            }
+        };
         in_memory.iter().for_each(GroupColumns::check);
         assert!(
             in_memory.is_sorted_by(|a, b| a.seq.max <= b.seq.max),
@@ -405,7 +426,7 @@ impl Held {
         let mut sources: Vec<GroupColumns> = in_tables.chain(in_memory).collect();
         self.tombstones.walk(TimeRange::ALL).hide(group, &mut sources);
         sources.sort_by_key(|columns| columns.seq.max);
-        points(&merge_columns(&sources, range), slots)
+        Some(points(&merge_columns(&sources, range), slots))
     }
 }
 

@@ -1,0 +1,266 @@
+//! A model of readers, a flush, conversions and the reclaimer: `epoch.rs` compiled against a scheduler that tries many
+//! interleavings of its locks and atomics.
+//!
+//! The head is one list of pieces of memory, each with one row; what a flush moved is in `tables`. A
+//! reader must find every row that was there when it registered, again and again, whatever is replaced,
+//! flushed and recycled beside it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use shuttle::thread::{spawn, yield_now};
+
+#[expect(clippy::duplicate_mod, reason = "this copy names the model's locks")]
+#[expect(dead_code, reason = "the model does not ask for everything")]
+#[path = "epoch.rs"]
+mod epoch;
+
+use epoch::{Epochs, Lease, Memory, Reader};
+
+/// The locks under the model, in the form that `epoch.rs` knows.
+mod sync {
+    use std::ops::{Deref, DerefMut};
+
+    pub(crate) use shuttle::sync::atomic::{AtomicU64, Ordering};
+
+    pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
+    pub(crate) struct RwLock<T>(shuttle::sync::RwLock<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Mutex<T> {
+            Mutex(shuttle::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> impl DerefMut<Target = T> {
+            self.0.lock().unwrap()
+        }
+    }
+
+    impl<T> RwLock<T> {
+        pub(crate) fn new(value: T) -> RwLock<T> {
+            RwLock(shuttle::sync::RwLock::new(value))
+        }
+
+        pub(crate) fn read(&self) -> impl Deref<Target = T> {
+            self.0.read().unwrap()
+        }
+
+        pub(crate) fn write(&self) -> impl DerefMut<Target = T> {
+            self.0.write().unwrap()
+        }
+    }
+}
+
+type Rows = Arc<BTreeSet<u32>>;
+type Block = Arc<Memory<Rows>>;
+
+const BYTES: u64 = 10;
+const ROWS: u32 = 4;
+
+/// What a mistake would look like; the model must see each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mistake {
+    None,
+    /// The epoch of a flush begins before its tables are there.
+    EpochBeforeSwap,
+    /// Memory is replaced at once for everybody.
+    ReadersForgotten,
+    /// Memory claims to be younger than it is.
+    MadeTooLate,
+}
+
+/// A head of one shard, and tables. `lists` is the shard's lock, `swap` the engine's.
+struct World {
+    epochs: Arc<Epochs<Rows>>,
+    lists: shuttle::sync::Mutex<Lists>,
+    swap: shuttle::sync::RwLock<()>,
+    tables: shuttle::sync::Mutex<Rows>,
+    mistake: Mistake,
+}
+
+#[derive(Default, Clone)]
+struct Lists {
+    cold: Vec<Block>,
+    hot: Vec<Block>,
+}
+
+struct View {
+    reader: Reader<Rows>,
+    lists: Lists,
+    tables: Rows,
+}
+
+impl World {
+    fn new(cooling_bytes_max: u64, mistake: Mistake) -> Arc<World> {
+        let world = World {
+            epochs: Arc::new(Epochs::new(cooling_bytes_max)),
+            lists: shuttle::sync::Mutex::default(),
+            swap: shuttle::sync::RwLock::new(()),
+            tables: shuttle::sync::Mutex::default(),
+            mistake,
+        };
+        for row in 0..ROWS {
+            world.lists.lock().unwrap().cold.push(world.block([row].into()));
+        }
+        Arc::new(world)
+    }
+
+    fn block(&self, rows: BTreeSet<u32>) -> Block {
+        let late = u64::from(self.mistake == Mistake::MadeTooLate);
+        Arc::new(Memory::new(Arc::new(rows), self.epochs.now() + late))
+    }
+
+    fn view(&self) -> View {
+        let _swap = self.swap.read().unwrap();
+        let reader = Epochs::register(&self.epochs);
+        let lists = self.lists.lock().unwrap().clone();
+        reader.seen_all();
+        let tables = Arc::clone(&self.tables.lock().unwrap());
+        View { reader, lists, tables }
+    }
+
+    /// The two oldest blocks that are not flushed become one.
+    fn convert(&self) {
+        let mut lists = self.lists.lock().unwrap();
+        if lists.cold.len() < 2 {
+            return;
+        }
+        let inputs: Vec<Block> = lists.cold.drain(..2).collect();
+        let rows =
+            inputs.iter().flat_map(|block| block.content().iter().copied().collect::<Vec<_>>());
+        let output = self.block(rows.collect());
+        lists.cold.insert(0, output);
+        let epoch = self.epochs.advance();
+        for input in inputs {
+            self.retire(input, epoch);
+        }
+        drop(lists);
+        self.epochs.settle();
+    }
+
+    /// What is in the head goes to tables too and is hot.
+    fn flush(&self) {
+        if self.mistake == Mistake::EpochBeforeSwap {
+            let epoch = self.epochs.advance();
+            let lists = self.lists.lock().unwrap();
+            lists.cold.iter().for_each(|block| block.replaced_at(epoch));
+        }
+        yield_now();
+        let _swap = self.swap.write().unwrap();
+        let mut lists = self.lists.lock().unwrap();
+        let flushed = std::mem::take(&mut lists.cold);
+        let epoch = self.epochs.advance();
+        let mut tables = BTreeSet::clone(&self.tables.lock().unwrap());
+        for block in &flushed {
+            tables.extend(block.content().iter());
+            block.replaced_at(epoch);
+        }
+        lists.hot.extend(flushed);
+        *self.tables.lock().unwrap() = Arc::new(tables);
+    }
+
+    fn recycle(&self) {
+        let hot = std::mem::take(&mut self.lists.lock().unwrap().hot);
+        for block in hot {
+            let epoch = block.replaced();
+            self.retire(block, epoch);
+        }
+        self.epochs.settle();
+    }
+
+    fn retire(&self, block: Block, epoch: u64) {
+        let epoch = if self.mistake == Mistake::ReadersForgotten { 0 } else { epoch };
+        block.replaced_at(epoch);
+        self.epochs.cool(block, BYTES);
+    }
+}
+
+impl View {
+    /// Every row, from memory or, where that has gone, from tables; `None` if memory was taken.
+    fn read(&self) -> Option<BTreeSet<u32>> {
+        let mut found = BTreeSet::new();
+        let mut is_gone = false;
+        for block in self.lists.hot.iter().chain(&self.lists.cold) {
+            match block.lease(&self.reader) {
+                Lease::Held(rows) => {
+                    // It is the reader's while it reads.
+                    yield_now();
+                    found.extend(rows.iter());
+                }
+                Lease::Gone => is_gone = true,
+                Lease::Taken => return None,
+            }
+        }
+        if is_gone || self.lists.hot.is_empty() {
+            found.extend(self.tables.iter());
+        }
+        Some(found)
+    }
+}
+
+/// Readers beside a thread that converts, flushes and recycles.
+fn run(cooling_bytes_max: u64, mistake: Mistake) {
+    let world = World::new(cooling_bytes_max, mistake);
+    let all: BTreeSet<u32> = (0..ROWS).collect();
+    let reader = |world: Arc<World>, all: BTreeSet<u32>| {
+        move || {
+            for _ in 0..2 {
+                let view = world.view();
+                for _ in 0..2 {
+                    match view.read() {
+                        Some(found) => assert_eq!(found, all),
+                        None => assert!(cooling_bytes_max < u64::MAX, "taken below the limit"),
+                    }
+                    yield_now();
+                }
+            }
+        }
+    };
+    let threads = [
+        spawn(reader(Arc::clone(&world), all.clone())),
+        spawn(reader(Arc::clone(&world), all)),
+        spawn({
+            let world = Arc::clone(&world);
+            move || {
+                world.convert();
+                world.flush();
+                world.recycle();
+            }
+        }),
+        spawn({
+            let world = Arc::clone(&world);
+            move || world.convert()
+        }),
+    ];
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    // Nobody reads any more: what left the head is free.
+    let usage = world.epochs.usage();
+    assert_eq!(usage.bytes, 0);
+    let lists = world.lists.lock().unwrap();
+    assert!(usage.released_bytes > 0 && lists.hot.len() + lists.cold.len() < ROWS as usize);
+    assert!(cooling_bytes_max < u64::MAX || usage.taken_bytes == 0);
+}
+
+#[test]
+fn invariant_3_nothing_is_reclaimed_under_a_reader_that_has_no_other_source() {
+    check(|| run(u64::MAX, Mistake::None));
+}
+
+#[test]
+fn over_the_limit_readers_are_told_and_never_see_half() {
+    check(|| run(BYTES, Mistake::None));
+}
+
+#[test]
+fn planted_mistakes_are_found() {
+    for mistake in [Mistake::EpochBeforeSwap, Mistake::ReadersForgotten, Mistake::MadeTooLate] {
+        let found = std::panic::catch_unwind(|| check(move || run(u64::MAX, mistake)));
+        assert!(found.is_err(), "the model does not find {mistake:?}");
+    }
+}
+
+/// Many random schedules and many with few, well placed switches.
+fn check(model: impl Fn() + Send + Sync + Clone + 'static) {
+    shuttle::check_random(model.clone(), 1_000);
+    shuttle::check_pct(model, 1_000, 3);
+}
