@@ -44,6 +44,11 @@ impl IdSet {
         self.runs.iter().map(|run| u64::from(run.1 - run.0)).sum()
     }
 
+    pub(crate) fn has(&self, id: u32) -> bool {
+        let after = self.runs.partition_point(|run| run.0 <= id);
+        after.checked_sub(1).and_then(|at| self.runs.get(at)).is_some_and(|run| id < run.1)
+    }
+
     /// The runs, rising.
     pub(crate) fn runs(&self) -> &[(u32, u32)] {
         &self.runs
@@ -137,6 +142,7 @@ mod tests {
             let (x, y) = (of(&a), of(&b));
             prop_assert_eq!(back(&x), a.clone());
             prop_assert_eq!(x.count(), a.len() as u64);
+            prop_assert!((0..61).all(|id| x.has(id) == a.contains(&id)));
             prop_assert_eq!(back(&x.intersect(&y)), &a & &b);
             prop_assert_eq!(back(&x.minus(&y)), &a - &b);
             prop_assert_eq!(back(&x.clone().union(y)), &a | &b);

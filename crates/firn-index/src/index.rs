@@ -121,12 +121,10 @@ impl Index {
             }
         }
         missing.retain(|&idx| !labels[idx].is_empty());
-        for batch in missing.chunks(BATCH_NEW) {
-            let whole: Vec<&Labels> = batch.iter().map(|&idx| &labels[idx]).collect();
-            let found = self.find_or_define(&whole, |labels| self.identity_by_options(labels));
-            for (&idx, found) in batch.iter().zip(found) {
-                out[idx] = found;
-            }
+        let whole: Vec<&Labels> = missing.iter().map(|&idx| &labels[idx]).collect();
+        let found = self.find_or_define(&whole, |labels| self.identity_by_options(labels));
+        for (&idx, found) in missing.iter().zip(found) {
+            out[idx] = found;
         }
     }
 
@@ -175,46 +173,59 @@ impl Index {
         identity_of: impl Fn(&Labels) -> Option<Labels>,
     ) -> Vec<Result<SeriesRef>> {
         let mut tip = self.tip();
+        let mut finder = tip.finder();
         let mut found: Vec<Option<Result<SeriesRef>>> =
-            whole.iter().map(|labels| tip.find_older(labels).transpose()).collect();
-        let missing = |found: &[Option<_>]| found.iter().any(Option::is_none);
-        if !missing(&found) {
-            return found.into_iter().flatten().collect();
+            whole.iter().map(|labels| finder.find(labels).transpose()).collect();
+        for (whole, found) in whole.chunks(BATCH_NEW).zip(found.chunks_mut(BATCH_NEW)) {
+            if found.iter().any(Option::is_none) {
+                self.define_missing(&mut tip, whole, &identity_of, found);
+            }
         }
+        found.into_iter().flatten().collect()
+    }
+
+    /// Defines what no segment before the active one of `tip` has.
+    fn define_missing(
+        &self,
+        tip: &mut Arc<Tip>,
+        whole: &[&Labels],
+        identity_of: impl Fn(&Labels) -> Option<Labels>,
+        found: &mut [Option<Result<SeriesRef>>],
+    ) {
         let mut wanted: Vec<Wanted<'_>> = Vec::with_capacity(whole.len());
-        for (&whole, found) in whole.iter().zip(&found) {
+        for (&whole, found) in whole.iter().zip(&*found) {
             let identity = if found.is_none() { identity_of(whole) } else { None };
             wanted.push(Wanted { whole, identity });
         }
         // Groups of before that go on, by identity labels.
         let mut growing: HashMap<&Labels, Option<Growing>> = HashMap::new();
-        while missing(&found) {
+        while found.iter().any(Option::is_none) {
             // Sealed segments are asked without any lock.
             let asked = {
                 let mut state = tip.active.state.write();
                 (!state.is_frozen)
-                    .then(|| self.define_some(&tip, &mut state, &wanted, &growing, &mut found))
+                    .then(|| self.define_some(tip, &mut state, &wanted, &growing, found))
             };
             let Some(asked) = asked else {
                 // It is an older one now.
-                tip = self.tip();
+                *tip = self.tip();
                 growing.clear();
+                let mut finder = tip.finder();
                 for (found, wanted) in found.iter_mut().zip(&wanted) {
                     if found.is_none() {
-                        *found = tip.find_older(wanted.whole).transpose();
+                        *found = finder.find(wanted.whole).transpose();
                     }
                 }
                 continue;
             };
             for idx in asked {
                 let Some(identity) = &wanted[idx].identity else { continue };
-                match self.growing(&tip, identity) {
+                match self.growing(tip, identity) {
                     Ok(group) => drop(growing.insert(identity, group)),
                     Err(e) => found[idx] = Some(Err(e)),
                 }
             }
         }
-        found.into_iter().flatten().collect()
     }
 
     /// Defines what can be defined without asking older segments; gives the places in `wanted` of the
@@ -309,7 +320,7 @@ impl Index {
                 return Ok(Some(state.series_ref(place)));
             }
         }
-        if labels.is_empty() { Ok(None) } else { tip.find_older(labels) }
+        if labels.is_empty() { Ok(None) } else { tip.finder().find(labels) }
     }
 
     /// Whether a reference is known. Takes the lock: ask [`Index::find_unknown`] for a batch.
@@ -583,6 +594,21 @@ impl Index {
         let jobs = self.shared.jobs.lock();
         let files = jobs.catalog.segments.iter();
         files.map(|segment| (segment.path(), segment.file_bytes)).collect()
+    }
+
+    /// What the bytes of all sealed segment files are spent on; together they are
+    /// [`IndexStats::segment_bytes`].
+    pub fn sealed_bytes_by_use(&self) -> Vec<(&'static str, u64)> {
+        let mut uses: Vec<(&'static str, u64)> = Vec::new();
+        for segment in &self.tip().sealed {
+            for (what, bytes) in segment.sealed.bytes_by_use() {
+                match uses.iter_mut().find(|used| used.0 == what) {
+                    Some(used) => used.1 += bytes,
+                    None => uses.push((what, bytes)),
+                }
+            }
+        }
+        uses
     }
 
     /// Sizes, for metrics and the memory budget. Cheap: sums that are kept, not a walk.

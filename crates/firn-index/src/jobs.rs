@@ -166,10 +166,11 @@ impl MergeJob {
     }
 
     fn absent(&self, live: &dyn Liveness) -> Result<Absent> {
-        let mut keys = KeyTable::new(Grouping::By(Vec::new()));
+        let (mut keys, cancel) = (KeyTable::new(Grouping::By(Vec::new())), CancelToken::new());
         let mut groups = Vec::new();
         for segment in &self.inputs {
-            segment.sealed.matches(&[], &mut keys, &CancelToken::new(), &mut groups)?;
+            let all = segment.sealed.select(&[], &cancel)?;
+            segment.sealed.lay_out(&all, &mut keys, &cancel, &mut groups)?;
         }
         unite(&mut groups);
         let mut absent = Absent::default();

@@ -12,7 +12,7 @@ use parking_lot::RwLock;
 
 use crate::lookup::Lookup;
 use crate::manifest_part::SegmentInfo;
-use crate::sealed::{HashedLabels, Sealed};
+use crate::sealed::{HashedLabels, Neighbour, Sealed};
 use crate::state::{Growing, State, Watermark};
 
 /// A segment in memory.
@@ -43,6 +43,15 @@ pub(crate) struct Tip {
     pub(crate) active: Arc<Layer>,
 }
 
+/// Finds label sets in the segments before the active one. Remembers where it found the last one.
+#[derive(Debug)]
+pub(crate) struct Finder<'t, 'l> {
+    tip: &'t Tip,
+    labels: HashedLabels<'l>,
+    /// The place of a file in the list, and where in it.
+    last: Option<(usize, Neighbour<'t, 'l>)>,
+}
+
 // A group of fewer slots costs so little that its dead ones do not matter.
 const SLOTS_TO_RETIRE_MIN: u32 = 64;
 
@@ -57,34 +66,9 @@ impl Tip {
             .filter(|layer| layer.1.series > 0)
     }
 
-    /// The series with exactly these labels in the segments before the active one.
-    ///
-    /// # Errors
-    /// `Corrupt` for a damaged segment that may have it.
-    pub(crate) fn find_older(&self, labels: &Labels) -> Result<Option<SeriesRef>> {
-        for layer in self.frozen.iter().rev() {
-            let state = layer.state.read();
-            if let Some(place) = Lookup::default().find(&state, labels) {
-                return Ok(Some(state.series_ref(place)));
-            }
-        }
-        if self.sealed.is_empty() {
-            return Ok(None);
-        }
-        self.find_sealed(&HashedLabels::new(labels))
-    }
-
-    /// The series with exactly these labels in a file.
-    ///
-    /// # Errors
-    /// `Corrupt` for a damaged segment that may have it.
-    pub(crate) fn find_sealed(&self, labels: &HashedLabels<'_>) -> Result<Option<SeriesRef>> {
-        for segment in self.sealed.iter().rev() {
-            if let Some(series) = segment.sealed.find(labels)? {
-                return Ok(Some(series));
-            }
-        }
-        Ok(None)
+    /// Finds label sets in the segments before the active one, best in the order in which they come.
+    pub(crate) fn finder<'l>(&self) -> Finder<'_, 'l> {
+        Finder { tip: self, labels: HashedLabels::default(), last: None }
     }
 
     /// Whether a reference is known in a segment in memory.
@@ -148,5 +132,36 @@ impl Tip {
             next_slot = next_slot.max(segment.sealed.next_slot(group)?.unwrap_or(0));
         }
         Ok(next_slot)
+    }
+}
+
+impl<'l> Finder<'_, 'l> {
+    /// The series with exactly these labels.
+    ///
+    /// # Errors
+    /// `Corrupt` for a damaged segment that may have it.
+    pub(crate) fn find(&mut self, labels: &'l Labels) -> Result<Option<SeriesRef>> {
+        for layer in self.tip.frozen.iter().rev() {
+            let state = layer.state.read();
+            if let Some(place) = Lookup::default().find(&state, labels) {
+                return Ok(Some(state.series_ref(place)));
+            }
+        }
+        if self.tip.sealed.is_empty() {
+            return Ok(None);
+        }
+        self.labels.set(labels);
+        if let Some(series) = self.last.as_ref().and_then(|last| last.1.find(&self.labels)) {
+            return Ok(Some(series));
+        }
+        for (idx, segment) in self.tip.sealed.iter().enumerate().rev() {
+            if let Some(found) = segment.sealed.find(&self.labels)? {
+                let before = self.last.take().filter(|last| last.0 == idx).map(|last| last.1);
+                let neighbour = segment.sealed.neighbour(&self.labels, found, before)?;
+                self.last = neighbour.map(|neighbour| (idx, neighbour));
+                return Ok(Some(found.series));
+            }
+        }
+        Ok(None)
     }
 }

@@ -34,7 +34,7 @@
 //! run coded: pair to parts, pair to member sets, member set to parts.
 //!
 //! Reading order: `options`, `arena`, `idset`, `posting`, `pairs`, `sets`, `parts`, `state`,
-//! `definition`, `lookup`, `layers`, `limits`, `index`, `matching`, `keys`, `key_table`, `view`,
+//! `definition`, `lookup`, `layers`, `limits`, `index`, `matching`, `keys`, `key_table`, `found`, `view`,
 //! `cardinality`, `manifest_part`, `jobs`, `sealed`.
 
 #![forbid(unsafe_code)]
@@ -42,6 +42,7 @@
 mod arena;
 mod cardinality;
 mod definition;
+mod found;
 mod idset;
 mod index;
 mod jobs;
@@ -64,6 +65,7 @@ mod tests;
 mod view;
 
 pub use cardinality::Cardinality;
+pub use found::Found;
 pub use index::Index;
 pub use jobs::{Liveness, MergeJob, Removal, SealJob};
 pub use limits::SeriesLimits;

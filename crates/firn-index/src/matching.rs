@@ -53,12 +53,12 @@ impl Matches {
     }
 }
 
-/// Groups in which the same matchers are left to the members.
-#[derive(Debug)]
-struct Class {
-    parts: IdSet,
+/// Parts in which the same matchers are left to the members.
+#[derive(Clone, Debug)]
+pub(crate) struct Class {
+    pub(crate) parts: IdSet,
     /// Member sets that pass; `None`: all.
-    sets: Option<IdSet>,
+    pub(crate) sets: Option<IdSet>,
 }
 
 /// How one matcher splits the groups.
@@ -80,28 +80,26 @@ const SETS_SEARCHED_MAX: u64 = 8;
 // Up to so many member sets say themselves which groups have them; more, and groups are scanned.
 const SETS_LISTED_MAX: u64 = 16_384;
 
-/// Appends what matches in one segment in memory to `out`, in no order; a group may come in pieces.
-///
-/// # Errors
-/// `Canceled` or `Timeout` when the token says so.
 // From so many groups on, digits cost less than comparisons.
 const GROUPS_SORTED_BY_DIGITS: usize = 256;
 const DIGIT_BITS: u32 = 11;
 
-pub(crate) fn matches(
+/// What matches in one segment in memory.
+///
+/// # Errors
+/// `Canceled` or `Timeout` when the token says so.
+pub(crate) fn select(
     state: &RwLock<State>,
     mark: Watermark,
     matchers: &[Matcher],
-    table: &mut KeyTable,
     cancel: &CancelToken,
-    out: &mut Vec<GroupMatch>,
-) -> Result<()> {
+) -> Result<Vec<Class>> {
     let mut classes = vec![Class { parts: IdSet::below(mark.parts), sets: None }];
     for matcher in shortest_first(&state.read(), matchers) {
         cancel.check()?;
         match (matcher.pattern(), matcher.is_negative()) {
             (Pattern::Any, false) => continue,
-            (Pattern::Any, true) => return Ok(()),
+            (Pattern::Any, true) => return Ok(Vec::new()),
             _ => {}
         }
         let within = match &classes[..] {
@@ -111,9 +109,49 @@ pub(crate) fn matches(
         let split = split(state, mark, matcher, within, cancel)?;
         classes = classes.iter().flat_map(|class| class.split(&split)).collect();
     }
+    Ok(classes)
+}
+
+/// How many series some classes have.
+///
+/// # Errors
+/// As [`select`].
+pub(crate) fn count(
+    state: &RwLock<State>,
+    mark: Watermark,
+    classes: &[Class],
+    cancel: &CancelToken,
+) -> Result<u64> {
+    let mut count = 0;
+    for class in classes {
+        class.each_part(state, mark, cancel, |_, _, _, places| count += places.len() as u64)?;
+    }
+    Ok(count)
+}
+
+/// Appends the groups of some classes with their matching members to `out`, in no order; a group may come in pieces.
+///
+/// # Errors
+/// As [`select`].
+pub(crate) fn lay_out(
+    state: &RwLock<State>,
+    mark: Watermark,
+    classes: &[Class],
+    table: &mut KeyTable,
+    cancel: &CancelToken,
+    out: &mut Vec<GroupMatch>,
+) -> Result<()> {
     let mut keys = Keys::new(&state.read(), table);
-    for class in &classes {
-        class.collect(state, mark, &mut keys, cancel, out)?;
+    for class in classes {
+        class.each_part(state, mark, cancel, |state, part_no, sets, places| {
+            let first_slot = state.parts.first_slot(part_no);
+            let member = |&at: &u32| {
+                let key = keys.key(state, Place { part_no, at }, sets[at as usize]);
+                Member { slot: Slot(first_slot + at), key }
+            };
+            let members = places.iter().map(member).collect();
+            out.push(GroupMatch { group: state.parts.id(part_no), members });
+        })?;
     }
     Ok(())
 }
@@ -291,14 +329,14 @@ impl Class {
         })
     }
 
-    /// Appends the groups of the class with their matching members to `out`, in no order.
-    fn collect(
+    /// Calls `each` with every part that has a matching member, its member sets that are seen, and the places of those
+    /// that match.
+    fn each_part(
         &self,
         state: &RwLock<State>,
         mark: Watermark,
-        keys: &mut Keys<'_>,
         cancel: &CancelToken,
-        out: &mut Vec<GroupMatch>,
+        mut each: impl FnMut(&State, u32, &[u32], &[u32]),
     ) -> Result<()> {
         let candidates = self.candidates(state, mark, cancel)?;
         let mut finder = PlaceFinder::new(self.sets.as_ref());
@@ -314,16 +352,9 @@ impl Class {
                 let sets = &state.parts.sets(part_no)[..visible];
                 looked_at += sets.len().max(1);
                 finder.find(sets, &mut places);
-                if places.is_empty() {
-                    continue;
+                if !places.is_empty() {
+                    each(&state, part_no, sets, &places);
                 }
-                let first_slot = state.parts.first_slot(part_no);
-                let member = |&at: &u32| {
-                    let key = keys.key(&state, Place { part_no, at }, sets[at as usize]);
-                    Member { slot: Slot(first_slot + at), key }
-                };
-                let members = places.iter().map(member).collect();
-                out.push(GroupMatch { group: state.parts.id(part_no), members });
             }
         }
         Ok(())

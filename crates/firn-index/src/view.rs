@@ -8,7 +8,7 @@ use hashbrown::HashSet;
 use parking_lot::RwLock;
 
 use crate::cardinality::{self, Cardinality};
-use crate::key_table::KeyTable;
+use crate::found::Found;
 use crate::layers::{Segment, Tip};
 use crate::matching::{self, GroupMatch, Matches};
 use crate::state::{Place, State, Watermark};
@@ -67,27 +67,32 @@ impl IndexView {
         IndexView { tip, mark }
     }
 
-    /// The groups and slots for which all matchers hold, with a key under `grouping` for each. An
-    /// absent label has the value `""`. No matcher: every series.
+    /// The series for which all matchers hold. An absent label has the value `""`. No matcher: every series.
     ///
     /// # Errors
     /// `Canceled` or `Timeout` when the token says so, asked about once per millisecond; `Corrupt`.
+    pub fn select(&self, matchers: &[Matcher], cancel: &CancelToken) -> Result<Found> {
+        let sealed = self.tip.sealed.iter();
+        let sealed = sealed.map(|segment| segment.sealed.select(matchers, cancel));
+        let sealed = sealed.collect::<Result<_>>()?;
+        let in_memory = self.tip.layers(self.mark);
+        let in_memory = in_memory
+            .map(|(layer, mark)| matching::select(&layer.state, mark, matchers, cancel))
+            .collect::<Result<_>>()?;
+        Ok(Found::new(Arc::clone(&self.tip), self.mark, sealed, in_memory))
+    }
+
+    /// [`IndexView::select`], laid out: the groups and slots, with a key under `grouping` for each.
+    ///
+    /// # Errors
+    /// As [`IndexView::select`].
     pub fn matches(
         &self,
         matchers: &[Matcher],
         grouping: &Grouping,
         cancel: &CancelToken,
     ) -> Result<Matches> {
-        let mut keys = KeyTable::new(grouping.clone());
-        let mut groups = Vec::new();
-        for segment in &self.tip.sealed {
-            segment.sealed.matches(matchers, &mut keys, cancel, &mut groups)?;
-        }
-        for (layer, mark) in self.tip.layers(self.mark) {
-            matching::matches(&layer.state, mark, matchers, &mut keys, cancel, &mut groups)?;
-        }
-        matching::unite(&mut groups);
-        Ok(Matches { keys: keys.into_labels(), groups })
+        self.select(matchers, cancel)?.lay_out(grouping, cancel)
     }
 
     /// The labels of a series; `None` if the view does not know it.
@@ -161,7 +166,7 @@ impl IndexView {
     /// The label names of `matches`, or of all series, sorted.
     ///
     /// # Errors
-    /// As [`IndexView::matches`].
+    /// As [`IndexView::select`].
     pub fn label_names(
         &self,
         matches: Option<&Matches>,
@@ -196,7 +201,7 @@ impl IndexView {
     /// The values that `name` has in `matches`, or in all series, sorted.
     ///
     /// # Errors
-    /// As [`IndexView::matches`].
+    /// As [`IndexView::select`].
     pub fn label_values(
         &self,
         name: &str,
@@ -231,7 +236,7 @@ impl IndexView {
     /// part once per label.
     ///
     /// # Errors
-    /// As [`IndexView::matches`].
+    /// As [`IndexView::select`].
     pub fn cardinality(&self, top: usize, cancel: &CancelToken) -> Result<Cardinality> {
         let mut found = cardinality::count(&self.tip, self.mark, top, cancel)?;
         (found.series_count, found.group_count) = (self.series_count(), self.group_count());

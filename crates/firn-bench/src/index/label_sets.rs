@@ -64,6 +64,8 @@ const SUBSYSTEMS: [(&str, usize); 9] = [
 const HOURS: usize = 24;
 const PODS_PER_DEPLOYMENT: usize = 12;
 const PODS_PER_NODE: usize = 30;
+// Regions, architectures, data centers of a region, systems, racks, services, environments, versions, teams.
+const HOST_CHOICES: [usize; 9] = [9, 2, 3, 3, 100, 20, 3, 2, 4];
 
 impl Kind {
     /// All of them.
@@ -124,6 +126,22 @@ impl LabelSets {
     /// How many series in all.
     pub fn series_count(&self) -> usize {
         (0..self.group_count).map(|group| self.present(group).count()).sum()
+    }
+
+    /// The bits that chance put into all of this: no form can take fewer, even one that knows how these sets are made.
+    pub fn random_bits(&self) -> f64 {
+        let mut bits = 0.0;
+        for group in 0..self.group_count {
+            let missing = 1.0 / MISSING_OF as f64;
+            let per_member = -missing * missing.log2() - (1.0 - missing) * (1.0 - missing).log2();
+            bits += per_member * self.template(group).members.len() as f64;
+            bits += match self.kind {
+                Kind::DevOps => HOST_CHOICES.iter().map(|&count| (count as f64).log2()).sum(),
+                Kind::Kubernetes => pod_bits(group, self.group_count),
+                Kind::Recordings => 0.0,
+            };
+        }
+        bits
     }
 
     /// Appends the label sets of group `group`, in the order in which they come.
@@ -221,10 +239,24 @@ fn pod_members() -> Template {
     Template { job: String::new(), members }
 }
 
+/// What is random of a pod: its place, its node, its unique id, the end of its name; and its share of a rollout's number.
+fn pod_bits(number: usize, pod_count: usize) -> f64 {
+    let live = live_pods(pod_count);
+    let place_bits = if number < live { 0.0 } else { (live as f64).log2() };
+    let node_bits = (live.div_ceil(PODS_PER_NODE) as f64).log2();
+    // Of a deployment's pods as many share a rollout as are started in eight hours.
+    let pods_per_rollout = PODS_PER_DEPLOYMENT * 8 / 3;
+    place_bits + node_bits + 128.0 + 5.0 * 27f64.log2() + 40.0 / pods_per_rollout as f64
+}
+
+/// Live and 23 thirds of it are all.
+fn live_pods(pod_count: usize) -> usize {
+    (pod_count * 3 / (HOURS + 2)).max(1)
+}
+
 /// Pod `number` of all that there were, in the order of their starts.
 fn pod(number: usize, pod_count: usize) -> Pairs {
-    // live + 23 thirds of it = all.
-    let live = (pod_count * 3 / (HOURS + 2)).max(1);
+    let live = live_pods(pod_count);
     let (hour, place) = match number.checked_sub(live) {
         None => (0, number),
         Some(replaced) => {

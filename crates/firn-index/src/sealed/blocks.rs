@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use firn_codec::bits::low_bits;
+use firn_codec::bits::{low_bits, packed_bytes};
 use firn_codec::frame::crc32;
 use firn_env::Mapped;
 use firn_model::{Error, Result};
@@ -47,6 +47,13 @@ pub(crate) struct Records {
     pub(crate) bytes: Section,
     /// Where each bunch of records starts.
     pub(crate) starts: Packed,
+}
+
+impl Packed {
+    /// What it takes in the file.
+    pub(crate) fn bytes(&self) -> u64 {
+        (packed_bytes(self.count as usize, self.width) + PACKED_PAD_BYTES) as u64
+    }
 }
 
 impl Records {

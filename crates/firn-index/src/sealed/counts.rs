@@ -3,6 +3,9 @@
 use firn_codec::postings::Postings;
 use firn_model::{CancelToken, GroupId, Result};
 
+use crate::idset::IdSet;
+use crate::matching::Class;
+use crate::sealed::matching::push_run;
 use crate::sealed::shapes::{Part, Shape};
 use crate::sealed::strings::StringWalk;
 use crate::sealed::{Kind, PairLists, Sealed};
@@ -71,15 +74,12 @@ impl Sealed {
         for row in lists.of(Kind::Parts).iter().flat_map(Postings::iter) {
             count += u64::from(self.part(row as u32)?.1);
         }
-        for set in lists.of(Kind::Sets).iter().flat_map(Postings::iter) {
-            for shape in self.shapes_of_set(set as u32)?.iter() {
-                let shape = Shape::read(&self.blocks, &self.shapes, shape as u32)?;
-                let Some(position) = shape.position(set as u32) else { continue };
-                for row in shape.parts.iter() {
-                    let part = Part::read(&self.blocks, &self.part_records, row as u32)?;
-                    count += u64::from(part.rank_of(position).is_some());
-                }
-            }
+        if let Some(list) = lists.of(Kind::Sets) {
+            let mut sets = Vec::new();
+            list.iter().for_each(|set| push_run(set, set, &mut sets));
+            let sets = IdSet::from_runs(sets);
+            let parts = IdSet::below(self.parts.rows.count);
+            count += self.count_class(&Class { parts, sets: Some(sets) }, &CancelToken::new())?;
         }
         Ok(count)
     }

@@ -2,6 +2,8 @@
 
 use firn_model::{Error, GroupId, Labels, Result, SeriesRef, Slot};
 
+use hashbrown::HashMap;
+
 use crate::pairs::RawPair;
 use crate::sealed::rows::{RowReader, Schema};
 use crate::sealed::shapes::{Part, Shape};
@@ -17,6 +19,28 @@ pub(crate) struct OpenGroup {
     pub(crate) live_count: u32,
 }
 
+/// Where a label set was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FoundAt {
+    pub(crate) series: SeriesRef,
+    /// Part row and member set; `None` for a lone series.
+    member: Option<(u32, u32)>,
+}
+
+/// The part in which a label set was found last, and member sets seen since: label sets that come one after the other
+/// mostly are members of one group, and the members of the next group have the same sets.
+#[derive(Debug)]
+pub(crate) struct Neighbour<'s, 'l> {
+    group: GroupId,
+    part: Part<'s>,
+    shape: Shape<'s>,
+    /// The part's labels as the last label set has them, encoded, in order of names; the sum of their hashes.
+    pairs: Vec<&'l [u8]>,
+    hash: u64,
+    /// By the hash of its labels: these, encoded, and the set.
+    sets: HashMap<u64, (Vec<&'l [u8]>, u32)>,
+}
+
 /// What the member labels of the series looked for are, if it is in a part of some schema.
 #[derive(Clone, Copy, Debug)]
 struct Rest {
@@ -25,19 +49,71 @@ struct Rest {
     set: Option<u32>,
 }
 
+// As many as a group mostly has.
+const SETS_REMEMBERED_MAX: usize = 4_096;
+
+impl Neighbour<'_, '_> {
+    /// The series with these labels, if it is a member of the same part and its member set was seen. No text of the file
+    /// is read: all that is compared was compared with it before.
+    pub(crate) fn find(&self, labels: &HashedLabels<'_>) -> Option<SeriesRef> {
+        let (own, set) = self.sets.get(&labels.hash().wrapping_sub(self.hash))?;
+        let (mut pairs, mut own) = (self.pairs.iter().peekable(), own.iter().peekable());
+        let is_known = |pair: &(RawPair<'_>, u64)| {
+            let is_it = |known: &&&[u8]| **known == pair.0.encoded;
+            pairs.next_if(is_it).is_some() || own.next_if(is_it).is_some()
+        };
+        let is_same = labels.pairs().iter().all(is_known);
+        if !is_same || pairs.next().is_some() || own.next().is_some() {
+            return None;
+        }
+        let rank = self.part.rank_of(self.shape.position(*set)?)?;
+        Some(SeriesRef { group: self.group, slot: Slot(self.part.slot(rank)?) })
+    }
+}
+
 impl Sealed {
     /// The series with exactly these labels. Hashes decide where to look, texts whether it is it.
-    pub(crate) fn find(&self, labels: &HashedLabels<'_>) -> Result<Option<SeriesRef>> {
+    pub(crate) fn find(&self, labels: &HashedLabels<'_>) -> Result<Option<FoundAt>> {
         if let Some(series) = self.find_lone(labels)? {
-            return Ok(Some(series));
+            return Ok(Some(FoundAt { series, member: None }));
         }
         for identity in &self.identities {
             let Some(hash) = self.hash_of_names(labels, identity) else { continue };
-            if let Some(series) = self.find_member(labels, identity, hash)? {
-                return Ok(Some(series));
+            if let Some(found) = self.find_member(labels, identity, hash)? {
+                return Ok(Some(found));
             }
         }
         Ok(None)
+    }
+
+    /// Remembers where a label set was found; what `before` knows of member sets is kept.
+    pub(crate) fn neighbour<'s, 'l>(
+        &'s self,
+        labels: &HashedLabels<'l>,
+        found: FoundAt,
+        before: Option<Neighbour<'s, 'l>>,
+    ) -> Result<Option<Neighbour<'s, 'l>>> {
+        let Some((row, set)) = found.member else { return Ok(before) };
+        let schema_idx = self.parts.rows.schema_of(row).ok_or_else(|| self.bad_part())?;
+        let names = &self.parts.rows.schemas[schema_idx].names;
+        let part = Part::read(&self.blocks, &self.part_records, row)?;
+        let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
+        let mut sets = before.map_or_else(HashMap::new, |before| before.sets);
+        if sets.len() >= SETS_REMEMBERED_MAX {
+            sets.clear();
+        }
+        let (mut pairs, mut own, mut hash) = (Vec::new(), Vec::new(), 0u64);
+        let mut names = names.iter().map(|&name| self.names.text(name)).peekable();
+        for (pair, pair_hash) in labels.pairs() {
+            if names.next_if_eq(&pair.name).is_some() {
+                pairs.push(pair.encoded);
+                hash = hash.wrapping_add(*pair_hash);
+            } else {
+                own.push(pair.encoded);
+            }
+        }
+        sets.insert(labels.hash().wrapping_sub(hash), (own, set));
+        Ok(Some(Neighbour { group: found.series.group, part, shape, pairs, hash, sets }))
     }
 
     fn find_lone(&self, labels: &HashedLabels<'_>) -> Result<Option<SeriesRef>> {
@@ -62,7 +138,7 @@ impl Sealed {
         labels: &HashedLabels<'_>,
         identity: &[u32],
         hash: u64,
-    ) -> Result<Option<SeriesRef>> {
+    ) -> Result<Option<FoundAt>> {
         let mut known: Vec<Rest> = Vec::new();
         let mut reader = self.parts.rows.reader(&self.blocks);
         let mut rows = self.parts.hashes.rows(&self.blocks, hash)?;
@@ -87,8 +163,9 @@ impl Sealed {
             reader.load(row)?;
             if self.row_is(&mut reader, row, schema, labels, |_| true)? {
                 let slot = part.slot(rank).ok_or_else(|| self.bad_part())?;
-                let group = self.group_of(Kind::Parts, row)?;
-                return Ok(Some(SeriesRef { group, slot: Slot(slot) }));
+                let series =
+                    SeriesRef { group: self.group_of(Kind::Parts, row)?, slot: Slot(slot) };
+                return Ok(Some(FoundAt { series, member: Some((row, set)) }));
             }
         }
         Ok(None)

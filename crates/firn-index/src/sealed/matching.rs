@@ -13,19 +13,10 @@ use firn_codec::postings::Postings;
 use firn_model::{CancelToken, Matcher, Pattern, Result};
 
 use crate::idset::{IdSet, skip_to};
-use crate::key_table::KeyTable;
-use crate::matching::GroupMatch;
+use crate::matching::Class;
 use crate::sealed::automaton::{successor, takes};
-use crate::sealed::collect::Collector;
+use crate::sealed::found::SealedFound;
 use crate::sealed::{Kind, Sealed};
-
-/// Parts in which the same matchers are left to the members.
-#[derive(Debug)]
-pub(super) struct Class {
-    pub(super) parts: IdSet,
-    /// Member sets that pass; `None`: all.
-    pub(super) sets: Option<IdSet>,
-}
 
 /// A matcher with what is known about it in this segment.
 #[derive(Debug)]
@@ -52,20 +43,15 @@ const SEEK_RATIO: u64 = 16;
 const PAIRS_PER_CHECK: u32 = 1_024;
 
 impl Sealed {
-    /// Appends the series for which all matchers hold, in no order of groups; a group may come in pieces,
-    /// whose slots rise ([`unite`](crate::matching::unite) makes one of them). Keys are made under the
-    /// grouping of `keys`.
+    /// What matches all of `matchers`.
     ///
     /// # Errors
     /// `Canceled` or `Timeout` too, when the token says so.
-    pub(crate) fn matches(
-        &self,
-        matchers: &[Matcher],
-        keys: &mut KeyTable,
-        cancel: &CancelToken,
-        out: &mut Vec<GroupMatch>,
-    ) -> Result<()> {
-        let Some(asked) = self.ask(matchers)? else { return Ok(()) };
+    pub(crate) fn select(&self, matchers: &[Matcher], cancel: &CancelToken) -> Result<SealedFound> {
+        cancel.check()?;
+        let Some(asked) = self.ask(matchers)? else {
+            return Ok(SealedFound { lone: IdSet::empty(), classes: Vec::new() });
+        };
         let mut lone = IdSet::below(self.lone.rows.count);
         for asked in &asked {
             if lone.is_empty() {
@@ -82,12 +68,7 @@ impl Sealed {
             }
             classes = narrowed;
         }
-        let mut collector = Collector::new(self, keys, out);
-        collector.lone(&lone, cancel)?;
-        for class in &classes {
-            collector.class(class, cancel)?;
-        }
-        Ok(())
+        Ok(SealedFound { lone, classes })
     }
 
     /// The matchers in the order in which they are best asked; `None` if nothing can match.

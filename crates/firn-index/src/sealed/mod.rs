@@ -11,7 +11,7 @@
 //! block fails. No input makes it panic.
 //!
 //! Reading order: `blocks`, `footer`, `strings`, `names`, `rows`, `buckets`, `shapes`, `hash`; then the reader here,
-//! `lookup`, `automaton`, `matching`, `collect`, `listing`, `counts`; then `builder`, `factor`, `cluster`,
+//! `lookup`, `automaton`, `matching`, `found`, `keys`, `collect`, `listing`, `counts`; then `builder`, `factor`, `cluster`,
 //! `columns`, `write`, `merge`.
 //!
 //! Sources: `ByteSeries` 3.2 (the compressed inverted index), `TimeUnion` 3.1 (groups, two-level lists).
@@ -26,7 +26,9 @@ mod columns;
 mod counts;
 mod factor;
 mod footer;
+mod found;
 mod hash;
+mod keys;
 mod listing;
 mod lookup;
 mod matching;
@@ -47,7 +49,9 @@ use firn_model::{Error, Result};
 
 pub(crate) use builder::{Builder, Live, PartInput};
 pub(crate) use counts::PairCounts;
+pub(crate) use found::SealedFound;
 pub(crate) use hash::HashedLabels;
+pub(crate) use lookup::Neighbour;
 #[cfg(test)]
 pub(crate) use lookup::OpenGroup;
 
@@ -200,6 +204,26 @@ impl Sealed {
 
     pub(crate) fn file_bytes(&self) -> u64 {
         self.blocks.file_bytes()
+    }
+
+    /// What the file's bytes are spent on.
+    pub(crate) fn bytes_by_use(&self) -> Vec<(&'static str, u64)> {
+        let records = |records: &Records| records.bytes.len as u64 + records.starts.bytes();
+        let buckets = |b: &Buckets| b.starts.bytes() + b.tags.bytes() + b.rows.bytes();
+        let tables = KINDS.map(|kind| self.table(kind));
+        let sum = |of: &dyn Fn(&Table) -> u64| tables.iter().map(|table| of(table)).sum::<u64>();
+        let mut uses = vec![
+            ("label values", records(&self.strings.text)),
+            ("rows of label sets", sum(&|table| records(&table.rows.cells))),
+            ("ways by hash", sum(&|table| buckets(&table.hashes.0))),
+            ("ways by id", sum(&|table| buckets(&table.by_id.buckets) + table.ids.bytes())),
+            ("parts", records(&self.part_records)),
+            ("shapes", records(&self.shapes) + records(&self.set_shapes)),
+            ("posting lists", records(&self.lists)),
+        ];
+        let known: u64 = uses.iter().map(|used| used.1).sum();
+        uses.push(("names, schemas, checksums", self.file_bytes() - known));
+        uses
     }
 
     /// What it keeps in memory besides the file.

@@ -5,14 +5,17 @@
 //!
 //! ```text
 //! shape = varint(positions) width:u8 (sets by position, packed) (positions by set, packed at the width of the
-//!         last position) posting list(parts of the shape)
+//!         last position) posting list(parts of the shape) [lacks]
+//! lacks = width:u8 (start of each position's list, packed) posting list(parts that lack it)*     from 16 parts on
 //! part  = varint(shape << 4 | has missing << 3 | has next slot << 2 | slots form)
 //!         [posting list(missing positions)] [varint(next slot - one after the highest slot)] slots
 //! slots = nothing (form 0: members have the slots 0, 1, 2... in order of positions)
 //!       | varint(runs) (varint(zigzag(first slot - slot expected)) varint(slots - 1))*            form 1
 //!       | width:u8 varint(members) packed slots                                                   form 2
 //! ```
-//! Parts stand in bunches of 8. Source: `TimeUnion` 3.1; the master shape with what is missing is ours.
+//! Parts stand in bunches of 8. What parts lack is said twice, by part and by position: a selection of one member in
+//! fifty thousand parts is then the parts of a shape less a list. Source: `TimeUnion` 3.1; the master shape with what is
+//! missing is ours.
 
 use firn_codec::bits::{bit_width, get_bits, pack, packed_bytes};
 use firn_codec::postings::{Postings, encode_postings};
@@ -20,8 +23,12 @@ use firn_codec::varint::take_bytes;
 use firn_model::{Result, decode_varint, encode_varint};
 
 use crate::sealed::blocks::{Blocks, Records};
+use crate::sealed::strings::take_varint;
 
 pub(crate) const BUNCH_PARTS: u64 = 8;
+// The records of fewer parts are read in the time that a few lists take, and lists of next to nothing would cost more
+// than they say.
+const PARTS_WITH_LISTS_MIN: u64 = 16;
 
 const SLOTS_DENSE: u64 = 0;
 const SLOTS_RUNS: u64 = 1;
@@ -37,6 +44,15 @@ pub(crate) struct Shape<'a> {
     order: &'a [u8],
     /// Part rows.
     pub(crate) parts: Postings<'a>,
+    lacks: Option<Lacks<'a>>,
+}
+
+/// For each position the parts that lack it.
+#[derive(Clone, Copy, Debug)]
+struct Lacks<'a> {
+    width: u32,
+    starts: &'a [u8],
+    lists: &'a [u8],
 }
 
 /// How one group, or a piece of it, has a shape.
@@ -70,7 +86,23 @@ impl<'a> Shape<'a> {
         let sets = take_bytes(input, packed_bytes(len as usize, width), "sets").ok()?;
         let order = take_bytes(input, packed_bytes(len as usize, order_width), "order").ok()?;
         let parts = Postings::take(input).ok()?;
-        Some(Shape { len, width, sets, order_width, order, parts })
+        let lacks = match parts.len() >= PARTS_WITH_LISTS_MIN {
+            true => Some(Lacks::take(input, len)?),
+            false => None,
+        };
+        Some(Shape { len, width, sets, order_width, order, parts, lacks })
+    }
+
+    /// Whether [`Shape::lacking`] has lists.
+    pub(crate) fn has_lists(&self) -> bool {
+        self.lacks.is_some()
+    }
+
+    /// The parts of the shape that lack a position below `len`; `None` without lists, and where they make no sense.
+    pub(crate) fn lacking(&self, position: u32) -> Option<Postings<'a>> {
+        let lacks = self.lacks.as_ref()?;
+        let start = get_bits(lacks.starts, position as usize * lacks.width as usize, lacks.width);
+        Postings::take(&mut lacks.lists.get(usize::try_from(start).ok()?..)?).ok()
     }
 
     /// The member set at a position below `len`.
@@ -93,8 +125,24 @@ impl<'a> Shape<'a> {
     }
 }
 
-/// Appends a shape.
-pub(crate) fn push_shape(sets: &[u32], parts: &[u64], out: &mut Vec<u8>) {
+impl<'a> Lacks<'a> {
+    /// All that is left of a shape's bytes.
+    fn take(input: &mut &'a [u8], len: u32) -> Option<Lacks<'a>> {
+        let (&width, after) = input.split_first()?;
+        let width = Some(u32::from(width)).filter(|width| *width <= 32)?;
+        let (starts, lists) = after.split_at_checked(packed_bytes(len as usize, width))?;
+        *input = &[];
+        Some(Lacks { width, starts, lists })
+    }
+}
+
+/// Appends a shape. `lacking`: which part lacks which position, in any order.
+pub(crate) fn push_shape(
+    sets: &[u32],
+    parts: &[u64],
+    lacking: &mut [(u32, u32)],
+    out: &mut Vec<u8>,
+) {
     let width = bit_width(u64::from(sets.iter().copied().max().unwrap_or(0)));
     encode_varint(sets.len() as u64, out);
     out.push(width as u8);
@@ -104,6 +152,27 @@ pub(crate) fn push_shape(sets: &[u32], parts: &[u64], out: &mut Vec<u8>) {
     let order_width = bit_width((sets.len() as u64).saturating_sub(1));
     pack(order.iter().map(|&position| u64::from(position)), order_width, out);
     encode_postings(parts, out);
+    if parts.len() as u64 >= PARTS_WITH_LISTS_MIN {
+        push_lacks(sets.len() as u32, lacking, out);
+    }
+}
+
+fn push_lacks(len: u32, lacking: &mut [(u32, u32)], out: &mut Vec<u8>) {
+    lacking.sort_unstable();
+    let (mut starts, mut lists, mut ids) = (Vec::new(), Vec::new(), Vec::new());
+    let mut rest = &*lacking;
+    for position in 0..len {
+        let (here, after) = rest.split_at(rest.partition_point(|entry| entry.0 == position));
+        ids.clear();
+        ids.extend(here.iter().map(|entry| u64::from(entry.1)));
+        starts.push(lists.len() as u64);
+        encode_postings(&ids, &mut lists);
+        rest = after;
+    }
+    let width = bit_width(starts.last().copied().unwrap_or(0));
+    out.push(width as u8);
+    pack(starts, width, out);
+    out.extend_from_slice(&lists);
 }
 
 /// Reads parts; the next one of a bunch costs less than the first.
@@ -145,8 +214,9 @@ impl<'a> Part<'a> {
         PartReader::new(blocks, parts).read(row)
     }
 
+    #[inline]
     fn take(input: &mut &'a [u8]) -> Option<Part<'a>> {
-        let head = decode_varint(input)?;
+        let head = take_varint(input)?;
         let shape = u32::try_from(head >> 4).ok()?;
         let missing = if head & 8 != 0 { Some(Postings::take(input).ok()?) } else { None };
         let next_extra = if head & 4 != 0 { decode_varint(input)? } else { 0 };
@@ -209,18 +279,11 @@ impl<'a> Part<'a> {
     }
 
     /// Which of the members at hand, from 0, is at `position`; `None` if it is missing.
+    #[inline]
     pub(crate) fn rank_of(&self, position: u32) -> Option<u32> {
-        let mut rank = position;
-        for missing in self.missing.iter().flat_map(|missing| missing.iter()) {
-            if missing >= u64::from(position) {
-                if missing == u64::from(position) {
-                    return None;
-                }
-                break;
-            }
-            rank = rank.checked_sub(1)?;
-        }
-        Some(rank)
+        let Some(missing) = &self.missing else { return Some(position) };
+        let (below, has) = missing.rank(u64::from(position));
+        if has { None } else { position.checked_sub(u32::try_from(below).ok()?) }
     }
 
     /// The slot of a member.
@@ -393,7 +456,7 @@ mod tests {
             let turn = turn.min(sets.len());
             sets.rotate_left(turn);
             let mut bytes = Vec::new();
-            push_shape(&sets, &[3, 9], &mut bytes);
+            push_shape(&sets, &[3, 9], &mut [], &mut bytes);
             let shape = Shape::take(&bytes).unwrap();
             prop_assert_eq!((0..shape.len).map(|at| shape.set(at)).collect::<Vec<_>>(), sets.clone());
             for set in 0..5_000 {
@@ -401,6 +464,25 @@ mod tests {
                 prop_assert_eq!(shape.position(set), want);
             }
             prop_assert_eq!(shape.parts.iter().collect::<Vec<_>>(), vec![3, 9]);
+        }
+
+        #[test]
+        fn a_shape_of_many_parts_knows_who_lacks_what(
+            part_count in 0u64..60,
+            lacking in prop::collection::btree_set((0u32..9, 0u32..60), 0..80),
+        ) {
+            let parts: Vec<u64> = (0..part_count).map(|part| 2 * part).collect();
+            let mut pairs: Vec<(u32, u32)> = lacking.iter().rev().copied().collect();
+            let mut bytes = Vec::new();
+            push_shape(&[5, 1, 4, 0, 3, 2, 7, 8, 6], &parts, &mut pairs, &mut bytes);
+            let shape = Shape::take(&bytes).unwrap();
+            prop_assert_eq!(shape.has_lists(), part_count >= PARTS_WITH_LISTS_MIN);
+            for position in 0..9 {
+                let want: Vec<u64> =
+                    lacking.iter().filter(|l| l.0 == position).map(|l| u64::from(l.1)).collect();
+                let got = shape.lacking(position).map(|list| list.iter().collect::<Vec<_>>());
+                prop_assert_eq!(got, shape.has_lists().then_some(want));
+            }
         }
 
         #[test]
@@ -457,6 +539,9 @@ mod tests {
             }
             if let Some(shape) = Shape::take(&bytes) {
                 shape.position(at);
+                for position in 0..shape.len.min(100) {
+                    prop_assert!(shape.has_lists() || shape.lacking(position).is_none());
+                }
             }
         }
     }

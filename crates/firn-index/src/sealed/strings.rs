@@ -223,6 +223,17 @@ impl StringWalk<'_> {
         Ok(())
     }
 
+    /// Makes `id` the next text: a step from the one before, a walk inside of its block from anywhere.
+    pub(crate) fn go_to(&mut self, id: u64) -> Result<()> {
+        if id < self.next || id / BLOCK_TEXTS != self.next / BLOCK_TEXTS {
+            self.next = id / BLOCK_TEXTS * BLOCK_TEXTS;
+        }
+        while self.next < id {
+            self.advance()?;
+        }
+        Ok(())
+    }
+
     /// The id of the text that [`StringWalk::advance`] goes to.
     pub(crate) fn next_id(&self) -> u64 {
         self.next
@@ -263,6 +274,7 @@ mod tests {
             before in prop::collection::vec("[ab]{1,20}", 0..20),
             texts in prop::collection::btree_set("(aaaaaaaaaaaaaaaaaaa)?[abc]{0,18}", 1..60),
             wanted in prop::collection::vec("(aaaaaaaaaaaaaaaaaaa)?[abc]{0,18}", 8),
+            steps in prop::collection::vec(any::<prop::sample::Index>(), 12),
         ) {
             let texts: Vec<String> = texts.into_iter().collect();
             let from = before.len() as u64;
@@ -290,6 +302,11 @@ mod tests {
                 prop_assert_eq!(walk.text(), text.as_bytes());
                 prop_assert!(text.as_bytes().starts_with(&last.as_bytes()[..walk.same()]));
                 last.clone_from(text);
+            }
+            for id in steps.iter().map(|step| step.index(all.len())) {
+                walk.go_to(id as u64).unwrap();
+                walk.advance().unwrap();
+                prop_assert_eq!(walk.text(), all[id].as_bytes());
             }
         }
     }

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use crate::key_table::KeyTable;
 use crate::matching::{GroupMatch, unite};
 use crate::sealed::testing::file;
-use crate::sealed::{Builder, HashedLabels, Live, OpenGroup, PartInput, Sealed};
+use crate::sealed::{Builder, HashedLabels, Live, Neighbour, OpenGroup, PartInput, Sealed};
 
 mod damage;
 mod fixture;
@@ -190,12 +190,16 @@ fn segment(world: &World) -> Sealed {
     built(builder)
 }
 
+fn find(sealed: &Sealed, labels: &Labels) -> Result<Option<SeriesRef>> {
+    Ok(sealed.find(&HashedLabels::new(labels))?.map(|found| found.series))
+}
+
 /// Everything that can be asked, against the plain map.
 fn check(sealed: &Sealed, world: &World) {
     assert_eq!(sealed.series_count(), world.series.len() as u64);
     assert_eq!(sealed.group_count(), world.groups.len() as u64);
     for (labels, &series) in &world.series {
-        assert_eq!(sealed.find(&HashedLabels::new(labels)).unwrap(), Some(series), "{labels}");
+        assert_eq!(find(sealed, labels).unwrap(), Some(series), "{labels}");
         assert_eq!(sealed.labels(series).unwrap().as_ref(), Some(labels));
         assert!(sealed.contains(series).unwrap());
         let beside = SeriesRef { slot: Slot(series.slot.0 + 1), ..series };
@@ -211,9 +215,35 @@ fn check(sealed: &Sealed, world: &World) {
     let unknown = GroupId(u64::MAX - 77);
     assert_eq!(sealed.next_slot(unknown).unwrap(), None);
     assert_eq!(sealed.group_labels(unknown).unwrap(), None);
+    check_neighbours(sealed, world);
     check_open_groups(sealed, world);
     check_pairs(sealed, world);
     check_names(sealed, None, world.series.keys());
+}
+
+/// Whoever remembers where the last label set was found gives the same answers, or none.
+fn check_neighbours(sealed: &Sealed, world: &World) {
+    let mut last = None;
+    let unknown = Labels::from_pairs([("a", "v0"), ("zz", "v0")]).unwrap();
+    // Members of a group follow each other, then all come by labels.
+    let mut by_group: Vec<&Labels> = world.series.keys().collect();
+    by_group.sort_by_key(|labels| world.series[*labels]);
+    for labels in by_group.into_iter().chain(world.series.keys()) {
+        let hashed = HashedLabels::new(labels);
+        let series = world.series[labels];
+        if let Some(neighbour) = &last {
+            let neighbour: &Neighbour<'_, '_> = neighbour;
+            assert!(neighbour.find(&hashed).is_none_or(|found| found == series), "{labels}");
+            assert_eq!(neighbour.find(&HashedLabels::new(&unknown)), None);
+        }
+        let found = sealed.find(&hashed).unwrap().unwrap();
+        last = sealed.neighbour(&hashed, found, last).unwrap();
+        if let Some(neighbour) = &last
+            && !world.groups[&series.group].1
+        {
+            assert_eq!(neighbour.find(&hashed), Some(series), "{labels}");
+        }
+    }
 }
 
 fn check_open_groups(sealed: &Sealed, world: &World) {
@@ -281,10 +311,12 @@ fn matches(
     matchers: &[Matcher],
     grouping: &Grouping,
 ) -> Result<(Vec<GroupMatch>, Vec<Labels>)> {
-    let mut keys = KeyTable::new(grouping.clone());
+    let (mut keys, cancel) = (KeyTable::new(grouping.clone()), CancelToken::new());
     let mut out = Vec::new();
-    sealed.matches(matchers, &mut keys, &CancelToken::new(), &mut out)?;
+    let found = sealed.select(matchers, &cancel)?;
+    sealed.lay_out(&found, &mut keys, &cancel, &mut out)?;
     unite(&mut out);
+    sealed.count(&found, &cancel)?;
     Ok((out, keys.into_labels()))
 }
 
@@ -294,6 +326,12 @@ fn check_query(sealed: &Sealed, world: &World, matchers: &[Matcher], grouping: &
     let want: BTreeMap<SeriesRef, &Labels> =
         world.series.iter().filter(|s| passes(s.0)).map(|(labels, &s)| (s, labels)).collect();
     let (groups, keys) = matches(sealed, matchers, grouping).unwrap();
+    let found = sealed.select(matchers, &CancelToken::new()).unwrap();
+    assert_eq!(
+        sealed.count(&found, &CancelToken::new()).unwrap(),
+        want.len() as u64,
+        "{matchers:?}"
+    );
     let mut got = BTreeMap::new();
     let mut seen = BTreeSet::new();
     for group in &groups {
@@ -326,10 +364,45 @@ proptest! {
         check(&sealed, &world);
         for labels in &unknown {
             let want = world.series.get(labels).copied();
-            prop_assert_eq!(sealed.find(&HashedLabels::new(labels)).unwrap(), want);
+            prop_assert_eq!(find(&sealed, labels).unwrap(), want);
         }
         for (matchers, grouping) in &queries {
             check_query(&sealed, &world, matchers, grouping);
+        }
+    }
+
+    /// Many groups of the same few members, each lacking some: shapes that say who lacks what.
+    #[test]
+    fn groups_that_are_alike_are_counted_by_what_they_lack(
+        group_count in 10usize..70,
+        lacks in prop::collection::vec(0u8..64, 70),
+        (matchers, grouping) in (prop::collection::vec(arb_matcher(), 0..4), arb_grouping()),
+    ) {
+        let mut wishes = Vec::new();
+        for group in 0..group_count {
+            for member in 0..6u8 {
+                let many = group.to_string();
+                let (name, b) = (VALUES[1 + member as usize % 5], VALUES[1 + member as usize / 3]);
+                let pairs = [("job", &*many), ("a", VALUES[group % 6]), ("__name__", name), ("b", b)];
+                let labels = Labels::from_pairs(pairs).unwrap();
+                if lacks[group] & 1 << member == 0 || group % 3 == 0 {
+                    wishes.push(Wish { labels, lone: false, gap: 0, segment: 0, dead: false });
+                }
+            }
+        }
+        let (world, _) = World::settle(&wishes, 64);
+        let sealed = segment(&world);
+        check(&sealed, &world);
+        check_query(&sealed, &world, &matchers, &grouping);
+        for (name, op, value) in [
+            ("__name__", MatchOp::Equal, "v1"), ("__name__", MatchOp::NotEqual, "v1"), ("a", MatchOp::Equal, "v2"),
+            ("b", MatchOp::Equal, "v0"), ("job", MatchOp::Regex, "[1-4].*"),
+        ] {
+            let matcher = Matcher::new(name, op, value).unwrap();
+            let mut with = matchers.clone();
+            with.push(matcher.clone());
+            check_query(&sealed, &world, &[matcher], &grouping);
+            check_query(&sealed, &world, &with, &grouping);
         }
     }
 
@@ -459,8 +532,6 @@ fn a_cancelled_question_ends() {
     );
     let (sealed, cancel) = (segment(&world), CancelToken::new());
     cancel.cancel();
-    let error = sealed
-        .matches(&[], &mut KeyTable::new(Grouping::Series), &cancel, &mut Vec::new())
-        .unwrap_err();
+    let error = sealed.select(&[], &cancel).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::Canceled);
 }

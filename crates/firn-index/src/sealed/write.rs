@@ -486,7 +486,7 @@ fn write_shapes(
         })
         .collect();
     let clusters = cluster(&groups, set_order.len());
-    write_parts(writer, builder, &clusters, part_order, &groups)?;
+    let mut lacking = write_parts(writer, builder, &clusters, part_order, &groups)?;
     let mut of_set: Vec<(u32, u32)> = Vec::new();
     for (shape, sets) in (0..).zip(&clusters.shapes) {
         of_set.extend(sets.iter().map(|&set| (set, shape)));
@@ -510,21 +510,23 @@ fn write_shapes(
         parts_of[clusters.shape_of[item as usize] as usize].push(row);
     }
     let (mut shapes, mut starts) = (Vec::new(), Vec::new());
-    for (sets, parts) in clusters.shapes.iter().zip(&parts_of) {
+    for ((sets, parts), lacking) in clusters.shapes.iter().zip(&parts_of).zip(&mut lacking) {
         starts.push(shapes.len() as u64);
-        push_shape(sets, parts, &mut shapes);
+        push_shape(sets, parts, lacking, &mut shapes);
     }
     writer.push_records(&shapes, &starts)
 }
 
+/// Gives for each shape which part (row) lacks which position, positions first.
 fn write_parts(
     writer: &mut FileWriter<'_>,
     builder: &Builder,
     clusters: &Clusters,
     part_order: &[u32],
     groups: &[Vec<u32>],
-) -> Result<()> {
+) -> Result<Vec<Vec<(u32, u32)>>> {
     let (mut records, mut starts) = (Vec::new(), Vec::new());
+    let mut lacking = vec![Vec::new(); clusters.shapes.len()];
     let set_count = groups.iter().flatten().max().map_or(0, |set| *set as usize + 1);
     let mut positions = vec![NONE; set_count];
     let mut positions_of = NONE;
@@ -547,10 +549,12 @@ fn write_parts(
         let mut here = placed.iter().map(|placed| placed.0).peekable();
         let lacks = |position: &u32| here.next_if_eq(position).is_none();
         missing.extend((0..sets.len() as u32).filter(lacks).map(u64::from));
+        lacking[shape as usize].extend(missing.iter().map(|&at| (at as u32, row as u32)));
         let slots: Vec<u32> = placed.iter().map(|placed| placed.1).collect();
         push_part(shape, &missing, &slots, part.next_slot, &mut records);
     }
-    writer.push_records(&records, &starts)
+    writer.push_records(&records, &starts)?;
+    Ok(lacking)
 }
 
 /// For each pair its lists of rows, name by name.

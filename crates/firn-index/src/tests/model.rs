@@ -363,7 +363,9 @@ fn check_query(
         })
         .map(|(labels, &series)| (series, labels))
         .collect();
-    let matches = view.matches(matchers, grouping, &CancelToken::new()).unwrap();
+    let (found, cancel) = (view.select(matchers, &CancelToken::new()).unwrap(), CancelToken::new());
+    assert_eq!(found.series_count(&cancel).unwrap(), want.len() as u64, "{matchers:?}");
+    let matches = found.lay_out(grouping, &cancel).unwrap();
     let mut got = BTreeMap::new();
     assert!(matches.groups.is_sorted_by(|a, b| a.group < b.group));
     for group in &matches.groups {
