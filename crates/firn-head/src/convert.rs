@@ -12,6 +12,7 @@ use firn_codec::Effort;
 use firn_model::{Budget, Pool, Result, ShardId, TimeRange};
 
 use crate::part::{Form, Memory, Part, PartWalk, Pinned};
+use crate::pool::BlockPool;
 use crate::segment::{Segment, SegmentBuilder};
 use crate::shard::{Parts, Shard, hold};
 
@@ -24,6 +25,7 @@ pub struct ConvertJob {
     inputs: Vec<Pinned>,
     effort: Effort,
     budget: Budget,
+    blocks: Arc<BlockPool>,
     /// An epoch that had begun when it was planned.
     made: u64,
     /// The shard plans no other conversion while this is held.
@@ -45,17 +47,15 @@ impl ConvertJob {
     /// `Corrupt` if memory is not what was written: a bug. The parts stay as they are.
     pub fn run(self) -> Result<ConvertEdit> {
         let base = self.inputs.iter().map(|input| input.part.range.start).min().unwrap_or(0);
-        let mut builder = SegmentBuilder::new(base);
+        let held = self.budget.empty(Pool::Head);
+        let mut builder = SegmentBuilder::new(base, Arc::clone(&self.blocks), held);
         let mut walk = PartWalk::new(self.inputs.iter())?;
         // Nothing to hide: parts on both sides of a delete are not united.
         while let Some((local, columns)) = walk.take(|_, _| ())? {
             builder.add(local, columns, self.effort);
         }
         let range = builder.range;
-        let segment = builder.finish(self.budget.empty(Pool::Head));
-        // If the budget is used up, apply takes what the inputs held.
-        let _ = segment.held.lock().grow(segment.heap_bytes());
-        let output = output(&self.inputs, range, segment, self.made);
+        let output = output(&self.inputs, range, builder.finish(), self.made);
         Ok(ConvertEdit { shard: self.shard, inputs: self.inputs, output, _claim: self.claim })
     }
 
@@ -208,6 +208,7 @@ impl Shard {
             made: self.epochs.now(),
             effort,
             budget: self.budget.clone(),
+            blocks: Arc::clone(&self.blocks),
             claim: Arc::clone(&self.parts.converting),
         })
     }

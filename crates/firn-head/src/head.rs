@@ -14,6 +14,7 @@ use crate::epoch::Epochs;
 use crate::flush::{FlushJob, HotPart, SealMarks, choose};
 use crate::options::HeadOptions;
 use crate::part::Form;
+use crate::pool::BlockPool;
 use crate::replay::ReplayedRows;
 use crate::shard::Shard;
 use crate::snapshot::{HeadSnapshot, ReadCounts, ShardView};
@@ -28,6 +29,7 @@ pub struct Head {
     options: HeadOptions,
     shards: Box<[SharedShard]>,
     epochs: Arc<Epochs<Form>>,
+    blocks: Arc<BlockPool>,
     counts: Arc<ReadCounts>,
     /// The last snapshot, which serves until a shard changes. Forgotten when memory is replaced or given
     /// back, so that nothing lives longer because of it.
@@ -70,6 +72,12 @@ pub struct HeadStats {
     pub state_bytes: u64,
     /// Bytes of flushed parts that go on serving queries.
     pub hot_bytes: u64,
+    /// Bytes of blocks for columns that were used and are free, beside all others here.
+    pub free_bytes: u64,
+    /// Bytes of blocks, used and free.
+    pub block_bytes: u64,
+    /// Bytes of blocks that were used again, since the start.
+    pub recycled_bytes: u64,
     /// Bytes that have left the head and stay for readers that began before.
     pub cooling_bytes: u64,
     /// Bytes that left the head since the start, and are free: flushed ones that were given back, and inputs of conversions.
@@ -111,13 +119,15 @@ impl Head {
     pub fn new(options: HeadOptions, budget: Budget) -> Head {
         let shard_count = options.shard_bits.shard_count();
         let epochs = Arc::new(Epochs::new(options.cooling_bytes_max));
+        let blocks = Arc::new(BlockPool::new(&budget));
         let shard = |id| {
             let id = ShardId(id as u16);
-            let shard = Shard::new(id, options.clone(), budget.clone(), Arc::clone(&epochs));
+            let (epochs, blocks) = (Arc::clone(&epochs), Arc::clone(&blocks));
+            let shard = Shard::new(id, options.clone(), budget.clone(), epochs, blocks);
             SharedShard { version: AtomicU64::new(0), shard: Mutex::new(shard) }
         };
         let shards = (0..shard_count).map(shard).collect();
-        Head { shards, epochs, counts: Arc::default(), last: Mutex::default(), options }
+        Head { shards, epochs, blocks, counts: Arc::default(), last: Mutex::default(), options }
     }
 
     /// What it was made with.
@@ -289,7 +299,10 @@ impl Head {
         let mut hot = self.hot_parts();
         hot.sort_unstable();
         let chosen = choose(&hot, bytes, &self.options);
-        self.recycle_parts(chosen.iter())
+        let recycled_bytes = self.recycle_parts(chosen.iter());
+        // Others want the memory.
+        self.blocks.trim();
+        recycled_bytes
     }
 
     /// Gives all hot memory back that has rows from before `seq`, so that nothing but tables has them.
@@ -315,9 +328,12 @@ impl Head {
 
     /// What it holds.
     pub fn stats(&self) -> HeadStats {
-        let cooling = self.epochs.usage();
+        let (cooling, blocks) = (self.epochs.usage(), self.blocks.usage());
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut stats = HeadStats {
+            free_bytes: blocks.free_bytes,
+            block_bytes: blocks.allocated_bytes,
+            recycled_bytes: blocks.recycled_bytes,
             cooling_bytes: cooling.bytes,
             released_bytes: cooling.released_bytes,
             taken_bytes: cooling.taken_bytes,

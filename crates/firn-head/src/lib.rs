@@ -8,7 +8,7 @@
 //! **The way of a row**: [`ShardWriter::encode`] makes the log's payload, [`ShardWriter::stage`] puts
 //! the same row bytes into the shard's arena, [`Head::publish`] makes them visible in the order of
 //! the log. A full arena is sealed; a [`ConvertJob`] makes columns of it, another one packs several
-//! segments into one. A [`FlushJob`] hands all of it to the tree; then it is hot until
+//! segments into one; their memory are blocks of a pool. A [`FlushJob`] hands all of it to the tree; then it is hot until
 //! [`Head::recycle`].
 //!
 //! **The way of a query**: [`Head::snapshot`], then [`HeadSnapshot::read`] per group; no lock.
@@ -31,7 +31,7 @@
 //! **When you change** the payload: docs/formats/rows.md, `VERSION` in `payload`, a new fixture.
 //!
 //! Reading order: `head`, `shard`, `encoder`, `states`, `payload`, `arena`, `words`, `growing`,
-//! `part`, `segment`, `epoch`, `complete`, `snapshot`, `convert`, `flush`, `replay`.
+//! `part`, `pool`, `segment`, `epoch`, `complete`, `snapshot`, `convert`, `flush`, `replay`.
 
 #![forbid(unsafe_code)]
 
@@ -46,6 +46,7 @@ mod head;
 mod options;
 mod part;
 mod payload;
+mod pool;
 mod replay;
 mod segment;
 mod shard;

@@ -62,7 +62,7 @@ impl Form {
     pub(crate) fn held(&self) -> &Mutex<Reservation> {
         match self {
             Form::Rows(arena) => &arena.held,
-            Form::Columns(segment) => &segment.held,
+            Form::Columns(segment) => segment.held(),
         }
     }
 

@@ -10,12 +10,15 @@
 //! Source: ByteSeries 3.2.2 (static and compressed segments), Heracles 3.1 (tuples aligned across the
 //! columns of a group), with our chunks.
 
+use std::sync::Arc;
+
 use firn_codec::varint::{take_bytes, take_count, take_varint};
 use firn_codec::{Chunk, Effort, GroupColumns, OneColumn, SeqRange, Slots, encode_run};
 use firn_model::{Reservation, Result, Slot, TimeRange, Timestamp, encode_varint};
 use parking_lot::Mutex;
 
 use crate::payload::Local;
+use crate::pool::{BLOCK_BYTES, BlockPool, PAGE_BLOCKS, Stretch};
 
 /// Limits of one chunk, far below the codec's: a reader of a short range should not decode a day.
 const CHUNK_ENTRIES_MAX: usize = 1 << 16;
@@ -29,11 +32,18 @@ const ENTRIES_NEAR: usize = 8;
 pub(crate) struct Segment {
     /// No timestamp is before this.
     base: Timestamp,
-    bytes: Box<[u8]>,
+    bytes: Bytes,
     directory: Box<[Entry]>,
     chunk_count: usize,
-    /// What it holds, given back when the last reader lets go.
-    pub(crate) held: Mutex<Reservation>,
+}
+
+/// Bytes in stretches of blocks, one after the other as if they were one; no chunk is on two of them. Given back, with what is
+/// reserved, when the last reader lets go.
+struct Bytes {
+    /// With where each ends.
+    stretches: Vec<(u32, Stretch)>,
+    pool: Arc<BlockPool>,
+    held: Mutex<Reservation>,
 }
 
 /// The first of up to [`ENTRY_CHUNKS`] chunks and where its step stands.
@@ -46,10 +56,15 @@ struct Entry {
 /// Writes a [`Segment`].
 pub(crate) struct SegmentBuilder {
     base: Timestamp,
-    bytes: Vec<u8>,
+    bytes: Bytes,
+    /// Bytes of all stretches, filled or not.
+    room: usize,
+    /// Bytes written.
+    len: usize,
     directory: Vec<Entry>,
     chunk_count: usize,
     last: Local,
+    head: Vec<u8>,
     chunk: Vec<u8>,
     /// Of the values written.
     pub(crate) range: TimeRange,
@@ -66,14 +81,18 @@ pub(crate) struct SegmentCursor {
 }
 
 impl SegmentBuilder {
-    /// For columns without a timestamp before `base`.
-    pub(crate) fn new(base: Timestamp) -> SegmentBuilder {
+    /// For columns without a timestamp before `base`. Its memory comes from `pool` and is reserved in `held`, which is
+    /// empty, as far as the budget has some.
+    pub(crate) fn new(base: Timestamp, pool: Arc<BlockPool>, held: Reservation) -> SegmentBuilder {
         SegmentBuilder {
             base,
-            bytes: Vec::new(),
+            bytes: Bytes { stretches: Vec::new(), pool, held: Mutex::new(held) },
+            room: 0,
+            len: 0,
             directory: Vec::new(),
             chunk_count: 0,
             last: 0,
+            head: Vec::new(),
             chunk: Vec::new(),
             range: TimeRange::EMPTY,
         }
@@ -98,25 +117,100 @@ impl SegmentBuilder {
         self.chunk.clear();
         encode_run(self.base, &columns, effort, &mut self.chunk);
         if self.chunk_count.is_multiple_of(ENTRY_CHUNKS) {
-            let start = u32::try_from(self.bytes.len()).expect("a segment stays under 4 GiB");
+            let start = u32::try_from(self.len).expect("a segment stays under 4 GiB");
             self.directory.push(Entry { first: local, start });
             self.last = local;
         }
-        encode_varint(u64::from(local - self.last), &mut self.bytes);
-        encode_varint(self.chunk.len() as u64, &mut self.bytes);
-        self.bytes.extend_from_slice(&self.chunk);
+        self.head.clear();
+        encode_varint(u64::from(local - self.last), &mut self.head);
+        encode_varint(self.chunk.len() as u64, &mut self.head);
+        self.append();
         self.last = local;
         self.chunk_count += 1;
     }
 
-    /// The segment; what it holds is reserved by the caller.
-    pub(crate) fn finish(self, held: Reservation) -> Segment {
-        Segment {
+    /// Appends head and chunk, side by side.
+    fn append(&mut self) {
+        let need = self.head.len() + self.chunk.len();
+        if self.room - self.len < need {
+            self.close_stretch();
+            // Each as long as all before it, so that there are few.
+            let wanted = self.len.clamp(need, need.max(PAGE_BLOCKS * BLOCK_BYTES));
+            let Bytes { stretches, pool, held } = &mut self.bytes;
+            let stretch = pool.take(need, wanted, held.get_mut());
+            self.room += stretch.bytes().len();
+            stretches.push((0, stretch));
+        }
+        let (end, stretch) = self.bytes.stretches.last_mut().expect("one was made");
+        let at = stretch.bytes().len() - (self.room - self.len);
+        let (head, chunk) = stretch.bytes_mut()[at..at + need].split_at_mut(self.head.len());
+        head.copy_from_slice(&self.head);
+        chunk.copy_from_slice(&self.chunk);
+        self.len += need;
+        *end = u32::try_from(self.len).expect("a segment stays under 4 GiB");
+    }
+
+    /// What the last stretch has left is given back.
+    fn close_stretch(&mut self) {
+        let Bytes { stretches, pool, held } = &mut self.bytes;
+        if let Some((_, stretch)) = stretches.last_mut() {
+            let filled = stretch.bytes().len() - (self.room - self.len);
+            if let Some(rest) = stretch.cut_behind(filled) {
+                let of_rest = held.get_mut().split(rest.bytes().len() as u64);
+                pool.give_back(rest, of_rest);
+            }
+        }
+        self.room = self.len;
+    }
+
+    /// The segment.
+    pub(crate) fn finish(mut self) -> Segment {
+        self.close_stretch();
+        self.bytes.stretches.shrink_to_fit();
+        let segment = Segment {
             base: self.base,
-            bytes: self.bytes.into(),
+            bytes: self.bytes,
             directory: self.directory.into(),
             chunk_count: self.chunk_count,
-            held: Mutex::new(held),
+        };
+        let mut held = segment.held().lock();
+        let missing = segment.heap_bytes().saturating_sub(held.bytes());
+        // If the budget is used up, who puts it to use takes what its sources held.
+        let _ = held.grow(missing);
+        drop(held);
+        segment
+    }
+}
+
+impl Bytes {
+    /// What begins at `start`, up to the end of its stretch.
+    #[inline]
+    fn from(&self, start: usize) -> &[u8] {
+        let idx = match self.stretches.len() {
+            0 | 1 => 0,
+            _ => self.stretches.partition_point(|(end, _)| *end as usize <= start),
+        };
+        let base = idx.checked_sub(1).map_or(0, |before| self.stretches[before].0 as usize);
+        let Some((end, stretch)) = self.stretches.get(idx) else { return &[] };
+        stretch.bytes().get(start - base..*end as usize - base).unwrap_or_default()
+    }
+
+    fn len(&self) -> usize {
+        self.stretches.last().map_or(0, |(end, _)| *end as usize)
+    }
+
+    fn heap_bytes(&self) -> usize {
+        let blocks = self.stretches.iter().map(|(_, one)| one.bytes().len()).sum::<usize>();
+        blocks + self.stretches.capacity() * size_of::<(u32, Stretch)>()
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        let held = self.held.get_mut();
+        for (_, stretch) in self.stretches.drain(..) {
+            let of_stretch = held.split(stretch.bytes().len() as u64);
+            self.pool.give_back(stretch, of_stretch);
         }
     }
 }
@@ -127,9 +221,14 @@ impl Segment {
         self.chunk_count
     }
 
+    /// What is reserved for it.
+    pub(crate) fn held(&self) -> &Mutex<Reservation> {
+        &self.bytes.held
+    }
+
     /// Bytes that it holds.
     pub(crate) fn heap_bytes(&self) -> u64 {
-        (size_of::<Segment>() + self.bytes.len() + size_of_val(&*self.directory)) as u64
+        (size_of::<Segment>() + self.bytes.heap_bytes() + size_of_val(&*self.directory)) as u64
     }
 
     /// Appends the columns of `slots` in `range` of the chunks of `local` from `cursor` on to `out`, as from commits
@@ -227,8 +326,11 @@ impl Segment {
 
     /// Whose chunk the cursor stands on, and the chunk; `None` behind the last.
     pub(crate) fn get(&self, cursor: &SegmentCursor) -> Option<(Local, &[u8])> {
-        let chunk = self.bytes.get(cursor.start..cursor.end)?;
-        (cursor.chunk_idx < self.chunk_count).then_some((cursor.local, chunk))
+        if cursor.chunk_idx >= self.chunk_count {
+            return None;
+        }
+        let chunk = self.bytes.from(cursor.start).get(..cursor.end - cursor.start)?;
+        Some((cursor.local, chunk))
     }
 
     /// To the next chunk.
@@ -287,7 +389,7 @@ impl Segment {
         {
             cursor.local = entry.first;
         }
-        let all = self.bytes.get(cursor.start..).unwrap_or_default();
+        let all = self.bytes.from(cursor.start);
         let mut input = all;
         cursor.local += take_varint(&mut input, "segment group")? as Local;
         let len = take_count(&mut input, self.bytes.len(), "segment chunk length")?;
@@ -324,14 +426,23 @@ mod tests {
 
     use super::*;
 
+    /// Some groups have more than a block.
     fn segment(locals: &[Local]) -> Segment {
-        let mut builder = SegmentBuilder::new(0);
+        let budget = Budget::unlimited();
+        let blocks = Arc::new(BlockPool::new(&budget));
+        let mut builder = SegmentBuilder::new(0, Arc::clone(&blocks), budget.empty(Pool::Head));
         for &local in locals {
-            let times = (0..3).map(|idx| i64::from(local) * 10 + idx).collect();
-            let batch = ColumnBatch::of_one(Slot(0), times, vec![f64::from(local); 3]);
+            let count = if local.is_multiple_of(50) { 900 } else { 3 + local % 40 };
+            let times = (0..count).map(|idx| i64::from(local) * 10 + i64::from(idx)).collect();
+            let values = (0..count).map(|idx| f64::from(local) + f64::from(idx).sin()).collect();
+            let batch = ColumnBatch::of_one(Slot(0), times, values);
             builder.add(local, GroupColumns { batch, ..GroupColumns::default() }, Effort::Fast);
         }
-        builder.finish(Budget::unlimited().empty(Pool::Head))
+        let segment = builder.finish();
+        assert_eq!(segment.held().lock().bytes(), segment.heap_bytes());
+        let blocks = blocks.usage();
+        assert!(blocks.allocated_bytes - blocks.free_bytes <= segment.heap_bytes());
+        segment
     }
 
     proptest! {

@@ -19,6 +19,7 @@ use crate::epoch::Epochs;
 use crate::options::HeadOptions;
 use crate::part::{Form, Memory, Part};
 use crate::payload::Payload;
+use crate::pool::BlockPool;
 use crate::replay::ReplayedRows;
 use crate::snapshot::ShardView;
 
@@ -44,6 +45,8 @@ pub(crate) struct Shard {
     replay_segment: Option<u64>,
     pub(crate) complete: Complete,
     pub(crate) epochs: Arc<Epochs<Form>>,
+    /// Where columns lie.
+    pub(crate) blocks: Arc<BlockPool>,
     scratch: Vec<u8>,
 }
 
@@ -106,6 +109,7 @@ impl Shard {
         options: HeadOptions,
         budget: Budget,
         epochs: Arc<Epochs<Form>>,
+        blocks: Arc<BlockPool>,
     ) -> Shard {
         let mut shard = Shard {
             id,
@@ -118,6 +122,7 @@ impl Shard {
             complete: Complete::default(),
             scratch: Vec::new(),
             epochs,
+            blocks,
             budget,
         };
         shard.take_turns();

@@ -50,6 +50,12 @@ fn write_memory(stats: &Stats, text: &mut MetricsText) {
         ),
         ("firn_head_state_bytes", "State of the row encoders.", stats.head.state_bytes),
         ("firn_head_hot_bytes", "Flushed rows that go on serving queries.", stats.head.hot_bytes),
+        ("firn_head_block_bytes", "Blocks of columns, used and free.", stats.head.block_bytes),
+        (
+            "firn_head_free_bytes",
+            "Of these, blocks that were used and are free for the next conversion.",
+            stats.head.free_bytes,
+        ),
         (
             "firn_head_cooling_bytes",
             "Memory that was flushed, converted or given back and stays for queries that began before.",
@@ -75,6 +81,11 @@ fn write_rows(stats: &Stats, text: &mut MetricsText) {
         ("firn_commit_seq", "Number of the newest commit.", stats.last_seq.0),
         ("firn_deletes_total", "Deletes of samples.", stats.deletes),
         ("firn_flushes_total", "Flushes of memory to tables.", stats.flushes),
+        (
+            "firn_head_recycled_bytes_total",
+            "Blocks of columns that were used again.",
+            stats.head.recycled_bytes,
+        ),
         (
             "firn_head_released_bytes_total",
             "Memory of rows that were converted, or flushed and given back.",

@@ -281,7 +281,8 @@ impl World {
         let stats = self.head.stats();
         assert_eq!(stats.cooling_bytes, 0, "nobody reads");
         let usage = self.budget.usage();
-        let head = stats.arena_bytes + stats.segment_bytes + stats.state_bytes;
+        let columns_and_rows = stats.arena_bytes + stats.segment_bytes;
+        let head = columns_and_rows + stats.state_bytes + stats.free_bytes;
         assert_eq!(usage.by_pool[Pool::Head as usize], head, "{stats:?}");
         assert_eq!(usage.by_pool[Pool::Hot as usize], stats.hot_bytes, "{stats:?}");
     }
