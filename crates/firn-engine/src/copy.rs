@@ -8,8 +8,8 @@ use std::sync::Arc;
 use firn_env::{Env, copy_file, copy_object};
 use firn_model::{Error, ErrorKind, Pool, Result};
 
-use crate::Engine;
 use crate::manifest::{Edit, Manifest};
+use crate::{Engine, tier};
 
 /// What [`Engine::copy_to`] copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Engine {
             let _no_flush = self.flush_lane.lock();
             let frozen = {
                 let _no_edit = self.manifest.lock();
-                (self.whole_state(), self.tree.version())
+                (self.whole_state_of(tier::new_mark()), self.tree.version())
             };
             for (path, bytes) in self.index.segment_files() {
                 self.copy_one(target, &path, bytes, &mut report)?;

@@ -101,6 +101,11 @@ impl DeleteState {
         tombstones.after(CommitSeq(self.flushed.load(Ordering::Relaxed)))
     }
 
+    /// A replica's, of the slow tier's manifest. The caller holds the engine's `view`.
+    pub(crate) fn follow(&self, tombstones: Tombstones) {
+        *self.tombstones.write() = Arc::new(tombstones);
+    }
+
     /// The manifest has `tombstones`.
     pub(crate) fn flushed(&self, tombstones: &Tombstones) {
         self.flushed.fetch_max(tombstones.through().0, Ordering::Relaxed);
@@ -120,6 +125,7 @@ impl Engine {
     /// and a crash it may be.
     pub fn delete(&self, selectors: &[Vec<Matcher>], range: TimeRange) -> Result<DeleteReport> {
         self.check_open()?;
+        self.check_writable()?;
         if range.is_empty() {
             return Err(Error::invalid("a delete's end lies before its start"));
         }
@@ -242,6 +248,7 @@ impl Engine {
     /// deletes, and what they hide stays hidden.
     pub fn clean_tombstones(&self) -> Result<()> {
         self.check_open()?;
+        self.check_writable()?;
         let through = self.deletes.tombstones().through();
         if through == CommitSeq(0) {
             return Ok(());

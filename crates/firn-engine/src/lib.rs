@@ -16,12 +16,13 @@
 //! **Invariants** 1, 2, 3 and 6 of the design are kept here; `tests/simulation` checks them by
 //! crashing the engine at every write.
 //!
-//! Reading order: `write`, `delete`, `pressure`, `snapshot`, `listing`, `walk`, `maintain`, `upkeep`, `copy`,
-//! `recover`, `manifest`, `sequence`, `options`.
+//! Reading order: `write`, `delete`, `pressure`, `snapshot`, `listing`, `walk`, `maintain`, `upkeep`, `tier`, `counted`,
+//! `replica`, `copy`, `recover`, `manifest`, `sequence`, `options`.
 
 #![forbid(unsafe_code)]
 
 mod copy;
+mod counted;
 mod delete;
 mod listing;
 mod maintain;
@@ -30,9 +31,11 @@ mod options;
 mod planted;
 mod pressure;
 mod recover;
+mod replica;
 mod sequence;
 mod snapshot;
 mod stats;
+mod tier;
 mod upkeep;
 mod walk;
 mod write;
@@ -54,6 +57,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use sequence::Sequence;
 
 pub use copy::CopyReport;
+pub use counted::{ObjectKind, Request, RequestCount, RequestCounts};
 pub use delete::DeleteReport;
 pub use firn_index::{Cardinality, GroupInfo, Matches, SeriesLimits};
 pub use firn_log::SyncPolicy;
@@ -64,13 +68,14 @@ pub use options::EngineOptions;
 pub use planted::Planted;
 pub use recover::{RecoveryProgress, RecoveryReport};
 pub use snapshot::Snapshot;
-pub use stats::Stats;
+pub use stats::{SlowTierStats, Stats};
+pub use tier::RestoreReport;
 pub use walk::{Run, SeriesWalk, WalkOptions};
 pub use write::WriteReport;
 
 /// An open database.
 ///
-/// Lock order: `tree_lane`, then `leaving`, then `flush_lane`, then the lane of `deletes`, then `manifest`,
+/// Lock order: `tree_lane`, then the tier's claim, then `leaving`, then `flush_lane`, then the lane of `deletes`, then `manifest`,
 /// then `view`, then the tombstones, then shards of the head in the order of their ids.
 /// `index_memory` is held alone.
 pub struct Engine {
@@ -86,6 +91,9 @@ pub struct Engine {
     sequence: Sequence,
     deletes: delete::DeleteState,
     manifest: Mutex<manifest::Manifest>,
+    tier: tier::Tier,
+    counted: Arc<counted::Counted>,
+    replica: Mutex<replica::Followed>,
     identity: recover::Identity,
     /// Up to where the log's rows are in tables, per stream.
     floors: Mutex<Vec<LogPosition>>,
@@ -118,6 +126,11 @@ impl Engine {
     /// found all the same.
     pub fn resolve(&self, labels: &[Labels]) -> Vec<Result<SeriesRef>> {
         let mut refs = Vec::with_capacity(labels.len());
+        if let Err(e) = self.check_writable() {
+            let refused = || Error::new(e.kind().clone(), e.what());
+            let known = |labels: &Labels| self.index.lookup(labels)?.ok_or_else(refused);
+            return labels.iter().map(known).collect();
+        }
         let found = self.with_index_memory(labels.iter(), || {
             self.index.resolve(labels, &mut refs);
             let known = refs
@@ -163,6 +176,7 @@ impl Engine {
         group_labels: &Labels,
         members: &[Labels],
     ) -> Result<(Vec<GroupId>, Vec<SeriesRef>)> {
+        self.check_writable()?;
         let labels = members.iter().chain([group_labels]);
         self.with_index_memory(labels, || {
             let (groups, refs) = self.index.resolve_group(group_labels, members)?;

@@ -13,13 +13,13 @@ use firn_codec::{GroupColumns, Tombstones, merge_columns};
 use firn_head::{FlushJob, SealMarks};
 use firn_log::{StreamId, SyncPolicy};
 use firn_model::{
-    CancelToken, Error, ErrorKind, GroupId, LogPosition, Result, SeriesRef, TimeRange,
+    CancelToken, Error, ErrorKind, GroupId, LogPosition, Result, SeriesRef, TimeRange, Timestamp,
 };
-use firn_tree::{Job, JobKind};
+use firn_tree::{Job, JobKind, Reach};
 
 use crate::manifest::{Edit, Room};
 use crate::planted::Planted;
-use crate::{Engine, recover};
+use crate::{Engine, recover, tier};
 
 /// What one [`Engine::step`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,6 +43,10 @@ pub enum Step {
     Merge,
     /// Series without any sample left the index.
     RemoveSeries,
+    /// The slow tier's manifest was claimed or brought up to date.
+    Publish,
+    /// A replica went on to what the slow tier's manifest says.
+    Follow,
 }
 
 /// Which part of the work a caller takes, so that a long upload never holds up a flush.
@@ -82,6 +86,7 @@ impl Engine {
     pub fn step(&self, lane: Lane) -> Result<Option<Step>> {
         self.check_open()?;
         match lane {
+            Lane::Head if self.options.read_only => Ok(None),
             Lane::Head => self.step_head(),
             Lane::Tree => self.step_tree(),
         }
@@ -145,14 +150,29 @@ impl Engine {
 
     fn step_tree(&self) -> Result<Option<Step>> {
         let _one_at_a_time = self.tree_lane.lock();
+        if self.options.read_only {
+            return self.follow();
+        }
         if let Some(step) = self.tend_index()? {
             return Ok(Some(step));
         }
+        let now = self.env.clock.now_ms();
+        let reach = self.tier.reach(now);
+        if self.planted(Planted::ObjectsRemovedEarly) {
+            self.tree.note_told(&self.tree.slow_state().dead, 0);
+            self.tree.collect_garbage(&self.env, reach)?;
+        }
+        if reach == Reach::Both && self.on_slow_tier(now, || self.tend_slow_tier())? {
+            return Ok(Some(Step::Publish));
+        }
         let version = self.tree.version();
         let deletes = self.tree_deletes();
-        if let Some(job) = self.tree.plan(&version, &deletes, self.env.clock.now_ms()) {
+        if let Some(job) = self.tree.plan(&version, &deletes, now, reach) {
             drop(version);
-            self.run_tree_job(&job)?;
+            match job.is_slow() {
+                true => self.on_slow_tier(now, || self.run_tree_job(&job))?,
+                false => self.run_tree_job(&job)?,
+            }
             return Ok(Some(Step::Tree));
         }
         drop(version);
@@ -160,8 +180,22 @@ impl Engine {
             self.note_data_gone();
             return Ok(Some(Step::Forget));
         }
-        let removed = self.tree.collect_garbage(&self.env)?;
+        let removed = match reach {
+            Reach::Both => self.on_slow_tier(now, || {
+                Ok(self.tree.collect_garbage(&self.env, reach)?
+                    + self.collect_dead_segments(now)?)
+            }),
+            Reach::Fast => self.tree.collect_garbage(&self.env, reach),
+        }?;
         Ok((removed > 0).then_some(Step::Garbage))
+    }
+
+    /// Work that needs the slow tier. When it fails the tier is left alone for a while, and the fast one goes
+    /// on meanwhile.
+    fn on_slow_tier<T>(&self, now: Timestamp, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let done = work();
+        self.tier.note(&done, now);
+        done
     }
 
     fn run_tree_job(&self, job: &Job) -> Result<()> {
@@ -196,6 +230,9 @@ impl Engine {
     /// `Unavailable` when the disk fails or is full, `Busy` while a failed commit is being undone: the
     /// head keeps its rows, the log its segments.
     pub fn flush(&self) -> Result<()> {
+        if self.options.read_only {
+            return Ok(());
+        }
         self.ensure_log_started()?;
         let _one_at_a_time = self.flush_lane.lock();
         let started_ms = self.env.clock.now_ms();
@@ -347,8 +384,14 @@ impl Engine {
 
     /// The state before the edit that is being made: rooms apply edits only afterwards.
     pub(crate) fn whole_state(&self) -> Edit {
+        self.whole_state_of(self.tier.mark())
+    }
+
+    /// The same as of a folder with this mark.
+    pub(crate) fn whole_state_of(&self, mark: u64) -> Edit {
         let state = Edit::default()
             .with(Room::Engine, self.identity.encode())
+            .with(Room::Engine, tier::encode_writer(mark))
             .with(Room::Engine, recover::encode_sequence(self.sequence.last()))
             .with(Room::Log, recover::encode_floors(&self.floors.lock()))
             .with(Room::Index, self.index.snapshot_part())

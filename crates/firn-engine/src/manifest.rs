@@ -69,6 +69,12 @@ impl Edit {
         self
     }
 
+    /// Without the parts of `room` that `is_gone` says.
+    pub(crate) fn without(mut self, room: Room, is_gone: impl Fn(&[u8]) -> bool) -> Edit {
+        self.parts.retain(|part| part.0 != room as u8 || !is_gone(&part.1));
+        self
+    }
+
     pub(crate) fn parts(&self, room: Room) -> impl Iterator<Item = &[u8]> {
         self.parts.iter().filter(move |part| part.0 == room as u8).map(|part| part.1.as_slice())
     }
@@ -209,6 +215,52 @@ impl Current {
         self.next_edit_no += 1;
         Ok(())
     }
+}
+
+/// A whole state as one object of the slow tier: a manifest file with one record, twice in a row. Its number
+/// is the writer's epoch.
+pub(crate) fn encode_object(epoch: u64, state: &Edit) -> Vec<u8> {
+    let mut copy = header(epoch, VERSION);
+    copy.extend_from_slice(&record(1, &state.encode()));
+    copy.repeat(2)
+}
+
+/// What [`encode_object`] wrote, from the copy that is whole.
+///
+/// # Errors
+/// `Corrupt` if none is; `Invalid` for a newer version.
+pub(crate) fn decode_object(file: &str, bytes: &[u8]) -> Result<(u64, Edit)> {
+    let mut newer = None;
+    for copy in [bytes, &bytes[bytes.len() / 2..]] {
+        let Some((version, epoch)) = decode_header(copy) else { continue };
+        if version > VERSION {
+            newer = Some(version);
+        } else if let Some((state, _)) = decode_record(copy, HEADER_BYTES as usize, 1) {
+            return Ok((epoch, state));
+        }
+    }
+    Err(match newer {
+        Some(version) => Error::invalid(format!(
+            "{file}: manifest version {version} is newer than {VERSION}, the newest that this program \
+             knows; start the newer program"
+        )),
+        None => Error::corrupt(
+            file,
+            0,
+            "both copies of the slow tier's manifest are damaged; the server that writes there puts \
+             it anew, or restore a backup",
+        ),
+    })
+}
+
+/// Version and number, if the header is whole.
+fn decode_header(bytes: &[u8]) -> Option<(u32, u64)> {
+    let header = bytes.get(..HEADER_BYTES as usize)?;
+    let version = u32::from_le_bytes(header[8..12].try_into().ok()?);
+    let number = u64::from_le_bytes(header[12..20].try_into().ok()?);
+    let is_whole =
+        header[..8] == MAGIC && header[20..24] == crc32fast::hash(&header[..20]).to_le_bytes();
+    is_whole.then_some((version, number))
 }
 
 fn path(file_no: u64, copy: &str) -> String {

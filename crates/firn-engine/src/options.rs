@@ -44,6 +44,9 @@ pub struct EngineOptions {
     /// Bytes that queries may keep in memory after they were flushed or converted. Beyond it, those that would keep
     /// them longest fail, so that a forgotten query cannot fill memory.
     pub pinned_bytes_max: u64,
+    /// Shows the history that another server writes to the slow tier, and takes nothing. Opened in a folder
+    /// of its own.
+    pub read_only: bool,
     /// How the tree cuts and merges.
     pub tree: firn_tree::TreeOptions,
     /// A mistake made on purpose, to see that the simulation finds it. Tests only.
@@ -71,6 +74,7 @@ impl Default for EngineOptions {
             hot_age_ms_max: i64::MAX,
             hot_recycle_percents: [45, 35, 20],
             pinned_bytes_max: 512 << 20,
+            read_only: false,
             tree: firn_tree::TreeOptions::default(),
             planted: None,
         }

@@ -51,11 +51,15 @@ pub enum Planted {
     IndexFilesDroppedEarly,
     /// Definitions below the log's floor are taken in again, those of series that have left among them.
     RemovedSeriesReplayed,
+    /// A writer whose slow tier another has taken over goes on writing and removing there.
+    FenceSkipped,
+    /// Objects go at once, though the slow tier's manifest still names them.
+    ObjectsRemovedEarly,
 }
 
 impl Planted {
     /// Every mistake.
-    pub const ALL: [Planted; 24] = [
+    pub const ALL: [Planted; 26] = [
         Planted::SyncSkipped,
         Planted::PublishedBeforeDurable,
         Planted::AcknowledgedBeforeVisible,
@@ -80,5 +84,7 @@ impl Planted {
         Planted::SeriesRemovedUnchecked,
         Planted::IndexFilesDroppedEarly,
         Planted::RemovedSeriesReplayed,
+        Planted::FenceSkipped,
+        Planted::ObjectsRemovedEarly,
     ];
 }

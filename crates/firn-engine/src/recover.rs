@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use firn_codec::{Tombstone, Tombstones};
-use firn_env::Env;
+use firn_env::{Bucket, Env};
 use firn_head::{Head, HeadOptions};
 use firn_index::{Index, IndexOptions};
 use firn_log::{EntryKind, Log, LogOptions, ReplayEntry, StreamId};
@@ -16,12 +16,14 @@ use firn_model::{
 use firn_tree::Tree;
 use parking_lot::{Condvar, Mutex, RwLock};
 
+use crate::counted::Counted;
 use crate::delete::{self, DeleteState, TAG_FORGOTTEN, TAG_TOMBSTONES};
 use crate::manifest::{Edit, Found, Manifest, Room};
 use crate::planted::Planted;
 use crate::sequence::Sequence;
 use crate::stats::Counters;
-use crate::{Engine, EngineOptions, upkeep};
+use crate::tier::{self, TAG_SLOW, TAG_WRITER, Tier};
+use crate::{Engine, EngineOptions, replica, upkeep};
 
 const TAG_IDENTITY: u8 = 1;
 const TAG_SEQUENCE: u8 = 2;
@@ -71,7 +73,19 @@ impl Engine {
         progress: &RecoveryProgress,
     ) -> Result<Arc<Engine>> {
         let lock = env.disk.lock()?;
-        let (manifest, found) = Manifest::open(Arc::clone(&env.disk))?;
+        let counted = Arc::new(Counted::new(env.bucket));
+        let bucket: Arc<dyn Bucket> = Arc::<Counted>::clone(&counted);
+        let env = Env { bucket, ..env };
+        let (manifest, mut found) = Manifest::open(Arc::clone(&env.disk))?;
+        let is_new = found.edits.is_empty();
+        let mut followed = None;
+        if options.read_only {
+            let described = replica::begin(&env, is_new)?;
+            found.edits = vec![described.state.clone()];
+            followed = Some(described);
+        } else if is_new {
+            tier::check_unclaimed(&*env.bucket)?;
+        }
         let state = State::read(&found, &options)?;
         let budget = Budget::new(options.memory_bytes_max);
         let bits = ShardBits::for_count(state.identity.shard_count as usize);
@@ -148,6 +162,9 @@ impl Engine {
             log,
             manifest: Mutex::new(manifest),
             identity: state.identity,
+            tier: Tier::new(state.mark),
+            counted,
+            replica: Mutex::new(replica::Followed::default()),
             floors: Mutex::new(state.floors),
             sequence: Sequence::after(last),
             deletes: DeleteState::new(
@@ -176,7 +193,10 @@ impl Engine {
             options,
             _lock: lock,
         };
-        engine.begin(found.edits.is_empty())?;
+        match followed {
+            Some(described) => engine.note_followed(&described),
+            None => engine.begin(is_new)?,
+        }
         Ok(Arc::new(engine))
     }
 }
@@ -216,6 +236,8 @@ impl Engine {
 /// The engine's own parts of the manifest.
 struct State {
     identity: Identity,
+    /// Of this folder, on the slow tier.
+    mark: u64,
     last: CommitSeq,
     floors: Vec<LogPosition>,
     tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
@@ -224,6 +246,7 @@ struct State {
 impl State {
     fn read(found: &Found, options: &EngineOptions) -> Result<State> {
         let mut identity = None;
+        let mut mark = None;
         let mut last = CommitSeq(0);
         let mut tombstones = BTreeMap::new();
         for part in parts(found, Room::Engine) {
@@ -238,6 +261,8 @@ impl State {
                 TAG_TOMBSTONES | TAG_FORGOTTEN => {
                     delete::read_part(tag, rest, &mut tombstones).ok_or_else(bad)??;
                 }
+                TAG_WRITER => mark = Some(tier::decode_writer(rest)?),
+                TAG_SLOW => {}
                 TAG_SEQUENCE => last = CommitSeq(decode_varint(&mut rest).ok_or_else(bad)?),
                 _ => return Err(bad()),
             }
@@ -254,8 +279,18 @@ impl State {
                     .ok_or_else(|| Error::corrupt("manifest", 0, "the log's part is damaged"))?;
             }
         }
-        Ok(State { identity, last, floors, tombstones })
+        let mark = mark.unwrap_or_else(tier::new_mark);
+        Ok(State { identity, mark, last, floors, tombstones })
     }
+}
+
+/// The last commit and the deletes that a state on the slow tier knows.
+pub(crate) fn read_engine_parts(
+    state: &Edit,
+) -> Result<(CommitSeq, BTreeMap<CommitSeq, Arc<Tombstone>>)> {
+    let found = Found { edits: vec![state.clone()], ..Found::default() };
+    let state = State::read(&found, &EngineOptions::default())?;
+    Ok((state.last, state.tombstones))
 }
 
 impl Identity {

@@ -41,6 +41,12 @@ impl Sequence {
         CommitSeq(state.in_flight.first().copied().unwrap_or(state.next) - 1)
     }
 
+    /// A replica shows what another has committed up to `last`.
+    pub(crate) fn advance(&self, last: CommitSeq) {
+        let mut state = self.0.lock();
+        state.next = state.next.max(last.0 + 1);
+    }
+
     /// The largest number drawn.
     pub(crate) fn last(&self) -> CommitSeq {
         CommitSeq(self.0.lock().next - 1)

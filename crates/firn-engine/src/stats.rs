@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use firn_model::{BudgetUsage, CommitSeq};
+use firn_model::{BudgetUsage, CommitSeq, Timestamp};
 
-use crate::{Engine, RecoveryReport};
+use crate::{Engine, RecoveryReport, RequestCounts};
 
 /// A number that only rises; counted per batch, never per sample.
 #[derive(Debug, Default)]
@@ -36,6 +36,19 @@ pub(crate) struct Counters {
 pub(crate) struct ReadCounters {
     pub(crate) from_memory: Counter,
     pub(crate) from_tables: Counter,
+}
+
+/// The slow tier as this process knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct SlowTierStats {
+    /// Rises whenever a server claims the slow tier; 0 before this one has.
+    pub epoch: u64,
+    /// Another server has taken it over: nothing is written any more.
+    pub is_fenced: bool,
+    /// The newest timestamp that its own manifest names: what losing this machine cannot lose.
+    pub newest_ts: Option<Timestamp>,
+    /// What it was asked since the start.
+    pub requests: RequestCounts,
 }
 
 /// What the rooms count.
@@ -71,6 +84,8 @@ pub struct Stats {
     pub head: firn_head::HeadStats,
     /// The tree's numbers.
     pub tree: firn_tree::TreeStats,
+    /// The slow tier.
+    pub slow_tier: SlowTierStats,
     /// What recovery met when this process started.
     pub recovery: RecoveryReport,
 }
@@ -95,6 +110,12 @@ impl Engine {
             index: self.index.stats(),
             head: self.head.stats(),
             tree: self.tree.stats(),
+            slow_tier: SlowTierStats {
+                epoch: self.tier.epoch(),
+                is_fenced: self.tier.is_fenced(),
+                newest_ts: self.tier.newest_ts(),
+                requests: self.counted.counts(),
+            },
             recovery: self.recovery.clone(),
         }
     }

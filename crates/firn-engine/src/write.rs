@@ -56,6 +56,7 @@ impl Engine {
 
     fn write_as_of(&self, batch: &mut RowBatch, generation: Option<u32>) -> Result<WriteReport> {
         self.check_open()?;
+        self.check_writable()?;
         // Until the rows are visible no series leaves the index.
         let leaving = self.leaving.read();
         let is_known = generation == Some(self.index.generation());

@@ -256,6 +256,13 @@ impl Shared {
         if request.len == 0 && request.offset <= info.bytes {
             return Ok(Arc::from([]));
         }
+        if end.is_some_and(|end| end <= info.bytes) {
+            // The object has them: the connection ended early.
+            return Err(Error::unavailable(format!(
+                "{} in {}: the store sent a part of {} bytes; retry",
+                request.key, self.url, request.len
+            )));
+        }
         Err(corrupt_range(request, info.bytes))
     }
 

@@ -575,6 +575,38 @@ impl Index {
         }
     }
 
+    /// For a reader of files that another process writes: the list of segments becomes that of `part`, a
+    /// whole state. The files are there; those that it no longer names are removed. Views that were taken
+    /// go on seeing what they saw.
+    ///
+    /// # Errors
+    /// As [`Index::open`]; nothing has changed then.
+    pub fn follow(&self, part: &[u8]) -> Result<()> {
+        let catalog = Catalog::read(&[part])?;
+        let mut jobs = self.shared.jobs.lock();
+        let known = self.tip();
+        let mut sealed = Vec::with_capacity(catalog.segments.len());
+        for &info in &catalog.segments {
+            let same = known.sealed.iter().find(|segment| segment.info == info);
+            sealed.push(match same {
+                Some(segment) => Arc::clone(segment),
+                None => jobs::open(&*self.shared.disk, info, info.number)?,
+            });
+        }
+        {
+            let mut tip = self.shared.tip.write();
+            *tip = Arc::new(Tip { sealed, ..Tip::clone(&tip) });
+        }
+        self.shared.generation.fetch_add(1, Ordering::AcqRel);
+        for info in &jobs.catalog.segments {
+            if catalog.segments.iter().all(|next| next.number != info.number) {
+                let _ = self.shared.disk.remove(&info.path());
+            }
+        }
+        jobs.catalog = catalog;
+        Ok(())
+    }
+
     fn take_written(&self, part: &Part) -> Result<Written> {
         let mut written = self.shared.written.lock();
         let Some(idx) = written.iter().position(|written| written.part == *part) else {
@@ -609,6 +641,17 @@ impl Index {
             }
         }
         uses
+    }
+
+    /// The files, with their lengths, that a manifest's `parts` name: for who brings them here before
+    /// [`Index::open`] or [`Index::follow`].
+    ///
+    /// # Errors
+    /// `Invalid` for parts that are none.
+    pub fn files_of(parts: &[&[u8]]) -> Result<Vec<(String, u64)>> {
+        let catalog = Catalog::read(parts)?;
+        let files = catalog.segments.iter();
+        Ok(files.map(|segment| (segment.path(), segment.file_bytes)).collect())
     }
 
     /// Sizes, for metrics and the memory budget. Cheap: sums that are kept, not a walk.

@@ -30,6 +30,16 @@ pub struct Settings {
     #[arg(long, env = "FIRN_SLOW_TIER", value_name = "PLACE")]
     pub slow_tier: Option<String>,
 
+    /// If the folder has no database yet, make one of what the slow tier holds and take the slow tier over:
+    /// a server that wrote there before takes nothing any more (docs/tiers.md)
+    #[arg(long, env = "FIRN_RESTORE", conflicts_with = "read_only")]
+    pub restore: bool,
+
+    /// Only show the history that another server writes to the slow tier; the folder has to be another
+    /// one (docs/tiers.md)
+    #[arg(long, env = "FIRN_READ_ONLY")]
+    pub read_only: bool,
+
     /// Hard limit for everything that is kept in memory; `auto` is half of what the machine has
     #[arg(long, env = "FIRN_MEMORY", value_name = "SIZE", default_value = "auto")]
     pub memory: String,
@@ -207,6 +217,10 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Folder or URL of the slow tier.
     pub slow_tier: String,
+    /// Whether an empty folder is filled from the slow tier.
+    pub restore: bool,
+    /// Whether another server's history is shown, and nothing taken.
+    pub read_only: bool,
     /// Hard limit of the database's budget.
     pub memory_bytes_max: u64,
     /// Age at which data is dropped.
@@ -321,6 +335,8 @@ impl Settings {
             data: self.data.clone(),
             listen: self.listen,
             slow_tier,
+            restore: self.restore,
+            read_only: self.read_only,
             memory_bytes_max,
             retention_ms: match self.retention.as_str() {
                 "forever" => None,
@@ -378,6 +394,7 @@ impl Settings {
             admin_api: self.enable_admin_api,
             lifecycle_api: self.enable_lifecycle,
             self_scrape: match self.self_scrape.as_str() {
+                _ if self.read_only => None,
                 "never" => None,
                 text => Some(duration("self-scrape", text)?),
             },

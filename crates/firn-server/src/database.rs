@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use firn_model::{ErrorKind, Result};
-use firndb::{Db, Options, RecoveryProgress, SyncPolicy, TreeOptions};
+use firndb::{Db, Env, Options, RecoveryProgress, SyncPolicy, TreeOptions};
 
 use crate::config::{Config, LogSync};
 
@@ -15,7 +15,12 @@ use crate::config::{Config, LogSync};
 pub(crate) fn open(config: &Config, progress: &RecoveryProgress) -> Result<Arc<Db>> {
     let folder = config.data.display();
     let db = firndb::local_env_with_slow_tier(&config.data, &config.slow_tier)
-        .and_then(|env| Db::open_with_progress(env, options(config), progress))
+        .and_then(|env| {
+            if config.restore {
+                restore(&env)?;
+            }
+            Db::open_with_progress(env, options(config), progress)
+        })
         .map_err(|error| match error.kind() {
             ErrorKind::Busy { .. } => error.context(format!(
                 "the database in {folder} is open in another process; stop that one or choose another \
@@ -39,6 +44,20 @@ pub(crate) fn open(config: &Config, progress: &RecoveryProgress) -> Result<Arc<D
     Ok(Arc::new(db))
 }
 
+/// Fills an empty folder from the slow tier.
+fn restore(env: &Env) -> Result<()> {
+    match firndb::restore(env)? {
+        Some(report) => tracing::info!(
+            index_files = report.files,
+            bytes = report.bytes,
+            written_ms = report.written_ms,
+            "restored from the slow tier, and took it over"
+        ),
+        None => tracing::info!("the folder has a database: nothing is restored"),
+    }
+    Ok(())
+}
+
 fn options(config: &Config) -> Options {
     Options {
         memory_bytes_max: config.memory_bytes_max,
@@ -56,6 +75,7 @@ fn options(config: &Config) -> Options {
         flush_age_ms_max: config.flush_age_ms_max,
         future_ms_max: config.future_ms_max,
         retention_ms: config.retention_ms,
+        read_only: config.read_only,
         tree: TreeOptions { upload_age_ms_max: config.upload_age_ms_max, ..TreeOptions::default() },
         // The rest is not for users to choose.
         ..Options::default()

@@ -1,7 +1,7 @@
 //! What the database counts, in the text format.
 
 use firn_model::{Pool, SeriesLimit};
-use firndb::Stats;
+use firndb::{ObjectKind, Request, SlowTierStats, Stats};
 
 use crate::telemetry::{Kind, MetricsText};
 
@@ -71,6 +71,37 @@ fn write_refused(stats: &Stats, text: &mut MetricsText) {
     text.family(name, Kind::Counter, "New series that a limit refused, once per attempt.");
     for (limit, count) in SeriesLimit::ALL.iter().zip(stats.index.refused) {
         text.sample(name, &[("limit", limit.name())], count as f64);
+    }
+}
+
+fn write_requests(slow: &SlowTierStats, text: &mut MetricsText) {
+    for (name, help, value) in [
+        (
+            "firn_slow_tier_epoch",
+            "Rises whenever a server claims the slow tier; 0 before this one has.",
+            slow.epoch as f64,
+        ),
+        (
+            "firn_slow_tier_fenced",
+            "1 if another server has taken the slow tier over.",
+            f64::from(u8::from(slow.is_fenced)),
+        ),
+    ] {
+        text.gauge(name, help, value);
+    }
+    let (requests, bytes) = ("firn_slow_tier_requests_total", "firn_slow_tier_bytes_total");
+    for (name, help) in [
+        (requests, "Requests to the slow tier, by what was asked of what kind of object."),
+        (bytes, "Bytes read from and written to the slow tier."),
+    ] {
+        text.family(name, Kind::Counter, help);
+        for (request, kinds) in Request::ALL.iter().zip(slow.requests) {
+            for (kind, count) in ObjectKind::ALL.iter().zip(kinds) {
+                let labels = [("request", request.name()), ("object", kind.name())];
+                let value = if name == requests { count.requests } else { count.bytes };
+                text.sample(name, &labels, value as f64);
+            }
+        }
     }
 }
 
@@ -187,13 +218,14 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
             text.sample(name, &[("level", level)], value as f64);
         }
     }
-    if let Some(ts) = tree.newest_slow_ts {
+    if let Some(ts) = stats.slow_tier.newest_ts {
         text.gauge(
             "firn_slow_tier_newest_timestamp_seconds",
             "The newest sample on the slow tier: what losing this machine cannot lose.",
             ts as f64 / 1_000.0,
         );
     }
+    write_requests(&stats.slow_tier, text);
     text.gauge(
         "firn_tree_cache_bytes",
         "Directories and slow-tier blocks in memory.",

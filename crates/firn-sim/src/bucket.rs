@@ -114,7 +114,8 @@ impl Bucket for SimBucket {
             let range = request.offset.checked_add(request.len).and_then(|end| {
                 object.bytes.get(usize::try_from(request.offset).ok()?..usize::try_from(end).ok()?)
             });
-            range.map(Arc::from).ok_or_else(|| corrupt_range(request, object.bytes.len() as u64))
+            let whole = range.ok_or_else(|| corrupt_range(request, object.bytes.len() as u64))?;
+            Ok(Arc::from(&whole[..self.faults.partial_len(whole.len())]))
         });
         answers.collect()
     }

@@ -93,6 +93,7 @@ struct State {
     fail_nth: Vec<(Operation, u64)>,
     rates: [f64; Operation::ALL.len()],
     lost_acknowledgement_rate: f64,
+    partial_body_rate: f64,
 }
 
 /// What happens to one operation.
@@ -120,6 +121,7 @@ impl Faults {
             fail_nth: Vec::new(),
             rates: [0.0; Operation::ALL.len()],
             lost_acknowledgement_rate: 0.0,
+            partial_body_rate: 0.0,
         })))
     }
 
@@ -161,12 +163,18 @@ impl Faults {
         self.state().lost_acknowledgement_rate = probability;
     }
 
+    /// A range of an object comes cut short, as if it was whole, with `probability` from now on.
+    pub fn set_partial_body_rate(&self, probability: f64) {
+        self.state().partial_body_rate = probability;
+    }
+
     /// Forgets every planned crash and failure and sets all rates to 0.
     pub fn clear(&self) {
         let mut state = self.state();
         state.forget_plans();
         state.rates = [0.0; Operation::ALL.len()];
         state.lost_acknowledgement_rate = 0.0;
+        state.partial_body_rate = 0.0;
     }
 
     pub(crate) fn cut_power(&self) {
@@ -187,6 +195,16 @@ impl Faults {
         let mut state = self.state();
         let rate = state.lost_acknowledgement_rate;
         rate > 0.0 && state.rng.chance(rate)
+    }
+
+    /// How much of a body of `len` bytes comes.
+    pub(crate) fn partial_len(&self, len: usize) -> usize {
+        let mut state = self.state();
+        let rate = state.partial_body_rate;
+        if rate > 0.0 && state.rng.chance(rate) {
+            return state.rng.below(len.max(1) as u64) as usize;
+        }
+        len
     }
 
     /// A stream of chance for one decision with many draws.

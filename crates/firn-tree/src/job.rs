@@ -95,6 +95,15 @@ impl Job {
         }
     }
 
+    /// Whether it reads or writes objects of the slow tier.
+    pub fn is_slow(&self) -> bool {
+        match self.kind() {
+            JobKind::Upload | JobKind::MergePatches => true,
+            JobKind::Clean => self.work.inputs.iter().any(|table| table.record.level.is_slow()),
+            JobKind::Drop | JobKind::Compact => false,
+        }
+    }
+
     /// Bytes of the tables that it reads (or drops).
     pub fn input_bytes(&self) -> u64 {
         self.work.inputs.iter().map(|table| table.record.bytes).sum()
@@ -181,7 +190,11 @@ impl Job {
         let mut outputs = Outputs::new(env, &self.ids, &self.options, made, memory);
         let memory = budget.empty(Pool::Jobs);
         let merged = self.merge_into(inputs, &mut outputs, target, (memory, cancel));
-        merged.and_then(|()| outputs.finish()).inspect_err(|_| outputs.discard())
+        let written = merged.and_then(|()| outputs.finish());
+        if written.is_err() {
+            self.store.abandoned.lock().extend(outputs.discard());
+        }
+        written
     }
 
     /// Streams all inputs side by side, one group at a time.

@@ -206,17 +206,17 @@ impl<'a> Outputs<'a> {
         )))
     }
 
-    /// Removes what was written, as far as that works: what stays is named by nobody.
-    pub(crate) fn discard(mut self) {
+    /// Removes the files that were written, as far as that works: what stays is named by nobody. Gives the
+    /// names of objects, which may be there or, late, still come.
+    pub(crate) fn discard(mut self) -> Vec<TableId> {
         self.writers.clear();
-        let paths: Vec<String> = self.begun.iter().map(|id| table_path(*id)).collect();
         if self.made.level.is_slow() {
-            let _unreferenced = self.env.bucket.delete(&paths);
-        } else {
-            for path in paths {
-                let _unreferenced = self.env.disk.remove(&path);
-            }
+            return self.begun;
         }
+        for id in self.begun {
+            let _unreferenced = self.env.disk.remove(&table_path(id));
+        }
+        Vec::new()
     }
 }
 

@@ -33,18 +33,30 @@ pub struct Deletes {
     pub clean_through: CommitSeq,
 }
 
+/// Where work may be done now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// On both tiers.
+    Both,
+    /// The slow tier is down, or another's to write: only what needs no object.
+    Fast,
+}
+
 /// The most urgent work, if there is any.
 pub(crate) fn plan(
     version: &Version,
     options: &TreeOptions,
     deletes: &Deletes,
     now: Timestamp,
+    reach: Reach,
 ) -> Option<Work> {
-    plan_drop(version, options, now)
-        .or_else(|| plan_compact(version, options, now))
-        .or_else(|| plan_upload(version, options, now))
+    let fast = plan_drop(version, options, now).or_else(|| plan_compact(version, options, now));
+    if reach == Reach::Fast {
+        return fast.or_else(|| plan_clean(version, deletes, &FAST));
+    }
+    fast.or_else(|| plan_upload(version, options, now))
         .or_else(|| plan_patches(version, options))
-        .or_else(|| plan_clean(version, deletes))
+        .or_else(|| plan_clean(version, deletes, &Level::ALL))
 }
 
 /// Tables of regions that are over as a whole: were only the younger of two overlapping partitions
@@ -164,12 +176,12 @@ fn crowded(tables: &[Arc<Table>], patches_max: usize) -> Option<Vec<Arc<Table>>>
 
 /// Tables that may have something that deletes hide. Each is written anew by itself, so nothing else
 /// about the tree changes.
-fn plan_clean(version: &Version, deletes: &Deletes) -> Option<Work> {
+fn plan_clean(version: &Version, deletes: &Deletes, levels: &[Level]) -> Option<Work> {
     let due = || deletes.tombstones.iter().take_while(|(seq, _)| *seq <= deletes.clean_through);
     due().next()?;
     let inputs: Vec<Arc<Table>> = version
         .all()
-        .filter(|table| !table.is_damaged())
+        .filter(|table| !table.is_damaged() && levels.contains(&table.record.level))
         .filter(|table| due().any(|(seq, tombstone)| table.needs(seq, tombstone)))
         .take(CLEAN_TABLES_MAX)
         .cloned()

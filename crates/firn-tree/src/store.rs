@@ -6,10 +6,11 @@ use std::sync::atomic::AtomicUsize;
 use firn_codec::{Chunk, Slots};
 use firn_env::{Bucket, Disk, Env, RangeRequest};
 use firn_model::{Budget, Error, ErrorKind, Result, TimeRange};
+use parking_lot::Mutex;
 
 use crate::block::{BLOCK_HEADER_BYTES, Block, Walk};
 use crate::cache::Cache;
-use crate::record::TableRecord;
+use crate::record::{TableId, TableRecord};
 use crate::stats::Traffic;
 use crate::suffix::{Suffix, SuffixBuilder};
 use crate::table::Table;
@@ -22,6 +23,8 @@ pub(crate) struct Store {
     open_files: Arc<AtomicUsize>,
     pub(crate) cache: Cache,
     pub(crate) traffic: Traffic,
+    /// Objects of uploads that failed: there, or not.
+    pub(crate) abandoned: Mutex<Vec<TableId>>,
 }
 
 /// A stretch of a table.
@@ -40,6 +43,7 @@ impl Store {
             open_files: Arc::default(),
             cache: Cache::new(cache_bytes_max, budget),
             traffic: Traffic::default(),
+            abandoned: Mutex::default(),
         }
     }
 
@@ -68,8 +72,10 @@ impl Store {
         if !requests.is_empty() {
             let bytes = requests.iter().map(|request| request.len).sum();
             self.traffic.slow_read(requests.len() as u64, bytes);
-            for (idx, answer) in slow.into_iter().zip(self.bucket.get_ranges(&requests)) {
-                answers[idx] = Some(answer);
+            for ((idx, answer), request) in
+                slow.into_iter().zip(self.bucket.get_ranges(&requests)).zip(&requests)
+            {
+                answers[idx] = Some(answer.and_then(|bytes| whole(request, bytes)));
             }
         }
         let missing = || Err(Error::internal("bucket: a range has no answer"));
@@ -138,6 +144,20 @@ impl Store {
         // Not flagged as damaged when it works: the next merge writes a good suffix.
         suffix.map_err(|e| table.note(reason.because(e)))
     }
+}
+
+/// A part of an answer is no damage of the object: whoever asks again may get all of it.
+fn whole(request: &RangeRequest, bytes: Arc<[u8]>) -> Result<Arc<[u8]>> {
+    if bytes.len() as u64 == request.len {
+        return Ok(bytes);
+    }
+    Err(Error::unavailable(format!(
+        "{}: the slow tier sent {} bytes of {} from byte {}; retry",
+        request.key,
+        bytes.len(),
+        request.len,
+        request.offset
+    )))
 }
 
 /// Names what is missing or short, and remembers damage at the table.

@@ -15,7 +15,7 @@ use firn_model::{
 };
 use firn_sim::{Rng, Sim};
 
-use crate::{Ask, Deletes, Job, Tree, TreeOptions, Version};
+use crate::{Ask, Deletes, Job, Reach, Tree, TreeOptions, Version};
 
 const MINUTE_MS: i64 = 60_000;
 const HOUR_MS: i64 = 60 * MINUTE_MS;
@@ -82,7 +82,13 @@ impl World {
     }
 
     fn plan(&self) -> Option<Job> {
-        self.tree.plan(&self.tree.version(), &self.deletes, self.now())
+        self.tree.plan(&self.tree.version(), &self.deletes, self.now(), Reach::Both)
+    }
+
+    /// As the engine does it after it has written the slow tier's own manifest.
+    fn collect_garbage(&self) -> Result<usize> {
+        self.tree.note_told(&self.tree.slow_state().dead, self.now());
+        self.tree.collect_garbage(&self.sim.env(), Reach::Both)
     }
 
     fn run(&mut self, job: &Job) -> Result<()> {

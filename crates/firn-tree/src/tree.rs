@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use firn_codec::GroupColumns;
 use firn_env::Env;
 use firn_model::{Budget, CommitSeq, Error, ErrorKind, GroupId, Result, TimeRange, Timestamp};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::edit::{Edit, State};
 use crate::job::Job;
 use crate::layout::SlowLayout;
 use crate::options::TreeOptions;
 use crate::output::{Made, Outputs, Target};
-use crate::plan::{self, Deletes};
-use crate::record::{Level, TABLE_FOLDER, TableId, table_of_name, table_path};
+use crate::plan::{self, Deletes, Reach};
+use crate::record::{Level, TABLE_FOLDER, TableId, TableRecord, table_of_name, table_path};
 use crate::stats::TreeStats;
 use crate::store::Store;
 use crate::table::Table;
@@ -44,8 +44,24 @@ struct Garbage {
     id: TableId,
     is_slow: bool,
     since_ms: Timestamp,
+    /// Of an object: since when the slow tier's own manifest does not name it. Before that it stays, whoever
+    /// opens that manifest needs it.
+    told_ms: Option<Timestamp>,
     /// `None` when it was dead before this process started.
     table: Option<Arc<Table>>,
+}
+
+/// What the slow tier's own manifest says of tables.
+#[derive(Debug)]
+pub struct SlowState {
+    /// The tree's part: tables of level 2 alone.
+    pub part: Vec<u8>,
+    /// The same, but for what changes without meaning anything there: equal if the same tables are named.
+    pub named: Vec<u8>,
+    /// Objects that it does not name and that are there: for [`Tree::note_told`].
+    pub dead: Vec<TableId>,
+    /// The newest timestamp of these tables.
+    pub newest_ts: Option<Timestamp>,
 }
 
 impl Tree {
@@ -71,6 +87,7 @@ impl Tree {
             id,
             is_slow: true,
             since_ms,
+            told_ms: None,
             table: None,
         });
         Ok(Tree {
@@ -125,7 +142,7 @@ impl Tree {
                 Ok(edit)
             }
             Err(e) => {
-                outputs.discard();
+                let _no_objects = outputs.discard();
                 Err(e.context("writing level 0"))
             }
         }
@@ -133,9 +150,15 @@ impl Tree {
 
     /// The most urgent work on `version` at wall time `now`, if there is any. Pure: reads nothing,
     /// changes nothing. Do not run two jobs that were planned on the same version.
-    pub fn plan(&self, version: &Version, deletes: &Deletes, now: Timestamp) -> Option<Job> {
+    pub fn plan(
+        &self,
+        version: &Version,
+        deletes: &Deletes,
+        now: Timestamp,
+        reach: Reach,
+    ) -> Option<Job> {
         Some(Job {
-            work: plan::plan(version, &self.options, deletes, now)?,
+            work: plan::plan(version, &self.options, deletes, now, reach)?,
             store: Arc::clone(&self.store),
             ids: Arc::clone(&self.ids),
             options: self.options.clone(),
@@ -172,8 +195,44 @@ impl Tree {
             id: table.record.id,
             is_slow: table.record.level.is_slow(),
             since_ms: edit.made_ms,
+            told_ms: None,
             table: Some(table),
         }));
+        Ok(())
+    }
+
+    /// For a reader of tables that another process writes: the change to what `part` says, a whole state, for
+    /// [`Tree::follow`].
+    ///
+    /// # Errors
+    /// As [`Tree::open`] for `part`.
+    pub fn plan_follow(&self, part: &[u8]) -> Result<Edit> {
+        let next = State::read(&[part])?.tables;
+        let version = self.version();
+        let gone = version.tables().filter(|record| !next.contains_key(&record.id));
+        let removed = gone.map(|record| record.id).collect();
+        let is_cleaned = |table: &&Arc<Table>| {
+            let next = next.get(&table.record.id);
+            next.is_some_and(|next| *next != table.present_record())
+        };
+        let cleaned = version.all().filter(is_cleaned).filter_map(|table| {
+            let next = next.get(&table.record.id)?;
+            Some((next.id, next.deletes_through))
+        });
+        let cleaned = cleaned.collect();
+        let is_new = |record: &TableRecord| version.get(record.id).is_none();
+        let added = next.into_values().filter(is_new).collect();
+        Ok(Edit { made_ms: self.env.clock.now_ms(), added, removed, cleaned, ..Edit::default() })
+    }
+
+    /// As [`Tree::apply`] for a reader: what goes is another's to remove.
+    ///
+    /// # Errors
+    /// As [`Tree::apply`].
+    pub fn follow(&self, edit: &Edit) -> Result<()> {
+        self.apply(edit)?;
+        self.garbage.lock().clear();
+        self.store.cache.forget(|id| edit.removed.contains(&id));
         Ok(())
     }
 
@@ -193,19 +252,22 @@ impl Tree {
         Ok((Version::new(Arc::clone(&self.store), tables)?, gone))
     }
 
-    /// Removes tables that no version names and no reader holds; objects after their grace time.
+    /// Removes tables that no version names and no reader holds; objects when the slow tier's own manifest has
+    /// not named them ([`Tree::note_told`]) for the grace time: then nobody who opened it needs them.
     /// Returns how many are gone. Cheap when there are none.
     ///
     /// # Errors
     /// `Unavailable` when a tier fails; what was left is tried again at the next call.
-    pub fn collect_garbage(&self, env: &Env) -> Result<usize> {
+    pub fn collect_garbage(&self, env: &Env, reach: Reach) -> Result<usize> {
         let now = env.clock.now_ms();
+        let grace_ms = self.options.bucket_grace_ms;
+        let is_over = |told_ms: Timestamp| now.saturating_sub(told_ms) >= grace_ms;
         let is_due = |garbage: &Garbage| {
-            let grace_ms = if garbage.is_slow { self.options.bucket_grace_ms } else { 0 };
             // Ours is the last reference: the present version has none, and only a version that
             // somebody holds could give a new one.
             garbage.table.as_ref().is_none_or(|table| Arc::strong_count(table) == 1)
-                && now.saturating_sub(garbage.since_ms) >= grace_ms
+                && (!garbage.is_slow
+                    || (reach == Reach::Both && garbage.told_ms.is_some_and(is_over)))
         };
         let due: Vec<Garbage> = {
             let mut garbage = self.garbage.lock();
@@ -242,6 +304,56 @@ impl Tree {
             }
         }
         failed.map_or(Ok(removed), Err)
+    }
+
+    /// What the slow tier's own manifest is to say now.
+    pub fn slow_state(&self) -> SlowState {
+        let version = self.version.read();
+        let garbage = self.take_abandoned();
+        let dead = garbage.iter().filter(|garbage| garbage.is_slow).map(|one| one.id).collect();
+        let records: Vec<_> =
+            version.level(Level::Two).iter().map(|table| table.present_record()).collect();
+        let part = State::encode(self.ids.load(Ordering::Relaxed), records.iter(), &[]);
+        let named = State::encode(0, records.iter(), &[]);
+        SlowState { part, named, dead, newest_ts: version.newest_slow_ts() }
+    }
+
+    /// Whether an object waits for [`Tree::note_told`].
+    pub fn has_untold(&self) -> bool {
+        self.take_abandoned().iter().any(|garbage| garbage.is_slow && garbage.told_ms.is_none())
+    }
+
+    /// The slow tier's own manifest does not name these since `now`, a time that it was given before it was
+    /// written.
+    pub fn note_told(&self, dead: &[TableId], now: Timestamp) {
+        for garbage in self.garbage.lock().iter_mut().filter(|one| dead.contains(&one.id)) {
+            garbage.told_ms.get_or_insert(now);
+        }
+    }
+
+    /// Objects were found on the slow tier; what of them are tables that nobody names was left by an upload
+    /// that was killed, or by another writer before this one. Their ids are not given any more.
+    pub fn note_found(&self, keys: impl Iterator<Item = String>) {
+        let version = self.version();
+        let now = self.env.clock.now_ms();
+        let mut garbage = self.take_abandoned();
+        for id in keys.filter_map(|key| table_of_name(key.strip_prefix("tables/")?)) {
+            let is_dead = garbage.iter().any(|one| one.is_slow && one.id == id);
+            let named = version.get(id).is_some_and(|table| table.record.level.is_slow());
+            if !is_dead && !named {
+                garbage.push(Garbage::object(id, now));
+            }
+            self.ids.fetch_max(id.0.saturating_add(1), Ordering::Relaxed);
+        }
+    }
+
+    /// The garbage, with what failed uploads have left.
+    fn take_abandoned(&self) -> MutexGuard<'_, Vec<Garbage>> {
+        let now = self.env.clock.now_ms();
+        let abandoned = std::mem::take(&mut *self.store.abandoned.lock());
+        let mut garbage = self.garbage.lock();
+        garbage.extend(abandoned.into_iter().map(|id| Garbage::object(id, now)));
+        garbage
     }
 
     /// The whole state as one part for a new manifest.
@@ -292,6 +404,12 @@ impl Tree {
             cache_bytes: self.store.cache.bytes(),
             traffic: self.store.traffic.stats(),
         }
+    }
+}
+
+impl Garbage {
+    fn object(id: TableId, since_ms: Timestamp) -> Garbage {
+        Garbage { id, is_slow: true, since_ms, told_ms: None, table: None }
     }
 }
 

@@ -66,9 +66,10 @@ use std::thread::JoinHandle;
 pub use costs::{Cost, CostOptions, GroupCost, GroupCosts};
 pub use firn_cache::{ResultCache, ResultOptions, ResultStats};
 pub use firn_engine::{
-    Cardinality, CopyReport, DeleteReport, EngineOptions as Options, Lane, Level, RecoveryProgress,
-    RecoveryReport, Run, SeriesLimits, SeriesWalk, Snapshot, Stats, SyncPolicy, TableId,
-    TableRecord, TreeOptions, WalkOptions, WriteReport,
+    Cardinality, CopyReport, DeleteReport, EngineOptions as Options, Lane, Level, ObjectKind,
+    RecoveryProgress, RecoveryReport, Request, RestoreReport, Run, SeriesLimits, SeriesWalk,
+    SlowTierStats, Snapshot, Stats, SyncPolicy, TableId, TableRecord, TreeOptions, WalkOptions,
+    WriteReport,
 };
 pub use firn_env::Env;
 pub use firn_model::{
@@ -78,7 +79,7 @@ pub use firn_model::{
 };
 pub use firn_promql::{QueryOutput, Value};
 pub use groups::{Elsewhere, GroupMembers, GroupRefs, GroupSummary};
-pub use open::{local_env, local_env_with_slow_tier};
+pub use open::{local_env, local_env_with_slow_tier, restore};
 pub use query::{QueryOptions, QueryTime};
 
 use firn_engine::Engine;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use firn_engine::CopyReport;
+use firn_engine::{CopyReport, Engine, RestoreReport};
 use firn_env::{Env, LocalDisk, SystemClock, open_bucket};
 use firn_model::{Error, ErrorKind, Result};
 
@@ -29,6 +29,17 @@ pub fn local_env_with_slow_tier(folder: &Path, slow_tier: &str) -> Result<Env> {
         bucket: open_bucket(slow_tier)?,
         clock: Arc::new(SystemClock::new()),
     })
+}
+
+/// Makes a database in the empty folder of `env` of what its slow tier says of itself, and takes the slow tier
+/// over; [`Db::open`] opens it then. What had not been uploaded is not there. `None` if the folder has a
+/// database: then nothing was done.
+///
+/// # Errors
+/// `NotFound` if nothing was ever uploaded there, `Corrupt`, `Invalid` for a newer version, `Conflict` when
+/// another restores at the same time, `Unavailable` (try again).
+pub fn restore(env: &Env) -> Result<Option<RestoreReport>> {
+    Engine::restore(env)
 }
 
 impl Db {

@@ -7,6 +7,7 @@ mod damage;
 mod deletes;
 mod life;
 mod planted;
+mod tiers;
 mod world;
 
 use std::cell::RefCell;

@@ -125,6 +125,7 @@ impl Tally {
             "tombstones cleaned on demand",
             "Merge",
             "RemoveSeries",
+            "Publish",
             "written while series left",
             "refused because it had left",
         ] {
@@ -708,6 +709,7 @@ fn name_of(step: Step) -> &'static str {
         Step::Forget => "Forget",
         Step::Merge => "Merge",
         Step::RemoveSeries => "RemoveSeries",
+        Step::Publish => "Publish",
         _ => "another step",
     }
 }

@@ -18,6 +18,8 @@ impl Config {
             ("data", self.data.display().to_string()),
             ("listen", self.listen.to_string()),
             ("slow-tier", self.slow_tier.clone()),
+            ("restore", self.restore.to_string()),
+            ("read-only", self.read_only.to_string()),
             ("memory", size(self.memory_bytes_max)),
             ("retention", self.retention_ms.map_or_else(|| text("forever"), unit_duration)),
             ("group-by", self.group_by.join(",")),

@@ -170,11 +170,10 @@ fn invariant_3_files_live_until_their_last_reader_has_left() {
     let held = world.tree.version();
     let (members, want) = (world.members(), world.samples.clone());
     assert_eq!(world.settle(), ["compact", "compact"]);
-    let env = world.sim.env();
-    assert_eq!(world.tree.collect_garbage(&env).unwrap(), 0);
+    assert_eq!(world.collect_garbage().unwrap(), 0);
     assert_same(&read(&held, &members, TimeRange::ALL).unwrap(), &want);
     drop(held);
-    assert!(world.tree.collect_garbage(&env).unwrap() >= 18);
+    assert!(world.collect_garbage().unwrap() >= 18);
     assert_eq!(world.sim.disk.files().len(), world.tree.version().tables().count());
     world.check();
 }
@@ -190,15 +189,14 @@ fn objects_outlive_their_grace_time_even_over_a_restart() {
         world.advance(5 * HOUR_MS);
         world.settle();
     }
-    let env = world.sim.env();
-    world.tree.collect_garbage(&env).unwrap();
+    world.collect_garbage().unwrap();
     let kept = world.sim.bucket.keys().len();
     assert!(kept > world.tree.version().tables().count());
     world.parts = vec![world.tree.snapshot_part()];
     world.reopen();
-    assert_eq!(world.tree.collect_garbage(&env).unwrap(), 0);
+    assert_eq!(world.collect_garbage().unwrap(), 0);
     world.advance(HOUR_MS);
-    assert!(world.tree.collect_garbage(&env).unwrap() > 0);
+    assert!(world.collect_garbage().unwrap() > 0);
     assert_eq!(world.sim.bucket.keys().len(), world.tree.version().tables().count());
     world.check();
 }
@@ -217,9 +215,9 @@ fn retention_drops_whole_partitions_of_every_level() {
     drop(version);
     world.advance(2 * HOUR_MS);
     world.settle();
-    world.tree.collect_garbage(&world.sim.env()).unwrap();
+    world.collect_garbage().unwrap();
     world.advance(2 * HOUR_MS);
-    world.tree.collect_garbage(&world.sim.env()).unwrap();
+    world.collect_garbage().unwrap();
     let named = world.tree.version().tables().count();
     assert_eq!(world.sim.disk.files().len() + world.sim.bucket.keys().len(), named);
 }
@@ -368,7 +366,7 @@ fn jobs_that_are_killed_anywhere_lose_nothing_and_are_done_again() {
                     world.check();
                     let named =
                         world.tree.version().tables().filter(|r| !r.level.is_slow()).count();
-                    world.tree.collect_garbage(&world.sim.env()).unwrap();
+                    world.collect_garbage().unwrap();
                     assert_eq!(world.sim.disk.files().len(), named);
                 }
                 world.sim.faults.clear();
@@ -437,9 +435,9 @@ fn garbage_that_could_not_be_removed_is_tried_again() {
     live(&mut world, 5 * HOUR_MS);
     let env = world.sim.env();
     world.sim.faults.set_rate(Operation::Remove, 1.0);
-    assert_eq!(*world.tree.collect_garbage(&env).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(*world.collect_garbage().unwrap_err().kind(), ErrorKind::Unavailable);
     world.sim.faults.clear();
-    assert!(world.tree.collect_garbage(&env).unwrap() > 0);
+    assert!(world.collect_garbage().unwrap() > 0);
     assert_eq!(world.tree.orphans(&env).unwrap(), Vec::<String>::new());
     assert_eq!(world.tree.stats().garbage_count, 0);
 }

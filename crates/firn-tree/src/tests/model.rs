@@ -83,10 +83,10 @@ fn live(seed: u64) -> Tally {
     world.advance(6 * HOUR_MS);
     world.settle();
     world.check();
-    world.tree.collect_garbage(&world.sim.env()).unwrap();
+    world.collect_garbage().unwrap();
     world.advance(2 * HOUR_MS);
     world.settle();
-    world.tree.collect_garbage(&world.sim.env()).unwrap();
+    world.collect_garbage().unwrap();
     world.reopen();
     world.check();
     assert_eq!(world.tree.version().check(&CancelToken::new()).len(), 0);
@@ -163,7 +163,7 @@ fn step(
             }
         }
         8 => {
-            let outcome = world.tree.collect_garbage(&world.sim.env());
+            let outcome = world.collect_garbage();
             count(tally, "garbage", &outcome);
         }
         _ => match rng.below(3) {

@@ -1,0 +1,684 @@
+//! The slow tier describes itself: its own manifest names the tables and index segments that lie there, so
+//! that history opens on an empty machine ([`Engine::restore`]) and elsewhere for reading (`replica`).
+//!
+//! The object `manifest` is a whole state, put with the condition that nobody else has put one since. It says
+//! who writes: the *mark* of a data folder, and an *epoch* that rises whenever a process claims the place.
+//! Whoever finds another's there, or a younger one, is *fenced*: it changes nothing on the slow tier any
+//! more, and takes no writes, which would never get there.
+//!
+//! Objects are put before the manifest that names them. One is removed only when manifests that do not name
+//! it have been there for the grace time: a writer that takes over later, and a replica that reads now and
+//! then, need what the manifest names that they read, nothing else. What killed uploads left is found by one
+//! listing after the claim; otherwise nothing is ever listed.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
+use std::sync::{Arc, Weak};
+
+use firn_codec::Tombstones;
+use firn_codec::varint::{encode_zigzag, take_count, take_varint, take_zigzag};
+use firn_env::{Bucket, Env, OpenMode, PutMode, RangeRequest};
+use firn_index::Index;
+use firn_model::{CommitSeq, Error, ErrorKind, Pool, Result, Timestamp, encode_varint};
+use firn_tree::{Reach, SlowState, Version};
+use parking_lot::Mutex;
+
+use crate::manifest::{self, Edit, Manifest, Room};
+use crate::planted::Planted;
+use crate::{Engine, recover};
+
+/// Which data folder a manifest is of: `5, mark (8 B)`.
+pub(crate) const TAG_WRITER: u8 = 5;
+/// What only the slow tier's manifest says: `6, zigzag wall time in ms, varint count, varint epoch of each
+/// index segment`.
+pub(crate) const TAG_SLOW: u8 = 6;
+
+const KEY: &str = "manifest";
+const INDEX_FOLDER: &str = "index/";
+const TABLE_FOLDER: &str = "tables/";
+
+// A tier that fails is asked again after this long, doubled up to the maximum.
+const RETRY_MS: i64 = 1_000;
+const RETRY_MS_MAX: i64 = 60_000;
+// Somebody may put a new manifest between the question for its length and its bytes.
+const READ_TRIES: usize = 4;
+// Whoever was taken over learns of it so soon.
+const LOOK_MS: i64 = 60_000;
+const COPY_BYTES: u64 = 4 << 20;
+
+/// What [`Engine::restore`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RestoreReport {
+    /// Index segments that were fetched.
+    pub files: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Wall time at which the manifest was written that was restored.
+    pub written_ms: Timestamp,
+}
+
+/// The slow tier's state as the process that writes it knows it.
+pub(crate) struct Tier {
+    mark: u64,
+    is_fenced: AtomicBool,
+    epoch: AtomicU64,
+    newest_ts: AtomicI64,
+    /// Used by who has the tree's lane alone.
+    claim: Mutex<Option<Claim>>,
+    retry: Mutex<Retry>,
+}
+
+#[derive(Default)]
+struct Retry {
+    at_ms: Timestamp,
+    wait_ms: i64,
+}
+
+/// What this process put there.
+struct Claim {
+    epoch: u64,
+    /// Of the manifest that is there; `None` after a put whose answer was lost.
+    version: Option<String>,
+    looked_at_ms: Timestamp,
+    /// What the manifest that is there was made of.
+    told: Option<Told>,
+    /// By path of the file, the epoch in the object's key.
+    segments: BTreeMap<String, u64>,
+    /// Objects of index segments that the manifest does not name, since when.
+    dead_segments: Vec<(String, Timestamp)>,
+}
+
+struct Told {
+    version: Weak<Version>,
+    tombstones: Weak<Tombstones>,
+    /// [`SlowState::named`].
+    named: Vec<u8>,
+}
+
+/// What the slow tier's manifest says.
+#[derive(Clone)]
+pub(crate) struct Described {
+    pub(crate) epoch: u64,
+    mark: u64,
+    pub(crate) version: String,
+    pub(crate) written_ms: Timestamp,
+    /// The whole state, as of a database without fast tier and log.
+    pub(crate) state: Edit,
+    /// In the order of the index's part.
+    segment_epochs: Vec<u64>,
+}
+
+impl Tier {
+    pub(crate) fn new(mark: u64) -> Tier {
+        Tier {
+            mark,
+            is_fenced: AtomicBool::new(false),
+            epoch: AtomicU64::new(0),
+            newest_ts: AtomicI64::new(i64::MIN),
+            claim: Mutex::new(None),
+            retry: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn mark(&self) -> u64 {
+        self.mark
+    }
+
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.is_fenced.load(Relaxed)
+    }
+
+    /// The newest timestamp that the slow tier's manifest names.
+    pub(crate) fn newest_ts(&self) -> Option<Timestamp> {
+        Some(self.newest_ts.load(Relaxed)).filter(|&ts| ts > i64::MIN)
+    }
+
+    /// 0 before the claim.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Relaxed)
+    }
+
+    /// A replica has read this.
+    pub(crate) fn set_read(&self, epoch: u64, newest_ts: Option<Timestamp>) {
+        self.epoch.store(epoch, Relaxed);
+        self.newest_ts.store(newest_ts.unwrap_or(i64::MIN), Relaxed);
+    }
+
+    /// What may be planned now.
+    pub(crate) fn reach(&self, now: Timestamp) -> Reach {
+        match self.is_fenced() || now < self.retry.lock().at_ms {
+            true => Reach::Fast,
+            false => Reach::Both,
+        }
+    }
+
+    /// After work on the slow tier: it is left alone for a while when it fails.
+    pub(crate) fn note<T>(&self, done: &Result<T>, now: Timestamp) {
+        let mut retry = self.retry.lock();
+        match done {
+            Ok(_) => *retry = Retry::default(),
+            Err(_) => {
+                retry.wait_ms = (retry.wait_ms * 2).clamp(RETRY_MS, RETRY_MS_MAX);
+                retry.at_ms = now.saturating_add(retry.wait_ms);
+            }
+        }
+    }
+
+    fn fence(&self, found: &Described) -> Error {
+        self.is_fenced.store(true, Relaxed);
+        Error::new(
+            ErrorKind::Conflict,
+            format!(
+                "the slow tier is written by another server (epoch {}): this one is fenced and takes no \
+                 writes any more; stop one of the two",
+                found.epoch
+            ),
+        )
+    }
+}
+
+impl Engine {
+    /// # Errors
+    /// `Unavailable` for a replica, and for a writer whose slow tier another has taken over: what it took
+    /// would be lost with this machine.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.options.read_only {
+            return Err(Error::unavailable(
+                "this is a read-only replica; write to the server that it follows",
+            ));
+        }
+        if self.tier.is_fenced() && !self.planted(Planted::FenceSkipped) {
+            return Err(Error::unavailable(
+                "another server has taken this one's slow tier over, so nothing is taken here any \
+                 more; write to that one",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Claims the slow tier, brings its manifest up to date, removes what nobody needs there.
+    pub(crate) fn tend_slow_tier(&self) -> Result<bool> {
+        if self.tier.claim.lock().is_none() {
+            self.claim()?;
+            return Ok(true);
+        }
+        self.tell_slow_tier()
+    }
+
+    /// Makes this process the one that writes the slow tier, and finds what others left there.
+    fn claim(&self) -> Result<()> {
+        let bucket = &*self.env.bucket;
+        let found = read(bucket)?;
+        if let Some(found) = &found
+            && found.mark != self.tier.mark
+        {
+            return Err(self.tier.fence(found));
+        }
+        let mut claim = claim_as(bucket, found, self.tier.mark, &self.described_nothing())?;
+        self.tier.epoch.store(claim.epoch, Relaxed);
+        // A number may have been given again since: what is there counts only if it is the same.
+        let known: Vec<Segment> =
+            claim.segments.iter().map(|(path, &epoch)| Segment::of(path, 0, epoch)).collect();
+        for (path, bytes) in self.index.segment_files() {
+            let Some(&epoch) = claim.segments.get(&path) else { continue };
+            let segment = Segment::of(&path, bytes, epoch);
+            if !is_same(&self.env, std::slice::from_ref(&segment))?.contains(&true) {
+                claim.segments.remove(&path);
+            }
+        }
+        let now = self.env.clock.now_ms();
+        let objects = bucket.list(INDEX_FOLDER)?.into_iter().map(|object| object.key);
+        let is_named = |key: &String| known.iter().any(|segment| segment.key == *key);
+        claim.dead_segments = objects.filter(|key| !is_named(key)).map(|key| (key, now)).collect();
+        self.tree.note_found(bucket.list(TABLE_FOLDER)?.into_iter().map(|object| object.key));
+        *self.tier.claim.lock() = Some(claim);
+        Ok(())
+    }
+
+    /// A state without tables, for a place where nothing is yet.
+    fn described_nothing(&self) -> Edit {
+        Edit::default()
+            .with(Room::Engine, self.identity.encode())
+            .with(Room::Engine, recover::encode_sequence(CommitSeq(0)))
+            .with(Room::Engine, encode_slow(self.env.clock.now_ms(), &[]))
+    }
+
+    /// Puts a new manifest if the one that is there is not true any more.
+    fn tell_slow_tier(&self) -> Result<bool> {
+        let mut lane = self.tier.claim.lock();
+        let Some(claim) = lane.as_mut() else { return Ok(false) };
+        let is_unchanged = |told: &Told| {
+            Weak::ptr_eq(&told.version, &Arc::downgrade(&self.tree.version()))
+                && Weak::ptr_eq(&told.tombstones, &Arc::downgrade(&self.deletes.tombstones()))
+        };
+        let now = self.env.clock.now_ms();
+        let looks = now.saturating_sub(claim.looked_at_ms) >= LOOK_MS;
+        let version = if looks { version(&*self.env.bucket)? } else { None };
+        if looks {
+            claim.version.take_if(|known| version.as_ref() != Some(known));
+        }
+        if claim.version.is_none() {
+            self.read_back(claim)?;
+        }
+        if looks {
+            claim.looked_at_ms = now;
+        }
+        if claim.told.as_ref().is_some_and(is_unchanged) && !self.tree.has_untold() {
+            return Ok(false);
+        }
+        let (now, state, slow, tombstones, version) = self.describe();
+        let told = Told {
+            version: Arc::downgrade(&version),
+            tombstones: Arc::downgrade(&tombstones),
+            named: slow.named,
+        };
+        drop((version, tombstones));
+        let is_true = |before: &Told| {
+            Weak::ptr_eq(&before.tombstones, &told.tombstones) && before.named == told.named
+        };
+        // A put after they were found shows that they are not a younger writer's.
+        if !self.tree.has_untold() && claim.told.as_ref().is_some_and(is_true) {
+            claim.told = Some(told);
+            return Ok(false);
+        }
+        let files = Index::files_of(&[&index_part(&state)])?;
+        let mut epochs = Vec::with_capacity(files.len());
+        for (path, bytes) in &files {
+            epochs.push(self.put_segment(claim, path, *bytes)?);
+        }
+        let state = state.with(Room::Engine, encode_slow(now, &epochs));
+        self.put_manifest(claim, manifest::encode_object(claim.epoch, &state))?;
+        claim.told = Some(told);
+        self.tier.set_read(claim.epoch, slow.newest_ts);
+        self.tree.note_told(&slow.dead, now);
+        claim.retire_segments(&files, now);
+        Ok(true)
+    }
+
+    /// What the manifest is to say, all of one moment.
+    fn describe(&self) -> (Timestamp, Edit, SlowState, Arc<Tombstones>, Arc<Version>) {
+        let _no_edit = self.manifest.lock();
+        let now = self.env.clock.now_ms();
+        let (tombstones, version) = (self.deletes.tombstones(), self.tree.version());
+        let slow = self.tree.slow_state();
+        let mut state = Edit::default()
+            .with(Room::Engine, self.identity.encode())
+            .with(Room::Engine, encode_writer(self.tier.mark))
+            .with(Room::Engine, recover::encode_sequence(self.sequence.last()))
+            .with(Room::Index, self.index.snapshot_part())
+            .with(Room::Tree, slow.part.clone());
+        if let Some(part) = self.tombstones_part(&tombstones) {
+            state = state.with(Room::Engine, part);
+        }
+        (now, state, slow, tombstones, version)
+    }
+
+    /// The epoch under which an index segment lies on the slow tier; puts it if it does not yet.
+    fn put_segment(&self, claim: &mut Claim, path: &str, bytes: u64) -> Result<u64> {
+        if let Some(epoch) = claim.segments.get(path) {
+            return Ok(*epoch);
+        }
+        let _memory = self.reserve(Pool::Jobs, bytes)?;
+        let file = self.env.disk.open(path, OpenMode::Read)?;
+        let mut body = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)];
+        file.read_at(0, &mut body)?;
+        // Nobody else has this key, and whoever puts it again puts the same.
+        self.env.bucket.put(&segment_key(path, claim.epoch), body.into(), PutMode::Overwrite)?;
+        claim.segments.insert(path.to_owned(), claim.epoch);
+        Ok(claim.epoch)
+    }
+
+    fn put_manifest(&self, claim: &mut Claim, bytes: Vec<u8>) -> Result<()> {
+        let mode = match claim.version.take() {
+            _ if self.planted(Planted::FenceSkipped) => PutMode::Overwrite,
+            Some(version) => PutMode::IfVersion(version),
+            None => return Err(Error::internal("the slow tier's manifest was not read back")),
+        };
+        match self.env.bucket.put(KEY, bytes.into(), mode) {
+            Ok(info) => {
+                claim.version = Some(info.version);
+                Ok(())
+            }
+            // Another's, or our own whose answer was lost: the next step reads it.
+            Err(e) if *e.kind() == ErrorKind::Conflict => {
+                claim.told = None;
+                Err(Error::unavailable("the slow tier's manifest has changed").because(e))
+            }
+            Err(e) => {
+                claim.told = None;
+                Err(e)
+            }
+        }
+    }
+
+    /// After a put whose end is not known.
+    fn read_back(&self, claim: &mut Claim) -> Result<()> {
+        let found = read(&*self.env.bucket)?.ok_or_else(|| {
+            Error::unavailable(
+                "the slow tier's manifest has been removed by somebody; restart this server to put it \
+                 anew",
+            )
+        })?;
+        let is_ours = (found.epoch, found.mark) == (claim.epoch, self.tier.mark);
+        if !is_ours && !self.planted(Planted::FenceSkipped) {
+            return Err(self.tier.fence(&found));
+        }
+        claim.version = Some(found.version);
+        Ok(())
+    }
+
+    /// Removes index segments that no manifest has named for the grace time. Tables are the tree's.
+    pub(crate) fn collect_dead_segments(&self, now: Timestamp) -> Result<usize> {
+        let mut lane = self.tier.claim.lock();
+        let Some(claim) = lane.as_mut().filter(|claim| claim.told.is_some()) else { return Ok(0) };
+        let grace_ms = self.options.tree.bucket_grace_ms;
+        let is_due = |since: Timestamp| now.saturating_sub(since) >= grace_ms;
+        let due = claim.dead_segments.iter().filter(|dead| is_due(dead.1));
+        let keys: Vec<String> = due.map(|dead| dead.0.clone()).collect();
+        if !keys.is_empty() {
+            self.env.bucket.delete(&keys)?;
+            claim.dead_segments.retain(|dead| !keys.contains(&dead.0));
+        }
+        Ok(keys.len())
+    }
+
+    /// Makes a database in the empty folder of `env` of what its slow tier says of itself, and takes the slow
+    /// tier over: whoever wrote it before is fenced. Open it afterwards. Killed anywhere, it can be called
+    /// again. `None` if there is a database in the folder already: then nothing was done.
+    ///
+    /// What had not been uploaded is not there: see [`crate::EngineOptions::tree`], `upload_age_ms_max`.
+    ///
+    /// # Errors
+    /// `NotFound` if the slow tier has no manifest, `Invalid` if it is of a newer version, `Corrupt`,
+    /// `Busy` when another process has the folder, `Conflict` when another restores at the same time,
+    /// `Unavailable`.
+    pub fn restore(env: &Env) -> Result<Option<RestoreReport>> {
+        let _lock = env.disk.lock()?;
+        let (mut local, found) = Manifest::open(Arc::clone(&env.disk))?;
+        if !found.edits.is_empty() {
+            return Ok(None);
+        }
+        let found = read_some(env)?;
+        let mark = new_mark();
+        // First of all: what is there does not change any more, whoever wrote it.
+        claim_as(&*env.bucket, Some(found.clone()), mark, &found.state)?;
+        let mut report = RestoreReport { written_ms: found.written_ms, ..RestoreReport::default() };
+        fetch_segments(env, &found, &mut report)?;
+        let is_engine = |part: &[u8]| matches!(part.first(), Some(&TAG_WRITER | &TAG_SLOW));
+        let state = found.state.without(Room::Engine, is_engine);
+        let state = state.with(Room::Engine, encode_writer(mark));
+        local.commit(&Edit::default(), || state)?;
+        Ok(Some(report))
+    }
+}
+
+impl Claim {
+    /// The manifest names `files` and no others.
+    fn retire_segments(&mut self, files: &[(String, u64)], now: Timestamp) {
+        let is_dead = |path: &String| files.iter().all(|file| file.0 != *path);
+        let dead = self.segments.iter().filter(|(path, _)| is_dead(path));
+        let dead: Vec<(String, u64)> = dead.map(|(path, epoch)| (path.clone(), *epoch)).collect();
+        for (path, epoch) in dead {
+            self.dead_segments.push((segment_key(&path, epoch), now));
+            self.segments.remove(&path);
+        }
+    }
+}
+
+impl Described {
+    fn segments(&self) -> Result<Vec<Segment>> {
+        let files = Index::files_of(&[&index_part(&self.state)])?;
+        if files.len() != self.segment_epochs.len() {
+            return Err(Error::corrupt(KEY, 0, "index segments and their epochs do not fit"));
+        }
+        let files = files.iter().zip(&self.segment_epochs);
+        Ok(files.map(|((path, bytes), &epoch)| Segment::of(path, *bytes, epoch)).collect())
+    }
+}
+
+/// An index segment on both tiers.
+struct Segment {
+    path: String,
+    bytes: u64,
+    key: String,
+}
+
+impl Segment {
+    /// `index/7.seg` of epoch 3 is the object `index/7-3.seg`: numbers may be given again after a restore.
+    fn of(path: &str, bytes: u64, epoch: u64) -> Segment {
+        Segment { path: path.to_owned(), bytes, key: segment_key(path, epoch) }
+    }
+}
+
+/// Refuses to make a new database where the slow tier has one.
+///
+/// # Errors
+/// `Conflict`, and `Unavailable` when nobody can tell.
+pub(crate) fn check_unclaimed(bucket: &dyn Bucket) -> Result<()> {
+    match read(bucket)? {
+        None => Ok(()),
+        Some(found) => Err(Error::new(
+            ErrorKind::Conflict,
+            format!(
+                "there is no database in this folder, but the slow tier has one (epoch {}): start with \
+                 --restore to take it over, with --read-only to follow it, or choose another prefix",
+                found.epoch
+            ),
+        )),
+    }
+}
+
+/// Puts the manifest that was `found`, or `nothing`, as of the next epoch.
+fn claim_as(
+    bucket: &dyn Bucket,
+    found: Option<Described>,
+    mark: u64,
+    nothing: &Edit,
+) -> Result<Claim> {
+    let epoch = found.as_ref().map_or(0, |found| found.epoch) + 1;
+    let (mode, state, segments) = match found {
+        None => (PutMode::Create, nothing.clone(), BTreeMap::new()),
+        Some(found) => {
+            let files = Index::files_of(&[&index_part(&found.state)])?;
+            let paths = files.into_iter().map(|file| file.0);
+            let segments = paths.zip(found.segment_epochs).collect();
+            (PutMode::IfVersion(found.version), found.state, segments)
+        }
+    };
+    let is_writer = |part: &[u8]| part.first() == Some(&TAG_WRITER);
+    let state = state.without(Room::Engine, is_writer).with(Room::Engine, encode_writer(mark));
+    let put = manifest::encode_object(epoch, &state);
+    let info = bucket.put(KEY, put.into(), mode)?;
+    let version = Some(info.version);
+    Ok(Claim {
+        epoch,
+        version,
+        looked_at_ms: i64::MIN,
+        told: None,
+        segments,
+        dead_segments: Vec::new(),
+    })
+}
+
+/// The manifest that must be there.
+///
+/// # Errors
+/// As [`read`], and `NotFound`.
+pub(crate) fn read_some(env: &Env) -> Result<Described> {
+    read(&*env.bucket)?.ok_or_else(|| {
+        Error::not_found(
+            "the slow tier has no manifest: nothing was ever uploaded there, or it is another place",
+        )
+    })
+}
+
+/// The slow tier's manifest; `None` if there is none.
+///
+/// # Errors
+/// `Corrupt` if both its copies are damaged, `Invalid` for a newer version, `Unavailable`.
+pub(crate) fn read(bucket: &dyn Bucket) -> Result<Option<Described>> {
+    for _ in 0..READ_TRIES {
+        let info = match bucket.head(KEY) {
+            Ok(info) => info,
+            Err(e) if *e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let request = RangeRequest { key: KEY.to_owned(), offset: 0, len: info.bytes };
+        match bucket.get_ranges(&[request]).pop() {
+            Some(Ok(bytes)) if bytes.len() as u64 == info.bytes => {
+                return Described::decode(&bytes, info.version).map(Some);
+            }
+            // Shorter by now: another has been put.
+            Some(Err(e)) if !matches!(e.kind(), ErrorKind::Corrupt { .. }) => return Err(e),
+            _ => {}
+        }
+    }
+    Err(Error::unavailable("the slow tier's manifest changes faster than it can be read"))
+}
+
+/// The version of the manifest, if one is there.
+pub(crate) fn version(bucket: &dyn Bucket) -> Result<Option<String>> {
+    match bucket.head(KEY) {
+        Ok(info) => Ok(Some(info.version)),
+        Err(e) if *e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+impl Described {
+    fn decode(bytes: &[u8], version: String) -> Result<Described> {
+        let bad = |e: Error| Error::corrupt(KEY, 0, e.what());
+        let (epoch, state) = manifest::decode_object(KEY, bytes)?;
+        let (mut mark, mut written_ms, mut segment_epochs) = (0, 0, Vec::new());
+        for part in state.parts(Room::Engine) {
+            match part.split_first() {
+                Some((&TAG_WRITER, rest)) => mark = decode_writer(rest)?,
+                Some((&TAG_SLOW, mut rest)) => {
+                    written_ms = take_zigzag(&mut rest, "time of the manifest").map_err(bad)?;
+                    let count_max = rest.len();
+                    let count = take_count(&mut rest, count_max, "index segments").map_err(bad)?;
+                    for _ in 0..count {
+                        let epoch = take_varint(&mut rest, "epoch of a segment").map_err(bad)?;
+                        segment_epochs.push(epoch);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(Described { epoch, mark, version, written_ms, state, segment_epochs })
+    }
+}
+
+/// Which segments are the same here and there: known by their ends, which have the checksums of all the rest.
+fn is_same(env: &Env, segments: &[Segment]) -> Result<Vec<bool>> {
+    const END_BYTES: u64 = 64;
+    let end_of = |segment: &Segment| {
+        let len = segment.bytes.min(END_BYTES);
+        RangeRequest { key: segment.key.clone(), offset: segment.bytes - len, len }
+    };
+    let local = |request: &RangeRequest, segment: &Segment| {
+        let mut end = vec![0; request.len as usize];
+        let file = env.disk.open(&segment.path, OpenMode::Read).ok()?;
+        file.read_at(request.offset, &mut end).ok()?;
+        (file.len().ok()? == segment.bytes).then_some(end)
+    };
+    // What is not here need not be asked for there.
+    let ends: Vec<(RangeRequest, Option<Vec<u8>>)> = segments
+        .iter()
+        .map(|segment| (end_of(segment), segment))
+        .map(|(request, segment)| {
+            let end = local(&request, segment);
+            (request, end)
+        })
+        .collect();
+    let here = ends.iter().filter(|end| end.1.is_some()).map(|end| end.0.clone());
+    let mut answers = env.bucket.get_ranges(&here.collect::<Vec<_>>()).into_iter();
+    let same = ends.into_iter().map(|(_, end)| {
+        let Some(end) = end else { return Ok(false) };
+        match answers.next() {
+            Some(Ok(there)) => Ok(*there == *end),
+            Some(Err(e)) if *e.kind() == ErrorKind::Unavailable => Err(e),
+            // Missing, or of another length.
+            _ => Ok(false),
+        }
+    });
+    same.collect()
+}
+
+/// Brings the index segments that `described` names into the folder, as far as they are not there.
+pub(crate) fn fetch_segments(
+    env: &Env,
+    described: &Described,
+    report: &mut RestoreReport,
+) -> Result<()> {
+    let segments = described.segments()?;
+    env.disk.create_dir("index")?;
+    env.disk.sync_dir("")?;
+    let is_there = is_same(env, &segments)?;
+    let missing = segments.iter().zip(is_there).filter(|(_, is_there)| !is_there);
+    for (segment, _) in missing {
+        fetch(env, segment)?;
+        report.files += 1;
+        report.bytes += segment.bytes;
+    }
+    env.disk.sync_dir("index")
+}
+
+/// An object becomes a file.
+fn fetch(env: &Env, segment: &Segment) -> Result<()> {
+    let Segment { path, bytes, key } = segment;
+    match env.disk.remove(path) {
+        Err(e) if *e.kind() != ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let file = env.disk.open(path, OpenMode::Create)?;
+    let mut offset = 0;
+    while offset < *bytes {
+        let len = (bytes - offset).min(COPY_BYTES);
+        let request = RangeRequest { key: key.clone(), offset, len };
+        let missing = || Err(Error::internal("a range has no answer"));
+        let piece = env.bucket.get_ranges(&[request]).pop().unwrap_or_else(missing)?;
+        if piece.len() as u64 != len {
+            return Err(Error::unavailable(format!("{key}: a part of {len} bytes came; retry")));
+        }
+        file.write_at(offset, &piece)?;
+        offset += len;
+    }
+    file.sync()
+}
+
+fn segment_key(path: &str, epoch: u64) -> String {
+    let stem = path.strip_suffix(".seg").unwrap_or(path);
+    format!("{stem}-{epoch}.seg")
+}
+
+fn index_part(state: &Edit) -> Vec<u8> {
+    state.parts(Room::Index).next().map_or_else(|| vec![2, 0, 0, 0], <[u8]>::to_vec)
+}
+
+/// Names a data folder: no two have the same.
+pub(crate) fn new_mark() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+pub(crate) fn encode_writer(mark: u64) -> Vec<u8> {
+    let mut out = vec![TAG_WRITER];
+    out.extend_from_slice(&mark.to_le_bytes());
+    out
+}
+
+/// What stands behind the tag.
+pub(crate) fn decode_writer(rest: &[u8]) -> Result<u64> {
+    let mark = rest.try_into().map_err(|_| Error::corrupt("manifest", 0, "the writer's mark"))?;
+    Ok(u64::from_le_bytes(mark))
+}
+
+fn encode_slow(now: Timestamp, epochs: &[u64]) -> Vec<u8> {
+    let mut out = vec![TAG_SLOW];
+    encode_zigzag(now, &mut out);
+    encode_varint(epochs.len() as u64, &mut out);
+    epochs.iter().for_each(|&epoch| encode_varint(epoch, &mut out));
+    out
+}

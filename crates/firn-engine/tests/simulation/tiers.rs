@@ -1,0 +1,555 @@
+//! Several machines and one slow tier: writers that are lost, or only believed to be, those that take over,
+//! and replicas. The bucket fails, answers late (does what it says it did not), goes down.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use firn_engine::{Engine, EngineOptions, Lane, Planted, RecoveryProgress, Request};
+use firn_env::{Env, PutMode};
+use firn_model::{ErrorKind, Labels, Matcher, RowBatch, Sample, TimeRange, Timestamp};
+use firn_sim::{Operation, Oracle, Rng, Seen, Sim, SimDisk, for_seeds};
+
+const SEEDS: u64 = 300;
+const STEPS: u64 = 50;
+const HOUR_MS: i64 = 3_600_000;
+
+type Outcome<T> = Result<T, String>;
+
+struct Machine {
+    disk: SimDisk,
+    engine: Option<Arc<Engine>>,
+}
+
+struct Place {
+    sim: Sim,
+    rng: Rng,
+    planted: Option<Planted>,
+    writer: Machine,
+    /// Writers that were believed to be lost when another took over.
+    zombies: Vec<Machine>,
+    replica: Option<Machine>,
+    replica_followed_ms: Timestamp,
+    oracle: Oracle,
+    /// Everything that was ever given to a writer, acknowledged or not.
+    given: BTreeSet<(Labels, Timestamp, u64)>,
+    tally: BTreeMap<&'static str, u64>,
+}
+
+fn labels(idx: u64) -> Labels {
+    let host = format!("host-{}", idx % 3);
+    let name = format!("m{idx}");
+    Labels::from_pairs([("__name__", name.as_str()), ("job", "tiers"), ("instance", &host)])
+        .expect("valid labels")
+}
+
+fn options(planted: Option<Planted>, read_only: bool) -> EngineOptions {
+    EngineOptions {
+        memory_bytes_max: 256 << 20,
+        shard_count: 4,
+        stream_count: 2,
+        log_segment_bytes: 8 << 10,
+        log_bytes_max: 64 << 10,
+        arena_bytes_max: 256,
+        hot_bytes_max: 0,
+        read_only,
+        tree: firn_tree::TreeOptions {
+            block_bytes: 256,
+            table_bytes_max: 2 << 10,
+            patches_max: 1,
+            ..Default::default()
+        },
+        planted,
+        ..EngineOptions::default()
+    }
+}
+
+impl Place {
+    fn new(seed: u64, planted: Option<Planted>) -> Place {
+        let sim = Sim::new(seed);
+        Place {
+            writer: Machine { disk: sim.disk.clone(), engine: None },
+            rng: Rng::new(seed ^ 0x71e5),
+            sim,
+            planted,
+            zombies: Vec::new(),
+            replica: None,
+            replica_followed_ms: 0,
+            oracle: Oracle::new(),
+            given: BTreeSet::new(),
+            tally: BTreeMap::new(),
+        }
+    }
+
+    fn env(&self, disk: &SimDisk) -> Env {
+        Env { disk: Arc::new(disk.clone()), ..self.sim.env() }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.sim.env().clock.now_ms()
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.tally.entry(what).or_default() += 1;
+    }
+
+    fn open(&self, disk: &SimDisk, read_only: bool) -> firn_model::Result<Arc<Engine>> {
+        let options = options(self.planted, read_only);
+        Engine::open(self.env(disk), options, &RecoveryProgress::default())
+    }
+
+    fn open_writer(&mut self) -> Outcome<()> {
+        for _ in 0..20 {
+            match self.open(&self.writer.disk, false) {
+                Ok(engine) => {
+                    self.writer.engine = Some(engine);
+                    let seen = self.read_writer()?;
+                    return match seen {
+                        Some(seen) => self.oracle.settle(&seen),
+                        None => Ok(()),
+                    };
+                }
+                Err(e) => self.after_error("open", &e)?,
+            }
+        }
+        Err("the writer does not open in 20 tries".into())
+    }
+
+    fn engine(&self) -> Arc<Engine> {
+        Arc::clone(self.writer.engine.as_ref().expect("opened"))
+    }
+
+    /// What a failed call may be: the fault that was asked for.
+    fn after_error(&mut self, what: &str, e: &firn_model::Error) -> Outcome<()> {
+        match e.kind() {
+            ErrorKind::Closed if self.sim.faults.is_off() => {
+                self.count("crash");
+                self.writer.engine = None;
+                self.zombies.clear();
+                self.replica = None;
+                self.sim.restart();
+                self.writer.disk.restart();
+                self.sim.faults.clear();
+                Ok(())
+            }
+            ErrorKind::Unavailable | ErrorKind::Busy { .. } => {
+                self.count("failed");
+                Ok(())
+            }
+            _ => Err(format!("{what}: an error that nobody caused: {e:?}")),
+        }
+    }
+
+    /// After an error the power may have gone.
+    fn mend(&mut self) -> Outcome<()> {
+        if self.writer.engine.is_none() { self.open_writer() } else { Ok(()) }
+    }
+
+    fn write(&mut self) -> Outcome<()> {
+        let engine = self.engine();
+        let picked: BTreeSet<u64> = (0..4).map(|_| self.rng.below(8)).collect();
+        let labels: Vec<Labels> = picked.into_iter().map(labels).collect();
+        let back = match self.rng.below(4) {
+            0 => self.rng.below(60) as i64 * 15 * 60_000,
+            _ => self.rng.below(8) as i64 * 15_000,
+        };
+        let ts = (self.now() - back).div_euclid(15_000) * 15_000;
+        let mut batch = RowBatch::default();
+        let mut pieces = BTreeMap::new();
+        for (labels, series) in labels.iter().zip(engine.resolve(&labels)) {
+            let series = series.map_err(|e| format!("resolve: {e:?}"))?;
+            let value = self.rng.below(1_000) as f64;
+            batch.push(series, ts, value);
+            self.given.insert((labels.clone(), ts, value.to_bits()));
+            let cells: &mut Vec<_> = pieces.entry(series.group).or_default();
+            cells.push((labels.clone(), Sample { ts, value }));
+        }
+        let begun: Vec<_> = pieces.into_values().map(|cells| self.oracle.begin(cells)).collect();
+        match engine.write(&mut batch) {
+            Ok(_) => {
+                begun.into_iter().for_each(|piece| self.oracle.acknowledge(piece));
+                Ok(())
+            }
+            Err(e) => self.after_error("write", &e),
+        }
+    }
+
+    fn delete(&mut self) -> Outcome<()> {
+        let matchers = vec![Matcher::equal("__name__", format!("m{}", self.rng.below(8)))];
+        let end = self.now() - self.rng.below(300) as i64 * 60_000;
+        let range = TimeRange::new(end - 3 * HOUR_MS, end);
+        let begun = self.oracle.begin_delete(&matchers, range);
+        match self.engine().delete(&[matchers], range) {
+            Ok(_) => {
+                self.oracle.acknowledge(begun);
+                Ok(())
+            }
+            Err(e) => self.after_error("delete", &e),
+        }
+    }
+
+    fn flush(&mut self) -> Outcome<()> {
+        match self.engine().flush() {
+            Ok(()) => Ok(()),
+            Err(e) => self.after_error("flush", &e),
+        }
+    }
+
+    fn step(&mut self) -> Outcome<bool> {
+        match self.engine().step(Lane::Tree) {
+            Ok(done) => {
+                if self.engine().stats().slow_tier.is_fenced {
+                    return Err("the only writer that is not lost is fenced".into());
+                }
+                Ok(done.is_some())
+            }
+            Err(e) => self.after_error("step", &e).map(|()| true),
+        }
+    }
+
+    fn read_writer(&mut self) -> Outcome<Option<Seen>> {
+        match Seen::read(&self.engine().snapshot(), &[], TimeRange::ALL) {
+            Ok(seen) => Ok(Some(seen)),
+            Err(e) => self.after_error("read", &e).map(|()| None),
+        }
+    }
+
+    fn verify(&mut self) -> Outcome<()> {
+        match self.read_writer()? {
+            Some(seen) => self.oracle.check(&seen),
+            None => Ok(()),
+        }
+    }
+
+    /// A writer that was believed to be lost goes on as if it was not.
+    fn step_zombies(&mut self) -> Outcome<()> {
+        let zombie_labels =
+            Labels::from_pairs([("__name__", "z"), ("zombie", "1")]).expect("labels");
+        for zombie in std::mem::take(&mut self.zombies) {
+            let engine = Arc::clone(zombie.engine.as_ref().expect("a zombie runs"));
+            let now = self.now();
+            let mut batch = RowBatch::default();
+            if let Ok(series) = engine.resolve(std::slice::from_ref(&zombie_labels)).remove(0) {
+                batch.push(series, now, 1.0);
+                match engine.write(&mut batch) {
+                    Ok(_) => self.count("a zombie's write"),
+                    Err(_) => self.count("a zombie's write refused"),
+                }
+            }
+            let _ = engine.flush();
+            for _ in 0..6 {
+                let _ = engine.step(Lane::Tree);
+            }
+            if engine.stats().slow_tier.is_fenced {
+                self.count("fenced");
+            }
+            if self.sim.faults.is_off() {
+                let off = firn_model::Error::closed("off");
+                self.after_error("zombie", &off)?;
+                return self.mend();
+            }
+            self.zombies.push(zombie);
+        }
+        Ok(())
+    }
+
+    /// A replica reads; before that it looks for news, or not.
+    fn step_replica(&mut self) -> Outcome<()> {
+        let looks = self.rng.chance(0.5);
+        if self.replica.is_none() {
+            let disk = SimDisk::new(self.sim.faults.clone());
+            match self.open(&disk, true) {
+                Ok(engine) => {
+                    self.replica = Some(Machine { disk, engine: Some(engine) });
+                    self.replica_followed_ms = self.now();
+                }
+                // Nothing was ever put there.
+                Err(e) if *e.kind() == ErrorKind::NotFound => return Ok(()),
+                Err(e) => {
+                    self.after_error("replica", &e)?;
+                    return self.mend();
+                }
+            }
+        } else if looks || self.now() - self.replica_followed_ms >= HOUR_MS {
+            self.sim.clock.advance(Duration::from_secs(11));
+            let engine = self.replica.as_ref().and_then(|one| one.engine.clone()).expect("opened");
+            match engine.step(Lane::Tree) {
+                Ok(_) => self.replica_followed_ms = self.now(),
+                Err(e) => {
+                    self.after_error("follow", &e)?;
+                    return self.mend();
+                }
+            }
+        }
+        let engine = self.replica.as_ref().and_then(|one| one.engine.clone()).expect("opened");
+        let mut batch = RowBatch::default();
+        if engine.write(&mut batch).is_ok() || engine.resolve(&[labels(99)]).remove(0).is_ok() {
+            return Err("a replica takes writes".into());
+        }
+        match Seen::read(&engine.snapshot(), &[], TimeRange::ALL) {
+            Ok(seen) => {
+                self.count("replica read");
+                self.check_given(&seen)
+            }
+            Err(e) => {
+                self.after_error("replica's read", &e)?;
+                self.mend()
+            }
+        }
+    }
+
+    /// What is read was once given to a rightful writer.
+    fn check_given(&self, seen: &Seen) -> Outcome<()> {
+        for (labels, samples) in &seen.series {
+            for sample in samples {
+                let given = (labels.clone(), sample.ts, sample.value.to_bits());
+                if !self.given.contains(&given) {
+                    return Err(format!("{labels} {sample:?} was never given to this database"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end_faults(&mut self) {
+        self.sim.faults.clear();
+        self.sim.bucket.set_down(false);
+    }
+
+    /// All that is acknowledged gets to the slow tier.
+    fn settle(&mut self) -> Outcome<()> {
+        self.end_faults();
+        self.mend()?;
+        // A first failure may still wait for its turn inside the log, and a failed commit be undone.
+        for tries in 0.. {
+            match self.engine().flush() {
+                Ok(()) => break,
+                Err(e) if tries > 5 => return Err(format!("no flush: {e:?}")),
+                Err(e) => self.after_error("flush", &e)?,
+            }
+            self.mend()?;
+            self.write()?;
+            self.mend()?;
+        }
+        self.sim.clock.advance(Duration::from_secs(5 * 3_600));
+        for _ in 0..400 {
+            self.sim.clock.advance(Duration::from_secs(61));
+            if !self.step()? {
+                return self.mend();
+            }
+            self.mend()?;
+        }
+        Err("the work does not end".into())
+    }
+
+    /// A new machine sees everything that the lost one had uploaded, which was all.
+    fn check_elsewhere(&mut self) -> Outcome<()> {
+        let disk = SimDisk::new(self.sim.faults.clone());
+        let replica = self.open(&disk, true).map_err(|e| format!("a new replica: {e:?}"))?;
+        let seen = Seen::read(&replica.snapshot(), &[], TimeRange::ALL);
+        let seen = seen.map_err(|e| format!("a new replica reads: {e:?}"))?;
+        self.count("all is elsewhere");
+        self.oracle.settle(&seen).map_err(|e| format!("a new replica: {e}"))
+    }
+
+    fn lose_machine(&mut self) -> Outcome<()> {
+        self.settle()?;
+        self.verify()?;
+        self.check_elsewhere()?;
+        let disk = SimDisk::new(self.sim.faults.clone());
+        let mut lost = std::mem::replace(&mut self.writer, Machine { disk, engine: None });
+        if self.rng.chance(0.6) {
+            self.zombies.push(lost);
+        } else {
+            lost.engine = None;
+        }
+        // Interrupted anywhere, it is done again.
+        let number = self.sim.faults.change_count() + self.rng.below(14);
+        if self.rng.chance(0.5) && self.zombies.is_empty() {
+            self.sim.faults.crash_at(number);
+        }
+        let error = self.open(&self.writer.disk, false).err();
+        let is_conflict = |e: &firn_model::Error| *e.kind() == ErrorKind::Conflict;
+        if !self.sim.faults.is_off() && !error.as_ref().is_some_and(is_conflict) {
+            return Err(format!("a new database where there is one: {error:?}"));
+        }
+        if self.sim.faults.is_off() {
+            self.sim.restart();
+            self.writer.disk.restart();
+        }
+        for _ in 0..20 {
+            match Engine::restore(&self.env(&self.writer.disk)) {
+                Ok(_) => {
+                    self.count("restored");
+                    self.sim.faults.clear();
+                    return self.open_writer();
+                }
+                Err(e) => {
+                    if self.sim.faults.is_off() {
+                        self.count("crash in a restore");
+                    }
+                    self.after_error("restore", &e)?;
+                }
+            }
+        }
+        Err("no restore in 20 tries".into())
+    }
+
+    fn break_something(&mut self) {
+        match self.rng.below(7) {
+            6 => self.sim.faults.set_partial_body_rate(0.2),
+            0 => self.sim.bucket.set_down(true),
+            1 => self.sim.faults.set_lost_acknowledgement_rate(0.3),
+            2 => self.sim.faults.set_rate(Operation::Put, 0.4),
+            3 => self.sim.faults.set_rate(Operation::Get, 0.2),
+            4 => {
+                let kinds = [Operation::Head, Operation::ListObjects, Operation::Delete];
+                kinds.iter().for_each(|&kind| self.sim.faults.set_rate(kind, 0.4));
+            }
+            _ => {
+                let number = self.sim.faults.change_count() + self.rng.below(30);
+                self.sim.faults.crash_at(number);
+            }
+        }
+    }
+
+    fn live(&mut self) -> Outcome<()> {
+        self.open_writer()?;
+        for _ in 0..STEPS {
+            match self.rng.below(100) {
+                0..=34 => self.write()?,
+                35..=38 => self.delete()?,
+                39..=46 => self.flush()?,
+                47..=66 => {
+                    for _ in 0..4 {
+                        self.step()?;
+                        self.mend()?;
+                    }
+                }
+                67..=74 => {
+                    let minutes = self.rng.below(90);
+                    self.sim.clock.advance(Duration::from_secs(60 * minutes));
+                }
+                75..=82 => self.step_replica()?,
+                83..=89 => self.step_zombies()?,
+                90..=92 => self.break_something(),
+                93 | 94 => self.end_faults(),
+                95 | 96 => self.verify()?,
+                _ => self.lose_machine()?,
+            }
+            self.mend()?;
+        }
+        self.settle()?;
+        self.verify()?;
+        self.check_elsewhere()?;
+        self.check_nothing_is_left()
+    }
+
+    /// What killed uploads and lost writers left is gone after the grace time.
+    fn check_nothing_is_left(&mut self) -> Outcome<()> {
+        self.zombies.clear();
+        self.writer.engine = None;
+        self.open_writer()?;
+        self.settle()?;
+        self.settle()?;
+        let stats = self.engine().stats();
+        for (folder, named) in
+            [("tables/", stats.tree.levels[2].table_count), ("index/", stats.index.segment_count)]
+        {
+            let keys: Vec<String> =
+                self.sim.bucket.keys().into_iter().filter(|key| key.starts_with(folder)).collect();
+            if keys.len() as u64 != named {
+                return Err(format!("{named} objects are named in {folder}, there are {keys:?}"));
+            }
+        }
+        self.verify()
+    }
+}
+
+pub(crate) fn found(seed: u64, mistake: Planted) -> Option<String> {
+    Place::new(seed, Some(mistake)).live().err()
+}
+
+#[test]
+fn history_outlives_its_machine_and_has_one_writer() {
+    let tally: RefCell<BTreeMap<&'static str, u64>> = RefCell::default();
+    for_seeds(SEEDS, |seed| {
+        let mut place = Place::new(seed, None);
+        place.live().unwrap_or_else(|failure| panic!("{failure}"));
+        for (what, count) in place.tally {
+            *tally.borrow_mut().entry(what).or_default() += count;
+        }
+        place.sim.faults.change_count()
+    });
+    println!("{:?}", tally.borrow());
+    if std::env::var_os("FIRN_SEED").is_none() {
+        for what in [
+            "crash",
+            "failed",
+            "fenced",
+            "a zombie's write",
+            "a zombie's write refused",
+            "replica read",
+            "all is elsewhere",
+            "restored",
+            "crash in a restore",
+        ] {
+            assert!(tally.borrow().contains_key(what), "{what} never happened");
+        }
+    }
+}
+
+/// A day of uploads without trouble: two listings, after the claim.
+#[test]
+fn nothing_is_listed_but_at_the_start() {
+    let mut place = Place::new(7, None);
+    place.open_writer().expect("opens");
+    for _ in 0..48 {
+        place.write().expect("a write");
+        place.flush().expect("a flush");
+        place.sim.clock.advance(Duration::from_secs(1_800));
+        while place.step().expect("a step") {}
+    }
+    let stats = place.engine().stats();
+    let lists: u64 =
+        stats.slow_tier.requests[Request::List as usize].iter().map(|kind| kind.requests).sum();
+    assert_eq!(lists, 2);
+    assert!(stats.tree.levels[2].table_count > 5, "{:?}", stats.tree);
+    assert!(stats.slow_tier.newest_ts > Some(place.now() - 5 * HOUR_MS), "{:?}", stats.slow_tier);
+}
+
+/// Both copies of the slow tier's manifest are needed only when one is damaged.
+#[test]
+fn a_damaged_manifest_on_the_slow_tier_costs_nothing() {
+    let mut place = Place::new(8, None);
+    place.open_writer().expect("opens");
+    for _ in 0..9 {
+        place.write().expect("a write");
+    }
+    place.settle().expect("settles");
+    let whole = place.sim.bucket.bytes("manifest").expect("a manifest");
+    let put = |bytes: Vec<u8>| {
+        let bucket = place.sim.env().bucket;
+        bucket.put("manifest", bytes.into(), PutMode::Overwrite).expect("a put");
+    };
+    let opens = || place.open(&SimDisk::new(place.sim.faults.clone()), true);
+    let half = whole.len() / 2;
+    for at in (0..whole.len()).step_by(11) {
+        let mut bytes = whole.to_vec();
+        bytes[at] ^= 4;
+        put(bytes);
+        opens().unwrap_or_else(|e| panic!("byte {at}: {e}"));
+    }
+    for damage in [
+        whole[..half].to_vec(),
+        whole[..half + 30].to_vec(),
+        [vec![0; half], whole[half..].to_vec()].concat(),
+    ] {
+        put(damage);
+        opens().expect("one copy is whole");
+    }
+    put(vec![0; whole.len()]);
+    let error = opens().expect_err("both copies are gone");
+    assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
+}
