@@ -294,17 +294,14 @@ impl<'a> Chunk<'a> {
         Ok(columns)
     }
 
-    /// Whether a member has a sample in `range`, where the chunk's head tells; `None` where its columns must be read.
-    pub fn has_one(&self, slot: Slot, range: TimeRange) -> Option<bool> {
-        if !range.overlaps(self.range) {
-            return Some(false);
-        }
-        let is_end_inside = range.contains(self.range.start) || range.contains(self.range.end);
+    /// Takes the chunk's members out of `slots`, which rise. No column is decoded.
+    pub fn take_members(&self, slots: &mut Vec<Slot>) {
         match &self.body {
-            Body::Lone(_) if slot != Slot(0) => Some(false),
-            // Every entry is present, the first and the last are the range's ends.
-            Body::Lone(_) => is_end_inside.then_some(true),
-            Body::Members(_) => None,
+            Body::Lone(_) => slots.retain(|slot| *slot != Slot(0)),
+            Body::Members(members) => {
+                let here: Vec<Slot> = members.slots.common(slots).collect();
+                slots.retain(|slot| here.binary_search(slot).is_err());
+            }
         }
     }
 

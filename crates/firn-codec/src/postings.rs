@@ -13,7 +13,7 @@
 //! Source: measured over TSBS and Kubernetes label sets (docs/formats), the best form per list takes
 //! half of what the best single form takes.
 
-use firn_model::Result;
+use firn_model::{Result, Slot};
 
 use crate::bits::{bit_width, get_bits, pack, packed_bytes};
 use crate::varint::{
@@ -162,6 +162,19 @@ impl<'a> Postings<'a> {
             below += 1;
         }
         (below, false)
+    }
+
+    /// Those of `slots`, which rise, that are in the list.
+    pub fn common<'s>(self, slots: &'s [Slot]) -> impl Iterator<Item = Slot> + use<'a, 's> {
+        let mut ids = self.iter();
+        let mut at = ids.next();
+        slots.iter().copied().filter(move |slot| {
+            let id = u64::from(slot.0);
+            if at.is_some_and(|at| at < id) {
+                at = ids.seek(id);
+            }
+            at == Some(id)
+        })
     }
 
     /// Hands on the ids as runs `(first, last)`, rising; neighbours may touch. A run costs one call,
@@ -681,5 +694,21 @@ mod tests {
                 assert!(seen.is_sorted_by(|a, b| a < b));
             }
         }
+    }
+
+    #[test]
+    fn what_a_list_and_slots_have_in_common() {
+        let f = |ids: &[u64], slots: &[u32], want: &[u32]| {
+            let mut list = Vec::new();
+            encode_postings(ids, &mut list);
+            let list = Postings::take(&mut list.as_slice()).unwrap();
+            let slots: Vec<Slot> = slots.iter().copied().map(Slot).collect();
+            assert_eq!(list.common(&slots).map(|slot| slot.0).collect::<Vec<_>>(), want);
+        };
+        f(&[2, 7, 9], &[0, 5, 7, 8, 9, 10], &[7, 9]);
+        f(&[0, 1, 2, 3, 9], &[1, 3, 4, 5, 9], &[1, 3, 9]);
+        f(&[0], &[0, 1], &[0]);
+        f(&[1_000], &[1], &[]);
+        f(&[], &[1], &[]);
     }
 }

@@ -1,13 +1,13 @@
-//! What is there: which series have samples in a time range, which tables, how much is in memory.
+//! What is there: which series have samples in a time range, which tables, how much is in memory. Answered without
+//! reading data.
 
 use std::iter::{Peekable, successors};
 use std::mem;
 
-use firn_codec::OneColumn;
+use firn_codec::Hidden;
 use firn_index::{GroupMatch, Matches, Member, Members};
 use firn_model::{
-    Grouping, Labels, MatchOp, Matcher, QueryContext, Result, Selected, Selection, SeriesRef,
-    TimeRange,
+    Grouping, Labels, MatchOp, Matcher, QueryContext, Result, Selected, Selection, TimeRange,
 };
 use firn_tree::TableRecord;
 
@@ -24,9 +24,10 @@ const MEMBERS_PER_LOOK: usize = 16_384;
 const NAMING_GROUPS_MAX: usize = 1_024;
 
 impl Snapshot {
-    /// The series that match and have a sample in the selection's range, exactly. A range that holds
-    /// all that there is costs no reading, but for groups that deletes touch; then a member of a group
-    /// that has samples may be listed although retention took its own.
+    /// The series that match and have samples in the selection's range, as the heads of chunks in memory and the
+    /// directories of tables tell: no column is read. So a series whose samples lie close to the range may be listed too:
+    /// in memory in a chunk that reaches into it, in a table from the 1/32 of its partition that has the first to the one
+    /// that has the last. What is deleted is never listed: where only a part of a stretch is, the columns are read.
     ///
     /// # Errors
     /// As [`firn_model::Selected::read`].
@@ -101,42 +102,48 @@ impl Snapshot {
         Ok(false)
     }
 
-    /// What is left of `groups` when members without a sample in `range` are taken out.
+    /// What is left of `groups` when members without a sample in `range` are taken out. Columns are read only where a
+    /// delete that is not applied yet hides some of what a member has there, but not all.
     fn present_of(
         &self,
         groups: Vec<GroupMatch>,
         range: TimeRange,
         context: &QueryContext,
     ) -> Result<Vec<GroupMatch>> {
-        let reach = self.time_range();
-        let is_everything = range.covers(reach);
-        let range = range.intersect(reach);
-        let mut deletes = self.tombstones().walk(range);
-        let (mut head, mut buffer) = (self.head().reader(), OneColumn::default());
+        let memory_range = self.memory_range();
+        let range = range.intersect(self.time_range());
+        let mut deletes = self.tombstones().walk(TimeRange::ALL);
+        let mut head = self.head().reader();
+        let mut left = Vec::new();
         let mut present = Vec::with_capacity(groups.len());
         let mut groups = groups.into_iter().peekable();
         while groups.peek().is_some() {
             context.cancel.check()?;
             let first = present.len();
             let mut unknown = Vec::new();
-            for found in next_look(&mut groups) {
+            for mut found in next_look(&mut groups) {
                 let group = found.group;
-                let is_exact = is_everything && !deletes.touches(group);
-                if let [member] = found.members[..]
-                    && !is_everything
-                    && !deletes.touches(group)
-                {
-                    let series = SeriesRef { group, slot: member.slot };
-                    // What cannot be read is unknown, and reported by the exact look.
-                    if head.has_one(series, range, &mut buffer).unwrap_or(false) {
-                        present.push(found);
-                        continue;
-                    }
+                left.clear();
+                left.extend(found.members.iter().map(|member| member.slot));
+                let hidden = deletes.of(group).filter(|_| !self.lists_deleted());
+                let hidden: Vec<Hidden<'_>> = hidden.collect();
+                let is_touched = hidden.iter().any(|one| one.range.overlaps(memory_range));
+                // Parts in memory do not tell what is hidden in them.
+                let mut is_told = !is_touched || !head.has_data(group, range);
+                if !is_touched {
+                    head.take_present(group, range, &mut left)?;
                 }
-                if head.has_data(group, range) || self.version().has_data(group, range) {
-                    unknown.extend((!is_exact).then(|| found.clone()));
-                    present.push(found);
+                if !left.is_empty() {
+                    is_told &= self.version().take_present(group, range, &hidden, &mut left);
                 }
+                if !is_told && !left.is_empty() {
+                    let members =
+                        found.members.iter().filter(|m| left.binary_search(&m.slot).is_ok());
+                    unknown.push(GroupMatch { group, members: members.copied().collect() });
+                } else {
+                    found.members.retain(|member| left.binary_search(&member.slot).is_err());
+                }
+                present.push(found);
             }
             let absent = self.absent(unknown, range, context)?;
             let mut absent = absent.iter().peekable();

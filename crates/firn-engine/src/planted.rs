@@ -47,6 +47,10 @@ pub enum Planted {
     DeletesNotReplayed,
     /// Series leave the index although one was written while it was written anew.
     SeriesRemovedUnchecked,
+    /// Whether a series has samples is asked of tables only, when series leave the index.
+    MembersOfMemoryRemoved,
+    /// Lists of series are made as if there were no deletes.
+    DeletedListed,
     /// Index files that a merge replaces go before the manifest names the new one.
     IndexFilesDroppedEarly,
     /// Definitions below the log's floor are taken in again, those of series that have left among them.
@@ -59,7 +63,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every mistake.
-    pub const ALL: [Planted; 26] = [
+    pub const ALL: [Planted; 28] = [
         Planted::SyncSkipped,
         Planted::PublishedBeforeDurable,
         Planted::AcknowledgedBeforeVisible,
@@ -82,6 +86,8 @@ impl Planted {
         Planted::TombstonesForgottenEarly,
         Planted::DeletesNotReplayed,
         Planted::SeriesRemovedUnchecked,
+        Planted::MembersOfMemoryRemoved,
+        Planted::DeletedListed,
         Planted::IndexFilesDroppedEarly,
         Planted::RemovedSeriesReplayed,
         Planted::FenceSkipped,

@@ -31,6 +31,7 @@ struct Frozen {
     tombstones: Arc<Tombstones>,
     index: IndexView,
     merged_by_level: bool,
+    lists_deleted: bool,
     reads: Arc<ReadCounters>,
 }
 
@@ -53,6 +54,7 @@ impl Engine {
         // The index last: it knows every series that the head has rows of.
         let index = self.index.view();
         let merged_by_level = self.planted(Planted::MergedByLevel);
+        let lists_deleted = self.planted(Planted::DeletedListed);
         Snapshot(Arc::new(Frozen {
             number,
             bits: self.bits,
@@ -61,6 +63,7 @@ impl Engine {
             tombstones,
             index,
             merged_by_level,
+            lists_deleted,
             reads: Arc::clone(&self.counters.reads),
         }))
     }
@@ -153,6 +156,10 @@ impl Snapshot {
 
     pub(crate) fn tombstones(&self) -> &Tombstones {
         &self.0.tombstones
+    }
+
+    pub(crate) fn lists_deleted(&self) -> bool {
+        self.0.lists_deleted
     }
 
     pub(crate) fn version(&self) -> &Version {

@@ -1,19 +1,17 @@
 //! Upkeep of the index: many files become few, and series whose data has gone leave it.
 //!
 //! A series may leave when no table and no memory has a sample of it: retention took them, or a delete that
-//! was applied. Tables are asked by their directories, which know groups, and of slots only the lowest and the
-//! highest of a block: a member of a group that lives on may stay longer than its samples. A writer may still hold its reference, so leaving has three steps. First the index is written
-//! anew without the series. Then they are announced as *leaving*: who writes one from now on says so. Then,
+//! was applied. Tables are asked by their directories, which know the members of every group. A writer may still hold its
+//! reference, so leaving has three steps. First the index is written anew without the series. Then they are announced as *leaving*: who writes one from now on says so. Then,
 //! with no write on its way, and if nobody wrote one and nothing is found on a second look, the manifest
 //! names the new file and references are of another generation. So no acknowledged row loses its labels.
 
+use std::cell::RefCell;
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use firn_codec::Slots;
-use firn_head::HeadSnapshot;
+use firn_head::HeadReader;
 use firn_index::{Liveness, MergeJob};
 use firn_model::{Cell, Error, GroupId, Pool, Result, RowBatch, SeriesRef, Slot, TimeRange};
 use firn_tree::Version;
@@ -78,35 +76,29 @@ enum Outcome {
 }
 
 /// Where samples are, at one moment.
-struct Presence {
-    head: HeadSnapshot,
-    version: Arc<Version>,
+struct Presence<'a> {
+    head: RefCell<HeadReader<'a>>,
+    version: &'a Version,
+    forgets_memory: bool,
 }
 
-impl Presence {
-    /// What of `slots` has no sample.
+impl Presence<'_> {
+    /// What of `slots` has no sample. What cannot be told, and what a delete hides that was not applied yet, stays.
     fn absent(&self, group: GroupId, slots: &[u32]) -> Vec<Slot> {
         let all = TimeRange::ALL;
-        let is_in_tables = self.version.has_data(group, all);
-        let is_absent =
-            |&slot: &Slot| !is_in_tables || self.version.first_data(group, slot, all).is_none();
-        let mut absent: Vec<Slot> =
-            slots.iter().map(|&slot| Slot(slot)).filter(is_absent).collect();
-        if !absent.is_empty() && self.head.has_data(group, all) {
-            match self.head.read(group, Slots::Some(&absent), all) {
-                Ok(found) => absent.retain(|slot| {
-                    let mut columns = found.iter().flat_map(|columns| &columns.batch.columns);
-                    columns.all(|column| column.slot != *slot)
-                }),
-                // What cannot be told stays.
-                Err(_) => absent.clear(),
-            }
+        let mut absent: Vec<Slot> = slots.iter().map(|&slot| Slot(slot)).collect();
+        let mut is_told = self.version.take_present(group, all, &[], &mut absent);
+        if !self.forgets_memory {
+            is_told &= self.head.borrow_mut().take_present(group, all, &mut absent).is_ok();
+        }
+        if !is_told {
+            absent.clear();
         }
         absent
     }
 }
 
-impl Liveness for Presence {
+impl Liveness for Presence<'_> {
     fn retain(&self, group: GroupId, slots: &mut Vec<u32>) {
         let absent = self.absent(group, slots);
         if !absent.is_empty() {
@@ -165,9 +157,8 @@ impl Engine {
 
     fn run_removal(&self, job: &MergeJob) -> Result<Outcome> {
         let _memory = self.reserve(Pool::Jobs, job.series_count() * MERGE_BYTES_PER_SERIES)?;
-        let Some(removal) = job.run_removal(&*self.env.disk, &self.presence()?)? else {
-            return Ok(Outcome::Nothing);
-        };
+        let removal = self.with_presence(|presence| job.run_removal(&*self.env.disk, presence))?;
+        let Some(removal) = removal else { return Ok(Outcome::Nothing) };
         let series = removal.dropped.iter().flat_map(|(group, slots)| {
             slots.iter().map(|&slot| SeriesRef { group: *group, slot: Slot(slot) })
         });
@@ -216,19 +207,29 @@ impl Engine {
 
     /// Whether one of `dropped` has a sample now.
     fn is_any_back(&self, dropped: &[(GroupId, Vec<u32>)]) -> Result<bool> {
-        let presence = self.presence()?;
-        Ok(dropped.iter().any(|(group, slots)| presence.absent(*group, slots).len() < slots.len()))
+        self.with_presence(|presence| {
+            let is_back = |(group, slots): &(GroupId, Vec<u32>)| {
+                presence.absent(*group, slots).len() < slots.len()
+            };
+            Ok(dropped.iter().any(is_back))
+        })
     }
 
+    /// Asks where samples are now.
+    ///
     /// # Errors
-    /// Of the slow tier: then nobody knows what is there.
-    fn presence(&self) -> Result<Presence> {
+    /// Of the slow tier: then nobody knows what is there. Those of `ask`.
+    fn with_presence<T>(&self, ask: impl FnOnce(&Presence<'_>) -> Result<T>) -> Result<T> {
         let (head, version) = {
             let _view = self.view.read();
             (self.head.snapshot(), self.tree.version())
         };
         version.load_directories(TimeRange::ALL)?;
-        Ok(Presence { head, version })
+        ask(&Presence {
+            head: RefCell::new(head.reader()),
+            version: &version,
+            forgets_memory: self.planted(Planted::MembersOfMemoryRemoved),
+        })
     }
 
     fn apply_index(&self, part: Vec<u8>) -> Result<()> {

@@ -168,6 +168,26 @@ impl Arena {
         Ok(rises)
     }
 
+    /// Takes the members with a value in `range` in rows before `visible` out of `left`.
+    pub(crate) fn take_present(
+        &self,
+        local: Local,
+        visible: u32,
+        range: TimeRange,
+        buffers: &mut ReadBuffers,
+        left: &mut Vec<Slot>,
+    ) -> Result<()> {
+        let mut here: Vec<Slot> = Vec::new();
+        self.each_value(local, visible, Slots::Some(left), &mut buffers.rows, |ts, slot, _| {
+            if range.contains(ts) {
+                here.push(slot);
+            }
+        })?;
+        here.sort_unstable();
+        left.retain(|slot| here.binary_search(slot).is_err());
+        Ok(())
+    }
+
     /// Decodes the group's rows into `buffers.columns`.
     fn read_rows(
         &self,

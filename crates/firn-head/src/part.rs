@@ -151,29 +151,25 @@ impl Part {
         }
     }
 
-    /// Whether a member has a sample in `range`. `buffer` is any column.
-    pub(crate) fn has_one(
+    /// Takes out of `left` the members that have samples in `range`: exactly for rows, to the chunk for columns.
+    pub(crate) fn take_present(
         &self,
         form: &Form,
         local: Local,
-        (slot, range): (Slot, TimeRange),
+        range: TimeRange,
         near: &mut Option<SegmentCursor>,
         buffers: &mut ReadBuffers,
-        buffer: &mut OneColumn,
-    ) -> Result<bool> {
+        left: &mut Vec<Slot>,
+    ) -> Result<()> {
         if !range.overlaps(self.range) {
-            return Ok(false);
+            return Ok(());
         }
         match form {
             Form::Columns(segment) => {
                 let cursor = *near.insert(segment.seek(local, *near)?);
-                segment.has_one(local, cursor, (slot, range), buffer)
+                segment.take_present(local, cursor, range, left)
             }
-            Form::Rows(arena) => {
-                buffer.clear();
-                arena.append_one(local, self.visible, (slot, range), buffers, buffer)?;
-                Ok(!buffer.times.is_empty())
-            }
+            Form::Rows(arena) => arena.take_present(local, self.visible, range, buffers, left),
         }
     }
 

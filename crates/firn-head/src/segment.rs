@@ -276,32 +276,21 @@ impl Segment {
         Ok(true)
     }
 
-    /// Whether a member has a sample in `range`, from the chunks' heads where they tell. `buffer` is any column.
-    pub(crate) fn has_one(
+    /// Takes out of `left` the members of the chunks of `local` from `cursor` on that overlap `range`.
+    pub(crate) fn take_present(
         &self,
         local: Local,
         mut cursor: SegmentCursor,
-        (slot, range): (Slot, TimeRange),
-        buffer: &mut OneColumn,
-    ) -> Result<bool> {
-        while let Some(chunk) = self.chunk_of(local, &cursor) {
+        range: TimeRange,
+        left: &mut Vec<Slot>,
+    ) -> Result<()> {
+        while let Some(chunk) = self.chunk_of(local, &cursor).filter(|_| !left.is_empty()) {
             if range.overlaps(Chunk::time_range_of_run(chunk, self.base)?) {
-                let chunk = self.open(chunk)?;
-                let has_one = match chunk.has_one(slot, range) {
-                    Some(has_one) => has_one,
-                    None => {
-                        buffer.clear();
-                        chunk.append_one(slot, range, buffer)?;
-                        !buffer.times.is_empty()
-                    }
-                };
-                if has_one {
-                    return Ok(true);
-                }
+                self.open(chunk)?.take_members(left);
             }
             self.advance(&mut cursor)?;
         }
-        Ok(false)
+        Ok(())
     }
 
     /// The time range of the chunks of `local` from `cursor` on.

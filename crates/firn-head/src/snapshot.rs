@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_codec::{GroupColumns, OneColumn, Slots};
 use firn_model::{
-    CommitSeq, Error, GroupId, Result, SeriesRef, ShardBits, ShardId, TimeRange, Timestamp,
+    CommitSeq, Error, GroupId, Result, SeriesRef, ShardBits, ShardId, Slot, TimeRange, Timestamp,
 };
 
 use crate::arena::ReadBuffers;
@@ -193,34 +193,34 @@ impl HeadReader<'_> {
         Ok(rises)
     }
 
-    /// Whether a member has a sample in `range`, in memory. Columns are asked before rows, the newest first, and decoded
-    /// only where a chunk's head does not tell: mostly it costs a step in one part. `buffer` is any column.
+    /// Takes out of `left`, which rises, the members of `group` that have samples in `range`, in memory: exactly where they
+    /// are rows, to a chunk's range of time where they are columns. Those are asked first, the newest first, and never
+    /// decoded; rows only for who is left then.
     ///
     /// # Errors
     /// As [`HeadSnapshot::read`].
-    pub fn has_one(
+    pub fn take_present(
         &mut self,
-        series: SeriesRef,
+        group: GroupId,
         range: TimeRange,
-        buffer: &mut OneColumn,
-    ) -> Result<bool> {
-        let SeriesRef { group, slot } = series;
+        left: &mut Vec<Slot>,
+    ) -> Result<()> {
         self.check_shard(group)?;
-        let Some(local) = self.snapshot.local(group) else { return Ok(false) };
+        let Some(local) = self.snapshot.local(group) else { return Ok(()) };
         let (view, shard, buffers) = self.shard(self.snapshot.bits.shard(group));
         for wants_rows in [false, true] {
             for (idx, Place { form, cursor }) in shard.places.iter_mut().enumerate().rev() {
                 let (part, Some(form)) = (view.part(idx), form) else { continue };
-                if part.is_rows() != wants_rows {
-                    continue;
+                if left.is_empty() {
+                    return Ok(());
                 }
-                let has_one = part.has_one(form, local, (slot, range), cursor, buffers, buffer);
-                if has_one.map_err(|error| error.context(format!("memory of {group}")))? {
-                    return Ok(true);
+                if part.is_rows() == wants_rows {
+                    part.take_present(form, local, range, cursor, buffers, left)
+                        .map_err(|error| error.context(format!("memory of {group}")))?;
                 }
             }
         }
-        Ok(false)
+        Ok(())
     }
 
     /// Every row of `shard` in `range` that was committed at this or later is in memory for this reader, flushed ones

@@ -193,19 +193,6 @@ impl<'a> PresenceSet<'a> {
     }
 }
 
-/// Those of `slots`, which rise, that are in `list`.
-pub(crate) fn common(list: Postings<'_>, slots: &[Slot]) -> impl Iterator<Item = Slot> {
-    let mut ids = list.iter();
-    let mut at = ids.next();
-    slots.iter().copied().filter(move |slot| {
-        let id = u64::from(slot.0);
-        if at.is_some_and(|at| at < id) {
-            at = ids.seek(id);
-        }
-        at == Some(id)
-    })
-}
-
 fn take_part<'a>(input: &mut &'a [u8]) -> Result<(Span, Postings<'a>)> {
     let span = Span::from_number(take_varint(input, "cells of a presence set")?);
     let span = span.ok_or_else(|| bad("cells of a presence set are out of order"))?;
@@ -296,22 +283,6 @@ mod tests {
         for wrong in [&[][..], &[0x80, 0x08, 4, 0], &[0xbf, 0x01, 4, 0], &[0, 0], &[0]] {
             assert!(PresenceSets::default().push(wrong).is_err(), "{wrong:?}");
         }
-    }
-
-    #[test]
-    fn what_two_lists_have_in_common() {
-        let f = |ids: &[u64], slots: &[u32], want: &[u32]| {
-            let mut list = Vec::new();
-            encode_postings(ids, &mut list);
-            let list = Postings::take(&mut list.as_slice()).unwrap();
-            let slots: Vec<Slot> = slots.iter().copied().map(Slot).collect();
-            assert_eq!(common(list, &slots).map(|slot| slot.0).collect::<Vec<_>>(), want);
-        };
-        f(&[2, 7, 9], &[0, 5, 7, 8, 9, 10], &[7, 9]);
-        f(&[0, 1, 2, 3, 9], &[1, 3, 4, 5, 9], &[1, 3, 9]);
-        f(&[0], &[0, 1], &[0]);
-        f(&[1_000], &[1], &[]);
-        f(&[], &[1], &[]);
     }
 
     #[test]

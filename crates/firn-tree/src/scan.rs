@@ -9,7 +9,6 @@ use firn_model::{
 };
 
 use crate::block::{Block, Walk};
-use crate::presence::common;
 use crate::record::{Level, TableRecord};
 use crate::store::Read;
 use crate::suffix::{BlockEntry, Suffix};
@@ -45,7 +44,7 @@ impl Ask<'_> {
     /// Whether a member that is wanted has samples in a block, as its presence set tells.
     fn wants_some_of(&self, suffix: &Suffix, block_idx: usize, range: TimeRange) -> bool {
         let mut parts = suffix.parts_in(block_idx, self.group, range);
-        parts.any(|(_, members)| common(members, self.slots).next().is_some())
+        parts.any(|(_, members)| members.common(self.slots).next().is_some())
     }
 }
 

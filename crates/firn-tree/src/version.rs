@@ -6,7 +6,6 @@ use firn_codec::{Chunk, Hidden, Slots, Tombstone};
 use firn_model::{CancelToken, CommitSeq, Error, GroupId, Result, Slot, TimeRange, Timestamp};
 
 use crate::block::{Block, Walk};
-use crate::presence::common;
 use crate::record::{Level, TableId, TableRecord};
 use crate::scan::block_range;
 use crate::stats::LevelStats;
@@ -65,15 +64,15 @@ impl Version {
                 return Some(table.record.time_range.intersect(range).start);
             };
             let parts = suffix.parts_of(group, range);
-            let parts = parts.filter(|(_, slots)| common(*slots, &[slot]).next().is_some());
-            parts.map(|(reach, _)| reach.start).min()
+            let parts = parts.filter(|(_, slots)| slots.common(&[slot]).next().is_some());
+            parts.map(|(span, _)| span.intersect(range).start).min()
         });
         starts.min()
     }
 
     /// Takes out of `left`, which rises, the members of `group` that have samples in `range`, as
-    /// directories tell: exact as [`Version::has_data`], but for what deletes hide, which is never
-    /// taken for there. `hidden` is what deletes hide of the group. No block is read. `false` if only
+    /// directories tell: exact as [`Version::has_data`], and only if no delete of `hidden`, which is what
+    /// deletes hide of the group at any time, touches what is there. No block is read. `false` if only
     /// blocks can tell about some of those that are left.
     pub fn take_present(
         &self,
@@ -91,11 +90,12 @@ impl Version {
                 is_told = false;
                 continue;
             };
-            for (reach, slots) in suffix.parts_of(group, range) {
+            for (span, slots) in suffix.parts_of(group, range) {
+                let reach = span.intersect(range);
                 let touches =
-                    |one: &&Hidden<'_>| one.range.overlaps(reach) && table.may_hide(one.seq);
+                    |one: &&Hidden<'_>| one.range.overlaps(span) && table.may_hide(one.seq);
                 let hidden: Vec<&Hidden<'_>> = hidden.iter().filter(touches).collect();
-                let mut here: Vec<Slot> = common(slots, left).collect();
+                let mut here: Vec<Slot> = slots.common(left).collect();
                 here.retain(|slot| {
                     let of_slot = hidden.iter().filter(|one| one.slots.contains(*slot));
                     let mut of_slot = of_slot.peekable();

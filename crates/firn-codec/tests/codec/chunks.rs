@@ -96,9 +96,10 @@ proptest! {
                 prop_assert_eq!(one_by_one.next().map(|(ts, v)| (*ts, v.to_bits())), Some((*ts, *bits)));
             }
             prop_assert!(one_by_one.next().is_none());
-            if let Some(told) = chunk.has_one(slot, range) {
-                prop_assert_eq!(told, one.times.len() > lead);
-            }
+            let mut left = vec![slot];
+            chunk.take_members(&mut left);
+            let is_member = cells.keys().any(|key| key.0 == slot.0);
+            prop_assert_eq!(left.is_empty(), is_member);
             // What does not come after what is there is left to others.
             let (before, has_more) = (one.clone(), one.times.len() > lead);
             prop_assert_eq!(chunk.append_one(slot, range, &mut one).unwrap(), !has_more);

@@ -2,6 +2,7 @@
 //!
 //! `FIRN_SEED_COUNT=n` runs n seeds in place of 5,000; `FIRN_SEED=s` runs one and prints its trace.
 
+mod churn;
 mod copies;
 mod damage;
 mod deletes;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use firn_engine::{Engine, EngineOptions, Lane, Planted, RecoveryProgress, Snapshot, Step};
 use firn_model::{
-    Change, ChangeKind, ChangeSink, CommitSeq, Error, ErrorKind, Labels, Matcher, RowBatch,
-    STALE_NAN_BITS, Sample, SeriesRef, TimeRange, Timestamp,
+    Change, ChangeKind, ChangeSink, CommitSeq, Error, ErrorKind, Grouping, Labels, Matcher,
+    QueryContext, RowBatch, STALE_NAN_BITS, Sample, Selection, SeriesRef, TimeRange, Timestamp,
 };
 use firn_sim::{Oracle, Rng, Seen, Sim};
 use parking_lot::Mutex;
@@ -128,6 +128,7 @@ impl Tally {
             "Publish",
             "written while series left",
             "refused because it had left",
+            "series listed",
         ] {
             assert!(self.0.get(what).is_some_and(|&count| count > 0), "{what} never happened");
         }
@@ -571,6 +572,31 @@ impl World {
     /// Everything that can be read, against the plain map. What was read once must stay.
     pub(crate) fn verify(&mut self) -> Result<(), Failure> {
         self.compare(Oracle::check)
+    }
+
+    /// A list of series: all that have samples in the range, and none whose samples are all deleted.
+    pub(crate) fn verify_list(&mut self) -> Result<(), Failure> {
+        let snapshot = self.engine().snapshot();
+        let (matchers, range) = (self.some_matchers(), self.some_range());
+        let read = || -> firn_model::Result<_> {
+            let matchers = matchers.clone();
+            let selection = Selection { matchers, range, grouping: Grouping::Series };
+            let listed = snapshot.keys(&selection, &QueryContext::unbounded())?;
+            let here = Seen::read(&snapshot, &selection.matchers, range)?;
+            Ok((listed, here, Seen::read(&snapshot, &selection.matchers, TimeRange::ALL)?))
+        };
+        let (listed, here, all) = match read() {
+            Ok(read) => read,
+            Err(e) => return self.after_error(&e),
+        };
+        self.tally.count("series listed");
+        if let Some(missed) = here.series.keys().find(|labels| !listed.contains(labels)) {
+            return Err(Failure(format!("{missed} has samples in {range:?} and is not listed")));
+        }
+        match listed.iter().find(|labels| !all.series.contains_key(labels)) {
+            Some(gone) => Err(Failure(format!("{gone} is listed in {range:?} without a sample"))),
+            None => Ok(()),
+        }
     }
 
     fn compare(

@@ -1,0 +1,166 @@
+//! Members that come and go in groups that stay, as containers of a node do: they leave the index when their samples
+//! do, and lists over a time range know them apart without reading data.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use firn_engine::{Engine, EngineOptions, Lane, RecoveryProgress};
+use firn_model::{
+    CancelToken, Grouping, Labels, Matcher, QueryContext, RowBatch, Selection, SeriesRef, TimeRange,
+};
+use firn_sim::{Seen, Sim};
+
+const MINUTE_MS: i64 = 60_000;
+const HOUR_MS: i64 = 60 * MINUTE_MS;
+const LIVING: usize = 48;
+const NEW_EVERY_HOUR: usize = LIVING / 3;
+
+fn open(sim: &Sim) -> Arc<Engine> {
+    let options = EngineOptions {
+        shard_count: 4,
+        log_segment_bytes: 64 << 10,
+        retention_ms: Some(4 * HOUR_MS),
+        hot_bytes_max: 0,
+        tree: firn_tree::TreeOptions { block_bytes: 512, bucket_grace_ms: 0, ..Default::default() },
+        ..EngineOptions::default()
+    };
+    Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")
+}
+
+fn labels(pod: usize) -> Labels {
+    let pod = format!("p{pod}");
+    let pairs =
+        [("__name__", "up"), ("job", "kube"), ("instance", "node-1"), ("pod", pod.as_str())];
+    Labels::from_pairs(pairs).expect("valid labels")
+}
+
+fn resolve(engine: &Engine, pods: impl Iterator<Item = usize>) -> Vec<SeriesRef> {
+    let labels: Vec<Labels> = pods.map(labels).collect();
+    engine.resolve(&labels).into_iter().map(|found| found.expect("resolves")).collect()
+}
+
+/// A sample of each of `pods` every five minutes of the hour that begins now; then the hour is over and all work done.
+fn live_an_hour(sim: &Sim, engine: &Engine, pods: std::ops::Range<usize>) {
+    let start = sim.env().clock.now_ms();
+    sim.clock.advance(Duration::from_millis(HOUR_MS as u64));
+    let refs = resolve(engine, pods);
+    let mut batch = RowBatch::default();
+    for ts in (start..start + HOUR_MS).step_by(5 * MINUTE_MS as usize) {
+        refs.iter().for_each(|&series| batch.push(series, ts, ts as f64));
+    }
+    assert_eq!(engine.write(&mut batch).expect("a write").unknown, 0);
+    engine.flush().expect("a flush");
+    while engine.step(Lane::Head).expect("a step").is_some() {}
+    while engine.step(Lane::Tree).expect("a step").is_some() {}
+}
+
+fn pods_of(hour: usize) -> std::ops::Range<usize> {
+    hour * NEW_EVERY_HOUR..hour * NEW_EVERY_HOUR + LIVING
+}
+
+/// Members whose samples went leave although their group lives on; once half of its slots are dead new members go to a
+/// sibling, whose slots are few.
+#[test]
+fn members_without_samples_leave_a_living_group_and_a_sibling_opens() {
+    const HOURS: usize = 20;
+    let sim = Sim::new(21);
+    let engine = open(&sim);
+    let first = resolve(&engine, 0..1)[0].group;
+    let mut series_count_max = 0;
+    for hour in 0..HOURS {
+        live_an_hour(&sim, &engine, pods_of(hour));
+        series_count_max = engine.stats().index.series_count.max(series_count_max);
+        let here = Seen::read(&engine.snapshot(), &[], TimeRange::ALL).expect("a read").series;
+        let is_here = |pod: usize| here.contains_key(&labels(pod));
+        assert!(pods_of(hour).all(is_here), "the living have their samples");
+    }
+    let ever = pods_of(HOURS - 1).end;
+    let stats = engine.stats();
+    // Retention is four hours, partitions have up to two, and the index is looked through every hour.
+    let bound = LIVING + 8 * NEW_EVERY_HOUR;
+    assert!(series_count_max <= bound as u64, "{series_count_max} series, {bound} may be");
+    assert_eq!(stats.series_removed, ever as u64 - stats.index.series_count);
+    let pods = engine.snapshot().index().label_values("pod", None, &CancelToken::new());
+    let pods: BTreeSet<String> = pods.expect("a listing").into_iter().collect();
+    assert_eq!(pods.len() as u64, stats.index.series_count);
+    assert!(!pods.contains("p0") && pods.contains(&format!("p{}", ever - 1)));
+    let newest = resolve(&engine, ever - 1..ever)[0];
+    assert_ne!(newest.group, first, "a sibling opened");
+    assert!((newest.slot.0 as usize) < ever / 2, "{newest:?} is one of few");
+    // After a restart the same holds, and the youngest sibling goes on.
+    drop(engine);
+    sim.crash();
+    sim.restart();
+    let engine = open(&sim);
+    assert_eq!(engine.stats().index.series_count, stats.index.series_count);
+    assert_eq!(resolve(&engine, ever - 1..ever)[0], newest);
+    assert_eq!(resolve(&engine, ever..ever + 1)[0].group, newest.group);
+}
+
+/// Lists over a time range read no block and decode no column, wherever the samples lie, and know the members of a group
+/// apart.
+#[test]
+fn lists_over_a_time_range_read_no_data() {
+    let sim = Sim::new(22);
+    let engine = open(&sim);
+    let start = sim.env().clock.now_ms();
+    let listed = |engine: &Engine, range: TimeRange| -> BTreeSet<Labels> {
+        let context = QueryContext::unbounded();
+        let matchers = vec![Matcher::equal("job", "kube")];
+        let selection = Selection { matchers: matchers.clone(), range, grouping: Grouping::Series };
+        let snapshot = engine.snapshot();
+        let present = snapshot.present(&selection, &context).expect("a listing");
+        let keys: BTreeSet<Labels> =
+            snapshot.keys(&selection, &context).expect("a listing").into_iter().collect();
+        assert_eq!(present.series_count(), keys.len());
+        let names = snapshot.label_names(&matchers, range, &context).expect("a listing");
+        assert_eq!(names.contains(&"pod".to_owned()), !keys.is_empty());
+        let stats = &context.stats;
+        let reads = [&stats.fast_bytes, &stats.slow_bytes, &stats.cache_hits, &stats.cache_misses];
+        assert_eq!(reads.map(|count| count.get()), [0; 4], "blocks were read for {range:?}");
+        assert_eq!(stats.memory_bytes.get(), 0, "columns were decoded for {range:?}");
+        keys
+    };
+    // An hour's samples stand in its first 55 minutes.
+    let hour = |hour: usize| {
+        let start = start + hour as i64 * HOUR_MS;
+        TimeRange::new(start, start + 55 * MINUTE_MS)
+    };
+    let pods = |pods: std::ops::Range<usize>| pods.map(labels).collect::<BTreeSet<Labels>>();
+    for last in 0..4 {
+        live_an_hour(&sim, &engine, pods_of(last));
+        for asked in 0..=last {
+            assert_eq!(
+                listed(&engine, hour(asked)),
+                pods(pods_of(asked)),
+                "hour {asked} of {last}"
+            );
+        }
+    }
+    // In memory too: as rows, then as columns.
+    let now = sim.env().clock.now_ms();
+    for pods in [200..210, 205..230] {
+        let refs = resolve(&engine, pods);
+        let mut batch = RowBatch::default();
+        refs.iter().for_each(|&series| batch.push(series, now, 1.0));
+        engine.write(&mut batch).expect("a write");
+        while engine.step(Lane::Head).expect("a step").is_some() {}
+    }
+    assert_eq!(listed(&engine, TimeRange::new(now, now + HOUR_MS)), pods(200..230));
+    assert_eq!(listed(&engine, hour(1)), pods(pods_of(1)));
+    let all: BTreeSet<Labels> = pods(0..pods_of(3).end).union(&pods(200..230)).cloned().collect();
+    assert_eq!(listed(&engine, TimeRange::ALL), all);
+    engine.flush().expect("a flush");
+    drop(engine);
+    let engine = open(&sim);
+    assert_eq!(listed(&engine, TimeRange::new(now, now + HOUR_MS)), pods(200..230));
+    assert_eq!(listed(&engine, TimeRange::ALL), all);
+    // Deletes of all that a member has are known too, before they are applied and after.
+    let delete = vec![Matcher::equal("pod", "p205")];
+    engine.delete(&[delete], TimeRange::ALL).expect("a delete");
+    let rest: BTreeSet<Labels> = all.into_iter().filter(|one| *one != labels(205)).collect();
+    assert_eq!(listed(&engine, TimeRange::ALL), rest);
+    engine.clean_tombstones().expect("cleaning");
+    assert_eq!(listed(&engine, TimeRange::ALL), rest);
+}
