@@ -12,12 +12,14 @@ pub struct EngineOptions {
     pub memory_bytes_max: u64,
     /// Shards of a new database, a power of two. Fixed when it is created.
     pub shard_count: usize,
-    /// Log streams of a new database. Fixed when it is created.
+    /// Log streams. Another number than before takes effect when the database opens, after a flush.
     pub stream_count: usize,
     /// Size of one log segment; one entry must fit.
     pub log_segment_bytes: u64,
     /// When a write is acknowledged.
     pub log_sync: SyncPolicy,
+    /// Threads that read the log when the database opens; more than streams help nobody.
+    pub recovery_threads: usize,
     /// Log bytes that force a flush, so that a restart stays quick.
     pub log_bytes_max: u64,
     /// Labels that make a group when a series is first seen.
@@ -62,6 +64,7 @@ impl Default for EngineOptions {
             stream_count: 2,
             log_segment_bytes: 32 << 20,
             log_sync: SyncPolicy::Always,
+            recovery_threads: std::thread::available_parallelism().map_or(1, usize::from),
             log_bytes_max: 1 << 30,
             group_by: vec!["job".into(), "instance".into()],
             series_limits: SeriesLimits { series_max: Some(50_000_000), ..SeriesLimits::default() },

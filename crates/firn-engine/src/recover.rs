@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::thread;
 
 use firn_codec::{Tombstone, Tombstones};
-use firn_env::{Bucket, Env};
+use firn_env::{Bucket, Clock, Env};
 use firn_head::{Head, HeadOptions};
 use firn_index::{Index, IndexOptions};
 use firn_log::{EntryKind, Log, LogOptions, ReplayEntry, StreamId};
@@ -42,6 +43,22 @@ pub struct RecoveryProgress {
     pub bytes_total: AtomicU64,
     /// Log bytes read.
     pub bytes_done: AtomicU64,
+    /// Since when, by the clock's monotonic time; 0 before that.
+    pub started_ns: AtomicU64,
+    /// When bytes were read last, by the same clock.
+    pub read_at_ns: AtomicU64,
+}
+
+impl RecoveryProgress {
+    /// Milliseconds that the rest takes if it is read as quickly as what was read; `None` before the first
+    /// bytes are.
+    pub fn left_ms(&self) -> Option<u64> {
+        let [total, done, started, at] =
+            [&self.bytes_total, &self.bytes_done, &self.started_ns, &self.read_at_ns]
+                .map(|number| number.load(Ordering::Relaxed));
+        let spent_ms = at.checked_sub(started)? as f64 / 1e6;
+        (done > 0).then(|| (spent_ms * total.saturating_sub(done) as f64 / done as f64) as u64)
+    }
 }
 
 /// What recovery met.
@@ -72,6 +89,33 @@ impl Engine {
         options: EngineOptions,
         progress: &RecoveryProgress,
     ) -> Result<Arc<Engine>> {
+        let (stream_count, read_only) = (options.stream_count as u64, options.read_only);
+        let engine = Engine::open_as_made(env.clone(), options.clone(), progress)?;
+        if engine.identity.stream_count == stream_count || read_only {
+            return Ok(Arc::new(engine));
+        }
+        match engine.change_stream_count(stream_count) {
+            Ok(()) => {
+                let recovery = engine.recovery.clone();
+                drop(engine);
+                let engine = Engine::open_as_made(env, options, progress)?;
+                Ok(Arc::new(Engine { recovery, ..engine }))
+            }
+            // Full, or failing: it answers as it is, and the next start tries again.
+            Err(e) if e.is_retriable() => {
+                tracing::error!("the log keeps its number of streams: {e}");
+                Ok(Arc::new(engine))
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Opens it with the number of streams that it has.
+    fn open_as_made(
+        env: Env,
+        options: EngineOptions,
+        progress: &RecoveryProgress,
+    ) -> Result<Engine> {
         let lock = env.disk.lock()?;
         let counted = Arc::new(Counted::new(env.bucket));
         let bucket: Arc<dyn Bucket> = Arc::<Counted>::clone(&counted);
@@ -120,27 +164,26 @@ impl Engine {
                 shard_count: bits.shard_count(),
                 segment_bytes: options.log_segment_bytes,
                 sync: options.log_sync,
+                unit_bytes: 8,
             },
         )?;
-        let mut replay = Replay {
+        log.discard_other_streams(state.floors.iter().min().copied().unwrap_or_default())?;
+        progress.started_ns.store(env.clock.monotonic_ns(), Ordering::Relaxed);
+        let replay = Replay {
+            log: &log,
+            clock: &*env.clock,
             index: &index,
             head: &head,
             bits,
-            seen_behind_hole: BTreeMap::new(),
-            is_behind_hole: false,
+            floors: &state.floors,
+            progress,
+            rows_bytes_max: options.head_bytes_max / ROWS_SHARE,
             deletes_forgotten: options.planted == Some(Planted::DeletesNotReplayed),
             takes_removed: options.planted == Some(Planted::RemovedSeriesReplayed),
-            tombstones: BTreeMap::new(),
-            borders: BTreeMap::new(),
-            last: state.last,
-            report: RecoveryReport::default(),
         };
-        replay.report.damage.extend(found.repaired.iter().cloned());
-        for (seq, tombstone) in state.tombstones {
-            replay.take_delete(seq, tombstone);
-        }
-        replay.run(&log, &state.floors, progress)?;
-        let Replay { last, report, tombstones, .. } = replay;
+        let Recovered { tombstones, last, mut report } =
+            replay.run(state.tombstones, state.last, options.recovery_threads)?;
+        report.damage.splice(0..0, found.repaired.iter().cloned());
         for damage in &report.damage {
             tracing::error!("recovery: {damage}");
         }
@@ -197,7 +240,7 @@ impl Engine {
             Some(described) => engine.note_followed(&described),
             None => engine.begin(is_new)?,
         }
-        Ok(Arc::new(engine))
+        Ok(engine)
     }
 }
 
@@ -217,6 +260,21 @@ impl Engine {
             }
             begun => begun,
         }
+    }
+
+    /// The checkpoint at which another number of streams takes effect: all that the log has goes to tables, and
+    /// one manifest record names the new number and floors that no segment of before reaches. Nobody writes
+    /// meanwhile; afterwards the database is opened anew.
+    fn change_stream_count(&self, stream_count: u64) -> Result<()> {
+        self.flush()?;
+        let identity = Identity { stream_count, ..self.identity };
+        let floors = vec![self.log.ceiling()?; stream_count as usize];
+        let edit = Edit::default()
+            .with(Room::Engine, identity.encode())
+            .with(Room::Log, encode_floors(&floors));
+        self.commit_edit(edit, || Ok(()))?;
+        self.closed.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Starts the log if opening could not.
@@ -272,8 +330,7 @@ impl State {
             stream_count: options.stream_count as u64,
         });
         let mut floors = vec![LogPosition(0); identity.stream_count as usize];
-        for part in parts(found, Room::Log) {
-            let mut rest = part;
+        if let Some(&(mut rest)) = parts(found, Room::Log).last() {
             for floor in &mut floors {
                 floor.0 = decode_varint(&mut rest)
                     .ok_or_else(|| Error::corrupt("manifest", 0, "the log's part is damaged"))?;
@@ -318,76 +375,199 @@ fn parts(found: &Found, room: Room) -> Vec<&[u8]> {
     found.edits.iter().flat_map(|edit| edit.parts(room)).collect()
 }
 
+/// Rows that came in faster than they became columns may take this share of what starts a flush.
+const ROWS_SHARE: u64 = 4;
+/// So many bytes of log are read before anybody looks at that.
+const STEP_BYTES: u64 = 1 << 20;
+
+/// What all streams are replayed into. Two passes: the stream that has the deletes is searched for them, because
+/// they concern rows of all others; then the streams are replayed side by side.
 struct Replay<'a> {
+    log: &'a Log,
     index: &'a Index,
     head: &'a Head,
     bits: ShardBits,
+    floors: &'a [LogPosition],
+    clock: &'a dyn Clock,
+    progress: &'a RecoveryProgress,
+    /// Bytes of rows in memory beyond which they become columns at once.
+    rows_bytes_max: u64,
+    deletes_forgotten: bool,
+    takes_removed: bool,
+}
+
+/// What a replay ends with.
+#[derive(Default)]
+struct Recovered {
+    tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
+    last: CommitSeq,
+    report: RecoveryReport,
+}
+
+/// Entries that concern other streams than their own.
+#[derive(Default)]
+struct Controls {
+    tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
+    /// Per shard the deletes that touch it.
+    borders: BTreeMap<ShardId, BTreeSet<CommitSeq>>,
+    /// How many came from the log.
+    delete_count: u64,
+}
+
+/// The replay of one stream.
+struct StreamReplay<'a> {
+    all: &'a Replay<'a>,
+    stream: StreamId,
+    /// Per shard the deletes that its rows have not reached yet.
+    borders: BTreeMap<ShardId, BTreeSet<CommitSeq>>,
     /// The largest group that rows behind a hole were seen of, per shard.
     seen_behind_hole: BTreeMap<ShardId, GroupId>,
     is_behind_hole: bool,
-    deletes_forgotten: bool,
-    takes_removed: bool,
-    /// Those of the manifest, and those of the log: the stream that has them is read first.
-    tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
-    /// Per shard the deletes that touch it and that its rows have not reached yet.
-    borders: BTreeMap<ShardId, BTreeSet<CommitSeq>>,
+    /// Of the last entry.
+    position: Option<LogPosition>,
+    unlooked_bytes: u64,
     last: CommitSeq,
     report: RecoveryReport,
 }
 
 impl Replay<'_> {
+    /// Replays all streams on up to `thread_count` threads, this one among them.
     fn run(
-        &mut self,
-        log: &Log,
-        floors: &[LogPosition],
-        progress: &RecoveryProgress,
-    ) -> Result<()> {
-        progress.bytes_total.store(log.stats().bytes, Ordering::Relaxed);
-        for (stream, &floor) in floors.iter().enumerate() {
-            let stream = StreamId(stream as u16);
-            let mut last_position = None;
-            let found = log.replay(stream, floor, &mut |entry| {
-                let position: u64 = entry.position.0;
-                let read = position - last_position.replace(position).unwrap_or(position);
-                progress.bytes_done.fetch_add(read, Ordering::Relaxed);
-                self.entry(log, stream, entry)
-            })?;
-            if found.damage_count > 0 {
-                for shard in self.shards_of(log, stream) {
-                    self.index.distrust(shard, self.seen_behind_hole.get(&shard).copied())?;
-                }
+        &self,
+        tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
+        last: CommitSeq,
+        thread_count: usize,
+    ) -> Result<Recovered> {
+        self.progress.bytes_total.store(self.log.stats().bytes, Ordering::Relaxed);
+        let controls = self.controls(tombstones)?;
+        let streams: Vec<StreamId> =
+            (0..self.floors.len()).map(|stream| StreamId(stream as u16)).collect();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut done = Vec::new();
+            while let Some(&stream) = streams.get(next.fetch_add(1, Ordering::Relaxed)) {
+                done.push(self.stream(stream, &controls)?);
             }
-            self.is_behind_hole = false;
-            self.report.damage.extend(found.damage);
-            self.report.torn_tails.extend(found.torn_tail);
+            Ok(done)
+        };
+        let replayed: Vec<Result<Vec<StreamReplay<'_>>>> = thread::scope(|scope| {
+            let helper_count = thread_count.min(streams.len()).saturating_sub(1);
+            let helpers: Vec<_> = (0..helper_count).map(|_| scope.spawn(work)).collect();
+            let panicked = |_| Err(Error::internal("a thread that replayed the log panicked"));
+            let mine = work();
+            let theirs = helpers.into_iter().map(|helper| helper.join().unwrap_or_else(panicked));
+            theirs.chain([mine]).collect()
+        });
+        let mut streams: Vec<StreamReplay<'_>> =
+            replayed.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+        streams.sort_unstable_by_key(|stream| stream.stream);
+        let mut recovered =
+            Recovered { tombstones: controls.tombstones, last, ..Recovered::default() };
+        recovered.report.deletes = controls.delete_count;
+        for stream in streams {
+            recovered.last = recovered.last.max(stream.last);
+            recovered.report.add(stream.report);
         }
+        let total = self.progress.bytes_total.load(Ordering::Relaxed);
+        self.progress.bytes_done.store(total, Ordering::Relaxed);
+        Ok(recovered)
+    }
+
+    /// Those of the manifest, and those of the log, which are all of shard 0.
+    fn controls(&self, tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>) -> Result<Controls> {
+        let mut controls = Controls::default();
+        for (seq, tombstone) in tombstones {
+            controls.add(self.bits, seq, tombstone);
+        }
+        let stream = self.log.stream_of(ShardId(0));
+        let floor = self.floors.get(usize::from(stream.0)).copied().unwrap_or_default();
+        self.log.replay(stream, floor, &mut |entry| {
+            // The manifest has those below the floor, or they hide nothing any more.
+            if entry.kind == EntryKind::Delete && !entry.below_floor && !self.deletes_forgotten {
+                controls.add(self.bits, entry.seq, Arc::new(Tombstone::decode(entry.payload)?));
+                controls.delete_count += 1;
+            }
+            Ok(())
+        })?;
+        Ok(controls)
+    }
+
+    fn stream(&self, stream: StreamId, controls: &Controls) -> Result<StreamReplay<'_>> {
+        let shards = self.shards_of(stream);
+        let borders = shards.iter().filter_map(|shard| controls.borders.get_key_value(shard));
+        let mut replay = StreamReplay {
+            all: self,
+            stream,
+            borders: borders.map(|(&shard, border)| (shard, border.clone())).collect(),
+            seen_behind_hole: BTreeMap::new(),
+            is_behind_hole: false,
+            position: None,
+            unlooked_bytes: 0,
+            last: CommitSeq(0),
+            report: RecoveryReport::default(),
+        };
+        let floor = self.floors[usize::from(stream.0)];
+        let found = self.log.replay(stream, floor, &mut |entry| replay.entry(entry))?;
+        if found.damage_count > 0 {
+            for shard in shards {
+                self.index.distrust(shard, replay.seen_behind_hole.get(&shard).copied())?;
+            }
+        }
+        replay.report.damage.extend(found.damage);
+        replay.report.torn_tails.extend(found.torn_tail);
         // What is written from here on is younger than all of them.
-        for shard in std::mem::take(&mut self.borders).into_keys() {
+        for &shard in replay.borders.keys() {
             self.head.close_run(shard);
+        }
+        Ok(replay)
+    }
+
+    fn shards_of(&self, stream: StreamId) -> Vec<ShardId> {
+        let shards = (0..self.bits.shard_count() as u16).map(ShardId);
+        shards.filter(|&shard| self.log.stream_of(shard) == stream).collect()
+    }
+
+    /// Keeps memory where it was while the rows were written: then, too, they became columns.
+    fn relieve(&self) -> Result<()> {
+        while self.head.stats().arena_bytes > self.rows_bytes_max
+            && let Some(job) = self.head.plan_convert()
+        {
+            self.head.apply_convert(job.run()?);
         }
         Ok(())
     }
+}
 
-    fn entry(&mut self, log: &Log, stream: StreamId, entry: ReplayEntry<'_>) -> Result<()> {
-        self.report.entries += 1;
-        self.last = self.last.max(entry.seq);
+impl Controls {
+    fn add(&mut self, bits: ShardBits, seq: CommitSeq, tombstone: Arc<Tombstone>) {
+        for shard in delete::touched_shards(bits, &tombstone) {
+            self.borders.entry(shard).or_default().insert(seq);
+        }
+        self.tombstones.insert(seq, tombstone);
+    }
+}
+
+impl StreamReplay<'_> {
+    fn entry(&mut self, entry: ReplayEntry<'_>) -> Result<()> {
+        self.note(&entry)?;
+        let Replay { index, head, .. } = *self.all;
         if entry.after_hole {
             // Rows are deltas against rows before them: none of this stream's groups may go on
             // before its next whole row.
-            self.shards_of(log, stream).for_each(|shard| self.head.lost(shard));
+            self.all.shards_of(self.stream).into_iter().for_each(|shard| head.lost(shard));
             self.is_behind_hole = true;
         }
         match entry.kind {
             // A segment has those below the floor, or had them: what left the index must not come back.
-            EntryKind::Definition if entry.below_floor && !self.takes_removed => Ok(()),
-            EntryKind::Definition => self.index.replay(entry.payload),
+            EntryKind::Definition if entry.below_floor && !self.all.takes_removed => Ok(()),
+            EntryKind::Definition => index.replay(entry.payload),
             EntryKind::Rows => {
                 if self.is_behind_hole {
                     self.remember_groups(&entry)?;
                 }
                 self.close_run_at_delete(entry.shard, entry.seq);
                 let apply = !entry.below_floor;
-                let rows = self.head.replay(
+                let rows = head.replay(
                     entry.shard,
                     entry.seq,
                     entry.payload,
@@ -399,22 +579,25 @@ impl Replay<'_> {
                 self.report.rows_lost += rows.refused_count;
                 Ok(())
             }
-            // The manifest has those below the floor, or they hide nothing any more.
-            EntryKind::Delete if entry.below_floor || self.deletes_forgotten => Ok(()),
-            EntryKind::Delete => {
-                let tombstone = Tombstone::decode(entry.payload)?;
-                self.take_delete(entry.seq, Arc::new(tombstone));
-                self.report.deletes += 1;
-                Ok(())
-            }
+            // Read before.
+            EntryKind::Delete => Ok(()),
         }
     }
 
-    fn take_delete(&mut self, seq: CommitSeq, tombstone: Arc<Tombstone>) {
-        for shard in delete::touched_shards(self.bits, &tombstone) {
-            self.borders.entry(shard).or_default().insert(seq);
+    /// Counts an entry, tells how far it is, and sees to it that memory does not grow with the log.
+    fn note(&mut self, entry: &ReplayEntry<'_>) -> Result<()> {
+        self.report.entries += 1;
+        self.last = self.last.max(entry.seq);
+        let before = self.position.replace(entry.position).unwrap_or(entry.position);
+        self.unlooked_bytes += entry.position.0.saturating_sub(before.0);
+        if self.unlooked_bytes < STEP_BYTES {
+            return Ok(());
         }
-        self.tombstones.insert(seq, tombstone);
+        let progress = self.all.progress;
+        progress.bytes_done.fetch_add(self.unlooked_bytes, Ordering::Relaxed);
+        progress.read_at_ns.store(self.all.clock.monotonic_ns(), Ordering::Relaxed);
+        self.unlooked_bytes = 0;
+        self.all.relieve()
     }
 
     /// As when it was committed, a delete ends the runs of rows that it touches: what follows in the
@@ -423,7 +606,7 @@ impl Replay<'_> {
         let Some(borders) = self.borders.get_mut(&shard) else { return };
         let left = borders.split_off(&seq);
         if !borders.is_empty() {
-            self.head.close_run(shard);
+            self.all.head.close_run(shard);
         }
         *borders = left;
     }
@@ -431,17 +614,22 @@ impl Replay<'_> {
     /// Their definitions may have been in the hole.
     fn remember_groups(&mut self, entry: &ReplayEntry<'_>) -> Result<()> {
         let mut groups = Vec::new();
-        firn_head::payload_groups(self.bits, entry.shard, entry.payload, &mut groups)?;
+        firn_head::payload_groups(self.all.bits, entry.shard, entry.payload, &mut groups)?;
         if let Some(&last) = groups.iter().max() {
             let seen = self.seen_behind_hole.entry(entry.shard).or_insert(last);
             *seen = last.max(*seen);
         }
         Ok(())
     }
+}
 
-    fn shards_of(&self, log: &Log, stream: StreamId) -> impl Iterator<Item = ShardId> + use<> {
-        let shards = (0..self.bits.shard_count() as u16).map(ShardId);
-        let owned: Vec<ShardId> = shards.filter(|&shard| log.stream_of(shard) == stream).collect();
-        owned.into_iter()
+impl RecoveryReport {
+    fn add(&mut self, other: RecoveryReport) {
+        self.entries += other.entries;
+        self.rows += other.rows;
+        self.deletes += other.deletes;
+        self.rows_lost += other.rows_lost;
+        self.torn_tails.extend(other.torn_tails);
+        self.damage.extend(other.damage);
     }
 }

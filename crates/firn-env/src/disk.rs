@@ -51,6 +51,12 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// Makes the names in a folder durable (`""` is the root).
     fn sync_dir(&self, path: &DiskPath) -> Result<()>;
 
+    /// Syncs several files of this disk side by side, each as [`DiskFile::sync`], and says for each
+    /// how it went: the time is that of the slowest, not the sum.
+    fn sync_files(&self, files: &[Arc<dyn DiskFile>]) -> Vec<Result<()>> {
+        files.iter().map(|file| file.sync()).collect()
+    }
+
     /// The folder of the file system that it is, if it is one: for [`crate::copy_file`].
     fn folder(&self) -> Option<&Path> {
         None

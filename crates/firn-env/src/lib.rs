@@ -12,7 +12,7 @@
 //! one after [`Disk::sync_dir`]; a bucket's `put` is atomic and durable when it returns; a `put` with
 //! a condition reaches a store at most once; every call to a store ends within a set time.
 //!
-//! Reading order: `disk`, `local`, `mapped`, `bucket`, `folder`, `remote` (`store`, `fetch`), `open`, `copy`,
+//! Reading order: `disk`, `local`, `syncers`, `mapped`, `bucket`, `folder`, `remote` (`store`, `fetch`), `open`, `copy`,
 //! `clock`, `conformance`.
 
 mod bucket;
@@ -28,6 +28,7 @@ mod mapped;
 mod open;
 #[cfg(feature = "remote")]
 mod remote;
+mod syncers;
 
 use std::sync::Arc;
 

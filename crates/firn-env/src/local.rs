@@ -9,6 +9,7 @@ use std::sync::Arc;
 use firn_model::{Error, Result};
 
 use crate::io_error::io_error;
+use crate::syncers::Syncers;
 use crate::{Disk, DiskFile, DiskPath, FolderLock, Mapped, OpenMode, check_path};
 
 /// The file in the root folder that a process locks; it holds that process's id.
@@ -22,6 +23,7 @@ const ZEROS: &[u8] = &[0; 256 << 10];
 #[derive(Debug)]
 pub struct LocalDisk {
     root: PathBuf,
+    syncers: Syncers,
 }
 
 #[derive(Debug)]
@@ -44,7 +46,7 @@ impl LocalDisk {
     pub fn open(root: impl Into<PathBuf>) -> Result<LocalDisk> {
         let root = root.into();
         make_dirs(&root)?;
-        Ok(LocalDisk { root })
+        Ok(LocalDisk { root, syncers: Syncers::default() })
     }
 
     /// The folder.
@@ -61,6 +63,10 @@ impl LocalDisk {
 impl Disk for LocalDisk {
     fn folder(&self) -> Option<&Path> {
         Some(&self.root)
+    }
+
+    fn sync_files(&self, files: &[Arc<dyn DiskFile>]) -> Vec<Result<()>> {
+        self.syncers.sync(files)
     }
 
     fn open(&self, path: &DiskPath, mode: OpenMode) -> Result<Arc<dyn DiskFile>> {

@@ -22,6 +22,8 @@ pub(crate) struct Encoder {
     stamp: u32,
     /// The stamp when the present arena was opened.
     arena_stamp: u32,
+    /// The stamp of the last payload that got into the log.
+    logged_stamp: u32,
     /// The log segment that payloads go to.
     segment: Option<u64>,
     payload: Vec<u8>,
@@ -47,6 +49,7 @@ impl Encoder {
             held,
             stamp: 1,
             arena_stamp: 1,
+            logged_stamp: 0,
             segment: None,
             payload: Vec::new(),
             row: Vec::new(),
@@ -86,11 +89,12 @@ impl Encoder {
             self.restart();
         }
         let segment = self.segment.expect("a log segment was entered before rows are encoded");
+        let is_fresh = self.stamp != self.logged_stamp;
         let Encoder { states, stamp, arena_stamp, payload, row, .. } = self;
         let cells = rows.cells();
         payload.clear();
         let range = cells.iter().fold(TimeRange::EMPTY, |range, cell| range.extend(cell.ts));
-        encode_header(range, payload);
+        encode_header(range, is_fresh, payload);
         let mut before: Local = 0;
         let mut series_count = 0;
         for piece in rows.pieces() {
@@ -114,7 +118,9 @@ impl Encoder {
 
     /// Takes the pending payload out; give its buffer back with [`Encoder::put_buffer`].
     pub(crate) fn take_pending(&mut self) -> Option<(Pending, Vec<u8>)> {
-        self.pending.take().map(|pending| (pending, std::mem::take(&mut self.payload)))
+        let pending = self.pending.take()?;
+        self.logged_stamp = self.stamp;
+        Some((pending, std::mem::take(&mut self.payload)))
     }
 
     /// Gives a payload's buffer back for the next one.

@@ -10,6 +10,8 @@ use firn_model::{Error, Result, TimeRange, encode_varint};
 
 /// What is written; also the oldest that is read.
 const VERSION: u8 = 1;
+/// Beside the version: no row from here on needs a row before this payload.
+const FRESH: u8 = 0x80;
 /// A row's tag and the varints that may follow it.
 pub(crate) const ROW_HEADER_BYTES_MAX: usize = 1 + 5 + 5;
 
@@ -38,12 +40,14 @@ pub(crate) struct PayloadRow<'a> {
 pub(crate) struct Payload<'a> {
     /// The range of all timestamps.
     pub(crate) range: TimeRange,
+    /// Whether no row from here on needs a row before it: an arena may begin here.
+    pub(crate) is_fresh: bool,
     rows: &'a [u8],
 }
 
 /// Writes a payload's header; rows follow, groups rising.
-pub(crate) fn encode_header(range: TimeRange, out: &mut Vec<u8>) {
-    out.push(VERSION);
+pub(crate) fn encode_header(range: TimeRange, is_fresh: bool, out: &mut Vec<u8>) {
+    out.push(if is_fresh { VERSION | FRESH } else { VERSION });
     encode_zigzag(range.start, out);
     encode_varint(range.end.wrapping_sub(range.start) as u64, out);
 }
@@ -69,7 +73,8 @@ impl<'a> Payload<'a> {
     /// # Errors
     /// `Corrupt` if it is not one, `Invalid` if it is of a later version.
     pub(crate) fn open(mut bytes: &'a [u8]) -> Result<Payload<'a>> {
-        let version = take_u8(&mut bytes, "rows version")?;
+        let first = take_u8(&mut bytes, "rows version")?;
+        let (version, is_fresh) = (first & !FRESH, first & FRESH != 0);
         if version != VERSION {
             return Err(Error::invalid(format!(
                 "rows entry of version {version}, this program reads {VERSION}: \
@@ -82,7 +87,7 @@ impl<'a> Payload<'a> {
         if range.is_empty() {
             return Err(corrupt("time range of a rows entry is upside down"));
         }
-        Ok(Payload { range, rows: bytes })
+        Ok(Payload { range, is_fresh, rows: bytes })
     }
 
     /// The rows in order.
@@ -135,7 +140,7 @@ mod tests {
         let lens = [0, 1, 14, 15, 16, 300];
         let steps = [0, 0, 1, 6, 7, 1_000_000];
         let mut out = Vec::new();
-        encode_header(range, &mut out);
+        encode_header(range, true, &mut out);
         for (idx, (&step, &len)) in steps.iter().zip(&lens).enumerate() {
             encode_payload_row(step, idx % 2 == 0, &vec![idx as u8; len], &mut out);
         }
@@ -167,7 +172,7 @@ mod tests {
         let seen: Vec<_> = rows.iter().map(|row| (row.local, row.whole, row.bytes.len())).collect();
         assert_eq!(seen, [(2, true, 1), (12, false, 0), (12, true, 15)]);
         let mut again = Vec::new();
-        encode_header(payload.range, &mut again);
+        encode_header(payload.range, payload.is_fresh, &mut again);
         encode_payload_row(2, true, &[7], &mut again);
         encode_payload_row(10, false, &[], &mut again);
         encode_payload_row(0, true, &[9; 15], &mut again);

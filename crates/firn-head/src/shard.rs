@@ -238,23 +238,19 @@ impl Shard {
         segment: u64,
         apply: bool,
     ) -> Result<ReplayedRows> {
-        if self.replay_segment != Some(segment) {
-            // Only here is every group's next row whole.
-            if self.open.back().is_some_and(|active| active.is_full(&self.options)) {
-                self.seal();
-            }
-            self.replay_segment = Some(segment);
+        let payload = match Payload::open(bytes) {
+            Ok(payload) => payload,
+            Err(error) => return Err(self.refuse(error, position)),
+        };
+        // Only there is every group's next row whole. When these rows were written, arenas ended there too.
+        let may_seal = payload.is_fresh || self.replay_segment != Some(segment);
+        self.replay_segment = Some(segment);
+        if may_seal && self.open.back().is_some_and(|active| active.is_full(&self.options)) {
+            self.seal();
         }
-        let rows = match Payload::open(bytes).and_then(|payload| {
-            self.append(payload, !apply).map(|rows| ReplayedRows { range: payload.range, ..rows })
-        }) {
-            Ok(rows) => rows,
-            Err(error) => {
-                // What was appended of it stays behind the visible mark of a closed arena.
-                self.seal();
-                self.settle();
-                return Err(error.context(format!("rows of shard {} at {position:?}", self.id.0)));
-            }
+        let rows = match self.append(payload, !apply) {
+            Ok(rows) => ReplayedRows { range: payload.range, ..rows },
+            Err(error) => return Err(self.refuse(error, position)),
         };
         // Rows are not decoded here: as if each were of one member.
         let active = self.active();
@@ -269,6 +265,13 @@ impl Shard {
         self.hold_all();
         self.settle();
         Ok(rows)
+    }
+
+    /// What was appended of a payload that is none stays behind the visible mark of a closed arena.
+    fn refuse(&mut self, error: Error, position: LogPosition) -> Error {
+        self.seal();
+        self.settle();
+        error.context(format!("rows of shard {} at {position:?}", self.id.0))
     }
 
     /// The present arena grows no more; rows that are staged in it may still become visible.

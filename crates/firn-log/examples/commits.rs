@@ -56,6 +56,7 @@ fn find(folder: &PathBuf, sync: SyncPolicy) -> Result<Log> {
         shard_count: usize::from(SHARD_COUNT),
         segment_bytes: 64 << 20,
         sync,
+        unit_bytes: 8,
     };
     Log::open(disk, clock, options)
 }

@@ -36,6 +36,8 @@ pub(crate) fn bytes_max(entries: &[EntryRef<'_>]) -> usize {
 pub(crate) struct BlockBuffer {
     bytes: Vec<u8>,
     open: Option<OpenBlock>,
+    /// Where the last block starts that was closed.
+    last: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -50,7 +52,7 @@ impl BlockBuffer {
     pub(crate) fn starting_with(head: &[u8], mut bytes: Vec<u8>) -> BlockBuffer {
         bytes.clear();
         bytes.extend_from_slice(head);
-        BlockBuffer { bytes, open: None }
+        BlockBuffer { bytes, open: None, last: None }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -80,13 +82,30 @@ impl BlockBuffer {
         let len = (self.bytes.len() - open.start - HEADER_BYTES) as u32;
         put(&mut self.bytes, open.start + 8, &len.to_le_bytes());
         put(&mut self.bytes, open.start + 12, &open.entry_count.to_le_bytes());
+        self.last = Some(open.start);
         let padded = self.bytes.len().next_multiple_of(ALIGN_BYTES);
         self.bytes.resize(padded, 0);
+    }
+
+    /// Lengthens the last block with zeros, so that what begins at `offset` of a file ends at a
+    /// multiple of `unit_bytes`: no later write touches a unit that this one has made durable.
+    ///
+    /// Source: DecLog 4.4.2.
+    pub(crate) fn pad(&mut self, offset: u64, unit_bytes: u64) {
+        self.close();
+        let Some(last) = self.last else { return };
+        let end = (offset + self.bytes.len() as u64).next_multiple_of(unit_bytes) - offset;
+        if end as usize > self.bytes.len() {
+            self.bytes.resize(end as usize, 0);
+            let len = (self.bytes.len() - last - HEADER_BYTES) as u32;
+            put(&mut self.bytes, last + 8, &len.to_le_bytes());
+        }
     }
 
     /// Takes all bytes out and goes on in the room of `spare`. The open block is closed.
     pub(crate) fn take(&mut self, mut spare: Vec<u8>) -> Vec<u8> {
         self.close();
+        self.last = None;
         spare.clear();
         std::mem::replace(&mut self.bytes, spare)
     }
@@ -94,6 +113,7 @@ impl BlockBuffer {
     /// Drops everything.
     pub(crate) fn clear(&mut self) {
         self.open = None;
+        self.last = None;
         self.bytes.clear();
     }
 }

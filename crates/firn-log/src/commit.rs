@@ -10,6 +10,9 @@
 //! everything not committed fails, nothing more goes into that segment, and positions jump over
 //! what failed, so that the rest of the stream can go on in another segment.
 //!
+//! **The pipeline.** What comes in while a batch is synced is written behind it meanwhile, once there
+//! is enough of it: the tail of one batch, its sync, overlaps the body of the next.
+//!
 //! Waiters of the batch in flight and of the next batch wait on different condition variables:
 //! when a batch is durable all of its waiters wake, and just one of the next to lead it.
 //!
@@ -22,7 +25,7 @@ use firn_model::{Error, LogPosition, Result};
 
 use super::sync::{Condvar, Mutex, MutexGuard};
 use crate::entry::EntryRef;
-use crate::queue::{Counters, Pushed, State};
+use crate::queue::{Batch, Counters, Pushed, State};
 use crate::segment::{Header, SegmentNo};
 
 /// One stream's waiting entries and the segment that they go to.
@@ -35,9 +38,15 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// A queue whose segment is current and empty. `name` is for errors.
-    pub(crate) fn new(name: String, header: Header, file: Arc<dyn DiskFile>) -> Queue {
-        let state = Mutex::new(State::new(header, file));
+    /// A queue whose segment is current and empty. `name` is for errors; batches end at multiples of
+    /// `unit_bytes`.
+    pub(crate) fn new(
+        name: String,
+        header: Header,
+        file: Arc<dyn DiskFile>,
+        unit_bytes: u64,
+    ) -> Queue {
+        let state = Mutex::new(State::new(header, file, unit_bytes));
         Queue { name, state, done: [Condvar::new(), Condvar::new()] }
     }
 
@@ -74,21 +83,15 @@ impl Queue {
         Ok(())
     }
 
-    /// As [`Queue::commit`], but `None` at once if another thread leads: the caller has other
-    /// streams to lead first.
-    pub(crate) fn commit_unless_led(
-        &self,
-        position: LogPosition,
-        sync: bool,
-    ) -> Option<Result<()>> {
+    /// What there is to do for `position`: nothing, to lead, or to wait for another thread that
+    /// leads. Who is to lead may take the turn of other queues too before it writes.
+    pub(crate) fn turn(&self, position: LogPosition) -> Turn<'_> {
         let mut state = self.state.lock();
-        loop {
-            match state.is_committed(position, &self.name) {
-                Ok(true) => return Some(Ok(())),
-                Ok(false) if state.is_led => return None,
-                Ok(false) => state = self.lead(state, sync),
-                Err(error) => return Some(Err(error)),
-            }
+        match state.is_committed(position, &self.name) {
+            Ok(true) => Turn::Done(Ok(())),
+            Err(error) => Turn::Done(Err(error)),
+            Ok(false) if state.is_led || state.is_ahead => Turn::Taken,
+            Ok(false) => Turn::Mine(Lead { queue: self, batch: Some(state.take_batch()) }),
         }
     }
 
@@ -132,36 +135,46 @@ impl Queue {
         position: LogPosition,
         sync: bool,
     ) -> MutexGuard<'a, State> {
-        if !state.is_led {
+        if !state.is_led && !state.is_ahead {
             return self.lead(state, sync);
         }
-        let batch = state.batch + u64::from(position > state.in_flight_end);
+        if state.is_worth_ahead() {
+            return self.write_ahead(state);
+        }
+        let is_next = !state.is_led || position > state.in_flight_end;
+        let batch = state.batch + u64::from(is_next);
         self.done[(batch % 2) as usize].wait(&mut state);
         state
     }
 
     fn lead<'a>(&'a self, mut state: MutexGuard<'a, State>, sync: bool) -> MutexGuard<'a, State> {
-        let mut batch = state.take_batch();
+        let mut lead = Lead { queue: self, batch: Some(state.take_batch()) };
         drop(state);
-        let unwinding = FailOnUnwind(self);
-        let outcome = batch.write(sync);
-        std::mem::forget(unwinding);
-        let mut state = self.state.lock();
-        self.finish(&mut state, outcome, sync);
-        state.keep_spare(batch);
-        state
+        let outcome = lead.write().and_then(|()| if sync { lead.file().sync() } else { Ok(()) });
+        lead.finish(outcome, sync)
+    }
+
+    /// While the batch in flight is synced: the next one's bytes are written already.
+    fn write_ahead<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let mut ahead = Ahead { queue: self, batch: Some(state.take_ahead()) };
+        drop(state);
+        let outcome = ahead.batch.as_mut().map_or(Ok(()), Batch::write);
+        ahead.finish(&outcome)
     }
 
     fn finish(&self, state: &mut State, outcome: Result<()>, synced: bool) {
         let in_flight = (state.batch % 2) as usize;
-        match outcome {
-            Ok(()) => {
-                state.succeed(synced);
-                // One of the next batch is enough to lead it.
+        let why = match outcome {
+            Ok(()) => state.succeed(synced),
+            Err(error) => Some(error.to_string().into()),
+        };
+        match why {
+            // One of the next batch is enough to lead it.
+            None => {
                 self.done[1 - in_flight].notify_one();
             }
-            Err(error) => {
-                state.fail(&error.to_string());
+            Some(why) => {
+                state.fail(&why);
                 self.done[1 - in_flight].notify_all();
             }
         }
@@ -169,12 +182,85 @@ impl Queue {
     }
 }
 
-/// A leader that panics must not leave the others waiting for it.
-struct FailOnUnwind<'a>(&'a Queue);
+/// What [`Queue::turn`] found.
+pub(crate) enum Turn<'a> {
+    /// Committed, or failed.
+    Done(Result<()>),
+    /// Another thread leads: [`Queue::commit`] waits for it.
+    Taken,
+    /// The caller leads, all that waits is its batch: write, sync, finish.
+    Mine(Lead<'a>),
+}
 
-impl Drop for FailOnUnwind<'_> {
+/// A batch of one queue on its way, and the duty to tell those who wait for it: a leader that
+/// panics must not leave them waiting.
+pub(crate) struct Lead<'a> {
+    queue: &'a Queue,
+    batch: Option<Batch>,
+}
+
+impl<'a> Lead<'a> {
+    /// Seals the batch and writes it.
+    pub(crate) fn write(&mut self) -> Result<()> {
+        self.batch.as_mut().map_or(Ok(()), Batch::write)?;
+        self.queue.state.lock().written();
+        Ok(())
+    }
+
+    /// The file that is to be synced after the write.
+    pub(crate) fn file(&self) -> &Arc<dyn DiskFile> {
+        self.batch.as_ref().expect("a lead has its batch until it is finished").file()
+    }
+
+    /// Tells everybody what came of it.
+    pub(crate) fn finish(mut self, outcome: Result<()>, synced: bool) -> MutexGuard<'a, State> {
+        let batch = self.batch.take();
+        let mut state = self.queue.state.lock();
+        self.queue.finish(&mut state, outcome, synced);
+        if let Some(batch) = batch {
+            state.keep_spare(batch);
+        }
+        state
+    }
+}
+
+/// A part of the next batch on its way into the file, and the duty to say so.
+struct Ahead<'a> {
+    queue: &'a Queue,
+    batch: Option<Batch>,
+}
+
+impl<'a> Ahead<'a> {
+    fn finish(&mut self, outcome: &Result<()>) -> MutexGuard<'a, State> {
+        let mut state = self.queue.state.lock();
+        let Some(batch) = self.batch.take() else { return state };
+        let next = ((state.batch + 1) % 2) as usize;
+        if state.end_ahead(batch.number(), outcome) {
+            for done in &self.queue.done {
+                done.notify_all();
+            }
+        } else if !state.is_led {
+            // Whoever was to lead meanwhile went back to sleep.
+            self.queue.done[next].notify_one();
+        }
+        state.keep_spare(batch);
+        state
+    }
+}
+
+impl Drop for Ahead<'_> {
     fn drop(&mut self) {
-        let error = Error::internal("the thread that led the commit panicked");
-        self.0.finish(&mut self.0.state.lock(), Err(error), false);
+        if self.batch.is_some() {
+            drop(self.finish(&Err(Error::internal("the thread that wrote ahead panicked"))));
+        }
+    }
+}
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        if self.batch.take().is_some() {
+            let error = Error::internal("the thread that led the commit panicked");
+            self.queue.finish(&mut self.queue.state.lock(), Err(error), false);
+        }
     }
 }

@@ -17,7 +17,7 @@ use crate::segment::{Header, SegmentNo};
 #[path = "commit.rs"]
 mod commit;
 
-use commit::Queue;
+use commit::{Queue, Turn};
 
 /// The locks under the model, in the form that `commit.rs` knows.
 mod sync {
@@ -80,19 +80,27 @@ mod sync {
 struct File {
     state: shuttle::sync::Mutex<FileState>,
     fails_sync: Option<u64>,
+    fails_write: Option<u64>,
 }
 
 #[derive(Default)]
 struct FileState {
     written: u64,
     durable: u64,
+    writes: u64,
     syncs: u64,
-    is_busy: bool,
+    is_writing: bool,
+    is_syncing: bool,
 }
 
 impl File {
     fn new(fails_sync: Option<u64>) -> Arc<File> {
-        Arc::new(File { state: shuttle::sync::Mutex::default(), fails_sync })
+        Arc::new(File { state: shuttle::sync::Mutex::default(), fails_sync, fails_write: None })
+    }
+
+    fn that_fails_write(fails_write: u64) -> Arc<File> {
+        let state = shuttle::sync::Mutex::default();
+        Arc::new(File { state, fails_sync: None, fails_write: Some(fails_write) })
     }
 
     fn durable(&self) -> u64 {
@@ -100,7 +108,9 @@ impl File {
     }
 
     fn has_failed(&self) -> bool {
-        self.fails_sync.is_some_and(|at| self.state.lock().unwrap().syncs >= at)
+        let state = self.state.lock().unwrap();
+        self.fails_sync.is_some_and(|at| state.syncs >= at)
+            || self.fails_write.is_some_and(|at| state.writes >= at)
     }
 }
 
@@ -116,11 +126,19 @@ impl DiskFile for File {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        {
+            let mut state = self.state.lock().unwrap();
+            assert!(!std::mem::replace(&mut state.is_writing, true), "two write at one time");
+            assert_eq!(offset, state.written, "a gap or an overlap");
+        }
+        yield_now();
         let mut state = self.state.lock().unwrap();
-        assert!(!std::mem::replace(&mut state.is_busy, true), "two leaders");
-        assert_eq!(offset, state.written, "a gap or an overlap");
+        state.is_writing = false;
+        state.writes += 1;
+        if self.fails_write == Some(state.writes) {
+            return Err(Error::unavailable("write failed"));
+        }
         state.written += bytes.len() as u64;
-        state.is_busy = false;
         Ok(())
     }
 
@@ -131,12 +149,12 @@ impl DiskFile for File {
     fn sync(&self) -> Result<()> {
         let written = {
             let mut state = self.state.lock().unwrap();
-            assert!(!std::mem::replace(&mut state.is_busy, true), "two leaders");
+            assert!(!std::mem::replace(&mut state.is_syncing, true), "two leaders");
             state.written
         };
         yield_now();
         let mut state = self.state.lock().unwrap();
-        state.is_busy = false;
+        state.is_syncing = false;
         state.syncs += 1;
         if self.fails_sync == Some(state.syncs) {
             return Err(Error::unavailable("sync failed"));
@@ -159,12 +177,13 @@ fn header(number: u64) -> Header {
         base: LogPosition(0),
         bytes: 1 << 20,
         nonce: 7,
+        is_recycled: false,
         previous: None,
     }
 }
 
 fn queue_on(file: &Arc<File>) -> Arc<Queue> {
-    Arc::new(Queue::new("model".into(), header(1), Arc::<File>::clone(file)))
+    Arc::new(Queue::new("model".into(), header(1), Arc::<File>::clone(file), 8))
 }
 
 fn append(queue: &Queue, payload: &[u8]) -> Option<(SegmentNo, LogPosition)> {
@@ -184,13 +203,19 @@ fn writers(queue: &Arc<Queue>, file: &Arc<File>, lazy: bool) -> Vec<JoinHandle<(
         spawn(move || {
             for _ in 0..2 {
                 let Some((segment, position)) = append(&queue, &[1; 9]) else { return };
-                let outcome = match queue.commit_unless_led(position, !lazy) {
-                    Some(outcome) if way == 0 => outcome,
-                    _ => queue.commit(position, !lazy),
-                };
+                // As a commit over several streams does it.
+                if way == 0
+                    && let Turn::Mine(mut lead) = queue.turn(position)
+                {
+                    let written = lead.write();
+                    let sync = |()| if lazy { Ok(()) } else { lead.file().sync() };
+                    let outcome = written.and_then(sync);
+                    drop(lead.finish(outcome, !lazy));
+                }
+                let outcome = queue.commit(position, !lazy);
                 let outcome = if lazy { outcome.and_then(|()| queue.sync()) } else { outcome };
                 if outcome.is_err() {
-                    assert!(file.fails_sync.is_some(), "{outcome:?}");
+                    assert!(file.has_failed(), "{outcome:?}");
                     assert!(lazy || queue.durable_before(position) < position);
                 } else if segment == SegmentNo(1) && queue.durable_before(position) == position {
                     // The first segment begins at position 0: positions in it are offsets.
@@ -223,6 +248,20 @@ fn a_failed_sync_fails_its_waiters_and_nobody_hangs() {
     for (lazy, fails_sync) in [(false, 1), (false, 2), (false, 3), (true, 1), (true, 2)] {
         check(move || {
             let file = File::new(Some(fails_sync));
+            let queue = queue_on(&file);
+            for thread in writers(&queue, &file, lazy) {
+                thread.join().unwrap();
+            }
+        });
+    }
+}
+
+/// Also one that was under way while an earlier batch was synced, which then holds.
+#[test]
+fn a_failed_write_fails_what_was_written_behind_and_nobody_hangs() {
+    for (lazy, fails_write) in [(false, 1), (false, 2), (false, 3), (false, 4), (true, 2)] {
+        check(move || {
+            let file = File::that_fails_write(fails_write);
             let queue = queue_on(&file);
             for thread in writers(&queue, &file, lazy) {
                 thread.join().unwrap();

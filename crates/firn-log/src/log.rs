@@ -5,6 +5,8 @@ use std::sync::{Arc, OnceLock};
 use firn_env::{Clock, Disk};
 use firn_model::{Error, LogPosition, Result, ShardId};
 
+use crate::block;
+use crate::commit::{Lead, Turn};
 use crate::entry::EntryRef;
 use crate::recover::{FoundStream, ReplayEntry, ReplayReport};
 use crate::segment::{self, SegmentNo};
@@ -29,10 +31,14 @@ pub enum SyncPolicy {
     Never,
 }
 
+/// Segments are no longer than this.
+const SEGMENT_BYTES_MAX: u64 = 1 << 31;
+
 /// How a log is laid out and how safe it is.
 #[derive(Clone, Debug)]
 pub struct LogOptions {
-    /// Parallel streams, 1 to 65,535. Fixed as long as there are segments.
+    /// Parallel streams, 1 to 65,535. Another count than before is taken once all segments lie below the
+    /// floor.
     pub stream_count: usize,
     /// Shards, 1 to 65,535. Fixed when a database is created.
     pub shard_count: usize,
@@ -41,6 +47,10 @@ pub struct LogOptions {
     pub segment_bytes: u64,
     /// When a commit is acknowledged.
     pub sync: SyncPolicy,
+    /// What the device writes as a whole, a power of two from 8 bytes to 64 KiB: each group commit ends at a multiple
+    /// of it, so that no unit with committed bytes is written again. 8 packs tightly and trusts the
+    /// device to keep the bytes of a sector that a write leaves as they are.
+    pub unit_bytes: u64,
 }
 
 /// Where an append went.
@@ -58,9 +68,9 @@ pub struct LogStats {
     /// Bytes above the floors: what a recovery would have to replay. Before [`Log::start`]: the
     /// bytes of the segments found.
     pub bytes: u64,
-    /// Segment files.
+    /// Segment files in use.
     pub segments: u64,
-    /// Length of all segment files.
+    /// Length of all segment files, with those that wait to be written again.
     pub disk_bytes: u64,
     /// Entries appended.
     pub entries: u64,
@@ -90,8 +100,8 @@ impl Log {
     /// Makes the folders and finds the segments. Next comes [`Log::replay`] for every stream.
     ///
     /// # Errors
-    /// `Invalid` for options out of range, or if the segments on disk were written with other
-    /// counts of streams or shards or by a newer version; `Unavailable` when the disk fails.
+    /// `Invalid` for options out of range, or if the segments on disk were written by a newer version;
+    /// `Unavailable` when the disk fails.
     pub fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, options: LogOptions) -> Result<Log> {
         let options = check_options(options)?;
         let mut found = Vec::with_capacity(options.stream_count);
@@ -106,6 +116,35 @@ impl Log {
         Ok(Log { disk, clock, options, found, found_bytes, streams: OnceLock::new() })
     }
 
+    /// Removes what is left of streams that there were before [`LogOptions::stream_count`] was changed.
+    /// `floor` is the lowest of all streams' floors; whoever changes the count makes floors that no
+    /// segment of before reaches ([`Log::ceiling`]).
+    ///
+    /// # Errors
+    /// `Invalid` if something in them lies above the floor; `Unavailable` when the disk fails.
+    pub fn discard_other_streams(&self, floor: LogPosition) -> Result<()> {
+        let own = self.options.stream_count;
+        for name in self.disk.list("log")? {
+            let Some(stream) = name.parse::<u16>().ok().filter(|&id| usize::from(id) >= own) else {
+                continue;
+            };
+            let found = FoundStream::open(&*self.disk, StreamId(stream), &self.options)?;
+            found.discard(&*self.disk, floor)?;
+        }
+        Ok(())
+    }
+
+    /// A position above everything that any stream's segments can have. Where all streams' entries are
+    /// kept elsewhere, the log may be opened with another number of streams and this as their floor.
+    ///
+    /// # Errors
+    /// `Internal` if the log was not started.
+    pub fn ceiling(&self) -> Result<LogPosition> {
+        let ends = self.streams()?.iter().map(|stream| stream.queue().end().0);
+        let end = ends.max().unwrap_or(0).saturating_add(SEGMENT_BYTES_MAX);
+        Ok(LogPosition(end.next_multiple_of(block::ALIGN_BYTES as u64)))
+    }
+
     /// Gives every entry of `stream` to `f`, in the order of positions. Streams may be replayed at
     /// the same time by several threads. `floor` is what the last [`Log::purge`] was given:
     /// segments that lie below it are not read.
@@ -114,7 +153,8 @@ impl Log {
     /// the first entry behind it has [`ReplayEntry::after_hole`] set.
     ///
     /// # Errors
-    /// What `f` returns; `Unavailable` when the disk fails; `Corrupt` for valid entries of a kind
+    /// What `f` returns; `Unavailable` when the disk fails; `Invalid` for segments above the floor that were
+    /// written with other counts of streams or shards; `Corrupt` for valid entries of a kind
     /// that only a newer version knows. All of them leave the log as it was.
     pub fn replay(
         &self,
@@ -144,7 +184,7 @@ impl Log {
         }
         let mut streams = Vec::with_capacity(self.found.len());
         for (stream, found) in (0u16..).zip(&self.found) {
-            let resume = found.lock().resume(&*self.disk)?;
+            let resume = found.lock().resume()?;
             let id = StreamId(stream);
             streams.push(Stream::start(id, &self.options, &self.disk, &self.clock, resume)?);
         }
@@ -157,7 +197,7 @@ impl Log {
         self.options.stream_count
     }
 
-    /// The stream of a shard, the same as long as the log exists.
+    /// The stream of a shard, the same as long as the count of streams is.
     pub fn stream_of(&self, shard: ShardId) -> StreamId {
         StreamId(shard.0 % self.options.stream_count as u16)
     }
@@ -193,7 +233,7 @@ impl Log {
 
     /// Returns when everything up to each position is committed as [`SyncPolicy`] says. Whoever
     /// comes first writes and syncs for all who wait; a commit over several streams leads those that
-    /// nobody leads before it waits for others.
+    /// nobody leads, all of them synced at once, before it waits for others.
     ///
     /// # Errors
     /// `Unavailable` when a write or sync failed: those entries may or may not be there after a
@@ -202,18 +242,21 @@ impl Log {
         let sync = self.options.sync == SyncPolicy::Always;
         let mut outcome = Ok(());
         let queue = |stream| self.stream(stream).queue();
-        // A set of streams that others lead; one bit each, streams beyond 64 share bits harmlessly.
-        let mut led_by_others = 0u64;
+        let (mut mine, mut open) = (Vec::new(), Vec::new());
         for &(stream, position) in positions {
-            match queue(stream).commit_unless_led(position, sync) {
-                Some(result) => outcome = outcome.and(result),
-                None => led_by_others |= 1 << (stream.0 % 64),
+            match queue(stream).turn(position) {
+                Turn::Done(done) => outcome = outcome.and(done),
+                Turn::Taken => open.push((stream, position)),
+                Turn::Mine(lead) => {
+                    mine.push(lead);
+                    open.push((stream, position));
+                }
             }
         }
-        for &(stream, position) in positions {
-            if led_by_others & (1 << (stream.0 % 64)) != 0 {
-                outcome = outcome.and(queue(stream).commit(position, sync));
-            }
+        self.lead(mine, sync);
+        // Those that were led here are decided now, the others are waited for.
+        for (stream, position) in open {
+            outcome = outcome.and(queue(stream).commit(position, sync));
         }
         for &(stream, _) in positions {
             if self.stream(stream).is_sync_due() {
@@ -221,6 +264,24 @@ impl Log {
             }
         }
         outcome
+    }
+
+    /// Writes the batches of several streams, then syncs all of their files side by side.
+    fn lead(&self, mut leads: Vec<Lead<'_>>, sync: bool) {
+        let mut outcomes: Vec<Result<()>> = leads.iter_mut().map(Lead::write).collect();
+        if sync {
+            let written: Vec<usize> =
+                (0..leads.len()).filter(|&idx| outcomes[idx].is_ok()).collect();
+            let files: Vec<_> = written.iter().map(|&idx| Arc::clone(leads[idx].file())).collect();
+            let synced = match files.as_slice() {
+                [file] => vec![file.sync()],
+                files => self.disk.sync_files(files),
+            };
+            written.into_iter().zip(synced).for_each(|(idx, synced)| outcomes[idx] = synced);
+        }
+        for (lead, outcome) in leads.into_iter().zip(outcomes) {
+            drop(lead.finish(outcome, sync));
+        }
     }
 
     /// The greatest position up to `position` such that nothing between the two was committed: what
@@ -247,8 +308,9 @@ impl Log {
         self.streams()?.iter().try_for_each(Stream::prepare)
     }
 
-    /// Removes the segments that lie below the floors, one floor for each stream: everything up to a
-    /// floor is kept elsewhere, durably. Floors never fall.
+    /// Forgets the segments that lie below the floors, one floor for each stream: everything up to a
+    /// floor is kept elsewhere, durably. Floors never fall. A few of the files are kept to be
+    /// written again, the others are removed.
     ///
     /// # Errors
     /// `Unavailable` when the disk fails; what was not removed is removed by the next call.
@@ -261,18 +323,19 @@ impl Log {
         let Some(streams) = self.streams.get() else {
             return LogStats { bytes: self.found_bytes, ..LogStats::default() };
         };
-        let mut stats = LogStats::default();
+        let (mut stats, mut spare_count) = (LogStats::default(), 0);
         for stream in streams {
             let counters = stream.queue().counters();
             stats.bytes += stream.live_bytes();
             stats.segments += stream.segment_count() as u64;
+            spare_count += stream.spare_count() as u64;
             stats.entries += counters.entries;
             stats.written_bytes += counters.bytes;
             stats.writes += counters.writes;
             stats.syncs += counters.syncs;
             stats.failures += counters.failures;
         }
-        stats.disk_bytes = stats.segments * self.options.segment_bytes;
+        stats.disk_bytes = (stats.segments + spare_count) * self.options.segment_bytes;
         stats
     }
 
@@ -298,7 +361,19 @@ fn check_options(options: LogOptions) -> Result<LogOptions> {
             options.stream_count, options.shard_count
         )));
     }
-    if !(4 << 10..=1 << 31).contains(&options.segment_bytes) {
+    let unit_bytes = options.unit_bytes;
+    if !unit_bytes.is_power_of_two() || !(8..=64 << 10).contains(&unit_bytes) {
+        return Err(Error::invalid(format!(
+            "log: units of {unit_bytes} bytes, they must be a power of two from 8 to 65,536"
+        )));
+    }
+    if options.segment_bytes < 2 * unit_bytes {
+        return Err(Error::invalid(format!(
+            "log: segments of {} bytes hold no two units of {unit_bytes}; make them larger",
+            options.segment_bytes
+        )));
+    }
+    if !(4 << 10..=SEGMENT_BYTES_MAX).contains(&options.segment_bytes) {
         return Err(Error::invalid(format!(
             "log: segments of {} bytes, they must have 4 KiB to 2 GiB",
             options.segment_bytes

@@ -15,6 +15,13 @@ use crate::segment::{self, Header, Previous, SegmentNo};
 /// time of one commit; so many failures take far longer.
 const FAILED_MAX: usize = 1024;
 
+/// So many bytes that wait while a batch is being synced are written at once: more than a call into
+/// the system costs, less than what many senders bring in one sync.
+pub(crate) const AHEAD_BYTES: usize = if cfg!(test) { 16 } else { 16 << 10 };
+
+/// Zeros behind a batch in a file that was used before: they say that nothing follows yet.
+pub(crate) const END_BYTES: usize = block::ALIGN_BYTES;
+
 /// A larger buffer is given back after its batch.
 const SPARE_BYTES_MAX: usize = 4 << 20;
 
@@ -60,8 +67,16 @@ pub(crate) struct State {
     /// Batches so far; while `is_led`, the number of the one in flight.
     pub(crate) batch: u64,
     pub(crate) is_led: bool,
+    /// The batch in flight is written, its sync is on the way.
+    is_written: bool,
+    /// Somebody writes a part of the next batch. Nobody leads that one before it is written.
+    pub(crate) is_ahead: bool,
+    /// Why a part of the next batch could not be written, while a batch is in flight.
+    ahead_failure: Option<Arc<str>>,
     failed: VecDeque<Failed>,
     pub(crate) counters: Counters,
+    /// Batches end at multiples of this in the file.
+    unit_bytes: u64,
 }
 
 /// The file that the entries go to.
@@ -84,7 +99,7 @@ struct Failed {
 }
 
 impl State {
-    pub(crate) fn new(header: Header, file: Arc<dyn DiskFile>) -> State {
+    pub(crate) fn new(header: Header, file: Arc<dyn DiskFile>, unit_bytes: u64) -> State {
         let base = header.base;
         let mut state = State {
             segment: Segment::new(header, file),
@@ -97,8 +112,12 @@ impl State {
             durable: base,
             batch: 0,
             is_led: false,
+            is_written: false,
+            is_ahead: false,
+            ahead_failure: None,
             failed: VecDeque::new(),
             counters: Counters::default(),
+            unit_bytes,
         };
         state.begin_segment();
         state
@@ -110,7 +129,8 @@ impl State {
             return Pushed::Rotated;
         }
         let room = self.segment.header.bytes - self.segment.written_bytes;
-        if self.is_closed || (self.buffer.len() + block::bytes_max(entries)) as u64 > room {
+        let wanted = (self.buffer.len() + block::bytes_max(entries)) as u64 + self.unit_bytes;
+        if self.is_closed || wanted > room {
             return Pushed::Full;
         }
         self.buffer.append(entries);
@@ -139,17 +159,60 @@ impl State {
         failed.map_or(self.committed.min(position), |failed| failed.after)
     }
 
-    /// Hands the whole buffer to a leader.
+    /// Hands the whole buffer to a leader. What was written ahead is a part of its batch.
     pub(crate) fn take_batch(&mut self) -> Batch {
-        let bytes = self.buffer.take(std::mem::take(&mut self.spare));
-        let offset = self.segment.written_bytes;
-        self.segment.written_bytes += bytes.len() as u64;
-        self.end = self.buffer_end();
+        let batch = self.take_buffer();
         self.in_flight_end = self.end;
         self.batch += 1;
         self.is_led = true;
+        self.is_written = false;
+        batch
+    }
+
+    /// The batch in flight is written: what follows may be written behind it.
+    pub(crate) fn written(&mut self) {
+        self.is_written = true;
+    }
+
+    /// Whether a waiter should write what waits although a batch is in flight.
+    pub(crate) fn is_worth_ahead(&self) -> bool {
+        let may = self.is_led && self.is_written && !self.is_ahead && self.ahead_failure.is_none();
+        may && self.buffer.len() >= AHEAD_BYTES
+    }
+
+    /// Hands the whole buffer to somebody who only writes it.
+    pub(crate) fn take_ahead(&mut self) -> Batch {
+        self.is_ahead = true;
+        self.take_buffer()
+    }
+
+    /// What was taken ahead is written, or not. Returns whether the stream has failed by it.
+    pub(crate) fn end_ahead(&mut self, number: SegmentNo, outcome: &Result<()>) -> bool {
+        self.is_ahead = false;
+        let is_current = self.segment.header.number == number && self.segment.failed_at.is_none();
+        match outcome {
+            Err(error) if is_current && self.is_led => {
+                self.ahead_failure = Some(error.to_string().into());
+                false
+            }
+            Err(error) if is_current => {
+                self.fail(&error.to_string());
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn take_buffer(&mut self) -> Batch {
+        let offset = self.segment.written_bytes;
+        self.buffer.pad(offset, self.unit_bytes);
+        let bytes = self.buffer.take(std::mem::take(&mut self.spare));
+        self.segment.written_bytes += bytes.len() as u64;
+        self.end = self.buffer_end();
+        let room = self.segment.header.bytes - self.segment.written_bytes;
         Batch {
             bytes,
+            number: self.segment.header.number,
             file: Arc::clone(&self.segment.file),
             offset,
             place: Place {
@@ -157,11 +220,13 @@ impl State {
                 position: LogPosition(self.segment.header.base.0 + offset),
             },
             durable: self.durable,
+            zeros: if self.segment.header.is_recycled { room.min(END_BYTES as u64) } else { 0 },
         }
     }
 
-    /// The batch in flight was written, and synced if `synced`.
-    pub(crate) fn succeed(&mut self, synced: bool) {
+    /// The batch in flight was written, and synced if `synced`. Returns why what comes after it has
+    /// failed already, if it has.
+    pub(crate) fn succeed(&mut self, synced: bool) -> Option<Arc<str>> {
         self.is_led = false;
         self.committed = self.in_flight_end;
         if synced {
@@ -169,11 +234,13 @@ impl State {
         }
         self.counters.writes += 1;
         self.counters.syncs += u64::from(synced);
+        self.ahead_failure.take()
     }
 
     /// The batch in flight failed and with it everything behind. Positions jump over it.
     pub(crate) fn fail(&mut self, why: &str) {
         self.is_led = false;
+        self.ahead_failure = None;
         self.segment.failed_at = Some(Previous {
             number: self.segment.header.number,
             end: self.committed,
@@ -251,22 +318,37 @@ impl Failed {
 #[derive(Debug)]
 pub(crate) struct Batch {
     bytes: Vec<u8>,
+    number: SegmentNo,
     file: Arc<dyn DiskFile>,
     offset: u64,
     place: Place,
     durable: LogPosition,
+    /// So many are written behind it.
+    zeros: u64,
 }
 
 impl Batch {
-    /// Seals the blocks, writes them, and syncs if `sync`. Called without the queue's lock.
-    pub(crate) fn write(&mut self, sync: bool) -> Result<()> {
-        if !self.bytes.is_empty() {
-            let head_bytes = if self.offset == 0 { segment::HEADER_BYTES } else { 0 };
-            let mut first = self.place;
-            first.position.0 += head_bytes as u64;
-            block::seal(&mut self.bytes[head_bytes..], first, self.durable);
-            self.file.write_at(self.offset, &self.bytes)?;
+    /// Seals the blocks and writes them. Called without the queue's lock.
+    pub(crate) fn write(&mut self) -> Result<()> {
+        if self.bytes.is_empty() {
+            return Ok(());
         }
-        if sync { self.file.sync() } else { Ok(()) }
+        let head_bytes = if self.offset == 0 { segment::HEADER_BYTES } else { 0 };
+        let mut first = self.place;
+        first.position.0 += head_bytes as u64;
+        block::seal(&mut self.bytes[head_bytes..], first, self.durable);
+        // What an older segment left there would look like what a crash tore.
+        self.bytes.resize(self.bytes.len() + self.zeros as usize, 0);
+        self.file.write_at(self.offset, &self.bytes)
+    }
+
+    /// The segment that it goes to.
+    pub(crate) fn number(&self) -> SegmentNo {
+        self.number
+    }
+
+    /// The file that is to be synced after the write.
+    pub(crate) fn file(&self) -> &Arc<dyn DiskFile> {
+        &self.file
     }
 }

@@ -6,6 +6,7 @@ use firn_env::DiskFile;
 use firn_model::{LogPosition, Result};
 
 use crate::block::{self, Block, Place};
+use crate::queue::END_BYTES;
 use crate::segment::{HEADER_BYTES, Header};
 
 /// Read at a time. Replay needs this much memory for a stream, or one block if that is larger.
@@ -123,6 +124,27 @@ impl SegmentReader {
                 last = idx.map(|idx| offset + idx as u64 + 1);
             }
             offset += window.len() as u64;
+        }
+        Ok(last)
+    }
+
+    /// As [`SegmentReader::last_written`] in a file that was used before: there zeros at `offset` say
+    /// that nothing follows, and else all up to the last header of a block of this segment may be a
+    /// write that was torn.
+    pub(crate) fn last_tagged(&mut self, mut offset: u64) -> Result<Option<u64>> {
+        let tag = self.nonce.to_le_bytes();
+        let end = self.bytes_at(offset, END_BYTES)?;
+        if end.iter().all(|&byte| byte == 0) {
+            return Ok(None);
+        }
+        let mut last = Some(offset + end.len() as u64);
+        while offset + block::HEADER_BYTES as u64 <= self.bytes {
+            let words = self.bytes_from(offset)?.chunks_exact(block::ALIGN_BYTES);
+            let step = words.len();
+            if let Some(idx) = words.into_iter().rposition(|word| word.starts_with(&tag)) {
+                last = Some(offset + (idx * block::ALIGN_BYTES + block::HEADER_BYTES) as u64);
+            }
+            offset += (step * block::ALIGN_BYTES) as u64;
         }
         Ok(last)
     }

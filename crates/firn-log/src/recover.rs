@@ -22,6 +22,8 @@ const REWRITE_BYTES: u64 = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct FoundStream {
     id: StreamId,
+    /// Of streams and of shards.
+    counts: (usize, usize),
     segments: Vec<FoundSegment>,
     next_number: SegmentNo,
     replayed: Option<Replayed>,
@@ -52,7 +54,7 @@ impl FoundStream {
     /// Lists the segments of a stream and reads their headers.
     ///
     /// # Errors
-    /// `Invalid` if it was written by a newer version or with other counts of streams or shards.
+    /// `Invalid` if it was written by a newer version, or a file was renamed.
     pub(crate) fn open(disk: &dyn Disk, id: StreamId, options: &LogOptions) -> Result<FoundStream> {
         let mut numbers: Vec<SegmentNo> = disk
             .list(&segment::folder(id.0))?
@@ -70,31 +72,69 @@ impl FoundStream {
             file.read_at(0, &mut bytes)?;
             let header = Header::decode(&bytes).map_err(|error| error.context(&path))?;
             if let Some(header) = &header {
-                check_header(header, id, number, options).map_err(|error| error.context(&path))?;
+                check_name(header, id, number).map_err(|error| error.context(&path))?;
             }
             let headless_bytes = match &header {
                 Some(_) => None,
+                None if segment::is_blank(&bytes) => None,
                 None => SegmentReader::headless(Arc::clone(&file))?.last_written(0)?,
             };
             segments.push(FoundSegment { number, file, file_bytes, header, headless_bytes });
         }
-        Ok(FoundStream { id, segments, next_number, replayed: None })
+        let counts = (options.stream_count, options.shard_count);
+        Ok(FoundStream { id, counts, segments, next_number, replayed: None })
+    }
+
+    /// Removes all files of a stream that there was before the number of streams was changed. All of it
+    /// lies below `floor`.
+    ///
+    /// # Errors
+    /// `Invalid` if it does not.
+    pub(crate) fn discard(&self, disk: &dyn Disk, floor: LogPosition) -> Result<()> {
+        for segment in &self.segments {
+            if let Some(header) = &segment.header {
+                self.is_of_other_layout(header, floor)?;
+            }
+            match disk.remove(&segment::path(self.id.0, segment.number)) {
+                Err(error) if *error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a segment was written with another number of streams: then nothing of it is needed.
+    ///
+    /// # Errors
+    /// `Invalid` if something is.
+    fn is_of_other_layout(&self, header: &Header, floor: LogPosition) -> Result<bool> {
+        let found = (usize::from(header.stream_count), usize::from(header.shard_count));
+        if found == self.counts {
+            return Ok(false);
+        }
+        if header.base.0.saturating_add(header.bytes) > floor.0 || found.1 != self.counts.1 {
+            let (streams, shards) = self.counts;
+            return Err(Error::invalid(format!(
+                "log segment {} of stream {} was written with {} streams and {} shards, not with \
+                 {streams} and {shards}: open it with what it was made with",
+                header.number.0, self.id.0, found.0, found.1
+            )));
+        }
+        Ok(true)
     }
 
     /// Bytes of segments with entries, as far as that is known before they are read.
     pub(crate) fn bytes(&self) -> u64 {
-        let bases = self.segments.iter().filter_map(|found| Some(found.header.as_ref()?.base.0));
-        let first_to_last = bases.clone().max().unwrap_or(0) - bases.min().unwrap_or(0);
-        let last = self.segments.iter().rfind(|found| found.header.is_some());
-        first_to_last + last.map_or(0, |last| last.file_bytes)
+        let is_own = |header: &Header| usize::from(header.stream_count) == self.counts.0;
+        let own = self.segments.iter().filter(|found| found.header.as_ref().is_some_and(is_own));
+        own.map(|found| found.file_bytes).sum()
     }
 
-    /// Makes what was read durable, removes files that were never used, and says where to go on.
-    /// The removed files are closed at once: their room is what the next segments are made of.
+    /// Makes what was read durable and says where to go on.
     ///
     /// # Errors
     /// `Internal` if the stream was not replayed; `Unavailable` when the disk fails.
-    pub(crate) fn resume(&mut self, disk: &dyn Disk) -> Result<Resume> {
+    pub(crate) fn resume(&mut self) -> Result<Resume> {
         let replayed = self.replayed.as_ref().ok_or_else(|| {
             Error::internal(format!("log stream {} was not replayed before the start", self.id.0))
         })?;
@@ -104,15 +144,11 @@ impl FoundStream {
         let next_number = self.next_number;
         // A second try after a failed one must not meet the first one's file.
         self.next_number.0 += 1;
-        for segment in self.segments.iter().filter(|segment| segment.is_blank()) {
-            match disk.remove(&segment::path(self.id.0, segment.number)) {
-                Err(error) if *error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-        }
-        self.segments.retain(|segment| !segment.is_blank());
-        let old_of =
-            |segment: &FoundSegment| OldSegment { number: segment.number, end: replayed.base_min };
+        let old_of = |segment: &FoundSegment| {
+            // Nobody needs what was never used: its file is taken for the next segment.
+            let end = if segment.is_blank() { LogPosition(0) } else { replayed.base_min };
+            OldSegment { number: segment.number, end }
+        };
         let mut old: Vec<OldSegment> = self.segments.iter().map(old_of).collect();
         // A segment ends where the next one begins, if that is known.
         let bases = self.segments.iter().rev().filter_map(|segment| segment.header.as_ref());
@@ -181,24 +217,11 @@ impl FoundSegment {
     }
 }
 
-fn check_header(
-    header: &Header,
-    id: StreamId,
-    number: SegmentNo,
-    options: &LogOptions,
-) -> Result<()> {
-    let Header { stream, stream_count, shard_count, .. } = *header;
-    let (want_streams, want_shards) = (options.stream_count, options.shard_count);
-    if usize::from(stream_count) != want_streams || usize::from(shard_count) != want_shards {
+fn check_name(header: &Header, id: StreamId, number: SegmentNo) -> Result<()> {
+    if header.stream != id.0 || header.number != number {
         return Err(Error::invalid(format!(
-            "the log was written with {stream_count} streams and {shard_count} shards, not with \
-             {want_streams} and {want_shards}: open it with what it was made with"
-        )));
-    }
-    if stream != id.0 || header.number != number {
-        return Err(Error::invalid(format!(
-            "this is segment {} of stream {stream}: the file was moved or renamed, move it back",
-            header.number.0
+            "this is segment {} of stream {}: the file was moved or renamed, move it back",
+            header.number.0, header.stream
         )));
     }
     Ok(())

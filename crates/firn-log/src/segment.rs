@@ -1,5 +1,6 @@
-//! Segments: the files of a stream. Made ahead at full length, then overwritten from front to back
-//! once, so that a sync writes no file metadata.
+//! Segments: the files of a stream. Made ahead at full length, then overwritten from front to back,
+//! so that a sync writes no file metadata. A file that is no longer needed becomes a later segment:
+//! it is overwritten as it is, which saves writing its zeros.
 //!
 //! A prewritten file takes 1.8 times the commits per second of a growing one at 4 KiB and 3.5 times
 //! at 1 MiB (measured before the start on this machine, fdatasync after each write).
@@ -24,6 +25,9 @@ const COVERED_BYTES: usize = 72;
 
 const MAGIC: [u8; 8] = *b"FIRNLOG\0";
 
+/// In place of a header: the file was used before and is not used yet. What lies behind is older.
+const BLANK_MAGIC: [u8; 8] = *b"FIRNBLNK";
+
 /// What is written, and the newest that can be read.
 const VERSION: u16 = 1;
 
@@ -40,6 +44,8 @@ pub(crate) struct Header {
     pub(crate) bytes: u64,
     /// Tag of its blocks; never 0, so that prewritten zeros are no block.
     pub(crate) nonce: u32,
+    /// Whether the file was used before: what is no block of this segment is then of an older one.
+    pub(crate) is_recycled: bool,
     pub(crate) previous: Option<Previous>,
 }
 
@@ -71,7 +77,7 @@ impl Header {
         copy.extend_from_slice(&self.base.0.to_le_bytes());
         copy.extend_from_slice(&self.bytes.to_le_bytes());
         copy.extend_from_slice(&self.nonce.to_le_bytes());
-        copy.extend_from_slice(&[0; 4]);
+        copy.extend_from_slice(&u32::from(self.is_recycled).to_le_bytes());
         copy.extend_from_slice(&previous.number.0.to_le_bytes());
         copy.extend_from_slice(&previous.end.0.to_le_bytes());
         copy.extend_from_slice(&previous.durable.0.to_le_bytes());
@@ -123,14 +129,24 @@ fn decode_copy(copy: &[u8]) -> Result<Option<Header>> {
     let base = LogPosition(u64::from_le_bytes(take(&mut input)));
     let bytes = u64::from_le_bytes(take(&mut input));
     let nonce = u32::from_le_bytes(take(&mut input));
-    let _reserved: [u8; 4] = take(&mut input);
+    let is_recycled = u32::from_le_bytes(take(&mut input)) != 0;
     let previous = Previous {
         number: SegmentNo(u64::from_le_bytes(take(&mut input))),
         end: LogPosition(u64::from_le_bytes(take(&mut input))),
         durable: LogPosition(u64::from_le_bytes(take(&mut input))),
     };
     let previous = (previous.number.0 != u64::MAX).then_some(previous);
-    Ok(Some(Header { stream, stream_count, shard_count, number, base, bytes, nonce, previous }))
+    Ok(Some(Header {
+        stream,
+        stream_count,
+        shard_count,
+        number,
+        base,
+        bytes,
+        nonce,
+        is_recycled,
+        previous,
+    }))
 }
 
 /// The next `N` bytes; zeros when there are fewer, which the covered length excludes.
@@ -162,13 +178,20 @@ pub(crate) fn parse_name(name: &str) -> Option<SegmentNo> {
     (digits == format!("{number}")).then_some(SegmentNo(number))
 }
 
-/// A segment file that is zeros from end to end and durable as such.
+/// Whether the first bytes of a file say that it waits to be used again. Either copy is enough: the
+/// first write of a segment replaces both.
+pub(crate) fn is_blank(head: &[u8]) -> bool {
+    head.chunks(COPY_BYTES).any(|copy| copy.starts_with(&BLANK_MAGIC))
+}
+
+/// A segment file that has its full length, is not used yet, and is durable as such.
 #[derive(Clone, Debug)]
 pub(crate) struct Blank {
     pub(crate) number: SegmentNo,
     pub(crate) file: Arc<dyn DiskFile>,
     pub(crate) bytes: u64,
     pub(crate) nonce: u32,
+    pub(crate) is_recycled: bool,
 }
 
 /// Makes a blank segment. The room is taken here, so that no write into it can find the disk full.
@@ -188,13 +211,44 @@ pub(crate) fn create_blank(
         file.preallocate(bytes)?;
         file.sync()?;
         disk.sync_dir(&folder(stream))?;
-        Ok(Blank { number, file, bytes, nonce })
+        Ok(Blank { number, file, bytes, nonce, is_recycled: false })
     })();
     made.map_err(|error: Error| {
         // Best effort: an unused file is found and removed at the next start.
         let _ = disk.remove(&path);
         error.context(format!("log: no new segment {path} of {bytes} bytes"))
     })
+}
+
+/// Makes a blank segment of the file of `old`, which nobody needs: nothing but its head is written.
+/// `None` if that has another length.
+///
+/// The head is durable before the name changes, so that after a crash the file has its old name and
+/// header, or no header.
+///
+/// # Errors
+/// `NotFound`, or `Unavailable` when the disk fails.
+pub(crate) fn recycle(
+    disk: &dyn Disk,
+    stream: u16,
+    old: SegmentNo,
+    (number, bytes, nonce): (SegmentNo, u64, u32),
+) -> Result<Option<Blank>> {
+    let (source, target) = (path(stream, old), path(stream, number));
+    let file = disk.open(&source, OpenMode::Write)?;
+    if file.len()? != bytes {
+        return Ok(None);
+    }
+    let mut head = [0; HEADER_BYTES];
+    for copy in head.chunks_mut(COPY_BYTES) {
+        copy[..BLANK_MAGIC.len()].copy_from_slice(&BLANK_MAGIC);
+    }
+    file.write_at(0, &head)?;
+    file.sync()?;
+    disk.rename(&source, &target)?;
+    disk.sync_dir(&folder(stream))?;
+    let file = disk.open(&target, OpenMode::Write)?;
+    Ok(Some(Blank { number, file, bytes, nonce, is_recycled: true }))
 }
 
 #[cfg(test)]
@@ -210,6 +264,7 @@ mod tests {
             base: LogPosition(1 << 40),
             bytes: 1 << 26,
             nonce: 0xdead_beef,
+            is_recycled: true,
             previous: Some(Previous {
                 number: SegmentNo(15),
                 end: LogPosition(77),

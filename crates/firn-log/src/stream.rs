@@ -13,9 +13,13 @@ use crate::segment::{self, Blank, Header, Previous, SegmentNo};
 use crate::sync::Mutex;
 use crate::{Append, LogOptions, StreamId, SyncPolicy, block};
 
+/// Files that are kept to be written again, of one stream: with segments of 32 MiB what a flush
+/// every few minutes leaves; more are removed.
+const SPARES_MAX: usize = 8;
+
 /// One of the log's parallel files.
 ///
-/// Lock order: `next`, then the queue's lock, or `old` alone. `next` is held while a segment is
+/// Lock order: `next`, then the queue's lock or `spares`; `old` alone. `next` is held while a segment is
 /// made, which is I/O: only those who need that segment wait for it.
 #[derive(Debug)]
 pub(crate) struct Stream {
@@ -27,6 +31,8 @@ pub(crate) struct Stream {
     next: Mutex<Next>,
     /// Segments that take nothing more, oldest first.
     old: Mutex<Vec<OldSegment>>,
+    /// Segments below the floor whose files wait to be written again.
+    spares: Mutex<Vec<SegmentNo>>,
     /// What is not above it is not needed.
     floor: AtomicU64,
     /// When the last sync of the interval policy began.
@@ -69,7 +75,12 @@ impl Stream {
         resume: Resume,
     ) -> Result<Stream> {
         let mut next = Next { number: resume.next_number, blank: None };
-        let blank = next.take(id, options, &**disk, &**clock)?;
+        // What lies below the floor is at hand before the first purge.
+        let (mut spares, old): (Vec<OldSegment>, Vec<OldSegment>) =
+            resume.old.into_iter().partition(|old| old.end <= resume.floor);
+        let more = spares.split_off(spares.len().min(SPARES_MAX));
+        let spares = Mutex::new(spares.iter().map(|spare| spare.number).collect::<Vec<_>>());
+        let blank = next.take(id, options, &**disk, &**clock, &spares)?;
         let header = Header {
             base: resume.base,
             previous: resume.previous,
@@ -80,9 +91,10 @@ impl Stream {
             options: options.clone(),
             disk: Arc::clone(disk),
             clock: Arc::clone(clock),
-            queue: Queue::new(format!("stream {}", id.0), header, blank.file),
+            queue: Queue::new(format!("stream {}", id.0), header, blank.file, options.unit_bytes),
             next: Mutex::new(next),
-            old: Mutex::new(resume.old),
+            old: Mutex::new(more.into_iter().chain(old).collect()),
+            spares,
             floor: AtomicU64::new(resume.floor.0),
             synced_at_ns: AtomicU64::new(clock.monotonic_ns()),
         })
@@ -121,7 +133,9 @@ impl Stream {
     pub(crate) fn prepare(&self) -> Result<()> {
         let mut next = self.next.lock();
         if next.blank.is_none() {
-            next.blank = Some(next.make(self.id, &self.options, &*self.disk, &*self.clock)?);
+            let blank =
+                next.take(self.id, &self.options, &*self.disk, &*self.clock, &self.spares)?;
+            next.blank = Some(blank);
         }
         Ok(())
     }
@@ -130,6 +144,9 @@ impl Stream {
     pub(crate) fn purge(&self, floor: LogPosition) -> Result<()> {
         let floor = self.floor.fetch_max(floor.0, Ordering::Relaxed).max(floor.0);
         while let Some(oldest) = self.oldest_below(LogPosition(floor)) {
+            if self.keep_spare(oldest.number) {
+                continue;
+            }
             // The removed name may come back after a crash. That is harmless: replay is told the
             // floor again. So no sync of the folder.
             match self.disk.remove(&segment::path(self.id.0, oldest.number)) {
@@ -138,6 +155,17 @@ impl Stream {
             }
         }
         Ok(())
+    }
+
+    fn keep_spare(&self, number: SegmentNo) -> bool {
+        let mut spares = self.spares.lock();
+        if spares.len() == SPARES_MAX {
+            return false;
+        }
+        spares.push(number);
+        drop(spares);
+        self.old.lock().retain(|old| old.number != number);
+        true
     }
 
     /// Bytes above the floor: what a recovery would replay.
@@ -149,6 +177,11 @@ impl Stream {
         self.old.lock().len() + 1
     }
 
+    /// Files that wait to be written again.
+    pub(crate) fn spare_count(&self) -> usize {
+        self.spares.lock().len()
+    }
+
     fn oldest_below(&self, floor: LogPosition) -> Option<OldSegment> {
         self.old.lock().first().copied().filter(|oldest| oldest.end <= floor)
     }
@@ -158,7 +191,7 @@ impl Stream {
         if self.queue.segment() != full {
             return Ok(());
         }
-        let blank = next.take(self.id, &self.options, &*self.disk, &*self.clock)?;
+        let blank = next.take(self.id, &self.options, &*self.disk, &*self.clock, &self.spares)?;
         let header = header_of(self.id, &self.options, &blank);
         let end = self.queue.rotate(header, blank.file);
         self.old.lock().push(OldSegment { number: full, end });
@@ -185,25 +218,30 @@ impl Next {
         options: &LogOptions,
         disk: &dyn Disk,
         clock: &dyn Clock,
+        spares: &Mutex<Vec<SegmentNo>>,
     ) -> Result<Blank> {
-        match self.blank.take() {
-            Some(blank) => Ok(blank),
-            None => self.make(id, options, disk, clock),
+        if let Some(blank) = self.blank.take() {
+            return Ok(blank);
         }
-    }
-
-    fn make(
-        &mut self,
-        id: StreamId,
-        options: &LogOptions,
-        disk: &dyn Disk,
-        clock: &dyn Clock,
-    ) -> Result<Blank> {
-        let number = self.number;
-        // A number is not tried twice: a failed try may have left a file.
-        self.number.0 += 1;
-        let nonce = nonce(id, number, clock);
-        segment::create_blank(disk, id.0, number, options.segment_bytes, nonce)
+        loop {
+            let number = self.number;
+            // A number is not tried twice: a failed try may have left a file.
+            self.number.0 += 1;
+            let nonce = nonce(id, number, clock);
+            let spare = spares.lock().pop();
+            let Some(old) = spare else {
+                return segment::create_blank(disk, id.0, number, options.segment_bytes, nonce);
+            };
+            let new = (number, options.segment_bytes, nonce);
+            match segment::recycle(disk, id.0, old, new) {
+                Ok(Some(blank)) => return Ok(blank),
+                // A file of another length, or one that fails: best effort, what is left of it is
+                // found at the next start.
+                Ok(None) | Err(_) => {
+                    let _ = disk.remove(&segment::path(id.0, old));
+                }
+            }
+        }
     }
 }
 
@@ -228,6 +266,7 @@ fn header_of(id: StreamId, options: &LogOptions, blank: &Blank) -> Header {
         base: LogPosition(0),
         bytes: blank.bytes,
         nonce: blank.nonce,
+        is_recycled: blank.is_recycled,
         previous: None,
     }
 }

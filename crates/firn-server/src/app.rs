@@ -144,10 +144,12 @@ impl App {
         Ok(())
     }
 
-    /// What recovery has read and what there is to read, in bytes of log.
-    pub(crate) fn recovery(&self) -> (u64, u64) {
+    /// What recovery has read and what there is to read, in bytes of log, and the milliseconds that the
+    /// rest may take.
+    pub(crate) fn recovery(&self) -> (u64, u64, Option<u64>) {
         let done = self.progress.bytes_done.load(Ordering::Relaxed);
-        (done, self.progress.bytes_total.load(Ordering::Relaxed))
+        let total = self.progress.bytes_total.load(Ordering::Relaxed);
+        (done.min(total), total, self.progress.left_ms())
     }
 
     /// Everything that can be measured, in the text format.

@@ -77,11 +77,16 @@ pub struct Settings {
     #[arg(long, env = "FIRN_HEAD_FLUSH_BYTES", value_name = "SIZE", default_value = "auto")]
     pub head_flush_bytes: String,
 
+    /// Bytes of log that start a flush: bounds how long a restart takes. Writes are refused, 429, at
+    /// twice as much
+    #[arg(long, env = "FIRN_LOG_BYTES_MAX", value_name = "SIZE", default_value = "1GiB")]
+    pub log_bytes_max: String,
+
     /// Shards of a new database, a power of two; an old one keeps its number
     #[arg(long, env = "FIRN_SHARDS", value_name = "COUNT", default_value_t = 64)]
     pub shards: usize,
 
-    /// Log streams of a new database; an old one keeps its number
+    /// Log streams; another number than before takes effect at the start, after a flush
     /// [default: the number of cores, at most 4]
     #[arg(long, env = "FIRN_LOG_STREAMS", value_name = "COUNT")]
     pub log_streams: Option<usize>,
@@ -235,6 +240,8 @@ pub struct Config {
     pub upload_age_ms_max: i64,
     /// Bytes of unflushed rows that start a flush.
     pub head_flush_bytes: u64,
+    /// Bytes of log that start a flush.
+    pub log_bytes_max: u64,
     /// Shards of a new database.
     pub shard_count: usize,
     /// Log streams of a new database.
@@ -350,6 +357,7 @@ impl Settings {
             },
             flush_age_ms_max: duration_ms("flush-age-max", &self.flush_age_max)?,
             upload_age_ms_max: duration_ms("upload-age-max", &self.upload_age_max)?,
+            log_bytes_max: bytes("log-bytes-max", &self.log_bytes_max, 1, u64::MAX >> 2)?,
             head_flush_bytes: match self.head_flush_bytes.as_str() {
                 "auto" => (memory_bytes_max / 8).min(HEAD_FLUSH_BYTES_MAX),
                 text => bytes("head-flush-bytes", text, 1, u64::MAX >> 1)?,

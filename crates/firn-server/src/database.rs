@@ -72,6 +72,7 @@ fn options(config: &Config) -> Options {
         group_by: config.group_by.clone(),
         series_limits: config.series,
         head_bytes_max: config.head_flush_bytes,
+        log_bytes_max: config.log_bytes_max,
         flush_age_ms_max: config.flush_age_ms_max,
         future_ms_max: config.future_ms_max,
         retention_ms: config.retention_ms,

@@ -175,13 +175,15 @@ impl World {
         }
     }
 
-    fn options(&self) -> EngineOptions {
+    fn options(&mut self) -> EngineOptions {
         EngineOptions {
             memory_bytes_max: 256 << 20,
             shard_count: 4,
-            stream_count: 2,
             log_segment_bytes: 8 << 10,
             log_bytes_max: 64 << 10,
+            recovery_threads: 1,
+            // Another number at each start.
+            stream_count: 1 + self.rng.below(3) as usize,
             arena_bytes_max: 256,
             head_bytes_max: 64 << 10,
             flush_age_ms_max: 30 * 60_000,
@@ -201,7 +203,8 @@ impl World {
     /// Opens the engine, through as many crashes as come in between.
     pub(crate) fn open(&mut self) -> Result<(), Failure> {
         for _ in 0..50 {
-            let opened = Engine::open(self.sim.env(), self.options(), &RecoveryProgress::default());
+            let options = self.options();
+            let opened = Engine::open(self.sim.env(), options, &RecoveryProgress::default());
             match opened {
                 Ok(engine) => return self.opened(engine),
                 Err(e) if is_power_loss(&e) => {

@@ -106,6 +106,25 @@ fn replay(world: &World, there: impl Fn(usize) -> bool) -> (Head, u64) {
     (head, refused_count)
 }
 
+/// All in one log segment: memory of a replay must not hold one arena as long as the segment.
+#[test]
+fn a_replay_ends_arenas_where_the_writer_did() {
+    let mut world = World::new(1, |_| {});
+    for round in 0..500 {
+        world.put(&vec![(1, 0, round, round as f64), (2, 0, round, -1.5), (3, 0, round, 0.25)]);
+    }
+    let written = world.head.stats().arena_count_waiting;
+    let again = replay(&world, |_| true).0;
+    let replayed = again.stats().arena_count_waiting;
+    assert!(written > 3 && replayed >= written / 2, "{written} arenas, {replayed} replayed");
+    while let Some(job) = again.plan_convert() {
+        assert!(again.apply_convert(job.run().unwrap()));
+    }
+    for group in 1..4 {
+        assert_eq!(read(&again, group), read(&world.head, group), "group {group}");
+    }
+}
+
 /// Entry 1 is lost. Group 1 was whole in entry 0 and differs since: its rows are refused until the
 /// next log segment. Group 2's first row is behind the hole and whole: it is taken.
 #[test]

@@ -89,6 +89,10 @@ impl FoundStream {
                 replay.headless(segment, &self.segments[idx + 1..]);
                 continue;
             };
+            if self.is_of_other_layout(header, floor)? {
+                replay.report.segments_skipped += 1;
+                continue;
+            }
             replay.check_predecessor(header, last.map(|last| last.number));
             let Some(bounds) = bounds(segment, header, &self.segments[idx + 1..]) else {
                 continue;
@@ -239,7 +243,12 @@ impl Replay<'_> {
     }
 
     fn cut(&mut self, reader: &mut SegmentReader, header: &Header, offset: u64) -> Result<()> {
-        if let Some(end) = reader.last_written(offset)? {
+        let end = if header.is_recycled {
+            reader.last_tagged(offset)?
+        } else {
+            reader.last_written(offset)?
+        };
+        if let Some(end) = end {
             let path = segment::path(self.id.0, header.number);
             let bytes = end - offset;
             self.report.torn_tail = Some(format!(

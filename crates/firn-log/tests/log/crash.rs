@@ -12,6 +12,8 @@ use firn_sim::Operation;
 use crate::world::{Fate, STREAM_COUNT, World, options, seeds};
 
 const SEGMENT_BYTES: [u64; 4] = [4 << 10, 8 << 10, 32 << 10, 128 << 10];
+/// Tightly packed, byte-addressable memory, a sector.
+const UNIT_BYTES: [u64; 3] = [8, 256, 512];
 
 #[test]
 fn invariant_1_committed_entries_survive_every_crash() {
@@ -84,7 +86,9 @@ fn many_lives(world: &mut World, trouble: Trouble) {
             world.sim.disk.set_capacity_bytes(world.rng.below(1 << 20));
         }
         let steps = world.rng.below(80);
-        let outcome = live(world, options(segment_bytes, SyncPolicy::Always), steps);
+        let unit_bytes = *world.rng.pick(&UNIT_BYTES);
+        let options = LogOptions { unit_bytes, ..options(segment_bytes, SyncPolicy::Always) };
+        let outcome = live(world, options, steps);
         if let Err(error) = outcome {
             let expected = matches!(error.kind(), ErrorKind::Closed | ErrorKind::Unavailable);
             assert!(expected, "{error}");

@@ -9,7 +9,7 @@
 //! to the end of the last segment, and its absence.
 
 use firn_env::Disk;
-use firn_log::SyncPolicy;
+use firn_log::{LogOptions, SyncPolicy};
 use firn_model::ErrorKind;
 
 use crate::world::{Fate, Replayed, World, options, seeds};
@@ -21,7 +21,8 @@ fn invariant_5_damage_is_reported_or_harmless() {
     for seed in seeds(0, 1500) {
         let mut world = World::new(seed);
         let segment_bytes = *world.rng.pick(&[4 << 10, 8 << 10, 64 << 10]);
-        let options = options(segment_bytes, SyncPolicy::Always);
+        let unit_bytes = *world.rng.pick(&[8, 8, 512]);
+        let options = LogOptions { unit_bytes, ..options(segment_bytes, SyncPolicy::Always) };
         for _ in 0..1 + world.rng.below(3) {
             let steps = 1 + world.rng.below(60);
             work(&mut world, &options, steps);
@@ -55,7 +56,7 @@ fn invariant_5_damage_is_reported_or_harmless() {
 }
 
 /// Opens, appends and commits some entries, and ends.
-fn work(world: &mut World, options: &firn_log::LogOptions, steps: u64) {
+fn work(world: &mut World, options: &LogOptions, steps: u64) {
     let log = world.open(options.clone()).unwrap();
     let replayed = world.replay(&log).unwrap();
     world.check(&replayed);
@@ -106,7 +107,8 @@ fn damage(world: &mut World) {
         .map(|number| number.parse().unwrap())
         .filter(|number| {
             // Files that were never used hold nothing that could be lost.
-            disk.bytes(&format!("log/{stream}/{number}.log")).unwrap().iter().any(|&byte| byte != 0)
+            let bytes = disk.bytes(&format!("log/{stream}/{number}.log")).unwrap();
+            !bytes.starts_with(b"FIRNBLNK") && bytes.iter().any(|&byte| byte != 0)
         })
         .collect();
     numbers.sort_unstable();

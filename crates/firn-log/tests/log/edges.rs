@@ -1,8 +1,11 @@
 //! The edges of the interface: full disks, sizes, starts that fail, options that do not fit.
 
+use std::sync::Arc;
+
+use firn_env::{Clock, Disk};
 use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, StreamId, SyncPolicy};
 use firn_model::{CommitSeq, ErrorKind, LogPosition, Result, ShardId};
-use firn_sim::Operation;
+use firn_sim::{Operation, RecordingDisk};
 
 use crate::world::{STREAM_COUNT, World, options};
 
@@ -113,12 +116,47 @@ fn segments_go_when_the_floor_has_passed_them() {
     log.purge(&ends).unwrap();
     let after = log.stats();
     assert_eq!((after.segments, after.bytes), (STREAM_COUNT as u64, 0));
-    assert_eq!(world.sim.disk.files().len(), STREAM_COUNT);
+    // A few files wait to be written again.
+    let files = world.sim.disk.files().len();
+    assert!((STREAM_COUNT + 1..=9 * STREAM_COUNT).contains(&files), "{files}");
+    assert_eq!(after.disk_bytes, files as u64 * SEGMENT_BYTES);
     // Restarts without appends do not pile up files.
     drop(log);
     for _ in 0..3 {
         started(&world, options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
-        assert_eq!(world.sim.disk.files().len(), 2 * STREAM_COUNT);
+        assert_eq!(world.sim.disk.files().len(), files + STREAM_COUNT);
+    }
+}
+
+/// A file that the floor has passed becomes a later segment: hardly a file is made, nothing is
+/// filled with zeros, and what it had before never comes back.
+#[test]
+fn a_segment_is_written_over_an_old_one() {
+    let mut world = World::new(7);
+    let recording = RecordingDisk::new(Arc::new(world.sim.disk.clone()));
+    let disk: Arc<dyn Disk> = Arc::new(recording.clone());
+    let clock: Arc<dyn Clock> = Arc::new(world.sim.clock.clone());
+    let made = options(SEGMENT_BYTES, SyncPolicy::Always);
+    let log = Log::open(disk, clock, made.clone()).unwrap();
+    world.replay(&log).unwrap();
+    log.start().unwrap();
+    for _ in 0..400 {
+        for _ in 0..20 {
+            let position = world.append(&log, 200).unwrap();
+            world.commit(&log, &[position]).unwrap();
+        }
+        world.purge(&log).unwrap();
+    }
+    let record = recording.take();
+    let count = |operation| record.iter().filter(|record| record.operation == operation).count();
+    let (anew, again) = (count(Operation::Create), count(Operation::Rename));
+    assert!(again > 3 * anew, "{anew} files made, {again} written again");
+    world.sim.restart();
+    let log = world.open(made).unwrap();
+    let replayed = world.replay(&log).unwrap();
+    world.check(&replayed);
+    for replayed in &replayed {
+        assert_eq!((replayed.report.damage_count, &replayed.report.torn_tail), (0, &None));
     }
 }
 
@@ -134,7 +172,8 @@ fn other_counts_than_the_log_was_made_with_are_refused() {
         LogOptions { stream_count: 4, ..made.clone() },
         LogOptions { shard_count: 16, ..made.clone() },
     ] {
-        let error = world.open(other).unwrap_err();
+        let log = world.open(other).unwrap();
+        let error = log.replay(position.0, LogPosition(0), &mut |_| Ok(())).unwrap_err();
         assert_eq!(*error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("3 streams and 8 shards"), "{error}");
     }

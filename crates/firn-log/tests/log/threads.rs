@@ -42,6 +42,7 @@ fn open(sim: &Sim) -> Log {
         shard_count: usize::from(SHARDS),
         segment_bytes: 32 << 10,
         sync: SyncPolicy::Always,
+        unit_bytes: 512,
     };
     Log::open(disk, clock, options).unwrap()
 }

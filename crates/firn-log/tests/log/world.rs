@@ -20,7 +20,13 @@ pub(crate) fn seeds(first: u64, count: u64) -> impl Iterator<Item = u64> {
 }
 
 pub(crate) fn options(segment_bytes: u64, sync: SyncPolicy) -> LogOptions {
-    LogOptions { stream_count: STREAM_COUNT, shard_count: SHARD_COUNT, segment_bytes, sync }
+    LogOptions {
+        stream_count: STREAM_COUNT,
+        shard_count: SHARD_COUNT,
+        segment_bytes,
+        sync,
+        unit_bytes: 8,
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -34,6 +34,7 @@ impl Config {
             ("flush-age-max", unit_duration(self.flush_age_ms_max)),
             ("upload-age-max", unit_duration(self.upload_age_ms_max)),
             ("head-flush-bytes", size(self.head_flush_bytes)),
+            ("log-bytes-max", size(self.log_bytes_max)),
             ("shards", self.shard_count.to_string()),
             ("log-streams", self.stream_count.to_string()),
             ("series-max", count(self.series.series_max)),

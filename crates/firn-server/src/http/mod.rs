@@ -82,8 +82,10 @@ pub(crate) fn starting(app: &App) -> String {
     if app.opened().is_some() {
         return "Service Unavailable: the server is stopping\n".to_owned();
     }
-    let (done, total) = app.recovery();
-    format!("Service Unavailable: starting, {done} of {total} bytes of log are read\n")
+    let (done, total, left_ms) = app.recovery();
+    let left = left_ms.map(|ms| format!(", about {}.{} s are left", ms / 1_000, ms % 1_000 / 100));
+    let left = left.unwrap_or_default();
+    format!("Service Unavailable: starting, {done} of {total} bytes of log are read{left}\n")
 }
 
 /// Cross-origin headers, preflight answers, and counting.

@@ -142,10 +142,20 @@ async fn config(State(app): State<Shared>, request: Request<Body>) -> Response<B
     answer(request, |_| Ok(json!({ "yaml": app.config.yaml() }))).await
 }
 
-/// `/api/v1/status/walreplay`: bytes of log.
+/// `/api/v1/status/walreplay`: bytes of log as Prometheus names its segments, and beside them how much of it that is
+/// and how long the rest may take (`null` while nobody knows).
 async fn recovery(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    let (done, total) = app.recovery();
-    answer(request, |_| Ok(json!({ "min": 0, "max": total, "current": done }))).await
+    let (done, total, left_ms) = app.recovery();
+    let (percent, left_s) = match app.opened() {
+        Some(_) => (100.0, Some(0.0)),
+        None => (done as f64 * 100.0 / total.max(1) as f64, left_ms.map(|ms| ms as f64 / 1e3)),
+    };
+    answer(request, |_| {
+        Ok(json!({
+            "min": 0, "max": total, "current": done, "percent": percent, "secondsLeft": left_s,
+        }))
+    })
+    .await
 }
 
 /// `/api/v1/notifications`: what Prometheus tells its own page; nothing here needs it.

@@ -203,6 +203,7 @@ fn replay_is_told_with_its_end() {
     let data = api(server.at(), "status/walreplay", &[]);
     assert_eq!(data["min"], 0);
     assert_eq!(data["current"], data["max"], "the start is over");
+    assert_eq!((data["percent"].as_f64(), data["secondsLeft"].as_f64()), (Some(100.0), Some(0.0)));
 }
 
 #[test]
