@@ -1,6 +1,6 @@
 # The front door. Every target is one line that calls cargo; `make` alone prints this list.
 
-.PHONY: help serve test deps lint bench-quick bench-query bench-index bench-head bench-cache soak fuzz promqltest
+.PHONY: help serve test deps lint bench-quick bench-query bench-index bench-log bench-head bench-cache soak fuzz promqltest
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -28,6 +28,10 @@ bench-index: ## bytes and nanoseconds per series of the index, 1M and 5M series;
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-index --only "$(ONLY)"
 
+bench-log: ## DecLog's transactions, the log's CPU and bytes, senders, recovery, SIGKILL; writes target/bench/log.json; ONLY=words
+	cargo build --release --package firn --package firn-bench
+	target/release/bench-log --only "$(ONLY)"
+
 bench-head: ## memory of active series and CPU of samples, grouped, alone, irregular; writes target/bench/head.json
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-head
@@ -35,9 +39,10 @@ bench-head: ## memory of active series and CPU of samples, grouped, alone, irreg
 bench-cache: ## what the result cache saves a dashboard that is refreshed: CPU, hits
 	cargo run --release --quiet --package firndb --example dashboard
 
-soak: ## more simulation seeds, and comparisons with Prometheus, than `make test` runs; SEEDS=n, ROUNDS=n
+soak: ## more simulation seeds, comparisons with Prometheus and kills than `make test` runs; SEEDS=n, ROUNDS=n, KILLS=n
 	FIRN_SEED_COUNT=$(or $(SEEDS),20000) cargo test --package firn-engine --test simulation -- --nocapture
 	FIRN_SEED_COUNT=$(or $(ROUNDS),40) cargo test --package firn --test e2e differential -- --nocapture
+	FIRN_KILLS=$(or $(KILLS),200) cargo test --package firn --test e2e kill:: -- --nocapture
 
 fuzz: ## fuzzers of the language and its evaluation, SECONDS=n each; a find stops it
 	cargo xtask fuzz $(SECONDS)

@@ -2,7 +2,7 @@
 //!
 //! **Owns** the data ([`load`], [`devops`], [`fleet`]), the queries ([`pattern`]) and whether answers agree ([`agree`]), the
 //! programs under test ([`server`]) and how they are spoken to ([`client`]), the report of aims ([`report`]); for the index its label sets
-//! and what it is compared with ([`index`]).
+//! and what it is compared with ([`index`]); for the log its devices, transactions and the log that others have ([`log`]).
 //! **Never** is part of the product.
 
 #![deny(unsafe_code)]
@@ -13,6 +13,7 @@ pub mod devops;
 pub mod fleet;
 pub mod index;
 pub mod load;
+pub mod log;
 pub mod pattern;
 mod remote_write;
 pub mod report;

@@ -1,0 +1,114 @@
+//! The transactions of YCSB-TS, as DecLog's Table 1 sets them: ten operations each, points of 50 bytes.
+
+use crate::index::scatter;
+
+/// Operations of a transaction.
+pub const OPERATIONS: usize = 10;
+/// Bytes of a point as it comes from a client: key, time, value.
+pub const POINT_BYTES: usize = 50;
+
+/// One of the paper's workloads.
+#[derive(Clone, Copy, Debug)]
+pub struct Workload {
+    /// A to D.
+    pub name: &'static str,
+    /// Of ten thousand transactions.
+    pub inserts: u64,
+    /// Of ten thousand transactions; the rest are reads.
+    pub updates: u64,
+    /// How uneven keys are drawn for reads and updates.
+    pub theta: f64,
+}
+
+/// DecLog, Table 1.
+pub const WORKLOADS: [Workload; 4] = [
+    Workload { name: "A", inserts: 10_000, updates: 0, theta: 0.9 },
+    Workload { name: "B", inserts: 9_000, updates: 10, theta: 0.9 },
+    Workload { name: "C", inserts: 9_000, updates: 100, theta: 0.9 },
+    Workload { name: "D", inserts: 9_000, updates: 100, theta: 1.1 },
+];
+
+/// What a transaction does; all its operations are of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// New points, one for each of the keys.
+    Insert,
+    /// New values of the keys' newest points.
+    Update,
+    /// The keys' newest points.
+    Read,
+}
+
+/// Draws transactions.
+#[derive(Debug)]
+pub struct Driver {
+    workload: Workload,
+    /// Sums of the chances of ranks, for the uneven draw.
+    sums: Vec<f64>,
+    key_count: u64,
+    drawn: u64,
+}
+
+impl Driver {
+    /// Transactions over `key_count` keys; another `seed` draws others.
+    pub fn new(workload: Workload, key_count: usize, seed: u64) -> Driver {
+        let mut sum = 0.0;
+        let chance = |rank: usize| 1.0 / (rank as f64).powf(workload.theta);
+        let sums = (1..=key_count).map(|rank| {
+            sum += chance(rank);
+            sum
+        });
+        Driver { workload, sums: sums.collect(), key_count: key_count as u64, drawn: seed << 40 }
+    }
+
+    /// The next transaction's kind and keys. Inserts take keys evenly: every series has its turn.
+    pub fn next(&mut self, keys: &mut [usize; OPERATIONS]) -> Kind {
+        let dice = self.draw() % 10_000;
+        let kind = match dice {
+            dice if dice < self.workload.inserts => Kind::Insert,
+            dice if dice < self.workload.inserts + self.workload.updates => Kind::Update,
+            _ => Kind::Read,
+        };
+        for key in keys {
+            *key = if kind == Kind::Insert { self.even() } else { self.uneven() };
+        }
+        kind
+    }
+
+    fn even(&mut self) -> usize {
+        (self.draw() % self.key_count) as usize
+    }
+
+    fn uneven(&mut self) -> usize {
+        let all = self.sums.last().copied().unwrap_or(1.0);
+        let at = (self.draw() >> 11) as f64 / (1u64 << 53) as f64 * all;
+        let rank = self.sums.partition_point(|&sum| sum < at);
+        // Frequent keys are not neighbours.
+        (scatter(rank as u64) % self.key_count) as usize
+    }
+
+    fn draw(&mut self) -> u64 {
+        self.drawn += 1;
+        scatter(self.drawn)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_those_of_the_table() {
+        for workload in WORKLOADS {
+            let mut driver = Driver::new(workload, 1_000, 1);
+            let (mut keys, mut counts) = ([0; OPERATIONS], [0u64; 3]);
+            for _ in 0..20_000 {
+                counts[driver.next(&mut keys) as usize] += 1;
+                assert!(keys.iter().all(|&key| key < 1_000));
+            }
+            let inserts = counts[Kind::Insert as usize] / 2;
+            assert!(inserts.abs_diff(workload.inserts) < 200, "{workload:?}: {counts:?}");
+            assert_eq!(counts[Kind::Update as usize] > 0, workload.updates > 0, "{workload:?}");
+        }
+    }
+}
