@@ -9,6 +9,7 @@ mod differential;
 mod grafana;
 mod groups;
 mod http;
+mod kill;
 mod outside;
 mod process;
 mod prometheus;

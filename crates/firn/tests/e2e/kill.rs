@@ -1,0 +1,236 @@
+//! SIGKILL under load, again and again, with clients that remember every acknowledgement.
+//!
+//! What crashed: the process, at any moment, with writes, deletes, conversions and flushes under way. What reached the
+//! disk: what the system has; nothing was synced by us. What must be true after: each acknowledged row is there with
+//! the values of all its members, each acknowledged delete holds, what was not acknowledged is whole or not there, and
+//! what was seen once stays so through all later lives.
+//!
+//! `FIRN_KILLS=200` kills that often (`make soak`), `FIRN_SEED=7` draws settings and moments from another seed.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tempfile::TempDir;
+
+use crate::http;
+use crate::process::{Process, firn, free_address, wait_until_ready};
+use crate::remote_write::WriteRequest;
+
+const KILLS: u64 = 20;
+const WRITERS: usize = 4;
+/// Values of one row.
+const MEMBERS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+/// Rows of the life before that are looked at again after each kill; all are at the end.
+const LOOK_BACK: usize = 500;
+/// One request of so many is a delete.
+const DELETE_EVERY: u64 = 40;
+
+/// What a client knows of one of its rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fate {
+    /// Acknowledged, or seen after a kill.
+    There,
+    /// Deleted, or not seen after a kill.
+    Gone,
+    /// No answer.
+    Unknown,
+}
+
+/// One client with a group of its own; row `n` has time `base_ms + n` and the value `n` in all members.
+struct Client {
+    name: String,
+    base_ms: i64,
+    rows: Vec<Fate>,
+    /// Rows of a delete without an answer: all of them are there, or none.
+    doubted: Range<usize>,
+    random: u64,
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_however_often_the_process_is_killed() {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let (kills, seed) = (number("FIRN_KILLS").unwrap_or(KILLS), number("FIRN_SEED").unwrap_or(1));
+    println!(
+        "again: FIRN_SEED={seed} FIRN_KILLS={kills} cargo test --package firn --test e2e kill"
+    );
+    let folder = TempDir::new().expect("a folder");
+    let address = free_address();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    let base_ms = now.as_millis() as i64 - 3_600_000;
+    let mut clients: Vec<Client> =
+        (0..WRITERS as u64).map(|idx| Client::new(idx, base_ms, seed)).collect();
+    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for kill in 0..kills {
+        let mut server = start(&folder, address, &mut random);
+        clients.iter_mut().for_each(|client| client.check(address, LOOK_BACK, kill));
+        let requests = 5 + draw(&mut random, 150);
+        live(&mut clients, address, requests, || server.kill());
+    }
+    let _server = start(&folder, address, &mut random);
+    for client in &mut clients {
+        client.check(address, usize::MAX, kills);
+        let count = |fate| client.rows.iter().filter(|&&row| row == fate).count();
+        println!("{}: {} rows there, {} gone", client.name, count(Fate::There), count(Fate::Gone));
+        assert!(count(Fate::There) as u64 > kills, "{} wrote nearly nothing", client.name);
+    }
+}
+
+/// With settings that let everything happen within a second.
+fn start(folder: &TempDir, address: SocketAddr, random: &mut u64) -> Process {
+    let age = ["1s", "3s", "20m"][draw(random, 3) as usize];
+    let head = ["64KiB", "1MiB", "64MiB"][draw(random, 3) as usize];
+    let mut command = firn(folder.path(), address);
+    command.args(["--enable-admin-api", "--self-scrape=never"]);
+    command.arg(format!("--flush-age-max={age}")).arg(format!("--head-flush-bytes={head}"));
+    let process = Process::start("firn", folder.path(), &mut command);
+    wait_until_ready(address, "/-/ready");
+    process
+}
+
+/// All clients write until so many requests were answered; then `kill`, and each of them goes on until nobody answers.
+fn live(clients: &mut [Client], address: SocketAddr, requests: u64, kill: impl FnOnce()) {
+    let (answered, is_dead) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for client in clients {
+            let (answered, is_dead) = (&answered, &is_dead);
+            scope.spawn(move || {
+                while client.act(address) && !is_dead.load(Ordering::Relaxed) {
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        while answered.load(Ordering::Relaxed) < requests {
+            std::thread::yield_now();
+        }
+        kill();
+        is_dead.store(true, Ordering::Relaxed);
+    });
+}
+
+impl Client {
+    fn new(idx: u64, base_ms: i64, seed: u64) -> Client {
+        let random = (seed << 8 | idx).wrapping_mul(0x2545_f491_4f6c_dd1d) | 1;
+        Client { name: format!("client-{idx}"), base_ms, rows: Vec::new(), doubted: 0..0, random }
+    }
+
+    /// One request; `false` when nobody answered.
+    fn act(&mut self, address: SocketAddr) -> bool {
+        let deletes = draw(&mut self.random, DELETE_EVERY) == 0 && self.rows.len() > 50;
+        if deletes { self.delete(address) } else { self.write(address) }
+    }
+
+    /// One to four new rows.
+    fn write(&mut self, address: SocketAddr) -> bool {
+        let first = self.rows.len();
+        let count = 1 + draw(&mut self.random, 4) as usize;
+        let rows: Vec<(i64, f64)> =
+            (first..first + count).map(|row| (self.time_ms(row), row as f64)).collect();
+        let mut request = WriteRequest::default();
+        for member in MEMBERS {
+            let labels = [
+                ("__name__", "kill"),
+                ("instance", &*self.name),
+                ("job", "e2e"),
+                ("member", member),
+            ];
+            request.series(&labels, &rows);
+        }
+        self.rows.extend(rows.iter().map(|_| Fate::Unknown));
+        let (status, text) = request.send(address);
+        match status {
+            200..300 => self.rows[first..].fill(Fate::There),
+            // Busy or not able to: it may have come through in part.
+            0 | 429 | 503 => {}
+            status => panic!("{status}: {text}"),
+        }
+        status != 0
+    }
+
+    /// Some rows from a while ago.
+    fn delete(&mut self, address: SocketAddr) -> bool {
+        let start = self.rows.len() - 50 + draw(&mut self.random, 20) as usize;
+        let rows = start..start + 1 + draw(&mut self.random, 20) as usize;
+        if self.rows[rows.clone()].contains(&Fate::Unknown) {
+            return true;
+        }
+        let seconds = |row: usize| self.time_ms(row) as f64 / 1_000.0;
+        let form = format!(
+            "match[]={}&start={:.3}&end={:.3}",
+            http::encode(&format!("kill{{instance=\"{}\"}}", self.name)),
+            seconds(rows.start),
+            seconds(rows.end - 1),
+        );
+        let headers = [("Content-Type", "application/x-www-form-urlencoded")];
+        let path = "/api/v1/admin/tsdb/delete_series";
+        match http::request(address, "POST", path, &headers, form.as_bytes()) {
+            Some(answer) if answer.status == 204 => self.rows[rows].fill(Fate::Gone),
+            Some(answer) => panic!("{}: {}", answer.status, answer.body),
+            None => {
+                self.doubted = rows;
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The last `look_back` rows and more are what they should be; what was unknown is known then.
+    fn check(&mut self, address: SocketAddr, look_back: usize, kill: u64) {
+        let unknown = self.rows.iter().position(|&row| row == Fate::Unknown);
+        let first = self.rows.len().saturating_sub(look_back).min(unknown.unwrap_or(usize::MAX));
+        let found = self.read(address, first);
+        let doubted = std::mem::take(&mut self.doubted);
+        // All of a doubted delete's rows that were there before.
+        let mut outcomes = Vec::new();
+        for (row, found) in (first..).zip(found) {
+            let whole = found == [true; MEMBERS.len()];
+            let what = format!("{}, row {row}, after kill {kill}", self.name);
+            assert!(whole || found == [false; MEMBERS.len()], "{what}: half there, {found:?}");
+            match self.rows[row] {
+                Fate::There if doubted.contains(&row) => outcomes.push(whole),
+                Fate::There => assert!(whole, "{what}: lost"),
+                Fate::Gone => assert!(!whole, "{what}: came back"),
+                Fate::Unknown => {}
+            }
+            self.rows[row] = if whole { Fate::There } else { Fate::Gone };
+        }
+        outcomes.dedup();
+        assert!(outcomes.len() < 2, "{}: half a delete of {doubted:?}", self.name);
+    }
+
+    /// Which members have the right value, for each row from `first` on.
+    fn read(&self, address: SocketAddr, first: usize) -> Vec<[bool; MEMBERS.len()]> {
+        let mut found = vec![[false; MEMBERS.len()]; self.rows.len() - first];
+        let Some(last) = self.rows.len().checked_sub(1).filter(|&last| last >= first) else {
+            return found;
+        };
+        let query = format!("kill{{instance=\"{}\"}}[{}ms]", self.name, last - first + 1);
+        let time = format!("{:.3}", self.time_ms(last) as f64 / 1_000.0);
+        let data = http::api(address, "/api/v1/query", &[("query", &query), ("time", &time)]);
+        let data = data.expect("an answer");
+        for series in data["result"].as_array().expect("a matrix") {
+            let name = series["metric"]["member"].as_str();
+            let member = MEMBERS.iter().position(|&member| Some(member) == name).expect("a member");
+            for value in series["values"].as_array().expect("values") {
+                let seconds = value[0].as_f64().expect("a time");
+                let row = ((seconds * 1_000.0).round() as i64 - self.base_ms) as usize;
+                assert_eq!(value[1].as_str(), Some(&*row.to_string()), "{} row {row}", self.name);
+                found[row - first][member] = true;
+            }
+        }
+        found
+    }
+
+    fn time_ms(&self, row: usize) -> i64 {
+        self.base_ms + row as i64
+    }
+}
+
+/// A number below `below`.
+fn draw(random: &mut u64, below: u64) -> u64 {
+    *random ^= *random << 13;
+    *random ^= *random >> 7;
+    *random ^= *random << 17;
+    (*random >> 11) % below
+}
