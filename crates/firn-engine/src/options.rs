@@ -41,7 +41,7 @@ pub struct EngineOptions {
     /// Age of its newest row beyond which a flushed block is given back although nobody needs its memory.
     pub hot_age_ms_max: i64,
     /// Which percentage of the flushed memory that is given back comes from the oldest half hour, the next one and the one
-    /// after it. What is missing comes from the oldest.
+    /// after it (Heracles: 45, 35, 20). What is missing comes from the oldest.
     pub hot_recycle_percents: [u8; 3],
     /// Bytes that queries may keep in memory after they were flushed or converted. Beyond it, those that would keep
     /// them longest fail, so that a forgotten query cannot fill memory.
@@ -75,7 +75,7 @@ impl Default for EngineOptions {
             retention_ms: None,
             hot_bytes_max: 128 << 20,
             hot_age_ms_max: i64::MAX,
-            hot_recycle_percents: [45, 35, 20],
+            hot_recycle_percents: [100, 0, 0],
             pinned_bytes_max: 512 << 20,
             read_only: false,
             tree: firn_tree::TreeOptions::default(),

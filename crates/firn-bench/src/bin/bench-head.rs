@@ -9,6 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use firn_bench::fleet::{Fleet, Kind};
+use firn_bench::flush_latency;
 use firn_bench::report::{Aim, finish};
 use firn_bench::server::Program;
 use firndb::{Db, GroupId, Labels, Lane, Options, QueryTime, RowBatch, SeriesRef, Slot, local_env};
@@ -93,6 +94,11 @@ fn main() -> io::Result<()> {
         println!("{}", figures.to_json());
         return Ok(());
     }
+    if let [word, arm] = args.as_slice()
+        && word == flush_latency::CHILD
+    {
+        return flush_latency::child(arm);
+    }
     let wanted = args.first().cloned().unwrap_or_default();
     let (start, mut aims) = (Instant::now(), Vec::new());
     println!(
@@ -123,6 +129,9 @@ fn main() -> io::Result<()> {
         };
         aim("bytes a series", figures.bytes, row.bytes_max);
         aim("CPU s per million samples", figures.cpu_s, row.cpu_max);
+    }
+    if flush_latency::NAME.contains(&wanted) {
+        aims.extend(flush_latency::run()?);
     }
     println!("all of it took {} s", start.elapsed().as_secs());
     finish("head", &aims)

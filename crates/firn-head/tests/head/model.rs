@@ -152,6 +152,7 @@ fn small(options: &mut HeadOptions) {
     options.rows_per_chunk_min = 3;
     options.hot_bytes_max = 20_000;
     options.hot_area_ms = 100;
+    options.recycle_percents = [45, 35, 20];
 }
 
 fn op() -> impl Strategy<Value = Op> {

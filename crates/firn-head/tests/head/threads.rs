@@ -1,11 +1,13 @@
-//! Readers beside a writer and a converter.
+//! Readers beside a writer, a converter, and who flushes and gives memory back.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
 
-use firn_codec::{Slots, merge_columns};
-use firn_head::{Head, HeadOptions};
+use firn_codec::{GroupColumns, Slots, Tombstones, merge_columns};
+use firn_head::{Head, HeadOptions, HeadSnapshot};
 use firn_model::{
-    Budget, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardBits, Slot, TimeRange,
+    Budget, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardBits, ShardId, Slot,
+    TimeRange,
 };
 
 use crate::world::points;
@@ -25,7 +27,7 @@ fn invariant_3_readers_see_whole_prefixes_while_all_goes_on() {
     let published = AtomicU64::new(0);
     let done = AtomicBool::new(false);
 
-    let look = |snapshot: &firn_head::HeadSnapshot, group: u64| -> u64 {
+    let look = |snapshot: &HeadSnapshot, group: u64| -> u64 {
         let sources = snapshot.read(GroupId(group), Slots::All, TimeRange::ALL).unwrap();
         let merged = merge_columns(&sources, TimeRange::ALL);
         let points = points(&merged, Slots::All);
@@ -87,4 +89,142 @@ fn invariant_3_readers_see_whole_prefixes_while_all_goes_on() {
         });
     });
     assert_eq!(look(&head.snapshot(), 0), ROWS);
+}
+
+type Tables = Arc<Vec<(GroupId, GroupColumns)>>;
+
+/// Whoever ends, also by a panic, ends all.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Rows are flushed and given back again and again, while readers look at old and new views: what a reader finds in memory
+/// and, only where that is not complete, in the tables of its view are rows 0..k without a gap, at least all that
+/// were published before it looked, and the same again later.
+#[test]
+fn invariant_3_reads_are_monotone_while_memory_is_flushed_and_given_back() {
+    const ROWS: u64 = 5_000;
+    let mut options = HeadOptions::new(ShardBits::for_count(1));
+    options.rows_per_group_max = 16;
+    options.segment_fan_in = 2;
+    let budget = Budget::unlimited();
+    let head = Head::new(options, budget.clone());
+    // The lock is the engine's on views.
+    let tables: RwLock<Tables> = RwLock::default();
+    let published = AtomicU64::new(0);
+    let done = AtomicBool::new(false);
+    // The writer goes no faster than that something happens beside it.
+    let (look_count, flush_count) = (AtomicU64::new(0), AtomicU64::new(0));
+    let all = (Slots::All, TimeRange::ALL);
+
+    let view = || {
+        let tables = tables.read().unwrap();
+        (head.snapshot(), Arc::clone(&*tables))
+    };
+    let look = |(snapshot, tables): &(HeadSnapshot, Tables)| -> u64 {
+        let mut reader = snapshot.reader();
+        let is_complete = reader.complete_since(ShardId(0), all.1) <= CommitSeq(1);
+        let in_tables = tables.iter().filter(|_| !is_complete).map(|(_, columns)| columns.clone());
+        let mut sources: Vec<GroupColumns> = in_tables.collect();
+        sources.extend(reader.read(GroupId(0), all.0, all.1).unwrap());
+        let points = points(&merge_columns(&sources, all.1), all.0);
+        for (n, &(_, ts, bits)) in points.iter().enumerate() {
+            assert_eq!((ts, f64::from_bits(bits)), (n as i64, n as f64));
+        }
+        points.len() as u64
+    };
+    let flush = || {
+        let marks = head.seal_all();
+        marks.marks.iter().for_each(|&(shard, position)| head.publish(shard, position));
+        let Some(job) = head.plan_flush().filter(|job| job.covers(&marks)) else { return };
+        let none = Tombstones::default();
+        let chunks: Vec<_> = job.chunks(&none).collect::<Result<_, _>>().unwrap();
+        let mut tables = tables.write().unwrap();
+        *tables = Arc::new(tables.iter().cloned().chain(chunks).collect());
+        head.flushed(&job);
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _ends = Ends(&done);
+            let mut batch = RowBatch::default();
+            for row in 0..ROWS {
+                let waits = || {
+                    look_count.load(Ordering::Relaxed) < row / 50
+                        || flush_count.load(Ordering::Relaxed) < row / 250
+                };
+                while waits() && !done.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                batch.clear();
+                let series = SeriesRef { group: GroupId(0), slot: Slot(0) };
+                batch.push(series, row as i64, row as f64);
+                batch.sort(head.options().shard_bits);
+                for rows in batch.by_shard() {
+                    let mut writer = head.shard(rows.shard);
+                    writer.encode(CommitSeq(row + 1), rows, row / 500);
+                    writer.stage(LogPosition(row + 1), budget.empty(Pool::Head));
+                    drop(writer);
+                    head.publish(rows.shard, LogPosition(row + 1));
+                }
+                published.store(row + 1, Ordering::Release);
+            }
+        });
+        scope.spawn(|| {
+            while !done.load(Ordering::Acquire) {
+                match head.plan_convert().or_else(|| head.plan_compress()) {
+                    Some(job) => drop(head.apply_convert(job.run().unwrap())),
+                    None => std::thread::yield_now(),
+                }
+            }
+        });
+        scope.spawn(|| {
+            let _ends = Ends(&done);
+            let mut turn = 0;
+            while !done.load(Ordering::Acquire) {
+                if head.stats().row_count < 100 {
+                    std::thread::yield_now();
+                    continue;
+                }
+                flush();
+                turn += 1;
+                head.recycle([0, 5_000, 0, u64::MAX][turn % 4]);
+                flush_count.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let _ends = Ends(&done);
+                let (mut held, mut least) = (Vec::new(), 0);
+                while !done.load(Ordering::Acquire) {
+                    least = least.max(published.load(Ordering::Acquire));
+                    let view = view();
+                    let seen = look(&view);
+                    assert!(seen >= least, "{seen} rows, {least} were there before");
+                    least = seen;
+                    look_count.fetch_add(1, Ordering::Relaxed);
+                    // Some stay for long, some for a moment.
+                    if held.len() < 20 {
+                        held.push((view, seen));
+                    } else {
+                        let (view, seen) = held.swap_remove(least as usize % 20);
+                        assert_eq!(look(&view), seen);
+                    }
+                }
+                held.iter().for_each(|(view, seen)| assert_eq!(look(view), *seen));
+            });
+        }
+    });
+    flush();
+    head.recycle(u64::MAX);
+    assert_eq!(look(&view()), ROWS);
+    drop(tables);
+    let stats = head.stats();
+    assert_eq!((stats.cooling_bytes, stats.taken_bytes), (0, 0), "{stats:?}");
+    assert!(stats.hot_reads > 0 && stats.gone_reads > 0, "nothing happened: {stats:?}");
+    let used_bytes = budget.usage().used_bytes;
+    assert_eq!(used_bytes, stats.arena_bytes + stats.state_bytes + stats.free_bytes, "{stats:?}");
 }

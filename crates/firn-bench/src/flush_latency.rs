@@ -1,0 +1,283 @@
+//! What a query of recent time costs while memory is flushed and tables are merged: against the same queries when nothing else
+//! goes on, and against a head that forgets at a flush. And what share of recent queries reads no file, when hot memory is
+//! short, by how it is given back.
+//!
+//! Source: Heracles 4.5 (10,000 series every 15 s, two hours in memory, queries of the last 15 minutes of one series).
+
+use std::io;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use firndb::{Db, Labels, Lane, Options, QueryTime, RowBatch, SeriesRef, local_env};
+use serde_json::{Value, json};
+
+use crate::fleet::{Fleet, Kind, SERIES_PER_HOST};
+use crate::report::Aim;
+
+const SERIES: usize = 10_000;
+/// Half an hour, four times: three are flushed before anything is measured.
+const ROUNDS: usize = 120;
+const FILLS: usize = 4;
+/// New rows before each flush that is measured: five minutes.
+const ROUNDS_BETWEEN: usize = 20;
+/// Enough for some ten thousand queries, and where only shares count.
+const TIMED_S: [u64; 2] = [15, 4];
+const SHARE_QUERIES: usize = 500;
+const WINDOWS: [&str; 4] = ["5m", "15m", "1h", "2h"];
+const QUANTILES: [f64; 4] = [0.5, 0.99, 0.999, 0.9999];
+
+/// For choosing it on the command line.
+pub const NAME: &str = "queries while flushing";
+/// The first argument of a child process.
+pub const CHILD: &str = "--child-flush";
+
+/// A head's settings, measured in a process of its own.
+struct Arm {
+    name: &'static str,
+    hot_bytes_max: u64,
+    recycle_percents: [u8; 3],
+}
+
+/// Hot memory for some of what is flushed.
+const HOT_BYTES_SHORT: u64 = 3 << 20;
+
+const ARMS: [Arm; 4] = [
+    Arm { name: "hot after a flush", hot_bytes_max: 128 << 20, recycle_percents: [100, 0, 0] },
+    Arm { name: "dropped at a flush", hot_bytes_max: 0, recycle_percents: [100, 0, 0] },
+    Arm {
+        name: "3 MiB hot, 45/35/20",
+        hot_bytes_max: HOT_BYTES_SHORT,
+        recycle_percents: [45, 35, 20],
+    },
+    Arm {
+        name: "3 MiB hot, oldest",
+        hot_bytes_max: HOT_BYTES_SHORT,
+        recycle_percents: [100, 0, 0],
+    },
+];
+
+/// Latencies in microseconds at [`QUANTILES`], and shares of queries that read no file by [`WINDOWS`].
+#[derive(Debug, Default)]
+struct Outcome {
+    idle_us: [f64; 4],
+    busy_us: [f64; 4],
+    count: f64,
+    hot_mib: f64,
+    no_file: [f64; 4],
+}
+
+/// All arms, each in a process of its own; the table is printed.
+///
+/// # Errors
+/// When a child fails.
+pub fn run() -> io::Result<Vec<Aim>> {
+    println!(
+        "\n{:22} {:>35} {:>35} {:>8}  {:24}",
+        "queries while flushing",
+        "idle p50, 99, 99.9, 99.99 us",
+        "while flushing",
+        "hot MiB",
+        "no file: 5m, 15m, 1h, 2h"
+    );
+    let mut outcomes = Vec::new();
+    for (idx, arm) in ARMS.iter().enumerate() {
+        let mut command = Command::new(std::env::current_exe()?);
+        let output = command.args([CHILD, &idx.to_string()]).stderr(Stdio::inherit()).output()?;
+        let outcome = Outcome::of_json(String::from_utf8_lossy(&output.stdout).trim())?;
+        let list = |figures: [f64; 4]| figures.map(|us| format!("{us:>8.0}")).join(" ");
+        println!(
+            "{:22} {:>35} {:>35} {:>8.1}  {}",
+            arm.name,
+            list(outcome.idle_us),
+            list(outcome.busy_us),
+            outcome.hot_mib,
+            outcome.no_file.map(|share| format!("{:>5.0}%", share * 100.0)).join("")
+        );
+        outcomes.push(outcome);
+    }
+    let [hot, dropped, ..] = &outcomes[..] else { return Ok(Vec::new()) };
+    let aim = |name: &str, figure: f64, at_most: f64| Aim { name: name.into(), figure, at_most };
+    Ok(vec![
+        aim("p99.9 of a query while flushing, of idle", hot.busy_us[2] / hot.idle_us[2], 1.2),
+        aim("p99.9 while flushing, of a head that drops", hot.busy_us[2] / dropped.busy_us[2], 0.3),
+    ])
+}
+
+/// One arm, in this process; prints its outcome for [`run`].
+///
+/// # Errors
+/// When there is no such arm or the database fails.
+pub fn child(arm: &str) -> io::Result<()> {
+    let idx: usize = arm.parse().map_err(io::Error::other)?;
+    let arm = ARMS.get(idx).ok_or(io::ErrorKind::InvalidInput)?;
+    println!("{}", measure(arm)?.to_json());
+    Ok(())
+}
+
+fn measure(arm: &Arm) -> io::Result<Outcome> {
+    let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
+    let env = local_env(folder.path()).map_err(io::Error::other)?;
+    let options = Options {
+        hot_bytes_max: arm.hot_bytes_max,
+        hot_recycle_percents: arm.recycle_percents,
+        flush_age_ms_max: i64::MAX,
+        ..Options::default()
+    };
+    let db = Db::open(env, options).map_err(io::Error::other)?;
+    let mut writer = Writer::new(&db)?;
+    for fill in 0..FILLS {
+        if fill > 0 {
+            db.flush().map_err(io::Error::other)?;
+        }
+        writer.write(ROUNDS)?;
+    }
+    db.settle(Lane::Tree).map_err(io::Error::other)?;
+    let newest = AtomicI64::new(writer.now_ms);
+    let (is_busy, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let mut queries = Queries::new(&db);
+    let measured = Duration::from_secs(TIMED_S[usize::from(arm.hot_bytes_max == HOT_BYTES_SHORT)]);
+    let idle_us = queries.run_while(&newest, |spent| spent < measured / 3, || true)?;
+    let busy_us = std::thread::scope(|scope| {
+        let flusher = scope.spawn(|| -> io::Result<()> {
+            while !is_over.load(Ordering::Acquire) {
+                is_busy.store(true, Ordering::Release);
+                db.flush().map_err(io::Error::other)?;
+                db.settle(Lane::Tree).map_err(io::Error::other)?;
+                is_busy.store(false, Ordering::Release);
+                writer.write(ROUNDS_BETWEEN)?;
+                newest.store(writer.now_ms, Ordering::Release);
+            }
+            Ok(())
+        });
+        let found = queries.run_while(
+            &newest,
+            |spent| spent < measured,
+            || is_busy.load(Ordering::Acquire),
+        );
+        is_over.store(true, Ordering::Release);
+        flusher.join().map_err(|_| io::Error::other("the flushing thread panicked"))??;
+        found
+    })?;
+    let mut outcome = Outcome {
+        idle_us: quantiles(idle_us),
+        count: busy_us.len() as f64,
+        busy_us: quantiles(busy_us),
+        hot_mib: db.stats().head.hot_bytes as f64 / f64::from(1 << 20),
+        ..Outcome::default()
+    };
+    for (share, window) in outcome.no_file.iter_mut().zip(WINDOWS) {
+        let before = db.stats().reads_from_tables;
+        for _ in 0..SHARE_QUERIES {
+            queries.ask(window, newest.load(Ordering::Acquire))?;
+        }
+        let with_file = db.stats().reads_from_tables - before;
+        *share = 1.0 - with_file as f64 / SHARE_QUERIES as f64;
+    }
+    db.close().map_err(io::Error::other)?;
+    Ok(outcome)
+}
+
+/// Writes rounds, a quarter of a minute each.
+struct Writer<'a> {
+    db: &'a Db,
+    fleet: Fleet,
+    refs: Vec<SeriesRef>,
+    now_ms: i64,
+}
+
+impl<'a> Writer<'a> {
+    fn new(db: &'a Db) -> io::Result<Writer<'a>> {
+        let fleet = Fleet::new(Kind::Grouped, SERIES);
+        let labels: Vec<Labels> = (0..SERIES)
+            .map(|series| {
+                let pairs = fleet.labels(series);
+                Labels::from_pairs(pairs.iter().map(|(name, value)| (*name, value.as_str())))
+            })
+            .collect::<firndb::Result<_>>()
+            .map_err(io::Error::other)?;
+        let refs = db.resolve(&labels).into_iter().collect::<firndb::Result<Vec<SeriesRef>>>();
+        let refs = refs.map_err(io::Error::other)?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        // What is written in the end is not of the future.
+        let all_ms = 6 * 3_600_000;
+        Ok(Writer { db, fleet, refs, now_ms: now.as_millis() as i64 - all_ms })
+    }
+
+    fn write(&mut self, rounds: usize) -> io::Result<()> {
+        let mut batch = RowBatch::default();
+        for _ in 0..rounds {
+            self.now_ms += Kind::Grouped.round_ms();
+            self.fleet.next_round(self.now_ms, |series, ts, value| {
+                batch.push(self.refs[series], ts, value);
+            });
+            self.db.write(&mut batch).map_err(io::Error::other)?;
+            batch.clear();
+        }
+        self.db.settle(Lane::Head).map_err(io::Error::other)
+    }
+}
+
+/// Asks for one series after the other, in no order.
+struct Queries<'a> {
+    db: &'a Db,
+    dice: u64,
+}
+
+impl<'a> Queries<'a> {
+    fn new(db: &'a Db) -> Queries<'a> {
+        Queries { db, dice: 1 }
+    }
+
+    fn ask(&mut self, window: &str, now_ms: i64) -> io::Result<()> {
+        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let series = (self.dice >> 33) as usize % SERIES;
+        let (host, kind) = (series / SERIES_PER_HOST, series % SERIES_PER_HOST);
+        let text = format!(
+            "sum_over_time(cpu_usage_of_kind_{kind:02}_total{{instance=\"host-{host}:9100\"}}[{window}])"
+        );
+        self.db.query_now(&text, QueryTime::Instant(now_ms)).map_err(io::Error::other)?;
+        Ok(())
+    }
+
+    /// Latencies in microseconds of the queries that began and ended while `counts`, until `goes_on` says no.
+    fn run_while(
+        &mut self,
+        newest: &AtomicI64,
+        goes_on: impl Fn(Duration) -> bool,
+        counts: impl Fn() -> bool,
+    ) -> io::Result<Vec<f64>> {
+        let start = Instant::now();
+        let mut found = Vec::new();
+        while goes_on(start.elapsed()) {
+            let (now_ms, before) = (newest.load(Ordering::Acquire), counts());
+            let asked = Instant::now();
+            self.ask("15m", now_ms)?;
+            if before && counts() {
+                found.push(asked.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn quantiles(mut figures: Vec<f64>) -> [f64; 4] {
+    figures.sort_by(f64::total_cmp);
+    QUANTILES.map(|quantile| {
+        let rank = (quantile * figures.len() as f64).ceil() as usize;
+        figures.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+    })
+}
+
+impl Outcome {
+    fn to_json(&self) -> Value {
+        let Outcome { idle_us, busy_us, count, hot_mib, no_file } = self;
+        json!([idle_us, busy_us, count, hot_mib, no_file])
+    }
+
+    fn of_json(text: &str) -> io::Result<Outcome> {
+        let (idle_us, busy_us, count, hot_mib, no_file) =
+            serde_json::from_str(text).map_err(io::Error::other)?;
+        Ok(Outcome { idle_us, busy_us, count, hot_mib, no_file })
+    }
+}
