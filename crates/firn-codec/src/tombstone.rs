@@ -11,7 +11,7 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use firn_model::{
-    Column, ColumnBatch, CommitSeq, Error, GroupId, Result, Slot, TimeRange, Timestamp,
+    Column, ColumnBatch, CommitSeq, Error, GroupId, Result, SeriesRef, Slot, TimeRange, Timestamp,
     encode_varint,
 };
 
@@ -142,6 +142,12 @@ impl Tombstone {
     /// How many series it touches.
     pub fn series_count(&self) -> u64 {
         self.members.iter().map(|members| members.slots.count()).sum()
+    }
+
+    /// Whether it hides a sample that was committed before it.
+    pub fn hides(&self, series: SeriesRef, ts: Timestamp) -> bool {
+        self.range.contains(ts)
+            && self.slots_of(series.group).is_some_and(|slots| slots.contains(series.slot))
     }
 
     /// Whether it hides anything between two groups, both inside.

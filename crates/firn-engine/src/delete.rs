@@ -1,11 +1,10 @@
-//! The way of a delete: resolve, close the runs that it touches, log, publish; and getting rid of it.
+//! Deletes: what they hide, and getting rid of them.
 //!
-//! A delete is one tombstone with one [`CommitSeq`] and hides what has a smaller one. It is logged as one
-//! entry in the first stream, so that a crash leaves all of it or nothing, however many shards and
-//! streams it touches; recovery reads that stream first, and knows of every delete before it meets rows
-//! that are younger. Readers get it in all shards at once: the list of tombstones is swapped as a whole.
+//! A delete is a transaction with one tombstone (`commit`): it has one [`CommitSeq`] and hides what has a smaller
+//! one. Recovery knows of every delete before it meets rows that are younger. Readers get it in all shards at
+//! once: the list of tombstones is swapped as a whole.
 //!
-//! While its number is drawn it holds every shard that it touches and ends their runs, so that whatever
+//! While its number is drawn every shard that it touches is held and its run ended, so that whatever
 //! is made of rows later is older or younger than the delete as a whole, or has had it applied.
 //!
 //! A tombstone lives in the log until a flush puts it into the manifest, and there until nothing is
@@ -17,32 +16,30 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use firn_codec::{HiddenMembers, HiddenSlots, Tombstone, Tombstones};
-use firn_head::ShardWriter;
-use firn_log::{Append, EntryKind, EntryRef, StreamId};
+use firn_index::Matches;
 use firn_model::{
-    Change, ChangeKind, CommitSeq, Error, Grouping, LogPosition, Matcher, Pool, QueryContext,
-    Reservation, Result, ShardBits, ShardId, TimeRange, decode_varint, encode_varint,
+    CommitSeq, Error, ErrorKind, Matcher, Pool, Reservation, Result, ShardBits, ShardId, TimeRange,
+    decode_varint, encode_varint,
 };
 use firn_tree::Deletes;
 use parking_lot::{Mutex, RwLock};
 
 use crate::manifest::{Edit, Room};
 use crate::planted::Planted;
-use crate::sequence::InFlight;
 use crate::{Engine, Lane, Snapshot};
 
 pub(crate) const TAG_TOMBSTONES: u8 = 3;
 pub(crate) const TAG_FORGOTTEN: u8 = 4;
-/// All deletes are logged as of this shard, hence in one stream. Recovery replays that stream first.
-const DELETE_SHARD: ShardId = ShardId(0);
 // Each costs every reader a look and breaks the runs of the shards that it touches.
 const TOMBSTONE_COUNT_MAX: usize = 10_000;
 // So many broken runs, and a flush unites them.
-const UNFLUSHED_COUNT_MAX: usize = 64;
+pub(crate) const UNFLUSHED_COUNT_MAX: usize = 64;
 // Several deletes in a row shall cost one rewriting of tables.
 const CLEAN_AGE_MS: i64 = 60 * 60_000;
 const CLEAN_REPORT_STEPS: u64 = 16;
 const CLEAN_WAITS_MAX: u32 = 8;
+// Only another transaction of the same milliseconds makes a second try necessary.
+const TRIES_MAX: u32 = 16;
 
 /// What [`Engine::delete`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,9 +52,6 @@ pub struct DeleteReport {
 
 /// The tombstones of a database and what is known about them.
 pub(crate) struct DeleteState {
-    /// One delete at a time; held by a flush too while it decides what it takes, so that no delete is
-    /// on its way then.
-    lane: Mutex<()>,
     /// Swapped under the engine's `view` lock.
     tombstones: RwLock<Arc<Tombstones>>,
     /// What the tombstones hold.
@@ -72,7 +66,6 @@ impl DeleteState {
     pub(crate) fn new(tombstones: Tombstones, mut memory: Reservation) -> Result<DeleteState> {
         memory.grow(tombstones.heap_bytes())?;
         Ok(DeleteState {
-            lane: Mutex::new(()),
             tombstones: RwLock::new(Arc::new(tombstones)),
             memory: Mutex::new(memory),
             flushed: AtomicU64::new(0),
@@ -85,10 +78,11 @@ impl DeleteState {
         Arc::clone(&self.tombstones.read())
     }
 
-    /// Keeps deletes from being made until it is dropped. The tombstones are complete then: every
-    /// later one is younger than every row that is sealed by now.
-    pub(crate) fn pause(&self) -> impl Drop + '_ {
-        self.lane.lock()
+    /// From now on these count; what they hold is `memory` more. Called under the engine's `view`. Returns those that
+    /// counted before.
+    pub(crate) fn install(&self, tombstones: Tombstones, memory: Reservation) -> Arc<Tombstones> {
+        self.memory.lock().merge(memory);
+        std::mem::replace(&mut *self.tombstones.write(), Arc::new(tombstones))
     }
 
     /// Those that the manifest does not have yet.
@@ -129,114 +123,60 @@ impl Engine {
         if range.is_empty() {
             return Err(Error::invalid("a delete's end lies before its start"));
         }
-        let snapshot = self.snapshot();
-        let members = self.hidden_members(&snapshot, selectors, range)?;
-        if members.is_empty() {
-            return Ok(DeleteReport::default());
+        for _ in 1..TRIES_MAX {
+            match self.try_delete(selectors, range) {
+                Err(e) if *e.kind() == ErrorKind::Conflict => {}
+                deleted => return deleted,
+            }
         }
-        self.ensure_log_started()?;
-        self.admit()?;
-        let tombstone = Arc::new(Tombstone::new(self.env.clock.now_ms(), range, members));
-        let seq = self.commit_delete(&tombstone)?;
-        self.counters.deletes.add(1);
-        if self.deletes.unflushed().len() >= UNFLUSHED_COUNT_MAX {
-            self.ask_for_flush();
+        self.try_delete(selectors, range)
+    }
+
+    fn try_delete(&self, selectors: &[Vec<Matcher>], range: TimeRange) -> Result<DeleteReport> {
+        let mut transaction = self.begin()?;
+        for matchers in selectors {
+            transaction.delete_range(matchers, range)?;
         }
-        Ok(DeleteReport { series: tombstone.series_count(), seq: Some(seq) })
+        let report = transaction.commit()?;
+        Ok(DeleteReport { series: report.deleted_series, seq: report.seq })
     }
 
     /// What matches and has data. A series that is written for the first time meanwhile counts as
     /// written afterwards.
-    fn hidden_members(
+    pub(crate) fn hidden_members(
         &self,
         snapshot: &Snapshot,
-        selectors: &[Vec<Matcher>],
+        matches: &Matches,
         range: TimeRange,
-    ) -> Result<Vec<HiddenMembers>> {
-        let mut members = Vec::new();
-        let context = QueryContext { budget: self.budget.clone(), ..QueryContext::unbounded() };
+    ) -> Vec<HiddenMembers> {
         // What a failed commit left in the log shows in no snapshot and may come back after a crash.
         let is_settled = self.log.stats().failures == 0;
-        for matchers in selectors {
-            let grouping = Grouping::By(Vec::new());
-            let matches = snapshot.index().matches(matchers, &grouping, &context.cancel)?;
-            // With the slow tier down nobody knows: then all that matches is taken.
-            let is_known = is_settled
-                && !matches.groups.is_empty()
-                && snapshot.load_directories(range).is_ok();
-            let found = matches.groups.iter();
-            let found = found.filter(|found| !is_known || snapshot.has_data(found.group, range));
-            members.extend(found.map(|found| HiddenMembers {
-                group: found.group,
-                slots: HiddenSlots::new(found.members.iter().map(|member| member.slot).collect()),
-            }));
-        }
-        Ok(members)
+        // With the slow tier down nobody knows: then all that matches is taken.
+        let is_known =
+            is_settled && !matches.groups.is_empty() && snapshot.load_directories(range).is_ok();
+        let found = matches.groups.iter();
+        let found = found.filter(|found| !is_known || snapshot.has_data(found.group, range));
+        let members = found.map(|found| HiddenMembers {
+            group: found.group,
+            slots: HiddenSlots::new(found.members.iter().map(|member| member.slot).collect()),
+        });
+        members.collect()
     }
 
-    fn commit_delete(&self, tombstone: &Arc<Tombstone>) -> Result<CommitSeq> {
-        let memory = self.reserve(Pool::Index, tombstone.heap_bytes())?;
-        let _one_at_a_time = self.deletes.lane.lock();
-        let tombstones = self.deletes.tombstones();
-        if tombstones.len() >= TOMBSTONE_COUNT_MAX {
-            self.ask_for_flush();
-            return Err(Error::busy(
-                60_000,
-                format!(
-                    "{TOMBSTONE_COUNT_MAX} deletes wait to be applied to tables; clean tombstones, \
-                     then try again"
-                ),
-            ));
+    /// # Errors
+    /// `Busy` if too many deletes wait to be applied.
+    pub(crate) fn check_tombstone_count(&self, more: usize) -> Result<()> {
+        if more == 0 || self.deletes.tombstones().len() + more <= TOMBSTONE_COUNT_MAX {
+            return Ok(());
         }
-        let (in_flight, stream, position) = self.log_delete(tombstone)?;
-        if self.planted(Planted::DeletePublishedBeforeDurable) {
-            self.publish_tombstones(tombstones.with(in_flight.seq, Arc::clone(tombstone)));
-        }
-        let committed = self.log.commit(&[(stream, position)]);
-        // As for rows: what is durable after all counts.
-        if committed.is_ok() || self.log.durable_before(stream, position) == position {
-            self.deletes.memory.lock().merge(memory);
-            self.publish_tombstones(tombstones.with(in_flight.seq, Arc::clone(tombstone)));
-        }
-        committed.map(|()| in_flight.seq)
-    }
-
-    /// Draws the delete's number, ends the runs that it touches and puts it into the log's buffer, all
-    /// while no other writer of those shards is at work.
-    fn log_delete(&self, tombstone: &Tombstone) -> Result<(InFlight<'_>, StreamId, LogPosition)> {
-        let mut payload = Vec::new();
-        tombstone.encode(&mut payload);
-        let stream = self.log.stream_of(DELETE_SHARD);
-        // In the order of their ids, so that two who hold several cannot wait for each other.
-        let mut shards: Vec<ShardWriter<'_>> =
-            touched_shards(self.bits, tombstone).map(|shard| self.head.shard(shard)).collect();
-        let in_flight = self.sequence.draw();
-        if !self.planted(Planted::RunsNotClosed) {
-            shards.iter_mut().for_each(ShardWriter::close_run);
-        }
-        let (kind, seq) = (EntryKind::Delete, in_flight.seq);
-        let entry = EntryRef { kind, shard: DELETE_SHARD, seq, payload: &payload };
-        let position = loop {
-            let appended = self.log.append(stream, self.log.segment(stream), &[entry]);
-            match appended.map_err(|e| {
-                e.context(format!("deleting of {} series at once", tombstone.series_count()))
-            })? {
-                Append::At(position) => break position,
-                Append::Rotated => {}
-            }
-        };
-        if let Some(sink) = self.sink.get() {
-            let groups = tombstone.members().iter().map(|members| members.group).collect();
-            let range = tombstone.range();
-            sink.changed(&Change { number: seq, groups, range, kind: ChangeKind::Delete });
-        }
-        Ok((in_flight, stream, position))
-    }
-
-    fn publish_tombstones(&self, tombstones: Tombstones) {
-        let tombstones = Arc::new(tombstones);
-        let _view = self.view.write();
-        *self.deletes.tombstones.write() = tombstones;
+        self.ask_for_flush();
+        Err(Error::busy(
+            60_000,
+            format!(
+                "{TOMBSTONE_COUNT_MAX} deletes wait to be applied to tables; clean tombstones, then \
+                 try again"
+            ),
+        ))
     }
 
     /// Rewrites every table, on both tiers, that has something that deletes up to now hide, and
@@ -312,7 +252,7 @@ impl Engine {
             self.planted(Planted::TombstonesForgottenEarly)
                 || (seq <= decided && seq < oldest && !version.needs(seq, tombstone))
         };
-        let _one_at_a_time = self.deletes.lane.lock();
+        let _nothing_on_its_way = self.transactions.pause();
         let tombstones = self.deletes.tombstones();
         let applied: Vec<CommitSeq> = tombstones
             .iter()
@@ -327,7 +267,9 @@ impl Engine {
         let freed = tombstones.heap_bytes() - left.heap_bytes();
         let edit = Edit::default().with(Room::Engine, encode_forgotten(&applied));
         self.commit_edit(edit, || {
-            self.publish_tombstones(left);
+            let nothing = self.budget.empty(Pool::Index);
+            let _view = self.view.write();
+            self.deletes.install(left, nothing);
             Ok(())
         })?;
         self.deletes.memory.lock().shrink(freed);

@@ -9,18 +9,20 @@
 //!
 //! **A write**: [`Engine::write`] resolves nothing; it takes references, encodes each shard's rows
 //! once, puts these bytes on the shard's log stream and into the head's arena, waits for the group
-//! commit, publishes. **A delete**: [`Engine::delete`] is one entry of the log and one tombstone, which
-//! readers and merges apply to what is older. **A query**: [`Engine::snapshot`] freezes index, head,
+//! commit, publishes. **A transaction**: [`Engine::begin`] gives a frozen view that is read and a list of
+//! changes; [`Transaction::commit`] validates what was read and makes one entry of the log, visible in all
+//! shards at once. **A delete** is one with a tombstone, which readers and merges apply to what is older. **A query**: [`Engine::snapshot`] freezes index, head,
 //! tree and tombstones together; a [`Snapshot`] is a [`firn_model::Select`].
 //!
 //! **Invariants** 1, 2, 3 and 6 of the design are kept here; `tests/simulation` checks them by
 //! crashing the engine at every write.
 //!
-//! Reading order: `write`, `delete`, `pressure`, `snapshot`, `listing`, `walk`, `maintain`, `upkeep`, `tier`, `counted`,
-//! `replica`, `copy`, `recover`, `manifest`, `sequence`, `options`.
+//! Reading order: `write`, `transact`, `versions`, `commit`, `delete`, `pressure`, `snapshot`, `listing`, `walk`,
+//! `maintain`, `upkeep`, `tier`, `counted`, `replica`, `copy`, `recover`, `manifest`, `sequence`, `options`.
 
 #![forbid(unsafe_code)]
 
+mod commit;
 mod copy;
 mod counted;
 mod delete;
@@ -36,7 +38,9 @@ mod sequence;
 mod snapshot;
 mod stats;
 mod tier;
+mod transact;
 mod upkeep;
+mod versions;
 mod walk;
 mod write;
 
@@ -70,13 +74,15 @@ pub use recover::{RecoveryProgress, RecoveryReport};
 pub use snapshot::Snapshot;
 pub use stats::{SlowTierStats, Stats};
 pub use tier::RestoreReport;
+pub use transact::{CommitReport, SeriesSamples, Transaction};
 pub use walk::{Run, SeriesWalk, WalkOptions};
 pub use write::WriteReport;
 
 /// An open database.
 ///
-/// Lock order: `tree_lane`, then the tier's claim, then `leaving`, then `flush_lane`, then the lane of `deletes`, then `manifest`,
-/// then `view`, then the tombstones, then shards of the head in the order of their ids.
+/// Lock order: `tree_lane`, then the tier's claim, then `leaving`, then `flush_lane`, then the lane of `transactions`,
+/// then `manifest`, then the order of `transactions` and shards of the head in the order of their ids; or the waiting
+/// ones of `transactions`, then `view`, then the tombstones, then one shard.
 /// `index_memory` is held alone.
 pub struct Engine {
     env: Env,
@@ -90,6 +96,7 @@ pub struct Engine {
     log: Log,
     sequence: Sequence,
     deletes: delete::DeleteState,
+    transactions: commit::Transactions,
     manifest: Mutex<manifest::Manifest>,
     tier: tier::Tier,
     counted: Arc<counted::Counted>,

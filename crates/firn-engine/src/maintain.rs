@@ -271,9 +271,9 @@ impl Engine {
     /// Everything that is in the head now, durable and visible, with the definitions of its series in
     /// an index segment that nobody refers to yet. `None` if there is nothing.
     fn freeze(&self) -> Result<Option<FrozenHead>> {
-        // Until it is decided what is taken: a delete in between would find rows of both its sides
-        // united, and would be in the log below a floor without being in the manifest.
-        let _no_deletes = self.deletes.pause();
+        // Until it is decided what is taken: a transaction in between would be in the log below a floor, and
+        // its rows or deletes neither in the tables nor in the manifest.
+        let _no_transactions = self.transactions.pause();
         let settled = self.index.next_number();
         // What is in the log below these floors is staged in the head before the seal below.
         let mut floors: Vec<LogPosition> =

@@ -29,8 +29,18 @@ pub enum Planted {
     MergedByLevel,
     /// Definitions leave the log before an index segment holds them.
     IndexNotSealed,
-    /// A delete is visible before the log has it.
-    DeletePublishedBeforeDurable,
+    /// A transaction is visible before the log has it.
+    TransactionPublishedBeforeDurable,
+    /// A transaction becomes visible in one shard after the other.
+    TransactionShownByShard,
+    /// A transaction has an entry of its own for the rows of each shard.
+    TransactionLoggedByShard,
+    /// Recovery takes a transaction's rows after all others of their shards.
+    TransactionReplayedLast,
+    /// A transaction commits whatever others touched meanwhile.
+    TransactionNotValidated,
+    /// Others may commit between the validation of a transaction and its place in the log.
+    TransactionLockDropped,
     /// A delete does not end the runs of rows that it touches.
     RunsNotClosed,
     /// A delete hides what was written after it too.
@@ -63,7 +73,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every mistake.
-    pub const ALL: [Planted; 28] = [
+    pub const ALL: [Planted; 33] = [
         Planted::SyncSkipped,
         Planted::PublishedBeforeDurable,
         Planted::AcknowledgedBeforeVisible,
@@ -77,7 +87,12 @@ impl Planted {
         Planted::FailedCommitPublished,
         Planted::MergedByLevel,
         Planted::IndexNotSealed,
-        Planted::DeletePublishedBeforeDurable,
+        Planted::TransactionPublishedBeforeDurable,
+        Planted::TransactionShownByShard,
+        Planted::TransactionLoggedByShard,
+        Planted::TransactionReplayedLast,
+        Planted::TransactionNotValidated,
+        Planted::TransactionLockDropped,
         Planted::RunsNotClosed,
         Planted::DeleteHidesLater,
         Planted::TombstonesNotInManifest,

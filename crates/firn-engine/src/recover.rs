@@ -1,6 +1,6 @@
 //! Opening: lock, manifest, index, tree, then the log is replayed into index and head.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -17,6 +17,7 @@ use firn_model::{
 use firn_tree::Tree;
 use parking_lot::{Condvar, Mutex, RwLock};
 
+use crate::commit::{Logged, Transactions};
 use crate::counted::Counted;
 use crate::delete::{self, DeleteState, TAG_FORGOTTEN, TAG_TOMBSTONES};
 use crate::manifest::{Edit, Found, Manifest, Room};
@@ -68,7 +69,9 @@ pub struct RecoveryReport {
     pub entries: u64,
     /// Rows put into the head.
     pub rows: u64,
-    /// Deletes that were taken from the log.
+    /// Transactions that were taken from the log.
+    pub transactions: u64,
+    /// Deletes that were taken from the log, in transactions.
     pub deletes: u64,
     /// Rows that could not be decoded because the log is damaged before them.
     pub rows_lost: u64,
@@ -179,6 +182,7 @@ impl Engine {
             progress,
             rows_bytes_max: options.head_bytes_max / ROWS_SHARE,
             deletes_forgotten: options.planted == Some(Planted::DeletesNotReplayed),
+            takes_transactions_last: options.planted == Some(Planted::TransactionReplayedLast),
             takes_removed: options.planted == Some(Planted::RemovedSeriesReplayed),
         };
         let Recovered { tombstones, last, mut report } =
@@ -198,6 +202,7 @@ impl Engine {
         let engine = Engine {
             bits,
             index_memory: Mutex::new(index_memory),
+            transactions: Transactions::new(last, &budget),
             budget,
             index,
             head,
@@ -238,7 +243,7 @@ impl Engine {
         };
         match followed {
             Some(described) => engine.note_followed(&described),
-            None => engine.begin(is_new)?,
+            None => engine.begin_writing(is_new)?,
         }
         Ok(engine)
     }
@@ -250,7 +255,7 @@ impl Engine {
     ///
     /// A disk that is full does not keep an existing database from answering: then this is tried
     /// again by the next write or flush.
-    fn begin(&self, is_new: bool) -> Result<()> {
+    fn begin_writing(&self, is_new: bool) -> Result<()> {
         let begun =
             self.commit_edit(Edit::default(), || Ok(())).and_then(|()| self.ensure_log_started());
         match begun {
@@ -393,6 +398,7 @@ struct Replay<'a> {
     /// Bytes of rows in memory beyond which they become columns at once.
     rows_bytes_max: u64,
     deletes_forgotten: bool,
+    takes_transactions_last: bool,
     takes_removed: bool,
 }
 
@@ -408,18 +414,22 @@ struct Recovered {
 #[derive(Default)]
 struct Controls {
     tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
-    /// Per shard the deletes that touch it.
-    borders: BTreeMap<ShardId, BTreeSet<CommitSeq>>,
+    /// Per shard the transactions that touch it.
+    borders: BTreeMap<ShardId, Borders>,
     /// How many came from the log.
+    transaction_count: u64,
     delete_count: u64,
 }
+
+/// Transactions that touch a shard, each with the rows that it has there, if any.
+type Borders = BTreeMap<CommitSeq, Arc<[u8]>>;
 
 /// The replay of one stream.
 struct StreamReplay<'a> {
     all: &'a Replay<'a>,
     stream: StreamId,
-    /// Per shard the deletes that its rows have not reached yet.
-    borders: BTreeMap<ShardId, BTreeSet<CommitSeq>>,
+    /// Per shard the transactions that its rows have not reached yet.
+    borders: BTreeMap<ShardId, Borders>,
     /// The largest group that rows behind a hole were seen of, per shard.
     seen_behind_hole: BTreeMap<ShardId, GroupId>,
     is_behind_hole: bool,
@@ -464,6 +474,7 @@ impl Replay<'_> {
         let mut recovered =
             Recovered { tombstones: controls.tombstones, last, ..Recovered::default() };
         recovered.report.deletes = controls.delete_count;
+        recovered.report.transactions = controls.transaction_count;
         for stream in streams {
             recovered.last = recovered.last.max(stream.last);
             recovered.report.add(stream.report);
@@ -482,10 +493,18 @@ impl Replay<'_> {
         let stream = self.log.stream_of(ShardId(0));
         let floor = self.floors.get(usize::from(stream.0)).copied().unwrap_or_default();
         self.log.replay(stream, floor, &mut |entry| {
-            // The manifest has those below the floor, or they hide nothing any more.
-            if entry.kind == EntryKind::Delete && !entry.below_floor && !self.deletes_forgotten {
-                controls.add(self.bits, entry.seq, Arc::new(Tombstone::decode(entry.payload)?));
-                controls.delete_count += 1;
+            // Tables and the manifest have those below the floor.
+            if entry.kind != EntryKind::Transaction || entry.below_floor {
+                return Ok(());
+            }
+            let logged = Logged::decode(entry.seq, entry.payload)?;
+            controls.transaction_count += 1;
+            for (shard, rows) in logged.rows {
+                controls.borders.entry(shard).or_default().insert(entry.seq, rows.into());
+            }
+            if !self.deletes_forgotten {
+                controls.delete_count += logged.deletes.len() as u64;
+                logged.deletes.into_iter().for_each(|(seq, one)| controls.add(self.bits, seq, one));
             }
             Ok(())
         })?;
@@ -508,6 +527,10 @@ impl Replay<'_> {
         };
         let floor = self.floors[usize::from(stream.0)];
         let found = self.log.replay(stream, floor, &mut |entry| replay.entry(entry))?;
+        // What is written from here on is younger than all of them.
+        for &shard in &shards {
+            replay.take_borders(shard, CommitSeq(u64::MAX))?;
+        }
         if found.damage_count > 0 {
             for shard in shards {
                 self.index.distrust(shard, replay.seen_behind_hole.get(&shard).copied())?;
@@ -515,10 +538,6 @@ impl Replay<'_> {
         }
         replay.report.damage.extend(found.damage);
         replay.report.torn_tails.extend(found.torn_tail);
-        // What is written from here on is younger than all of them.
-        for &shard in replay.borders.keys() {
-            self.head.close_run(shard);
-        }
         Ok(replay)
     }
 
@@ -541,7 +560,7 @@ impl Replay<'_> {
 impl Controls {
     fn add(&mut self, bits: ShardBits, seq: CommitSeq, tombstone: Arc<Tombstone>) {
         for shard in delete::touched_shards(bits, &tombstone) {
-            self.borders.entry(shard).or_default().insert(seq);
+            self.borders.entry(shard).or_default().entry(seq).or_default();
         }
         self.tombstones.insert(seq, tombstone);
     }
@@ -563,9 +582,11 @@ impl StreamReplay<'_> {
             EntryKind::Definition => index.replay(entry.payload),
             EntryKind::Rows => {
                 if self.is_behind_hole {
-                    self.remember_groups(&entry)?;
+                    self.remember_groups(entry.shard, entry.payload)?;
                 }
-                self.close_run_at_delete(entry.shard, entry.seq);
+                if !self.all.takes_transactions_last {
+                    self.take_borders(entry.shard, entry.seq)?;
+                }
                 let apply = !entry.below_floor;
                 let rows = head.replay(
                     entry.shard,
@@ -580,7 +601,7 @@ impl StreamReplay<'_> {
                 Ok(())
             }
             // Read before.
-            EntryKind::Delete => Ok(()),
+            EntryKind::Transaction => Ok(()),
         }
     }
 
@@ -600,23 +621,27 @@ impl StreamReplay<'_> {
         self.all.relieve()
     }
 
-    /// As when it was committed, a delete ends the runs of rows that it touches: what follows in the
-    /// log is whole there.
-    fn close_run_at_delete(&mut self, shard: ShardId, seq: CommitSeq) {
-        let Some(borders) = self.borders.get_mut(&shard) else { return };
-        let left = borders.split_off(&seq);
-        if !borders.is_empty() {
+    /// The shard's rows have come to `seq`: transactions with smaller numbers stand before it. As when they were
+    /// committed, they end the run of rows: what follows in the log is whole there.
+    fn take_borders(&mut self, shard: ShardId, seq: CommitSeq) -> Result<()> {
+        let Some(borders) = self.borders.get_mut(&shard) else { return Ok(()) };
+        let after = borders.split_off(&seq);
+        for (seq, rows) in std::mem::replace(borders, after) {
             self.all.head.close_run(shard);
+            if !rows.is_empty() {
+                self.remember_groups(shard, &rows)?;
+                self.report.rows += self.all.head.replay_apart(shard, seq, &rows)?;
+            }
         }
-        *borders = left;
+        Ok(())
     }
 
-    /// Their definitions may have been in the hole.
-    fn remember_groups(&mut self, entry: &ReplayEntry<'_>) -> Result<()> {
+    /// Their definitions may be in a hole.
+    fn remember_groups(&mut self, shard: ShardId, payload: &[u8]) -> Result<()> {
         let mut groups = Vec::new();
-        firn_head::payload_groups(self.all.bits, entry.shard, entry.payload, &mut groups)?;
+        firn_head::payload_groups(self.all.bits, shard, payload, &mut groups)?;
         if let Some(&last) = groups.iter().max() {
-            let seen = self.seen_behind_hole.entry(entry.shard).or_insert(last);
+            let seen = self.seen_behind_hole.entry(shard).or_insert(last);
             *seen = last.max(*seen);
         }
         Ok(())

@@ -35,6 +35,11 @@ impl Sequence {
         InFlight { sequence: self, seq: CommitSeq(seq) }
     }
 
+    /// The rows of a number that was detached are visible or will never be.
+    pub(crate) fn arrived(&self, seq: CommitSeq) {
+        self.0.lock().in_flight.remove(&seq.0);
+    }
+
     /// The largest number with nothing on its way at or below it.
     pub(crate) fn visible(&self) -> CommitSeq {
         let state = self.0.lock();
@@ -53,9 +58,18 @@ impl Sequence {
     }
 }
 
+impl InFlight<'_> {
+    /// Somebody else will say when it has arrived ([`Sequence::arrived`]).
+    pub(crate) fn detach(self) -> CommitSeq {
+        let seq = self.seq;
+        std::mem::forget(self);
+        seq
+    }
+}
+
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        self.sequence.0.lock().in_flight.remove(&self.seq.0);
+        self.sequence.arrived(self.seq);
     }
 }
 

@@ -21,10 +21,12 @@ use crate::stats::ReadCounters;
 #[derive(Clone, Debug)]
 pub struct Snapshot(Arc<Frozen>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Frozen {
     /// Every change up to here is visible in this snapshot.
     number: CommitSeq,
+    /// Transactions up to here are visible in this snapshot, later ones are not.
+    transactions: CommitSeq,
     bits: ShardBits,
     head: HeadSnapshot,
     version: Arc<Version>,
@@ -42,10 +44,11 @@ impl Engine {
         let number = self.sequence.visible();
         // A flush moves rows from the head to the tree under the other side of this lock, so that
         // the two views never both miss them.
-        // A delete comes into sight there as a whole.
-        let (head, version, tombstones) = {
+        // A transaction comes into sight there as a whole.
+        let (head, version, tombstones, transactions) = {
             let _view = self.view.read();
-            (self.head.snapshot(), self.tree.version(), self.deletes.tombstones())
+            let tombstones = self.deletes.tombstones();
+            (self.head.snapshot(), self.tree.version(), tombstones, self.transactions.decided())
         };
         let tombstones = match self.planted(Planted::DeleteHidesLater) {
             true => Arc::new(hiding_all(&tombstones)),
@@ -57,6 +60,7 @@ impl Engine {
         let lists_deleted = self.planted(Planted::DeletedListed);
         Snapshot(Arc::new(Frozen {
             number,
+            transactions,
             bits: self.bits,
             head,
             version,
@@ -73,6 +77,16 @@ impl Snapshot {
     /// Every change up to this number is visible here; see [`firn_model::Change`].
     pub fn number(&self) -> CommitSeq {
         self.0.number
+    }
+
+    /// Transactions up to this number are visible here, later ones are not.
+    pub(crate) fn transactions(&self) -> CommitSeq {
+        self.0.transactions
+    }
+
+    /// The same samples under the series that `index` knows.
+    pub(crate) fn with_index(&self, index: IndexView) -> Snapshot {
+        Snapshot(Arc::new(Frozen { index, ..(*self.0).clone() }))
     }
 
     /// The index as it was.

@@ -25,6 +25,8 @@ impl Counter {
 pub(crate) struct Counters {
     pub(crate) samples_written: Counter,
     pub(crate) deletes: Counter,
+    pub(crate) transactions: Counter,
+    pub(crate) conflicts: Counter,
     pub(crate) flushes: Counter,
     pub(crate) maintenance_errors: Counter,
     pub(crate) series_removed: Counter,
@@ -58,6 +60,10 @@ pub struct Stats {
     pub samples_written: u64,
     /// Deletes since the start.
     pub deletes: u64,
+    /// Transactions that were committed since the start, deletes among them; those that changed nothing are not counted.
+    pub transactions: u64,
+    /// Transactions that were refused since the start because another one touched what they had read.
+    pub conflicts: u64,
     /// Deletes that may still hide something.
     pub tombstones: u64,
     /// Memory that they take.
@@ -97,6 +103,8 @@ impl Engine {
         Stats {
             samples_written: self.counters.samples_written.get(),
             deletes: self.counters.deletes.get(),
+            transactions: self.counters.transactions.get(),
+            conflicts: self.counters.conflicts.get(),
             tombstones: tombstones.len() as u64,
             tombstone_bytes: tombstones.heap_bytes(),
             flushes: self.counters.flushes.get(),

@@ -3,8 +3,8 @@
 use firn_head::ShardWriter;
 use firn_log::{Append, EntryKind, EntryRef, SegmentNo, StreamId};
 use firn_model::{
-    Cell, Change, ChangeKind, GroupId, LogPosition, Pool, Reservation, Result, RowBatch, SeriesRef,
-    ShardId, ShardRows, TimeRange, Timestamp,
+    Cell, Change, ChangeKind, CommitSeq, GroupId, LogPosition, Pool, Reservation, Result, RowBatch,
+    SeriesRef, ShardId, ShardRows, TimeRange, Timestamp,
 };
 
 use crate::Engine;
@@ -134,7 +134,7 @@ impl Engine {
             shard.abandon();
             self.index.requeue(rows.shard);
         })?;
-        self.announce(&in_flight, rows);
+        self.announce(in_flight.seq, rows);
         shard.stage(position, memory.split(firn_head::bound_bytes_of(rows)));
         staged.push(Staged { shard: rows.shard, stream, segment, position, _in_flight: in_flight });
         Ok(())
@@ -167,13 +167,13 @@ impl Engine {
 
     /// Tells the cache before the rows can be seen; the shard's lock is still held, so that no
     /// other writer can publish them meanwhile.
-    fn announce(&self, in_flight: &InFlight<'_>, rows: ShardRows<'_>) {
+    pub(crate) fn announce(&self, number: CommitSeq, rows: ShardRows<'_>) {
         let Some(sink) = self.sink.get() else { return };
         let mut groups: Vec<GroupId> = rows.cells().iter().map(|cell| cell.group).collect();
         groups.dedup();
         let range = rows.cells().iter().fold(TimeRange::EMPTY, |all, cell| all.extend(cell.ts));
         let kind = ChangeKind::Write;
-        sink.changed(&Change { number: in_flight.seq, groups, range, kind });
+        sink.changed(&Change { number, groups, range, kind });
     }
 
     fn make_durable(&self, staged: &[Staged<'_>]) -> Result<()> {

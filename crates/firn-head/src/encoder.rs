@@ -1,7 +1,7 @@
 //! Rows of one commit become a payload: whole where a group has no row yet under the present stamp,
 //! a difference from the group's last row elsewhere.
 
-use firn_codec::encode_row;
+use firn_codec::{RowState, encode_row};
 use firn_model::{CommitSeq, Reservation, ShardBits, ShardRows, TimeRange};
 
 use crate::payload::{Local, encode_header, encode_payload_row};
@@ -9,6 +9,28 @@ use crate::states::States;
 
 /// Buffers over this are given back when an arena is sealed.
 const BUFFER_BYTES_KEPT: usize = 64 << 10;
+
+/// The payload of rows that need none before them: each group's first row is whole. So it can be encoded
+/// before the shard is locked, and read without the rest of the log.
+pub fn encode_apart(rows: ShardRows<'_>, bits: ShardBits) -> Vec<u8> {
+    let range = rows.cells().iter().fold(TimeRange::EMPTY, |range, cell| range.extend(cell.ts));
+    let (mut payload, mut row) = (Vec::new(), Vec::new());
+    encode_header(range, true, &mut payload);
+    let mut state = RowState::default();
+    let mut before: Option<Local> = None;
+    for piece in rows.pieces() {
+        let local = Local::try_from(bits.local(piece.group)).expect("groups are dense");
+        let is_first = before != Some(local);
+        if is_first {
+            state = RowState::default();
+        }
+        row.clear();
+        encode_row(&mut state, is_first, piece.ts, piece.cells, &mut row);
+        encode_payload_row(local - before.unwrap_or(0), is_first, &row, &mut payload);
+        before = Some(local);
+    }
+    payload
+}
 
 /// One shard's encoder.
 ///

@@ -179,6 +179,22 @@ impl Head {
         self.lock(shard).replay(seq, payload, position, segment, apply)
     }
 
+    /// The rows that transaction `seq` staged in `shard` ([`ShardWriter::stage_apart`]) become visible, or are
+    /// dropped and never will be. Later rows of the shard do not wait for this, but a flush does not
+    /// take what lies behind undecided rows.
+    pub fn decide_apart(&self, shard: ShardId, seq: CommitSeq, is_shown: bool) {
+        self.lock(shard).decide_apart(seq, is_shown);
+    }
+
+    /// Takes in the rows that transaction `seq` has in `shard`, visible at once. They come after rows with
+    /// smaller numbers and before rows with larger ones. Returns how many.
+    ///
+    /// # Errors
+    /// `Corrupt` or `Invalid` if `payload` is no payload. None of it is visible then.
+    pub fn replay_apart(&self, shard: ShardId, seq: CommitSeq, payload: &[u8]) -> Result<u64> {
+        self.lock(shard).replay_apart(seq, payload)
+    }
+
     /// The log has a hole here: of each group of `shard` only a whole row is accepted next.
     /// [`ReplayedRows::refused_count`] counts what is refused.
     pub fn lost(&self, shard: ShardId) {
@@ -437,6 +453,16 @@ impl ShardWriter<'_> {
     /// If nothing was encoded since the last call.
     pub fn stage(&mut self, position: LogPosition, reserved: Reservation) {
         self.shard.stage(position, reserved);
+    }
+
+    /// Takes in rows of transaction `seq`, of this shard and encoded by [`crate::encode_apart`]: between what is
+    /// staged and what will be, in an arena of their own, not visible before [`Head::decide_apart`]. What
+    /// they take is taken from `reserved` ([`bound_bytes_of`]), the rest is given back.
+    ///
+    /// # Panics
+    /// If `payload` is none.
+    pub fn stage_apart(&mut self, seq: CommitSeq, payload: &[u8], reserved: Reservation) {
+        self.shard.stage_apart(seq, payload, reserved);
     }
 
     /// A delete that touches this shard commits here: rows before and rows after it never come into

@@ -40,6 +40,10 @@ pub(crate) struct Shard {
     open: VecDeque<OpenArena>,
     /// What was appended to the log and is not published, in order of position.
     staged: VecDeque<Staged>,
+    /// Rows of transactions that are not decided, each in an arena of its own.
+    apart: Vec<Apart>,
+    /// Where the last row that came by the shard's stream stands in the log.
+    appended_through: LogPosition,
     encoder: Encoder,
     /// The log segment that replay is in.
     replay_segment: Option<u64>,
@@ -103,6 +107,15 @@ struct Staged {
     row_count: u64,
 }
 
+/// The rows that a transaction has in this shard. They are in no order with the shard's stream, so they have
+/// an arena of their own: what comes after them can be shown before they are.
+struct Apart {
+    seq: CommitSeq,
+    generation: u64,
+    range: TimeRange,
+    row_count: u64,
+}
+
 impl Shard {
     pub(crate) fn new(
         id: ShardId,
@@ -117,6 +130,8 @@ impl Shard {
             parts: Parts::new(),
             open: VecDeque::from([OpenArena::new(1, 0, &budget, &epochs)]),
             staged: VecDeque::new(),
+            apart: Vec::new(),
+            appended_through: LogPosition(0),
             encoder: Encoder::new(budget.empty(Pool::Head)),
             replay_segment: None,
             complete: Complete::default(),
@@ -179,7 +194,63 @@ impl Shard {
             row_count: rows.row_count,
         };
         self.staged.push_back(staged);
+        self.appended_through = position;
         self.hold(&mut given);
+    }
+
+    /// See [`crate::ShardWriter::stage_apart`].
+    pub(crate) fn stage_apart(&mut self, seq: CommitSeq, bytes: &[u8], mut given: Reservation) {
+        let apart = self.append_apart(seq, bytes).expect("the payload was encoded here");
+        self.active().staged_count += 1;
+        self.apart.push(apart);
+        self.hold(&mut given);
+        self.seal();
+    }
+
+    /// A transaction's rows become the present arena, which had none before.
+    fn append_apart(&mut self, seq: CommitSeq, bytes: &[u8]) -> Result<Apart> {
+        self.seal();
+        let payload = Payload::open(bytes)?;
+        let rows = self.append(payload, false)?;
+        let active = self.active();
+        active.series_count = active.group_count;
+        active.value_count = rows.row_count;
+        let generation = active.generation;
+        Ok(Apart { seq, generation, range: payload.range, row_count: rows.row_count })
+    }
+
+    fn show_apart(&mut self, apart: &Apart) {
+        self.complete.begin(apart.seq);
+        let position = self.appended_through;
+        if let Some(open) = find(&mut self.open, apart.generation) {
+            open.show(open.end, apart.seq, apart.range, apart.row_count, position);
+        }
+    }
+
+    /// See [`crate::Head::decide_apart`].
+    pub(crate) fn decide_apart(&mut self, seq: CommitSeq, is_shown: bool) {
+        let Some(idx) = self.apart.iter().position(|apart| apart.seq == seq) else { return };
+        let apart = self.apart.remove(idx);
+        if let Some(open) = find(&mut self.open, apart.generation) {
+            open.staged_count -= 1;
+        }
+        if is_shown {
+            self.show_apart(&apart);
+        }
+        self.settle();
+    }
+
+    /// See [`crate::Head::replay_apart`].
+    pub(crate) fn replay_apart(&mut self, seq: CommitSeq, bytes: &[u8]) -> Result<u64> {
+        let appended = self.append_apart(seq, bytes);
+        if let Ok(apart) = &appended {
+            self.show_apart(apart);
+        }
+        self.hold_all();
+        self.seal();
+        self.settle();
+        let context = || format!("a transaction's rows of shard {}", self.id.0);
+        appended.map(|apart| apart.row_count).map_err(|e| e.context(context()))
     }
 
     /// See [`crate::ShardWriter::abandon`].
@@ -262,6 +333,7 @@ impl Shard {
             let end = active.end;
             active.show(end, seq, rows.range, rows.row_count, position);
         }
+        self.appended_through = position;
         self.hold_all();
         self.settle();
         Ok(rows)

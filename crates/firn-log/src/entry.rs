@@ -9,8 +9,8 @@ pub enum EntryKind {
     Rows = 1,
     /// Definitions of series of one shard, as the index encodes them.
     Definition = 2,
-    /// What a delete hides, as the engine encodes it.
-    Delete = 3,
+    /// A transaction: what it deletes and its rows of all shards, as the engine encodes them.
+    Transaction = 3,
 }
 
 /// One entry that borrows its payload.
@@ -53,7 +53,7 @@ pub(crate) fn decode<'a>(input: &mut &'a [u8], previous: CommitSeq) -> Option<En
     let kind = match kind {
         1 => EntryKind::Rows,
         2 => EntryKind::Definition,
-        3 => EntryKind::Delete,
+        3 => EntryKind::Transaction,
         _ => return None,
     };
     let shard = ShardId(u16::try_from(decode_varint(input)?).ok()?);

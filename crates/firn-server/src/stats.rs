@@ -111,6 +111,12 @@ fn write_rows(stats: &Stats, text: &mut MetricsText) {
         ("firn_samples_written_total", "Values written.", stats.samples_written),
         ("firn_commit_seq", "Number of the newest commit.", stats.last_seq.0),
         ("firn_deletes_total", "Deletes of samples.", stats.deletes),
+        ("firn_transactions_total", "Transactions that changed something.", stats.transactions),
+        (
+            "firn_transaction_conflicts_total",
+            "Transactions refused because another one touched what they had read.",
+            stats.conflicts,
+        ),
         ("firn_flushes_total", "Flushes of memory to tables.", stats.flushes),
         (
             "firn_head_recycled_bytes_total",

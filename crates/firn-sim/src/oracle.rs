@@ -66,31 +66,45 @@ impl Oracle {
 
     /// A piece is about to be written. Later pieces win over earlier ones.
     pub fn begin(&mut self, cells: Vec<(Labels, Sample)>) -> PieceId {
-        let id = PieceId(self.pieces.len() as u64);
-        for (labels, sample) in &cells {
-            let version = Version { piece: id, bits: Some(sample.value.to_bits()) };
-            let times = self.series.entry(labels.clone()).or_default();
-            times.entry(sample.ts).or_default().push(version);
-        }
-        let cells = cells.into_iter().map(|(labels, sample)| (labels, sample.ts)).collect();
-        self.pieces.push(Piece { state: State::Open, cells });
-        id
+        self.begin_transaction(&[], cells)
     }
 
     /// What `matchers` select in `range` is about to be deleted, as far as it was begun before. It is
     /// acknowledged, refused and settled as a piece is.
     pub fn begin_delete(&mut self, matchers: &[Matcher], range: TimeRange) -> PieceId {
+        self.begin_transaction(&[(matchers.to_vec(), range)], Vec::new())
+    }
+
+    /// What is selected by `deletes` is about to be deleted, as far as it was begun before, and `cells` are about to be
+    /// written: all of that or none. It is acknowledged, refused and settled as a piece is.
+    pub fn begin_transaction(
+        &mut self,
+        deletes: &[(Vec<Matcher>, TimeRange)],
+        cells: Vec<(Labels, Sample)>,
+    ) -> PieceId {
         let id = PieceId(self.pieces.len() as u64);
-        let mut cells = Vec::new();
-        for (labels, times) in self.series.iter_mut().filter(|one| all_match(matchers, one.0)) {
-            for (&ts, versions) in times.iter_mut().filter(|entry| range.contains(*entry.0)) {
-                if !versions.is_empty() {
-                    versions.push(Version { piece: id, bits: None });
-                    cells.push((labels.clone(), ts));
-                }
+        let mut deleted = BTreeSet::new();
+        for (matchers, range) in deletes {
+            let series = self.series.iter().filter(|one| all_match(matchers, one.0));
+            for (labels, times) in series {
+                let times = times.iter().filter(|entry| range.contains(*entry.0));
+                let there = times.filter(|entry| !entry.1.is_empty());
+                deleted.extend(there.map(|(&ts, _)| (labels.clone(), ts)));
             }
         }
-        self.pieces.push(Piece { state: State::Open, cells });
+        for (labels, sample) in &cells {
+            deleted.remove(&(labels.clone(), sample.ts));
+        }
+        let written = cells
+            .into_iter()
+            .map(|(labels, sample)| ((labels, sample.ts), Some(sample.value.to_bits())));
+        let mut touched = Vec::new();
+        for ((labels, ts), bits) in deleted.into_iter().map(|place| (place, None)).chain(written) {
+            let times = self.series.entry(labels.clone()).or_default();
+            times.entry(ts).or_default().push(Version { piece: id, bits });
+            touched.push((labels, ts));
+        }
+        self.pieces.push(Piece { state: State::Open, cells: touched });
         id
     }
 

@@ -50,6 +50,35 @@
 //! # db.close()
 //! # }
 //! ```
+//!
+//! A transaction does several changes at once, or none if another one came between:
+//!
+//! ```
+//! # use firndb::{Db, ErrorKind, Labels, Options, RowBatch, local_env};
+//! # fn main() -> firndb::Result<()> {
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let db = Db::open(local_env(folder.path())?, Options::default())?;
+//! # let labels = |name| Labels::from_pairs([("__name__", "stock"), ("of", name)]);
+//! # let (left, right) = (db.resolve(&[labels("left")?]).remove(0)?, db.resolve(&[labels("right")?]).remove(0)?);
+//! # let mut batch = RowBatch::default();
+//! # batch.push(left, 1_000, 5.0);
+//! # batch.push(right, 1_000, 5.0);
+//! # db.write(&mut batch)?;
+//! loop {
+//!     let mut transaction = db.begin()?;
+//!     let from = transaction.read_point(left, 1_000)?.unwrap_or(0.0);
+//!     let to = transaction.read_point(right, 1_000)?.unwrap_or(0.0);
+//!     transaction.update(left, 1_000, from - 1.0)?;
+//!     transaction.update(right, 1_000, to + 1.0)?;
+//!     match transaction.commit() {
+//!         Err(e) if *e.kind() == ErrorKind::Conflict => {} // again, over the new state
+//!         committed => break committed.map(drop)?,
+//!     }
+//! }
+//! # assert_eq!(db.begin()?.read_point(right, 1_000)?, Some(6.0));
+//! # db.close()
+//! # }
+//! ```
 
 #![forbid(unsafe_code)]
 
@@ -66,10 +95,10 @@ use std::thread::JoinHandle;
 pub use costs::{Cost, CostOptions, GroupCost, GroupCosts};
 pub use firn_cache::{ResultCache, ResultOptions, ResultStats};
 pub use firn_engine::{
-    Cardinality, CopyReport, DeleteReport, EngineOptions as Options, Lane, Level, ObjectKind,
-    RecoveryProgress, RecoveryReport, Request, RestoreReport, Run, SeriesLimits, SeriesWalk,
-    SlowTierStats, Snapshot, Stats, SyncPolicy, TableId, TableRecord, TreeOptions, WalkOptions,
-    WriteReport,
+    Cardinality, CommitReport, CopyReport, DeleteReport, EngineOptions as Options, Lane, Level,
+    ObjectKind, RecoveryProgress, RecoveryReport, Request, RestoreReport, Run, SeriesLimits,
+    SeriesSamples, SeriesWalk, SlowTierStats, Snapshot, Stats, SyncPolicy, TableId, TableRecord,
+    Transaction, TreeOptions, WalkOptions, WriteReport,
 };
 pub use firn_env::Env;
 pub use firn_model::{
@@ -195,6 +224,15 @@ impl Db {
     /// while), `Unavailable` (disk full or failing), `Closed`.
     pub fn delete(&self, selectors: &[Vec<Matcher>], range: TimeRange) -> Result<DeleteReport> {
         self.engine.delete(selectors, range)
+    }
+
+    /// Opens a transaction over the present state: reads and changes of points and ranges, then one commit.
+    /// Nothing is locked while it is open.
+    ///
+    /// # Errors
+    /// `Busy` with too many open ones, `Closed`.
+    pub fn begin(&self) -> Result<Transaction<'_>> {
+        self.engine.begin()
     }
 
     /// Rewrites all tables that have what deletes hide, so that the space comes back now and not some

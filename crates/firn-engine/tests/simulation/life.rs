@@ -30,7 +30,8 @@ pub(crate) fn run_short(world: &mut World, crash_at: Option<u64>) -> Result<u64,
             4 | 9 => world.flush()?,
             6 | 11 => settle(world)?,
             7 => world.advance(Duration::from_secs(3_600)),
-            3 | 8 | 12 => world.delete()?,
+            3 | 12 => world.delete()?,
+            2 | 8 | 13 => world.transact()?,
             _ => world.write()?,
         }
     }
@@ -46,7 +47,8 @@ pub(crate) fn count_changes(seed: u64) -> u64 {
 
 fn step(world: &mut World) -> Result<(), Failure> {
     match world.rng.below(100) {
-        0..=35 => world.write(),
+        0..=29 => world.write(),
+        30..=35 => world.transact(),
         36 => world.write_with_kept(),
         37 | 38 => world.let_series_leave(),
         39..=43 => world.delete(),

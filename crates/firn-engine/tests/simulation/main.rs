@@ -6,9 +6,12 @@ mod churn;
 mod copies;
 mod damage;
 mod deletes;
+mod histories;
 mod life;
 mod planted;
+mod random_transactions;
 mod tiers;
+mod transactions;
 mod world;
 
 use std::cell::RefCell;

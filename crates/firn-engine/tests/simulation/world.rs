@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 /// What the engine did that the plain map does not allow.
 #[derive(Debug)]
-pub(crate) struct Failure(String);
+pub(crate) struct Failure(pub(crate) String);
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -31,27 +31,28 @@ pub(crate) struct Tally(BTreeMap<&'static str, u64>);
 const KEPT_REFS_MAX: usize = 60;
 
 /// What one write call puts into one group at one time: all there or all not.
-type Pieces = BTreeMap<(u64, Timestamp), BTreeMap<Labels, u64>>;
+pub(crate) type Pieces = BTreeMap<(u64, Timestamp), BTreeMap<Labels, u64>>;
 
 pub(crate) struct World {
     pub(crate) sim: Sim,
     pub(crate) rng: Rng,
     pub(crate) tally: Tally,
-    planted: Option<Planted>,
+    pub(crate) planted: Option<Planted>,
     /// What held snapshots may keep in memory.
     pinned_bytes_max: u64,
     engine: Option<Arc<Engine>>,
-    oracle: Oracle,
+    pub(crate) oracle: Oracle,
     held: Vec<(Snapshot, Seen)>,
-    changes: Arc<ToldChanges>,
+    pub(crate) changes: Arc<ToldChanges>,
     digest: u64,
     work_done: u64,
     trace: bool,
     /// A read in the middle of a flush saw something wrong.
-    torn: Arc<Mutex<Option<String>>>,
+    pub(crate) torn: Arc<Mutex<Option<String>>>,
     /// References that were given out once, as a sender keeps them, and what was written with them while
     /// series left the index.
     kept: Arc<Mutex<Kept>>,
+    pub(crate) amid: Arc<Mutex<Amid>>,
 }
 
 /// A sender that does not know what left the index.
@@ -63,6 +64,16 @@ struct Kept {
     written: Vec<Late>,
 }
 
+/// What somebody on another thread would do or see in the middle of a commit; only with a mistake planted there.
+#[derive(Default)]
+pub(crate) struct Amid {
+    /// Samples that one transaction writes, and that nobody else writes so.
+    pub(crate) shown: Vec<(Labels, Sample)>,
+    /// Where another transaction writes.
+    pub(crate) contended: Option<(SeriesRef, Timestamp)>,
+    pub(crate) is_touched: bool,
+}
+
 /// One sample that was written in the middle of background work.
 struct Late {
     labels: Labels,
@@ -72,7 +83,10 @@ struct Late {
 
 /// Remembers what the engine told before it made it visible.
 #[derive(Default)]
-struct ToldChanges(Mutex<BTreeSet<(u64, Timestamp)>>, Mutex<BTreeSet<CommitSeq>>);
+pub(crate) struct ToldChanges(
+    Mutex<BTreeSet<(u64, Timestamp)>>,
+    pub(crate) Mutex<BTreeSet<CommitSeq>>,
+);
 
 impl ChangeSink for ToldChanges {
     fn changed(&self, change: &Change) {
@@ -95,7 +109,7 @@ impl Tally {
         }
     }
 
-    fn count(&mut self, what: &'static str) {
+    pub(crate) fn count(&mut self, what: &'static str) {
         *self.0.entry(what).or_default() += 1;
     }
 
@@ -117,6 +131,11 @@ impl Tally {
             "maintenance failed",
             "disk full",
             "slow tier down",
+            "transaction acknowledged",
+            "transaction failed",
+            "transaction of nothing",
+            "transaction in conflict",
+            "another transaction in between",
             "delete acknowledged",
             "delete failed",
             "delete of nothing",
@@ -153,6 +172,7 @@ impl World {
             trace: false,
             torn: Arc::default(),
             kept: Arc::default(),
+            amid: Arc::default(),
         }
     }
 
@@ -169,7 +189,7 @@ impl World {
         self.work_done
     }
 
-    fn say(&self, what: impl FnOnce() -> String) {
+    pub(crate) fn say(&self, what: impl FnOnce() -> String) {
         if self.trace {
             println!("{:>6} {}", self.sim.faults.change_count(), what());
         }
@@ -232,10 +252,12 @@ impl World {
         if !damage.is_empty() {
             return Err(Failure(format!("recovery reports damage that nobody did: {damage:?}")));
         }
-        if self.planted == Some(Planted::SourceDroppedBeforeView) {
-            self.watch_flushes(&engine);
-        } else {
-            self.write_while_series_leave(&engine);
+        match self.planted {
+            Some(Planted::SourceDroppedBeforeView) => self.watch_flushes(&engine),
+            Some(Planted::TransactionShownByShard | Planted::TransactionLockDropped) => {
+                self.be_amid_commits(&engine);
+            }
+            _ => self.write_while_series_leave(&engine),
         }
         self.engine = Some(engine);
         self.compare(Oracle::settle)
@@ -350,7 +372,7 @@ impl World {
         Ok(())
     }
 
-    fn engine(&self) -> Arc<Engine> {
+    pub(crate) fn engine(&self) -> Arc<Engine> {
         Arc::clone(self.engine.as_ref().expect("opened"))
     }
 
@@ -454,7 +476,7 @@ impl World {
     }
 
     /// Every acknowledged change was told before: to the ends of its shard's range.
-    fn check_told(&self, pieces: &Pieces) -> Result<(), Failure> {
+    pub(crate) fn check_told(&self, pieces: &Pieces) -> Result<(), Failure> {
         let told = self.changes.0.lock();
         for &(group, ts) in pieces.keys() {
             let around = told.range((group, i64::MIN)..=(group, ts)).next_back().is_some()
@@ -498,7 +520,7 @@ impl World {
         }
     }
 
-    fn after_error(&mut self, e: &Error) -> Result<(), Failure> {
+    pub(crate) fn after_error(&mut self, e: &Error) -> Result<(), Failure> {
         if is_power_loss(e) && self.sim.faults.is_off() {
             self.tally.count("crash in the middle");
             return self.reopen();
@@ -661,7 +683,7 @@ impl World {
     }
 
     /// A scrape target's series, a device's, or one alone.
-    fn some_labels(&mut self) -> Vec<Labels> {
+    pub(crate) fn some_labels(&mut self) -> Vec<Labels> {
         let target = self.rng.below(4);
         let count = 1 + self.rng.below(6);
         (0..count)
@@ -680,7 +702,7 @@ impl World {
     }
 
     /// Mostly now, sometimes late, sometimes very late; on a grid so that points meet.
-    fn some_timestamp(&mut self) -> Timestamp {
+    pub(crate) fn some_timestamp(&mut self) -> Timestamp {
         let now = self.sim.env().clock.now_ms();
         let grid = 15_000;
         let back = match self.rng.below(10) {
@@ -691,7 +713,7 @@ impl World {
         (now - back).div_euclid(grid) * grid
     }
 
-    fn some_matchers(&mut self) -> Vec<Matcher> {
+    pub(crate) fn some_matchers(&mut self) -> Vec<Matcher> {
         let mut matchers = Vec::new();
         if self.rng.chance(0.6) {
             let name = format!("m{}", self.rng.below(8));
@@ -706,7 +728,7 @@ impl World {
     }
 
     /// Mostly some minutes, sometimes much or all, seldom one instant.
-    fn some_range(&mut self) -> TimeRange {
+    pub(crate) fn some_range(&mut self) -> TimeRange {
         let end = self.some_timestamp();
         match self.rng.below(10) {
             0 => TimeRange::ALL,
@@ -717,7 +739,7 @@ impl World {
         }
     }
 
-    fn some_value(&mut self) -> u64 {
+    pub(crate) fn some_value(&mut self) -> u64 {
         match self.rng.below(10) {
             0..=5 => (self.rng.below(1_000) as f64 / 10.0).to_bits(),
             6 => STALE_NAN_BITS,
@@ -748,6 +770,6 @@ fn is_power_loss(e: &Error) -> bool {
 }
 
 /// Every sample of every series in one view.
-fn read_all(snapshot: &Snapshot) -> firn_model::Result<Seen> {
+pub(crate) fn read_all(snapshot: &Snapshot) -> firn_model::Result<Seen> {
     Seen::read(snapshot, &[], TimeRange::ALL)
 }

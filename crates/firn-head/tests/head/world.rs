@@ -303,7 +303,7 @@ impl World {
         }
     }
 
-    fn seq(&mut self) -> CommitSeq {
+    pub(crate) fn seq(&mut self) -> CommitSeq {
         self.next_seq += 1;
         CommitSeq(self.next_seq)
     }

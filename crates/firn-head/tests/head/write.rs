@@ -1,8 +1,10 @@
 //! Staging, publishing, rolling back, replaying.
 
 use firn_codec::{Slots, merge_columns};
-use firn_head::{Head, HeadOptions, payload_groups};
-use firn_model::{Budget, CommitSeq, GroupId, LogPosition, ShardId, TimeRange};
+use firn_head::{Head, HeadOptions, bound_bytes_of, encode_apart, payload_groups};
+use firn_model::{
+    Budget, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardId, Slot, TimeRange,
+};
 
 use crate::world::{World, points};
 
@@ -202,5 +204,52 @@ fn damaged_payloads_end_in_errors_not_in_panics() {
         let mut damaged = second.payload.clone();
         damaged[bit / 8] ^= 1 << (bit % 8);
         check(&damaged);
+    }
+}
+
+/// Rows of a transaction between two of the shard's stream: the later ones are seen before it is decided, then
+/// the newest wins by number, and dropped rows are never seen.
+#[test]
+fn a_transactions_rows_are_decided_apart_from_the_stream() {
+    for is_shown in [true, false] {
+        let mut world = World::new(1, |_| {});
+        let bits = world.head.options().shard_bits;
+        world.put(&vec![(1, 0, 10, 1.0), (1, 0, 20, 1.0)]);
+        world.write(&vec![(1, 0, 40, 1.0)]);
+        let series = SeriesRef { group: GroupId(1), slot: Slot(0) };
+        let mut batch = RowBatch::default();
+        [10, 20, 30].iter().for_each(|&ts| batch.push(series, ts, 2.0));
+        batch.sort(bits);
+        let rows = batch.by_shard().next().unwrap();
+        let payload = encode_apart(rows, bits);
+        // The world counts numbers of its own: this one lies between two of them.
+        let seq = world.seq();
+        let memory = world.budget.reserve(Pool::Head, bound_bytes_of(rows)).unwrap();
+        world.head.shard(rows.shard).stage_apart(seq, &payload, memory);
+        world.put(&vec![(1, 0, 10, 3.0)]);
+        let undecided = [(0, 10, 3.0), (0, 20, 1.0), (0, 40, 1.0)];
+        assert_eq!(read(&world.head, 1), undecided);
+        world.head.decide_apart(rows.shard, seq, is_shown);
+        let decided = [(0, 10, 3.0), (0, 20, 2.0), (0, 30, 2.0), (0, 40, 1.0)];
+        let want = if is_shown { &decided[..] } else { &undecided[..] };
+        for round in ["rows", "columns"] {
+            let mut sources =
+                world.head.snapshot().read(GroupId(1), Slots::All, TimeRange::ALL).unwrap();
+            sources.sort_by_key(|source| source.seq.max);
+            let merged = merge_columns(&sources, TimeRange::ALL);
+            let seen: Vec<_> = points(&merged, Slots::All)
+                .into_iter()
+                .map(|(slot, ts, bits)| (slot, ts, f64::from_bits(bits)))
+                .collect();
+            assert_eq!(seen, want, "{round}, shown: {is_shown}");
+            while let Some(job) = world.head.plan_convert() {
+                world.head.apply_convert(job.run().unwrap());
+            }
+        }
+        let again = Head::new(HeadOptions::new(bits), Budget::unlimited());
+        assert_eq!(again.replay_apart(rows.shard, seq, &payload).unwrap(), 3);
+        assert_eq!(read(&again, 1), [(0, 10, 2.0), (0, 20, 2.0), (0, 30, 2.0)]);
+        again.replay_apart(rows.shard, seq, &payload[..payload.len() - 1]).unwrap_err();
+        assert_eq!(read(&again, 1).len(), 3);
     }
 }

@@ -1,0 +1,435 @@
+//! The way of a transaction into the database: validate, log, stage, then visible everywhere at once.
+//!
+//! A transaction is one entry of the log, in the first stream, with all that it deletes and its rows of all
+//! shards: a crash leaves all of it or nothing, however many shards and streams it touches
+//! (docs/decisions/0008). Its place among the plain rows of a shard is its [`CommitSeq`], which is drawn while all
+//! the shards that it writes to are held: a row with a smaller number stands before it in the shard's stream. Its rows
+//! are whole, so nothing else of the log is needed to read them, and lie in arenas of their own, so
+//! that plain rows that come after it wait for nothing.
+//!
+//! **Order.** One transaction at a time validates, draws its number and gets its place in the log: there is nothing that
+//! two could wait for crosswise. Waiting for the device is outside of that, so that one sync serves all who
+//! wait. They become visible in the order of their numbers, each under the lock that keeps snapshots out.
+//!
+//! Source: DecLog 4.1.2 (compute, lock, validate, modify) and 4.2 (relaxed ordering); what is ours is the one
+//! entry in place of one per logging thread, and with it no thread snapshot (4.3.2).
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use firn_codec::Tombstone;
+use firn_codec::varint::{take_bytes, take_count, take_u8, take_varint};
+use firn_head::ShardWriter;
+use firn_log::{Append, EntryKind, EntryRef, StreamId, SyncPolicy};
+use firn_model::{
+    Budget, Change, ChangeKind, CommitSeq, Error, ErrorKind, LogPosition, Pool, Reservation,
+    Result, RowBatch, SeriesRef, ShardId, TimeRange, encode_varint,
+};
+use parking_lot::{Mutex, RwLock};
+
+use crate::Engine;
+use crate::delete::touched_shards;
+use crate::planted::Planted;
+use crate::sequence::InFlight;
+use crate::versions::{OpenSet, Reads, Versions};
+
+/// All transactions are logged as of this shard, hence in one stream. Recovery reads that stream first.
+const TRANSACTION_SHARD: ShardId = ShardId(0);
+const VERSION: u8 = 1;
+/// Open transactions: each keeps a snapshot.
+const OPEN_COUNT_MAX: usize = 10_000;
+
+/// What is known about transactions.
+#[derive(Debug)]
+pub(crate) struct Transactions {
+    /// Read by each commit until it is decided; written by who wants none on its way.
+    lane: RwLock<()>,
+    /// Held while one validates and gets its place.
+    order: Mutex<Versions>,
+    open: Mutex<OpenSet>,
+    /// Logged and not decided, oldest first.
+    waiting: Mutex<VecDeque<Waiting>>,
+    /// Every one up to this is visible or will never be. Written under the engine's `view`.
+    decided: AtomicU64,
+}
+
+/// A transaction that waits for the device.
+#[derive(Debug)]
+struct Waiting {
+    seq: CommitSeq,
+    stream: StreamId,
+    position: LogPosition,
+    shards: Vec<ShardId>,
+    deletes: Vec<(CommitSeq, Arc<Tombstone>)>,
+    deletes_memory: Reservation,
+}
+
+/// What a transaction does, and what it was decided by.
+pub(crate) struct Work<'a> {
+    /// Against what happened since `begun`.
+    pub(crate) reads: &'a Reads,
+    pub(crate) begun: CommitSeq,
+    pub(crate) rows: RowBatch,
+    /// Whether a row may be of a series whose definition is not durable yet.
+    pub(crate) may_define: bool,
+    /// They hide nothing of `rows`.
+    pub(crate) deletes: Vec<Arc<Tombstone>>,
+}
+
+/// A transaction that is open until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Open<'a> {
+    transactions: &'a Transactions,
+    begun: CommitSeq,
+}
+
+impl Transactions {
+    /// All up to `last` are decided.
+    pub(crate) fn new(last: CommitSeq, budget: &Budget) -> Transactions {
+        Transactions {
+            lane: RwLock::new(()),
+            order: Mutex::new(Versions::new(budget.empty(Pool::Index))),
+            open: Mutex::default(),
+            waiting: Mutex::default(),
+            decided: AtomicU64::new(last.0),
+        }
+    }
+
+    /// Waits for those on their way and keeps others from being made until it is dropped. The tombstones
+    /// are complete then: every later one is younger than every row that is sealed by now.
+    pub(crate) fn pause(&self) -> impl Drop + '_ {
+        self.lane.write()
+    }
+
+    /// The last one that a snapshot that is taken now sees; those before it too, none after it. Under the engine's
+    /// `view` it stays so.
+    pub(crate) fn decided(&self) -> CommitSeq {
+        CommitSeq(self.decided.load(Ordering::Acquire))
+    }
+
+    /// From now on it is remembered what is touched.
+    ///
+    /// # Errors
+    /// `Busy` with too many.
+    pub(crate) fn open(&self) -> Result<Open<'_>> {
+        let mut open = self.open.lock();
+        if open.count() >= OPEN_COUNT_MAX {
+            return Err(Error::busy(
+                1_000,
+                format!("{OPEN_COUNT_MAX} transactions are open; commit or drop some, then retry"),
+            ));
+        }
+        let begun = self.decided();
+        open.enter(begun);
+        Ok(Open { transactions: self, begun })
+    }
+
+    fn oldest_begun(&self) -> CommitSeq {
+        let open = self.open.lock();
+        let decided = self.decided();
+        open.oldest().map_or(decided, |oldest| oldest.min(decided))
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.transactions.open.lock().leave(self.begun);
+    }
+}
+
+impl Engine {
+    /// Does all of `work` or nothing. When this returns it is durable (by `log_sync`) and visible everywhere.
+    ///
+    /// # Errors
+    /// `Conflict` if another transaction touched what was read, `NotFound` for a series that does not exist, `TooLarge`
+    /// for more than a log segment has room for, `Busy`, `Unavailable`, `Corrupt`, `Closed`. Then nothing is changed,
+    /// but after a failure of the device and a crash it may be.
+    pub(crate) fn commit(&self, mut work: Work<'_>) -> Result<CommitSeq> {
+        self.check_open()?;
+        self.check_writable()?;
+        // Until the rows are visible no series leaves the index.
+        let leaving = self.leaving.read();
+        self.check_known(&work.rows)?;
+        leaving.note(&work.rows)?;
+        self.ensure_log_started()?;
+        self.admit()?;
+        work.rows.sort(self.bits);
+        // Memory first: after the log has the entry nothing may fail.
+        let mut rows = Vec::new();
+        for of_shard in work.rows.by_shard() {
+            let memory = self.reserve(Pool::Head, firn_head::bound_bytes_of(of_shard))?;
+            rows.push((of_shard.shard, firn_head::encode_apart(of_shard, self.bits), memory));
+        }
+        let delete_bytes = work.deletes.iter().map(|deleted| deleted.heap_bytes()).sum();
+        let deletes_memory = self.reserve(Pool::Index, delete_bytes)?;
+        let _not_while_paused = self.transactions.lane.read();
+        self.check_tombstone_count(work.deletes.len())?;
+        if work.may_define {
+            self.settle_definitions(&rows)?;
+        }
+        let (seq, stream, position) = self.take_place(&work, rows, deletes_memory)?;
+        if self.planted(Planted::TransactionPublishedBeforeDurable) {
+            self.decide(seq, true);
+        }
+        let committed = self.log.commit(&[(stream, position)]);
+        self.decide(seq, false);
+        committed.map(|()| seq)
+    }
+
+    fn check_known(&self, rows: &RowBatch) -> Result<()> {
+        let series = |cell: &firn_model::Cell| SeriesRef { group: cell.group, slot: cell.slot };
+        match self.index.find_unknown(rows.cells().iter().map(series))? {
+            Some(unknown) => Err(Error::not_found(format!(
+                "transaction: {unknown:?} does not exist any more; resolve its labels again"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// A row must not be durable before the series that it is of: definitions that wait in the streams of
+    /// these shards are made durable first.
+    fn settle_definitions(&self, rows: &[(ShardId, Vec<u8>, Reservation)]) -> Result<()> {
+        let mut ends: BTreeMap<u16, LogPosition> = BTreeMap::new();
+        let requeue = || rows.iter().for_each(|(shard, ..)| self.index.requeue(*shard));
+        for &(shard, ..) in rows {
+            let stream = self.log.stream_of(shard);
+            let _writer = self.head.shard(shard);
+            let mut definitions = Vec::new();
+            self.index.take_pending(shard, &mut definitions);
+            if !definitions.is_empty() && !self.planted(Planted::DefinitionsNotLogged) {
+                let in_flight = self.sequence.draw();
+                let (kind, seq) = (EntryKind::Definition, in_flight.seq);
+                let entry = EntryRef { kind, shard, seq, payload: &definitions };
+                self.append_entry(stream, entry).inspect_err(|_| requeue())?;
+            }
+            ends.insert(stream.0, self.log.end(stream));
+        }
+        let ends: Vec<_> = ends.into_iter().map(|(stream, end)| (StreamId(stream), end)).collect();
+        // With a relaxed policy a commit says nothing about what another stream has after a power loss.
+        let synced = match self.options.log_sync {
+            SyncPolicy::Always => self.log.commit(&ends),
+            _ => self.log.sync(),
+        };
+        synced.inspect_err(|_| requeue())
+    }
+
+    fn append_entry(&self, stream: StreamId, entry: EntryRef<'_>) -> Result<LogPosition> {
+        loop {
+            match self.log.append(stream, self.log.segment(stream), &[entry])? {
+                Append::At(position) => return Ok(position),
+                // It depends on nothing in a segment.
+                Append::Rotated => {}
+            }
+        }
+    }
+
+    /// Validates, draws the numbers and puts everything into the log's buffer and the head, while all shards that
+    /// are written to are held.
+    fn take_place(
+        &self,
+        work: &Work<'_>,
+        rows: Vec<(ShardId, Vec<u8>, Reservation)>,
+        deletes_memory: Reservation,
+    ) -> Result<(CommitSeq, StreamId, LogPosition)> {
+        let mut versions = self.transactions.order.lock();
+        self.validate(work, &versions)?;
+        if self.planted(Planted::TransactionLockDropped) {
+            drop(versions);
+            self.probe();
+            versions = self.transactions.order.lock();
+        }
+        let mut payload = Vec::new();
+        encode(&work.deletes, &rows, &mut payload);
+        let deleted: BTreeSet<ShardId> =
+            work.deletes.iter().flat_map(|one| touched_shards(self.bits, one)).collect();
+        let written: BTreeSet<ShardId> = rows.iter().map(|row| row.0).collect();
+        // In the order of their ids, so that two who hold several cannot wait for each other.
+        let mut writers: BTreeMap<ShardId, ShardWriter<'_>> =
+            deleted.union(&written).map(|&shard| (shard, self.head.shard(shard))).collect();
+        // Each delete has its number; rows are not hidden by one that is not larger than theirs.
+        let numbers: Vec<InFlight<'_>> =
+            (0..work.deletes.len().max(1)).map(|_| self.sequence.draw()).collect();
+        let seq = numbers[numbers.len() - 1].seq;
+        for shard in deleted {
+            if let Some(writer) = writers.get_mut(&shard)
+                && !self.planted(Planted::RunsNotClosed)
+            {
+                writer.close_run();
+            }
+        }
+        let stream = self.log.stream_of(TRANSACTION_SHARD);
+        if self.planted(Planted::TransactionLoggedByShard) {
+            for row in rows.chunks(1) {
+                let mut payload = Vec::new();
+                encode(&[], row, &mut payload);
+                let position = self.log_transaction(stream, seq, &payload, work)?;
+                self.log.commit(&[(stream, position)])?;
+            }
+        }
+        let position = self.log_transaction(stream, seq, &payload, work)?;
+        let deletes: Vec<_> =
+            numbers.iter().map(|one| one.seq).zip(work.deletes.iter().cloned()).collect();
+        self.announce_transaction(seq, work, &deletes);
+        for (shard, payload, memory) in rows {
+            if let Some(writer) = writers.get_mut(&shard) {
+                writer.stage_apart(seq, &payload, memory);
+            }
+        }
+        drop(writers);
+        versions.prune(self.transactions.oldest_begun());
+        versions.touch(seq, &work.rows, &work.deletes);
+        let shards = written.into_iter().collect();
+        let waiting = Waiting { seq, stream, position, shards, deletes, deletes_memory };
+        self.transactions.waiting.lock().push_back(waiting);
+        numbers.into_iter().for_each(|one| {
+            one.detach();
+        });
+        Ok((seq, stream, position))
+    }
+
+    fn validate(&self, work: &Work<'_>, versions: &Versions) -> Result<()> {
+        if self.planted(Planted::TransactionNotValidated) {
+            return Ok(());
+        }
+        match versions.find_conflict(work.reads, work.begun, &self.index.view())? {
+            None => Ok(()),
+            Some(what) => {
+                self.counters.conflicts.add(1);
+                Err(Error::new(
+                    ErrorKind::Conflict,
+                    format!("transaction: another one changed {what} since this one began: retry"),
+                ))
+            }
+        }
+    }
+
+    fn log_transaction(
+        &self,
+        stream: StreamId,
+        seq: CommitSeq,
+        payload: &[u8],
+        work: &Work<'_>,
+    ) -> Result<LogPosition> {
+        let (kind, shard) = (EntryKind::Transaction, TRANSACTION_SHARD);
+        let size = || {
+            let series: u64 = work.deletes.iter().map(|one| one.series_count()).sum();
+            format!("a transaction of {} samples and deletes of {series} series", work.rows.len())
+        };
+        self.append_entry(stream, EntryRef { kind, shard, seq, payload })
+            .map_err(|e| e.context(size()))
+    }
+
+    /// Tells the cache before anything can be seen.
+    fn announce_transaction(
+        &self,
+        seq: CommitSeq,
+        work: &Work<'_>,
+        deletes: &[(CommitSeq, Arc<Tombstone>)],
+    ) {
+        let Some(sink) = self.sink.get() else { return };
+        work.rows.by_shard().for_each(|rows| self.announce(seq, rows));
+        for (number, deleted) in deletes {
+            let groups = deleted.members().iter().map(|members| members.group).collect();
+            let (range, kind): (TimeRange, _) = (deleted.range(), ChangeKind::Delete);
+            sink.changed(&Change { number: *number, groups, range, kind });
+        }
+    }
+
+    /// Those up to `through` are visible from now on if the log has them, and will never be if not. Called when the
+    /// outcome of `through` is known, which stands behind the others in the log.
+    fn decide(&self, through: CommitSeq, is_early: bool) {
+        let mut waiting = self.transactions.waiting.lock();
+        while waiting.front().is_some_and(|one| one.seq <= through) {
+            let Some(one) = waiting.pop_front() else { return };
+            let durable = self.log.durable_before(one.stream, one.position);
+            let is_shown = durable == one.position || is_early;
+            if self.planted(Planted::TransactionShownByShard) {
+                for shard in &one.shards {
+                    self.head.decide_apart(*shard, one.seq, is_shown);
+                    self.probe();
+                }
+            }
+            let mut tombstones = (*self.deletes.tombstones()).clone();
+            for (seq, deleted) in &one.deletes {
+                tombstones = tombstones.with(*seq, Arc::clone(deleted));
+            }
+            // What leaves memory because of this goes after the lock.
+            let _before = {
+                let _view = self.view.write();
+                for shard in one.shards {
+                    self.head.decide_apart(shard, one.seq, is_shown);
+                }
+                self.transactions.decided.store(one.seq.0, Ordering::Release);
+                let is_changed = is_shown && !one.deletes.is_empty();
+                is_changed.then(|| self.deletes.install(tombstones, one.deletes_memory))
+            };
+            let first = one.seq.0 + 1 - one.deletes.len().max(1) as u64;
+            (first..=one.seq.0).for_each(|seq| self.sequence.arrived(CommitSeq(seq)));
+        }
+    }
+}
+
+/// A transaction as the log has it.
+pub(crate) struct Logged<'a> {
+    pub(crate) deletes: Vec<(CommitSeq, Arc<Tombstone>)>,
+    /// Each shard's rows, shards rising.
+    pub(crate) rows: Vec<(ShardId, &'a [u8])>,
+}
+
+/// The bytes are in docs/formats/transaction.md.
+fn encode(deletes: &[Arc<Tombstone>], rows: &[(ShardId, Vec<u8>, Reservation)], out: &mut Vec<u8>) {
+    out.push(VERSION);
+    encode_varint(deletes.len() as u64, out);
+    let mut bytes = Vec::new();
+    for deleted in deletes {
+        bytes.clear();
+        deleted.encode(&mut bytes);
+        encode_varint(bytes.len() as u64, out);
+        out.extend_from_slice(&bytes);
+    }
+    for (shard, payload, _) in rows {
+        encode_varint(u64::from(shard.0), out);
+        encode_varint(payload.len() as u64, out);
+        out.extend_from_slice(payload);
+    }
+}
+
+impl Logged<'_> {
+    /// Reads all of `bytes`, the payload of entry `seq`.
+    ///
+    /// # Errors
+    /// `Corrupt` if they are no transaction, `Invalid` if they are one of a later version.
+    pub(crate) fn decode(seq: CommitSeq, bytes: &[u8]) -> Result<Logged<'_>> {
+        let mut input = bytes;
+        let version = take_u8(&mut input, "transaction version")?;
+        if version != VERSION {
+            return Err(Error::invalid(format!(
+                "transaction of version {version}, this program reads {VERSION}: open the \
+                 database with the version that wrote it"
+            )));
+        }
+        let corrupt = |what: &str| Error::corrupt("transaction", 0, what);
+        let delete_count = take_count(&mut input, bytes.len(), "deletes of a transaction")? as u64;
+        let first = (seq.0 + 1)
+            .checked_sub(delete_count)
+            .ok_or_else(|| corrupt("more deletes than numbers"))?;
+        let mut deletes = Vec::new();
+        for number in first..=seq.0 {
+            let len = take_count(&mut input, bytes.len(), "length of a delete")?;
+            let deleted = Tombstone::decode(take_bytes(&mut input, len, "delete")?)?;
+            deletes.push((CommitSeq(number), Arc::new(deleted)));
+        }
+        let mut rows: Vec<(ShardId, &[u8])> = Vec::new();
+        while !input.is_empty() {
+            let shard = take_varint(&mut input, "shard of a transaction")?;
+            let shard = ShardId(u16::try_from(shard).map_err(|_| corrupt("shard out of range"))?);
+            if rows.last().is_some_and(|last| last.0 >= shard) {
+                return Err(corrupt("shards of a transaction do not rise"));
+            }
+            let len = take_count(&mut input, bytes.len(), "length of a transaction's rows")?;
+            rows.push((shard, take_bytes(&mut input, len, "rows of a transaction")?));
+        }
+        Ok(Logged { deletes, rows })
+    }
+}

@@ -1,0 +1,200 @@
+//! What transactions touched since the oldest open one began: the side table that validation asks.
+//!
+//! A point's entry is its *uts*, the number of the transaction that touched it last; a point without an entry was not
+//! touched since. Ranges are asked by group and partition of time, so that a sample, or a whole series, that came into
+//! a range after it was read is seen. Plain inserts leave nothing here.
+//!
+//! Source: DecLog 4.1 (extended timestamp, rules 3 and 4, validation in three steps). There the uts counts the updates
+//! of one point in 10 bits, starts again at every checkpoint and blocks updates meanwhile. Ours is the commit's
+//! number: it never starts again, so a checkpoint resets nothing and no epoch is needed to tell old from new; "was this
+//! touched since I began" is one comparison; and an entry can go as soon as no open transaction is older.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use firn_codec::Tombstone;
+use firn_index::IndexView;
+use firn_model::{
+    CancelToken, CommitSeq, GroupId, Grouping, Labels, Matcher, Reservation, Result, RowBatch,
+    SeriesRef, TimeRange, Timestamp,
+};
+
+/// Ranges are told apart this finely.
+const PARTITION_MS: i64 = 15 * 60_000;
+// Of the tables' entries and what a hash map keeps free.
+const ENTRY_BYTES: u64 = 72;
+const PRUNE_COUNT_MIN: usize = 1_024;
+
+/// One sample's place.
+pub(crate) type Point = (SeriesRef, Timestamp);
+
+/// What a transaction looked at.
+#[derive(Debug, Default)]
+pub(crate) struct Reads {
+    pub(crate) points: HashSet<Point>,
+    pub(crate) ranges: Vec<(Vec<Matcher>, TimeRange)>,
+}
+
+/// What was touched, and when last.
+#[derive(Debug)]
+pub(crate) struct Versions {
+    points: HashMap<Point, CommitSeq>,
+    pieces: HashMap<(GroupId, i64), CommitSeq>,
+    deletes: Vec<(CommitSeq, Arc<Tombstone>)>,
+    /// The newest that touched anything.
+    newest: CommitSeq,
+    /// Who began before this cannot be told what was touched since.
+    floor: CommitSeq,
+    memory: Reservation,
+    prune_at: usize,
+}
+
+/// When the open transactions began.
+#[derive(Debug, Default)]
+pub(crate) struct OpenSet(BTreeMap<CommitSeq, usize>);
+
+impl Versions {
+    pub(crate) fn new(memory: Reservation) -> Versions {
+        Versions {
+            points: HashMap::new(),
+            pieces: HashMap::new(),
+            deletes: Vec::new(),
+            newest: CommitSeq(0),
+            floor: CommitSeq(0),
+            memory,
+            prune_at: PRUNE_COUNT_MIN,
+        }
+    }
+
+    /// What another transaction touched of `reads` since `begun`, in words; `None` if nothing.
+    ///
+    /// # Errors
+    /// `Corrupt` when a damaged index segment may have a series that matches.
+    pub(crate) fn find_conflict(
+        &self,
+        reads: &Reads,
+        begun: CommitSeq,
+        index: &IndexView,
+    ) -> Result<Option<String>> {
+        if self.newest <= begun {
+            return Ok(None);
+        }
+        if begun < self.floor {
+            return Ok(Some("more than there is memory for".into()));
+        }
+        let point = reads.points.iter().find(|&&(series, ts)| {
+            self.points.get(&(series, ts)).is_some_and(|uts| *uts > begun)
+                || self.deletes_since(begun).any(|deleted| deleted.hides(series, ts))
+        });
+        if let Some(&(series, ts)) = point {
+            let labels = index.labels(series)?.unwrap_or_else(Labels::empty);
+            return Ok(Some(format!("{labels} at {ts}")));
+        }
+        for (matchers, range) in &reads.ranges {
+            if self.is_range_touched(matchers, *range, begun, index)? {
+                let matchers: Vec<String> = matchers.iter().map(ToString::to_string).collect();
+                let (start, end) = (range.start, range.end);
+                return Ok(Some(format!("{{{}}} from {start} to {end}", matchers.join(", "))));
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_range_touched(
+        &self,
+        matchers: &[Matcher],
+        range: TimeRange,
+        begun: CommitSeq,
+        index: &IndexView,
+    ) -> Result<bool> {
+        let partitions = partition(range.start)..=partition(range.end);
+        let pieces = self.pieces.iter().filter(|(piece, uts)| {
+            **uts > begun && partitions.contains(&piece.1) && !range.is_empty()
+        });
+        let deleted = self.deletes_since(begun).filter(|deleted| deleted.range().overlaps(range));
+        let deleted = deleted.flat_map(|deleted| deleted.members().iter().map(|one| one.group));
+        let mut touched = pieces.map(|(piece, _)| piece.0).chain(deleted).peekable();
+        if touched.peek().is_none() {
+            return Ok(false);
+        }
+        // Asked again: a group may have come that was not there when it was read.
+        let nothing = Grouping::By(Vec::new());
+        let groups = index.matches(matchers, &nothing, &CancelToken::new())?.groups;
+        Ok(touched.any(|group| groups.binary_search_by_key(&group, |found| found.group).is_ok()))
+    }
+
+    fn deletes_since(&self, begun: CommitSeq) -> impl Iterator<Item = &Tombstone> {
+        self.deletes.iter().filter(move |one| one.0 > begun).map(|one| &*one.1)
+    }
+
+    /// Transaction `seq`, the newest so far, touches these.
+    pub(crate) fn touch(&mut self, seq: CommitSeq, rows: &RowBatch, deletes: &[Arc<Tombstone>]) {
+        self.newest = seq;
+        let deleted_bytes: u64 = deletes.iter().map(|one| one.heap_bytes()).sum();
+        if self.memory.grow(2 * rows.len() as u64 * ENTRY_BYTES + deleted_bytes).is_err() {
+            // Whoever is open now has to begin anew.
+            self.forget_all();
+            return;
+        }
+        for cell in rows.cells() {
+            let series = SeriesRef { group: cell.group, slot: cell.slot };
+            self.points.insert((series, cell.ts), seq);
+            self.pieces.insert((cell.group, partition(cell.ts)), seq);
+        }
+        self.deletes.extend(deletes.iter().map(|deleted| (seq, Arc::clone(deleted))));
+    }
+
+    /// Forgets what no transaction that began at `oldest` or later asks for, when that is worth a walk.
+    pub(crate) fn prune(&mut self, oldest: CommitSeq) {
+        if self.count() < self.prune_at {
+            return;
+        }
+        self.points.retain(|_, uts| *uts > oldest);
+        self.pieces.retain(|_, uts| *uts > oldest);
+        self.deletes.retain(|one| one.0 > oldest);
+        self.points.shrink_to_fit();
+        self.pieces.shrink_to_fit();
+        let deleted_bytes: u64 = self.deletes.iter().map(|one| one.1.heap_bytes()).sum();
+        let bytes = 2 * self.points.len() as u64 * ENTRY_BYTES + deleted_bytes;
+        self.memory.shrink(self.memory.bytes().saturating_sub(bytes));
+        self.prune_at = (2 * self.count()).max(PRUNE_COUNT_MIN);
+    }
+
+    fn forget_all(&mut self) {
+        self.floor = self.newest;
+        (self.points, self.pieces, self.deletes) = Default::default();
+        self.memory.shrink(self.memory.bytes());
+        self.prune_at = PRUNE_COUNT_MIN;
+    }
+
+    fn count(&self) -> usize {
+        self.points.len() + self.pieces.len() + self.deletes.len()
+    }
+}
+
+impl OpenSet {
+    pub(crate) fn enter(&mut self, begun: CommitSeq) {
+        *self.0.entry(begun).or_default() += 1;
+    }
+
+    pub(crate) fn leave(&mut self, begun: CommitSeq) {
+        if let Some(count) = self.0.get_mut(&begun) {
+            *count -= 1;
+            if *count == 0 {
+                self.0.remove(&begun);
+            }
+        }
+    }
+
+    pub(crate) fn oldest(&self) -> Option<CommitSeq> {
+        self.0.first_key_value().map(|entry| *entry.0)
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.values().sum()
+    }
+}
+
+fn partition(ts: Timestamp) -> i64 {
+    ts.div_euclid(PARTITION_MS)
+}

@@ -1,0 +1,442 @@
+//! Transactions step by step: what they see, what is a conflict and what is not, and what wins.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use firn_engine::{Engine, EngineOptions, Lane, RecoveryProgress, SyncPolicy, Transaction};
+use firn_model::{
+    Change, ChangeSink, CommitSeq, ErrorKind, Labels, Matcher, Result, RowBatch, Sample, SeriesRef,
+    TimeRange,
+};
+use firn_sim::{Operation, Seen, Sim};
+use parking_lot::Mutex;
+
+const SERIES: usize = 12;
+
+fn open(sim: &Sim) -> Arc<Engine> {
+    open_with(sim, EngineOptions::default())
+}
+
+fn open_with(sim: &Sim, options: EngineOptions) -> Arc<Engine> {
+    let options = EngineOptions {
+        shard_count: 4,
+        stream_count: 2,
+        log_segment_bytes: 64 << 10,
+        tree: firn_tree::TreeOptions { block_bytes: 256, ..Default::default() },
+        ..options
+    };
+    Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")
+}
+
+/// Series in groups of their own, so that they are in several shards and streams.
+fn labels(idx: usize) -> Labels {
+    let name = format!("m{idx}");
+    let pairs = [("__name__", name.as_str()), ("of", "transactions")];
+    Labels::from_pairs(pairs).expect("valid labels")
+}
+
+fn matcher(idx: usize) -> [Matcher; 1] {
+    [Matcher::equal("__name__", format!("m{idx}"))]
+}
+
+fn refs(engine: &Engine) -> Vec<SeriesRef> {
+    let labels: Vec<Labels> = (0..SERIES).map(labels).collect();
+    engine.resolve(&labels).into_iter().map(|found| found.expect("resolves")).collect()
+}
+
+fn write(engine: &Engine, idx: usize, ts: i64, value: f64) {
+    let mut batch = RowBatch::default();
+    batch.push(refs(engine)[idx], ts, value);
+    engine.write(&mut batch).expect("a write");
+}
+
+/// (timestamp, value) of one series.
+fn read(engine: &Engine, idx: usize) -> Vec<(i64, f64)> {
+    let seen = Seen::read(&engine.snapshot(), &matcher(idx), TimeRange::ALL).expect("a read");
+    seen.series.values().flatten().map(|sample| (sample.ts, sample.value)).collect()
+}
+
+fn read_in(transaction: &mut Transaction<'_>, idx: usize) -> Vec<(i64, f64)> {
+    let found = transaction.read(&matcher(idx), TimeRange::ALL).expect("a read");
+    found.iter().flat_map(|one| &one.samples).map(|one| (one.ts, one.value)).collect()
+}
+
+fn transact(
+    engine: &Engine,
+    changes: impl FnOnce(&mut Transaction<'_>, &[SeriesRef]) -> Result<()>,
+) {
+    let refs = refs(engine);
+    let mut transaction = engine.begin().expect("begins");
+    changes(&mut transaction, &refs).expect("changes");
+    transaction.commit().expect("commits");
+}
+
+fn is_conflict<T>(result: Result<T>) -> bool {
+    result.is_err_and(|e| {
+        assert!(*e.kind() != ErrorKind::Conflict || e.to_string().ends_with("retry"), "{e}");
+        *e.kind() == ErrorKind::Conflict && e.is_retriable()
+    })
+}
+
+fn crash(sim: &Sim, engine: &mut Arc<Engine>) {
+    sim.crash();
+    sim.restart();
+    *engine = open(sim);
+}
+
+#[test]
+fn a_transaction_sees_its_own_changes_and_others_see_all_or_none_of_them() {
+    let sim = Sim::new(1);
+    let mut engine = open(&sim);
+    (0..SERIES).for_each(|idx| write(&engine, idx, 1_000, 1.0));
+    let refs = refs(&engine);
+    let mut transaction = engine.begin().expect("begins");
+    for &series in &refs {
+        transaction.insert(series, 2_000, 2.0).expect("an insert");
+    }
+    transaction.update(refs[0], 1_000, 3.0).expect("an update");
+    assert!(transaction.delete(refs[1], 1_000).expect("a delete"));
+    assert!(!transaction.delete(refs[1], 1_000).expect("a delete"), "it is gone");
+    assert_eq!(transaction.delete_range(&matcher(2), TimeRange::ALL).expect("a delete"), 1);
+    transaction.insert(refs[2], 3_000, 4.0).expect("an insert");
+    let missing = transaction.update(refs[2], 1_000, 5.0).expect_err("it was deleted here");
+    assert_eq!(*missing.kind(), ErrorKind::NotFound);
+    let doubled = transaction.update_range(&matcher(3), TimeRange::ALL, |_, one| 2.0 * one.value);
+    assert_eq!(doubled.expect("an update"), 2);
+    let want = |read: &mut dyn FnMut(usize) -> Vec<(i64, f64)>| {
+        assert_eq!(read(0), [(1_000, 3.0), (2_000, 2.0)]);
+        assert_eq!(read(1), [(2_000, 2.0)]);
+        assert_eq!(read(2), [(3_000, 4.0)]);
+        assert_eq!(read(3), [(1_000, 2.0), (2_000, 4.0)]);
+        assert_eq!(read(4), [(1_000, 1.0), (2_000, 2.0)]);
+    };
+    want(&mut |idx| read_in(&mut transaction, idx));
+    (0..SERIES).for_each(|idx| assert_eq!(read(&engine, idx), [(1_000, 1.0)], "m{idx}"));
+    let before = engine.snapshot();
+    let report = transaction.commit().expect("commits");
+    assert_eq!((report.written_samples, report.deleted_series), (SERIES as u64 + 2, 2));
+    want(&mut |idx| read(&engine, idx));
+    let seen = Seen::read(&before, &[], TimeRange::ALL).expect("a read");
+    assert_eq!(seen.sample_count(), SERIES, "an older snapshot sees none of it");
+    crash(&sim, &mut engine);
+    want(&mut |idx| read(&engine, idx));
+    let recovery = engine.stats().recovery;
+    assert_eq!((recovery.transactions, recovery.deletes), (1, 2));
+}
+
+#[test]
+fn dropped_or_without_changes_a_transaction_does_nothing() {
+    let sim = Sim::new(2);
+    let engine = open(&sim);
+    write(&engine, 0, 1_000, 1.0);
+    let refs = refs(&engine);
+    let last = engine.stats().last_seq;
+    let mut dropped = engine.begin().expect("begins");
+    dropped.insert(refs[0], 1_000, 2.0).expect("an insert");
+    drop(dropped);
+    let mut reader = engine.begin().expect("begins");
+    assert_eq!(reader.read_point(refs[0], 1_000).expect("a read"), Some(1.0));
+    assert_eq!(reader.read_point(refs[0], 1_001).expect("a read"), None);
+    assert_eq!(engine.stats().last_seq, last);
+    // What it has read is changed: it is as if it had come first.
+    transact(&engine, |other, refs| other.update(refs[0], 1_000, 3.0));
+    assert_eq!(read_in(&mut reader, 0), [(1_000, 1.0)]);
+    assert_eq!(reader.commit().expect("nothing to validate").seq, None);
+    assert_eq!((engine.stats().transactions, engine.stats().conflicts), (1, 0));
+}
+
+/// What one transaction read, and what another one does before it commits: whether that is a conflict.
+#[test]
+fn what_was_read_and_touched_since_is_a_conflict_and_nothing_else() {
+    type Step = fn(&mut Transaction<'_>, &[SeriesRef]) -> Result<()>;
+    let hour = 3_600_000;
+    let cases: [(&str, Step, Step, bool); 14] = [
+        ("nothing read", |_, _| Ok(()), |t, r| t.update(r[0], 1_000, 9.0), false),
+        (
+            "a point",
+            |t, r| t.read_point(r[0], 1_000).map(drop),
+            |t, r| t.update(r[0], 1_000, 9.0),
+            true,
+        ),
+        (
+            "its absence",
+            |t, r| t.read_point(r[0], 5).map(drop),
+            |t, r| t.insert(r[0], 5, 9.0),
+            true,
+        ),
+        (
+            "a neighbour in time",
+            |t, r| t.read_point(r[0], 1_000).map(drop),
+            |t, r| t.insert(r[0], 1_001, 9.0),
+            false,
+        ),
+        (
+            "another series",
+            |t, r| t.read_point(r[0], 1_000).map(drop),
+            |t, r| t.update(r[1], 1_000, 9.0),
+            false,
+        ),
+        (
+            "deleted",
+            |t, r| t.read_point(r[0], 1_000).map(drop),
+            |t, r| t.delete(r[0], 1_000).map(drop),
+            true,
+        ),
+        (
+            "deleted by range",
+            |t, r| t.read_point(r[0], 1_000).map(drop),
+            |t, _| t.delete_range(&matcher(0), TimeRange::ALL).map(drop),
+            true,
+        ),
+        (
+            "a range",
+            |t, _| t.read(&matcher(0), TimeRange::new(0, 9_000)).map(drop),
+            |t, r| t.insert(r[0], 7_000, 9.0),
+            true,
+        ),
+        (
+            "before a range",
+            |t, _| t.read(&matcher(0), TimeRange::new(0, 9_000)).map(drop),
+            |t, r| t.insert(r[0], -3_600_000, 9.0),
+            false,
+        ),
+        (
+            "a range of others",
+            |t, _| t.read(&matcher(0), TimeRange::ALL).map(drop),
+            |t, r| t.insert(r[1], 7_000, 9.0),
+            false,
+        ),
+        (
+            "deleted in a range",
+            |t, _| t.read(&matcher(0), TimeRange::ALL).map(drop),
+            |t, _| t.delete_range(&[], TimeRange::at(1_000)).map(drop),
+            true,
+        ),
+        (
+            "a delete by range",
+            |t, _| t.delete_range(&matcher(0), TimeRange::ALL).map(drop),
+            |t, r| t.insert(r[0], 7_000, 9.0),
+            true,
+        ),
+        (
+            "an update by range",
+            |t, _| t.update_range(&[], TimeRange::ALL, |_, one| one.value + 1.0).map(drop),
+            |t, r| t.insert(r[3], 7_000, 9.0),
+            true,
+        ),
+        (
+            "two deletes",
+            |t, _| t.delete_range(&matcher(0), TimeRange::ALL).map(drop),
+            |t, _| t.delete_range(&matcher(1), TimeRange::ALL).map(drop),
+            false,
+        ),
+    ];
+    for (name, first, second, want) in cases {
+        for between in ["nothing", "a flush"] {
+            let sim = Sim::new(3);
+            let engine = open(&sim);
+            sim.clock.advance(Duration::from_millis(hour));
+            (0..SERIES).for_each(|idx| write(&engine, idx, 1_000, 1.0));
+            let refs = refs(&engine);
+            let mut transaction = engine.begin().expect("begins");
+            first(&mut transaction, &refs).expect(name);
+            transaction.insert(refs[5], 2_000, 1.0).expect("an insert");
+            transact(&engine, second);
+            if between == "a flush" {
+                engine.flush().expect("a flush");
+            }
+            assert_eq!(is_conflict(transaction.commit()), want, "{name}, {between} in between");
+            let written = read(&engine, 5).len() == 2;
+            assert_eq!(written, !want, "{name}: all or nothing");
+            assert_eq!(engine.stats().conflicts, u64::from(want), "{name}");
+        }
+    }
+}
+
+/// A series that nobody knew when the range was read is seen by validation.
+#[test]
+fn a_new_series_in_a_range_that_was_read_is_a_conflict() {
+    for (name, want) in [("m1", true), ("other", false)] {
+        let sim = Sim::new(4);
+        let engine = open(&sim);
+        write(&engine, 0, 1_000, 1.0);
+        let mut transaction = engine.begin().expect("begins");
+        let regex = Matcher::new("__name__", firn_model::MatchOp::Regex, "m[01]").expect("a regex");
+        transaction.read(&[regex], TimeRange::ALL).expect("a read");
+        transaction.insert(refs(&engine)[0], 2_000, 1.0).expect("an insert");
+        let pairs = [("__name__", name), ("not", "known")];
+        let labels = Labels::from_pairs(pairs).expect("valid labels");
+        let series = engine.resolve(&[labels]).remove(0).expect("resolves");
+        let mut other = engine.begin().expect("begins");
+        other.insert(series, 1_500, 1.0).expect("an insert");
+        other.commit().expect("commits");
+        assert_eq!(is_conflict(transaction.commit()), want, "{name}");
+    }
+}
+
+/// On one point: inserted, deleted, inserted again, updated twice; plain and in transactions; between any two of these
+/// nothing, a flush, all the way to the slow tier, a crash, or a flush and a crash.
+#[test]
+fn invariant_2_the_newest_of_plain_writes_and_transactions_wins() {
+    for path in 0..5_usize.pow(4) {
+        let sim = Sim::new(path as u64);
+        let mut engine = open(&sim);
+        let between = |engine: &mut Arc<Engine>, step: u32| {
+            let how = path / 5_usize.pow(step) % 5;
+            if how == 1 || how == 2 || how == 4 {
+                engine.flush().expect("a flush");
+            }
+            if how == 2 {
+                sim.clock.advance(Duration::from_secs(6 * 3_600));
+                while engine.step(Lane::Head).expect("a step").is_some() {}
+                while engine.step(Lane::Tree).expect("a step").is_some() {}
+            }
+            if how >= 3 {
+                crash(&sim, engine);
+            }
+        };
+        let want = |engine: &Engine, values: [Option<f64>; 4], step: &str| {
+            for (idx, want) in values.into_iter().enumerate() {
+                let want: Vec<_> = want.map(|value| (1_000, value)).into_iter().collect();
+                assert_eq!(read(engine, idx), want, "m{idx} after {step}, path {path}");
+            }
+        };
+        // Of m0 all is done in transactions; of m1 inserts are plain; m2 stays; m3 comes late.
+        (1..3).for_each(|idx| write(&engine, idx, 1_000, 1.0));
+        transact(&engine, |t, refs| t.insert(refs[0], 1_000, 1.0));
+        between(&mut engine, 0);
+        transact(&engine, |t, refs| {
+            t.update(refs[0], 1_000, 2.0)?;
+            t.delete(refs[0], 1_000)?;
+            t.delete_range(&matcher(1), TimeRange::new(0, 1_000)).map(drop)
+        });
+        want(&engine, [None, None, Some(1.0), None], "delete");
+        between(&mut engine, 1);
+        write(&engine, 1, 1_000, 3.0);
+        transact(&engine, |t, refs| t.insert(refs[0], 1_000, 3.0));
+        want(&engine, [Some(3.0), Some(3.0), Some(1.0), None], "insert");
+        between(&mut engine, 2);
+        for value in [4.0, 5.0] {
+            transact(&engine, |t, refs| {
+                t.update(refs[0], 1_000, value)?;
+                t.update(refs[1], 1_000, value)
+            });
+            if value == 4.0 {
+                between(&mut engine, 3);
+                write(&engine, 3, 1_000, 1.0);
+            }
+        }
+        write(&engine, 3, 1_000, 6.0);
+        for round in ["update", "a crash", "cleaning"] {
+            want(&engine, [Some(5.0), Some(5.0), Some(1.0), Some(6.0)], round);
+            match round {
+                "update" => crash(&sim, &mut engine),
+                _ => engine.clean_tombstones().expect("cleaning"),
+            }
+        }
+    }
+}
+
+/// A write of the device fails: nothing of the transaction is seen, nobody waits for it for ever, the next one goes on.
+#[test]
+fn a_transaction_that_did_not_become_durable_leaves_nothing() {
+    let sim = Sim::new(5);
+    let mut engine = open(&sim);
+    (0..SERIES).for_each(|idx| write(&engine, idx, 1_000, 1.0));
+    let refs = refs(&engine);
+    sim.faults.fail_nth(Operation::Write, 1);
+    let mut failing = engine.begin().expect("begins");
+    refs.iter().for_each(|&series| failing.update(series, 1_000, 2.0).expect("an update"));
+    failing.delete_range(&matcher(0), TimeRange::ALL).expect("a delete");
+    let error = failing.commit().expect_err("the device failed");
+    assert_eq!(*error.kind(), ErrorKind::Unavailable, "{error}");
+    for idx in 0..SERIES {
+        assert_eq!(read(&engine, idx), [(1_000, 1.0)], "m{idx}");
+    }
+    transact(&engine, |t, refs| t.update(refs[1], 1_000, 3.0));
+    engine.flush().expect("a flush");
+    crash(&sim, &mut engine);
+    assert_eq!(read(&engine, 0), [(1_000, 1.0)]);
+    assert_eq!(read(&engine, 1), [(1_000, 3.0)]);
+}
+
+/// Series that are new are there with the transaction, whatever stream their definitions are in.
+#[test]
+fn new_series_of_a_transaction_are_known_after_a_crash() {
+    for sync in [SyncPolicy::Always, SyncPolicy::Never] {
+        let sim = Sim::new(6);
+        let options = EngineOptions { log_sync: sync, ..EngineOptions::default() };
+        let engine = open_with(&sim, options);
+        transact(&engine, |t, refs| refs.iter().try_for_each(|one| t.insert(*one, 1_000, 1.0)));
+        sim.crash();
+        sim.restart();
+        let engine = open(&sim);
+        let counts: Vec<usize> = (0..SERIES).map(|idx| read(&engine, idx).len()).collect();
+        assert!(counts.iter().all(|count| *count == counts[0]), "{sync:?}: {counts:?}");
+        assert!(sync != SyncPolicy::Always || counts[0] == 1);
+    }
+}
+
+#[test]
+fn limits_are_told() {
+    let sim = Sim::new(7);
+    let engine = open(&sim);
+    let now = sim.env().clock.now_ms();
+    (0..300).for_each(|ts| write(&engine, 0, ts, 1.0));
+    let refs = refs(&engine);
+    let mut transaction = engine.begin().expect("begins");
+    let error = transaction.insert(refs[0], now + 3_600_000, 1.0).expect_err("the future");
+    assert_eq!(*error.kind(), ErrorKind::Invalid);
+    let deleted = (0..300).map(|ts| transaction.delete(refs[0], ts)).find_map(Result::err);
+    assert_eq!(*deleted.expect("too many").kind(), ErrorKind::TooLarge);
+    drop(transaction);
+    // More than a segment holds.
+    let mut large = engine.begin().expect("begins");
+    for idx in 0..40_000 {
+        large.insert(refs[idx % SERIES], idx as i64, (idx as f64).sqrt()).expect("an insert");
+    }
+    let error = large.commit().expect_err("too much for a segment");
+    assert_eq!(*error.kind(), ErrorKind::TooLarge, "{error}");
+    assert!(error.to_string().contains("a transaction of 40000 samples"), "{error}");
+    let mut unknown = engine.begin().expect("begins");
+    let series = SeriesRef { slot: firn_model::Slot(4_000), ..refs[0] };
+    unknown.insert(series, 1, 1.0).expect("shows at the commit");
+    assert_eq!(*unknown.commit().expect_err("no such series").kind(), ErrorKind::NotFound);
+    assert_eq!(read(&engine, 0).len(), 300);
+}
+
+/// Numbers of what was told, by kind, and what could be seen when it was.
+#[derive(Default)]
+struct Told(Mutex<Vec<CommitSeq>>);
+
+impl ChangeSink for Told {
+    fn changed(&self, change: &Change) {
+        self.0.lock().push(change.number);
+    }
+}
+
+/// The cache knows of every part of a transaction before a snapshot's number covers it.
+#[test]
+fn every_change_of_a_transaction_is_told_before_it_is_visible() {
+    let sim = Sim::new(8);
+    let engine = open(&sim);
+    let told = Arc::new(Told::default());
+    let sink: Arc<dyn ChangeSink> = Arc::<Told>::clone(&told);
+    engine.set_change_sink(sink).expect("the first");
+    (0..SERIES).for_each(|idx| write(&engine, idx, 1_000, 1.0));
+    let before = engine.snapshot().number();
+    told.0.lock().clear();
+    transact(&engine, |t, refs| {
+        t.delete(refs[0], 1_000)?;
+        t.delete_range(&matcher(1), TimeRange::ALL)?;
+        refs[2..].iter().try_for_each(|&series| t.update(series, 1_000, 2.0))
+    });
+    let after = engine.snapshot().number();
+    assert_eq!(after, CommitSeq(before.0 + 2), "one number for each delete, rows have the last");
+    let mut numbers = told.0.lock().clone();
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers, [CommitSeq(before.0 + 1), after]);
+    let sample = Sample { ts: 1_000, value: 2.0 };
+    assert_eq!(read(&engine, 2), [(sample.ts, sample.value)]);
+}
