@@ -162,7 +162,7 @@ impl World {
             tally: Tally::default(),
             planted,
             // So little now and then that old readers are told.
-            pinned_bytes_max: if seed.is_multiple_of(4) { 2 << 10 } else { u64::MAX },
+            pinned_bytes_max: if seed.is_multiple_of(4) { 8 << 10 } else { u64::MAX },
             engine: None,
             oracle: Oracle::new(),
             held: Vec::new(),
@@ -207,8 +207,9 @@ impl World {
             arena_bytes_max: 256,
             head_bytes_max: 64 << 10,
             flush_age_ms_max: 30 * 60_000,
-            hot_bytes_max: 2 << 10,
-            hot_age_ms_max: 12 * 3_600_000,
+            // Some parts, each of which has a block at least.
+            hot_bytes_max: 24 << 10,
+            hot_age_ms_max: 2 * 3_600_000,
             pinned_bytes_max: self.pinned_bytes_max,
             tree: firn_tree::TreeOptions {
                 block_bytes: 256,
