@@ -1,6 +1,6 @@
 # The front door. Every target is one line that calls cargo; `make` alone prints this list.
 
-.PHONY: help serve test deps lint bench-quick bench-query bench-index bench-log bench-head bench-cache soak fuzz promqltest
+.PHONY: help serve test deps lint bench-quick bench-query bench-index bench-log bench-head bench-tree bench-cache soak fuzz promqltest
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -35,6 +35,10 @@ bench-log: ## DecLog's transactions, the log's CPU and bytes, senders, recovery,
 bench-head: ## memory of active series and CPU of samples, grouped, alone, irregular; writes target/bench/head.json
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-head
+
+bench-tree: ## bytes per sample by level, bytes put, size control, late data; ONLY=words of bytes puts size late compact; writes target/bench/tree.json
+	cargo build --release --package firn-bench
+	target/release/bench-tree --only "$(ONLY)"
 
 bench-cache: ## what the result cache saves a dashboard that is refreshed: CPU, hits
 	cargo run --release --quiet --package firndb --example dashboard

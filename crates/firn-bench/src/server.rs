@@ -24,7 +24,7 @@ pub struct Server {
     child: Child,
     /// Where it listens.
     pub address: SocketAddr,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 /// What a process holds in memory, bytes.
@@ -76,7 +76,7 @@ impl Program {
         let mut command = Command::new(path);
         self.arguments(&mut command, folder.path(), address)?;
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-        let server = Server { child, address, _folder: folder };
+        let server = Server { child, address, folder };
         server.wait_until_it_answers()?;
         Ok(server)
     }
@@ -155,6 +155,11 @@ impl Server {
         self.status_bytes("VmHWM:")
     }
 
+    /// Bytes of its data on disk.
+    pub fn data_bytes(&self) -> u64 {
+        bytes_below(&self.folder.path().join("data"))
+    }
+
     fn status_bytes(&self, name: &str) -> u64 {
         let status = fs::read_to_string(self.proc("status")).expect("the server runs");
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -192,6 +197,17 @@ impl Memory {
     pub fn total(self) -> u64 {
         self.anonymous + self.file
     }
+}
+
+/// Bytes of all files below a folder; none if it is not there.
+pub fn bytes_below(path: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(path) else { return 0 };
+    let of = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(data) if data.is_dir() => bytes_below(&entry.path()),
+        Ok(data) => data.len(),
+        Err(_) => 0,
+    };
+    entries.flatten().map(of).sum()
 }
 
 fn beside_us(name: &str) -> Option<PathBuf> {

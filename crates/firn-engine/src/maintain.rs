@@ -34,7 +34,9 @@ pub enum Step {
     /// Flushed memory was given back.
     Recycle,
     /// Tables were merged, uploaded, patched or dropped.
-    Tree,
+    Tree(JobKind),
+    /// New partitions became longer or shorter, towards the fast tier's limit.
+    Adapt,
     /// Files that nobody needs were removed.
     Garbage,
     /// Deletes that hide nothing any more were forgotten.
@@ -173,7 +175,10 @@ impl Engine {
                 true => self.on_slow_tier(now, || self.run_tree_job(&job))?,
                 false => self.run_tree_job(&job)?,
             }
-            return Ok(Some(Step::Tree));
+            return Ok(Some(Step::Tree(job.kind())));
+        }
+        if reach == Reach::Both && self.tree.adapt(&version) {
+            return Ok(Some(Step::Adapt));
         }
         drop(version);
         if self.forget_applied(&deletes)? > 0 {
@@ -204,7 +209,8 @@ impl Engine {
         self.commit_edit(Edit::default().with(Room::Tree, edit.encode()), || {
             let _view = self.view.write();
             self.tree.apply(&edit)
-        })?;
+        })
+        .map_err(|e| e.context(job))?;
         if matches!(job.kind(), JobKind::Drop | JobKind::Clean) {
             self.note_data_gone();
         }

@@ -69,11 +69,13 @@ pub enum Planted {
     FenceSkipped,
     /// Objects go at once, though the slow tier's manifest still names them.
     ObjectsRemovedEarly,
+    /// Retention drops partitions that are over in part.
+    DroppedTooEarly,
 }
 
 impl Planted {
     /// Every mistake.
-    pub const ALL: [Planted; 33] = [
+    pub const ALL: [Planted; 34] = [
         Planted::SyncSkipped,
         Planted::PublishedBeforeDurable,
         Planted::AcknowledgedBeforeVisible,
@@ -107,5 +109,14 @@ impl Planted {
         Planted::RemovedSeriesReplayed,
         Planted::FenceSkipped,
         Planted::ObjectsRemovedEarly,
+        Planted::DroppedTooEarly,
     ];
+
+    /// Those that are the tree's.
+    pub(crate) fn of_tree(self) -> Option<firn_tree::Planted> {
+        match self {
+            Planted::DroppedTooEarly => Some(firn_tree::Planted::DroppedTooEarly),
+            _ => None,
+        }
+    }
 }

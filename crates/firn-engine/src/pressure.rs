@@ -26,11 +26,23 @@ impl Engine {
         }
     }
 
-    /// Refuses a write early when maintenance does not keep up with the log.
+    /// Refuses a write early when maintenance does not keep up with the log, or the slow tier with
+    /// the fast one.
     ///
     /// # Errors
-    /// `Busy` when twice the log waits for a flush that a flush is forced at.
+    /// `Busy` when twice the log waits for a flush that a flush is forced at, or when the fast tier is
+    /// a quarter over its limit.
     pub(crate) fn admit(&self) -> Result<()> {
+        if let (bytes, Some(limit)) = self.tree.fast_bytes()
+            && bytes > limit.saturating_add(limit / 4)
+        {
+            return Err(Error::busy(
+                1_000,
+                format!(
+                    "fast tier: {bytes} bytes of tables wait for the slow tier, the limit is {limit}; retry later"
+                ),
+            ));
+        }
         let log_bytes = self.log.stats().bytes;
         let limit = self.options.log_bytes_max.saturating_mul(2);
         if log_bytes > limit {

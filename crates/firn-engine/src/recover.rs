@@ -146,8 +146,11 @@ impl Engine {
             },
             &parts(&found, Room::Index),
         )?;
-        let tree_options =
-            firn_tree::TreeOptions { retention_ms: options.retention_ms, ..options.tree.clone() };
+        let tree_options = firn_tree::TreeOptions {
+            retention_ms: options.retention_ms,
+            planted: options.planted.and_then(Planted::of_tree),
+            ..options.tree.clone()
+        };
         let tree = Tree::open(&env, tree_options, &parts(&found, Room::Tree), budget.clone())?;
         let head = Head::new(
             HeadOptions {

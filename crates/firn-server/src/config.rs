@@ -48,6 +48,15 @@ pub struct Settings {
     #[arg(long, env = "FIRN_RETENTION", value_name = "DURATION", default_value = "forever")]
     pub retention: String,
 
+    /// Bytes of tables that this machine may hold: near it data moves to the slow tier sooner,
+    /// far from it later; `unlimited` moves it at fixed times
+    #[arg(long, env = "FIRN_FAST_BYTES_MAX", value_name = "SIZE", default_value = "unlimited")]
+    pub fast_bytes_max: String,
+
+    /// Bytes of tables that the slow tier may hold; beyond it the oldest data is dropped
+    #[arg(long, env = "FIRN_SLOW_BYTES_MAX", value_name = "SIZE", default_value = "unlimited")]
+    pub slow_bytes_max: String,
+
     /// Labels by which series are grouped when they are first seen, separated by commas
     #[arg(
         long,
@@ -230,6 +239,10 @@ pub struct Config {
     pub memory_bytes_max: u64,
     /// Age at which data is dropped.
     pub retention_ms: Option<i64>,
+    /// Size of the tables on this machine.
+    pub fast_bytes_max: Option<u64>,
+    /// Size of the slow tier at which the oldest data is dropped.
+    pub slow_bytes_max: Option<u64>,
     /// Labels that make a group.
     pub group_by: Vec<String>,
     /// When a write is acknowledged.
@@ -349,6 +362,8 @@ impl Settings {
                 "forever" => None,
                 text => Some(duration_ms("retention", text)?),
             },
+            fast_bytes_max: tier_bytes("fast-bytes-max", &self.fast_bytes_max)?,
+            slow_bytes_max: tier_bytes("slow-bytes-max", &self.slow_bytes_max)?,
             group_by,
             log_sync: match self.log_sync.as_str() {
                 "always" => LogSync::Always,
@@ -412,6 +427,8 @@ impl Settings {
 
 // Below this the log's buffers, one flush and one query would not fit side by side.
 const MEMORY_BYTES_MIN: u64 = 64 << 20;
+// A few tables as large as they become: a tier that holds less is a mistake.
+const TIER_BYTES_MIN: u64 = 64 << 20;
 // One series list, one batch of columns and one answer.
 const QUERY_BYTES_MIN: u64 = 1 << 20;
 // Smaller frames hold one chunk each; Prometheus takes no larger ones than 50 MB.
@@ -429,6 +446,13 @@ fn bad(name: &str, text: &str, wanted: &str) -> Error {
 }
 
 /// 0 is typed for none.
+fn tier_bytes(name: &str, text: &str) -> Result<Option<u64>> {
+    match text {
+        "unlimited" => Ok(None),
+        text => bytes(name, text, TIER_BYTES_MIN, u64::MAX >> 1).map(Some),
+    }
+}
+
 fn limit(max: u64) -> Option<u64> {
     Some(max).filter(|&max| max > 0)
 }
@@ -525,6 +549,7 @@ mod tests {
         assert_eq!(config.slow_tier, "./firn-data/slow");
         assert_eq!(config.group_by, ["job", "instance"]);
         assert_eq!((config.retention_ms, config.log_sync), (None, LogSync::Always));
+        assert_eq!((config.fast_bytes_max, config.slow_bytes_max), (None, None));
         assert_eq!((config.future_ms_max, config.lookback_ms), (600_000, 300_000));
         assert_eq!(config.query_timeout, Duration::from_secs(120));
         assert_eq!(config.query_bytes_max, config.memory_bytes_max / 4);
@@ -538,6 +563,8 @@ mod tests {
         let config = settings(&[
             "--memory=1.5g",
             "--retention=15d",
+            "--fast-bytes-max=512MiB",
+            "--slow-bytes-max=2g",
             "--log-sync=100ms",
             "--self-scrape=never",
             "--slow-tier=s3://bucket/prefix",
@@ -554,12 +581,18 @@ mod tests {
         assert!(config.admin_api && !config.lifecycle_api);
         assert_eq!(config.memory_bytes_max, 3 << 29);
         assert_eq!(config.retention_ms, Some(15 * 86_400_000));
+        assert_eq!(
+            (config.fast_bytes_max, config.slow_bytes_max),
+            (Some(512 << 20), Some(2 << 30))
+        );
         assert_eq!(config.log_sync, LogSync::IntervalMs(100));
         assert_eq!((config.self_scrape, config.slow_tier.as_str()), (None, "s3://bucket/prefix"));
         for (arg, wanted) in [
             ("--memory=lots", "--memory is \"lots\", wanted is a size"),
             ("--memory=1MiB", "at least 67108864"),
             ("--retention=15", "--retention is \"15\", wanted is a duration"),
+            ("--fast-bytes-max=much", "--fast-bytes-max is \"much\", wanted is a size"),
+            ("--slow-bytes-max=1KiB", "at least 67108864"),
             ("--request-bytes-max=4GiB", "at most 2147483648"),
             ("--connections-max=0", "--connections-max is \"0\""),
             ("--remote-read-concurrency-max=0", "--remote-read-concurrency-max is \"0\""),
@@ -586,6 +619,8 @@ mod tests {
             &[
                 "--memory=1000000000",
                 "--retention=400d",
+                "--fast-bytes-max=100000000",
+                "--slow-bytes-max=1GiB",
                 "--log-sync=1500ms",
                 "--log-streams=3",
                 "--write-lenient",

@@ -77,7 +77,12 @@ fn options(config: &Config) -> Options {
         future_ms_max: config.future_ms_max,
         retention_ms: config.retention_ms,
         read_only: config.read_only,
-        tree: TreeOptions { upload_age_ms_max: config.upload_age_ms_max, ..TreeOptions::default() },
+        tree: TreeOptions {
+            upload_age_ms_max: config.upload_age_ms_max,
+            fast_bytes_max: config.fast_bytes_max,
+            slow_bytes_max: config.slow_bytes_max,
+            ..TreeOptions::default()
+        },
         // The rest is not for users to choose.
         ..Options::default()
     }

@@ -232,6 +232,18 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
         );
     }
     write_requests(&stats.slow_tier, text);
+    text.family(
+        "firn_partition_length_seconds",
+        Kind::Gauge,
+        "Length of new time partitions: of local tables and of those of the slow tier.",
+    );
+    for (tier, length) in [("fast", tree.lengths.fast), ("slow", tree.lengths.slow)] {
+        text.sample(
+            "firn_partition_length_seconds",
+            &[("tier", tier)],
+            length.as_ms() as f64 / 1_000.0,
+        );
+    }
     text.gauge(
         "firn_tree_cache_bytes",
         "Directories and slow-tier blocks in memory.",
@@ -264,6 +276,21 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
         ("firn_uploads_total", "Uploads to the slow tier.", traffic.uploads),
         ("firn_upload_bytes_total", "Uploaded to the slow tier.", traffic.upload_bytes),
         ("firn_patch_merges_total", "Merges of late data on the slow tier.", traffic.patch_merges),
+        (
+            "firn_partition_merges_total",
+            "Merges of old partitions on the slow tier.",
+            traffic.partition_merges,
+        ),
+        (
+            "firn_partition_merge_read_bytes_total",
+            "Read by merges of old partitions.",
+            traffic.partition_merge_read_bytes,
+        ),
+        (
+            "firn_partition_merge_written_bytes_total",
+            "Put by merges of old partitions.",
+            traffic.partition_merge_write_bytes,
+        ),
         (
             "firn_cleanings_total",
             "Tables written anew without what deletes hide.",

@@ -36,11 +36,23 @@ pub enum JobKind {
     Upload,
     /// Tables of level 2 with their patches to tables of level 2.
     MergePatches,
+    /// Partitions of level 2 that have grown old to one longer one.
+    MergePartitions,
     /// A table to the same without what deletes hide.
     Clean,
 }
 
 impl JobKind {
+    /// Every kind.
+    pub const ALL: [JobKind; 6] = [
+        JobKind::Drop,
+        JobKind::Compact,
+        JobKind::Upload,
+        JobKind::MergePatches,
+        JobKind::MergePartitions,
+        JobKind::Clean,
+    ];
+
     /// The kind's name in metrics and messages.
     pub fn name(self) -> &'static str {
         match self {
@@ -48,6 +60,7 @@ impl JobKind {
             JobKind::Compact => "compact",
             JobKind::Upload => "upload",
             JobKind::MergePatches => "merge_patches",
+            JobKind::MergePartitions => "merge_partitions",
             JobKind::Clean => "clean",
         }
     }
@@ -69,6 +82,8 @@ pub(crate) enum Task {
     Upload(SlowLayout),
     /// Level 2, this partition.
     MergePatches(Partition),
+    /// Level 2, this partition, in which the inputs lie.
+    MergePartitions(Partition),
     /// The first that deletes touch is written anew where it stands, of those before it is noted that
     /// they touch nothing there.
     Clean,
@@ -91,6 +106,7 @@ impl Job {
             Task::Compact(_) => JobKind::Compact,
             Task::Upload(_) => JobKind::Upload,
             Task::MergePatches(_) => JobKind::MergePatches,
+            Task::MergePartitions(_) => JobKind::MergePartitions,
             Task::Clean => JobKind::Clean,
         }
     }
@@ -98,7 +114,7 @@ impl Job {
     /// Whether it reads or writes objects of the slow tier.
     pub fn is_slow(&self) -> bool {
         match self.kind() {
-            JobKind::Upload | JobKind::MergePatches => true,
+            JobKind::Upload | JobKind::MergePatches | JobKind::MergePartitions => true,
             JobKind::Clean => self.work.inputs.iter().any(|table| table.record.level.is_slow()),
             JobKind::Drop | JobKind::Compact => false,
         }
@@ -129,7 +145,7 @@ impl Job {
             JobKind::Drop => return Ok(edit),
             JobKind::Clean => return self.clean(env, budget, cancel).map_err(|e| e.context(self)),
             JobKind::Compact => Level::One,
-            JobKind::Upload | JobKind::MergePatches => Level::Two,
+            JobKind::Upload | JobKind::MergePatches | JobKind::MergePartitions => Level::Two,
         };
         let target = |ts| self.work.task.target(ts);
         let written = self.write(&self.work.inputs, level, &target, (env, budget, cancel));
@@ -254,7 +270,7 @@ impl Task {
         let partition = match self {
             Task::Upload(layout) => return layout.target(ts),
             Task::Compact(len) => Partition::of(ts, *len),
-            Task::MergePatches(partition) => *partition,
+            Task::MergePatches(partition) | Task::MergePartitions(partition) => *partition,
             Task::Drop | Task::Clean => Partition::of(ts, PartitionLen::MIN),
         };
         Target { partition, bounds: Arc::from([]) }

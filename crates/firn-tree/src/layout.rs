@@ -55,17 +55,36 @@ pub(crate) fn regions(version: &Version, levels: &[Level]) -> Vec<(TimeRange, Ve
     regions
 }
 
-/// Level-2 partitions of a region as they stand: they stay, and data for them becomes patches.
-#[derive(Clone, Debug, Default)]
+/// Lengths of new partitions of level 2.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlowLengths {
+    pub(crate) recent: PartitionLen,
+    /// Of those that end before `old_before`.
+    pub(crate) old: PartitionLen,
+    pub(crate) old_before: Timestamp,
+}
+
+impl SlowLengths {
+    fn partition_of(&self, ts: Timestamp) -> Partition {
+        let old = Partition::of(ts, self.old);
+        if old.range().end < self.old_before { old } else { Partition::of(ts, self.recent) }
+    }
+}
+
+/// Level-2 partitions as they stand: they stay, and data for them becomes patches.
+#[derive(Clone, Debug)]
 pub(crate) struct SlowLayout {
     /// By time: the partitions, and the first groups of their tables.
     standing: Vec<(Partition, Arc<[GroupId]>)>,
-    /// Length of new partitions.
-    len: Option<PartitionLen>,
+    lengths: SlowLengths,
 }
 
 impl SlowLayout {
-    pub(crate) fn of(version: &Version, region: TimeRange, len: PartitionLen) -> SlowLayout {
+    /// For samples in `range`.
+    pub(crate) fn of(version: &Version, range: TimeRange, lengths: SlowLengths) -> SlowLayout {
+        // New partitions may reach beyond the samples, and must not overlap what stands there.
+        let reach = |ts| Partition::of(ts, PartitionLen::MAX).range();
+        let region = reach(range.start).union(reach(range.end));
         let mut standing: Vec<(Partition, Vec<GroupId>)> = Vec::new();
         for table in version.overlapping(Level::Two, region) {
             let record = &table.record;
@@ -80,7 +99,7 @@ impl SlowLayout {
         }
         let standing =
             standing.into_iter().map(|(partition, bounds)| (partition, bounds.into())).collect();
-        SlowLayout { standing, len: Some(len) }
+        SlowLayout { standing, lengths }
     }
 
     /// Where a sample at `ts` goes: into the partition that stands there, else into a new one of the
@@ -92,13 +111,20 @@ impl SlowLayout {
         {
             return Target { partition: *partition, bounds: Arc::clone(bounds) };
         }
-        let mut partition = Partition::of(ts, self.len.unwrap_or(PartitionLen::MIN));
-        while self.standing.iter().any(|(other, _)| other.range().overlaps(partition.range()))
+        let mut partition = self.lengths.partition_of(ts);
+        while self.is_taken(partition)
             && let Some(half) = partition.len().half()
         {
             partition = Partition::of(ts, half);
         }
         Target { partition, bounds: Arc::from([]) }
+    }
+
+    /// Whether data of `partition` would be patches, of some of it at least.
+    fn is_taken(&self, partition: Partition) -> bool {
+        let range = partition.range();
+        let next = self.standing.partition_point(|(other, _)| other.range().end < range.start);
+        self.standing.get(next).is_some_and(|(other, _)| other.range().overlaps(range))
     }
 }
 
@@ -118,7 +144,12 @@ mod tests {
             let bounds: Arc<[GroupId]> = Arc::from([GroupId(1)]);
             (Partition::of(ts, PartitionLen::from_ms(ms).unwrap()), bounds)
         });
-        SlowLayout { standing: standing.collect(), len: PartitionLen::from_ms(8 * MIN_MS) }
+        let lengths = SlowLengths {
+            recent: PartitionLen::at_most(8 * MIN_MS),
+            old: PartitionLen::at_most(32 * MIN_MS),
+            old_before: -100 * MIN_MS,
+        };
+        SlowLayout { standing: standing.collect(), lengths }
     }
 
     #[test]
@@ -137,5 +168,7 @@ mod tests {
         f(8 * MIN_MS, (8, 16), true);
         f(16 * MIN_MS, (16, 24), false);
         f(-1, (-8, 0), false);
+        f(-97 * MIN_MS, (-104, -96), false);
+        f(-129 * MIN_MS, (-160, -128), false);
     }
 }

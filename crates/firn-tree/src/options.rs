@@ -1,6 +1,6 @@
 //! What can be chosen about the tree: plain data, checked once.
 
-use firn_model::{Error, Result};
+use firn_model::{Error, Result, Timestamp};
 
 use crate::partition::PartitionLen;
 
@@ -11,6 +11,15 @@ pub struct TreeOptions {
     pub fast_partition_ms: i64,
     /// Length of new partitions of level 2; not below `fast_partition_ms`.
     pub slow_partition_ms: i64,
+    /// Length of level-2 partitions that are older than this length: those of `slow_partition_ms` are merged into them
+    /// where that makes fewer objects, and imports are cut into them. Not below `slow_partition_ms`.
+    pub old_partition_ms: i64,
+    /// Bytes of tables that level 0 and 1 may have. Near it new partitions become shorter, so that
+    /// data moves on sooner; far from it longer. `None` leaves the lengths as they are set.
+    pub fast_bytes_max: Option<u64>,
+    /// Bytes of tables that level 2 may have; beyond it the oldest partitions are dropped. `None`
+    /// sets no limit.
+    pub slow_bytes_max: Option<u64>,
     /// Partitions that may wait in level 0; one more and the oldest is merged into level 1.
     pub level0_partitions_max: usize,
     /// Tables that may wait in one partition of level 0: each costs every query a look.
@@ -37,6 +46,17 @@ pub struct TreeOptions {
     /// How long an object that no version names any more stays on the slow tier, for readers on
     /// other machines that have an older manifest.
     pub bucket_grace_ms: i64,
+    /// A mistake made on purpose, to see that the simulation finds it. Tests only.
+    #[doc(hidden)]
+    pub planted: Option<Planted>,
+}
+
+/// A mistake in a plan.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// Retention drops partitions that are over in part.
+    DroppedTooEarly,
 }
 
 impl Default for TreeOptions {
@@ -45,6 +65,9 @@ impl Default for TreeOptions {
         TreeOptions {
             fast_partition_ms: 30 * MINUTE_MS,
             slow_partition_ms: 120 * MINUTE_MS,
+            old_partition_ms: 16 * 60 * MINUTE_MS,
+            fast_bytes_max: None,
+            slow_bytes_max: None,
             level0_partitions_max: 2,
             level0_tables_max: 8,
             patches_max: 3,
@@ -55,6 +78,7 @@ impl Default for TreeOptions {
             block_bytes: 16 << 10,
             cache_bytes_max: 256 << 20,
             bucket_grace_ms: 60 * MINUTE_MS,
+            planted: None,
         }
     }
 }
@@ -72,6 +96,13 @@ impl TreeOptions {
                 "slow_partition_ms {} is below fast_partition_ms {}: level 2 merges partitions of \
                  level 1",
                 self.slow_partition_ms, self.fast_partition_ms
+            )));
+        }
+        let old = partition_len("old_partition_ms", self.old_partition_ms)?;
+        if old < slow {
+            return Err(Error::invalid(format!(
+                "old_partition_ms {} is below slow_partition_ms {}: partitions grow with age",
+                self.old_partition_ms, self.slow_partition_ms
             )));
         }
         let non_negative = [
@@ -112,6 +143,15 @@ impl TreeOptions {
     pub(crate) fn slow_len(&self) -> PartitionLen {
         PartitionLen::at_most(self.slow_partition_ms)
     }
+
+    pub(crate) fn old_len(&self) -> PartitionLen {
+        PartitionLen::at_most(self.old_partition_ms)
+    }
+
+    /// Partitions of level 2 that end before this are old at `now`.
+    pub(crate) fn old_before(&self, now: Timestamp) -> Timestamp {
+        now.saturating_sub(self.old_len().as_ms())
+    }
 }
 
 fn partition_len(name: &str, ms: i64) -> Result<PartitionLen> {
@@ -136,6 +176,7 @@ mod tests {
         let default = TreeOptions::default;
         check(TreeOptions { fast_partition_ms: 60_000, ..default() }, "fast_partition_ms 60000");
         check(TreeOptions { slow_partition_ms: 450_000, ..default() }, "below fast_partition_ms");
+        check(TreeOptions { old_partition_ms: 3_600_000, ..default() }, "below slow_partition_ms");
         check(TreeOptions { retention_ms: Some(-1), ..default() }, "retention_ms -1");
         check(TreeOptions { patches_max: 0, ..default() }, "patches_max");
         check(TreeOptions { block_bytes: 1, ..default() }, "block_bytes 1");

@@ -23,6 +23,9 @@ impl PartitionLen {
     /// The shortest.
     pub const MIN: PartitionLen = PartitionLen { doublings: 0 };
 
+    /// The longest.
+    pub const MAX: PartitionLen = PartitionLen { doublings: DOUBLINGS_MAX };
+
     /// The length of exactly `ms`, if there is one.
     pub fn from_ms(ms: i64) -> Option<PartitionLen> {
         (0..=DOUBLINGS_MAX)
@@ -42,6 +45,17 @@ impl PartitionLen {
     /// In milliseconds.
     pub fn as_ms(self) -> i64 {
         LEN_MS_MIN << self.doublings
+    }
+
+    /// It doubled so often (halved, if negative), as far as lengths go.
+    pub(crate) fn shifted(self, doublings: i8) -> PartitionLen {
+        let shifted = self.doublings.saturating_add_signed(doublings);
+        PartitionLen { doublings: shifted.min(DOUBLINGS_MAX) }
+    }
+
+    /// How often the shortest was doubled: 0 to 7.
+    pub(crate) fn doublings(self) -> i8 {
+        self.doublings as i8
     }
 
     /// Half of it, `None` below the shortest.
@@ -82,6 +96,13 @@ impl Partition {
         (at_least.doublings..=DOUBLINGS_MAX)
             .map(|doublings| Partition::of(range.start, PartitionLen { doublings }))
             .find(|partition| partition.range().covers(range))
+    }
+
+    /// The two halves, the earlier first; `None` of the shortest.
+    pub(crate) fn halves(self) -> Option<[Partition; 2]> {
+        let len = self.len.half()?;
+        let first = self.idx.checked_mul(2)?;
+        Some([Partition { idx: first, len }, Partition { idx: first + 1, len }])
     }
 
     /// Position and doublings, as they are stored.
@@ -144,5 +165,11 @@ mod tests {
         assert_eq!(PartitionLen::at_most(1_000), PartitionLen::MIN);
         assert_eq!(PartitionLen::at_most(i64::MAX).as_ms(), 57_600_000);
         assert_eq!(PartitionLen::MIN.half(), None);
+        let f = |ms, doublings| PartitionLen::at_most(ms).shifted(doublings).as_ms();
+        assert_eq!([f(1_800_000, 1), f(1_800_000, -1)], [3_600_000, 900_000]);
+        assert_eq!([f(1_800_000, i8::MAX), f(1_800_000, i8::MIN)], [57_600_000, 450_000]);
+        let [first, second] = Partition::of(-1, PartitionLen::at_most(900_000)).halves().unwrap();
+        assert_eq!([first.range().start, second.range().start], [-900_000, -450_000]);
+        assert_eq!(first.halves(), None);
     }
 }

@@ -1,8 +1,8 @@
 //! What to do next: a pure function of a version, the options and the time.
 //!
 //! Most urgent first: drop what is over (frees at once), level 0 to 1 (keeps reads short), 1 to 2
-//! (frees the fast tier), patches (keeps old reads short), then what deletes hide. Merges with a damaged table are left out:
-//! its good blocks stay readable, and the rest goes on.
+//! (frees the fast tier), patches (keeps old reads short), old partitions (keeps objects few), then what deletes hide.
+//! Merges with a damaged table are left out: its good blocks stay readable, and the rest goes on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,17 +11,20 @@ use firn_codec::Tombstones;
 use firn_model::{CommitSeq, GroupId, TimeRange, Timestamp};
 
 use crate::job::{Task, Work};
-use crate::layout::{SlowLayout, region, regions, shortest_len, tables_in};
-use crate::options::TreeOptions;
+use crate::layout::{SlowLayout, SlowLengths, region, regions, shortest_len, tables_in};
+use crate::options::{Planted, TreeOptions};
 use crate::output::territory;
 use crate::partition::{Partition, PartitionLen};
 use crate::record::Level;
+use crate::size::{Lengths, is_pressed};
 use crate::table::Table;
 use crate::version::Version;
 
 const FAST: [Level; 2] = [Level::Zero, Level::One];
 // Tables that one job of cleaning looks at: their directories are read in one round trip.
 const CLEAN_TABLES_MAX: usize = 64;
+// Full tables that one merge of old partitions may make: bounds what it reads and puts.
+const MERGED_TABLES_MAX: u64 = 8;
 
 /// The deletes that there are, for plans.
 #[derive(Clone, Debug, Default)]
@@ -46,34 +49,59 @@ pub enum Reach {
 pub(crate) fn plan(
     version: &Version,
     options: &TreeOptions,
+    lengths: Lengths,
     deletes: &Deletes,
     now: Timestamp,
     reach: Reach,
 ) -> Option<Work> {
-    let fast = plan_drop(version, options, now).or_else(|| plan_compact(version, options, now));
+    let fast =
+        plan_drop(version, options, now).or_else(|| plan_compact(version, options, lengths, now));
     if reach == Reach::Fast {
         return fast.or_else(|| plan_clean(version, deletes, &FAST));
     }
-    fast.or_else(|| plan_upload(version, options, now))
+    fast.or_else(|| plan_upload(version, options, lengths, now))
         .or_else(|| plan_patches(version, options))
+        .or_else(|| plan_partitions(version, options, now))
         .or_else(|| plan_clean(version, deletes, &Level::ALL))
 }
 
 /// Tables of regions that are over as a whole: were only the younger of two overlapping partitions
 /// dropped, what it had overwritten in the older one would show again.
 fn plan_drop(version: &Version, options: &TreeOptions, now: Timestamp) -> Option<Work> {
-    let cutoff = now.saturating_sub(options.retention_ms?);
+    let cutoff = options.retention_ms.map_or(Timestamp::MIN, |ms| now.saturating_sub(ms));
+    let slow_bytes = |tables: &[Arc<Table>]| -> u64 {
+        tables.iter().filter(|t| t.record.level.is_slow()).map(|t| t.record.bytes).sum()
+    };
+    let mut surplus = options
+        .slow_bytes_max
+        .map_or(0, |limit| slow_bytes(version.level(Level::Two)).saturating_sub(limit));
+    if options.retention_ms.is_none() && surplus == 0 {
+        return None;
+    }
     let inputs: Vec<Arc<Table>> = regions(version, &Level::ALL)
         .into_iter()
-        .filter(|(region, _)| region.end < cutoff)
+        .filter(|(region, tables)| {
+            let bytes = slow_bytes(tables);
+            let planted = options.planted == Some(Planted::DroppedTooEarly);
+            let end = if planted { region.start } else { region.end };
+            let is_over = end < cutoff || (surplus > 0 && bytes > 0);
+            surplus = if is_over { surplus.saturating_sub(bytes) } else { surplus };
+            is_over
+        })
         .flat_map(|(_, tables)| tables)
         .collect();
     (!inputs.is_empty()).then_some(Work { task: Task::Drop, inputs })
 }
 
-/// Level 0 to 1: the oldest partition when too many wait, one with too many tables, or one whose
-/// data must get on its way to the slow tier.
-fn plan_compact(version: &Version, options: &TreeOptions, now: Timestamp) -> Option<Work> {
+/// Level 0 to 1: the oldest partition when too many wait, one with too many tables, one to which much came
+/// late, or one whose data must get on its way to the slow tier. What is a little late waits for more: else each flush would
+/// have all that it touches written anew.
+fn plan_compact(
+    version: &Version,
+    options: &TreeOptions,
+    lengths: Lengths,
+    now: Timestamp,
+) -> Option<Work> {
     // Half of what an upload may take in all is left for the second step.
     let written_before = now.saturating_sub(options.upload_age_ms_max / 2);
     let waiting: Vec<Vec<Arc<Table>>> = regions(version, &FAST)
@@ -81,45 +109,70 @@ fn plan_compact(version: &Version, options: &TreeOptions, now: Timestamp) -> Opt
         .map(|(_, tables)| tables)
         .filter(|tables| level0_count(tables) > 0 && is_sound(tables))
         .collect();
-    let is_old = |tables: &&Vec<Arc<Table>>| {
-        tables.iter().any(|table| {
-            table.record.level == Level::Zero && table.record.written_ms <= written_before
-        })
+    let is_late = |tables: &&Vec<Arc<Table>>| {
+        level0_count(tables) < tables.len() || tables.iter().any(|t| is_uploaded(version, t))
     };
-    let oldest = (waiting.len() > options.level0_partitions_max).then(|| waiting.first());
-    let inputs = oldest
-        .flatten()
-        .or_else(|| waiting.iter().find(|tables| level0_count(tables) > options.level0_tables_max))
-        .or_else(|| waiting.iter().find(is_old))?;
+    let is_due = |tables: &&Vec<Arc<Table>>| {
+        level0_count(tables) > options.level0_tables_max
+            || is_much_late(tables)
+            || tables.iter().any(|table| {
+                table.record.level == Level::Zero && table.record.written_ms <= written_before
+            })
+    };
+    let in_order = || waiting.iter().filter(|tables| !is_late(tables));
+    let is_crowded = in_order().count() > options.level0_partitions_max;
+    let oldest = if is_pressed(version, options, lengths) { waiting.first() } else { None };
+    let oldest = oldest.or_else(|| in_order().next().filter(|_| is_crowded));
+    let inputs = oldest.or_else(|| waiting.iter().find(is_due))?;
     let len = shortest_len(inputs.iter().map(|table| &table.record));
     Some(Work { task: Task::Compact(len), inputs: inputs.clone() })
 }
 
+/// Whether level 0 has a quarter of what level 1 has, so that a partition that doubles by late data is
+/// written anew three times.
+fn is_much_late(tables: &[Arc<Table>]) -> bool {
+    let count = |level| -> u64 {
+        let of_level = tables.iter().filter(|table| table.record.level == level);
+        of_level.map(|table| table.record.value_count).sum()
+    };
+    let merged = count(Level::One);
+    merged > 0 && count(Level::Zero) >= merged.div_ceil(4)
+}
+
 /// Level 1 to 2: the oldest level-2 partition that is complete, or has waited long enough.
-fn plan_upload(version: &Version, options: &TreeOptions, now: Timestamp) -> Option<Work> {
+fn plan_upload(
+    version: &Version,
+    options: &TreeOptions,
+    lengths: Lengths,
+    now: Timestamp,
+) -> Option<Work> {
     // One bad clock must not age everybody's data: the newest sample counts up to the wall clock.
     let newest = version.all().map(|table| table.record.time_range.end).max()?.min(now);
-    let complete_before = newest.saturating_sub(options.upload_delay_ms);
+    let delay_ms = options.upload_delay_ms.min(lengths.fast.as_ms());
+    let complete_before = newest.saturating_sub(delay_ms);
     let written_before = now.saturating_sub(options.upload_age_ms_max);
+    let is_pressed = is_pressed(version, options, lengths);
+    let new = slow_lengths(options, lengths, now);
     let mut looked_at = TimeRange::EMPTY;
     for table in version.level(Level::One) {
         let partition = table.record.partition;
         if looked_at.covers(partition.range()) && !looked_at.is_empty() {
             continue;
         }
-        let len = partition.len().max(options.slow_len());
-        let seed = Partition::of(partition.range().start, len).range();
-        let region = region(version, seed, &Level::ALL);
+        // Data beside what stands on the slow tier is not late and need not wait for what is.
+        let layout = SlowLayout::of(version, partition.range(), new);
+        let target = layout.target(partition.range().start).partition;
+        let region = region(version, target.range().union(partition.range()), &Level::ALL);
         looked_at = region;
         let inputs = tables_in(version, region, &FAST);
-        let is_late = version.overlapping(Level::Two, region).next().is_some();
-        let is_complete = !is_late && level0_count(&inputs) == 0 && region.end < complete_before;
+        let is_late = inputs.iter().any(|table| is_uploaded(version, table));
+        let is_complete = !is_late && region.end < complete_before;
         let is_old = inputs.iter().any(|table| table.record.written_ms <= written_before);
         // Late data waits for more of it, so that each upload does not leave a tiny patch.
         let bytes: u64 = inputs.iter().map(|table| table.record.bytes).sum();
         let is_much = is_late && bytes >= options.table_bytes_max / 4;
-        if (is_complete || is_old || is_much) && is_sound(&inputs) {
-            let layout = SlowLayout::of(version, region, options.slow_len());
+        if (is_complete || is_old || is_much || is_pressed) && is_sound(&inputs) {
+            let layout = SlowLayout::of(version, region, new);
             return Some(Work { task: Task::Upload(layout), inputs });
         }
     }
@@ -174,6 +227,57 @@ fn crowded(tables: &[Arc<Table>], patches_max: usize) -> Option<Vec<Arc<Table>>>
     })
 }
 
+/// Old partitions that lie in one longer partition, where that makes at most half as many objects: a year of a small
+/// database is some hundred. Where tables are full it would save nothing, and nothing is put twice. A part of the fast tier
+/// that falls there goes along, so that what stays is newer than all of it.
+fn plan_partitions(version: &Version, options: &TreeOptions, now: Timestamp) -> Option<Work> {
+    let len = options.old_len();
+    let old_before = options.old_before(now);
+    let window_of = |table: &Table| Partition::of(table.record.partition.range().start, len);
+    version
+        .level(Level::Two)
+        .chunk_by(|a, b| window_of(a) == window_of(b))
+        .map(|tables| (window_of(&tables[0]), tables))
+        .take_while(|(window, _)| window.range().end < old_before)
+        .find_map(|(window, tables)| plan_window(version, options, window, tables))
+}
+
+/// Merges `tables`, all of level 2 that begin in `window`, or those of a half if they are too much for one job.
+fn plan_window(
+    version: &Version,
+    options: &TreeOptions,
+    window: Partition,
+    tables: &[Arc<Table>],
+) -> Option<Work> {
+    let first = tables.first()?.record.partition;
+    let is_one = tables.iter().all(|table| table.record.partition == first);
+    if is_one || !is_sound(tables) {
+        return None;
+    }
+    let bytes: u64 = tables.iter().map(|table| table.record.bytes).sum();
+    let made = bytes.div_ceil(options.table_bytes_max);
+    if made > MERGED_TABLES_MAX {
+        let [_, late] = window.halves()?;
+        let middle = late.range().start;
+        let cut = tables.partition_point(|table| table.record.partition.range().start < middle);
+        return window
+            .halves()?
+            .into_iter()
+            .zip([&tables[..cut], &tables[cut..]])
+            .find_map(|(half, tables)| plan_window(version, options, half, tables));
+    }
+    if (tables.len() as u64) < 2 * made {
+        return None;
+    }
+    // Something longer that reaches out of the window stays as it is.
+    let region = region(version, window.range(), &Level::ALL);
+    if region != window.range() {
+        return None;
+    }
+    let inputs = tables_in(version, region, &Level::ALL);
+    is_sound(&inputs).then_some(Work { task: Task::MergePartitions(window), inputs })
+}
+
 /// Tables that may have something that deletes hide. Each is written anew by itself, so nothing else
 /// about the tree changes.
 fn plan_clean(version: &Version, deletes: &Deletes, levels: &[Level]) -> Option<Work> {
@@ -195,6 +299,20 @@ fn level0_count(tables: &[Arc<Table>]) -> usize {
 
 fn is_sound(tables: &[Arc<Table>]) -> bool {
     tables.iter().all(|table| !table.is_damaged())
+}
+
+/// Whether something of a table's partition is on the slow tier, so that it would become a patch.
+fn is_uploaded(version: &Version, table: &Table) -> bool {
+    version.overlapping(Level::Two, table.record.partition.range()).next().is_some()
+}
+
+/// Lengths of what is uploaded now.
+pub(crate) fn slow_lengths(options: &TreeOptions, lengths: Lengths, now: Timestamp) -> SlowLengths {
+    SlowLengths {
+        recent: lengths.slow,
+        old: options.old_len(),
+        old_before: options.old_before(now),
+    }
 }
 
 /// The partition of a sample that is flushed: the level-2 partition that it falls into, else a short

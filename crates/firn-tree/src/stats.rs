@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use firn_model::{TimeRange, Timestamp};
 
 use crate::job::JobKind;
+use crate::size::Lengths;
 
 /// One level at a moment.
 #[derive(Clone, Debug)]
@@ -83,6 +84,12 @@ pub struct TrafficStats {
     pub patch_merge_read_bytes: u64,
     /// Slow-tier bytes that they put.
     pub patch_merge_write_bytes: u64,
+    /// Merges of old partitions of level 2.
+    pub partition_merges: u64,
+    /// Bytes that they read, of both tiers.
+    pub partition_merge_read_bytes: u64,
+    /// Slow-tier bytes that they put.
+    pub partition_merge_write_bytes: u64,
     /// Tables written anew without what deletes hide.
     pub cleanings: u64,
     /// Bytes of them before.
@@ -98,6 +105,8 @@ pub struct TreeStats {
     pub levels: [LevelStats; 3],
     /// The newest timestamp on the slow tier: what losing this machine cannot lose.
     pub newest_slow_ts: Option<Timestamp>,
+    /// Lengths of new partitions.
+    pub lengths: Lengths,
     /// Tables that no version names but a reader, or the slow tier's grace time, keeps.
     pub garbage_count: u64,
     /// Bytes of directories and slow-tier blocks in memory.
@@ -125,6 +134,9 @@ pub(crate) struct Traffic {
     patch_merges: AtomicU64,
     patch_merge_read_bytes: AtomicU64,
     patch_merge_write_bytes: AtomicU64,
+    partition_merges: AtomicU64,
+    partition_merge_read_bytes: AtomicU64,
+    partition_merge_write_bytes: AtomicU64,
     cleanings: AtomicU64,
     cleaning_read_bytes: AtomicU64,
     cleaning_write_bytes: AtomicU64,
@@ -167,6 +179,11 @@ impl Traffic {
                 add(&self.patch_merge_read_bytes, read_bytes);
                 add(&self.patch_merge_write_bytes, written_bytes);
             }
+            JobKind::MergePartitions => {
+                add(&self.partition_merges, 1);
+                add(&self.partition_merge_read_bytes, read_bytes);
+                add(&self.partition_merge_write_bytes, written_bytes);
+            }
             JobKind::Clean => {
                 add(&self.cleanings, 1);
                 add(&self.cleaning_read_bytes, read_bytes);
@@ -194,6 +211,9 @@ impl Traffic {
             patch_merges: get(&self.patch_merges),
             patch_merge_read_bytes: get(&self.patch_merge_read_bytes),
             patch_merge_write_bytes: get(&self.patch_merge_write_bytes),
+            partition_merges: get(&self.partition_merges),
+            partition_merge_read_bytes: get(&self.partition_merge_read_bytes),
+            partition_merge_write_bytes: get(&self.partition_merge_write_bytes),
             cleanings: get(&self.cleanings),
             cleaning_read_bytes: get(&self.cleaning_read_bytes),
             cleaning_write_bytes: get(&self.cleaning_write_bytes),

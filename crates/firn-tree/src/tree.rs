@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI8, AtomicU64, Ordering};
 
 use firn_codec::GroupColumns;
 use firn_env::Env;
@@ -16,6 +16,7 @@ use crate::options::TreeOptions;
 use crate::output::{Made, Outputs, Target};
 use crate::plan::{self, Deletes, Reach};
 use crate::record::{Level, TABLE_FOLDER, TableId, TableRecord, table_of_name, table_path};
+use crate::size::{Lengths, Shift};
 use crate::stats::TreeStats;
 use crate::store::Store;
 use crate::table::Table;
@@ -37,6 +38,9 @@ pub struct Tree {
     /// The next id that no table has.
     ids: Arc<AtomicU64>,
     garbage: Mutex<Vec<Garbage>>,
+    /// How much longer or shorter new partitions are than the options say: a [`Shift`].
+    shift: AtomicI8,
+    fast_bytes: AtomicU64,
 }
 
 /// A table that the present version does not name.
@@ -83,6 +87,7 @@ impl Tree {
         let store = Arc::new(Store::new(env, options.cache_bytes_max, &budget));
         let tables = state.tables.into_values().map(|record| Arc::new(Table::new(record)));
         let version = Version::new(Arc::clone(&store), tables.collect())?;
+        let shift = Shift::at_open(&version, &options);
         let garbage = state.dead.into_iter().map(|(id, since_ms)| Garbage {
             id,
             is_slow: true,
@@ -94,6 +99,8 @@ impl Tree {
             env: env.clone(),
             options,
             store,
+            shift: AtomicI8::new(shift.0),
+            fast_bytes: AtomicU64::new(version.fast_bytes()),
             version: RwLock::new(Arc::new(version)),
             ids: Arc::new(AtomicU64::new(match parts.is_empty() {
                 true => 1,
@@ -124,10 +131,11 @@ impl Tree {
     ) -> Result<Edit> {
         let now = self.env.clock.now_ms();
         let version = self.version();
-        let layout = SlowLayout::of(&version, TimeRange::ALL, self.options.slow_len());
-        let fast = self.options.fast_len();
+        let lengths = self.lengths();
+        let slow = plan::slow_lengths(&self.options, lengths, now);
+        let layout = SlowLayout::of(&version, TimeRange::ALL, slow);
         let target = |ts| Target {
-            partition: plan::flush_partition(&layout, ts, now, fast),
+            partition: plan::flush_partition(&layout, ts, now, lengths.fast),
             bounds: Arc::from([]),
         };
         let made = Made { level: Level::Zero, written_ms: now, deletes_through };
@@ -158,12 +166,30 @@ impl Tree {
         reach: Reach,
     ) -> Option<Job> {
         Some(Job {
-            work: plan::plan(version, &self.options, deletes, now, reach)?,
+            work: plan::plan(version, &self.options, self.lengths(), deletes, now, reach)?,
             store: Arc::clone(&self.store),
             ids: Arc::clone(&self.ids),
             options: self.options.clone(),
             tombstones: Arc::clone(&deletes.tombstones),
         })
+    }
+
+    /// Makes new partitions longer or shorter by one step, towards the fast tier's limit; `false` if they are right. To
+    /// be asked when nothing is planned; there may be work afterwards.
+    pub fn adapt(&self, version: &Version) -> bool {
+        let shift = Shift(self.shift.load(Ordering::Relaxed));
+        let next = shift.next(version, &self.options);
+        self.shift.store(next.0, Ordering::Relaxed);
+        next != shift
+    }
+
+    /// Bytes of tables on the fast tier, and how many there may be.
+    pub fn fast_bytes(&self) -> (u64, Option<u64>) {
+        (self.fast_bytes.load(Ordering::Relaxed), self.options.fast_bytes_max)
+    }
+
+    fn lengths(&self) -> Lengths {
+        Shift(self.shift.load(Ordering::Relaxed)).lengths(&self.options)
     }
 
     /// Whether `edit` fits the present version: ask before it is made durable.
@@ -186,6 +212,7 @@ impl Tree {
             self.store.cache.keep_suffix(record.id, Arc::clone(suffix));
         }
         *version = Arc::new(next);
+        self.fast_bytes.store(version.fast_bytes(), Ordering::Relaxed);
         for (id, deletes_through) in &edit.cleaned {
             if let Some(table) = version.get(*id) {
                 table.set_cleaned(*deletes_through);
@@ -400,6 +427,7 @@ impl Tree {
         TreeStats {
             levels: Level::ALL.map(|level| version.level_stats(level)),
             newest_slow_ts: version.newest_slow_ts(),
+            lengths: self.lengths(),
             garbage_count: self.garbage.lock().len() as u64,
             cache_bytes: self.store.cache.bytes(),
             traffic: self.store.traffic.stats(),

@@ -20,6 +20,7 @@ pub struct Version {
     /// By level; each sorted by start of partition, then by group. Partitions of level 1 and those
     /// of level 2 are equal or disjoint, so they are sorted by end too.
     levels: [Vec<Arc<Table>>; 3],
+    fast_bytes: u64,
 }
 
 impl Version {
@@ -39,7 +40,9 @@ impl Version {
         }
         check_disjoint(&levels[1])?;
         check_disjoint(&levels[2])?;
-        Ok(Version { store, levels })
+        let fast = levels.iter().flatten().filter(|table| !table.record.level.is_slow());
+        let fast_bytes = fast.map(|table| table.record.bytes).sum();
+        Ok(Version { store, levels, fast_bytes })
     }
 
     /// The records of all tables: level 0 first, within a level by time, then by group.
@@ -226,6 +229,11 @@ impl Version {
 
     pub(crate) fn store(&self) -> &Arc<Store> {
         &self.store
+    }
+
+    /// Bytes of all tables of the fast tier.
+    pub(crate) fn fast_bytes(&self) -> u64 {
+        self.fast_bytes
     }
 
     /// Numbers about one level.

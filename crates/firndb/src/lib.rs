@@ -120,6 +120,7 @@ pub struct Db {
     lanes: Vec<JoinHandle<()>>,
     helpers: Helpers,
     retention_ms: Option<i64>,
+    drops_by_size: bool,
     results: OnceLock<results::Results>,
 }
 
@@ -161,11 +162,12 @@ impl Db {
     /// As [`Db::open`].
     pub fn open_idle(env: Env, options: Options, progress: &RecoveryProgress) -> Result<Db> {
         let retention_ms = options.retention_ms;
+        let drops_by_size = options.tree.slow_bytes_max.is_some();
         let engine = Engine::open(env, options, progress)?;
         // A query has a thread of its own; with helpers on all other cores one query may use the whole machine.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let (helpers, results) = (Helpers::new(cores - 1), OnceLock::new());
-        Ok(Db { engine, lanes: Vec::new(), helpers, retention_ms, results })
+        Ok(Db { engine, lanes: Vec::new(), helpers, retention_ms, drops_by_size, results })
     }
 
     /// Keeps answers of range queries on flash from now on, so that a dashboard's next refresh computes its newest
@@ -173,8 +175,14 @@ impl Db {
     /// [`Db::set_change_sink`].
     ///
     /// # Errors
-    /// `Invalid` the second time or for options that make no sense, `Unavailable` when the disk fails.
+    /// `Invalid` the second time, for options that make no sense, or where data is dropped by size (at a time that
+    /// answers cannot know), `Unavailable` when the disk fails.
     pub fn keep_results(&self, options: ResultOptions) -> Result<()> {
+        if self.drops_by_size {
+            return Err(Error::invalid(
+                "results cannot be kept while slow_bytes_max drops data; bound it by retention_ms instead",
+            ));
+        }
         let results = results::Results::open(&self.engine, self.retention_ms, options)?;
         self.results.set(results).map_err(|_| Error::invalid("results are kept already"))
     }

@@ -42,7 +42,7 @@ struct Template {
     members: Vec<Pairs>,
 }
 
-type Pairs = Vec<(String, String)>;
+pub(crate) type Pairs = Vec<(String, String)>;
 
 /// One of so many members is missing in its group.
 const MISSING_OF: u64 = 50;
@@ -321,7 +321,7 @@ fn recorded(folder: &Path, job: &str) -> io::Result<Template> {
 }
 
 /// `name{a="b"} 1` of the text exposition as pairs.
-fn exposed(line: &str) -> Option<Pairs> {
+pub(crate) fn exposed(line: &str) -> Option<Pairs> {
     let end = line.find(['{', ' '])?;
     let mut pairs = named(&line[..end]);
     let Some(mut rest) = line[end..].strip_prefix('{') else { return Some(pairs) };

@@ -47,8 +47,9 @@ pub(crate) fn count_changes(seed: u64) -> u64 {
 
 fn step(world: &mut World) -> Result<(), Failure> {
     match world.rng.below(100) {
-        0..=29 => world.write(),
-        30..=35 => world.transact(),
+        0..=27 => world.write(),
+        28..=33 => world.transact(),
+        34 | 35 => world.write_one_place(),
         36 => world.write_with_kept(),
         37 | 38 => world.let_series_leave(),
         39..=43 => world.delete(),
@@ -58,7 +59,7 @@ fn step(world: &mut World) -> Result<(), Failure> {
         67..=70 => world.flush(),
         71 => world.recycle(),
         72..=76 => {
-            let minutes = world.rng.below(120);
+            let minutes = world.rng.below(200);
             world.advance(Duration::from_secs(minutes * 60));
             Ok(())
         }
@@ -66,9 +67,14 @@ fn step(world: &mut World) -> Result<(), Failure> {
         81..=82 => world.verify_list(),
         83..=84 => world.hold_snapshot(),
         85..=87 => world.verify_held(),
-        88..=89 => {
+        88 => {
             let is_down = world.rng.chance(0.5);
             world.set_slow_tier_down(is_down);
+            Ok(())
+        }
+        89 => {
+            let are_lost = world.rng.chance(0.5);
+            world.set_answers_lost(are_lost);
             Ok(())
         }
         90..=93 => {

@@ -5,7 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_engine::{Engine, EngineOptions, Lane, Planted, RecoveryProgress, Snapshot, Step};
+use firn_engine::{
+    Engine, EngineOptions, JobKind, Lane, Planted, RecoveryProgress, Snapshot, Step,
+};
 use firn_model::{
     Change, ChangeKind, ChangeSink, CommitSeq, Error, ErrorKind, Grouping, Labels, Matcher,
     QueryContext, RowBatch, STALE_NAN_BITS, Sample, Selection, SeriesRef, TimeRange, Timestamp,
@@ -25,7 +27,7 @@ impl fmt::Display for Failure {
 
 /// How often what happened, over all seeds.
 #[derive(Debug, Default)]
-pub(crate) struct Tally(BTreeMap<&'static str, u64>);
+pub(crate) struct Tally(BTreeMap<String, u64>);
 
 // Some of them are of series that have left.
 const KEPT_REFS_MAX: usize = 60;
@@ -37,6 +39,9 @@ pub(crate) struct World {
     pub(crate) sim: Sim,
     pub(crate) rng: Rng,
     pub(crate) tally: Tally,
+    seed: u64,
+    /// Where all is written, for a while.
+    place: Option<Timestamp>,
     pub(crate) planted: Option<Planted>,
     /// What held snapshots may keep in memory.
     pinned_bytes_max: u64,
@@ -105,12 +110,12 @@ impl ChangeSink for ToldChanges {
 impl Tally {
     pub(crate) fn add(&mut self, other: &Tally) {
         for (what, count) in &other.0 {
-            *self.0.entry(what).or_default() += count;
+            *self.0.entry(what.clone()).or_default() += count;
         }
     }
 
-    pub(crate) fn count(&mut self, what: &'static str) {
-        *self.0.entry(what).or_default() += 1;
+    pub(crate) fn count(&mut self, what: &str) {
+        *self.0.entry(what.to_owned()).or_default() += 1;
     }
 
     pub(crate) fn assert_everything_happened(&self) {
@@ -122,7 +127,8 @@ impl Tally {
             "clean restart",
             "Convert",
             "Flush",
-            "Tree",
+            "Adapt",
+            "upload, answer lost",
             "Garbage",
             "held snapshot read",
             "held snapshot lost its memory",
@@ -151,6 +157,11 @@ impl Tally {
         ] {
             assert!(self.0.get(what).is_some_and(|&count| count > 0), "{what} never happened");
         }
+        for kind in JobKind::ALL.map(JobKind::name) {
+            let happened = |outcome: &str| self.0.contains_key(&format!("{kind}{outcome}"));
+            assert!(happened(""), "{kind} never happened");
+            assert!(happened(", failed") || happened(", power lost"), "{kind} never failed");
+        }
     }
 }
 
@@ -160,6 +171,8 @@ impl World {
             sim: Sim::new(seed),
             rng: Rng::new(seed ^ 0x5eed),
             tally: Tally::default(),
+            seed,
+            place: None,
             planted,
             // So little now and then that old readers are told.
             pinned_bytes_max: if seed.is_multiple_of(4) { 8 << 10 } else { u64::MAX },
@@ -195,8 +208,15 @@ impl World {
         }
     }
 
+    /// A life keeps its options over its restarts.
     fn options(&mut self) -> EngineOptions {
+        const MINUTE_MS: i64 = 60_000;
+        let ((fast_ms, slow_ms, old_ms), upload_age_ms_max) = match self.seed % 2 {
+            0 => ((30 * MINUTE_MS, 120 * MINUTE_MS, 960 * MINUTE_MS), 240 * MINUTE_MS),
+            _ => ((15 * MINUTE_MS, 30 * MINUTE_MS, 60 * MINUTE_MS), 60 * MINUTE_MS),
+        };
         EngineOptions {
+            retention_ms: self.retention_ms(),
             memory_bytes_max: 256 << 20,
             shard_count: 4,
             log_segment_bytes: 8 << 10,
@@ -213,7 +233,13 @@ impl World {
             pinned_bytes_max: self.pinned_bytes_max,
             tree: firn_tree::TreeOptions {
                 block_bytes: 256,
-                table_bytes_max: 2 << 10,
+                table_bytes_max: 4 << 10,
+                fast_partition_ms: fast_ms,
+                slow_partition_ms: slow_ms,
+                old_partition_ms: old_ms,
+                upload_age_ms_max,
+                fast_bytes_max: (self.seed % 3 == 1).then_some(2 << 10),
+                patches_max: 1 + (self.seed % 4) as usize / 2,
                 ..Default::default()
             },
             planted: self.planted,
@@ -221,8 +247,20 @@ impl World {
         }
     }
 
+    fn retention_ms(&self) -> Option<i64> {
+        (self.seed % 5 == 2).then_some(20 * 3_600_000)
+    }
+
+    /// What retention takes from now on.
+    fn raise_floor(&mut self) {
+        if let Some(retention_ms) = self.retention_ms() {
+            self.oracle.set_floor(self.sim.env().clock.now_ms() - retention_ms);
+        }
+    }
+
     /// Opens the engine, through as many crashes as come in between.
     pub(crate) fn open(&mut self) -> Result<(), Failure> {
+        self.raise_floor();
         for _ in 0..50 {
             let options = self.options();
             let opened = Engine::open(self.sim.env(), options, &RecoveryProgress::default());
@@ -427,6 +465,30 @@ impl World {
         }
     }
 
+    /// The same hour is written again and again and uploaded each time, until its partition has patches and
+    /// is old. The power may go in any of the jobs.
+    pub(crate) fn write_one_place(&mut self) -> Result<(), Failure> {
+        let now = self.sim.env().clock.now_ms();
+        self.place = Some((now - 3_600_000).div_euclid(3_600_000) * 3_600_000);
+        for _ in 0..4 {
+            self.write()?;
+            self.flush()?;
+            let minutes = self.rng.below(90);
+            self.advance(Duration::from_secs(60 * minutes));
+            let number = self.sim.faults.change_count() + self.rng.below(4);
+            match self.rng.below(4) {
+                0 => self.sim.faults.crash_at(number),
+                1 => self.sim.faults.fail_at(number),
+                _ => {}
+            }
+            for _ in 0..8 {
+                self.step(Lane::Tree)?;
+            }
+        }
+        self.place = None;
+        Ok(())
+    }
+
     /// Deletes what a random selector matches in a random range.
     pub(crate) fn delete(&mut self) -> Result<(), Failure> {
         let engine = self.engine();
@@ -516,8 +578,26 @@ impl World {
             Err(e) => {
                 self.say(|| format!("maintenance failed: {e}"));
                 self.tally.count("maintenance failed");
+                self.count_failed_job(&e);
                 self.after_error(&e)
             }
+        }
+    }
+
+    /// What went wrong in a job of the tree, which names itself.
+    fn count_failed_job(&mut self, e: &Error) {
+        let text = e.to_string();
+        let failed = JobKind::ALL
+            .map(JobKind::name)
+            .into_iter()
+            .find(|kind| text.contains(&format!("{kind} of ")) && text.contains(" tables"));
+        let outcome = match text.contains("loss of the answer") {
+            _ if is_power_loss(e) => "power lost",
+            true => "answer lost",
+            false => "failed",
+        };
+        if let Some(kind) = failed {
+            self.tally.count(&format!("{kind}, {outcome}"));
         }
     }
 
@@ -535,6 +615,7 @@ impl World {
     pub(crate) fn advance(&mut self, duration: Duration) {
         self.say(|| format!("{duration:?} pass"));
         self.sim.clock.advance(duration);
+        self.raise_floor();
     }
 
     pub(crate) fn set_slow_tier_down(&mut self, is_down: bool) {
@@ -543,6 +624,12 @@ impl World {
         }
         self.say(|| format!("slow tier down: {is_down}"));
         self.sim.bucket.set_down(is_down);
+    }
+
+    /// Of changes to the slow tier half are done without that the answer comes back.
+    pub(crate) fn set_answers_lost(&mut self, are_lost: bool) {
+        self.say(|| format!("answers of the slow tier get lost: {are_lost}"));
+        self.sim.faults.set_lost_acknowledgement_rate(if are_lost { 0.5 } else { 0.0 });
     }
 
     /// The disk is full for a few writes, then has room again.
@@ -704,8 +791,11 @@ impl World {
 
     /// Mostly now, sometimes late, sometimes very late; on a grid so that points meet.
     pub(crate) fn some_timestamp(&mut self) -> Timestamp {
-        let now = self.sim.env().clock.now_ms();
         let grid = 15_000;
+        if let Some(place) = self.place {
+            return place + self.rng.below(200) as i64 * grid;
+        }
+        let now = self.sim.env().clock.now_ms();
         let back = match self.rng.below(10) {
             0..=6 => self.rng.below(8) as i64 * grid,
             7 | 8 => self.rng.below(400) as i64 * grid,
@@ -756,7 +846,8 @@ fn name_of(step: Step) -> &'static str {
         Step::Compress => "Compress",
         Step::Flush => "Flush",
         Step::Recycle => "Recycle",
-        Step::Tree => "Tree",
+        Step::Tree(kind) => kind.name(),
+        Step::Adapt => "Adapt",
         Step::Garbage => "Garbage",
         Step::Forget => "Forget",
         Step::Merge => "Merge",

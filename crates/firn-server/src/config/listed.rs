@@ -22,6 +22,8 @@ impl Config {
             ("read-only", self.read_only.to_string()),
             ("memory", size(self.memory_bytes_max)),
             ("retention", self.retention_ms.map_or_else(|| text("forever"), unit_duration)),
+            ("fast-bytes-max", tier_size(self.fast_bytes_max)),
+            ("slow-bytes-max", tier_size(self.slow_bytes_max)),
             ("group-by", self.group_by.join(",")),
             (
                 "log-sync",
@@ -65,6 +67,13 @@ impl Config {
         ]
     }
 
+    /// What ends the life of data, as Prometheus puts it: time, size, or both.
+    pub fn storage_retention(&self) -> String {
+        let limits = [self.retention_ms.map(unit_duration), self.slow_bytes_max.map(size)];
+        let limits: Vec<String> = limits.into_iter().flatten().collect();
+        if limits.is_empty() { "forever".to_owned() } else { limits.join(" or ") }
+    }
+
     /// [`Config::listed`], and the same under the names that clients of Prometheus look for. `listen` is
     /// where the server really listens.
     pub fn flags(&self, listen: &str) -> Vec<(&'static str, String)> {
@@ -82,7 +91,7 @@ impl Config {
             ("storage.remote.read-sample-limit", count(self.remote_read_samples_max)),
             ("storage.tsdb.path", self.data.display().to_string()),
             ("storage.tsdb.retention", retention.clone()),
-            ("storage.tsdb.retention.size", "0B".to_owned()),
+            ("storage.tsdb.retention.size", self.slow_bytes_max.map_or("0B".to_owned(), size)),
             ("storage.tsdb.retention.time", retention),
             ("web.cors.origin", self.cors_origin.value().to_owned()),
             ("web.enable-admin-api", self.admin_api.to_string()),
@@ -123,6 +132,10 @@ impl Config {
 /// A limit, 0 if there is none.
 fn count(max: Option<u64>) -> String {
     max.unwrap_or(0).to_string()
+}
+
+fn tier_size(max: Option<u64>) -> String {
+    max.map_or_else(|| "unlimited".to_owned(), size)
 }
 
 /// A size in the largest unit that holds it whole.

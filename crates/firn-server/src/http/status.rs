@@ -15,7 +15,7 @@ use crate::http::Shared;
 use crate::http::answer::{ApiError, JSON, Packing, Payload};
 use crate::http::params::Params;
 use crate::wire;
-use crate::wire::number::{rfc3339, unit_duration};
+use crate::wire::number::rfc3339;
 
 /// Clients choose what they ask by this: the Prometheus whose language and endpoints are here.
 const PROMETHEUS_VERSION: &str = "3.15.0";
@@ -94,7 +94,6 @@ async fn runtime_info(State(app): State<Shared>, request: Request<Body>) -> Resp
     answer(request, |_| {
         let folder = std::env::current_dir().unwrap_or_default();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let retention = app.config.retention_ms;
         let stats = app.ready().map(|ready| ready.db.stats());
         let started = rfc3339(app.started_ms);
         Ok(json!({
@@ -111,7 +110,7 @@ async fn runtime_info(State(app): State<Shared>, request: Request<Body>) -> Resp
             "GOMEMLIMIT": app.config.memory_bytes_max,
             "GOGC": "",
             "GODEBUG": "",
-            "storageRetention": retention.map_or_else(|| "forever".to_owned(), unit_duration),
+            "storageRetention": app.config.storage_retention(),
         }))
     })
     .await

@@ -222,6 +222,136 @@ fn retention_drops_whole_partitions_of_every_level() {
     assert_eq!(world.sim.disk.files().len() + world.sim.bucket.keys().len(), named);
 }
 
+/// A small database's year is some hundred objects. Each byte is put a second time at most, and full tables never.
+#[test]
+fn old_partitions_become_one_where_that_makes_fewer_objects() {
+    let mut world = World::new(1, TreeOptions::default());
+    let kinds = live(&mut world, 50 * HOUR_MS);
+    world.check();
+    let merges = kinds.iter().filter(|kind| **kind == "merge_partitions").count();
+    assert_eq!(merges, 2, "one for each 16 h that are 16 h old: {kinds:?}");
+    let version = world.tree.version();
+    let old: Vec<_> =
+        version.tables().filter(|r| r.partition.len().as_ms() == 16 * HOUR_MS).collect();
+    assert_eq!(old.len(), 2, "{old:?}");
+    let traffic = world.tree.stats().traffic;
+    assert!(traffic.partition_merge_write_bytes < traffic.upload_bytes, "{traffic:?}");
+    // What comes late to an old partition becomes a patch of it, and wins.
+    let start = old[0].partition.range().start;
+    drop(version);
+    world.flush(&regular(1..3, 0..2, start..start + HOUR_MS, MINUTE_MS, 7.5)).unwrap();
+    world.advance(5 * HOUR_MS);
+    world.settle();
+    world.check();
+    let patches = world.tree.version().level_stats(Level::Two).patch_count;
+    assert_eq!(patches, 1);
+
+    let full = TreeOptions { table_bytes_max: 8 << 10, ..small_options() };
+    let mut world = World::new(1, full);
+    let mut start = start_of_window(&world);
+    for _ in 0..10 {
+        let hours = regular(0..20, 0..3, start..start + 2 * HOUR_MS, 10_000, 0.3);
+        start += 2 * HOUR_MS;
+        world.advance(2 * HOUR_MS);
+        world.flush(&hours).unwrap();
+        world.settle();
+    }
+    world.advance(40 * HOUR_MS);
+    assert!(!world.settle().contains(&"merge_partitions"), "full tables are put once");
+    world.check();
+}
+
+/// An overwrite that waits on the fast tier in one part of a window is older than a patch in another part.
+#[test]
+fn invariant_2_an_overwrite_that_waits_is_not_overtaken_by_a_merge_of_partitions() {
+    let mut world = World::new(1, TreeOptions { patches_max: 9, ..small_options() });
+    let start = world.now().div_euclid(16 * HOUR_MS) * 16 * HOUR_MS;
+    let (first, second) = (start..start + HOUR_MS, start + 2 * HOUR_MS..start + 3 * HOUR_MS);
+    world.advance(3 * HOUR_MS);
+    for part in [&first, &second] {
+        world.flush(&regular(1..2, 0..1, part.clone(), MINUTE_MS, 1.0)).unwrap();
+    }
+    world.advance(5 * HOUR_MS);
+    assert!(world.settle().contains(&"upload"));
+    world.advance(24 * HOUR_MS - MINUTE_MS);
+    world.flush(&regular(1..2, 0..1, first, MINUTE_MS, 2.0)).unwrap();
+    world.flush(&regular(1..2, 0..1, second, MINUTE_MS, 3.0)).unwrap();
+    let late = world.tree.version().tables().filter(|r| r.level == Level::Zero).count();
+    assert_eq!(late, 2, "they wait");
+    world.advance(2 * MINUTE_MS);
+    assert_eq!(world.settle(), ["merge_partitions"]);
+    assert_eq!(world.tree.version().tables().count(), 1, "what waited went along");
+    world.check();
+}
+
+/// Figure 19: dense samples, sparse ones, dense ones. The fast tier keeps its limit after every flush.
+#[test]
+fn partition_lengths_follow_the_limit_of_the_fast_tier() {
+    let options = TreeOptions {
+        fast_bytes_max: Some(16_000),
+        upload_age_ms_max: 64 * HOUR_MS,
+        block_bytes: 4_096,
+        ..TreeOptions::default()
+    };
+    let mut world = World::new(1, options);
+    let mut lengths = Vec::new();
+    let mut phase = |world: &mut World, hours: i64, step_ms: i64| {
+        for _ in 0..hours * 8 {
+            let start = world.now();
+            world.advance(450_000);
+            let mut samples = regular(1..5, 0..3, start..world.now(), step_ms, 0.5);
+            let mut rng = Rng::new(start as u64);
+            samples.values_mut().for_each(|bits| *bits = (rng.below(4_000) as f64).to_bits());
+            world.flush(&samples).unwrap();
+            let (bytes, limit) = world.tree.fast_bytes();
+            assert!(bytes <= limit.unwrap(), "{bytes} after a flush");
+            world.settle();
+            lengths.push(world.tree.stats().lengths.fast.as_ms() / MINUTE_MS);
+        }
+        (lengths.iter().copied().min().unwrap(), *lengths.last().unwrap())
+    };
+    let (_, dense) = phase(&mut world, 12, 10_000);
+    assert!(dense <= 15, "shorter: {dense}");
+    let (_, sparse) = phase(&mut world, 48, 120_000);
+    assert!(sparse >= 60, "longer: {sparse}");
+    let (_, dense) = phase(&mut world, 16, 10_000);
+    assert!(dense <= 15, "shorter again: {dense}");
+    let before = world.tree.stats().lengths;
+    world.reopen();
+    assert_eq!(world.tree.stats().lengths, before, "known again after a restart");
+    world.check();
+}
+
+/// A limit that even the shortest partitions break: data is uploaded before its partition is complete.
+#[test]
+fn a_fast_tier_that_is_far_too_small_is_kept_small_by_early_uploads() {
+    let mut world = World::new(1, TreeOptions { fast_bytes_max: Some(20_000), ..small_options() });
+    for _ in 0..24 {
+        let start = world.now();
+        world.advance(5 * MINUTE_MS);
+        let samples = regular(1..20, 0..6, start..world.now(), 30_000, 0.5);
+        world.flush(&samples).unwrap();
+        world.settle();
+        let (bytes, limit) = world.tree.fast_bytes();
+        assert!(bytes <= limit.unwrap(), "{bytes}");
+    }
+    assert_eq!(world.tree.stats().lengths.slow, crate::partition::PartitionLen::MIN);
+    world.check();
+}
+
+#[test]
+fn retention_by_size_drops_the_oldest_of_the_slow_tier() {
+    let mut world = World::new(1, TreeOptions { slow_bytes_max: Some(6_000), ..small_options() });
+    let kinds = live(&mut world, 30 * HOUR_MS);
+    assert!(kinds.contains(&"drop"));
+    let version = world.tree.version();
+    let two = version.level_stats(Level::Two);
+    assert!(two.bytes <= 6_000 && two.bytes > 3_000, "{two:?}");
+    let oldest = version.tables().map(|record| record.time_range.start).min().unwrap();
+    world.check_range(TimeRange::new(oldest, i64::MAX));
+    assert!(oldest > world.samples.keys().map(|key| key.2).min().unwrap());
+}
+
 #[test]
 fn one_member_of_a_large_group_is_read_without_the_others() {
     let mut world = World::new(1, TreeOptions::default());
@@ -331,17 +461,31 @@ fn partitions_of_other_lengths_are_aligned_when_options_change() {
 /// nobody names, and the same work must be planned again and succeed.
 #[test]
 fn jobs_that_are_killed_anywhere_lose_nothing_and_are_done_again() {
-    for kind in [JobKind::Compact, JobKind::Upload, JobKind::MergePatches] {
+    for kind in [JobKind::Compact, JobKind::Upload, JobKind::MergePatches, JobKind::MergePartitions]
+    {
         for power_cut in [true, false] {
-            let options = TreeOptions { patches_max: 1, table_bytes_max: 1_024, ..small_options() };
+            // Full tables are not merged with age.
+            let is_by_age = kind == JobKind::MergePartitions;
+            let table_bytes_max = if is_by_age { 16_384 } else { 1_024 };
+            let options = TreeOptions { patches_max: 1, table_bytes_max, ..small_options() };
             let mut world = World::new(7, options);
-            let window = start_of_window(&world) - 48 * HOUR_MS;
+            let mut window = start_of_window(&world) - 48 * HOUR_MS;
             let mut operations = 0;
             let mut done = false;
             for round in 0..6 {
+                if is_by_age {
+                    // Young enough to be uploaded in short partitions, which the advance below makes old.
+                    window = start_of_window(&world);
+                    let next = window + 2 * HOUR_MS..window + 2 * HOUR_MS + 1_000;
+                    world.flush(&regular(0..24, 0..2, next, 97_000, 0.5)).unwrap();
+                }
                 let late = regular(0..24, 0..2, window..window + HOUR_MS, 97_000, f64::from(round));
                 world.flush(&late).unwrap();
                 world.advance(5 * HOUR_MS);
+                if is_by_age {
+                    world.settle();
+                    world.advance(40 * HOUR_MS);
+                }
                 while let Some(job) = world.plan() {
                     if job.kind() != kind {
                         world.run(&job).unwrap();
@@ -399,9 +543,14 @@ fn invariant_2_an_overwrite_that_waits_in_level_0_is_not_overtaken_by_an_upload(
     world.flush(&regular(1..2, 0..1, second.clone(), MINUTE_MS, 2.0)).unwrap();
     assert_eq!(world.settle(), ["compact"]);
     world.advance(55 * MINUTE_MS);
-    world.flush(&regular(1..2, 0..1, second, MINUTE_MS, 3.0)).unwrap();
-    world.flush(&regular(1..2, 0..1, window..window + 30 * MINUTE_MS, MINUTE_MS, 4.0)).unwrap();
-    assert_eq!(world.settle(), ["compact"]);
+    let few = second.start..second.start + 3 * MINUTE_MS;
+    world.flush(&regular(1..2, 0..1, few, MINUTE_MS, 3.0)).unwrap();
+    for value in [4.0, 5.0] {
+        let first = window..window + 30 * MINUTE_MS;
+        world.flush(&regular(1..2, 0..1, first, MINUTE_MS, value)).unwrap();
+    }
+    assert_eq!(world.settle(), ["compact"], "of the first half hour; the few wait");
+    assert_eq!(world.tree.version().level_stats(Level::Zero).table_count, 1);
     world.advance(10 * MINUTE_MS);
     assert_eq!(world.settle(), ["upload"]);
     world.check();
@@ -411,7 +560,7 @@ fn invariant_2_an_overwrite_that_waits_in_level_0_is_not_overtaken_by_an_upload(
 #[test]
 fn an_object_that_another_put_there_is_never_overwritten() {
     let mut world = World::new(1, small_options());
-    let start = world.now() - 24 * HOUR_MS;
+    let start = world.now() - 12 * HOUR_MS;
     let env = world.sim.env();
     for id in [3, 4, 6] {
         let bytes: Arc<[u8]> = Arc::from(&b"another's"[..]);
