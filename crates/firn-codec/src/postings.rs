@@ -86,6 +86,25 @@ pub struct Postings<'a> {
 }
 
 impl<'a> Postings<'a> {
+    /// A list of one id.
+    pub fn one(id: u64) -> Postings<'static> {
+        Postings { form: GAPS, count: 1, first: id, payload: &[] }
+    }
+
+    /// Takes `count` ids (at least one) without a header: the first, then each less the one before and one, all varints.
+    ///
+    /// # Errors
+    /// `Corrupt` if they are cut short.
+    pub fn take_gaps(count: u64, input: &mut &'a [u8]) -> Result<Postings<'a>> {
+        let first = take_varint(input, "first id")?;
+        let start = *input;
+        for _ in 1..count {
+            take_varint(input, "gap")?;
+        }
+        let payload = &start[..start.len() - input.len()];
+        Ok(Postings { form: GAPS, count, first, payload })
+    }
+
     /// Takes a list from the front of `input`. Looks at its header only: O(1).
     ///
     /// # Errors

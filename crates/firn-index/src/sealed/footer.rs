@@ -14,7 +14,7 @@ use firn_model::{Error, Result, decode_varint, encode_varint};
 
 use crate::sealed::blocks::{BLOCK_BYTES, Blocks, PACKED_PAD_BYTES, Packed, Records, Section};
 
-pub(crate) const FORMAT: FileFormat = FileFormat { kind: *b"INDX", version: 2, oldest: 2 };
+pub(crate) const FORMAT: FileFormat = FileFormat { kind: *b"INDX", version: 3, oldest: 3 };
 const TAIL_BYTES: usize = 12;
 // Written to the file in pieces of a megabyte.
 const WRITE_BYTES: usize = 16 * BLOCK_BYTES;

@@ -2,7 +2,8 @@
 //! each letter is twice of what they say.
 //!
 //! ```text
-//! code  = count of letters with codes of 1, 2 ... 8 bits:u8 * 8, the letters: by length, then value
+//! code  = count of letters with codes of 1, 2 ... 8 bits:u8 * 8, the letters: by length, then value; varint(fewest bytes
+//!         of an entry that does not begin a block)
 //! coded = the codes of the letters one behind the other, most significant bit first, then ones up to a whole byte
 //! ```
 //! Codes are canonical: they are given in the order of the letters and count up, so that what is all ones is no letter's:
@@ -12,11 +13,16 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use firn_codec::varint::take_bytes;
+use firn_model::encode_varint;
+
+use crate::sealed::strings::take_varint;
 
 /// Letters that have codes, as a table by the next 8 bits: letter and bits of its code, 0 bits at the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Letters {
     table: Box<[(u8, u8); 256]>,
+    /// No text of the name adds fewer bytes to the one before, but for the first of a block.
+    pub(crate) bytes_min: usize,
 }
 
 /// The code that letters of these counts take least with.
@@ -35,7 +41,8 @@ const END: usize = 256;
 impl Letters {
     /// Takes a code from the front of `input`.
     pub(crate) fn take(input: &mut &[u8]) -> Option<Letters> {
-        let counts: [u8; BITS_MAX] = take_bytes(input, BITS_MAX, "letters").ok()?.try_into().ok()?;
+        let counts: [u8; BITS_MAX] =
+            take_bytes(input, BITS_MAX, "letters").ok()?.try_into().ok()?;
         let letter_count = counts.iter().map(|&count| usize::from(count)).sum();
         let mut letters = take_bytes(input, letter_count, "letters").ok()?.iter();
         let mut table = Box::new([(0u8, 0u8); 256]);
@@ -49,7 +56,8 @@ impl Letters {
                 next += places;
             }
         }
-        Some(Letters { table })
+        let bytes_min = usize::try_from(take_varint(input)?).ok()?;
+        Some(Letters { table, bytes_min })
     }
 
     /// Appends the letters of `coded`.
@@ -91,7 +99,7 @@ impl LetterCode {
         if weights.is_empty() || weights.len() == END {
             return None;
         }
-        // The end is the rarest of all.
+        // The end is the rarest of all. Whatever its length: what is left behind the letters' codes is its.
         weights.push((0, END));
         let bits = loop {
             let bits = lengths(&weights);
@@ -99,9 +107,8 @@ impl LetterCode {
                 break bits;
             }
             // Nearer to equal, so that the longest codes become shorter.
-            for weight in weights.iter_mut().filter(|weight| weight.1 != END) {
-                weight.0 = weight.0 / 2 + 1;
-            }
+            // All are 1 in the end, and then 256 symbols have 8 bits each.
+            weights.iter_mut().for_each(|weight| weight.0 = (weight.0 / 2).max(1));
         };
         let mut code = LetterCode { bits: [0; 256], codes: [0; 256] };
         for (&(_, letter), &bits) in weights.iter().zip(&bits).filter(|weight| weight.0.1 != END) {
@@ -122,11 +129,12 @@ impl LetterCode {
         bits.sum::<u64>() / 8
     }
 
-    /// Appends the code itself.
-    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+    /// Appends the code itself, and [`Letters::bytes_min`].
+    pub(crate) fn encode(&self, bytes_min: usize, out: &mut Vec<u8>) {
         let with = |bits: u8| self.bits.iter().filter(|other| **other == bits).count() as u8;
         out.extend((1..=BITS_MAX as u8).map(with));
         out.extend(self.letters());
+        encode_varint(bytes_min as u64, out);
     }
 
     /// Appends `text`, all of whose letters have codes.
@@ -149,7 +157,8 @@ impl LetterCode {
 
     /// By length of their codes, then value.
     fn letters(&self) -> Vec<u8> {
-        let mut letters: Vec<u8> = (0..=u8::MAX).filter(|&l| self.bits[usize::from(l)] > 0).collect();
+        let mut letters: Vec<u8> =
+            (0..=u8::MAX).filter(|&l| self.bits[usize::from(l)] > 0).collect();
         letters.sort_by_key(|&letter| self.bits[usize::from(letter)]);
         letters
     }
@@ -190,10 +199,10 @@ mod tests {
 
     fn letters(code: &LetterCode) -> Letters {
         let mut bytes = Vec::new();
-        code.encode(&mut bytes);
+        code.encode(7, &mut bytes);
         let mut input = bytes.as_slice();
         let letters = Letters::take(&mut input).unwrap();
-        assert!(input.is_empty());
+        assert!(input.is_empty() && letters.bytes_min == 7);
         letters
     }
 
@@ -236,6 +245,10 @@ mod tests {
         let text: Vec<u8> = (0..3_200).map(|at| b"0123456789abcdef"[at % 16]).collect();
         let counts = counts(std::slice::from_ref(&text));
         let code = LetterCode::new(&counts).unwrap();
-        assert!((1_600..1_750).contains(&code.coded_bytes(&counts)), "{}", code.coded_bytes(&counts));
+        assert!(
+            (1_600..1_750).contains(&code.coded_bytes(&counts)),
+            "{}",
+            code.coded_bytes(&counts)
+        );
     }
 }

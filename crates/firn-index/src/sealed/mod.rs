@@ -10,7 +10,7 @@
 //! after its block's checksum was compared; what cannot be is `Corrupt` with file and offset, and only what needs that
 //! block fails. No input makes it panic.
 //!
-//! Reading order: `blocks`, `footer`, `strings`, `names`, `rows`, `buckets`, `shapes`, `hash`; then the reader here,
+//! Reading order: `blocks`, `footer`, `letters`, `strings`, `names`, `rows`, `buckets`, `shapes`, `hash`; then the reader here,
 //! `lookup`, `automaton`, `matching`, `found`, `keys`, `collect`, `listing`, `counts`; then `builder`, `factor`, `cluster`,
 //! `columns`, `write`, `merge`.
 //!
@@ -29,6 +29,7 @@ mod footer;
 mod found;
 mod hash;
 mod keys;
+mod letters;
 mod listing;
 mod lookup;
 mod matching;
@@ -43,6 +44,7 @@ mod testing;
 mod tests;
 mod write;
 
+use firn_codec::bits::{get_bits, packed_bytes};
 use firn_codec::postings::Postings;
 use firn_env::Mapped;
 use firn_model::{Error, Result};
@@ -107,6 +109,14 @@ struct PairLists<'a> {
     lists: [Option<Postings<'a>>; 3],
 }
 
+/// The lists of some pairs in a row.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bunch<'a> {
+    rest: &'a [u8],
+    /// If each pair has one row and all in one table: that, and how rows are packed: width and the least.
+    rows: Option<(Kind, u32, u64)>,
+}
+
 /// Which table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -117,7 +127,9 @@ enum Kind {
 
 const KINDS: [Kind; 3] = [Kind::Lone, Kind::Parts, Kind::Sets];
 /// Pairs and member sets stand in bunches of so many behind one start.
-const BUNCH_LISTS: u64 = 8;
+const BUNCH_LISTS: u64 = 16;
+/// The first byte of a bunch of pairs that have one row each, less the number of the table.
+const BUNCH_OF_ROWS: u8 = 128;
 // series, groups, parts without members, names, pairs; base and shift of the ids of lone series and of parts.
 const SIZE: ContentsSize = ContentsSize { counts: 9, sections: 12, arrays: 29 };
 
@@ -141,7 +153,7 @@ impl Sealed {
         let [lone_base, lone_shift, part_base, part_shift] =
             [count()?, count()?, count()?, count()?];
         let names = next.section().ok_or_else(&absurd)?;
-        let names = Names::parse(blocks.section(names)?, name_count, pair_count)
+        let (names, letters) = Names::parse(blocks.section(names)?, name_count, pair_count)
             .ok_or_else(|| blocks.corrupt(names.start, "the label names make no sense"))?;
         let text = next.records().ok_or_else(&absurd)?;
         let name_count = names.count();
@@ -166,7 +178,7 @@ impl Sealed {
         Ok(Sealed {
             blocks,
             names,
-            strings: Strings { text, count: pair_count },
+            strings: Strings::new(text, pair_count, letters),
             lists,
             lone: lone?,
             parts,
@@ -229,7 +241,8 @@ impl Sealed {
     /// What it keeps in memory besides the file.
     pub(crate) fn heap_bytes(&self) -> u64 {
         let tables = KINDS.map(|kind| self.table(kind).rows.heap_bytes()).iter().sum::<usize>();
-        (self.blocks.heap_bytes() + self.names.heap_bytes() + tables) as u64
+        (self.blocks.heap_bytes() + self.names.heap_bytes() + self.strings.heap_bytes() + tables)
+            as u64
     }
 
     fn table(&self, kind: Kind) -> &Table {
@@ -256,13 +269,16 @@ impl Sealed {
         pairs: std::ops::Range<u32>,
         mut each: impl FnMut(u32, PairLists<'a>) -> Result<()>,
     ) -> Result<()> {
-        let mut rest: &[u8] = &[];
+        let mut bunch = Bunch::default();
         let start = u64::from(pairs.start) / BUNCH_LISTS * BUNCH_LISTS;
         for pair in start..u64::from(pairs.end) {
             if pair.is_multiple_of(BUNCH_LISTS) {
-                rest = self.lists.get(&self.blocks, pair / BUNCH_LISTS)?;
+                let len = BUNCH_LISTS.min(self.pair_count().saturating_sub(pair));
+                let opened = Bunch::open(self.lists.get(&self.blocks, pair / BUNCH_LISTS)?, len);
+                bunch = opened.ok_or_else(|| self.lists.bad(&self.blocks))?;
             }
-            let lists = PairLists::take(&mut rest).ok_or_else(|| self.lists.bad(&self.blocks))?;
+            let lists = bunch.take(pair % BUNCH_LISTS);
+            let lists = lists.ok_or_else(|| self.lists.bad(&self.blocks))?;
             if pair >= u64::from(pairs.start) {
                 each(pair as u32, lists)?;
             }
@@ -305,19 +321,40 @@ impl Table {
     }
 }
 
-impl<'a> PairLists<'a> {
-    fn take(input: &mut &'a [u8]) -> Option<PairLists<'a>> {
-        let (&flags, after) = input.split_first()?;
-        *input = after;
+impl<'a> Bunch<'a> {
+    fn open(bytes: &'a [u8], len: u64) -> Option<Bunch<'a>> {
+        let kind = match *bytes {
+            [head, ..] if head >= BUNCH_OF_ROWS => KINDS.get(usize::from(head - BUNCH_OF_ROWS))?,
+            _ => return Some(Bunch { rest: bytes, rows: None }),
+        };
+        let (&width, mut rest) = bytes.get(1..)?.split_first()?;
+        let width = Some(u32::from(width)).filter(|width| *width <= 32)?;
+        let least = strings::take_varint(&mut rest)?;
+        let packed = rest.get(..packed_bytes(len as usize, width))?;
+        Some(Bunch { rest: packed, rows: Some((*kind, width, least)) })
+    }
+
+    /// The lists of the pair at a place; places rise one by one.
+    fn take(&mut self, at: u64) -> Option<PairLists<'a>> {
         let mut lists = PairLists::default();
+        if let Some((kind, width, least)) = self.rows {
+            let row =
+                least.checked_add(get_bits(self.rest, (at * u64::from(width)) as usize, width));
+            lists.lists[kind as usize] = Some(Postings::one(row?));
+            return Some(lists);
+        }
+        let (&flags, after) = self.rest.split_first()?;
+        self.rest = after;
         for kind in KINDS {
             if flags & (1 << kind as u8) != 0 {
-                lists.lists[kind as usize] = Some(Postings::take(input).ok()?);
+                lists.lists[kind as usize] = Some(Postings::take(&mut self.rest).ok()?);
             }
         }
         Some(lists)
     }
+}
 
+impl<'a> PairLists<'a> {
     fn of(&self, kind: Kind) -> Option<Postings<'a>> {
         self.lists[kind as usize]
     }

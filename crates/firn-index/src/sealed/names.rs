@@ -1,13 +1,16 @@
 //! Label names, sorted: the only texts that an open segment keeps in memory, since there are few.
 //!
 //! ```text
-//! names = (varint(bytes) bytes varint(values))*
+//! names = (varint(bytes) bytes varint(values) letters)*
+//! letters = 0:u8 | 1:u8 code           how the letters of the name's values are coded (`letters`)
 //! ```
 
 use std::ops::Range;
 
 use firn_codec::varint::take_bytes;
 use firn_model::decode_varint;
+
+use crate::sealed::strings::{NameLetters, take_letters};
 
 /// Names by rank, and which pairs are theirs: pairs are numbered by name, then by value.
 #[derive(Debug, Default)]
@@ -20,8 +23,14 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    pub(crate) fn parse(mut bytes: &[u8], name_count: u64, pair_count: u64) -> Option<Names> {
+    /// The names, and for each the first of its pairs with its values' letters.
+    pub(crate) fn parse(
+        mut bytes: &[u8],
+        name_count: u64,
+        pair_count: u64,
+    ) -> Option<(Names, Vec<NameLetters>)> {
         let input = &mut bytes;
+        let mut letters = Vec::new();
         let mut names = Names { first_pairs: vec![0], ..Names::default() };
         let mut next_pair = 0u32;
         for rank in 0..u32::try_from(name_count).ok()? {
@@ -33,9 +42,11 @@ impl Names {
             names.text.extend_from_slice(text);
             names.ends.push(u32::try_from(names.text.len()).ok()?);
             next_pair = next_pair.checked_add(u32::try_from(decode_varint(input)?).ok()?)?;
+            let first_pair = names.first_pairs.last().copied().unwrap_or_default();
+            letters.push((u64::from(first_pair), take_letters(input)?));
             names.first_pairs.push(next_pair);
         }
-        (bytes.is_empty() && u64::from(next_pair) == pair_count).then_some(names)
+        (bytes.is_empty() && u64::from(next_pair) == pair_count).then_some((names, letters))
     }
 
     pub(crate) fn count(&self) -> usize {

@@ -7,8 +7,9 @@
 //! shape = varint(positions) width:u8 (sets by position, packed) (positions by set, packed at the width of the
 //!         last position) posting list(parts of the shape) [lacks]
 //! lacks = width:u8 (start of each position's list, packed) posting list(parts that lack it)*     from 16 parts on
-//! part  = varint(shape << 4 | has missing << 3 | has next slot << 2 | slots form)
-//!         [posting list(missing positions)] [varint(next slot - one after the highest slot)] slots
+//! part  = varint(shape << 5 | missing << 3 | has next slot << 2 | slots form)
+//!         missing positions [varint(next slot - one after the highest slot)] slots
+//! missing positions = nothing (0) | varint(position) (1) | varint(position) varint(positions between) (2) | posting list (3)
 //! slots = nothing (form 0: members have the slots 0, 1, 2... in order of positions)
 //!       | varint(runs) (varint(zigzag(first slot - slot expected)) varint(slots - 1))*            form 1
 //!       | width:u8 varint(members) packed slots                                                   form 2
@@ -30,6 +31,8 @@ pub(crate) const BUNCH_PARTS: u64 = 8;
 // than they say.
 const PARTS_WITH_LISTS_MIN: u64 = 16;
 
+/// Three missing positions or more are a list.
+const MISSING_LISTED: u64 = 3;
 const SLOTS_DENSE: u64 = 0;
 const SLOTS_RUNS: u64 = 1;
 const SLOTS_PACKED: u64 = 2;
@@ -217,8 +220,12 @@ impl<'a> Part<'a> {
     #[inline]
     fn take(input: &mut &'a [u8]) -> Option<Part<'a>> {
         let head = take_varint(input)?;
-        let shape = u32::try_from(head >> 4).ok()?;
-        let missing = if head & 8 != 0 { Some(Postings::take(input).ok()?) } else { None };
+        let shape = u32::try_from(head >> 5).ok()?;
+        let missing = match head >> 3 & 3 {
+            0 => None,
+            MISSING_LISTED => Some(Postings::take(input).ok()?),
+            count => Some(Postings::take_gaps(count, input).ok()?),
+        };
         let next_extra = if head & 4 != 0 { decode_varint(input)? } else { 0 };
         let slots = match head & 3 {
             SLOTS_DENSE => SlotMap::Dense,
@@ -415,10 +422,17 @@ pub(crate) fn push_part(
         if runs.len() <= packed.len() { (SLOTS_RUNS, runs) } else { (SLOTS_PACKED, packed) }
     };
     let next_extra = u64::from(next_slot - end);
-    let flags = u64::from(!missing.is_empty()) << 3 | u64::from(next_extra > 0) << 2 | form;
-    encode_varint(u64::from(shape) << 4 | flags, out);
-    if !missing.is_empty() {
-        encode_postings(missing, out);
+    let missing_form = MISSING_LISTED.min(missing.len() as u64);
+    let flags = missing_form << 3 | u64::from(next_extra > 0) << 2 | form;
+    encode_varint(u64::from(shape) << 5 | flags, out);
+    match *missing {
+        [] => {}
+        [only] => encode_varint(only, out),
+        [first, second] => {
+            encode_varint(first, out);
+            encode_varint(second - first - 1, out);
+        }
+        _ => encode_postings(missing, out),
     }
     if next_extra > 0 {
         encode_varint(next_extra, out);
@@ -487,7 +501,7 @@ mod tests {
 
         #[test]
         fn a_part_knows_slots_and_positions(
-            missing in prop::collection::btree_set(0u64..40, 0..20),
+            missing in prop_oneof![prop::collection::btree_set(0u64..40, 0..4), prop::collection::btree_set(0u64..40, 0..20)],
             swaps in prop::collection::vec((0usize..40, 0usize..40), 0..30),
             shift in prop_oneof![Just(0u32), 0u32..4_000],
             extra in 0u32..3,

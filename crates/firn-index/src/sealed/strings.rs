@@ -4,7 +4,9 @@
 //! block = varint(bytes) bytes entry*
 //! entry = byte(min(same, 15) << 4 | min(new, 15)) [varint(same - 15)] [varint(new - 15)] new bytes
 //! ```
-//! `same` leading bytes are those of the text before. Blocks begin at every 16th text, whatever name it belongs to.
+//! Where letters are coded, *new* is less the fewest bytes that an entry of the name has.
+//! `same` leading letters are those of the text before. Blocks begin at every 16th text, whatever name it belongs to. The
+//! bytes are letters as they are, or in the code of their name's (`letters`).
 //! Source: research/compression-and-index.md section 3: as small as an automaton, and simpler to build and to merge.
 
 use std::cmp::Ordering;
@@ -13,94 +15,195 @@ use std::ops::Range;
 use firn_model::{Result, decode_varint, encode_varint};
 
 use crate::sealed::blocks::{Blocks, Records};
+use crate::sealed::letters::{LetterCode, Letters};
 
 pub(crate) const BLOCK_TEXTS: u64 = 16;
+// What the table of a code takes in memory.
+const SAVED_BYTES_MIN: usize = 512;
+
+/// A name's first text, and its letters if they are coded.
+pub(crate) type NameLetters = (u64, Option<Letters>);
 
 /// The values of all pairs, by pair.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Strings {
     /// A block at each start.
     pub(crate) text: Records,
     pub(crate) count: u64,
+    /// By name.
+    names: Vec<NameLetters>,
 }
 
-/// Collects texts; sorted within a name.
-#[derive(Debug, Default)]
+/// Collects texts, name by name.
+#[derive(Debug)]
 pub(crate) struct StringsWriter {
     pub(crate) text: Vec<u8>,
     pub(crate) starts: Vec<u64>,
     last: Vec<u8>,
     count: u64,
+    /// Less is not worth a code.
+    saved_bytes_min: usize,
 }
 
 /// Walks texts from one on; holds the present one.
 #[derive(Clone, Debug)]
 pub(crate) struct StringWalk<'a> {
-    strings: Strings,
-    blocks: &'a Blocks,
-    rest: &'a [u8],
-    /// The text that `next` gives.
-    next: u64,
+    entries: Entries<'a>,
     key: Vec<u8>,
     same: usize,
 }
 
+/// Walks entries of blocks.
+#[derive(Clone, Debug)]
+struct Entries<'a> {
+    strings: &'a Strings,
+    blocks: &'a Blocks,
+    rest: &'a [u8],
+    /// The text of the entry that is next.
+    next: u64,
+    /// The place of its name, and where the name's texts end.
+    name_idx: usize,
+    name_end: u64,
+}
+
+/// What a text has beside what it shares with the one before.
+#[derive(Clone, Copy, Debug)]
+struct Entry<'a> {
+    same: usize,
+    new: &'a [u8],
+    letters: Option<&'a Letters>,
+}
+
+impl Default for StringsWriter {
+    fn default() -> StringsWriter {
+        let (text, starts, last) = Default::default();
+        StringsWriter { text, starts, last, count: 0, saved_bytes_min: SAVED_BYTES_MIN }
+    }
+}
+
 impl StringsWriter {
-    pub(crate) fn push(&mut self, text: &[u8]) {
+    /// Adds all values of a name, sorted; appends to `code` how their letters are coded.
+    pub(crate) fn push_name(&mut self, values: &[&[u8]], code: &mut Vec<u8>) {
+        let mut counts = [0u64; 256];
+        let last = self.last.clone();
+        let before = || std::iter::once(&last[..]).chain(values.iter().copied());
+        for ((before, value), number) in before().zip(values).zip(self.count..) {
+            let same = shared(before, value, number);
+            value[same..].iter().for_each(|&letter| counts[usize::from(letter)] += 1);
+        }
+        let plain_bytes: u64 = counts.iter().sum();
+        let coded = LetterCode::new(&counts).filter(|made| {
+            // Half a byte a text fills up its last one.
+            let coded_bytes = made.coded_bytes(&counts) + values.len() as u64 / 2 + 32;
+            plain_bytes > coded_bytes.saturating_add(self.saved_bytes_min as u64)
+        });
+        code.push(u8::from(coded.is_some()));
+        let Some(coded) = &coded else {
+            return values.iter().for_each(|value| {
+                let same = shared(&self.last, value, self.count);
+                self.push(value, same, &value[same..], 0);
+            });
+        };
+        let (mut all, mut ends) = (Vec::new(), Vec::new());
+        let mut bytes_min = usize::MAX;
+        for ((before, value), number) in before().zip(values).zip(self.count..) {
+            let (same, start) = (shared(before, value, number), all.len());
+            coded.encode_text(&value[same..], &mut all);
+            ends.push((same, all.len()));
+            if !number.is_multiple_of(BLOCK_TEXTS) {
+                bytes_min = bytes_min.min(all.len() - start);
+            }
+        }
+        bytes_min = if bytes_min == usize::MAX { 0 } else { bytes_min };
+        coded.encode(bytes_min, code);
+        let mut start = 0;
+        for (value, (same, end)) in values.iter().zip(ends) {
+            self.push(value, same, &all[start..end], bytes_min);
+            start = end;
+        }
+    }
+
+    fn push(&mut self, text: &[u8], same: usize, new: &[u8], bytes_min: usize) {
         if self.count.is_multiple_of(BLOCK_TEXTS) {
             self.starts.push(self.text.len() as u64);
-            encode_varint(text.len() as u64, &mut self.text);
-            self.text.extend_from_slice(text);
+            encode_varint(new.len() as u64, &mut self.text);
         } else {
-            let same = self.last.iter().zip(text).take_while(|(a, b)| a == b).count();
-            let new = text.len() - same;
-            self.text.push((same.min(15) << 4 | new.min(15)) as u8);
-            for len in [same, new] {
+            let more = new.len() - bytes_min;
+            self.text.push((same.min(15) << 4 | more.min(15)) as u8);
+            for len in [same, more] {
                 if len >= 15 {
                     encode_varint(len as u64 - 15, &mut self.text);
                 }
             }
-            self.text.extend_from_slice(&text[same..]);
         }
+        self.text.extend_from_slice(new);
         self.last.clear();
         self.last.extend_from_slice(text);
         self.count += 1;
     }
 }
 
+/// How much text `number` takes from the one before.
+fn shared(before: &[u8], text: &[u8], number: u64) -> usize {
+    if number.is_multiple_of(BLOCK_TEXTS) { 0 } else { common(before, text) }
+}
+
+fn common(a: &[u8], b: &[u8]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+/// Takes how the letters of a name are coded; `None` if it makes no sense.
+pub(crate) fn take_letters(input: &mut &[u8]) -> Option<Option<Letters>> {
+    let (&is_coded, after) = input.split_first()?;
+    *input = after;
+    match is_coded {
+        0 => Some(None),
+        1 => Letters::take(input).map(Some),
+        _ => None,
+    }
+}
+
 impl Strings {
+    /// `names`: first texts rise from 0.
+    pub(crate) fn new(text: Records, count: u64, names: Vec<NameLetters>) -> Strings {
+        Strings { text, count, names }
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let tables = self.names.iter().filter(|name| name.1.is_some()).count();
+        self.names.capacity() * size_of::<NameLetters>() + tables * 512
+    }
+
     /// The text of `id`, into `key`.
     pub(crate) fn get(&self, blocks: &Blocks, id: u64, key: &mut Vec<u8>) -> Result<()> {
         key.clear();
-        let mut rest = self.block(blocks, id / BLOCK_TEXTS)?;
-        for at in 0..=id % BLOCK_TEXTS {
-            let (same, new) = self.entry(blocks, &mut rest, at == 0)?;
-            if same > key.len() {
+        let mut entries = self.entries(blocks, id);
+        while entries.next <= id {
+            let entry = entries.take()?;
+            if entry.same > key.len() {
                 return Err(self.bad(blocks));
             }
-            key.truncate(same);
-            key.extend_from_slice(new);
+            key.truncate(entry.same);
+            entry.append(key);
         }
         Ok(())
     }
 
-    /// Whether text `id` is `wanted`. Looks at no byte that an earlier text of the block settles.
+    /// Whether text `id` is `wanted`. Looks at no letter that an earlier text of the block settles.
     pub(crate) fn is(&self, blocks: &Blocks, id: u64, wanted: &[u8]) -> Result<bool> {
-        let mut rest = self.block(blocks, id / BLOCK_TEXTS)?;
-        let (mut agreed, mut len) = (0, 0);
-        for at in 0..=id % BLOCK_TEXTS {
-            let (same, new) = self.entry(blocks, &mut rest, at == 0)?;
-            if same > len {
-                return Err(self.bad(blocks));
-            }
-            len = same + new.len();
-            // Below `agreed` this text is as `wanted`; at it the one before differed, or one of both ended.
-            if same <= agreed {
-                let rest = wanted.get(same..).unwrap_or_default();
-                agreed = same + new.iter().zip(rest).take_while(|(a, b)| a == b).count();
+        let mut entries = self.entries(blocks, id);
+        // Below `agreed` the present text is as `wanted`; at it they differ, or one of both ends.
+        let (mut agreed, mut is_it, mut decoded) = (0, false, Vec::new());
+        while entries.next <= id {
+            let entry = entries.take()?;
+            is_it = false;
+            if entry.same <= agreed {
+                let new = entry.text(&mut decoded);
+                agreed = entry.same + common(new, wanted.get(entry.same..).unwrap_or_default());
+                is_it = agreed == entry.same + new.len() && agreed == wanted.len();
             }
         }
-        Ok(agreed == len && len == wanted.len())
+        Ok(is_it)
     }
 
     /// The place of `wanted` among the sorted texts `ids`: where it is, or where it would be.
@@ -111,12 +214,12 @@ impl Strings {
         wanted: &[u8],
     ) -> Result<Result<u64, u64>> {
         let mut walk = self.seek(blocks, ids.clone(), wanted)?;
-        while walk.next < ids.end {
+        while walk.next_id() < ids.end {
             walk.advance()?;
             match walk.key.as_slice().cmp(wanted) {
                 Ordering::Less => {}
-                Ordering::Equal => return Ok(Ok(walk.next - 1)),
-                Ordering::Greater => return Ok(Err(walk.next - 1)),
+                Ordering::Equal => return Ok(Ok(walk.next_id() - 1)),
+                Ordering::Greater => return Ok(Err(walk.next_id() - 1)),
             }
         }
         Ok(Err(ids.end))
@@ -124,45 +227,35 @@ impl Strings {
 
     /// A walk of `ids` that begins at most a block before the first text that is at least `wanted`.
     fn seek<'a>(
-        &self,
+        &'a self,
         blocks: &'a Blocks,
         ids: Range<u64>,
         wanted: &[u8],
     ) -> Result<StringWalk<'a>> {
         // Blocks whose first text is one of `ids`.
         let (mut low, mut high) = (ids.start.div_ceil(BLOCK_TEXTS), ids.end.div_ceil(BLOCK_TEXTS));
+        let mut decoded = Vec::new();
         while low < high {
             let middle = low + (high - low) / 2;
-            let mut block = self.block(blocks, middle)?;
-            let (_, first) = self.entry(blocks, &mut block, true)?;
-            if first <= wanted { low = middle + 1 } else { high = middle }
+            let first = self.entries(blocks, middle * BLOCK_TEXTS).take()?;
+            if first.text(&mut decoded) <= wanted { low = middle + 1 } else { high = middle }
         }
         let start = low.checked_sub(1).map_or(0, |block| block * BLOCK_TEXTS);
         self.walk(blocks, start.max(ids.start))
     }
 
     /// A walk whose first text is `id`.
-    pub(crate) fn walk<'a>(&self, blocks: &'a Blocks, id: u64) -> Result<StringWalk<'a>> {
-        let next = id / BLOCK_TEXTS * BLOCK_TEXTS;
+    pub(crate) fn walk<'a>(&'a self, blocks: &'a Blocks, id: u64) -> Result<StringWalk<'a>> {
         let (key, same) = Default::default();
-        let mut walk = StringWalk { strings: *self, blocks, rest: &[], next, key, same };
-        while walk.next < id {
-            walk.advance()?;
-        }
+        let mut walk = StringWalk { entries: self.entries(blocks, id), key, same };
+        walk.go_to(id)?;
         Ok(walk)
     }
 
-    fn block<'a>(&self, blocks: &'a Blocks, block: u64) -> Result<&'a [u8]> {
-        self.text.get(blocks, block)
-    }
-
-    fn entry<'a>(
-        &self,
-        blocks: &Blocks,
-        rest: &mut &'a [u8],
-        first: bool,
-    ) -> Result<(usize, &'a [u8])> {
-        take_entry(rest, first).ok_or_else(|| self.bad(blocks))
+    /// The entries from the beginning of the block of `id`.
+    fn entries<'a>(&'a self, blocks: &'a Blocks, id: u64) -> Entries<'a> {
+        let next = id / BLOCK_TEXTS * BLOCK_TEXTS;
+        Entries { strings: self, blocks, rest: &[], next, name_idx: 0, name_end: 0 }
     }
 
     #[cold]
@@ -171,8 +264,55 @@ impl Strings {
     }
 }
 
+impl<'a> Entries<'a> {
+    #[inline]
+    fn take(&mut self) -> Result<Entry<'a>> {
+        let is_first = self.next.is_multiple_of(BLOCK_TEXTS);
+        if is_first {
+            self.rest = self.strings.text.get(self.blocks, self.next / BLOCK_TEXTS)?;
+        }
+        if is_first || self.next >= self.name_end {
+            let names = &self.strings.names;
+            let after = names.partition_point(|name| name.0 <= self.next);
+            self.name_idx = after.saturating_sub(1);
+            self.name_end = names.get(after).map_or(u64::MAX, |name| name.0);
+        }
+        let letters = self.strings.names.get(self.name_idx).and_then(|name| name.1.as_ref());
+        let bytes_min = letters.map_or(0, |letters| letters.bytes_min);
+        let taken = take_entry(&mut self.rest, is_first, bytes_min);
+        let (same, new) = taken.ok_or_else(|| self.strings.bad(self.blocks))?;
+        self.next += 1;
+        Ok(Entry { same, new, letters })
+    }
+}
+
+impl<'a> Entry<'a> {
+    /// Appends its letters.
+    #[inline]
+    fn append(&self, out: &mut Vec<u8>) {
+        match self.letters {
+            Some(letters) => letters.decode(self.new, out),
+            None => out.extend_from_slice(self.new),
+        }
+    }
+
+    /// Its letters, in the file or in `decoded`.
+    #[inline]
+    fn text<'d>(&self, decoded: &'d mut Vec<u8>) -> &'d [u8]
+    where
+        'a: 'd,
+    {
+        if self.letters.is_none() {
+            return self.new;
+        }
+        decoded.clear();
+        self.append(decoded);
+        decoded
+    }
+}
+
 #[inline]
-fn take_entry<'a>(rest: &mut &'a [u8], first: bool) -> Option<(usize, &'a [u8])> {
+fn take_entry<'a>(rest: &mut &'a [u8], first: bool, bytes_min: usize) -> Option<(usize, &'a [u8])> {
     let (same, new) = if first {
         (0, take_varint(rest)?)
     } else {
@@ -182,7 +322,7 @@ fn take_entry<'a>(rest: &mut &'a [u8], first: bool) -> Option<(usize, &'a [u8])>
             15 => take_varint(rest)?.checked_add(15),
             short => Some(u64::from(short)),
         };
-        (len(head >> 4)?, len(head & 15)?)
+        (len(head >> 4)?, len(head & 15)?.checked_add(bytes_min as u64)?)
     };
     let (new, after) = rest.split_at_checked(usize::try_from(new).ok()?)?;
     *rest = after;
@@ -204,31 +344,31 @@ pub(super) fn take_varint(rest: &mut &[u8]) -> Option<u64> {
 impl StringWalk<'_> {
     /// Goes to the next text, which must be one.
     pub(crate) fn advance(&mut self) -> Result<()> {
-        let first = self.next.is_multiple_of(BLOCK_TEXTS);
-        if first {
-            self.rest = self.strings.block(self.blocks, self.next / BLOCK_TEXTS)?;
+        let is_first = self.entries.next.is_multiple_of(BLOCK_TEXTS);
+        let entry = self.entries.take()?;
+        if entry.same > self.key.len() {
+            return Err(self.entries.strings.bad(self.entries.blocks));
         }
-        let (same, new) = self.strings.entry(self.blocks, &mut self.rest, first)?;
-        if same > self.key.len() {
-            return Err(self.strings.bad(self.blocks));
+        if is_first {
+            // A block's first text is stored whole; how much it shares is worth knowing all the same.
+            let before = std::mem::take(&mut self.key);
+            entry.append(&mut self.key);
+            self.same = common(&before, &self.key);
+            return Ok(());
         }
-        // A block's first text is stored whole; how much it shares is worth knowing all the same.
-        self.same = match first {
-            true => self.key.iter().zip(new).take_while(|(a, b)| a == b).count(),
-            false => same,
-        };
-        self.key.truncate(same);
-        self.key.extend_from_slice(new);
-        self.next += 1;
+        self.same = entry.same;
+        self.key.truncate(entry.same);
+        entry.append(&mut self.key);
         Ok(())
     }
 
     /// Makes `id` the next text: a step from the one before, a walk inside of its block from anywhere.
     pub(crate) fn go_to(&mut self, id: u64) -> Result<()> {
-        if id < self.next || id / BLOCK_TEXTS != self.next / BLOCK_TEXTS {
-            self.next = id / BLOCK_TEXTS * BLOCK_TEXTS;
+        let next = self.entries.next;
+        if id < next || id / BLOCK_TEXTS != next / BLOCK_TEXTS {
+            self.entries.next = id / BLOCK_TEXTS * BLOCK_TEXTS;
         }
-        while self.next < id {
+        while self.entries.next < id {
             self.advance()?;
         }
         Ok(())
@@ -236,7 +376,7 @@ impl StringWalk<'_> {
 
     /// The id of the text that [`StringWalk::advance`] goes to.
     pub(crate) fn next_id(&self) -> u64 {
-        self.next
+        self.entries.next
     }
 
     /// The present text.
@@ -257,15 +397,20 @@ mod tests {
     use super::*;
     use crate::sealed::testing::written;
 
-    fn strings(texts: &[String]) -> (Blocks, Strings) {
-        let mut writer = StringsWriter::default();
-        texts.iter().for_each(|text| writer.push(text.as_bytes()));
+    fn strings(names: &[&[String]], is_coded: bool) -> (Blocks, Strings) {
+        let saved_bytes_min = if is_coded { 0 } else { usize::MAX };
+        let mut writer = StringsWriter { saved_bytes_min, ..StringsWriter::default() };
+        let (mut letters, mut first) = (Vec::new(), 0);
+        for texts in names {
+            let texts: Vec<&[u8]> = texts.iter().map(|text| text.as_bytes()).collect();
+            let mut code = Vec::new();
+            writer.push_name(&texts, &mut code);
+            letters.push((first, take_letters(&mut code.as_slice()).unwrap()));
+            first += texts.len() as u64;
+        }
         let (blocks, contents) = written(&[&writer.text], &[&writer.starts]);
-        let strings = Strings {
-            text: Records { bytes: contents.sections[0], starts: contents.arrays[0] },
-            count: texts.len() as u64,
-        };
-        (blocks, strings)
+        let text = Records { bytes: contents.sections[0], starts: contents.arrays[0] };
+        (blocks, Strings::new(text, first, letters))
     }
 
     proptest! {
@@ -275,11 +420,12 @@ mod tests {
             texts in prop::collection::btree_set("(aaaaaaaaaaaaaaaaaaa)?[abc]{0,18}", 1..60),
             wanted in prop::collection::vec("(aaaaaaaaaaaaaaaaaaa)?[abc]{0,18}", 8),
             steps in prop::collection::vec(any::<prop::sample::Index>(), 12),
+            is_coded in any::<bool>(),
         ) {
             let texts: Vec<String> = texts.into_iter().collect();
             let from = before.len() as u64;
-            let all: Vec<String> = before.into_iter().chain(texts.clone()).collect();
-            let (blocks, strings) = strings(&all);
+            let all: Vec<String> = before.iter().cloned().chain(texts.clone()).collect();
+            let (blocks, strings) = strings(&[&before, &texts], is_coded);
             let ids = from..all.len() as u64;
             for (id, text) in all.iter().enumerate() {
                 let mut key = Vec::new();

@@ -406,6 +406,34 @@ proptest! {
         }
     }
 
+    /// Texts that a code makes small, each on one series or group: every bunch of lists is one of rows.
+    #[test]
+    fn unique_values_are_found_whatever_code_they_have(
+        seed in any::<u64>(),
+        (count, lone, name) in (100u64..160, any::<bool>(), prop::sample::select(vec!["a", "instance"])),
+        (matchers, grouping) in (prop::collection::vec(arb_matcher(), 0..3), arb_grouping()),
+    ) {
+        let text = |number: u64| format!("{:016x}", (number ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let wish = |number: u64| {
+            let text = text(number);
+            let pairs = [(name, &*text), ("__name__", VALUES[1 + number as usize % 4])];
+            let labels = Labels::from_pairs(pairs).unwrap();
+            Wish { labels, lone, gap: 0, segment: 0, dead: false }
+        };
+        let (world, _) = World::settle(&(0..count).map(wish).collect::<Vec<_>>(), 64);
+        let sealed = segment(&world);
+        let bytes = sealed.bytes_by_use()[0].1;
+        prop_assert!(bytes < count * 12, "{} texts of 16 letters take {} bytes", count, bytes);
+        check(&sealed, &world);
+        check_query(&sealed, &world, &matchers, &grouping);
+        for pattern in [text(7), format!("{}.*", &text(9)[..1]), ".*[0-7]".to_owned(), ".*a.*".to_owned()] {
+            let mut with = matchers.clone();
+            with.push(Matcher::new(name, MatchOp::Regex, pattern).unwrap());
+            check_query(&sealed, &world, &with, &grouping);
+        }
+        prop_assert_eq!(find(&sealed, &wish(count + 1).labels).unwrap(), None);
+    }
+
     #[test]
     fn segments_merged_are_one_built_from_all_less_the_dead(
         wishes in prop::collection::vec(arb_wish(), 0..120),

@@ -3,6 +3,7 @@
 //! Pairs are numbered by name and value, rows sorted, groups clustered to shapes, lists made name by name: beside the
 //! builder's ids there is never more than one name's lists, or one table's arrays, in memory.
 
+use firn_codec::bits::{bit_width, pack};
 use firn_codec::postings::encode_postings;
 use firn_env::DiskFile;
 use firn_model::{Error, Result, encode_varint};
@@ -18,7 +19,7 @@ use crate::sealed::hash::pair_hash;
 use crate::sealed::rows::RowsWriter;
 use crate::sealed::shapes::{BUNCH_PARTS, push_part, push_shape};
 use crate::sealed::strings::StringsWriter;
-use crate::sealed::{BUNCH_LISTS, KINDS, Kind};
+use crate::sealed::{BUNCH_LISTS, BUNCH_OF_ROWS, KINDS, Kind};
 
 const NONE: u32 = u32::MAX;
 
@@ -31,6 +32,8 @@ struct Dictionary {
     name_of: Vec<u32>,
     hashes: Vec<u64>,
     text: StringsWriter,
+    /// How the letters of each name's values are coded.
+    letters: Vec<Vec<u8>>,
     /// Builder's number to number here.
     to: Vec<u32>,
 }
@@ -248,8 +251,9 @@ impl Dictionary {
             by_name[pairs.name_of(pair) as usize].push(pair);
         }
         let (text, to) = (StringsWriter::default(), vec![NONE; pairs.count()]);
-        let (names, name_of, hashes) = Default::default();
-        let mut all = Dictionary { names, first_pairs: vec![0], name_of, hashes, text, to };
+        let (names, name_of, hashes, letters) = Default::default();
+        let mut all =
+            Dictionary { names, first_pairs: vec![0], name_of, hashes, text, letters, to };
         let mut encoded = Vec::new();
         for name in name_order {
             let of_name = &mut by_name[name as usize];
@@ -258,18 +262,20 @@ impl Dictionary {
             }
             of_name.sort_unstable_by_key(|&pair| pairs.value(pair));
             let text = &pairs.names[name as usize];
-            for &pair in &*of_name {
-                let value = pairs.value(pair);
+            let values: Vec<&[u8]> = of_name.iter().map(|&pair| pairs.value(pair)).collect();
+            for (&pair, value) in of_name.iter().zip(&values) {
                 encoded.clear();
-                for text in [text, value] {
+                for text in [&text[..], value] {
                     encode_varint(text.len() as u64, &mut encoded);
                     encoded.extend_from_slice(text);
                 }
                 all.hashes.push(pair_hash(&encoded));
                 all.to[pair as usize] = all.name_of.len() as u32;
                 all.name_of.push(all.names.len() as u32);
-                all.text.push(value);
             }
+            let mut letters = Vec::new();
+            all.text.push_name(&values, &mut letters);
+            all.letters.push(letters);
             all.names.push(text.to_vec());
             let count = u32::try_from(all.name_of.len()).ok().filter(|&count| count < NONE);
             let count = count.ok_or_else(|| Error::too_large("label pairs are used up"))?;
@@ -281,10 +287,12 @@ impl Dictionary {
 
     fn encode_names(&self) -> Vec<u8> {
         let mut out = Vec::new();
-        for (name, pairs) in self.names.iter().zip(self.first_pairs.windows(2)) {
+        let pairs = self.first_pairs.windows(2);
+        for ((name, pairs), letters) in self.names.iter().zip(pairs).zip(&self.letters) {
             encode_varint(name.len() as u64, &mut out);
             out.extend_from_slice(name);
             encode_varint(u64::from(pairs[1] - pairs[0]), &mut out);
+            out.extend_from_slice(letters);
         }
         out
     }
@@ -564,6 +572,9 @@ fn write_lists(
     sorted: &[Sorted; 3],
 ) -> Result<()> {
     let (mut lists, mut starts, mut ids) = (Vec::new(), Vec::new(), Vec::new());
+    // Table and row of the pairs of a bunch that have but one.
+    let mut single: Vec<(Kind, u32)> = Vec::new();
+    let pair_count = dictionary.name_of.len() as u32;
     for (name, pairs) in (0..).zip(dictionary.first_pairs.windows(2)) {
         let tables = [0, 1, 2].map(|at: usize| {
             rows_of_name(name, (pairs[1] - pairs[0]) as usize, dictionary, &sorted[at])
@@ -571,6 +582,7 @@ fn write_lists(
         for pair in pairs[0]..pairs[1] {
             if u64::from(pair).is_multiple_of(BUNCH_LISTS) {
                 starts.push(lists.len() as u64);
+                single.clear();
             }
             let rank = (pair - pairs[0]) as usize;
             let rows = tables.each_ref().map(|(ends, rows)| {
@@ -584,9 +596,37 @@ fn write_lists(
                 ids.extend(rows.iter().map(|&row| u64::from(row)));
                 encode_postings(&ids, &mut lists);
             }
+            if rows.iter().map(|rows| rows.len()).sum::<usize>() == 1 {
+                let of_kind = KINDS.iter().zip(&rows);
+                single
+                    .extend(of_kind.flat_map(|(kind, rows)| rows.iter().map(|row| (*kind, *row))));
+            }
+            let in_bunch = u64::from(pair) % BUNCH_LISTS + 1;
+            if in_bunch == BUNCH_LISTS || pair + 1 == pair_count {
+                push_single_rows(&single, in_bunch, starts.last().copied(), &mut lists);
+            }
         }
     }
     writer.push_records(&lists, &starts)
+}
+
+/// Writes the last bunch anew if each of its pairs has one row, and all in one table.
+fn push_single_rows(
+    rows: &[(Kind, u32)],
+    pair_count: u64,
+    start: Option<u64>,
+    lists: &mut Vec<u8>,
+) {
+    let (Some(&(kind, _)), Some(start)) = (rows.first(), start) else { return };
+    if rows.len() as u64 != pair_count || rows.iter().any(|row| row.0 != kind) {
+        return;
+    }
+    let least = rows.iter().map(|row| row.1).min().unwrap_or(0);
+    let width = bit_width(rows.iter().map(|row| u64::from(row.1 - least)).max().unwrap_or(0));
+    lists.truncate(start as usize);
+    lists.extend([BUNCH_OF_ROWS + kind as u8, width as u8]);
+    encode_varint(u64::from(least), lists);
+    pack(rows.iter().map(|row| u64::from(row.1 - least)), width, lists);
 }
 
 /// The rows of each value of a name, back to back, and where each value's end.

@@ -6,6 +6,7 @@ use firn_model::{
     Slot,
 };
 use firn_sim::SimDisk;
+use proptest::prelude::*;
 
 use super::{SHARDS, disk, index, labels, open, options, resolve, select, take_all};
 use crate::manifest_part::Part;
@@ -443,6 +444,59 @@ fn bad_definitions_are_refused_with_their_offset() {
     let error = other.replay(&payload).unwrap_err();
     assert!(error.to_string().contains("contradicts"), "{error}");
     assert!(super::index().replay(&[0xff; 40]).is_err());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    /// Whatever bytes come from the log: they are refused with their place, or what they define is an index in which each
+    /// label set has one reference, in memory and sealed.
+    #[test]
+    fn damaged_definitions_are_refused_or_make_a_sound_index(
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0u8..3), 1..4),
+    ) {
+        let whole = index();
+        for text in sealed_texts() {
+            resolve(&whole, &text);
+        }
+        let mut payload = take_all(&whole).concat();
+        for (at, byte, how) in damage {
+            let at = at.index(payload.len());
+            match how {
+                0 => payload[at] = byte,
+                1 => payload.insert(at, byte),
+                _ => drop(payload.remove(at)),
+            }
+        }
+        let disk = disk();
+        let index = open(&disk, options(), &[]).unwrap();
+        if let Err(error) = index.replay(&payload) {
+            let offset = match error.kind() {
+                ErrorKind::Corrupt { offset, .. } => *offset,
+                kind => panic!("{kind:?}"),
+            };
+            prop_assert!(offset < payload.len() as u64);
+        }
+        let cancel = CancelToken::new();
+        let matches = index.view().matches(&[], &Grouping::Series, &cancel).unwrap();
+        if matches.groups.is_empty() {
+            return Ok(());
+        }
+        let part = seal(&index, &disk);
+        for index in [&index, &open(&disk, options(), &[&part]).unwrap()] {
+            let view = index.view();
+            for group in &matches.groups {
+                for member in &group.members {
+                    let series = SeriesRef { group: group.group, slot: member.slot };
+                    let labels = &matches.keys[member.key as usize];
+                    let known = view.labels(series).unwrap();
+                    prop_assert_eq!(known.as_ref(), Some(labels));
+                    prop_assert_eq!(index.lookup(labels).unwrap(), Some(series));
+                }
+            }
+            let found = view.select(&[], &cancel).unwrap();
+            prop_assert_eq!(found.series_count(&cancel).unwrap(), matches.series_count() as u64);
+        }
+    }
 }
 
 #[test]
