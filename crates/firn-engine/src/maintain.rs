@@ -87,11 +87,16 @@ impl Engine {
     /// Those of disk and bucket; the work is planned anew at the next call.
     pub fn step(&self, lane: Lane) -> Result<Option<Step>> {
         self.check_open()?;
-        match lane {
+        let done = match lane {
             Lane::Head if self.options.read_only => Ok(None),
             Lane::Head => self.step_head(),
             Lane::Tree => self.step_tree(),
+        };
+        if done.as_ref().is_err_and(|e| *e.kind() == ErrorKind::Unavailable) {
+            // A full disk, maybe: what the log keeps to be written again is room for tables.
+            self.log.remove_spares();
         }
+        done
     }
 
     fn step_head(&self) -> Result<Option<Step>> {

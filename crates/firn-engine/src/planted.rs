@@ -65,6 +65,8 @@ pub enum Planted {
     IndexFilesDroppedEarly,
     /// Definitions below the log's floor are taken in again, those of series that have left among them.
     RemovedSeriesReplayed,
+    /// The number of the log's streams is changed although the log has what no table has.
+    StreamsChangedUnflushed,
     /// A writer whose slow tier another has taken over goes on writing and removing there.
     FenceSkipped,
     /// Objects go at once, though the slow tier's manifest still names them.
@@ -107,6 +109,7 @@ impl Planted {
         Planted::DeletedListed,
         Planted::IndexFilesDroppedEarly,
         Planted::RemovedSeriesReplayed,
+        Planted::StreamsChangedUnflushed,
         Planted::FenceSkipped,
         Planted::ObjectsRemovedEarly,
         Planted::DroppedTooEarly,

@@ -318,6 +318,11 @@ impl Log {
         self.streams()?.iter().zip(floors).try_for_each(|(stream, &floor)| stream.purge(floor))
     }
 
+    /// Removes the files that wait to be written again: others need the room.
+    pub fn remove_spares(&self) {
+        self.streams.get().into_iter().flatten().for_each(Stream::remove_spares);
+    }
+
     /// The log's numbers.
     pub fn stats(&self) -> LogStats {
         let Some(streams) = self.streams.get() else {

@@ -15,7 +15,7 @@ use crate::{Append, LogOptions, StreamId, SyncPolicy, block};
 
 /// Files that are kept to be written again, of one stream: with segments of 32 MiB what a flush
 /// every few minutes leaves; more are removed.
-const SPARES_MAX: usize = 8;
+const SPARES_MAX: usize = 4;
 
 /// One of the log's parallel files.
 ///
@@ -175,6 +175,15 @@ impl Stream {
 
     pub(crate) fn segment_count(&self) -> usize {
         self.old.lock().len() + 1
+    }
+
+    /// Gives back the room of the files that wait to be written again.
+    pub(crate) fn remove_spares(&self) {
+        let spares = std::mem::take(&mut *self.spares.lock());
+        for number in spares {
+            // Best effort: what is left is found at the next start.
+            let _ = self.disk.remove(&segment::path(self.id.0, number));
+        }
     }
 
     /// Files that wait to be written again.
