@@ -35,7 +35,10 @@ const ROOMS: [(&str, &[&str]); 14] = [
         "firndb",
         &["firn-model", "firn-env", "firn-codec", "firn-engine", "firn-promql", "firn-cache"],
     ),
-    ("firn-server", &["firn-model", "firn-env", "firn-promql", "firndb"]),
+    (
+        "firn-server",
+        &["firn-model", "firn-env", "firn-codec", "firn-cache", "firn-promql", "firndb"],
+    ),
     ("firn", &["firn-server", "firndb"]),
     ("firn-sim", &["firn-model", "firn-env"]),
 ];

@@ -91,6 +91,8 @@ impl Program {
             Program::Firn => {
                 command.arg("serve").arg("--data").arg(folder);
                 command.arg("--listen").arg(address.to_string());
+                // As below: what is measured is a query.
+                command.arg("--result-cache=0");
             }
             Program::Prometheus => {
                 let config = folder.join("prometheus.yml");

@@ -62,7 +62,7 @@ impl Span {
 
 /// The times at which an expression is evaluated: all that are `phase_ms` behind a multiple of `step_ms`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Grid {
+pub struct Grid {
     step_ms: i64,
     phase_ms: i64,
 }
@@ -72,14 +72,14 @@ const TIME_MAX: Timestamp = 1 << 61;
 
 impl Grid {
     /// The grid that has `start`; `None` if its numbers are too large to add.
-    pub(crate) fn new(start: Timestamp, end: Timestamp, step_ms: i64) -> Option<Grid> {
+    pub fn new(start: Timestamp, end: Timestamp, step_ms: i64) -> Option<Grid> {
         let is_small = |ts: i64| (-TIME_MAX..=TIME_MAX).contains(&ts);
         let fits = (1..=TIME_MAX).contains(&step_ms) && is_small(start) && is_small(end);
         fits.then(|| Grid { step_ms, phase_ms: start.rem_euclid(step_ms) })
     }
 
     /// From the first to the last step inside `range`; empty if there is none.
-    pub(crate) fn steps_in(self, range: TimeRange) -> TimeRange {
+    pub fn steps_in(self, range: TimeRange) -> TimeRange {
         let range = range.intersect(TimeRange::new(-2 * TIME_MAX, 2 * TIME_MAX));
         if range.is_empty() {
             return TimeRange::EMPTY;
@@ -91,12 +91,12 @@ impl Grid {
     }
 
     /// The last step at or before `ts`.
-    pub(crate) fn floor(self, ts: Timestamp) -> Timestamp {
+    pub fn floor(self, ts: Timestamp) -> Timestamp {
         ts - (ts - self.phase_ms).rem_euclid(self.step_ms)
     }
 
     /// The times that stand for `steps`, so that neighbours touch.
-    pub(crate) fn cells(self, steps: TimeRange) -> TimeRange {
+    pub fn cells(self, steps: TimeRange) -> TimeRange {
         if steps.is_empty() {
             return TimeRange::EMPTY;
         }
@@ -104,12 +104,12 @@ impl Grid {
     }
 
     /// How many steps there are from the first to the last.
-    pub(crate) fn count(self, steps: TimeRange) -> u64 {
+    pub fn count(self, steps: TimeRange) -> u64 {
         if steps.is_empty() { 0 } else { ((steps.end - steps.start) / self.step_ms) as u64 + 1 }
     }
 
     /// All of `steps`, one after the other.
-    pub(crate) fn iter(self, steps: TimeRange) -> impl Iterator<Item = Timestamp> {
+    pub fn iter(self, steps: TimeRange) -> impl Iterator<Item = Timestamp> {
         let mut next = (!steps.is_empty()).then_some(steps.start);
         std::iter::from_fn(move || {
             let step = next?;

@@ -11,12 +11,13 @@
 //! **Invariants**: a cached answer equals the computed one, bit for bit (9); a damaged slab costs itself only (5);
 //! memory is drawn from the budget, flash from a fixed number of places (8).
 //!
-//! Reading order: `slab` (the format; docs/formats/cache.md), `device`, `key_index`, `policy`, `store`, then `answer`,
+//! Reading order: `slab` (the format; docs/formats/cache.md), `device`, `key_index`, `policy`, `store`, `background`, then `answer`,
 //! `dependency`, `selectors`, `changes`, `result`.
 
 #![forbid(unsafe_code)]
 
 mod answer;
+mod background;
 mod changes;
 mod dependency;
 mod device;
@@ -29,7 +30,8 @@ mod slab;
 mod store;
 
 pub use answer::{Answer, AnswerSeries};
-pub use dependency::{Dependency, Span};
+pub use background::Background;
+pub use dependency::{Dependency, Grid, Span};
 #[doc(hidden)]
 pub use planted::Planted;
 pub use policy::{PolicyKind, PolicyStats};

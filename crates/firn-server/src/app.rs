@@ -182,6 +182,9 @@ impl App {
                 usage.bytes as f64,
             );
             crate::stats::write_text(&ready.db.stats(), &mut text);
+            if let Some(results) = ready.db.result_stats() {
+                crate::stats::write_results(&results, &mut text);
+            }
         }
         text.finish()
     }

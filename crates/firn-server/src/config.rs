@@ -169,6 +169,11 @@ pub struct Settings {
     #[arg(long, env = "FIRN_QUERY_MEMORY", value_name = "SIZE", default_value = "auto")]
     pub query_memory: String,
 
+    /// Space below --data for answers of range queries, so that a dashboard's next refresh computes its
+    /// newest steps only; 0 switches it off
+    #[arg(long, env = "FIRN_RESULT_CACHE", value_name = "SIZE", default_value = "1GiB")]
+    pub result_cache: String,
+
     /// Remote reads that run at one time; further ones wait
     #[arg(
         long,
@@ -279,6 +284,8 @@ pub struct Config {
     pub query_samples_max: u64,
     /// Memory of one query.
     pub query_bytes_max: u64,
+    /// Space for answers of range queries.
+    pub result_cache_bytes: Option<u64>,
     /// Remote reads at one time.
     pub remote_read_concurrency_max: usize,
     /// Samples of one query of a remote read in one message.
@@ -401,6 +408,14 @@ impl Settings {
                 "auto" => memory_bytes_max / 4,
                 text => bytes("query-memory", text, QUERY_BYTES_MIN, memory_bytes_max)?,
             },
+            result_cache_bytes: match bytes("result-cache", &self.result_cache, 0, u64::MAX >> 1)? {
+                0 => None,
+                given if given < RESULT_CACHE_BYTES_MIN => {
+                    let wanted = format!("0 or at least {RESULT_CACHE_BYTES_MIN} bytes");
+                    return Err(bad("result-cache", &self.result_cache, &wanted));
+                }
+                given => Some(given),
+            },
             remote_read_concurrency_max: self.remote_read_concurrency_max,
             remote_read_samples_max: limit(self.remote_read_samples_max),
             remote_read_frame_bytes: bytes(
@@ -431,6 +446,8 @@ const MEMORY_BYTES_MIN: u64 = 64 << 20;
 const TIER_BYTES_MIN: u64 = 64 << 20;
 // One series list, one batch of columns and one answer.
 const QUERY_BYTES_MIN: u64 = 1 << 20;
+// A few slabs.
+const RESULT_CACHE_BYTES_MIN: u64 = 8 << 20;
 // Smaller frames hold one chunk each; Prometheus takes no larger ones than 50 MB.
 const FRAME_BYTES_MIN: u64 = 1 << 10;
 const FRAME_BYTES_MAX: u64 = 32 << 20;
@@ -441,7 +458,7 @@ const SHARDS_MAX: usize = 1 << 15;
 // Positions inside a request are 32 bits wide.
 const REQUEST_BYTES_MAX: u64 = 2 << 30;
 
-fn bad(name: &str, text: &str, wanted: &str) -> Error {
+pub(crate) fn bad(name: &str, text: &str, wanted: &str) -> Error {
     Error::invalid(format!("--{name} is {text:?}, wanted is {wanted}"))
 }
 
@@ -468,7 +485,7 @@ fn external_labels(pairs: &[String]) -> Result<Labels> {
     Labels::from_pairs(pairs).map_err(|e| wanted().because(e))
 }
 
-fn duration_ms(name: &str, text: &str) -> Result<i64> {
+pub(crate) fn duration_ms(name: &str, text: &str) -> Result<i64> {
     parse_unit_duration_ms(text)
         .filter(|&ms| ms > 0)
         .ok_or_else(|| bad(name, text, "a duration such as 15s, 2m, 1h30m or 15d"))
@@ -482,7 +499,7 @@ fn size(name: &str, text: &str) -> Result<usize> {
     bytes(name, text, 1, REQUEST_BYTES_MAX).map(|bytes| bytes as usize)
 }
 
-fn bytes(name: &str, text: &str, least: u64, most: u64) -> Result<u64> {
+pub(crate) fn bytes(name: &str, text: &str, least: u64, most: u64) -> Result<u64> {
     let bytes = parse_bytes(text).ok_or_else(|| bad(name, text, "a size such as 64KiB or 4GiB"))?;
     if !(least..=most).contains(&bytes) {
         return Err(bad(name, text, &format!("at least {least} and at most {most} bytes")));
@@ -602,6 +619,7 @@ mod tests {
             ("--shards=12", "--shards is \"12\", wanted is a power of two"),
             ("--log-streams=65", "--log-streams is \"65\""),
             ("--query-memory=1KiB", "--query-memory is \"1KiB\", wanted is at least 1048576"),
+            ("--result-cache=1MiB", "--result-cache is \"1MiB\", wanted is 0 or at least 8388608"),
             ("--cors-origin=(", "--cors-origin is \"(\", wanted is a regex"),
             ("--external-labels=a=1,b", "--external-labels is \"a=1,b\", wanted is name=value"),
             ("--external-labels=a=1,a=2", "--external-labels is \"a=1,a=2\""),
@@ -626,6 +644,7 @@ mod tests {
                 "--write-lenient",
                 "--external-labels=region=eu,zone=\"b\"",
                 "--cors-origin=https?://[^,]*",
+                "--result-cache=0",
                 "--enable-admin-api",
                 "--enable-lifecycle",
                 "--self-scrape=never",

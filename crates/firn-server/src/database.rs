@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use firn_model::{ErrorKind, Result};
-use firndb::{Db, Env, Options, RecoveryProgress, SyncPolicy, TreeOptions};
+use firndb::{Db, Env, Options, RecoveryProgress, ResultOptions, SyncPolicy, TreeOptions};
 
 use crate::config::{Config, LogSync};
 
@@ -35,6 +35,13 @@ pub(crate) fn open(config: &Config, progress: &RecoveryProgress) -> Result<Arc<D
     for tail in &recovery.torn_tails {
         tracing::info!("{tail}");
     }
+    // A replica is not told what its writer changes.
+    if let Some(bytes) = config.result_cache_bytes.filter(|_| !config.read_only)
+        && let Err(error) = db.keep_results(results(config.memory_bytes_max, bytes))
+    {
+        // Queries go on without it; nobody should be without a database for want of a cache.
+        tracing::warn!("answers are not cached: {error}");
+    }
     tracing::info!(
         entries = recovery.entries,
         rows = recovery.rows,
@@ -56,6 +63,18 @@ fn restore(env: &Env) -> Result<()> {
         None => tracing::info!("the folder has a database: nothing is restored"),
     }
     Ok(())
+}
+
+/// A result cache of `flash_bytes_max`, with slabs that fit into little memory.
+fn results(memory_bytes_max: u64, flash_bytes_max: u64) -> ResultOptions {
+    let mut options = ResultOptions::default();
+    let store = &mut options.store;
+    store.flash_bytes_max = flash_bytes_max;
+    if memory_bytes_max < 1 << 30 || flash_bytes_max < 64 << 20 {
+        store.slab_bytes = 128 << 10;
+        store.header_bytes_max = 2 << 20;
+    }
+    options
 }
 
 fn options(config: &Config) -> Options {

@@ -13,13 +13,15 @@
 //! thread evaluates and writes JSON (`wire/json`), and stops when the client has gone. **Raw samples out**:
 //! `http/read` walks over series and hands frames (`wire/remote_read`) to the connection as it takes them.
 //!
+//! **A cache for other databases**: `proxy`.
+//!
 //! **Invariants**: a 2xx for a write leaves after the database called it durable; every sample that came in is
 //! counted as written or under one reason why not (`tally`); bodies, decoded
 //! requests and answers are reserved in the database's memory budget first; every queue, body, wait
 //! and number of connections is bounded; nothing is allocated, locked or counted per sample; input
 //! never panics.
 //!
-//! Reading order: `config`, `server`, `database`, `app`, `http`, `ingest`, `tally`, `wire`, `sender_cache`, `threads`.
+//! Reading order: `config`, `server`, `database`, `app`, `http`, `ingest`, `tally`, `wire`, `sender_cache`, `threads`, `proxy`.
 
 #![forbid(unsafe_code)]
 
@@ -30,6 +32,7 @@ mod http;
 pub mod ingest;
 mod inspect;
 pub mod metadata;
+mod proxy;
 mod self_scrape;
 pub mod sender_cache;
 mod server;
@@ -44,4 +47,5 @@ pub use config::{Config, Settings};
 pub use firn_model::{Error, Result};
 pub use ingest::Ingest;
 pub use inspect::{InspectGroups, inspect_groups};
+pub use proxy::{CacheConfig, CacheSettings, Proxy};
 pub use server::Server;

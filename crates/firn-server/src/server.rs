@@ -84,12 +84,8 @@ impl Server {
     /// # Errors
     /// What opening said, as [`Server::wait_until_ready`].
     pub fn wait_for_signal(&mut self) -> Result<()> {
-        use tokio::signal::unix::{SignalKind, signal};
         let mut opened = self.opened.take();
         self.runtime.block_on(async {
-            let cannot = |e| Error::unavailable("cannot wait for signals").because(e);
-            let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
-            let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
             let opening = async {
                 if let Some(opened) = &mut opened {
                     finished(opened).await?;
@@ -98,8 +94,7 @@ impl Server {
             };
             tokio::select! {
                 failed = opening => failed,
-                _ = terminate.recv() => Ok(()),
-                _ = interrupt.recv() => Ok(()),
+                asked = terminated() => asked,
                 () = self.app.quit.notified() => Ok(()),
             }
         })
@@ -127,6 +122,21 @@ impl Server {
         };
         self.runtime.shutdown_background();
         closed
+    }
+}
+
+/// Waits for SIGTERM or SIGINT.
+///
+/// # Errors
+/// `Unavailable` when they cannot be waited for.
+pub(crate) async fn terminated() -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let cannot = |e| Error::unavailable("cannot wait for signals").because(e);
+    let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
+    tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
     }
 }
 

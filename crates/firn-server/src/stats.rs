@@ -1,7 +1,8 @@
 //! What the database counts, in the text format.
 
+use firn_cache::StoreStats;
 use firn_model::{Pool, SeriesLimit};
-use firndb::{ObjectKind, Request, SlowTierStats, Stats};
+use firndb::{ObjectKind, Request, ResultStats, SlowTierStats, Stats};
 
 use crate::telemetry::{Kind, MetricsText};
 
@@ -12,6 +13,95 @@ pub(crate) fn write_text(stats: &Stats, text: &mut MetricsText) {
     write_rows(stats, text);
     write_tables(stats, text);
     write_recovery(stats, text);
+}
+
+/// Writes what the result cache counts: the slabs below, and answers.
+pub(crate) fn write_results(stats: &ResultStats, text: &mut MetricsText) {
+    write_store(&stats.store, text);
+    for (name, help, value) in [
+        ("firn_result_cache_selectors", "Distinct selectors of cached answers.", stats.selectors),
+        ("firn_result_cache_selector_bytes", "Memory that they take.", stats.selector_bytes),
+    ] {
+        text.gauge(name, help, value as f64);
+    }
+    for (name, help, value) in [
+        ("firn_result_cache_steps_found_total", "Steps that were answered.", stats.steps_found),
+        ("firn_result_cache_steps_missing_total", "Steps that were computed.", stats.steps_missing),
+        ("firn_result_cache_fills_total", "Answers that were kept.", stats.fills),
+        ("firn_result_cache_fills_refused_total", "Answers that were not.", stats.fills_refused),
+        ("firn_result_cache_trims_total", "Ranges that changes cut out.", stats.trims),
+        (
+            "firn_result_cache_fill_trims_total",
+            "Ranges that changes cut out of answers on their way.",
+            stats.fill_trims,
+        ),
+    ] {
+        text.counter(name, help, value as f64);
+    }
+}
+
+/// Writes what a cache's slabs and policy count.
+pub(crate) fn write_store(store: &StoreStats, text: &mut MetricsText) {
+    let partitions = &store.policy;
+    for (name, help, value) in [
+        ("firn_cache_keys", "Keys that something is kept of.", store.keys),
+        ("firn_cache_extents", "Ranges of keys that are kept.", store.extents),
+        ("firn_cache_slabs", "Slabs in the cache's file.", store.slabs),
+        ("firn_cache_memory_bytes", "Memory that the cache takes.", store.memory_bytes),
+        ("firn_cache_off", "Whether the cache gave up on its device.", u64::from(store.is_off)),
+        (
+            "firn_cache_lru_slabs_max",
+            "Slabs that the LRU partition may have.",
+            partitions.lru_slabs_max,
+        ),
+    ] {
+        text.gauge(name, help, value as f64);
+    }
+    let slabs = [partitions.fifo_slabs, partitions.lru_slabs];
+    for (name, kind, help, counts) in [
+        ("firn_cache_partition_slabs", Kind::Gauge, "Slabs by the policy's partition.", slabs),
+        (
+            "firn_cache_evictions_total",
+            Kind::Counter,
+            "Slabs that went, by partition.",
+            partitions.evictions,
+        ),
+        (
+            "firn_cache_ghost_hits_total",
+            Kind::Counter,
+            "Questions that slabs which went would have answered.",
+            partitions.ghost_hits,
+        ),
+    ] {
+        text.family(name, kind, help);
+        for (partition, count) in ["fifo", "lru"].into_iter().zip(counts) {
+            text.sample(name, &[("partition", partition)], count as f64);
+        }
+    }
+    let name = "firn_cache_questions_total";
+    text.family(name, Kind::Counter, "Questions by how much of the answer was there.");
+    for (found, count) in
+        [("all", store.hits), ("part", store.partial_hits), ("nothing", store.misses)]
+    {
+        text.sample(name, &[("found", found)], count as f64);
+    }
+    for (name, help, value) in [
+        (
+            "firn_cache_partial_declined_total",
+            "Parts that were too small to use.",
+            store.partial_declined,
+        ),
+        ("firn_cache_read_bytes_total", "Bytes read from the cache's file.", store.read_bytes),
+        ("firn_cache_set_bytes_total", "Bytes that were given to be kept.", store.set_bytes),
+        ("firn_cache_written_bytes_total", "Bytes written to its file.", store.written_bytes),
+        ("firn_cache_refused_total", "What was given and not kept.", store.refused),
+        ("firn_cache_slabs_written_total", "Slabs written.", store.slabs_written),
+        ("firn_cache_slabs_compacted_total", "Slabs merged into others.", store.slabs_compacted),
+        ("firn_cache_slabs_corrupt_total", "Damaged slabs that were dropped.", store.slabs_corrupt),
+        ("firn_cache_device_failures_total", "Failed writes and reads.", store.device_failures),
+    ] {
+        text.counter(name, help, value as f64);
+    }
 }
 
 fn write_memory(stats: &Stats, text: &mut MetricsText) {

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use firn_server::{Config, Server, Settings};
+use firn_server::{CacheSettings, Config, Proxy, Server, Settings};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -29,6 +29,8 @@ struct Arguments {
 enum Command {
     /// Run the database server
     Serve(Box<Settings>),
+    /// Run a cache of range queries in front of a database that is there already
+    Cache(Box<CacheSettings>),
     /// Look into a database
     #[command(subcommand)]
     Inspect(inspect::Inspect),
@@ -40,6 +42,10 @@ fn main() -> ExitCode {
         Command::Serve(settings) => {
             log_to_stderr();
             serve(&settings)
+        }
+        Command::Cache(settings) => {
+            log_to_stderr();
+            cache(&settings)
         }
         Command::Inspect(inspect) => inspect::inspect(&inspect),
     };
@@ -65,6 +71,23 @@ fn serve(settings: &Settings) -> firn_server::Result<()> {
     });
     // What failed first is what people must read; a database that never opened has nothing to lose.
     let stopped = server.stop();
+    served.and(stopped)
+}
+
+#[expect(clippy::print_stdout, reason = "the terminal is this room's")]
+fn cache(settings: &CacheSettings) -> firn_server::Result<()> {
+    let config = settings.check()?;
+    let (origin, data) = (config.origin.clone(), config.data.display().to_string());
+    let proxy = Proxy::start(config)?;
+    let listen = proxy.listen();
+    println!(
+        "FirnDB {}   cache in {data}\n\
+         Use            http://{listen}/ in place of {origin}\n\
+         Numbers        http://{listen}/-/cache/metrics",
+        env!("CARGO_PKG_VERSION"),
+    );
+    let served = proxy.wait_for_signal();
+    let stopped = proxy.stop();
     served.and(stopped)
 }
 

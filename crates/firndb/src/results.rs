@@ -5,15 +5,14 @@
 //! retention may cut while they are kept.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use std::time::Duration;
 
 use firn_cache::{
-    Answer, AnswerSeries, Dependency, Question, Recovered, ResultCache, Session, Span,
+    Answer, AnswerSeries, Background, Dependency, Question, Recovered, ResultCache, Session, Span,
 };
 use firn_engine::{Engine, Snapshot};
-use firn_model::{ChangeSink, Error, GroupId, Grouping, Matcher, QueryContext, Result, Timestamp};
+use firn_model::{
+    ChangeSink, GroupId, Grouping, Matcher, Pool, QueryContext, Reservation, Result, Timestamp,
+};
 use firn_promql::{
     Annotations, EvalOptions, Expr, HistogramPoint, QueryOutput, Reach, Series, Value, ValueType,
 };
@@ -22,16 +21,13 @@ use crate::{ResultOptions, ResultStats};
 
 /// The cache's folder below the data folder.
 const FOLDER: &str = "cache/results";
-/// How long the background thread sleeps when there is nothing to do.
-const PAUSE: Duration = Duration::from_millis(250);
 
 /// A result cache with the thread that writes its slabs.
 #[derive(Debug)]
 pub(crate) struct Results {
     cache: Arc<ResultCache>,
     retention_ms: Option<i64>,
-    is_closed: Arc<AtomicBool>,
-    worker: Option<JoinHandle<()>>,
+    _writer: Background,
 }
 
 /// One range query.
@@ -64,19 +60,9 @@ impl Results {
         engine.set_change_sink(Arc::<ResultCache>::clone(&cache) as Arc<dyn ChangeSink>)?;
         cache
             .rematch(|matchers| groups(&engine.snapshot(), matchers, &QueryContext::unbounded()))?;
-        let is_closed = Arc::new(AtomicBool::new(false));
-        let (thread_cache, thread_closed) = (Arc::clone(&cache), Arc::clone(&is_closed));
-        let worker = std::thread::Builder::new()
-            .name("firn-cache".into())
-            .spawn(move || {
-                while !thread_closed.load(Ordering::Acquire) {
-                    if !thread_cache.work() {
-                        std::thread::park_timeout(PAUSE);
-                    }
-                }
-            })
-            .map_err(|e| Error::unavailable("cannot start the result cache's thread").because(e))?;
-        Ok(Results { cache, retention_ms, is_closed, worker: Some(worker) })
+        let written = Arc::clone(&cache);
+        let writer = Background::start("firn-cache", move || written.work())?;
+        Ok(Results { cache, retention_ms, _writer: writer })
     }
 
     /// Numbers at this moment.
@@ -121,6 +107,8 @@ impl Results {
         let session = self.cache.begin();
         let snapshot = snapshot();
         let found = self.cache.lookup(&question, snapshot.number());
+        // Over the query's limits evaluating says so, in its own words.
+        let _held = hold(&found.answer, options.samples_max, query.context)?;
         let Some((start, end)) = found.missing else {
             return Some(Ok(output(matrix(found.answer, Vec::new()))));
         };
@@ -179,17 +167,6 @@ impl Results {
     }
 }
 
-impl Drop for Results {
-    fn drop(&mut self) {
-        self.is_closed.store(true, Ordering::Release);
-        if let Some(worker) = self.worker.take() {
-            worker.thread().unpark();
-            // One that panicked has printed why; the cache is not needed for anything.
-            let _ = worker.join();
-        }
-    }
-}
-
 /// The groups in which a selector matches a series, with samples or without.
 fn groups(
     snapshot: &Snapshot,
@@ -199,6 +176,18 @@ fn groups(
     let one_key = Grouping::By(Vec::new());
     let found = snapshot.index().matches(matchers, &one_key, &context.cancel)?;
     Ok(found.groups.iter().map(|found| found.group).collect())
+}
+
+/// Counts an answer against the limits of its query; `None` if it is over them.
+fn hold(answer: &Answer, samples_max: u64, context: &QueryContext) -> Option<Reservation> {
+    let (mut samples, mut bytes) = (0, 0);
+    for series in &answer.series {
+        samples += series.floats.len() + series.histograms.len();
+        let histograms: usize = series.histograms.iter().map(|(_, h)| h.heap_bytes()).sum();
+        bytes += size_of_val(&series.floats[..]) + series.labels.as_encoded().len() + histograms;
+    }
+    let is_within = samples as u64 <= samples_max;
+    is_within.then(|| context.budget.reserve(Pool::Query, bytes as u64).ok()).flatten()
 }
 
 fn cached(series: &Series) -> AnswerSeries {

@@ -171,3 +171,26 @@ fn a_dashboard_that_is_refreshed_computes_its_newest_steps_only_and_goes_on_afte
     let again = refresh(&world);
     assert_eq!((again.store.misses, again.steps_missing), (0, 0), "{again:?}");
 }
+
+/// A hit is held against the limits of its query as what is computed is.
+#[test]
+fn a_hit_over_the_limit_of_samples_is_refused_as_evaluating_refuses_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World { db: open(folder.path()), rng: Rng::new(9), now: BASE };
+    for _ in 0..20 {
+        world.now += STEP_MS;
+        world.write();
+    }
+    let (start, end) = (BASE, BASE + 20 * STEP_MS);
+    let ask = |samples_max| {
+        let options = firndb::QueryOptions { samples_max, ..firndb::QueryOptions::default() };
+        let asked = world.db.query("memory", range(start, end), &options, &world.db.context());
+        asked.map(|output| bits(&output.value)).map_err(|e| e.to_string())
+    };
+    let whole = ask(1_000_000).unwrap();
+    let found = world.db.result_stats().unwrap().steps_found;
+    assert_eq!(ask(1_000_000).unwrap(), whole);
+    assert!(world.db.result_stats().unwrap().steps_found > found, "the second answer is a hit");
+    let refused = ask(3).unwrap_err();
+    assert!(refused.contains("too many samples"), "{refused}");
+}

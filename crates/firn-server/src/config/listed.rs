@@ -54,6 +54,7 @@ impl Config {
             ("query-timeout", unit_duration(self.query_timeout.as_millis() as i64)),
             ("query-samples-max", self.query_samples_max.to_string()),
             ("query-memory", size(self.query_bytes_max)),
+            ("result-cache", size(self.result_cache_bytes.unwrap_or(0))),
             ("remote-read-concurrency-max", self.remote_read_concurrency_max.to_string()),
             ("remote-read-samples-max", count(self.remote_read_samples_max)),
             ("remote-read-frame-bytes", size(self.remote_read_frame_bytes as u64)),

@@ -70,6 +70,8 @@ fn bad_arguments_say_what_is_wrong() {
     assert!(f(&["serve", "--listen", "nowhere"]).contains("nowhere"));
     assert!(f(&["serve", "--slow-tier", "ftp://x/y"]).contains("ftp"));
     assert!(f(&["serve", "--memory", "lots"]).contains("lots"));
+    assert!(f(&["cache", "--proxy", "nowhere"]).contains("--proxy is \"nowhere\""));
+    assert!(f(&["cache", "--proxy", "http://x", "--size", "1KiB"]).contains("at least 8388608"));
     assert!(f(&["nonsense"]).contains("nonsense"));
 }
 

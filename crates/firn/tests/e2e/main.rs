@@ -13,6 +13,7 @@ mod kill;
 mod outside;
 mod process;
 mod prometheus;
+mod proxy;
 mod remote_read;
 mod remote_write;
 mod replay;

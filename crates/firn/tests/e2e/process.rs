@@ -95,6 +95,25 @@ pub(crate) fn start_firn(folder: &Path, address: SocketAddr) -> Process {
     process
 }
 
+/// A Prometheus that takes remote write.
+pub(crate) fn start_prometheus(
+    program: &Path,
+    folder: &Path,
+    address: SocketAddr,
+    config: &str,
+) -> Process {
+    let file = folder.join("prometheus.yml");
+    fs::write(&file, config).expect("a configuration file");
+    let mut command = Command::new(program);
+    command.arg(format!("--config.file={}", file.display()));
+    command.arg(format!("--storage.tsdb.path={}", folder.join("prometheus-data").display()));
+    command.arg(format!("--web.listen-address={address}"));
+    command.arg("--web.enable-remote-write-receiver");
+    let process = Process::start("prometheus", folder, &mut command);
+    wait_until_ready(address, "/-/ready");
+    process
+}
+
 /// Waits for the condition itself: a 200 on `path`.
 pub(crate) fn wait_until_ready(address: SocketAddr, path: &str) {
     wait_for(&format!("{address}{path}"), Duration::from_secs(60), || {

@@ -2,15 +2,12 @@
 //! for the same samples is the same, chunk by chunk and bit by bit.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
-use std::process::Command;
 
 use serde_json::Value;
 
 use crate::http::{self, api};
-use crate::process::{Process, free_address, installed, start_firn, wait_until_ready};
+use crate::process::{free_address, installed, start_firn, start_prometheus};
 use crate::remote_write::{WriteRequest, field, varint};
 
 const STALE_NAN: f64 = f64::from_bits(0x7ff0_0000_0000_0002);
@@ -78,19 +75,6 @@ fn write_large(firn: SocketAddr) {
         let (status, text) = request.send(firn);
         assert_eq!(status, 204, "{text}");
     }
-}
-
-fn start_prometheus(program: &Path, folder: &Path, address: SocketAddr, config: &str) -> Process {
-    let file = folder.join("prometheus.yml");
-    fs::write(&file, config).expect("a configuration file");
-    let mut command = Command::new(program);
-    command.arg(format!("--config.file={}", file.display()));
-    command.arg(format!("--storage.tsdb.path={}", folder.join("prometheus-data").display()));
-    command.arg(format!("--web.listen-address={address}"));
-    command.arg("--web.enable-remote-write-receiver");
-    let process = Process::start("prometheus", folder, &mut command);
-    wait_until_ready(address, "/-/ready");
-    process
 }
 
 #[test]

@@ -1,0 +1,116 @@
+//! Equal questions at one time become one.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::OnceCell;
+
+/// Questions that are under way, with their answers as soon as they are there.
+#[derive(Debug)]
+pub(super) struct Flights<K, V>(Mutex<HashMap<K, Arc<OnceCell<V>>>>);
+
+impl<K, V> Default for Flights<K, V> {
+    fn default() -> Flights<K, V> {
+        Flights(Mutex::new(HashMap::new()))
+    }
+}
+
+impl<K: Eq + Hash + Clone, V: Clone> Flights<K, V> {
+    /// The answer to `question`: of one who asked before and waits still, or of `ask`. Says whether it was the latter.
+    /// If who asks goes away, the next one who waits asks.
+    pub(super) async fn join(&self, question: K, ask: impl Future<Output = V>) -> (V, bool) {
+        let cell = Arc::clone(self.0.lock().entry(question.clone()).or_default());
+        let _landing = Landing { flights: self, question: &question, cell: &cell };
+        let mut is_own = false;
+        let asked = async {
+            is_own = true;
+            let answer = ask.await;
+            // Who comes from now on asks anew.
+            self.land(&question, &cell);
+            answer
+        };
+        let answer = cell.get_or_init(|| asked).await.clone();
+        (answer, is_own)
+    }
+
+    fn land(&self, question: &K, cell: &Arc<OnceCell<V>>) {
+        let mut flights = self.0.lock();
+        if flights.get(question).is_some_and(|known| Arc::ptr_eq(known, cell)) {
+            flights.remove(question);
+        }
+    }
+}
+
+/// The last one to leave takes the flight off the list: who asked may have gone away without an answer.
+struct Landing<'a, K: Eq + Hash + Clone, V: Clone> {
+    flights: &'a Flights<K, V>,
+    question: &'a K,
+    cell: &'a Arc<OnceCell<V>>,
+}
+
+impl<K: Eq + Hash + Clone, V: Clone> Drop for Landing<'_, K, V> {
+    fn drop(&mut self) {
+        let mut flights = self.flights.0.lock();
+        // One reference is this one's, one is the list's; with the lock held nobody takes another.
+        let is_last = Arc::strong_count(self.cell) <= 2;
+        let is_listed =
+            flights.get(self.question).is_some_and(|known| Arc::ptr_eq(known, self.cell));
+        if is_last && is_listed {
+            flights.remove(self.question);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn equal_questions_at_one_time_are_asked_once() {
+        let flights = Flights::<u32, u32>::default();
+        let (asked, go) = (AtomicU32::new(0), Notify::new());
+        let ask = || async {
+            asked.fetch_add(1, Ordering::Relaxed);
+            go.notified().await;
+            7
+        };
+        let (first, second, ()) =
+            tokio::join!(flights.join(1, ask()), flights.join(1, ask()), async {
+                go.notify_one();
+            });
+        assert_eq!((first, second), ((7, true), (7, false)));
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
+        go.notify_one();
+        assert_eq!(flights.join(1, ask()).await, (7, true));
+        assert!(flights.0.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn when_who_asks_goes_away_the_next_one_asks() {
+        let flights = Flights::<u32, u32>::default();
+        let never = flights.join(1, std::future::pending());
+        let waiting = flights.join(1, async { 8 });
+        let gone = async {
+            tokio::select! {
+                biased;
+                _ = never => {}
+                () = tokio::task::yield_now() => {}
+            }
+        };
+        let ((), answer) = tokio::join!(gone, waiting);
+        assert_eq!(answer, (8, true));
+        assert!(flights.0.lock().is_empty());
+        tokio::select! {
+            biased;
+            _ = flights.join(2, std::future::pending()) => {}
+            () = tokio::task::yield_now() => {}
+        }
+        assert!(flights.0.lock().is_empty(), "nobody waits any more");
+    }
+}

@@ -1,0 +1,334 @@
+//! `firn cache --proxy`: a cache of range queries in front of a database that people already have.
+//!
+//! **The way of a range query**: equal questions at one time become one (`flights`); what of the answer is kept is read
+//! from slabs on flash, the origin is asked for the one range of steps that is missing, and what it will not change any
+//! more is kept. Everything else passes through as it is. What is answered is the JSON that the origin would send.
+//!
+//! Source: TSCache 3.1 (time ranges as keys) and 3.5 (partial hits), as a proxy.
+//!
+//! Reading order: `settings`, `range`, `matrix`, `origin`.
+
+mod flights;
+mod matrix;
+mod origin;
+mod range;
+mod settings;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, Method, Request, Response, StatusCode};
+use axum::routing::get;
+use firn_cache::{Background, Recovered, Store, StoreOptions};
+use firn_env::{Disk, FolderLock, LocalDisk};
+use firn_model::{Budget, Error, Result};
+use http_body_util::{BodyExt, Limited};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use self::flights::Flights;
+use self::origin::{FetchError, Fetched, Origin};
+use self::range::Asked;
+use crate::app::clock_ms;
+use crate::http::answer::{JSON, Packing, Payload, TEXT, text};
+use crate::http::serve;
+use crate::telemetry::{Counter, Kind, MetricsText, write_process};
+
+pub use self::settings::{CacheConfig, CacheSettings};
+
+/// Where answers lie below the cache's folder.
+const FOLDER: &str = "answers";
+/// The paths that are answered from the cache end so; what stands before may be a prefix or a tenant.
+const RANGE_PATH: &str = "/api/v1/query_range";
+/// The proxy's own numbers. All other paths are the origin's.
+const METRICS_PATH: &str = "/-/cache/metrics";
+/// A form that is longer is no query.
+const FORM_BYTES_MAX: usize = 2 << 20;
+/// Says what came from the cache: `hit`, `partial` or `miss`. Not there when a request was passed on.
+const CACHE_HEADER: &str = "x-firn-cache";
+
+/// A running proxy.
+#[derive(Debug)]
+pub struct Proxy {
+    listen: SocketAddr,
+    stop: watch::Sender<bool>,
+    serving: JoinHandle<()>,
+    shared: Arc<Shared>,
+    runtime: Runtime,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: CacheConfig,
+    origin: Origin,
+    store: Arc<Store>,
+    flights: Flights<(Vec<u8>, firn_model::TimeRange), Answered>,
+    numbers: Numbers,
+    _writer: Background,
+    _lock: Box<dyn FolderLock>,
+}
+
+#[derive(Debug, Default)]
+struct Numbers {
+    passed: Counter,
+    hits: Counter,
+    partial_hits: Counter,
+    misses: Counter,
+    collapsed: Counter,
+    origin_failures: Counter,
+}
+
+/// What a question came to.
+#[derive(Clone, Debug)]
+enum Answered {
+    /// An answer in the origin's words, and how much of it was known.
+    Json(Bytes, &'static str),
+    /// What the origin sent.
+    AsIs(Fetched),
+    /// The answer is too long to look at: each client gets its own.
+    Pass,
+    /// There is none.
+    Failed(String),
+}
+
+impl Proxy {
+    /// Listens and opens the cache.
+    ///
+    /// # Errors
+    /// `Invalid` for an origin that is no URL, `Unavailable` when the address is taken or the disk fails, `Busy` when another
+    /// process has the folder.
+    pub fn start(config: CacheConfig) -> Result<Proxy> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .thread_name("firn-proxy")
+            .enable_all()
+            .build()
+            .map_err(|e| Error::unavailable("cannot start the network threads").because(e))?;
+        let origin = Origin::new(&config.origin)?;
+        let disk = Arc::new(LocalDisk::open(config.data.clone())?);
+        let folder_error =
+            |e: Error| e.context(format!("cannot open the cache in {}", config.data.display()));
+        let lock = disk.lock().map_err(folder_error)?;
+        let budget = Budget::new(config.memory_bytes_max);
+        let options = StoreOptions {
+            flash_bytes_max: config.flash_bytes_max,
+            slab_bytes: 256 << 10,
+            owner: xxhash_rust::xxh3::xxh3_64(config.origin.as_bytes()),
+            ..StoreOptions::default()
+        };
+        let store =
+            Store::open(disk, FOLDER, &budget, options, Recovered::IMMUTABLE).map_err(|e| {
+                e.context(format!("cannot open the cache in {}", config.data.display()))
+            })?;
+        let store = Arc::new(store);
+        let written = Arc::clone(&store);
+        let writer = Background::start("firn-cache", move || written.work())?;
+        let (listener, listen) = runtime
+            .block_on(TcpListener::bind(config.listen))
+            .and_then(|listener| listener.local_addr().map(|listen| (listener, listen)))
+            .map_err(|e| {
+                let what = format!("cannot listen on {}", config.listen);
+                Error::unavailable(format!("{what}; choose another address with --listen"))
+                    .because(e)
+            })?;
+        let connections_max = config.connections_max;
+        let shared = Arc::new(Shared {
+            config,
+            origin,
+            store,
+            flights: Flights::default(),
+            numbers: Numbers::default(),
+            _writer: writer,
+            _lock: lock,
+        });
+        let router = Router::new()
+            .route(METRICS_PATH, get(async |State(shared): State<Arc<Shared>>| metrics(&shared)))
+            .fallback(answer)
+            .with_state(Arc::clone(&shared));
+        let (stop, stopping) = watch::channel(false);
+        let serving = runtime.spawn(serve::serve(listener, router, connections_max, stopping));
+        Ok(Proxy { listen, stop, serving, shared, runtime })
+    }
+
+    /// Where it listens.
+    pub fn listen(&self) -> SocketAddr {
+        self.listen
+    }
+
+    /// Waits until the process is asked to stop by SIGTERM or SIGINT.
+    ///
+    /// # Errors
+    /// `Unavailable` when signals cannot be waited for.
+    pub fn wait_for_signal(&self) -> Result<()> {
+        self.runtime.block_on(crate::server::terminated())
+    }
+
+    /// Finishes the requests under way and writes what waits in memory.
+    ///
+    /// # Errors
+    /// `Unavailable` when the disk fails: the next start has less in its cache then.
+    pub fn stop(self) -> Result<()> {
+        // Nobody listens any more only when serving failed already.
+        let _ = self.stop.send(true);
+        if self.runtime.block_on(self.serving).is_err() {
+            tracing::error!("the network task panicked, which is a bug");
+        }
+        self.shared.store.flush();
+        let written = self.shared.store.checkpoint().map(|_| ());
+        self.runtime.shutdown_background();
+        written
+    }
+}
+
+async fn answer(State(shared): State<Arc<Shared>>, request: Request<Body>) -> Response<Body> {
+    let (parts, body) = request.into_parts();
+    let is_range =
+        parts.uri.path().ends_with(RANGE_PATH) && !parts.headers.contains_key(CONTENT_ENCODING);
+    let is_form = parts.method == Method::POST && has_form(&parts.headers);
+    if !is_range || !(parts.method == Method::GET || is_form) {
+        return shared.pass(parts, body).await;
+    }
+    let form = match Limited::new(body, if is_form { FORM_BYTES_MAX } else { 0 }).collect().await {
+        Ok(form) => form.to_bytes(),
+        Err(_) => {
+            let what = format!("the body has more than {FORM_BYTES_MAX} bytes, or broke off\n");
+            return text(StatusCode::PAYLOAD_TOO_LARGE, what);
+        }
+    };
+    // A form comes first, as Prometheus reads it.
+    let query = parts.uri.query().unwrap_or_default().as_bytes();
+    let pairs = form_urlencoded::parse(&form).chain(form_urlencoded::parse(query));
+    let pairs = pairs.map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
+    let Some(asked) = Asked::new(&parts, pairs, clock_ms(), shared.config.settle_ms) else {
+        return shared.pass(parts, Body::from(form)).await;
+    };
+    let asked = Arc::new(asked);
+    let (answered, is_own) =
+        shared.flights.join(asked.flight(), shared.ask(&parts, Arc::clone(&asked))).await;
+    if !is_own {
+        shared.numbers.collapsed.add(1);
+    }
+    match answered {
+        Answered::Json(bytes, found) => {
+            let packing = Packing::of(&parts.headers);
+            let pack = move || Payload::new(bytes.to_vec(), packing, None);
+            // Packing a long answer takes as long as a short query.
+            match tokio::task::spawn_blocking(pack).await {
+                Ok(payload) => {
+                    let mut response = payload.answer(StatusCode::OK, JSON);
+                    response.headers_mut().insert(CACHE_HEADER, HeaderValue::from_static(found));
+                    response
+                }
+                Err(_) => text(StatusCode::INTERNAL_SERVER_ERROR, "packing the answer panicked\n"),
+            }
+        }
+        Answered::AsIs(fetched) => fetched.answer(),
+        Answered::Pass => shared.pass(parts, Body::from(form)).await,
+        Answered::Failed(why) => shared.origin.unreachable(&why),
+    }
+}
+
+impl Shared {
+    async fn pass(&self, parts: Parts, body: Body) -> Response<Body> {
+        self.numbers.passed.add(1);
+        self.origin.pass(parts, body).await
+    }
+
+    /// Answers a question with the cache's help.
+    async fn ask(&self, parts: &Parts, asked: Arc<Asked>) -> Answered {
+        let (store, reader) = (Arc::clone(&self.store), Arc::clone(&asked));
+        // The cache's file is read on a thread that may block.
+        let Ok(known) = tokio::task::spawn_blocking(move || reader.look_up(&store)).await else {
+            return Answered::Pass;
+        };
+        let Some(missing) = known.missing else {
+            self.numbers.hits.add(1);
+            return Answered::Json(known.write().into(), "hit");
+        };
+        let found = if asked.is_all(missing) { "miss" } else { "partial" };
+        let fetched = match self.fetch(parts, &asked.pairs_of(missing)).await {
+            Ok(fetched) => fetched,
+            Err(instead) => return instead,
+        };
+        if fetched.status == StatusCode::OK {
+            let (store, writer) = (Arc::clone(&self.store), Arc::clone(&asked));
+            let body = fetched.body.clone();
+            let join = move || writer.join(&store, known, missing, &body);
+            if let Ok(Some(joined)) = tokio::task::spawn_blocking(join).await {
+                let counter = match found {
+                    "miss" => &self.numbers.misses,
+                    _ => &self.numbers.partial_hits,
+                };
+                counter.add(1);
+                return Answered::Json(joined.into(), found);
+            }
+        }
+        self.numbers.passed.add(1);
+        if asked.is_all(missing) {
+            return Answered::AsIs(fetched);
+        }
+        // What the origin says of a part, an error or a warning, it must say of the whole.
+        match self.fetch(parts, &asked.pairs).await {
+            Ok(fetched) => Answered::AsIs(fetched),
+            Err(instead) => instead,
+        }
+    }
+
+    async fn fetch(
+        &self,
+        parts: &Parts,
+        pairs: &[(String, String)],
+    ) -> std::result::Result<Fetched, Answered> {
+        self.origin.fetch(parts, pairs, self.config.answer_bytes_max).await.map_err(|e| match e {
+            FetchError::TooLong => Answered::Pass,
+            FetchError::Failed(why) => {
+                self.numbers.origin_failures.add(1);
+                Answered::Failed(why)
+            }
+        })
+    }
+}
+
+fn has_form(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let media_type = content_type.and_then(|text| text.split(';').next()).unwrap_or_default();
+    media_type.trim().eq_ignore_ascii_case("application/x-www-form-urlencoded")
+}
+
+fn metrics(shared: &Shared) -> Response<Body> {
+    let mut out = MetricsText::default();
+    write_process(&mut out);
+    let numbers = &shared.numbers;
+    let name = "firn_proxy_range_queries_total";
+    out.family(name, Kind::Counter, "Range queries by how much of the answer was known.");
+    for (found, counter) in
+        [("hit", &numbers.hits), ("partial", &numbers.partial_hits), ("miss", &numbers.misses)]
+    {
+        out.sample(name, &[("found", found)], counter.get() as f64);
+    }
+    for (name, help, counter) in [
+        ("firn_proxy_passed_total", "Requests that were passed on.", &numbers.passed),
+        (
+            "firn_proxy_collapsed_total",
+            "Questions that shared another's answer.",
+            &numbers.collapsed,
+        ),
+        (
+            "firn_proxy_origin_failures_total",
+            "Questions the origin did not answer.",
+            &numbers.origin_failures,
+        ),
+    ] {
+        out.counter(name, help, counter.get() as f64);
+    }
+    crate::stats::write_store(&shared.store.stats(), &mut out);
+    let mut response = Response::new(Body::from(out.finish()));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(TEXT));
+    response
+}

@@ -1,0 +1,190 @@
+//! The database behind the proxy: requests are passed on as they came, answers as they are.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::header::{self, HeaderMap, HeaderName};
+use axum::http::request::Parts;
+use axum::http::{Method, Response, StatusCode};
+use bytes::Bytes;
+use firn_model::{Error, Result};
+use reqwest::{Client, Url};
+
+// A host that is not there must not hold a dashboard for minutes; one that works may take its time.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Headers that belong to one connection and not to the message (RFC 9110, 7.6.1).
+const HOP_BY_HOP: [HeaderName; 8] = [
+    header::CONNECTION,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    HeaderName::from_static("keep-alive"),
+];
+
+/// Where requests go.
+#[derive(Debug)]
+pub(super) struct Origin {
+    url: Url,
+    client: Client,
+}
+
+/// An answer that was read whole.
+#[derive(Clone, Debug)]
+pub(super) struct Fetched {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(super) enum FetchError {
+    /// It is longer than what was allowed.
+    TooLong,
+    /// The origin cannot be reached, or broke off.
+    Failed(String),
+}
+
+impl Origin {
+    /// `url` is `http://` or `https://` with a host and maybe a path before all paths.
+    ///
+    /// # Errors
+    /// `Invalid` for anything else.
+    pub(super) fn new(url: &str) -> Result<Origin> {
+        let wanted = || {
+            let wanted = "wanted is http:// or https:// with a host, such as http://127.0.0.1:9090";
+            Error::invalid(format!("--proxy is {url:?}, {wanted}"))
+        };
+        let parsed = Url::parse(url).map_err(|e| wanted().because(e))?;
+        let is_plain = matches!(parsed.scheme(), "http" | "https")
+            && parsed.has_host()
+            && parsed.query().is_none()
+            && parsed.fragment().is_none();
+        if !is_plain {
+            return Err(wanted());
+        }
+        let client = Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .redirect(reqwest::redirect::Policy::none())
+            .no_proxy()
+            .build()
+            .map_err(|e| Error::unavailable("cannot set up the proxy's connections").because(e))?;
+        Ok(Origin { url: parsed, client })
+    }
+
+    /// Passes a request on and its answer back, both as they come.
+    pub(super) async fn pass(&self, parts: Parts, body: Body) -> Response<Body> {
+        let url = self.url_of(parts.uri.path(), parts.uri.query());
+        let mut headers = end_to_end(&parts.headers);
+        headers.remove(header::HOST);
+        let has_body = parts.headers.contains_key(header::CONTENT_LENGTH)
+            || parts.headers.contains_key(header::TRANSFER_ENCODING);
+        let mut request = self.client.request(parts.method, url).headers(headers);
+        if has_body {
+            request = request.body(reqwest::Body::wrap_stream(body.into_data_stream()));
+        }
+        match request.send().await {
+            Ok(answer) => {
+                let (mut parts, body) = Response::from(answer).into_parts();
+                parts.headers = end_to_end(&parts.headers);
+                Response::from_parts(parts, Body::new(body))
+            }
+            Err(error) => unreachable_origin(&self.url, &chain(&error)),
+        }
+    }
+
+    /// Asks with other parameters: in the URL, or for a POST as a form. Reads at most `bytes_max` of the answer.
+    pub(super) async fn fetch(
+        &self,
+        parts: &Parts,
+        pairs: &[(String, String)],
+        bytes_max: usize,
+    ) -> std::result::Result<Fetched, FetchError> {
+        let form = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
+        let mut headers = end_to_end(&parts.headers);
+        for own in [header::HOST, header::ACCEPT_ENCODING, header::CONTENT_LENGTH] {
+            headers.remove(own);
+        }
+        let path = parts.uri.path();
+        let request = match parts.method {
+            Method::POST => self.client.post(self.url_of(path, None)).headers(headers).body(form),
+            _ => self.client.get(self.url_of(path, Some(&form))).headers(headers),
+        };
+        let failed = |error: reqwest::Error| FetchError::Failed(chain(&error));
+        let mut answer = request.send().await.map_err(failed)?;
+        let (status, headers) = (answer.status(), end_to_end(answer.headers()));
+        let mut body = Vec::new();
+        while let Some(chunk) = answer.chunk().await.map_err(failed)? {
+            if body.len() + chunk.len() > bytes_max {
+                return Err(FetchError::TooLong);
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(Fetched { status, headers, body: body.into() })
+    }
+
+    /// The answer when the origin has none.
+    pub(super) fn unreachable(&self, why: &str) -> Response<Body> {
+        unreachable_origin(&self.url, why)
+    }
+
+    fn url_of(&self, path: &str, query: Option<&str>) -> Url {
+        let mut url = self.url.clone();
+        let prefix = self.url.path().trim_end_matches('/');
+        url.set_path(&format!("{prefix}{path}"));
+        url.set_query(query);
+        url
+    }
+}
+
+impl Fetched {
+    /// As an answer to a client.
+    pub(super) fn answer(&self) -> Response<Body> {
+        let mut response = Response::new(Body::from(self.body.clone()));
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.headers.clone();
+        response
+    }
+}
+
+fn end_to_end(headers: &HeaderMap) -> HeaderMap {
+    let mut kept = headers.clone();
+    let named = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    for name in named.flat_map(|names| names.split(',')) {
+        kept.remove(name.trim());
+    }
+    for name in &HOP_BY_HOP {
+        kept.remove(name);
+    }
+    kept
+}
+
+/// In the form that Prometheus' clients understand.
+fn unreachable_origin(url: &Url, why: &str) -> Response<Body> {
+    let mut shown = url.clone();
+    // A password in the URL is nobody's business; both fail only for URLs without a host.
+    let _ = shown.set_password(None).and_then(|()| shown.set_username(""));
+    tracing::warn!("{shown} does not answer: {why}");
+    let error = format!("the proxy's origin {shown} does not answer: {why}");
+    let body = serde_json::json!({"status": "error", "errorType": "unavailable", "error": error});
+    let mut response = Response::new(Body::from(body.to_string()));
+    *response.status_mut() = StatusCode::BAD_GATEWAY;
+    let json = header::HeaderValue::from_static(crate::http::answer::JSON);
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
+/// What went wrong and why: the outermost error alone says only that sending failed.
+fn chain(error: &reqwest::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = std::error::Error::source(error);
+    while let Some(source) = next {
+        text = format!("{text}: {source}");
+        next = source.source();
+    }
+    text
+}

@@ -1,0 +1,358 @@
+//! A range query through the cache: which of it may be kept, what of it is there, what the origin is asked for.
+
+use axum::http::header::{self, HeaderMap};
+use axum::http::request::Parts;
+use firn_cache::{Ask, Fill, Grid, Store};
+use firn_model::{CommitSeq, Result, TimeRange, Timestamp};
+use firn_promql::Reach;
+
+use super::matrix::{Envelope, Heads, Matrix};
+use crate::wire::number::{parse_duration_ns, parse_time, push_time};
+
+/// The one field that answers are kept in.
+const FIELD: u64 = 0;
+/// What is kept never changes: all of it has one number.
+const NUMBER: CommitSeq = CommitSeq(0);
+/// Prometheus refuses more; what it says then is its own.
+const STEPS_MAX: u64 = 11_000;
+/// Prometheus' default, and long for everybody: lookback only says how far back a step looks, not what it sees.
+const LOOKBACK_MS: i64 = 5 * 60_000;
+/// The longest query that is taken apart.
+const QUERY_BYTES_MAX: usize = 1 << 20;
+
+/// Parameters that change nothing of the answer.
+const NEUTRAL_PARAMETERS: [&str; 3] = ["query", "start", "end"];
+/// Parameters with which an answer is more than its steps, or less.
+const WHOLE_ANSWER_PARAMETERS: [&str; 4] = ["stats", "limit", "trace", "debug"];
+/// Headers that say nothing about the answer. All others are part of its key: they may name a tenant or a user.
+const NEUTRAL_HEADERS: [&str; 24] = [
+    "accept",
+    "accept-charset",
+    "accept-encoding",
+    "accept-language",
+    "cache-control",
+    "connection",
+    "content-length",
+    "content-type",
+    "dnt",
+    "expect",
+    "forwarded",
+    "host",
+    "keep-alive",
+    "origin",
+    "pragma",
+    "priority",
+    "referer",
+    "te",
+    "traceparent",
+    "tracestate",
+    "user-agent",
+    "uber-trace-id",
+    "via",
+    "x-request-id",
+];
+const NEUTRAL_HEADER_PREFIXES: [&str; 8] = [
+    "sec-",
+    "x-b3-",
+    "x-dashboard-",
+    "x-datasource-",
+    "x-forwarded-",
+    "x-grafana-",
+    "x-panel-",
+    "x-query-",
+];
+
+/// A range query that the cache can help with.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// All parameters as they came.
+    pub(super) pairs: Vec<(String, String)>,
+    grid: Grid,
+    /// From its first to its last step.
+    steps: TimeRange,
+    key: Vec<u8>,
+    /// The last step that the origin will not change any more.
+    settled: Timestamp,
+}
+
+/// What of an answer is in the cache.
+#[derive(Debug)]
+pub(super) struct Known {
+    before: Matrix,
+    behind: Matrix,
+    envelope: Envelope,
+    /// The first and the last step that the origin must be asked for.
+    pub(super) missing: Option<TimeRange>,
+}
+
+impl Asked {
+    /// `None` if the query must be passed on as it is: it is none that this proxy understands, its steps depend on
+    /// more than their own samples, or its client wants nothing from caches.
+    pub(super) fn new(
+        parts: &Parts,
+        pairs: Vec<(String, String)>,
+        now: Timestamp,
+        settle_ms: i64,
+    ) -> Option<Asked> {
+        let get = |name: &str| pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.as_str());
+        let is_whole = WHOLE_ANSWER_PARAMETERS.iter().any(|name| get(name).is_some());
+        let wants_fresh = parts.headers.get_all(header::CACHE_CONTROL).iter().any(|value| {
+            value.to_str().is_ok_and(|text| text.contains("no-cache") || text.contains("no-store"))
+        });
+        let query = get("query").filter(|query| query.len() <= QUERY_BYTES_MAX)?;
+        let (start, end) = (parse_time(get("start")?).ok()?, parse_time(get("end")?).ok()?);
+        let step_ns = parse_duration_ns(get("step")?).ok()?;
+        if is_whole || wants_fresh || end < start || step_ns % 1_000_000 != 0 {
+            return None;
+        }
+        let grid = Grid::new(start, end, step_ns / 1_000_000)?;
+        let steps = grid.steps_in(TimeRange::new(start, end));
+        if grid.count(steps) > STEPS_MAX {
+            return None;
+        }
+        let expr = firn_promql::parse(query).ok()?;
+        let mut settled = now.saturating_sub(settle_ms);
+        for dependency in firn_promql::dependencies(&expr, LOOKBACK_MS)? {
+            let newest = now.saturating_sub(settle_ms);
+            settled = match dependency.reach {
+                Reach::Relative { last_ms, .. } => settled.min(newest.saturating_sub(last_ms)),
+                Reach::Fixed(range) if range.end <= newest => settled,
+                Reach::Fixed(_) => return None,
+            };
+        }
+        let key = key(parts, &pairs, &expr.to_string(), start, step_ns / 1_000_000);
+        Some(Asked { pairs, grid, steps, key, settled })
+    }
+
+    /// What makes two questions one: everything that the answer depends on.
+    pub(super) fn flight(&self) -> (Vec<u8>, TimeRange) {
+        (self.key.clone(), self.steps)
+    }
+
+    /// Reads what is there. Reads the cache's file.
+    pub(super) fn look_up(&self, store: &Store) -> Known {
+        self.try_look_up(store).unwrap_or_else(|_| {
+            // Not what was put in: it must not be met again.
+            store.trim(&self.key, FIELD, self.grid.cells(self.steps));
+            Known::nothing(self.steps)
+        })
+    }
+
+    fn try_look_up(&self, store: &Store) -> Result<Known> {
+        let range = self.grid.cells(self.steps);
+        let ask = Ask { key: &self.key, field: FIELD, range, number: NUMBER, partial_bytes_min: 0 };
+        let got = store.get(&ask);
+        let missing = (!got.missing.is_empty()).then(|| {
+            TimeRange::new(self.grid.floor(got.missing.start), self.grid.floor(got.missing.end))
+        });
+        let mut known = Known::nothing(self.steps);
+        known.missing = missing;
+        let mut heads = [Heads::default(), Heads::default()];
+        let mut failed = Ok(());
+        got.for_each(&mut |point| {
+            let (matrix, heads) = match missing {
+                Some(missing) if missing.contains(point.ts) => return,
+                Some(missing) if point.ts > missing.end => (&mut known.behind, &mut heads[1]),
+                _ => (&mut known.before, &mut heads[0]),
+            };
+            if failed.is_ok() {
+                failed = matrix.add(point, heads);
+            }
+        })?;
+        failed?;
+        known.envelope = match heads {
+            [before, behind] if before.is_empty() => behind.envelope(),
+            [before, _] => before.envelope(),
+        };
+        Ok(known)
+    }
+
+    /// The parameters that ask for `part` of the steps.
+    pub(super) fn pairs_of(&self, part: TimeRange) -> Vec<(String, String)> {
+        let seconds = |ts| {
+            let mut text = Vec::new();
+            push_time(ts, &mut text);
+            String::from_utf8_lossy(&text).into_owned()
+        };
+        let mut pairs = self.pairs.clone();
+        for (name, value) in &mut pairs {
+            match name.as_str() {
+                "start" => *value = seconds(part.start),
+                "end" => *value = seconds(part.end),
+                _ => {}
+            }
+        }
+        pairs
+    }
+
+    /// Whether all steps are asked for.
+    pub(super) fn is_all(&self, part: TimeRange) -> bool {
+        part == self.steps
+    }
+
+    /// Keeps what the origin answered for `part`, as far as it will not change, and joins it with what was known.
+    /// `None` if it is no answer that can be taken apart.
+    pub(super) fn join(
+        &self,
+        store: &Store,
+        known: Known,
+        part: TimeRange,
+        answer: &[u8],
+    ) -> Option<Vec<u8>> {
+        let (computed, envelope) = Matrix::parse(answer, self.grid, part)?;
+        let kept = TimeRange { end: part.end.min(self.settled), ..part };
+        let kept = if kept.start > kept.end { TimeRange::EMPTY } else { self.grid.steps_in(kept) };
+        if !kept.is_empty() {
+            let last_head = store.last_head(&self.key, FIELD);
+            let steps = computed.encode(self.grid, kept, envelope, last_head.as_ref());
+            store.set(&Fill {
+                key: &self.key,
+                field: FIELD,
+                range: self.grid.cells(kept),
+                number: NUMBER,
+                note: &[],
+                points: &steps.points(),
+            });
+        }
+        let mut joined = known.before;
+        joined.append(&computed).and_then(|()| joined.append(&known.behind)).ok()?;
+        Some(joined.write(envelope))
+    }
+}
+
+impl Known {
+    fn nothing(steps: TimeRange) -> Known {
+        Known {
+            before: Matrix::default(),
+            behind: Matrix::default(),
+            envelope: Envelope { tells_partial: false },
+            missing: Some(steps),
+        }
+    }
+
+    /// The answer, if nothing is missing.
+    pub(super) fn write(&self) -> Vec<u8> {
+        self.before.write(self.envelope)
+    }
+}
+
+/// The key of a question: its normalised expression and grid, and all that may choose another answer. Of headers it
+/// has a digest only: they may be passwords, and the cache's file is no place for those.
+fn key(
+    parts: &Parts,
+    pairs: &[(String, String)],
+    expression: &str,
+    start: Timestamp,
+    step_ms: i64,
+) -> Vec<u8> {
+    let phase_ms = start.rem_euclid(step_ms);
+    let mut others: Vec<&(String, String)> =
+        pairs.iter().filter(|(name, _)| !NEUTRAL_PARAMETERS.contains(&name.as_str())).collect();
+    others.retain(|(name, _)| name != "step");
+    others.sort();
+    let mut form = form_urlencoded::Serializer::new(String::new());
+    form.extend_pairs(others);
+    let mut key = format!("{step_ms} {phase_ms} {}?{}\n", parts.uri.path(), form.finish());
+    key += expression;
+    let mut key = key.into_bytes();
+    key.push(b'\n');
+    key.extend_from_slice(&digest(&parts.headers));
+    key
+}
+
+fn digest(headers: &HeaderMap) -> [u8; 32] {
+    let mut named: Vec<(&str, &[u8])> = headers
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_bytes()))
+        .filter(|(name, _)| {
+            let has_prefix = NEUTRAL_HEADER_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+            !has_prefix && !NEUTRAL_HEADERS.contains(name)
+        })
+        .collect();
+    named.sort_unstable();
+    let mut context = ring::digest::Context::new(&ring::digest::SHA256);
+    for (name, value) in named {
+        for text in [name.as_bytes(), value] {
+            context.update(&(text.len() as u64).to_le_bytes());
+            context.update(text);
+        }
+    }
+    let mut digest = [0; 32];
+    digest.copy_from_slice(context.finish().as_ref());
+    digest
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Request;
+
+    use super::*;
+
+    const NOW: Timestamp = 10_000_000;
+    const SETTLE_MS: i64 = 600_000;
+
+    fn asked(query: &str, more: &[(&str, &str)], headers: &[(&str, &str)]) -> Option<Asked> {
+        let mut request = Request::get("http://proxy/api/v1/query_range");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let parts = request.body(()).unwrap().into_parts().0;
+        let given = [("query", query), ("start", "1000"), ("end", "9999.5"), ("step", "15s")];
+        let pairs = given.iter().chain(more);
+        let pairs = pairs.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        Asked::new(&parts, pairs, NOW, SETTLE_MS)
+    }
+
+    #[test]
+    fn only_what_is_settled_is_kept() {
+        for (query, settled) in [
+            ("a", NOW - SETTLE_MS),
+            ("rate(a[5m])", NOW - SETTLE_MS),
+            ("a offset 1h", NOW - SETTLE_MS),
+            ("a offset -1h", NOW - SETTLE_MS - 3_600_000),
+            ("sum(a) + a @ 9000", NOW - SETTLE_MS),
+        ] {
+            assert_eq!(asked(query, &[], &[]).unwrap().settled, settled, "{query}");
+        }
+        assert_eq!(asked("a", &[], &[]).unwrap().steps, TimeRange::new(1_000_000, 9_985_000));
+    }
+
+    #[test]
+    fn what_it_does_not_understand_is_passed_on() {
+        for query in
+            ["a @ 9900", "a @ end()", "limitk(1, a)", "range_first(a)", "sum(", "{b=\"1\"}"]
+        {
+            assert!(asked(query, &[], &[]).is_none(), "{query}");
+        }
+        for more in [("stats", "all"), ("limit", "3")] {
+            assert!(asked("a", &[more], &[]).is_none(), "{more:?}");
+        }
+        assert!(asked("a", &[], &[("cache-control", "no-cache")]).is_none());
+    }
+
+    #[test]
+    fn a_key_is_the_meaning_of_a_question_and_who_asks_it() {
+        let key = |query, more: &[_], headers: &[_]| asked(query, more, headers).unwrap().key;
+        let plain = key("sum by (x) (a)", &[], &[]);
+        assert_eq!(plain, key("sum(a) by(x)", &[], &[("user-agent", "g"), ("x-grafana-id", "1")]));
+        for other in [
+            key("sum by (y) (a)", &[], &[]),
+            key("sum by (x) (a)", &[("lookback_delta", "1m")], &[]),
+            key("sum by (x) (a)", &[], &[("authorization", "Basic eDp5")]),
+            key("sum by (x) (a)", &[], &[("x-scope-orgid", "1")]),
+        ] {
+            assert_ne!(plain, other);
+        }
+        let secret = key("a", &[], &[("authorization", "Bearer hidden")]);
+        assert!(!String::from_utf8_lossy(&secret).contains("hidden"));
+    }
+
+    #[test]
+    fn a_part_is_asked_for_with_its_own_times() {
+        let asked = asked("a", &[("timeout", "5s")], &[]).unwrap();
+        let pairs = asked.pairs_of(TimeRange::new(1_015_000, 1_030_500));
+        let get = |name| &pairs.iter().find(|pair| pair.0 == name).unwrap().1;
+        assert_eq!((get("start").as_str(), get("end").as_str()), ("1015", "1030.5"));
+        assert_eq!((get("timeout").as_str(), get("query").as_str()), ("5s", "a"));
+    }
+}
