@@ -43,8 +43,8 @@ bench-tree: ## bytes per sample by level, bytes put, size control, late data; ON
 bench-cache: ## what the result cache saves a dashboard that is refreshed: CPU, hits
 	cargo run --release --quiet --package firndb --example dashboard
 
-soak: ## more simulation seeds, comparisons with Prometheus and kills than `make test` runs; SEEDS=n, ROUNDS=n, KILLS=n
-	FIRN_SEED_COUNT=$(or $(SEEDS),20000) cargo test --package firn-engine --test simulation -- --nocapture
+soak: ## more simulation seeds, damaged places, comparisons with Prometheus and kills than `make test` runs; SEEDS=n, PLACES=n, ROUNDS=n, KILLS=n
+	FIRN_SEED_COUNT=$(or $(SEEDS),20000) FIRN_DAMAGE_COUNT=$(or $(PLACES),100000) cargo test --package firn-engine --test simulation -- --nocapture
 	FIRN_SEED_COUNT=$(or $(ROUNDS),40) cargo test --package firn --test e2e differential -- --nocapture
 	FIRN_KILLS=$(or $(KILLS),200) cargo test --package firn --test e2e kill:: -- --nocapture
 

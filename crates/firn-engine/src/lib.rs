@@ -18,16 +18,16 @@
 //! crashing the engine at every write.
 //!
 //! Reading order: `write`, `transact`, `versions`, `commit`, `delete`, `pressure`, `snapshot`, `listing`, `walk`,
-//! `maintain`, `upkeep`, `tier`, `counted`, `replica`, `copy`, `recover`, `lost_index`, `manifest`, `sequence`, `options`.
+//! `maintain`, `upkeep`, `tier`, `counted`, `check`, `replica`, `copy`, `recover`, `manifest`, `sequence`, `options`.
 
 #![forbid(unsafe_code)]
 
+mod check;
 mod commit;
 mod copy;
 mod counted;
 mod delete;
 mod listing;
-mod lost_index;
 mod maintain;
 mod manifest;
 mod options;
@@ -61,12 +61,13 @@ use firn_tree::Tree;
 use parking_lot::{Condvar, Mutex, RwLock};
 use sequence::Sequence;
 
+pub use check::{CheckProgress, CheckReport, Finding};
 pub use copy::CopyReport;
 pub use counted::{ObjectKind, Request, RequestCount, RequestCounts};
 pub use delete::DeleteReport;
 pub use firn_index::{Cardinality, GroupInfo, Matches, SeriesLimits};
 pub use firn_log::SyncPolicy;
-pub use firn_tree::{JobKind, Level, TableId, TableRecord, TreeOptions};
+pub use firn_tree::{JobKind, Level, Lost, TableId, TableRecord, TreeOptions};
 pub use maintain::{Lane, Step};
 pub use options::EngineOptions;
 #[doc(hidden)]

@@ -35,7 +35,7 @@ pub(crate) const TAG_WRITER: u8 = 5;
 /// index segment`.
 pub(crate) const TAG_SLOW: u8 = 6;
 
-const KEY: &str = "manifest";
+pub(crate) const KEY: &str = "manifest";
 const INDEX_FOLDER: &str = "index/";
 const TABLE_FOLDER: &str = "tables/";
 
@@ -144,6 +144,11 @@ impl Tier {
     pub(crate) fn set_read(&self, epoch: u64, newest_ts: Option<Timestamp>) {
         self.epoch.store(epoch, Relaxed);
         self.newest_ts.store(newest_ts.unwrap_or(i64::MIN), Relaxed);
+    }
+
+    /// The next step claims anew.
+    pub(crate) fn forget_claim(&self) {
+        *self.claim.lock() = None;
     }
 
     /// What may be planned now.
@@ -321,11 +326,7 @@ impl Engine {
             return Ok(*epoch);
         }
         let _memory = self.reserve(Pool::Jobs, bytes)?;
-        let file = self.env.disk.open(path, OpenMode::Read)?;
-        let mut body = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)];
-        file.read_at(0, &mut body)?;
-        // Nobody else has this key, and whoever puts it again puts the same.
-        self.env.bucket.put(&segment_key(path, claim.epoch), body.into(), PutMode::Overwrite)?;
+        put_file(&self.env, &Segment::of(path, bytes, claim.epoch))?;
         claim.segments.insert(path.to_owned(), claim.epoch);
         Ok(claim.epoch)
     }
@@ -428,6 +429,14 @@ impl Claim {
 }
 
 impl Described {
+    /// Objects of index segments that it does not name.
+    pub(crate) fn orphans(&self, bucket: &dyn Bucket) -> Result<Vec<String>> {
+        let segments = self.segments()?;
+        let is_named = |key: &String| segments.iter().any(|segment| segment.key == *key);
+        let objects = bucket.list(INDEX_FOLDER)?.into_iter().map(|object| object.key);
+        Ok(objects.filter(|key| !is_named(key)).collect())
+    }
+
     fn segments(&self) -> Result<Vec<Segment>> {
         let files = Index::files_of(&[&index_part(&self.state)])?;
         if files.len() != self.segment_epochs.len() {
@@ -450,6 +459,52 @@ impl Segment {
     fn of(path: &str, bytes: u64, epoch: u64) -> Segment {
         Segment { path: path.to_owned(), bytes, key: segment_key(path, epoch) }
     }
+}
+
+/// Index segments that are not the same there as here, for a check: an error and the path of each.
+///
+/// # Errors
+/// `Unavailable`.
+pub(crate) fn differing_segments(env: &Env, described: &Described) -> Result<Vec<(Error, String)>> {
+    let mut differing = Vec::new();
+    for segment in described.segments()? {
+        // Merged with others here since, perhaps.
+        let Ok(file) = env.disk.open(&segment.path, OpenMode::Read) else { continue };
+        let mut offset = 0;
+        while offset < segment.bytes {
+            let len = (segment.bytes - offset).min(COPY_BYTES);
+            let request = RangeRequest { key: segment.key.clone(), offset, len };
+            let mut here = vec![0; len as usize];
+            file.read_at(offset, &mut here)?;
+            let missing = || Err(Error::internal("a range has no answer"));
+            match env.bucket.get_ranges(&[request]).pop().unwrap_or_else(missing) {
+                Ok(there) if *there == *here => offset += len,
+                Err(e) if *e.kind() == ErrorKind::Unavailable => return Err(e),
+                _ => {
+                    let what = "it is not what the index has here";
+                    differing.push((Error::corrupt(&*segment.key, offset, what), segment.path));
+                    break;
+                }
+            }
+        }
+    }
+    Ok(differing)
+}
+
+/// Puts an index segment there as it is here.
+pub(crate) fn put_again(env: &Env, described: &Described, path: &str) -> Result<()> {
+    for segment in described.segments()?.iter().filter(|segment| segment.path == path) {
+        put_file(env, segment)?;
+    }
+    Ok(())
+}
+
+fn put_file(env: &Env, segment: &Segment) -> Result<()> {
+    let file = env.disk.open(&segment.path, OpenMode::Read)?;
+    let mut body = vec![0; usize::try_from(segment.bytes).unwrap_or(usize::MAX)];
+    file.read_at(0, &mut body)?;
+    // Nobody else has this key, and whoever puts it again puts the same.
+    env.bucket.put(&segment.key, body.into(), PutMode::Overwrite).map(|_| ())
 }
 
 /// Refuses to make a new database where the slow tier has one.
@@ -626,30 +681,6 @@ pub(crate) fn fetch_segments(
     env.disk.sync_dir("index")
 }
 
-/// Brings an index file of the folder with `mark`, whose index is `parts`, back from the slow tier; `false` if the
-/// slow tier's manifest does not name the same.
-pub(crate) fn fetch_lost(env: &Env, mark: u64, parts: &[&[u8]], path: &str) -> Result<bool> {
-    let Some(described) = read(&*env.bucket)?.filter(|found| found.mark == mark) else {
-        return Ok(false);
-    };
-    let there = index_part(&described.state);
-    if !Index::name_same(parts, &[&there], path)? {
-        return Ok(false);
-    }
-    let segments = described.segments()?;
-    let Some(segment) = segments.iter().find(|segment| segment.path == path) else {
-        return Ok(false);
-    };
-    match env.bucket.head(&segment.key) {
-        Ok(info) if info.bytes == segment.bytes => {}
-        Err(e) if *e.kind() != ErrorKind::NotFound => return Err(e),
-        _ => return Ok(false),
-    }
-    fetch(env, segment)?;
-    env.disk.sync_dir("index")?;
-    Ok(true)
-}
-
 /// An object becomes a file.
 fn fetch(env: &Env, segment: &Segment) -> Result<()> {
     let Segment { path, bytes, key } = segment;
@@ -679,7 +710,7 @@ fn segment_key(path: &str, epoch: u64) -> String {
 }
 
 fn index_part(state: &Edit) -> Vec<u8> {
-    state.parts(Room::Index).next().map_or_else(Index::empty_part, <[u8]>::to_vec)
+    state.parts(Room::Index).next().map_or_else(|| vec![2, 0, 0, 0], <[u8]>::to_vec)
 }
 
 /// Names a data folder: no two have the same.
@@ -691,14 +722,6 @@ pub(crate) fn encode_writer(mark: u64) -> Vec<u8> {
     let mut out = vec![TAG_WRITER];
     out.extend_from_slice(&mark.to_le_bytes());
     out
-}
-
-/// The mark, if an engine's part has it.
-pub(crate) fn mark_in(part: &[u8]) -> Option<Result<u64>> {
-    match part.split_first() {
-        Some((&TAG_WRITER, rest)) => Some(decode_writer(rest)),
-        _ => None,
-    }
 }
 
 /// What stands behind the tag.

@@ -4,7 +4,10 @@
 use std::path::Path;
 
 use firn_model::{Error, ErrorKind, Labels, Matcher, Result};
-use firndb::{Cost, CostOptions, Db, GroupCost, GroupCosts, Options, RecoveryProgress};
+use firndb::{
+    CancelToken, CheckProgress, CheckReport, Cost, CostOptions, Db, GroupCost, GroupCosts, Options,
+    RecoveryProgress,
+};
 use serde_json::{Map, Value, json};
 
 use crate::wire::number::parse_unit_duration_ms;
@@ -52,6 +55,28 @@ pub fn inspect_groups(
     slow_tier: Option<&str>,
     asked: &InspectGroups,
 ) -> Result<Value> {
+    let db = open_idle(folder, slow_tier, "ask that one with --server")?;
+    let costs = db.group_costs(&asked.selectors, &asked.options, &db.context())?;
+    Ok(costs_json(&costs, asked))
+}
+
+/// Reads every byte of the database in `folder`, which no other process may have open, against its checksum;
+/// with `repairs`, damaged tables are written anew without what is lost.
+///
+/// # Errors
+/// `NotFound` when there is no database, `Busy` when a server has it open, and those of [`Db::check`].
+pub fn check_folder(
+    folder: &Path,
+    slow_tier: Option<&str>,
+    repairs: bool,
+    each: &mut dyn FnMut(&CheckProgress),
+) -> Result<CheckReport> {
+    let db = open_idle(folder, slow_tier, "stop that one first")?;
+    db.check(repairs, &CancelToken::new(), each)
+}
+
+/// The database of a folder without its maintenance. Its log is read as at a start.
+fn open_idle(folder: &Path, slow_tier: Option<&str>, or_else: &str) -> Result<Db> {
     let shown = folder.display();
     if !folder.join("fast").is_dir() {
         return Err(Error::not_found(format!("there is no database in {shown}")));
@@ -60,14 +85,12 @@ pub fn inspect_groups(
         slow_tier.map_or_else(|| folder.join("slow").display().to_string(), str::to_owned);
     let opened = firndb::local_env_with_slow_tier(folder, &slow_tier)
         .and_then(|env| Db::open_idle(env, Options::default(), &RecoveryProgress::default()));
-    let db = opened.map_err(|error| match error.kind() {
-        ErrorKind::Busy { .. } => error.context(format!(
-            "the database in {shown} is open in another process; ask that one with --server"
-        )),
+    opened.map_err(|error| match error.kind() {
+        ErrorKind::Busy { .. } => {
+            error.context(format!("the database in {shown} is open in another process; {or_else}"))
+        }
         _ => error.context(format!("cannot open the database in {shown}")),
-    })?;
-    let costs = db.group_costs(&asked.selectors, &asked.options, &db.context())?;
-    Ok(costs_json(&costs, asked))
+    })
 }
 
 /// The report: options, totals, and the groups that cost most.

@@ -44,8 +44,9 @@ mod threads;
 pub mod wire;
 
 pub use config::{Config, Settings};
-pub use firn_model::{Error, Result};
+pub use firn_model::{Error, ErrorKind, Result};
+pub use firndb::{CheckProgress, CheckReport};
 pub use ingest::Ingest;
-pub use inspect::{InspectGroups, inspect_groups};
+pub use inspect::{InspectGroups, check_folder, inspect_groups};
 pub use proxy::{CacheConfig, CacheSettings, Proxy};
 pub use server::Server;

@@ -15,6 +15,7 @@ use crate::options::TreeOptions;
 use crate::output::{Made, Outputs, Target};
 use crate::partition::{Partition, PartitionLen};
 use crate::record::{Level, TableId, TableRecord};
+use crate::scrub;
 use crate::store::Store;
 use crate::suffix::Suffix;
 use crate::table::Table;
@@ -40,10 +41,12 @@ pub enum JobKind {
     MergePartitions,
     /// A table to the same without what deletes hide.
     Clean,
+    /// A damaged table to the same without what is lost.
+    Repair,
 }
 
 impl JobKind {
-    /// Every kind.
+    /// Every kind that is planned by itself.
     pub const ALL: [JobKind; 6] = [
         JobKind::Drop,
         JobKind::Compact,
@@ -62,6 +65,7 @@ impl JobKind {
             JobKind::MergePatches => "merge_patches",
             JobKind::MergePartitions => "merge_partitions",
             JobKind::Clean => "clean",
+            JobKind::Repair => "repair",
         }
     }
 }
@@ -87,6 +91,8 @@ pub(crate) enum Task {
     /// The first that deletes touch is written anew where it stands, of those before it is noted that
     /// they touch nothing there.
     Clean,
+    /// The one input, written anew where it stands.
+    Repair,
 }
 
 /// Planned work that can be run; holds its inputs as a reader does.
@@ -108,6 +114,7 @@ impl Job {
             Task::MergePatches(_) => JobKind::MergePatches,
             Task::MergePartitions(_) => JobKind::MergePartitions,
             Task::Clean => JobKind::Clean,
+            Task::Repair => JobKind::Repair,
         }
     }
 
@@ -115,7 +122,9 @@ impl Job {
     pub fn is_slow(&self) -> bool {
         match self.kind() {
             JobKind::Upload | JobKind::MergePatches | JobKind::MergePartitions => true,
-            JobKind::Clean => self.work.inputs.iter().any(|table| table.record.level.is_slow()),
+            JobKind::Clean | JobKind::Repair => {
+                self.work.inputs.iter().any(|table| table.record.level.is_slow())
+            }
             JobKind::Drop | JobKind::Compact => false,
         }
     }
@@ -144,6 +153,7 @@ impl Job {
         let level = match self.kind() {
             JobKind::Drop => return Ok(edit),
             JobKind::Clean => return self.clean(env, budget, cancel).map_err(|e| e.context(self)),
+            JobKind::Repair => return self.repair(env, edit).map_err(|e| e.context(self)),
             JobKind::Compact => Level::One,
             JobKind::Upload | JobKind::MergePatches | JobKind::MergePartitions => Level::Two,
         };
@@ -164,14 +174,34 @@ impl Job {
                 edit.cleaned.push((record.id, self.tombstones.through()));
                 continue;
             }
-            let bounds: &[GroupId] = if record.patch { &[record.group_min] } else { &[] };
-            let bounds: Arc<[GroupId]> = Arc::from(bounds);
-            let target = |_| Target { partition: record.partition, bounds: Arc::clone(&bounds) };
+            let target = same_place(record);
             let input = std::slice::from_ref(*table);
             edit.add(self.write(input, record.level, &target, (env, budget, cancel))?);
             edit.removed.push(record.id);
             self.store.traffic.job(JobKind::Clean, record.bytes, edit.added_bytes());
             break;
+        }
+        Ok(edit)
+    }
+
+    /// See [`Task::Repair`]. What deletes hide stays and stays hidden.
+    fn repair(&self, env: &Env, mut edit: Edit) -> Result<Edit> {
+        for table in &self.work.inputs {
+            let record = table.present_record();
+            let made = Made {
+                level: record.level,
+                written_ms: record.written_ms,
+                deletes_through: record.deletes_through,
+            };
+            let mut outputs = Outputs::new(env, &self.ids, &self.options, made, None);
+            let target = same_place(&record);
+            let written = scrub::write_sound(&self.store, table, &mut outputs, &target)
+                .and_then(|()| outputs.finish());
+            if written.is_err() {
+                self.store.abandoned.lock().extend(outputs.discard());
+                return written.map(|_| edit);
+            }
+            edit.add(written?);
         }
         Ok(edit)
     }
@@ -253,6 +283,14 @@ impl Job {
     }
 }
 
+/// Where everything of a table goes when it is written anew by itself.
+fn same_place(record: &TableRecord) -> impl Fn(Timestamp) -> Target + use<> {
+    let bounds: &[GroupId] = if record.patch { &[record.group_min] } else { &[] };
+    let bounds: Arc<[GroupId]> = Arc::from(bounds);
+    let partition = record.partition;
+    move |_| Target { partition, bounds: Arc::clone(&bounds) }
+}
+
 /// What deletes hide goes first: a younger source may have what was written again. Then the newest
 /// commit wins, whatever the age of the files.
 fn merge(
@@ -271,7 +309,7 @@ impl Task {
             Task::Upload(layout) => return layout.target(ts),
             Task::Compact(len) => Partition::of(ts, *len),
             Task::MergePatches(partition) | Task::MergePartitions(partition) => *partition,
-            Task::Drop | Task::Clean => Partition::of(ts, PartitionLen::MIN),
+            Task::Drop | Task::Clean | Task::Repair => Partition::of(ts, PartitionLen::MIN),
         };
         Target { partition, bounds: Arc::from([]) }
     }

@@ -29,7 +29,7 @@
 //! - Every byte of a table is under a checksum that also covers where it lies and in which table.
 //!
 //! Reading order: `options`, `partition`, `record`, `block`, `presence`, `suffix`, `writer`, `output`, `store`,
-//! `cache`, `table`, `version`, `scan`, `cursor`, `layout`, `size`, `plan`, `job`, `edit`, `tree`, `stats`.
+//! `cache`, `table`, `version`, `scan`, `cursor`, `layout`, `size`, `plan`, `scrub`, `job`, `edit`, `tree`, `stats`.
 //! Bytes of a table: docs/formats/table.md.
 //!
 //! When the layout of a table changes, touch `block`, `suffix`, the version in `writer` and the
@@ -50,6 +50,7 @@ mod plan;
 mod presence;
 mod record;
 mod scan;
+mod scrub;
 mod size;
 mod stats;
 mod store;
@@ -71,6 +72,7 @@ pub use partition::{Partition, PartitionLen};
 pub use plan::{Deletes, Reach};
 pub use record::{Level, TableId, TableRecord};
 pub use scan::Ask;
+pub use scrub::{Damage, Lost};
 pub use size::Lengths;
 pub use stats::{LevelStats, TrafficStats, TreeStats};
 pub use tree::{SlowState, Tree};

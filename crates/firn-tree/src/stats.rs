@@ -164,7 +164,7 @@ impl Traffic {
 
     pub(crate) fn job(&self, kind: JobKind, read_bytes: u64, written_bytes: u64) {
         match kind {
-            JobKind::Drop => {}
+            JobKind::Drop | JobKind::Repair => {}
             JobKind::Compact => {
                 add(&self.compactions, 1);
                 add(&self.compaction_read_bytes, read_bytes);

@@ -97,6 +97,18 @@ impl Store {
         Ok(bytes.into())
     }
 
+    /// How long a table's file or object is; 0 if it is missing.
+    pub(crate) fn len(&self, table: &Table) -> Result<u64> {
+        let len = match table.record.level.is_slow() {
+            true => self.bucket.head(table.path()).map(|info| info.bytes),
+            false => table.open(&*self.disk, &self.open_files).and_then(|file| file.len()),
+        };
+        match len {
+            Err(e) if *e.kind() == ErrorKind::NotFound => Ok(0),
+            len => len,
+        }
+    }
+
     /// The directories of `tables`, all that are not in memory in one batch of reads. One that is
     /// damaged is made anew from the blocks, which know their members and times themselves.
     pub(crate) fn suffixes(&self, tables: &[&Arc<Table>]) -> Vec<Result<Arc<Suffix>>> {
@@ -175,7 +187,7 @@ fn damage(read: &Read<'_>, error: Error) -> Error {
 }
 
 /// The directory of a table from its blocks, which are `bytes`.
-fn walk_blocks(record: &TableRecord, bytes: &[u8]) -> Result<Suffix> {
+pub(crate) fn walk_blocks(record: &TableRecord, bytes: &[u8]) -> Result<Suffix> {
     let file = record.path();
     let mut suffix = SuffixBuilder::new(record.partition);
     let mut rest = bytes;

@@ -15,7 +15,7 @@ use firn_model::{
 };
 use firn_sim::{Rng, Sim};
 
-use crate::{Ask, Deletes, Job, Reach, Tree, TreeOptions, Version};
+use crate::{Ask, Damage, Deletes, Job, Reach, Tree, TreeOptions, Version};
 
 const MINUTE_MS: i64 = 60_000;
 const HOUR_MS: i64 = 60 * MINUTE_MS;
@@ -83,6 +83,10 @@ impl World {
 
     fn plan(&self) -> Option<Job> {
         self.tree.plan(&self.tree.version(), &self.deletes, self.now(), Reach::Both)
+    }
+
+    fn damage(&self) -> Vec<Damage> {
+        self.tree.version().check(&CancelToken::new(), &mut |_| ()).unwrap()
     }
 
     /// As the engine does it after it has written the slow tier's own manifest.

@@ -10,7 +10,7 @@ use firn_model::{Budget, CommitSeq, Error, ErrorKind, GroupId, Result, TimeRange
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::edit::{Edit, State};
-use crate::job::Job;
+use crate::job::{Job, Task, Work};
 use crate::layout::SlowLayout;
 use crate::options::TreeOptions;
 use crate::output::{Made, Outputs, Target};
@@ -190,6 +190,19 @@ impl Tree {
 
     fn lengths(&self) -> Lengths {
         Shift(self.shift.load(Ordering::Relaxed)).lengths(&self.options)
+    }
+
+    /// The work that writes a damaged table anew without what is lost ([`Version::check`] says what). What is
+    /// older and was overwritten by what is lost shows again.
+    pub fn plan_repair(&self, version: &Version, id: TableId) -> Option<Job> {
+        let work = Work { task: Task::Repair, inputs: vec![Arc::clone(version.get(id)?)] };
+        Some(Job {
+            work,
+            store: Arc::clone(&self.store),
+            ids: Arc::clone(&self.ids),
+            options: self.options.clone(),
+            tombstones: Arc::default(),
+        })
     }
 
     /// Whether `edit` fits the present version: ask before it is made durable.

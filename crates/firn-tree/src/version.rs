@@ -2,17 +2,14 @@
 
 use std::sync::Arc;
 
-use firn_codec::{Chunk, Hidden, Slots, Tombstone};
-use firn_model::{CancelToken, CommitSeq, Error, GroupId, Result, Slot, TimeRange, Timestamp};
+use firn_codec::{Hidden, Tombstone};
+use firn_model::{CommitSeq, Error, GroupId, Result, Slot, TimeRange, Timestamp};
 
-use crate::block::{Block, Walk};
 use crate::record::{Level, TableId, TableRecord};
-use crate::scan::block_range;
 use crate::stats::LevelStats;
-use crate::store::{Read, Store};
+use crate::store::Store;
 use crate::suffix::Suffix;
 use crate::table::Table;
-use crate::writer::{FORMAT, TABLE_HEADER_BYTES, header};
 
 /// All tables of one moment (invariant 3: nothing that it names is removed while it is held).
 pub struct Version {
@@ -152,52 +149,6 @@ impl Version {
         self.all().any(|table| table.needs(seq, tombstone))
     }
 
-    /// Reads every byte of every table and decodes it; one error for each damaged place. A damaged
-    /// block does not hide the damage of others.
-    pub fn check(&self, cancel: &CancelToken) -> Vec<Error> {
-        let mut errors = Vec::new();
-        for table in self.levels.iter().flatten() {
-            if let Err(e) = cancel.check() {
-                errors.push(e);
-                break;
-            }
-            self.check_table(table, &mut errors);
-        }
-        errors
-    }
-
-    fn check_table(&self, table: &Arc<Table>, errors: &mut Vec<Error>) {
-        let record = &table.record;
-        let whole = Read { table, offset: 0, bytes: record.bytes };
-        let bytes = match self.store.read(&[whole]).pop() {
-            Some(Ok(bytes)) => bytes,
-            Some(Err(e)) => return errors.push(e),
-            None => return,
-        };
-        let file = table.path();
-        if bytes.get(..TABLE_HEADER_BYTES) != Some(header(record.salt).as_slice()) {
-            let what = FORMAT.check(file, &bytes).err();
-            errors.push(what.unwrap_or_else(|| Error::corrupt(file, 0, "header is damaged")));
-        }
-        let at_suffix = usize::try_from(record.suffix_offset()).unwrap_or(usize::MAX);
-        let suffix_bytes = bytes.get(at_suffix..).unwrap_or_default();
-        if let Err(e) = Suffix::decode(record, suffix_bytes) {
-            errors.push(e);
-        }
-        let suffix = match self.store.suffix(table) {
-            Ok(suffix) => suffix,
-            Err(e) => return errors.push(e),
-        };
-        for entry in &suffix.blocks {
-            let block = bytes.get(block_range(entry)).unwrap_or_default();
-            let decoded = Block::open(file, entry.offset, record.salt, block)
-                .and_then(|block| decode_all(&block));
-            if let Err(e) = decoded {
-                errors.push(table.note(Error::corrupt(file, entry.offset, e.what())));
-            }
-        }
-    }
-
     /// Tables of a level whose partition overlaps `range`.
     pub(crate) fn overlapping(
         &self,
@@ -267,17 +218,6 @@ impl std::fmt::Debug for Version {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.tables()).finish()
     }
-}
-
-fn decode_all(block: &Block<'_>) -> Result<()> {
-    block.for_chunks(|group, bytes| {
-        let chunk = Chunk::open(bytes)?;
-        chunk.read(Slots::All, TimeRange::ALL)?;
-        if chunk.group() != group {
-            return Err(Error::corrupt("", 0, "chunk of another group than its block says"));
-        }
-        Ok(Walk::On)
-    })
 }
 
 /// Partitions are equal or disjoint; tables of one partition, patches apart, have disjoint groups.

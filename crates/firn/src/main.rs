@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod check;
 mod inspect;
 
 use std::io::IsTerminal;
@@ -31,6 +32,8 @@ enum Command {
     Serve(Box<Settings>),
     /// Run a cache of range queries in front of a database that is there already
     Cache(Box<CacheSettings>),
+    /// Read every byte of a database against its checksum; repair it
+    Check(check::Check),
     /// Look into a database
     #[command(subcommand)]
     Inspect(inspect::Inspect),
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
             log_to_stderr();
             cache(&settings)
         }
+        Command::Check(check) => check::check(&check),
         Command::Inspect(inspect) => inspect::inspect(&inspect),
     };
     match done {

@@ -95,10 +95,11 @@ use std::thread::JoinHandle;
 pub use costs::{Cost, CostOptions, GroupCost, GroupCosts};
 pub use firn_cache::{ResultCache, ResultOptions, ResultStats};
 pub use firn_engine::{
-    Cardinality, CommitReport, CopyReport, DeleteReport, EngineOptions as Options, Lane, Level,
-    ObjectKind, RecoveryProgress, RecoveryReport, Request, RestoreReport, Run, SeriesLimits,
-    SeriesSamples, SeriesWalk, SlowTierStats, Snapshot, Stats, SyncPolicy, TableId, TableRecord,
-    Transaction, TreeOptions, WalkOptions, WriteReport,
+    Cardinality, CheckProgress, CheckReport, CommitReport, CopyReport, DeleteReport,
+    EngineOptions as Options, Finding, Lane, Level, Lost, ObjectKind, RecoveryProgress,
+    RecoveryReport, Request, RestoreReport, Run, SeriesLimits, SeriesSamples, SeriesWalk,
+    SlowTierStats, Snapshot, Stats, SyncPolicy, TableId, TableRecord, Transaction, TreeOptions,
+    WalkOptions, WriteReport,
 };
 pub use firn_env::Env;
 pub use firn_model::{
@@ -268,6 +269,20 @@ impl Db {
     pub fn settle(&self, lane: Lane) -> Result<()> {
         while self.engine.step(lane)?.is_some() {}
         Ok(())
+    }
+
+    /// Reads every byte of both tiers against its checksum; `each` is told after every file. With `repairs`,
+    /// damaged tables are written anew without what is lost.
+    ///
+    /// # Errors
+    /// `Unavailable` when a tier fails: then it is not known what is damaged; `Canceled`.
+    pub fn check(
+        &self,
+        repairs: bool,
+        cancel: &CancelToken,
+        each: &mut dyn FnMut(&CheckProgress),
+    ) -> Result<CheckReport> {
+        self.engine.check(repairs, cancel, each)
     }
 
     /// Freezes the present: for programs that evaluate by themselves.

@@ -106,6 +106,12 @@ impl Blocks {
         self.bytes.get(at..end).ok_or_else(|| self.past_end(at, len))
     }
 
+    /// One error for each damaged block.
+    pub(crate) fn check(&self) -> Vec<Error> {
+        let blocks = 0..self.checksums.len();
+        blocks.filter_map(|block| self.verify(block..block + 1).err()).collect()
+    }
+
     /// All bytes of a section.
     pub(crate) fn section(&self, section: Section) -> Result<&[u8]> {
         self.part(section, 0, section.len)

@@ -141,6 +141,11 @@ impl Sealed {
         Sealed::from_contents(blocks, &contents, absurd)
     }
 
+    /// One error for each damaged block.
+    pub(crate) fn check(&self) -> Vec<Error> {
+        self.blocks.check()
+    }
+
     fn from_contents(
         blocks: Blocks,
         contents: &Contents,

@@ -75,7 +75,7 @@ fn invariant_5_a_flipped_bit_anywhere_costs_its_block_at_most() {
             let in_blocks =
                 (24..record.bytes - u64::from(record.suffix_bytes)).contains(&(at as u64));
             assert_eq!(lost > 0, in_blocks, "byte {at} of {record:?}");
-            let errors = world.tree.version().check(&CancelToken::new());
+            let errors = world.damage();
             assert_eq!(errors.len(), 1, "byte {at}: {errors:?}");
             change(&world, &record, |bytes| bytes[at] ^= bit);
         }
@@ -111,6 +111,64 @@ fn invariant_5_zeroed_cut_and_swapped_stretches_are_never_served() {
             world.reopen();
             lost_groups(&world, &record);
             change(&world, &record, |bytes| bytes.clone_from(&original));
+        }
+    }
+}
+
+/// Whatever was hit: what can be read afterwards is right, all of it passes, and nothing is lost but what the
+/// check named.
+#[test]
+fn invariant_5_repair_loses_what_was_hit_and_nothing_else() {
+    for slow in [false, true] {
+        let mut rng = Rng::new(13);
+        for round in 0..60 {
+            let (mut world, record) = world_with_table(slow);
+            change(&world, &record, |bytes| {
+                let start = rng.below(bytes.len() as u64) as usize;
+                let end = (start + 1 + rng.below(300) as usize).min(bytes.len());
+                match round % 6 {
+                    0 => bytes[start] ^= 1 << rng.below(8),
+                    1 => bytes[start..end].fill(0),
+                    2 => bytes.truncate(start),
+                    3 => {
+                        let to = rng.below((bytes.len() - (end - start)) as u64 + 1) as usize;
+                        bytes.copy_within(start..end, to);
+                    }
+                    // The directory and a block's length.
+                    4 => {
+                        *bytes.last_mut().unwrap() ^= 1;
+                        bytes[24 + 1] ^= 1;
+                    }
+                    _ => bytes.clear(),
+                }
+            });
+            world.reopen();
+            let before = lost_groups(&world, &record);
+            let damage = world.damage();
+            let job = world.tree.plan_repair(&world.tree.version(), record.id);
+            if damage.is_empty() {
+                continue;
+            }
+            world.run(&job.unwrap()).unwrap();
+            assert!(world.damage().is_empty());
+            let is_named = |key: &(GroupId, Slot, Timestamp)| {
+                damage.iter().filter_map(|damage| damage.lost).any(|lost| {
+                    (lost.group_min..=lost.group_max).contains(&key.0) && lost.range.contains(key.2)
+                })
+            };
+            let members = world.members();
+            let all = std::mem::take(&mut world.samples);
+            world.samples = read(&world.tree.version(), &members, TimeRange::ALL).unwrap();
+            let lost: Vec<_> =
+                all.iter().filter(|(key, _)| !world.samples.contains_key(key)).collect();
+            assert!(lost.iter().all(|(key, _)| is_named(key)), "{damage:?}");
+            assert!(world.samples.iter().all(|(key, bits)| all.get(key) == Some(bits)));
+            let lost_groups: BTreeSet<GroupId> = lost.iter().map(|(key, _)| key.0).collect();
+            assert!(lost_groups.len() <= before, "{} groups of {before}", lost_groups.len());
+            if round % 6 == 4 {
+                assert!(!lost.is_empty() && lost_groups.len() < 12, "{} groups", lost_groups.len());
+            }
+            assert_eq!(lost.len() == all.len(), round % 6 == 5 || world.samples.is_empty());
         }
     }
 }

@@ -19,3 +19,4 @@ mod remote_write;
 mod replay;
 mod scrapes;
 mod strace;
+mod tiers;

@@ -1,0 +1,159 @@
+//! Scrubbing: every byte of the database against its checksum, what nobody names, and repair.
+
+use firn_model::{CancelToken, Error, ErrorKind, Result};
+use firn_tree::{Lost, TableId};
+
+use crate::manifest::{Edit, Room};
+use crate::{Engine, tier};
+
+/// How far a check is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckProgress {
+    /// Tables and index files that were read.
+    pub files_done: u64,
+    /// Of so many.
+    pub files_total: u64,
+    /// Bytes of them.
+    pub bytes_done: u64,
+    /// Of so many.
+    pub bytes_total: u64,
+}
+
+/// A damaged place, and what became of it.
+#[derive(Debug)]
+pub struct Finding {
+    /// File, offset and what is wrong there.
+    pub error: Error,
+    /// Bounds of the samples that cannot be read because of it; `None` if nothing is lost.
+    pub lost: Option<Lost>,
+    /// The file was written anew without what is lost, so that nothing stumbles over it any more.
+    pub is_repaired: bool,
+}
+
+/// What [`Engine::check`] found.
+#[derive(Debug, Default)]
+pub struct CheckReport {
+    /// What was read.
+    pub progress: CheckProgress,
+    /// Damaged places, those that were met when the database was opened among them.
+    pub findings: Vec<Finding>,
+    /// Files and objects that no manifest names. A server removes them by itself: files at its start, objects an
+    /// hour after it.
+    pub orphans: Vec<String>,
+}
+
+impl Engine {
+    /// Reads every byte of both tiers against its checksum and decodes it: tables, index segments, the slow
+    /// tier's manifest; the log and the local manifest were read when the database was opened. `each` is told
+    /// after every file. With `repairs`, damaged tables are written anew without what is lost; what is older and
+    /// was overwritten by that shows again.
+    ///
+    /// Lists the slow tier. Holds back maintenance meanwhile; writes and queries go on.
+    ///
+    /// # Errors
+    /// `Unavailable` when a tier fails: then it is not known what is damaged; `Canceled`.
+    pub fn check(
+        &self,
+        repairs: bool,
+        cancel: &CancelToken,
+        each: &mut dyn FnMut(&CheckProgress),
+    ) -> Result<CheckReport> {
+        self.check_open()?;
+        let _one_at_a_time = self.tree_lane.lock();
+        let version = self.tree.version();
+        let segments = self.index.segment_files();
+        let mut report = CheckReport::default();
+        let progress = &mut report.progress;
+        progress.files_total = version.tables().count() as u64 + segments.len() as u64;
+        progress.bytes_total = version.tables().map(|table| table.bytes).sum::<u64>()
+            + segments.iter().map(|file| file.1).sum::<u64>();
+        let damage = version.check(cancel, &mut |record| {
+            progress.files_done += 1;
+            progress.bytes_done += record.bytes;
+            each(progress);
+        })?;
+        for error in self.index.check() {
+            report.findings.push(Finding { error, lost: None, is_repaired: false });
+        }
+        report.progress.files_done = report.progress.files_total;
+        report.progress.bytes_done = report.progress.bytes_total;
+        each(&report.progress);
+        drop(version);
+        for place in &self.recovery.damage {
+            let error = Error::corrupt("log or manifest", 0, place.clone());
+            report.findings.push(Finding { error, lost: None, is_repaired: false });
+        }
+        let orphans = self.check_slow_manifest(repairs, &mut report)?;
+        report.orphans = orphans;
+        let mut repaired: Option<(TableId, bool)> = None;
+        for damage in damage {
+            let is_repaired = match repaired {
+                _ if !repairs => false,
+                Some((table, is_repaired)) if table == damage.table => is_repaired,
+                _ => self.repair(damage.table, cancel)?,
+            };
+            repaired = Some((damage.table, is_repaired));
+            report.findings.push(Finding { error: damage.error, lost: damage.lost, is_repaired });
+        }
+        Ok(report)
+    }
+
+    /// The slow tier's manifest, and what nobody names there and here.
+    fn check_slow_manifest(&self, repairs: bool, report: &mut CheckReport) -> Result<Vec<String>> {
+        let mut orphans = self.tree.orphans(&self.env)?;
+        match tier::read(&*self.env.bucket) {
+            Ok(Some(described)) => {
+                orphans.extend(described.orphans(&*self.env.bucket)?);
+                for (error, path) in tier::differing_segments(&self.env, &described)? {
+                    let is_sound = !report.findings.iter().any(|finding| is_in(finding, &path));
+                    let is_repaired = repairs && is_sound && !self.options.read_only;
+                    if is_repaired {
+                        tier::put_again(&self.env, &described, &path)?;
+                    }
+                    report.findings.push(Finding { error, lost: None, is_repaired });
+                }
+            }
+            Ok(None) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => {
+                let is_repaired = repairs && !self.options.read_only;
+                if is_repaired {
+                    // Its epochs are lost with it: every segment is put under a new one.
+                    self.env.bucket.delete(&[tier::KEY.to_owned()])?;
+                    self.tier.forget_claim();
+                    while self.tend_slow_tier()? {}
+                }
+                report.findings.push(Finding { error, lost: None, is_repaired });
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(orphans)
+    }
+
+    /// Writes a damaged table anew.
+    fn repair(&self, table: TableId, cancel: &CancelToken) -> Result<bool> {
+        self.check_writable()?;
+        let version = self.tree.version();
+        let Some(job) = self.tree.plan_repair(&version, table) else { return Ok(false) };
+        drop(version);
+        if job.is_slow() {
+            while self.tend_slow_tier()? {}
+        }
+        let edit = job.run(&self.env, &self.budget, cancel)?;
+        let is_slow = job.is_slow();
+        drop(job);
+        self.tree.check(&edit)?;
+        self.commit_edit(Edit::default().with(Room::Tree, edit.encode()), || {
+            let _view = self.view.write();
+            self.tree.apply(&edit)
+        })?;
+        self.note_data_gone();
+        if is_slow {
+            while self.tend_slow_tier()? {}
+        }
+        Ok(true)
+    }
+}
+
+fn is_in(finding: &Finding, path: &str) -> bool {
+    matches!(finding.error.kind(), ErrorKind::Corrupt { file, .. } if file == path)
+}

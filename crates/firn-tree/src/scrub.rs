@@ -1,0 +1,235 @@
+//! Reading every byte against its checksum, and writing a damaged table anew without what is lost.
+//!
+//! A block's checksum covers its table and its place, so that blocks are found again even where the directory
+//! and a block's length are damaged both: what is lost is what was hit, and nothing beside it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use firn_codec::{Chunk, GroupColumns, Slots, merge_columns};
+use firn_model::{CancelToken, Error, ErrorKind, GroupId, Result, TimeRange, Timestamp};
+
+use crate::block::{BLOCK_HEADER_BYTES, Block, Walk};
+use crate::output::{Outputs, Target};
+use crate::record::{TableId, TableRecord};
+use crate::scan::block_range;
+use crate::store::{Read, Store, walk_blocks};
+use crate::suffix::Suffix;
+use crate::table::Table;
+use crate::version::Version;
+use crate::writer::{FORMAT, TABLE_HEADER_BYTES, header};
+
+// A block holds some 16 KiB and at most one chunk more; a longer one is a damaged length.
+const BLOCK_BYTES_MAX: usize = 64 << 20;
+
+/// A damaged place of a table.
+#[derive(Debug)]
+pub struct Damage {
+    /// The table.
+    pub table: TableId,
+    /// File, offset and what is wrong there.
+    pub error: Error,
+    /// What cannot be read any more because of it; `None` if the rest of the table tells it.
+    pub lost: Option<Lost>,
+}
+
+/// Bounds of what is lost: other samples in them may be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// First group.
+    pub group_min: GroupId,
+    /// Last group.
+    pub group_max: GroupId,
+    /// Timestamps.
+    pub range: TimeRange,
+    /// Chunks.
+    pub chunk_count: u64,
+}
+
+/// A table as it was found.
+struct Survey {
+    bytes: Arc<[u8]>,
+    /// Sound blocks.
+    blocks: Vec<Range<usize>>,
+    damage: Vec<Damage>,
+}
+
+impl Version {
+    /// Reads every byte of every table and decodes it: each damaged place, which does not hide others.
+    /// `each` is told of every table after it was read.
+    ///
+    /// # Errors
+    /// `Unavailable` when a tier fails: then it is not known what is damaged; `Canceled`.
+    pub fn check(
+        &self,
+        cancel: &CancelToken,
+        each: &mut dyn FnMut(&TableRecord),
+    ) -> Result<Vec<Damage>> {
+        let mut damage = Vec::new();
+        for table in self.all() {
+            cancel.check()?;
+            damage.extend(survey(self.store(), table)?.damage);
+            each(&table.record);
+        }
+        Ok(damage)
+    }
+}
+
+/// Gives every sound chunk of a table, merged by group, to `outputs`.
+pub(crate) fn write_sound(
+    store: &Store,
+    table: &Arc<Table>,
+    outputs: &mut Outputs<'_>,
+    target: &dyn Fn(Timestamp) -> Target,
+) -> Result<()> {
+    let survey = survey(store, table)?;
+    let mut pending: Option<(GroupId, Vec<GroupColumns>)> = None;
+    let mut push = |pending: &mut Option<(GroupId, Vec<GroupColumns>)>| match pending.take() {
+        Some((group, mut sources)) => {
+            sources.sort_by_key(|columns| (columns.seq.max, columns.seq.min));
+            outputs.push(group, &merge_columns(&sources, TimeRange::ALL), target)
+        }
+        None => Ok(()),
+    };
+    for place in survey.blocks {
+        let bytes = survey.bytes.get(place.clone()).unwrap_or_default();
+        let block = Block::open_known(table.path(), place.start as u64, bytes)?;
+        block.for_chunks(|group, bytes| {
+            let columns = Chunk::open(bytes)?.read(Slots::All, TimeRange::ALL)?;
+            if pending.as_ref().is_some_and(|pending| pending.0 != group) {
+                push(&mut pending)?;
+            }
+            pending.get_or_insert_with(|| (group, Vec::new())).1.push(columns);
+            Ok(Walk::On)
+        })?;
+    }
+    push(&mut pending)
+}
+
+fn survey(store: &Store, table: &Arc<Table>) -> Result<Survey> {
+    let record = &table.record;
+    let mut damage = Vec::new();
+    let mut note = |error: Error, lost: Option<Lost>| {
+        damage.push(Damage { table: record.id, error: table.note(error), lost });
+    };
+    let (bytes, shortened) = read_all(store, table)?;
+    let file = table.path();
+    let is_cut = shortened.is_some();
+    if let Some(error) = shortened {
+        note(error, bytes.is_empty().then(|| all_of(record, record.chunk_count)));
+    } else if bytes.get(..TABLE_HEADER_BYTES) != Some(header(record.salt).as_slice()) {
+        let what = FORMAT.check(file, &bytes).err();
+        note(what.unwrap_or_else(|| Error::corrupt(file, 0, "header is damaged")), None);
+    }
+    let suffix_at = usize::try_from(record.suffix_offset()).unwrap_or(usize::MAX);
+    let suffix = Suffix::decode(record, bytes.get(suffix_at..).unwrap_or_default()).or_else(|e| {
+        if !is_cut {
+            note(e, None);
+        }
+        walk_blocks(record, bytes.get(TABLE_HEADER_BYTES..suffix_at).unwrap_or_default())
+    });
+    let mut blocks = Vec::new();
+    match suffix {
+        Ok(suffix) => {
+            for entry in &suffix.blocks {
+                let place = block_range(entry);
+                match is_sound(record, file, &bytes, place.clone()) {
+                    Ok(_) => blocks.push(place),
+                    Err(e) => {
+                        let lost = Lost {
+                            group_min: entry.group_first,
+                            group_max: entry.group_last,
+                            range: entry.time_range,
+                            chunk_count: entry.chunk_count.into(),
+                        };
+                        note(Error::corrupt(file, entry.offset, e.what()), Some(lost));
+                    }
+                }
+            }
+        }
+        Err(_) if bytes.is_empty() => {}
+        Err(e) => {
+            let mut chunk_count = 0;
+            (blocks, chunk_count) = salvage(record, file, &bytes, suffix_at, chunk_count);
+            note(e, Some(all_of(record, record.chunk_count.saturating_sub(chunk_count))));
+        }
+    }
+    Ok(Survey { bytes, blocks, damage })
+}
+
+/// All bytes that there are, and what is wrong if these are not all.
+fn read_all(store: &Store, table: &Arc<Table>) -> Result<(Arc<[u8]>, Option<Error>)> {
+    let whole = Read { table, offset: 0, bytes: table.record.bytes };
+    let read = |read| store.read(&[read]).pop().unwrap_or_else(|| Ok(Arc::from([])));
+    match read(whole) {
+        Ok(bytes) => Ok((bytes, None)),
+        Err(e) if matches!(e.kind(), ErrorKind::Corrupt { .. }) => {
+            let there = store.len(table)?.min(table.record.bytes);
+            let bytes =
+                if there == 0 { Arc::from([]) } else { read(Read { bytes: there, ..whole })? };
+            Ok((bytes, Some(e)))
+        }
+        // A file that is shorter says so in its own way.
+        Err(e) if store.len(table).is_ok_and(|len| len < table.record.bytes) => {
+            let there = store.len(table)?;
+            let bytes =
+                if there == 0 { Arc::from([]) } else { read(Read { bytes: there, ..whole })? };
+            Ok((bytes, Some(Error::corrupt(table.path(), there, e.what()))))
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// The number of chunks of a sound block.
+fn is_sound(record: &TableRecord, file: &str, bytes: &[u8], place: Range<usize>) -> Result<u64> {
+    let offset = place.start as u64;
+    let block = Block::open(file, offset, record.salt, bytes.get(place).unwrap_or_default())?;
+    let mut chunk_count = 0;
+    block.for_chunks(|group, bytes| {
+        let chunk = Chunk::open(bytes)?;
+        chunk.read(Slots::All, TimeRange::ALL)?;
+        if chunk.group() != group {
+            return Err(Error::corrupt("", 0, "chunk of another group than its block says"));
+        }
+        chunk_count += 1;
+        Ok(Walk::On)
+    })?;
+    Ok(chunk_count)
+}
+
+/// Sound blocks between header and suffix, without a directory: from one to the next, and where that fails the
+/// first place behind it that is one.
+fn salvage(
+    record: &TableRecord,
+    file: &str,
+    bytes: &[u8],
+    end: usize,
+    mut chunk_count: u64,
+) -> (Vec<Range<usize>>, u64) {
+    let end = end.min(bytes.len());
+    let (mut blocks, mut at) = (Vec::new(), TABLE_HEADER_BYTES);
+    while at + BLOCK_HEADER_BYTES < end {
+        let len = Block::bytes_of(&bytes[at..end]).and_then(|len| usize::try_from(len).ok());
+        let place = len
+            .filter(|len| (BLOCK_HEADER_BYTES + 1..=BLOCK_BYTES_MAX.min(end - at)).contains(len))
+            .map(|len| at..at + len);
+        match place.map(|place| (is_sound(record, file, bytes, place.clone()), place)) {
+            Some((Ok(count), place)) => {
+                chunk_count += count;
+                at = place.end;
+                blocks.push(place);
+            }
+            _ => at += 1,
+        }
+    }
+    (blocks, chunk_count)
+}
+
+fn all_of(record: &TableRecord, chunk_count: u64) -> Lost {
+    Lost {
+        group_min: record.group_min,
+        group_max: record.group_max,
+        range: record.time_range,
+        chunk_count,
+    }
+}
