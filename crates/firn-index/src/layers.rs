@@ -151,8 +151,16 @@ impl<'l> Finder<'_, 'l> {
             return Ok(None);
         }
         self.labels.set(labels);
-        if let Some(series) = self.last.as_ref().and_then(|last| last.1.find(&self.labels)) {
-            return Ok(Some(series));
+        if let Some((idx, neighbour)) = &mut self.last {
+            if let Some(series) = neighbour.find(&self.labels) {
+                return Ok(Some(series));
+            }
+            if let Some(segment) = self.tip.sealed.get(*idx)
+                && let Some(found) = segment.sealed.find_beside(neighbour, &self.labels)?
+            {
+                neighbour.learn(&self.labels, found);
+                return Ok(Some(found.series));
+            }
         }
         for (idx, segment) in self.tip.sealed.iter().enumerate().rev() {
             if let Some(found) = segment.sealed.find(&self.labels)? {

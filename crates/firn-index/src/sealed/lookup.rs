@@ -32,6 +32,7 @@ pub(crate) struct FoundAt {
 #[derive(Debug)]
 pub(crate) struct Neighbour<'s, 'l> {
     group: GroupId,
+    row: u32,
     part: Part<'s>,
     shape: Shape<'s>,
     /// The part's labels as the last label set has them, encoded, in order of names; the sum of their hashes.
@@ -52,7 +53,23 @@ struct Rest {
 // As many as a group mostly has.
 const SETS_REMEMBERED_MAX: usize = 4_096;
 
-impl Neighbour<'_, '_> {
+impl<'l> Neighbour<'_, 'l> {
+    /// Remembers the member set of a label set that was found in the part.
+    pub(crate) fn learn(&mut self, labels: &HashedLabels<'l>, found: FoundAt) {
+        let Some((_, set)) = found.member else { return };
+        if self.sets.len() >= SETS_REMEMBERED_MAX {
+            self.sets.clear();
+        }
+        let mut pairs = self.pairs.iter().peekable();
+        let own = labels.pairs().iter().map(|pair| pair.0.encoded);
+        let own = own.filter(|encoded| pairs.next_if(|known| *known == encoded).is_none());
+        self.sets.insert(labels.hash().wrapping_sub(self.hash), (own.collect(), set));
+    }
+
+    fn slot(&self, set: u32) -> Option<Slot> {
+        self.part.slot(self.part.rank_of(self.shape.position(set)?)?).map(Slot)
+    }
+
     /// The series with these labels, if it is a member of the same part and its member set was seen. No text of the file
     /// is read: all that is compared was compared with it before.
     pub(crate) fn find(&self, labels: &HashedLabels<'_>) -> Option<SeriesRef> {
@@ -66,8 +83,7 @@ impl Neighbour<'_, '_> {
         if !is_same || pairs.next().is_some() || own.next().is_some() {
             return None;
         }
-        let rank = self.part.rank_of(self.shape.position(*set)?)?;
-        Some(SeriesRef { group: self.group, slot: Slot(self.part.slot(rank)?) })
+        Some(SeriesRef { group: self.group, slot: self.slot(*set)? })
     }
 }
 
@@ -93,27 +109,54 @@ impl Sealed {
         found: FoundAt,
         before: Option<Neighbour<'s, 'l>>,
     ) -> Result<Option<Neighbour<'s, 'l>>> {
-        let Some((row, set)) = found.member else { return Ok(before) };
+        let Some((row, _)) = found.member else { return Ok(before) };
+        let before = match before {
+            Some(mut same) if same.row == row => {
+                same.learn(labels, found);
+                return Ok(Some(same));
+            }
+            before => before,
+        };
         let schema_idx = self.parts.rows.schema_of(row).ok_or_else(|| self.bad_part())?;
         let names = &self.parts.rows.schemas[schema_idx].names;
         let part = Part::read(&self.blocks, &self.part_records, row)?;
         let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
-        let mut sets = before.map_or_else(HashMap::new, |before| before.sets);
-        if sets.len() >= SETS_REMEMBERED_MAX {
-            sets.clear();
-        }
-        let (mut pairs, mut own, mut hash) = (Vec::new(), Vec::new(), 0u64);
+        let sets = before.map_or_else(HashMap::new, |before| before.sets);
+        let (mut pairs, mut hash) = (Vec::new(), 0u64);
         let mut names = names.iter().map(|&name| self.names.text(name)).peekable();
         for (pair, pair_hash) in labels.pairs() {
             if names.next_if_eq(&pair.name).is_some() {
                 pairs.push(pair.encoded);
                 hash = hash.wrapping_add(*pair_hash);
-            } else {
-                own.push(pair.encoded);
             }
         }
-        sets.insert(labels.hash().wrapping_sub(hash), (own, set));
-        Ok(Some(Neighbour { group: found.series.group, part, shape, pairs, hash, sets }))
+        let group = found.series.group;
+        let mut neighbour = Neighbour { group, row, part, shape, pairs, hash, sets };
+        neighbour.learn(labels, found);
+        Ok(Some(neighbour))
+    }
+
+    /// The series with these labels, if it is a member of the same part: only the text of its member set is read.
+    pub(crate) fn find_beside(
+        &self,
+        neighbour: &Neighbour<'_, '_>,
+        labels: &HashedLabels<'_>,
+    ) -> Result<Option<FoundAt>> {
+        let mut pairs = neighbour.pairs.iter().peekable();
+        for (pair, _) in labels.pairs() {
+            pairs.next_if(|known| **known == pair.encoded);
+        }
+        if pairs.next().is_some() {
+            return Ok(None);
+        }
+        let row = neighbour.row;
+        let schema_idx = self.parts.rows.schema_of(row).ok_or_else(|| self.bad_part())?;
+        let set = self.find_set(labels, &self.parts.rows.schemas[schema_idx])?;
+        let place = set.and_then(|set| Some((set, neighbour.slot(set)?)));
+        Ok(place.map(|(set, slot)| FoundAt {
+            series: SeriesRef { group: neighbour.group, slot },
+            member: Some((row, set)),
+        }))
     }
 
     fn find_lone(&self, labels: &HashedLabels<'_>) -> Result<Option<SeriesRef>> {

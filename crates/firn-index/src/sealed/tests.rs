@@ -235,6 +235,8 @@ fn check_neighbours(sealed: &Sealed, world: &World) {
             let neighbour: &Neighbour<'_, '_> = neighbour;
             assert!(neighbour.find(&hashed).is_none_or(|found| found == series), "{labels}");
             assert_eq!(neighbour.find(&HashedLabels::new(&unknown)), None);
+            let beside = sealed.find_beside(neighbour, &hashed).unwrap();
+            assert!(beside.is_none_or(|found| found.series == series), "{labels}");
         }
         let found = sealed.find(&hashed).unwrap().unwrap();
         last = sealed.neighbour(&hashed, found, last).unwrap();
