@@ -13,7 +13,8 @@ use firn_codec::{GroupColumns, Tombstones, merge_columns};
 use firn_head::{FlushJob, SealMarks};
 use firn_log::{StreamId, SyncPolicy};
 use firn_model::{
-    CancelToken, Error, ErrorKind, GroupId, LogPosition, Result, SeriesRef, TimeRange, Timestamp,
+    CancelToken, CommitSeq, Error, ErrorKind, GroupId, LogPosition, Result, SeriesRef, TimeRange,
+    Timestamp,
 };
 use firn_tree::{Job, JobKind, Reach};
 
@@ -213,7 +214,12 @@ impl Engine {
         self.tree.check(&edit)?;
         self.commit_edit(Edit::default().with(Room::Tree, edit.encode()), || {
             let _view = self.view.write();
-            self.tree.apply(&edit)
+            self.tree.apply(&edit)?;
+            if job.kind() == JobKind::Drop {
+                // What is still hot would be seen by new readers until its memory is given back.
+                self.head.recycle_before(CommitSeq(job.newest_seq().0.saturating_add(1)));
+            }
+            Ok(())
         })
         .map_err(|e| e.context(job))?;
         if matches!(job.kind(), JobKind::Drop | JobKind::Clean) {

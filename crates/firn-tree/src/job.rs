@@ -6,7 +6,9 @@ use std::sync::atomic::AtomicU64;
 
 use firn_codec::{GroupColumns, TombstoneWalk, Tombstones, merge_columns};
 use firn_env::Env;
-use firn_model::{Budget, CancelToken, GroupId, Pool, Reservation, Result, TimeRange, Timestamp};
+use firn_model::{
+    Budget, CancelToken, CommitSeq, GroupId, Pool, Reservation, Result, TimeRange, Timestamp,
+};
 
 use crate::cursor::TableCursor;
 use crate::edit::Edit;
@@ -132,6 +134,12 @@ impl Job {
     /// Bytes of the tables that it reads (or drops).
     pub fn input_bytes(&self) -> u64 {
         self.work.inputs.iter().map(|table| table.record.bytes).sum()
+    }
+
+    /// The newest commit of the tables that it reads (or drops).
+    pub fn newest_seq(&self) -> CommitSeq {
+        let seqs = self.work.inputs.iter().map(|table| table.record.seq.max);
+        seqs.max().unwrap_or(CommitSeq(0))
     }
 
     /// The tables that it replaces.
