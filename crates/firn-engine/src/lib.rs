@@ -18,7 +18,7 @@
 //! crashing the engine at every write.
 //!
 //! Reading order: `write`, `transact`, `versions`, `commit`, `delete`, `pressure`, `snapshot`, `listing`, `walk`,
-//! `maintain`, `upkeep`, `tier`, `counted`, `check`, `replica`, `copy`, `recover`, `manifest`, `sequence`, `options`.
+//! `maintain`, `upkeep`, `tier`, `counted`, `check`, `replica`, `copy`, `recover`, `lost_index`, `manifest`, `sequence`, `options`.
 
 #![forbid(unsafe_code)]
 
@@ -28,6 +28,7 @@ mod copy;
 mod counted;
 mod delete;
 mod listing;
+mod lost_index;
 mod maintain;
 mod manifest;
 mod options;

@@ -13,14 +13,14 @@ use firn_codec::{GroupColumns, Tombstones, merge_columns};
 use firn_head::{FlushJob, SealMarks};
 use firn_log::{StreamId, SyncPolicy};
 use firn_model::{
-    CancelToken, CommitSeq, Error, ErrorKind, GroupId, LogPosition, Result, SeriesRef, TimeRange,
-    Timestamp,
+    CancelToken, CommitSeq, Error, ErrorKind, GroupId, LogPosition, Pool, Result, SeriesRef,
+    TimeRange, Timestamp,
 };
 use firn_tree::{Job, JobKind, Reach};
 
 use crate::manifest::{Edit, Room};
 use crate::planted::Planted;
-use crate::{Engine, recover, tier};
+use crate::{Engine, recover, tier, upkeep};
 
 /// What one [`Engine::step`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -311,6 +311,9 @@ impl Engine {
         // After the rows: every series among them was defined before.
         let index_part = match self.index.plan_seal() {
             Some(seal) if !self.planted(Planted::IndexNotSealed) => {
+                // A flush gives back more than this: it goes on without.
+                let bytes = seal.series_count() * upkeep::MERGE_BYTES_PER_SERIES;
+                let _memory = self.reserve(Pool::Jobs, bytes).ok();
                 Some(seal.run(&*self.env.disk)?)
             }
             _ => None,

@@ -49,6 +49,9 @@ pub struct EngineOptions {
     /// Shows the history that another server writes to the slow tier, and takes nothing. Opened in a folder
     /// of its own.
     pub read_only: bool,
+    /// Whether the database opens without index files that are damaged or missing and that the slow tier does not
+    /// have. Their series are forgotten for good.
+    pub forget_lost_index: bool,
     /// How the tree cuts and merges.
     pub tree: firn_tree::TreeOptions,
     /// A mistake made on purpose, to see that the simulation finds it. Tests only.
@@ -78,6 +81,7 @@ impl Default for EngineOptions {
             hot_recycle_percents: [100, 0, 0],
             pinned_bytes_max: 512 << 20,
             read_only: false,
+            forget_lost_index: false,
             tree: firn_tree::TreeOptions::default(),
             planted: None,
         }

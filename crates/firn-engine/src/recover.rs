@@ -20,6 +20,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use crate::commit::{Logged, Transactions};
 use crate::counted::Counted;
 use crate::delete::{self, DeleteState, TAG_FORGOTTEN, TAG_TOMBSTONES};
+use crate::lost_index::LostFiles;
 use crate::manifest::{Edit, Found, Manifest, Room};
 use crate::planted::Planted;
 use crate::sequence::Sequence;
@@ -82,18 +83,15 @@ pub struct RecoveryReport {
 }
 
 impl Engine {
-    /// Opens the database of `env`, or makes one in an empty folder.
-    ///
-    /// # Errors
-    /// `Busy` when another process has it open; `Corrupt` for a manifest that no copy can mend, an
-    /// index segment that is damaged; `Invalid` for a format of a newer version; `Unavailable`.
-    pub fn open(
+    /// See [`Engine::open`].
+    pub(crate) fn open_without(
+        lost: &LostFiles,
         env: Env,
         options: EngineOptions,
         progress: &RecoveryProgress,
     ) -> Result<Arc<Engine>> {
         let (stream_count, read_only) = (options.stream_count as u64, options.read_only);
-        let engine = Engine::open_as_made(env.clone(), options.clone(), progress)?;
+        let engine = Engine::open_as_made(lost, env.clone(), options.clone(), progress)?;
         if engine.identity.stream_count == stream_count || read_only {
             return Ok(Arc::new(engine));
         }
@@ -101,7 +99,8 @@ impl Engine {
             Ok(()) => {
                 let recovery = engine.recovery.clone();
                 drop(engine);
-                let engine = Engine::open_as_made(env, options, progress)?;
+                let lost = &LostFiles::default();
+                let engine = Engine::open_as_made(lost, env, options, progress)?;
                 Ok(Arc::new(Engine { recovery, ..engine }))
             }
             // Full, or failing: it answers as it is, and the next start tries again.
@@ -115,6 +114,7 @@ impl Engine {
 
     /// Opens it with the number of streams that it has.
     fn open_as_made(
+        lost: &LostFiles,
         env: Env,
         options: EngineOptions,
         progress: &RecoveryProgress,
@@ -136,6 +136,8 @@ impl Engine {
         let state = State::read(&found, &options)?;
         let budget = Budget::new(options.memory_bytes_max);
         let bits = ShardBits::for_count(state.identity.shard_count as usize);
+        let mut damage = Vec::new();
+        let index_parts = lost.leave_out(&*env.disk, &found, &mut damage)?;
         let index = Index::open(
             Arc::clone(&env.disk),
             IndexOptions {
@@ -144,7 +146,7 @@ impl Engine {
                 slots_per_group_max: 4_096,
                 limits: options.series_limits,
             },
-            &parts(&found, Room::Index),
+            &index_parts.iter().map(Vec::as_slice).collect::<Vec<_>>(),
         )?;
         let tree_options = firn_tree::TreeOptions {
             retention_ms: options.retention_ms,
@@ -190,7 +192,7 @@ impl Engine {
         };
         let Recovered { tombstones, last, mut report } =
             replay.run(state.tombstones, state.last, options.recovery_threads)?;
-        report.damage.splice(0..0, found.repaired.iter().cloned());
+        report.damage.splice(0..0, found.repaired.iter().cloned().chain(damage));
         for damage in &report.damage {
             tracing::error!("recovery: {damage}");
         }
@@ -381,7 +383,7 @@ pub(crate) fn encode_floors(floors: &[LogPosition]) -> Vec<u8> {
     out
 }
 
-fn parts(found: &Found, room: Room) -> Vec<&[u8]> {
+pub(crate) fn parts(found: &Found, room: Room) -> Vec<&[u8]> {
     found.edits.iter().flat_map(|edit| edit.parts(room)).collect()
 }
 

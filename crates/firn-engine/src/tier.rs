@@ -681,6 +681,30 @@ pub(crate) fn fetch_segments(
     env.disk.sync_dir("index")
 }
 
+/// Brings an index file of the folder with `mark`, whose index is `parts`, back from the slow tier; `false` if the
+/// slow tier's manifest does not name the same.
+pub(crate) fn fetch_lost(env: &Env, mark: u64, parts: &[&[u8]], path: &str) -> Result<bool> {
+    let Some(described) = read(&*env.bucket)?.filter(|found| found.mark == mark) else {
+        return Ok(false);
+    };
+    let there = index_part(&described.state);
+    if !Index::name_same(parts, &[&there], path)? {
+        return Ok(false);
+    }
+    let segments = described.segments()?;
+    let Some(segment) = segments.iter().find(|segment| segment.path == path) else {
+        return Ok(false);
+    };
+    match env.bucket.head(&segment.key) {
+        Ok(info) if info.bytes == segment.bytes => {}
+        Err(e) if *e.kind() != ErrorKind::NotFound => return Err(e),
+        _ => return Ok(false),
+    }
+    fetch(env, segment)?;
+    env.disk.sync_dir("index")?;
+    Ok(true)
+}
+
 /// An object becomes a file.
 fn fetch(env: &Env, segment: &Segment) -> Result<()> {
     let Segment { path, bytes, key } = segment;
@@ -710,7 +734,7 @@ fn segment_key(path: &str, epoch: u64) -> String {
 }
 
 fn index_part(state: &Edit) -> Vec<u8> {
-    state.parts(Room::Index).next().map_or_else(|| vec![2, 0, 0, 0], <[u8]>::to_vec)
+    state.parts(Room::Index).next().map_or_else(Index::empty_part, <[u8]>::to_vec)
 }
 
 /// Names a data folder: no two have the same.
@@ -722,6 +746,14 @@ pub(crate) fn encode_writer(mark: u64) -> Vec<u8> {
     let mut out = vec![TAG_WRITER];
     out.extend_from_slice(&mark.to_le_bytes());
     out
+}
+
+/// The mark, if an engine's part has it.
+pub(crate) fn mark_in(part: &[u8]) -> Option<Result<u64>> {
+    match part.split_first() {
+        Some((&TAG_WRITER, rest)) => Some(decode_writer(rest)),
+        _ => None,
+    }
 }
 
 /// What stands behind the tag.

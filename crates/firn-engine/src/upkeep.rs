@@ -20,8 +20,8 @@ use crate::manifest::{Edit, Room};
 use crate::planted::Planted;
 use crate::{Engine, Step};
 
-// Pair ids, slots and lists of a series while segments are merged.
-const MERGE_BYTES_PER_SERIES: u64 = 128;
+// Pair ids, slots and lists of a series while a segment is written.
+pub(crate) const MERGE_BYTES_PER_SERIES: u64 = 128;
 // All files are read and all series looked for: seconds for millions of series.
 const REMOVAL_INTERVAL_MS: i64 = 60 * 60_000;
 // A damaged or unwritable file is tried again after this long.

@@ -13,7 +13,7 @@ use crate::jobs::{self, Jobs, MergeJob, SealJob, Written, WrittenJobs};
 use crate::layers::{Layer, Segment, Tip};
 use crate::limits::{CensusOf, Limits, NewSeries};
 use crate::lookup::Lookup;
-use crate::manifest_part::{Catalog, Part};
+use crate::manifest_part::{Catalog, Part, SegmentInfo};
 use crate::options::IndexOptions;
 use crate::pairs::raw_pairs;
 use crate::state::{Growing, Place, State};
@@ -47,6 +47,8 @@ struct Shard {
     any_pending: AtomicBool,
     /// Groups of before the start take no new member.
     is_distrusted: AtomicBool,
+    /// Nor do those with smaller local ids, whenever: see [`Index::part_without`].
+    closed_below: u64,
 }
 
 /// A label set that is not known, and what of it is asked when it is defined.
@@ -82,10 +84,15 @@ impl Index {
         }
         let state = RwLock::new(State::new(&options, &catalog.next_ids));
         let active = Arc::new(Layer { number: 0, state });
+        let shard = |idx: usize| Shard {
+            closed_below: catalog.closed_ids.get(idx).copied().unwrap_or(0),
+            ..Shard::default()
+        };
+        let shards = (0..options.shard_bits.shard_count()).map(shard).collect();
         let shared = Shared {
             disk,
             limits: Mutex::new(Limits::new(options.limits)),
-            shards: (0..options.shard_bits.shard_count()).map(|_| Shard::default()).collect(),
+            shards,
             options,
             jobs: Mutex::new(Jobs { catalog, next_number, settled: 0 }),
             written: Arc::default(),
@@ -304,6 +311,7 @@ impl Index {
         let is_trusted = |growing: &Growing| {
             let shard = &self.shared.shards[usize::from(bits.shard(growing.group).0)];
             !shard.is_distrusted.load(Ordering::Relaxed)
+                && bits.local(growing.group) >= shard.closed_below
         };
         Ok(growing.filter(is_trusted))
     }
@@ -658,6 +666,38 @@ impl Index {
         let catalog = Catalog::read(parts)?;
         let files = catalog.segments.iter();
         Ok(files.map(|segment| (segment.path(), segment.file_bytes)).collect())
+    }
+
+    /// The part of an index without anything.
+    pub fn empty_part() -> Vec<u8> {
+        Part::default().encode()
+    }
+
+    /// A part behind `parts` that leaves the file of `path` out, and how many series it has: they are forgotten. No group
+    /// that there is takes a new member from then on.
+    ///
+    /// # Errors
+    /// `Invalid` for parts that are none, or that do not name it.
+    pub fn part_without(parts: &[&[u8]], path: &str) -> Result<(Vec<u8>, u64)> {
+        let catalog = Catalog::read(parts)?;
+        let info = catalog.segments.iter().find(|segment| segment.path() == path);
+        let info = info.ok_or_else(|| Error::invalid(format!("the index does not name {path}")))?;
+        let closed_ids = catalog.next_ids.clone();
+        let part = Part { removed: vec![info.number], closed_ids, ..Part::default() };
+        Ok((part.encode(), info.series_count))
+    }
+
+    /// Whether two lists of parts name the same file of `path`, as far as they tell: of the same length, with as many
+    /// series and groups.
+    ///
+    /// # Errors
+    /// `Invalid` for parts that are none.
+    pub fn name_same(parts: &[&[u8]], others: &[&[u8]], path: &str) -> Result<bool> {
+        let info = |parts| -> Result<Option<SegmentInfo>> {
+            Ok(Catalog::read(parts)?.segments.into_iter().find(|segment| segment.path() == path))
+        };
+        let (one, other) = (info(parts)?, info(others)?);
+        Ok(one.is_some() && one == other)
     }
 
     /// Sizes, for metrics and the memory budget. Cheap: sums that are kept, not a walk.

@@ -88,6 +88,11 @@ impl Jobs {
 }
 
 impl SealJob {
+    /// How many series it writes.
+    pub fn series_count(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.state.read().series_count()).sum()
+    }
+
     /// Writes `index/<n>.seg`, makes it durable and returns the manifest part. Nothing refers to the
     /// file before the manifest has the part, so it may fail or be killed anywhere: the next seal takes
     /// the same again.
@@ -106,7 +111,7 @@ impl SealJob {
         let segment = write(disk, self.number, self.number, builder, |_| group_count)?;
         let layers = self.layers.iter().map(|layer| layer.number).collect();
         let added = vec![segment.info];
-        let part = Part { removed: Vec::new(), added, next_ids: self.next_ids.clone() };
+        let part = Part { added, next_ids: self.next_ids.clone(), ..Part::default() };
         let bytes = part.encode();
         let segment = Some(segment);
         self.written.lock().push(Written { part, segment, layers, is_removal: false });
@@ -208,7 +213,7 @@ impl MergeJob {
     fn finish(&self, segment: Option<Arc<Segment>>, is_removal: bool) -> Vec<u8> {
         let removed = self.inputs.iter().map(|segment| segment.info.number).collect();
         let added = segment.iter().map(|segment| segment.info).collect();
-        let part = Part { removed, added, next_ids: Vec::new() };
+        let part = Part { removed, added, ..Part::default() };
         let bytes = part.encode();
         self.written.lock().push(Written { part, segment, layers: Vec::new(), is_removal });
         bytes
@@ -289,11 +294,7 @@ fn write(
 pub(crate) fn open(disk: &dyn Disk, info: SegmentInfo, born: u64) -> Result<Arc<Segment>> {
     let path = info.path();
     let missing = |e: Error| match e.kind() {
-        ErrorKind::NotFound => Error::corrupt(
-            &path,
-            0,
-            "the manifest names it but it is missing; restore it from a backup",
-        ),
+        ErrorKind::NotFound => Error::corrupt(&path, 0, "the manifest names it but it is missing"),
         _ => e,
     };
     let file = disk.open(&path, OpenMode::Read).map_err(missing)?;

@@ -1,12 +1,13 @@
 //! The index's part of a manifest record.
 //!
 //! ```text
-//! part    = varint(version 2) varint(removed count) varint(number)* varint(added count) segment*
-//!           varint(shard count) varint(next local id)*
+//! part    = varint(version 3) varint(removed count) varint(number)* varint(added count) segment*
+//!           varint(shard count) varint(next local id)* varint(shard count) varint(closed local id)*
 //! segment = varint(number) varint(file bytes) varint(series count) varint(group count)
 //! ```
 //! The added segments take the place of the first removed one, or stand at the end if none is removed.
-//! Ids only rise: of two parts the larger counts, for each shard. The whole state as one part removes
+//! Ids only rise: of two parts the larger counts, for each shard. Groups with smaller ids than the *closed* one take no
+//! new member: slots of theirs may have been given in a segment that was lost. The whole state as one part removes
 //! nothing and adds all.
 
 use firn_model::{Error, Result, decode_varint, encode_varint};
@@ -30,6 +31,8 @@ pub(crate) struct Part {
     pub(crate) added: Vec<SegmentInfo>,
     /// Per shard; ids below are never given again.
     pub(crate) next_ids: Vec<u64>,
+    /// Per shard; groups with ids below take no new member.
+    pub(crate) closed_ids: Vec<u64>,
 }
 
 /// The sealed segments, oldest first, and the ids that are given.
@@ -37,9 +40,10 @@ pub(crate) struct Part {
 pub(crate) struct Catalog {
     pub(crate) segments: Vec<SegmentInfo>,
     pub(crate) next_ids: Vec<u64>,
+    pub(crate) closed_ids: Vec<u64>,
 }
 
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 
 impl SegmentInfo {
     pub(crate) fn path(&self) -> String {
@@ -82,19 +86,28 @@ impl Catalog {
         let at = self.segments.iter().position(is_removed).unwrap_or(self.segments.len());
         self.segments.retain(|segment| !is_removed(segment));
         self.segments.splice(at..at, part.added.iter().copied());
-        if self.next_ids.len() < part.next_ids.len() {
-            self.next_ids.resize(part.next_ids.len(), 0);
-        }
-        for (known, &next) in self.next_ids.iter_mut().zip(&part.next_ids) {
-            *known = next.max(*known);
-        }
+        raise(&mut self.next_ids, &part.next_ids);
+        raise(&mut self.closed_ids, &part.closed_ids);
         Ok(())
     }
 
     /// All of it as one part.
     pub(crate) fn to_part(&self) -> Part {
-        let (added, next_ids) = (self.segments.clone(), self.next_ids.clone());
-        Part { removed: Vec::new(), added, next_ids }
+        Part {
+            removed: Vec::new(),
+            added: self.segments.clone(),
+            next_ids: self.next_ids.clone(),
+            closed_ids: self.closed_ids.clone(),
+        }
+    }
+}
+
+fn raise(known: &mut Vec<u64>, ids: &[u64]) {
+    if known.len() < ids.len() {
+        known.resize(ids.len(), 0);
+    }
+    for (known, &id) in known.iter_mut().zip(ids) {
+        *known = id.max(*known);
     }
 }
 
@@ -112,8 +125,10 @@ impl Part {
             put(segment.series_count);
             put(segment.group_count);
         }
-        put(self.next_ids.len() as u64);
-        self.next_ids.iter().for_each(|&next| put(next));
+        for ids in [&self.next_ids, &self.closed_ids] {
+            put(ids.len() as u64);
+            ids.iter().for_each(|&id| put(id));
+        }
         out
     }
 
@@ -138,8 +153,10 @@ impl Part {
             let (series_count, group_count) = (take()?, take()?);
             part.added.push(SegmentInfo { number, file_bytes, series_count, group_count });
         }
-        for _ in 0..take()? {
-            part.next_ids.push(take()?);
+        for ids in [&mut part.next_ids, &mut part.closed_ids] {
+            for _ in 0..take()? {
+                ids.push(take()?);
+            }
         }
         if !rest.is_empty() {
             return Err(Error::invalid("index part has bytes after its end"));
@@ -159,12 +176,13 @@ mod tests {
     #[test]
     fn a_part_comes_back_and_a_bad_one_is_refused() {
         let added = vec![segment(7), segment(9)];
-        let part = Part { removed: vec![2, 300], added, next_ids: vec![0, 300] };
+        let part =
+            Part { removed: vec![2, 300], added, next_ids: vec![0, 300], closed_ids: vec![7] };
         let bytes = part.encode();
         assert_eq!(Part::decode(&bytes).unwrap(), part);
         assert!((0..bytes.len()).all(|end| Part::decode(&bytes[..end]).is_err()));
         assert!(Part::decode(&[&bytes[..], &[0]].concat()).is_err());
-        assert!(Part::decode(&[3]).unwrap_err().to_string().contains("version 3"));
+        assert!(Part::decode(&[4]).unwrap_err().to_string().contains("version 4"));
     }
 
     #[test]
@@ -191,8 +209,10 @@ mod tests {
         assert_eq!(catalog, before);
         let whole = Catalog::read(&[&catalog.to_part().encode()]).unwrap();
         assert_eq!(whole, catalog);
-        let gone = Part { removed: vec![1, 6, 4, 5], ..Part::default() };
+        let closed_ids = vec![4, 8];
+        let gone = Part { removed: vec![1, 6, 4, 5], closed_ids, ..Part::default() };
         catalog.take(&gone).unwrap();
         assert_eq!((catalog.segments.len(), catalog.next_ids), (0, vec![4, 8]));
+        assert_eq!(catalog.closed_ids, [4, 8]);
     }
 }

@@ -35,6 +35,11 @@ pub struct Settings {
     #[arg(long, env = "FIRN_RESTORE", conflicts_with = "read_only")]
     pub restore: bool,
 
+    /// Start without index files that are damaged or missing and that the slow tier does not have: the series in
+    /// them are forgotten for good, all others are there. Without it such a database does not start
+    #[arg(long, env = "FIRN_FORGET_LOST_INDEX", conflicts_with = "read_only")]
+    pub forget_lost_index: bool,
+
     /// Only show the history that another server writes to the slow tier; the folder has to be another
     /// one (docs/tiers.md)
     #[arg(long, env = "FIRN_READ_ONLY")]
@@ -238,6 +243,8 @@ pub struct Config {
     pub slow_tier: String,
     /// Whether an empty folder is filled from the slow tier.
     pub restore: bool,
+    /// Whether series of lost index files are given up.
+    pub forget_lost_index: bool,
     /// Whether another server's history is shown, and nothing taken.
     pub read_only: bool,
     /// Hard limit of the database's budget.
@@ -363,6 +370,7 @@ impl Settings {
             listen: self.listen,
             slow_tier,
             restore: self.restore,
+            forget_lost_index: self.forget_lost_index,
             read_only: self.read_only,
             memory_bytes_max,
             retention_ms: match self.retention.as_str() {

@@ -96,6 +96,7 @@ fn options(config: &Config) -> Options {
         future_ms_max: config.future_ms_max,
         retention_ms: config.retention_ms,
         read_only: config.read_only,
+        forget_lost_index: config.forget_lost_index,
         tree: TreeOptions {
             upload_age_ms_max: config.upload_age_ms_max,
             fast_bytes_max: config.fast_bytes_max,

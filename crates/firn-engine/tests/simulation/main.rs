@@ -8,6 +8,7 @@ mod damage;
 mod deletes;
 mod histories;
 mod life;
+mod lost_index;
 mod planted;
 mod random_transactions;
 mod tiers;

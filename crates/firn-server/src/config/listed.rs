@@ -19,6 +19,7 @@ impl Config {
             ("listen", self.listen.to_string()),
             ("slow-tier", self.slow_tier.clone()),
             ("restore", self.restore.to_string()),
+            ("forget-lost-index", self.forget_lost_index.to_string()),
             ("read-only", self.read_only.to_string()),
             ("memory", size(self.memory_bytes_max)),
             ("retention", self.retention_ms.map_or_else(|| text("forever"), unit_duration)),
