@@ -63,14 +63,14 @@ pub(crate) struct DeleteState {
 }
 
 impl DeleteState {
-    pub(crate) fn new(tombstones: Tombstones, mut memory: Reservation) -> Result<DeleteState> {
-        memory.grow(tombstones.heap_bytes())?;
-        Ok(DeleteState {
+    pub(crate) fn new(tombstones: Tombstones, mut memory: Reservation) -> DeleteState {
+        memory.take(tombstones.heap_bytes());
+        DeleteState {
             tombstones: RwLock::new(Arc::new(tombstones)),
             memory: Mutex::new(memory),
             flushed: AtomicU64::new(0),
             clean_through: AtomicU64::new(0),
-        })
+        }
     }
 
     /// The tombstones as they are.

@@ -47,7 +47,7 @@ mod walk;
 mod write;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use firn_env::{Env, FolderLock};
@@ -55,8 +55,8 @@ use firn_head::Head;
 use firn_index::Index;
 use firn_log::Log;
 use firn_model::{
-    Budget, ChangeSink, Error, GroupId, Labels, LogPosition, Reservation, Result, SeriesRef,
-    ShardBits,
+    Budget, ChangeSink, Error, GiveBack, GroupId, Labels, LogPosition, Pool, Reservation, Result,
+    SeriesRef, ShardBits,
 };
 use firn_tree::Tree;
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -86,12 +86,18 @@ pub use write::WriteReport;
 /// Lock order: `tree_lane`, then the tier's claim, then `leaving`, then `flush_lane`, then the lane of `transactions`,
 /// then `manifest`, then the order of `transactions` and shards of the head in the order of their ids; or the waiting
 /// ones of `transactions`, then `view`, then the tombstones, then one shard.
-/// `index_memory` is held alone.
+/// `index_memory` is held alone but for what giving memory back takes: shards, the block cache, `givers`.
 pub struct Engine {
     env: Env,
     options: EngineOptions,
     bits: ShardBits,
     budget: Budget,
+    /// Caches around the engine that give memory back.
+    givers: RwLock<Vec<Arc<dyn GiveBack>>>,
+    /// Bytes of head and index that the last flush left.
+    kept_by_flush: AtomicU64,
+    /// Of which are the index's.
+    index_kept_by_flush: AtomicU64,
     index: Index,
     index_memory: Mutex<Reservation>,
     head: Head,
@@ -223,10 +229,8 @@ impl Engine {
         const SERIES_BYTES: u64 = 512;
         let bytes = labels.map(|labels| labels.as_encoded().len() as u64 + SERIES_BYTES).sum();
         let mut memory = self.index_memory.lock();
-        memory.grow(bytes).or_else(|_| {
-            self.give_back(bytes);
-            memory.grow(bytes)
-        })?;
+        self.admit_series()?;
+        self.grow(&mut memory, Pool::Index, bytes)?;
         self.index.tick(self.env.clock.now_ms());
         let found = resolve();
         let unused = memory.bytes().saturating_sub(self.index.stats().heap_bytes);

@@ -20,7 +20,7 @@ use firn_tree::{Job, JobKind, Reach};
 
 use crate::manifest::{Edit, Room};
 use crate::planted::Planted;
-use crate::{Engine, recover, tier, upkeep};
+use crate::{Engine, recover, tier};
 
 /// What one [`Engine::step`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -101,6 +101,7 @@ impl Engine {
     }
 
     fn step_head(&self) -> Result<Option<Step>> {
+        self.keep_room();
         if self.should_flush() {
             self.flush()?;
             return Ok(Some(Step::Flush));
@@ -233,7 +234,7 @@ impl Engine {
         if head.row_count == 0 && self.deletes.unflushed().is_empty() {
             return false;
         }
-        let unflushed_bytes = head.arena_bytes + head.segment_bytes;
+        let unflushed_bytes = head.arena_bytes + head.segment_bytes + self.new_series_bytes();
         let now = self.env.clock.now_ms();
         self.flush_asked.load(Relaxed)
             || unflushed_bytes > self.options.head_bytes_max
@@ -270,6 +271,7 @@ impl Engine {
             drop(frozen);
             self.recycle_surplus();
         }
+        self.note_kept_by_flush();
         self.flush_asked.store(false, Relaxed);
         self.flushed_at_ms.store(started_ms, Relaxed);
         Ok(())
@@ -311,9 +313,9 @@ impl Engine {
         // After the rows: every series among them was defined before.
         let index_part = match self.index.plan_seal() {
             Some(seal) if !self.planted(Planted::IndexNotSealed) => {
-                // A flush gives back more than this: it goes on without.
-                let bytes = seal.series_count() * upkeep::MERGE_BYTES_PER_SERIES;
-                let _memory = self.reserve(Pool::Jobs, bytes).ok();
+                // Taken, not asked for: it is what frees memory.
+                let mut memory = self.budget.empty(Pool::Jobs);
+                memory.take(self.new_series_bytes());
                 Some(seal.run(&*self.env.disk)?)
             }
             _ => None,

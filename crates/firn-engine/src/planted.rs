@@ -73,11 +73,15 @@ pub enum Planted {
     ObjectsRemovedEarly,
     /// Retention drops partitions that are over in part.
     DroppedTooEarly,
+    /// Rows are written without memory being set aside for them.
+    MemoryNotReserved,
+    /// Short of memory, the head lets go of rows that are in no table yet.
+    PressureDropsRows,
 }
 
 impl Planted {
     /// Every mistake.
-    pub const ALL: [Planted; 35] = [
+    pub const ALL: [Planted; 37] = [
         Planted::SyncSkipped,
         Planted::PublishedBeforeDurable,
         Planted::AcknowledgedBeforeVisible,
@@ -113,6 +117,8 @@ impl Planted {
         Planted::FenceSkipped,
         Planted::ObjectsRemovedEarly,
         Planted::DroppedTooEarly,
+        Planted::MemoryNotReserved,
+        Planted::PressureDropsRows,
     ];
 
     /// Those that are the tree's.

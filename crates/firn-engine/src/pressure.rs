@@ -1,29 +1,116 @@
-//! Pressure: what happens when memory or the log runs full, in the design's order: shrink caches,
-//! recycle hot blocks, flush early, refuse writes.
+//! Pressure: what happens when memory or the log runs full, in the design's order: shrink caches, recycle hot blocks,
+//! flush early, refuse new series, refuse writes, refuse queries last.
+//!
+//! The order of the refusals is that of the pools' lines ([`Pool::line_percent`]). Before anything is refused the
+//! budget asks here for what can be had ([`GiveBack`]); over the first line the maintenance does so by itself, so that
+//! those who come next rarely have to.
 
-use firn_model::{Error, Pool, Reservation, Result};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use firn_model::{Error, GiveBack, Pool, Reservation, Result};
 
 use crate::Engine;
+use crate::planted::Planted;
+
+/// A flush is made early for at least this part of the limit: smaller ones would make many small tables and help
+/// nobody, because something else holds the memory.
+const EARLY_FLUSH_PART: u64 = 32;
+/// New series may hold this part of the limit until a flush has put them into an index file, which takes as much again
+/// while it is made.
+const NEW_SERIES_PART: u64 = 4;
 
 impl Engine {
-    /// Reserves memory for a write, after giving back what others can do without.
-    ///
-    /// # Errors
-    /// `Busy` when even that is not enough; a flush is on its way then.
-    pub(crate) fn reserve(&self, pool: Pool, bytes: u64) -> Result<Reservation> {
-        if let Ok(reservation) = self.budget.reserve(pool, bytes) {
-            return Ok(reservation);
-        }
-        self.give_back(bytes);
-        self.budget.reserve(pool, bytes).inspect_err(|_| self.ask_for_flush())
+    /// Who gives memory back after the engine's own caches and hot blocks, and before anything is refused: caches of
+    /// programs around it.
+    pub fn add_giver(&self, giver: Arc<dyn GiveBack>) {
+        self.givers.write().push(giver);
     }
 
-    /// Gives back `bytes` of caches, then of hot blocks, as far as there are any.
-    pub(crate) fn give_back(&self, bytes: u64) {
-        let freed = self.tree.shrink_cache(bytes);
-        if freed < bytes {
-            self.head.recycle(bytes - freed);
+    /// Reserves memory for a write or a job, after giving back what others can do without.
+    ///
+    /// # Errors
+    /// `Busy` when even that is not enough; a flush is on its way if it helps.
+    pub(crate) fn reserve(&self, pool: Pool, bytes: u64) -> Result<Reservation> {
+        let mut reservation = self.budget.empty(pool);
+        self.grow(&mut reservation, pool, bytes)?;
+        Ok(reservation)
+    }
+
+    /// As [`Engine::reserve`] for a reservation of `pool`.
+    ///
+    /// # Errors
+    /// As [`Engine::reserve`].
+    pub(crate) fn grow(&self, held: &mut Reservation, pool: Pool, bytes: u64) -> Result<()> {
+        let missing = self.budget.missing_bytes(pool, bytes);
+        if missing > 0 {
+            self.give_back(missing);
         }
+        held.grow(bytes)
+    }
+
+    /// Makes room before anybody has to ask for it: called by the maintenance.
+    pub(crate) fn keep_room(&self) {
+        let missing = self.budget.missing_bytes(Pool::Cache, 0);
+        if missing > 0 {
+            self.give_back_own(missing);
+        }
+    }
+
+    /// What a flush leaves in memory: what index files need, the states of encoders. More than this can be flushed away.
+    pub(crate) fn note_kept_by_flush(&self) {
+        self.index_kept_by_flush.store(self.index.stats().heap_bytes, Relaxed);
+        self.kept_by_flush.store(self.flushable_bytes(), Relaxed);
+    }
+
+    /// Bytes of series that are in no index file yet.
+    pub(crate) fn new_series_bytes(&self) -> u64 {
+        self.index.stats().heap_bytes.saturating_sub(self.index_kept_by_flush.load(Relaxed))
+    }
+
+    /// Refuses new series when flushes do not keep up with them.
+    ///
+    /// # Errors
+    /// `Busy` when those that wait hold their part of the limit; a flush is on its way.
+    pub(crate) fn admit_series(&self) -> Result<()> {
+        let (waiting, limit) =
+            (self.new_series_bytes(), self.options.memory_bytes_max / NEW_SERIES_PART);
+        if waiting < limit {
+            return Ok(());
+        }
+        self.ask_for_flush();
+        Err(Error::busy(
+            1_000,
+            format!(
+                "memory budget: {waiting} bytes of new series wait for a flush, the limit is {limit}; known series are \
+                 written all the same; send again later, or raise --memory"
+            ),
+        ))
+    }
+
+    /// Gives back `bytes` of table blocks, then of hot blocks; asks for a flush if they are not enough.
+    fn give_back_own(&self, bytes: u64) -> u64 {
+        let mut freed = self.tree.shrink_cache(bytes);
+        if self.planted(Planted::PressureDropsRows)
+            && let Some(job) = self.head.plan_flush()
+        {
+            self.head.flushed(&job);
+        }
+        if freed < bytes {
+            freed += self.recycle(bytes - freed);
+        }
+        if freed < bytes {
+            let more = self.flushable_bytes().saturating_sub(self.kept_by_flush.load(Relaxed));
+            if more >= self.options.memory_bytes_max / EARLY_FLUSH_PART {
+                self.ask_for_flush();
+            }
+        }
+        freed
+    }
+
+    fn flushable_bytes(&self) -> u64 {
+        let by_pool = self.budget.usage().by_pool;
+        by_pool[Pool::Head as usize] + by_pool[Pool::Index as usize]
     }
 
     /// Refuses a write early when maintenance does not keep up with the log, or the slow tier with
@@ -55,5 +142,18 @@ impl Engine {
             ));
         }
         Ok(())
+    }
+}
+
+impl GiveBack for Engine {
+    fn give_back(&self, bytes: u64) -> u64 {
+        let mut freed = self.give_back_own(bytes);
+        for giver in self.givers.read().iter() {
+            if freed >= bytes {
+                break;
+            }
+            freed += giver.give_back(bytes - freed);
+        }
+        freed
     }
 }

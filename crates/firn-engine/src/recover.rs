@@ -1,8 +1,8 @@
 //! Opening: lock, manifest, index, tree, then the log is replayed into index and head.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread;
 
 use firn_codec::{Tombstone, Tombstones};
@@ -93,7 +93,7 @@ impl Engine {
         let (stream_count, read_only) = (options.stream_count as u64, options.read_only);
         let engine = Engine::open_as_made(lost, env.clone(), options.clone(), progress)?;
         if engine.identity.stream_count == stream_count || read_only {
-            return Ok(Arc::new(engine));
+            return Ok(engine.share());
         }
         match engine.change_stream_count(stream_count) {
             Ok(()) => {
@@ -101,12 +101,12 @@ impl Engine {
                 drop(engine);
                 let lost = &LostFiles::default();
                 let engine = Engine::open_as_made(lost, env, options, progress)?;
-                Ok(Arc::new(Engine { recovery, ..engine }))
+                Ok(Engine { recovery, ..engine }.share())
             }
             // Full, or failing: it answers as it is, and the next start tries again.
             Err(e) if e.is_retriable() => {
                 tracing::error!("the log keeps its number of streams: {e}");
-                Ok(Arc::new(engine))
+                Ok(engine.share())
             }
             Err(e) => Err(e),
         }
@@ -148,6 +148,7 @@ impl Engine {
             },
             &index_parts.iter().map(Vec::as_slice).collect::<Vec<_>>(),
         )?;
+        let index_kept_bytes = index.stats().heap_bytes;
         let tree_options = firn_tree::TreeOptions {
             retention_ms: options.retention_ms,
             planted: options.planted.and_then(Planted::of_tree),
@@ -200,8 +201,9 @@ impl Engine {
             tracing::warn!("recovery: {tail}");
         }
         let deletes_memory = budget.empty(Pool::Index);
+        // A database that is larger than its memory opens all the same; what comes next is refused until it fits.
         let mut index_memory = budget.empty(Pool::Index);
-        index_memory.grow(index.stats().heap_bytes)?;
+        index_memory.take(index.stats().heap_bytes);
         let forgets = options.planted == Some(Planted::SequenceForgotten);
         let last = if forgets { CommitSeq(0) } else { last };
         let engine = Engine {
@@ -209,6 +211,9 @@ impl Engine {
             index_memory: Mutex::new(index_memory),
             transactions: Transactions::new(last, &budget),
             budget,
+            givers: RwLock::default(),
+            kept_by_flush: AtomicU64::new(0),
+            index_kept_by_flush: AtomicU64::new(index_kept_bytes),
             index,
             head,
             tree,
@@ -223,7 +228,7 @@ impl Engine {
             deletes: DeleteState::new(
                 Tombstones::new(tombstones.into_iter().collect()),
                 deletes_memory,
-            )?,
+            ),
             view: RwLock::new(()),
             flush_lane: Mutex::new(()),
             tree_lane: Mutex::new(()),
@@ -255,6 +260,14 @@ impl Engine {
 }
 
 impl Engine {
+    /// From now on the budget asks it for memory.
+    fn share(self) -> Arc<Engine> {
+        let engine = Arc::new(self);
+        let giver: Weak<Engine> = Arc::downgrade(&engine);
+        engine.budget.set_giver(giver);
+        engine
+    }
+
     /// The first writes of an opened database: a manifest of our own, because the old one may be a
     /// copy short and a new database must remember its shard count, and a new segment per stream.
     ///

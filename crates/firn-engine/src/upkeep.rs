@@ -98,6 +98,11 @@ impl Presence<'_> {
     }
 }
 
+/// What a merge of index files holds: the texts as well.
+fn merge_bytes(job: &MergeJob) -> u64 {
+    job.series_count() * MERGE_BYTES_PER_SERIES + job.input_bytes()
+}
+
 impl Liveness for Presence<'_> {
     fn retain(&self, group: GroupId, slots: &mut Vec<u32>) {
         let absent = self.absent(group, slots);
@@ -126,7 +131,7 @@ impl Engine {
     }
 
     fn merge_index(&self, job: &MergeJob) -> Result<()> {
-        let _memory = self.reserve(Pool::Jobs, job.series_count() * MERGE_BYTES_PER_SERIES)?;
+        let _memory = self.reserve(Pool::Jobs, merge_bytes(job))?;
         let part = job.run(&*self.env.disk)?;
         if self.planted(Planted::IndexFilesDroppedEarly) {
             for (path, _) in self.index.segment_files() {
@@ -156,7 +161,7 @@ impl Engine {
     }
 
     fn run_removal(&self, job: &MergeJob) -> Result<Outcome> {
-        let _memory = self.reserve(Pool::Jobs, job.series_count() * MERGE_BYTES_PER_SERIES)?;
+        let _memory = self.reserve(Pool::Jobs, merge_bytes(job))?;
         let removal = self.with_presence(|presence| job.run_removal(&*self.env.disk, presence))?;
         let Some(removal) = removal else { return Ok(Outcome::Nothing) };
         let series = removal.dropped.iter().flat_map(|(group, slots)| {

@@ -71,7 +71,10 @@ impl Engine {
         self.ensure_log_started()?;
         self.admit()?;
         // Memory first: after the log has the rows nothing may fail.
-        let mut memory = self.reserve(Pool::Head, firn_head::bound_bytes(batch))?;
+        let mut memory = match self.planted(Planted::MemoryNotReserved) {
+            true => self.budget.empty(Pool::Head),
+            false => self.reserve(Pool::Head, firn_head::bound_bytes(batch))?,
+        };
         let mut staged = Vec::new();
         let logged = batch
             .by_shard()

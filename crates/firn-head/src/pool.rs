@@ -104,8 +104,8 @@ impl BlockPool {
         state.usage.recycled_bytes += used_bytes;
         held.merge(state.held.split(used_bytes));
         drop(state);
-        // Best effort, as everywhere in the head: writers are refused then anyway.
-        let _ = held.grow(fresh_bytes);
+        // Over the limit too, as everywhere in the head: writers are refused then.
+        held.take(fresh_bytes);
         stretch
     }
 

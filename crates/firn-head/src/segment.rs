@@ -175,8 +175,7 @@ impl SegmentBuilder {
         };
         let mut held = segment.held().lock();
         let missing = segment.heap_bytes().saturating_sub(held.bytes());
-        // If the budget is used up, who puts it to use takes what its sources held.
-        let _ = held.grow(missing);
+        held.take(missing);
         drop(held);
         segment
     }

@@ -447,8 +447,7 @@ impl Shard {
         Ok(report)
     }
 
-    /// Makes the reservations equal to what is held: first from `given`, then from the budget. If
-    /// that is used up the rest is taken at the next chance; writers are being refused then anyway.
+    /// Makes the reservations equal to what is held: first from `given`, then from the budget, whatever it has left.
     fn hold(&mut self, given: &mut Reservation) {
         let arena = Arc::clone(&self.active().arena);
         hold(&mut arena.held.lock(), arena.heap_bytes(), given);
@@ -603,8 +602,5 @@ pub(crate) fn hold(held: &mut Reservation, need: u64, given: &mut Reservation) {
     }
     held.merge(given.split(need - have));
     let missing = need - held.bytes();
-    if missing > 0 {
-        // Best effort, see `Shard::hold`.
-        let _ = held.grow(missing);
-    }
+    held.take(missing);
 }

@@ -138,6 +138,11 @@ impl MergeJob {
         self.inputs.iter().map(|segment| segment.info.series_count).sum()
     }
 
+    /// Length of all files that are merged.
+    pub fn input_bytes(&self) -> u64 {
+        self.inputs.iter().map(|segment| segment.info.file_bytes).sum()
+    }
+
     /// As [`SealJob::run`], for a merge that keeps everything.
     ///
     /// # Errors

@@ -2,10 +2,13 @@
 //!
 //! Memory is reserved before it is used and before anything becomes durable, so that a write that
 //! was logged cannot fail for want of memory (design: "Memory is reserved before the log").
+//!
+//! Each pool may take more only while all pools together are under its own *line*, a share of the limit. The lines
+//! are the order of overload: what costs least to refuse is refused first, and what is refused last still has room.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 use crate::{Error, Result};
 
@@ -26,12 +29,23 @@ pub enum Pool {
     Query,
     /// Request bodies and decoded requests.
     Requests,
+    /// What the process holds beside all that is reserved: the allocator's slack, stacks, buffers of connections. Only
+    /// [`Budget::note_resident`] fills it.
+    Process,
 }
 
 impl Pool {
     /// Every pool, in the order of [`BudgetUsage::by_pool`].
-    pub const ALL: [Pool; 7] =
-        [Pool::Head, Pool::Hot, Pool::Index, Pool::Cache, Pool::Jobs, Pool::Query, Pool::Requests];
+    pub const ALL: [Pool; 8] = [
+        Pool::Head,
+        Pool::Hot,
+        Pool::Index,
+        Pool::Cache,
+        Pool::Jobs,
+        Pool::Query,
+        Pool::Requests,
+        Pool::Process,
+    ];
 
     /// The pool's name in metrics and messages.
     pub fn name(self) -> &'static str {
@@ -43,8 +57,49 @@ impl Pool {
             Pool::Jobs => "jobs",
             Pool::Query => "query",
             Pool::Requests => "requests",
+            Pool::Process => "process",
         }
     }
+
+    /// The pool's line: how many percent of the limit may be in use, by all pools together, after this one took more.
+    ///
+    /// In the order of overload of the design: caches and hot blocks, new series, writes, queries. Jobs stand above
+    /// all of them: a flush or a merge is what frees memory.
+    pub fn line_percent(self) -> u64 {
+        match self {
+            Pool::Cache | Pool::Hot => 70,
+            Pool::Index => 80,
+            // Below the line of rows: a body that was let in shall become rows.
+            Pool::Requests => 85,
+            Pool::Head => 90,
+            Pool::Query => 95,
+            Pool::Jobs | Pool::Process => 100,
+        }
+    }
+
+    /// Whether somebody is asked to give back before this pool is refused. Not for those that are reserved under locks
+    /// which giving back takes; what writes and new series need is asked for before those locks.
+    fn asks_others(self) -> bool {
+        matches!(self, Pool::Query | Pool::Requests | Pool::Jobs)
+    }
+
+    /// What to do when this pool is refused.
+    fn advice(self) -> &'static str {
+        match self {
+            Pool::Index => {
+                "known series are written all the same; keep fewer series or raise --memory"
+            }
+            Pool::Query => "ask for fewer series or a shorter range, or raise --memory",
+            _ => "send again later, send less, or raise --memory",
+        }
+    }
+}
+
+/// Who can do without memory when others need it: caches first, then what else is there twice.
+pub trait GiveBack: Send + Sync {
+    /// Gives about `bytes` back, or all there is; returns how many. Takes no lock that is held while memory is
+    /// reserved for queries, requests or jobs.
+    fn give_back(&self, bytes: u64) -> u64;
 }
 
 /// A hard limit in bytes, shared by clones.
@@ -56,8 +111,10 @@ struct State {
     used_bytes: AtomicU64,
     peak_bytes: AtomicU64,
     pools: [AtomicU64; Pool::ALL.len()],
+    refused: [AtomicU64; Pool::ALL.len()],
     /// What this is a part of.
     whole: Option<Budget>,
+    giver: OnceLock<Weak<dyn GiveBack>>,
 }
 
 /// A moment's use of a [`Budget`].
@@ -71,6 +128,8 @@ pub struct BudgetUsage {
     pub peak_bytes: u64,
     /// Reserved by each pool, in the order of [`Pool::ALL`].
     pub by_pool: [u64; Pool::ALL.len()],
+    /// How often each pool was refused, in the same order.
+    pub refused: [u64; Pool::ALL.len()],
 }
 
 /// Bytes that are set aside for a pool; dropping it gives them back.
@@ -98,7 +157,9 @@ impl Budget {
             used_bytes: AtomicU64::new(0),
             peak_bytes: AtomicU64::new(0),
             pools: Default::default(),
+            refused: Default::default(),
             whole,
+            giver: OnceLock::new(),
         }))
     }
 
@@ -129,6 +190,36 @@ impl Budget {
             used_bytes: self.0.used_bytes.load(Ordering::Relaxed),
             peak_bytes: self.0.peak_bytes.load(Ordering::Relaxed),
             by_pool: Pool::ALL.map(|pool| self.0.pools[pool as usize].load(Ordering::Relaxed)),
+            refused: Pool::ALL.map(|pool| self.0.refused[pool as usize].load(Ordering::Relaxed)),
+        }
+    }
+
+    /// How many bytes have to be given back before `pool` may take `bytes` more.
+    pub fn missing_bytes(&self, pool: Pool, bytes: u64) -> u64 {
+        let used = self.0.used_bytes.load(Ordering::Relaxed);
+        used.saturating_add(bytes).saturating_sub(self.0.line_bytes(pool))
+    }
+
+    /// Who is asked before queries, requests and jobs are refused. The first one stays.
+    pub fn set_giver(&self, giver: Weak<dyn GiveBack>) {
+        let _ = self.0.giver.set(giver);
+    }
+
+    /// Tells what the process really holds in anonymous memory. What of it is not reserved counts as
+    /// [`Pool::Process`] until the next call, so that all refusals go by what the machine sees. One thread calls this.
+    ///
+    /// Counted up to half of the limit: an allocator that keeps what was freed will use it again, and that must not
+    /// refuse everything for ever.
+    pub fn note_resident(&self, resident_bytes: u64) {
+        let state = &*self.0;
+        let before = state.pools[Pool::Process as usize].load(Ordering::Relaxed);
+        let reserved = state.used_bytes.load(Ordering::Relaxed).saturating_sub(before);
+        let beside = resident_bytes.saturating_sub(reserved).min(state.limit_bytes / 2);
+        state.pools[Pool::Process as usize].store(beside, Ordering::Relaxed);
+        if beside > before {
+            state.used_bytes.fetch_add(beside - before, Ordering::Relaxed);
+        } else {
+            state.used_bytes.fetch_sub(before - beside, Ordering::Relaxed);
         }
     }
 }
@@ -142,6 +233,19 @@ impl Reservation {
         self.budget.0.take(self.pool, bytes)?;
         self.bytes += bytes;
         Ok(())
+    }
+
+    /// Counts `bytes` more that are in use already, or that must be: what was read back at the start, what a shard
+    /// needs whose rows are durable. The limit may be passed by it; everybody else is refused then.
+    pub fn take(&mut self, bytes: u64) {
+        let mut state = Some(&self.budget);
+        while let Some(Budget(budget)) = state {
+            let used = budget.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+            budget.peak_bytes.fetch_max(used + bytes, Ordering::Relaxed);
+            budget.pools[self.pool as usize].fetch_add(bytes, Ordering::Relaxed);
+            state = budget.whole.as_ref();
+        }
+        self.bytes += bytes;
     }
 
     /// Gives `bytes` back, at most all.
@@ -171,6 +275,11 @@ impl Reservation {
         }
     }
 
+    /// The limit of the budget that it is of.
+    pub fn limit_bytes(&self) -> u64 {
+        self.budget.0.limit_bytes
+    }
+
     /// How many bytes are set aside.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -178,11 +287,43 @@ impl Reservation {
 }
 
 impl State {
+    /// Lines are of the whole; a part has nothing but its limit.
+    fn line_bytes(&self, pool: Pool) -> u64 {
+        match self.whole {
+            None if self.limit_bytes < u64::MAX => {
+                (u128::from(self.limit_bytes) * u128::from(pool.line_percent()) / 100) as u64
+            }
+            _ => self.limit_bytes,
+        }
+    }
+
     fn take(&self, pool: Pool, bytes: u64) -> Result<()> {
+        if self.try_take(pool, bytes)? {
+            return Ok(());
+        }
+        if pool.asks_others()
+            && let Some(giver) = self.giver.get().and_then(Weak::upgrade)
+        {
+            let used = self.used_bytes.load(Ordering::Relaxed);
+            giver.give_back(used.saturating_add(bytes).saturating_sub(self.line_bytes(pool)));
+            if self.try_take(pool, bytes)? {
+                return Ok(());
+            }
+        }
+        self.refused[pool as usize].fetch_add(1, Ordering::Relaxed);
+        Err(self.refusal(pool, bytes))
+    }
+
+    /// `false` if there is no room here.
+    ///
+    /// # Errors
+    /// If there is none in the whole.
+    fn try_take(&self, pool: Pool, bytes: u64) -> Result<bool> {
+        let line = self.line_bytes(pool);
         let granted = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|&sum| sum <= self.limit_bytes)
+            used.checked_add(bytes).filter(|&sum| sum <= line)
         });
-        let Ok(used) = granted else { return Err(self.refusal(pool, bytes)) };
+        let Ok(used) = granted else { return Ok(false) };
         if let Some(whole) = &self.whole
             && let Err(error) = whole.0.take(pool, bytes)
         {
@@ -191,7 +332,7 @@ impl State {
         }
         self.peak_bytes.fetch_max(used + bytes, Ordering::Relaxed);
         self.pools[pool as usize].fetch_add(bytes, Ordering::Relaxed);
-        Ok(())
+        Ok(true)
     }
 
     fn give_back(&self, pool: Pool, bytes: u64) {
@@ -203,21 +344,27 @@ impl State {
     }
 
     fn refusal(&self, pool: Pool, bytes: u64) -> Error {
-        let (pool, used) = (pool.name(), self.used_bytes.load(Ordering::Relaxed));
+        let (name, used) = (pool.name(), self.used_bytes.load(Ordering::Relaxed));
         let limit = self.limit_bytes;
-        match self.whole {
-            Some(_) => Error::too_large(format!(
+        if self.whole.is_some() {
+            return Error::too_large(format!(
                 "the query wants {bytes} bytes more, {used} of its {limit} are in use; ask for fewer series or a \
                  shorter range, or raise --query-memory"
-            )),
-            None => Error::busy(
-                1_000,
-                format!(
-                    "memory budget: {pool} wants {bytes} bytes more, {used} of {limit} are in use; \
-                     raise --memory or send less"
-                ),
-            ),
+            ));
         }
+        let of = |pool: &Pool| self.pools[*pool as usize].load(Ordering::Relaxed);
+        let most = Pool::ALL.into_iter().max_by_key(of).unwrap_or(pool);
+        Error::busy(
+            1_000,
+            format!(
+                "memory budget: {name} wants {bytes} bytes more, {used} of {limit} are in use, most of it for {} \
+                 ({}), and {name} is refused over {} percent; {}",
+                most.name(),
+                of(&most),
+                pool.line_percent(),
+                pool.advice()
+            ),
+        )
     }
 }
 
@@ -275,5 +422,84 @@ mod tests {
         assert_eq!((part.usage().used_bytes, part.usage().peak_bytes), (30, 30));
         drop(first);
         assert_eq!((part.usage().used_bytes, budget.usage().used_bytes), (0, 60));
+    }
+
+    #[test]
+    fn overload_refuses_in_the_order_of_the_design() {
+        let budget = Budget::new(1_000);
+        let order = [
+            Pool::Hot,
+            Pool::Cache,
+            Pool::Index,
+            Pool::Requests,
+            Pool::Head,
+            Pool::Query,
+            Pool::Jobs,
+        ];
+        assert!(order.is_sorted_by_key(|pool| pool.line_percent()));
+        for pool in order {
+            let (line, mut filled) = (10 * pool.line_percent(), budget.empty(Pool::Process));
+            filled.take(line);
+            assert!(budget.reserve(pool, 1).is_err(), "{pool:?} over its line");
+            filled.shrink(1);
+            drop(budget.reserve(pool, 1).unwrap());
+            assert_eq!(budget.missing_bytes(pool, 11), 10);
+            assert_eq!(budget.usage().refused[pool as usize], 1);
+        }
+    }
+
+    #[test]
+    fn what_the_process_holds_beside_counts() {
+        let budget = Budget::new(1_000);
+        let head = budget.reserve(Pool::Head, 300).unwrap();
+        budget.note_resident(200);
+        assert_eq!(budget.usage().used_bytes, 300, "all of it is reserved");
+        budget.note_resident(700);
+        assert_eq!(budget.usage().by_pool[Pool::Process as usize], 400);
+        let refused = budget.reserve(Pool::Head, 201).unwrap_err();
+        assert!(refused.to_string().contains("most of it for process (400)"), "{refused}");
+        budget.note_resident(5_000);
+        assert_eq!(budget.usage().used_bytes, 800, "half of the limit stays for what is reserved");
+        drop(head);
+        budget.note_resident(100);
+        assert_eq!(budget.usage().used_bytes, 100);
+        budget.note_resident(0);
+        assert_eq!(budget.usage().used_bytes, 0);
+    }
+
+    struct Cache(std::sync::Mutex<Reservation>);
+
+    impl GiveBack for Cache {
+        fn give_back(&self, bytes: u64) -> u64 {
+            let mut held = self.0.lock().unwrap();
+            let before = held.bytes();
+            held.shrink(bytes);
+            before - held.bytes()
+        }
+    }
+
+    #[test]
+    fn queries_are_refused_only_after_others_gave_back() {
+        let budget = Budget::new(1_000);
+        let cache =
+            Arc::new(Cache(std::sync::Mutex::new(budget.reserve(Pool::Cache, 700).unwrap())));
+        let giver: Weak<Cache> = Arc::downgrade(&cache);
+        budget.set_giver(giver);
+        let query = budget.part(900).reserve(Pool::Query, 800).unwrap();
+        assert_eq!((query.bytes(), cache.0.lock().unwrap().bytes()), (800, 150));
+        assert!(budget.reserve(Pool::Head, 200).is_err(), "writes ask before they take locks");
+        assert!(budget.reserve(Pool::Query, 151).is_err());
+        assert_eq!(cache.0.lock().unwrap().bytes(), 0);
+    }
+
+    #[test]
+    fn what_is_there_already_counts_over_the_limit() {
+        let budget = Budget::new(100);
+        let mut index = budget.empty(Pool::Index);
+        index.take(150);
+        assert_eq!(budget.usage().used_bytes, 150);
+        assert!(budget.reserve(Pool::Jobs, 1).is_err());
+        index.shrink(100);
+        assert!(budget.reserve(Pool::Jobs, 1).is_ok());
     }
 }

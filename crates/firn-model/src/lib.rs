@@ -31,7 +31,7 @@ mod select;
 mod time;
 
 pub use batch::{Column, ColumnBatch, ColumnType, ColumnValues, Presence};
-pub use budget::{Budget, BudgetUsage, Pool, Reservation};
+pub use budget::{Budget, BudgetUsage, GiveBack, Pool, Reservation};
 pub use change::{Change, ChangeKind, ChangeSink};
 pub use error::{Error, ErrorKind, Result, SeriesLimit};
 pub use histogram::{Histogram, HistogramBucket, MixedEntry, PointValue, ResetHint};

@@ -51,6 +51,16 @@ impl RowBatch {
         self.sorted_for = None;
     }
 
+    /// Gives memory for more than `cell_count` cells back.
+    pub fn shrink_to(&mut self, cell_count: usize) {
+        self.cells.shrink_to(cell_count);
+    }
+
+    /// Bytes that it holds.
+    pub fn heap_bytes(&self) -> u64 {
+        (self.cells.capacity() * size_of::<Cell>()) as u64
+    }
+
     /// Adds one value.
     pub fn push(&mut self, series: SeriesRef, ts: Timestamp, value: f64) {
         self.sorted_for = None;

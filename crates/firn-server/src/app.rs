@@ -126,11 +126,10 @@ impl App {
             thread_count: config.remote_read_concurrency_max,
             queue_len_max: config.remote_read_concurrency_max + ABANDONED_MAX,
         };
-        let scratches = Arc::clone(&ingest);
         let ready = Ready {
             db,
             ingest,
-            writers: Workers::start(writers, move || scratches.scratch())?,
+            writers: Workers::start(writers, Scratch::default)?,
             queries: Workers::start(queries, || ())?,
             query_permits: Arc::new(Semaphore::new(config.query_concurrency_max)),
             queries_waiting: Arc::default(),

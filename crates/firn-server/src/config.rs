@@ -12,6 +12,7 @@ use clap::Args;
 use firn_model::{Error, LabelLimits, Labels, MatchOp, Matcher, Result};
 use firndb::SeriesLimits;
 
+use crate::machine;
 use crate::wire::number::parse_unit_duration_ms;
 
 /// What can be set, as it is typed. Sizes are like `512MiB`, durations like `15d` or `1h30m`.
@@ -45,7 +46,8 @@ pub struct Settings {
     #[arg(long, env = "FIRN_READ_ONLY")]
     pub read_only: bool,
 
-    /// Hard limit for everything that is kept in memory; `auto` is half of what the machine has
+    /// Hard limit for everything that is kept in memory; `auto` is half of what the machine or
+    /// this process' control group has
     #[arg(long, env = "FIRN_MEMORY", value_name = "SIZE", default_value = "auto")]
     pub memory: String,
 
@@ -362,7 +364,7 @@ impl Settings {
             return Err(bad("log-streams", &stream_count.to_string(), &wanted));
         }
         let memory_bytes_max = match self.memory.as_str() {
-            "auto" => machine_memory_bytes() / 2,
+            "auto" => (machine::memory_bytes() / 2).max(MEMORY_BYTES_MIN),
             text => bytes("memory", text, MEMORY_BYTES_MIN, u64::MAX >> 1)?,
         };
         Ok(Config {
@@ -539,20 +541,6 @@ fn parse_bytes(text: &str) -> Option<u64> {
             (bytes.is_finite() && bytes < 1e18).then_some(bytes as u64)
         }
     }
-}
-
-/// What this process may use: the machine's memory, or the limit of its control group.
-fn machine_memory_bytes() -> u64 {
-    // A machine that does not tell is taken for a small one.
-    const UNKNOWN_BYTES: u64 = 2 << 30;
-    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-        kib.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1_024)
-    });
-    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max")
-        .ok()
-        .and_then(|text| text.trim().parse::<u64>().ok());
-    [machine, group].into_iter().flatten().min().unwrap_or(UNKNOWN_BYTES).max(2 * MEMORY_BYTES_MIN)
 }
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 //!
 //! Pass 1 was the walk (`wire`). Pass 2 looks all hashes up at once; labels are parsed for those that
 //! are unknown, and these are resolved together. Pass 3 fills one row batch, and one call makes it
-//! durable. Nothing is allocated per sample; a worker's [`Scratch`] is used again.
+//! durable. Nothing is allocated per sample; buffers are used again. A worker waits for the log's device most of its
+//! time, with its batch alone: what a request was unpacked and decoded into is the next worker's meanwhile, so
+//! there are as many such buffers as workers ever decoded at one time.
 
 pub mod groups;
 
@@ -15,6 +17,7 @@ use firn_model::{
     Error, ErrorKind, LabelLimits, Labels, LabelsBuilder, Pool, Reservation, Result, RowBatch,
     SeriesRef, Timestamp,
 };
+use parking_lot::Mutex;
 
 use crate::metadata::MetadataStore;
 use crate::sender_cache::SenderCache;
@@ -29,11 +32,13 @@ use firndb::Db;
 #[derive(Debug)]
 pub struct Ingest {
     db: Arc<Db>,
-    cache: SenderCache,
+    cache: Arc<SenderCache>,
     hasher: SpanHasher,
     limits: IngestLimits,
     /// Another one in every life of the server; see `groups`.
     life: u64,
+    /// Buffers that nobody decodes into now; the last one used is the next.
+    idle: Mutex<Vec<Decoding>>,
 }
 
 /// What a request may hold.
@@ -49,9 +54,16 @@ pub struct IngestLimits {
     pub cached_series_max: usize,
 }
 
-/// One worker's memory, used again from request to request.
-#[derive(Debug)]
+/// One worker's memory, used again from request to request: rows on their way to the database.
+#[derive(Debug, Default)]
 pub struct Scratch {
+    batch: RowBatch,
+    held: Option<Reservation>,
+}
+
+/// A request that is unpacked and decoded, accounted.
+#[derive(Debug)]
+struct Decoding {
     unpacked: Vec<u8>,
     work: Work,
     held: Reservation,
@@ -67,7 +79,6 @@ struct Work {
     unknown: Vec<u32>,
     labels: Vec<Labels>,
     builder: LabelsBuilder,
-    batch: RowBatch,
 }
 
 /// What became of a request.
@@ -84,6 +95,8 @@ pub struct Outcome {
     /// Set when something was left out that can be had by sending the same again, or when the request
     /// failed after its samples were counted.
     pub error: Option<Error>,
+    /// Of the references that its rows are written with.
+    generation: u32,
 }
 
 /// What of a request was left out because it will never succeed.
@@ -104,32 +117,27 @@ type ParseLabels<'a> =
 
 // So many are named; who sends thousands learns their kind from a few.
 const NAMED_COUNT_MAX: usize = 3;
-// A worker keeps so much for its next request, and gives back what one large request needed more.
-const KEPT_BYTES_MAX: usize = 16 << 20;
+// So much is kept for the next requests together: some requests of Prometheus' size, which is 2,000 samples in 700 KB.
+const KEPT_BYTES_MAX: u64 = 4 << 20;
 // New series are rare; the list of their labels stays small between requests.
 const LABELS_KEPT_MAX: usize = 1_024;
+// Rows of a usual request, some 40 bytes each.
+const CELLS_KEPT_MAX: usize = 4_096;
 
 impl Ingest {
     /// Writers of `db`.
     pub fn new(db: Arc<Db>, limits: IngestLimits) -> Ingest {
-        let cache = SenderCache::new(limits.cached_series_max, db.budget());
+        let cache = Arc::new(SenderCache::new(limits.cached_series_max, db.budget()));
+        let giver = Arc::clone(&cache);
+        db.add_giver(giver);
         // `RandomState` is seeded by the operating system.
         let life = RandomState::new().build_hasher().finish();
-        Ingest { db, cache, hasher: SpanHasher::random(), limits, life }
+        Ingest { db, cache, hasher: SpanHasher::random(), limits, life, idle: Mutex::default() }
     }
 
     /// The sender cache, for its numbers.
     pub fn cache(&self) -> &SenderCache {
         &self.cache
-    }
-
-    /// Memory for one worker.
-    pub fn scratch(&self) -> Scratch {
-        Scratch {
-            unpacked: Vec::new(),
-            work: Work::default(),
-            held: self.db.budget().empty(Pool::Requests),
-        }
     }
 
     /// Writes a remote write 1.0 request, a snappy block: what is valid is written, the rest is told.
@@ -146,8 +154,8 @@ impl Ingest {
         let bytes_max = self.limits.request_bytes_max;
         let declared_bytes = snappy::declared_bytes(compressed, bytes_max)?;
         // The smallest meaningful sample takes 13 bytes of this protocol.
-        scratch.begin(declared_bytes, declared_bytes.saturating_mul(4))?;
-        let Scratch { unpacked, work, held } = scratch;
+        let mut decoding = self.begin(declared_bytes, declared_bytes.saturating_mul(4))?;
+        let Decoding { unpacked, work, held } = &mut decoding;
         let body = snappy::decompress(compressed, bytes_max, unpacked)?;
         remote_write::decode(body, &self.hasher, &mut work.decoded)?;
         held.shrink(held.bytes().saturating_sub((body.len() + work.needed_bytes()) as u64));
@@ -156,11 +164,12 @@ impl Ingest {
             let built = builder.build(&self.limits.labels).and_then(with_name);
             built.map_err(LabelFault::Refused)
         };
-        let mut outcome = self.write(work, &parse);
+        let mut outcome = self.fill(work, &parse, &mut scratch.batch);
         outcome.unpacked_bytes = body.len() as u64;
         outcome.exemplars_ignored = work.decoded.exemplar_count;
         metadata.put(work.decoded.metadata.drain(..));
-        Ok(outcome)
+        self.end(decoding, scratch);
+        Ok(self.write(outcome, &mut scratch.batch))
     }
 
     /// Writes a text exposition, all of it or nothing; samples without a time get `default_ts`.
@@ -177,8 +186,8 @@ impl Ingest {
         metadata: &MetadataStore,
     ) -> Result<Outcome> {
         // `a 1 1000` is a series and a sample in 9 bytes.
-        scratch.begin(0, text.len().saturating_mul(12))?;
-        let Scratch { work, held, .. } = scratch;
+        let mut decoding = self.begin(0, text.len().saturating_mul(12))?;
+        let Decoding { work, held, .. } = &mut decoding;
         let key = extra.key(&self.hasher);
         exposition::decode(text, default_ts, key, &self.hasher, &mut work.decoded)?;
         held.shrink(held.bytes().saturating_sub(work.needed_bytes() as u64));
@@ -197,14 +206,16 @@ impl Ingest {
                 LabelFault::Malformed(exposition::at_line(text, series.span().start, broken))
             })
         };
-        let mut outcome = self.write(work, &parse);
+        let mut outcome = self.fill(work, &parse, &mut scratch.batch);
         outcome.unpacked_bytes = text.len() as u64;
         metadata.put(work.decoded.metadata.drain(..));
-        Ok(outcome)
+        self.end(decoding, scratch);
+        Ok(self.write(outcome, &mut scratch.batch))
     }
 
-    /// Passes 2 and 3 over what `scratch` holds decoded.
-    fn write(&self, work: &mut Work, parse: &ParseLabels<'_>) -> Outcome {
+    /// Pass 2 over what is decoded, and rows of it in `batch`: none if the request failed.
+    fn fill(&self, work: &mut Work, parse: &ParseLabels<'_>, batch: &mut RowBatch) -> Outcome {
+        batch.clear();
         let mut outcome = Outcome::of(&work.decoded);
         let generation = self.db.generation();
         self.cache.look_up(generation, &work.decoded.series, &mut work.found);
@@ -213,7 +224,6 @@ impl Ingest {
             return Outcome::of(&work.decoded).failed(why, Reason::Request);
         }
         let latest = self.latest();
-        work.batch.clear();
         for ((series, samples), found) in work.decoded.iter().zip(&work.found) {
             let Some(series_ref) = *found else { continue };
             for sample in samples {
@@ -222,13 +232,19 @@ impl Ingest {
                     outcome.refused.future(sample.ts, || describe(series, parse));
                     continue;
                 }
-                work.batch.push(series_ref, sample.ts, sample.value);
+                batch.push(series_ref, sample.ts, sample.value);
             }
         }
-        if work.batch.is_empty() {
+        outcome.generation = generation;
+        outcome
+    }
+
+    /// Pass 3: makes the rows durable.
+    fn write(&self, mut outcome: Outcome, batch: &mut RowBatch) -> Outcome {
+        if batch.is_empty() {
             return outcome;
         }
-        match self.db.write_known(&mut work.batch, generation) {
+        match self.db.write_known(batch, outcome.generation) {
             Ok(report) => {
                 outcome.tally.stored = report.written;
                 outcome.tally.reject(Reason::TooFarAhead, report.too_far_ahead);
@@ -307,33 +323,44 @@ impl Ingest {
     fn latest(&self) -> Timestamp {
         self.db.now_ms().saturating_add(self.limits.future_ms_max)
     }
+
+    /// Buffers for a request of `unpacked_bytes` that becomes `decoded_bytes_max` at most, both reserved.
+    fn begin(&self, unpacked_bytes: usize, decoded_bytes_max: usize) -> Result<Decoding> {
+        let idle = self.idle.lock().pop();
+        let mut decoding = idle.unwrap_or_else(|| Decoding {
+            unpacked: Vec::new(),
+            work: Work::default(),
+            held: self.db.budget().empty(Pool::Requests),
+        });
+        let decoded_bytes_max = decoded_bytes_max.max(64 << 10);
+        decoding.work.decoded.clear(decoded_bytes_max);
+        let wanted = (unpacked_bytes.max(decoding.unpacked.len()) + decoded_bytes_max) as u64;
+        decoding.held.grow(wanted.saturating_sub(decoding.held.bytes()))?;
+        Ok(decoding)
+    }
+
+    /// Keeps the buffers for the next request, if they and those that are kept already are not too large.
+    /// The rows in `scratch` take their memory along.
+    fn end(&self, mut decoding: Decoding, scratch: &mut Scratch) {
+        scratch.held = Some(decoding.held.split(scratch.batch.heap_bytes()));
+        decoding.work.labels.clear();
+        decoding.work.labels.shrink_to(LABELS_KEPT_MAX);
+        let bytes = (decoding.unpacked.capacity() + decoding.work.needed_bytes()) as u64;
+        decoding.held.shrink(decoding.held.bytes().saturating_sub(bytes));
+        let mut idle = self.idle.lock();
+        let kept_bytes: u64 = idle.iter().map(|kept| kept.held.bytes()).sum();
+        if kept_bytes + bytes <= KEPT_BYTES_MAX {
+            idle.push(decoding);
+        }
+    }
 }
 
 impl Scratch {
-    /// Prepares for a request of `unpacked_bytes` that becomes `decoded_bytes_max` at most, and
-    /// reserves both.
-    fn begin(&mut self, unpacked_bytes: usize, decoded_bytes_max: usize) -> Result<()> {
-        let decoded_bytes_max = decoded_bytes_max.max(64 << 10);
-        self.work.decoded.clear(decoded_bytes_max);
-        let wanted = (unpacked_bytes.max(self.unpacked.len()) + decoded_bytes_max) as u64;
-        if wanted > self.held.bytes() {
-            self.held.grow(wanted - self.held.bytes())?;
-        }
-        Ok(())
-    }
-
-    /// After a request: gives back what is more than a worker keeps.
+    /// After a request: gives back what a large one needed.
     pub fn trim(&mut self) {
-        if self.unpacked.capacity() > KEPT_BYTES_MAX {
-            self.unpacked = Vec::new();
-        }
-        if self.work.needed_bytes() > KEPT_BYTES_MAX {
-            self.work = Work::default();
-        }
-        self.work.labels.clear();
-        self.work.labels.shrink_to(LABELS_KEPT_MAX);
-        let kept = (self.unpacked.capacity() + self.work.needed_bytes()) as u64;
-        self.held.shrink(self.held.bytes().saturating_sub(kept));
+        self.batch.clear();
+        self.batch.shrink_to(CELLS_KEPT_MAX);
+        self.held = None;
     }
 }
 

@@ -31,6 +31,7 @@ mod database;
 mod http;
 pub mod ingest;
 mod inspect;
+mod machine;
 pub mod metadata;
 mod proxy;
 mod self_scrape;

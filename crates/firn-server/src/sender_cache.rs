@@ -8,7 +8,7 @@
 //! stops writers for long. A full table forgets everything: an active series comes back with its
 //! next sample, at the price of parsing its labels once, and dead ones cost no bookkeeping.
 
-use firn_model::{Budget, GroupId, Pool, Reservation, SeriesRef, Slot};
+use firn_model::{Budget, GiveBack, GroupId, Pool, Reservation, SeriesRef, Slot};
 use parking_lot::RwLock;
 
 use crate::wire::decoded::EncodedSeries;
@@ -114,6 +114,24 @@ impl SenderCache {
             series: inner.tables.iter().map(|table| table.used).sum(),
             bytes: entries * ENTRY_BYTES,
         }
+    }
+}
+
+/// Tables go, the largest first; their series come back with their next samples, if there is memory then.
+impl GiveBack for SenderCache {
+    fn give_back(&self, bytes: u64) -> u64 {
+        let mut inner = self.inner.write();
+        let before = inner.held.bytes();
+        let wanted = bytes.min(before);
+        while before - inner.held.bytes() < wanted {
+            let Some(largest) = inner.tables.iter_mut().max_by_key(|table| table.entries.len())
+            else {
+                break;
+            };
+            let table = std::mem::take(largest);
+            inner.held.shrink((table.entries.len() * ENTRY_BYTES) as u64);
+        }
+        before - inner.held.bytes()
     }
 }
 
@@ -287,6 +305,24 @@ mod tests {
         poor.insert(0, all());
         assert!(poor.usage().bytes <= 100_000 && poor.usage().series > 0);
         assert_eq!(budget.usage().used_bytes, poor.usage().bytes as u64);
+    }
+
+    #[test]
+    fn it_gives_back_and_goes_on() {
+        let (budget, hasher) = (Budget::new(10 << 20), SpanHasher::random());
+        let all = || (0..50_000u32).map(|n| (hasher.hash(&n.to_le_bytes()), series(n.into(), 0)));
+        let cache = SenderCache::new(1_000_000, &budget);
+        cache.insert(0, all());
+        let before = cache.usage().bytes as u64;
+        let freed = cache.give_back(before / 3);
+        assert!(freed >= before / 3 && freed < before / 2, "{freed} of {before}");
+        assert_eq!(budget.usage().used_bytes, before - freed);
+        assert!(cache.usage().series > 25_000);
+        assert_eq!(cache.give_back(u64::MAX), before - freed);
+        assert_eq!((cache.usage().bytes, budget.usage().used_bytes), (0, 0));
+        assert_eq!(cache.give_back(1), 0);
+        cache.insert(0, all());
+        assert_eq!(cache.usage().series, 50_000);
     }
 
     #[test]

@@ -9,11 +9,14 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
 
 use crate::app::App;
 use crate::config::Config;
 use crate::database;
 use crate::http;
+use crate::http::serve::stopped;
+use crate::machine;
 use crate::self_scrape;
 
 /// A server and its database. Dropping it without [`Server::stop`] is like a crash: nothing that was
@@ -154,6 +157,7 @@ fn open(
             let opened =
                 database::open(&app.config, &app.progress).and_then(|db| app.become_ready(db));
             if opened.is_ok() {
+                runtime.spawn(watch_memory(Arc::clone(&app), stop.clone()));
                 runtime.spawn(self_scrape::run(app, stop));
             }
             // Nobody waits for it after an early stop.
@@ -161,6 +165,25 @@ fn open(
         })
         .map_err(|e| Error::unavailable("cannot start a thread").because(e))?;
     Ok(receiver)
+}
+
+// A million new series a second take some 20 MB in this time.
+const MEMORY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Tells the budget what the process really holds, until `stop` says true.
+async fn watch_memory(app: Arc<App>, mut stop: watch::Receiver<bool>) {
+    let mut ticks = tokio::time::interval(MEMORY_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = stopped(&mut stop) => return,
+            _ = ticks.tick() => {
+                if let (Some(ready), Some(bytes)) = (app.ready(), machine::anonymous_bytes()) {
+                    ready.db.budget().note_resident(bytes);
+                }
+            }
+        }
+    }
 }
 
 async fn finished(opened: &mut oneshot::Receiver<Result<()>>) -> Result<()> {

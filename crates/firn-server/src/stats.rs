@@ -115,6 +115,23 @@ fn write_memory(stats: &Stats, text: &mut MetricsText) {
     for (pool, bytes) in Pool::ALL.iter().zip(memory.by_pool) {
         text.sample("firn_memory_reserved_bytes", &[("pool", pool.name())], bytes as f64);
     }
+    let name = "firn_memory_refused_total";
+    text.family(name, Kind::Counter, "Reservations that were refused, by what for.");
+    for (pool, count) in Pool::ALL.iter().zip(memory.refused) {
+        text.sample(name, &[("pool", pool.name())], count as f64);
+    }
+    let name = "firn_memory_line_bytes";
+    let help = "Over this use of all memory reservations are refused, by what for.";
+    text.family(name, Kind::Gauge, help);
+    for pool in Pool::ALL {
+        let line = memory.limit_bytes as f64 / 100.0 * pool.line_percent() as f64;
+        text.sample(name, &[("pool", pool.name())], line);
+    }
+    text.gauge(
+        "firn_memory_peak_bytes",
+        "The most that was in use at one time.",
+        memory.peak_bytes as f64,
+    );
     let index = &stats.index;
     for (name, help, value) in [
         ("firn_index_series", "Series that are known.", index.series_count),

@@ -22,8 +22,10 @@ use crate::store::Store;
 use crate::suffix::Suffix;
 use crate::table::Table;
 
-// Shared by all tables of one merge; each has at least one block in memory.
+// Shared by all tables of one merge; each has at least one block in memory. Less where memory is small: a merge frees
+// some, and must not wait for a time when there is much.
 const READ_AHEAD_BYTES: u64 = 8 << 20;
+const READ_AHEAD_PART: u64 = 32;
 const READ_AHEAD_BYTES_MAX: u64 = 1 << 20;
 const GROUPS_PER_CANCEL_CHECK: usize = 64;
 
@@ -259,7 +261,8 @@ impl Job {
         target: &dyn Fn(Timestamp) -> Target,
         (mut memory, cancel): (Reservation, &CancelToken),
     ) -> Result<()> {
-        let share = READ_AHEAD_BYTES / inputs.len().max(1) as u64;
+        let all = READ_AHEAD_BYTES.min(memory.limit_bytes() / READ_AHEAD_PART);
+        let share = all / inputs.len().max(1) as u64;
         let read_ahead_bytes = share.clamp(self.options.block_bytes as u64, READ_AHEAD_BYTES_MAX);
         memory.grow(read_ahead_bytes * inputs.len() as u64)?;
         cancel.check()?;

@@ -3,8 +3,9 @@
 //! **Owns** the command line and what people read on their terminal. **Never** does anything that the
 //! rooms below could do: it parses arguments, starts one of them, and says how it went.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod allocator;
 mod check;
 mod inspect;
 
@@ -14,9 +15,6 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use firn_server::{CacheSettings, Config, Proxy, Server, Settings};
-
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// A time series database: Prometheus remote write in, PromQL out, nothing acknowledged ever lost.
 #[derive(Debug, Parser)]
@@ -40,6 +38,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    allocator::give_back_at_once();
     let arguments = Arguments::parse();
     let done = match arguments.command {
         Command::Serve(settings) => {

@@ -103,9 +103,9 @@ pub use firn_engine::{
 };
 pub use firn_env::Env;
 pub use firn_model::{
-    Budget, CancelToken, ChangeSink, Error, ErrorKind, GroupId, Helpers, LabelLimits, Labels,
-    LabelsBuilder, MatchOp, Matcher, Pool, QueryContext, Reservation, Result, RowBatch, Sample,
-    SeriesRef, Slot, TimeRange, Timestamp,
+    Budget, CancelToken, ChangeSink, Error, ErrorKind, GiveBack, GroupId, Helpers, LabelLimits,
+    Labels, LabelsBuilder, MatchOp, Matcher, Pool, QueryContext, Reservation, Result, RowBatch,
+    Sample, SeriesRef, Slot, TimeRange, Timestamp,
 };
 pub use firn_promql::{QueryOutput, Value};
 pub use groups::{Elsewhere, GroupMembers, GroupRefs, GroupSummary};
@@ -298,9 +298,15 @@ impl Db {
         self.engine.set_change_sink(sink)
     }
 
-    /// The memory budget that everything draws on.
+    /// The memory budget that everything draws on. A program that is nothing but this database tells it from time to
+    /// time what it really holds ([`Budget::note_resident`]); otherwise what is reserved is all that counts.
     pub fn budget(&self) -> &Budget {
         self.engine.budget()
+    }
+
+    /// Who gives memory back, after the database's own caches, before a write is refused: caches around it.
+    pub fn add_giver(&self, giver: Arc<dyn GiveBack>) {
+        self.engine.add_giver(giver);
     }
 
     /// The threads that all queries together may borrow: one per core beyond the first.

@@ -2,16 +2,19 @@
 //! events; by the library (a process of its own each) and by remote write with 1, 8 and 50 sender shards.
 //!
 //! `bench-head [part of a row's name]`. Memory is anonymous and resident file pages above the idle process, when all
-//! was written and what was put off is done, and again after a flush that keeps nothing in memory.
+//! was written and what was put off is done, and again after a flush that keeps nothing in memory. What the memory
+//! budget counts stands beside it: the rest is buffers, stacks and what the allocator keeps. Samples a second are of
+//! one writing thread, or of the sender and the server side by side.
 
 use std::io;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use firn_bench::client::Connection;
 use firn_bench::fleet::{Fleet, Kind};
 use firn_bench::flush_latency;
 use firn_bench::report::{Aim, finish};
-use firn_bench::server::Program;
+use firn_bench::server::{Program, Server};
 use firndb::{Db, GroupId, Labels, Lane, Options, QueryTime, RowBatch, SeriesRef, Slot, local_env};
 use serde_json::{Value, json};
 
@@ -38,8 +41,11 @@ struct Row {
 #[derive(Debug, Default)]
 struct Figures {
     bytes: f64,
+    /// Of which the budget counts these.
+    counted: f64,
     bytes_flushed: f64,
     cpu_s: f64,
+    samples_per_s: f64,
     new_us: f64,
     /// Milliseconds of an instant query for one series of each host.
     query_ms: f64,
@@ -66,10 +72,13 @@ fn rows() -> Vec<Row> {
     for shards in [1, 8, 50] {
         rows.push(row(grouped, 100_000, 20, Some(shards), Some(100.0), None));
         rows.push(row(lone, 100_000, 20, Some(shards), Some(180.0), None));
+        rows.push(row(events, 100_000, 30, Some(shards), None, None));
     }
     rows.push(row(grouped, 1_000_000, 8, Some(8), Some(100.0), None));
     rows.push(row(lone, 1_000_000, 8, Some(8), Some(180.0), None));
     rows.push(row(grouped, 4_000_000, 8, None, Some(100.0), Some(0.15)));
+    // 1.2 GiB in all.
+    rows.push(row(grouped, 10_000_000, 4, None, Some(1.2 * 1_073_741_824.0 / 1e7), Some(0.15)));
     rows
 }
 
@@ -102,12 +111,19 @@ fn main() -> io::Result<()> {
     let wanted = args.first().cloned().unwrap_or_default();
     let (start, mut aims) = (Instant::now(), Vec::new());
     println!(
-        "{:32} {:>8} {:>14} {:>9} {:>10} {:>9}",
-        "series", "B/series", "B after flush", "CPU s/M", "us/new", "query ms"
+        "{:36} {:>8} {:>8} {:>14} {:>8} {:>10} {:>7} {:>9}",
+        "series",
+        "B/series",
+        "counted",
+        "B after flush",
+        "CPU s/M",
+        "samples/s",
+        "us/new",
+        "query ms"
     );
     for row in rows().iter().filter(|row| row.name().contains(&wanted)) {
         if start.elapsed() > Duration::from_secs(ALL_S_MAX) {
-            println!("{:32} left out: the time is up", row.name());
+            println!("{:36} left out: the time is up", row.name());
             continue;
         }
         let figures = match row.shards {
@@ -115,11 +131,13 @@ fn main() -> io::Result<()> {
             Some(shards) => by_remote_write(row, shards)?,
         };
         println!(
-            "{:32} {:>8.0} {:>14.0} {:>9.3} {:>10.2} {:>9.2}",
+            "{:36} {:>8.0} {:>8.0} {:>14.0} {:>8.3} {:>10.0} {:>7.2} {:>9.2}",
             row.name(),
             figures.bytes,
+            figures.counted,
             figures.bytes_flushed,
             figures.cpu_s,
+            figures.samples_per_s,
             figures.new_us,
             figures.query_ms
         );
@@ -139,14 +157,15 @@ fn main() -> io::Result<()> {
 
 impl Figures {
     fn to_json(&self) -> Value {
-        let Figures { bytes, bytes_flushed, cpu_s, new_us, query_ms } = self;
-        json!([bytes, bytes_flushed, cpu_s, new_us, query_ms])
+        let Figures { bytes, counted, bytes_flushed, cpu_s, samples_per_s, new_us, query_ms } =
+            self;
+        json!([bytes, counted, bytes_flushed, cpu_s, samples_per_s, new_us, query_ms])
     }
 
     fn of_json(text: &str) -> io::Result<Figures> {
-        let [bytes, bytes_flushed, cpu_s, new_us, query_ms] =
+        let [bytes, counted, bytes_flushed, cpu_s, samples_per_s, new_us, query_ms] =
             serde_json::from_str(text).map_err(io::Error::other)?;
-        Ok(Figures { bytes, bytes_flushed, cpu_s, new_us, query_ms })
+        Ok(Figures { bytes, counted, bytes_flushed, cpu_s, samples_per_s, new_us, query_ms })
     }
 }
 
@@ -186,27 +205,30 @@ fn by_library(kind: Kind, series_count: usize, rounds: usize) -> io::Result<Figu
     let cpu_defined = process_cpu_s();
     let new_us = (cpu_defined - cpu_start - own_s) / series_count as f64 * 1e6;
     let start = now_ms() - rounds as i64 * kind.round_ms();
-    let (mut sample_count, mut write_s) = (0usize, 0.0);
+    let (mut sample_count, mut write_s, mut wall_s) = (0usize, 0.0, 0.0);
     let before = thread_cpu_s();
     for round in 0..rounds {
         fleet.next_round(start + round as i64 * kind.round_ms(), |series, ts, value| {
             batch.push(refs[series], ts, value);
             sample_count += 1;
             if batch.len() == BATCH {
-                let start = thread_cpu_s();
+                let (start, start_wall) = (thread_cpu_s(), Instant::now());
                 write(&db, &mut batch);
                 write_s += thread_cpu_s() - start;
+                wall_s += start_wall.elapsed().as_secs_f64();
             }
         });
-        let start = thread_cpu_s();
+        let (start, start_wall) = (thread_cpu_s(), Instant::now());
         write(&db, &mut batch);
         write_s += thread_cpu_s() - start;
+        wall_s += start_wall.elapsed().as_secs_f64();
     }
     // Making the samples is not the library's.
     let own_s = thread_cpu_s() - before - write_s;
     db.settle(Lane::Head).map_err(io::Error::other)?;
     let cpu_s = (process_cpu_s() - cpu_defined - own_s) / sample_count as f64 * 1e6;
     let bytes = (resident_bytes().saturating_sub(idle)) as f64 / series_count as f64;
+    let counted = db.budget().usage().used_bytes as f64 / series_count as f64;
     let query_start = Instant::now();
     let time = QueryTime::Instant(start + (rounds as i64 + 1) * kind.round_ms());
     db.query_now("count(last_over_time(cpu_usage_of_kind_07_total[5m]))", time)
@@ -219,7 +241,8 @@ fn by_library(kind: Kind, series_count: usize, rounds: usize) -> io::Result<Figu
     std::thread::sleep(Duration::from_secs(1));
     let bytes_flushed = (resident_bytes().saturating_sub(idle)) as f64 / series_count as f64;
     db.close().map_err(io::Error::other)?;
-    Ok(Figures { bytes, bytes_flushed, cpu_s, new_us, query_ms })
+    let samples_per_s = sample_count as f64 / wall_s;
+    Ok(Figures { bytes, counted, bytes_flushed, cpu_s, samples_per_s, new_us, query_ms })
 }
 
 fn write(db: &Db, batch: &mut RowBatch) {
@@ -239,21 +262,34 @@ fn by_remote_write(row: &Row, shards: usize) -> io::Result<Figures> {
     let path = Program::Firn.write_path();
     let cpu_start = server.cpu_s();
     fleet.send_round(server.address, path, start, shards);
-    let cpu_first = server.cpu_s();
+    let (cpu_first, start_wall) = (server.cpu_s(), Instant::now());
     let mut sample_count = 0;
     for round in 1..row.rounds as i64 {
         sample_count += fleet.send_round(server.address, path, start + round * round_ms, shards);
     }
+    let samples_per_s = sample_count as f64 / start_wall.elapsed().as_secs_f64();
     // Work that was put off counts too.
     std::thread::sleep(Duration::from_secs(3));
     let bytes = server.memory().total().saturating_sub(idle) as f64 / row.series_count as f64;
     Ok(Figures {
         bytes,
+        counted: counted_bytes(&server) / row.series_count as f64,
         bytes_flushed: f64::NAN,
         cpu_s: (server.cpu_s() - cpu_first) / sample_count as f64 * 1e6,
+        samples_per_s,
         new_us: (cpu_first - cpu_start) / row.series_count as f64 * 1e6,
         query_ms: f64::NAN,
     })
+}
+
+/// What the server's memory budget has set aside, but for what it measured beside.
+fn counted_bytes(server: &Server) -> f64 {
+    let mut connection = Connection::open(server.address);
+    let metrics = String::from_utf8_lossy(connection.get("/metrics")).into_owned();
+    let lines = metrics.lines().filter(|line| {
+        line.starts_with("firn_memory_reserved_bytes{") && !line.contains("\"process\"")
+    });
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
 fn now_ms() -> i64 {

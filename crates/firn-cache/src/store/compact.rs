@@ -50,7 +50,8 @@ impl State {
         let (field, crowd) = crowds.max_by_key(newest)?;
         let chosen = choose(crowd, trigger);
         let bytes = 3 * chosen.len() as u64 * u64::from(slab_bytes);
-        let mut memory = self.memory.budget.empty(Pool::Jobs);
+        // Of the cache, not of jobs: for those others are asked to give back, which must not happen under this lock.
+        let mut memory = self.memory.budget.empty(Pool::Cache);
         // Without memory it waits: nothing is wrong with a crowd but its size.
         memory.grow(bytes).ok()?;
         let sources: Vec<(SlabId, Arc<FlashSlab>)> = chosen

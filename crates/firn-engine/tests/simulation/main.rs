@@ -10,6 +10,7 @@ mod histories;
 mod life;
 mod lost_index;
 mod planted;
+mod pressure;
 mod random_transactions;
 mod tiers;
 mod transactions;

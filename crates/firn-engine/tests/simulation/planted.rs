@@ -3,7 +3,7 @@
 use firn_engine::Planted;
 
 use crate::world::World;
-use crate::{life, tiers};
+use crate::{life, pressure, tiers};
 
 const SEEDS_MAX: u64 = 2_000;
 
@@ -26,9 +26,12 @@ fn found(seed: u64, mistake: Planted) -> Option<(u64, String)> {
     if matches!(mistake, Planted::FenceSkipped | Planted::ObjectsRemovedEarly) {
         return tiers::found(seed, mistake).map(|how| (seed, how));
     }
-    let mut world = World::new(seed, Some(mistake));
+    let is_of_memory = matches!(mistake, Planted::MemoryNotReserved | Planted::PressureDropsRows);
     // A mistake may also break an assertion inside a room: that is found as well.
-    let life = std::panic::AssertUnwindSafe(|| life::run(&mut world));
+    let life = std::panic::AssertUnwindSafe(|| match is_of_memory {
+        true => pressure::run(&mut World::short_of_memory(seed, Some(mistake))),
+        false => life::run(&mut World::new(seed, Some(mistake))),
+    });
     match std::panic::catch_unwind(life) {
         Ok(Ok(_)) => None,
         Ok(Err(failure)) => Some((seed, failure.to_string())),

@@ -9,7 +9,7 @@ use firn_engine::{
     Engine, EngineOptions, JobKind, Lane, Planted, RecoveryProgress, Snapshot, Step,
 };
 use firn_model::{
-    Change, ChangeKind, ChangeSink, CommitSeq, Error, ErrorKind, Grouping, Labels, Matcher,
+    Change, ChangeKind, ChangeSink, CommitSeq, Error, ErrorKind, Grouping, Labels, Matcher, Pool,
     QueryContext, RowBatch, STALE_NAN_BITS, Sample, Selection, SeriesRef, TimeRange, Timestamp,
 };
 use firn_sim::{Oracle, Rng, Seen, Sim};
@@ -29,6 +29,8 @@ impl fmt::Display for Failure {
 #[derive(Debug, Default)]
 pub(crate) struct Tally(BTreeMap<String, u64>);
 
+// What a short life may hold over its limit for a moment; see `check_memory`.
+const EXCHANGED_BYTES: u64 = 40 << 10;
 // Some of them are of series that have left.
 const KEPT_REFS_MAX: usize = 60;
 
@@ -45,6 +47,8 @@ pub(crate) struct World {
     pub(crate) planted: Option<Planted>,
     /// What held snapshots may keep in memory.
     pinned_bytes_max: u64,
+    /// The limit, where it is a tenth of what is wanted.
+    scarce_bytes: Option<u64>,
     engine: Option<Arc<Engine>>,
     pub(crate) oracle: Oracle,
     held: Vec<(Snapshot, Seen)>,
@@ -118,8 +122,14 @@ impl Tally {
         *self.0.entry(what.to_owned()).or_default() += 1;
     }
 
+    pub(crate) fn assert_happened(&self, wanted: &[&'static str]) {
+        for what in wanted {
+            assert!(self.0.get(*what).is_some_and(|&count| count > 0), "{what} never happened");
+        }
+    }
+
     pub(crate) fn assert_everything_happened(&self) {
-        for what in [
+        self.assert_happened(&[
             "write acknowledged",
             "write failed",
             "crash",
@@ -154,9 +164,7 @@ impl Tally {
             "written while series left",
             "refused because it had left",
             "series listed",
-        ] {
-            assert!(self.0.get(what).is_some_and(|&count| count > 0), "{what} never happened");
-        }
+        ]);
         for kind in JobKind::ALL.map(JobKind::name) {
             let happened = |outcome: &str| self.0.contains_key(&format!("{kind}{outcome}"));
             assert!(happened(""), "{kind} never happened");
@@ -176,6 +184,7 @@ impl World {
             planted,
             // So little now and then that old readers are told.
             pinned_bytes_max: if seed.is_multiple_of(4) { 8 << 10 } else { u64::MAX },
+            scarce_bytes: None,
             engine: None,
             oracle: Oracle::new(),
             held: Vec::new(),
@@ -187,6 +196,13 @@ impl World {
             kept: Arc::default(),
             amid: Arc::default(),
         }
+    }
+
+    /// As [`World::new`] with memory for a few batches, and nothing else that bounds the head.
+    pub(crate) fn short_of_memory(seed: u64, planted: Option<Planted>) -> World {
+        let mut world = World::new(seed, planted);
+        world.scarce_bytes = Some((112 + 16 * world.rng.below(6)) << 10);
+        world
     }
 
     pub(crate) fn trace_to_stdout(&mut self) {
@@ -210,6 +226,20 @@ impl World {
 
     /// A life keeps its options over its restarts.
     fn options(&mut self) -> EngineOptions {
+        let ample = self.ample_options();
+        match self.scarce_bytes {
+            None => ample,
+            Some(memory_bytes_max) => EngineOptions {
+                memory_bytes_max,
+                log_bytes_max: 1 << 20,
+                head_bytes_max: u64::MAX,
+                hot_bytes_max: u64::MAX,
+                ..ample
+            },
+        }
+    }
+
+    fn ample_options(&mut self) -> EngineOptions {
         const MINUTE_MS: i64 = 60_000;
         let ((fast_ms, slow_ms, old_ms), upload_age_ms_max) = match self.seed % 2 {
             0 => ((30 * MINUTE_MS, 120 * MINUTE_MS, 960 * MINUTE_MS), 240 * MINUTE_MS),
@@ -238,7 +268,9 @@ impl World {
                 slow_partition_ms: slow_ms,
                 old_partition_ms: old_ms,
                 upload_age_ms_max,
-                fast_bytes_max: (self.seed % 3 == 1).then_some(2 << 10),
+                // Where memory is short, that alone refuses writes.
+                fast_bytes_max: (self.seed % 3 == 1 && self.scarce_bytes.is_none())
+                    .then_some(2 << 10),
                 patches_max: 1 + (self.seed % 4) as usize / 2,
                 ..Default::default()
             },
@@ -420,8 +452,20 @@ impl World {
         let engine = self.engine();
         let labels = self.some_labels();
         let mut refs = Vec::new();
-        for resolved in engine.resolve(&labels) {
-            refs.push(resolved.map_err(|e| Failure(format!("resolve: {e:?}")))?);
+        for (labels, resolved) in labels.iter().zip(engine.resolve(&labels)) {
+            match resolved {
+                Ok(series) => refs.push(series),
+                Err(e) if self.is_short(&e) => {
+                    self.tally.count("series refused for memory");
+                    // A sender's series are known without asking the index.
+                    let kept = self.kept.lock();
+                    match kept.refs.iter().find(|(known, _)| known == labels) {
+                        Some((_, series)) => refs.push(*series),
+                        None => return Ok(()),
+                    }
+                }
+                Err(e) => return Err(Failure(format!("resolve: {e:?}"))),
+            }
         }
         {
             let mut kept = self.kept.lock();
@@ -459,6 +503,9 @@ impl World {
             }
             Err(e) => {
                 self.tally.count("write failed");
+                if self.is_short(&e) {
+                    self.tally.count("write refused for memory");
+                }
                 self.say(|| format!("write of {count} points failed: {e}"));
                 self.after_error(&e)
             }
@@ -610,6 +657,59 @@ impl World {
             ErrorKind::Unavailable | ErrorKind::Busy { .. } => Ok(()),
             _ => Err(Failure(format!("an error that nobody caused: {e:?}"))),
         }
+    }
+
+    fn is_short(&self, e: &Error) -> bool {
+        self.scarce_bytes.is_some() && matches!(e.kind(), ErrorKind::Busy { .. })
+    }
+
+    /// The process holds some memory that nobody reserved, as an allocator does.
+    pub(crate) fn hold_beside(&mut self) {
+        let Some(limit) = self.scarce_bytes else { return };
+        let budget = self.engine().budget().clone();
+        let usage = budget.usage();
+        let beside = usage.by_pool[Pool::Process as usize];
+        let more = self.rng.below(limit / 3);
+        budget.note_resident(usage.used_bytes - beside + more);
+        self.tally.count("process holds more");
+        self.say(|| format!("{more} bytes beside"));
+    }
+
+    /// What is counted stays under the limit, but for what is being exchanged, and nothing is held that is not counted.
+    pub(crate) fn check_memory(&self) -> Result<(), Failure> {
+        let Some(limit) = self.scarce_bytes else { return Ok(()) };
+        let stats = self.engine().stats();
+        let counted: u64 =
+            [Pool::Head, Pool::Hot].map(|p| stats.memory.by_pool[p as usize]).iter().sum();
+        let head = &stats.head;
+        let held = head.arena_bytes + head.segment_bytes + head.state_bytes + head.hot_bytes;
+        if held > counted {
+            return Err(Failure(format!("the head holds {held} bytes and counts {counted}")));
+        }
+        // Arenas that a seal opens in all four shards, on top of a budget that others had filled.
+        let beside = stats.memory.by_pool[Pool::Process as usize];
+        let most = limit.max(limit / 100 * Pool::Head.line_percent() + beside) + EXCHANGED_BYTES;
+        if stats.memory.used_bytes > most {
+            return Err(Failure(format!("{:?} over the limit of {limit}", stats.memory)));
+        }
+        Ok(())
+    }
+
+    /// Once nobody else wants memory: what is refused can be had again after a flush.
+    pub(crate) fn take_writes_again(&mut self) -> Result<(), Failure> {
+        self.held.clear();
+        for _ in 0..20 {
+            self.engine().budget().note_resident(0);
+            let before = self.tally.0.get("write acknowledged").copied();
+            self.write()?;
+            if self.tally.0.get("write acknowledged").copied() > before {
+                return Ok(());
+            }
+            for _ in 0..20 {
+                self.step(Lane::Head)?;
+            }
+        }
+        Err(Failure(format!("writes are refused for ever: {:?}", self.engine().stats().memory)))
     }
 
     pub(crate) fn advance(&mut self, duration: Duration) {

@@ -24,7 +24,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 // So much is reserved at once for a body whose length is not announced.
 const STEP_BYTES: usize = 64 << 10;
 
-/// Reads all of `body`.
+/// Reads all of `body`, whose memory is `pool`'s.
 ///
 /// # Errors
 /// `TooLarge` over `bytes_max`, before anything is read if the length is announced; `Busy` without
@@ -33,13 +33,13 @@ pub(crate) async fn read(
     headers: &HeaderMap,
     body: Body,
     bytes_max: usize,
-    budget: &Budget,
+    (budget, pool): (&Budget, Pool),
 ) -> Result<HeldBytes> {
     let announced = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
     if announced.is_some_and(|len: u64| len > bytes_max as u64) {
         return Err(too_large(bytes_max));
     }
-    let mut read = HeldBytes::empty(budget);
+    let mut read = HeldBytes::empty(budget, pool);
     read.held.grow(announced.unwrap_or(0))?;
     read.bytes.reserve_exact(announced.unwrap_or(0) as usize);
     let reading = async {
@@ -65,8 +65,8 @@ pub(crate) async fn read(
 
 impl HeldBytes {
     /// No bytes, no memory yet.
-    pub(crate) fn empty(budget: &Budget) -> HeldBytes {
-        HeldBytes { bytes: Vec::new(), held: budget.empty(Pool::Requests) }
+    fn empty(budget: &Budget, pool: Pool) -> HeldBytes {
+        HeldBytes { bytes: Vec::new(), held: budget.empty(pool) }
     }
 
     /// Adds `data` after reserving its memory.
@@ -91,7 +91,7 @@ impl HeldBytes {
     /// # Errors
     /// `Invalid`, `TooLarge` over `bytes_max`, `Busy` without memory.
     pub(crate) fn unpack_gzip(self, bytes_max: usize, budget: &Budget) -> Result<HeldBytes> {
-        let mut unpacked = HeldBytes::empty(budget);
+        let mut unpacked = HeldBytes::empty(budget, Pool::Requests);
         let mut reader = flate2::read::MultiGzDecoder::new(self.bytes.as_slice());
         let mut step = vec![0; STEP_BYTES];
         loop {
@@ -116,7 +116,7 @@ impl HeldBytes {
     /// # Errors
     /// As [`HeldBytes::unpack_gzip`].
     pub(crate) fn unpack_snappy(self, bytes_max: usize, budget: &Budget) -> Result<HeldBytes> {
-        let mut unpacked = HeldBytes::empty(budget);
+        let mut unpacked = HeldBytes::empty(budget, Pool::Requests);
         unpacked.held.grow(snappy::declared_bytes(&self.bytes, bytes_max)? as u64)?;
         let len = snappy::decompress(&self.bytes, bytes_max, &mut unpacked.bytes)?.len();
         unpacked.bytes.truncate(len);

@@ -75,7 +75,8 @@ async fn carried_out(
     let (body_bytes_max, request_bytes_max) =
         (app.config.body_bytes_max, app.config.request_bytes_max);
     let bytes_max = if packed == Packed::Plain { request_bytes_max } else { body_bytes_max };
-    let outcome = match body::read(&parts.headers, body, bytes_max, ready.db.budget()).await {
+    let memory = (ready.db.budget(), Pool::Requests);
+    let outcome = match body::read(&parts.headers, body, bytes_max, memory).await {
         Ok(held) => {
             app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
             let shared = Arc::clone(app);

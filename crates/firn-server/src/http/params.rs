@@ -36,10 +36,11 @@ impl Params {
         let media_type = content_type.and_then(|text| text.split(';').next()).unwrap_or_default();
         let is_form = media_type.trim().eq_ignore_ascii_case("application/x-www-form-urlencoded");
         if matches!(parts.method, Method::POST | Method::PUT) && is_form {
-            let form =
-                body::read(&parts.headers, body, FORM_BYTES_MAX, budget).await.map_err(bad_form)?;
+            let form = body::read(&parts.headers, body, FORM_BYTES_MAX, (budget, Pool::Query))
+                .await
+                .map_err(bad_form)?;
             // Two strings for each pair, of which the shortest has two bytes.
-            held = Some(budget.reserve(Pool::Requests, 32 * form.bytes.len() as u64)?);
+            held = Some(budget.reserve(Pool::Query, 32 * form.bytes.len() as u64)?);
             decode(&form.bytes, &mut pairs)?;
         }
         decode(parts.uri.query().unwrap_or_default().as_bytes(), &mut pairs)?;

@@ -51,7 +51,8 @@ async fn read(State(app): State<Shared>, request: Request<Body>) -> Response<Bod
         Err(response) => return response,
     };
     let (parts, body) = request.into_parts();
-    let body = match body::read(&parts.headers, body, BODY_BYTES_MAX, ready.db.budget()).await {
+    let memory = (ready.db.budget(), Pool::Query);
+    let body = match body::read(&parts.headers, body, BODY_BYTES_MAX, memory).await {
         Ok(body) => body,
         Err(error) => return refusal(&limit_named(error)),
     };
@@ -135,7 +136,7 @@ fn start(app: &App, body: &HeldBytes, context: QueryContext) -> Result<Started> 
 
 fn unpack(body: &[u8], context: &QueryContext) -> Result<ReadRequest> {
     let unpacked_bytes = snappy::declared_bytes(body, BODY_BYTES_MAX).map_err(limit_named)?;
-    let _held = context.budget.reserve(Pool::Requests, unpacked_bytes as u64)?;
+    let _held = context.budget.reserve(Pool::Query, unpacked_bytes as u64)?;
     let mut unpacked = Vec::new();
     remote_read::decode(snappy::decompress(body, BODY_BYTES_MAX, &mut unpacked)?)
 }

@@ -13,6 +13,8 @@ use tokio::task::JoinSet;
 
 // Longer than clients keep idle connections (Go: 90 s), so that they close them and not we.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(120);
+// Of each connection; a header must fit. The default, 400 KiB, is what most of an idle sender's memory would be.
+const BUFFER_BYTES_MAX: usize = 128 << 10;
 // What is still running after this long at a stop is cut off.
 const GRACE: Duration = Duration::from_secs(30);
 // Out of file descriptors: others must go first.
@@ -75,6 +77,7 @@ async fn connection(
     let _ = stream.set_nodelay(true);
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+    builder.max_buf_size(BUFFER_BYTES_MAX);
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
     // An error here is a client that went away or spoke no HTTP: nothing to do about it.
     tokio::select! {

@@ -9,7 +9,7 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
 use axum::http::request::Parts;
 use axum::http::{Request, Response, StatusCode};
 use axum::routing::post;
-use firn_model::{Error, Result};
+use firn_model::{Error, Pool, Result};
 
 use crate::app::App;
 use crate::http::answer::{text, write_error};
@@ -41,7 +41,8 @@ pub(crate) async fn remote_write(
         return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why + "\n");
     }
     let config = &app.config;
-    let read = body::read(&parts.headers, body, config.body_bytes_max, ready.db.budget()).await;
+    let memory = (ready.db.budget(), Pool::Requests);
+    let read = body::read(&parts.headers, body, config.body_bytes_max, memory).await;
     let outcome = match read {
         Ok(held) => {
             app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
@@ -81,7 +82,8 @@ pub(crate) async fn import_exposition(
     };
     let limits = (app.config.body_bytes_max, app.config.request_bytes_max);
     let body_bytes_max = if packed { limits.0 } else { limits.1 };
-    let outcome = match body::read(&parts.headers, body, body_bytes_max, ready.db.budget()).await {
+    let memory = (ready.db.budget(), Pool::Requests);
+    let outcome = match body::read(&parts.headers, body, body_bytes_max, memory).await {
         Ok(held) => {
             app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
             let shared = Arc::clone(&app);

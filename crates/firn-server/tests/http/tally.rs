@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use firn_model::LabelLimits;
-use firn_server::ingest::{Ingest, IngestLimits};
+use firn_server::ingest::{Ingest, IngestLimits, Scratch};
 use firn_server::metadata::MetadataStore;
 use firn_server::tally::Reason;
 use firndb::{Db, Options};
@@ -240,7 +240,7 @@ fn samples_of_a_failed_write_are_counted() {
         .series(series(&[("no_name", "m")]).sample(T, 1.0));
     let block = snap::raw::Encoder::new().compress_vec(&request.0).expect("fits");
     let write = || {
-        let mut scratch = ingest.scratch();
+        let mut scratch = Scratch::default();
         ingest.remote_write(&block, &mut scratch, &MetadataStore::default()).expect("well formed")
     };
     assert_eq!((write().tally.stored, write().tally.rejected(Reason::InvalidLabels)), (2, 1));

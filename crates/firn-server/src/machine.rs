@@ -1,0 +1,126 @@
+//! What the machine gives and what this process takes of it: control groups and `/proc`.
+
+use std::fs;
+
+/// A machine that does not tell is taken for a small one.
+const UNKNOWN_BYTES: u64 = 2 << 30;
+// What cgroup v1 says when there is no limit is near this: the largest multiple of a page.
+const NO_LIMIT_BYTES: u64 = 1 << 62;
+
+/// Memory that this process may use, bytes: what the machine has, or the smallest limit of the control groups that it
+/// is in.
+pub(crate) fn memory_bytes() -> u64 {
+    memory_bytes_of(&|path| fs::read_to_string(path).ok())
+}
+
+/// Anonymous memory of this process that is resident, bytes. Pages of files are not in it: the kernel takes those
+/// back by itself.
+pub(crate) fn anonymous_bytes() -> Option<u64> {
+    let statm = fs::read_to_string("/proc/self/statm").ok()?;
+    let mut pages = statm.split_ascii_whitespace().skip(1).map(str::parse::<u64>);
+    let (resident, of_files) = (pages.next()?.ok()?, pages.next()?.ok()?);
+    Some(resident.saturating_sub(of_files) * rustix::param::page_size() as u64)
+}
+
+fn memory_bytes_of(read: &dyn Fn(&str) -> Option<String>) -> u64 {
+    let machine = read("/proc/meminfo").and_then(|text| {
+        let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+        kib.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1_024)
+    });
+    let groups = read("/proc/self/cgroup").unwrap_or_default();
+    let limits = groups.lines().flat_map(|line| limits_of(line, read));
+    machine.into_iter().chain(limits).min().unwrap_or(UNKNOWN_BYTES)
+}
+
+/// The limits of one line of `/proc/self/cgroup`, `number:controllers:path`: of that group and of all above it.
+///
+/// In a container the path is mostly `/`, or one of the machine outside that cannot be seen in here; the files of
+/// this container's own group then stand at the top of the mount, which is the last that is looked at.
+fn limits_of<'a>(
+    line: &'a str,
+    read: &'a dyn Fn(&str) -> Option<String>,
+) -> impl Iterator<Item = u64> + 'a {
+    let mut fields = line.splitn(3, ':').skip(1);
+    let (controllers, path) = (fields.next().unwrap_or(""), fields.next().unwrap_or("/"));
+    // Version 2 has one hierarchy, without controllers; `memory.high` slows a process down until it hardly moves.
+    let (mount, files): (&str, &[&str]) = if controllers.is_empty() {
+        ("/sys/fs/cgroup", &["memory.max", "memory.high"])
+    } else if controllers.split(',').any(|controller| controller == "memory") {
+        ("/sys/fs/cgroup/memory", &["memory.limit_in_bytes"])
+    } else {
+        ("", &[])
+    };
+    let parents = std::iter::successors(Some(path.trim_end_matches('/')), |path| {
+        path.rsplit_once('/').map(|(parent, _)| parent)
+    });
+    let paths = parents
+        .flat_map(move |group| files.iter().map(move |file| format!("{mount}{group}/{file}")));
+    // `max` is no number.
+    paths
+        .filter_map(|path| read(&path)?.trim().parse().ok())
+        .filter(|&bytes| bytes < NO_LIMIT_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(files: &[(&str, &str)], wanted: u64) {
+        let read = |path: &str| {
+            files.iter().find(|(name, _)| *name == path).map(|(_, text)| (*text).to_owned())
+        };
+        assert_eq!(memory_bytes_of(&read), wanted, "{files:?}");
+    }
+
+    #[test]
+    fn the_smallest_limit_counts() {
+        let machine = ("/proc/meminfo", "MemTotal:       16384 kB\nMemFree: 1 kB\n");
+        check(&[], UNKNOWN_BYTES);
+        check(&[machine], 16 << 20);
+        // Version 2, a service in a slice: the slice's limit is the smaller one.
+        let own = ("/proc/self/cgroup", "0::/system.slice/firn.service\n");
+        let own_max = ("/sys/fs/cgroup/system.slice/firn.service/memory.max", "8388608\n");
+        check(&[machine, own, own_max], 8 << 20);
+        check(
+            &[machine, own, own_max, ("/sys/fs/cgroup/system.slice/memory.max", "4194304\n")],
+            4 << 20,
+        );
+        check(
+            &[machine, own, ("/sys/fs/cgroup/system.slice/firn.service/memory.max", "max\n")],
+            16 << 20,
+        );
+        check(
+            &[
+                machine,
+                own,
+                own_max,
+                ("/sys/fs/cgroup/system.slice/firn.service/memory.high", "2097152\n"),
+            ],
+            2 << 20,
+        );
+        // A container sees itself at the top, whatever its path is called outside.
+        let container = ("/proc/self/cgroup", "0::/../../kubepods/pod-1\n");
+        check(&[machine, container, ("/sys/fs/cgroup/memory.max", "1048576\n")], 1 << 20);
+        check(
+            &[machine, ("/proc/self/cgroup", "0::/\n"), ("/sys/fs/cgroup/memory.max", "1048576\n")],
+            1 << 20,
+        );
+        // Version 1.
+        let first = ("/proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/docker/1\n0::/\n");
+        let limit = ("/sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes", "3145728\n");
+        check(&[machine, first, limit], 3 << 20);
+        let none = ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+        check(&[machine, first, none], 16 << 20);
+        // A group may be allowed more than there is.
+        check(&[machine, own, ("/sys/fs/cgroup/memory.max", "1099511627776\n")], 16 << 20);
+    }
+
+    #[test]
+    fn a_process_knows_what_it_holds() {
+        let before = anonymous_bytes().expect("/proc is there");
+        let held = std::hint::black_box(vec![1u8; 64 << 20]);
+        let after = anonymous_bytes().expect("/proc is there");
+        assert!(after >= before + (48 << 20), "{before} and {after}");
+        drop(held);
+    }
+}
