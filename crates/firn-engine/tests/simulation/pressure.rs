@@ -33,7 +33,7 @@ fn invariant_8_short_of_memory_writes_are_refused_and_nothing_is_lost() {
             "series refused for memory",
             "Flush",
             "Convert",
-            "Tree",
+            "compact",
             "crash",
             "held snapshot read",
             "process holds more",
