@@ -240,7 +240,7 @@ fn a_series_without_samples_is_listed_no_more() {
     let sim = Sim::new(7);
     let engine = open(&sim);
     // Far enough apart to be told apart by directories.
-    let late = 1_000_000;
+    let late = 48 * 3_600_000;
     write(&engine, [1_000, late], 1.0);
     let listed = |engine: &Engine, range: (i64, i64)| {
         let range = TimeRange::new(range.0, range.1);
