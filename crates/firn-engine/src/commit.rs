@@ -2,7 +2,7 @@
 //!
 //! A transaction is one entry of the log, in the first stream, with all that it deletes and its rows of all
 //! shards: a crash leaves all of it or nothing, however many shards and streams it touches
-//! (docs/decisions/0008). Its place among the plain rows of a shard is its [`CommitSeq`], which is drawn while all
+//! (docs/decisions/0011). Its place among the plain rows of a shard is its [`CommitSeq`], which is drawn while all
 //! the shards that it writes to are held: a row with a smaller number stands before it in the shard's stream. Its rows
 //! are whole, so nothing else of the log is needed to read them, and lie in arenas of their own, so
 //! that plain rows that come after it wait for nothing.

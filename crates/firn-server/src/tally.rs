@@ -17,6 +17,8 @@ pub enum Protocol {
     SelfScrape,
     /// The API of groups.
     Groups,
+    /// Transactions: inserts and updates.
+    Transactions,
 }
 
 /// Why samples were not written.
@@ -70,8 +72,13 @@ struct Totals {
 
 impl Protocol {
     /// Every protocol.
-    pub const ALL: [Protocol; 4] =
-        [Protocol::RemoteWrite, Protocol::Import, Protocol::SelfScrape, Protocol::Groups];
+    pub const ALL: [Protocol; 5] = [
+        Protocol::RemoteWrite,
+        Protocol::Import,
+        Protocol::SelfScrape,
+        Protocol::Groups,
+        Protocol::Transactions,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -79,6 +86,7 @@ impl Protocol {
             Protocol::Import => "import",
             Protocol::SelfScrape => "self_scrape",
             Protocol::Groups => "groups",
+            Protocol::Transactions => "transactions",
         }
     }
 }
@@ -143,6 +151,11 @@ impl Reason {
 }
 
 impl Tally {
+    /// Of a request whose samples are all durable.
+    pub(crate) fn of_stored(sample_count: u64) -> Tally {
+        Tally { received: sample_count, stored: sample_count, ..Tally::default() }
+    }
+
     /// Of a request with so many samples, which have no fate yet.
     pub fn of(received: u64) -> Tally {
         Tally { received, ..Tally::default() }

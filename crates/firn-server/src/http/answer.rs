@@ -201,10 +201,12 @@ pub(crate) fn write_error(error: &Error) -> Response<Body> {
     told_when(error, text(write_status(error), format!("{error}\n")))
 }
 
-/// The same in the shape of the API, for endpoints that answer JSON. What does not exist is 404 here.
+/// The same in the shape of the API, for endpoints that answer JSON. What does not exist is 404 here,
+/// a transaction that another one came before 409.
 pub(crate) fn write_error_json(error: &Error) -> Response<Body> {
     let (status, name) = match write_status(error) {
         _ if *error.kind() == ErrorKind::NotFound => (StatusCode::NOT_FOUND, "not_found"),
+        _ if *error.kind() == ErrorKind::Conflict => (StatusCode::CONFLICT, "conflict"),
         status if status == StatusCode::INTERNAL_SERVER_ERROR => (status, "internal"),
         status if status.is_server_error() => (status, "unavailable"),
         status if status == StatusCode::TOO_MANY_REQUESTS => (status, "unavailable"),

@@ -17,6 +17,7 @@ mod series;
 pub(crate) mod serve;
 mod status;
 mod targets;
+mod transaction;
 mod tsdb;
 mod write;
 
@@ -59,6 +60,7 @@ pub(crate) fn router(app: Shared) -> Router {
         .merge(series::routes())
         .merge(status::routes())
         .merge(targets::routes())
+        .merge(transaction::routes())
         .merge(tsdb::routes())
         .merge(write::routes())
         .fallback(async || text(StatusCode::NOT_FOUND, "404 page not found\n"))

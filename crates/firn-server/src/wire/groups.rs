@@ -7,6 +7,8 @@
 mod json;
 mod proto;
 
+pub(in crate::wire) use json::{once, unknown, value};
+
 use std::fmt;
 
 use firn_model::{

@@ -13,6 +13,7 @@ pub mod query_stats;
 pub mod remote_read;
 pub mod remote_write;
 pub mod snappy;
+pub(crate) mod transaction;
 pub mod tree;
 pub mod xor_chunk;
 

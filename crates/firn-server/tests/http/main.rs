@@ -16,6 +16,7 @@ mod status;
 mod surroundings;
 mod tally;
 mod targets;
+mod transactions;
 mod write_request;
 mod xor_decoder;
 

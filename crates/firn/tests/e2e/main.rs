@@ -20,3 +20,4 @@ mod replay;
 mod scrapes;
 mod strace;
 mod tiers;
+mod transactions;

@@ -156,7 +156,7 @@ fn row(reader: &mut JsonReader<'_>, request: &mut GroupsRequest) -> Read<()> {
 }
 
 /// A number, a text that says one as Prometheus does, or null.
-fn value(reader: &mut JsonReader<'_>) -> Read<Option<f64>> {
+pub(in crate::wire) fn value(reader: &mut JsonReader<'_>) -> Read<Option<f64>> {
     if reader.null() {
         return Ok(None);
     }
@@ -185,11 +185,11 @@ fn value(reader: &mut JsonReader<'_>) -> Read<Option<f64>> {
     }
 }
 
-fn once(reader: &JsonReader<'_>, is_first: bool, key: &str) -> Read<()> {
+pub(in crate::wire) fn once(reader: &JsonReader<'_>, is_first: bool, key: &str) -> Read<()> {
     if is_first { Ok(()) } else { Err(reader.fault(format!("{key} is given twice"))) }
 }
 
-fn unknown(reader: &JsonReader<'_>) -> crate::wire::json_reader::JsonFault {
+pub(in crate::wire) fn unknown(reader: &JsonReader<'_>) -> crate::wire::json_reader::JsonFault {
     reader.fault("no such field")
 }
 

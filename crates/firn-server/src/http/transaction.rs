@@ -1,0 +1,220 @@
+//! `POST /api/v1/transaction` (docs/transactions.md): reads, inserts, updates and deletes that happen at once, or
+//! not at all.
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header::CONTENT_ENCODING;
+use axum::http::{Request, Response, StatusCode};
+use axum::routing::post;
+use firn_model::{
+    Error, ErrorKind, LabelLimits, Labels, Matcher, Pool, Reservation, Result, SeriesRef, TimeRange,
+};
+use firndb::{CommitReport, Db, SeriesSamples, Transaction};
+
+use crate::http::answer::{JSON, Packing, Payload, text, write_error_json};
+use crate::http::write::header;
+use crate::http::{Shared, body, ready};
+use crate::tally::{Protocol, Tally};
+use crate::wire::transaction::{Given, Operation, Point, decode, digest, encode};
+
+/// The route of this file.
+pub(crate) fn routes() -> Router<Shared> {
+    Router::new().route("/api/v1/transaction", post(transact))
+}
+
+// The client need not know that another transaction came between, if what it depends on is in the request.
+const TRIES_MAX: u32 = 10;
+// Operations in memory, for each byte of the body.
+const DECODED_BYTES_PER_BYTE: u64 = 4;
+// Of an answer: a time, a value, brackets.
+const SAMPLE_TEXT_BYTES: u64 = 48;
+
+/// What a request may do.
+struct Limits {
+    labels: LabelLimits,
+    may_delete: bool,
+}
+
+/// What is answered.
+struct Done {
+    body: Vec<u8>,
+    held: Reservation,
+    report: CommitReport,
+}
+
+/// How one try ended.
+enum Tried {
+    Committed(CommitReport, Vec<Given>),
+    /// What the client read before is not there any more: trying again does not help.
+    Changed(Error),
+}
+
+/// `POST /api/v1/transaction`.
+async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let ready = match ready(&app) {
+        Ok(ready) => ready,
+        Err(response) => return response,
+    };
+    let (parts, body) = request.into_parts();
+    let encoding = header(&parts.headers, CONTENT_ENCODING);
+    if !encoding.is_empty() && encoding != "identity" {
+        let why = format!("Content-Encoding {encoding:?} is not supported, send plain JSON\n");
+        return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why);
+    }
+    let limits = Limits { labels: app.config.labels, may_delete: app.config.admin_api };
+    let bytes_max = app.config.request_bytes_max;
+    let memory = (ready.db.budget(), Pool::Requests);
+    let done = match body::read(&parts.headers, body, bytes_max, memory).await {
+        Ok(held) => {
+            app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
+            app.telemetry.written.bytes_unpacked.add(held.bytes.len() as u64);
+            let db = std::sync::Arc::clone(&ready.db);
+            let done = ready.write(move |_, _| carry_out(&db, &limits, &held.bytes));
+            done.await.and_then(|done| done)
+        }
+        Err(error) => Err(error),
+    };
+    match done {
+        Ok(Done { body, held, report }) => {
+            let tally = Tally::of_stored(report.written_samples);
+            app.telemetry.tallies.add(Protocol::Transactions, &tally);
+            Payload::new(body, Packing::Plain, Some(held)).answer(StatusCode::OK, JSON)
+        }
+        Err(error) => {
+            app.telemetry.tallies.refuse(Protocol::Transactions);
+            let response = write_error_json(&error);
+            if response.status().is_server_error() {
+                tracing::error!(%error, "a transaction failed");
+            }
+            response
+        }
+    }
+}
+
+fn carry_out(db: &Db, limits: &Limits, body: &[u8]) -> Result<Done> {
+    let mut held =
+        db.budget().reserve(Pool::Requests, DECODED_BYTES_PER_BYTE * body.len() as u64)?;
+    let operations = decode(body, &limits.labels)?;
+    let is_delete =
+        |one: &Operation| matches!(one, Operation::Delete { .. } | Operation::DeleteRange { .. });
+    if let Some(idx) = operations.iter().position(is_delete)
+        && !limits.may_delete
+    {
+        return Err(Error::invalid(format!(
+            "operation {idx}: deletes need a server that runs with --enable-admin-api"
+        )));
+    }
+    let refs = references(db, &operations)?;
+    let mut tries = 1;
+    let (report, given) = loop {
+        match try_once(db, &operations, &refs) {
+            Ok(Tried::Committed(report, given)) => break (report, given),
+            Ok(Tried::Changed(error)) => return Err(error),
+            Err(e) if *e.kind() == ErrorKind::Conflict && tries < TRIES_MAX => tries += 1,
+            Err(e) => return Err(e),
+        }
+    };
+    held.grow(given.iter().map(text_bytes).sum())?;
+    let body = encode(report.seq.map(|seq| seq.0), &given);
+    Ok(Done { body, held, report })
+}
+
+/// The series of each operation; those of inserts are defined if they are new.
+fn references(db: &Db, operations: &[Operation]) -> Result<Vec<Option<SeriesRef>>> {
+    let reference = |(idx, operation): (usize, &Operation)| {
+        let found = match operation {
+            Operation::Insert { point, .. } => {
+                db.resolve(std::slice::from_ref(&point.labels)).remove(0).map(Some)
+            }
+            Operation::Update { point, .. } | Operation::Delete { point } => {
+                db.find(std::slice::from_ref(&point.labels)).map(|mut found| found.remove(0))
+            }
+            _ => Ok(None),
+        };
+        found.map_err(|e| e.context(format!("operation {idx}")))
+    };
+    operations.iter().enumerate().map(reference).collect()
+}
+
+fn try_once(db: &Db, operations: &[Operation], refs: &[Option<SeriesRef>]) -> Result<Tried> {
+    let mut transaction = db.begin()?;
+    let mut given = Vec::with_capacity(operations.len());
+    for (idx, (operation, series)) in operations.iter().zip(refs).enumerate() {
+        let done = operate(&mut transaction, operation, *series);
+        let done = done.map_err(|e| e.context(format!("operation {idx}")))?;
+        if let (Operation::Read { digest: Some(wanted), .. }, Given::Samples(series)) =
+            (operation, &done)
+            && *wanted != digest(series)
+        {
+            return Ok(Tried::Changed(Error::new(
+                ErrorKind::Conflict,
+                format!(
+                    "operation {idx}: what it reads has changed since: read it again and retry"
+                ),
+            )));
+        }
+        given.push(done);
+    }
+    Ok(Tried::Committed(transaction.commit()?, given))
+}
+
+fn operate(
+    transaction: &mut Transaction<'_>,
+    operation: &Operation,
+    series: Option<SeriesRef>,
+) -> Result<Given> {
+    match operation {
+        Operation::Read { what, .. } => {
+            let mut found = transaction.read(&what.matchers, what.range)?;
+            found.sort_by(|a, b| a.labels.cmp(&b.labels));
+            Ok(Given::Samples(found))
+        }
+        Operation::Insert { point, value } => {
+            let series = series.ok_or_else(|| not_there(&point.labels))?;
+            transaction.insert(series, point.ts, *value)?;
+            Ok(Given::SampleCount(1))
+        }
+        Operation::Update { point, change } => {
+            let series = series.ok_or_else(|| not_there(&point.labels))?;
+            let old = transaction.read_point(series, point.ts)?;
+            transaction.update(series, point.ts, change.of(old.unwrap_or_default()))?;
+            Ok(Given::SampleCount(1))
+        }
+        Operation::UpdateRange { what, change } => {
+            let changed =
+                transaction.update_range(&what.matchers, what.range, |_, one| change.of(one.value));
+            changed.map(Given::SampleCount)
+        }
+        Operation::Delete { point } => match series {
+            Some(series) => {
+                Ok(Given::SampleCount(u64::from(transaction.delete(series, point.ts)?)))
+            }
+            None => delete_unknown(transaction, point),
+        },
+        Operation::DeleteRange { what } => {
+            transaction.delete_range(&what.matchers, what.range).map(Given::SeriesCount)
+        }
+    }
+}
+
+/// Nothing was there: so it must still be when the transaction commits.
+fn delete_unknown(transaction: &mut Transaction<'_>, point: &Point) -> Result<Given> {
+    let exactly = |(name, value): (&str, &str)| Matcher::equal(name, value);
+    let matchers: Vec<Matcher> = point.labels.iter().map(exactly).collect();
+    transaction.read(&matchers, TimeRange::at(point.ts))?;
+    Ok(Given::SampleCount(0))
+}
+
+fn not_there(labels: &Labels) -> Error {
+    Error::not_found(format!("{labels} does not exist; insert a sample of it"))
+}
+
+/// About what its text takes.
+fn text_bytes(given: &Given) -> u64 {
+    let Given::Samples(series) = given else { return SAMPLE_TEXT_BYTES };
+    let of_one = |one: &SeriesSamples| {
+        2 * one.labels.as_encoded().len() as u64 + SAMPLE_TEXT_BYTES * one.samples.len() as u64
+    };
+    series.iter().map(of_one).sum()
+}

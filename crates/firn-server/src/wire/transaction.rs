@@ -1,0 +1,326 @@
+//! A transaction on the wire (docs/transactions.md): its operations, in JSON, and what each of them gave.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use firn_model::{
+    LabelLimits, Labels, LabelsBuilder, METRIC_NAME, Matcher, Result, Sample, TimeRange, Timestamp,
+};
+use firndb::SeriesSamples;
+
+use crate::wire::groups::{once, unknown, value};
+use crate::wire::json::{push_array, push_labels, push_string};
+use crate::wire::json_reader::{JsonReader, Read, read_json};
+use crate::wire::number::{push_float, push_i64, push_u64};
+
+/// Operations of one request.
+const OPERATION_COUNT_MAX: usize = 10_000;
+
+/// What an operation does.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Operation {
+    /// Gives samples; with a digest, only if they are what they were when it was given.
+    Read { what: Selection, digest: Option<String> },
+    /// Writes a sample, whether there is one or not.
+    Insert { point: Point, value: f64 },
+    /// Gives a sample that must be there another value.
+    Update { point: Point, change: Linear },
+    /// The same for all that are selected.
+    UpdateRange { what: Selection, change: Linear },
+    /// Deletes a sample if it is there.
+    Delete { point: Point },
+    /// Deletes all that are selected.
+    DeleteRange { what: Selection },
+}
+
+/// Some series' samples in a range of time.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Selection {
+    pub(crate) matchers: Vec<Matcher>,
+    pub(crate) range: TimeRange,
+}
+
+/// One sample's place.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Point {
+    pub(crate) labels: Labels,
+    pub(crate) ts: Timestamp,
+}
+
+/// `old * multiply + add`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Linear {
+    multiply: f64,
+    add: f64,
+    /// In place of that.
+    value: Option<f64>,
+}
+
+/// What one operation gave.
+#[derive(Debug)]
+pub(crate) enum Given {
+    /// Series rising by labels.
+    Samples(Vec<SeriesSamples>),
+    /// Samples written or deleted.
+    SampleCount(u64),
+    /// Series with something deleted.
+    SeriesCount(u64),
+}
+
+impl Linear {
+    /// The new value of a sample.
+    pub(crate) fn of(self, old: f64) -> f64 {
+        self.value.unwrap_or(old * self.multiply + self.add)
+    }
+}
+
+/// The fields of an operation as they were given.
+#[derive(Default)]
+struct Fields {
+    op: Option<String>,
+    series: Option<Labels>,
+    matchers: Option<Vec<Matcher>>,
+    timestamp: Option<Timestamp>,
+    start: Option<Timestamp>,
+    end: Option<Timestamp>,
+    value: Option<f64>,
+    multiply: Option<f64>,
+    add: Option<f64>,
+    digest: Option<String>,
+}
+
+/// Reads a body.
+///
+/// # Errors
+/// `Invalid` with the byte and the way to it.
+pub(crate) fn decode(body: &[u8], limits: &LabelLimits) -> Result<Vec<Operation>> {
+    let mut operations = Vec::new();
+    read_json(body, |reader| {
+        let mut has_operations = false;
+        reader.object(|reader, key| match key {
+            "operations" => {
+                once(reader, !has_operations, key)?;
+                has_operations = true;
+                reader.array(|reader, idx| {
+                    if idx >= OPERATION_COUNT_MAX {
+                        let what = format!("over {OPERATION_COUNT_MAX} operations: send fewer");
+                        return Err(reader.fault(what));
+                    }
+                    operations.push(operation(reader, limits)?);
+                    Ok(())
+                })
+            }
+            _ => Err(unknown(reader)),
+        })?;
+        if has_operations { Ok(()) } else { Err(reader.fault("operations is missing")) }
+    })?;
+    Ok(operations)
+}
+
+fn operation(reader: &mut JsonReader<'_>, limits: &LabelLimits) -> Read<Operation> {
+    let start = reader.at();
+    let mut fields = Fields::default();
+    reader.object(|reader, key| field(reader, key, &mut fields, limits))?;
+    fields.into_operation().map_err(|what| reader.fault_at(start, what))
+}
+
+fn field(
+    reader: &mut JsonReader<'_>,
+    key: &str,
+    fields: &mut Fields,
+    limits: &LabelLimits,
+) -> Read<()> {
+    fn set<T>(
+        reader: &mut JsonReader<'_>,
+        key: &str,
+        field: &mut Option<T>,
+        read: impl FnOnce(&mut JsonReader<'_>) -> Read<T>,
+    ) -> Read<()> {
+        once(reader, field.is_none(), key)?;
+        *field = Some(read(reader)?);
+        Ok(())
+    }
+    fn ms(reader: &mut JsonReader<'_>) -> Read<Timestamp> {
+        reader.integer("a time in milliseconds")
+    }
+    fn number(reader: &mut JsonReader<'_>) -> Read<f64> {
+        let at = reader.at();
+        value(reader)?.ok_or_else(|| reader.fault_at(at, "a value is missing"))
+    }
+    fn text(reader: &mut JsonReader<'_>) -> Read<String> {
+        reader.string().map(|text| text.into_owned())
+    }
+    match key {
+        "op" => set(reader, key, &mut fields.op, text),
+        "series" => set(reader, key, &mut fields.series, |reader| labels(reader, limits)),
+        "match" => set(reader, key, &mut fields.matchers, selector),
+        "timestamp" => set(reader, key, &mut fields.timestamp, ms),
+        "start" => set(reader, key, &mut fields.start, ms),
+        "end" => set(reader, key, &mut fields.end, ms),
+        "value" => set(reader, key, &mut fields.value, number),
+        "multiply" => set(reader, key, &mut fields.multiply, number),
+        "add" => set(reader, key, &mut fields.add, number),
+        "digest" => set(reader, key, &mut fields.digest, text),
+        _ => Err(unknown(reader)),
+    }
+}
+
+fn labels(reader: &mut JsonReader<'_>, limits: &LabelLimits) -> Read<Labels> {
+    let start = reader.at();
+    let mut builder = LabelsBuilder::default();
+    reader.object(|reader, name| {
+        builder.push(name, &reader.string()?);
+        Ok(())
+    })?;
+    let labels = builder.build(limits).map_err(|e| reader.refuse_at(start, e))?;
+    match labels.get(METRIC_NAME) {
+        Some(_) => Ok(labels),
+        None => Err(reader.fault_at(start, "a series needs a metric name: __name__")),
+    }
+}
+
+fn selector(reader: &mut JsonReader<'_>) -> Read<Vec<Matcher>> {
+    let start = reader.at();
+    let text = reader.string()?;
+    let matchers =
+        firn_promql::parse_selector(&text).map_err(|e| reader.fault_at(start, e.to_string()))?;
+    if matchers.iter().all(Matcher::matches_absent) {
+        return Err(reader.fault_at(start, "match must contain at least one non-empty matcher"));
+    }
+    Ok(matchers)
+}
+
+impl Fields {
+    fn into_operation(mut self) -> Result<Operation, String> {
+        let op = self.op.take().ok_or("op is missing")?;
+        let operation = match op.as_str() {
+            "read" => {
+                let digest = self.digest.take();
+                Operation::Read { what: self.selection(&op)?, digest }
+            }
+            "insert" => {
+                let value = self.value.take().ok_or("insert needs value")?;
+                Operation::Insert { point: self.point(&op)?, value }
+            }
+            "update" => {
+                let change = self.linear()?;
+                if self.series.is_some() {
+                    Operation::Update { point: self.point(&op)?, change }
+                } else {
+                    Operation::UpdateRange { what: self.selection(&op)?, change }
+                }
+            }
+            "delete" if self.series.is_some() => Operation::Delete { point: self.point(&op)? },
+            "delete" => Operation::DeleteRange { what: self.selection(&op)? },
+            other => {
+                return Err(format!("op {other:?} is none of read, insert, update and delete"));
+            }
+        };
+        match self.left() {
+            None => Ok(operation),
+            Some(name) => Err(format!("{op} of this form takes no {name}")),
+        }
+    }
+
+    fn point(&mut self, op: &str) -> Result<Point, String> {
+        let labels = self.series.take().ok_or_else(|| format!("{op} needs series"))?;
+        let ts = self.timestamp.take();
+        let ts = ts.ok_or_else(|| format!("{op} of a series needs timestamp"))?;
+        Ok(Point { labels, ts })
+    }
+
+    fn selection(&mut self, op: &str) -> Result<Selection, String> {
+        let matchers = self.matchers.take();
+        let matchers = matchers.ok_or_else(|| match op {
+            "read" => "read needs match".to_owned(),
+            _ => format!("{op} needs series and timestamp, or match"),
+        })?;
+        let start = self.start.take().unwrap_or(Timestamp::MIN);
+        let end = self.end.take().unwrap_or(Timestamp::MAX);
+        if start > end {
+            return Err(format!("the end {end} lies before the start {start}"));
+        }
+        Ok(Selection { matchers, range: TimeRange::new(start, end) })
+    }
+
+    fn linear(&mut self) -> Result<Linear, String> {
+        let (value, multiply, add) = (self.value.take(), self.multiply.take(), self.add.take());
+        let is_linear = multiply.is_some() || add.is_some();
+        if value.is_some() == is_linear {
+            return Err("update needs either value, or multiply, add or both".to_owned());
+        }
+        Ok(Linear { multiply: multiply.unwrap_or(1.0), add: add.unwrap_or(0.0), value })
+    }
+
+    /// A field that nobody took.
+    fn left(&self) -> Option<&'static str> {
+        let given = [
+            ("series", self.series.is_some()),
+            ("match", self.matchers.is_some()),
+            ("timestamp", self.timestamp.is_some()),
+            ("start", self.start.is_some()),
+            ("end", self.end.is_some()),
+            ("value", self.value.is_some()),
+            ("multiply", self.multiply.is_some()),
+            ("add", self.add.is_some()),
+            ("digest", self.digest.is_some()),
+        ];
+        given.into_iter().find(|field| field.1).map(|field| field.0)
+    }
+}
+
+/// What two equal readings share, and others do not: of labels, times and the bits of values.
+pub(crate) fn digest(series: &[SeriesSamples]) -> String {
+    let mut hasher = DefaultHasher::new();
+    for one in series {
+        one.labels.as_encoded().hash(&mut hasher);
+        hasher.write_usize(one.samples.len());
+        for sample in &one.samples {
+            hasher.write_i64(sample.ts);
+            hasher.write_u64(sample.value.to_bits());
+        }
+    }
+    format!("{:016x}", hasher.finish())
+}
+
+/// The whole body of an answer.
+pub(crate) fn encode(sequence: Option<u64>, given: &[Given]) -> Vec<u8> {
+    let mut out = br#"{"status":"success","data":{"sequence":"#.to_vec();
+    match sequence {
+        Some(number) => push_u64(number, &mut out),
+        None => out.extend_from_slice(b"null"),
+    }
+    out.extend_from_slice(br#","results":"#);
+    push_array(given, &mut out, |given, out| match given {
+        Given::Samples(series) => {
+            out.extend_from_slice(br#"{"digest":"#);
+            push_string(&digest(series), out);
+            out.extend_from_slice(br#","series":"#);
+            push_array(series, out, |one, out| {
+                out.extend_from_slice(br#"{"labels":"#);
+                push_labels(&one.labels, out);
+                out.extend_from_slice(br#","samples":"#);
+                push_array(&one.samples, out, push_sample);
+                out.push(b'}');
+            });
+            out.push(b'}');
+        }
+        Given::SampleCount(count) => push_count(br#"{"samples":"#, *count, out),
+        Given::SeriesCount(count) => push_count(br#"{"series":"#, *count, out),
+    });
+    out.extend_from_slice(b"}}");
+    out
+}
+
+fn push_sample(sample: &Sample, out: &mut Vec<u8>) {
+    out.push(b'[');
+    push_i64(sample.ts, out);
+    out.extend_from_slice(b",\"");
+    push_float(sample.value, out);
+    out.extend_from_slice(b"\"]");
+}
+
+fn push_count(name: &[u8], count: u64, out: &mut Vec<u8>) {
+    out.extend_from_slice(name);
+    push_u64(count, out);
+    out.push(b'}');
+}
