@@ -649,12 +649,18 @@ mod tests {
         ] {
             let config = settings(typed).check().unwrap();
             let listed = config.listed();
+            const SWITCHES: [&str; 6] = [
+                "restore",
+                "forget-lost-index",
+                "read-only",
+                "write-lenient",
+                "enable-admin-api",
+                "enable-lifecycle",
+            ];
             let arg = |(name, value): &(&str, String)| match (*name, value.as_str()) {
-                ("write-lenient" | "enable-admin-api" | "enable-lifecycle", "true") => {
-                    Some(format!("--{name}"))
-                }
-                ("write-lenient" | "enable-admin-api" | "enable-lifecycle", _)
-                | ("external-labels", "") => None,
+                (name, "true") if SWITCHES.contains(&name) => Some(format!("--{name}")),
+                (name, _) if SWITCHES.contains(&name) => None,
+                ("external-labels", "") => None,
                 _ => Some(format!("--{name}={value}")),
             };
             let args: Vec<String> = listed.iter().filter_map(arg).collect();
