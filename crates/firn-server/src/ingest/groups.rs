@@ -4,6 +4,8 @@
 //! anything is defined, so that a mistake leaves nothing half done. What is refused after that is what only
 //! time decides: rows that are too far in the future, series that are over a limit.
 
+use std::collections::HashMap;
+
 use firn_model::{
     Error, ErrorKind, Labels, Pool, Reservation, Result, RowBatch, SeriesRef, Timestamp,
 };
@@ -210,7 +212,10 @@ impl Ingest {
             };
             checked.map_err(|e| e.context(format!("groups[{idx}]")))?;
         }
-        Ok(())
+        match request.elsewhere {
+            Elsewhere::Refuse => check_among_themselves(&request.groups),
+            Elsewhere::Use => Ok(()),
+        }
     }
 
     /// The references of columns. When a limit refuses new series, those that are known are found all the
@@ -285,6 +290,34 @@ fn is_over_limit(why: &Error) -> bool {
 
 fn is_busy(why: &Error) -> bool {
     matches!(why.kind(), ErrorKind::Busy { .. })
+}
+
+/// Refuses a label set that two groups of one request name: the first would define it, and the second collide with it.
+fn check_among_themselves(groups: &[Group]) -> Result<()> {
+    let group_labels = |group: &Group| match &group.columns {
+        Columns::Members { labels, .. } => Some(labels.clone()),
+        Columns::Series(_) | Columns::Slots { .. } => None,
+    };
+    let mut named: HashMap<Labels, usize> = HashMap::new();
+    for (idx, group) in groups.iter().enumerate() {
+        let whole: Vec<Labels> = match &group.columns {
+            Columns::Members { labels, members } => {
+                members.iter().map(|member| join(labels, member)).collect::<Result<_>>()?
+            }
+            Columns::Series(series) => series.clone(),
+            Columns::Slots { .. } => continue,
+        };
+        for labels in whole {
+            let first = *named.entry(labels.clone()).or_insert(idx);
+            let is_same = groups.get(first).is_some_and(|g| group_labels(g) == group_labels(group));
+            if !is_same {
+                return Err(Error::invalid(format!(
+                    "groups[{idx}] collides with groups[{first}]: both have {labels}; name it once"
+                )));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn join(labels: &Labels, member: &Labels) -> Result<Labels> {

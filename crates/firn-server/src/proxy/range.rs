@@ -352,7 +352,7 @@ mod tests {
         let asked = asked("a", &[("timeout", "5s")], &[]).unwrap();
         let pairs = asked.pairs_of(TimeRange::new(1_015_000, 1_030_500));
         let get = |name| &pairs.iter().find(|pair| pair.0 == name).unwrap().1;
-        assert_eq!((get("start").as_str(), get("end").as_str()), ("1015", "1030.5"));
+        assert_eq!((get("start").as_str(), get("end").as_str()), ("1015", "1030.500"));
         assert_eq!((get("timeout").as_str(), get("query").as_str()), ("5s", "a"));
     }
 }

@@ -294,6 +294,12 @@ fn what_the_database_knows_against_a_request_leaves_nothing_half_done() {
         400,
         &["repeats label \"device\""],
     );
+    // A label set that another group of the same request defines.
+    f(
+        json!({ "labels": {}, "members": [{ "device": "fresh", "__name__": "flow" }], "rows": row }),
+        400,
+        &["collides with groups[0]", "fresh"],
+    );
     // Who accepts it has the values where the label set is.
     let body = json!({ "known_elsewhere": "use", "groups": [split] });
     let data = done(&server, "groups/write", &body);
