@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::http::{api, get};
-use crate::process::{Process, firn, free_address, wait_for, wait_until_ready};
+use crate::process::{Process, firn, free_address, start_firn, wait_for, wait_until_ready};
 use crate::remote_write::WriteRequest;
 
 fn send(address: SocketAddr, scrape: i64) -> (u16, String) {
@@ -29,6 +29,8 @@ fn stored(address: SocketAddr) -> usize {
 fn a_slow_tier_that_is_down_hinders_neither_writes_nor_queries() {
     let folder = tempfile::tempdir().expect("a folder");
     let (address, nobody) = (free_address(), free_address());
+    // A new database wants to know whether its slow tier is another's; one that exists opens without it.
+    assert_eq!(start_firn(folder.path(), address).terminate(), Some(0));
     let mut command = firn(folder.path(), address);
     command.args(["--slow-tier", "s3://nobody-there/x", "--upload-age-max", "1s"]);
     command.args(["--flush-age-max", "1s"]);
