@@ -318,7 +318,7 @@ fn what_the_database_knows_against_a_request_leaves_nothing_half_done() {
     refused(&server, "groups", &none, 400, &["groups[0]", "groups/write"]);
     assert_eq!(other_group["groups"][0]["parts"][0]["slots"], json!([0]));
     // Two values in each request whose references or members are wrong, one of `fresh` and one beside it.
-    let rejected = "firn_write_rejected_samples_total{protocol=\"groups\",reason=\"request\"} 6";
+    let rejected = "firn_write_rejected_samples_total{protocol=\"groups\",reason=\"request\"} 8";
     assert!(metric(&server, rejected));
     assert!(metric(&server, "firn_write_refused_requests_total{protocol=\"groups\"} 2"));
 }

@@ -397,7 +397,7 @@ fn a_job_is_bounded_by_its_budget_and_stops_when_told() {
     let job = world.plan().unwrap();
     let env = world.sim.env();
     let files = world.sim.disk.files();
-    let error = job.run(&env, &Budget::new(10_000), &CancelToken::new()).unwrap_err();
+    let error = job.run(&env, &Budget::new(1_000), &CancelToken::new()).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Busy { .. }), "{error}");
     let cancel = CancelToken::new();
     cancel.cancel();
