@@ -25,7 +25,7 @@ const NEUTRAL_PARAMETERS: [&str; 3] = ["query", "start", "end"];
 /// Parameters with which an answer is more than its steps, or less.
 const WHOLE_ANSWER_PARAMETERS: [&str; 4] = ["stats", "limit", "trace", "debug"];
 /// Headers that say nothing about the answer. All others are part of its key: they may name a tenant or a user.
-const NEUTRAL_HEADERS: [&str; 24] = [
+const NEUTRAL_HEADERS: [&str; 32] = [
     "accept",
     "accept-charset",
     "accept-encoding",
@@ -46,21 +46,21 @@ const NEUTRAL_HEADERS: [&str; 24] = [
     "te",
     "traceparent",
     "tracestate",
-    "user-agent",
     "uber-trace-id",
+    "user-agent",
     "via",
+    "x-dashboard-uid",
+    "x-datasource-uid",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-port",
+    "x-forwarded-proto",
+    "x-panel-id",
+    "x-query-group-id",
     "x-request-id",
 ];
-const NEUTRAL_HEADER_PREFIXES: [&str; 8] = [
-    "sec-",
-    "x-b3-",
-    "x-dashboard-",
-    "x-datasource-",
-    "x-forwarded-",
-    "x-grafana-",
-    "x-panel-",
-    "x-query-",
-];
+// No wider: `x-forwarded-user` and `x-grafana-user` say who asks.
+const NEUTRAL_HEADER_PREFIXES: [&str; 2] = ["sec-", "x-b3-"];
 
 /// A range query that the cache can help with.
 #[derive(Debug)]
@@ -334,12 +334,14 @@ mod tests {
     fn a_key_is_the_meaning_of_a_question_and_who_asks_it() {
         let key = |query, more: &[_], headers: &[_]| asked(query, more, headers).unwrap().key;
         let plain = key("sum by (x) (a)", &[], &[]);
-        assert_eq!(plain, key("sum(a) by(x)", &[], &[("user-agent", "g"), ("x-grafana-id", "1")]));
+        assert_eq!(plain, key("sum(a) by(x)", &[], &[("user-agent", "g"), ("x-panel-id", "1")]));
         for other in [
             key("sum by (y) (a)", &[], &[]),
             key("sum by (x) (a)", &[("lookback_delta", "1m")], &[]),
             key("sum by (x) (a)", &[], &[("authorization", "Basic eDp5")]),
             key("sum by (x) (a)", &[], &[("x-scope-orgid", "1")]),
+            key("sum by (x) (a)", &[], &[("x-forwarded-user", "u")]),
+            key("sum by (x) (a)", &[], &[("x-grafana-user", "u")]),
         ] {
             assert_ne!(plain, other);
         }
