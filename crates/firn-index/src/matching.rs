@@ -95,7 +95,10 @@ pub(crate) fn select(
     cancel: &CancelToken,
 ) -> Result<Vec<Class>> {
     let mut classes = vec![Class { parts: IdSet::below(mark.parts), sets: None }];
-    for matcher in shortest_first(&state.read(), matchers) {
+    // Not in the head of the loop: the lock would be held through it, and who takes it for reading again waits for ever for a
+    // writer that waits in between.
+    let matchers = shortest_first(&state.read(), matchers);
+    for matcher in matchers {
         cancel.check()?;
         match (matcher.pattern(), matcher.is_negative()) {
             (Pattern::Any, false) => continue,
