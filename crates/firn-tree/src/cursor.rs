@@ -1,5 +1,6 @@
 //! Walking one table from its first group to its last with little memory: what merges read with.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use firn_codec::{Chunk, GroupColumns, Slots};
 use firn_model::{Error, GroupId, Result, TimeRange};
 
-use crate::block::{Block, Walk};
+use crate::block::{Block, Walk, unpack};
 use crate::scan::block_range;
 use crate::store::{Read, Store};
 use crate::suffix::Suffix;
@@ -25,7 +26,9 @@ pub(crate) struct TableCursor {
     run: Arc<[u8]>,
     /// Blocks of `run` that are not in `chunks` yet: offset in the table, place in the run.
     blocks: VecDeque<(u64, Range<usize>)>,
-    /// Chunks of the present block: group, place in the run.
+    /// The payload of the present block if it is packed, else empty.
+    unpacked: Vec<u8>,
+    /// Chunks of the present block: group, place in `unpacked` or, if that is empty, in the run.
     chunks: VecDeque<(GroupId, Range<usize>)>,
     block_offset: u64,
 }
@@ -46,6 +49,7 @@ impl TableCursor {
             next_block: 0,
             run: Arc::from([]),
             blocks: VecDeque::new(),
+            unpacked: Vec::new(),
             chunks: VecDeque::new(),
             block_offset: 0,
         };
@@ -67,7 +71,8 @@ impl TableCursor {
         while let Some((next, place)) = self.chunks.front().cloned()
             && next == group
         {
-            let bytes = self.run.get(place).unwrap_or_default();
+            let held = if self.unpacked.is_empty() { &*self.run } else { &*self.unpacked };
+            let bytes = held.get(place).unwrap_or_default();
             let decoded = Chunk::open(bytes)
                 .and_then(|chunk| chunk.read(Slots::All, TimeRange::ALL))
                 .map_err(|e| self.damage(e))?;
@@ -87,16 +92,25 @@ impl TableCursor {
             let Some((offset, place)) = self.blocks.pop_front() else { return Ok(()) };
             self.block_offset = offset;
             let bytes = self.run.get(place.clone()).unwrap_or_default();
+            let file = self.table.path();
+            let unpacked = unpack(file, offset, self.table.record.salt, bytes);
+            let payload = unpacked.map_err(|e| self.damage(e))?;
+            let start = match &payload {
+                Cow::Borrowed(payload) => place.end - payload.len(),
+                Cow::Owned(_) => 0,
+            };
             let chunks = &mut self.chunks;
-            let opened = Block::open(self.table.path(), offset, self.table.record.salt, bytes);
-            let walked = opened.and_then(|block| {
+            let walked = Block::open(file, offset, &payload).and_then(|block| {
                 block.for_places(|group, chunk| {
-                    let start = place.start;
                     chunks.push_back((group, start + chunk.start..start + chunk.end));
                     Ok(Walk::On)
                 })
             });
             walked.map_err(|e| self.damage(e))?;
+            self.unpacked = match payload {
+                Cow::Borrowed(_) => Vec::new(),
+                Cow::Owned(payload) => payload,
+            };
         }
         Ok(())
     }

@@ -124,7 +124,11 @@ impl<'a> Outputs<'a> {
         let (writer, _) = self.writers.entry(start).or_insert_with(|| {
             let id = TableId(self.ids.fetch_add(1, Ordering::Relaxed));
             self.begun.push(id);
-            (TableWriter::new(id, shape, self.options.block_bytes), target)
+            let block_bytes = match shape.level.is_slow() {
+                true => self.options.slow_block_bytes(),
+                false => self.options.block_bytes,
+            };
+            (TableWriter::new(id, shape, block_bytes), target)
         });
         let held_before = writer.memory_bytes();
         let was_open = writer.is_open();

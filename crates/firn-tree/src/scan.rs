@@ -1,5 +1,6 @@
 //! Reading columns of many groups from one version: directories, then blocks, each in one batch.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use firn_model::{
     CommitSeq, Error, GroupId, Pool, QueryContext, QueryStats, Reservation, Result, Slot, TimeRange,
 };
 
-use crate::block::{Block, Walk};
+use crate::block::{Block, Walk, unpack};
 use crate::record::{Level, TableRecord};
 use crate::store::Read;
 use crate::suffix::{BlockEntry, Suffix};
@@ -62,7 +63,7 @@ struct Source<'a> {
     suffix: Arc<Suffix>,
 }
 
-/// A block's bytes: alone (cached) or inside a run of neighbours.
+/// A block's bytes inside a run of neighbours; once it is checked its payload, there or alone (unpacked, cached).
 struct Fetched {
     bytes: Arc<[u8]>,
     range: Range<usize>,
@@ -100,7 +101,7 @@ impl Version {
             .collect();
         let bytes = blocks.iter().filter_map(|wants| sources.entry(wants)).map(|entry| entry.bytes);
         memory.grow(bytes.map(u64::from).sum())?;
-        let fetched = self.fetch(&sources, &blocks, &context.stats)?;
+        let fetched = self.fetch(&sources, &blocks, &context.stats, &mut memory)?;
         for (idx, (wants, fetched)) in blocks.iter().zip(&fetched).enumerate() {
             if idx % BLOCKS_PER_CANCEL_CHECK == 0 {
                 context.cancel.check()?;
@@ -137,12 +138,13 @@ impl Version {
             .collect()
     }
 
-    /// The blocks' bytes in the order of `blocks`: from the cache, else by one batch of reads.
+    /// The blocks' payloads in the order of `blocks`: from the cache, else by one batch of reads.
     fn fetch(
         &self,
         sources: &[Source<'_>],
         blocks: &[&[Want]],
         stats: &QueryStats,
+        memory: &mut Reservation,
     ) -> Result<Vec<Fetched>> {
         let store = self.store();
         let mut fetched: Vec<Option<Fetched>> = Vec::with_capacity(blocks.len());
@@ -198,8 +200,7 @@ impl Version {
                     return Err(Error::internal("a read is shorter than what was asked for"));
                 }
                 let block = Fetched { bytes: Arc::clone(&bytes), range };
-                self.check_and_keep(sources, *want, entry, &block)?;
-                fetched[idx] = Some(block);
+                fetched[idx] = Some(self.unpack_and_keep(sources, *want, entry, block, memory)?);
             }
         }
         fetched
@@ -208,26 +209,38 @@ impl Version {
             .collect()
     }
 
-    /// Checks a block that was read now; those of the slow tier are kept once they are known good.
-    fn check_and_keep(
+    /// The payload of a block that was read now; of the slow tier it is kept.
+    fn unpack_and_keep(
         &self,
         sources: &[Source<'_>],
         want: Want,
         entry: &BlockEntry,
-        fetched: &Fetched,
-    ) -> Result<()> {
+        read: Fetched,
+        memory: &mut Reservation,
+    ) -> Result<Fetched> {
         let table = sources[want.table_idx].table;
-        let bytes = &fetched.bytes[fetched.range.clone()];
-        Block::open(table.path(), entry.offset, table.record.salt, bytes)
+        let bytes = &read.bytes[read.range.clone()];
+        let payload = unpack(table.path(), entry.offset, table.record.salt, bytes)
             .map_err(|e| table.note(e))?;
+        let payload = match payload {
+            Cow::Borrowed(payload) => {
+                let start = read.range.end - payload.len();
+                Fetched { bytes: Arc::clone(&read.bytes), range: start..read.range.end }
+            }
+            Cow::Owned(payload) => {
+                memory.grow(payload.len() as u64)?;
+                Fetched { range: 0..payload.len(), bytes: payload.into() }
+            }
+        };
         if table.record.level.is_slow() {
-            let block = match fetched.range.len() == fetched.bytes.len() {
-                true => Arc::clone(&fetched.bytes),
-                false => bytes.into(),
+            // Not the whole run for the sake of one block.
+            let kept = match payload.range.len() == payload.bytes.len() {
+                true => Arc::clone(&payload.bytes),
+                false => payload.bytes[payload.range.clone()].into(),
             };
-            self.store().cache.keep_block(table.record.id, want.block_idx as u32, block);
+            self.store().cache.keep_block(table.record.id, want.block_idx as u32, kept);
         }
-        Ok(())
+        Ok(payload)
     }
 }
 
@@ -278,7 +291,7 @@ fn decode_block(
     let (Some(want), Some(entry)) = (wants.first(), sources.entry(wants)) else { return Ok(()) };
     let table = sources[want.table_idx].table;
     let bytes = &fetched.bytes[fetched.range.clone()];
-    let block = Block::open_known(table.path(), entry.offset, bytes)?;
+    let block = Block::open(table.path(), entry.offset, bytes)?;
     let mut refused = None;
     let mut left = wants;
     let walked = block.for_chunks(|group, bytes| {

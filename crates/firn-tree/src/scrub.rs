@@ -9,7 +9,7 @@ use std::sync::Arc;
 use firn_codec::{Chunk, GroupColumns, Slots, merge_columns};
 use firn_model::{CancelToken, Error, ErrorKind, GroupId, Result, TimeRange, Timestamp};
 
-use crate::block::{BLOCK_HEADER_BYTES, Block, Walk};
+use crate::block::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, Block, Walk, unpack};
 use crate::output::{Outputs, Target};
 use crate::record::{TableId, TableRecord};
 use crate::scan::block_range;
@@ -18,9 +18,6 @@ use crate::suffix::Suffix;
 use crate::table::Table;
 use crate::version::Version;
 use crate::writer::{FORMAT, TABLE_HEADER_BYTES, header};
-
-// A block holds some 16 KiB and at most one chunk more; a longer one is a damaged length.
-const BLOCK_BYTES_MAX: usize = 64 << 20;
 
 /// A damaged place of a table.
 #[derive(Debug)]
@@ -93,8 +90,9 @@ pub(crate) fn write_sound(
     };
     for place in survey.blocks {
         let bytes = survey.bytes.get(place.clone()).unwrap_or_default();
-        let block = Block::open_known(table.path(), place.start as u64, bytes)?;
-        block.for_chunks(|group, bytes| {
+        let offset = place.start as u64;
+        let payload = unpack(table.path(), offset, table.record.salt, bytes)?;
+        Block::open(table.path(), offset, &payload)?.for_chunks(|group, bytes| {
             let columns = Chunk::open(bytes)?.read(Slots::All, TimeRange::ALL)?;
             if pending.as_ref().is_some_and(|pending| pending.0 != group) {
                 push(&mut pending)?;
@@ -183,9 +181,9 @@ fn read_all(store: &Store, table: &Arc<Table>) -> Result<(Arc<[u8]>, Option<Erro
 /// The number of chunks of a sound block.
 fn is_sound(record: &TableRecord, file: &str, bytes: &[u8], place: Range<usize>) -> Result<u64> {
     let offset = place.start as u64;
-    let block = Block::open(file, offset, record.salt, bytes.get(place).unwrap_or_default())?;
+    let payload = unpack(file, offset, record.salt, bytes.get(place).unwrap_or_default())?;
     let mut chunk_count = 0;
-    block.for_chunks(|group, bytes| {
+    Block::open(file, offset, &payload)?.for_chunks(|group, bytes| {
         let chunk = Chunk::open(bytes)?;
         chunk.read(Slots::All, TimeRange::ALL)?;
         if chunk.group() != group {

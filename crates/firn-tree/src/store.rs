@@ -8,7 +8,7 @@ use firn_env::{Bucket, Disk, Env, RangeRequest};
 use firn_model::{Budget, Error, ErrorKind, Result, TimeRange};
 use parking_lot::Mutex;
 
-use crate::block::{BLOCK_HEADER_BYTES, Block, Walk};
+use crate::block::{BLOCK_HEADER_BYTES, Block, Walk, unpack};
 use crate::cache::Cache;
 use crate::record::{TableId, TableRecord};
 use crate::stats::Traffic;
@@ -198,8 +198,8 @@ pub(crate) fn walk_blocks(record: &TableRecord, bytes: &[u8]) -> Result<Suffix> 
             .filter(|&bytes| bytes > BLOCK_HEADER_BYTES && bytes <= rest.len())
             .ok_or_else(|| Error::corrupt(file.as_str(), offset, "block length is damaged"))?;
         let (block_bytes, after) = rest.split_at(block_bytes);
-        let block = Block::open(&file, offset, record.salt, block_bytes)?;
-        let walked = block.for_chunks(|group, bytes| {
+        let payload = unpack(&file, offset, record.salt, block_bytes)?;
+        let walked = Block::open(&file, offset, &payload)?.for_chunks(|group, bytes| {
             suffix.add(group, &Chunk::open(bytes)?.read(Slots::All, TimeRange::ALL)?);
             Ok(Walk::On)
         });

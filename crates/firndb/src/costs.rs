@@ -40,7 +40,7 @@ impl Default for CostOptions {
             // 250 MB/s, a block store's common share; 30 ms, an object store's answer.
             fast_seconds_per_byte: 4e-9,
             slow_seconds_per_block: 0.03,
-            block_bytes: TreeOptions::default().block_bytes as f64,
+            block_bytes: TreeOptions::default().slow_block_bytes() as f64,
         }
     }
 }

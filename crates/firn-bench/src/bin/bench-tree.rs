@@ -1,13 +1,12 @@
 //! What history costs: bytes per sample by level, bytes put to the slow tier, and what late data and compaction cost who
 //! writes and who asks.
 //!
-//! `bench-tree [--only words]` runs the parts whose names begin with one of the words: `bytes`, `puts`, `size`, `late`,
-//! `compact`. Time is simulated, so that hours of samples pass in seconds; disk and slow tier are folders.
+//! `bench-tree [--only words]` runs the parts whose names begin with one of the words: `bytes`, `blocks`, `puts`, `size`,
+//! `late`, `compact`. Time is simulated, so that hours of samples pass in seconds; disk and slow tier are folders.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,6 +43,9 @@ fn main() -> io::Result<()> {
     let (start, mut aims) = (Instant::now(), Vec::new());
     if wanted("bytes") {
         bytes(&mut aims)?;
+    }
+    if wanted("blocks") {
+        blocks()?;
     }
     if wanted("puts") {
         puts(&mut aims)?;
@@ -117,38 +119,18 @@ struct Sizes {
     level2: f64,
     /// Tables and index after all merges.
     all: f64,
-    /// What zstd would leave of the tables in pieces of 16 and of 64 KiB.
-    zstd: [f64; 2],
-}
-
-/// Bytes of the files below `path` when each piece is compressed alone.
-fn packed_bytes(path: &Path, piece_bytes: usize) -> io::Result<u64> {
-    let mut bytes = 0;
-    for entry in fs::read_dir(path)? {
-        let entry = entry?;
-        if entry.metadata()?.is_dir() {
-            bytes += packed_bytes(&entry.path(), piece_bytes)?;
-            continue;
-        }
-        for piece in fs::read(entry.path())?.chunks(piece_bytes) {
-            bytes += zstd::bulk::compress(piece, 9)?.len().min(piece.len()) as u64;
-        }
-    }
-    Ok(bytes)
 }
 
 fn bytes(aims: &mut Vec<Aim>) -> io::Result<()> {
     println!("\nbytes per sample, every byte of tables and index (logs left out for all)");
     println!(
-        "{:16} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>11} {:>11} {:>9}",
+        "{:16} {:>9} {:>8} {:>8} {:>8} {:>8} {:>11} {:>11} {:>9}",
         "set",
         "samples",
         "level 0",
         "level 1",
         "level 2",
         "all",
-        "zstd 16K",
-        "zstd 64K",
         "Prometheus",
         "Victoria",
         "Heracles"
@@ -164,7 +146,7 @@ fn bytes(aims: &mut Vec<Aim>) -> io::Result<()> {
     }
     for (name, set) in sets {
         let count = set.sample_count() as f64;
-        let ours = sizes(&set)?;
+        let (ours, _) = sizes(&set, World::options())?;
         let is_public = PUBLIC.contains(&name.as_str());
         // Years of hourly samples are thousands of blocks there.
         let prometheus = if is_public { f64::NAN } else { prometheus_bytes(&set)? / count };
@@ -178,13 +160,11 @@ fn bytes(aims: &mut Vec<Aim>) -> io::Result<()> {
             })
             .sum();
         println!(
-            "{name:16} {count:>9} {:>8.3} {:>8.3} {:>8.3} {:>8.3} {:>8.3} {:>8.3} {prometheus:>11.3} {victoria:>11.3} {:>9.3}",
+            "{name:16} {count:>9} {:>8.3} {:>8.3} {:>8.3} {:>8.3} {prometheus:>11.3} {victoria:>11.3} {:>9.3}",
             ours.level0,
             ours.level1,
             ours.level2,
             ours.all,
-            ours.zstd[0],
-            ours.zstd[1],
             heracles as f64 / count
         );
         if name == "all recordings" {
@@ -207,9 +187,12 @@ fn bytes(aims: &mut Vec<Aim>) -> io::Result<()> {
     Ok(())
 }
 
-fn sizes(set: &Set) -> io::Result<Sizes> {
-    let world = World::idle(World::options())?;
-    let refs = world.resolve(&set.labels().map_err(io::Error::other)?)?;
+/// Writes all of it as it comes, lets it grow old, and weighs it.
+fn sizes(set: &Set, options: Options) -> io::Result<(Sizes, World)> {
+    let world = World::idle(options)?;
+    let labels = set.labels().map_err(io::Error::other)?;
+    // Series without samples leave the index in time, so each is defined when it is first written.
+    let mut refs: Vec<Option<SeriesRef>> = vec![None; labels.len()];
     let mut batch = RowBatch::default();
     let mut looked_at = i64::MIN;
     for (ts, samples) in set.by_time() {
@@ -219,7 +202,15 @@ fn sizes(set: &Set) -> io::Result<Sizes> {
             world.settle()?;
             looked_at = ts;
         }
-        samples.iter().for_each(|&(series, value)| batch.push(refs[series as usize], ts, value));
+        let is_new = |series: &u32| refs[*series as usize].is_none();
+        let new: Vec<u32> = samples.iter().map(|sample| sample.0).filter(is_new).collect();
+        let new_labels: Vec<Labels> = new.iter().map(|&at| labels[at as usize].clone()).collect();
+        for (series, resolved) in new.into_iter().zip(world.resolve(&new_labels)?) {
+            refs[series as usize] = Some(resolved);
+        }
+        for &(series, value) in &samples {
+            batch.push(refs[series as usize].expect("resolved above"), ts, value);
+        }
         if batch.len() >= BATCH {
             write(&world.db, &mut batch);
         }
@@ -233,30 +224,74 @@ fn sizes(set: &Set) -> io::Result<Sizes> {
     }
     let stats = world.db.stats();
     let traffic = &stats.tree.traffic;
-    // A recording may name one label set in two ways.
     let kept = stats.tree.levels.iter().map(|level| level.value_count).sum::<u64>();
     let given = set.sample_count() as u64;
-    assert!(kept <= given && given - kept <= given / 1_000, "{kept} of {given} are kept");
+    assert!(kept == given, "{kept} of {given} are kept");
     let count = kept as f64;
-    let slow = world.folder.path().join("slow");
-    let [small, large] = [16 << 10, 64 << 10].map(|piece| packed_bytes(&slow, piece));
-    let zstd = [small? as f64 / count, large? as f64 / count];
     let all =
         world.disk_bytes("fast/tables") + world.disk_bytes("fast/index") + world.disk_bytes("slow");
-    Ok(Sizes {
+    let sizes = Sizes {
         level0: traffic.flush_bytes as f64 / count,
         level1: traffic.compaction_write_bytes as f64 / count,
         level2: traffic.upload_bytes as f64 / count,
         all: all as f64 / count,
-        zstd,
-    })
+    };
+    Ok((sizes, world))
 }
 
-fn write(db: &Db, batch: &mut RowBatch) {
-    while let Err(error) = db.write(batch) {
-        assert!(error.is_retriable(), "{error}");
-        std::thread::sleep(Duration::from_millis(5));
+/// What larger blocks save on the slow tier, against what one series costs to read.
+fn blocks() -> io::Result<()> {
+    const QUERIES: usize = 50;
+    println!(
+        "\npayload of a slow-tier block: bytes per sample of all tables, and what a cold query of one series gets"
+    );
+    println!(
+        "{:18} {:>8} {:>13} {:>12} {:>10} {:>10}",
+        "set", "payload", "bytes/sample", "table bytes", "gets", "KiB got"
+    );
+    let recordings = Set::scraped(&SCRAPES)?;
+    let hosts = Set::tsbs(2_000, 1_440, SimClock::START_MS);
+    for (name, set) in [("all recordings", recordings), ("TSBS 2,000, 6 h", hosts)] {
+        for payload_bytes in [8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10] {
+            let block_bytes = payload_bytes / 4;
+            // Nothing stays in memory: directories are got again as well.
+            let tree = TreeOptions { block_bytes, cache_bytes_max: 0, ..TreeOptions::default() };
+            assert!(tree.slow_block_bytes() == payload_bytes, "four times");
+            let (_, world) = sizes(&set, Options { tree, ..World::options() })?;
+            let before = world.db.stats().tree;
+            let now = world.db.now_ms();
+            for series in set.series.iter().step_by(set.series.len() / QUERIES).take(QUERIES) {
+                let matcher = |(name, value): &(String, String)| format!("{name}={value:?}");
+                let matchers: Vec<String> = series.pairs.iter().map(matcher).collect();
+                let query = format!("count_over_time({{{}}}[20d])", matchers.join(","));
+                world.db.query_now(&query, QueryTime::Instant(now)).map_err(io::Error::other)?;
+            }
+            let after = world.db.stats().tree;
+            let per_query = |after: u64, before: u64| (after - before) as f64 / QUERIES as f64;
+            println!(
+                "{name:18} {:>5} KiB {:>13.4} {:>12} {:>10.1} {:>10.1}",
+                payload_bytes >> 10,
+                after.levels[2].bytes as f64 / set.sample_count() as f64,
+                after.levels[2].bytes,
+                per_query(after.traffic.slow_gets, before.traffic.slow_gets),
+                per_query(after.traffic.slow_get_bytes, before.traffic.slow_get_bytes) / 1024.0
+            );
+        }
     }
+    Ok(())
+}
+
+/// Writes all of it: whoever forgets what the report says loses samples.
+fn write(db: &Db, batch: &mut RowBatch) {
+    let given = batch.len() as u64;
+    let report = loop {
+        match db.write(batch) {
+            Ok(report) => break report,
+            Err(error) => assert!(error.is_retriable(), "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert!(report.written == given, "of {given} samples: {report:?}");
     batch.clear();
 }
 

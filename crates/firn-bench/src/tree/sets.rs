@@ -21,6 +21,8 @@ pub const PUBLIC: [&str; 7] =
 // What Prometheus stores for a series that was not in the next scrape.
 const STALE_NAN_BITS: u64 = 0x7ff0_0000_0000_0002;
 const SERIES_PER_REQUEST: usize = 500;
+// Servers refuse bodies of some ten MB.
+const SAMPLES_PER_REQUEST: usize = 500_000;
 
 /// A series and its samples, which rise by time.
 #[derive(Clone, Debug)]
@@ -122,7 +124,7 @@ impl Set {
         times
     }
 
-    /// As remote write requests, some hundred series with all their samples in each.
+    /// As remote write requests, up to some hundred series with all their samples in each.
     pub fn requests(&self) -> Vec<Vec<u8>> {
         let body = |series: &[Series]| {
             let mut body = Vec::new();
@@ -135,7 +137,20 @@ impl Set {
             }
             packed(&body)
         };
-        self.series.chunks(SERIES_PER_REQUEST).map(body).collect()
+        let mut requests = Vec::new();
+        let mut rest = self.series.as_slice();
+        while !rest.is_empty() {
+            let mut sample_count = 0;
+            let fits = |series: &&Series| {
+                sample_count += series.samples.len();
+                sample_count <= SAMPLES_PER_REQUEST
+            };
+            let count = rest.iter().take(SERIES_PER_REQUEST).take_while(fits).count().max(1);
+            let (series, after) = rest.split_at(count);
+            requests.push(body(series));
+            rest = after;
+        }
+        requests
     }
 
     /// As text that Prometheus makes blocks of.
@@ -175,7 +190,9 @@ fn scraped(target: &str) -> io::Result<Vec<Series>> {
     let bytes = zstd::decode_all(fs::File::open(&path)?)?;
     let broken = || io::Error::other(format!("{}: not a recording", path.display()));
     let mut rest = bytes.strip_prefix(b"FIRNSCR1").ok_or_else(broken)?;
+    // As written, and as what it means: the order of labels may differ between scrapes.
     let mut numbers: HashMap<&str, usize> = HashMap::new();
+    let mut meanings: HashMap<Pairs, usize> = HashMap::new();
     let mut series: Vec<Series> = Vec::new();
     let mut before: Vec<usize> = Vec::new();
     while !rest.is_empty() {
@@ -196,9 +213,13 @@ fn scraped(target: &str) -> io::Result<Vec<Series>> {
                     let mut pairs: Pairs = exposed(line).ok_or_else(broken)?;
                     pairs.push(("job".to_owned(), target.to_owned()));
                     pairs.push(("instance".to_owned(), format!("{target}.example.org:9100")));
-                    series.push(Series { pairs, samples: Vec::new() });
-                    numbers.insert(key, series.len() - 1);
-                    series.len() - 1
+                    pairs.sort();
+                    let number = *meanings.entry(pairs.clone()).or_insert(series.len());
+                    if number == series.len() {
+                        series.push(Series { pairs, samples: Vec::new() });
+                    }
+                    numbers.insert(key, number);
+                    number
                 }
             };
             if series[number].samples.last().is_none_or(|last| last.0 < ts) {

@@ -83,7 +83,7 @@ fn late_data_of_any_age_reaches_its_partition_and_wins() {
 
 #[test]
 fn patches_over_the_threshold_are_merged_with_their_table_only() {
-    let mut world = World::new(1, small_options());
+    let mut world = World::new(1, TreeOptions { table_bytes_max: 1_024, ..small_options() });
     let window = start_of_window(&world) - 48 * HOUR_MS;
     world.flush(&regular(0..200, 0..2, window..window + HOUR_MS, 30_000, 0.0)).unwrap();
     world.advance(5 * HOUR_MS);
@@ -249,8 +249,10 @@ fn old_partitions_become_one_where_that_makes_fewer_objects() {
     let full = TreeOptions { table_bytes_max: 8 << 10, ..small_options() };
     let mut world = World::new(1, full);
     let mut start = start_of_window(&world);
+    let mut rng = Rng::new(1);
     for _ in 0..10 {
-        let hours = regular(0..20, 0..3, start..start + 2 * HOUR_MS, 10_000, 0.3);
+        let mut hours = regular(0..20, 0..3, start..start + 2 * HOUR_MS, 10_000, 0.3);
+        hours.values_mut().for_each(|bits| *bits = (rng.below(4_000) as f64).to_bits());
         start += 2 * HOUR_MS;
         world.advance(2 * HOUR_MS);
         world.flush(&hours).unwrap();
@@ -341,12 +343,12 @@ fn a_fast_tier_that_is_far_too_small_is_kept_small_by_early_uploads() {
 
 #[test]
 fn retention_by_size_drops_the_oldest_of_the_slow_tier() {
-    let mut world = World::new(1, TreeOptions { slow_bytes_max: Some(6_000), ..small_options() });
+    let mut world = World::new(1, TreeOptions { slow_bytes_max: Some(3_000), ..small_options() });
     let kinds = live(&mut world, 30 * HOUR_MS);
     assert!(kinds.contains(&"drop"));
     let version = world.tree.version();
     let two = version.level_stats(Level::Two);
-    assert!(two.bytes <= 6_000 && two.bytes > 3_000, "{two:?}");
+    assert!(two.bytes <= 3_000 && two.bytes > 1_500, "{two:?}");
     let oldest = version.tables().map(|record| record.time_range.start).min().unwrap();
     world.check_range(TimeRange::new(oldest, i64::MAX));
     assert!(oldest > world.samples.keys().map(|key| key.2).min().unwrap());
