@@ -15,6 +15,7 @@
 //! entry in place of one per logging thread, and with it no thread snapshot (4.3.2).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -271,9 +272,9 @@ impl Engine {
         let deletes: Vec<_> =
             numbers.iter().map(|one| one.seq).zip(work.deletes.iter().cloned()).collect();
         self.announce_transaction(seq, work, &deletes);
-        for (shard, payload, memory) in rows {
+        for (shard, payload, mut memory) in rows {
             if let Some(writer) = writers.get_mut(&shard) {
-                writer.stage_apart(seq, &payload, memory);
+                writer.stage_apart(seq, &payload, &mut memory);
             }
         }
         drop(writers);
@@ -371,10 +372,10 @@ impl Engine {
 }
 
 /// A transaction as the log has it.
-pub(crate) struct Logged<'a> {
+pub(crate) struct Logged {
     pub(crate) deletes: Vec<(CommitSeq, Arc<Tombstone>)>,
-    /// Each shard's rows, shards rising.
-    pub(crate) rows: Vec<(ShardId, &'a [u8])>,
+    /// Where each shard's rows are in the payload, shards rising.
+    pub(crate) rows: Vec<(ShardId, Range<usize>)>,
 }
 
 /// The bytes are in docs/formats/transaction.md.
@@ -395,12 +396,12 @@ fn encode(deletes: &[Arc<Tombstone>], rows: &[(ShardId, Vec<u8>, Reservation)], 
     }
 }
 
-impl Logged<'_> {
+impl Logged {
     /// Reads all of `bytes`, the payload of entry `seq`.
     ///
     /// # Errors
     /// `Corrupt` if they are no transaction, `Invalid` if they are one of a later version.
-    pub(crate) fn decode(seq: CommitSeq, bytes: &[u8]) -> Result<Logged<'_>> {
+    pub(crate) fn decode(seq: CommitSeq, bytes: &[u8]) -> Result<Logged> {
         let mut input = bytes;
         let version = take_u8(&mut input, "transaction version")?;
         if version != VERSION {
@@ -420,7 +421,7 @@ impl Logged<'_> {
             let deleted = Tombstone::decode(take_bytes(&mut input, len, "delete")?)?;
             deletes.push((CommitSeq(number), Arc::new(deleted)));
         }
-        let mut rows: Vec<(ShardId, &[u8])> = Vec::new();
+        let mut rows: Vec<(ShardId, Range<usize>)> = Vec::new();
         while !input.is_empty() {
             let shard = take_varint(&mut input, "shard of a transaction")?;
             let shard = ShardId(u16::try_from(shard).map_err(|_| corrupt("shard out of range"))?);
@@ -428,7 +429,9 @@ impl Logged<'_> {
                 return Err(corrupt("shards of a transaction do not rise"));
             }
             let len = take_count(&mut input, bytes.len(), "length of a transaction's rows")?;
-            rows.push((shard, take_bytes(&mut input, len, "rows of a transaction")?));
+            take_bytes(&mut input, len, "rows of a transaction")?;
+            let end = bytes.len() - input.len();
+            rows.push((shard, end - len..end));
         }
         Ok(Logged { deletes, rows })
     }

@@ -9,7 +9,7 @@ use firn_codec::{Tombstone, Tombstones};
 use firn_env::{Bucket, Clock, Env};
 use firn_head::{Head, HeadOptions};
 use firn_index::{Index, IndexOptions};
-use firn_log::{EntryKind, Log, LogOptions, ReplayEntry, StreamId};
+use firn_log::{EntryKind, Log, LogOptions, ReplayEntry, Stored, StreamId};
 use firn_model::{
     Budget, CommitSeq, Error, ErrorKind, GroupId, LogPosition, Pool, Result, ShardBits, ShardId,
     decode_varint, encode_varint,
@@ -72,6 +72,8 @@ pub struct RecoveryReport {
     pub rows: u64,
     /// Transactions that were taken from the log.
     pub transactions: u64,
+    /// The most bytes of their rows that were in memory at one time, beside the head.
+    pub transaction_bytes_max: u64,
     /// Deletes that were taken from the log, in transactions.
     pub deletes: u64,
     /// Rows that could not be decoded because the log is damaged before them.
@@ -190,6 +192,7 @@ impl Engine {
             deletes_forgotten: options.planted == Some(Planted::DeletesNotReplayed),
             takes_transactions_last: options.planted == Some(Planted::TransactionReplayedLast),
             takes_removed: options.planted == Some(Planted::RemovedSeriesReplayed),
+            held: Held::default(),
         };
         let Recovered { tombstones, last, mut report } =
             replay.run(state.tombstones, state.last, options.recovery_threads)?;
@@ -404,6 +407,8 @@ pub(crate) fn parts(found: &Found, room: Room) -> Vec<&[u8]> {
 const ROWS_SHARE: u64 = 4;
 /// So many bytes of log are read before anybody looks at that.
 const STEP_BYTES: u64 = 1 << 20;
+/// Room for a transaction's rows that is kept for the next one.
+const ROWS_BYTES_KEPT: usize = 1 << 20;
 
 /// What all streams are replayed into. Two passes: the stream that has the deletes is searched for them, because
 /// they concern rows of all others; then the streams are replayed side by side.
@@ -420,6 +425,15 @@ struct Replay<'a> {
     deletes_forgotten: bool,
     takes_transactions_last: bool,
     takes_removed: bool,
+    /// Bytes of transactions' rows that were read and are not in the head yet.
+    held: Held,
+}
+
+/// How much there is of something, and the most there was.
+#[derive(Debug, Default)]
+struct Held {
+    bytes: AtomicU64,
+    bytes_max: AtomicU64,
 }
 
 /// What a replay ends with.
@@ -434,15 +448,16 @@ struct Recovered {
 #[derive(Default)]
 struct Controls {
     tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
-    /// Per shard the transactions that touch it.
-    borders: BTreeMap<ShardId, Borders>,
+    /// Per shard the transactions that touch it. Each goes to who replays the shard.
+    borders: Mutex<BTreeMap<ShardId, Borders>>,
     /// How many came from the log.
     transaction_count: u64,
     delete_count: u64,
 }
 
-/// Transactions that touch a shard, each with the rows that it has there, if any.
-type Borders = BTreeMap<CommitSeq, Arc<[u8]>>;
+/// Transactions that touch a shard, each with the rows that it has there, if any. They stay in the log until the shard's
+/// rows have come to them: some 50 bytes here, less than what a transaction's arena took when it was written.
+type Borders = BTreeMap<CommitSeq, Option<Stored>>;
 
 /// The replay of one stream.
 struct StreamReplay<'a> {
@@ -456,6 +471,10 @@ struct StreamReplay<'a> {
     /// Of the last entry.
     position: Option<LogPosition>,
     unlooked_bytes: u64,
+    /// Bytes of transactions since anybody looked at the head's size.
+    unlooked_transaction_bytes: u64,
+    /// Rows of one transaction.
+    rows: Vec<u8>,
     last: CommitSeq,
     report: RecoveryReport,
 }
@@ -495,6 +514,7 @@ impl Replay<'_> {
             Recovered { tombstones: controls.tombstones, last, ..Recovered::default() };
         recovered.report.deletes = controls.delete_count;
         recovered.report.transactions = controls.transaction_count;
+        recovered.report.transaction_bytes_max = self.held.bytes_max.load(Ordering::Relaxed);
         for stream in streams {
             recovered.last = recovered.last.max(stream.last);
             recovered.report.add(stream.report);
@@ -520,7 +540,8 @@ impl Replay<'_> {
             let logged = Logged::decode(entry.seq, entry.payload)?;
             controls.transaction_count += 1;
             for (shard, rows) in logged.rows {
-                controls.borders.entry(shard).or_default().insert(entry.seq, rows.into());
+                let rows = Some(entry.leave(rows));
+                controls.borders.get_mut().entry(shard).or_default().insert(entry.seq, rows);
             }
             if !self.deletes_forgotten {
                 controls.delete_count += logged.deletes.len() as u64;
@@ -533,15 +554,19 @@ impl Replay<'_> {
 
     fn stream(&self, stream: StreamId, controls: &Controls) -> Result<StreamReplay<'_>> {
         let shards = self.shards_of(stream);
-        let borders = shards.iter().filter_map(|shard| controls.borders.get_key_value(shard));
+        let mut all = controls.borders.lock();
+        let borders = shards.iter().filter_map(|shard| all.remove_entry(shard)).collect();
+        drop(all);
         let mut replay = StreamReplay {
             all: self,
             stream,
-            borders: borders.map(|(&shard, border)| (shard, border.clone())).collect(),
+            borders,
             seen_behind_hole: BTreeMap::new(),
             is_behind_hole: false,
             position: None,
             unlooked_bytes: 0,
+            unlooked_transaction_bytes: 0,
+            rows: Vec::new(),
             last: CommitSeq(0),
             report: RecoveryReport::default(),
         };
@@ -580,7 +605,7 @@ impl Replay<'_> {
 impl Controls {
     fn add(&mut self, bits: ShardBits, seq: CommitSeq, tombstone: Arc<Tombstone>) {
         for shard in delete::touched_shards(bits, &tombstone) {
-            self.borders.entry(shard).or_default().entry(seq).or_default();
+            self.borders.get_mut().entry(shard).or_default().entry(seq).or_default();
         }
         self.tombstones.insert(seq, tombstone);
     }
@@ -644,16 +669,36 @@ impl StreamReplay<'_> {
     /// The shard's rows have come to `seq`: transactions with smaller numbers stand before it. As when they were
     /// committed, they end the run of rows: what follows in the log is whole there.
     fn take_borders(&mut self, shard: ShardId, seq: CommitSeq) -> Result<()> {
-        let Some(borders) = self.borders.get_mut(&shard) else { return Ok(()) };
-        let after = borders.split_off(&seq);
-        for (seq, rows) in std::mem::replace(borders, after) {
+        while let Some(next) = self.borders.get_mut(&shard).and_then(BTreeMap::first_entry)
+            && *next.key() < seq
+        {
+            let (seq, rows) = next.remove_entry();
             self.all.head.close_run(shard);
-            if !rows.is_empty() {
-                self.remember_groups(shard, &rows)?;
-                self.report.rows += self.all.head.replay_apart(shard, seq, &rows)?;
+            if let Some(stored) = rows {
+                self.take_rows(shard, seq, &stored)?;
             }
         }
         Ok(())
+    }
+
+    /// Reads a transaction's rows of one shard again and puts them into the head.
+    fn take_rows(&mut self, shard: ShardId, seq: CommitSeq, stored: &Stored) -> Result<()> {
+        let (held, bytes) = (&self.all.held, stored.bytes() as u64);
+        let now = held.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        held.bytes_max.fetch_max(now, Ordering::Relaxed);
+        let mut rows = std::mem::take(&mut self.rows);
+        stored.read(&mut rows)?;
+        self.remember_groups(shard, &rows)?;
+        self.report.rows += self.all.head.replay_apart(shard, seq, &rows)?;
+        rows.shrink_to(ROWS_BYTES_KEPT);
+        self.rows = rows;
+        held.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.unlooked_transaction_bytes += bytes;
+        if self.unlooked_transaction_bytes < STEP_BYTES {
+            return Ok(());
+        }
+        self.unlooked_transaction_bytes = 0;
+        self.all.relieve()
     }
 
     /// Their definitions may be in a hole.

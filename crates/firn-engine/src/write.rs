@@ -138,7 +138,7 @@ impl Engine {
             self.index.requeue(rows.shard);
         })?;
         self.announce(in_flight.seq, rows);
-        shard.stage(position, memory.split(firn_head::bound_bytes_of(rows)));
+        shard.stage(position, memory);
         staged.push(Staged { shard: rows.shard, stream, segment, position, _in_flight: in_flight });
         Ok(())
     }

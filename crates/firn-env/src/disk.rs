@@ -65,6 +65,12 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// Bytes still free for this disk's user.
     fn free_bytes(&self) -> Result<u64>;
 
+    /// What who writes little at a time should fill before it begins the next: the device writes so many bytes as a
+    /// whole. 8 where a cache lies in between.
+    fn unit_bytes(&self) -> u64 {
+        8
+    }
+
     /// Locks the root folder against other processes until the lock is dropped.
     ///
     /// # Errors
@@ -105,6 +111,12 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
     /// Length in bytes.
     fn len(&self) -> Result<u64>;
 
+    /// The file as memory, where the processor writes to the device itself: there is no call into the system to wait
+    /// for then, and [`DiskFile::write_at`] is a copy.
+    fn memory(&self) -> Option<&dyn Memory> {
+        None
+    }
+
     /// All bytes of a file that nobody changes from now on: mapped into memory where the disk can, else
     /// a copy.
     ///
@@ -122,6 +134,16 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
     fn is_empty(&self) -> Result<bool> {
         Ok(self.len()? == 0)
     }
+}
+
+/// Byte-addressable memory behind a file. What was written survives a crash once its cache lines were written back and a
+/// fence came after that; before, each line may be lost or kept by itself.
+pub trait Memory: fmt::Debug + Send + Sync {
+    /// Begins to write the cache lines of `len` bytes at `offset` back, whichever thread wrote them.
+    fn write_back(&self, offset: u64, len: u64);
+
+    /// Waits until everything is durable that this thread has begun to write back, in any file of the disk.
+    fn fence(&self);
 }
 
 /// Refuses a path that is not a [`DiskPath`]: absolute, or with an empty, `.` or `..` part. `""` is

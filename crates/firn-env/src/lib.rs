@@ -1,6 +1,6 @@
 //! Env: the outside world behind traits.
 //!
-//! **Owns** the seams [`Disk`], [`Bucket`] and [`Clock`] and their real forms: [`LocalDisk`],
+//! **Owns** the seams [`Disk`], [`Bucket`] and [`Clock`] and their real forms: [`LocalDisk`], [`MemoryDisk`],
 //! [`FolderBucket`], `RemoteBucket` (S3, Google, Azure; feature `remote`, as it alone needs an HTTP
 //! client) and [`SystemClock`]. `open_bucket` chooses by URL. The simulated forms live in `firn-sim`
 //! (a development room); both kinds pass [`conformance`].
@@ -12,7 +12,7 @@
 //! one after [`Disk::sync_dir`]; a bucket's `put` is atomic and durable when it returns; a `put` with
 //! a condition reaches a store at most once; every call to a store ends within a set time.
 //!
-//! Reading order: `disk`, `local`, `syncers`, `mapped`, `bucket`, `folder`, `remote` (`store`, `fetch`), `open`, `copy`,
+//! Reading order: `disk`, `local`, `syncers`, `mapped`, `lines`, `memory`, `bucket`, `folder`, `remote` (`store`, `fetch`), `open`, `copy`,
 //! `clock`, `conformance`.
 
 mod bucket;
@@ -22,8 +22,10 @@ mod copy;
 mod disk;
 mod folder;
 mod io_error;
+mod lines;
 mod local;
 mod mapped;
+mod memory;
 #[cfg(feature = "remote")]
 mod open;
 #[cfg(feature = "remote")]
@@ -35,10 +37,12 @@ use std::sync::Arc;
 pub use bucket::{Bucket, ObjectInfo, PutMode, RangeRequest, check_key, corrupt_range};
 pub use clock::{Clock, SystemClock};
 pub use copy::{copy_file, copy_object};
-pub use disk::{Disk, DiskFile, DiskPath, FolderLock, OpenMode, check_path};
+pub use disk::{Disk, DiskFile, DiskPath, FolderLock, Memory, OpenMode, check_path};
 pub use folder::FolderBucket;
+pub use lines::{LINE_BYTES, Lines, Mapping};
 pub use local::{LOCK_FILE, LocalDisk};
 pub use mapped::Mapped;
+pub use memory::MemoryDisk;
 #[cfg(feature = "remote")]
 pub use open::{open_bucket, open_bucket_with};
 #[cfg(feature = "remote")]

@@ -102,7 +102,7 @@ fn write(head: &Head, budget: &Budget, batch: &RowBatch, seq: u64, times: &mut T
         let payload = writer.encode(CommitSeq(seq), rows, 1);
         times.log_bytes += payload.len() as u64;
         let encoded = Instant::now();
-        writer.stage(LogPosition(seq), given.split(1 << 20));
+        writer.stage(LogPosition(seq), &mut given);
         let staged = Instant::now();
         drop(writer);
         head.publish(rows.shard, LogPosition(seq));

@@ -196,8 +196,7 @@ impl Shard {
             let part = input.form.held().lock().split(missing);
             held.merge(part);
         }
-        let mut nothing = self.budget.empty(pool);
-        hold(&mut held, need, &mut nothing);
+        hold(&mut held, need, None);
     }
 
     fn job(&self, inputs: &[Arc<Part>], effort: Effort) -> Option<ConvertJob> {

@@ -36,7 +36,9 @@ pub struct Head {
     last: Mutex<Option<HeadSnapshot>>,
 }
 
-/// A shard, and how often it may have changed.
+/// A shard, and how often it may have changed. On cache lines of its own (processors fetch them in pairs), so that
+/// who writes to its neighbour is not slowed down.
+#[repr(align(128))]
 struct SharedShard {
     /// Counted up under the lock, read without.
     version: AtomicU64,
@@ -446,22 +448,22 @@ impl ShardWriter<'_> {
     }
 
     /// What was encoded last is in the log at `position`: its rows go into the arena, not visible
-    /// before [`Head::publish`]. What they take is taken from `reserved` ([`bound_bytes`]), the rest
-    /// is given back.
+    /// before [`Head::publish`]. What they take is taken out of `reserved` ([`bound_bytes`]); who has written all
+    /// that it is for gives the rest back.
     ///
     /// # Panics
     /// If nothing was encoded since the last call.
-    pub fn stage(&mut self, position: LogPosition, reserved: Reservation) {
+    pub fn stage(&mut self, position: LogPosition, reserved: &mut Reservation) {
         self.shard.stage(position, reserved);
     }
 
     /// Takes in rows of transaction `seq`, of this shard and encoded by [`crate::encode_apart`]: between what is
     /// staged and what will be, in an arena of their own, not visible before [`Head::decide_apart`]. What
-    /// they take is taken from `reserved` ([`bound_bytes_of`]), the rest is given back.
+    /// they take is taken out of `reserved` ([`bound_bytes_of`]).
     ///
     /// # Panics
     /// If `payload` is none.
-    pub fn stage_apart(&mut self, seq: CommitSeq, payload: &[u8], reserved: Reservation) {
+    pub fn stage_apart(&mut self, seq: CommitSeq, payload: &[u8], reserved: &mut Reservation) {
         self.shard.stage_apart(seq, payload, reserved);
     }
 

@@ -141,7 +141,7 @@ impl Shard {
             budget,
         };
         shard.take_turns();
-        shard.hold_all();
+        shard.hold(None);
         shard
     }
 
@@ -168,7 +168,7 @@ impl Shard {
     }
 
     /// See [`crate::ShardWriter::stage`].
-    pub(crate) fn stage(&mut self, position: LogPosition, mut given: Reservation) {
+    pub(crate) fn stage(&mut self, position: LogPosition, given: &mut Reservation) {
         let (pending, bytes) = self.encoder.take_pending().expect("encode comes before stage");
         debug_assert!(
             self.staged.back().is_none_or(|last| last.position < position),
@@ -195,15 +195,15 @@ impl Shard {
         };
         self.staged.push_back(staged);
         self.appended_through = position;
-        self.hold(&mut given);
+        self.hold(Some(given));
     }
 
     /// See [`crate::ShardWriter::stage_apart`].
-    pub(crate) fn stage_apart(&mut self, seq: CommitSeq, bytes: &[u8], mut given: Reservation) {
+    pub(crate) fn stage_apart(&mut self, seq: CommitSeq, bytes: &[u8], given: &mut Reservation) {
         let apart = self.append_apart(seq, bytes).expect("the payload was encoded here");
         self.active().staged_count += 1;
         self.apart.push(apart);
-        self.hold(&mut given);
+        self.hold(Some(given));
         self.seal();
     }
 
@@ -246,7 +246,7 @@ impl Shard {
         if let Ok(apart) = &appended {
             self.show_apart(apart);
         }
-        self.hold_all();
+        self.hold(None);
         self.seal();
         self.settle();
         let context = || format!("a transaction's rows of shard {}", self.id.0);
@@ -256,7 +256,7 @@ impl Shard {
     /// See [`crate::ShardWriter::abandon`].
     pub(crate) fn abandon(&mut self) {
         self.encoder.restart();
-        self.hold_all();
+        self.hold(None);
     }
 
     /// See [`crate::Head::publish`].
@@ -334,7 +334,7 @@ impl Shard {
             active.show(end, seq, rows.range, rows.row_count, position);
         }
         self.appended_through = position;
-        self.hold_all();
+        self.hold(None);
         self.settle();
         Ok(rows)
     }
@@ -372,7 +372,7 @@ impl Shard {
         let arena = OpenArena::new(generation, series_count, &self.budget, &self.epochs);
         self.open.push_back(arena);
         self.encoder.enter_arena();
-        self.hold_all();
+        self.hold(None);
     }
 
     /// Seals, for a flush. Returns the position that has to be durable and published first.
@@ -448,17 +448,11 @@ impl Shard {
     }
 
     /// Makes the reservations equal to what is held: first from `given`, then from the budget, whatever it has left.
-    fn hold(&mut self, given: &mut Reservation) {
-        let arena = Arc::clone(&self.active().arena);
-        hold(&mut arena.held.lock(), arena.heap_bytes(), given);
+    fn hold(&mut self, mut given: Option<&mut Reservation>) {
+        let arena = &self.open.back().expect("a shard always has an arena that grows").arena;
+        hold(&mut arena.held.lock(), arena.heap_bytes(), given.as_deref_mut());
         let state_bytes = self.encoder.heap_bytes();
         hold(&mut self.encoder.held, state_bytes, given);
-    }
-
-    /// As [`Shard::hold`] with nothing given.
-    fn hold_all(&mut self) {
-        let mut nothing = self.budget.empty(Pool::Head);
-        self.hold(&mut nothing);
     }
 
     /// Sealed arenas whose rows are all decided become parts.
@@ -593,14 +587,16 @@ fn find(open: &mut VecDeque<OpenArena>, generation: u64) -> Option<&mut OpenAren
     open.iter_mut().find(|open| open.generation == generation)
 }
 
-/// Makes `held` equal to `need` bytes, out of `given` as far as it goes.
-pub(crate) fn hold(held: &mut Reservation, need: u64, given: &mut Reservation) {
+/// Makes `held` equal to `need` bytes, out of `given` as far as it goes. Mostly it is: then nothing is touched that
+/// threads share.
+pub(crate) fn hold(held: &mut Reservation, need: u64, given: Option<&mut Reservation>) {
     let have = held.bytes();
-    if need < have {
+    if need <= have {
         held.shrink(have - need);
         return;
     }
-    held.merge(given.split(need - have));
-    let missing = need - held.bytes();
-    held.take(missing);
+    if let Some(given) = given {
+        held.move_from(given, need - have);
+    }
+    held.take(need - held.bytes());
 }

@@ -13,6 +13,12 @@
 //! **The pipeline.** What comes in while a batch is synced is written behind it meanwhile, once there
 //! is enough of it: the tail of one batch, its sync, overlaps the body of the next.
 //!
+//! **Company.** Where several threads commit, a leader lets those run first that are ready to: what they append comes into
+//! its batch. One sync then carries most of what would have come in while it ran. Who commits alone waits for nobody.
+//!
+//! **Byte-addressable memory** needs none of this: a thread copies what waits under the lock, writes the cache lines of
+//! everything that is not durable back, also what others have copied, and fences. Nobody leads, nobody sleeps.
+//!
 //! Waiters of the batch in flight and of the next batch wait on different condition variables:
 //! when a batch is durable all of its waiters wake, and just one of the next to lead it.
 //!
@@ -23,15 +29,16 @@ use std::sync::Arc;
 use firn_env::DiskFile;
 use firn_model::{Error, LogPosition, Result};
 
-use super::sync::{Condvar, Mutex, MutexGuard};
+use super::sync::{Condvar, Mutex, MutexGuard, yield_now};
 use crate::entry::EntryRef;
-use crate::queue::{Batch, Counters, Pushed, State};
+use crate::queue::{Batch, Counters, Pushed, State, Written};
 use crate::segment::{Header, SegmentNo};
 
 /// One stream's waiting entries and the segment that they go to.
 #[derive(Debug)]
 pub(crate) struct Queue {
     name: String,
+    is_memory: bool,
     state: Mutex<State>,
     /// Waiters of batch `n` are at `n % 2`; only the one in flight and the next can have any.
     done: [Condvar; 2],
@@ -46,13 +53,24 @@ impl Queue {
         file: Arc<dyn DiskFile>,
         unit_bytes: u64,
     ) -> Queue {
+        let is_memory = file.memory().is_some();
         let state = Mutex::new(State::new(header, file, unit_bytes));
-        Queue { name, state, done: [Condvar::new(), Condvar::new()] }
+        Queue { name, is_memory, state, done: [Condvar::new(), Condvar::new()] }
+    }
+
+    /// Whether its device is byte-addressable memory.
+    pub(crate) fn is_memory(&self) -> bool {
+        self.is_memory
     }
 
     /// The current segment.
     pub(crate) fn segment(&self) -> SegmentNo {
         self.state.lock().segment.header.number
+    }
+
+    /// Length of the current segment's file.
+    pub(crate) fn segment_bytes(&self) -> u64 {
+        self.state.lock().segment.header.bytes
     }
 
     /// End of all that was appended.
@@ -77,15 +95,55 @@ impl Queue {
     /// `Unavailable` if what ends at `position` failed; it may or may not be there after a crash.
     pub(crate) fn commit(&self, position: LogPosition, sync: bool) -> Result<()> {
         let mut state = self.state.lock();
-        while !state.is_committed(position, &self.name)? {
-            state = self.wait_or_lead(state, position, sync);
+        state.enter();
+        let mut gathers = sync;
+        let outcome = loop {
+            match state.is_committed(position, &self.name) {
+                Ok(false) => {}
+                decided => break decided.map(|_| ()),
+            }
+            let is_mine = !state.is_led && !state.is_ahead;
+            if gathers && is_mine && state.has_company() {
+                gathers = false;
+                drop(state);
+                yield_now();
+                state = self.state.lock();
+            } else {
+                state = self.wait_or_lead(state, position, sync);
+            }
+        };
+        state.leave();
+        outcome
+    }
+
+    /// Whether a commit of `position` would lead now, and should let others come along first.
+    pub(crate) fn gathers(&self, position: LogPosition) -> bool {
+        let state = self.state.lock();
+        !state.is_led && !state.is_ahead && state.committed < position && state.has_company()
+    }
+
+    /// On byte-addressable memory: copies what waits there, if `position` is not durable, and says what has to be
+    /// written back and fenced. [`Queue::persisted`] follows.
+    ///
+    /// # Errors
+    /// `Unavailable` as for [`Queue::commit`].
+    pub(crate) fn write_through(&self, position: LogPosition) -> Result<Option<Written>> {
+        let mut state = self.state.lock();
+        if state.is_committed(position, &self.name)? {
+            return Ok(None);
         }
-        Ok(())
+        state.write_through().map(Some)
+    }
+
+    /// What [`Queue::write_through`] returned was written back and fenced.
+    pub(crate) fn persisted(&self, written: &Written) {
+        self.state.lock().persisted(written);
     }
 
     /// What there is to do for `position`: nothing, to lead, or to wait for another thread that
     /// leads. Who is to lead may take the turn of other queues too before it writes.
     pub(crate) fn turn(&self, position: LogPosition) -> Turn<'_> {
+        debug_assert!(!self.is_memory, "on memory nobody leads");
         let mut state = self.state.lock();
         match state.is_committed(position, &self.name) {
             Ok(true) => Turn::Done(Ok(())),
@@ -135,6 +193,9 @@ impl Queue {
         position: LogPosition,
         sync: bool,
     ) -> MutexGuard<'a, State> {
+        if self.is_memory {
+            return self.persist(state);
+        }
         if !state.is_led && !state.is_ahead {
             return self.lead(state, sync);
         }
@@ -144,6 +205,17 @@ impl Queue {
         let is_next = !state.is_led || position > state.in_flight_end;
         let batch = state.batch + u64::from(is_next);
         self.done[(batch % 2) as usize].wait(&mut state);
+        state
+    }
+
+    fn persist<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        // A failure is in the state then, where each who waits finds it.
+        let Ok(written) = state.write_through() else { return state };
+        drop(state);
+        written.write_back();
+        written.fence();
+        let mut state = self.state.lock();
+        state.persisted(&written);
         state
     }
 

@@ -1,12 +1,14 @@
 //! A model of the group commit: `commit.rs` compiled against a scheduler that tries many
 //! interleavings of its locks and condition variables, with a file that fails when told.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
-use firn_env::DiskFile;
+use firn_env::{DiskFile, Memory};
 use firn_model::{CommitSeq, Error, LogPosition, Result, ShardId};
-use shuttle::thread::{JoinHandle, spawn, yield_now};
+use shuttle::thread::{JoinHandle, ThreadId, current, spawn, yield_now};
 
 use crate::entry::{EntryKind, EntryRef};
 use crate::queue::Pushed;
@@ -22,6 +24,8 @@ use commit::{Queue, Turn};
 /// The locks under the model, in the form that `commit.rs` knows.
 mod sync {
     use std::ops::{Deref, DerefMut};
+
+    pub(crate) use shuttle::thread::yield_now;
 
     #[derive(Debug)]
     pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
@@ -290,6 +294,117 @@ fn a_rotation_among_writers_loses_nothing() {
             }
         });
     }
+}
+
+/// Byte-addressable memory: what was written is durable when a thread has written it back and fenced after that.
+#[derive(Default)]
+struct Lines(shuttle::sync::Mutex<LinesState>);
+
+#[derive(Default)]
+struct LinesState {
+    written: u64,
+    begun: HashMap<ThreadId, Vec<Range<u64>>>,
+    durable: Vec<Range<u64>>,
+}
+
+impl Lines {
+    /// Up to where all is durable.
+    fn durable(&self) -> u64 {
+        let mut ranges = self.0.lock().unwrap().durable.clone();
+        ranges.sort_by_key(|range| range.start);
+        let grow = |end: u64, range: &Range<u64>| {
+            if range.start <= end { end.max(range.end) } else { end }
+        };
+        ranges.iter().fold(0, grow)
+    }
+}
+
+impl fmt::Debug for Lines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Lines")
+    }
+}
+
+impl DiskFile for Lines {
+    fn read_at(&self, _: u64, _: &mut [u8]) -> Result<()> {
+        unreachable!("group commit does not read")
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let mut state = self.0.lock().unwrap();
+        assert_eq!(offset, state.written, "a gap or an overlap");
+        state.written += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn preallocate(&self, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        unreachable!("who has memory calls no system")
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(1 << 20)
+    }
+
+    fn memory(&self) -> Option<&dyn Memory> {
+        Some(self)
+    }
+}
+
+impl Memory for Lines {
+    fn write_back(&self, offset: u64, len: u64) {
+        yield_now();
+        let mut state = self.0.lock().unwrap();
+        assert!(offset + len <= state.written, "what was not written is written back");
+        state.begun.entry(current().id()).or_default().push(offset..offset + len);
+    }
+
+    fn fence(&self) {
+        yield_now();
+        let mut state = self.0.lock().unwrap();
+        let begun = state.begun.remove(&current().id()).unwrap_or_default();
+        state.durable.extend(begun);
+    }
+}
+
+#[test]
+fn on_memory_who_returns_has_all_before_it_durable_too() {
+    check(|| {
+        let [old, new] = [Arc::<Lines>::default(), Arc::<Lines>::default()];
+        let queue = Queue::new("model".into(), header(1), Arc::<Lines>::clone(&old), 8);
+        let queue = Arc::new(queue);
+        let writer = |way: usize| {
+            let (queue, old) = (Arc::clone(&queue), Arc::clone(&old));
+            spawn(move || {
+                for _ in 0..2 {
+                    let Some((segment, position)) = append(&queue, &[1; 9]) else { return };
+                    // As a commit over several streams does it, and as one over one stream does.
+                    if way == 0 {
+                        if let Some(written) = queue.write_through(position).unwrap() {
+                            written.write_back();
+                            written.fence();
+                            queue.persisted(&written);
+                        }
+                    } else {
+                        queue.commit(position, true).unwrap();
+                    }
+                    assert!(segment != SegmentNo(1) || old.durable() >= position.0);
+                }
+            })
+        };
+        let threads: Vec<_> = (0..3).map(writer).collect();
+        let end = queue.rotate(header(2), Arc::<Lines>::clone(&new));
+        assert!(old.durable() >= end.0);
+        let (_, position) = append(&queue, &[2; 9]).unwrap();
+        queue.commit(position, true).unwrap();
+        assert!(new.durable() >= position.0 - end.0);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    });
 }
 
 /// Many random schedules and many with few, well placed switches.

@@ -47,5 +47,5 @@ mod commit_model;
 
 pub use entry::{EntryKind, EntryRef};
 pub use log::{Append, Log, LogOptions, LogStats, StreamId, SyncPolicy};
-pub use recover::{ReplayEntry, ReplayReport};
+pub use recover::{ReplayEntry, ReplayReport, Stored};
 pub use segment::SegmentNo;

@@ -11,7 +11,7 @@ use crate::entry::EntryRef;
 use crate::recover::{FoundStream, ReplayEntry, ReplayReport};
 use crate::segment::{self, SegmentNo};
 use crate::stream::Stream;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, yield_now};
 
 /// One of the log's parallel streams. Dense from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -239,9 +239,15 @@ impl Log {
     /// `Unavailable` when a write or sync failed: those entries may or may not be there after a
     /// crash, and are not there if the process lives on. The others in the list are committed.
     pub fn commit(&self, positions: &[(StreamId, LogPosition)]) -> Result<()> {
-        let sync = self.options.sync == SyncPolicy::Always;
-        let mut outcome = Ok(());
         let queue = |stream| self.stream(stream).queue();
+        if positions.first().is_some_and(|first| queue(first.0).is_memory()) {
+            return self.persist(positions);
+        }
+        let sync = self.options.sync == SyncPolicy::Always;
+        if sync && positions.iter().any(|&(stream, position)| queue(stream).gathers(position)) {
+            yield_now();
+        }
+        let mut outcome = Ok(());
         let (mut mine, mut open) = (Vec::new(), Vec::new());
         for &(stream, position) in positions {
             match queue(stream).turn(position) {
@@ -263,6 +269,25 @@ impl Log {
                 outcome = outcome.and(queue(stream).sync());
             }
         }
+        outcome
+    }
+
+    /// A commit on byte-addressable memory, whatever the policy: it is no dearer than to leave it out. One fence for
+    /// all streams.
+    fn persist(&self, positions: &[(StreamId, LogPosition)]) -> Result<()> {
+        let (mut outcome, mut written) = (Ok(()), Vec::with_capacity(positions.len()));
+        for &(stream, position) in positions {
+            let queue = self.stream(stream).queue();
+            match queue.write_through(position) {
+                Ok(one) => written.extend(one.map(|one| (queue, one))),
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
+        }
+        written.iter().for_each(|(_, one)| one.write_back());
+        if let Some((_, last)) = written.last() {
+            last.fence();
+        }
+        written.iter().for_each(|(queue, one)| queue.persisted(one));
         outcome
     }
 
@@ -328,19 +353,18 @@ impl Log {
         let Some(streams) = self.streams.get() else {
             return LogStats { bytes: self.found_bytes, ..LogStats::default() };
         };
-        let (mut stats, mut spare_count) = (LogStats::default(), 0);
+        let mut stats = LogStats::default();
         for stream in streams {
             let counters = stream.queue().counters();
             stats.bytes += stream.live_bytes();
             stats.segments += stream.segment_count() as u64;
-            spare_count += stream.spare_count() as u64;
+            stats.disk_bytes += stream.disk_bytes();
             stats.entries += counters.entries;
             stats.written_bytes += counters.bytes;
             stats.writes += counters.writes;
             stats.syncs += counters.syncs;
             stats.failures += counters.failures;
         }
-        stats.disk_bytes = (stats.segments + spare_count) * self.options.segment_bytes;
         stats
     }
 

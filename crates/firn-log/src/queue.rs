@@ -75,6 +75,10 @@ pub(crate) struct State {
     ahead_failure: Option<Arc<str>>,
     failed: VecDeque<Failed>,
     pub(crate) counters: Counters,
+    /// Threads that are in a commit now.
+    callers: u32,
+    /// The most of them since the last batch was taken, and before that one.
+    crowd: [u32; 2],
     /// Batches end at multiples of this in the file.
     unit_bytes: u64,
 }
@@ -117,6 +121,8 @@ impl State {
             ahead_failure: None,
             failed: VecDeque::new(),
             counters: Counters::default(),
+            callers: 0,
+            crowd: [0; 2],
             unit_bytes,
         };
         state.begin_segment();
@@ -159,9 +165,26 @@ impl State {
         failed.map_or(self.committed.min(position), |failed| failed.after)
     }
 
+    /// A thread begins to wait for a commit.
+    pub(crate) fn enter(&mut self) {
+        self.callers += 1;
+        self.crowd[0] = self.crowd[0].max(self.callers);
+    }
+
+    /// It has what it waited for.
+    pub(crate) fn leave(&mut self) {
+        self.callers -= 1;
+    }
+
+    /// Whether others are likely to come along if the next batch waits for them.
+    pub(crate) fn has_company(&self) -> bool {
+        self.crowd.iter().any(|&crowd| crowd > 1)
+    }
+
     /// Hands the whole buffer to a leader. What was written ahead is a part of its batch.
     pub(crate) fn take_batch(&mut self) -> Batch {
         let batch = self.take_buffer();
+        self.crowd = [self.callers, self.crowd[0]];
         self.in_flight_end = self.end;
         self.batch += 1;
         self.is_led = true;
@@ -221,6 +244,36 @@ impl State {
             },
             durable: self.durable,
             zeros: if self.segment.header.is_recycled { room.min(END_BYTES as u64) } else { 0 },
+        }
+    }
+
+    /// Copies all that waits into byte-addressable memory. Returns what is not durable there.
+    ///
+    /// # Errors
+    /// What the device says; the stream has failed then.
+    pub(crate) fn write_through(&mut self) -> Result<Written> {
+        let mut batch = self.take_buffer();
+        self.in_flight_end = self.end;
+        if let Err(error) = batch.write() {
+            self.fail(&error.to_string());
+            return Err(error);
+        }
+        let (number, file) = (batch.number, Arc::clone(&batch.file));
+        let offset = self.durable.0 - self.segment.header.base.0;
+        let len = self.segment.written_bytes + batch.zeros - offset;
+        self.keep_spare(batch);
+        Ok(Written { number, file, offset, len, end: self.end })
+    }
+
+    /// What [`State::write_through`] returned is durable, and with it all before.
+    pub(crate) fn persisted(&mut self, written: &Written) {
+        // Who went on in another segment, or gave this one up, has seen to what was in it.
+        let is_current = self.segment.header.number == written.number;
+        if is_current && self.segment.failed_at.is_none() {
+            self.durable = self.durable.max(written.end);
+            self.committed = self.durable;
+            self.counters.writes += 1;
+            self.counters.syncs += 1;
         }
     }
 
@@ -311,6 +364,33 @@ impl Segment {
 impl Failed {
     fn holds(&self, position: LogPosition) -> bool {
         self.after < position && position <= self.through
+    }
+}
+
+/// Bytes that are in byte-addressable memory, but perhaps in a processor's cache still. They may be of several threads:
+/// who needs its own durable writes the lines of all before back, so nobody waits for another to do it.
+#[derive(Debug)]
+pub(crate) struct Written {
+    number: SegmentNo,
+    file: Arc<dyn DiskFile>,
+    offset: u64,
+    len: u64,
+    end: LogPosition,
+}
+
+impl Written {
+    /// Begins to make them durable; a [`Written::fence`] behind this ends it.
+    pub(crate) fn write_back(&self) {
+        if let Some(memory) = self.file.memory() {
+            memory.write_back(self.offset, self.len);
+        }
+    }
+
+    /// See [`firn_env::Memory::fence`].
+    pub(crate) fn fence(&self) {
+        if let Some(memory) = self.file.memory() {
+            memory.fence();
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::segment::{self, HEADER_BYTES, Header, Previous, SegmentNo};
 use crate::stream::{OldSegment, Resume};
 use crate::{LogOptions, StreamId};
 
-pub use replay::{ReplayEntry, ReplayReport};
+pub use replay::{ReplayEntry, ReplayReport, Stored};
 
 /// A tail is made durable in steps of this.
 const REWRITE_BYTES: u64 = 1 << 20;
@@ -147,7 +147,7 @@ impl FoundStream {
         let old_of = |segment: &FoundSegment| {
             // Nobody needs what was never used: its file is taken for the next segment.
             let end = if segment.is_blank() { LogPosition(0) } else { replayed.base_min };
-            OldSegment { number: segment.number, end }
+            OldSegment { number: segment.number, end, bytes: segment.file_bytes }
         };
         let mut old: Vec<OldSegment> = self.segments.iter().map(old_of).collect();
         // A segment ends where the next one begins, if that is known.

@@ -25,7 +25,7 @@ const COVERED_BYTES: usize = 72;
 
 const MAGIC: [u8; 8] = *b"FIRNLOG\0";
 
-/// In place of a header: the file was used before and is not used yet. What lies behind is older.
+/// In place of a header: the file is not used yet. What lies behind is zeros, or of an older segment.
 const BLANK_MAGIC: [u8; 8] = *b"FIRNBLNK";
 
 /// What is written, and the newest that can be read.
@@ -184,6 +184,15 @@ pub(crate) fn is_blank(head: &[u8]) -> bool {
     head.chunks(COPY_BYTES).any(|copy| copy.starts_with(&BLANK_MAGIC))
 }
 
+/// What is in place of a header: a start need not read the rest of the file to know that it has nothing.
+fn blank_head() -> [u8; HEADER_BYTES] {
+    let mut head = [0; HEADER_BYTES];
+    for copy in head.chunks_mut(COPY_BYTES) {
+        copy[..BLANK_MAGIC.len()].copy_from_slice(&BLANK_MAGIC);
+    }
+    head
+}
+
 /// A segment file that has its full length, is not used yet, and is durable as such.
 #[derive(Clone, Debug)]
 pub(crate) struct Blank {
@@ -209,6 +218,7 @@ pub(crate) fn create_blank(
     let made = (|| {
         let file = disk.open(&path, OpenMode::Create)?;
         file.preallocate(bytes)?;
+        file.write_at(0, &blank_head())?;
         file.sync()?;
         disk.sync_dir(&folder(stream))?;
         Ok(Blank { number, file, bytes, nonce, is_recycled: false })
@@ -239,11 +249,7 @@ pub(crate) fn recycle(
     if file.len()? != bytes {
         return Ok(None);
     }
-    let mut head = [0; HEADER_BYTES];
-    for copy in head.chunks_mut(COPY_BYTES) {
-        copy[..BLANK_MAGIC.len()].copy_from_slice(&BLANK_MAGIC);
-    }
-    file.write_at(0, &head)?;
+    file.write_at(0, &blank_head())?;
     file.sync()?;
     disk.rename(&source, &target)?;
     disk.sync_dir(&folder(stream))?;

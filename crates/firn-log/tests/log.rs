@@ -1,4 +1,4 @@
-//! The log against a simulated disk: crashes at any operation, failing operations, damage, threads.
+//! The log against simulated devices: crashes at any operation, failing operations, damage, threads.
 
 #[path = "log/crash.rs"]
 mod crash;
@@ -6,6 +6,8 @@ mod crash;
 mod damage;
 #[path = "log/edges.rs"]
 mod edges;
+#[path = "log/memory.rs"]
+mod memory;
 #[path = "log/policy.rs"]
 mod policy;
 #[path = "log/threads.rs"]

@@ -238,10 +238,13 @@ impl Reservation {
     /// Counts `bytes` more that are in use already, or that must be: what was read back at the start, what a shard
     /// needs whose rows are durable. The limit may be passed by it; everybody else is refused then.
     pub fn take(&mut self, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
         let mut state = Some(&self.budget);
         while let Some(Budget(budget)) = state {
             let used = budget.used_bytes.fetch_add(bytes, Ordering::Relaxed);
-            budget.peak_bytes.fetch_max(used + bytes, Ordering::Relaxed);
+            budget.note_peak(used + bytes);
             budget.pools[self.pool as usize].fetch_add(bytes, Ordering::Relaxed);
             state = budget.whole.as_ref();
         }
@@ -251,8 +254,10 @@ impl Reservation {
     /// Gives `bytes` back, at most all.
     pub fn shrink(&mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);
-        self.bytes -= bytes;
-        self.budget.0.give_back(self.pool, bytes);
+        if bytes > 0 {
+            self.bytes -= bytes;
+            self.budget.0.give_back(self.pool, bytes);
+        }
     }
 
     /// Takes `bytes` (at most all) out into a reservation of their own.
@@ -264,9 +269,20 @@ impl Reservation {
 
     /// Puts `other` into this one; its bytes now count for this pool.
     pub fn merge(&mut self, mut other: Reservation) {
-        let bytes = std::mem::take(&mut other.bytes);
+        let bytes = other.bytes;
+        self.move_from(&mut other, bytes);
+    }
+
+    /// Takes `bytes` (at most all) out of `other`; they now count for this pool. Within a pool nothing is touched
+    /// that threads share.
+    pub fn move_from(&mut self, other: &mut Reservation, bytes: u64) {
         debug_assert!(Arc::ptr_eq(&self.budget.0, &other.budget.0), "reservations of two budgets");
+        let bytes = bytes.min(other.bytes);
+        other.bytes -= bytes;
         self.bytes += bytes;
+        if self.pool == other.pool {
+            return;
+        }
         let mut state = Some(&self.budget);
         while let Some(Budget(budget)) = state {
             budget.pools[other.pool as usize].fetch_sub(bytes, Ordering::Relaxed);
@@ -330,9 +346,16 @@ impl State {
             self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return Err(error);
         }
-        self.peak_bytes.fetch_max(used + bytes, Ordering::Relaxed);
+        self.note_peak(used + bytes);
         self.pools[pool as usize].fetch_add(bytes, Ordering::Relaxed);
         Ok(true)
+    }
+
+    /// Looks first: writing what all threads share costs each of them.
+    fn note_peak(&self, used_bytes: u64) {
+        if used_bytes > self.peak_bytes.load(Ordering::Relaxed) {
+            self.peak_bytes.fetch_max(used_bytes, Ordering::Relaxed);
+        }
     }
 
     fn give_back(&self, pool: Pool, bytes: u64) {

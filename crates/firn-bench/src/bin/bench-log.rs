@@ -1,7 +1,7 @@
 //! What the log costs and what it gives: DecLog's transactions on memory and on a file, the log's own CPU and bytes,
 //! senders that wait for the device and senders that do not, and how soon all is there again after a kill.
 //!
-//! `bench-log --only words`, of ycsb, bytes, cpu, senders, recovery, kill; all without. The folder is that of temporary
+//! `bench-log --only words`, of ycsb, bytes, cpu, senders, plain, recovery, kill; all without. The folder is that of temporary
 //! files (`TMPDIR`); it decides which device is measured.
 
 use std::collections::BTreeMap;
@@ -24,13 +24,13 @@ use firn_bench::report::{Aim, finish, median};
 use firn_bench::server::Program;
 use firn_codec::Slots;
 use firn_env::{Clock, Disk, LocalDisk, OpenMode, SystemClock};
-use firn_head::{Head, HeadOptions, bound_bytes_of};
+use firn_head::{Head, HeadOptions, ShardWriter, bound_bytes, encode_apart};
 use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, StreamId, SyncPolicy};
 use firn_model::{
     Budget, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardBits, ShardId, Slot,
-    TimeRange,
+    TimeRange, encode_varint,
 };
-use firndb::{Db, Labels, Options, RecoveryProgress, local_env};
+use firndb::{Db, Labels, Lane, Options, RecoveryProgress, local_env};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -46,13 +46,15 @@ const SEGMENT_BYTES: u64 = 8 << 20;
 /// Samples of a sender's request, Prometheus' default.
 const BATCH: usize = 2_000;
 const SERIES_COUNT: usize = 100_000;
+/// Arenas that become columns beside 256 transactions, at most: more than come to wait in that time.
+const CONVERSIONS: usize = 8;
 
 fn main() -> Outcome<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    if let [word, folder, rounds] = args.as_slice()
+    if let [word, folder, rounds, more] = args.as_slice()
         && word == "--child"
     {
-        return write_and_wait(Path::new(folder), rounds.parse()?);
+        return write_and_wait(Path::new(folder), rounds.parse()?, more.parse()?);
     }
     let only = args.iter().skip_while(|arg| *arg != "--only").nth(1).cloned().unwrap_or_default();
     let wanted = |name: &str| only.is_empty() || only.split([' ', ',']).any(|word| word == name);
@@ -68,6 +70,9 @@ fn main() -> Outcome<()> {
     }
     if wanted("senders") {
         senders(&mut aims)?;
+    }
+    if wanted("plain") {
+        plain(&mut aims)?;
     }
     if wanted("recovery") {
         recovery(&mut aims)?;
@@ -119,13 +124,17 @@ enum Sink {
     Log { log: Log, encoded: bool },
 }
 
+/// On cache lines of its own.
+#[repr(align(128))]
+struct Apart<T>(T);
+
 /// A head, a log, and the newest point of each key.
 struct Store {
     head: Head,
     bits: ShardBits,
     budget: Budget,
     sink: Sink,
-    seq: AtomicU64,
+    seq: Apart<AtomicU64>,
     newest: Vec<AtomicI64>,
     is_cut: bool,
 }
@@ -184,12 +193,10 @@ fn ycsb(aims: &mut Vec<Aim>) -> Outcome<()> {
         grows(2),
         grows(5)
     );
-    aim(
-        aims,
-        "memory device, A: 1 thread's transactions over 2 threads' (1.8x)",
-        1.0 / grows(5),
-        1.0 / 1.8,
-    );
+    let ours = "memory device, A: 1 thread's transactions over 2 threads' (1.8x)";
+    aim(aims, ours, 1.0 / grows(5), 1.0 / 1.8);
+    let at = |arm: usize| scaling.get(&("A", ARMS[arm].1, 1)).copied().unwrap_or(f64::NAN);
+    aim(aims, "memory device, A, 1 thread: central's transactions over ours", at(2) / at(5), 1.0);
     Ok(())
 }
 
@@ -271,7 +278,7 @@ impl Store {
             bits,
             budget,
             sink,
-            seq: AtomicU64::new(0),
+            seq: Apart(AtomicU64::new(0)),
             newest: (0..KEY_COUNT).map(|_| AtomicI64::new(0)).collect(),
             is_cut: arm == Arm::Checkpoint,
         })
@@ -285,7 +292,7 @@ impl Store {
         threads: usize,
         start: Instant,
     ) -> Outcome<(u64, u64, Vec<u32>)> {
-        let mut driver = Driver::new(workload, KEY_COUNT, thread as u64 + 1);
+        let mut driver = Driver::new(workload, KEY_COUNT, thread, threads);
         let (mut keys, mut batch) = ([0; OPERATIONS], RowBatch::default());
         let (mut count, mut points, mut latencies) = (0u64, 0, Vec::new());
         while start.elapsed() < RUN {
@@ -295,18 +302,23 @@ impl Store {
                 self.read(&keys)?;
                 continue;
             }
-            // Threads never write one time of one key, as senders have series of their own.
-            let ts = (count * threads as u64) as i64 + thread as i64;
             for key in keys {
                 let newest = &self.newest[key];
-                let ts = if kind == Kind::Insert { ts } else { newest.load(Ordering::Relaxed) };
-                newest.fetch_max(ts, Ordering::Relaxed);
+                let ts = if kind == Kind::Insert {
+                    newest.store(count as i64, Ordering::Relaxed);
+                    count as i64
+                } else {
+                    newest.load(Ordering::Relaxed)
+                };
                 batch.push(series(key), ts, (scatter(count) % 100) as f64);
             }
             batch.sort(self.bits);
             points += batch.len() as u64;
             let before = Instant::now();
-            self.write(&batch)?;
+            match kind {
+                Kind::Update => self.update(&batch)?,
+                _ => self.write(&batch)?,
+            }
             latencies.push(before.elapsed().as_nanos().min(u128::from(u32::MAX)) as u32);
             batch.clear();
             if count.is_multiple_of(256) && thread == 0 {
@@ -316,14 +328,15 @@ impl Store {
         Ok((count, points, latencies))
     }
 
+    /// As the engine writes rows: shard by shard into log and head, then durable, then visible.
     fn write(&self, batch: &RowBatch) -> Outcome<()> {
         let mut ends: Vec<(StreamId, LogPosition)> = Vec::with_capacity(STREAM_COUNT);
         let mut staged: Vec<(ShardId, LogPosition)> = Vec::with_capacity(OPERATIONS);
         let point = [0x5a; POINT_BYTES];
+        let mut given = self.budget.reserve(Pool::Head, bound_bytes(batch))?;
         for rows in batch.by_shard() {
-            let given = self.budget.reserve(Pool::Head, bound_bytes_of(rows))?;
             let mut shard = self.head.shard(rows.shard);
-            let seq = CommitSeq(1 + self.seq.fetch_add(1, Ordering::Relaxed));
+            let seq = self.draw();
             let position = match &self.sink {
                 Sink::None | Sink::Central(_) => {
                     shard.encode(seq, rows, 1);
@@ -357,18 +370,62 @@ impl Store {
                     position
                 }
             };
-            shard.stage(position, given);
+            shard.stage(position, &mut given);
             staged.push((rows.shard, position));
         }
-        match &self.sink {
-            Sink::None => {}
-            Sink::Central(central) => central.commit(batch.cells().iter().map(|_| &point[..]))?,
-            Sink::Log { log, .. } => log.commit(&ends)?,
-        }
+        self.commit(batch, &ends)?;
         for (shard, position) in staged {
             self.head.publish(shard, position);
         }
         Ok(())
+    }
+
+    /// As the engine commits a transaction: one entry of the first stream with the rows of all shards, which are held
+    /// until it has its place, and lie in arenas of their own.
+    fn update(&self, batch: &RowBatch) -> Outcome<()> {
+        let mut given = self.budget.reserve(Pool::Head, bound_bytes(batch))?;
+        let rows: Vec<(ShardId, Vec<u8>)> =
+            batch.by_shard().map(|rows| (rows.shard, encode_apart(rows, self.bits))).collect();
+        let mut payload = Vec::new();
+        for (shard, bytes) in &rows {
+            encode_varint(u64::from(shard.0), &mut payload);
+            encode_varint(bytes.len() as u64, &mut payload);
+            payload.extend_from_slice(bytes);
+        }
+        let mut writers: Vec<ShardWriter<'_>> =
+            rows.iter().map(|&(shard, _)| self.head.shard(shard)).collect();
+        let (seq, shard, kind) = (self.draw(), ShardId(0), EntryKind::Transaction);
+        let mut ends = Vec::new();
+        if let Sink::Log { log, .. } = &self.sink {
+            let stream = log.stream_of(shard);
+            let entry = EntryRef { kind, shard, seq, payload: &payload };
+            while ends.is_empty() {
+                if let Append::At(end) = log.append(stream, log.segment(stream), &[entry])? {
+                    ends.push((stream, end));
+                }
+            }
+        }
+        for (writer, (_, bytes)) in writers.iter_mut().zip(&rows) {
+            writer.stage_apart(seq, bytes, &mut given);
+        }
+        drop(writers);
+        self.commit(batch, &ends)?;
+        rows.iter().for_each(|&(shard, _)| self.head.decide_apart(shard, seq, true));
+        Ok(())
+    }
+
+    fn commit(&self, batch: &RowBatch, ends: &[(StreamId, LogPosition)]) -> Outcome<()> {
+        let point = [0x5a; POINT_BYTES];
+        match &self.sink {
+            Sink::None => {}
+            Sink::Central(central) => central.commit(batch.cells().iter().map(|_| &point[..]))?,
+            Sink::Log { log, .. } => log.commit(ends)?,
+        }
+        Ok(())
+    }
+
+    fn draw(&self) -> CommitSeq {
+        CommitSeq(1 + self.seq.0.fetch_add(1, Ordering::Relaxed))
     }
 
     fn read(&self, keys: &[usize; OPERATIONS]) -> Outcome<()> {
@@ -383,6 +440,10 @@ impl Store {
 
     /// What the maintenance of an engine does beside.
     fn tend(&self) -> Outcome<()> {
+        for _ in 0..CONVERSIONS {
+            let Some(job) = self.head.plan_convert() else { break };
+            self.head.apply_convert(job.run()?);
+        }
         if let Sink::Log { log, .. } = &self.sink {
             if self.is_cut {
                 let streams = (0..log.stream_count()).map(|stream| StreamId(stream as u16));
@@ -465,10 +526,14 @@ fn bytes(aims: &mut Vec<Aim>) -> Outcome<()> {
 
 /// What a database logged, as its log has it.
 struct Logged {
-    /// Commits of some 64 entries: stream, shard, kind, payload.
+    /// Stream, shard, kind, payload.
     entries: Vec<(StreamId, ShardId, EntryKind, Vec<u8>)>,
+    payload_bytes: u64,
     sample_count: u64,
 }
+
+/// A request's twenty groups fall into so many of 64 shards.
+const ENTRIES_PER_REQUEST: usize = 17;
 
 fn cpu(aims: &mut Vec<Aim>) -> Outcome<()> {
     let logged = logged()?;
@@ -490,12 +555,17 @@ fn cpu(aims: &mut Vec<Aim>) -> Outcome<()> {
         };
         let log = start_log(Arc::new(LocalDisk::open(folder.path())?), options)?;
         let (start, cpu) = (Instant::now(), process_cpu_ns());
-        for commit in logged.entries.chunks(SHARD_COUNT) {
+        for commit in logged.entries.chunks(ENTRIES_PER_REQUEST) {
             append_all(&log, commit)?;
         }
         let (seconds, cpu) = (start.elapsed().as_secs_f64(), process_cpu_ns() - cpu);
         let samples = logged.sample_count as f64;
-        let bytes = log.stats().written_bytes as f64 / samples;
+        let written_bytes = log.stats().written_bytes;
+        if written_bytes < logged.payload_bytes {
+            let bytes = logged.payload_bytes;
+            return Err(format!("{written_bytes} bytes were written of {bytes}").into());
+        }
+        let bytes = written_bytes as f64 / samples;
         println!(
             "  {name:16} {:>6.1} ns CPU a sample, {bytes:.3} bytes a sample, {:.1} M samples/s",
             cpu / samples,
@@ -521,14 +591,10 @@ fn append_all(log: &Log, commit: &[(StreamId, ShardId, EntryKind, Vec<u8>)]) -> 
     Ok(log.commit(&ends.into_iter().collect::<Vec<_>>())?)
 }
 
-/// Ten rounds of the series through a database, taken from its log.
+/// Twenty rounds of the series through a database, taken from its log.
 fn logged() -> Outcome<Logged> {
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
-    let options =
-        Options { log_sync: SyncPolicy::Never, stream_count: STREAM_COUNT, ..Options::default() };
-    let db = Db::open_idle(local_env(folder.path())?, options, &RecoveryProgress::default())?;
-    let sample_count = write_rounds(&db, 10)?;
-    drop(db);
+    let sample_count = fill_and_kill(folder.path(), 20, 0)?;
     let options = LogOptions {
         stream_count: STREAM_COUNT,
         shard_count: SHARD_COUNT,
@@ -536,7 +602,7 @@ fn logged() -> Outcome<Logged> {
         sync: SyncPolicy::Never,
         unit_bytes: 8,
     };
-    let disk: Arc<dyn Disk> = Arc::new(LocalDisk::open(folder.path())?);
+    let disk = local_env(folder.path())?.disk;
     let log = Log::open(disk, Arc::new(SystemClock::new()) as Arc<dyn Clock>, options)?;
     let mut streams = Vec::new();
     for stream in 0..STREAM_COUNT as u16 {
@@ -553,9 +619,16 @@ fn logged() -> Outcome<Logged> {
         let before = entries.len();
         streams.iter_mut().for_each(|stream| entries.extend(stream.next()));
         if entries.len() == before {
-            return Ok(Logged { entries, sample_count });
+            break;
         }
     }
+    let payload_bytes = entries.iter().map(|entry| entry.3.len() as u64).sum();
+    // A sample of this kind takes about a byte.
+    if payload_bytes < sample_count / 4 {
+        let count = entries.len();
+        return Err(format!("{sample_count} samples left {count} entries in the log").into());
+    }
+    Ok(Logged { entries, payload_bytes, sample_count })
 }
 
 /// Writes `rounds` samples of each series in requests of [`BATCH`].
@@ -602,16 +675,16 @@ fn senders(aims: &mut Vec<Aim>) -> Outcome<()> {
     let sync_us = device_sync_us()?;
     println!("\ndevice: a sync of 4 KiB takes {sync_us:.0} us");
     println!(
-        "{:>8} {:8} {:>12} {:>12} {:>10} {:>10}",
-        "senders", "log.sync", "M samples/s", "CPU s/M", "p50 us", "p99 us"
+        "{:>8} {:8} {:>12} {:>12} {:>10} {:>10} {:>15}",
+        "senders", "log.sync", "M samples/s", "CPU s/M", "p50 us", "p99 us", "requests/sync"
     );
-    for count in [1usize, 32] {
+    for (count, sample_rounds) in [(1usize, 40), (32, 240)] {
         let mut rounds: [Vec<Sent>; 2] = [Vec::new(), Vec::new()];
         for _ in 0..3 {
             for (policy, into) in
                 [SyncPolicy::Always, SyncPolicy::Never].into_iter().zip(&mut rounds)
             {
-                into.push(send(count, policy)?);
+                into.push(send(count, policy, sample_rounds)?);
             }
         }
         let mut figures = Vec::new();
@@ -622,13 +695,15 @@ fn senders(aims: &mut Vec<Aim>) -> Outcome<()> {
                 cpu_s: middle(|sent| sent.cpu_s),
                 p50_us: middle(|sent| sent.p50_us),
                 p99_us: middle(|sent| sent.p99_us),
+                per_sync: middle(|sent| sent.per_sync),
             };
             println!(
-                "{count:>8} {name:8} {:>12.3} {:>12.4} {:>10.0} {:>10.0}",
+                "{count:>8} {name:8} {:>12.3} {:>12.4} {:>10.0} {:>10.0} {:>15.1}",
                 sent.per_s / 1e6,
                 sent.cpu_s,
                 sent.p50_us,
-                sent.p99_us
+                sent.p99_us,
+                sent.per_sync
             );
             figures.push(sent);
         }
@@ -656,16 +731,17 @@ struct Sent {
     cpu_s: f64,
     p50_us: f64,
     p99_us: f64,
+    /// Requests for each sync of one file.
+    per_sync: f64,
 }
 
-/// Twelve samples of each series, each sender with a share of the series.
-fn send(sender_count: usize, log_sync: SyncPolicy) -> Outcome<Sent> {
-    const ROUNDS: usize = 12;
+/// `rounds` samples of each series, each sender with a share of the series.
+fn send(sender_count: usize, log_sync: SyncPolicy, rounds: i64) -> Outcome<Sent> {
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
     let options = Options { log_sync, stream_count: STREAM_COUNT, ..Options::default() };
     let db = Db::open(local_env(folder.path())?, options)?;
     let refs = define(&db)?;
-    let start_ms = now_ms() - ROUNDS as i64 * 15_000;
+    let start_ms = now_ms() - rounds * 15_000;
     let (start, cpu) = (Instant::now(), process_cpu_ns());
     let outcomes: Vec<Outcome<Vec<f64>>> = std::thread::scope(|scope| {
         let senders: Vec<_> = refs
@@ -674,7 +750,7 @@ fn send(sender_count: usize, log_sync: SyncPolicy) -> Outcome<Sent> {
                 let db = &db;
                 scope.spawn(move || {
                     let (mut batch, mut latencies) = (RowBatch::default(), Vec::new());
-                    for round in 0..ROUNDS as i64 {
+                    for round in 0..rounds {
                         for part in share.chunks(BATCH) {
                             for series in part {
                                 let value = scatter(series.group.0 ^ (round as u64) << 40) % 100;
@@ -698,12 +774,13 @@ fn send(sender_count: usize, log_sync: SyncPolicy) -> Outcome<Sent> {
         latencies.extend(outcome?);
     }
     latencies.sort_by(f64::total_cmp);
-    let samples = (SERIES_COUNT * ROUNDS) as f64;
+    let samples = SERIES_COUNT as f64 * rounds as f64;
     Ok(Sent {
         per_s: samples / seconds,
         cpu_s: cpu / 1e9 / samples * 1e6,
         p50_us: latencies[latencies.len() / 2],
         p99_us: latencies[latencies.len() * 99 / 100],
+        per_sync: latencies.len() as f64 / db.stats().log.syncs.max(1) as f64,
     })
 }
 
@@ -722,17 +799,78 @@ fn device_sync_us() -> Outcome<f64> {
     Ok(median(times))
 }
 
+// ---- plain writes beside transactions ----
+
+/// What a plain insert costs where there were no transactions, after some, and while one is open.
+fn plain(aims: &mut Vec<Aim>) -> Outcome<()> {
+    const TRANSACTIONS: usize = 2_000;
+    println!("\nplain writes of {BATCH} samples, CPU ns a sample:");
+    let mut rounds: [Vec<f64>; 3] = Default::default();
+    for _ in 0..3 {
+        for ((transactions, is_open), into) in
+            [(0, false), (TRANSACTIONS, false), (TRANSACTIONS, true)].into_iter().zip(&mut rounds)
+        {
+            into.push(plain_ns(transactions, is_open)?);
+        }
+    }
+    let [without, after, open] = rounds.map(median);
+    println!(
+        "  no transactions {without:.1}, after {TRANSACTIONS} {after:.1}, beside an open one {open:.1}"
+    );
+    aim(aims, "plain writes: CPU after transactions over that without", after / without, 1.05);
+    aim(aims, "plain writes: CPU beside an open transaction over that", open / without, 1.05);
+    Ok(())
+}
+
+fn plain_ns(transactions: usize, is_open: bool) -> Outcome<f64> {
+    const ROUNDS: i64 = 20;
+    let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
+    let options = Options { log_sync: SyncPolicy::Never, ..Options::default() };
+    let db = Db::open_idle(local_env(folder.path())?, options, &RecoveryProgress::default())?;
+    let (refs, start_ms, mut batch) =
+        (define(&db)?, now_ms() - ROUNDS * 15_000, RowBatch::default());
+    let mut write_round = |round: i64| -> Outcome<()> {
+        for part in refs.chunks(BATCH) {
+            for series in part {
+                let value = scatter(series.group.0 ^ (round as u64) << 40) % 100;
+                batch.push(*series, start_ms + round * 15_000, value as f64);
+            }
+            db.write(&mut batch)?;
+            batch.clear();
+        }
+        Ok(())
+    };
+    // What every shard keeps is made by the first round.
+    write_round(0)?;
+    for idx in 0..transactions {
+        let mut transaction = db.begin()?;
+        for step in 0..OPERATIONS {
+            let series = refs[scatter((idx * OPERATIONS + step) as u64) as usize % refs.len()];
+            transaction.insert(series, start_ms, 1.0)?;
+        }
+        transaction.commit()?;
+    }
+    db.settle(Lane::Head)?;
+    let open = is_open.then(|| db.begin()).transpose()?;
+    let cpu = process_cpu_ns();
+    for round in 1..ROUNDS {
+        write_round(round)?;
+    }
+    let cpu = process_cpu_ns() - cpu;
+    drop(open);
+    Ok(cpu / (SERIES_COUNT as f64 * (ROUNDS - 1) as f64))
+}
+
 // ---- recovery ----
 
 fn recovery(aims: &mut Vec<Aim>) -> Outcome<()> {
-    const ROUNDS: usize = 100;
+    const ROUNDS: usize = 400;
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
-    let samples = fill_and_kill(folder.path(), ROUNDS)?;
+    let samples = fill_and_kill(folder.path(), ROUNDS, 0)?;
     println!("\nreplay of {:.1} M samples, 100k grouped series", samples as f64 / 1e6);
     let mut whole_s = f64::NAN;
     for threads in [1, 2] {
-        let times = (0..3).map(|_| open_s(folder.path(), threads)).collect::<Outcome<Vec<_>>>()?;
-        let (wall_s, cpu_s) = times[times.len() / 2];
+        let (wall_s, cpu_s) = open_s(folder.path(), threads)?;
         println!(
             "  {threads} threads: {wall_s:.3} s, {cpu_s:.3} s CPU, {:.1} M samples/s and core",
             samples as f64 / cpu_s / 1e6
@@ -743,32 +881,50 @@ fn recovery(aims: &mut Vec<Aim>) -> Outcome<()> {
         }
         whole_s = wall_s;
     }
-    let options = Options { recovery_threads: 2, ..Options::default() };
-    let db = Db::open_idle(local_env(folder.path())?, options, &RecoveryProgress::default())?;
-    db.flush()?;
-    write_rounds(&db, 1)?;
-    drop(db);
-    let times = (0..3).map(|_| open_s(folder.path(), 2)).collect::<Outcome<Vec<_>>>()?;
-    let (cut_s, _) = times[times.len() / 2];
-    println!("  with a checkpoint and a hundredth behind it: {cut_s:.3} s");
+    let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
+    fill_and_kill(folder.path(), ROUNDS, ROUNDS / 100)?;
+    let (cut_s, cpu_s) = open_s(folder.path(), 2)?;
+    println!("  with a checkpoint and a hundredth behind it: {cut_s:.3} s, {cpu_s:.3} s CPU");
     aim(aims, "recovery with a checkpoint over that without", cut_s / whole_s, 0.05);
     Ok(())
 }
 
-/// Wall and CPU seconds until it is open.
+/// Wall and CPU seconds until what a kill left is open, the middle of five. Opening changes a folder, so each opens a copy.
 fn open_s(folder: &Path, recovery_threads: usize) -> Outcome<(f64, f64)> {
-    let options = Options { recovery_threads, ..Options::default() };
-    let (start, cpu) = (Instant::now(), process_cpu_ns());
-    let db = Db::open_idle(local_env(folder)?, options, &RecoveryProgress::default())?;
-    let times = (start.elapsed().as_secs_f64(), (process_cpu_ns() - cpu) / 1e9);
-    drop(db);
-    Ok(times)
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        let copy = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
+        copy_folder(folder, copy.path())?;
+        let options =
+            Options { recovery_threads, stream_count: STREAM_COUNT, ..Options::default() };
+        let (start, cpu) = (Instant::now(), process_cpu_ns());
+        let db = Db::open_idle(local_env(copy.path())?, options, &RecoveryProgress::default())?;
+        times.push((start.elapsed().as_secs_f64(), (process_cpu_ns() - cpu) / 1e9));
+        drop(db);
+    }
+    times.sort_by(|one, other| one.0.total_cmp(&other.0));
+    Ok(times[times.len() / 2])
 }
 
-/// A process of its own writes; it is killed before anything was flushed.
-fn fill_and_kill(folder: &Path, rounds: usize) -> Outcome<u64> {
+/// Synced, so that nothing of it is written while something else is measured.
+fn copy_folder(source: &Path, target: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(target)?;
+    for entry in std::fs::read_dir(source)? {
+        let (entry, path) = entry.map(|entry| (entry.path(), target.join(entry.file_name())))?;
+        if entry.is_dir() {
+            copy_folder(&entry, &path)?;
+        } else {
+            std::fs::copy(&entry, &path)?;
+            std::fs::File::open(&path)?.sync_all()?;
+        }
+    }
+    Ok(())
+}
+
+/// A process of its own writes; it is killed with `rounds` in its log, or with `more` behind a flush if there are any.
+fn fill_and_kill(folder: &Path, rounds: usize, more: usize) -> Outcome<u64> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg("--child").arg(folder).arg(rounds.to_string());
+    command.arg("--child").arg(folder).arg(rounds.to_string()).arg(more.to_string());
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let mut told = [0; 8];
     let read = child.stdout.take().ok_or("no output")?.read_exact(&mut told);
@@ -778,7 +934,7 @@ fn fill_and_kill(folder: &Path, rounds: usize) -> Outcome<u64> {
     Ok(u64::from_le_bytes(told))
 }
 
-fn write_and_wait(folder: &Path, rounds: usize) -> Outcome<()> {
+fn write_and_wait(folder: &Path, rounds: usize, more: usize) -> Outcome<()> {
     let options = Options {
         flush_age_ms_max: i64::MAX,
         head_bytes_max: u64::MAX >> 1,
@@ -786,7 +942,11 @@ fn write_and_wait(folder: &Path, rounds: usize) -> Outcome<()> {
         ..Options::default()
     };
     let db = Db::open(local_env(folder)?, options)?;
-    let samples = write_rounds(&db, rounds)?;
+    let mut samples = write_rounds(&db, rounds)?;
+    if more > 0 {
+        db.flush()?;
+        samples += write_rounds(&db, more)?;
+    }
     io::stdout().write_all(&samples.to_le_bytes())?;
     io::stdout().flush()?;
     // Until it is killed.

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use firn_env::{Disk, DiskFile, DiskPath, FolderLock, OpenMode};
+use firn_env::{Disk, DiskFile, DiskPath, FolderLock, Memory, OpenMode};
 use firn_model::{Error, Result};
 
 /// What `clwb` and `sfence` add on average (DecLog 4.2).
 pub const FENCE_NS: u64 = 250;
 
-/// A disk in memory. Files are as long as they were reserved; a sync costs one fence.
+/// A disk in memory. Files are as long as they were reserved; a sync costs one fence, and so does a fence.
 #[derive(Clone, Default)]
 pub struct MemoryDevice {
     files: Arc<Mutex<BTreeMap<String, Arc<MemoryFile>>>>,
@@ -26,9 +26,12 @@ pub struct MemoryFile {
     fences: AtomicU64,
 }
 
-impl MemoryFile {
+impl Memory for MemoryFile {
+    /// Its time is a part of the fence's.
+    fn write_back(&self, _: u64, _: u64) {}
+
     /// Waits as long as a fence takes. Spins, as the processor does.
-    pub fn fence(&self) {
+    fn fence(&self) {
         self.fences.fetch_add(1, Ordering::Relaxed);
         let start = Instant::now();
         while start.elapsed() < Duration::from_nanos(FENCE_NS) {
@@ -69,6 +72,10 @@ impl DiskFile for MemoryFile {
     fn sync(&self) -> Result<()> {
         self.fence();
         Ok(())
+    }
+
+    fn memory(&self) -> Option<&dyn Memory> {
+        Some(self)
     }
 
     fn len(&self) -> Result<u64> {

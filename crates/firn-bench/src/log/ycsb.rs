@@ -1,5 +1,7 @@
 //! The transactions of YCSB-TS, as DecLog's Table 1 sets them: ten operations each, points of 50 bytes.
 
+use std::ops::Range;
+
 use crate::index::scatter;
 
 /// Operations of a transaction.
@@ -46,22 +48,28 @@ pub struct Driver {
     /// Sums of the chances of ranks, for the uneven draw.
     sums: Vec<f64>,
     key_count: u64,
+    /// What inserts are drawn from.
+    own: Range<u64>,
     drawn: u64,
 }
 
 impl Driver {
-    /// Transactions over `key_count` keys; another `seed` draws others.
-    pub fn new(workload: Workload, key_count: usize, seed: u64) -> Driver {
+    /// Transactions over `key_count` keys of sender `sender` of `sender_count`, each of which has series of its own to
+    /// insert into, as scrapers have.
+    pub fn new(workload: Workload, key_count: usize, sender: usize, sender_count: usize) -> Driver {
+        let share = (key_count / sender_count) as u64;
+        let own = sender as u64 * share..(sender as u64 + 1) * share;
         let mut sum = 0.0;
         let chance = |rank: usize| 1.0 / (rank as f64).powf(workload.theta);
         let sums = (1..=key_count).map(|rank| {
             sum += chance(rank);
             sum
         });
-        Driver { workload, sums: sums.collect(), key_count: key_count as u64, drawn: seed << 40 }
+        let (key_count, drawn) = (key_count as u64, (sender as u64 + 1) << 40);
+        Driver { workload, sums: sums.collect(), key_count, own, drawn }
     }
 
-    /// The next transaction's kind and keys. Inserts take keys evenly: every series has its turn.
+    /// The next transaction's kind and keys. Inserts take the sender's keys evenly: every series has its turn.
     pub fn next(&mut self, keys: &mut [usize; OPERATIONS]) -> Kind {
         let dice = self.draw() % 10_000;
         let kind = match dice {
@@ -76,7 +84,7 @@ impl Driver {
     }
 
     fn even(&mut self) -> usize {
-        (self.draw() % self.key_count) as usize
+        (self.own.start + self.draw() % (self.own.end - self.own.start)) as usize
     }
 
     fn uneven(&mut self) -> usize {
@@ -100,11 +108,13 @@ mod tests {
     #[test]
     fn shares_are_those_of_the_table() {
         for workload in WORKLOADS {
-            let mut driver = Driver::new(workload, 1_000, 1);
+            let mut driver = Driver::new(workload, 1_000, 1, 2);
             let (mut keys, mut counts) = ([0; OPERATIONS], [0u64; 3]);
             for _ in 0..20_000 {
-                counts[driver.next(&mut keys) as usize] += 1;
-                assert!(keys.iter().all(|&key| key < 1_000));
+                let kind = driver.next(&mut keys);
+                counts[kind as usize] += 1;
+                let first = if kind == Kind::Insert { 500 } else { 0 };
+                assert!(keys.iter().all(|key| (first..1_000).contains(key)));
             }
             let inserts = counts[Kind::Insert as usize] / 2;
             assert!(inserts.abs_diff(workload.inserts) < 200, "{workload:?}: {counts:?}");

@@ -124,6 +124,34 @@ fn a_transaction_sees_its_own_changes_and_others_see_all_or_none_of_them() {
     assert_eq!((recovery.transactions, recovery.deletes), (1, 2));
 }
 
+/// They stay in the log until the rows of their shards have come to them, as many as there may be.
+#[test]
+fn recovery_has_the_rows_of_few_transactions_in_memory_at_a_time() {
+    const COUNT: i64 = 12;
+    const SAMPLES: i64 = 1_000;
+    let sim = Sim::new(3);
+    let mut engine = open(&sim);
+    (0..SERIES).for_each(|idx| write(&engine, idx, 1_000, 1.0));
+    let refs = refs(&engine);
+    for number in 0..COUNT {
+        let mut transaction = engine.begin().expect("begins");
+        for step in 0..SAMPLES {
+            let ts = 2_000 + number * SAMPLES + step;
+            transaction.insert(refs[step as usize % SERIES], ts, ts as f64).expect("an insert");
+        }
+        transaction.commit().expect("commits");
+        write(&engine, 0, 1_000, number as f64);
+    }
+    let logged_bytes = engine.stats().log.bytes;
+    let before: Vec<_> = (0..SERIES).map(|idx| read(&engine, idx)).collect();
+    crash(&sim, &mut engine);
+    (0..SERIES).for_each(|idx| assert_eq!(read(&engine, idx), before[idx], "m{idx}"));
+    let recovery = engine.stats().recovery;
+    assert_eq!(recovery.transactions, COUNT as u64);
+    let held_bytes = recovery.transaction_bytes_max;
+    assert!(held_bytes > 0 && held_bytes * 4 < logged_bytes, "{held_bytes} of {logged_bytes}");
+}
+
 #[test]
 fn dropped_or_without_changes_a_transaction_does_nothing() {
     let sim = Sim::new(2);

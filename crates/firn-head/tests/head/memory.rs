@@ -12,15 +12,11 @@ use crate::world::World;
 
 fn put(head: &Head, budget: &Budget, batch: &mut RowBatch, seq: u64) {
     batch.sort(head.options().shard_bits);
-    let bound = bound_bytes(batch);
-    let mut given = budget.reserve(Pool::Head, bound).unwrap();
+    let mut given = budget.reserve(Pool::Head, bound_bytes(batch)).unwrap();
     for rows in batch.by_shard() {
         let mut writer = head.shard(rows.shard);
         writer.encode(CommitSeq(seq), rows, 1);
-        writer.stage(
-            LogPosition(seq),
-            given.split(bound / head.options().shard_bits.shard_count() as u64),
-        );
+        writer.stage(LogPosition(seq), &mut given);
         drop(writer);
         head.publish(rows.shard, LogPosition(seq));
     }

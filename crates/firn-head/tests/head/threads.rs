@@ -54,7 +54,7 @@ fn invariant_3_readers_see_whole_prefixes_while_all_goes_on() {
                 for rows in batch.by_shard() {
                     let mut writer = head.shard(rows.shard);
                     writer.encode(CommitSeq(row + 1), rows, row / 500);
-                    writer.stage(LogPosition(row + 1), budget.empty(Pool::Head));
+                    writer.stage(LogPosition(row + 1), &mut budget.empty(Pool::Head));
                     drop(writer);
                     head.publish(rows.shard, LogPosition(row + 1));
                 }
@@ -166,7 +166,7 @@ fn invariant_3_reads_are_monotone_while_memory_is_flushed_and_given_back() {
                 for rows in batch.by_shard() {
                     let mut writer = head.shard(rows.shard);
                     writer.encode(CommitSeq(row + 1), rows, row / 500);
-                    writer.stage(LogPosition(row + 1), budget.empty(Pool::Head));
+                    writer.stage(LogPosition(row + 1), &mut budget.empty(Pool::Head));
                     drop(writer);
                     head.publish(rows.shard, LogPosition(row + 1));
                 }

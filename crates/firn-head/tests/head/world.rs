@@ -114,7 +114,7 @@ impl World {
             let payload = writer.encode(seq, rows, self.segment).to_vec();
             let position = LogPosition(self.next_position);
             self.next_position += payload.len() as u64;
-            writer.stage(position, given.split(bound_bytes(&batch) / 4));
+            writer.stage(position, &mut given);
             let cells = rows.cells().iter().map(|c| (c.group.0, c.slot.0, c.ts, c.value)).collect();
             let (shard, segment) = (rows.shard, self.segment);
             self.log.push(Entry { shard, seq, position, segment, payload, cells, waits: true });

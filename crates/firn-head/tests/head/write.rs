@@ -224,8 +224,9 @@ fn a_transactions_rows_are_decided_apart_from_the_stream() {
         let payload = encode_apart(rows, bits);
         // The world counts numbers of its own: this one lies between two of them.
         let seq = world.seq();
-        let memory = world.budget.reserve(Pool::Head, bound_bytes_of(rows)).unwrap();
-        world.head.shard(rows.shard).stage_apart(seq, &payload, memory);
+        let mut memory = world.budget.reserve(Pool::Head, bound_bytes_of(rows)).unwrap();
+        world.head.shard(rows.shard).stage_apart(seq, &payload, &mut memory);
+        drop(memory);
         world.put(&vec![(1, 0, 10, 3.0)]);
         let undecided = [(0, 10, 3.0), (0, 20, 1.0), (0, 40, 1.0)];
         assert_eq!(read(&world.head, 1), undecided);

@@ -6,8 +6,10 @@
 //! offset, and replay goes on behind it. At or above the mark nobody was told that it is durable:
 //! it is the tail that a crash tore, and it is cut.
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use firn_env::DiskFile;
 use firn_model::{CommitSeq, Error, LogPosition, Result, ShardId};
 
 use super::{FoundSegment, FoundStream, Replayed};
@@ -41,6 +43,59 @@ pub struct ReplayEntry<'a> {
     /// Set on the first entry behind a damaged place: what is missing there may be what this and
     /// later entries are encoded against.
     pub after_hole: bool,
+    file: &'a Arc<dyn DiskFile>,
+    /// Of the payload in the file.
+    offset: u64,
+}
+
+/// A part of a payload that is left in the log, to be read again later in the replay: what takes little memory of an
+/// entry whose turn has not come.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    file: Arc<dyn DiskFile>,
+    offset: u64,
+    bytes: u32,
+    crc: u32,
+}
+
+impl ReplayEntry<'_> {
+    /// The bytes of the payload in `range`, left where they are. They hold the segment's file open.
+    ///
+    /// # Panics
+    /// If the payload has no such bytes.
+    pub fn leave(&self, range: Range<usize>) -> Stored {
+        let offset = self.offset + range.start as u64;
+        let bytes = &self.payload[range];
+        Stored {
+            file: Arc::clone(self.file),
+            offset,
+            bytes: bytes.len() as u32,
+            crc: crc32fast::hash(bytes),
+        }
+    }
+}
+
+impl Stored {
+    /// How many bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes as usize
+    }
+
+    /// Reads them into `buf`, in place of what that has.
+    ///
+    /// # Errors
+    /// `Unavailable` when the disk fails, `Corrupt` if the bytes are no longer what they were.
+    pub fn read(&self, buf: &mut Vec<u8>) -> Result<()> {
+        buf.clear();
+        buf.resize(self.bytes(), 0);
+        self.file.read_at(self.offset, buf)?;
+        if crc32fast::hash(buf) != self.crc {
+            let what =
+                "an entry changed while the log was read; run firn check, and look at the disk";
+            return Err(Error::corrupt("log", self.offset, what));
+        }
+        Ok(())
+    }
 }
 
 /// What a replay of one stream found.
@@ -103,7 +158,7 @@ impl FoundStream {
             } else {
                 let file = Arc::clone(&segment.file);
                 let mut reader = SegmentReader::new(file, header, window)?;
-                end = replay.segment(&mut reader, header, &bounds)?;
+                end = replay.segment(&mut reader, segment, header, &bounds)?;
                 replay.check_length(segment, header);
                 window = reader.into_window();
             }
@@ -154,6 +209,7 @@ impl Replay<'_> {
     fn segment(
         &mut self,
         reader: &mut SegmentReader,
+        segment: &FoundSegment,
         header: &Header,
         bounds: &Bounds,
     ) -> Result<LogPosition> {
@@ -164,7 +220,7 @@ impl Replay<'_> {
         while base + offset < bounds.end.0 {
             if let Some(found) = reader.block_at(offset)? {
                 let end_offset = found.end_offset;
-                self.block(found.block, header, offset)?;
+                self.block(found.block, &segment.file, header, offset)?;
                 offset = end_offset;
                 continue;
             }
@@ -185,7 +241,13 @@ impl Replay<'_> {
         Ok(LogPosition(base + offset))
     }
 
-    fn block(&mut self, block: Block<'_>, header: &Header, offset: u64) -> Result<()> {
+    fn block(
+        &mut self,
+        block: Block<'_>,
+        file: &Arc<dyn DiskFile>,
+        header: &Header,
+        offset: u64,
+    ) -> Result<()> {
         self.mark = self.mark.max(block.durable);
         for entry in block.entries() {
             let Some((entry, end)) = entry else {
@@ -196,7 +258,8 @@ impl Replay<'_> {
                      start the version of firn that wrote it",
                 ));
             };
-            let position = LogPosition(header.base.0 + offset + end as u64);
+            let end_offset = offset + end as u64;
+            let position = LogPosition(header.base.0 + end_offset);
             self.report.entries += 1;
             self.report.payload_bytes += entry.payload.len() as u64;
             self.report.seq_max = self.report.seq_max.max(entry.seq);
@@ -209,6 +272,8 @@ impl Replay<'_> {
                 segment: header.number,
                 below_floor: position <= self.floor,
                 after_hole: std::mem::take(&mut self.after_hole),
+                file,
+                offset: end_offset - entry.payload.len() as u64,
             })?;
         }
         Ok(())

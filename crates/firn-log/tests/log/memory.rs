@@ -1,0 +1,305 @@
+//! Power loss on byte-addressable memory, at every write-back and every fence.
+//!
+//! What crashed: the machine, while a cache line was written back or fenced, each of them in turn. What reached the device:
+//! every line that was written back and fenced since it was written; of every other line what was there before or what
+//! was written, as the seed says, because a cache may let go of a line at any time. What must be true after: every
+//! committed entry is replayed in order, once, bit for bit, and nothing else is but whole appends. Mistakes
+//! made on purpose must be found.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
+
+use firn_env::{Disk, LINE_BYTES, Lines, Mapping, MemoryDisk, SystemClock};
+use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, StreamId, SyncPolicy};
+use firn_model::{CommitSeq, LogPosition, ShardId};
+use firn_sim::Rng;
+
+const STREAM_COUNT: usize = 2;
+const OPTIONS: LogOptions = LogOptions {
+    stream_count: STREAM_COUNT,
+    shard_count: 8,
+    segment_bytes: 8 << 10,
+    sync: SyncPolicy::Always,
+    unit_bytes: 256,
+};
+
+/// What a device may have wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mistake {
+    /// The last line of a range is not written back.
+    LineNotWrittenBack,
+    /// Fences do nothing.
+    NotFenced,
+}
+
+/// The caches between a processor and its memory, and the memory.
+#[derive(Debug)]
+struct Caches(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    folder: PathBuf,
+    mistake: Option<Mistake>,
+    rng: Rng,
+    /// What the device has, by file.
+    durable: BTreeMap<u64, Vec<u8>>,
+    /// What a thread has written back since its last fence: file, offset, bytes.
+    begun: HashMap<ThreadId, Vec<(u64, u64, Vec<u8>)>>,
+    operations: u64,
+    crash_at: Option<u64>,
+    /// What a crash left, by path, and what was committed then.
+    left: Option<(Files, usize)>,
+    committed: Vec<Committed>,
+}
+
+/// Paths and bytes.
+type Files = Vec<(String, Vec<u8>)>;
+
+/// Stream, number and payload of an entry.
+type Committed = (u16, u64, Vec<u8>);
+
+impl Caches {
+    fn new(folder: &Path, mistake: Option<Mistake>, seed: u64, crash_at: Option<u64>) -> Caches {
+        Caches(Mutex::new(State {
+            folder: folder.to_owned(),
+            mistake,
+            rng: Rng::new(seed),
+            durable: BTreeMap::new(),
+            begun: HashMap::new(),
+            operations: 0,
+            crash_at,
+            left: None,
+            committed: Vec::new(),
+        }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lines for Caches {
+    fn write_back(&self, mapping: &Mapping, offset: u64, len: u64) {
+        let mut state = self.state();
+        state.operation();
+        let start = offset / LINE_BYTES * LINE_BYTES;
+        let mut end = (offset + len).next_multiple_of(LINE_BYTES);
+        if state.mistake == Some(Mistake::LineNotWrittenBack) && len > 0 {
+            end -= LINE_BYTES;
+        }
+        let bytes = mapping.copy(start, end.saturating_sub(start));
+        let id = mapping.file_id();
+        state.durable.entry(id).or_insert_with(|| vec![0; mapping.len() as usize]);
+        state.begun.entry(thread::current().id()).or_default().push((id, start, bytes));
+    }
+
+    fn fence(&self) {
+        let mut state = self.state();
+        state.operation();
+        if state.mistake == Some(Mistake::NotFenced) {
+            return;
+        }
+        for (id, offset, bytes) in state.begun.remove(&thread::current().id()).unwrap_or_default() {
+            let durable = state.durable.get_mut(&id).expect("it was written back");
+            durable[offset as usize..][..bytes.len()].copy_from_slice(&bytes);
+        }
+    }
+}
+
+impl State {
+    fn operation(&mut self) {
+        if self.crash_at == Some(self.operations) {
+            self.left = Some((self.crash(), self.committed.len()));
+        }
+        self.operations += 1;
+    }
+
+    fn crash(&mut self) -> Files {
+        let mut left = Vec::new();
+        // As likely as not all or none of what is in caches.
+        let keeps = [0.0, 0.3, 0.7, 1.0][self.rng.below(4) as usize];
+        for stream in 0..STREAM_COUNT {
+            let Ok(names) = fs::read_dir(self.folder.join(format!("log/{stream}"))) else {
+                continue;
+            };
+            let mut paths: Vec<PathBuf> = names.map(|name| name.unwrap().path()).collect();
+            paths.sort();
+            for path in paths {
+                let mut bytes = fs::read(&path).unwrap();
+                let none = vec![0; bytes.len()];
+                let durable =
+                    self.durable.get(&fs::metadata(&path).unwrap().ino()).unwrap_or(&none);
+                let lines = bytes.chunks_mut(LINE_BYTES as usize);
+                for (line, durable) in lines.zip(durable.chunks(LINE_BYTES as usize)) {
+                    if *line != *durable && !self.rng.chance(keeps) {
+                        line.copy_from_slice(durable);
+                    }
+                }
+                let name = path.file_name().unwrap().to_string_lossy().into_owned();
+                left.push((format!("log/{stream}/{name}"), bytes));
+            }
+        }
+        left
+    }
+}
+
+/// What was replayed, by stream.
+type Replayed = Vec<Vec<(u64, Vec<u8>)>>;
+
+fn open(folder: &Path, caches: &Arc<Caches>) -> Result<(Log, Replayed), String> {
+    let lines: Arc<dyn Lines> = Arc::<Caches>::clone(caches);
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::with_lines(folder, lines).unwrap());
+    let log = Log::open(disk, Arc::new(SystemClock::new()), OPTIONS).unwrap();
+    let mut replayed = Vec::new();
+    for stream in 0..STREAM_COUNT as u16 {
+        let mut entries = Vec::new();
+        let report = log.replay(StreamId(stream), LogPosition(0), &mut |entry| {
+            entries.push((entry.seq.0, entry.payload.to_vec()));
+            Ok(())
+        });
+        if let Some(damage) = report.unwrap().damage.first() {
+            return Err(damage.clone());
+        }
+        replayed.push(entries);
+    }
+    log.start().unwrap();
+    Ok((log, replayed))
+}
+
+/// Opens what a crash left.
+fn open_left(files: &[(String, Vec<u8>)]) -> Result<Replayed, String> {
+    let folder = tempfile::tempdir().unwrap();
+    for (path, bytes) in files {
+        let path = folder.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+    let caches = Arc::new(Caches::new(folder.path(), None, 0, None));
+    open(folder.path(), &caches).map(|(_, replayed)| replayed)
+}
+
+/// Appends to both streams and commits now and then, over several segments. Returns how many operations there were,
+/// and what a crash left.
+fn live(seed: u64, mistake: Option<Mistake>, crash_at: Option<u64>) -> (u64, Option<String>) {
+    let folder = tempfile::tempdir().unwrap();
+    let caches = Arc::new(Caches::new(folder.path(), mistake, seed, crash_at));
+    let (log, _) = open(folder.path(), &caches).unwrap();
+    let (mut rng, mut waiting): (Rng, Vec<Committed>) = (Rng::new(seed), Vec::new());
+    let (mut all, mut ends) = (Vec::new(), [None; STREAM_COUNT]);
+    for seq in 1..60u64 {
+        let shard = ShardId(rng.below(8) as u16);
+        let stream = log.stream_of(shard);
+        // Zeros look like what was never written.
+        let byte = if rng.chance(0.3) { 0 } else { seq as u8 };
+        let payload = vec![byte; rng.below(600) as usize];
+        let entry =
+            EntryRef { kind: EntryKind::Rows, shard, seq: CommitSeq(seq), payload: &payload };
+        let end = loop {
+            if let Append::At(end) = log.append(stream, log.segment(stream), &[entry]).unwrap() {
+                break end;
+            }
+        };
+        ends[usize::from(stream.0)] = Some((stream, end));
+        waiting.push((stream.0, seq, payload.clone()));
+        all.push((stream.0, seq, payload));
+        if rng.chance(0.5) {
+            log.commit(&ends.iter_mut().filter_map(Option::take).collect::<Vec<_>>()).unwrap();
+            caches.state().committed.append(&mut waiting);
+        }
+        if rng.chance(0.1) {
+            log.prepare().unwrap();
+        }
+    }
+    let mut state = caches.state();
+    let (operations, left) = (state.operations, state.left.take());
+    let outcome = left
+        .and_then(|(files, committed)| check(&files, &state.committed[..committed], &all).err());
+    (operations, outcome)
+}
+
+/// What a crash left is opened: is everything there that was committed, and nothing that was not written?
+fn check(
+    files: &[(String, Vec<u8>)],
+    committed: &[Committed],
+    all: &[Committed],
+) -> Result<(), String> {
+    for (stream, found) in (0u16..).zip(open_left(files)?) {
+        let of_stream = |entries: &[Committed]| -> Vec<(u64, Vec<u8>)> {
+            let own = entries.iter().filter(|entry| entry.0 == stream);
+            own.map(|(_, seq, payload)| (*seq, payload.clone())).collect()
+        };
+        let (committed, all) = (of_stream(committed), of_stream(all));
+        if found.len() < committed.len() {
+            return Err(format!("stream {stream}: {} of {}", found.len(), committed.len()));
+        }
+        if found != all[..found.len()] {
+            return Err(format!("stream {stream}: what was replayed was not written"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn invariant_1_committed_entries_survive_a_crash_at_every_write_back_and_fence() {
+    for seed in 0..2 {
+        let (operations, _) = live(seed, None, None);
+        assert!(operations > 60, "{operations} operations are no test");
+        for at in 0..operations {
+            let (_, outcome) = live(seed, None, Some(at));
+            assert_eq!(outcome, None, "seed {seed}, crash at {at}");
+        }
+    }
+}
+
+#[test]
+fn a_line_that_is_not_written_back_and_a_fence_that_is_left_out_are_found() {
+    for mistake in [Mistake::LineNotWrittenBack, Mistake::NotFenced] {
+        let is_found = (0..100).any(|at| live(1, Some(mistake), Some(20 + at)).1.is_some());
+        assert!(is_found, "{mistake:?}");
+    }
+}
+
+/// Several threads at once, each of which trusts what it wrote back for others.
+#[test]
+fn threads_that_write_back_for_each_other_lose_nothing() {
+    for seed in 0..20 {
+        let folder = tempfile::tempdir().unwrap();
+        let caches = Arc::new(Caches::new(folder.path(), None, seed, Some(40 + seed * 3)));
+        let (log, _) = open(folder.path(), &caches).unwrap();
+        thread::scope(|scope| {
+            for writer in 0..3u16 {
+                let (log, caches) = (&log, &caches);
+                scope.spawn(move || {
+                    for idx in 0..20u64 {
+                        let (shard, seq) = (ShardId(writer), u64::from(writer) * 1_000 + idx);
+                        let stream = log.stream_of(shard);
+                        let payload = vec![writer as u8; 100];
+                        let (kind, seq_of) = (EntryKind::Rows, CommitSeq(seq));
+                        let entry = EntryRef { kind, shard, seq: seq_of, payload: &payload };
+                        let end = loop {
+                            let segment = log.segment(stream);
+                            if let Append::At(end) = log.append(stream, segment, &[entry]).unwrap()
+                            {
+                                break end;
+                            }
+                        };
+                        log.commit(&[(stream, end)]).unwrap();
+                        caches.state().committed.push((stream.0, seq, payload));
+                    }
+                });
+            }
+        });
+        let mut state = caches.state();
+        let (files, committed) = state.left.take().expect("it crashed");
+        let committed = &state.committed[..committed];
+        let replayed = open_left(&files).unwrap();
+        for (stream, seq, payload) in committed {
+            let found = &replayed[usize::from(*stream)];
+            assert!(found.contains(&(*seq, payload.clone())), "seed {seed}: {seq} is lost");
+        }
+    }
+}
