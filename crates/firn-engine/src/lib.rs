@@ -96,8 +96,6 @@ pub struct Engine {
     givers: RwLock<Vec<Arc<dyn GiveBack>>>,
     /// Bytes of head and index that the last flush left.
     kept_by_flush: AtomicU64,
-    /// Of which are the index's.
-    index_kept_by_flush: AtomicU64,
     index: Index,
     index_memory: Mutex<Reservation>,
     head: Head,

@@ -32,6 +32,8 @@ pub enum Step {
     Compress,
     /// The head went to level 0 and the log was cut.
     Flush,
+    /// New series went to an index file.
+    Seal,
     /// Flushed memory was given back.
     Recycle,
     /// Tables were merged, uploaded, patched or dropped.
@@ -55,7 +57,7 @@ pub enum Step {
 /// Which part of the work a caller takes, so that a long upload never holds up a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// Convert, compress, flush.
+    /// Convert, compress, flush, put new series into index files.
     Head,
     /// Compaction, upload, retention, garbage, the index's files.
     Tree,
@@ -105,6 +107,10 @@ impl Engine {
         if self.should_flush() {
             self.flush()?;
             return Ok(Some(Step::Flush));
+        }
+        if self.should_seal() {
+            self.seal_new_series()?;
+            return Ok(Some(Step::Seal));
         }
         if let Some(job) = self.head.plan_convert() {
             self.head.apply_convert(job.run()?);
@@ -229,12 +235,17 @@ impl Engine {
         Ok(())
     }
 
+    fn should_seal(&self) -> bool {
+        let index = self.index.stats();
+        index.unsealed_bytes > self.options.new_series_bytes_max.max(index.segment_bytes / 2)
+    }
+
     fn should_flush(&self) -> bool {
         let head = self.head.stats();
         if head.row_count == 0 && self.deletes.unflushed().is_empty() {
             return false;
         }
-        let unflushed_bytes = head.arena_bytes + head.segment_bytes + self.new_series_bytes();
+        let unflushed_bytes = head.arena_bytes + head.segment_bytes;
         let now = self.env.clock.now_ms();
         self.flush_asked.load(Relaxed)
             || unflushed_bytes > self.options.head_bytes_max
@@ -311,17 +322,32 @@ impl Engine {
             return Err(Error::busy(1_000, "flush: a failed commit is being undone; again later"));
         }
         // After the rows: every series among them was defined before.
-        let index_part = match self.index.plan_seal() {
+        let index_part = self.write_new_series()?;
+        let tombstones = self.deletes.tombstones();
+        Ok(Some(FrozenHead { floors, job, tombstones, index_part, settled }))
+    }
+
+    /// The series that no index file has go to one, between flushes: there a lone series holds a quarter of the memory, a
+    /// member of a group a fiftieth. The log keeps their definitions until the next flush; both say the same.
+    fn seal_new_series(&self) -> Result<()> {
+        let _one_at_a_time = self.flush_lane.lock();
+        if let Some(part) = self.write_new_series()? {
+            self.apply_index(part)?;
+        }
+        Ok(())
+    }
+
+    /// An index file that nobody refers to yet, with the series that no other has; its manifest part. `None` if there are none.
+    fn write_new_series(&self) -> Result<Option<Vec<u8>>> {
+        match self.index.plan_seal() {
             Some(seal) if !self.planted(Planted::IndexNotSealed) => {
                 // Taken, not asked for: it is what frees memory.
                 let mut memory = self.budget.empty(Pool::Jobs);
                 memory.take(self.new_series_bytes());
-                Some(seal.run(&*self.env.disk)?)
+                seal.run(&*self.env.disk).map(Some)
             }
-            _ => None,
-        };
-        let tombstones = self.deletes.tombstones();
-        Ok(Some(FrozenHead { floors, job, tombstones, index_part, settled }))
+            _ => Ok(None),
+        }
     }
 
     /// Tables, index segment and floors become part of the database in one step, and what was flushed

@@ -26,6 +26,9 @@ pub struct EngineOptions {
     pub group_by: Vec<String>,
     /// What new series are refused by.
     pub series_limits: SeriesLimits,
+    /// Bytes of memory that series in no index file may hold before they are put into one without waiting for a flush; at
+    /// least half as much as all index files have, so that few are made of many series.
+    pub new_series_bytes_max: u64,
     /// Bytes of active rows in one shard beyond which they are transposed.
     pub arena_bytes_max: usize,
     /// Bytes of unflushed head beyond which it is flushed.
@@ -71,6 +74,8 @@ impl Default for EngineOptions {
             log_bytes_max: 1 << 30,
             group_by: vec!["job".into(), "instance".into()],
             series_limits: SeriesLimits { series_max: Some(50_000_000), ..SeriesLimits::default() },
+            // Some 70,000 lone series.
+            new_series_bytes_max: 4 << 20,
             arena_bytes_max: 256 << 10,
             head_bytes_max: 512 << 20,
             flush_age_ms_max: 20 * 60_000,

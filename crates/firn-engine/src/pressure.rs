@@ -16,8 +16,7 @@ use crate::planted::Planted;
 /// A flush is made early for at least this part of the limit: smaller ones would make many small tables and help
 /// nobody, because something else holds the memory.
 const EARLY_FLUSH_PART: u64 = 32;
-/// New series may hold this part of the limit until a flush has put them into an index file, which takes as much again
-/// while it is made.
+/// New series may hold this part of the limit until they are in an index file, which takes as much again while it is made.
 const NEW_SERIES_PART: u64 = 4;
 
 impl Engine {
@@ -59,19 +58,18 @@ impl Engine {
 
     /// What a flush leaves in memory: what index files need, the states of encoders. More than this can be flushed away.
     pub(crate) fn note_kept_by_flush(&self) {
-        self.index_kept_by_flush.store(self.index.stats().heap_bytes, Relaxed);
         self.kept_by_flush.store(self.flushable_bytes(), Relaxed);
     }
 
     /// Bytes of series that are in no index file yet.
     pub(crate) fn new_series_bytes(&self) -> u64 {
-        self.index.stats().heap_bytes.saturating_sub(self.index_kept_by_flush.load(Relaxed))
+        self.index.stats().unsealed_bytes
     }
 
-    /// Refuses new series when flushes do not keep up with them.
+    /// Refuses new series when index files are not written as fast as they come.
     ///
     /// # Errors
-    /// `Busy` when those that wait hold their part of the limit; a flush is on its way.
+    /// `Busy` when those that wait hold their part of the limit; a file is on its way.
     pub(crate) fn admit_series(&self) -> Result<()> {
         let (waiting, limit) =
             (self.new_series_bytes(), self.options.memory_bytes_max / NEW_SERIES_PART);
@@ -82,7 +80,7 @@ impl Engine {
         Err(Error::busy(
             1_000,
             format!(
-                "memory budget: {waiting} bytes of new series wait for a flush, the limit is {limit}; known series are \
+                "memory budget: {waiting} bytes of new series wait for an index file, the limit is {limit}; known series are \
                  written all the same; send again later, or raise --memory"
             ),
         ))

@@ -150,7 +150,6 @@ impl Engine {
             },
             &index_parts.iter().map(Vec::as_slice).collect::<Vec<_>>(),
         )?;
-        let index_kept_bytes = index.stats().heap_bytes;
         let tree_options = firn_tree::TreeOptions {
             retention_ms: options.retention_ms,
             planted: options.planted.and_then(Planted::of_tree),
@@ -216,7 +215,6 @@ impl Engine {
             budget,
             givers: RwLock::default(),
             kept_by_flush: AtomicU64::new(0),
-            index_kept_by_flush: AtomicU64::new(index_kept_bytes),
             index,
             head,
             tree,

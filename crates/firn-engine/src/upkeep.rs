@@ -237,7 +237,7 @@ impl Engine {
         })
     }
 
-    fn apply_index(&self, part: Vec<u8>) -> Result<()> {
+    pub(crate) fn apply_index(&self, part: Vec<u8>) -> Result<()> {
         let edit = Edit::default().with(Room::Index, part.clone());
         self.commit_edit(edit, || self.index.apply(&part))?;
         self.hold_index_memory();

@@ -9,8 +9,8 @@
 //! per block for, the compiler proves. Which readers an owner waits for is the business of `epoch`. Pages are cut
 //! and joined by [`BytesMut`], without unsafe code of our own.
 //!
-//! Free blocks are taken where they fit best, so that pages fill up or become free as a whole; of those a few are kept, others
-//! go back to the allocator. Blocks that were used once are in the budget until then, others cost nothing yet.
+//! Free blocks are taken in the first page that has enough side by side, so that the last pages become free as a whole; of
+//! those a few are kept, others go back to the allocator. Blocks that were used once are in the budget until then, others cost nothing yet.
 //!
 //! Source: Heracles 3.2 (pages of 1 MB, blocks of 256 bytes, one chunk each). Our blocks hold the chunks of many groups, since
 //! a lone series' chunk is some 50 bytes.
@@ -26,7 +26,11 @@ pub(crate) const BLOCK_BYTES: usize = 4 << 10;
 /// Blocks of a page.
 pub(crate) const PAGE_BLOCKS: usize = 256;
 /// Free pages stay while no more than this share of the blocks is free: what a conversion gives back the next one takes.
-const FREE_SHARE: u64 = 8;
+const FREE_SHARE: u64 = 32;
+
+/// A stretch is taken in a page in front if it has at least this part of what is wanted: what is written has some more
+/// stretches then, and the pages behind come free.
+const SHORT: usize = 4;
 
 /// All pages of a head.
 pub(crate) struct BlockPool(Mutex<State>);
@@ -137,23 +141,23 @@ impl BlockPool {
 }
 
 impl State {
-    /// The free stretch that fits best, or a part of it; and how many of its blocks were never used.
+    /// The best of the first page that has a stretch which is not much too short, or a part of it; and how many of its
+    /// blocks were never used.
     fn take(&mut self, count_min: usize, count_wanted: usize) -> (Stretch, usize) {
-        let places = self.pages.iter().enumerate();
-        let free = places.flat_map(|(page_idx, page)| {
-            let list = page.iter().flat_map(|page| page.free.iter().enumerate());
-            list.map(move |(idx, free)| (free.count(), page_idx, idx))
+        let count_min = count_min.max(count_wanted / SHORT);
+        let mut places = self.pages.iter().enumerate();
+        let found = places.find_map(|(page_idx, page)| {
+            let free = page.iter().flat_map(|page| page.free.iter().enumerate());
+            let fits = free.map(|(idx, free)| (free.count(), idx));
+            let fits = fits.filter(|&(count, _)| count >= count_min);
+            // The smallest that has all, else the largest.
+            let best = fits.min_by_key(|&(count, _)| match count.checked_sub(count_wanted) {
+                Some(surplus) => (0, surplus),
+                None => (1, count_wanted - count),
+            });
+            best.map(|(_, idx)| (page_idx, idx))
         });
-        // The smallest that has all, else the largest; pages in front before others.
-        let fits = free.filter(|&(count, ..)| count >= count_min);
-        let best = fits.min_by_key(|&(count, page_idx, _)| match count.checked_sub(count_wanted) {
-            Some(surplus) => (0, surplus, page_idx),
-            None => (1, count_wanted - count, page_idx),
-        });
-        let (page_idx, idx) = match best {
-            Some((_, page_idx, idx)) => (page_idx, idx),
-            None => (self.add_page(), 0),
-        };
+        let (page_idx, idx) = found.unwrap_or_else(|| (self.add_page(), 0));
         let (first, bytes, fresh_count) = self.page(page_idx).cut(idx, count_wanted);
         (Stretch { page_idx: Some(page_idx), first, bytes }, fresh_count)
     }

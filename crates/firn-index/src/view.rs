@@ -51,6 +51,8 @@ pub struct IndexStats {
     pub pair_count: u64,
     /// Memory held; files that are mapped are not counted.
     pub heap_bytes: u64,
+    /// Of which series hold these that are in no segment file yet.
+    pub unsealed_bytes: u64,
     /// Sealed segment files.
     pub segment_count: u64,
     /// Their length together.
@@ -252,7 +254,9 @@ impl IndexStats {
         self.member_set_count += u64::from(state.sets.count());
         self.name_count = self.name_count.max(u64::from(state.pairs.name_count()));
         self.pair_count += u64::from(state.pairs.pair_count());
-        self.heap_bytes += state.heap_bytes() as u64;
+        let heap_bytes = state.heap_bytes() as u64;
+        self.heap_bytes += heap_bytes;
+        self.unsealed_bytes += heap_bytes;
     }
 
     pub(crate) fn add_segment(&mut self, segment: &Segment) {

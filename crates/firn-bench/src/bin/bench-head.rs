@@ -15,7 +15,9 @@ use firn_bench::fleet::{Fleet, Kind};
 use firn_bench::flush_latency;
 use firn_bench::report::{Aim, finish};
 use firn_bench::server::{Program, Server};
-use firndb::{Db, GroupId, Labels, Lane, Options, QueryTime, RowBatch, SeriesRef, Slot, local_env};
+use firndb::{
+    Db, GroupId, Labels, Lane, Options, Pool, QueryTime, RowBatch, SeriesRef, Slot, local_env,
+};
 use serde_json::{Value, json};
 
 #[global_allocator]
@@ -41,8 +43,8 @@ struct Row {
 #[derive(Debug, Default)]
 struct Figures {
     bytes: f64,
-    /// Of which the budget counts these.
-    counted: f64,
+    /// Of which the budget counts these: for the head, for the index, for anything else.
+    counted: [f64; 3],
     bytes_flushed: f64,
     cpu_s: f64,
     samples_per_s: f64,
@@ -111,10 +113,12 @@ fn main() -> io::Result<()> {
     let wanted = args.first().cloned().unwrap_or_default();
     let (start, mut aims) = (Instant::now(), Vec::new());
     println!(
-        "{:36} {:>8} {:>8} {:>14} {:>8} {:>10} {:>7} {:>9}",
+        "{:36} {:>8} {:>5} {:>5} {:>5} {:>14} {:>8} {:>10} {:>7} {:>9}",
         "series",
         "B/series",
-        "counted",
+        "head",
+        "index",
+        "other",
         "B after flush",
         "CPU s/M",
         "samples/s",
@@ -131,10 +135,12 @@ fn main() -> io::Result<()> {
             Some(shards) => by_remote_write(row, shards)?,
         };
         println!(
-            "{:36} {:>8.0} {:>8.0} {:>14.0} {:>8.3} {:>10.0} {:>7.2} {:>9.2}",
+            "{:36} {:>8.0} {:>5.0} {:>5.0} {:>5.0} {:>14.0} {:>8.3} {:>10.0} {:>7.2} {:>9.2}",
             row.name(),
             figures.bytes,
-            figures.counted,
+            figures.counted[0],
+            figures.counted[1],
+            figures.counted[2],
             figures.bytes_flushed,
             figures.cpu_s,
             figures.samples_per_s,
@@ -163,7 +169,7 @@ impl Figures {
     }
 
     fn of_json(text: &str) -> io::Result<Figures> {
-        let [bytes, counted, bytes_flushed, cpu_s, samples_per_s, new_us, query_ms] =
+        let (bytes, counted, bytes_flushed, cpu_s, samples_per_s, new_us, query_ms) =
             serde_json::from_str(text).map_err(io::Error::other)?;
         Ok(Figures { bytes, counted, bytes_flushed, cpu_s, samples_per_s, new_us, query_ms })
     }
@@ -173,6 +179,8 @@ fn in_child(row: &Row) -> io::Result<Figures> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--child", row.kind.name()]);
     command.args([row.series_count.to_string(), row.rounds.to_string()]);
+    // As in the program: freed pages go back to the system at once.
+    command.env("MIMALLOC_PURGE_DELAY", "0");
     let output = command.stderr(std::process::Stdio::inherit()).output()?;
     Figures::of_json(String::from_utf8_lossy(&output.stdout).trim())
 }
@@ -185,8 +193,8 @@ fn by_library(kind: Kind, series_count: usize, rounds: usize) -> io::Result<Figu
     let db = Db::open(env, options).map_err(io::Error::other)?;
     let mut fleet = Fleet::new(kind, series_count);
     let mut batch = RowBatch::default();
-    let mut refs = vec![SeriesRef { group: GroupId(0), slot: Slot(0) }; series_count];
-    refs.resize(series_count, SeriesRef { group: GroupId(0), slot: Slot(0) });
+    // Not zero: pages of zeros would be the library's when they are written.
+    let mut refs = vec![SeriesRef { group: GroupId(1), slot: Slot(1) }; series_count];
     let idle = resident_bytes();
     let (cpu_start, mut own_s) = (process_cpu_s(), 0.0);
     for first in (0..series_count).step_by(BATCH) {
@@ -228,7 +236,8 @@ fn by_library(kind: Kind, series_count: usize, rounds: usize) -> io::Result<Figu
     db.settle(Lane::Head).map_err(io::Error::other)?;
     let cpu_s = (process_cpu_s() - cpu_defined - own_s) / sample_count as f64 * 1e6;
     let bytes = (resident_bytes().saturating_sub(idle)) as f64 / series_count as f64;
-    let counted = db.budget().usage().used_bytes as f64 / series_count as f64;
+    let by_pool = db.budget().usage().by_pool;
+    let counted = counted(|pool| by_pool[pool as usize] as f64, series_count);
     let query_start = Instant::now();
     let time = QueryTime::Instant(start + (rounds as i64 + 1) * kind.round_ms());
     db.query_now("count(last_over_time(cpu_usage_of_kind_07_total[5m]))", time)
@@ -273,7 +282,7 @@ fn by_remote_write(row: &Row, shards: usize) -> io::Result<Figures> {
     let bytes = server.memory().total().saturating_sub(idle) as f64 / row.series_count as f64;
     Ok(Figures {
         bytes,
-        counted: counted_bytes(&server) / row.series_count as f64,
+        counted: counted_bytes(&server, row.series_count),
         bytes_flushed: f64::NAN,
         cpu_s: (server.cpu_s() - cpu_first) / sample_count as f64 * 1e6,
         samples_per_s,
@@ -282,14 +291,30 @@ fn by_remote_write(row: &Row, shards: usize) -> io::Result<Figures> {
     })
 }
 
-/// What the server's memory budget has set aside, but for what it measured beside.
-fn counted_bytes(server: &Server) -> f64 {
+/// What the server's memory budget has set aside.
+fn counted_bytes(server: &Server, series_count: usize) -> [f64; 3] {
     let mut connection = Connection::open(server.address);
     let metrics = String::from_utf8_lossy(connection.get("/metrics")).into_owned();
-    let lines = metrics.lines().filter(|line| {
-        line.starts_with("firn_memory_reserved_bytes{") && !line.contains("\"process\"")
-    });
-    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    let of = |pool: Pool| {
+        let start = format!("firn_memory_reserved_bytes{{pool=\"{}\"}} ", pool.name());
+        let line = metrics.lines().find_map(|line| line.strip_prefix(&start));
+        line.and_then(|number| number.parse::<f64>().ok()).unwrap_or(f64::NAN)
+    };
+    counted(of, series_count)
+}
+
+/// Bytes a series of the head, the index, and all other pools but what the server measured beside them.
+fn counted(bytes_of: impl Fn(Pool) -> f64, series_count: usize) -> [f64; 3] {
+    let mut counted = [0.0; 3];
+    for pool in Pool::ALL.into_iter().filter(|&pool| pool != Pool::Process) {
+        let place = match pool {
+            Pool::Head => 0,
+            Pool::Index => 1,
+            _ => 2,
+        };
+        counted[place] += bytes_of(pool) / series_count as f64;
+    }
+    counted
 }
 
 fn now_ms() -> i64 {

@@ -137,6 +137,7 @@ impl Tally {
             "clean restart",
             "Convert",
             "Flush",
+            "Seal",
             "Adapt",
             "upload, answer lost",
             "Garbage",
@@ -254,6 +255,7 @@ impl World {
             recovery_threads: 1,
             // Another number at each start.
             stream_count: 1 + self.rng.below(3) as usize,
+            new_series_bytes_max: [2 << 10, u64::MAX][self.seed as usize / 2 % 2],
             arena_bytes_max: 256,
             head_bytes_max: 64 << 10,
             flush_age_ms_max: 30 * 60_000,
@@ -945,6 +947,7 @@ fn name_of(step: Step) -> &'static str {
         Step::Convert => "Convert",
         Step::Compress => "Compress",
         Step::Flush => "Flush",
+        Step::Seal => "Seal",
         Step::Recycle => "Recycle",
         Step::Tree(kind) => kind.name(),
         Step::Adapt => "Adapt",
