@@ -6,12 +6,14 @@
 
 use std::io;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use firndb::{Db, Labels, Lane, Options, QueryTime, RowBatch, SeriesRef, local_env};
 use serde_json::{Value, json};
 
+use crate::far_disk::FarDisk;
 use crate::fleet::{Fleet, Kind, SERIES_PER_HOST};
 use crate::report::Aim;
 
@@ -37,25 +39,34 @@ struct Arm {
     name: &'static str,
     hot_bytes_max: u64,
     recycle_percents: [u8; 3],
+    /// Files are on a volume behind a network, not in this machine's page cache.
+    is_far: bool,
 }
 
 /// Hot memory for some of what is flushed.
 const HOT_BYTES_SHORT: u64 = 3 << 20;
 
-const ARMS: [Arm; 4] = [
-    Arm { name: "hot after a flush", hot_bytes_max: 128 << 20, recycle_percents: [100, 0, 0] },
-    Arm { name: "dropped at a flush", hot_bytes_max: 0, recycle_percents: [100, 0, 0] },
-    Arm {
-        name: "3 MiB hot, 45/35/20",
-        hot_bytes_max: HOT_BYTES_SHORT,
-        recycle_percents: [45, 35, 20],
-    },
-    Arm {
-        name: "3 MiB hot, oldest",
-        hot_bytes_max: HOT_BYTES_SHORT,
-        recycle_percents: [100, 0, 0],
-    },
+const OLDEST: [u8; 3] = [100, 0, 0];
+
+const ARMS: [Arm; 6] = [
+    Arm::new("hot after a flush", 128 << 20, OLDEST, false),
+    Arm::new("dropped at a flush", 0, OLDEST, false),
+    Arm::new("hot, far disk", 128 << 20, OLDEST, true),
+    Arm::new("dropped, far disk", 0, OLDEST, true),
+    Arm::new("3 MiB hot, 45/35/20", HOT_BYTES_SHORT, [45, 35, 20], false),
+    Arm::new("3 MiB hot, oldest", HOT_BYTES_SHORT, OLDEST, false),
 ];
+
+impl Arm {
+    const fn new(
+        name: &'static str,
+        hot_bytes_max: u64,
+        recycle_percents: [u8; 3],
+        is_far: bool,
+    ) -> Arm {
+        Arm { name, hot_bytes_max, recycle_percents, is_far }
+    }
+}
 
 /// Latencies in microseconds at [`QUANTILES`], and shares of queries that read no file by [`WINDOWS`].
 #[derive(Debug, Default)]
@@ -96,11 +107,15 @@ pub fn run() -> io::Result<Vec<Aim>> {
         );
         outcomes.push(outcome);
     }
-    let [hot, dropped, ..] = &outcomes[..] else { return Ok(Vec::new()) };
+    let [hot, _, hot_far, dropped_far, ..] = &outcomes[..] else { return Ok(Vec::new()) };
     let aim = |name: &str, figure: f64, at_most: f64| Aim { name: name.into(), figure, at_most };
     Ok(vec![
         aim("p99.9 of a query while flushing, of idle", hot.busy_us[2] / hot.idle_us[2], 1.2),
-        aim("p99.9 while flushing, of a head that drops", hot.busy_us[2] / dropped.busy_us[2], 0.3),
+        aim(
+            "p99.9 while flushing, of a head that drops, 0.5 ms from the disk",
+            hot_far.busy_us[2] / dropped_far.busy_us[2],
+            0.3,
+        ),
     ])
 }
 
@@ -117,7 +132,10 @@ pub fn child(arm: &str) -> io::Result<()> {
 
 fn measure(arm: &Arm) -> io::Result<Outcome> {
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
-    let env = local_env(folder.path()).map_err(io::Error::other)?;
+    let mut env = local_env(folder.path()).map_err(io::Error::other)?;
+    if arm.is_far {
+        env.disk = Arc::new(FarDisk(env.disk));
+    }
     let options = Options {
         hot_bytes_max: arm.hot_bytes_max,
         hot_recycle_percents: arm.recycle_percents,

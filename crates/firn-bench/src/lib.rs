@@ -3,7 +3,7 @@
 //! **Owns** the data ([`load`], [`devops`], [`fleet`]), the queries ([`pattern`]) and whether answers agree ([`agree`]), the
 //! programs under test ([`server`]) and how they are spoken to ([`client`]), the report of aims ([`report`]); for the index its label sets
 //! and what it is compared with ([`index`]); for the log its devices, transactions and the log that others have ([`log`]); for the
-//! head queries beside a flush ([`flush_latency`]); for the tree its samples and the trees of others ([`tree`]).
+//! head queries beside a flush ([`flush_latency`]), near and far from the disk ([`far_disk`]); for the tree its samples and the trees of others ([`tree`]).
 //! **Never** is part of the product.
 
 #![deny(unsafe_code)]
@@ -11,6 +11,7 @@
 pub mod agree;
 pub mod client;
 pub mod devops;
+pub mod far_disk;
 pub mod fleet;
 pub mod flush_latency;
 pub mod index;

@@ -69,7 +69,7 @@ fn rows() -> Vec<Row> {
         row(events, 100_000, 120, None, Some(200.0), None),
         row(grouped, 1_000_000, 20, None, Some(100.0), Some(0.15)),
         row(lone, 1_000_000, 20, None, Some(180.0), Some(0.4)),
-        row(events, 1_000_000, 30, None, Some(200.0), None),
+        row(events, 1_000_000, 120, None, Some(200.0), None),
     ];
     for shards in [1, 8, 50] {
         rows.push(row(grouped, 100_000, 20, Some(shards), Some(100.0), None));
@@ -79,8 +79,10 @@ fn rows() -> Vec<Row> {
     rows.push(row(grouped, 1_000_000, 8, Some(8), Some(100.0), None));
     rows.push(row(lone, 1_000_000, 8, Some(8), Some(180.0), None));
     rows.push(row(grouped, 4_000_000, 8, None, Some(100.0), Some(0.15)));
+    rows.push(row(lone, 4_000_000, 8, None, Some(180.0), Some(0.4)));
     // 1.2 GiB in all.
     rows.push(row(grouped, 10_000_000, 4, None, Some(1.2 * 1_073_741_824.0 / 1e7), Some(0.15)));
+    rows.push(row(lone, 10_000_000, 4, None, Some(180.0), Some(0.4)));
     rows
 }
 
