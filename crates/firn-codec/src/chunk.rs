@@ -15,8 +15,11 @@
 //! Source: Heracles 3.2 (shared time column, aligned value columns); the column codecs are ours.
 
 mod directory;
+mod outline;
 mod read;
 mod shape;
+
+pub use outline::{ColumnOutline, Outline};
 
 use std::sync::Arc;
 

@@ -98,6 +98,26 @@ pub(crate) fn encode_integers(values: &[i64], kind: Kind, effort: Effort, out: &
     packing.encode(&residuals, out);
 }
 
+/// The form of the column that `bytes` begin with, for people.
+pub(crate) fn codec_of(bytes: &[u8]) -> String {
+    let flags = bytes.first().copied().unwrap_or_default();
+    let form = match FORMS.get(usize::from(flags & FORM_MASK)) {
+        Some(Form::Frame) => "frame",
+        Some(Form::Delta) => "delta",
+        Some(Form::SignedDelta) => "signed delta",
+        Some(Form::DeltaOfDelta) => "delta of delta",
+        Some(Form::Line) => "line",
+        None => "unknown",
+    };
+    let mut codec = form.to_owned();
+    for (flag, name) in [(RICE, "Rice"), (PATCHED, "patched"), (DIVIDED, "divided")] {
+        if flags & flag != 0 {
+            codec = format!("{codec}, {name}");
+        }
+    }
+    codec
+}
+
 /// Takes `count` integers from the front of `input`.
 pub(crate) fn decode_integers(input: &mut &[u8], count: usize) -> Result<Vec<u64>> {
     let mut values = Vec::with_capacity(count.min(input.len().saturating_mul(8)));

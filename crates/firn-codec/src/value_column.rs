@@ -28,7 +28,7 @@ use firn_model::Result;
 use self::decimals::{Decimals, NearDecimals};
 use crate::chunk::Effort;
 use crate::decimal::Scale;
-use crate::integers::{Kind, decode_integers, decode_integers_of, encode_integers};
+use crate::integers::{self, Kind, decode_integers, decode_integers_of, encode_integers};
 use crate::postings::{Postings, encode_postings};
 use crate::varint::{
     corrupt, cut, encode_varint, encode_zigzag, take_bytes, take_count, take_u8, take_u64,
@@ -71,6 +71,27 @@ pub(crate) fn encode_values(values: &[f64], effort: Effort, out: &mut Vec<u8>) {
         }
         _ => encode_each(values, effort, out),
     }
+}
+
+/// The form of the column that is `bytes`, for people.
+pub(crate) fn codec_of(bytes: &[u8]) -> String {
+    let (tag, rest) = bytes.split_first().map_or((0, bytes), |(tag, rest)| (*tag, rest));
+    let name = match tag {
+        0..=22 => return format!("decimals / 10^{tag}: {}", integers::codec_of(rest)),
+        32..=54 => return format!("decimals * 10^-{}: {}", tag - 32, integers::codec_of(rest)),
+        CONSTANT_BITS => "constant bits",
+        CONSTANT_DECIMAL => "constant decimal",
+        CONSTANT_INTEGER => "constant integer",
+        STRANGERS => "decimals with strangers",
+        REPEATS => "repeats",
+        SHIFTED_BITS => "shifted bits",
+        XOR => "XOR",
+        RAW => "raw",
+        DICTIONARY => "dictionary",
+        NEAR => "near decimals",
+        _ => "unknown",
+    };
+    name.to_owned()
 }
 
 /// Decodes `bytes`, which are `count` values, and appends those of `kept`, which lies in them, to `out`: a reader of a

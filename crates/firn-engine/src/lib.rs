@@ -68,7 +68,9 @@ pub use counted::{ObjectKind, Request, RequestCount, RequestCounts};
 pub use delete::DeleteReport;
 pub use firn_index::{Cardinality, GroupInfo, Matches, SeriesLimits};
 pub use firn_log::SyncPolicy;
-pub use firn_tree::{JobKind, Level, Lost, TableId, TableRecord, TreeOptions};
+pub use firn_tree::{
+    BlockOutline, ChunkOutline, JobKind, Level, Lost, TableId, TableRecord, TreeOptions,
+};
 pub use maintain::{Lane, Step};
 pub use options::EngineOptions;
 #[doc(hidden)]

@@ -11,7 +11,7 @@ use firn_model::{
     Column, ColumnBatch, ColumnValues, CommitSeq, GroupId, Labels, Pool, QueryContext, Reservation,
     Result, Select, Selected, Selection, SeriesRef, ShardBits, Slot, TimeRange, Timestamp,
 };
-use firn_tree::{Ask, Version};
+use firn_tree::{Ask, BlockOutline, TableId, Version};
 
 use crate::Engine;
 use crate::planted::Planted;
@@ -119,6 +119,19 @@ impl Snapshot {
         self.load_directories(range)?;
         let group_count = groups.len();
         self.selected(Vec::new(), groups, range, context).read(0..group_count)
+    }
+
+    /// What a table is made of, block by block; only what is of `group`, if one is named.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such table, `Unavailable` when its tier fails, those of `each`.
+    pub fn inspect_table(
+        &self,
+        table: TableId,
+        group: Option<GroupId>,
+        each: &mut dyn FnMut(&BlockOutline) -> Result<()>,
+    ) -> Result<()> {
+        self.0.version.inspect(table, group, each)
     }
 
     /// Brings the directories into memory that [`Snapshot::has_data`] looks at, in one round trip.

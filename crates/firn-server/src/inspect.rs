@@ -1,16 +1,32 @@
-//! What groups save or cost, as JSON: of a server by `/api/v1/status/groups`, of a folder that no server has
-//! open by [`inspect_groups`]. Both give the same.
+//! What is in a database, as JSON, for `firn inspect` and `firn check`: of a folder that no server has open, or of
+//! a slow tier alone, through a read-only copy of its index, also while a server writes there. Costs of groups are
+//! the same as those of `/api/v1/status/groups`.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
 
+use firn_codec::ColumnOutline;
 use firn_model::{Error, ErrorKind, Labels, Matcher, Result};
 use firndb::{
-    CancelToken, CheckProgress, CheckReport, Cost, CostOptions, Db, GroupCost, GroupCosts, Options,
-    RecoveryProgress,
+    BlockOutline, CancelToken, CheckProgress, CheckReport, ChunkOutline, Cost, CostOptions, Db,
+    GroupCost, GroupCosts, GroupId, Level, Options, RecoveryProgress, TableId, TableRecord,
 };
 use serde_json::{Map, Value, json};
+use tempfile::TempDir;
 
-use crate::wire::number::parse_unit_duration_ms;
+use crate::wire::number::{parse_unit_duration_ms, rfc3339};
+
+/// Which database is looked at.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Where its history lies; `None`: in the folder.
+    pub slow_tier: Option<String>,
+    /// Only what is there; the folder's own database is not opened and need not exist.
+    pub is_slow_only: bool,
+}
 
 /// What is asked.
 #[derive(Clone, Debug, Default)]
@@ -45,19 +61,165 @@ impl InspectGroups {
     }
 }
 
-/// The groups of the database in `folder`, which no other process may have open. Its log is read as at a
-/// start; nothing is written to tables.
+/// What the groups of a database save or cost. Its log is read as at a start; nothing is written to tables.
 ///
 /// # Errors
 /// `NotFound` when there is no database, `Busy` when a server has it open, and those of [`Db::open`].
-pub fn inspect_groups(
-    folder: &Path,
-    slow_tier: Option<&str>,
-    asked: &InspectGroups,
-) -> Result<Value> {
-    let db = open_idle(folder, slow_tier, "ask that one with --server")?;
+pub fn inspect_groups(place: &Place, asked: &InspectGroups) -> Result<Value> {
+    let db = open(place, "ask that one with --server")?;
     let costs = db.group_costs(&asked.selectors, &asked.options, &db.context())?;
     Ok(costs_json(&costs, asked))
+}
+
+/// Labels, pairs, metrics and groups that make the index large, `top` of each kind.
+///
+/// # Errors
+/// As [`inspect_groups`].
+pub fn inspect_cardinality(place: &Place, top: usize) -> Result<Value> {
+    let db = open(place, "ask that one: GET /api/v1/status/tsdb")?;
+    let cardinality = db.cardinality(top, &db.context())?;
+    let counts = |table: &[(String, u64)]| -> Value {
+        table.iter().map(|(name, count)| json!({ "name": name, "count": count })).collect()
+    };
+    Ok(json!({
+        "series": cardinality.series_count,
+        "groups": cardinality.group_count,
+        "label_names": cardinality.name_count,
+        "label_pairs": cardinality.pair_count,
+        "series_by_metric": counts(&cardinality.series_by_metric),
+        "values_by_label": counts(&cardinality.values_by_name),
+        "bytes_by_label": counts(&cardinality.bytes_by_name),
+        "series_by_pair": counts(&cardinality.series_by_pair),
+        "series_by_group": counts(&cardinality.series_by_group),
+    }))
+}
+
+const ELSEWHERE: &str = "stop that one, or look at what it has uploaded with --slow-only";
+
+/// Levels, their partitions, and the tables of these.
+///
+/// # Errors
+/// As [`inspect_groups`].
+pub fn inspect_tables(place: &Place) -> Result<Value> {
+    let db = open(place, ELSEWHERE)?;
+    let snapshot = db.snapshot();
+    let level = |level: Level| {
+        let mut partitions: BTreeMap<_, Vec<&TableRecord>> = BTreeMap::new();
+        for table in snapshot.tables().filter(|table| table.level == level) {
+            let key = (table.partition.range().start, table.partition.len());
+            partitions.entry(key).or_default().push(table);
+        }
+        let partitions = partitions.into_iter().map(|((start, len), tables)| {
+            json!({
+                "start": rfc3339(start),
+                "length_ms": len.as_ms(),
+                "tables": tables.into_iter().map(table_json).collect::<Value>(),
+            })
+        });
+        json!({
+            "level": level as u8,
+            "tier": if level.is_slow() { "slow" } else { "fast" },
+            "partitions": partitions.collect::<Value>(),
+        })
+    };
+    Ok(json!({ "levels": Level::ALL.into_iter().map(level).collect::<Value>() }))
+}
+
+/// One table: `each` gets its record, then its blocks with their chunks, one after the other. With a group only what is
+/// of it, every column for itself with its labels; without one columns of a chunk are counted by codec.
+///
+/// # Errors
+/// As [`inspect_groups`]; `NotFound` if there is no such table; those of `each`.
+pub fn inspect_table(
+    place: &Place,
+    table: u64,
+    group: Option<u64>,
+    each: &mut dyn FnMut(&Value) -> Result<()>,
+) -> Result<()> {
+    let db = open(place, ELSEWHERE)?;
+    let snapshot = db.snapshot();
+    if let Some(record) = snapshot.tables().find(|record| record.id == TableId(table)) {
+        each(&table_json(record))?;
+    }
+    let group = group.map(GroupId);
+    snapshot.inspect_table(TableId(table), group, &mut |block| {
+        each(&block_json(&db, block, group.is_some())?)
+    })
+}
+
+fn table_json(table: &TableRecord) -> Value {
+    json!({
+        "table": table.id.0,
+        "level": table.level as u8,
+        "patch": table.patch,
+        "partition": rfc3339(table.partition.range().start),
+        "bytes": table.bytes,
+        "directory_bytes": table.suffix_bytes,
+        "blocks": table.block_count,
+        "chunks": table.chunk_count,
+        "rows": table.entry_count,
+        "samples": table.value_count,
+        "groups": [table.group_min.0, table.group_max.0],
+        "start": rfc3339(table.time_range.start),
+        "end": rfc3339(table.time_range.end),
+        "commits": [table.seq.min.0, table.seq.max.0],
+        "written": rfc3339(table.written_ms),
+    })
+}
+
+fn block_json(db: &Db, block: &BlockOutline, is_whole: bool) -> Result<Value> {
+    let mut json = json!({
+        "block": block.offset,
+        "bytes": block.bytes,
+        "payload_bytes": block.payload_bytes,
+        "groups": [block.group_min.0, block.group_max.0],
+        "start": rfc3339(block.time_range.start),
+        "end": rfc3339(block.time_range.end),
+    });
+    match &block.chunks {
+        Ok(chunks) => {
+            let chunks = chunks.iter().map(|chunk| chunk_json(db, chunk, is_whole));
+            json["chunks"] = chunks.collect::<Result<Value>>()?;
+        }
+        Err(error) => json["damaged"] = json!(error.to_string()),
+    }
+    Ok(json)
+}
+
+fn chunk_json(db: &Db, chunk: &ChunkOutline, is_whole: bool) -> Result<Value> {
+    let snapshot = db.snapshot();
+    let group = snapshot.index().group(chunk.group)?;
+    let text = |labels: Option<Labels>| json!(labels.map(|labels| labels.to_string()));
+    let column = |column: &ColumnOutline| json!({ "codec": column.codec, "entries": column.entry_count, "bytes": column.bytes });
+    let mut values = Vec::new();
+    if is_whole {
+        for (slot, outline) in &chunk.columns.values {
+            let series = firndb::SeriesRef { group: chunk.group, slot: *slot };
+            let mut value = column(outline);
+            value["slot"] = json!(slot.0);
+            value["labels"] = text(snapshot.index().labels(series)?);
+            values.push(value);
+        }
+    } else {
+        let mut by_codec: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+        for (_, outline) in &chunk.columns.values {
+            let (count, bytes) = by_codec.entry(&outline.codec).or_default();
+            (*count, *bytes) = (*count + 1, *bytes + outline.bytes as u64);
+        }
+        values.extend(by_codec.into_iter().map(
+            |(codec, (count, bytes))| json!({ "codec": codec, "columns": count, "bytes": bytes }),
+        ));
+    }
+    Ok(json!({
+        "group": chunk.group.0,
+        "labels": text(group.map(|group| group.labels)),
+        "bytes": chunk.bytes,
+        "start": rfc3339(chunk.time_range.start),
+        "end": rfc3339(chunk.time_range.end),
+        "commits": [chunk.seq.min.0, chunk.seq.max.0],
+        "times": chunk.columns.times.iter().map(column).collect::<Value>(),
+        "values": values,
+    }))
 }
 
 /// Reads every byte of the database in `folder`, which no other process may have open, against its checksum;
@@ -75,11 +237,47 @@ pub fn check_folder(
     db.check(repairs, &CancelToken::new(), each)
 }
 
+/// A database that is only looked at, and the folder that goes with it.
+struct Opened {
+    db: Db,
+    _copy: Option<TempDir>,
+}
+
+impl Deref for Opened {
+    type Target = Db;
+
+    fn deref(&self) -> &Db {
+        &self.db
+    }
+}
+
+/// Opens a place; `or_else` says what to do if another process has it open.
+fn open(place: &Place, or_else: &str) -> Result<Opened> {
+    let slow_tier = place.slow_tier.as_deref();
+    if !place.is_slow_only {
+        let db = open_idle(&place.folder, slow_tier, or_else)?;
+        return Ok(Opened { db, _copy: None });
+    }
+    let in_folder = place.folder.join("slow").display().to_string();
+    let slow_tier = slow_tier.unwrap_or(&in_folder);
+    let copy = tempfile::Builder::new().prefix("firn-inspect-").tempdir().map_err(|e| {
+        Error::unavailable("cannot make a temporary folder for a copy of the index").because(e)
+    })?;
+    let options = Options { read_only: true, ..Options::default() };
+    let db = firndb::local_env_with_slow_tier(copy.path(), slow_tier)
+        .and_then(|env| Db::open_idle(env, options, &RecoveryProgress::default()))
+        .map_err(|error| error.context(format!("cannot open the slow tier {slow_tier}")))?;
+    Ok(Opened { db, _copy: Some(copy) })
+}
+
 /// The database of a folder without its maintenance. Its log is read as at a start.
 fn open_idle(folder: &Path, slow_tier: Option<&str>, or_else: &str) -> Result<Db> {
     let shown = folder.display();
     if !folder.join("fast").is_dir() {
-        return Err(Error::not_found(format!("there is no database in {shown}")));
+        return Err(Error::not_found(format!(
+            "there is no database in {shown}: name its folder with --data, or look at a slow tier alone with \
+             --slow-tier PLACE --slow-only"
+        )));
     }
     let slow_tier =
         slow_tier.map_or_else(|| folder.join("slow").display().to_string(), str::to_owned);
@@ -98,7 +296,7 @@ pub(crate) fn costs_json(costs: &GroupCosts, asked: &InspectGroups) -> Value {
     let shown_count = if asked.top == 0 { costs.groups.len() } else { asked.top };
     let group = |(id, labels, cost): &(_, Labels, GroupCost)| {
         let mut group = cost_json(cost);
-        let firndb::GroupId(id) = *id;
+        let GroupId(id) = *id;
         group.insert("group".to_owned(), json!(id));
         let labels: Map<String, Value> =
             labels.iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();

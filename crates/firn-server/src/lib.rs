@@ -48,6 +48,9 @@ pub use config::{Config, Settings};
 pub use firn_model::{Error, ErrorKind, Result};
 pub use firndb::{CheckProgress, CheckReport};
 pub use ingest::Ingest;
-pub use inspect::{InspectGroups, check_folder, inspect_groups};
+pub use inspect::{
+    InspectGroups, Place, check_folder, inspect_cardinality, inspect_groups, inspect_table,
+    inspect_tables,
+};
 pub use proxy::{CacheConfig, CacheSettings, Proxy};
 pub use server::Server;

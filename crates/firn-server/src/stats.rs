@@ -357,7 +357,19 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
         tree.cache_bytes as f64,
     );
     let traffic = &tree.traffic;
+    let name = "firn_write_amplification";
+    text.family(
+        name,
+        Kind::Gauge,
+        "Bytes written for each byte that came first, since the start, by tier.",
+    );
+    for (tier, amplification) in
+        [("fast", traffic.fast_write_amplification()), ("slow", traffic.slow_write_amplification())]
+    {
+        text.sample(name, &[("tier", tier)], amplification);
+    }
     for (name, help, value) in [
+        ("firn_table_reads_total", "Reads of local tables.", traffic.fast_reads),
         ("firn_table_read_bytes_total", "Read from local tables.", traffic.fast_read_bytes),
         ("firn_slow_tier_gets_total", "Ranges asked of the slow tier.", traffic.slow_gets),
         ("firn_slow_tier_get_bytes_total", "Read from the slow tier.", traffic.slow_get_bytes),
@@ -383,6 +395,16 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
         ("firn_uploads_total", "Uploads to the slow tier.", traffic.uploads),
         ("firn_upload_bytes_total", "Uploaded to the slow tier.", traffic.upload_bytes),
         ("firn_patch_merges_total", "Merges of late data on the slow tier.", traffic.patch_merges),
+        (
+            "firn_patch_merge_read_bytes_total",
+            "Read by merges of late data.",
+            traffic.patch_merge_read_bytes,
+        ),
+        (
+            "firn_patch_merge_written_bytes_total",
+            "Put by merges of late data.",
+            traffic.patch_merge_write_bytes,
+        ),
         (
             "firn_partition_merges_total",
             "Merges of old partitions on the slow tier.",

@@ -29,7 +29,7 @@
 //! - Every byte of a table is under a checksum that also covers where it lies and in which table.
 //!
 //! Reading order: `options`, `partition`, `record`, `block`, `presence`, `suffix`, `writer`, `output`, `store`,
-//! `cache`, `table`, `version`, `scan`, `cursor`, `layout`, `size`, `plan`, `scrub`, `job`, `edit`, `tree`, `stats`.
+//! `cache`, `table`, `version`, `scan`, `cursor`, `layout`, `size`, `plan`, `scrub`, `inspect`, `job`, `edit`, `tree`, `stats`.
 //! Bytes of a table: docs/formats/table.md.
 //!
 //! When the layout of a table changes, touch `block`, `suffix`, the version in `writer` and the
@@ -41,6 +41,7 @@ mod block;
 mod cache;
 mod cursor;
 mod edit;
+mod inspect;
 mod job;
 mod layout;
 mod options;
@@ -64,6 +65,7 @@ mod writer;
 mod tests;
 
 pub use edit::Edit;
+pub use inspect::{BlockOutline, ChunkOutline};
 pub use job::{Job, JobKind};
 #[doc(hidden)]
 pub use options::Planted;

@@ -98,6 +98,23 @@ pub struct TrafficStats {
     pub cleaning_write_bytes: u64,
 }
 
+impl TrafficStats {
+    /// Bytes of local tables that were written for each byte that was flushed; 1 before the first flush.
+    pub fn fast_write_amplification(&self) -> f64 {
+        amplification(self.flush_bytes, self.compaction_write_bytes)
+    }
+
+    /// Bytes put for each byte that was uploaded first; 1 before the first upload.
+    pub fn slow_write_amplification(&self) -> f64 {
+        let again = self.patch_merge_write_bytes + self.partition_merge_write_bytes;
+        amplification(self.upload_bytes, again)
+    }
+}
+
+fn amplification(first: u64, again: u64) -> f64 {
+    if first == 0 { 1.0 } else { (first + again) as f64 / first as f64 }
+}
+
 /// The tree at a moment.
 #[derive(Clone, Debug)]
 pub struct TreeStats {

@@ -1,5 +1,7 @@
 //! `firn inspect`: what is in a database, of a folder that no server has open or of a running server.
 
+mod tables;
+
 use std::fmt::Write as _;
 use std::io::{Read, Write as _};
 use std::net::TcpStream;
@@ -7,7 +9,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use firn_server::{InspectGroups, Result, inspect_groups};
+use firn_server::{
+    InspectGroups, Place, Result, inspect_cardinality, inspect_groups, inspect_table,
+    inspect_tables,
+};
 use serde_json::Value;
 
 /// What to look at.
@@ -16,11 +21,16 @@ pub(crate) enum Inspect {
     /// What each group saves or costs, by TimeUnion's equations 1 to 6 with its own numbers; what costs
     /// most comes first (docs/groups.md)
     Groups(Groups),
+    /// Levels, partitions and tables, or what one table is made of: blocks, chunks, columns with their codecs
+    /// (docs/tiers.md)
+    Tables(Tables),
+    /// Metrics, labels and groups that make the index large
+    Cardinality(Cardinality),
 }
 
-/// `firn inspect groups`.
+/// Which database.
 #[derive(Debug, Args)]
-pub(crate) struct Groups {
+struct Where {
     /// Folder of the database
     #[arg(long, env = "FIRN_DATA", value_name = "FOLDER", default_value = "firn-data")]
     data: PathBuf,
@@ -28,6 +38,61 @@ pub(crate) struct Groups {
     /// Where its history lies, if not in the folder
     #[arg(long, env = "FIRN_SLOW_TIER", value_name = "PLACE")]
     slow_tier: Option<String>,
+
+    /// Look at the slow tier alone, a bucket too, also while a server writes there: its index is copied to a temporary folder
+    #[arg(long)]
+    slow_only: bool,
+}
+
+impl Where {
+    fn place(&self) -> Place {
+        Place {
+            folder: self.data.clone(),
+            slow_tier: self.slow_tier.clone(),
+            is_slow_only: self.slow_only,
+        }
+    }
+}
+
+/// `firn inspect tables`.
+#[derive(Debug, Args)]
+pub(crate) struct Tables {
+    #[command(flatten)]
+    place: Where,
+
+    /// What this table is made of
+    #[arg(long, value_name = "NUMBER")]
+    table: Option<u64>,
+
+    /// Of the table only what is of this group: every column with the labels of its series
+    #[arg(long, value_name = "NUMBER", requires = "table")]
+    group: Option<u64>,
+
+    /// Print JSON in place of text; of one table a line for itself and for each block
+    #[arg(long)]
+    json: bool,
+}
+
+/// `firn inspect cardinality`.
+#[derive(Debug, Args)]
+pub(crate) struct Cardinality {
+    #[command(flatten)]
+    place: Where,
+
+    /// So many of each kind
+    #[arg(long, value_name = "COUNT", default_value_t = 10)]
+    top: usize,
+
+    /// Print JSON in place of tables
+    #[arg(long)]
+    json: bool,
+}
+
+/// `firn inspect groups`.
+#[derive(Debug, Args)]
+pub(crate) struct Groups {
+    #[command(flatten)]
+    place: Where,
 
     /// Ask a running server at this address in place of opening the folder
     #[arg(long, value_name = "HOST:PORT")]
@@ -53,21 +118,42 @@ pub(crate) struct Groups {
 /// Looks and prints.
 #[expect(clippy::print_stdout, reason = "the terminal is this room's")]
 pub(crate) fn inspect(inspect: &Inspect) -> Result<()> {
-    let Inspect::Groups(groups) = inspect;
-    let report = match &groups.server {
-        Some(server) => ask(server, groups)?,
+    let (report, is_json, text): (Value, bool, fn(&Value) -> String) = match inspect {
+        Inspect::Groups(groups) => (groups_report(groups)?, groups.json, table),
+        Inspect::Cardinality(Cardinality { place, top, json }) => {
+            (inspect_cardinality(&place.place(), *top)?, *json, tables::cardinality)
+        }
+        Inspect::Tables(Tables { place, table: Some(table), group, json }) => {
+            return inspect_table(&place.place(), *table, *group, &mut |part| {
+                if *json {
+                    println!("{part}")
+                } else {
+                    print!("{}", tables::part(part))
+                }
+                Ok(())
+            });
+        }
+        Inspect::Tables(Tables { place, json, .. }) => {
+            (inspect_tables(&place.place())?, *json, tables::levels)
+        }
+    };
+    if is_json {
+        println!("{report:#}")
+    } else {
+        print!("{}", text(&report))
+    }
+    Ok(())
+}
+
+fn groups_report(groups: &Groups) -> Result<Value> {
+    match &groups.server {
+        Some(server) => ask(server, groups),
         None => {
             let selectors = groups.selectors.iter().map(String::as_str);
             let asked = InspectGroups::parse(selectors, groups.top, &groups.partition)?;
-            inspect_groups(&groups.data, groups.slow_tier.as_deref(), &asked)?
+            inspect_groups(&groups.place.place(), &asked)
         }
-    };
-    if groups.json {
-        println!("{report:#}");
-    } else {
-        print!("{}", table(&report));
     }
-    Ok(())
 }
 
 // A server lists no more at once.

@@ -389,7 +389,7 @@ fn put_run(name: &str, tree: TreeOptions) -> io::Result<f64> {
     let stats = world.db.stats().tree;
     let first = stats.traffic.upload_bytes;
     let again = stats.traffic.patch_merge_write_bytes + stats.traffic.partition_merge_write_bytes;
-    let multiple = (first + again) as f64 / first as f64;
+    let multiple = stats.traffic.slow_write_amplification();
     let slow = &stats.levels[2];
     let span_ms = (slow.time_range.end - slow.time_range.start) as f64;
     println!(

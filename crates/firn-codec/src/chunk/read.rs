@@ -6,8 +6,10 @@ use std::sync::Arc;
 use firn_model::{Column, ColumnBatch, ColumnValues, Presence, Result, Slot, TimeRange, Timestamp};
 
 use super::directory::{Directory, MemberWalk};
+use super::outline::ColumnOutline;
 use super::{ENTRIES_MAX, Times, VALUES_MAX, slots_of};
-use crate::columns::{OneColumn, Slots, entries_in};
+use crate::columns::{OneColumn, SlotWalk, Slots, entries_in};
+use crate::integers;
 use crate::merge::is_sparse;
 use crate::postings::Postings;
 use crate::row::SLOTS_MAX;
@@ -22,6 +24,17 @@ pub(super) struct Lone<'a> {
     /// The timestamps have equal distances and are not stored.
     pub(super) regular: bool,
     pub(super) bytes: &'a [u8],
+}
+
+impl<'a> Lone<'a> {
+    /// The bytes of its value column.
+    pub(super) fn values(&self, start: Timestamp) -> Result<&'a [u8]> {
+        let mut input = self.bytes;
+        if !self.regular {
+            decode_times(start, self.entry_count, &mut input)?;
+        }
+        Ok(input)
+    }
 }
 
 impl Lone<'_> {
@@ -250,6 +263,38 @@ impl<'a> Members<'a> {
 
     pub(super) fn slots(&self) -> impl Iterator<Item = Slot> + use<'a> {
         slots_of(self.slots)
+    }
+
+    /// The time columns, for people: those of their own, then those that are some entries of another.
+    pub(super) fn outline_times(&self) -> Vec<ColumnOutline> {
+        let bases = self.bases.iter().map(|base| ColumnOutline {
+            codec: integers::codec_of(base.bytes),
+            entry_count: base.entry_count,
+            bytes: base.bytes.len(),
+        });
+        let subsets = self.subsets.iter().map(|subset| ColumnOutline {
+            codec: format!("some of time column {}", subset.base),
+            entry_count: subset.entries.len() as usize,
+            bytes: subset.byte_count,
+        });
+        bases.chain(subsets).collect()
+    }
+
+    /// Calls `f` with each wanted member's slot, number of values, bytes, and whether these are those of the member before.
+    pub(super) fn for_each_member(
+        &self,
+        wanted: &mut SlotWalk<'_>,
+        mut f: impl FnMut(Slot, usize, &'a [u8], bool),
+    ) -> Result<()> {
+        let mut walk = MemberWalk::new(self);
+        let mut before: Option<&[u8]> = None;
+        while let Some(member) = walk.next(wanted)? {
+            let count = self.shape_len(member.shape).ok_or_else(|| cut("member shape"))?;
+            let is_shared = before.is_some_and(|before| std::ptr::eq(before, member.bytes));
+            f(member.slot, count, member.bytes, is_shared);
+            before = Some(member.bytes);
+        }
+        Ok(())
     }
 
     pub(super) fn read(

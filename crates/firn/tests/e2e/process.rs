@@ -114,6 +114,48 @@ pub(crate) fn start_prometheus(
     process
 }
 
+/// A real S3 server on loopback with one bucket; it goes when this is dropped.
+pub(crate) struct S3 {
+    _process: Process,
+    address: SocketAddr,
+}
+
+impl S3 {
+    /// Its bucket.
+    pub(crate) const BUCKET: &str = "s3://firn-e2e";
+
+    /// `None`, with a word on why, where the program is missing.
+    pub(crate) fn start(folder: &Path) -> Option<S3> {
+        let path = std::env::var_os("FIRN_MOTO_SERVER").map_or_else(
+            || repository().join("target/test-programs/moto/bin/moto_server"),
+            PathBuf::from,
+        );
+        if !path.is_file() {
+            skip(&format!("{} is absent; `make deps` installs it", path.display()));
+            return None;
+        }
+        let address = free_address();
+        let mut command = Command::new(path);
+        command.args(["-H", "127.0.0.1", "-p", &address.port().to_string()]);
+        let process = Process::start("moto", folder, &mut command);
+        wait_until_ready(address, "/moto-api/");
+        let made = http::request(address, "PUT", "/firn-e2e", &[], &[]).expect("S3 answers");
+        assert_eq!(made.status, 200, "{}", made.body);
+        Some(S3 { _process: process, address })
+    }
+
+    /// Who may use it and where it is.
+    pub(crate) fn variables(&self) -> [(&'static str, String); 5] {
+        [
+            ("AWS_ENDPOINT", format!("http://{}", self.address)),
+            ("AWS_ALLOW_HTTP", "true".to_owned()),
+            ("AWS_ACCESS_KEY_ID", "test".to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", "test".to_owned()),
+            ("AWS_REGION", "us-east-1".to_owned()),
+        ]
+    }
+}
+
 /// Waits for the condition itself: a 200 on `path`.
 pub(crate) fn wait_until_ready(address: SocketAddr, path: &str) {
     wait_for(&format!("{address}{path}"), Duration::from_secs(60), || {

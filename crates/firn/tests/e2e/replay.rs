@@ -4,21 +4,18 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::http::{self, api};
-use crate::process::{Process, firn, free_address, repository, skip, wait_for, wait_until_ready};
+use crate::process::{Process, S3, firn, free_address, wait_for, wait_until_ready};
 use crate::remote_write::WriteRequest;
 use crate::scrapes::{Scrape, labels, recorded, vanished};
 
 const TARGETS: [&str; 4] = ["node", "prometheus", "redis", "pushgateway"];
 const STALE_NAN: f64 = f64::from_bits(0x7ff0_0000_0000_0002);
-const BUCKET: &str = "firn-test-bucket";
 // How many flushes the replay is to be spread over, at least.
 const FLUSHES: usize = 6;
 
@@ -27,7 +24,6 @@ type Samples = BTreeMap<(String, String), BTreeMap<i64, u64>>;
 
 #[test]
 fn recorded_scrapes_come_back_bit_exact_from_an_s3_bucket() {
-    let Some(moto) = moto_server() else { return };
     let mut recordings = Vec::new();
     for target in TARGETS {
         let Some(recording) = recorded(target) else { return };
@@ -35,26 +31,15 @@ fn recorded_scrapes_come_back_bit_exact_from_an_s3_bucket() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
-    let s3_at = free_address();
-    let _s3 = Process::start(
-        "moto",
-        folder,
-        Command::new(moto).args(["-H", "127.0.0.1", "-p", &s3_at.port().to_string()]),
-    );
-    wait_until_ready(s3_at, "/moto-api/");
-    let made = http::request(s3_at, "PUT", &format!("/{BUCKET}"), &[], &[]).expect("S3 answers");
-    assert_eq!(made.status, 200, "{}", made.body);
-
+    let Some(s3) = S3::start(folder) else { return };
     let firn_at = free_address();
     let start = || {
         let mut command = firn(folder, firn_at);
-        command.args(["--slow-tier", &format!("s3://{BUCKET}/metrics")]);
+        command.args(["--slow-tier", &format!("{}/metrics", S3::BUCKET)]);
         // Small, so that a short replay flushes, compacts and uploads many times.
         command.args(["--log-streams", "2", "--shards", "8", "--head-flush-bytes", "60000"]);
         command.args(["--upload-age-max", "2s"]);
-        command.env("AWS_ENDPOINT", format!("http://{s3_at}")).env("AWS_ALLOW_HTTP", "true");
-        command.env("AWS_ACCESS_KEY_ID", "test").env("AWS_SECRET_ACCESS_KEY", "test");
-        command.env("AWS_REGION", "us-east-1");
+        command.envs(s3.variables());
         let process = Process::start("firn", folder, &mut command);
         wait_until_ready(firn_at, "/-/ready");
         process
@@ -201,16 +186,4 @@ fn metric(firn: SocketAddr, name: &str) -> f64 {
     let answer = http::get(firn, "/metrics").expect("metrics");
     let line = answer.body.lines().find_map(|line| line.strip_prefix(name));
     line.and_then(|value| value.trim().parse().ok()).unwrap_or(0.0)
-}
-
-fn moto_server() -> Option<PathBuf> {
-    let path = std::env::var_os("FIRN_MOTO_SERVER").map_or_else(
-        || repository().join("target/test-programs/moto/bin/moto_server"),
-        PathBuf::from,
-    );
-    if path.is_file() {
-        return Some(path);
-    }
-    skip(&format!("{} is absent; `make deps` installs it", path.display()));
-    None
 }

@@ -2,18 +2,26 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use crate::http::{api, get};
-use crate::process::{Process, firn, free_address, wait_for, wait_until_ready};
+use crate::process::{Process, S3, firn, free_address, wait_for, wait_until_ready};
 use crate::remote_write::WriteRequest;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn start(folder: &Path, name: &str, slow: &Path, flags: &[&str]) -> (Process, SocketAddr) {
+/// A slow tier, and what a program must know to use it.
+struct Slow {
+    place: String,
+    variables: Vec<(&'static str, String)>,
+}
+
+fn start(folder: &Path, name: &str, slow: &Slow, flags: &[&str]) -> (Process, SocketAddr) {
     let address = free_address();
     let mut command = firn(&folder.join(name), address);
-    command.arg("--slow-tier").arg(slow).args(["--self-scrape", "never"]);
+    command.args(["--slow-tier", &slow.place, "--self-scrape", "never"]);
+    command.envs(slow.variables.clone());
     command.args(["--flush-age-max", "1s", "--upload-age-max", "1s"]).args(flags);
     let process = Process::start(name, folder, &mut command);
     wait_until_ready(address, "/-/ready");
@@ -43,8 +51,21 @@ fn metric(address: SocketAddr, name: &str) -> Option<f64> {
 #[test]
 fn a_lost_machine_is_replaced_and_a_replica_follows() {
     let folder = tempfile::tempdir().expect("a folder");
-    let slow = folder.path().join("bucket");
-    let (mut first, first_at) = start(folder.path(), "first", &slow, &[]);
+    let place = folder.path().join("bucket").display().to_string();
+    check_slow_tier(folder.path(), &Slow { place, variables: Vec::new() });
+}
+
+#[test]
+fn a_lost_machine_is_replaced_and_a_replica_follows_over_s3() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(s3) = S3::start(folder.path()) else { return };
+    let place = format!("{}/some/prefix", S3::BUCKET);
+    check_slow_tier(folder.path(), &Slow { place, variables: s3.variables().to_vec() });
+}
+
+/// A writer, a replica, a look at the tables, another writer in place of the first, and the first again.
+fn check_slow_tier(folder: &Path, slow: &Slow) {
+    let (mut first, first_at) = start(folder, "first", slow, &[]);
     for idx in 0..50 {
         assert_eq!(write(first_at, idx), 204);
     }
@@ -55,29 +76,69 @@ fn a_lost_machine_is_replaced_and_a_replica_follows() {
     };
     uploaded(first_at, 1_700_000_049.0);
 
-    let (_replica, replica_at) = start(folder.path(), "replica", &slow, &["--read-only"]);
+    let (_replica, replica_at) = start(folder, "replica", slow, &["--read-only"]);
     assert_eq!(newest(replica_at).as_deref(), Some("49"));
     assert_eq!(write(replica_at, 99), 503);
+    inspect_tables(&folder.join("first"), slow);
 
     // The machine is gone, and an empty one takes its place.
     first.kill();
-    let refused = firn(&folder.path().join("second"), free_address())
-        .arg("--slow-tier")
-        .arg(&slow)
+    let refused = firn(&folder.join("second"), free_address())
+        .args(["--slow-tier", &slow.place])
+        .envs(slow.variables.clone())
         .output()
         .expect("firn runs");
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && told.contains("--restore"), "{told}");
-    let (_second, second_at) = start(folder.path(), "second", &slow, &["--restore"]);
+    let (_second, second_at) = start(folder, "second", slow, &["--restore"]);
     assert_eq!(newest(second_at).as_deref(), Some("49"));
     assert_eq!(write(second_at, 60), 204);
     uploaded(second_at, 1_700_000_060.0);
     wait_for("the replica", MINUTE, || newest(replica_at).as_deref() == Some("60"));
 
     // It was not gone after all: it learns that it was replaced, and takes nothing any more.
-    let (_first, first_at) = start(folder.path(), "first", &slow, &[]);
+    let (_first, first_at) = start(folder, "first", slow, &[]);
     wait_for("the fence", MINUTE, || write(first_at, 70) == 503);
     assert_eq!(metric(first_at, "firn_slow_tier_fenced"), Some(1.0));
     assert!(newest(first_at).is_some(), "it still answers");
     assert_eq!(write(second_at, 80), 204);
+}
+
+/// What `firn inspect` tells of the slow tier while a server writes there.
+fn inspect_tables(data: &Path, slow: &Slow) {
+    let firn = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+        command.arg("inspect").args(args).envs(slow.variables.clone());
+        let output = command.output().expect("firn runs");
+        let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text));
+        (output.status.success(), out.expect("text"), err.expect("text"))
+    };
+    let told = |args: &[&str]| {
+        let args = [args, &["--slow-tier", &slow.place, "--slow-only"]].concat();
+        let (is_done, out, err) = firn(&args);
+        assert!(is_done && err.is_empty(), "{args:?}: {err}");
+        out
+    };
+    let levels = told(&["tables"]);
+    assert!(levels.contains("level 2 (slow tier): 1 partitions"), "{levels}");
+    let report: serde_json::Value =
+        serde_json::from_str(&told(&["tables", "--json"])).expect("JSON");
+    let table = &report["levels"][2]["partitions"][0]["tables"][0];
+    let (id, group) = (table["table"].to_string(), table["groups"][0].to_string());
+    assert!(levels.contains(&format!("table {id}: ")), "{levels}");
+    let blocks = told(&["tables", "--table", &id]);
+    assert!(blocks.contains("  block at 24: ") && blocks.contains(" columns: "), "{blocks}");
+    let columns = told(&["tables", "--table", &id, "--group", &group]);
+    let line = columns.lines().find(|line| line.contains("slot 0 ")).expect("a column");
+    assert!(line.contains("kept") && line.contains("decimals / 10^0: delta"), "{columns}");
+    assert!(told(&["cardinality"]).starts_with("1 series in "), "cardinality");
+
+    let missing = ["tables", "--table", "999", "--slow-tier", &slow.place, "--slow-only"];
+    let (is_done, _, err) = firn(&missing);
+    assert!(!is_done && err.contains("no table 999"), "{err}");
+    let data = data.join("firn-data").display().to_string();
+    let (is_done, _, err) = firn(&["tables", "--data", &data, "--slow-tier", &slow.place]);
+    assert!(!is_done && err.contains("--slow-only"), "{err}");
+    let (is_done, _, err) = firn(&["tables", "--data", "nowhere"]);
+    assert!(!is_done && err.contains("--data"), "{err}");
 }
