@@ -432,7 +432,8 @@ impl Feed {
     }
 
     /// Samples every `interval_ms` for `span_ms` from the clock on, which goes with them. Of `late_share` of the hosts
-    /// nothing comes in this span; it comes 20 minutes to 3 hours later, as from a sender that was cut off.
+    /// nothing comes in this span; it comes 20 minutes to 3 hours later, as from a sender that was cut off. The very first
+    /// span is on time, so that every series is there: without samples it would leave the index.
     fn run(
         &mut self,
         world: &World,
@@ -441,6 +442,7 @@ impl Feed {
         late_share: f64,
     ) -> io::Result<()> {
         let start = world.db.now_ms();
+        let late_share = if self.sample_count == 0 { 0.0 } else { late_share };
         let late: Vec<Option<i64>> = (0..self.refs.len() / SERIES_PER_HOST)
             .map(|_| {
                 let is_late = (self.next_random() % 1_000) as f64 / 1_000.0 < late_share;
@@ -621,7 +623,9 @@ fn compacting(aims: &mut Vec<Aim>) -> io::Result<()> {
         };
         let world = World::open(|env| Db::open(env, options))?;
         let mut feed = Feed::new(&world, SERIES)?;
-        feed.run(&world, 3 * HOUR_MS, 15_000, 0.05)?;
+        for _ in 0..18 {
+            feed.run(&world, 10 * MINUTE_MS, 15_000, 0.05)?;
+        }
         let mut waits = std::mem::take(&mut feed.write_ns);
         waits.sort_by(f64::total_cmp);
         let of = |share: f64| waits[((waits.len() - 1) as f64 * share) as usize] / 1e6;

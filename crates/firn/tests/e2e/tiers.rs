@@ -110,7 +110,7 @@ fn inspect_tables(data: &Path, slow: &Slow) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
         command.arg("inspect").args(args).envs(slow.variables.clone());
         let output = command.output().expect("firn runs");
-        let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text));
+        let [out, err] = [output.stdout, output.stderr].map(String::from_utf8);
         (output.status.success(), out.expect("text"), err.expect("text"))
     };
     let told = |args: &[&str]| {
