@@ -36,7 +36,7 @@ bench-head: ## memory of active series and CPU of samples, grouped, alone, irreg
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-head
 
-bench-tree: ## bytes per sample by level, bytes put, size control, late data; ONLY=words of bytes blocks puts size late compact; writes target/bench/tree.json
+bench-tree: ## bytes per sample by level, bytes put, size control, late data, queries of far history; ONLY=words of bytes blocks puts size late compact cold; writes target/bench/tree.json
 	cargo build --release --package firn-bench
 	target/release/bench-tree --only "$(ONLY)"
 

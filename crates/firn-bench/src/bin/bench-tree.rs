@@ -2,7 +2,7 @@
 //! writes and who asks.
 //!
 //! `bench-tree [--only words]` runs the parts whose names begin with one of the words: `bytes`, `blocks`, `puts`, `size`,
-//! `late`, `compact`. Time is simulated, so that hours of samples pass in seconds; disk and slow tier are folders.
+//! `late`, `compact`, `cold`. Time is simulated, so that hours of samples pass in seconds; disk and slow tier are folders.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,8 +17,8 @@ use firn_bench::index::{process_cpu_ns, thread_cpu_ns};
 use firn_bench::report::{Aim, finish};
 use firn_bench::server::{Program, bytes_below};
 use firn_bench::tree::lsm::Shape;
-use firn_bench::tree::quantiles;
 use firn_bench::tree::sets::{PUBLIC, SCRAPES, Set};
+use firn_bench::tree::{cold, quantiles};
 use firn_env::{Env, FolderBucket, LocalDisk};
 use firn_sim::SimClock;
 use firndb::{
@@ -58,6 +58,9 @@ fn main() -> io::Result<()> {
     }
     if wanted("compact") {
         compacting(&mut aims)?;
+    }
+    if wanted("cold") {
+        cold::run(&mut aims)?;
     }
     println!("all of it took {} s", start.elapsed().as_secs());
     finish("tree", &aims)

@@ -1,0 +1,102 @@
+//! A bucket that is far away and counts what it is asked.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use firn_env::{Bucket, ObjectInfo, PutMode, RangeRequest};
+
+/// Requests that a store answers side by side, as [`firn_env::RemoteOptions`] has it.
+const SIDE_BY_SIDE: usize = 32;
+
+/// Every request takes some time longer; those of one call run side by side, 32 at a time.
+#[derive(Debug)]
+pub struct Metered {
+    below: Arc<dyn Bucket>,
+    delay_ms: AtomicU64,
+    in_flight: AtomicU64,
+    round_trips: AtomicU64,
+    gets: AtomicU64,
+    get_bytes: AtomicU64,
+    lists: AtomicU64,
+}
+
+/// What was asked since the count began.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Asked {
+    /// Calls that began while no other was under way: those that waited for what was asked before.
+    pub round_trips: u64,
+    /// Ranges.
+    pub gets: u64,
+    /// Bytes of them.
+    pub get_bytes: u64,
+    /// Listings.
+    pub lists: u64,
+}
+
+impl Metered {
+    /// No delay yet.
+    pub fn new(below: Arc<dyn Bucket>) -> Metered {
+        Metered {
+            below,
+            delay_ms: AtomicU64::new(0),
+            in_flight: AtomicU64::new(0),
+            round_trips: AtomicU64::new(0),
+            gets: AtomicU64::new(0),
+            get_bytes: AtomicU64::new(0),
+            lists: AtomicU64::new(0),
+        }
+    }
+
+    /// What every request takes from now on.
+    pub fn set_delay_ms(&self, delay_ms: u64) {
+        self.delay_ms.store(delay_ms, Relaxed);
+    }
+
+    /// What was asked since this was called last.
+    pub fn take(&self) -> Asked {
+        Asked {
+            round_trips: self.round_trips.swap(0, Relaxed),
+            gets: self.gets.swap(0, Relaxed),
+            get_bytes: self.get_bytes.swap(0, Relaxed),
+            lists: self.lists.swap(0, Relaxed),
+        }
+    }
+
+    fn wait<T>(&self, request_count: usize, answer: impl FnOnce() -> T) -> T {
+        if self.in_flight.fetch_add(1, Relaxed) == 0 {
+            self.round_trips.fetch_add(1, Relaxed);
+        }
+        let turns = request_count.div_ceil(SIDE_BY_SIDE) as u64;
+        std::thread::sleep(Duration::from_millis(turns * self.delay_ms.load(Relaxed)));
+        let answer = answer();
+        self.in_flight.fetch_sub(1, Relaxed);
+        answer
+    }
+}
+
+impl Bucket for Metered {
+    fn get_ranges(&self, requests: &[RangeRequest]) -> Vec<firn_model::Result<Arc<[u8]>>> {
+        self.gets.fetch_add(requests.len() as u64, Relaxed);
+        self.get_bytes.fetch_add(requests.iter().map(|request| request.len).sum(), Relaxed);
+        self.wait(requests.len(), || self.below.get_ranges(requests))
+    }
+
+    fn put(&self, key: &str, bytes: Arc<[u8]>, mode: PutMode) -> firn_model::Result<ObjectInfo> {
+        self.wait(1, || self.below.put(key, bytes, mode))
+    }
+
+    fn head(&self, key: &str) -> firn_model::Result<ObjectInfo> {
+        self.wait(1, || self.below.head(key))
+    }
+
+    fn list(&self, prefix: &str) -> firn_model::Result<Vec<ObjectInfo>> {
+        self.lists.fetch_add(1, Relaxed);
+        self.wait(1, || self.below.list(prefix))
+    }
+
+    fn delete(&self, keys: &[String]) -> firn_model::Result<()> {
+        self.wait(keys.len(), || self.below.delete(keys))
+    }
+}
