@@ -152,8 +152,8 @@ impl Engine {
         // What a failed commit left in the log shows in no snapshot and may come back after a crash.
         let is_settled = self.log.stats().failures == 0;
         // With the slow tier down nobody knows: then all that matches is taken.
-        let is_known =
-            is_settled && !matches.groups.is_empty() && snapshot.load_directories(range).is_ok();
+        let directories = snapshot.load_directories(&matches.groups, range, &self.budget);
+        let is_known = is_settled && !matches.groups.is_empty() && directories.is_ok();
         let found = matches.groups.iter();
         let found = found.filter(|found| !is_known || snapshot.has_data(found.group, range));
         let members = found.map(|found| HiddenMembers {

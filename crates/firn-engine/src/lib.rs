@@ -69,7 +69,8 @@ pub use delete::DeleteReport;
 pub use firn_index::{Cardinality, GroupInfo, Matches, SeriesLimits};
 pub use firn_log::SyncPolicy;
 pub use firn_tree::{
-    BlockOutline, ChunkOutline, JobKind, Level, Lost, TableId, TableRecord, TreeOptions,
+    BlockOutline, ChunkOutline, JobKind, Level, Lost, SlowCacheStats, TableId, TableRecord,
+    TreeOptions,
 };
 pub use maintain::{Lane, Step};
 pub use options::EngineOptions;
@@ -272,6 +273,7 @@ impl Engine {
             // With a relaxed `log_sync` something may still wait for its sync.
             self.log.sync()?;
         }
+        self.tree.close();
         self.closed.store(true, Ordering::Release);
         self.wake_maintenance();
         flushed

@@ -168,6 +168,7 @@ impl Engine {
         if self.options.read_only {
             return self.follow();
         }
+        self.tree.tend_slow_cache();
         if let Some(step) = self.tend_index()? {
             return Ok(Some(step));
         }

@@ -73,6 +73,8 @@ pub enum Planted {
     ObjectsRemovedEarly,
     /// Retention drops partitions that are over in part.
     DroppedTooEarly,
+    /// What the cache of the slow tier has is not checked.
+    FlippedBlockServed,
     /// Rows are written without memory being set aside for them.
     MemoryNotReserved,
     /// Short of memory, the head lets go of rows that are in no table yet.
@@ -81,7 +83,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every mistake.
-    pub const ALL: [Planted; 37] = [
+    pub const ALL: [Planted; 38] = [
         Planted::SyncSkipped,
         Planted::PublishedBeforeDurable,
         Planted::AcknowledgedBeforeVisible,
@@ -117,6 +119,7 @@ impl Planted {
         Planted::FenceSkipped,
         Planted::ObjectsRemovedEarly,
         Planted::DroppedTooEarly,
+        Planted::FlippedBlockServed,
         Planted::MemoryNotReserved,
         Planted::PressureDropsRows,
     ];
@@ -125,6 +128,7 @@ impl Planted {
     pub(crate) fn of_tree(self) -> Option<firn_tree::Planted> {
         match self {
             Planted::DroppedTooEarly => Some(firn_tree::Planted::DroppedTooEarly),
+            Planted::FlippedBlockServed => Some(firn_tree::Planted::FlippedBlockServed),
             _ => None,
         }
     }

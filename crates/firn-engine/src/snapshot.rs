@@ -8,10 +8,11 @@ use firn_codec::{GroupColumns, OneColumn, Slots, Tombstones, merge_into_one};
 use firn_head::{HeadReader, HeadSnapshot};
 use firn_index::{GroupMatch, IndexView, Matches, Member};
 use firn_model::{
-    Column, ColumnBatch, ColumnValues, CommitSeq, GroupId, Labels, Pool, QueryContext, Reservation,
-    Result, Select, Selected, Selection, SeriesRef, ShardBits, Slot, TimeRange, Timestamp,
+    Budget, Column, ColumnBatch, ColumnValues, CommitSeq, GroupId, Labels, Pool, QueryContext,
+    Reservation, Result, Select, Selected, Selection, SeriesRef, ShardBits, Slot, TimeRange,
+    Timestamp,
 };
-use firn_tree::{Ask, BlockOutline, TableId, Version};
+use firn_tree::{Ahead, Ask, BlockOutline, Directories, Later, ReadAhead, TableId, Version};
 
 use crate::Engine;
 use crate::planted::Planted;
@@ -116,7 +117,7 @@ impl Snapshot {
             Ok(GroupMatch { group, members })
         };
         let groups = groups.iter().map(whole).collect::<Result<Vec<_>>>()?;
-        self.load_directories(range)?;
+        let _directories = self.load_directories(&groups, range, &context.budget)?;
         let group_count = groups.len();
         self.selected(Vec::new(), groups, range, context).read(0..group_count)
     }
@@ -134,14 +135,24 @@ impl Snapshot {
         self.0.version.inspect(table, group, each)
     }
 
-    /// Brings the directories into memory that [`Snapshot::has_data`] looks at, in one round trip.
-    pub(crate) fn load_directories(&self, range: TimeRange) -> Result<()> {
-        self.0.version.load_directories(range)
+    /// Brings the directories into memory that [`Snapshot::has_data`] of these groups, which rise, looks at, in one round
+    /// trip, and keeps them there.
+    pub(crate) fn load_directories(
+        &self,
+        groups: &[GroupMatch],
+        range: TimeRange,
+        budget: &Budget,
+    ) -> Result<Directories> {
+        let is_between = |min: GroupId, max: GroupId| {
+            let next = groups.partition_point(|found| found.group < min);
+            groups.get(next).is_some_and(|found| found.group <= max)
+        };
+        self.0.version.load_directories(range, &is_between, budget)
     }
 
     /// The series that match, in groups that have samples in the range, exact to the partition.
     pub(crate) fn matches(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
-        let mut matches = self.find(selection, context)?;
+        let (mut matches, _directories) = self.find_held(selection, context)?;
         let mut head = self.0.head.reader();
         matches.groups.retain(|found| {
             head.has_data(found.group, selection.range)
@@ -152,19 +163,31 @@ impl Snapshot {
 
     /// The series that match, whether they have samples or not.
     pub(crate) fn find(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
+        Ok(self.find_held(selection, context)?.0)
+    }
+
+    /// As [`Snapshot::find`], with the directories that the rest of the query looks at.
+    fn find_held(
+        &self,
+        selection: &Selection,
+        context: &QueryContext,
+    ) -> Result<(Matches, Directories)> {
         let stats = &context.stats;
         stats.timed(&stats.select_ns, || self.find_untimed(selection, context))
     }
 
-    fn find_untimed(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
+    fn find_untimed(
+        &self,
+        selection: &Selection,
+        context: &QueryContext,
+    ) -> Result<(Matches, Directories)> {
         let matches =
             self.0.index.matches(&selection.matchers, &selection.grouping, &context.cancel)?;
-        if !matches.groups.is_empty() {
-            // All directories in one round trip, in place of one each later.
-            self.0.version.load_directories(selection.range)?;
-        }
+        // All directories in one round trip, in place of one each later.
+        let directories =
+            self.load_directories(&matches.groups, selection.range, &context.budget)?;
         context.stats.groups_scanned.add(matches.groups.len() as u64);
-        Ok(matches)
+        Ok((matches, directories))
     }
 
     pub(crate) fn selected(
@@ -174,7 +197,15 @@ impl Snapshot {
         range: TimeRange,
         context: &QueryContext,
     ) -> SelectedGroups {
-        SelectedGroups { snapshot: self.clone(), keys, groups, range, context: context.clone() }
+        SelectedGroups {
+            snapshot: self.clone(),
+            keys,
+            groups,
+            range,
+            context: context.clone(),
+            _directories: None,
+            read_ahead: ReadAhead::default(),
+        }
     }
 
     pub(crate) fn head(&self) -> &HeadSnapshot {
@@ -197,8 +228,9 @@ impl Snapshot {
 impl Select for Snapshot {
     fn select(&self, selection: &Selection, context: &QueryContext) -> Result<Box<dyn Selected>> {
         // Groups without samples in the range say so when they are read, which costs no more than asking them before.
-        let found = self.find(selection, context)?;
-        Ok(Box::new(self.selected(found.keys, found.groups, selection.range, context)))
+        let (found, directories) = self.find_held(selection, context)?;
+        let selected = self.selected(found.keys, found.groups, selection.range, context);
+        Ok(Box::new(SelectedGroups { _directories: Some(directories), ..selected }))
     }
 }
 
@@ -208,6 +240,9 @@ pub(crate) struct SelectedGroups {
     pub(crate) groups: Vec<GroupMatch>,
     range: TimeRange,
     context: QueryContext,
+    /// Read once, whatever the cache has room for.
+    _directories: Option<Directories>,
+    read_ahead: ReadAhead,
 }
 
 impl Selected for SelectedGroups {
@@ -253,11 +288,12 @@ impl SelectedGroups {
     ) -> Result<()> {
         self.context.cancel.check()?;
         let frozen = &*self.snapshot.0;
+        let later = &self.groups[groups.end..];
         let groups = &self.groups[groups];
         let mut held = self.context.budget.empty(Pool::Query);
         // What it finds in memory stays while it lives, so that nothing is missing on both sides.
         let mut head = frozen.head.reader();
-        let mut tables = self.read_tables(groups, &mut head)?.into_iter();
+        let mut tables = self.read_tables(groups, later, &mut head)?.into_iter();
         let table_bytes = tables.as_slice().iter().map(|sources| bytes_of(sources)).sum();
         hold(&mut held, table_bytes)?;
         let mut hidden = frozen.tombstones.walk(self.range);
@@ -297,10 +333,12 @@ impl SelectedGroups {
         Ok(())
     }
 
-    /// What tables have of each group; nothing at all if the head has everything.
+    /// What tables have of each group; nothing at all if the head has everything. The slow tier may be asked for some of
+    /// `later` along with it.
     fn read_tables(
         &self,
         groups: &[GroupMatch],
+        later: &[GroupMatch],
         head: &mut HeadReader<'_>,
     ) -> Result<Vec<Vec<GroupColumns>>> {
         let frozen = &*self.snapshot.0;
@@ -323,7 +361,17 @@ impl SelectedGroups {
                 Ask { group: found.group, slots, before: Some(before(found.group)) }
             })
             .collect();
-        frozen.version.scan(&asks, self.range, &self.context)
+        let mut next = |piece_count: usize| {
+            let later = later.iter().take(groups.len().saturating_mul(piece_count));
+            let ask = |found: &GroupMatch| Later {
+                group: found.group,
+                slots: found.members.iter().map(|member| member.slot).collect(),
+                before: Some(before(found.group)),
+            };
+            later.map(ask).collect()
+        };
+        let ahead = Ahead { state: &self.read_ahead, next: &mut next };
+        frozen.version.scan(&asks, self.range, Some(ahead), &self.context)
     }
 }
 

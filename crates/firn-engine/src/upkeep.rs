@@ -229,7 +229,7 @@ impl Engine {
             let _view = self.view.read();
             (self.head.snapshot(), self.tree.version())
         };
-        version.load_directories(TimeRange::ALL)?;
+        let _directories = version.load_directories(TimeRange::ALL, &|_, _| true, &self.budget)?;
         ask(&Presence {
             head: RefCell::new(head.reader()),
             version: &version,

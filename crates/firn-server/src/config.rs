@@ -64,6 +64,11 @@ pub struct Settings {
     #[arg(long, env = "FIRN_SLOW_BYTES_MAX", value_name = "SIZE", default_value = "unlimited")]
     pub slow_bytes_max: String,
 
+    /// Bytes of the local disk for what queries read of the slow tier, so that it is asked once; kept over a restart,
+    /// given back when the disk is nearly full; 0 keeps none, nor does a slow tier that is a folder
+    #[arg(long, env = "FIRN_SLOW_CACHE_BYTES_MAX", value_name = "SIZE", default_value = "1GiB")]
+    pub slow_cache_bytes_max: String,
+
     /// Labels by which series are grouped when they are first seen, separated by commas
     #[arg(
         long,
@@ -257,6 +262,8 @@ pub struct Config {
     pub fast_bytes_max: Option<u64>,
     /// Size of the slow tier at which the oldest data is dropped.
     pub slow_bytes_max: Option<u64>,
+    /// Space on the local disk for what was read of the slow tier.
+    pub slow_cache_bytes_max: u64,
     /// Labels that make a group.
     pub group_by: Vec<String>,
     /// When a write is acknowledged.
@@ -381,6 +388,18 @@ impl Settings {
             },
             fast_bytes_max: tier_bytes("fast-bytes-max", &self.fast_bytes_max)?,
             slow_bytes_max: tier_bytes("slow-bytes-max", &self.slow_bytes_max)?,
+            slow_cache_bytes_max: match bytes(
+                "slow-cache-bytes-max",
+                &self.slow_cache_bytes_max,
+                0,
+                u64::MAX >> 1,
+            )? {
+                given if (1..SLOW_CACHE_BYTES_MIN).contains(&given) => {
+                    let wanted = format!("0 or at least {SLOW_CACHE_BYTES_MIN} bytes");
+                    return Err(bad("slow-cache-bytes-max", &self.slow_cache_bytes_max, &wanted));
+                }
+                given => given,
+            },
             group_by,
             log_sync: match self.log_sync.as_str() {
                 "always" => LogSync::Always,
@@ -458,6 +477,8 @@ const TIER_BYTES_MIN: u64 = 64 << 20;
 const QUERY_BYTES_MIN: u64 = 1 << 20;
 // A few slabs.
 const RESULT_CACHE_BYTES_MIN: u64 = 8 << 20;
+// Slabs that hold the larger directories.
+const SLOW_CACHE_BYTES_MIN: u64 = 8 << 20;
 // Smaller frames hold one chunk each; Prometheus takes no larger ones than 50 MB.
 const FRAME_BYTES_MIN: u64 = 1 << 10;
 const FRAME_BYTES_MAX: u64 = 32 << 20;
@@ -615,6 +636,7 @@ mod tests {
             ("--shards=12", "--shards is \"12\", wanted is a power of two"),
             ("--log-streams=65", "--log-streams is \"65\""),
             ("--query-memory=1KiB", "--query-memory is \"1KiB\", wanted is at least 1048576"),
+            ("--slow-cache-bytes-max=1KiB", "wanted is 0 or at least 8388608"),
             ("--result-cache=1MiB", "--result-cache is \"1MiB\", wanted is 0 or at least 8388608"),
             ("--cors-origin=(", "--cors-origin is \"(\", wanted is a regex"),
             ("--external-labels=a=1,b", "--external-labels is \"a=1,b\", wanted is name=value"),

@@ -101,6 +101,7 @@ fn options(config: &Config) -> Options {
             upload_age_ms_max: config.upload_age_ms_max,
             fast_bytes_max: config.fast_bytes_max,
             slow_bytes_max: config.slow_bytes_max,
+            slow_cache_bytes_max: config.slow_cache_bytes_max,
             ..TreeOptions::default()
         },
         // The rest is not for users to choose.

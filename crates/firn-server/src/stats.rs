@@ -2,7 +2,7 @@
 
 use firn_cache::StoreStats;
 use firn_model::{Pool, SeriesLimit};
-use firndb::{ObjectKind, Request, ResultStats, SlowTierStats, Stats};
+use firndb::{ObjectKind, Request, ResultStats, SlowCacheStats, SlowTierStats, Stats};
 
 use crate::telemetry::{Kind, MetricsText};
 
@@ -356,6 +356,7 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
         "Directories and slow-tier blocks in memory.",
         tree.cache_bytes as f64,
     );
+    write_slow_cache(&tree.slow_cache, text);
     let traffic = &tree.traffic;
     let name = "firn_write_amplification";
     text.family(
@@ -434,6 +435,53 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
             "firn_cleaning_write_bytes_total",
             "Bytes of such tables after.",
             traffic.cleaning_write_bytes,
+        ),
+    ] {
+        text.counter(name, help, value as f64);
+    }
+}
+
+fn write_slow_cache(cache: &SlowCacheStats, text: &mut MetricsText) {
+    for (name, help, value) in [
+        (
+            "firn_slow_cache_bytes",
+            "Of the local disk, for what was read of the slow tier.",
+            cache.bytes,
+        ),
+        ("firn_slow_cache_bytes_max", "How many there may be.", cache.bytes_max),
+        ("firn_slow_cache_pieces", "Blocks and directories in it.", cache.pieces),
+        (
+            "firn_slow_cache_off",
+            "1: its device failed; until the next start all is read from the slow tier.",
+            cache.is_off.into(),
+        ),
+    ] {
+        text.gauge(name, help, value as f64);
+    }
+    for (name, help, value) in [
+        ("firn_slow_cache_hits_total", "Blocks and directories found in it.", cache.hits),
+        ("firn_slow_cache_hit_bytes_total", "Bytes of them.", cache.hit_bytes),
+        (
+            "firn_slow_cache_misses_total",
+            "Blocks and directories asked of the slow tier.",
+            cache.misses,
+        ),
+        ("firn_slow_cache_evictions_total", "Those that went for want of room.", cache.evictions),
+        ("firn_slow_cache_written_bytes_total", "Bytes written to it.", cache.written_bytes),
+        (
+            "firn_slow_cache_damaged_total",
+            "Blocks and directories that were not what had been written, and were read again.",
+            cache.damaged,
+        ),
+        (
+            "firn_slow_cache_device_failures_total",
+            "Reads and writes that failed.",
+            cache.device_failures,
+        ),
+        (
+            "firn_slow_cache_given_way_total",
+            "Times that it gave up room because the disk is nearly full.",
+            cache.given_way,
         ),
     ] {
         text.counter(name, help, value as f64);

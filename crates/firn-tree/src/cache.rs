@@ -47,6 +47,7 @@ struct State {
     entries: HashMap<Key, Entry>,
     queue: VecDeque<Key>,
     memory: Reservation,
+    budget: Budget,
 }
 
 impl Cache {
@@ -55,6 +56,7 @@ impl Cache {
             entries: HashMap::new(),
             queue: VecDeque::new(),
             memory: budget.empty(Pool::Cache),
+            budget: budget.clone(),
         };
         Cache { bytes_max, state: Mutex::new(state) }
     }
@@ -73,14 +75,22 @@ impl Cache {
         }
     }
 
-    pub(crate) fn keep_suffix(&self, table: TableId, suffix: Arc<Suffix>) {
+    /// Whether it stays.
+    pub(crate) fn keep_suffix(&self, table: TableId, suffix: Arc<Suffix>) -> bool {
         let bytes = suffix.heap_bytes();
-        self.keep((table, Piece::Suffix), Content::Suffix(suffix), bytes);
+        self.keep((table, Piece::Suffix), Content::Suffix(suffix), bytes)
     }
 
     pub(crate) fn keep_block(&self, table: TableId, block_idx: u32, block: Arc<[u8]>) {
         let bytes = block.len();
         self.keep((table, Piece::Block(block_idx)), Content::Block(block), bytes);
+    }
+
+    /// Whether so much more would stay for a while.
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        let state = self.state.lock();
+        let is_free = state.budget.missing_bytes(Pool::Cache, bytes) == 0;
+        bytes <= self.bytes_max / 4 && (is_free || bytes <= state.memory.bytes() / 4)
     }
 
     /// Gives up at least `bytes`, or all there is; returns how many.
@@ -115,25 +125,29 @@ impl Cache {
         Some(entry.content.clone())
     }
 
-    fn keep(&self, key: Key, content: Content, bytes: usize) {
+    fn keep(&self, key: Key, content: Content, bytes: usize) -> bool {
         let bytes = (bytes + ENTRY_BYTES) as u64;
         let mut state = self.state.lock();
-        if bytes > self.bytes_max || state.entries.contains_key(&key) {
-            return;
+        if state.entries.contains_key(&key) {
+            return true;
+        }
+        if bytes > self.bytes_max {
+            return false;
         }
         while state.memory.bytes() + bytes > self.bytes_max {
             if !state.evict() {
-                return;
+                return false;
             }
         }
         // Others may have the memory; then this cache makes room at its own cost or keeps nothing.
         while state.memory.grow(bytes).is_err() {
             if !state.evict() {
-                return;
+                return false;
             }
         }
         state.entries.insert(key, Entry { content, bytes, used: false });
         state.queue.push_back(key);
+        true
     }
 }
 

@@ -2,7 +2,7 @@
 //! young, on the slow tier for ever after, and give them back by group and time.
 //!
 //! **Owns** tables (sorted immutable files), time partitions, the three levels, patches,
-//! compaction, upload, retention, and the cache of slow-tier blocks. Source: TimeUnion 3.3 (levels,
+//! compaction, upload, retention, and the caches of slow-tier blocks in memory and on the fast tier. Source: TimeUnion 3.3 (levels,
 //! partitions, patches), Heracles 3.1.3 (columns of a group apart from its time column, so that one
 //! member is read alone).
 //!
@@ -29,7 +29,7 @@
 //! - Every byte of a table is under a checksum that also covers where it lies and in which table.
 //!
 //! Reading order: `options`, `partition`, `record`, `block`, `presence`, `suffix`, `writer`, `output`, `store`,
-//! `cache`, `table`, `version`, `scan`, `cursor`, `layout`, `size`, `plan`, `scrub`, `inspect`, `job`, `edit`, `tree`, `stats`.
+//! `cache`, `slow_cache`, `table`, `version`, `scan`, `cursor`, `layout`, `size`, `plan`, `scrub`, `inspect`, `job`, `edit`, `tree`, `stats`.
 //! Bytes of a table: docs/formats/table.md.
 //!
 //! When the layout of a table changes, touch `block`, `suffix`, the version in `writer` and the
@@ -53,6 +53,7 @@ mod record;
 mod scan;
 mod scrub;
 mod size;
+mod slow_cache;
 mod stats;
 mod store;
 mod suffix;
@@ -73,9 +74,10 @@ pub use options::TreeOptions;
 pub use partition::{Partition, PartitionLen};
 pub use plan::{Deletes, Reach};
 pub use record::{Level, TableId, TableRecord};
-pub use scan::Ask;
+pub use scan::{Ahead, Ask, Later, ReadAhead};
 pub use scrub::{Damage, Lost};
 pub use size::Lengths;
+pub use slow_cache::SlowCacheStats;
 pub use stats::{LevelStats, TrafficStats, TreeStats};
 pub use tree::{SlowState, Tree};
-pub use version::Version;
+pub use version::{Directories, Version};

@@ -46,6 +46,9 @@ pub struct TreeOptions {
     /// Bytes of slow-tier blocks and of table directories that are kept in memory, as far as the
     /// memory budget allows.
     pub cache_bytes_max: u64,
+    /// Bytes that what was read of the slow tier may take on the fast tier, where it is found again after a restart. 0: none
+    /// is kept. Without effect where the slow tier is a folder.
+    pub slow_cache_bytes_max: u64,
     /// How long an object that no version names any more stays on the slow tier, for readers on
     /// other machines that have an older manifest.
     pub bucket_grace_ms: i64,
@@ -60,6 +63,8 @@ pub struct TreeOptions {
 pub enum Planted {
     /// Retention drops partitions that are over in part.
     DroppedTooEarly,
+    /// Checksums of the slow cache are not looked at.
+    FlippedBlockServed,
 }
 
 impl Default for TreeOptions {
@@ -80,6 +85,7 @@ impl Default for TreeOptions {
             table_bytes_max: 32 << 20,
             block_bytes: 16 << 10,
             cache_bytes_max: 256 << 20,
+            slow_cache_bytes_max: 1 << 30,
             bucket_grace_ms: 60 * MINUTE_MS,
             planted: None,
         }

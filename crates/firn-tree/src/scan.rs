@@ -1,6 +1,7 @@
 //! Reading columns of many groups from one version: directories, then blocks, each in one batch.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,8 +10,11 @@ use firn_model::{
     CommitSeq, Error, GroupId, Pool, QueryContext, QueryStats, Reservation, Result, Slot, TimeRange,
 };
 
+use parking_lot::Mutex;
+
 use crate::block::{Block, Walk, unpack};
-use crate::record::{Level, TableRecord};
+use crate::record::{Level, TableId, TableRecord};
+use crate::slow_cache::PieceKey;
 use crate::store::Read;
 use crate::suffix::{BlockEntry, Suffix};
 use crate::table::Table;
@@ -19,6 +23,10 @@ use crate::version::Version;
 // Neighbouring blocks are read together up to this size; more gains nothing on either tier.
 const RUN_BYTES_MAX: u64 = 4 << 20;
 const BLOCKS_PER_CANCEL_CHECK: usize = 64;
+// What is read along with what is needed: a request for it alone costs 30 ms, in which 8 MiB come at 250 MB/s.
+const AHEAD_BYTES_MAX: u64 = 8 << 20;
+// How often what is read ahead doubles: 31 pieces are read along then.
+const TRIPS_MAX: u32 = 5;
 
 /// What is wanted of one group.
 #[derive(Clone, Copy, Debug)]
@@ -63,10 +71,52 @@ struct Source<'a> {
     suffix: Arc<Suffix>,
 }
 
+/// A block of a table.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    table: &'a Arc<Table>,
+    block_idx: u32,
+    entry: &'a BlockEntry,
+}
+
 /// A block's bytes inside a run of neighbours; once it is checked its payload, there or alone (unpacked, cached).
 struct Fetched {
     bytes: Arc<[u8]>,
     range: Range<usize>,
+}
+
+/// How much one selection, which is scanned piece by piece, reads ahead of what it needs: nothing at first, then twice as much
+/// each time that it has to ask the slow tier. So a short query reads nothing in vain, and a long one does not wait for each
+/// of its pieces.
+#[derive(Debug, Default)]
+pub struct ReadAhead {
+    /// How often the slow tier was asked. Held while it is: who waits finds its blocks read along.
+    trips: Mutex<u32>,
+}
+
+/// The members of a group that a selection asks for later.
+#[derive(Clone, Debug)]
+pub struct Later {
+    /// The group.
+    pub group: GroupId,
+    /// As [`Ask::slots`].
+    pub slots: Vec<Slot>,
+    /// As [`Ask::before`].
+    pub before: Option<CommitSeq>,
+}
+
+/// What a piece of a selection is read along with.
+pub struct Ahead<'a> {
+    /// Where the selection stands.
+    pub state: &'a ReadAhead,
+    /// The groups of the next pieces, so many of them.
+    pub next: &'a mut dyn FnMut(usize) -> Vec<Later>,
+}
+
+impl std::fmt::Debug for Ahead<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.state.fmt(f)
+    }
 }
 
 impl Version {
@@ -79,7 +129,8 @@ impl Version {
 
     /// The columns of each ask in `range`, one entry per chunk that has some, oldest first by commit
     /// (`merge_columns` makes one of them). Two round trips at most: directories that are not in
-    /// memory, then blocks.
+    /// memory, then blocks. With `ahead` blocks that are asked for later are read along with those that are asked of the slow
+    /// tier, as far as the cache has room for them.
     ///
     /// # Errors
     /// `Corrupt` with file and offset if a block that is needed is damaged (others stay readable);
@@ -89,6 +140,7 @@ impl Version {
         &self,
         asks: &[Ask<'_>],
         range: TimeRange,
+        ahead: Option<Ahead<'_>>,
         context: &QueryContext,
     ) -> Result<Vec<Vec<GroupColumns>>> {
         context.cancel.check()?;
@@ -96,17 +148,16 @@ impl Version {
         let sources = self.sources(asks, range)?;
         let wants = wanted_blocks(&sources, asks, range);
         let mut memory = context.budget.empty(Pool::Query);
-        let blocks: Vec<&[Want]> = wants
-            .chunk_by(|a, b| (a.table_idx, a.block_idx) == (b.table_idx, b.block_idx))
-            .collect();
-        let bytes = blocks.iter().filter_map(|wants| sources.entry(wants)).map(|entry| entry.bytes);
-        memory.grow(bytes.map(u64::from).sum())?;
-        let fetched = self.fetch(&sources, &blocks, &context.stats, &mut memory)?;
+        let blocks: Vec<&[Want]> = by_block(&wants).collect();
+        let places: Vec<Place<'_>> =
+            blocks.iter().filter_map(|wants| place(&sources, wants)).collect();
+        memory.grow(bytes_of(&places))?;
+        let fetched = self.fetch(&places, range, ahead, &mut memory, &context.stats)?;
         for (idx, (wants, fetched)) in blocks.iter().zip(&fetched).enumerate() {
             if idx % BLOCKS_PER_CANCEL_CHECK == 0 {
                 context.cancel.check()?;
             }
-            decode_block(&sources, wants, fetched, (asks, range), &mut memory, &mut found)?;
+            decode_block(&places[idx], wants, fetched, (asks, range), &mut memory, &mut found)?;
         }
         for sources in &mut found {
             // Stable: of equal commits the older level stays first.
@@ -138,47 +189,146 @@ impl Version {
             .collect()
     }
 
-    /// The blocks' payloads in the order of `blocks`: from the cache, else by one batch of reads.
+    /// The blocks' bytes in the order of `places`: those that are kept, the others by one batch of reads.
     fn fetch(
         &self,
-        sources: &[Source<'_>],
-        blocks: &[&[Want]],
-        stats: &QueryStats,
+        places: &[Place<'_>],
+        range: TimeRange,
+        ahead: Option<Ahead<'_>>,
         memory: &mut Reservation,
+        stats: &QueryStats,
     ) -> Result<Vec<Fetched>> {
+        let mut fetched = self.kept(places, memory, stats)?;
+        let asks_slow = |fetched: &[Option<Fetched>]| {
+            places.iter().zip(fetched).any(|(place, found)| place.is_slow() && found.is_none())
+        };
+        match ahead.filter(|_| asks_slow(&fetched) && self.store().cache.has_room(AHEAD_BYTES_MAX))
+        {
+            None => self.read_missing(places, &mut fetched, &[], memory, stats)?,
+            Some(Ahead { state, next }) => {
+                let mut trips = state.trips.lock();
+                if *trips > 0 {
+                    self.look_again(places, &mut fetched);
+                }
+                if asks_slow(&fetched) {
+                    let later = next((1 << (*trips).min(TRIPS_MAX)) - 1);
+                    let asks: Vec<Ask<'_>> = later.iter().map(Later::ask).collect();
+                    // What fails here is asked for again when it is needed.
+                    let sources = self.sources(&asks, range).unwrap_or_default();
+                    let along = self.along(&sources, &asks, range, places, memory);
+                    *trips += 1;
+                    self.read_missing(places, &mut fetched, &along, memory, stats)?;
+                } else {
+                    drop(trips);
+                    self.read_missing(places, &mut fetched, &[], memory, stats)?;
+                }
+            }
+        }
+        let missing = || Error::internal("a block was not read");
+        fetched.into_iter().map(|fetched| fetched.ok_or_else(missing)).collect()
+    }
+
+    /// The blocks that `asks`, which come later, want of the slow tier: those of the first of them, as many as may be read
+    /// along, without what is kept or in `needed`.
+    fn along<'a>(
+        &self,
+        sources: &'a [Source<'a>],
+        asks: &[Ask<'_>],
+        range: TimeRange,
+        needed: &[Place<'_>],
+        memory: &mut Reservation,
+    ) -> Vec<Place<'a>> {
+        let needed: HashSet<(TableId, u32)> = needed.iter().map(Place::id).collect();
+        let mut wants = wanted_blocks(sources, asks, range);
+        wants.retain(|want| {
+            place(sources, std::slice::from_ref(want)).is_some_and(|place| {
+                place.is_slow()
+                    && !needed.contains(&place.id())
+                    && self.store().cache.block(place.table.record.id, place.block_idx).is_none()
+            })
+        });
+        let mut ask_count = asks.len();
+        loop {
+            let along: Vec<Place<'a>> =
+                by_block(&wants).filter_map(|wants| place(sources, wants)).collect();
+            let bytes = bytes_of(&along);
+            if bytes <= AHEAD_BYTES_MAX {
+                return if memory.grow(bytes).is_ok() { along } else { Vec::new() };
+            }
+            ask_count /= 2;
+            wants.retain(|want| want.ask_idx < ask_count);
+        }
+    }
+
+    /// The blocks of the slow tier that are in memory or on this machine's disk.
+    fn kept(
+        &self,
+        places: &[Place<'_>],
+        memory: &mut Reservation,
+        stats: &QueryStats,
+    ) -> Result<Vec<Option<Fetched>>> {
         let store = self.store();
-        let mut fetched: Vec<Option<Fetched>> = Vec::with_capacity(blocks.len());
-        let mut runs: Vec<(Read<'_>, Vec<usize>)> = Vec::new();
-        for (idx, wants) in blocks.iter().enumerate() {
-            let (Some(want), Some(entry)) = (wants.first(), sources.entry(wants)) else {
-                return Err(Error::internal("a wanted block is not in its table"));
-            };
-            let table = sources[want.table_idx].table;
-            let cached = match table.record.level.is_slow() {
-                true => store.cache.block(table.record.id, want.block_idx as u32),
-                false => None,
-            };
-            let is_cached = cached.is_some();
-            fetched.push(cached.map(|bytes| Fetched { range: 0..bytes.len(), bytes }));
-            if table.record.level.is_slow() {
-                store.traffic.cache_look(is_cached);
-                let looks = if is_cached { &stats.cache_hits } else { &stats.cache_misses };
-                looks.add(1);
+        let mut fetched: Vec<Option<Fetched>> = places.iter().map(|_| None).collect();
+        self.look_again(places, &mut fetched);
+        let mut missing = Vec::new();
+        for idx in (0..places.len()).filter(|&idx| places[idx].is_slow()) {
+            store.traffic.cache_look(fetched[idx].is_some());
+            if fetched[idx].is_none() {
+                missing.push(idx);
             }
-            if is_cached {
-                continue;
+        }
+        let keys: Vec<PieceKey> = missing.iter().map(|&idx| places[idx].key()).collect();
+        for (&idx, bytes) in missing.iter().zip(store.slow_cache.get(&keys)) {
+            if let Some(bytes) = bytes {
+                stats.fast_bytes.add(bytes.len() as u64);
+                fetched[idx] =
+                    Some(self.unpack_and_keep(&places[idx], Fetched::all(bytes), memory)?);
             }
+        }
+        for (_, found) in places.iter().zip(&fetched).filter(|(place, _)| place.is_slow()) {
+            let looks = if found.is_some() { &stats.cache_hits } else { &stats.cache_misses };
+            looks.add(1);
+        }
+        Ok(fetched)
+    }
+
+    /// Takes what is in memory.
+    fn look_again(&self, places: &[Place<'_>], fetched: &mut [Option<Fetched>]) {
+        for (place, found) in places.iter().zip(fetched) {
+            if place.is_slow() && found.is_none() {
+                let (table, block_idx) = place.id();
+                *found = self.store().cache.block(table, block_idx).map(Fetched::all);
+            }
+        }
+    }
+
+    /// Reads what is not in `fetched` yet and, at the same time, what `along` has, for later.
+    fn read_missing(
+        &self,
+        places: &[Place<'_>],
+        fetched: &mut [Option<Fetched>],
+        along: &[Place<'_>],
+        memory: &mut Reservation,
+        stats: &QueryStats,
+    ) -> Result<()> {
+        let missing = (0..places.len()).filter(|&idx| fetched[idx].is_none());
+        let mut wanted: Vec<(Place<'_>, Option<usize>)> =
+            missing.map(|idx| (places[idx], Some(idx))).collect();
+        wanted.extend(along.iter().map(|place| (*place, None)));
+        wanted.sort_by_key(|(place, _)| (place.table.record.id, place.entry.offset));
+        let mut runs: Vec<(Read<'_>, Range<usize>)> = Vec::new();
+        for (idx, (Place { table, entry, .. }, _)) in wanted.iter().enumerate() {
             let bytes = u64::from(entry.bytes);
             match runs.last_mut() {
                 Some((run, members))
-                    if std::ptr::eq(run.table, &**table)
+                    if std::ptr::eq(run.table, &***table)
                         && run.offset + run.bytes == entry.offset
                         && run.bytes + bytes <= RUN_BYTES_MAX =>
                 {
                     run.bytes += bytes;
-                    members.push(idx);
+                    members.end += 1;
                 }
-                _ => runs.push((Read { table, offset: entry.offset, bytes }, vec![idx])),
+                _ => runs.push((Read { table, offset: entry.offset, bytes }, idx..idx + 1)),
             }
         }
         let reads: Vec<Read<'_>> = runs.iter().map(|(read, _)| *read).collect();
@@ -187,73 +337,109 @@ impl Version {
             let tier = if is_slow { &stats.slow_bytes } else { &stats.fast_bytes };
             tier.add(read.bytes);
         }
-        for ((run, members), bytes) in runs.iter().zip(store.read(&reads)) {
-            let bytes = bytes?;
-            for &idx in members {
-                let (Some(entry), Some(want)) = (sources.entry(blocks[idx]), blocks[idx].first())
-                else {
-                    continue;
-                };
-                let start = (entry.offset - run.offset) as usize;
-                let range = start..start + entry.bytes as usize;
+        for ((run, members), bytes) in runs.iter().zip(self.store().read(&reads)) {
+            let members = &wanted[members.clone()];
+            let is_needed = members.iter().any(|(_, idx)| idx.is_some());
+            let bytes = match bytes {
+                Ok(bytes) => bytes,
+                Err(_) if !is_needed => continue,
+                Err(e) => return Err(e),
+            };
+            for (place, idx) in members {
+                let start = (place.entry.offset - run.offset) as usize;
+                let range = start..start + place.entry.bytes as usize;
                 if range.end > bytes.len() {
                     return Err(Error::internal("a read is shorter than what was asked for"));
                 }
-                let block = Fetched { bytes: Arc::clone(&bytes), range };
-                fetched[idx] = Some(self.unpack_and_keep(sources, *want, entry, block, memory)?);
+                let block = Fetched { bytes: Arc::clone(&bytes), range: range.clone() };
+                let unpacked = self.unpack_and_keep(place, block, memory);
+                if place.is_slow() && unpacked.is_ok() {
+                    self.store().slow_cache.put(place.key(), &bytes[range]);
+                }
+                match (unpacked, idx) {
+                    (Ok(unpacked), Some(idx)) => fetched[*idx] = Some(unpacked),
+                    (Err(e), Some(_)) => return Err(e),
+                    (_, None) => {}
+                }
             }
         }
-        fetched
-            .into_iter()
-            .map(|fetched| fetched.ok_or_else(|| Error::internal("a block was not read")))
-            .collect()
+        Ok(())
     }
 
-    /// The payload of a block that was read now; of the slow tier it is kept.
+    /// The payload of a block as it is stored; of the slow tier it is kept in memory.
     fn unpack_and_keep(
         &self,
-        sources: &[Source<'_>],
-        want: Want,
-        entry: &BlockEntry,
-        read: Fetched,
+        place: &Place<'_>,
+        stored: Fetched,
         memory: &mut Reservation,
     ) -> Result<Fetched> {
-        let table = sources[want.table_idx].table;
-        let bytes = &read.bytes[read.range.clone()];
+        let (table, entry) = (place.table, place.entry);
+        let bytes = &stored.bytes[stored.range.clone()];
         let payload = unpack(table.path(), entry.offset, table.record.salt, bytes)
             .map_err(|e| table.note(e))?;
         let payload = match payload {
             Cow::Borrowed(payload) => {
-                let start = read.range.end - payload.len();
-                Fetched { bytes: Arc::clone(&read.bytes), range: start..read.range.end }
+                let start = stored.range.end - payload.len();
+                Fetched { bytes: Arc::clone(&stored.bytes), range: start..stored.range.end }
             }
             Cow::Owned(payload) => {
                 memory.grow(payload.len() as u64)?;
-                Fetched { range: 0..payload.len(), bytes: payload.into() }
+                Fetched::all(payload.into())
             }
         };
-        if table.record.level.is_slow() {
+        if place.is_slow() {
             // Not the whole run for the sake of one block.
             let kept = match payload.range.len() == payload.bytes.len() {
                 true => Arc::clone(&payload.bytes),
                 false => payload.bytes[payload.range.clone()].into(),
             };
-            self.store().cache.keep_block(table.record.id, want.block_idx as u32, kept);
+            self.store().cache.keep_block(table.record.id, place.block_idx, kept);
         }
         Ok(payload)
     }
 }
 
-/// The block of some wants that share it.
-trait Entries {
-    fn entry(&self, wants: &[Want]) -> Option<&BlockEntry>;
+impl Place<'_> {
+    fn is_slow(&self) -> bool {
+        self.table.record.level.is_slow()
+    }
+
+    fn id(&self) -> (TableId, u32) {
+        (self.table.record.id, self.block_idx)
+    }
+
+    fn key(&self) -> PieceKey {
+        PieceKey::block(&self.table.record, self.block_idx)
+    }
 }
 
-impl Entries for [Source<'_>] {
-    fn entry(&self, wants: &[Want]) -> Option<&BlockEntry> {
-        let want = wants.first()?;
-        self.get(want.table_idx)?.suffix.blocks.get(want.block_idx)
+impl Fetched {
+    fn all(bytes: Arc<[u8]>) -> Fetched {
+        Fetched { range: 0..bytes.len(), bytes }
     }
+}
+
+impl Later {
+    fn ask(&self) -> Ask<'_> {
+        Ask { group: self.group, slots: &self.slots, before: self.before }
+    }
+}
+
+/// Cuts sorted wants into those of each block.
+fn by_block(wants: &[Want]) -> impl Iterator<Item = &[Want]> {
+    wants.chunk_by(|a, b| (a.table_idx, a.block_idx) == (b.table_idx, b.block_idx))
+}
+
+/// The block of some wants that share it.
+fn place<'a>(sources: &'a [Source<'a>], wants: &[Want]) -> Option<Place<'a>> {
+    let want = wants.first()?;
+    let source = sources.get(want.table_idx)?;
+    let entry = source.suffix.blocks.get(want.block_idx)?;
+    Some(Place { table: source.table, block_idx: want.block_idx as u32, entry })
+}
+
+fn bytes_of(places: &[Place<'_>]) -> u64 {
+    places.iter().map(|place| u64::from(place.entry.bytes)).sum()
 }
 
 fn wanted_blocks(sources: &[Source<'_>], asks: &[Ask<'_>], range: TimeRange) -> Vec<Want> {
@@ -281,15 +467,13 @@ fn wanted_blocks(sources: &[Source<'_>], asks: &[Ask<'_>], range: TimeRange) -> 
 
 /// Decodes what `wants` need of one block; memory is set aside before.
 fn decode_block(
-    sources: &[Source<'_>],
+    Place { table, entry, .. }: &Place<'_>,
     wants: &[Want],
     fetched: &Fetched,
     (asks, range): (&[Ask<'_>], TimeRange),
     memory: &mut Reservation,
     found: &mut [Vec<GroupColumns>],
 ) -> Result<()> {
-    let (Some(want), Some(entry)) = (wants.first(), sources.entry(wants)) else { return Ok(()) };
-    let table = sources[want.table_idx].table;
     let bytes = &fetched.bytes[fetched.range.clone()];
     let block = Block::open(table.path(), entry.offset, bytes)?;
     let mut refused = None;

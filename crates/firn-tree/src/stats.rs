@@ -6,6 +6,7 @@ use firn_model::{TimeRange, Timestamp};
 
 use crate::job::JobKind;
 use crate::size::Lengths;
+use crate::slow_cache::SlowCacheStats;
 
 /// One level at a moment.
 #[derive(Clone, Debug)]
@@ -128,6 +129,8 @@ pub struct TreeStats {
     pub garbage_count: u64,
     /// Bytes of directories and slow-tier blocks in memory.
     pub cache_bytes: u64,
+    /// What is kept of the slow tier on the fast tier.
+    pub slow_cache: SlowCacheStats,
     /// Since the start.
     pub traffic: TrafficStats,
 }

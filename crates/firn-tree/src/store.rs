@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use crate::block::{BLOCK_HEADER_BYTES, Block, Walk, unpack};
 use crate::cache::Cache;
 use crate::record::{TableId, TableRecord};
+use crate::slow_cache::{PieceKey, SlowCache};
 use crate::stats::Traffic;
 use crate::suffix::{Suffix, SuffixBuilder};
 use crate::table::Table;
@@ -22,6 +23,7 @@ pub(crate) struct Store {
     bucket: Arc<dyn Bucket>,
     open_files: Arc<AtomicUsize>,
     pub(crate) cache: Cache,
+    pub(crate) slow_cache: SlowCache,
     pub(crate) traffic: Traffic,
     /// Objects of uploads that failed: there, or not.
     pub(crate) abandoned: Mutex<Vec<TableId>>,
@@ -36,12 +38,18 @@ pub(crate) struct Read<'a> {
 }
 
 impl Store {
-    pub(crate) fn new(env: &Env, cache_bytes_max: u64, budget: &Budget) -> Store {
+    pub(crate) fn new(
+        env: &Env,
+        cache_bytes_max: u64,
+        slow_cache: SlowCache,
+        budget: &Budget,
+    ) -> Store {
         Store {
             disk: Arc::clone(&env.disk),
             bucket: Arc::clone(&env.bucket),
             open_files: Arc::default(),
             cache: Cache::new(cache_bytes_max, budget),
+            slow_cache,
             traffic: Traffic::default(),
             abandoned: Mutex::default(),
         }
@@ -97,6 +105,12 @@ impl Store {
         Ok(bytes.into())
     }
 
+    /// Forgets everything about tables that are gone.
+    pub(crate) fn forget(&self, is_gone: impl Fn(TableId) -> bool) {
+        self.cache.forget(&is_gone);
+        self.slow_cache.forget(&is_gone);
+    }
+
     /// How long a table's file or object is; 0 if it is missing.
     pub(crate) fn len(&self, table: &Table) -> Result<u64> {
         let len = match table.record.level.is_slow() {
@@ -109,12 +123,23 @@ impl Store {
         }
     }
 
-    /// The directories of `tables`, all that are not in memory in one batch of reads. One that is
+    /// The directories of `tables`, all that are not on this machine in one batch of reads. One that is
     /// damaged is made anew from the blocks, which know their members and times themselves.
     pub(crate) fn suffixes(&self, tables: &[&Arc<Table>]) -> Vec<Result<Arc<Suffix>>> {
         let mut answers: Vec<Option<Result<Arc<Suffix>>>> =
-            tables.iter().map(|table| self.cache.suffix(table.record.id).map(Ok)).collect();
-        let missing: Vec<usize> = (0..tables.len()).filter(|&idx| answers[idx].is_none()).collect();
+            tables.iter().map(|table| self.suffix_in_memory(table).map(Ok)).collect();
+        let mut missing: Vec<usize> =
+            (0..tables.len()).filter(|&idx| answers[idx].is_none()).collect();
+        let is_slow = |idx: usize| tables[idx].record.level.is_slow();
+        let slow: Vec<usize> = missing.iter().copied().filter(|&idx| is_slow(idx)).collect();
+        let keys: Vec<PieceKey> =
+            slow.iter().map(|&idx| PieceKey::suffix(&tables[idx].record)).collect();
+        for (idx, bytes) in slow.into_iter().zip(self.slow_cache.get(&keys)) {
+            let decoded = bytes.map(|bytes| Suffix::decode(&tables[idx].record, &bytes));
+            answers[idx] =
+                decoded.and_then(Result::ok).map(|suffix| Ok(self.keep(tables[idx], suffix)));
+        }
+        missing.retain(|&idx| answers[idx].is_none());
         let reads: Vec<Read<'_>> = missing
             .iter()
             .map(|&idx| Read {
@@ -125,16 +150,28 @@ impl Store {
             .collect();
         for (&idx, answer) in missing.iter().zip(self.read(&reads)) {
             let table = tables[idx];
-            let suffix = answer
-                .and_then(|bytes| Suffix::decode(&table.record, &bytes))
-                .or_else(|e| self.rebuild_suffix(table, e))
-                .map(Arc::new);
-            if let Ok(suffix) = &suffix {
-                self.cache.keep_suffix(table.record.id, Arc::clone(suffix));
-            }
-            answers[idx] = Some(suffix);
+            let decoded = answer.and_then(|bytes| {
+                let suffix = Suffix::decode(&table.record, &bytes)?;
+                if is_slow(idx) {
+                    self.slow_cache.put(PieceKey::suffix(&table.record), &bytes);
+                }
+                Ok(suffix)
+            });
+            let suffix = decoded.or_else(|e| self.rebuild_suffix(table, e));
+            answers[idx] = Some(suffix.map(|suffix| self.keep(table, suffix)));
         }
         answers.into_iter().flatten().collect()
+    }
+
+    fn suffix_in_memory(&self, table: &Table) -> Option<Arc<Suffix>> {
+        self.cache.suffix(table.record.id).or_else(|| table.held_suffix())
+    }
+
+    fn keep(&self, table: &Table, suffix: Suffix) -> Arc<Suffix> {
+        let suffix = Arc::new(suffix);
+        table.share_suffix(&suffix);
+        self.cache.keep_suffix(table.record.id, Arc::clone(&suffix));
+        suffix
     }
 
     pub(crate) fn suffix(&self, table: &Arc<Table>) -> Result<Arc<Suffix>> {

@@ -1,7 +1,7 @@
 //! A table that a version names: its record and, for the fast tier, its open file.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use firn_codec::Tombstone;
 use firn_env::{Disk, DiskFile, OpenMode};
@@ -9,6 +9,7 @@ use firn_model::{CommitSeq, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
 use crate::record::TableRecord;
+use crate::suffix::Suffix;
 
 // Tables beyond this many are opened for each read; the process has other uses for its files.
 const OPEN_FILES_MAX: usize = 256;
@@ -19,6 +20,8 @@ pub(crate) struct Table {
     path: String,
     file: Mutex<Option<OpenFile>>,
     damaged: AtomicBool,
+    /// Its directory, while somebody holds it.
+    suffix: Mutex<Weak<Suffix>>,
     /// What was learnt since its record was written: deletes up to this hide nothing in it.
     deletes_through: AtomicU64,
 }
@@ -37,6 +40,7 @@ impl Table {
             path,
             file: Mutex::new(None),
             damaged: AtomicBool::new(false),
+            suffix: Mutex::default(),
         }
     }
 
@@ -81,6 +85,16 @@ impl Table {
             self.damaged.store(true, Ordering::Relaxed);
         }
         error
+    }
+
+    /// Its directory, if somebody holds it.
+    pub(crate) fn held_suffix(&self) -> Option<Arc<Suffix>> {
+        self.suffix.lock().upgrade()
+    }
+
+    /// Who asks for its directory gets this one, as long as somebody holds it.
+    pub(crate) fn share_suffix(&self, suffix: &Arc<Suffix>) {
+        *self.suffix.lock() = Arc::downgrade(suffix);
     }
 
     /// Its file on the fast tier.

@@ -201,7 +201,7 @@ fn read(
             Ask { group: members[0].0, slots, before: None }
         })
         .collect();
-    let found = version.scan(&asks, range, &QueryContext::unbounded())?;
+    let found = version.scan(&asks, range, None, &QueryContext::unbounded())?;
     let mut samples = Samples::new();
     for (ask, sources) in asks.iter().zip(found) {
         assert!(sources.is_sorted_by_key(|columns| columns.seq.max), "oldest first");

@@ -12,11 +12,12 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use crate::edit::{Edit, State};
 use crate::job::{Job, Task, Work};
 use crate::layout::SlowLayout;
-use crate::options::TreeOptions;
+use crate::options::{Planted, TreeOptions};
 use crate::output::{Made, Outputs, Target};
 use crate::plan::{self, Deletes, Reach};
 use crate::record::{Level, TABLE_FOLDER, TableId, TableRecord, table_of_name, table_path};
 use crate::size::{Lengths, Shift};
+use crate::slow_cache::SlowCache;
 use crate::stats::TreeStats;
 use crate::store::Store;
 use crate::table::Table;
@@ -84,7 +85,15 @@ impl Tree {
         env.disk.create_dir(TABLE_FOLDER)?;
         env.disk.sync_dir("")?;
         remove_unnamed(env, &state)?;
-        let store = Arc::new(Store::new(env, options.cache_bytes_max, &budget));
+        let slow_cache = SlowCache::open(
+            &env.disk,
+            // What lies on this machine anyway is not kept twice.
+            if env.bucket.folder().is_none() { options.slow_cache_bytes_max } else { 0 },
+            &budget,
+            &|id| state.tables.get(&id).is_some_and(|record| record.level.is_slow()),
+            options.planted == Some(Planted::FlippedBlockServed),
+        );
+        let store = Arc::new(Store::new(env, options.cache_bytes_max, slow_cache, &budget));
         let tables = state.tables.into_values().map(|record| Arc::new(Table::new(record)));
         let version = Version::new(Arc::clone(&store), tables.collect())?;
         let shift = Shift::at_open(&version, &options);
@@ -272,7 +281,7 @@ impl Tree {
     pub fn follow(&self, edit: &Edit) -> Result<()> {
         self.apply(edit)?;
         self.garbage.lock().clear();
-        self.store.cache.forget(|id| edit.removed.contains(&id));
+        self.store.forget(|id| edit.removed.contains(&id));
         Ok(())
     }
 
@@ -319,7 +328,7 @@ impl Tree {
             return Ok(0);
         }
         let due_ids: BTreeSet<TableId> = due.iter().map(|garbage| garbage.id).collect();
-        self.store.cache.forget(|id| due_ids.contains(&id));
+        self.store.forget(|id| due_ids.contains(&id));
         let (slow, fast): (Vec<Garbage>, Vec<Garbage>) =
             due.into_iter().partition(|garbage| garbage.is_slow);
         let mut removed = 0;
@@ -429,6 +438,16 @@ impl Tree {
         Ok(files.filter(|path| !named.contains(path)).chain(slow).collect())
     }
 
+    /// Gives the slow cache's room on the disk back if the disk is nearly full. Cheap otherwise.
+    pub fn tend_slow_cache(&self) {
+        self.store.slow_cache.give_way();
+    }
+
+    /// Writes what is to be found by the next start. Nothing depends on it.
+    pub fn close(&self) {
+        self.store.slow_cache.flush();
+    }
+
     /// Gives up at least `bytes` of cached blocks and directories, or all; returns how many.
     pub fn shrink_cache(&self, bytes: u64) -> u64 {
         self.store.cache.shrink(bytes)
@@ -443,6 +462,7 @@ impl Tree {
             lengths: self.lengths(),
             garbage_count: self.garbage.lock().len() as u64,
             cache_bytes: self.store.cache.bytes(),
+            slow_cache: self.store.slow_cache.stats(),
             traffic: self.store.traffic.stats(),
         }
     }

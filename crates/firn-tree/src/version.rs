@@ -3,13 +3,24 @@
 use std::sync::Arc;
 
 use firn_codec::{Hidden, Tombstone};
-use firn_model::{CommitSeq, Error, GroupId, Result, Slot, TimeRange, Timestamp};
+use firn_model::{
+    Budget, CommitSeq, Error, GroupId, Pool, Reservation, Result, Slot, TimeRange, Timestamp,
+};
 
 use crate::record::{Level, TableId, TableRecord};
 use crate::stats::LevelStats;
 use crate::store::Store;
 use crate::suffix::Suffix;
 use crate::table::Table;
+
+// Directories that are read in one batch; a year has some hundred, of some 100 KB each.
+const DIRECTORY_BYTES_MAX: u64 = 16 << 20;
+
+/// Directories that stay in memory while this is held, whatever the cache has room for.
+pub struct Directories {
+    held: Vec<Arc<Suffix>>,
+    memory: Reservation,
+}
 
 /// All tables of one moment (invariant 3: nothing that it names is removed while it is held).
 pub struct Version {
@@ -129,18 +140,46 @@ impl Version {
             .map(|table| (table, self.store.suffix(table).ok()))
     }
 
-    /// Brings the directories of all tables with samples in `range` into memory, those of the slow
-    /// tier in one round trip.
+    /// Brings the directories of the tables with samples in `range` whose groups, from the first to the last, are
+    /// `wanted` into memory, those of the slow tier in one round trip (of at most 16 MiB). They stay there for as long as
+    /// what is returned is held.
     ///
     /// # Errors
-    /// `Unavailable`, `Corrupt`: of the first that could not be read; the others are there.
-    pub fn load_directories(&self, range: TimeRange) -> Result<()> {
-        let tables: Vec<&Arc<Table>> = Level::ALL
-            .into_iter()
-            .flat_map(|level| self.overlapping(level, range))
+    /// `Unavailable`, `Corrupt`: of the first that could not be read; `Busy` without memory in `budget`.
+    pub fn load_directories(
+        &self,
+        range: TimeRange,
+        wanted: &dyn Fn(GroupId, GroupId) -> bool,
+        budget: &Budget,
+    ) -> Result<Directories> {
+        let tables = Level::ALL.into_iter().flat_map(|level| self.overlapping(level, range));
+        let mut tables = tables
             .filter(|table| table.record.time_range.overlaps(range))
+            .filter(|table| wanted(table.record.group_min, table.record.group_max))
+            .peekable();
+        let mut held = Directories { held: Vec::new(), memory: budget.empty(Pool::Query) };
+        while tables.peek().is_some() {
+            let mut bytes = 0;
+            let batch: Vec<&Arc<Table>> = std::iter::from_fn(|| {
+                let is_next = |table: &&Arc<Table>| {
+                    bytes == 0
+                        || bytes + u64::from(table.record.suffix_bytes) <= DIRECTORY_BYTES_MAX
+                };
+                let table = tables.next_if(is_next)?;
+                bytes += u64::from(table.record.suffix_bytes);
+                Some(table)
+            })
             .collect();
-        self.store.suffixes(&tables).into_iter().try_for_each(|suffix| suffix.map(|_| ()))
+            for (table, suffix) in batch.iter().zip(self.store.suffixes(&batch)) {
+                let suffix = suffix?;
+                // What the cache holds is counted there.
+                if self.store.cache.suffix(table.record.id).is_none() {
+                    held.memory.grow(suffix.heap_bytes() as u64)?;
+                }
+                held.held.push(suffix);
+            }
+        }
+        Ok(held)
     }
 
     /// Whether some table may have samples that delete `seq` hides; as far as the manifest's records
@@ -211,6 +250,13 @@ impl Version {
     /// The newest timestamp on the slow tier: what losing this machine cannot lose.
     pub fn newest_slow_ts(&self) -> Option<Timestamp> {
         self.level(Level::Two).iter().map(|table| table.record.time_range.end).max()
+    }
+}
+
+impl std::fmt::Debug for Directories {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let bytes = self.memory.bytes();
+        write!(f, "Directories({}, {bytes} bytes beside the cache)", self.held.len())
     }
 }
 

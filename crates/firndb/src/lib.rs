@@ -98,8 +98,8 @@ pub use firn_engine::{
     BlockOutline, Cardinality, CheckProgress, CheckReport, ChunkOutline, CommitReport, CopyReport,
     DeleteReport, EngineOptions as Options, Finding, Lane, Level, Lost, ObjectKind,
     RecoveryProgress, RecoveryReport, Request, RestoreReport, Run, SeriesLimits, SeriesSamples,
-    SeriesWalk, SlowTierStats, Snapshot, Stats, SyncPolicy, TableId, TableRecord, Transaction,
-    TreeOptions, WalkOptions, WriteReport,
+    SeriesWalk, SlowCacheStats, SlowTierStats, Snapshot, Stats, SyncPolicy, TableId, TableRecord,
+    Transaction, TreeOptions, WalkOptions, WriteReport,
 };
 pub use firn_env::Env;
 pub use firn_model::{

@@ -63,7 +63,8 @@ fn step(world: &mut World) -> Result<(), Failure> {
             world.advance(Duration::from_secs(minutes * 60));
             Ok(())
         }
-        77..=80 => world.verify(),
+        77..=79 => world.verify(),
+        80 => world.damage_slow_cache(),
         81..=82 => world.verify_list(),
         83..=84 => world.hold_snapshot(),
         85..=87 => world.verify_held(),

@@ -165,6 +165,8 @@ impl Tally {
             "written while series left",
             "refused because it had left",
             "series listed",
+            "slow cache hit",
+            "slow cache damage seen",
         ]);
         for kind in JobKind::ALL.map(JobKind::name) {
             let happened = |outcome: &str| self.0.contains_key(&format!("{kind}{outcome}"));
@@ -274,6 +276,9 @@ impl World {
                 fast_bytes_max: (self.seed % 3 == 1 && self.scarce_bytes.is_none())
                     .then_some(2 << 10),
                 patches_max: 1 + (self.seed % 4) as usize / 2,
+                // Some slabs, and half of the lives keep next to nothing in memory.
+                slow_cache_bytes_max: 64 << 10,
+                cache_bytes_max: if self.seed.is_multiple_of(2) { 2 << 10 } else { 256 << 20 },
                 ..Default::default()
             },
             planted: self.planted,
@@ -782,6 +787,36 @@ impl World {
         self.engine = None;
         self.sim.restart();
         self.open()
+    }
+
+    /// Bytes of what is kept of the slow tier rot, are zeroed or cut off, when nothing of it is in memory.
+    pub(crate) fn damage_slow_cache(&mut self) -> Result<(), Failure> {
+        const FILE: &str = "slow-cache/slabs";
+        self.verify()?;
+        self.restart_cleanly()?;
+        if self.sim.disk.files().iter().any(|file| file == FILE) {
+            let rng = &mut self.rng;
+            let damaged = self.sim.disk.damage(FILE, |bytes| {
+                let at = rng.below(bytes.len().max(1) as u64) as usize;
+                let hurt = &mut bytes[at..];
+                match rng.below(3) {
+                    0 => hurt.iter_mut().take(1).for_each(|byte| *byte ^= 1 << rng.below(8)),
+                    1 => hurt.iter_mut().take(600).for_each(|byte| *byte = 0),
+                    _ => bytes.truncate(at),
+                }
+            });
+            damaged.map_err(|e| Failure(e.to_string()))?;
+            self.say(|| "the slow cache is damaged".into());
+        }
+        self.verify()?;
+        let stats = self.engine().stats().tree.slow_cache;
+        if stats.hits > 0 {
+            self.tally.count("slow cache hit");
+        }
+        if stats.damaged > 0 {
+            self.tally.count("slow cache damage seen");
+        }
+        Ok(())
     }
 
     /// Everything that can be read, against the plain map. What was read once must stay.

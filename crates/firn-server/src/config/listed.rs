@@ -25,6 +25,7 @@ impl Config {
             ("retention", self.retention_ms.map_or_else(|| text("forever"), unit_duration)),
             ("fast-bytes-max", tier_size(self.fast_bytes_max)),
             ("slow-bytes-max", tier_size(self.slow_bytes_max)),
+            ("slow-cache-bytes-max", size(self.slow_cache_bytes_max)),
             ("group-by", self.group_by.join(",")),
             (
                 "log-sync",

@@ -3,7 +3,7 @@
 use firn_sim::Operation;
 
 use super::*;
-use crate::{JobKind, Level};
+use crate::{Ahead, JobKind, Later, Level, ReadAhead, TableRecord};
 
 fn start_of_window(world: &World) -> i64 {
     world.now().div_euclid(2 * HOUR_MS) * 2 * HOUR_MS
@@ -47,12 +47,75 @@ fn slow_reads_take_two_round_trips_cold_and_none_warm() {
     let version = world.tree.version();
     let asks = [Ask { group: GroupId(2), slots: &[Slot(1)], before: None }];
     let range = TimeRange::new(world.now() - 24 * HOUR_MS, world.now() - 6 * HOUR_MS);
-    let cold = version.scan(&asks, range, &QueryContext::unbounded()).unwrap();
+    let cold = version.scan(&asks, range, None, &QueryContext::unbounded()).unwrap();
     let traffic = world.tree.stats().traffic;
     assert_eq!(traffic.slow_round_trips, 2, "{traffic:?}");
-    let warm = version.scan(&asks, range, &QueryContext::unbounded()).unwrap();
+    // The directories of the tables that can have it, and of them the blocks that its columns lie in.
+    let overlaps = |record: &&TableRecord| {
+        record.level == Level::Two
+            && record.time_range.overlaps(range)
+            && record.may_hold(GroupId(2))
+    };
+    let records: Vec<&TableRecord> = version.tables().filter(overlaps).collect();
+    let directories: u64 = records.iter().map(|record| u64::from(record.suffix_bytes)).sum();
+    let columns: u64 = cold[0].iter().map(|columns| columns.entry_count() as u64).sum();
+    let chunks = cold[0].len() as u64;
+    // What a block of the slow tier holds, and one chunk more.
+    let block_bytes = 5 * world.options.block_bytes as u64;
+    assert!(traffic.slow_gets <= records.len() as u64 + chunks, "{traffic:?}");
+    assert!(
+        traffic.slow_get_bytes <= directories + columns + chunks * block_bytes,
+        "{traffic:?}, {directories} of directories, {chunks} chunks of {columns} entries"
+    );
+    let warm = version.scan(&asks, range, None, &QueryContext::unbounded()).unwrap();
     assert_eq!(world.tree.stats().traffic.slow_round_trips, 2);
     assert_eq!(cold[0].len(), warm[0].len());
+    // After a restart what was read is on this machine.
+    world.tree.close();
+    world.reopen();
+    let restarted = world.tree.version().scan(&asks, range, None, &QueryContext::unbounded());
+    assert_eq!(restarted.unwrap()[0].len(), warm[0].len());
+    let stats = world.tree.stats();
+    assert_eq!(stats.traffic.slow_round_trips, 0, "{stats:?}");
+    assert_eq!(stats.slow_cache.hits, records.len() as u64 + chunks, "{stats:?}");
+}
+
+/// A selection that is scanned piece by piece asks the slow tier some times, not once a piece, and reads nothing twice.
+#[test]
+fn a_long_scan_reads_ahead() {
+    const GROUPS: u64 = 800;
+    const PIECE: u64 = 4;
+    let mut world =
+        World::new(1, TreeOptions { block_bytes: 256, slow_cache_bytes_max: 0, ..small_options() });
+    let start = start_of_window(&world) - 8 * HOUR_MS;
+    world.flush(&regular(0..GROUPS, 0..2, start..start + 2 * HOUR_MS, 180_000, 0.0)).unwrap();
+    world.advance(5 * HOUR_MS);
+    world.settle();
+    let mut traffic = Vec::new();
+    for reads_ahead in [false, true] {
+        world.reopen();
+        let version = world.tree.version();
+        let all = |_, _| true;
+        let _held = version.load_directories(TimeRange::ALL, &all, &Budget::unlimited()).unwrap();
+        let state = ReadAhead::default();
+        let ask = |group| Ask { group: GroupId(group), slots: &[Slot(1)], before: None };
+        let later = |group| Later { group: GroupId(group), slots: vec![Slot(1)], before: None };
+        for first in (0..GROUPS).step_by(PIECE as usize) {
+            let asks: Vec<Ask<'_>> = (first..first + PIECE).map(ask).collect();
+            let mut next = |pieces: usize| {
+                (first + PIECE..GROUPS).take(pieces * PIECE as usize).map(later).collect()
+            };
+            let ahead = reads_ahead.then_some(Ahead { state: &state, next: &mut next });
+            let context = QueryContext::unbounded();
+            let found = version.scan(&asks, TimeRange::ALL, ahead, &context).unwrap();
+            assert!(found.iter().all(|chunks| chunks.len() == 1));
+        }
+        traffic.push(world.tree.stats().traffic);
+    }
+    let [plain, ahead] = &traffic[..] else { unreachable!() };
+    assert_eq!(plain.slow_get_bytes, ahead.slow_get_bytes);
+    assert!(plain.slow_round_trips > 40, "{plain:?}");
+    assert!(ahead.slow_round_trips < 16, "{ahead:?}");
 }
 
 #[test]
@@ -366,7 +429,7 @@ fn one_member_of_a_large_group_is_read_without_the_others() {
     let before = world.tree.stats().traffic.fast_read_bytes;
     let version = world.tree.version();
     let asks = [Ask { group: GroupId(7), slots: &[Slot(300)], before: None }];
-    version.scan(&asks, TimeRange::ALL, &QueryContext::unbounded()).unwrap();
+    version.scan(&asks, TimeRange::ALL, None, &QueryContext::unbounded()).unwrap();
     let read = world.tree.stats().traffic.fast_read_bytes - before;
     let bytes = version.tables().next().unwrap().bytes;
     assert!(bytes > 500_000 && read < 2 * 16_384 + 8_192, "{read} of {bytes}");
@@ -383,11 +446,11 @@ fn a_scan_is_bounded_by_its_budget_and_stops_when_told() {
         .collect();
     let mut context = QueryContext::unbounded();
     context.budget = Budget::new(1_000);
-    let error = version.scan(&asks, TimeRange::ALL, &context).unwrap_err();
+    let error = version.scan(&asks, TimeRange::ALL, None, &context).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Busy { .. }), "{error}");
     assert_eq!(context.budget.usage().used_bytes, 0);
     context.cancel.cancel();
-    let error = version.scan(&asks, TimeRange::ALL, &context).unwrap_err();
+    let error = version.scan(&asks, TimeRange::ALL, None, &context).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::Canceled);
 }
 

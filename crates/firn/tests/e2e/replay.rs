@@ -55,9 +55,29 @@ fn recorded_scrapes_come_back_bit_exact_from_an_s3_bucket() {
     read_everything_back(firn_at, &sent);
 
     drop(server);
-    let _ = std::fs::remove_dir_all(folder.join("firn-data/cache"));
+    let kept = folder.join("firn-data/slow-cache");
+    let _ = std::fs::remove_dir_all(&kept);
+    let mut server = start();
+    read_everything_back(firn_at, &sent);
+    assert!(metric(firn_at, "firn_slow_tier_gets_total") > 0.0);
+
+    // What was read is on this machine, also after a restart.
+    server.terminate();
+    let mut server = start();
+    read_everything_back(firn_at, &sent);
+    let hits = metric(firn_at, "firn_slow_cache_hits_total");
+    assert!(hits > metric(firn_at, "firn_slow_cache_misses_total"), "{hits} hits");
+
+    // Where it rots the bucket is asked again.
+    server.terminate();
+    let slabs = kept.join("slabs");
+    let mut bytes = std::fs::read(&slabs).expect("slabs");
+    bytes.iter_mut().skip(100).step_by(1_000).for_each(|byte| *byte ^= 1);
+    std::fs::write(&slabs, bytes).expect("written");
     let _server = start();
     read_everything_back(firn_at, &sent);
+    assert!(metric(firn_at, "firn_slow_cache_damaged_total") > 0.0);
+    assert_eq!(metric(firn_at, "firn_tree_damaged_tables{level=\"2\"}"), 0.0);
 }
 
 /// Sends scrape after scrape as Prometheus would, with a reader beside it; what was acknowledged.

@@ -1,0 +1,611 @@
+//! What was read of the slow tier, kept on the fast tier: asked for again it costs no request, after a restart neither.
+//!
+//! ```text
+//! file     = slab*                         each at a multiple of the slab's size
+//! slab     = preamble piece* entry*        written in one write when it is full
+//! preamble = "FIRN" "SLOC" version zero crc  generation:u64 slot:u32 slab bytes:u32 entries at:u32 entry count:u32
+//!            crc32(entries):u32 crc32(all before):u32
+//! entry    = table:u64 print:u32 piece:u32 offset:u32 bytes:u32 crc32(table, print, piece, bytes):u32
+//! ```
+//! Byte by byte: docs/formats/slow-cache.md. Nothing is synced: what a crash loses or tears does not pass its checksum and
+//! is asked of the slow tier again. Slabs are overwritten in the order in which they were written; what is read while
+//! its slab is among the next to go is written again in front, so that a long scan does not drive out what is asked for
+//! again and again. Source: TSCache 3.4 (slabs on flash), with whole immutable blocks in place of points, so that nothing is ever
+//! invalidated.
+
+mod slab;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use firn_codec::frame::crc32_parts;
+use firn_env::{Disk, DiskFile, OpenMode};
+use firn_model::{Budget, Error, ErrorKind, Pool, Reservation, Result};
+use parking_lot::Mutex;
+
+use crate::record::{TableId, TableRecord};
+use slab::{Entry, OpenSlab, PREAMBLE_BYTES, Preamble};
+
+const FOLDER: &str = "slow-cache";
+const FILE: &str = "slow-cache/slabs";
+/// A slab is a 64th of the cache, so that little goes at once; 2 MiB at most, which a crash loses.
+const SLABS_PER_CACHE: u64 = 64;
+const SLAB_BYTES_MIN: u64 = 4 << 10;
+const SLAB_BYTES_MAX: u64 = 2 << 20;
+/// The file does not grow when the disk has less than this left: logs and flushes need it more. Eight log segments.
+const FREE_BYTES_MIN: u64 = 256 << 20;
+/// Below this the file goes, before writes are refused. Two log segments.
+const FREE_BYTES_LOW: u64 = 64 << 20;
+/// Failures in a row before the cache gives up on its device.
+const FAILURES_MAX: u32 = 8;
+/// What a piece takes in memory: the map's entry and the slot's.
+const PLACE_BYTES: u64 = 120;
+/// The slot of what is not written yet.
+const OPEN_SLOT: u32 = u32::MAX;
+
+/// A piece of a table of the slow tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PieceKey {
+    table: TableId,
+    /// Of the table's record: another database's table of the same id has another one.
+    print: u32,
+    /// The block's index, or [`PieceKey::SUFFIX`].
+    piece: u32,
+}
+
+/// Numbers about the slow cache, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlowCacheStats {
+    /// Pieces that were there: requests saved, or parts of them.
+    pub hits: u64,
+    /// Bytes of them.
+    pub hit_bytes: u64,
+    /// Pieces that were not.
+    pub misses: u64,
+    /// Pieces whose bytes were not what was written; counted as misses too.
+    pub damaged: u64,
+    /// Bytes written to the file.
+    pub written_bytes: u64,
+    /// Pieces that went for want of room.
+    pub evictions: u64,
+    /// Reads and writes that the device failed.
+    pub device_failures: u64,
+    /// Slabs that were not written because the disk is nearly full, and times that the file went for it.
+    pub given_way: u64,
+    /// Pieces that are there.
+    pub pieces: u64,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// How large the file may become; 0 without a cache.
+    pub bytes_max: u64,
+    /// Whether it gave up on its device.
+    pub is_off: bool,
+}
+
+/// A cache of pieces in one file. All calls may come from several threads, and none fails: what cannot be read is not there.
+///
+/// Lock order: `lane`, then `state`. `lane` is held over writes; `state` over no I/O.
+pub(crate) struct SlowCache {
+    disk: Arc<dyn Disk>,
+    bytes_max: u64,
+    slab_bytes: u32,
+    slot_count: u32,
+    /// Planted: checksums are not looked at.
+    serves_flipped: bool,
+    lane: Mutex<()>,
+    state: Mutex<State>,
+}
+
+struct State {
+    file: Option<Arc<dyn DiskFile>>,
+    places: HashMap<PieceKey, Place>,
+    open: Option<OpenSlab>,
+    /// By slot; those that were ever used.
+    slots: Vec<Slot>,
+    /// Written slots, the oldest first.
+    written: VecDeque<u32>,
+    /// Used slots that hold nothing.
+    free: Vec<u32>,
+    next_generation: u64,
+    budget: Budget,
+    /// Of `places`.
+    memory: Reservation,
+    failures: u32,
+    stats: SlowCacheStats,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    slot: u32,
+    offset: u32,
+    bytes: u32,
+    crc: u32,
+}
+
+#[derive(Default)]
+struct Slot {
+    generation: u64,
+    keys: Vec<PieceKey>,
+    /// How many of them are there.
+    live: u32,
+}
+
+impl PieceKey {
+    const SUFFIX: u32 = u32::MAX;
+
+    pub(crate) fn suffix(record: &TableRecord) -> PieceKey {
+        PieceKey::block(record, PieceKey::SUFFIX)
+    }
+
+    pub(crate) fn block(record: &TableRecord, block_idx: u32) -> PieceKey {
+        let print = crc32_parts(&[
+            &record.bytes.to_le_bytes(),
+            &record.suffix_bytes.to_le_bytes(),
+            &record.salt.to_le_bytes(),
+            &record.written_ms.to_le_bytes(),
+            &record.seq.min.0.to_le_bytes(),
+            &record.seq.max.0.to_le_bytes(),
+        ]);
+        PieceKey { table: record.id, print, piece: block_idx }
+    }
+
+    fn crc(&self, bytes: &[u8]) -> u32 {
+        let (table, print, piece) =
+            (self.table.0.to_le_bytes(), self.print.to_le_bytes(), self.piece.to_le_bytes());
+        crc32_parts(&[&table, &print, &piece, bytes])
+    }
+}
+
+impl SlowCache {
+    /// Opens the file, or begins anew where there is none that fits. 0 bytes: none, and what is there goes. Forgets
+    /// tables that are not known.
+    pub(crate) fn open(
+        disk: &Arc<dyn Disk>,
+        bytes_max: u64,
+        budget: &Budget,
+        is_known: &dyn Fn(TableId) -> bool,
+        serves_flipped: bool,
+    ) -> SlowCache {
+        let slab_bytes = (bytes_max / SLABS_PER_CACHE).clamp(SLAB_BYTES_MIN, SLAB_BYTES_MAX);
+        let slab_bytes = slab_bytes / SLAB_BYTES_MIN * SLAB_BYTES_MIN;
+        let slot_count = u32::try_from(bytes_max / slab_bytes).unwrap_or(OPEN_SLOT - 1);
+        let cache = SlowCache {
+            disk: Arc::clone(disk),
+            bytes_max: u64::from(slot_count) * slab_bytes,
+            slab_bytes: slab_bytes as u32,
+            slot_count,
+            serves_flipped,
+            lane: Mutex::default(),
+            state: Mutex::new(State {
+                file: None,
+                places: HashMap::new(),
+                open: None,
+                slots: Vec::new(),
+                written: VecDeque::new(),
+                free: Vec::new(),
+                next_generation: 1,
+                budget: budget.clone(),
+                memory: budget.empty(Pool::Cache),
+                failures: 0,
+                stats: SlowCacheStats::default(),
+            }),
+        };
+        if let Err(e) = cache.recover(is_known) {
+            let mut state = cache.state.lock();
+            state.stats.device_failures += 1;
+            state.turn_off(&e);
+        }
+        cache
+    }
+
+    fn recover(&self, is_known: &dyn Fn(TableId) -> bool) -> Result<()> {
+        let file = match self.disk.open(FILE, OpenMode::Write) {
+            Err(e) if *e.kind() == ErrorKind::NotFound => return Ok(()),
+            file => file?,
+        };
+        let file_bytes = file.len()?;
+        if file_bytes > self.bytes_max {
+            drop(file);
+            return self.disk.remove(FILE);
+        }
+        let used = u32::try_from(file_bytes.div_ceil(u64::from(self.slab_bytes)));
+        let used = used.unwrap_or(self.slot_count).min(self.slot_count);
+        let (mut found, mut free) = (Vec::new(), Vec::new());
+        for slot in 0..used {
+            match self.read_entries(&*file, slot) {
+                Ok((generation, mut entries)) => {
+                    entries.retain(|entry| is_known(entry.key.table));
+                    found.push((generation, slot, entries));
+                }
+                // Torn, lost, of another size: the place is free.
+                Err(e) if matches!(e.kind(), ErrorKind::Corrupt { .. } | ErrorKind::Invalid) => {
+                    free.push(slot);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        found.sort_unstable_by_key(|&(generation, ..)| generation);
+        let mut state = self.state.lock();
+        state.file = Some(file);
+        state.slots.resize_with(used as usize, Slot::default);
+        state.free = free;
+        for (generation, slot, entries) in found {
+            state.next_generation = generation + 1;
+            state.install(slot, generation, &entries);
+        }
+        Ok(())
+    }
+
+    fn read_entries(&self, file: &dyn DiskFile, slot: u32) -> Result<(u64, Vec<Entry>)> {
+        let at = self.offset(slot);
+        let mut bytes = [0; PREAMBLE_BYTES];
+        file.read_at(at, &mut bytes)?;
+        let preamble = Preamble::decode(FILE, at, &bytes, slot, self.slab_bytes)?;
+        let mut bytes = vec![0; preamble.entries_bytes()];
+        file.read_at(at + u64::from(preamble.entries_at), &mut bytes)?;
+        Ok((preamble.generation, preamble.entries(FILE, at, &bytes)?))
+    }
+
+    /// The bytes of those that are there, as they were put. Neighbours are read in one read.
+    pub(crate) fn get(&self, keys: &[PieceKey]) -> Vec<Option<Arc<[u8]>>> {
+        let mut found: Vec<Option<Arc<[u8]>>> = vec![None; keys.len()];
+        if self.slot_count == 0 || keys.is_empty() {
+            return found;
+        }
+        let mut reads: Vec<(Place, usize)> = Vec::new();
+        let file = {
+            let state = self.state.lock();
+            for (idx, key) in keys.iter().enumerate() {
+                match state.places.get(key) {
+                    Some(place) if place.slot == OPEN_SLOT => {
+                        let piece = state
+                            .open
+                            .as_ref()
+                            .and_then(|open| open.piece(place.offset, place.bytes));
+                        found[idx] = piece.map(Arc::from);
+                    }
+                    Some(&place) => reads.push((place, idx)),
+                    None => {}
+                }
+            }
+            state.file.clone()
+        };
+        let (mut damaged, mut failed) = (Vec::new(), None);
+        if let Some(file) = file {
+            reads.sort_unstable_by_key(|(place, _)| (place.slot, place.offset));
+            for run in reads.chunk_by(|(a, _), (b, _)| {
+                a.slot == b.slot && a.offset.checked_add(a.bytes) == Some(b.offset)
+            }) {
+                match self.read_run(&*file, run, keys, &mut found) {
+                    Ok(bad) => damaged.extend(bad),
+                    // The file is shorter than it was: a part of it is lost.
+                    Err(e) if matches!(e.kind(), ErrorKind::Corrupt { .. }) => damaged.extend(run),
+                    Err(e) => failed = Some(e),
+                }
+            }
+        }
+        self.note_get(keys, &found, &damaged, failed);
+        self.keep_old_again(keys, &reads, &found);
+        found
+    }
+
+    /// Reads neighbours; those that are not what was written come back.
+    fn read_run(
+        &self,
+        file: &dyn DiskFile,
+        run: &[(Place, usize)],
+        keys: &[PieceKey],
+        found: &mut [Option<Arc<[u8]>>],
+    ) -> Result<Vec<(Place, usize)>> {
+        let Some((first, _)) = run.first() else { return Ok(Vec::new()) };
+        let len = run.iter().map(|(place, _)| place.bytes as usize).sum();
+        let mut bytes = vec![0; len];
+        file.read_at(self.offset(first.slot) + u64::from(first.offset), &mut bytes)?;
+        let mut rest = &bytes[..];
+        let mut damaged = Vec::new();
+        for &(place, idx) in run {
+            let (piece, behind) = rest.split_at(place.bytes as usize);
+            rest = behind;
+            match keys[idx].crc(piece) == place.crc || self.serves_flipped {
+                true => found[idx] = Some(Arc::from(piece)),
+                false => damaged.push((place, idx)),
+            }
+        }
+        Ok(damaged)
+    }
+
+    fn note_get(
+        &self,
+        keys: &[PieceKey],
+        found: &[Option<Arc<[u8]>>],
+        damaged: &[(Place, usize)],
+        failed: Option<Error>,
+    ) {
+        let mut state = self.state.lock();
+        for &(place, idx) in damaged {
+            // Unless its slab was overwritten meanwhile.
+            if state.places.get(&keys[idx]) == Some(&place) {
+                state.remove(&keys[idx]);
+                state.stats.damaged += 1;
+            }
+        }
+        for piece in found {
+            match piece {
+                Some(bytes) => {
+                    state.stats.hits += 1;
+                    state.stats.hit_bytes += bytes.len() as u64;
+                }
+                None => state.stats.misses += 1,
+            }
+        }
+        if let Some(e) = failed {
+            state.failed(&e);
+        }
+    }
+
+    /// What is about to be overwritten and still asked for goes to the front.
+    fn keep_old_again(
+        &self,
+        keys: &[PieceKey],
+        reads: &[(Place, usize)],
+        found: &[Option<Arc<[u8]>>],
+    ) {
+        let old: Vec<usize> = {
+            let state = self.state.lock();
+            let is_old = |(place, _): &&(Place, usize)| state.is_old(place.slot, self.slot_count);
+            reads.iter().filter(is_old).map(|&(_, idx)| idx).collect()
+        };
+        for idx in old {
+            if let Some(bytes) = &found[idx] {
+                self.put(keys[idx], bytes);
+            }
+        }
+    }
+
+    /// Keeps a piece. Not one that is larger than a slab, and none while memory or disk is short.
+    pub(crate) fn put(&self, key: PieceKey, bytes: &[u8]) {
+        let full = {
+            let mut state = self.state.lock();
+            let is_kept = state.places.get(&key).is_some_and(|place| {
+                place.slot == OPEN_SLOT || !state.is_old(place.slot, self.slot_count)
+            });
+            let may_be = self.slot_count > 0 && slab::fits(bytes.len(), self.slab_bytes);
+            if is_kept || state.stats.is_off || !may_be {
+                return;
+            }
+            let is_full = state.open.as_ref().is_some_and(|open| !open.has_room(bytes.len()));
+            let full = if is_full { state.seal() } else { None };
+            state.push(key, bytes, self.slab_bytes);
+            full
+        };
+        full.into_iter().for_each(|slab| self.write(slab));
+    }
+
+    /// Writes what is not written yet, for the next start.
+    pub(crate) fn flush(&self) {
+        let slab = self.state.lock().seal();
+        slab.into_iter().for_each(|slab| self.write(slab));
+    }
+
+    fn write(&self, slab: OpenSlab) {
+        let _one_at_a_time = self.lane.lock();
+        // Where the disk cannot tell, its writes will.
+        let free_bytes = self.disk.free_bytes().unwrap_or(u64::MAX);
+        let may_grow = free_bytes >= FREE_BYTES_MIN + u64::from(self.slab_bytes);
+        let taken = {
+            let mut state = self.state.lock();
+            if state.stats.is_off {
+                return;
+            }
+            let slot = state.take_slot(if may_grow { self.slot_count } else { 0 });
+            let generation = state.next_generation;
+            state.next_generation += 1;
+            slot.map(|slot| (slot, generation, state.file.clone()))
+        };
+        let Some((slot, generation, file)) = taken else {
+            self.state.lock().stats.given_way += 1;
+            return;
+        };
+        let (bytes, entries) = slab.encode(slot, generation);
+        let written = file.map_or_else(|| self.create(), Ok).and_then(|file| {
+            file.write_at(self.offset(slot), &bytes)?;
+            Ok(file)
+        });
+        let mut state = self.state.lock();
+        match written {
+            Ok(file) => {
+                state.file = Some(file);
+                state.failures = 0;
+                state.stats.written_bytes += bytes.len() as u64;
+                state.install(slot, generation, &entries);
+            }
+            Err(e) => {
+                state.free.push(slot);
+                let is_full = free_bytes < u64::from(self.slab_bytes);
+                if is_full {
+                    state.stats.given_way += 1;
+                } else {
+                    state.failed(&e);
+                }
+            }
+        }
+    }
+
+    fn create(&self) -> Result<Arc<dyn DiskFile>> {
+        self.disk.create_dir(FOLDER)?;
+        match self.disk.open(FILE, OpenMode::Create) {
+            // Made by a write that failed behind it.
+            Err(_) => self.disk.open(FILE, OpenMode::Write),
+            file => file,
+        }
+    }
+
+    /// Forgets everything about tables that are gone; slabs of nothing else are used next.
+    pub(crate) fn forget(&self, is_gone: impl Fn(TableId) -> bool) {
+        let mut state = self.state.lock();
+        let gone: Vec<PieceKey> =
+            state.places.keys().filter(|key| is_gone(key.table)).copied().collect();
+        gone.iter().for_each(|key| state.remove(key));
+        state.free_empty();
+    }
+
+    /// Gives the file's room back when the disk is nearly full: it is there twice, what is being written is not.
+    pub(crate) fn give_way(&self) {
+        let is_low = || self.disk.free_bytes().is_ok_and(|bytes| bytes < FREE_BYTES_LOW);
+        if self.state.lock().file.is_none() || !is_low() {
+            return;
+        }
+        let _one_at_a_time = self.lane.lock();
+        {
+            let mut state = self.state.lock();
+            state.clear();
+            state.stats.given_way += 1;
+        }
+        if let Err(e) = self.disk.remove(FILE) {
+            self.state.lock().failed(&e);
+        }
+    }
+
+    pub(crate) fn stats(&self) -> SlowCacheStats {
+        let state = self.state.lock();
+        SlowCacheStats {
+            pieces: state.places.len() as u64,
+            bytes: state.slots.len() as u64 * u64::from(self.slab_bytes),
+            bytes_max: self.bytes_max,
+            ..state.stats
+        }
+    }
+
+    fn offset(&self, slot: u32) -> u64 {
+        u64::from(slot) * u64::from(self.slab_bytes)
+    }
+}
+
+impl State {
+    /// Adds a piece to the open slab, if memory can be had.
+    fn push(&mut self, key: PieceKey, bytes: &[u8], slab_bytes: u32) {
+        if self.open.is_none() {
+            let memory = self.budget.reserve(Pool::Cache, slab_bytes.into());
+            self.open = memory.ok().map(|memory| OpenSlab::new(slab_bytes, memory));
+        }
+        if self.open.is_none() || self.memory.grow(PLACE_BYTES).is_err() {
+            return;
+        }
+        self.remove(&key);
+        if let Some(open) = &mut self.open {
+            let Entry { offset, bytes, crc, .. } = open.push(key, key.crc(bytes), bytes);
+            self.places.insert(key, Place { slot: OPEN_SLOT, offset, bytes, crc });
+        }
+    }
+
+    /// Takes the open slab, without what was forgotten meanwhile. Until it is written nothing of it is there.
+    fn seal(&mut self) -> Option<OpenSlab> {
+        let mut slab = self.open.take()?;
+        slab.entries.retain(|entry| {
+            let place = self.places.get(&entry.key);
+            place.is_some_and(|place| place.slot == OPEN_SLOT && place.offset == entry.offset)
+        });
+        slab.entries.iter().for_each(|entry| self.remove(&entry.key));
+        Some(slab)
+    }
+
+    /// A place for a slab: one that is free, a new one below `slot_count`, or the oldest one's.
+    fn take_slot(&mut self, slot_count: u32) -> Option<u32> {
+        if let Some(slot) = self.free.pop() {
+            return Some(slot);
+        }
+        if (self.slots.len() as u32) < slot_count {
+            self.slots.push(Slot::default());
+            return Some(self.slots.len() as u32 - 1);
+        }
+        let slot = self.written.pop_front()?;
+        let keys = std::mem::take(&mut self.slots[slot as usize].keys);
+        for key in &keys {
+            if self.places.get(key).is_some_and(|place| place.slot == slot) {
+                self.remove(key);
+                self.stats.evictions += 1;
+            }
+        }
+        Some(slot)
+    }
+
+    /// What a slot has is there now.
+    fn install(&mut self, slot: u32, generation: u64, entries: &[Entry]) {
+        let mut keys = Vec::with_capacity(entries.len());
+        for entry in entries {
+            if self.memory.grow(PLACE_BYTES).is_err() {
+                break;
+            }
+            // Of two the later one stays: the other goes sooner.
+            self.remove(&entry.key);
+            let Entry { key, offset, bytes, crc } = *entry;
+            self.places.insert(key, Place { slot, offset, bytes, crc });
+            keys.push(key);
+        }
+        let live = keys.len() as u32;
+        self.slots[slot as usize] = Slot { generation, keys, live };
+        self.written.push_back(slot);
+        self.free_empty();
+    }
+
+    fn remove(&mut self, key: &PieceKey) {
+        if let Some(place) = self.places.remove(key) {
+            self.memory.shrink(PLACE_BYTES);
+            if let Some(slot) = self.slots.get_mut(place.slot as usize) {
+                slot.live = slot.live.saturating_sub(1);
+            }
+        }
+    }
+
+    fn free_empty(&mut self) {
+        let (slots, free) = (&mut self.slots, &mut self.free);
+        self.written.retain(|&slot| {
+            let is_empty = slots[slot as usize].live == 0;
+            if is_empty {
+                slots[slot as usize] = Slot::default();
+                free.push(slot);
+            }
+            !is_empty
+        });
+    }
+
+    /// Whether a slot is in the quarter that is overwritten next.
+    fn is_old(&self, slot: u32, slot_count: u32) -> bool {
+        let is_full = self.slots.len() as u32 == slot_count && self.free.is_empty();
+        let generation = |slot: u32| self.slots.get(slot as usize).map(|slot| slot.generation);
+        let youngest_old = (self.written.len() / 4).checked_sub(1);
+        let youngest_old = youngest_old.and_then(|idx| self.written.get(idx)).copied();
+        is_full && youngest_old.is_some_and(|old| generation(slot) <= generation(old))
+    }
+
+    fn failed(&mut self, error: &Error) {
+        self.stats.device_failures += 1;
+        self.failures += 1;
+        if self.failures >= FAILURES_MAX {
+            self.turn_off(error);
+        }
+    }
+
+    fn turn_off(&mut self, error: &Error) {
+        if !self.stats.is_off {
+            tracing::warn!(
+                "{FILE}: the cache of the slow tier is off until the next start, its device fails; history is read \
+                 from the slow tier each time: {error}"
+            );
+        }
+        self.clear();
+        self.stats.is_off = true;
+    }
+
+    fn clear(&mut self) {
+        self.places = HashMap::new();
+        self.open = None;
+        self.slots.clear();
+        self.written.clear();
+        self.free.clear();
+        self.file = None;
+        self.memory.shrink(self.memory.bytes());
+    }
+}
