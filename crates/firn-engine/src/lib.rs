@@ -134,7 +134,7 @@ pub struct Engine {
     counters: stats::Counters,
     recovery: RecoveryReport,
     probe: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    _lock: Box<dyn FolderLock>,
+    _locks: (Box<dyn FolderLock>, Option<Box<dyn FolderLock>>),
 }
 
 impl Engine {

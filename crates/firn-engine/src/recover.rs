@@ -122,6 +122,7 @@ impl Engine {
         progress: &RecoveryProgress,
     ) -> Result<Engine> {
         let lock = env.disk.lock()?;
+        let log_lock = env.log.as_ref().map(|disk| disk.lock()).transpose()?;
         let counted = Arc::new(Counted::new(env.bucket));
         let bucket: Arc<dyn Bucket> = Arc::<Counted>::clone(&counted);
         let env = Env { bucket, ..env };
@@ -167,14 +168,14 @@ impl Engine {
             budget.clone(),
         );
         let log = Log::open(
-            Arc::clone(&env.disk),
+            Arc::clone(env.log_disk()),
             Arc::clone(&env.clock),
             LogOptions {
                 stream_count: state.identity.stream_count as usize,
                 shard_count: bits.shard_count(),
                 segment_bytes: options.log_segment_bytes,
                 sync: options.log_sync,
-                unit_bytes: 8,
+                unit_bytes: env.log_disk().unit_bytes(),
             },
         )?;
         log.discard_other_streams(state.floors.iter().min().copied().unwrap_or_default())?;
@@ -250,7 +251,7 @@ impl Engine {
             probe: std::sync::OnceLock::new(),
             env,
             options,
-            _lock: lock,
+            _locks: (lock, log_lock),
         };
         match followed {
             Some(described) => engine.note_followed(&described),

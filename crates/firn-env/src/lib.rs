@@ -53,8 +53,17 @@ pub use remote::{RemoteBucket, RemoteOptions};
 pub struct Env {
     /// The fast tier's files: log, manifest, index segments, tables of level 0 and 1.
     pub disk: Arc<dyn Disk>,
+    /// Where the log is, if not on `disk`.
+    pub log: Option<Arc<dyn Disk>>,
     /// The slow tier's objects.
     pub bucket: Arc<dyn Bucket>,
     /// What time it is.
     pub clock: Arc<dyn Clock>,
+}
+
+impl Env {
+    /// Where the log is.
+    pub fn log_disk(&self) -> &Arc<dyn Disk> {
+        self.log.as_ref().unwrap_or(&self.disk)
+    }
 }

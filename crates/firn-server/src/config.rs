@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::Args;
 use firn_model::{Error, LabelLimits, Labels, MatchOp, Matcher, Result};
-use firndb::SeriesLimits;
+use firndb::{LogDevice, SeriesLimits};
 
 use crate::machine;
 use crate::wire::number::parse_unit_duration_ms;
@@ -83,6 +83,11 @@ pub struct Settings {
     /// duration such as `100ms` that bounds what a power failure may take
     #[arg(long, env = "FIRN_LOG_SYNC", value_name = "WHEN", default_value = "always")]
     pub log_sync: String,
+
+    /// Where the log of a new database is: `file`, beside its tables, or `memory:` and a folder on a file system that
+    /// maps byte-addressable memory (docs/durability.md)
+    #[arg(long, env = "FIRN_LOG_DEVICE", value_name = "DEVICE", default_value = "file")]
+    pub log_device: String,
 
     /// How long samples may stay in memory and log before they are flushed to tables
     #[arg(long, env = "FIRN_FLUSH_AGE_MAX", value_name = "DURATION", default_value = "20m")]
@@ -268,6 +273,8 @@ pub struct Config {
     pub group_by: Vec<String>,
     /// When a write is acknowledged.
     pub log_sync: LogSync,
+    /// Where the log is.
+    pub log_device: LogDevice,
     /// Age at which rows are flushed.
     pub flush_age_ms_max: i64,
     /// Age at which data is uploaded.
@@ -406,6 +413,7 @@ impl Settings {
                 "never" => LogSync::Never,
                 text => LogSync::IntervalMs(duration_ms("log-sync", text)?.unsigned_abs()),
             },
+            log_device: self.log_device.parse().map_err(|e: Error| e.context("--log-device"))?,
             flush_age_ms_max: duration_ms("flush-age-max", &self.flush_age_max)?,
             upload_age_ms_max: duration_ms("upload-age-max", &self.upload_age_max)?,
             log_bytes_max: bytes("log-bytes-max", &self.log_bytes_max, 1, u64::MAX >> 2)?,
@@ -658,6 +666,7 @@ mod tests {
                 "--fast-bytes-max=100000000",
                 "--slow-bytes-max=1GiB",
                 "--log-sync=1500ms",
+                "--log-device=memory:/mnt/memory",
                 "--log-streams=3",
                 "--write-lenient",
                 "--external-labels=region=eu,zone=\"b\"",

@@ -14,8 +14,17 @@ use crate::config::{Config, LogSync};
 /// that is not understood, `Unavailable`.
 pub(crate) fn open(config: &Config, progress: &RecoveryProgress) -> Result<Arc<Db>> {
     let folder = config.data.display();
-    let db = firndb::local_env_with_slow_tier(&config.data, &config.slow_tier)
+    let db = config
+        .log_device
+        .choose(&config.data)
+        .and_then(|()| firndb::local_env_with_slow_tier(&config.data, &config.slow_tier))
         .and_then(|env| {
+            if env.log.as_ref().is_some_and(|log| log.unit_bytes() == 8) {
+                tracing::warn!(
+                    "{}: no file system that maps memory (DAX), the log waits for the system as with files",
+                    config.log_device
+                );
+            }
             if config.restore {
                 restore(&env)?;
             }

@@ -72,6 +72,7 @@ impl Sim {
     pub fn env(&self) -> Env {
         Env {
             disk: Arc::new(self.disk.clone()),
+            log: None,
             bucket: Arc::new(self.bucket.clone()),
             clock: Arc::new(self.clock.clone()),
         }

@@ -84,6 +84,7 @@
 
 mod costs;
 mod groups;
+mod log_device;
 mod newest;
 mod open;
 mod query;
@@ -109,6 +110,7 @@ pub use firn_model::{
 };
 pub use firn_promql::{QueryOutput, Value};
 pub use groups::{Elsewhere, GroupMembers, GroupRefs, GroupSummary};
+pub use log_device::LogDevice;
 pub use open::{local_env, local_env_with_slow_tier, restore};
 pub use query::{QueryOptions, QueryTime};
 

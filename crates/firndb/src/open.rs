@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use firn_engine::{CopyReport, Engine, RestoreReport};
-use firn_env::{Env, LocalDisk, SystemClock, open_bucket};
+use firn_env::{Disk, Env, LocalDisk, MemoryDisk, SystemClock, open_bucket};
 use firn_model::{Error, ErrorKind, Result};
 
 use crate::Db;
+use crate::log_device::LogDevice;
 
 /// A database in `folder`, its slow tier in `folder/slow`.
 ///
@@ -22,10 +23,16 @@ pub fn local_env(folder: &Path) -> Result<Env> {
 /// `s3://bucket/prefix`.
 ///
 /// # Errors
-/// `Invalid` for a URL that is not understood, `Unavailable` when the folder cannot be made.
+/// `Invalid` for a URL that is not understood, `Unavailable` when the folder cannot be made or the log is on memory
+/// that is not there.
 pub fn local_env_with_slow_tier(folder: &Path, slow_tier: &str) -> Result<Env> {
+    let log: Option<Arc<dyn Disk>> = match LogDevice::of(folder)? {
+        LogDevice::File => None,
+        LogDevice::Memory(path) => Some(Arc::new(MemoryDisk::open(path)?)),
+    };
     Ok(Env {
         disk: Arc::new(LocalDisk::open(folder.join("fast"))?),
+        log,
         bucket: open_bucket(slow_tier)?,
         clock: Arc::new(SystemClock::new()),
     })

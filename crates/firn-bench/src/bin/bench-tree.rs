@@ -88,6 +88,7 @@ impl World {
         let clock = SimClock::new();
         let env = Env {
             disk: Arc::new(LocalDisk::open(folder.path().join("fast")).map_err(io::Error::other)?),
+            log: None,
             bucket: Arc::new(
                 FolderBucket::open(folder.path().join("slow")).map_err(io::Error::other)?,
             ),

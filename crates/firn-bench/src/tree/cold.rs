@@ -236,7 +236,10 @@ fn env(folder: &Path, clock: &SimClock) -> io::Result<(Env, Arc<Metered>)> {
     let bucket = Arc::new(Metered::new(Arc::new(bucket)));
     let disk = LocalDisk::open(folder.join("fast")).map_err(io::Error::other)?;
     let below: Arc<dyn firn_env::Bucket> = Arc::<Metered>::clone(&bucket);
-    Ok((Env { disk: Arc::new(disk), bucket: below, clock: Arc::new(clock.clone()) }, bucket))
+    Ok((
+        Env { disk: Arc::new(disk), log: None, bucket: below, clock: Arc::new(clock.clone()) },
+        bucket,
+    ))
 }
 
 /// Writes the samples and lets time pass until all of them are on the slow tier; the clock, and the end of the samples.

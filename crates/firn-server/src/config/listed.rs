@@ -35,6 +35,7 @@ impl Config {
                     LogSync::IntervalMs(ms) => unit_duration(ms as i64),
                 },
             ),
+            ("log-device", self.log_device.to_string()),
             ("flush-age-max", unit_duration(self.flush_age_ms_max)),
             ("upload-age-max", unit_duration(self.upload_age_ms_max)),
             ("head-flush-bytes", size(self.head_flush_bytes)),

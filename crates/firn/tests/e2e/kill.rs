@@ -1,9 +1,9 @@
 //! SIGKILL under load, again and again, with clients that remember every acknowledgement.
 //!
-//! What crashed: the process, at any moment, with writes, deletes, conversions and flushes under way. What reached the
+//! What crashed: the process, at any moment, with writes, transactions, deletes, conversions and flushes under way. What reached the
 //! disk: what the system has; nothing was synced by us. What must be true after: each acknowledged row is there with
-//! the values of all its members, each acknowledged delete holds, what was not acknowledged is whole or not there, and
-//! what was seen once stays so through all later lives.
+//! the values of all its members, each acknowledged delete holds, what was not acknowledged is whole or not there, a row
+//! of a transaction is there exactly if what that wrote to another group is, and what was seen once stays so through all later lives.
 //!
 //! `FIRN_KILLS=200` kills that often (`make soak`), `FIRN_SEED=7` draws settings and moments from another seed.
 
@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::http;
@@ -26,6 +27,10 @@ const MEMBERS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 const LOOK_BACK: usize = 500;
 /// One request of so many is a delete.
 const DELETE_EVERY: u64 = 40;
+/// One request of so many is a transaction.
+const TRANSACTION_EVERY: u64 = 8;
+/// A transaction writes to one of so many other groups, in shards and streams of their own, too.
+const TWINS: usize = 8;
 
 /// What a client knows of one of its rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,6 +48,8 @@ struct Client {
     name: String,
     base_ms: i64,
     rows: Vec<Fate>,
+    /// Rows that a transaction wrote, with a sample in another group.
+    has_twin: Vec<bool>,
     /// Rows of a delete without an answer: all of them are there, or none.
     doubted: Range<usize>,
     random: u64,
@@ -112,13 +119,55 @@ fn live(clients: &mut [Client], address: SocketAddr, requests: u64, kill: impl F
 impl Client {
     fn new(idx: u64, base_ms: i64, seed: u64) -> Client {
         let random = (seed << 8 | idx).wrapping_mul(0x2545_f491_4f6c_dd1d) | 1;
-        Client { name: format!("client-{idx}"), base_ms, rows: Vec::new(), doubted: 0..0, random }
+        let (rows, has_twin) = (Vec::new(), Vec::new());
+        Client { name: format!("client-{idx}"), base_ms, rows, has_twin, doubted: 0..0, random }
     }
 
     /// One request; `false` when nobody answered.
     fn act(&mut self, address: SocketAddr) -> bool {
         let deletes = draw(&mut self.random, DELETE_EVERY) == 0 && self.rows.len() > 50;
-        if deletes { self.delete(address) } else { self.write(address) }
+        let transacts = draw(&mut self.random, TRANSACTION_EVERY) == 0;
+        match () {
+            () if deletes => self.delete(address),
+            () if transacts => self.transact(address),
+            () => self.write(address),
+        }
+    }
+
+    /// One new row, its twin in another group, and the last rows updated to what they are.
+    fn transact(&mut self, address: SocketAddr) -> bool {
+        let row = self.rows.len();
+        let insert = |name: &str, job: &str, member: &str| {
+            json!({
+                "op": "insert",
+                "series": {"__name__": name, "instance": self.name, "job": job, "member": member},
+                "timestamp": self.time_ms(row),
+                "value": row,
+            })
+        };
+        let mut operations: Vec<Value> =
+            MEMBERS.iter().map(|member| insert("kill", "e2e", member)).collect();
+        operations.push(insert("twin", &format!("twin-{}", row % TWINS), "t"));
+        operations.push(json!({
+            "op": "update",
+            "match": format!("kill{{instance=\"{}\"}}", self.name),
+            "start": self.time_ms(row.saturating_sub(10)),
+            "end": self.time_ms(row),
+            "multiply": 1,
+            "add": 0,
+        }));
+        let body = json!({ "operations": operations }).to_string();
+        self.rows.push(Fate::Unknown);
+        self.has_twin.push(true);
+        let headers = [("Content-Type", "application/json")];
+        let path = "/api/v1/transaction";
+        match http::request(address, "POST", path, &headers, body.as_bytes()) {
+            Some(answer) if answer.status == 200 => self.rows[row] = Fate::There,
+            Some(answer) if [429, 503].contains(&answer.status) => {}
+            Some(answer) => panic!("{}: {}", answer.status, answer.body),
+            None => return false,
+        }
+        true
     }
 
     /// One to four new rows.
@@ -138,6 +187,7 @@ impl Client {
             request.series(&labels, &rows);
         }
         self.rows.extend(rows.iter().map(|_| Fate::Unknown));
+        self.has_twin.resize(self.rows.len(), false);
         let (status, text) = request.send(address);
         match status {
             200..300 => self.rows[first..].fill(Fate::There),
@@ -157,8 +207,9 @@ impl Client {
         }
         let seconds = |row: usize| self.time_ms(row) as f64 / 1_000.0;
         let form = format!(
-            "match[]={}&start={:.3}&end={:.3}",
+            "match[]={}&match[]={}&start={:.3}&end={:.3}",
             http::encode(&format!("kill{{instance=\"{}\"}}", self.name)),
+            http::encode(&format!("twin{{instance=\"{}\"}}", self.name)),
             seconds(rows.start),
             seconds(rows.end - 1),
         );
@@ -180,6 +231,7 @@ impl Client {
         let unknown = self.rows.iter().position(|&row| row == Fate::Unknown);
         let first = self.rows.len().saturating_sub(look_back).min(unknown.unwrap_or(usize::MAX));
         let found = self.read(address, first);
+        let twins = self.read_twins(address, first);
         let doubted = std::mem::take(&mut self.doubted);
         // All of a doubted delete's rows that were there before.
         let mut outcomes = Vec::new();
@@ -187,6 +239,8 @@ impl Client {
             let whole = found == [true; MEMBERS.len()];
             let what = format!("{}, row {row}, after kill {kill}", self.name);
             assert!(whole || found == [false; MEMBERS.len()], "{what}: half there, {found:?}");
+            let has_twin = self.has_twin[row] && whole;
+            assert_eq!(twins[row - first], has_twin, "{what}: half a transaction, row {whole}");
             match self.rows[row] {
                 Fate::There if doubted.contains(&row) => outcomes.push(whole),
                 Fate::There => assert!(whole, "{what}: lost"),
@@ -202,24 +256,38 @@ impl Client {
     /// Which members have the right value, for each row from `first` on.
     fn read(&self, address: SocketAddr, first: usize) -> Vec<[bool; MEMBERS.len()]> {
         let mut found = vec![[false; MEMBERS.len()]; self.rows.len() - first];
+        self.each("kill", address, first, |row, member| {
+            let member = MEMBERS.iter().position(|&one| one == member).expect("a member");
+            found[row - first][member] = true;
+        });
+        found
+    }
+
+    /// Which rows from `first` on have a sample in another group.
+    fn read_twins(&self, address: SocketAddr, first: usize) -> Vec<bool> {
+        let mut found = vec![false; self.rows.len() - first];
+        self.each("twin", address, first, |row, _| found[row - first] = true);
+        found
+    }
+
+    /// Calls `f` with row and member of each sample of metric `name` from row `first` on; its value is right.
+    fn each(&self, name: &str, address: SocketAddr, first: usize, mut f: impl FnMut(usize, &str)) {
         let Some(last) = self.rows.len().checked_sub(1).filter(|&last| last >= first) else {
-            return found;
+            return;
         };
-        let query = format!("kill{{instance=\"{}\"}}[{}ms]", self.name, last - first + 1);
+        let query = format!("{name}{{instance=\"{}\"}}[{}ms]", self.name, last - first + 1);
         let time = format!("{:.3}", self.time_ms(last) as f64 / 1_000.0);
         let data = http::api(address, "/api/v1/query", &[("query", &query), ("time", &time)]);
         let data = data.expect("an answer");
         for series in data["result"].as_array().expect("a matrix") {
-            let name = series["metric"]["member"].as_str();
-            let member = MEMBERS.iter().position(|&member| Some(member) == name).expect("a member");
+            let member = series["metric"]["member"].as_str().expect("a member");
             for value in series["values"].as_array().expect("values") {
                 let seconds = value[0].as_f64().expect("a time");
                 let row = ((seconds * 1_000.0).round() as i64 - self.base_ms) as usize;
                 assert_eq!(value[1].as_str(), Some(&*row.to_string()), "{} row {row}", self.name);
-                found[row - first][member] = true;
+                f(row, member);
             }
         }
-        found
     }
 
     fn time_ms(&self, row: usize) -> i64 {
