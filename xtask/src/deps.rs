@@ -5,10 +5,11 @@ use std::process::Command;
 
 /// Where programs that no Debian package has are put.
 const PROGRAMS: &str = "target/test-programs";
-const DEBIAN_PACKAGES: [(&str, &str); 5] = [
+const DEBIAN_PACKAGES: [(&str, &str); 6] = [
     ("prometheus", "prometheus"),
     ("prometheus-node-exporter", "prometheus-node-exporter"),
     ("victoria-metrics", "victoria-metrics"),
+    ("influxd", "influxdb"),
     ("strace", "strace"),
     ("curl", "curl"),
 ];

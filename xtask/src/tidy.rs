@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// The rooms and what each may use, straight from `docs/architecture.md`. Development
 /// dependencies are free: tests may use `firn-sim` and anything above.
-const ROOMS: [(&str, &[&str]); 14] = [
+const ROOMS: [(&str, &[&str]); 15] = [
     ("firn-model", &[]),
     ("firn-env", &["firn-model"]),
     ("firn-codec", &["firn-model"]),
@@ -31,6 +31,7 @@ const ROOMS: [(&str, &[&str]); 14] = [
     ),
     ("firn-promql", &["firn-model"]),
     ("firn-cache", &["firn-model", "firn-env", "firn-codec"]),
+    ("firn-cache-client", &[]),
     (
         "firndb",
         &["firn-model", "firn-env", "firn-codec", "firn-engine", "firn-promql", "firn-cache"],

@@ -99,6 +99,17 @@ impl Device {
     }
 }
 
+/// Removes the file of slabs in `folder`, if there is one: nothing of it can be trusted.
+///
+/// # Errors
+/// `Unavailable` when the disk fails.
+pub(crate) fn forget_slabs(disk: &dyn Disk, folder: &str) -> Result<()> {
+    match disk.remove(&format!("{folder}/{FILE}")) {
+        Err(e) if *e.kind() != ErrorKind::NotFound => Err(e),
+        _ => disk.sync_dir(folder),
+    }
+}
+
 fn superblock(slab_bytes: u32, owner: u64) -> [u8; FIELDS_BYTES] {
     let mut bytes = [0; FIELDS_BYTES];
     bytes[..16].copy_from_slice(&FORMAT.header());

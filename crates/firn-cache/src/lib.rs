@@ -1,8 +1,9 @@
 //! Cache: time ranges of answers, kept beside the engine, on flash.
 //!
 //! **Owns** the cache itself ([`Store`]: points by key and time in slabs on a file, with an index in memory and a
-//! policy for what goes) and the result cache over it ([`ResultCache`]: answers of range queries that are exact under
-//! late data, by the protocol of [`firn_model::Change`]). Source: "TSCache: An Efficient Flash-based Caching Scheme
+//! policy for what goes), the result cache over it ([`ResultCache`]: answers of range queries that are exact under
+//! late data, by the protocol of [`firn_model::Change`]) and the cache for other programs ([`SharedCache`]: what they set
+//! and delete holds over a crash). Source: "TSCache: An Efficient Flash-based Caching Scheme
 //! for Time-series Data Workloads".
 //!
 //! **Never** knows the engine; sees it only as `Change`. **Never** answers with what may be stale, never
@@ -12,7 +13,7 @@
 //! memory is drawn from the budget, flash from a fixed number of places (8).
 //!
 //! Reading order: `slab` (the format; docs/formats/cache.md), `device`, `key_index`, `policy`, `store`, `background`, then `answer`,
-//! `dependency`, `selectors`, `changes`, `result`.
+//! `dependency`, `selectors`, `changes`, `result`; `shared`.
 
 #![forbid(unsafe_code)]
 
@@ -26,6 +27,7 @@ mod planted;
 mod policy;
 mod result;
 mod selectors;
+mod shared;
 mod slab;
 mod store;
 
@@ -36,6 +38,7 @@ pub use dependency::{Dependency, Grid, Span};
 pub use planted::Planted;
 pub use policy::{PolicyKind, PolicyStats};
 pub use result::{Found, Question, ResultCache, ResultOptions, ResultStats, Session};
+pub use shared::SharedCache;
 pub use store::{
-    Ask, Fill, Got, KnownKey, Point, PointRef, Recovered, Store, StoreOptions, StoreStats,
+    Ask, Declined, Fill, Got, KnownKey, Point, PointRef, Recovered, Store, StoreOptions, StoreStats,
 };

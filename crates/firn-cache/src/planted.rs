@@ -7,6 +7,10 @@ pub enum Planted {
     TrimForgotten,
     /// What is set anew does not replace what the open slab had.
     OldPointsKept,
+    /// A set or delete of another program is made and not noted.
+    ChangeNotNoted,
+    /// What was not synced when the machine went down is taken for what was written.
+    RunNotCompared,
     /// A checkpoint claims changes that nobody told yet.
     CheckpointAhead,
     /// A slab that missed changes is taken at open.

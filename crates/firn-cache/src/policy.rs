@@ -8,9 +8,13 @@
 //! Where the paper has one ghost per partition there are some (a 32nd of all slabs), and all counters are halved at
 //! each decision: one slab alone has hardly ever a hit, and what was long ago shall not decide.
 
+mod s3_fifo;
+
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use firn_model::{TimeRange, Timestamp};
+
+use self::s3_fifo::S3Fifo;
 
 /// A slab, as the policy knows it.
 pub(crate) type SlabId = u64;
@@ -33,6 +37,8 @@ pub(crate) struct Policy {
     /// Hits on the slabs that are next to leave their partition.
     fifo_edge_hits: u64,
     lru_edge_hits: u64,
+    /// Has all slabs in place of the two partitions, if that is the kind.
+    s3_fifo: Option<S3Fifo>,
 }
 
 /// Who goes first.
@@ -45,6 +51,8 @@ pub enum PolicyKind {
     Fifo,
     /// What was not used for longest: the paper's second baseline.
     Lru,
+    /// What was not used soon after it came, then what was not used lately.
+    S3Fifo,
 }
 
 /// How many slabs are where, and what the ghosts saw.
@@ -92,7 +100,7 @@ impl Policy {
             // One to two at the start, as the paper has it.
             lru_count_max: match kind {
                 PolicyKind::TwoPartitions => (slab_count_max / 3).max(1),
-                PolicyKind::Fifo => 0,
+                PolicyKind::Fifo | PolicyKind::S3Fifo => 0,
                 PolicyKind::Lru => usize::MAX,
             },
             use_count: 0,
@@ -100,11 +108,15 @@ impl Policy {
             lru_ghosts: Ghosts::default(),
             fifo_edge_hits: 0,
             lru_edge_hits: 0,
+            s3_fifo: (kind == PolicyKind::S3Fifo).then(|| S3Fifo::new(slab_count_max)),
         }
     }
 
     /// A slab came in whose newest data is of `ts`.
     pub(crate) fn insert(&mut self, slab: SlabId, ts: Timestamp) {
+        if let Some(s3_fifo) = &mut self.s3_fifo {
+            return s3_fifo.insert(slab);
+        }
         self.places.insert(slab, Place { ts, stamp: None, was_hot: false });
         if self.kind == PolicyKind::Lru {
             self.place_in_lru(slab);
@@ -115,6 +127,9 @@ impl Policy {
 
     /// A slab takes over from others, which are no longer there: it is as hot as the hottest was.
     pub(crate) fn insert_hot(&mut self, slab: SlabId, ts: Timestamp) {
+        if self.s3_fifo.is_some() {
+            return self.insert(slab, ts);
+        }
         self.places.insert(slab, Place { ts, stamp: None, was_hot: true });
         self.place_in_lru(slab);
         self.shrink_lru();
@@ -127,6 +142,9 @@ impl Policy {
 
     /// A slab was used.
     pub(crate) fn touch(&mut self, slab: SlabId) {
+        if let Some(s3_fifo) = &mut self.s3_fifo {
+            return s3_fifo.touch(slab);
+        }
         let Some(&place) = self.places.get(&slab) else { return };
         match place.stamp {
             Some(stamp) => {
@@ -152,6 +170,9 @@ impl Policy {
 
     /// A slab is no longer there, for another reason than want of place.
     pub(crate) fn remove(&mut self, slab: SlabId) {
+        if let Some(s3_fifo) = &mut self.s3_fifo {
+            return s3_fifo.remove(slab);
+        }
         let Some(place) = self.places.remove(&slab) else { return };
         if let Some(stamp) = place.stamp {
             self.lru.remove(&(stamp, slab));
@@ -162,7 +183,10 @@ impl Policy {
     }
 
     /// The slab that should go next.
-    pub(crate) fn victim(&self) -> Option<SlabId> {
+    pub(crate) fn victim(&mut self) -> Option<SlabId> {
+        if let Some(s3_fifo) = &mut self.s3_fifo {
+            return s3_fifo.victim();
+        }
         let fifo = self.older.first().map(|one| one.1);
         fifo.or_else(|| self.lru.first().map(|one| one.1))
     }
@@ -193,9 +217,11 @@ impl Policy {
     }
 
     pub(crate) fn stats(&self) -> PolicyStats {
+        let partitions = (self.older.len() + self.newer.len(), self.lru.len());
+        let (fifo, lru) = self.s3_fifo.as_ref().map_or(partitions, S3Fifo::counts);
         PolicyStats {
-            fifo_slabs: (self.older.len() + self.newer.len()) as u64,
-            lru_slabs: self.lru.len() as u64,
+            fifo_slabs: fifo as u64,
+            lru_slabs: lru as u64,
             lru_slabs_max: self.lru_count_max.min(self.slab_count_max) as u64,
             evictions: [self.fifo_ghosts.evictions, self.lru_ghosts.evictions],
             ghost_hits: [self.fifo_ghosts.hits_total, self.lru_ghosts.hits_total],
@@ -352,11 +378,13 @@ mod tests {
     fn the_baselines_are_what_they_are_called() {
         let mut fifo = Policy::new(PolicyKind::Fifo, 4);
         let mut lru = Policy::new(PolicyKind::Lru, 4);
-        for policy in [&mut fifo, &mut lru] {
+        let mut s3_fifo = Policy::new(PolicyKind::S3Fifo, 4);
+        for policy in [&mut fifo, &mut lru, &mut s3_fifo] {
             (0..4).for_each(|slab| policy.insert(slab, slab as i64));
             policy.touch(0);
         }
         assert_eq!([evict(&mut fifo), evict(&mut fifo)], [0, 1]);
         assert_eq!([evict(&mut lru), evict(&mut lru)], [1, 2]);
+        assert_eq!([1, 2, 3, 0].map(|_| evict(&mut s3_fifo)), [1, 2, 3, 0]);
     }
 }

@@ -218,7 +218,14 @@ impl ResultCache {
             _ => number,
         };
         let range = grid.cells(steps);
-        let ask = Ask { key: &key, field: FIELD, range, number, partial_bytes_min: 0 };
+        let ask = Ask {
+            key: &key,
+            field: FIELD,
+            range,
+            number,
+            partial_bytes_min: 0,
+            bytes_max: u64::MAX,
+        };
         let got = self.store.get(&ask);
         let missing = match got.missing.is_empty() {
             true => TimeRange::EMPTY,
@@ -244,6 +251,21 @@ impl ResultCache {
         };
         self.state.lock().count(grid, steps, found.missing);
         found
+    }
+
+    /// How many steps of the answer that a snapshot with `number` has are kept, and how many are not; reads nothing.
+    pub fn count_steps(&self, question: &Question<'_>, number: CommitSeq) -> (u64, u64) {
+        let Some((grid, steps)) = question.steps() else { return (0, 0) };
+        let key = encode_key(question.expression, grid, question.lookback_ms);
+        let (range, bytes_max) = (grid.cells(steps), u64::MAX);
+        let ask = Ask { key: &key, field: FIELD, range, number, partial_bytes_min: 0, bytes_max };
+        let missing = self.store.missing(&ask);
+        let missing = match missing.is_empty() {
+            true => 0,
+            false => grid.count(TimeRange::new(grid.floor(missing.start), grid.floor(missing.end))),
+        };
+        let all = grid.count(steps);
+        (all - missing.min(all), missing.min(all))
     }
 
     /// Keeps the answer of a question that was computed from the snapshot with `number`, as far as nothing has

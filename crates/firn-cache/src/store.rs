@@ -10,6 +10,7 @@
 mod checkpoint;
 mod compact;
 mod open;
+mod read;
 mod work;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -28,6 +29,7 @@ use crate::policy::{Policy, PolicyKind, PolicyStats, SlabId};
 use crate::slab::{Extent, Header, OpenSlab, Preamble, SLAB_POINT_BYTES};
 
 pub use open::Recovered;
+pub use read::{Ask, Declined, Got, PointRef};
 
 /// What an extent takes in a slab's header at most.
 const EXTENT_BYTES: usize = 30;
@@ -157,64 +159,11 @@ enum Body {
 /// A slab in the file. Its place is given to another only when nobody holds this any more.
 struct FlashSlab {
     preamble: Preamble,
+    /// Every change up to this one had been applied to what the index has of it when it came in.
+    heard: CommitSeq,
     /// The texts of its key array.
     keys: Vec<Arc<[u8]>>,
     header: Mutex<Option<Arc<Header>>>,
-}
-
-/// What is asked for.
-#[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
-    /// Whose points.
-    pub key: &'a [u8],
-    /// Which of them.
-    pub field: u64,
-    /// When.
-    pub range: TimeRange,
-    /// The asker's snapshot: what was computed from a later one is no answer.
-    pub number: CommitSeq,
-    /// A part of the range is given only if it has at least about so many bytes: computing the rest has a price of
-    /// its own. 512 KiB in the paper's setting, 0 takes all.
-    pub partial_bytes_min: u64,
-}
-
-/// What is there of what was asked for.
-#[derive(Debug)]
-pub struct Got {
-    /// What is not: one range, empty for a hit. Before it and behind it all is there.
-    pub missing: TimeRange,
-    device: Option<String>,
-    parts: Vec<Part>,
-}
-
-#[derive(Debug)]
-enum Part {
-    Memory(Copied),
-    Flash(FlashPart),
-}
-
-struct FlashPart {
-    header: Arc<Header>,
-    range: TimeRange,
-    /// For each bit array that has the key, the bytes of its blocks.
-    sets: Vec<(u32, Vec<u8>)>,
-}
-
-/// Points of a slab that is in memory.
-#[derive(Debug, Default)]
-struct Copied {
-    bytes: Vec<u8>,
-    /// Time, head and the end of the payload in `bytes`.
-    points: Vec<(Timestamp, Option<u32>, usize)>,
-    /// All heads of the slab.
-    heads: Vec<Arc<[u8]>>,
-}
-
-/// Where the points of a range are.
-enum Source {
-    Sealed(Arc<OpenSlab>, TimeRange),
-    Flash(SlabId, Arc<FlashSlab>, TimeRange),
-    Copied(Copied),
 }
 
 /// A point on its way in.
@@ -224,17 +173,6 @@ pub struct Point<'a> {
     pub ts: Timestamp,
     /// What it shares with its neighbours; stored once per slab.
     pub head: Option<Arc<[u8]>>,
-    /// What.
-    pub payload: &'a [u8],
-}
-
-/// A point on its way out.
-#[derive(Clone, Copy, Debug)]
-pub struct PointRef<'a> {
-    /// When.
-    pub ts: Timestamp,
-    /// What it shares with its neighbours: the same `Arc` for neighbours of one slab.
-    pub head: Option<&'a Arc<[u8]>>,
     /// What.
     pub payload: &'a [u8],
 }
@@ -276,6 +214,10 @@ pub struct StoreStats {
     pub partial_hits: u64,
     /// Questions that were not answered.
     pub misses: u64,
+    /// Bytes given in full answers: of points in memory, of blocks read.
+    pub hit_bytes: u64,
+    /// The same in answers in part.
+    pub partial_bytes: u64,
     /// Partial answers that were not given because they were too small.
     pub partial_declined: u64,
     /// Bytes read from the file.
@@ -309,25 +251,6 @@ pub struct StoreStats {
 }
 
 impl Store {
-    /// What of a range is there. Counts as a use of the slabs that have it.
-    ///
-    /// Never fails: what cannot be read is not there.
-    pub fn get(&self, ask: &Ask<'_>) -> Got {
-        for _ in 0..TRIES_MAX {
-            let (missing, sources) = self.state.lock().find(ask);
-            match self.read(ask, sources) {
-                Ok(parts) => {
-                    self.count_get(ask, missing);
-                    let device = Some(self.device.path().to_owned());
-                    return Got { missing, device, parts };
-                }
-                Err((slab, error)) => self.state.lock().lose(slab, &error),
-            }
-        }
-        self.count_get(ask, ask.range);
-        Got { missing: ask.range, device: None, parts: Vec::new() }
-    }
-
     /// Keeps a range, or as much of it as there is room for now; what was known of it before is replaced.
     /// Returns the part that is kept, from the start of the range.
     ///
@@ -347,6 +270,11 @@ impl Store {
             return true;
         }
         self.state.lock().trim(key, field, range)
+    }
+
+    /// Tells a change again that was told before the last end: what was written without knowing of it is forgotten.
+    pub fn replay(&self, number: CommitSeq, key: &[u8], field: u64, range: TimeRange) {
+        self.state.lock().replay(number, key, field, range);
     }
 
     /// What the newest points of a key share.
@@ -399,167 +327,9 @@ impl Store {
             ..state.stats
         }
     }
-
-    fn count_get(&self, ask: &Ask<'_>, missing: TimeRange) {
-        let mut state = self.state.lock();
-        match () {
-            () if missing.is_empty() => state.stats.hits += 1,
-            () if missing == ask.range => state.stats.misses += 1,
-            () => state.stats.partial_hits += 1,
-        }
-        if !missing.is_empty() {
-            state.policy.missed(hash(ask.key), missing);
-        }
-    }
-
-    fn read(&self, ask: &Ask<'_>, sources: Vec<Source>) -> Result<Vec<Part>, (SlabId, Error)> {
-        let mut parts = Vec::new();
-        for source in sources {
-            parts.push(match source {
-                Source::Copied(points) => Part::Memory(points),
-                Source::Sealed(slab, range) => Part::Memory(copied(&slab, ask.key, range)),
-                Source::Flash(id, slab, range) => {
-                    Part::Flash(self.read_slab(&slab, ask.key, range).map_err(|e| (id, e))?)
-                }
-            });
-        }
-        Ok(parts)
-    }
-
-    fn read_slab(&self, slab: &Arc<FlashSlab>, key: &[u8], range: TimeRange) -> Result<FlashPart> {
-        let header = self.header(slab)?;
-        let slot = slab.preamble.slot;
-        let Some(position) = header.position(key) else {
-            let what = format!("slab {slot}: the key is not in its key array");
-            return Err(Error::corrupt(self.device.path(), self.device.offset(slot), what));
-        };
-        let (mut sets, mut read_bytes) = (Vec::new(), 0);
-        for set in header.sets_of(position) {
-            let blocks = header.blocks(set, range);
-            let place = header.bytes_of(&blocks);
-            let mut bytes = vec![0; (place.end - place.start) as usize];
-            if bytes.is_empty() {
-                continue;
-            }
-            self.device.read(slot, place.start, &mut bytes)?;
-            if self.options.planted != Some(Planted::BlocksNotChecked) {
-                header.check(self.device.path(), &blocks, &bytes)?;
-            }
-            read_bytes += bytes.len() as u64;
-            sets.push((set, bytes));
-        }
-        self.state.lock().stats.read_bytes += read_bytes;
-        Ok(FlashPart { header, range, sets })
-    }
-
-    /// The slab's header, from memory or from the file.
-    fn header(&self, slab: &Arc<FlashSlab>) -> Result<Arc<Header>> {
-        if let Some(header) = &*slab.header.lock() {
-            return Ok(Arc::clone(header));
-        }
-        let header = Arc::new(self.read_header(slab.preamble)?);
-        self.state.lock().keep_header(slab, &header, self.options.header_bytes_max);
-        Ok(header)
-    }
-
-    fn read_header(&self, preamble: Preamble) -> Result<Header> {
-        let mut bytes = vec![0; preamble.header_bytes as usize];
-        self.device.read(preamble.slot, crate::slab::PREAMBLE_BYTES as u64, &mut bytes)?;
-        let offset = self.device.offset(preamble.slot);
-        Header::decode(self.device.path(), offset, preamble, &bytes)
-    }
-}
-
-impl Got {
-    /// Calls `take` with all points, in the order of time.
-    ///
-    /// # Errors
-    /// `Corrupt` if a slab is not what its checksums say: then nothing of it may be used.
-    pub fn for_each(&self, take: &mut dyn FnMut(PointRef<'_>)) -> Result<()> {
-        let file = self.device.as_deref().unwrap_or_default();
-        for part in &self.parts {
-            match part {
-                Part::Memory(copied) => {
-                    let mut start = 0;
-                    for &(ts, head, end) in &copied.points {
-                        let head = head.and_then(|head| copied.heads.get(head as usize));
-                        take(PointRef { ts, head, payload: &copied.bytes[start..end] });
-                        start = end;
-                    }
-                }
-                Part::Flash(part) => part.for_each(file, take)?,
-            }
-        }
-        Ok(())
-    }
-}
-
-impl FlashPart {
-    fn for_each(&self, file: &str, take: &mut dyn FnMut(PointRef<'_>)) -> Result<()> {
-        let FlashPart { header, range, sets } = self;
-        let head = |head: Option<u32>| head.and_then(|head| header.head(head));
-        if let [(set, bytes)] = &**sets {
-            return header.walk_set(file, *set, *range, bytes, &mut |point| {
-                take(PointRef { ts: point.ts, head: head(point.head), payload: point.payload });
-            });
-        }
-        // Some points are shared with others: each set is in the order of time by itself.
-        let mut points = Vec::new();
-        for (set, bytes) in sets {
-            header.walk_set(file, *set, *range, bytes, &mut |point| points.push(point))?;
-        }
-        points.sort_by_key(|point| point.ts);
-        for point in points {
-            take(PointRef { ts: point.ts, head: head(point.head), payload: point.payload });
-        }
-        Ok(())
-    }
 }
 
 impl State {
-    /// Where the parts are that are there, and the one range that is not.
-    fn find(&mut self, ask: &Ask<'_>) -> (TimeRange, Vec<Source>) {
-        let Some(field) = self.fields.get(&ask.field).filter(|_| !self.is_off) else {
-            return (ask.range, Vec::new());
-        };
-        let Some(entry) = field.keys.get(ask.key) else { return (ask.range, Vec::new()) };
-        let usable: Vec<(TimeRange, Segment)> =
-            entry.within(ask.range).filter(|one| one.1.number <= ask.number).collect();
-        let missing = hull_of_gaps(ask.range, usable.iter().map(|one| one.0));
-        let bytes: f64 = usable
-            .iter()
-            .filter(|one| !missing.covers(one.0))
-            .map(|(range, segment)| {
-                (range.end.wrapping_sub(range.start) as u64 as f64)
-                    * f64::from(segment.bytes_per_ms)
-            })
-            .sum();
-        if !missing.is_empty() && missing != ask.range && bytes < ask.partial_bytes_min as f64 {
-            self.stats.partial_declined += 1;
-            return (ask.range, Vec::new());
-        }
-        let before = TimeRange::new(ask.range.start, missing.start.saturating_sub(1));
-        let behind = TimeRange::new(missing.end.saturating_add(1), ask.range.end);
-        let wanted = if missing.is_empty() { vec![ask.range] } else { vec![before, behind] };
-        let mut sources = Vec::new();
-        for (range, segment) in usable {
-            for part in wanted.iter().map(|wanted| wanted.intersect(range)) {
-                // At the ends of time "before" and "behind" may touch the gap itself.
-                if part.is_empty() || missing.covers(part) {
-                    continue;
-                }
-                let Some(node) = self.nodes.get(&segment.slab) else { continue };
-                self.policy.touch(segment.slab);
-                sources.push(match &node.body {
-                    Body::Open(slab) => Source::Copied(copied(slab, ask.key, part)),
-                    Body::Sealed(slab) => Source::Sealed(Arc::clone(slab), part),
-                    Body::Flash(slab) => Source::Flash(segment.slab, Arc::clone(slab), part),
-                });
-            }
-        }
-        (missing, sources)
-    }
-
     fn set(&mut self, fill: &Fill<'_>, options: &StoreOptions) -> TimeRange {
         self.heard = self.heard.max(fill.number);
         let payload: usize = fill.points.iter().map(|point| point.payload.len()).sum();
@@ -695,6 +465,21 @@ impl State {
         true
     }
 
+    fn replay(&mut self, number: CommitSeq, key: &[u8], field: u64, range: TimeRange) {
+        let Some(entry) = self.fields.get(&field).and_then(|field| field.keys.get(key)) else {
+            return;
+        };
+        let missed_it = |slab: SlabId| match self.nodes.get(&slab).map(|node| &node.body) {
+            Some(Body::Flash(flash)) => flash.heard < number,
+            _ => false,
+        };
+        let missed = entry.within(range).filter(|(_, segment)| missed_it(segment.slab));
+        let missed: Vec<TimeRange> = missed.map(|one| one.0).collect();
+        for part in missed {
+            self.trim(key, field, part);
+        }
+    }
+
     /// A key has more or fewer segments in some slabs; a slab without any is gone.
     fn apply(&mut self, field: u64, text: &Arc<[u8]>, deltas: Deltas) {
         let mut touched = Vec::new();
@@ -773,20 +558,6 @@ impl State {
         self.stats.device_failures += 1;
         self.failures += 1;
         self.is_off |= self.failures >= FAILURES_MAX;
-    }
-
-    /// Keeps a decoded header, and lets older ones go when all are too large.
-    fn keep_header(&mut self, slab: &Arc<FlashSlab>, header: &Arc<Header>, bytes_max: u64) {
-        let bytes = header.heap_bytes();
-        if slab.header.lock().replace(Arc::clone(header)).is_none() {
-            self.headers.push_back((Arc::clone(slab), bytes));
-            self.header_bytes += bytes;
-        }
-        while self.header_bytes > bytes_max {
-            let Some((oldest, bytes)) = self.headers.pop_front() else { break };
-            oldest.header.lock().take();
-            self.header_bytes -= bytes;
-        }
     }
 
     fn forget_header(&mut self, slab: &Arc<FlashSlab>) {
@@ -906,39 +677,6 @@ fn push_points(
     Some(taken)
 }
 
-fn copied(slab: &OpenSlab, key: &[u8], range: TimeRange) -> Copied {
-    let mut copied = Copied::default();
-    let Some(position) = slab.position(key) else { return copied };
-    let mut points: Vec<_> = slab.points_of(position, range).collect();
-    if !points.is_sorted_by_key(|point| point.0) {
-        points.sort_by_key(|point| point.0);
-    }
-    for (ts, point) in points {
-        copied.bytes.extend_from_slice(&point.payload);
-        copied.points.push((ts, point.head, copied.bytes.len()));
-    }
-    copied.heads.extend(slab.heads().iter().cloned());
-    copied
-}
-
-/// The smallest range that has all of `range` that is in none of `parts`, which are in order.
-fn hull_of_gaps(range: TimeRange, parts: impl Iterator<Item = TimeRange>) -> TimeRange {
-    let mut gaps = TimeRange::EMPTY;
-    // The first timestamp that is not covered yet; `None` behind the end of time.
-    let mut next = Some(range.start);
-    for part in parts {
-        let Some(start) = next else { break };
-        if part.start > start {
-            gaps = gaps.union(TimeRange::new(start, part.start - 1));
-        }
-        next = part.end.checked_add(1);
-    }
-    match next {
-        Some(start) if start <= range.end => gaps.union(TimeRange::new(start, range.end)),
-        _ => gaps,
-    }
-}
-
 /// How many timestamps a range has, about.
 fn width_ms(range: TimeRange) -> f32 {
     range.end.wrapping_sub(range.start) as u64 as f32 + 1.0
@@ -953,12 +691,6 @@ fn hash(key: &[u8]) -> u64 {
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store").field("stats", &self.stats()).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for FlashPart {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "FlashPart({:?}, {} sets)", self.range, self.sets.len())
     }
 }
 

@@ -19,6 +19,10 @@ pub struct QueryStats {
     pub cache_hits: Count,
     /// Blocks of the slow tier that were not.
     pub cache_misses: Count,
+    /// Steps of its answer that the cache of answers has.
+    pub steps_kept: Count,
+    /// Steps that it has not.
+    pub steps_not_kept: Count,
     /// Nanoseconds that it waited for a thread.
     pub queue_ns: Count,
     /// Nanoseconds spent on finding what matches.

@@ -13,7 +13,7 @@
 //! thread evaluates and writes JSON (`wire/json`), and stops when the client has gone. **Raw samples out**:
 //! `http/read` walks over series and hands frames (`wire/remote_read`) to the connection as it takes them.
 //!
-//! **A cache for other databases**: `proxy`.
+//! **A cache for other databases**: `proxy`; **for other programs**: `cache_server`.
 //!
 //! **Invariants**: a 2xx for a write leaves after the database called it durable; every sample that came in is
 //! counted as written or under one reason why not (`tally`); bodies, decoded
@@ -21,11 +21,13 @@
 //! and number of connections is bounded; nothing is allocated, locked or counted per sample; input
 //! never panics.
 //!
-//! Reading order: `config`, `server`, `database`, `app`, `http`, `ingest`, `tally`, `wire`, `sender_cache`, `threads`, `proxy`.
+//! Reading order: `config`, `server`, `database`, `app`, `http`, `ingest`, `tally`, `wire`, `sender_cache`, `threads`, `cache_settings`, `proxy`, `cache_server`.
 
 #![forbid(unsafe_code)]
 
 mod app;
+mod cache_server;
+mod cache_settings;
 pub mod config;
 mod database;
 mod http;
@@ -44,6 +46,8 @@ mod telemetry;
 mod threads;
 pub mod wire;
 
+pub use cache_server::{CacheServer, CacheServerConfig};
+pub use cache_settings::{CacheConfig, CacheSettings};
 pub use config::{Config, Settings};
 pub use firn_model::{Error, ErrorKind, Result};
 pub use firndb::{CheckProgress, CheckReport};
@@ -52,5 +56,5 @@ pub use inspect::{
     InspectGroups, Place, check_folder, inspect_cardinality, inspect_groups, inspect_table,
     inspect_tables,
 };
-pub use proxy::{CacheConfig, CacheSettings, Proxy};
+pub use proxy::{Proxy, ProxyConfig};
 pub use server::Server;

@@ -85,6 +85,16 @@ pub(crate) fn write_store(store: &StoreStats, text: &mut MetricsText) {
     {
         text.sample(name, &[("found", found)], count as f64);
     }
+    let name = "firn_cache_given_bytes_total";
+    text.family(name, Kind::Counter, "Bytes that were given, by how much of the answer was there.");
+    for (found, bytes) in [("all", store.hit_bytes), ("part", store.partial_bytes)] {
+        text.sample(name, &[("found", found)], bytes as f64);
+    }
+    text.gauge(
+        "firn_cache_write_amplification",
+        "Bytes written to the cache's file for each byte that was given to be kept.",
+        store.written_bytes as f64 / (store.set_bytes as f64).max(1.0),
+    );
     for (name, help, value) in [
         (
             "firn_cache_partial_declined_total",

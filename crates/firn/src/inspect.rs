@@ -3,10 +3,7 @@
 mod tables;
 
 use std::fmt::Write as _;
-use std::io::{Read, Write as _};
-use std::net::TcpStream;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use firn_server::{
@@ -14,6 +11,8 @@ use firn_server::{
     inspect_tables,
 };
 use serde_json::Value;
+
+use crate::http;
 
 /// What to look at.
 #[derive(Debug, Subcommand)]
@@ -158,7 +157,6 @@ fn groups_report(groups: &Groups) -> Result<Value> {
 
 // A server lists no more at once.
 const SERVER_TOP_MAX: usize = 10_000;
-const SERVER_TIMEOUT: Duration = Duration::from_secs(150);
 
 /// The report of a running server.
 fn ask(server: &str, groups: &Groups) -> Result<Value> {
@@ -170,19 +168,9 @@ fn ask(server: &str, groups: &Groups) -> Result<Value> {
         params.append_pair("match[]", selector);
     }
     let target = format!("/api/v1/status/groups?{}", params.finish());
-    let failed = |e: std::io::Error| {
-        firn_server::Error::unavailable(format!("cannot ask the server at {address}")).because(e)
-    };
-    let mut stream = TcpStream::connect(address).map_err(failed)?;
-    stream.set_read_timeout(Some(SERVER_TIMEOUT)).map_err(failed)?;
-    // Version 1.0: the answer ends where the connection does, and has no chunks.
-    write!(stream, "GET {target} HTTP/1.0\r\nHost: {address}\r\n\r\n").map_err(failed)?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).map_err(failed)?;
-    let body_start = answer.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4);
-    let body = body_start.and_then(|start| answer.get(start..)).unwrap_or_default();
-    let json: Value = serde_json::from_slice(body).map_err(|_| {
-        let told = String::from_utf8_lossy(body.get(..body.len().min(200)).unwrap_or(body));
+    let body = http::get(address, &target, None)?;
+    let json: Value = serde_json::from_slice(&body).map_err(|_| {
+        let told = String::from_utf8_lossy(body.get(..body.len().min(200)).unwrap_or(&body));
         firn_server::Error::unavailable(format!("the server at {address} says: {}", told.trim()))
     })?;
     match json.get("data") {

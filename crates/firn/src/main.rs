@@ -6,7 +6,9 @@
 #![deny(unsafe_code)]
 
 mod allocator;
+mod cache;
 mod check;
+mod http;
 mod inspect;
 
 use std::io::IsTerminal;
@@ -14,7 +16,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use firn_server::{CacheSettings, Config, Proxy, Server, Settings};
+use firn_server::{Config, Server, Settings};
 
 /// A time series database: Prometheus remote write in, PromQL out, nothing acknowledged ever lost.
 #[derive(Debug, Parser)]
@@ -28,8 +30,8 @@ struct Arguments {
 enum Command {
     /// Run the database server
     Serve(Box<Settings>),
-    /// Run a cache of range queries in front of a database that is there already
-    Cache(Box<CacheSettings>),
+    /// Run a cache: of points by key and time range for any program, or of range queries in front of a database
+    Cache(Box<cache::Cache>),
     /// Read every byte of a database against its checksum; repair it
     Check(check::Check),
     /// Look into a database
@@ -45,9 +47,9 @@ fn main() -> ExitCode {
             log_to_stderr();
             serve(&settings)
         }
-        Command::Cache(settings) => {
+        Command::Cache(cache) => {
             log_to_stderr();
-            cache(&settings)
+            cache::cache(&cache)
         }
         Command::Check(check) => check::check(&check),
         Command::Inspect(inspect) => inspect::inspect(&inspect),
@@ -74,23 +76,6 @@ fn serve(settings: &Settings) -> firn_server::Result<()> {
     });
     // What failed first is what people must read; a database that never opened has nothing to lose.
     let stopped = server.stop();
-    served.and(stopped)
-}
-
-#[expect(clippy::print_stdout, reason = "the terminal is this room's")]
-fn cache(settings: &CacheSettings) -> firn_server::Result<()> {
-    let config = settings.check()?;
-    let (origin, data) = (config.origin.clone(), config.data.display().to_string());
-    let proxy = Proxy::start(config)?;
-    let listen = proxy.listen();
-    println!(
-        "FirnDB {}   cache in {data}\n\
-         Use            http://{listen}/ in place of {origin}\n\
-         Numbers        http://{listen}/-/cache/metrics",
-        env!("CARGO_PKG_VERSION"),
-    );
-    let served = proxy.wait_for_signal();
-    let stopped = proxy.stop();
     served.and(stopped)
 }
 

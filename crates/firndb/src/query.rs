@@ -82,6 +82,11 @@ impl Db {
         };
         if let (QueryTime::Range { .. }, Some(results)) = (time, self.results.get()) {
             let query = RangeQuery { expr, options: &options, context, now_ms: self.now_ms() };
+            if options.counts_samples {
+                let snapshot = self.snapshot();
+                results.count_steps(&query, &snapshot);
+                return firn_promql::eval(expr, &snapshot, &options, context);
+            }
             if let Some(output) = results.evaluate(&query, || self.snapshot()) {
                 return output;
             }

@@ -87,23 +87,11 @@ impl Results {
         snapshot: impl FnOnce() -> Snapshot,
     ) -> Option<Result<QueryOutput>> {
         let RangeQuery { expr, options, .. } = query;
-        let step_ms = options.step_ms?;
-        if options.counts_samples
-            || expr.value_type() != ValueType::Vector
-            || options.end < options.start
-        {
+        if options.counts_samples {
             return None;
         }
-        let dependencies = self.dependencies(query)?;
-        let expression = expr.to_string();
-        let question = Question {
-            expression: &expression,
-            start: options.start,
-            end: options.end,
-            step_ms,
-            lookback_ms: options.lookback_ms,
-            dependencies: &dependencies,
-        };
+        let (expression, dependencies) = self.taken_apart(query)?;
+        let question = question(query, &expression, &dependencies)?;
         let session = self.cache.begin();
         let snapshot = snapshot();
         let found = self.cache.lookup(&question, snapshot.number());
@@ -127,6 +115,26 @@ impl Results {
             computed.value = Value::Matrix(matrix(found.answer, series));
             computed
         }))
+    }
+
+    /// Tells the query's statistics how much of its answer is kept. Who asks for statistics has everything computed.
+    pub(crate) fn count_steps(&self, query: &RangeQuery<'_>, snapshot: &Snapshot) {
+        let parts = self.taken_apart(query);
+        let counted = parts.as_ref().and_then(|(expression, dependencies)| {
+            let question = question(query, expression, dependencies)?;
+            Some(self.cache.count_steps(&question, snapshot.number()))
+        });
+        let (kept, not_kept) = counted.unwrap_or_default();
+        query.context.stats.steps_kept.add(kept);
+        query.context.stats.steps_not_kept.add(not_kept);
+    }
+
+    /// The normalised expression and what its answer depends on; `None` if the answer must be computed.
+    fn taken_apart(&self, query: &RangeQuery<'_>) -> Option<(String, Vec<Dependency>)> {
+        let RangeQuery { expr, options, .. } = query;
+        let is_kept = expr.value_type() == ValueType::Vector && options.start <= options.end;
+        let dependencies = is_kept.then(|| self.dependencies(query)).flatten()?;
+        Some((expr.to_string(), dependencies))
     }
 
     fn fill(
@@ -165,6 +173,22 @@ impl Results {
         }
         Some(dependencies)
     }
+}
+
+fn question<'a>(
+    query: &RangeQuery<'_>,
+    expression: &'a str,
+    dependencies: &'a [Dependency],
+) -> Option<Question<'a>> {
+    let options = query.options;
+    Some(Question {
+        expression,
+        start: options.start,
+        end: options.end,
+        step_ms: options.step_ms?,
+        lookback_ms: options.lookback_ms,
+        dependencies,
+    })
 }
 
 /// The groups in which a selector matches a series, with samples or without.

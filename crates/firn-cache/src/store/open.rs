@@ -168,6 +168,7 @@ impl State {
             let slab = preamble.generation;
             let flash = FlashSlab {
                 preamble,
+                heard,
                 keys: header.keys.iter().map(|key| Arc::clone(&key.text)).collect(),
                 header: HeaderLock::new(None),
             };

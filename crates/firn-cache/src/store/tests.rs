@@ -122,7 +122,8 @@ impl World {
         let number = CommitSeq(self.number);
         let text = KEYS[key].as_bytes();
         let partial_bytes_min = *self.rng.pick(&[0, 0, 500]);
-        let ask = Ask { key: text, field: FIELD, range, number, partial_bytes_min };
+        let ask =
+            Ask { key: text, field: FIELD, range, number, partial_bytes_min, bytes_max: u64::MAX };
         let got = self.store().get(&ask);
         let mut found = Vec::new();
         got.for_each(&mut |point| {
@@ -327,6 +328,7 @@ fn what_is_trimmed_while_slabs_are_merged_stays_trimmed() {
         range,
         number: CommitSeq(0),
         partial_bytes_min: 0,
+        bytes_max: u64::MAX,
     };
     assert_eq!(store.get(&ask(TimeRange::new(800, 1_000))).missing, gone);
     assert!(store.stats().slabs_compacted > 1);

@@ -170,6 +170,7 @@ impl State {
         self.stats.written_bytes += bytes as u64;
         let flash = Arc::new(FlashSlab {
             preamble,
+            heard: preamble.heard,
             keys: write.slab.keys().to_vec(),
             header: Mutex::new(None),
         });

@@ -16,9 +16,9 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(120);
 // Of each connection; a header must fit. The default, 400 KiB, is what most of an idle sender's memory would be.
 const BUFFER_BYTES_MAX: usize = 128 << 10;
 // What is still running after this long at a stop is cut off.
-const GRACE: Duration = Duration::from_secs(30);
+pub(crate) const GRACE: Duration = Duration::from_secs(30);
 // Out of file descriptors: others must go first.
-const ACCEPT_RETRY: Duration = Duration::from_millis(200);
+pub(crate) const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 
 /// Serves until `stop` says true, then waits for requests under way.
 pub(crate) async fn serve(

@@ -6,15 +6,17 @@
 //!
 //! Source: TSCache 3.1 (time ranges as keys) and 3.5 (partial hits), as a proxy.
 //!
-//! Reading order: `settings`, `range`, `matrix`, `origin`.
+//! Reading order: `question`; `range`, `matrix` for Prometheus; `influx` for InfluxDB; `origin`.
 
 mod flights;
+mod influx;
 mod matrix;
 mod origin;
+mod question;
 mod range;
-mod settings;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::Router;
@@ -26,7 +28,7 @@ use axum::http::{HeaderMap, Method, Request, Response, StatusCode};
 use axum::routing::get;
 use firn_cache::{Background, Recovered, Store, StoreOptions};
 use firn_env::{Disk, FolderLock, LocalDisk};
-use firn_model::{Budget, Error, Result};
+use firn_model::{Budget, Error, Pool, Reservation, Result};
 use http_body_util::{BodyExt, Limited};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -35,24 +37,45 @@ use tokio::task::JoinHandle;
 
 use self::flights::Flights;
 use self::origin::{FetchError, Fetched, Origin};
-use self::range::Asked;
+use self::question::{Question, is_asked_at};
 use crate::app::clock_ms;
 use crate::http::answer::{JSON, Packing, Payload, TEXT, text};
 use crate::http::serve;
 use crate::telemetry::{Counter, Kind, MetricsText, write_process};
 
-pub use self::settings::{CacheConfig, CacheSettings};
-
 /// Where answers lie below the cache's folder.
 const FOLDER: &str = "answers";
-/// The paths that are answered from the cache end so; what stands before may be a prefix or a tenant.
-const RANGE_PATH: &str = "/api/v1/query_range";
 /// The proxy's own numbers. All other paths are the origin's.
 const METRICS_PATH: &str = "/-/cache/metrics";
 /// A form that is longer is no query.
 const FORM_BYTES_MAX: usize = 2 << 20;
+/// What an answer takes in memory on its way, in multiples of its length: as it came, as values, as it goes.
+const ANSWER_WEIGHT: u64 = 6;
+/// What all answers on their way may take, in multiples of the longest one that is looked at.
+const ANSWERS_WEIGHT: u64 = 8;
 /// Says what came from the cache: `hit`, `partial` or `miss`. Not there when a request was passed on.
 const CACHE_HEADER: &str = "x-firn-cache";
+
+/// Checked settings of `firn cache --proxy`.
+#[derive(Clone, Debug)]
+pub struct ProxyConfig {
+    /// The database to stand before.
+    pub origin: String,
+    /// Address to listen on; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Folder of the cache.
+    pub data: PathBuf,
+    /// Space on disk.
+    pub flash_bytes_max: u64,
+    /// Memory of the cache.
+    pub memory_bytes_max: u64,
+    /// Age from which on samples do not change.
+    pub settle_ms: i64,
+    /// Size of an answer that is looked at.
+    pub answer_bytes_max: usize,
+    /// Open connections.
+    pub connections_max: usize,
+}
 
 /// A running proxy.
 #[derive(Debug)]
@@ -66,10 +89,12 @@ pub struct Proxy {
 
 #[derive(Debug)]
 struct Shared {
-    config: CacheConfig,
+    config: ProxyConfig,
     origin: Origin,
     store: Arc<Store>,
     flights: Flights<(Vec<u8>, firn_model::TimeRange), Answered>,
+    /// What all answers on their way take. One that there is no room for is passed on, unread.
+    answers: Budget,
     numbers: Numbers,
     _writer: Background,
     _lock: Box<dyn FolderLock>,
@@ -88,11 +113,11 @@ struct Numbers {
 /// What a question came to.
 #[derive(Clone, Debug)]
 enum Answered {
-    /// An answer in the origin's words, and how much of it was known.
-    Json(Bytes, &'static str),
+    /// An answer in the origin's words, how much of it was known, and the room that it takes.
+    Json(Bytes, &'static str, Arc<Reservation>),
     /// What the origin sent.
-    AsIs(Fetched),
-    /// The answer is too long to look at: each client gets its own.
+    AsIs(Fetched, Arc<Reservation>),
+    /// The answer is too long to look at, or there is no room for it now: each client gets its own.
     Pass,
     /// There is none.
     Failed(String),
@@ -104,7 +129,7 @@ impl Proxy {
     /// # Errors
     /// `Invalid` for an origin that is no URL, `Unavailable` when the address is taken or the disk fails, `Busy` when another
     /// process has the folder.
-    pub fn start(config: CacheConfig) -> Result<Proxy> {
+    pub fn start(config: ProxyConfig) -> Result<Proxy> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .thread_name("firn-proxy")
             .enable_all()
@@ -138,11 +163,13 @@ impl Proxy {
                     .because(e)
             })?;
         let connections_max = config.connections_max;
+        let answers_bytes_max = (config.answer_bytes_max as u64).saturating_mul(ANSWERS_WEIGHT);
         let shared = Arc::new(Shared {
             config,
             origin,
             store,
             flights: Flights::default(),
+            answers: Budget::new(answers_bytes_max),
             numbers: Numbers::default(),
             _writer: writer,
             _lock: lock,
@@ -188,10 +215,9 @@ impl Proxy {
 
 async fn answer(State(shared): State<Arc<Shared>>, request: Request<Body>) -> Response<Body> {
     let (parts, body) = request.into_parts();
-    let is_range =
-        parts.uri.path().ends_with(RANGE_PATH) && !parts.headers.contains_key(CONTENT_ENCODING);
+    let is_asked = is_asked_at(parts.uri.path()) && !parts.headers.contains_key(CONTENT_ENCODING);
     let is_form = parts.method == Method::POST && has_form(&parts.headers);
-    if !is_range || !(parts.method == Method::GET || is_form) {
+    if !is_asked || !(parts.method == Method::GET || is_form) {
         return shared.pass(parts, body).await;
     }
     let form = match Limited::new(body, if is_form { FORM_BYTES_MAX } else { 0 }).collect().await {
@@ -205,19 +231,25 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request<Body>) -> Re
     let query = parts.uri.query().unwrap_or_default().as_bytes();
     let pairs = form_urlencoded::parse(&form).chain(form_urlencoded::parse(query));
     let pairs = pairs.map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
-    let Some(asked) = Asked::new(&parts, pairs, clock_ms(), shared.config.settle_ms) else {
+    let settle_ms = shared.config.settle_ms;
+    let Some(question) = Question::new(&parts, pairs, clock_ms(), settle_ms) else {
         return shared.pass(parts, Body::from(form)).await;
     };
-    let asked = Arc::new(asked);
+    let flight = question.flight();
     let (answered, is_own) =
-        shared.flights.join(asked.flight(), shared.ask(&parts, Arc::clone(&asked))).await;
+        shared.flights.join(flight, shared.ask(&parts, Arc::new(question))).await;
     if !is_own {
         shared.numbers.collapsed.add(1);
     }
     match answered {
-        Answered::Json(bytes, found) => {
+        Answered::Json(bytes, found, _held) => {
+            // Each client has a copy of its own until it has read it, packed or not.
+            let copies = 2 * bytes.len() as u64;
+            let Ok(held) = shared.answers.reserve(Pool::Requests, copies) else {
+                return shared.pass(parts, Body::from(form)).await;
+            };
             let packing = Packing::of(&parts.headers);
-            let pack = move || Payload::new(bytes.to_vec(), packing, None);
+            let pack = move || Payload::new(bytes.to_vec(), packing, Some(held));
             // Packing a long answer takes as long as a short query.
             match tokio::task::spawn_blocking(pack).await {
                 Ok(payload) => {
@@ -228,7 +260,7 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request<Body>) -> Re
                 Err(_) => text(StatusCode::INTERNAL_SERVER_ERROR, "packing the answer panicked\n"),
             }
         }
-        Answered::AsIs(fetched) => fetched.answer(),
+        Answered::AsIs(fetched, _held) => fetched.answer(),
         Answered::Pass => shared.pass(parts, Body::from(form)).await,
         Answered::Failed(why) => shared.origin.unreachable(&why),
     }
@@ -241,41 +273,54 @@ impl Shared {
     }
 
     /// Answers a question with the cache's help.
-    async fn ask(&self, parts: &Parts, asked: Arc<Asked>) -> Answered {
-        let (store, reader) = (Arc::clone(&self.store), Arc::clone(&asked));
-        // The cache's file is read on a thread that may block.
-        let Ok(known) = tokio::task::spawn_blocking(move || reader.look_up(&store)).await else {
+    async fn ask(&self, parts: &Parts, question: Arc<Question>) -> Answered {
+        let known_bytes = question.estimate_bytes(&self.store);
+        let Ok(mut held) =
+            self.answers.reserve(Pool::Requests, known_bytes.saturating_mul(ANSWER_WEIGHT))
+        else {
             return Answered::Pass;
         };
-        let Some(missing) = known.missing else {
-            self.numbers.hits.add(1);
-            return Answered::Json(known.write().into(), "hit");
+        let (store, reader) = (Arc::clone(&self.store), Arc::clone(&question));
+        let bytes_max = self.config.answer_bytes_max as u64;
+        // The cache's file is read on a thread that may block.
+        let look_up = move || {
+            let known = reader.look_up(&store, bytes_max);
+            let found = reader.found(&known);
+            let answer = (found == "hit").then(|| reader.write(&known));
+            (known, found, answer)
         };
-        let found = if asked.is_all(missing) { "miss" } else { "partial" };
-        let fetched = match self.fetch(parts, &asked.pairs_of(missing)).await {
+        let Ok((known, found, answer)) = tokio::task::spawn_blocking(look_up).await else {
+            return Answered::Pass;
+        };
+        if let Some(answer) = answer {
+            self.numbers.hits.add(1);
+            return Answered::Json(answer.into(), found, Arc::new(held));
+        }
+        let missing = question.pairs_of_missing(&known);
+        let fetched = match self.fetch(parts, &missing, &mut held).await {
             Ok(fetched) => fetched,
             Err(instead) => return instead,
         };
         if fetched.status == StatusCode::OK {
-            let (store, writer) = (Arc::clone(&self.store), Arc::clone(&asked));
+            let (store, writer) = (Arc::clone(&self.store), Arc::clone(&question));
             let body = fetched.body.clone();
-            let join = move || writer.join(&store, known, missing, &body);
+            let join = move || writer.join(&store, known, &body);
             if let Ok(Some(joined)) = tokio::task::spawn_blocking(join).await {
                 let counter = match found {
                     "miss" => &self.numbers.misses,
                     _ => &self.numbers.partial_hits,
                 };
                 counter.add(1);
-                return Answered::Json(joined.into(), found);
+                return Answered::Json(joined.into(), found, Arc::new(held));
             }
         }
         self.numbers.passed.add(1);
-        if asked.is_all(missing) {
-            return Answered::AsIs(fetched);
+        // What the origin says of a part, an error or a warning, it must say of the whole, in its own words.
+        if found == "miss" {
+            return Answered::AsIs(fetched, Arc::new(held));
         }
-        // What the origin says of a part, an error or a warning, it must say of the whole.
-        match self.fetch(parts, &asked.pairs).await {
-            Ok(fetched) => Answered::AsIs(fetched),
+        match self.fetch(parts, question.pairs(), &mut held).await {
+            Ok(fetched) => Answered::AsIs(fetched, Arc::new(held)),
             Err(instead) => instead,
         }
     }
@@ -284,8 +329,11 @@ impl Shared {
         &self,
         parts: &Parts,
         pairs: &[(String, String)],
+        held: &mut Reservation,
     ) -> std::result::Result<Fetched, Answered> {
-        self.origin.fetch(parts, pairs, self.config.answer_bytes_max).await.map_err(|e| match e {
+        let bytes_max = self.config.answer_bytes_max;
+        let fetched = self.origin.fetch(parts, pairs, bytes_max, ANSWER_WEIGHT, held).await;
+        fetched.map_err(|e| match e {
             FetchError::TooLong => Answered::Pass,
             FetchError::Failed(why) => {
                 self.numbers.origin_failures.add(1);

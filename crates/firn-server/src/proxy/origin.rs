@@ -7,7 +7,7 @@ use axum::http::header::{self, HeaderMap, HeaderName};
 use axum::http::request::Parts;
 use axum::http::{Method, Response, StatusCode};
 use bytes::Bytes;
-use firn_model::{Error, Result};
+use firn_model::{Error, Reservation, Result};
 use reqwest::{Client, Url};
 
 // A host that is not there must not hold a dashboard for minutes; one that works may take its time.
@@ -43,7 +43,7 @@ pub(super) struct Fetched {
 /// Why there is no answer.
 #[derive(Debug)]
 pub(super) enum FetchError {
-    /// It is longer than what was allowed.
+    /// It is longer than what is allowed, or than what there is room for now.
     TooLong,
     /// The origin cannot be reached, or broke off.
     Failed(String),
@@ -97,12 +97,15 @@ impl Origin {
         }
     }
 
-    /// Asks with other parameters: in the URL, or for a POST as a form. Reads at most `bytes_max` of the answer.
+    /// Asks with other parameters: in the URL, or for a POST as a form. Reads at most `bytes_max` of the answer, and no more
+    /// than there is room for: each byte takes `weight` from what `held` is drawn on.
     pub(super) async fn fetch(
         &self,
         parts: &Parts,
         pairs: &[(String, String)],
         bytes_max: usize,
+        weight: u64,
+        held: &mut Reservation,
     ) -> std::result::Result<Fetched, FetchError> {
         let form = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
         let mut headers = end_to_end(&parts.headers);
@@ -119,7 +122,8 @@ impl Origin {
         let (status, headers) = (answer.status(), end_to_end(answer.headers()));
         let mut body = Vec::new();
         while let Some(chunk) = answer.chunk().await.map_err(failed)? {
-            if body.len() + chunk.len() > bytes_max {
+            let is_room = held.grow(chunk.len() as u64 * weight).is_ok();
+            if !is_room || body.len() + chunk.len() > bytes_max {
                 return Err(FetchError::TooLong);
             }
             body.extend_from_slice(&chunk);

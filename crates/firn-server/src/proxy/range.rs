@@ -96,13 +96,10 @@ impl Asked {
     ) -> Option<Asked> {
         let get = |name: &str| pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.as_str());
         let is_whole = WHOLE_ANSWER_PARAMETERS.iter().any(|name| get(name).is_some());
-        let wants_fresh = parts.headers.get_all(header::CACHE_CONTROL).iter().any(|value| {
-            value.to_str().is_ok_and(|text| text.contains("no-cache") || text.contains("no-store"))
-        });
         let query = get("query").filter(|query| query.len() <= QUERY_BYTES_MAX)?;
         let (start, end) = (parse_time(get("start")?).ok()?, parse_time(get("end")?).ok()?);
         let step_ns = parse_duration_ns(get("step")?).ok()?;
-        if is_whole || wants_fresh || end < start || step_ns % 1_000_000 != 0 {
+        if is_whole || wants_fresh(&parts.headers) || end < start || step_ns % 1_000_000 != 0 {
             return None;
         }
         let grid = Grid::new(start, end, step_ns / 1_000_000)?;
@@ -129,19 +126,23 @@ impl Asked {
         (self.key.clone(), self.steps)
     }
 
-    /// Reads what is there. Reads the cache's file.
-    pub(super) fn look_up(&self, store: &Store) -> Known {
-        self.try_look_up(store).unwrap_or_else(|_| {
+    /// What the cache is asked.
+    pub(super) fn ask(&self, bytes_max: u64) -> Ask<'_> {
+        let (key, range) = (&*self.key, self.grid.cells(self.steps));
+        Ask { key, field: FIELD, range, number: NUMBER, partial_bytes_min: 0, bytes_max }
+    }
+
+    /// Reads what is there, if it is no more than `bytes_max`. Reads the cache's file.
+    pub(super) fn look_up(&self, store: &Store, bytes_max: u64) -> Known {
+        self.try_look_up(store, bytes_max).unwrap_or_else(|_| {
             // Not what was put in: it must not be met again.
             store.trim(&self.key, FIELD, self.grid.cells(self.steps));
             Known::nothing(self.steps)
         })
     }
 
-    fn try_look_up(&self, store: &Store) -> Result<Known> {
-        let range = self.grid.cells(self.steps);
-        let ask = Ask { key: &self.key, field: FIELD, range, number: NUMBER, partial_bytes_min: 0 };
-        let got = store.get(&ask);
+    fn try_look_up(&self, store: &Store, bytes_max: u64) -> Result<Known> {
+        let got = store.get(&self.ask(bytes_max));
         let missing = (!got.missing.is_empty()).then(|| {
             TimeRange::new(self.grid.floor(got.missing.start), self.grid.floor(got.missing.end))
         });
@@ -256,11 +257,19 @@ fn key(
     key += expression;
     let mut key = key.into_bytes();
     key.push(b'\n');
-    key.extend_from_slice(&digest(&parts.headers));
+    key.extend_from_slice(&digest(&parts.headers, &[]));
     key
 }
 
-fn digest(headers: &HeaderMap) -> [u8; 32] {
+/// Whether the client wants nothing from caches.
+pub(super) fn wants_fresh(headers: &HeaderMap) -> bool {
+    headers.get_all(header::CACHE_CONTROL).iter().any(|value| {
+        value.to_str().is_ok_and(|text| text.contains("no-cache") || text.contains("no-store"))
+    })
+}
+
+/// Of all headers that may choose another answer, and of what else may.
+pub(super) fn digest(headers: &HeaderMap, others: &[(&str, &[u8])]) -> [u8; 32] {
     let mut named: Vec<(&str, &[u8])> = headers
         .iter()
         .map(|(name, value)| (name.as_str(), value.as_bytes()))
@@ -271,7 +280,7 @@ fn digest(headers: &HeaderMap) -> [u8; 32] {
         .collect();
     named.sort_unstable();
     let mut context = ring::digest::Context::new(&ring::digest::SHA256);
-    for (name, value) in named {
+    for (name, value) in named.into_iter().chain(others.iter().copied()) {
         for text in [name.as_bytes(), value] {
             context.update(&(text.len() as u64).to_le_bytes());
             context.update(text);

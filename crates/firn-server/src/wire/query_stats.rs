@@ -145,6 +145,8 @@ fn push_storage(output: &QueryOutput, context: &QueryContext, out: &mut Vec<u8>)
         ("slowBytes", stats.slow_bytes.get()),
         ("cacheHits", stats.cache_hits.get()),
         ("cacheMisses", stats.cache_misses.get()),
+        ("resultStepsKept", stats.steps_kept.get()),
+        ("resultStepsMissing", stats.steps_not_kept.get()),
         ("peakBytes", context.budget.usage().peak_bytes),
     ];
     push_object(fields, out, push_u64);

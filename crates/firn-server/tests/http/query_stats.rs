@@ -83,3 +83,19 @@ fn range_queries_count_each_step() {
         (&json!(9), &json!(5))
     );
 }
+
+#[test]
+fn what_the_result_cache_has_of_an_answer_is_told_to_who_asks() {
+    let server = filled();
+    let base =
+        [("query", "sum(m)"), ("start", "1700000000"), ("end", "1700000090"), ("step", "10")];
+    let storage = || {
+        let params: Vec<(&str, &str)> = base.into_iter().chain([("stats", "all")]).collect();
+        let json = ask(&server, "query_range", &params);
+        let storage = &json["data"]["stats"]["storage"];
+        [&storage["resultStepsKept"], &storage["resultStepsMissing"]].map(|n| n.as_u64())
+    };
+    assert_eq!(storage(), [Some(0), Some(10)]);
+    ask(&server, "query_range", &base);
+    assert_eq!(storage(), [Some(10), Some(0)]);
+}

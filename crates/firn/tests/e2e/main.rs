@@ -3,12 +3,14 @@
 //! A scene whose programs are not installed is skipped with a printed reason, or fails when
 //! `FIRN_REQUIRE_SHARED` is set, as continuous integration does. `make deps` installs them.
 
+mod cache_server;
 mod command;
 mod deletes;
 mod differential;
 mod grafana;
 mod groups;
 mod http;
+mod influx_proxy;
 mod kill;
 mod outside;
 mod process;

@@ -1,0 +1,130 @@
+"""Tests of firn_cache.py: `python3 -m unittest` in this folder. With FIRN_CACHE_SERVERS=host:port,... (empty caches that want
+no token) also against servers."""
+
+import os
+import socket
+import threading
+import unittest
+
+from firn_cache import CacheError, CacheUnavailable, Client, key_of, server_of
+
+SERVERS = [server for server in os.environ.get("FIRN_CACHE_SERVERS", "").split(",") if server]
+
+
+class Vectors(unittest.TestCase):
+    def test_keys_and_servers_are_those_of_the_other_clients(self):
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "vectors.txt")
+        count = 0
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("#"):
+                    continue
+                kind, *cells = line.rstrip("\n").split("\t")
+                if kind == "key":
+                    self.assertEqual(key_of(cells[0].replace("\\n", "\n")), cells[1])
+                else:
+                    self.assertEqual(server_of(cells[1], cells[0].split(",")), cells[2])
+                count += 1
+        self.assertGreaterEqual(count, 20)
+
+    def test_what_is_no_key_is_refused(self):
+        for statement in ["", " \n", "x" * 4097]:
+            with self.assertRaises(ValueError):
+                key_of(statement)
+        with self.assertRaises(ValueError):
+            Client(["a:1"]).get("no key", 0, 1)
+
+
+class Broken(unittest.TestCase):
+    def test_without_a_cache_everything_is_asked_of_the_database(self):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = "127.0.0.1:%d" % listener.getsockname()[1]
+        client = Client([address], timeout_s=1.0)
+        with self.assertRaises(CacheUnavailable):
+            client.get("k", 0, 9)
+        self.assertEqual(client.fetch("k", 0, 9, lambda start, end: [[start, end]]), [[0, 9]])
+
+    def test_an_answer_that_breaks_off_is_no_answer(self):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            def serve():
+                for answer in [b"VALUE 0 9 100\r\n[[1,", b"HELLO\r\n"]:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(100)
+                        connection.sendall(answer)
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            client = Client(["127.0.0.1:%d" % listener.getsockname()[1]], timeout_s=5.0)
+            for _ in range(2):
+                with self.assertRaises(CacheUnavailable):
+                    client.get("k", 0, 9)
+            thread.join()
+
+
+    def test_a_connection_that_broke_is_opened_anew(self):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            def serve():
+                for _ in range(2):
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(100)
+                        connection.sendall(b"NOT_FOUND\r\n")
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            client = Client(["127.0.0.1:%d" % listener.getsockname()[1]], timeout_s=5.0)
+            for _ in range(2):
+                self.assertEqual(client.get("k", 0, 9), ([], (0, 9)))
+            thread.join()
+            client.close()
+
+
+@unittest.skipUnless(SERVERS, "FIRN_CACHE_SERVERS is not set")
+class Served(unittest.TestCase):
+    def setUp(self):
+        self.client = Client(SERVERS)
+        self.addCleanup(self.client.close)
+
+    def test_what_is_set_is_got_by_range(self):
+        for number in range(20):
+            key = "python/%d" % number
+            self.assertEqual(self.client.get(key, 0, 9), ([], (0, 9)))
+            self.assertEqual(self.client.set(key, 0, 9, [[1, "a"], [5, {"x": [number]}]]), (0, 9))
+            self.assertEqual(self.client.get(key, 2, 9), ([[5, {"x": [number]}]], None))
+            self.assertEqual(self.client.get(key, 2, 9, field=1), ([], (2, 9)))
+        questions = [("python/%d" % (number % 20), 5, 5, 0) for number in range(100)]
+        for number, answer in enumerate(self.client.get_many(questions)):
+            self.assertEqual(answer, ([[5, {"x": [number % 20]}]], None))
+        self.assertTrue(self.client.delete("python/3", 4, 5))
+        self.assertFalse(self.client.delete("python/none", 4, 5))
+
+    def test_keys_lie_on_the_servers_that_they_are_sharded_to(self):
+        for number in range(20):
+            key = "sharded/%d" % number
+            self.client.set(key, 0, 0, [])
+            for server in SERVERS:
+                is_there = Client([server]).get(key, 0, 0)[1] is None
+                self.assertEqual(is_there, server == server_of(key, SERVERS))
+
+    def test_the_database_is_asked_for_what_is_missing_only(self):
+        asked = []
+
+        def query(start, end):
+            asked.append((start, end))
+            return [[time, "x" * 1000] for time in range(start, end + 1)]
+
+        statement = "SELECT x WHERE time >= {start} AND time <= {end}"
+        for start, end in [(0, 999), (100, 999), (100, 1099), (0, 1099)]:
+            self.assertEqual([p[0] for p in self.client.fetch(statement, start, end, query)], list(range(start, end + 1)))
+        self.assertEqual(asked, [(0, 999), (1000, 1099)])
+
+    def test_what_is_wrong_is_an_error_and_the_next_request_is_answered(self):
+        for start, end, points in [(9, 0, []), (0, 9, [[10, 1]]), (0, 9, [[2, 1], [1, 1]]), (0, 9, {"a": 1})]:
+            with self.assertRaises(CacheError):
+                self.client.set("wrong", start, end, points)
+        self.assertEqual(self.client.get("wrong", 0, 9), ([], (0, 9)))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,167 @@
+//! The file of changes: what was set and deleted since a checkpoint, in order. Byte by byte: docs/formats/cache.md.
+
+use std::sync::Arc;
+
+use firn_codec::frame::{FileFormat, HEADER_BYTES, crc32, open_block, seal_block};
+use firn_codec::varint::{
+    encode_varint, encode_zigzag, take_bytes, take_count, take_varint, take_zigzag,
+};
+use firn_env::{Disk, DiskFile, OpenMode};
+use firn_model::{CommitSeq, Error, ErrorKind, Result, TimeRange};
+
+const FILE: &str = "changes";
+const FORMAT: FileFormat = FileFormat { kind: *b"CCHG", version: 1, oldest: 1 };
+/// The head block behind the file header: run, floor, closed, crc32.
+const HEAD_BYTES: usize = 8 + 8 + 1 + 4;
+/// What stands before a change: its length and checksum.
+const FRAME_BYTES: usize = 8;
+/// Longer than any key; a change that says more is torn.
+const CHANGE_BYTES_MAX: usize = 1 << 20;
+/// A file that is longer is none of ours.
+const FILE_BYTES_MAX: u64 = 1 << 30;
+
+/// What the file begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct JournalHead {
+    /// The run of the machine that it was written in.
+    pub(super) machine_run: u64,
+    /// All changes up to this one are in the checkpoint.
+    pub(super) floor: CommitSeq,
+    /// The cache was closed: all that it says is durable, and nothing follows.
+    pub(super) is_closed: bool,
+}
+
+/// What was said of a range of a key from `number` on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Change {
+    pub(super) number: CommitSeq,
+    pub(super) key: Vec<u8>,
+    pub(super) field: u64,
+    pub(super) range: TimeRange,
+}
+
+/// The file, open at its end.
+#[derive(Debug)]
+pub(super) struct Journal {
+    file: Arc<dyn DiskFile>,
+    len: u64,
+    /// The last change.
+    pub(super) last: CommitSeq,
+    /// What is behind `len` is not known: nothing more can be added.
+    is_torn: bool,
+}
+
+impl Journal {
+    /// The file as it stands; `None` if there is none or its head cannot be read. Changes end where the first one
+    /// is torn.
+    pub(super) fn read(disk: &dyn Disk, folder: &str) -> Option<(JournalHead, Vec<Change>)> {
+        let path = format!("{folder}/{FILE}");
+        let file = disk.open(&path, OpenMode::Read).ok()?;
+        let len = file.len().ok().filter(|&len| len <= FILE_BYTES_MAX)?;
+        let mut bytes = vec![0; len as usize];
+        file.read_at(0, &mut bytes).ok()?;
+        FORMAT.check(&path, &bytes).ok()?;
+        let head = bytes.get(HEADER_BYTES..HEADER_BYTES + HEAD_BYTES)?;
+        let head = decode_head(open_block(&path, HEADER_BYTES as u64, head).ok()?)?;
+        let mut input = bytes.get(HEADER_BYTES + HEAD_BYTES..)?;
+        let mut changes: Vec<Change> = Vec::new();
+        while let Some(change) = take_change(&mut input) {
+            // Numbers rise by one; anything else is of a file that stood here before.
+            if change.number.0 != changes.last().map_or(head.floor, |last| last.number).0 + 1 {
+                break;
+            }
+            changes.push(change);
+        }
+        Some((head, changes))
+    }
+
+    /// A new file in place of the old one, durable when this returns.
+    ///
+    /// # Errors
+    /// `Unavailable` when the disk fails: the old file stays.
+    pub(super) fn create(disk: &dyn Disk, folder: &str, head: JournalHead) -> Result<Journal> {
+        let (path, temporary) = (format!("{folder}/{FILE}"), format!("{folder}/{FILE}.new"));
+        match disk.remove(&temporary) {
+            Err(e) if *e.kind() != ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let mut bytes = FORMAT.header().to_vec();
+        let start = bytes.len();
+        bytes.extend_from_slice(&head.machine_run.to_le_bytes());
+        bytes.extend_from_slice(&head.floor.0.to_le_bytes());
+        bytes.push(u8::from(head.is_closed));
+        seal_block(start, &mut bytes);
+        let file = disk.open(&temporary, OpenMode::Create)?;
+        file.write_at(0, &bytes)?;
+        file.sync()?;
+        disk.rename(&temporary, &path)?;
+        disk.sync_dir(folder)?;
+        Ok(Journal { file, len: bytes.len() as u64, last: head.floor, is_torn: false })
+    }
+
+    /// Adds a change; the system has it when this returns.
+    ///
+    /// # Errors
+    /// `Unavailable`; from then on always, until the file is [made anew](Journal::create).
+    pub(super) fn append(&mut self, change: &Change) -> Result<()> {
+        if self.is_torn {
+            return Err(Error::unavailable(
+                "the cache's file of changes could not be written before",
+            ));
+        }
+        let mut payload = Vec::new();
+        encode_varint(change.number.0, &mut payload);
+        encode_varint(change.field, &mut payload);
+        encode_zigzag(change.range.start, &mut payload);
+        encode_varint(change.range.end.wrapping_sub(change.range.start) as u64, &mut payload);
+        encode_varint(change.key.len() as u64, &mut payload);
+        payload.extend_from_slice(&change.key);
+        let mut bytes = (payload.len() as u32).to_le_bytes().to_vec();
+        bytes.extend_from_slice(&crc32(&payload).to_le_bytes());
+        bytes.extend_from_slice(&payload);
+        self.is_torn = true;
+        self.file.write_at(self.len, &bytes)?;
+        self.len += bytes.len() as u64;
+        self.is_torn = false;
+        Ok(())
+    }
+
+    /// Its length.
+    pub(super) fn bytes(&self) -> u64 {
+        self.len
+    }
+}
+
+fn decode_head(payload: &[u8]) -> Option<JournalHead> {
+    let (run, rest) = payload.split_first_chunk()?;
+    let (floor, rest) = rest.split_first_chunk()?;
+    Some(JournalHead {
+        machine_run: u64::from_le_bytes(*run),
+        floor: CommitSeq(u64::from_le_bytes(*floor)),
+        is_closed: *rest.first()? != 0,
+    })
+}
+
+/// The next change; `None` at the end, or where one is torn.
+fn take_change(input: &mut &[u8]) -> Option<Change> {
+    let (frame, rest) = input.split_first_chunk::<FRAME_BYTES>()?;
+    let [l0, l1, l2, l3, c0, c1, c2, c3] = *frame;
+    let len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+    let payload = rest.get(..len).filter(|_| len <= CHANGE_BYTES_MAX)?;
+    if crc32(payload) != u32::from_le_bytes([c0, c1, c2, c3]) {
+        return None;
+    }
+    *input = rest.get(len..)?;
+    decode_change(payload).ok()
+}
+
+fn decode_change(mut payload: &[u8]) -> Result<Change> {
+    let input = &mut payload;
+    let number = CommitSeq(take_varint(input, "number")?);
+    let field = take_varint(input, "field")?;
+    let start = take_zigzag(input, "start")?;
+    let end = start.wrapping_add(take_varint(input, "length")? as i64);
+    let len = take_count(input, CHANGE_BYTES_MAX, "bytes of a key")?;
+    let key = take_bytes(input, len, "key")?.to_vec();
+    Ok(Change { number, key, field, range: TimeRange::new(start, end) })
+}

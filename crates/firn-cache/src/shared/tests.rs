@@ -1,0 +1,259 @@
+//! The cache for other programs against a plain map: kills, power cuts and failing disks in between.
+
+use std::collections::HashMap;
+
+use firn_model::Timestamp;
+use firn_sim::{Operation, Rng, Sim, for_seeds};
+
+use super::*;
+use crate::store::Declined;
+
+const KEYS: [&[u8]; 3] = [b"SELECT%20a", b"SELECT%20b", b"up"];
+const FIELDS: u64 = 2;
+const LAST: Timestamp = 1_200;
+
+/// What was said of a time last: the number of the set, or nothing.
+type Said = Option<u64>;
+
+struct World {
+    sim: Sim,
+    rng: Rng,
+    cache: Option<SharedCache>,
+    planted: Option<Planted>,
+    machine_run: u64,
+    said: HashMap<(usize, u64), Vec<Said>>,
+    set_count: u64,
+    /// The last change could not be noted: only a crash of the machine may follow.
+    is_in_doubt: bool,
+    points: u64,
+    kept_over_kills: u64,
+}
+
+impl World {
+    fn new(seed: u64, planted: Option<Planted>) -> World {
+        let nothing = vec![None; LAST as usize + 1];
+        let keys = (0..KEYS.len()).flat_map(|key| (0..FIELDS).map(move |field| (key, field)));
+        let mut world = World {
+            sim: Sim::new(seed),
+            rng: Rng::new(seed ^ 0x5a4ed),
+            cache: None,
+            planted,
+            machine_run: 1,
+            said: keys.map(|key| (key, nothing.clone())).collect(),
+            set_count: 0,
+            is_in_doubt: false,
+            points: 0,
+            kept_over_kills: 0,
+        };
+        world.open();
+        world
+    }
+
+    fn open(&mut self) {
+        let options = StoreOptions {
+            slab_bytes: 16 << 10,
+            flash_bytes_max: 10 * (16 << 10),
+            header_bytes_max: 4 << 10,
+            waiting_slabs_max: 3,
+            compaction_trigger: 3,
+            planted: self.planted,
+            ..StoreOptions::default()
+        };
+        for _ in 0..50 {
+            let disk = self.sim.env().disk;
+            let budget = Budget::new(4 << 20);
+            match SharedCache::open(disk, "keys", &budget, options, self.machine_run) {
+                Ok(cache) => {
+                    self.cache = Some(cache);
+                    self.is_in_doubt = false;
+                    return;
+                }
+                Err(_) => {
+                    self.sim.faults.clear();
+                    if self.sim.faults.is_off() {
+                        self.power_cut();
+                    }
+                }
+            }
+        }
+        panic!("the cache does not open in 50 tries");
+    }
+
+    fn power_cut(&mut self) {
+        self.cache = None;
+        self.sim.restart();
+        self.sim.faults.clear();
+        self.machine_run += 1;
+    }
+
+    fn cache(&self) -> &SharedCache {
+        self.cache.as_ref().unwrap()
+    }
+
+    fn some_place(&mut self) -> (usize, u64, TimeRange) {
+        let key = self.rng.below(KEYS.len() as u64) as usize;
+        let width = *self.rng.pick(&[1, 30, 200, 600]);
+        let start = self.rng.between(0, LAST);
+        let range = TimeRange::new(start, (start + self.rng.between(0, width)).min(LAST));
+        (key, self.rng.below(FIELDS), range)
+    }
+
+    /// The points of a set: at every third time, with its number in them.
+    fn points_of(key: usize, said: &[Said], range: TimeRange) -> Vec<(Timestamp, Vec<u8>)> {
+        let times = (range.start..=range.end).filter(|ts| ts % 3 == 0);
+        let point = |ts: Timestamp| {
+            let mut payload = said[ts as usize]?.to_le_bytes().to_vec();
+            payload.resize(8 + (ts as usize * 7 + key) % 90, key as u8);
+            Some((ts, payload))
+        };
+        times.filter_map(point).collect()
+    }
+
+    fn get(&mut self) {
+        let (key, field, range) = self.some_place();
+        let partial_bytes_min = *self.rng.pick(&[0, 0, 1_000]);
+        let bytes_max = *self.rng.pick(&[u64::MAX, 8_000]);
+        let number = CommitSeq(0);
+        let ask = Ask { key: KEYS[key], field, range, number, partial_bytes_min, bytes_max };
+        let got = self.cache().get(&ask);
+        let said = &self.said[&(key, field)];
+        for ts in range.start..=range.end {
+            let is_given = !got.missing.contains(ts);
+            assert!(!is_given || said[ts as usize].is_some(), "{ts} of key {key}/{field} is gone");
+        }
+        let mut found = Vec::new();
+        got.for_each(&mut |point| found.push((point.ts, point.payload.to_vec()))).unwrap();
+        let mut want = World::points_of(key, said, range);
+        want.retain(|point| !got.missing.contains(point.0));
+        assert_eq!(found, want, "key {key}/{field} in {range:?}, missing {:?}", got.missing);
+        if got.declined == Some(Declined::TooLarge) {
+            assert!(got.missing == range && bytes_max == 8_000);
+        }
+        self.points += found.len() as u64;
+    }
+
+    fn set(&mut self) {
+        let (key, field, range) = self.some_place();
+        self.set_count += 1;
+        let number = self.set_count;
+        let said = self.said.get_mut(&(key, field)).unwrap();
+        (range.start..=range.end).for_each(|ts| said[ts as usize] = Some(number));
+        let truth = World::points_of(key, said, range);
+        let points: Vec<Point<'_>> =
+            truth.iter().map(|(ts, payload)| Point { ts: *ts, head: None, payload }).collect();
+        let kept = self.cache().set(KEYS[key], field, range, &points);
+        self.is_in_doubt = kept.is_err();
+        let kept = kept.unwrap_or(TimeRange::EMPTY);
+        assert!(range.covers(kept) && (kept.is_empty() || kept.start == range.start));
+        let said = self.said.get_mut(&(key, field)).unwrap();
+        let lost = (range.start..=range.end).filter(|ts| !kept.contains(*ts));
+        lost.for_each(|ts| said[ts as usize] = None);
+    }
+
+    fn delete(&mut self) {
+        let (key, field, range) = self.some_place();
+        let said = self.said.get_mut(&(key, field)).unwrap();
+        (range.start..=range.end).for_each(|ts| said[ts as usize] = None);
+        self.is_in_doubt = self.cache().delete(KEYS[key], field, range).is_err();
+    }
+
+    /// The process ends: killed, stopped, or with its machine.
+    fn end(&mut self) {
+        let is_closed = self.rng.chance(0.3) && self.cache().close().is_ok();
+        if self.rng.chance(0.3) || (self.is_in_doubt && !is_closed) {
+            self.power_cut();
+        }
+        let is_killed = self.cache.take().is_some();
+        self.sim.faults.clear();
+        self.open();
+        if is_killed && !is_closed {
+            self.kept_over_kills += self.cache().stats().extents;
+        }
+    }
+
+    fn step(&mut self) {
+        match self.rng.below(100) {
+            0..40 => self.get(),
+            40..62 => self.set(),
+            62..70 => self.delete(),
+            70..90 => {
+                self.cache().work();
+            }
+            90 => {
+                let operation = *self.rng.pick(&[Operation::Write, Operation::Read]);
+                self.sim.faults.fail_nth(operation, 1 + self.rng.below(4));
+            }
+            91 if self.rng.chance(0.5) => {
+                let soon = self.sim.faults.change_count() + self.rng.below(12);
+                self.sim.faults.crash_at(soon);
+            }
+            92..95 => self.end(),
+            95 => {
+                let cache = self.cache.as_ref().unwrap();
+                // A file of changes that has become long.
+                let _ = cache.renew(&mut cache.journal.lock(), false);
+            }
+            _ => self.get(),
+        }
+        if self.sim.faults.is_off() {
+            self.power_cut();
+            self.open();
+        }
+    }
+}
+
+#[test]
+fn what_was_said_last_is_what_is_given_whatever_happens() {
+    let totals = std::cell::RefCell::new((0, 0));
+    for_seeds(60, |seed| {
+        let mut world = World::new(seed, None);
+        (0..400).for_each(|_| world.step());
+        let mut totals = totals.borrow_mut();
+        totals.0 += world.points;
+        totals.1 += world.kept_over_kills;
+        world.points
+    });
+    let (points, kept) = totals.into_inner();
+    println!("{points} points given, {kept} ranges kept over kills");
+    assert!(points > 20_000 && kept > 500, "{points} points, {kept} ranges kept over kills");
+}
+
+#[test]
+fn planted_mistakes_are_noticed() {
+    for planted in [Planted::ChangeNotNoted, Planted::RunNotCompared, Planted::TrimForgotten] {
+        let is_noticed = (0..400).any(|seed| {
+            let run = std::panic::AssertUnwindSafe(|| {
+                let mut world = World::new(seed, Some(planted));
+                (0..400).for_each(|_| world.step());
+            });
+            std::panic::catch_unwind(run).is_err()
+        });
+        assert!(is_noticed, "{planted:?} was not noticed");
+    }
+}
+
+#[test]
+fn another_run_of_the_machine_begins_empty_unless_the_cache_was_closed() {
+    let sim = Sim::new(1);
+    let open = |run| {
+        let options = StoreOptions { flash_bytes_max: 4 << 20, ..StoreOptions::default() };
+        SharedCache::open(sim.env().disk, "keys", &Budget::new(32 << 20), options, run).unwrap()
+    };
+    let point = [Point { ts: 5, head: None, payload: b"v" }];
+    let range = TimeRange::new(0, 9);
+    for (before, is_closed, after, is_kept) in
+        [(1, false, 1, true), (1, false, 2, false), (2, true, 3, true), (3, false, 0, false)]
+    {
+        let cache = open(before);
+        cache.delete(b"k", 0, TimeRange::ALL).unwrap();
+        assert_eq!(cache.set(b"k", 0, range, &point).unwrap(), range);
+        // What a kill leaves are the slabs that were written.
+        cache.store.flush();
+        if is_closed {
+            cache.close().unwrap();
+        }
+        drop(cache);
+        let again = open(after);
+        assert_eq!(again.store.has_key(b"k", 0), is_kept, "{before} {is_closed} {after}");
+    }
+}

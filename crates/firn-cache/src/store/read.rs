@@ -1,0 +1,380 @@
+//! Getting: which parts of a range are there, and the points in them.
+
+use super::*;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// Whose points.
+    pub key: &'a [u8],
+    /// Which of them.
+    pub field: u64,
+    /// When.
+    pub range: TimeRange,
+    /// The asker's snapshot: what was computed from a later one is no answer.
+    pub number: CommitSeq,
+    /// A part of the range is given only if it has at least about so many bytes: computing the rest has a price of
+    /// its own. 512 KiB in the paper's setting, 0 takes all.
+    pub partial_bytes_min: u64,
+    /// More bytes than about this are not read: nothing is given then.
+    pub bytes_max: u64,
+}
+
+/// Why nothing is given although something is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Declined {
+    /// A part that is smaller than [`Ask::partial_bytes_min`].
+    TooSmall,
+    /// More than [`Ask::bytes_max`].
+    TooLarge,
+}
+
+/// What is there of what was asked for.
+#[derive(Debug)]
+pub struct Got {
+    /// What is not: one range, empty for a hit. Before it and behind it all is there.
+    pub missing: TimeRange,
+    /// Why all of it is missing, if the cache chose so.
+    pub declined: Option<Declined>,
+    device: Option<String>,
+    parts: Vec<Part>,
+}
+
+#[derive(Debug)]
+enum Part {
+    Memory(Copied),
+    Flash(FlashPart),
+}
+
+struct FlashPart {
+    header: Arc<Header>,
+    range: TimeRange,
+    /// For each bit array that has the key, the bytes of its blocks.
+    sets: Vec<(u32, Vec<u8>)>,
+}
+
+/// Points of a slab that is in memory.
+#[derive(Debug, Default)]
+struct Copied {
+    bytes: Vec<u8>,
+    /// Time, head and the end of the payload in `bytes`.
+    points: Vec<(Timestamp, Option<u32>, usize)>,
+    /// All heads of the slab.
+    heads: Vec<Arc<[u8]>>,
+}
+
+/// What a question comes to before anything is read.
+struct Plan {
+    missing: TimeRange,
+    is_too_small: bool,
+    sources: Vec<Source>,
+}
+
+/// Where the points of a range are.
+enum Source {
+    Sealed(Arc<OpenSlab>, TimeRange),
+    Flash(SlabId, Arc<FlashSlab>, TimeRange),
+    Copied(Copied),
+}
+
+/// A point on its way out.
+#[derive(Clone, Copy, Debug)]
+pub struct PointRef<'a> {
+    /// When.
+    pub ts: Timestamp,
+    /// What it shares with its neighbours: the same `Arc` for neighbours of one slab.
+    pub head: Option<&'a Arc<[u8]>>,
+    /// What.
+    pub payload: &'a [u8],
+}
+
+impl Store {
+    /// What of a range is there. Counts as a use of the slabs that have it.
+    ///
+    /// Never fails: what cannot be read is not there.
+    pub fn get(&self, ask: &Ask<'_>) -> Got {
+        for _ in 0..TRIES_MAX {
+            let Plan { missing, is_too_small, sources } = self.state.lock().find(ask);
+            match self.read(ask, sources) {
+                Ok(Some(parts)) => {
+                    self.count_get(ask, missing, parts.iter().map(Part::bytes).sum());
+                    let device = Some(self.device.path().to_owned());
+                    let declined = is_too_small.then_some(Declined::TooSmall);
+                    return Got { missing, declined, device, parts };
+                }
+                Ok(None) => {
+                    self.count_get(ask, ask.range, 0);
+                    return Got { declined: Some(Declined::TooLarge), ..Got::nothing(ask) };
+                }
+                Err((slab, error)) => self.state.lock().lose(slab, &error),
+            }
+        }
+        self.count_get(ask, ask.range, 0);
+        Got::nothing(ask)
+    }
+
+    /// What is there of a range in bytes, about: by its density (TSCache 3.3), without reading. Counts as no use.
+    pub fn estimate_bytes(&self, ask: &Ask<'_>) -> u64 {
+        let state = self.state.lock();
+        let entry = state.fields.get(&ask.field).and_then(|field| field.keys.get(ask.key));
+        let parts = entry.into_iter().flat_map(|entry| entry.within(ask.range));
+        parts.map(|part| density_bytes(&part)).sum::<f64>() as u64
+    }
+
+    /// What of a range is not there, without reading: as [`Got::missing`] if all can be read. Counts as no use.
+    pub fn missing(&self, ask: &Ask<'_>) -> TimeRange {
+        let state = self.state.lock();
+        let entry = state.fields.get(&ask.field).and_then(|field| field.keys.get(ask.key));
+        let parts = entry.into_iter().flat_map(|entry| entry.within(ask.range));
+        let usable = parts.filter(|one| one.1.number <= ask.number && !state.is_off);
+        hull_of_gaps(ask.range, usable.map(|one| one.0))
+    }
+
+    fn count_get(&self, ask: &Ask<'_>, missing: TimeRange, bytes: u64) {
+        let mut state = self.state.lock();
+        let stats = &mut state.stats;
+        match () {
+            () if missing.is_empty() => {
+                stats.hits += 1;
+                stats.hit_bytes += bytes;
+            }
+            () if missing == ask.range => stats.misses += 1,
+            () => {
+                stats.partial_hits += 1;
+                stats.partial_bytes += bytes;
+            }
+        }
+        if !missing.is_empty() {
+            state.policy.missed(hash(ask.key), missing);
+        }
+    }
+
+    /// The parts; `None` if they are more than was allowed.
+    fn read(
+        &self,
+        ask: &Ask<'_>,
+        sources: Vec<Source>,
+    ) -> Result<Option<Vec<Part>>, (SlabId, Error)> {
+        let (mut parts, mut read_bytes) = (Vec::new(), 0);
+        for source in sources {
+            let part = match source {
+                Source::Copied(points) => Part::Memory(points),
+                Source::Sealed(slab, range) => Part::Memory(copied(&slab, ask.key, range)),
+                Source::Flash(id, slab, range) => {
+                    Part::Flash(self.read_slab(&slab, ask.key, range).map_err(|e| (id, e))?)
+                }
+            };
+            read_bytes += part.bytes();
+            if read_bytes > ask.bytes_max {
+                return Ok(None);
+            }
+            parts.push(part);
+        }
+        Ok(Some(parts))
+    }
+
+    fn read_slab(&self, slab: &Arc<FlashSlab>, key: &[u8], range: TimeRange) -> Result<FlashPart> {
+        let header = self.header(slab)?;
+        let slot = slab.preamble.slot;
+        let Some(position) = header.position(key) else {
+            let what = format!("slab {slot}: the key is not in its key array");
+            return Err(Error::corrupt(self.device.path(), self.device.offset(slot), what));
+        };
+        let (mut sets, mut read_bytes) = (Vec::new(), 0);
+        for set in header.sets_of(position) {
+            let blocks = header.blocks(set, range);
+            let place = header.bytes_of(&blocks);
+            let mut bytes = vec![0; (place.end - place.start) as usize];
+            if bytes.is_empty() {
+                continue;
+            }
+            self.device.read(slot, place.start, &mut bytes)?;
+            if self.options.planted != Some(Planted::BlocksNotChecked) {
+                header.check(self.device.path(), &blocks, &bytes)?;
+            }
+            read_bytes += bytes.len() as u64;
+            sets.push((set, bytes));
+        }
+        self.state.lock().stats.read_bytes += read_bytes;
+        Ok(FlashPart { header, range, sets })
+    }
+
+    /// The slab's header, from memory or from the file.
+    fn header(&self, slab: &Arc<FlashSlab>) -> Result<Arc<Header>> {
+        if let Some(header) = &*slab.header.lock() {
+            return Ok(Arc::clone(header));
+        }
+        let header = Arc::new(self.read_header(slab.preamble)?);
+        self.state.lock().keep_header(slab, &header, self.options.header_bytes_max);
+        Ok(header)
+    }
+
+    pub(super) fn read_header(&self, preamble: Preamble) -> Result<Header> {
+        let mut bytes = vec![0; preamble.header_bytes as usize];
+        self.device.read(preamble.slot, crate::slab::PREAMBLE_BYTES as u64, &mut bytes)?;
+        let offset = self.device.offset(preamble.slot);
+        Header::decode(self.device.path(), offset, preamble, &bytes)
+    }
+}
+
+impl Got {
+    fn nothing(ask: &Ask<'_>) -> Got {
+        Got { missing: ask.range, declined: None, device: None, parts: Vec::new() }
+    }
+
+    /// Calls `take` with all points, in the order of time.
+    ///
+    /// # Errors
+    /// `Corrupt` if a slab is not what its checksums say: then nothing of it may be used.
+    pub fn for_each(&self, take: &mut dyn FnMut(PointRef<'_>)) -> Result<()> {
+        let file = self.device.as_deref().unwrap_or_default();
+        for part in &self.parts {
+            match part {
+                Part::Memory(copied) => {
+                    let mut start = 0;
+                    for &(ts, head, end) in &copied.points {
+                        let head = head.and_then(|head| copied.heads.get(head as usize));
+                        take(PointRef { ts, head, payload: &copied.bytes[start..end] });
+                        start = end;
+                    }
+                }
+                Part::Flash(part) => part.for_each(file, take)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Part {
+    /// What it holds, about.
+    fn bytes(&self) -> u64 {
+        match self {
+            Part::Memory(copied) => copied.bytes.len() as u64,
+            Part::Flash(part) => part.sets.iter().map(|(_, bytes)| bytes.len() as u64).sum(),
+        }
+    }
+}
+
+impl FlashPart {
+    fn for_each(&self, file: &str, take: &mut dyn FnMut(PointRef<'_>)) -> Result<()> {
+        let FlashPart { header, range, sets } = self;
+        let head = |head: Option<u32>| head.and_then(|head| header.head(head));
+        if let [(set, bytes)] = &**sets {
+            return header.walk_set(file, *set, *range, bytes, &mut |point| {
+                take(PointRef { ts: point.ts, head: head(point.head), payload: point.payload });
+            });
+        }
+        // Some points are shared with others: each set is in the order of time by itself.
+        let mut points = Vec::new();
+        for (set, bytes) in sets {
+            header.walk_set(file, *set, *range, bytes, &mut |point| points.push(point))?;
+        }
+        points.sort_by_key(|point| point.ts);
+        for point in points {
+            take(PointRef { ts: point.ts, head: head(point.head), payload: point.payload });
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// Where the parts are that are there, and the one range that is not.
+    fn find(&mut self, ask: &Ask<'_>) -> Plan {
+        let nothing = Plan { missing: ask.range, is_too_small: false, sources: Vec::new() };
+        let Some(field) = self.fields.get(&ask.field).filter(|_| !self.is_off) else {
+            return nothing;
+        };
+        let Some(entry) = field.keys.get(ask.key) else { return nothing };
+        let usable: Vec<(TimeRange, Segment)> =
+            entry.within(ask.range).filter(|one| one.1.number <= ask.number).collect();
+        let missing = hull_of_gaps(ask.range, usable.iter().map(|one| one.0));
+        let bytes: f64 =
+            usable.iter().filter(|one| !missing.covers(one.0)).map(density_bytes).sum();
+        if !missing.is_empty() && missing != ask.range && bytes < ask.partial_bytes_min as f64 {
+            self.stats.partial_declined += 1;
+            return Plan { is_too_small: true, ..nothing };
+        }
+        let before = TimeRange::new(ask.range.start, missing.start.saturating_sub(1));
+        let behind = TimeRange::new(missing.end.saturating_add(1), ask.range.end);
+        let wanted = if missing.is_empty() { vec![ask.range] } else { vec![before, behind] };
+        let mut sources = Vec::new();
+        for (range, segment) in usable {
+            for part in wanted.iter().map(|wanted| wanted.intersect(range)) {
+                // At the ends of time "before" and "behind" may touch the gap itself.
+                if part.is_empty() || missing.covers(part) {
+                    continue;
+                }
+                let Some(node) = self.nodes.get(&segment.slab) else { continue };
+                self.policy.touch(segment.slab);
+                sources.push(match &node.body {
+                    Body::Open(slab) => Source::Copied(copied(slab, ask.key, part)),
+                    Body::Sealed(slab) => Source::Sealed(Arc::clone(slab), part),
+                    Body::Flash(slab) => Source::Flash(segment.slab, Arc::clone(slab), part),
+                });
+            }
+        }
+        Plan { missing, is_too_small: false, sources }
+    }
+
+    /// Keeps a decoded header, and lets older ones go when all are too large.
+    fn keep_header(&mut self, slab: &Arc<FlashSlab>, header: &Arc<Header>, bytes_max: u64) {
+        let bytes = header.heap_bytes();
+        // Who keeps the header of a slab that went meanwhile keeps its place from being used again.
+        if !self.nodes.contains_key(&slab.preamble.generation) {
+            return;
+        }
+        if slab.header.lock().replace(Arc::clone(header)).is_none() {
+            self.headers.push_back((Arc::clone(slab), bytes));
+            self.header_bytes += bytes;
+        }
+        while self.header_bytes > bytes_max {
+            let Some((oldest, bytes)) = self.headers.pop_front() else { break };
+            oldest.header.lock().take();
+            self.header_bytes -= bytes;
+        }
+    }
+}
+
+/// The bytes of a part of a segment, about.
+fn density_bytes((range, segment): &(TimeRange, Segment)) -> f64 {
+    f64::from(width_ms(*range)) * f64::from(segment.bytes_per_ms)
+}
+
+fn copied(slab: &OpenSlab, key: &[u8], range: TimeRange) -> Copied {
+    let mut copied = Copied::default();
+    let Some(position) = slab.position(key) else { return copied };
+    let mut points: Vec<_> = slab.points_of(position, range).collect();
+    if !points.is_sorted_by_key(|point| point.0) {
+        points.sort_by_key(|point| point.0);
+    }
+    for (ts, point) in points {
+        copied.bytes.extend_from_slice(&point.payload);
+        copied.points.push((ts, point.head, copied.bytes.len()));
+    }
+    copied.heads.extend(slab.heads().iter().cloned());
+    copied
+}
+
+/// The smallest range that has all of `range` that is in none of `parts`, which are in order.
+fn hull_of_gaps(range: TimeRange, parts: impl Iterator<Item = TimeRange>) -> TimeRange {
+    let mut gaps = TimeRange::EMPTY;
+    // The first timestamp that is not covered yet; `None` behind the end of time.
+    let mut next = Some(range.start);
+    for part in parts {
+        let Some(start) = next else { break };
+        if part.start > start {
+            gaps = gaps.union(TimeRange::new(start, part.start - 1));
+        }
+        next = part.end.checked_add(1);
+    }
+    match next {
+        Some(start) if start <= range.end => gaps.union(TimeRange::new(start, range.end)),
+        _ => gaps,
+    }
+}
+
+impl fmt::Debug for FlashPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FlashPart({:?}, {} sets)", self.range, self.sets.len())
+    }
+}

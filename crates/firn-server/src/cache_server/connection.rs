@@ -1,0 +1,401 @@
+//! One client: requests in, answers out in their order.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use firn_cache::{Ask, Declined, SharedCache};
+use firn_model::{CommitSeq, ErrorKind, TimeRange};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::time::timeout;
+
+use super::protocol::{Command, Format, LINE_BYTES_MAX, Place, Refused, parse_line};
+use super::{Shared, points};
+use crate::http::serve::stopped;
+
+/// A request that has begun, or an answer that has, ends within this.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Gets of one client that run side by side.
+const GETS_MAX: usize = 16;
+/// What is read at once.
+const READ_BYTES: usize = 16 << 10;
+/// Memory that a value takes on its way, in multiples of its length: its text and its points, or its blocks and
+/// its text.
+pub(super) const VALUE_WEIGHT: u64 = 5;
+/// Longest head of an HTTP request.
+const HTTP_LINES_MAX: usize = 100;
+const METRICS_PATH: &[u8] = b"/-/cache/metrics";
+
+pub(super) struct Connection<'a> {
+    shared: &'a Arc<Shared>,
+    stream: TcpStream,
+    /// What was read and not looked at begins at `start`.
+    buffer: Vec<u8>,
+    start: usize,
+    is_trusted: bool,
+}
+
+/// The connection ends: the client went away, was silent for too long, said goodbye, or where its next request begins
+/// is not known.
+struct End;
+
+impl From<io::Error> for End {
+    fn from(_: io::Error) -> End {
+        End
+    }
+}
+
+impl<'a> Connection<'a> {
+    pub(super) fn new(stream: TcpStream, shared: &'a Arc<Shared>) -> Connection<'a> {
+        let is_trusted = shared.config.token.is_none();
+        Connection { shared, stream, buffer: Vec::new(), start: 0, is_trusted }
+    }
+
+    /// Answers until the client goes, or the server stops and what was begun is answered.
+    pub(super) async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        loop {
+            if self.start == self.buffer.len() {
+                let idle = self.shared.config.idle;
+                let begun = tokio::select! {
+                    begun = timeout(idle, self.read_more()) => begun,
+                    () = stopped(&mut stop) => return,
+                };
+                if !matches!(begun, Ok(Ok(()))) {
+                    return;
+                }
+            }
+            if self.answer_next().await.is_err() {
+                // What was said last must arrive: a connection that is closed with bytes unread is reset.
+                let _ = self.stream.shutdown().await;
+                let mut rest = [0; READ_BYTES];
+                let drained =
+                    async { while matches!(self.stream.read(&mut rest).await, Ok(1..)) {} };
+                let _ = timeout(Duration::from_secs(1), drained).await;
+                return;
+            }
+        }
+    }
+
+    async fn answer_next(&mut self) -> Result<(), End> {
+        let line = match self.line().await? {
+            Some(line) => line,
+            None => {
+                let what = format!("a line has more than {LINE_BYTES_MAX} bytes");
+                return self.refuse(Refused { what, skip_bytes: None }).await;
+            }
+        };
+        let command = match parse_line(&line, self.shared.config.value_bytes_max) {
+            Ok(command) => command,
+            Err(refused) => return self.refuse(refused).await,
+        };
+        let is_open = matches!(command, Command::Auth(_) | Command::Quit | Command::Http(_));
+        if !self.is_trusted && !is_open {
+            let what = "who are you? say first: auth TOKEN".to_owned();
+            return self.refuse(Refused { what, skip_bytes: None }).await;
+        }
+        match command {
+            Command::Auth(token) => self.authenticate(&token).await,
+            Command::Set(place, format, bytes) => self.set(place, format, bytes).await,
+            Command::Get(place, format, least) => self.get((place, format, least)).await,
+            Command::Delete(place) => self.delete(place).await,
+            Command::Version => {
+                let version = concat!("VERSION ", env!("CARGO_PKG_VERSION"), "\r\n");
+                self.write(version.as_bytes()).await
+            }
+            Command::Quit => Err(End),
+            Command::Http(path) => self.http(&path).await,
+        }
+    }
+
+    /// Says what was wrong, and passes over the value of a set that is not wanted.
+    async fn refuse(&mut self, refused: Refused) -> Result<(), End> {
+        self.shared.numbers.client_errors.add(1);
+        self.write(format!("CLIENT_ERROR {}\r\n", refused.what).as_bytes()).await?;
+        match refused.skip_bytes {
+            Some(0) => Ok(()),
+            Some(bytes) => self.skip(bytes).await,
+            None => Err(End),
+        }
+    }
+
+    async fn authenticate(&mut self, token: &[u8]) -> Result<(), End> {
+        // Digests are compared: how long that takes says nothing about the token.
+        let digest = |token: &[u8]| ring::digest::digest(&ring::digest::SHA256, token);
+        let wanted = self.shared.config.token.as_ref();
+        if wanted.is_some_and(|wanted| digest(wanted.as_bytes()).as_ref() != digest(token).as_ref())
+        {
+            let what = "this is not the token".to_owned();
+            return self.refuse(Refused { what, skip_bytes: None }).await;
+        }
+        self.is_trusted = true;
+        self.write(b"OK\r\n").await
+    }
+
+    async fn set(&mut self, place: Place, format: Format, bytes: usize) -> Result<(), End> {
+        self.shared.numbers.sets.add(1);
+        let _room = self.room(bytes as u64 * VALUE_WEIGHT).await?;
+        let value = self.value(bytes).await?;
+        let end = self.line().await?;
+        if end.is_none_or(|end| !end.is_empty()) {
+            let what =
+                format!("behind the {bytes} bytes of the value no line ends; was it longer?");
+            return self.refuse(Refused { what, skip_bytes: None }).await;
+        }
+        let cache = Arc::clone(&self.shared.cache);
+        let answer = blocking(move || {
+            let points = match points::decode(format, place.range, &value) {
+                Ok(points) => points,
+                Err(why) => return format!("CLIENT_ERROR {why}\r\n"),
+            };
+            let field = format.store_field(place.field);
+            match cache.set(&place.key, field, place.range, &points) {
+                Ok(kept) if kept.is_empty() => {
+                    "NOT_STORED no room now; try again when the disk has caught up\r\n".to_owned()
+                }
+                Ok(kept) => format!("STORED {} {}\r\n", kept.start, kept.end),
+                Err(error) => format!("SERVER_ERROR not stored: {error}\r\n"),
+            }
+        });
+        let answer = answer.await;
+        self.tell(&answer).await
+    }
+
+    /// Answers a get and those that came with it, side by side.
+    async fn get(&mut self, first: (Place, Format, Option<u64>)) -> Result<(), End> {
+        let mut weight = self.weight(&first);
+        let mut batch = vec![first];
+        // Half of all at most: what one client asks for at once does not shut out the others.
+        let weight_max = u64::from(self.shared.room_kib) << 9;
+        while batch.len() < GETS_MAX {
+            let Some(line) = self.line_here() else { break };
+            let Ok(Command::Get(place, format, least)) =
+                parse_line(line, self.shared.config.value_bytes_max)
+            else {
+                break;
+            };
+            let more = (place, format, least);
+            let with_more = weight + self.weight(&more);
+            if with_more > weight_max {
+                break;
+            }
+            self.skip_line_here();
+            weight = with_more;
+            batch.push(more);
+        }
+        self.shared.numbers.gets.add(batch.len() as u64);
+        let _room = self.room(weight).await?;
+        let running: Vec<_> = batch
+            .into_iter()
+            .map(|(place, format, least)| {
+                let cache = Arc::clone(&self.shared.cache);
+                let bytes_max = self.shared.config.value_bytes_max as u64;
+                let least = least.unwrap_or(self.shared.config.partial_bytes_min);
+                tokio::task::spawn_blocking(move || got(&cache, &place, format, least, bytes_max))
+            })
+            .collect();
+        for one in running {
+            let answer = one.await.unwrap_or_else(|_| PANICKED.as_bytes().to_vec());
+            self.tell_bytes(&answer).await?;
+        }
+        Ok(())
+    }
+
+    fn weight(&self, (place, format, _): &(Place, Format, Option<u64>)) -> u64 {
+        let ask = ask(place, *format, 0, u64::MAX);
+        let most = self.shared.config.value_bytes_max as u64;
+        (self.shared.cache.estimate_bytes(&ask).min(most) + READ_BYTES as u64) * VALUE_WEIGHT
+    }
+
+    async fn delete(&mut self, place: Place) -> Result<(), End> {
+        self.shared.numbers.deletes.add(1);
+        let cache = Arc::clone(&self.shared.cache);
+        let answer = blocking(move || {
+            let delete = |format: Format| {
+                cache.delete(&place.key, format.store_field(place.field), place.range)
+            };
+            match (delete(Format::Json), delete(Format::Binary)) {
+                (Ok(false), Ok(false)) => "NOT_FOUND\r\n".to_owned(),
+                (Ok(_), Ok(_)) => "DELETED\r\n".to_owned(),
+                (Err(error), _) | (_, Err(error)) => {
+                    format!("SERVER_ERROR deleted until a crash only: {error}\r\n")
+                }
+            }
+        });
+        let answer = answer.await;
+        self.tell(&answer).await
+    }
+
+    /// Somebody with a browser, or Prometheus: the numbers, and nothing else.
+    async fn http(&mut self, path: &[u8]) -> Result<(), End> {
+        let mut is_trusted = self.is_trusted;
+        for _ in 0..HTTP_LINES_MAX {
+            let Some(line) = self.line().await?.filter(|line| !line.is_empty()) else { break };
+            let line = String::from_utf8_lossy(&line).into_owned();
+            let bearer =
+                line.split_once(':').filter(|(name, _)| name.eq_ignore_ascii_case("authorization"));
+            let bearer = bearer.and_then(|(_, value)| value.trim().strip_prefix("Bearer "));
+            is_trusted |= bearer.is_some() && bearer == self.shared.config.token.as_deref();
+        }
+        let (status, body) = match path {
+            _ if !is_trusted => {
+                ("401 Unauthorized", "wanted is Authorization: Bearer TOKEN\n".into())
+            }
+            METRICS_PATH => ("200 OK", self.shared.metrics()),
+            _ => (
+                "404 Not Found",
+                "this is firn cache; its numbers are at /-/cache/metrics\n".into(),
+            ),
+        };
+        let answer = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            crate::http::answer::TEXT,
+            body.len()
+        );
+        self.write(answer.as_bytes()).await?;
+        Err(End)
+    }
+
+    async fn tell(&mut self, answer: &str) -> Result<(), End> {
+        self.tell_bytes(answer.as_bytes()).await
+    }
+
+    async fn tell_bytes(&mut self, answer: &[u8]) -> Result<(), End> {
+        self.shared.numbers.client_errors.add(u64::from(answer.starts_with(b"CLIENT_ERROR")));
+        self.shared.numbers.server_errors.add(u64::from(answer.starts_with(b"SERVER_ERROR")));
+        self.write(answer).await
+    }
+
+    /// Room for values of so many bytes together; waits until others have less.
+    async fn room(&self, bytes: u64) -> Result<OwnedSemaphorePermit, End> {
+        let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).clamp(1, self.shared.room_kib);
+        Arc::clone(&self.shared.room).acquire_many_owned(kib).await.map_err(|_| End)
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), End> {
+        match timeout(REQUEST_TIMEOUT, self.stream.write_all(bytes)).await {
+            Ok(written) => Ok(written?),
+            Err(_) => Err(End),
+        }
+    }
+
+    /// The next line without its end; `None` if it is too long.
+    async fn line(&mut self) -> Result<Option<Vec<u8>>, End> {
+        loop {
+            if let Some(line) = self.line_here() {
+                let line = line.to_vec();
+                self.skip_line_here();
+                return Ok(Some(line));
+            }
+            if self.buffer.len() - self.start > LINE_BYTES_MAX {
+                return Ok(None);
+            }
+            self.read_soon().await?;
+        }
+    }
+
+    /// The next line, if all of it was read.
+    fn line_here(&self) -> Option<&[u8]> {
+        let rest = &self.buffer[self.start..];
+        let end = rest.iter().take(LINE_BYTES_MAX + 2).position(|&byte| byte == b'\n')?;
+        Some(rest[..end].strip_suffix(b"\r").unwrap_or(&rest[..end]))
+    }
+
+    fn skip_line_here(&mut self) {
+        let end = self.buffer[self.start..].iter().position(|&byte| byte == b'\n');
+        self.start += end.map_or(0, |end| end + 1);
+    }
+
+    async fn value(&mut self, bytes: usize) -> Result<Vec<u8>, End> {
+        let here = (self.buffer.len() - self.start).min(bytes);
+        let mut value = Vec::with_capacity(bytes);
+        value.extend_from_slice(&self.buffer[self.start..self.start + here]);
+        self.start += here;
+        value.resize(bytes, 0);
+        match timeout(REQUEST_TIMEOUT, self.stream.read_exact(&mut value[here..])).await {
+            Ok(read) => read.map(|_| value).map_err(End::from),
+            Err(_) => Err(End),
+        }
+    }
+
+    /// Reads over a value and the end of its line.
+    async fn skip(&mut self, bytes: usize) -> Result<(), End> {
+        let mut left = bytes;
+        while left > 0 {
+            if self.start == self.buffer.len() {
+                self.read_soon().await?;
+            }
+            let here = (self.buffer.len() - self.start).min(left);
+            self.start += here;
+            left -= here;
+        }
+        match self.line().await? {
+            Some(end) if end.is_empty() => Ok(()),
+            _ => Err(End),
+        }
+    }
+
+    /// Reads more of a request that has begun.
+    async fn read_soon(&mut self) -> Result<(), End> {
+        timeout(REQUEST_TIMEOUT, self.read_more()).await.map_err(|_| End)?
+    }
+
+    async fn read_more(&mut self) -> Result<(), End> {
+        self.buffer.drain(..self.start);
+        self.start = 0;
+        let len = self.buffer.len();
+        self.buffer.resize(len + READ_BYTES, 0);
+        let read = self.stream.read(&mut self.buffer[len..]).await;
+        self.buffer.truncate(len + *read.as_ref().unwrap_or(&0));
+        match read? {
+            0 => Err(End),
+            _ => Ok(()),
+        }
+    }
+}
+
+const PANICKED: &str = "SERVER_ERROR this request panicked, which is a bug\r\n";
+
+/// Runs what may wait for the disk on a thread for that.
+async fn blocking(work: impl FnOnce() -> String + Send + 'static) -> String {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| PANICKED.to_owned())
+}
+
+fn ask(place: &Place, format: Format, partial_bytes_min: u64, bytes_max: u64) -> Ask<'_> {
+    let field = format.store_field(place.field);
+    let (key, range, number) = (&*place.key, place.range, CommitSeq(0));
+    Ask { key, field, range, number, partial_bytes_min, bytes_max }
+}
+
+/// The answer to a get.
+fn got(cache: &SharedCache, place: &Place, format: Format, least: u64, bytes_max: u64) -> Vec<u8> {
+    let asked = place.range;
+    let got = cache.get(&ask(place, format, least, bytes_max));
+    let TimeRange { start, end } = asked;
+    let line = match got.declined {
+        Some(Declined::TooLarge) => {
+            return format!(
+                "CLIENT_ERROR what is there from {start} to {end} has more than {bytes_max} bytes \
+                 (--value-bytes-max); get shorter ranges\r\n"
+            )
+            .into_bytes();
+        }
+        None if got.missing == asked => return b"NOT_FOUND\r\n".to_vec(),
+        _ if got.missing.is_empty() => format!("VALUE {start} {end}"),
+        _ => format!("INCOMPLETE {} {}", got.missing.start, got.missing.end),
+    };
+    match points::encode(format, &got) {
+        Ok(value) => {
+            let mut answer = format!("{line} {}\r\n", value.len()).into_bytes();
+            answer.extend_from_slice(&value);
+            answer.extend_from_slice(b"\r\n");
+            answer
+        }
+        // A checksum that holds over bytes that are no points: the cache has nothing that can be given.
+        Err(error) => {
+            debug_assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
+            b"NOT_FOUND\r\n".to_vec()
+        }
+    }
+}

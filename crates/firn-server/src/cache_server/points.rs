@@ -1,0 +1,138 @@
+//! Points as they travel: JSON `[[time,value],...]` or, in binary, one behind the other `time:i64 length:u32 bytes`,
+//! little endian.
+
+use firn_cache::{Got, Point};
+use firn_model::{Result, TimeRange, Timestamp};
+use serde_json::value::RawValue;
+
+use super::protocol::Format;
+
+/// What stands before each point's bytes.
+const POINT_HEAD_BYTES: usize = 12;
+
+/// Reads points. A JSON value stays the text that it is.
+///
+/// # Errors
+/// What is wrong, and where: no points, times that do not rise, times outside `range`.
+pub(super) fn decode(
+    format: Format,
+    range: TimeRange,
+    bytes: &[u8],
+) -> std::result::Result<Vec<Point<'_>>, String> {
+    let points = match format {
+        Format::Json => decode_json(bytes)?,
+        Format::Binary => decode_binary(bytes)?,
+    };
+    let mut before: Option<Timestamp> = None;
+    for (idx, point) in points.iter().enumerate() {
+        let ts = point.ts;
+        if !range.contains(ts) {
+            let (start, end) = (range.start, range.end);
+            return Err(format!("point {idx} is of {ts}, outside the range {start} to {end}"));
+        }
+        if before.is_some_and(|before| before >= ts) {
+            return Err(format!(
+                "point {idx} is of {ts} and comes behind one of {}; times must rise",
+                before.unwrap_or_default()
+            ));
+        }
+        before = Some(ts);
+    }
+    Ok(points)
+}
+
+fn decode_json<'a>(bytes: &'a [u8]) -> std::result::Result<Vec<Point<'a>>, String> {
+    let pairs: Vec<(Timestamp, &'a RawValue)> = serde_json::from_slice(bytes)
+        .map_err(|e| format!("the value is no JSON list of [time,value] with whole times: {e}"))?;
+    let point = |(ts, value): &(Timestamp, &'a RawValue)| Point {
+        ts: *ts,
+        head: None,
+        payload: value.get().as_bytes(),
+    };
+    Ok(pairs.iter().map(point).collect())
+}
+
+fn decode_binary(bytes: &[u8]) -> std::result::Result<Vec<Point<'_>>, String> {
+    let mut points = Vec::new();
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let cut = || {
+            let at = bytes.len() - rest.len();
+            format!("point {} at byte {at} of the value is cut short", points.len())
+        };
+        let (head, behind) = rest.split_first_chunk::<POINT_HEAD_BYTES>().ok_or_else(cut)?;
+        let [t0, t1, t2, t3, t4, t5, t6, t7, l0, l1, l2, l3] = *head;
+        let ts = i64::from_le_bytes([t0, t1, t2, t3, t4, t5, t6, t7]);
+        let len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+        let (payload, behind) = behind.split_at_checked(len).ok_or_else(cut)?;
+        points.push(Point { ts, head: None, payload });
+        rest = behind;
+    }
+    Ok(points)
+}
+
+/// Writes what was found.
+///
+/// # Errors
+/// `Corrupt` if a slab is not what its checksums say: then nothing of it may be used.
+pub(super) fn encode(format: Format, got: &Got) -> Result<Vec<u8>> {
+    let mut out = Vec::new();
+    match format {
+        Format::Json => {
+            out.push(b'[');
+            got.for_each(&mut |point| {
+                out.extend_from_slice(if out.len() > 1 { b",[" } else { b"[" });
+                out.extend_from_slice(point.ts.to_string().as_bytes());
+                out.push(b',');
+                out.extend_from_slice(point.payload);
+                out.push(b']');
+            })?;
+            out.push(b']');
+        }
+        Format::Binary => got.for_each(&mut |point| {
+            out.extend_from_slice(&point.ts.to_le_bytes());
+            out.extend_from_slice(&(point.payload.len() as u32).to_le_bytes());
+            out.extend_from_slice(point.payload);
+        })?,
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_with_points_is_named_with_its_place() {
+        let range = TimeRange::new(0, 9);
+        for (format, value, what) in [
+            (Format::Json, &b"{}"[..], "no JSON list of [time,value]"),
+            (Format::Json, b"[[1,2],[2.5,1]]", "column"),
+            (Format::Json, b"[[1,2],[1,3]]", "point 1 is of 1 and comes behind one of 1"),
+            (Format::Json, b"[[1,2],[10,3]]", "point 1 is of 10, outside the range 0 to 9"),
+            (Format::Json, b"[[1,2]", "column 6"),
+            (Format::Json, b"", "EOF"),
+            (Format::Binary, b"\x01\0\0\0\0\0\0\0\x02\0\0\0a", "point 0 at byte 0"),
+            (Format::Binary, b"\x01", "point 0 at byte 0"),
+        ] {
+            let why = decode(format, range, value).unwrap_err();
+            assert!(why.contains(what) && !why.contains('\n'), "{why}");
+        }
+        let points = decode(Format::Json, range, b" [[1, {\"a\": [1, 2]}] ,[3,null]] ").unwrap();
+        let texts: Vec<_> = points.iter().map(|point| (point.ts, point.payload)).collect();
+        assert_eq!(texts, [(1, &b"{\"a\": [1, 2]}"[..]), (3, b"null")]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_points_or_not(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            for format in [Format::Json, Format::Binary] {
+                if let Ok(points) = decode(format, TimeRange::ALL, &bytes) {
+                    prop_assert!(points.is_sorted_by(|a, b| a.ts < b.ts));
+                }
+            }
+        }
+    }
+}

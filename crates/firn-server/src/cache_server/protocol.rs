@@ -1,0 +1,250 @@
+//! The lines of the protocol: what a client may say, and what is wrong with it. Byte by byte:
+//! docs/cache-protocol.md.
+
+use firn_model::{TimeRange, Timestamp};
+
+/// A line that is longer is no request.
+pub(super) const LINE_BYTES_MAX: usize = 8 << 10;
+/// A key that is longer is refused.
+pub(super) const KEY_BYTES_MAX: usize = 4 << 10;
+/// Fields of a key: each has slabs of its own, and an open one in memory.
+pub(super) const FIELDS_MAX: u64 = 16;
+
+/// How points are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    Json,
+    Binary,
+}
+
+/// Points of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) key: Vec<u8>,
+    pub(super) field: u64,
+    pub(super) range: TimeRange,
+}
+
+/// What a line asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Command {
+    Auth(Vec<u8>),
+    /// So many bytes of points follow, and the end of a line.
+    Set(Place, Format, usize),
+    /// With the bytes that a part must have to be wanted.
+    Get(Place, Format, Option<u64>),
+    Delete(Place),
+    Version,
+    Quit,
+    /// `GET <path>`: somebody who speaks HTTP.
+    Http(Vec<u8>),
+}
+
+/// Why a line is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refused {
+    pub(super) what: String,
+    /// Bytes of a value that follow and nobody wants; `None` if it is not known how many: the connection ends.
+    pub(super) skip_bytes: Option<usize>,
+}
+
+impl Format {
+    /// The field in the store of a key's field: what was set in one format is not there in the other.
+    pub(super) fn store_field(self, field: u64) -> u64 {
+        2 * field + u64::from(self == Format::Binary)
+    }
+}
+
+/// Reads a line without its end.
+///
+/// # Errors
+/// What is wrong, and how to go on.
+pub(super) fn parse_line(line: &[u8], value_bytes_max: usize) -> Result<Command, Refused> {
+    let words: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
+    match words.as_slice() {
+        [b"get", key, field, start, end, format, rest @ ..] if rest.len() <= 1 => {
+            let place = place(key, field, start, end)?;
+            let format = parse_format(format)?;
+            let least = rest.first().map(|word| number(word, "bytes of a part", u64::MAX));
+            Ok(Command::Get(place, format, least.transpose()?))
+        }
+        [b"set", key, field, start, end, format, bytes] => {
+            // Where the next request begins is known as soon as this is.
+            let bytes = match number(bytes, "bytes of the value", 1 << 40) {
+                Ok(bytes) => bytes as usize,
+                Err(refused) => return Err(Refused { skip_bytes: None, ..refused }),
+            };
+            let and_skip = |refused| Refused { skip_bytes: Some(bytes), ..refused };
+            if bytes > value_bytes_max {
+                let what = format!(
+                    "the value has {bytes} bytes, {value_bytes_max} are allowed (--value-bytes-max); set shorter \
+                     ranges"
+                );
+                return Err(and_skip(refused(what)));
+            }
+            let format = parse_format(format).map_err(and_skip)?;
+            let place = place(key, field, start, end).map_err(and_skip)?;
+            Ok(Command::Set(place, format, bytes))
+        }
+        [b"delete", key, field, start, end] => Ok(Command::Delete(place(key, field, start, end)?)),
+        [b"auth", token] => Ok(Command::Auth(token.to_vec())),
+        [b"version"] => Ok(Command::Version),
+        [b"quit"] => Ok(Command::Quit),
+        [b"GET", path, _] => Ok(Command::Http(path.to_vec())),
+        [b"set", ..] => Err(Refused {
+            what: "wanted is: set KEY FIELD START END json|binary BYTES".into(),
+            skip_bytes: None,
+        }),
+        [b"get", ..] => {
+            Err(refused("wanted is: get KEY FIELD START END json|binary [LEAST_BYTES]".into()))
+        }
+        [b"delete", ..] => Err(refused("wanted is: delete KEY FIELD START END".into())),
+        [b"auth", ..] => Err(refused("wanted is: auth TOKEN".into())),
+        [word, ..] => Err(refused(format!(
+            "{} is no command; there are get, set, delete, auth, version, quit",
+            shown(word)
+        ))),
+        [] => Err(refused("an empty line is no command".into())),
+    }
+}
+
+fn place(key: &[u8], field: &[u8], start: &[u8], end: &[u8]) -> Result<Place, Refused> {
+    if key.is_empty() || key.len() > KEY_BYTES_MAX {
+        let bytes = key.len();
+        return Err(refused(format!("the key has {bytes} bytes, wanted are 1 to {KEY_BYTES_MAX}")));
+    }
+    if let Some(at) = key.iter().position(|byte| !byte.is_ascii_graphic()) {
+        let byte = key[at];
+        return Err(refused(format!(
+            "byte {at} of the key is {byte:#04x}, wanted are 0x21 to 0x7e; others are written as %XX"
+        )));
+    }
+    let field = number(field, "field", FIELDS_MAX - 1)?;
+    let (start, end) = (time(start, "start")?, time(end, "end")?);
+    if start > end {
+        return Err(refused(format!(
+            "the range {start} to {end} ends before it starts; both ends belong to it"
+        )));
+    }
+    Ok(Place { key: key.to_vec(), field, range: TimeRange::new(start, end) })
+}
+
+fn parse_format(word: &[u8]) -> Result<Format, Refused> {
+    match word {
+        b"json" => Ok(Format::Json),
+        b"binary" => Ok(Format::Binary),
+        _ => Err(refused(format!("the format is {}, wanted is json or binary", shown(word)))),
+    }
+}
+
+fn number(word: &[u8], what: &str, most: u64) -> Result<u64, Refused> {
+    let digits = std::str::from_utf8(word).ok().filter(|text| !text.starts_with('+'));
+    let number = digits.and_then(|text| text.parse().ok()).filter(|&number| number <= most);
+    number.ok_or_else(|| {
+        refused(format!("{what} is {}, wanted is a number from 0 to {most}", shown(word)))
+    })
+}
+
+fn time(word: &[u8], what: &str) -> Result<Timestamp, Refused> {
+    let digits = std::str::from_utf8(word).ok().filter(|text| !text.starts_with('+'));
+    digits.and_then(|text| text.parse().ok()).ok_or_else(|| {
+        refused(format!("the {what} is {}, wanted is a whole number of 64 bits", shown(word)))
+    })
+}
+
+fn refused(what: String) -> Refused {
+    Refused { what, skip_bytes: Some(0) }
+}
+
+/// The beginning of what a client sent, fit for one line.
+fn shown(word: &[u8]) -> String {
+    const SHOWN_BYTES: usize = 40;
+    let cut = &word[..word.len().min(SHOWN_BYTES)];
+    let more = if cut.len() < word.len() { "..." } else { "" };
+    format!("\"{}\"{more}", cut.escape_ascii())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Command, Refused> {
+        parse_line(line.as_bytes(), 1_000)
+    }
+
+    #[test]
+    fn lines_say_what_the_document_says() {
+        let place = |field, start, end| Place {
+            key: b"k%20".to_vec(),
+            field,
+            range: TimeRange::new(start, end),
+        };
+        for (line, command) in [
+            ("get k%20 0 -5 5 json", Command::Get(place(0, -5, 5), Format::Json, None)),
+            ("get k%20 15 5 5 binary 7", Command::Get(place(15, 5, 5), Format::Binary, Some(7))),
+            ("set k%20 1 0 9 json 1000", Command::Set(place(1, 0, 9), Format::Json, 1_000)),
+            (
+                "delete k%20 0 -9223372036854775808 9223372036854775807",
+                Command::Delete(place(0, i64::MIN, i64::MAX)),
+            ),
+            ("auth t", Command::Auth(b"t".to_vec())),
+            ("version", Command::Version),
+            ("quit", Command::Quit),
+            ("GET /-/cache/metrics HTTP/1.1", Command::Http(b"/-/cache/metrics".to_vec())),
+        ] {
+            assert_eq!(parsed(line), Ok(command), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_and_the_connection_goes_on_where_it_can() {
+        for (line, what, skip_bytes) in [
+            ("", "\"\" is no command", Some(0)),
+            ("flush_all", "\"flush_all\" is no command", Some(0)),
+            ("get k 0 9 5 json", "range 9 to 5 ends before it starts", Some(0)),
+            ("get k 16 0 5 json", "field is \"16\", wanted is a number from 0 to 15", Some(0)),
+            ("get k 0 x 5 json", "start is \"x\"", Some(0)),
+            ("get k 0 0 9223372036854775808 json", "end is \"92233", Some(0)),
+            ("get k 0 0 5 xml", "format is \"xml\"", Some(0)),
+            ("get k 0 0 5", "wanted is: get KEY", Some(0)),
+            ("get  0 0 5 json", "key has 0 bytes", Some(0)),
+            ("get k\u{1} 0 0 5 json", "byte 1 of the key is 0x01", Some(0)),
+            ("set k 0 0 5 json 1001", "1001 bytes, 1000 are allowed", Some(1_001)),
+            ("set k 0 5 0 json 20", "ends before it starts", Some(20)),
+            ("set k 0 0 5 json -1", "bytes of the value is \"-1\"", None),
+            ("set k 0 0 5 20", "wanted is: set KEY", None),
+            ("delete k 0 5", "wanted is: delete KEY", Some(0)),
+        ] {
+            let refused = parsed(line).unwrap_err();
+            assert!(refused.what.contains(what), "{line}: {}", refused.what);
+            assert_eq!(refused.skip_bytes, skip_bytes, "{line}");
+            assert!(!refused.what.contains(['\r', '\n']), "{line}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_command_or_one_line_of_why_not(
+            line in prop_oneof![
+                prop::collection::vec(any::<u8>(), 0..200),
+                "(get|set|delete) [!-~]{0,5} [0-9-]{0,3} [0-9-]{0,20} [0-9-]{0,20} (json|binary)( [0-9]{0,25})?"
+                    .prop_map(String::into_bytes),
+            ],
+        ) {
+            match parse_line(&line, 1_000) {
+                Ok(Command::Set(place, _, bytes)) => {
+                    prop_assert!(!place.range.is_empty() && bytes <= 1_000);
+                }
+                Ok(Command::Get(place, ..) | Command::Delete(place)) => {
+                    prop_assert!(!place.range.is_empty() && place.field < FIELDS_MAX);
+                }
+                Ok(_) => {}
+                Err(refused) => {
+                    prop_assert!(refused.what.bytes().all(|byte| (0x20..0x7f).contains(&byte)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Through a socket, as clients see it.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use super::*;
+
+fn config(folder: &std::path::Path) -> CacheServerConfig {
+    CacheServerConfig {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        data: folder.to_owned(),
+        flash_bytes_max: 16 << 20,
+        memory_bytes_max: 64 << 20,
+        connections_max: 4,
+        value_bytes_max: 100_000,
+        partial_bytes_min: 0,
+        token: None,
+        idle: Duration::from_secs(60),
+    }
+}
+
+struct Client(BufReader<TcpStream>);
+
+impl Client {
+    fn new(server: &CacheServer) -> Client {
+        Client(BufReader::new(TcpStream::connect(server.listen()).unwrap()))
+    }
+
+    fn send(&mut self, text: &str) {
+        self.0.get_mut().write_all(text.as_bytes()).unwrap();
+    }
+
+    /// A line, and the value behind it if there is one.
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        self.0.read_line(&mut line).unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if let ["VALUE" | "INCOMPLETE", .., bytes] = *words {
+            let mut value = vec![0; bytes.parse::<usize>().unwrap() + 2];
+            self.0.read_exact(&mut value).unwrap();
+            return format!(
+                "{} {}",
+                words[..3].join(" "),
+                String::from_utf8_lossy(&value).trim_end()
+            );
+        }
+        line.trim_end().to_owned()
+    }
+
+    fn ask(&mut self, text: &str) -> String {
+        self.send(text);
+        self.answer()
+    }
+
+    fn set(&mut self, key: &str, start: i64, end: i64, value: &str) -> String {
+        self.ask(&format!("set {key} 0 {start} {end} json {}\r\n{value}\r\n", value.len()))
+    }
+
+    fn is_closed(&mut self) -> bool {
+        matches!(self.0.read(&mut [0]), Ok(0) | Err(_))
+    }
+}
+
+#[test]
+fn what_is_set_is_got_by_range_until_it_is_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = CacheServer::start(config(folder.path())).unwrap();
+    let mut client = Client::new(&server);
+    assert_eq!(client.ask("get k 0 0 9 json\r\n"), "NOT_FOUND");
+    assert_eq!(client.set("k", 0, 9, "[[1,\"a\"], [5, {\"x\": 2}]]"), "STORED 0 9");
+    assert_eq!(client.ask("get k 0 0 9 json\r\n"), "VALUE 0 9 [[1,\"a\"],[5,{\"x\": 2}]]");
+    assert_eq!(client.ask("get k 0 2 4 json\r\n"), "VALUE 2 4 []");
+    // A part; one that is too small; what was set in the other format, or under another field.
+    assert_eq!(client.ask("get k 0 4 19 json\r\n"), "INCOMPLETE 10 19 [[5,{\"x\": 2}]]");
+    assert_eq!(client.ask("get k 0 4 19 json 1000\r\n"), "INCOMPLETE 4 19 []");
+    assert_eq!(client.ask("get k 0 0 9 binary\r\n"), "NOT_FOUND");
+    assert_eq!(client.ask("get k 1 0 9 json\r\n"), "NOT_FOUND");
+    // What overlaps is replaced.
+    assert_eq!(client.set("k", 5, 12, "[[12,null]]"), "STORED 5 12");
+    assert_eq!(client.ask("get k 0 0 12 json\r\n"), "VALUE 0 12 [[1,\"a\"],[12,null]]");
+    assert_eq!(client.ask("delete k 0 3 6\r\n"), "DELETED");
+    assert_eq!(client.ask("get k 0 0 12 json\r\n"), "INCOMPLETE 3 6 [[1,\"a\"],[12,null]]");
+    assert_eq!(client.ask("delete other 0 3 6\r\n"), "NOT_FOUND");
+    assert_eq!(client.ask("version\n"), concat!("VERSION ", env!("CARGO_PKG_VERSION")));
+    client.send("quit\r\n");
+    assert!(client.is_closed());
+    server.stop().unwrap();
+}
+
+#[test]
+fn what_is_wrong_is_said_and_the_next_request_is_answered() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = CacheServer::start(config(folder.path())).unwrap();
+    let mut client = Client::new(&server);
+    let long = "x".repeat(100_001);
+    for (request, what) in [
+        ("get k 0 9 0 json\r\n".to_owned(), "range 9 to 0 ends before it starts"),
+        ("nonsense\r\n".to_owned(), "\"nonsense\" is no command"),
+        (format!("set k 0 0 9 json 100001\r\n{long}\r\n"), "100000 are allowed"),
+        ("set k 0 9 0 json 4\r\n[[]]\r\n".to_owned(), "ends before it starts"),
+        ("set k 0 0 9 json 4\r\n[[]]\r\n".to_owned(), "no JSON list of [time,value]"),
+        ("set k 0 0 9 json 8\r\n[[10,1]]\r\n".to_owned(), "outside the range 0 to 9"),
+        ("set k 0 0 9 binary 5\r\nabcde\r\n".to_owned(), "point 0 at byte 0"),
+    ] {
+        let answer = client.ask(&request);
+        assert!(answer.starts_with("CLIENT_ERROR ") && answer.contains(what), "{answer}");
+        assert_eq!(client.ask("get k 0 0 9 json\r\n"), "NOT_FOUND", "{what}");
+    }
+    // Where the next request begins is not known: the connection ends, with a word.
+    for (request, what) in [
+        (format!("get {long}\r\n"), "a line has more than 8192 bytes"),
+        ("set k 0 0 9 json\r\n[]\r\n".to_owned(), "wanted is: set KEY"),
+        ("set k 0 0 9 json 2\r\n[[1,2]]\r\n".to_owned(), "no line ends; was it longer?"),
+    ] {
+        let mut client = Client::new(&server);
+        let answer = client.ask(&request);
+        assert!(answer.starts_with("CLIENT_ERROR ") && answer.contains(what), "{answer}");
+        assert!(client.is_closed(), "{what}");
+    }
+    assert_eq!(client.set("k", 0, 9, "[]"), "STORED 0 9");
+    server.stop().unwrap();
+}
+
+#[test]
+fn more_than_is_allowed_at_once_is_refused_and_got_in_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = CacheServer::start(config(folder.path())).unwrap();
+    let mut client = Client::new(&server);
+    let text = "x".repeat(60_000);
+    for ts in 0..3 {
+        let stored = format!("STORED {ts} {ts}");
+        assert_eq!(client.set("k", ts, ts, &format!("[[{ts},\"{text}\"]]")), stored);
+    }
+    let answer = client.ask("get k 0 0 2 json\r\n");
+    assert!(answer.contains("more than 100000 bytes"), "{answer}");
+    assert!(client.ask("get k 0 1 1 json\r\n").starts_with("VALUE 1 1 [[1,"));
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_token_is_wanted_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = CacheServerConfig { token: Some("s3cret".into()), ..config(folder.path()) };
+    let server = CacheServer::start(config).unwrap();
+    for (request, what) in
+        [("get k 0 0 9 json\r\n", "say first: auth TOKEN"), ("auth wrong\r\n", "not the token")]
+    {
+        let mut client = Client::new(&server);
+        assert!(client.ask(request).contains(what));
+        assert!(client.is_closed());
+    }
+    let mut client = Client::new(&server);
+    assert_eq!(client.ask("auth s3cret\r\n"), "OK");
+    assert_eq!(client.ask("get k 0 0 9 json\r\n"), "NOT_FOUND");
+    let http = |header: &str| {
+        let mut client = Client::new(&server);
+        client.send(&format!("GET /-/cache/metrics HTTP/1.1\r\nHost: x\r\n{header}\r\n"));
+        let mut text = String::new();
+        client.0.read_to_string(&mut text).unwrap();
+        text
+    };
+    assert!(http("").starts_with("HTTP/1.1 401 "));
+    let metrics = http("authorization: Bearer s3cret\r\n");
+    assert!(metrics.starts_with("HTTP/1.1 200 OK\r\n"), "{metrics}");
+    assert!(metrics.contains("\nfirn_cache_requests_total{command=\"get\"} 1\n"), "{metrics}");
+    assert!(metrics.contains("\nfirn_cache_errors_total{side=\"client\"} 2\n"), "{metrics}");
+    server.stop().unwrap();
+}
+
+#[test]
+fn requests_in_a_row_are_answered_in_their_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = CacheServer::start(config(folder.path())).unwrap();
+    let mut client = Client::new(&server);
+    let mut requests = String::new();
+    let mut answers = Vec::new();
+    for round in 0..50 {
+        let value = format!("[[{round},{round}]]");
+        requests += &format!("set k 0 {round} {round} json {}\r\n{value}\r\n", value.len());
+        answers.push(format!("STORED {round} {round}"));
+        for back in 0..round.min(20) {
+            let ts = round - back;
+            requests += &format!("get k 0 {ts} {ts} json\r\n");
+            answers.push(format!("VALUE {ts} {ts} [[{ts},{ts}]]"));
+        }
+        requests += &format!("delete k 0 {round} {round}\r\nget k 0 {round} {round} json\r\n");
+        answers.extend(["DELETED".to_owned(), "NOT_FOUND".to_owned()]);
+        requests += &format!("set k 0 {round} {round} json {}\r\n{value}\r\n", value.len());
+        answers.push(format!("STORED {round} {round}"));
+    }
+    let mut writer = client.0.get_ref().try_clone().unwrap();
+    let sent = std::thread::spawn(move || writer.write_all(requests.as_bytes()).unwrap());
+    for (idx, answer) in answers.iter().enumerate() {
+        assert_eq!(client.answer(), *answer, "answer {idx}");
+    }
+    sent.join().unwrap();
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_stop_keeps_what_is_there_and_a_new_start_has_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = CacheServer::start(config(folder.path())).unwrap();
+    let mut client = Client::new(&server);
+    assert_eq!(client.set("k", 0, 9, "[[3,4]]"), "STORED 0 9");
+    assert_eq!(client.ask("delete k 0 7 9\r\n"), "DELETED");
+    let mut idle = Client::new(&server);
+    server.stop().unwrap();
+    assert!(idle.is_closed());
+    let server = CacheServer::start(config(folder.path())).unwrap();
+    let other = CacheServer::start(config(folder.path()));
+    assert!(matches!(other.unwrap_err().kind(), firn_model::ErrorKind::Busy { .. }));
+    let mut client = Client::new(&server);
+    assert_eq!(client.ask("get k 0 0 9 json\r\n"), "INCOMPLETE 7 9 [[3,4]]");
+    server.stop().unwrap();
+}
+
+/// What a client may do in the property test: kind, key, range, width.
+type Step = (u8, u8, i64, i64);
+
+/// Several clients at once see what a plain map has; between two of them nothing is said twice.
+#[test]
+fn clients_see_what_a_map_would_have() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = CacheServer::start(config(folder.path())).unwrap();
+    let steps = prop::collection::vec((0..10_u8, 0..3_u8, 0..60_i64, 0..20_i64), 1..80);
+    let round = std::cell::Cell::new(0);
+    let mut runner = TestRunner::new(Config { cases: 40, ..Config::default() });
+    let found = std::cell::Cell::new(0);
+    let outcome = runner.run(&steps, |steps: Vec<Step>| {
+        round.set(round.get() + 1);
+        let mut clients = [Client::new(&server), Client::new(&server)];
+        // Value of each time that is known; `None` for a time that is known to have no point.
+        let mut model = BTreeMap::<(u8, i64), Option<usize>>::new();
+        for (idx, (kind, key, start, width)) in steps.into_iter().enumerate() {
+            let client = &mut clients[idx % 2];
+            let end = start + width;
+            let name = format!("round{}/key{key}", round.get());
+            match kind {
+                0..4 => {
+                    let times: Vec<i64> = (start..=end).filter(|ts| ts % 2 == 0).collect();
+                    let value: Vec<String> =
+                        times.iter().map(|ts| format!("[{ts},{idx}]")).collect();
+                    let told = client.set(&name, start, end, &format!("[{}]", value.join(",")));
+                    prop_assert_eq!(told, format!("STORED {} {}", start, end));
+                    let value = |ts| (ts % 2 == 0).then_some(idx);
+                    (start..=end).for_each(|ts| {
+                        model.insert((key, ts), value(ts));
+                    });
+                }
+                4 => {
+                    let told = client.ask(&format!("delete {name} 0 {start} {end}\r\n"));
+                    let was_there = model.keys().any(|known| known.0 == key);
+                    prop_assert_eq!(told, if was_there { "DELETED" } else { "NOT_FOUND" });
+                    model.retain(|known, _| known.0 != key || !(start..=end).contains(&known.1));
+                }
+                _ => {
+                    let told = client.ask(&format!("get {name} 0 {start} {end} json\r\n"));
+                    let known = |ts: &i64| model.contains_key(&(key, *ts));
+                    let first = (start..=end).find(|ts| !known(ts));
+                    let last = (start..=end).rev().find(|ts| !known(ts));
+                    let missing = first.zip(last);
+                    let is_given = |ts: i64| missing.is_none_or(|(a, b)| ts < a || ts > b);
+                    let points: Vec<String> = (start..=end)
+                        .filter(|&ts| is_given(ts))
+                        .filter_map(|ts| Some(format!("[{ts},{}]", model[&(key, ts)]?)))
+                        .collect();
+                    let points = points.join(",");
+                    let want = match missing {
+                        None => format!("VALUE {start} {end} [{points}]"),
+                        Some((a, b)) if (a, b) == (start, end) => "NOT_FOUND".to_owned(),
+                        Some((a, b)) => format!("INCOMPLETE {a} {b} [{points}]"),
+                    };
+                    found.set(found.get() + u64::from(want != "NOT_FOUND"));
+                    prop_assert_eq!(told, want);
+                }
+            }
+        }
+        Ok(())
+    });
+    outcome.unwrap();
+    assert!(found.get() > 200, "{} gets found something", found.get());
+    server.stop().unwrap();
+}

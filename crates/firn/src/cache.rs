@@ -1,0 +1,193 @@
+//! `firn cache`: a cache server, a caching proxy, and what either of them tells of itself.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use clap::{Args, Subcommand};
+use firn_server::{CacheConfig, CacheServer, CacheSettings, Error, Proxy, Result};
+
+use crate::http;
+
+/// Where both kinds tell their numbers.
+const METRICS_PATH: &str = "/-/cache/metrics";
+
+/// `firn cache`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Cache {
+    #[command(subcommand)]
+    look: Option<Look>,
+
+    #[command(flatten)]
+    settings: CacheSettings,
+}
+
+#[derive(Debug, Subcommand)]
+enum Look {
+    /// What a running cache has kept and answered, as a table
+    Stats(Stats),
+}
+
+#[derive(Debug, Args)]
+struct Stats {
+    /// Where the cache or proxy listens
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9421")]
+    server: String,
+
+    /// The token, if it wants one
+    #[arg(long, env = "FIRN_CACHE_TOKEN", value_name = "TOKEN", hide_env_values = true)]
+    token: Option<String>,
+}
+
+/// Runs a cache until it is told to stop, or tells of one.
+#[expect(clippy::print_stdout, reason = "the terminal is this room's")]
+pub(crate) fn cache(cache: &Cache) -> Result<()> {
+    if let Some(Look::Stats(stats)) = &cache.look {
+        print!("{}", stats_of(stats)?);
+        return Ok(());
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    match cache.settings.check()? {
+        CacheConfig::Proxy(config) => {
+            let (origin, data) = (config.origin.clone(), config.data.display().to_string());
+            let proxy = Proxy::start(config)?;
+            let listen = proxy.listen();
+            println!(
+                "FirnDB {version}   cache in {data}\n\
+                 Use            http://{listen}/ in place of {origin}\n\
+                 Numbers        http://{listen}{METRICS_PATH}",
+            );
+            let served = proxy.wait_for_signal();
+            served.and(proxy.stop())
+        }
+        CacheConfig::Server(config) => {
+            let data = config.data.display().to_string();
+            let server = CacheServer::start(config)?;
+            let listen = server.listen();
+            println!(
+                "FirnDB {version}   cache in {data}\n\
+                 Listens        {listen} (docs/cache-protocol.md)\n\
+                 Numbers        http://{listen}{METRICS_PATH}",
+            );
+            let served = server.wait_for_signal();
+            served.and(server.stop())
+        }
+    }
+}
+
+fn stats_of(stats: &Stats) -> Result<String> {
+    let token = stats.token.as_deref();
+    let body = http::get(&stats.server, METRICS_PATH, token)?;
+    let text = String::from_utf8_lossy(&body).into_owned();
+    let samples: BTreeMap<&str, f64> = text
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.rsplit_once(' '))
+        .filter_map(|(name, value)| Some((name, value.parse().ok()?)))
+        .collect();
+    if !samples.contains_key("firn_cache_slabs") {
+        let said = text.lines().next().unwrap_or_default();
+        return Err(Error::unavailable(format!("no cache listens at {}: {said}", stats.server)));
+    }
+    Ok(table(&samples))
+}
+
+/// The numbers that say how a cache does.
+fn table(samples: &BTreeMap<&str, f64>) -> String {
+    let get = |name: &str| samples.get(name).copied().unwrap_or(0.0);
+    let by = |name: &str, label: &str, value: &str| get(&format!("{name}{{{label}=\"{value}\"}}"));
+    let mut text = String::new();
+    let mut line = |name: &str, told: String| {
+        // Writing into a string cannot fail.
+        let _ = writeln!(text, "{name:<16}{told}");
+    };
+    let found = |found| by("firn_cache_questions_total", "found", found);
+    let given = |found| bytes(by("firn_cache_given_bytes_total", "found", found));
+    let (hits, parts, misses) = (found("all"), found("part"), found("nothing"));
+    let percent = |count: f64| 100.0 * count / (hits + parts + misses).max(1.0);
+    line("hits", format!("{hits} ({:.1} %), {} given", percent(hits), given("all")));
+    line("in part", format!("{parts} ({:.1} %), {} given", percent(parts), given("part")));
+    line("misses", format!("{misses} ({:.1} %)", percent(misses)));
+    line("parts declined", format!("{}", get("firn_cache_partial_declined_total")));
+    line("kept", format!("{} keys, {} ranges", get("firn_cache_keys"), get("firn_cache_extents")));
+    let written = bytes(get("firn_cache_written_bytes_total"));
+    line(
+        "set",
+        format!(
+            "{}, {} refused",
+            bytes(get("firn_cache_set_bytes_total")),
+            get("firn_cache_refused_total")
+        ),
+    );
+    line(
+        "written",
+        format!("{written}, {:.2} for each byte set", get("firn_cache_write_amplification")),
+    );
+    line("read", bytes(get("firn_cache_read_bytes_total")));
+    for partition in ["fifo", "lru"] {
+        let of = |name| by(name, "partition", partition);
+        let most = match partition {
+            "lru" => format!(" of at most {}", get("firn_cache_lru_slabs_max")),
+            _ => String::new(),
+        };
+        line(
+            &format!("{partition} partition"),
+            format!(
+                "{} slabs{most}, {} evicted, {} ghost hits",
+                of("firn_cache_partition_slabs"),
+                of("firn_cache_evictions_total"),
+                of("firn_cache_ghost_hits_total")
+            ),
+        );
+    }
+    line("compaction", format!("{} slabs merged", get("firn_cache_slabs_compacted_total")));
+    line("memory", bytes(get("firn_cache_memory_bytes")));
+    let off = if get("firn_cache_off") > 0.0 { "; the cache is OFF" } else { "" };
+    line(
+        "device",
+        format!(
+            "{} failures, {} damaged slabs dropped{off}",
+            get("firn_cache_device_failures_total"),
+            get("firn_cache_slabs_corrupt_total")
+        ),
+    );
+    text
+}
+
+/// Bytes in a unit that leaves at most four digits before the point.
+fn bytes(bytes: f64) -> String {
+    let mut value = bytes;
+    for unit in ["B", "KiB", "MiB", "GiB"] {
+        if value < 10_000.0 {
+            return format!("{value:.0} {unit}");
+        }
+        value /= 1_024.0;
+    }
+    format!("{value:.0} TiB")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_says_what_was_found_and_where_it_lies() {
+        let samples = BTreeMap::from([
+            ("firn_cache_questions_total{found=\"all\"}", 90.0),
+            ("firn_cache_questions_total{found=\"nothing\"}", 10.0),
+            ("firn_cache_given_bytes_total{found=\"all\"}", 20_480.0),
+            ("firn_cache_partition_slabs{partition=\"lru\"}", 3.0),
+            ("firn_cache_lru_slabs_max", 7.0),
+            ("firn_cache_off", 1.0),
+        ]);
+        let text = table(&samples);
+        for line in [
+            "hits            90 (90.0 %), 20 KiB given",
+            "misses          10 (10.0 %)",
+            "lru partition   3 slabs of at most 7, 0 evicted, 0 ghost hits",
+            "device          0 failures, 0 damaged slabs dropped; the cache is OFF",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+}

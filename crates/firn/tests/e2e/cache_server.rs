@@ -1,0 +1,204 @@
+//! `firn cache` as other programs have it: killed and started again, sharded, seen by a client in another language.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use firn_cache_client::{Client, Format, Options, decode_points, encode_points, server_of};
+
+use crate::process::{Process, free_address, installed, repository, wait_until_ready};
+
+const METRICS: &str = "/-/cache/metrics";
+const KILLS: usize = 6;
+const KEYS: u64 = 8;
+const TIMES: i64 = 400;
+
+fn start(folder: &Path, address: SocketAddr) -> Process {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+    command.args(["cache", "--size=16MiB", "--memory=32MiB", "--partial-bytes-min=0"]);
+    command.arg("--data").arg(folder).arg("--listen").arg(address.to_string());
+    let process = Process::start("cache", folder.parent().expect("a folder"), &mut command);
+    wait_until_ready(address, METRICS);
+    process
+}
+
+fn client(address: SocketAddr) -> Client {
+    Client::new(&[&address.to_string()], Options::default()).expect("a client")
+}
+
+/// What was said of each time of a key: the number that its set had, 0 if it was deleted, and what a request without
+/// an answer may have said.
+type Said = HashMap<(u64, i64), Vec<u64>>;
+
+/// Points of a kilobyte, so that slabs are written all the time.
+fn value_of(number: u64) -> Vec<u8> {
+    let mut value = number.to_le_bytes().to_vec();
+    value.resize(1_000, number as u8);
+    value
+}
+
+/// Sets and deletes until the server is gone.
+fn talk(address: SocketAddr, said: &Mutex<Said>, writer: u64, is_over: &AtomicBool, from: u64) {
+    let mut client = client(address);
+    let mut number = from;
+    while !is_over.load(Ordering::Relaxed) {
+        number += 1;
+        // Each writer has keys of its own, so that it knows what was said last.
+        let key = writer + 2 * (number % (KEYS / 2));
+        let start = (number as i64 * 37) % TIMES;
+        let end = (start + (number as i64 * 13) % 60).min(TIMES - 1);
+        let is_delete = number.is_multiple_of(7);
+        let name = format!("key{key}");
+        let done = if is_delete {
+            client.delete(&name, 0, (start, end)).map(|_| None)
+        } else {
+            let value = value_of(number);
+            let points = encode_points((start..=end).map(|ts| (ts, &*value)));
+            client.set(&name, 0, (start, end), Format::Binary, &points)
+        };
+        let mut said = said.lock().expect("no panic");
+        for ts in start..=end {
+            let known = said.entry((key, ts)).or_default();
+            match &done {
+                Ok(Some((_, kept))) if ts <= *kept => *known = vec![number],
+                Ok(_) => *known = vec![0],
+                Err(_) => known.push(if is_delete { 0 } else { number }),
+            }
+        }
+        if done.is_err() {
+            return;
+        }
+    }
+}
+
+/// Compares all that is given with what was said; returns how many points there were.
+fn check(address: SocketAddr, said: &Said) -> usize {
+    let mut client = client(address);
+    let mut given = 0;
+    for key in 0..KEYS {
+        for start in (0..TIMES).step_by(20) {
+            let end = start + 19;
+            let found = client.get(&format!("key{key}"), 0, (start, end), Format::Binary);
+            let found = found.expect("an answer");
+            let points: HashMap<i64, &[u8]> =
+                decode_points(&found.value).expect("points").into_iter().collect();
+            let is_missing = |ts| found.missing.is_some_and(|(a, b)| (a..=b).contains(&ts));
+            for ts in (start..=end).filter(|ts| !is_missing(*ts)) {
+                let known = said.get(&(key, ts)).map_or(&[0][..], Vec::as_slice);
+                let number = points.get(&ts).map_or(0, |value| {
+                    assert_eq!(value.len(), 1_000);
+                    u64::from_le_bytes(value[..8].try_into().expect("eight bytes"))
+                });
+                assert!(number > 0, "every known time has a point: key{key} {ts}");
+                assert!(known.contains(&number), "key{key} {ts}: {number}, said was {known:?}");
+                given += 1;
+            }
+        }
+    }
+    given
+}
+
+/// What crashed: the process, while two clients set and delete. What reached the disk: what the system has. What must
+/// be true after: nothing is given but what was said last, and much of it is still there.
+#[test]
+fn what_was_deleted_or_replaced_does_not_come_back_after_a_kill() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let data = folder.path().join("cache");
+    let address = free_address();
+    let said = Mutex::new(Said::new());
+    let mut given = 0;
+    for round in 0..KILLS {
+        let mut server = start(&data, address);
+        given += check(address, &said.lock().expect("no panic"));
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for writer in 0..2 {
+                let (said, is_over) = (&said, &is_over);
+                let from = (round as u64 * 2 + writer) * 1_000_000;
+                scope.spawn(move || talk(address, said, writer, is_over, from));
+            }
+            // By work, not by time: until so many more bytes are in the file.
+            let written = || {
+                let text = crate::http::get(address, METRICS).map(|answer| answer.body);
+                let line = "firn_cache_slabs_written_total ";
+                let text = text.unwrap_or_default();
+                let value = text.lines().find_map(|one| one.strip_prefix(line));
+                value.and_then(|value| value.parse::<f64>().ok()).unwrap_or(0.0)
+            };
+            crate::process::wait_for("slabs", std::time::Duration::from_secs(120), || {
+                written() >= 6.0 + round as f64
+            });
+            server.kill();
+            is_over.store(true, Ordering::Relaxed);
+        });
+        // What nobody knows is told apart, not taken as said.
+        for known in said.lock().expect("no panic").values_mut() {
+            known.dedup();
+        }
+    }
+    let mut server = start(&data, address);
+    given += check(address, &said.lock().expect("no panic"));
+    assert!(given > 1_000, "{given} points outlived {KILLS} kills");
+    assert_eq!(server.terminate(), Some(0));
+    let kept = check_after_stop(&data, address, &said.lock().expect("no panic"));
+    assert!(kept > 0);
+}
+
+fn check_after_stop(data: &Path, address: SocketAddr, said: &Said) -> usize {
+    let mut server = start(data, address);
+    let given = check(address, said);
+    let stats = Command::new(env!("CARGO_BIN_EXE_firn"))
+        .args(["cache", "stats", "--server", &address.to_string()])
+        .output()
+        .expect("firn runs");
+    let text = String::from_utf8_lossy(&stats.stdout).into_owned();
+    let hits = text.lines().find(|line| line.starts_with("hits")).unwrap_or_default();
+    assert!(stats.status.success() && !hits.contains(" 0 "), "{text}");
+    assert_eq!(server.terminate(), Some(0));
+    given
+}
+
+#[test]
+fn clients_in_rust_and_python_share_two_servers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let addresses = [free_address(), free_address()];
+    let _servers = [0, 1].map(|n| start(&folder.path().join(n.to_string()), addresses[n]));
+    let names = addresses.map(|address| address.to_string());
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut both = Client::new(&names, Options::default()).expect("a client");
+    let mut counts = [0, 0];
+    for number in 0..40 {
+        let key = format!("rust/{number}");
+        let value = format!("[[{number},1]]");
+        let kept = both.set(&key, 3, (0, 99), Format::Json, value.as_bytes()).expect("an answer");
+        assert_eq!(kept, Some((0, 99)));
+        let server = server_of(&key, &names);
+        counts[server] += 1;
+        let alone = client(addresses[server]).get(&key, 3, (0, 99), Format::Json);
+        assert_eq!(alone.expect("an answer").value, value.as_bytes());
+    }
+    assert!(counts.iter().all(|&count| count > 5), "{counts:?}");
+    let keys: Vec<String> = (0..40).map(|number| format!("rust/{number}")).collect();
+    let ask =
+        |key| firn_cache_client::Question { key, field: 3, range: (0, 120), format: Format::Json };
+    let questions: Vec<_> = keys.iter().map(|key| ask(key)).collect();
+    for (number, found) in both.get_many(&questions).into_iter().enumerate() {
+        let found = found.expect("an answer");
+        assert_eq!(found.missing, Some((100, 120)));
+        assert_eq!(found.value, format!("[[{number},1]]").into_bytes());
+    }
+    assert!(both.delete("rust/1", 3, (0, 9)).expect("an answer"));
+
+    let Some(python) = installed("python3") else { return };
+    let tests = Command::new(python)
+        .args(["-B", "-m", "unittest", "-v", "test_firn_cache"])
+        .current_dir(repository().join("clients/python"))
+        .env("FIRN_CACHE_SERVERS", names.join(","))
+        .output()
+        .expect("python runs");
+    let told = String::from_utf8_lossy(&tests.stderr).into_owned();
+    assert!(tests.status.success() && !told.contains("skipped"), "{told}");
+}
