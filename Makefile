@@ -40,13 +40,15 @@ bench-tree: ## bytes per sample by level, bytes put, size control, late data, qu
 	cargo build --release --package firn-bench
 	target/release/bench-tree --only "$(ONLY)"
 
-bench-cache: ## what the result cache saves a dashboard that is refreshed: CPU, hits
-	cargo run --release --quiet --package firndb --example dashboard
+bench-cache: ## the cache against none, chunks and other policies, a dashboard; ONLY=words of names; writes target/bench/cache.json
+	cargo build --release --package firn --package firn-bench
+	target/release/bench-cache --only "$(ONLY)"
 
-soak: ## more simulation seeds, damaged places, comparisons with Prometheus and kills than `make test` runs; SEEDS=n, PLACES=n, ROUNDS=n, KILLS=n
+soak: ## more simulation seeds, damaged places, comparisons with Prometheus and kills than `make test` runs; SEEDS=n, PLACES=n, ROUNDS=n, KILLS=n, ANSWERS=n
 	FIRN_SEED_COUNT=$(or $(SEEDS),20000) FIRN_DAMAGE_COUNT=$(or $(PLACES),100000) cargo test --package firn-engine --test simulation -- --nocapture
 	FIRN_SEED_COUNT=$(or $(ROUNDS),40) cargo test --package firn --test e2e differential -- --nocapture
 	FIRN_KILLS=$(or $(KILLS),200) cargo test --package firn --test e2e kill:: -- --nocapture
+	FIRN_SEED_COUNT=$(or $(ANSWERS),4000) cargo test --package firn-cache --lib -- --nocapture invariant_9 whatever_happens
 
 fuzz: ## fuzzers of the language and its evaluation, SECONDS=n each; a find stops it
 	cargo xtask fuzz $(SECONDS)
