@@ -79,11 +79,13 @@ pub enum Planted {
     MemoryNotReserved,
     /// Short of memory, the head lets go of rows that are in no table yet.
     PressureDropsRows,
+    /// Writes are taken however much waits for a slow tier that is down.
+    FastTierUnbounded,
 }
 
 impl Planted {
     /// Every mistake.
-    pub const ALL: [Planted; 38] = [
+    pub const ALL: [Planted; 39] = [
         Planted::SyncSkipped,
         Planted::PublishedBeforeDurable,
         Planted::AcknowledgedBeforeVisible,
@@ -122,6 +124,7 @@ impl Planted {
         Planted::FlippedBlockServed,
         Planted::MemoryNotReserved,
         Planted::PressureDropsRows,
+        Planted::FastTierUnbounded,
     ];
 
     /// Those that are the tree's.

@@ -120,11 +120,13 @@ impl Engine {
     pub(crate) fn admit(&self) -> Result<()> {
         if let (bytes, Some(limit)) = self.tree.fast_bytes()
             && bytes > limit.saturating_add(limit / 4)
+            && !self.planted(Planted::FastTierUnbounded)
         {
             return Err(Error::busy(
                 1_000,
                 format!(
-                    "fast tier: {bytes} bytes of tables wait for the slow tier, the limit is {limit}; retry later"
+                    "fast tier: {bytes} bytes of tables wait for the slow tier, the limit is {limit} (--fast-bytes-max); \
+                     retry later, writes are taken again when the slow tier has caught up"
                 ),
             ));
         }

@@ -66,6 +66,11 @@ fn progress_line(progress: &CheckProgress) -> String {
     )
 }
 
+/// Whether it is a damaged block of a local index file; objects have their epoch in their names.
+fn is_index(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Corrupt { file, .. } if file.starts_with("index/") && !file.contains('-'))
+}
+
 fn text(report: &CheckReport, repairs: bool) -> String {
     let mut lines = vec![format!(
         "{} files with {} bytes read, {} damaged places, {} files that nobody names",
@@ -85,7 +90,14 @@ fn text(report: &CheckReport, repairs: bool) -> String {
                 lost.range.start,
                 lost.range.end
             )),
-            None => lines.push("          nothing is lost by it".to_owned()),
+            None if finding.is_repaired || !is_index(&finding.error) => {
+                lines.push("          nothing is lost by it".to_owned());
+            }
+            None => lines.push(
+                "          what needs this block fails: move the file away, and the next start fetches it from the slow \
+                 tier, or bring it back from a backup"
+                    .to_owned(),
+            ),
         }
         if finding.is_repaired {
             lines.push("          repaired: the rest was written anew".to_owned());

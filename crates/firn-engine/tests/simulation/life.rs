@@ -58,7 +58,8 @@ fn step(world: &mut World) -> Result<(), Failure> {
         55..=66 => world.step(Lane::Tree),
         67..=70 => world.flush(),
         71 => world.recycle(),
-        72..=76 => {
+        72..=73 => work_under_fault(world),
+        74..=76 => {
             let minutes = world.rng.below(200);
             world.advance(Duration::from_secs(minutes * 60));
             Ok(())
@@ -102,6 +103,38 @@ fn step(world: &mut World) -> Result<(), Failure> {
         97 => world.restart_cleanly(),
         _ => world.crash(),
     }
+}
+
+/// Work on tables while one thing goes wrong again and again.
+fn work_under_fault(world: &mut World) -> Result<(), Failure> {
+    let faults = world.sim.faults.clone();
+    let operation = *world.rng.pick(&[
+        Operation::Read,
+        Operation::Get,
+        Operation::Get,
+        Operation::Write,
+        Operation::Put,
+    ]);
+    let kind = world.rng.below(9);
+    match kind {
+        0 => faults.set_lost_acknowledgement_rate(0.5),
+        1 | 2 => faults.set_partial_body_rate(0.5),
+        3 => world.set_slow_tier_down(true),
+        _ => faults.set_rate(operation, 0.3),
+    }
+    for _ in 0..6 {
+        // A slow tier that failed is left alone for a minute; then more has become due.
+        let minutes = 2 + world.rng.below(90);
+        world.advance(Duration::from_secs(60 * minutes));
+        world.step(Lane::Tree)?;
+    }
+    match kind {
+        0 => faults.set_lost_acknowledgement_rate(0.0),
+        1 | 2 => faults.set_partial_body_rate(0.0),
+        3 => world.set_slow_tier_down(false),
+        _ => faults.set_rate(operation, 0.0),
+    }
+    Ok(())
 }
 
 /// All work done, all faults over: everything is there, then once more after a crash.

@@ -9,6 +9,7 @@ mod deletes;
 mod histories;
 mod life;
 mod lost_index;
+mod outage;
 mod planted;
 mod pressure;
 mod random_transactions;
@@ -39,6 +40,7 @@ fn invariants_1_2_3_7_engine_and_plain_map_agree_at_every_crash() {
         digest
     });
     println!("{:?}", tally.borrow());
+    tally.borrow().print_faults();
     // A simulation in which something never happens proves nothing about it.
     if !is_alone {
         tally.borrow().assert_everything_happened();

@@ -3,7 +3,7 @@
 use firn_engine::Planted;
 
 use crate::world::World;
-use crate::{life, pressure, tiers};
+use crate::{life, outage, pressure, tiers};
 
 const SEEDS_MAX: u64 = 2_000;
 
@@ -25,6 +25,9 @@ fn every_planted_mistake_is_found() {
 fn found(seed: u64, mistake: Planted) -> Option<(u64, String)> {
     if matches!(mistake, Planted::FenceSkipped | Planted::ObjectsRemovedEarly) {
         return tiers::found(seed, mistake).map(|how| (seed, how));
+    }
+    if mistake == Planted::FastTierUnbounded {
+        return outage::found(seed, mistake).map(|how| (seed, how));
     }
     let is_of_memory = matches!(mistake, Planted::MemoryNotReserved | Planted::PressureDropsRows);
     // A mistake may also break an assertion inside a room: that is found as well.
