@@ -86,6 +86,10 @@ impl SegmentReader {
             let window = self.bytes_from(offset)?;
             let words = window.chunks_exact(block::ALIGN_BYTES);
             let step = words.len();
+            if is_zeros(window) {
+                offset += (step * block::ALIGN_BYTES) as u64;
+                continue;
+            }
             match words.into_iter().position(|word| word.starts_with(&tag)) {
                 None => offset += (step * block::ALIGN_BYTES) as u64,
                 Some(idx) => {
@@ -118,8 +122,7 @@ impl SegmentReader {
         let mut last = None;
         while offset < self.bytes {
             let window = self.bytes_from(offset)?;
-            // Nearly always all zeros, which this form sees sixteen and more bytes at a time.
-            if window.iter().fold(0, |all, &byte| all | byte) != 0 {
+            if !is_zeros(window) {
                 let idx = window.iter().rposition(|&byte| byte != 0);
                 last = idx.map(|idx| offset + idx as u64 + 1);
             }
@@ -182,4 +185,9 @@ impl SegmentReader {
     fn window_end(&self) -> u64 {
         self.window_offset + self.window.len() as u64
     }
+}
+
+/// The rest of a segment is nearly always zeros, which this form sees sixteen and more bytes at a time.
+fn is_zeros(bytes: &[u8]) -> bool {
+    bytes.iter().fold(0, |all, &byte| all | byte) == 0
 }

@@ -803,7 +803,7 @@ fn device_sync_us() -> Outcome<f64> {
 
 /// What a plain insert costs where there were no transactions, after some, and while one is open.
 fn plain(aims: &mut Vec<Aim>) -> Outcome<()> {
-    const TRANSACTIONS: usize = 2_000;
+    const TRANSACTIONS: usize = 500;
     println!("\nplain writes of {BATCH} samples, CPU ns a sample:");
     let mut rounds: [Vec<f64>; 3] = Default::default();
     for _ in 0..3 {
