@@ -1,4 +1,4 @@
-//! Many threads at once.
+//! Tests with many threads at once.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
