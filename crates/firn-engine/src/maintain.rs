@@ -344,7 +344,7 @@ impl Engine {
             Some(seal) if !self.planted(Planted::IndexNotSealed) => {
                 // Taken, not asked for: it is what frees memory.
                 let mut memory = self.budget.empty(Pool::Jobs);
-                memory.take(self.new_series_bytes());
+                memory.take(seal.memory_bytes());
                 seal.run(&*self.env.disk).map(Some)
             }
             _ => Ok(None),

@@ -20,8 +20,6 @@ use crate::manifest::{Edit, Room};
 use crate::planted::Planted;
 use crate::{Engine, Step};
 
-// Pair ids, slots and lists of a series while a segment is written.
-pub(crate) const MERGE_BYTES_PER_SERIES: u64 = 128;
 // All files are read and all series looked for: seconds for millions of series.
 const REMOVAL_INTERVAL_MS: i64 = 60 * 60_000;
 // A damaged or unwritable file is tried again after this long.
@@ -98,11 +96,6 @@ impl Presence<'_> {
     }
 }
 
-/// What a merge of index files holds: the texts as well.
-fn merge_bytes(job: &MergeJob) -> u64 {
-    job.series_count() * MERGE_BYTES_PER_SERIES + job.input_bytes()
-}
-
 impl Liveness for Presence<'_> {
     fn retain(&self, group: GroupId, slots: &mut Vec<u32>) {
         let absent = self.absent(group, slots);
@@ -131,7 +124,7 @@ impl Engine {
     }
 
     fn merge_index(&self, job: &MergeJob) -> Result<()> {
-        let _memory = self.reserve(Pool::Jobs, merge_bytes(job))?;
+        let _memory = self.reserve(Pool::Jobs, job.memory_bytes())?;
         let part = job.run(&*self.env.disk)?;
         if self.planted(Planted::IndexFilesDroppedEarly) {
             for (path, _) in self.index.segment_files() {
@@ -161,7 +154,7 @@ impl Engine {
     }
 
     fn run_removal(&self, job: &MergeJob) -> Result<Outcome> {
-        let _memory = self.reserve(Pool::Jobs, merge_bytes(job))?;
+        let _memory = self.reserve(Pool::Jobs, job.memory_bytes())?;
         let removal = self.with_presence(|presence| job.run_removal(&*self.env.disk, presence))?;
         let Some(removal) = removal else { return Ok(Outcome::Nothing) };
         let series = removal.dropped.iter().flat_map(|(group, slots)| {

@@ -18,7 +18,7 @@ use crate::key_table::KeyTable;
 use crate::layers::{Layer, Segment};
 use crate::manifest_part::{Catalog, Part, SegmentInfo, segment_path};
 use crate::matching::{GroupMatch, unite};
-use crate::sealed::{Builder, Live, PartInput, Sealed};
+use crate::sealed::{Builder, Live, PairSource, PartInput, Sealed};
 use crate::state::State;
 
 /// What is known about files, and what jobs have finished.
@@ -77,6 +77,19 @@ pub struct Removal {
     pub dropped: Vec<(GroupId, Vec<u32>)>,
 }
 
+/// What writing a file takes whatever is in it: its buffer, twice while it grows.
+const WRITE_BYTES: u64 = 4 << 20;
+/// Numbers of a pair: in its input and in the file, its name, its hash, whether it is used.
+const PAIR_BYTES: u64 = 28;
+/// A label set with its pairs, then as a sorted row, with its hash and its way by id.
+const SET_BYTES: u64 = 224;
+/// Slot and member set of a series, in the builder, in its group's list, in lists of rows.
+const SERIES_BYTES: u64 = 32;
+
+fn write_bytes(pair_count: u64, set_count: u64, series_count: u64) -> u64 {
+    pair_count * PAIR_BYTES + set_count * SET_BYTES + series_count * SERIES_BYTES
+}
+
 // So many neighbours of like size become one: each definition is written about log4 times.
 const MERGE_COUNT_MIN: usize = 4;
 
@@ -88,9 +101,14 @@ impl Jobs {
 }
 
 impl SealJob {
-    /// How many series it writes.
-    pub fn series_count(&self) -> u64 {
-        self.layers.iter().map(|layer| layer.state.read().series_count()).sum()
+    /// Memory that [`SealJob::run`] takes at most, about: beside numbers of pairs, series and sets nothing is held.
+    pub fn memory_bytes(&self) -> u64 {
+        let of = |layer: &Arc<Layer>| {
+            let state = layer.state.read();
+            let sets = u64::from(state.parts.count()) + u64::from(state.sets.count());
+            write_bytes(u64::from(state.pairs.pair_count()), sets, state.series_count())
+        };
+        WRITE_BYTES + self.layers.iter().map(of).sum::<u64>()
     }
 
     /// Writes `index/<n>.seg`, makes it durable and returns the manifest part. Nothing refers to the
@@ -100,12 +118,13 @@ impl SealJob {
     /// # Errors
     /// `Unavailable` if the disk fails or is full.
     pub fn run(&self, disk: &dyn Disk) -> Result<Vec<u8>> {
-        let mut builder = Builder::new();
+        // Nobody changes them any more; queries read beside.
+        let states: Vec<_> = self.layers.iter().map(|layer| layer.state.read()).collect();
+        let sources: Vec<_> = states.iter().map(|state| PairSource::Memory(&state.pairs)).collect();
+        let mut builder = Builder::new(&sources)?;
         let mut group_count = 0;
-        for layer in &self.layers {
-            // Nobody changes it any more; queries read beside.
-            let state = layer.state.read();
-            add_state(&state, &mut builder);
+        for (source, state) in states.iter().enumerate() {
+            add_state((source, state), &mut builder);
             group_count += u64::from(state.parts.group_count());
         }
         let segment = write(disk, self.number, self.number, builder, |_| group_count)?;
@@ -133,14 +152,14 @@ impl MergeJob {
         Some(&segments[start..]).filter(|chosen| chosen.len() >= MERGE_COUNT_MIN)
     }
 
-    /// How many series it reads.
-    pub fn series_count(&self) -> u64 {
-        self.inputs.iter().map(|segment| segment.info.series_count).sum()
-    }
-
-    /// Length of all files that are merged.
-    pub fn input_bytes(&self) -> u64 {
-        self.inputs.iter().map(|segment| segment.info.file_bytes).sum()
+    /// Memory that [`MergeJob::run`] takes at most, about, as [`SealJob::memory_bytes`]: texts of any length go from file
+    /// to file.
+    pub fn memory_bytes(&self) -> u64 {
+        let of = |segment: &Arc<Segment>| {
+            let sealed = &segment.sealed;
+            write_bytes(sealed.pair_count(), sealed.set_count(), sealed.series_count())
+        };
+        WRITE_BYTES + self.inputs.iter().map(of).sum::<u64>()
     }
 
     /// As [`SealJob::run`], for a merge that keeps everything.
@@ -207,9 +226,10 @@ impl MergeJob {
         live: &dyn Live,
         group_count: impl FnOnce(u64) -> u64,
     ) -> Result<Arc<Segment>> {
-        let mut builder = Builder::new();
-        for segment in &self.inputs {
-            builder.merge(&segment.sealed, live)?;
+        let sources = self.inputs.iter().map(|segment| PairSource::File(&segment.sealed));
+        let mut builder = Builder::new(&sources.collect::<Vec<_>>())?;
+        for (source, segment) in self.inputs.iter().enumerate() {
+            builder.merge(source, &segment.sealed, live)?;
         }
         let born = self.inputs.iter().map(|segment| segment.born).max().unwrap_or(0);
         write(disk, self.number, born, builder, group_count)
@@ -226,18 +246,11 @@ impl MergeJob {
 }
 
 /// Gives everything in memory to a builder.
-fn add_state(state: &State, builder: &mut Builder) {
-    // Ids of the state to ids of the builder, once they are asked for.
-    let mut ids: Vec<Option<u32>> = vec![None; state.pairs.pair_count() as usize];
+fn add_state((source, state): (usize, &State), builder: &mut Builder<'_>) {
     let (mut identity, mut common, mut member) = (Vec::new(), Vec::new(), Vec::new());
     for part_no in 0..state.parts.count() {
-        let mut translate = |pairs: Ids<'_>, out: &mut Vec<u32>| {
-            out.extend(pairs.map(|pair| {
-                *ids[pair as usize].get_or_insert_with(|| {
-                    let (name, value) = state.pairs.bytes_of(pair);
-                    builder.pair(name, value)
-                })
-            }));
+        let translate = |pairs: Ids<'_>, out: &mut Vec<u32>| {
+            out.extend(pairs.map(|pair| builder.pair(source, pair)));
         };
         identity.clear();
         translate(state.parts.identity(part_no), &mut identity);
@@ -269,7 +282,7 @@ fn write(
     disk: &dyn Disk,
     number: u64,
     born: u64,
-    builder: Builder,
+    builder: Builder<'_>,
     group_count: impl FnOnce(u64) -> u64,
 ) -> Result<Arc<Segment>> {
     let path = segment_path(number);

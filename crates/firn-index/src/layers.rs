@@ -20,7 +20,8 @@ use crate::state::{Growing, State, Watermark};
 pub(crate) struct Layer {
     /// Rises from layer to layer.
     pub(crate) number: u64,
-    /// Held for reading while a bounded piece of a query looks at it, never over I/O.
+    /// Held for reading while a bounded piece of a query looks at it; over I/O only by a seal, which reads what nobody
+    /// changes any more.
     pub(crate) state: RwLock<State>,
 }
 

@@ -181,7 +181,8 @@ impl Pairs {
             + self.pair_table.allocation_size()
     }
 
-    fn name_bytes(&self, id: u32) -> &[u8] {
+    /// A name's text as bytes.
+    pub(crate) fn name_bytes(&self, id: u32) -> &[u8] {
         text_at(&self.text, self.names[id as usize].text_at)
     }
 

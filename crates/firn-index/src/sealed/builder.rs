@@ -1,21 +1,22 @@
 //! Building a segment from any mix of label sets and other segments: what goes in.
 //!
-//! Kept are ids: a pair's text once, a label set of a lone series four bytes per label, a member eight bytes. Only the
-//! members of the group at hand are spelled out.
+//! Kept are ids: a label set of a lone series four bytes per label, a member eight bytes. Texts stay where they are
+//! (`pair_union`). Only the members of the group at hand are spelled out.
 
 use std::hash::BuildHasher;
 
 use firn_env::DiskFile;
 use firn_model::{GroupId, Result};
-use hashbrown::{HashMap, HashTable};
+use hashbrown::HashTable;
 
 use crate::sealed::factor::{Member, factor};
+use crate::sealed::pair_union::{PairSource, PairUnion};
 use crate::sealed::write;
 
 /// Collects groups in any order as ids of pairs, some tens of bytes per series, and writes one file.
-#[derive(Debug, Default)]
-pub(crate) struct Builder {
-    pub(super) pairs: PairTable,
+#[derive(Debug)]
+pub(crate) struct Builder<'a> {
+    pub(super) pairs: PairUnion<'a>,
     pub(super) sets: SetTable,
     /// Lone series with their label sets.
     pub(super) lone: Vec<(GroupId, u32)>,
@@ -82,26 +83,8 @@ struct OpenPart {
     pairs: Vec<u32>,
 }
 
-/// Label pairs, each once.
-#[derive(Debug, Default)]
-pub(super) struct PairTable {
-    pub(super) names: Vec<Box<[u8]>>,
-    name_ids: HashMap<Box<[u8]>, u32>,
-    entries: Vec<PairEntry>,
-    table: HashTable<u32>,
-    text: Vec<u8>,
-    hasher: foldhash::fast::RandomState,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct PairEntry {
-    name: u32,
-    value_bytes: u32,
-    value_at: usize,
-}
-
 /// Sets of pairs.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct SetTable {
     pub(super) pairs: Vec<u32>,
     /// Where each set ends in `pairs`.
@@ -110,21 +93,20 @@ pub(super) struct SetTable {
     hasher: foldhash::fast::RandomState,
 }
 
-impl Default for SetTable {
-    fn default() -> SetTable {
-        let (pairs, ends, table, hasher) = Default::default();
-        SetTable { pairs, ends, table, hasher }
+impl<'a> Builder<'a> {
+    /// For label sets of pairs that `sources` have.
+    ///
+    /// # Errors
+    /// `Corrupt` if a segment is damaged, `TooLarge` when ids are used up.
+    pub(crate) fn new(sources: &[PairSource<'a>]) -> Result<Builder<'a>> {
+        let pairs = PairUnion::new(sources)?;
+        let (sets, lone, parts, members) = Default::default();
+        Ok(Builder { pairs, sets, lone, parts, members, origin: 0, open: None })
     }
-}
 
-impl Builder {
-    pub(crate) fn new() -> Builder {
-        Builder::default()
-    }
-
-    /// The id of a pair in this builder.
-    pub(crate) fn pair(&mut self, name: &[u8], value: &[u8]) -> u32 {
-        self.pairs.intern(name, value)
+    /// The id in this builder of a pair of a source.
+    pub(crate) fn pair(&self, source: usize, pair: u32) -> u32 {
+        self.pairs.number(source, pair)
     }
 
     /// Begins a part; its members follow, unless it is lone.
@@ -161,6 +143,7 @@ impl Builder {
     /// series with different labels; `TooLarge` when ids are used up.
     pub(crate) fn finish(mut self, file: &dyn DiskFile) -> Result<SegmentTotals> {
         self.close_part();
+        self.pairs.forget_numbers();
         write::write(self, file)
     }
 
@@ -196,52 +179,6 @@ impl Builder {
             let members = start..self.members.len();
             self.parts.push(PartEntry { group, identity, common, members, next_slot, origin });
         }
-    }
-}
-
-impl PairTable {
-    fn intern(&mut self, name: &[u8], value: &[u8]) -> u32 {
-        let name = match self.name_ids.get(name) {
-            Some(&id) => id,
-            None => {
-                let id = self.names.len() as u32;
-                self.names.push(name.into());
-                self.name_ids.insert(name.into(), id);
-                id
-            }
-        };
-        let (hasher, text, entries) = (&self.hasher, &self.text, &mut self.entries);
-        let hash = hasher.hash_one((name, value));
-        let value_of = |entry: &PairEntry| &text[entry.value_at..][..entry.value_bytes as usize];
-        let is_it = |&id: &u32| {
-            let entry = &entries[id as usize];
-            entry.name == name && value_of(entry) == value
-        };
-        if let Some(&id) = self.table.find(hash, is_it) {
-            return id;
-        }
-        let id = entries.len() as u32;
-        let (value_at, value_bytes) = (self.text.len(), value.len() as u32);
-        self.table.insert_unique(hash, id, |&id| {
-            let entry = &entries[id as usize];
-            hasher.hash_one((entry.name, value_of(entry)))
-        });
-        entries.push(PairEntry { name, value_bytes, value_at });
-        self.text.extend_from_slice(value);
-        id
-    }
-
-    pub(super) fn count(&self) -> usize {
-        self.entries.len()
-    }
-
-    pub(super) fn name_of(&self, pair: u32) -> u32 {
-        self.entries[pair as usize].name
-    }
-
-    pub(super) fn value(&self, pair: u32) -> &[u8] {
-        let entry = &self.entries[pair as usize];
-        &self.text[entry.value_at..][..entry.value_bytes as usize]
     }
 }
 

@@ -86,9 +86,24 @@ impl<'f> FileWriter<'f> {
     /// # Errors
     /// `Unavailable` if the disk fails.
     pub(crate) fn push_section(&mut self, bytes: &[u8]) -> Result<()> {
-        let start = self.written + self.buf.len();
-        self.contents.sections.push(Section { start, len: bytes.len() });
-        self.push(bytes)
+        self.begin_section();
+        self.extend_section(bytes)
+    }
+
+    /// A section whose bytes come piece by piece.
+    pub(crate) fn begin_section(&mut self) {
+        self.contents.sections.push(Section { start: self.written + self.buf.len(), len: 0 });
+    }
+
+    /// More of the last section.
+    ///
+    /// # Errors
+    /// As [`FileWriter::push_section`].
+    pub(crate) fn extend_section(&mut self, bytes: &[u8]) -> Result<()> {
+        if let Some(section) = self.contents.sections.last_mut() {
+            section.len += bytes.len();
+        }
+        bytes.chunks(WRITE_BYTES).try_for_each(|piece| self.push(piece))
     }
 
     /// # Errors

@@ -129,6 +129,12 @@ impl LetterCode {
         bits.sum::<u64>() / 8
     }
 
+    /// What [`LetterCode::encode_text`] appends for `text`.
+    pub(crate) fn text_bytes(&self, text: &[u8]) -> usize {
+        let bits = text.iter().map(|&letter| usize::from(self.bits[usize::from(letter)]));
+        bits.sum::<usize>().div_ceil(8)
+    }
+
     /// Appends the code itself, and [`Letters::bytes_min`].
     pub(crate) fn encode(&self, bytes_min: usize, out: &mut Vec<u8>) {
         let with = |bits: u8| self.bits.iter().filter(|other| **other == bits).count() as u8;

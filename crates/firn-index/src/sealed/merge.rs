@@ -8,26 +8,18 @@ use crate::sealed::{Kind, Sealed};
 
 const NONE: u32 = u32::MAX;
 
-impl Builder {
-    /// Takes in what is alive of another segment, sequentially. Keeps four bytes for each of its pairs
-    /// and member sets meanwhile.
+impl Builder<'_> {
+    /// Takes in what is alive of another segment, which is source number `source`, sequentially. Keeps four bytes for each of
+    /// its member sets meanwhile.
     ///
     /// # Errors
     /// `Corrupt` if the segment is damaged; the builder is to be thrown away then.
-    pub(crate) fn merge(&mut self, segment: &Sealed, live: &dyn Live) -> Result<()> {
-        let mut pairs = Vec::with_capacity(segment.pair_count() as usize);
-        let mut walk = segment.strings.walk(&segment.blocks, 0)?;
-        for name in 0..segment.names.count() as u32 {
-            for _ in segment.names.pairs(name) {
-                walk.advance()?;
-                pairs.push(self.pair(segment.names.text(name), walk.text()));
-            }
-        }
-        self.merge_lone(segment, live, &pairs)?;
-        self.merge_parts(segment, live, &pairs)
+    pub(crate) fn merge(&mut self, source: usize, segment: &Sealed, live: &dyn Live) -> Result<()> {
+        self.merge_lone(source, segment, live)?;
+        self.merge_parts(source, segment, live)
     }
 
-    fn merge_lone(&mut self, segment: &Sealed, live: &dyn Live, pairs: &[u32]) -> Result<()> {
+    fn merge_lone(&mut self, source: usize, segment: &Sealed, live: &dyn Live) -> Result<()> {
         let mut reader = segment.lone.rows.reader(&segment.blocks);
         let mut slots = Vec::new();
         for row in 0..segment.lone.rows.count {
@@ -36,7 +28,8 @@ impl Builder {
             slots.push(0);
             live.retain(group, &mut slots);
             if !slots.is_empty() {
-                let labels = renumbered(segment.row_pairs(&mut reader, row, |_, _| true)?, pairs);
+                let labels = segment.row_pairs(&mut reader, row, |_, _| true)?;
+                let labels = renumbered(labels, self.pairs.numbers(source));
                 let labels = self.sets.push(&labels);
                 self.lone.push((group, labels));
             }
@@ -44,7 +37,7 @@ impl Builder {
         Ok(())
     }
 
-    fn merge_parts(&mut self, segment: &Sealed, live: &dyn Live, pairs: &[u32]) -> Result<()> {
+    fn merge_parts(&mut self, source: usize, segment: &Sealed, live: &dyn Live) -> Result<()> {
         self.origin += 1;
         let origin = self.origin;
         let mut sets = vec![NONE; segment.sets.rows.count as usize];
@@ -80,7 +73,8 @@ impl Builder {
                 let known = match known {
                     NONE => {
                         let labels = segment.row_pairs(&mut set_reader, set, |_, _| true)?;
-                        let known = self.sets.intern(&renumbered(labels, pairs));
+                        let known =
+                            self.sets.intern(&renumbered(labels, self.pairs.numbers(source)));
                         sets[set as usize] = known;
                         known
                     }
@@ -91,8 +85,9 @@ impl Builder {
             let labels = |part_reader: &mut _, identity: bool| {
                 segment.row_pairs(part_reader, row, |schema, idx| schema.identity[idx] == identity)
             };
-            let identity = renumbered(labels(&mut part_reader, true)?, pairs);
-            let common = renumbered(labels(&mut part_reader, false)?, pairs);
+            let numbers = self.pairs.numbers(source);
+            let identity = renumbered(labels(&mut part_reader, true)?, numbers);
+            let common = renumbered(labels(&mut part_reader, false)?, numbers);
             let (identity, common) = (self.sets.intern(&identity), self.sets.intern(&common));
             let members = start..self.members.len();
             self.parts.push(PartEntry { group, identity, common, members, next_slot, origin });

@@ -11,8 +11,8 @@
 //! block fails. No input makes it panic.
 //!
 //! Reading order: `blocks`, `footer`, `letters`, `strings`, `names`, `rows`, `buckets`, `shapes`, `hash`; then the reader here,
-//! `lookup`, `automaton`, `matching`, `found`, `keys`, `collect`, `listing`, `counts`; then `builder`, `factor`, `cluster`,
-//! `columns`, `write`, `merge`.
+//! `lookup`, `automaton`, `matching`, `found`, `keys`, `collect`, `listing`, `counts`; then `pair_union`, `builder`,
+//! `factor`, `cluster`, `columns`, `write`, `merge`.
 //!
 //! Sources: `ByteSeries` 3.2 (the compressed inverted index), `TimeUnion` 3.1 (groups, two-level lists).
 
@@ -35,6 +35,7 @@ mod lookup;
 mod matching;
 mod merge;
 mod names;
+mod pair_union;
 mod rows;
 mod shapes;
 mod strings;
@@ -56,6 +57,7 @@ pub(crate) use hash::HashedLabels;
 pub(crate) use lookup::Neighbour;
 #[cfg(test)]
 pub(crate) use lookup::OpenGroup;
+pub(crate) use pair_union::PairSource;
 
 use crate::sealed::blocks::{Blocks, Packed, Records};
 use crate::sealed::buckets::{Buckets, HashBuckets, IdBuckets};
@@ -217,6 +219,11 @@ impl Sealed {
 
     pub(crate) fn member_set_count(&self) -> u64 {
         u64::from(self.sets.rows.count)
+    }
+
+    /// Label sets of lone series, of parts and of members, as they are stored.
+    pub(crate) fn set_count(&self) -> u64 {
+        KINDS.map(|kind| u64::from(self.table(kind).rows.count)).iter().sum()
     }
 
     pub(crate) fn file_bytes(&self) -> u64 {

@@ -34,15 +34,37 @@ pub(crate) struct Strings {
     names: Vec<NameLetters>,
 }
 
-/// Collects texts, name by name.
+/// How the texts of one name are coded.
+#[derive(Clone, Debug)]
+pub(crate) struct NameCode {
+    letters: Option<LetterCode>,
+    /// What no text of it adds less than to the one before, but for the first of a block.
+    bytes_min: usize,
+}
+
+/// Chooses codes, name by name.
 #[derive(Debug)]
-pub(crate) struct StringsWriter {
-    pub(crate) text: Vec<u8>,
-    pub(crate) starts: Vec<u64>,
-    last: Vec<u8>,
-    count: u64,
+pub(crate) struct StringsPlanner {
+    along: Along,
     /// Less is not worth a code.
     saved_bytes_min: usize,
+}
+
+/// Writes texts by codes that a [`StringsPlanner`] chose for the same ones.
+#[derive(Debug, Default)]
+pub(crate) struct StringsWriter {
+    along: Along,
+    /// Where blocks start.
+    pub(crate) starts: Vec<u64>,
+    written_bytes: u64,
+    coded: Vec<u8>,
+}
+
+/// Goes along texts.
+#[derive(Clone, Debug, Default)]
+struct Along {
+    last: Vec<u8>,
+    count: u64,
 }
 
 /// Walks texts from one on; holds the present one.
@@ -74,78 +96,96 @@ struct Entry<'a> {
     letters: Option<&'a Letters>,
 }
 
-impl Default for StringsWriter {
-    fn default() -> StringsWriter {
-        let (text, starts, last) = Default::default();
-        StringsWriter { text, starts, last, count: 0, saved_bytes_min: SAVED_BYTES_MIN }
+impl Default for StringsPlanner {
+    fn default() -> StringsPlanner {
+        StringsPlanner { along: Along::default(), saved_bytes_min: SAVED_BYTES_MIN }
+    }
+}
+
+impl StringsPlanner {
+    /// The code for the texts of a name, which come next. `each` hands on all of them, sorted; it is called twice if they
+    /// are coded: texts are not kept.
+    ///
+    /// # Errors
+    /// Those of `each`.
+    pub(crate) fn plan(
+        &mut self,
+        each: impl Fn(&mut dyn FnMut(&[u8])) -> Result<()>,
+    ) -> Result<NameCode> {
+        let before = self.along.clone();
+        let (mut counts, mut text_count) = ([0u64; 256], 0);
+        each(&mut |text| {
+            let same = self.along.step(text).0;
+            text[same..].iter().for_each(|&letter| counts[usize::from(letter)] += 1);
+            text_count += 1;
+        })?;
+        let plain_bytes: u64 = counts.iter().sum();
+        let letters = LetterCode::new(&counts).filter(|made| {
+            // Half a byte a text fills up its last one.
+            let coded_bytes = made.coded_bytes(&counts) + text_count / 2 + 32;
+            plain_bytes > coded_bytes.saturating_add(self.saved_bytes_min as u64)
+        });
+        let Some(code) = &letters else { return Ok(NameCode { letters, bytes_min: 0 }) };
+        let (mut along, mut bytes_min) = (before, usize::MAX);
+        each(&mut |text| {
+            let (same, is_first) = along.step(text);
+            if !is_first {
+                bytes_min = bytes_min.min(code.text_bytes(&text[same..]));
+            }
+        })?;
+        bytes_min = if bytes_min == usize::MAX { 0 } else { bytes_min };
+        Ok(NameCode { letters, bytes_min })
+    }
+}
+
+impl NameCode {
+    /// Appends how the letters are coded.
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        out.push(u8::from(self.letters.is_some()));
+        if let Some(letters) = &self.letters {
+            letters.encode(self.bytes_min, out);
+        }
     }
 }
 
 impl StringsWriter {
-    /// Adds all values of a name, sorted; appends to `code` how their letters are coded.
-    pub(crate) fn push_name(&mut self, values: &[&[u8]], code: &mut Vec<u8>) {
-        let mut counts = [0u64; 256];
-        let last = self.last.clone();
-        let before = || std::iter::once(&last[..]).chain(values.iter().copied());
-        for ((before, value), number) in before().zip(values).zip(self.count..) {
-            let same = shared(before, value, number);
-            value[same..].iter().for_each(|&letter| counts[usize::from(letter)] += 1);
+    /// Appends the next text, whose name has `code`, to `out`.
+    pub(crate) fn push(&mut self, text: &[u8], code: &NameCode, out: &mut Vec<u8>) {
+        let start = out.len();
+        let (same, is_first) = self.along.step(text);
+        let mut new = &text[same..];
+        if let Some(letters) = &code.letters {
+            self.coded.clear();
+            letters.encode_text(new, &mut self.coded);
+            new = &self.coded;
         }
-        let plain_bytes: u64 = counts.iter().sum();
-        let coded = LetterCode::new(&counts).filter(|made| {
-            // Half a byte a text fills up its last one.
-            let coded_bytes = made.coded_bytes(&counts) + values.len() as u64 / 2 + 32;
-            plain_bytes > coded_bytes.saturating_add(self.saved_bytes_min as u64)
-        });
-        code.push(u8::from(coded.is_some()));
-        let Some(coded) = &coded else {
-            return values.iter().for_each(|value| {
-                let same = shared(&self.last, value, self.count);
-                self.push(value, same, &value[same..], 0);
-            });
-        };
-        let (mut all, mut ends) = (Vec::new(), Vec::new());
-        let mut bytes_min = usize::MAX;
-        for ((before, value), number) in before().zip(values).zip(self.count..) {
-            let (same, start) = (shared(before, value, number), all.len());
-            coded.encode_text(&value[same..], &mut all);
-            ends.push((same, all.len()));
-            if !number.is_multiple_of(BLOCK_TEXTS) {
-                bytes_min = bytes_min.min(all.len() - start);
-            }
-        }
-        bytes_min = if bytes_min == usize::MAX { 0 } else { bytes_min };
-        coded.encode(bytes_min, code);
-        let mut start = 0;
-        for (value, (same, end)) in values.iter().zip(ends) {
-            self.push(value, same, &all[start..end], bytes_min);
-            start = end;
-        }
-    }
-
-    fn push(&mut self, text: &[u8], same: usize, new: &[u8], bytes_min: usize) {
-        if self.count.is_multiple_of(BLOCK_TEXTS) {
-            self.starts.push(self.text.len() as u64);
-            encode_varint(new.len() as u64, &mut self.text);
+        if is_first {
+            self.starts.push(self.written_bytes);
+            encode_varint(new.len() as u64, out);
         } else {
-            let more = new.len() - bytes_min;
-            self.text.push((same.min(15) << 4 | more.min(15)) as u8);
+            let more = new.len() - code.bytes_min;
+            out.push((same.min(15) << 4 | more.min(15)) as u8);
             for len in [same, more] {
                 if len >= 15 {
-                    encode_varint(len as u64 - 15, &mut self.text);
+                    encode_varint(len as u64 - 15, out);
                 }
             }
         }
-        self.text.extend_from_slice(new);
-        self.last.clear();
-        self.last.extend_from_slice(text);
-        self.count += 1;
+        out.extend_from_slice(new);
+        self.written_bytes += (out.len() - start) as u64;
     }
 }
 
-/// How much text `number` takes from the one before.
-fn shared(before: &[u8], text: &[u8], number: u64) -> usize {
-    if number.is_multiple_of(BLOCK_TEXTS) { 0 } else { common(before, text) }
+impl Along {
+    /// Goes on to `text`: how much of it is taken from the one before, and whether it begins a block, which takes nothing.
+    fn step(&mut self, text: &[u8]) -> (usize, bool) {
+        let is_first = self.count.is_multiple_of(BLOCK_TEXTS);
+        let same = common(&self.last, text);
+        self.last.truncate(same);
+        self.last.extend_from_slice(&text[same..]);
+        self.count += 1;
+        (if is_first { 0 } else { same }, is_first)
+    }
 }
 
 fn common(a: &[u8], b: &[u8]) -> usize {
@@ -399,16 +439,22 @@ mod tests {
 
     fn strings(names: &[&[String]], is_coded: bool) -> (Blocks, Strings) {
         let saved_bytes_min = if is_coded { 0 } else { usize::MAX };
-        let mut writer = StringsWriter { saved_bytes_min, ..StringsWriter::default() };
+        let mut planner = StringsPlanner { saved_bytes_min, ..StringsPlanner::default() };
+        let (mut writer, mut text) = (StringsWriter::default(), Vec::new());
         let (mut letters, mut first) = (Vec::new(), 0);
         for texts in names {
-            let texts: Vec<&[u8]> = texts.iter().map(|text| text.as_bytes()).collect();
-            let mut code = Vec::new();
-            writer.push_name(&texts, &mut code);
-            letters.push((first, take_letters(&mut code.as_slice()).unwrap()));
-            first += texts.len() as u64;
+            let texts = || texts.iter().map(|text| text.as_bytes());
+            let code = planner.plan(|each| {
+                texts().for_each(each);
+                Ok(())
+            });
+            let (code, mut encoded) = (code.unwrap(), Vec::new());
+            texts().for_each(|one| writer.push(one, &code, &mut text));
+            code.encode(&mut encoded);
+            letters.push((first, take_letters(&mut encoded.as_slice()).unwrap()));
+            first += texts().count() as u64;
         }
-        let (blocks, contents) = written(&[&writer.text], &[&writer.starts]);
+        let (blocks, contents) = written(&[&text], &[&writer.starts]);
         let text = Records { bytes: contents.sections[0], starts: contents.arrays[0] };
         (blocks, Strings::new(text, first, letters))
     }

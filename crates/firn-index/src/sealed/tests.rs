@@ -10,8 +10,11 @@ use proptest::prelude::*;
 
 use crate::key_table::KeyTable;
 use crate::matching::{GroupMatch, unite};
+use crate::pairs::Pairs;
 use crate::sealed::testing::file;
-use crate::sealed::{Builder, HashedLabels, Live, Neighbour, OpenGroup, PartInput, Sealed};
+use crate::sealed::{
+    Builder, HashedLabels, Live, Neighbour, OpenGroup, PairSource, PartInput, Sealed,
+};
 
 mod damage;
 mod fixture;
@@ -148,14 +151,26 @@ impl World {
     }
 }
 
-fn pair_ids<'a>(
-    builder: &mut Builder,
-    pairs: impl Iterator<Item = (&'a str, &'a str)>,
-) -> Vec<u32> {
-    pairs.map(|(name, value)| builder.pair(name.as_bytes(), value.as_bytes())).collect()
+/// All pairs of a world, in no order of texts.
+fn pairs_of(world: &World) -> Pairs {
+    let mut pairs = Pairs::default();
+    for (name, value) in world.series.keys().rev().flat_map(Labels::iter) {
+        pairs.intern(name.as_bytes(), value.as_bytes()).unwrap();
+    }
+    pairs
 }
 
-fn add(builder: &mut Builder, world: &World) {
+/// Adds a world whose pairs are source number `source` of the builder.
+fn add(builder: &mut Builder<'_>, (source, pairs): (usize, &Pairs), world: &World) {
+    fn pair_ids<'p>(
+        builder: &Builder<'_>,
+        (source, pairs): (usize, &Pairs),
+        of: impl Iterator<Item = (&'p str, &'p str)>,
+    ) -> Vec<u32> {
+        let id = |(name, value): (&str, &str)| pairs.find(name.as_bytes(), value.as_bytes());
+        of.map(|pair| builder.pair(source, id(pair).unwrap())).collect()
+    }
+    let source = (source, pairs);
     let mut groups: BTreeMap<GroupId, Vec<(Slot, &Labels)>> = BTreeMap::new();
     for (labels, series) in &world.series {
         groups.entry(series.group).or_default().push((series.slot, labels));
@@ -163,18 +178,18 @@ fn add(builder: &mut Builder, world: &World) {
     // In an order that is neither that of ids nor that of slots.
     for (group, members) in groups.into_iter().rev() {
         let (identity, lone) = &world.groups[&group];
-        let identity = pair_ids(builder, identity.iter());
+        let identity = pair_ids(builder, source, identity.iter());
         let next_slot = world.next_slot.get(&group).copied().unwrap_or(0);
         builder.part(PartInput { group, lone: *lone, identity: &identity, next_slot });
         for (slot, labels) in members.into_iter().filter(|_| !lone) {
             let rest = labels.iter().filter(|pair| !is_identity(pair.0));
-            let rest = pair_ids(builder, rest);
+            let rest = pair_ids(builder, source, rest);
             builder.member(slot.0, &rest);
         }
     }
 }
 
-fn built(builder: Builder) -> Sealed {
+fn built(builder: Builder<'_>) -> Sealed {
     let file = file();
     let totals = builder.finish(&*file).unwrap();
     let sealed = Sealed::open(file.map().unwrap(), "test.seg").unwrap();
@@ -185,8 +200,9 @@ fn built(builder: Builder) -> Sealed {
 }
 
 fn segment(world: &World) -> Sealed {
-    let mut builder = Builder::new();
-    add(&mut builder, world);
+    let pairs = pairs_of(world);
+    let mut builder = Builder::new(&[PairSource::Memory(&pairs)]).unwrap();
+    add(&mut builder, (0, &pairs), world);
     built(builder)
 }
 
@@ -442,27 +458,30 @@ proptest! {
         queries in prop::collection::vec((prop::collection::vec(arb_matcher(), 0..4), arb_grouping()), 4),
     ) {
         let (world, settled) = World::settle(&wishes, 64);
-        let mut builder = Builder::new();
         let dead = settled.iter().filter(|s| s.0.dead).map(|s| s.1).collect();
         let dead = DeadSet(dead);
-        for number in 0..3 {
+        let parts = [0, 1, 2].map(|number| {
             let mut part = world.clone();
             let here: BTreeSet<&Labels> =
                 settled.iter().filter(|s| s.0.segment == number).map(|s| &s.0.labels).collect();
             part.keep(|labels, _| here.contains(labels));
             part.forget_next_slots();
-            if number == 2 {
-                // What is alive of the third comes from memory, and some of it twice.
-                part.keep(|_, series| !dead.0.contains(&series));
-                add(&mut builder, &part);
-                part.keep(|_, series| series.slot.0 % 2 == 0);
-                add(&mut builder, &part);
-            } else {
-                let sealed = segment(&part);
-                check(&sealed, &part);
-                builder.merge(&sealed, &dead).unwrap();
-            }
-        }
+            part
+        });
+        let [first, second, mut third] = parts;
+        let sealed = [&first, &second].map(segment);
+        check(&sealed[0], &first);
+        check(&sealed[1], &second);
+        // What is alive of the third comes from memory, and some of it twice.
+        third.keep(|_, series| !dead.0.contains(&series));
+        let pairs = pairs_of(&third);
+        let sources = [PairSource::File(&sealed[0]), PairSource::Memory(&pairs), PairSource::File(&sealed[1])];
+        let mut builder = Builder::new(&sources).unwrap();
+        builder.merge(0, &sealed[0], &dead).unwrap();
+        builder.merge(2, &sealed[1], &dead).unwrap();
+        add(&mut builder, (1, &pairs), &third);
+        third.keep(|_, series| series.slot.0 % 2 == 0);
+        add(&mut builder, (1, &pairs), &third);
         let merged = built(builder);
         let mut left = world.clone();
         left.keep(|_, series| !dead.0.contains(&series));
@@ -497,8 +516,8 @@ fn a_group_whose_members_are_gone_keeps_its_next_slot_if_it_lives_elsewhere() {
             slots.clear();
         }
     }
-    let mut builder = Builder::new();
-    builder.merge(&sealed, &Gone).unwrap();
+    let mut builder = Builder::new(&[PairSource::File(&sealed)]).unwrap();
+    builder.merge(0, &sealed, &Gone).unwrap();
     let merged = built(builder);
     assert_eq!((merged.series_count(), merged.group_count()), (0, 1));
     assert_eq!(merged.next_slot(group).unwrap(), Some(3));
@@ -506,20 +525,22 @@ fn a_group_whose_members_are_gone_keeps_its_next_slot_if_it_lives_elsewhere() {
     assert!(found.is_empty());
     check_names(&merged, None, std::iter::empty());
     assert!(!merged.pair_counts(&CancelToken::new()).unwrap().advance().unwrap());
-    let mut builder = Builder::new();
-    builder.merge(&merged, &DeadSet(BTreeSet::new())).unwrap();
+    let mut builder = Builder::new(&[PairSource::File(&merged)]).unwrap();
+    builder.merge(0, &merged, &DeadSet(BTreeSet::new())).unwrap();
     assert_eq!(built(builder).group_count(), 0);
 }
 
 #[test]
 fn what_contradicts_itself_is_refused() {
-    let f = |give: &dyn Fn(&mut Builder, &[u32])| {
-        let mut builder = Builder::new();
-        let pairs = ["1", "2", "3"].map(|value| builder.pair(b"a", value.as_bytes()));
+    let f = |give: &dyn Fn(&mut Builder<'_>, &[u32])| {
+        let mut texts = Pairs::default();
+        let pairs = ["1", "2", "3"].map(|value| texts.intern(b"a", value.as_bytes()).unwrap());
+        let mut builder = Builder::new(&[PairSource::Memory(&texts)]).unwrap();
+        let pairs = pairs.map(|pair| builder.pair(0, pair));
         give(&mut builder, &pairs);
         builder.finish(&*file()).unwrap_err().to_string()
     };
-    let part = |lone: bool, identity: &[u32], builder: &mut Builder| {
+    let part = |lone: bool, identity: &[u32], builder: &mut Builder<'_>| {
         builder.part(PartInput { group: GroupId(7), lone, identity, next_slot: 0 });
     };
     let text = f(&|builder, pairs| {

@@ -1,7 +1,8 @@
 //! From a builder to a file.
 //!
 //! Pairs are numbered by name and value, rows sorted, groups clustered to shapes, lists made name by name: beside the
-//! builder's ids there is never more than one name's lists, or one table's arrays, in memory.
+//! builder's ids there is never more than one name's lists, or one table's arrays, in memory. Texts go from where they are
+//! right to the file.
 
 use firn_codec::bits::{bit_width, pack};
 use firn_codec::postings::encode_postings;
@@ -10,30 +11,29 @@ use firn_model::{Error, Result, encode_varint};
 use hashbrown::HashMap;
 
 use crate::sealed::buckets::{WrittenBuckets, write_hashes, write_ids};
-use crate::sealed::builder::{Builder, PairTable, PartEntry, SegmentTotals, SetTable};
+use crate::sealed::builder::{Builder, PartEntry, SegmentTotals, SetTable};
 use crate::sealed::cluster::{Clusters, cluster};
 use crate::sealed::columns::column_order;
 use crate::sealed::factor::Member;
 use crate::sealed::footer::FileWriter;
 use crate::sealed::hash::pair_hash;
+use crate::sealed::pair_union::PairUnion;
 use crate::sealed::rows::RowsWriter;
 use crate::sealed::shapes::{BUNCH_PARTS, push_part, push_shape};
-use crate::sealed::strings::StringsWriter;
+use crate::sealed::strings::{NameCode, StringsPlanner, StringsWriter};
 use crate::sealed::{BUNCH_LISTS, BUNCH_OF_ROWS, KINDS, Kind};
 
 const NONE: u32 = u32::MAX;
 
 /// All pairs that are used, numbered by name and value.
 #[derive(Debug)]
-struct Dictionary {
-    names: Vec<Vec<u8>>,
+struct Dictionary<'a> {
+    /// Each with its pairs in the builder, used or not, and how the letters of its values are coded.
+    names: Vec<(&'a [u8], std::ops::Range<u32>, NameCode)>,
     /// The first pair of each name, and the end.
     first_pairs: Vec<u32>,
     name_of: Vec<u32>,
     hashes: Vec<u64>,
-    text: StringsWriter,
-    /// How the letters of each name's values are coded.
-    letters: Vec<Vec<u8>>,
     /// Builder's number to number here.
     to: Vec<u32>,
 }
@@ -65,7 +65,7 @@ struct SortedSchema {
 }
 
 /// Writes everything that `builder` has.
-pub(super) fn write(mut builder: Builder, file: &dyn DiskFile) -> Result<SegmentTotals> {
+pub(super) fn write(mut builder: Builder<'_>, file: &dyn DiskFile) -> Result<SegmentTotals> {
     join_lone(&mut builder)?;
     join_parts(&mut builder)?;
     let dictionary = Dictionary::new(&mut builder)?;
@@ -121,7 +121,7 @@ pub(super) fn write(mut builder: Builder, file: &dyn DiskFile) -> Result<Segment
         writer.push_count(u64::from(by_id[kind as usize].shift));
     }
     writer.push_section(&dictionary.encode_names())?;
-    writer.push_records(&dictionary.text.text, &dictionary.text.starts)?;
+    dictionary.write_values(&builder.pairs, &mut writer)?;
     for (kind, by_id) in KINDS.into_iter().zip(by_id) {
         let at = kind as usize;
         write_table(&mut writer, &dictionary, kind, &sorted[at], &group_ids[at], by_id)?;
@@ -133,7 +133,7 @@ pub(super) fn write(mut builder: Builder, file: &dyn DiskFile) -> Result<Segment
 }
 
 /// Each lone series once, by group.
-fn join_lone(builder: &mut Builder) -> Result<()> {
+fn join_lone(builder: &mut Builder<'_>) -> Result<()> {
     let sets = &builder.sets;
     builder.lone.sort_unstable();
     let mut conflict = None;
@@ -150,7 +150,7 @@ fn join_lone(builder: &mut Builder) -> Result<()> {
 }
 
 /// Each group's parts together, by group; what came in pieces is put together, each slot once.
-fn join_parts(builder: &mut Builder) -> Result<()> {
+fn join_parts(builder: &mut Builder<'_>) -> Result<()> {
     let mut entries = std::mem::take(&mut builder.parts);
     entries.sort_by_key(|entry| entry.group);
     let mut at_lone = builder.lone.iter().map(|lone| lone.0).peekable();
@@ -187,7 +187,7 @@ fn join_parts(builder: &mut Builder) -> Result<()> {
 }
 
 /// A group's pieces as if they had come as one.
-fn join_group(builder: &mut Builder, pieces: &[PartEntry], next_slot: u32) -> Result<()> {
+fn join_group(builder: &mut Builder<'_>, pieces: &[PartEntry], next_slot: u32) -> Result<()> {
     let mut pairs: Vec<u32> = Vec::new();
     let mut spans = Vec::new();
     for piece in pieces {
@@ -215,7 +215,7 @@ fn join_group(builder: &mut Builder, pieces: &[PartEntry], next_slot: u32) -> Re
     Ok(())
 }
 
-fn sort_members(builder: &mut Builder, part: &PartEntry) -> Result<()> {
+fn sort_members(builder: &mut Builder<'_>, part: &PartEntry) -> Result<()> {
     let members = &mut builder.members[part.members.clone()];
     members.sort_unstable();
     match members.windows(2).find(|two| two[0].0 == two[1].0) {
@@ -228,9 +228,9 @@ fn two_label_sets(group: firn_model::GroupId, slot: u32) -> Error {
     Error::invalid(format!("slot {slot} of {group} is given twice"))
 }
 
-impl Dictionary {
+impl<'a> Dictionary<'a> {
     /// Numbers the pairs that lone series, parts and members use, and all sets of the builder by them.
-    fn new(builder: &mut Builder) -> Result<Dictionary> {
+    fn new(builder: &mut Builder<'a>) -> Result<Dictionary<'a>> {
         let mut used_sets = vec![false; builder.sets.count()];
         builder.lone.iter().for_each(|lone| used_sets[lone.1 as usize] = true);
         for part in &builder.parts {
@@ -239,62 +239,83 @@ impl Dictionary {
             let members = &builder.members[part.members.clone()];
             members.iter().for_each(|member| used_sets[member.1 as usize] = true);
         }
-        let pairs: &PairTable = &builder.pairs;
-        let mut used = vec![false; pairs.count()];
+        let pairs: &PairUnion<'_> = &builder.pairs;
+        let mut to = vec![NONE; pairs.count()];
         for set in (0..).zip(&used_sets).filter(|set| *set.1).map(|set| set.0) {
-            builder.sets.get(set).iter().for_each(|&pair| used[pair as usize] = true);
+            builder.sets.get(set).iter().for_each(|&pair| to[pair as usize] = 0);
         }
-        let mut name_order: Vec<u32> = (0..pairs.names.len() as u32).collect();
-        name_order.sort_unstable_by_key(|&name| &pairs.names[name as usize]);
-        let mut by_name: Vec<Vec<u32>> = vec![Vec::new(); pairs.names.len()];
-        for pair in (0..).zip(&used).filter(|pair| *pair.1).map(|pair| pair.0) {
-            by_name[pairs.name_of(pair) as usize].push(pair);
-        }
-        let (text, to) = (StringsWriter::default(), vec![NONE; pairs.count()]);
-        let (names, name_of, hashes, letters) = Default::default();
-        let mut all =
-            Dictionary { names, first_pairs: vec![0], name_of, hashes, text, letters, to };
-        let mut encoded = Vec::new();
-        for name in name_order {
-            let of_name = &mut by_name[name as usize];
-            if of_name.is_empty() {
+        // Both numbers rise together.
+        (0..).zip(to.iter_mut().filter(|to| **to != NONE)).for_each(|(number, to)| *to = number);
+        let (names, name_of, hashes) = Default::default();
+        let mut all = Dictionary { names, first_pairs: vec![0], name_of, hashes, to };
+        let (mut planner, mut encoded) = (StringsPlanner::default(), Vec::new());
+        for (name, of_name) in pairs.names() {
+            let used = all.to[of_name.start as usize..of_name.end as usize].iter();
+            let used_count = used.filter(|to| **to != NONE).count();
+            if used_count == 0 {
                 continue;
             }
-            of_name.sort_unstable_by_key(|&pair| pairs.value(pair));
-            let text = &pairs.names[name as usize];
-            let values: Vec<&[u8]> = of_name.iter().map(|&pair| pairs.value(pair)).collect();
-            for (&pair, value) in of_name.iter().zip(&values) {
+            let code = planner.plan(|each| all.each_value(pairs, name, of_name.clone(), each))?;
+            let mut hashes = std::mem::take(&mut all.hashes);
+            all.each_value(pairs, name, of_name.clone(), &mut |value| {
                 encoded.clear();
-                for text in [&text[..], value] {
+                for text in [name, value] {
                     encode_varint(text.len() as u64, &mut encoded);
                     encoded.extend_from_slice(text);
                 }
-                all.hashes.push(pair_hash(&encoded));
-                all.to[pair as usize] = all.name_of.len() as u32;
-                all.name_of.push(all.names.len() as u32);
-            }
-            let mut letters = Vec::new();
-            all.text.push_name(&values, &mut letters);
-            all.letters.push(letters);
-            all.names.push(text.to_vec());
-            let count = u32::try_from(all.name_of.len()).ok().filter(|&count| count < NONE);
-            let count = count.ok_or_else(|| Error::too_large("label pairs are used up"))?;
-            all.first_pairs.push(count);
+                hashes.push(pair_hash(&encoded));
+            })?;
+            all.hashes = hashes;
+            all.name_of.extend(std::iter::repeat_n(all.names.len() as u32, used_count));
+            all.names.push((name, of_name, code));
+            all.first_pairs.push(all.name_of.len() as u32);
         }
         builder.sets.renumber(&all.to);
         Ok(all)
     }
 
+    /// Calls `each` with every value of a name that is used, in order.
+    fn each_value(
+        &self,
+        pairs: &PairUnion<'_>,
+        name: &[u8],
+        of_name: std::ops::Range<u32>,
+        each: &mut dyn FnMut(&[u8]),
+    ) -> Result<()> {
+        pairs.each_value(name, of_name, |number, value| {
+            if self.to[number as usize] != NONE {
+                each(value);
+            }
+            Ok(())
+        })
+    }
+
     fn encode_names(&self) -> Vec<u8> {
         let mut out = Vec::new();
-        let pairs = self.first_pairs.windows(2);
-        for ((name, pairs), letters) in self.names.iter().zip(pairs).zip(&self.letters) {
+        for ((name, _, code), pairs) in self.names.iter().zip(self.first_pairs.windows(2)) {
             encode_varint(name.len() as u64, &mut out);
             out.extend_from_slice(name);
             encode_varint(u64::from(pairs[1] - pairs[0]), &mut out);
-            out.extend_from_slice(letters);
+            code.encode(&mut out);
         }
         out
+    }
+
+    /// Writes the values of all pairs.
+    fn write_values(&self, pairs: &PairUnion<'_>, writer: &mut FileWriter<'_>) -> Result<()> {
+        let (mut strings, mut coded) = (StringsWriter::default(), Vec::new());
+        writer.begin_section();
+        for (name, of_name, code) in &self.names {
+            pairs.each_value(name, of_name.clone(), |number, value| {
+                if self.to[number as usize] == NONE {
+                    return Ok(());
+                }
+                coded.clear();
+                strings.push(value, code, &mut coded);
+                writer.extend_section(&coded)
+            })?;
+        }
+        writer.push_array(&strings.starts)
     }
 
     fn rank(&self, pair: u32) -> u32 {
@@ -333,7 +354,7 @@ impl Items {
     }
 
     /// A label set has no name twice: a file with one that does could not be read.
-    fn check(&self, dictionary: &Dictionary) -> Result<()> {
+    fn check(&self, dictionary: &Dictionary<'_>) -> Result<()> {
         let name = |pair: u32| dictionary.name_of[pair as usize];
         for item in 0..self.ends.len() as u32 {
             if self.get(item).windows(2).any(|two| name(two[0]) == name(two[1])) {
@@ -349,7 +370,7 @@ impl Items {
 
 impl Sorted {
     /// Items by schema, then column by column.
-    fn new(items: Items, dictionary: &Dictionary) -> Result<Sorted> {
+    fn new(items: Items, dictionary: &Dictionary<'_>) -> Result<Sorted> {
         items.check(dictionary)?;
         let mut schema_ids: HashMap<Vec<(u32, bool)>, u32> = HashMap::new();
         let mut by_schema: Vec<Vec<u32>> = Vec::new();
@@ -399,7 +420,7 @@ impl Sorted {
 
 fn sort_items(
     items: &Items,
-    dictionary: &Dictionary,
+    dictionary: &Dictionary<'_>,
     of_schema: Vec<u32>,
     columns: &[usize],
     names: &[(u32, bool)],
@@ -442,7 +463,7 @@ fn sort_items(
 
 fn write_table(
     writer: &mut FileWriter<'_>,
-    dictionary: &Dictionary,
+    dictionary: &Dictionary<'_>,
     kind: Kind,
     sorted: &Sorted,
     group_ids: &[u64],
@@ -478,7 +499,7 @@ fn write_table(
 
 fn write_shapes(
     writer: &mut FileWriter<'_>,
-    builder: &Builder,
+    builder: &Builder<'_>,
     sorted: &[Sorted; 3],
 ) -> Result<()> {
     let (part_order, set_order) =
@@ -528,7 +549,7 @@ fn write_shapes(
 /// Gives for each shape which part (row) lacks which position, positions first.
 fn write_parts(
     writer: &mut FileWriter<'_>,
-    builder: &Builder,
+    builder: &Builder<'_>,
     clusters: &Clusters,
     part_order: &[u32],
     groups: &[Vec<u32>],
@@ -568,7 +589,7 @@ fn write_parts(
 /// For each pair its lists of rows, name by name.
 fn write_lists(
     writer: &mut FileWriter<'_>,
-    dictionary: &Dictionary,
+    dictionary: &Dictionary<'_>,
     sorted: &[Sorted; 3],
 ) -> Result<()> {
     let (mut lists, mut starts, mut ids) = (Vec::new(), Vec::new(), Vec::new());
@@ -633,7 +654,7 @@ fn push_single_rows(
 fn rows_of_name(
     name: u32,
     value_count: usize,
-    dictionary: &Dictionary,
+    dictionary: &Dictionary<'_>,
     sorted: &Sorted,
 ) -> (Vec<usize>, Vec<u32>) {
     let with_name = || {

@@ -16,8 +16,9 @@ fn world() -> World {
 }
 
 fn bytes(world: &World) -> Vec<u8> {
-    let mut builder = Builder::new();
-    add(&mut builder, world);
+    let pairs = pairs_of(world);
+    let mut builder = Builder::new(&[PairSource::Memory(&pairs)]).unwrap();
+    add(&mut builder, (0, &pairs), world);
     let file = file();
     builder.finish(&*file).unwrap();
     file.map().unwrap().to_vec()
@@ -44,8 +45,7 @@ fn ask_all(bytes: Vec<u8>, world: &World) -> Result<()> {
     }
     let mut counts = sealed.pair_counts(&CancelToken::new())?;
     while counts.advance()? {}
-    let mut builder = Builder::new();
-    builder.merge(&sealed, &All)
+    Builder::new(&[PairSource::File(&sealed)])?.merge(0, &sealed, &All)
 }
 
 proptest! {

@@ -120,8 +120,9 @@ fn the_page_shows_what_is_written_and_what_it_shows_can_be_read() {
     let example = example.split("```").nth(1).and_then(|block| block.strip_prefix("text\n"));
     let example = example.expect("a block of text");
     let world = world();
-    let mut builder = Builder::new();
-    add(&mut builder, &world);
+    let pairs = pairs_of(&world);
+    let mut builder = Builder::new(&[PairSource::Memory(&pairs)]).unwrap();
+    add(&mut builder, (0, &pairs), &world);
     let file = file();
     builder.finish(&*file).unwrap();
     let written = described(&file.map().unwrap());

@@ -44,9 +44,13 @@ proptest! {
         contains in prop::collection::vec("[ab1é]{1,3}", 3),
         prefixes in prop::collection::vec("(pod-)?[a1-3]{0,2}", 3),
     ) {
-        let mut builder = Builder::new();
-        for (group, value) in (0..).zip(&values) {
-            let pairs = [builder.pair(b"name", value.as_bytes()), builder.pair(b"other", b"x")];
+        let mut texts = Pairs::default();
+        let other = texts.intern(b"other", b"x").unwrap();
+        let ids: Vec<u32> =
+            values.iter().map(|value| texts.intern(b"name", value.as_bytes()).unwrap()).collect();
+        let mut builder = Builder::new(&[PairSource::Memory(&texts)]).unwrap();
+        for (group, id) in (0..).zip(ids) {
+            let pairs = [builder.pair(0, id), builder.pair(0, other)];
             builder.part(PartInput { group: GroupId(group), lone: true, identity: &pairs, next_slot: 0 });
         }
         let sealed = built(builder);
