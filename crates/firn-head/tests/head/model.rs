@@ -1,10 +1,17 @@
-//! Random operations against a plain map, with snapshots held for long.
+//! Random operations against a plain map, with snapshots held for long: one after the other, and all at once.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, RwLock};
 
 use firn_head::{Head, HeadOptions};
 use firn_model::{Budget, STALE_NAN, ShardId, Slot, TimeRange, Timestamp};
 use proptest::prelude::*;
 
-use crate::world::{Cells, Entry, GROUP_COUNT, Held, Map, World, show};
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+
+use crate::world::{Cells, Ends, Entry, GROUP_COUNT, Held, Map, Mistake, World, show};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -110,6 +117,113 @@ proptest! {
         drop(world);
         prop_assert_eq!(budget.usage().used_bytes, 0);
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 60,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn invariant_2_and_3_whatever_happens_at_once_reads_are_as_of_the_map(ops in changes()) {
+        run_at_once(ops, None);
+    }
+}
+
+#[test]
+fn planted_mistakes_are_found_while_all_happens_at_once() {
+    let mut runner = TestRunner::deterministic();
+    for mistake in Mistake::ALL {
+        let is_found = (0..100).any(|_| {
+            let ops = changes().new_tree(&mut runner).unwrap().current();
+            catch_unwind(AssertUnwindSafe(|| run_at_once(ops, Some(mistake)))).is_err()
+        });
+        assert!(is_found, "{mistake:?} is not found");
+    }
+}
+
+fn changes() -> impl Strategy<Value = Vec<Op>> {
+    let change = prop_oneof![
+        12 => cells().prop_map(Op::Write),
+        2 => delete(),
+        1 => Just(Op::Flush),
+        1 => Just(Op::RotateLog),
+    ];
+    prop::collection::vec(change, 40..80)
+}
+
+/// Rows, pieces of rows, late rows, deletes and flushes by one thread; beside it one that converts, one that gives memory
+/// back, and two that read views of any age, which must show for ever what the map had when they were taken. Only
+/// what the engine does under the lock of its views happens under one here.
+fn run_at_once(ops: Vec<Op>, mistake: Option<Mistake>) {
+    let mut world = World::new(2, |options| {
+        small(options);
+        let is_kept = mistake != Some(Mistake::PinsNotKept);
+        options.cooling_bytes_max = if is_kept { u64::MAX } else { 0 };
+    });
+    world.mistake = mistake;
+    let head = Arc::clone(&world.head);
+    let world = RwLock::new(world);
+    let (is_over, look_count) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let goes_on = || !is_over.load(Ordering::Acquire);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while goes_on() {
+                match head.plan_convert().or_else(|| head.plan_compress()) {
+                    Some(job) => drop(head.apply_convert(job.run().unwrap())),
+                    None => std::thread::yield_now(),
+                }
+            }
+        });
+        scope.spawn(|| {
+            for turn in (0..4).cycle().take_while(|_| goes_on()) {
+                head.recycle([0, 500, 5_000, u64::MAX][turn]);
+                std::thread::yield_now();
+            }
+        });
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let _ends = Ends(&is_over);
+                let mut held: Vec<Held> = Vec::new();
+                while goes_on() {
+                    held.push(world.read().unwrap().hold());
+                    let oldest = held.len().saturating_sub(12);
+                    let looked_at =
+                        [held.len() - 1, look_count.load(Ordering::Relaxed) % held.len()];
+                    looked_at
+                        .iter()
+                        .for_each(|&idx| assert!(held[idx].check(), "a view was given up"));
+                    held.drain(1..1 + oldest);
+                    look_count.fetch_add(1, Ordering::Relaxed);
+                }
+                held.iter().for_each(|held| assert!(held.check(), "a view was given up"));
+            });
+        }
+        let _ends = Ends(&is_over);
+        for (idx, op) in ops.into_iter().enumerate() {
+            // Not so fast that nothing happens beside it.
+            while look_count.load(Ordering::Relaxed) < idx / 2 && goes_on() {
+                std::thread::yield_now();
+            }
+            let mut world = world.write().unwrap();
+            match op {
+                Op::Write(cells) => world.put(&cells),
+                Op::Delete(group, slots, start, end) => {
+                    let slots = slots.into_iter().map(Slot).collect();
+                    world.delete(group, slots, TimeRange::new(start, end));
+                }
+                Op::Flush => drop(world.flush()),
+                Op::RotateLog => world.segment += 1,
+                _ => unreachable!("not a change"),
+            }
+        }
+    });
+    let mut world = world.into_inner().unwrap();
+    world.check();
+    world.put(&vec![(0, 0, 1, 1.0), (1, 0, 1, 1.0)]);
+    world.check_budget();
 }
 
 /// The log of `world` into a new head, everything and then only what is behind the floors.

@@ -10,7 +10,7 @@ use firn_model::{
     TimeRange,
 };
 
-use crate::world::points;
+use crate::world::{Ends, points};
 
 /// Row `n` of group `g` is at time `n` with value `n * 10 + g`, in two pieces of one commit. A reader
 /// must see rows 0..k of every group without a gap, k at least what was published before it looked,
@@ -92,15 +92,6 @@ fn invariant_3_readers_see_whole_prefixes_while_all_goes_on() {
 }
 
 type Tables = Arc<Vec<(GroupId, GroupColumns)>>;
-
-/// Whoever ends, also by a panic, ends all.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
-    }
-}
 
 /// Rows are flushed and given back again and again, while readers look at old and new views: what a reader finds in memory
 /// and, only where that is not complete, in the tables of its view are rows 0..k without a gap, at least all that

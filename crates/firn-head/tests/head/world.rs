@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use firn_codec::{
     GroupColumns, HiddenMembers, HiddenSlots, OneColumn, Slots, Tombstone, Tombstones,
@@ -43,8 +44,37 @@ pub(crate) struct Deleted {
     range: TimeRange,
 }
 
+/// A mistake of what stands around a head, as the engine could make it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mistake {
+    /// A delete does not end the runs of rows that it touches.
+    RunsNotClosed,
+    /// A flush unites rows of both sides of a delete without applying it.
+    DeletesForgottenAtFlush,
+    /// Memory turns hot though its tables are nowhere.
+    TablesForgotten,
+    /// What tables have is taken for younger than what memory has.
+    TablesAreYounger,
+    /// Members that a piece of a row does not have are taken for gone.
+    NullsOverride,
+    /// Views pin nothing.
+    PinsNotKept,
+}
+
+impl Mistake {
+    pub(crate) const ALL: [Mistake; 6] = [
+        Mistake::RunsNotClosed,
+        Mistake::DeletesForgottenAtFlush,
+        Mistake::TablesForgotten,
+        Mistake::TablesAreYounger,
+        Mistake::NullsOverride,
+        Mistake::PinsNotKept,
+    ];
+}
+
 pub(crate) struct World {
-    pub(crate) head: Head,
+    /// For threads that need nothing around it.
+    pub(crate) head: Arc<Head>,
     pub(crate) budget: Budget,
     pub(crate) bits: ShardBits,
     pub(crate) log: Vec<Entry>,
@@ -59,12 +89,14 @@ pub(crate) struct World {
     pub(crate) doomed: BTreeSet<LogPosition>,
     /// Hot memory does not reach behind it.
     pub(crate) hard_line: Timestamp,
+    pub(crate) mistake: Option<Mistake>,
     next_seq: u64,
     next_position: u64,
 }
 
 /// A snapshot and what it must show for ever.
 pub(crate) struct Held {
+    mistake: Option<Mistake>,
     snapshot: HeadSnapshot,
     tables: Tables,
     tombstones: Tombstones,
@@ -78,9 +110,10 @@ impl World {
         change(&mut options);
         let budget = Budget::unlimited();
         World {
-            head: Head::new(options, budget.clone()),
+            head: Arc::new(Head::new(options, budget.clone())),
             budget,
             bits,
+            mistake: None,
             log: Vec::new(),
             segment: 1,
             visible: Map::new(),
@@ -166,7 +199,8 @@ impl World {
     pub(crate) fn delete(&mut self, group: u64, slots: Vec<Slot>, range: TimeRange) {
         let seq = self.seq();
         // Of all touched shards at once, as the engine has them; any other may be touched too.
-        for shard in 0..self.bits.shard_count() {
+        let closes = self.mistake != Some(Mistake::RunsNotClosed);
+        for shard in (0..self.bits.shard_count()).filter(|_| closes) {
             self.head.shard(ShardId(shard as u16)).close_run();
         }
         let deleted = Deleted { seq, group, slots, range };
@@ -204,15 +238,20 @@ impl World {
 
     /// The tables of `job` are written, and its memory turns hot.
     pub(crate) fn finish_flush(&mut self, job: &FlushJob) {
-        let chunks: Vec<_> =
-            job.chunks(&tombstones_of(&self.deletes)).collect::<Result<_, _>>().unwrap();
+        let tombstones = match self.mistake {
+            Some(Mistake::DeletesForgottenAtFlush) => Tombstones::default(),
+            _ => tombstones_of(&self.deletes),
+        };
+        let chunks: Vec<_> = job.chunks(&tombstones).collect::<Result<_, _>>().unwrap();
         assert!(chunks.is_sorted_by(|a, b| a.0 < b.0), "groups of a flush must rise");
         for (group, columns) in &chunks {
             let points = points(columns, Slots::All);
             self.in_tables.extend(points.iter().map(|&(slot, ts, _)| (group.0, slot, ts)));
         }
         self.flushed.extend(job.through());
-        self.tables.push(Arc::new(chunks));
+        if self.mistake != Some(Mistake::TablesForgotten) {
+            self.tables.push(Arc::new(chunks));
+        }
         self.head.flushed(job);
         self.head.recycle_surplus(self.hard_line);
     }
@@ -248,6 +287,7 @@ impl World {
 
     pub(crate) fn hold(&self) -> Held {
         Held {
+            mistake: self.mistake,
             snapshot: self.head.snapshot(),
             tables: self.tables.clone(),
             tombstones: tombstones_of(&self.deletes),
@@ -346,7 +386,8 @@ pub(crate) fn show(visible: &mut Map, entry: &Entry, deletes: &[Deleted]) {
 
 impl Held {
     pub(crate) fn new(snapshot: HeadSnapshot, expected: Map, deletes: &[Deleted]) -> Held {
-        Held { snapshot, tables: Vec::new(), tombstones: tombstones_of(deletes), expected }
+        let tombstones = tombstones_of(deletes);
+        Held { mistake: None, snapshot, tables: Vec::new(), tombstones, expected }
     }
 
     /// Everything that was visible is, and nothing else. `false` if memory was taken over the limit.
@@ -380,19 +421,20 @@ impl Held {
 
     /// Members that are read alone have what they have beside others, unless that is refused.
     fn check_one_by_one(&self) {
+        // One reader: what it found once is there until it ends, whoever gives memory back beside it.
         let (mut reader, mut one) = (self.snapshot.reader(), OneColumn::default());
         for group in (0..GROUP_COUNT).map(GroupId) {
             for slot in (0..5).map(Slot) {
                 for range in [TimeRange::ALL, TimeRange::new(10, 60)] {
-                    let sources = self.snapshot.read(group, Slots::Some(&[slot]), range).unwrap();
+                    let sources = reader.read(group, Slots::Some(&[slot]), range).unwrap();
                     let series = SeriesRef { group, slot };
                     let mut left = vec![slot];
                     reader.take_present(group, range, &mut left).unwrap();
                     let is_here = left.is_empty();
                     // Never missed; taken for there only if a chunk with other samples of it reaches into the range.
                     assert!(is_here || sources.is_empty(), "{group} {slot:?} {range:?}");
-                    let has_some = || {
-                        let all = self.snapshot.read(group, Slots::Some(&[slot]), TimeRange::ALL);
+                    let mut has_some = || {
+                        let all = reader.read(group, Slots::Some(&[slot]), TimeRange::ALL);
                         !all.unwrap().is_empty()
                     };
                     assert!(!is_here || has_some(), "{group} {slot:?} {range:?}");
@@ -432,9 +474,23 @@ impl Held {
         let in_tables = self.tables.iter().flat_map(|table| {
             table.iter().filter(|(other, _)| *other == group).map(|(_, columns)| columns.clone())
         });
-        let mut sources: Vec<GroupColumns> = in_tables.chain(in_memory).collect();
+        let mut sources: Vec<GroupColumns> = in_memory.into_iter().chain(in_tables).collect();
         self.tombstones.walk(TimeRange::ALL).hide(group, &mut sources);
-        sources.sort_by_key(|columns| columns.seq.max);
+        if self.mistake != Some(Mistake::TablesAreYounger) {
+            sources.sort_by_key(|columns| columns.seq.max);
+        }
+        if self.mistake == Some(Mistake::NullsOverride) {
+            let mut newer = BTreeSet::new();
+            let mut left = Vec::new();
+            for source in sources.iter().rev() {
+                let here = points(&merge_columns(std::slice::from_ref(source), range), Slots::All);
+                left.extend(here.iter().filter(|point| !newer.contains(&point.1)));
+                newer.extend(here.iter().map(|point| point.1));
+            }
+            left.retain(|point: &(u32, Timestamp, u64)| slots.contains(Slot(point.0)));
+            left.sort_unstable();
+            return Some(left);
+        }
         Some(points(&merge_columns(&sources, range), slots))
     }
 }
@@ -454,4 +510,13 @@ pub(crate) fn points(columns: &GroupColumns, slots: Slots<'_>) -> Vec<(u32, Time
         points.extend(pairs.map(|(idx, value)| (column.slot.0, times[idx], value.to_bits())));
     }
     points
+}
+
+/// Whoever ends, also by a panic, ends all.
+pub(crate) struct Ends<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
