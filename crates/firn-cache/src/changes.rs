@@ -7,14 +7,21 @@ use firn_model::{Change, CommitSeq, GroupId, Labels, TimeRange};
 /// A change of more groups than this is remembered as one of any group.
 const GROUPS_MAX: usize = 256;
 
+// Bytes that changes and definitions may take: the labels of each new series may be kilobytes, and so may the groups of
+// each change.
+const CHANGE_BYTES_MAX: usize = 2 << 20;
+const DEFINED_BYTES_MAX: usize = 1 << 20;
+
 /// The latest changes and definitions, bounded.
 #[derive(Debug)]
 pub(crate) struct Recent {
     changes: VecDeque<RecentChange>,
+    change_bytes: usize,
     change_count_max: usize,
     /// Changes up to this number may have been forgotten.
     forgotten: CommitSeq,
     defined: VecDeque<(GroupId, Labels)>,
+    defined_bytes: usize,
     defined_count_max: usize,
     /// Definitions so far.
     defined_count: u64,
@@ -37,10 +44,12 @@ impl Recent {
     ) -> Recent {
         Recent {
             changes: VecDeque::new(),
+            change_bytes: 0,
             change_count_max,
             // What happened before it was opened it does not know.
             forgotten: from,
             defined: VecDeque::new(),
+            defined_bytes: 0,
             defined_count_max,
             defined_count: 0,
         }
@@ -49,11 +58,19 @@ impl Recent {
     pub(crate) fn changed(&mut self, change: &Change) {
         let groups = (change.groups.len() <= GROUPS_MAX).then(|| Box::from(&*change.groups));
         let (number, range) = (change.number, change.range);
-        self.changes.push_back(RecentChange { number, range, groups });
-        while self.changes.len() > self.change_count_max {
-            let oldest = self.changes.pop_front();
-            self.forgotten = oldest.map_or(self.forgotten, |one| self.forgotten.max(one.number));
+        let change = RecentChange { number, range, groups };
+        self.change_bytes += change.bytes();
+        self.changes.push_back(change);
+        while self.changes.len() > self.change_count_max || self.change_bytes > CHANGE_BYTES_MAX {
+            let Some(oldest) = self.changes.pop_front() else { break };
+            self.change_bytes -= oldest.bytes();
+            self.forgotten = self.forgotten.max(oldest.number);
         }
+    }
+
+    /// Memory that it takes.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.change_bytes + self.defined_bytes
     }
 
     /// The changes with a number above `number`, in any order; `None` if some may be forgotten.
@@ -67,9 +84,12 @@ impl Recent {
 
     pub(crate) fn defined(&mut self, group: GroupId, labels: &Labels) {
         self.defined.push_back((group, labels.clone()));
+        self.defined_bytes += defined_bytes(labels);
         self.defined_count += 1;
-        while self.defined.len() > self.defined_count_max {
-            self.defined.pop_front();
+        while self.defined.len() > self.defined_count_max || self.defined_bytes > DEFINED_BYTES_MAX
+        {
+            let Some((_, oldest)) = self.defined.pop_front() else { break };
+            self.defined_bytes -= defined_bytes(&oldest);
         }
     }
 
@@ -89,7 +109,16 @@ impl Recent {
     }
 }
 
+/// What a definition takes.
+fn defined_bytes(labels: &Labels) -> usize {
+    size_of::<(GroupId, Labels)>() + labels.as_encoded().len()
+}
+
 impl RecentChange {
+    fn bytes(&self) -> usize {
+        size_of::<RecentChange>() + self.groups.as_deref().map_or(0, size_of_val)
+    }
+
     /// Whether it may have touched one of `groups` (sorted).
     pub(crate) fn touches(&self, groups: &[GroupId]) -> bool {
         match &self.groups {
@@ -138,6 +167,23 @@ mod tests {
         assert_eq!(after(&recent, 6), Some(vec![9]));
         assert!(recent.changes_after(CommitSeq(6)).unwrap().all(|one| one.touches(&[GroupId(1)])));
         assert!(!recent.changes[0].touches(&[GroupId(0), GroupId(2)]));
+    }
+
+    #[test]
+    fn long_labels_and_many_groups_take_no_more_than_their_bytes() {
+        let mut recent = Recent::new(usize::MAX, usize::MAX, CommitSeq(0));
+        let long = Labels::from_pairs([("path", &*"x".repeat(10_000))]).unwrap();
+        for number in 1..=2_000 {
+            recent.defined(GroupId(number), &long);
+            let groups = (0..GROUPS_MAX as u64).map(GroupId).collect();
+            recent.changed(&Change { groups, ..change(number, 0) });
+        }
+        let bytes = recent.heap_bytes();
+        let most = CHANGE_BYTES_MAX + DEFINED_BYTES_MAX;
+        assert!((most - 20_000..=most).contains(&bytes), "{bytes}");
+        assert!(recent.changes_after(CommitSeq(1)).is_none());
+        assert!(recent.changes_after(CommitSeq(1_500)).is_some());
+        assert!(recent.defined_since(0).is_none() && recent.defined_since(1_990).is_some());
     }
 
     #[test]

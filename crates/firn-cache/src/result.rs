@@ -381,7 +381,7 @@ impl ResultCache {
         ResultStats {
             store: self.store.stats(),
             selectors: state.selectors.count() as u64,
-            selector_bytes: state.memory.bytes(),
+            selector_bytes: state.selectors.heap_bytes(),
             ..state.stats
         }
     }
@@ -472,9 +472,10 @@ impl State {
         Some(Groups::new(groups.iter().copied().chain(new).collect(), options.group_count_max))
     }
 
-    /// Reserves what the selectors hold; `false` if there is no memory for more.
+    /// Reserves what the selectors and the latest changes hold; `false` if there is no memory for more.
     fn settle(&mut self) -> bool {
-        let (held, reserved) = (self.selectors.heap_bytes(), self.memory.bytes());
+        let held = self.selectors.heap_bytes() + self.recent.heap_bytes() as u64;
+        let reserved = self.memory.bytes();
         if held <= reserved {
             self.memory.shrink(reserved - held);
             return true;

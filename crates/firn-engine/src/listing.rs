@@ -7,11 +7,13 @@ use std::mem;
 use firn_codec::Hidden;
 use firn_index::{GroupMatch, Matches, Member, Members};
 use firn_model::{
-    Grouping, Labels, MatchOp, Matcher, QueryContext, Result, Selected, Selection, TimeRange,
+    Grouping, Labels, MatchOp, Matcher, QueryContext, Reservation, Result, Selected, Selection,
+    TimeRange,
 };
 use firn_tree::TableRecord;
 
 use crate::Snapshot;
+use crate::snapshot::of_groups;
 
 // Series that are scraped have a sample in this time before any moment, so that one look finds nearly
 // all of them; the others are looked for further back.
@@ -32,17 +34,21 @@ impl Snapshot {
     /// # Errors
     /// As [`firn_model::Selected::read`].
     pub fn present(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
-        let Matches { keys, groups } = self.find(selection, context)?;
-        Ok(Matches { keys, groups: self.present_of(groups, selection.range, context)? })
+        let Matches { keys, groups, held } = self.find(selection, context)?;
+        Ok(Matches { keys, groups: self.present_of(groups, selection.range, context)?, held })
     }
 
-    /// The distinct keys, under the selection's grouping, of [`Snapshot::present`]. Costs a look at one
+    /// The distinct keys, under the selection's grouping, of [`Snapshot::present`], and their memory. Costs a look at one
     /// series of each key, and at the others of those keys only whose one has no sample.
     ///
     /// # Errors
     /// As [`Snapshot::present`].
-    pub fn keys(&self, selection: &Selection, context: &QueryContext) -> Result<Vec<Labels>> {
-        let Matches { keys, mut groups } = self.matches(selection, context)?;
+    pub fn keys(
+        &self,
+        selection: &Selection,
+        context: &QueryContext,
+    ) -> Result<(Vec<Labels>, Reservation)> {
+        let Matches { keys, mut groups, held } = self.matches(selection, context)?;
         let mut is_here = vec![false; keys.len()];
         let ones = one_of_each_key(&groups, keys.len());
         mark(&self.present_of(ones, selection.range, context)?, &mut is_here);
@@ -52,7 +58,7 @@ impl Snapshot {
         });
         mark(&self.present_of(groups, selection.range, context)?, &mut is_here);
         let keys = keys.into_iter().zip(is_here).filter(|(_, is_here)| *is_here);
-        Ok(keys.map(|(key, _)| key).collect())
+        Ok((keys.map(|(key, _)| key).collect(), held))
     }
 
     /// The label names of the series that match `matchers` and have a sample in `range`, sorted. Costs a
@@ -76,7 +82,7 @@ impl Snapshot {
         let stride = found.groups.len().div_ceil(NAMING_GROUPS_MAX).max(1);
         let some = found.groups.iter().step_by(stride).map(last).collect();
         let groups = self.present_of(some, range, context)?;
-        let shown = Matches { keys: Vec::new(), groups };
+        let shown = of_groups(groups, context);
         let shown = self.index().label_names(Some(&shown), &context.cancel)?;
         let mut names = Vec::with_capacity(candidates.len());
         for name in candidates {
@@ -172,9 +178,9 @@ impl Snapshot {
                 break;
             }
             let group_count = wanted.len();
-            let selected = self.selected(Vec::new(), wanted, look, context);
+            let selected = self.selected(of_groups(wanted, context), look, context);
             let batches = selected.read(0..group_count)?;
-            wanted = selected.groups;
+            wanted = selected.found.groups;
             for (found, batch) in wanted.iter_mut().zip(&batches) {
                 let mut columns = batch.columns.iter().peekable();
                 found.members.retain(|member| {

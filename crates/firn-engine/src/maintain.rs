@@ -491,6 +491,7 @@ impl Engine {
     }
 
     fn wait_for_work(&self, lane: Lane, at_most: Duration) {
+        (self.options.on_idle)();
         let mut asleep = self.asleep.lock();
         if !self.is_open() || (lane == Lane::Head && self.head_has_work()) {
             return;

@@ -55,6 +55,9 @@ pub struct EngineOptions {
     /// Whether the database opens without index files that are damaged or missing and that the slow tier does not
     /// have. Their series are forgotten for good.
     pub forget_lost_index: bool,
+    /// What a thread that works for the database does before it waits for more work: the program may have its allocator give
+    /// back what the thread has freed.
+    pub on_idle: fn(),
     /// How the tree cuts and merges.
     pub tree: firn_tree::TreeOptions,
     /// A mistake made on purpose, to see that the simulation finds it. Tests only.
@@ -87,6 +90,7 @@ impl Default for EngineOptions {
             pinned_bytes_max: 512 << 20,
             read_only: false,
             forget_lost_index: false,
+            on_idle: || (),
             tree: firn_tree::TreeOptions::default(),
             planted: None,
         }

@@ -16,7 +16,7 @@ use crate::planted::Planted;
 /// A flush is made early for at least this part of the limit: smaller ones would make many small tables and help
 /// nobody, because something else holds the memory.
 const EARLY_FLUSH_PART: u64 = 32;
-/// New series may hold this part of the limit until they are in an index file, which takes as much again while it is made.
+/// New series may hold this part of the limit until they are in an index file.
 const NEW_SERIES_PART: u64 = 4;
 
 impl Engine {

@@ -119,7 +119,7 @@ impl Snapshot {
         let groups = groups.iter().map(whole).collect::<Result<Vec<_>>>()?;
         let _directories = self.load_directories(&groups, range, &context.budget)?;
         let group_count = groups.len();
-        self.selected(Vec::new(), groups, range, context).read(0..group_count)
+        self.selected(of_groups(groups, context), range, context).read(0..group_count)
     }
 
     /// What a table is made of, block by block; only what is of `group`, if one is named.
@@ -181,8 +181,7 @@ impl Snapshot {
         selection: &Selection,
         context: &QueryContext,
     ) -> Result<(Matches, Directories)> {
-        let matches =
-            self.0.index.matches(&selection.matchers, &selection.grouping, &context.cancel)?;
+        let matches = self.0.index.matches(&selection.matchers, &selection.grouping, context)?;
         // All directories in one round trip, in place of one each later.
         let directories =
             self.load_directories(&matches.groups, selection.range, &context.budget)?;
@@ -192,15 +191,13 @@ impl Snapshot {
 
     pub(crate) fn selected(
         &self,
-        keys: Vec<Labels>,
-        groups: Vec<GroupMatch>,
+        found: Matches,
         range: TimeRange,
         context: &QueryContext,
     ) -> SelectedGroups {
         SelectedGroups {
             snapshot: self.clone(),
-            keys,
-            groups,
+            found,
             range,
             context: context.clone(),
             _directories: None,
@@ -229,15 +226,14 @@ impl Select for Snapshot {
     fn select(&self, selection: &Selection, context: &QueryContext) -> Result<Box<dyn Selected>> {
         // Groups without samples in the range say so when they are read, which costs no more than asking them before.
         let (found, directories) = self.find_held(selection, context)?;
-        let selected = self.selected(found.keys, found.groups, selection.range, context);
+        let selected = self.selected(found, selection.range, context);
         Ok(Box::new(SelectedGroups { _directories: Some(directories), ..selected }))
     }
 }
 
 pub(crate) struct SelectedGroups {
     snapshot: Snapshot,
-    keys: Vec<Labels>,
-    pub(crate) groups: Vec<GroupMatch>,
+    pub(crate) found: Matches,
     range: TimeRange,
     context: QueryContext,
     /// Read once, whatever the cache has room for.
@@ -247,15 +243,15 @@ pub(crate) struct SelectedGroups {
 
 impl Selected for SelectedGroups {
     fn keys(&self) -> &[Labels] {
-        &self.keys
+        &self.found.keys
     }
 
     fn group_count(&self) -> usize {
-        self.groups.len()
+        self.found.groups.len()
     }
 
     fn member_count(&self, group: usize) -> usize {
-        self.groups.get(group).map_or(0, |found| found.members.len())
+        self.found.groups.get(group).map_or(0, |found| found.members.len())
     }
 
     fn read(&self, groups: Range<usize>) -> Result<Vec<ColumnBatch>> {
@@ -288,8 +284,8 @@ impl SelectedGroups {
     ) -> Result<()> {
         self.context.cancel.check()?;
         let frozen = &*self.snapshot.0;
-        let later = &self.groups[groups.end..];
-        let groups = &self.groups[groups];
+        let later = &self.found.groups[groups.end..];
+        let groups = &self.found.groups[groups];
         let mut held = self.context.budget.empty(Pool::Query);
         // What it finds in memory stays while it lives, so that nothing is missing on both sides.
         let mut head = frozen.head.reader();
@@ -373,6 +369,11 @@ impl SelectedGroups {
         let ahead = Ahead { state: &self.read_ahead, next: &mut next };
         frozen.version.scan(&asks, self.range, Some(ahead), &self.context)
     }
+}
+
+/// Groups that the caller knows, without keys.
+pub(crate) fn of_groups(groups: Vec<GroupMatch>, context: &QueryContext) -> Matches {
+    Matches { keys: Vec::new(), groups, held: context.budget.empty(Pool::Query) }
 }
 
 /// One member that the head alone has, read into the memory of the one before.

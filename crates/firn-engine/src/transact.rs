@@ -16,13 +16,14 @@ use std::sync::Arc;
 use firn_codec::{HiddenMembers, HiddenSlots, Tombstone};
 use firn_index::{GroupMatch, Matches, Member};
 use firn_model::{
-    CancelToken, Column, ColumnBatch, ColumnValues, CommitSeq, Error, Grouping, Labels, Matcher,
-    Pool, QueryContext, Reservation, Result, RowBatch, Sample, Selected, Selection, SeriesRef,
-    Slot, TimeRange, Timestamp,
+    Column, ColumnBatch, ColumnValues, CommitSeq, Error, Grouping, Labels, Matcher, Pool,
+    QueryContext, Reservation, Result, RowBatch, Sample, Selected, Selection, SeriesRef, Slot,
+    TimeRange, Timestamp,
 };
 
 use crate::commit::{Open, Work};
 use crate::delete::UNFLUSHED_COUNT_MAX;
+use crate::snapshot::of_groups;
 use crate::versions::{Point, Reads};
 use crate::{Engine, Snapshot};
 
@@ -101,7 +102,7 @@ impl Transaction<'_> {
         self.depend_on(matchers, range)?;
         let (view, found) = self.find(matchers, range)?;
         let groups = found.groups.clone();
-        let selected = view.selected(found.keys, found.groups, range, &self.context());
+        let selected = view.selected(found, range, &self.context());
         let (mut out, mut idx) = (Vec::new(), 0);
         let (memory, keys) = (&mut self.memory, selected.keys());
         let (writes, deletes) = (&self.writes, &self.deletes);
@@ -148,8 +149,8 @@ impl Transaction<'_> {
         self.reads.points.insert((series, ts));
         let member = Member { slot: series.slot, key: 0 };
         let group = GroupMatch { group: series.group, members: [member].into_iter().collect() };
-        let (range, keys) = (TimeRange::at(ts), vec![Labels::empty()]);
-        let selected = self.snapshot.selected(keys, vec![group], range, &self.context());
+        let (range, context) = (TimeRange::at(ts), self.context());
+        let selected = self.snapshot.selected(of_groups(vec![group], &context), range, &context);
         let mut value = None;
         selected.each(0..1, &mut |batch| {
             value = samples_of(batch, series.slot)?.first().map(|sample| sample.value);
@@ -242,7 +243,7 @@ impl Transaction<'_> {
         let view = self.snapshot.with_index(self.engine.index.view());
         // Not by way of `find`: the slow tier may be down.
         let nothing = Grouping::By(Vec::new());
-        let found = view.index().matches(matchers, &nothing, &CancelToken::new())?;
+        let found = view.index().matches(matchers, &nothing, &self.context())?;
         self.writes.retain(|&(series, ts), _| !(range.contains(ts) && selects(&found, series)));
         let members = self.engine.hidden_members(&view, &found, range);
         let count = members.iter().map(|members| members.slots.count()).sum();

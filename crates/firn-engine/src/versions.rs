@@ -15,7 +15,7 @@ use std::sync::Arc;
 use firn_codec::Tombstone;
 use firn_index::IndexView;
 use firn_model::{
-    CancelToken, CommitSeq, GroupId, Grouping, Labels, Matcher, Reservation, Result, RowBatch,
+    CommitSeq, GroupId, Grouping, Labels, Matcher, QueryContext, Reservation, Result, RowBatch,
     SeriesRef, TimeRange, Timestamp,
 };
 
@@ -119,7 +119,8 @@ impl Versions {
         }
         // Asked again: a group may have come that was not there when it was read.
         let nothing = Grouping::By(Vec::new());
-        let groups = index.matches(matchers, &nothing, &CancelToken::new())?.groups;
+        // Locks are held that giving memory back may want, so none is asked for: groups are all that is laid out.
+        let groups = index.matches(matchers, &nothing, &QueryContext::unbounded())?.groups;
         Ok(touched.any(|group| groups.binary_search_by_key(&group, |found| found.group).is_ok()))
     }
 

@@ -13,6 +13,7 @@ use firn_model::{
 };
 
 use crate::Snapshot;
+use crate::snapshot::of_groups;
 
 /// What to walk over, and how.
 #[derive(Clone, Debug)]
@@ -227,7 +228,8 @@ impl SeriesWalk {
         self.context.cancel.check()?;
         let groups = self.batch_groups();
         let group_count = groups.len();
-        let selected = self.snapshot.selected(Vec::new(), groups, window, &self.context);
+        let selected =
+            self.snapshot.selected(of_groups(groups, &self.context), window, &self.context);
         let mut count = 0;
         for columns in selected.read(0..group_count)? {
             count += take_columns(columns, &mut self.batch)?;

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use firn_model::{CancelToken, Grouping, Result};
+use firn_model::{CancelToken, Grouping, Pool, QueryContext, Result};
 
 use crate::key_table::KeyTable;
 use crate::layers::Tip;
@@ -51,12 +51,13 @@ impl Found {
         Ok(count)
     }
 
-    /// Every group and slot, with a key under `grouping` for each.
+    /// Every group and slot, with a key under `grouping` for each. Memory is reserved as it is needed.
     ///
     /// # Errors
-    /// As [`crate::IndexView::select`].
-    pub fn lay_out(&self, grouping: &Grouping, cancel: &CancelToken) -> Result<Matches> {
-        let mut keys = KeyTable::new(grouping.clone());
+    /// As [`crate::IndexView::select`]; `Busy` without memory, `TooLarge` over the query's part of it.
+    pub fn lay_out(&self, grouping: &Grouping, context: &QueryContext) -> Result<Matches> {
+        let cancel = &context.cancel;
+        let mut keys = KeyTable::new(grouping.clone(), context.budget.empty(Pool::Query));
         let mut groups = Vec::new();
         for (segment, found) in self.tip.sealed.iter().zip(&self.sealed) {
             segment.sealed.lay_out(found, &mut keys, cancel, &mut groups)?;
@@ -64,7 +65,10 @@ impl Found {
         for ((layer, mark), classes) in self.tip.layers(self.mark).zip(&self.in_memory) {
             matching::lay_out(&layer.state, mark, classes, &mut keys, cancel, &mut groups)?;
         }
+        // Sorting takes a number and a place for each, twice.
+        keys.hold_others(matching::groups_bytes(&groups) + 32 * groups.len() as u64)?;
         matching::unite(&mut groups);
-        Ok(Matches { keys: keys.into_labels(), groups })
+        let (keys, held) = keys.finish(matching::groups_bytes(&groups))?;
+        Ok(Matches { keys, groups, held })
     }
 }

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use firn_env::{Disk, OpenMode};
-use firn_model::{CancelToken, Error, ErrorKind, GroupId, Grouping, Result};
+use firn_model::{Budget, CancelToken, Error, ErrorKind, GroupId, Grouping, Pool, Result};
 use hashbrown::{HashMap, HashSet};
 use parking_lot::Mutex;
 
@@ -195,7 +195,10 @@ impl MergeJob {
     }
 
     fn absent(&self, live: &dyn Liveness) -> Result<Absent> {
-        let (mut keys, cancel) = (KeyTable::new(Grouping::By(Vec::new())), CancelToken::new());
+        // Reserved by who runs the job.
+        let held = Budget::unlimited().empty(Pool::Jobs);
+        let mut keys = KeyTable::new(Grouping::By(Vec::new()), held);
+        let cancel = CancelToken::new();
         let mut groups = Vec::new();
         for segment in &self.inputs {
             let all = segment.sealed.select(&[], &cancel)?;

@@ -4,7 +4,7 @@
 //! set; label sets are only built for pairs of projections that were not seen before. A `sum by
 //! (instance)` over a million grouped series builds as many label sets as there are instances.
 
-use firn_model::{Grouping, METRIC_NAME};
+use firn_model::{Grouping, METRIC_NAME, Result};
 use hashbrown::HashMap;
 
 use crate::key_table::KeyTable;
@@ -62,24 +62,35 @@ impl<'t> Keys<'t> {
         }
     }
 
+    /// Sets memory aside as [`KeyTable::hold_others`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn hold_others(&mut self, bytes: u64) -> Result<()> {
+        self.table.hold_others(bytes)
+    }
+
     /// The key of the series at `place`, whose member set is `set`.
-    pub(crate) fn key(&mut self, state: &State, place: Place, set: u32) -> u32 {
+    ///
+    /// # Errors
+    /// `Busy` without memory, `TooLarge` over the query's part.
+    pub(crate) fn key(&mut self, state: &State, place: Place, set: u32) -> Result<u32> {
         if matches!(self.kind, Kind::Series) {
             return self.table.intern(state.labels_at(place));
         }
         if let Some((part_no, last_set, key)) = self.last
             && (part_no, last_set) == (place.part_no, set)
         {
-            return key;
+            return Ok(key);
         }
         let part = self.part_projection(state, place.part_no);
         let member = self.set_projection(state, set);
         let key = match self.of_both.get(&(part, member)) {
             Some(&key) => key,
-            None => self.make_key(state, place, (part, member)),
+            None => self.make_key(state, place, (part, member))?,
         };
         self.last = Some((place.part_no, set, key));
-        key
+        Ok(key)
     }
 
     fn part_projection(&mut self, state: &State, part_no: u32) -> u32 {
@@ -121,15 +132,15 @@ impl<'t> Keys<'t> {
         *self.projections.entry(pairs).or_insert(next)
     }
 
-    fn make_key(&mut self, state: &State, place: Place, both: (u32, u32)) -> u32 {
+    fn make_key(&mut self, state: &State, place: Place, both: (u32, u32)) -> Result<u32> {
         let identity = self.project(state, state.parts.identity(place.part_no));
         let common = self.project(state, state.parts.common(place.part_no));
         let own = self.project(state, state.sets.pairs(state.set_of(place)));
         // The same labels may be split otherwise between another part and its members, and lie in other
         // segments.
         let lists = (identity.into_iter(), common.into_iter(), own.into_iter());
-        let key = self.table.intern(state.labels_of(lists.0, lists.1, lists.2));
+        let key = self.table.intern(state.labels_of(lists.0, lists.1, lists.2))?;
         self.of_both.insert(both, key);
-        key
+        Ok(key)
     }
 }

@@ -6,7 +6,7 @@
 //! *classes*, each with the member sets that pass in it. Only then are groups looked at: lists hold
 //! groups, the second level finds slots (`TimeUnion` 3.1).
 
-use firn_model::{CancelToken, GroupId, Labels, Matcher, Pattern, Result, Slot};
+use firn_model::{CancelToken, GroupId, Labels, Matcher, Pattern, Reservation, Result, Slot};
 use parking_lot::RwLock;
 use smallvec::SmallVec;
 
@@ -16,12 +16,14 @@ use crate::keys::Keys;
 use crate::state::{Place, State, Watermark};
 
 /// What matches.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Matches {
     /// The distinct keys under the grouping; [`Member::key`] indexes them.
     pub keys: Vec<Labels>,
     /// The groups with a member that matches, ids rising.
     pub groups: Vec<GroupMatch>,
+    /// The memory of both.
+    pub held: Reservation,
 }
 
 /// The members of one group that match.
@@ -127,7 +129,10 @@ pub(crate) fn count(
 ) -> Result<u64> {
     let mut count = 0;
     for class in classes {
-        class.each_part(state, mark, cancel, |_, _, _, places| count += places.len() as u64)?;
+        class.each_part(state, mark, cancel, |_, _, _, places| {
+            count += places.len() as u64;
+            Ok(())
+        })?;
     }
     Ok(count)
 }
@@ -145,18 +150,36 @@ pub(crate) fn lay_out(
     out: &mut Vec<GroupMatch>,
 ) -> Result<()> {
     let mut keys = Keys::new(&state.read(), table);
+    let mut bytes = groups_bytes(out);
     for class in classes {
         class.each_part(state, mark, cancel, |state, part_no, sets, places| {
             let first_slot = state.parts.first_slot(part_no);
             let member = |&at: &u32| {
-                let key = keys.key(state, Place { part_no, at }, sets[at as usize]);
-                Member { slot: Slot(first_slot + at), key }
+                let key = keys.key(state, Place { part_no, at }, sets[at as usize])?;
+                Ok(Member { slot: Slot(first_slot + at), key })
             };
-            let members = places.iter().map(member).collect();
-            out.push(GroupMatch { group: state.parts.id(part_no), members });
+            let members = places.iter().map(member).collect::<Result<_>>()?;
+            let found = GroupMatch { group: state.parts.id(part_no), members };
+            bytes += found.bytes();
+            keys.hold_others(bytes)?;
+            out.push(found);
+            Ok(())
         })?;
     }
     Ok(())
+}
+
+/// What groups take.
+pub(crate) fn groups_bytes(groups: &[GroupMatch]) -> u64 {
+    groups.iter().map(GroupMatch::bytes).sum()
+}
+
+impl GroupMatch {
+    /// What it takes, its place in a list that grows by doubling included.
+    pub(crate) fn bytes(&self) -> u64 {
+        let spilled = if self.members.spilled() { self.members.capacity() } else { 0 };
+        (2 * size_of::<GroupMatch>() + spilled * size_of::<Member>()) as u64
+    }
 }
 
 /// Sorts by group and slot, and makes one of pieces of a group.
@@ -339,7 +362,7 @@ impl Class {
         state: &RwLock<State>,
         mark: Watermark,
         cancel: &CancelToken,
-        mut each: impl FnMut(&State, u32, &[u32], &[u32]),
+        mut each: impl FnMut(&State, u32, &[u32], &[u32]) -> Result<()>,
     ) -> Result<()> {
         let candidates = self.candidates(state, mark, cancel)?;
         let mut finder = PlaceFinder::new(self.sets.as_ref());
@@ -356,7 +379,7 @@ impl Class {
                 looked_at += sets.len().max(1);
                 finder.find(sets, &mut places);
                 if !places.is_empty() {
-                    each(&state, part_no, sets, &places);
+                    each(&state, part_no, sets, &places)?;
                 }
             }
         }

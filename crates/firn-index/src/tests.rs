@@ -8,8 +8,8 @@ mod segments;
 use std::sync::Arc;
 
 use firn_model::{
-    CancelToken, GroupId, Grouping, Labels, MatchOp, Matcher, Result, SeriesRef, ShardBits,
-    ShardId, Slot,
+    CancelToken, GroupId, Grouping, Labels, MatchOp, Matcher, QueryContext, Result, SeriesRef,
+    ShardBits, ShardId, Slot,
 };
 use firn_sim::{Faults, SimDisk};
 
@@ -63,7 +63,7 @@ fn select(
 ) -> Vec<String> {
     let matchers: Vec<Matcher> =
         matchers.iter().map(|m| Matcher::new(m.0, m.1, m.2).unwrap()).collect();
-    let matches = view.matches(&matchers, grouping, &CancelToken::new()).unwrap();
+    let matches = view.matches(&matchers, grouping, &QueryContext::unbounded()).unwrap();
     let mut found = Vec::new();
     for group in &matches.groups {
         for member in &group.members {
@@ -101,7 +101,7 @@ fn a_sibling_opens_when_a_group_is_full() {
     assert_eq!(select(&view, &[("job", MatchOp::Equal, "a")], &Grouping::Series).len(), 7);
     // The group key is one although there are three groups.
     let matches =
-        view.matches(&[], &Grouping::By(vec!["job".into()]), &CancelToken::new()).unwrap();
+        view.matches(&[], &Grouping::By(vec!["job".into()]), &QueryContext::unbounded()).unwrap();
     assert_eq!(matches.keys, [labels("job=a")]);
 }
 
@@ -223,7 +223,7 @@ fn keys_are_shared_over_groups_and_members() {
     resolve(&index, "__name__=cpu,mode=idle");
     let view = index.view();
     let keys = |grouping: Grouping| {
-        let mut keys = view.matches(&[], &grouping, &CancelToken::new()).unwrap().keys;
+        let mut keys = view.matches(&[], &grouping, &QueryContext::unbounded()).unwrap().keys;
         keys.sort();
         keys.iter().map(Labels::to_string).collect::<Vec<_>>()
     };
@@ -254,10 +254,10 @@ fn references_that_were_never_given_are_known_as_such() {
 fn a_cancelled_query_stops() {
     let index = index();
     resolve(&index, "a=1");
-    let cancel = CancelToken::new();
-    cancel.cancel();
+    let context = QueryContext::unbounded();
+    context.cancel.cancel();
     let matchers = [Matcher::equal("a", "1")];
-    assert!(index.view().matches(&matchers, &Grouping::Series, &cancel).is_err());
+    assert!(index.view().matches(&matchers, &Grouping::Series, &context).is_err());
 }
 
 #[test]

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use firn_model::{CancelToken, GroupId, Grouping, Labels, Matcher, Result, SeriesLimit, SeriesRef};
+use firn_model::{
+    CancelToken, GroupId, Grouping, Labels, Matcher, QueryContext, Result, SeriesLimit, SeriesRef,
+};
 use hashbrown::HashSet;
 use parking_lot::RwLock;
 
@@ -87,14 +89,14 @@ impl IndexView {
     /// [`IndexView::select`], laid out: the groups and slots, with a key under `grouping` for each.
     ///
     /// # Errors
-    /// As [`IndexView::select`].
+    /// As [`Found::lay_out`].
     pub fn matches(
         &self,
         matchers: &[Matcher],
         grouping: &Grouping,
-        cancel: &CancelToken,
+        context: &QueryContext,
     ) -> Result<Matches> {
-        self.select(matchers, cancel)?.lay_out(grouping, cancel)
+        self.select(matchers, &context.cancel)?.lay_out(grouping, context)
     }
 
     /// The labels of a series; `None` if the view does not know it.

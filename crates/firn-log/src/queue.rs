@@ -22,8 +22,8 @@ pub(crate) const AHEAD_BYTES: usize = if cfg!(test) { 16 } else { 16 << 10 };
 /// Zeros behind a batch in a file that was used before: they say that nothing follows yet.
 pub(crate) const END_BYTES: usize = block::ALIGN_BYTES;
 
-/// A larger buffer is given back after its batch.
-const SPARE_BYTES_MAX: usize = 4 << 20;
+/// A larger buffer is given back after its batch: definitions of new series may take megabytes, rows never take that much.
+const SPARE_BYTES_MAX: usize = 512 << 10;
 
 /// Where entries went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 //! are the order of overload: what costs least to refuse is refused first, and what is refused last still has room.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use crate::{Error, Result};
@@ -30,7 +30,7 @@ pub enum Pool {
     /// Request bodies and decoded requests.
     Requests,
     /// What the process holds beside all that is reserved: the allocator's slack, stacks, buffers of connections. Only
-    /// [`Budget::note_resident`] fills it.
+    /// [`Budget::measure`] fills it.
     Process,
 }
 
@@ -115,6 +115,15 @@ struct State {
     /// What this is a part of.
     whole: Option<Budget>,
     giver: OnceLock<Weak<dyn GiveBack>>,
+    meter: OnceLock<Meter>,
+}
+
+/// Tells what the process really holds, and how much was set aside since it was asked.
+struct Meter {
+    resident_bytes: Box<dyn Fn() -> Option<u64> + Send + Sync>,
+    granted_bytes: AtomicU64,
+    /// Held by who measures.
+    is_busy: AtomicBool,
 }
 
 /// A moment's use of a [`Budget`].
@@ -139,6 +148,13 @@ pub struct Reservation {
     bytes: u64,
 }
 
+// What the process holds beside is measured after so much of the limit was granted: that takes some microseconds.
+const MEASURED_PART: u64 = 64;
+// By so much it may fall from one measurement to the next.
+const FALL_PART: u64 = 8;
+// What is set aside ahead of its need.
+const AHEAD_BYTES_MAX: u64 = 64 << 10;
+
 impl Budget {
     /// A budget of `limit_bytes`.
     pub fn new(limit_bytes: u64) -> Budget {
@@ -160,6 +176,7 @@ impl Budget {
             refused: Default::default(),
             whole,
             giver: OnceLock::new(),
+            meter: OnceLock::new(),
         }))
     }
 
@@ -200,27 +217,34 @@ impl Budget {
         used.saturating_add(bytes).saturating_sub(self.0.line_bytes(pool))
     }
 
+    /// Whether `pool` may take `bytes` more here and in all that this is a part of.
+    fn has_room(&self, pool: Pool, bytes: u64) -> bool {
+        let whole = self.0.whole.as_ref();
+        self.missing_bytes(pool, bytes) == 0
+            && whole.is_none_or(|whole| whole.has_room(pool, bytes))
+    }
+
     /// Who is asked before queries, requests and jobs are refused. The first one stays.
     pub fn set_giver(&self, giver: Weak<dyn GiveBack>) {
         let _ = self.0.giver.set(giver);
     }
 
-    /// Tells what the process really holds in anonymous memory. What of it is not reserved counts as
-    /// [`Pool::Process`] until the next call, so that all refusals go by what the machine sees. One thread calls this.
+    /// Who tells what the process really holds in anonymous memory, bytes; `None` if that cannot be told. What of it is not
+    /// reserved counts as [`Pool::Process`], so that all refusals go by what the machine sees. It is asked by
+    /// [`Budget::measure`], and before anything is granted once a part of the limit was since. The first one stays.
+    pub fn set_meter(&self, resident_bytes: impl Fn() -> Option<u64> + Send + Sync + 'static) {
+        let resident_bytes = Box::new(resident_bytes);
+        let (granted_bytes, is_busy) = Default::default();
+        let _ = self.0.meter.set(Meter { resident_bytes, granted_bytes, is_busy });
+    }
+
+    /// Compares what is reserved with what the process holds, if there is a meter.
     ///
-    /// Counted up to half of the limit: an allocator that keeps what was freed will use it again, and that must not
-    /// refuse everything for ever.
-    pub fn note_resident(&self, resident_bytes: u64) {
-        let state = &*self.0;
-        let before = state.pools[Pool::Process as usize].load(Ordering::Relaxed);
-        let reserved = state.used_bytes.load(Ordering::Relaxed).saturating_sub(before);
-        let beside = resident_bytes.saturating_sub(reserved).min(state.limit_bytes / 2);
-        state.pools[Pool::Process as usize].store(beside, Ordering::Relaxed);
-        if beside > before {
-            state.used_bytes.fetch_add(beside - before, Ordering::Relaxed);
-        } else {
-            state.used_bytes.fetch_sub(before - beside, Ordering::Relaxed);
-        }
+    /// What is not reserved counts up to half of the limit: an allocator that keeps what was freed will use it again, and
+    /// that must not refuse everything for ever. It falls slowly: what is reserved and not used yet hides as much that is
+    /// used and not reserved.
+    pub fn measure(&self) {
+        self.0.measure();
     }
 }
 
@@ -233,6 +257,21 @@ impl Reservation {
         self.budget.0.take(self.pool, bytes)?;
         self.bytes += bytes;
         Ok(())
+    }
+
+    /// Makes it at least `bytes`, and up to an eighth more: counting many small things takes few calls then.
+    ///
+    /// # Errors
+    /// As [`Reservation::grow`].
+    pub fn cover(&mut self, bytes: u64) -> Result<()> {
+        let missing = bytes.saturating_sub(self.bytes);
+        if missing == 0 {
+            return Ok(());
+        }
+        let ahead = (self.bytes / 8).min(AHEAD_BYTES_MAX);
+        // Nobody is asked to give back for what is not needed yet.
+        let has_room = self.budget.has_room(self.pool, missing + ahead);
+        self.grow(if has_room { missing + ahead } else { missing })
     }
 
     /// Counts `bytes` more that are in use already, or that must be: what was read back at the start, what a shard
@@ -313,7 +352,34 @@ impl State {
         }
     }
 
+    fn measure(&self) {
+        let Some(meter) = self.meter.get() else { return };
+        if meter.is_busy.swap(true, Ordering::Acquire) {
+            return;
+        }
+        meter.granted_bytes.store(0, Ordering::Relaxed);
+        if let Some(resident) = (meter.resident_bytes)() {
+            let before = self.pools[Pool::Process as usize].load(Ordering::Relaxed);
+            let reserved = self.used_bytes.load(Ordering::Relaxed).saturating_sub(before);
+            let beside = resident.saturating_sub(reserved).min(self.limit_bytes / 2);
+            let beside = beside.max(before - before / FALL_PART);
+            self.pools[Pool::Process as usize].store(beside, Ordering::Relaxed);
+            if beside > before {
+                self.used_bytes.fetch_add(beside - before, Ordering::Relaxed);
+            } else {
+                self.used_bytes.fetch_sub(before - beside, Ordering::Relaxed);
+            }
+        }
+        meter.is_busy.store(false, Ordering::Release);
+    }
+
     fn take(&self, pool: Pool, bytes: u64) -> Result<()> {
+        if let Some(meter) = self.meter.get() {
+            let granted = meter.granted_bytes.fetch_add(bytes, Ordering::Relaxed);
+            if granted.saturating_add(bytes) > self.limit_bytes / MEASURED_PART {
+                self.measure();
+            }
+        }
         if self.try_take(pool, bytes)? {
             return Ok(());
         }
@@ -433,6 +499,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_covered_is_reserved_in_steps_up_to_the_last_byte() {
+        let budget = Budget::new(10_000);
+        let mut held = budget.empty(Pool::Query);
+        let mut steps = 0;
+        for bytes in 1..=9_500 {
+            let before = held.bytes();
+            held.cover(bytes).unwrap();
+            assert!((bytes..=bytes + bytes / 8).contains(&held.bytes()), "{held:?} for {bytes}");
+            steps += u64::from(held.bytes() > before && bytes < 8_000);
+        }
+        assert!(steps < 100, "{steps} steps");
+        assert_eq!(budget.usage().refused[Pool::Query as usize], 0);
+        held.cover(5).unwrap();
+        assert_eq!(held.bytes(), 9_500, "the line of queries, and nothing given back");
+        assert!(held.cover(9_501).unwrap_err().is_retriable());
+    }
+
+    #[test]
     fn a_part_counts_in_the_whole() {
         let budget = Budget::new(100);
         let part = budget.part(50);
@@ -473,21 +557,30 @@ mod tests {
 
     #[test]
     fn what_the_process_holds_beside_counts() {
-        let budget = Budget::new(1_000);
-        let head = budget.reserve(Pool::Head, 300).unwrap();
-        budget.note_resident(200);
-        assert_eq!(budget.usage().used_bytes, 300, "all of it is reserved");
-        budget.note_resident(700);
-        assert_eq!(budget.usage().by_pool[Pool::Process as usize], 400);
-        let refused = budget.reserve(Pool::Head, 201).unwrap_err();
-        assert!(refused.to_string().contains("most of it for process (400)"), "{refused}");
-        budget.note_resident(5_000);
-        assert_eq!(budget.usage().used_bytes, 800, "half of the limit stays for what is reserved");
-        drop(head);
-        budget.note_resident(100);
-        assert_eq!(budget.usage().used_bytes, 100);
-        budget.note_resident(0);
-        assert_eq!(budget.usage().used_bytes, 0);
+        let budget = Budget::new(6_400);
+        let resident = Arc::new(AtomicU64::new(2_000));
+        let seen = Arc::clone(&resident);
+        budget.set_meter(move || Some(seen.load(Ordering::Relaxed)));
+        let beside = || budget.usage().by_pool[Pool::Process as usize];
+        let head = budget.reserve(Pool::Head, 3_000).unwrap();
+        assert_eq!(beside(), 2_000, "measured before so much is granted");
+        budget.measure();
+        assert_eq!(beside(), 1_750, "all of it is reserved by now; it falls slowly");
+        (0..50).for_each(|_| budget.measure());
+        assert!(beside() < 8, "{}", beside());
+        resident.store(5_000, Ordering::Relaxed);
+        // One grant is small, a hundred are not.
+        let small: Vec<_> = (0..101).map(|_| budget.reserve(Pool::Head, 1).unwrap()).collect();
+        assert!((1_890..=2_000).contains(&beside()), "{}", beside());
+        let refused = budget.reserve(Pool::Head, 1_000).unwrap_err();
+        assert!(refused.to_string().contains("most of it for head"), "{refused}");
+        resident.store(50_000, Ordering::Relaxed);
+        budget.measure();
+        assert_eq!(beside(), 3_200, "half of the limit stays for what is reserved");
+        drop((head, small));
+        resident.store(0, Ordering::Relaxed);
+        (0..100).for_each(|_| budget.measure());
+        assert!(budget.usage().used_bytes < 8);
     }
 
     struct Cache(std::sync::Mutex<Reservation>);

@@ -114,17 +114,20 @@ impl App {
             name: "firn-write",
             thread_count: (WRITERS_PER_CORE * cores).clamp(8, 64),
             queue_len_max: WRITES_WAITING_MAX,
+            on_idle: config.on_idle,
         };
         let queries = WorkerOptions {
             name: "firn-query",
             thread_count: config.query_concurrency_max,
             // Permits bound what is here; who waits for one waits outside.
             queue_len_max: config.query_concurrency_max + ABANDONED_MAX,
+            on_idle: config.on_idle,
         };
         let readers = WorkerOptions {
             name: "firn-read",
             thread_count: config.remote_read_concurrency_max,
             queue_len_max: config.remote_read_concurrency_max + ABANDONED_MAX,
+            on_idle: config.on_idle,
         };
         let ready = Ready {
             db,

@@ -251,6 +251,9 @@ pub struct Config {
     pub data: PathBuf,
     /// Address to listen on; port 0 takes a free one.
     pub listen: SocketAddr,
+    /// What each thread does that has had nothing to do for a moment: the program may have its allocator give back what
+    /// the thread has freed. No setting; nothing by default.
+    pub on_idle: fn(),
     /// Folder or URL of the slow tier.
     pub slow_tier: String,
     /// Whether an empty folder is filled from the slow tier.
@@ -382,6 +385,7 @@ impl Settings {
             text => bytes("memory", text, MEMORY_BYTES_MIN, u64::MAX >> 1)?,
         };
         Ok(Config {
+            on_idle: || (),
             data: self.data.clone(),
             listen: self.listen,
             slow_tier,
@@ -598,6 +602,16 @@ mod tests {
         assert!(config.cors_origin.matches("http://anywhere") && config.external_labels.is_empty());
         assert!(!config.admin_api && !config.lifecycle_api);
         assert!(config.memory_bytes_max >= MEMORY_BYTES_MIN);
+    }
+
+    #[test]
+    fn what_memory_may_be_hot_or_pinned_follows_the_limit() {
+        for (memory, part) in [("64MiB", 8 << 20), ("8GiB", 1 << 30)] {
+            let config = settings(&[&format!("--memory={memory}")]).check().unwrap();
+            let options = crate::database::options(&config);
+            assert_eq!((options.hot_bytes_max, options.pinned_bytes_max), (part, part));
+            assert!(options.hot_bytes_max + options.head_bytes_max < options.memory_bytes_max);
+        }
     }
 
     #[test]

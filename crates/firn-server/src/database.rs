@@ -86,9 +86,11 @@ fn results(memory_bytes_max: u64, flash_bytes_max: u64) -> ResultOptions {
     options
 }
 
-fn options(config: &Config) -> Options {
+/// What the database is opened with.
+pub(crate) fn options(config: &Config) -> Options {
     Options {
         memory_bytes_max: config.memory_bytes_max,
+        hot_bytes_max: config.memory_bytes_max / 8,
         pinned_bytes_max: config.memory_bytes_max / 8,
         shard_count: config.shard_count,
         stream_count: config.stream_count,
@@ -106,6 +108,7 @@ fn options(config: &Config) -> Options {
         retention_ms: config.retention_ms,
         read_only: config.read_only,
         forget_lost_index: config.forget_lost_index,
+        on_idle: config.on_idle,
         tree: TreeOptions {
             upload_age_ms_max: config.upload_age_ms_max,
             fast_bytes_max: config.fast_bytes_max,

@@ -79,6 +79,8 @@ struct Work {
     unknown: Vec<u32>,
     labels: Vec<Labels>,
     builder: LabelsBuilder,
+    /// What new series take on their way into the log, until the request ends.
+    new_bytes: u64,
 }
 
 /// What became of a request.
@@ -121,6 +123,10 @@ const NAMED_COUNT_MAX: usize = 3;
 const KEPT_BYTES_MAX: u64 = 4 << 20;
 // New series are rare; the list of their labels stays small between requests.
 const LABELS_KEPT_MAX: usize = 1_024;
+// The bytes of a new series' labels are in a label set, then in its definition, which grows by doubling, and in the log's buffer.
+const NEW_LABEL_COPIES: u64 = 4;
+// A label set beside its bytes.
+const NEW_SERIES_BYTES: u64 = 64;
 // Rows of a usual request, some 40 bytes each.
 const CELLS_KEPT_MAX: usize = 4_096;
 
@@ -158,13 +164,12 @@ impl Ingest {
         let Decoding { unpacked, work, held } = &mut decoding;
         let body = snappy::decompress(compressed, bytes_max, unpacked)?;
         remote_write::decode(body, &self.hasher, &mut work.decoded)?;
-        held.shrink(held.bytes().saturating_sub((body.len() + work.needed_bytes()) as u64));
         let parse = |series: &EncodedSeries, builder: &mut LabelsBuilder| {
             remote_write::labels(body.get(series.span()).unwrap_or(&[]), builder)?;
             let built = builder.build(&self.limits.labels).and_then(with_name);
             built.map_err(LabelFault::Refused)
         };
-        let mut outcome = self.fill(work, &parse, &mut scratch.batch);
+        let mut outcome = self.fill(work, (held, body.len()), &parse, &mut scratch.batch);
         outcome.unpacked_bytes = body.len() as u64;
         outcome.exemplars_ignored = work.decoded.exemplar_count;
         metadata.put(work.decoded.metadata.drain(..));
@@ -190,7 +195,6 @@ impl Ingest {
         let Decoding { work, held, .. } = &mut decoding;
         let key = extra.key(&self.hasher);
         exposition::decode(text, default_ts, key, &self.hasher, &mut work.decoded)?;
-        held.shrink(held.bytes().saturating_sub(work.needed_bytes() as u64));
         let latest = self.latest();
         for (series, samples) in work.decoded.iter() {
             if let Some(sample) = samples.iter().find(|sample| sample.ts > latest) {
@@ -206,20 +210,33 @@ impl Ingest {
                 LabelFault::Malformed(exposition::at_line(text, series.span().start, broken))
             })
         };
-        let mut outcome = self.fill(work, &parse, &mut scratch.batch);
+        let mut outcome = self.fill(work, (held, 0), &parse, &mut scratch.batch);
         outcome.unpacked_bytes = text.len() as u64;
         metadata.put(work.decoded.metadata.drain(..));
         self.end(decoding, scratch);
         Ok(self.write(outcome, &mut scratch.batch))
     }
 
-    /// Pass 2 over what is decoded, and rows of it in `batch`: none if the request failed.
-    fn fill(&self, work: &mut Work, parse: &ParseLabels<'_>, batch: &mut RowBatch) -> Outcome {
+    /// Pass 2 over what is decoded, and rows of it in `batch`: none if the request failed. What was reserved becomes
+    /// what the request really takes, beside `unpacked_bytes`.
+    fn fill(
+        &self,
+        work: &mut Work,
+        (held, unpacked_bytes): (&mut Reservation, usize),
+        parse: &ParseLabels<'_>,
+        batch: &mut RowBatch,
+    ) -> Outcome {
         batch.clear();
         let mut outcome = Outcome::of(&work.decoded);
         let generation = self.db.generation();
         self.cache.look_up(generation, &work.decoded.series, &mut work.found);
-        if let Err(why) = self.resolve_unknown(generation, work, parse, &mut outcome) {
+        work.new_bytes = work.unknown_label_bytes();
+        let wanted = (unpacked_bytes + work.needed_bytes()) as u64 + work.new_bytes;
+        held.shrink(held.bytes().saturating_sub(wanted));
+        let resolved = held
+            .cover(wanted)
+            .and_then(|()| self.resolve_unknown(generation, work, parse, &mut outcome));
+        if let Err(why) = resolved {
             // Nothing is written yet, and series that were refused before go with the rest.
             return Outcome::of(&work.decoded).failed(why, Reason::Request);
         }
@@ -342,7 +359,8 @@ impl Ingest {
     /// Keeps the buffers for the next request, if they and those that are kept already are not too large.
     /// The rows in `scratch` take their memory along.
     fn end(&self, mut decoding: Decoding, scratch: &mut Scratch) {
-        scratch.held = Some(decoding.held.split(scratch.batch.heap_bytes()));
+        scratch.held =
+            Some(decoding.held.split(scratch.batch.heap_bytes() + decoding.work.new_bytes));
         decoding.work.labels.clear();
         decoding.work.labels.shrink_to(LABELS_KEPT_MAX);
         let bytes = (decoding.unpacked.capacity() + decoding.work.needed_bytes()) as u64;
@@ -365,6 +383,15 @@ impl Scratch {
 }
 
 impl Work {
+    /// What series that the cache does not know take.
+    fn unknown_label_bytes(&self) -> u64 {
+        let unknown = self.decoded.series.iter().zip(&self.found).filter(|one| one.1.is_none());
+        let bytes = |series: &EncodedSeries| {
+            NEW_LABEL_COPIES * series.span().len() as u64 + NEW_SERIES_BYTES
+        };
+        unknown.map(|(series, _)| bytes(series)).sum()
+    }
+
     fn needed_bytes(&self) -> usize {
         let decoded = &self.decoded;
         (decoded.series.capacity() + decoded.samples.capacity()) * Decoded::ITEM_BYTES

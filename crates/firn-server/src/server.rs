@@ -39,6 +39,7 @@ impl Server {
     pub fn start(config: Config) -> Result<Server> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .thread_name("firn-http")
+            .on_thread_park(config.on_idle)
             .enable_all()
             .build()
             .map_err(|e| Error::unavailable("cannot start the network threads").because(e))?;
@@ -157,6 +158,9 @@ fn open(
             let opened =
                 database::open(&app.config, &app.progress).and_then(|db| app.become_ready(db));
             if opened.is_ok() {
+                if let Some(ready) = app.ready() {
+                    ready.db.budget().set_meter(machine::anonymous_bytes);
+                }
                 runtime.spawn(watch_memory(Arc::clone(&app), stop.clone()));
                 runtime.spawn(self_scrape::run(app, stop));
             }
@@ -167,10 +171,9 @@ fn open(
     Ok(receiver)
 }
 
-// A million new series a second take some 20 MB in this time.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Tells the budget what the process really holds, until `stop` says true.
+/// Has the budget compared with what the process really holds, until `stop` says true: also while nobody asks for memory.
 async fn watch_memory(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     let mut ticks = tokio::time::interval(MEMORY_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -178,8 +181,8 @@ async fn watch_memory(app: Arc<App>, mut stop: watch::Receiver<bool>) {
         tokio::select! {
             () = stopped(&mut stop) => return,
             _ = ticks.tick() => {
-                if let (Some(ready), Some(bytes)) = (app.ready(), machine::anonymous_bytes()) {
-                    ready.db.budget().note_resident(bytes);
+                if let Some(ready) = app.ready() {
+                    ready.db.budget().measure();
                 }
             }
         }

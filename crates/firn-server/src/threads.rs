@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use firn_model::{Error, Result};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 /// A pool of threads, and states that jobs use one after the other.
@@ -26,7 +27,13 @@ pub(crate) struct WorkerOptions {
     pub(crate) thread_count: usize,
     /// Jobs that may wait; a further one is refused.
     pub(crate) queue_len_max: usize,
+    /// What a thread does that has had nothing to do for a moment.
+    pub(crate) on_idle: fn(),
 }
+
+// Idle for so long, a thread gives back what it has freed; and once more after the second time, when others have freed
+// what was its, such as an answer that was sent.
+const IDLE_TIMES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
 
 struct Shared<S> {
     options: WorkerOptions,
@@ -137,6 +144,7 @@ fn work<S>(shared: &Shared<S>, idx: usize, make_state: &impl Fn() -> S) {
 
 fn next_job<S>(shared: &Shared<S>, idx: usize) -> Option<Job<S>> {
     let mut queue = shared.queue.lock();
+    let mut idle_times = IDLE_TIMES.into_iter();
     loop {
         if let Some(job) = queue.jobs.pop_front() {
             return Some(job);
@@ -145,9 +153,19 @@ fn next_job<S>(shared: &Shared<S>, idx: usize) -> Option<Job<S>> {
             return None;
         }
         queue.idle.push(idx);
-        shared.wakers[idx].wait(&mut queue);
-        // Who wakes a thread has taken it out; a stop has not.
+        let at_most = idle_times.next();
+        let is_idle = match at_most {
+            Some(at_most) => shared.wakers[idx].wait_for(&mut queue, at_most).timed_out(),
+            None => {
+                shared.wakers[idx].wait(&mut queue);
+                false
+            }
+        };
+        // Who wakes a thread has taken it out; a stop has not, nor has time.
         queue.idle.retain(|&waiting| waiting != idx);
+        if is_idle {
+            MutexGuard::unlocked(&mut queue, shared.options.on_idle);
+        }
     }
 }
 
@@ -159,11 +177,17 @@ impl<S> std::fmt::Debug for Workers<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[tokio::test]
     async fn jobs_share_a_state_panics_are_contained_and_the_queue_is_bounded() {
-        let options = WorkerOptions { name: "test", thread_count: 1, queue_len_max: 1 };
+        static IDLE_COUNT: AtomicUsize = AtomicUsize::new(0);
+        let on_idle = || {
+            IDLE_COUNT.fetch_add(1, Ordering::Relaxed);
+        };
+        let options = WorkerOptions { name: "test", thread_count: 1, queue_len_max: 1, on_idle };
         let workers = Workers::start(options, || 0u32).unwrap();
         let count = |state: &mut u32| {
             *state += 1;
@@ -174,6 +198,9 @@ mod tests {
         let panicked = workers.run::<()>(|_| panic!("on purpose")).await;
         assert!(panicked.unwrap_err().to_string().contains("bug"));
         assert_eq!(workers.run(count).await.unwrap(), 1, "the state was made anew");
+        while IDLE_COUNT.load(Ordering::Relaxed) < IDLE_TIMES.len() {
+            std::thread::yield_now();
+        }
 
         let (release, gate) = std::sync::mpsc::channel::<()>();
         let (started, has_started) = oneshot::channel();

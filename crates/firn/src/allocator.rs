@@ -12,6 +12,7 @@ const PURGE_DELAY: c_int = 15;
 // SAFETY: as mimalloc.h declares it; mimalloc is linked as the global allocator above.
 unsafe extern "C" {
     fn mi_option_set(option: c_int, value: c_long);
+    fn mi_collect(force: bool);
 }
 
 /// Freed memory goes back at once. By default that takes ten seconds, in which a server at its limit holds several times
@@ -21,6 +22,14 @@ unsafe extern "C" {
 pub(crate) fn give_back_at_once() {
     // SAFETY: it stores a number in an atomic variable; any thread may do that at any time.
     unsafe { mi_option_set(PURGE_DELAY, 0) }
+}
+
+/// Gives back what this thread has freed, and what others have freed of its memory: mimalloc looks at pages of a thread only
+/// when that thread wants memory again, so each idle one would keep megabytes.
+#[expect(unsafe_code, reason = "the interface in Rust does not have it")]
+pub(crate) fn give_back() {
+    // SAFETY: it looks at the memory of the thread that calls it, and any thread may call it at any time.
+    unsafe { mi_collect(true) }
 }
 
 #[cfg(test)]

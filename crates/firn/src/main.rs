@@ -68,7 +68,7 @@ fn main() -> ExitCode {
 const SOON: Duration = Duration::from_secs(1);
 
 fn serve(settings: &Settings) -> firn_server::Result<()> {
-    let config = settings.check()?;
+    let config = Config { on_idle: allocator::give_back, ..settings.check()? };
     let mut server = Server::start(config.clone())?;
     let served = server.wait_until_ready(SOON).and_then(|_| {
         greet(&config, &server);

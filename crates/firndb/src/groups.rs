@@ -226,7 +226,7 @@ impl Db {
         let selectors = if selectors.is_empty() { &all[..] } else { selectors };
         for matchers in selectors {
             let one_key = Grouping::By(Vec::new());
-            let matches = snapshot.index().matches(matchers, &one_key, &context.cancel)?;
+            let matches = snapshot.index().matches(matchers, &one_key, context)?;
             held.grow((matches.series_count() * SLOT_BYTES) as u64)?;
             for group in &matches.groups {
                 let slots = group.members.iter().map(|member| member.slot);

@@ -300,8 +300,8 @@ impl Db {
         self.engine.set_change_sink(sink)
     }
 
-    /// The memory budget that everything draws on. A program that is nothing but this database tells it from time to
-    /// time what it really holds ([`Budget::note_resident`]); otherwise what is reserved is all that counts.
+    /// The memory budget that everything draws on. A program that is nothing but this database tells it
+    /// what it really holds ([`Budget::set_meter`]); otherwise what is reserved is all that counts.
     pub fn budget(&self) -> &Budget {
         self.engine.budget()
     }

@@ -177,12 +177,15 @@ impl Db {
     ) -> Result<Vec<String>> {
         let snapshot = self.snapshot();
         let mut values = Vec::new();
+        let mut all_held = context.budget.empty(Pool::Query);
         for mut matchers in or_all(selectors) {
             // Series without the label have nothing to tell.
             matchers.push(Matcher::new(name, MatchOp::NotEqual, "")?);
             // Grouped by this one label the keys are the values: no label set is built.
             let grouping = Grouping::By(vec![name.to_owned()]);
-            let keys = snapshot.keys(&Selection { matchers, range, grouping }, context)?;
+            let (keys, held) = snapshot.keys(&Selection { matchers, range, grouping }, context)?;
+            // As much again.
+            all_held.grow(held.bytes())?;
             values.extend(keys.iter().filter_map(|key| key.get(name)).map(String::from));
         }
         sort_and_cut(&mut values, limit);

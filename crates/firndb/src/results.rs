@@ -198,7 +198,7 @@ fn groups(
     context: &QueryContext,
 ) -> Result<Vec<GroupId>> {
     let one_key = Grouping::By(Vec::new());
-    let found = snapshot.index().matches(matchers, &one_key, &context.cancel)?;
+    let found = snapshot.index().matches(matchers, &one_key, context)?;
     Ok(found.groups.iter().map(|found| found.group).collect())
 }
 

@@ -21,7 +21,9 @@ use firn_bench::report::{Aim, finish, median};
 use firn_bench::server::Program;
 use firn_env::{Disk, LocalDisk};
 use firn_index::{Index, IndexOptions, IndexView};
-use firn_model::{CancelToken, Grouping, Labels, MatchOp, Matcher, ShardBits, ShardId};
+use firn_model::{
+    CancelToken, Grouping, Labels, MatchOp, Matcher, QueryContext, ShardBits, ShardId,
+};
 use firndb::{Db, Options, RowBatch, SyncPolicy, local_env};
 
 #[global_allocator]
@@ -304,7 +306,7 @@ fn selected(view: &IndexView, matchers: &[Matcher]) -> usize {
 
 /// The same, by every group, slot and key.
 fn laid_out(view: &IndexView, matchers: &[Matcher], grouping: &Grouping) -> usize {
-    let found = view.matches(matchers, grouping, &CancelToken::new()).expect("not canceled");
+    let found = view.matches(matchers, grouping, &QueryContext::unbounded()).expect("not canceled");
     black_box(found).series_count()
 }
 

@@ -112,7 +112,7 @@ fn lists_over_a_time_range_read_no_data() {
         let snapshot = engine.snapshot();
         let present = snapshot.present(&selection, &context).expect("a listing");
         let keys: BTreeSet<Labels> =
-            snapshot.keys(&selection, &context).expect("a listing").into_iter().collect();
+            snapshot.keys(&selection, &context).expect("a listing").0.into_iter().collect();
         assert_eq!(present.series_count(), keys.len());
         let names = snapshot.label_names(&matchers, range, &context).expect("a listing");
         assert_eq!(names.contains(&"pod".to_owned()), !keys.is_empty());

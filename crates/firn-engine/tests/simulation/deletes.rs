@@ -245,7 +245,7 @@ fn a_series_without_samples_is_listed_no_more() {
     let listed = |engine: &Engine, range: (i64, i64)| {
         let range = TimeRange::new(range.0, range.1);
         let selection = Selection { matchers: vec![], range, grouping: Grouping::Series };
-        engine.snapshot().keys(&selection, &QueryContext::unbounded()).expect("a listing").len()
+        engine.snapshot().keys(&selection, &QueryContext::unbounded()).expect("a listing").0.len()
     };
     delete(&engine, 0, (0, late));
     delete(&engine, 1, (0, late));

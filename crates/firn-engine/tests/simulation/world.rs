@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use firn_engine::{
@@ -60,6 +61,8 @@ pub(crate) struct World {
     pinned_bytes_max: u64,
     /// The limit, where it is a tenth of what is wanted.
     scarce_bytes: Option<u64>,
+    /// What the process is said to hold.
+    resident_bytes: Arc<AtomicU64>,
     engine: Option<Arc<Engine>>,
     pub(crate) oracle: Oracle,
     held: Vec<(Snapshot, Seen)>,
@@ -250,6 +253,7 @@ impl World {
             // So little now and then that old readers are told.
             pinned_bytes_max: if seed.is_multiple_of(4) { 8 << 10 } else { u64::MAX },
             scarce_bytes: None,
+            resident_bytes: Arc::default(),
             engine: None,
             oracle: Oracle::new(),
             held: Vec::new(),
@@ -740,7 +744,10 @@ impl World {
         let usage = budget.usage();
         let beside = usage.by_pool[Pool::Process as usize];
         let more = self.rng.below(limit / 3);
-        budget.note_resident(usage.used_bytes - beside + more);
+        self.resident_bytes.store(usage.used_bytes - beside + more, Ordering::Relaxed);
+        let resident_bytes = Arc::clone(&self.resident_bytes);
+        budget.set_meter(move || Some(resident_bytes.load(Ordering::Relaxed)));
+        budget.measure();
         self.tally.count("process holds more");
         self.say(|| format!("{more} bytes beside"));
     }
@@ -769,7 +776,9 @@ impl World {
     pub(crate) fn take_writes_again(&mut self) -> Result<(), Failure> {
         self.held.clear();
         for _ in 0..20 {
-            self.engine().budget().note_resident(0);
+            self.resident_bytes.store(0, Ordering::Relaxed);
+            // What the process holds beside falls slowly.
+            (0..100).for_each(|_| self.engine().budget().measure());
             let before = self.tally.0.get("write acknowledged").copied();
             self.write()?;
             if self.tally.0.get("write acknowledged").copied() > before {
@@ -894,7 +903,7 @@ impl World {
         let read = || -> firn_model::Result<_> {
             let matchers = matchers.clone();
             let selection = Selection { matchers, range, grouping: Grouping::Series };
-            let listed = snapshot.keys(&selection, &QueryContext::unbounded())?;
+            let (listed, _) = snapshot.keys(&selection, &QueryContext::unbounded())?;
             let here = Seen::read(&snapshot, &selection.matchers, range)?;
             Ok((listed, here, Seen::read(&snapshot, &selection.matchers, TimeRange::ALL)?))
         };

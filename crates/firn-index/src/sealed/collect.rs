@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::idset::IdSet;
 use crate::key_table::KeyTable;
-use crate::matching::{Class, GroupMatch, Member};
+use crate::matching::{Class, GroupMatch, Member, groups_bytes};
 use crate::sealed::found::{SealedFound, each_passing};
 use crate::sealed::keys::KeyMaker;
 use crate::sealed::rows::RowReader;
@@ -16,6 +16,8 @@ use crate::sealed::shapes::{Part, PartReader, Shape};
 use crate::sealed::{Kind, Sealed};
 
 const ROWS_PER_CHECK: usize = 1_024;
+// So much more of groups, and memory is set aside again.
+const BYTES_PER_HOLD: u64 = 64 << 10;
 // Up to so many members of a shape are looked for one by one in each part.
 const POSITIONS_SEARCHED_MAX: usize = 4;
 
@@ -24,6 +26,9 @@ const POSITIONS_SEARCHED_MAX: usize = 4;
 struct Collector<'a> {
     sealed: &'a Sealed,
     keys: KeyMaker<'a>,
+    table: &'a mut KeyTable,
+    /// Of all groups so far.
+    bytes: u64,
     out: &'a mut Vec<GroupMatch>,
     part_rows: RowReader<'a>,
     set_rows: RowReader<'a>,
@@ -63,6 +68,8 @@ impl Sealed {
         let mut collector = Collector {
             sealed: self,
             keys: KeyMaker::new(self, keys.grouping()),
+            bytes: groups_bytes(out),
+            table: keys,
             out,
             part_rows: self.parts.rows.reader(&self.blocks),
             set_rows: self.sets.rows.reader(&self.blocks),
@@ -73,24 +80,38 @@ impl Sealed {
         for class in &found.classes {
             collector.class(class, cancel)?;
         }
-        let Collector { keys: maker, out, .. } = collector;
-        maker.finish(keys, &mut out[before..], cancel)
+        collector.hold(0)?;
+        let Collector { keys: maker, table, out, bytes, .. } = collector;
+        maker.finish(table, bytes, &mut out[before..], cancel)
     }
 }
 
 impl Collector<'_> {
+    /// Sets memory aside for what is laid out, and for `more` groups.
+    fn hold(&mut self, more: usize) -> Result<()> {
+        let more = (more * size_of::<GroupMatch>()) as u64;
+        self.table.hold_others(self.bytes + more + self.keys.bytes())
+    }
+
+    fn push(&mut self, found: GroupMatch) {
+        self.bytes += found.bytes();
+        self.out.push(found);
+    }
+
     /// Lone series.
     fn lone(&mut self, rows: &IdSet, cancel: &CancelToken) -> Result<()> {
         let mut reader = self.sealed.lone.rows.reader(&self.sealed.blocks);
+        self.hold(rows.count() as usize)?;
         self.out.reserve(rows.count() as usize);
         for (idx, row) in rows.iter().enumerate() {
             if idx.is_multiple_of(ROWS_PER_CHECK) {
                 cancel.check()?;
+                self.hold(rows.count() as usize - idx)?;
             }
             let key = self.keys.project(&mut reader, row)?;
             let group = self.sealed.group_of(Kind::Lone, row)?;
             let members = std::iter::once(Member { slot: Slot(0), key }).collect();
-            self.out.push(GroupMatch { group, members });
+            self.push(GroupMatch { group, members });
         }
         Ok(())
     }
@@ -103,10 +124,18 @@ impl Collector<'_> {
         let mut last: Option<(u32, Rc<Passing>)> = None;
         let sealed = self.sealed;
         let mut part_reader = PartReader::new(&sealed.blocks, &sealed.part_records);
+        self.hold(parts.count() as usize)?;
         self.out.reserve(parts.count() as usize);
+        let (mut held_to, mut left) = (self.bytes + BYTES_PER_HOLD, parts.count() as usize);
         for (idx, row) in parts.iter().enumerate() {
             if idx.is_multiple_of(ROWS_PER_CHECK) {
                 cancel.check()?;
+            }
+            left -= 1;
+            // Groups differ in size by thousands.
+            if self.bytes > held_to {
+                self.hold(left)?;
+                held_to = self.bytes + BYTES_PER_HOLD;
             }
             let part = part_reader.read(row)?;
             // Parts that are alike mostly follow each other.
@@ -192,7 +221,7 @@ impl Collector<'_> {
             members.sort_by_key(|member: &Member| member.slot);
         }
         let group = sealed.group_of(Kind::Parts, row)?;
-        self.out.push(GroupMatch { group, members });
+        self.push(GroupMatch { group, members });
         Ok(())
     }
 

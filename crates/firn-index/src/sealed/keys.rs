@@ -12,6 +12,8 @@ use crate::sets::hash_ids;
 
 const NONE: u32 = u32::MAX;
 const ITEMS_PER_CHECK: usize = 1_024;
+// Of texts, at first.
+const TEXT_BYTES_MIN: usize = 1 << 10;
 // From so many pairs of the segment to a pair asked on, a place for each costs less than searching.
 const PLACES_PER_PAIR: usize = 16;
 
@@ -120,14 +122,29 @@ impl<'a> KeyMaker<'a> {
         }
     }
 
-    /// Gives the members of `groups` the numbers of `table` in place of those of this maker.
+    /// What its lists take.
+    pub(super) fn bytes(&self) -> u64 {
+        let lists = &self.lists;
+        let bytes = lists.pairs.capacity() * size_of::<u32>()
+            + lists.ends.capacity() * size_of::<usize>()
+            + lists.numbers.allocation_size()
+            + self.of_both.allocation_size();
+        bytes as u64
+    }
+
+    /// Gives the members of `groups`, where `bytes` are held for groups, the numbers of `table` in place of those of
+    /// this maker.
     pub(super) fn finish(
         self,
         table: &mut KeyTable,
+        bytes: u64,
         groups: &mut [GroupMatch],
         cancel: &CancelToken,
     ) -> Result<()> {
-        let mut numbers = vec![NONE; self.lists.ends.len()];
+        let list_count = self.lists.ends.len();
+        let bytes = bytes + self.bytes() + (3 * list_count * size_of::<u32>()) as u64;
+        table.hold_others(bytes)?;
+        let mut numbers = vec![NONE; list_count];
         let mut used: Vec<u32> = Vec::new();
         for member in groups.iter_mut().flat_map(|group| &mut group.members) {
             let number = &mut numbers[member.key as usize];
@@ -137,7 +154,8 @@ impl<'a> KeyMaker<'a> {
             }
             member.key = *number;
         }
-        let texts = self.texts(&used, cancel)?;
+        let texts =
+            self.texts(&used, |text_bytes| table.hold_others(bytes + text_bytes), cancel)?;
         let sealed = self.sealed;
         let labels = used.iter().map(|&list| {
             let pairs = self.lists.get(list).iter();
@@ -146,7 +164,7 @@ impl<'a> KeyMaker<'a> {
                 (name, texts.get(pair))
             }))
         });
-        let Some(numbers) = table.extend(labels) else { return Ok(()) };
+        let Some(numbers) = table.extend(labels)? else { return Ok(()) };
         for member in groups.iter_mut().flat_map(|group| &mut group.members) {
             member.key = numbers[member.key as usize];
         }
@@ -172,13 +190,23 @@ impl<'a> KeyMaker<'a> {
         }
     }
 
-    /// The values of all pairs of some lists.
-    fn texts(&self, used: &[u32], cancel: &CancelToken) -> Result<Texts> {
+    /// The values of all pairs of some lists. `hold` is asked for their memory before they are read.
+    fn texts(
+        &self,
+        used: &[u32],
+        mut hold: impl FnMut(u64) -> Result<()>,
+        cancel: &CancelToken,
+    ) -> Result<Texts> {
         let asked = || used.iter().flat_map(|&list| self.lists.get(list).iter().copied());
         let asked_count: usize = used.iter().map(|&list| self.lists.get(list).len()).sum();
         let pair_count = self.sealed.pair_count() as usize;
         let mut texts = Texts::default();
-        if asked_count > pair_count / PLACES_PER_PAIR {
+        let has_places = asked_count > pair_count / PLACES_PER_PAIR;
+        // A place for each, its number and its end.
+        let places = if has_places { pair_count } else { 0 };
+        let number_bytes = (places * 4 + asked_count.min(pair_count.max(1)) * 4 * 5) as u64;
+        hold(number_bytes)?;
+        if has_places {
             texts.places = vec![NONE; pair_count];
             asked().for_each(|pair| texts.places[pair as usize] = 0);
             let places = texts.places.iter_mut().zip(0..).filter(|place| *place.0 == 0);
@@ -203,6 +231,13 @@ impl<'a> KeyMaker<'a> {
             };
             walk.go_to(u64::from(pair))?;
             walk.advance()?;
+            let wanted = texts.bytes.len() + walk.text().len();
+            if wanted > texts.bytes.capacity() {
+                // Both while it moves.
+                let capacity = wanted.max(2 * texts.bytes.capacity()).max(TEXT_BYTES_MIN);
+                hold(number_bytes + (texts.bytes.capacity() + capacity) as u64)?;
+                texts.bytes.reserve_exact(capacity - texts.bytes.len());
+            }
             texts.bytes.extend_from_slice(walk.text());
             texts.ends.push(texts.bytes.len());
         }

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use firn_env::Mapped;
 use firn_model::{
-    CancelToken, ErrorKind, GroupId, Grouping, Labels, MatchOp, Matcher, Result, SeriesRef, Slot,
+    Budget, CancelToken, ErrorKind, GroupId, Grouping, Labels, MatchOp, Matcher, Pool, Result,
+    SeriesRef, Slot,
 };
 use proptest::prelude::*;
 
@@ -329,13 +330,14 @@ fn matches(
     matchers: &[Matcher],
     grouping: &Grouping,
 ) -> Result<(Vec<GroupMatch>, Vec<Labels>)> {
-    let (mut keys, cancel) = (KeyTable::new(grouping.clone()), CancelToken::new());
+    let (held, cancel) = (Budget::unlimited().empty(Pool::Query), CancelToken::new());
+    let mut keys = KeyTable::new(grouping.clone(), held);
     let mut out = Vec::new();
     let found = sealed.select(matchers, &cancel)?;
     sealed.lay_out(&found, &mut keys, &cancel, &mut out)?;
     unite(&mut out);
     sealed.count(&found, &cancel)?;
-    Ok((out, keys.into_labels()))
+    Ok((out, keys.finish(0)?.0))
 }
 
 fn check_query(sealed: &Sealed, world: &World, matchers: &[Matcher], grouping: &Grouping) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use firn_model::{
     CancelToken, GroupId, Grouping, LabelLimits, Labels, LabelsBuilder, MatchOp, Matcher,
-    SeriesRef, ShardId, Slot,
+    QueryContext, SeriesRef, ShardId, Slot,
 };
 use firn_sim::SimDisk;
 use proptest::prelude::*;
@@ -365,7 +365,7 @@ fn check_query(
         .collect();
     let (found, cancel) = (view.select(matchers, &CancelToken::new()).unwrap(), CancelToken::new());
     assert_eq!(found.series_count(&cancel).unwrap(), want.len() as u64, "{matchers:?}");
-    let matches = found.lay_out(grouping, &cancel).unwrap();
+    let matches = found.lay_out(grouping, &QueryContext::unbounded()).unwrap();
     let mut got = BTreeMap::new();
     assert!(matches.groups.is_sorted_by(|a, b| a.group < b.group));
     for group in &matches.groups {

@@ -2,8 +2,8 @@
 
 use firn_env::Disk;
 use firn_model::{
-    CancelToken, Error, ErrorKind, GroupId, Grouping, Labels, MatchOp, Result, SeriesRef, ShardId,
-    Slot,
+    Budget, CancelToken, Error, ErrorKind, GroupId, Grouping, Labels, MatchOp, QueryContext,
+    Result, SeriesRef, ShardId, Slot,
 };
 use firn_sim::SimDisk;
 use proptest::prelude::*;
@@ -92,7 +92,7 @@ fn a_group_that_was_sealed_grows_in_memory_and_is_one_to_queries() {
         assert_eq!(found.len(), 7, "{found:?}");
         let matchers = [firn_model::Matcher::equal("instance", "1")];
         let by_job = Grouping::By(vec!["job".to_owned()]);
-        let matches = view.matches(&matchers, &by_job, &CancelToken::new()).unwrap();
+        let matches = view.matches(&matchers, &by_job, &QueryContext::unbounded()).unwrap();
         assert_eq!(matches.keys, [labels("job=a")], "one key over all segments");
         assert!(matches.groups.is_sorted_by(|a, b| a.group < b.group));
         assert_eq!(matches.groups.len(), 3);
@@ -243,6 +243,38 @@ fn a_seal_that_was_interrupted_leaves_nothing() {
     assert!(lookup(&all, "late=1").is_some() && lookup(&all, "late=2").is_some());
 }
 
+/// Memory of an answer is set aside before it is taken, in files and in memory, and given back with it.
+#[test]
+fn answers_are_reserved_with_their_texts() {
+    let disk = disk();
+    let index = open(&disk, options(), &[]).unwrap();
+    let ask = |budget: &Budget| {
+        let context = QueryContext::new(CancelToken::new(), budget.clone());
+        index.view().matches(&[], &Grouping::Series, &context)
+    };
+    for segment in ["file", "memory"] {
+        for n in 0..100 {
+            let long = "x".repeat(2_000);
+            resolve(&index, &format!("__name__=m{n},path={segment}{n}{long}"));
+        }
+        if segment == "file" {
+            seal(&index, &disk);
+        }
+        let budget = Budget::new(10 << 20);
+        let matches = ask(&budget).unwrap();
+        let text_bytes: usize = matches.keys.iter().map(|key| key.as_encoded().len()).sum();
+        assert!(text_bytes >= 200_000 && matches.held.bytes() >= text_bytes as u64);
+        assert_eq!(budget.usage().used_bytes, matches.held.bytes());
+        assert!(budget.usage().peak_bytes >= matches.held.bytes());
+        let too_small = Budget::new(text_bytes as u64 - 1);
+        assert!(ask(&too_small).unwrap_err().is_retriable());
+        let part = budget.part(text_bytes as u64 - 1);
+        assert_eq!(*ask(&part).unwrap_err().kind(), ErrorKind::TooLarge);
+        drop(matches);
+        assert_eq!((budget.usage().used_bytes, too_small.usage().used_bytes), (0, 0));
+    }
+}
+
 /// All that can be asked, or the first error.
 fn ask_all(index: &Index) -> Result<Vec<Option<SeriesRef>>> {
     let cancel = CancelToken::new();
@@ -255,7 +287,7 @@ fn ask_all(index: &Index) -> Result<Vec<Option<SeriesRef>>> {
         assert_eq!(view.labels(series)?, Some(labels(text)), "wrong labels are served");
         assert!(index.contains(series)?);
     }
-    let matches = view.matches(&[], &Grouping::Series, &cancel)?;
+    let matches = view.matches(&[], &Grouping::Series, &QueryContext::unbounded())?;
     assert_eq!(matches.series_count(), 15, "series are missing and nobody says so");
     let mut keys: Vec<Labels> = matches.keys.clone();
     keys.sort();
@@ -477,7 +509,7 @@ proptest! {
             prop_assert!(offset < payload.len() as u64);
         }
         let cancel = CancelToken::new();
-        let matches = index.view().matches(&[], &Grouping::Series, &cancel).unwrap();
+        let matches = index.view().matches(&[], &Grouping::Series, &QueryContext::unbounded()).unwrap();
         if matches.groups.is_empty() {
             return Ok(());
         }

@@ -158,11 +158,15 @@ fn value_bytes(value: &Value) -> u64 {
     let bytes = match value {
         Value::Scalar { .. } => 0,
         Value::String { value, .. } => value.len(),
-        Value::Vector(points) => size_of_val(points.as_slice()),
+        Value::Vector(points) => {
+            let labels = points.iter().map(|point| point.labels.as_encoded().len());
+            size_of_val(points.as_slice()) + labels.sum::<usize>()
+        }
         Value::Matrix(series) => {
             let points = series.iter().map(|series| {
                 let histograms = series.histograms.iter().map(|point| point.histogram.heap_bytes());
-                size_of_val(series.floats.as_slice()) + histograms.sum::<usize>()
+                let labels = series.labels.as_encoded().len();
+                size_of_val(series.floats.as_slice()) + histograms.sum::<usize>() + labels
             });
             size_of_val(series.as_slice()) + points.sum::<usize>()
         }

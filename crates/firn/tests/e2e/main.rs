@@ -12,6 +12,7 @@ mod groups;
 mod http;
 mod influx_proxy;
 mod kill;
+mod memory;
 mod outside;
 mod process;
 mod prometheus;

@@ -1,0 +1,196 @@
+//! A tenth of the memory that a load wants: it is slowed and refused, never lost, and the process stays in its limit.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::http::{api, get};
+use crate::process::{Process, firn, free_address, wait_for, wait_until_ready};
+use crate::remote_write::WriteRequest;
+
+const REQUESTS: u64 = 2;
+const SERIES: u64 = 800;
+/// Of one label; the texts are as good as random, so nobody can pack them.
+const VALUE_BYTES: usize = 1_500;
+const NOW_MS: i64 = 1_700_000_000_000;
+
+/// With the smallest limit there is, or `FIRN_MEMORY_MIB` and as many times the load (`make soak`).
+///
+/// Each sender has 1.3 MB at once, which unpacked and decoded takes some 8 MB: five times the limit for all; and three
+/// queries read all that they define, over and over, for which each would want as much again.
+#[test]
+fn a_tenth_of_the_memory_refuses_and_loses_nothing() {
+    let limit_mib = std::env::var("FIRN_MEMORY_MIB");
+    let limit_mib: u64 = limit_mib.map_or(64, |mib| mib.parse().expect("FIRN_MEMORY_MIB"));
+    let (limit_bytes, senders) = (limit_mib << 20, 40 * limit_mib / 64);
+    let folder = tempfile::tempdir().expect("a folder");
+    let address = free_address();
+    let start = || {
+        let mut command = firn(folder.path(), address);
+        let limit = format!("{limit_mib}MiB");
+        command.args(["--memory", &limit, "--self-scrape", "never", "--log-sync", "never"]);
+        // What the load must be refused by is memory alone.
+        command.args(["--new-series-per-second-max", "0", "--series-per-metric-max", "0"]);
+        let process = Process::start("firn", folder.path(), &mut command);
+        wait_until_ready(address, "/-/ready");
+        process
+    };
+    let mut server = start();
+    let peak = Peak::default();
+    let (refused, limited) = (AtomicU64::new(0), AtomicU64::new(0));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let refused = &refused;
+        scope.spawn(|| peak.watch(server.id(), &done));
+        let queries = [0, 1, 2].map(|_| scope.spawn(|| ask_for_all(address, &done, &limited)));
+        let senders: Vec<_> = (0..senders)
+            .map(|sender| scope.spawn(move || send_all(address, sender, refused)))
+            .collect();
+        let sent: Vec<_> = senders.into_iter().map(|sender| sender.join()).collect();
+        done.store(true, Ordering::Relaxed);
+        let asked: Vec<_> = queries.into_iter().map(|query| query.join()).collect();
+        assert!(sent.iter().all(Result::is_ok) && asked.iter().all(Result::is_ok));
+    });
+    println!(
+        "{} requests refused, {} queries told their limit, at most {} bytes resident",
+        refused.load(Ordering::Relaxed),
+        limited.load(Ordering::Relaxed),
+        peak.0.load(Ordering::Relaxed)
+    );
+    println!("{}", memory_metrics(address));
+    assert!(refused.load(Ordering::Relaxed) > 0, "a load that fits shows nothing");
+    peak.check(limit_bytes);
+    all_is_there(address, senders);
+    conserved(address, senders);
+
+    // The log's rows come back into the same memory.
+    server.kill();
+    drop(server);
+    let server = start();
+    let done = AtomicBool::new(false);
+    let peak = Peak::default();
+    std::thread::scope(|scope| {
+        scope.spawn(|| peak.watch(server.id(), &done));
+        all_is_there(address, senders);
+        done.store(true, Ordering::Relaxed);
+    });
+    println!("after a restart at most {} bytes resident", peak.0.load(Ordering::Relaxed));
+    peak.check(limit_bytes);
+}
+
+/// Each of its requests until it is taken; refusals must say what to do.
+fn send_all(address: SocketAddr, sender: u64, refused: &AtomicU64) {
+    for number in 0..REQUESTS {
+        let mut request = WriteRequest::default();
+        for series in 0..SERIES {
+            let path = noise((sender * REQUESTS + number) * SERIES + series);
+            let (host, series) = (format!("host-{sender}-{number}"), series.to_string());
+            let labels = [
+                ("__name__", "pressed"),
+                ("instance", host.as_str()),
+                ("job", "test"),
+                ("path", path.as_str()),
+                ("sender", &sender.to_string()),
+                ("series", series.as_str()),
+            ];
+            request.series(&labels, &[(NOW_MS, 1.0), (NOW_MS + 15_000, 2.0)]);
+        }
+        wait_for("a write to be taken", Duration::from_secs(400), || {
+            let (status, text) = request.send(address);
+            if status == 429 {
+                refused.fetch_add(1, Ordering::Relaxed);
+                assert!(text.contains("memory budget") || text.contains("requests wait"), "{text}");
+            } else {
+                // 0: the server answered before it read the body, and the connection was reset.
+                assert!(status == 204 || status == 0, "{status}: {text}");
+            }
+            status == 204
+        });
+    }
+}
+
+/// Queries answer or name the limit.
+fn ask_for_all(address: SocketAddr, done: &AtomicBool, limited: &AtomicU64) {
+    while !done.load(Ordering::Relaxed) {
+        let query = [("query", "pressed"), ("time", "1700000015")];
+        if let Err(text) = api(address, "/api/v1/query", &query) {
+            assert!(text.contains("memory") || text.contains("no answer"), "{text}");
+            limited.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn all_is_there(address: SocketAddr, senders: u64) {
+    for sender in 0..senders {
+        let query = format!("sum(pressed{{sender=\"{sender}\"}})");
+        wait_for("a query to be answered", Duration::from_secs(60), || {
+            let parameters = [("query", query.as_str()), ("time", "1700000015")];
+            let Ok(data) = api(address, "/api/v1/query", &parameters) else { return false };
+            let sum = data["result"][0]["value"][1].as_str().map(str::to_owned);
+            assert_eq!(sum, Some((2 * REQUESTS * SERIES).to_string()), "sender {sender}");
+            true
+        });
+    }
+}
+
+/// Received = stored + rejected by reason, and all that was sent was stored once or more.
+fn conserved(address: SocketAddr, senders: u64) {
+    let metrics = get(address, "/metrics").expect("metrics").body;
+    let sum = |name: &str| -> f64 {
+        let lines = metrics.lines().filter(|line| {
+            line.starts_with(&format!("{name}{{")) && line.contains("protocol=\"remote_write\"")
+        });
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    };
+    let stored = sum("firn_write_samples_total");
+    let rejected = sum("firn_write_rejected_samples_total");
+    assert_eq!(sum("firn_write_received_samples_total"), stored + rejected);
+    assert!(stored >= (senders * REQUESTS * SERIES * 2) as f64, "{stored}");
+}
+
+fn memory_metrics(address: SocketAddr) -> String {
+    let metrics = get(address, "/metrics").expect("metrics").body;
+    let wanted =
+        ["firn_memory_reserved", "firn_memory_refused", "firn_flushes", "firn_memory_peak"];
+    let lines = metrics.lines().filter(|line| wanted.iter().any(|name| line.starts_with(name)));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The most anonymous memory that a process was seen with. Pages of files, its own code among them, are the kernel's to
+/// take back.
+#[derive(Default)]
+struct Peak(AtomicU64);
+
+impl Peak {
+    fn watch(&self, pid: u32, done: &AtomicBool) {
+        loop {
+            let is_last = done.load(Ordering::Relaxed);
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+            let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+            self.0.fetch_max(kib.unwrap_or(0) << 10, Ordering::Relaxed);
+            if is_last {
+                return;
+            }
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+    }
+
+    fn check(&self, limit_bytes: u64) {
+        let peak = self.0.load(Ordering::Relaxed);
+        assert!(peak > 0 && peak <= limit_bytes / 10 * 11, "{peak} bytes for {limit_bytes}");
+    }
+}
+
+fn noise(seed: u64) -> String {
+    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..VALUE_BYTES)
+        .map(|_| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            char::from(b"abcdefghijklmnopqrstuvwxyz012345"[(random >> 32) as usize % 32])
+        })
+        .collect()
+}
