@@ -385,6 +385,8 @@ mod tests {
         }
         assert_eq!([evict(&mut fifo), evict(&mut fifo)], [0, 1]);
         assert_eq!([evict(&mut lru), evict(&mut lru)], [1, 2]);
-        assert_eq!([1, 2, 3, 0].map(|_| evict(&mut s3_fifo)), [1, 2, 3, 0]);
+        // 0 was used and went to the main queue, which gives way when the small one is down to its part.
+        let order = std::array::from_fn(|_| evict(&mut s3_fifo));
+        assert_eq!(order, [1, 2, 0, 3]);
     }
 }

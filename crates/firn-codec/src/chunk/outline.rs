@@ -103,7 +103,7 @@ mod tests {
         assert_eq!((lone.times[0].codec.as_str(), lone.times[0].bytes), ("regular", 0));
         assert!(lone.values[0].1.codec.starts_with("decimals / 10^1"), "{lone:?}");
         let jittered = outline(&[(&times, &rising)]);
-        assert!(jittered.times[0].codec.starts_with("line"), "{jittered:?}");
+        assert!(jittered.times[0].codec == "delta" && jittered.times[0].bytes > 0, "{jittered:?}");
         let group = outline(&[(&times, &still), (&times, &still), (&times, &rising)]);
         let codecs: Vec<&str> = group.values.iter().map(|column| &*column.1.codec).collect();
         assert_eq!(codecs[..2], ["constant integer", "as the one before"]);
