@@ -1,12 +1,18 @@
 //! The allocator, and how soon it gives memory back to the system.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_long};
+use std::time::{Duration, Instant};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// `mi_option_purge_delay` in the list of mimalloc's options, which only grows at its end.
 const PURGE_DELAY: c_int = 15;
+
+/// A thread gives back this often at most: the network's fall idle after each request, and collecting takes tens of
+/// microseconds.
+const GIVE_BACK_EVERY: Duration = Duration::from_millis(20);
 
 #[expect(unsafe_code, reason = "the interface in Rust has no options")]
 // SAFETY: as mimalloc.h declares it; mimalloc is linked as the global allocator above.
@@ -28,6 +34,11 @@ pub(crate) fn give_back_at_once() {
 /// when that thread wants memory again, so each idle one would keep megabytes.
 #[expect(unsafe_code, reason = "the interface in Rust does not have it")]
 pub(crate) fn give_back() {
+    thread_local!(static LAST: Cell<Option<Instant>> = const { Cell::new(None) });
+    if LAST.get().is_some_and(|last| last.elapsed() < GIVE_BACK_EVERY) {
+        return;
+    }
+    LAST.set(Some(Instant::now()));
     // SAFETY: it looks at the memory of the thread that calls it, and any thread may call it at any time.
     unsafe { mi_collect(true) }
 }
