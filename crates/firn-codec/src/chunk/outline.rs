@@ -104,6 +104,11 @@ mod tests {
         assert!(lone.values[0].1.codec.starts_with("decimals / 10^1"), "{lone:?}");
         let jittered = outline(&[(&times, &rising)]);
         assert!(jittered.times[0].codec == "delta" && jittered.times[0].bytes > 0, "{jittered:?}");
+        // Late by up to a second each: near a line, while a step has the lateness of two.
+        let late: Vec<Timestamp> = (0..=701).map(|at| at * 10_000 + at * at * 311 % 701).collect();
+        let values: Vec<f64> = (0..=701).map(f64::from).collect();
+        let near_a_line = outline(&[(&late, &values)]);
+        assert!(near_a_line.times[0].codec.starts_with("line"), "{near_a_line:?}");
         let group = outline(&[(&times, &still), (&times, &still), (&times, &rising)]);
         let codecs: Vec<&str> = group.values.iter().map(|column| &*column.1.codec).collect();
         assert_eq!(codecs[..2], ["constant integer", "as the one before"]);

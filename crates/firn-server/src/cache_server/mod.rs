@@ -22,10 +22,10 @@ use firn_model::{Budget, Error, Result};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::{Semaphore, watch};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinHandle;
 
 use self::connection::Connection;
-use crate::http::serve::{ACCEPT_RETRY, GRACE, stopped};
+use crate::http::serve::accept;
 use crate::telemetry::{Counter, Gauge, Kind, MetricsText, write_process};
 
 /// Where the points lie below the cache's folder.
@@ -169,48 +169,17 @@ impl CacheServer {
     }
 }
 
-/// Accepts connections up to a number until `stop` says true, then lets them finish their requests.
+/// Talks to clients until `stop` says true, then lets them finish their requests.
 async fn serve(listener: TcpListener, shared: Arc<Shared>, stop: watch::Receiver<bool>) {
-    let permits = Arc::new(Semaphore::new(shared.config.connections_max));
-    let mut connections = JoinSet::new();
-    let mut stopping = stop.clone();
-    loop {
-        // Taken before accepting: who is over the limit waits in the system's queue.
-        let accepting = async {
-            let permit = Arc::clone(&permits).acquire_owned().await.ok()?;
-            Some((listener.accept().await, permit))
-        };
-        let (accepted, permit) = tokio::select! {
-            () = stopped(&mut stopping) => break,
-            accepted = accepting => match accepted {
-                Some(accepted) => accepted,
-                None => break,
-            },
-        };
-        match accepted {
-            Ok((stream, _)) => {
-                // Answers are written whole; waiting for more would only delay them.
-                let _ = stream.set_nodelay(true);
-                let (shared, stop) = (Arc::clone(&shared), stop.clone());
-                connections.spawn(async move {
-                    shared.numbers.connections.rise();
-                    Connection::new(stream, &shared).run(stop).await;
-                    shared.numbers.connections.fall();
-                    drop(permit);
-                });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_RETRY).await;
-            }
+    let talk = |stream| {
+        let (shared, stop) = (Arc::clone(&shared), stop.clone());
+        async move {
+            shared.numbers.connections.rise();
+            Connection::new(stream, &shared).run(stop).await;
+            shared.numbers.connections.fall();
         }
-        while connections.try_join_next().is_some() {}
-    }
-    drop(listener);
-    let finished = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(GRACE, finished).await.is_err() {
-        tracing::warn!("connections were cut off after {} s", GRACE.as_secs());
-    }
+    };
+    accept(listener, shared.config.connections_max, stop.clone(), talk).await;
 }
 
 impl Shared {

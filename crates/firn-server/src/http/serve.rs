@@ -8,7 +8,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 // Longer than clients keep idle connections (Go: 90 s), so that they close them and not we.
@@ -16,21 +16,34 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(120);
 // Of each connection; a header must fit. The default, 400 KiB, is what most of an idle sender's memory would be.
 const BUFFER_BYTES_MAX: usize = 128 << 10;
 // What is still running after this long at a stop is cut off.
-pub(crate) const GRACE: Duration = Duration::from_secs(30);
+const GRACE: Duration = Duration::from_secs(30);
 // Out of file descriptors: others must go first.
-pub(crate) const ACCEPT_RETRY: Duration = Duration::from_millis(200);
+const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 
-/// Serves until `stop` says true, then waits for requests under way.
+/// Serves HTTP until `stop` says true, then waits for requests under way.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
     connections_max: usize,
     stop: watch::Receiver<bool>,
 ) {
-    let permits = Arc::new(Semaphore::new(connections_max));
     let service = TowerToHyperService::new(router);
+    let talk = |stream| connection(stream, service.clone(), stop.clone());
+    accept(listener, connections_max, stop.clone(), talk).await;
+}
+
+/// Talks over each connection, `connections_max` at one time, until `stop` says true; then waits for those that are open.
+/// `talk` ends soon when it is told to stop.
+pub(crate) async fn accept<F>(
+    listener: TcpListener,
+    connections_max: usize,
+    mut stopping: watch::Receiver<bool>,
+    talk: impl Fn(TcpStream) -> F,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let permits = Arc::new(Semaphore::new(connections_max));
     let mut connections = JoinSet::new();
-    let mut stopping = stop.clone();
     loop {
         // Taken before accepting: who is over the limit waits in the system's queue.
         let accepting = async {
@@ -46,7 +59,13 @@ pub(crate) async fn serve(
         };
         match accepted {
             Ok((stream, _)) => {
-                connections.spawn(connection(stream, service.clone(), stop.clone(), permit));
+                // Answers are written whole; waiting for more would only delay them.
+                let _ = stream.set_nodelay(true);
+                let talk = talk(stream);
+                connections.spawn(async move {
+                    talk.await;
+                    drop(permit);
+                });
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
@@ -71,10 +90,7 @@ async fn connection(
     stream: TcpStream,
     service: TowerToHyperService<Router>,
     mut stop: watch::Receiver<bool>,
-    permit: OwnedSemaphorePermit,
 ) {
-    // Answers are written whole; waiting for more would only delay them.
-    let _ = stream.set_nodelay(true);
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
     builder.max_buf_size(BUFFER_BYTES_MAX);
@@ -87,7 +103,6 @@ async fn connection(
             let _ = connection.await;
         }
     }
-    drop(permit);
 }
 
 #[cfg(test)]
