@@ -10,6 +10,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::definition::{self, Run, encode_run};
 use crate::jobs::{self, Jobs, MergeJob, SealJob, Written, WrittenJobs};
+use crate::known::Known;
 use crate::layers::{Layer, Segment, Tip};
 use crate::limits::{CensusOf, Limits, NewSeries};
 use crate::lookup::Lookup;
@@ -37,6 +38,7 @@ struct Shared {
     limits: Mutex<Limits>,
     shards: Vec<Shard>,
     generation: AtomicU32,
+    known: RwLock<Known>,
 }
 
 /// What is known of a shard beside its groups.
@@ -98,6 +100,7 @@ impl Index {
             written: Arc::default(),
             tip: RwLock::new(Arc::new(Tip { sealed, frozen: Vec::new(), active })),
             generation: AtomicU32::new(0),
+            known: RwLock::default(),
         };
         Ok(Index { shared: Arc::new(shared) })
     }
@@ -348,23 +351,23 @@ impl Index {
         &self,
         series: impl IntoIterator<Item = SeriesRef>,
     ) -> Result<Option<SeriesRef>> {
+        let generation = self.generation();
+        let unsure = self.shared.known.read().unsure(generation, series);
+        if unsure.is_empty() {
+            return Ok(None);
+        }
         let tip = self.tip();
         let mut older = Vec::new();
         {
             let state = tip.active.state.read();
-            let mut last = None;
-            for series in series {
-                // Rows of one series mostly come one after the other.
-                if last.replace(series) != Some(series) && state.place(series).is_none() {
-                    older.push(series);
-                }
-            }
+            older.extend(unsure.iter().filter(|&&series| state.place(series).is_none()));
         }
         for series in older {
             if !tip.remembers(series) && !tip.is_sealed(series)? {
                 return Ok(Some(series));
             }
         }
+        self.shared.known.write().note(generation, &unsure);
         Ok(None)
     }
 
@@ -712,6 +715,7 @@ impl Index {
         }
         let limits = self.shared.limits.lock();
         stats.heap_bytes += limits.heap_bytes() as u64;
+        stats.heap_bytes += self.shared.known.read().heap_bytes() as u64;
         stats.refused = limits.refused();
         stats
     }

@@ -48,6 +48,7 @@ mod index;
 mod jobs;
 mod key_table;
 mod keys;
+mod known;
 mod layers;
 mod limits;
 mod lookup;

@@ -264,6 +264,7 @@ impl World {
     }
 
     fn remove(&mut self, seed: u64, meanwhile: &[Labels]) {
+        self.check_references();
         let Some(job) = self.index.plan_removal() else { return };
         self.resolve(meanwhile);
         let thirds = Thirds(seed);
@@ -286,6 +287,17 @@ impl World {
                 false
             }
         });
+        self.check_references();
+    }
+
+    /// A batch of references is known as a whole, and not with one that was removed; whatever was asked before.
+    fn check_references(&self) {
+        let known = || self.known.values().copied();
+        assert_eq!(self.index.find_unknown(known()).unwrap(), None);
+        for &series in &self.removed {
+            let found = self.index.find_unknown(known().chain([series])).unwrap();
+            assert_eq!(found, Some(series));
+        }
     }
 
     fn crash(&mut self, order: u64, twice: bool, snapshot: bool) {
@@ -331,6 +343,7 @@ impl World {
             check_view(view, known);
         }
         check_view(&self.index.view(), &self.known);
+        self.check_references();
         self.seal();
         let snapshot = self.index.snapshot_part();
         let parts: Vec<&[u8]> = self.manifest.iter().map(Vec::as_slice).collect();

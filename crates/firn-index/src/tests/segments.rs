@@ -160,8 +160,15 @@ fn what_has_no_data_leaves_the_index_and_comes_back_as_another() {
     index.settle(index.next_number());
     let view = index.view();
     let bytes_before = index.stats().segment_bytes;
+    assert_eq!(index.find_unknown(refs.iter().copied()).unwrap(), None);
     remove(&index, &disk, |series| dead.contains(&series)).unwrap();
     assert_eq!(index.generation(), 1);
+    for round in 0..2 {
+        assert_eq!(index.find_unknown(live.iter().copied()).unwrap(), None, "{round}");
+        for &series in dead {
+            assert_eq!(index.find_unknown([live[0], series]).unwrap(), Some(series), "{round}");
+        }
+    }
     assert!(index.stats().segment_bytes < bytes_before, "{bytes_before}");
     assert_eq!(disk.list("index").unwrap().len(), 1);
     assert_eq!((view.series_count(), index.view().series_count()), (15, 3));

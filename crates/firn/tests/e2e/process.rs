@@ -4,6 +4,7 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::http;
@@ -175,8 +176,20 @@ pub(crate) fn wait_for(what: &str, at_most: Duration, mut condition: impl FnMut(
     }
 }
 
+/// Below the ports that the system gives to connections, one of which would otherwise take it before the program does,
+/// and no two alike in this process.
 pub(crate) fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port on loopback")
+    const PORTS: std::ops::Range<u32> = 12_000..32_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id().wrapping_mul(97);
+    let mut tries = 0..PORTS.len();
+    tries
+        .find_map(|_| {
+            let number = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+            let port = PORTS.start + number % PORTS.len() as u32;
+            TcpListener::bind(("127.0.0.1", port as u16)).and_then(|l| l.local_addr()).ok()
+        })
+        .expect("a free port on loopback")
 }
 
 /// Where a program is, or a printed reason to skip the scene.

@@ -1,0 +1,134 @@
+//! Which references were found to be known lately, a bit each, so that a writer who sends the same series again and
+//! again does not ask the files for each of them.
+
+use firn_model::SeriesRef;
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
+
+/// The references. All are of one [`crate::Index::generation`]: until there is another, none of them stops being valid.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    generation: u32,
+    /// 64 neighbours each.
+    words: HashMap<Neighbours, u64>,
+}
+
+/// What shares a word: the first slots of 64 groups, most of which may be lone, or 64 other slots of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Neighbours {
+    group: u64,
+    slot: u32,
+}
+
+// 4 MiB: as many as seven million lone series, or groups of a hundred, need. What does not fit is asked each time.
+const WORD_COUNT_MAX: usize = 7 << 14;
+
+impl Known {
+    /// Those of `series` that are not remembered as known in `generation`; of equal ones that come one after the other
+    /// only the first.
+    pub(crate) fn unsure(
+        &self,
+        generation: u32,
+        series: impl IntoIterator<Item = SeriesRef>,
+    ) -> Vec<SeriesRef> {
+        let is_other = generation != self.generation;
+        let mut unsure = Vec::new();
+        let mut last_series = None;
+        // Neighbours mostly come one after the other, too.
+        let mut last_word = None;
+        for series in series {
+            if last_series.replace(series) == Some(series) {
+                continue;
+            }
+            let (neighbours, bit) = place(series);
+            let word = match last_word {
+                Some((of, word)) if of == neighbours => word,
+                _ => self.words.get(&neighbours).copied().unwrap_or(0),
+            };
+            last_word = Some((neighbours, word));
+            if is_other || word & bit == 0 {
+                unsure.push(series);
+            }
+        }
+        unsure
+    }
+
+    /// Takes in what was found to be known after the index said that it is at `generation`.
+    pub(crate) fn note(&mut self, generation: u32, series: &[SeriesRef]) {
+        if generation != self.generation {
+            // Another writer may have noted for a later one: then theirs are asked again, which does no harm.
+            *self = Known { generation, ..Known::default() };
+        }
+        for &series in series {
+            let (neighbours, bit) = place(series);
+            let is_full = self.words.len() >= WORD_COUNT_MAX;
+            match self.words.entry(neighbours) {
+                Entry::Occupied(mut word) => *word.get_mut() |= bit,
+                Entry::Vacant(place) if !is_full => drop(place.insert(bit)),
+                Entry::Vacant(_) => {}
+            }
+        }
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.words.allocation_size()
+    }
+}
+
+fn place(series: SeriesRef) -> (Neighbours, u64) {
+    let (group, slot) = (series.group.0, series.slot.0);
+    match slot {
+        // Slot 0 of a word of slots is in the other kind of word, so both kinds differ in their slot.
+        0 => (Neighbours { group: group / 64, slot: u32::MAX }, 1 << (group % 64)),
+        _ => (Neighbours { group, slot: slot / 64 }, 1 << (slot % 64)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use firn_model::{GroupId, Slot};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn series(group: u64, slot: u32) -> SeriesRef {
+        SeriesRef { group: GroupId(group), slot: Slot(slot) }
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_set_of_one_generation(
+            noted in prop::collection::vec((0u64..200, 0u32..130), 0..300),
+            asked in prop::collection::vec((0u64..200, 0u32..130), 0..300),
+        ) {
+            let of = |pairs: &[(u64, u32)]| -> Vec<SeriesRef> {
+                pairs.iter().map(|&(group, slot)| series(group, slot)).collect()
+            };
+            let (noted, asked) = (of(&noted), of(&asked));
+            let mut known = Known::default();
+            known.note(3, &noted);
+            let set: HashSet<SeriesRef> = noted.into_iter().collect();
+            let mut want: Vec<SeriesRef> = asked.clone();
+            want.dedup();
+            prop_assert_eq!(known.unsure(4, asked.iter().copied()), want.clone());
+            want.retain(|series| !set.contains(series));
+            prop_assert_eq!(known.unsure(3, asked), want);
+            known.note(4, &[]);
+            prop_assert_eq!(known.unsure(4, set.iter().copied()).len(), set.len());
+        }
+    }
+
+    #[test]
+    fn it_stays_within_its_bound() {
+        let mut known = Known::default();
+        let many: Vec<SeriesRef> =
+            (0..200_000).map(|number| series(number * 64, number as u32 % 2)).collect();
+        known.note(0, &many);
+        assert!(known.heap_bytes() <= 4 << 20, "{}", known.heap_bytes());
+        let unsure = known.unsure(0, many.iter().copied());
+        assert_eq!(unsure.len(), many.len() - WORD_COUNT_MAX);
+        assert_eq!(known.unsure(0, unsure.iter().copied()), unsure, "the others are asked");
+    }
+}
