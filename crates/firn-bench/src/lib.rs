@@ -3,7 +3,7 @@
 //! **Owns** the data ([`load`], [`devops`], [`fleet`]), the queries ([`pattern`]) and whether answers agree ([`agree`]), the
 //! programs under test ([`server`]) and how they are spoken to ([`client`]), the report of aims ([`report`]); for the index its label sets
 //! and what it is compared with ([`index`]); for the log its devices, transactions and the log that others have ([`log`]); for the
-//! head queries beside a flush ([`flush_latency`]), near and far from the disk ([`far_disk`]); for the tree its samples and the trees of others ([`tree`]);
+//! head queries beside a flush ([`flush_latency`]), near and far from the disk ([`far_disk`]), and what a group in columns costs ([`static_form`]); for the tree its samples and the trees of others ([`tree`]);
 //! for the cache its queries, a dashboard and the cache of fixed chunks ([`cache`]).
 //! **Never** is part of the product.
 
@@ -23,4 +23,5 @@ pub mod pattern;
 mod remote_write;
 pub mod report;
 pub mod server;
+pub mod static_form;
 pub mod tree;

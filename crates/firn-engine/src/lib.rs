@@ -66,6 +66,7 @@ pub use check::{CheckProgress, CheckReport, Finding};
 pub use copy::CopyReport;
 pub use counted::{ObjectKind, Request, RequestCount, RequestCounts};
 pub use delete::DeleteReport;
+pub use firn_head::ConvertOptions;
 pub use firn_index::{Cardinality, GroupInfo, Matches, SeriesLimits};
 pub use firn_log::SyncPolicy;
 pub use firn_tree::{

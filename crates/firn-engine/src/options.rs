@@ -1,5 +1,6 @@
 //! What can be chosen when a database is opened: plain data, units in names.
 
+use firn_head::ConvertOptions;
 use firn_index::SeriesLimits;
 use firn_log::SyncPolicy;
 
@@ -29,8 +30,8 @@ pub struct EngineOptions {
     /// Bytes of memory that series in no index file may hold before they are put into one without waiting for a flush; at
     /// least half as much as all index files have, so that few are made of many series.
     pub new_series_bytes_max: u64,
-    /// Bytes of active rows in one shard beyond which they are transposed.
-    pub arena_bytes_max: usize,
+    /// When active rows become columns, and columns are packed harder.
+    pub convert: ConvertOptions,
     /// Bytes of unflushed head beyond which it is flushed.
     pub head_bytes_max: u64,
     /// Age beyond which unflushed rows are flushed.
@@ -79,7 +80,7 @@ impl Default for EngineOptions {
             series_limits: SeriesLimits { series_max: Some(50_000_000), ..SeriesLimits::default() },
             // Some 70,000 lone series.
             new_series_bytes_max: 4 << 20,
-            arena_bytes_max: 256 << 10,
+            convert: ConvertOptions::default(),
             head_bytes_max: 512 << 20,
             flush_age_ms_max: 20 * 60_000,
             future_ms_max: 10 * 60_000,

@@ -137,6 +137,7 @@ impl Engine {
             tier::check_unclaimed(&*env.bucket)?;
         }
         let state = State::read(&found, &options)?;
+        options.convert.check()?;
         let budget = Budget::new(options.memory_bytes_max);
         let bits = ShardBits::for_count(state.identity.shard_count as usize);
         let mut damage = Vec::new();
@@ -159,7 +160,7 @@ impl Engine {
         let tree = Tree::open(&env, tree_options, &parts(&found, Room::Tree), budget.clone())?;
         let head = Head::new(
             HeadOptions {
-                arena_bytes_max: options.arena_bytes_max,
+                convert: options.convert.clone(),
                 hot_bytes_max: options.hot_bytes_max,
                 recycle_percents: options.hot_recycle_percents,
                 cooling_bytes_max: options.pinned_bytes_max,

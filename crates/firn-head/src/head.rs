@@ -253,7 +253,10 @@ impl Head {
     /// Small segments that want to be merged and packed harder.
     pub fn plan_compress(&self) -> Option<ConvertJob> {
         let plan = |shard: &SharedShard| {
-            shard.lock().plan_compress(self.options.segment_fan_in, self.options.rows_per_chunk_min)
+            shard.lock().plan_compress(
+                self.options.convert.segment_fan_in,
+                self.options.convert.rows_per_chunk_min,
+            )
         };
         self.shards.iter().filter_map(plan).max_by_key(ConvertJob::input_bytes)
     }

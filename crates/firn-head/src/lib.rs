@@ -62,6 +62,6 @@ pub use convert::{ConvertEdit, ConvertJob};
 pub use encoder::encode_apart;
 pub use flush::{FlushJob, SealMarks};
 pub use head::{Head, HeadStats, ShardWriter, bound_bytes, bound_bytes_of};
-pub use options::HeadOptions;
+pub use options::{ConvertOptions, HeadOptions};
 pub use replay::{ReplayedRows, payload_groups};
 pub use snapshot::{HeadReader, HeadSnapshot};

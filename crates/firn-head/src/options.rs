@@ -1,13 +1,37 @@
 //! What can be set.
 
-use firn_model::ShardBits;
+use firn_model::{Error, Result, ShardBits};
 
 /// Sizes of the head. Plain data, checked by whoever reads the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeadOptions {
     /// How many shards there are: fixed when a database is created.
     pub shard_bits: ShardBits,
-    /// An arena of this many bytes is converted once it has [`HeadOptions::rows_per_group_min`] rows a
+    /// When rows become columns.
+    pub convert: ConvertOptions,
+    /// Flushed memory over this is given back by [`crate::Head::recycle_surplus`]; below it is kept for
+    /// queries until [`crate::Head::recycle`] wants it.
+    pub hot_bytes_max: u64,
+    /// Hot memory is given back by areas: parts whose newest rows are of one span of so many milliseconds.
+    pub hot_area_ms: i64,
+    /// Which percentage of what is to be given back comes from the oldest area, the next and the one after it; what is
+    /// missing comes from the oldest ones. All of it from the oldest is the default: a query reads no table if nothing of
+    /// its range has gone, so what is hot should reach back without holes. Measured with 3 of 5 MiB hot and flushes of
+    /// half hours: of queries of the last hour all read no file, 65% with Heracles' shares (`bench-head`).
+    ///
+    /// Source: Heracles 3.2 (45, 35 and 20).
+    pub recycle_percents: [u8; 3],
+    /// Memory that left the head and that readers keep, beyond which it is taken from them: the hard limit of
+    /// what long queries pin.
+    pub cooling_bytes_max: u64,
+}
+
+/// When active rows become static runs, and runs compressed chunks: by share of series, bytes, and points per series.
+///
+/// Source: ByteSeries 3.3, 3.5 and Algorithm 1.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConvertOptions {
+    /// An arena of this many bytes is converted once it has [`ConvertOptions::rows_per_group_min`] rows a
     /// group on average (values a series: a row may come in pieces), or at four times this size whatever is in it. Per shard, so all active rows
     /// together hold at most `shard_count` times four times this, and what waits for conversion.
     ///
@@ -26,12 +50,12 @@ pub struct HeadOptions {
     /// counted as they are written, after a restart at one a group.
     pub bytes_per_series_max: usize,
     /// Of the series that the arena before had, an arena must hold this share before points or bytes a
-    /// series count for it, unless it has [`HeadOptions::arena_bytes_min`]: a few series that are
+    /// series count for it, unless it has [`ConvertOptions::arena_bytes_min`]: a few series that are
     /// written often do not make runs for all others.
     ///
     /// Source: ByteSeries Algorithm 1, `dimen_ratio`; 4.3 measures 0.1 to 0.2 as the best.
     pub series_share_percent_min: u64,
-    /// See [`HeadOptions::series_share_percent_min`]; `max_dimen` of Algorithm 1, but in bytes.
+    /// See [`ConvertOptions::series_share_percent_min`]; `max_dimen` of Algorithm 1, but in bytes.
     pub arena_bytes_min: usize,
     /// This many unflushed static segments of a shard, of about one size, are merged and packed
     /// harder: fewer are more work, more are more memory.
@@ -41,21 +65,6 @@ pub struct HeadOptions {
     ///
     /// Source: ByteSeries Algorithm 1, `point_limit`.
     pub rows_per_chunk_min: u32,
-    /// Flushed memory over this is given back by [`crate::Head::recycle_surplus`]; below it is kept for
-    /// queries until [`crate::Head::recycle`] wants it.
-    pub hot_bytes_max: u64,
-    /// Hot memory is given back by areas: parts whose newest rows are of one span of so many milliseconds.
-    pub hot_area_ms: i64,
-    /// Which percentage of what is to be given back comes from the oldest area, the next and the one after it; what is
-    /// missing comes from the oldest ones. All of it from the oldest is the default: a query reads no table if nothing of
-    /// its range has gone, so what is hot should reach back without holes. Measured with 3 of 5 MiB hot and flushes of
-    /// half hours: of queries of the last hour all read no file, 65% with Heracles' shares (`bench-head`).
-    ///
-    /// Source: Heracles 3.2 (45, 35 and 20).
-    pub recycle_percents: [u8; 3],
-    /// Memory that left the head and that readers keep, beyond which it is taken from them: the hard limit of
-    /// what long queries pin.
-    pub cooling_bytes_max: u64,
 }
 
 impl HeadOptions {
@@ -63,8 +72,20 @@ impl HeadOptions {
     pub fn new(shard_bits: ShardBits) -> HeadOptions {
         HeadOptions {
             shard_bits,
-            // 64 shards: 32 MiB of active rows, at most 128 MiB where series are written rarely.
-            arena_bytes_max: 512 << 10,
+            convert: ConvertOptions::default(),
+            hot_bytes_max: u64::MAX,
+            hot_area_ms: 30 * 60_000,
+            recycle_percents: [100, 0, 0],
+            cooling_bytes_max: u64::MAX,
+        }
+    }
+}
+
+impl Default for ConvertOptions {
+    fn default() -> ConvertOptions {
+        ConvertOptions {
+            // 64 shards: 16 MiB of active rows, at most 64 MiB where series are written rarely.
+            arena_bytes_max: 256 << 10,
             rows_per_group_min: 8,
             rows_per_group_max: 32,
             // Some nine rows of a lone series. Measured, 100,000 of them: reading the last five minutes costs 1.1 us in
@@ -76,10 +97,73 @@ impl HeadOptions {
             // way round saves nothing.
             segment_fan_in: 3,
             rows_per_chunk_min: 16,
-            hot_bytes_max: u64::MAX,
-            hot_area_ms: 30 * 60_000,
-            recycle_percents: [100, 0, 0],
-            cooling_bytes_max: u64::MAX,
+        }
+    }
+}
+
+impl ConvertOptions {
+    /// Whether all of it makes sense.
+    ///
+    /// # Errors
+    /// `Invalid`, with the setting, where nothing would ever be converted, or the same again and again.
+    pub fn check(&self) -> Result<()> {
+        let positive = [
+            ("arena_bytes_max", self.arena_bytes_max as u64),
+            ("rows_per_group_min", self.rows_per_group_min.into()),
+            ("rows_per_group_max", self.rows_per_group_max.into()),
+            ("bytes_per_series_max", self.bytes_per_series_max as u64),
+        ];
+        for (name, value) in positive {
+            if value == 0 {
+                return Err(Error::invalid(format!("convert.{name} is 0, it must be at least 1")));
+            }
+        }
+        if self.series_share_percent_min > 100 {
+            let share = self.series_share_percent_min;
+            return Err(Error::invalid(format!(
+                "convert.series_share_percent_min is {share}, at most 100 percent can have rows"
+            )));
+        }
+        if self.segment_fan_in < 2 {
+            return Err(Error::invalid(format!(
+                "convert.segment_fan_in is {}, merging takes at least 2 segments",
+                self.segment_fan_in
+            )));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_work_is_refused_by_name() {
+        let check = |name: &str, value: u32| {
+            let mut options = ConvertOptions::default();
+            match name {
+                "arena_bytes_max" => options.arena_bytes_max = value as usize,
+                "rows_per_group_min" => options.rows_per_group_min = value,
+                "rows_per_group_max" => options.rows_per_group_max = value,
+                "bytes_per_series_max" => options.bytes_per_series_max = value as usize,
+                "series_share_percent_min" => options.series_share_percent_min = value.into(),
+                _ => options.segment_fan_in = value as usize,
+            }
+            options.check()
+        };
+        let (good, bad) = ([1, 1, 1, 1, 100, 2], [0, 0, 0, 0, 101, 1]);
+        let names = [
+            "arena_bytes_max",
+            "rows_per_group_min",
+            "rows_per_group_max",
+            "bytes_per_series_max",
+            "series_share_percent_min",
+            "segment_fan_in",
+        ];
+        for ((name, good), bad) in names.into_iter().zip(good).zip(bad) {
+            assert!(check(name, good).is_ok(), "{name}");
+            assert!(check(name, bad).unwrap_err().to_string().contains(name), "{name}");
         }
     }
 }

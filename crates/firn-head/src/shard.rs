@@ -524,7 +524,7 @@ impl OpenArena {
 
     /// Whether it is time for columns.
     ///
-    /// Source: ByteSeries Algorithm 1 and 3.3, see [`HeadOptions`].
+    /// Source: ByteSeries Algorithm 1 and 3.3, see [`crate::ConvertOptions`].
     fn is_full(&self, options: &HeadOptions) -> bool {
         let end = self.end as usize;
         if end == 0 {
@@ -534,19 +534,20 @@ impl OpenArena {
         let is_large = |bytes: usize| end >= bytes;
         let has_rows = |rows: u32| self.value_count >= u64::from(rows) * self.series_count;
         let part_of = |whole: u64| (whole * u64::from(self.full_eighths)).div_ceil(8);
-        if is_large((4 * options.arena_bytes_max).min(ARENA_BYTES_MAX / 2)) {
+        if is_large((4 * options.convert.arena_bytes_max).min(ARENA_BYTES_MAX / 2)) {
             return true;
         }
-        if is_large(options.arena_bytes_max) && has_rows(options.rows_per_group_min) {
+        if is_large(options.convert.arena_bytes_max) && has_rows(options.convert.rows_per_group_min)
+        {
             return true;
         }
-        let share =
-            100 * self.series_count >= options.series_share_percent_min * self.series_count_before;
+        let share = 100 * self.series_count
+            >= options.convert.series_share_percent_min * self.series_count_before;
         let is_heavy =
-            end as u64 >= part_of(options.bytes_per_series_max as u64 * self.series_count);
-        let is_long =
-            self.value_count >= part_of(u64::from(options.rows_per_group_max) * self.series_count);
-        (share || is_large(options.arena_bytes_min)) && (is_heavy || is_long)
+            end as u64 >= part_of(options.convert.bytes_per_series_max as u64 * self.series_count);
+        let is_long = self.value_count
+            >= part_of(u64::from(options.convert.rows_per_group_max) * self.series_count);
+        (share || is_large(options.convert.arena_bytes_min)) && (is_heavy || is_long)
     }
 
     /// Rows before `end` are visible from now on.

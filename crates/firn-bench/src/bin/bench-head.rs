@@ -12,9 +12,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use firn_bench::client::Connection;
 use firn_bench::fleet::{Fleet, Kind};
-use firn_bench::flush_latency;
 use firn_bench::report::{Aim, finish};
 use firn_bench::server::{Program, Server};
+use firn_bench::{flush_latency, static_form};
 use firndb::{
     Db, GroupId, Labels, Lane, Options, Pool, QueryTime, RowBatch, SeriesRef, Slot, local_env,
 };
@@ -155,6 +155,9 @@ fn main() -> io::Result<()> {
         };
         aim("bytes a series", figures.bytes, row.bytes_max);
         aim("CPU s per million samples", figures.cpu_s, row.cpu_max);
+    }
+    if static_form::NAME.contains(&wanted) {
+        static_form::run()?;
     }
     if flush_latency::NAME.contains(&wanted) {
         aims.extend(flush_latency::run()?);

@@ -4,7 +4,7 @@ use firn_model::{MatchOp, RowBatch, STALE_NAN_BITS};
 use firn_sim::{Rng, Sim, for_seeds};
 
 use super::*;
-use crate::{Engine, EngineOptions, Lane, RecoveryProgress};
+use crate::{ConvertOptions, Engine, EngineOptions, Lane, RecoveryProgress};
 
 /// Labels to time to bits.
 type World = BTreeMap<Labels, BTreeMap<Timestamp, u64>>;
@@ -17,7 +17,7 @@ fn engine() -> std::sync::Arc<Engine> {
         memory_bytes_max: 256 << 20,
         shard_count: 4,
         stream_count: 1,
-        arena_bytes_max: 256,
+        convert: ConvertOptions { arena_bytes_max: 256, ..ConvertOptions::default() },
         tree: firn_tree::TreeOptions {
             block_bytes: 256,
             table_bytes_max: 2 << 10,

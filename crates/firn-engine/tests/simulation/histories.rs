@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use firn_engine::{Engine, EngineOptions, Lane, Planted, RecoveryProgress, Transaction};
+use firn_engine::{
+    ConvertOptions, Engine, EngineOptions, Lane, Planted, RecoveryProgress, Transaction,
+};
 use firn_model::{CommitSeq, ErrorKind, Labels, Matcher, SeriesRef, TimeRange};
 use firn_sim::{Rng, Sim};
 use parking_lot::Mutex;
@@ -44,7 +46,7 @@ impl Registers {
     fn open(sim: &Sim, planted: Option<Planted>) -> Registers {
         let options = EngineOptions {
             shard_count: 4,
-            arena_bytes_max: 256,
+            convert: ConvertOptions { arena_bytes_max: 256, ..ConvertOptions::default() },
             log_segment_bytes: 64 << 10,
             planted,
             ..EngineOptions::default()

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_engine::{Engine, EngineOptions, Lane, Planted, RecoveryProgress};
+use firn_engine::{ConvertOptions, Engine, EngineOptions, Lane, Planted, RecoveryProgress};
 use firn_model::{Error, ErrorKind, Labels, RowBatch, Sample, TimeRange};
 use firn_sim::{Oracle, Rng, Seen, Sim};
 
@@ -48,7 +48,7 @@ fn run(seed: u64, planted: Option<Planted>) -> Outcome<()> {
         stream_count: 2,
         log_segment_bytes: 8 << 10,
         log_bytes_max: 64 << 10,
-        arena_bytes_max: 256,
+        convert: ConvertOptions { arena_bytes_max: 256, ..ConvertOptions::default() },
         hot_bytes_max: 0,
         flush_age_ms_max: 30 * 60_000,
         tree: firn_tree::TreeOptions {

@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_engine::{Engine, EngineOptions, Lane, Planted, RecoveryProgress, Request};
+use firn_engine::{
+    ConvertOptions, Engine, EngineOptions, Lane, Planted, RecoveryProgress, Request,
+};
 use firn_env::{Env, PutMode};
 use firn_model::{ErrorKind, Labels, Matcher, RowBatch, Sample, TimeRange, Timestamp};
 use firn_sim::{Operation, Oracle, Rng, Seen, Sim, SimDisk, for_seeds};
@@ -51,7 +53,7 @@ fn options(planted: Option<Planted>, read_only: bool) -> EngineOptions {
         stream_count: 2,
         log_segment_bytes: 8 << 10,
         log_bytes_max: 64 << 10,
-        arena_bytes_max: 256,
+        convert: ConvertOptions { arena_bytes_max: 256, ..ConvertOptions::default() },
         hot_bytes_max: 0,
         read_only,
         tree: firn_tree::TreeOptions {

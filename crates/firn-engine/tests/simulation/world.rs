@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use firn_engine::{
-    Engine, EngineOptions, JobKind, Lane, Planted, RecoveryProgress, Snapshot, Step,
+    ConvertOptions, Engine, EngineOptions, JobKind, Lane, Planted, RecoveryProgress, Snapshot, Step,
 };
 use firn_model::{
     Change, ChangeKind, ChangeSink, CommitSeq, Error, ErrorKind, Grouping, Labels, Matcher, Pool,
@@ -324,7 +324,7 @@ impl World {
             // Another number at each start.
             stream_count: 1 + self.rng.below(3) as usize,
             new_series_bytes_max: [2 << 10, u64::MAX][self.seed as usize / 2 % 2],
-            arena_bytes_max: 256,
+            convert: ConvertOptions { arena_bytes_max: 256, ..ConvertOptions::default() },
             head_bytes_max: 64 << 10,
             flush_age_ms_max: 30 * 60_000,
             // Some parts, each of which has a block at least.

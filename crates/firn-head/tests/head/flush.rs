@@ -34,8 +34,8 @@ fn a_flush_hands_every_row_over_once_and_they_stay_readable() {
 #[test]
 fn what_happens_during_a_flush_does_not_get_into_it() {
     let mut world = World::new(1, |options| {
-        options.rows_per_group_max = 4;
-        options.segment_fan_in = 2;
+        options.convert.rows_per_group_max = 4;
+        options.convert.segment_fan_in = 2;
     });
     let put = |world: &mut World, from: i64| {
         for ts in from..from + 20 {
@@ -88,8 +88,8 @@ fn a_flush_tells_when_rows_are_undecided() {
 #[test]
 fn hot_memory_is_given_back_oldest_time_first() {
     let mut world = World::new(1, |options| {
-        options.rows_per_group_max = 1_000;
-        options.bytes_per_series_max = 100_000;
+        options.convert.rows_per_group_max = 1_000;
+        options.convert.bytes_per_series_max = 100_000;
     });
     // The younger commit has the older times.
     for start in [1_000, 2_000, 0] {
@@ -182,7 +182,7 @@ fn invariant_3_old_readers_keep_blocks_and_young_ones_pin_none() {
 /// came later does not stay because of it.
 #[test]
 fn a_long_reader_keeps_what_it_saw_and_not_what_came_after() {
-    let mut world = World::new(1, |options| options.rows_per_group_max = 8);
+    let mut world = World::new(1, |options| options.convert.rows_per_group_max = 8);
     let round = |world: &mut World, start: i64| {
         for ts in start..start + 100 {
             world.put(&vec![(1, 0, ts, ts as f64)]);
@@ -259,7 +259,7 @@ fn hot_memory_has_a_limit_of_its_own() {
 /// is older or younger than the delete as a whole, and a flush hides between the two.
 #[test]
 fn invariant_2_no_part_stands_on_both_sides_of_a_delete() {
-    let mut world = World::new(2, |options| options.segment_fan_in = 2);
+    let mut world = World::new(2, |options| options.convert.segment_fan_in = 2);
     let border = |world: &World| {
         let snapshot = world.head.snapshot();
         let sources = snapshot.read(GroupId(0), Slots::All, TimeRange::ALL).unwrap();

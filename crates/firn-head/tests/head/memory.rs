@@ -100,7 +100,7 @@ fn irregular_series_stay_cheap() {
 fn a_reader_of_one_member_touches_little() {
     let budget = Budget::unlimited();
     let mut options = HeadOptions::new(ShardBits::for_count(1));
-    options.bytes_per_series_max = 1_000;
+    options.convert.bytes_per_series_max = 1_000;
     let head = Head::new(options, budget.clone());
     let mut batch = RowBatch::default();
     for scrape in 0..480u64 {
@@ -142,8 +142,8 @@ fn conversion_that_lags_is_bounded_and_catches_up() {
     const GROUPS: u64 = 300;
     let budget = Budget::unlimited();
     let mut options = HeadOptions::new(ShardBits::for_count(1));
-    options.arena_bytes_max = 4 << 10;
-    options.arena_bytes_min = 4 << 10;
+    options.convert.arena_bytes_max = 4 << 10;
+    options.convert.arena_bytes_min = 4 << 10;
     let head = Head::new(options.clone(), budget.clone());
     let mut batch = RowBatch::default();
     for step in 0..200u64 {
@@ -153,7 +153,7 @@ fn conversion_that_lags_is_bounded_and_catches_up() {
     let lagging = head.stats();
     assert!(lagging.arena_count_waiting > 3, "{lagging:?}");
     // An arena's last request may go over the border, and its blocks and pages are whole.
-    let arena_bytes_max = 4 * options.arena_bytes_max as u64 + GROUPS * 20 + (16 << 10);
+    let arena_bytes_max = 4 * options.convert.arena_bytes_max as u64 + GROUPS * 20 + (16 << 10);
     let per_arena = lagging.arena_bytes / (lagging.arena_count_waiting + 1);
     assert!(per_arena <= arena_bytes_max, "{lagging:?}");
     assert!(lagging.arena_bytes <= lagging.row_count * 12, "{lagging:?}");
@@ -209,7 +209,7 @@ fn pieces_of_rows_fill_no_arena_sooner() {
 fn idle_groups_are_forgotten() {
     let budget = Budget::unlimited();
     let mut options = HeadOptions::new(ShardBits::for_count(1));
-    options.rows_per_group_max = 4;
+    options.convert.rows_per_group_max = 4;
     let head = Head::new(options, budget.clone());
     let mut batch = RowBatch::default();
     round(0..2_000, 10, 0, &mut batch);
@@ -306,7 +306,7 @@ fn invariant_8_conversions_live_on_what_comes_back() {
 
 #[test]
 fn a_replaced_arena_stays_in_the_budget_while_a_reader_has_it() {
-    let mut world = World::new(1, |options| options.rows_per_group_max = 8);
+    let mut world = World::new(1, |options| options.convert.rows_per_group_max = 8);
     for ts in 0..9 {
         world.put(&vec![(1, 0, ts, 1.0)]);
     }
@@ -323,7 +323,7 @@ fn a_replaced_arena_stays_in_the_budget_while_a_reader_has_it() {
 /// what was replaced, flushed or given back.
 #[test]
 fn a_snapshot_that_nobody_uses_keeps_no_memory() {
-    let mut world = World::new(2, |options| options.rows_per_group_max = 8);
+    let mut world = World::new(2, |options| options.convert.rows_per_group_max = 8);
     for ts in 0..9 {
         world.put(&vec![(0, 0, ts, 1.0), (1, 0, ts, 1.0)]);
     }

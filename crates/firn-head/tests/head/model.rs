@@ -257,13 +257,13 @@ fn replay_gives_it_again(world: &World, floors: &[u64]) {
 
 /// Limits so low that everything happens often.
 fn small(options: &mut HeadOptions) {
-    options.arena_bytes_max = 60;
-    options.rows_per_group_min = 2;
-    options.rows_per_group_max = 5;
-    options.bytes_per_series_max = 24;
-    options.arena_bytes_min = 30;
-    options.segment_fan_in = 2;
-    options.rows_per_chunk_min = 3;
+    options.convert.arena_bytes_max = 60;
+    options.convert.rows_per_group_min = 2;
+    options.convert.rows_per_group_max = 5;
+    options.convert.bytes_per_series_max = 24;
+    options.convert.arena_bytes_min = 30;
+    options.convert.segment_fan_in = 2;
+    options.convert.rows_per_chunk_min = 3;
     options.hot_bytes_max = 20_000;
     options.hot_area_ms = 100;
     options.recycle_percents = [45, 35, 20];

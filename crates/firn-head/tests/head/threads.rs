@@ -20,8 +20,8 @@ fn invariant_3_readers_see_whole_prefixes_while_all_goes_on() {
     const ROWS: u64 = 3_000;
     const GROUPS: u64 = 3;
     let mut options = HeadOptions::new(ShardBits::for_count(1));
-    options.rows_per_group_max = 16;
-    options.segment_fan_in = 2;
+    options.convert.rows_per_group_max = 16;
+    options.convert.segment_fan_in = 2;
     let budget = Budget::unlimited();
     let head = Head::new(options, budget.clone());
     let published = AtomicU64::new(0);
@@ -100,8 +100,8 @@ type Tables = Arc<Vec<(GroupId, GroupColumns)>>;
 fn invariant_3_reads_are_monotone_while_memory_is_flushed_and_given_back() {
     const ROWS: u64 = 5_000;
     let mut options = HeadOptions::new(ShardBits::for_count(1));
-    options.rows_per_group_max = 16;
-    options.segment_fan_in = 2;
+    options.convert.rows_per_group_max = 16;
+    options.convert.segment_fan_in = 2;
     let budget = Budget::unlimited();
     let head = Head::new(options, budget.clone());
     // The lock is the engine's on views.

@@ -131,7 +131,7 @@ fn a_replay_ends_arenas_where_the_writer_did() {
 /// next log segment. Group 2's first row is behind the hole and whole: it is taken.
 #[test]
 fn after_a_hole_differences_are_refused_until_the_next_whole_row() {
-    let mut world = World::new(1, |options| options.bytes_per_series_max = 1 << 10);
+    let mut world = World::new(1, |options| options.convert.bytes_per_series_max = 1 << 10);
     world.put(&vec![(1, 0, 10, 1.0), (1, 1, 10, 5.0)]);
     world.put(&vec![(1, 0, 20, 2.0), (1, 1, 20, 6.0)]);
     world.put(&vec![(1, 0, 30, 2.0), (1, 1, 30, 6.0), (2, 0, 30, 8.0)]);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::*;
-use crate::{Lane, Options, QueryTime, SyncPolicy, TimeRange, Value, local_env};
+use crate::{ConvertOptions, Lane, Options, QueryTime, SyncPolicy, TimeRange, Value, local_env};
 
 const T: Timestamp = 1_700_000_000_000;
 
@@ -54,9 +54,13 @@ fn check(pieces: &[(&[&str], &[Row<'_>])], want: &[(&str, &[(Timestamp, f64)])])
 }
 
 fn open(folder: &Path, fate: Fate) -> Db {
-    let options = Options {
+    let mut convert = ConvertOptions::default();
+    if fate == Fate::IsConverted {
         // An arena of one byte is full with the first row, so that the head's lane converts it.
-        arena_bytes_max: if fate == Fate::IsConverted { 1 } else { 256 << 10 },
+        convert.arena_bytes_max = 1;
+    }
+    let options = Options {
+        convert,
         // Hundreds of databases are opened here; nothing is asked about the machine's crash.
         log_segment_bytes: 1 << 20,
         log_sync: SyncPolicy::Never,
