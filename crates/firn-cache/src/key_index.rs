@@ -33,6 +33,18 @@ pub(crate) struct Segment {
     pub(crate) number: CommitSeq,
     /// Density: what a millisecond of it has (TSCache 3.3).
     pub(crate) bytes_per_ms: f32,
+    /// What of it was asked for since it came to its slab, from the first time to the last; empty if nothing.
+    pub(crate) used: TimeRange,
+}
+
+impl Segment {
+    /// The bytes of `part` of it, about.
+    pub(crate) fn bytes_of(&self, part: TimeRange) -> f64 {
+        if part.is_empty() {
+            return 0.0;
+        }
+        f64::from(width_ms(part)) * f64::from(self.bytes_per_ms)
+    }
 }
 
 /// By how much the segments of a key in a slab grew or shrank in number.
@@ -73,6 +85,27 @@ impl Entry {
         own.map(|(range, segment)| Extent { range, number: segment.number }).collect()
     }
 
+    /// Something asked for `range`.
+    pub(crate) fn touch(&mut self, range: TimeRange) {
+        if range.is_empty() {
+            return;
+        }
+        let first =
+            self.segments.range(..=range.start).next_back().map_or(range.start, |one| *one.0);
+        for (&start, segment) in self.segments.range_mut(first..=range.end) {
+            let part = TimeRange::new(start, segment.end).intersect(range);
+            if !part.is_empty() {
+                segment.used = segment.used.union(part);
+            }
+        }
+    }
+
+    /// What one slab has counts as not asked for yet.
+    pub(crate) fn cool(&mut self, slab: SlabId) {
+        let own = self.segments.values_mut().filter(|segment| segment.slab == slab);
+        own.for_each(|segment| segment.used = TimeRange::EMPTY);
+    }
+
     /// Takes `range` out.
     pub(crate) fn carve(&mut self, range: TimeRange, deltas: &mut Deltas) {
         let touched: Vec<Timestamp> = {
@@ -89,11 +122,13 @@ impl Entry {
             let Some(segment) = self.segments.remove(&start) else { continue };
             deltas.push((segment.slab, -1));
             if start < range.start {
-                self.segments.insert(start, Segment { end: range.start - 1, ..segment });
+                let used = segment.used.intersect(TimeRange::new(start, range.start - 1));
+                self.segments.insert(start, Segment { end: range.start - 1, used, ..segment });
                 deltas.push((segment.slab, 1));
             }
             if segment.end > range.end {
-                self.segments.insert(range.end + 1, segment);
+                let used = segment.used.intersect(TimeRange::new(range.end + 1, segment.end));
+                self.segments.insert(range.end + 1, Segment { used, ..segment });
                 deltas.push((segment.slab, 1));
             }
         }
@@ -137,16 +172,20 @@ impl Entry {
 /// One segment of two that lie side by side. Its number is the larger: older snapshots lose what they could have
 /// used, which costs a hit and no truth.
 fn united(first: (Timestamp, Segment), second: (Timestamp, Segment)) -> Segment {
-    let ms = |(start, segment): (Timestamp, Segment)| {
-        segment.end.wrapping_sub(start) as u64 as f32 + 1.0
-    };
+    let ms = |(start, segment): (Timestamp, Segment)| width_ms(TimeRange::new(start, segment.end));
     let bytes = |one: (Timestamp, Segment)| one.1.bytes_per_ms * ms(one);
     Segment {
         end: second.1.end,
         slab: second.1.slab,
         number: first.1.number.max(second.1.number),
         bytes_per_ms: (bytes(first) + bytes(second)) / (ms(first) + ms(second)),
+        used: first.1.used.union(second.1.used),
     }
+}
+
+/// How many timestamps a range has, about.
+pub(crate) fn width_ms(range: TimeRange) -> f32 {
+    range.end.wrapping_sub(range.start) as u64 as f32 + 1.0
 }
 
 #[cfg(test)]
@@ -172,7 +211,8 @@ mod tests {
                 } else {
                     let slab = rng.below(3);
                     let number = CommitSeq(rng.below(50));
-                    let segment = Segment { end: 0, slab, number, bytes_per_ms: 1.0 };
+                    let segment =
+                        Segment { end: 0, slab, number, bytes_per_ms: 1.0, used: TimeRange::EMPTY };
                     entry.insert(range, segment, &mut deltas);
                     (range.start..=range.end).for_each(|ts| model[ts as usize] = Some(slab));
                 }
@@ -199,7 +239,8 @@ mod tests {
     #[test]
     fn the_ends_of_time_are_times() {
         let (mut entry, mut deltas) = (Entry::new(b""), Deltas::new());
-        let segment = Segment { end: 0, slab: 1, number: CommitSeq(1), bytes_per_ms: 0.0 };
+        let (number, used) = (CommitSeq(1), TimeRange::EMPTY);
+        let segment = Segment { end: 0, slab: 1, number, bytes_per_ms: 0.0, used };
         entry.insert(TimeRange::ALL, segment, &mut deltas);
         entry.carve(TimeRange::at(i64::MAX), &mut deltas);
         entry.carve(TimeRange::at(i64::MIN), &mut deltas);

@@ -5,6 +5,8 @@
 pub enum Planted {
     /// What changed stays in the index.
     TrimForgotten,
+    /// Of a slab that goes, more is taken for kept than was asked for and moved.
+    RescuedWhole,
     /// What is set anew does not replace what the open slab had.
     OldPointsKept,
     /// A set or delete of another program is made and not noted.

@@ -1,9 +1,12 @@
-//! Which slab goes when a place is needed: new data in the order of its time, hot data by use.
+//! Which slab goes when a place is needed: what came in its order, hot data by use.
 //!
-//! Slabs begin in the FIFO partition, which is ordered by the time of their data: the oldest data goes first. One of
-//! its older half that is used again moves to the LRU partition; what cools down there goes back to its place in
-//! time. How large the LRU partition may be follows the hits on ghosts (slabs that went lately) and on the next to
-//! go. Source: TSCache 3.6.
+//! Slabs begin in the FIFO partition. One of its older half that is used again moves to the LRU partition; what cools
+//! down there goes back. How large the LRU partition may be follows the hits on ghosts (slabs that went lately) and on
+//! the next to go. Source: TSCache 3.6.
+//!
+//! The paper orders the FIFO partition by the time of the data. A slab here has what questions of a moment brought, so that
+//! nearly all end at the newest data, and one that ends earlier holds a hot spot: the order is that of arrival, and
+//! what was asked for of a slab that goes is kept (`store/rescue.rs`). Measured: docs/decisions/0014-what-a-cache-keeps.md.
 //!
 //! Where the paper has one ghost per partition there are some (a 32nd of all slabs), and all counters are halved at
 //! each decision: one slab alone has hardly ever a hit, and what was long ago shall not decide.
@@ -44,8 +47,10 @@ pub(crate) struct Policy {
 /// Who goes first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PolicyKind {
-    /// The paper's two partitions.
+    /// The two partitions in the order of arrival; ranges that were asked for outlive their slabs.
     #[default]
+    UsedRanges,
+    /// The paper's two partitions: in the order of time, whole slabs.
     TwoPartitions,
     /// The oldest data, whatever is used: the paper's first baseline.
     Fifo,
@@ -72,6 +77,7 @@ pub struct PolicyStats {
 
 #[derive(Clone, Copy, Debug)]
 struct Place {
+    /// Its place in the FIFO partition; slabs of one time are in the order in which they were begun.
     ts: Timestamp,
     /// Its key in `lru`, if it is there.
     stamp: Option<u64>,
@@ -99,7 +105,7 @@ impl Policy {
             places: HashMap::new(),
             // One to two at the start, as the paper has it.
             lru_count_max: match kind {
-                PolicyKind::TwoPartitions => (slab_count_max / 3).max(1),
+                PolicyKind::UsedRanges | PolicyKind::TwoPartitions => (slab_count_max / 3).max(1),
                 PolicyKind::Fifo | PolicyKind::S3Fifo => 0,
                 PolicyKind::Lru => usize::MAX,
             },
@@ -117,6 +123,7 @@ impl Policy {
         if let Some(s3_fifo) = &mut self.s3_fifo {
             return s3_fifo.insert(slab);
         }
+        let ts = self.place_ts(ts);
         self.places.insert(slab, Place { ts, stamp: None, was_hot: false });
         if self.kind == PolicyKind::Lru {
             self.place_in_lru(slab);
@@ -130,6 +137,7 @@ impl Policy {
         if self.s3_fifo.is_some() {
             return self.insert(slab, ts);
         }
+        let ts = self.place_ts(ts);
         self.places.insert(slab, Place { ts, stamp: None, was_hot: true });
         self.place_in_lru(slab);
         self.shrink_lru();
@@ -154,7 +162,7 @@ impl Policy {
                 self.lru.remove(&(stamp, slab));
                 self.place_in_lru(slab);
             }
-            None if self.kind == PolicyKind::TwoPartitions => {
+            None if self.has_partitions() => {
                 if self.is_edge(self.older.iter().map(|one| one.1), slab) {
                     self.fifo_edge_hits += 1;
                 }
@@ -189,6 +197,25 @@ impl Policy {
         }
         let fifo = self.older.first().map(|one| one.1);
         fifo.or_else(|| self.lru.first().map(|one| one.1))
+    }
+
+    /// The slabs that go next, as far as that is known: those of the FIFO partition in their order, then the others.
+    pub(crate) fn next_to_go(&self, count: usize) -> Vec<SlabId> {
+        let fifo = self.older.iter().chain(&self.newer).map(|one| one.1);
+        fifo.chain(self.lru.iter().map(|one| one.1)).take(count).collect()
+    }
+
+    /// A slab stays although it is its turn: it counts as just used.
+    pub(crate) fn keep(&mut self, slab: SlabId) {
+        let Some(&place) = self.places.get(&slab) else { return };
+        if let Some(stamp) = place.stamp {
+            self.lru.remove(&(stamp, slab));
+        }
+        self.older.remove(&(place.ts, slab));
+        self.newer.remove(&(place.ts, slab));
+        self.place_in_lru(slab);
+        self.balance();
+        self.shrink_lru();
     }
 
     /// The victim goes; `contents` is what it had: hashes of keys with their ranges.
@@ -230,7 +257,7 @@ impl Policy {
 
     /// Moves the border between the partitions by a slab, to where that gains hits (TSCache 3.6).
     fn tune(&mut self) {
-        if self.kind != PolicyKind::TwoPartitions {
+        if !self.has_partitions() {
             return;
         }
         let gain_of_lru = self.lru_ghosts.hits as i64 - self.fifo_edge_hits as i64;
@@ -253,6 +280,14 @@ impl Policy {
         self.shrink_lru();
     }
 
+    fn has_partitions(&self) -> bool {
+        matches!(self.kind, PolicyKind::UsedRanges | PolicyKind::TwoPartitions)
+    }
+
+    fn place_ts(&self, ts: Timestamp) -> Timestamp {
+        if self.kind == PolicyKind::UsedRanges { 0 } else { ts }
+    }
+
     fn edge_count(&self) -> usize {
         (self.slab_count_max / 32).max(1)
     }
@@ -264,9 +299,10 @@ impl Policy {
     fn place_in_lru(&mut self, slab: SlabId) {
         self.use_count += 1;
         self.lru.insert((self.use_count, slab));
+        let has_partitions = self.has_partitions();
         if let Some(place) = self.places.get_mut(&slab) {
             place.stamp = Some(self.use_count);
-            place.was_hot |= self.kind == PolicyKind::TwoPartitions;
+            place.was_hot |= has_partitions;
         }
     }
 
@@ -281,7 +317,7 @@ impl Policy {
     }
 
     fn shrink_lru(&mut self) {
-        while self.kind == PolicyKind::TwoPartitions && self.lru.len() > self.lru_count_max {
+        while self.has_partitions() && self.lru.len() > self.lru_count_max {
             let Some((_, slab)) = self.lru.pop_first() else { return };
             if let Some(place) = self.places.get_mut(&slab) {
                 place.stamp = None;
@@ -340,6 +376,20 @@ mod tests {
         // Hits on the oldest of the FIFO partition and none on ghosts: that partition grows.
         assert_eq!(policy.stats().lru_slabs_max, 1);
         assert_eq!([evict(&mut policy), evict(&mut policy)], [1, 3]);
+    }
+
+    #[test]
+    fn in_the_order_of_arrival_what_is_kept_goes_later() {
+        let mut policy = Policy::new(PolicyKind::UsedRanges, 6);
+        (0..6).for_each(|slab| policy.insert(slab, 100 - slab as i64));
+        assert_eq!(policy.next_to_go(2), [0, 1]);
+        policy.keep(0);
+        assert!(policy.is_hot(0));
+        assert_eq!(policy.next_to_go(6), [1, 2, 3, 4, 5, 0]);
+        // The third that is kept takes the place of the first.
+        (1..3).for_each(|slab| policy.keep(slab));
+        assert_eq!([0, 1, 2].map(|slab| policy.is_hot(slab)), [false, true, true]);
+        assert_eq!(policy.victim(), Some(0));
     }
 
     #[test]

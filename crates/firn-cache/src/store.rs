@@ -11,6 +11,7 @@ mod checkpoint;
 mod compact;
 mod open;
 mod read;
+mod rescue;
 mod work;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -23,7 +24,7 @@ use firn_model::{Budget, CommitSeq, Error, Pool, Reservation, Result, TimeRange,
 use parking_lot::Mutex;
 
 use crate::device::Device;
-use crate::key_index::{Deltas, Entry, Segment};
+use crate::key_index::{Deltas, Entry, Segment, width_ms};
 use crate::planted::Planted;
 use crate::policy::{Policy, PolicyKind, PolicyStats, SlabId};
 use crate::slab::{Extent, Header, OpenSlab, Preamble, SLAB_POINT_BYTES};
@@ -34,7 +35,7 @@ pub use read::{Ask, Declined, Got, PointRef};
 /// What an extent takes in a slab's header at most.
 const EXTENT_BYTES: usize = 30;
 /// What index structures take in memory, about.
-const SEGMENT_BYTES: u64 = 64;
+const SEGMENT_BYTES: u64 = 80;
 const KEY_BYTES: u64 = 192;
 const NODE_BYTES: u64 = 320;
 const NODE_KEY_BYTES: u64 = 64;
@@ -115,6 +116,8 @@ struct State {
     failures: u32,
     is_off: bool,
     planted: Option<Planted>,
+    /// Crowds are looked at again when so many slabs were written.
+    crowds_at: u64,
     stats: StoreStats,
 }
 
@@ -161,6 +164,8 @@ struct FlashSlab {
     preamble: Preamble,
     /// Every change up to this one had been applied to what the index has of it when it came in.
     heard: CommitSeq,
+    /// Bytes of its payloads when it was written, about.
+    payload_bytes: u64,
     /// The texts of its key array.
     keys: Vec<Arc<[u8]>>,
     header: Mutex<Option<Arc<Header>>>,
@@ -232,6 +237,8 @@ pub struct StoreStats {
     pub slabs_written: u64,
     /// Slabs merged into others.
     pub slabs_compacted: u64,
+    /// Slabs that had to go and of which something was kept, because it had been asked for.
+    pub slabs_rescued: u64,
     /// Damaged slabs that were dropped.
     pub slabs_corrupt: u64,
     /// Writes and reads that the device failed.
@@ -358,13 +365,14 @@ impl State {
             };
             let was_empty = open.is_empty();
             let extent_count: u32 = keys.values().sum();
-            let room = (options.slab_bytes as usize / 16 * 15)
-                .saturating_sub((extent_count as usize + 1) * EXTENT_BYTES);
+            let extent_bytes = (extent_count as usize + 1) * EXTENT_BYTES;
             let cleared = match options.planted {
                 Some(Planted::OldPointsKept) => TimeRange::EMPTY,
                 _ => TimeRange::new(start, fill.range.end),
             };
-            let taken = push_points(open, &text, fill, cleared, rest, room);
+            let taken = push_points(open, &text, fill, cleared, rest, &|open, more| {
+                open.slab_bytes(extent_bytes) + more <= filled_bytes_max(options.slab_bytes)
+            });
             if let Some(taken) = taken.filter(|&taken| taken > 0 || rest.is_empty()) {
                 let (now, later) = rest.split_at(taken);
                 // What has no points is complete up to the next one.
@@ -433,7 +441,8 @@ impl State {
         range: TimeRange,
         bytes_per_ms: f32,
     ) {
-        let segment = Segment { end: range.end, slab, number: fill.number, bytes_per_ms };
+        let (end, number, used) = (range.end, fill.number, TimeRange::EMPTY);
+        let segment = Segment { end, slab, number, bytes_per_ms, used };
         if let Some(node) = self.nodes.get_mut(&slab) {
             node.range = node.range.union(range);
         }
@@ -651,9 +660,9 @@ fn push_points(
     fill: &Fill<'_>,
     range: TimeRange,
     points: &[Point<'_>],
-    room: usize,
+    fits: &dyn Fn(&OpenSlab, usize) -> bool,
 ) -> Option<usize> {
-    if open.slab_bytes() + open.key_cost(text, fill.note.len()) > room {
+    if !fits(open, open.key_cost(text, fill.note.len())) {
         return None;
     }
     let position = open.add_key(text, fill.note.len());
@@ -666,7 +675,7 @@ fn push_points(
                 point.payload.len() + SLAB_POINT_BYTES + open.shared_cost(point.head.as_ref())
             })
             .sum();
-        if open.slab_bytes() + cost > room {
+        if !fits(open, cost) {
             break;
         }
         for point in group {
@@ -677,9 +686,9 @@ fn push_points(
     Some(taken)
 }
 
-/// How many timestamps a range has, about.
-fn width_ms(range: TimeRange) -> f32 {
-    range.end.wrapping_sub(range.start) as u64 as f32 + 1.0
+/// Up to where a slab is filled with points. Changes may cut what is complete into more extents until it is written.
+fn filled_bytes_max(slab_bytes: u32) -> usize {
+    slab_bytes as usize / 64 * 63
 }
 
 fn hash(key: &[u8]) -> u64 {

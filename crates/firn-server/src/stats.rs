@@ -107,6 +107,11 @@ pub(crate) fn write_store(store: &StoreStats, text: &mut MetricsText) {
         ("firn_cache_refused_total", "What was given and not kept.", store.refused),
         ("firn_cache_slabs_written_total", "Slabs written.", store.slabs_written),
         ("firn_cache_slabs_compacted_total", "Slabs merged into others.", store.slabs_compacted),
+        (
+            "firn_cache_slabs_rescued_total",
+            "Slabs that had to go and of which something was kept.",
+            store.slabs_rescued,
+        ),
         ("firn_cache_slabs_corrupt_total", "Damaged slabs that were dropped.", store.slabs_corrupt),
         ("firn_cache_device_failures_total", "Failed writes and reads.", store.device_failures),
     ] {

@@ -4,12 +4,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use firn_codec::varint::varint_bytes;
 use firn_model::{TimeRange, Timestamp};
 
-use super::{KEYS_MIN, PREAMBLE_BYTES};
+use super::{BLOCK_BYTES, KEYS_MIN, MARKER_BYTES, PREAMBLE_BYTES};
 
-/// What a point takes in a slab at most, besides its payload.
+/// What one more point adds to a slab at most, besides its payload.
 pub(crate) const SLAB_POINT_BYTES: usize = 10 + 3 + 3 + 5;
+/// What the time of the first point of a set takes at most: it is told from the last one of the set before.
+const FIRST_TIME_BYTES: usize = 10;
 /// What a point takes in memory, besides its payload.
 const OPEN_POINT_BYTES: usize = 112;
 /// What a key takes in a slab at most, besides its text, its note and its extents.
@@ -32,6 +35,8 @@ pub(crate) struct OpenSlab {
     head_ids: HashMap<Arc<[u8]>, u32>,
     point_count: usize,
     payload_bytes: usize,
+    /// What the points take in the slab, to the byte but for the first times of sets.
+    data_bytes: usize,
     /// What keys and heads take in the slab.
     shared_bytes: usize,
 }
@@ -64,6 +69,7 @@ impl OpenSlab {
             head_ids: HashMap::new(),
             point_count: 0,
             payload_bytes: 0,
+            data_bytes: 0,
             shared_bytes: 0,
         }
     }
@@ -92,18 +98,24 @@ impl OpenSlab {
         self.sets.iter().filter_map(ends).fold(TimeRange::EMPTY, TimeRange::union)
     }
 
+    /// Bytes of all payloads.
+    pub(crate) fn payload_bytes(&self) -> u64 {
+        self.payload_bytes as u64
+    }
+
     /// What it takes in memory, about.
     pub(crate) fn heap_bytes(&self) -> u64 {
         (self.payload_bytes + self.point_count * OPEN_POINT_BYTES + self.shared_bytes) as u64
     }
 
-    /// What it takes as a slab at most, beside the extents of its keys.
-    pub(crate) fn slab_bytes(&self) -> usize {
-        let points = self.payload_bytes + self.point_count * SLAB_POINT_BYTES;
-        // A marker for each block, and a block that is not full before the data.
-        let markers = (points / super::BLOCK_BYTES + 1) * super::MARKER_BYTES;
+    /// What it takes as a slab at most, if the extents of its keys take so much.
+    pub(crate) fn slab_bytes(&self, extent_bytes: usize) -> usize {
+        // A marker for each block; the last one may only be begun.
+        let markers = (self.data_bytes / BLOCK_BYTES + 1) * MARKER_BYTES;
         let sets = self.sets.len() * (self.bit_bytes() + 5);
-        PREAMBLE_BYTES + self.shared_bytes + sets + markers + points + super::BLOCK_BYTES
+        // Three counts stand before the keys, the bit arrays and the heads.
+        let header = PREAMBLE_BYTES + 15 + self.shared_bytes + sets + markers + extent_bytes;
+        header.next_multiple_of(BLOCK_BYTES) + self.data_bytes
     }
 
     /// What [`OpenSlab::add_key`] adds to the slab at most.
@@ -170,12 +182,16 @@ impl OpenSlab {
         }
         let sets = self.sets_of_keys.get(position as usize).cloned().unwrap_or_default();
         for set in sets {
-            let mut points = std::mem::take(&mut self.sets[set as usize].points);
+            let points = &mut self.sets[set as usize].points;
+            if points.range(range.start..=range.end).next().is_none() {
+                continue;
+            }
+            let bytes = points_bytes(set, points);
             let mut taken = points.split_off(&range.start);
             if let Some(after) = range.end.checked_add(1) {
                 points.append(&mut taken.split_off(&after));
             }
-            self.sets[set as usize].points = points;
+            self.data_bytes -= bytes - points_bytes(set, points);
             let rest = self.set_without(set, position);
             for (ts, point) in
                 taken.into_iter().flat_map(|(ts, points)| points.into_iter().map(move |p| (ts, p)))
@@ -239,12 +255,15 @@ impl OpenSlab {
         if same.is_empty() {
             points.remove(&ts);
         }
+        self.data_bytes -= time_bytes(points, ts) + point.bytes(set);
         Some(point)
     }
 
     fn put(&mut self, set: u32, ts: Timestamp, point: OpenPoint, hash: u64) {
         self.places.insert(hash, set);
-        self.sets[set as usize].points.entry(ts).or_default().push(point);
+        let points = &mut self.sets[set as usize].points;
+        self.data_bytes += time_bytes(points, ts) + point.bytes(set);
+        points.entry(ts).or_default().push(point);
     }
 
     fn set_id(&mut self, keys: Arc<[u32]>) -> u32 {
@@ -278,6 +297,15 @@ impl OpenSlab {
     }
 }
 
+impl OpenPoint {
+    /// What it takes in a slab besides its time.
+    fn bytes(&self, set: u32) -> usize {
+        let head = self.head.map_or(0, |head| u64::from(head) + 1);
+        let len = self.payload.len();
+        varint_bytes(u64::from(set)) + varint_bytes(head) + varint_bytes(len as u64) + len
+    }
+}
+
 impl KeySet {
     fn points(&self, range: TimeRange) -> impl Iterator<Item = (Timestamp, &OpenPoint)> + '_ {
         let bounds = (!range.is_empty()).then_some(range.start..=range.end);
@@ -286,8 +314,71 @@ impl KeySet {
     }
 }
 
+/// What the time of one more point at `ts` adds.
+fn time_bytes(points: &BTreeMap<Timestamp, Vec<OpenPoint>>, ts: Timestamp) -> usize {
+    let step = |from: Option<Timestamp>, to: Timestamp| {
+        from.map_or(FIRST_TIME_BYTES, |from| varint_bytes(to.wrapping_sub(from) as u64))
+    };
+    let (before, after) = match points.last_key_value() {
+        // In most cases points come in order.
+        None => (None, None),
+        Some((&last, _)) if last < ts => (Some(last), None),
+        _ if points.contains_key(&ts) => return varint_bytes(0),
+        _ => {
+            let after = points.range(ts..).next();
+            (points.range(..ts).next_back().map(|one| *one.0), after.map(|one| *one.0))
+        }
+    };
+    let behind = after.map_or(0, |after| step(Some(ts), after));
+    step(before, ts) + behind - after.map_or(0, |after| step(before, after))
+}
+
+/// What the points of a set take in a slab.
+fn points_bytes(set: u32, points: &BTreeMap<Timestamp, Vec<OpenPoint>>) -> usize {
+    let mut before = None;
+    let mut bytes = 0;
+    for (&ts, same) in points {
+        bytes += before.map_or(FIRST_TIME_BYTES, |before: Timestamp| {
+            varint_bytes(ts.wrapping_sub(before) as u64)
+        });
+        bytes += same.len() - 1 + same.iter().map(|point| point.bytes(set)).sum::<usize>();
+        before = Some(ts);
+    }
+    bytes
+}
+
 fn hash(ts: Timestamp, point: &OpenPoint) -> u64 {
     let mut hasher = DefaultHasher::new();
     (ts, point).hash(&mut hasher);
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_sim::Rng;
+
+    use super::*;
+
+    #[test]
+    fn what_the_points_take_is_counted_as_they_come_and_go() {
+        for seed in 0..20 {
+            let mut rng = Rng::new(seed);
+            let mut slab = OpenSlab::new(1);
+            (0..4u8).for_each(|key| {
+                slab.add_key(&Arc::from([key]), 0);
+            });
+            for _ in 0..300 {
+                let (key, ts) = (rng.below(4) as u32, rng.between(-300, 300));
+                if rng.chance(0.1) {
+                    slab.clear(key, TimeRange::new(ts, ts + rng.between(-1, 200)));
+                } else {
+                    // Some that keys share.
+                    slab.push(key, ts, None, &vec![ts as u8; rng.below(3) as usize * 70]);
+                }
+                let all = (0..).zip(&slab.sets);
+                let bytes: usize = all.map(|(id, set)| points_bytes(id, &set.points)).sum();
+                assert_eq!(slab.data_bytes, bytes, "seed {seed}");
+            }
+        }
+    }
 }

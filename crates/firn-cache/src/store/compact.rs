@@ -1,19 +1,27 @@
-//! Compaction: slabs over the same time become slabs one after the other, every point once.
+//! Compaction: slabs over the same time become slabs one after the other, every point once. Only where that gives places
+//! back: the index never has a point twice, so it is what changes and newer answers left behind that goes.
 //!
 //! The newest fresh slabs first, some at a time (TSCache 3.7: old ones will soon be gone anyway). What compaction made
 //! counts as crowded no more, but is taken along where fresh slabs lie over it. The outputs wait in memory and go
 //! to the file like all sealed slabs; the places of the inputs are free at once.
+//!
+//! In the same way, what was asked for of slabs that have to go moves into others: see `rescue`.
 
 use super::*;
 use crate::slab::BLOCK_BYTES;
+
+/// Slabs are merged if what they still have takes at most this share of their places.
+const MERGED_SHARE_MAX: f64 = 0.75;
 
 /// What is merged.
 pub(super) struct Merge {
     field: u64,
     sources: Vec<(SlabId, Arc<FlashSlab>)>,
-    /// What of each key can be reached in the sources.
+    /// What of each key moves.
     live: HashMap<Arc<[u8]>, LiveKey>,
     is_hot: bool,
+    /// The sources go for want of room: what does not move was evicted.
+    is_rescue: bool,
     slab_bytes: usize,
     /// Inputs and outputs in memory.
     _memory: Reservation,
@@ -21,7 +29,7 @@ pub(super) struct Merge {
 
 struct LiveKey {
     note: Arc<[u8]>,
-    /// In the order of time.
+    /// In the order of time, each a part of the segment beside it.
     segments: Vec<(TimeRange, Segment)>,
 }
 
@@ -43,12 +51,36 @@ struct Output {
 type Candidate = (TimeRange, SlabId, bool);
 
 impl State {
-    pub(super) fn plan_merge(&self, trigger: usize, slab_bytes: u32) -> Option<Merge> {
+    /// Some slabs of a crowd that are worth merging.
+    pub(super) fn plan_merge(&mut self, trigger: usize, slab_bytes: u32) -> Option<Merge> {
+        if self.stats.slabs_written < self.crowds_at {
+            return None;
+        }
         let fields = self.fields.keys();
         let crowds = fields.filter_map(|&field| Some((field, self.newest_crowd(field, trigger)?)));
         let newest = |crowd: &(u64, Vec<Candidate>)| crowd.1.iter().map(|one| one.0.end).max();
-        let (field, crowd) = crowds.max_by_key(newest)?;
+        let (_, crowd) = crowds.max_by_key(newest)?;
         let chosen = choose(crowd, trigger);
+        // What takes nearly as many places afterwards is written for nothing.
+        let live: f64 =
+            chosen.iter().map(|&id| self.share_of(id, slab_bytes, |range, _| range)).sum();
+        if live > MERGED_SHARE_MAX * chosen.len() as f64 {
+            self.crowds_at = self.stats.slabs_written + (trigger as u64 / 4).max(1);
+            return None;
+        }
+        let is_hot = chosen.iter().any(|&id| self.policy.is_hot(id));
+        self.merge_of(&chosen, slab_bytes, is_hot, false)
+    }
+
+    /// What it takes to merge some slabs of one field; `None` while there is no memory for it.
+    pub(super) fn merge_of(
+        &self,
+        chosen: &[SlabId],
+        slab_bytes: u32,
+        is_hot: bool,
+        is_rescue: bool,
+    ) -> Option<Merge> {
+        let field = self.nodes.get(chosen.first()?)?.field;
         let bytes = 3 * chosen.len() as u64 * u64::from(slab_bytes);
         // Of the cache, not of jobs: for those others are asked to give back, which must not happen under this lock.
         let mut memory = self.memory.budget.empty(Pool::Cache);
@@ -64,16 +96,19 @@ impl State {
         let mut live = HashMap::new();
         let keys = &self.fields.get(&field)?.keys;
         let texts = chosen.iter().filter_map(|id| self.nodes.get(id)).flat_map(|n| n.keys.keys());
+        let moving = |(range, segment): (TimeRange, Segment)| {
+            let part = if is_rescue { range.intersect(segment.used) } else { range };
+            (!part.is_empty() && chosen.contains(&segment.slab)).then_some((part, segment))
+        };
         for text in texts {
             let Some(entry) = keys.get(text) else { continue };
             live.entry(Arc::clone(text)).or_insert_with(|| LiveKey {
                 note: Arc::clone(&entry.note),
-                segments: entry.segments().filter(|one| chosen.contains(&one.1.slab)).collect(),
+                segments: entry.segments().filter_map(moving).collect(),
             });
         }
-        let is_hot = chosen.iter().any(|&id| self.policy.is_hot(id));
         let slab_bytes = slab_bytes as usize;
-        Some(Merge { field, sources, live, is_hot, slab_bytes, _memory: memory })
+        Some(Merge { field, sources, live, is_hot, is_rescue, slab_bytes, _memory: memory })
     }
 
     /// The slabs of a virtual time range (TSCache 3.5: times that hang together) with more than `trigger` fresh
@@ -111,11 +146,22 @@ impl State {
             for text in texts {
                 let Some(field) = self.fields.get_mut(&merge.field) else { continue };
                 let Some(entry) = field.keys.get_mut(&text) else { continue };
+                let live = merge.live.get(&text).into_iter().flat_map(|key| &key.segments);
+                let parts = live.flat_map(|(part, whole)| {
+                    let is_whole = self.planted == Some(Planted::RescuedWhole);
+                    let part = if is_whole { TimeRange::new(part.start, whole.end) } else { *part };
+                    entry.within(part.intersect(range))
+                });
                 let moved: Vec<(TimeRange, Segment)> =
-                    entry.within(range).filter(|one| is_source(one.1.slab)).collect();
+                    parts.filter(|one| is_source(one.1.slab)).collect();
                 let mut deltas = Deltas::new();
                 for (part, segment) in &moved {
-                    entry.insert(*part, Segment { slab: id, ..*segment }, &mut deltas);
+                    let used = match merge.is_rescue {
+                        // To stay once more it has to be asked for once more.
+                        true => TimeRange::EMPTY,
+                        false => segment.used.intersect(*part),
+                    };
+                    entry.insert(*part, Segment { slab: id, used, ..*segment }, &mut deltas);
                 }
                 if let Some(node) = self.nodes.get_mut(&id) {
                     node.range = moved.iter().fold(node.range, |all, one| all.union(one.0));
@@ -126,9 +172,17 @@ impl State {
                 self.take_node(id);
             }
         }
-        for (id, _) in &merge.sources {
-            self.stats.slabs_compacted += 1;
-            self.remove_slab(*id);
+        for &(id, _) in &merge.sources {
+            let count = match merge.is_rescue {
+                true => &mut self.stats.slabs_rescued,
+                false => &mut self.stats.slabs_compacted,
+            };
+            *count += 1;
+            if merge.is_rescue && self.nodes.contains_key(&id) {
+                self.evict(id);
+            } else {
+                self.remove_slab(id);
+            }
         }
         self.settle_memory();
     }
@@ -199,7 +253,7 @@ fn choose(crowd: Vec<Candidate>, trigger: usize) -> Vec<SlabId> {
 /// Cuts the points into slabs, all of one timestamp together.
 fn cut(points: &[Gathered], merge: &Merge) -> Vec<Output> {
     // A 16th for extents and for keys that are complete but have no point.
-    let room = merge.slab_bytes / 16 * 14;
+    let room = merge.slab_bytes / 16 * 15;
     let mut outputs = Vec::new();
     let mut slab = OpenSlab::new(merge.field);
     let mut start = Timestamp::MIN;
@@ -215,7 +269,7 @@ fn cut(points: &[Gathered], merge: &Merge) -> Vec<Output> {
                     + point.payload.len()
             })
             .sum();
-        if !slab.is_empty() && slab.slab_bytes() + cost > room {
+        if !slab.is_empty() && slab.slab_bytes(0) + cost > room {
             let full = std::mem::replace(&mut slab, OpenSlab::new(merge.field));
             outputs.push(Output { slab: full, range: TimeRange::new(start, ts - 1) });
             start = ts;
@@ -228,17 +282,17 @@ fn cut(points: &[Gathered], merge: &Merge) -> Vec<Output> {
     }
     outputs.push(Output { slab, range: TimeRange::new(start, Timestamp::MAX) });
     outputs.iter_mut().for_each(|output| add_keys_without_points(output, merge));
-    outputs.retain(|output| output.slab.slab_bytes() <= merge.slab_bytes);
+    outputs.retain(|output| output.slab.slab_bytes(0) <= merge.slab_bytes);
     outputs
 }
 
 /// A range may be complete and empty: its key has to be in the slab all the same.
 fn add_keys_without_points(output: &mut Output, merge: &Merge) {
-    let room = merge.slab_bytes / 16 * 15;
+    let room = merge.slab_bytes / 32 * 31;
     for (text, key) in &merge.live {
         let is_here = key.segments.iter().any(|one| one.0.overlaps(output.range));
         let cost = output.slab.key_cost(text, key.note.len());
-        if is_here && output.slab.slab_bytes() + cost <= room {
+        if is_here && output.slab.slab_bytes(0) + cost <= room {
             output.slab.add_key(text, key.note.len());
         }
     }

@@ -79,6 +79,7 @@ impl Store {
             failures: 0,
             is_off: false,
             planted: options.planted,
+            crowds_at: 0,
             stats: StoreStats::default(),
         };
         let store = Store {
@@ -169,6 +170,7 @@ impl State {
             let flash = FlashSlab {
                 preamble,
                 heard,
+                payload_bytes: u64::from(preamble.data_bytes),
                 keys: header.keys.iter().map(|key| Arc::clone(&key.text)).collect(),
                 header: HeaderLock::new(None),
             };
@@ -200,7 +202,8 @@ impl State {
         claims.sort_by_key(|claim| (claim.0.number, claim.1));
         for (extent, slab, field, text, note, bytes_per_ms) in claims {
             let Extent { range, number } = extent;
-            let segment = Segment { end: range.end, slab, number, bytes_per_ms };
+            let (end, used) = (range.end, TimeRange::EMPTY);
+            let segment = Segment { end, slab, number, bytes_per_ms, used };
             let keys = &mut self.fields.entry(field).or_default().keys;
             let entry = keys.entry(text).or_insert_with(|| Entry::new(&note));
             entry.insert(range, segment, &mut Deltas::new());

@@ -34,6 +34,9 @@ pub enum Declined {
 pub struct Got {
     /// What is not: one range, empty for a hit. Before it and behind it all is there.
     pub missing: TimeRange,
+    /// What of `missing` is really not there: one range, less than `missing` if the cache chose to give nothing. Who
+    /// then has all of `missing` need not set more than this.
+    pub absent: TimeRange,
     /// Why all of it is missing, if the cache chose so.
     pub declined: Option<Declined>,
     device: Option<String>,
@@ -66,6 +69,7 @@ struct Copied {
 /// What a question comes to before anything is read.
 struct Plan {
     missing: TimeRange,
+    absent: TimeRange,
     is_too_small: bool,
     sources: Vec<Source>,
 }
@@ -94,17 +98,18 @@ impl Store {
     /// Never fails: what cannot be read is not there.
     pub fn get(&self, ask: &Ask<'_>) -> Got {
         for _ in 0..TRIES_MAX {
-            let Plan { missing, is_too_small, sources } = self.state.lock().find(ask);
+            let Plan { missing, absent, is_too_small, sources } = self.state.lock().find(ask);
             match self.read(ask, sources) {
                 Ok(Some(parts)) => {
                     self.count_get(ask, missing, parts.iter().map(Part::bytes).sum());
                     let device = Some(self.device.path().to_owned());
                     let declined = is_too_small.then_some(Declined::TooSmall);
-                    return Got { missing, declined, device, parts };
+                    return Got { missing, absent, declined, device, parts };
                 }
                 Ok(None) => {
                     self.count_get(ask, ask.range, 0);
-                    return Got { declined: Some(Declined::TooLarge), ..Got::nothing(ask) };
+                    let declined = Some(Declined::TooLarge);
+                    return Got { absent, declined, ..Got::nothing(ask) };
                 }
                 Err((slab, error)) => self.state.lock().lose(slab, &error),
             }
@@ -118,7 +123,7 @@ impl Store {
         let state = self.state.lock();
         let entry = state.fields.get(&ask.field).and_then(|field| field.keys.get(ask.key));
         let parts = entry.into_iter().flat_map(|entry| entry.within(ask.range));
-        parts.map(|part| density_bytes(&part)).sum::<f64>() as u64
+        parts.map(|(part, segment)| segment.bytes_of(part)).sum::<f64>() as u64
     }
 
     /// What of a range is not there, without reading: as [`Got::missing`] if all can be read. Counts as no use.
@@ -219,7 +224,8 @@ impl Store {
 
 impl Got {
     fn nothing(ask: &Ask<'_>) -> Got {
-        Got { missing: ask.range, declined: None, device: None, parts: Vec::new() }
+        let range = ask.range;
+        Got { missing: range, absent: range, declined: None, device: None, parts: Vec::new() }
     }
 
     /// Calls `take` with all points, in the order of time.
@@ -280,19 +286,22 @@ impl FlashPart {
 impl State {
     /// Where the parts are that are there, and the one range that is not.
     fn find(&mut self, ask: &Ask<'_>) -> Plan {
-        let nothing = Plan { missing: ask.range, is_too_small: false, sources: Vec::new() };
-        let Some(field) = self.fields.get(&ask.field).filter(|_| !self.is_off) else {
-            return nothing;
+        let nothing =
+            |absent| Plan { missing: ask.range, absent, is_too_small: false, sources: Vec::new() };
+        let Some(field) = self.fields.get_mut(&ask.field).filter(|_| !self.is_off) else {
+            return nothing(ask.range);
         };
-        let Some(entry) = field.keys.get(ask.key) else { return nothing };
+        let Some(entry) = field.keys.get_mut(ask.key) else { return nothing(ask.range) };
         let usable: Vec<(TimeRange, Segment)> =
             entry.within(ask.range).filter(|one| one.1.number <= ask.number).collect();
         let missing = hull_of_gaps(ask.range, usable.iter().map(|one| one.0));
-        let bytes: f64 =
-            usable.iter().filter(|one| !missing.covers(one.0)).map(density_bytes).sum();
+        // Also what is too small to be given is wanted.
+        entry.touch(ask.range);
+        let given = usable.iter().filter(|one| !missing.covers(one.0));
+        let bytes: f64 = given.map(|(part, segment)| segment.bytes_of(*part)).sum();
         if !missing.is_empty() && missing != ask.range && bytes < ask.partial_bytes_min as f64 {
             self.stats.partial_declined += 1;
-            return Plan { is_too_small: true, ..nothing };
+            return Plan { is_too_small: true, ..nothing(missing) };
         }
         let before = TimeRange::new(ask.range.start, missing.start.saturating_sub(1));
         let behind = TimeRange::new(missing.end.saturating_add(1), ask.range.end);
@@ -313,7 +322,7 @@ impl State {
                 });
             }
         }
-        Plan { missing, is_too_small: false, sources }
+        Plan { missing, absent: missing, is_too_small: false, sources }
     }
 
     /// Keeps a decoded header, and lets older ones go when all are too large.
@@ -333,11 +342,6 @@ impl State {
             self.header_bytes -= bytes;
         }
     }
-}
-
-/// The bytes of a part of a segment, about.
-fn density_bytes((range, segment): &(TimeRange, Segment)) -> f64 {
-    f64::from(width_ms(*range)) * f64::from(segment.bytes_per_ms)
 }
 
 fn copied(slab: &OpenSlab, key: &[u8], range: TimeRange) -> Copied {

@@ -137,8 +137,11 @@ impl World {
         self.gets += 1;
         self.hits += u64::from(got.missing != range);
         self.digest = self.digest.wrapping_mul(31).wrapping_add(got.missing.start as u64);
+        assert!(got.missing.covers(got.absent) && got.missing.is_empty() == got.absent.is_empty());
         if !got.missing.is_empty() {
-            self.fill(key, got.missing);
+            // Of what was too small to be given, what is there need not be set again.
+            let range = if self.rng.chance(0.5) { got.absent } else { got.missing };
+            self.fill(key, range);
         }
     }
 
@@ -178,7 +181,7 @@ impl World {
             self.sim.restart();
         }
         self.sim.faults.clear();
-        if self.rng.chance(0.2) {
+        if self.rng.chance(0.5) {
             // The owner's log was cut: it cannot tell the older changes again.
             let floor = self.number - self.rng.below(self.number / 2 + 1);
             self.floor = self.floor.max(floor);
@@ -265,6 +268,7 @@ fn what_the_cache_has_is_the_truth_whatever_happens() {
         *totals.1 += world.gets;
         let stats = world.store().stats();
         totals.2.slabs_compacted += stats.slabs_compacted;
+        totals.2.slabs_rescued += stats.slabs_rescued;
         totals.2.slabs_corrupt += stats.slabs_corrupt;
         totals.2.policy.evictions[0] += stats.policy.evictions[0];
         totals.2.policy.evictions[1] += stats.policy.evictions[1];
@@ -275,6 +279,7 @@ fn what_the_cache_has_is_the_truth_whatever_happens() {
     println!("{hits} of {gets} had something; {seen:?}");
     assert!(hits * 100 > gets * 40, "{hits} of {gets} questions found something");
     assert!(seen.slabs_compacted > 0 && seen.slabs_corrupt > 0 && seen.device_failures > 0);
+    assert!(seen.slabs_rescued > 0, "{seen:?}");
     assert!(seen.policy.evictions.iter().sum::<u64>() > 0 && seen.partial_declined > 0, "{seen:?}");
 }
 
@@ -283,6 +288,7 @@ fn what_the_cache_has_is_the_truth_whatever_happens() {
 fn mistakes_are_noticed() {
     for planted in [
         Planted::TrimForgotten,
+        Planted::RescuedWhole,
         Planted::OldPointsKept,
         Planted::CheckpointAhead,
         Planted::MissedChangesTrusted,

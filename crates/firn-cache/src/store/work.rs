@@ -78,6 +78,10 @@ impl State {
         if self.is_off {
             return None;
         }
+        let is_waiting = self.nodes.values().any(|node| matches!(node.body, Body::Sealed(_)));
+        if is_waiting && let Some(rescue) = self.plan_rescue(options) {
+            return Some(Job::Merge(rescue));
+        }
         self.plan_write(options).map(Job::Write).or_else(|| {
             self.plan_merge(options.compaction_trigger, options.slab_bytes).map(Job::Merge)
         })
@@ -112,15 +116,14 @@ impl State {
             return;
         };
         let field = *field;
-        let extent_count: usize = keys.values().map(|&count| count as usize).sum();
-        let room = (options.slab_bytes as usize).saturating_sub(slab.slab_bytes());
-        let mut surplus = extent_count.saturating_sub(room / EXTENT_BYTES);
+        let slab = Arc::clone(slab);
+        let mut extent_count: usize = keys.values().map(|&count| count as usize).sum();
         let mut by_count: Vec<(u32, Arc<[u8]>)> =
             keys.iter().map(|(text, &count)| (count, Arc::clone(text))).collect();
         by_count.sort();
-        while surplus > 0 {
+        while slab.slab_bytes(extent_count * EXTENT_BYTES) > options.slab_bytes as usize {
             let Some((count, text)) = by_count.pop() else { return };
-            surplus = surplus.saturating_sub(count as usize);
+            extent_count -= count as usize;
             let ranges: Vec<TimeRange> = self
                 .fields
                 .get(&field)
@@ -131,6 +134,11 @@ impl State {
                 self.trim(&text, field, range);
             });
         }
+    }
+
+    /// Whether there is a free place.
+    pub(super) fn has_place(&self) -> bool {
+        !self.free_slots.is_empty() || self.fresh_slot < self.slot_count
     }
 
     /// A free place: one never used, one given back, or that of the slab that the policy names.
@@ -171,6 +179,7 @@ impl State {
         let flash = Arc::new(FlashSlab {
             preamble,
             heard: preamble.heard,
+            payload_bytes: write.slab.payload_bytes(),
             keys: write.slab.keys().to_vec(),
             header: Mutex::new(None),
         });

@@ -1,0 +1,97 @@
+//! What was asked for stays: of slabs that have to go, the ranges that were asked for since they were written move into
+//! new slabs, together, and those slabs are hot.
+//!
+//! TSCache keeps or drops whole slabs (3.6). But one slab has what many questions brought, old and new, of all keys, and
+//! is nearly always used by some of them: slabs cannot be told apart by use, ranges can. What nobody asked for again
+//! goes, and so does what no longer can be reached. Measured: docs/decisions/0014-what-a-cache-keeps.md.
+
+use super::compact::Merge;
+use super::*;
+
+/// Slabs that go together.
+const VICTIMS_MAX: usize = 8;
+/// A slab of which more was asked for stays where it is: moving it would free little.
+const KEPT_SHARE_MIN: f64 = 0.75;
+/// Less is not worth a new slab.
+const RESCUED_SHARE_MIN: f64 = 0.1;
+
+impl State {
+    /// What of the next slabs to go should stay, if their places are wanted; `None` if they may go as they are.
+    pub(super) fn plan_rescue(&mut self, options: &StoreOptions) -> Option<Merge> {
+        let is_wanted = options.policy == PolicyKind::UsedRanges && !self.has_place();
+        if !is_wanted || !self.dying.is_empty() {
+            return None;
+        }
+        let victim_count = VICTIMS_MAX.min(self.slot_count as usize / 4);
+        let mut shares: HashMap<SlabId, f64> = HashMap::new();
+        let mut victims = Vec::new();
+        // Each round keeps a slab, which is then no longer hot: it ends.
+        for _ in 0..self.slot_count {
+            victims = self.policy.next_to_go(victim_count);
+            for &id in &victims {
+                shares.entry(id).or_insert_with(|| {
+                    self.share_of(id, options.slab_bytes, |range, one| range.intersect(one.used))
+                });
+            }
+            let Some(&kept) = victims.iter().find(|id| shares[*id] > KEPT_SHARE_MIN) else { break };
+            shares.insert(kept, 0.0);
+            self.cool(kept);
+            self.policy.keep(kept);
+        }
+        let field = self.nodes.get(victims.first()?)?.field;
+        victims.retain(|id| self.nodes.get(id).is_some_and(|node| node.field == field));
+        let count = fullest(victims.iter().map(|id| shares[id]))?;
+        victims.truncate(count);
+        self.merge_of(&victims, options.slab_bytes, true, true)
+    }
+
+    /// Which share of its place a part of what can be reached in a slab takes.
+    pub(super) fn share_of(
+        &self,
+        slab: SlabId,
+        slab_bytes: u32,
+        part: impl Fn(TimeRange, Segment) -> TimeRange,
+    ) -> f64 {
+        let Some(Node { field, keys, body: Body::Flash(flash), .. }) = self.nodes.get(&slab) else {
+            return 0.0;
+        };
+        let Some(field) = self.fields.get(field) else { return 0.0 };
+        let entries = keys.keys().filter_map(|text| field.keys.get(text));
+        let own = entries.flat_map(Entry::segments).filter(|one| one.1.slab == slab);
+        let bytes: f64 = own.map(|(range, one)| one.bytes_of(part(range, one))).sum();
+        // Points that keys share are counted for each of them.
+        let share = (bytes / flash.payload_bytes.max(1) as f64).min(1.0);
+        share * f64::from(flash.preamble.data_bytes) / f64::from(slab_bytes)
+    }
+
+    fn cool(&mut self, slab: SlabId) {
+        let Some(node) = self.nodes.get(&slab) else { return };
+        let Some(field) = self.fields.get_mut(&node.field) else { return };
+        for text in node.keys.keys() {
+            if let Some(entry) = field.keys.get_mut(text) {
+                entry.cool(slab);
+            }
+        }
+    }
+}
+
+/// How many of the next slabs to go, at least half of them, should go together, so that what stays of them fills its new
+/// slabs best. `None` if it is not worth a slab, or would fill as many as go.
+fn fullest(shares: impl Iterator<Item = f64>) -> Option<usize> {
+    // Sizes are estimates, and a slab does not become quite full.
+    const FILLED: f64 = 0.9;
+    let mut sum = 0.0;
+    let all: Vec<(usize, f64, f64)> = (1..)
+        .zip(shares)
+        .map(|(count, share)| {
+            sum += share / FILLED;
+            (count, sum, sum.ceil())
+        })
+        .collect();
+    let half = all.len() / 2;
+    let possible = all
+        .into_iter()
+        .skip(half)
+        .filter(|&(count, sum, slabs)| sum > RESCUED_SHARE_MIN && slabs < count as f64);
+    possible.max_by(|a, b| (a.1 / a.2).total_cmp(&(b.1 / b.2))).map(|one| one.0)
+}
