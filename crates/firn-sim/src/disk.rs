@@ -1,4 +1,4 @@
-//! A disk that loses, tears and fails as its seed says.
+//! A disk that loses, tears and fails as its seed says; or byte-addressable memory, whose stores wait in caches.
 
 mod names;
 mod sectors;
@@ -6,14 +6,18 @@ mod sectors;
 mod tests;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use firn_env::{Disk, DiskFile, DiskPath, FolderLock, OpenMode, check_path};
+use firn_env::{Disk, DiskFile, DiskPath, FolderLock, Memory, OpenMode, check_path};
 use firn_model::{Error, Result};
 
 use crate::faults::{Faults, Operation, Verdict};
 use names::Names;
-use sectors::{FileBytes, Survival};
+use sectors::{FileBytes, LINE_BYTES, SECTOR_BYTES, Survival};
+
+/// What such memory writes as a whole, as [`firn_env::MemoryDisk`] says.
+const MEMORY_UNIT_BYTES: u64 = 256;
 
 /// A simulated disk. Clones are the same disk.
 ///
@@ -21,6 +25,7 @@ use sectors::{FileBytes, Survival};
 #[derive(Clone)]
 pub struct SimDisk {
     faults: Faults,
+    is_memory: bool,
     state: Arc<Mutex<State>>,
 }
 
@@ -28,6 +33,9 @@ struct State {
     names: Names,
     capacity_bytes: u64,
     used_bytes: u64,
+    /// Memory: what was written back since the last fence.
+    begun: Vec<(Arc<Mutex<FileBytes>>, Range<u64>)>,
+    ignores_fences: bool,
     /// How often the power came back. Files and locks of an older life are dead.
     life: u64,
     is_locked: bool,
@@ -51,21 +59,39 @@ struct SimLock {
 impl SimDisk {
     /// An empty disk without a size limit.
     pub fn new(faults: Faults) -> SimDisk {
+        SimDisk::with(faults, false)
+    }
+
+    /// The same of byte-addressable memory: what was written survives once its cache lines were written back and a fence
+    /// came after that. A fence returns nothing, so whoever asks must look whether the power is still on
+    /// ([`Faults::is_off`]) before it believes an answer.
+    pub fn of_memory(faults: Faults) -> SimDisk {
+        SimDisk::with(faults, true)
+    }
+
+    fn with(faults: Faults, is_memory: bool) -> SimDisk {
         let state = State {
-            names: Names::new(),
+            names: Names::new(if is_memory { LINE_BYTES } else { SECTOR_BYTES }),
             capacity_bytes: u64::MAX,
             used_bytes: 0,
+            begun: Vec::new(),
+            ignores_fences: false,
             life: 0,
             is_locked: false,
             is_lost: false,
         };
-        SimDisk { faults, state: Arc::new(Mutex::new(state)) }
+        SimDisk { faults, is_memory, state: Arc::new(Mutex::new(state)) }
     }
 
     /// The disk holds this many bytes from now on; a write or reservation that would grow a file
     /// beyond that fails with `Unavailable` and changes nothing.
     pub fn set_capacity_bytes(&self, capacity_bytes: u64) {
         locked(&self.state).capacity_bytes = capacity_bytes;
+    }
+
+    /// Memory whose fences do nothing from now on: the planted bug that every simulation must find.
+    pub fn ignore_fences(&self) {
+        locked(&self.state).ignores_fences = true;
     }
 
     /// Cuts the power and decides what survived: every operation fails with `Closed` until
@@ -79,6 +105,7 @@ impl SimDisk {
         let mut rng = self.faults.fork_rng();
         let survival = Survival::draw(&mut rng);
         state.names.crash(survival, &mut rng);
+        state.begun.clear();
         state.used_bytes = state.names.used_bytes();
         state.is_lost = true;
         state.is_locked = false;
@@ -209,6 +236,10 @@ impl Disk for SimDisk {
         Ok(state.capacity_bytes.saturating_sub(state.used_bytes))
     }
 
+    fn unit_bytes(&self) -> u64 {
+        if self.is_memory { MEMORY_UNIT_BYTES } else { 8 }
+    }
+
     fn lock(&self) -> Result<Box<dyn FolderLock>> {
         let mut state = locked(&self.state);
         if self.faults.is_off() {
@@ -323,6 +354,32 @@ impl DiskFile for SimFile {
         let state = locked(&self.disk.state);
         self.check(&state, Operation::Read)?;
         Ok(locked(&self.bytes).len())
+    }
+
+    fn memory(&self) -> Option<&dyn Memory> {
+        self.disk.is_memory.then_some(self)
+    }
+}
+
+/// Neither can fail: where the power goes, nothing is durable that was not.
+impl Memory for SimFile {
+    fn write_back(&self, offset: u64, len: u64) {
+        let mut state = locked(&self.disk.state);
+        let verdict = self.disk.faults.decide(Operation::WriteBack);
+        if self.life == state.life && matches!(verdict, Verdict::Go | Verdict::Fail) {
+            state.begun.push((Arc::clone(&self.bytes), offset..offset.saturating_add(len)));
+        }
+    }
+
+    fn fence(&self) {
+        let mut state = locked(&self.disk.state);
+        let verdict = self.disk.faults.decide(Operation::Fence);
+        let is_done = matches!(verdict, Verdict::Go | Verdict::Fail) && !state.ignores_fences;
+        if self.life == state.life && is_done {
+            for (bytes, range) in std::mem::take(&mut state.begun) {
+                locked(&bytes).sync_range(range);
+            }
+        }
     }
 }
 

@@ -32,6 +32,10 @@ pub enum Operation {
     Remove,
     /// Sync a folder's names.
     SyncDir,
+    /// Write cache lines of memory back.
+    WriteBack,
+    /// Wait until they are durable.
+    Fence,
     /// Read a range of an object.
     Get,
     /// Ask for an object's length and version.
@@ -46,7 +50,7 @@ pub enum Operation {
 
 impl Operation {
     /// Every operation.
-    pub const ALL: [Operation; 16] = [
+    pub const ALL: [Operation; 18] = [
         Operation::Open,
         Operation::Read,
         Operation::List,
@@ -58,6 +62,8 @@ impl Operation {
         Operation::Rename,
         Operation::Remove,
         Operation::SyncDir,
+        Operation::WriteBack,
+        Operation::Fence,
         Operation::Get,
         Operation::Head,
         Operation::ListObjects,

@@ -7,8 +7,8 @@
 //! **Never** starts a thread, sleeps, reads the machine's clock or draws from another source than its
 //! seed: the same seed and the same calls give the same world, bit for bit.
 //!
-//! **Invariants**: what [`firn_env::DiskFile::sync`] covered survives every crash; what it did not
-//! cover survives, is lost or is torn at 512-byte sectors, as the seed says; a name survives once
+//! **Invariants**: what [`firn_env::DiskFile::sync`] covered survives every crash, and on memory what was written back and
+//! fenced; what was not covered survives, is lost or is torn at 512-byte sectors or 64-byte lines, as the seed says; a name survives once
 //! its folder was synced, a rename is never half done; an acknowledged `put` is there for ever.
 //!
 //! The way of a test: build a [`Sim`], give [`Sim::env`] to the code under test, plan its end with
@@ -31,7 +31,7 @@ mod wrappers;
 
 use std::sync::Arc;
 
-use firn_env::Env;
+use firn_env::{Disk, Env};
 
 pub use bucket::SimBucket;
 pub use clock::SimClock;
@@ -50,6 +50,8 @@ pub struct Sim {
     pub faults: Faults,
     /// The machine's disk.
     pub disk: SimDisk,
+    /// Its byte-addressable memory, where the log lies if there is any.
+    pub memory: Option<SimDisk>,
     /// The object store.
     pub bucket: SimBucket,
     /// The clock; it moves only when told.
@@ -62,17 +64,24 @@ impl Sim {
         let faults = Faults::new(seed);
         Sim {
             disk: SimDisk::new(faults.clone()),
+            memory: None,
             bucket: SimBucket::new(faults.clone()),
             clock: SimClock::new(),
             faults,
         }
     }
 
+    /// The same with byte-addressable memory.
+    pub fn with_memory(seed: u64) -> Sim {
+        let sim = Sim::new(seed);
+        Sim { memory: Some(SimDisk::of_memory(sim.faults.clone())), ..sim }
+    }
+
     /// The world as the code under test sees it.
     pub fn env(&self) -> Env {
         Env {
             disk: Arc::new(self.disk.clone()),
-            log: None,
+            log: self.memory.clone().map(|memory| Arc::new(memory) as Arc<dyn Disk>),
             bucket: Arc::new(self.bucket.clone()),
             clock: Arc::new(self.clock.clone()),
         }
@@ -81,11 +90,14 @@ impl Sim {
     /// Cuts the power now: every operation fails with `Closed` until [`Sim::restart`].
     pub fn crash(&self) {
         self.disk.crash();
+        self.memory.iter().for_each(SimDisk::crash);
     }
 
     /// The machine comes back after a power loss (which happens now if it had not). Open files and
     /// locks of before stay dead; planned crashes and failures are forgotten, rates are kept.
     pub fn restart(&self) {
+        self.crash();
+        self.memory.iter().for_each(SimDisk::restart);
         self.disk.restart();
     }
 }

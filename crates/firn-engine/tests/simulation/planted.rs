@@ -2,7 +2,7 @@
 
 use firn_engine::Planted;
 
-use crate::world::World;
+use crate::world::{Failure, World};
 use crate::{life, outage, pressure, tiers};
 
 const SEEDS_MAX: u64 = 2_000;
@@ -30,14 +30,30 @@ fn found(seed: u64, mistake: Planted) -> Option<(u64, String)> {
         return outage::found(seed, mistake).map(|how| (seed, how));
     }
     let is_of_memory = matches!(mistake, Planted::MemoryNotReserved | Planted::PressureDropsRows);
-    // A mistake may also break an assertion inside a room: that is found as well.
-    let life = std::panic::AssertUnwindSafe(|| match is_of_memory {
+    let how = how_it_fails(|| match is_of_memory {
         true => pressure::run(&mut World::short_of_memory(seed, Some(mistake))),
         false => life::run(&mut World::new(seed, Some(mistake))),
     });
-    match std::panic::catch_unwind(life) {
+    how.map(|how| (seed, how))
+}
+
+/// A mistake may also break an assertion inside a room: that is found as well.
+fn how_it_fails(life: impl FnOnce() -> Result<u64, Failure>) -> Option<String> {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(life)) {
         Ok(Ok(_)) => None,
-        Ok(Err(failure)) => Some((seed, failure.to_string())),
-        Err(_) => Some((seed, "an assertion inside the engine".into())),
+        Ok(Err(failure)) => Some(failure.to_string()),
+        Err(_) => Some("an assertion inside the engine".into()),
     }
+}
+
+/// Memory that keeps nothing at a fence loses what was acknowledged, and that is found.
+#[test]
+fn memory_whose_fences_do_nothing_is_found() {
+    let found = (0..SEEDS_MAX).find_map(|seed| {
+        let mut world = World::new(seed, None);
+        world.sim.memory.as_ref()?.ignore_fences();
+        Some((seed, how_it_fails(|| life::run(&mut world))?))
+    });
+    let (seed, how) = found.expect("no seed finds it");
+    println!("found by seed {seed}: {how}");
 }

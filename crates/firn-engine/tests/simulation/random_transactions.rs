@@ -101,6 +101,7 @@ impl World {
         };
         let begun = self.oracle.begin_transaction(&changes.deletes, cells);
         let committed = transaction.commit();
+        let committed = self.heard(committed);
         let amid = std::mem::take(&mut *self.amid.lock());
         if let Some(torn) = self.torn.lock().take() {
             return Err(Failure(torn));
@@ -224,7 +225,8 @@ impl World {
         };
         other.insert(series, ts, value).map_err(|e| Failure(format!("insert: {e:?}")))?;
         let begun = self.oracle.begin(vec![(labels, Sample { ts, value })]);
-        match other.commit() {
+        let committed = other.commit();
+        match self.heard(committed) {
             Ok(_) => {
                 self.tally.count("another transaction in between");
                 self.oracle.acknowledge(begun);

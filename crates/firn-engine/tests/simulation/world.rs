@@ -179,6 +179,7 @@ impl Tally {
             "written while series left",
             "refused because it had left",
             "series listed",
+            "power lost at a fence",
             "slow cache hit",
             "slow cache damage seen",
         ]);
@@ -244,7 +245,8 @@ fn faults_of(kind: JobKind) -> impl Iterator<Item = &'static str> {
 impl World {
     pub(crate) fn new(seed: u64, planted: Option<Planted>) -> World {
         World {
-            sim: Sim::new(seed),
+            // Of some the log is on byte-addressable memory.
+            sim: if seed % 5 == 3 { Sim::with_memory(seed) } else { Sim::new(seed) },
             rng: Rng::new(seed ^ 0x5eed),
             tally: Tally::default(),
             seed,
@@ -428,7 +430,7 @@ impl World {
     fn write_while_series_leave(&self, engine: &Arc<Engine>) {
         let weak = Arc::downgrade(engine);
         let kept = Arc::clone(&self.kept);
-        let clock = Arc::clone(&self.sim.env().clock);
+        let (clock, faults) = (Arc::clone(&self.sim.env().clock), self.sim.faults.clone());
         engine.set_probe(Box::new(move || {
             let Some(engine) = weak.upgrade() else { return };
             let mut kept = kept.lock();
@@ -448,7 +450,7 @@ impl World {
                     // Left before: whoever keeps references is told.
                     Ok(report) if report.unknown > 0 => {}
                     written => {
-                        let is_acknowledged = written.is_ok();
+                        let is_acknowledged = written.is_ok() && !faults.is_off();
                         kept.written.push(Late { labels, sample, is_acknowledged });
                     }
                 }
@@ -476,7 +478,7 @@ impl World {
             return Ok(());
         }
         let begun = self.begin(ts, &BTreeMap::from([(kept.0, value)]));
-        match written {
+        match self.heard(written) {
             Ok(_) => {
                 self.oracle.acknowledge(begun);
                 Ok(())
@@ -503,7 +505,8 @@ impl World {
         let engine = self.engine();
         let matchers = self.some_matchers();
         let begun = self.oracle.begin_delete(&matchers, TimeRange::ALL);
-        match engine.delete(std::slice::from_ref(&matchers), TimeRange::ALL) {
+        let deleted = engine.delete(std::slice::from_ref(&matchers), TimeRange::ALL);
+        match self.heard(deleted) {
             Ok(_) => self.oracle.acknowledge(begun),
             Err(e) => return self.after_error(&e),
         }
@@ -564,7 +567,8 @@ impl World {
         // Values that the batch itself overwrites count as well.
         let value_count = batch.len() as u64;
         let begun: Vec<_> = pieces.iter().map(|((_, ts), piece)| self.begin(*ts, piece)).collect();
-        match engine.write(&mut batch) {
+        let written = engine.write(&mut batch);
+        match self.heard(written) {
             Ok(report) => {
                 self.tally.count("write acknowledged");
                 self.say(|| format!("write of {count} points acknowledged"));
@@ -616,7 +620,8 @@ impl World {
         let range = self.some_range();
         let there = self.oracle.certain_count(&matchers, range);
         let begun = self.oracle.begin_delete(&matchers, range);
-        match engine.delete(std::slice::from_ref(&matchers), range) {
+        let deleted = engine.delete(std::slice::from_ref(&matchers), range);
+        match self.heard(deleted) {
             Ok(report) => {
                 self.say(|| format!("delete of {matchers:?} in {range:?}: {report:?}"));
                 if report.seq.is_none() && there > 0 {
@@ -687,7 +692,7 @@ impl World {
         if let Some(torn) = self.torn.lock().take() {
             return Err(Failure(torn));
         }
-        match result {
+        match self.heard(result) {
             Ok(Some(what)) => {
                 self.say(|| what.into());
                 self.tally.count(what);
@@ -720,6 +725,16 @@ impl World {
         if let Some(kind) = failed {
             self.tally.count(&format!("{kind}, {outcome}"));
         }
+    }
+
+    /// What anybody hears of an answer. A fence of memory returns nothing, so the engine goes on for a moment
+    /// when the power goes there; a real one does not.
+    pub(crate) fn heard<T>(&mut self, answer: firn_model::Result<T>) -> firn_model::Result<T> {
+        if answer.is_ok() && self.sim.memory.is_some() && self.sim.faults.is_off() {
+            self.tally.count("power lost at a fence");
+            return Err(Error::closed("simulated power loss: nobody hears the answer"));
+        }
+        answer
     }
 
     pub(crate) fn after_error(&mut self, e: &Error) -> Result<(), Failure> {
@@ -815,20 +830,26 @@ impl World {
     pub(crate) fn fill_disk(&mut self) -> Result<(), Failure> {
         self.tally.count("disk full");
         self.say(|| "the disk is full".into());
-        self.sim.disk.set_capacity_bytes(0);
+        self.set_capacity_bytes(0);
         for _ in 0..3 {
             self.write()?;
         }
         self.flush()?;
-        self.sim.disk.set_capacity_bytes(u64::MAX);
+        self.set_capacity_bytes(u64::MAX);
         self.say(|| "the disk has room".into());
         self.verify()
+    }
+
+    /// Of the disk, and of the memory that has the log.
+    fn set_capacity_bytes(&self, capacity_bytes: u64) {
+        self.sim.disk.set_capacity_bytes(capacity_bytes);
+        self.sim.memory.iter().for_each(|memory| memory.set_capacity_bytes(capacity_bytes));
     }
 
     pub(crate) fn end_faults(&mut self) -> Result<(), Failure> {
         self.sim.faults.clear();
         self.sim.bucket.set_down(false);
-        self.sim.disk.set_capacity_bytes(u64::MAX);
+        self.set_capacity_bytes(u64::MAX);
         // A first failure may still wait for its turn inside the engine: one write takes it.
         self.write()
     }
@@ -925,7 +946,8 @@ impl World {
         &mut self,
         against: fn(&mut Oracle, &Seen) -> Result<(), String>,
     ) -> Result<(), Failure> {
-        match read_all(&self.engine().snapshot()) {
+        let seen = read_all(&self.engine().snapshot());
+        match self.heard(seen) {
             Ok(seen) => {
                 self.digest = self.digest.rotate_left(7) ^ seen.digest();
                 against(&mut self.oracle, &seen).map_err(Failure)

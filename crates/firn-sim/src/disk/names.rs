@@ -17,6 +17,8 @@ const ROOT: NodeId = NodeId(0);
 /// All files and folders of a disk.
 #[derive(Debug)]
 pub(super) struct Names {
+    /// What files are written in.
+    sector_bytes: u64,
     nodes: BTreeMap<NodeId, Node>,
     node_count: u64,
     /// Changes whose folder was not synced since, in order.
@@ -46,8 +48,9 @@ struct NameChange {
 }
 
 impl Names {
-    pub(super) fn new() -> Names {
+    pub(super) fn new(sector_bytes: u64) -> Names {
         Names {
+            sector_bytes,
             nodes: BTreeMap::from([(ROOT, Node::Folder(Folder::default()))]),
             node_count: 1,
             pending: Vec::new(),
@@ -70,7 +73,7 @@ impl Names {
                 format!("{path}: exists already"),
             ));
         }
-        let bytes = Arc::new(Mutex::new(FileBytes::default()));
+        let bytes = Arc::new(Mutex::new(FileBytes::new(self.sector_bytes)));
         let node = self.add(Node::File(Arc::clone(&bytes)));
         self.change(NameChange { node, gone: None, new: Some((folder, name.to_owned())) });
         Ok(bytes)

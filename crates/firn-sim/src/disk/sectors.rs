@@ -2,21 +2,27 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use crate::Rng;
 
 /// What a disk writes whole or not at all. 512: the smallest that disks promise, so the worst case.
 pub(crate) const SECTOR_BYTES: u64 = 512;
 
+/// What byte-addressable memory writes whole or not at all.
+pub(crate) const LINE_BYTES: u64 = firn_env::LINE_BYTES;
+
 /// Versions kept of one sector between two syncs. A log that is written in small pieces without a
 /// sync would otherwise grow without end; 8 are enough to show an old, a middle and a new one.
 const VERSION_COUNT_MAX: usize = 8;
 
-type Sector = [u8; SECTOR_BYTES as usize];
+type Sector = Box<[u8]>;
 
 /// One file's bytes. Sectors that were never written are zeros and take no room.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct FileBytes {
+    /// [`SECTOR_BYTES`] or [`LINE_BYTES`].
+    sector_bytes: u64,
     len: u64,
     /// What a crash leaves at least.
     durable_len: u64,
@@ -48,6 +54,18 @@ pub(crate) enum Survival {
 }
 
 impl FileBytes {
+    /// No bytes yet, in sectors of `sector_bytes`.
+    pub(crate) fn new(sector_bytes: u64) -> FileBytes {
+        FileBytes {
+            sector_bytes,
+            len: 0,
+            durable_len: 0,
+            sectors: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            limbo: BTreeSet::new(),
+        }
+    }
+
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
@@ -57,7 +75,7 @@ impl FileBytes {
         if offset.checked_add(buf.len() as u64).is_none_or(|end| end > self.len) {
             return false;
         }
-        for piece in pieces(offset, buf.len()) {
+        for piece in pieces(offset, buf.len(), self.sector_bytes) {
             let target = &mut buf[piece.start..piece.start + piece.len];
             match self.sectors.get(&piece.sector).and_then(|versions| versions.written.last()) {
                 Some(newest) => target.copy_from_slice(&newest[piece.at..piece.at + piece.len]),
@@ -90,6 +108,19 @@ impl FileBytes {
         self.durable_len = self.len;
     }
 
+    /// The newest version of the sectors that `range` touches stays, whatever happens.
+    pub(crate) fn sync_range(&mut self, range: Range<u64>) {
+        let sectors = range.start / self.sector_bytes..range.end.div_ceil(self.sector_bytes);
+        let rest = self.dirty.split_off(&sectors.end);
+        let covered = self.dirty.split_off(&sectors.start);
+        self.dirty.extend(rest);
+        for sector in covered {
+            if let Some(versions) = self.sectors.get_mut(&sector) {
+                versions.keep(usize::MAX);
+            }
+        }
+    }
+
     /// A sync that failed: what it should have covered stays uncertain until it is written again.
     pub(crate) fn sync_failed(&mut self) {
         self.limbo.append(&mut self.dirty);
@@ -105,16 +136,16 @@ impl FileBytes {
                 self.sectors.remove(&sector);
             }
         }
-        let unsynced_sectors = (self.len - self.durable_len).div_ceil(SECTOR_BYTES) as usize;
+        let unsynced_sectors = (self.len - self.durable_len).div_ceil(self.sector_bytes) as usize;
         let kept_sectors = survival.choose(unsynced_sectors, rng) as u64;
-        self.len = self.len.min(self.durable_len + kept_sectors * SECTOR_BYTES);
+        self.len = self.len.min(self.durable_len + kept_sectors * self.sector_bytes);
         self.cut_to_len();
         self.durable_len = self.len;
     }
 
     /// Changes what is stored, durable at once: for tests that damage files.
     pub(crate) fn set_durable(&mut self, bytes: &[u8]) {
-        *self = FileBytes::default();
+        *self = FileBytes::new(self.sector_bytes);
         self.write(0, bytes);
         self.sync();
     }
@@ -123,7 +154,7 @@ impl FileBytes {
         if bytes.is_empty() {
             return;
         }
-        for piece in pieces(offset, bytes.len()) {
+        for piece in pieces(offset, bytes.len(), self.sector_bytes) {
             if !keep(piece.sector) {
                 continue;
             }
@@ -134,7 +165,7 @@ impl FileBytes {
                     present.into_mut().push(|newest| newest[range].copy_from_slice(source));
                 }
                 Entry::Vacant(place) => {
-                    let mut sector = [0; SECTOR_BYTES as usize];
+                    let mut sector = vec![0; self.sector_bytes as usize].into_boxed_slice();
                     sector[range].copy_from_slice(source);
                     place.insert(Versions { from_zeros: true, written: vec![sector] });
                 }
@@ -147,10 +178,10 @@ impl FileBytes {
 
     /// Nothing may come back when the file grows again over a cut.
     fn cut_to_len(&mut self) {
-        self.sectors.split_off(&self.len.div_ceil(SECTOR_BYTES));
-        let tail = (self.len % SECTOR_BYTES) as usize;
+        self.sectors.split_off(&self.len.div_ceil(self.sector_bytes));
+        let tail = (self.len % self.sector_bytes) as usize;
         if tail > 0
-            && let Some(versions) = self.sectors.get_mut(&(self.len / SECTOR_BYTES))
+            && let Some(versions) = self.sectors.get_mut(&(self.len / self.sector_bytes))
         {
             versions.written.iter_mut().for_each(|version| version[tail..].fill(0));
         }
@@ -164,7 +195,7 @@ impl Versions {
 
     /// One more version: the newest with `change`.
     fn push(&mut self, change: impl FnOnce(&mut Sector)) {
-        let mut newest = self.written[self.written.len() - 1];
+        let mut newest = self.written[self.written.len() - 1].clone();
         change(&mut newest);
         if self.written.len() == VERSION_COUNT_MAX {
             self.written.pop();
@@ -229,14 +260,14 @@ struct Piece {
     len: usize,
 }
 
-fn pieces(offset: u64, len: usize) -> impl Iterator<Item = Piece> {
+fn pieces(offset: u64, len: usize, sector_bytes: u64) -> impl Iterator<Item = Piece> {
     let mut start = 0;
     std::iter::from_fn(move || {
         (start < len).then(|| {
             let position = offset + start as u64;
-            let at = (position % SECTOR_BYTES) as usize;
-            let piece_len = (SECTOR_BYTES as usize - at).min(len - start);
-            let piece = Piece { sector: position / SECTOR_BYTES, at, start, len: piece_len };
+            let at = (position % sector_bytes) as usize;
+            let piece_len = (sector_bytes as usize - at).min(len - start);
+            let piece = Piece { sector: position / sector_bytes, at, start, len: piece_len };
             start += piece_len;
             piece
         })

@@ -37,6 +37,7 @@ fn outcomes(run: impl Fn(&Sim)) -> BTreeSet<Option<Vec<u8>>> {
 #[test]
 fn a_simulated_disk_keeps_the_rules_of_the_seam() {
     firn_env::conformance::check_disk(&Sim::new(1).disk);
+    firn_env::conformance::check_disk(&Sim::with_memory(1).memory.unwrap());
 }
 
 #[test]
@@ -54,6 +55,32 @@ fn synced_bytes_survive_and_others_may_be_lost_or_torn() {
         assert_eq!(bytes.len(), old.len());
         assert!(bytes.chunks(512).all(|sector| sector.iter().all(|&b| b == sector[0])));
     }
+}
+
+/// Of memory each line that was not written back and fenced is old or new by itself.
+#[test]
+fn lines_of_memory_survive_once_they_were_written_back_and_fenced() {
+    let mut seen = BTreeSet::new();
+    for seed in 0..300 {
+        let sim = Sim::with_memory(seed);
+        let memory = sim.memory.clone().unwrap();
+        let file = memory.open("a", OpenMode::Create).unwrap();
+        file.preallocate(256).unwrap();
+        file.sync().unwrap();
+        memory.sync_dir("").unwrap();
+        file.write_at(0, &[1; 256]).unwrap();
+        let lines = file.memory().unwrap();
+        // The first line is covered, the second one has no fence behind it.
+        lines.write_back(0, 64);
+        lines.fence();
+        lines.write_back(64, 64);
+        sim.restart();
+        let bytes = memory.bytes("a").unwrap();
+        assert!(bytes.chunks(64).all(|line| line.iter().all(|&byte| byte == line[0])));
+        assert_eq!(bytes[0], 1, "a fenced line is lost");
+        seen.insert([bytes[64], bytes[128], bytes[192]]);
+    }
+    assert_eq!(seen.len(), 8, "{seen:?}");
 }
 
 #[test]
