@@ -10,11 +10,11 @@ use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::{MethodFilter, on};
-use firn_model::{Result, Timestamp};
+use firn_model::{Error, Result, Timestamp};
 use firndb::Db;
 
 use crate::app::{App, clock_ms};
-use crate::http::answer::{ApiError, JSON, Packing, Payload};
+use crate::http::answer::{ApiError, JSON, Packing, Payload, write_error_json};
 use crate::http::params::Params;
 use crate::http::{Shared, ready};
 use crate::wire::json;
@@ -98,7 +98,7 @@ async fn snapshot(State(app): State<Shared>, request: Request<Body>) -> Response
                 json::success(&[], &[], |out| json::push_object(name, out, json::push_string));
             Payload::new(body, Packing::Plain, None).answer(StatusCode::OK, JSON)
         }
-        Err(error) => error.into_response(),
+        Err(error) => ApiError::from(error).into_response(),
     }
 }
 
@@ -122,21 +122,19 @@ async fn params(app: &App, request: Request<Body>) -> Result<Params, Response<Bo
 }
 
 /// Runs `job` on a thread for writes.
-async fn run(
-    app: &App,
-    job: impl FnOnce(&Db) -> Result<()> + Send + 'static,
-) -> Result<(), ApiError> {
+async fn run(app: &App, job: impl FnOnce(&Db) -> Result<()> + Send + 'static) -> Result<()> {
     let Some(ready) = app.ready() else {
-        return Err(firn_model::Error::closed("the server is stopping").into());
+        return Err(Error::closed("the server is stopping"));
     };
     let db = Arc::clone(&ready.db);
-    ready.write(move |_, _| job(&db)).await?.map_err(ApiError::from)
+    ready.write(move |_, _| job(&db)).await?
 }
 
-fn no_content(done: Result<(), ApiError>) -> Response<Body> {
+/// As a write is answered: a delete that the log device could not take is one to send again.
+fn no_content(done: Result<()>) -> Response<Body> {
     match done {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),
-        Err(error) => error.into_response(),
+        Err(error) => write_error_json(&error),
     }
 }
 

@@ -231,14 +231,19 @@ pub(crate) fn write_status(error: &Error) -> StatusCode {
     }
 }
 
-/// The answer with the time at which it makes sense to come back, if the error knows one.
+/// When to come back where a device or the slow tier failed: nobody knows how long that lasts, and asking is cheap.
+const UNAVAILABLE_RETRY_SECONDS: u64 = 1;
+
+/// The answer with the time at which it makes sense to come back, if that may help.
 pub(crate) fn told_when(error: &Error, mut response: Response<Body>) -> Response<Body> {
-    if let ErrorKind::Busy { retry_after_ms } | ErrorKind::SeriesLimit { retry_after_ms, .. } =
-        error.kind()
-    {
-        let seconds = retry_after_ms.div_ceil(1_000).max(1);
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
-    }
+    let seconds = match error.kind() {
+        ErrorKind::Busy { retry_after_ms } | ErrorKind::SeriesLimit { retry_after_ms, .. } => {
+            retry_after_ms.div_ceil(1_000).max(1)
+        }
+        ErrorKind::Unavailable => UNAVAILABLE_RETRY_SECONDS,
+        _ => return response,
+    };
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
     response
 }
 

@@ -15,7 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::http;
+use crate::http::{self, Answer};
 use crate::process::{Process, firn, free_address, wait_until_ready};
 use crate::remote_write::WriteRequest;
 
@@ -34,7 +34,7 @@ const TWINS: usize = 8;
 
 /// What a client knows of one of its rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fate {
+pub(crate) enum Fate {
     /// Acknowledged, or seen after a kill.
     There,
     /// Deleted, or not seen after a kill.
@@ -44,14 +44,14 @@ enum Fate {
 }
 
 /// One client with a group of its own; row `n` has time `base_ms + n` and the value `n` in all members.
-struct Client {
+pub(crate) struct Client {
     name: String,
     base_ms: i64,
-    rows: Vec<Fate>,
+    pub(crate) rows: Vec<Fate>,
     /// Rows that a transaction wrote, with a sample in another group.
     has_twin: Vec<bool>,
-    /// Rows of a delete without an answer: all of them are there, or none.
-    doubted: Range<usize>,
+    /// Rows of deletes that were not acknowledged: of each all are there, or none.
+    doubted: Vec<Range<usize>>,
     random: u64,
 }
 
@@ -103,7 +103,7 @@ fn live(clients: &mut [Client], address: SocketAddr, requests: u64, kill: impl F
         for client in clients {
             let (answered, is_dead) = (&answered, &is_dead);
             scope.spawn(move || {
-                while client.act(address) && !is_dead.load(Ordering::Relaxed) {
+                while client.act(address).is_some() && !is_dead.load(Ordering::Relaxed) {
                     answered.fetch_add(1, Ordering::Relaxed);
                 }
             });
@@ -117,14 +117,14 @@ fn live(clients: &mut [Client], address: SocketAddr, requests: u64, kill: impl F
 }
 
 impl Client {
-    fn new(idx: u64, base_ms: i64, seed: u64) -> Client {
+    pub(crate) fn new(idx: u64, base_ms: i64, seed: u64) -> Client {
         let random = (seed << 8 | idx).wrapping_mul(0x2545_f491_4f6c_dd1d) | 1;
-        let (rows, has_twin) = (Vec::new(), Vec::new());
-        Client { name: format!("client-{idx}"), base_ms, rows, has_twin, doubted: 0..0, random }
+        let (rows, has_twin, doubted) = (Vec::new(), Vec::new(), Vec::new());
+        Client { name: format!("client-{idx}"), base_ms, rows, has_twin, doubted, random }
     }
 
-    /// One request; `false` when nobody answered.
-    fn act(&mut self, address: SocketAddr) -> bool {
+    /// One request and its status; `None` when nobody answered.
+    pub(crate) fn act(&mut self, address: SocketAddr) -> Option<u16> {
         let deletes = draw(&mut self.random, DELETE_EVERY) == 0 && self.rows.len() > 50;
         let transacts = draw(&mut self.random, TRANSACTION_EVERY) == 0;
         match () {
@@ -135,7 +135,7 @@ impl Client {
     }
 
     /// One new row, its twin in another group, and the last rows updated to what they are.
-    fn transact(&mut self, address: SocketAddr) -> bool {
+    pub(crate) fn transact(&mut self, address: SocketAddr) -> Option<u16> {
         let row = self.rows.len();
         let insert = |name: &str, job: &str, member: &str| {
             json!({
@@ -161,17 +161,15 @@ impl Client {
         self.has_twin.push(true);
         let headers = [("Content-Type", "application/json")];
         let path = "/api/v1/transaction";
-        match http::request(address, "POST", path, &headers, body.as_bytes()) {
-            Some(answer) if answer.status == 200 => self.rows[row] = Fate::There,
-            Some(answer) if [429, 503].contains(&answer.status) => {}
-            Some(answer) => panic!("{}: {}", answer.status, answer.body),
-            None => return false,
+        let answer = http::request(address, "POST", path, &headers, body.as_bytes())?;
+        if is_acknowledged(&answer) {
+            self.rows[row] = Fate::There;
         }
-        true
+        Some(answer.status)
     }
 
     /// One to four new rows.
-    fn write(&mut self, address: SocketAddr) -> bool {
+    pub(crate) fn write(&mut self, address: SocketAddr) -> Option<u16> {
         let first = self.rows.len();
         let count = 1 + draw(&mut self.random, 4) as usize;
         let rows: Vec<(i64, f64)> =
@@ -188,22 +186,20 @@ impl Client {
         }
         self.rows.extend(rows.iter().map(|_| Fate::Unknown));
         self.has_twin.resize(self.rows.len(), false);
-        let (status, text) = request.send(address);
-        match status {
-            200..300 => self.rows[first..].fill(Fate::There),
-            // Busy or not able to: it may have come through in part.
-            0 | 429 | 503 => {}
-            status => panic!("{status}: {text}"),
+        let answer = request.post(address)?;
+        if is_acknowledged(&answer) {
+            self.rows[first..].fill(Fate::There);
         }
-        status != 0
+        Some(answer.status)
     }
 
     /// Some rows from a while ago.
-    fn delete(&mut self, address: SocketAddr) -> bool {
+    fn delete(&mut self, address: SocketAddr) -> Option<u16> {
         let start = self.rows.len() - 50 + draw(&mut self.random, 20) as usize;
         let rows = start..start + 1 + draw(&mut self.random, 20) as usize;
-        if self.rows[rows.clone()].contains(&Fate::Unknown) {
-            return true;
+        let overlaps = |other: &Range<usize>| other.start < rows.end && rows.start < other.end;
+        if self.rows[rows.clone()].contains(&Fate::Unknown) || self.doubted.iter().any(overlaps) {
+            return self.write(address);
         }
         let seconds = |row: usize| self.time_ms(row) as f64 / 1_000.0;
         let form = format!(
@@ -215,26 +211,24 @@ impl Client {
         );
         let headers = [("Content-Type", "application/x-www-form-urlencoded")];
         let path = "/api/v1/admin/tsdb/delete_series";
-        match http::request(address, "POST", path, &headers, form.as_bytes()) {
-            Some(answer) if answer.status == 204 => self.rows[rows].fill(Fate::Gone),
-            Some(answer) => panic!("{}: {}", answer.status, answer.body),
-            None => {
-                self.doubted = rows;
-                return false;
-            }
+        let answer = http::request(address, "POST", path, &headers, form.as_bytes());
+        match &answer {
+            Some(answer) if is_acknowledged(answer) => self.rows[rows].fill(Fate::Gone),
+            _ => self.doubted.push(rows),
         }
-        true
+        Some(answer?.status)
     }
 
     /// The last `look_back` rows and more are what they should be; what was unknown is known then.
-    fn check(&mut self, address: SocketAddr, look_back: usize, kill: u64) {
+    pub(crate) fn check(&mut self, address: SocketAddr, look_back: usize, kill: u64) {
         let unknown = self.rows.iter().position(|&row| row == Fate::Unknown);
-        let first = self.rows.len().saturating_sub(look_back).min(unknown.unwrap_or(usize::MAX));
+        let doubted = std::mem::take(&mut self.doubted);
+        let unsure = doubted.iter().map(|rows| rows.start).chain(unknown).min();
+        let first = self.rows.len().saturating_sub(look_back).min(unsure.unwrap_or(usize::MAX));
         let found = self.read(address, first);
         let twins = self.read_twins(address, first);
-        let doubted = std::mem::take(&mut self.doubted);
-        // All of a doubted delete's rows that were there before.
-        let mut outcomes = Vec::new();
+        // Of each doubted delete, what became of its rows that were there before.
+        let mut outcomes = vec![Vec::new(); doubted.len()];
         for (row, found) in (first..).zip(found) {
             let whole = found == [true; MEMBERS.len()];
             let what = format!("{}, row {row}, after kill {kill}", self.name);
@@ -242,15 +236,19 @@ impl Client {
             let has_twin = self.has_twin[row] && whole;
             assert_eq!(twins[row - first], has_twin, "{what}: half a transaction, row {whole}");
             match self.rows[row] {
-                Fate::There if doubted.contains(&row) => outcomes.push(whole),
-                Fate::There => assert!(whole, "{what}: lost"),
+                Fate::There => match doubted.iter().position(|rows| rows.contains(&row)) {
+                    Some(delete) => outcomes[delete].push(whole),
+                    None => assert!(whole, "{what}: lost"),
+                },
                 Fate::Gone => assert!(!whole, "{what}: came back"),
                 Fate::Unknown => {}
             }
             self.rows[row] = if whole { Fate::There } else { Fate::Gone };
         }
-        outcomes.dedup();
-        assert!(outcomes.len() < 2, "{}: half a delete of {doubted:?}", self.name);
+        for (rows, mut outcomes) in doubted.into_iter().zip(outcomes) {
+            outcomes.dedup();
+            assert!(outcomes.len() < 2, "{}: half a delete of {rows:?}", self.name);
+        }
     }
 
     /// Which members have the right value, for each row from `first` on.
@@ -292,6 +290,18 @@ impl Client {
 
     fn time_ms(&self, row: usize) -> i64 {
         self.base_ms + row as i64
+    }
+}
+
+/// Whether it was done. What is busy or not able to may have come through in part before a crash; it says when to try again.
+fn is_acknowledged(answer: &Answer) -> bool {
+    match answer.status {
+        200 | 204 => true,
+        429 | 503 => {
+            assert!(answer.head.contains("retry-after: "), "{}", answer.head);
+            false
+        }
+        status => panic!("{status}: {}", answer.body),
     }
 }
 

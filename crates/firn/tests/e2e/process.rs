@@ -41,20 +41,29 @@ impl Process {
 
     /// SIGTERM, as a service manager stops a program; its exit code.
     pub(crate) fn terminate(&mut self) -> Option<i32> {
-        self.terminate_pid(&self.child.id().to_string())
+        self.signal("-TERM", &self.child.id().to_string())
     }
 
     /// The same for the program that this one started and waits for, as strace does.
     pub(crate) fn terminate_child(&mut self) -> Option<i32> {
+        self.signal("-TERM", &self.child_pid())
+    }
+
+    /// SIGKILL for the program that this one started and waits for.
+    pub(crate) fn kill_child(&mut self) {
+        self.signal("-KILL", &self.child_pid());
+    }
+
+    fn child_pid(&self) -> String {
         let pid = self.child.id();
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
         let children = children.expect("the kernel lists children");
-        let child = children.split_whitespace().next().expect("a child").to_owned();
-        self.terminate_pid(&child)
+        children.split_whitespace().next().expect("a child").to_owned()
     }
 
-    fn terminate_pid(&mut self, pid: &str) -> Option<i32> {
-        Command::new("kill").args(["-TERM", pid]).status().expect("kill runs");
+    /// Sends it to `pid`, and waits until this program has ended.
+    fn signal(&mut self, signal: &str, pid: &str) -> Option<i32> {
+        Command::new("kill").args([signal, pid]).status().expect("kill runs");
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(60) {
             if let Some(status) = self.child.try_wait().expect("our child") {
@@ -62,7 +71,7 @@ impl Process {
             }
             std::thread::park_timeout(Duration::from_millis(20));
         }
-        panic!("{} does not stop on SIGTERM; {}", self.name, self.output());
+        panic!("{} does not stop on {signal}; {}", self.name, self.output());
     }
 
     pub(crate) fn output(&self) -> String {

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use crate::http;
+use crate::http::{self, Answer};
 
 /// Collects series for one request.
 #[derive(Default)]
@@ -44,6 +44,11 @@ impl WriteRequest {
 
     /// Sends it; the status, 0 when nobody answered, and the text.
     pub(crate) fn send(&self, address: SocketAddr) -> (u16, String) {
+        self.post(address).map_or((0, String::new()), |answer| (answer.status, answer.body))
+    }
+
+    /// Sends it; `None` when nobody answered.
+    pub(crate) fn post(&self, address: SocketAddr) -> Option<Answer> {
         let body = snap::raw::Encoder::new().compress_vec(&self.body).expect("fits in memory");
         let headers = [
             ("Content-Type", "application/x-protobuf"),
@@ -51,7 +56,6 @@ impl WriteRequest {
             ("X-Prometheus-Remote-Write-Version", "0.1.0"),
         ];
         http::request(address, "POST", "/api/v1/write", &headers, &body)
-            .map_or((0, String::new()), |answer| (answer.status, answer.body))
     }
 }
 
