@@ -1,0 +1,161 @@
+//! What the log costs alone: bytes of the recordings, and CPU of a sample.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use firn_bench::index::process_cpu_ns;
+use firn_bench::log::recordings;
+use firn_bench::report::Aim;
+use firn_env::{Clock, LocalDisk, SystemClock};
+use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, StreamId, SyncPolicy};
+use firn_model::{CommitSeq, LogPosition, RowBatch, SeriesRef, ShardId};
+use firndb::{Db, Labels, Options, RecoveryProgress, local_env};
+
+use crate::work::{fill_and_kill, start_log};
+use crate::{BATCH, Outcome, SHARD_COUNT, STREAM_COUNT, aim};
+
+pub(crate) fn bytes(aims: &mut Vec<Aim>) -> Outcome<()> {
+    println!("\n{:14} {:>10} {:>10} {:>14}", "recording", "samples", "log bytes", "bytes/sample");
+    let (mut all_samples, mut all_bytes) = (0, 0);
+    for target in recordings::TARGETS {
+        let Some((keys, scrapes)) = recordings::read(target) else {
+            println!("{target:14} absent");
+            continue;
+        };
+        let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
+        let options = Options { log_sync: SyncPolicy::Never, ..Options::default() };
+        let db = Db::open_idle(local_env(folder.path())?, options, &RecoveryProgress::default())?;
+        // The whole text of a series as one label: as many bytes as its labels have.
+        let labels = keys.iter().map(|key| {
+            let name = key.split('{').next().unwrap_or_default();
+            let pairs = [("__name__", name), ("instance", "i"), ("job", target), ("series", key)];
+            Labels::from_pairs(pairs)
+        });
+        let labels = labels.collect::<firndb::Result<Vec<Labels>>>()?;
+        let refs = db.resolve(&labels).into_iter().collect::<firndb::Result<Vec<SeriesRef>>>()?;
+        let (mut batch, mut samples) = (RowBatch::default(), 0u64);
+        for (ts, values) in scrapes {
+            values.iter().for_each(|&(series, value)| batch.push(refs[series], ts, value));
+            samples += values.len() as u64;
+            db.write(&mut batch)?;
+            batch.clear();
+        }
+        let bytes = db.stats().log.written_bytes;
+        println!("{target:14} {samples:>10} {bytes:>10} {:>14.3}", bytes as f64 / samples as f64);
+        all_samples += samples;
+        all_bytes += bytes;
+    }
+    if all_samples > 0 {
+        let figure = all_bytes as f64 / all_samples as f64;
+        aim(aims, "log bytes a sample, recordings, a commit for each scrape", figure, 1.0);
+    }
+    Ok(())
+}
+
+/// What a database logged, as its log has it.
+struct Logged {
+    /// Stream, shard, kind, payload.
+    entries: Vec<(StreamId, ShardId, EntryKind, Vec<u8>)>,
+    payload_bytes: u64,
+    sample_count: u64,
+}
+
+/// A request's twenty groups fall into so many of 64 shards.
+const ENTRIES_PER_REQUEST: usize = 17;
+
+pub(crate) fn cpu(aims: &mut Vec<Aim>) -> Outcome<()> {
+    let logged = logged()?;
+    println!("\nlog alone, entries of requests of {BATCH} samples, 100k grouped series:");
+    let mut by_policy = BTreeMap::new();
+    for (name, sync, unit_bytes) in [
+        ("never, packed", SyncPolicy::Never, 8),
+        ("always, packed", SyncPolicy::Always, 8),
+        ("always, 512 B", SyncPolicy::Always, 512),
+        ("always, 4 KiB", SyncPolicy::Always, 4_096),
+    ] {
+        let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
+        let options = LogOptions {
+            stream_count: STREAM_COUNT,
+            shard_count: SHARD_COUNT,
+            segment_bytes: 32 << 20,
+            sync,
+            unit_bytes,
+        };
+        let log = start_log(Arc::new(LocalDisk::open(folder.path())?), options)?;
+        let (start, cpu) = (Instant::now(), process_cpu_ns());
+        for commit in logged.entries.chunks(ENTRIES_PER_REQUEST) {
+            append_all(&log, commit)?;
+        }
+        let (seconds, cpu) = (start.elapsed().as_secs_f64(), process_cpu_ns() - cpu);
+        let samples = logged.sample_count as f64;
+        let written_bytes = log.stats().written_bytes;
+        if written_bytes < logged.payload_bytes {
+            let bytes = logged.payload_bytes;
+            return Err(format!("{written_bytes} bytes were written of {bytes}").into());
+        }
+        let bytes = written_bytes as f64 / samples;
+        println!(
+            "  {name:16} {:>6.1} ns CPU a sample, {bytes:.3} bytes a sample, {:.1} M samples/s",
+            cpu / samples,
+            samples / seconds / 1e6
+        );
+        by_policy.insert(name, cpu / samples);
+    }
+    aim(aims, "log's CPU a sample, always, ns", by_policy["always, packed"], 30.0);
+    Ok(())
+}
+
+fn append_all(log: &Log, commit: &[(StreamId, ShardId, EntryKind, Vec<u8>)]) -> Outcome<()> {
+    let mut ends: BTreeMap<StreamId, LogPosition> = BTreeMap::new();
+    for (stream, shard, kind, payload) in commit {
+        let entry = EntryRef { kind: *kind, shard: *shard, seq: CommitSeq(1), payload };
+        loop {
+            if let Append::At(end) = log.append(*stream, log.segment(*stream), &[entry])? {
+                ends.insert(*stream, end);
+                break;
+            }
+        }
+    }
+    Ok(log.commit(&ends.into_iter().collect::<Vec<_>>())?)
+}
+
+/// Twenty rounds of the series through a database, taken from its log.
+fn logged() -> Outcome<Logged> {
+    let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
+    let sample_count = fill_and_kill(folder.path(), 20, 0)?;
+    let options = LogOptions {
+        stream_count: STREAM_COUNT,
+        shard_count: SHARD_COUNT,
+        segment_bytes: 32 << 20,
+        sync: SyncPolicy::Never,
+        unit_bytes: 8,
+    };
+    let disk = local_env(folder.path())?.disk;
+    let log = Log::open(disk, Arc::new(SystemClock::new()) as Arc<dyn Clock>, options)?;
+    let mut streams = Vec::new();
+    for stream in 0..STREAM_COUNT as u16 {
+        let (stream, mut entries) = (StreamId(stream), Vec::new());
+        log.replay(stream, LogPosition(0), &mut |entry| {
+            entries.push((stream, entry.shard, entry.kind, entry.payload.to_vec()));
+            Ok(())
+        })?;
+        streams.push(entries.into_iter());
+    }
+    // In turn from each stream, as they were written.
+    let mut entries = Vec::new();
+    loop {
+        let before = entries.len();
+        streams.iter_mut().for_each(|stream| entries.extend(stream.next()));
+        if entries.len() == before {
+            break;
+        }
+    }
+    let payload_bytes = entries.iter().map(|entry| entry.3.len() as u64).sum();
+    // A sample of this kind takes about a byte.
+    if payload_bytes < sample_count / 4 {
+        let count = entries.len();
+        return Err(format!("{sample_count} samples left {count} entries in the log").into());
+    }
+    Ok(Logged { entries, payload_bytes, sample_count })
+}

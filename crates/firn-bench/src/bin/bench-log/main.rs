@@ -1,0 +1,64 @@
+//! What the log costs and what it gives: DecLog's transactions on memory and on a file, the log's own CPU and bytes,
+//! senders that wait for the device and senders that do not, and how soon all is there again after a kill.
+//!
+//! `bench-log --only words`, of ycsb, bytes, cpu, senders, plain, recovery, kill; all without. The folder is that of temporary
+//! files (`TMPDIR`); it decides which device is measured.
+
+mod cost;
+mod recovery;
+mod senders;
+mod transactions;
+mod work;
+
+use std::path::Path;
+
+use firn_bench::report::{Aim, finish};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+const SHARD_COUNT: usize = 64;
+const STREAM_COUNT: usize = 2;
+/// Samples of a sender's request, Prometheus' default.
+const BATCH: usize = 2_000;
+const SERIES_COUNT: usize = 100_000;
+
+fn main() -> Outcome<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [word, folder, rounds, more] = args.as_slice()
+        && word == "--child"
+    {
+        return work::write_and_wait(Path::new(folder), rounds.parse()?, more.parse()?);
+    }
+    let only = args.iter().skip_while(|arg| *arg != "--only").nth(1).cloned().unwrap_or_default();
+    let wanted = |name: &str| only.is_empty() || only.split([' ', ',']).any(|word| word == name);
+    let mut aims = Vec::new();
+    if wanted("ycsb") {
+        transactions::ycsb(&mut aims)?;
+    }
+    if wanted("bytes") {
+        cost::bytes(&mut aims)?;
+    }
+    if wanted("cpu") {
+        cost::cpu(&mut aims)?;
+    }
+    if wanted("senders") {
+        senders::senders(&mut aims)?;
+    }
+    if wanted("plain") {
+        senders::plain(&mut aims)?;
+    }
+    if wanted("recovery") {
+        recovery::recovery(&mut aims)?;
+    }
+    if wanted("kill") {
+        recovery::kill(&mut aims)?;
+    }
+    Ok(finish("log", &aims)?)
+}
+
+fn aim(aims: &mut Vec<Aim>, name: impl Into<String>, figure: f64, at_most: f64) {
+    aims.push(Aim { name: name.into(), figure, at_most });
+}

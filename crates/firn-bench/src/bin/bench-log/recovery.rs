@@ -1,0 +1,179 @@
+//! How soon all is there again after a kill.
+
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use firn_bench::client::Connection;
+use firn_bench::fleet::SERIES_PER_HOST;
+use firn_bench::index::process_cpu_ns;
+use firn_bench::load::Load;
+use firn_bench::report::Aim;
+use firn_bench::server::Program;
+use firn_promql::{PointValue, VectorPoint};
+use firndb::{Db, Options, QueryOptions, QueryTime, RecoveryProgress, Value, local_env};
+
+use crate::work::{ROUND_MS, fill_and_kill, now_ms};
+use crate::{Outcome, SERIES_COUNT, STREAM_COUNT, aim};
+
+/// What opening takes in any case, some 50 ms, must not hide what reading takes: a log of nearly the length that it may have by default.
+/// The paper's logs take 72 s and more to read.
+const ROUNDS: usize = 4_000;
+/// What was written behind the checkpoint.
+const ROUNDS_BEHIND: usize = ROUNDS / 100;
+const OPENINGS: usize = 3;
+
+pub(crate) fn recovery(aims: &mut Vec<Aim>) -> Outcome<()> {
+    let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
+    let samples = fill_and_kill(folder.path(), ROUNDS, 0)?;
+    println!("\nreplay of {:.1} M samples, 100k grouped series", samples as f64 / 1e6);
+    let mut whole_s = f64::NAN;
+    for threads in [1, 2] {
+        let opened = open(folder.path(), threads, samples, ROUNDS)?;
+        println!(
+            "  {threads} threads: {:.3} s, {:.3} s CPU, {:.1} M samples/s and core, {:.0} MB of log",
+            opened.wall_s,
+            opened.cpu_s,
+            samples as f64 / opened.cpu_s / 1e6,
+            opened.log_bytes as f64 / 1e6
+        );
+        if threads == 1 {
+            let ns = opened.cpu_s * 1e9 / samples as f64;
+            aim(aims, "replay, CPU ns a sample (5M a second and core)", ns, 200.0);
+        }
+        whole_s = opened.wall_s;
+    }
+    let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
+    let samples = fill_and_kill(folder.path(), ROUNDS, ROUNDS_BEHIND)?;
+    let opened = open(folder.path(), 2, samples, ROUNDS_BEHIND)?;
+    println!(
+        "  with a checkpoint and a hundredth behind it: {:.3} s, {:.3} s CPU",
+        opened.wall_s, opened.cpu_s
+    );
+    let figure = opened.wall_s / whole_s;
+    aim(aims, "recovery with a checkpoint over that without", figure, 0.05);
+    Ok(())
+}
+
+/// What opening took, the middle of some.
+struct Opened {
+    wall_s: f64,
+    cpu_s: f64,
+    log_bytes: u64,
+}
+
+/// Opens what a kill left. Opening changes a folder, so each opens a copy. `rounds` come from the log, and of all `samples` each is there.
+fn open(folder: &Path, recovery_threads: usize, samples: u64, rounds: usize) -> Outcome<Opened> {
+    let mut all = Vec::new();
+    for _ in 0..OPENINGS {
+        let copy = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
+        copy_folder(folder, copy.path())?;
+        let options =
+            Options { recovery_threads, stream_count: STREAM_COUNT, ..Options::default() };
+        let (start, cpu) = (Instant::now(), process_cpu_ns());
+        let db = Db::open_idle(local_env(copy.path())?, options, &RecoveryProgress::default())?;
+        let (wall_s, cpu_s) = (start.elapsed().as_secs_f64(), (process_cpu_ns() - cpu) / 1e9);
+        let stats = db.stats();
+        if all.is_empty() {
+            let (rows, wanted) = (stats.recovery.rows, rounds * SERIES_COUNT / SERIES_PER_HOST);
+            let counted = count(&db)?;
+            if rows != wanted as u64 || counted != samples {
+                let what = format!("{rows} rows of {wanted}, {counted} samples of {samples}");
+                return Err(format!("not all is there again: {what}").into());
+            }
+        }
+        all.push(Opened { wall_s, cpu_s, log_bytes: stats.log.bytes });
+    }
+    all.sort_by(|one, other| one.wall_s.total_cmp(&other.wall_s));
+    Ok(all.swap_remove(OPENINGS / 2))
+}
+
+/// All samples, one by one.
+fn count(db: &Db) -> Outcome<u64> {
+    let text = "sum(count_over_time({job=\"node\"}[30d]))";
+    let options = QueryOptions { samples_max: u64::MAX, ..QueryOptions::default() };
+    let answer = db.query(text, QueryTime::Instant(db.now_ms()), &options, &db.context())?;
+    match &answer.value {
+        Value::Vector(series) => match series.as_slice() {
+            [VectorPoint { value: PointValue::Float(count), .. }] => Ok(*count as u64),
+            other => Err(format!("{} sums in place of one", other.len()).into()),
+        },
+        other => Err(format!("{:?} in place of a vector", other.value_type()).into()),
+    }
+}
+
+/// Synced, so that nothing of it is written while something else is measured.
+fn copy_folder(source: &Path, target: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(target)?;
+    for entry in std::fs::read_dir(source)? {
+        let (entry, path) = entry.map(|entry| (entry.path(), target.join(entry.file_name())))?;
+        if entry.is_dir() {
+            copy_folder(&entry, &path)?;
+        } else {
+            std::fs::copy(&entry, &path)?;
+            std::fs::File::open(&path)?.sync_all()?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn kill(aims: &mut Vec<Aim>) -> Outcome<()> {
+    let Some(program) = Program::Firn.path() else {
+        println!("\nkill: firn is not built beside this program");
+        return Ok(());
+    };
+    const ROUNDS: i64 = 10;
+    let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
+    let address = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let mut server = start_server(&program, folder.path(), address)?;
+    wait_until_ready(address);
+    let mut load = Load::new(1_000_000);
+    let start_ms = now_ms() - ROUNDS * ROUND_MS;
+    for round in 0..ROUNDS {
+        load.scrape(address, Program::Firn.write_path(), start_ms + round * ROUND_MS);
+    }
+    server.kill()?;
+    server.wait()?;
+    let start = Instant::now();
+    let mut server = start_server(&program, folder.path(), address)?;
+    wait_until_ready(address);
+    let ready_s = start.elapsed().as_secs_f64();
+    let query =
+        format!("/api/v1/query?query=count(%7Bjob%3D%22node%22%7D)&time={}", now_ms() / 1_000);
+    let answer = String::from_utf8_lossy(Connection::open(address).get(&query)).into_owned();
+    let all_s = start.elapsed().as_secs_f64();
+    server.kill()?;
+    server.wait()?;
+    println!(
+        "\n1M series, {ROUNDS} samples each, killed: ready after {ready_s:.2} s, counted after {all_s:.2} s"
+    );
+    if !answer.contains("\"1000000\"") {
+        return Err(format!("not all series are there: {answer}").into());
+    }
+    aim(aims, "1M series: s from SIGKILL's restart to a complete answer", all_s, 2.0);
+    Ok(())
+}
+
+fn start_server(program: &Path, folder: &Path, address: SocketAddr) -> io::Result<Child> {
+    let mut command = Command::new(program);
+    command.arg("serve").arg("--data").arg(folder).arg("--listen").arg(address.to_string());
+    command.args(["--self-scrape=never", "--flush-age-max=2h"]);
+    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+}
+
+/// Asks every 5 ms whether it answers 200.
+fn wait_until_ready(address: SocketAddr) {
+    let is_ready = || -> io::Result<bool> {
+        let mut stream = std::net::TcpStream::connect(address)?;
+        stream
+            .write_all(b"GET /-/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer.starts_with("HTTP/1.1 200"))
+    };
+    while !is_ready().unwrap_or(false) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,412 @@
+//! Transactions on the log, its features switched on in turn (DecLog, Figure 12(a)).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use firn_bench::index::{process_cpu_ns, scatter};
+use firn_bench::log::central::Central;
+use firn_bench::log::device::MemoryDevice;
+use firn_bench::log::ycsb::{Driver, Kind, OPERATIONS, POINT_BYTES, WORKLOADS, Workload};
+use firn_bench::report::Aim;
+use firn_codec::Slots;
+use firn_env::{Disk, LocalDisk, OpenMode};
+use firn_head::{Head, HeadOptions, ShardWriter, bound_bytes, encode_apart};
+use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, StreamId, SyncPolicy};
+use firn_model::{
+    Budget, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardBits, ShardId, Slot,
+    TimeRange, encode_varint,
+};
+
+use crate::work::start_log;
+use crate::{Outcome, SHARD_COUNT, STREAM_COUNT, aim};
+
+/// Keys of the transactions.
+const KEY_COUNT: usize = 20_000;
+const RUN: Duration = Duration::from_millis(700);
+const SEGMENT_BYTES: u64 = 8 << 20;
+/// Arenas that become columns beside 256 transactions, at most: more than come to wait in that time.
+const CONVERSIONS: usize = 8;
+
+/// How transactions are logged; each adds something to the one before it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Arm {
+    /// Not at all.
+    NoLog,
+    /// One queue, one counter, two fences for every entry.
+    Strict,
+    /// No fence between independent entries: two for a group.
+    Relaxed,
+    /// No counter that all share: one stream of ours, points as they came.
+    DataDriven,
+    /// A stream for each core.
+    Parallel,
+    /// Rows as they are encoded, groups aligned to 256 bytes.
+    Compressed,
+    /// And the log is cut while it is written.
+    Checkpoint,
+}
+
+const ARMS: [(Arm, &str); 7] = [
+    (Arm::NoLog, "no log"),
+    (Arm::Strict, "one queue, strict order"),
+    (Arm::Relaxed, "one queue, group commit"),
+    (Arm::DataDriven, "+ no shared counter"),
+    (Arm::Parallel, "+ streams"),
+    (Arm::Compressed, "+ compressed, aligned"),
+    (Arm::Checkpoint, "+ checkpoint"),
+];
+
+enum Sink {
+    None,
+    Central(Central),
+    Log { log: Log, encoded: bool },
+}
+
+/// On cache lines of its own.
+#[repr(align(128))]
+struct Apart<T>(T);
+
+/// A head, a log, and the newest point of each key.
+struct Store {
+    head: Head,
+    bits: ShardBits,
+    budget: Budget,
+    sink: Sink,
+    seq: Apart<AtomicU64>,
+    newest: Vec<AtomicI64>,
+    is_cut: bool,
+}
+
+/// What one arm did.
+struct Figures {
+    per_s: f64,
+    cpu_us: f64,
+    /// Latencies of commits, in order, nanoseconds.
+    commits: Vec<u32>,
+    bytes_per_point: f64,
+}
+
+pub(crate) fn ycsb(aims: &mut Vec<Aim>) -> Outcome<()> {
+    println!(
+        "{:8} {:8} {:>7}  {:26} {:>9} {:>8} {:>8} {:>8} {:>9} {:>8}",
+        "device",
+        "workload",
+        "threads",
+        "log",
+        "txn/s",
+        "CPU us",
+        "p50 us",
+        "p99 us",
+        "p99.9 us",
+        "B/point"
+    );
+    let mut scaling = BTreeMap::new();
+    for workload in WORKLOADS {
+        for threads in [1, 2] {
+            for (arm, name) in ARMS {
+                let device: Arc<dyn Disk> = Arc::new(MemoryDevice::default());
+                let figures = run(workload, arm, threads, &device)?;
+                print_figures("memory", workload, threads, name, &figures);
+                scaling.insert((workload.name, name, threads), figures.per_s);
+            }
+        }
+    }
+    for workload in [WORKLOADS[0], WORKLOADS[2]] {
+        for threads in [1, 2] {
+            for (arm, name) in [ARMS[0], ARMS[2], ARMS[5]] {
+                let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
+                let device: Arc<dyn Disk> = Arc::new(LocalDisk::open(folder.path())?);
+                let figures = run(workload, arm, threads, &device)?;
+                print_figures("file", workload, threads, name, &figures);
+            }
+        }
+    }
+    let grows = |arm: usize| {
+        let at = |threads| scaling.get(&("A", ARMS[arm].1, threads)).copied().unwrap_or(f64::NAN);
+        at(2) / at(1)
+    };
+    println!(
+        "A on memory, 2 threads over 1: no log {:.2}, central {:.2}, ours {:.2}",
+        grows(0),
+        grows(2),
+        grows(5)
+    );
+    let ours = "memory device, A: 1 thread's transactions over 2 threads' (1.8x)";
+    aim(aims, ours, 1.0 / grows(5), 1.0 / 1.8);
+    let at = |arm: usize| scaling.get(&("A", ARMS[arm].1, 1)).copied().unwrap_or(f64::NAN);
+    aim(aims, "memory device, A, 1 thread: central's transactions over ours", at(2) / at(5), 1.0);
+    Ok(())
+}
+
+fn print_figures(device: &str, workload: Workload, threads: usize, arm: &str, figures: &Figures) {
+    let at = |share: f64| {
+        let idx = (figures.commits.len() as f64 * share) as usize;
+        figures.commits.get(idx).map_or(f64::NAN, |&ns| f64::from(ns) / 1e3)
+    };
+    println!(
+        "{device:8} {:8} {threads:>7}  {arm:26} {:>9.0} {:>8.2} {:>8.2} {:>8.2} {:>9.2} {:>8.1}",
+        workload.name,
+        figures.per_s,
+        figures.cpu_us,
+        at(0.5),
+        at(0.99),
+        at(0.999),
+        figures.bytes_per_point
+    );
+}
+
+fn run(workload: Workload, arm: Arm, threads: usize, device: &Arc<dyn Disk>) -> Outcome<Figures> {
+    let store = Store::new(arm, device)?;
+    let (start, cpu) = (Instant::now(), process_cpu_ns());
+    let outcomes: Vec<Outcome<(u64, u64, Vec<u32>)>> = std::thread::scope(|scope| {
+        let sender = |thread: usize| {
+            let store = &store;
+            move || store.send(workload, thread, threads, start)
+        };
+        let senders: Vec<_> = (0..threads).map(|thread| scope.spawn(sender(thread))).collect();
+        senders.into_iter().map(|sender| sender.join().expect("a sender panicked")).collect()
+    });
+    let (seconds, cpu) = (start.elapsed().as_secs_f64(), process_cpu_ns() - cpu);
+    let (mut count, mut points, mut commits) = (0, 0, Vec::new());
+    for outcome in outcomes {
+        let (sent, written, latencies) = outcome?;
+        count += sent;
+        points += written;
+        commits.extend(latencies);
+    }
+    commits.sort_unstable();
+    Ok(Figures {
+        per_s: count as f64 / seconds,
+        cpu_us: cpu / 1e3 / count as f64,
+        commits,
+        bytes_per_point: store.written_bytes() as f64 / points as f64,
+    })
+}
+
+impl Store {
+    fn new(arm: Arm, device: &Arc<dyn Disk>) -> Outcome<Store> {
+        let bits = ShardBits::for_count(SHARD_COUNT);
+        let budget = Budget::unlimited();
+        let sink = match arm {
+            Arm::NoLog => Sink::None,
+            Arm::Strict | Arm::Relaxed => {
+                let file = device.open("central.log", OpenMode::Create)?;
+                file.preallocate(SEGMENT_BYTES)?;
+                file.sync()?;
+                Sink::Central(Central::new(file, SEGMENT_BYTES, arm == Arm::Relaxed))
+            }
+            _ => {
+                let options = LogOptions {
+                    stream_count: if arm == Arm::DataDriven { 1 } else { STREAM_COUNT },
+                    shard_count: SHARD_COUNT,
+                    segment_bytes: SEGMENT_BYTES,
+                    sync: SyncPolicy::Always,
+                    unit_bytes: if matches!(arm, Arm::Compressed | Arm::Checkpoint) {
+                        256
+                    } else {
+                        8
+                    },
+                };
+                let log = start_log(Arc::clone(device), options)?;
+                Sink::Log { log, encoded: matches!(arm, Arm::Compressed | Arm::Checkpoint) }
+            }
+        };
+        Ok(Store {
+            head: Head::new(HeadOptions::new(bits), budget.clone()),
+            bits,
+            budget,
+            sink,
+            seq: Apart(AtomicU64::new(0)),
+            newest: (0..KEY_COUNT).map(|_| AtomicI64::new(0)).collect(),
+            is_cut: arm == Arm::Checkpoint,
+        })
+    }
+
+    /// Transactions until the time is up: how many, points written, latencies of commits.
+    fn send(
+        &self,
+        workload: Workload,
+        thread: usize,
+        threads: usize,
+        start: Instant,
+    ) -> Outcome<(u64, u64, Vec<u32>)> {
+        let mut driver = Driver::new(workload, KEY_COUNT, thread, threads);
+        let (mut keys, mut batch) = ([0; OPERATIONS], RowBatch::default());
+        let (mut count, mut points, mut latencies) = (0u64, 0, Vec::new());
+        while start.elapsed() < RUN {
+            let kind = driver.next(&mut keys);
+            count += 1;
+            if kind == Kind::Read {
+                self.read(&keys)?;
+                continue;
+            }
+            for key in keys {
+                let newest = &self.newest[key];
+                let ts = if kind == Kind::Insert {
+                    newest.store(count as i64, Ordering::Relaxed);
+                    count as i64
+                } else {
+                    newest.load(Ordering::Relaxed)
+                };
+                batch.push(series(key), ts, (scatter(count) % 100) as f64);
+            }
+            batch.sort(self.bits);
+            points += batch.len() as u64;
+            let before = Instant::now();
+            match kind {
+                Kind::Update => self.update(&batch)?,
+                _ => self.write(&batch)?,
+            }
+            latencies.push(before.elapsed().as_nanos().min(u128::from(u32::MAX)) as u32);
+            batch.clear();
+            if count.is_multiple_of(256) && thread == 0 {
+                self.tend()?;
+            }
+        }
+        Ok((count, points, latencies))
+    }
+
+    /// As the engine writes rows: shard by shard into log and head, then durable, then visible.
+    fn write(&self, batch: &RowBatch) -> Outcome<()> {
+        let mut ends: Vec<(StreamId, LogPosition)> = Vec::with_capacity(STREAM_COUNT);
+        let mut staged: Vec<(ShardId, LogPosition)> = Vec::with_capacity(OPERATIONS);
+        let point = [0x5a; POINT_BYTES];
+        let mut given = self.budget.reserve(Pool::Head, bound_bytes(batch))?;
+        for rows in batch.by_shard() {
+            let mut shard = self.head.shard(rows.shard);
+            let seq = self.draw();
+            let position = match &self.sink {
+                Sink::None | Sink::Central(_) => {
+                    shard.encode(seq, rows, 1);
+                    LogPosition(seq.0)
+                }
+                Sink::Log { log, encoded } => {
+                    let stream = log.stream_of(rows.shard);
+                    let position = loop {
+                        let segment = log.segment(stream);
+                        let payload = shard.encode(seq, rows, segment.0);
+                        let entry = |payload| EntryRef {
+                            kind: EntryKind::Rows,
+                            shard: rows.shard,
+                            seq,
+                            payload,
+                        };
+                        let appended = if *encoded {
+                            log.append(stream, segment, &[entry(payload)])?
+                        } else {
+                            let entries = vec![entry(&point[..]); rows.cells().len()];
+                            log.append(stream, segment, &entries)?
+                        };
+                        if let Append::At(position) = appended {
+                            break position;
+                        }
+                    };
+                    match ends.iter_mut().find(|end| end.0 == stream) {
+                        Some(end) => end.1 = end.1.max(position),
+                        None => ends.push((stream, position)),
+                    }
+                    position
+                }
+            };
+            shard.stage(position, &mut given);
+            staged.push((rows.shard, position));
+        }
+        self.commit(batch, &ends)?;
+        for (shard, position) in staged {
+            self.head.publish(shard, position);
+        }
+        Ok(())
+    }
+
+    /// As the engine commits a transaction: one entry of the first stream with the rows of all shards, which are held
+    /// until it has its place, and lie in arenas of their own.
+    fn update(&self, batch: &RowBatch) -> Outcome<()> {
+        let mut given = self.budget.reserve(Pool::Head, bound_bytes(batch))?;
+        let rows: Vec<(ShardId, Vec<u8>)> =
+            batch.by_shard().map(|rows| (rows.shard, encode_apart(rows, self.bits))).collect();
+        let mut payload = Vec::new();
+        for (shard, bytes) in &rows {
+            encode_varint(u64::from(shard.0), &mut payload);
+            encode_varint(bytes.len() as u64, &mut payload);
+            payload.extend_from_slice(bytes);
+        }
+        let mut writers: Vec<ShardWriter<'_>> =
+            rows.iter().map(|&(shard, _)| self.head.shard(shard)).collect();
+        let (seq, shard, kind) = (self.draw(), ShardId(0), EntryKind::Transaction);
+        let mut ends = Vec::new();
+        if let Sink::Log { log, .. } = &self.sink {
+            let stream = log.stream_of(shard);
+            let entry = EntryRef { kind, shard, seq, payload: &payload };
+            while ends.is_empty() {
+                if let Append::At(end) = log.append(stream, log.segment(stream), &[entry])? {
+                    ends.push((stream, end));
+                }
+            }
+        }
+        for (writer, (_, bytes)) in writers.iter_mut().zip(&rows) {
+            writer.stage_apart(seq, bytes, &mut given);
+        }
+        drop(writers);
+        self.commit(batch, &ends)?;
+        rows.iter().for_each(|&(shard, _)| self.head.decide_apart(shard, seq, true));
+        Ok(())
+    }
+
+    fn commit(&self, batch: &RowBatch, ends: &[(StreamId, LogPosition)]) -> Outcome<()> {
+        let point = [0x5a; POINT_BYTES];
+        match &self.sink {
+            Sink::None => {}
+            Sink::Central(central) => central.commit(batch.cells().iter().map(|_| &point[..]))?,
+            Sink::Log { log, .. } => log.commit(ends)?,
+        }
+        Ok(())
+    }
+
+    fn draw(&self) -> CommitSeq {
+        CommitSeq(1 + self.seq.0.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn read(&self, keys: &[usize; OPERATIONS]) -> Outcome<()> {
+        let snapshot = self.head.snapshot();
+        for &key in keys {
+            let ts = self.newest[key].load(Ordering::Relaxed);
+            let found = snapshot.read(series(key).group, Slots::All, TimeRange::new(ts, ts + 1))?;
+            std::hint::black_box(found);
+        }
+        Ok(())
+    }
+
+    /// What the maintenance of an engine does beside.
+    fn tend(&self) -> Outcome<()> {
+        for _ in 0..CONVERSIONS {
+            let Some(job) = self.head.plan_convert() else { break };
+            self.head.apply_convert(job.run()?);
+        }
+        if let Sink::Log { log, .. } = &self.sink {
+            if self.is_cut {
+                let streams = (0..log.stream_count()).map(|stream| StreamId(stream as u16));
+                // As if a flush had just moved all of it to tables.
+                let floors: Vec<LogPosition> = streams.map(|stream| log.end(stream)).collect();
+                log.sync()?;
+                log.purge(&floors)?;
+            }
+            log.prepare()?;
+        }
+        Ok(())
+    }
+
+    fn written_bytes(&self) -> u64 {
+        match &self.sink {
+            Sink::None => 0,
+            Sink::Central(central) => central.written_bytes(),
+            Sink::Log { log, .. } => log.stats().written_bytes,
+        }
+    }
+}
+
+/// Each key is a series that stands alone.
+fn series(key: usize) -> SeriesRef {
+    SeriesRef { group: GroupId(key as u64), slot: Slot(0) }
+}
