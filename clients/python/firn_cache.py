@@ -199,6 +199,9 @@ def _read_found(file, question):
     words = line.split(" ")
     if words == ["NOT_FOUND"]:
         return [], (question[1], question[2])
+    if words[0] == "INCOMPLETE" and len(words) == 6:
+        # What of the missing range is really unknown; to set more does no harm.
+        words = words[:4]
     if len(words) != 4 or words[0] not in ("VALUE", "INCOMPLETE"):
         error = _refusal(line)
         if isinstance(error, CacheUnavailable):

@@ -69,6 +69,9 @@ pub struct Options {
 pub struct Found {
     /// The one range that is not there; before it and behind it all is. `None`: nothing is missing.
     pub missing: Option<Range>,
+    /// What of `missing` is really unknown: less than it if the server did not give a part because it is small. Who then has
+    /// all of `missing` from the database need set no more than this.
+    pub absent: Option<Range>,
     /// The points that are there, in the format that was asked for; empty if there are none at all.
     pub value: Vec<u8>,
 }
@@ -357,12 +360,19 @@ fn read_line(connection: &mut BufReader<TcpStream>) -> Result<String> {
 fn read_found(connection: &mut BufReader<TcpStream>, asked: Range) -> Result<Found> {
     let line = read_line(connection)?;
     let words: Vec<&str> = line.split(' ').collect();
-    let (missing, bytes) = match words.as_slice() {
-        ["NOT_FOUND"] => return Ok(Found { missing: Some(asked), value: Vec::new() }),
-        ["VALUE", _, _, bytes] => (None, bytes),
+    let (missing, absent, bytes) = match words.as_slice() {
+        ["NOT_FOUND"] => {
+            return Ok(Found { missing: Some(asked), absent: Some(asked), value: Vec::new() });
+        }
+        ["VALUE", _, _, bytes] => (None, None, bytes),
         ["INCOMPLETE", start, end, bytes] => {
-            let missing = start.parse::<i64>().ok().zip(end.parse::<i64>().ok());
-            (Some(missing.ok_or_else(|| unexpected(&line))?), bytes)
+            let missing = Some(range_of(start, end).ok_or_else(|| unexpected(&line))?);
+            (missing, missing, bytes)
+        }
+        ["INCOMPLETE", start, end, bytes, first, last] => {
+            let missing = range_of(start, end).ok_or_else(|| unexpected(&line))?;
+            let absent = range_of(first, last).ok_or_else(|| unexpected(&line))?;
+            (Some(missing), Some(absent), bytes)
         }
         _ => return Err(refusal(&line)),
     };
@@ -374,7 +384,11 @@ fn read_found(connection: &mut BufReader<TcpStream>, asked: Range) -> Result<Fou
         return Err(unexpected("a value that is longer than its line says"));
     }
     value.truncate(value.len() - 2);
-    Ok(Found { missing, value })
+    Ok(Found { missing, absent, value })
+}
+
+fn range_of(start: &str, end: &str) -> Option<Range> {
+    Some((start.parse().ok()?, end.parse().ok()?))
 }
 
 fn checked(key: &str, line: String) -> Result<Vec<u8>> {

@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use firn_env::Disk;
 use firn_model::{
-    Budget, Change, ChangeSink, CommitSeq, GroupId, Labels, Matcher, Pool, Reservation, Result,
-    SeriesRef, TimeRange, Timestamp,
+    Budget, Change, ChangeSink, CommitSeq, GiveBack, GroupId, Labels, Matcher, Pool, Reservation,
+    Result, SeriesRef, TimeRange, Timestamp,
 };
 use parking_lot::Mutex;
 
@@ -388,6 +388,12 @@ impl ResultCache {
 
     fn planted(&self, mistake: Planted) -> bool {
         self.options.store.planted == Some(mistake)
+    }
+}
+
+impl GiveBack for ResultCache {
+    fn give_back(&self, bytes: u64) -> u64 {
+        self.store.give_back(bytes)
     }
 }
 

@@ -9,6 +9,7 @@
 
 mod checkpoint;
 mod compact;
+mod give_back;
 mod open;
 mod read;
 mod rescue;
@@ -225,6 +226,8 @@ pub struct StoreStats {
     pub partial_bytes: u64,
     /// Partial answers that were not given because they were too small.
     pub partial_declined: u64,
+    /// Pieces of slabs that questions read from the file.
+    pub reads: u64,
     /// Bytes read from the file.
     pub read_bytes: u64,
     /// Bytes of points that were set.

@@ -11,7 +11,8 @@ use firn_cache::{
 };
 use firn_engine::{Engine, Snapshot};
 use firn_model::{
-    ChangeSink, GroupId, Grouping, Matcher, Pool, QueryContext, Reservation, Result, Timestamp,
+    ChangeSink, GiveBack, GroupId, Grouping, Matcher, Pool, QueryContext, Reservation, Result,
+    Timestamp,
 };
 use firn_promql::{
     Annotations, EvalOptions, Expr, HistogramPoint, QueryOutput, Reach, Series, Value, ValueType,
@@ -58,6 +59,7 @@ impl Results {
             cache.clear();
         }
         engine.set_change_sink(Arc::<ResultCache>::clone(&cache) as Arc<dyn ChangeSink>)?;
+        engine.add_giver(Arc::<ResultCache>::clone(&cache) as Arc<dyn GiveBack>);
         cache
             .rematch(|matchers| groups(&engine.snapshot(), matchers, &QueryContext::unbounded()))?;
         let written = Arc::clone(&cache);

@@ -164,6 +164,7 @@ impl OpenSlab {
             OpenPoint { head: head.map(|head| self.head_id(head)), payload: payload.into() };
         let hash = hash(ts, &point);
         if let Some(&set) = self.places.get(&hash)
+            && self.may_share(set, position, payload.len())
             && let Some(shared) = self.take(set, ts, &point)
         {
             let set = self.set_with(set, position);
@@ -266,6 +267,15 @@ impl OpenSlab {
         points.entry(ts).or_default().push(point);
     }
 
+    /// Whether a point of a set is worth sharing with one more key. Points that are equal by chance would make a bit array for a
+    /// few bytes each, and a reader has to look into all of its own.
+    fn may_share(&self, set: u32, position: u32, payload_bytes: usize) -> bool {
+        const PAYLOAD_BYTES_LARGE: usize = 256;
+        self.sets.len() < 2 * self.keys.len() + 64
+            || payload_bytes >= PAYLOAD_BYTES_LARGE
+            || self.set_ids.contains_key(&*with(&self.sets[set as usize].keys, position))
+    }
+
     fn set_id(&mut self, keys: Arc<[u32]>) -> u32 {
         if let Some(&id) = self.set_ids.get(&keys) {
             return id;
@@ -280,11 +290,8 @@ impl OpenSlab {
     }
 
     fn set_with(&mut self, set: u32, position: u32) -> u32 {
-        let old = &self.sets[set as usize].keys;
-        let Err(idx) = old.binary_search(&position) else { return set };
-        let mut new = old.to_vec();
-        new.insert(idx, position);
-        self.set_id(new.into())
+        let keys = with(&self.sets[set as usize].keys, position);
+        self.set_id(keys.into())
     }
 
     /// `None` if nobody is left.
@@ -312,6 +319,15 @@ impl KeySet {
         let times = bounds.into_iter().flat_map(|bounds| self.points.range(bounds));
         times.flat_map(|(&ts, points)| points.iter().map(move |point| (ts, point)))
     }
+}
+
+/// Sorted positions, with one more if it is not among them.
+fn with(keys: &[u32], position: u32) -> Vec<u32> {
+    let mut keys = keys.to_vec();
+    if let Err(idx) = keys.binary_search(&position) {
+        keys.insert(idx, position);
+    }
+    keys
 }
 
 /// What the time of one more point at `ts` adds.

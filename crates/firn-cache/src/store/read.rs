@@ -1,6 +1,12 @@
 //! Getting: which parts of a range are there, and the points in them.
 
+use std::ops::Range;
+
 use super::*;
+
+/// Blocks that nobody wants, up to so many between two that are wanted, are read with them: 16 KiB more take less than
+/// another read does.
+const GAP_BLOCKS_MAX: usize = 4;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -52,8 +58,10 @@ enum Part {
 struct FlashPart {
     header: Arc<Header>,
     range: TimeRange,
-    /// For each bit array that has the key, the bytes of its blocks.
-    sets: Vec<(u32, Vec<u8>)>,
+    /// The bit arrays that have the key.
+    sets: Vec<u32>,
+    /// Blocks in which their points lie, and the bytes of these.
+    runs: Vec<(Range<usize>, Vec<u8>)>,
 }
 
 /// Points of a slab that is in memory.
@@ -185,23 +193,34 @@ impl Store {
             let what = format!("slab {slot}: the key is not in its key array");
             return Err(Error::corrupt(self.device.path(), self.device.offset(slot), what));
         };
-        let (mut sets, mut read_bytes) = (Vec::new(), 0);
-        for set in header.sets_of(position) {
-            let blocks = header.blocks(set, range);
-            let place = header.bytes_of(&blocks);
-            let mut bytes = vec![0; (place.end - place.start) as usize];
-            if bytes.is_empty() {
+        // Each bit array has its points together, one behind the other: neighbours are read in one piece.
+        let mut part = FlashPart { header, range, sets: Vec::new(), runs: Vec::new() };
+        for set in part.header.sets_of(position) {
+            let blocks = part.header.blocks(set, range);
+            if blocks.is_empty() {
                 continue;
             }
-            self.device.read(slot, place.start, &mut bytes)?;
-            if self.options.planted != Some(Planted::BlocksNotChecked) {
-                header.check(self.device.path(), &blocks, &bytes)?;
+            part.sets.push(set);
+            match part.runs.last_mut() {
+                Some((run, _)) if blocks.start <= run.end + GAP_BLOCKS_MAX => {
+                    *run = run.start.min(blocks.start)..run.end.max(blocks.end);
+                }
+                _ => part.runs.push((blocks, Vec::new())),
             }
-            read_bytes += bytes.len() as u64;
-            sets.push((set, bytes));
         }
-        self.state.lock().stats.read_bytes += read_bytes;
-        Ok(FlashPart { header, range, sets })
+        for (run, bytes) in &mut part.runs {
+            let place = part.header.bytes_of(run);
+            bytes.resize((place.end - place.start) as usize, 0);
+            self.device.read(slot, place.start, bytes)?;
+            if self.options.planted != Some(Planted::BlocksNotChecked) {
+                part.header.check(self.device.path(), run, bytes)?;
+            }
+        }
+        let mut state = self.state.lock();
+        state.stats.reads += part.runs.len() as u64;
+        state.stats.read_bytes += part.bytes();
+        drop(state);
+        Ok(part)
     }
 
     /// The slab's header, from memory or from the file.
@@ -256,30 +275,47 @@ impl Part {
     fn bytes(&self) -> u64 {
         match self {
             Part::Memory(copied) => copied.bytes.len() as u64,
-            Part::Flash(part) => part.sets.iter().map(|(_, bytes)| bytes.len() as u64).sum(),
+            Part::Flash(part) => part.bytes(),
         }
     }
 }
 
 impl FlashPart {
     fn for_each(&self, file: &str, take: &mut dyn FnMut(PointRef<'_>)) -> Result<()> {
-        let FlashPart { header, range, sets } = self;
+        let header = &self.header;
         let head = |head: Option<u32>| head.and_then(|head| header.head(head));
-        if let [(set, bytes)] = &**sets {
-            return header.walk_set(file, *set, *range, bytes, &mut |point| {
+        if let [set] = &*self.sets {
+            let bytes = self.bytes_of(*set);
+            return header.walk_set(file, *set, self.range, bytes, &mut |point| {
                 take(PointRef { ts: point.ts, head: head(point.head), payload: point.payload });
             });
         }
         // Some points are shared with others: each set is in the order of time by itself.
         let mut points = Vec::new();
-        for (set, bytes) in sets {
-            header.walk_set(file, *set, *range, bytes, &mut |point| points.push(point))?;
+        for &set in &self.sets {
+            let bytes = self.bytes_of(set);
+            header.walk_set(file, set, self.range, bytes, &mut |point| points.push(point))?;
         }
         points.sort_by_key(|point| point.ts);
         for point in points {
             take(PointRef { ts: point.ts, head: head(point.head), payload: point.payload });
         }
         Ok(())
+    }
+
+    /// The bytes of the blocks of a bit array.
+    fn bytes_of(&self, set: u32) -> &[u8] {
+        let blocks = self.header.blocks(set, self.range);
+        let run =
+            self.runs.iter().find(|(run, _)| run.start <= blocks.start && blocks.end <= run.end);
+        let (run, bytes) =
+            run.expect("what a set has lies in one of the runs that were made of it");
+        let (whole, place) = (self.header.bytes_of(run), self.header.bytes_of(&blocks));
+        &bytes[(place.start - whole.start) as usize..(place.end - whole.start) as usize]
+    }
+
+    fn bytes(&self) -> u64 {
+        self.runs.iter().map(|(_, bytes)| bytes.len() as u64).sum()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Tests of the store: against a plain map, over a simulated disk that fails and loses.
 
+use firn_model::GiveBack;
 use firn_sim::{Operation, Rng, Sim, for_seeds};
 
 use super::*;
@@ -181,9 +182,9 @@ impl World {
             self.sim.restart();
         }
         self.sim.faults.clear();
-        if self.rng.chance(0.5) {
-            // The owner's log was cut: it cannot tell the older changes again.
-            let floor = self.number - self.rng.below(self.number / 2 + 1);
+        if self.rng.chance(0.3) {
+            // The owner's log was cut, not long ago: it cannot tell the older changes again.
+            let floor = self.number - self.rng.below(self.number.min(6) + 1);
             self.floor = self.floor.max(floor);
         }
         self.open();
@@ -232,7 +233,16 @@ impl World {
             92..94 => {
                 let _ = self.store().checkpoint();
             }
-            94..96 => self.damage(),
+            94 => self.damage(),
+            95 if self.rng.chance(0.3) => {
+                let held = self.store().stats().memory_bytes;
+                let wanted = self.rng.below(64 << 10);
+                let freed = GiveBack::give_back(self.store(), wanted);
+                assert!(
+                    freed >= wanted.min(held) && self.store().stats().memory_bytes == held - freed
+                );
+            }
+            95 => self.damage(),
             96 => {
                 let operation = *self.rng.pick(&[Operation::Write, Operation::Read]);
                 self.sim.faults.fail_nth(operation, 1 + self.rng.below(4));

@@ -387,7 +387,11 @@ fn got(cache: &SharedCache, place: &Place, format: Format, least: u64, bytes_max
     };
     match points::encode(format, &got) {
         Ok(value) => {
-            let mut answer = format!("{line} {}\r\n", value.len()).into_bytes();
+            let absent = match got.absent {
+                absent if absent == got.missing => String::new(),
+                absent => format!(" {} {}", absent.start, absent.end),
+            };
+            let mut answer = format!("{line} {}{absent}\r\n", value.len()).into_bytes();
             answer.extend_from_slice(&value);
             answer.extend_from_slice(b"\r\n");
             answer

@@ -39,12 +39,12 @@ impl Client {
         let mut line = String::new();
         self.0.read_line(&mut line).unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
-        if let ["VALUE" | "INCOMPLETE", .., bytes] = *words {
+        if let ["VALUE" | "INCOMPLETE", _, _, bytes, ref absent @ ..] = *words {
             let mut value = vec![0; bytes.parse::<usize>().unwrap() + 2];
             self.0.read_exact(&mut value).unwrap();
             return format!(
                 "{} {}",
-                words[..3].join(" "),
+                [&words[..3], absent].concat().join(" "),
                 String::from_utf8_lossy(&value).trim_end()
             );
         }
@@ -76,7 +76,7 @@ fn what_is_set_is_got_by_range_until_it_is_deleted() {
     assert_eq!(client.ask("get k 0 2 4 json\r\n"), "VALUE 2 4 []");
     // A part; one that is too small; what was set in the other format, or under another field.
     assert_eq!(client.ask("get k 0 4 19 json\r\n"), "INCOMPLETE 10 19 [[5,{\"x\": 2}]]");
-    assert_eq!(client.ask("get k 0 4 19 json 1000\r\n"), "INCOMPLETE 4 19 []");
+    assert_eq!(client.ask("get k 0 4 19 json 1000\r\n"), "INCOMPLETE 4 19 10 19 []");
     assert_eq!(client.ask("get k 0 0 9 binary\r\n"), "NOT_FOUND");
     assert_eq!(client.ask("get k 1 0 9 json\r\n"), "NOT_FOUND");
     // What overlaps is replaced.

@@ -1,0 +1,36 @@
+//! Memory that others need more: what is here can be read or computed again.
+
+use firn_model::GiveBack;
+
+use super::*;
+
+impl GiveBack for Store {
+    /// First headers, which the file has too; then points that wait for the device; then slabs with their part of
+    /// the index, in the order in which they would go.
+    fn give_back(&self, bytes: u64) -> u64 {
+        // Held while memory is reserved for the cache, for which nobody is asked to give back.
+        let mut state = self.state.lock();
+        state.settle_memory();
+        let before = state.memory.reservation.bytes();
+        let target = before - bytes.min(before);
+        if bytes > 0 {
+            while let Some((slab, header_bytes)) = state.headers.pop_front() {
+                slab.header.lock().take();
+                state.header_bytes -= header_bytes;
+            }
+            state.settle_memory();
+        }
+        while state.memory.reservation.bytes() > target {
+            let in_memory = state.nodes.iter().find(|one| !one.1.is_on_flash()).map(|one| *one.0);
+            if let Some(slab) = in_memory {
+                state.remove_slab(slab);
+            } else if let Some(victim) = state.policy.victim() {
+                state.evict(victim);
+            } else {
+                break;
+            }
+            state.settle_memory();
+        }
+        before - state.memory.reservation.bytes()
+    }
+}
