@@ -16,6 +16,8 @@ pub enum Program {
     Prometheus,
     /// Debian's `victoria-metrics`.
     VictoriaMetrics,
+    /// Debian's `influxdb`, which is a 1.x.
+    InfluxDb,
 }
 
 /// A running program; killed and its folder removed when dropped.
@@ -37,7 +39,7 @@ pub struct Memory {
 }
 
 impl Program {
-    /// All of them.
+    /// Those that are asked in PromQL.
     pub const ALL: [Program; 3] = [Program::Firn, Program::Prometheus, Program::VictoriaMetrics];
 
     /// What people call it.
@@ -46,6 +48,7 @@ impl Program {
             Program::Firn => "FirnDB",
             Program::Prometheus => "Prometheus",
             Program::VictoriaMetrics => "VictoriaMetrics",
+            Program::InfluxDb => "InfluxDB",
         }
     }
 
@@ -55,14 +58,18 @@ impl Program {
             Program::Firn => return beside_us("firn"),
             Program::Prometheus => "prometheus",
             Program::VictoriaMetrics => "victoria-metrics",
+            Program::InfluxDb => "influxd",
         };
         let path = std::env::var_os("PATH")?;
         std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file())
     }
 
-    /// Where remote write goes.
+    /// Where remote write goes. InfluxDB has it for the database `d`, which has to be made before.
     pub fn write_path(self) -> &'static str {
-        "/api/v1/write"
+        match self {
+            Program::InfluxDb => "/api/v1/prom/write?db=d",
+            _ => "/api/v1/write",
+        }
     }
 
     /// Starts it on a free port with an empty folder and waits until it answers.
@@ -108,6 +115,19 @@ impl Program {
                 command.args(["-retentionPeriod=100y", "-loggerLevel=ERROR"]);
                 // What is measured is a query, not a look into the cache of answers.
                 command.arg("-search.disableCache");
+            }
+            Program::InfluxDb => {
+                let config = folder.join("influxdb.conf");
+                let text = format!(
+                    "reporting-disabled = true\nbind-address = \"{}\"\n[meta]\ndir = \"{data}/meta\"\n\
+                     [data]\ndir = \"{data}/data\"\nwal-dir = \"{data}/wal\"\n\
+                     [http]\nbind-address = \"{address}\"\nlog-enabled = false\n\
+                     [monitor]\nstore-enabled = false\n",
+                    free_address()?,
+                    data = folder.join("data").display(),
+                );
+                fs::write(&config, text)?;
+                command.arg("-config").arg(config);
             }
         }
         Ok(())

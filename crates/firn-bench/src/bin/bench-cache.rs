@@ -1,7 +1,10 @@
 //! What the cache saves: TSCache's evaluation (sections 5.2 to 5.6), scaled, and a dashboard on FirnDB itself.
 //!
+//! The paper does not say how many queries (keys) there are, nor at which resolution times were drawn. Beside each hit ratio stands
+//! what a cache without limits has of the same queries: the rest was never asked before.
+//!
 //! `bench-cache [--only words]` runs the parts whose names begin with one of the words: `chunks`, `policies`, `sizes`,
-//! `compaction`, `parallel`, `prometheus`, `dashboard`.
+//! `compaction`, `parallel`, `prometheus`, `influxdb`, `dashboard`.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -10,7 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use firn_bench::cache::{ChunkCache, INTERVAL_S, Query, WEEK_POINTS, Workload, dashboard};
+use firn_bench::cache::bounds::{PointLru, unbounded_percent};
+use firn_bench::cache::{ChunkCache, INTERVAL_S, Mix, Query, Workload, dashboard};
 use firn_bench::client::{Connection, percent_encoded, post_all};
 use firn_bench::index::process_cpu_ns;
 use firn_bench::report::{Aim, finish};
@@ -25,12 +29,14 @@ use firn_model::{Budget, CommitSeq, TimeRange};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Keys and points of the runs without a database: five months, as the paper's Trajectory has them.
-const KEYS: usize = 200;
+const KEYS: usize = 100;
 const POINTS: usize = 150 * 86_400 / INTERVAL_S as usize;
-/// A point in a JSON answer, `[1700000000,"123.456"],`: what the paper's sizes of data count.
-const POINT_BYTES: usize = 24;
-const QUERIES: usize = 40_000;
-/// Small, so that a scaled cache has as many slabs as a large one.
+/// What stands around a value in a JSON answer, `[1700000000,` and `],`: the paper's sizes of data and of caches count it.
+const JSON_POINT_BYTES: usize = 14;
+const QUERIES: usize = 100_000;
+/// The first of them fill the cache.
+const WARM: usize = QUERIES / 5;
+/// Small, so that a scaled cache has as many slabs as a large one: one of 1 MiB over 16 times the data.
 const SLAB_BYTES: u32 = 64 << 10;
 
 fn main() -> io::Result<()> {
@@ -41,23 +47,27 @@ fn main() -> io::Result<()> {
     };
     let wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.starts_with(word));
     let (start, mut aims) = (Instant::now(), Vec::new());
+    let values = Values::read()?;
     if wanted("chunks") {
-        chunks()?;
+        chunks(&values)?;
     }
     if wanted("policies") {
-        policies(&mut aims)?;
+        policies(&values, &mut aims)?;
     }
     if wanted("sizes") {
-        sizes(&mut aims)?;
+        sizes(&values, &mut aims)?;
     }
     if wanted("compaction") {
-        compaction()?;
+        compaction(&values)?;
     }
     if wanted("parallel") {
         parallel()?;
     }
     if wanted("prometheus") {
-        prometheus(&mut aims)?;
+        database(Program::Prometheus, &values, &mut aims)?;
+    }
+    if wanted("influxdb") {
+        database(Program::InfluxDb, &values, &mut aims)?;
     }
     if wanted("dashboard") {
         on_dashboard(&mut aims)?;
@@ -66,39 +76,72 @@ fn main() -> io::Result<()> {
     finish("cache", &aims)
 }
 
-fn full(seed: u64, old_of_nine: u64) -> Workload {
-    Workload::new(seed, KEYS, POINTS, (1, WEEK_POINTS), old_of_nine)
+fn workload(seed: u64, mix: Mix, old_of_nine: u64) -> Workload {
+    Workload::new(seed, KEYS, POINTS, mix, old_of_nine)
 }
 
-/// The paper's break-even (3.3): smaller parts are misses, so all parts here are.
+fn queries(workload: Workload) -> impl Iterator<Item = Query> {
+    let mut workload = workload;
+    (0..QUERIES).map(move |_| workload.draw())
+}
+
+/// The values of a public data set, repeated, as the texts that a JSON answer of Prometheus has.
+struct Values {
+    texts: Vec<String>,
+}
+
+impl Values {
+    fn read() -> io::Result<Values> {
+        let values: Vec<f64> = match Set::public("beijing_air") {
+            Ok(set) => {
+                set.series.iter().flat_map(|series| series.samples.iter().map(|s| s.1)).collect()
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                println!("the public data is not there; values are drawn");
+                (0..10_000).map(|idx| f64::from(idx * 7_919 % 1_000) / 10.0).collect()
+            }
+            Err(e) => return Err(e),
+        };
+        Ok(Values { texts: values.iter().map(|value| format!("\"{value}\"")).collect() })
+    }
+
+    /// The value of a key's point.
+    fn text(&self, key: usize, point: i64) -> &str {
+        &self.texts[(point as usize * 31 + key * 977) % self.texts.len()]
+    }
+
+    /// Bytes of so many keys' points in a JSON answer.
+    fn json_bytes(&self, keys: usize, points: usize) -> usize {
+        let text: usize = self.texts.iter().map(|text| text.len() + JSON_POINT_BYTES).sum();
+        (text as f64 / self.texts.len() as f64 * (keys * points) as f64) as usize
+    }
+}
+
+/// The paper's break-even (3.3): smaller parts are misses, so nearly all parts here are.
 const BREAK_EVEN_BYTES: u64 = 512 << 10;
 
 /// A cache of `percent` of the data, asked `QUERIES` times.
 struct Run {
     /// Queries that were answered from the cache alone.
     hit_percent: f64,
-    /// Points that the cache gave, of all that were asked for.
+    /// Points that the cache had, of all that were asked for.
     found_percent: f64,
     stats: StoreStats,
     cpu_ms: f64,
 }
 
 impl Run {
-    fn new(percent: usize, options: StoreOptions, workload: Workload) -> io::Result<Run> {
-        Run::with_parts(percent, options, workload, BREAK_EVEN_BYTES)
-    }
-
-    fn with_parts(
+    fn new(
+        values: &Values,
         percent: usize,
         options: StoreOptions,
-        mut workload: Workload,
-        partial_bytes_min: u64,
+        workload: Workload,
     ) -> io::Result<Run> {
         let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
         let disk = Arc::new(LocalDisk::open(folder.path().to_owned()).map_err(io::Error::other)?);
         let options = StoreOptions {
             slab_bytes: SLAB_BYTES,
-            flash_bytes_max: (KEYS * POINTS * POINT_BYTES / 100 * percent) as u64,
+            flash_bytes_max: (values.json_bytes(KEYS, POINTS) / 100 * percent) as u64,
             waiting_slabs_max: 64,
             ..options
         };
@@ -106,73 +149,81 @@ impl Run {
         let cache =
             SharedCache::open(disk, "keys", &budget, options, 1).map_err(io::Error::other)?;
         let cpu_ns = process_cpu_ns();
-        let (mut hits, mut asked, mut missed) = (0, 0, 0);
-        // The first fifth fills the cache.
-        let warm = QUERIES / 5;
-        for number in 0..QUERIES {
-            let Query { key, first, last } = workload.draw();
-            // Unlike those of other keys: equal points of several keys are stored once.
-            let payload = format!("{key:0POINT_BYTES$}");
-            let key = format!("SELECT%20v%20FROM%20series{key}");
-            let range = TimeRange::new(first, last);
+        let (mut hits, mut asked, mut absent) = (0, 0, 0);
+        for (number, query) in queries(workload).enumerate() {
+            let Query { key, first, last } = query;
+            let text = format!("SELECT%20v%20FROM%20series{key}");
             let ask = Ask {
-                key: key.as_bytes(),
+                key: text.as_bytes(),
                 field: 0,
-                range,
+                range: TimeRange::new(first, last),
                 number: CommitSeq(0),
-                partial_bytes_min,
+                partial_bytes_min: BREAK_EVEN_BYTES,
                 bytes_max: u64::MAX,
             };
             let got = cache.get(&ask);
-            let is_hit = got.missing.is_empty();
-            if number >= warm {
-                hits += u64::from(is_hit);
-                asked += last - first + 1;
-                missed += if is_hit { 0 } else { got.missing.end - got.missing.start + 1 };
+            let range = got.absent;
+            if number >= WARM {
+                hits += u64::from(range.is_empty());
+                asked += query.point_count();
+                absent += if range.is_empty() { 0 } else { range.end - range.start + 1 };
             }
-            if !is_hit {
-                let payload = payload.as_bytes();
-                let times = got.missing.start..=got.missing.end;
-                let points: Vec<Point<'_>> =
-                    times.map(|ts| Point { ts, head: None, payload }).collect();
-                cache.set(key.as_bytes(), 0, got.missing, &points).map_err(io::Error::other)?;
+            if !range.is_empty() {
+                let point = |ts| Point { ts, head: None, payload: values.text(key, ts).as_bytes() };
+                let points: Vec<Point<'_>> = (range.start..=range.end).map(point).collect();
+                cache.set(text.as_bytes(), 0, range, &points).map_err(io::Error::other)?;
                 while cache.work() {}
             }
         }
         Ok(Run {
-            hit_percent: 100.0 * hits as f64 / (QUERIES - warm) as f64,
-            found_percent: 100.0 * (asked - missed) as f64 / asked as f64,
+            hit_percent: 100.0 * hits as f64 / (QUERIES - WARM) as f64,
+            found_percent: 100.0 * (asked as f64 - absent as f64) / asked as f64,
             stats: cache.stats(),
             cpu_ms: (process_cpu_ns() - cpu_ns) as f64 / 1e6,
         })
     }
+
+    fn written_per_set(&self) -> f64 {
+        self.stats.written_bytes as f64 / self.stats.set_bytes as f64
+    }
+}
+
+/// Percent of all queries behind the warm ones for which `is_hit`.
+fn percent_of(workload: Workload, mut is_hit: impl FnMut(Query) -> bool) -> f64 {
+    let hits =
+        queries(workload).enumerate().filter(|&(number, query)| is_hit(query) && number >= WARM);
+    100.0 * hits.count() as f64 / (QUERIES - WARM) as f64
+}
+
+/// What a cache without limits has of a workload, and what one has that keeps the points used last, as many as `percent` of all.
+fn bounds(percent: usize, workload: impl Fn() -> Workload) -> (f64, f64) {
+    let mut lru = PointLru::new(KEYS, POINTS, KEYS * POINTS / 100 * percent);
+    let of_lru = percent_of(workload(), |query| lru.ask(query));
+    (unbounded_percent(queries(workload()), WARM), of_lru)
 }
 
 /// The paper's 5.2: fixed chunks of 0.5 to 4 h, with the cache's room, for four mixes of lengths.
-fn chunks() -> io::Result<()> {
+fn chunks(values: &Values) -> io::Result<()> {
     println!(
         "hit ratio in percent, cache 10 % of the data; behind it objects asked for by each query"
     );
-    println!("{:<22}{:>8}{:>16}{:>16}{:>16}{:>16}", "", "firn", "0.5 h", "1 h", "2 h", "4 h");
+    println!(
+        "{:<22}{:>8}{:>12}{:>16}{:>16}{:>16}{:>16}",
+        "", "firn", "no limit", "0.5 h", "1 h", "2 h", "4 h"
+    );
     let hour = 3_600 / INTERVAL_S as usize;
-    for (name, lengths) in [
-        ("full: 5 min to 7 d", (1, WEEK_POINTS)),
-        ("small: 5 min to 2 h", (1, 2 * hour)),
-        ("medium: 2 h to 1 d", (2 * hour, 24 * hour)),
-        ("large: 1 d to 7 d", (24 * hour, WEEK_POINTS)),
+    for (name, mix) in [
+        ("full: 1 min to 7 d", Mix::Full),
+        ("small: 1 min to 1 h", Mix::Small),
+        ("medium: 1 h to 1 d", Mix::Medium),
+        ("large: 1 d to 7 d", Mix::Large),
     ] {
-        let workload = || Workload::new(1, KEYS, POINTS, lengths, 0);
-        let run = Run::new(10, StoreOptions::default(), workload())?;
-        print!("{name:<22}{:>8.1}", run.hit_percent);
+        let run = Run::new(values, 10, StoreOptions::default(), workload(1, mix, 0))?;
+        let unbounded = unbounded_percent(queries(workload(1, mix, 0)), WARM);
+        print!("{name:<22}{:>8.1}{unbounded:>12.1}", run.hit_percent);
         for chunk_points in [hour / 2, hour, 2 * hour, 4 * hour] {
-            let (mut cache, mut workload) =
-                (ChunkCache::new(chunk_points as i64, KEYS * POINTS / 10), workload());
-            let warm = QUERIES / 5;
-            let hits = (0..QUERIES).filter(|&number| {
-                let is_hit = cache.ask(workload.draw());
-                is_hit && number >= warm
-            });
-            let percent = 100.0 * hits.count() as f64 / (QUERIES - warm) as f64;
+            let mut cache = ChunkCache::new(chunk_points as i64, KEYS * POINTS / 10);
+            let percent = percent_of(workload(1, mix, 0), |query| cache.ask(query));
             print!("{percent:>8.1}{:>8.1}", cache.requests as f64 / QUERIES as f64);
         }
         println!();
@@ -181,32 +232,51 @@ fn chunks() -> io::Result<()> {
 }
 
 /// The paper's 5.5: queries to the newest data against queries to an old month.
-fn policies(aims: &mut Vec<Aim>) -> io::Result<()> {
-    println!("\nhit ratio in percent by policy; new : old, cache 4 % of the data");
+fn policies(values: &Values, aims: &mut Vec<Aim>) -> io::Result<()> {
+    const PERCENT: usize = 4;
     println!(
-        "{:<8}{:>8}{:>8}{:>9}{:>10}{:>14}",
-        "", "FIFO", "LRU", "S3-FIFO", "this one", "LRU partition"
+        "\nhit ratio in percent by policy, bytes written per byte set; new : old, cache {PERCENT} % of the data"
+    );
+    println!(
+        "{:<8}{:>14}{:>14}{:>14}{:>20}{:>14}{:>14}{:>10}{:>12}",
+        "",
+        "FIFO",
+        "LRU",
+        "S3-FIFO",
+        "paper's partitions",
+        "ranges",
+        "LRU partition",
+        "point LRU",
+        "no limit"
     );
     for (name, old_of_nine) in
         [("8:1", 1), ("6:3", 3), ("5:4", 4), ("4:5", 5), ("3:6", 6), ("1:8", 8)]
     {
-        let run = |policy| {
+        print!("{name:<8}");
+        let mut percents = Vec::new();
+        for (policy, width) in [
+            (PolicyKind::Fifo, 14),
+            (PolicyKind::Lru, 14),
+            (PolicyKind::S3Fifo, 14),
+            (PolicyKind::TwoPartitions, 20),
+            (PolicyKind::UsedRanges, 14),
+        ] {
             let options = StoreOptions { policy, ..StoreOptions::default() };
-            Run::new(4, options, full(2, old_of_nine))
-        };
-        let fifo = run(PolicyKind::Fifo)?.hit_percent;
-        let lru = run(PolicyKind::Lru)?.hit_percent;
-        let s3_fifo = run(PolicyKind::S3Fifo)?.hit_percent;
-        let own = run(PolicyKind::TwoPartitions)?;
-        let policy = own.stats.policy;
-        let share = 100.0 * policy.lru_slabs_max as f64
-            / (policy.fifo_slabs + policy.lru_slabs).max(1) as f64;
-        let own = own.hit_percent;
-        println!("{name:<8}{fifo:>8.1}{lru:>8.1}{s3_fifo:>9.1}{own:>10.1}{share:>12.0} %");
+            let run = Run::new(values, PERCENT, options, workload(2, Mix::Full, old_of_nine))?;
+            print!("{:>width$}", format!("{:.1} {:.1}", run.hit_percent, run.written_per_set()));
+            percents.push(run.hit_percent);
+            if policy == PolicyKind::UsedRanges {
+                let policy = run.stats.policy;
+                let slabs = (policy.fifo_slabs + policy.lru_slabs).max(1);
+                print!("{:>12.0} %", 100.0 * policy.lru_slabs_max as f64 / slabs as f64);
+            }
+        }
+        let (unbounded, of_lru) = bounds(PERCENT, || workload(2, Mix::Full, old_of_nine));
+        println!("{of_lru:>10.1}{unbounded:>12.1}");
         if old_of_nine == 8 {
             aims.push(Aim {
                 name: "1:8: points missing to 17.4 above FIFO".into(),
-                figure: 17.4 - (own - fifo),
+                figure: 17.4 - (percents[4] - percents[0]),
                 at_most: 0.0,
             });
         }
@@ -215,29 +285,26 @@ fn policies(aims: &mut Vec<Aim>) -> io::Result<()> {
 }
 
 /// The paper's figure 11.
-fn sizes(aims: &mut Vec<Aim>) -> io::Result<()> {
+fn sizes(values: &Values, aims: &mut Vec<Aim>) -> io::Result<()> {
     println!(
-        "\n{:<16}{:>8}{:>14}{:>12}{:>16}{:>22}{:>14}",
+        "\n{:<16}{:>8}{:>14}{:>12}{:>16}{:>12}{:>12}",
         "cache, percent",
         "hits",
         "points found",
         "read, MB",
         "written / set",
-        "parts used too: hits",
-        "points found"
+        "point LRU",
+        "no limit"
     );
     for percent in [4, 6, 8, 10] {
-        let run = Run::new(percent, StoreOptions::default(), full(3, 0))?;
-        let parts = Run::with_parts(percent, StoreOptions::default(), full(3, 0), 0)?;
-        let stats = run.stats;
+        let run = Run::new(values, percent, StoreOptions::default(), workload(3, Mix::Full, 0))?;
+        let (unbounded, of_lru) = bounds(percent, || workload(3, Mix::Full, 0));
         println!(
-            "{percent:<16}{:>7.1}%{:>13.1}%{:>12.0}{:>16.2}{:>21.1}%{:>13.1}%",
+            "{percent:<16}{:>7.1}%{:>13.1}%{:>12.0}{:>16.2}{of_lru:>11.1}%{unbounded:>11.1}%",
             run.hit_percent,
             run.found_percent,
-            stats.read_bytes as f64 / 1e6,
-            stats.written_bytes as f64 / stats.set_bytes as f64,
-            parts.hit_percent,
-            parts.found_percent
+            run.stats.read_bytes as f64 / 1e6,
+            run.written_per_set()
         );
         if percent == 10 {
             aims.push(Aim {
@@ -250,15 +317,15 @@ fn sizes(aims: &mut Vec<Aim>) -> io::Result<()> {
     Ok(())
 }
 
-/// The paper's figure 17.
-fn compaction() -> io::Result<()> {
+/// The paper's figure 17, and its 4 KiB of 5.4.1.
+fn compaction(values: &Values) -> io::Result<()> {
     println!(
         "\n{:<16}{:>8}{:>14}{:>14}{:>12}",
         "merged beyond", "hits", "slabs merged", "written, MB", "CPU, s"
     );
     for trigger in [2, 4, 8, 16, 32, 64, usize::MAX] {
         let options = StoreOptions { compaction_trigger: trigger, ..StoreOptions::default() };
-        let run = Run::new(10, options, full(4, 0))?;
+        let run = Run::new(values, 10, options, workload(4, Mix::Full, 0))?;
         let name = if trigger == usize::MAX { "never".into() } else { format!("{trigger} slabs") };
         println!(
             "{name:<16}{:>7.1}%{:>14}{:>14.0}{:>12.2}",
@@ -378,16 +445,20 @@ const DB_POINTS: usize = 120 * 86_400 / INTERVAL_S as usize;
 /// The last point in seconds, a multiple of the interval.
 const DB_END_S: i64 = 1_700_000_100 / INTERVAL_S * INTERVAL_S;
 
-/// The paper's 5.2 and 5.3: the same queries asked of a real Prometheus alone, and through the cache.
-fn prometheus(aims: &mut Vec<Aim>) -> io::Result<()> {
-    if Program::Prometheus.path().is_none() {
-        println!("\nskipped: prometheus is not installed; `make deps` installs it");
+/// The paper's 5.2 and 5.3: the same queries asked of a real database alone, and through the cache.
+fn database(program: Program, values: &Values, aims: &mut Vec<Aim>) -> io::Result<()> {
+    let name = program.name();
+    if program.path().is_none() {
+        println!("\nskipped: {name} is not installed; `make deps` installs it");
         return Ok(());
     }
-    let database = Program::Prometheus.start()?;
-    load(&database)?;
-    let flash_bytes = (DB_KEYS * DB_POINTS * POINT_BYTES / 10).max(8 << 20);
-    println!("\nPrometheus alone and behind the cache (10 % of the data), full workload");
+    let database = program.start()?;
+    if program == Program::InfluxDb {
+        Connection::open(database.address).post("/query?q=CREATE%20DATABASE%20d", b"");
+    }
+    load(program, &database, values)?;
+    let flash_bytes = (values.json_bytes(DB_KEYS, DB_POINTS) / 10).max(8 << 20);
+    println!("\n{name} alone and behind the cache (10 % of the data), full workload");
     println!(
         "{:<10}{:>12}{:>12}{:>12}{:>12}{:>10}{:>12}{:>12}",
         "clients",
@@ -401,13 +472,14 @@ fn prometheus(aims: &mut Vec<Aim>) -> io::Result<()> {
     );
     for clients in [1, 8, 64] {
         let server = CacheServer::start(flash_bytes)?;
-        let all = QUERIES / 4;
-        ask_all(&database, Some(&server), clients, 5, all)?;
+        let all = QUERIES / 5;
+        let arm = |cache, seed, count| ask_all(program, &database, cache, clients, seed, count);
+        arm(Some(&server), 5, 2 * all)?;
         let cpu_s = database.cpu_s() + server.cpu_s();
-        let cached = ask_all(&database, Some(&server), clients, 6, all)?;
+        let cached = arm(Some(&server), 6, all)?;
         let cached_cpu_s = database.cpu_s() + server.cpu_s() - cpu_s;
         let cpu_s = database.cpu_s();
-        let alone = ask_all(&database, None, clients, 6, all / 4)?;
+        let alone = arm(None, 6, all / 4)?;
         let alone_cpu_s = (database.cpu_s() - cpu_s) * 4.0;
         let (bandwidth, alone_bandwidth) = (cached.bandwidth(), alone.bandwidth());
         println!(
@@ -417,17 +489,17 @@ fn prometheus(aims: &mut Vec<Aim>) -> io::Result<()> {
         // The paper's figures are those of 64 clients.
         if clients == 64 {
             aims.push(Aim {
-                name: "64 clients: latency, % of no cache".into(),
+                name: format!("{name}, 64 clients: latency, % of no cache"),
                 figure: 100.0 * cached.latency_ms / alone.latency_ms,
                 at_most: 15.8,
             });
             aims.push(Aim {
-                name: "64 clients: time per byte, 1 / 6.7 of no cache".into(),
+                name: format!("{name}, 64 clients: time per byte, 1 / 6.7 of no cache"),
                 figure: alone_bandwidth / bandwidth,
                 at_most: 1.0 / 6.7,
             });
             aims.push(Aim {
-                name: "64 clients: queries that miss, %".into(),
+                name: format!("{name}, 64 clients: queries that miss, %"),
                 figure: 100.0 - cached.hit_percent,
                 at_most: 8.0,
             });
@@ -436,18 +508,8 @@ fn prometheus(aims: &mut Vec<Aim>) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the series in the order of time, as Prometheus wants them.
-fn load(database: &Server) -> io::Result<()> {
-    let values: Vec<f64> = match Set::public("beijing_air") {
-        Ok(set) => {
-            set.series.iter().flat_map(|series| series.samples.iter().map(|s| s.1)).collect()
-        }
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            println!("the public data is not there; values are drawn");
-            (0..10_000).map(|idx| f64::from(idx * 7_919 % 1_000) / 10.0).collect()
-        }
-        Err(e) => return Err(e),
-    };
+/// Writes the series in the order of time, as databases want them.
+fn load(program: Program, database: &Server, values: &Values) -> io::Result<()> {
     // Two hours at a time: a block of Prometheus' head.
     let part = 7_200 / INTERVAL_S as usize;
     for first in (0..DB_POINTS).step_by(part) {
@@ -455,12 +517,13 @@ fn load(database: &Server) -> io::Result<()> {
             pairs: vec![("__name__".into(), "air".into()), ("station".into(), format!("s{key}"))],
             samples: (first..(first + part).min(DB_POINTS))
                 .map(|idx| {
-                    (time_s(idx as i64) * 1_000, values[(idx * 31 + key * 977) % values.len()])
+                    let value = values.text(key, idx as i64).trim_matches('"').parse();
+                    (time_s(idx as i64) * 1_000, value.unwrap_or(f64::NAN))
                 })
                 .collect(),
         });
         let set = Set { series: series.collect() };
-        post_all(database.address, Program::Prometheus.write_path(), &set.requests(), 1);
+        post_all(database.address, program.write_path(), &set.requests(), 1);
     }
     Ok(())
 }
@@ -484,14 +547,14 @@ impl Asked {
 
 /// Asks `count` queries from so many clients, through the cache if there is one.
 fn ask_all(
+    program: Program,
     database: &Server,
     cache: Option<&CacheServer>,
     clients: usize,
     seed: u64,
     count: usize,
 ) -> io::Result<Asked> {
-    let lengths = (1, WEEK_POINTS);
-    let mut workload = Workload::new(seed, DB_KEYS, DB_POINTS, lengths, 0);
+    let mut workload = Workload::new(seed, DB_KEYS, DB_POINTS, Mix::Full, 0);
     let queries: Vec<Query> = (0..count).map(|_| workload.draw()).collect();
     let (next, hits, bytes) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
     let begun = Instant::now();
@@ -504,7 +567,8 @@ fn ask_all(
                     let mut took = Duration::ZERO;
                     while let Some(query) = queries.get(next.fetch_add(1, Ordering::Relaxed)) {
                         let asked = Instant::now();
-                        let (answer, is_hit) = ask_one(&mut database, client.as_mut(), query);
+                        let (answer, is_hit) =
+                            ask_one(program, &mut database, client.as_mut(), query);
                         took += asked.elapsed();
                         hits.fetch_add(usize::from(is_hit), Ordering::Relaxed);
                         bytes.fetch_add(answer, Ordering::Relaxed);
@@ -525,23 +589,51 @@ fn ask_all(
 
 /// The way of the paper's figure 1: the cache first, then the database for what is missing, then the cache is told. The
 /// bytes of the answer, and whether all of it was there.
-fn ask_one(database: &mut Connection, cache: Option<&mut Client>, query: &Query) -> (usize, bool) {
-    let statement = format!("air{{station=\"s{}\"}}", query.key);
+fn ask_one(
+    program: Program,
+    database: &mut Connection,
+    cache: Option<&mut Client>,
+    query: &Query,
+) -> (usize, bool) {
+    let key = query.key;
+    let statement = match program {
+        Program::InfluxDb => format!("SELECT value FROM air WHERE station='s{key}'"),
+        _ => format!("air{{station=\"s{key}\"}}"),
+    };
     let range = (time_s(query.first), time_s(query.last));
     let ask = |database: &mut Connection, (start, end): (i64, i64)| {
-        let target = format!(
-            "/api/v1/query_range?query={}&start={start}&end={end}&step={INTERVAL_S}",
-            percent_encoded(&statement)
-        );
+        let target = match program {
+            Program::InfluxDb => {
+                let statement = format!("{statement} AND time>={start}s AND time<={end}s");
+                format!("/query?db=d&epoch=s&q={}", percent_encoded(&statement))
+            }
+            _ => format!(
+                "/api/v1/query_range?query={}&start={start}&end={end}&step={INTERVAL_S}",
+                percent_encoded(&statement)
+            ),
+        };
         values(database.get(&target)).to_vec()
     };
     let Some(cache) = cache else { return (ask(database, range).len(), false) };
     let key = firn_cache_client::key_of(&statement).expect("a short statement");
     let found = cache.get(&key, 0, range, Format::Json).expect("the cache answers");
-    let Some(missing) = found.missing else { return (found.value.len(), true) };
+    let Some((missing, absent)) = found.missing.zip(found.absent) else {
+        return (found.value.len(), true);
+    };
     let new = ask(database, missing);
-    cache.set(&key, 0, missing, Format::Json, &new).expect("the cache answers");
+    let told = if absent == missing { new.clone() } else { within(&new, absent) };
+    cache.set(&key, 0, absent, Format::Json, &told).expect("the cache answers");
     (found.value.len() + new.len(), false)
+}
+
+/// Those points of a list that lie in a range.
+fn within(points: &[u8], (start, end): (i64, i64)) -> Vec<u8> {
+    let text = String::from_utf8_lossy(points);
+    let time = |point: &str| point.split(',').next().and_then(|ts| ts.parse::<i64>().ok());
+    let points = text.trim_matches(['[', ']']).split("],[");
+    let points = points.filter(|point| time(point).is_some_and(|ts| start <= ts && ts <= end));
+    let points: Vec<String> = points.map(|point| format!("[{point}]")).collect();
+    format!("[{}]", points.join(",")).into_bytes()
 }
 
 /// The list of points in the answer, which has one series: `[[time,"value"],...]`.

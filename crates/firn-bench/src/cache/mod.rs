@@ -1,5 +1,7 @@
-//! What the cache is measured with: queries as YCSB-TS draws them, and the cache of fixed chunks that it is compared with.
+//! What the cache is measured with: queries as YCSB-TS draws them, what the best cache could have of them, and the cache of
+//! fixed chunks that it is compared with.
 
+pub mod bounds;
 pub mod dashboard;
 
 use std::collections::{BTreeMap, HashMap};
@@ -8,31 +10,51 @@ use firn_sim::Rng;
 
 /// Time between two points: most of the paper's data sets have it (TSCache, table 3).
 pub const INTERVAL_S: i64 = 300;
-/// Points of a week.
-pub const WEEK_POINTS: usize = 7 * 86_400 / INTERVAL_S as usize;
+const INTERVAL_MS: u64 = INTERVAL_S as u64 * 1_000;
+const MINUTE_MS: u64 = 60_000;
+const HOUR_MS: u64 = 60 * MINUTE_MS;
+const DAY_MS: u64 = 24 * HOUR_MS;
+/// Points of thirty days.
+const MONTH_POINTS: u64 = 30 * DAY_MS / INTERVAL_MS;
 
-/// Draws ranks from 0 on: rank `n` has the weight `1 / (n + 1)^theta`, as YCSB has it.
+/// Draws ranks from 0 on: rank `n` has the weight `1 / (n + 1)^theta`, as YCSB has it. Ranks may be many: behind the first
+/// ones the weights are summed as an integral, which is right to a millionth.
 #[derive(Debug)]
 pub struct Zipf {
+    count: u64,
+    /// Sums of the first weights.
     sums: Vec<f64>,
+    /// `1 - theta`, and the weight of all ranks behind the first.
+    power: f64,
+    tail: f64,
 }
 
 impl Zipf {
-    /// Ranks below `count`.
-    pub fn new(count: usize, theta: f64) -> Zipf {
+    /// Ranks below `count`; `theta` is not 1.
+    pub fn new(count: u64, theta: f64) -> Zipf {
+        const FIRST: u64 = 4_096;
         let mut sum = 0.0;
-        let sums = (1..=count).map(|rank| {
+        let sums = (1..=count.min(FIRST)).map(|rank| {
             sum += (rank as f64).powf(-theta);
             sum
         });
-        Zipf { sums: sums.collect() }
+        let sums: Vec<f64> = sums.collect();
+        let power = 1.0 - theta;
+        let raised = |rank: u64| (rank as f64 + 0.5).powf(power);
+        let tail = if count > FIRST { (raised(count) - raised(FIRST)) / power } else { 0.0 };
+        Zipf { count, sums, power, tail }
     }
 
     /// A rank.
-    pub fn draw(&self, rng: &mut Rng) -> usize {
-        let all = self.sums.last().copied().unwrap_or_default();
-        let at = rng.below(1 << 53) as f64 / (1_u64 << 53) as f64 * all;
-        self.sums.partition_point(|&sum| sum <= at).min(self.sums.len() - 1)
+    pub fn draw(&self, rng: &mut Rng) -> u64 {
+        let first = self.sums.last().copied().unwrap_or_default();
+        let at = rng.below(1 << 53) as f64 / (1_u64 << 53) as f64 * (first + self.tail);
+        if at < first || self.tail == 0.0 {
+            return (self.sums.partition_point(|&sum| sum <= at) as u64).min(self.count - 1);
+        }
+        let start = (self.sums.len() as f64 + 0.5).powf(self.power);
+        let rank = ((at - first) * self.power + start).powf(1.0 / self.power) + 0.5;
+        (rank as u64 - 1).min(self.count - 1)
     }
 }
 
@@ -47,56 +69,92 @@ pub struct Query {
     pub last: i64,
 }
 
-/// Queries as TSCache 5.1 and 5.5 have them: keys zipf, lengths zipf between two, ends mostly new.
+impl Query {
+    /// How many points it asks for.
+    pub fn point_count(self) -> u64 {
+        (self.last - self.first + 1) as u64
+    }
+}
+
+/// Which lengths of time are asked for (TSCache 5.1, 5.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mix {
+    /// A minute to a week.
+    Full,
+    /// A minute to an hour.
+    Small,
+    /// An hour to a day.
+    Medium,
+    /// A day to a week.
+    Large,
+}
+
+impl Mix {
+    /// The shortest and the longest.
+    fn lengths_ms(self) -> (u64, u64) {
+        match self {
+            Mix::Full => (MINUTE_MS, 7 * DAY_MS),
+            Mix::Small => (MINUTE_MS, HOUR_MS),
+            Mix::Medium => (HOUR_MS, DAY_MS),
+            Mix::Large => (DAY_MS, 7 * DAY_MS),
+        }
+    }
+}
+
+/// Queries as TSCache 5.1 and 5.5 have them: keys zipf, lengths zipf between two, ends mostly new ("latest").
+///
+/// Times are drawn in milliseconds, the resolution of YCSB-TS, and widened to whole points, as a dashboard widens them to its step.
+/// The resolution decides how new most queries are: with a theta of 0.99 the newest tenth of N moments has ln(N / 10) / ln(N)
+/// of all queries, 90% for five months of milliseconds and 78% for as many points of five minutes.
 #[derive(Debug)]
 pub struct Workload {
     rng: Rng,
     keys: Zipf,
     lengths: Zipf,
-    length_min: i64,
+    length_ms_min: u64,
     ages: Zipf,
-    point_count: i64,
-    /// Of nine queries so many go to the old hot spot: the first month of the data.
+    point_count: u64,
+    /// Of nine queries so many go to the old hot spot: anywhere in the first month of the data.
     old_of_nine: u64,
-    hot_ages: Zipf,
 }
 
 /// Theta of YCSB's zipf.
 const THETA: f64 = 0.99;
-const MONTH_POINTS: usize = 30 * 86_400 / INTERVAL_S as usize;
 
 impl Workload {
-    /// Over `key_count` keys of `point_count` points; `lengths` are the shortest and the longest query in points.
+    /// Over `key_count` keys of `point_count` points.
     pub fn new(
         seed: u64,
         key_count: usize,
         point_count: usize,
-        lengths: (usize, usize),
+        mix: Mix,
         old_of_nine: u64,
     ) -> Workload {
+        let (length_ms_min, length_ms_max) = mix.lengths_ms();
+        let point_count = point_count as u64;
         Workload {
             rng: Rng::new(seed),
-            keys: Zipf::new(key_count, THETA),
-            lengths: Zipf::new(lengths.1 - lengths.0 + 1, THETA),
-            length_min: lengths.0 as i64,
-            ages: Zipf::new(point_count, THETA),
-            point_count: point_count as i64,
+            keys: Zipf::new(key_count as u64, THETA),
+            lengths: Zipf::new(length_ms_max - length_ms_min + 1, THETA),
+            length_ms_min,
+            ages: Zipf::new(point_count * INTERVAL_MS, THETA),
+            point_count,
             old_of_nine,
-            hot_ages: Zipf::new(MONTH_POINTS.min(point_count), THETA),
         }
     }
 
     /// The next query.
     pub fn draw(&mut self) -> Query {
         let is_old = self.rng.below(9) < self.old_of_nine;
-        let key = self.keys.draw(&mut self.rng);
-        let (newest, ages) = match is_old {
-            true => ((MONTH_POINTS as i64).min(self.point_count) - 1, &self.hot_ages),
-            false => (self.point_count - 1, &self.ages),
+        let key = self.keys.draw(&mut self.rng) as usize;
+        let end_ms = match is_old {
+            true => self.rng.below(MONTH_POINTS.min(self.point_count) * INTERVAL_MS) + 1,
+            false => self.point_count * INTERVAL_MS - self.ages.draw(&mut self.rng),
         };
-        let last = newest - ages.draw(&mut self.rng) as i64;
-        let length = self.length_min + self.lengths.draw(&mut self.rng) as i64;
-        Query { key, first: (last - length + 1).max(0), last: last.max(0) }
+        let length_ms = self.length_ms_min + self.lengths.draw(&mut self.rng);
+        let first = (end_ms.saturating_sub(length_ms) / INTERVAL_MS) as i64;
+        let last = (end_ms.div_ceil(INTERVAL_MS) as i64 - 1).max(first);
+        Query { key, first, last }
     }
 }
 
@@ -157,15 +215,33 @@ mod tests {
     use super::*;
 
     #[test]
+    fn ranks_are_drawn_by_their_weights() {
+        for (count, theta) in [(10, 0.99), (5_000_000, 0.99), (100_000, 0.5)] {
+            let (zipf, mut rng) = (Zipf::new(count, theta), Rng::new(3));
+            let drawn: Vec<u64> = (0..40_000).map(|_| zipf.draw(&mut rng)).collect();
+            let weight = |until: u64| (1..=until).map(|n| (n as f64).powf(-theta)).sum::<f64>();
+            for until in [1, 3, count / 10, count / 2, count].into_iter().filter(|&n| n > 0) {
+                let found = drawn.iter().filter(|&&rank| rank < until).count() as f64 / 40_000.0;
+                let want = weight(until) / weight(count);
+                assert!(
+                    (found - want).abs() < 0.01,
+                    "{found} and not {want} below {until} of {count}"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn queries_are_mostly_new_short_and_of_few_keys() {
-        let mut workload = Workload::new(1, 100, 20_000, (1, WEEK_POINTS), 0);
+        let mut workload = Workload::new(1, 100, 43_200, Mix::Full, 0);
         let queries: Vec<Query> = (0..10_000).map(|_| workload.draw()).collect();
         let share = |is: &dyn Fn(&Query) -> bool| queries.iter().filter(|q| is(q)).count();
         assert!(share(&|q| q.key < 10) > 5_000);
-        assert!(share(&|q| q.last >= 19_800) > 4_000);
+        let newest = share(&|q| q.last >= 43_200 / 10 * 9);
+        assert!((8_800..9_200).contains(&newest), "{newest} end in the newest tenth");
         assert!(share(&|q| q.last - q.first < 100) > 5_000);
-        assert!(queries.iter().all(|q| 0 <= q.first && q.first <= q.last && q.last < 20_000));
-        let mut old = Workload::new(1, 100, 20_000, (1, 10), 8);
+        assert!(queries.iter().all(|q| 0 <= q.first && q.first <= q.last && q.last < 43_200));
+        let mut old = Workload::new(1, 100, 43_200, Mix::Small, 8);
         let hot = (0..9_000).filter(|_| old.draw().last < MONTH_POINTS as i64).count();
         assert!((7_800..8_500).contains(&hot), "{hot} of 9000 are old");
     }
