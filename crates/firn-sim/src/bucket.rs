@@ -68,7 +68,7 @@ impl SimBucket {
         if verdict == Verdict::Off {
             return Err(power_lost(operation, key));
         }
-        if state.is_down {
+        if state.is_down || self.faults.is_down() {
             return Err(Error::unavailable(format!("{key}: the simulated bucket is down")));
         }
         match verdict {

@@ -100,6 +100,12 @@ struct State {
     rates: [f64; Operation::ALL.len()],
     lost_acknowledgement_rate: f64,
     partial_body_rate: f64,
+    /// Changes of objects until the one whose answer is lost, ranges until the one that comes cut short, and
+    /// requests of a bucket until it goes down.
+    answer_lost_in: Option<u64>,
+    body_cut_in: Option<u64>,
+    down_in: Option<u64>,
+    fault_count: u64,
 }
 
 /// What happens to one operation.
@@ -128,6 +134,10 @@ impl Faults {
             rates: [0.0; Operation::ALL.len()],
             lost_acknowledgement_rate: 0.0,
             partial_body_rate: 0.0,
+            answer_lost_in: None,
+            body_cut_in: None,
+            down_in: None,
+            fault_count: 0,
         })))
     }
 
@@ -135,6 +145,11 @@ impl Faults {
     /// faults to learn how many there are, then crash at each.
     pub fn change_count(&self) -> u64 {
         self.state().change_count
+    }
+
+    /// How often something went wrong so far: an operation that failed, whose answer was lost, or that brought a part.
+    pub fn fault_count(&self) -> u64 {
+        self.state().fault_count
     }
 
     /// Cuts the power during changing operation `number` (from 0, counted from the world's start,
@@ -174,6 +189,26 @@ impl Faults {
         self.state().partial_body_rate = probability;
     }
 
+    /// The `nth` `put` or `delete` from now on is done and reports `Unavailable`; 1 is the next.
+    pub fn lose_nth_answer(&self, nth: u64) {
+        self.state().answer_lost_in = Some(nth.max(1));
+    }
+
+    /// The `nth` range of an object from now on comes cut short, as if it was whole; 1 is the next.
+    pub fn cut_nth_body(&self, nth: u64) {
+        self.state().body_cut_in = Some(nth.max(1));
+    }
+
+    /// From the `nth` request on every bucket is down, until [`Faults::clear`] or a restart; 1 is the next.
+    pub fn go_down_at_nth(&self, nth: u64) {
+        self.state().down_in = Some(nth.max(1));
+    }
+
+    /// Forgets every planned crash and failure; rates stay.
+    pub fn forget_plans(&self) {
+        self.state().forget_plans();
+    }
+
     /// Forgets every planned crash and failure and sets all rates to 0.
     pub fn clear(&self) {
         let mut state = self.state();
@@ -200,14 +235,28 @@ impl Faults {
     pub(crate) fn loses_acknowledgement(&self) -> bool {
         let mut state = self.state();
         let rate = state.lost_acknowledgement_rate;
-        rate > 0.0 && state.rng.chance(rate)
+        let is_lost = is_now(&mut state.answer_lost_in) || (rate > 0.0 && state.rng.chance(rate));
+        state.fault_count += u64::from(is_lost);
+        is_lost
+    }
+
+    /// Whether a bucket that is asked now is down.
+    pub(crate) fn is_down(&self) -> bool {
+        let mut state = self.state();
+        if let Some(left) = &mut state.down_in {
+            *left = left.saturating_sub(1);
+        }
+        let is_down = state.down_in == Some(0);
+        state.fault_count += u64::from(is_down);
+        is_down
     }
 
     /// How much of a body of `len` bytes comes.
     pub(crate) fn partial_len(&self, len: usize) -> usize {
         let mut state = self.state();
         let rate = state.partial_body_rate;
-        if rate > 0.0 && state.rng.chance(rate) {
+        if is_now(&mut state.body_cut_in) || (rate > 0.0 && state.rng.chance(rate)) {
+            state.fault_count += 1;
             return state.rng.below(len.max(1) as u64) as usize;
         }
         len
@@ -234,6 +283,7 @@ impl State {
             self.change_count += 1;
             if self.crash_at.is_some_and(|at| number >= at) {
                 self.is_off = true;
+                self.fault_count += 1;
                 return Verdict::Crash;
             }
             fails |= self.fail_at.remove(&number);
@@ -247,6 +297,7 @@ impl State {
         });
         let rate = self.rates[operation as usize];
         fails |= rate > 0.0 && self.rng.chance(rate);
+        self.fault_count += u64::from(fails);
         if fails { Verdict::Fail } else { Verdict::Go }
     }
 
@@ -254,7 +305,18 @@ impl State {
         self.crash_at = None;
         self.fail_at.clear();
         self.fail_nth.clear();
+        self.answer_lost_in = None;
+        self.body_cut_in = None;
+        self.down_in = None;
     }
+}
+
+/// Counts one down; whether it is the one that was counted to.
+fn is_now(left: &mut Option<u64>) -> bool {
+    if let Some(count) = left {
+        *count -= 1;
+    }
+    left.take_if(|count| *count == 0).is_some()
 }
 
 impl fmt::Debug for Faults {

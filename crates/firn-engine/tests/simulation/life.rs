@@ -49,7 +49,7 @@ fn step(world: &mut World) -> Result<(), Failure> {
     match world.rng.below(100) {
         0..=27 => world.write(),
         28..=33 => world.transact(),
-        34 | 35 => world.write_one_place(),
+        34 | 35 => world.write_one_place(false),
         36 => world.write_with_kept(),
         37 | 38 => world.let_series_leave(),
         39..=43 => world.delete(),
@@ -138,7 +138,7 @@ fn work_under_fault(world: &mut World) -> Result<(), Failure> {
 }
 
 /// All work done, all faults over: everything is there, then once more after a crash.
-fn finish(world: &mut World) -> Result<u64, Failure> {
+pub(crate) fn finish(world: &mut World) -> Result<u64, Failure> {
     world.end_faults()?;
     settle(world)?;
     world.verify_held()?;

@@ -16,6 +16,8 @@ use firn_model::{
 use firn_sim::{Oracle, Rng, Seen, Sim};
 use parking_lot::Mutex;
 
+use crate::faults::{Aim, Hit};
+
 /// What the engine did that the plain map does not allow.
 #[derive(Debug)]
 pub(crate) struct Failure(pub(crate) String);
@@ -29,17 +31,6 @@ impl fmt::Display for Failure {
 /// How often what happened, over all seeds.
 #[derive(Debug, Default)]
 pub(crate) struct Tally(BTreeMap<String, u64>);
-
-/// What can hit a job, and how its error tells.
-const FAULTS: [(&str, &str); 7] = [
-    ("answer lost", "loss of the answer"),
-    ("partial body", "the slow tier sent"),
-    ("slow tier down", "bucket is down"),
-    ("get failed", "simulated failure of Get"),
-    ("put failed", "simulated failure of Put"),
-    ("read failed", "simulated failure of Read"),
-    ("write failed", "simulated failure of "),
-];
 
 // What a short life may hold over its limit for a moment; see `check_memory`.
 const EXCHANGED_BYTES: u64 = 40 << 10;
@@ -69,6 +60,12 @@ pub(crate) struct World {
     pub(crate) changes: Arc<ToldChanges>,
     digest: u64,
     work_done: u64,
+    /// How often the engine was called to work, and what that did, by the call's number.
+    call_count: u64,
+    pub(crate) done: Vec<(u64, &'static str)>,
+    /// What goes wrong in one of these calls, and what came of it.
+    pub(crate) aim: Option<Aim>,
+    pub(crate) hit: Option<Hit>,
     trace: bool,
     /// A read in the middle of a flush saw something wrong.
     pub(crate) torn: Arc<Mutex<Option<String>>>,
@@ -153,7 +150,6 @@ impl Tally {
             "Flush",
             "Seal",
             "Adapt",
-            "upload, answer lost",
             "Garbage",
             "held snapshot read",
             "held snapshot lost its memory",
@@ -184,62 +180,9 @@ impl Tally {
             "slow cache damage seen",
         ]);
         for kind in JobKind::ALL {
-            let happened =
-                |outcome: &str| self.0.contains_key(&format!("{}{outcome}", kind.name()));
-            assert!(happened(""), "{} never happened", kind.name());
-        }
-        // Merges on the slow tier are rare in short lives: they read and put alike, so each fault hits one of them.
-        for kind in JobKind::ALL {
-            let alike = if is_rare(kind) {
-                JobKind::ALL.into_iter().filter(|kind| is_rare(*kind)).collect()
-            } else {
-                vec![kind]
-            };
-            for fault in faults_of(kind) {
-                let hit =
-                    |kind: &JobKind| self.0.contains_key(&format!("{}, {fault}", kind.name()));
-                assert!(alike.iter().any(hit), "{}: never {fault}", kind.name());
-            }
+            assert!(self.0.contains_key(kind.name()), "{} never happened", kind.name());
         }
     }
-
-    /// How often each fault hit each kind of job.
-    pub(crate) fn print_faults(&self) {
-        println!("{:18} {:>15}  times", "job", "fault");
-        for kind in JobKind::ALL {
-            for fault in faults_of(kind) {
-                let count = self.0.get(&format!("{}, {fault}", kind.name())).unwrap_or(&0);
-                println!("{:18} {fault:>15}  {count}", kind.name());
-            }
-        }
-    }
-}
-
-fn is_rare(kind: JobKind) -> bool {
-    matches!(kind, JobKind::MergePatches | JobKind::MergePartitions | JobKind::Clean)
-}
-
-/// What can hit a job of this kind.
-fn faults_of(kind: JobKind) -> impl Iterator<Item = &'static str> {
-    // Every job ends in a record of the manifest.
-    let (reads_here, reads_there, puts) = match kind {
-        JobKind::Drop => (false, false, false),
-        JobKind::Compact => (true, false, false),
-        JobKind::Upload => (true, false, true),
-        // A table of the fast tier is cleaned now and then too; it is read as by a compaction.
-        _ => (false, true, true),
-    };
-    let all = [
-        (true, "power lost"),
-        (true, "write failed"),
-        (reads_here, "read failed"),
-        (reads_there, "get failed"),
-        (reads_there, "partial body"),
-        (puts, "put failed"),
-        (puts, "answer lost"),
-        (puts, "slow tier down"),
-    ];
-    all.into_iter().filter(|fault| fault.0).map(|fault| fault.1)
 }
 
 impl World {
@@ -262,6 +205,10 @@ impl World {
             changes: Arc::default(),
             digest: 0,
             work_done: 0,
+            call_count: 0,
+            done: Vec::new(),
+            aim: None,
+            hit: None,
             trace: false,
             torn: Arc::default(),
             kept: Arc::default(),
@@ -519,6 +466,27 @@ impl World {
         Ok(())
     }
 
+    /// Lets the engine do something, with the fault that is aimed at this call.
+    fn call<T>(
+        &mut self,
+        what: impl FnOnce(&Engine) -> firn_model::Result<T>,
+    ) -> firn_model::Result<T> {
+        let engine = self.engine();
+        let number = self.call_count;
+        self.call_count += 1;
+        let Some(aim) = self.aim.take_if(|aim| aim.call == number) else { return what(&engine) };
+        let faults = &self.sim.faults;
+        let before = faults.fault_count();
+        aim.begin(faults);
+        let result = what(&engine);
+        let error = result.as_ref().err().map(ToString::to_string);
+        self.hit = Some(Hit { is_hit: faults.fault_count() > before, error });
+        if !faults.is_off() {
+            faults.forget_plans();
+        }
+        result
+    }
+
     pub(crate) fn engine(&self) -> Arc<Engine> {
         Arc::clone(self.engine.as_ref().expect("opened"))
     }
@@ -590,8 +558,8 @@ impl World {
     }
 
     /// The same hour is written again and again and uploaded each time, until its partition has patches and
-    /// is old. The power may go in any of the jobs.
-    pub(crate) fn write_one_place(&mut self) -> Result<(), Failure> {
+    /// is old. Unless it `is_calm` the power may go in any of the jobs.
+    pub(crate) fn write_one_place(&mut self, is_calm: bool) -> Result<(), Failure> {
         let now = self.sim.env().clock.now_ms();
         self.place = Some((now - 3_600_000).div_euclid(3_600_000) * 3_600_000);
         for _ in 0..4 {
@@ -601,6 +569,7 @@ impl World {
             self.advance(Duration::from_secs(60 * minutes));
             let number = self.sim.faults.change_count() + self.rng.below(4);
             match self.rng.below(4) {
+                _ if is_calm => {}
                 0 => self.sim.faults.crash_at(number),
                 1 => self.sim.faults.fail_at(number),
                 _ => {}
@@ -615,14 +584,14 @@ impl World {
 
     /// Deletes what a random selector matches in a random range.
     pub(crate) fn delete(&mut self) -> Result<(), Failure> {
-        let engine = self.engine();
         let matchers = self.some_matchers();
         let range = self.some_range();
         let there = self.oracle.certain_count(&matchers, range);
         let begun = self.oracle.begin_delete(&matchers, range);
-        let deleted = engine.delete(std::slice::from_ref(&matchers), range);
+        let deleted = self.call(|engine| engine.delete(std::slice::from_ref(&matchers), range));
         match self.heard(deleted) {
             Ok(report) => {
+                self.done.extend(report.seq.map(|_| (self.call_count - 1, "delete")));
                 self.say(|| format!("delete of {matchers:?} in {range:?}: {report:?}"));
                 if report.seq.is_none() && there > 0 {
                     return Err(Failure(format!("{there} points were there to delete")));
@@ -647,11 +616,13 @@ impl World {
 
     /// Rewrites what deletes hide, on both tiers.
     pub(crate) fn clean_tombstones(&mut self) -> Result<(), Failure> {
-        let result = self.engine().clean_tombstones();
+        let before = self.engine().stats().tree.traffic.cleanings;
+        let result = self.call(Engine::clean_tombstones);
         let stats = self.engine().stats();
         let is_done = result.is_ok() && stats.tombstones == 0;
-        if stats.tree.traffic.cleanings > 0 {
+        if stats.tree.traffic.cleanings > before {
             self.tally.count("tables cleaned");
+            self.done.push((self.call_count - 1, JobKind::Clean.name()));
         }
         self.work(result.map(|()| is_done.then_some("tombstones cleaned on demand")))
     }
@@ -678,12 +649,12 @@ impl World {
 
     /// One piece of background work.
     pub(crate) fn step(&mut self, lane: Lane) -> Result<(), Failure> {
-        let result = self.engine().step(lane);
+        let result = self.call(|engine| engine.step(lane));
         self.work(result.map(|step| step.map(name_of)))
     }
 
     pub(crate) fn flush(&mut self) -> Result<(), Failure> {
-        let result = self.engine().flush();
+        let result = self.call(Engine::flush);
         self.work(result.map(|()| Some("Flush")))
     }
 
@@ -696,6 +667,7 @@ impl World {
             Ok(Some(what)) => {
                 self.say(|| what.into());
                 self.tally.count(what);
+                self.done.push((self.call_count.saturating_sub(1), what));
                 self.work_done += 1;
                 Ok(())
             }
@@ -703,27 +675,8 @@ impl World {
             Err(e) => {
                 self.say(|| format!("maintenance failed: {e}"));
                 self.tally.count("maintenance failed");
-                self.count_failed_job(&e);
                 self.after_error(&e)
             }
-        }
-    }
-
-    /// What went wrong in a job of the tree, which names itself.
-    fn count_failed_job(&mut self, e: &Error) {
-        let text = e.to_string();
-        let failed = JobKind::ALL
-            .map(JobKind::name)
-            .into_iter()
-            .find(|kind| text.contains(&format!("{kind} of ")) && text.contains(" tables"));
-        let hit = FAULTS.into_iter().find(|(_, mark)| text.contains(mark));
-        let outcome = match hit {
-            _ if is_power_loss(e) => "power lost",
-            Some((fault, _)) => fault,
-            None => "failed",
-        };
-        if let Some(kind) = failed {
-            self.tally.count(&format!("{kind}, {outcome}"));
         }
     }
 
