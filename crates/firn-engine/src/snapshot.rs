@@ -12,7 +12,9 @@ use firn_model::{
     Reservation, Result, Select, Selected, Selection, SeriesRef, ShardBits, Slot, TimeRange,
     Timestamp,
 };
-use firn_tree::{Ahead, Ask, BlockOutline, Directories, Later, ReadAhead, TableId, Version};
+use firn_tree::{
+    Ahead, Ask, BlockOutline, Directories, Later, LaterGroup, ReadAhead, TableId, Version,
+};
 
 use crate::Engine;
 use crate::planted::Planted;
@@ -152,13 +154,23 @@ impl Snapshot {
 
     /// The series that match, in groups that have samples in the range, exact to the partition.
     pub(crate) fn matches(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
-        let (mut matches, _directories) = self.find_held(selection, context)?;
+        Ok(self.matches_held(selection, context)?.0)
+    }
+
+    /// As [`Snapshot::matches`], with the directories that tell.
+    pub(crate) fn matches_held(
+        &self,
+        selection: &Selection,
+        context: &QueryContext,
+    ) -> Result<(Matches, Directories)> {
+        let (mut matches, directories) = self.find_held(selection, context)?;
         let mut head = self.0.head.reader();
         matches.groups.retain(|found| {
             head.has_data(found.group, selection.range)
                 || self.0.version.has_data(found.group, selection.range)
         });
-        Ok(matches)
+        drop(head);
+        Ok((matches, directories))
     }
 
     /// The series that match, whether they have samples or not.
@@ -201,7 +213,8 @@ impl Snapshot {
             range,
             context: context.clone(),
             _directories: None,
-            read_ahead: ReadAhead::default(),
+            read_ahead: Arc::default(),
+            until: None,
         }
     }
 
@@ -238,7 +251,9 @@ pub(crate) struct SelectedGroups {
     context: QueryContext,
     /// Read once, whatever the cache has room for.
     _directories: Option<Directories>,
-    read_ahead: ReadAhead,
+    read_ahead: Arc<ReadAhead>,
+    /// The same groups are asked for up to here next, in ranges as long as this one.
+    until: Option<Timestamp>,
 }
 
 impl Selected for SelectedGroups {
@@ -276,6 +291,11 @@ impl Selected for SelectedGroups {
 }
 
 impl SelectedGroups {
+    /// A window of a walk in time up to `until`, whose windows read ahead together.
+    pub(crate) fn in_walk(self, read_ahead: &Arc<ReadAhead>, until: Timestamp) -> SelectedGroups {
+        SelectedGroups { read_ahead: Arc::clone(read_ahead), until: Some(until), ..self }
+    }
+
     /// Hands the batch of each group, and its bytes, to `each`, which may take it. What is decoded is set aside.
     fn lend(
         &self,
@@ -358,17 +378,32 @@ impl SelectedGroups {
             })
             .collect();
         let mut next = |piece_count: usize| {
-            let later = later.iter().take(groups.len().saturating_mul(piece_count));
-            let ask = |found: &GroupMatch| Later {
+            let (range, later) = match self.until {
+                None => {
+                    let count = groups.len().saturating_mul(piece_count).min(later.len());
+                    (self.range, &later[..count])
+                }
+                Some(until) => (following(self.range, piece_count, until), groups),
+            };
+            let ask = |found: &GroupMatch| LaterGroup {
                 group: found.group,
                 slots: found.members.iter().map(|member| member.slot).collect(),
                 before: Some(before(found.group)),
             };
-            later.map(ask).collect()
+            // Nothing is asked for in no time.
+            let later = if range.is_empty() { &[] } else { later };
+            Later { range, groups: later.iter().map(ask).collect() }
         };
         let ahead = Ahead { state: &self.read_ahead, next: &mut next };
         frozen.version.scan(&asks, self.range, Some(ahead), &self.context)
     }
+}
+
+/// So many ranges of the same length behind `range`, up to `until`; empty if there are none.
+fn following(range: TimeRange, count: usize, until: Timestamp) -> TimeRange {
+    let start = range.end.saturating_add(1);
+    let len_ms = start.saturating_sub(range.start).saturating_mul(count as i64);
+    TimeRange::new(start, range.end.saturating_add(len_ms).min(until))
 }
 
 /// Groups that the caller knows, without keys.

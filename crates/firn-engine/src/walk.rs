@@ -3,14 +3,18 @@
 //! Storage is by group and time, the answer by labels: series that are neighbours in the answer lie in different
 //! groups, and all samples of one may be too many to hold. So the walk sorts the label sets first and then takes *batches*
 //! of neighbouring series, as many as fit into its buffers, and reads each in *windows* of time: short at first,
-//! longer while little is found. A batch that turns out too large is cut, and what was cut off comes with the next; a
+//! longer while little is found; of the slow tier the next windows are read along with one. A batch that turns out too large is cut, and what was cut off comes with the next; a
 //! series that is too large alone is handed out in runs.
+
+use std::sync::Arc;
 
 use firn_index::{GroupMatch, Member};
 use firn_model::{
     ColumnBatch, ColumnValues, Error, Grouping, Labels, Matcher, Pool, QueryContext, Reservation,
     Result, Selected, Selection, SeriesRef, TimeRange, Timestamp,
 };
+
+use firn_tree::{Directories, ReadAhead};
 
 use crate::Snapshot;
 use crate::snapshot::of_groups;
@@ -46,6 +50,10 @@ pub struct SeriesWalk {
     rest: Option<Rest>,
     /// Series to try in the next batch.
     batch_len: usize,
+    /// Of all windows.
+    read_ahead: Arc<ReadAhead>,
+    /// Of all tables that are read, brought here at once.
+    _directories: Directories,
     /// For label sets and buffers.
     held: Reservation,
     list_bytes: u64,
@@ -99,8 +107,8 @@ impl Snapshot {
     pub fn walk(&self, options: WalkOptions, context: &QueryContext) -> Result<SeriesWalk> {
         let range = options.range.intersect(self.time_range());
         let grouping = Grouping::Series;
-        let found =
-            self.matches(&Selection { matchers: options.matchers, range, grouping }, context)?;
+        let selection = Selection { matchers: options.matchers, range, grouping };
+        let (found, directories) = self.matches_held(&selection, context)?;
         let mut series = Vec::new();
         for group in &found.groups {
             context.cancel.check()?;
@@ -126,6 +134,8 @@ impl Snapshot {
             given_count: 0,
             rest: None,
             batch_len: BATCH_LEN_FIRST,
+            read_ahead: Arc::default(),
+            _directories: directories,
             held,
             list_bytes,
         })
@@ -228,8 +238,9 @@ impl SeriesWalk {
         self.context.cancel.check()?;
         let groups = self.batch_groups();
         let group_count = groups.len();
-        let selected =
-            self.snapshot.selected(of_groups(groups, &self.context), window, &self.context);
+        let groups = of_groups(groups, &self.context);
+        let selected = self.snapshot.selected(groups, window, &self.context);
+        let selected = selected.in_walk(&self.read_ahead, self.range.end);
         let mut count = 0;
         for columns in selected.read(0..group_count)? {
             count += take_columns(columns, &mut self.batch)?;

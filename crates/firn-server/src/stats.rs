@@ -384,6 +384,34 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
     {
         text.sample(name, &[("tier", tier)], amplification);
     }
+    let name = "firn_read_amplification";
+    text.family(
+        name,
+        Kind::Gauge,
+        "Bytes that queries read for each byte that the values which they got take, since the start, by tier.",
+    );
+    for (tier, amplification) in
+        [("fast", tree.fast_read_amplification()), ("slow", tree.slow_read_amplification())]
+    {
+        text.sample(name, &[("tier", tier)], amplification);
+    }
+    for (name, help, of_tiers) in [
+        (
+            "firn_query_read_bytes_total",
+            "Blocks and directories of tables that queries read, by tier; caches apart.",
+            [traffic.fast_query_bytes, traffic.slow_query_bytes],
+        ),
+        (
+            "firn_query_table_values_total",
+            "Values of tables that queries got, by tier, wherever their blocks were.",
+            [traffic.fast_query_values, traffic.slow_query_values],
+        ),
+    ] {
+        text.family(name, Kind::Counter, help);
+        for (tier, value) in ["fast", "slow"].into_iter().zip(of_tiers) {
+            text.sample(name, &[("tier", tier)], value as f64);
+        }
+    }
     for (name, help, value) in [
         ("firn_table_reads_total", "Reads of local tables.", traffic.fast_reads),
         ("firn_table_read_bytes_total", "Read from local tables.", traffic.fast_read_bytes),

@@ -18,6 +18,7 @@ use crate::output::{Made, Outputs, Target};
 use crate::partition::{Partition, PartitionLen};
 use crate::record::{Level, TableId, TableRecord};
 use crate::scrub;
+use crate::slow_cache::PieceKey;
 use crate::store::Store;
 use crate::suffix::Suffix;
 use crate::table::Table;
@@ -249,6 +250,11 @@ impl Job {
         let written = merged.and_then(|()| outputs.finish());
         if written.is_err() {
             self.store.abandoned.lock().extend(outputs.discard());
+            return written;
+        }
+        // The first query behind an upload asks for blocks alone, after a restart too.
+        for (record, directory) in outputs.take_directories() {
+            self.store.slow_cache.put(PieceKey::suffix(&record), &directory);
         }
         written
     }

@@ -74,7 +74,7 @@ pub use options::TreeOptions;
 pub use partition::{Partition, PartitionLen};
 pub use plan::{Deletes, Reach};
 pub use record::{Level, TableId, TableRecord};
-pub use scan::{Ahead, Ask, Later, ReadAhead};
+pub use scan::{Ahead, Ask, Later, LaterGroup, ReadAhead};
 pub use scrub::{Damage, Lost};
 pub use size::Lengths;
 pub use slow_cache::SlowCacheStats;

@@ -48,6 +48,8 @@ pub(crate) struct Outputs<'a> {
     writers: BTreeMap<Timestamp, (TableWriter, Target)>,
     open_files: usize,
     done: Vec<(TableRecord, Suffix)>,
+    /// Directories of tables of the slow tier, as they are stored.
+    directories: Vec<(TableRecord, Vec<u8>)>,
     /// Ids whose files or objects may exist.
     begun: Vec<TableId>,
     /// Where buffers are accounted; `None` for a flush, which must go on when memory is short: it is
@@ -72,6 +74,7 @@ impl<'a> Outputs<'a> {
             writers: BTreeMap::new(),
             open_files: 0,
             done: Vec::new(),
+            directories: Vec::new(),
             begun: Vec::new(),
             memory,
             scratch: Vec::new(),
@@ -168,6 +171,11 @@ impl<'a> Outputs<'a> {
         Ok(std::mem::take(&mut self.done))
     }
 
+    /// The directories of tables that were put on the slow tier, for a cache.
+    pub(crate) fn take_directories(&mut self) -> Vec<(TableRecord, Vec<u8>)> {
+        std::mem::take(&mut self.directories)
+    }
+
     fn finish_table(&mut self, writer: TableWriter) -> Result<()> {
         let held = writer.memory_bytes();
         let was_open = writer.is_open();
@@ -191,7 +199,12 @@ impl<'a> Outputs<'a> {
         for tries in 0..NAME_TRIES_MAX {
             let path = written.record.path();
             match self.env.bucket.put(&path, Arc::clone(&bytes), PutMode::Create) {
-                Ok(_) => return Ok(written),
+                Ok(_) => {
+                    let at = usize::try_from(written.record.suffix_offset()).unwrap_or(usize::MAX);
+                    let directory = bytes.get(at..).unwrap_or_default().to_vec();
+                    self.directories.push((written.record.clone(), directory));
+                    return Ok(written);
+                }
                 Err(e) if *e.kind() == ErrorKind::Conflict => {
                     // The name is another's: not ours to remove.
                     self.begun.retain(|id| *id != written.record.id);

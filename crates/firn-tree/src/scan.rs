@@ -94,9 +94,18 @@ pub struct ReadAhead {
     trips: Mutex<u32>,
 }
 
-/// The members of a group that a selection asks for later.
+/// What a selection asks for later.
 #[derive(Clone, Debug)]
 pub struct Later {
+    /// When.
+    pub range: TimeRange,
+    /// Of which groups, which rise.
+    pub groups: Vec<LaterGroup>,
+}
+
+/// The members of a group that a selection asks for later.
+#[derive(Clone, Debug)]
+pub struct LaterGroup {
     /// The group.
     pub group: GroupId,
     /// As [`Ask::slots`].
@@ -109,8 +118,8 @@ pub struct Later {
 pub struct Ahead<'a> {
     /// Where the selection stands.
     pub state: &'a ReadAhead,
-    /// The groups of the next pieces, so many of them.
-    pub next: &'a mut dyn FnMut(usize) -> Vec<Later>,
+    /// What the next pieces ask for, so many of them.
+    pub next: &'a mut dyn FnMut(usize) -> Later,
 }
 
 impl std::fmt::Debug for Ahead<'_> {
@@ -152,12 +161,15 @@ impl Version {
         let places: Vec<Place<'_>> =
             blocks.iter().filter_map(|wants| place(&sources, wants)).collect();
         memory.grow(bytes_of(&places))?;
-        let fetched = self.fetch(&places, range, ahead, &mut memory, &context.stats)?;
+        let fetched = self.fetch(&places, ahead, &mut memory, &context.stats)?;
         for (idx, (wants, fetched)) in blocks.iter().zip(&fetched).enumerate() {
             if idx % BLOCKS_PER_CANCEL_CHECK == 0 {
                 context.cancel.check()?;
             }
-            decode_block(&places[idx], wants, fetched, (asks, range), &mut memory, &mut found)?;
+            let place = &places[idx];
+            let values =
+                decode_block(place, wants, fetched, (asks, range), &mut memory, &mut found)?;
+            self.store().traffic.answered(place.is_slow(), values);
         }
         for sources in &mut found {
             // Stable: of equal commits the older level stays first.
@@ -193,7 +205,6 @@ impl Version {
     fn fetch(
         &self,
         places: &[Place<'_>],
-        range: TimeRange,
         ahead: Option<Ahead<'_>>,
         memory: &mut Reservation,
         stats: &QueryStats,
@@ -211,13 +222,22 @@ impl Version {
                     self.look_again(places, &mut fetched);
                 }
                 if asks_slow(&fetched) {
-                    let later = next((1 << (*trips).min(TRIPS_MAX)) - 1);
-                    let asks: Vec<Ask<'_>> = later.iter().map(Later::ask).collect();
-                    // What fails here is asked for again when it is needed.
-                    let sources = self.sources(&asks, range).unwrap_or_default();
-                    let along = self.along(&sources, &asks, range, places, memory);
+                    let mut pieces = (1 << (*trips).min(TRIPS_MAX)) - 1;
                     *trips += 1;
-                    self.read_missing(places, &mut fetched, &along, memory, stats)?;
+                    loop {
+                        let later = next(pieces);
+                        let asks: Vec<Ask<'_>> = later.groups.iter().map(LaterGroup::ask).collect();
+                        // What fails here is asked for again when it is needed.
+                        let sources = self.sources(&asks, later.range).unwrap_or_default();
+                        let along = self.along(&sources, &asks, later.range, places);
+                        let bytes = bytes_of(&along);
+                        if pieces > 0 && (bytes > AHEAD_BYTES_MAX || memory.grow(bytes).is_err()) {
+                            pieces /= 2;
+                            continue;
+                        }
+                        self.read_missing(places, &mut fetched, &along, memory, stats)?;
+                        break;
+                    }
                 } else {
                     drop(trips);
                     self.read_missing(places, &mut fetched, &[], memory, stats)?;
@@ -228,36 +248,24 @@ impl Version {
         fetched.into_iter().map(|fetched| fetched.ok_or_else(missing)).collect()
     }
 
-    /// The blocks that `asks`, which come later, want of the slow tier: those of the first of them, as many as may be read
-    /// along, without what is kept or in `needed`.
+    /// The blocks that `asks`, which come later, want of the slow tier, without what is kept or in `needed`.
     fn along<'a>(
         &self,
         sources: &'a [Source<'a>],
         asks: &[Ask<'_>],
         range: TimeRange,
         needed: &[Place<'_>],
-        memory: &mut Reservation,
     ) -> Vec<Place<'a>> {
         let needed: HashSet<(TableId, u32)> = needed.iter().map(Place::id).collect();
-        let mut wants = wanted_blocks(sources, asks, range);
-        wants.retain(|want| {
-            place(sources, std::slice::from_ref(want)).is_some_and(|place| {
-                place.is_slow()
-                    && !needed.contains(&place.id())
-                    && self.store().cache.block(place.table.record.id, place.block_idx).is_none()
-            })
-        });
-        let mut ask_count = asks.len();
-        loop {
-            let along: Vec<Place<'a>> =
-                by_block(&wants).filter_map(|wants| place(sources, wants)).collect();
-            let bytes = bytes_of(&along);
-            if bytes <= AHEAD_BYTES_MAX {
-                return if memory.grow(bytes).is_ok() { along } else { Vec::new() };
-            }
-            ask_count /= 2;
-            wants.retain(|want| want.ask_idx < ask_count);
-        }
+        let wants = wanted_blocks(sources, asks, range);
+        let places = by_block(&wants).filter_map(|wants| place(sources, wants));
+        let is_new = |place: &Place<'_>| {
+            let (table, block_idx) = place.id();
+            place.is_slow()
+                && !needed.contains(&place.id())
+                && self.store().cache.block(table, block_idx).is_none()
+        };
+        places.filter(is_new).collect()
     }
 
     /// The blocks of the slow tier that are in memory or on this machine's disk.
@@ -336,6 +344,7 @@ impl Version {
             let is_slow = read.table.record.level.is_slow();
             let tier = if is_slow { &stats.slow_bytes } else { &stats.fast_bytes };
             tier.add(read.bytes);
+            self.store().traffic.read_for_query(is_slow, read.bytes);
         }
         for ((run, members), bytes) in runs.iter().zip(self.store().read(&reads)) {
             let members = &wanted[members.clone()];
@@ -419,7 +428,7 @@ impl Fetched {
     }
 }
 
-impl Later {
+impl LaterGroup {
     fn ask(&self) -> Ask<'_> {
         Ask { group: self.group, slots: &self.slots, before: self.before }
     }
@@ -465,7 +474,7 @@ fn wanted_blocks(sources: &[Source<'_>], asks: &[Ask<'_>], range: TimeRange) -> 
     wants
 }
 
-/// Decodes what `wants` need of one block; memory is set aside before.
+/// Decodes what `wants` need of one block into `found`; memory is set aside before. How many values that is.
 fn decode_block(
     Place { table, entry, .. }: &Place<'_>,
     wants: &[Want],
@@ -473,8 +482,9 @@ fn decode_block(
     (asks, range): (&[Ask<'_>], TimeRange),
     memory: &mut Reservation,
     found: &mut [Vec<GroupColumns>],
-) -> Result<()> {
+) -> Result<u64> {
     let bytes = &fetched.bytes[fetched.range.clone()];
+    let mut value_count = 0;
     let block = Block::open(table.path(), entry.offset, bytes)?;
     let mut refused = None;
     let mut left = wants;
@@ -503,13 +513,15 @@ fn decode_block(
             let bytes = if columns.is_empty() { 0 } else { columns.heap_bytes() as u64 };
             memory.shrink(bytes_max.saturating_sub(bytes));
             if !columns.is_empty() {
+                let values = columns.batch.columns.iter().map(|column| column.values.len() as u64);
+                value_count += values.sum::<u64>();
                 found[want.ask_idx].push(columns);
             }
         }
         Ok(Walk::On)
     });
     walked.map_err(|e| table.note(Error::corrupt(table.path(), entry.offset, e.what())))?;
-    refused.map_or(Ok(()), Err)
+    refused.map_or(Ok(value_count), Err)
 }
 
 /// Where a block lies in the bytes of its whole table.

@@ -1,7 +1,8 @@
 //! Reading every byte against its checksum, and writing a damaged table anew without what is lost.
 //!
 //! A block's checksum covers its table and its place, so that blocks are found again even where the directory
-//! and a block's length are damaged both: what is lost is what was hit, and nothing beside it.
+//! and a block's length are damaged both: what is lost is what was hit, and nothing beside it; of the slow tier not even that
+//! if this machine has kept what it read there.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -43,11 +44,13 @@ pub struct Lost {
     pub chunk_count: u64,
 }
 
+/// Where a sound block lies; its bytes if it is sound only in the cache of the slow tier.
+type SoundBlock = (Range<usize>, Option<Arc<[u8]>>);
+
 /// A table as it was found.
 struct Survey {
     bytes: Arc<[u8]>,
-    /// Sound blocks.
-    blocks: Vec<Range<usize>>,
+    blocks: Vec<SoundBlock>,
     damage: Vec<Damage>,
 }
 
@@ -88,9 +91,12 @@ pub(crate) fn write_sound(
         }
         None => Ok(()),
     };
-    for place in survey.blocks {
-        let bytes = survey.bytes.get(place.clone()).unwrap_or_default();
+    for (place, kept) in survey.blocks {
         let offset = place.start as u64;
+        let bytes = match &kept {
+            Some(kept) => kept,
+            None => survey.bytes.get(place).unwrap_or_default(),
+        };
         let payload = unpack(table.path(), offset, table.record.salt, bytes)?;
         Block::open(table.path(), offset, &payload)?.for_chunks(|group, bytes| {
             let columns = Chunk::open(bytes)?.read(Slots::All, TimeRange::ALL)?;
@@ -120,27 +126,39 @@ fn survey(store: &Store, table: &Arc<Table>) -> Result<Survey> {
         note(what.unwrap_or_else(|| Error::corrupt(file, 0, "header is damaged")), None);
     }
     let suffix_at = usize::try_from(record.suffix_offset()).unwrap_or(usize::MAX);
-    let suffix = Suffix::decode(record, bytes.get(suffix_at..).unwrap_or_default()).or_else(|e| {
+    let suffix = Suffix::decode(record, bytes.get(suffix_at..).unwrap_or_default());
+    let suffix = suffix.map(Arc::new).or_else(|e| {
         if !is_cut {
             note(e, None);
         }
-        walk_blocks(record, bytes.get(TABLE_HEADER_BYTES..suffix_at).unwrap_or_default())
+        let kept = store.kept_suffix(table);
+        kept.map_or_else(
+            || {
+                let blocks = bytes.get(TABLE_HEADER_BYTES..suffix_at).unwrap_or_default();
+                walk_blocks(record, blocks).map(Arc::new)
+            },
+            Ok,
+        )
     });
     let mut blocks = Vec::new();
     match suffix {
         Ok(suffix) => {
-            for entry in &suffix.blocks {
+            for (idx, entry) in suffix.blocks.iter().enumerate() {
                 let place = block_range(entry);
-                match is_sound(record, file, &bytes, place.clone()) {
-                    Ok(_) => blocks.push(place),
+                let is_sound = |bytes: &[u8]| is_sound(record, file, entry.offset, bytes);
+                match is_sound(bytes.get(place.clone()).unwrap_or_default()) {
+                    Ok(_) => blocks.push((place, None)),
                     Err(e) => {
-                        let lost = Lost {
+                        let kept = store.kept_block(table, idx as u32);
+                        let kept = kept.filter(|kept| is_sound(kept).is_ok());
+                        let lost = kept.is_none().then(|| Lost {
                             group_min: entry.group_first,
                             group_max: entry.group_last,
                             range: entry.time_range,
                             chunk_count: entry.chunk_count.into(),
-                        };
-                        note(Error::corrupt(file, entry.offset, e.what()), Some(lost));
+                        });
+                        note(Error::corrupt(file, entry.offset, e.what()), lost);
+                        blocks.extend(kept.map(|kept| (place, Some(kept))));
                     }
                 }
             }
@@ -148,7 +166,9 @@ fn survey(store: &Store, table: &Arc<Table>) -> Result<Survey> {
         Err(_) if bytes.is_empty() => {}
         Err(e) => {
             let mut chunk_count = 0;
-            (blocks, chunk_count) = salvage(record, file, &bytes, suffix_at, chunk_count);
+            let found;
+            (found, chunk_count) = salvage(record, file, &bytes, suffix_at, chunk_count);
+            blocks.extend(found.into_iter().map(|place| (place, None)));
             note(e, Some(all_of(record, record.chunk_count.saturating_sub(chunk_count))));
         }
     }
@@ -179,9 +199,8 @@ fn read_all(store: &Store, table: &Arc<Table>) -> Result<(Arc<[u8]>, Option<Erro
 }
 
 /// The number of chunks of a sound block.
-fn is_sound(record: &TableRecord, file: &str, bytes: &[u8], place: Range<usize>) -> Result<u64> {
-    let offset = place.start as u64;
-    let payload = unpack(file, offset, record.salt, bytes.get(place).unwrap_or_default())?;
+fn is_sound(record: &TableRecord, file: &str, offset: u64, bytes: &[u8]) -> Result<u64> {
+    let payload = unpack(file, offset, record.salt, bytes)?;
     let mut chunk_count = 0;
     Block::open(file, offset, &payload)?.for_chunks(|group, bytes| {
         let chunk = Chunk::open(bytes)?;
@@ -211,7 +230,11 @@ fn salvage(
         let place = len
             .filter(|len| (BLOCK_HEADER_BYTES + 1..=BLOCK_BYTES_MAX.min(end - at)).contains(len))
             .map(|len| at..at + len);
-        match place.map(|place| (is_sound(record, file, bytes, place.clone()), place)) {
+        let sound = |place: Range<usize>| {
+            let here = bytes.get(place.clone()).unwrap_or_default();
+            (is_sound(record, file, place.start as u64, here), place)
+        };
+        match place.map(sound) {
             Some((Ok(count), place)) => {
                 chunk_count += count;
                 at = place.end;

@@ -63,6 +63,14 @@ pub struct TrafficStats {
     pub slow_get_bytes: u64,
     /// Calls that asked for ranges: round trips.
     pub slow_round_trips: u64,
+    /// Bytes of local tables that queries read: blocks and directories.
+    pub fast_query_bytes: u64,
+    /// Values of local tables that queries got.
+    pub fast_query_values: u64,
+    /// Bytes of the slow tier that queries read, from there and not from a cache: blocks and directories.
+    pub slow_query_bytes: u64,
+    /// Values of the slow tier's tables that queries got, wherever their blocks were.
+    pub slow_query_values: u64,
     /// Slow-tier blocks that were in memory.
     pub cache_hits: u64,
     /// Slow-tier blocks that were not.
@@ -112,6 +120,29 @@ impl TrafficStats {
     }
 }
 
+impl TreeStats {
+    /// Bytes of local tables that queries read for each byte that the values which they got take there; 0 before the
+    /// first query.
+    pub fn fast_read_amplification(&self) -> f64 {
+        let traffic = &self.traffic;
+        read_amplification(&self.levels[..2], (traffic.fast_query_bytes, traffic.fast_query_values))
+    }
+
+    /// The same of the slow tier. What a cache has is not read: it may be less than 1.
+    pub fn slow_read_amplification(&self) -> f64 {
+        let traffic = &self.traffic;
+        read_amplification(&self.levels[2..], (traffic.slow_query_bytes, traffic.slow_query_values))
+    }
+}
+
+/// Bytes read by what the values take at the average of the tables that are there.
+fn read_amplification(levels: &[LevelStats], (read_bytes, values): (u64, u64)) -> f64 {
+    let sum = |of: fn(&LevelStats) -> u64| levels.iter().map(of).sum::<u64>() as f64;
+    let value_bytes = sum(|level| level.bytes) / sum(|level| level.value_count).max(1.0);
+    let wanted_bytes = values as f64 * value_bytes;
+    if wanted_bytes == 0.0 { 0.0 } else { read_bytes as f64 / wanted_bytes }
+}
+
 fn amplification(first: u64, again: u64) -> f64 {
     if first == 0 { 1.0 } else { (first + again) as f64 / first as f64 }
 }
@@ -143,6 +174,10 @@ pub(crate) struct Traffic {
     slow_gets: AtomicU64,
     slow_get_bytes: AtomicU64,
     slow_round_trips: AtomicU64,
+    fast_query_bytes: AtomicU64,
+    fast_query_values: AtomicU64,
+    slow_query_bytes: AtomicU64,
+    slow_query_values: AtomicU64,
     cache_hits: AtomicU64,
     cache_misses: AtomicU64,
     flush_bytes: AtomicU64,
@@ -172,6 +207,16 @@ impl Traffic {
         add(&self.slow_round_trips, 1);
         add(&self.slow_gets, gets);
         add(&self.slow_get_bytes, bytes);
+    }
+
+    /// A query, or who asks for directories as one does, reads so much of a tier.
+    pub(crate) fn read_for_query(&self, is_slow: bool, bytes: u64) {
+        add(if is_slow { &self.slow_query_bytes } else { &self.fast_query_bytes }, bytes);
+    }
+
+    /// A query got so many values of a tier's tables.
+    pub(crate) fn answered(&self, is_slow: bool, values: u64) {
+        add(if is_slow { &self.slow_query_values } else { &self.fast_query_values }, values);
     }
 
     pub(crate) fn cache_look(&self, hit: bool) {
@@ -220,6 +265,10 @@ impl Traffic {
             slow_gets: get(&self.slow_gets),
             slow_get_bytes: get(&self.slow_get_bytes),
             slow_round_trips: get(&self.slow_round_trips),
+            fast_query_bytes: get(&self.fast_query_bytes),
+            fast_query_values: get(&self.fast_query_values),
+            slow_query_bytes: get(&self.slow_query_bytes),
+            slow_query_values: get(&self.slow_query_values),
             cache_hits: get(&self.cache_hits),
             cache_misses: get(&self.cache_misses),
             flush_bytes: get(&self.flush_bytes),

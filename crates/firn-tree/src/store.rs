@@ -148,6 +148,9 @@ impl Store {
                 bytes: tables[idx].record.suffix_bytes.into(),
             })
             .collect();
+        for read in &reads {
+            self.traffic.read_for_query(read.table.record.level.is_slow(), read.bytes);
+        }
         for (&idx, answer) in missing.iter().zip(self.read(&reads)) {
             let table = tables[idx];
             let decoded = answer.and_then(|bytes| {
@@ -161,6 +164,23 @@ impl Store {
             answers[idx] = Some(suffix.map(|suffix| self.keep(table, suffix)));
         }
         answers.into_iter().flatten().collect()
+    }
+
+    /// A table's directory, if it is on this machine though the table is not.
+    pub(crate) fn kept_suffix(&self, table: &Table) -> Option<Arc<Suffix>> {
+        let is_slow = table.record.level.is_slow();
+        self.suffix_in_memory(table).or_else(|| {
+            let key = is_slow.then(|| PieceKey::suffix(&table.record))?;
+            let bytes = self.slow_cache.get(&[key]).pop().flatten()?;
+            Suffix::decode(&table.record, &bytes).ok().map(Arc::new)
+        })
+    }
+
+    /// A block of a table of the slow tier as it is stored there, if this machine has kept it.
+    pub(crate) fn kept_block(&self, table: &Table, block_idx: u32) -> Option<Arc<[u8]>> {
+        let is_slow = table.record.level.is_slow();
+        let key = is_slow.then(|| PieceKey::block(&table.record, block_idx))?;
+        self.slow_cache.get(&[key]).pop().flatten()
     }
 
     fn suffix_in_memory(&self, table: &Table) -> Option<Arc<Suffix>> {

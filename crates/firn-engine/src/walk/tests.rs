@@ -12,7 +12,11 @@ type World = BTreeMap<Labels, BTreeMap<Timestamp, u64>>;
 // So far before the simulated clock that nothing is in the future.
 const START_MS: Timestamp = 1_760_000_000_000;
 
-fn engine() -> std::sync::Arc<Engine> {
+fn engine() -> Arc<Engine> {
+    engine_of(&Sim::new(1))
+}
+
+fn engine_of(sim: &Sim) -> Arc<Engine> {
     let options = EngineOptions {
         memory_bytes_max: 256 << 20,
         shard_count: 4,
@@ -21,11 +25,12 @@ fn engine() -> std::sync::Arc<Engine> {
         tree: firn_tree::TreeOptions {
             block_bytes: 256,
             table_bytes_max: 2 << 10,
+            old_partition_ms: 2 * 3_600_000,
             ..Default::default()
         },
         ..EngineOptions::default()
     };
-    Engine::open(Sim::new(1).env(), options, &RecoveryProgress::default()).unwrap()
+    Engine::open(sim.env(), options, &RecoveryProgress::default()).unwrap()
 }
 
 fn labels(metric: u64, instance: u64) -> Labels {
@@ -159,6 +164,43 @@ fn what_is_in_memory_is_bounded_whatever_there_is() {
     assert!(budget.usage().peak_bytes < 512 << 10, "{:?}", budget.usage());
     drop(walk);
     assert_eq!(budget.usage().used_bytes, 0);
+}
+
+/// Days of history that is only on the slow tier, window by window: the next windows come along with one.
+#[test]
+fn a_walk_over_the_slow_tier_asks_it_some_times_and_not_once_a_window() {
+    let sim = Sim::new(1);
+    let engine = engine_of(&sim);
+    let series: Vec<SeriesRef> =
+        (0..3).map(|instance| engine.resolve(&[labels(0, instance)]).remove(0).unwrap()).collect();
+    let start = sim.env().clock.now_ms();
+    for hour in 0..72 {
+        sim.clock.advance(std::time::Duration::from_secs(3_600));
+        let mut batch = RowBatch::default();
+        for (minute, &series) in (0..60).flat_map(|minute| series.iter().map(move |s| (minute, s)))
+        {
+            batch.push(series, start + (hour * 60 + minute) * 60_000, minute as f64);
+        }
+        engine.write(&mut batch).unwrap();
+        engine.flush().unwrap();
+        while engine.step(Lane::Tree).unwrap().is_some() {}
+    }
+    drop(engine);
+    let engine = engine_of(&sim);
+    assert!(engine.stats().tree.levels[2].partition_count > 20);
+    let range = TimeRange::new(start, start + 60 * 3_600_000);
+    let (matchers, extra) = (Vec::new(), Labels::empty());
+    let options = WalkOptions { matchers, range, extra, samples_max: 100 };
+    let mut walk = engine.snapshot().walk(options, &QueryContext::unbounded()).unwrap();
+    let (mut run_count, mut sample_count) = (0, 0);
+    while let Some(run) = walk.next_run().unwrap() {
+        run_count += 1;
+        sample_count += run.times.len();
+    }
+    assert_eq!(sample_count, 3 * (60 * 60 + 1));
+    let traffic = engine.stats().tree.traffic;
+    assert!(run_count > 100, "{run_count} runs");
+    assert!(traffic.slow_round_trips < 16, "{run_count} runs, {traffic:?}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use firn_sim::Operation;
 
 use super::*;
-use crate::{Ahead, JobKind, Later, Level, ReadAhead, TableRecord};
+use crate::{Ahead, JobKind, Later, LaterGroup, Level, ReadAhead, TableRecord};
 
 fn start_of_window(world: &World) -> i64 {
     world.now().div_euclid(2 * HOUR_MS) * 2 * HOUR_MS
@@ -67,7 +67,18 @@ fn slow_reads_take_two_round_trips_cold_and_none_warm() {
         traffic.slow_get_bytes <= directories + columns + chunks * block_bytes,
         "{traffic:?}, {directories} of directories, {chunks} chunks of {columns} entries"
     );
+    // All that was asked of the slow tier was for this query.
+    assert_eq!(traffic.slow_query_bytes, traffic.slow_get_bytes);
+    let values = |found: &[Vec<GroupColumns>]| -> u64 {
+        let columns = found.iter().flatten().flat_map(|columns| &columns.batch.columns);
+        columns.map(|column| column.values.len() as u64).sum()
+    };
+    assert_eq!(traffic.slow_query_values, values(&cold));
+    assert_eq!((traffic.fast_query_bytes, traffic.fast_query_values), (0, 0));
+    let amplification = world.tree.stats().slow_read_amplification();
+    assert!(amplification > 1.0, "one member of four groups of three: {amplification}");
     let warm = version.scan(&asks, range, None, &QueryContext::unbounded()).unwrap();
+    assert_eq!(world.tree.stats().slow_read_amplification(), amplification / 2.0);
     assert_eq!(world.tree.stats().traffic.slow_round_trips, 2);
     assert_eq!(cold[0].len(), warm[0].len());
     // After a restart what was read is on this machine.
@@ -78,6 +89,23 @@ fn slow_reads_take_two_round_trips_cold_and_none_warm() {
     let stats = world.tree.stats();
     assert_eq!(stats.traffic.slow_round_trips, 0, "{stats:?}");
     assert_eq!(stats.slow_cache.hits, records.len() as u64 + chunks, "{stats:?}");
+}
+
+/// What was uploaded by this machine is not asked for before its blocks are, be it started anew in between.
+#[test]
+fn directories_of_uploads_are_kept_on_this_machine() {
+    let mut world = World::new(1, small_options());
+    live(&mut world, 24 * HOUR_MS);
+    world.tree.close();
+    world.reopen();
+    let asks = [Ask { group: GroupId(2), slots: &[Slot(1)], before: None }];
+    let range = TimeRange::new(world.now() - 24 * HOUR_MS, world.now() - 6 * HOUR_MS);
+    let version = world.tree.version();
+    let found = version.scan(&asks, range, None, &QueryContext::unbounded()).unwrap();
+    assert!(found[0].len() > 5);
+    let stats = world.tree.stats();
+    assert_eq!(stats.traffic.slow_round_trips, 1, "{stats:?}");
+    assert!(stats.slow_cache.hits > 5 && stats.slow_cache.damaged == 0, "{stats:?}");
 }
 
 /// A selection that is scanned piece by piece asks the slow tier some times, not once a piece, and reads nothing twice.
@@ -99,11 +127,13 @@ fn a_long_scan_reads_ahead() {
         let _held = version.load_directories(TimeRange::ALL, &all, &Budget::unlimited()).unwrap();
         let state = ReadAhead::default();
         let ask = |group| Ask { group: GroupId(group), slots: &[Slot(1)], before: None };
-        let later = |group| Later { group: GroupId(group), slots: vec![Slot(1)], before: None };
+        let later =
+            |group| LaterGroup { group: GroupId(group), slots: vec![Slot(1)], before: None };
         for first in (0..GROUPS).step_by(PIECE as usize) {
             let asks: Vec<Ask<'_>> = (first..first + PIECE).map(ask).collect();
             let mut next = |pieces: usize| {
-                (first + PIECE..GROUPS).take(pieces * PIECE as usize).map(later).collect()
+                let groups = (first + PIECE..GROUPS).take(pieces * PIECE as usize);
+                Later { range: TimeRange::ALL, groups: groups.map(later).collect() }
             };
             let ahead = reads_ahead.then_some(Ahead { state: &state, next: &mut next });
             let context = QueryContext::unbounded();
