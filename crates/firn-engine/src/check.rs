@@ -1,10 +1,16 @@
 //! Scrubbing: every byte of the database against its checksum, what nobody names, and repair.
 
-use firn_model::{CancelToken, Error, ErrorKind, Result};
+use std::collections::BTreeMap;
+
+use firn_index::LostSeries;
+use firn_model::{CancelToken, Error, ErrorKind, Pool, Result};
 use firn_tree::{Lost, TableId};
 
 use crate::manifest::{Edit, Room};
 use crate::{Engine, tier};
+
+// All bytes of the file, its texts, and the numbers of its series.
+const REPAIR_MEMORY_PER_BYTE: u64 = 8;
 
 /// How far a check is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,10 +30,21 @@ pub struct CheckProgress {
 pub struct Finding {
     /// File, offset and what is wrong there.
     pub error: Error,
-    /// Bounds of the samples that cannot be read because of it; `None` if nothing is lost.
-    pub lost: Option<Lost>,
+    /// What cannot be read because of it; `None` if nothing is lost.
+    pub loss: Option<Loss>,
     /// The file was written anew without what is lost, so that nothing stumbles over it any more.
     pub is_repaired: bool,
+}
+
+/// What is lost with a damaged place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Bounds of the samples.
+    Samples(Lost),
+    /// Series: their samples are there, and nobody can ask for them any more.
+    Series(LostSeries),
+    /// What needs this block of an index file fails; a repair will tell how much that is.
+    Unknown,
 }
 
 /// What [`Engine::check`] found.
@@ -45,8 +62,8 @@ pub struct CheckReport {
 impl Engine {
     /// Reads every byte of both tiers against its checksum and decodes it: tables, index segments, the slow
     /// tier's manifest; the log and the local manifest were read when the database was opened. `each` is told
-    /// after every file. With `repairs`, damaged tables are written anew without what is lost; what is older and
-    /// was overwritten by that shows again.
+    /// after every file. With `repairs`, damaged tables and index files are written anew without what is lost: an index file
+    /// loses nothing where the slow tier's copy has the block. What is older and was overwritten by lost samples shows again.
     ///
     /// Lists the slow tier. Holds back maintenance meanwhile; writes and queries go on.
     ///
@@ -72,16 +89,19 @@ impl Engine {
             progress.bytes_done += record.bytes;
             each(progress);
         })?;
-        for error in self.index.check() {
-            report.findings.push(Finding { error, lost: None, is_repaired: false });
-        }
+        self.check_index(repairs, &mut report)?;
         report.progress.files_done = report.progress.files_total;
         report.progress.bytes_done = report.progress.bytes_total;
         each(&report.progress);
         drop(version);
+        for (path, lost) in &self.recovery.index_repairs {
+            let error = Error::corrupt(path.as_str(), 0, "it was damaged where opening needs it");
+            let loss = lost.map(Loss::Series);
+            report.findings.push(Finding { error, loss, is_repaired: true });
+        }
         for place in &self.recovery.damage {
             let error = Error::corrupt("log or manifest", 0, place.clone());
-            report.findings.push(Finding { error, lost: None, is_repaired: false });
+            report.findings.push(Finding { error, loss: None, is_repaired: false });
         }
         let orphans = self.check_slow_manifest(repairs, &mut report)?;
         report.orphans = orphans;
@@ -93,9 +113,49 @@ impl Engine {
                 _ => self.repair(damage.table, cancel)?,
             };
             repaired = Some((damage.table, is_repaired));
-            report.findings.push(Finding { error: damage.error, lost: damage.lost, is_repaired });
+            let (error, loss) = (damage.error, damage.lost.map(Loss::Samples));
+            report.findings.push(Finding { error, loss, is_repaired });
         }
         Ok(report)
+    }
+
+    /// The index's files, each of which is written anew if it is damaged and that is wanted.
+    fn check_index(&self, repairs: bool, report: &mut CheckReport) -> Result<()> {
+        let mut damage: BTreeMap<String, Vec<Error>> = BTreeMap::new();
+        for error in self.index.check() {
+            let path = file_of(&error).unwrap_or_default().to_owned();
+            damage.entry(path).or_default().push(error);
+        }
+        for (path, errors) in damage {
+            let repaired = match repairs && !self.options.read_only {
+                true => self.repair_index(&path)?,
+                false => None,
+            };
+            for (idx, error) in errors.into_iter().enumerate() {
+                // All blocks of a file have lost what they have lost together.
+                let loss = match repaired {
+                    Some(lost) => lost.filter(|_| idx == 0).map(Loss::Series),
+                    None => Some(Loss::Unknown),
+                };
+                let is_repaired = repaired.is_some();
+                report.findings.push(Finding { error, loss, is_repaired });
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a damaged index file anew: what is lost by that; `None` if there is no such file.
+    fn repair_index(&self, path: &str) -> Result<Option<Option<LostSeries>>> {
+        let files = self.index.segment_files();
+        let file_bytes = files.iter().find(|file| file.0 == path).map_or(0, |file| file.1);
+        let _memory =
+            self.reserve(Pool::Jobs, file_bytes.saturating_mul(REPAIR_MEMORY_PER_BYTE))?;
+        let copy = tier::copy_of(&*self.env.bucket, path);
+        let Some(repaired) = self.index.repair(path, &copy)? else { return Ok(None) };
+        // Nobody writes until the references of lost series are of another generation.
+        let _leaving = self.leaving.write();
+        self.apply_index(repaired.part)?;
+        Ok(Some(repaired.lost))
     }
 
     /// The slow tier's manifest, and what nobody names there and here.
@@ -110,7 +170,7 @@ impl Engine {
                     if is_repaired {
                         tier::put_again(&self.env, &described, &path)?;
                     }
-                    report.findings.push(Finding { error, lost: None, is_repaired });
+                    report.findings.push(Finding { error, loss: None, is_repaired });
                 }
             }
             Ok(None) => {}
@@ -122,7 +182,7 @@ impl Engine {
                     self.tier.forget_claim();
                     while self.tend_slow_tier()? {}
                 }
-                report.findings.push(Finding { error, lost: None, is_repaired });
+                report.findings.push(Finding { error, loss: None, is_repaired });
             }
             Err(error) => return Err(error),
         }
@@ -155,5 +215,12 @@ impl Engine {
 }
 
 fn is_in(finding: &Finding, path: &str) -> bool {
-    matches!(finding.error.kind(), ErrorKind::Corrupt { file, .. } if file == path)
+    file_of(&finding.error) == Some(path)
+}
+
+fn file_of(error: &Error) -> Option<&str> {
+    match error.kind() {
+        ErrorKind::Corrupt { file, .. } => Some(file),
+        _ => None,
+    }
 }

@@ -62,12 +62,12 @@ use firn_tree::Tree;
 use parking_lot::{Condvar, Mutex, RwLock};
 use sequence::Sequence;
 
-pub use check::{CheckProgress, CheckReport, Finding};
+pub use check::{CheckProgress, CheckReport, Finding, Loss};
 pub use copy::CopyReport;
 pub use counted::{ObjectKind, Request, RequestCount, RequestCounts};
 pub use delete::DeleteReport;
 pub use firn_head::ConvertOptions;
-pub use firn_index::{Cardinality, GroupInfo, Matches, SeriesLimits};
+pub use firn_index::{Cardinality, GroupInfo, LostSeries, Matches, SeriesLimits};
 pub use firn_log::SyncPolicy;
 pub use firn_tree::{
     BlockOutline, ChunkOutline, JobKind, Level, Lost, SlowCacheStats, TableId, TableRecord,

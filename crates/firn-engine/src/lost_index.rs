@@ -1,5 +1,5 @@
 //! An index file that is damaged or missing when the database opens: it is fetched from the slow tier, or, only
-//! if that is asked for, its series are forgotten.
+//! if that is asked for, written anew without what is lost or its series are forgotten.
 //!
 //! Nobody but the file knows which label sets it had. Without it they would get second references, and a query
 //! would silently lack their samples: so a database does not open without it as if nothing had happened.
@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use firn_env::{Disk, Env};
-use firn_index::Index;
+use firn_env::{Disk, Env, OpenMode};
+use firn_index::{Index, LostSeries};
 use firn_model::{Error, ErrorKind, Result};
 
 use crate::manifest::{Found, Manifest, Room};
@@ -21,9 +21,15 @@ use crate::{Engine, EngineOptions, RecoveryProgress, tier};
 
 const INDEX_FOLDER: &str = "index/";
 
-/// The index files that a database is opened without.
+/// The index files that a database is opened without, or with what is left of them.
 #[derive(Default)]
-pub(crate) struct LostFiles(Vec<String>);
+pub(crate) struct LostFiles {
+    forgotten: Vec<String>,
+    repaired: Vec<String>,
+}
+
+/// An index file that was written anew, and what is lost by that.
+pub(crate) type RepairedFile = (String, Option<LostSeries>);
 
 impl Engine {
     /// Opens the database of `env`, or makes one in an empty folder.
@@ -38,20 +44,26 @@ impl Engine {
         progress: &RecoveryProgress,
     ) -> Result<Arc<Engine>> {
         let mut lost = LostFiles::default();
-        let mut fetched = BTreeSet::new();
+        let (mut repaired, mut fetched) = (BTreeSet::new(), BTreeSet::new());
         loop {
             progress.bytes_done.store(0, Relaxed);
             let opened = Engine::open_without(&lost, env.clone(), options.clone(), progress);
             let Err(error) = opened else { return opened };
             let ErrorKind::Corrupt { file, .. } = error.kind() else { return Err(error) };
             let is_index = file.starts_with(INDEX_FOLDER) && !options.read_only;
-            if !is_index || lost.0.contains(file) {
+            if !is_index || lost.forgotten.contains(file) {
                 return Err(error);
             }
+            if options.repair_index && repaired.insert(file.clone()) {
+                lost.repaired.push(file.clone());
+                continue;
+            }
+            // Nothing of it can be read.
+            lost.repaired.retain(|one| one != file);
             if fetched.insert(file.clone()) && fetch(&env, file)? {
                 tracing::warn!("recovery: {error}: it was fetched from the slow tier");
             } else if options.forget_lost_index {
-                lost.0.push(file.clone());
+                lost.forgotten.push(file.clone());
             } else {
                 return Err(advised(&error));
             }
@@ -61,30 +73,57 @@ impl Engine {
 
 impl LostFiles {
     /// The index's parts of a manifest without these files, which are put aside as `index/<n>.lost`; one sentence
-    /// for each goes to `damage`.
+    /// for each that is forgotten goes to `damage`.
     pub(crate) fn leave_out(
         &self,
-        disk: &dyn Disk,
+        env: &Env,
         found: &Found,
         damage: &mut Vec<String>,
-    ) -> Result<Vec<Vec<u8>>> {
+    ) -> Result<(Vec<Vec<u8>>, Vec<RepairedFile>)> {
+        let disk = &*env.disk;
         let mut index_parts: Vec<Vec<u8>> =
             parts(found, Room::Index).into_iter().map(<[u8]>::to_vec).collect();
-        for path in &self.0 {
-            let known: Vec<&[u8]> = index_parts.iter().map(Vec::as_slice).collect();
-            let (part, series_count) = Index::part_without(&known, path)?;
-            index_parts.push(part);
-            let aside = format!("{}.lost", path.trim_end_matches(".seg"));
-            match disk.rename(path, &aside) {
-                Err(e) if *e.kind() != ErrorKind::NotFound => return Err(e),
-                _ => disk.sync_dir("index")?,
+        let mut repaired = Vec::new();
+        for path in &self.repaired {
+            let aside = aside_of(path);
+            if matches!(disk.open(path, OpenMode::Read), Err(e) if *e.kind() == ErrorKind::NotFound)
+            {
+                // Put aside by a repair that was interrupted before the manifest had its file.
+                disk.rename(&aside, path)?;
             }
+            let copy = tier::copy_of(&*env.bucket, path);
+            let found = Index::part_repaired(disk, &slices(&index_parts), path, &copy)?;
+            index_parts.push(found.part);
+            put_aside(disk, path)?;
+            repaired.push((path.clone(), found.lost));
+        }
+        for path in &self.forgotten {
+            let (part, series_count) = Index::part_without(&slices(&index_parts), path)?;
+            index_parts.push(part);
+            let aside = put_aside(disk, path)?;
             damage.push(format!(
                 "{path} is damaged or missing: its {series_count} series are forgotten, as was asked for; what is left \
                  of it is {aside}"
             ));
         }
-        Ok(index_parts)
+        Ok((index_parts, repaired))
+    }
+}
+
+fn slices(parts: &[Vec<u8>]) -> Vec<&[u8]> {
+    parts.iter().map(Vec::as_slice).collect()
+}
+
+fn aside_of(path: &str) -> String {
+    format!("{}.lost", path.trim_end_matches(".seg"))
+}
+
+/// Gives a file that is damaged or missing a name that nobody reads; which one.
+fn put_aside(disk: &dyn Disk, path: &str) -> Result<String> {
+    let aside = aside_of(path);
+    match disk.rename(path, &aside) {
+        Err(e) if *e.kind() != ErrorKind::NotFound => Err(e),
+        _ => disk.sync_dir("index").map(|()| aside),
     }
 }
 
@@ -107,8 +146,8 @@ fn advised(error: &Error) -> Error {
         file.as_str(),
         *offset,
         format!(
-            "{}; the slow tier does not have it. Bring it back from a backup of this folder, or start with \
-             --forget-lost-index: then its series are forgotten, their samples cannot be asked for any more, and all \
+            "{}; the slow tier does not have it. `firn check --repair` writes it anew with what can be read of it. Or \
+             bring it back from a backup of this folder, or start with --forget-lost-index: then its series are forgotten, their samples cannot be asked for any more, and all \
              others are there",
             error.what()
         ),

@@ -56,6 +56,8 @@ pub struct EngineOptions {
     /// Whether the database opens without index files that are damaged or missing and that the slow tier does not
     /// have. Their series are forgotten for good.
     pub forget_lost_index: bool,
+    /// An index file that is damaged where opening needs it is written anew without what is lost.
+    pub repair_index: bool,
     /// What a thread that works for the database does before it waits for more work: the program may have its allocator give
     /// back what the thread has freed.
     pub on_idle: fn(),
@@ -91,6 +93,7 @@ impl Default for EngineOptions {
             pinned_bytes_max: 512 << 20,
             read_only: false,
             forget_lost_index: false,
+            repair_index: false,
             on_idle: || (),
             tree: firn_tree::TreeOptions::default(),
             planted: None,

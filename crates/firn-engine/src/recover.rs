@@ -8,7 +8,7 @@ use std::thread;
 use firn_codec::{Tombstone, Tombstones};
 use firn_env::{Bucket, Clock, Env};
 use firn_head::{Head, HeadOptions};
-use firn_index::{Index, IndexOptions};
+use firn_index::{Index, IndexOptions, LostSeries};
 use firn_log::{EntryKind, Log, LogOptions, ReplayEntry, Stored, StreamId};
 use firn_model::{
     Budget, CommitSeq, Error, ErrorKind, GroupId, LogPosition, Pool, Result, ShardBits, ShardId,
@@ -82,6 +82,8 @@ pub struct RecoveryReport {
     pub torn_tails: Vec<String>,
     /// One sentence for each damaged place in log or manifest.
     pub damage: Vec<String>,
+    /// Index files that were written anew ([`EngineOptions::repair_index`]), and what is lost by that.
+    pub index_repairs: Vec<(String, Option<LostSeries>)>,
 }
 
 impl Engine {
@@ -141,7 +143,7 @@ impl Engine {
         let budget = Budget::new(options.memory_bytes_max);
         let bits = ShardBits::for_count(state.identity.shard_count as usize);
         let mut damage = Vec::new();
-        let index_parts = lost.leave_out(&*env.disk, &found, &mut damage)?;
+        let (index_parts, index_repairs) = lost.leave_out(&env, &found, &mut damage)?;
         let index = Index::open(
             Arc::clone(&env.disk),
             IndexOptions {
@@ -197,6 +199,7 @@ impl Engine {
         };
         let Recovered { tombstones, last, mut report } =
             replay.run(state.tombstones, state.last, options.recovery_threads)?;
+        report.index_repairs = index_repairs;
         report.damage.splice(0..0, found.repaired.iter().cloned().chain(damage));
         for damage in &report.damage {
             tracing::error!("recovery: {damage}");

@@ -1,7 +1,7 @@
 //! The index as the engine holds it: resolve, definitions for the log, views, seals and merges.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use firn_env::Disk;
 use firn_model::{Error, GroupId, Labels, Result, SeriesRef, ShardId, Slot, Timestamp};
@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 
 use crate::definition::{self, Run, encode_run};
-use crate::jobs::{self, Jobs, MergeJob, SealJob, Written, WrittenJobs};
+use crate::jobs::{self, CopyOf, Jobs, MergeJob, Repaired, SealJob, Written, WrittenJobs};
 use crate::known::Known;
 use crate::layers::{Layer, Segment, Tip};
 use crate::limits::{CensusOf, Limits, NewSeries};
@@ -50,7 +50,7 @@ struct Shard {
     /// Groups of before the start take no new member.
     is_distrusted: AtomicBool,
     /// Nor do those with smaller local ids, whenever: see [`Index::part_without`].
-    closed_below: u64,
+    closed_below: AtomicU64,
 }
 
 /// A label set that is not known, and what of it is asked when it is defined.
@@ -78,16 +78,15 @@ impl Index {
         let catalog = Catalog::read(parts)?;
         disk.create_dir("index")?;
         disk.sync_dir("")?;
-        let mut next_number = jobs::remove_orphans(&*disk, &catalog)?;
+        let next_number = jobs::remove_orphans(&*disk, &catalog)?;
         let mut sealed = Vec::with_capacity(catalog.segments.len());
         for &info in &catalog.segments {
             sealed.push(jobs::open(&*disk, info, info.number)?);
-            next_number = next_number.max(info.number.saturating_add(1));
         }
         let state = RwLock::new(State::new(&options, &catalog.next_ids));
         let active = Arc::new(Layer { number: 0, state });
         let shard = |idx: usize| Shard {
-            closed_below: catalog.closed_ids.get(idx).copied().unwrap_or(0),
+            closed_below: AtomicU64::new(catalog.closed_ids.get(idx).copied().unwrap_or(0)),
             ..Shard::default()
         };
         let shards = (0..options.shard_bits.shard_count()).map(shard).collect();
@@ -314,7 +313,7 @@ impl Index {
         let is_trusted = |growing: &Growing| {
             let shard = &self.shared.shards[usize::from(bits.shard(growing.group).0)];
             !shard.is_distrusted.load(Ordering::Relaxed)
-                && bits.local(growing.group) >= shard.closed_below
+                && bits.local(growing.group) >= shard.closed_below.load(Ordering::Relaxed)
         };
         Ok(growing.filter(is_trusted))
     }
@@ -554,6 +553,9 @@ impl Index {
         let mut jobs = self.shared.jobs.lock();
         let written = self.take_written(&part)?;
         jobs.catalog.take(&part)?;
+        for (shard, &closed) in self.shared.shards.iter().zip(&part.closed_ids) {
+            shard.closed_below.fetch_max(closed, Ordering::Relaxed);
+        }
         let obsolete = {
             let mut tip = self.shared.tip.write();
             let mut next = Tip::clone(&tip);
@@ -631,6 +633,50 @@ impl Index {
     /// that were found sound since the start are not read again.
     pub fn check(&self) -> Vec<Error> {
         self.tip().sealed.iter().flat_map(|segment| segment.sealed.check()).collect()
+    }
+
+    /// Writes the damaged file of `path` anew: broken blocks as `copy` has them, else without the series that need them; for
+    /// [`Index::apply`]. Holds all bytes of the file, and its texts if something is lost. `None` if there is no such file.
+    ///
+    /// # Errors
+    /// `Unavailable` if the disk fails or is full; `Corrupt` if nothing can be read.
+    pub fn repair(&self, path: &str, copy: CopyOf<'_>) -> Result<Option<Repaired>> {
+        let (segment, number, next_ids) = {
+            let mut jobs = self.shared.jobs.lock();
+            let tip = self.tip();
+            let found = tip.sealed.iter().find(|segment| segment.info.path() == path);
+            let Some(segment) = found.cloned() else { return Ok(None) };
+            // One merge at a time, as with seals.
+            self.shared.written.lock().retain(|written| !written.layers.is_empty());
+            (segment, jobs.take_number(), jobs.catalog.next_ids.clone())
+        };
+        let disk = &*self.shared.disk;
+        let (part, written, lost) = jobs::repair(disk, &segment, number, &next_ids, copy)?;
+        let (bytes, is_removal) = (part.encode(), lost.is_some());
+        let segment = Some(written);
+        self.shared.written.lock().push(Written { part, segment, layers: Vec::new(), is_removal });
+        Ok(Some(Repaired { part: bytes, lost }))
+    }
+
+    /// As [`Index::repair`] before an index of `parts` is opened: a part behind them.
+    ///
+    /// # Errors
+    /// As [`Index::repair`]; `Corrupt` too if the file is missing or its end is damaged; `Invalid` for parts that are none,
+    /// or that do not name it.
+    pub fn part_repaired(
+        disk: &dyn Disk,
+        parts: &[&[u8]],
+        path: &str,
+        copy: CopyOf<'_>,
+    ) -> Result<Repaired> {
+        let catalog = Catalog::read(parts)?;
+        let info = catalog.segments.iter().find(|segment| segment.path() == path);
+        let info =
+            *info.ok_or_else(|| Error::invalid(format!("the index does not name {path}")))?;
+        let damaged = jobs::open_mended(disk, info, copy)?;
+        let number = jobs::next_number(disk, &catalog)?;
+        let (part, _, lost) = jobs::repair(disk, &damaged, number, &catalog.next_ids, copy)?;
+        Ok(Repaired { part: part.encode(), lost })
     }
 
     /// The whole sealed state as one manifest part.

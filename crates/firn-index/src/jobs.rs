@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use firn_env::{Disk, OpenMode};
+use firn_env::{Disk, Mapped, OpenMode};
 use firn_model::{Budget, CancelToken, Error, ErrorKind, GroupId, Grouping, Pool, Result};
 use hashbrown::{HashMap, HashSet};
 use parking_lot::Mutex;
@@ -76,6 +76,27 @@ pub struct Removal {
     /// Groups with the slots that are left out (rising), in no order.
     pub dropped: Vec<(GroupId, Vec<u32>)>,
 }
+
+/// A damaged file written anew, and the manifest part that makes it so.
+#[derive(Debug)]
+pub struct Repaired {
+    /// For [`Index::apply`](crate::Index::apply).
+    pub part: Vec<u8>,
+    /// What could not be read; `None` if nothing is lost.
+    pub lost: Option<LostSeries>,
+}
+
+/// Series whose labels a damaged file has lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LostSeries {
+    /// How many.
+    pub count: u64,
+    /// The first and the last of their groups whose ids could be read.
+    pub groups: Option<(GroupId, GroupId)>,
+}
+
+/// What a copy of a file has: so many bytes from an offset on.
+pub type CopyOf<'a> = &'a dyn Fn(u64, u64) -> Option<Arc<[u8]>>;
 
 /// What writing a file takes whatever is in it: its buffer, twice while it grows.
 const WRITE_BYTES: u64 = 4 << 20;
@@ -308,11 +329,80 @@ fn write(
     })
 }
 
+/// Writes a damaged segment anew: each broken block as `copy` has it or, if it has not, without the series that need it.
+/// `next_ids`: no group below them takes a new member then, because its next slot may be one that was lost.
+pub(crate) fn repair(
+    disk: &dyn Disk,
+    damaged: &Segment,
+    number: u64,
+    next_ids: &[u64],
+    copy: CopyOf<'_>,
+) -> Result<(Part, Arc<Segment>, Option<LostSeries>)> {
+    let mended = damaged.sealed.mended(copy)?;
+    let info = damaged.info;
+    let mut part = Part { removed: vec![info.number], ..Part::default() };
+    let (segment, lost) = if mended.check().is_empty() {
+        (write_contents(disk, number, damaged, mended.file_contents())?, None)
+    } else {
+        let salvaged = mended.salvage_pairs()?;
+        let mut builder = Builder::new(&[PairSource::Memory(&salvaged.pairs)])?;
+        let groups = builder.salvage(&mended, &salvaged);
+        let group_count = |found: u64| found.min(info.group_count);
+        let segment = write(disk, number, damaged.born, builder, group_count)?;
+        let count = info.series_count.saturating_sub(segment.info.series_count);
+        let is_lost = count > 0 || groups.is_some();
+        (segment, is_lost.then_some(LostSeries { count, groups }))
+    };
+    if lost.is_some() {
+        part.closed_ids = next_ids.to_vec();
+    }
+    part.added.push(segment.info);
+    Ok((part, segment, lost))
+}
+
+/// The contents of a segment under another number.
+fn write_contents(
+    disk: &dyn Disk,
+    number: u64,
+    like: &Segment,
+    contents: &[u8],
+) -> Result<Arc<Segment>> {
+    let path = segment_path(number);
+    let written = || -> Result<Arc<Segment>> {
+        let file = disk.open(&path, OpenMode::Create)?;
+        file.write_at(0, contents)?;
+        file.sync()?;
+        disk.sync_dir("index")?;
+        open(disk, SegmentInfo { number, ..like.info }, like.born)
+    };
+    written().inspect_err(|_| {
+        let _ = disk.remove(&path);
+    })
+}
+
 /// Maps a segment that the manifest names, or that was just written.
 ///
 /// # Errors
 /// `Corrupt` with its name if it is missing, has another length, or its end is damaged.
 pub(crate) fn open(disk: &dyn Disk, info: SegmentInfo, born: u64) -> Result<Arc<Segment>> {
+    open_as(disk, info, born, &|bytes, path| Sealed::open(bytes, path))
+}
+
+/// As [`open`], with broken blocks as `copy` has them.
+pub(crate) fn open_mended(
+    disk: &dyn Disk,
+    info: SegmentInfo,
+    copy: CopyOf<'_>,
+) -> Result<Arc<Segment>> {
+    open_as(disk, info, info.number, &|bytes, path| Sealed::open_mended(bytes, path, copy))
+}
+
+fn open_as(
+    disk: &dyn Disk,
+    info: SegmentInfo,
+    born: u64,
+    open: &dyn Fn(Mapped, &str) -> Result<Sealed>,
+) -> Result<Arc<Segment>> {
     let path = info.path();
     let missing = |e: Error| match e.kind() {
         ErrorKind::NotFound => Error::corrupt(&path, 0, "the manifest names it but it is missing"),
@@ -324,7 +414,7 @@ pub(crate) fn open(disk: &dyn Disk, info: SegmentInfo, born: u64) -> Result<Arc<
         let what = format!("{file_bytes} bytes, the manifest says {}", info.file_bytes);
         return Err(Error::corrupt(&path, file_bytes.min(info.file_bytes), what));
     }
-    let sealed = Sealed::open(file.map()?, &path)?;
+    let sealed = open(file.map()?, &path)?;
     let counts = (sealed.series_count(), sealed.group_count());
     if counts.0 != info.series_count || counts.1 < info.group_count {
         let what = format!(
@@ -336,19 +426,27 @@ pub(crate) fn open(disk: &dyn Disk, info: SegmentInfo, born: u64) -> Result<Arc<
     Ok(Arc::new(Segment { info, sealed, born }))
 }
 
+/// A number above those of all files, named by a part or not.
+pub(crate) fn next_number(disk: &dyn Disk, catalog: &Catalog) -> Result<u64> {
+    let named = catalog.segments.iter().map(|info| info.number);
+    let last = numbers_in_folder(disk)?.into_iter().chain(named).max();
+    Ok(last.map_or(1, |last| last.saturating_add(1)))
+}
+
 /// Removes files that no part names; gives a number above all of them.
 pub(crate) fn remove_orphans(disk: &dyn Disk, catalog: &Catalog) -> Result<u64> {
-    let mut next_number = 1;
-    for name in disk.list("index")? {
-        let Some(number) = name.strip_suffix(".seg").and_then(|n| n.parse::<u64>().ok()) else {
-            continue;
-        };
-        next_number = next_number.max(number.saturating_add(1));
+    let next_number = next_number(disk, catalog)?;
+    for number in numbers_in_folder(disk)? {
         if catalog.segments.iter().all(|info| info.number != number) {
             disk.remove(&segment_path(number))?;
         }
     }
     Ok(next_number)
+}
+
+fn numbers_in_folder(disk: &dyn Disk) -> Result<Vec<u64>> {
+    let number = |name: String| name.strip_suffix(".seg").and_then(|n| n.parse::<u64>().ok());
+    Ok(disk.list("index")?.into_iter().filter_map(number).collect())
 }
 
 struct Everything;

@@ -68,7 +68,7 @@ mod view;
 pub use cardinality::Cardinality;
 pub use found::Found;
 pub use index::Index;
-pub use jobs::{Liveness, MergeJob, Removal, SealJob};
+pub use jobs::{CopyOf, Liveness, LostSeries, MergeJob, Removal, Repaired, SealJob};
 pub use limits::SeriesLimits;
 pub use matching::{GroupMatch, Matches, Member, Members};
 pub use options::IndexOptions;

@@ -233,7 +233,8 @@ pub fn check_folder(
     repairs: bool,
     each: &mut dyn FnMut(&CheckProgress),
 ) -> Result<CheckReport> {
-    let db = open_idle(folder, slow_tier, "stop that one first")?;
+    let options = Options { repair_index: repairs, ..Options::default() };
+    let db = open_idle_with(folder, slow_tier, options, "stop that one first")?;
     db.check(repairs, &CancelToken::new(), each)
 }
 
@@ -272,6 +273,15 @@ fn open(place: &Place, or_else: &str) -> Result<Opened> {
 
 /// The database of a folder without its maintenance. Its log is read as at a start.
 fn open_idle(folder: &Path, slow_tier: Option<&str>, or_else: &str) -> Result<Db> {
+    open_idle_with(folder, slow_tier, Options::default(), or_else)
+}
+
+fn open_idle_with(
+    folder: &Path,
+    slow_tier: Option<&str>,
+    options: Options,
+    or_else: &str,
+) -> Result<Db> {
     let shown = folder.display();
     if !folder.join("fast").is_dir() {
         return Err(Error::not_found(format!(
@@ -282,7 +292,7 @@ fn open_idle(folder: &Path, slow_tier: Option<&str>, or_else: &str) -> Result<Db
     let slow_tier =
         slow_tier.map_or_else(|| folder.join("slow").display().to_string(), str::to_owned);
     let opened = firndb::local_env_with_slow_tier(folder, &slow_tier)
-        .and_then(|env| Db::open_idle(env, Options::default(), &RecoveryProgress::default()));
+        .and_then(|env| Db::open_idle(env, options, &RecoveryProgress::default()));
     opened.map_err(|error| match error.kind() {
         ErrorKind::Busy { .. } => {
             error.context(format!("the database in {shown} is open in another process; {or_else}"))

@@ -49,8 +49,8 @@ pub mod wire;
 pub use cache_server::{CacheServer, CacheServerConfig};
 pub use cache_settings::{CacheConfig, CacheSettings};
 pub use config::{Config, Settings};
-pub use firn_model::{Error, ErrorKind, Result};
-pub use firndb::{CheckProgress, CheckReport};
+pub use firn_model::{Error, ErrorKind, GroupId, Result};
+pub use firndb::{CheckProgress, CheckReport, Loss};
 pub use ingest::Ingest;
 pub use inspect::{
     InspectGroups, Place, check_folder, inspect_cardinality, inspect_groups, inspect_table,

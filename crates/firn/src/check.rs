@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use firn_server::{CheckProgress, CheckReport, Error, ErrorKind, Result, check_folder};
+use firn_server::{
+    CheckProgress, CheckReport, Error, ErrorKind, GroupId, Loss, Result, check_folder,
+};
 
 /// `firn check`.
 #[derive(Debug, Args)]
@@ -18,7 +20,7 @@ pub(crate) struct Check {
     #[arg(long, env = "FIRN_SLOW_TIER", value_name = "PLACE")]
     slow_tier: Option<String>,
 
-    /// Write damaged tables anew without what is lost, and say what that was
+    /// Write damaged tables and index files anew without what is lost, and say what that was
     #[arg(long)]
     repair: bool,
 }
@@ -66,11 +68,6 @@ fn progress_line(progress: &CheckProgress) -> String {
     )
 }
 
-/// Whether it is a damaged block of a local index file; objects have their epoch in their names.
-fn is_index(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Corrupt { file, .. } if file.starts_with("index/") && !file.contains('-'))
-}
-
 fn text(report: &CheckReport, repairs: bool) -> String {
     let mut lines = vec![format!(
         "{} files with {} bytes read, {} damaged places, {} files that nobody names",
@@ -81,24 +78,7 @@ fn text(report: &CheckReport, repairs: bool) -> String {
     )];
     for finding in &report.findings {
         lines.push(format!("damaged   {}", finding.error));
-        match &finding.lost {
-            Some(lost) => lines.push(format!(
-                "          lost: {} chunks of groups {} to {}, time {} to {} (ms)",
-                lost.chunk_count,
-                lost.group_min.0,
-                lost.group_max.0,
-                lost.range.start,
-                lost.range.end
-            )),
-            None if finding.is_repaired || !is_index(&finding.error) => {
-                lines.push("          nothing is lost by it".to_owned());
-            }
-            None => lines.push(
-                "          what needs this block fails: move the file away, and the next start fetches it from the slow \
-                 tier, or bring it back from a backup"
-                    .to_owned(),
-            ),
-        }
+        lines.push(format!("          {}", loss_text(finding.loss.as_ref())));
         if finding.is_repaired {
             lines.push("          repaired: the rest was written anew".to_owned());
         }
@@ -108,8 +88,37 @@ fn text(report: &CheckReport, repairs: bool) -> String {
             "orphan    {orphan}: a server removes it by itself, an hour after its start"
         ));
     }
-    if !repairs && report.findings.iter().any(|finding| finding.lost.is_some()) {
-        lines.push("--repair writes damaged tables anew without what is lost".to_owned());
+    if !repairs && report.findings.iter().any(|finding| finding.loss.is_some()) {
+        lines.push(
+            "--repair writes damaged tables and index files anew without what is lost".to_owned(),
+        );
     }
     lines.join("\n") + "\n"
+}
+
+fn loss_text(loss: Option<&Loss>) -> String {
+    let of_groups = |groups: Option<(GroupId, GroupId)>| {
+        groups.map_or_else(String::new, |(first, last)| {
+            format!(" of groups {} to {}", first.0, last.0)
+        })
+    };
+    match loss {
+        None => "nothing is lost by it".to_owned(),
+        Some(Loss::Samples(lost)) => format!(
+            "lost: {} chunks{}, time {} to {} (ms)",
+            lost.chunk_count,
+            of_groups(Some((lost.group_min, lost.group_max))),
+            lost.range.start,
+            lost.range.end
+        ),
+        Some(Loss::Series(lost)) => format!(
+            "lost: the labels of {} series{}; nobody can ask for their samples any more, and they are new series when \
+             they are written again",
+            lost.count,
+            of_groups(lost.groups)
+        ),
+        Some(Loss::Unknown) => "what needs this block fails; --repair takes it from the slow tier's copy, or else loses \
+             the series whose labels are in it"
+            .to_owned(),
+    }
 }

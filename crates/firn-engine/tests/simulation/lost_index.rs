@@ -5,15 +5,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_engine::{Engine, EngineOptions, Lane, RecoveryProgress};
-use firn_model::{ErrorKind, Labels, Result, RowBatch, SeriesRef, TimeRange};
+use firn_engine::{Engine, EngineOptions, Lane, Loss, RecoveryProgress, Step};
+use firn_model::{CancelToken, ErrorKind, Labels, Result, RowBatch, SeriesRef, TimeRange};
 use firn_sim::{Seen, Sim};
 
 fn open(sim: &Sim, forget_lost_index: bool) -> Result<Arc<Engine>> {
+    open_with(sim, forget_lost_index, false)
+}
+
+fn open_with(sim: &Sim, forget_lost_index: bool, repair_index: bool) -> Result<Arc<Engine>> {
     let options = EngineOptions {
         shard_count: 4,
         log_segment_bytes: 64 << 10,
         forget_lost_index,
+        repair_index,
+        new_series_bytes_max: 256 << 10,
         tree: firn_tree::TreeOptions { block_bytes: 512, ..Default::default() },
         ..EngineOptions::default()
     };
@@ -185,4 +191,112 @@ fn a_damaged_index_file_is_put_aside() {
     assert_eq!(counts(&engine).len(), 12);
     let aside = file.replace(".seg", ".lost");
     assert_eq!(sim.disk.bytes(&aside).expect("what is left"), whole[..whole.len() / 2]);
+}
+
+/// What became of six thousand series whose texts fill some blocks of one index file.
+#[derive(Clone, Copy, PartialEq)]
+enum Stage {
+    /// They are in the file, their definitions and samples in the log.
+    Sealed,
+    /// A sample of each is in a table, and of some in the log.
+    Flushed,
+    /// And the slow tier has the file.
+    Published,
+}
+
+fn filled_large(sim: &Sim, stage: Stage) -> BTreeMap<Labels, usize> {
+    let engine = open(sim, false).expect("opens");
+    let text = |n: u64| format!("{:016x}", (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let labels: Vec<Labels> = (0..6_000)
+        .map(|n| {
+            let trace = [n, n << 20, n << 30, n << 40].map(text).concat();
+            Labels::from_pairs([("__name__", "m"), ("trace", &trace)]).expect("valid labels")
+        })
+        .collect();
+    let write = |refs: &[SeriesRef], ts: i64| {
+        let mut batch = RowBatch::default();
+        refs.iter().for_each(|&series| batch.push(series, ts, ts as f64));
+        engine.write(&mut batch).expect("a write");
+    };
+    let mut refs = Vec::new();
+    for labels in labels.chunks(500) {
+        let found = engine.resolve(labels).into_iter().map(|found| found.expect("resolves"));
+        let found: Vec<SeriesRef> = found.collect();
+        write(&found, 1_000);
+        refs.extend(found);
+    }
+    while stage == Stage::Sealed && engine.step(Lane::Head).expect("a step") != Some(Step::Seal) {}
+    if stage != Stage::Sealed {
+        engine.flush().expect("a flush");
+    }
+    if stage == Stage::Published {
+        sim.clock.advance(Duration::from_secs(6 * 3_600));
+        while engine.step(Lane::Tree).expect("a step").is_some() {}
+    }
+    refs.iter().step_by(7).for_each(|&series| write(&[series], 2_000));
+    counts(&engine)
+}
+
+/// Each block of a large index file in turn: a repair takes it from the slow tier or, if it is not there, loses the series that
+/// lie in it and says how many; all others have all their samples, from then on and after a crash.
+#[test]
+fn a_broken_block_of_an_index_file_costs_its_series_and_nothing_else() {
+    const BLOCK: usize = 64 << 10;
+    for stage in [Stage::Sealed, Stage::Flushed, Stage::Published] {
+        let sim = Sim::new(34);
+        let before = filled_large(&sim, stage);
+        let file = index_files(&sim)[0].clone();
+        let whole = sim.disk.bytes(&file).expect("a file");
+        assert!(whole.len() > 3 * BLOCK, "{}", whole.len());
+        let (mut repaired_at_open, mut lost_in_all) = (0, 0);
+        // The footer is behind them.
+        for at in (999..whole.len() - 3_000).step_by(BLOCK) {
+            let sim = Sim::new(34);
+            assert_eq!(filled_large(&sim, stage), before);
+            sim.restart();
+            sim.disk.damage(&file, |bytes| bytes[at] ^= 4).expect("damaged");
+            let engine = match open(&sim, false) {
+                // The next start would take from the log what a repair loses.
+                Ok(_) if stage == Stage::Sealed => continue,
+                Ok(engine) => engine,
+                Err(e) => {
+                    assert!(stage == Stage::Sealed && e.to_string().contains("--repair"), "{e}");
+                    repaired_at_open += 1;
+                    open_with(&sim, false, true).expect("opens with what is left")
+                }
+            };
+            let check = |repairs| engine.check(repairs, &CancelToken::new(), &mut |_| ());
+            let report = check(true).expect("a check");
+            assert!(report.findings.iter().all(|finding| finding.is_repaired), "{report:?}");
+            let lost = report.findings.iter().find_map(|finding| match &finding.loss {
+                Some(Loss::Series(lost)) => Some(lost.count as usize),
+                _ => None,
+            });
+            let lost = lost.unwrap_or(0);
+            assert!(stage != Stage::Published || lost == 0, "{report:?}");
+            lost_in_all += lost;
+            let left = counts(&engine);
+            // What the log has defined it gives back.
+            let lost = if stage == Stage::Sealed { 0 } else { lost };
+            assert_eq!(left.len() + lost, before.len(), "byte {at}: {report:?}");
+            assert!(left.iter().all(|(labels, count)| before[labels] == *count));
+            if repaired_at_open == 0 {
+                assert!(check(false).expect("a check").findings.is_empty());
+            }
+            sim.crash();
+            drop(engine);
+            sim.restart();
+            let engine = open(&sim, false).expect("opens");
+            assert_eq!(counts(&engine), left);
+            let report = engine.check(false, &CancelToken::new(), &mut |_| ()).expect("a check");
+            assert!(report.findings.is_empty(), "{report:?}");
+        }
+        match stage {
+            Stage::Sealed => assert!(repaired_at_open > 0, "the log's replay asked no block"),
+            Stage::Flushed => {
+                assert!((1..=4 * before.len()).contains(&lost_in_all), "{lost_in_all}");
+            }
+            Stage::Published => assert_eq!(lost_in_all, 0),
+        }
+    }
 }

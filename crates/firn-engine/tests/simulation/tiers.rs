@@ -337,10 +337,17 @@ impl Place {
         self.sim.clock.advance(Duration::from_secs(5 * 3_600));
         for _ in 0..400 {
             self.sim.clock.advance(Duration::from_secs(61));
-            if !self.step()? {
-                return self.mend();
-            }
+            let is_over = !self.step()?;
             self.mend()?;
+            if is_over && self.engine().stats().head.row_count == 0 {
+                return Ok(());
+            }
+            // The power went before, and the log has given something back.
+            if is_over {
+                self.flush()?;
+                self.mend()?;
+                self.sim.clock.advance(Duration::from_secs(5 * 3_600));
+            }
         }
         Err("the work does not end".into())
     }

@@ -1,6 +1,7 @@
 //! The bytes of a segment, each block's checksum compared before the first use.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_codec::bits::{low_bits, packed_bytes};
@@ -41,12 +42,39 @@ pub(crate) struct Packed {
     pub(crate) width: u32,
 }
 
+/// The sections without which nothing of the file can be read: each is there twice.
+#[derive(Debug)]
+pub(crate) struct Heads<'a> {
+    blocks: &'a Blocks,
+    /// All of them once more.
+    again: Section,
+    /// Where the next one begins there.
+    at: usize,
+}
+
 /// Records that are found by number, some of them behind one start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Records {
     pub(crate) bytes: Section,
     /// Where each bunch of records starts.
     pub(crate) starts: Packed,
+}
+
+impl<'a> Heads<'a> {
+    pub(crate) fn new(blocks: &'a Blocks, again: Section) -> Heads<'a> {
+        Heads { blocks, again, at: 0 }
+    }
+
+    /// The bytes of the next one, which is `section`.
+    ///
+    /// # Errors
+    /// `Corrupt` if a block of both is damaged.
+    pub(crate) fn next(&mut self, section: Section) -> Result<&'a [u8]> {
+        let at = self.at;
+        self.at += section.len;
+        let again = |error| self.blocks.part(self.again, at, section.len).map_err(|_| error);
+        self.blocks.section(section).or_else(again)
+    }
 }
 
 impl Packed {
@@ -69,6 +97,27 @@ impl Records {
             false => self.bytes.len,
         };
         blocks.part(self.bytes, start, end.checked_sub(start).ok_or_else(|| self.bad(blocks))?)
+    }
+
+    /// As [`Records::get`] in a damaged file: `read` takes bunch `idx` from where its start says or, if that cannot be read,
+    /// from `next`, where the one before ended. `None` for what is damaged itself.
+    pub(crate) fn salvage<'a, T>(
+        &self,
+        blocks: &'a Blocks,
+        idx: u64,
+        next: &mut Option<usize>,
+        read: impl FnOnce(&mut &'a [u8]) -> Option<T>,
+    ) -> Option<T> {
+        let behind = next.take();
+        let start = blocks.get_usize(&self.starts, idx).ok().or(behind)?;
+        let unverified = blocks.bytes.get(self.bytes.start..self.bytes.start + self.bytes.len)?;
+        let unverified = unverified.get(start..)?;
+        let mut rest = unverified;
+        let found = read(&mut rest)?;
+        let len = unverified.len() - rest.len();
+        blocks.part(self.bytes, start, len).ok()?;
+        *next = Some(start + len);
+        Some(found)
     }
 
     #[cold]
@@ -106,10 +155,39 @@ impl Blocks {
         self.bytes.get(at..end).ok_or_else(|| self.past_end(at, len))
     }
 
-    /// One error for each damaged block.
-    pub(crate) fn check(&self) -> Vec<Error> {
+    /// The damaged blocks: their bytes, and what is wrong.
+    pub(crate) fn check(&self) -> Vec<(Range<usize>, Error)> {
+        let bytes = |block: usize| {
+            let start = block * BLOCK_BYTES;
+            start..(start + BLOCK_BYTES).min(self.end)
+        };
         let blocks = 0..self.checksums.len();
-        blocks.filter_map(|block| self.verify(block..block + 1).err()).collect()
+        let damaged =
+            |block| self.verify(block..block + 1).err().map(|error| (bytes(block), error));
+        blocks.filter_map(damaged).collect()
+    }
+
+    /// All bytes, with those damaged blocks in place of which `copy` has what the checksum wants.
+    pub(crate) fn mended(&self, copy: &dyn Fn(u64, u64) -> Option<Arc<[u8]>>) -> Vec<u8> {
+        let mut bytes = self.bytes.to_vec();
+        for (range, _) in self.check() {
+            let there = copy(range.start as u64, range.len() as u64);
+            let expected = self.checksums.get(range.start / BLOCK_BYTES);
+            if let Some(there) = there.filter(|there| there.len() == range.len())
+                && expected == Some(&crc32(&there))
+            {
+                bytes[range].copy_from_slice(&there);
+            }
+        }
+        bytes
+    }
+
+    pub(crate) fn file(&self) -> &str {
+        &self.file
+    }
+
+    pub(crate) fn file_contents(&self) -> &[u8] {
+        &self.bytes
     }
 
     /// All bytes of a section.
@@ -191,7 +269,7 @@ impl Blocks {
                 start,
                 format!(
                     "index block checksum {found:#010x}, expected {expected:#010x}: \
-                     restore the file from a snapshot or a copy"
+                     `firn check --repair` writes the file anew"
                 ),
             ));
         }

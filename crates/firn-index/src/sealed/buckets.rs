@@ -68,6 +68,22 @@ impl IdBuckets {
     }
 }
 
+impl IdBuckets {
+    /// Hands on every id with its row that can be read of a damaged file.
+    pub(crate) fn salvage(&self, blocks: &Blocks, mut each: impl FnMut(u64, u32)) {
+        let Buckets { starts, tags, rows } = &self.buckets;
+        for bucket in 0..starts.count.saturating_sub(1) {
+            let (start, end) = (blocks.get(starts, bucket), blocks.get(starts, bucket + 1));
+            let (Ok(start), Ok(end)) = (start, end) else { continue };
+            for at in start..end.min(tags.count) {
+                if let (Ok(tag), Ok(row)) = (blocks.get(tags, at), blocks.get(rows, at)) {
+                    each(self.base.wrapping_add(bucket << self.shift | tag), row as u32);
+                }
+            }
+        }
+    }
+}
+
 impl Buckets {
     fn candidates(&self, blocks: &Blocks, bucket: u64, tag: u64) -> Result<Candidates> {
         if bucket >= self.starts.count.saturating_sub(1) {

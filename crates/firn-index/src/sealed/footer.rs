@@ -14,7 +14,7 @@ use firn_model::{Error, Result, decode_varint, encode_varint};
 
 use crate::sealed::blocks::{BLOCK_BYTES, Blocks, PACKED_PAD_BYTES, Packed, Records, Section};
 
-pub(crate) const FORMAT: FileFormat = FileFormat { kind: *b"INDX", version: 3, oldest: 3 };
+pub(crate) const FORMAT: FileFormat = FileFormat { kind: *b"INDX", version: 4, oldest: 4 };
 const TAIL_BYTES: usize = 12;
 // Written to the file in pieces of a megabyte.
 const WRITE_BYTES: usize = 16 * BLOCK_BYTES;
@@ -70,13 +70,15 @@ pub(crate) struct FileWriter<'f> {
     written: usize,
     buf: Vec<u8>,
     checksums: Vec<u32>,
+    /// What is written twice.
+    heads: Vec<u8>,
     pub(crate) contents: Contents,
 }
 
 impl<'f> FileWriter<'f> {
     pub(crate) fn new(file: &'f dyn DiskFile) -> FileWriter<'f> {
-        let (checksums, contents) = Default::default();
-        FileWriter { file, written: 0, buf: FORMAT.header().to_vec(), checksums, contents }
+        let (checksums, heads, contents) = Default::default();
+        FileWriter { file, written: 0, buf: FORMAT.header().to_vec(), checksums, heads, contents }
     }
 
     pub(crate) fn push_count(&mut self, count: u64) {
@@ -88,6 +90,25 @@ impl<'f> FileWriter<'f> {
     pub(crate) fn push_section(&mut self, bytes: &[u8]) -> Result<()> {
         self.begin_section();
         self.extend_section(bytes)
+    }
+
+    /// A section without which nothing of the file can be read.
+    ///
+    /// # Errors
+    /// As [`FileWriter::push_section`].
+    pub(crate) fn push_head(&mut self, bytes: &[u8]) -> Result<()> {
+        self.heads.extend_from_slice(bytes);
+        self.push_section(bytes)
+    }
+
+    /// A section with all heads once more, one behind the other; without a byte if it would lie in their block.
+    ///
+    /// # Errors
+    /// As [`FileWriter::push_section`].
+    pub(crate) fn push_heads_again(&mut self) -> Result<()> {
+        let heads = std::mem::take(&mut self.heads);
+        let is_elsewhere = self.written + self.buf.len() >= BLOCK_BYTES;
+        self.push_section(if is_elsewhere { &heads } else { &[] })
     }
 
     /// A section whose bytes come piece by piece.

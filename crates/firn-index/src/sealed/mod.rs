@@ -12,7 +12,7 @@
 //!
 //! Reading order: `blocks`, `footer`, `letters`, `strings`, `names`, `rows`, `buckets`, `shapes`, `hash`; then the reader here,
 //! `lookup`, `automaton`, `matching`, `found`, `keys`, `collect`, `listing`, `counts`; then `pair_union`, `builder`,
-//! `factor`, `cluster`, `columns`, `write`, `merge`.
+//! `factor`, `cluster`, `columns`, `write`, `merge`, `salvage`.
 //!
 //! Sources: `ByteSeries` 3.2 (the compressed inverted index), `TimeUnion` 3.1 (groups, two-level lists).
 
@@ -37,6 +37,7 @@ mod merge;
 mod names;
 mod pair_union;
 mod rows;
+mod salvage;
 mod shapes;
 mod strings;
 #[cfg(test)]
@@ -44,6 +45,8 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod write;
+
+use std::sync::Arc;
 
 use firn_codec::bits::{get_bits, packed_bytes};
 use firn_codec::postings::Postings;
@@ -59,11 +62,11 @@ pub(crate) use lookup::Neighbour;
 pub(crate) use lookup::OpenGroup;
 pub(crate) use pair_union::PairSource;
 
-use crate::sealed::blocks::{Blocks, Packed, Records};
+use crate::sealed::blocks::{Blocks, Heads, Packed, Records, Section};
 use crate::sealed::buckets::{Buckets, HashBuckets, IdBuckets};
 use crate::sealed::footer::{Contents, ContentsReader, ContentsSize};
 use crate::sealed::names::Names;
-use crate::sealed::rows::Rows;
+use crate::sealed::rows::{Rows, Schema};
 use crate::sealed::strings::Strings;
 
 /// An open segment. Nothing is loaded: what is asked for is read from the file, each block verified
@@ -133,7 +136,7 @@ const BUNCH_LISTS: u64 = 16;
 /// The first byte of a bunch of pairs that have one row each, less the number of the table.
 const BUNCH_OF_ROWS: u8 = 128;
 // series, groups, parts without members, names, pairs; base and shift of the ids of lone series and of parts.
-const SIZE: ContentsSize = ContentsSize { counts: 9, sections: 12, arrays: 29 };
+const SIZE: ContentsSize = ContentsSize { counts: 9, sections: 13, arrays: 29 };
 
 impl Sealed {
     /// Reads the footer, the names and the schemas. `name` is for messages.
@@ -143,9 +146,43 @@ impl Sealed {
         Sealed::from_contents(blocks, &contents, absurd)
     }
 
-    /// One error for each damaged block.
+    /// As [`Sealed::open`] of a damaged file, as [`Sealed::mended`].
+    pub(crate) fn open_mended(
+        bytes: Mapped,
+        name: &str,
+        copy: &dyn Fn(u64, u64) -> Option<Arc<[u8]>>,
+    ) -> Result<Sealed> {
+        let (blocks, _) = footer::open(bytes, name, SIZE)?;
+        Sealed::open(Mapped::from(blocks.mended(copy)), name)
+    }
+
+    /// One error for each damaged block, with what stands there.
     pub(crate) fn check(&self) -> Vec<Error> {
-        self.blocks.check()
+        let regions = self.regions();
+        let named = |(range, error): (std::ops::Range<usize>, Error)| {
+            let here = |region: &&(&str, Section)| {
+                region.1.start < range.end && range.start < region.1.start + region.1.len
+            };
+            let mut names: Vec<&str> = regions.iter().filter(here).map(|region| region.0).collect();
+            names.sort_unstable();
+            names.dedup();
+            if names.is_empty() { error } else { error.context(names.join(", ")) }
+        };
+        self.blocks.check().into_iter().map(named).collect()
+    }
+
+    /// The same with every damaged block that `copy` has (its bytes from an offset on, so many) as it was written. Holds all
+    /// bytes of the file.
+    ///
+    /// # Errors
+    /// As [`Sealed::open`].
+    pub(crate) fn mended(&self, copy: &dyn Fn(u64, u64) -> Option<Arc<[u8]>>) -> Result<Sealed> {
+        Sealed::open(Mapped::from(self.blocks.mended(copy)), self.blocks.file())
+    }
+
+    /// All bytes of the file, checked or not.
+    pub(crate) fn file_contents(&self) -> &[u8] {
+        self.blocks.file_contents()
     }
 
     fn from_contents(
@@ -159,25 +196,33 @@ impl Sealed {
         let [name_count, pair_count] = [count()?, count()?];
         let [lone_base, lone_shift, part_base, part_shift] =
             [count()?, count()?, count()?, count()?];
+        let again = contents.sections.last().copied().unwrap_or_default();
+        let mut heads = Heads::new(&blocks, again);
         let names = next.section().ok_or_else(&absurd)?;
-        let (names, letters) = Names::parse(blocks.section(names)?, name_count, pair_count)
+        let (names, letters) = Names::parse(heads.next(names)?, name_count, pair_count)
             .ok_or_else(|| blocks.corrupt(names.start, "the label names make no sense"))?;
+        let mut schemas = || -> Result<Vec<Schema>> {
+            let section = next.section().ok_or_else(&absurd)?;
+            Schema::parse(heads.next(section)?, names.count() as u64)
+                .ok_or_else(|| blocks.corrupt(section.start, "the schemas make no sense"))
+        };
+        let [of_lone, of_parts, of_sets] = [schemas()?, schemas()?, schemas()?];
         let text = next.records().ok_or_else(&absurd)?;
-        let name_count = names.count();
-        let lone = Table::open(&blocks, &mut next, name_count, (lone_base, lone_shift));
-        let parts = Table::open(&blocks, &mut next, name_count, (part_base, part_shift));
-        let sets = Table::open(&blocks, &mut next, name_count, (0, 0));
+        let mut table =
+            |schemas, base_shift| Table::open(&mut next, schemas, base_shift).ok_or_else(&absurd);
+        let lone = table(of_lone, (lone_base, lone_shift))?;
+        let parts = table(of_parts, (part_base, part_shift))?;
+        let sets = table(of_sets, (0, 0))?;
         let mut records = || next.records().ok_or_else(&absurd);
         let (part_records, set_shapes, shapes) = (records()?, records()?, records()?);
         let lists = records()?;
         // What memory is reserved by is bounded by the file before: each takes a bit at least.
         let most = blocks.file_bytes().saturating_mul(8);
-        let rows = [&lone, &parts, &sets].map(|table| table.as_ref().map_or(0, |t| t.rows.count));
+        let rows = [&lone, &parts, &sets].map(|table| table.rows.count);
         let counts = rows.map(u64::from).into_iter().chain([pair_count, shapes.starts.count]);
         if counts.max().is_some_and(|count| count > most) {
             return Err(absurd());
         }
-        let parts = parts?;
         let mut identities: Vec<Vec<u32>> =
             parts.rows.schemas.iter().map(|schema| schema.identity_names().collect()).collect();
         identities.sort_unstable();
@@ -187,10 +232,10 @@ impl Sealed {
             names,
             strings: Strings::new(text, pair_count, letters),
             lists,
-            lone: lone?,
+            lone,
             parts,
             part_records,
-            sets: sets?,
+            sets,
             set_shapes,
             shapes,
             identities,
@@ -232,22 +277,43 @@ impl Sealed {
 
     /// What the file's bytes are spent on.
     pub(crate) fn bytes_by_use(&self) -> Vec<(&'static str, u64)> {
-        let records = |records: &Records| records.bytes.len as u64 + records.starts.bytes();
-        let buckets = |b: &Buckets| b.starts.bytes() + b.tags.bytes() + b.rows.bytes();
-        let tables = KINDS.map(|kind| self.table(kind));
-        let sum = |of: &dyn Fn(&Table) -> u64| tables.iter().map(|table| of(table)).sum::<u64>();
-        let mut uses = vec![
-            ("label values", records(&self.strings.text)),
-            ("rows of label sets", sum(&|table| records(&table.rows.cells))),
-            ("ways by hash", sum(&|table| buckets(&table.hashes.0))),
-            ("ways by id", sum(&|table| buckets(&table.by_id.buckets) + table.ids.bytes())),
-            ("parts", records(&self.part_records)),
-            ("shapes", records(&self.shapes) + records(&self.set_shapes)),
-            ("posting lists", records(&self.lists)),
-        ];
+        let mut uses: Vec<(&'static str, u64)> = Vec::new();
+        for (what, section) in self.regions() {
+            match uses.iter_mut().find(|used| used.0 == what) {
+                Some(used) => used.1 += section.len as u64,
+                None => uses.push((what, section.len as u64)),
+            }
+        }
         let known: u64 = uses.iter().map(|used| used.1).sum();
         uses.push(("names, schemas, checksums", self.file_bytes() - known));
         uses
+    }
+
+    /// What stands where, but for what was read when the file was opened.
+    fn regions(&self) -> Vec<(&'static str, Section)> {
+        let array = |array: &Packed| Section { start: array.start, len: array.bytes() as usize };
+        let mut regions = Vec::new();
+        let mut add = |what, section| regions.push((what, section));
+        let mut records = |what, records: &Records| {
+            add(what, records.bytes);
+            add(what, array(&records.starts));
+        };
+        records("label values", &self.strings.text);
+        KINDS.iter().for_each(|kind| {
+            records("rows of label sets", &self.table(*kind).rows.cells);
+        });
+        records("parts", &self.part_records);
+        records("shapes", &self.shapes);
+        records("shapes", &self.set_shapes);
+        records("posting lists", &self.lists);
+        for table in KINDS.map(|kind| self.table(kind)) {
+            let Buckets { starts, tags, rows } = &table.hashes.0;
+            [starts, tags, rows].into_iter().for_each(|part| add("ways by hash", array(part)));
+            let Buckets { starts, tags, rows } = &table.by_id.buckets;
+            let by_id = [starts, tags, rows, &table.ids];
+            by_id.into_iter().for_each(|part| add("ways by id", array(part)));
+        }
+        regions
     }
 
     /// What it keeps in memory besides the file.
@@ -311,25 +377,17 @@ impl Sealed {
 
 impl Table {
     fn open(
-        blocks: &Blocks,
         next: &mut ContentsReader<'_>,
-        name_count: usize,
+        schemas: Vec<Schema>,
         (base, shift): (u64, u64),
-    ) -> Result<Table> {
-        let mut taken = || {
-            let (schemas, cells) = (next.section()?, next.records()?);
-            let mut buckets = || {
-                Some(Buckets { starts: next.array()?, tags: next.array()?, rows: next.array()? })
-            };
-            let (hashes, by_id) = (HashBuckets(buckets()?), buckets()?);
-            let shift = u32::try_from(shift).ok().filter(|shift| *shift < 64)?;
-            Some((schemas, cells, hashes, IdBuckets { buckets: by_id, base, shift }, next.array()?))
-        };
-        let taken = taken();
-        let (schemas, cells, hashes, by_id, ids) =
-            taken.ok_or_else(|| blocks.corrupt(0, "the table of contents makes no sense"))?;
-        let rows = Rows::open(blocks, schemas, cells, name_count)?;
-        Ok(Table { rows, hashes, ids, by_id })
+    ) -> Option<Table> {
+        let cells = next.records()?;
+        let mut buckets =
+            || Some(Buckets { starts: next.array()?, tags: next.array()?, rows: next.array()? });
+        let (hashes, buckets) = (HashBuckets(buckets()?), buckets()?);
+        let shift = u32::try_from(shift).ok().filter(|shift| *shift < 64)?;
+        let by_id = IdBuckets { buckets, base, shift };
+        Some(Table { rows: Rows::new(schemas, cells), hashes, ids: next.array()?, by_id })
     }
 }
 

@@ -17,7 +17,7 @@ use firn_codec::bits::{bit_width, get_bits, pack, packed_bytes};
 use firn_codec::varint::take_bytes;
 use firn_model::{Error, Result, decode_varint, encode_varint};
 
-use crate::sealed::blocks::{Blocks, Records, Section};
+use crate::sealed::blocks::{Blocks, Records};
 use crate::sealed::strings::take_varint;
 
 /// Rows of a block.
@@ -75,6 +75,34 @@ struct Run<'a> {
 }
 
 impl Schema {
+    /// All schemas of a table; `None` if they make no sense. `name_count` is how many names there are.
+    pub(crate) fn parse(mut bytes: &[u8], name_count: u64) -> Option<Vec<Schema>> {
+        let input = &mut bytes;
+        let schema_count = decode_varint(input)?;
+        let (mut schemas, mut next_row, mut next_block) = (Vec::new(), 0u32, 0u64);
+        for _ in 0..schema_count {
+            let (mut names, mut identity) = (Vec::new(), Vec::new());
+            for _ in 0..decode_varint(input)? {
+                let flagged = decode_varint(input)?;
+                let name = u32::try_from(flagged >> 1)
+                    .ok()
+                    .filter(|&name| u64::from(name) < name_count)?;
+                if names.last().is_some_and(|last| *last >= name) {
+                    return None;
+                }
+                names.push(name);
+                identity.push(flagged & 1 == 1);
+            }
+            let row_count = u32::try_from(decode_varint(input)?).ok().filter(|&count| count > 0)?;
+            let rows = next_row..next_row.checked_add(row_count)?;
+            next_row = rows.end;
+            let first_block = next_block;
+            next_block += u64::from(row_count.div_ceil(BLOCK_ROWS));
+            schemas.push(Schema { names, identity, rows, first_block });
+        }
+        bytes.is_empty().then_some(schemas)
+    }
+
     /// The names that decide who joins.
     pub(crate) fn identity_names(&self) -> impl Iterator<Item = u32> + '_ {
         self.names.iter().zip(&self.identity).filter(|name| *name.1).map(|name| *name.0)
@@ -82,17 +110,9 @@ impl Schema {
 }
 
 impl Rows {
-    /// Takes the schemas in. `name_count` is how many names there are.
-    pub(crate) fn open(
-        blocks: &Blocks,
-        schemas: Section,
-        cells: Records,
-        name_count: usize,
-    ) -> Result<Rows> {
-        let bytes = blocks.section(schemas)?;
-        let (schemas, count) = parse_schemas(bytes, name_count as u64)
-            .ok_or_else(|| blocks.corrupt(schemas.start, "the schemas make no sense"))?;
-        Ok(Rows { schemas, cells, count })
+    pub(crate) fn new(schemas: Vec<Schema>, cells: Records) -> Rows {
+        let count = schemas.last().map_or(0, |last| last.rows.end);
+        Rows { schemas, cells, count }
     }
 
     /// The rows that have `name`, as runs.
@@ -140,22 +160,32 @@ impl<'a> RowReader<'a> {
     }
 
     fn load_block(&mut self, row: u32) -> Result<()> {
-        self.rows = 0..0;
-        self.columns.clear();
         let schema_idx = self.table.schema_of(row).ok_or_else(|| self.bad())?;
         let schema = &self.table.schemas[schema_idx];
         let in_schema = (row - schema.rows.start) / BLOCK_ROWS;
         let block = schema.first_block + u64::from(in_schema);
         let mut rest = self.table.cells.get(self.blocks, block)?;
         let first = schema.rows.start + in_schema * BLOCK_ROWS;
+        self.take_block(schema_idx, first, &mut rest).ok_or_else(|| self.bad())
+    }
+
+    /// Takes in the block that begins with row `first` of a schema from `rest`, which is left behind it.
+    pub(crate) fn take_block(
+        &mut self,
+        schema_idx: usize,
+        first: u32,
+        rest: &mut &'a [u8],
+    ) -> Option<()> {
+        self.rows = 0..0;
+        self.columns.clear();
+        let schema = self.table.schemas.get(schema_idx)?;
         let rows = first..schema.rows.end.min(first.saturating_add(BLOCK_ROWS));
         self.columns.reserve(schema.names.len());
         for _ in &schema.names {
-            let column = Column::take(&mut rest, rows.len()).ok_or_else(|| self.bad())?;
-            self.columns.push(column);
+            self.columns.push(Column::take(rest, rows.len())?);
         }
         (self.schema_idx, self.rows) = (schema_idx, rows);
-        Ok(())
+        Some(())
     }
 
     #[cold]
@@ -200,55 +230,21 @@ impl<'a> Column<'a> {
     }
 }
 
-fn parse_schemas(mut bytes: &[u8], name_count: u64) -> Option<(Vec<Schema>, u32)> {
-    let input = &mut bytes;
-    let schema_count = decode_varint(input)?;
-    let (mut schemas, mut next_row, mut next_block) = (Vec::new(), 0u32, 0u64);
-    for _ in 0..schema_count {
-        let (mut names, mut identity) = (Vec::new(), Vec::new());
-        for _ in 0..decode_varint(input)? {
-            let flagged = decode_varint(input)?;
-            let name =
-                u32::try_from(flagged >> 1).ok().filter(|&name| u64::from(name) < name_count)?;
-            if names.last().is_some_and(|last| *last >= name) {
-                return None;
-            }
-            names.push(name);
-            identity.push(flagged & 1 == 1);
-        }
-        let row_count = u32::try_from(decode_varint(input)?).ok().filter(|&count| count > 0)?;
-        let rows = next_row..next_row.checked_add(row_count)?;
-        next_row = rows.end;
-        let first_block = next_block;
-        next_block += u64::from(row_count.div_ceil(BLOCK_ROWS));
-        schemas.push(Schema { names, identity, rows, first_block });
-    }
-    bytes.is_empty().then_some((schemas, next_row))
-}
-
-/// Collects schemas and cells.
+/// Collects cells.
 #[derive(Debug, Default)]
 pub(crate) struct RowsWriter {
-    schemas: Vec<u8>,
-    schema_count: u64,
     pub(crate) cells: Vec<u8>,
     pub(crate) starts: Vec<u64>,
 }
 
 impl RowsWriter {
-    /// Adds a schema (names with whether they are identity) and its rows: `rank(row, column)`.
+    /// Adds the rows of a schema: `rank(row, column)`.
     pub(crate) fn push(
         &mut self,
         names: &[(u32, bool)],
         row_count: u32,
         rank: impl Fn(u32, usize) -> u32,
     ) {
-        self.schema_count += 1;
-        encode_varint(names.len() as u64, &mut self.schemas);
-        for &(name, identity) in names {
-            encode_varint(u64::from(name) << 1 | u64::from(identity), &mut self.schemas);
-        }
-        encode_varint(u64::from(row_count), &mut self.schemas);
         let mut ranks: Vec<u32> = Vec::with_capacity(BLOCK_ROWS as usize);
         for start in (0..row_count).step_by(BLOCK_ROWS as usize) {
             self.starts.push(self.cells.len() as u64);
@@ -260,14 +256,20 @@ impl RowsWriter {
             }
         }
     }
+}
 
-    /// The bytes of the schemas.
-    pub(crate) fn schemas(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(self.schemas.len() + 4);
-        encode_varint(self.schema_count, &mut out);
-        out.extend_from_slice(&self.schemas);
-        out
+/// The bytes of schemas: names with whether they are identity, and rows.
+pub(crate) fn encode_schemas(schemas: &[(&[(u32, bool)], u32)]) -> Vec<u8> {
+    let mut out = Vec::new();
+    encode_varint(schemas.len() as u64, &mut out);
+    for (names, row_count) in schemas {
+        encode_varint(names.len() as u64, &mut out);
+        for &(name, identity) in *names {
+            encode_varint(u64::from(name) << 1 | u64::from(identity), &mut out);
+        }
+        encode_varint(u64::from(*row_count), &mut out);
     }
+    out
 }
 
 fn push_column(ranks: &[u32], out: &mut Vec<u8>) {
@@ -312,13 +314,20 @@ mod tests {
                 0 => row / 60 * 7 % span,
                 _ => row.wrapping_mul(seed | 1) % span,
             };
-            for (names, row_count, span) in &tables {
-                let names: Vec<_> = names.iter().map(|&name| (name, name % 2 == 0)).collect();
-                writer.push(&names, *row_count, |row, column| rank(row, column, *span));
+            let names = tables.iter().map(|(names, ..)| {
+                names.iter().map(|&name| (name, name % 2 == 0)).collect::<Vec<_>>()
+            });
+            let names: Vec<Vec<(u32, bool)>> = names.collect();
+            let mut schemas = Vec::new();
+            for (names, (_, row_count, span)) in names.iter().zip(&tables) {
+                writer.push(names, *row_count, |row, column| rank(row, column, *span));
+                schemas.push((&names[..], *row_count));
             }
-            let (blocks, contents) = written(&[&writer.schemas(), &writer.cells], &[&writer.starts]);
+            let schemas = encode_schemas(&schemas);
+            let (blocks, contents) = written(&[&schemas, &writer.cells], &[&writer.starts]);
             let cells = Records { bytes: contents.sections[1], starts: contents.arrays[0] };
-            let rows = Rows::open(&blocks, contents.sections[0], cells, 9).unwrap();
+            let schemas = Schema::parse(blocks.section(contents.sections[0]).unwrap(), 9).unwrap();
+            let rows = Rows::new(schemas, cells);
             let mut reader = rows.reader(&blocks);
             let mut first = 0;
             for (schema_idx, (names, row_count, span)) in tables.iter().enumerate() {

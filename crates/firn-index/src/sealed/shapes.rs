@@ -76,11 +76,10 @@ enum SlotMap<'a> {
 
 impl<'a> Shape<'a> {
     pub(crate) fn read(blocks: &'a Blocks, shapes: &Records, shape: u32) -> Result<Shape<'a>> {
-        Shape::take(shapes.get(blocks, u64::from(shape))?).ok_or_else(|| shapes.bad(blocks))
+        Shape::take(&mut shapes.get(blocks, u64::from(shape))?).ok_or_else(|| shapes.bad(blocks))
     }
 
-    fn take(mut bytes: &'a [u8]) -> Option<Shape<'a>> {
-        let input = &mut bytes;
+    fn take(input: &mut &'a [u8]) -> Option<Shape<'a>> {
         let len = u32::try_from(decode_varint(input)?).ok()?;
         let (&width, after) = input.split_first()?;
         *input = after;
@@ -94,6 +93,18 @@ impl<'a> Shape<'a> {
             false => None,
         };
         Some(Shape { len, width, sets, order_width, order, parts, lacks })
+    }
+
+    /// As [`Shape::read`] for who wants no lists; `input` is left behind the shape.
+    pub(crate) fn take_without_lists(input: &mut &'a [u8]) -> Option<Shape<'a>> {
+        let mut shape = Shape::take(input)?;
+        if let Some(lacks) = shape.lacks.take() {
+            *input = lacks.lists;
+            for _ in 0..shape.len {
+                Postings::take(input).ok()?;
+            }
+        }
+        Some(shape)
     }
 
     /// Whether [`Shape::lacking`] has lists.
@@ -217,8 +228,9 @@ impl<'a> Part<'a> {
         PartReader::new(blocks, parts).read(row)
     }
 
+    /// The part that `input` begins with.
     #[inline]
-    fn take(input: &mut &'a [u8]) -> Option<Part<'a>> {
+    pub(crate) fn take(input: &mut &'a [u8]) -> Option<Part<'a>> {
         let head = take_varint(input)?;
         let shape = u32::try_from(head >> 5).ok()?;
         let missing = match head >> 3 & 3 {
@@ -471,7 +483,7 @@ mod tests {
             sets.rotate_left(turn);
             let mut bytes = Vec::new();
             push_shape(&sets, &[3, 9], &mut [], &mut bytes);
-            let shape = Shape::take(&bytes).unwrap();
+            let shape = Shape::take(&mut &bytes[..]).unwrap();
             prop_assert_eq!((0..shape.len).map(|at| shape.set(at)).collect::<Vec<_>>(), sets.clone());
             for set in 0..5_000 {
                 let want = sets.iter().position(|s| *s == set).map(|at| at as u32);
@@ -489,7 +501,7 @@ mod tests {
             let mut pairs: Vec<(u32, u32)> = lacking.iter().rev().copied().collect();
             let mut bytes = Vec::new();
             push_shape(&[5, 1, 4, 0, 3, 2, 7, 8, 6], &parts, &mut pairs, &mut bytes);
-            let shape = Shape::take(&bytes).unwrap();
+            let shape = Shape::take(&mut &bytes[..]).unwrap();
             prop_assert_eq!(shape.has_lists(), part_count >= PARTS_WITH_LISTS_MIN);
             for position in 0..9 {
                 let want: Vec<u64> =
@@ -551,7 +563,7 @@ mod tests {
                 let asked = [part.rank_of_slot(at, 100), part.next_slot(100)];
                 prop_assert!(found.len() + asked.len() > usize::from(part.is_in_order()));
             }
-            if let Some(shape) = Shape::take(&bytes) {
+            if let Some(shape) = Shape::take(&mut &bytes[..]) {
                 shape.position(at);
                 for position in 0..shape.len.min(100) {
                     prop_assert!(shape.has_lists() || shape.lacking(position).is_none());

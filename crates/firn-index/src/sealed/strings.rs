@@ -292,6 +292,29 @@ impl Strings {
         Ok(walk)
     }
 
+    /// The texts of block `idx`, which begins at `rest`; that is left behind it.
+    pub(crate) fn take_block<'a>(
+        &'a self,
+        blocks: &'a Blocks,
+        idx: u64,
+        rest: &mut &'a [u8],
+    ) -> Option<Vec<Vec<u8>>> {
+        let mut entries = self.entries(blocks, idx * BLOCK_TEXTS);
+        entries.rest = rest;
+        let (mut texts, mut text) = (Vec::new(), Vec::new());
+        for _ in 0..self.count.saturating_sub(entries.next).min(BLOCK_TEXTS) {
+            let entry = entries.take_here().ok()?;
+            if entry.same > text.len() {
+                return None;
+            }
+            text.truncate(entry.same);
+            entry.append(&mut text);
+            texts.push(text.clone());
+        }
+        *rest = entries.rest;
+        Some(texts)
+    }
+
     /// The entries from the beginning of the block of `id`.
     fn entries<'a>(&'a self, blocks: &'a Blocks, id: u64) -> Entries<'a> {
         let next = id / BLOCK_TEXTS * BLOCK_TEXTS;
@@ -307,10 +330,16 @@ impl Strings {
 impl<'a> Entries<'a> {
     #[inline]
     fn take(&mut self) -> Result<Entry<'a>> {
-        let is_first = self.next.is_multiple_of(BLOCK_TEXTS);
-        if is_first {
+        if self.next.is_multiple_of(BLOCK_TEXTS) {
             self.rest = self.strings.text.get(self.blocks, self.next / BLOCK_TEXTS)?;
         }
+        self.take_here()
+    }
+
+    /// The next entry, which `rest` begins with.
+    #[inline]
+    fn take_here(&mut self) -> Result<Entry<'a>> {
+        let is_first = self.next.is_multiple_of(BLOCK_TEXTS);
         if is_first || self.next >= self.name_end {
             let names = &self.strings.names;
             let after = names.partition_point(|name| name.0 <= self.next);

@@ -18,7 +18,7 @@ use crate::sealed::factor::Member;
 use crate::sealed::footer::FileWriter;
 use crate::sealed::hash::pair_hash;
 use crate::sealed::pair_union::PairUnion;
-use crate::sealed::rows::RowsWriter;
+use crate::sealed::rows::{RowsWriter, encode_schemas};
 use crate::sealed::shapes::{BUNCH_PARTS, push_part, push_shape};
 use crate::sealed::strings::{NameCode, StringsPlanner, StringsWriter};
 use crate::sealed::{BUNCH_LISTS, BUNCH_OF_ROWS, KINDS, Kind};
@@ -120,7 +120,13 @@ pub(super) fn write(mut builder: Builder<'_>, file: &dyn DiskFile) -> Result<Seg
         writer.push_count(by_id[kind as usize].base);
         writer.push_count(u64::from(by_id[kind as usize].shift));
     }
-    writer.push_section(&dictionary.encode_names())?;
+    writer.push_head(&dictionary.encode_names())?;
+    for sorted in &sorted {
+        let schemas = sorted.schemas.iter();
+        let schemas: Vec<_> =
+            schemas.map(|schema| (&schema.names[..], schema.rows.len() as u32)).collect();
+        writer.push_head(&encode_schemas(&schemas))?;
+    }
     dictionary.write_values(&builder.pairs, &mut writer)?;
     for (kind, by_id) in KINDS.into_iter().zip(by_id) {
         let at = kind as usize;
@@ -128,6 +134,7 @@ pub(super) fn write(mut builder: Builder<'_>, file: &dyn DiskFile) -> Result<Seg
     }
     write_shapes(&mut writer, &builder, &sorted)?;
     write_lists(&mut writer, &dictionary, &sorted)?;
+    writer.push_heads_again()?;
     let file_bytes = writer.finish()?;
     Ok(SegmentTotals { file_bytes, series_count: series_count as u64, group_count })
 }
@@ -475,7 +482,6 @@ fn write_table(
             dictionary.rank(sorted.rows.get(schema.rows.start + row)[column_idx])
         });
     }
-    writer.push_section(&rows.schemas())?;
     writer.push_records(&rows.cells, &rows.starts)?;
     // A part is found by the labels that decide who joins, all others by all labels.
     let mut hashes = Vec::with_capacity(sorted.order.len());

@@ -1,6 +1,8 @@
 //! Segment files, the manifest's parts, and definitions that come from the log.
 
-use firn_env::Disk;
+use std::collections::BTreeSet;
+
+use firn_env::{Disk, OpenMode};
 use firn_model::{
     Budget, CancelToken, Error, ErrorKind, GroupId, Grouping, Labels, MatchOp, QueryContext,
     Result, SeriesRef, ShardId, Slot,
@@ -576,4 +578,93 @@ fn labels_that_all_members_share_are_stored_once_per_group() {
     assert_eq!(select(&view, &[("rack", MatchOp::Equal, "7")], &Grouping::Series).len(), 31);
     assert_eq!(select(&view, &[("os", MatchOp::Equal, "")], &Grouping::Series).len(), 1);
     assert_eq!(select(&view, &[("region", MatchOp::Regex, "r[01]")], &Grouping::Series).len(), 420);
+}
+
+/// Groups of members alike and lone series, whose texts fill a dozen blocks.
+fn many_texts() -> Vec<String> {
+    let text = |n: u64| format!("{:016x}", (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let trace = |n| format!("{}{}{}", text(n), text(n << 20), text(n << 30));
+    let lone = (0..20_000).map(|n| format!("__name__=lone{},trace={}", n % 50, trace(n)));
+    let grouped = (0..20_000).map(|n| {
+        let (host, member) = (n / 20, n % 20);
+        format!("__name__=m{member},job=a,instance={},zone=z{}", text(1 << 40 | host), host % 7)
+    });
+    // A few hundred sets that nobody shares.
+    let odd = (0..3_000).map(|n| format!("__name__=odd,job=b,instance=i{},x={}", n / 200, text(n)));
+    lone.chain(grouped).chain(odd).collect()
+}
+
+/// Every block of a large file in turn: it is named with what stands there, and a repair loses the series that lie in it
+/// and no other; with a copy of the file it loses nothing, be the copy damaged elsewhere.
+#[test]
+fn invariant_5_a_repair_loses_the_broken_block_and_nothing_else() {
+    const BLOCK: usize = 64 << 10;
+    let texts: Vec<Labels> = many_texts().iter().map(|text| labels(text)).collect();
+    let made_on = disk();
+    let options = IndexOptions { slots_per_group_max: 4_096, ..options() };
+    let index = open(&made_on, options.clone(), &[]).unwrap();
+    let mut refs = Vec::new();
+    index.resolve(&texts, &mut refs);
+    let refs: Vec<SeriesRef> = refs.into_iter().map(Result::unwrap).collect();
+    let part = seal(&index, &made_on);
+    let path = index.segment_paths()[0].clone();
+    drop(index);
+    let whole = made_on.bytes(&path).unwrap();
+    let blocks = whole.len() / BLOCK;
+    assert!(blocks > 8, "{} bytes", whole.len());
+    let (mut lost_in_all, mut harmless) = (0, 0);
+    for block in 0..blocks {
+        let flip = |bytes: &mut Vec<u8>| bytes[block * BLOCK + 777 * (block + 1) % BLOCK] ^= 1;
+        made_on.damage(&path, flip).unwrap();
+        for has_copy in [true, false] {
+            // The same in the end: what a repair writes is not what it found.
+            let disk = disk();
+            disk.create_dir("index").unwrap();
+            let file = disk.open(&path, OpenMode::Create).unwrap();
+            file.write_at(0, &made_on.bytes(&path).unwrap()).unwrap();
+            let copy = |offset: u64, len: u64| {
+                let mut bytes = whole.clone();
+                bytes[(block + 1) * BLOCK % whole.len()] ^= 1;
+                let range = offset as usize..(offset + len) as usize;
+                has_copy.then(|| bytes[range].into())
+            };
+            let index = open(&disk, options.clone(), &[&part]).unwrap();
+            let damage = index.check();
+            assert_eq!(damage.len(), 1, "{damage:?}");
+            let repaired = index.repair(&path, &copy).unwrap().expect("there is such a file");
+            let generation = index.generation();
+            index.apply(&repaired.part).unwrap();
+            assert!(index.check().is_empty(), "{damage:?}");
+            let mut found = 0;
+            for (labels, series) in texts.iter().zip(&refs) {
+                if let Some(known) = index.lookup(labels).unwrap() {
+                    assert_eq!(known, *series, "{labels}");
+                    assert!(index.contains(known).unwrap());
+                    found += 1;
+                }
+            }
+            let lost = repaired.lost.map_or(0, |lost| lost.count);
+            assert_eq!(found + lost, texts.len() as u64, "{damage:?}");
+            assert_eq!(index.generation() == generation, lost == 0);
+            if has_copy {
+                assert_eq!(lost, 0, "{damage:?}");
+                continue;
+            }
+            lost_in_all += lost;
+            harmless += u64::from(lost == 0);
+            // What is lost is new when it comes again: no reference of before is given to it.
+            let mut again = Vec::new();
+            index.resolve(&texts, &mut again);
+            let known: BTreeSet<SeriesRef> = refs.iter().copied().collect();
+            for (again, before) in again.into_iter().map(Result::unwrap).zip(&refs) {
+                assert!(again == *before || !known.contains(&again), "{again:?} for {before:?}");
+            }
+            let reopened = open(&disk, options.clone(), &[&part, &repaired.part]).unwrap();
+            assert_eq!(reopened.view().series_count(), found);
+        }
+        made_on.damage(&path, flip).unwrap();
+    }
+    // Each series has four texts, a row and a shape at most, and lists and buckets are made anew.
+    assert!(lost_in_all > 0 && lost_in_all <= 6 * texts.len() as u64, "{lost_in_all}");
+    assert!(harmless > 0);
 }

@@ -7,19 +7,20 @@ use crate::sealed::{SIZE, footer};
 
 const PAGE: &str = include_str!("../../../../../docs/formats/index.md");
 
-const SECTIONS: [&str; 12] = [
+const SECTIONS: [&str; 13] = [
     "names",
-    "values",
     "lone schemas",
-    "lone cells",
     "part schemas",
-    "part cells",
     "set schemas",
+    "values",
+    "lone cells",
+    "part cells",
     "set cells",
     "parts",
     "shapes of sets",
     "shapes",
     "lists",
+    "names and schemas again",
 ];
 const TABLE_ARRAYS: [&str; 8] = [
     "starts of cells",
