@@ -13,7 +13,7 @@
 //! memory is drawn from the budget, flash from a fixed number of places (8).
 //!
 //! Reading order: `slab` (the format; docs/formats/cache.md), `device`, `key_index`, `policy`, `store`, `background`, then `answer`,
-//! `dependency`, `selectors`, `changes`, `result`; `shared`.
+//! `dependency`, `selectors`, `changes`, `result` (with its model); `shared`.
 
 #![forbid(unsafe_code)]
 
@@ -30,6 +30,12 @@ mod selectors;
 mod shared;
 mod slab;
 mod store;
+mod sync;
+
+#[cfg(test)]
+mod result_model;
+#[cfg(test)]
+mod result_tests;
 
 pub use answer::{Answer, AnswerSeries};
 pub use background::Background;

@@ -17,12 +17,20 @@ pub enum Planted {
     CheckpointAhead,
     /// A slab that missed changes is taken at open.
     MissedChangesTrusted,
+    /// What knows of changes that a crash took back is taken at open.
+    LostPastTrusted,
+    /// What is computed while a change may come up in a crash is taken after one.
+    DoubtIgnored,
+    /// Changes that are told again at open cut nothing.
+    ReplayIgnored,
     /// The checksums of blocks are not looked at.
     BlocksNotChecked,
     /// No change reaches the cached answers.
     InvalidationOff,
     /// An answer is kept without looking at what changed since its snapshot.
     FillNotTrimmed,
+    /// What changes between the look at what has changed and the keeping is missed.
+    FillKeptLater,
     /// A new series is not matched against the selectors.
     NewSeriesIgnored,
     /// A change touches only the steps at its own time, not those whose window reaches it.

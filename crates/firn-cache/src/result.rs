@@ -20,8 +20,8 @@ use firn_model::{
     Budget, Change, ChangeSink, CommitSeq, GiveBack, GroupId, Labels, Matcher, Pool, Reservation,
     Result, SeriesRef, TimeRange, Timestamp,
 };
-use parking_lot::Mutex;
 
+use super::sync::Mutex;
 use crate::answer::{Answer, Collector, encode_steps};
 use crate::changes::Recent;
 use crate::dependency::{
@@ -134,8 +134,9 @@ struct State {
 }
 
 impl ResultCache {
-    /// Opens the cache in `folder` with what is left of it. `recovered` says which changes the engine will now
-    /// tell again; until [`ResultCache::rematch`] was called every change is taken for one of every selector.
+    /// Opens the cache in `folder` with what is left of it. `recovered` says which changes are now told again, with
+    /// [`ResultCache::replayed`]; `None` if what is cached may know of more than the engine: it begins empty then.
+    /// Until [`ResultCache::rematch`] was called every change is taken for one of every selector.
     ///
     /// # Errors
     /// Those of [`Store::open`].
@@ -144,8 +145,15 @@ impl ResultCache {
         folder: &str,
         budget: &Budget,
         options: ResultOptions,
-        recovered: Recovered,
+        recovered: Option<Recovered>,
     ) -> Result<ResultCache> {
+        let recovered = match recovered {
+            Some(recovered) => recovered,
+            None => {
+                Store::forget(&*disk, folder)?;
+                Recovered::IMMUTABLE
+            }
+        };
         let store = Store::open(disk, folder, budget, options.store, recovered)?;
         let mut selectors = Selectors::default();
         for key in store.keys(FIELD) {
@@ -173,8 +181,28 @@ impl ResultCache {
         Ok(cache)
     }
 
+    /// Tells again that samples in `range` were changed, by changes up to `number`, of series that nobody knows. What
+    /// was written by the cache without knowing of them is forgotten. After opening, before the first query.
+    pub fn replayed(&self, range: TimeRange, number: CommitSeq) {
+        if self.planted(Planted::InvalidationOff) {
+            return;
+        }
+        let mut state = self.state.lock();
+        let touch = |span: Span, samples: TimeRange| match self.planted(Planted::WindowIgnored) {
+            true => samples,
+            false => span.touched_by(samples),
+        };
+        state.selectors.touched(range, None, touch, |one, steps| {
+            let steps = one.grid.steps_in(steps);
+            if !steps.is_empty() {
+                self.store.replay(number, &one.key, FIELD, one.grid.cells(steps));
+            }
+            true
+        });
+    }
+
     /// Asks `groups_of` for the groups that match each selector whose groups are not known: once after opening,
-    /// when the index is there, best before changes are told again.
+    /// when the index is there.
     ///
     /// # Errors
     /// That of `groups_of`; the rest stays as it was.
@@ -301,6 +329,10 @@ impl ResultCache {
             state.stats.fills_refused += 1;
             return false;
         };
+        if self.planted(Planted::FillKeptLater) {
+            drop(state);
+            state = self.state.lock();
+        }
         for (dependency, groups) in question.dependencies.iter().zip(&groups) {
             let one = Use { key: Arc::clone(&key), span: dependency.span, grid, filled: steps };
             let count_max = self.options.group_count_max;
@@ -350,21 +382,16 @@ impl ResultCache {
         self.store.flush();
     }
 
-    /// Makes what changes cut out durable; see [`Store::checkpoint`]. Before the engine forgets how to tell changes
-    /// again, so before it cuts its log.
+    /// Writes all that there is, for the next open. Nothing changes any more, and all that ever will be visible up to
+    /// `number` is durable and told.
     ///
     /// # Errors
-    /// `Unavailable` when the disk fails.
-    pub fn checkpoint(&self) -> Result<CommitSeq> {
-        self.store.checkpoint()
-    }
-
-    /// Removes the checkpoint; see [`Store::forget_checkpoint`].
-    ///
-    /// # Errors
-    /// `Unavailable` when the disk fails.
-    pub fn forget_checkpoint(&self) -> Result<bool> {
-        self.store.forget_checkpoint()
+    /// `Unavailable` when the disk fails: the next open finds less.
+    pub fn close(&self, number: CommitSeq) -> Result<()> {
+        self.store.set_doubted(false);
+        self.store.heard(number);
+        self.store.flush();
+        self.store.checkpoint().map(|_| ())
     }
 
     /// Forgets everything.
@@ -409,7 +436,7 @@ impl ChangeSink for ResultCache {
             true => samples,
             false => span.touched_by(samples),
         };
-        selectors.touched(change, touch, |one, steps| {
+        selectors.touched(change.range, Some(&change.groups), touch, |one, steps| {
             let steps = one.grid.steps_in(steps);
             stats.trims += u64::from(!steps.is_empty());
             steps.is_empty() || self.store.trim(&one.key, FIELD, one.grid.cells(steps))
@@ -423,6 +450,18 @@ impl ChangeSink for ResultCache {
         let mut state = self.state.lock();
         state.recent.defined(series.group, labels);
         state.selectors.defined(series.group, labels, self.options.group_count_max);
+    }
+
+    /// What is cached by now goes to the device, and what of it is still true.
+    fn forgotten(&self, through: CommitSeq) {
+        self.store.heard(through);
+        self.store.seal_open();
+        // Without a checkpoint less outlives a crash.
+        let _ = self.store.checkpoint();
+    }
+
+    fn doubted(&self) {
+        self.store.set_doubted(true);
     }
 }
 
@@ -519,6 +558,3 @@ impl fmt::Debug for ResultCache {
         f.debug_struct("ResultCache").field("stats", &self.stats()).finish_non_exhaustive()
     }
 }
-
-#[cfg(test)]
-mod tests;

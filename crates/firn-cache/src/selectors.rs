@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use firn_model::{Change, GroupId, Labels, METRIC_NAME, MatchOp, Matcher, TimeRange};
+use firn_model::{GroupId, Labels, METRIC_NAME, MatchOp, Matcher, TimeRange};
 
 use crate::changes::have_common;
 use crate::dependency::{Grid, Span};
@@ -106,27 +106,28 @@ impl Selectors {
         }
     }
 
-    /// Calls `trim` with every key and the range of its steps that a change touches; a key for which it returns
-    /// `false` is no longer there and is forgotten.
+    /// Calls `trim` with every key and the range of its steps that a change of `samples` in `groups` (sorted; `None` for
+    /// any) touches; a key for which it returns `false` is no longer there and is forgotten.
     pub(crate) fn touched(
         &mut self,
-        change: &Change,
+        samples: TimeRange,
+        groups: Option<&[GroupId]>,
         touch: impl Fn(Span, TimeRange) -> TimeRange,
         mut trim: impl FnMut(&Use, TimeRange) -> bool,
     ) {
         // Nearly all changes are newer than all that is cached.
-        if change.range.start > self.frontier {
+        if samples.start > self.frontier {
             return;
         }
         for selector in self.selectors.iter_mut().flatten() {
-            let is_touched = selector.needs.overlaps(change.range)
-                && match &selector.groups {
-                    Groups::Any => true,
-                    Groups::Known(groups) => have_common(groups, &change.groups),
+            let is_touched = selector.needs.overlaps(samples)
+                && match (&selector.groups, groups) {
+                    (Groups::Any, _) | (_, None) => true,
+                    (Groups::Known(own), Some(groups)) => have_common(own, groups),
                 };
             if is_touched {
                 selector.uses.retain(|one| {
-                    let steps = touch(one.span, change.range).intersect(one.filled);
+                    let steps = touch(one.span, samples).intersect(one.filled);
                     steps.is_empty() || trim(one, steps)
                 });
             }

@@ -39,6 +39,7 @@ const MARKER_BYTES: usize = 18;
 /// The offset of a block in which no point begins.
 const NO_POINT: u16 = u16::MAX;
 const FLAG_COMPACTED: u32 = 1;
+const FLAG_DOUBTED: u32 = 2;
 
 const FORMAT: FileFormat = FileFormat { kind: *b"SLAB", version: 1, oldest: 1 };
 
@@ -57,6 +58,8 @@ pub(crate) struct Preamble {
     pub(crate) heard: CommitSeq,
     /// Whether compaction made it.
     pub(crate) is_compacted: bool,
+    /// Whether it outlives nothing but a checkpoint.
+    pub(crate) is_doubted: bool,
     /// Bytes of the header behind the preamble.
     pub(crate) header_bytes: u32,
     /// Bytes of the data.
@@ -140,6 +143,7 @@ impl Preamble {
             field: u64_at(bytes, 28),
             heard: CommitSeq(u64_at(bytes, 36)),
             is_compacted: u32_at(bytes, 44) & FLAG_COMPACTED != 0,
+            is_doubted: u32_at(bytes, 44) & FLAG_DOUBTED != 0,
             header_bytes: u32_at(bytes, 48),
             data_bytes: u32_at(bytes, 52),
             header_crc: u32_at(bytes, 56),
@@ -157,7 +161,8 @@ impl Preamble {
         bytes[24..28].copy_from_slice(&self.slot.to_le_bytes());
         bytes[28..36].copy_from_slice(&self.field.to_le_bytes());
         bytes[36..44].copy_from_slice(&self.heard.0.to_le_bytes());
-        let flags = if self.is_compacted { FLAG_COMPACTED } else { 0 };
+        let flags = [(self.is_compacted, FLAG_COMPACTED), (self.is_doubted, FLAG_DOUBTED)];
+        let flags: u32 = flags.iter().filter(|flag| flag.0).map(|flag| flag.1).sum();
         bytes[44..48].copy_from_slice(&flags.to_le_bytes());
         bytes[48..52].copy_from_slice(&self.header_bytes.to_le_bytes());
         bytes[52..56].copy_from_slice(&self.data_bytes.to_le_bytes());

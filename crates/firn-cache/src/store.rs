@@ -113,6 +113,8 @@ struct State {
     next_generation: u64,
     /// The largest number of a snapshot that anybody came with: every change up to it has been told.
     heard: CommitSeq,
+    /// A change may come up in a crash that what is cached from now on does not know.
+    is_doubted: bool,
     memory: Memory,
     failures: u32,
     is_off: bool,
@@ -284,6 +286,9 @@ impl Store {
 
     /// Tells a change again that was told before the last end: what was written without knowing of it is forgotten.
     pub fn replay(&self, number: CommitSeq, key: &[u8], field: u64, range: TimeRange) {
+        if self.options.planted == Some(Planted::ReplayIgnored) {
+            return;
+        }
         self.state.lock().replay(number, key, field, range);
     }
 
@@ -314,6 +319,13 @@ impl Store {
     pub fn heard(&self, number: CommitSeq) {
         let mut state = self.state.lock();
         state.heard = state.heard.max(number);
+    }
+
+    /// Whether what is written from now on outlives nothing but a checkpoint: its owner may have, after a crash, another
+    /// past than what it is computed from. While it is so there are no checkpoints.
+    pub fn set_doubted(&self, is_doubted: bool) {
+        self.state.lock().is_doubted =
+            is_doubted && self.options.planted != Some(Planted::DoubtIgnored);
     }
 
     /// Forgets everything; the file stays.

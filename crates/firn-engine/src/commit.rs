@@ -345,6 +345,9 @@ impl Engine {
             let Some(one) = waiting.pop_front() else { return };
             let durable = self.log.durable_before(one.stream, one.position);
             let is_shown = durable == one.position || is_early;
+            if !is_shown {
+                self.tell_doubt();
+            }
             if self.planted(Planted::TransactionShownByShard) {
                 for shard in &one.shards {
                     self.head.decide_apart(*shard, one.seq, is_shown);

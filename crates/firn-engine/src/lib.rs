@@ -18,7 +18,7 @@
 //! crashing the engine at every write.
 //!
 //! Reading order: `write`, `transact`, `versions`, `commit`, `delete`, `pressure`, `snapshot`, `listing`, `walk`,
-//! `maintain`, `upkeep`, `tier`, `counted`, `check`, `replica`, `copy`, `recover`, `lost_index`, `manifest`, `sequence`, `options`.
+//! `maintain`, `upkeep`, `tier`, `counted`, `check`, `replica`, `copy`, `recover`, `replayed`, `lost_index`, `manifest`, `sequence`, `options`.
 
 #![forbid(unsafe_code)]
 
@@ -35,6 +35,7 @@ mod options;
 mod planted;
 mod pressure;
 mod recover;
+mod replayed;
 mod replica;
 mod sequence;
 mod snapshot;
@@ -55,8 +56,8 @@ use firn_head::Head;
 use firn_index::Index;
 use firn_log::Log;
 use firn_model::{
-    Budget, ChangeSink, Error, GiveBack, GroupId, Labels, LogPosition, Pool, Reservation, Result,
-    SeriesRef, ShardBits,
+    Budget, ChangeSink, Error, GiveBack, GroupId, Labels, Pool, Reservation, Result, SeriesRef,
+    ShardBits,
 };
 use firn_tree::Tree;
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -78,6 +79,7 @@ pub use options::EngineOptions;
 #[doc(hidden)]
 pub use planted::Planted;
 pub use recover::{RecoveryProgress, RecoveryReport};
+pub use replayed::Replayed;
 pub use snapshot::Snapshot;
 pub use stats::{SlowTierStats, Stats};
 pub use tier::RestoreReport;
@@ -113,8 +115,8 @@ pub struct Engine {
     counted: Arc<counted::Counted>,
     replica: Mutex<replica::Followed>,
     identity: recover::Identity,
-    /// Up to where the log's rows are in tables, per stream.
-    floors: Mutex<Vec<LogPosition>>,
+    /// Up to where the log's rows are in tables.
+    cut: Mutex<recover::LogCut>,
     /// Written while rows move from the head to the tree; read while a snapshot is taken.
     view: RwLock<()>,
     flush_lane: Mutex<()>,
@@ -134,6 +136,7 @@ pub struct Engine {
     sink: OnceLock<Arc<dyn ChangeSink>>,
     counters: stats::Counters,
     recovery: RecoveryReport,
+    replayed: replayed::ReplayedLog,
     probe: OnceLock<Box<dyn Fn() + Send + Sync>>,
     _locks: (Box<dyn FolderLock>, Option<Box<dyn FolderLock>>),
 }

@@ -14,12 +14,13 @@ use firn_head::{FlushJob, SealMarks};
 use firn_log::{StreamId, SyncPolicy};
 use firn_model::{
     CancelToken, CommitSeq, Error, ErrorKind, GroupId, LogPosition, Pool, Result, SeriesRef,
-    TimeRange, Timestamp,
+    ShardId, TimeRange, Timestamp,
 };
 use firn_tree::{Job, JobKind, Reach};
 
 use crate::manifest::{Edit, Room};
 use crate::planted::Planted;
+use crate::recover::LogCut;
 use crate::{Engine, recover, tier};
 
 /// What one [`Engine::step`] did.
@@ -71,8 +72,8 @@ const RETRY_MS_MAX: u64 = 60_000;
 
 /// What a flush moves.
 struct FrozenHead {
-    /// Up to where the log's rows are in it or in tables already, per stream.
-    floors: Vec<LogPosition>,
+    /// Up to where the log's rows are in it or in tables already.
+    cut: LogCut,
     /// `None` when only deletes leave the log.
     job: Option<FlushJob>,
     /// All deletes: what comes later is younger than everything in the job.
@@ -268,16 +269,19 @@ impl Engine {
         let started_ms = self.env.clock.now_ms();
         if let Some(frozen) = self.freeze()? {
             if self.planted(Planted::LogCutBeforeManifest) {
-                self.log.purge(&frozen.floors)?;
+                self.log.purge(&frozen.cut.floors)?;
             }
             if self.planted(Planted::ManifestBeforeTables) {
-                let floors = recover::encode_floors(&frozen.floors);
-                self.commit_edit(Edit::default().with(Room::Log, floors), || Ok(()))?;
+                let cut = frozen.cut.encode();
+                self.commit_edit(Edit::default().with(Room::Log, cut), || Ok(()))?;
             }
             let tables = self.write_level0(&frozen)?;
+            if let Some(sink) = self.sink.get() {
+                sink.forgotten(frozen.cut.told);
+            }
             self.install(&frozen, &tables)?;
             self.index.settle(frozen.settled);
-            self.log.purge(&frozen.floors)?;
+            self.log.purge(&frozen.cut.floors)?;
             self.counters.flushes.add(1);
             // Without a lock that a query may wait for.
             drop(frozen);
@@ -313,6 +317,7 @@ impl Engine {
             floors.iter_mut().for_each(|floor| floor.0 += 1 << 16);
         }
         let marks = self.head.seal_all();
+        let told = self.all_told();
         self.publish_sealed(&marks)?;
         let job = self.head.plan_flush();
         let is_whole = job.as_ref().map_or(marks.marks.is_empty(), |job| job.covers(&marks));
@@ -325,7 +330,21 @@ impl Engine {
         // After the rows: every series among them was defined before.
         let index_part = self.write_new_series()?;
         let tombstones = self.deletes.tombstones();
-        Ok(Some(FrozenHead { floors, job, tombstones, index_part, settled }))
+        let cut = LogCut { floors, told };
+        Ok(Some(FrozenHead { cut, job, tombstones, index_part, settled }))
+    }
+
+    /// A number up to which all changes have been told. Those of rows that are in the log by now are not larger.
+    fn all_told(&self) -> CommitSeq {
+        if self.planted(Planted::CutNotNoted) {
+            return self.cut.lock().told;
+        }
+        let last = self.sequence.last();
+        // A number is drawn, and its change told, under the lock of a shard: whoever drew one up to `last` is through with
+        // that when the lock was free once.
+        let shards = 0..self.bits.shard_count() as u16;
+        shards.for_each(|shard| drop(self.head.shard(ShardId(shard))));
+        last
     }
 
     /// The series that no index file has go to one, between flushes: there a lone series holds a quarter of the memory, a
@@ -354,10 +373,10 @@ impl Engine {
     /// Tables, index segment and floors become part of the database in one step, and what was flushed
     /// turns hot in the head.
     fn install(&self, frozen: &FrozenHead, tables: &firn_tree::Edit) -> Result<()> {
-        let FrozenHead { floors, job, tombstones, index_part, .. } = frozen;
+        let FrozenHead { cut, job, tombstones, index_part, .. } = frozen;
         let mut edit = Edit::default()
             .with(Room::Engine, recover::encode_sequence(self.sequence.last()))
-            .with(Room::Log, recover::encode_floors(floors))
+            .with(Room::Log, cut.encode())
             .with(Room::Tree, tables.encode());
         if let Some(part) = index_part {
             edit = edit.with(Room::Index, part.clone());
@@ -378,7 +397,7 @@ impl Engine {
                 head_flushed();
             }
             self.deletes.flushed(tombstones);
-            self.floors.lock().clone_from(floors);
+            self.cut.lock().clone_from(cut);
             index_part.as_ref().map_or(Ok(()), |part| self.index.apply(part))
         })?;
         self.hold_index_memory();
@@ -442,7 +461,7 @@ impl Engine {
             .with(Room::Engine, self.identity.encode())
             .with(Room::Engine, tier::encode_writer(mark))
             .with(Room::Engine, recover::encode_sequence(self.sequence.last()))
-            .with(Room::Log, recover::encode_floors(&self.floors.lock()))
+            .with(Room::Log, self.cut.lock().encode())
             .with(Room::Index, self.index.snapshot_part())
             .with(Room::Tree, self.tree.snapshot_part());
         // Those that only the log has so far do no harm here.

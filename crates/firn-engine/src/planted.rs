@@ -81,11 +81,17 @@ pub enum Planted {
     PressureDropsRows,
     /// Writes are taken however much waits for a slow tier that is down.
     FastTierUnbounded,
+    /// A cache that outlived a crash is not told again what the log has.
+    ChangesNotToldAgain,
+    /// A flush cuts the log and does not note which changes nobody can be told again.
+    CutNotNoted,
+    /// Nobody is told that a change failed on its way to the log's device.
+    FailedCommitNotTold,
 }
 
 impl Planted {
     /// Every mistake.
-    pub const ALL: [Planted; 39] = [
+    pub const ALL: [Planted; 42] = [
         Planted::SyncSkipped,
         Planted::PublishedBeforeDurable,
         Planted::AcknowledgedBeforeVisible,
@@ -125,6 +131,9 @@ impl Planted {
         Planted::MemoryNotReserved,
         Planted::PressureDropsRows,
         Planted::FastTierUnbounded,
+        Planted::ChangesNotToldAgain,
+        Planted::CutNotNoted,
+        Planted::FailedCommitNotTold,
     ];
 
     /// Those that are the tree's.

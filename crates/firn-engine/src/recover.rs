@@ -12,7 +12,7 @@ use firn_index::{Index, IndexOptions, LostSeries};
 use firn_log::{EntryKind, Log, LogOptions, ReplayEntry, Stored, StreamId};
 use firn_model::{
     Budget, CommitSeq, Error, ErrorKind, GroupId, LogPosition, Pool, Result, ShardBits, ShardId,
-    decode_varint, encode_varint,
+    TimeRange, decode_varint, encode_varint,
 };
 use firn_tree::Tree;
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -23,6 +23,7 @@ use crate::delete::{self, DeleteState, TAG_FORGOTTEN, TAG_TOMBSTONES};
 use crate::lost_index::LostFiles;
 use crate::manifest::{Edit, Found, Manifest, Room};
 use crate::planted::Planted;
+use crate::replayed::{ChangeTimes, ReplayedLog};
 use crate::sequence::Sequence;
 use crate::stats::Counters;
 use crate::tier::{self, TAG_SLOW, TAG_WRITER, Tier};
@@ -181,7 +182,7 @@ impl Engine {
                 unit_bytes: env.log_disk().unit_bytes(),
             },
         )?;
-        log.discard_other_streams(state.floors.iter().min().copied().unwrap_or_default())?;
+        log.discard_other_streams(state.cut.floors.iter().min().copied().unwrap_or_default())?;
         progress.started_ns.store(env.clock.monotonic_ns(), Ordering::Relaxed);
         let replay = Replay {
             log: &log,
@@ -189,7 +190,7 @@ impl Engine {
             index: &index,
             head: &head,
             bits,
-            floors: &state.floors,
+            floors: &state.cut.floors,
             progress,
             rows_bytes_max: options.head_bytes_max / ROWS_SHARE,
             deletes_forgotten: options.planted == Some(Planted::DeletesNotReplayed),
@@ -197,7 +198,7 @@ impl Engine {
             takes_removed: options.planted == Some(Planted::RemovedSeriesReplayed),
             held: Held::default(),
         };
-        let Recovered { tombstones, last, mut report } =
+        let Recovered { tombstones, last, mut report, changes: times } =
             replay.run(state.tombstones, state.last, options.recovery_threads)?;
         report.index_repairs = index_repairs;
         report.damage.splice(0..0, found.repaired.iter().cloned().chain(damage));
@@ -213,6 +214,9 @@ impl Engine {
         index_memory.take(index.stats().heap_bytes);
         let forgets = options.planted == Some(Planted::SequenceForgotten);
         let last = if forgets { CommitSeq(0) } else { last };
+        let untold = options.planted == Some(Planted::ChangesNotToldAgain);
+        let times = if untold { ChangeTimes::default() } else { times };
+        let replayed = ReplayedLog { after: state.cut.told, through: last, times };
         let engine = Engine {
             bits,
             index_memory: Mutex::new(index_memory),
@@ -229,7 +233,8 @@ impl Engine {
             tier: Tier::new(state.mark),
             counted,
             replica: Mutex::new(replica::Followed::default()),
-            floors: Mutex::new(state.floors),
+            cut: Mutex::new(state.cut),
+            replayed,
             sequence: Sequence::after(last),
             deletes: DeleteState::new(
                 Tombstones::new(tombstones.into_iter().collect()),
@@ -300,9 +305,9 @@ impl Engine {
         }
         let identity = Identity { stream_count, ..self.identity };
         let floors = vec![self.log.ceiling()?; stream_count as usize];
-        let edit = Edit::default()
-            .with(Room::Engine, identity.encode())
-            .with(Room::Log, encode_floors(&floors));
+        let cut = LogCut { floors, told: self.sequence.last() };
+        let edit =
+            Edit::default().with(Room::Engine, identity.encode()).with(Room::Log, cut.encode());
         self.commit_edit(edit, || Ok(()))?;
         self.closed.store(true, Ordering::Release);
         Ok(())
@@ -328,8 +333,17 @@ struct State {
     /// Of this folder, on the slow tier.
     mark: u64,
     last: CommitSeq,
-    floors: Vec<LogPosition>,
+    cut: LogCut,
     tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
+}
+
+/// What the log need not have any more.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LogCut {
+    /// Rows below are in tables, their definitions in index files; per stream.
+    pub(crate) floors: Vec<LogPosition>,
+    /// Every change with a larger number stands above the floors; all up to it were told before the log was cut.
+    pub(crate) told: CommitSeq,
 }
 
 impl State {
@@ -360,15 +374,14 @@ impl State {
             shard_count: options.shard_count as u64,
             stream_count: options.stream_count as u64,
         });
-        let mut floors = vec![LogPosition(0); identity.stream_count as usize];
-        if let Some(&(mut rest)) = parts(found, Room::Log).last() {
-            for floor in &mut floors {
-                floor.0 = decode_varint(&mut rest)
-                    .ok_or_else(|| Error::corrupt("manifest", 0, "the log's part is damaged"))?;
-            }
-        }
+        let stream_count = identity.stream_count as usize;
+        let cut = match parts(found, Room::Log).last() {
+            Some(part) => LogCut::decode(part, stream_count)
+                .ok_or_else(|| Error::corrupt("manifest", 0, "the log's part is damaged"))?,
+            None => LogCut { floors: vec![LogPosition(0); stream_count], told: CommitSeq(0) },
+        };
         let mark = mark.unwrap_or_else(tier::new_mark);
-        Ok(State { identity, mark, last, floors, tombstones })
+        Ok(State { identity, mark, last, cut, tombstones })
     }
 }
 
@@ -396,10 +409,19 @@ pub(crate) fn encode_sequence(last: CommitSeq) -> Vec<u8> {
     out
 }
 
-pub(crate) fn encode_floors(floors: &[LogPosition]) -> Vec<u8> {
-    let mut out = Vec::new();
-    floors.iter().for_each(|floor| encode_varint(floor.0, &mut out));
-    out
+impl LogCut {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.floors.iter().for_each(|floor| encode_varint(floor.0, &mut out));
+        encode_varint(self.told.0, &mut out);
+        out
+    }
+
+    fn decode(mut part: &[u8], stream_count: usize) -> Option<LogCut> {
+        let floor = |_| decode_varint(&mut part).map(LogPosition);
+        let floors = (0..stream_count).map(floor).collect::<Option<Vec<_>>>()?;
+        Some(LogCut { floors, told: CommitSeq(decode_varint(&mut part)?) })
+    }
 }
 
 pub(crate) fn parts(found: &Found, room: Room) -> Vec<&[u8]> {
@@ -445,6 +467,7 @@ struct Recovered {
     tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
     last: CommitSeq,
     report: RecoveryReport,
+    changes: ChangeTimes,
 }
 
 /// Entries that concern other streams than their own.
@@ -456,6 +479,8 @@ struct Controls {
     /// How many came from the log.
     transaction_count: u64,
     delete_count: u64,
+    /// Of the deletes that came from the log.
+    changes: ChangeTimes,
 }
 
 /// Transactions that touch a shard, each with the rows that it has there, if any. They stay in the log until the shard's
@@ -480,6 +505,7 @@ struct StreamReplay<'a> {
     rows: Vec<u8>,
     last: CommitSeq,
     report: RecoveryReport,
+    changes: ChangeTimes,
 }
 
 impl Replay<'_> {
@@ -515,12 +541,14 @@ impl Replay<'_> {
         streams.sort_unstable_by_key(|stream| stream.stream);
         let mut recovered =
             Recovered { tombstones: controls.tombstones, last, ..Recovered::default() };
+        recovered.changes = controls.changes;
         recovered.report.deletes = controls.delete_count;
         recovered.report.transactions = controls.transaction_count;
         recovered.report.transaction_bytes_max = self.held.bytes_max.load(Ordering::Relaxed);
         for stream in streams {
             recovered.last = recovered.last.max(stream.last);
             recovered.report.add(stream.report);
+            recovered.changes.add(&stream.changes);
         }
         let total = self.progress.bytes_total.load(Ordering::Relaxed);
         self.progress.bytes_done.store(total, Ordering::Relaxed);
@@ -548,7 +576,10 @@ impl Replay<'_> {
             }
             if !self.deletes_forgotten {
                 controls.delete_count += logged.deletes.len() as u64;
-                logged.deletes.into_iter().for_each(|(seq, one)| controls.add(self.bits, seq, one));
+                for (seq, one) in logged.deletes {
+                    controls.changes.note(one.range(), seq);
+                    controls.add(self.bits, seq, one);
+                }
             }
             Ok(())
         })?;
@@ -572,6 +603,7 @@ impl Replay<'_> {
             rows: Vec::new(),
             last: CommitSeq(0),
             report: RecoveryReport::default(),
+            changes: ChangeTimes::default(),
         };
         let floor = self.floors[usize::from(stream.0)];
         let found = self.log.replay(stream, floor, &mut |entry| replay.entry(entry))?;
@@ -644,7 +676,10 @@ impl StreamReplay<'_> {
                     entry.segment.0,
                     apply,
                 )?;
-                self.report.rows += if apply { rows.row_count } else { 0 };
+                if apply {
+                    self.report.rows += rows.row_count;
+                    self.changes.note(rows.range, entry.seq);
+                }
                 self.report.rows_lost += rows.refused_count;
                 Ok(())
             }
@@ -691,7 +726,8 @@ impl StreamReplay<'_> {
         held.bytes_max.fetch_max(now, Ordering::Relaxed);
         let mut rows = std::mem::take(&mut self.rows);
         stored.read(&mut rows)?;
-        self.remember_groups(shard, &rows)?;
+        let range = self.remember_groups(shard, &rows)?;
+        self.changes.note(range, seq);
         self.report.rows += self.all.head.replay_apart(shard, seq, &rows)?;
         rows.shrink_to(ROWS_BYTES_KEPT);
         self.rows = rows;
@@ -704,15 +740,15 @@ impl StreamReplay<'_> {
         self.all.relieve()
     }
 
-    /// Their definitions may be in a hole.
-    fn remember_groups(&mut self, shard: ShardId, payload: &[u8]) -> Result<()> {
+    /// Their definitions may be in a hole. Returns the times of the rows.
+    fn remember_groups(&mut self, shard: ShardId, payload: &[u8]) -> Result<TimeRange> {
         let mut groups = Vec::new();
-        firn_head::payload_groups(self.all.bits, shard, payload, &mut groups)?;
+        let range = firn_head::payload_groups(self.all.bits, shard, payload, &mut groups)?;
         if let Some(&last) = groups.iter().max() {
             let seen = self.seen_behind_hole.entry(shard).or_insert(last);
             *seen = last.max(*seen);
         }
-        Ok(())
+        Ok(range)
     }
 }
 

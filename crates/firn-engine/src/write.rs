@@ -179,6 +179,15 @@ impl Engine {
         sink.changed(&Change { number, groups, range, kind });
     }
 
+    /// Tells the cache that a change that it was told of may or may not be there after a crash. Before its number counts as
+    /// arrived.
+    pub(crate) fn tell_doubt(&self) {
+        if let Some(sink) = self.sink.get().filter(|_| !self.planted(Planted::FailedCommitNotTold))
+        {
+            sink.doubted();
+        }
+    }
+
     fn make_durable(&self, staged: &[Staged<'_>]) -> Result<()> {
         if self.planted(Planted::PublishedBeforeDurable) {
             self.publish(staged);
@@ -208,6 +217,7 @@ impl Engine {
     /// A commit failed: what of it is durable becomes visible, the rest is dropped, and the next
     /// rows and definitions do not lean on it.
     fn give_up(&self, staged: &[Staged<'_>]) {
+        self.tell_doubt();
         for one in staged {
             let durable = self.log.durable_before(one.stream, one.position);
             if durable == one.position || self.planted(Planted::FailedCommitPublished) {

@@ -37,4 +37,12 @@ pub trait ChangeSink: Send + Sync {
     /// A series was defined: told once snapshots can see it and before any change of it is told, so under the lock
     /// that defines it. Telling again of a series that was told before does no harm.
     fn defined(&self, _series: SeriesRef, _labels: &Labels) {}
+
+    /// Every change up to `through` has been told; after a crash later ones are told again, these may not be. Called
+    /// before they leave the log, by background work: it may use the disk.
+    fn forgotten(&self, _through: CommitSeq) {}
+
+    /// A change that was told failed on its way to the log's device. It is not visible, but the log may turn out to have
+    /// it after a crash. Told before a snapshot's number covers it.
+    fn doubted(&self) {}
 }

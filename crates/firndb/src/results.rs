@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use firn_cache::{
     Answer, AnswerSeries, Background, Dependency, Question, Recovered, ResultCache, Session, Span,
+    StoreOptions,
 };
-use firn_engine::{Engine, Snapshot};
+use firn_engine::{Engine, Replayed, Snapshot};
 use firn_model::{
     ChangeSink, GiveBack, GroupId, Grouping, Matcher, Pool, QueryContext, Reservation, Result,
     Timestamp,
@@ -49,14 +50,17 @@ impl Results {
         retention_ms: Option<i64>,
         options: ResultOptions,
     ) -> Result<Results> {
-        let snapshot = engine.snapshot();
-        let recovered = Recovered { replays_after: snapshot.number(), through: snapshot.number() };
+        // What another retention has dropped may be in an answer of before.
+        let store = StoreOptions { owner: owner_of(retention_ms), ..options.store };
+        let options = ResultOptions { store, ..options };
+        let Replayed { after, through, changes, is_damaged, may_lose } = engine.replayed();
+        let recovered = (!is_damaged).then_some(Recovered { replays_after: after, through });
         let disk = Arc::clone(&engine.env().disk);
         let cache = Arc::new(ResultCache::open(disk, FOLDER, engine.budget(), options, recovered)?);
-        // Nobody told the cache of the changes that were replayed from the log, and with a relaxed sync a power loss
-        // may have taken some that it knows. So it outlives clean ends only: they leave a checkpoint.
-        if !cache.forget_checkpoint()? {
-            cache.clear();
+        changes.into_iter().for_each(|(range, number)| cache.replayed(range, number));
+        if may_lose {
+            // It outlives clean ends only.
+            cache.doubted();
         }
         engine.set_change_sink(Arc::<ResultCache>::clone(&cache) as Arc<dyn ChangeSink>)?;
         engine.add_giver(Arc::<ResultCache>::clone(&cache) as Arc<dyn GiveBack>);
@@ -77,9 +81,7 @@ impl Results {
     /// # Errors
     /// `Unavailable` when the disk fails: the cache is then empty at the next start.
     pub(crate) fn close(&self, engine: &Engine) -> Result<()> {
-        self.cache.heard(engine.snapshot().number());
-        self.cache.flush();
-        self.cache.checkpoint().map(|_| ())
+        self.cache.close(engine.snapshot().number())
     }
 
     /// Evaluates with the cache's help. `None` if it cannot help with this query.
@@ -175,6 +177,11 @@ impl Results {
         }
         Some(dependencies)
     }
+}
+
+/// A number of its own for each retention; 0 for none.
+fn owner_of(retention_ms: Option<i64>) -> u64 {
+    retention_ms.map_or(0, |ms| (ms as u64).wrapping_add(1))
 }
 
 fn question<'a>(

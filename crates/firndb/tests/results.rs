@@ -1,17 +1,19 @@
 //! Invariant 9 through the whole database: with the result cache a range query says what evaluating says, bit for bit,
 //! under late data, deletes, new series, flushes and restarts.
 
-use std::path::Path;
+use std::cell::Cell;
+use std::time::Duration;
 
+use firn_cache::Planted;
 use firn_promql::{EvalOptions, Value, parse};
-use firn_sim::Rng;
+use firn_sim::{Rng, Sim};
 use firndb::{
-    Db, Labels, MatchOp, Matcher, Options, QueryTime, ResultOptions, RowBatch, SyncPolicy,
-    TimeRange, Timestamp, local_env,
+    Db, Env, Labels, Lane, MatchOp, Matcher, Options, QueryTime, RecoveryProgress, ResultOptions,
+    RowBatch, TimeRange, Timestamp, TreeOptions,
 };
 
-const BASE: Timestamp = 1_700_000_000_000;
 const STEP_MS: i64 = 15_000;
+const MINUTE_MS: i64 = 60_000;
 const QUERIES: [&str; 8] = [
     "cpu_total",
     "sum by (host) (rate(cpu_total[2m]))",
@@ -20,24 +22,22 @@ const QUERIES: [&str; 8] = [
     "avg_over_time(sum(memory)[10m:1m])",
     "count(cpu_total) or vector(0)",
     "topk(2, memory)",
-    // Refused: without the cache then.
+    // Never kept.
     "{host=\"h1\"}",
 ];
 
-fn open(folder: &Path) -> Db {
-    let options = Options {
-        shard_count: 4,
-        // The test cuts no power.
-        log_sync: SyncPolicy::Never,
-        ..Options::default()
-    };
-    let db = Db::open(local_env(folder).unwrap(), options).unwrap();
+fn options() -> Options {
+    Options { shard_count: 4, log_segment_bytes: 64 << 10, ..Options::default() }
+}
+
+/// A cache of few small slabs.
+fn results(planted: Option<Planted>) -> ResultOptions {
     let mut options = ResultOptions::default();
     options.store.slab_bytes = 64 << 10;
     options.store.flash_bytes_max = 16 * (64 << 10);
     options.store.compaction_trigger = 3;
-    db.keep_results(options).unwrap();
-    db
+    options.store.planted = planted;
+    options
 }
 
 fn range(start: Timestamp, end: Timestamp) -> QueryTime {
@@ -60,114 +60,270 @@ fn ask_both(db: &Db, text: &str, start: Timestamp, end: Timestamp) -> [String; 2
 fn bits(value: &Value) -> String {
     let Value::Matrix(series) = value else { return format!("{value:?}") };
     let text = |one: &firn_promql::Series| {
-        let floats = one.floats.iter().map(|sample| (sample.ts - BASE, sample.value.to_bits()));
+        let floats = one.floats.iter().map(|sample| (sample.ts, sample.value.to_bits()));
         format!("{}: {:?} {:?}\n", one.labels, floats.collect::<Vec<_>>(), one.histograms)
     };
     series.iter().map(text).collect()
 }
 
+/// A database that lives through everything, in a simulated world; maintenance and restarts come when they are drawn.
 struct World {
-    db: Db,
+    sim: Sim,
     rng: Rng,
-    now: Timestamp,
+    planted: Option<Planted>,
+    retention_ms: Option<i64>,
+    db: Option<Db>,
+    queries: u64,
+    /// Queries that the cache knew something of.
+    hits: u64,
+    /// Times an end was not clean, and steps that were found right after.
+    crashes: u64,
+    found_after_crash: u64,
 }
 
 impl World {
+    fn new(seed: u64, planted: Option<Planted>) -> World {
+        let (sim, rng) = (Sim::new(seed), Rng::new(seed));
+        // Hours go by in a life.
+        sim.clock.advance(Duration::from_secs(86_400));
+        let retention_ms = (seed % 2 == 1).then_some(90 * MINUTE_MS);
+        let mut world = World {
+            sim,
+            rng,
+            planted,
+            retention_ms,
+            db: None,
+            queries: 0,
+            hits: 0,
+            crashes: 0,
+            found_after_crash: 0,
+        };
+        world.open();
+        world
+    }
+
+    fn open(&mut self) {
+        let options = Options {
+            retention_ms: self.retention_ms,
+            tree: TreeOptions {
+                fast_partition_ms: 15 * MINUTE_MS,
+                slow_partition_ms: 15 * MINUTE_MS,
+                old_partition_ms: 15 * MINUTE_MS,
+                ..Default::default()
+            },
+            ..options()
+        };
+        let env: Env = self.sim.env();
+        let db = Db::open_idle(env, options, &RecoveryProgress::default()).unwrap();
+        db.keep_results(results(self.planted)).unwrap();
+        self.db = Some(db);
+    }
+
+    fn db(&self) -> &Db {
+        self.db.as_ref().unwrap()
+    }
+
+    fn now(&self) -> Timestamp {
+        self.db().now_ms()
+    }
+
     fn write(&mut self) {
         let late = self.rng.chance(0.1);
         let mut batch = RowBatch::default();
         for host in 0..1 + self.rng.below(6) {
             for metric in ["cpu_total", "memory"] {
-                let labels = Labels::from_pairs([
-                    ("__name__", metric),
-                    ("host", &format!("h{host}")),
-                    ("instance", &format!("i{host}")),
-                ]);
-                let series = self.db.resolve(&[labels.unwrap()]).remove(0).unwrap();
-                let behind = if late { self.rng.between(0, 3_600_000) } else { 0 };
-                batch.push(series, self.now - behind, self.rng.below(1_000) as f64 / 8.0);
+                let series = self.db().resolve(&[labels(metric, host)]).remove(0).unwrap();
+                // On a grid, so that some of what is late gives a sample another value.
+                let behind = if late { self.rng.below(240) as i64 } else { 0 };
+                let ts = self.now().div_euclid(STEP_MS) * STEP_MS - behind * STEP_MS;
+                batch.push(series, ts, self.rng.below(1_000) as f64 / 8.0);
             }
         }
-        self.db.write(&mut batch).unwrap();
+        self.db().write(&mut batch).unwrap();
+    }
+
+    fn pass_a_step(&mut self) {
+        self.sim.clock.advance(Duration::from_millis(STEP_MS as u64));
+    }
+
+    /// One sample of everything, so many steps ago.
+    fn write_row(&mut self, behind: i64) {
+        let ts = (self.now().div_euclid(STEP_MS) - behind) * STEP_MS;
+        let mut batch = RowBatch::default();
+        for host in 0..4 {
+            for metric in ["cpu_total", "memory"] {
+                let series = self.db().resolve(&[labels(metric, host)]).remove(0).unwrap();
+                batch.push(series, ts, self.rng.below(1_000) as f64 / 8.0);
+            }
+        }
+        self.db().write(&mut batch).unwrap();
     }
 
     fn delete(&mut self) {
         let host = format!("h{}", self.rng.below(4));
-        let start = self.now - self.rng.between(0, 3_600_000);
+        let start = self.now() - self.rng.between(0, 3_600_000);
         let selector = vec![Matcher::new("host", MatchOp::Equal, host).unwrap()];
-        self.db.delete(&[selector], TimeRange::new(start, start + 120_000)).unwrap();
+        self.db().delete(&[selector], TimeRange::new(start, start + 120_000)).unwrap();
     }
 
     fn query(&mut self) {
-        let text = *self.rng.pick(&QUERIES);
+        let count = if self.rng.chance(0.05) { 8 } else { 7 };
+        let text = QUERIES[self.rng.below(count) as usize];
         let minutes = *self.rng.pick(&[10, 30, 60]);
-        let end = self.now.div_euclid(STEP_MS) * STEP_MS;
-        let [asked, computed] = ask_both(&self.db, text, end - minutes * 60_000, end);
+        let end = self.now().div_euclid(STEP_MS) * STEP_MS;
+        let before = self.db().result_stats().unwrap().store;
+        let [asked, computed] = ask_both(self.db(), text, end - minutes * MINUTE_MS, end);
         assert_eq!(asked, computed, "{text}");
+        let after = self.db().result_stats().unwrap().store;
+        self.queries += 1;
+        self.hits += after.hits + after.partial_hits - before.hits - before.partial_hits;
+    }
+
+    fn maintain(&mut self) {
+        match self.rng.below(4) {
+            0 | 1 => self.db().flush().unwrap(),
+            2 => self.db().settle(Lane::Head).unwrap(),
+            _ => self.db().settle(Lane::Tree).unwrap(),
+        }
+    }
+
+    /// Stopped, killed, or without power.
+    fn restart(&mut self) {
+        match self.rng.below(6) {
+            0 | 1 => {
+                self.db().close().unwrap();
+                self.db = None;
+                return self.open();
+            }
+            2..=4 => self.db = None,
+            _ => {
+                self.sim.crash();
+                self.db = None;
+                self.sim.restart();
+            }
+        }
+        self.open();
+        self.crashes += 1;
+        (0..5).for_each(|_| self.query());
+        self.found_after_crash += self.db().result_stats().unwrap().steps_found;
+    }
+
+    fn step(&mut self) {
+        let seconds = self.rng.below(20);
+        self.sim.clock.advance(Duration::from_secs(seconds));
+        match self.rng.below(200) {
+            0..70 => self.write(),
+            70..190 => self.query(),
+            190..193 => self.delete(),
+            193..197 => self.maintain(),
+            197 => self.restart(),
+            // An hour in which nobody writes.
+            _ if self.rng.chance(0.2) => self.sim.clock.advance(Duration::from_secs(3_600)),
+            _ => {}
+        }
     }
 }
 
+fn labels(metric: &str, host: u64) -> Labels {
+    let (host, instance) = (format!("h{host}"), format!("i{host}"));
+    Labels::from_pairs([("__name__", metric), ("host", &host), ("instance", &instance)]).unwrap()
+}
+
+/// Writes, late ones, updates, deletes, retention, restarts of all kinds and queries. `FIRN_SEED_COUNT=n` lives n lives.
 #[test]
 fn invariant_9_a_query_with_the_result_cache_says_what_evaluating_says() {
-    let mut found = 0;
-    for seed in 0..3 {
-        let folder = tempfile::tempdir().unwrap();
-        let mut world = World { db: open(folder.path()), rng: Rng::new(seed), now: BASE };
-        for _ in 0..400 {
-            world.now += world.rng.between(0, 20_000);
-            match world.rng.below(100) {
-                0..45 => world.write(),
-                45..95 => world.query(),
-                95..97 => world.delete(),
-                97 => world.db.flush().unwrap(),
-                _ => {
-                    // A clean end or a sudden one; the cache outlives the first only.
-                    found += world.db.result_stats().unwrap().steps_found;
-                    if world.rng.chance(0.5) {
-                        world.db.close().unwrap();
-                    }
-                    let World { db, rng, now } = world;
-                    drop(db);
-                    world = World { db: open(folder.path()), rng, now };
-                }
-            }
-        }
-        found += world.db.result_stats().unwrap().steps_found;
+    let lives = std::env::var("FIRN_SEED_COUNT").ok().and_then(|count| count.parse().ok());
+    let sum = Cell::new([0; 4]);
+    for seed in 0..lives.unwrap_or(20) {
+        let mut world = World::new(seed, None);
+        (0..500).for_each(|_| world.step());
+        let own = [world.queries, world.hits, world.crashes, world.found_after_crash];
+        sum.set(std::array::from_fn(|idx| sum.get()[idx] + own[idx]));
     }
-    println!("{found} steps came from the cache");
-    assert!(found > 10_000, "{found} steps came from the cache");
+    let [queries, hits, crashes, found_after_crash] = sum.get();
+    println!("{queries} comparisons, {hits} of them with something from the cache");
+    println!("{crashes} crashes, {found_after_crash} steps were there right after them");
+    assert!(hits * 10 >= queries * 6, "{hits} of {queries}");
+    assert!(crashes > 10 && found_after_crash > 50, "{crashes} {found_after_crash}");
+}
+
+#[test]
+fn without_invalidation_a_wrong_answer_comes_within_a_thousand_steps() {
+    let run = std::panic::AssertUnwindSafe(|| {
+        let mut world = World::new(0, Some(Planted::InvalidationOff));
+        (0..1_000).for_each(|_| world.step());
+    });
+    assert!(std::panic::catch_unwind(run).is_err(), "nothing was noticed");
+}
+
+/// What is kept when a server is killed is there afterwards, but for what was written since; nobody reads the newest
+/// flush for it.
+#[test]
+fn a_killed_database_finds_its_answers_again_but_what_changed_since() {
+    let mut world = World::new(2, None);
+    for _ in 0..240 {
+        world.pass_a_step();
+        world.write_row(0);
+    }
+    let (end, minutes) = (world.now().div_euclid(STEP_MS) * STEP_MS, 50);
+    let start = end - minutes * MINUTE_MS;
+    let refresh = |world: &World| {
+        let before = world.db().result_stats().unwrap();
+        for text in &QUERIES[..4] {
+            let [asked, computed] = ask_both(world.db(), text, start, end);
+            assert_eq!(asked, computed, "{text}");
+        }
+        let after = world.db().result_stats().unwrap();
+        (after.steps_found - before.steps_found, after.steps_missing - before.steps_missing)
+    };
+    let steps = 4 * (minutes as u64 * 4 + 1);
+    assert_eq!(refresh(&world), (0, steps));
+    world.db().flush().unwrap();
+    let is_written = |world: &World| world.db().result_stats().unwrap().store.slabs > 0;
+    while !is_written(&world) {
+        std::thread::yield_now();
+    }
+    // In the log alone: 20 minutes ago, and now.
+    world.write_row(80);
+    world.pass_a_step();
+    world.write_row(0);
+    world.db = None;
+    world.open();
+    let (found, missing) = refresh(&world);
+    assert_eq!(found + missing, steps);
+    // All up to the sample that came late, for each of the four.
+    assert!(found >= 4 * 25 * 4, "{found} of {steps}");
+    assert!(missing > 0);
+    assert_eq!(refresh(&world), (steps, 0));
 }
 
 #[test]
 fn a_dashboard_that_is_refreshed_computes_its_newest_steps_only_and_goes_on_after_a_restart() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut world = World { db: open(folder.path()), rng: Rng::new(7), now: BASE };
+    let mut world = World::new(4, None);
     for _ in 0..240 {
-        world.now += STEP_MS;
-        let now = world.now;
-        world.now -= 1_000;
-        world.write();
-        world.now = now;
+        world.pass_a_step();
+        world.write_row(1);
     }
     let refresh = |world: &World| {
+        let now = world.now().div_euclid(STEP_MS) * STEP_MS;
         for text in &QUERIES[..4] {
-            let [asked, computed] = ask_both(&world.db, text, world.now - 1_800_000, world.now);
+            let [asked, computed] = ask_both(world.db(), text, now - 1_800_000, now);
             assert_eq!(asked, computed, "{text}");
         }
-        world.db.result_stats().unwrap()
+        world.db().result_stats().unwrap()
     };
     let first = refresh(&world);
     assert_eq!((first.store.misses, first.steps_found), (4, 0));
     for _ in 0..5 {
-        world.now += STEP_MS;
+        world.pass_a_step();
         refresh(&world);
     }
     let last = refresh(&world);
     assert_eq!(last.store.misses, 4, "{last:?}");
     assert_eq!(last.steps_missing - first.steps_missing, 4 * 5, "one new step per refresh");
-    world.db.close().unwrap();
-    drop(world.db);
-    world.db = open(folder.path());
+    world.db().close().unwrap();
+    world.db = None;
+    world.open();
     let again = refresh(&world);
     assert_eq!((again.store.misses, again.steps_missing), (0, 0), "{again:?}");
 }
@@ -175,22 +331,23 @@ fn a_dashboard_that_is_refreshed_computes_its_newest_steps_only_and_goes_on_afte
 /// A hit is held against the limits of its query as what is computed is.
 #[test]
 fn a_hit_over_the_limit_of_samples_is_refused_as_evaluating_refuses_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut world = World { db: open(folder.path()), rng: Rng::new(9), now: BASE };
+    let mut world = World::new(6, None);
     for _ in 0..20 {
-        world.now += STEP_MS;
-        world.write();
+        world.pass_a_step();
+        world.write_row(0);
     }
-    let (start, end) = (BASE, BASE + 20 * STEP_MS);
+    let end = world.now().div_euclid(STEP_MS) * STEP_MS;
+    let db = world.db();
     let ask = |samples_max| {
         let options = firndb::QueryOptions { samples_max, ..firndb::QueryOptions::default() };
-        let asked = world.db.query("memory", range(start, end), &options, &world.db.context());
+        let time = range(end - 20 * STEP_MS, end);
+        let asked = db.query("memory", time, &options, &db.context());
         asked.map(|output| bits(&output.value)).map_err(|e| e.to_string())
     };
     let whole = ask(1_000_000).unwrap();
-    let found = world.db.result_stats().unwrap().steps_found;
+    let found = db.result_stats().unwrap().steps_found;
     assert_eq!(ask(1_000_000).unwrap(), whole);
-    assert!(world.db.result_stats().unwrap().steps_found > found, "the second answer is a hit");
+    assert!(db.result_stats().unwrap().steps_found > found, "the second answer is a hit");
     let refused = ask(3).unwrap_err();
     assert!(refused.contains("too many samples"), "{refused}");
 }

@@ -36,6 +36,7 @@ pub(crate) fn encode(slab: &OpenSlab, keys: &[SlabKey], identity: &Identity) -> 
         field: slab.field(),
         heard: identity.heard,
         is_compacted: identity.is_compacted,
+        is_doubted: identity.is_doubted,
         header_bytes: header.len() as u32,
         data_bytes: data.len() as u32,
         header_crc: crc32(&header),
@@ -57,6 +58,7 @@ pub(crate) struct Identity {
     pub(crate) slot: u32,
     pub(crate) heard: firn_model::CommitSeq,
     pub(crate) is_compacted: bool,
+    pub(crate) is_doubted: bool,
 }
 
 fn encode_points(slab: &OpenSlab) -> (Vec<u8>, Vec<Marker>) {

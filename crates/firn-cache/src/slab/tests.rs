@@ -50,8 +50,13 @@ fn sample(seed: u64, key_count: usize, payload_bytes_max: u64) -> Sample {
             extents: extents.clone(),
         })
         .collect();
-    let identity =
-        Identity { generation: 77, slot: SLOT, heard: CommitSeq(41), is_compacted: true };
+    let identity = Identity {
+        generation: 77,
+        slot: SLOT,
+        heard: CommitSeq(41),
+        is_compacted: true,
+        is_doubted: true,
+    };
     let encoded = encode(&slab, &keys, &identity);
     let most = slab.slab_bytes((4 + 30) * key_count);
     assert!(encoded.bytes.len() <= most.next_multiple_of(BLOCK_BYTES));

@@ -34,10 +34,16 @@ impl Store {
     /// with need not be told again when the cache is opened. Slabs that wait in memory are not part of it.
     ///
     /// # Errors
-    /// `Unavailable` when the disk fails: the last checkpoint stays.
+    /// `Unavailable` when the disk fails or [what is cached is doubted](Store::set_doubted): the last checkpoint stays.
     pub fn checkpoint(&self) -> Result<CommitSeq> {
         let _one_at_a_time = self.lane.lock();
-        let (through, body) = self.state.lock().encode_checkpoint(self.options.owner);
+        let (through, body) = {
+            let state = self.state.lock();
+            if state.is_doubted {
+                return Err(Error::unavailable("what is cached may not outlive a crash"));
+            }
+            state.encode_checkpoint(self.options.owner)
+        };
         let mut bytes = FORMAT.header().to_vec();
         let start = bytes.len();
         bytes.extend_from_slice(&body);
@@ -55,20 +61,16 @@ impl Store {
         self.disk.sync_dir(&self.folder)?;
         Ok(through)
     }
+}
 
-    /// Removes the checkpoint, durably. Returns whether there was one: who writes one at its end only learns so
-    /// whether it came to that.
-    ///
-    /// # Errors
-    /// `Unavailable` when the disk fails.
-    pub fn forget_checkpoint(&self) -> Result<bool> {
-        let _one_at_a_time = self.lane.lock();
-        match self.disk.remove(&format!("{}/{FILE}", self.folder)) {
-            Err(e) if *e.kind() == ErrorKind::NotFound => return Ok(false),
-            removed => removed?,
-        }
-        self.disk.sync_dir(&self.folder)?;
-        Ok(true)
+/// Removes the checkpoint in `folder`, durably, if there is one.
+///
+/// # Errors
+/// `Unavailable` when the disk fails.
+pub(super) fn forget_checkpoint(disk: &dyn Disk, folder: &str) -> Result<()> {
+    match disk.remove(&format!("{folder}/{FILE}")) {
+        Err(e) if *e.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed.and_then(|()| disk.sync_dir(folder)),
     }
 }
 

@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 
+use firn_model::ErrorKind;
 use parking_lot::Mutex as HeaderLock;
 
-use super::checkpoint::{Checkpoint, read_checkpoint};
+use super::checkpoint::{Checkpoint, forget_checkpoint, read_checkpoint};
 use super::*;
+use crate::device::forget_slabs;
 use crate::slab::{PREAMBLE_BYTES, SlabKey};
 
 /// What the owner of the points knows when it opens a cache again.
@@ -14,7 +16,8 @@ pub struct Recovered {
     /// It will tell every change with a larger number again, right after opening. What a slab has is true as of a
     /// number of its own; slabs that missed a change are dropped.
     pub replays_after: CommitSeq,
-    /// Its last change. What was computed from a later one, which a crash took back, is dropped.
+    /// The last number that it gave. If the cache knows of a later one, which a crash took back, its past is another than
+    /// the owner's, who gives these numbers again: everything is forgotten.
     pub through: CommitSeq,
 }
 
@@ -53,6 +56,10 @@ impl Store {
             )));
         }
         let (device, is_new) = Device::open(&*disk, folder, options.slab_bytes, options.owner)?;
+        if is_new {
+            // It may speak of slabs whose generations are now given to others.
+            forget_checkpoint(&*disk, folder)?;
+        }
         let memory = Memory {
             budget: budget.clone(),
             reservation: budget.empty(Pool::Cache),
@@ -76,6 +83,7 @@ impl Store {
             // Nothing has been told yet; what is replayed comes before the first snapshot's number.
             heard: recovered.replays_after,
             memory,
+            is_doubted: false,
             failures: 0,
             is_off: false,
             planted: options.planted,
@@ -90,14 +98,25 @@ impl Store {
             lane: Mutex::new(()),
             state: Mutex::new(state),
         };
-        if !is_new {
-            store.load(recovered)?;
+        if is_new || store.load(recovered)? {
+            return Ok(store);
         }
-        Ok(store)
+        Store::forget(&*store.disk, folder)?;
+        Store::open(store.disk, folder, budget, options, recovered)
     }
 
-    /// Reads the headers of all slabs.
-    fn load(&self, recovered: Recovered) -> Result<()> {
+    /// Removes what the cache in `folder` has, before it is opened.
+    ///
+    /// # Errors
+    /// `Unavailable` when the disk fails.
+    pub fn forget(disk: &dyn Disk, folder: &str) -> Result<()> {
+        disk.create_dir(folder)?;
+        forget_slabs(disk, folder)?;
+        forget_checkpoint(disk, folder)
+    }
+
+    /// Reads the headers of all slabs. Returns whether the file can be used.
+    fn load(&self, recovered: Recovered) -> Result<bool> {
         let slot_count = self.device.slot_count()?;
         let mut found = Vec::new();
         let mut corrupt = 0;
@@ -110,12 +129,19 @@ impl Store {
                     last_generation = last_generation.max(header.preamble.generation);
                     found.push(Found { slot, header });
                 }
+                // Nobody knows which changes it has heard of, should it be readable again one day.
+                Err(e) if *e.kind() == ErrorKind::Unavailable => return Ok(false),
                 // A place that was never written, or torn by a crash, or rotten.
                 Err(_) => {
                     corrupt += 1;
                     free_slots.push(slot);
                 }
             }
+        }
+        let is_trusted = self.options.planted == Some(Planted::LostPastTrusted);
+        let heard = found.iter().filter_map(|slab| slab.heard(&checkpoint));
+        if heard.max().is_some_and(|heard| heard > recovered.through) && !is_trusted {
+            return Ok(false);
         }
         let mut state = self.state.lock();
         let limit = state.slot_count;
@@ -127,7 +153,7 @@ impl Store {
         state.next_generation = last_generation.max(checkpoint.last_generation) + 1_000_000;
         state.add_found(found, &checkpoint, recovered);
         state.settle_memory();
-        Ok(())
+        Ok(true)
     }
 
     fn read_slot(&self, slot: u32) -> Result<Header> {
@@ -142,6 +168,16 @@ impl Store {
     }
 }
 
+impl Found {
+    /// The number that it is true as of; `None` if it outlives checkpoints only and none has it.
+    fn heard(&self, checkpoint: &Checkpoint) -> Option<CommitSeq> {
+        let preamble = &self.header.preamble;
+        let own = (!preamble.is_doubted).then_some(preamble.heard);
+        let noted = checkpoint.slabs.contains_key(&(preamble.generation, self.slot));
+        own.max(noted.then_some(checkpoint.through))
+    }
+}
+
 impl State {
     fn add_found(&mut self, found: Vec<Found>, checkpoint: &Checkpoint, recovered: Recovered) {
         // Every range goes to the slab that was computed from the newest snapshot: by number, then generation.
@@ -150,13 +186,13 @@ impl State {
         for slab in &found {
             *generations.entry(slab.header.preamble.generation).or_default() += 1;
         }
-        for Found { slot, header } in found {
+        for slab in found {
+            let heard = slab.heard(checkpoint);
+            let Found { slot, header } = slab;
             let preamble = header.preamble;
             let noted = checkpoint.slabs.get(&(preamble.generation, slot));
-            let heard = preamble.heard.max(noted.map_or(CommitSeq(0), |_| checkpoint.through));
             let is_trusted = self.planted == Some(Planted::MissedChangesTrusted);
-            let is_kept = (heard >= recovered.replays_after || is_trusted)
-                && heard <= recovered.through
+            let is_kept = (heard >= Some(recovered.replays_after) || is_trusted)
                 // A slab that could not be read at the last open may have left its generation to another.
                 && generations.get(&preamble.generation) == Some(&1)
                 && slot < self.slot_count;
@@ -169,7 +205,7 @@ impl State {
             let slab = preamble.generation;
             let flash = FlashSlab {
                 preamble,
-                heard,
+                heard: heard.unwrap_or_default(),
                 payload_bytes: u64::from(preamble.data_bytes),
                 keys: header.keys.iter().map(|key| Arc::clone(&key.text)).collect(),
                 header: HeaderLock::new(None),

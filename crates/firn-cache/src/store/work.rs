@@ -63,12 +63,15 @@ impl Store {
 
     /// Ends all open slabs and does all work that there is.
     pub fn flush(&self) {
-        {
-            let mut state = self.state.lock();
-            let fields: Vec<u64> = state.fields.keys().copied().collect();
-            fields.into_iter().for_each(|field| state.seal(field));
-        }
+        self.seal_open();
         while self.work() {}
+    }
+
+    /// Ends all open slabs: [`Store::work`] writes them.
+    pub fn seal_open(&self) {
+        let mut state = self.state.lock();
+        let fields: Vec<u64> = state.fields.keys().copied().collect();
+        fields.into_iter().for_each(|field| state.seal(field));
     }
 }
 
@@ -106,7 +109,8 @@ impl State {
         });
         let keys = keys.collect();
         let slot = self.take_slot()?;
-        let identity = Identity { generation: id, slot, heard: self.heard, is_compacted };
+        let (heard, is_doubted) = (self.heard, self.is_doubted);
+        let identity = Identity { generation: id, slot, heard, is_compacted, is_doubted };
         Some(WriteSlab { id, slab, keys, identity })
     }
 

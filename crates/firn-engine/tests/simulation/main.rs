@@ -14,6 +14,7 @@ mod outage;
 mod planted;
 mod pressure;
 mod random_transactions;
+mod results;
 mod tiers;
 mod transactions;
 mod world;

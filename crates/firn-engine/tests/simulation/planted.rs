@@ -3,7 +3,7 @@
 use firn_engine::Planted;
 
 use crate::world::{Failure, World};
-use crate::{life, outage, pressure, tiers};
+use crate::{life, outage, pressure, results, tiers};
 
 const SEEDS_MAX: u64 = 2_000;
 
@@ -28,6 +28,12 @@ fn found(seed: u64, mistake: Planted) -> Option<(u64, String)> {
     }
     if mistake == Planted::FastTierUnbounded {
         return outage::found(seed, mistake).map(|how| (seed, how));
+    }
+    if matches!(
+        mistake,
+        Planted::ChangesNotToldAgain | Planted::CutNotNoted | Planted::FailedCommitNotTold
+    ) {
+        return results::found(seed, mistake).map(|how| (seed, how));
     }
     let is_of_memory = matches!(mistake, Planted::MemoryNotReserved | Planted::PressureDropsRows);
     let how = how_it_fails(|| match is_of_memory {

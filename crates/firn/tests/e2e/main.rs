@@ -21,6 +21,7 @@ mod proxy;
 mod remote_read;
 mod remote_write;
 mod replay;
+mod result_cache;
 mod scrapes;
 mod strace;
 mod tiers;

@@ -1,0 +1,306 @@
+//! A model of writers, new series, queries and fills at once: `result.rs` compiled against a scheduler that tries many
+//! interleavings of its lock and of the steps around it.
+//!
+//! Around it is a database as the engine is one: a change has a number, is told, becomes visible, and has then arrived; a
+//! snapshot takes its number first. Every query must say what its snapshot says.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use firn_model::{
+    Budget, Change, ChangeKind, ChangeSink, CommitSeq, GroupId, Labels, Matcher, Sample, SeriesRef,
+    Slot, TimeRange, Timestamp,
+};
+use firn_sim::Sim;
+use shuttle::thread::{spawn, yield_now};
+
+use crate::answer::{Answer, AnswerSeries};
+use crate::dependency::{Dependency, Span};
+use crate::planted::Planted;
+use crate::store::{Recovered, StoreOptions};
+
+#[expect(clippy::duplicate_mod, reason = "this copy names the model's lock")]
+#[expect(unreachable_pub, reason = "what is public there is the model's alone here")]
+#[expect(dead_code, reason = "the model does not ask for everything")]
+#[path = "result.rs"]
+mod result;
+
+use result::{Question, ResultCache, ResultOptions};
+
+/// The lock under the model, in the form that `result.rs` knows.
+mod sync {
+    use std::ops::DerefMut;
+
+    pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Mutex<T> {
+            Mutex(shuttle::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> impl DerefMut<Target = T> {
+            self.0.lock().unwrap()
+        }
+    }
+}
+
+const STEPS: i64 = 8;
+const WINDOW_MS: i64 = 2;
+
+/// What a mistake would look like; the model must see each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mistake {
+    None,
+    /// In the cache.
+    Planted(Planted),
+    /// A change is visible before it is told.
+    ToldAfterVisible,
+    /// A number counts as visible before its change is.
+    ArrivedBeforeVisible,
+    /// A snapshot takes its number when it has its samples.
+    NumberAfterSamples,
+    /// A query begins after its snapshot was taken.
+    BegunAfterSnapshot,
+    /// A series is told after it was written.
+    DefinedAfterWrite,
+}
+
+/// A database with a cache beside it.
+struct World {
+    cache: ResultCache,
+    state: shuttle::sync::Mutex<State>,
+    mistake: Mistake,
+    is_wrong: AtomicBool,
+    /// Steps that the cache answered.
+    has_found: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    samples: Samples,
+    groups: BTreeSet<GroupId>,
+    last: u64,
+    on_their_way: BTreeSet<u64>,
+}
+
+type Samples = BTreeMap<(GroupId, Timestamp), f64>;
+
+struct Snapshot {
+    number: CommitSeq,
+    samples: Samples,
+    groups: Vec<GroupId>,
+}
+
+impl World {
+    fn new(mistake: Mistake) -> Arc<World> {
+        let planted = match mistake {
+            Mistake::Planted(planted) => Some(planted),
+            _ => None,
+        };
+        let slab_bytes = 16 << 10;
+        let store =
+            StoreOptions { slab_bytes, flash_bytes_max: 2 << 14, planted, ..Default::default() };
+        let options = ResultOptions { store, ..ResultOptions::default() };
+        let (disk, budget) = (Sim::new(0).env().disk, Budget::new(4 << 20));
+        let recovered = Recovered { replays_after: CommitSeq(0), through: CommitSeq(0) };
+        let cache = ResultCache::open(disk, "cache", &budget, options, Some(recovered));
+        let world = World {
+            cache: cache.unwrap(),
+            state: shuttle::sync::Mutex::default(),
+            mistake,
+            is_wrong: AtomicBool::new(false),
+            has_found: AtomicBool::new(false),
+        };
+        world.define(GroupId(0));
+        world.write(GroupId(0), 1, 0.5);
+        Arc::new(world)
+    }
+
+    fn define(&self, group: GroupId) {
+        self.state.lock().unwrap().groups.insert(group);
+        self.cache.defined(SeriesRef { group, slot: Slot(0) }, &labels(group));
+    }
+
+    fn write(&self, group: GroupId, ts: Timestamp, value: f64) {
+        let number = {
+            let mut state = self.state.lock().unwrap();
+            state.last += 1;
+            let last = state.last;
+            state.on_their_way.insert(last);
+            last
+        };
+        let tell = || {
+            let (number, range) = (CommitSeq(number), TimeRange::at(ts));
+            let kind = ChangeKind::Write;
+            self.cache.changed(&Change { number, groups: vec![group], range, kind });
+        };
+        let show = || self.state.lock().unwrap().samples.insert((group, ts), value);
+        let arrive = || self.state.lock().unwrap().on_their_way.remove(&number);
+        match self.mistake {
+            Mistake::ToldAfterVisible => {
+                show();
+                tell();
+                arrive();
+            }
+            Mistake::ArrivedBeforeVisible => {
+                tell();
+                arrive();
+                yield_now();
+                show();
+            }
+            _ => {
+                tell();
+                show();
+                arrive();
+            }
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let number = || {
+            let state = self.state.lock().unwrap();
+            CommitSeq(state.on_their_way.first().map_or(state.last, |first| first - 1))
+        };
+        let early = number();
+        yield_now();
+        let (samples, groups) = {
+            let state = self.state.lock().unwrap();
+            (state.samples.clone(), state.groups.iter().copied().collect())
+        };
+        let is_late = self.mistake == Mistake::NumberAfterSamples;
+        let number = if is_late { number() } else { early };
+        Snapshot { number, samples, groups }
+    }
+
+    fn query(&self) {
+        let matchers = vec![Matcher::equal("__name__", "a")];
+        let span = Span::Relative { first_ms: -WINDOW_MS, last_ms: 0 };
+        let dependencies = [Dependency { matchers, span }];
+        let question = |(start, end)| Question {
+            expression: "a",
+            start,
+            end,
+            step_ms: 1,
+            lookback_ms: WINDOW_MS,
+            dependencies: &dependencies,
+        };
+        let mut session = self.cache.begin();
+        let snapshot = self.snapshot();
+        if self.mistake == Mistake::BegunAfterSnapshot {
+            session = self.cache.begin();
+        }
+        let all = (0, STEPS - 1);
+        let mut missing = None;
+        // A snapshot may be asked with for a long time.
+        for _ in 0..3 {
+            yield_now();
+            let found = self.cache.lookup(&question(all), snapshot.number);
+            let computed = found.missing.map(|missing| (missing, snapshot.compute(missing)));
+            let parts = [Some(&found.answer), computed.as_ref().map(|one| &one.1)];
+            if bits(parts.into_iter().flatten()) != bits([&snapshot.compute(all)].into_iter()) {
+                self.is_wrong.store(true, Relaxed);
+            }
+            if found.missing != Some(all) {
+                self.has_found.store(true, Relaxed);
+            }
+            missing = missing.or(computed);
+        }
+        if let Some((missing, answer)) = missing {
+            let groups = [snapshot.groups];
+            self.cache.fill(&session, &question(missing), snapshot.number, &groups, &answer);
+        }
+    }
+}
+
+impl Snapshot {
+    /// The sum over the window of each series.
+    fn compute(&self, (start, end): (Timestamp, Timestamp)) -> Answer {
+        let series = self.groups.iter().map(|&group| {
+            let at = |ts| {
+                let window = (group, ts - WINDOW_MS)..=(group, ts);
+                let values: Vec<f64> = self.samples.range(window).map(|one| *one.1).collect();
+                (!values.is_empty()).then(|| Sample { ts, value: values.iter().sum() })
+            };
+            let floats = (start..=end).filter_map(at).collect();
+            AnswerSeries { labels: labels(group), floats, histograms: Vec::new() }
+        });
+        Answer { series: series.filter(|one| !one.floats.is_empty()).collect() }
+    }
+}
+
+fn labels(group: GroupId) -> Labels {
+    Labels::from_pairs([("__name__", "a"), ("host", &*group.0.to_string())]).unwrap()
+}
+
+fn bits<'a>(parts: impl Iterator<Item = &'a Answer>) -> BTreeMap<(Labels, Timestamp), u64> {
+    let series = parts.flat_map(|part| &part.series);
+    let floats = series.flat_map(|one| one.floats.iter().map(|sample| (&one.labels, sample)));
+    floats.map(|(labels, one)| ((labels.clone(), one.ts), one.value.to_bits())).collect()
+}
+
+/// Two writers, one of them with a new series, beside two who ask. Whether an answer was wrong, and whether one came from
+/// the cache.
+fn run(mistake: Mistake) -> (bool, bool) {
+    let world = World::new(mistake);
+    let asker = || {
+        let world = Arc::clone(&world);
+        move || (0..3).for_each(|_| world.query())
+    };
+    let (first, second) = (Arc::clone(&world), Arc::clone(&world));
+    let threads = [
+        spawn(asker()),
+        spawn(asker()),
+        spawn(move || {
+            first.write(GroupId(0), 3, 1.5);
+            first.write(GroupId(0), 3, 2.5);
+        }),
+        spawn(move || {
+            let group = GroupId(1);
+            let is_late = mistake == Mistake::DefinedAfterWrite;
+            if is_late {
+                second.state.lock().unwrap().groups.insert(group);
+                second.write(group, 5, 4.5);
+            }
+            second.define(group);
+            second.write(group, 6, 8.5);
+        }),
+    ];
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    world.query();
+    world.query();
+    (world.is_wrong.load(Relaxed), world.has_found.load(Relaxed))
+}
+
+#[test]
+fn invariant_9_whatever_comes_between_a_query_says_what_its_snapshot_says() {
+    check(|| assert_eq!(run(Mistake::None), (false, true)));
+}
+
+#[test]
+fn planted_mistakes_are_found() {
+    for mistake in [
+        Mistake::Planted(Planted::FillNotTrimmed),
+        Mistake::Planted(Planted::FillKeptLater),
+        Mistake::Planted(Planted::NewSeriesIgnored),
+        Mistake::Planted(Planted::LaterAnswerGiven),
+        Mistake::ToldAfterVisible,
+        Mistake::ArrivedBeforeVisible,
+        Mistake::NumberAfterSamples,
+        Mistake::BegunAfterSnapshot,
+        Mistake::DefinedAfterWrite,
+    ] {
+        let found = Arc::new(AtomicBool::new(false));
+        check({
+            let found = Arc::clone(&found);
+            move || found.store(run(mistake).0 || found.load(Relaxed), Relaxed)
+        });
+        assert!(found.load(Relaxed), "the model does not find {mistake:?}");
+    }
+}
+
+/// Many random schedules and many with few, well placed switches.
+fn check(model: impl Fn() + Send + Sync + Clone + 'static) {
+    shuttle::check_random(model.clone(), 2_000);
+    shuttle::check_pct(model, 2_000, 3);
+}

@@ -1,0 +1,400 @@
+//! A result cache beside the engine, over crashes, kills and failing devices: an answer that was kept before says what the
+//! first snapshot after it says, or it is gone; and much of it is there.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use firn_cache::{
+    Answer, AnswerSeries, Dependency, Question, Recovered, ResultCache, ResultOptions, Span,
+    StoreOptions,
+};
+use firn_engine::{
+    ConvertOptions, Engine, EngineOptions, Lane, Planted, RecoveryProgress, Replayed, Snapshot,
+};
+use firn_model::{
+    ChangeSink, Error, ErrorKind, GroupId, Grouping, Labels, Matcher, QueryContext, RowBatch,
+    Sample, SeriesRef, TimeRange, Timestamp,
+};
+use firn_sim::{Operation, Rng, Seen, Sim};
+
+const STEPS: u64 = 150;
+const STEP_MS: i64 = 15_000;
+const WINDOW_MS: i64 = 60_000;
+
+type Outcome<T> = Result<T, String>;
+/// An answer as a map, bit for bit.
+type Bits = BTreeMap<Labels, BTreeMap<Timestamp, u64>>;
+
+struct Life {
+    sim: Sim,
+    rng: Rng,
+    options: EngineOptions,
+    engine: Option<Arc<Engine>>,
+    cache: Option<Arc<ResultCache>>,
+    tally: Tally,
+}
+
+/// What came from the cache.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    steps: u64,
+    steps_found: u64,
+    /// Of answers right after an end that was not clean.
+    steps_after_crash: u64,
+    found_after_crash: u64,
+    crashes: u64,
+    failed_writes: u64,
+}
+
+#[test]
+fn what_outlives_a_crash_is_what_the_first_snapshot_says() {
+    let mut all = Tally::default();
+    for seed in 0..150 {
+        let tally = run(seed, None).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+        all.steps += tally.steps;
+        all.steps_found += tally.steps_found;
+        all.steps_after_crash += tally.steps_after_crash;
+        all.found_after_crash += tally.found_after_crash;
+        all.crashes += tally.crashes;
+        all.failed_writes += tally.failed_writes;
+    }
+    println!("{all:?}");
+    assert!(all.crashes > 100 && all.failed_writes > 50, "{all:?}");
+    assert!(all.steps_found * 3 > all.steps, "{all:?}");
+    assert!(all.found_after_crash * 6 > all.steps_after_crash, "{all:?}");
+}
+
+/// What is wrong with a mistake in the code; `None` if it is not seen.
+pub(crate) fn found(seed: u64, mistake: Planted) -> Option<String> {
+    run(seed, Some(mistake)).err()
+}
+
+fn run(seed: u64, planted: Option<Planted>) -> Outcome<Tally> {
+    let options = EngineOptions {
+        shard_count: 4,
+        stream_count: 1 + (seed % 3) as usize,
+        recovery_threads: 1,
+        log_segment_bytes: 16 << 10,
+        convert: ConvertOptions { arena_bytes_max: 512, ..ConvertOptions::default() },
+        planted,
+        ..EngineOptions::default()
+    };
+    let (sim, rng) = (Sim::new(seed), Rng::new(seed ^ 0xca54));
+    let mut life = Life { sim, rng, options, engine: None, cache: None, tally: Tally::default() };
+    life.open()?;
+    for _ in 0..STEPS {
+        life.step()?;
+    }
+    Ok(life.tally)
+}
+
+fn is_nobodys_fault(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Closed | ErrorKind::Unavailable | ErrorKind::Busy { .. })
+}
+
+impl Life {
+    fn engine(&self) -> Arc<Engine> {
+        Arc::clone(self.engine.as_ref().expect("opened"))
+    }
+
+    fn cache(&self) -> Arc<ResultCache> {
+        Arc::clone(self.cache.as_ref().expect("opened"))
+    }
+
+    fn open(&mut self) -> Outcome<()> {
+        for _ in 0..50 {
+            match self.try_open() {
+                Ok(()) => return Ok(()),
+                Err(e) if is_nobodys_fault(&e) => {
+                    self.sim.faults.clear();
+                    if self.sim.faults.is_off() {
+                        self.sim.restart();
+                    }
+                }
+                Err(e) => return Err(format!("open: {e:?}")),
+            }
+        }
+        Err("the database does not open in 50 tries".into())
+    }
+
+    /// As the library does.
+    fn try_open(&mut self) -> firn_model::Result<()> {
+        let progress = RecoveryProgress::default();
+        let engine = Engine::open(self.sim.env(), self.options.clone(), &progress)?;
+        let Replayed { after, through, changes, is_damaged, may_lose } = engine.replayed();
+        assert!(!is_damaged && !may_lose, "nothing is damaged, and all is synced");
+        let options = ResultOptions {
+            store: StoreOptions {
+                slab_bytes: 16 << 10,
+                flash_bytes_max: 40 * (16 << 10),
+                compaction_trigger: 4,
+                ..StoreOptions::default()
+            },
+            ..ResultOptions::default()
+        };
+        let recovered = Some(Recovered { replays_after: after, through });
+        let disk = Arc::clone(&engine.env().disk);
+        let cache = ResultCache::open(disk, "cache/results", engine.budget(), options, recovered)?;
+        changes.into_iter().for_each(|(range, number)| cache.replayed(range, number));
+        let cache = Arc::new(cache);
+        engine.set_change_sink(Arc::<ResultCache>::clone(&cache) as Arc<dyn ChangeSink>)?;
+        cache.rematch(|matchers| groups(&engine.snapshot(), matchers))?;
+        (self.engine, self.cache) = (Some(engine), Some(cache));
+        Ok(())
+    }
+
+    fn step(&mut self) -> Outcome<()> {
+        let seconds = self.rng.below(30);
+        self.sim.clock.advance(Duration::from_secs(seconds));
+        match self.rng.below(100) {
+            0..=44 => self.query(),
+            45..=66 => self.write(),
+            67..=69 => self.delete(),
+            70 | 71 => self.transact(),
+            72..=75 => {
+                let lane = *self.rng.pick(&[Lane::Head, Lane::Tree]);
+                let stepped = self.engine().step(lane);
+                self.after(stepped)
+            }
+            76..=79 => {
+                let flushed = self.engine().flush();
+                self.after(flushed)
+            }
+            80..=87 => {
+                while self.cache().work() {}
+                Ok(())
+            }
+            88 | 89 => {
+                let operation =
+                    *self.rng.pick(&[Operation::Write, Operation::Sync, Operation::Create]);
+                self.sim.faults.fail_nth(operation, 1 + self.rng.below(6));
+                Ok(())
+            }
+            90 => {
+                let soon = self.sim.faults.change_count() + self.rng.below(30);
+                self.sim.faults.crash_at(soon);
+                Ok(())
+            }
+            91 => self.fail_a_write(),
+            92 | 93 => self.kill(),
+            94 => self.lose_power(),
+            95 => self.close(),
+            _ => self.query(),
+        }
+    }
+
+    fn after<T>(&mut self, done: firn_model::Result<T>) -> Outcome<()> {
+        match done {
+            Ok(_) => Ok(()),
+            Err(_) if self.sim.faults.is_off() => self.lose_power(),
+            Err(e) if is_nobodys_fault(&e) => Ok(()),
+            Err(e) => Err(format!("an error that nobody caused: {e:?}")),
+        }
+    }
+
+    /// Mostly now, in part late; on a grid, so that values are overwritten.
+    fn some_ts(&mut self) -> Timestamp {
+        let now = self.sim.env().clock.now_ms();
+        let back = match self.rng.below(10) {
+            0 => self.rng.below(240),
+            _ => self.rng.below(3),
+        };
+        (now - back as i64 * STEP_MS).div_euclid(STEP_MS) * STEP_MS
+    }
+
+    fn some_series(&mut self) -> Option<Vec<SeriesRef>> {
+        let host = format!("h{}", self.rng.below(3));
+        let all = ["m0", "m1", "m2"].map(|name| {
+            let pairs = [("__name__", name), ("job", "sim"), ("instance", &host)];
+            Labels::from_pairs(pairs).expect("valid labels")
+        });
+        let count = 1 + self.rng.below(3) as usize;
+        let found = self.engine().resolve(&all[..count]);
+        found.into_iter().collect::<firn_model::Result<_>>().ok()
+    }
+
+    fn write(&mut self) -> Outcome<()> {
+        let written = self.try_write();
+        self.after(written)
+    }
+
+    fn try_write(&mut self) -> firn_model::Result<()> {
+        let Some(series) = self.some_series() else { return Ok(()) };
+        let mut batch = RowBatch::default();
+        for _ in 0..1 + self.rng.below(3) {
+            let ts = self.some_ts();
+            for &series in &series {
+                batch.push(series, ts, f64::from_bits(self.rng.next_u64() >> 2));
+            }
+        }
+        self.engine().write(&mut batch).map(|_| ())
+    }
+
+    fn delete(&mut self) -> Outcome<()> {
+        let end = self.some_ts();
+        let range = TimeRange::new(end - self.rng.below(20) as i64 * STEP_MS, end);
+        let name = format!("m{}", self.rng.below(3));
+        let deleted = self.engine().delete(&[vec![Matcher::equal("__name__", &name)]], range);
+        self.after(deleted)
+    }
+
+    fn transact(&mut self) -> Outcome<()> {
+        let Some(series) = self.some_series() else { return Ok(()) };
+        let (ts, value) = (self.some_ts(), self.rng.next_u64() >> 2);
+        let engine = self.engine();
+        let committed = engine.begin().and_then(|mut transaction| {
+            series
+                .iter()
+                .try_for_each(|&one| transaction.insert(one, ts, f64::from_bits(value)))?;
+            transaction.commit()
+        });
+        self.after(committed)
+    }
+
+    /// A write that may be in the log though it has failed, answers without it, and an end at once.
+    fn fail_a_write(&mut self) -> Outcome<()> {
+        self.sim.faults.clear();
+        self.sim.faults.fail_nth(Operation::Sync, 1);
+        self.write()?;
+        self.tally.failed_writes += 1;
+        self.sim.faults.clear();
+        for _ in 0..self.rng.below(12) {
+            self.query()?;
+        }
+        self.cache().flush();
+        if self.rng.chance(0.5) { self.kill() } else { self.lose_power() }
+    }
+
+    /// The process is gone; what it has written is there.
+    fn kill(&mut self) -> Outcome<()> {
+        self.sim.faults.clear();
+        (self.engine, self.cache) = (None, None);
+        self.reopened()
+    }
+
+    /// The power goes: so does what was not synced.
+    fn lose_power(&mut self) -> Outcome<()> {
+        self.sim.crash();
+        (self.engine, self.cache) = (None, None);
+        self.sim.restart();
+        self.reopened()
+    }
+
+    fn close(&mut self) -> Outcome<()> {
+        let closed = self.engine().close(true);
+        if closed.is_ok() {
+            let _ = self.cache().close(self.engine().snapshot().number());
+        }
+        (self.engine, self.cache) = (None, None);
+        if self.sim.faults.is_off() {
+            self.sim.restart();
+        }
+        self.open()
+    }
+
+    fn reopened(&mut self) -> Outcome<()> {
+        self.open()?;
+        self.tally.crashes += 1;
+        let before = (self.tally.steps, self.tally.steps_found);
+        for _ in 0..3 {
+            self.query()?;
+        }
+        self.tally.steps_after_crash += self.tally.steps - before.0;
+        self.tally.found_after_crash += self.tally.steps_found - before.1;
+        Ok(())
+    }
+
+    /// A refresh of one of a few panels.
+    fn query(&mut self) -> Outcome<()> {
+        let asked = self.try_query();
+        let wrong = asked.as_ref().ok().and_then(Option::clone);
+        wrong.map_or_else(|| self.after(asked), Err)
+    }
+
+    /// What is wrong with the answer, if anything is.
+    fn try_query(&mut self) -> firn_model::Result<Option<String>> {
+        let name = format!("m{}", self.rng.below(3));
+        let matchers = vec![Matcher::equal("__name__", &name)];
+        let span = Span::Relative { first_ms: -WINDOW_MS, last_ms: 0 };
+        let dependencies = [Dependency { matchers, span }];
+        let now = self.sim.env().clock.now_ms();
+        let behind = *self.rng.pick(&[0, 0, 0, 40]);
+        let end = (now - behind * STEP_MS).div_euclid(STEP_MS) * STEP_MS;
+        let start = end - *self.rng.pick(&[10, 40, 120]) * STEP_MS;
+        let expression = format!("last({name})");
+        let question = |(start, end)| Question {
+            expression: &expression,
+            start,
+            end,
+            step_ms: STEP_MS,
+            lookback_ms: 0,
+            dependencies: &dependencies,
+        };
+        let (engine, cache) = (self.engine(), self.cache());
+        let session = cache.begin();
+        let snapshot = engine.snapshot();
+        let found = cache.lookup(&question((start, end)), snapshot.number());
+        if self.rng.chance(0.1) {
+            self.try_write()?;
+        }
+        let compute = |(start, end)| compute(&snapshot, &dependencies[0], start, end);
+        let whole = bits(&compute((start, end))?);
+        let mut both = bits(&found.answer);
+        let missing = found.missing.map(|range| Ok((range, compute(range)?))).transpose()?;
+        let steps = |(start, end): (i64, i64)| ((end - start) / STEP_MS + 1) as u64;
+        self.tally.steps += steps((start, end));
+        self.tally.steps_found += steps((start, end)) - found.missing.map_or(0, steps);
+        for (labels, values) in missing.iter().flat_map(|one| bits(&one.1)) {
+            both.entry(labels).or_default().extend(values);
+        }
+        if both != whole {
+            let missing = found.missing;
+            return Ok(Some(format!("{expression} from {start} to {end}, missing {missing:?}")));
+        }
+        if let Some((range, computed)) = missing {
+            let groups = [groups(&snapshot, &dependencies[0].matchers)?];
+            cache.fill(&session, &question(range), snapshot.number(), &groups, &computed);
+        }
+        Ok(None)
+    }
+}
+
+fn groups(snapshot: &Snapshot, matchers: &[Matcher]) -> firn_model::Result<Vec<GroupId>> {
+    let one_key = Grouping::By(Vec::new());
+    let found = snapshot.index().matches(matchers, &one_key, &QueryContext::unbounded())?;
+    Ok(found.groups.iter().map(|found| found.group).collect())
+}
+
+/// For each series and step a number that no other samples in the step's window give.
+fn compute(
+    snapshot: &Snapshot,
+    dependency: &Dependency,
+    start: Timestamp,
+    end: Timestamp,
+) -> firn_model::Result<Answer> {
+    let range = TimeRange::new(start - WINDOW_MS, end);
+    let seen = Seen::read(snapshot, &dependency.matchers, range)?;
+    let series = seen.series.into_iter().map(|(labels, samples)| {
+        let steps = (0..).map(|idx| start + idx * STEP_MS).take_while(|&ts| ts <= end);
+        let floats = steps.filter_map(|ts| {
+            let window = TimeRange::new(ts - WINDOW_MS, ts);
+            let inside = samples.iter().filter(|sample| window.contains(sample.ts));
+            let mixed = inside.fold(None, |mixed: Option<u64>, sample| {
+                let bits = mixed.unwrap_or_default() ^ sample.value.to_bits();
+                Some(Rng::new(bits ^ sample.ts as u64).next_u64())
+            });
+            mixed.map(|bits| Sample { ts, value: f64::from_bits(bits) })
+        });
+        AnswerSeries { labels, floats: floats.collect(), histograms: Vec::new() }
+    });
+    Ok(Answer { series: series.filter(|one| !one.floats.is_empty()).collect() })
+}
+
+fn bits(answer: &Answer) -> Bits {
+    let series = answer.series.iter().map(|one| {
+        let floats = one.floats.iter().map(|sample| (sample.ts, sample.value.to_bits()));
+        (one.labels.clone(), floats.collect())
+    });
+    series.collect()
+}

@@ -1,0 +1,100 @@
+//! The result cache over a SIGKILL.
+//!
+//! What crashed: the process, after answers were kept and after samples came late that nobody asked about yet. What reached
+//! the disk: what the system has. What must be true after: answers are those that are computed, and most steps need
+//! not be.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+
+use crate::http;
+use crate::process::{Process, firn, free_address, wait_for, wait_until_ready};
+use crate::remote_write::WriteRequest;
+
+const STEP_S: i64 = 15;
+const STEPS: i64 = 480;
+const HOSTS: [&str; 4] = ["a", "b", "c", "d"];
+const PANELS: [&str; 3] = [
+    "load",
+    "sum by (host) (rate(requests_total[2m]))",
+    "max_over_time(load[5m]) / on (host) load",
+];
+
+#[test]
+fn answers_that_were_kept_before_a_kill_are_there_and_true_after_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let address = free_address();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() as i64;
+    let end = now.div_euclid(STEP_S) * STEP_S - 300;
+    let start = end - STEPS * STEP_S;
+    let ask = |text, extra: &str| ask(address, text, start, end, extra);
+
+    // A flush a second, so that what is kept goes to the device.
+    let mut server = start_with(folder.path(), address, "1s");
+    let samples = |value: f64, step: i64| (1_000 * (start + step * STEP_S), value + step as f64);
+    write(address, &(-40..=STEPS).map(|step| samples(1.0, step)).collect::<Vec<_>>());
+    let first = PANELS.map(|panel| ask(panel, ""));
+    wait_for("slabs of answers", Duration::from_secs(60), || {
+        write(address, &[(1_000 * now, 1.0)]);
+        metric(address, "firn_cache_slabs") > 0.0
+    });
+    assert_eq!(metric(address, "firn_result_cache_steps_found_total"), 0.0);
+    server.kill();
+
+    // No flush any more: what is written now is in the log alone.
+    let mut server = start_with(folder.path(), address, "20m");
+    let late = STEPS / 2;
+    write(address, &[samples(100.0, late)]);
+    server.kill();
+
+    let _server = start_with(folder.path(), address, "20m");
+    for (panel, before) in PANELS.iter().zip(&first) {
+        let answer = ask(panel, "");
+        assert_eq!(answer, ask(panel, "&stats=all"), "{panel}");
+        assert_ne!(&answer, before, "{panel}: nothing came late");
+    }
+    let found = metric(address, "firn_result_cache_steps_found_total");
+    let least = PANELS.len() as i64 * (late - 40);
+    assert!(found >= least as f64, "{found} steps were kept, {least} should be");
+}
+
+fn start_with(folder: &Path, address: SocketAddr, flush_age: &str) -> Process {
+    let mut command = firn(folder, address);
+    command.args(["--self-scrape=never", &format!("--flush-age-max={flush_age}")]);
+    let process = Process::start("firn", folder, &mut command);
+    wait_until_ready(address, "/-/ready");
+    process
+}
+
+fn write(address: SocketAddr, samples: &[(i64, f64)]) {
+    let mut request = WriteRequest::default();
+    for host in HOSTS {
+        for name in ["load", "requests_total"] {
+            request.series(&[("__name__", name), ("host", host)], samples);
+        }
+    }
+    let (status, text) = request.send(address);
+    assert!((200..300).contains(&status), "{status}: {text}");
+}
+
+/// The result of a range query, without what is said about it.
+fn ask(address: SocketAddr, text: &str, start: i64, end: i64, extra: &str) -> Value {
+    let text = http::encode(text);
+    let path =
+        format!("/api/v1/query_range?query={text}&start={start}&end={end}&step={STEP_S}{extra}");
+    let answer = http::get(address, &path).expect("an answer");
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let mut answer: Value = serde_json::from_str(&answer.body).expect("JSON");
+    let result = answer["data"]["result"].take();
+    assert!(result.as_array().is_some_and(|series| !series.is_empty()), "{path}");
+    result
+}
+
+fn metric(address: SocketAddr, name: &str) -> f64 {
+    let page = http::get(address, "/metrics").expect("metrics").body;
+    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.and_then(|value| value.trim().parse().ok()).unwrap_or_else(|| panic!("no {name}:\n{page}"))
+}
