@@ -1,5 +1,6 @@
 //! The file that slabs lie in: a superblock, then places of one size.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use firn_codec::frame::{FileFormat, crc32};
@@ -87,6 +88,11 @@ impl Device {
             return Err(Error::corrupt(&*self.path, self.offset(slot), what));
         }
         self.file.read_at(self.offset(slot) + at, buf)
+    }
+
+    /// Says that some bytes of a slot will be read at once.
+    pub(crate) fn will_read(&self, slot: u32, place: &Range<u64>) {
+        self.file.will_read(self.offset(slot) + place.start, place.end - place.start);
     }
 
     /// Writes a slab. Not synced: what a crash loses is found by its checksums.

@@ -44,7 +44,8 @@ pub(crate) struct Policy {
     s3_fifo: Option<S3Fifo>,
 }
 
-/// Who goes first.
+/// Who goes first. All but the first go by whole slabs and have every crowd merged, as in the paper: without that the order
+/// of time means little.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PolicyKind {
     /// The two partitions in the order of arrival; ranges that were asked for outlive their slabs.

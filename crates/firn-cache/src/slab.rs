@@ -24,7 +24,7 @@ use firn_codec::varint::{take_bytes, take_count, take_varint, take_zigzag};
 use firn_model::{CommitSeq, Error, Result, TimeRange, Timestamp};
 
 pub(crate) use encode::{Identity, encode, put_extent};
-pub(crate) use open::{OpenSlab, SLAB_POINT_BYTES};
+pub(crate) use open::{OpenPoint, OpenSlab, SLAB_POINT_BYTES};
 
 /// What markers stand for, and what a reader reads at least. 4 KiB: the paper's sweep (5.4.1) has its best there.
 pub(crate) const BLOCK_BYTES: usize = 4 << 10;

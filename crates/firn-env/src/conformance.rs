@@ -92,6 +92,8 @@ fn check_bytes(disk: &dyn Disk) {
     expect(file.read_at(11, &mut [0; 4]), &past_end, "bytes");
     file.sync().expect("sync");
     let reader = disk.open("bytes", OpenMode::Read).expect("open");
+    // Also of nothing, and of what is not there.
+    [(0, 14), (3, 0), (10, 1 << 40)].iter().for_each(|&(at, len)| reader.will_read(at, len));
     reader.read_at(10, &mut bytes[..4]).expect("read");
     assert_eq!(&bytes[..4], b"tail");
     assert!(reader.write_at(0, b"x").is_err(), "a reader does not write");

@@ -89,6 +89,10 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
     /// `Corrupt` if the file ends before `buf` is full, `Unavailable` if the disk fails.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
 
+    /// Says that a range will be read at once: a disk that can begins with it and makes nobody wait. Who says so of several
+    /// ranges before the first is read waits for them side by side. What goes wrong shows when they are read.
+    fn will_read(&self, _offset: u64, _len: u64) {}
+
     /// Writes all of `bytes` at `offset`; a gap before it reads as zeros.
     ///
     /// # Errors

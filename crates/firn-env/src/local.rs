@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
+use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -156,6 +157,14 @@ impl DiskFile for LocalFile {
             Err(error) => {
                 Err(io_error("read", &self.path, error).context(format!("at byte {offset}")))
             }
+        }
+    }
+
+    fn will_read(&self, offset: u64, len: u64) {
+        if let Some(len) = NonZeroU64::new(len) {
+            // Advice: a file system that has no use for it says so, and nothing is lost.
+            let _ =
+                rustix::fs::fadvise(&self.file, offset, Some(len), rustix::fs::Advice::WillNeed);
         }
     }
 

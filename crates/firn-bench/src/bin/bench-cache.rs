@@ -4,10 +4,11 @@
 //! what a cache without limits has of the same queries: the rest was never asked before.
 //!
 //! `bench-cache [--only words]` runs the parts whose names begin with one of the words: `chunks`, `policies`, `sizes`,
-//! `compaction`, `parallel`, `prometheus`, `influxdb`, `dashboard`.
+//! `compaction`, `markers`, `parallel`, `prometheus`, `influxdb`, `dashboard`.
 
-use std::io;
+use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,8 +23,10 @@ use firn_bench::server::{Program, Server};
 use firn_bench::tree::sets::{Series, Set};
 use firn_cache::{Ask, Point, PolicyKind, SharedCache, StoreOptions, StoreStats};
 use firn_cache_client::{Client, Format, Options, Question};
+use firn_codec::frame::crc32;
 use firn_env::LocalDisk;
 use firn_model::{Budget, CommitSeq, TimeRange};
+use firn_sim::Rng;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -59,6 +62,9 @@ fn main() -> io::Result<()> {
     }
     if wanted("compaction") {
         compaction(&values)?;
+    }
+    if wanted("markers") {
+        markers()?;
     }
     if wanted("parallel") {
         parallel()?;
@@ -317,7 +323,53 @@ fn sizes(values: &Values, aims: &mut Vec<Aim>) -> io::Result<()> {
     Ok(())
 }
 
-/// The paper's figure 17, and its 4 KiB of 5.4.1.
+/// The paper's figure 13: what a marker for so many bytes costs in a slab's header, and what readers read beside what they want.
+/// Markers are a constant of the format, so the reads are made here: of ranges in slabs of 1 MiB, of points as large as the paper's.
+fn markers() -> io::Result<()> {
+    const SLABS: usize = 64;
+    const SLAB: usize = 1 << 20;
+    const POINT_BYTES: usize = 54;
+    const MARKER_BYTES: usize = 18;
+    const ASKED: usize = 20_000;
+    let mut file = tempfile::tempfile()?;
+    let piece: Vec<u8> = (0..SLAB).map(|at| ((at * 7_919) >> 5) as u8).collect();
+    for _ in 0..SLABS {
+        file.write_all(&piece)?;
+    }
+    println!(
+        "\n{:<16}{:>16}{:>18}{:>14}",
+        "a marker for", "header, bytes", "read / wanted", "us a read"
+    );
+    for block in [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, SLAB] {
+        let (mut rng, mut lengths) = (Rng::new(7), workload(7, Mix::Full, 0));
+        let (mut wanted, mut read, mut sum) = (0, 0, 0_u32);
+        let mut bytes = vec![0; SLAB];
+        let begun = Instant::now();
+        for _ in 0..ASKED {
+            let len = (lengths.draw().point_count() as usize * POINT_BYTES).min(SLAB);
+            let start = rng.below((SLAB - len + 1) as u64) as usize;
+            let first = start / block * block;
+            let end = (start + len).next_multiple_of(block).min(SLAB);
+            let slab = rng.below(SLABS as u64) as usize * SLAB;
+            file.read_exact_at(&mut bytes[..end - first], (slab + first) as u64)?;
+            for block in bytes[..end - first].chunks(block) {
+                sum ^= crc32(block);
+            }
+            (wanted, read) = (wanted + len, read + end - first);
+        }
+        let us = begun.elapsed().as_secs_f64() * 1e6 / ASKED as f64;
+        std::hint::black_box(sum);
+        let name = if block == SLAB { "a slab".into() } else { format!("{block} B") };
+        println!(
+            "{name:<16}{:>16}{:>18.2}{us:>14.1}",
+            SLAB / block * MARKER_BYTES,
+            read as f64 / wanted as f64
+        );
+    }
+    Ok(())
+}
+
+/// The paper's figure 17.
 fn compaction(values: &Values) -> io::Result<()> {
     println!(
         "\n{:<16}{:>8}{:>14}{:>14}{:>12}",

@@ -210,6 +210,11 @@ impl OpenSlab {
         }
     }
 
+    /// In how many sets the points of a key lie.
+    pub(crate) fn set_count(&self, position: u32) -> usize {
+        self.sets_of_keys.get(position as usize).map_or(0, Vec::len)
+    }
+
     /// The points of a key in `range`, set by set, in the order of time in each.
     pub(crate) fn points_of(
         &self,

@@ -52,7 +52,8 @@ type Candidate = (TimeRange, SlabId, bool);
 
 impl State {
     /// Some slabs of a crowd that are worth merging.
-    pub(super) fn plan_merge(&mut self, trigger: usize, slab_bytes: u32) -> Option<Merge> {
+    pub(super) fn plan_merge(&mut self, options: &StoreOptions) -> Option<Merge> {
+        let (trigger, slab_bytes) = (options.compaction_trigger, options.slab_bytes);
         if self.stats.slabs_written < self.crowds_at {
             return None;
         }
@@ -64,7 +65,9 @@ impl State {
         // What takes nearly as many places afterwards is written for nothing.
         let live: f64 =
             chosen.iter().map(|&id| self.share_of(id, slab_bytes, |range, _| range)).sum();
-        if live > MERGED_SHARE_MAX * chosen.len() as f64 {
+        let is_worth_it = live <= MERGED_SHARE_MAX * chosen.len() as f64;
+        // The policies that go by whole slabs are the paper's, with all that belongs to them.
+        if options.policy == PolicyKind::UsedRanges && !is_worth_it {
             self.crowds_at = self.stats.slabs_written + (trigger as u64 / 4).max(1);
             return None;
         }

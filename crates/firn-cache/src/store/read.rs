@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::*;
+use crate::slab::OpenPoint;
 
 /// Blocks that nobody wants, up to so many between two that are wanted, are read with them: 16 KiB more take less than
 /// another read does.
@@ -60,7 +61,7 @@ struct FlashPart {
     range: TimeRange,
     /// The bit arrays that have the key.
     sets: Vec<u32>,
-    /// Blocks in which their points lie, and the bytes of these.
+    /// Blocks in which their points lie, and the bytes of these, once they are read.
     runs: Vec<(Range<usize>, Vec<u8>)>,
 }
 
@@ -169,12 +170,16 @@ impl Store {
         sources: Vec<Source>,
     ) -> Result<Option<Vec<Part>>, (SlabId, Error)> {
         let (mut parts, mut read_bytes) = (Vec::new(), 0);
+        // Held until they are read: only then their places may go to others.
+        let mut slabs = Vec::new();
         for source in sources {
             let part = match source {
                 Source::Copied(points) => Part::Memory(points),
                 Source::Sealed(slab, range) => Part::Memory(copied(&slab, ask.key, range)),
                 Source::Flash(id, slab, range) => {
-                    Part::Flash(self.read_slab(&slab, ask.key, range).map_err(|e| (id, e))?)
+                    let part = self.plan_read(&slab, ask.key, range).map_err(|e| (id, e))?;
+                    slabs.push((id, slab));
+                    Part::Flash(part)
                 }
             };
             read_bytes += part.bytes();
@@ -183,10 +188,19 @@ impl Store {
             }
             parts.push(part);
         }
+        let planned: Vec<&mut FlashPart> =
+            parts.iter_mut().filter_map(Part::as_flash).collect();
+        if planned.iter().map(|part| part.runs.len()).sum::<usize>() > 1 {
+            planned.iter().for_each(|part| part.announce(&self.device));
+        }
+        for (part, (id, _slab)) in planned.into_iter().zip(&slabs) {
+            self.fetch(part).map_err(|e| (*id, e))?;
+        }
         Ok(Some(parts))
     }
 
-    fn read_slab(&self, slab: &Arc<FlashSlab>, key: &[u8], range: TimeRange) -> Result<FlashPart> {
+    /// Which blocks of a slab have the points.
+    fn plan_read(&self, slab: &Arc<FlashSlab>, key: &[u8], range: TimeRange) -> Result<FlashPart> {
         let header = self.header(slab)?;
         let slot = slab.preamble.slot;
         let Some(position) = header.position(key) else {
@@ -208,10 +222,14 @@ impl Store {
                 _ => part.runs.push((blocks, Vec::new())),
             }
         }
+        Ok(part)
+    }
+
+    fn fetch(&self, part: &mut FlashPart) -> Result<()> {
         for (run, bytes) in &mut part.runs {
             let place = part.header.bytes_of(run);
             bytes.resize((place.end - place.start) as usize, 0);
-            self.device.read(slot, place.start, bytes)?;
+            self.device.read(part.header.preamble.slot, place.start, bytes)?;
             if self.options.planted != Some(Planted::BlocksNotChecked) {
                 part.header.check(self.device.path(), run, bytes)?;
             }
@@ -219,8 +237,7 @@ impl Store {
         let mut state = self.state.lock();
         state.stats.reads += part.runs.len() as u64;
         state.stats.read_bytes += part.bytes();
-        drop(state);
-        Ok(part)
+        Ok(())
     }
 
     /// The slab's header, from memory or from the file.
@@ -271,6 +288,13 @@ impl Got {
 }
 
 impl Part {
+    fn as_flash(&mut self) -> Option<&mut FlashPart> {
+        match self {
+            Part::Flash(part) => Some(part),
+            Part::Memory(_) => None,
+        }
+    }
+
     /// What it holds, about.
     fn bytes(&self) -> u64 {
         match self {
@@ -314,8 +338,15 @@ impl FlashPart {
         &bytes[(place.start - whole.start) as usize..(place.end - whole.start) as usize]
     }
 
+    /// The device begins with all reads, so that they do not wait for each other.
+    fn announce(&self, device: &Device) {
+        let slot = self.header.preamble.slot;
+        self.runs.iter().for_each(|(run, _)| device.will_read(slot, &self.header.bytes_of(run)));
+    }
+
     fn bytes(&self) -> u64 {
-        self.runs.iter().map(|(_, bytes)| bytes.len() as u64).sum()
+        let places = self.runs.iter().map(|(run, _)| self.header.bytes_of(run));
+        places.map(|place| place.end - place.start).sum()
     }
 }
 
@@ -383,13 +414,17 @@ impl State {
 fn copied(slab: &OpenSlab, key: &[u8], range: TimeRange) -> Copied {
     let mut copied = Copied::default();
     let Some(position) = slab.position(key) else { return copied };
-    let mut points: Vec<_> = slab.points_of(position, range).collect();
-    if !points.is_sorted_by_key(|point| point.0) {
-        points.sort_by_key(|point| point.0);
-    }
-    for (ts, point) in points {
+    let mut take = |(ts, point): (Timestamp, &OpenPoint)| {
         copied.bytes.extend_from_slice(&point.payload);
         copied.points.push((ts, point.head, copied.bytes.len()));
+    };
+    if slab.set_count(position) == 1 {
+        slab.points_of(position, range).for_each(take);
+    } else {
+        // Some points are shared with others: each set is in the order of time by itself.
+        let mut points: Vec<_> = slab.points_of(position, range).collect();
+        points.sort_by_key(|point| point.0);
+        points.into_iter().for_each(&mut take);
     }
     copied.heads.extend(slab.heads().iter().cloned());
     copied

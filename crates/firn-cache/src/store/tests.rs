@@ -334,7 +334,10 @@ fn what_is_trimmed_while_slabs_are_merged_stays_trimmed() {
         store.state.lock().seal(FIELD);
         while store.work() && store.state.lock().waiting() > 0 {}
     }
-    let merge = store.state.lock().plan_merge(1, 16 << 10).unwrap();
+    let merge = {
+        let options = StoreOptions { compaction_trigger: 1, ..options(None) };
+        store.state.lock().plan_merge(&options).unwrap()
+    };
     let gone = TimeRange::new(900, 940);
     store.trim(KEYS[0].as_bytes(), FIELD, gone);
     store.merge(merge);

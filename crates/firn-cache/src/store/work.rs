@@ -85,9 +85,9 @@ impl State {
         if is_waiting && let Some(rescue) = self.plan_rescue(options) {
             return Some(Job::Merge(rescue));
         }
-        self.plan_write(options).map(Job::Write).or_else(|| {
-            self.plan_merge(options.compaction_trigger, options.slab_bytes).map(Job::Merge)
-        })
+        self.plan_write(options)
+            .map(Job::Write)
+            .or_else(|| self.plan_merge(options).map(Job::Merge))
     }
 
     /// The sealed slab with the newest data first: it is asked for most.
