@@ -165,8 +165,11 @@ impl Engine {
             Ok(Some(described)) => {
                 orphans.extend(described.orphans(&*self.env.bucket)?);
                 for (error, path) in tier::differing_segments(&self.env, &described)? {
-                    let is_sound = !report.findings.iter().any(|finding| is_in(finding, &path));
-                    let is_repaired = repairs && is_sound && !self.options.read_only;
+                    // What is damaged here says nothing of what is there.
+                    if report.findings.iter().any(|finding| is_in(finding, &path)) {
+                        continue;
+                    }
+                    let is_repaired = repairs && !self.options.read_only;
                     if is_repaired {
                         tier::put_again(&self.env, &described, &path)?;
                     }

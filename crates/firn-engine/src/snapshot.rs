@@ -15,6 +15,7 @@ use firn_model::{
 use firn_tree::{
     Ahead, Ask, BlockOutline, Directories, Later, LaterGroup, ReadAhead, TableId, Version,
 };
+use parking_lot::Mutex;
 
 use crate::Engine;
 use crate::planted::Planted;
@@ -163,7 +164,10 @@ impl Snapshot {
         selection: &Selection,
         context: &QueryContext,
     ) -> Result<(Matches, Directories)> {
-        let (mut matches, directories) = self.find_held(selection, context)?;
+        let mut matches = self.find(selection, context)?;
+        // All in one round trip, in place of one each below.
+        let directories =
+            self.load_directories(&matches.groups, selection.range, &context.budget)?;
         let mut head = self.0.head.reader();
         matches.groups.retain(|found| {
             head.has_data(found.group, selection.range)
@@ -175,30 +179,13 @@ impl Snapshot {
 
     /// The series that match, whether they have samples or not.
     pub(crate) fn find(&self, selection: &Selection, context: &QueryContext) -> Result<Matches> {
-        Ok(self.find_held(selection, context)?.0)
-    }
-
-    /// As [`Snapshot::find`], with the directories that the rest of the query looks at.
-    fn find_held(
-        &self,
-        selection: &Selection,
-        context: &QueryContext,
-    ) -> Result<(Matches, Directories)> {
         let stats = &context.stats;
-        stats.timed(&stats.select_ns, || self.find_untimed(selection, context))
-    }
-
-    fn find_untimed(
-        &self,
-        selection: &Selection,
-        context: &QueryContext,
-    ) -> Result<(Matches, Directories)> {
-        let matches = self.0.index.matches(&selection.matchers, &selection.grouping, context)?;
-        // All directories in one round trip, in place of one each later.
-        let directories =
-            self.load_directories(&matches.groups, selection.range, &context.budget)?;
-        context.stats.groups_scanned.add(matches.groups.len() as u64);
-        Ok((matches, directories))
+        stats.timed(&stats.select_ns, || {
+            let matches =
+                self.0.index.matches(&selection.matchers, &selection.grouping, context)?;
+            stats.groups_scanned.add(matches.groups.len() as u64);
+            Ok(matches)
+        })
     }
 
     pub(crate) fn selected(
@@ -212,7 +199,8 @@ impl Snapshot {
             found,
             range,
             context: context.clone(),
-            _directories: None,
+            holds_directories: false,
+            directories: Mutex::default(),
             read_ahead: Arc::default(),
             until: None,
         }
@@ -238,9 +226,9 @@ impl Snapshot {
 impl Select for Snapshot {
     fn select(&self, selection: &Selection, context: &QueryContext) -> Result<Box<dyn Selected>> {
         // Groups without samples in the range say so when they are read, which costs no more than asking them before.
-        let (found, directories) = self.find_held(selection, context)?;
+        let found = self.find(selection, context)?;
         let selected = self.selected(found, selection.range, context);
-        Ok(Box::new(SelectedGroups { _directories: Some(directories), ..selected }))
+        Ok(Box::new(SelectedGroups { holds_directories: true, ..selected }))
     }
 }
 
@@ -249,8 +237,11 @@ pub(crate) struct SelectedGroups {
     pub(crate) found: Matches,
     range: TimeRange,
     context: QueryContext,
-    /// Read once, whatever the cache has room for.
-    _directories: Option<Directories>,
+    /// Whether directories are this one's to hold: the caller has them otherwise.
+    holds_directories: bool,
+    /// Those of all groups, from the first piece on that is not all in memory, whatever the cache has room for. Locked while
+    /// they are read: who waits finds them.
+    directories: Mutex<Option<Directories>>,
     read_ahead: Arc<ReadAhead>,
     /// The same groups are asked for up to here next, in ranges as long as this one.
     until: Option<Timestamp>,
@@ -366,6 +357,14 @@ impl SelectedGroups {
             return Ok(Vec::new());
         }
         frozen.reads.from_tables.add(1);
+        if self.holds_directories {
+            let mut directories = self.directories.lock();
+            if directories.is_none() {
+                let (found, budget) = (&self.found.groups, &self.context.budget);
+                // In one round trip, in place of one for each piece.
+                *directories = Some(self.snapshot.load_directories(found, self.range, budget)?);
+            }
+        }
         let members = || groups.iter().flat_map(|found| &found.members);
         let slots: Vec<Slot> = members().map(|member| member.slot).collect();
         let mut rest = &slots[..];

@@ -80,7 +80,13 @@ fn text(report: &CheckReport, repairs: bool) -> String {
         lines.push(format!("damaged   {}", finding.error));
         lines.push(format!("          {}", loss_text(finding.loss.as_ref())));
         if finding.is_repaired {
-            lines.push("          repaired: the rest was written anew".to_owned());
+            lines.push(
+                match finding.loss {
+                    None => "          repaired: it is whole again",
+                    Some(_) => "          repaired: the rest was written anew",
+                }
+                .to_owned(),
+            );
         }
     }
     for orphan in &report.orphans {
