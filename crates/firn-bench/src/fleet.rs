@@ -10,7 +10,7 @@ use crate::remote_write::{packed, push_label, push_series};
 pub const SERIES_PER_HOST: usize = 100;
 /// Samples of a request, Prometheus' default.
 const SAMPLES_PER_REQUEST: usize = 2_000;
-const CONNECTIONS_MAX: usize = 8;
+const CONNECTIONS_MAX: usize = 64;
 
 /// What the series are like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

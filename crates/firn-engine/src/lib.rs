@@ -92,13 +92,14 @@ pub use write::WriteReport;
 /// Lock order: `tree_lane`, then the tier's claim, then `leaving`, then `flush_lane`, then the lane of `transactions`,
 /// then `manifest`, then the order of `transactions` and shards of the head in the order of their ids; or the waiting
 /// ones of `transactions`, then `view`, then the tombstones, then one shard.
-/// `index_memory` is held alone but for what giving memory back takes: shards, the block cache, `givers`.
+/// `index_memory` is held alone but for what giving memory back takes: shards, the block cache, `caches`, `givers`.
 pub struct Engine {
     env: Env,
     options: EngineOptions,
     bits: ShardBits,
     budget: Budget,
     /// Caches around the engine that give memory back.
+    caches: RwLock<Vec<Arc<dyn GiveBack>>>,
     givers: RwLock<Vec<Arc<dyn GiveBack>>>,
     /// Bytes of head and index that the last flush left.
     kept_by_flush: AtomicU64,

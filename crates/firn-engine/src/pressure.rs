@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use firn_model::{Error, GiveBack, Pool, Reservation, Result};
+use parking_lot::RwLock;
 
 use crate::Engine;
 use crate::planted::Planted;
@@ -20,8 +21,12 @@ const EARLY_FLUSH_PART: u64 = 32;
 const NEW_SERIES_PART: u64 = 4;
 
 impl Engine {
-    /// Who gives memory back after the engine's own caches and hot blocks, and before anything is refused: caches of
-    /// programs around it.
+    /// Who gives memory back before hot blocks go: a cache of answers.
+    pub fn add_cache(&self, cache: Arc<dyn GiveBack>) {
+        self.caches.write().push(cache);
+    }
+
+    /// Who gives memory back at last, before anything is refused: a cache that writing would be slow without.
     pub fn add_giver(&self, giver: Arc<dyn GiveBack>) {
         self.givers.write().push(giver);
     }
@@ -52,7 +57,7 @@ impl Engine {
     pub(crate) fn keep_room(&self) {
         let missing = self.budget.missing_bytes(Pool::Cache, 0);
         if missing > 0 {
-            self.give_back_own(missing);
+            self.give_back_first(missing);
         }
     }
 
@@ -77,6 +82,7 @@ impl Engine {
             return Ok(());
         }
         self.ask_for_flush();
+        self.budget.note_refusal(Pool::Index);
         Err(Error::busy(
             1_000,
             format!(
@@ -86,9 +92,11 @@ impl Engine {
         ))
     }
 
-    /// Gives back `bytes` of table blocks, then of hot blocks; asks for a flush if they are not enough.
-    fn give_back_own(&self, bytes: u64) -> u64 {
+    /// Gives back `bytes` of table blocks, then of caches of answers, then of hot blocks; asks for a flush if they are not
+    /// enough.
+    fn give_back_first(&self, bytes: u64) -> u64 {
         let mut freed = self.tree.shrink_cache(bytes);
+        freed += ask_each(&self.caches, bytes.saturating_sub(freed));
         if self.planted(Planted::PressureDropsRows)
             && let Some(job) = self.head.plan_flush()
         {
@@ -147,13 +155,18 @@ impl Engine {
 
 impl GiveBack for Engine {
     fn give_back(&self, bytes: u64) -> u64 {
-        let mut freed = self.give_back_own(bytes);
-        for giver in self.givers.read().iter() {
-            if freed >= bytes {
-                break;
-            }
-            freed += giver.give_back(bytes - freed);
-        }
-        freed
+        let freed = self.give_back_first(bytes);
+        freed + ask_each(&self.givers, bytes.saturating_sub(freed))
     }
+}
+
+fn ask_each(givers: &RwLock<Vec<Arc<dyn GiveBack>>>, bytes: u64) -> u64 {
+    let mut freed = 0;
+    for giver in givers.read().iter() {
+        if freed >= bytes {
+            break;
+        }
+        freed += giver.give_back(bytes - freed);
+    }
+    freed
 }

@@ -222,6 +222,7 @@ impl Engine {
             index_memory: Mutex::new(index_memory),
             transactions: Transactions::new(last, &budget),
             budget,
+            caches: RwLock::default(),
             givers: RwLock::default(),
             kept_by_flush: AtomicU64::new(0),
             index,

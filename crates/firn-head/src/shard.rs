@@ -76,7 +76,7 @@ pub(crate) struct OpenArena {
     /// Members of the groups that have a row here.
     series_count: u64,
     value_count: u64,
-    /// Of the arena before.
+    /// Of the arena before, or of the one before that if it ended before it was full.
     series_count_before: u64,
     /// At how many eighths of the usual points and bytes a series it is full.
     full_eighths: u32,
@@ -368,7 +368,12 @@ impl Shard {
     }
 
     fn open_arena(&mut self, generation: u64) {
-        let series_count = self.active().series_count;
+        // What ended early, by a flush or a transaction, does not say how many series there are.
+        let series_count =
+            self.open.back().map_or(0, |active| match active.is_full(&self.options) {
+                true => active.series_count,
+                false => active.series_count.max(active.series_count_before),
+            });
         let arena = OpenArena::new(generation, series_count, &self.budget, &self.epochs);
         self.open.push_back(arena);
         self.encoder.enter_arena();
@@ -532,9 +537,10 @@ impl OpenArena {
         }
         // A row that comes in pieces is one row: values are counted, not pieces.
         let is_large = |bytes: usize| end >= bytes;
-        let has_rows = |rows: u32| self.value_count >= u64::from(rows) * self.series_count;
-        let part_of = |whole: u64| (whole * u64::from(self.full_eighths)).div_ceil(8);
-        if is_large((4 * options.convert.arena_bytes_max).min(ARENA_BYTES_MAX / 2)) {
+        let each = |of_one: u64| self.series_count.saturating_mul(of_one);
+        let has_rows = |rows: u32| self.value_count >= each(rows.into());
+        let part_of = |whole: u64| whole.saturating_mul(u64::from(self.full_eighths)).div_ceil(8);
+        if is_large(options.convert.arena_bytes_max.saturating_mul(4).min(ARENA_BYTES_MAX / 2)) {
             return true;
         }
         if is_large(options.convert.arena_bytes_max) && has_rows(options.convert.rows_per_group_min)
@@ -543,10 +549,8 @@ impl OpenArena {
         }
         let share = 100 * self.series_count
             >= options.convert.series_share_percent_min * self.series_count_before;
-        let is_heavy =
-            end as u64 >= part_of(options.convert.bytes_per_series_max as u64 * self.series_count);
-        let is_long = self.value_count
-            >= part_of(u64::from(options.convert.rows_per_group_max) * self.series_count);
+        let is_heavy = end as u64 >= part_of(each(options.convert.bytes_per_series_max as u64));
+        let is_long = self.value_count >= part_of(each(options.convert.rows_per_group_max.into()));
         (share || is_large(options.convert.arena_bytes_min)) && (is_heavy || is_long)
     }
 

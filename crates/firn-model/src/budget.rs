@@ -211,6 +211,11 @@ impl Budget {
         }
     }
 
+    /// Counts a refusal of `pool` for a reason that its owner knows.
+    pub fn note_refusal(&self, pool: Pool) {
+        self.0.refused[pool as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
     /// How many bytes have to be given back before `pool` may take `bytes` more.
     pub fn missing_bytes(&self, pool: Pool, bytes: u64) -> u64 {
         let used = self.0.used_bytes.load(Ordering::Relaxed);

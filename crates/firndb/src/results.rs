@@ -63,7 +63,7 @@ impl Results {
             cache.doubted();
         }
         engine.set_change_sink(Arc::<ResultCache>::clone(&cache) as Arc<dyn ChangeSink>)?;
-        engine.add_giver(Arc::<ResultCache>::clone(&cache) as Arc<dyn GiveBack>);
+        engine.add_cache(Arc::<ResultCache>::clone(&cache) as Arc<dyn GiveBack>);
         cache
             .rematch(|matchers| groups(&engine.snapshot(), matchers, &QueryContext::unbounded()))?;
         let written = Arc::clone(&cache);

@@ -205,6 +205,31 @@ fn pieces_of_rows_fill_no_arena_sooner() {
     assert!(whole.1 <= 60 && pieces.1 <= 130, "{whole:?}, {pieces:?}");
 }
 
+/// Nor after an arena that a flush has ended with hardly a row in it.
+#[test]
+fn a_few_busy_series_do_not_make_runs_for_all_others() {
+    let budget = Budget::unlimited();
+    let mut options = HeadOptions::new(ShardBits::for_count(1));
+    options.convert.rows_per_group_max = 4;
+    let head = Head::new(options, budget.clone());
+    let (mut batch, mut seq) = (RowBatch::default(), 0);
+    let mut write = |groups: u64, rounds: usize| {
+        for _ in 0..rounds {
+            seq += 1;
+            round(0..groups, 1, seq as i64, &mut batch);
+            put(&head, &budget, &mut batch, seq);
+        }
+        head.stats().arena_count_waiting
+    };
+    assert_eq!(write(500, 5), 1, "four rows a series make a run");
+    head.seal_all();
+    write(2, 1);
+    head.seal_all();
+    let before = write(2, 1);
+    assert_eq!(write(2, 50), before, "two of 500 series are no fifth");
+    assert_eq!(write(500, 5), before + 1);
+}
+
 #[test]
 fn idle_groups_are_forgotten() {
     let budget = Budget::unlimited();
