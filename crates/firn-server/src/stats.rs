@@ -101,6 +101,7 @@ pub(crate) fn write_store(store: &StoreStats, text: &mut MetricsText) {
             "Parts that were too small to use.",
             store.partial_declined,
         ),
+        ("firn_cache_reads_total", "Pieces read from the cache's file.", store.reads),
         ("firn_cache_read_bytes_total", "Bytes read from the cache's file.", store.read_bytes),
         ("firn_cache_set_bytes_total", "Bytes that were given to be kept.", store.set_bytes),
         ("firn_cache_written_bytes_total", "Bytes written to its file.", store.written_bytes),

@@ -141,6 +141,7 @@ fn table(samples: &BTreeMap<&str, f64>) -> String {
         );
     }
     line("compaction", format!("{} slabs merged", get("firn_cache_slabs_compacted_total")));
+    line("rescued", format!("a part of {} slabs", get("firn_cache_slabs_rescued_total")));
     line("memory", bytes(get("firn_cache_memory_bytes")));
     let off = if get("firn_cache_off") > 0.0 { "; the cache is OFF" } else { "" };
     line(

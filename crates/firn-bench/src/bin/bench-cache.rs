@@ -557,6 +557,7 @@ fn database(program: Program, values: &Values, aims: &mut Vec<Aim>) -> io::Resul
             });
         }
     }
+    println!("{name} held {} MB of memory at most", database.peak() >> 20);
     Ok(())
 }
 

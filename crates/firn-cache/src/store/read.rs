@@ -188,8 +188,7 @@ impl Store {
             }
             parts.push(part);
         }
-        let planned: Vec<&mut FlashPart> =
-            parts.iter_mut().filter_map(Part::as_flash).collect();
+        let planned: Vec<&mut FlashPart> = parts.iter_mut().filter_map(Part::as_flash).collect();
         if planned.iter().map(|part| part.runs.len()).sum::<usize>() > 1 {
             planned.iter().for_each(|part| part.announce(&self.device));
         }

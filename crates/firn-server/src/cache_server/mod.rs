@@ -30,6 +30,8 @@ use crate::telemetry::{Counter, Gauge, Kind, MetricsText, write_process};
 
 /// Where the points lie below the cache's folder.
 const FOLDER: &str = "keys";
+/// Sealed slabs that may wait for the disk.
+const WAITING_BYTES_MAX: u32 = 8 << 20;
 /// Of all points in the file: another program's file is not taken for one of these.
 const OWNER: u64 = u64::from_le_bytes(*b"firnkeys");
 
@@ -104,8 +106,11 @@ impl CacheServer {
         let disk = Arc::new(LocalDisk::open(config.data.clone())?);
         let lock = disk.lock().map_err(folder_error)?;
         let budget = Budget::new(config.memory_bytes_max);
+        let slab_bytes = slab_bytes(config.flash_bytes_max);
         let options = StoreOptions {
+            slab_bytes,
             flash_bytes_max: config.flash_bytes_max,
+            waiting_slabs_max: (WAITING_BYTES_MAX / slab_bytes) as usize,
             owner: OWNER,
             ..StoreOptions::default()
         };
@@ -213,6 +218,12 @@ impl Shared {
 fn machine_run() -> u64 {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     if id.trim().is_empty() { 0 } else { xxhash_rust::xxh3::xxh3_64(id.trim().as_bytes()) }
+}
+
+/// Slabs of a cache of so many bytes: a hundred at least, so that some may go and others stay, but with room for large points.
+fn slab_bytes(flash_bytes: u64) -> u32 {
+    let part = (flash_bytes / 128).clamp(64 << 10, 1 << 20) as u32;
+    1 << part.ilog2()
 }
 
 #[cfg(test)]
