@@ -103,6 +103,8 @@ pub(crate) fn encode_steps(
 /// Puts an answer together from points.
 #[derive(Debug, Default)]
 pub(crate) struct Collector {
+    /// So many points a series may have.
+    step_count: usize,
     answer: Answer,
     places: HashMap<Labels, usize>,
     /// For each head that was met, which series its label sets are.
@@ -116,6 +118,13 @@ type Head = Arc<[u8]>;
 type Members = Arc<[usize]>;
 
 impl Collector {
+    /// Of an answer with at most so many steps.
+    pub(crate) fn of(step_count: u64) -> Collector {
+        // Series that come and go have few points each.
+        const STEPS_MAX: u64 = 1_024;
+        Collector { step_count: step_count.min(STEPS_MAX) as usize, ..Collector::default() }
+    }
+
     /// Adds a point; times must rise.
     ///
     /// # Errors
@@ -192,10 +201,13 @@ impl Collector {
     }
 
     fn place(&mut self, labels: Labels) -> usize {
+        const SERIES_MAX: usize = 64;
         let series = &mut self.answer.series;
         *self.places.entry(labels).or_insert_with_key(|labels| {
             let labels = labels.clone();
-            series.push(AnswerSeries { labels, floats: Vec::new(), histograms: Vec::new() });
+            let room = if series.len() < SERIES_MAX { self.step_count } else { 0 };
+            let floats = Vec::with_capacity(room);
+            series.push(AnswerSeries { labels, floats, histograms: Vec::new() });
             series.len() - 1
         })
     }

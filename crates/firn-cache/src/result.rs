@@ -259,7 +259,7 @@ impl ResultCache {
             true => TimeRange::EMPTY,
             false => TimeRange::new(grid.floor(got.missing.start), grid.floor(got.missing.end)),
         };
-        let mut collector = Collector::default();
+        let mut collector = Collector::of(grid.count(steps));
         let mut failed = Ok(());
         let read = got.for_each(&mut |point| {
             if failed.is_ok() && !missing.contains(point.ts) {

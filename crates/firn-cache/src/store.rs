@@ -40,7 +40,7 @@ const SEGMENT_BYTES: u64 = 80;
 const KEY_BYTES: u64 = 192;
 const NODE_BYTES: u64 = 320;
 const NODE_KEY_BYTES: u64 = 64;
-/// Writes that fail in a row before the cache gives up on its device.
+/// Writes, or reads, that fail in a row before the cache gives up on its device.
 const FAILURES_MAX: u32 = 8;
 /// How often a get begins anew because a slab turned out to be damaged.
 const TRIES_MAX: usize = 16;
@@ -116,7 +116,9 @@ struct State {
     /// A change may come up in a crash that what is cached from now on does not know.
     is_doubted: bool,
     memory: Memory,
-    failures: u32,
+    /// In a row, of writes and of reads: a device may do the one and not the other.
+    write_failures: u32,
+    read_failures: u32,
     is_off: bool,
     planted: Option<Planted>,
     /// Crowds are looked at again when so many slabs were written.
@@ -573,15 +575,17 @@ impl State {
     fn lose(&mut self, slab: SlabId, error: &Error) {
         match error.kind() {
             firn_model::ErrorKind::Corrupt { .. } => self.stats.slabs_corrupt += 1,
-            _ => self.device_failed(),
+            _ => {
+                self.read_failures += 1;
+                self.device_failed();
+            }
         }
         self.remove_slab(slab);
     }
 
     fn device_failed(&mut self) {
         self.stats.device_failures += 1;
-        self.failures += 1;
-        self.is_off |= self.failures >= FAILURES_MAX;
+        self.is_off |= self.write_failures.max(self.read_failures) >= FAILURES_MAX;
     }
 
     fn forget_header(&mut self, slab: &Arc<FlashSlab>) {

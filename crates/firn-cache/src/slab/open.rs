@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use firn_codec::varint::varint_bytes;
 use firn_model::{TimeRange, Timestamp};
+use smallvec::SmallVec;
 
 use super::{BLOCK_BYTES, KEYS_MIN, MARKER_BYTES, PREAMBLE_BYTES};
 
@@ -46,8 +47,11 @@ pub(crate) struct OpenSlab {
 pub(crate) struct KeySet {
     /// Positions, sorted.
     pub(crate) keys: Arc<[u32]>,
-    points: BTreeMap<Timestamp, Vec<OpenPoint>>,
+    points: Points,
 }
+
+/// In nearly all cases one of a time: it lies in the tree itself.
+type Points = BTreeMap<Timestamp, SmallVec<[OpenPoint; 1]>>;
 
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OpenPoint {
@@ -336,7 +340,7 @@ fn with(keys: &[u32], position: u32) -> Vec<u32> {
 }
 
 /// What the time of one more point at `ts` adds.
-fn time_bytes(points: &BTreeMap<Timestamp, Vec<OpenPoint>>, ts: Timestamp) -> usize {
+fn time_bytes(points: &Points, ts: Timestamp) -> usize {
     let step = |from: Option<Timestamp>, to: Timestamp| {
         from.map_or(FIRST_TIME_BYTES, |from| varint_bytes(to.wrapping_sub(from) as u64))
     };
@@ -355,7 +359,7 @@ fn time_bytes(points: &BTreeMap<Timestamp, Vec<OpenPoint>>, ts: Timestamp) -> us
 }
 
 /// What the points of a set take in a slab.
-fn points_bytes(set: u32, points: &BTreeMap<Timestamp, Vec<OpenPoint>>) -> usize {
+fn points_bytes(set: u32, points: &Points) -> usize {
     let mut before = None;
     let mut bytes = 0;
     for (&ts, same) in points {

@@ -236,6 +236,9 @@ impl Store {
         let mut state = self.state.lock();
         state.stats.reads += part.runs.len() as u64;
         state.stats.read_bytes += part.bytes();
+        if !part.runs.is_empty() {
+            state.read_failures = 0;
+        }
         Ok(())
     }
 

@@ -177,7 +177,7 @@ impl State {
     }
 
     fn written(&mut self, write: &WriteSlab, preamble: Preamble, bytes: usize) {
-        self.failures = 0;
+        self.write_failures = 0;
         self.stats.slabs_written += 1;
         self.stats.written_bytes += bytes as u64;
         let flash = Arc::new(FlashSlab {
@@ -204,6 +204,7 @@ impl State {
 
     /// The device did not take a slab: it is gone. A full device is not asked for more places.
     fn write_failed(&mut self, write: &WriteSlab, is_full: bool) {
+        self.write_failures += 1;
         self.device_failed();
         self.remove_slab(write.id);
         let slot = write.identity.slot;
