@@ -63,6 +63,11 @@ impl Fleet {
         self.values.len()
     }
 
+    /// The metric of a series.
+    pub fn metric(series: usize) -> String {
+        format!("cpu_usage_of_kind_{:02}_total", series % SERIES_PER_HOST)
+    }
+
     /// The ten labels of a series, sorted by name.
     pub fn labels(&self, series: usize) -> Vec<(&'static str, String)> {
         let host = series / SERIES_PER_HOST;
@@ -72,7 +77,7 @@ impl Fleet {
             _ => ("part", "hostname"),
         };
         let mut labels = vec![
-            ("__name__", format!("cpu_usage_of_kind_{:02}_total", series % SERIES_PER_HOST)),
+            ("__name__", Fleet::metric(series)),
             ("arch", cycle(&["x64", "x86"])),
             ("datacenter", cycle(&["eu-central-1a", "eu-central-1b", "us-west-2a"])),
             (instance, format!("host-{host}:9100")),

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::kill::{Client, Fate};
-use crate::process::{Process, firn, free_address, installed, start_firn, wait_until_ready};
+use crate::process::{Process, firn, free_address, installed, wait_until_ready};
 
 /// Requests that are refused before it is enough; each costs a segment of 32 MiB.
 const REFUSED: usize = 6;
@@ -43,6 +43,7 @@ fn live_on(inject: &str) -> Option<String> {
     let mut ours = firn(folder, address);
     // A flush would write other files, and take the segments that were given up into use again.
     ours.args(["--enable-admin-api", "--self-scrape=never", "--flush-age-max=2h"]);
+    ours.arg("--log-streams=2");
     let mut command = std::process::Command::new(strace);
     command.args(["-f", "--seccomp-bpf", "-y", "-s", "8", "-o"]).arg(&trace);
     command.args(["-e", "trace=pwrite64,fdatasync", "-e", &format!("inject={inject}")]);
@@ -71,7 +72,9 @@ fn live_on(inject: &str) -> Option<String> {
         assert_eq!(shown, None, "a row that was refused is there");
     }
     server.kill_child();
-    let _server = start_firn(folder, address);
+    let mut ours = firn(folder, address);
+    let _server = Process::start("firn", folder, ours.arg("--log-streams=2"));
+    wait_until_ready(address, "/-/ready");
     clients.iter_mut().for_each(|client| client.check(address, usize::MAX, 1));
     Some(std::fs::read_to_string(&trace).expect("strace's output"))
 }

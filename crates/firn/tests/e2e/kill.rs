@@ -91,6 +91,7 @@ fn start(folder: &TempDir, address: SocketAddr, random: &mut u64) -> Process {
     let mut command = firn(folder.path(), address);
     command.args(["--enable-admin-api", "--self-scrape=never"]);
     command.arg(format!("--flush-age-max={age}")).arg(format!("--head-flush-bytes={head}"));
+    command.arg(format!("--log-streams={}", 1 + draw(random, 3)));
     let process = Process::start("firn", folder.path(), &mut command);
     wait_until_ready(address, "/-/ready");
     process

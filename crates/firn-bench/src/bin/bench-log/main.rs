@@ -20,6 +20,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const SHARD_COUNT: usize = 64;
+/// A stream for each of two cores, as the server has it by default.
 const STREAM_COUNT: usize = 2;
 /// Samples of a sender's request, Prometheus' default.
 const BATCH: usize = 2_000;

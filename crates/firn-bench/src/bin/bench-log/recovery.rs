@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use firn_bench::client::Connection;
-use firn_bench::fleet::SERIES_PER_HOST;
+use firn_bench::fleet::{Fleet, SERIES_PER_HOST};
 use firn_bench::index::process_cpu_ns;
 use firn_bench::load::Load;
 use firn_bench::report::Aim;
@@ -90,18 +90,22 @@ fn open(folder: &Path, recovery_threads: usize, samples: u64, rounds: usize) -> 
     Ok(all.swap_remove(OPENINGS / 2))
 }
 
-/// All samples, one by one.
+/// All samples, one by one, a metric after the other: their counts have no names to tell them apart.
 fn count(db: &Db) -> Outcome<u64> {
-    let text = "sum(count_over_time({job=\"node\"}[30d]))";
-    let options = QueryOptions { samples_max: u64::MAX, ..QueryOptions::default() };
-    let answer = db.query(text, QueryTime::Instant(db.now_ms()), &options, &db.context())?;
-    match &answer.value {
-        Value::Vector(series) => match series.as_slice() {
-            [VectorPoint { value: PointValue::Float(count), .. }] => Ok(*count as u64),
-            other => Err(format!("{} sums in place of one", other.len()).into()),
-        },
-        other => Err(format!("{:?} in place of a vector", other.value_type()).into()),
+    let (options, mut all) = (QueryOptions { samples_max: u64::MAX, ..QueryOptions::default() }, 0);
+    for series in 0..SERIES_PER_HOST {
+        let name = Fleet::metric(series);
+        let text = format!("sum(count_over_time({name}[30d]))");
+        let answer = db.query(&text, QueryTime::Instant(db.now_ms()), &options, &db.context())?;
+        match &answer.value {
+            Value::Vector(sums) => match sums.as_slice() {
+                [VectorPoint { value: PointValue::Float(count), .. }] => all += *count as u64,
+                other => return Err(format!("{} sums in place of one", other.len()).into()),
+            },
+            other => return Err(format!("{:?} in place of a vector", other.value_type()).into()),
+        }
     }
+    Ok(all)
 }
 
 /// Synced, so that nothing of it is written while something else is measured.

@@ -14,35 +14,43 @@ use firndb::{Db, Lane, Options, RecoveryProgress, local_env};
 use crate::work::{ROUND_MS, define, now_ms};
 use crate::{BATCH, Outcome, SERIES_COUNT, STREAM_COUNT, aim};
 
-/// How the requests of several senders come.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Manner {
-    /// Each waits for the device.
-    Always,
-    /// Nobody waits, so a sender goes on until its share of the processor is used up.
-    Never,
-    /// Nobody waits, but after each request another sender has its turn, as where they wait.
-    NeverInTurn,
+/// How requests are logged, and how they come.
+#[derive(Clone, Copy, Debug)]
+struct Manner {
+    name: &'static str,
+    sync: SyncPolicy,
+    stream_count: usize,
+    /// After each request another sender has its turn, as where they wait. Else, where nobody waits, a sender goes on until its
+    /// share of the processor is used up.
+    in_turn: bool,
 }
 
-const MANNERS: [(Manner, &str); 3] =
-    [(Manner::Always, "always"), (Manner::Never, "never"), (Manner::NeverInTurn, "never, in turn")];
+const ALWAYS: Manner =
+    Manner { name: "always", sync: SyncPolicy::Always, stream_count: STREAM_COUNT, in_turn: false };
+const NEVER: Manner = Manner { name: "never", sync: SyncPolicy::Never, ..ALWAYS };
+
+const MANNERS: [Manner; 4] = [
+    ALWAYS,
+    NEVER,
+    Manner { name: "never, in turn", in_turn: true, ..NEVER },
+    Manner { name: "always, 1 stream", stream_count: 1, ..ALWAYS },
+];
 
 pub(crate) fn senders(aims: &mut Vec<Aim>) -> Outcome<()> {
     let sync_us = device_sync_us()?;
     println!("\ndevice: a sync of 4 KiB takes {sync_us:.0} us");
     println!(
-        "{:>8} {:14} {:>12} {:>12} {:>10} {:>10} {:>15}",
+        "{:>8} {:17} {:>12} {:>12} {:>10} {:>10} {:>15}",
         "senders", "log.sync", "M samples/s", "CPU s/M", "p50 us", "p99 us", "requests/sync"
     );
     for (count, sample_rounds) in [(1usize, 40), (32, 240)] {
         let mut rounds = MANNERS.map(|_| Vec::new());
         for _ in 0..3 {
-            for ((manner, _), into) in MANNERS.into_iter().zip(&mut rounds) {
+            for (manner, into) in MANNERS.into_iter().zip(&mut rounds) {
                 into.push(send(count, manner, sample_rounds)?);
             }
         }
-        let [always, never, _] = std::array::from_fn(|idx| {
+        let [always, never, ..]: [Sent; MANNERS.len()] = std::array::from_fn(|idx| {
             let middle = |f: fn(&Sent) -> f64| median(rounds[idx].iter().map(f).collect());
             let sent = Sent {
                 per_s: middle(|sent| sent.per_s),
@@ -52,8 +60,8 @@ pub(crate) fn senders(aims: &mut Vec<Aim>) -> Outcome<()> {
                 per_sync: middle(|sent| sent.per_sync),
             };
             println!(
-                "{count:>8} {:14} {:>12.3} {:>12.4} {:>10.0} {:>10.0} {:>15.1}",
-                MANNERS[idx].1,
+                "{count:>8} {:17} {:>12.3} {:>12.4} {:>10.0} {:>10.0} {:>15.1}",
+                MANNERS[idx].name,
                 sent.per_s / 1e6,
                 sent.cpu_s,
                 sent.p50_us,
@@ -89,8 +97,8 @@ struct Sent {
 /// same work however they are logged, but more of it would fall into the time of those who wait.
 fn send(sender_count: usize, manner: Manner, rounds: i64) -> Outcome<Sent> {
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
-    let log_sync = if manner == Manner::Always { SyncPolicy::Always } else { SyncPolicy::Never };
-    let options = Options { log_sync, stream_count: STREAM_COUNT, ..Options::default() };
+    let options =
+        Options { log_sync: manner.sync, stream_count: manner.stream_count, ..Options::default() };
     let db = Db::open_idle(local_env(folder.path())?, options, &RecoveryProgress::default())?;
     let refs = define(&db)?;
     let start_ms = now_ms() - rounds * ROUND_MS;
@@ -144,7 +152,7 @@ fn send_share(
             db.write(&mut batch)?;
             latencies.push(before.elapsed().as_secs_f64() * 1e6);
             batch.clear();
-            if manner == Manner::NeverInTurn {
+            if manner.in_turn {
                 std::thread::yield_now();
             }
         }

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use firn_bench::fleet::{Fleet, Kind as FleetKind};
 use firn_env::{Clock, Disk, SystemClock};
-use firn_log::{Log, LogOptions, StreamId};
+use firn_log::{Log, LogOptions, StreamId, SyncPolicy};
 use firn_model::{LogPosition, RowBatch, SeriesRef};
 use firndb::{Db, Labels, Options, local_env};
 
@@ -46,6 +46,8 @@ pub(crate) fn write_and_wait(folder: &Path, rounds: usize, more: usize) -> Outco
         flush_age_ms_max: i64::MAX,
         head_bytes_max: u64::MAX >> 1,
         stream_count: STREAM_COUNT,
+        // A kill loses nothing of it, and marks of what is durable are as close as with a sync for each request.
+        log_sync: SyncPolicy::IntervalMs(10),
         ..Options::default()
     };
     let db = Db::open(local_env(folder)?, options)?;
