@@ -7,6 +7,7 @@ use firn_model::{CancelToken, Error, ErrorKind, Pool, Result};
 use firn_tree::{Lost, TableId};
 
 use crate::manifest::{Edit, Room};
+use crate::recover::{LogCut, encode_sequence};
 use crate::{Engine, tier};
 
 // All bytes of the file, its texts, and the numbers of its series.
@@ -77,6 +78,10 @@ impl Engine {
     ) -> Result<CheckReport> {
         self.check_open()?;
         let _one_at_a_time = self.tree_lane.lock();
+        if repairs {
+            // Before, because a crash may come between.
+            self.outdate_answers()?;
+        }
         let version = self.tree.version();
         let segments = self.index.segment_files();
         let mut report = CheckReport::default();
@@ -116,7 +121,28 @@ impl Engine {
             let (error, loss) = (damage.error, damage.lost.map(Loss::Samples));
             report.findings.push(Finding { error, loss, is_repaired });
         }
+        if repairs {
+            // And after, because answers were kept meanwhile.
+            self.outdate_answers()?;
+        }
         Ok(report)
+    }
+
+    /// Answers of before a repair are not what evaluating says after it, and nobody can say which: all that were kept
+    /// up to now count as older than what can be told again.
+    fn outdate_answers(&self) -> Result<()> {
+        if self.options.read_only {
+            return Ok(());
+        }
+        let _one_at_a_time = self.flush_lane.lock();
+        let told = self.sequence.draw().seq;
+        let cut = LogCut { told, ..self.cut.lock().clone() };
+        let edit =
+            Edit::default().with(Room::Engine, encode_sequence(told)).with(Room::Log, cut.encode());
+        self.commit_edit(edit, || {
+            *self.cut.lock() = cut;
+            Ok(())
+        })
     }
 
     /// The index's files, each of which is written anew if it is damaged and that is wanted.

@@ -517,8 +517,11 @@ impl Replay<'_> {
         last: CommitSeq,
         thread_count: usize,
     ) -> Result<Recovered> {
-        self.progress.bytes_total.store(self.log.stats().bytes, Ordering::Relaxed);
+        let bytes_total = self.log.replay_bytes(self.floors);
+        self.progress.bytes_total.store(bytes_total, Ordering::Relaxed);
         let controls = self.controls(tombstones)?;
+        // The search for deletes reads one stream and counts none of it.
+        self.progress.started_ns.store(self.clock.monotonic_ns(), Ordering::Relaxed);
         let streams: Vec<StreamId> =
             (0..self.floors.len()).map(|stream| StreamId(stream as u16)).collect();
         let next = AtomicUsize::new(0);

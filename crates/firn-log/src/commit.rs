@@ -135,9 +135,15 @@ impl Queue {
         state.write_through().map(Some)
     }
 
-    /// What [`Queue::write_through`] returned was written back and fenced.
-    pub(crate) fn persisted(&self, written: &Written) {
-        self.state.lock().persisted(written);
+    /// What [`Queue::write_through`] returned for `position` was written back and fenced.
+    ///
+    /// # Errors
+    /// `Unavailable` as for [`Queue::commit`]: what another thread wrote meanwhile may have failed, and the segment ends
+    /// before this then.
+    pub(crate) fn persisted(&self, written: &Written, position: LogPosition) -> Result<()> {
+        let mut state = self.state.lock();
+        state.persisted(written);
+        state.is_committed(position, &self.name).map(|_| ())
     }
 
     /// What there is to do for `position`: nothing, to lead, or to wait for another thread that

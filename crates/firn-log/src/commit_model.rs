@@ -303,6 +303,8 @@ struct Lines(shuttle::sync::Mutex<LinesState>);
 #[derive(Default)]
 struct LinesState {
     written: u64,
+    /// `None`: none fails.
+    writes_left: Option<u64>,
     begun: HashMap<ThreadId, Vec<Range<u64>>>,
     durable: Vec<Range<u64>>,
 }
@@ -333,6 +335,10 @@ impl DiskFile for Lines {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let mut state = self.0.lock().unwrap();
         assert_eq!(offset, state.written, "a gap or an overlap");
+        if state.writes_left == Some(0) {
+            return Err(Error::unavailable("the memory is broken"));
+        }
+        state.writes_left = state.writes_left.map(|left| left - 1);
         state.written += bytes.len() as u64;
         Ok(())
     }
@@ -386,7 +392,7 @@ fn on_memory_who_returns_has_all_before_it_durable_too() {
                         if let Some(written) = queue.write_through(position).unwrap() {
                             written.write_back();
                             written.fence();
-                            queue.persisted(&written);
+                            queue.persisted(&written, position).unwrap();
                         }
                     } else {
                         queue.commit(position, true).unwrap();
@@ -403,6 +409,36 @@ fn on_memory_who_returns_has_all_before_it_durable_too() {
         assert!(new.durable() >= position.0 - end.0);
         for thread in threads {
             thread.join().unwrap();
+        }
+    });
+}
+
+/// A write fails while another thread writes back and fences what it wrote before: the segment ends before both, and both
+/// are told.
+#[test]
+fn on_memory_who_returns_is_not_behind_a_failed_write() {
+    check(|| {
+        let lines = Arc::<Lines>::default();
+        lines.0.lock().unwrap().writes_left = Some(1);
+        let queue = Arc::new(Queue::new("model".into(), header(1), lines, 8));
+        let writer = |_| {
+            let queue = Arc::clone(&queue);
+            spawn(move || {
+                let (_, position) = append(&queue, &[1; 9])?;
+                let written = queue.write_through(position).ok()?;
+                if let Some(written) = written {
+                    written.write_back();
+                    written.fence();
+                    queue.persisted(&written, position).ok()?;
+                }
+                Some(position)
+            })
+        };
+        let threads: Vec<_> = (0..2).map(writer).collect();
+        for thread in threads {
+            if let Some(position) = thread.join().unwrap() {
+                assert_eq!(queue.durable_before(position), position, "it was acknowledged");
+            }
         }
     });
 }

@@ -111,7 +111,7 @@ impl Log {
         }
         disk.sync_dir("log")?;
         disk.sync_dir("")?;
-        let found_bytes = found.iter().map(FoundStream::bytes).sum();
+        let found_bytes = found.iter().map(|found| found.bytes_from(LogPosition(0))).sum();
         let found = found.into_iter().map(Mutex::new).collect();
         Ok(Log { disk, clock, options, found, found_bytes, streams: OnceLock::new() })
     }
@@ -279,15 +279,17 @@ impl Log {
         for &(stream, position) in positions {
             let queue = self.stream(stream).queue();
             match queue.write_through(position) {
-                Ok(one) => written.extend(one.map(|one| (queue, one))),
+                Ok(one) => written.extend(one.map(|one| (queue, one, position))),
                 Err(error) => outcome = outcome.and(Err(error)),
             }
         }
-        written.iter().for_each(|(_, one)| one.write_back());
-        if let Some((_, last)) = written.last() {
+        written.iter().for_each(|(_, one, _)| one.write_back());
+        if let Some((_, last, _)) = written.last() {
             last.fence();
         }
-        written.iter().for_each(|(queue, one)| queue.persisted(one));
+        for (queue, one, position) in &written {
+            outcome = outcome.and(queue.persisted(one, *position));
+        }
         outcome
     }
 
@@ -346,6 +348,12 @@ impl Log {
     /// Removes the files that wait to be written again: others need the room.
     pub fn remove_spares(&self) {
         self.streams.get().into_iter().flatten().for_each(Stream::remove_spares);
+    }
+
+    /// Bytes that a replay from `floors` on, one per stream, has to read, as far as that is known before.
+    pub fn replay_bytes(&self, floors: &[LogPosition]) -> u64 {
+        let streams = self.found.iter().zip(floors);
+        streams.map(|(found, &floor)| found.lock().bytes_from(floor)).sum()
     }
 
     /// The log's numbers.

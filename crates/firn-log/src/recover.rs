@@ -123,11 +123,13 @@ impl FoundStream {
         Ok(true)
     }
 
-    /// Bytes of segments with entries, as far as that is known before they are read.
-    pub(crate) fn bytes(&self) -> u64 {
-        let is_own = |header: &Header| usize::from(header.stream_count) == self.counts.0;
-        let own = self.segments.iter().filter(|found| found.header.as_ref().is_some_and(is_own));
-        own.map(|found| found.file_bytes).sum()
+    /// Bytes from `floor` on, as far as that is known before they are read: the newest segment counts as full, and files
+    /// that wait to be used again lie below.
+    pub(crate) fn bytes_from(&self, floor: LogPosition) -> u64 {
+        let headers = self.segments.iter().filter_map(|found| found.header.as_ref());
+        let own = headers.filter(|header| usize::from(header.stream_count) == self.counts.0);
+        own.map(|header| (header.base.0 + header.bytes).saturating_sub(header.base.max(floor).0))
+            .sum()
     }
 
     /// Makes what was read durable and says where to go on.

@@ -80,7 +80,7 @@ pub struct Settings {
     pub group_by: Vec<String>,
 
     /// When a write is acknowledged: `always` after it is on the device, `never` before, or a
-    /// duration such as `100ms` that bounds what a power failure may take
+    /// duration such as `100ms` (or `interval:100`) that bounds what a power failure may take
     #[arg(long, env = "FIRN_LOG_SYNC", value_name = "WHEN", default_value = "always")]
     pub log_sync: String,
 
@@ -415,7 +415,11 @@ impl Settings {
             log_sync: match self.log_sync.as_str() {
                 "always" => LogSync::Always,
                 "never" => LogSync::Never,
-                text => LogSync::IntervalMs(duration_ms("log-sync", text)?.unsigned_abs()),
+                text => match text.strip_prefix("interval:").map(str::parse) {
+                    Some(Ok(ms)) if ms > 0 => LogSync::IntervalMs(ms),
+                    Some(_) => return Err(bad("log-sync", text, "interval:MILLISECONDS")),
+                    None => LogSync::IntervalMs(duration_ms("log-sync", text)?.unsigned_abs()),
+                },
             },
             log_device: self.log_device.parse().map_err(|e: Error| e.context("--log-device"))?,
             flush_age_ms_max: duration_ms("flush-age-max", &self.flush_age_max)?,
@@ -621,7 +625,7 @@ mod tests {
             "--retention=15d",
             "--fast-bytes-max=512MiB",
             "--slow-bytes-max=2g",
-            "--log-sync=100ms",
+            "--log-sync=interval:100",
             "--self-scrape=never",
             "--slow-tier=s3://bucket/prefix",
             "--query-memory=1MiB",

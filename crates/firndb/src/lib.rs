@@ -284,7 +284,11 @@ impl Db {
         cancel: &CancelToken,
         each: &mut dyn FnMut(&CheckProgress),
     ) -> Result<CheckReport> {
-        self.engine.check(repairs, cancel, each)
+        let report = self.engine.check(repairs, cancel, each)?;
+        if repairs && let Some(results) = self.results.get() {
+            results.forget();
+        }
+        Ok(report)
     }
 
     /// Freezes the present: for programs that evaluate by themselves.

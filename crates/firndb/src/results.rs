@@ -71,6 +71,11 @@ impl Results {
         Ok(Results { cache, retention_ms, _writer: writer })
     }
 
+    /// Forgets all answers.
+    pub(crate) fn forget(&self) {
+        self.cache.clear();
+    }
+
     /// Numbers at this moment.
     pub(crate) fn stats(&self) -> ResultStats {
         self.cache.stats()

@@ -297,6 +297,34 @@ fn a_killed_database_finds_its_answers_again_but_what_changed_since() {
     assert_eq!(refresh(&world), (steps, 0));
 }
 
+/// A repair gives up samples that an answer of before may have: none of before is given any more.
+#[test]
+fn what_a_repair_has_lost_is_not_in_an_answer() {
+    let mut world = World::new(2, None);
+    for _ in 0..240 {
+        world.pass_a_step();
+        world.write_row(0);
+    }
+    world.db().flush().unwrap();
+    let end = world.now().div_euclid(STEP_MS) * STEP_MS;
+    let start = end - 50 * MINUTE_MS;
+    let [kept, _] = ask_both(world.db(), QUERIES[0], start, end);
+    world.db.take().unwrap().close().unwrap();
+    let tables = world.sim.disk.files().into_iter().filter(|path| path.contains("tables/"));
+    let largest = tables.max_by_key(|path| world.sim.disk.bytes(path).unwrap().len()).unwrap();
+    let flip = |bytes: &mut Vec<u8>| bytes[100..400].iter_mut().for_each(|byte| *byte ^= 0x55);
+    world.sim.disk.damage(&largest, flip).unwrap();
+    let db = Db::open_idle(world.sim.env(), options(), &RecoveryProgress::default()).unwrap();
+    let report = db.check(true, &firndb::CancelToken::new(), &mut |_| ()).unwrap();
+    assert!(report.findings.iter().any(|found| found.loss.is_some() && found.is_repaired));
+    db.close().unwrap();
+    drop(db);
+    world.open();
+    let [asked, computed] = ask_both(world.db(), QUERIES[0], start, end);
+    assert!(asked == computed, "an answer of before the repair was given");
+    assert!(asked != kept, "nothing was lost");
+}
+
 #[test]
 fn a_dashboard_that_is_refreshed_computes_its_newest_steps_only_and_goes_on_after_a_restart() {
     let mut world = World::new(4, None);

@@ -120,6 +120,10 @@ fn segments_go_when_the_floor_has_passed_them() {
     let files = world.sim.disk.files().len();
     assert!((STREAM_COUNT + 1..=5 * STREAM_COUNT).contains(&files), "{files}");
     assert_eq!(after.disk_bytes, files as u64 * SEGMENT_BYTES);
+    let found = world.open(options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+    let (all, rest) =
+        (found.replay_bytes(&[LogPosition(0); STREAM_COUNT]), found.replay_bytes(&ends));
+    assert!(rest <= STREAM_COUNT as u64 * SEGMENT_BYTES && rest < all, "{rest} of {all}");
     log.remove_spares();
     let files = world.sim.disk.files().len();
     assert_eq!((files, log.stats().disk_bytes), (STREAM_COUNT, after.segments * SEGMENT_BYTES));
