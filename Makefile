@@ -52,7 +52,7 @@ soak: ## more simulation seeds, damaged places, comparisons with Prometheus and 
 	FIRN_SEED_COUNT=$(or $(ANSWERS),4000) cargo test --package firndb --test results -- --nocapture invariant_9
 	FIRN_MEMORY_MIB=128 cargo test --package firn --test e2e memory:: -- --nocapture
 
-fuzz: ## fuzzers of the language and its evaluation, SECONDS=n each; a find stops it
+fuzz: ## fuzzers of the language, its evaluation and the cache's protocol, SECONDS=n each; a find stops it
 	cargo xtask fuzz $(SECONDS)
 
 promqltest: ## language test files; DIR=folder

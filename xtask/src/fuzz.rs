@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-const TARGETS: [&str; 3] = ["parse", "evaluate", "generate"];
+const TARGETS: [&str; 4] = ["parse", "evaluate", "generate", "cache_protocol"];
 const SECONDS: u64 = 300;
 const TARGET_DIR: &str = "target/fuzz";
 
@@ -39,9 +39,12 @@ pub(crate) fn run(seconds: Option<&str>) -> Result<(), String> {
         let mut fuzzer = Command::new(&program);
         fuzzer.args([&grown, &kept]).args(LIMITS).arg(format!("-max_total_time={seconds}"));
         fuzzer.arg(format!("-artifact_prefix={TARGET_DIR}/{target}-"));
-        if target != "generate" {
-            fuzzer.arg("-dict=fuzz/promql.dict");
-        }
+        let dictionary = match target {
+            "generate" => None,
+            "cache_protocol" => Some("cache_protocol"),
+            _ => Some("promql"),
+        };
+        fuzzer.args(dictionary.map(|name| format!("-dict=fuzz/{name}.dict")));
         succeed(&mut fuzzer)?;
         // What was kept comes first, so that it stays unless something shorter does the same.
         let _ = fs::remove_dir_all(&merged);

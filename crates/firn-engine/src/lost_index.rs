@@ -26,9 +26,11 @@ const INDEX_FOLDER: &str = "index/";
 pub(crate) struct LostFiles {
     forgotten: Vec<String>,
     repaired: Vec<String>,
+    /// Put in place of what was there from the slow tier's copy.
+    fetched: Vec<String>,
 }
 
-/// An index file that was written anew, and what is lost by that.
+/// An index file that was written anew or fetched, and what is lost by that.
 pub(crate) type RepairedFile = (String, Option<LostSeries>);
 
 impl Engine {
@@ -62,6 +64,7 @@ impl Engine {
             lost.repaired.retain(|one| one != file);
             if fetched.insert(file.clone()) && fetch(&env, file)? {
                 tracing::warn!("recovery: {error}: it was fetched from the slow tier");
+                lost.fetched.push(file.clone());
             } else if options.forget_lost_index {
                 lost.forgotten.push(file.clone());
             } else {
@@ -83,7 +86,8 @@ impl LostFiles {
         let disk = &*env.disk;
         let mut index_parts: Vec<Vec<u8>> =
             parts(found, Room::Index).into_iter().map(<[u8]>::to_vec).collect();
-        let mut repaired = Vec::new();
+        let mut repaired: Vec<RepairedFile> =
+            self.fetched.iter().map(|path| (path.clone(), None)).collect();
         for path in &self.repaired {
             let aside = aside_of(path);
             if matches!(disk.open(path, OpenMode::Read), Err(e) if *e.kind() == ErrorKind::NotFound)

@@ -83,7 +83,8 @@ pub struct RecoveryReport {
     pub torn_tails: Vec<String>,
     /// One sentence for each damaged place in log or manifest.
     pub damage: Vec<String>,
-    /// Index files that were written anew ([`EngineOptions::repair_index`]), and what is lost by that.
+    /// Index files that were written anew ([`EngineOptions::repair_index`]) or fetched from the slow tier, and what is lost
+    /// by that.
     pub index_repairs: Vec<(String, Option<LostSeries>)>,
 }
 

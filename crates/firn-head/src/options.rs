@@ -17,7 +17,7 @@ pub struct HeadOptions {
     /// Which percentage of what is to be given back comes from the oldest area, the next and the one after it; what is
     /// missing comes from the oldest ones. All of it from the oldest is the default: a query reads no table if nothing of
     /// its range has gone, so what is hot should reach back without holes. Measured with 3 of 5 MiB hot and flushes of
-    /// half hours: of queries of the last hour all read no file, 65% with Heracles' shares (`bench-head`).
+    /// half hours: of queries of the last hour all read no file, 65% with Heracles' shares (docs/memory.md).
     ///
     /// Source: Heracles 3.2 (45, 35 and 20).
     pub recycle_percents: [u8; 3],

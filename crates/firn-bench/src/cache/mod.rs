@@ -103,7 +103,8 @@ impl Mix {
 
 /// Queries as TSCache 5.1 and 5.5 have them: keys zipf, lengths zipf between two, ends mostly new ("latest").
 ///
-/// Times are drawn in milliseconds, the resolution of YCSB-TS, and widened to whole points, as a dashboard widens them to its step.
+/// Times are drawn in milliseconds and widened to whole points, as a dashboard widens them to its step. The code of YCSB-TS
+/// draws seconds by default, and the start in place of the end; this comes nearest to the hits that the paper prints.
 /// The resolution decides how new most queries are: with a theta of 0.99 the newest tenth of N moments has ln(N / 10) / ln(N)
 /// of all queries, 90% for five months of milliseconds and 78% for as many points of five minutes.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firn_model::{Error, Result};
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::path::Path;
@@ -108,7 +108,8 @@ fn s3(
     tuning: Tuning,
 ) -> Result<Arc<dyn ObjectStore>> {
     refuse_silent_http(variables)?;
-    let mut builder = AmazonS3Builder::new();
+    // What arrives is compared with what was sent by the store itself, over what TLS does.
+    let mut builder = AmazonS3Builder::new().with_checksum_algorithm(Checksum::SHA256);
     for (key, value) in known::<AmazonS3ConfigKey>(variables, &["aws_"]) {
         builder = builder.with_config(key, value);
     }

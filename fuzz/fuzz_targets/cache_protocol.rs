@@ -1,0 +1,58 @@
+//! Any bytes as what a client of `firn cache` sends: lines and the values that they announce are read or refused as the
+//! server does, each refusal is one line, and what is taken is what the document allows.
+
+#![no_main]
+#![expect(
+    dead_code,
+    reason = "the server's other half writes answers, which nobody chooses from outside"
+)]
+
+// By path: the server around them would be most of the build.
+#[path = "../../crates/firn-server/src/cache_server/points.rs"]
+mod points;
+#[path = "../../crates/firn-server/src/cache_server/protocol.rs"]
+mod protocol;
+
+use protocol::{Command, FIELDS_MAX, KEY_BYTES_MAX, LINE_BYTES_MAX, Place};
+
+const VALUE_BYTES_MAX: usize = 64;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let mut rest = data;
+    while let Some(end) = rest.iter().take(LINE_BYTES_MAX).position(|&byte| byte == b'\n') {
+        let (line, behind) = (&rest[..end], &rest[end + 1..]);
+        let skip_bytes = match protocol::parse_line(line, VALUE_BYTES_MAX) {
+            Ok(Command::Set(place, format, bytes)) => {
+                check(&place);
+                assert!(bytes <= VALUE_BYTES_MAX);
+                let Some(value) = behind.get(..bytes) else { return };
+                match points::decode(format, place.range, value) {
+                    Ok(points) => {
+                        assert!(points.is_sorted_by(|a, b| a.ts < b.ts));
+                        assert!(points.iter().all(|point| place.range.contains(point.ts)));
+                    }
+                    Err(why) => assert!(!why.contains('\n'), "{why}"),
+                }
+                bytes
+            }
+            Ok(Command::Get(place, ..) | Command::Delete(place)) => {
+                check(&place);
+                0
+            }
+            Ok(_) => 0,
+            Err(refused) => {
+                assert!(!refused.what.contains('\n'), "{}", refused.what);
+                let Some(skip_bytes) = refused.skip_bytes else { return };
+                skip_bytes
+            }
+        };
+        let Some(behind) = behind.get(skip_bytes..) else { return };
+        rest = behind;
+    }
+});
+
+fn check(place: &Place) {
+    assert!((1..=KEY_BYTES_MAX).contains(&place.key.len()));
+    assert!(place.key.iter().all(u8::is_ascii_graphic));
+    assert!(place.field < FIELDS_MAX && place.range.start <= place.range.end);
+}
