@@ -135,7 +135,9 @@ impl Engine {
             return Ok(());
         }
         let _one_at_a_time = self.flush_lane.lock();
-        let told = self.sequence.draw().seq;
+        // A number that no answer knows yet.
+        drop(self.sequence.draw());
+        let told = self.all_told();
         let cut = LogCut { told, ..self.cut.lock().clone() };
         let edit =
             Edit::default().with(Room::Engine, encode_sequence(told)).with(Room::Log, cut.encode());

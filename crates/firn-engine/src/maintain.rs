@@ -335,7 +335,7 @@ impl Engine {
     }
 
     /// A number up to which all changes have been told. Those of rows that are in the log by now are not larger.
-    fn all_told(&self) -> CommitSeq {
+    pub(crate) fn all_told(&self) -> CommitSeq {
         if self.planted(Planted::CutNotNoted) {
             return self.cut.lock().told;
         }

@@ -128,8 +128,10 @@ impl FoundStream {
     pub(crate) fn bytes_from(&self, floor: LogPosition) -> u64 {
         let headers = self.segments.iter().filter_map(|found| found.header.as_ref());
         let own = headers.filter(|header| usize::from(header.stream_count) == self.counts.0);
-        own.map(|header| (header.base.0 + header.bytes).saturating_sub(header.base.max(floor).0))
-            .sum()
+        own.map(|header| {
+            header.base.0.saturating_add(header.bytes).saturating_sub(header.base.max(floor).0)
+        })
+        .sum()
     }
 
     /// Makes what was read durable and says where to go on.

@@ -667,6 +667,11 @@ mod tests {
             ("--cors-origin=(", "--cors-origin is \"(\", wanted is a regex"),
             ("--external-labels=a=1,b", "--external-labels is \"a=1,b\", wanted is name=value"),
             ("--external-labels=a=1,a=2", "--external-labels is \"a=1,a=2\""),
+            (
+                "--log-sync=interval:0",
+                "--log-sync is \"interval:0\", wanted is interval:MILLISECONDS",
+            ),
+            ("--log-sync=interval:1s", "--log-sync is \"interval:1s\""),
             ("--external-labels=a=", "--external-labels is \"a=\""),
         ] {
             let broken = settings(&[arg]).check().unwrap_err().to_string();
