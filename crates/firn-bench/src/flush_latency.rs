@@ -4,7 +4,9 @@
 //!
 //! Source: Heracles 4.5 (10,000 series every 15 s, two hours in memory, queries of the last 15 minutes of one series).
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -15,6 +17,7 @@ use serde_json::{Value, json};
 
 use crate::far_disk::FarDisk;
 use crate::fleet::{Fleet, Kind, SERIES_PER_HOST};
+use crate::index::thread_cpu_ns;
 use crate::report::Aim;
 
 const SERIES: usize = 10_000;
@@ -76,6 +79,17 @@ struct Outcome {
     count: f64,
     hot_mib: f64,
     no_file: [f64; 4],
+    /// Means in microseconds of the queries around p99.9 while flushing (p99.8 to p99.95): on a core, waiting for one,
+    /// waiting for something else (a lock, a file).
+    slow_us: [f64; 3],
+}
+
+/// A query's latency and what of it was spent on a core and waiting for one, microseconds.
+#[derive(Clone, Copy)]
+struct Spent {
+    all_us: f64,
+    core_us: f64,
+    runnable_us: f64,
 }
 
 /// All arms, each in a process of its own; the table is printed.
@@ -84,13 +98,14 @@ struct Outcome {
 /// When a child fails.
 pub fn run() -> io::Result<Vec<Aim>> {
     println!(
-        "\n{:22} {:>35} {:>35} {:>8} {:>8}  {:24}",
+        "\n{:22} {:>35} {:>35} {:>8} {:>8}  {:26} {:24}",
         "queries while flushing",
         "idle p50, 99, 99.9, 99.99 us",
         "while flushing",
         "queries",
         "hot MiB",
-        "no file: 5m, 15m, 1h, 2h"
+        "no file: 5m, 15m, 1h, 2h",
+        "slow: core, runnable, blocked us"
     );
     let mut outcomes = Vec::new();
     for (idx, arm) in ARMS.iter().enumerate() {
@@ -99,13 +114,14 @@ pub fn run() -> io::Result<Vec<Aim>> {
         let outcome = Outcome::of_json(String::from_utf8_lossy(&output.stdout).trim())?;
         let list = |figures: [f64; 4]| figures.map(|us| format!("{us:>8.0}")).join(" ");
         println!(
-            "{:22} {:>35} {:>35} {:>8} {:>8.1}  {}",
+            "{:22} {:>35} {:>35} {:>8} {:>8.1}  {:26} {}",
             arm.name,
             list(outcome.idle_us),
             list(outcome.busy_us),
             outcome.count,
             outcome.hot_mib,
-            outcome.no_file.map(|share| format!("{:>5.0}%", share * 100.0)).join("")
+            outcome.no_file.map(|share| format!("{:>5.0}%", share * 100.0)).join(""),
+            outcome.slow_us.map(|us| format!("{us:>6.0}")).join(" ")
         );
         outcomes.push(outcome);
     }
@@ -162,10 +178,10 @@ fn measure(arm: &Arm) -> io::Result<Outcome> {
     db.settle(Lane::Tree).map_err(io::Error::other)?;
     let newest = AtomicI64::new(writer.now_ms);
     let (is_busy, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
-    let mut queries = Queries::new(&db);
+    let mut queries = Queries::new(&db)?;
     let measured = Duration::from_secs(TIMED_S[usize::from(arm.hot_bytes_max == HOT_BYTES_SHORT)]);
-    let idle_us = queries.run_while(&newest, |spent| spent < measured / 3, || true)?;
-    let busy_us = std::thread::scope(|scope| {
+    let idle = queries.run_while(&newest, |spent| spent < measured / 3, || true)?;
+    let mut busy = std::thread::scope(|scope| {
         let flusher = scope.spawn(|| -> io::Result<()> {
             while !is_over.load(Ordering::Acquire) {
                 is_busy.store(true, Ordering::Release);
@@ -187,9 +203,10 @@ fn measure(arm: &Arm) -> io::Result<Outcome> {
         found
     })?;
     let mut outcome = Outcome {
-        idle_us: quantiles(idle_us),
-        count: busy_us.len() as f64,
-        busy_us: quantiles(busy_us),
+        idle_us: quantiles(idle),
+        count: busy.len() as f64,
+        slow_us: slow(&mut busy),
+        busy_us: quantiles(busy),
         hot_mib: db.stats().head.hot_bytes as f64 / f64::from(1 << 20),
         ..Outcome::default()
     };
@@ -252,11 +269,13 @@ impl<'a> Writer<'a> {
 struct Queries<'a> {
     db: &'a Db,
     dice: u64,
+    /// Of this thread: nanoseconds on a core (counted at the system's ticks alone) and waiting for one.
+    schedstat: File,
 }
 
 impl<'a> Queries<'a> {
-    fn new(db: &'a Db) -> Queries<'a> {
-        Queries { db, dice: 1 }
+    fn new(db: &'a Db) -> io::Result<Queries<'a>> {
+        Ok(Queries { db, dice: 1, schedstat: File::open("/proc/thread-self/schedstat")? })
     }
 
     fn ask(&mut self, window: &str, now_ms: i64) -> io::Result<()> {
@@ -270,28 +289,53 @@ impl<'a> Queries<'a> {
         Ok(())
     }
 
-    /// Latencies in microseconds of the queries that began and ended while `counts`, until `goes_on` says no.
+    /// How long this thread has been able to run and did not, microseconds.
+    fn runnable_us(&self) -> io::Result<f64> {
+        let mut text = [0; 64];
+        let len = self.schedstat.read_at(&mut text, 0)?;
+        let text = String::from_utf8_lossy(&text[..len]);
+        let ns = text.split(' ').nth(1).and_then(|ns| ns.parse::<f64>().ok());
+        Ok(ns.ok_or_else(|| io::Error::other("schedstat has no second number"))? / 1e3)
+    }
+
+    /// The queries that began and ended while `counts`, until `goes_on` says no.
     fn run_while(
         &mut self,
         newest: &AtomicI64,
         goes_on: impl Fn(Duration) -> bool,
         counts: impl Fn() -> bool,
-    ) -> io::Result<Vec<f64>> {
+    ) -> io::Result<Vec<Spent>> {
         let start = Instant::now();
         let mut found = Vec::new();
         while goes_on(start.elapsed()) {
             let (now_ms, before) = (newest.load(Ordering::Acquire), counts());
+            let (core_ns, runnable_us) = (thread_cpu_ns(), self.runnable_us()?);
             let asked = Instant::now();
             self.ask("15m", now_ms)?;
+            let all_us = asked.elapsed().as_secs_f64() * 1e6;
             if before && counts() {
-                found.push(asked.elapsed().as_secs_f64() * 1e6);
+                let core_us = (thread_cpu_ns() - core_ns) / 1e3;
+                let runnable_us = self.runnable_us()? - runnable_us;
+                found.push(Spent { all_us, core_us, runnable_us });
             }
         }
         Ok(found)
     }
 }
 
-fn quantiles(mut figures: Vec<f64>) -> [f64; 4] {
+/// See [`Outcome::slow_us`].
+fn slow(queries: &mut [Spent]) -> [f64; 3] {
+    queries.sort_by(|a, b| a.all_us.total_cmp(&b.all_us));
+    let count = queries.len() as f64;
+    let slow = &queries[(count * 0.998) as usize..(count * 0.9995) as usize];
+    let mean = |of: fn(&Spent) -> f64| slow.iter().map(of).sum::<f64>() / slow.len() as f64;
+    let [all, core, runnable] =
+        [mean(|spent| spent.all_us), mean(|spent| spent.core_us), mean(|spent| spent.runnable_us)];
+    [core, runnable, (all - core - runnable).max(0.0)]
+}
+
+fn quantiles(queries: Vec<Spent>) -> [f64; 4] {
+    let mut figures: Vec<f64> = queries.iter().map(|spent| spent.all_us).collect();
     figures.sort_by(f64::total_cmp);
     QUANTILES.map(|quantile| {
         let rank = (quantile * figures.len() as f64).ceil() as usize;
@@ -301,13 +345,13 @@ fn quantiles(mut figures: Vec<f64>) -> [f64; 4] {
 
 impl Outcome {
     fn to_json(&self) -> Value {
-        let Outcome { idle_us, busy_us, count, hot_mib, no_file } = self;
-        json!([idle_us, busy_us, count, hot_mib, no_file])
+        let Outcome { idle_us, busy_us, count, hot_mib, no_file, slow_us } = self;
+        json!([idle_us, busy_us, count, hot_mib, no_file, slow_us])
     }
 
     fn of_json(text: &str) -> io::Result<Outcome> {
-        let (idle_us, busy_us, count, hot_mib, no_file) =
+        let (idle_us, busy_us, count, hot_mib, no_file, slow_us) =
             serde_json::from_str(text).map_err(io::Error::other)?;
-        Ok(Outcome { idle_us, busy_us, count, hot_mib, no_file })
+        Ok(Outcome { idle_us, busy_us, count, hot_mib, no_file, slow_us })
     }
 }

@@ -119,7 +119,7 @@ impl Snapshot {
         let memory_range = self.memory_range();
         let range = range.intersect(self.time_range());
         let mut deletes = self.tombstones().walk(TimeRange::ALL);
-        let mut head = self.head().reader();
+        let mut head = self.head().reader(range);
         let mut left = Vec::new();
         let mut present = Vec::with_capacity(groups.len());
         let mut groups = groups.into_iter().peekable();

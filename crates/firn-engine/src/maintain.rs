@@ -243,11 +243,10 @@ impl Engine {
     }
 
     fn should_flush(&self) -> bool {
-        let head = self.head.stats();
-        if head.row_count == 0 && self.deletes.unflushed().is_empty() {
+        let (row_count, unflushed_bytes) = self.head.unflushed();
+        if row_count == 0 && self.deletes.unflushed().is_empty() {
             return false;
         }
-        let unflushed_bytes = head.arena_bytes + head.segment_bytes;
         let now = self.env.clock.now_ms();
         self.flush_asked.load(Relaxed)
             || unflushed_bytes > self.options.head_bytes_max

@@ -168,7 +168,7 @@ impl Snapshot {
         // All in one round trip, in place of one each below.
         let directories =
             self.load_directories(&matches.groups, selection.range, &context.budget)?;
-        let mut head = self.0.head.reader();
+        let mut head = self.0.head.reader(selection.range);
         matches.groups.retain(|found| {
             head.has_data(found.group, selection.range)
                 || self.0.version.has_data(found.group, selection.range)
@@ -299,7 +299,7 @@ impl SelectedGroups {
         let groups = &self.found.groups[groups];
         let mut held = self.context.budget.empty(Pool::Query);
         // What it finds in memory stays while it lives, so that nothing is missing on both sides.
-        let mut head = frozen.head.reader();
+        let mut head = frozen.head.reader(self.range);
         let mut tables = self.read_tables(groups, later, &mut head)?.into_iter();
         let table_bytes = tables.as_slice().iter().map(|sources| bytes_of(sources)).sum();
         hold(&mut held, table_bytes)?;

@@ -224,7 +224,7 @@ impl Engine {
         };
         let _directories = version.load_directories(TimeRange::ALL, &|_, _| true, &self.budget)?;
         ask(&Presence {
-            head: RefCell::new(head.reader()),
+            head: RefCell::new(head.reader(TimeRange::ALL)),
             version: &version,
             forgets_memory: self.planted(Planted::MembersOfMemoryRemoved),
         })

@@ -152,7 +152,7 @@ fn read(load: &Load, head: &Head, members: u64) {
     {
         let start = cpu();
         let mut value_count = 0;
-        let mut reader = snapshot.reader();
+        let mut reader = snapshot.reader(range);
         for group in 0..load.series / members {
             let sources = reader.read(GroupId(group), Slots::Some(&slot), range);
             let merged = merge_into_one(sources.expect("what was written can be read"), range);

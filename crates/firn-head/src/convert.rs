@@ -11,7 +11,7 @@ use std::sync::Arc;
 use firn_codec::Effort;
 use firn_model::{Budget, Pool, Result, ShardId, TimeRange};
 
-use crate::part::{Form, Memory, Part, PartWalk, Pinned};
+use crate::part::{Form, Listed, Memory, Part, PartWalk, Pinned};
 use crate::pool::BlockPool;
 use crate::segment::{Segment, SegmentBuilder};
 use crate::shard::{Parts, Shard, hold};
@@ -87,7 +87,7 @@ fn mergeable_count(sizes: impl Iterator<Item = u64>, fan_in: usize) -> usize {
 /// Whether no generation is missing between two parts. Over a gap they must not unite: where memory was
 /// given back, the union would claim to be newer than the tables that have the gap's rows; where a
 /// delete closed a run, it would be neither older nor younger than the delete.
-fn follows(pair: &[Arc<Part>]) -> bool {
+fn follows(pair: &[Listed]) -> bool {
     pair[0].last + 1 == pair[1].first
 }
 
@@ -141,7 +141,7 @@ impl Shard {
         if count >= 2 {
             return self.job(&run[run.len() - count..], Effort::Small);
         }
-        let is_small = |part: &Arc<Part>| part.has_fewer_rows(rows_per_chunk_min);
+        let is_small = |part: &Listed| part.has_fewer_rows(rows_per_chunk_min);
         let small = run.get(run.len().saturating_sub(2)..).filter(|last| last.iter().all(is_small));
         small.filter(|last| last.len() == 2).and_then(|last| self.job(last, Effort::Fast))
     }
@@ -150,13 +150,11 @@ impl Shard {
     /// of every flush. Returns whether it did. The inputs cool for those who read them.
     pub(crate) fn apply_convert(&mut self, edit: ConvertEdit) -> bool {
         let ConvertEdit { inputs, output, .. } = edit;
-        let Some(start) =
-            self.parts.list.iter().position(|part| Arc::ptr_eq(part, &inputs[0].part))
-        else {
+        let Some(start) = self.parts.list.iter().position(|part| part.is(&inputs[0].part)) else {
             return false;
         };
         let end = start + inputs.len();
-        let same = |(here, input): (&Arc<Part>, &Pinned)| Arc::ptr_eq(here, &input.part);
+        let same = |(here, input): (&Listed, &Pinned)| here.is(&input.part);
         let there = self.parts.list[start..].len() >= inputs.len()
             && self.parts.list[start..].iter().zip(&inputs).all(same);
         if !there || end > self.parts.border_after(start) {
@@ -171,7 +169,7 @@ impl Shard {
             output.memory.replaced_at(since.unwrap_or(u64::MAX));
         }
         let keeps = !output.range.is_empty();
-        let outputs = keeps.then(|| Arc::new(output));
+        let outputs = keeps.then(|| Listed::new(output));
         let list = Arc::make_mut(&mut self.parts.list);
         list.splice(start..end, outputs);
         if is_hot {
@@ -199,11 +197,11 @@ impl Shard {
         hold(&mut held, need, None);
     }
 
-    fn job(&self, inputs: &[Arc<Part>], effort: Effort) -> Option<ConvertJob> {
+    fn job(&self, inputs: &[Listed], effort: Effort) -> Option<ConvertJob> {
         let is_idle = Arc::strong_count(&self.parts.converting) == 1;
         is_idle.then(|| ConvertJob {
             shard: self.id,
-            inputs: inputs.iter().map(Part::pin).collect(),
+            inputs: inputs.iter().map(Listed::pin).collect(),
             made: self.epochs.now(),
             effort,
             budget: self.budget.clone(),

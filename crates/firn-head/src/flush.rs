@@ -16,7 +16,7 @@ use firn_model::{
 };
 
 use crate::options::HeadOptions;
-use crate::part::{Part, PartWalk, Pinned};
+use crate::part::{Listed, Part, PartWalk, Pinned};
 use crate::payload::Local;
 use crate::shard::Shard;
 
@@ -185,7 +185,7 @@ pub(crate) fn choose(hot: &[HotPart], bytes: u64, options: &HeadOptions) -> Vec<
 impl Shard {
     /// Everything unflushed that no longer changes.
     pub(crate) fn plan_flush(&mut self) -> ShardFlush {
-        let parts: Vec<Pinned> = self.parts.unflushed().iter().map(Part::pin).collect();
+        let parts: Vec<Pinned> = self.parts.unflushed().iter().map(Listed::pin).collect();
         let (last, through) = match parts.last() {
             Some(Pinned { part, .. }) => (part.last, part.through),
             None => (0, self.parts.flushed_through),

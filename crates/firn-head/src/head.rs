@@ -230,10 +230,15 @@ impl Head {
         {
             return last.clone();
         }
-        let views = self.shards.iter().enumerate().map(|(idx, shard)| match known(idx) {
-            Some(view) if shard.is_at(view.version) => Arc::clone(view),
-            _ => Arc::new(shard.view()),
+        // Whoever goes through all shards with their locks, as a writer does, is not followed from lock to lock: shards that
+        // are locked now come last.
+        let seen = self.shards.iter().enumerate().map(|(idx, shard)| match known(idx) {
+            Some(view) if shard.is_at(view.version) => Some(Arc::clone(view)),
+            _ => shard.view_if_free(),
         });
+        let seen: Vec<Option<Arc<ShardView>>> = seen.collect();
+        let views = seen.into_iter().zip(&self.shards);
+        let views = views.map(|(seen, shard)| seen.unwrap_or_else(|| shard.view()));
         let snapshot =
             HeadSnapshot::new(self.options.shard_bits, views, reader, Arc::clone(&self.counts));
         let old = last.replace(snapshot.clone());
@@ -347,7 +352,20 @@ impl Head {
         self.epochs.release_under_readers();
     }
 
-    /// What it holds.
+    /// Visible unflushed rows (pieces as they came in), and the bytes of these and of rows that are not visible yet. Cheaper than
+    /// [`Head::stats`]: what is flushed is not looked at.
+    pub fn unflushed(&self) -> (u64, u64) {
+        self.shards.iter().fold((0, 0), |(row_count, bytes), shard| {
+            let shard = shard.lock();
+            let (open_bytes, open_rows) = shard.open_usage();
+            let parts = shard.parts.unflushed();
+            let part_rows: u64 = parts.iter().map(|part| part.row_count).sum();
+            let part_bytes: u64 = parts.iter().map(|part| part.heap_bytes()).sum();
+            (row_count + open_rows + part_rows, bytes + open_bytes + part_bytes)
+        })
+    }
+
+    /// What it holds. Looks at every part.
     pub fn stats(&self) -> HeadStats {
         let (cooling, blocks) = (self.epochs.usage(), self.blocks.usage());
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -411,9 +429,17 @@ impl SharedShard {
         self.version.load(Ordering::Acquire) == version
     }
 
-    fn view(&self) -> ShardView {
-        let shard = self.shard.lock();
-        shard.view(self.version.load(Ordering::Relaxed))
+    fn view(&self) -> Arc<ShardView> {
+        self.view_of(&self.shard.lock())
+    }
+
+    /// `None` if somebody has the lock.
+    fn view_if_free(&self) -> Option<Arc<ShardView>> {
+        self.shard.try_lock().map(|shard| self.view_of(&shard))
+    }
+
+    fn view_of(&self, locked: &Shard) -> Arc<ShardView> {
+        Arc::new(locked.view(self.version.load(Ordering::Relaxed)))
     }
 }
 

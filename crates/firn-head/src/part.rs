@@ -1,5 +1,6 @@
 //! A part: rows of some generations of a shard that no longer change, as rows or as columns.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use firn_codec::{GroupColumns, OneColumn, SeqRange, Slots, merge_columns};
@@ -28,6 +29,13 @@ pub(crate) struct Part {
     /// Of columns; 0 for rows.
     pub(crate) chunk_count: usize,
     pub(crate) memory: Arc<Memory>,
+}
+
+/// A part in a shard's list, beside what readers ask first: going through the list touches no part that is not wanted.
+#[derive(Clone)]
+pub(crate) struct Listed {
+    range: TimeRange,
+    part: Arc<Part>,
 }
 
 /// Where the rows of a part lie. Until it is released its size is in the budget, see [`Form::held`].
@@ -88,11 +96,6 @@ impl Part {
     /// Whether it has chunks, with fewer rows than this on average.
     pub(crate) fn has_fewer_rows(&self, rows_per_chunk: u32) -> bool {
         self.row_count < u64::from(rows_per_chunk) * self.chunk_count as u64
-    }
-
-    /// Its memory, which stays; only for a part that is in a shard's list.
-    pub(crate) fn pin(part: &Arc<Part>) -> Pinned {
-        Pinned { part: Arc::clone(part), form: part.memory.content() }
     }
 
     /// Bytes that it holds; only for a part that is in a shard's list.
@@ -193,6 +196,33 @@ impl Part {
             Form::Rows(arena) if arena.has_row(local, self.visible)? => Ok(range),
             Form::Rows(_) => Ok(TimeRange::EMPTY),
         }
+    }
+}
+
+impl Listed {
+    pub(crate) fn new(part: Part) -> Listed {
+        Listed { range: part.range, part: Arc::new(part) }
+    }
+
+    pub(crate) fn range(&self) -> TimeRange {
+        self.range
+    }
+
+    pub(crate) fn is(&self, part: &Arc<Part>) -> bool {
+        Arc::ptr_eq(&self.part, part)
+    }
+
+    /// Its memory, which stays; only while it is in a shard's list.
+    pub(crate) fn pin(&self) -> Pinned {
+        Pinned { part: Arc::clone(&self.part), form: self.memory.content() }
+    }
+}
+
+impl Deref for Listed {
+    type Target = Part;
+
+    fn deref(&self) -> &Part {
+        &self.part
     }
 }
 

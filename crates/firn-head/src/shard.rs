@@ -17,7 +17,7 @@ use crate::complete::Complete;
 use crate::encoder::Encoder;
 use crate::epoch::Epochs;
 use crate::options::HeadOptions;
-use crate::part::{Form, Memory, Part};
+use crate::part::{Form, Listed, Memory, Part};
 use crate::payload::Payload;
 use crate::pool::BlockPool;
 use crate::replay::ReplayedRows;
@@ -56,7 +56,7 @@ pub(crate) struct Shard {
 
 /// A shard's parts, oldest first; the first `hot_count` are flushed.
 pub(crate) struct Parts {
-    pub(crate) list: Arc<Vec<Arc<Part>>>,
+    pub(crate) list: Arc<Vec<Listed>>,
     pub(crate) hot_count: usize,
     /// The last generation of a flush that was planned.
     pub(crate) flush_last: u64,
@@ -483,16 +483,16 @@ impl Parts {
     }
 
     fn push(&mut self, part: Part) {
-        Arc::make_mut(&mut self.list).push(Arc::new(part));
+        Arc::make_mut(&mut self.list).push(Listed::new(part));
     }
 
     /// Unflushed parts, oldest first.
-    pub(crate) fn unflushed(&self) -> &[Arc<Part>] {
+    pub(crate) fn unflushed(&self) -> &[Listed] {
         &self.list[self.hot_count..]
     }
 
     /// Flushed parts, oldest first.
-    pub(crate) fn hot(&self) -> &[Arc<Part>] {
+    pub(crate) fn hot(&self) -> &[Listed] {
         &self.list[..self.hot_count]
     }
 }

@@ -12,7 +12,7 @@ use firn_model::{
 use crate::arena::ReadBuffers;
 use crate::complete::Complete;
 use crate::epoch::{Lease, Reader};
-use crate::part::{Form, Part};
+use crate::part::{Form, Listed, Part};
 use crate::payload::Local;
 use crate::segment::SegmentCursor;
 
@@ -35,7 +35,7 @@ pub(crate) struct ShardView {
     /// Of the shard, when this was taken.
     pub(crate) version: u64,
     /// Parts, oldest first.
-    pub(crate) parts: Arc<Vec<Arc<Part>>>,
+    pub(crate) parts: Arc<Vec<Listed>>,
     /// What is visible of arenas that are no parts yet, oldest first.
     pub(crate) open: Vec<Part>,
     pub(crate) complete: Complete,
@@ -81,26 +81,27 @@ impl HeadSnapshot {
         slots: Slots<'_>,
         range: TimeRange,
     ) -> Result<Vec<GroupColumns>> {
-        self.reader().read(group, slots, range)
+        self.reader(range).read(group, slots, range)
     }
 
     /// For asking about one group after the other: keeps its buffers and its place in each part, so
-    /// that groups that rise are found by a step each, and keeps what it has touched in memory while it lives.
-    pub fn reader(&self) -> HeadReader<'_> {
-        HeadReader { snapshot: self, buffers: ReadBuffers::default(), shards: Vec::new() }
+    /// that groups that rise are found by a step each, and keeps what it has touched in memory while it lives. It looks at
+    /// nothing outside of `range`.
+    pub fn reader(&self, range: TimeRange) -> HeadReader<'_> {
+        HeadReader { snapshot: self, range, buffers: ReadBuffers::default(), shards: Vec::new() }
     }
 
     /// Whether the group may have values in `range`, in memory. Never wrongly `false`, but for flushed rows, which
     /// tables have; `true` for active rows means only that the group has some and that rows of its shard reach into
     /// `range`.
     pub fn has_data(&self, group: GroupId, range: TimeRange) -> bool {
-        self.reader().has_data(group, range)
+        self.reader(range).has_data(group, range)
     }
 
     /// The first moment in `range` at which the group may have values: never too late, and as exact as
     /// [`HeadSnapshot::has_data`].
     pub fn first_data(&self, group: GroupId, range: TimeRange) -> Option<Timestamp> {
-        self.reader().first_data(group, range)
+        self.reader(range).first_data(group, range)
     }
 
     /// The smallest range that holds the timestamps of all rows.
@@ -124,6 +125,7 @@ impl HeadSnapshot {
 /// search.
 pub struct HeadReader<'a> {
     snapshot: &'a HeadSnapshot,
+    range: TimeRange,
     buffers: ReadBuffers,
     /// Of the shards that were touched.
     shards: Vec<Option<LeasedShard>>,
@@ -131,14 +133,16 @@ pub struct HeadReader<'a> {
 
 /// The memory of a shard's parts, as this reader found it.
 struct LeasedShard {
+    /// Of the parts that reach into the reader's range.
     places: Vec<Place>,
     complete: Complete,
     is_taken: bool,
 }
 
-/// A part's memory, unless it has gone, and where the group was found in it that was asked for last.
+/// A part's memory, which has not gone, and where the group was found in it that was asked for last.
 struct Place {
-    form: Option<Form>,
+    part_idx: usize,
+    form: Form,
     cursor: Option<SegmentCursor>,
 }
 
@@ -209,8 +213,8 @@ impl HeadReader<'_> {
         let Some(local) = self.snapshot.local(group) else { return Ok(()) };
         let (view, shard, buffers) = self.shard(self.snapshot.bits.shard(group));
         for wants_rows in [false, true] {
-            for (idx, Place { form, cursor }) in shard.places.iter_mut().enumerate().rev() {
-                let (part, Some(form)) = (view.part(idx), form) else { continue };
+            for Place { part_idx, form, cursor } in shard.places.iter_mut().rev() {
+                let part = view.part(*part_idx);
                 if left.is_empty() {
                     return Ok(());
                 }
@@ -225,7 +229,7 @@ impl HeadReader<'_> {
 
     /// Every row of `shard` in `range` that was committed at this or later is in memory for this reader, flushed ones
     /// included: a table all of whose rows are as young need not be read. `CommitSeq(u64::MAX)` if there
-    /// is no row since the start. Holds for as long as the reader lives.
+    /// is no row since the start. `range` lies in the reader's. Holds for as long as the reader lives.
     pub fn complete_since(&mut self, shard: ShardId, range: TimeRange) -> CommitSeq {
         self.shard(shard).1.complete.since(range)
     }
@@ -284,9 +288,8 @@ impl HeadReader<'_> {
     ) -> Result<()> {
         let Some(local) = self.snapshot.local(group) else { return Ok(()) };
         let (view, shard, buffers) = self.shard(self.snapshot.bits.shard(group));
-        for (part, Place { form, cursor }) in view.all().zip(&mut shard.places) {
-            let Some(form) = form else { continue };
-            let flow = each(local, Leased { part, form, cursor, buffers });
+        for Place { part_idx, form, cursor } in &mut shard.places {
+            let flow = each(local, Leased { part: view.part(*part_idx), form, cursor, buffers });
             if flow.map_err(|error| error.context(format!("memory of {group}")))?.is_break() {
                 break;
             }
@@ -317,37 +320,29 @@ impl HeadReader<'_> {
         if self.shards.len() <= idx {
             self.shards.resize_with(idx + 1, || None);
         }
-        let leased = self.shards[idx].get_or_insert_with(|| self.snapshot.lease(view));
+        let leased = self.shards[idx].get_or_insert_with(|| self.snapshot.lease(view, self.range));
         (view, leased, &mut self.buffers)
     }
 }
 
 impl HeadSnapshot {
     #[cold]
-    fn lease(&self, view: &ShardView) -> LeasedShard {
-        let mut shard = LeasedShard {
-            places: Vec::with_capacity(view.parts.len() + view.open.len()),
-            complete: view.complete.clone(),
-            is_taken: false,
-        };
+    fn lease(&self, view: &ShardView, range: TimeRange) -> LeasedShard {
+        let mut shard =
+            LeasedShard { places: Vec::new(), complete: view.complete.clone(), is_taken: false };
         let (mut hot_count, mut gone_count) = (0, 0);
-        for part in view.all() {
-            let form = match part.memory.lease(&self.reader) {
+        for (part_idx, part) in view.overlapping(range) {
+            match part.memory.lease(&self.reader) {
                 Lease::Held(form) => {
                     hot_count += u64::from(self.reader.has_other_source(&part.memory));
-                    Some(form)
+                    shard.places.push(Place { part_idx, form, cursor: None });
                 }
                 Lease::Gone => {
                     gone_count += 1;
                     shard.complete.lose(part.range, part.seq.max);
-                    None
                 }
-                Lease::Taken => {
-                    shard.is_taken = true;
-                    None
-                }
-            };
-            shard.places.push(Place { form, cursor: None });
+                Lease::Taken => shard.is_taken = true,
+            }
         }
         self.counts.hot.fetch_add(u64::from(hot_count > 0), Ordering::Relaxed);
         self.counts.gone.fetch_add(u64::from(gone_count > 0), Ordering::Relaxed);
@@ -365,6 +360,15 @@ impl std::fmt::Debug for HeadReader<'_> {
 impl ShardView {
     fn all(&self) -> impl Iterator<Item = &Part> {
         self.parts.iter().map(|part| &**part).chain(&self.open)
+    }
+
+    /// The parts that reach into `range`, oldest first, with their places in the list of all.
+    fn overlapping(&self, range: TimeRange) -> impl Iterator<Item = (usize, &Part)> {
+        let parts = self.parts.iter().enumerate();
+        let parts = parts.filter(move |(_, part)| part.range().overlaps(range));
+        let open = self.open.iter().zip(self.parts.len()..);
+        let open = open.filter(move |(part, _)| part.range.overlaps(range));
+        parts.map(|(idx, part)| (idx, &**part)).chain(open.map(|(part, idx)| (idx, part)))
     }
 
     fn part(&self, idx: usize) -> &Part {

@@ -47,6 +47,9 @@ struct Figures {
     counted: [f64; 3],
     bytes_flushed: f64,
     cpu_s: f64,
+    /// Of each series' first sample, which has a row with nothing to differ from, an encoder's state and a place in an arena;
+    /// and of the samples after it.
+    cpu_s_first_later: [f64; 2],
     samples_per_s: f64,
     new_us: f64,
     /// Milliseconds of an instant query for one series of each host.
@@ -120,7 +123,7 @@ fn main() -> io::Result<()> {
     let wanted = args.first().cloned().unwrap_or_default();
     let (start, mut aims) = (Instant::now(), Vec::new());
     println!(
-        "{:36} {:>8} {:>5} {:>5} {:>5} {:>14} {:>8} {:>10} {:>7} {:>9}",
+        "{:36} {:>8} {:>5} {:>5} {:>5} {:>14} {:>8} {:>13} {:>10} {:>7} {:>9}",
         "series",
         "B/series",
         "head",
@@ -128,6 +131,7 @@ fn main() -> io::Result<()> {
         "other",
         "B after flush",
         "CPU s/M",
+        "first, later",
         "samples/s",
         "us/new",
         "query ms"
@@ -142,7 +146,7 @@ fn main() -> io::Result<()> {
             Some(shards) => by_remote_write(row, shards)?,
         };
         println!(
-            "{:36} {:>8.0} {:>5.0} {:>5.0} {:>5.0} {:>14.0} {:>8.3} {:>10.0} {:>7.2} {:>9.2}",
+            "{:36} {:>8.0} {:>5.0} {:>5.0} {:>5.0} {:>14.0} {:>8.3} {:>6.3} {:>6.3} {:>10.0} {:>7.2} {:>9.2}",
             row.name(),
             figures.bytes,
             figures.counted[0],
@@ -150,6 +154,8 @@ fn main() -> io::Result<()> {
             figures.counted[2],
             figures.bytes_flushed,
             figures.cpu_s,
+            figures.cpu_s_first_later[0],
+            figures.cpu_s_first_later[1],
             figures.samples_per_s,
             figures.new_us,
             figures.query_ms
@@ -173,15 +179,41 @@ fn main() -> io::Result<()> {
 
 impl Figures {
     fn to_json(&self) -> Value {
-        let Figures { bytes, counted, bytes_flushed, cpu_s, samples_per_s, new_us, query_ms } =
-            self;
-        json!([bytes, counted, bytes_flushed, cpu_s, samples_per_s, new_us, query_ms])
+        let Figures { bytes, counted, bytes_flushed, cpu_s, cpu_s_first_later, .. } = self;
+        let Figures { samples_per_s, new_us, query_ms, .. } = self;
+        json!([
+            bytes,
+            counted,
+            bytes_flushed,
+            cpu_s,
+            cpu_s_first_later,
+            samples_per_s,
+            new_us,
+            query_ms
+        ])
     }
 
     fn of_json(text: &str) -> io::Result<Figures> {
-        let (bytes, counted, bytes_flushed, cpu_s, samples_per_s, new_us, query_ms) =
-            serde_json::from_str(text).map_err(io::Error::other)?;
-        Ok(Figures { bytes, counted, bytes_flushed, cpu_s, samples_per_s, new_us, query_ms })
+        let (
+            bytes,
+            counted,
+            bytes_flushed,
+            cpu_s,
+            cpu_s_first_later,
+            samples_per_s,
+            new_us,
+            query_ms,
+        ) = serde_json::from_str(text).map_err(io::Error::other)?;
+        Ok(Figures {
+            bytes,
+            counted,
+            bytes_flushed,
+            cpu_s,
+            cpu_s_first_later,
+            samples_per_s,
+            new_us,
+            query_ms,
+        })
     }
 }
 
@@ -229,6 +261,7 @@ fn by_library(kind: Kind, series_count: usize, rounds: usize) -> io::Result<Figu
     let start = now_ms() - rounds as i64 * kind.round_ms();
     let (mut sample_count, mut write_s, mut wall_s) = (0usize, 0.0, 0.0);
     let before = thread_cpu_s();
+    let (mut first_s, mut first_count) = (0.0, 0);
     for round in 0..rounds {
         fleet.next_round(start + round as i64 * kind.round_ms(), |series, ts, value| {
             batch.push(refs[series], ts, value);
@@ -246,11 +279,19 @@ fn by_library(kind: Kind, series_count: usize, rounds: usize) -> io::Result<Figu
         // The next round comes a quarter of a minute later.
         db.settle(Lane::Head).map_err(io::Error::other)?;
         write_s += thread_cpu_s() - start;
+        if round == 0 {
+            first_count = sample_count;
+            first_s = process_cpu_s() - cpu_defined - (thread_cpu_s() - before - write_s);
+        }
     }
     // Making the samples is not the library's.
     let own_s = thread_cpu_s() - before - write_s;
     db.settle(Lane::Head).map_err(io::Error::other)?;
-    let cpu_s = (process_cpu_s() - cpu_defined - own_s) / sample_count as f64 * 1e6;
+    let all_s = process_cpu_s() - cpu_defined - own_s;
+    let cpu_s = all_s / sample_count as f64 * 1e6;
+    let later_count = sample_count.saturating_sub(first_count);
+    let cpu_s_first_later =
+        [first_s / first_count as f64 * 1e6, (all_s - first_s) / later_count as f64 * 1e6];
     let bytes = (resident_bytes().saturating_sub(idle)) as f64 / series_count as f64;
     let by_pool = db.budget().usage().by_pool;
     let counted = counted(|pool| by_pool[pool as usize] as f64, series_count);
@@ -267,7 +308,16 @@ fn by_library(kind: Kind, series_count: usize, rounds: usize) -> io::Result<Figu
     let bytes_flushed = (resident_bytes().saturating_sub(idle)) as f64 / series_count as f64;
     db.close().map_err(io::Error::other)?;
     let samples_per_s = sample_count as f64 / wall_s;
-    Ok(Figures { bytes, counted, bytes_flushed, cpu_s, samples_per_s, new_us, query_ms })
+    Ok(Figures {
+        bytes,
+        counted,
+        bytes_flushed,
+        cpu_s,
+        cpu_s_first_later,
+        samples_per_s,
+        new_us,
+        query_ms,
+    })
 }
 
 fn write(db: &Db, batch: &mut RowBatch) {
@@ -305,6 +355,7 @@ fn by_remote_write(row: &Row, shards: usize) -> io::Result<Figures> {
         counted: counted_bytes(&server, row.series_count),
         bytes_flushed: f64::NAN,
         cpu_s: (server.cpu_s() - cpu_first) / sample_count as f64 * 1e6,
+        cpu_s_first_later: [f64::NAN; 2],
         samples_per_s,
         new_us: (cpu_first - cpu_start) / row.series_count as f64 * 1e6,
         query_ms: f64::NAN,

@@ -24,7 +24,7 @@ fn a_flush_hands_every_row_over_once_and_they_stay_readable() {
     assert_eq!(flushed, 300);
     // All of it is in memory too, so no table need be read.
     assert_eq!(
-        world.head.snapshot().reader().complete_since(ShardId(1), TimeRange::ALL),
+        world.head.snapshot().reader(TimeRange::ALL).complete_since(ShardId(1), TimeRange::ALL),
         CommitSeq(2)
     );
 }
@@ -104,7 +104,8 @@ fn hot_memory_is_given_back_oldest_time_first() {
     assert_eq!(in_memory(&world).start, 1_000);
     world.check();
     // Only what was there is missed: later times need no table.
-    let since = |range| world.head.snapshot().reader().complete_since(ShardId(0), range);
+    let since =
+        |range| world.head.snapshot().reader(TimeRange::ALL).complete_since(ShardId(0), range);
     assert_eq!(since(TimeRange::new(1_000, 3_000)), CommitSeq(2));
     assert!(since(TimeRange::ALL) > CommitSeq(101), "the third flush had the oldest times");
     assert!(world.head.recycle(u64::MAX) > 0);
@@ -113,7 +114,7 @@ fn hot_memory_is_given_back_oldest_time_first() {
     // Everything has gone to tables: what comes next is complete from itself on.
     let last = world.log.last().unwrap().seq;
     assert_eq!(
-        world.head.snapshot().reader().complete_since(ShardId(0), TimeRange::ALL),
+        world.head.snapshot().reader(TimeRange::ALL).complete_since(ShardId(0), TimeRange::ALL),
         CommitSeq(last.0 + 1)
     );
     world.check();
@@ -167,13 +168,16 @@ fn invariant_3_old_readers_keep_blocks_and_young_ones_pin_none() {
     }
     assert!(world.flush());
     let snapshot = world.head.snapshot();
-    let mut reader = snapshot.reader();
+    let mut reader = snapshot.reader(TimeRange::ALL);
     let mut read = || reader.read(GroupId(1), Slots::All, TimeRange::ALL).unwrap().len();
     let part_count = read();
     assert!(part_count > 0 && world.head.recycle(u64::MAX) > 0);
     assert_eq!(read(), part_count);
     assert!(hot_bytes(&world) > 0);
-    assert_eq!(snapshot.reader().read(GroupId(1), Slots::All, TimeRange::ALL).unwrap().len(), 0);
+    assert_eq!(
+        snapshot.reader(TimeRange::ALL).read(GroupId(1), Slots::All, TimeRange::ALL).unwrap().len(),
+        0
+    );
     drop(reader);
     assert_eq!(hot_bytes(&world), 0);
 }

@@ -126,7 +126,7 @@ fn a_reader_of_one_member_touches_little() {
     for start in [0, 100, 300, 459] {
         for slot in [0, 1, 299, 598, 599] {
             let range = TimeRange::new(start * 15_000, start * 15_000 + 299_999);
-            let mut reader = snapshot.reader();
+            let mut reader = snapshot.reader(range);
             let sources = reader.read(GroupId(0), Slots::Some(&[Slot(slot)]), range).unwrap();
             assert_eq!(sources.iter().map(GroupColumns::value_count).sum::<usize>(), 20);
             let (touched, all) = (reader.bytes_touched() as u64, stats.segment_bytes);

@@ -117,7 +117,7 @@ fn invariant_3_reads_are_monotone_while_memory_is_flushed_and_given_back() {
         (head.snapshot(), Arc::clone(&*tables))
     };
     let look = |(snapshot, tables): &(HeadSnapshot, Tables)| -> u64 {
-        let mut reader = snapshot.reader();
+        let mut reader = snapshot.reader(TimeRange::ALL);
         let is_complete = reader.complete_since(ShardId(0), all.1) <= CommitSeq(1);
         let in_tables = tables.iter().filter(|_| !is_complete).map(|(_, columns)| columns.clone());
         let mut sources: Vec<GroupColumns> = in_tables.collect();

@@ -333,7 +333,7 @@ impl World {
         for entry in self.log.iter().filter(|entry| !entry.waits) {
             for &(group, slot, ts, _) in &entry.cells {
                 let at = TimeRange::at(ts);
-                if entry.seq < snapshot.reader().complete_since(entry.shard, at) {
+                if entry.seq < snapshot.reader(TimeRange::ALL).complete_since(entry.shard, at) {
                     continue;
                 }
                 let alone = Held::new(snapshot.clone(), Map::new(), &[]);
@@ -422,7 +422,7 @@ impl Held {
     /// Members that are read alone have what they have beside others, unless that is refused.
     fn check_one_by_one(&self) {
         // One reader: what it found once is there until it ends, whoever gives memory back beside it.
-        let (mut reader, mut one) = (self.snapshot.reader(), OneColumn::default());
+        let (mut reader, mut one) = (self.snapshot.reader(TimeRange::ALL), OneColumn::default());
         for group in (0..GROUP_COUNT).map(GroupId) {
             for slot in (0..5).map(Slot) {
                 for range in [TimeRange::ALL, TimeRange::new(10, 60)] {

@@ -158,7 +158,10 @@ fn rows_below_the_floor_are_followed_but_not_shown() {
         head.replay(ShardId(0), seq, &entry.payload, entry.position, 1, idx > 0).unwrap();
     }
     assert_eq!(read(&head, 1), [(0, 20, 20.0), (0, 30, 30.0), (1, 20, 5.0), (1, 30, 5.0)]);
-    assert_eq!(head.snapshot().reader().complete_since(ShardId(0), TimeRange::ALL), CommitSeq(2));
+    assert_eq!(
+        head.snapshot().reader(TimeRange::ALL).complete_since(ShardId(0), TimeRange::ALL),
+        CommitSeq(2)
+    );
 }
 
 #[test]
