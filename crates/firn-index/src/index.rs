@@ -114,6 +114,7 @@ impl Index {
     pub fn resolve(&self, labels: &[Labels], out: &mut Vec<Result<SeriesRef>>) {
         out.clear();
         out.reserve(labels.len());
+        let generation = self.generation();
         let tip = self.tip();
         let mut lookup = Lookup::default();
         let mut missing: Vec<usize> = Vec::new();
@@ -135,6 +136,9 @@ impl Index {
         for (&idx, found) in missing.iter().zip(found) {
             out[idx] = found;
         }
+        // Rows of them follow: nobody has to look for the references in files then.
+        let found = out.iter().filter_map(|found| found.as_ref().ok().copied());
+        self.shared.known.write().note(generation, found);
     }
 
     /// Finds or defines the members of a group that the caller names. Their references come in order
@@ -366,7 +370,7 @@ impl Index {
                 return Ok(Some(series));
             }
         }
-        self.shared.known.write().note(generation, &unsure);
+        self.shared.known.write().note(generation, unsure);
         Ok(None)
     }
 

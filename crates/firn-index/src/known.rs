@@ -54,17 +54,20 @@ impl Known {
     }
 
     /// Takes in what was found to be known after the index said that it is at `generation`.
-    pub(crate) fn note(&mut self, generation: u32, series: &[SeriesRef]) {
+    pub(crate) fn note(&mut self, generation: u32, series: impl IntoIterator<Item = SeriesRef>) {
         if generation != self.generation {
             // Another writer may have noted for a later one: then theirs are asked again, which does no harm.
             *self = Known { generation, ..Known::default() };
         }
-        for &series in series {
-            let (neighbours, bit) = place(series);
+        let mut places = series.into_iter().map(place).peekable();
+        while let Some((neighbours, mut bits)) = places.next() {
+            while let Some((_, bit)) = places.next_if(|(next, _)| *next == neighbours) {
+                bits |= bit;
+            }
             let is_full = self.words.len() >= WORD_COUNT_MAX;
             match self.words.entry(neighbours) {
-                Entry::Occupied(mut word) => *word.get_mut() |= bit,
-                Entry::Vacant(place) if !is_full => drop(place.insert(bit)),
+                Entry::Occupied(mut word) => *word.get_mut() |= bits,
+                Entry::Vacant(place) if !is_full => drop(place.insert(bits)),
                 Entry::Vacant(_) => {}
             }
         }
@@ -108,14 +111,14 @@ mod tests {
             };
             let (noted, asked) = (of(&noted), of(&asked));
             let mut known = Known::default();
-            known.note(3, &noted);
+            known.note(3, noted.iter().copied());
             let set: HashSet<SeriesRef> = noted.into_iter().collect();
             let mut want: Vec<SeriesRef> = asked.clone();
             want.dedup();
             prop_assert_eq!(known.unsure(4, asked.iter().copied()), want.clone());
             want.retain(|series| !set.contains(series));
             prop_assert_eq!(known.unsure(3, asked), want);
-            known.note(4, &[]);
+            known.note(4, []);
             prop_assert_eq!(known.unsure(4, set.iter().copied()).len(), set.len());
         }
     }
@@ -125,7 +128,7 @@ mod tests {
         let mut known = Known::default();
         let many: Vec<SeriesRef> =
             (0..200_000).map(|number| series(number * 64, number as u32 % 2)).collect();
-        known.note(0, &many);
+        known.note(0, many.iter().copied());
         assert!(known.heap_bytes() <= 4 << 20, "{}", known.heap_bytes());
         let unsure = known.unsure(0, many.iter().copied());
         assert_eq!(unsure.len(), many.len() - WORD_COUNT_MAX);
