@@ -44,7 +44,9 @@ pub struct EngineOptions {
     pub hot_bytes_max: u64,
     /// Age of its newest row beyond which a flushed block is given back although nobody needs its memory.
     pub hot_age_ms_max: i64,
-    /// Which percentage of the flushed memory that is given back comes from the oldest half hour, the next one and the one
+    /// Flushed memory is given back by areas: blocks whose newest rows are of one span of so many milliseconds.
+    pub hot_area_ms: i64,
+    /// Which percentage of the flushed memory that is given back comes from the oldest area, the next one and the one
     /// after it (Heracles: 45, 35, 20). What is missing comes from the oldest.
     pub hot_recycle_percents: [u8; 3],
     /// Bytes that queries may keep in memory after they were flushed or converted. Beyond it, those that would keep
@@ -89,6 +91,7 @@ impl Default for EngineOptions {
             retention_ms: None,
             hot_bytes_max: 128 << 20,
             hot_age_ms_max: i64::MAX,
+            hot_area_ms: 30 * 60_000,
             hot_recycle_percents: [100, 0, 0],
             pinned_bytes_max: 512 << 20,
             read_only: false,

@@ -141,9 +141,17 @@ impl Engine {
             tier::check_unclaimed(&*env.bucket)?;
         }
         let state = State::read(&found, &options)?;
-        options.convert.check()?;
         let budget = Budget::new(options.memory_bytes_max);
         let bits = ShardBits::for_count(state.identity.shard_count as usize);
+        let head_options = HeadOptions {
+            convert: options.convert.clone(),
+            hot_bytes_max: options.hot_bytes_max,
+            hot_area_ms: options.hot_area_ms,
+            recycle_percents: options.hot_recycle_percents,
+            cooling_bytes_max: options.pinned_bytes_max,
+            shard_bits: bits,
+        };
+        head_options.check()?;
         let mut damage = Vec::new();
         let (index_parts, index_repairs) = lost.leave_out(&env, &found, &mut damage)?;
         let index = Index::open(
@@ -162,16 +170,7 @@ impl Engine {
             ..options.tree.clone()
         };
         let tree = Tree::open(&env, tree_options, &parts(&found, Room::Tree), budget.clone())?;
-        let head = Head::new(
-            HeadOptions {
-                convert: options.convert.clone(),
-                hot_bytes_max: options.hot_bytes_max,
-                recycle_percents: options.hot_recycle_percents,
-                cooling_bytes_max: options.pinned_bytes_max,
-                ..HeadOptions::new(bits)
-            },
-            budget.clone(),
-        );
+        let head = Head::new(head_options, budget.clone());
         let log = Log::open(
             Arc::clone(env.log_disk()),
             Arc::clone(&env.clock),

@@ -155,7 +155,7 @@ pub(crate) struct HotPart {
 /// The parts to give back so that at least `bytes` are free: a share of each of the oldest areas, then what is oldest. `hot`
 /// is sorted.
 pub(crate) fn choose(hot: &[HotPart], bytes: u64, options: &HeadOptions) -> Vec<HotPart> {
-    let area_of = |part: &HotPart| part.range_end.div_euclid(options.hot_area_ms.max(1));
+    let area_of = |part: &HotPart| part.range_end.div_euclid(options.hot_area_ms);
     let (mut chosen, mut rest) = (Vec::new(), Vec::new());
     let mut percents = options.recycle_percents.iter();
     let mut missing = bytes;

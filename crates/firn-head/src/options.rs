@@ -2,7 +2,7 @@
 
 use firn_model::{Error, Result, ShardBits};
 
-/// Sizes of the head. Plain data, checked by whoever reads the configuration.
+/// Sizes of the head. Plain data; whoever opens a head with what others set asks [`HeadOptions::check`] before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeadOptions {
     /// How many shards there are: fixed when a database is created.
@@ -79,6 +79,24 @@ impl HeadOptions {
             cooling_bytes_max: u64::MAX,
         }
     }
+
+    /// Whether all of it makes sense.
+    ///
+    /// # Errors
+    /// `Invalid`, with the setting by its name in the library's options.
+    pub fn check(&self) -> Result<()> {
+        if self.hot_area_ms <= 0 {
+            let span = self.hot_area_ms;
+            return Err(Error::invalid(format!("hot_area_ms is {span}, it must be at least 1")));
+        }
+        let [oldest, next, third] = self.recycle_percents;
+        if u32::from(oldest) + u32::from(next) + u32::from(third) > 100 {
+            return Err(Error::invalid(format!(
+                "hot_recycle_percents are {oldest}, {next} and {third}, together they are at most 100"
+            )));
+        }
+        self.convert.check()
+    }
 }
 
 impl Default for ConvertOptions {
@@ -106,7 +124,7 @@ impl ConvertOptions {
     ///
     /// # Errors
     /// `Invalid`, with the setting, where nothing would ever be converted, or the same again and again.
-    pub fn check(&self) -> Result<()> {
+    fn check(&self) -> Result<()> {
         let positive = [
             ("arena_bytes_max", self.arena_bytes_max as u64),
             ("rows_per_group_min", self.rows_per_group_min.into()),
@@ -141,8 +159,11 @@ mod tests {
     #[test]
     fn what_cannot_work_is_refused_by_name() {
         let check = |name: &str, value: u32| {
-            let mut options = ConvertOptions::default();
+            let mut head = HeadOptions::new(ShardBits::for_count(1));
+            let options = &mut head.convert;
             match name {
+                "hot_area_ms" => head.hot_area_ms = value.into(),
+                "hot_recycle_percents" => head.recycle_percents = [45, 35, value as u8],
                 "arena_bytes_max" => options.arena_bytes_max = value as usize,
                 "rows_per_group_min" => options.rows_per_group_min = value,
                 "rows_per_group_max" => options.rows_per_group_max = value,
@@ -150,10 +171,12 @@ mod tests {
                 "series_share_percent_min" => options.series_share_percent_min = value.into(),
                 _ => options.segment_fan_in = value as usize,
             }
-            options.check()
+            head.check()
         };
-        let (good, bad) = ([1, 1, 1, 1, 100, 2], [0, 0, 0, 0, 101, 1]);
+        let (good, bad) = ([1, 20, 1, 1, 1, 1, 100, 2], [0, 21, 0, 0, 0, 0, 101, 1]);
         let names = [
+            "hot_area_ms",
+            "hot_recycle_percents",
             "arena_bytes_max",
             "rows_per_group_min",
             "rows_per_group_max",
