@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use firndb::{Db, Labels, Lane, Options, QueryTime, RowBatch, SeriesRef, local_env};
@@ -27,7 +27,7 @@ const FILLS: usize = 4;
 /// New rows before each flush that is measured: five minutes.
 const ROUNDS_BETWEEN: usize = 20;
 /// Enough for some ten thousand queries, and where only shares count.
-const TIMED_S: [u64; 2] = [15, 4];
+const TIMED_S: [u64; 2] = [20, 4];
 const SHARE_QUERIES: usize = 500;
 const WINDOWS: [&str; 4] = ["5m", "15m", "1h", "2h"];
 const QUANTILES: [f64; 4] = [0.5, 0.99, 0.999, 0.9999];
@@ -69,6 +69,15 @@ impl Arm {
     ) -> Arm {
         Arm { name, hot_bytes_max, recycle_percents, is_far }
     }
+}
+
+/// What goes on beside the queries.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum Phase {
+    Writing,
+    Idle,
+    Flushing,
 }
 
 /// Latencies in microseconds at [`QUANTILES`], and shares of queries that read no file by [`WINDOWS`].
@@ -177,27 +186,29 @@ fn measure(arm: &Arm) -> io::Result<Outcome> {
     }
     db.settle(Lane::Tree).map_err(io::Error::other)?;
     let newest = AtomicI64::new(writer.now_ms);
-    let (is_busy, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (phase, is_over) = (AtomicU8::new(Phase::Writing as u8), AtomicBool::new(false));
     let mut queries = Queries::new(&db)?;
     let measured = Duration::from_secs(TIMED_S[usize::from(arm.hot_bytes_max == HOT_BYTES_SHORT)]);
-    let idle = queries.run_while(&newest, |spent| spent < measured / 3, || true)?;
-    let mut busy = std::thread::scope(|scope| {
+    let (idle, mut busy) = std::thread::scope(|scope| {
         let flusher = scope.spawn(|| -> io::Result<()> {
+            let now = |next: Phase| phase.store(next as u8, Ordering::Release);
+            let mut flush_time = measured / 100;
             while !is_over.load(Ordering::Acquire) {
-                is_busy.store(true, Ordering::Release);
+                // The same rows lie the same way before and while they are flushed.
+                now(Phase::Idle);
+                std::thread::sleep(flush_time);
+                now(Phase::Flushing);
+                let start = Instant::now();
                 db.flush().map_err(io::Error::other)?;
                 db.settle(Lane::Tree).map_err(io::Error::other)?;
-                is_busy.store(false, Ordering::Release);
+                flush_time = start.elapsed();
+                now(Phase::Writing);
                 writer.write(ROUNDS_BETWEEN)?;
                 newest.store(writer.now_ms, Ordering::Release);
             }
             Ok(())
         });
-        let found = queries.run_while(
-            &newest,
-            |spent| spent < measured,
-            || is_busy.load(Ordering::Acquire),
-        );
+        let found = queries.run_for(measured, &newest, &phase);
         is_over.store(true, Ordering::Release);
         flusher.join().map_err(|_| io::Error::other("the flushing thread panicked"))??;
         found
@@ -298,28 +309,33 @@ impl<'a> Queries<'a> {
         Ok(ns.ok_or_else(|| io::Error::other("schedstat has no second number"))? / 1e3)
     }
 
-    /// The queries that began and ended while `counts`, until `goes_on` says no.
-    fn run_while(
+    /// The queries that began and ended while all was idle, and those that did while memory was flushed.
+    fn run_for(
         &mut self,
+        measured: Duration,
         newest: &AtomicI64,
-        goes_on: impl Fn(Duration) -> bool,
-        counts: impl Fn() -> bool,
-    ) -> io::Result<Vec<Spent>> {
+        phase: &AtomicU8,
+    ) -> io::Result<(Vec<Spent>, Vec<Spent>)> {
         let start = Instant::now();
-        let mut found = Vec::new();
-        while goes_on(start.elapsed()) {
-            let (now_ms, before) = (newest.load(Ordering::Acquire), counts());
+        let (mut idle, mut flushing) = (Vec::new(), Vec::new());
+        while start.elapsed() < measured {
+            let before = phase.load(Ordering::Acquire);
+            let now_ms = newest.load(Ordering::Acquire);
             let (core_ns, runnable_us) = (thread_cpu_ns(), self.runnable_us()?);
             let asked = Instant::now();
             self.ask("15m", now_ms)?;
             let all_us = asked.elapsed().as_secs_f64() * 1e6;
-            if before && counts() {
-                let core_us = (thread_cpu_ns() - core_ns) / 1e3;
-                let runnable_us = self.runnable_us()? - runnable_us;
-                found.push(Spent { all_us, core_us, runnable_us });
+            let core_us = (thread_cpu_ns() - core_ns) / 1e3;
+            let runnable_us = self.runnable_us()? - runnable_us;
+            let spent = Spent { all_us, core_us, runnable_us };
+            match phase.load(Ordering::Acquire) {
+                after if after != before => {}
+                after if after == Phase::Idle as u8 => idle.push(spent),
+                after if after == Phase::Flushing as u8 => flushing.push(spent),
+                _ => {}
             }
         }
-        Ok(found)
+        Ok((idle, flushing))
     }
 }
 
