@@ -69,7 +69,8 @@ pub trait Bucket: fmt::Debug + Send + Sync {
     fn get_ranges(&self, requests: &[RangeRequest]) -> Vec<Result<Arc<[u8]>>>;
 
     /// Writes an object: all of it or nothing, durable when this returns. After `Unavailable` it
-    /// is unknown whether the object is there.
+    /// is unknown whether the object is there, or will come; if it was to be created and is large, something else
+    /// may lie under its name for ever, which then is nobody's.
     fn put(&self, key: &str, bytes: Arc<[u8]>, mode: PutMode) -> Result<ObjectInfo>;
 
     /// What is there under `key`.

@@ -46,7 +46,7 @@ pub use memory::MemoryDisk;
 #[cfg(feature = "remote")]
 pub use open::{open_bucket, open_bucket_with};
 #[cfg(feature = "remote")]
-pub use remote::{RemoteBucket, RemoteOptions};
+pub use remote::{RemoteBucket, RemoteOptions, bytes_of_fetches};
 
 /// The world of one database.
 #[derive(Clone, Debug)]

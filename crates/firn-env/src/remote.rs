@@ -2,10 +2,10 @@
 //! Blob Storage. The one place below the server where there is async code; callers block.
 //!
 //! What failed for a moment is tried again inside, with growing pauses, until the request's time is
-//! over. A put with a condition is sent once: if it were sent again after a lost answer, it would
-//! find its own object and report a conflict that nobody caused. After `Unavailable` the caller reads
-//! back what is there, and knows its own object by a writer's mark inside.
+//! over; a put with a condition as well, which then may meet its own object (`condition`). Large objects
+//! go up in parts, side by side.
 
+mod condition;
 mod fetch;
 mod store;
 #[cfg(test)]
@@ -21,7 +21,7 @@ use firn_model::{Error, ErrorKind, Result};
 use futures_util::StreamExt;
 use futures_util::future::{join_all, try_join_all};
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStoreExt, PutOptions, PutPayload, PutResult, UpdateVersion};
+use object_store::{ObjectMeta, ObjectStoreExt, PutPayload, PutResult, UpdateVersion};
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -29,10 +29,12 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::bucket::{check_key, corrupt_range};
 use crate::{Bucket, ObjectInfo, PutMode, RangeRequest};
 use fetch::Fetch;
+pub use fetch::bytes_of_fetches;
 use store::Stores;
 
-/// Larger puts without a condition go up in parts, in parallel, so that a lost connection costs one
-/// part. 8 MiB: over S3's least of 5 MiB, under a second on a slow uplink of 100 Mbit/s.
+/// Larger objects go up in parts, in parallel, so that a lost connection costs one part; but for a put on
+/// the condition of a version, of the manifest that is: one of this size names 100,000 tables.
+/// 8 MiB: over S3's least of 5 MiB, under a second on a slow uplink of 100 Mbit/s.
 const PART_BYTES: usize = 8 << 20;
 
 /// Added to a call's time for what it moves: a slower line than this cannot feed a database anyway.
@@ -270,32 +272,30 @@ impl Shared {
         let location = self.location(key)?;
         let byte_count = bytes.len() as u64;
         let deadline = self.deadline(byte_count);
-        let result = if mode == PutMode::Overwrite && bytes.len() > PART_BYTES {
-            self.put_parts(key, &location, bytes, deadline).await
-        } else {
-            let (store, mode) = match mode {
-                PutMode::Overwrite => (&self.stores.retrying, object_store::PutMode::Overwrite),
-                PutMode::Create => (&self.stores.once, object_store::PutMode::Create),
-                PutMode::IfVersion(version) => {
-                    let update = self.update_version(key, version, deadline).await?;
-                    (&self.stores.once, object_store::PutMode::Update(update))
-                }
-            };
-            let payload = PutPayload::from_bytes(bytes);
-            let put = store.put_opts(&location, payload, PutOptions::from(mode));
-            self.write(deadline, "write", key, put).await
+        let is_large = bytes.len() > PART_BYTES;
+        let result = match &mode {
+            PutMode::Overwrite => {
+                let put = match is_large {
+                    true => self.put_parts(key, &location, bytes, deadline).await,
+                    false => {
+                        let payload = PutPayload::from_bytes(bytes);
+                        let put = self.stores.retrying.put(&location, payload);
+                        self.write(deadline, "write", key, put).await
+                    }
+                };
+                put.map(|put| ObjectInfo::of_put(key, byte_count, put))
+            }
+            PutMode::Create if is_large => {
+                self.create_in_parts(key, &location, bytes, deadline).await
+            }
+            _ => self.put_if(key, &location, bytes, &mode, deadline).await,
         };
         match result {
-            Ok(put) => Ok(ObjectInfo {
-                key: key.to_owned(),
-                bytes: byte_count,
-                version: put.e_tag.or(put.version).unwrap_or_default(),
-            }),
             // A store that misses something at a put misses the bucket.
             Err(error) if error.kind() == &ErrorKind::NotFound => {
                 Err(Error::unavailable(self.no_bucket()).because(error))
             }
-            Err(error) => Err(error),
+            result => result,
         }
     }
 
@@ -329,11 +329,11 @@ impl Shared {
     async fn update_version(
         &self,
         key: &str,
-        version: String,
+        version: &str,
         deadline: Instant,
     ) -> Result<UpdateVersion> {
         if !self.stores.compares_generations {
-            return Ok(UpdateVersion { e_tag: Some(version), version: None });
+            return Ok(UpdateVersion { e_tag: Some(version.to_owned()), version: None });
         }
         let location = self.location(key)?;
         let head = self.stores.retrying.head(&location);
@@ -343,7 +343,7 @@ impl Shared {
             Err(error) => return Err(error),
         };
         let present = meta.as_ref().map(version_of);
-        PutMode::IfVersion(version).check(key, present.as_deref())?;
+        PutMode::IfVersion(version.to_owned()).check(key, present.as_deref())?;
         let (e_tag, version) = meta.map_or((None, None), |meta| (meta.e_tag, meta.version));
         Ok(UpdateVersion { e_tag, version })
     }
@@ -486,6 +486,13 @@ impl Shared {
 
     fn no_bucket(&self) -> String {
         format!("{}: is there such a bucket? create it first", self.url)
+    }
+}
+
+impl ObjectInfo {
+    fn of_put(key: &str, bytes: u64, put: PutResult) -> ObjectInfo {
+        let version = put.e_tag.or(put.version).unwrap_or_default();
+        ObjectInfo { key: key.to_owned(), bytes, version }
     }
 }
 

@@ -52,6 +52,11 @@ pub(super) fn plan(requests: &[RangeRequest]) -> Vec<Fetch> {
     fetches
 }
 
+/// The bytes of each request that [`crate::RemoteBucket`] makes of some ranges: for benchmarks without a store.
+pub fn bytes_of_fetches(requests: &[RangeRequest]) -> impl Iterator<Item = u64> {
+    plan(requests).into_iter().map(|fetch| fetch.end - fetch.start)
+}
+
 impl Fetch {
     fn takes(&self, request: &RangeRequest, end: u64) -> bool {
         let gap = request.offset.saturating_sub(self.end);

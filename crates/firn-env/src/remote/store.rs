@@ -15,7 +15,7 @@ use object_store::{BackoffConfig, ClientConfigKey, ObjectStore, RetryConfig};
 pub(super) struct Stores {
     /// For what may be sent twice.
     pub(super) retrying: Arc<dyn ObjectStore>,
-    /// For what must not.
+    /// For what is sent again elsewhere, if at all: puts with a condition.
     pub(super) once: Arc<dyn ObjectStore>,
     /// Whether conditions compare generations (Google) rather than entity tags.
     pub(super) compares_generations: bool,
