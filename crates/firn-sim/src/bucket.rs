@@ -21,7 +21,24 @@ struct State {
     objects: BTreeMap<String, Object>,
     put_count: u64,
     is_down: bool,
+    /// Changes that were given up and are still on their way.
+    late: Vec<Late>,
 }
+
+/// A change that is done so many requests later.
+struct Late {
+    requests_left: u64,
+    key: String,
+    change: Change,
+}
+
+enum Change {
+    Put(Arc<[u8]>, PutMode),
+    Delete,
+}
+
+// At most so many requests pass a late change.
+const LATE_REQUESTS_MAX: u64 = 6;
 
 struct Object {
     bytes: Arc<[u8]>,
@@ -63,7 +80,8 @@ impl SimBucket {
     }
 
     /// `Ok(true)`: the machine's power goes meanwhile; the store itself may or may not do it.
-    fn begin(&self, state: &State, operation: Operation, key: &str) -> Result<bool> {
+    fn begin(&self, state: &mut State, operation: Operation, key: &str) -> Result<bool> {
+        state.do_late();
         let verdict = self.faults.decide(operation);
         if verdict == Verdict::Off {
             return Err(power_lost(operation, key));
@@ -100,6 +118,13 @@ impl SimBucket {
         Ok(done)
     }
 
+    /// Nobody waits for this change any longer, and it comes all the same.
+    fn delay(&self, state: &mut State, key: &str, change: Change) -> Error {
+        let requests_left = 1 + self.faults.fork_rng().below(LATE_REQUESTS_MAX);
+        state.late.push(Late { requests_left, key: key.to_owned(), change });
+        Error::unavailable(format!("{key}: no answer yet from the simulated bucket"))
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -107,9 +132,9 @@ impl SimBucket {
 
 impl Bucket for SimBucket {
     fn get_ranges(&self, requests: &[RangeRequest]) -> Vec<Result<Arc<[u8]>>> {
-        let state = self.state();
+        let mut state = self.state();
         let answers = requests.iter().map(|request| {
-            self.begin(&state, Operation::Get, &request.key)?;
+            self.begin(&mut state, Operation::Get, &request.key)?;
             let object = state.objects.get(&request.key).ok_or_else(|| missing(&request.key))?;
             let range = request.offset.checked_add(request.len).and_then(|end| {
                 object.bytes.get(usize::try_from(request.offset).ok()?..usize::try_from(end).ok()?)
@@ -123,19 +148,22 @@ impl Bucket for SimBucket {
     fn put(&self, key: &str, bytes: Arc<[u8]>, mode: PutMode) -> Result<ObjectInfo> {
         check_key(key)?;
         let mut state = self.state();
-        let is_crash = self.begin(&state, Operation::Put, key)?;
+        let is_crash = self.begin(&mut state, Operation::Put, key)?;
+        if self.faults.is_done_later() {
+            return Err(self.delay(&mut state, key, Change::Put(bytes, mode)));
+        }
         self.change(Operation::Put, key, is_crash, || state.put(key, bytes, &mode))
     }
 
     fn head(&self, key: &str) -> Result<ObjectInfo> {
-        let state = self.state();
-        self.begin(&state, Operation::Head, key)?;
+        let mut state = self.state();
+        self.begin(&mut state, Operation::Head, key)?;
         state.objects.get(key).map(|object| object.info(key)).ok_or_else(|| missing(key))
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<ObjectInfo>> {
-        let state = self.state();
-        self.begin(&state, Operation::ListObjects, prefix)?;
+        let mut state = self.state();
+        self.begin(&mut state, Operation::ListObjects, prefix)?;
         let from_prefix = state.objects.range(prefix.to_owned()..);
         let found = from_prefix.take_while(|(key, _)| key.starts_with(prefix));
         Ok(found.map(|(key, object)| object.info(key)).collect())
@@ -145,7 +173,10 @@ impl Bucket for SimBucket {
         let mut state = self.state();
         // One request per key, as stores without a batch call do it: a failure leaves some deleted.
         for key in keys {
-            let is_crash = self.begin(&state, Operation::Delete, key)?;
+            let is_crash = self.begin(&mut state, Operation::Delete, key)?;
+            if self.faults.is_done_later() {
+                return Err(self.delay(&mut state, key, Change::Delete));
+            }
             self.change(Operation::Delete, key, is_crash, || {
                 state.objects.remove(key);
                 Ok(())
@@ -156,6 +187,18 @@ impl Bucket for SimBucket {
 }
 
 impl State {
+    /// One request more; what is due is done, whether its condition holds by now or not.
+    fn do_late(&mut self) {
+        self.late.iter_mut().for_each(|late| late.requests_left -= 1);
+        while let Some(at) = self.late.iter().position(|late| late.requests_left == 0) {
+            let Late { key, change, .. } = self.late.remove(at);
+            match change {
+                Change::Put(bytes, mode) => drop(self.put(&key, bytes, &mode)),
+                Change::Delete => drop(self.objects.remove(&key)),
+            }
+        }
+    }
+
     fn put(&mut self, key: &str, bytes: Arc<[u8]>, mode: &PutMode) -> Result<ObjectInfo> {
         let present = self.objects.get(key).map(|object| object.info(key).version);
         mode.check(key, present.as_deref())?;
@@ -220,6 +263,25 @@ mod tests {
         assert_eq!(sim.bucket.keys(), ["a"]);
         let error = put(&sim, "a", PutMode::Create).unwrap_err();
         assert_eq!(error.kind(), &ErrorKind::Conflict);
+    }
+
+    #[test]
+    fn a_late_change_comes_when_nobody_waits_for_it_if_its_condition_holds_by_then() {
+        let sim = Sim::new(1);
+        let late =
+            |change: &dyn Fn() -> Result<()>, before: Option<&[u8]>, after: Option<&[u8]>| {
+                sim.faults.do_nth_later(1);
+                assert_eq!(change().unwrap_err().kind(), &ErrorKind::Unavailable);
+                assert_eq!(sim.bucket.bytes("a").as_deref(), before);
+                (0..LATE_REQUESTS_MAX).for_each(|_| drop(sim.bucket.head("b")));
+                assert_eq!(sim.bucket.bytes("a").as_deref(), after);
+            };
+        let put =
+            |bytes: &'static [u8], mode| sim.bucket.put("a", Arc::from(bytes), mode).map(drop);
+        late(&|| put(b"1", PutMode::Create), None, Some(b"1"));
+        late(&|| put(b"2", PutMode::Create), Some(b"1"), Some(b"1"));
+        late(&|| put(b"3", PutMode::Overwrite), Some(b"1"), Some(b"3"));
+        late(&|| sim.bucket.delete(&["a".to_owned()]), Some(b"3"), None);
     }
 
     #[test]

@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use crate::Rng;
+use crate::{Rng, SimClock};
 
 /// What the code under test asked the world to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -105,6 +106,11 @@ struct State {
     answer_lost_in: Option<u64>,
     body_cut_in: Option<u64>,
     down_in: Option<u64>,
+    /// Changes of objects until the one that is done after it was given up, and operations of all kinds until the
+    /// one that takes so long.
+    done_later_in: Option<u64>,
+    slow_in: Option<(u64, Duration)>,
+    clock: Option<SimClock>,
     fault_count: u64,
 }
 
@@ -137,8 +143,16 @@ impl Faults {
             answer_lost_in: None,
             body_cut_in: None,
             down_in: None,
+            done_later_in: None,
+            slow_in: None,
+            clock: None,
             fault_count: 0,
         })))
+    }
+
+    /// The clock that moves while an operation takes long.
+    pub(crate) fn set_clock(&self, clock: SimClock) {
+        self.state().clock = Some(clock);
     }
 
     /// How many changing operations ([`Operation::changes`]) were begun so far. Run once without
@@ -204,6 +218,16 @@ impl Faults {
         self.state().down_in = Some(nth.max(1));
     }
 
+    /// The `nth` `put` or `delete` from now on reports `Unavailable` at once, and is done some requests later; 1 is the next.
+    pub fn do_nth_later(&self, nth: u64) {
+        self.state().done_later_in = Some(nth.max(1));
+    }
+
+    /// The `nth` operation of any kind from now on takes so long; 1 is the next.
+    pub fn delay_nth(&self, nth: u64, duration: Duration) {
+        self.state().slow_in = Some((nth.max(1), duration));
+    }
+
     /// Forgets every planned crash and failure; rates stay.
     pub fn forget_plans(&self) {
         self.state().forget_plans();
@@ -238,6 +262,14 @@ impl Faults {
         let is_lost = is_now(&mut state.answer_lost_in) || (rate > 0.0 && state.rng.chance(rate));
         state.fault_count += u64::from(is_lost);
         is_lost
+    }
+
+    /// Whether a change of an object is given up now and done later.
+    pub(crate) fn is_done_later(&self) -> bool {
+        let mut state = self.state();
+        let is_later = is_now(&mut state.done_later_in);
+        state.fault_count += u64::from(is_later);
+        is_later
     }
 
     /// Whether a bucket that is asked now is down.
@@ -277,6 +309,14 @@ impl State {
         if self.is_off {
             return Verdict::Off;
         }
+        if let Some((left, duration)) = &mut self.slow_in {
+            *left -= 1;
+            if *left == 0 {
+                self.clock.iter().for_each(|clock| clock.advance(*duration));
+                self.slow_in = None;
+                self.fault_count += 1;
+            }
+        }
         let mut fails = false;
         if operation.changes() {
             let number = self.change_count;
@@ -308,6 +348,8 @@ impl State {
         self.answer_lost_in = None;
         self.body_cut_in = None;
         self.down_in = None;
+        self.done_later_in = None;
+        self.slow_in = None;
     }
 }
 

@@ -39,7 +39,7 @@ pub use disk::SimDisk;
 pub use faults::{Faults, Operation};
 pub use oracle::{Oracle, PieceId};
 pub use rng::Rng;
-pub use seeds::for_seeds;
+pub use seeds::{for_places, for_seeds};
 pub use seen::Seen;
 pub use wrappers::{LyingDisk, Record, RecordingDisk};
 
@@ -61,12 +61,13 @@ pub struct Sim {
 impl Sim {
     /// A world without faults: an empty, unlimited disk, an empty bucket, a clock at 2026-01-01.
     pub fn new(seed: u64) -> Sim {
-        let faults = Faults::new(seed);
+        let (faults, clock) = (Faults::new(seed), SimClock::new());
+        faults.set_clock(clock.clone());
         Sim {
             disk: SimDisk::new(faults.clone()),
             memory: None,
             bucket: SimBucket::new(faults.clone()),
-            clock: SimClock::new(),
+            clock,
             faults,
         }
     }
