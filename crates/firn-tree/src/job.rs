@@ -189,7 +189,8 @@ impl Job {
             let input = std::slice::from_ref(*table);
             edit.add(self.write(input, record.level, &target, (env, budget, cancel))?);
             edit.removed.push(record.id);
-            self.store.traffic.job(JobKind::Clean, record.bytes, edit.added_bytes());
+            let is_slow = record.level.is_slow();
+            self.store.traffic.cleaned(is_slow, record.bytes, edit.added_bytes());
             break;
         }
         Ok(edit)

@@ -6,16 +6,18 @@ use crate::partition::PartitionLen;
 
 // A request takes 30 ms, 64 KiB of it less than 1 ms; what large blocks save is in docs/decisions/0013.
 const SLOW_BLOCKS: usize = 4;
+const OLDEST_DOUBLINGS: i8 = 3;
 
 /// How the tree cuts, merges and keeps.
 #[derive(Clone, Debug)]
 pub struct TreeOptions {
-    /// Length of partitions of level 0 and 1: 7.5 minutes times a power of two, at most 16 h.
+    /// Length of partitions of level 0 and 1: 7.5 minutes times a power of two, at most 128 h.
     pub fast_partition_ms: i64,
     /// Length of new partitions of level 2; not below `fast_partition_ms`.
     pub slow_partition_ms: i64,
     /// Length of level-2 partitions that are older than this length: those of `slow_partition_ms` are merged into them
-    /// where that makes fewer objects, and imports are cut into them. Not below `slow_partition_ms`.
+    /// where that makes fewer objects, and imports are cut into them. Not below `slow_partition_ms`. Where series have few
+    /// samples in one of them, they become eight times as long when they are as old as that.
     pub old_partition_ms: i64,
     /// Bytes of tables that level 0 and 1 may have. Near it new partitions become shorter, so that
     /// data moves on sooner; far from it longer. `None` leaves the lengths as they are set.
@@ -65,6 +67,8 @@ pub enum Planted {
     DroppedTooEarly,
     /// Checksums of the slow cache are not looked at.
     FlippedBlockServed,
+    /// A version is made of the one that its job was planned on.
+    FlushDuringJobLost,
 }
 
 impl Default for TreeOptions {
@@ -162,6 +166,13 @@ impl TreeOptions {
         PartitionLen::at_most(self.old_partition_ms)
     }
 
+    /// Length of partitions that are much older, of series with few samples: eight times that of old ones, but an eighth of
+    /// the retention at most, because whole partitions are dropped.
+    pub(crate) fn oldest_len(&self) -> PartitionLen {
+        let len = self.old_len().shifted(OLDEST_DOUBLINGS);
+        len.min(self.retention_ms.map_or(len, |ms| PartitionLen::at_most(ms / 8)))
+    }
+
     /// Partitions of level 2 that end before this are old at `now`.
     pub(crate) fn old_before(&self, now: Timestamp) -> Timestamp {
         now.saturating_sub(self.old_len().as_ms())
@@ -171,7 +182,7 @@ impl TreeOptions {
 fn partition_len(name: &str, ms: i64) -> Result<PartitionLen> {
     PartitionLen::from_ms(ms).ok_or_else(|| {
         Error::invalid(format!(
-            "{name} {ms} is not 7.5 minutes (450000) times a power of two, at most 16 h"
+            "{name} {ms} is not 7.5 minutes (450000) times a power of two, at most 128 h"
         ))
     })
 }

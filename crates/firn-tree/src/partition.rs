@@ -8,12 +8,12 @@ use firn_model::{TimeRange, Timestamp};
 
 /// The shortest partition: 7.5 minutes.
 const LEN_MS_MIN: i64 = 450_000;
-/// The longest partition is 7.5 min * 2^7 = 16 h.
-const DOUBLINGS_MAX: u8 = 7;
+/// The longest partition is 7.5 min * 2^10 = 128 h.
+const DOUBLINGS_MAX: u8 = 10;
 
-const _: () = assert!(LEN_MS_MIN << DOUBLINGS_MAX == 16 * 3_600_000);
+const _: () = assert!(LEN_MS_MIN << DOUBLINGS_MAX == 128 * 3_600_000);
 
-/// A partition's length: 7.5 minutes, doubled 0 to 7 times.
+/// A partition's length: 7.5 minutes, doubled 0 to 10 times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartitionLen {
     doublings: u8,
@@ -53,7 +53,7 @@ impl PartitionLen {
         PartitionLen { doublings: shifted.min(DOUBLINGS_MAX) }
     }
 
-    /// How often the shortest was doubled: 0 to 7.
+    /// How often the shortest was doubled: 0 to 10.
     pub(crate) fn doublings(self) -> i8 {
         self.doublings as i8
     }
@@ -163,11 +163,11 @@ mod tests {
     fn lengths_are_halved_and_found() {
         assert_eq!(PartitionLen::from_ms(1_000), None);
         assert_eq!(PartitionLen::at_most(1_000), PartitionLen::MIN);
-        assert_eq!(PartitionLen::at_most(i64::MAX).as_ms(), 57_600_000);
+        assert_eq!(PartitionLen::at_most(i64::MAX).as_ms(), 460_800_000);
         assert_eq!(PartitionLen::MIN.half(), None);
         let f = |ms, doublings| PartitionLen::at_most(ms).shifted(doublings).as_ms();
         assert_eq!([f(1_800_000, 1), f(1_800_000, -1)], [3_600_000, 900_000]);
-        assert_eq!([f(1_800_000, i8::MAX), f(1_800_000, i8::MIN)], [57_600_000, 450_000]);
+        assert_eq!([f(1_800_000, i8::MAX), f(1_800_000, i8::MIN)], [460_800_000, 450_000]);
         let [first, second] = Partition::of(-1, PartitionLen::at_most(900_000)).halves().unwrap();
         assert_eq!([first.range().start, second.range().start], [-900_000, -450_000]);
         assert_eq!(first.halves(), None);

@@ -15,7 +15,7 @@ use crate::layout::{SlowLayout, SlowLengths, region, regions, shortest_len, tabl
 use crate::options::{Planted, TreeOptions};
 use crate::output::territory;
 use crate::partition::{Partition, PartitionLen};
-use crate::record::Level;
+use crate::record::{Level, TableRecord};
 use crate::size::{Lengths, is_pressed};
 use crate::table::Table;
 use crate::version::Version;
@@ -25,6 +25,8 @@ const FAST: [Level; 2] = [Level::Zero, Level::One];
 const CLEAN_TABLES_MAX: usize = 64;
 // Full tables that one merge of old partitions may make: bounds what it reads and puts.
 const MERGED_TABLES_MAX: u64 = 8;
+// Chunks with fewer entries are mostly head and directory: an hourly series has 16 in 16 h, which take 3 B a sample.
+const CHUNK_ENTRIES_FEW: u64 = 128;
 
 /// The deletes that there are, for plans.
 #[derive(Clone, Debug, Default)]
@@ -228,18 +230,40 @@ fn crowded(tables: &[Arc<Table>], patches_max: usize) -> Option<Vec<Arc<Table>>>
 }
 
 /// Old partitions that lie in one longer partition, where that makes at most half as many objects: a year of a small
-/// database is some hundred. Where tables are full it would save nothing, and nothing is put twice. A part of the fast tier
+/// database is some hundred. Where tables are full it would save nothing, and nothing is put twice. Those that are much older
+/// grow once more where chunks have few entries, so that slow series have longer ones. A part of the fast tier
 /// that falls there goes along, so that what stays is newer than all of it.
 fn plan_partitions(version: &Version, options: &TreeOptions, now: Timestamp) -> Option<Work> {
-    let len = options.old_len();
-    let old_before = options.old_before(now);
+    let (old, oldest) = (options.old_len(), options.oldest_len());
+    plan_windows(version, options, old, now, &|_| true).or_else(|| match oldest > old {
+        true => plan_windows(version, options, oldest, now, &has_short_chunks),
+        false => None,
+    })
+}
+
+/// The first window of `len`, as old as it is long, whose tables of level 2 are merged.
+fn plan_windows(
+    version: &Version,
+    options: &TreeOptions,
+    len: PartitionLen,
+    now: Timestamp,
+    is_worth: &dyn Fn(&[Arc<Table>]) -> bool,
+) -> Option<Work> {
+    let old_before = now.saturating_sub(len.as_ms());
     let window_of = |table: &Table| Partition::of(table.record.partition.range().start, len);
     version
         .level(Level::Two)
         .chunk_by(|a, b| window_of(a) == window_of(b))
         .map(|tables| (window_of(&tables[0]), tables))
         .take_while(|(window, _)| window.range().end < old_before)
+        .filter(|(_, tables)| is_worth(tables))
         .find_map(|(window, tables)| plan_window(version, options, window, tables))
+}
+
+fn has_short_chunks(tables: &[Arc<Table>]) -> bool {
+    let sum =
+        |of: fn(&TableRecord) -> u64| tables.iter().map(|table| of(&table.record)).sum::<u64>();
+    sum(|record| record.entry_count) < CHUNK_ENTRIES_FEW * sum(|record| record.chunk_count)
 }
 
 /// Merges `tables`, all of level 2 that begin in `window`, or those of a half if they are too much for one job.

@@ -105,18 +105,22 @@ pub struct TrafficStats {
     pub cleaning_read_bytes: u64,
     /// Bytes of them after.
     pub cleaning_write_bytes: u64,
+    /// Those of them that were put to the slow tier.
+    pub slow_cleaning_write_bytes: u64,
 }
 
 impl TrafficStats {
-    /// Bytes of local tables that were written for each byte that was flushed; 1 before the first flush.
+    /// Bytes of local tables that were written, merged and cleaned of deletes for each byte that was flushed; 1 before the
+    /// first flush.
     pub fn fast_write_amplification(&self) -> f64 {
-        amplification(self.flush_bytes, self.compaction_write_bytes)
+        let cleaned = self.cleaning_write_bytes.saturating_sub(self.slow_cleaning_write_bytes);
+        amplification(self.flush_bytes, self.compaction_write_bytes + cleaned)
     }
 
-    /// Bytes put for each byte that was uploaded first; 1 before the first upload.
+    /// Bytes put, by merges and cleaning too, for each byte that was uploaded first; 1 before the first upload.
     pub fn slow_write_amplification(&self) -> f64 {
-        let again = self.patch_merge_write_bytes + self.partition_merge_write_bytes;
-        amplification(self.upload_bytes, again)
+        let merged = self.patch_merge_write_bytes + self.partition_merge_write_bytes;
+        amplification(self.upload_bytes, merged + self.slow_cleaning_write_bytes)
     }
 }
 
@@ -195,6 +199,7 @@ pub(crate) struct Traffic {
     cleanings: AtomicU64,
     cleaning_read_bytes: AtomicU64,
     cleaning_write_bytes: AtomicU64,
+    slow_cleaning_write_bytes: AtomicU64,
 }
 
 impl Traffic {
@@ -227,9 +232,17 @@ impl Traffic {
         add(&self.flush_bytes, bytes);
     }
 
+    /// A table was written anew where it stands, without what deletes hide.
+    pub(crate) fn cleaned(&self, is_slow: bool, read_bytes: u64, written_bytes: u64) {
+        add(&self.cleanings, 1);
+        add(&self.cleaning_read_bytes, read_bytes);
+        add(&self.cleaning_write_bytes, written_bytes);
+        add(&self.slow_cleaning_write_bytes, if is_slow { written_bytes } else { 0 });
+    }
+
     pub(crate) fn job(&self, kind: JobKind, read_bytes: u64, written_bytes: u64) {
         match kind {
-            JobKind::Drop | JobKind::Repair => {}
+            JobKind::Drop | JobKind::Clean | JobKind::Repair => {}
             JobKind::Compact => {
                 add(&self.compactions, 1);
                 add(&self.compaction_read_bytes, read_bytes);
@@ -248,11 +261,6 @@ impl Traffic {
                 add(&self.partition_merges, 1);
                 add(&self.partition_merge_read_bytes, read_bytes);
                 add(&self.partition_merge_write_bytes, written_bytes);
-            }
-            JobKind::Clean => {
-                add(&self.cleanings, 1);
-                add(&self.cleaning_read_bytes, read_bytes);
-                add(&self.cleaning_write_bytes, written_bytes);
             }
         }
     }
@@ -286,6 +294,7 @@ impl Traffic {
             cleanings: get(&self.cleanings),
             cleaning_read_bytes: get(&self.cleaning_read_bytes),
             cleaning_write_bytes: get(&self.cleaning_write_bytes),
+            slow_cleaning_write_bytes: get(&self.slow_cleaning_write_bytes),
         }
     }
 }

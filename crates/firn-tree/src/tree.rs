@@ -297,6 +297,12 @@ impl Tree {
         let removed: BTreeSet<TableId> = edit.removed.iter().copied().collect();
         let (gone, mut tables): (Vec<Arc<Table>>, Vec<Arc<Table>>) =
             version.all().cloned().partition(|table| removed.contains(&table.record.id));
+        if self.options.planted == Some(Planted::FlushDuringJobLost)
+            && !edit.removed.is_empty()
+            && let Some(written) = edit.added.iter().map(|record| record.id).max()
+        {
+            tables.retain(|table| table.record.id < written);
+        }
         tables.extend(edit.added.iter().cloned().map(|record| Arc::new(Table::new(record))));
         Ok((Version::new(Arc::clone(&self.store), tables)?, gone))
     }
@@ -372,8 +378,7 @@ impl Tree {
         self.take_abandoned().iter().any(|garbage| garbage.is_slow && garbage.told_ms.is_none())
     }
 
-    /// The slow tier's own manifest does not name these since `now`, a time that it was given before it was
-    /// written.
+    /// The slow tier's own manifest does not name these since `now`: from then on nobody reads the one before.
     pub fn note_told(&self, dead: &[TableId], now: Timestamp) {
         for garbage in self.garbage.lock().iter_mut().filter(|one| dead.contains(&one.id)) {
             garbage.told_ms.get_or_insert(now);

@@ -356,6 +356,35 @@ fn old_partitions_become_one_where_that_makes_fewer_objects() {
     world.check();
 }
 
+/// An hourly series has 16 samples in an old partition. When that is much older, eight of them have one chunk, unless
+/// retention wants shorter ones.
+#[test]
+fn partitions_of_slow_series_grow_once_more() {
+    let longest_of = |step_ms: i64, retention_ms: Option<i64>| {
+        let mut world = World::new(1, TreeOptions { retention_ms, ..TreeOptions::default() });
+        for _ in 0..25 {
+            let start = world.now();
+            world.advance(16 * HOUR_MS);
+            world.flush(&regular(1..3, 0..1, start..world.now(), step_ms, 0.5)).unwrap();
+            world.settle();
+        }
+        world.check_range(TimeRange::new(
+            retention_ms.map_or(i64::MIN, |ms| world.now() - ms),
+            i64::MAX,
+        ));
+        let traffic = world.tree.stats().traffic;
+        let again = traffic.partition_merge_write_bytes;
+        assert!(again < 2 * traffic.upload_bytes, "put three times at most: {traffic:?}");
+        let version = world.tree.version();
+        let entries = |record: &TableRecord| record.entry_count / record.chunk_count;
+        let tables = version.tables().map(|r| (r.partition.len().as_ms() / HOUR_MS, entries(r)));
+        tables.max().unwrap()
+    };
+    assert_eq!(longest_of(HOUR_MS, None), (128, 128));
+    assert_eq!(longest_of(5 * MINUTE_MS, None), (16, 192), "long enough");
+    assert_eq!(longest_of(HOUR_MS, Some(300 * HOUR_MS)), (32, 32));
+}
+
 /// An overwrite that waits on the fast tier in one part of a window is older than a patch in another part.
 #[test]
 fn invariant_2_an_overwrite_that_waits_is_not_overtaken_by_a_merge_of_partitions() {
