@@ -203,6 +203,17 @@ impl Engine {
                     }
                     report.findings.push(Finding { error, loss: None, is_repaired });
                 }
+                if let Some(offset) = described.damaged_at {
+                    let is_repaired = repairs && !self.options.read_only;
+                    if is_repaired {
+                        // Claimed anew from the copy that is whole, it is put twice again.
+                        self.tier.forget_claim();
+                        while self.tend_slow_tier()? {}
+                    }
+                    let what = "one of its two copies is damaged; the other has everything";
+                    let error = Error::corrupt(tier::KEY, offset, what);
+                    report.findings.push(Finding { error, loss: None, is_repaired });
+                }
             }
             Ok(None) => {}
             Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => {

@@ -29,11 +29,11 @@ use firn_model::{
 };
 use parking_lot::{Mutex, RwLock};
 
-use crate::Engine;
 use crate::delete::touched_shards;
 use crate::planted::Planted;
 use crate::sequence::InFlight;
 use crate::versions::{OpenSet, Reads, Versions};
+use crate::{Engine, Moment};
 
 /// All transactions are logged as of this shard, hence in one stream. Recovery reads that stream first.
 const TRANSACTION_SHARD: ShardId = ShardId(0);
@@ -237,7 +237,7 @@ impl Engine {
         self.validate(work, &versions)?;
         if self.planted(Planted::TransactionLockDropped) {
             drop(versions);
-            self.probe();
+            self.probe(Moment::Planted);
             versions = self.transactions.order.lock();
         }
         let mut payload = Vec::new();
@@ -351,7 +351,7 @@ impl Engine {
             if self.planted(Planted::TransactionShownByShard) {
                 for shard in &one.shards {
                     self.head.decide_apart(*shard, one.seq, is_shown);
-                    self.probe();
+                    self.probe(Moment::Planted);
                 }
             }
             let mut tombstones = (*self.deletes.tombstones()).clone();

@@ -138,8 +138,24 @@ pub struct Engine {
     counters: stats::Counters,
     recovery: RecoveryReport,
     replayed: replayed::ReplayedLog,
-    probe: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    probe: OnceLock<Probe>,
     _locks: (Box<dyn FolderLock>, Option<Box<dyn FolderLock>>),
+}
+
+/// Does what another thread might do just then. Tests only.
+#[doc(hidden)]
+pub type Probe = Box<dyn Fn(Moment) + Send + Sync>;
+
+/// Where somebody else may come in between. Tests only.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// Series are about to leave the index.
+    SeriesLeave,
+    /// A job of the tree has written its tables, which nobody names yet.
+    JobRun,
+    /// In a mistake that is planted.
+    Planted,
 }
 
 impl Engine {
@@ -297,16 +313,15 @@ impl Engine {
         self.options.planted == Some(mistake)
     }
 
-    /// Called while series are about to leave the index, and in the middle of a flush when a mistake is
-    /// planted there. Tests only.
+    /// Called at each [`Moment`]. Tests only.
     #[doc(hidden)]
-    pub fn set_probe(&self, probe: Box<dyn Fn() + Send + Sync>) {
+    pub fn set_probe(&self, probe: Probe) {
         let _ = self.probe.set(probe);
     }
 
-    fn probe(&self) {
+    fn probe(&self, moment: Moment) {
         if let Some(probe) = self.probe.get() {
-            probe();
+            probe(moment);
         }
     }
 }

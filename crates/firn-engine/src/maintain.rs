@@ -21,7 +21,7 @@ use firn_tree::{Job, JobKind, Reach};
 use crate::manifest::{Edit, Room};
 use crate::planted::Planted;
 use crate::recover::LogCut;
-use crate::{Engine, recover, tier};
+use crate::{Engine, Moment, recover, tier};
 
 /// What one [`Engine::step`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -220,6 +220,7 @@ impl Engine {
 
     fn run_tree_job(&self, job: &Job) -> Result<()> {
         let edit = job.run(&self.env, &self.budget, &CancelToken::new())?;
+        self.probe(Moment::JobRun);
         self.tree.check(&edit)?;
         self.commit_edit(Edit::default().with(Room::Tree, edit.encode()), || {
             let _view = self.view.write();
@@ -388,7 +389,7 @@ impl Engine {
             if self.planted(Planted::SourceDroppedBeforeView) {
                 head_flushed();
                 self.head.recycle(u64::MAX);
-                self.probe();
+                self.probe(Moment::Planted);
             }
             {
                 let _view = self.view.write();

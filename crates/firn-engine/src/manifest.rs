@@ -225,18 +225,32 @@ pub(crate) fn encode_object(epoch: u64, state: &Edit) -> Vec<u8> {
     copy.repeat(2)
 }
 
+/// What [`encode_object`] wrote.
+pub(crate) struct Object {
+    pub(crate) epoch: u64,
+    pub(crate) state: Edit,
+    /// Where the copy that is not whole differs from the other, if one is not.
+    pub(crate) damaged_at: Option<u64>,
+}
+
 /// What [`encode_object`] wrote, from the copy that is whole.
 ///
 /// # Errors
 /// `Corrupt` if none is; `Invalid` for a newer version.
-pub(crate) fn decode_object(file: &str, bytes: &[u8]) -> Result<(u64, Edit)> {
+pub(crate) fn decode_object(file: &str, bytes: &[u8]) -> Result<Object> {
     let mut newer = None;
-    for copy in [bytes, &bytes[bytes.len() / 2..]] {
+    let (first, second) = bytes.split_at(bytes.len() / 2);
+    for (copy, is_first) in [(bytes, true), (second, false)] {
         let Some((version, epoch)) = decode_header(copy) else { continue };
         if version > VERSION {
             newer = Some(version);
-        } else if let Some((state, _)) = decode_record(copy, HEADER_BYTES as usize, 1) {
-            return Ok((epoch, state));
+        } else if let Some((state, end)) = decode_record(copy, HEADER_BYTES as usize, 1) {
+            let damaged_at = match is_first {
+                // Whatever the object's length has become.
+                true => first_difference(&copy[end..], &copy[..end]).map(|at| end + at),
+                false => first_difference(first, second),
+            };
+            return Ok(Object { epoch, state, damaged_at: damaged_at.map(|at| at as u64) });
         }
     }
     Err(match newer {
@@ -251,6 +265,11 @@ pub(crate) fn decode_object(file: &str, bytes: &[u8]) -> Result<(u64, Edit)> {
              it anew, or restore a backup",
         ),
     })
+}
+
+fn first_difference(found: &[u8], whole: &[u8]) -> Option<usize> {
+    let same = found.iter().zip(whole).take_while(|(a, b)| a == b).count();
+    (same < found.len().max(whole.len())).then_some(same)
 }
 
 /// Version and number, if the header is whole.
@@ -473,6 +492,29 @@ mod tests {
             let found = opened(&disk).1;
             assert_eq!(found.edits, [state(), edit(1), edit(2), edit(3)], "byte {at}");
             flip(&disk, &copy, at);
+        }
+    }
+
+    #[test]
+    fn an_object_says_which_copy_is_damaged_and_where() {
+        let whole = encode_object(7, &state());
+        let half = whole.len() / 2;
+        let f = |bytes: &[u8]| {
+            let object = decode_object("manifest", bytes).unwrap();
+            assert_eq!((object.epoch, object.state), (7, state()));
+            object.damaged_at.map(|at| at as usize)
+        };
+        assert_eq!(f(&whole), None);
+        for at in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1;
+            assert_eq!(f(&bytes), Some(at));
+        }
+        assert_eq!(f(&whole[..half]), Some(half));
+        assert_eq!(f(&whole[..half + 30]), Some(half + 30));
+        assert_eq!(f(&[&whole[..], b"more"].concat()), Some(whole.len()));
+        for bytes in [&whole[..half - 1], &[], &vec![0; whole.len()]] {
+            assert!(decode_object("manifest", bytes).is_err());
         }
     }
 

@@ -75,6 +75,8 @@ pub enum Planted {
     DroppedTooEarly,
     /// What the cache of the slow tier has is not checked.
     FlippedBlockServed,
+    /// What was flushed while a job of the tree ran goes with what the job replaces.
+    FlushDuringJobLost,
     /// Rows are written without memory being set aside for them.
     MemoryNotReserved,
     /// Short of memory, the head lets go of rows that are in no table yet.
@@ -91,7 +93,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every mistake.
-    pub const ALL: [Planted; 42] = [
+    pub const ALL: [Planted; 43] = [
         Planted::SyncSkipped,
         Planted::PublishedBeforeDurable,
         Planted::AcknowledgedBeforeVisible,
@@ -128,6 +130,7 @@ impl Planted {
         Planted::ObjectsRemovedEarly,
         Planted::DroppedTooEarly,
         Planted::FlippedBlockServed,
+        Planted::FlushDuringJobLost,
         Planted::MemoryNotReserved,
         Planted::PressureDropsRows,
         Planted::FastTierUnbounded,
@@ -141,6 +144,7 @@ impl Planted {
         match self {
             Planted::DroppedTooEarly => Some(firn_tree::Planted::DroppedTooEarly),
             Planted::FlippedBlockServed => Some(firn_tree::Planted::FlippedBlockServed),
+            Planted::FlushDuringJobLost => Some(firn_tree::Planted::FlushDuringJobLost),
             _ => None,
         }
     }

@@ -25,7 +25,7 @@ use firn_model::{CommitSeq, Error, ErrorKind, Pool, Result, Timestamp, encode_va
 use firn_tree::{Reach, SlowState, Version};
 use parking_lot::Mutex;
 
-use crate::manifest::{self, Edit, Manifest, Room};
+use crate::manifest::{self, Edit, Manifest, Object, Room};
 use crate::planted::Planted;
 use crate::{Engine, recover};
 
@@ -108,6 +108,8 @@ pub(crate) struct Described {
     pub(crate) state: Edit,
     /// In the order of the index's part.
     segment_epochs: Vec<u64>,
+    /// Where one of the object's two copies is damaged.
+    pub(crate) damaged_at: Option<u64>,
 }
 
 impl Tier {
@@ -221,7 +223,14 @@ impl Engine {
         {
             return Err(self.tier.fence(found));
         }
-        let mut claim = claim_as(bucket, found, self.tier.mark, &self.described_nothing())?;
+        let claimed = claim_as(bucket, found, self.tier.mark, &self.described_nothing());
+        let mut claim = claimed.map_err(|e| match e.kind() {
+            // Another's, or our own that was given up and came late: the next step reads it.
+            ErrorKind::Conflict => {
+                Error::unavailable("the slow tier's manifest has changed").because(e)
+            }
+            _ => e,
+        })?;
         self.tier.epoch.store(claim.epoch, Relaxed);
         // A number may have been given again since: what is there counts only if it is the same.
         let known: Vec<Segment> =
@@ -297,8 +306,10 @@ impl Engine {
         self.put_manifest(claim, manifest::encode_object(claim.epoch, &state))?;
         claim.told = Some(told);
         self.tier.set_read(claim.epoch, slow.newest_ts);
-        self.tree.note_told(&slow.dead, now);
-        claim.retire_segments(&files, now);
+        // The put may have taken long, and up to its end the manifest before was there to be read.
+        let told_ms = self.env.clock.now_ms();
+        self.tree.note_told(&slow.dead, told_ms);
+        claim.retire_segments(&files, told_ms);
         Ok(true)
     }
 
@@ -605,7 +616,7 @@ pub(crate) fn version(bucket: &dyn Bucket) -> Result<Option<String>> {
 impl Described {
     fn decode(bytes: &[u8], version: String) -> Result<Described> {
         let bad = |e: Error| Error::corrupt(KEY, 0, e.what());
-        let (epoch, state) = manifest::decode_object(KEY, bytes)?;
+        let Object { epoch, state, damaged_at } = manifest::decode_object(KEY, bytes)?;
         let (mut mark, mut written_ms, mut segment_epochs) = (0, 0, Vec::new());
         for part in state.parts(Room::Engine) {
             match part.split_first() {
@@ -622,7 +633,7 @@ impl Described {
                 _ => {}
             }
         }
-        Ok(Described { epoch, mark, version, written_ms, state, segment_epochs })
+        Ok(Described { epoch, mark, version, written_ms, state, segment_epochs, damaged_at })
     }
 }
 

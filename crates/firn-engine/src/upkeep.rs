@@ -18,7 +18,7 @@ use firn_tree::Version;
 
 use crate::manifest::{Edit, Room};
 use crate::planted::Planted;
-use crate::{Engine, Step};
+use crate::{Engine, Moment, Step};
 
 // All files are read and all series looked for: seconds for millions of series.
 const REMOVAL_INTERVAL_MS: i64 = 60 * 60_000;
@@ -162,7 +162,7 @@ impl Engine {
         });
         let leaving = Leaving { series: series.collect(), ..Leaving::default() };
         let count = leaving.series.len() as u64;
-        self.probe();
+        self.probe(Moment::SeriesLeave);
         if self.planted(Planted::SeriesRemovedUnchecked) {
             self.apply_index(removal.part)?;
             return Ok(Outcome::Removed);
@@ -170,7 +170,7 @@ impl Engine {
         // Waits for the writes that are on their way: what they wrote is found below.
         *self.leaving.write() = leaving;
         let found = self.is_any_back(&removal.dropped);
-        self.probe();
+        self.probe(Moment::SeriesLeave);
         let mut leaving = self.leaving.write();
         let is_disturbed = leaving.is_disturbed.load(Relaxed);
         let leaving_series = std::mem::take(&mut *leaving).series;

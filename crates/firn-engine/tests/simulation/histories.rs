@@ -13,7 +13,7 @@ use firn_engine::{
     ConvertOptions, Engine, EngineOptions, Lane, Planted, RecoveryProgress, Transaction,
 };
 use firn_model::{CommitSeq, ErrorKind, Labels, Matcher, SeriesRef, TimeRange};
-use firn_sim::{Rng, Sim};
+use firn_sim::{Rng, Sim, for_places};
 use parking_lot::Mutex;
 
 /// Samples that are read and written: one of each series at each time.
@@ -54,7 +54,7 @@ impl Registers {
         let engine = Engine::open(sim.env(), options, &RecoveryProgress::default());
         let engine = engine.expect("opens");
         // Where a mistake opens a window, let another thread through it.
-        engine.set_probe(Box::new(|| (0..20).for_each(|_| std::thread::yield_now())));
+        engine.set_probe(Box::new(|_| (0..20).for_each(|_| std::thread::yield_now())));
         let labels = |idx: usize| {
             let name = format!("r{idx}");
             Labels::from_pairs([("__name__", name.as_str()), ("kind", "register")])
@@ -310,16 +310,9 @@ fn large_history(seed: u64, planted: Option<Planted>) -> Option<String> {
 
 #[test]
 fn transactions_are_as_if_one_came_after_the_other() {
-    for seed in 0..150 {
-        if let Some(why) = small_history(seed, None) {
-            panic!("seed {seed}: {why}");
-        }
-    }
-    for seed in 0..15 {
-        if let Some(why) = large_history(seed, None) {
-            panic!("seed {seed}: {why}");
-        }
-    }
+    let fail = |why: String| panic!("{why}");
+    for_places(150, |seed| small_history(seed, None).map_or((), fail));
+    for_places(15, |seed| large_history(seed, None).map_or((), fail));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use firn_engine::{ConvertOptions, Engine, EngineOptions, Lane, Planted, RecoveryProgress};
 use firn_model::{Error, ErrorKind, Labels, RowBatch, Sample, TimeRange};
-use firn_sim::{Oracle, Rng, Seen, Sim};
+use firn_sim::{Oracle, Rng, Seen, Sim, for_places};
 
 const SERIES: u64 = 6;
 const DAYS: u64 = 3;
@@ -31,9 +31,9 @@ struct Outage {
 
 #[test]
 fn an_outage_of_days_loses_nothing_and_is_made_up_for() {
-    for seed in 0..24 {
-        run(seed, None).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
-    }
+    for_places(24, |seed| {
+        run(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+    });
 }
 
 /// What is wrong with a mistake in the code; `None` if it is not seen.

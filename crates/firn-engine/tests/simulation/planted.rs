@@ -19,6 +19,9 @@ fn every_planted_mistake_is_found() {
             None => missed.push(mistake),
         }
     }
+    for mistake in &missed {
+        eprintln!("again: FIRN_PLANTED={mistake:?} cargo test --package firn-engine planted::");
+    }
     assert!(missed.is_empty(), "{SEEDS_MAX} seeds do not find {missed:?}");
 }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use firn_engine::{Engine, Planted, Transaction};
+use firn_engine::{Engine, Moment, Planted, Transaction};
 use firn_model::{ErrorKind, Labels, Matcher, Sample, SeriesRef, TimeRange, Timestamp};
 
 use crate::world::{Amid, Failure, Pieces, World, read_all};
@@ -244,8 +244,8 @@ impl World {
     pub(crate) fn be_amid_commits(&self, engine: &Arc<Engine>) {
         let weak = Arc::downgrade(engine);
         let (amid, torn, planted) = (Arc::clone(&self.amid), Arc::clone(&self.torn), self.planted);
-        engine.set_probe(Box::new(move || {
-            let Some(engine) = weak.upgrade() else { return };
+        engine.set_probe(Box::new(move |moment| {
+            let Some(engine) = weak.upgrade().filter(|_| moment == Moment::Planted) else { return };
             // Its own commit comes by here again.
             let mut here = std::mem::take(&mut *amid.lock());
             if planted == Some(Planted::TransactionShownByShard) {

@@ -1,6 +1,7 @@
 //! A result cache beside the engine, over crashes, kills and failing devices: an answer that was kept before says what the
 //! first snapshot after it says, or it is gone; and much of it is there.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use firn_model::{
     ChangeSink, Error, ErrorKind, GroupId, Grouping, Labels, Matcher, QueryContext, RowBatch,
     Sample, SeriesRef, TimeRange, Timestamp,
 };
-use firn_sim::{Operation, Rng, Seen, Sim};
+use firn_sim::{Operation, Rng, Seen, Sim, for_places};
 
 const STEPS: u64 = 150;
 const STEP_MS: i64 = 15_000;
@@ -49,17 +50,22 @@ struct Tally {
 
 #[test]
 fn what_outlives_a_crash_is_what_the_first_snapshot_says() {
-    let mut all = Tally::default();
-    for seed in 0..150 {
-        let tally = run(seed, None).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+    let all = RefCell::new(Tally::default());
+    for_places(150, |seed| {
+        let tally = run(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+        let mut all = all.borrow_mut();
         all.steps += tally.steps;
         all.steps_found += tally.steps_found;
         all.steps_after_crash += tally.steps_after_crash;
         all.found_after_crash += tally.found_after_crash;
         all.crashes += tally.crashes;
         all.failed_writes += tally.failed_writes;
-    }
+    });
+    let all = all.into_inner();
     println!("{all:?}");
+    if std::env::var_os("FIRN_SEED").is_some() {
+        return;
+    }
     assert!(all.crashes > 100 && all.failed_writes > 50, "{all:?}");
     assert!(all.steps_found * 3 > all.steps, "{all:?}");
     assert!(all.found_after_crash * 6 > all.steps_after_crash, "{all:?}");

@@ -60,6 +60,9 @@ fn options(planted: Option<Planted>, read_only: bool) -> EngineOptions {
             block_bytes: 256,
             table_bytes_max: 2 << 10,
             patches_max: 1,
+            // A replica needs what its manifest names again and again.
+            cache_bytes_max: if read_only { 0 } else { 256 << 20 },
+            slow_cache_bytes_max: if read_only { 0 } else { 1 << 20 },
             ..Default::default()
         },
         planted,
@@ -406,7 +409,9 @@ impl Place {
     }
 
     fn break_something(&mut self) {
-        match self.rng.below(7) {
+        match self.rng.below(9) {
+            8 => self.sim.faults.delay_nth(1 + self.rng.below(30), Duration::from_secs(3 * 3_600)),
+            7 => self.sim.faults.do_nth_later(1 + self.rng.below(6)),
             6 => self.sim.faults.set_partial_body_rate(0.2),
             0 => self.sim.bucket.set_down(true),
             1 => self.sim.faults.set_lost_acknowledgement_rate(0.3),

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use firn_engine::{
-    ConvertOptions, Engine, EngineOptions, JobKind, Lane, Planted, RecoveryProgress, Snapshot, Step,
+    ConvertOptions, Engine, EngineOptions, JobKind, Lane, Moment, Planted, RecoveryProgress,
+    Snapshot, Step,
 };
 use firn_model::{
     Change, ChangeKind, ChangeSink, CommitSeq, Error, ErrorKind, Grouping, Labels, Matcher, Pool,
@@ -72,6 +73,8 @@ pub(crate) struct World {
     /// References that were given out once, as a sender keeps them, and what was written with them while
     /// series left the index.
     kept: Arc<Mutex<Kept>>,
+    /// Flushes in the middle of a job of the tree.
+    flushed_in_between: Arc<AtomicU64>,
     pub(crate) amid: Arc<Mutex<Amid>>,
 }
 
@@ -172,7 +175,8 @@ impl Tally {
             "Merge",
             "RemoveSeries",
             "Publish",
-            "written while series left",
+            "written in between",
+            "flushed while a job ran",
             "refused because it had left",
             "series listed",
             "power lost at a fence",
@@ -212,6 +216,7 @@ impl World {
             trace: false,
             torn: Arc::default(),
             kept: Arc::default(),
+            flushed_in_between: Arc::default(),
             amid: Arc::default(),
         }
     }
@@ -350,7 +355,7 @@ impl World {
             Some(Planted::TransactionShownByShard | Planted::TransactionLockDropped) => {
                 self.be_amid_commits(&engine);
             }
-            _ => self.write_while_series_leave(&engine),
+            _ => self.write_in_between(&engine),
         }
         self.engine = Some(engine);
         self.compare(Oracle::settle)
@@ -361,8 +366,8 @@ impl World {
         let weak = Arc::downgrade(engine);
         let torn = Arc::clone(&self.torn);
         let before: Mutex<usize> = Mutex::new(0);
-        engine.set_probe(Box::new(move || {
-            let Some(engine) = weak.upgrade() else { return };
+        engine.set_probe(Box::new(move |moment| {
+            let Some(engine) = weak.upgrade().filter(|_| moment == Moment::Planted) else { return };
             let points = read_all(&engine.snapshot()).map_or(0, |seen| seen.sample_count());
             let mut most = before.lock();
             if points < *most {
@@ -373,24 +378,30 @@ impl World {
         }));
     }
 
-    /// Writes with an old reference whenever series are about to leave, as a sender on another thread would.
-    fn write_while_series_leave(&self, engine: &Arc<Engine>) {
+    /// Writes with an old reference whenever series are about to leave, as a sender on another thread would; and late rows,
+    /// which are flushed at once, while a job of the tree has written its tables and not named them yet.
+    fn write_in_between(&self, engine: &Arc<Engine>) {
         let weak = Arc::downgrade(engine);
-        let kept = Arc::clone(&self.kept);
+        let (kept, in_between) = (Arc::clone(&self.kept), Arc::clone(&self.flushed_in_between));
         let (clock, faults) = (Arc::clone(&self.sim.env().clock), self.sim.faults.clone());
-        engine.set_probe(Box::new(move || {
+        engine.set_probe(Box::new(move |moment| {
             let Some(engine) = weak.upgrade() else { return };
             let mut kept = kept.lock();
             kept.turn += 1;
             // Mostly nobody writes just then.
-            if !kept.turn.is_multiple_of(3) {
+            let every = if moment == Moment::JobRun { 12 } else { 3 };
+            if !kept.turn.is_multiple_of(every) {
                 return;
             }
             for idx in 0..kept.refs.len().min(5) {
                 let (labels, series) =
                     kept.refs[(kept.turn / 3 + 7 * idx) % kept.refs.len()].clone();
                 let value = (kept.turn + idx) as f64;
-                let sample = Sample { ts: clock.now_ms(), value };
+                let late_ms = match moment {
+                    Moment::JobRun => (kept.turn % 7) as i64 * 1_200_000,
+                    _ => 0,
+                };
+                let sample = Sample { ts: clock.now_ms() - late_ms, value };
                 let mut batch = RowBatch::default();
                 batch.push(series, sample.ts, sample.value);
                 match engine.write(&mut batch) {
@@ -401,6 +412,10 @@ impl World {
                         kept.written.push(Late { labels, sample, is_acknowledged });
                     }
                 }
+            }
+            drop(kept);
+            if moment == Moment::JobRun && engine.flush().is_ok() {
+                in_between.fetch_add(1, Ordering::Relaxed);
             }
         }));
     }
@@ -434,13 +449,16 @@ impl World {
         }
     }
 
-    /// What was written while series left is written, or may be.
+    /// What was written in between is written, or may be.
     fn learn_late(&mut self) {
+        for _ in 0..self.flushed_in_between.swap(0, Ordering::Relaxed) {
+            self.tally.count("flushed while a job ran");
+        }
         let late = std::mem::take(&mut self.kept.lock().written);
         for Late { labels, sample, is_acknowledged } in late {
             let begun = self.oracle.begin(vec![(labels, sample)]);
             if is_acknowledged {
-                self.tally.count("written while series left");
+                self.tally.count("written in between");
                 self.oracle.acknowledge(begun);
             }
         }
@@ -484,6 +502,8 @@ impl World {
         if !faults.is_off() {
             faults.forget_plans();
         }
+        // It may have taken hours.
+        self.raise_floor();
         result
     }
 
