@@ -98,6 +98,11 @@ pub struct Settings {
     #[arg(long, env = "FIRN_UPLOAD_AGE_MAX", value_name = "DURATION", default_value = "4h")]
     pub upload_age_max: String,
 
+    /// Patches, late data beside what is on the slow tier already, that may lie on one part of a partition there: one more
+    /// and they are merged with it. Each costs a query of that part a request, a merge puts all of the part again
+    #[arg(long, env = "FIRN_PATCHES_MAX", value_name = "COUNT", default_value_t = 3)]
+    pub patches_max: usize,
+
     /// Bytes of unflushed rows in memory that start a flush; `auto` is an eighth of
     /// --memory, at most 512 MiB
     #[arg(long, env = "FIRN_HEAD_FLUSH_BYTES", value_name = "SIZE", default_value = "auto")]
@@ -282,6 +287,8 @@ pub struct Config {
     pub flush_age_ms_max: i64,
     /// Age at which data is uploaded.
     pub upload_age_ms_max: i64,
+    /// Patches on one part of the slow tier.
+    pub patches_max: usize,
     /// Bytes of unflushed rows that start a flush.
     pub head_flush_bytes: u64,
     /// Bytes of log that start a flush.
@@ -424,6 +431,13 @@ impl Settings {
             log_device: self.log_device.parse().map_err(|e: Error| e.context("--log-device"))?,
             flush_age_ms_max: duration_ms("flush-age-max", &self.flush_age_max)?,
             upload_age_ms_max: duration_ms("upload-age-max", &self.upload_age_max)?,
+            patches_max: match self.patches_max {
+                given @ 1..=PATCHES_MAX => given,
+                given => {
+                    let wanted = format!("between 1 and {PATCHES_MAX}");
+                    return Err(bad("patches-max", &given.to_string(), &wanted));
+                }
+            },
             log_bytes_max: bytes("log-bytes-max", &self.log_bytes_max, 1, u64::MAX >> 2)?,
             head_flush_bytes: match self.head_flush_bytes.as_str() {
                 "auto" => (memory_bytes_max / 8).min(HEAD_FLUSH_BYTES_MAX),
@@ -493,6 +507,8 @@ const TIER_BYTES_MIN: u64 = 64 << 20;
 const QUERY_BYTES_MIN: u64 = 1 << 20;
 // A few slabs.
 const RESULT_CACHE_BYTES_MIN: u64 = 8 << 20;
+// A query asks 32 objects at a time.
+const PATCHES_MAX: usize = 32;
 // Slabs that hold the larger directories.
 const SLOW_CACHE_BYTES_MIN: u64 = 8 << 20;
 // Smaller frames hold one chunk each; Prometheus takes no larger ones than 50 MB.
@@ -602,6 +618,7 @@ mod tests {
         assert_eq!((config.fast_bytes_max, config.slow_bytes_max), (None, None));
         assert_eq!((config.future_ms_max, config.lookback_ms), (600_000, 300_000));
         assert_eq!(config.query_timeout, Duration::from_secs(120));
+        assert_eq!(config.patches_max, crate::database::options(&config).tree.patches_max);
         assert_eq!(config.query_bytes_max, config.memory_bytes_max / 4);
         assert!(config.cors_origin.matches("http://anywhere") && config.external_labels.is_empty());
         assert!(!config.admin_api && !config.lifecycle_api);
@@ -626,6 +643,7 @@ mod tests {
             "--fast-bytes-max=512MiB",
             "--slow-bytes-max=2g",
             "--log-sync=interval:100",
+            "--patches-max=7",
             "--self-scrape=never",
             "--slow-tier=s3://bucket/prefix",
             "--query-memory=1MiB",
@@ -646,6 +664,7 @@ mod tests {
             (Some(512 << 20), Some(2 << 30))
         );
         assert_eq!(config.log_sync, LogSync::IntervalMs(100));
+        assert_eq!(crate::database::options(&config).tree.patches_max, 7);
         assert_eq!((config.self_scrape, config.slow_tier.as_str()), (None, "s3://bucket/prefix"));
         for (arg, wanted) in [
             ("--memory=lots", "--memory is \"lots\", wanted is a size"),
@@ -662,6 +681,7 @@ mod tests {
             ("--shards=12", "--shards is \"12\", wanted is a power of two"),
             ("--log-streams=65", "--log-streams is \"65\""),
             ("--query-memory=1KiB", "--query-memory is \"1KiB\", wanted is at least 1048576"),
+            ("--patches-max=0", "--patches-max is \"0\", wanted is between 1 and 32"),
             ("--slow-cache-bytes-max=1KiB", "wanted is 0 or at least 8388608"),
             ("--result-cache=1MiB", "--result-cache is \"1MiB\", wanted is 0 or at least 8388608"),
             ("--cors-origin=(", "--cors-origin is \"(\", wanted is a regex"),
@@ -691,6 +711,7 @@ mod tests {
                 "--log-sync=1500ms",
                 "--log-device=memory:/mnt/memory",
                 "--log-streams=3",
+                "--patches-max=1",
                 "--write-lenient",
                 "--external-labels=region=eu,zone=\"b\"",
                 "--cors-origin=https?://[^,]*",

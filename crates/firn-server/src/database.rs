@@ -111,6 +111,7 @@ pub(crate) fn options(config: &Config) -> Options {
         on_idle: config.on_idle,
         tree: TreeOptions {
             upload_age_ms_max: config.upload_age_ms_max,
+            patches_max: config.patches_max,
             fast_bytes_max: config.fast_bytes_max,
             slow_bytes_max: config.slow_bytes_max,
             slow_cache_bytes_max: config.slow_cache_bytes_max,

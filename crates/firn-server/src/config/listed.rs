@@ -38,6 +38,7 @@ impl Config {
             ("log-device", self.log_device.to_string()),
             ("flush-age-max", unit_duration(self.flush_age_ms_max)),
             ("upload-age-max", unit_duration(self.upload_age_ms_max)),
+            ("patches-max", self.patches_max.to_string()),
             ("head-flush-bytes", size(self.head_flush_bytes)),
             ("log-bytes-max", size(self.log_bytes_max)),
             ("shards", self.shard_count.to_string()),
