@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use firn_bench::client::{Connection, post_all};
 use firn_bench::fleet::{Fleet, Kind, SERIES_PER_HOST};
 use firn_bench::index::{process_cpu_ns, thread_cpu_ns};
-use firn_bench::report::{Aim, finish};
+use firn_bench::report::{Aim, finish, median};
 use firn_bench::server::{Program, bytes_below};
 use firn_bench::tree::lsm::Shape;
 use firn_bench::tree::sets::{PUBLIC, SCRAPES, Set};
@@ -32,6 +32,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const MINUTE_MS: i64 = 60_000;
 const HOUR_MS: i64 = 60 * MINUTE_MS;
 const BATCH: usize = 10_000;
+// 20 days, of its steps of 2 h times a power of three the last below a month.
+const PROMETHEUS_BLOCKS: &str = "--max-block-duration=486h";
 
 fn main() -> io::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -151,9 +153,7 @@ fn bytes(aims: &mut Vec<Aim>) -> io::Result<()> {
     for (name, set) in sets {
         let count = set.sample_count() as f64;
         let (ours, _) = sizes(&set, World::options())?;
-        let is_public = PUBLIC.contains(&name.as_str());
-        // Years of hourly samples are thousands of blocks there.
-        let prometheus = if is_public { f64::NAN } else { prometheus_bytes(&set)? / count };
+        let prometheus = prometheus_bytes(&set)? / count;
         let victoria = victoria_bytes(&set)? / count;
         let heracles: usize = set
             .series
@@ -299,7 +299,7 @@ fn write(db: &Db, batch: &mut RowBatch) {
     batch.clear();
 }
 
-/// As Prometheus' own tool makes blocks; `NaN` where it is not installed.
+/// As Prometheus' own tool makes blocks, as long as a server merges them to; `NaN` where it is not installed.
 fn prometheus_bytes(set: &Set) -> io::Result<f64> {
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
     let text = folder.path().join("samples.txt");
@@ -308,7 +308,8 @@ fn prometheus_bytes(set: &Set) -> io::Result<f64> {
     out.flush()?;
     let blocks = folder.path().join("blocks");
     let mut command = Command::new("promtool");
-    command.args(["tsdb", "create-blocks-from", "openmetrics", "-q"]).arg(&text).arg(&blocks);
+    command.args(["tsdb", "create-blocks-from", "openmetrics", "-q", PROMETHEUS_BLOCKS]);
+    command.arg(&text).arg(&blocks);
     match command.stdout(Stdio::null()).status() {
         Ok(status) if status.success() => Ok(bytes_below(&blocks) as f64),
         Ok(status) => Err(io::Error::other(format!("promtool: {status}"))),
@@ -543,69 +544,114 @@ fn size_control(aims: &mut Vec<Aim>) -> io::Result<()> {
     Ok(())
 }
 
-/// 5,000 series, a sample every 15 s, six hours; a share of the hosts' spans of ten minutes comes late.
+/// 5,000 series, a sample every 15 s, six hours; a share of the hosts' spans of ten minutes comes late. All shares take
+/// turns, five times, and each is compared with the none of its own turn: what else the machine does falls on all alike.
 fn late(aims: &mut Vec<Aim>) -> io::Result<()> {
+    const PERCENTS: [u32; 5] = [0, 5, 10, 20, 50];
+    const ROUNDS: usize = 5;
     println!(
         "\nlate data: CPU of insertion with all that follows, a query of one series over the last hour"
     );
     println!(
-        "{:>6} {:>12} {:>9} {:>12} {:>9} {:>9} {:>8}",
-        "late %", "CPU us/row", "ratio", "query us", "ratio", "patches", "put MB"
+        "{:>6} {:>12} {:>9} {:>12} {:>9} {:>12} {:>9} {:>8}",
+        "late %", "CPU us/row", "ratio", "query us", "ratio", "table reads", "patches", "put MB"
     );
-    let mut base: Option<(f64, f64)> = None;
-    for percent in [0, 5, 10, 20, 50] {
-        // The middle of three: other work on the machine shows in each.
-        let mut runs: Vec<(f64, f64, u64, u64)> =
-            (0..3).map(|_| late_run(f64::from(percent) / 100.0)).collect::<io::Result<_>>()?;
-        runs.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let cpu_us = runs[1].0;
-        runs.sort_by(|a, b| a.1.total_cmp(&b.1));
-        let query_us = runs[1].1;
-        let (_, _, patches, put_bytes) = runs[1];
-        let (base_cpu, base_query) = *base.get_or_insert((cpu_us, query_us));
+    let mut rounds: Vec<Vec<LateRun>> = Vec::new();
+    for _ in 0..ROUNDS {
+        let filled: Vec<LateRun> = PERCENTS
+            .iter()
+            .map(|percent| LateRun::fill(f64::from(*percent) / 100.0))
+            .collect::<io::Result<_>>()?;
+        rounds.push(LateRun::ask_in_turns(filled)?);
+    }
+    for (idx, percent) in PERCENTS.iter().enumerate() {
+        let middle =
+            |of: &dyn Fn(&[LateRun]) -> f64| median(rounds.iter().map(|round| of(round)).collect());
+        let cpu_us = middle(&|round| round[idx].cpu_us);
+        let query_us = middle(&|round| round[idx].query_us);
+        let cpu_ratio = middle(&|round| round[idx].cpu_us / round[0].cpu_us);
+        let query_ratio = middle(&|round| round[idx].query_us / round[0].query_us);
+        let run = &rounds[0][idx];
         println!(
-            "{percent:>6} {cpu_us:>12.4} {:>9.3} {query_us:>12.1} {:>9.3} {patches:>9} {:>8.2}",
-            cpu_us / base_cpu,
-            query_us / base_query,
-            put_bytes as f64 / 1e6
+            "{percent:>6} {cpu_us:>12.4} {cpu_ratio:>9.3} {query_us:>12.1} {query_ratio:>9.3} {:>12.2} {:>9} {:>8.2}",
+            run.table_reads,
+            run.patches,
+            run.put_bytes as f64 / 1e6
         );
-        if percent == 20 {
+        if *percent == 20 {
             let aim = |name: &str, figure, at_most| Aim { name: name.into(), figure, at_most };
-            aims.push(aim("CPU of insertion, 20% late, against none", cpu_us / base_cpu, 1.10));
-            aims.push(aim("short query, 20% late, against none", query_us / base_query, 1.05));
+            aims.push(aim("CPU of insertion, 20% late, against none", cpu_ratio, 1.10));
+            aims.push(aim("short query, 20% late, against none", query_ratio, 1.05));
         }
     }
     Ok(())
 }
 
-/// CPU microseconds a sample, of a query, patches that stand, bytes put.
-fn late_run(share: f64) -> io::Result<(f64, f64, u64, u64)> {
-    const SERIES: usize = 5_000;
-    const QUERIES: u32 = 200;
-    let world = World::idle(World::options())?;
-    let mut feed = Feed::new(&world, SERIES)?;
-    let start = process_cpu_ns();
-    for _ in 0..36 {
-        feed.run(&world, 10 * MINUTE_MS, 15_000, share)?;
-        world.settle()?;
+/// A database with some late data, and what it cost.
+struct LateRun {
+    world: Option<World>,
+    /// Of a sample.
+    cpu_us: f64,
+    query_us: f64,
+    /// Reads of local tables for a query.
+    table_reads: f64,
+    patches: u64,
+    put_bytes: u64,
+}
+
+impl LateRun {
+    fn fill(share: f64) -> io::Result<LateRun> {
+        const SERIES: usize = 5_000;
+        let world = World::idle(World::options())?;
+        let mut feed = Feed::new(&world, SERIES)?;
+        let start = process_cpu_ns();
+        for _ in 0..36 {
+            feed.run(&world, 10 * MINUTE_MS, 15_000, share)?;
+            world.settle()?;
+        }
+        let cpu_us = (process_cpu_ns() - start) / 1e3 / feed.sample_count as f64;
+        let stats = world.db.stats().tree;
+        let put_bytes = stats.traffic.upload_bytes
+            + stats.traffic.patch_merge_write_bytes
+            + stats.traffic.partition_merge_write_bytes;
+        let patches = stats.levels[2].patch_count;
+        let (query_us, table_reads) = (f64::NAN, f64::NAN);
+        Ok(LateRun { world: Some(world), cpu_us, query_us, table_reads, patches, put_bytes })
     }
-    let cpu_us = (process_cpu_ns() - start) / 1e3 / feed.sample_count as f64;
-    let now = world.db.now_ms();
-    let ask = |host: u32| {
-        let query = format!(
-            "max_over_time(cpu_usage_of_kind_07_total{{instance=\"host-{host}:9100\"}}[1h])"
-        );
-        world.db.query_now(&query, QueryTime::Instant(now)).map_err(io::Error::other)
-    };
-    (0..20).try_for_each(|host| ask(host).map(|_| ()))?;
-    let start = thread_cpu_ns();
-    (0..QUERIES).try_for_each(|round| ask(round % 50).map(|_| ()))?;
-    let query_us = (thread_cpu_ns() - start) / 1e3 / f64::from(QUERIES);
-    let stats = world.db.stats().tree;
-    let put_bytes = stats.traffic.upload_bytes
-        + stats.traffic.patch_merge_write_bytes
-        + stats.traffic.partition_merge_write_bytes;
-    Ok((cpu_us, query_us, stats.levels[2].patch_count, put_bytes))
+
+    /// Asks each for fifty hosts, then each again, many times; the databases go.
+    fn ask_in_turns(mut runs: Vec<LateRun>) -> io::Result<Vec<LateRun>> {
+        const TURNS: usize = 41;
+        const HOSTS: u32 = 50;
+        let mut query_us: Vec<Vec<f64>> = vec![Vec::new(); runs.len()];
+        for turn in 0..TURNS {
+            for (run, query_us) in runs.iter_mut().zip(&mut query_us) {
+                let world = run.world.as_ref().expect("filled");
+                let now = world.db.now_ms();
+                let reads_before = world.db.stats().tree.traffic.fast_reads;
+                let start = thread_cpu_ns();
+                for host in 0..HOSTS {
+                    let query = format!(
+                        "max_over_time(cpu_usage_of_kind_07_total{{instance=\"host-{host}:9100\"}}[1h])"
+                    );
+                    let answer = world.db.query_now(&query, QueryTime::Instant(now));
+                    answer.map_err(io::Error::other)?;
+                }
+                let spent_us = (thread_cpu_ns() - start) / 1e3 / f64::from(HOSTS);
+                let reads = world.db.stats().tree.traffic.fast_reads - reads_before;
+                run.table_reads = reads as f64 / f64::from(HOSTS);
+                // The first turn fills caches.
+                if turn > 0 {
+                    query_us.push(spent_us);
+                }
+            }
+        }
+        for (run, query_us) in runs.iter_mut().zip(query_us) {
+            run.query_us = median(query_us);
+            run.world = None;
+        }
+        Ok(runs)
+    }
 }
 
 /// A writer beside the maintenance threads: how long its batches wait while tables are merged all the time, and while

@@ -94,7 +94,7 @@ pub fn run(aims: &mut Vec<Aim>) -> io::Result<()> {
     let (clock, end) = fill(folder.path())?;
     println!(
         "\n{SERIES} series of {} hosts, a sample every {} s, {HOURS} h, all on a slow tier with {DELAY_MS} ms a request: the \
-         most round trips of {} hosts, ranges, bytes, median ms",
+         most round trips of {} hosts, GETs, bytes, median ms",
         SERIES / SERIES_PER_HOST,
         INTERVAL_MS / 1_000,
         HOSTS.len()

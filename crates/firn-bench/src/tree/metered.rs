@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use firn_env::{Bucket, ObjectInfo, PutMode, RangeRequest};
+use firn_env::{Bucket, ObjectInfo, PutMode, RangeRequest, bytes_of_fetches};
 
 /// Requests that a store answers side by side, as [`firn_env::RemoteOptions`] has it.
 const SIDE_BY_SIDE: usize = 32;
@@ -27,7 +27,7 @@ pub struct Metered {
 pub struct Asked {
     /// Calls that began while no other was under way: those that waited for what was asked before.
     pub round_trips: u64,
-    /// Ranges.
+    /// GET requests, as an object store's client makes them of the ranges that are asked for.
     pub gets: u64,
     /// Bytes of them.
     pub get_bytes: u64,
@@ -78,9 +78,10 @@ impl Metered {
 
 impl Bucket for Metered {
     fn get_ranges(&self, requests: &[RangeRequest]) -> Vec<firn_model::Result<Arc<[u8]>>> {
-        self.gets.fetch_add(requests.len() as u64, Relaxed);
-        self.get_bytes.fetch_add(requests.iter().map(|request| request.len).sum(), Relaxed);
-        self.wait(requests.len(), || self.below.get_ranges(requests))
+        let fetches: Vec<u64> = bytes_of_fetches(requests).collect();
+        self.gets.fetch_add(fetches.len() as u64, Relaxed);
+        self.get_bytes.fetch_add(fetches.iter().sum(), Relaxed);
+        self.wait(fetches.len(), || self.below.get_ranges(requests))
     }
 
     fn put(&self, key: &str, bytes: Arc<[u8]>, mode: PutMode) -> firn_model::Result<ObjectInfo> {
