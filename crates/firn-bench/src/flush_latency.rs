@@ -47,7 +47,7 @@ struct Arm {
 }
 
 /// Hot memory for some of what is flushed.
-const HOT_BYTES_SHORT: u64 = 8 << 20;
+const HOT_BYTES_SHORT: u64 = 4 << 20;
 
 const OLDEST: [u8; 3] = [100, 0, 0];
 
@@ -56,8 +56,8 @@ const ARMS: [Arm; 6] = [
     Arm::new("dropped at a flush", 0, OLDEST, false),
     Arm::new("hot, far disk", 128 << 20, OLDEST, true),
     Arm::new("dropped, far disk", 0, OLDEST, true),
-    Arm::new("8 MiB hot, 45/35/20", HOT_BYTES_SHORT, [45, 35, 20], false),
-    Arm::new("8 MiB hot, oldest", HOT_BYTES_SHORT, OLDEST, false),
+    Arm::new("4 MiB hot, 45/35/20", HOT_BYTES_SHORT, [45, 35, 20], false),
+    Arm::new("4 MiB hot, oldest", HOT_BYTES_SHORT, OLDEST, false),
 ];
 
 impl Arm {
