@@ -5,13 +5,14 @@ use std::process::Command;
 
 /// Where programs that no Debian package has are put.
 const PROGRAMS: &str = "target/test-programs";
-const DEBIAN_PACKAGES: [(&str, &str); 6] = [
+const DEBIAN_PACKAGES: [(&str, &str); 7] = [
     ("prometheus", "prometheus"),
     ("prometheus-node-exporter", "prometheus-node-exporter"),
     ("victoria-metrics", "victoria-metrics"),
     ("influxd", "influxdb"),
     ("strace", "strace"),
     ("curl", "curl"),
+    ("zstd", "zstd"),
 ];
 
 /// Says exactly what is missing. Without `FIRN_REQUIRE_SHARED` missing programs are only told:

@@ -7,6 +7,7 @@ mod cache_server;
 mod command;
 mod deletes;
 mod differential;
+mod documents;
 mod failing_log;
 mod grafana;
 mod groups;

@@ -42,7 +42,7 @@ fn newest(address: SocketAddr) -> Option<String> {
     data["result"][0]["value"][1].as_str().map(str::to_owned)
 }
 
-fn metric(address: SocketAddr, name: &str) -> Option<f64> {
+pub(crate) fn metric(address: SocketAddr, name: &str) -> Option<f64> {
     let text = get(address, "/metrics")?.body;
     let line = text.lines().find(|line| line.starts_with(&format!("{name} ")))?;
     line.rsplit_once(' ')?.1.parse().ok()
