@@ -281,12 +281,13 @@ struct Queries<'a> {
     db: &'a Db,
     dice: u64,
     /// Of this thread: nanoseconds on a core (counted at the system's ticks alone) and waiting for one.
-    schedstat: File,
+    schedstat: Option<File>,
 }
 
 impl<'a> Queries<'a> {
     fn new(db: &'a Db) -> io::Result<Queries<'a>> {
-        Ok(Queries { db, dice: 1, schedstat: File::open("/proc/thread-self/schedstat")? })
+        let schedstat = File::open("/proc/thread-self/schedstat").ok();
+        Ok(Queries { db, dice: 1, schedstat })
     }
 
     fn ask(&mut self, window: &str, now_ms: i64) -> io::Result<()> {
@@ -300,10 +301,11 @@ impl<'a> Queries<'a> {
         Ok(())
     }
 
-    /// How long this thread has been able to run and did not, microseconds.
+    /// How long this thread has been able to run and did not, microseconds; 0 where the system does not say.
     fn runnable_us(&self) -> io::Result<f64> {
+        let Some(schedstat) = &self.schedstat else { return Ok(0.0) };
         let mut text = [0; 64];
-        let len = self.schedstat.read_at(&mut text, 0)?;
+        let len = schedstat.read_at(&mut text, 0)?;
         let text = String::from_utf8_lossy(&text[..len]);
         let ns = text.split(' ').nth(1).and_then(|ns| ns.parse::<f64>().ok());
         Ok(ns.ok_or_else(|| io::Error::other("schedstat has no second number"))? / 1e3)
@@ -344,7 +346,7 @@ fn slow(queries: &mut [Spent]) -> [f64; 3] {
     queries.sort_by(|a, b| a.all_us.total_cmp(&b.all_us));
     let count = queries.len() as f64;
     let slow = &queries[(count * 0.998) as usize..(count * 0.9995) as usize];
-    let mean = |of: fn(&Spent) -> f64| slow.iter().map(of).sum::<f64>() / slow.len() as f64;
+    let mean = |of: fn(&Spent) -> f64| slow.iter().map(of).sum::<f64>() / slow.len().max(1) as f64;
     let [all, core, runnable] =
         [mean(|spent| spent.all_us), mean(|spent| spent.core_us), mean(|spent| spent.runnable_us)];
     [core, runnable, (all - core - runnable).max(0.0)]

@@ -124,6 +124,7 @@ impl Engine {
         if self.recycle_surplus() > 0 {
             return Ok(Some(Step::Recycle));
         }
+        self.hold_index_memory();
         self.tend_log()?;
         Ok(None)
     }

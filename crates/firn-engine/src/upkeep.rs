@@ -237,10 +237,12 @@ impl Engine {
         Ok(())
     }
 
-    /// The index got smaller: what it no longer needs is given back.
+    /// What the index holds is reserved: it gets smaller when series go to a file, and remembers what writers ask it for.
     pub(crate) fn hold_index_memory(&self) {
         let mut memory = self.index_memory.lock();
-        let unused = memory.bytes().saturating_sub(self.index.stats().heap_bytes);
-        memory.shrink(unused);
+        let heap_bytes = self.index.stats().heap_bytes;
+        let held_bytes = memory.bytes();
+        memory.take(heap_bytes.saturating_sub(held_bytes));
+        memory.shrink(held_bytes.saturating_sub(heap_bytes));
     }
 }

@@ -219,17 +219,17 @@ impl Head {
     /// shards are not atomic with it: each row piece is.
     pub fn snapshot(&self) -> HeadSnapshot {
         let mut last = self.last.lock();
-        // Before the lists: what is in them now is not released from here on.
-        let reader = Epochs::register(&self.epochs);
         let known = |idx: usize| last.as_ref().map(|last| last.shard_view(idx));
         let is_known = |(idx, shard): (usize, &SharedShard)| {
-            known(idx).is_some_and(|v| shard.is_at(v.version))
+            known(idx).is_some_and(|view| shard.is_at(view.version))
         };
         if let Some(last) = &*last
             && self.shards.iter().enumerate().all(is_known)
         {
             return last.clone();
         }
+        // Before the lists: what is in them now is not released from here on.
+        let reader = Epochs::register(&self.epochs);
         // Whoever goes through all shards with their locks, as a writer does, is not followed from lock to lock: shards that
         // are locked now come last.
         let seen = self.shards.iter().enumerate().map(|(idx, shard)| match known(idx) {
@@ -269,7 +269,12 @@ impl Head {
     /// Swaps the outcome of a conversion in. Returns `false` if its inputs have gone or were flushed
     /// apart meanwhile: nothing has changed then, and nothing is lost.
     pub fn apply_convert(&self, edit: ConvertEdit) -> bool {
-        let is_applied = self.lock(edit.shard).apply_convert(edit);
+        let mut shard = self.lock(edit.shard);
+        // Before the epoch in which readers have the output: who registers in that and finds an older view of the shard must not
+        // take it for the present one, whose inputs are gone for it.
+        shard.count_up();
+        let is_applied = shard.apply_convert(edit);
+        drop(shard);
         self.forget_snapshot();
         self.epochs.settle();
         is_applied
@@ -312,8 +317,11 @@ impl Head {
         let hot = self.hot_parts();
         let is_old = |part: &&HotPart| part.range_end < hard_line;
         let old_bytes = self.recycle_parts(hot.iter().filter(is_old));
-        let hot_bytes: u64 = hot.iter().map(|part| part.bytes).sum::<u64>() - old_bytes;
-        old_bytes + self.recycle(hot_bytes.saturating_sub(self.options.hot_bytes_max))
+        let hot_bytes: u64 = hot.iter().map(|part| part.bytes).sum();
+        // Old parts may have been united with others meanwhile, and then were larger.
+        let surplus =
+            hot_bytes.saturating_sub(old_bytes.saturating_add(self.options.hot_bytes_max));
+        old_bytes + self.recycle(surplus)
     }
 
     /// Gives at least `bytes` of hot memory back, or all there is, older time ranges first. Returns how much. Readers that
@@ -443,6 +451,13 @@ impl SharedShard {
     }
 }
 
+impl LockedShard<'_> {
+    /// Who looks at the version from now on waits for the lock.
+    fn count_up(&self) {
+        self.version.fetch_add(1, Ordering::Release);
+    }
+}
+
 impl Deref for LockedShard<'_> {
     type Target = Shard;
 
@@ -462,7 +477,7 @@ impl Drop for LockedShard<'_> {
     fn drop(&mut self) {
         if self.is_changed {
             // Before the lock goes.
-            self.version.fetch_add(1, Ordering::Release);
+            self.count_up();
         }
     }
 }

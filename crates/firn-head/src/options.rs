@@ -142,6 +142,13 @@ impl ConvertOptions {
                 "convert.series_share_percent_min is {share}, at most 100 percent can have rows"
             )));
         }
+        if self.rows_per_chunk_min > self.rows_per_group_max {
+            let (want, most) = (self.rows_per_chunk_min, self.rows_per_group_max);
+            return Err(Error::invalid(format!(
+                "convert.rows_per_chunk_min is {want}, over convert.rows_per_group_max, {most}: chunks would be written \
+                 again and again"
+            )));
+        }
         if self.segment_fan_in < 2 {
             return Err(Error::invalid(format!(
                 "convert.segment_fan_in is {}, merging takes at least 2 segments",
@@ -167,19 +174,21 @@ mod tests {
                 "arena_bytes_max" => options.arena_bytes_max = value as usize,
                 "rows_per_group_min" => options.rows_per_group_min = value,
                 "rows_per_group_max" => options.rows_per_group_max = value,
+                "rows_per_chunk_min" => options.rows_per_chunk_min = value,
                 "bytes_per_series_max" => options.bytes_per_series_max = value as usize,
                 "series_share_percent_min" => options.series_share_percent_min = value.into(),
                 _ => options.segment_fan_in = value as usize,
             }
             head.check()
         };
-        let (good, bad) = ([1, 20, 1, 1, 1, 1, 100, 2], [0, 21, 0, 0, 0, 0, 101, 1]);
+        let (good, bad) = ([1, 20, 1, 1, 16, 32, 1, 100, 2], [0, 21, 0, 0, 0, 33, 0, 101, 1]);
         let names = [
             "hot_area_ms",
             "hot_recycle_percents",
             "arena_bytes_max",
             "rows_per_group_min",
             "rows_per_group_max",
+            "rows_per_chunk_min",
             "bytes_per_series_max",
             "series_share_percent_min",
             "segment_fan_in",

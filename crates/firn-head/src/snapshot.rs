@@ -165,6 +165,7 @@ impl HeadReader<'_> {
         slots: Slots<'_>,
         range: TimeRange,
     ) -> Result<Vec<GroupColumns>> {
+        debug_assert!(self.reaches(range), "{range:?} is not the reader's");
         let mut sources = Vec::new();
         self.check_shard(group)?;
         self.each(group, |local, leased| {
@@ -186,6 +187,7 @@ impl HeadReader<'_> {
         range: TimeRange,
         out: &mut OneColumn,
     ) -> Result<bool> {
+        debug_assert!(self.reaches(range), "{range:?} is not the reader's");
         out.clear();
         self.check_shard(series.group)?;
         let mut rises = true;
@@ -209,6 +211,7 @@ impl HeadReader<'_> {
         range: TimeRange,
         left: &mut Vec<Slot>,
     ) -> Result<()> {
+        debug_assert!(self.reaches(range), "{range:?} is not the reader's");
         self.check_shard(group)?;
         let Some(local) = self.snapshot.local(group) else { return Ok(()) };
         let (view, shard, buffers) = self.shard(self.snapshot.bits.shard(group));
@@ -231,7 +234,12 @@ impl HeadReader<'_> {
     /// included: a table all of whose rows are as young need not be read. `CommitSeq(u64::MAX)` if there
     /// is no row since the start. `range` lies in the reader's. Holds for as long as the reader lives.
     pub fn complete_since(&mut self, shard: ShardId, range: TimeRange) -> CommitSeq {
+        debug_assert!(self.reaches(range), "{range:?} is not the reader's");
         self.shard(shard).1.complete.since(range)
+    }
+
+    fn reaches(&self, range: TimeRange) -> bool {
+        range.is_empty() || self.range.intersect(range) == range
     }
 
     /// How many bytes of rows and chunks this reader has looked at so far.
@@ -266,6 +274,7 @@ impl HeadReader<'_> {
         range: TimeRange,
         mut each: impl FnMut(TimeRange) -> ControlFlow<()>,
     ) {
+        debug_assert!(self.reaches(range), "{range:?} is not the reader's");
         if self.check_shard(group).is_err() {
             // It had something; reading it says what became of that.
             let _ = each(range);
