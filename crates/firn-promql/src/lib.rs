@@ -40,7 +40,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Reading order: `syntax`, `value`, `plan`, `depends`, `eval`, `functions`, `histogram`, `testing`.
+//! Reading order: `syntax`, `value`, `plan`, `depends`, `parts`, `eval`, `functions`, `histogram`, `testing`.
 
 #![forbid(unsafe_code)]
 
@@ -48,6 +48,7 @@ mod depends;
 mod eval;
 mod functions;
 mod histogram;
+mod parts;
 mod plan;
 mod syntax;
 pub mod testing;
@@ -56,9 +57,10 @@ mod value;
 use firn_model::Timestamp;
 
 pub use depends::{Dependency, Reach, dependencies};
-pub use eval::eval;
 pub use eval::tally::SampleStats;
+pub use eval::{eval, eval_given};
 pub use histogram::{BoundedBucket, all_buckets};
+pub use parts::{Given, parts};
 pub use plan::{check_range, selections};
 pub use syntax::{
     Aggregate, AggregateOp, At, Binary, BinaryOp, Borders, Cardinality, DurationExpr, Expr,

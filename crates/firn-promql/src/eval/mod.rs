@@ -31,6 +31,7 @@ use std::sync::Arc;
 use firn_model::{Error, Grouping, QueryContext, Result, Select};
 
 use crate::histogram::{Remark, scaled};
+use crate::parts::Given;
 use crate::plan;
 use crate::syntax::{Aggregate, AggregateOp, Binary, Expr, Node, NodeKind, Span};
 use crate::value::QueryOutput;
@@ -58,6 +59,20 @@ pub fn eval(
     options: &EvalOptions,
     context: &QueryContext,
 ) -> Result<QueryOutput> {
+    eval_given(expr, &[], select, options, context)
+}
+
+/// As [`eval()`], with the answers of some of the expression's [`crate::parts`], at the steps of `options`.
+///
+/// # Errors
+/// As [`eval()`].
+pub fn eval_given(
+    expr: &Expr,
+    given: &[Given],
+    select: &dyn Select,
+    options: &EvalOptions,
+    context: &QueryContext,
+) -> Result<QueryOutput> {
     if let Some(step_ms) = options.step_ms {
         plan::check_range(expr)?;
         if step_ms <= 0 {
@@ -71,7 +86,7 @@ pub fn eval(
     let root = plan::resolve(&expr.root, options)?;
     let (notes, remarks) = (Notes::default(), BTreeSet::new());
     let needs = Needs::default();
-    let mut evaluator = Evaluator { select, context, options, meter, notes, remarks, needs };
+    let mut evaluator = Evaluator { given, select, context, options, meter, notes, remarks, needs };
     let value = evaluator.output(&root, &steps)?;
     let meter = evaluator.meter;
     Ok(QueryOutput {
@@ -85,6 +100,7 @@ pub fn eval(
 
 /// One evaluation under way.
 pub(crate) struct Evaluator<'a> {
+    given: &'a [Given],
     select: &'a dyn Select,
     context: &'a QueryContext,
     options: &'a EvalOptions,
@@ -101,7 +117,10 @@ impl Evaluator<'_> {
     fn node(&mut self, node: &Node, steps: &Steps) -> Result<Evaluated> {
         self.context.cancel.check()?;
         let mark = self.meter.mark();
-        let result = if steps.count > 1 && plan::is_step_invariant(node) {
+        let given = self.given.iter().find(|given| given.span == node.span);
+        let result = if let Some(given) = given {
+            Evaluated::Vector(given.columns(steps))
+        } else if steps.count > 1 && plan::is_step_invariant(node) {
             let one =
                 self.once(|evaluator| evaluator.node_at_steps(node, &Steps::one(steps.start)))?;
             broadcast(one, steps.count)

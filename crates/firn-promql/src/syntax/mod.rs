@@ -66,6 +66,11 @@ impl Expr {
         self.root.value_type()
     }
 
+    /// One of its nodes as an expression, with the positions of the whole.
+    pub(crate) fn part(&self, node: &Node) -> Expr {
+        Expr { text: Arc::clone(&self.text), root: node.clone() }
+    }
+
     /// Line and column of `span`'s first byte, both from 1, columns in bytes.
     pub fn position(&self, span: Span) -> (u32, u32) {
         line_column(&self.text, span.start)

@@ -1,0 +1,147 @@
+//! Parts of an expression that other expressions may have too: for who keeps answers, and can keep those of parts.
+
+use crate::eval::vector::{ABSENT, VectorSeries};
+use crate::eval::window::Steps;
+use crate::plan::is_step_invariant;
+use crate::syntax::{AggregateOp, Expr, Node, NodeKind, Span};
+use crate::value::Series;
+
+/// The answer of one of [`parts`], at every step that the whole is evaluated at.
+#[derive(Clone, Debug)]
+pub struct Given {
+    /// Where the part stands in the whole.
+    pub span: Span,
+    /// What it evaluates to there, floats only.
+    pub series: Vec<Series>,
+}
+
+/// The topmost aggregations of `expr` that stand below operators and functions, each as an expression of its own with the
+/// positions of the whole: `sum by (le) (rate(a[5m]))` of `histogram_quantile(0.9, sum by (le) (rate(a[5m])))`.
+///
+/// With their answers [`crate::eval_given`] says what [`crate::eval()`] says, bit for bit: operators and functions do not
+/// look at the order of series, as another aggregation would.
+pub fn parts(expr: &Expr) -> Vec<Expr> {
+    let mut found = Vec::new();
+    if !matches!(expr.root.unparen().kind, NodeKind::Aggregate(_)) {
+        collect(&expr.root, &mut found);
+    }
+    found.into_iter().map(|node| expr.part(node)).collect()
+}
+
+fn collect<'a>(node: &'a Node, found: &mut Vec<&'a Node>) {
+    match &node.kind {
+        NodeKind::Paren(operand) | NodeKind::Unary { operand, .. } => collect(operand, found),
+        NodeKind::Binary(binary) => {
+            collect(&binary.lhs, found);
+            collect(&binary.rhs, found);
+        }
+        NodeKind::Call { args, .. } => args.iter().for_each(|arg| collect(arg, found)),
+        NodeKind::Aggregate(aggregate) => {
+            let by_order = matches!(aggregate.op, AggregateOp::Limitk | AggregateOp::LimitRatio);
+            // What is the same at each step is evaluated at one only.
+            if !by_order && !is_step_invariant(node) {
+                found.push(node);
+            }
+        }
+        NodeKind::Number { .. }
+        | NodeKind::String(_)
+        | NodeKind::Selector(_)
+        | NodeKind::Matrix(_)
+        | NodeKind::Subquery(_) => {}
+    }
+}
+
+impl Given {
+    /// As columns over `steps`.
+    pub(crate) fn columns(&self, steps: &Steps) -> Vec<VectorSeries> {
+        let column = |one: &Series| {
+            let mut values = vec![ABSENT; steps.count];
+            for sample in &one.floats {
+                let step = usize::try_from((sample.ts - steps.start) / steps.step);
+                if let Some(value) = step.ok().and_then(|step| values.get_mut(step)) {
+                    *value = sample.value;
+                }
+            }
+            VectorSeries::floats(one.labels.clone(), false, values)
+        };
+        self.series.iter().map(column).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_model::{Labels, QueryContext};
+
+    use super::*;
+    use crate::testing::MemorySelect;
+    use crate::{EvalOptions, Value, eval, eval_given, parse};
+
+    fn texts(text: &str) -> Vec<String> {
+        parts(&parse(text).unwrap()).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn parts_are_the_topmost_aggregations_below_operators_and_functions() {
+        assert_eq!(texts("sum(a) / (-sum by (x) (b))"), ["sum(a)", "sum by (x) (b)"]);
+        let quantile = "histogram_quantile(0.9, sum by (le) (rate(a[5m])))";
+        assert_eq!(texts(quantile), ["sum by (le) (rate(a[5m]))"]);
+        assert_eq!(texts("clamp_max(max(sum by (x) (a)), 5) > 3"), ["max(sum by (x) (a))"]);
+        for text in [
+            "sum(a)",
+            "(sum(a))",
+            "a + b",
+            "1 + 2",
+            "max_over_time(sum(a)[5m:1m])",
+            "1 + sum(a @ 5)",
+            "1 + limitk(1, a)",
+        ] {
+            assert!(texts(text).is_empty(), "{text}");
+        }
+    }
+
+    #[test]
+    fn with_its_parts_given_an_expression_says_what_it_says() {
+        let mut store = MemorySelect::new();
+        for host in 0..5 {
+            for le in ["0.1", "1", "+Inf"] {
+                let host = host.to_string();
+                let pairs = [("__name__", "a_bucket"), ("le", le), ("host", &*host)];
+                let labels = Labels::from_pairs(pairs).unwrap();
+                let rise = le.len() as f64 * 0.3 + host.len() as f64 / 7.0;
+                // Some hosts come late.
+                let first = if host == "3" { 40 } else { 0 };
+                (first..90).for_each(|n| store.push(&labels, n * 15_000, n as f64 * rise));
+            }
+        }
+        let options = EvalOptions::range(0, 1_350_000, 30_000);
+        let context = QueryContext::unbounded();
+        for text in [
+            "histogram_quantile(0.9, sum by (le) (rate(a_bucket[2m])))",
+            "sum by (host) (rate(a_bucket[1m])) / on () group_left () sum(rate(a_bucket[5m]))",
+            "-avg(a_bucket) > 3 or count(a_bucket) unless on () (max(a_bucket) < 8)",
+            "topk(1, a_bucket) * 2",
+            "absent(sum(a_bucket)) or clamp_max(sum(a_bucket), 9)",
+            "scalar(sum(a_bucket)) + 1",
+        ] {
+            let expr = parse(text).unwrap();
+            let parts = parts(&expr);
+            let given = parts.iter().map(|part| {
+                let value = eval(part, &store, &options, &context).unwrap().value;
+                let Value::Matrix(series) = value else { unreachable!("a range gives a matrix") };
+                Given { span: part.root.span, series }
+            });
+            let given: Vec<Given> = given.collect();
+            assert!(!given.is_empty(), "{text}");
+            let nothing = MemorySelect::new();
+            let with = eval_given(&expr, &given, &nothing, &options, &context);
+            let without = eval(&expr, &store, &options, &context).unwrap();
+            if text.contains("or count") {
+                // One part is computed.
+                let some = &given[..1];
+                let with = eval_given(&expr, some, &store, &options, &context).unwrap();
+                assert_eq!(with.value, without.value, "{text}");
+            }
+            assert_eq!(with.unwrap().value, without.value, "{text}");
+        }
+    }
+}
