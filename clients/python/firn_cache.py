@@ -13,12 +13,14 @@ have, and for everything when the cache cannot be reached.
 
 import json
 import socket
+import time
 import zlib
 
 KEY_BYTES_MAX = 4096
 _GETS_MAX = 16
 _LINE_BYTES_MAX = 64 << 10
 _MASK = (1 << 64) - 1
+_PART_BYTES_MAX = 512 << 10
 
 
 class CacheError(Exception):
@@ -68,6 +70,7 @@ class Client:
         self._token = token
         self._timeout_s = timeout_s
         self._connections = {}
+        self._break_even = BreakEven()
 
     def get(self, key, start, end, field=0):
         """(points, missing): the points that are there, and the one range (start, end) that is not, or None."""
@@ -75,6 +78,10 @@ class Client:
 
     def get_many(self, questions):
         """Answers to [(key, start, end, field), ...], some of them at a time, in the order of the questions."""
+        return [(points, missing) for points, missing, _ in self._get_many(questions, "")]
+
+    def _get_many(self, questions, least):
+        """With what of the missing range is really unknown; parts of fewer bytes than `least` are not wanted."""
         answers = [None] * len(questions)
         by_server = {}
         for at, question in enumerate(questions):
@@ -82,7 +89,8 @@ class Client:
         for server, own in by_server.items():
             for first in range(0, len(own), _GETS_MAX):
                 some = own[first : first + _GETS_MAX]
-                lines = ["get %s %d %d %d json\r\n" % (k, f, s, e) for k, s, e, f in (questions[at] for at in some)]
+                asked = [questions[at] for at in some]
+                lines = ["get %s %d %d %d json%s\r\n" % (k, f, s, e, least) for k, s, e, f in asked]
                 read = lambda file: [_read_found(file, questions[at]) for at in some]
                 for at, answer in zip(some, self._exchange(server, "".join(lines).encode("ascii"), read)):
                     answers[at] = answer
@@ -93,14 +101,18 @@ class Client:
 
     def set(self, key, start, end, points, field=0):
         """Keeps all points of a range; (start, end) of the part that is kept, or None if there is no room."""
+        return self._set(key, start, end, points, field)[0]
+
+    def _set(self, key, start, end, points, field):
+        """What is kept, and how many bytes were sent."""
         value = json.dumps(points, separators=(",", ":")).encode("utf-8")
         line = "set %s %d %d %d json %d\r\n" % (_checked(key), field, start, end, len(value))
         request = line.encode("ascii") + value + b"\r\n"
         words = self._exchange(server_of(key, self._servers), request, _read_line).split(" ")
         if words[0] == "STORED" and len(words) == 3:
-            return int(words[1]), int(words[2])
+            return (int(words[1]), int(words[2])), len(value)
         if words[0] == "NOT_STORED":
-            return None
+            return None, len(value)
         raise _refusal(" ".join(words))
 
     def delete(self, key, start, end, field=0):
@@ -112,19 +124,30 @@ class Client:
         raise _refusal(answer)
 
     def fetch(self, statement, start, end, query, field=0):
-        """All points of a range: those that the cache has, and those that `query(start, end)` returns."""
-        key = key_of(statement)
+        """All points of a range: those that the cache has, and those that `query(start, end)` returns.
+
+        Parts are taken from the cache from the size on at which that pays, measured as it goes."""
+        key, least = key_of(statement), " %d" % self._break_even.bytes_min()
+        begun = time.monotonic()
         try:
-            points, missing = self.get(key, start, end, field)
+            points, missing, absent = self._get_many([(key, start, end, field)], least)[0]
         except CacheError:
             return query(start, end)
         if missing is None:
             return points
+        asked = time.monotonic()
         new = query(*missing)
+        took_s = time.monotonic() - asked
         try:
-            self.set(key, missing[0], missing[1], new, field)
+            # Of what was asked anew for a part that was too small, the cache has some already.
+            unknown = [point for point in new if absent[0] <= point[0] <= absent[1]]
+            set_bytes = self._set(key, absent[0], absent[1], unknown, field)[1]
+            if absent == missing:
+                self._break_even.computed(set_bytes, took_s)
         except CacheError:
             pass
+        if points:
+            self._break_even.gave_part(asked - begun)
         before = [point for point in points if point[0] < missing[0]]
         return before + new + [point for point in points if point[0] > missing[1]]
 
@@ -172,6 +195,35 @@ class Client:
         return file
 
 
+class BreakEven:
+    """From how many bytes on a part from the cache is worth having, measured (TSCache 3.3).
+
+    A part saves the database its bytes and costs the time of a get. What a byte costs the database is the slope of the line
+    through its answers' sizes and times, of which old ones fade."""
+
+    def __init__(self):
+        self._sums = [0.0] * 5
+        self._part_s = 0.0
+
+    def computed(self, byte_count, took_s):
+        """The database took so long for an answer of so many bytes."""
+        x, y = float(byte_count), took_s
+        self._sums = [0.98 * old + new for old, new in zip(self._sums, (1.0, x, y, x * x, x * y))]
+
+    def gave_part(self, took_s):
+        """The cache took so long to give a part."""
+        self._part_s = 0.9 * self._part_s + 0.1 * took_s if self._part_s else took_s
+
+    def bytes_min(self):
+        """0, every part, until enough is measured; 512 KiB at most."""
+        count, x, y, xx, xy = self._sums
+        spread = count * xx - x * x
+        slope = (count * xy - x * y) / spread if spread > 0.0 else 0.0
+        if count < 8.0 or slope <= 0.0:
+            return 0
+        return min(int(self._part_s / slope), _PART_BYTES_MAX)
+
+
 def _checked(key):
     if not 1 <= len(key) <= KEY_BYTES_MAX or not all("!" <= c <= "~" for c in key):
         raise ValueError("a key is 1 to %d characters of ! to ~, as key_of makes them" % KEY_BYTES_MAX)
@@ -194,13 +246,14 @@ def _read_line(file):
 
 
 def _read_found(file, question):
-    """(points, missing), or what the server has against the question."""
+    """(points, missing, what of it is really unknown), or what the server has against the question."""
     line = _read_line(file)
     words = line.split(" ")
     if words == ["NOT_FOUND"]:
-        return [], (question[1], question[2])
+        return [], (question[1], question[2]), (question[1], question[2])
+    absent = None
     if words[0] == "INCOMPLETE" and len(words) == 6:
-        # What of the missing range is really unknown; to set more does no harm.
+        absent = int(words[4]), int(words[5])
         words = words[:4]
     if len(words) != 4 or words[0] not in ("VALUE", "INCOMPLETE"):
         error = _refusal(line)
@@ -210,7 +263,8 @@ def _read_found(file, question):
     value = file.read(int(words[3]) + 2)
     if not value.endswith(b"\r\n"):
         raise CacheUnavailable("the answer broke off")
-    return json.loads(value), (int(words[1]), int(words[2])) if words[0] == "INCOMPLETE" else None
+    missing = (int(words[1]), int(words[2])) if words[0] == "INCOMPLETE" else None
+    return json.loads(value), missing, absent or missing
 
 
 def _refusal(answer):

@@ -6,7 +6,7 @@ import socket
 import threading
 import unittest
 
-from firn_cache import CacheError, CacheUnavailable, Client, key_of, server_of
+from firn_cache import BreakEven, CacheError, CacheUnavailable, Client, key_of, server_of
 
 SERVERS = [server for server in os.environ.get("FIRN_CACHE_SERVERS", "").split(",") if server]
 
@@ -33,6 +33,47 @@ class Vectors(unittest.TestCase):
                 key_of(statement)
         with self.assertRaises(ValueError):
             Client(["a:1"]).get("no key", 0, 1)
+
+
+class Parts(unittest.TestCase):
+    def test_the_break_even_is_what_a_look_costs_in_bytes_of_the_database(self):
+        even = BreakEven()
+        self.assertEqual(even.bytes_min(), 0)
+        even.gave_part(0.001)
+        for number in range(100):
+            byte_count = 1000 * (number % 10)
+            even.computed(byte_count, 0.05 + byte_count * 1e-6)
+        # A millisecond for what costs a microsecond a byte.
+        self.assertAlmostEqual(even.bytes_min(), 1000, delta=5)
+        for _ in range(1000):
+            even.gave_part(10.0)
+        self.assertEqual(even.bytes_min(), 512 << 10)
+        for number in range(1000):
+            even.computed(1000 * (number % 10), 0.05 - number % 10)
+        self.assertEqual(even.bytes_min(), 0, "long answers that cost less say nothing about bytes")
+
+    def test_what_the_cache_has_already_is_not_set_again(self):
+        told = []
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            def serve():
+                connection, _ = listener.accept()
+                with connection, connection.makefile("rwb") as file:
+                    for answer in [b"INCOMPLETE 0 9 2 4 9\r\n[]\r\n", b"STORED 4 9\r\n"]:
+                        told.append(file.readline())
+                        if told[-1].startswith(b"set"):
+                            told.append(file.readline())
+                        file.write(answer)
+                        file.flush()
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            client = Client(["127.0.0.1:%d" % listener.getsockname()[1]], timeout_s=5.0)
+            points = client.fetch("k", 0, 9, lambda start, end: [[ts, ts] for ts in range(start, end + 1)])
+            thread.join()
+            client.close()
+        self.assertEqual(points, [[ts, ts] for ts in range(10)])
+        self.assertEqual(told[0], b"get k 0 0 9 json 0\r\n")
+        self.assertEqual(told[1:], [b"set k 0 4 9 json 37\r\n", b"[[4,4],[5,5],[6,6],[7,7],[8,8],[9,9]]\r\n"])
 
 
 class Broken(unittest.TestCase):

@@ -41,6 +41,12 @@ pub struct AnswerSeries {
     pub histograms: Vec<(Timestamp, Arc<Histogram>)>,
 }
 
+impl Answer {
+    pub(crate) fn has_only_floats(&self) -> bool {
+        self.series.iter().all(|series| series.histograms.is_empty())
+    }
+}
+
 /// The points of some steps, encoded.
 #[derive(Debug)]
 pub(crate) struct EncodedSteps {

@@ -103,6 +103,11 @@ impl Grid {
         TimeRange { start: steps.start, end: steps.end + (self.step_ms - 1) }
     }
 
+    /// The first and the last step whose times lie in `cells`; `None` if that is empty.
+    pub(crate) fn ends_of(self, cells: TimeRange) -> Option<(Timestamp, Timestamp)> {
+        (!cells.is_empty()).then(|| (self.floor(cells.start), self.floor(cells.end)))
+    }
+
     /// How many steps there are from the first to the last.
     pub fn count(self, steps: TimeRange) -> u64 {
         if steps.is_empty() { 0 } else { ((steps.end - steps.start) / self.step_ms) as u64 + 1 }

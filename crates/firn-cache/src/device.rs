@@ -90,6 +90,12 @@ impl Device {
         self.file.read_at(self.offset(slot) + at, buf)
     }
 
+    /// As [`Device::read`], if nobody has to wait for the device; `false` if not.
+    pub(crate) fn read_now(&self, slot: u32, at: u64, buf: &mut [u8]) -> bool {
+        let is_inside = at + buf.len() as u64 <= u64::from(self.slab_bytes);
+        is_inside && self.file.read_now(self.offset(slot) + at, buf)
+    }
+
     /// Says that some bytes of a slot will be read at once.
     pub(crate) fn will_read(&self, slot: u32, place: &Range<u64>) {
         self.file.will_read(self.offset(slot) + place.start, place.end - place.start);

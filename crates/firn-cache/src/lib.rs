@@ -13,21 +13,24 @@
 //! memory is drawn from the budget, flash from a fixed number of places (8).
 //!
 //! Reading order: `slab` (the format; docs/formats/cache.md), `device`, `key_index`, `policy`, `store`, `background`, then `answer`,
-//! `dependency`, `selectors`, `changes`, `result` (with its model); `shared`.
+//! `dependency`, `selectors`, `changes`, `hot`, `shares`, `result` (with its model); `shared`; `break_even`.
 
 #![forbid(unsafe_code)]
 
 mod answer;
 mod background;
+mod break_even;
 mod changes;
 mod dependency;
 mod device;
+mod hot;
 mod key_index;
 mod planted;
 mod policy;
 mod result;
 mod selectors;
 mod shared;
+mod shares;
 mod slab;
 mod store;
 mod sync;
@@ -39,6 +42,7 @@ mod result_tests;
 
 pub use answer::{Answer, AnswerSeries};
 pub use background::Background;
+pub use break_even::BreakEven;
 pub use dependency::{Dependency, Grid, Span};
 #[doc(hidden)]
 pub use planted::Planted;

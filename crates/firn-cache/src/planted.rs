@@ -27,6 +27,8 @@ pub enum Planted {
     BlocksNotChecked,
     /// No change reaches the cached answers.
     InvalidationOff,
+    /// A change reaches the slabs, and not the answers that are in memory as they are given.
+    HotNotTrimmed,
     /// An answer is kept without looking at what changed since its snapshot.
     FillNotTrimmed,
     /// What changes between the look at what has changed and the keeping is missed.

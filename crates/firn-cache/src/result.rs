@@ -27,14 +27,18 @@ use crate::changes::Recent;
 use crate::dependency::{
     Dependency, Grid, Span, decode_note, encode_key, encode_note, grid_of_key,
 };
+use crate::hot::{HotAnswers, part_of, width, without};
 use crate::planted::Planted;
 use crate::selectors::{Groups, Selectors, Use, matches_all};
+use crate::shares::Shares;
 use crate::store::{Ask, Fill, Recovered, Store, StoreOptions, StoreStats};
 
 /// The field of a store that answers are kept in.
 const FIELD: u64 = 0;
 /// A fill that changes cut into more pieces keeps the newest of them.
 const PIECES_MAX: usize = 16;
+/// Steps that a series of a found answer has room for behind its own, at most.
+const STEPS_AHEAD_MAX: usize = 1_024;
 
 /// How large a result cache may be.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +51,11 @@ pub struct ResultOptions {
     pub defined_count_max: usize,
     /// Groups of one selector that are listed; with more, every change is taken for one of theirs.
     pub group_count_max: usize,
+    /// A part that several expressions have is kept by itself if a step of one of them looks at so many samples: with
+    /// fewer, computing it again costs less than keeping it.
+    pub shared_samples_min: u64,
+    /// Bytes of answers that are kept in memory as they are given. Of the memory that is short it is the first to go.
+    pub hot_bytes_max: u64,
 }
 
 impl Default for ResultOptions {
@@ -56,6 +65,8 @@ impl Default for ResultOptions {
             change_count_max: 16_384,
             defined_count_max: 16_384,
             group_count_max: 8_192,
+            shared_samples_min: 1_000,
+            hot_bytes_max: 32 << 20,
         }
     }
 }
@@ -103,6 +114,10 @@ pub struct ResultStats {
     pub steps_found: u64,
     /// Steps that had to be computed.
     pub steps_missing: u64,
+    /// Questions whose kept steps were in memory as they are given: no slab was read.
+    pub recalled: u64,
+    /// Bytes of answers that are kept so.
+    pub hot_bytes: u64,
     /// Answers that were kept, or parts of them.
     pub fills: u64,
     /// Answers that could not be kept: for want of memory, or because the query took too long.
@@ -129,6 +144,8 @@ pub struct ResultCache {
 struct State {
     recent: Recent,
     selectors: Selectors,
+    hot: HotAnswers,
+    shares: Shares,
     memory: Reservation,
     stats: ResultStats,
 }
@@ -173,7 +190,9 @@ impl ResultCache {
             recovered.replays_after,
         );
         let memory = budget.empty(Pool::Cache);
-        let state = State { recent, selectors, memory, stats: ResultStats::default() };
+        let (hot, stats) = (HotAnswers::new(options.hot_bytes_max), ResultStats::default());
+        let shares = Shares::default();
+        let state = State { recent, selectors, hot, shares, memory, stats };
         let cache = ResultCache { store, options, state: Mutex::new(state) };
         if !cache.state.lock().settle() {
             cache.clear();
@@ -254,30 +273,61 @@ impl ResultCache {
             partial_bytes_min: 0,
             bytes_max: u64::MAX,
         };
-        let got = self.store.get(&ask);
-        let missing = match got.missing.is_empty() {
-            true => TimeRange::EMPTY,
-            false => TimeRange::new(grid.floor(got.missing.start), grid.floor(got.missing.end)),
+        let found = match self.recall(&ask, grid) {
+            Some(found) => found,
+            None => self.read(&key, &ask, grid, steps),
         };
+        self.state.lock().count(grid, steps, found.missing);
+        found
+    }
+
+    /// What is in memory as it is given, if the store does not have more.
+    fn recall(&self, ask: &Ask<'_>, grid: Grid) -> Option<Found> {
+        let (known, answer) = self.state.lock().hot.get(ask.key, ask.range, ask.number)?;
+        let missing = without(ask.range, known).next().unwrap_or(TimeRange::EMPTY);
+        if self.store.is_off() || !self.store.missing(ask).covers(missing) {
+            return None;
+        }
+        let missing_count = grid.count(grid.steps_in(missing)) as usize;
+        let answer = part_of(&answer, known, missing_count.min(STEPS_AHEAD_MAX));
+        let points: usize = answer.series.iter().map(|series| series.floats.len()).sum();
+        self.store.count_use(ask, missing, (points * size_of::<f64>()) as u64);
+        self.state.lock().stats.recalled += 1;
+        Some(Found { answer, missing: grid.ends_of(missing) })
+    }
+
+    /// What the store has; it is in memory from now on.
+    fn read(&self, key: &Arc<[u8]>, ask: &Ask<'_>, grid: Grid, steps: TimeRange) -> Found {
+        let ticket = self.state.lock().hot.expect(key, ask.range, ask.number);
+        let got = self.store.get(ask);
+        let missing = grid.ends_of(got.missing);
+        let is_missing = |ts| missing.is_some_and(|(start, end)| start <= ts && ts <= end);
         let mut collector = Collector::of(grid.count(steps));
         let mut failed = Ok(());
         let read = got.for_each(&mut |point| {
-            if failed.is_ok() && !missing.contains(point.ts) {
+            if failed.is_ok() && !is_missing(point.ts) {
                 failed = collector.add(point);
             }
         });
-        let found = match read.and(failed) {
-            Ok(()) => Found {
-                answer: collector.finish(),
-                missing: (!missing.is_empty()).then_some((missing.start, missing.end)),
-            },
+        let (found, known) = match read.and(failed) {
+            Ok(()) => {
+                let known = without(ask.range, got.missing).max_by_key(|part| width(*part));
+                (Found { answer: collector.finish(), missing }, known)
+            }
             Err(_) => {
                 // Not what was put in: it must not be met again.
-                self.store.trim(&key, FIELD, range);
-                Found { answer: Answer::default(), missing: Some((steps.start, steps.end)) }
+                self.store.trim(key, FIELD, ask.range);
+                let missing = Some((steps.start, steps.end));
+                (Found { answer: Answer::default(), missing }, None)
             }
         };
-        self.state.lock().count(grid, steps, found.missing);
+        if let Some(ticket) = ticket {
+            let known = known.unwrap_or(TimeRange::EMPTY);
+            let part = part_of(&found.answer, known, 0);
+            let mut state = self.state.lock();
+            state.hot.keep(key, ticket, known, part);
+            state.settle();
+        }
         found
     }
 
@@ -296,9 +346,31 @@ impl ResultCache {
         (all - missing.min(all), missing.min(all))
     }
 
+    /// Notes that `expression` has a part that is dear to compute, and is asked for as `part` says.
+    pub fn note_part(&self, part: &Question<'_>, expression: &str) {
+        if let Some((grid, _)) = part.steps() {
+            let key = encode_key(part.expression, grid, part.lookback_ms);
+            self.state.lock().shares.note(&key, expression);
+        }
+    }
+
+    /// Whether several expressions have this part, so that its answer is worth keeping by itself.
+    pub fn is_shared(&self, part: &Question<'_>) -> bool {
+        part.steps().is_some_and(|(grid, _)| {
+            let key = encode_key(part.expression, grid, part.lookback_ms);
+            self.state.lock().shares.is_shared(&key)
+        })
+    }
+
+    /// Whether it is known which groups a dependency's selector matches: something that depends on it is kept.
+    pub fn knows_groups(&self, dependency: &Dependency) -> bool {
+        self.state.lock().selectors.groups_of(&dependency.matchers).is_some()
+    }
+
     /// Keeps the answer of a question that was computed from the snapshot with `number`, as far as nothing has
     /// changed since. `question` asks for what was computed, so for [`Found::missing`]; `groups` are for each of
-    /// its dependencies the groups that the snapshot has. Returns whether anything was kept.
+    /// its dependencies the groups that the snapshot has; `None` will do where the cache knows them
+    /// ([`ResultCache::knows_groups`]). Returns whether anything was kept.
     ///
     /// # Panics
     /// If there are not as many lists of groups as dependencies.
@@ -307,7 +379,7 @@ impl ResultCache {
         session: &Session,
         question: &Question<'_>,
         number: CommitSeq,
-        groups: &[Vec<GroupId>],
+        groups: &[Option<Vec<GroupId>>],
         answer: &Answer,
     ) -> bool {
         assert_eq!(groups.len(), question.dependencies.len(), "one list per dependency");
@@ -352,8 +424,12 @@ impl ResultCache {
                 note: &note,
                 points: &encoded.points(piece.start, piece.end),
             });
-            is_kept |= !kept.is_empty();
+            if !kept.is_empty() {
+                is_kept = true;
+                state.hot.extend(&key, kept, number, answer);
+            }
         }
+        state.settle();
         state.stats.fills += u64::from(is_kept);
         state.stats.fills_refused += u64::from(!is_kept);
         is_kept
@@ -371,7 +447,8 @@ impl ResultCache {
         // Keys go without a word when their slabs do.
         let key_count = self.store.stats().keys as usize;
         if state.selectors.use_count() > 4 * key_count + 64 {
-            state.selectors.prune(|one| self.store.has_key(&one.key, FIELD));
+            let State { selectors, hot, .. } = &mut *state;
+            selectors.prune(|one| self.store.has_key(&one.key, FIELD) || hot.has_key(&one.key));
             state.settle();
         }
         is_done
@@ -398,6 +475,7 @@ impl ResultCache {
     pub fn clear(&self) {
         let mut state = self.state.lock();
         self.store.clear();
+        state.hot.clear();
         state.selectors = Selectors::default();
         state.settle();
     }
@@ -409,6 +487,7 @@ impl ResultCache {
             store: self.store.stats(),
             selectors: state.selectors.count() as u64,
             selector_bytes: state.selectors.heap_bytes(),
+            hot_bytes: state.hot.heap_bytes(),
             ..state.stats
         }
     }
@@ -420,14 +499,22 @@ impl ResultCache {
 
 impl GiveBack for ResultCache {
     fn give_back(&self, bytes: u64) -> u64 {
-        self.store.give_back(bytes)
+        let freed = {
+            // Held while memory is reserved for the cache, for which nobody is asked to give back.
+            let mut state = self.state.lock();
+            let before = state.memory.bytes();
+            state.hot.give_back(bytes);
+            state.settle();
+            before.saturating_sub(state.memory.bytes())
+        };
+        freed + self.store.give_back(bytes.saturating_sub(freed))
     }
 }
 
 impl ChangeSink for ResultCache {
     fn changed(&self, change: &Change) {
         let mut state = self.state.lock();
-        let State { recent, selectors, stats, .. } = &mut *state;
+        let State { recent, selectors, hot, stats, .. } = &mut *state;
         recent.changed(change);
         if self.planted(Planted::InvalidationOff) {
             return;
@@ -439,7 +526,12 @@ impl ChangeSink for ResultCache {
         selectors.touched(change.range, Some(&change.groups), touch, |one, steps| {
             let steps = one.grid.steps_in(steps);
             stats.trims += u64::from(!steps.is_empty());
-            steps.is_empty() || self.store.trim(&one.key, FIELD, one.grid.cells(steps))
+            let cells = one.grid.cells(steps);
+            let is_hot = match self.planted(Planted::HotNotTrimmed) {
+                true => hot.has_key(&one.key),
+                false => hot.trim(&one.key, cells),
+            };
+            self.store.trim(&one.key, FIELD, cells) || is_hot
         });
     }
 
@@ -473,13 +565,18 @@ impl State {
         session: &Session,
         dependencies: &[Dependency],
         number: CommitSeq,
-        groups: &[Vec<GroupId>],
+        groups: &[Option<Vec<GroupId>>],
         steps: TimeRange,
         options: &ResultOptions,
     ) -> Option<(Vec<TimeRange>, Vec<Groups>)> {
         let mut now = Vec::new();
         for (dependency, groups) in dependencies.iter().zip(groups) {
-            now.push(self.groups_now(session, &dependency.matchers, groups, options)?);
+            let matchers = &dependency.matchers;
+            now.push(match groups {
+                Some(groups) => self.groups_now(session, matchers, groups, options)?,
+                // Every series that came since the selector did was matched against it.
+                None => self.selectors.groups_of(matchers)?.clone(),
+            });
         }
         if !self.settle() {
             return None;
@@ -517,9 +614,18 @@ impl State {
         Some(Groups::new(groups.iter().copied().chain(new).collect(), options.group_count_max))
     }
 
-    /// Reserves what the selectors and the latest changes hold; `false` if there is no memory for more.
+    /// Reserves what is held, less answers if there is no memory for more; `false` if there is none even then.
     fn settle(&mut self) -> bool {
-        let held = self.selectors.heap_bytes() + self.recent.heap_bytes() as u64;
+        if self.reserve() {
+            return true;
+        }
+        self.hot.clear();
+        self.reserve()
+    }
+
+    fn reserve(&mut self) -> bool {
+        let held =
+            self.selectors.heap_bytes() + self.recent.heap_bytes() as u64 + self.hot.heap_bytes();
         let reserved = self.memory.bytes();
         if held <= reserved {
             self.memory.shrink(reserved - held);
@@ -542,15 +648,6 @@ impl Question<'_> {
         let grid = Grid::new(self.start, self.end, self.step_ms)?;
         Some((grid, grid.steps_in(TimeRange::new(self.start, self.end))))
     }
-}
-
-/// `range` without `hole`: at most two ranges, in order.
-fn without(range: TimeRange, hole: TimeRange) -> impl Iterator<Item = TimeRange> {
-    let before =
-        (hole.start > i64::MIN).then(|| TimeRange { end: range.end.min(hole.start - 1), ..range });
-    let behind =
-        (hole.end < i64::MAX).then(|| TimeRange { start: range.start.max(hole.end + 1), ..range });
-    before.into_iter().chain(behind).filter(|part| !part.is_empty())
 }
 
 impl fmt::Debug for ResultCache {

@@ -177,6 +177,12 @@ impl Selectors {
         }
     }
 
+    /// All groups that a selector matches by now, if it is one of these.
+    pub(crate) fn groups_of(&self, matchers: &[Matcher]) -> Option<&Groups> {
+        let id = *self.ids.get(matchers)?;
+        self.selectors.get(id)?.as_ref().map(|selector| &selector.groups)
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.ids.len()
     }

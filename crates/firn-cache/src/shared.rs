@@ -81,6 +81,11 @@ impl SharedCache {
         self.store.get(&Ask { number: CommitSeq(u64::MAX), ..*ask })
     }
 
+    /// As [`SharedCache::get`], if nobody has to wait for the device; `None` if not.
+    pub fn get_now(&self, ask: &Ask<'_>) -> Option<Got> {
+        self.store.get_now(&Ask { number: CommitSeq(u64::MAX), ..*ask })
+    }
+
     /// What is there of a range in bytes, about.
     pub fn estimate_bytes(&self, ask: &Ask<'_>) -> u64 {
         self.store.estimate_bytes(ask)

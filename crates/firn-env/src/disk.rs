@@ -89,6 +89,12 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
     /// `Corrupt` if the file ends before `buf` is full, `Unavailable` if the disk fails.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
 
+    /// Fills `buf` from `offset` if nobody has to wait for the device: if the system has it in memory. `false` if not, or
+    /// if it cannot say so; nothing is known about `buf` then.
+    fn read_now(&self, _offset: u64, _buf: &mut [u8]) -> bool {
+        false
+    }
+
     /// Says that a range will be read at once: a disk that can begins with it and makes nobody wait. Who says so of several
     /// ranges before the first is read waits for them side by side. What goes wrong shows when they are read.
     fn will_read(&self, _offset: u64, _len: u64) {}

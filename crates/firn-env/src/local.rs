@@ -160,6 +160,12 @@ impl DiskFile for LocalFile {
         }
     }
 
+    fn read_now(&self, offset: u64, buf: &mut [u8]) -> bool {
+        let len = buf.len();
+        let (mut bufs, flags) = ([io::IoSliceMut::new(buf)], rustix::io::ReadWriteFlags::NOWAIT);
+        rustix::io::preadv2(&self.file, &mut bufs, offset, flags).is_ok_and(|read| read == len)
+    }
+
     fn will_read(&self, offset: u64, len: u64) {
         if let Some(len) = NonZeroU64::new(len) {
             // Advice: a file system that has no use for it says so, and nothing is lost.

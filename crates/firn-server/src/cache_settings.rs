@@ -61,15 +61,11 @@ pub struct CacheSettings {
     #[arg(long, env = "FIRN_CACHE_VALUE_BYTES_MAX", value_name = "SIZE", default_value = "8MiB")]
     pub value_bytes_max: String,
 
-    /// Without --proxy: a part of what is asked for is given only if it has about so many bytes; the client computes
-    /// all of it otherwise. A get may say another number
-    #[arg(
-        long,
-        env = "FIRN_CACHE_PARTIAL_BYTES_MIN",
-        value_name = "SIZE",
-        default_value = "512KiB"
-    )]
-    pub partial_bytes_min: String,
+    /// A part of what is asked for is given only if it has about so many bytes; the client, or the database behind the proxy,
+    /// computes all of it otherwise. A get may say another number. 512KiB if it is left out; a proxy measures then what its
+    /// database takes for a byte
+    #[arg(long, env = "FIRN_CACHE_PARTIAL_BYTES_MIN", value_name = "SIZE")]
+    pub partial_bytes_min: Option<String>,
 
     /// Without --proxy: a connection that is silent for so long is closed
     #[arg(long, env = "FIRN_CACHE_IDLE", value_name = "DURATION", default_value = "10m")]
@@ -91,6 +87,8 @@ const MEMORY_BYTES_MIN: u64 = 16 << 20;
 const ANSWER_BYTES_MAX: u64 = 1 << 30;
 const VALUE_BYTES_MAX: u64 = 256 << 20;
 const TOKEN_BYTES_MAX: usize = 1_000;
+/// The paper's break-even for its own database; what stands behind a client this server does not know.
+const PARTIAL_BYTES_MIN: u64 = 512 << 10;
 
 impl CacheSettings {
     /// Checks every setting.
@@ -105,6 +103,10 @@ impl CacheSettings {
             bytes("answer-bytes-max", &self.answer_bytes_max, 1, ANSWER_BYTES_MAX)?;
         let flash_bytes_max = bytes("size", &self.size, FLASH_BYTES_MIN, u64::MAX >> 1)?;
         let memory_bytes_max = bytes("memory", &self.memory, MEMORY_BYTES_MIN, u64::MAX >> 1)?;
+        let partial_bytes_min = self.partial_bytes_min.as_deref();
+        let partial_bytes_min = partial_bytes_min
+            .map(|text| bytes("partial-bytes-min", text, 0, u64::MAX >> 1))
+            .transpose()?;
         if let Some(origin) = &self.proxy {
             return Ok(CacheConfig::Proxy(ProxyConfig {
                 origin: origin.clone(),
@@ -115,6 +117,8 @@ impl CacheSettings {
                 settle_ms: duration_ms("settle", &self.settle)?,
                 answer_bytes_max: answer_bytes_max as usize,
                 connections_max: self.connections_max,
+                partial_bytes_min,
+                on_idle: || (),
             }));
         }
         let value_bytes_max = bytes("value-bytes-max", &self.value_bytes_max, 1, VALUE_BYTES_MAX)?;
@@ -126,14 +130,10 @@ impl CacheSettings {
             memory_bytes_max,
             connections_max: self.connections_max,
             value_bytes_max: value_bytes_max as usize,
-            partial_bytes_min: bytes(
-                "partial-bytes-min",
-                &self.partial_bytes_min,
-                0,
-                u64::MAX >> 1,
-            )?,
+            partial_bytes_min: partial_bytes_min.unwrap_or(PARTIAL_BYTES_MIN),
             token: self.token_file.as_deref().map(read_token).transpose()?,
             idle: Duration::from_millis(idle_ms.unsigned_abs()),
+            on_idle: || (),
         }))
     }
 }

@@ -21,12 +21,18 @@ pub(crate) fn write_results(stats: &ResultStats, text: &mut MetricsText) {
     for (name, help, value) in [
         ("firn_result_cache_selectors", "Distinct selectors of cached answers.", stats.selectors),
         ("firn_result_cache_selector_bytes", "Memory that they take.", stats.selector_bytes),
+        ("firn_result_cache_hot_bytes", "Answers in memory as they are given.", stats.hot_bytes),
     ] {
         text.gauge(name, help, value as f64);
     }
     for (name, help, value) in [
         ("firn_result_cache_steps_found_total", "Steps that were answered.", stats.steps_found),
         ("firn_result_cache_steps_missing_total", "Steps that were computed.", stats.steps_missing),
+        (
+            "firn_result_cache_recalled_total",
+            "Questions whose kept steps were in memory as they are given.",
+            stats.recalled,
+        ),
         ("firn_result_cache_fills_total", "Answers that were kept.", stats.fills),
         ("firn_result_cache_fills_refused_total", "Answers that were not.", stats.fills_refused),
         ("firn_result_cache_trims_total", "Ranges that changes cut out.", stats.trims),

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use clap::{Args, Subcommand};
-use firn_server::{CacheConfig, CacheServer, CacheSettings, Error, Proxy, Result};
+use firn_server::{
+    CacheConfig, CacheServer, CacheServerConfig, CacheSettings, Error, Proxy, ProxyConfig, Result,
+};
 
-use crate::http;
+use crate::{allocator, http};
 
 /// Where both kinds tell their numbers.
 const METRICS_PATH: &str = "/-/cache/metrics";
@@ -50,7 +52,7 @@ pub(crate) fn cache(cache: &Cache) -> Result<()> {
     match cache.settings.check()? {
         CacheConfig::Proxy(config) => {
             let (origin, data) = (config.origin.clone(), config.data.display().to_string());
-            let proxy = Proxy::start(config)?;
+            let proxy = Proxy::start(ProxyConfig { on_idle: allocator::give_back, ..config })?;
             let listen = proxy.listen();
             println!(
                 "FirnDB {version}   cache in {data}\n\
@@ -62,6 +64,7 @@ pub(crate) fn cache(cache: &Cache) -> Result<()> {
         }
         CacheConfig::Server(config) => {
             let data = config.data.display().to_string();
+            let config = CacheServerConfig { on_idle: allocator::give_back, ..config };
             let server = CacheServer::start(config)?;
             let listen = server.listen();
             println!(

@@ -16,7 +16,8 @@ use firn_model::{
     Timestamp,
 };
 use firn_promql::{
-    Annotations, EvalOptions, Expr, HistogramPoint, QueryOutput, Reach, Series, Value, ValueType,
+    Annotations, EvalOptions, Expr, Given, HistogramPoint, QueryOutput, Reach, Series, Value,
+    ValueType,
 };
 
 use crate::{ResultOptions, ResultStats};
@@ -29,10 +30,18 @@ const FOLDER: &str = "cache/results";
 pub(crate) struct Results {
     cache: Arc<ResultCache>,
     retention_ms: Option<i64>,
+    shared_samples_min: u64,
     _writer: Background,
 }
 
+/// What a query is computed from.
+struct Moment {
+    session: Session,
+    snapshot: Snapshot,
+}
+
 /// One range query.
+#[derive(Clone, Copy)]
 pub(crate) struct RangeQuery<'a> {
     pub(crate) expr: &'a Expr,
     pub(crate) options: &'a EvalOptions,
@@ -68,7 +77,8 @@ impl Results {
             .rematch(|matchers| groups(&engine.snapshot(), matchers, &QueryContext::unbounded()))?;
         let written = Arc::clone(&cache);
         let writer = Background::start("firn-cache", move || written.work())?;
-        Ok(Results { cache, retention_ms, _writer: writer })
+        let shared_samples_min = options.shared_samples_min;
+        Ok(Results { cache, retention_ms, shared_samples_min, _writer: writer })
     }
 
     /// Forgets all answers.
@@ -95,7 +105,7 @@ impl Results {
         query: &RangeQuery<'_>,
         snapshot: impl FnOnce() -> Snapshot,
     ) -> Option<Result<QueryOutput>> {
-        let RangeQuery { expr, options, .. } = query;
+        let RangeQuery { options, .. } = query;
         if options.counts_samples {
             return None;
         }
@@ -107,23 +117,76 @@ impl Results {
         // Over the query's limits evaluating says so, in its own words.
         let _held = hold(&found.answer, options.samples_max, query.context)?;
         let Some((start, end)) = found.missing else {
-            return Some(Ok(output(matrix(found.answer, Vec::new()))));
+            return Some(Ok(output(matrix(found.answer, Answer::default()))));
         };
-        let part = EvalOptions { start, end, ..EvalOptions::clone(options) };
-        Some(firn_promql::eval(expr, &snapshot, &part, query.context).map(|mut computed| {
-            let Value::Matrix(series) =
-                std::mem::replace(&mut computed.value, Value::Matrix(Vec::new()))
-            else {
-                return computed;
-            };
-            // An answer that comes with a remark is computed each time: remarks are not kept.
-            if computed.annotations.list.is_empty() {
-                let part = Question { start, end, ..question };
-                self.fill(&session, &part, &snapshot, &series, query.context);
+        let missing = Question { start, end, ..question };
+        let moment = Moment { session, snapshot };
+        Some(self.compute(query, &moment, &missing).map(|(mut output, computed)| {
+            if let Some(computed) = computed {
+                output.value = Value::Matrix(matrix(found.answer, computed));
             }
-            computed.value = Value::Matrix(matrix(found.answer, series));
-            computed
+            output
         }))
+    }
+
+    /// Computes what is missing and keeps it. The answer is by itself, if it is a matrix.
+    fn compute(
+        &self,
+        query: &RangeQuery<'_>,
+        moment: &Moment,
+        missing: &Question<'_>,
+    ) -> Result<(QueryOutput, Option<Answer>)> {
+        let parts = firn_promql::parts(query.expr).into_iter();
+        let parts: Vec<(String, Expr)> = parts.map(|part| (part.to_string(), part)).collect();
+        let mut given = Vec::new();
+        for (expression, part) in &parts {
+            let question = Question { expression, ..*missing };
+            if self.cache.is_shared(&question)
+                && let Some(series) =
+                    self.part(&RangeQuery { expr: part, ..*query }, moment, &question)?
+            {
+                given.push(Given { span: part.root.span, series });
+            }
+        }
+        let (output, answer) = evaluate(query, &given, moment, missing)?;
+        let Some(answer) = answer else { return Ok((output, None)) };
+        // An answer that comes with a remark is computed each time: remarks are not kept.
+        if output.annotations.list.is_empty() {
+            self.fill(moment, missing, &answer, query.context);
+        }
+        if samples_per_step(output.samples_read, missing) >= self.shared_samples_min as f64 {
+            self.cache.note_part(missing, missing.expression);
+            for (expression, _) in &parts {
+                let part = Question { expression, ..*missing };
+                self.cache.note_part(&part, missing.expression);
+            }
+        }
+        Ok((output, Some(answer)))
+    }
+
+    /// The answer of a part, kept or computed; `None` if it cannot be kept, or is not of floats alone.
+    fn part(
+        &self,
+        part: &RangeQuery<'_>,
+        moment: &Moment,
+        question: &Question<'_>,
+    ) -> Result<Option<Vec<Series>>> {
+        let Some(dependencies) = self.dependencies(part) else { return Ok(None) };
+        let question = Question { dependencies: &dependencies, ..*question };
+        let found = self.cache.lookup(&question, moment.snapshot.number());
+        let mut computed = Answer::default();
+        if let Some((start, end)) = found.missing {
+            let missing = Question { start, end, ..question };
+            let (output, answer) = evaluate(part, &[], moment, &missing)?;
+            let Some(answer) = answer.filter(|_| output.annotations.list.is_empty()) else {
+                return Ok(None);
+            };
+            self.fill(moment, &missing, &answer, part.context);
+            computed = answer;
+        }
+        let series = matrix(found.answer, computed);
+        let has_only_floats = series.iter().all(|one| one.histograms.is_empty());
+        Ok(has_only_floats.then_some(series))
     }
 
     /// Tells the query's statistics how much of its answer is kept. Who asks for statistics has everything computed.
@@ -148,19 +211,21 @@ impl Results {
 
     fn fill(
         &self,
-        session: &Session,
+        moment: &Moment,
         question: &Question<'_>,
-        snapshot: &Snapshot,
-        series: &[Series],
+        answer: &Answer,
         context: &QueryContext,
     ) {
-        let of = |one: &Dependency| groups(snapshot, &one.matchers, context);
+        let Moment { session, snapshot } = moment;
+        let of = |one: &Dependency| match self.cache.knows_groups(one) {
+            true => Ok(None),
+            false => groups(snapshot, &one.matchers, context).map(Some),
+        };
         // What cannot be found out is not kept; the query itself is answered.
         let Ok(groups) = question.dependencies.iter().map(of).collect::<Result<Vec<_>>>() else {
             return;
         };
-        let answer = Answer { series: series.iter().map(cached).collect() };
-        self.cache.fill(session, question, snapshot.number(), &groups, &answer);
+        self.cache.fill(session, question, snapshot.number(), &groups, answer);
     }
 
     /// What the answer depends on; `None` if it must be computed.
@@ -228,18 +293,44 @@ fn hold(answer: &Answer, samples_max: u64, context: &QueryContext) -> Option<Res
     is_within.then(|| context.budget.reserve(Pool::Query, bytes as u64).ok()).flatten()
 }
 
-fn cached(series: &Series) -> AnswerSeries {
-    let histograms = series.histograms.iter().map(|point| (point.ts, Arc::clone(&point.histogram)));
-    AnswerSeries {
-        labels: series.labels.clone(),
-        floats: series.floats.clone(),
-        histograms: histograms.collect(),
-    }
+/// Evaluates the steps that are missing. The answer is by itself, if it is a matrix.
+fn evaluate(
+    query: &RangeQuery<'_>,
+    given: &[Given],
+    moment: &Moment,
+    missing: &Question<'_>,
+) -> Result<(QueryOutput, Option<Answer>)> {
+    let Question { start, end, .. } = *missing;
+    let options = EvalOptions { start, end, ..EvalOptions::clone(query.options) };
+    let RangeQuery { expr, context, .. } = query;
+    let mut output = firn_promql::eval_given(expr, given, &moment.snapshot, &options, context)?;
+    let answer = match &mut output.value {
+        Value::Matrix(series) => {
+            let series = std::mem::take(series).into_iter().map(|one| AnswerSeries {
+                labels: one.labels,
+                floats: one.floats,
+                histograms: one.histograms.into_iter().map(|p| (p.ts, p.histogram)).collect(),
+            });
+            Some(Answer { series: series.collect() })
+        }
+        _ => None,
+    };
+    Ok((output, answer))
 }
 
-/// Both parts as one matrix, sorted by labels. What is cached lies before or behind all that was computed.
-fn matrix(answer: Answer, computed: Vec<Series>) -> Vec<Series> {
-    let known = answer.series.into_iter().map(|one| {
+/// How many samples one step looks at, about: each was read once, and windows overlap.
+fn samples_per_step(samples_read: u64, missing: &Question<'_>) -> f64 {
+    let width_ms = |one: &Dependency| match one.span {
+        Span::Relative { first_ms, last_ms } => last_ms.saturating_sub(first_ms).max(0) + 1,
+        Span::Fixed(_) => 1,
+    };
+    let window_ms = missing.dependencies.iter().map(width_ms).max().unwrap_or(1) as f64;
+    samples_read as f64 * window_ms / (window_ms + (missing.end - missing.start) as f64)
+}
+
+/// Both parts as one matrix, sorted by labels. What is kept lies before or behind all that was computed, or around it.
+fn matrix(known: Answer, computed: Answer) -> Vec<Series> {
+    let all = known.series.into_iter().chain(computed.series).map(|one| {
         let histograms = one.histograms.into_iter();
         let mut series = Series::new(one.labels, one.floats);
         series
@@ -247,19 +338,26 @@ fn matrix(answer: Answer, computed: Vec<Series>) -> Vec<Series> {
             .extend(histograms.map(|(ts, histogram)| HistogramPoint { ts, histogram }));
         series
     });
-    let mut series: Vec<Series> = known.chain(computed).collect();
+    let mut series: Vec<Series> = all.collect();
     series.sort_by(|a, b| a.labels.cmp(&b.labels));
     series.dedup_by(|other, kept| {
         let same = other.labels == kept.labels;
         if same {
-            kept.floats.append(&mut other.floats);
-            kept.floats.sort_by_key(|sample| sample.ts);
-            kept.histograms.append(&mut other.histograms);
-            kept.histograms.sort_by_key(|point| point.ts);
+            unite(&mut kept.floats, &mut other.floats, |sample| sample.ts);
+            unite(&mut kept.histograms, &mut other.histograms, |point| point.ts);
         }
         same
     });
     series
+}
+
+/// Both lists in the order of time. In most cases the second one lies behind the first.
+fn unite<T>(points: &mut Vec<T>, others: &mut Vec<T>, ts: impl Fn(&T) -> Timestamp) {
+    let (last, first) = (points.last().map(&ts), others.first().map(&ts));
+    points.append(others);
+    if last.zip(first).is_some_and(|(last, first)| last > first) {
+        points.sort_by_key(ts);
+    }
 }
 
 fn output(series: Vec<Series>) -> QueryOutput {

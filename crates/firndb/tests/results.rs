@@ -14,7 +14,7 @@ use firndb::{
 
 const STEP_MS: i64 = 15_000;
 const MINUTE_MS: i64 = 60_000;
-const QUERIES: [&str; 8] = [
+const QUERIES: [&str; 10] = [
     "cpu_total",
     "sum by (host) (rate(cpu_total[2m]))",
     "max_over_time(cpu_total[5m]) / on (host) sum by (host) (memory)",
@@ -22,6 +22,9 @@ const QUERIES: [&str; 8] = [
     "avg_over_time(sum(memory)[10m:1m])",
     "count(cpu_total) or vector(0)",
     "topk(2, memory)",
+    // Parts that others have.
+    "sum by (host) (rate(cpu_total[2m])) / on (host) sum by (host) (memory) > 0.5",
+    "clamp_max(sum by (host) (rate(cpu_total[2m])), 3) or -count(cpu_total)",
     // Never kept.
     "{host=\"h1\"}",
 ];
@@ -31,8 +34,10 @@ fn options() -> Options {
 }
 
 /// A cache of few small slabs.
-fn results(planted: Option<Planted>) -> ResultOptions {
-    let mut options = ResultOptions::default();
+fn results(planted: Option<Planted>, hot_bytes_max: u64) -> ResultOptions {
+    let shared_samples_min = if hot_bytes_max == 0 { 1_000_000 } else { 0 };
+    let mut options =
+        ResultOptions { hot_bytes_max, shared_samples_min, ..ResultOptions::default() };
     options.store.slab_bytes = 64 << 10;
     options.store.flash_bytes_max = 16 * (64 << 10);
     options.store.compaction_trigger = 3;
@@ -115,7 +120,9 @@ impl World {
         };
         let env: Env = self.sim.env();
         let db = Db::open_idle(env, options, &RecoveryProgress::default()).unwrap();
-        db.keep_results(results(self.planted)).unwrap();
+        // In some lives all is read from slabs, in some there is not room for all in memory.
+        let hot_bytes_max = *self.rng.pick(&[0, 32 << 10, 1 << 20]);
+        db.keep_results(results(self.planted, hot_bytes_max)).unwrap();
         self.db = Some(db);
     }
 
@@ -167,7 +174,7 @@ impl World {
     }
 
     fn query(&mut self) {
-        let count = if self.rng.chance(0.05) { 8 } else { 7 };
+        let count = if self.rng.chance(0.05) { 10 } else { 9 };
         let text = QUERIES[self.rng.below(count) as usize];
         let minutes = *self.rng.pick(&[10, 30, 60]);
         let end = self.now().div_euclid(STEP_MS) * STEP_MS;

@@ -83,6 +83,15 @@ struct Plan {
     sources: Vec<Source>,
 }
 
+/// What became of reading.
+enum Reading {
+    Done(Vec<Part>),
+    /// More than was allowed.
+    TooLarge,
+    /// The device would have to be waited for.
+    WouldWait,
+}
+
 /// Where the points of a range are.
 enum Source {
     Sealed(Arc<OpenSlab>, TimeRange),
@@ -106,25 +115,36 @@ impl Store {
     ///
     /// Never fails: what cannot be read is not there.
     pub fn get(&self, ask: &Ask<'_>) -> Got {
+        self.try_get(ask, true).unwrap_or_else(|| Got::nothing(ask))
+    }
+
+    /// As [`Store::get`], if nobody has to wait for the device; `None` if not, and nothing is counted.
+    pub fn get_now(&self, ask: &Ask<'_>) -> Option<Got> {
+        self.try_get(ask, false)
+    }
+
+    /// `None` if it would have to wait and must not.
+    fn try_get(&self, ask: &Ask<'_>, may_wait: bool) -> Option<Got> {
         for _ in 0..TRIES_MAX {
             let Plan { missing, absent, is_too_small, sources } = self.state.lock().find(ask);
-            match self.read(ask, sources) {
-                Ok(Some(parts)) => {
+            match self.read(ask, sources, may_wait) {
+                Ok(Reading::Done(parts)) => {
                     self.count_get(ask, missing, parts.iter().map(Part::bytes).sum());
                     let device = Some(self.device.path().to_owned());
                     let declined = is_too_small.then_some(Declined::TooSmall);
-                    return Got { missing, absent, declined, device, parts };
+                    return Some(Got { missing, absent, declined, device, parts });
                 }
-                Ok(None) => {
+                Ok(Reading::TooLarge) => {
                     self.count_get(ask, ask.range, 0);
                     let declined = Some(Declined::TooLarge);
-                    return Got { absent, declined, ..Got::nothing(ask) };
+                    return Some(Got { absent, declined, ..Got::nothing(ask) });
                 }
+                Ok(Reading::WouldWait) => return None,
                 Err((slab, error)) => self.state.lock().lose(slab, &error),
             }
         }
         self.count_get(ask, ask.range, 0);
-        Got::nothing(ask)
+        Some(Got::nothing(ask))
     }
 
     /// What is there of a range in bytes, about: by its density (TSCache 3.3), without reading. Counts as no use.
@@ -135,6 +155,11 @@ impl Store {
         parts.map(|(part, segment)| segment.bytes_of(part)).sum::<f64>() as u64
     }
 
+    /// Whether the cache gave up on its device.
+    pub(crate) fn is_off(&self) -> bool {
+        self.state.lock().is_off
+    }
+
     /// What of a range is not there, without reading: as [`Got::missing`] if all can be read. Counts as no use.
     pub fn missing(&self, ask: &Ask<'_>) -> TimeRange {
         let state = self.state.lock();
@@ -142,6 +167,20 @@ impl Store {
         let parts = entry.into_iter().flat_map(|entry| entry.within(ask.range));
         let usable = parts.filter(|one| one.1.number <= ask.number && !state.is_off);
         hull_of_gaps(ask.range, usable.map(|one| one.0))
+    }
+
+    /// Counts a question that was answered from a copy in memory: a use of what the store has of it.
+    pub(crate) fn count_use(&self, ask: &Ask<'_>, missing: TimeRange, bytes: u64) {
+        {
+            let mut state = self.state.lock();
+            let State { fields, policy, .. } = &mut *state;
+            let entry = fields.get_mut(&ask.field).and_then(|field| field.keys.get_mut(ask.key));
+            if let Some(entry) = entry {
+                entry.touch(ask.range);
+                entry.within(ask.range).for_each(|(_, segment)| policy.touch(segment.slab));
+            }
+        }
+        self.count_get(ask, missing, bytes);
     }
 
     fn count_get(&self, ask: &Ask<'_>, missing: TimeRange, bytes: u64) {
@@ -163,12 +202,12 @@ impl Store {
         }
     }
 
-    /// The parts; `None` if they are more than was allowed.
     fn read(
         &self,
         ask: &Ask<'_>,
         sources: Vec<Source>,
-    ) -> Result<Option<Vec<Part>>, (SlabId, Error)> {
+        may_wait: bool,
+    ) -> Result<Reading, (SlabId, Error)> {
         let (mut parts, mut read_bytes) = (Vec::new(), 0);
         // Held until they are read: only then their places may go to others.
         let mut slabs = Vec::new();
@@ -177,30 +216,41 @@ impl Store {
                 Source::Copied(points) => Part::Memory(points),
                 Source::Sealed(slab, range) => Part::Memory(copied(&slab, ask.key, range)),
                 Source::Flash(id, slab, range) => {
-                    let part = self.plan_read(&slab, ask.key, range).map_err(|e| (id, e))?;
+                    let part = self.plan_read(&slab, ask.key, range, may_wait);
+                    let Some(part) = part.map_err(|e| (id, e))? else {
+                        return Ok(Reading::WouldWait);
+                    };
                     slabs.push((id, slab));
                     Part::Flash(part)
                 }
             };
             read_bytes += part.bytes();
             if read_bytes > ask.bytes_max {
-                return Ok(None);
+                return Ok(Reading::TooLarge);
             }
             parts.push(part);
         }
         let planned: Vec<&mut FlashPart> = parts.iter_mut().filter_map(Part::as_flash).collect();
-        if planned.iter().map(|part| part.runs.len()).sum::<usize>() > 1 {
+        if may_wait && planned.iter().map(|part| part.runs.len()).sum::<usize>() > 1 {
             planned.iter().for_each(|part| part.announce(&self.device));
         }
         for (part, (id, _slab)) in planned.into_iter().zip(&slabs) {
-            self.fetch(part).map_err(|e| (*id, e))?;
+            if !self.fetch(part, may_wait).map_err(|e| (*id, e))? {
+                return Ok(Reading::WouldWait);
+            }
         }
-        Ok(Some(parts))
+        Ok(Reading::Done(parts))
     }
 
-    /// Which blocks of a slab have the points.
-    fn plan_read(&self, slab: &Arc<FlashSlab>, key: &[u8], range: TimeRange) -> Result<FlashPart> {
-        let header = self.header(slab)?;
+    /// Which blocks of a slab have the points; `None` if its header would have to be waited for.
+    fn plan_read(
+        &self,
+        slab: &Arc<FlashSlab>,
+        key: &[u8],
+        range: TimeRange,
+        may_wait: bool,
+    ) -> Result<Option<FlashPart>> {
+        let Some(header) = self.header(slab, may_wait)? else { return Ok(None) };
         let slot = slab.preamble.slot;
         let Some(position) = header.position(key) else {
             let what = format!("slab {slot}: the key is not in its key array");
@@ -221,14 +271,20 @@ impl Store {
                 _ => part.runs.push((blocks, Vec::new())),
             }
         }
-        Ok(part)
+        Ok(Some(part))
     }
 
-    fn fetch(&self, part: &mut FlashPart) -> Result<()> {
+    /// Whether the blocks were read; `false` if they would have to be waited for.
+    fn fetch(&self, part: &mut FlashPart, may_wait: bool) -> Result<bool> {
+        let slot = part.header.preamble.slot;
         for (run, bytes) in &mut part.runs {
             let place = part.header.bytes_of(run);
             bytes.resize((place.end - place.start) as usize, 0);
-            self.device.read(part.header.preamble.slot, place.start, bytes)?;
+            if may_wait {
+                self.device.read(slot, place.start, bytes)?;
+            } else if !self.device.read_now(slot, place.start, bytes) {
+                return Ok(false);
+            }
             if self.options.planted != Some(Planted::BlocksNotChecked) {
                 part.header.check(self.device.path(), run, bytes)?;
             }
@@ -239,17 +295,20 @@ impl Store {
         if !part.runs.is_empty() {
             state.read_failures = 0;
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// The slab's header, from memory or from the file.
-    fn header(&self, slab: &Arc<FlashSlab>) -> Result<Arc<Header>> {
+    /// The slab's header, from memory or from the file; `None` if that would have to be waited for.
+    fn header(&self, slab: &Arc<FlashSlab>, may_wait: bool) -> Result<Option<Arc<Header>>> {
         if let Some(header) = &*slab.header.lock() {
-            return Ok(Arc::clone(header));
+            return Ok(Some(Arc::clone(header)));
+        }
+        if !may_wait {
+            return Ok(None);
         }
         let header = Arc::new(self.read_header(slab.preamble)?);
         self.state.lock().keep_header(slab, &header, self.options.header_bytes_max);
-        Ok(header)
+        Ok(Some(header))
     }
 
     pub(super) fn read_header(&self, preamble: Preamble) -> Result<Header> {

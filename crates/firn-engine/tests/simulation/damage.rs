@@ -5,11 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use firn_cache::{Dependency, Question, ResultCache, ResultOptions, Span, StoreOptions};
 use firn_engine::{Engine, EngineOptions, Lane, RecoveryProgress};
 use firn_env::{Env, OpenMode, PutMode};
 use firn_model::{CancelToken, ErrorKind, Labels, MatchOp, Matcher, RowBatch, TimeRange};
 use firn_sim::{Rng, Seen, Sim, for_places};
 use firn_tree::BlockOutline;
+
+use crate::results::{STEP_MS, WINDOW_MS, bits, compute, groups, open_beside};
 
 const HOSTS: usize = 20;
 const SCRAPES: i64 = 40;
@@ -72,6 +75,48 @@ fn ends_early(engine: &Engine, host: usize) -> bool {
 
 fn read_all(engine: &Engine) -> usize {
     (0..HOSTS).map(|host| read_host(engine, host).expect("a read")).sum()
+}
+
+/// A cache of answers of which none is in memory.
+fn open_cache(engine: &Engine) -> Arc<ResultCache> {
+    let store =
+        StoreOptions { slab_bytes: 16 << 10, flash_bytes_max: 20 << 14, ..Default::default() };
+    let options = ResultOptions { store, hot_bytes_max: 0, ..ResultOptions::default() };
+    open_beside(engine, options).expect("a cache opens")
+}
+
+/// Asks for a host's answer, keeps what is missing, and gives how many steps were there; what is there must be what can be read.
+fn ask_cache(cache: &ResultCache, engine: &Engine, host: usize) -> u64 {
+    let matchers = vec![Matcher::equal("instance", format!("host-{host}"))];
+    let span = Span::Relative { first_ms: -WINDOW_MS, last_ms: 0 };
+    let dependencies = [Dependency { matchers, span }];
+    let expression = format!("last(host-{host})");
+    let question = |(start, end)| Question {
+        expression: &expression,
+        start,
+        end,
+        step_ms: STEP_MS,
+        lookback_ms: 0,
+        dependencies: &dependencies,
+    };
+    let all = (0, ALL_SCRAPES as i64 * STEP_MS);
+    let (session, snapshot) = (cache.begin(), engine.snapshot());
+    let found = cache.lookup(&question(all), snapshot.number());
+    // What cannot be read is an error, and no answer to compare with.
+    let Ok(whole) = compute(&snapshot, &dependencies[0], all.0, all.1) else { return 0 };
+    let missing = found.missing.map(|(start, end)| TimeRange::new(start, end));
+    let mut want = bits(&whole);
+    let is_missing = |ts| missing.is_some_and(|missing| missing.contains(ts));
+    want.values_mut().for_each(|points| points.retain(|&ts, _| !is_missing(ts)));
+    want.retain(|_, points| !points.is_empty());
+    assert_eq!(bits(&found.answer), want, "host {host}: what is kept is not what can be read");
+    if let Some(missing) = found.missing {
+        let groups = [Some(groups(&snapshot, &dependencies[0].matchers).expect("an index"))];
+        let part = compute(&snapshot, &dependencies[0], missing.0, missing.1).expect("a read");
+        cache.fill(&session, &question(missing), snapshot.number(), &groups, &part);
+    }
+    let step_count = |(start, end): (i64, i64)| ((end - start) / STEP_MS + 1) as u64;
+    step_count(all) - found.missing.map_or(0, step_count)
 }
 
 /// A flipped bit in what was synced long ago: named with file and offset, rows before it are there,
@@ -232,8 +277,8 @@ fn invariant_6_the_slow_tier_holds_what_the_manifest_names() {
     assert_eq!(read_all(&engine), HOSTS * SCRAPES as usize);
 }
 
-/// Data everywhere: log, memory's files, tables of both tiers, index and manifest on both, and what is kept of the slow
-/// tier here. Every file as it lies there, with its path.
+/// Data everywhere: log, memory's files, tables of both tiers, index and manifest on both, what is kept of the slow
+/// tier here, and slabs of kept answers. Every file as it lies there, with its path.
 struct Filled {
     files: Vec<(String, Vec<u8>)>,
     objects: Vec<(String, Arc<[u8]>)>,
@@ -246,6 +291,7 @@ impl Filled {
     fn new() -> Filled {
         let sim = Sim::new(5);
         let engine = open(&sim).expect("opens");
+        let cache = open_cache(&engine);
         write(&engine, 0..SCRAPES);
         engine.flush().expect("a flush");
         sim.clock.advance(Duration::from_secs(6 * 3_600));
@@ -256,7 +302,11 @@ impl Filled {
         write(&engine, SCRAPES + 10..ALL_SCRAPES as i64);
         read_all(&engine);
         let table_samples = samples_of_tables(&engine);
+        (0..HOSTS).for_each(|host| {
+            ask_cache(&cache, &engine, host);
+        });
         engine.close(false).expect("closes");
+        cache.close(engine.snapshot().number()).expect("closes");
         let bytes = |path: &String| sim.disk.bytes(path).expect("a file");
         let object = |key: &String| sim.bucket.bytes(key).expect("an object");
         Filled {
@@ -369,6 +419,7 @@ fn invariant_5_damage_of_any_file_is_found_and_costs_what_was_hit() {
     assert_eq!(
         kinds,
         [
+            "fast cache",
             "fast index",
             "fast log",
             "fast manifest",
@@ -379,13 +430,16 @@ fn invariant_5_damage_of_any_file_is_found_and_costs_what_was_hit() {
             "slow tables"
         ]
     );
+    let kept = Cell::new(0);
     let tally: RefCell<BTreeMap<&str, Told>> = RefCell::default();
     for_places(count.unwrap_or(2_000), |place| {
         let kind = kinds[(place % kinds.len() as u64) as usize];
         let mut told = Told::default();
-        damage_one(&filled, place, kind, &places[kind], &mut told);
+        kept.set(kept.get() + damage_one(&filled, place, kind, &places[kind], &mut told));
         tally.borrow_mut().entry(kind).or_default().add(&told);
     });
+    println!("{} steps of kept answers were there", kept.get());
+    assert!(kept.get() > 0);
     println!(
         "{:14} {:>8} {:>8} {:>8} {:>8} {:>12}",
         "file", "damaged", "named", "refused", "repaired", "most lost"
@@ -419,7 +473,14 @@ impl Told {
     }
 }
 
-fn damage_one(filled: &Filled, place: u64, kind: &str, places: &[(bool, String)], told: &mut Told) {
+/// Damages a file of a kind and looks what becomes of it. Gives how many steps of kept answers were there.
+fn damage_one(
+    filled: &Filled,
+    place: u64,
+    kind: &str,
+    places: &[(bool, String)],
+    told: &mut Told,
+) -> u64 {
     let sim = filled.world(place);
     let mut rng = Rng::new(place);
     let (is_slow, path) = rng.pick(places).clone();
@@ -437,7 +498,7 @@ fn damage_one(filled: &Filled, place: u64, kind: &str, places: &[(bool, String)]
     }
     told.damaged += u64::from(has_changed);
     // What is kept here of the slow tier would stand in for all of it.
-    if kind == "slow tables" && (place / 8).is_multiple_of(2) {
+    if kind == "slow tables" && (place / 9).is_multiple_of(2) {
         sim.disk.damage("slow-cache/slabs", Vec::clear).expect("a cache");
     }
     sim.restart();
@@ -447,9 +508,17 @@ fn damage_one(filled: &Filled, place: u64, kind: &str, places: &[(bool, String)]
         Err(e) => {
             assert!(e.to_string().contains(&path), "{path}: {e}");
             told.refused += 1;
-            return;
+            return 0;
         }
     };
+    let mut kept = 0;
+    // A kept answer says what can be read, or it is gone; a slab is dropped and counted. Only what a log has lost at its end,
+    // like a crash, but after it was synced, may still be told.
+    if kind != "fast log" {
+        let cache = open_cache(&engine);
+        kept = (0..HOSTS).map(|host| ask_cache(&cache, &engine, host)).sum();
+        told.named += u64::from(cache.stats().store.slabs_corrupt > 0);
+    }
     let before: Vec<Option<usize>> = (0..HOSTS).map(|host| read_host(&engine, host).ok()).collect();
     let is_whole = before.iter().all(|&host| host == Some(ALL_SCRAPES));
     let report = engine.check(true, &CancelToken::new(), &mut |_| ()).expect("a check");
@@ -479,4 +548,5 @@ fn damage_one(filled: &Filled, place: u64, kind: &str, places: &[(bool, String)]
     told.lost_most = lost;
     let most = filled.loss_max(kind, &path, is_one_bit);
     assert!(lost <= most, "{path}: {lost} samples are lost, {most} at most");
+    kept
 }

@@ -4,11 +4,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_cache::{Ask, Declined, SharedCache};
+use firn_cache::{Ask, Declined, Got};
 use firn_model::{CommitSeq, ErrorKind, TimeRange};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::protocol::{Command, Format, LINE_BYTES_MAX, Place, Refused, parse_line};
@@ -24,6 +25,9 @@ const READ_BYTES: usize = 16 << 10;
 /// Memory that a value takes on its way, in multiples of its length: its text and its points, or its blocks and
 /// its text.
 pub(super) const VALUE_WEIGHT: u64 = 5;
+/// What is in memory, and no more than this, is given by the thread that has read the request: to wake another one, twice,
+/// takes longer than the answer.
+const AT_ONCE_BYTES_MAX: u64 = 64 << 10;
 /// Longest head of an HTTP request.
 const HTTP_LINES_MAX: usize = 100;
 const METRICS_PATH: &[u8] = b"/-/cache/metrics";
@@ -186,18 +190,32 @@ impl<'a> Connection<'a> {
         }
         self.shared.numbers.gets.add(batch.len() as u64);
         let _room = self.room(weight).await?;
-        let running: Vec<_> = batch
+        let answers: Vec<Answer> = batch
             .into_iter()
             .map(|(place, format, least)| {
                 let cache = Arc::clone(&self.shared.cache);
                 let bytes_max = self.shared.config.value_bytes_max as u64;
                 let least = least.unwrap_or(self.shared.config.partial_bytes_min);
-                tokio::task::spawn_blocking(move || got(&cache, &place, format, least, bytes_max))
+                let wanted = ask(&place, format, least, bytes_max);
+                if cache.estimate_bytes(&wanted) <= AT_ONCE_BYTES_MAX
+                    && let Some(got) = cache.get_now(&wanted)
+                {
+                    return Answer::Here(told(&got, place.range, format, bytes_max));
+                }
+                Answer::Later(tokio::task::spawn_blocking(move || {
+                    let got = cache.get(&ask(&place, format, least, bytes_max));
+                    told(&got, place.range, format, bytes_max)
+                }))
             })
             .collect();
-        for one in running {
-            let answer = one.await.unwrap_or_else(|_| PANICKED.as_bytes().to_vec());
-            self.tell_bytes(&answer).await?;
+        for answer in answers {
+            let bytes = match answer {
+                Answer::Here(bytes) => bytes,
+                Answer::Later(running) => {
+                    running.await.unwrap_or_else(|_| PANICKED.as_bytes().to_vec())
+                }
+            };
+            self.tell_bytes(&bytes).await?;
         }
         Ok(())
     }
@@ -369,9 +387,14 @@ fn ask(place: &Place, format: Format, partial_bytes_min: u64, bytes_max: u64) ->
 }
 
 /// The answer to a get.
-fn got(cache: &SharedCache, place: &Place, format: Format, least: u64, bytes_max: u64) -> Vec<u8> {
-    let asked = place.range;
-    let got = cache.get(&ask(place, format, least, bytes_max));
+enum Answer {
+    Here(Vec<u8>),
+    /// From a thread that may wait for the device.
+    Later(JoinHandle<Vec<u8>>),
+}
+
+/// What was got, as it is told.
+fn told(got: &Got, asked: TimeRange, format: Format, bytes_max: u64) -> Vec<u8> {
     let TimeRange { start, end } = asked;
     let line = match got.declined {
         Some(Declined::TooLarge) => {
@@ -385,7 +408,7 @@ fn got(cache: &SharedCache, place: &Place, format: Format, least: u64, bytes_max
         _ if got.missing.is_empty() => format!("VALUE {start} {end}"),
         _ => format!("INCOMPLETE {} {}", got.missing.start, got.missing.end),
     };
-    match points::encode(format, &got) {
+    match points::encode(format, got) {
         Ok(value) => {
             let absent = match got.absent {
                 absent if absent == got.missing => String::new(),

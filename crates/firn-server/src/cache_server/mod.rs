@@ -32,6 +32,8 @@ use crate::telemetry::{Counter, Gauge, Kind, MetricsText, write_process};
 const FOLDER: &str = "keys";
 /// Sealed slabs that may wait for the disk.
 const WAITING_BYTES_MAX: u32 = 8 << 20;
+/// A thread that read the cache's file and has nothing to do ends after this, and its memory goes back.
+const BLOCKING_IDLE: Duration = Duration::from_secs(2);
 /// Of all points in the file: another program's file is not taken for one of these.
 const OWNER: u64 = u64::from_le_bytes(*b"firnkeys");
 
@@ -56,6 +58,8 @@ pub struct CacheServerConfig {
     pub token: Option<String>,
     /// A connection that says nothing for so long is closed.
     pub idle: Duration,
+    /// What a network thread does that has nothing to do: the program may have its allocator give back what is free.
+    pub on_idle: fn(),
 }
 
 /// A running cache server.
@@ -98,6 +102,8 @@ impl CacheServer {
     pub fn start(config: CacheServerConfig) -> Result<CacheServer> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .thread_name("firn-cache-net")
+            .thread_keep_alive(BLOCKING_IDLE)
+            .on_thread_park(config.on_idle)
             .enable_all()
             .build()
             .map_err(|e| Error::unavailable("cannot start the network threads").because(e))?;

@@ -6,6 +6,7 @@ use firn_model::{Result, TimeRange, Timestamp};
 use serde_json::value::RawValue;
 
 use super::protocol::Format;
+use crate::wire::number::push_i64;
 
 /// What stands before each point's bytes.
 const POINT_HEAD_BYTES: usize = 12;
@@ -82,7 +83,7 @@ pub(super) fn encode(format: Format, got: &Got) -> Result<Vec<u8>> {
             out.push(b'[');
             got.for_each(&mut |point| {
                 out.extend_from_slice(if out.len() > 1 { b",[" } else { b"[" });
-                out.extend_from_slice(point.ts.to_string().as_bytes());
+                push_i64(point.ts, &mut out);
                 out.push(b',');
                 out.extend_from_slice(point.payload);
                 out.push(b']');

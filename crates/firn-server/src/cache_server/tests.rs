@@ -20,6 +20,7 @@ fn config(folder: &std::path::Path) -> CacheServerConfig {
         partial_bytes_min: 0,
         token: None,
         idle: Duration::from_secs(60),
+        on_idle: || (),
     }
 }
 

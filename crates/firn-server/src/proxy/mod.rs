@@ -18,6 +18,7 @@ mod range;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -26,7 +27,7 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, Request, Response, StatusCode};
 use axum::routing::get;
-use firn_cache::{Background, Recovered, Store, StoreOptions};
+use firn_cache::{Background, BreakEven, Recovered, Store, StoreOptions};
 use firn_env::{Disk, FolderLock, LocalDisk};
 use firn_model::{Budget, Error, Pool, Reservation, Result};
 use http_body_util::{BodyExt, Limited};
@@ -53,6 +54,8 @@ const FORM_BYTES_MAX: usize = 2 << 20;
 const ANSWER_WEIGHT: u64 = 6;
 /// What all answers on their way may take, in multiples of the longest one that is looked at.
 const ANSWERS_WEIGHT: u64 = 8;
+/// A thread that read the cache's file and has nothing to do ends after this, and its memory goes back.
+const BLOCKING_IDLE: Duration = Duration::from_secs(2);
 /// Says what came from the cache: `hit`, `partial` or `miss`. Not there when a request was passed on.
 const CACHE_HEADER: &str = "x-firn-cache";
 
@@ -75,6 +78,10 @@ pub struct ProxyConfig {
     pub answer_bytes_max: usize,
     /// Open connections.
     pub connections_max: usize,
+    /// Parts of fewer bytes are not taken from the cache; measured if it is left out.
+    pub partial_bytes_min: Option<u64>,
+    /// What a network thread does that has nothing to do: the program may have its allocator give back what is free.
+    pub on_idle: fn(),
 }
 
 /// A running proxy.
@@ -95,6 +102,8 @@ struct Shared {
     flights: Flights<(Vec<u8>, firn_model::TimeRange), Answered>,
     /// What all answers on their way take. One that there is no room for is passed on, unread.
     answers: Budget,
+    /// Of the origin, in bytes of its answers.
+    break_even: BreakEven,
     numbers: Numbers,
     _writer: Background,
     _lock: Box<dyn FolderLock>,
@@ -132,6 +141,8 @@ impl Proxy {
     pub fn start(config: ProxyConfig) -> Result<Proxy> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .thread_name("firn-proxy")
+            .thread_keep_alive(BLOCKING_IDLE)
+            .on_thread_park(config.on_idle)
             .enable_all()
             .build()
             .map_err(|e| Error::unavailable("cannot start the network threads").because(e))?;
@@ -170,6 +181,7 @@ impl Proxy {
             store,
             flights: Flights::default(),
             answers: Budget::new(answers_bytes_max),
+            break_even: BreakEven::default(),
             numbers: Numbers::default(),
             _writer: writer,
             _lock: lock,
@@ -283,8 +295,9 @@ impl Shared {
         let (store, reader) = (Arc::clone(&self.store), Arc::clone(&question));
         let bytes_max = self.config.answer_bytes_max as u64;
         // The cache's file is read on a thread that may block.
+        let (begun, partial_bytes_min) = (Instant::now(), self.partial_bytes_min());
         let look_up = move || {
-            let known = reader.look_up(&store, bytes_max);
+            let known = reader.look_up(&store, bytes_max, partial_bytes_min);
             let found = reader.found(&known);
             let answer = (found == "hit").then(|| reader.write(&known));
             (known, found, answer)
@@ -296,12 +309,17 @@ impl Shared {
             self.numbers.hits.add(1);
             return Answered::Json(answer.into(), found, Arc::new(held));
         }
+        if found == "partial" {
+            self.break_even.gave_part(begun.elapsed());
+        }
         let missing = question.pairs_of_missing(&known);
+        let begun = Instant::now();
         let fetched = match self.fetch(parts, &missing, &mut held).await {
             Ok(fetched) => fetched,
             Err(instead) => return instead,
         };
         if fetched.status == StatusCode::OK {
+            self.break_even.computed(fetched.body.len() as u64, begun.elapsed());
             let (store, writer) = (Arc::clone(&self.store), Arc::clone(&question));
             let body = fetched.body.clone();
             let join = move || writer.join(&store, known, &body);
@@ -323,6 +341,11 @@ impl Shared {
             Ok(fetched) => Answered::AsIs(fetched, Arc::new(held)),
             Err(instead) => instead,
         }
+    }
+
+    /// In bytes of points as they are kept: those take half of what they take in an answer, about.
+    fn partial_bytes_min(&self) -> u64 {
+        self.config.partial_bytes_min.unwrap_or_else(|| self.break_even.bytes_min() / 2)
     }
 
     async fn fetch(
@@ -375,6 +398,11 @@ fn metrics(shared: &Shared) -> Response<Body> {
     ] {
         out.counter(name, help, counter.get() as f64);
     }
+    out.gauge(
+        "firn_proxy_partial_bytes_min",
+        "Parts with fewer bytes are not taken from the cache.",
+        shared.partial_bytes_min() as f64,
+    );
     crate::stats::write_store(&shared.store.stats(), &mut out);
     let mut response = Response::new(Body::from(out.finish()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(TEXT));

@@ -56,16 +56,16 @@ impl Question {
     /// What is there of the answer in bytes, about.
     pub(super) fn estimate_bytes(&self, store: &Store) -> u64 {
         match self {
-            Question::Range(asked) => store.estimate_bytes(&asked.ask(u64::MAX)),
-            Question::Influx(asked) => store.estimate_bytes(&asked.ask(u64::MAX)),
+            Question::Range(asked) => store.estimate_bytes(&asked.ask(u64::MAX, 0)),
+            Question::Influx(asked) => store.estimate_bytes(&asked.ask(u64::MAX, 0)),
         }
     }
 
-    /// Reads what is there, if it is no more than `bytes_max`. Reads the cache's file.
-    pub(super) fn look_up(&self, store: &Store, bytes_max: u64) -> Known {
+    /// Reads what is there, if it is no more than `bytes_max`, and a part only if it has `least` bytes. Reads the cache's file.
+    pub(super) fn look_up(&self, store: &Store, bytes_max: u64, least: u64) -> Known {
         match self {
-            Question::Range(asked) => Known::Range(asked.look_up(store, bytes_max)),
-            Question::Influx(asked) => Known::Influx(asked.look_up(store, bytes_max)),
+            Question::Range(asked) => Known::Range(asked.look_up(store, bytes_max, least)),
+            Question::Influx(asked) => Known::Influx(asked.look_up(store, bytes_max, least)),
         }
     }
 

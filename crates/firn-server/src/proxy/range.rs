@@ -127,22 +127,22 @@ impl Asked {
     }
 
     /// What the cache is asked.
-    pub(super) fn ask(&self, bytes_max: u64) -> Ask<'_> {
+    pub(super) fn ask(&self, bytes_max: u64, partial_bytes_min: u64) -> Ask<'_> {
         let (key, range) = (&*self.key, self.grid.cells(self.steps));
-        Ask { key, field: FIELD, range, number: NUMBER, partial_bytes_min: 0, bytes_max }
+        Ask { key, field: FIELD, range, number: NUMBER, partial_bytes_min, bytes_max }
     }
 
-    /// Reads what is there, if it is no more than `bytes_max`. Reads the cache's file.
-    pub(super) fn look_up(&self, store: &Store, bytes_max: u64) -> Known {
-        self.try_look_up(store, bytes_max).unwrap_or_else(|_| {
+    /// Reads what is there, if it is no more than `bytes_max`, and a part only if it has `least` bytes. Reads the cache's file.
+    pub(super) fn look_up(&self, store: &Store, bytes_max: u64, least: u64) -> Known {
+        self.try_look_up(store, bytes_max, least).unwrap_or_else(|_| {
             // Not what was put in: it must not be met again.
             store.trim(&self.key, FIELD, self.grid.cells(self.steps));
             Known::nothing(self.steps)
         })
     }
 
-    fn try_look_up(&self, store: &Store, bytes_max: u64) -> Result<Known> {
-        let got = store.get(&self.ask(bytes_max));
+    fn try_look_up(&self, store: &Store, bytes_max: u64, least: u64) -> Result<Known> {
+        let got = store.get(&self.ask(bytes_max, least));
         let missing = (!got.missing.is_empty()).then(|| {
             TimeRange::new(self.grid.floor(got.missing.start), self.grid.floor(got.missing.end))
         });

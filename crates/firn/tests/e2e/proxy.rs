@@ -14,7 +14,10 @@ const METRICS: &str = "/-/cache/metrics";
 
 fn start_proxy(folder: &Path, origin: SocketAddr, address: SocketAddr) -> Process {
     let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
-    command.args(["cache", "--size=64MiB", "--proxy"]).arg(format!("http://{origin}"));
+    // Every part, however small.
+    command
+        .args(["cache", "--size=64MiB", "--partial-bytes-min=0", "--proxy"])
+        .arg(format!("http://{origin}"));
     command.arg("--data").arg(folder.join("cache")).arg("--listen").arg(address.to_string());
     let process = Process::start("cache", folder, &mut command);
     wait_until_ready(address, METRICS);

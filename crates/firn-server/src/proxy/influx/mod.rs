@@ -112,14 +112,14 @@ impl Asked {
     }
 
     /// What the cache is asked.
-    pub(in crate::proxy) fn ask(&self, bytes_max: u64) -> Ask<'_> {
+    pub(in crate::proxy) fn ask(&self, bytes_max: u64, partial_bytes_min: u64) -> Ask<'_> {
         let (key, range) = (&*self.key, self.cells(self.whole));
-        Ask { key, field: FIELD, range, number: NUMBER, partial_bytes_min: 0, bytes_max }
+        Ask { key, field: FIELD, range, number: NUMBER, partial_bytes_min, bytes_max }
     }
 
-    /// Reads what is there, if it is no more than `bytes_max`. Reads the cache's file.
-    pub(in crate::proxy) fn look_up(&self, store: &Store, bytes_max: u64) -> Known {
-        self.try_look_up(store, bytes_max).unwrap_or_else(|_| {
+    /// Reads what is there, if it is no more than `bytes_max`, and a part only if it has `least` bytes. Reads the cache's file.
+    pub(in crate::proxy) fn look_up(&self, store: &Store, bytes_max: u64, least: u64) -> Known {
+        self.try_look_up(store, bytes_max, least).unwrap_or_else(|_| {
             // Not what was put in: it must not be met again.
             store.trim(&self.key, FIELD, self.cells(self.whole));
             let missing = vec![self.statement.range_ns];
@@ -127,9 +127,9 @@ impl Asked {
         })
     }
 
-    fn try_look_up(&self, store: &Store, bytes_max: u64) -> Result<Known> {
+    fn try_look_up(&self, store: &Store, bytes_max: u64, least: u64) -> Result<Known> {
         let range = self.cells(self.whole);
-        let got = store.get(&self.ask(bytes_max));
+        let got = store.get(&self.ask(bytes_max, least));
         let mut table = Table::default();
         let mut failed = Ok(());
         // A bucket is there as a whole or not at all.
@@ -330,7 +330,7 @@ mod tests {
             (3_000, 11_000, vec![(11_000, 11_000)]),
         ] {
             let asked = asked(&statement(first, last), &[("epoch", "ms")], &[]).unwrap();
-            let known = asked.look_up(&store, u64::MAX);
+            let known = asked.look_up(&store, u64::MAX, 0);
             let got = ms(&known.missing);
             assert_eq!(got, missing, "{first} to {last}");
             let whole = origin(&[(first * MS_NS, last * MS_NS)]);

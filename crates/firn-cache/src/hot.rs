@@ -1,0 +1,442 @@
+//! Answers in memory as they are given, of what was asked for last: a dashboard that is refreshed reads and decodes nothing.
+//!
+//! Each is one range of steps. It is a copy: what is here was in the store when it came, and whatever cuts the store
+//! cuts this, under the same lock, before the change can be seen.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use firn_model::{CommitSeq, Sample, TimeRange, Timestamp};
+
+use crate::answer::{Answer, AnswerSeries};
+
+/// One answer takes at most this part of the room.
+const SHARE: u64 = 16;
+/// What an answer takes besides its series, about.
+const ANSWER_BYTES: u64 = 256;
+
+/// The answers that were used last, as many as there is room for.
+#[derive(Debug)]
+pub(crate) struct HotAnswers {
+    answers: HashMap<Arc<[u8]>, HotAnswer>,
+    /// Keys by their last use.
+    uses: BTreeMap<u64, Arc<[u8]>>,
+    use_count: u64,
+    bytes: u64,
+    bytes_max: u64,
+}
+
+#[derive(Debug)]
+struct HotAnswer {
+    /// All of it is known, and still true. Points outside of it are not.
+    range: TimeRange,
+    /// The newest snapshot that a part was computed from.
+    number: CommitSeq,
+    /// Sorted by labels, floats only. `None` while it is read from the store.
+    answer: Option<Arc<Answer>>,
+    bytes: u64,
+    last_use: u64,
+    /// The first time that was asked for in this period and in the one before; a period ends when `range` does behind
+    /// `period_end`.
+    asked_start: Timestamp,
+    asked_before: Timestamp,
+    period_end: Timestamp,
+}
+
+impl HotAnswers {
+    /// With room for about so many bytes; 0 keeps nothing.
+    pub(crate) fn new(bytes_max: u64) -> HotAnswers {
+        let (answers, uses) = (HashMap::new(), BTreeMap::new());
+        HotAnswers { answers, uses, use_count: 0, bytes: 0, bytes_max }
+    }
+
+    /// The part of `range` that is known to a snapshot with `number`, if it begins or ends as `range` does, and an answer
+    /// whose points inside of that part are the truth.
+    pub(crate) fn get(
+        &mut self,
+        key: &[u8],
+        range: TimeRange,
+        number: CommitSeq,
+    ) -> Option<(TimeRange, Arc<Answer>)> {
+        let hot = self.answers.get_mut(key).filter(|hot| hot.number <= number)?;
+        let answer = Arc::clone(hot.answer.as_ref()?);
+        let known = hot.range.intersect(range);
+        if known.is_empty() || (known.start > range.start && known.end < range.end) {
+            return None;
+        }
+        hot.asked_start = hot.asked_start.min(range.start);
+        if let Some(key) = self.uses.remove(&hot.last_use) {
+            self.use_count += 1;
+            hot.last_use = self.use_count;
+            self.uses.insert(hot.last_use, key);
+        }
+        Some((known, answer))
+    }
+
+    /// `range` will be read from the store: what is cut until then will not be kept. Returns what to show to
+    /// [`HotAnswers::keep`]; `None` if nothing will be kept, because what is here is of a later snapshot.
+    pub(crate) fn expect(
+        &mut self,
+        key: &Arc<[u8]>,
+        range: TimeRange,
+        number: CommitSeq,
+    ) -> Option<u64> {
+        let is_later = |hot: &HotAnswer| hot.answer.is_some() && hot.number > number;
+        if self.bytes_max == 0 || self.answers.get(key).is_some_and(is_later) {
+            return None;
+        }
+        self.insert(key, range, number, None);
+        Some(self.use_count)
+    }
+
+    /// Keeps what was read, as far as it is still true: `answer` has all points of `known`.
+    pub(crate) fn keep(&mut self, key: &Arc<[u8]>, ticket: u64, known: TimeRange, answer: Answer) {
+        let Some(hot) = self.answers.get(key).filter(|hot| hot.last_use == ticket) else { return };
+        let (range, number) = (hot.range.intersect(known), hot.number);
+        self.remove(key);
+        if let Some(answer) = only_floats(answer).filter(|_| !range.is_empty()) {
+            self.insert(key, range, number, Some(answer));
+        }
+    }
+
+    /// Keeps a part that was computed: `answer` has all points of `range`.
+    pub(crate) fn extend(
+        &mut self,
+        key: &Arc<[u8]>,
+        range: TimeRange,
+        number: CommitSeq,
+        answer: &Answer,
+    ) {
+        let known = self.answers.get(key).filter(|hot| hot.answer.is_some()).map(|hot| hot.range);
+        match known {
+            Some(known) if known.covers(range) => {}
+            Some(known) if known.start <= range.start && touch(known, range) => {
+                self.append(key, TimeRange::new(known.end + 1, range.end), number, answer);
+            }
+            Some(known) if width(known) >= width(range) => {}
+            _ => {
+                self.remove(key);
+                if self.bytes_max > 0
+                    && let Some(answer) = only_floats(part_of(answer, range, 0))
+                {
+                    self.insert(key, range, number, Some(answer));
+                }
+            }
+        }
+    }
+
+    /// `range` is no longer true. Returns whether there is such a key.
+    pub(crate) fn trim(&mut self, key: &[u8], range: TimeRange) -> bool {
+        let Some(hot) = self.answers.get_mut(key) else { return false };
+        match without(hot.range, range).max_by_key(|part| width(*part)) {
+            Some(longest) => hot.range = longest,
+            None => self.remove(key),
+        }
+        true
+    }
+
+    /// Whether anything of a key is here, or may be soon.
+    pub(crate) fn has_key(&self, key: &[u8]) -> bool {
+        self.answers.contains_key(key)
+    }
+
+    /// Lets so many bytes go at least, or all.
+    pub(crate) fn give_back(&mut self, bytes: u64) {
+        let target = self.bytes.saturating_sub(bytes);
+        while self.bytes > target && self.remove_oldest() {}
+    }
+
+    pub(crate) fn clear(&mut self) {
+        *self = HotAnswers::new(self.bytes_max);
+    }
+
+    /// What they hold, about.
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn append(&mut self, key: &[u8], range: TimeRange, number: CommitSeq, answer: &Answer) {
+        let Some(hot) = self.answers.get_mut(key) else { return };
+        let bytes = hot.bytes;
+        let is_kept = answer.has_only_floats();
+        if is_kept {
+            hot.append(range, number, answer);
+            hot.let_go();
+            hot.bytes = heap_bytes(key, hot.answer.as_deref());
+            self.bytes = self.bytes - bytes + hot.bytes;
+        }
+        if !is_kept || hot.bytes > self.bytes_max / SHARE {
+            self.remove(key);
+        }
+        self.shrink();
+    }
+
+    /// Puts an answer in place of whatever is there.
+    fn insert(
+        &mut self,
+        key: &Arc<[u8]>,
+        range: TimeRange,
+        number: CommitSeq,
+        answer: Option<Answer>,
+    ) {
+        self.remove(key);
+        let bytes = heap_bytes(key, answer.as_ref());
+        if bytes > self.bytes_max / SHARE {
+            return;
+        }
+        self.use_count += 1;
+        self.bytes += bytes;
+        self.uses.insert(self.use_count, Arc::clone(key));
+        let hot = HotAnswer {
+            range,
+            number,
+            answer: answer.map(Arc::new),
+            bytes,
+            last_use: self.use_count,
+            asked_start: Timestamp::MAX,
+            asked_before: Timestamp::MAX,
+            period_end: range.end,
+        };
+        self.answers.insert(Arc::clone(key), hot);
+        self.shrink();
+    }
+
+    fn shrink(&mut self) {
+        while self.bytes > self.bytes_max && self.remove_oldest() {}
+    }
+
+    fn remove_oldest(&mut self) -> bool {
+        let oldest = self.uses.first_key_value().map(|(_, key)| Arc::clone(key));
+        oldest.is_some_and(|key| {
+            self.remove(&key);
+            true
+        })
+    }
+
+    fn remove(&mut self, key: &[u8]) {
+        if let Some(hot) = self.answers.remove(key) {
+            self.uses.remove(&hot.last_use);
+            self.bytes -= hot.bytes;
+        }
+    }
+}
+
+impl HotAnswer {
+    /// Adds the points of `range`, which begins where this ends.
+    fn append(&mut self, range: TimeRange, number: CommitSeq, new: &Answer) {
+        let Some(answer) = &mut self.answer else { return };
+        // A copy only while somebody reads the one that is here.
+        let series = &mut Arc::make_mut(answer).series;
+        for one in &mut *series {
+            one.floats.truncate(one.floats.partition_point(|point| point.ts <= self.range.end));
+        }
+        let known = series.len();
+        for one in &new.series {
+            let floats = points_in(&one.floats, range);
+            if floats.is_empty() {
+                continue;
+            }
+            match series[..known].binary_search_by(|known| known.labels.cmp(&one.labels)) {
+                Ok(idx) => series[idx].floats.extend_from_slice(floats),
+                Err(_) => series.push(AnswerSeries {
+                    labels: one.labels.clone(),
+                    floats: floats.to_vec(),
+                    histograms: Vec::new(),
+                }),
+            }
+        }
+        series.sort_by(|a, b| a.labels.cmp(&b.labels));
+        self.range.end = range.end;
+        self.number = self.number.max(number);
+    }
+
+    /// Lets steps go that windows have left behind: now and then, so that all who ask in turn have asked meanwhile.
+    fn let_go(&mut self) {
+        if self.range.end <= self.period_end {
+            return;
+        }
+        let asked_start = self.asked_before.min(self.asked_start);
+        (self.asked_before, self.asked_start) = (self.asked_start, Timestamp::MAX);
+        self.period_end = self.range.end.saturating_add((width(self.range) / 4) as i64);
+        if asked_start == Timestamp::MAX || asked_start <= self.range.start {
+            return;
+        }
+        self.range.start = asked_start;
+        if let Some(answer) = &mut self.answer {
+            let series = &mut Arc::make_mut(answer).series;
+            for one in &mut *series {
+                one.floats.drain(..one.floats.partition_point(|point| point.ts < asked_start));
+                one.floats.shrink_to(2 * one.floats.len());
+            }
+            series.retain(|one| !one.floats.is_empty());
+        }
+    }
+}
+
+/// The points of an answer in `range`, with room for `more` behind those of each series.
+pub(crate) fn part_of(answer: &Answer, range: TimeRange, more: usize) -> Answer {
+    let series = answer.series.iter().map(|one| {
+        let inside = points_in(&one.floats, range);
+        let mut floats =
+            Vec::with_capacity(if inside.is_empty() { 0 } else { inside.len() + more });
+        floats.extend_from_slice(inside);
+        let histograms = one.histograms.iter().filter(|point| range.contains(point.0));
+        AnswerSeries {
+            labels: one.labels.clone(),
+            floats,
+            histograms: histograms.cloned().collect(),
+        }
+    });
+    let has_points = |one: &AnswerSeries| !one.floats.is_empty() || !one.histograms.is_empty();
+    Answer { series: series.filter(has_points).collect() }
+}
+
+/// `range` without `hole`: at most two ranges, in order.
+pub(crate) fn without(range: TimeRange, hole: TimeRange) -> impl Iterator<Item = TimeRange> {
+    let before =
+        (hole.start > i64::MIN).then(|| TimeRange { end: range.end.min(hole.start - 1), ..range });
+    let behind =
+        (hole.end < i64::MAX).then(|| TimeRange { start: range.start.max(hole.end + 1), ..range });
+    before.into_iter().chain(behind).filter(|part| !part.is_empty())
+}
+
+/// How many timestamps a range has, less one.
+pub(crate) fn width(range: TimeRange) -> u64 {
+    range.end.wrapping_sub(range.start) as u64
+}
+
+/// Whether `behind` begins in `range` or right behind it, and ends behind it.
+fn touch(range: TimeRange, behind: TimeRange) -> bool {
+    behind.end > range.end && behind.start <= range.end + 1
+}
+
+fn points_in(points: &[Sample], range: TimeRange) -> &[Sample] {
+    let start = points.partition_point(|point| point.ts < range.start);
+    let end = points.partition_point(|point| point.ts <= range.end);
+    &points[start..end.max(start)]
+}
+
+/// Sorted by labels; `None` with histograms.
+fn only_floats(mut answer: Answer) -> Option<Answer> {
+    answer.series.sort_by(|a, b| a.labels.cmp(&b.labels));
+    answer.has_only_floats().then_some(answer)
+}
+
+fn heap_bytes(key: &[u8], answer: Option<&Answer>) -> u64 {
+    let bytes = |one: &AnswerSeries| {
+        size_of::<AnswerSeries>()
+            + one.labels.as_encoded().len()
+            + one.floats.capacity() * size_of::<Sample>()
+    };
+    let series: usize = answer.into_iter().flat_map(|answer| &answer.series).map(bytes).sum();
+    (key.len() + series) as u64 + ANSWER_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_model::Labels;
+    use firn_sim::Rng;
+
+    use super::*;
+
+    /// Each step has one point, whose value says when it was computed.
+    fn computed(range: TimeRange, version: f64) -> Answer {
+        let floats = (range.start..=range.end).map(|ts| Sample { ts, value: version });
+        let labels = Labels::from_pairs([("host", "a")]).unwrap();
+        Answer {
+            series: vec![AnswerSeries { labels, floats: floats.collect(), histograms: Vec::new() }],
+        }
+    }
+
+    /// Against a list of what is true: whatever is given was never cut since it came.
+    #[test]
+    fn what_is_given_is_what_was_put_in_and_not_cut_since() {
+        let key: Arc<[u8]> = Arc::from(&b"k"[..]);
+        let mut given = 0;
+        for seed in 0..50 {
+            let mut rng = Rng::new(seed);
+            let mut hot = HotAnswers::new(1 << 16);
+            let mut truth = [0.0_f64; 200];
+            let mut now = 60;
+            let mut expected: Option<(u64, TimeRange, Answer)> = None;
+            for step in 1..400 {
+                now = (now + rng.between(0, 2)).min(199);
+                let range = TimeRange::new((now - rng.between(5, 40)).max(0), now);
+                match rng.below(10) {
+                    // Samples come late; what is expected was read before.
+                    0 => {
+                        let start = rng.between(0, now);
+                        let late_range = TimeRange::new(start, start + rng.between(0, 3));
+                        hot.trim(&key, late_range);
+                        let late = truth.iter_mut().skip(start as usize);
+                        late.take(width(late_range) as usize + 1)
+                            .for_each(|value| *value = f64::from(step));
+                    }
+                    1 => {
+                        let mut read = computed(range, 0.0);
+                        let floats = &mut read.series[0].floats;
+                        floats.iter_mut().for_each(|one| one.value = truth[one.ts as usize]);
+                        let ticket = hot.expect(&key, range, CommitSeq(step as u64));
+                        expected = ticket.map(|ticket| (ticket, range, read));
+                    }
+                    2 => {
+                        if let Some((ticket, range, read)) = expected.take() {
+                            hot.keep(&key, ticket, range, read);
+                        }
+                    }
+                    _ => {
+                        let number = CommitSeq(step as u64);
+                        let mut missing = range;
+                        if let Some((known, answer)) = hot.get(&key, range, number) {
+                            let part = part_of(&answer, known, 0);
+                            let floats = part.series.iter().flat_map(|one| &one.floats);
+                            let floats: Vec<Sample> = floats.copied().collect();
+                            assert_eq!(floats.len() as u64, width(known) + 1, "seed {seed}");
+                            for one in floats {
+                                assert_eq!(one.value, truth[one.ts as usize], "seed {seed}");
+                            }
+                            given += 1;
+                            missing = without(range, known).next().unwrap_or(TimeRange::EMPTY);
+                        }
+                        if !missing.is_empty() {
+                            let mut new = computed(missing, 0.0);
+                            let floats = &mut new.series[0].floats;
+                            floats.iter_mut().for_each(|one| one.value = truth[one.ts as usize]);
+                            hot.extend(&key, missing, number, &new);
+                        }
+                    }
+                }
+            }
+        }
+        assert!(given > 5_000, "{given}");
+    }
+
+    #[test]
+    fn windows_that_slide_leave_steps_behind_and_room_is_bounded() {
+        let mut hot = HotAnswers::new(256 << 10);
+        let key = |n: u32| -> Arc<[u8]> { Arc::from(n.to_be_bytes()) };
+        let first = TimeRange::new(0, 99);
+        hot.extend(&key(0), first, CommitSeq(1), &computed(first, 1.0));
+        for now in 100..5_000 {
+            let range = TimeRange::new(now - 99, now);
+            let (known, _) = hot.get(&key(0), range, CommitSeq(1)).unwrap();
+            assert_eq!(known, TimeRange::new(now - 99, now - 1));
+            hot.extend(&key(0), TimeRange::at(now), CommitSeq(1), &computed(range, 1.0));
+        }
+        assert!(hot.heap_bytes() < 1_000 * 16, "{} bytes for 100 steps", hot.heap_bytes());
+        for n in 1..200 {
+            hot.extend(&key(n), first, CommitSeq(1), &computed(first, 1.0));
+            assert!(hot.heap_bytes() <= 256 << 10);
+        }
+        assert!(!hot.has_key(&key(0)) && hot.has_key(&key(199)), "the one used last stays");
+        let bytes = hot.heap_bytes();
+        hot.give_back(10_000);
+        assert!(hot.heap_bytes() <= bytes - 10_000 && hot.has_key(&key(199)));
+        let large = TimeRange::new(0, 1_200);
+        hot.extend(&key(300), large, CommitSeq(1), &computed(large, 1.0));
+        assert!(!hot.has_key(&key(300)), "it would take too much of the room");
+        assert!(hot.get(&key(199), first, CommitSeq(0)).is_none(), "of a later snapshot");
+        hot.clear();
+        assert_eq!(hot.heap_bytes(), 0);
+    }
+}
