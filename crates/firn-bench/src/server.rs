@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+
 /// Which program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
@@ -77,12 +79,31 @@ impl Program {
     /// # Errors
     /// When it is not installed, cannot be started, or does not answer within 30 s.
     pub fn start(self) -> io::Result<Server> {
+        self.start_within(u64::MAX)
+    }
+
+    /// As [`Program::start`], with so much memory of its own: Go's collector is told to keep below, and the kernel refuses more
+    /// (`RLIMIT_DATA`). The pages of its files in the system's cache are not counted, which is to its advantage.
+    ///
+    /// # Errors
+    /// As [`Program::start`].
+    pub fn start_within(self, memory_bytes_max: u64) -> io::Result<Server> {
         let path = self.path().ok_or(io::ErrorKind::NotFound)?;
         let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
         let address = free_address()?;
         let mut command = Command::new(path);
         self.arguments(&mut command, folder.path(), address)?;
+        let is_limited = memory_bytes_max < u64::MAX;
+        if is_limited {
+            // A tenth for what is not the collector's.
+            command.env("GOMEMLIMIT", (memory_bytes_max / 10 * 9).to_string());
+        }
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        if is_limited {
+            let most = Some(memory_bytes_max);
+            let limit = Rlimit { current: most, maximum: most };
+            prlimit(Pid::from_raw(child.id() as i32), Resource::Data, limit)?;
+        }
         let server = Server { child, address, folder };
         server.wait_until_it_answers()?;
         Ok(server)
@@ -108,6 +129,8 @@ impl Program {
                 command.arg(format!("--storage.tsdb.path={}", folder.join("data").display()));
                 command.arg(format!("--web.listen-address={address}"));
                 command.args(["--web.enable-remote-write-receiver", "--log.level=error"]);
+                // Counted from the newest sample: months are written, and all of it is asked for.
+                command.arg("--storage.tsdb.retention.time=100y");
             }
             Program::VictoriaMetrics => {
                 command.arg(format!("-storageDataPath={}", folder.join("data").display()));

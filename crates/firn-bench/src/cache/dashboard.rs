@@ -3,13 +3,12 @@
 //!
 //! The first refresh fills the cache and is told apart. Each answer is compared with the computed one.
 
-use std::fs;
-
 use firn_promql::{EvalOptions, parse};
 use firndb::{
     CancelToken, Db, Labels, Options, QueryContext, QueryOptions, QueryTime, ResultOptions,
     RowBatch, SeriesRef, SyncPolicy, Timestamp, local_env,
 };
+use rustix::time::{ClockId, clock_gettime};
 
 const HOUR_MS: i64 = 3_600_000;
 const SCRAPE_MS: i64 = 15_000;
@@ -87,6 +86,56 @@ pub fn measure() -> firndb::Result<Figures> {
     })
 }
 
+/// CPU of a refresh of three panels, ms: quantiles of one histogram, and of three histograms. Each is of 500 series; the first three
+/// panels have the sum of their rates in common.
+///
+/// # Errors
+/// Those of the database.
+///
+/// # Panics
+/// If a kept answer is not the computed one.
+pub fn measure_sharing() -> firndb::Result<(f64, f64)> {
+    const HISTOGRAMS: usize = 4;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let options = Options { log_sync: SyncPolicy::Never, ..Options::default() };
+    let db = Db::open(local_env(folder.path())?, options)?;
+    db.keep_results(ResultOptions::default())?;
+    let mut labels = Vec::new();
+    for histogram in 0..HISTOGRAMS {
+        for host in 0..50 {
+            for bound in 0..10 {
+                let (name, host) = (format!("latency_{histogram}_bucket"), format!("h{host}"));
+                let bound = if bound == 9 { "+Inf".to_owned() } else { format!("0.{bound}") };
+                let pairs = [("__name__", &*name), ("le", &bound), ("instance", &host)];
+                labels.push(Labels::from_pairs(pairs)?);
+            }
+        }
+    }
+    let series: Vec<SeriesRef> = db.resolve(&labels).into_iter().collect::<firndb::Result<_>>()?;
+    write(&db, &series, END - 2 * HOUR_MS, END)?;
+    let panel = |quantile: f64, histogram: usize| {
+        format!(
+            "histogram_quantile({quantile}, sum by (le) (rate(latency_{histogram}_bucket[5m])))"
+        )
+    };
+    let quantiles = [0.5, 0.9, 0.99];
+    let shared = quantiles.map(|quantile| panel(quantile, 0));
+    let alone = [1, 2, 3].map(|histogram| panel(quantiles[histogram - 1], histogram));
+    let (mut now, mut cpu) = (END, [0, 0]);
+    for refresh in 0..=REFRESHES {
+        for (panels, cpu) in [&shared, &alone].into_iter().zip(&mut cpu) {
+            for text in panels {
+                let (with, _) = ask_both(&db, text, now - HOUR_MS, now, SCRAPE_MS)?;
+                *cpu += if refresh > 0 { with } else { 0 };
+            }
+        }
+        now += SCRAPE_MS;
+        write(&db, &series, now, now)?;
+    }
+    let ms = |ns: u64| ns as f64 / 1e6 / REFRESHES as f64;
+    Ok((ms(cpu[0]), ms(cpu[1])))
+}
+
 fn resolve(db: &Db) -> firndb::Result<Vec<SeriesRef>> {
     let mut labels = Vec::new();
     for host in 0..HOSTS {
@@ -108,7 +157,9 @@ fn write(db: &Db, series: &[SeriesRef], start: Timestamp, end: Timestamp) -> fir
         while ts <= batch_end {
             for (idx, &one) in series.iter().enumerate() {
                 let noise = (ts / SCRAPE_MS).wrapping_mul(2_654_435_761 + idx as i64) >> 7 & 63;
-                batch.push(one, ts, (ts - END) as f64 / 1_000.0 + 1e6 + noise as f64);
+                // Buckets of a histogram rise.
+                let rise = (ts - END) as f64 / 1_000.0 * (1 + idx % 10) as f64;
+                batch.push(one, ts, 1e7 + rise + noise as f64);
             }
             ts += SCRAPE_MS;
         }
@@ -139,8 +190,8 @@ fn ask_both(
     Ok((asked - begun, computed - asked))
 }
 
-/// CPU time of this thread, from the kernel.
+/// CPU time of this thread, to the nanosecond: what `/proc` says of it is as of the last tick.
 fn cpu_ns() -> u64 {
-    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or_default()
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -10,12 +10,10 @@ use firn_sim::Rng;
 
 /// Time between two points: most of the paper's data sets have it (TSCache, table 3).
 pub const INTERVAL_S: i64 = 300;
-const INTERVAL_MS: u64 = INTERVAL_S as u64 * 1_000;
 const MINUTE_MS: u64 = 60_000;
 const HOUR_MS: u64 = 60 * MINUTE_MS;
 const DAY_MS: u64 = 24 * HOUR_MS;
-/// Points of thirty days.
-const MONTH_POINTS: u64 = 30 * DAY_MS / INTERVAL_MS;
+const MONTH_MS: u64 = 30 * DAY_MS;
 
 /// Draws ranks from 0 on: rank `n` has the weight `1 / (n + 1)^theta`, as YCSB has it. Ranks may be many: behind the first
 /// ones the weights are summed as an integral, which is right to a millionth.
@@ -114,6 +112,7 @@ pub struct Workload {
     lengths: Zipf,
     length_ms_min: u64,
     ages: Zipf,
+    interval_ms: u64,
     point_count: u64,
     /// Of nine queries so many go to the old hot spot: anywhere in the first month of the data.
     old_of_nine: u64,
@@ -123,22 +122,23 @@ pub struct Workload {
 const THETA: f64 = 0.99;
 
 impl Workload {
-    /// Over `key_count` keys of `point_count` points.
+    /// Over `key_count` keys of `point_count` points, each `interval_s` behind the one before.
     pub fn new(
         seed: u64,
         key_count: usize,
-        point_count: usize,
+        (point_count, interval_s): (usize, i64),
         mix: Mix,
         old_of_nine: u64,
     ) -> Workload {
         let (length_ms_min, length_ms_max) = mix.lengths_ms();
-        let point_count = point_count as u64;
+        let (point_count, interval_ms) = (point_count as u64, interval_s.unsigned_abs() * 1_000);
         Workload {
             rng: Rng::new(seed),
             keys: Zipf::new(key_count as u64, THETA),
             lengths: Zipf::new(length_ms_max - length_ms_min + 1, THETA),
             length_ms_min,
-            ages: Zipf::new(point_count * INTERVAL_MS, THETA),
+            ages: Zipf::new(point_count * interval_ms, THETA),
+            interval_ms,
             point_count,
             old_of_nine,
         }
@@ -148,13 +148,14 @@ impl Workload {
     pub fn draw(&mut self) -> Query {
         let is_old = self.rng.below(9) < self.old_of_nine;
         let key = self.keys.draw(&mut self.rng) as usize;
+        let (interval_ms, all_ms) = (self.interval_ms, self.point_count * self.interval_ms);
         let end_ms = match is_old {
-            true => self.rng.below(MONTH_POINTS.min(self.point_count) * INTERVAL_MS) + 1,
-            false => self.point_count * INTERVAL_MS - self.ages.draw(&mut self.rng),
+            true => self.rng.below(MONTH_MS.min(all_ms)) + 1,
+            false => all_ms - self.ages.draw(&mut self.rng),
         };
         let length_ms = self.length_ms_min + self.lengths.draw(&mut self.rng);
-        let first = (end_ms.saturating_sub(length_ms) / INTERVAL_MS) as i64;
-        let last = (end_ms.div_ceil(INTERVAL_MS) as i64 - 1).max(first);
+        let first = (end_ms.saturating_sub(length_ms) / interval_ms) as i64;
+        let last = (end_ms.div_ceil(interval_ms) as i64 - 1).max(first);
         Query { key, first, last }
     }
 }
@@ -234,7 +235,7 @@ mod tests {
 
     #[test]
     fn queries_are_mostly_new_short_and_of_few_keys() {
-        let mut workload = Workload::new(1, 100, 43_200, Mix::Full, 0);
+        let mut workload = Workload::new(1, 100, (43_200, INTERVAL_S), Mix::Full, 0);
         let queries: Vec<Query> = (0..10_000).map(|_| workload.draw()).collect();
         let share = |is: &dyn Fn(&Query) -> bool| queries.iter().filter(|q| is(q)).count();
         assert!(share(&|q| q.key < 10) > 5_000);
@@ -242,8 +243,8 @@ mod tests {
         assert!((8_800..9_200).contains(&newest), "{newest} end in the newest tenth");
         assert!(share(&|q| q.last - q.first < 100) > 5_000);
         assert!(queries.iter().all(|q| 0 <= q.first && q.first <= q.last && q.last < 43_200));
-        let mut old = Workload::new(1, 100, 43_200, Mix::Small, 8);
-        let hot = (0..9_000).filter(|_| old.draw().last < MONTH_POINTS as i64).count();
+        let mut old = Workload::new(1, 100, (43_200, INTERVAL_S), Mix::Small, 8);
+        let hot = (0..9_000).filter(|_| old.draw().last < 30 * 288).count();
         assert!((7_800..8_500).contains(&hot), "{hot} of 9000 are old");
     }
 
