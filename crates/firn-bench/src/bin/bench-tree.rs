@@ -557,12 +557,13 @@ fn late(aims: &mut Vec<Aim>) -> io::Result<()> {
         "late %", "CPU us/row", "ratio", "query us", "ratio", "table reads", "patches", "put MB"
     );
     let mut rounds: Vec<Vec<LateRun>> = Vec::new();
-    for _ in 0..ROUNDS {
-        let filled: Vec<LateRun> = PERCENTS
-            .iter()
-            .map(|percent| LateRun::fill(f64::from(*percent) / 100.0))
-            .collect::<io::Result<_>>()?;
-        rounds.push(LateRun::ask_in_turns(filled)?);
+    for round in 0..ROUNDS {
+        // Another one begins each time: who comes later finds more memory in use.
+        let turns = (0..PERCENTS.len()).map(|turn| (round + turn) % PERCENTS.len());
+        let filled = turns.map(|idx| Ok((idx, LateRun::fill(f64::from(PERCENTS[idx]) / 100.0)?)));
+        let mut filled: Vec<(usize, LateRun)> = filled.collect::<io::Result<_>>()?;
+        filled.sort_by_key(|run| run.0);
+        rounds.push(LateRun::ask_in_turns(filled.into_iter().map(|run| run.1).collect())?);
     }
     for (idx, percent) in PERCENTS.iter().enumerate() {
         let middle =
