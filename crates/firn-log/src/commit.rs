@@ -195,7 +195,7 @@ impl Queue {
 
     fn wait_or_lead<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        state: MutexGuard<'a, State>,
         position: LogPosition,
         sync: bool,
     ) -> MutexGuard<'a, State> {
@@ -210,8 +210,7 @@ impl Queue {
         }
         let is_next = !state.is_led || position > state.in_flight_end;
         let batch = state.batch + u64::from(is_next);
-        self.done[(batch % 2) as usize].wait(&mut state);
-        state
+        self.done[(batch % 2) as usize].wait(state)
     }
 
     fn persist<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
@@ -229,7 +228,8 @@ impl Queue {
         let mut lead = Lead { queue: self, batch: Some(state.take_batch()) };
         drop(state);
         let outcome = lead.write().and_then(|()| if sync { lead.file().sync() } else { Ok(()) });
-        lead.finish(outcome, sync)
+        drop(lead.finish(outcome, sync));
+        self.state.lock()
     }
 
     /// While the batch in flight is synced: the next one's bytes are written already.
@@ -240,23 +240,43 @@ impl Queue {
         ahead.finish(&outcome)
     }
 
-    fn finish(&self, state: &mut State, outcome: Result<()>, synced: bool) {
+    /// Decides the batch in flight, whose bytes are `batch` if they are still at hand.
+    fn finish(&self, outcome: Result<()>, synced: bool, batch: Option<Batch>) -> Wakes<'_> {
+        let mut state = self.state.lock();
         let in_flight = (state.batch % 2) as usize;
         let why = match outcome {
             Ok(()) => state.succeed(synced),
             Err(error) => Some(error.to_string().into()),
         };
-        match why {
-            // One of the next batch is enough to lead it.
-            None => {
-                self.done[1 - in_flight].notify_one();
-            }
-            Some(why) => {
-                state.fail(&why);
-                self.done[1 - in_flight].notify_all();
-            }
+        if let Some(why) = &why {
+            state.fail(why);
         }
-        self.done[in_flight].notify_all();
+        if let Some(batch) = batch {
+            state.keep_spare(batch);
+        }
+        Wakes { queue: self, in_flight, failed: why.is_some() }
+    }
+}
+
+/// A batch is decided; dropping this wakes those who wait for it, all at once and without the queue's lock. Who leads several
+/// queues decides all of them first: who waits for two sleeps once.
+#[must_use]
+pub(crate) struct Wakes<'a> {
+    queue: &'a Queue,
+    in_flight: usize,
+    failed: bool,
+}
+
+impl Drop for Wakes<'_> {
+    fn drop(&mut self) {
+        let next = &self.queue.done[1 - self.in_flight];
+        // One of the next batch is enough to lead it.
+        if self.failed {
+            next.notify_all()
+        } else {
+            next.notify_one()
+        }
+        self.queue.done[self.in_flight].notify_all();
     }
 }
 
@@ -290,15 +310,10 @@ impl<'a> Lead<'a> {
         self.batch.as_ref().expect("a lead has its batch until it is finished").file()
     }
 
-    /// Tells everybody what came of it.
-    pub(crate) fn finish(mut self, outcome: Result<()>, synced: bool) -> MutexGuard<'a, State> {
+    /// Says what came of it.
+    pub(crate) fn finish(mut self, outcome: Result<()>, synced: bool) -> Wakes<'a> {
         let batch = self.batch.take();
-        let mut state = self.queue.state.lock();
-        self.queue.finish(&mut state, outcome, synced);
-        if let Some(batch) = batch {
-            state.keep_spare(batch);
-        }
-        state
+        self.queue.finish(outcome, synced, batch)
     }
 }
 
@@ -338,7 +353,7 @@ impl Drop for Lead<'_> {
     fn drop(&mut self) {
         if self.batch.take().is_some() {
             let error = Error::internal("the thread that led the commit panicked");
-            self.queue.finish(&mut self.queue.state.lock(), Err(error), false);
+            drop(self.queue.finish(Err(error), false, None));
         }
     }
 }

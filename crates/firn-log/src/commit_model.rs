@@ -23,15 +23,11 @@ use commit::{Queue, Turn};
 
 /// The locks under the model, in the form that `commit.rs` knows.
 mod sync {
-    use std::ops::{Deref, DerefMut};
-
+    pub(crate) use shuttle::sync::MutexGuard;
     pub(crate) use shuttle::thread::yield_now;
 
     #[derive(Debug)]
     pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
-
-    #[derive(Debug)]
-    pub(crate) struct MutexGuard<'a, T>(Option<shuttle::sync::MutexGuard<'a, T>>);
 
     #[derive(Debug)]
     pub(crate) struct Condvar(shuttle::sync::Condvar);
@@ -42,21 +38,7 @@ mod sync {
         }
 
         pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-            MutexGuard(Some(self.0.lock().unwrap()))
-        }
-    }
-
-    impl<T> Deref for MutexGuard<'_, T> {
-        type Target = T;
-
-        fn deref(&self) -> &T {
-            self.0.as_ref().unwrap()
-        }
-    }
-
-    impl<T> DerefMut for MutexGuard<'_, T> {
-        fn deref_mut(&mut self) -> &mut T {
-            self.0.as_mut().unwrap()
+            self.0.lock().unwrap()
         }
     }
 
@@ -65,8 +47,8 @@ mod sync {
             Condvar(shuttle::sync::Condvar::new())
         }
 
-        pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
-            guard.0 = Some(self.0.wait(guard.0.take().unwrap()).unwrap());
+        pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+            self.0.wait(guard).unwrap()
         }
 
         pub(crate) fn notify_one(&self) {

@@ -306,9 +306,9 @@ impl Log {
             };
             written.into_iter().zip(synced).for_each(|(idx, synced)| outcomes[idx] = synced);
         }
-        for (lead, outcome) in leads.into_iter().zip(outcomes) {
-            drop(lead.finish(outcome, sync));
-        }
+        let decided = leads.into_iter().zip(outcomes);
+        let wakes: Vec<_> = decided.map(|(lead, outcome)| lead.finish(outcome, sync)).collect();
+        drop(wakes);
     }
 
     /// The greatest position up to `position` such that nothing between the two was committed: what

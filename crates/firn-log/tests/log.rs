@@ -10,6 +10,8 @@ mod edges;
 mod memory;
 #[path = "log/policy.rs"]
 mod policy;
+#[path = "log/reader.rs"]
+mod reader;
 #[path = "log/threads.rs"]
 mod threads;
 #[path = "log/world.rs"]

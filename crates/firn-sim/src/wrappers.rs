@@ -1,4 +1,4 @@
-//! Disks around disks: one that writes down what is asked of it, one that lies about syncs.
+//! Disks around disks: one that writes down what is asked of it, one that lies about syncs or takes its time for them.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,12 +28,15 @@ pub struct Record {
 }
 
 /// A disk that acknowledges syncs of some files and does nothing: the planted bug that every
-/// simulation must find.
+/// simulation must find. Or one that waits before it syncs them.
 #[derive(Clone)]
 pub struct LyingDisk {
     below: Arc<dyn Disk>,
     prefix: String,
+    wait: Option<Wait>,
 }
+
+type Wait = Arc<dyn Fn() + Send + Sync>;
 
 struct RecordedFile {
     disk: RecordingDisk,
@@ -41,7 +44,7 @@ struct RecordedFile {
     below: Arc<dyn DiskFile>,
 }
 
-struct LyingFile(Arc<dyn DiskFile>);
+struct LyingFile(Arc<dyn DiskFile>, Option<Wait>);
 
 impl RecordingDisk {
     /// Records what is asked of `below`.
@@ -125,14 +128,24 @@ impl DiskFile for RecordedFile {
 impl LyingDisk {
     /// Syncs of files and folders whose path starts with `prefix` are not done.
     pub fn new(below: Arc<dyn Disk>, prefix: impl Into<String>) -> LyingDisk {
-        LyingDisk { below, prefix: prefix.into() }
+        LyingDisk { below, prefix: prefix.into(), wait: None }
+    }
+
+    /// Syncs of files whose path starts with `prefix` are done once `wait` has returned.
+    pub fn that_waits(
+        below: Arc<dyn Disk>,
+        prefix: impl Into<String>,
+        wait: impl Fn() + Send + Sync + 'static,
+    ) -> LyingDisk {
+        LyingDisk { below, prefix: prefix.into(), wait: Some(Arc::new(wait)) }
     }
 }
 
 impl Disk for LyingDisk {
     fn open(&self, path: &DiskPath, mode: OpenMode) -> Result<Arc<dyn DiskFile>> {
         let file = self.below.open(path, mode)?;
-        Ok(if path.starts_with(&self.prefix) { Arc::new(LyingFile(file)) } else { file })
+        let is_other = path.starts_with(&self.prefix);
+        Ok(if is_other { Arc::new(LyingFile(file, self.wait.clone())) } else { file })
     }
 
     fn create_dir(&self, path: &DiskPath) -> Result<()> {
@@ -152,7 +165,8 @@ impl Disk for LyingDisk {
     }
 
     fn sync_dir(&self, path: &DiskPath) -> Result<()> {
-        if path.starts_with(&self.prefix) { Ok(()) } else { self.below.sync_dir(path) }
+        let is_left_out = self.wait.is_none() && path.starts_with(&self.prefix);
+        if is_left_out { Ok(()) } else { self.below.sync_dir(path) }
     }
 
     fn free_bytes(&self) -> Result<u64> {
@@ -178,7 +192,9 @@ impl DiskFile for LyingFile {
     }
 
     fn sync(&self) -> Result<()> {
-        Ok(())
+        let Some(wait) = &self.1 else { return Ok(()) };
+        wait();
+        self.0.sync()
     }
 
     fn len(&self) -> Result<u64> {

@@ -39,7 +39,7 @@ fn invariant_1_committed_entries_survive_full_disks() {
 /// The same short life, the power cut at each of its operations in turn.
 #[test]
 fn a_crash_at_every_operation() {
-    for seed in 0..4 {
+    for seed in seeds(0, 4) {
         let mut whole = World::new(seed);
         live(&mut whole, options(4 << 10, SyncPolicy::Always), 40).unwrap();
         let operations = whole.sim.faults.change_count();

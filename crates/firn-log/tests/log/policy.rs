@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use firn_log::{LogOptions, SyncPolicy};
 
-use crate::world::{Fate, World, options};
+use crate::world::{Fate, World, options, seeds};
 
 #[test]
 fn a_killed_process_loses_nothing_whatever_the_policy() {
-    for seed in 0..50 {
+    for seed in seeds(0, 50) {
         for sync in [SyncPolicy::Always, SyncPolicy::IntervalMs(10), SyncPolicy::Never] {
             let mut world = World::new(seed);
             for _ in 0..4 {
@@ -23,7 +23,7 @@ fn a_killed_process_loses_nothing_whatever_the_policy() {
 #[test]
 fn a_power_loss_costs_the_lazy_policies_a_tail() {
     let mut lost = 0;
-    for seed in 0..300 {
+    for seed in seeds(0, 300) {
         let mut world = World::new(seed);
         let options = options(8 << 10, SyncPolicy::Never);
         live(&mut world, options.clone(), 60);
@@ -41,7 +41,7 @@ fn a_power_loss_costs_the_lazy_policies_a_tail() {
 
 #[test]
 fn an_asked_for_sync_makes_everything_durable() {
-    for seed in 0..50 {
+    for seed in seeds(0, 50) {
         let mut world = World::new(seed);
         let options = options(8 << 10, SyncPolicy::Never);
         let log = world.open(options.clone()).unwrap();

@@ -9,6 +9,8 @@ use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, StreamId, SyncPolic
 use firn_model::{CommitSeq, LogPosition, ShardId};
 use firn_sim::{Operation, Sim};
 
+use crate::world::seeds;
+
 const THREADS: u64 = 8;
 const COMMITS: u64 = 300;
 const SHARDS: u16 = 16;
@@ -18,20 +20,24 @@ type Acknowledged = BTreeMap<u16, Vec<u64>>;
 
 #[test]
 fn threads_share_commits_and_lose_nothing() {
-    let (log, acknowledged) = run(&Sim::new(1));
-    let stats = log.stats();
-    assert_eq!(stats.failures, 0);
-    assert_eq!(acknowledged.values().map(Vec::len).sum::<usize>() as u64, THREADS * COMMITS * 2);
+    for seed in seeds(1, 1) {
+        let (log, acknowledged) = run(&Sim::new(seed));
+        assert_eq!(log.stats().failures, 0);
+        let count = acknowledged.values().map(Vec::len).sum::<usize>() as u64;
+        assert_eq!(count, THREADS * COMMITS * 2);
+    }
 }
 
 #[test]
 fn threads_on_a_failing_disk_lose_nothing_acknowledged() {
-    let sim = Sim::new(2);
-    sim.faults.set_rate(Operation::Sync, 0.02);
-    sim.faults.set_rate(Operation::Write, 0.02);
-    sim.faults.set_rate(Operation::Create, 0.1);
-    let (log, _) = run(&sim);
-    assert!(log.stats().failures > 10, "{:?}", log.stats());
+    for seed in seeds(2, 1) {
+        let sim = Sim::new(seed);
+        sim.faults.set_rate(Operation::Sync, 0.02);
+        sim.faults.set_rate(Operation::Write, 0.02);
+        sim.faults.set_rate(Operation::Create, 0.1);
+        let (log, _) = run(&sim);
+        assert!(log.stats().failures > 10, "{:?}", log.stats());
+    }
 }
 
 fn open(sim: &Sim) -> Log {

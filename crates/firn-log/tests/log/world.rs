@@ -12,11 +12,19 @@ use firn_sim::{Rng, Sim};
 pub(crate) const STREAM_COUNT: usize = 3;
 pub(crate) const SHARD_COUNT: usize = 8;
 
-/// `count` seeds from `first` on; `FIRN_SOAK=20` takes twenty times as many. A failing seed is the
-/// last that the output names.
+/// `count` seeds from `first` on; `FIRN_SOAK=20` takes twenty times as many (`make soak`), `FIRN_SEED=7` that one alone. What
+/// fails ends its output with the command that runs it again.
 pub(crate) fn seeds(first: u64, count: u64) -> impl Iterator<Item = u64> {
-    let soak = std::env::var("FIRN_SOAK").ok().and_then(|times| times.parse().ok()).unwrap_or(1);
-    (first..first + count * soak).inspect(|seed| eprintln!("seed {seed}"))
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let seeds = match number("FIRN_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => first..first + count * number("FIRN_SOAK").unwrap_or(1),
+    };
+    seeds.inspect(|seed| {
+        let thread = std::thread::current();
+        let test = thread.name().unwrap_or_default();
+        eprintln!("FIRN_SEED={seed} cargo test --package firn-log --test log {test}");
+    })
 }
 
 pub(crate) fn options(segment_bytes: u64, sync: SyncPolicy) -> LogOptions {
