@@ -44,8 +44,9 @@ bench-cache: ## the cache against none, chunks and other policies, a dashboard; 
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-cache --only "$(ONLY)"
 
-soak: ## more simulation seeds, damaged places, comparisons with Prometheus and kills than `make test` runs; SEEDS=n, PLACES=n, ROUNDS=n, KILLS=n, ANSWERS=n
-	FIRN_SEED_COUNT=$(or $(SEEDS),20000) FIRN_DAMAGE_COUNT=$(or $(PLACES),100000) cargo test --package firn-engine --test simulation -- --nocapture
+soak: ## more simulation seeds, histories, lives of the log, damaged places, comparisons with Prometheus and kills than `make test` runs; SEEDS=n, HISTORIES=n, LIVES=n, PLACES=n, ROUNDS=n, KILLS=n, ANSWERS=n
+	FIRN_HISTORIES=$(or $(HISTORIES),20000) FIRN_SEED_COUNT=$(or $(SEEDS),20000) FIRN_DAMAGE_COUNT=$(or $(PLACES),100000) cargo test --package firn-engine --test simulation -- --nocapture
+	FIRN_SOAK=$(or $(LIVES),100) cargo test --package firn-log --test log
 	FIRN_SEED_COUNT=$(or $(ROUNDS),40) cargo test --package firn --test e2e differential -- --nocapture
 	FIRN_KILLS=$(or $(KILLS),200) cargo test --package firn --test e2e kill:: -- --nocapture
 	FIRN_SEED_COUNT=$(or $(ANSWERS),4000) cargo test --package firn-cache --lib -- --nocapture invariant_9 whatever_happens

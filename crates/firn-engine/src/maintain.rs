@@ -62,6 +62,9 @@ pub enum Lane {
     Head,
     /// Compaction, upload, retention, garbage, the index's files.
     Tree,
+    /// Keeps what an interval of [`crate::EngineOptions::log_sync`] promises when no commit comes by, however long the
+    /// others work; there is nothing to do for another policy.
+    Log,
 }
 
 // An idle lane looks for work this often: at a million samples a second an arena fills in four.
@@ -84,7 +87,7 @@ struct FrozenHead {
 }
 
 impl Engine {
-    /// Does the most urgent piece of work of a lane, if there is one. Two threads may call this,
+    /// Does the most urgent piece of work of a lane, if there is one. Several threads may call this,
     /// one per lane; the simulation calls it from one.
     ///
     /// # Errors
@@ -92,9 +95,10 @@ impl Engine {
     pub fn step(&self, lane: Lane) -> Result<Option<Step>> {
         self.check_open()?;
         let done = match lane {
-            Lane::Head if self.options.read_only => Ok(None),
+            Lane::Head | Lane::Log if self.options.read_only => Ok(None),
             Lane::Head => self.step_head(),
             Lane::Tree => self.step_tree(),
+            Lane::Log => self.sync_lazily().map(|()| None),
         };
         if done.as_ref().is_err_and(|e| *e.kind() == ErrorKind::Unavailable) {
             // A full disk, maybe: what the log keeps to be written again is room for tables.
@@ -125,7 +129,10 @@ impl Engine {
             return Ok(Some(Step::Recycle));
         }
         self.hold_index_memory();
-        self.tend_log()?;
+        // No writer has to make the next log segment.
+        if self.log_started.load(Relaxed) {
+            self.log.prepare()?;
+        }
         Ok(None)
     }
 
@@ -153,16 +160,11 @@ impl Engine {
         }
     }
 
-    /// Keeps the next log segment ready, so that no writer has to make it, and keeps what a relaxed
-    /// `log_sync` promises when no commit comes by.
-    fn tend_log(&self) -> Result<()> {
-        if self.log_started.load(Relaxed) {
-            self.log.prepare()?;
-            if matches!(self.options.log_sync, SyncPolicy::IntervalMs(_)) {
-                self.log.sync()?;
-            }
+    fn sync_lazily(&self) -> Result<()> {
+        match self.options.log_sync {
+            SyncPolicy::IntervalMs(_) if self.log_started.load(Relaxed) => self.log.sync(),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn step_tree(&self) -> Result<Option<Step>> {
@@ -496,7 +498,10 @@ impl Engine {
                     retry_ms = RETRY_MS;
                     continue;
                 }
-                Ok(None) => IDLE_MS,
+                Ok(None) => match (lane, self.options.log_sync) {
+                    (Lane::Log, SyncPolicy::IntervalMs(interval_ms)) => interval_ms,
+                    _ => IDLE_MS,
+                },
                 Err(e) if *e.kind() == ErrorKind::Closed => return,
                 Err(e) => {
                     self.counters.maintenance_errors.add(1);
@@ -511,7 +516,9 @@ impl Engine {
     }
 
     fn wait_for_work(&self, lane: Lane, at_most: Duration) {
-        (self.options.on_idle)();
+        if lane != Lane::Log {
+            (self.options.on_idle)();
+        }
         let mut asleep = self.asleep.lock();
         if !self.is_open() || (lane == Lane::Head && self.head_has_work()) {
             return;

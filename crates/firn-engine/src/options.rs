@@ -13,13 +13,14 @@ pub struct EngineOptions {
     pub memory_bytes_max: u64,
     /// Shards of a new database, a power of two. Fixed when it is created.
     pub shard_count: usize,
-    /// Log streams. Another number than before takes effect when the database opens, after a flush.
+    /// Log streams; where the log is in files one is cheapest, on byte-addressable memory several do not wait for each
+    /// other. Another number than before takes effect when the database opens, after a flush.
     pub stream_count: usize,
     /// Size of one log segment; one entry must fit.
     pub log_segment_bytes: u64,
     /// When a write is acknowledged.
     pub log_sync: SyncPolicy,
-    /// Threads that read the log when the database opens; more than streams help nobody.
+    /// Threads that read the log when the database opens; those that have no stream to read make columns of the rows.
     pub recovery_threads: usize,
     /// Log bytes that force a flush, so that a restart stays quick.
     pub log_bytes_max: u64,
@@ -75,7 +76,7 @@ impl Default for EngineOptions {
         EngineOptions {
             memory_bytes_max: 4 << 30,
             shard_count: 64,
-            stream_count: 2,
+            stream_count: 1,
             log_segment_bytes: 32 << 20,
             log_sync: SyncPolicy::Always,
             recovery_threads: std::thread::available_parallelism().map_or(1, usize::from),

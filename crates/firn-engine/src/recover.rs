@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
+use std::time::Duration;
 
 use firn_codec::{Tombstone, Tombstones};
 use firn_env::{Bucket, Clock, Env};
@@ -431,8 +432,14 @@ pub(crate) fn parts(found: &Found, room: Room) -> Vec<&[u8]> {
 
 /// Rows that came in faster than they became columns may take this share of what starts a flush.
 const ROWS_SHARE: u64 = 4;
-/// So many bytes of log are read before anybody looks at that.
-const STEP_BYTES: u64 = 1 << 20;
+/// So many bytes of log are read before anybody looks at that, of a stream; in memory they may take five times as much. And at least
+/// so many, because it is a look at every shard.
+const STEP_BYTES_MAX: u64 = 1 << 20;
+const STEP_BYTES_MIN: u64 = 16 << 10;
+/// So many threads recover a long log at most, if it has no more streams.
+const THREADS_MAX: usize = 8;
+/// Who finds too few rows to help with looks again.
+const HELPER_WAIT: Duration = Duration::from_millis(1);
 /// Room for a transaction's rows that is kept for the next one.
 const ROWS_BYTES_KEPT: usize = 1 << 20;
 
@@ -488,6 +495,15 @@ struct Controls {
 /// rows have come to them: some 50 bytes here, less than what a transaction's arena took when it was written.
 type Borders = BTreeMap<CommitSeq, Option<Stored>>;
 
+/// A stream that is being read, until this is dropped.
+struct Reading<'a>(&'a AtomicUsize);
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// The replay of one stream.
 struct StreamReplay<'a> {
     all: &'a Replay<'a>,
@@ -510,7 +526,9 @@ struct StreamReplay<'a> {
 }
 
 impl Replay<'_> {
-    /// Replays all streams on up to `thread_count` threads, this one among them.
+    /// Replays all streams on up to `thread_count` threads, this one among them. Those that have no stream to read make
+    /// columns of rows meanwhile, which takes most of the time of a long log (DecLog 4.6: inserts are recovered while the log
+    /// is parsed).
     fn run(
         &self,
         tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
@@ -524,17 +542,26 @@ impl Replay<'_> {
         self.progress.started_ns.store(self.clock.monotonic_ns(), Ordering::Relaxed);
         let streams: Vec<StreamId> =
             (0..self.floors.len()).map(|stream| StreamId(stream as u16)).collect();
-        let next = AtomicUsize::new(0);
+        // A short log never has too many rows in memory.
+        let is_long = bytes_total > self.rows_bytes_max;
+        let useful = if is_long { streams.len().max(THREADS_MAX) } else { streams.len() };
+        let thread_count = thread_count.clamp(1, useful);
+        let (next, unread) = (AtomicUsize::new(0), AtomicUsize::new(streams.len()));
         let work = || {
             let mut done = Vec::new();
             while let Some(&stream) = streams.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let _reading = Reading(&unread);
                 done.push(self.stream(stream, &controls)?);
+            }
+            while unread.load(Ordering::Relaxed) > 0 {
+                if !self.convert(self.rows_bytes_max / 2)? {
+                    thread::park_timeout(HELPER_WAIT);
+                }
             }
             Ok(done)
         };
         let replayed: Vec<Result<Vec<StreamReplay<'_>>>> = thread::scope(|scope| {
-            let helper_count = thread_count.min(streams.len()).saturating_sub(1);
-            let helpers: Vec<_> = (0..helper_count).map(|_| scope.spawn(work)).collect();
+            let helpers: Vec<_> = (1..thread_count).map(|_| scope.spawn(work)).collect();
             let panicked = |_| Err(Error::internal("a thread that replayed the log panicked"));
             let mine = work();
             let theirs = helpers.into_iter().map(|helper| helper.join().unwrap_or_else(panicked));
@@ -632,12 +659,22 @@ impl Replay<'_> {
 
     /// Keeps memory where it was while the rows were written: then, too, they became columns.
     fn relieve(&self) -> Result<()> {
-        while self.head.stats().arena_bytes > self.rows_bytes_max
-            && let Some(job) = self.head.plan_convert()
-        {
-            self.head.apply_convert(job.run()?);
-        }
+        while self.convert(self.rows_bytes_max)? {}
         Ok(())
+    }
+
+    fn step_bytes(&self) -> u64 {
+        (self.rows_bytes_max / 16).clamp(STEP_BYTES_MIN, STEP_BYTES_MAX)
+    }
+
+    /// Makes columns of some rows if they take more than `bytes_max`; others do the same of other shards.
+    fn convert(&self, bytes_max: u64) -> Result<bool> {
+        if self.head.stats().arena_bytes <= bytes_max {
+            return Ok(false);
+        }
+        let Some(job) = self.head.plan_convert() else { return Ok(false) };
+        self.head.apply_convert(job.run()?);
+        Ok(true)
     }
 }
 
@@ -698,7 +735,7 @@ impl StreamReplay<'_> {
         self.last = self.last.max(entry.seq);
         let before = self.position.replace(entry.position).unwrap_or(entry.position);
         self.unlooked_bytes += entry.position.0.saturating_sub(before.0);
-        if self.unlooked_bytes < STEP_BYTES {
+        if self.unlooked_bytes < self.all.step_bytes() {
             return Ok(());
         }
         let progress = self.all.progress;
@@ -737,7 +774,7 @@ impl StreamReplay<'_> {
         self.rows = rows;
         held.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.unlooked_transaction_bytes += bytes;
-        if self.unlooked_transaction_bytes < STEP_BYTES {
+        if self.unlooked_transaction_bytes < self.all.step_bytes() {
             return Ok(());
         }
         self.unlooked_transaction_bytes = 0;

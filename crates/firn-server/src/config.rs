@@ -118,7 +118,7 @@ pub struct Settings {
     pub shards: usize,
 
     /// Log streams; another number than before takes effect at the start, after a flush
-    /// [default: the number of cores, at most 4]
+    /// [default: 1 in files; on memory the number of cores, at most 4]
     #[arg(long, env = "FIRN_LOG_STREAMS", value_name = "COUNT")]
     pub log_streams: Option<usize>,
 
@@ -382,7 +382,9 @@ impl Settings {
             return Err(bad("shards", &self.shards.to_string(), &wanted));
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let stream_count = self.log_streams.unwrap_or_else(|| cores.min(4));
+        // In files a second sync costs more than a second stream saves (docs/decisions/0010).
+        let streams = if self.log_device == "file" { 1 } else { cores.min(4) };
+        let stream_count = self.log_streams.unwrap_or(streams);
         if !(1..=self.shards).contains(&stream_count) {
             let wanted = format!("between 1 and the number of shards, {}", self.shards);
             return Err(bad("log-streams", &stream_count.to_string(), &wanted));

@@ -146,8 +146,12 @@ impl Db {
         options: Options,
         progress: &RecoveryProgress,
     ) -> Result<Db> {
+        let mut lanes = vec![(Lane::Head, "firn-head"), (Lane::Tree, "firn-tree")];
+        if let SyncPolicy::IntervalMs(_) = options.log_sync {
+            lanes.push((Lane::Log, "firn-log"));
+        }
         let mut db = Db::open_idle(env, options, progress)?;
-        for (lane, name) in [(Lane::Head, "firn-head"), (Lane::Tree, "firn-tree")] {
+        for (lane, name) in lanes {
             let engine = Arc::clone(&db.engine);
             let lane = std::thread::Builder::new()
                 .name(name.into())

@@ -4,8 +4,12 @@
 //! Small histories are tried in every order, which believes nothing that the database says. Large ones are looked through
 //! for cycles of dependencies (as Elle does): who read from whom, who overwrote whom, who was finished
 //! before whom began. The order of writes of one sample is then that of their numbers.
+//!
+//! Threads run differently each time. `FIRN_HISTORIES=n` plays n small histories in place of 150, and a tenth as many large
+//! ones; `FIRN_SEED=s` plays seed s that often.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,24 +17,45 @@ use firn_engine::{
     ConvertOptions, Engine, EngineOptions, Lane, Planted, RecoveryProgress, Transaction,
 };
 use firn_model::{CommitSeq, ErrorKind, Labels, Matcher, SeriesRef, TimeRange};
-use firn_sim::{Rng, Sim, for_places};
+use firn_sim::{Rng, Sim};
 use parking_lot::Mutex;
 
 /// Samples that are read and written: one of each series at each time.
 const SERIES: usize = 3;
 const TIMES: [i64; 2] = [1_000, 3_600_000];
 type Place = (usize, i64);
+/// What was there; `None` is absent.
+type Values = BTreeMap<Place, Option<u64>>;
+
+/// What transactions change, by one sample or by all that a selector finds.
+const CHANGES: [&str; 5] = ["insert", "update", "delete", "update of a range", "delete of a range"];
 
 /// What one transaction did. Every value is written once; `None` is absent.
 #[derive(Debug)]
 struct Done {
-    reads: BTreeMap<Place, Option<u64>>,
-    writes: BTreeMap<Place, Option<u64>>,
+    reads: Values,
+    writes: Values,
+    /// Which of [`CHANGES`].
+    did: BTreeSet<&'static str>,
     /// `None` of one that changed nothing.
     seq: Option<CommitSeq>,
     /// Of a clock that ticks with each call.
     begun: u64,
     finished: u64,
+}
+
+/// What one transaction has read and written so far.
+#[derive(Default)]
+struct Seen {
+    reads: Values,
+    writes: Values,
+}
+
+/// One series or all, at one time or at all.
+#[derive(Clone, Copy)]
+struct Selection {
+    series: Option<usize>,
+    ts: Option<i64>,
 }
 
 struct Registers {
@@ -79,42 +104,36 @@ impl Registers {
     fn run(&self, rng: &mut Rng) -> Option<Done> {
         let begun = self.tick();
         let mut transaction = self.engine.begin().expect("begins");
-        let mut reads = BTreeMap::new();
-        let mut writes = BTreeMap::new();
+        let mut seen = Seen::default();
         if rng.chance(0.3) {
-            // All of some series, also what is not there.
-            let series = rng.below(SERIES as u64 + 1) as usize;
-            self.read_range(&mut transaction, series, &mut reads);
+            // Also what is not there.
+            self.read_range(&mut transaction, some_selection(rng), &mut seen);
         }
         for _ in 0..rng.below(3) {
-            let place = some_place(rng);
-            let value = transaction.read_point(self.refs[place.0], place.1).expect("a read");
-            reads.insert(place, value.map(f64::to_bits));
+            self.look(&mut transaction, some_place(rng), &mut seen);
         }
         if rng.chance(0.5) {
             std::thread::yield_now();
         }
+        let mut did = BTreeSet::new();
         for _ in 0..rng.below(3) {
-            let (series, ts) = some_place(rng);
-            if rng.chance(0.2) {
-                // Looks before it deletes.
-                let old = match writes.get(&(series, ts)) {
-                    Some(_) => continue,
-                    None => transaction.read_point(self.refs[series], ts).expect("a read"),
-                };
-                reads.entry((series, ts)).or_insert(old.map(f64::to_bits));
-                if transaction.delete(self.refs[series], ts).expect("a delete") {
-                    writes.insert((series, ts), None);
-                }
-            } else if writes.get(&(series, ts)) != Some(&None) {
-                let value = self.next_value.fetch_add(1, Ordering::Relaxed) as f64;
-                transaction.insert(self.refs[series], ts, value).expect("an insert");
-                writes.insert((series, ts), Some(value.to_bits()));
-            }
+            // What was deleted looks like what never was: less often, so that reads tell more.
+            let kind = CHANGES[[0, 0, 0, 0, 1, 1, 2, 3, 3, 4][rng.below(10) as usize]];
+            self.change(kind, rng, &mut transaction, &mut seen);
+            did.insert(kind);
         }
+        let Seen { mut reads, mut writes } = seen;
         match transaction.commit() {
             Ok(report) => {
-                Some(Done { reads, writes, seq: report.seq, begun, finished: self.tick() })
+                let seq = report.seq;
+                if seq.is_none() {
+                    // Deletes of what was not there: it saw that, and that is all.
+                    for (place, value) in std::mem::take(&mut writes) {
+                        assert_eq!(value, None, "a write without a number");
+                        reads.entry(place).or_insert(None);
+                    }
+                }
+                Some(Done { reads, writes, did, seq, begun, finished: self.tick() })
             }
             Err(e) if *e.kind() == ErrorKind::Conflict => {
                 self.refused.lock().extend(writes.into_values().flatten());
@@ -124,22 +143,90 @@ impl Registers {
         }
     }
 
+    fn change(
+        &self,
+        kind: &str,
+        rng: &mut Rng,
+        transaction: &mut Transaction<'_>,
+        seen: &mut Seen,
+    ) {
+        let place = some_place(rng);
+        let (series, ts, value) = (self.refs[place.0], place.1, self.new_value());
+        match kind {
+            "insert" => {
+                transaction.insert(series, ts, value).expect("an insert");
+                seen.writes.insert(place, Some(value.to_bits()));
+            }
+            "update" => {
+                match (self.look(transaction, place, seen), transaction.update(series, ts, value)) {
+                    (Some(_), Ok(())) => {
+                        seen.writes.insert(place, Some(value.to_bits()));
+                    }
+                    (None, Err(e)) if *e.kind() == ErrorKind::NotFound => {}
+                    (old, updated) => panic!("an update of {old:?}: {updated:?}"),
+                }
+            }
+            "delete" => {
+                let old = self.look(transaction, place, seen);
+                let was_there = transaction.delete(series, ts).expect("a delete");
+                assert_eq!(was_there, old.is_some(), "a delete of {old:?}");
+                if was_there {
+                    seen.writes.insert(place, None);
+                }
+            }
+            "update of a range" => {
+                let selection = some_selection(rng);
+                let mut left = self.read_range(transaction, selection, seen);
+                let (matchers, range) = selection.matchers();
+                let updated = transaction.update_range(&matchers, range, |labels, sample| {
+                    let name = labels.get("__name__").expect("a name");
+                    let place = (name[1..].parse().expect("a number"), sample.ts);
+                    let old = left.insert(place, None).flatten();
+                    assert_eq!(old, Some(sample.value.to_bits()), "a range that changes");
+                    let value = self.new_value();
+                    seen.writes.insert(place, Some(value.to_bits()));
+                    value
+                });
+                updated.expect("an update");
+                assert!(left.values().all(Option::is_none), "{left:?} was left out");
+            }
+            _ => {
+                let selection = some_selection(rng);
+                let (matchers, range) = selection.matchers();
+                transaction.delete_range(&matchers, range).expect("a delete");
+                seen.writes.extend(selection.places().map(|place| (place, None)));
+            }
+        }
+    }
+
+    fn new_value(&self) -> f64 {
+        self.next_value.fetch_add(1, Ordering::Relaxed) as f64
+    }
+
+    fn look(
+        &self,
+        transaction: &mut Transaction<'_>,
+        place: Place,
+        seen: &mut Seen,
+    ) -> Option<u64> {
+        let value = transaction.read_point(self.refs[place.0], place.1).expect("a read");
+        seen.note(place, value.map(f64::to_bits))
+    }
+
     fn read_range(
         &self,
         transaction: &mut Transaction<'_>,
-        series: usize,
-        reads: &mut BTreeMap<Place, Option<u64>>,
-    ) {
-        let (all, one) = (Matcher::equal("kind", "register"), format!("r{series}"));
-        let matchers =
-            if series < SERIES { vec![Matcher::equal("__name__", one)] } else { vec![all] };
-        let found = transaction.read(&matchers, TimeRange::ALL).expect("a read");
-        let asked = if series < SERIES { series..series + 1 } else { 0..SERIES };
-        for place in asked.flat_map(|series| TIMES.map(|ts| (series, ts))) {
+        selection: Selection,
+        seen: &mut Seen,
+    ) -> Values {
+        let (matchers, range) = selection.matchers();
+        let found = transaction.read(&matchers, range).expect("a read");
+        let value = |place: Place| {
             let of_series = found.iter().find(|one| one.series == self.refs[place.0]);
             let sample = of_series.and_then(|one| one.samples.iter().find(|s| s.ts == place.1));
-            reads.insert(place, sample.map(|sample| sample.value.to_bits()));
-        }
+            (place, seen.note(place, sample.map(|sample| sample.value.to_bits())))
+        };
+        selection.places().map(value).collect()
     }
 
     /// `thread_count` threads, each as many transactions; a last one that reads everything.
@@ -165,12 +252,51 @@ impl Registers {
             }
         });
         let mut done = done.into_inner();
-        let (begun, mut reads) = (self.tick(), BTreeMap::new());
+        let (begun, mut seen) = (self.tick(), Seen::default());
         let mut last = self.engine.begin().expect("begins");
-        self.read_range(&mut last, SERIES, &mut reads);
-        let finished = self.tick();
-        done.push(Done { reads, writes: BTreeMap::new(), seq: None, begun, finished });
+        self.read_range(&mut last, Selection { series: None, ts: None }, &mut seen);
+        let Seen { reads, writes } = seen;
+        let (did, finished) = (BTreeSet::new(), self.tick());
+        done.push(Done { reads, writes, did, seq: None, begun, finished });
         done
+    }
+}
+
+impl Seen {
+    /// A transaction reads what it wrote, and else the same each time.
+    fn note(&mut self, place: Place, value: Option<u64>) -> Option<u64> {
+        let known = match self.writes.get(&place) {
+            Some(own) => *own,
+            None => *self.reads.entry(place).or_insert(value),
+        };
+        assert_eq!(value, known, "{place:?} in one transaction");
+        value
+    }
+}
+
+impl Selection {
+    fn matchers(self) -> (Vec<Matcher>, TimeRange) {
+        let matcher = match self.series {
+            Some(series) => Matcher::equal("__name__", format!("r{series}")),
+            None => Matcher::equal("kind", "register"),
+        };
+        let range = |ts: i64| TimeRange::new(ts - 500, ts + 500);
+        (vec![matcher], self.ts.map_or(TimeRange::ALL, range))
+    }
+
+    fn places(self) -> impl Iterator<Item = Place> {
+        let is_in = move |place: &Place| {
+            self.series.is_none_or(|series| series == place.0)
+                && self.ts.is_none_or(|ts| ts == place.1)
+        };
+        (0..SERIES).flat_map(|series| TIMES.map(|ts| (series, ts))).filter(is_in)
+    }
+}
+
+fn some_selection(rng: &mut Rng) -> Selection {
+    Selection {
+        series: rng.chance(0.7).then(|| rng.below(SERIES as u64) as usize),
+        ts: rng.chance(0.5).then(|| *rng.pick(&TIMES)),
     }
 }
 
@@ -181,7 +307,7 @@ fn some_place(rng: &mut Rng) -> Place {
 /// Whether some order explains everything: each reads what those before it left, and nobody comes before one that was
 /// finished when it began.
 fn has_serial_order(done: &[Done]) -> bool {
-    fn go(done: &[Done], left: u32, state: &mut BTreeMap<Place, Option<u64>>) -> bool {
+    fn go(done: &[Done], left: u32, state: &mut Values) -> bool {
         if left == 0 {
             return true;
         }
@@ -293,34 +419,67 @@ fn find_cycle(edges: &[BTreeSet<usize>]) -> Option<Vec<usize>> {
     }
 }
 
-fn small_history(seed: u64, planted: Option<Planted>) -> Option<String> {
+/// What happened, and what is wrong with it.
+type Verdict = (Vec<Done>, Option<String>);
+
+fn small_history(seed: u64, planted: Option<Planted>) -> Verdict {
     let sim = Sim::new(seed);
-    let registers = Registers::open(&sim, planted);
-    let done = registers.play(seed, 3, 3);
-    (!has_serial_order(&done)).then(|| format!("no serial order of {done:#?}"))
+    let done = Registers::open(&sim, planted).play(seed, 3, 3);
+    let why = (!has_serial_order(&done)).then(|| format!("no serial order of {done:#?}"));
+    (done, why)
 }
 
-fn large_history(seed: u64, planted: Option<Planted>) -> Option<String> {
+fn large_history(seed: u64, planted: Option<Planted>) -> Verdict {
     let sim = Sim::new(seed);
     let registers = Registers::open(&sim, planted);
     let done = registers.play(seed, 4, 60);
-    let refused = registers.refused.lock();
-    find_anomaly(&done, &refused)
+    let why = find_anomaly(&done, &registers.refused.lock());
+    (done, why)
+}
+
+/// Plays `count` histories, and says how to play one again that is wrong. Returns how often each change was committed.
+fn play_all(
+    count: u64,
+    history: fn(u64, Option<Planted>) -> Verdict,
+) -> BTreeMap<&'static str, u64> {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let mut changes = BTreeMap::new();
+    for idx in 0..count {
+        let seed = number("FIRN_SEED").unwrap_or(idx);
+        let played = catch_unwind(|| history(seed, None));
+        if !played.as_ref().is_ok_and(|(_, why)| why.is_none()) {
+            eprintln!(
+                "seed {seed} failed; again: FIRN_SEED={seed} FIRN_HISTORIES=10000 \
+                 cargo test --package firn-engine --test simulation histories"
+            );
+        }
+        let (done, why) = played.unwrap_or_else(|panic| resume_unwind(panic));
+        assert!(why.is_none(), "seed {seed}: {}", why.unwrap_or_default());
+        for kind in done.iter().flat_map(|one| &one.did) {
+            *changes.entry(*kind).or_default() += 1;
+        }
+    }
+    changes
 }
 
 #[test]
 fn transactions_are_as_if_one_came_after_the_other() {
-    let fail = |why: String| panic!("{why}");
-    for_places(150, |seed| small_history(seed, None).map_or((), fail));
-    for_places(15, |seed| large_history(seed, None).map_or((), fail));
+    let count = std::env::var("FIRN_HISTORIES").ok().and_then(|count| count.parse().ok());
+    let count: u64 = count.unwrap_or(150);
+    let small = play_all(count, small_history);
+    let large = play_all(count.div_ceil(10), large_history);
+    println!("{count} small histories: {small:?}; a tenth as many large ones: {large:?}");
+    for kind in CHANGES {
+        assert!(small.contains_key(kind) && large.contains_key(kind), "no {kind} was committed");
+    }
 }
 
 #[test]
 fn both_checks_find_planted_mistakes() {
     let mistakes = [Planted::TransactionNotValidated, Planted::TransactionLockDropped];
     for mistake in mistakes {
-        let small = (0..3_000).find(|&seed| small_history(seed, Some(mistake)).is_some());
-        let large = (0..300).find(|&seed| large_history(seed, Some(mistake)).is_some());
+        let small = (0..3_000).find(|&seed| small_history(seed, Some(mistake)).1.is_some());
+        let large = (0..300).find(|&seed| large_history(seed, Some(mistake)).1.is_some());
         assert!(small.is_some() && large.is_some(), "{mistake:?}: {small:?}, {large:?}");
         println!("{mistake:?}: small history {small:?}, large history {large:?}");
     }
@@ -331,6 +490,7 @@ fn the_checks_know_what_is_serialisable() {
     let one = |reads: &[(Place, Option<u64>)], writes: &[(Place, Option<u64>)], number: u64| Done {
         reads: reads.iter().copied().collect(),
         writes: writes.iter().copied().collect(),
+        did: BTreeSet::new(),
         seq: (!writes.is_empty()).then_some(CommitSeq(number)),
         begun: 0,
         finished: 100,

@@ -1,14 +1,16 @@
 //! Transactions step by step: what they see, what is a conflict and what is not, and what wins.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use firn_engine::{Engine, EngineOptions, Lane, RecoveryProgress, SyncPolicy, Transaction};
+use firn_env::Env;
 use firn_model::{
     Change, ChangeSink, CommitSeq, ErrorKind, Labels, Matcher, Result, RowBatch, Sample, SeriesRef,
-    TimeRange,
+    ShardBits, TimeRange,
 };
-use firn_sim::{Operation, Seen, Sim};
+use firn_sim::{LyingDisk, Operation, Seen, Sim};
 use parking_lot::Mutex;
 
 const SERIES: usize = 12;
@@ -150,6 +152,106 @@ fn recovery_has_the_rows_of_few_transactions_in_memory_at_a_time() {
     assert_eq!(recovery.transactions, COUNT as u64);
     let held_bytes = recovery.transaction_bytes_max;
     assert!(held_bytes > 0 && held_bytes * 4 < logged_bytes, "{held_bytes} of {logged_bytes}");
+}
+
+/// The log has twice as many bytes as memory may have: rows become columns while they are read, as when they were written.
+#[test]
+fn recovery_of_plain_inserts_takes_no_more_memory_than_writing_them() {
+    let options = || EngineOptions { head_bytes_max: 2 << 20, ..EngineOptions::default() };
+    let limit_bytes = options().head_bytes_max;
+    let sim = Sim::new(5);
+    let engine = open_with(&sim, options());
+    let (refs, mut batch, mut ts) = (refs(&engine), RowBatch::default(), 0);
+    while engine.stats().log.bytes < 2 * limit_bytes {
+        for _ in 0..200 {
+            ts += 1_000;
+            refs.iter().for_each(|&series| batch.push(series, ts, (ts / 60_000) as f64));
+        }
+        engine.write(&mut batch).expect("a write");
+        batch.clear();
+        while engine.step(Lane::Head).expect("a step").is_some() {}
+    }
+    assert_eq!(engine.stats().flushes, 0, "the log has all of it");
+    let written_bytes = engine.budget().usage().peak_bytes;
+    let (logged_bytes, count) = (engine.stats().log.bytes, read(&engine, 0).len());
+    drop(engine);
+    sim.restart();
+    let engine = open_with(&sim, options());
+    let recovered_bytes = engine.budget().usage().peak_bytes;
+    println!(
+        "{logged_bytes} bytes of log: {written_bytes} of memory to write, {recovered_bytes} to recover"
+    );
+    assert!(recovered_bytes < limit_bytes, "{recovered_bytes} of {logged_bytes}");
+    assert_eq!(read(&engine, 0).len(), count);
+}
+
+/// A sync of the second stream takes as long as it likes. A transaction with samples of series there waits for nothing but its
+/// own entry, which is in the first.
+#[test]
+fn a_transaction_waits_for_no_other_stream() {
+    let sim = Sim::new(4);
+    let [holds, is_stuck] = [false; 2].map(|is| Arc::new(AtomicBool::new(is)));
+    let wait = {
+        let (holds, is_stuck) = (Arc::clone(&holds), Arc::clone(&is_stuck));
+        move || {
+            while holds.load(Ordering::SeqCst) {
+                is_stuck.store(true, Ordering::SeqCst);
+                std::thread::yield_now();
+            }
+        }
+    };
+    let disk = LyingDisk::that_waits(Arc::new(sim.disk.clone()), "log/1/", wait);
+    let options = EngineOptions { shard_count: 4, stream_count: 2, ..EngineOptions::default() };
+    let env = Env { disk: Arc::new(disk), ..sim.env() };
+    let mut engine = Engine::open(env, options, &RecoveryProgress::default()).expect("opens");
+    (0..SERIES).for_each(|idx| write(&engine, idx, 1_000, 1.0));
+    let (refs, bits) = (refs(&engine), ShardBits::for_count(4));
+    let of_second = |&idx: &usize| bits.shard(refs[idx].group).0 % 2 == 1;
+    let slow = (0..SERIES).find(of_second).expect("a series in the second stream");
+    holds.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| write(&engine, slow, 2_000, 2.0));
+        while !is_stuck.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        transact(&engine, |transaction, refs| {
+            refs.iter().try_for_each(|&series| transaction.update(series, 1_000, 3.0))
+        });
+        (0..SERIES).for_each(|idx| assert_eq!(read(&engine, idx), [(1_000, 3.0)], "m{idx}"));
+        assert!(!writer.is_finished(), "what is not durable was acknowledged");
+        holds.store(false, Ordering::SeqCst);
+        writer.join().expect("a write");
+    });
+    for _ in 0..2 {
+        assert_eq!(read(&engine, slow), [(1_000, 3.0), (2_000, 2.0)]);
+        crash(&sim, &mut engine);
+    }
+}
+
+/// By the clock no time passes, so that no write finds a sync due. The lane of the log syncs, whatever the others do.
+#[test]
+fn an_interval_is_kept_where_no_write_comes_by() {
+    let sim = Sim::new(6);
+    let log_sync = SyncPolicy::IntervalMs(1);
+    let mut engine = open_with(&sim, EngineOptions { log_sync, ..EngineOptions::default() });
+    std::thread::scope(|scope| {
+        let lane = scope.spawn(|| engine.run_lane(Lane::Log));
+        for ts in [1_000, 2_000] {
+            let syncs = engine.stats().log.syncs;
+            write(&engine, 0, ts, 1.0);
+            let start = std::time::Instant::now();
+            while engine.stats().log.syncs == syncs {
+                assert!(start.elapsed() < Duration::from_secs(60), "nobody syncs");
+                std::thread::yield_now();
+            }
+        }
+        sim.crash();
+        engine.close(false).expect("nothing is left to be synced");
+        lane.join().expect("a lane ends");
+    });
+    sim.restart();
+    engine = open_with(&sim, EngineOptions { log_sync, ..EngineOptions::default() });
+    assert_eq!(read(&engine, 0), [(1_000, 1.0), (2_000, 1.0)]);
 }
 
 #[test]
