@@ -43,9 +43,12 @@ impl Load {
     /// # Panics
     /// If the server answers with anything but 2xx: a benchmark of errors is none.
     pub fn scrape(&mut self, address: SocketAddr, path: &str, ts: i64) {
-        let bodies: Vec<Vec<u8>> =
-            self.hosts.chunks_mut(HOSTS_PER_REQUEST).map(|hosts| request(hosts, ts)).collect();
-        post_all(address, path, &bodies, CONNECTIONS);
+        post_all(address, path, &self.bodies(ts), CONNECTIONS);
+    }
+
+    /// The requests with one sample of every series at `ts`.
+    pub fn bodies(&mut self, ts: i64) -> Vec<Vec<u8>> {
+        self.hosts.chunks_mut(HOSTS_PER_REQUEST).map(|hosts| request(hosts, ts)).collect()
     }
 }
 

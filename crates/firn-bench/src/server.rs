@@ -79,7 +79,7 @@ impl Program {
     /// # Errors
     /// When it is not installed, cannot be started, or does not answer within 30 s.
     pub fn start(self) -> io::Result<Server> {
-        self.start_within(u64::MAX)
+        self.start_as(u64::MAX, &[])
     }
 
     /// As [`Program::start`], with so much memory of its own: Go's collector is told to keep below, and the kernel refuses more
@@ -88,11 +88,24 @@ impl Program {
     /// # Errors
     /// As [`Program::start`].
     pub fn start_within(self, memory_bytes_max: u64) -> io::Result<Server> {
+        self.start_as(memory_bytes_max, &[])
+    }
+
+    /// As [`Program::start`], with more arguments.
+    ///
+    /// # Errors
+    /// As [`Program::start`].
+    pub fn start_with(self, more: &[&str]) -> io::Result<Server> {
+        self.start_as(u64::MAX, more)
+    }
+
+    fn start_as(self, memory_bytes_max: u64, more: &[&str]) -> io::Result<Server> {
         let path = self.path().ok_or(io::ErrorKind::NotFound)?;
         let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
         let address = free_address()?;
         let mut command = Command::new(path);
         self.arguments(&mut command, folder.path(), address)?;
+        command.args(more);
         let is_limited = memory_bytes_max < u64::MAX;
         if is_limited {
             // A tenth for what is not the collector's.

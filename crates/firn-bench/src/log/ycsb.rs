@@ -9,6 +9,22 @@ pub const OPERATIONS: usize = 10;
 /// Bytes of a point as it comes from a client: key, time, value.
 pub const POINT_BYTES: usize = 50;
 
+/// A point as a client sends it: key, time and value, and zeros up to [`POINT_BYTES`].
+pub fn encode_point(key: u64, ts: i64, value: f64) -> [u8; POINT_BYTES] {
+    let mut point = [0; POINT_BYTES];
+    point[..8].copy_from_slice(&key.to_le_bytes());
+    point[8..16].copy_from_slice(&ts.to_le_bytes());
+    point[16..24].copy_from_slice(&value.to_le_bytes());
+    point
+}
+
+/// Key, time and value of what [`encode_point`] made; `None` of other bytes.
+pub fn decode_point(point: &[u8]) -> Option<(u64, i64, f64)> {
+    let point: &[u8; POINT_BYTES] = point.try_into().ok()?;
+    let word = |at: usize| Some(u64::from_le_bytes(point.get(at..at + 8)?.try_into().ok()?));
+    Some((word(0)?, word(8)? as i64, f64::from_bits(word(16)?)))
+}
+
 /// One of the paper's workloads.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
@@ -104,6 +120,13 @@ impl Driver {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_point_comes_back() {
+        let point = encode_point(7, -3, 0.5);
+        assert_eq!(decode_point(&point), Some((7, -3, 0.5)));
+        assert_eq!(decode_point(&point[1..]), None);
+    }
 
     #[test]
     fn shares_are_those_of_the_table() {

@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use firn_bench::index::process_cpu_ns;
 use firn_bench::log::recordings;
-use firn_bench::report::Aim;
+use firn_bench::report::{Aim, median};
 use firn_env::{Clock, LocalDisk, SystemClock};
 use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, StreamId, SyncPolicy};
 use firn_model::{CommitSeq, LogPosition, RowBatch, SeriesRef, ShardId};
 use firndb::{Db, Labels, Options, RecoveryProgress, local_env};
 
 use crate::work::{fill_and_kill, start_log};
-use crate::{BATCH, Outcome, SHARD_COUNT, STREAM_COUNT, aim};
+use crate::{BATCH, FILE_STREAM_COUNT, Outcome, SHARD_COUNT, aim};
 
 pub(crate) fn bytes(aims: &mut Vec<Aim>) -> Outcome<()> {
     println!("\n{:14} {:>10} {:>10} {:>14}", "recording", "samples", "log bytes", "bytes/sample");
@@ -66,47 +66,92 @@ type LoggedEntry = (ShardId, EntryKind, Vec<u8>);
 /// A request's twenty groups fall into so many of 64 shards.
 const ENTRIES_PER_REQUEST: usize = 17;
 
+/// How the log is set up for a measurement.
+#[derive(Clone, Copy)]
+struct Setting {
+    name: &'static str,
+    sync: SyncPolicy,
+    unit_bytes: u64,
+    stream_count: usize,
+}
+
+const ALWAYS: Setting = Setting {
+    name: "always",
+    sync: SyncPolicy::Always,
+    unit_bytes: 8,
+    stream_count: FILE_STREAM_COUNT,
+};
+
+const SETTINGS: [Setting; 5] = [
+    Setting { name: "never", sync: SyncPolicy::Never, ..ALWAYS },
+    ALWAYS,
+    Setting { name: "always, units of 512 B", unit_bytes: 512, ..ALWAYS },
+    Setting { name: "always, units of 4 KiB", unit_bytes: 4_096, ..ALWAYS },
+    Setting { name: "always, 2 streams", stream_count: 2, ..ALWAYS },
+];
+
+/// Rounds of all series that are logged: twenty million samples.
+const ROUNDS: usize = 200;
+/// How often each setting has its turn.
+const TURNS: usize = 5;
+
 pub(crate) fn cpu(aims: &mut Vec<Aim>) -> Outcome<()> {
     let logged = logged()?;
-    println!("\nlog alone, entries of requests of {BATCH} samples, 100k grouped series:");
-    let mut by_policy = BTreeMap::new();
-    for (name, sync, unit_bytes, stream_count) in [
-        ("never", SyncPolicy::Never, 8, STREAM_COUNT),
-        ("always", SyncPolicy::Always, 8, STREAM_COUNT),
-        ("always, units of 512 B", SyncPolicy::Always, 512, STREAM_COUNT),
-        ("always, units of 4 KiB", SyncPolicy::Always, 4_096, STREAM_COUNT),
-        ("always, 1 stream", SyncPolicy::Always, 8, 1),
-    ] {
-        let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
-        let options = LogOptions {
-            stream_count,
-            shard_count: SHARD_COUNT,
-            segment_bytes: 32 << 20,
-            sync,
-            unit_bytes,
-        };
-        let log = start_log(Arc::new(LocalDisk::open(folder.path())?), options)?;
-        let (start, cpu) = (Instant::now(), process_cpu_ns());
-        for commit in logged.entries.chunks(ENTRIES_PER_REQUEST) {
-            append_all(&log, commit)?;
+    let samples = logged.sample_count as f64;
+    println!(
+        "\nlog alone, entries of requests of {BATCH} samples, 100k grouped series, {:.1} M samples, \
+         medians of {TURNS}:",
+        samples / 1e6
+    );
+    let mut turns = SETTINGS.map(|_| Vec::new());
+    for _ in 0..TURNS {
+        for (setting, into) in SETTINGS.into_iter().zip(&mut turns) {
+            into.push(write_all(&logged, setting)?);
         }
-        let (seconds, cpu) = (start.elapsed().as_secs_f64(), process_cpu_ns() - cpu);
-        let samples = logged.sample_count as f64;
-        let written_bytes = log.stats().written_bytes;
-        if written_bytes < logged.payload_bytes {
-            let bytes = logged.payload_bytes;
-            return Err(format!("{written_bytes} bytes were written of {bytes}").into());
-        }
-        let bytes = written_bytes as f64 / samples;
-        println!(
-            "  {name:22} {:>6.1} ns CPU a sample, {bytes:.3} bytes a sample, {:.1} M samples/s",
-            cpu / samples,
-            samples / seconds / 1e6
-        );
-        by_policy.insert(name, cpu / samples);
     }
-    aim(aims, "log's CPU a sample, always, ns", by_policy["always"], 30.0);
+    for (setting, turns) in SETTINGS.iter().zip(turns) {
+        let middle = |f: fn(&Written) -> f64| median(turns.iter().map(f).collect());
+        let cpu_ns = middle(|turn| turn.cpu_ns) / samples;
+        let all: Vec<String> =
+            turns.iter().map(|turn| format!("{:.1}", turn.cpu_ns / samples)).collect();
+        println!(
+            "  {:22} {cpu_ns:>6.1} ns CPU a sample ({}), {:.3} bytes a sample, {:.1} M samples/s",
+            setting.name,
+            all.join(" "),
+            middle(|turn| turn.bytes) / samples,
+            samples / middle(|turn| turn.seconds) / 1e6
+        );
+        if setting.name == ALWAYS.name {
+            aim(aims, "log's CPU a sample, always, ns", cpu_ns, 30.0);
+        }
+    }
     Ok(())
+}
+
+/// What writing everything once took.
+struct Written {
+    cpu_ns: f64,
+    seconds: f64,
+    bytes: f64,
+}
+
+fn write_all(logged: &Logged, setting: Setting) -> Outcome<Written> {
+    let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
+    let Setting { sync, unit_bytes, stream_count, .. } = setting;
+    let (shard_count, segment_bytes) = (SHARD_COUNT, 32 << 20);
+    let options = LogOptions { stream_count, shard_count, segment_bytes, sync, unit_bytes };
+    let log = start_log(Arc::new(LocalDisk::open(folder.path())?), options)?;
+    let (start, cpu) = (Instant::now(), process_cpu_ns());
+    for commit in logged.entries.chunks(ENTRIES_PER_REQUEST) {
+        append_all(&log, commit)?;
+    }
+    let (seconds, cpu_ns) = (start.elapsed().as_secs_f64(), process_cpu_ns() - cpu);
+    let written_bytes = log.stats().written_bytes;
+    if written_bytes < logged.payload_bytes {
+        let bytes = logged.payload_bytes;
+        return Err(format!("{written_bytes} bytes were written of {bytes}").into());
+    }
+    Ok(Written { cpu_ns, seconds, bytes: written_bytes as f64 })
 }
 
 fn append_all(log: &Log, commit: &[LoggedEntry]) -> Outcome<()> {
@@ -124,12 +169,12 @@ fn append_all(log: &Log, commit: &[LoggedEntry]) -> Outcome<()> {
     Ok(log.commit(&ends.into_iter().collect::<Vec<_>>())?)
 }
 
-/// Twenty rounds of the series through a database, taken from its log.
+/// Rounds of the series through a database, taken from its log.
 fn logged() -> Outcome<Logged> {
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
-    let sample_count = fill_and_kill(folder.path(), 20, 0)?;
+    let sample_count = fill_and_kill(folder.path(), ROUNDS, 0)?;
     let options = LogOptions {
-        stream_count: STREAM_COUNT,
+        stream_count: FILE_STREAM_COUNT,
         shard_count: SHARD_COUNT,
         segment_bytes: 32 << 20,
         sync: SyncPolicy::Never,
@@ -138,7 +183,7 @@ fn logged() -> Outcome<Logged> {
     let disk = local_env(folder.path())?.disk;
     let log = Log::open(disk, Arc::new(SystemClock::new()) as Arc<dyn Clock>, options)?;
     let mut streams = Vec::new();
-    for stream in 0..STREAM_COUNT as u16 {
+    for stream in 0..FILE_STREAM_COUNT as u16 {
         let (stream, mut entries) = (StreamId(stream), Vec::new());
         log.replay(stream, LogPosition(0), &mut |entry| {
             entries.push((entry.shard, entry.kind, entry.payload.to_vec()));

@@ -1,11 +1,13 @@
 //! What the log costs and what it gives: DecLog's transactions on memory and on a file, the log's own CPU and bytes,
 //! senders that wait for the device and senders that do not, and how soon all is there again after a kill.
 //!
-//! `bench-log --only words`, of ycsb, bytes, cpu, senders, plain, recovery, kill; all without. The folder is that of temporary
+//! `bench-log --only words`, of ycsb, alone, bytes, cpu, senders, server, reads, plain, recovery, kill; all without. The folder is that of temporary
 //! files (`TMPDIR`); it decides which device is measured.
 
+mod alone;
 mod cost;
 mod recovery;
+mod replayed;
 mod senders;
 mod transactions;
 mod work;
@@ -20,8 +22,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const SHARD_COUNT: usize = 64;
-/// A stream for each of two cores, as the server has it by default.
+/// On memory: a stream for each of two cores. As the server has it by default.
 const STREAM_COUNT: usize = 2;
+/// In files.
+const FILE_STREAM_COUNT: usize = 1;
 /// Samples of a sender's request, Prometheus' default.
 const BATCH: usize = 2_000;
 const SERIES_COUNT: usize = 100_000;
@@ -39,6 +43,9 @@ fn main() -> Outcome<()> {
     if wanted("ycsb") {
         transactions::ycsb(&mut aims)?;
     }
+    if wanted("alone") {
+        alone::alone(&mut aims)?;
+    }
     if wanted("bytes") {
         cost::bytes(&mut aims)?;
     }
@@ -47,6 +54,12 @@ fn main() -> Outcome<()> {
     }
     if wanted("senders") {
         senders::senders(&mut aims)?;
+    }
+    if wanted("server") {
+        senders::server(&mut aims)?;
+    }
+    if wanted("reads") {
+        senders::reads()?;
     }
     if wanted("plain") {
         senders::plain(&mut aims)?;

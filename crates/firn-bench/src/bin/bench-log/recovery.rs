@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use firn_bench::client::Connection;
+use firn_bench::client::{Connection, percent_encoded};
 use firn_bench::fleet::{Fleet, SERIES_PER_HOST};
 use firn_bench::index::process_cpu_ns;
 use firn_bench::load::Load;
@@ -16,7 +16,7 @@ use firn_promql::{PointValue, VectorPoint};
 use firndb::{Db, Options, QueryOptions, QueryTime, RecoveryProgress, Value, local_env};
 
 use crate::work::{ROUND_MS, fill_and_kill, now_ms};
-use crate::{Outcome, SERIES_COUNT, STREAM_COUNT, aim};
+use crate::{FILE_STREAM_COUNT, Outcome, SERIES_COUNT, aim};
 
 /// What opening takes in any case, some 50 ms, must not hide what reading takes: a log of nearly the length that it may have by default.
 /// The paper's logs take 72 s and more to read.
@@ -71,7 +71,7 @@ fn open(folder: &Path, recovery_threads: usize, samples: u64, rounds: usize) -> 
         let copy = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
         copy_folder(folder, copy.path())?;
         let options =
-            Options { recovery_threads, stream_count: STREAM_COUNT, ..Options::default() };
+            Options { recovery_threads, stream_count: FILE_STREAM_COUNT, ..Options::default() };
         let (start, cpu) = (Instant::now(), process_cpu_ns());
         let db = Db::open_idle(local_env(copy.path())?, options, &RecoveryProgress::default())?;
         let (wall_s, cpu_s) = (start.elapsed().as_secs_f64(), (process_cpu_ns() - cpu) / 1e9);
@@ -144,19 +144,33 @@ pub(crate) fn kill(aims: &mut Vec<Aim>) -> Outcome<()> {
     let mut server = start_server(&program, folder.path(), address)?;
     wait_until_ready(address);
     let ready_s = start.elapsed().as_secs_f64();
-    let query =
-        format!("/api/v1/query?query=count(%7Bjob%3D%22node%22%7D)&time={}", now_ms() / 1_000);
-    let answer = String::from_utf8_lossy(Connection::open(address).get(&query)).into_owned();
+    // Every series, and then every sample; a metric after the other, because counts have no names to tell them apart.
+    let mut connection = Connection::open(address);
+    let mut ask = |query: &str| -> Outcome<u64> {
+        let path =
+            format!("/api/v1/query?query={}&time={}", percent_encoded(query), now_ms() / 1_000);
+        let answer = String::from_utf8_lossy(connection.get(&path)).into_owned();
+        let number = answer.rsplit('"').nth(1).and_then(|number| number.parse().ok());
+        Ok(number.ok_or_else(|| format!("{query}: {answer}"))?)
+    };
+    let series = ask("count({job=\"node\"})")?;
     let all_s = start.elapsed().as_secs_f64();
+    let mut samples = 0;
+    for metric in (0..SERIES_PER_HOST).map(Fleet::metric) {
+        samples += ask(&format!("sum(count_over_time({metric}[1h]))"))?;
+    }
+    let each_s = start.elapsed().as_secs_f64();
     server.kill()?;
     server.wait()?;
     println!(
-        "\n1M series, {ROUNDS} samples each, killed: ready after {ready_s:.2} s, counted after {all_s:.2} s"
+        "\n1M series, {ROUNDS} samples each, killed: ready after {ready_s:.2} s, all series counted after \
+         {all_s:.2} s, all samples after {each_s:.2} s"
     );
-    if !answer.contains("\"1000000\"") {
-        return Err(format!("not all series are there: {answer}").into());
+    if (series, samples) != (1_000_000, 1_000_000 * ROUNDS as u64) {
+        return Err(format!("not all is there: {series} series, {samples} samples").into());
     }
-    aim(aims, "1M series: s from SIGKILL's restart to a complete answer", all_s, 2.0);
+    aim(aims, "1M series: s from SIGKILL's restart until all series answered", all_s, 2.0);
+    aim(aims, "1M series: s from SIGKILL's restart until all samples were counted", each_s, 2.0);
     Ok(())
 }
 

@@ -1,18 +1,23 @@
-//! Senders that wait for the device and senders that do not, and plain writes beside transactions.
+//! Senders that wait for the device and senders that do not, in this process and over HTTP; reads and plain writes beside transactions.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Instant;
 
+use firn_bench::client::post_all;
 use firn_bench::index::{process_cpu_ns, scatter};
+use firn_bench::load::Load;
 use firn_bench::log::ycsb::OPERATIONS;
 use firn_bench::report::{Aim, median};
+use firn_bench::server::Program;
 use firn_env::{Disk, LocalDisk, OpenMode};
 use firn_log::SyncPolicy;
 use firn_model::{RowBatch, SeriesRef};
 use firndb::{Db, Lane, Options, RecoveryProgress, local_env};
 
 use crate::work::{ROUND_MS, define, now_ms};
-use crate::{BATCH, Outcome, SERIES_COUNT, STREAM_COUNT, aim};
+use crate::{BATCH, FILE_STREAM_COUNT, Outcome, SERIES_COUNT, aim};
 
 /// How requests are logged, and how they come.
 #[derive(Clone, Copy, Debug)]
@@ -25,15 +30,19 @@ struct Manner {
     in_turn: bool,
 }
 
-const ALWAYS: Manner =
-    Manner { name: "always", sync: SyncPolicy::Always, stream_count: STREAM_COUNT, in_turn: false };
+const ALWAYS: Manner = Manner {
+    name: "always",
+    sync: SyncPolicy::Always,
+    stream_count: FILE_STREAM_COUNT,
+    in_turn: false,
+};
 const NEVER: Manner = Manner { name: "never", sync: SyncPolicy::Never, ..ALWAYS };
 
 const MANNERS: [Manner; 4] = [
     ALWAYS,
     NEVER,
     Manner { name: "never, in turn", in_turn: true, ..NEVER },
-    Manner { name: "always, 1 stream", stream_count: 1, ..ALWAYS },
+    Manner { name: "always, 2 streams", stream_count: 2, ..ALWAYS },
 ];
 
 pub(crate) fn senders(aims: &mut Vec<Aim>) -> Outcome<()> {
@@ -160,6 +169,126 @@ fn send_share(
     Ok(latencies)
 }
 
+/// As many requests on their way, one sender with a connection each.
+const CONNECTIONS: usize = 32;
+
+/// The same through the server: 32 senders of remote write, each of which waits for the answer before it sends more, so that they
+/// alternate however the log is synced.
+pub(crate) fn server(aims: &mut Vec<Aim>) -> Outcome<()> {
+    const SCRAPES: i64 = 40;
+    if Program::Firn.path().is_none() {
+        println!("\nserver: firn is not built beside this program");
+        return Ok(());
+    }
+    println!(
+        "\n{CONNECTIONS} senders of remote write requests of {BATCH} samples, the server's CPU:"
+    );
+    let mut load = Load::new(SERIES_COUNT);
+    let first_ms = now_ms() - SCRAPES * ROUND_MS;
+    let mut scrapes: Vec<Vec<Vec<u8>>> =
+        (0..SCRAPES).map(|scrape| load.bodies(first_ms + scrape * ROUND_MS)).collect();
+    // Definitions, and what each shard keeps.
+    let definitions = scrapes.remove(0);
+    let bodies = scrapes.concat();
+    let samples = (bodies.len() * BATCH) as f64;
+    let syncs = ["always", "never"];
+    let mut rounds: [Vec<(f64, f64)>; 2] = Default::default();
+    for _ in 0..3 {
+        for (sync, into) in syncs.iter().zip(&mut rounds) {
+            let sync = format!("--log-sync={sync}");
+            let more = [&sync, "--self-scrape=never", "--flush-age-max=2h"];
+            let server = Program::Firn.start_with(&more)?;
+            let path = Program::Firn.write_path();
+            post_all(server.address, path, &definitions, CONNECTIONS);
+            let (start, cpu_s) = (Instant::now(), server.cpu_s());
+            post_all(server.address, path, &bodies, CONNECTIONS);
+            let seconds = start.elapsed().as_secs_f64();
+            into.push((samples / seconds / 1e6, (server.cpu_s() - cpu_s) / samples * 1e6));
+        }
+    }
+    let middle =
+        |idx: usize, f: fn(&(f64, f64)) -> f64| median(rounds[idx].iter().map(f).collect());
+    for (idx, sync) in syncs.iter().enumerate() {
+        let (per_s, cpu_s) = (middle(idx, |one| one.0), middle(idx, |one| one.1));
+        println!("  {sync:7} {per_s:.3} M samples/s, {cpu_s:.4} CPU s/M");
+    }
+    let cpu = middle(0, |one| one.1) / middle(1, |one| one.1);
+    aim(aims, "32 remote write senders: CPU of always over never", cpu, 1.1);
+    let throughput = middle(1, |one| one.0) / middle(0, |one| one.0);
+    aim(aims, "32 remote write senders: throughput of never over always", throughput, 1.1);
+    Ok(())
+}
+
+/// What readers wait for: a snapshot and one sample of it, beside a writer of plain rows alone, and beside one more thread with
+/// transactions, each of which is shown under the lock that snapshots are taken under.
+pub(crate) fn reads() -> Outcome<()> {
+    const READS: usize = 20_000;
+    println!("\na new snapshot and one series of it, us:");
+    for transactions in [false, true] {
+        let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
+        let db = Db::open(local_env(folder.path())?, Options::default())?;
+        let refs = define(&db)?;
+        let start_ms = now_ms() - 3_600_000;
+        let (is_over, committed) = (AtomicBool::new(false), AtomicU64::new(0));
+        let mut latencies = Vec::with_capacity(READS);
+        std::thread::scope(|scope| -> Outcome<()> {
+            let (db, refs, is_over, committed) = (&db, &refs, &is_over, &committed);
+            let plain = scope.spawn(move || -> Outcome<()> {
+                let mut batch = RowBatch::default();
+                for round in 0.. {
+                    for part in refs.chunks(BATCH) {
+                        if is_over.load(Relaxed) {
+                            return Ok(());
+                        }
+                        part.iter().for_each(|&series| batch.push(series, start_ms + round, 1.0));
+                        db.write(&mut batch)?;
+                        batch.clear();
+                    }
+                }
+                Ok(())
+            });
+            let updates = transactions.then(|| {
+                scope.spawn(move || -> Outcome<()> {
+                    while !is_over.load(Relaxed) {
+                        let idx = committed.fetch_add(1, Relaxed);
+                        let mut transaction = db.begin()?;
+                        for step in 0..OPERATIONS as u64 {
+                            let dice = scatter(idx * OPERATIONS as u64 + step);
+                            transaction.insert(refs[dice as usize % refs.len()], start_ms, 2.0)?;
+                        }
+                        transaction.commit()?;
+                    }
+                    Ok(())
+                })
+            });
+            for idx in 0..READS {
+                let before = Instant::now();
+                let snapshot = db.snapshot();
+                std::hint::black_box(&snapshot);
+                latencies.push(before.elapsed().as_secs_f64() * 1e6);
+                drop(snapshot);
+                if idx % 64 == 0 {
+                    std::thread::yield_now();
+                }
+            }
+            is_over.store(true, Relaxed);
+            plain.join().expect("a writer panicked")?;
+            updates.map_or(Ok(()), |thread| thread.join().expect("a writer panicked"))
+        })?;
+        latencies.sort_by(f64::total_cmp);
+        let at = |share: f64| latencies[(READS as f64 * share) as usize];
+        println!(
+            "  beside plain writes{}: p50 {:.1}, p99 {:.1}, p99.9 {:.1}; {} transactions",
+            if transactions { " and transactions" } else { "" },
+            at(0.5),
+            at(0.99),
+            at(0.999),
+            committed.into_inner()
+        );
+    }
+    Ok(())
+}
+
 fn device_sync_us() -> Outcome<f64> {
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
     let file = LocalDisk::open(folder.path())?.open("probe", OpenMode::Create)?;
@@ -180,7 +309,7 @@ pub(crate) fn plain(aims: &mut Vec<Aim>) -> Outcome<()> {
     const TRANSACTIONS: usize = 500;
     println!("\nplain writes of {BATCH} samples, CPU ns a sample:");
     let mut rounds: [Vec<f64>; 3] = Default::default();
-    for _ in 0..3 {
+    for _ in 0..5 {
         for ((transactions, is_open), into) in
             [(0, false), (TRANSACTIONS, false), (TRANSACTIONS, true)].into_iter().zip(&mut rounds)
         {
@@ -197,7 +326,7 @@ pub(crate) fn plain(aims: &mut Vec<Aim>) -> Outcome<()> {
 }
 
 fn plain_ns(transactions: usize, is_open: bool) -> Outcome<f64> {
-    const ROUNDS: i64 = 20;
+    const ROUNDS: i64 = 100;
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
     let options = Options { log_sync: SyncPolicy::Never, ..Options::default() };
     let db = Db::open_idle(local_env(folder.path())?, options, &RecoveryProgress::default())?;
