@@ -55,8 +55,25 @@ pub(crate) struct Client {
     random: u64,
 }
 
+/// Where the log is.
+#[derive(Clone, Copy)]
+enum Device {
+    Files,
+    /// Mapped, as byte-addressable memory: what a process has stored there outlives it.
+    Memory,
+}
+
 #[test]
 fn nothing_acknowledged_is_lost_however_often_the_process_is_killed() {
+    kill_again_and_again(Device::Files);
+}
+
+#[test]
+fn nor_with_the_log_on_memory() {
+    kill_again_and_again(Device::Memory);
+}
+
+fn kill_again_and_again(device: Device) {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let (kills, seed) = (number("FIRN_KILLS").unwrap_or(KILLS), number("FIRN_SEED").unwrap_or(1));
     println!(
@@ -70,12 +87,12 @@ fn nothing_acknowledged_is_lost_however_often_the_process_is_killed() {
         (0..WRITERS as u64).map(|idx| Client::new(idx, base_ms, seed)).collect();
     let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for kill in 0..kills {
-        let mut server = start(&folder, address, &mut random);
+        let mut server = start(&folder, device, address, &mut random);
         clients.iter_mut().for_each(|client| client.check(address, LOOK_BACK, kill));
         let requests = 5 + draw(&mut random, 150);
         live(&mut clients, address, requests, || server.kill());
     }
-    let _server = start(&folder, address, &mut random);
+    let _server = start(&folder, device, address, &mut random);
     for client in &mut clients {
         client.check(address, usize::MAX, kills);
         let count = |fate| client.rows.iter().filter(|&&row| row == fate).count();
@@ -85,13 +102,18 @@ fn nothing_acknowledged_is_lost_however_often_the_process_is_killed() {
 }
 
 /// With settings that let everything happen within a second.
-fn start(folder: &TempDir, address: SocketAddr, random: &mut u64) -> Process {
+fn start(folder: &TempDir, device: Device, address: SocketAddr, random: &mut u64) -> Process {
     let age = ["1s", "3s", "20m"][draw(random, 3) as usize];
     let head = ["64KiB", "1MiB", "64MiB"][draw(random, 3) as usize];
     let mut command = firn(folder.path(), address);
     command.args(["--enable-admin-api", "--self-scrape=never"]);
     command.arg(format!("--flush-age-max={age}")).arg(format!("--head-flush-bytes={head}"));
     command.arg(format!("--log-streams={}", 1 + draw(random, 3)));
+    if let Device::Memory = device {
+        let memory = folder.path().join("memory");
+        std::fs::create_dir_all(&memory).expect("a folder");
+        command.arg(format!("--log-device=memory:{}", memory.display()));
+    }
     let process = Process::start("firn", folder.path(), &mut command);
     wait_until_ready(address, "/-/ready");
     process

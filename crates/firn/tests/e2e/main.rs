@@ -22,6 +22,7 @@ mod proxy;
 mod remote_read;
 mod remote_write;
 mod replay;
+mod replaying;
 mod result_cache;
 mod scrapes;
 mod strace;
