@@ -38,7 +38,22 @@ fn test() -> Result<(), String> {
     run("documentation", "cargo", &["doc", "--workspace", "--no-deps", "--quiet"])?;
     // The end-to-end tests start the real program.
     run("program", "cargo", &["build", "--quiet", "--package", "firn"])?;
-    run("tests", "cargo", &["test", "--workspace", "--quiet", "--no-fail-fast"])
+    run("tests", "cargo", &["test", "--workspace", "--quiet", "--no-fail-fast"])?;
+    weak_memory()
+}
+
+/// What is read without a lock while it grows, under Miri: its memory is as weak as the language allows.
+fn weak_memory() -> Result<(), String> {
+    let miri = Command::new("cargo").args(["+nightly", "miri", "--version"]).output();
+    if !miri.is_ok_and(|output| output.status.success()) {
+        println!(
+            "skipped: the tests of weak memory, which Miri runs; `rustup toolchain install nightly --component miri \
+             --component rust-src` installs it"
+        );
+        return Ok(());
+    }
+    let head = ["+nightly", "miri", "test", "--quiet", "--package", "firn-head", "--lib", "--"];
+    run("weak memory", "cargo", &[&head[..], &["arena", "growing", "words"]].concat())
 }
 
 fn lint() -> Result<(), String> {

@@ -282,3 +282,46 @@ fn page(local: Local) -> usize {
 fn place(local: Local) -> usize {
     local as usize % PAGE_GROUPS
 }
+
+#[cfg(test)]
+mod tests {
+    use firn_codec::encode_row;
+    use firn_model::{Budget, Cell, GroupId, Pool};
+
+    use super::*;
+
+    /// Two groups take turns, so that rows share words at their ends. Miri runs this with a memory as weak as the language allows.
+    #[test]
+    fn a_row_that_a_chain_tells_of_is_whole_for_readers_without_a_lock() {
+        const ROW_COUNT: usize = if cfg!(miri) { 30 } else { 2_000 };
+        let arena = Arena::new(Budget::unlimited().empty(Pool::Head));
+        let write = || {
+            let mut states = [RowState::default(), RowState::default()];
+            let (mut end, mut bytes, mut scratch) = (0, Vec::new(), Vec::new());
+            for ts in 0..ROW_COUNT as i64 {
+                for (local, state) in (0..).zip(&mut states) {
+                    bytes.clear();
+                    let cell = Cell { group: GroupId(0), slot: Slot(0), ts, value: ts as f64 };
+                    encode_row(state, ts == 0, ts, &[cell], &mut bytes);
+                    let row = NewRow { local, bytes: &bytes, hidden: false };
+                    end = arena.append(end, row, &mut scratch);
+                }
+            }
+        };
+        let read = |local| {
+            let (mut out, mut buffers) = (OneColumn::default(), ReadBuffers::default());
+            while out.times.len() < ROW_COUNT {
+                out.clear();
+                let all = (Slot(0), TimeRange::ALL);
+                assert!(arena.append_one(local, u32::MAX, all, &mut buffers, &mut out).unwrap());
+                assert!(out.times.iter().copied().eq(0..out.times.len() as i64), "{:?}", out.times);
+                assert!(out.values.iter().zip(&out.times).all(|(value, ts)| *value == *ts as f64));
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(write);
+            scope.spawn(|| read(0));
+            scope.spawn(|| read(1));
+        });
+    }
+}
