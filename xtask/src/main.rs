@@ -44,7 +44,10 @@ fn test() -> Result<(), String> {
 
 /// What is read without a lock while it grows, under Miri: its memory is as weak as the language allows.
 fn weak_memory() -> Result<(), String> {
-    let miri = Command::new("cargo").args(["+nightly", "miri", "--version"]).output();
+    let miri = Command::new("cargo")
+        .args(["+nightly", "miri", "--version"])
+        .env("RUSTUP_AUTO_INSTALL", "0")
+        .output();
     if !miri.is_ok_and(|output| output.status.success()) {
         println!(
             "skipped: the tests of weak memory, which Miri runs; `rustup toolchain install nightly --component miri \
