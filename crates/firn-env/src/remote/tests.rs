@@ -355,6 +355,25 @@ fn a_create_that_meets_nothing_is_sent_again() {
     assert_eq!(tries, 4);
 }
 
+/// The name of a large object is taken first; when the parts cannot follow it is given back.
+#[test]
+fn a_large_create_that_fails_gives_its_name_back() {
+    let server = Scripted::start(&[DONE, OUT_OF_ORDER]);
+    let options = RemoteOptions { give_up_ms: 900, ..RemoteOptions::default() };
+    let bucket = open("s3://firn-test", server.port, &options).unwrap();
+    let content: Arc<[u8]> = vec![0; PART_BYTES + 1].into();
+    let error = bucket.put("a", content, PutMode::Create).unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::Unavailable, "{error}");
+    let requests = server.requests.lock().unwrap();
+    assert!(
+        requests[0].starts_with("put /firn-test/a ") && requests[0].contains("if-none-match: *")
+    );
+    assert!(requests[0].contains("is putting this object in parts"), "{}", requests[0]);
+    assert!(requests[1].starts_with("post /firn-test/a?uploads"), "{}", requests[1]);
+    let last = requests.last().unwrap();
+    assert!(last.starts_with("post /firn-test?delete"), "{last}");
+}
+
 /// No Google or Azure is at hand to be asked. What they are sent says that a put is on a condition, and where.
 #[test]
 fn each_store_is_told_the_condition_in_its_own_words() {
