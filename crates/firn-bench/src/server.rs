@@ -106,6 +106,11 @@ impl Program {
         let mut command = Command::new(path);
         self.arguments(&mut command, folder.path(), address)?;
         command.args(more);
+        let has_cache = more.iter().any(|arg| arg.starts_with("--result-cache"));
+        if self == Program::Firn && !has_cache {
+            // As with the others: what is measured is a query.
+            command.arg("--result-cache=0");
+        }
         let is_limited = memory_bytes_max < u64::MAX;
         if is_limited {
             // A tenth for what is not the collector's.
@@ -132,8 +137,6 @@ impl Program {
             Program::Firn => {
                 command.arg("serve").arg("--data").arg(folder);
                 command.arg("--listen").arg(address.to_string());
-                // As below: what is measured is a query.
-                command.arg("--result-cache=0");
             }
             Program::Prometheus => {
                 let config = folder.join("prometheus.yml");

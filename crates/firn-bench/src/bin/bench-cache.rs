@@ -755,6 +755,18 @@ fn on_dashboard(aims: &mut Vec<Aim>) -> io::Result<()> {
          {alone_ms:.2} ms ({:.1} times as much)",
         alone_ms / shared_ms
     );
+    let (computed_ms, cached_ms) =
+        (dashboard::measure_server("0")?, dashboard::measure_server("1GiB")?);
+    println!(
+        "the same dashboard through a server, with HTTP and JSON: {computed_ms:.1} ms of CPU per refresh computed, {cached_ms:.1} ms with the \
+         cache ({:.1} times less)",
+        computed_ms / cached_ms
+    );
+    aims.push(Aim {
+        name: "dashboard through a server: CPU with the cache / computed".into(),
+        figure: cached_ms / computed_ms,
+        at_most: 0.2,
+    });
     aims.push(Aim {
         name: "dashboard: CPU with the cache / computed".into(),
         figure: figures.cached_ms / figures.computed_ms,

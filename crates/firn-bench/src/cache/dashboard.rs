@@ -10,6 +10,10 @@ use firndb::{
 };
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::client::{Connection, percent_encoded};
+use crate::server::Program;
+use crate::tree;
+
 const HOUR_MS: i64 = 3_600_000;
 const SCRAPE_MS: i64 = 15_000;
 const HOSTS: usize = 5;
@@ -136,19 +140,78 @@ pub fn measure_sharing() -> firndb::Result<(f64, f64)> {
     Ok((ms(cpu[0]), ms(cpu[1])))
 }
 
+/// CPU of a refresh of the same dashboard through a server, ms: HTTP and JSON of all points included.
+///
+/// # Errors
+/// When the server does not start.
+///
+/// # Panics
+/// If the server refuses something.
+pub fn measure_server(result_cache: &str) -> std::io::Result<f64> {
+    const PART_MS: i64 = 2 * HOUR_MS;
+    let server = Program::Firn.start_with(&[&format!("--result-cache={result_cache}")])?;
+    let mut connection = Connection::open(server.address);
+    let mut write = |start: Timestamp, end: Timestamp| {
+        let first = start.div_euclid(SCRAPE_MS) * SCRAPE_MS;
+        let times = || (0..).map(|n| first + n * SCRAPE_MS).take_while(|&ts| ts <= end);
+        let series = (0..HOSTS * METRICS).map(|idx| tree::sets::Series {
+            pairs: pairs(idx / METRICS, idx % METRICS),
+            samples: times().map(|ts| (ts, value(idx, ts))).collect(),
+        });
+        let set = tree::sets::Set { series: series.collect() };
+        set.requests().iter().for_each(|body| connection.post("/api/v1/write", body));
+    };
+    let mut start = END - 169 * HOUR_MS;
+    while start < END {
+        write(start, (start + PART_MS).min(END) - 1);
+        start += PART_MS;
+    }
+    let mut asker = Connection::open(server.address);
+    let (mut now, mut cpu_s) = (END, 0.0);
+    for refresh in 0..=REFRESHES {
+        write(now, now);
+        let before_s = server.cpu_s();
+        for (window_ms, step_ms) in WINDOWS {
+            let end = now.div_euclid(step_ms) * step_ms;
+            for text in EXPRESSIONS {
+                let (query, start) = (percent_encoded(text), end - window_ms);
+                let (start, end, step) = (start / 1_000, end / 1_000, step_ms / 1_000);
+                asker.get(&format!(
+                    "/api/v1/query_range?query={query}&start={start}&end={end}&step={step}"
+                ));
+            }
+        }
+        // Of forty refreshes: the kernel tells a process' CPU by the hundredth of a second.
+        cpu_s += if refresh > 0 { server.cpu_s() - before_s } else { 0.0 };
+        now += SCRAPE_MS;
+    }
+    Ok(cpu_s * 1e3 / REFRESHES as f64)
+}
+
 fn resolve(db: &Db) -> firndb::Result<Vec<SeriesRef>> {
     let mut labels = Vec::new();
     for host in 0..HOSTS {
         for metric in 0..METRICS {
-            let (host, name) = (format!("h{host}"), format!("metric_{metric}_total"));
-            let pairs = [("__name__", &*name), ("host", &host), ("instance", &host)];
-            labels.push(Labels::from_pairs(pairs)?);
+            let pairs = pairs(host, metric);
+            labels.push(Labels::from_pairs(pairs.iter().map(|(name, text)| (&**name, &**text)))?);
         }
     }
     db.resolve(&labels).into_iter().collect()
 }
 
-/// Counters with some noise.
+fn pairs(host: usize, metric: usize) -> Vec<(String, String)> {
+    let (host, name) = (format!("h{host}"), format!("metric_{metric}_total"));
+    let pairs = [("__name__", name), ("host", host.clone()), ("instance", host)];
+    pairs.map(|(name, text)| (name.to_owned(), text)).to_vec()
+}
+
+/// Counters with some noise; buckets of a histogram rise.
+fn value(idx: usize, ts: Timestamp) -> f64 {
+    let noise = (ts / SCRAPE_MS).wrapping_mul(2_654_435_761 + idx as i64) >> 7 & 63;
+    let rise = (ts - END) as f64 / 1_000.0 * (1 + idx % 10) as f64;
+    1e7 + rise + noise as f64
+}
+
 fn write(db: &Db, series: &[SeriesRef], start: Timestamp, end: Timestamp) -> firndb::Result<()> {
     let mut ts = start.div_euclid(SCRAPE_MS) * SCRAPE_MS;
     while ts <= end {
@@ -156,10 +219,7 @@ fn write(db: &Db, series: &[SeriesRef], start: Timestamp, end: Timestamp) -> fir
         let batch_end = (ts + 100 * SCRAPE_MS).min(end);
         while ts <= batch_end {
             for (idx, &one) in series.iter().enumerate() {
-                let noise = (ts / SCRAPE_MS).wrapping_mul(2_654_435_761 + idx as i64) >> 7 & 63;
-                // Buckets of a histogram rise.
-                let rise = (ts - END) as f64 / 1_000.0 * (1 + idx % 10) as f64;
-                batch.push(one, ts, 1e7 + rise + noise as f64);
+                batch.push(one, ts, value(idx, ts));
             }
             ts += SCRAPE_MS;
         }
