@@ -70,7 +70,7 @@ pub trait Bucket: fmt::Debug + Send + Sync {
 
     /// Writes an object: all of it or nothing, durable when this returns. After `Unavailable` it
     /// is unknown whether the object is there, or will come; if it was to be created and is large, something else
-    /// may lie under its name for ever, which then is nobody's.
+    /// may lie under its name, which nobody names.
     fn put(&self, key: &str, bytes: Arc<[u8]>, mode: PutMode) -> Result<ObjectInfo>;
 
     /// What is there under `key`.

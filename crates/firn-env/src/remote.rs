@@ -19,12 +19,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use firn_model::{Error, ErrorKind, Result};
 use futures_util::StreamExt;
-use futures_util::future::{join_all, try_join_all};
+use futures_util::future::join_all;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStoreExt, PutPayload, PutResult, UpdateVersion};
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use crate::bucket::{check_key, corrupt_range};
 use crate::{Bucket, ObjectInfo, PutMode, RangeRequest};
@@ -274,15 +274,10 @@ impl Shared {
         let deadline = self.deadline(byte_count);
         let is_large = bytes.len() > PART_BYTES;
         let result = match &mode {
+            PutMode::Overwrite if is_large => self.put_parts(key, &location, bytes, deadline).await,
             PutMode::Overwrite => {
-                let put = match is_large {
-                    true => self.put_parts(key, &location, bytes, deadline).await,
-                    false => {
-                        let payload = PutPayload::from_bytes(bytes);
-                        let put = self.stores.retrying.put(&location, payload);
-                        self.write(deadline, "write", key, put).await
-                    }
-                };
+                let put = self.stores.retrying.put(&location, PutPayload::from_bytes(bytes));
+                let put = self.write(deadline, "write", key, put).await;
                 put.map(|put| ObjectInfo::of_put(key, byte_count, put))
             }
             PutMode::Create if is_large => {
@@ -297,32 +292,6 @@ impl Shared {
             }
             result => result,
         }
-    }
-
-    async fn put_parts(
-        &self,
-        key: &str,
-        location: &Path,
-        bytes: Bytes,
-        deadline: Instant,
-    ) -> Result<PutResult> {
-        let start = self.stores.retrying.put_multipart(location);
-        let mut upload = self.write(deadline, "write", key, start).await?;
-        let parts: Vec<_> = (0..bytes.len())
-            .step_by(PART_BYTES)
-            .map(|start| bytes.slice(start..bytes.len().min(start + PART_BYTES)))
-            .map(|part| upload.put_part(PutPayload::from_bytes(part)))
-            .map(|part| self.write(deadline, "write", key, part))
-            .collect();
-        let done = match try_join_all(parts).await {
-            Ok(_) => self.write(deadline, "write", key, upload.complete()).await,
-            Err(error) => Err(error),
-        };
-        if done.is_err() {
-            // Parts without an end cost money until the store's own rules remove them.
-            let _ = timeout(self.give_up, upload.abort()).await;
-        }
-        done
     }
 
     /// What the store compares. Google's compares generations, which only a `head` tells.

@@ -1,20 +1,21 @@
-//! Puts with a condition: sent again like all else, and told apart from those of others.
+//! Puts with a condition: sent again like all else, and told apart from those of others; and puts in parts.
 //!
 //! A put whose answer does not come may have been done. Sent again, it then meets its own object, and the
 //! store reports a conflict that nobody caused. So after a conflict that may be with ourselves what is there is
 //! read back: the same bytes are ours. Whoever puts on a condition puts bytes that nobody else does (a manifest
-//! names its writer), or that mean the same whoever put them (a table under its id).
+//! has a number that its process drew), or that mean the same whoever put them (a table under its id).
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
 use bytes::Bytes;
 use firn_model::{Error, ErrorKind, Result};
+use futures_util::future::try_join_all;
 use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutOptions, PutPayload};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::{Shared, version_of};
+use super::{PART_BYTES, Shared, version_of};
 use crate::{ObjectInfo, PutMode, RangeRequest};
 
 // As the client pauses where it tries again itself (`store`).
@@ -35,12 +36,14 @@ impl Shared {
         mode: &PutMode,
         deadline: Instant,
     ) -> Result<ObjectInfo> {
-        // The last try begins so early that its answer can still come.
-        let last_try = Instant::now() + self.give_up * 2 / 3;
+        // The last try begins so early that its answer can still come; one that hangs leaves time for two more.
+        let try_lasts = deadline.saturating_duration_since(Instant::now()) / 3;
+        let last_try = Instant::now() + try_lasts * 2;
         let mut pause = PAUSE;
         let mut may_be_ours = false;
         loop {
-            let error = match self.put_once(key, location, bytes.clone(), mode, deadline).await {
+            let until = deadline.min(Instant::now() + try_lasts);
+            let error = match self.put_once(key, location, bytes.clone(), mode, until).await {
                 Ok(info) => return Ok(info),
                 Err(error) => error,
             };
@@ -53,7 +56,9 @@ impl Shared {
                     Found::Nothing if *mode == PutMode::Create => {}
                     Found::Nothing => return Err(error),
                 },
-                ErrorKind::Unavailable if is_passing(&error) => may_be_ours = true,
+                ErrorKind::Unavailable if is_passing(&error) || Instant::now() >= until => {
+                    may_be_ours = true;
+                }
                 _ => return Err(error),
             }
             if Instant::now() + pause > last_try {
@@ -78,15 +83,50 @@ impl Shared {
     ) -> Result<ObjectInfo> {
         let taken = Bytes::from(format!("FirnDB is putting this object in parts: {}\n", nonce()));
         self.put_if(key, location, taken, &PutMode::Create, deadline).await?;
-        let byte_count = bytes.len() as u64;
-        match self.put_parts(key, location, bytes, deadline).await {
-            Ok(put) => Ok(ObjectInfo::of_put(key, byte_count, put)),
-            Err(error) => {
-                // Ours, and worth nothing. If it stays, it is what a killed upload leaves.
-                let _ = self.delete(vec![key.to_owned()]).await;
-                Err(error)
-            }
+        // If they do not, the name is not given back: it may hold all of them by now, or soon.
+        self.put_parts(key, location, bytes, deadline).await
+    }
+
+    /// As [`Shared::put_if`] without a condition, in parts that go side by side.
+    ///
+    /// # Errors
+    /// `Unavailable`: it is unknown what is there.
+    pub(super) async fn put_parts(
+        &self,
+        key: &str,
+        location: &Path,
+        bytes: Bytes,
+        deadline: Instant,
+    ) -> Result<ObjectInfo> {
+        let start = self.stores.patient.put_multipart(location);
+        let mut upload = self.write(deadline, "write", key, start).await?;
+        let parts: Vec<_> = (0..bytes.len())
+            .step_by(PART_BYTES)
+            .map(|start| bytes.slice(start..bytes.len().min(start + PART_BYTES)))
+            .map(|part| upload.put_part(PutPayload::from_bytes(part)))
+            .map(|part| self.write(deadline, "write", key, part))
+            .collect();
+        let done = match try_join_all(parts).await {
+            Ok(_) => self.write(deadline, "write", key, upload.complete()).await,
+            Err(error) => Err(error),
+        };
+        let error = match done {
+            Ok(put) => return Ok(ObjectInfo::of_put(key, bytes.len() as u64, put)),
+            Err(error) => error,
+        };
+        // The parts may have become the object, and only the answer was lost: then the next try hears of no such upload.
+        if let Ok(Found::Same(info)) = self.look(key, &bytes, deadline + self.give_up).await {
+            return Ok(info);
         }
+        // Parts without an end cost money until the store's own rules remove them.
+        let _ = timeout(self.give_up, upload.abort()).await;
+        Err(match error.kind() {
+            ErrorKind::NotFound => {
+                Error::unavailable(format!("{key}: the store has forgotten its parts; retry"))
+                    .because(error)
+            }
+            _ => error,
+        })
     }
 
     async fn put_once(

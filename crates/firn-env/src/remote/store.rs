@@ -11,15 +11,20 @@ use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientConfigKey, ObjectStore, RetryConfig};
 
-/// Two clients of one bucket.
+/// Clients of one bucket.
 pub(super) struct Stores {
     /// For what may be sent twice.
     pub(super) retrying: Arc<dyn ObjectStore>,
+    /// The same for parts of a large object: they share the line, so each may take as long as the whole call.
+    pub(super) patient: Arc<dyn ObjectStore>,
     /// For what is sent again elsewhere, if at all: puts with a condition.
     pub(super) once: Arc<dyn ObjectStore>,
     /// Whether conditions compare generations (Google) rather than entity tags.
     pub(super) compares_generations: bool,
 }
+
+/// Longer than any caller waits: 1 GiB at a MiB a second takes 1,024 s.
+const CALL_MAX: Duration = Duration::from_secs(3_600);
 
 /// How one client behaves.
 struct Tuning {
@@ -31,7 +36,7 @@ struct Tuning {
 /// Bucket, variables with names in lower case, behaviour.
 type Build = fn(&str, &[(String, String)], Tuning) -> Result<Arc<dyn ObjectStore>>;
 
-/// Both clients of the bucket that `url` names, and the prefix of all its keys.
+/// The clients of the bucket that `url` names, and the prefix of all its keys.
 pub(super) fn open(
     url: &str,
     variables: impl IntoIterator<Item = (String, String)>,
@@ -60,6 +65,7 @@ pub(super) fn open(
         variables.into_iter().map(|(name, value)| (name.to_ascii_lowercase(), value)).collect();
     let stores = Stores {
         retrying: build(bucket, &variables, Tuning::retrying(give_up))?,
+        patient: build(bucket, &variables, Tuning::patient(give_up))?,
         once: build(bucket, &variables, Tuning::once(give_up))?,
         compares_generations: scheme == "gs",
     };
@@ -83,14 +89,15 @@ impl Tuning {
     }
 
     /// The caller's limit, which depends on how much is sent, is the one that counts.
+    fn patient(give_up: Duration) -> Tuning {
+        let Tuning { retry, connect_timeout, .. } = Tuning::retrying(give_up);
+        let retry = RetryConfig { retry_timeout: CALL_MAX, ..retry };
+        Tuning { retry, request_timeout: CALL_MAX, connect_timeout }
+    }
+
     fn once(give_up: Duration) -> Tuning {
         let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
-        let request_timeout = Duration::from_secs(3_600);
-        Tuning {
-            retry,
-            request_timeout,
-            connect_timeout: Tuning::retrying(give_up).connect_timeout,
-        }
+        Tuning { retry, ..Tuning::patient(give_up) }
     }
 
     fn settings(&self) -> [(ClientConfigKey, String); 2] {
