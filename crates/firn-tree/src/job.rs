@@ -93,6 +93,8 @@ pub(crate) enum Task {
     MergePatches(Partition),
     /// Level 2, this partition, in which the inputs lie.
     MergePartitions(Partition),
+    /// The same if it makes chunks longer; else it is noted of the inputs that it does not.
+    Lengthen(Partition),
     /// The first that deletes touch is written anew where it stands, of those before it is noted that
     /// they touch nothing there.
     Clean,
@@ -117,7 +119,7 @@ impl Job {
             Task::Compact(_) => JobKind::Compact,
             Task::Upload(_) => JobKind::Upload,
             Task::MergePatches(_) => JobKind::MergePatches,
-            Task::MergePartitions(_) => JobKind::MergePartitions,
+            Task::MergePartitions(_) | Task::Lengthen(_) => JobKind::MergePartitions,
             Task::Clean => JobKind::Clean,
             Task::Repair => JobKind::Repair,
         }
@@ -168,11 +170,32 @@ impl Job {
             JobKind::Compact => Level::One,
             JobKind::Upload | JobKind::MergePatches | JobKind::MergePartitions => Level::Two,
         };
+        if matches!(self.work.task, Task::Lengthen(_)) && !self.makes_longer_chunks(budget)? {
+            self.work.inputs.iter().for_each(|table| table.set_grown());
+            return Ok(Edit { made_ms, ..Edit::default() });
+        }
         let target = |ts| self.work.task.target(ts);
         let written = self.write(&self.work.inputs, level, &target, (env, budget, cancel));
         edit.add(written.map_err(|e| e.context(self))?);
         self.store.traffic.job(self.kind(), self.input_bytes(), edit.added_bytes());
         Ok(edit)
+    }
+
+    /// Whether groups are in twice as many tables as one each, as directories tell: series that come and go have few
+    /// samples in any chunk, however long its partition is.
+    fn makes_longer_chunks(&self, budget: &Budget) -> Result<bool> {
+        let mut memory = budget.empty(Pool::Jobs);
+        let mut groups: Vec<GroupId> = Vec::new();
+        for table in &self.work.inputs {
+            let suffix = self.store.suffix(table)?;
+            let before = groups.len();
+            suffix.for_each_group(|group| groups.push(group));
+            memory.grow((size_of::<GroupId>() * (groups.len() - before)) as u64)?;
+        }
+        let all = groups.len();
+        groups.sort_unstable();
+        groups.dedup();
+        Ok(all >= 2 * groups.len())
     }
 
     /// See [`Task::Clean`].
@@ -326,7 +349,9 @@ impl Task {
         let partition = match self {
             Task::Upload(layout) => return layout.target(ts),
             Task::Compact(len) => Partition::of(ts, *len),
-            Task::MergePatches(partition) | Task::MergePartitions(partition) => *partition,
+            Task::MergePatches(partition)
+            | Task::MergePartitions(partition)
+            | Task::Lengthen(partition) => *partition,
             Task::Drop | Task::Clean | Task::Repair => Partition::of(ts, PartitionLen::MIN),
         };
         Target { partition, bounds: Arc::from([]) }

@@ -231,13 +231,17 @@ fn crowded(tables: &[Arc<Table>], patches_max: usize) -> Option<Vec<Arc<Table>>>
 
 /// Old partitions that lie in one longer partition, where that makes at most half as many objects: a year of a small
 /// database is some hundred. Where tables are full it would save nothing, and nothing is put twice. Those that are much older
-/// grow once more where chunks have few entries, so that slow series have longer ones. A part of the fast tier
+/// grow once more where chunks have few entries and the same groups again and again, so that slow series have longer ones. A part of the fast tier
 /// that falls there goes along, so that what stays is newer than all of it.
 fn plan_partitions(version: &Version, options: &TreeOptions, now: Timestamp) -> Option<Work> {
     let (old, oldest) = (options.old_len(), options.oldest_len());
-    plan_windows(version, options, old, now, &|_| true).or_else(|| match oldest > old {
-        true => plan_windows(version, options, oldest, now, &has_short_chunks),
-        false => None,
+    plan_windows(version, options, old, now, &|_| true).or_else(|| {
+        let longer = match oldest > old {
+            true => plan_windows(version, options, oldest, now, &has_short_chunks)?,
+            false => return None,
+        };
+        let Task::MergePartitions(partition) = longer.task else { return Some(longer) };
+        Some(Work { task: Task::Lengthen(partition), ..longer })
     })
 }
 
@@ -256,11 +260,13 @@ fn plan_windows(
         .chunk_by(|a, b| window_of(a) == window_of(b))
         .map(|tables| (window_of(&tables[0]), tables))
         .take_while(|(window, _)| window.range().end < old_before)
-        .filter(|(_, tables)| is_worth(tables))
-        .find_map(|(window, tables)| plan_window(version, options, window, tables))
+        .find_map(|(window, tables)| plan_window(version, options, window, tables, is_worth))
 }
 
 fn has_short_chunks(tables: &[Arc<Table>]) -> bool {
+    if tables.iter().all(|table| table.is_grown()) {
+        return false;
+    }
     let sum =
         |of: fn(&TableRecord) -> u64| tables.iter().map(|table| of(&table.record)).sum::<u64>();
     sum(|record| record.entry_count) < CHUNK_ENTRIES_FEW * sum(|record| record.chunk_count)
@@ -272,6 +278,7 @@ fn plan_window(
     options: &TreeOptions,
     window: Partition,
     tables: &[Arc<Table>],
+    is_worth: &dyn Fn(&[Arc<Table>]) -> bool,
 ) -> Option<Work> {
     let first = tables.first()?.record.partition;
     let is_one = tables.iter().all(|table| table.record.partition == first);
@@ -288,9 +295,9 @@ fn plan_window(
             .halves()?
             .into_iter()
             .zip([&tables[..cut], &tables[cut..]])
-            .find_map(|(half, tables)| plan_window(version, options, half, tables));
+            .find_map(|(half, tables)| plan_window(version, options, half, tables, is_worth));
     }
-    if (tables.len() as u64) < 2 * made {
+    if (tables.len() as u64) < 2 * made || !is_worth(tables) {
         return None;
     }
     // Something longer that reaches out of the window stays as it is.

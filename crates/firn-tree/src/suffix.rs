@@ -207,6 +207,23 @@ impl Suffix {
             + self.lists.capacity()
     }
 
+    /// Calls `each` with every group, rising, each once.
+    pub(crate) fn for_each_group(&self, mut each: impl FnMut(GroupId)) {
+        let mut last = None;
+        let mut found = |group: GroupId| {
+            // A large one fills several blocks.
+            if last.replace(group) != Some(group) {
+                each(group);
+            }
+        };
+        for block in &self.blocks {
+            match self.groups_of(&block.sets).filter(|_| block.group_first != block.group_last) {
+                Some(groups) => groups.iter().for_each(|group| found(GroupId(group))),
+                None => found(block.group_first),
+            }
+        }
+    }
+
     /// The blocks that can hold `group`: neighbours, because chunks are sorted by group.
     pub(crate) fn blocks_of(&self, group: GroupId) -> std::ops::Range<usize> {
         let start = self.blocks.partition_point(|block| block.group_last < group);

@@ -20,6 +20,8 @@ pub(crate) struct Table {
     path: String,
     file: Mutex<Option<OpenFile>>,
     damaged: AtomicBool,
+    /// A longer partition would not make its chunks longer: that was looked at.
+    is_grown: AtomicBool,
     /// Its directory, while somebody holds it.
     suffix: Mutex<Weak<Suffix>>,
     /// What was learnt since its record was written: deletes up to this hide nothing in it.
@@ -40,6 +42,7 @@ impl Table {
             path,
             file: Mutex::new(None),
             damaged: AtomicBool::new(false),
+            is_grown: AtomicBool::new(false),
             suffix: Mutex::default(),
         }
     }
@@ -71,6 +74,16 @@ impl Table {
         self.may_hide(seq)
             && record.time_range.overlaps(tombstone.range())
             && tombstone.touches_groups(record.group_min, record.group_max)
+    }
+
+    /// Its chunks stay as they are in a longer partition, as far as this process looked.
+    pub(crate) fn is_grown(&self) -> bool {
+        self.is_grown.load(Ordering::Relaxed)
+    }
+
+    /// See [`Table::is_grown`].
+    pub(crate) fn set_grown(&self) {
+        self.is_grown.store(true, Ordering::Relaxed);
     }
 
     /// Whether some byte of it was found to be wrong. It is then left out of merges, so that its

@@ -385,6 +385,29 @@ fn partitions_of_slow_series_grow_once_more() {
     assert_eq!(longest_of(HOUR_MS, Some(300 * HOUR_MS)), (32, 32));
 }
 
+/// Series that live for an hour have 40 samples in any partition: they are not put again for nothing, and it is
+/// looked at once.
+#[test]
+fn partitions_of_series_that_come_and_go_do_not_grow_once_more() {
+    let mut world = World::new(1, TreeOptions::default());
+    let mut longer = 0;
+    for round in 0..25 {
+        let start = world.now();
+        world.advance(16 * HOUR_MS);
+        let groups = 1 + 10 * round..11 + 10 * round;
+        let hour = start..start + HOUR_MS;
+        world.flush(&regular(groups, 0..1, hour, 90_000, 0.5)).unwrap();
+        longer += world.settle().iter().filter(|kind| **kind == "merge_partitions").count();
+    }
+    world.check();
+    assert!(longer > 0, "some were looked at");
+    assert_eq!(world.tree.stats().traffic.partition_merge_write_bytes, 0);
+    let version = world.tree.version();
+    assert!(version.tables().all(|record| record.partition.len().as_ms() <= 16 * HOUR_MS));
+    drop(version);
+    assert!(world.settle().is_empty());
+}
+
 /// An overwrite that waits on the fast tier in one part of a window is older than a patch in another part.
 #[test]
 fn invariant_2_an_overwrite_that_waits_is_not_overtaken_by_a_merge_of_partitions() {
