@@ -69,7 +69,8 @@ impl Engine {
     /// Lists the slow tier. Holds back maintenance meanwhile; writes and queries go on.
     ///
     /// # Errors
-    /// `Unavailable` when a tier fails: then it is not known what is damaged; `Canceled`.
+    /// `Unavailable` when a tier fails: then it is not known what is damaged; `Canceled`; `Conflict` with `repairs` if the
+    /// slow tier is another server's: then nothing was done, here neither.
     pub fn check(
         &self,
         repairs: bool,
@@ -79,6 +80,7 @@ impl Engine {
         self.check_open()?;
         let _one_at_a_time = self.tree_lane.lock();
         if repairs {
+            self.check_slow_tier_is_ours()?;
             // Before, because a crash may come between.
             self.outdate_answers()?;
         }
@@ -126,6 +128,18 @@ impl Engine {
             self.outdate_answers()?;
         }
         Ok(report)
+    }
+
+    /// This folder may be that of a machine that was replaced: what lies on the slow tier is then not its to mend.
+    fn check_slow_tier_is_ours(&self) -> Result<()> {
+        match tier::read(&*self.env.bucket) {
+            Ok(Some(found)) if found.mark != self.tier.mark() => {
+                Err(Error::new(ErrorKind::Conflict, another_servers(&found)))
+            }
+            // Looked at again when it is its turn.
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => Ok(()),
+            found => found.map(|_| ()),
+        }
     }
 
     /// Answers of before a repair are not what evaluating says after it, and nobody can say which: all that were kept
@@ -190,6 +204,12 @@ impl Engine {
     fn check_slow_manifest(&self, repairs: bool, report: &mut CheckReport) -> Result<Vec<String>> {
         let mut orphans = self.tree.orphans(&self.env)?;
         match tier::read(&*self.env.bucket) {
+            // What it has is not what is here, and not to be compared with it.
+            Ok(Some(described)) if described.mark != self.tier.mark() => {
+                orphans.clear();
+                let error = Error::new(ErrorKind::Conflict, another_servers(&described));
+                report.findings.push(Finding { error, loss: None, is_repaired: false });
+            }
             Ok(Some(described)) => {
                 orphans.extend(described.orphans(&*self.env.bucket)?);
                 for (error, path) in tier::differing_segments(&self.env, &described)? {
@@ -217,13 +237,14 @@ impl Engine {
             }
             Ok(None) => {}
             Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => {
-                let is_repaired = repairs && !self.options.read_only;
-                if is_repaired {
-                    // Its epochs are lost with it: every segment is put under a new one.
-                    self.env.bucket.delete(&[tier::KEY.to_owned()])?;
-                    self.tier.forget_claim();
-                    while self.tend_slow_tier()? {}
-                }
+                let is_repaired = repairs && !self.options.read_only && self.put_manifest_anew()?;
+                let error = match repairs && !is_repaired {
+                    true => error.context(
+                        "nothing that is left of it shows that this folder's server put it, so it stays: if no other \
+                         server writes there, remove the object and repair again",
+                    ),
+                    false => error,
+                };
                 report.findings.push(Finding { error, loss: None, is_repaired });
             }
             Err(error) => return Err(error),
@@ -254,6 +275,14 @@ impl Engine {
         }
         Ok(true)
     }
+}
+
+fn another_servers(found: &tier::Described) -> String {
+    format!(
+        "the slow tier is another server's (epoch {}), which has taken it over from this folder's: nothing there was \
+         changed; check it from that server's folder, and this one with a --slow-tier of its own",
+        found.epoch
+    )
 }
 
 fn is_in(finding: &Finding, path: &str) -> bool {

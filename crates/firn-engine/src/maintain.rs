@@ -224,6 +224,9 @@ impl Engine {
     fn run_tree_job(&self, job: &Job) -> Result<()> {
         let edit = job.run(&self.env, &self.budget, &CancelToken::new())?;
         self.probe(Moment::JobRun);
+        if edit.is_empty() {
+            return Ok(());
+        }
         self.tree.check(&edit)?;
         self.commit_edit(Edit::default().with(Room::Tree, edit.encode()), || {
             let _view = self.view.write();

@@ -267,6 +267,12 @@ pub(crate) fn decode_object(file: &str, bytes: &[u8]) -> Result<Object> {
     })
 }
 
+/// The epochs that what is left of the two copies of an object still tells.
+pub(crate) fn epochs_in(bytes: &[u8]) -> Vec<u64> {
+    let starts = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(&MAGIC));
+    starts.filter_map(|at| Some(decode_header(&bytes[at..])?.1)).collect()
+}
+
 fn first_difference(found: &[u8], whole: &[u8]) -> Option<usize> {
     let same = found.iter().zip(whole).take_while(|(a, b)| a == b).count();
     (same < found.len().max(whole.len())).then_some(same)

@@ -27,7 +27,7 @@ use crate::planted::Planted;
 use crate::replayed::{ChangeTimes, ReplayedLog};
 use crate::sequence::Sequence;
 use crate::stats::Counters;
-use crate::tier::{self, TAG_SLOW, TAG_WRITER, Tier};
+use crate::tier::{self, TAG_CLAIM, TAG_SLOW, TAG_WRITER, Tier};
 use crate::{Engine, EngineOptions, replica, upkeep};
 
 const TAG_IDENTITY: u8 = 1;
@@ -367,7 +367,7 @@ impl State {
                     delete::read_part(tag, rest, &mut tombstones).ok_or_else(bad)??;
                 }
                 TAG_WRITER => mark = Some(tier::decode_writer(rest)?),
-                TAG_SLOW => {}
+                TAG_SLOW | TAG_CLAIM => {}
                 TAG_SEQUENCE => last = CommitSeq(decode_varint(&mut rest).ok_or_else(bad)?),
                 _ => return Err(bad()),
             }

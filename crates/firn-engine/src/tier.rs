@@ -34,6 +34,8 @@ pub(crate) const TAG_WRITER: u8 = 5;
 /// What only the slow tier's manifest says: `6, zigzag wall time in ms, varint count, varint epoch of each
 /// index segment`.
 pub(crate) const TAG_SLOW: u8 = 6;
+/// Which process claimed the slow tier, only there too: `7, a number that it drew (8 B)`. Copies of one folder have one mark.
+pub(crate) const TAG_CLAIM: u8 = 7;
 
 pub(crate) const KEY: &str = "manifest";
 const INDEX_FOLDER: &str = "index/";
@@ -79,6 +81,8 @@ struct Retry {
 /// What this process put there.
 struct Claim {
     epoch: u64,
+    /// No other process has it.
+    number: u64,
     /// Of the manifest that is there; `None` after a put whose answer was lost.
     version: Option<String>,
     looked_at_ms: Timestamp,
@@ -101,7 +105,9 @@ struct Told {
 #[derive(Clone)]
 pub(crate) struct Described {
     pub(crate) epoch: u64,
-    mark: u64,
+    pub(crate) mark: u64,
+    /// Of the process that claimed it.
+    claim: u64,
     pub(crate) version: String,
     pub(crate) written_ms: Timestamp,
     /// The whole state, as of a database without fast tier and log.
@@ -302,7 +308,9 @@ impl Engine {
         for (path, bytes) in &files {
             epochs.push(self.put_segment(claim, path, *bytes)?);
         }
-        let state = state.with(Room::Engine, encode_slow(now, &epochs));
+        let state = state
+            .with(Room::Engine, encode_claim(claim.number))
+            .with(Room::Engine, encode_slow(now, &epochs));
         self.put_manifest(claim, manifest::encode_object(claim.epoch, &state))?;
         claim.told = Some(told);
         self.tier.set_read(claim.epoch, slow.newest_ts);
@@ -365,6 +373,40 @@ impl Engine {
         }
     }
 
+    /// Puts a manifest anew of which neither copy is whole, if what is left of it shows that this folder's writer put it:
+    /// on the condition that it still lies there, and with everything in it. `false` if nothing shows that, or it is gone.
+    pub(crate) fn put_manifest_anew(&self) -> Result<bool> {
+        let bucket = &*self.env.bucket;
+        let info = bucket.head(KEY)?;
+        let request = RangeRequest { key: KEY.to_owned(), offset: 0, len: info.bytes };
+        let missing = || Err(Error::internal("a range has no answer"));
+        let left = bucket.get_ranges(&[request]).pop().unwrap_or_else(missing)?;
+        let ours = encode_writer(self.tier.mark);
+        if !left.windows(ours.len()).any(|part| part == ours) {
+            return Ok(false);
+        }
+        // Above every one that a name on the slow tier has: no segment is put over another.
+        let named = bucket.list(INDEX_FOLDER)?.into_iter().filter_map(|object| {
+            object.key.strip_suffix(".seg")?.rsplit_once('-')?.1.parse::<u64>().ok()
+        });
+        let known = manifest::epochs_in(&left).into_iter().chain([self.tier.epoch()]);
+        let epoch = named.chain(known).max().unwrap_or(0) + 1;
+        *self.tier.claim.lock() = Some(Claim {
+            epoch,
+            number: new_mark(),
+            version: Some(info.version),
+            looked_at_ms: i64::MIN,
+            told: None,
+            segments: BTreeMap::new(),
+            dead_segments: Vec::new(),
+        });
+        self.tier.epoch.store(epoch, Relaxed);
+        while self.tell_slow_tier()? {}
+        // The next claim finds what it does not name.
+        self.tier.forget_claim();
+        Ok(true)
+    }
+
     /// After a put whose end is not known.
     fn read_back(&self, claim: &mut Claim) -> Result<()> {
         let found = read(&*self.env.bucket)?.ok_or_else(|| {
@@ -373,7 +415,8 @@ impl Engine {
                  anew",
             )
         })?;
-        let is_ours = (found.epoch, found.mark) == (claim.epoch, self.tier.mark);
+        let is_ours =
+            (found.epoch, found.mark, found.claim) == (claim.epoch, self.tier.mark, claim.number);
         if !is_ours && !self.planted(Planted::FenceSkipped) {
             return Err(self.tier.fence(&found));
         }
@@ -418,7 +461,8 @@ impl Engine {
         claim_as(&*env.bucket, Some(found.clone()), mark, &found.state)?;
         let mut report = RestoreReport { written_ms: found.written_ms, ..RestoreReport::default() };
         fetch_segments(env, &found, &mut report)?;
-        let is_engine = |part: &[u8]| matches!(part.first(), Some(&TAG_WRITER | &TAG_SLOW));
+        let is_engine =
+            |part: &[u8]| matches!(part.first(), Some(&(TAG_WRITER | TAG_SLOW | TAG_CLAIM)));
         let state = found.state.without(Room::Engine, is_engine);
         let state = state.with(Room::Engine, encode_writer(mark));
         local.commit(&Edit::default(), || state)?;
@@ -553,13 +597,18 @@ fn claim_as(
             (PutMode::IfVersion(found.version), found.state, segments)
         }
     };
-    let is_writer = |part: &[u8]| part.first() == Some(&TAG_WRITER);
-    let state = state.without(Room::Engine, is_writer).with(Room::Engine, encode_writer(mark));
+    let is_writer = |part: &[u8]| matches!(part.first(), Some(&(TAG_WRITER | TAG_CLAIM)));
+    let number = new_mark();
+    let state = state
+        .without(Room::Engine, is_writer)
+        .with(Room::Engine, encode_writer(mark))
+        .with(Room::Engine, encode_claim(number));
     let put = manifest::encode_object(epoch, &state);
     let info = bucket.put(KEY, put.into(), mode)?;
     let version = Some(info.version);
     Ok(Claim {
         epoch,
+        number,
         version,
         looked_at_ms: i64::MIN,
         told: None,
@@ -617,10 +666,11 @@ impl Described {
     fn decode(bytes: &[u8], version: String) -> Result<Described> {
         let bad = |e: Error| Error::corrupt(KEY, 0, e.what());
         let Object { epoch, state, damaged_at } = manifest::decode_object(KEY, bytes)?;
-        let (mut mark, mut written_ms, mut segment_epochs) = (0, 0, Vec::new());
+        let (mut mark, mut claim, mut written_ms, mut segment_epochs) = (0, 0, 0, Vec::new());
         for part in state.parts(Room::Engine) {
             match part.split_first() {
                 Some((&TAG_WRITER, rest)) => mark = decode_writer(rest)?,
+                Some((&TAG_CLAIM, rest)) => claim = decode_writer(rest)?,
                 Some((&TAG_SLOW, mut rest)) => {
                     written_ms = take_zigzag(&mut rest, "time of the manifest").map_err(bad)?;
                     let count_max = rest.len();
@@ -633,7 +683,7 @@ impl Described {
                 _ => {}
             }
         }
-        Ok(Described { epoch, mark, version, written_ms, state, segment_epochs, damaged_at })
+        Ok(Described { epoch, mark, claim, version, written_ms, state, segment_epochs, damaged_at })
     }
 }
 
@@ -778,7 +828,13 @@ pub(crate) fn mark_in(part: &[u8]) -> Option<Result<u64>> {
     }
 }
 
-/// What stands behind the tag.
+fn encode_claim(number: u64) -> Vec<u8> {
+    let mut out = vec![TAG_CLAIM];
+    out.extend_from_slice(&number.to_le_bytes());
+    out
+}
+
+/// What stands behind the tag of a writer or a claim.
 pub(crate) fn decode_writer(rest: &[u8]) -> Result<u64> {
     let mark = rest.try_into().map_err(|_| Error::corrupt("manifest", 0, "the writer's mark"))?;
     Ok(u64::from_le_bytes(mark))
@@ -790,4 +846,27 @@ fn encode_slow(now: Timestamp, epochs: &[u64]) -> Vec<u8> {
     encode_varint(epochs.len() as u64, &mut out);
     epochs.iter().for_each(|&epoch| encode_varint(epoch, &mut out));
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use firn_sim::Sim;
+
+    use super::*;
+
+    /// Two servers with copies of one folder claim what one of them found: were their objects the same, a put whose answer
+    /// was lost would be taken for one's own by both.
+    #[test]
+    fn no_two_claims_are_the_same() {
+        let put = |sim: &Sim| {
+            claim_as(&sim.bucket, None, 7, &Edit::default()).expect("a claim");
+            let found = read(&sim.bucket).expect("readable").expect("there");
+            assert_eq!((found.epoch, found.mark), (1, 7));
+            claim_as(&sim.bucket, Some(found), 7, &Edit::default()).expect("a claim");
+            sim.bucket.bytes(KEY).expect("a manifest")
+        };
+        let [one, other] = [Sim::new(1), Sim::new(1)].map(|sim| put(&sim));
+        assert_eq!(one.len(), other.len());
+        assert_ne!(one, other);
+    }
 }

@@ -531,8 +531,10 @@ fn damage_one(
     let is_checked = is_checked.contains(&kind);
     assert!(is_named || !has_changed || !is_checked, "{path}: no word");
     told.named += u64::from(is_named);
-    if is_checked && is_named {
-        assert!(report.findings.iter().all(|finding| finding.is_repaired), "{report:?}");
+    let is_repaired = report.findings.iter().all(|finding| finding.is_repaired);
+    // Of a manifest that says nothing of its writer any more nobody knows whose it is.
+    assert!(is_repaired || !is_checked || kind == "slow manifest", "{report:?}");
+    if is_checked && is_named && is_repaired {
         let again = engine.check(false, &CancelToken::new(), &mut |_| ()).expect("a check");
         // What opening has fetched stays told as long as the database is open.
         let is_left = again.findings.iter().any(|finding| !finding.is_repaired);

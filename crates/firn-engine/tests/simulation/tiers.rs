@@ -10,7 +10,7 @@ use firn_engine::{
     ConvertOptions, Engine, EngineOptions, Lane, Planted, RecoveryProgress, Request,
 };
 use firn_env::{Env, PutMode};
-use firn_model::{ErrorKind, Labels, Matcher, RowBatch, Sample, TimeRange, Timestamp};
+use firn_model::{CancelToken, ErrorKind, Labels, Matcher, RowBatch, Sample, TimeRange, Timestamp};
 use firn_sim::{Operation, Oracle, Rng, Seen, Sim, SimDisk, for_seeds};
 
 const SEEDS: u64 = 300;
@@ -543,6 +543,60 @@ fn nothing_is_listed_but_at_the_start() {
     assert_eq!(lists, 2);
     assert!(stats.tree.levels[2].table_count > 5, "{:?}", stats.tree);
     assert!(stats.slow_tier.newest_ts > Some(place.now() - 5 * HOUR_MS), "{:?}", stats.slow_tier);
+}
+
+/// The folder of a machine that was replaced is checked and repaired: the slow tier is another's, whole or damaged, and stays
+/// as it is. Who it belongs to repairs it.
+#[test]
+fn a_replaced_machines_repair_changes_nothing_on_the_slow_tier() {
+    let mut place = Place::new(9, None);
+    place.open_writer().expect("opens");
+    let live = |place: &mut Place| {
+        (0..9).for_each(|_| place.write().expect("a write"));
+        place.settle().expect("settles");
+    };
+    live(&mut place);
+    let disk = SimDisk::new(place.sim.faults.clone());
+    let mut old = std::mem::replace(&mut place.writer, Machine { disk, engine: None });
+    old.engine = None;
+    Engine::restore(&place.env(&place.writer.disk)).expect("restores");
+    place.open_writer().expect("opens");
+    live(&mut place);
+    let objects = |place: &Place| -> Vec<(String, Arc<[u8]>)> {
+        let keys = place.sim.bucket.keys().into_iter();
+        keys.map(|key| (key.clone(), place.sim.bucket.bytes(&key).expect("there"))).collect()
+    };
+    let before = objects(&place);
+    let check = |engine: &Engine, repairs| engine.check(repairs, &CancelToken::new(), &mut |_| ());
+
+    let engine = place.open(&old.disk, false).expect("opens");
+    let error = check(&engine, true).expect_err("another server's");
+    assert_eq!(error.kind(), &ErrorKind::Conflict, "{error}");
+    let report = check(&engine, false).expect("a check");
+    assert!(report.orphans.is_empty(), "{report:?}");
+    let told = |report: &firn_engine::CheckReport, words: &str| {
+        report.findings.iter().any(|one| !one.is_repaired && one.error.to_string().contains(words))
+    };
+    assert!(told(&report, "another server's"), "{report:?}");
+    assert!(objects(&place) == before, "it changed something");
+
+    // Now nobody can read it, but it still says who wrote it.
+    let ruin = |bytes: &mut Vec<u8>| {
+        let half = bytes.len() / 2;
+        [half - 1, 2 * half - 1].iter().for_each(|&at| bytes[at] ^= 1);
+    };
+    place.sim.bucket.damage("manifest", ruin).expect("a manifest");
+    let before = objects(&place);
+    let report = check(&engine, true).expect("a check");
+    assert!(told(&report, "remove the object"), "{report:?}");
+    assert!(objects(&place) == before, "it changed something");
+    drop(engine);
+    let report = check(&place.engine(), true).expect("a check");
+    assert!(report.findings.iter().all(|finding| finding.is_repaired), "{report:?}");
+    assert!(check(&place.engine(), false).expect("a check").findings.is_empty());
+    place.settle().expect("settles");
+    place.verify().expect("everything is there");
+    place.check_elsewhere().expect("for others too");
 }
 
 /// Both copies of the slow tier's manifest are needed only when one is damaged.
