@@ -194,6 +194,8 @@ fn every_fault_hits_every_kind_of_job() {
             }
         }
     });
+    // Which of the three it is is drawn for every sector and name that was not synced.
+    println!("power lost: what was not synced is lost, torn or there");
     println!("{:18} {:>15}  times", "job", "fault");
     for ((job, fault), count) in &*table.borrow() {
         println!("{job:18} {fault:>15}  {count}");
