@@ -93,7 +93,7 @@ pub(crate) fn options(config: &Config) -> Options {
         hot_bytes_max: config.memory_bytes_max / 8,
         pinned_bytes_max: config.memory_bytes_max / 8,
         shard_count: config.shard_count,
-        stream_count: config.stream_count,
+        stream_count: Some(config.stream_count),
         log_sync: match config.log_sync {
             LogSync::Always => SyncPolicy::Always,
             LogSync::IntervalMs(ms) => SyncPolicy::IntervalMs(ms),
