@@ -72,7 +72,11 @@ impl Registers {
         let options = EngineOptions {
             shard_count: 4,
             stream_count: Some(1 + seed as usize % 3),
-            convert: ConvertOptions { arena_bytes_max: 256, ..ConvertOptions::default() },
+            convert: ConvertOptions {
+                arena_bytes_max: 256,
+                sparse_arena_times: 4,
+                ..ConvertOptions::default()
+            },
             log_segment_bytes: 64 << 10,
             planted,
             ..EngineOptions::default()

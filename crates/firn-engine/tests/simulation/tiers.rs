@@ -53,7 +53,11 @@ fn options(planted: Option<Planted>, read_only: bool) -> EngineOptions {
         stream_count: Some(2),
         log_segment_bytes: 8 << 10,
         log_bytes_max: 64 << 10,
-        convert: ConvertOptions { arena_bytes_max: 256, ..ConvertOptions::default() },
+        convert: ConvertOptions {
+            arena_bytes_max: 256,
+            sparse_arena_times: 4,
+            ..ConvertOptions::default()
+        },
         hot_bytes_max: 0,
         read_only,
         tree: firn_tree::TreeOptions {
