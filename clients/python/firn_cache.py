@@ -21,6 +21,7 @@ _GETS_MAX = 16
 _LINE_BYTES_MAX = 64 << 10
 _MASK = (1 << 64) - 1
 _PART_BYTES_MAX = 512 << 10
+_MEASURED_EVERY = 16
 
 
 class CacheError(Exception):
@@ -127,15 +128,17 @@ class Client:
         """All points of a range: those that the cache has, and those that `query(start, end)` returns.
 
         Parts are taken from the cache from the size on at which that pays, measured as it goes."""
-        key, least = key_of(statement), " %d" % self._break_even.bytes_min()
+        key, least = key_of(statement), " %d" % self._break_even.least()
         begun = time.monotonic()
         try:
             points, missing, absent = self._get_many([(key, start, end, field)], least)[0]
         except CacheError:
             return query(start, end)
+        asked = time.monotonic()
+        if points:
+            self._break_even.looked(asked - begun)
         if missing is None:
             return points
-        asked = time.monotonic()
         new = query(*missing)
         took_s = time.monotonic() - asked
         try:
@@ -146,8 +149,6 @@ class Client:
                 self._break_even.computed(set_bytes, took_s)
         except CacheError:
             pass
-        if points:
-            self._break_even.gave_part(asked - begun)
         before = [point for point in points if point[0] < missing[0]]
         return before + new + [point for point in points if point[0] > missing[1]]
 
@@ -203,25 +204,31 @@ class BreakEven:
 
     def __init__(self):
         self._sums = [0.0] * 5
-        self._part_s = 0.0
+        self._look_s = 1e-4
+        self._asked = 0
 
     def computed(self, byte_count, took_s):
         """The database took so long for an answer of so many bytes."""
         x, y = float(byte_count), took_s
         self._sums = [0.98 * old + new for old, new in zip(self._sums, (1.0, x, y, x * x, x * y))]
 
-    def gave_part(self, took_s):
-        """The cache took so long to give a part."""
-        self._part_s = 0.9 * self._part_s + 0.1 * took_s if self._part_s else took_s
+    def looked(self, took_s):
+        """The cache took so long to give a part, or all; one slow look is a busy machine."""
+        self._look_s = 0.9 * self._look_s + 0.1 * min(took_s, 10.0 * self._look_s)
+
+    def least(self):
+        """The smallest part to take now: bytes_min, and now and then 0, so that it goes on being measured."""
+        self._asked += 1
+        return 0 if self._asked % _MEASURED_EVERY == 1 else self.bytes_min()
 
     def bytes_min(self):
         """0, every part, until enough is measured; 512 KiB at most."""
         count, x, y, xx, xy = self._sums
         spread = count * xx - x * x
         slope = (count * xy - x * y) / spread if spread > 0.0 else 0.0
-        if count < 8.0 or slope <= 0.0:
+        if count < 8.0 or slope <= 0.0 or spread <= 1e-6 * count * xx:
             return 0
-        return min(int(self._part_s / slope), _PART_BYTES_MAX)
+        return min(int(self._look_s / slope), _PART_BYTES_MAX)
 
 
 def _checked(key):

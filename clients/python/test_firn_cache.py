@@ -39,15 +39,22 @@ class Parts(unittest.TestCase):
     def test_the_break_even_is_what_a_look_costs_in_bytes_of_the_database(self):
         even = BreakEven()
         self.assertEqual(even.bytes_min(), 0)
-        even.gave_part(0.001)
+        for _ in range(200):
+            even.looked(0.001)
         for number in range(100):
             byte_count = 1000 * (number % 10)
             even.computed(byte_count, 0.05 + byte_count * 1e-6)
         # A millisecond for what costs a microsecond a byte.
         self.assertAlmostEqual(even.bytes_min(), 1000, delta=5)
-        for _ in range(1000):
-            even.gave_part(10.0)
+        even.looked(10.0)
+        self.assertLess(even.bytes_min(), 2000, "one slow look says little")
+        for _ in range(200):
+            even.looked(10.0)
         self.assertEqual(even.bytes_min(), 512 << 10)
+        self.assertEqual([even.least() for _ in range(32)].count(0), 2)
+        for _ in range(200):
+            even.looked(0.001)
+        self.assertAlmostEqual(even.bytes_min(), 1000, delta=5)
         for number in range(1000):
             even.computed(1000 * (number % 10), 0.05 - number % 10)
         self.assertEqual(even.bytes_min(), 0, "long answers that cost less say nothing about bytes")

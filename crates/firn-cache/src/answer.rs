@@ -42,7 +42,8 @@ pub struct AnswerSeries {
 }
 
 impl Answer {
-    pub(crate) fn has_only_floats(&self) -> bool {
+    /// Whether there is no histogram in it.
+    pub fn has_only_floats(&self) -> bool {
         self.series.iter().all(|series| series.histograms.is_empty())
     }
 }

@@ -1,5 +1,6 @@
 //! From how many bytes on a part is worth having, measured for the backend that computes the rest.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -10,25 +11,42 @@ const BYTES_MAX: u64 = 512 << 10;
 const FADING: f64 = 0.98;
 /// Before so many nothing is said.
 const COUNT_MIN: f64 = 8.0;
+/// Sizes that differ by less of their sum of squares than this are one size, and rounding.
+const SPREAD_MIN: f64 = 1e-6;
+/// What a look takes before one was measured: a read from flash.
+const LOOK_NS: f64 = 100_000.0;
+/// One that takes longer than so many usual ones says that the machine was busy.
+const LOOKS_MAX: f64 = 10.0;
+/// Of so many questions one takes every part: what a look takes is measured on whatever came out.
+const MEASURED_EVERY: u64 = 16;
 
 /// The break-even of one backend (TSCache 3.3).
 ///
 /// A part saves the backend its bytes and costs a look into the cache. What a byte costs the backend is the slope of the line
 /// through its answers' sizes and times; how long it takes to answer anything at all is paid with a part or without.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct BreakEven {
     sums: Mutex<Sums>,
+    asked: AtomicU64,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Sums {
     count: f64,
     bytes: f64,
     ns: f64,
     bytes_squared: f64,
     bytes_ns: f64,
-    /// What a look takes that finds a part.
-    part_ns: f64,
+    /// What a look takes that finds something.
+    look_ns: f64,
+}
+
+impl Default for BreakEven {
+    fn default() -> BreakEven {
+        let (count, bytes, ns, bytes_squared, bytes_ns) = (0.0, 0.0, 0.0, 0.0, 0.0);
+        let sums = Sums { count, bytes, ns, bytes_squared, bytes_ns, look_ns: LOOK_NS };
+        BreakEven { sums: Mutex::new(sums), asked: AtomicU64::new(0) }
+    }
 }
 
 impl BreakEven {
@@ -47,11 +65,17 @@ impl BreakEven {
         };
     }
 
-    /// The cache took so long to find a part.
-    pub fn gave_part(&self, took: Duration) {
-        let ns = took.as_nanos() as f64;
+    /// The cache took so long to find a part, or all.
+    pub fn looked(&self, took: Duration) {
         let mut sums = self.sums.lock();
-        sums.part_ns = if sums.part_ns == 0.0 { ns } else { 0.9 * sums.part_ns + 0.1 * ns };
+        let ns = (took.as_nanos() as f64).min(LOOKS_MAX * sums.look_ns);
+        sums.look_ns = 0.9 * sums.look_ns + 0.1 * ns;
+    }
+
+    /// The smallest part to take for a question: [`BreakEven::bytes_min`], and now and then 0, so that it goes on being measured.
+    pub fn least(&self) -> u64 {
+        let number = self.asked.fetch_add(1, Ordering::Relaxed);
+        if number.is_multiple_of(MEASURED_EVERY) { 0 } else { self.bytes_min() }
     }
 
     /// Parts of fewer bytes cost more than they save. 0 until enough is measured, and where long answers take no longer than
@@ -60,8 +84,9 @@ impl BreakEven {
         let sums = *self.sums.lock();
         let spread = sums.count * sums.bytes_squared - sums.bytes * sums.bytes;
         let slope = (sums.count * sums.bytes_ns - sums.bytes * sums.ns) / spread;
-        let is_known = sums.count >= COUNT_MIN && spread > 0.0 && slope > 0.0;
-        if is_known { ((sums.part_ns / slope) as u64).min(BYTES_MAX) } else { 0 }
+        let differ = spread > SPREAD_MIN * sums.count * sums.bytes_squared;
+        let is_known = sums.count >= COUNT_MIN && differ && slope > 0.0;
+        if is_known { ((sums.look_ns / slope) as u64).min(BYTES_MAX) } else { 0 }
     }
 }
 
@@ -73,7 +98,7 @@ mod tests {
     fn it_is_what_a_look_costs_in_bytes_of_the_backend() {
         let even = BreakEven::default();
         assert_eq!(even.bytes_min(), 0);
-        even.gave_part(Duration::from_micros(100));
+        even.looked(Duration::from_micros(100));
         let answers = |ns_per_byte: u64| {
             for n in 0..500 {
                 let bytes = 1_000 * (n % 10);
@@ -85,13 +110,27 @@ mod tests {
         // Another backend, or a busier one.
         answers(200);
         assert!((490..=510).contains(&even.bytes_min()), "{}", even.bytes_min());
+        // One slow look says little, many say much, and what they said is not for ever.
+        even.looked(Duration::from_secs(9));
+        assert!(even.bytes_min() < 1_100, "{}", even.bytes_min());
         for _ in 0..200 {
-            even.gave_part(Duration::from_secs(9));
+            even.looked(Duration::from_secs(9));
         }
         assert_eq!(even.bytes_min(), BYTES_MAX);
+        let taken: Vec<u64> = (0..32).map(|_| even.least()).collect();
+        assert_eq!(taken.iter().filter(|&&least| least == 0).count(), 2, "{taken:?}");
+        for _ in 0..200 {
+            even.looked(Duration::from_micros(100));
+        }
+        assert!((490..=510).contains(&even.bytes_min()), "{}", even.bytes_min());
         for n in 0..500 {
             even.computed(1_000 * (n % 10), Duration::from_millis(20 - n % 10));
         }
         assert_eq!(even.bytes_min(), 0, "long answers that take less say nothing about bytes");
+        let even = BreakEven::default();
+        for n in 0..500 {
+            even.computed(123_456_789, Duration::from_nanos(5_000_000 + n % 7));
+        }
+        assert_eq!(even.bytes_min(), 0, "answers of one size say nothing about bytes");
     }
 }

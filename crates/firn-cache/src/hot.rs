@@ -146,8 +146,9 @@ impl HotAnswers {
         while self.bytes > target && self.remove_oldest() {}
     }
 
+    /// Lets all go. Uses are counted on: who reads for a key now must not be taken for one who comes later.
     pub(crate) fn clear(&mut self) {
-        *self = HotAnswers::new(self.bytes_max);
+        (self.answers, self.uses, self.bytes) = (HashMap::new(), BTreeMap::new(), 0);
     }
 
     /// What they hold, about.
@@ -409,6 +410,22 @@ mod tests {
             }
         }
         assert!(given > 5_000, "{given}");
+    }
+
+    #[test]
+    fn what_was_read_before_all_was_let_go_is_not_kept() {
+        let key: Arc<[u8]> = Arc::from(&b"k"[..]);
+        let mut hot = HotAnswers::new(1 << 16);
+        let range = TimeRange::new(0, 9);
+        let before = hot.expect(&key, range, CommitSeq(1)).unwrap();
+        hot.clear();
+        // A change comes, and somebody who knows of it.
+        let after = hot.expect(&key, range, CommitSeq(2)).unwrap();
+        hot.keep(&key, before, range, computed(range, 1.0));
+        assert!(hot.get(&key, range, CommitSeq(2)).is_none(), "what was read before the change");
+        hot.keep(&key, after, range, computed(range, 2.0));
+        let (_, answer) = hot.get(&key, range, CommitSeq(2)).unwrap();
+        assert_eq!(*answer, computed(range, 2.0));
     }
 
     #[test]

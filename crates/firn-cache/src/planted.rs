@@ -29,6 +29,8 @@ pub enum Planted {
     InvalidationOff,
     /// A change reaches the slabs, and not the answers that are in memory as they are given.
     HotNotTrimmed,
+    /// An answer is kept although all answers were given up meanwhile.
+    FillOutlivesClear,
     /// An answer is kept without looking at what changed since its snapshot.
     FillNotTrimmed,
     /// What changes between the look at what has changed and the keeping is missed.

@@ -37,6 +37,8 @@ use crate::store::{Ask, Fill, Recovered, Store, StoreOptions, StoreStats};
 const FIELD: u64 = 0;
 /// A fill that changes cut into more pieces keeps the newest of them.
 const PIECES_MAX: usize = 16;
+/// An answer of more bytes in slabs is computed: nobody has looked yet what its query may hold.
+const FOUND_BYTES_MAX: u64 = 64 << 20;
 /// Steps that a series of a found answer has room for behind its own, at most.
 const STEPS_AHEAD_MAX: usize = 1_024;
 
@@ -93,6 +95,7 @@ pub struct Question<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Session {
     defined_count: u64,
+    clear_count: u64,
 }
 
 /// What the cache knows of an answer.
@@ -146,6 +149,8 @@ struct State {
     selectors: Selectors,
     hot: HotAnswers,
     shares: Shares,
+    /// How often all answers were given up.
+    clear_count: u64,
     memory: Reservation,
     stats: ResultStats,
 }
@@ -192,7 +197,7 @@ impl ResultCache {
         let memory = budget.empty(Pool::Cache);
         let (hot, stats) = (HotAnswers::new(options.hot_bytes_max), ResultStats::default());
         let shares = Shares::default();
-        let state = State { recent, selectors, hot, shares, memory, stats };
+        let state = State { recent, selectors, hot, shares, clear_count: 0, memory, stats };
         let cache = ResultCache { store, options, state: Mutex::new(state) };
         if !cache.state.lock().settle() {
             cache.clear();
@@ -245,7 +250,8 @@ impl ResultCache {
     /// A query begins. Call it before its snapshot is taken: what is defined from now on is looked at when the
     /// answer is filled in.
     pub fn begin(&self) -> Session {
-        Session { defined_count: self.state.lock().recent.defined_count() }
+        let state = self.state.lock();
+        Session { defined_count: state.recent.defined_count(), clear_count: state.clear_count }
     }
 
     /// What is known of the answer that a snapshot with `number` has.
@@ -271,7 +277,7 @@ impl ResultCache {
             range,
             number,
             partial_bytes_min: 0,
-            bytes_max: u64::MAX,
+            bytes_max: FOUND_BYTES_MAX,
         };
         let found = match self.recall(&ask, grid) {
             Some(found) => found,
@@ -354,6 +360,14 @@ impl ResultCache {
         }
     }
 
+    /// A part turned out to be none that can be kept, or given to an evaluation: it is not shared again.
+    pub fn give_up_part(&self, part: &Question<'_>) {
+        if let Some((grid, _)) = part.steps() {
+            let key = encode_key(part.expression, grid, part.lookback_ms);
+            self.state.lock().shares.give_up(&key);
+        }
+    }
+
     /// Whether several expressions have this part, so that its answer is worth keeping by itself.
     pub fn is_shared(&self, part: &Question<'_>) -> bool {
         part.steps().is_some_and(|(grid, _)| {
@@ -391,11 +405,14 @@ impl ResultCache {
         let encoded = encode_steps(answer, grid.iter(steps), last_head.as_ref());
         let note = encode_note(question.dependencies);
         let mut state = self.state.lock();
+        // What all answers were given up for may be in this one too.
+        let is_outlived =
+            session.clear_count != state.clear_count && !self.planted(Planted::FillOutlivesClear);
         let pieces = match encoded {
-            Some(_) => {
+            Some(_) if !is_outlived => {
                 state.admit(session, question.dependencies, number, groups, steps, &self.options)
             }
-            None => None,
+            _ => None,
         };
         let (Some((pieces, groups)), Some(encoded)) = (pieces, encoded) else {
             state.stats.fills_refused += 1;
@@ -475,6 +492,7 @@ impl ResultCache {
     pub fn clear(&self) {
         let mut state = self.state.lock();
         self.store.clear();
+        state.clear_count += 1;
         state.hot.clear();
         state.selectors = Selectors::default();
         state.settle();
@@ -624,8 +642,10 @@ impl State {
     }
 
     fn reserve(&mut self) -> bool {
-        let held =
-            self.selectors.heap_bytes() + self.recent.heap_bytes() as u64 + self.hot.heap_bytes();
+        let held = self.selectors.heap_bytes()
+            + self.recent.heap_bytes() as u64
+            + self.hot.heap_bytes()
+            + self.shares.heap_bytes();
         let reserved = self.memory.bytes();
         if held <= reserved {
             self.memory.shrink(reserved - held);

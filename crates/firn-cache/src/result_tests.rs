@@ -594,6 +594,34 @@ fn what_is_of_a_lost_past_is_gone_for_good() {
     }
 }
 
+/// A repair gives up all answers: one that was computed before it and comes to be kept after it is not.
+#[test]
+fn what_was_computed_before_all_was_given_up_is_not_kept() {
+    for planted in [None, Some(Planted::FillOutlivesClear)] {
+        let expression = &expressions()[0];
+        let question = Question {
+            expression: expression.text,
+            start: 0,
+            end: 900,
+            step_ms: 10,
+            lookback_ms: LOOKBACK_MS,
+            dependencies: &expression.dependencies,
+        };
+        let recovered = Recovered { replays_after: CommitSeq(0), through: CommitSeq(0) };
+        let (disk, budget) = (Sim::new(1).env().disk, Budget::new(4 << 20));
+        let cache = ResultCache::open(disk, "cache", &budget, options(planted), Some(recovered));
+        let cache = cache.unwrap();
+        let fill = |session| {
+            let groups = [Some(vec![GroupId(1)])];
+            cache.fill(&session, &question, CommitSeq(1), &groups, &Answer::default())
+        };
+        let before = cache.begin();
+        cache.clear();
+        assert_eq!(fill(before), planted.is_some());
+        assert!(fill(cache.begin()));
+    }
+}
+
 impl World {
     /// Queries and changes, and the background work between them.
     fn go_on(&mut self, steps: usize) {

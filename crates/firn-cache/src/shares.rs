@@ -5,29 +5,53 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Parts that are remembered; with more of them, all are met anew.
 const PARTS_MAX: usize = 4_096;
+const PART_BYTES: u64 = 48;
 
-/// Who asked for which part.
+/// Who asked for which part, by the hash of its key. Two parts of one hash cost a needless look, no truth.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
-    /// By the hash of a part's key: the hash of the expression that had it first, and whether another one has it too. Two
-    /// parts of one hash cost a needless look, no truth.
-    parts: HashMap<u64, (u64, bool)>,
+    parts: HashMap<u64, Part>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// Of one expression, by its hash.
+    Of(u64),
+    Shared,
+    /// Its answer cannot be kept or given.
+    Unfit,
 }
 
 impl Shares {
     /// An expression has a part that is dear to compute.
     pub(crate) fn note(&mut self, part: &[u8], expression: &str) {
-        if self.parts.len() >= PARTS_MAX {
-            self.parts.clear();
-        }
         let by = hash(expression.as_bytes());
-        let (first, is_shared) = self.parts.entry(hash(part)).or_insert((by, false));
-        *is_shared |= *first != by;
+        let known = self.entry(part, Part::Of(by));
+        if matches!(known, Part::Of(first) if *first != by) {
+            *known = Part::Shared;
+        }
+    }
+
+    /// A part is not shared, whoever has it.
+    pub(crate) fn give_up(&mut self, part: &[u8]) {
+        *self.entry(part, Part::Unfit) = Part::Unfit;
     }
 
     /// Whether several expressions have a part.
     pub(crate) fn is_shared(&self, part: &[u8]) -> bool {
-        self.parts.get(&hash(part)).is_some_and(|part| part.1)
+        self.parts.get(&hash(part)) == Some(&Part::Shared)
+    }
+
+    /// What they hold, about.
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        self.parts.len() as u64 * PART_BYTES
+    }
+
+    fn entry(&mut self, part: &[u8], new: Part) -> &mut Part {
+        if self.parts.len() >= PARTS_MAX {
+            self.parts.clear();
+        }
+        self.parts.entry(hash(part)).or_insert(new)
     }
 }
 
@@ -49,6 +73,9 @@ mod tests {
         assert!(!shares.is_shared(b"sum(a)") && !shares.is_shared(b"sum(b)"));
         shares.note(b"sum(a)", "sum(a)");
         assert!(shares.is_shared(b"sum(a)") && !shares.is_shared(b"sum(b)"));
+        shares.give_up(b"sum(a)");
+        shares.note(b"sum(a)", "sum(a) / sum(c)");
+        assert!(!shares.is_shared(b"sum(a)"), "it cannot be given");
         for n in 0..2 * PARTS_MAX as u32 {
             shares.note(&n.to_be_bytes(), "x");
         }

@@ -290,15 +290,14 @@ impl Engine {
     /// Those of [`Engine::flush`]; the engine is closed all the same and nothing is lost.
     pub fn close(&self, flush: bool) -> Result<()> {
         let flushed = if flush && self.is_open() { self.flush() } else { Ok(()) };
-        let synced = match self.is_open() && self.log_started.load(Ordering::Acquire) {
+        if self.is_open() && self.log_started.load(Ordering::Acquire) {
             // With a relaxed `log_sync` something may still wait for its sync.
-            true => self.log.sync(),
-            false => Ok(()),
-        };
+            self.log.sync()?;
+        }
         self.tree.close();
         self.closed.store(true, Ordering::Release);
         self.wake_maintenance();
-        flushed.and(synced)
+        flushed
     }
 
     /// Whether [`Engine::close`] was not called yet.

@@ -254,12 +254,10 @@ impl Engine {
         if row_count == 0 && self.deletes.unflushed().is_empty() {
             return false;
         }
-        let (now, log) = (self.env.clock.now_ms(), self.log.stats());
+        let now = self.env.clock.now_ms();
         self.flush_asked.load(Relaxed)
             || unflushed_bytes > self.options.head_bytes_max
-            || log.bytes > self.options.log_bytes_max
-            // Tables must have what the log cannot make durable any more.
-            || log.has_lost
+            || self.log.stats().bytes > self.options.log_bytes_max
             || now.saturating_sub(self.flushed_at_ms.load(Relaxed)) > self.options.flush_age_ms_max
     }
 
@@ -490,8 +488,6 @@ impl Engine {
     }
 
     pub(crate) fn wake_maintenance(&self) {
-        // Who has looked and does not sleep yet would sleep through it.
-        let _asleep = self.asleep.lock();
         self.wake.notify_all();
     }
 
@@ -500,12 +496,11 @@ impl Engine {
     pub fn run_lane(&self, lane: Lane) {
         let mut retry_ms = RETRY_MS;
         while self.is_open() {
-            let done = self.step(lane);
-            if done.is_ok() {
-                retry_ms = RETRY_MS;
-            }
-            let wait_ms = match done {
-                Ok(Some(_)) => continue,
+            let wait_ms = match self.step(lane) {
+                Ok(Some(_)) => {
+                    retry_ms = RETRY_MS;
+                    continue;
+                }
                 Ok(None) => match (lane, self.options.log_sync) {
                     (Lane::Log, SyncPolicy::IntervalMs(interval_ms)) => interval_ms,
                     _ => IDLE_MS,

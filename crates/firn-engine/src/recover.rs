@@ -43,7 +43,7 @@ pub(crate) struct Identity {
 /// How far a recovery is; for a page that people watch while they wait.
 #[derive(Debug, Default)]
 pub struct RecoveryProgress {
-    /// Log bytes to read; those of the stream with the deletes count twice, because they are looked for first.
+    /// Log bytes to read.
     pub bytes_total: AtomicU64,
     /// Log bytes read.
     pub bytes_done: AtomicU64,
@@ -97,35 +97,26 @@ impl Engine {
         options: EngineOptions,
         progress: &RecoveryProgress,
     ) -> Result<Arc<Engine>> {
-        let (wanted, read_only) = (options.stream_count, options.read_only);
+        let (stream_count, read_only) = (options.stream_count as u64, options.read_only);
         let engine = Engine::open_as_made(lost, env.clone(), options.clone(), progress)?;
-        let found = engine.identity.stream_count;
-        let Some(stream_count) = wanted.filter(|&wanted| wanted as u64 != found && !read_only)
-        else {
-            return Ok(engine.share());
-        };
-        // Full, or failing: it answers as it is, and the next start tries again.
-        let keeps = |why: Error| tracing::error!("the log keeps its number of streams: {why}");
-        if !engine.planted(Planted::StreamsChangedUnflushed)
-            && let Err(e) = engine.flush()
-        {
-            keeps(e);
+        if engine.identity.stream_count == stream_count || read_only {
             return Ok(engine.share());
         }
-        if let Err(e) = engine.change_stream_count(stream_count as u64) {
-            // The record may be whole in one copy, and then the next start passes over all that is logged from here on. A
-            // new manifest file, which follows a failed record, says that nothing has changed.
-            engine.commit_edit(Edit::default(), || Ok(())).map_err(|e| {
-                e.context("it is not known how many streams the log has; start again")
-            })?;
-            keeps(e);
-            return Ok(engine.share());
+        match engine.change_stream_count(stream_count) {
+            Ok(()) => {
+                let recovery = engine.recovery.clone();
+                drop(engine);
+                let lost = &LostFiles::default();
+                let engine = Engine::open_as_made(lost, env, options, progress)?;
+                Ok(Engine { recovery, ..engine }.share())
+            }
+            // Full, or failing: it answers as it is, and the next start tries again.
+            Err(e) if e.is_retriable() => {
+                tracing::error!("the log keeps its number of streams: {e}");
+                Ok(engine.share())
+            }
+            Err(e) => Err(e),
         }
-        let recovery = engine.recovery.clone();
-        drop(engine);
-        let lost = &LostFiles::default();
-        let engine = Engine::open_as_made(lost, env, options, progress)?;
-        Ok(Engine { recovery, ..engine }.share())
     }
 
     /// Opens it with the number of streams that it has.
@@ -207,7 +198,6 @@ impl Engine {
             takes_transactions_last: options.planted == Some(Planted::TransactionReplayedLast),
             takes_removed: options.planted == Some(Planted::RemovedSeriesReplayed),
             held: Held::default(),
-            converting: AtomicUsize::new(0),
         };
         let Recovered { tombstones, last, mut report, changes: times } =
             replay.run(state.tombstones, state.last, options.recovery_threads)?;
@@ -308,13 +298,13 @@ impl Engine {
         }
     }
 
-    /// The checkpoint at which another number of streams takes effect: all that the log has is in tables, and
+    /// The checkpoint at which another number of streams takes effect: all that the log has goes to tables, and
     /// one manifest record names the new number and floors that no segment of before reaches. Nobody writes
     /// meanwhile; afterwards the database is opened anew.
-    ///
-    /// # Errors
-    /// Then it is not known which number a start will find.
     fn change_stream_count(&self, stream_count: u64) -> Result<()> {
+        if !self.planted(Planted::StreamsChangedUnflushed) {
+            self.flush()?;
+        }
         let identity = Identity { stream_count, ..self.identity };
         let floors = vec![self.log.ceiling()?; stream_count as usize];
         let cut = LogCut { floors, told: self.sequence.last() };
@@ -384,7 +374,7 @@ impl State {
         }
         let identity = identity.unwrap_or(Identity {
             shard_count: options.shard_count as u64,
-            stream_count: options.stream_count.unwrap_or(1) as u64,
+            stream_count: options.stream_count as u64,
         });
         let stream_count = identity.stream_count as usize;
         let cut = match parts(found, Room::Log).last() {
@@ -470,8 +460,6 @@ struct Replay<'a> {
     takes_removed: bool,
     /// Bytes of transactions' rows that were read and are not in the head yet.
     held: Held,
-    /// Threads that make columns of rows.
-    converting: AtomicUsize,
 }
 
 /// How much there is of something, and the most there was.
@@ -507,30 +495,12 @@ struct Controls {
 /// rows have come to them: some 50 bytes here, less than what a transaction's arena took when it was written.
 type Borders = BTreeMap<CommitSeq, Option<Stored>>;
 
-/// Where the reading of a stream is.
-#[derive(Default)]
-struct Pace {
-    /// Of the last entry.
-    position: Option<LogPosition>,
-    /// What was read since it was told how far it is.
-    untold_bytes: u64,
-}
+/// A stream that is being read, until this is dropped.
+struct Reading<'a>(&'a AtomicUsize);
 
-/// What became of looking whether rows take too much memory.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Relief {
-    NotNeeded,
-    /// All that could be made columns of is in work.
-    Nothing,
-    Done,
-}
-
-/// Counts down when it is dropped, also by a failure: nobody waits then for what will not come.
-struct Left<'a>(&'a AtomicUsize);
-
-impl Drop for Left<'_> {
+impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -543,7 +513,9 @@ struct StreamReplay<'a> {
     /// The largest group that rows behind a hole were seen of, per shard.
     seen_behind_hole: BTreeMap<ShardId, GroupId>,
     is_behind_hole: bool,
-    pace: Pace,
+    /// Of the last entry.
+    position: Option<LogPosition>,
+    unlooked_bytes: u64,
     /// Bytes of transactions since anybody looked at the head's size.
     unlooked_transaction_bytes: u64,
     /// Rows of one transaction.
@@ -564,14 +536,10 @@ impl Replay<'_> {
         thread_count: usize,
     ) -> Result<Recovered> {
         let bytes_total = self.log.replay_bytes(self.floors);
-        // The stream with the deletes is read twice.
-        let searched = usize::from(self.log.stream_of(ShardId(0)).0);
-        let others = |(idx, floor)| if idx == searched { floor } else { LogPosition(u64::MAX) };
-        let floors: Vec<LogPosition> =
-            self.floors.iter().copied().enumerate().map(others).collect();
-        let searched_bytes = self.log.replay_bytes(&floors);
-        self.progress.bytes_total.store(bytes_total + searched_bytes, Ordering::Relaxed);
+        self.progress.bytes_total.store(bytes_total, Ordering::Relaxed);
         let controls = self.controls(tombstones)?;
+        // The search for deletes reads one stream and counts none of it.
+        self.progress.started_ns.store(self.clock.monotonic_ns(), Ordering::Relaxed);
         let streams: Vec<StreamId> =
             (0..self.floors.len()).map(|stream| StreamId(stream as u16)).collect();
         // A short log never has too many rows in memory.
@@ -582,11 +550,11 @@ impl Replay<'_> {
         let work = || {
             let mut done = Vec::new();
             while let Some(&stream) = streams.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let _reading = Left(&unread);
+                let _reading = Reading(&unread);
                 done.push(self.stream(stream, &controls)?);
             }
             while unread.load(Ordering::Relaxed) > 0 {
-                if self.convert(self.rows_bytes_max / 2)? != Relief::Done {
+                if !self.convert(self.rows_bytes_max / 2)? {
                     thread::park_timeout(HELPER_WAIT);
                 }
             }
@@ -626,9 +594,7 @@ impl Replay<'_> {
         }
         let stream = self.log.stream_of(ShardId(0));
         let floor = self.floors.get(usize::from(stream.0)).copied().unwrap_or_default();
-        let mut pace = Pace::default();
         self.log.replay(stream, floor, &mut |entry| {
-            self.tell(&mut pace, entry.position);
             // Tables and the manifest have those below the floor.
             if entry.kind != EntryKind::Transaction || entry.below_floor {
                 return Ok(());
@@ -662,7 +628,8 @@ impl Replay<'_> {
             borders,
             seen_behind_hole: BTreeMap::new(),
             is_behind_hole: false,
-            pace: Pace::default(),
+            position: None,
+            unlooked_bytes: 0,
             unlooked_transaction_bytes: 0,
             rows: Vec::new(),
             last: CommitSeq(0),
@@ -690,31 +657,10 @@ impl Replay<'_> {
         shards.filter(|&shard| self.log.stream_of(shard) == stream).collect()
     }
 
-    /// Keeps memory where it was while the rows were written: then, too, they became columns. What others make of them is
-    /// waited for.
+    /// Keeps memory where it was while the rows were written: then, too, they became columns.
     fn relieve(&self) -> Result<()> {
-        loop {
-            match self.convert(self.rows_bytes_max)? {
-                Relief::Done => {}
-                Relief::Nothing if self.converting.load(Ordering::SeqCst) > 0 => {
-                    thread::park_timeout(HELPER_WAIT);
-                }
-                Relief::Nothing | Relief::NotNeeded => return Ok(()),
-            }
-        }
-    }
-
-    /// Tells how far the reading is. Returns whether it is time to look at memory.
-    fn tell(&self, pace: &mut Pace, position: LogPosition) -> bool {
-        let before = pace.position.replace(position).unwrap_or(position);
-        pace.untold_bytes += position.0.saturating_sub(before.0);
-        if pace.untold_bytes < self.step_bytes() {
-            return false;
-        }
-        let told_bytes = std::mem::take(&mut pace.untold_bytes);
-        self.progress.bytes_done.fetch_add(told_bytes, Ordering::Relaxed);
-        self.progress.read_at_ns.store(self.clock.monotonic_ns(), Ordering::Relaxed);
-        true
+        while self.convert(self.rows_bytes_max)? {}
+        Ok(())
     }
 
     fn step_bytes(&self) -> u64 {
@@ -722,15 +668,13 @@ impl Replay<'_> {
     }
 
     /// Makes columns of some rows if they take more than `bytes_max`; others do the same of other shards.
-    fn convert(&self, bytes_max: u64) -> Result<Relief> {
+    fn convert(&self, bytes_max: u64) -> Result<bool> {
         if self.head.stats().arena_bytes <= bytes_max {
-            return Ok(Relief::NotNeeded);
+            return Ok(false);
         }
-        self.converting.fetch_add(1, Ordering::SeqCst);
-        let _converting = Left(&self.converting);
-        let Some(job) = self.head.plan_convert() else { return Ok(Relief::Nothing) };
+        let Some(job) = self.head.plan_convert() else { return Ok(false) };
         self.head.apply_convert(job.run()?);
-        Ok(Relief::Done)
+        Ok(true)
     }
 }
 
@@ -789,7 +733,16 @@ impl StreamReplay<'_> {
     fn note(&mut self, entry: &ReplayEntry<'_>) -> Result<()> {
         self.report.entries += 1;
         self.last = self.last.max(entry.seq);
-        if self.all.tell(&mut self.pace, entry.position) { self.all.relieve() } else { Ok(()) }
+        let before = self.position.replace(entry.position).unwrap_or(entry.position);
+        self.unlooked_bytes += entry.position.0.saturating_sub(before.0);
+        if self.unlooked_bytes < self.all.step_bytes() {
+            return Ok(());
+        }
+        let progress = self.all.progress;
+        progress.bytes_done.fetch_add(self.unlooked_bytes, Ordering::Relaxed);
+        progress.read_at_ns.store(self.all.clock.monotonic_ns(), Ordering::Relaxed);
+        self.unlooked_bytes = 0;
+        self.all.relieve()
     }
 
     /// The shard's rows have come to `seq`: transactions with smaller numbers stand before it. As when they were

@@ -23,8 +23,8 @@ pub enum SyncPolicy {
     /// When it is on disk. Nothing acknowledged is ever lost.
     #[default]
     Always,
-    /// When the operating system has it; synced when a commit finds the last sync older than this, and by whoever calls
-    /// [`Log::sync`] so often. A power loss costs what was written in that time, and while the sync behind it ran.
+    /// When the operating system has it; synced when a commit finds the last sync older than this
+    /// ([`Log::sync`] does the rest when commits pause). A power loss costs about as much.
     IntervalMs(u64),
     /// When the operating system has it. A killed process loses nothing, a power loss up to the
     /// segment's size.
@@ -82,8 +82,6 @@ pub struct LogStats {
     pub syncs: u64,
     /// Group commits that failed.
     pub failures: u64,
-    /// Whether something above the floors was acknowledged before its sync, which failed: see [`Log::sync`].
-    pub has_lost: bool,
 }
 
 /// The write-ahead log. All calls may come from several threads.
@@ -268,7 +266,7 @@ impl Log {
         }
         for &(stream, _) in positions {
             if self.stream(stream).is_sync_due() {
-                outcome = outcome.and(queue(stream).sync(LogPosition(u64::MAX)));
+                outcome = outcome.and(queue(stream).sync());
             }
         }
         outcome
@@ -323,10 +321,9 @@ impl Log {
     /// Makes everything that was appended durable, whatever the policy.
     ///
     /// # Errors
-    /// `Unavailable` as for [`Log::commit`]; and after a sync that failed where a policy had acknowledged before it, until a
-    /// [`Log::purge`] has put its floor above that: the log cannot make it durable any more.
+    /// `Unavailable` as for [`Log::commit`].
     pub fn sync(&self) -> Result<()> {
-        self.streams()?.iter().try_for_each(Stream::sync)
+        self.streams()?.iter().try_for_each(|stream| stream.queue().sync())
     }
 
     /// Makes the next segment of each stream where there is none yet, so that the append that fills
@@ -375,7 +372,6 @@ impl Log {
             stats.writes += counters.writes;
             stats.syncs += counters.syncs;
             stats.failures += counters.failures;
-            stats.has_lost |= stream.has_lost();
         }
         stats
     }

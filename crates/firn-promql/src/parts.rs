@@ -99,6 +99,38 @@ mod tests {
         }
     }
 
+    /// Three spellings of one bound are added up, and a sum of three depends on their order.
+    #[test]
+    fn buckets_of_one_bound_are_added_in_one_order() {
+        let mut store = MemorySelect::new();
+        let spellings = ["1e0", "1.0", "1", "2", "+Inf"];
+        for (number, le) in spellings.into_iter().enumerate() {
+            let pairs = [("__name__", "a_bucket"), ("le", le), ("instance", "x")];
+            let labels = Labels::from_pairs(pairs).unwrap();
+            let value = [1e16, 1.0, -1e16, 3.0, 7.0][number];
+            store.push(&labels, 0, value);
+        }
+        let (options, context) = (EvalOptions::range(0, 30_000, 30_000), QueryContext::unbounded());
+        let expr = parse("histogram_quantile(0.3, sum by (le) (a_bucket))").unwrap();
+        let part = parts(&expr).remove(0);
+        let Value::Matrix(mut series) = eval(&part, &store, &options, &context).unwrap().value
+        else {
+            unreachable!("a range gives a matrix")
+        };
+        let text = |series: &[Series]| {
+            let given = Given { span: part.root.span, series: series.to_vec() };
+            let output = eval_given(&expr, &[given], &store, &options, &context).unwrap();
+            format!("{:?}", output.value)
+        };
+        let computed = format!("{:?}", eval(&expr, &store, &options, &context).unwrap().value);
+        for _ in 0..series.len() {
+            series.rotate_left(1);
+            assert_eq!(text(&series), computed);
+            series.reverse();
+            assert_eq!(text(&series), computed);
+        }
+    }
+
     #[test]
     fn with_its_parts_given_an_expression_says_what_it_says() {
         let mut store = MemorySelect::new();

@@ -115,7 +115,7 @@ impl Results {
         let snapshot = snapshot();
         let found = self.cache.lookup(&question, snapshot.number());
         // Over the query's limits evaluating says so, in its own words.
-        let _held = hold(&found.answer, options.samples_max, query.context)?;
+        let _held = hold(&[&found.answer], options.samples_max, query.context)?;
         let Some((start, end)) = found.missing else {
             return Some(Ok(output(matrix(found.answer, Answer::default()))));
         };
@@ -138,22 +138,25 @@ impl Results {
     ) -> Result<(QueryOutput, Option<Answer>)> {
         let parts = firn_promql::parts(query.expr).into_iter();
         let parts: Vec<(String, Expr)> = parts.map(|part| (part.to_string(), part)).collect();
-        let mut given = Vec::new();
+        let (mut given, mut held) = (Vec::new(), Vec::new());
         for (expression, part) in &parts {
             let question = Question { expression, ..*missing };
             if self.cache.is_shared(&question)
-                && let Some(series) =
+                && let Some((series, room)) =
                     self.part(&RangeQuery { expr: part, ..*query }, moment, &question)?
             {
                 given.push(Given { span: part.root.span, series });
+                held.push(room);
             }
         }
         let (output, answer) = evaluate(query, &given, moment, missing)?;
+        drop(held);
         let Some(answer) = answer else { return Ok((output, None)) };
         // An answer that comes with a remark is computed each time: remarks are not kept.
-        if output.annotations.list.is_empty() {
-            self.fill(moment, missing, &answer, query.context);
+        if !output.annotations.list.is_empty() {
+            return Ok((output, Some(answer)));
         }
+        self.fill(moment, missing, &answer, query.context);
         if samples_per_step(output.samples_read, missing) >= self.shared_samples_min as f64 {
             self.cache.note_part(missing, missing.expression);
             for (expression, _) in &parts {
@@ -164,13 +167,14 @@ impl Results {
         Ok((output, Some(answer)))
     }
 
-    /// The answer of a part, kept or computed; `None` if it cannot be kept, or is not of floats alone.
+    /// The answer of a part, kept or computed, and its memory; `None` if it cannot be kept, is not of floats alone, or if there is
+    /// no memory.
     fn part(
         &self,
         part: &RangeQuery<'_>,
         moment: &Moment,
         question: &Question<'_>,
-    ) -> Result<Option<Vec<Series>>> {
+    ) -> Result<Option<(Vec<Series>, Reservation)>> {
         let Some(dependencies) = self.dependencies(part) else { return Ok(None) };
         let question = Question { dependencies: &dependencies, ..*question };
         let found = self.cache.lookup(&question, moment.snapshot.number());
@@ -179,14 +183,19 @@ impl Results {
             let missing = Question { start, end, ..question };
             let (output, answer) = evaluate(part, &[], moment, &missing)?;
             let Some(answer) = answer.filter(|_| output.annotations.list.is_empty()) else {
+                self.cache.give_up_part(&question);
                 return Ok(None);
             };
             self.fill(moment, &missing, &answer, part.context);
             computed = answer;
         }
-        let series = matrix(found.answer, computed);
-        let has_only_floats = series.iter().all(|one| one.histograms.is_empty());
-        Ok(has_only_floats.then_some(series))
+        let both = [&found.answer, &computed];
+        if !both.iter().all(|answer| answer.has_only_floats()) {
+            self.cache.give_up_part(&question);
+            return Ok(None);
+        }
+        let held = hold(&both, part.options.samples_max, part.context);
+        Ok(held.map(|held| (matrix(found.answer, computed), held)))
     }
 
     /// Tells the query's statistics how much of its answer is kept. Who asks for statistics has everything computed.
@@ -281,10 +290,10 @@ fn groups(
     Ok(found.groups.iter().map(|found| found.group).collect())
 }
 
-/// Counts an answer against the limits of its query; `None` if it is over them.
-fn hold(answer: &Answer, samples_max: u64, context: &QueryContext) -> Option<Reservation> {
+/// Counts answers against the limits of their query; `None` if they are over them.
+fn hold(answers: &[&Answer], samples_max: u64, context: &QueryContext) -> Option<Reservation> {
     let (mut samples, mut bytes) = (0, 0);
-    for series in &answer.series {
+    for series in answers.iter().flat_map(|answer| &answer.series) {
         samples += series.floats.len() + series.histograms.len();
         let histograms: usize = series.histograms.iter().map(|(_, h)| h.heap_bytes()).sum();
         bytes += size_of_val(&series.floats[..]) + series.labels.as_encoded().len() + histograms;

@@ -239,7 +239,21 @@ impl Store {
                 return Ok(Reading::WouldWait);
             }
         }
+        self.count_reads(&parts);
         Ok(Reading::Done(parts))
+    }
+
+    fn count_reads(&self, parts: &[Part]) {
+        let of_file = |part: &Part| match part {
+            Part::Flash(part) => Some((part.runs.len() as u64, part.bytes())),
+            Part::Memory(_) => None,
+        };
+        let mut state = self.state.lock();
+        for (reads, bytes) in parts.iter().filter_map(of_file).filter(|one| one.0 > 0) {
+            state.stats.reads += reads;
+            state.stats.read_bytes += bytes;
+            state.read_failures = 0;
+        }
     }
 
     /// Which blocks of a slab have the points; `None` if its header would have to be waited for.
@@ -288,12 +302,6 @@ impl Store {
             if self.options.planted != Some(Planted::BlocksNotChecked) {
                 part.header.check(self.device.path(), run, bytes)?;
             }
-        }
-        let mut state = self.state.lock();
-        state.stats.reads += part.runs.len() as u64;
-        state.stats.read_bytes += part.bytes();
-        if !part.runs.is_empty() {
-            state.read_failures = 0;
         }
         Ok(true)
     }

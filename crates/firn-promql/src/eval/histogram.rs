@@ -158,6 +158,11 @@ impl Evaluator<'_> {
             });
             groups[group].bounds.push((upper, idx));
         }
+        // Buckets of one bound, `1` and `1.0`, are added up: in an order that does not depend on that of the series.
+        for group in &mut groups {
+            let labels = |bucket: &(f64, usize)| &series[bucket.1].labels;
+            group.bounds.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| labels(a).cmp(labels(b))));
+        }
         for (idx, one) in series.iter().enumerate().filter(|(_, one)| one.has_histograms()) {
             let group = *by_labels.entry(one.labels.clone()).or_insert_with_key(|labels| {
                 groups.push(BucketGroup::new(labels.clone()));

@@ -56,6 +56,8 @@ const ANSWER_WEIGHT: u64 = 6;
 const ANSWERS_WEIGHT: u64 = 8;
 /// A thread that read the cache's file and has nothing to do ends after this, and its memory goes back.
 const BLOCKING_IDLE: Duration = Duration::from_secs(2);
+/// Points take in slabs what they take in an answer divided by this, about.
+const STORED_SHARE: u64 = 2;
 /// Says what came from the cache: `hit`, `partial` or `miss`. Not there when a request was passed on.
 const CACHE_HEADER: &str = "x-firn-cache";
 
@@ -295,22 +297,25 @@ impl Shared {
         let (store, reader) = (Arc::clone(&self.store), Arc::clone(&question));
         let bytes_max = self.config.answer_bytes_max as u64;
         // The cache's file is read on a thread that may block.
-        let (begun, partial_bytes_min) = (Instant::now(), self.partial_bytes_min());
+        let least = self.config.partial_bytes_min;
+        let least = least.unwrap_or_else(|| self.break_even.least() / STORED_SHARE);
         let look_up = move || {
-            let known = reader.look_up(&store, bytes_max, partial_bytes_min);
+            let begun = Instant::now();
+            let known = reader.look_up(&store, bytes_max, least);
+            let took = begun.elapsed();
             let found = reader.found(&known);
             let answer = (found == "hit").then(|| reader.write(&known));
-            (known, found, answer)
+            (known, found, answer, took)
         };
-        let Ok((known, found, answer)) = tokio::task::spawn_blocking(look_up).await else {
+        let Ok((known, found, answer, took)) = tokio::task::spawn_blocking(look_up).await else {
             return Answered::Pass;
         };
+        if found != "miss" {
+            self.break_even.looked(took);
+        }
         if let Some(answer) = answer {
             self.numbers.hits.add(1);
             return Answered::Json(answer.into(), found, Arc::new(held));
-        }
-        if found == "partial" {
-            self.break_even.gave_part(begun.elapsed());
         }
         let missing = question.pairs_of_missing(&known);
         let begun = Instant::now();
@@ -341,11 +346,6 @@ impl Shared {
             Ok(fetched) => Answered::AsIs(fetched, Arc::new(held)),
             Err(instead) => instead,
         }
-    }
-
-    /// In bytes of points as they are kept: those take half of what they take in an answer, about.
-    fn partial_bytes_min(&self) -> u64 {
-        self.config.partial_bytes_min.unwrap_or_else(|| self.break_even.bytes_min() / 2)
     }
 
     async fn fetch(
@@ -401,7 +401,10 @@ fn metrics(shared: &Shared) -> Response<Body> {
     out.gauge(
         "firn_proxy_partial_bytes_min",
         "Parts with fewer bytes are not taken from the cache.",
-        shared.partial_bytes_min() as f64,
+        shared
+            .config
+            .partial_bytes_min
+            .unwrap_or_else(|| shared.break_even.bytes_min() / STORED_SHARE) as f64,
     );
     crate::stats::write_store(&shared.store.stats(), &mut out);
     let mut response = Response::new(Body::from(out.finish()));

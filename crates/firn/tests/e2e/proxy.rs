@@ -138,6 +138,26 @@ fn a_prometheus_behind_the_proxy_says_what_it_says_alone() {
     assert!(metric(proxy_at, "firn_proxy_range_queries_total{found=\"partial\"}") > 20.0);
     assert!(metric(proxy_at, "firn_proxy_passed_total") >= 9.0);
 
+    // With its break-even measured, whatever comes out, the answers are the same.
+    let measured_at = free_address();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+    command.args(["cache", "--size=64MiB", "--proxy"]).arg(format!("http://{prometheus_at}"));
+    let data = folder.join("measured");
+    command.arg("--data").arg(data).arg("--listen").arg(measured_at.to_string());
+    let measured = Process::start("measured", folder, &mut command);
+    wait_until_ready(measured_at, METRICS);
+    for round in 0..4 {
+        for (query, (from, to)) in queries.into_iter().zip(windows.into_iter().cycle().skip(round))
+        {
+            let (start, end) = (now_s - from * 60, now_s - to * 60);
+            let direct = ask(prometheus_at, query, start, end, "30");
+            let proxied = ask(measured_at, query, start, end, "30");
+            assert_eq!((direct.status, &direct.body), (proxied.status, &proxied.body), "{query}");
+        }
+    }
+    assert!(metric(measured_at, "firn_proxy_partial_bytes_min") <= 262_144.0);
+    drop(measured);
+
     // What is kept outlives the proxy, and serves when nobody is behind it.
     assert_eq!(proxy.terminate(), Some(0));
     let (start, end) = (now_s - 175 * 60, now_s - 90 * 60);
