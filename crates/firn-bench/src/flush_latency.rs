@@ -26,7 +26,7 @@ const ROUNDS: usize = 120;
 const FILLS: usize = 4;
 /// New rows before each flush that is measured: five minutes.
 const ROUNDS_BETWEEN: usize = 20;
-/// Enough for some ten thousand queries, and where only shares count.
+/// Enough for some hundred thousand queries, and where only shares count.
 const TIMED_S: [u64; 2] = [20, 4];
 const SHARE_QUERIES: usize = 500;
 const WINDOWS: [&str; 4] = ["5m", "15m", "1h", "2h"];
@@ -254,7 +254,7 @@ impl<'a> Writer<'a> {
         let refs = db.resolve(&labels).into_iter().collect::<firndb::Result<Vec<SeriesRef>>>();
         let refs = refs.map_err(io::Error::other)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // What is written in the end is not of the future.
+        // Most of what is written is not of the future.
         let all_ms = 6 * 3_600_000;
         Ok(Writer { db, fleet, refs, now_ms: now.as_millis() as i64 - all_ms })
     }

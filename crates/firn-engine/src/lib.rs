@@ -290,14 +290,15 @@ impl Engine {
     /// Those of [`Engine::flush`]; the engine is closed all the same and nothing is lost.
     pub fn close(&self, flush: bool) -> Result<()> {
         let flushed = if flush && self.is_open() { self.flush() } else { Ok(()) };
-        if self.is_open() && self.log_started.load(Ordering::Acquire) {
+        let synced = match self.is_open() && self.log_started.load(Ordering::Acquire) {
             // With a relaxed `log_sync` something may still wait for its sync.
-            self.log.sync()?;
-        }
+            true => self.log.sync(),
+            false => Ok(()),
+        };
         self.tree.close();
         self.closed.store(true, Ordering::Release);
         self.wake_maintenance();
-        flushed
+        flushed.and(synced)
     }
 
     /// Whether [`Engine::close`] was not called yet.

@@ -254,10 +254,12 @@ impl Engine {
         if row_count == 0 && self.deletes.unflushed().is_empty() {
             return false;
         }
-        let now = self.env.clock.now_ms();
+        let (now, log) = (self.env.clock.now_ms(), self.log.stats());
         self.flush_asked.load(Relaxed)
             || unflushed_bytes > self.options.head_bytes_max
-            || self.log.stats().bytes > self.options.log_bytes_max
+            || log.bytes > self.options.log_bytes_max
+            // Tables must have what the log cannot make durable any more.
+            || log.has_lost
             || now.saturating_sub(self.flushed_at_ms.load(Relaxed)) > self.options.flush_age_ms_max
     }
 
@@ -488,6 +490,8 @@ impl Engine {
     }
 
     pub(crate) fn wake_maintenance(&self) {
+        // Who has looked and does not sleep yet would sleep through it.
+        let _asleep = self.asleep.lock();
         self.wake.notify_all();
     }
 
@@ -496,11 +500,12 @@ impl Engine {
     pub fn run_lane(&self, lane: Lane) {
         let mut retry_ms = RETRY_MS;
         while self.is_open() {
-            let wait_ms = match self.step(lane) {
-                Ok(Some(_)) => {
-                    retry_ms = RETRY_MS;
-                    continue;
-                }
+            let done = self.step(lane);
+            if done.is_ok() {
+                retry_ms = RETRY_MS;
+            }
+            let wait_ms = match done {
+                Ok(Some(_)) => continue,
                 Ok(None) => match (lane, self.options.log_sync) {
                     (Lane::Log, SyncPolicy::IntervalMs(interval_ms)) => interval_ms,
                     _ => IDLE_MS,

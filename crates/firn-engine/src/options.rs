@@ -14,8 +14,8 @@ pub struct EngineOptions {
     /// Shards of a new database, a power of two. Fixed when it is created.
     pub shard_count: usize,
     /// Log streams; where the log is in files one is cheapest, on byte-addressable memory several do not wait for each
-    /// other. Another number than before takes effect when the database opens, after a flush.
-    pub stream_count: usize,
+    /// other. Another number than before takes effect when the database opens, after a flush. `None`: as many as it has, one if it is new.
+    pub stream_count: Option<usize>,
     /// Size of one log segment; one entry must fit.
     pub log_segment_bytes: u64,
     /// When a write is acknowledged.
@@ -76,7 +76,7 @@ impl Default for EngineOptions {
         EngineOptions {
             memory_bytes_max: 4 << 30,
             shard_count: 64,
-            stream_count: 1,
+            stream_count: None,
             log_segment_bytes: 32 << 20,
             log_sync: SyncPolicy::Always,
             recovery_threads: std::thread::available_parallelism().map_or(1, usize::from),

@@ -43,7 +43,7 @@ pub(crate) struct Identity {
 /// How far a recovery is; for a page that people watch while they wait.
 #[derive(Debug, Default)]
 pub struct RecoveryProgress {
-    /// Log bytes to read.
+    /// Log bytes to read; those of the stream with the deletes count twice, because they are looked for first.
     pub bytes_total: AtomicU64,
     /// Log bytes read.
     pub bytes_done: AtomicU64,
@@ -97,26 +97,35 @@ impl Engine {
         options: EngineOptions,
         progress: &RecoveryProgress,
     ) -> Result<Arc<Engine>> {
-        let (stream_count, read_only) = (options.stream_count as u64, options.read_only);
+        let (wanted, read_only) = (options.stream_count, options.read_only);
         let engine = Engine::open_as_made(lost, env.clone(), options.clone(), progress)?;
-        if engine.identity.stream_count == stream_count || read_only {
+        let found = engine.identity.stream_count;
+        let Some(stream_count) = wanted.filter(|&wanted| wanted as u64 != found && !read_only)
+        else {
+            return Ok(engine.share());
+        };
+        // Full, or failing: it answers as it is, and the next start tries again.
+        let keeps = |why: Error| tracing::error!("the log keeps its number of streams: {why}");
+        if !engine.planted(Planted::StreamsChangedUnflushed)
+            && let Err(e) = engine.flush()
+        {
+            keeps(e);
             return Ok(engine.share());
         }
-        match engine.change_stream_count(stream_count) {
-            Ok(()) => {
-                let recovery = engine.recovery.clone();
-                drop(engine);
-                let lost = &LostFiles::default();
-                let engine = Engine::open_as_made(lost, env, options, progress)?;
-                Ok(Engine { recovery, ..engine }.share())
-            }
-            // Full, or failing: it answers as it is, and the next start tries again.
-            Err(e) if e.is_retriable() => {
-                tracing::error!("the log keeps its number of streams: {e}");
-                Ok(engine.share())
-            }
-            Err(e) => Err(e),
+        if let Err(e) = engine.change_stream_count(stream_count as u64) {
+            // The record may be whole in one copy, and then the next start passes over all that is logged from here on. A
+            // new manifest file, which follows a failed record, says that nothing has changed.
+            engine.commit_edit(Edit::default(), || Ok(())).map_err(|e| {
+                e.context("it is not known how many streams the log has; start again")
+            })?;
+            keeps(e);
+            return Ok(engine.share());
         }
+        let recovery = engine.recovery.clone();
+        drop(engine);
+        let lost = &LostFiles::default();
+        let engine = Engine::open_as_made(lost, env, options, progress)?;
+        Ok(Engine { recovery, ..engine }.share())
     }
 
     /// Opens it with the number of streams that it has.
@@ -198,6 +207,7 @@ impl Engine {
             takes_transactions_last: options.planted == Some(Planted::TransactionReplayedLast),
             takes_removed: options.planted == Some(Planted::RemovedSeriesReplayed),
             held: Held::default(),
+            converting: AtomicUsize::new(0),
         };
         let Recovered { tombstones, last, mut report, changes: times } =
             replay.run(state.tombstones, state.last, options.recovery_threads)?;
@@ -298,13 +308,13 @@ impl Engine {
         }
     }
 
-    /// The checkpoint at which another number of streams takes effect: all that the log has goes to tables, and
+    /// The checkpoint at which another number of streams takes effect: all that the log has is in tables, and
     /// one manifest record names the new number and floors that no segment of before reaches. Nobody writes
     /// meanwhile; afterwards the database is opened anew.
+    ///
+    /// # Errors
+    /// Then it is not known which number a start will find.
     fn change_stream_count(&self, stream_count: u64) -> Result<()> {
-        if !self.planted(Planted::StreamsChangedUnflushed) {
-            self.flush()?;
-        }
         let identity = Identity { stream_count, ..self.identity };
         let floors = vec![self.log.ceiling()?; stream_count as usize];
         let cut = LogCut { floors, told: self.sequence.last() };
@@ -374,7 +384,7 @@ impl State {
         }
         let identity = identity.unwrap_or(Identity {
             shard_count: options.shard_count as u64,
-            stream_count: options.stream_count as u64,
+            stream_count: options.stream_count.unwrap_or(1) as u64,
         });
         let stream_count = identity.stream_count as usize;
         let cut = match parts(found, Room::Log).last() {
@@ -460,6 +470,8 @@ struct Replay<'a> {
     takes_removed: bool,
     /// Bytes of transactions' rows that were read and are not in the head yet.
     held: Held,
+    /// Threads that make columns of rows.
+    converting: AtomicUsize,
 }
 
 /// How much there is of something, and the most there was.
@@ -495,12 +507,30 @@ struct Controls {
 /// rows have come to them: some 50 bytes here, less than what a transaction's arena took when it was written.
 type Borders = BTreeMap<CommitSeq, Option<Stored>>;
 
-/// A stream that is being read, until this is dropped.
-struct Reading<'a>(&'a AtomicUsize);
+/// Where the reading of a stream is.
+#[derive(Default)]
+struct Pace {
+    /// Of the last entry.
+    position: Option<LogPosition>,
+    /// What was read since it was told how far it is.
+    untold_bytes: u64,
+}
 
-impl Drop for Reading<'_> {
+/// What became of looking whether rows take too much memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Relief {
+    NotNeeded,
+    /// All that could be made columns of is in work.
+    Nothing,
+    Done,
+}
+
+/// Counts down when it is dropped, also by a failure: nobody waits then for what will not come.
+struct Left<'a>(&'a AtomicUsize);
+
+impl Drop for Left<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -513,9 +543,7 @@ struct StreamReplay<'a> {
     /// The largest group that rows behind a hole were seen of, per shard.
     seen_behind_hole: BTreeMap<ShardId, GroupId>,
     is_behind_hole: bool,
-    /// Of the last entry.
-    position: Option<LogPosition>,
-    unlooked_bytes: u64,
+    pace: Pace,
     /// Bytes of transactions since anybody looked at the head's size.
     unlooked_transaction_bytes: u64,
     /// Rows of one transaction.
@@ -536,10 +564,14 @@ impl Replay<'_> {
         thread_count: usize,
     ) -> Result<Recovered> {
         let bytes_total = self.log.replay_bytes(self.floors);
-        self.progress.bytes_total.store(bytes_total, Ordering::Relaxed);
+        // The stream with the deletes is read twice.
+        let searched = usize::from(self.log.stream_of(ShardId(0)).0);
+        let others = |(idx, floor)| if idx == searched { floor } else { LogPosition(u64::MAX) };
+        let floors: Vec<LogPosition> =
+            self.floors.iter().copied().enumerate().map(others).collect();
+        let searched_bytes = self.log.replay_bytes(&floors);
+        self.progress.bytes_total.store(bytes_total + searched_bytes, Ordering::Relaxed);
         let controls = self.controls(tombstones)?;
-        // The search for deletes reads one stream and counts none of it.
-        self.progress.started_ns.store(self.clock.monotonic_ns(), Ordering::Relaxed);
         let streams: Vec<StreamId> =
             (0..self.floors.len()).map(|stream| StreamId(stream as u16)).collect();
         // A short log never has too many rows in memory.
@@ -550,11 +582,11 @@ impl Replay<'_> {
         let work = || {
             let mut done = Vec::new();
             while let Some(&stream) = streams.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let _reading = Reading(&unread);
+                let _reading = Left(&unread);
                 done.push(self.stream(stream, &controls)?);
             }
             while unread.load(Ordering::Relaxed) > 0 {
-                if !self.convert(self.rows_bytes_max / 2)? {
+                if self.convert(self.rows_bytes_max / 2)? != Relief::Done {
                     thread::park_timeout(HELPER_WAIT);
                 }
             }
@@ -594,7 +626,9 @@ impl Replay<'_> {
         }
         let stream = self.log.stream_of(ShardId(0));
         let floor = self.floors.get(usize::from(stream.0)).copied().unwrap_or_default();
+        let mut pace = Pace::default();
         self.log.replay(stream, floor, &mut |entry| {
+            self.tell(&mut pace, entry.position);
             // Tables and the manifest have those below the floor.
             if entry.kind != EntryKind::Transaction || entry.below_floor {
                 return Ok(());
@@ -628,8 +662,7 @@ impl Replay<'_> {
             borders,
             seen_behind_hole: BTreeMap::new(),
             is_behind_hole: false,
-            position: None,
-            unlooked_bytes: 0,
+            pace: Pace::default(),
             unlooked_transaction_bytes: 0,
             rows: Vec::new(),
             last: CommitSeq(0),
@@ -657,10 +690,31 @@ impl Replay<'_> {
         shards.filter(|&shard| self.log.stream_of(shard) == stream).collect()
     }
 
-    /// Keeps memory where it was while the rows were written: then, too, they became columns.
+    /// Keeps memory where it was while the rows were written: then, too, they became columns. What others make of them is
+    /// waited for.
     fn relieve(&self) -> Result<()> {
-        while self.convert(self.rows_bytes_max)? {}
-        Ok(())
+        loop {
+            match self.convert(self.rows_bytes_max)? {
+                Relief::Done => {}
+                Relief::Nothing if self.converting.load(Ordering::SeqCst) > 0 => {
+                    thread::park_timeout(HELPER_WAIT);
+                }
+                Relief::Nothing | Relief::NotNeeded => return Ok(()),
+            }
+        }
+    }
+
+    /// Tells how far the reading is. Returns whether it is time to look at memory.
+    fn tell(&self, pace: &mut Pace, position: LogPosition) -> bool {
+        let before = pace.position.replace(position).unwrap_or(position);
+        pace.untold_bytes += position.0.saturating_sub(before.0);
+        if pace.untold_bytes < self.step_bytes() {
+            return false;
+        }
+        let told_bytes = std::mem::take(&mut pace.untold_bytes);
+        self.progress.bytes_done.fetch_add(told_bytes, Ordering::Relaxed);
+        self.progress.read_at_ns.store(self.clock.monotonic_ns(), Ordering::Relaxed);
+        true
     }
 
     fn step_bytes(&self) -> u64 {
@@ -668,13 +722,15 @@ impl Replay<'_> {
     }
 
     /// Makes columns of some rows if they take more than `bytes_max`; others do the same of other shards.
-    fn convert(&self, bytes_max: u64) -> Result<bool> {
+    fn convert(&self, bytes_max: u64) -> Result<Relief> {
         if self.head.stats().arena_bytes <= bytes_max {
-            return Ok(false);
+            return Ok(Relief::NotNeeded);
         }
-        let Some(job) = self.head.plan_convert() else { return Ok(false) };
+        self.converting.fetch_add(1, Ordering::SeqCst);
+        let _converting = Left(&self.converting);
+        let Some(job) = self.head.plan_convert() else { return Ok(Relief::Nothing) };
         self.head.apply_convert(job.run()?);
-        Ok(true)
+        Ok(Relief::Done)
     }
 }
 
@@ -733,16 +789,7 @@ impl StreamReplay<'_> {
     fn note(&mut self, entry: &ReplayEntry<'_>) -> Result<()> {
         self.report.entries += 1;
         self.last = self.last.max(entry.seq);
-        let before = self.position.replace(entry.position).unwrap_or(entry.position);
-        self.unlooked_bytes += entry.position.0.saturating_sub(before.0);
-        if self.unlooked_bytes < self.all.step_bytes() {
-            return Ok(());
-        }
-        let progress = self.all.progress;
-        progress.bytes_done.fetch_add(self.unlooked_bytes, Ordering::Relaxed);
-        progress.read_at_ns.store(self.all.clock.monotonic_ns(), Ordering::Relaxed);
-        self.unlooked_bytes = 0;
-        self.all.relieve()
+        if self.all.tell(&mut self.pace, entry.position) { self.all.relieve() } else { Ok(()) }
     }
 
     /// The shard's rows have come to `seq`: transactions with smaller numbers stand before it. As when they were

@@ -11,7 +11,7 @@
 //! segments into one; their memory are blocks of a pool. A [`FlushJob`] hands all of it to the tree; then it is hot until
 //! [`Head::recycle`].
 //!
-//! **The way of a query**: [`Head::snapshot`], then [`HeadSnapshot::read`] per group; no lock.
+//! **The way of a query**: [`Head::snapshot`], then [`HeadSnapshot::read`] per group; no lock but for moments.
 //!
 //! **Invariants**
 //! - Unpublished rows are never visible; rows become visible in the order of the log.
@@ -30,7 +30,7 @@
 //!
 //! **When you change** the payload: docs/formats/rows.md, `VERSION` in `payload`, a new fixture.
 //!
-//! Reading order: `head`, `shard`, `encoder`, `states`, `payload`, `arena`, `words`, `growing`,
+//! Reading order: `options`, `head`, `shard`, `encoder`, `states`, `payload`, `arena`, `words`, `growing`,
 //! `part`, `pool`, `segment`, `epoch`, `complete`, `snapshot`, `convert`, `flush`, `replay`.
 
 #![forbid(unsafe_code)]

@@ -16,8 +16,8 @@ pub struct HeadOptions {
     pub hot_area_ms: i64,
     /// Which percentage of what is to be given back comes from the oldest area, the next and the one after it; what is
     /// missing comes from the oldest ones. All of it from the oldest is the default: a query reads no table if nothing of
-    /// its range has gone, so what is hot should reach back without holes. Measured with 3 of 5 MiB hot and flushes of
-    /// half hours: of queries of the last hour all read no file, 65% with Heracles' shares (docs/memory.md).
+    /// its range has gone, so what is hot should reach back without holes. Measured with an hour hot: of
+    /// queries of the last hour all read no file, 83% with Heracles' shares (docs/memory.md).
     ///
     /// Source: Heracles 3.2 (45, 35 and 20).
     pub recycle_percents: [u8; 3],
@@ -32,11 +32,14 @@ pub struct HeadOptions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConvertOptions {
     /// An arena of this many bytes is converted once it has [`ConvertOptions::rows_per_group_min`] rows a
-    /// group on average (values a series: a row may come in pieces), or at four times this size whatever is in it. Per shard, so all active rows
-    /// together hold at most `shard_count` times four times this, and what waits for conversion.
+    /// group on average (values a series: a row may come in pieces), or at [`ConvertOptions::sparse_arena_times`] this size whatever is in
+    /// it. Per shard, so all active rows together hold at most `shard_count` times that, and what waits for conversion.
     ///
     /// Source: ByteSeries Algorithm 1, `max_size`.
     pub arena_bytes_max: usize,
+    /// See [`ConvertOptions::arena_bytes_max`]: of millions of series an arena of that size has a row or two each, and columns
+    /// of those are packed again and again.
+    pub sparse_arena_times: usize,
     /// Fewer rows than these make poor columns: a column's header is some 15 bytes, and each arena
     /// starts with whole rows.
     pub rows_per_group_min: u32,
@@ -102,8 +105,9 @@ impl HeadOptions {
 impl Default for ConvertOptions {
     fn default() -> ConvertOptions {
         ConvertOptions {
-            // 64 shards: 16 MiB of active rows, at most 64 MiB where series are written rarely.
+            // 64 shards: 16 MiB of active rows, at most 256 MiB where millions of series are written.
             arena_bytes_max: 256 << 10,
+            sparse_arena_times: 16,
             rows_per_group_min: 8,
             rows_per_group_max: 32,
             // Some nine rows of a lone series. Measured, 100,000 of them: reading the last five minutes costs 1.1 us in
@@ -127,6 +131,7 @@ impl ConvertOptions {
     fn check(&self) -> Result<()> {
         let positive = [
             ("arena_bytes_max", self.arena_bytes_max as u64),
+            ("sparse_arena_times", self.sparse_arena_times as u64),
             ("rows_per_group_min", self.rows_per_group_min.into()),
             ("rows_per_group_max", self.rows_per_group_max.into()),
             ("bytes_per_series_max", self.bytes_per_series_max as u64),
@@ -172,6 +177,7 @@ mod tests {
                 "hot_area_ms" => head.hot_area_ms = value.into(),
                 "hot_recycle_percents" => head.recycle_percents = [45, 35, value as u8],
                 "arena_bytes_max" => options.arena_bytes_max = value as usize,
+                "sparse_arena_times" => options.sparse_arena_times = value as usize,
                 "rows_per_group_min" => options.rows_per_group_min = value,
                 "rows_per_group_max" => options.rows_per_group_max = value,
                 "rows_per_chunk_min" => options.rows_per_chunk_min = value,
@@ -181,11 +187,12 @@ mod tests {
             }
             head.check()
         };
-        let (good, bad) = ([1, 20, 1, 1, 16, 32, 1, 100, 2], [0, 21, 0, 0, 0, 33, 0, 101, 1]);
+        let (good, bad) = ([1, 20, 1, 1, 1, 16, 32, 1, 100, 2], [0, 21, 0, 0, 0, 0, 33, 0, 101, 1]);
         let names = [
             "hot_area_ms",
             "hot_recycle_percents",
             "arena_bytes_max",
+            "sparse_arena_times",
             "rows_per_group_min",
             "rows_per_group_max",
             "rows_per_chunk_min",

@@ -16,7 +16,7 @@ use crate::arena::{Arena, NewRow};
 use crate::complete::Complete;
 use crate::encoder::Encoder;
 use crate::epoch::Epochs;
-use crate::options::HeadOptions;
+use crate::options::{ConvertOptions, HeadOptions};
 use crate::part::{Form, Listed, Memory, Part};
 use crate::payload::Payload;
 use crate::pool::BlockPool;
@@ -540,11 +540,11 @@ impl OpenArena {
         let each = |of_one: u64| self.series_count.saturating_mul(of_one);
         let has_rows = |rows: u32| self.value_count >= each(rows.into());
         let part_of = |whole: u64| whole.saturating_mul(u64::from(self.full_eighths)).div_ceil(8);
-        if is_large(options.convert.arena_bytes_max.saturating_mul(4).min(ARENA_BYTES_MAX / 2)) {
+        let ConvertOptions { arena_bytes_max, sparse_arena_times, .. } = options.convert;
+        if is_large(arena_bytes_max.saturating_mul(sparse_arena_times).min(ARENA_BYTES_MAX / 2)) {
             return true;
         }
-        if is_large(options.convert.arena_bytes_max) && has_rows(options.convert.rows_per_group_min)
-        {
+        if is_large(arena_bytes_max) && has_rows(options.convert.rows_per_group_min) {
             return true;
         }
         let share = 100 * self.series_count

@@ -78,6 +78,11 @@ impl Queue {
         self.state.lock().end
     }
 
+    /// See [`State::lost_through`].
+    pub(crate) fn lost_through(&self) -> LogPosition {
+        self.state.lock().lost_through
+    }
+
     pub(crate) fn counters(&self) -> Counters {
         self.state.lock().counters
     }
@@ -159,15 +164,23 @@ impl Queue {
         }
     }
 
-    /// Waits until everything that was appended so far is durable, whatever the policy.
+    /// Waits until everything that was appended so far is durable, whatever the policy. What lies up to `floor` is kept
+    /// elsewhere.
     ///
     /// # Errors
-    /// `Unavailable` as for [`Queue::commit`].
-    pub(crate) fn sync(&self) -> Result<()> {
+    /// `Unavailable` as for [`Queue::commit`]; and where what was committed without a sync could not be synced, now or, above
+    /// the floor, before: it may be gone after a crash of the system.
+    pub(crate) fn sync(&self, floor: LogPosition) -> Result<()> {
         let mut state = self.state.lock();
-        let position = state.end;
+        let (position, lost_before) = (state.end, state.lost_through);
         while !state.is_committed(position, &self.name)? || state.durable < position {
             state = self.wait_or_lead(state, position, true);
+        }
+        if state.lost_through > lost_before.min(floor) {
+            return Err(Error::unavailable(format!(
+                "log {}: a sync failed; what was written before it is durable after the next flush",
+                self.name
+            )));
         }
         Ok(())
     }

@@ -23,8 +23,8 @@ pub enum SyncPolicy {
     /// When it is on disk. Nothing acknowledged is ever lost.
     #[default]
     Always,
-    /// When the operating system has it; synced when a commit finds the last sync older than this
-    /// ([`Log::sync`] does the rest when commits pause). A power loss costs about as much.
+    /// When the operating system has it; synced when a commit finds the last sync older than this, and by whoever calls
+    /// [`Log::sync`] so often. A power loss costs what was written in that time, and while the sync behind it ran.
     IntervalMs(u64),
     /// When the operating system has it. A killed process loses nothing, a power loss up to the
     /// segment's size.
@@ -82,6 +82,8 @@ pub struct LogStats {
     pub syncs: u64,
     /// Group commits that failed.
     pub failures: u64,
+    /// Whether something above the floors was acknowledged before its sync, which failed: see [`Log::sync`].
+    pub has_lost: bool,
 }
 
 /// The write-ahead log. All calls may come from several threads.
@@ -266,7 +268,7 @@ impl Log {
         }
         for &(stream, _) in positions {
             if self.stream(stream).is_sync_due() {
-                outcome = outcome.and(queue(stream).sync());
+                outcome = outcome.and(queue(stream).sync(LogPosition(u64::MAX)));
             }
         }
         outcome
@@ -321,9 +323,10 @@ impl Log {
     /// Makes everything that was appended durable, whatever the policy.
     ///
     /// # Errors
-    /// `Unavailable` as for [`Log::commit`].
+    /// `Unavailable` as for [`Log::commit`]; and after a sync that failed where a policy had acknowledged before it, until a
+    /// [`Log::purge`] has put its floor above that: the log cannot make it durable any more.
     pub fn sync(&self) -> Result<()> {
-        self.streams()?.iter().try_for_each(|stream| stream.queue().sync())
+        self.streams()?.iter().try_for_each(Stream::sync)
     }
 
     /// Makes the next segment of each stream where there is none yet, so that the append that fills
@@ -372,6 +375,7 @@ impl Log {
             stats.writes += counters.writes;
             stats.syncs += counters.syncs;
             stats.failures += counters.failures;
+            stats.has_lost |= stream.has_lost();
         }
         stats
     }

@@ -64,6 +64,8 @@ pub(crate) struct State {
     pub(crate) committed: LogPosition,
     /// Synced.
     pub(crate) durable: LogPosition,
+    /// Something up to here was committed without a sync, and the sync failed: nobody can make it durable any more.
+    pub(crate) lost_through: LogPosition,
     /// Batches so far; while `is_led`, the number of the one in flight.
     pub(crate) batch: u64,
     pub(crate) is_led: bool,
@@ -114,6 +116,7 @@ impl State {
             in_flight_end: base,
             committed: base,
             durable: base,
+            lost_through: LogPosition(0),
             batch: 0,
             is_led: false,
             is_written: false,
@@ -303,8 +306,15 @@ impl State {
         self.buffer.close();
         let through = self.buffer_end();
         self.buffer.clear();
-        if self.failed.len() == FAILED_MAX {
-            self.failed.pop_front();
+        if self.durable < self.committed {
+            self.lost_through = self.committed;
+        }
+        if self.failed.len() == FAILED_MAX
+            && let Some(oldest) = self.failed.pop_front()
+            && let Some(next) = self.failed.front_mut()
+        {
+            // Who is that late is told that it failed, even if it was in between: never the other way round.
+            next.after = oldest.after;
         }
         self.failed.push_back(Failed { after: self.committed, through, why: why.into() });
         // The next position is the first that can succeed again.

@@ -126,6 +126,16 @@ impl Stream {
         }
     }
 
+    /// Whether something above the floor cannot be made durable any more.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.queue.lost_through().0 > self.floor.load(Ordering::Relaxed)
+    }
+
+    /// See [`crate::Log::sync`].
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.queue.sync(LogPosition(self.floor.load(Ordering::Relaxed)))
+    }
+
     /// Whether the interval policy wants a sync now. Only one of those who ask is told so.
     pub(crate) fn is_sync_due(&self) -> bool {
         let SyncPolicy::IntervalMs(interval_ms) = self.options.sync else { return false };

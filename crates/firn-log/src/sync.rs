@@ -1,47 +1,43 @@
 //! The locks of this room. Racing code names them through `super::sync`, so that its model can be
 //! compiled against a scheduler that tries many interleavings (see `commit_model.rs`).
-//!
-//! They are the standard library's, without its poisoning: `notify_all` makes all who wait ready to run at once. That of
-//! `parking_lot` wakes one, who wakes the next when it has had the lock: where cores are busy, a chain of thirty waiters takes
-//! thirty turns of the scheduler, and a leader who lets others come along first finds few that could.
 
-pub(crate) use std::sync::MutexGuard;
 pub(crate) use std::thread::yield_now;
 
 use std::sync::PoisonError;
 
-/// A lock that a panic of its holder leaves as it is: what is under it says by itself what holds.
+pub(crate) use parking_lot::{Mutex, MutexGuard};
+
+/// Where threads wait for what others change under a [`Mutex`]. `notify_all` makes all of them ready to run at once. That of
+/// `parking_lot` wakes one, who wakes the next when it has had the lock: where cores are busy, a chain of thirty waiters takes
+/// thirty turns of the scheduler, and a leader who lets others come along first finds few that could.
 #[derive(Debug, Default)]
-pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
-
-/// Where threads wait for what others change under a [`Mutex`].
-#[derive(Debug)]
-pub(crate) struct Condvar(std::sync::Condvar);
-
-impl<T> Mutex<T> {
-    pub(crate) fn new(value: T) -> Mutex<T> {
-        Mutex(std::sync::Mutex::new(value))
-    }
-
-    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+pub(crate) struct Condvar {
+    /// Who waits takes this before it lets go of the other lock, who wakes takes it before it wakes: so nobody sleeps through it.
+    gate: std::sync::Mutex<()>,
+    woken: std::sync::Condvar,
 }
 
 impl Condvar {
     pub(crate) fn new() -> Condvar {
-        Condvar(std::sync::Condvar::new())
+        Condvar::default()
     }
 
+    /// May return without a reason.
     pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
+        let mutex = MutexGuard::mutex(&guard);
+        let gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(guard);
+        drop(self.woken.wait(gate).unwrap_or_else(PoisonError::into_inner));
+        mutex.lock()
     }
 
     pub(crate) fn notify_one(&self) {
-        self.0.notify_one();
+        drop(self.gate.lock().unwrap_or_else(PoisonError::into_inner));
+        self.woken.notify_one();
     }
 
     pub(crate) fn notify_all(&self) {
-        self.0.notify_all();
+        drop(self.gate.lock().unwrap_or_else(PoisonError::into_inner));
+        self.woken.notify_all();
     }
 }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use firn_model::{ErrorKind, Result};
-use firndb::{Db, Env, Options, RecoveryProgress, ResultOptions, SyncPolicy, TreeOptions};
+use firndb::{
+    ConvertOptions, Db, Env, Options, RecoveryProgress, ResultOptions, SyncPolicy, TreeOptions,
+};
 
 use crate::config::{Config, LogSync};
 
@@ -88,12 +90,18 @@ fn results(memory_bytes_max: u64, flash_bytes_max: u64) -> ResultOptions {
 
 /// What the database is opened with.
 pub(crate) fn options(config: &Config) -> Options {
+    let mut convert = ConvertOptions::default();
+    // Active rows of all shards are at most half of what starts a flush, but where memory is very little.
+    let arena_bytes = config.head_flush_bytes / 2 / config.shard_count as u64;
+    let times = arena_bytes as usize / convert.arena_bytes_max;
+    convert.sparse_arena_times = times.clamp(4, convert.sparse_arena_times);
     Options {
         memory_bytes_max: config.memory_bytes_max,
+        convert,
         hot_bytes_max: config.memory_bytes_max / 8,
         pinned_bytes_max: config.memory_bytes_max / 8,
         shard_count: config.shard_count,
-        stream_count: config.stream_count,
+        stream_count: Some(config.stream_count),
         log_sync: match config.log_sync {
             LogSync::Always => SyncPolicy::Always,
             LogSync::IntervalMs(ms) => SyncPolicy::IntervalMs(ms),

@@ -47,8 +47,8 @@ struct Figures {
     counted: [f64; 3],
     bytes_flushed: f64,
     cpu_s: f64,
-    /// Of each series' first sample, which has a row with nothing to differ from, an encoder's state and a place in an arena;
-    /// and of the samples after it.
+    /// Of the first round's samples, most of which are their series' first: a row with nothing to differ from, an encoder's
+    /// state, a place in an arena; and of the rounds after it.
     cpu_s_first_later: [f64; 2],
     samples_per_s: f64,
     new_us: f64,

@@ -20,8 +20,12 @@ fn engine_of(sim: &Sim) -> Arc<Engine> {
     let options = EngineOptions {
         memory_bytes_max: 256 << 20,
         shard_count: 4,
-        stream_count: 1,
-        convert: ConvertOptions { arena_bytes_max: 256, ..ConvertOptions::default() },
+        stream_count: Some(1),
+        convert: ConvertOptions {
+            arena_bytes_max: 256,
+            sparse_arena_times: 4,
+            ..ConvertOptions::default()
+        },
         tree: firn_tree::TreeOptions {
             block_bytes: 256,
             table_bytes_max: 2 << 10,

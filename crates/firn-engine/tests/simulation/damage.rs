@@ -20,6 +20,7 @@ const SCRAPES: i64 = 40;
 fn options() -> EngineOptions {
     EngineOptions {
         shard_count: 4,
+        stream_count: Some(2),
         log_segment_bytes: 64 << 10,
         // Nothing from memory: what is read comes from the damaged files.
         hot_bytes_max: 0,
@@ -189,7 +190,7 @@ fn a_truncated_log_keeps_what_is_left() {
     let engine = open(&sim).expect("opens");
     write(&engine, 0..SCRAPES);
     drop(engine);
-    let path = "log/0/1.log";
+    let path = "log/1/1.log";
     let used = sim.disk.bytes(path).expect("a log").iter().rposition(|&b| b != 0).unwrap_or(0);
     sim.disk.damage(path, |bytes| bytes.truncate(used / 2)).expect("a log");
     sim.restart();

@@ -15,6 +15,7 @@ const SERIES: usize = 12;
 fn open(sim: &Sim) -> Arc<Engine> {
     let options = EngineOptions {
         shard_count: 4,
+        stream_count: Some(2),
         log_segment_bytes: 64 << 10,
         tree: firn_tree::TreeOptions { block_bytes: 256, bucket_grace_ms: 0, ..Default::default() },
         ..EngineOptions::default()

@@ -68,10 +68,15 @@ struct Registers {
 }
 
 impl Registers {
-    fn open(sim: &Sim, planted: Option<Planted>) -> Registers {
+    fn open(sim: &Sim, seed: u64, planted: Option<Planted>) -> Registers {
         let options = EngineOptions {
             shard_count: 4,
-            convert: ConvertOptions { arena_bytes_max: 256, ..ConvertOptions::default() },
+            stream_count: Some(1 + seed as usize % 3),
+            convert: ConvertOptions {
+                arena_bytes_max: 256,
+                sparse_arena_times: 4,
+                ..ConvertOptions::default()
+            },
             log_segment_bytes: 64 << 10,
             planted,
             ..EngineOptions::default()
@@ -424,14 +429,14 @@ type Verdict = (Vec<Done>, Option<String>);
 
 fn small_history(seed: u64, planted: Option<Planted>) -> Verdict {
     let sim = Sim::new(seed);
-    let done = Registers::open(&sim, planted).play(seed, 3, 3);
+    let done = Registers::open(&sim, seed, planted).play(seed, 3, 3);
     let why = (!has_serial_order(&done)).then(|| format!("no serial order of {done:#?}"));
     (done, why)
 }
 
 fn large_history(seed: u64, planted: Option<Planted>) -> Verdict {
     let sim = Sim::new(seed);
-    let registers = Registers::open(&sim, planted);
+    let registers = Registers::open(&sim, seed, planted);
     let done = registers.play(seed, 4, 60);
     let why = find_anomaly(&done, &registers.refused.lock());
     (done, why)

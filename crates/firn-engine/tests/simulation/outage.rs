@@ -45,10 +45,14 @@ fn run(seed: u64, planted: Option<Planted>) -> Outcome<()> {
     let has_limit = seed.is_multiple_of(2);
     let options = EngineOptions {
         shard_count: 4,
-        stream_count: 2,
+        stream_count: Some(2),
         log_segment_bytes: 8 << 10,
         log_bytes_max: 64 << 10,
-        convert: ConvertOptions { arena_bytes_max: 256, ..ConvertOptions::default() },
+        convert: ConvertOptions {
+            arena_bytes_max: 256,
+            sparse_arena_times: 4,
+            ..ConvertOptions::default()
+        },
         hot_bytes_max: 0,
         flush_age_ms_max: 30 * 60_000,
         tree: firn_tree::TreeOptions {

@@ -87,10 +87,14 @@ fn run(seed: u64, planted: Option<Planted>) -> Outcome<Tally> {
 fn live(seed: u64, planted: Option<Planted>) -> Outcome<Life> {
     let options = EngineOptions {
         shard_count: 4,
-        stream_count: 1 + (seed % 3) as usize,
+        stream_count: Some(1 + (seed % 3) as usize),
         recovery_threads: 1,
         log_segment_bytes: 16 << 10,
-        convert: ConvertOptions { arena_bytes_max: 512, ..ConvertOptions::default() },
+        convert: ConvertOptions {
+            arena_bytes_max: 512,
+            sparse_arena_times: 4,
+            ..ConvertOptions::default()
+        },
         planted,
         ..EngineOptions::default()
     };

@@ -50,10 +50,14 @@ fn options(planted: Option<Planted>, read_only: bool) -> EngineOptions {
     EngineOptions {
         memory_bytes_max: 256 << 20,
         shard_count: 4,
-        stream_count: 2,
+        stream_count: Some(2),
         log_segment_bytes: 8 << 10,
         log_bytes_max: 64 << 10,
-        convert: ConvertOptions { arena_bytes_max: 256, ..ConvertOptions::default() },
+        convert: ConvertOptions {
+            arena_bytes_max: 256,
+            sparse_arena_times: 4,
+            ..ConvertOptions::default()
+        },
         hot_bytes_max: 0,
         read_only,
         tree: firn_tree::TreeOptions {

@@ -10,7 +10,7 @@ use firn_model::{
     Change, ChangeSink, CommitSeq, ErrorKind, Labels, Matcher, Result, RowBatch, Sample, SeriesRef,
     ShardBits, TimeRange,
 };
-use firn_sim::{LyingDisk, Operation, Seen, Sim};
+use firn_sim::{LyingDisk, Operation, Rng, Seen, Sim};
 use parking_lot::Mutex;
 
 const SERIES: usize = 12;
@@ -22,7 +22,7 @@ fn open(sim: &Sim) -> Arc<Engine> {
 fn open_with(sim: &Sim, options: EngineOptions) -> Arc<Engine> {
     let options = EngineOptions {
         shard_count: 4,
-        stream_count: 2,
+        stream_count: Some(2),
         log_segment_bytes: 64 << 10,
         tree: firn_tree::TreeOptions { block_bytes: 256, ..Default::default() },
         ..options
@@ -201,7 +201,8 @@ fn a_transaction_waits_for_no_other_stream() {
         }
     };
     let disk = LyingDisk::that_waits(Arc::new(sim.disk.clone()), "log/1/", wait);
-    let options = EngineOptions { shard_count: 4, stream_count: 2, ..EngineOptions::default() };
+    let options =
+        EngineOptions { shard_count: 4, stream_count: Some(2), ..EngineOptions::default() };
     let env = Env { disk: Arc::new(disk), ..sim.env() };
     let mut engine = Engine::open(env, options, &RecoveryProgress::default()).expect("opens");
     (0..SERIES).for_each(|idx| write(&engine, idx, 1_000, 1.0));
@@ -252,6 +253,126 @@ fn an_interval_is_kept_where_no_write_comes_by() {
     sim.restart();
     engine = open_with(&sim, EngineOptions { log_sync, ..EngineOptions::default() });
     assert_eq!(read(&engine, 0), [(1_000, 1.0), (2_000, 1.0)]);
+}
+
+/// Each write and each sync of a start with another number of streams fails in turn. A row that is acknowledged then is there after
+/// a kill, whichever number the next start finds.
+#[test]
+fn what_is_acknowledged_after_a_change_of_streams_that_failed_is_there() {
+    let mut kept = 0;
+    for nth in 0.. {
+        let sim = Sim::new(8);
+        let open = |count| {
+            let options = EngineOptions {
+                shard_count: 4,
+                stream_count: Some(count),
+                log_segment_bytes: 64 << 10,
+                ..EngineOptions::default()
+            };
+            Engine::open(sim.env(), options, &RecoveryProgress::default())
+        };
+        let engine = open(2).expect("opens");
+        (0..SERIES).for_each(|idx| write(&engine, idx, 1_000, 1.0));
+        drop(engine);
+        let faults_before = sim.faults.fault_count();
+        sim.faults.fail_at(sim.faults.change_count() + nth);
+        let opened = open(1);
+        let has_failed = sim.faults.fault_count() > faults_before;
+        sim.faults.forget_plans();
+        let mut acknowledged = 0;
+        if let Ok(engine) = &opened {
+            let refs = refs(engine);
+            for (ts, &series) in (2_000..).zip(&refs) {
+                let mut batch = RowBatch::default();
+                batch.push(series, ts, 2.0);
+                acknowledged += usize::from(engine.write(&mut batch).is_ok());
+            }
+            kept += u64::from(has_failed && acknowledged == SERIES);
+        }
+        drop(opened);
+        let engine = open(1).expect("opens");
+        let seen = (0..SERIES).map(|idx| read(&engine, idx).len()).sum::<usize>();
+        assert!(seen >= SERIES + acknowledged, "operation {nth}: {seen} of {acknowledged} more");
+        if !has_failed {
+            break;
+        }
+    }
+    assert!(kept > 5, "{kept} starts went on");
+}
+
+/// One shard has all rows, and they do not get smaller. What one thread makes of them others wait for.
+#[test]
+fn recovery_of_one_hot_shard_keeps_to_its_memory() {
+    let options = EngineOptions {
+        shard_count: 1,
+        recovery_threads: 4,
+        head_bytes_max: 2 << 20,
+        ..EngineOptions::default()
+    };
+    let sim = Sim::new(9);
+    let open = || Engine::open(sim.env(), options.clone(), &RecoveryProgress::default());
+    let engine = open().expect("opens");
+    let (refs, mut batch, mut rng, mut ts) = (refs(&engine), RowBatch::default(), Rng::new(9), 0);
+    while engine.stats().log.bytes < options.head_bytes_max {
+        for _ in 0..100 {
+            ts += 1_000;
+            refs.iter().for_each(|&series| batch.push(series, ts, rng.next_u64() as f64));
+        }
+        engine.write(&mut batch).expect("a write");
+        batch.clear();
+    }
+    let logged_bytes = engine.stats().log.bytes;
+    drop(engine);
+    let engine = open().expect("opens");
+    let recovered_bytes = engine.budget().usage().peak_bytes;
+    println!("{logged_bytes} bytes of log, {recovered_bytes} of memory to recover");
+    assert!(recovered_bytes < options.head_bytes_max / 2 * 3, "{recovered_bytes}");
+    assert_eq!(read(&engine, 0).len(), (ts / 1_000) as usize);
+}
+
+/// The last sync fails: it is told, and all is closed.
+#[test]
+fn a_close_that_cannot_sync_closes() {
+    let sim = Sim::new(10);
+    let log_sync = SyncPolicy::IntervalMs(3_600_000);
+    let engine = open_with(&sim, EngineOptions { log_sync, ..EngineOptions::default() });
+    write(&engine, 0, 1_000, 1.0);
+    std::thread::scope(|scope| {
+        let lane = scope.spawn(|| engine.run_lane(Lane::Tree));
+        sim.faults.fail_nth(Operation::Sync, 1);
+        engine.close(false).expect_err("a sync fails");
+        assert!(!engine.is_open());
+        lane.join().expect("a lane ends");
+    });
+}
+
+/// A lane that looks whether it may sleep, for an hour, while the database is closed.
+#[test]
+fn a_lane_ends_however_late_it_sleeps() {
+    for seed in 0..200 {
+        let log_sync = SyncPolicy::IntervalMs(3_600_000);
+        let options = EngineOptions { log_sync, ..EngineOptions::default() };
+        let engine = open_with(&Sim::new(seed), options);
+        std::thread::scope(|scope| {
+            let lane = scope.spawn(|| engine.run_lane(Lane::Log));
+            (0..seed).for_each(|_| std::thread::yield_now());
+            engine.close(false).expect("closes");
+            lane.join().expect("a lane ends");
+        });
+    }
+}
+
+/// Who only looks does not know how many streams a log has, and changes nothing.
+#[test]
+fn a_log_keeps_its_streams_where_nobody_says_how_many() {
+    let sim = Sim::new(7);
+    let mut engine = open_with(&sim, EngineOptions::default());
+    (0..SERIES).for_each(|idx| write(&engine, idx, 1_000, 1.0));
+    drop(engine);
+    let keeps = EngineOptions { shard_count: 4, ..EngineOptions::default() };
+    engine = Engine::open(sim.env(), keeps, &RecoveryProgress::default()).expect("opens");
+    assert_eq!((engine.stats().flushes, engine.stats().log.segments), (0, 4), "two in each stream");
+    (0..SERIES).for_each(|idx| assert_eq!(read(&engine, idx), [(1_000, 1.0)], "m{idx}"));
 }
 
 #[test]
@@ -449,7 +570,9 @@ fn invariant_2_the_newest_of_plain_writes_and_transactions_wins() {
         for value in [4.0, 5.0] {
             transact(&engine, |t, refs| {
                 t.update(refs[0], 1_000, value)?;
-                t.update(refs[1], 1_000, value)
+                let changed = t.update_range(&matcher(1), TimeRange::ALL, |_, _| value)?;
+                assert_eq!(changed, 1, "path {path}");
+                Ok(())
             });
             if value == 4.0 {
                 between(&mut engine, 3);

@@ -276,9 +276,13 @@ impl World {
             log_bytes_max: 64 << 10,
             recovery_threads: 1,
             // Another number at each start.
-            stream_count: 1 + self.rng.below(3) as usize,
+            stream_count: Some(1 + self.rng.below(3) as usize),
             new_series_bytes_max: [2 << 10, u64::MAX][self.seed as usize / 2 % 2],
-            convert: ConvertOptions { arena_bytes_max: 256, ..ConvertOptions::default() },
+            convert: ConvertOptions {
+                arena_bytes_max: 256,
+                sparse_arena_times: 4,
+                ..ConvertOptions::default()
+            },
             head_bytes_max: 64 << 10,
             flush_age_ms_max: 30 * 60_000,
             // Some parts, each of which has a block at least.

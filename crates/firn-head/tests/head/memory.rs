@@ -143,6 +143,7 @@ fn conversion_that_lags_is_bounded_and_catches_up() {
     let budget = Budget::unlimited();
     let mut options = HeadOptions::new(ShardBits::for_count(1));
     options.convert.arena_bytes_max = 4 << 10;
+    options.convert.sparse_arena_times = 4;
     options.convert.arena_bytes_min = 4 << 10;
     let head = Head::new(options.clone(), budget.clone());
     let mut batch = RowBatch::default();

@@ -258,6 +258,7 @@ fn replay_gives_it_again(world: &World, floors: &[u64]) {
 /// Limits so low that everything happens often.
 fn small(options: &mut HeadOptions) {
     options.convert.arena_bytes_max = 60;
+    options.convert.sparse_arena_times = 4;
     options.convert.rows_per_group_min = 2;
     options.convert.rows_per_group_max = 5;
     options.convert.bytes_per_series_max = 24;

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use firn_log::{LogOptions, SyncPolicy};
+use firn_log::{LogOptions, StreamId, SyncPolicy};
+use firn_model::ErrorKind;
+use firn_sim::Operation;
 
-use crate::world::{Fate, World, options, seeds};
+use crate::world::{Fate, STREAM_COUNT, World, options, seeds};
 
 #[test]
 fn a_killed_process_loses_nothing_whatever_the_policy() {
@@ -57,6 +59,30 @@ fn an_asked_for_sync_makes_everything_durable() {
         world.sim.restart();
         let log = world.open(options).unwrap();
         world.check(&world.replay(&log).unwrap());
+    }
+}
+
+/// What was acknowledged without a sync is lost by one that fails. Whoever asks for a sync is told, until it is kept elsewhere.
+#[test]
+fn a_sync_that_failed_is_told_until_the_floor_has_passed_what_it_lost() {
+    for sync in [SyncPolicy::Never, SyncPolicy::IntervalMs(1 << 40)] {
+        let mut world = World::new(1);
+        let log = world.open(options(8 << 10, sync)).unwrap();
+        world.replay(&log).unwrap();
+        log.start().unwrap();
+        let first = world.append(&log, 100).unwrap();
+        log.commit(&[first]).unwrap();
+        world.sim.faults.fail_nth(Operation::Sync, 1);
+        for _ in 0..2 {
+            assert_eq!(*log.sync().unwrap_err().kind(), ErrorKind::Unavailable);
+            assert!(log.stats().has_lost);
+            let position = world.append(&log, 100).unwrap();
+            log.commit(&[position]).expect("it goes on in another segment");
+        }
+        let ends = (0..STREAM_COUNT as u16).map(|stream| log.end(StreamId(stream)));
+        log.purge(&ends.collect::<Vec<_>>()).unwrap();
+        log.sync().expect("what was lost is not needed");
+        assert!(!log.stats().has_lost);
     }
 }
 

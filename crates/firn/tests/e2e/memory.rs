@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::http::{api, get};
 use crate::process::{Process, firn, free_address, wait_for, wait_until_ready};
 use crate::remote_write::WriteRequest;
+use crate::tiers::metric;
 
 const REQUESTS: u64 = 2;
 const SERIES: u64 = 800;
@@ -77,6 +78,39 @@ fn a_tenth_of_the_memory_refuses_and_loses_nothing() {
     });
     println!("after a restart at most {} bytes resident", peak.0.load(Ordering::Relaxed));
     peak.check(limit_bytes);
+}
+
+/// What is flushed stays hot and answers, and the metrics of its memory say so.
+#[test]
+fn flushed_rows_answer_from_memory() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let address = free_address();
+    let mut command = firn(folder.path(), address);
+    command.args(["--head-flush-bytes", "64KiB", "--self-scrape", "never"]);
+    let _server = Process::start("firn", folder.path(), &mut command);
+    wait_until_ready(address, "/-/ready");
+    let rounds = 100;
+    for round in 0..rounds {
+        let mut request = WriteRequest::default();
+        for series in 0..100 {
+            let labels = [("__name__", "hot"), ("series", &series.to_string())];
+            request.series(&labels, &[(NOW_MS + round * 15_000, (round * series) as f64)]);
+        }
+        assert_eq!(request.send(address).0, 204);
+    }
+    let value = |name: &str| metric(address, name).unwrap_or_else(|| panic!("no {name}"));
+    wait_for("a flush", Duration::from_secs(60), || value("firn_head_hot_bytes") > 0.0);
+    let time = (NOW_MS / 1_000 + rounds * 15).to_string();
+    let query = [("query", "sum(count_over_time(hot[1h]))"), ("time", time.as_str())];
+    let data = api(address, "/api/v1/query", &query).expect("an answer");
+    assert_eq!(data["result"][0]["value"][1], (rounds * 100).to_string());
+    for name in ["firn_head_block_bytes", "firn_head_hot_reads_total"] {
+        assert!(value(name) > 0.0, "{name}");
+    }
+    for kind in ["free_bytes", "cooling_bytes", "recycled_bytes_total", "released_bytes_total"] {
+        assert!(value(&format!("firn_head_{kind}")) >= 0.0, "{kind}");
+    }
+    assert_eq!(value("firn_head_gone_reads_total") + value("firn_head_taken_reads_total"), 0.0);
 }
 
 /// Each of its requests until it is taken; refusals must say what to do.

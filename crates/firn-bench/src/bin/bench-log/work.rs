@@ -45,7 +45,7 @@ pub(crate) fn write_and_wait(folder: &Path, rounds: usize, more: usize) -> Outco
     let options = Options {
         flush_age_ms_max: i64::MAX,
         head_bytes_max: u64::MAX >> 1,
-        stream_count: FILE_STREAM_COUNT,
+        stream_count: Some(FILE_STREAM_COUNT),
         // A kill loses nothing of it, and marks of what is durable are as close as with a sync for each request.
         log_sync: SyncPolicy::IntervalMs(10),
         ..Options::default()
