@@ -281,8 +281,8 @@ impl World {
         let seconds = self.rng.below(20);
         self.sim.clock.advance(Duration::from_secs(seconds));
         match self.rng.below(200) {
-            0..70 => self.write(),
-            70..190 => self.query(),
+            0..60 => self.write(),
+            60..190 => self.query(),
             190 | 191 => self.delete(),
             192 if self.rng.chance(0.5) => self.press(),
             192 => self.transact(),
