@@ -253,13 +253,17 @@ impl State {
         for ((slot, member), _) in members.filter(|member| !member.1) {
             self.check_number()?;
             let own = self.intern_all(member)?;
+            let mut ids: Vec<u32> = identity.iter().chain(&common).chain(&own).copied().collect();
+            ids.sort_by_key(|&pair| self.name_of(pair));
             if let Some((part_no, at)) = self.parts.find(group, slot) {
-                let mut ids: Vec<u32> =
-                    identity.iter().chain(&common).chain(&own).copied().collect();
-                ids.sort_by_key(|&pair| self.name_of(pair));
                 if !self.is_series(Place { part_no, at }, &ids) {
                     return Err(contradiction(group, &format!("slot {slot} has other labels")));
                 }
+            } else if let Some(place) = self.find(&ids) {
+                let other = self.series_ref(place);
+                let what =
+                    format!("slot {slot} has the labels of {}/{}", other.group, other.slot.0);
+                return Err(contradiction(group, &what));
             } else if definition.lone {
                 self.add_lone(group, &identity)?;
             } else {

@@ -485,6 +485,18 @@ fn bad_definitions_are_refused_with_their_offset() {
     let error = other.replay(&payload).unwrap_err();
     assert!(error.to_string().contains("contradicts"), "{error}");
     assert!(super::index().replay(&[0xff; 40]).is_err());
+    // One byte turns a label set into that of another reference.
+    let two = super::index();
+    let (first, second) = (resolve(&two, "a=1"), resolve(&two, "a=2"));
+    let mut payload = take_all(&two).concat();
+    let at = payload.iter().rposition(|&byte| byte == b'2').unwrap();
+    payload[at] = b'1';
+    let damaged = super::index();
+    let error = damaged.replay(&payload).unwrap_err();
+    assert!(error.to_string().contains("has the labels of"), "{error}");
+    let kept = lookup(&damaged, "a=1").unwrap();
+    assert!(kept == first || kept == second, "{kept:?}");
+    assert_eq!(damaged.view().series_count(), 1);
 }
 
 proptest! {
