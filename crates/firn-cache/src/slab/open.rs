@@ -1,11 +1,12 @@
 //! A slab on its way: points in memory until they fill one.
 
 use std::collections::{BTreeMap, HashMap};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use firn_codec::varint::varint_bytes;
 use firn_model::{TimeRange, Timestamp};
+use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 
 use super::{BLOCK_BYTES, KEYS_MIN, MARKER_BYTES, PREAMBLE_BYTES};
@@ -27,11 +28,11 @@ pub(crate) struct OpenSlab {
     keys: Vec<Arc<[u8]>>,
     positions: HashMap<Arc<[u8]>, u32>,
     sets: Vec<KeySet>,
-    set_ids: HashMap<Arc<[u32]>, u32>,
+    set_ids: HashMap<Arc<[u32]>, u32, RandomState>,
     /// The sets that each key is in.
     sets_of_keys: Vec<Vec<u32>>,
     /// In which set a point may be, by the hash of all it is: to share it.
-    places: HashMap<u64, u32>,
+    places: HashMap<u64, u32, RandomState>,
     heads: Vec<Arc<[u8]>>,
     head_ids: HashMap<Arc<[u8]>, u32>,
     point_count: usize,
@@ -56,7 +57,8 @@ type Points = BTreeMap<Timestamp, SmallVec<[OpenPoint; 1]>>;
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OpenPoint {
     pub(crate) head: Option<u32>,
-    pub(crate) payload: Box<[u8]>,
+    /// A number's text lies here itself.
+    pub(crate) payload: SmallVec<[u8; 16]>,
 }
 
 impl OpenSlab {
@@ -66,9 +68,9 @@ impl OpenSlab {
             keys: Vec::new(),
             positions: HashMap::new(),
             sets: Vec::new(),
-            set_ids: HashMap::new(),
+            set_ids: HashMap::default(),
             sets_of_keys: Vec::new(),
-            places: HashMap::new(),
+            places: HashMap::default(),
             heads: Vec::new(),
             head_ids: HashMap::new(),
             point_count: 0,
@@ -166,7 +168,7 @@ impl OpenSlab {
     ) {
         let point =
             OpenPoint { head: head.map(|head| self.head_id(head)), payload: payload.into() };
-        let hash = hash(ts, &point);
+        let hash = self.hash(ts, &point);
         if let Some(&set) = self.places.get(&hash)
             && self.may_share(set, position, payload.len())
             && let Some(shared) = self.take(set, ts, &point)
@@ -176,7 +178,7 @@ impl OpenSlab {
         }
         self.point_count += 1;
         self.payload_bytes += payload.len();
-        let set = self.set_id(Arc::from([position]));
+        let set = self.set_id(&[position]);
         self.put(set, ts, point, hash);
     }
 
@@ -201,7 +203,7 @@ impl OpenSlab {
             for (ts, point) in
                 taken.into_iter().flat_map(|(ts, points)| points.into_iter().map(move |p| (ts, p)))
             {
-                let hash = hash(ts, &point);
+                let hash = self.hash(ts, &point);
                 match rest {
                     Some(rest) => self.put(rest, ts, point, hash),
                     None => {
@@ -256,6 +258,10 @@ impl OpenSlab {
         id
     }
 
+    fn hash(&self, ts: Timestamp, point: &OpenPoint) -> u64 {
+        self.places.hasher().hash_one((ts, point))
+    }
+
     /// Takes a point like `like` out of a set.
     fn take(&mut self, set: u32, ts: Timestamp, like: &OpenPoint) -> Option<OpenPoint> {
         let points = &mut self.sets.get_mut(set as usize)?.points;
@@ -285,10 +291,11 @@ impl OpenSlab {
             || self.set_ids.contains_key(&*with(&self.sets[set as usize].keys, position))
     }
 
-    fn set_id(&mut self, keys: Arc<[u32]>) -> u32 {
-        if let Some(&id) = self.set_ids.get(&keys) {
+    fn set_id(&mut self, keys: &[u32]) -> u32 {
+        if let Some(&id) = self.set_ids.get(keys) {
             return id;
         }
+        let keys: Arc<[u32]> = Arc::from(keys);
         let id = self.sets.len() as u32;
         for &position in keys.iter() {
             self.sets_of_keys[position as usize].push(id);
@@ -300,7 +307,7 @@ impl OpenSlab {
 
     fn set_with(&mut self, set: u32, position: u32) -> u32 {
         let keys = with(&self.sets[set as usize].keys, position);
-        self.set_id(keys.into())
+        self.set_id(&keys)
     }
 
     /// `None` if nobody is left.
@@ -309,7 +316,7 @@ impl OpenSlab {
         let Ok(idx) = old.binary_search(&position) else { return Some(set) };
         let mut new = old.to_vec();
         new.remove(idx);
-        (!new.is_empty()).then(|| self.set_id(new.into()))
+        (!new.is_empty()).then(|| self.set_id(&new))
     }
 }
 
@@ -370,12 +377,6 @@ fn points_bytes(set: u32, points: &Points) -> usize {
         before = Some(ts);
     }
     bytes
-}
-
-fn hash(ts: Timestamp, point: &OpenPoint) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (ts, point).hash(&mut hasher);
-    hasher.finish()
 }
 
 #[cfg(test)]
