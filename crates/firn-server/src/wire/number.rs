@@ -14,29 +14,36 @@ pub const MAX_TIME_TEXT: &str = "+292277025-08-18T07:12:54.999999999Z";
 /// Appends `value` in its shortest form that reads back: Go's `AppendFloat(v, 'f' or 'e', -1, 64)`
 /// with `e` below 1e-6 and from 1e21 on.
 pub fn push_float(value: f64, out: &mut Vec<u8>) {
-    let magnitude = value.abs();
     if value.is_nan() {
-        out.extend_from_slice(b"NaN");
-    } else if value.is_infinite() {
-        out.extend_from_slice(if value > 0.0 { b"+Inf" } else { b"-Inf" });
-    } else if magnitude < 9_007_199_254_740_992.0 && value.fract() == 0.0 && magnitude != 0.0 {
+        return out.extend_from_slice(b"NaN");
+    }
+    if value.is_infinite() {
+        return out.extend_from_slice(if value > 0.0 { b"+Inf" } else { b"-Inf" });
+    }
+    let magnitude = value.abs();
+    if magnitude < 9_007_199_254_740_992.0 && value.fract() == 0.0 && magnitude != 0.0 {
         // Whole numbers that a double holds exactly: most of what is measured are counts.
-        push_i64(value as i64, out);
-    } else if magnitude != 0.0 && !(1e-6..1e21).contains(&magnitude) {
-        push_exponent(&format!("{value:e}"), out);
-    } else {
-        use std::io::Write;
-        // Writing into a Vec cannot fail.
-        let _ = write!(out, "{value}");
+        return push_i64(value as i64, out);
+    }
+    let mut buffer = zmij::Buffer::new();
+    let text = buffer.format_finite(value);
+    match text.split_once('e') {
+        None => out.extend_from_slice(text.strip_suffix(".0").unwrap_or(text).as_bytes()),
+        Some(parts) if !(1e-6..1e21).contains(&magnitude) => push_exponent(parts, out),
+        // It begins with exponents before Go does.
+        Some(_) => {
+            use std::io::Write;
+            // Writing into a Vec cannot fail.
+            let _ = write!(out, "{value}");
+        }
     }
 }
 
-/// Go writes a sign and at least two digits of exponent where Rust writes neither: `1e-07`, `1e+21`.
-fn push_exponent(text: &str, out: &mut Vec<u8>) {
-    let (mantissa, exponent) = text.split_once('e').unwrap_or((text, "0"));
+/// Go writes a sign and at least two digits of exponent, whatever there is: `1e-07`, `1e+21`.
+fn push_exponent((mantissa, exponent): (&str, &str), out: &mut Vec<u8>) {
     let (sign, digits) = match exponent.strip_prefix('-') {
         Some(digits) => (b'-', digits),
-        None => (b'+', exponent),
+        None => (b'+', exponent.strip_prefix('+').unwrap_or(exponent)),
     };
     out.extend_from_slice(mantissa.as_bytes());
     out.extend_from_slice(&[b'e', sign]);
@@ -48,25 +55,12 @@ fn push_exponent(text: &str, out: &mut Vec<u8>) {
 
 /// Appends a decimal integer.
 pub fn push_i64(value: i64, out: &mut Vec<u8>) {
-    if value < 0 {
-        out.push(b'-');
-    }
-    push_u64(value.unsigned_abs(), out);
+    out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
 }
 
 /// Appends a decimal integer.
-pub fn push_u64(mut value: u64, out: &mut Vec<u8>) {
-    let mut digits = [0u8; 20];
-    let mut start = digits.len();
-    loop {
-        start -= 1;
-        digits[start] = b'0' + (value % 10) as u8;
-        value /= 10;
-        if value == 0 {
-            break;
-        }
-    }
-    out.extend_from_slice(&digits[start..]);
+pub fn push_u64(value: u64, out: &mut Vec<u8>) {
+    out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
 }
 
 /// Appends milliseconds as seconds: `1435781451.781`; whole seconds have no point.
@@ -300,6 +294,8 @@ mod tests {
         f(0.1, "0.1");
         f(100_000.0, "100000");
         f(123_456_789.125, "123456789.125");
+        f(1_521_397_973_932_701.0 + 0.25, "1521397973932701.2");
+        f(1_521_397_973_932_701.0 + 0.75, "1521397973932701.8");
         f(9_007_199_254_740_991.0, "9007199254740991");
         f(9_007_199_254_740_993.0, "9007199254740992");
         f(1e20, "100000000000000000000");
@@ -318,6 +314,36 @@ mod tests {
         f(f64::NAN, "NaN");
         f(f64::INFINITY, "+Inf");
         f(f64::NEG_INFINITY, "-Inf");
+    }
+
+    #[test]
+    fn floats_are_as_short_as_the_standard_library_writes_them() {
+        let f = |value: f64| {
+            let mut out = Vec::new();
+            push_float(value, &mut out);
+            let text = String::from_utf8(out).unwrap();
+            assert_eq!(text.parse::<f64>().map(f64::to_bits), Ok(value.to_bits()), "{text}");
+            // Not the same: half way between two of a length, Go takes the even one.
+            let (standard, exponent) = (value.to_string(), format!("{value:e}"));
+            match text.split_once('e') {
+                None => assert_eq!(text.len(), standard.len(), "{text}"),
+                Some((mantissa, power)) => {
+                    let power: i32 = power.parse().unwrap();
+                    assert_eq!(format!("{mantissa}e{power}").len(), exponent.len(), "{text}");
+                }
+            }
+            assert_eq!(text.contains('e'), !(1e-6..1e21).contains(&value.abs()), "{text}");
+        };
+        // All magnitudes, and decimal ones around those where exponents begin.
+        let mut bits = 1_u64;
+        for n in 0..200_000 {
+            bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(n);
+            let value = f64::from_bits(bits);
+            if value.is_finite() && value != 0.0 {
+                f(value);
+            }
+            f((bits >> 40 | 1) as f64 * 10_f64.powi((n % 40) as i32 - 16));
+        }
     }
 
     #[test]
