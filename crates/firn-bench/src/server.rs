@@ -187,6 +187,24 @@ impl Server {
         ticks as f64 / rustix::param::clock_ticks_per_second() as f64
     }
 
+    /// Waits, a minute at most, until it has merged what was loaded: that is not what is measured.
+    ///
+    /// # Panics
+    /// If the process is gone.
+    pub fn wait_until_quiet(&self) {
+        const WAIT_MAX: Duration = Duration::from_secs(60);
+        let begun = Instant::now();
+        let mut before_s = self.cpu_s();
+        while begun.elapsed() < WAIT_MAX {
+            std::thread::sleep(Duration::from_secs(2));
+            let now_s = self.cpu_s();
+            if now_s - before_s < 0.1 {
+                return;
+            }
+            before_s = now_s;
+        }
+    }
+
     /// What it holds now.
     ///
     /// # Panics

@@ -522,7 +522,7 @@ fn database(program: Program, values: &Values, aims: &mut Vec<Aim>) -> io::Resul
     let begun = Instant::now();
     load(program, &database, values)?;
     let loaded_s = begun.elapsed().as_secs();
-    wait_until_quiet(&database);
+    database.wait_until_quiet();
     let flash_bytes = (values.json_bytes(DB_KEYS, DB_POINTS) / 10).max(8 << 20);
     println!(
         "\n{name} alone and behind the cache (10 % of the data), full workload; {DB_POINTS} points of {DB_KEYS} keys, {} MB as JSON, \
@@ -602,21 +602,6 @@ fn load(program: Program, database: &Server, values: &Values) -> io::Result<()> 
         post_all(database.address, program.write_path(), &set.requests(), 1);
     }
     Ok(())
-}
-
-/// Blocks of what was loaded are merged for a while: not what is measured.
-fn wait_until_quiet(database: &Server) {
-    const WAIT_MAX: Duration = Duration::from_secs(60);
-    let begun = Instant::now();
-    let mut before_s = database.cpu_s();
-    while begun.elapsed() < WAIT_MAX {
-        std::thread::sleep(Duration::from_secs(2));
-        let now_s = database.cpu_s();
-        if now_s - before_s < 0.1 {
-            return;
-        }
-        before_s = now_s;
-    }
 }
 
 fn time_s(point: i64) -> i64 {

@@ -166,6 +166,7 @@ pub fn measure_server(result_cache: &str) -> std::io::Result<f64> {
         write(start, (start + PART_MS).min(END) - 1);
         start += PART_MS;
     }
+    server.wait_until_quiet();
     let mut asker = Connection::open(server.address);
     let (mut now, mut cpu_s) = (END, 0.0);
     for refresh in 0..=REFRESHES {

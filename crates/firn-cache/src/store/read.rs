@@ -333,6 +333,11 @@ impl Got {
         Got { missing: range, absent: range, declined: None, device: None, parts: Vec::new() }
     }
 
+    /// What it holds, about: payloads, and some bytes for each point.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(Part::bytes).sum()
+    }
+
     /// Calls `take` with all points, in the order of time.
     ///
     /// # Errors

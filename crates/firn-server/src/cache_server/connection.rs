@@ -408,14 +408,16 @@ fn told(got: &Got, asked: TimeRange, format: Format, bytes_max: u64) -> Vec<u8> 
         _ if got.missing.is_empty() => format!("VALUE {start} {end}"),
         _ => format!("INCOMPLETE {} {}", got.missing.start, got.missing.end),
     };
-    match points::encode(format, got) {
-        Ok(value) => {
+    let mut answer = Vec::new();
+    match points::encode(format, got, &mut answer) {
+        Ok(()) => {
             let absent = match got.absent {
                 absent if absent == got.missing => String::new(),
                 absent => format!(" {} {}", absent.start, absent.end),
             };
-            let mut answer = format!("{line} {}{absent}\r\n", value.len()).into_bytes();
-            answer.extend_from_slice(&value);
+            let line = format!("{line} {}{absent}\r\n", answer.len());
+            // Moved in place: a second copy of a large value would be pages that nobody has touched before.
+            answer.splice(..0, line.into_bytes());
             answer.extend_from_slice(b"\r\n");
             answer
         }

@@ -1,13 +1,18 @@
 //! Points as they travel: JSON `[[time,value],...]` or, in binary, one behind the other `time:i64 length:u32 bytes`,
 //! little endian.
 
+use std::fmt;
+
 use firn_cache::{Got, Point};
 use firn_model::{Result, TimeRange, Timestamp};
+use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::protocol::Format;
 use crate::wire::number::push_i64;
 
+/// A point with a time of today in milliseconds and few digits; where they are shorter the list grows.
+const JSON_POINT_BYTES: usize = 20;
 /// What stands before each point's bytes.
 const POINT_HEAD_BYTES: usize = 12;
 
@@ -42,15 +47,36 @@ pub(super) fn decode(
     Ok(points)
 }
 
-fn decode_json<'a>(bytes: &'a [u8]) -> std::result::Result<Vec<Point<'a>>, String> {
-    let pairs: Vec<(Timestamp, &'a RawValue)> = serde_json::from_slice(bytes)
-        .map_err(|e| format!("the value is no JSON list of [time,value] with whole times: {e}"))?;
-    let point = |(ts, value): &(Timestamp, &'a RawValue)| Point {
-        ts: *ts,
-        head: None,
-        payload: value.get().as_bytes(),
-    };
-    Ok(pairs.iter().map(point).collect())
+fn decode_json(bytes: &[u8]) -> std::result::Result<Vec<Point<'_>>, String> {
+    let mut source = serde_json::Deserializer::from_slice(bytes);
+    let points = source.deserialize_seq(JsonPoints { count: bytes.len() / JSON_POINT_BYTES });
+    points
+        .and_then(|points| source.end().map(|()| points))
+        .map_err(|e| format!("the value is no JSON list of [time,value] with whole times: {e}"))
+}
+
+/// Takes points into the list that they are needed in: they are a request's largest part.
+struct JsonPoints {
+    count: usize,
+}
+
+impl<'de> Visitor<'de> for JsonPoints {
+    type Value = Vec<Point<'de>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of [time,value]")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(
+        self,
+        mut items: A,
+    ) -> std::result::Result<Vec<Point<'de>>, A::Error> {
+        let mut points = Vec::with_capacity(self.count);
+        while let Some((ts, value)) = items.next_element::<(Timestamp, &'de RawValue)>()? {
+            points.push(Point { ts, head: None, payload: value.get().as_bytes() });
+        }
+        Ok(points)
+    }
 }
 
 fn decode_binary(bytes: &[u8]) -> std::result::Result<Vec<Point<'_>>, String> {
@@ -72,18 +98,20 @@ fn decode_binary(bytes: &[u8]) -> std::result::Result<Vec<Point<'_>>, String> {
     Ok(points)
 }
 
-/// Writes what was found.
+/// Appends what was found.
 ///
 /// # Errors
 /// `Corrupt` if a slab is not what its checksums say: then nothing of it may be used.
-pub(super) fn encode(format: Format, got: &Got) -> Result<Vec<u8>> {
-    let mut out = Vec::new();
+pub(super) fn encode(format: Format, got: &Got, out: &mut Vec<u8>) -> Result<()> {
+    // A number's text is about as long as its time's.
+    out.reserve(2 * got.bytes() as usize);
+    let start = out.len();
     match format {
         Format::Json => {
             out.push(b'[');
             got.for_each(&mut |point| {
-                out.extend_from_slice(if out.len() > 1 { b",[" } else { b"[" });
-                push_i64(point.ts, &mut out);
+                out.extend_from_slice(if out.len() > start + 1 { b",[" } else { b"[" });
+                push_i64(point.ts, out);
                 out.push(b',');
                 out.extend_from_slice(point.payload);
                 out.push(b']');
@@ -96,7 +124,7 @@ pub(super) fn encode(format: Format, got: &Got) -> Result<Vec<u8>> {
             out.extend_from_slice(point.payload);
         })?,
     }
-    Ok(out)
+    Ok(())
 }
 
 #[cfg(test)]

@@ -149,6 +149,7 @@ pub fn query_answer(
     warnings.extend(warning);
     let infos: Vec<String> = output.annotations.infos().collect();
     success(&warnings, &infos, |out| {
+        out.reserve(query_answer_bytes(output));
         out.extend_from_slice(br#"{"resultType":""#);
         out.extend_from_slice(output.value.value_type().api_name().as_bytes());
         out.extend_from_slice(br#"","result":"#);
