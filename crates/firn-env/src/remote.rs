@@ -241,7 +241,10 @@ impl Shared {
         let location = self.location(&request.key)?;
         let end = request.offset.checked_add(request.len);
         if let Some(end) = end.filter(|&end| end > request.offset) {
-            let get = self.stores.retrying.get_range(&location, request.offset..end);
+            // Ranges of one call share the line, so it is the call's time that says how much it brings.
+            let has_more_time = deadline > Instant::now() + self.give_up;
+            let store = if has_more_time { &self.stores.enduring } else { &self.stores.retrying };
+            let get = store.get_range(&location, request.offset..end);
             match self.read(deadline, "read", &request.key, get).await {
                 Ok(bytes) if bytes.len() as u64 == request.len => return Ok(Arc::from(&bytes[..])),
                 // Too short, or refused: perhaps because it reaches past the end.

@@ -17,6 +17,8 @@ pub(super) struct Stores {
     pub(super) retrying: Arc<dyn ObjectStore>,
     /// The same for parts of a large object: they share the line, so each may take as long as the whole call.
     pub(super) patient: Arc<dyn ObjectStore>,
+    /// For reads that bring much: again and again from where the body stopped, until the whole call is over.
+    pub(super) enduring: Arc<dyn ObjectStore>,
     /// For what is sent again elsewhere, if at all: puts with a condition.
     pub(super) once: Arc<dyn ObjectStore>,
     /// Whether conditions compare generations (Google) rather than entity tags.
@@ -66,6 +68,7 @@ pub(super) fn open(
     let stores = Stores {
         retrying: build(bucket, &variables, Tuning::retrying(give_up))?,
         patient: build(bucket, &variables, Tuning::patient(give_up))?,
+        enduring: build(bucket, &variables, Tuning::enduring(give_up))?,
         once: build(bucket, &variables, Tuning::once(give_up))?,
         compares_generations: scheme == "gs",
     };
@@ -93,6 +96,14 @@ impl Tuning {
         let Tuning { retry, connect_timeout, .. } = Tuning::retrying(give_up);
         let retry = RetryConfig { retry_timeout: CALL_MAX, ..retry };
         Tuning { retry, request_timeout: CALL_MAX, connect_timeout }
+    }
+
+    /// The same, but no body is waited for longer than a try lasts elsewhere: one that hangs is noticed, one that is slow
+    /// goes on from where it stopped.
+    fn enduring(give_up: Duration) -> Tuning {
+        let Tuning { retry, request_timeout, connect_timeout } = Tuning::retrying(give_up);
+        let retry = RetryConfig { retry_timeout: CALL_MAX, max_retries: usize::MAX, ..retry };
+        Tuning { retry, request_timeout, connect_timeout }
     }
 
     fn once(give_up: Duration) -> Tuning {

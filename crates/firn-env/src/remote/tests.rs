@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -360,7 +361,7 @@ fn a_create_that_meets_nothing_is_sent_again() {
     assert_eq!(tries, 4);
 }
 
-/// A store with objects in parts, as far as these tests need it. It reads bodies at some speed and keeps what was asked.
+/// A store with objects in parts, as far as these tests need it. It moves bodies at some speed and keeps what was asked.
 struct Parts {
     port: u16,
     requests: Arc<Mutex<Vec<String>>>,
@@ -411,14 +412,7 @@ impl Parts {
         let line = head.lines().next().unwrap_or_default().to_owned();
         let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
         let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
-        let began = Instant::now();
-        let piece_bytes = 64 << 10;
-        for (idx, piece) in body.chunks_mut(piece_bytes).enumerate() {
-            stream.read_exact(piece)?;
-            let due =
-                Duration::from_secs_f64((idx * piece_bytes) as f64 / rules.bytes_per_second as f64);
-            std::thread::sleep(due.saturating_sub(began.elapsed()));
-        }
+        rules.at_line_speed(body.len(), |piece| stream.read_exact(&mut body[piece]))?;
         let ends_before = {
             let mut seen = seen.lock().unwrap();
             seen.push(line.clone());
@@ -429,6 +423,11 @@ impl Parts {
         let of_last = "ETag: \"7\"\r\nLast-Modified: Sat, 21 Nov 2026 00:00:00 GMT\r\n";
         let is_end = line.starts_with("post") && line.contains("?uploadid=");
         let length = content.lock().unwrap().len();
+        let asked =
+            head.lines().find_map(|line| line.strip_prefix("range: bytes=")?.split_once('-'));
+        let asked = asked.map_or(0..length, |(first, last)| {
+            first.parse().unwrap()..1 + last.parse::<usize>().unwrap()
+        });
         let (status, headers, answer) = match &line {
             _ if is_end && rules.loses_the_end && ends_before == 1 => return Ok(()),
             _ if is_end && rules.loses_the_end => ("404 Not Found", "", "NoSuchUpload".into()),
@@ -447,20 +446,20 @@ impl Parts {
             }
             _ if is_end => ("200 OK", "", b"<R><ETag>\"7\"</ETag></R>".to_vec()),
             line if line.starts_with("get") => {
-                ("206 Partial Content", of_last, content.lock().unwrap().clone())
+                ("206 Partial Content", of_last, content.lock().unwrap()[asked.clone()].to_vec())
             }
             _ => ("200 OK", of_last, Vec::new()),
         };
         let shown = if line.starts_with("head") { length } else { answer.len() };
         let range = match status.starts_with("206") {
-            true => format!("Content-Range: bytes 0-{}/{}\r\n", length - 1, length),
+            true => format!("Content-Range: bytes {}-{}/{length}\r\n", asked.start, asked.end - 1),
             false => String::new(),
         };
         let head = format!(
             "HTTP/1.1 {status}\r\n{headers}{range}Content-Length: {shown}\r\nConnection: close\r\n\r\n"
         );
         stream.write_all(head.as_bytes())?;
-        stream.write_all(&answer)
+        rules.at_line_speed(answer.len(), |piece| stream.write_all(&answer[piece]))
     }
 
     fn create(&self, give_up_ms: u64) -> Result<ObjectInfo> {
@@ -468,6 +467,23 @@ impl Parts {
         let bucket = open("s3://firn-test", self.port, &options).unwrap();
         let content: Arc<[u8]> = (0..2 * PART_BYTES).map(|at| (at % 251) as u8).collect();
         bucket.put("a", content, PutMode::Create)
+    }
+}
+
+impl PartsRules {
+    /// Moves `len` bytes in pieces. What is slept is the time that they take on the line.
+    fn at_line_speed(
+        self,
+        len: usize,
+        mut piece: impl FnMut(Range<usize>) -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
+        let began = Instant::now();
+        for start in (0..len).step_by(64 << 10) {
+            piece(start..len.min(start + (64 << 10)))?;
+            let due = Duration::from_secs_f64(start as f64 / self.bytes_per_second as f64);
+            std::thread::sleep(due.saturating_sub(began.elapsed()));
+        }
+        Ok(())
     }
 }
 
@@ -501,6 +517,22 @@ fn a_large_object_goes_up_on_a_slow_line() {
         2,
         "{requests:?}"
     );
+}
+
+/// Two ranges share a line, as above: each goes on from where the time of a request ended.
+#[test]
+fn a_large_object_comes_down_on_a_slow_line() {
+    let server = Parts::start(PartsRules { bytes_per_second: 8 << 20, ..IN_ORDER });
+    server.create(6_000).unwrap();
+    let options = RemoteOptions { give_up_ms: 900, ..RemoteOptions::default() };
+    let bucket = open("s3://firn-test", server.port, &options).unwrap();
+    // Two thirds of this are over long before a half is here.
+    let len = PART_BYTES as u64;
+    let ranges = [0, len].map(|offset| RangeRequest { key: "a".to_owned(), offset, len });
+    for (answer, range) in bucket.get_ranges(&ranges).into_iter().zip(&ranges) {
+        let bytes = answer.unwrap();
+        assert!(bytes.iter().zip(range.offset..).all(|(&byte, at)| byte == (at % 251) as u8));
+    }
 }
 
 /// The end of the parts was done and its answer lost; asked again the store knows no such upload.
