@@ -360,6 +360,13 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
             ts as f64 / 1_000.0,
         );
     }
+    if let Some(ms) = tree.waiting_since_ms {
+        text.gauge(
+            "firn_upload_waiting_since_timestamp_seconds",
+            "When the oldest data was flushed that is in tables of this machine alone.",
+            ms as f64 / 1_000.0,
+        );
+    }
     write_requests(&stats.slow_tier, text);
     text.family(
         "firn_partition_length_seconds",

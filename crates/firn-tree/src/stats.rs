@@ -158,6 +158,8 @@ pub struct TreeStats {
     pub levels: [LevelStats; 3],
     /// The newest timestamp on the slow tier: what losing this machine cannot lose.
     pub newest_slow_ts: Option<Timestamp>,
+    /// Wall time at which the oldest data was flushed that is on the fast tier and not on the slow one.
+    pub waiting_since_ms: Option<Timestamp>,
     /// Lengths of new partitions.
     pub lengths: Lengths,
     /// Tables that no version names but a reader, or the slow tier's grace time, keeps.

@@ -464,6 +464,7 @@ impl Tree {
         TreeStats {
             levels: Level::ALL.map(|level| version.level_stats(level)),
             newest_slow_ts: version.newest_slow_ts(),
+            waiting_since_ms: version.waiting_since_ms(),
             lengths: self.lengths(),
             garbage_count: self.garbage.lock().len() as u64,
             cache_bytes: self.store.cache.bytes(),

@@ -247,6 +247,12 @@ impl Version {
         stats
     }
 
+    /// Since when what is on the fast tier waits for its upload: the wall time at which the oldest of it was flushed.
+    pub fn waiting_since_ms(&self) -> Option<Timestamp> {
+        let fast = self.all().filter(|table| !table.record.level.is_slow());
+        fast.map(|table| table.record.written_ms).min()
+    }
+
     /// The newest timestamp on the slow tier: what losing this machine cannot lose.
     pub fn newest_slow_ts(&self) -> Option<Timestamp> {
         self.level(Level::Two).iter().map(|table| table.record.time_range.end).max()

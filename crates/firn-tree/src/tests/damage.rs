@@ -227,6 +227,7 @@ fn a_missing_table_is_named_and_opening_goes_on() {
 fn a_damaged_table_is_left_out_of_merges_and_the_rest_goes_on() {
     let (mut world, record) = world_with_table(false);
     change(&world, &record, |bytes| bytes[100] ^= 1);
+    assert_eq!(world.tree.stats().waiting_since_ms, Some(record.written_ms));
     world.advance(5 * HOUR_MS);
     world.reopen();
     let job = world.plan().unwrap();
@@ -238,5 +239,6 @@ fn a_damaged_table_is_left_out_of_merges_and_the_rest_goes_on() {
     world.advance(5 * HOUR_MS);
     assert_eq!(world.settle(), ["compact", "compact", "upload"]);
     assert!(lost_groups(&world, &record) > 0);
+    assert_eq!(world.tree.stats().waiting_since_ms, Some(record.written_ms), "it is told");
     assert_eq!(world.tree.stats().levels[0].damaged_count, 1);
 }
