@@ -70,7 +70,8 @@ impl Engine {
     ///
     /// # Errors
     /// `Unavailable` when a tier fails: then it is not known what is damaged; `Canceled`; `Conflict` with `repairs` if the
-    /// slow tier is another server's: then nothing was done, here neither.
+    /// slow tier is another server's, or is not where this one's history lies: then nothing was done, here neither. Without
+    /// `repairs` that is a finding, and nothing else is told of the slow tier.
     pub fn check(
         &self,
         repairs: bool,
@@ -79,19 +80,25 @@ impl Engine {
     ) -> Result<CheckReport> {
         self.check_open()?;
         let _one_at_a_time = self.tree_lane.lock();
+        let version = self.tree.version();
+        let not_ours = match self.tier.check_ours(&*self.env.bucket, &self.tree) {
+            // A replica has nothing of its own to compare with.
+            Err(error) if !repairs && *error.kind() == ErrorKind::Conflict => {
+                (!self.options.read_only).then_some(error)
+            }
+            checked => checked.map(|()| None)?,
+        };
         if repairs {
-            self.check_slow_tier_is_ours()?;
             // Before, because a crash may come between.
             self.outdate_answers()?;
         }
-        let version = self.tree.version();
         let segments = self.index.segment_files();
         let mut report = CheckReport::default();
         let progress = &mut report.progress;
         progress.files_total = version.tables().count() as u64 + segments.len() as u64;
         progress.bytes_total = version.tables().map(|table| table.bytes).sum::<u64>()
             + segments.iter().map(|file| file.1).sum::<u64>();
-        let damage = version.check(cancel, &mut |record| {
+        let mut damage = version.check(cancel, &mut |record| {
             progress.files_done += 1;
             progress.bytes_done += record.bytes;
             each(progress);
@@ -100,7 +107,6 @@ impl Engine {
         report.progress.files_done = report.progress.files_total;
         report.progress.bytes_done = report.progress.bytes_total;
         each(&report.progress);
-        drop(version);
         for (path, lost) in &self.recovery.index_repairs {
             let error = Error::corrupt(path.as_str(), 0, "it was damaged where opening needs it");
             let loss = lost.map(Loss::Series);
@@ -110,8 +116,15 @@ impl Engine {
             let error = Error::corrupt("log or manifest", 0, place.clone());
             report.findings.push(Finding { error, loss: None, is_repaired: false });
         }
-        let orphans = self.check_slow_manifest(repairs, &mut report)?;
-        report.orphans = orphans;
+        match not_ours {
+            Some(error) => {
+                let is_slow = |id| version.tables().any(|t| t.id == id && t.level.is_slow());
+                damage.retain(|damage| !is_slow(damage.table));
+                report.findings.push(Finding { error, loss: None, is_repaired: false });
+            }
+            None => report.orphans = self.check_slow_manifest(repairs, &mut report)?,
+        }
+        drop(version);
         let mut repaired: Option<(TableId, bool)> = None;
         for damage in damage {
             let is_repaired = match repaired {
@@ -128,18 +141,6 @@ impl Engine {
             self.outdate_answers()?;
         }
         Ok(report)
-    }
-
-    /// This folder may be that of a machine that was replaced: what lies on the slow tier is then not its to mend.
-    fn check_slow_tier_is_ours(&self) -> Result<()> {
-        match tier::read(&*self.env.bucket) {
-            Ok(Some(found)) if found.mark != self.tier.mark() => {
-                Err(Error::new(ErrorKind::Conflict, another_servers(&found)))
-            }
-            // Looked at again when it is its turn.
-            Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => Ok(()),
-            found => found.map(|_| ()),
-        }
     }
 
     /// Answers of before a repair are not what evaluating says after it, and nobody can say which: all that were kept
@@ -192,7 +193,7 @@ impl Engine {
         let file_bytes = files.iter().find(|file| file.0 == path).map_or(0, |file| file.1);
         let _memory =
             self.reserve(Pool::Jobs, file_bytes.saturating_mul(REPAIR_MEMORY_PER_BYTE))?;
-        let copy = tier::copy_of(&*self.env.bucket, path);
+        let copy = tier::copy_of(&*self.env.bucket, (&self.tier, &self.tree), path);
         let Some(repaired) = self.index.repair(path, &copy)? else { return Ok(None) };
         // Nobody writes until the references of lost series are of another generation.
         let _leaving = self.leaving.write();
@@ -204,11 +205,9 @@ impl Engine {
     fn check_slow_manifest(&self, repairs: bool, report: &mut CheckReport) -> Result<Vec<String>> {
         let mut orphans = self.tree.orphans(&self.env)?;
         match tier::read(&*self.env.bucket) {
-            // What it has is not what is here, and not to be compared with it.
-            Ok(Some(described)) if described.mark != self.tier.mark() => {
-                orphans.clear();
-                let error = Error::new(ErrorKind::Conflict, another_servers(&described));
-                report.findings.push(Finding { error, loss: None, is_repaired: false });
+            // Since the check began.
+            Ok(Some(described)) if repairs && !self.tier.is_ours(&described, &self.tree) => {
+                return Err(tier::another_servers(&described));
             }
             Ok(Some(described)) => {
                 orphans.extend(described.orphans(&*self.env.bucket)?);
@@ -275,14 +274,6 @@ impl Engine {
         }
         Ok(true)
     }
-}
-
-fn another_servers(found: &tier::Described) -> String {
-    format!(
-        "the slow tier is another server's (epoch {}), which has taken it over from this folder's: nothing there was \
-         changed; check it from that server's folder, and this one with a --slow-tier of its own",
-        found.epoch
-    )
 }
 
 fn is_in(finding: &Finding, path: &str) -> bool {

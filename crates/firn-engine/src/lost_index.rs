@@ -14,9 +14,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use firn_env::{Disk, Env, OpenMode};
 use firn_index::{Index, LostSeries};
 use firn_model::{Error, ErrorKind, Result};
+use firn_tree::Tree;
 
 use crate::manifest::{Found, Manifest, Room};
 use crate::recover::parts;
+use crate::tier::Tier;
 use crate::{Engine, EngineOptions, RecoveryProgress, tier};
 
 const INDEX_FOLDER: &str = "index/";
@@ -77,10 +79,14 @@ impl Engine {
 impl LostFiles {
     /// The index's parts of a manifest without these files, which are put aside as `index/<n>.lost`; one sentence
     /// for each that is forgotten goes to `damage`.
+    ///
+    /// # Errors
+    /// As [`Tier::check_ours`], before anything is written anew without what the slow tier may have.
     pub(crate) fn leave_out(
         &self,
         env: &Env,
         found: &Found,
+        (tier, tree): (&Tier, &Tree),
         damage: &mut Vec<String>,
     ) -> Result<(Vec<Vec<u8>>, Vec<RepairedFile>)> {
         let disk = &*env.disk;
@@ -88,6 +94,9 @@ impl LostFiles {
             parts(found, Room::Index).into_iter().map(<[u8]>::to_vec).collect();
         let mut repaired: Vec<RepairedFile> =
             self.fetched.iter().map(|path| (path.clone(), None)).collect();
+        if !self.repaired.is_empty() {
+            tier.check_ours(&*env.bucket, tree)?;
+        }
         for path in &self.repaired {
             let aside = aside_of(path);
             if matches!(disk.open(path, OpenMode::Read), Err(e) if *e.kind() == ErrorKind::NotFound)
@@ -95,7 +104,7 @@ impl LostFiles {
                 // Put aside by a repair that was interrupted before the manifest had its file.
                 disk.rename(&aside, path)?;
             }
-            let copy = tier::copy_of(&*env.bucket, path);
+            let copy = tier::copy_of(&*env.bucket, (tier, tree), path);
             let found = Index::part_repaired(disk, &slices(&index_parts), path, &copy)?;
             index_parts.push(found.part);
             put_aside(disk, path)?;

@@ -460,10 +460,10 @@ impl Engine {
 
     /// The state before the edit that is being made: rooms apply edits only afterwards.
     pub(crate) fn whole_state(&self) -> Edit {
-        self.whole_state_of(self.tier.mark())
+        self.whole_state_of(self.tier.mark()).with(Room::Engine, self.tier.claims_part())
     }
 
-    /// The same as of a folder with this mark.
+    /// The same as of a folder with this mark, which has never claimed a slow tier.
     pub(crate) fn whole_state_of(&self, mark: u64) -> Edit {
         let state = Edit::default()
             .with(Room::Engine, self.identity.encode())

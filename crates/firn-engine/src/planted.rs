@@ -69,6 +69,8 @@ pub enum Planted {
     StreamsChangedUnflushed,
     /// A writer whose slow tier another has taken over goes on writing and removing there.
     FenceSkipped,
+    /// A folder that was copied and left behind takes the slow tier back from the copy.
+    LeftCopyNotFenced,
     /// Objects go at once, though the slow tier's manifest still names them.
     ObjectsRemovedEarly,
     /// Retention drops partitions that are over in part.
@@ -93,7 +95,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every mistake.
-    pub const ALL: [Planted; 43] = [
+    pub const ALL: [Planted; 44] = [
         Planted::SyncSkipped,
         Planted::PublishedBeforeDurable,
         Planted::AcknowledgedBeforeVisible,
@@ -127,6 +129,7 @@ impl Planted {
         Planted::RemovedSeriesReplayed,
         Planted::StreamsChangedUnflushed,
         Planted::FenceSkipped,
+        Planted::LeftCopyNotFenced,
         Planted::ObjectsRemovedEarly,
         Planted::DroppedTooEarly,
         Planted::FlippedBlockServed,

@@ -162,8 +162,16 @@ impl Engine {
             shard_bits: bits,
         };
         head_options.check()?;
+        let tree_options = firn_tree::TreeOptions {
+            retention_ms: options.retention_ms,
+            planted: options.planted.and_then(Planted::of_tree),
+            ..options.tree.clone()
+        };
+        let tree = Tree::open(&env, tree_options, &parts(&found, Room::Tree), budget.clone())?;
+        let tier = Tier::new(state.mark, state.claims);
         let mut damage = Vec::new();
-        let (index_parts, index_repairs) = lost.leave_out(&env, &found, &mut damage)?;
+        let (index_parts, index_repairs) =
+            lost.leave_out(&env, &found, (&tier, &tree), &mut damage)?;
         let index = Index::open(
             Arc::clone(&env.disk),
             IndexOptions {
@@ -174,12 +182,6 @@ impl Engine {
             },
             &index_parts.iter().map(Vec::as_slice).collect::<Vec<_>>(),
         )?;
-        let tree_options = firn_tree::TreeOptions {
-            retention_ms: options.retention_ms,
-            planted: options.planted.and_then(Planted::of_tree),
-            ..options.tree.clone()
-        };
-        let tree = Tree::open(&env, tree_options, &parts(&found, Room::Tree), budget.clone())?;
         let head = Head::new(head_options, budget.clone());
         let log = Log::open(
             Arc::clone(env.log_disk()),
@@ -242,7 +244,7 @@ impl Engine {
             log,
             manifest: Mutex::new(manifest),
             identity: state.identity,
-            tier: Tier::new(state.mark),
+            tier,
             counted,
             replica: Mutex::new(replica::Followed::default()),
             cut: Mutex::new(state.cut),
@@ -344,6 +346,8 @@ struct State {
     identity: Identity,
     /// Of this folder, on the slow tier.
     mark: u64,
+    /// Of its processes, on the slow tier.
+    claims: Vec<u64>,
     last: CommitSeq,
     cut: LogCut,
     tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
@@ -361,7 +365,7 @@ pub(crate) struct LogCut {
 impl State {
     fn read(found: &Found, options: &EngineOptions) -> Result<State> {
         let mut identity = None;
-        let mut mark = None;
+        let (mut mark, mut claims) = (None, Vec::new());
         let mut last = CommitSeq(0);
         let mut tombstones = BTreeMap::new();
         for part in parts(found, Room::Engine) {
@@ -377,7 +381,8 @@ impl State {
                     delete::read_part(tag, rest, &mut tombstones).ok_or_else(bad)??;
                 }
                 TAG_WRITER => mark = Some(tier::decode_writer(rest)?),
-                TAG_SLOW | TAG_CLAIM => {}
+                TAG_CLAIM => claims = tier::decode_claims(rest)?,
+                TAG_SLOW => {}
                 TAG_SEQUENCE => last = CommitSeq(decode_varint(&mut rest).ok_or_else(bad)?),
                 _ => return Err(bad()),
             }
@@ -393,7 +398,7 @@ impl State {
             None => LogCut { floors: vec![LogPosition(0); stream_count], told: CommitSeq(0) },
         };
         let mark = mark.unwrap_or_else(tier::new_mark);
-        Ok(State { identity, mark, last, cut, tombstones })
+        Ok(State { identity, mark, claims, last, cut, tombstones })
     }
 }
 

@@ -2,16 +2,17 @@
 //! that history opens on an empty machine ([`Engine::restore`]) and elsewhere for reading (`replica`).
 //!
 //! The object `manifest` is a whole state, put with the condition that nobody else has put one since. It says
-//! who writes: the *mark* of a data folder, and an *epoch* that rises whenever a process claims the place.
-//! Whoever finds another's there, or a younger one, is *fenced*: it changes nothing on the slow tier any
-//! more, and takes no writes, which would never get there.
+//! who writes: the *mark* of a data folder, the *number* that each process draws, and an *epoch* that rises
+//! whenever one claims the place. A folder remembers the numbers of its own processes, so that a copy which was
+//! left behind knows that the one it was copied to has gone on. Whoever finds another's there, or a younger one,
+//! is *fenced*: it changes nothing on the slow tier any more, and takes no writes, which would never get there.
 //!
 //! Objects are put before the manifest that names them. One is removed only when manifests that do not name
 //! it have been there for the grace time: a writer that takes over later, and a replica that reads now and
 //! then, need what the manifest names that they read, nothing else. What killed uploads left is found by one
 //! listing after the claim; otherwise nothing is ever listed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
@@ -22,7 +23,7 @@ use firn_codec::varint::{encode_zigzag, take_count, take_varint, take_zigzag};
 use firn_env::{Bucket, Env, OpenMode, PutMode, RangeRequest};
 use firn_index::Index;
 use firn_model::{CommitSeq, Error, ErrorKind, Pool, Result, Timestamp, encode_varint};
-use firn_tree::{Reach, SlowState, Version};
+use firn_tree::{Reach, SlowState, Tree, Version};
 use parking_lot::Mutex;
 
 use crate::manifest::{self, Edit, Manifest, Object, Room};
@@ -34,7 +35,8 @@ pub(crate) const TAG_WRITER: u8 = 5;
 /// What only the slow tier's manifest says: `6, zigzag wall time in ms, varint count, varint epoch of each
 /// index segment`.
 pub(crate) const TAG_SLOW: u8 = 6;
-/// Which process claimed the slow tier, only there too: `7, a number that it drew (8 B)`. Copies of one folder have one mark.
+/// Which process claimed the slow tier: `7, the number that it drew (8 B)`. Copies of one folder have one mark. In the
+/// folder: the numbers of its processes that may be found there, oldest first, all in one part that replaces the one before.
 pub(crate) const TAG_CLAIM: u8 = 7;
 
 pub(crate) const KEY: &str = "manifest";
@@ -49,6 +51,8 @@ const READ_TRIES: usize = 4;
 // Whoever was taken over learns of it so soon.
 const LOOK_MS: i64 = 60_000;
 const COPY_BYTES: u64 = 4 << 20;
+// A process adds its number to those of the folder, which begin with the one that is there: so many cannot put and die in a row.
+const CLAIMS_MAX: usize = 32;
 
 /// What [`Engine::restore`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,13 +67,24 @@ pub struct RestoreReport {
 
 /// The slow tier's state as the process that writes it knows it.
 pub(crate) struct Tier {
-    mark: u64,
+    writer: Writer,
+    /// What this folder remembers, see [`TAG_CLAIM`].
+    claims: Mutex<Vec<u64>>,
     is_fenced: AtomicBool,
     epoch: AtomicU64,
     newest_ts: AtomicI64,
     /// Used by who has the tree's lane alone.
     claim: Mutex<Option<Claim>>,
     retry: Mutex<Retry>,
+}
+
+/// Who writes the slow tier.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Writer {
+    /// Of the data folder.
+    mark: u64,
+    /// Of the process; no other has it.
+    number: u64,
 }
 
 #[derive(Default)]
@@ -81,8 +96,6 @@ struct Retry {
 /// What this process put there.
 struct Claim {
     epoch: u64,
-    /// No other process has it.
-    number: u64,
     /// Of the manifest that is there; `None` after a put whose answer was lost.
     version: Option<String>,
     looked_at_ms: Timestamp,
@@ -105,9 +118,7 @@ struct Told {
 #[derive(Clone)]
 pub(crate) struct Described {
     pub(crate) epoch: u64,
-    pub(crate) mark: u64,
-    /// Of the process that claimed it.
-    claim: u64,
+    writer: Writer,
     pub(crate) version: String,
     pub(crate) written_ms: Timestamp,
     /// The whole state, as of a database without fast tier and log.
@@ -119,9 +130,11 @@ pub(crate) struct Described {
 }
 
 impl Tier {
-    pub(crate) fn new(mark: u64) -> Tier {
+    /// Of a folder with this mark, and the numbers of processes that it remembers.
+    pub(crate) fn new(mark: u64, claims: Vec<u64>) -> Tier {
         Tier {
-            mark,
+            writer: Writer { mark, number: new_mark() },
+            claims: Mutex::new(claims),
             is_fenced: AtomicBool::new(false),
             epoch: AtomicU64::new(0),
             newest_ts: AtomicI64::new(i64::MIN),
@@ -131,7 +144,36 @@ impl Tier {
     }
 
     pub(crate) fn mark(&self) -> u64 {
-        self.mark
+        self.writer.mark
+    }
+
+    /// For the local manifest.
+    pub(crate) fn claims_part(&self) -> Vec<u8> {
+        encode_claims(&self.claims.lock())
+    }
+
+    /// Whether a process of this folder put it, none of a copy that was made before it, and none that this folder has
+    /// forgotten because it was put back as it had been.
+    pub(crate) fn is_ours(&self, found: &Described, tree: &Tree) -> bool {
+        let part = found.state.parts(Room::Tree).next();
+        found.writer == self.writer
+            || found.writer.mark == self.writer.mark
+                && self.claims.lock().contains(&found.writer.number)
+                && part.is_none_or(|part| tree.has_named(part).is_ok_and(|has| has))
+    }
+
+    /// Refuses what is not this folder's to mend: it may be that of a machine that was replaced, or that was copied and
+    /// left behind, or the place may not be the one where its history lies.
+    ///
+    /// # Errors
+    /// `Conflict`; `Unavailable` if nobody can tell. A manifest that cannot be read is none.
+    pub(crate) fn check_ours(&self, bucket: &dyn Bucket, tree: &Tree) -> Result<()> {
+        match read(bucket) {
+            Ok(Some(found)) if !self.is_ours(&found, tree) => Err(another_servers(&found)),
+            Ok(None) => check_place(bucket, &tree.version()),
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => Ok(()),
+            found => found.map(|_| ()),
+        }
     }
 
     pub(crate) fn is_fenced(&self) -> bool {
@@ -184,8 +226,9 @@ impl Tier {
         Error::new(
             ErrorKind::Conflict,
             format!(
-                "the slow tier is written by another server (epoch {}): this one is fenced and takes no \
-                 writes any more; stop one of the two",
+                "the slow tier is written by another server (epoch {}), or what wrote there knows more than this folder: \
+                 this server is fenced and takes no writes any more; stop one of the two, or start with --restore in an \
+                 empty folder",
                 found.epoch
             ),
         )
@@ -224,12 +267,15 @@ impl Engine {
     fn claim(&self) -> Result<()> {
         let bucket = &*self.env.bucket;
         let found = read(bucket)?;
-        if let Some(found) = &found
-            && found.mark != self.tier.mark
-        {
-            return Err(self.tier.fence(found));
+        match &found {
+            Some(found) if !self.tier.is_ours(found, &self.tree) && !self.goes_by_mark(found) => {
+                return Err(self.tier.fence(found));
+            }
+            Some(_) => {}
+            None => check_place(bucket, &self.tree.version())?,
         }
-        let claimed = claim_as(bucket, found, self.tier.mark, &self.described_nothing());
+        self.note_claim(found.as_ref().map(|found| found.writer.number))?;
+        let claimed = claim_as(bucket, found, self.tier.writer, &self.described_nothing());
         let mut claim = claimed.map_err(|e| match e.kind() {
             // Another's, or our own that was given up and came late: the next step reads it.
             ErrorKind::Conflict => {
@@ -255,6 +301,33 @@ impl Engine {
         self.tree.note_found(bucket.list(TABLE_FOLDER)?.into_iter().map(|object| object.key));
         *self.tier.claim.lock() = Some(claim);
         Ok(())
+    }
+
+    /// Whether a planted mistake takes whoever has the mark for its own.
+    fn goes_by_mark(&self, found: &Described) -> bool {
+        self.planted(Planted::LeftCopyNotFenced) && found.writer.mark == self.tier.writer.mark
+    }
+
+    /// The folder remembers that this process is about to put, before it does; `found` is the number of who put last. A copy of
+    /// the folder that was made before does not know it.
+    fn note_claim(&self, found: Option<u64>) -> Result<()> {
+        let mut claims = self.tier.claims.lock().clone();
+        // A put of one before `found` that comes late does not meet its condition.
+        let gone = claims.iter().position(|&number| Some(number) == found).unwrap_or(0);
+        claims.drain(..gone);
+        let number = self.tier.writer.number;
+        if claims.contains(&number) {
+            return Ok(());
+        }
+        if claims.len() >= CLAIMS_MAX {
+            claims.remove(1);
+        }
+        claims.push(number);
+        let edit = Edit::default().with(Room::Engine, encode_claims(&claims));
+        self.commit_edit(edit, || {
+            *self.tier.claims.lock() = claims;
+            Ok(())
+        })
     }
 
     /// A state without tables, for a place where nothing is yet.
@@ -309,7 +382,7 @@ impl Engine {
             epochs.push(self.put_segment(claim, path, *bytes)?);
         }
         let state = state
-            .with(Room::Engine, encode_claim(claim.number))
+            .with(Room::Engine, encode_claims(&[self.tier.writer.number]))
             .with(Room::Engine, encode_slow(now, &epochs));
         self.put_manifest(claim, manifest::encode_object(claim.epoch, &state))?;
         claim.told = Some(told);
@@ -329,7 +402,7 @@ impl Engine {
         let slow = self.tree.slow_state();
         let mut state = Edit::default()
             .with(Room::Engine, self.identity.encode())
-            .with(Room::Engine, encode_writer(self.tier.mark))
+            .with(Room::Engine, encode_writer(self.tier.mark()))
             .with(Room::Engine, recover::encode_sequence(self.sequence.last()))
             .with(Room::Index, self.index.snapshot_part())
             .with(Room::Tree, slow.part.clone());
@@ -381,10 +454,12 @@ impl Engine {
         let request = RangeRequest { key: KEY.to_owned(), offset: 0, len: info.bytes };
         let missing = || Err(Error::internal("a range has no answer"));
         let left = bucket.get_ranges(&[request]).pop().unwrap_or_else(missing)?;
-        let ours = encode_writer(self.tier.mark);
-        if !left.windows(ours.len()).any(|part| part == ours) {
+        let ours: Vec<Vec<u8>> =
+            self.tier.claims.lock().iter().map(|&number| encode_claims(&[number])).collect();
+        if !ours.iter().any(|ours| left.windows(ours.len()).any(|part| part == *ours)) {
             return Ok(false);
         }
+        self.note_claim(None)?;
         // Above every one that a name on the slow tier has: no segment is put over another.
         let named = bucket.list(INDEX_FOLDER)?.into_iter().filter_map(|object| {
             object.key.strip_suffix(".seg")?.rsplit_once('-')?.1.parse::<u64>().ok()
@@ -393,7 +468,6 @@ impl Engine {
         let epoch = named.chain(known).max().unwrap_or(0) + 1;
         *self.tier.claim.lock() = Some(Claim {
             epoch,
-            number: new_mark(),
             version: Some(info.version),
             looked_at_ms: i64::MIN,
             told: None,
@@ -415,8 +489,7 @@ impl Engine {
                  anew",
             )
         })?;
-        let is_ours =
-            (found.epoch, found.mark, found.claim) == (claim.epoch, self.tier.mark, claim.number);
+        let is_ours = (found.epoch, found.writer) == (claim.epoch, self.tier.writer);
         if !is_ours && !self.planted(Planted::FenceSkipped) {
             return Err(self.tier.fence(&found));
         }
@@ -456,15 +529,17 @@ impl Engine {
             return Ok(None);
         }
         let found = read_some(env)?;
-        let mark = new_mark();
+        let writer = Writer { mark: new_mark(), number: new_mark() };
         // First of all: what is there does not change any more, whoever wrote it.
-        claim_as(&*env.bucket, Some(found.clone()), mark, &found.state)?;
+        claim_as(&*env.bucket, Some(found.clone()), writer, &found.state)?;
         let mut report = RestoreReport { written_ms: found.written_ms, ..RestoreReport::default() };
         fetch_segments(env, &found, &mut report)?;
         let is_engine =
             |part: &[u8]| matches!(part.first(), Some(&(TAG_WRITER | TAG_SLOW | TAG_CLAIM)));
         let state = found.state.without(Room::Engine, is_engine);
-        let state = state.with(Room::Engine, encode_writer(mark));
+        let state = state
+            .with(Room::Engine, encode_writer(writer.mark))
+            .with(Room::Engine, encode_claims(&[writer.number]));
         local.commit(&Edit::default(), || state)?;
         Ok(Some(report))
     }
@@ -580,11 +655,42 @@ pub(crate) fn check_unclaimed(bucket: &dyn Bucket) -> Result<()> {
     }
 }
 
+pub(crate) fn another_servers(found: &Described) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        format!(
+            "the slow tier is another server's (epoch {}), which has taken it over from this folder's, or this folder was put \
+             back as it had been before: nothing there was changed; check it from that server's folder, and this one with a \
+             --slow-tier of its own",
+            found.epoch
+        ),
+    )
+}
+
+/// Refuses a place without a manifest and without a single one of the tables that `version` names there: it is not
+/// where they were put, and nothing of them is to be given up for that.
+fn check_place(bucket: &dyn Bucket, version: &Version) -> Result<()> {
+    let named: BTreeSet<String> =
+        version.tables().filter(|table| table.level.is_slow()).map(|table| table.path()).collect();
+    if named.is_empty() || bucket.list(TABLE_FOLDER)?.iter().any(|found| named.contains(&found.key))
+    {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Conflict,
+        format!(
+            "the slow tier has no manifest and none of the {} tables of this database's history: name the place where \
+             they are with --slow-tier",
+            named.len()
+        ),
+    ))
+}
+
 /// Puts the manifest that was `found`, or `nothing`, as of the next epoch.
 fn claim_as(
     bucket: &dyn Bucket,
     found: Option<Described>,
-    mark: u64,
+    writer: Writer,
     nothing: &Edit,
 ) -> Result<Claim> {
     let epoch = found.as_ref().map_or(0, |found| found.epoch) + 1;
@@ -598,17 +704,15 @@ fn claim_as(
         }
     };
     let is_writer = |part: &[u8]| matches!(part.first(), Some(&(TAG_WRITER | TAG_CLAIM)));
-    let number = new_mark();
     let state = state
         .without(Room::Engine, is_writer)
-        .with(Room::Engine, encode_writer(mark))
-        .with(Room::Engine, encode_claim(number));
+        .with(Room::Engine, encode_writer(writer.mark))
+        .with(Room::Engine, encode_claims(&[writer.number]));
     let put = manifest::encode_object(epoch, &state);
     let info = bucket.put(KEY, put.into(), mode)?;
     let version = Some(info.version);
     Ok(Claim {
         epoch,
-        number,
         version,
         looked_at_ms: i64::MIN,
         told: None,
@@ -666,11 +770,12 @@ impl Described {
     fn decode(bytes: &[u8], version: String) -> Result<Described> {
         let bad = |e: Error| Error::corrupt(KEY, 0, e.what());
         let Object { epoch, state, damaged_at } = manifest::decode_object(KEY, bytes)?;
-        let (mut mark, mut claim, mut written_ms, mut segment_epochs) = (0, 0, 0, Vec::new());
+        let mut writer = Writer { mark: 0, number: 0 };
+        let (mut written_ms, mut segment_epochs) = (0, Vec::new());
         for part in state.parts(Room::Engine) {
             match part.split_first() {
-                Some((&TAG_WRITER, rest)) => mark = decode_writer(rest)?,
-                Some((&TAG_CLAIM, rest)) => claim = decode_writer(rest)?,
+                Some((&TAG_WRITER, rest)) => writer.mark = decode_writer(rest)?,
+                Some((&TAG_CLAIM, rest)) => writer.number = decode_writer(rest)?,
                 Some((&TAG_SLOW, mut rest)) => {
                     written_ms = take_zigzag(&mut rest, "time of the manifest").map_err(bad)?;
                     let count_max = rest.len();
@@ -683,7 +788,7 @@ impl Described {
                 _ => {}
             }
         }
-        Ok(Described { epoch, mark, claim, version, written_ms, state, segment_epochs, damaged_at })
+        Ok(Described { epoch, writer, version, written_ms, state, segment_epochs, damaged_at })
     }
 }
 
@@ -745,7 +850,7 @@ pub(crate) fn fetch_segments(
 /// Brings an index file of the folder with `mark`, whose index is `parts`, back from the slow tier; `false` if the
 /// slow tier's manifest does not name the same.
 pub(crate) fn fetch_lost(env: &Env, mark: u64, parts: &[&[u8]], path: &str) -> Result<bool> {
-    let Some(described) = read(&*env.bucket)?.filter(|found| found.mark == mark) else {
+    let Some(described) = read(&*env.bucket)?.filter(|found| found.writer.mark == mark) else {
         return Ok(false);
     };
     let there = index_part(&described.state);
@@ -766,10 +871,15 @@ pub(crate) fn fetch_lost(env: &Env, mark: u64, parts: &[&[u8]], path: &str) -> R
     Ok(true)
 }
 
-/// What the slow tier has of an index file: so many bytes from an offset on, if they come. For who can tell whether they
-/// are the same.
-pub(crate) fn copy_of(bucket: &dyn Bucket, path: &str) -> impl Fn(u64, u64) -> Option<Arc<[u8]>> {
-    let segments = read(bucket).ok().flatten().and_then(|described| described.segments().ok());
+/// What the slow tier has of an index file, if it is this folder's: so many bytes from an offset on, if they come. For who
+/// can tell whether they are the same.
+pub(crate) fn copy_of(
+    bucket: &dyn Bucket,
+    (tier, tree): (&Tier, &Tree),
+    path: &str,
+) -> impl Fn(u64, u64) -> Option<Arc<[u8]>> {
+    let described = read(bucket).ok().flatten().filter(|found| tier.is_ours(found, tree));
+    let segments = described.and_then(|described| described.segments().ok());
     let segment = segments.into_iter().flatten().find(|segment| segment.path == path);
     move |offset, len| {
         let request = RangeRequest { key: segment.as_ref()?.key.clone(), offset, len };
@@ -828,13 +938,21 @@ pub(crate) fn mark_in(part: &[u8]) -> Option<Result<u64>> {
     }
 }
 
-fn encode_claim(number: u64) -> Vec<u8> {
+fn encode_claims(numbers: &[u64]) -> Vec<u8> {
     let mut out = vec![TAG_CLAIM];
-    out.extend_from_slice(&number.to_le_bytes());
+    numbers.iter().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
     out
 }
 
-/// What stands behind the tag of a writer or a claim.
+/// What stands behind the tag of a folder's claims.
+pub(crate) fn decode_claims(rest: &[u8]) -> Result<Vec<u64>> {
+    let (numbers, []) = rest.as_chunks() else {
+        return Err(Error::corrupt("manifest", 0, "the numbers of the folder's processes"));
+    };
+    Ok(numbers.iter().map(|number| u64::from_le_bytes(*number)).collect())
+}
+
+/// What stands behind the tag of a writer, or of a claim on the slow tier.
 pub(crate) fn decode_writer(rest: &[u8]) -> Result<u64> {
     let mark = rest.try_into().map_err(|_| Error::corrupt("manifest", 0, "the writer's mark"))?;
     Ok(u64::from_le_bytes(mark))
@@ -859,10 +977,11 @@ mod tests {
     #[test]
     fn no_two_claims_are_the_same() {
         let put = |sim: &Sim| {
-            claim_as(&sim.bucket, None, 7, &Edit::default()).expect("a claim");
+            let writer = Tier::new(7, Vec::new()).writer;
+            claim_as(&sim.bucket, None, writer, &Edit::default()).expect("a claim");
             let found = read(&sim.bucket).expect("readable").expect("there");
-            assert_eq!((found.epoch, found.mark), (1, 7));
-            claim_as(&sim.bucket, Some(found), 7, &Edit::default()).expect("a claim");
+            assert_eq!((found.epoch, found.writer.mark), (1, 7));
+            claim_as(&sim.bucket, Some(found), writer, &Edit::default()).expect("a claim");
             sim.bucket.bytes(KEY).expect("a manifest")
         };
         let [one, other] = [Sim::new(1), Sim::new(1)].map(|sim| put(&sim));

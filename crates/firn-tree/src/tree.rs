@@ -38,6 +38,8 @@ pub struct Tree {
     version: RwLock<Arc<Version>>,
     /// The next id that no table has.
     ids: Arc<AtomicU64>,
+    /// What it was in the parts that were opened.
+    first_unknown: TableId,
     garbage: Mutex<Vec<Garbage>>,
     /// How much longer or shorter new partitions are than the options say: a [`Shift`].
     shift: AtomicI8,
@@ -111,6 +113,7 @@ impl Tree {
             shift: AtomicI8::new(shift.0),
             fast_bytes: AtomicU64::new(version.fast_bytes()),
             version: RwLock::new(Arc::new(version)),
+            first_unknown: TableId(state.next_id),
             ids: Arc::new(AtomicU64::new(match parts.is_empty() {
                 true => 1,
                 false => state.next_id.saturating_add(IDS_PER_OPENING),
@@ -122,6 +125,15 @@ impl Tree {
     /// The present version.
     pub fn version(&self) -> Arc<Version> {
         Arc::clone(&self.version.read())
+    }
+
+    /// Whether the tables that `part` names, the whole state of a tree of before this process, were all named by the parts that
+    /// were opened, or before them: if not, these are older than it.
+    ///
+    /// # Errors
+    /// As [`Tree::open`] for `part`.
+    pub fn has_named(&self, part: &[u8]) -> Result<bool> {
+        Ok(State::read(&[part])?.tables.keys().all(|&id| id < self.first_unknown))
     }
 
     /// Writes a flush as level-0 tables, one per partition that it touches (more if they grow over

@@ -16,7 +16,7 @@ pub(crate) struct Check {
     #[arg(long, env = "FIRN_DATA", value_name = "FOLDER", default_value = "./firn-data")]
     data: PathBuf,
 
-    /// Where its history lies, if not in the folder
+    /// Where its history lies, if not in the folder: what the server was started with
     #[arg(long, env = "FIRN_SLOW_TIER", value_name = "PLACE")]
     slow_tier: Option<String>,
 
@@ -91,7 +91,7 @@ fn text(report: &CheckReport, repairs: bool) -> String {
     }
     for orphan in &report.orphans {
         lines.push(format!(
-            "orphan    {orphan}: a server removes it by itself, an hour after its start"
+            "orphan    {orphan}: a server removes it by itself, a file at its start, an object an hour after it"
         ));
     }
     if !repairs && report.findings.iter().any(|finding| finding.loss.is_some()) {

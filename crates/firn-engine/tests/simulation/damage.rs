@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use firn_cache::{Dependency, Question, ResultCache, ResultOptions, Span, StoreOptions};
 use firn_engine::{Engine, EngineOptions, Lane, RecoveryProgress};
-use firn_env::{Env, OpenMode, PutMode};
+use firn_env::{Disk, Env, OpenMode, PutMode};
 use firn_model::{CancelToken, ErrorKind, Labels, MatchOp, Matcher, RowBatch, TimeRange};
 use firn_sim::{Rng, Seen, Sim, for_places};
 use firn_tree::BlockOutline;
@@ -335,25 +335,28 @@ impl Filled {
     /// A world in which all that is.
     fn world(&self, seed: u64) -> Sim {
         let sim = Sim::new(seed);
-        let Env { disk, bucket, clock, .. } = sim.env();
-        for (path, bytes) in &self.files {
-            let folder = path.rsplit_once('/').map_or("", |split| split.0);
-            let above = folder.match_indices('/').map(|(at, _)| &folder[..at]);
-            for folder in above.chain([folder]).filter(|folder| !folder.is_empty()) {
-                disk.create_dir(folder).expect("a folder");
-                let above = folder.rsplit_once('/').map_or("", |split| split.0);
-                disk.sync_dir(above).expect("durable");
-            }
-            let file = disk.open(path, OpenMode::Create).expect("a file");
-            file.write_at(0, bytes).and_then(|()| file.sync()).expect("written");
-            disk.sync_dir(folder).expect("durable");
-        }
+        let Env { bucket, clock, .. } = sim.env();
+        self.files.iter().for_each(|(path, bytes)| lay_down(&sim.disk, path, bytes));
         for (key, bytes) in &self.objects {
             bucket.put(key, Arc::clone(bytes), PutMode::Create).expect("put");
         }
         sim.clock.advance(Duration::from_millis((self.now_ms - clock.now_ms()) as u64));
         sim
     }
+}
+
+/// Makes a file, durable with the folders that it is in.
+pub(crate) fn lay_down(disk: &dyn Disk, path: &str, bytes: &[u8]) {
+    let folder = path.rsplit_once('/').map_or("", |split| split.0);
+    let above = folder.match_indices('/').map(|(at, _)| &folder[..at]);
+    for folder in above.chain([folder]).filter(|folder| !folder.is_empty()) {
+        disk.create_dir(folder).expect("a folder");
+        let above = folder.rsplit_once('/').map_or("", |split| split.0);
+        disk.sync_dir(above).expect("durable");
+    }
+    let file = disk.open(path, OpenMode::Create).expect("a file");
+    file.write_at(0, bytes).and_then(|()| file.sync()).expect("written");
+    disk.sync_dir(folder).expect("durable");
 }
 
 fn samples_of_tables(engine: &Engine) -> BTreeMap<String, (usize, usize)> {

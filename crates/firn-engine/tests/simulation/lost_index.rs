@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firn_engine::{Engine, EngineOptions, Lane, Loss, RecoveryProgress, Step};
+use firn_env::Env;
 use firn_model::{CancelToken, ErrorKind, Labels, Result, RowBatch, SeriesRef, TimeRange};
-use firn_sim::{Seen, Sim};
+use firn_sim::{Seen, Sim, SimDisk};
 
 fn open(sim: &Sim, forget_lost_index: bool) -> Result<Arc<Engine>> {
     open_with(sim, forget_lost_index, false)
@@ -235,6 +236,36 @@ fn filled_large(sim: &Sim, stage: Stage) -> BTreeMap<Labels, usize> {
     }
     refs.iter().step_by(7).for_each(|&series| write(&[series], 2_000));
     counts(&engine)
+}
+
+/// The folder of a machine that was replaced, with a block damaged that opening needs: asked to repair, it refuses, and the
+/// file is as it was. What the other server has put under its name is not taken for a copy.
+#[test]
+fn a_replaced_machines_index_file_is_not_written_anew() {
+    let sim = Sim::new(35);
+    drop(filled_large(&sim, Stage::Sealed));
+    let engine = open(&sim, false).expect("opens");
+    while engine.step(Lane::Tree).expect("a step").is_some() {}
+    drop(engine);
+    let elsewhere = Env { disk: Arc::new(SimDisk::new(sim.faults.clone())), ..sim.env() };
+    Engine::restore(&elsewhere).expect("restores");
+    let files = index_files(&sim);
+    let whole = sim.disk.bytes(&files[0]).expect("a file");
+    let mut refused = 0;
+    for at in (999..whole.len() - 3_000).step_by(64 << 10) {
+        let flip = |bytes: &mut Vec<u8>| bytes[at] ^= 4;
+        sim.disk.damage(&files[0], flip).expect("damaged");
+        if let Err(error) = open(&sim, false) {
+            assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
+            let error = open_with(&sim, false, true).expect_err("another server's");
+            assert_eq!(error.kind(), &ErrorKind::Conflict, "{error}");
+            assert_eq!(index_files(&sim), files);
+            refused += 1;
+        }
+        sim.disk.damage(&files[0], flip).expect("mended");
+        assert!(sim.disk.bytes(&files[0]).expect("a file") == whole, "it was changed");
+    }
+    assert!(refused > 0, "opening needs no block");
 }
 
 /// Each block of a large index file in turn: a repair takes it from the slow tier or, if it is not there, loses the series that

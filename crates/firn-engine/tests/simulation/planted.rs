@@ -26,7 +26,10 @@ fn every_planted_mistake_is_found() {
 }
 
 fn found(seed: u64, mistake: Planted) -> Option<(u64, String)> {
-    if matches!(mistake, Planted::FenceSkipped | Planted::ObjectsRemovedEarly) {
+    if matches!(
+        mistake,
+        Planted::FenceSkipped | Planted::LeftCopyNotFenced | Planted::ObjectsRemovedEarly
+    ) {
         return tiers::found(seed, mistake).map(|how| (seed, how));
     }
     if mistake == Planted::FastTierUnbounded {

@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firn_engine::{
-    ConvertOptions, Engine, EngineOptions, Lane, Planted, RecoveryProgress, Request,
+    CheckReport, ConvertOptions, Engine, EngineOptions, Lane, Planted, RecoveryProgress, Request,
 };
 use firn_env::{Env, PutMode};
 use firn_model::{CancelToken, ErrorKind, Labels, Matcher, RowBatch, Sample, TimeRange, Timestamp};
-use firn_sim::{Operation, Oracle, Rng, Seen, Sim, SimDisk, for_seeds};
+use firn_sim::{Operation, Oracle, Rng, Seen, Sim, SimBucket, SimDisk, for_seeds};
+
+use crate::damage::lay_down;
 
 const SEEDS: u64 = 300;
 const STEPS: u64 = 50;
@@ -369,7 +371,31 @@ impl Place {
         self.oracle.settle(&seen).map_err(|e| format!("a new replica: {e}"))
     }
 
+    fn copy_of_disk(&self) -> SimDisk {
+        let (disk, from) = (SimDisk::new(self.sim.faults.clone()), &self.writer.disk);
+        from.files().iter().for_each(|path| lay_down(&disk, path, &from.bytes(path).expect("one")));
+        disk
+    }
+
+    /// The folder is copied, the copy goes on. What was left behind is started again when that has claimed.
+    fn move_folder(&mut self) -> Outcome<Machine> {
+        self.settle()?;
+        self.writer.engine = None;
+        let disk = self.copy_of_disk();
+        let left = std::mem::replace(&mut self.writer, Machine { disk, engine: None });
+        self.open_writer()?;
+        self.settle()?;
+        Ok(left)
+    }
+
     fn lose_machine(&mut self) -> Outcome<()> {
+        if self.rng.chance(0.3) {
+            let left = self.move_folder()?;
+            let engine = self.open(&left.disk, false).map_err(|e| format!("left behind: {e:?}"))?;
+            self.zombies.push(Machine { engine: Some(engine), ..left });
+            self.count("left behind");
+            return Ok(());
+        }
         self.settle()?;
         self.verify()?;
         self.check_elsewhere()?;
@@ -497,6 +523,27 @@ impl Place {
     }
 }
 
+/// What the scenes below have in common.
+impl Place {
+    fn write_and_settle(&mut self) {
+        (0..9).for_each(|_| self.write().expect("a write"));
+        self.settle().expect("settles");
+    }
+
+    fn objects(&self) -> Vec<(String, Arc<[u8]>)> {
+        let keys = self.sim.bucket.keys().into_iter();
+        keys.map(|key| (key.clone(), self.sim.bucket.bytes(&key).expect("there"))).collect()
+    }
+}
+
+fn check(engine: &Engine, repairs: bool) -> firn_model::Result<CheckReport> {
+    engine.check(repairs, &CancelToken::new(), &mut |_| ())
+}
+
+fn told(report: &CheckReport, words: &str) -> bool {
+    report.findings.iter().any(|one| !one.is_repaired && one.error.to_string().contains(words))
+}
+
 pub(crate) fn found(seed: u64, mistake: Planted) -> Option<String> {
     Place::new(seed, Some(mistake)).live().err()
 }
@@ -524,6 +571,7 @@ fn history_outlives_its_machine_and_has_one_writer() {
             "all is elsewhere",
             "restored",
             "crash in a restore",
+            "left behind",
         ] {
             assert!(tally.borrow().contains_key(what), "{what} never happened");
         }
@@ -555,34 +603,22 @@ fn nothing_is_listed_but_at_the_start() {
 fn a_replaced_machines_repair_changes_nothing_on_the_slow_tier() {
     let mut place = Place::new(9, None);
     place.open_writer().expect("opens");
-    let live = |place: &mut Place| {
-        (0..9).for_each(|_| place.write().expect("a write"));
-        place.settle().expect("settles");
-    };
-    live(&mut place);
+    place.write_and_settle();
     let disk = SimDisk::new(place.sim.faults.clone());
     let mut old = std::mem::replace(&mut place.writer, Machine { disk, engine: None });
     old.engine = None;
     Engine::restore(&place.env(&place.writer.disk)).expect("restores");
     place.open_writer().expect("opens");
-    live(&mut place);
-    let objects = |place: &Place| -> Vec<(String, Arc<[u8]>)> {
-        let keys = place.sim.bucket.keys().into_iter();
-        keys.map(|key| (key.clone(), place.sim.bucket.bytes(&key).expect("there"))).collect()
-    };
-    let before = objects(&place);
-    let check = |engine: &Engine, repairs| engine.check(repairs, &CancelToken::new(), &mut |_| ());
+    place.write_and_settle();
+    let before = place.objects();
 
     let engine = place.open(&old.disk, false).expect("opens");
     let error = check(&engine, true).expect_err("another server's");
     assert_eq!(error.kind(), &ErrorKind::Conflict, "{error}");
     let report = check(&engine, false).expect("a check");
     assert!(report.orphans.is_empty(), "{report:?}");
-    let told = |report: &firn_engine::CheckReport, words: &str| {
-        report.findings.iter().any(|one| !one.is_repaired && one.error.to_string().contains(words))
-    };
     assert!(told(&report, "another server's"), "{report:?}");
-    assert!(objects(&place) == before, "it changed something");
+    assert!(place.objects() == before, "it changed something");
 
     // Now nobody can read it, but it still says who wrote it.
     let ruin = |bytes: &mut Vec<u8>| {
@@ -590,15 +626,107 @@ fn a_replaced_machines_repair_changes_nothing_on_the_slow_tier() {
         [half - 1, 2 * half - 1].iter().for_each(|&at| bytes[at] ^= 1);
     };
     place.sim.bucket.damage("manifest", ruin).expect("a manifest");
-    let before = objects(&place);
+    let before = place.objects();
     let report = check(&engine, true).expect("a check");
     assert!(told(&report, "remove the object"), "{report:?}");
-    assert!(objects(&place) == before, "it changed something");
+    assert!(place.objects() == before, "it changed something");
     drop(engine);
     let report = check(&place.engine(), true).expect("a check");
     assert!(report.findings.iter().all(|finding| finding.is_repaired), "{report:?}");
     assert!(check(&place.engine(), false).expect("a check").findings.is_empty());
     place.settle().expect("settles");
+    place.verify().expect("everything is there");
+    place.check_elsewhere().expect("for others too");
+}
+
+/// A folder was moved by copying it, and days later the one that was left behind is started by mistake, and repaired: it has
+/// the mark of the one that goes on, and changes nothing there.
+#[test]
+fn a_folder_that_was_left_behind_changes_nothing_on_the_slow_tier() {
+    let mut place = Place::new(10, None);
+    place.open_writer().expect("opens");
+    place.write_and_settle();
+    let left = place.move_folder().expect("moved");
+    place.write_and_settle();
+    let before = place.objects();
+
+    let engine = place.open(&left.disk, false).expect("opens");
+    for _ in 0..30 {
+        let _ = engine.step(Lane::Tree);
+        place.sim.clock.advance(Duration::from_secs(600));
+    }
+    assert!(engine.stats().slow_tier.is_fenced);
+    let error = check(&engine, true).expect_err("another server's");
+    assert_eq!(error.kind(), &ErrorKind::Conflict, "{error}");
+    assert!(told(&check(&engine, false).expect("a check"), "another server's"));
+    assert!(place.objects() == before, "it changed something");
+    place.settle().expect("the one that goes on is not fenced");
+    place.verify().expect("everything is there");
+    place.check_elsewhere().expect("for others too");
+
+    // That one may start again as often as it likes.
+    for _ in 0..3 {
+        place.writer.engine = None;
+        place.open_writer().expect("opens");
+        place.write_and_settle();
+    }
+    place.verify().expect("everything is there");
+}
+
+/// A machine is lost, and its folder is put back as it was some days before, while the same process ran: what was uploaded since is
+/// not taken for garbage.
+#[test]
+fn a_folder_that_was_put_back_changes_nothing_on_the_slow_tier() {
+    let mut place = Place::new(12, None);
+    place.open_writer().expect("opens");
+    place.write_and_settle();
+    let disk = place.copy_of_disk();
+    place.write_and_settle();
+    let before = place.objects();
+    place.writer.engine = None;
+
+    let engine = place.open(&disk, false).expect("opens");
+    for _ in 0..30 {
+        let _ = engine.step(Lane::Tree);
+        place.sim.clock.advance(Duration::from_secs(600));
+    }
+    assert!(engine.stats().slow_tier.is_fenced);
+    assert!(told(&check(&engine, false).expect("a check"), "as it had been before"));
+    assert!(place.objects() == before, "it changed something");
+}
+
+/// Somebody forgets to say where history lies: what is there is not taken for lost, by a repair neither, and the place is not
+/// claimed. Where tables are and only the manifest is missing, the server's own is put anew.
+#[test]
+fn a_place_without_the_history_is_refused() {
+    let mut place = Place::new(11, None);
+    place.open_writer().expect("opens");
+    place.write_and_settle();
+    place.writer.engine = None;
+    let wrong = SimBucket::new(place.sim.faults.clone());
+    let env = Env { bucket: Arc::new(wrong.clone()), ..place.env(&place.writer.disk) };
+    let engine = Engine::open(env, options(None, false), &RecoveryProgress::default());
+    let engine = engine.expect("opens");
+    let error = check(&engine, true).expect_err("not there");
+    assert_eq!(error.kind(), &ErrorKind::Conflict, "{error}");
+    let report = check(&engine, false).expect("a check");
+    assert!(report.findings.len() == 1 && told(&report, "--slow-tier"), "{report:?}");
+    for _ in 0..30 {
+        let _ = engine.step(Lane::Tree);
+        place.sim.clock.advance(Duration::from_secs(600));
+    }
+    assert_eq!(wrong.keys(), Vec::<String>::new());
+    drop(engine);
+
+    place.open_writer().expect("opens");
+    place.verify().expect("everything is there");
+    assert!(check(&place.engine(), false).expect("a check").findings.is_empty());
+    place.writer.engine = None;
+    let bucket = place.sim.env().bucket;
+    bucket.delete(&["manifest".to_owned()]).expect("removed");
+    place.open_writer().expect("opens");
+    assert!(check(&place.engine(), true).expect("a check").findings.is_empty());
+    place.write_and_settle();
     place.verify().expect("everything is there");
     place.check_elsewhere().expect("for others too");
 }

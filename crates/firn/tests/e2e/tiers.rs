@@ -90,7 +90,7 @@ fn check_slow_tier(folder: &Path, slow: &Slow) {
         .expect("firn runs");
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && told.contains("--restore"), "{told}");
-    let (_second, second_at) = start(folder, "second", slow, &["--restore"]);
+    let (mut second, second_at) = start(folder, "second", slow, &["--restore"]);
     assert_eq!(newest(second_at).as_deref(), Some("49"));
     assert_eq!(write(second_at, 60), 204);
     uploaded(second_at, 1_700_000_060.0);
@@ -102,6 +102,22 @@ fn check_slow_tier(folder: &Path, slow: &Slow) {
     assert_eq!(metric(first_at, "firn_slow_tier_fenced"), Some(1.0));
     assert!(newest(first_at).is_some(), "it still answers");
     assert_eq!(write(second_at, 80), 204);
+    second.kill();
+    forget_the_slow_tier(&folder.join("second").join("firn-data"), slow);
+}
+
+/// A repair that is not told where history lies takes nothing for lost.
+fn forget_the_slow_tier(data: &Path, slow: &Slow) {
+    let check = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+        command.arg("check").arg("--data").arg(data).args(args).envs(slow.variables.clone());
+        let output = command.output().expect("firn runs");
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (is_done, err) = check(&["--repair"]);
+    assert!(!is_done && err.contains("name the place where they are with --slow-tier"), "{err}");
+    let (is_done, err) = check(&["--slow-tier", &slow.place]);
+    assert!(is_done, "{err}");
 }
 
 /// What `firn inspect` tells of the slow tier while a server writes there.
