@@ -256,6 +256,12 @@ impl Tombstones {
         Tombstones { list: self.list.get(start..).unwrap_or_default().to_vec() }
     }
 
+    /// Those that are not younger than `seq`.
+    pub fn up_to(&self, seq: CommitSeq) -> Tombstones {
+        let end = self.list.partition_point(|entry| entry.0 <= seq);
+        Tombstones { list: self.list.get(..end).unwrap_or_default().to_vec() }
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()

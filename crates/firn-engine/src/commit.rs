@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use firn_codec::Tombstone;
 use firn_codec::varint::{take_bytes, take_count, take_u8, take_varint};
 use firn_head::ShardWriter;
-use firn_log::{Append, EntryKind, EntryRef, StreamId, SyncPolicy};
+use firn_log::{Append, EntryKind, EntryRef, StreamId};
 use firn_model::{
     Budget, Change, ChangeKind, CommitSeq, Error, ErrorKind, LogPosition, Pool, Reservation,
     Result, RowBatch, SeriesRef, ShardId, TimeRange, encode_varint,
@@ -72,8 +72,6 @@ pub(crate) struct Work<'a> {
     pub(crate) reads: &'a Reads,
     pub(crate) begun: CommitSeq,
     pub(crate) rows: RowBatch,
-    /// Whether a row may be of a series whose definition is not durable yet.
-    pub(crate) may_define: bool,
     /// They hide nothing of `rows`.
     pub(crate) deletes: Vec<Arc<Tombstone>>,
 }
@@ -166,14 +164,15 @@ impl Engine {
         let deletes_memory = self.reserve(Pool::Index, delete_bytes)?;
         let _not_while_paused = self.transactions.lane.read();
         self.check_tombstone_count(work.deletes.len())?;
-        if work.may_define {
-            self.settle_definitions(&rows)?;
-        }
+        self.settle_definitions(&rows)?;
         let (seq, stream, position) = self.take_place(&work, rows, deletes_memory)?;
         if self.planted(Planted::TransactionPublishedBeforeDurable) {
             self.decide(seq, true);
         }
         let committed = self.log.commit(&[(stream, position)]);
+        if committed.is_err() {
+            self.probe(Moment::CommitFailed);
+        }
         self.decide(seq, false);
         committed.map(|()| seq)
     }
@@ -188,36 +187,24 @@ impl Engine {
         }
     }
 
-    /// A row must not be durable before the series that it is of: definitions that wait in the streams of
-    /// these shards are made durable first.
+    /// A row must not be durable before the series that it is of. Where all are that have rows here, nothing is waited for.
     fn settle_definitions(&self, rows: &[(ShardId, Vec<u8>, Reservation)]) -> Result<()> {
-        let mut ends: BTreeMap<u16, LogPosition> = BTreeMap::new();
-        let requeue = || rows.iter().for_each(|(shard, ..)| self.index.requeue(*shard));
+        let mut ends: BTreeMap<StreamId, LogPosition> = BTreeMap::new();
         for &(shard, ..) in rows {
             let stream = self.log.stream_of(shard);
-            let _writer = self.head.shard(shard);
-            let mut definitions = Vec::new();
-            self.index.take_pending(shard, &mut definitions);
-            if !definitions.is_empty() && !self.planted(Planted::DefinitionsNotLogged) {
-                let in_flight = self.sequence.draw();
-                let (kind, seq) = (EntryKind::Definition, in_flight.seq);
-                let entry = EntryRef { kind, shard, seq, payload: &definitions };
-                self.append_entry(stream, entry).inspect_err(|_| requeue())?;
-            }
-            ends.insert(stream.0, self.log.end(stream));
+            let end = self.log_definitions(shard, stream)?;
+            let last = ends.entry(stream).or_default();
+            *last = end.max(*last);
         }
-        let ends: Vec<_> = ends.into_iter().map(|(stream, end)| (StreamId(stream), end)).collect();
-        // With a relaxed policy a commit says nothing about what another stream has after a power loss.
-        let synced = match self.options.log_sync {
-            SyncPolicy::Always => self.log.commit(&ends),
-            _ => self.log.sync(),
-        };
-        synced.inspect_err(|_| requeue())
+        if self.planted(Planted::DefinitionsOnlyWritten) {
+            return Ok(());
+        }
+        self.log.harden(&ends.into_iter().collect::<Vec<_>>())
     }
 
     fn append_entry(&self, stream: StreamId, entry: EntryRef<'_>) -> Result<LogPosition> {
         loop {
-            match self.log.append(stream, self.log.segment(stream), &[entry])? {
+            match self.log.append(stream, self.log.tip(stream).segment, &[entry])? {
                 Append::At(position) => return Ok(position),
                 // It depends on nothing in a segment.
                 Append::Rotated => {}

@@ -63,12 +63,17 @@ pub(crate) struct DeleteState {
 }
 
 impl DeleteState {
-    pub(crate) fn new(tombstones: Tombstones, mut memory: Reservation) -> DeleteState {
+    /// The manifest has those up to `flushed`.
+    pub(crate) fn new(
+        tombstones: Tombstones,
+        flushed: CommitSeq,
+        mut memory: Reservation,
+    ) -> DeleteState {
         memory.take(tombstones.heap_bytes());
         DeleteState {
             tombstones: RwLock::new(Arc::new(tombstones)),
             memory: Mutex::new(memory),
-            flushed: AtomicU64::new(0),
+            flushed: AtomicU64::new(flushed.0),
             clean_through: AtomicU64::new(0),
         }
     }
@@ -92,7 +97,12 @@ impl DeleteState {
 
     /// Those of `tombstones` that the manifest does not have yet.
     pub(crate) fn unflushed_of(&self, tombstones: &Tombstones) -> Tombstones {
-        tombstones.after(CommitSeq(self.flushed.load(Ordering::Relaxed)))
+        tombstones.after(self.flushed_through())
+    }
+
+    /// The manifest has all up to this one.
+    fn flushed_through(&self) -> CommitSeq {
+        CommitSeq(self.flushed.load(Ordering::Relaxed))
     }
 
     /// A replica's, of the slow tier's manifest. The caller holds the engine's `view`.
@@ -100,7 +110,7 @@ impl DeleteState {
         *self.tombstones.write() = Arc::new(tombstones);
     }
 
-    /// The manifest has `tombstones`.
+    /// The manifest has `tombstones`. Before a table is seen that is younger than one of them.
     pub(crate) fn flushed(&self, tombstones: &Tombstones) {
         self.flushed.fetch_max(tombstones.through().0, Ordering::Relaxed);
     }
@@ -220,9 +230,16 @@ impl Engine {
     }
 
     /// What the tree must know of deletes: those that were asked for or have waited long enough leave
-    /// the tables.
+    /// the tables. Those that only the log has are younger than all tables, and with a relaxed `log_sync` a power loss
+    /// may take them: what they hide stays until then.
     pub(crate) fn tree_deletes(&self) -> Deletes {
         let tombstones = self.deletes.tombstones();
+        let tombstones = match self.planted(Planted::UnflushedDeletesApplied) {
+            true => tombstones,
+            false => {
+                Arc::new(tombstones.up_to(CommitSeq(self.deletes.flushed.load(Ordering::Relaxed))))
+            }
+        };
         if self.planted(Planted::TombstonesForgottenAtMerge) {
             return Deletes::default();
         }

@@ -17,7 +17,7 @@
 //! **Invariants** 1, 2, 3 and 6 of the design are kept here; `tests/simulation` checks them by
 //! crashing the engine at every write.
 //!
-//! Reading order: `write`, `transact`, `versions`, `commit`, `delete`, `pressure`, `snapshot`, `listing`, `walk`,
+//! Reading order: `write`, `definitions`, `transact`, `versions`, `commit`, `delete`, `pressure`, `snapshot`, `listing`, `walk`,
 //! `maintain`, `upkeep`, `tier`, `counted`, `check`, `replica`, `copy`, `recover`, `replayed`, `lost_index`, `manifest`, `sequence`, `options`.
 
 #![forbid(unsafe_code)]
@@ -26,6 +26,7 @@ mod check;
 mod commit;
 mod copy;
 mod counted;
+mod definitions;
 mod delete;
 mod listing;
 mod lost_index;
@@ -109,6 +110,7 @@ pub struct Engine {
     tree: Tree,
     log: Log,
     sequence: Sequence,
+    definitions: definitions::Definitions,
     deletes: delete::DeleteState,
     transactions: commit::Transactions,
     manifest: Mutex<manifest::Manifest>,
@@ -154,6 +156,8 @@ pub enum Moment {
     SeriesLeave,
     /// A job of the tree has written its tables, which nobody names yet.
     JobRun,
+    /// A commit failed, and who waited for it has undone nothing yet.
+    CommitFailed,
     /// In a mistake that is planted.
     Planted,
 }

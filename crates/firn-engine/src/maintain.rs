@@ -160,9 +160,12 @@ impl Engine {
         }
     }
 
+    /// What an earlier sync has lost is not told again: a flush is on its way, and must not slow this down.
     fn sync_lazily(&self) -> Result<()> {
         match self.options.log_sync {
-            SyncPolicy::IntervalMs(_) if self.log_started.load(Relaxed) => self.log.sync(),
+            SyncPolicy::IntervalMs(_) if self.log_started.load(Relaxed) => {
+                self.log.harden(&self.log_ends())
+            }
             _ => Ok(()),
         }
     }
@@ -316,7 +319,7 @@ impl Engine {
     fn freeze(&self) -> Result<Option<FrozenHead>> {
         // Until it is decided what is taken: a transaction in between would be in the log below a floor, and
         // its rows or deletes neither in the tables nor in the manifest.
-        let _no_transactions = self.transactions.pause();
+        let no_transactions = self.transactions.pause();
         let settled = self.index.next_number();
         // What is in the log below these floors is staged in the head before the seal below.
         let mut floors: Vec<LogPosition> =
@@ -335,9 +338,11 @@ impl Engine {
         if !is_whole {
             return Err(Error::busy(1_000, "flush: a failed commit is being undone; again later"));
         }
+        let tombstones = self.deletes.tombstones();
+        // What comes from here on stands above the floors.
+        drop(no_transactions);
         // After the rows: every series among them was defined before.
         let index_part = self.write_new_series()?;
-        let tombstones = self.deletes.tombstones();
         let cut = LogCut { floors, told };
         Ok(Some(FrozenHead { cut, job, tombstones, index_part, settled }))
     }
@@ -399,12 +404,12 @@ impl Engine {
                 self.head.recycle(u64::MAX);
                 self.probe(Moment::Planted);
             }
+            self.deletes.flushed(tombstones);
             {
                 let _view = self.view.write();
                 self.tree.apply(tables)?;
                 head_flushed();
             }
-            self.deletes.flushed(tombstones);
             self.cut.lock().clone_from(cut);
             index_part.as_ref().map_or(Ok(()), |part| self.index.apply(part))
         })?;
@@ -440,9 +445,7 @@ impl Engine {
     /// Makes what was staged when the shards were sealed durable and visible, so that the flush
     /// takes whole shards and nothing that could still fail.
     fn publish_sealed(&self, marks: &SealMarks) -> Result<()> {
-        let ends: Vec<(StreamId, LogPosition)> =
-            self.streams().map(|stream| (stream, self.log.end(stream))).collect();
-        self.log.commit(&ends)?;
+        self.log.commit(&self.log_ends())?;
         for &(shard, position) in &marks.marks {
             self.head.publish(shard, position);
         }
@@ -479,6 +482,11 @@ impl Engine {
         }
     }
 
+    /// The end of what each stream of the log was given.
+    fn log_ends(&self) -> Vec<(StreamId, LogPosition)> {
+        self.streams().map(|stream| (stream, self.log.end(stream))).collect()
+    }
+
     pub(crate) fn streams(&self) -> impl Iterator<Item = StreamId> + use<> {
         (0..self.log.stream_count()).map(|stream| StreamId(stream as u16))
     }
@@ -499,6 +507,10 @@ impl Engine {
     /// counted, and the lane tries again after a while that grows.
     pub fn run_lane(&self, lane: Lane) {
         let mut retry_ms = RETRY_MS;
+        let idle_ms = match (lane, self.options.log_sync) {
+            (Lane::Log, SyncPolicy::IntervalMs(interval_ms)) => interval_ms,
+            _ => IDLE_MS,
+        };
         while self.is_open() {
             let done = self.step(lane);
             if done.is_ok() {
@@ -506,17 +518,15 @@ impl Engine {
             }
             let wait_ms = match done {
                 Ok(Some(_)) => continue,
-                Ok(None) => match (lane, self.options.log_sync) {
-                    (Lane::Log, SyncPolicy::IntervalMs(interval_ms)) => interval_ms,
-                    _ => IDLE_MS,
-                },
+                Ok(None) => idle_ms,
                 Err(e) if *e.kind() == ErrorKind::Closed => return,
                 Err(e) => {
                     self.counters.maintenance_errors.add(1);
-                    tracing::error!("maintenance ({lane:?}) failed, again in {retry_ms} ms: {e}");
+                    tracing::error!("maintenance ({lane:?}) failed, it is tried again: {e}");
                     let wait_ms = retry_ms;
                     retry_ms = (retry_ms * 2).min(RETRY_MS_MAX);
-                    wait_ms
+                    // What is written after a sync that failed has its time, too.
+                    if lane == Lane::Log { wait_ms.min(idle_ms) } else { wait_ms }
                 }
             };
             self.wait_for_work(lane, Duration::from_millis(wait_ms));

@@ -21,6 +21,10 @@ pub enum Planted {
     RecycledUnderReaders,
     /// Definitions of new series are not logged.
     DefinitionsNotLogged,
+    /// Who goes on after a failed commit takes the definitions in it for logged until its writer has undone it.
+    DefinitionsRequeuedLate,
+    /// A transaction is logged when definitions in other streams are written, not when they are durable.
+    DefinitionsOnlyWritten,
     /// After a restart commit numbers start again.
     SequenceForgotten,
     /// Rows of a failed commit stay staged and are published by the next one.
@@ -51,6 +55,8 @@ pub enum Planted {
     TombstonesForgottenAtFlush,
     /// Tables are merged without applying the deletes between them.
     TombstonesForgottenAtMerge,
+    /// Tables are written anew with deletes applied that only the log has, which may not be durable.
+    UnflushedDeletesApplied,
     /// Deletes are forgotten while tables still have what they hide.
     TombstonesForgottenEarly,
     /// Deletes that the log gives back are not taken.
@@ -95,7 +101,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every mistake.
-    pub const ALL: [Planted; 44] = [
+    pub const ALL: [Planted; 47] = [
         Planted::SyncSkipped,
         Planted::PublishedBeforeDurable,
         Planted::AcknowledgedBeforeVisible,
@@ -105,6 +111,8 @@ impl Planted {
         Planted::SourceDroppedBeforeView,
         Planted::RecycledUnderReaders,
         Planted::DefinitionsNotLogged,
+        Planted::DefinitionsRequeuedLate,
+        Planted::DefinitionsOnlyWritten,
         Planted::SequenceForgotten,
         Planted::FailedCommitPublished,
         Planted::MergedByLevel,
@@ -120,6 +128,7 @@ impl Planted {
         Planted::TombstonesNotInManifest,
         Planted::TombstonesForgottenAtFlush,
         Planted::TombstonesForgottenAtMerge,
+        Planted::UnflushedDeletesApplied,
         Planted::TombstonesForgottenEarly,
         Planted::DeletesNotReplayed,
         Planted::SeriesRemovedUnchecked,

@@ -20,6 +20,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::commit::{Logged, Transactions};
 use crate::counted::Counted;
+use crate::definitions::Definitions;
 use crate::delete::{self, DeleteState, TAG_FORGOTTEN, TAG_TOMBSTONES};
 use crate::lost_index::LostFiles;
 use crate::manifest::{Edit, Found, Manifest, Room};
@@ -211,6 +212,7 @@ impl Engine {
             held: Held::default(),
             converting: AtomicUsize::new(0),
         };
+        let flushed_deletes = state.tombstones.keys().next_back().copied().unwrap_or_default();
         let Recovered { tombstones, last, mut report, changes: times } =
             replay.run(state.tombstones, state.last, options.recovery_threads)?;
         report.index_repairs = index_repairs;
@@ -250,8 +252,10 @@ impl Engine {
             cut: Mutex::new(state.cut),
             replayed,
             sequence: Sequence::after(last),
+            definitions: Definitions::new(bits.shard_count()),
             deletes: DeleteState::new(
                 Tombstones::new(tombstones.into_iter().collect()),
+                flushed_deletes,
                 deletes_memory,
             ),
             view: RwLock::new(()),

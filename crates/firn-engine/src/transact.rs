@@ -42,8 +42,6 @@ pub struct Transaction<'a> {
     /// What will be written; none of it is hidden by `deletes`.
     writes: BTreeMap<Point, f64>,
     deletes: Vec<Tombstone>,
-    /// Whether something is inserted: its series may be new.
-    inserts: bool,
     /// Counts what is remembered, and what was read, which the caller may still have.
     memory: Reservation,
     open: Open<'a>,
@@ -85,7 +83,6 @@ impl Engine {
             reads: Reads::default(),
             writes: BTreeMap::new(),
             deletes: Vec::new(),
-            inserts: false,
             memory: self.budget.empty(Pool::Query),
             open,
         })
@@ -170,9 +167,7 @@ impl Transaction<'_> {
                 "the timestamp {ts} lies more than {future_ms_max} ms after the clock"
             )));
         }
-        self.put(series, ts, value)?;
-        self.inserts = true;
-        Ok(())
+        self.put(series, ts, value)
     }
 
     fn put(&mut self, series: SeriesRef, ts: Timestamp, value: f64) -> Result<()> {
@@ -281,7 +276,7 @@ impl Transaction<'_> {
     /// exist, `TooLarge` for more than a log segment has room for, `Busy`, `Unavailable` when the log device is full or
     /// fails, `Closed`. Then nothing is changed, but after a failure of the device and a crash it may be.
     pub fn commit(self) -> Result<CommitReport> {
-        let Transaction { engine, snapshot, reads, writes, deletes, inserts, memory, open } = self;
+        let Transaction { engine, snapshot, reads, writes, deletes, memory, open } = self;
         if writes.is_empty() && deletes.is_empty() {
             return Ok(CommitReport::default());
         }
@@ -293,7 +288,7 @@ impl Transaction<'_> {
         let (begun, delete_count) = (snapshot.transactions(), deletes.len() as u64);
         // What it keeps from being dropped is not needed any more.
         drop(snapshot);
-        let work = Work { reads: &reads, begun, rows, may_define: inserts, deletes };
+        let work = Work { reads: &reads, begun, rows, deletes };
         let seq = engine.commit(work)?;
         drop((open, memory));
         engine.counters.transactions.add(1);

@@ -7,9 +7,9 @@ use firn_model::{
     SeriesRef, ShardId, ShardRows, TimeRange, Timestamp,
 };
 
-use crate::Engine;
 use crate::planted::Planted;
 use crate::sequence::InFlight;
+use crate::{Engine, Moment};
 
 /// What became of a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -127,12 +127,7 @@ impl Engine {
         let stream = self.log.stream_of(rows.shard);
         let mut shard = self.head.shard(rows.shard);
         let in_flight = self.sequence.draw();
-        let mut definitions = Vec::new();
-        self.index.take_pending(rows.shard, &mut definitions);
-        if self.planted(Planted::DefinitionsNotLogged) {
-            definitions.clear();
-        }
-        let appended = self.append(stream, &mut shard, &in_flight, rows, &definitions);
+        let appended = self.append(stream, &mut shard, &in_flight, rows);
         let (segment, position) = appended.inspect_err(|_| {
             shard.abandon();
             self.index.requeue(rows.shard);
@@ -149,19 +144,25 @@ impl Engine {
         shard: &mut ShardWriter<'_>,
         in_flight: &InFlight<'_>,
         rows: ShardRows<'_>,
-        definitions: &[u8],
     ) -> Result<(SegmentNo, LogPosition)> {
+        let mut definitions = Vec::new();
         loop {
-            let segment = self.log.segment(stream);
-            let payload = shard.encode(in_flight.seq, rows, segment.0);
+            let tip = self.log.tip(stream);
+            self.take_definitions(rows.shard, tip, &mut definitions);
+            let payload = shard.encode(in_flight.seq, rows, tip.segment.0);
             let entry =
                 |kind, payload| EntryRef { kind, shard: rows.shard, seq: in_flight.seq, payload };
             // New series first: replay must know them before their rows.
             let entries =
-                [entry(EntryKind::Definition, definitions), entry(EntryKind::Rows, payload)];
+                [entry(EntryKind::Definition, &definitions), entry(EntryKind::Rows, payload)];
             let entries = if definitions.is_empty() { &entries[1..] } else { &entries[..] };
-            match self.log.append(stream, segment, entries)? {
-                Append::At(position) => return Ok((segment, position)),
+            match self.log.append(stream, tip.segment, entries)? {
+                Append::At(position) => {
+                    if !definitions.is_empty() {
+                        self.definitions.given(rows.shard, position);
+                    }
+                    return Ok((tip.segment, position));
+                }
                 // The next segment begins: it must hold whole rows first, so encode again.
                 Append::Rotated => {}
             }
@@ -215,16 +216,19 @@ impl Engine {
     }
 
     /// A commit failed: what of it is durable becomes visible, the rest is dropped, and the next
-    /// rows and definitions do not lean on it.
+    /// rows do not lean on it.
     fn give_up(&self, staged: &[Staged<'_>]) {
         self.tell_doubt();
+        self.probe(Moment::CommitFailed);
         for one in staged {
             let durable = self.log.durable_before(one.stream, one.position);
             if durable == one.position || self.planted(Planted::FailedCommitPublished) {
                 self.head.publish(one.shard, one.position);
             } else {
                 self.head.rollback(one.shard, one.segment.0, durable);
-                self.index.requeue(one.shard);
+                if self.planted(Planted::DefinitionsRequeuedLate) {
+                    self.index.requeue(one.shard);
+                }
             }
         }
     }

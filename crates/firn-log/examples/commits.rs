@@ -70,7 +70,7 @@ fn append(log: &Log, shard: u16, seq: u64, payload: &[u8]) -> Result<(StreamId, 
     let shard = ShardId(shard);
     let stream = log.stream_of(shard);
     loop {
-        let segment = log.segment(stream);
+        let segment = log.tip(stream).segment;
         let entry = EntryRef { kind: EntryKind::Rows, shard, seq: CommitSeq(seq), payload };
         if let Append::At(position) = log.append(stream, segment, &[entry])? {
             return Ok((stream, position));

@@ -30,6 +30,7 @@ use firn_env::DiskFile;
 use firn_model::{Error, LogPosition, Result};
 
 use super::sync::{Condvar, Mutex, MutexGuard, yield_now};
+use crate::Tip;
 use crate::entry::EntryRef;
 use crate::queue::{Batch, Counters, Pushed, State, Written};
 use crate::segment::{Header, SegmentNo};
@@ -63,9 +64,10 @@ impl Queue {
         self.is_memory
     }
 
-    /// The current segment.
-    pub(crate) fn segment(&self) -> SegmentNo {
-        self.state.lock().segment.header.number
+    /// See [`crate::Log::tip`].
+    pub(crate) fn tip(&self) -> Tip {
+        let state = self.state.lock();
+        Tip { segment: state.segment.header.number, failures: state.counters.failures }
     }
 
     /// Length of the current segment's file.
@@ -78,9 +80,9 @@ impl Queue {
         self.state.lock().end
     }
 
-    /// See [`State::lost_through`].
+    /// Nothing above it was committed and then lost by a sync that failed.
     pub(crate) fn lost_through(&self) -> LogPosition {
-        self.state.lock().lost_through
+        self.state.lock().lost_through()
     }
 
     pub(crate) fn counters(&self) -> Counters {
@@ -164,25 +166,25 @@ impl Queue {
         }
     }
 
-    /// Waits until everything that was appended so far is durable, whatever the policy. What lies up to `floor` is kept
-    /// elsewhere.
+    /// Waits until everything up to `position` is durable, whatever the policy.
     ///
     /// # Errors
-    /// `Unavailable` as for [`Queue::commit`]; and where what was committed without a sync could not be synced, now or, above
-    /// the floor, before: it may be gone after a crash of the system.
-    pub(crate) fn sync(&self, floor: LogPosition) -> Result<()> {
+    /// `Unavailable` as for [`Queue::commit`]; and where it was committed without a sync and that failed: it may be gone
+    /// after a crash of the system.
+    pub(crate) fn harden(&self, position: LogPosition) -> Result<()> {
         let mut state = self.state.lock();
-        let (position, lost_before) = (state.end, state.lost_through);
         while !state.is_committed(position, &self.name)? || state.durable < position {
             state = self.wait_or_lead(state, position, true);
         }
-        if state.lost_through > lost_before.min(floor) {
-            return Err(Error::unavailable(format!(
-                "log {}: a sync failed; what was written before it is durable after the next flush",
-                self.name
-            )));
-        }
-        Ok(())
+        if state.is_lost(position) { Err(self.lost()) } else { Ok(()) }
+    }
+
+    /// What is told where a sync failed.
+    pub(crate) fn lost(&self) -> Error {
+        Error::unavailable(format!(
+            "log {}: a sync failed; what was written before it is durable after the next flush",
+            self.name
+        ))
     }
 
     /// The greatest position up to `position` that was committed without a failure in between.

@@ -173,7 +173,7 @@ fn queue_on(file: &Arc<File>) -> Arc<Queue> {
 }
 
 fn append(queue: &Queue, payload: &[u8]) -> Option<(SegmentNo, LogPosition)> {
-    let segment = queue.segment();
+    let segment = queue.tip().segment;
     let entry = EntryRef { kind: EntryKind::Rows, shard: ShardId(0), seq: CommitSeq(1), payload };
     match queue.append(segment, &[entry]) {
         Pushed::At(position) => Some((segment, position)),
@@ -200,7 +200,7 @@ fn writers(queue: &Arc<Queue>, file: &Arc<File>, lazy: bool) -> Vec<JoinHandle<(
                 }
                 let outcome = queue.commit(position, !lazy);
                 let outcome =
-                    if lazy { outcome.and_then(|()| queue.sync(LogPosition(0))) } else { outcome };
+                    if lazy { outcome.and_then(|()| queue.harden(position)) } else { outcome };
                 if outcome.is_err() {
                     assert!(file.has_failed(), "{outcome:?}");
                     assert!(lazy || queue.durable_before(position) < position);

@@ -22,7 +22,8 @@
 //! - Full disk shows in `append`, before anything is buffered: segments are made ahead.
 //!
 //! Gotchas: payloads may be encoded against earlier ones of the same segment only, so an append says
-//! which segment it was encoded for, and [`Append::Rotated`] means "encode again". After a failed
+//! which segment it was encoded for, and [`Append::Rotated`] means "encode again". What depends on entries of before must
+//! look whether the stream failed since ([`Tip::failures`]): others hear of a failure before they do. After a failed
 //! commit ask [`Log::durable_before`] what is durable: positions go on rising over what failed.
 //!
 //! Reading order: `log`, `stream`, `commit`, `queue`, `block`, `entry`, `segment`, `recover`,
@@ -46,6 +47,6 @@ mod sync;
 mod commit_model;
 
 pub use entry::{EntryKind, EntryRef};
-pub use log::{Append, Log, LogOptions, LogStats, StreamId, SyncPolicy};
+pub use log::{Append, Log, LogOptions, LogStats, StreamId, SyncPolicy, Tip};
 pub use recover::{ReplayEntry, ReplayReport, Stored};
 pub use segment::SegmentNo;

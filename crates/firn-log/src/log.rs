@@ -53,12 +53,22 @@ pub struct LogOptions {
     pub unit_bytes: u64,
 }
 
+/// Where appends to a stream go now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tip {
+    /// The segment that payloads have to be encoded for.
+    pub segment: SegmentNo,
+    /// How often the stream has failed before: what was appended before a failure may be missing after a crash although
+    /// what comes behind it is there.
+    pub failures: u64,
+}
+
 /// Where an append went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Append {
     /// Into the stream; this is the end of its last entry, to be given to [`Log::commit`].
     At(LogPosition),
-    /// Nowhere: the stream goes on in another segment. Ask [`Log::segment`] and encode again.
+    /// Nowhere: the stream goes on in another segment. Ask [`Log::tip`] and encode again.
     Rotated,
 }
 
@@ -82,7 +92,7 @@ pub struct LogStats {
     pub syncs: u64,
     /// Group commits that failed.
     pub failures: u64,
-    /// Whether something above the floors was acknowledged before its sync, which failed: see [`Log::sync`].
+    /// Whether something above the floors was acknowledged before its sync, which failed: see [`Log::harden`].
     pub has_lost: bool,
 }
 
@@ -204,15 +214,16 @@ impl Log {
         StreamId(shard.0 % self.options.stream_count as u16)
     }
 
-    /// The segment that appends to `stream` go to now.
-    pub fn segment(&self, stream: StreamId) -> SegmentNo {
-        self.stream(stream).queue().segment()
+    /// Where appends to `stream` go now. Who depends on earlier appends looks at [`Tip::failures`]: an append to this
+    /// segment is refused if the stream fails once more before it.
+    pub fn tip(&self, stream: StreamId) -> Tip {
+        self.stream(stream).queue().tip()
     }
 
     /// Copies `entries` into the stream's buffer. They stay together: replay gives all of them or
     /// none. The caller keeps the order: appends of one shard must not race.
     ///
-    /// `segment` is the one that payloads were encoded for ([`Log::segment`]).
+    /// `segment` is the one that payloads were encoded for ([`Log::tip`]).
     ///
     /// # Errors
     /// `TooLarge` if they do not fit into one segment; `Unavailable` when a new segment is needed
@@ -266,9 +277,9 @@ impl Log {
         for (stream, position) in open {
             outcome = outcome.and(queue(stream).commit(position, sync));
         }
-        for &(stream, _) in positions {
+        for &(stream, position) in positions {
             if self.stream(stream).is_sync_due() {
-                outcome = outcome.and(queue(stream).sync(LogPosition(u64::MAX)));
+                outcome = outcome.and(queue(stream).harden(position));
             }
         }
         outcome
@@ -320,13 +331,25 @@ impl Log {
         self.stream(stream).queue().durable_before(position)
     }
 
-    /// Makes everything that was appended durable, whatever the policy.
+    /// As [`Log::commit`], but when this returns it is durable whatever the policy.
     ///
     /// # Errors
-    /// `Unavailable` as for [`Log::commit`]; and after a sync that failed where a policy had acknowledged before it, until a
-    /// [`Log::purge`] has put its floor above that: the log cannot make it durable any more.
+    /// `Unavailable` as for [`Log::commit`], and for a position that was acknowledged before its sync, which failed: the log
+    /// cannot make that durable any more. The others in the list are durable.
+    pub fn harden(&self, positions: &[(StreamId, LogPosition)]) -> Result<()> {
+        if self.options.sync == SyncPolicy::Always {
+            return self.commit(positions);
+        }
+        let harden = |&(stream, position): &_| self.stream(stream).queue().harden(position);
+        positions.iter().map(harden).fold(Ok(()), Result::and)
+    }
+
+    /// Makes everything that was appended durable, whatever the policy. A stream that fails keeps no other one from it.
+    ///
+    /// # Errors
+    /// `Unavailable` as for [`Log::harden`], and for as long as anything above the floors is lost ([`LogStats::has_lost`]).
     pub fn sync(&self) -> Result<()> {
-        self.streams()?.iter().try_for_each(Stream::sync)
+        self.streams()?.iter().map(Stream::sync).fold(Ok(()), Result::and)
     }
 
     /// Makes the next segment of each stream where there is none yet, so that the append that fills

@@ -64,8 +64,8 @@ pub(crate) struct State {
     pub(crate) committed: LogPosition,
     /// Synced.
     pub(crate) durable: LogPosition,
-    /// Something up to here was committed without a sync, and the sync failed: nobody can make it durable any more.
-    pub(crate) lost_through: LogPosition,
+    /// What was committed without a sync lies in here, where one failed: nobody can make it durable any more.
+    lost: Lost,
     /// Batches so far; while `is_led`, the number of the one in flight.
     pub(crate) batch: u64,
     pub(crate) is_led: bool,
@@ -96,6 +96,13 @@ pub(crate) struct Segment {
     failed_at: Option<Previous>,
 }
 
+/// Above `after` up to `through`; nothing if both are 0.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lost {
+    after: LogPosition,
+    through: LogPosition,
+}
+
 /// Positions above `after` up to `through` did not become durable.
 #[derive(Debug)]
 struct Failed {
@@ -116,7 +123,7 @@ impl State {
             in_flight_end: base,
             committed: base,
             durable: base,
-            lost_through: LogPosition(0),
+            lost: Lost::default(),
             batch: 0,
             is_led: false,
             is_written: false,
@@ -160,6 +167,16 @@ impl State {
             ))),
             None => Ok(self.committed >= position),
         }
+    }
+
+    /// Whether `position` was committed and may be gone after a crash of the system all the same.
+    pub(crate) fn is_lost(&self, position: LogPosition) -> bool {
+        self.lost.after < position && position <= self.lost.through
+    }
+
+    /// Nothing above it was lost.
+    pub(crate) fn lost_through(&self) -> LogPosition {
+        self.lost.through
     }
 
     /// The greatest position up to `position` that was committed without a failure in between.
@@ -307,7 +324,9 @@ impl State {
         let through = self.buffer_end();
         self.buffer.clear();
         if self.durable < self.committed {
-            self.lost_through = self.committed;
+            let is_first = self.lost.through == LogPosition(0);
+            let after = if is_first { self.durable } else { self.lost.after };
+            self.lost = Lost { after, through: self.committed };
         }
         if self.failed.len() == FAILED_MAX
             && let Some(oldest) = self.failed.pop_front()

@@ -44,8 +44,8 @@ struct Replayed {
     floor: LogPosition,
     /// The last segment with a header and where it ends.
     last: Option<Previous>,
-    /// The last durable mark that was read.
-    mark: LogPosition,
+    /// What may be in the machine's memory only: the end of the last segment, and of those that a sync failed in.
+    unsure: Vec<Previous>,
     /// Nothing may get a position below this again.
     base_min: LogPosition,
 }
@@ -142,9 +142,7 @@ impl FoundStream {
         let replayed = self.replayed.as_ref().ok_or_else(|| {
             Error::internal(format!("log stream {} was not replayed before the start", self.id.0))
         })?;
-        if let Some(last) = replayed.last {
-            self.secure_tail(last, replayed.mark)?;
-        }
+        replayed.unsure.iter().try_for_each(|&end| self.secure(end))?;
         let next_number = self.next_number;
         // A second try after a failed one must not meet the first one's file.
         self.next_number.0 += 1;
@@ -178,20 +176,20 @@ impl FoundStream {
         self.segments.clear();
     }
 
-    /// Makes the tail durable that was given to the caller, who builds on it from here on. A killed
+    /// Makes durable what was given to the caller, who builds on it from here on. A killed
     /// process may have left it in the machine's page cache, and after a failed sync the kernel
     /// calls such pages clean, so that syncing them again does nothing. Therefore everything
-    /// behind the last mark is written once more, with the bytes that are there: if that is torn,
+    /// behind what is known to be durable is written once more, with the bytes that are there: if that is torn,
     /// nothing changes.
-    fn secure_tail(&self, last: Previous, mark: LogPosition) -> Result<()> {
-        let found = self.segments.iter().find(|found| found.number == last.number);
+    fn secure(&self, unsure: Previous) -> Result<()> {
+        let found = self.segments.iter().find(|found| found.number == unsure.number);
         let Some((segment, header)) = found.and_then(|found| Some((found, found.header.as_ref()?)))
         else {
             return Ok(());
         };
-        let marked = mark.0.saturating_sub(header.base.0);
-        let end = last.end.0.saturating_sub(header.base.0).min(segment.file_bytes);
-        let mut offset = if marked < HEADER_BYTES as u64 { 0 } else { marked };
+        let durable = unsure.durable.0.saturating_sub(header.base.0);
+        let end = unsure.end.0.saturating_sub(header.base.0).min(segment.file_bytes);
+        let mut offset = if durable < HEADER_BYTES as u64 { 0 } else { durable };
         let mut bytes = Vec::new();
         while offset < end {
             bytes.resize((end - offset).min(REWRITE_BYTES) as usize, 0);

@@ -133,7 +133,8 @@ impl Stream {
 
     /// See [`crate::Log::sync`].
     pub(crate) fn sync(&self) -> Result<()> {
-        self.queue.sync(LogPosition(self.floor.load(Ordering::Relaxed)))
+        self.queue.harden(self.queue.end())?;
+        if self.has_lost() { Err(self.queue.lost()) } else { Ok(()) }
     }
 
     /// Whether the interval policy wants a sync now. Only one of those who ask is told so.
@@ -216,7 +217,7 @@ impl Stream {
 
     fn rotate(&self, full: SegmentNo) -> Result<()> {
         let mut next = self.next.lock();
-        if self.queue.segment() != full {
+        if self.queue.tip().segment != full {
             return Ok(());
         }
         let blank = self.take_whole(&mut next)?;

@@ -20,11 +20,18 @@ pub struct PieceId(u64);
 /// A piece is *open* from [`Oracle::begin`]: it may be readable or not. [`Oracle::acknowledge`] makes
 /// it certain, [`Oracle::refuse`] makes sure that it is not there. One that stays open (the write
 /// failed half way, the power went) may show up until a restart settles it.
+///
+/// Where writes are acknowledged before they are durable ([`Oracle::trust_power`]), a piece that was acknowledged or seen is
+/// only *there*: readable until the power goes ([`Oracle::lose_power`]), and open then. [`Oracle::harden`] makes it certain.
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
     series: BTreeMap<Labels, BTreeMap<Timestamp, Vec<Version>>>,
     pieces: Vec<Piece>,
     floor: Option<Timestamp>,
+    /// Whether what is acknowledged may be lost with the power.
+    trusts_power: bool,
+    /// Those that are there, and not certain.
+    there: BTreeSet<PieceId>,
 }
 
 #[derive(Clone, Debug)]
@@ -36,6 +43,7 @@ struct Piece {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Open,
+    There,
     Certain,
     Gone,
 }
@@ -108,9 +116,28 @@ impl Oracle {
         id
     }
 
-    /// The write was acknowledged: it must be readable from now on, after every crash.
+    /// From now on what is acknowledged or seen may be lost with the power.
+    pub fn trust_power(&mut self) {
+        self.trusts_power = true;
+    }
+
+    /// The write was acknowledged: it must be readable from now on, after every crash; see [`Oracle::trust_power`].
     pub fn acknowledge(&mut self, piece: PieceId) {
-        self.set(piece, State::Certain);
+        self.set(piece, if self.trusts_power { State::There } else { State::Certain });
+    }
+
+    /// All that is there is durable now.
+    pub fn harden(&mut self) {
+        for piece in std::mem::take(&mut self.there) {
+            self.set(piece, State::Certain);
+        }
+    }
+
+    /// The power goes: of what is there each piece may be lost, as a whole.
+    pub fn lose_power(&mut self) {
+        for piece in std::mem::take(&mut self.there) {
+            self.pieces[piece.0 as usize].state = State::Open;
+        }
     }
 
     /// The write was refused before anything was done: it must never be readable.
@@ -169,13 +196,13 @@ impl Oracle {
             return Err(report(&differences));
         }
         for &piece in evidence.present.keys() {
-            self.set(piece, State::Certain);
+            self.acknowledge(piece);
         }
         Ok(evidence)
     }
 
     /// [`Oracle::check`] of all series and times after a restart: open pieces that do not show are gone
-    /// for ever.
+    /// for ever. What shows is durable if [`Oracle::harden`] says so next.
     ///
     /// # Errors
     /// A report of what differs.
@@ -185,20 +212,30 @@ impl Oracle {
     pub fn settle(&mut self, seen: &Seen) -> Result<(), String> {
         assert!(seen.matchers.is_empty(), "settling needs every series");
         assert_eq!(seen.range, TimeRange::ALL, "settling needs every time");
-        let evidence = self.compare(seen)?;
         let state = |oracle: &Oracle, piece: &PieceId| oracle.pieces[piece.0 as usize].state;
+        // A sample that one answer proves may prove, by its absence elsewhere, a delete.
+        let mut open_count = self.open().len();
+        let evidence = loop {
+            let evidence = self.compare(seen)?;
+            if std::mem::replace(&mut open_count, self.open().len()) == open_count {
+                break evidence;
+            }
+        };
         for pieces in evidence.one_of {
-            let is_explained = pieces.iter().any(|piece| state(self, piece) == State::Certain);
+            let is_there = |piece| matches!(state(self, piece), State::There | State::Certain);
+            let is_explained = pieces.iter().any(is_there);
             let newest = pieces.iter().rfind(|piece| !evidence.absent.contains_key(piece));
             if let Some(newest) = newest.filter(|_| !is_explained) {
-                self.set(*newest, State::Certain);
+                self.acknowledge(*newest);
             }
         }
-        let is_open = |piece: &PieceId| state(self, piece) == State::Open;
-        let open: Vec<PieceId> =
-            (0..self.pieces.len() as u64).map(PieceId).filter(is_open).collect();
-        open.into_iter().for_each(|piece| self.set(piece, State::Gone));
+        self.open().into_iter().for_each(|piece| self.set(piece, State::Gone));
         Ok(())
+    }
+
+    fn open(&self) -> Vec<PieceId> {
+        let pieces = (0..).zip(&self.pieces);
+        pieces.filter(|(_, piece)| piece.state == State::Open).map(|(id, _)| PieceId(id)).collect()
     }
 
     fn check_one(
@@ -241,7 +278,8 @@ impl Oracle {
     /// The versions that may be read, oldest first, and whether one of them must be.
     fn candidates<'a>(&self, versions: &'a [Version]) -> (Vec<&'a Version>, bool) {
         let state = |v: &Version| self.pieces[v.piece.0 as usize].state;
-        let newest_certain = versions.iter().rposition(|v| state(v) == State::Certain);
+        let is_there = |v: &Version| matches!(state(v), State::There | State::Certain);
+        let newest_certain = versions.iter().rposition(is_there);
         let from = newest_certain.unwrap_or(0);
         let candidates = versions[from..].iter().filter(|v| state(v) != State::Gone).collect();
         (candidates, newest_certain.is_some())
@@ -265,8 +303,14 @@ impl Oracle {
     /// Also forgets versions that can no longer be read, so that long runs stay quick.
     fn set(&mut self, id: PieceId, state: State) {
         let piece = &mut self.pieces[id.0 as usize];
-        if piece.state != State::Open {
-            return;
+        match (piece.state, state) {
+            (State::Open, State::There) => {
+                piece.state = State::There;
+                self.there.insert(id);
+                return;
+            }
+            (State::Open | State::There, State::Certain) | (State::Open, State::Gone) => {}
+            _ => return,
         }
         piece.state = state;
         for (labels, ts) in std::mem::take(&mut piece.cells) {
@@ -275,7 +319,7 @@ impl Oracle {
             match state {
                 State::Certain => versions.retain(|version| version.piece >= id),
                 State::Gone => versions.retain(|version| version.piece != id),
-                State::Open => {}
+                State::Open | State::There => {}
             }
         }
     }
@@ -411,6 +455,43 @@ mod tests {
         expect_difference(&mut oracle, &[], "expected one of [3.0], found None");
         oracle.acknowledge(only_a);
         expect_difference(&mut oracle, &[], "expected one of [3.0], found None");
+    }
+
+    #[test]
+    fn what_is_acknowledged_before_it_is_durable_is_lost_with_the_power_at_most() {
+        let mut oracle = Oracle::new();
+        oracle.trust_power();
+        let first = oracle.begin(cells(&[("a", 1, 1.0)]));
+        oracle.acknowledge(first);
+        oracle.harden();
+        let second = oracle.begin(cells(&[("a", 1, 2.0), ("b", 1, 2.0)]));
+        oracle.acknowledge(second);
+        expect_difference(&mut oracle, &[("a", 1, 1.0)], "expected one of [2.0]");
+        oracle.lose_power();
+        expect_difference(&mut oracle, &[("b", 1, 2.0)], "a at 1: expected one of [1.0, 2.0]");
+        expect_difference(&mut oracle, &[("a", 1, 1.0), ("b", 1, 2.0)], "half there");
+        let mut found = oracle.clone();
+        found.settle(&seen(&[("a", 1, 2.0), ("b", 1, 2.0)])).unwrap();
+        expect_difference(&mut found, &[("a", 1, 1.0)], "expected one of [2.0]");
+        // Seen again, but not durable yet.
+        found.lose_power();
+        found.check(&seen(&[("a", 1, 1.0)])).unwrap();
+        oracle.settle(&seen(&[("a", 1, 1.0)])).unwrap();
+        expect_difference(&mut oracle, &[("b", 1, 2.0)], "b at 1: expected one of []");
+    }
+
+    #[test]
+    fn what_a_piece_lacks_elsewhere_shows_the_delete_that_took_it() {
+        let mut oracle = Oracle::new();
+        oracle.trust_power();
+        let both = oracle.begin(cells(&[("a", 1, 1.0), ("b", 1, 1.0)]));
+        oracle.acknowledge(both);
+        let delete = oracle.begin_delete(&[Matcher::equal("__name__", "a")], TimeRange::ALL);
+        oracle.acknowledge(delete);
+        oracle.lose_power();
+        oracle.settle(&seen(&[("b", 1, 1.0)])).unwrap();
+        oracle.check(&seen(&[("b", 1, 1.0)])).unwrap();
+        expect_difference(&mut oracle, &[("a", 1, 1.0), ("b", 1, 1.0)], "a at 1");
     }
 
     #[test]

@@ -46,6 +46,7 @@ pub(crate) fn count_changes(seed: u64) -> u64 {
 }
 
 fn step(world: &mut World) -> Result<(), Failure> {
+    world.sync_lazily()?;
     match world.rng.below(100) {
         0..=27 => world.write(),
         28..=33 => world.transact(),
@@ -64,7 +65,8 @@ fn step(world: &mut World) -> Result<(), Failure> {
             world.advance(Duration::from_secs(minutes * 60));
             Ok(())
         }
-        77..=79 => world.verify(),
+        77 | 78 => world.verify(),
+        79 => world.kill(),
         80 => world.damage_slow_cache(),
         81..=82 => world.verify_list(),
         83..=84 => world.hold_snapshot(),

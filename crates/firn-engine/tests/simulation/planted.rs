@@ -41,10 +41,14 @@ fn found(seed: u64, mistake: Planted) -> Option<(u64, String)> {
     ) {
         return results::found(seed, mistake).map(|how| (seed, how));
     }
+    let mut world = World::new(seed, Some(mistake));
+    if mistake == Planted::UnflushedDeletesApplied && !world.may_lose_acknowledged() {
+        return None;
+    }
     let is_of_memory = matches!(mistake, Planted::MemoryNotReserved | Planted::PressureDropsRows);
     let how = how_it_fails(|| match is_of_memory {
         true => pressure::run(&mut World::short_of_memory(seed, Some(mistake))),
-        false => life::run(&mut World::new(seed, Some(mistake))),
+        false => life::run(&mut world),
     });
     how.map(|how| (seed, how))
 }

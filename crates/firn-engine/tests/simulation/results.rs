@@ -88,7 +88,7 @@ fn live(seed: u64, planted: Option<Planted>) -> Outcome<Life> {
     let options = EngineOptions {
         shard_count: 4,
         stream_count: Some(1 + (seed % 3) as usize),
-        recovery_threads: 1,
+        recovery_threads: 1 + (seed % 3) as usize,
         log_segment_bytes: 16 << 10,
         convert: ConvertOptions {
             arena_bytes_max: 512,

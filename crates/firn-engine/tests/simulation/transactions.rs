@@ -235,17 +235,10 @@ fn an_interval_is_kept_where_no_write_comes_by() {
     let sim = Sim::new(6);
     let log_sync = SyncPolicy::IntervalMs(1);
     let mut engine = open_with(&sim, EngineOptions { log_sync, ..EngineOptions::default() });
+    engine.step(Lane::Log).expect("the heads of the segments are synced");
     std::thread::scope(|scope| {
         let lane = scope.spawn(|| engine.run_lane(Lane::Log));
-        for ts in [1_000, 2_000] {
-            let syncs = engine.stats().log.syncs;
-            write(&engine, 0, ts, 1.0);
-            let start = std::time::Instant::now();
-            while engine.stats().log.syncs == syncs {
-                assert!(start.elapsed() < Duration::from_secs(60), "nobody syncs");
-                std::thread::yield_now();
-            }
-        }
+        [1_000, 2_000].iter().for_each(|&ts| write_and_wait_for_a_sync(&engine, ts));
         sim.crash();
         engine.close(false).expect("nothing is left to be synced");
         lane.join().expect("a lane ends");
@@ -253,6 +246,38 @@ fn an_interval_is_kept_where_no_write_comes_by() {
     sim.restart();
     engine = open_with(&sim, EngineOptions { log_sync, ..EngineOptions::default() });
     assert_eq!(read(&engine, 0), [(1_000, 1.0), (2_000, 1.0)]);
+}
+
+/// After a sync that failed, what was acknowledged before it waits for a flush, and that for room. What is written meanwhile is
+/// synced as soon as ever.
+#[test]
+fn an_interval_is_kept_behind_a_sync_that_failed() {
+    let sim = Sim::new(11);
+    let log_sync = SyncPolicy::IntervalMs(1);
+    let engine = open_with(&sim, EngineOptions { log_sync, ..EngineOptions::default() });
+    write(&engine, 0, 500, 1.0);
+    (1..3).for_each(|nth| sim.faults.fail_nth(Operation::Sync, nth));
+    engine.step(Lane::Log).expect_err("both streams fail");
+    assert!(engine.stats().log.has_lost);
+    write(&engine, 0, 1_000, 1.0);
+    engine.step(Lane::Log).expect("what comes later is synced");
+    std::thread::scope(|scope| {
+        let lane = scope.spawn(|| engine.run_lane(Lane::Log));
+        (1..9).for_each(|step| write_and_wait_for_a_sync(&engine, 1_000 + step));
+        assert!(engine.stats().log.has_lost);
+        engine.close(false).expect_err("what was lost is lost");
+        lane.join().expect("a lane ends");
+    });
+}
+
+fn write_and_wait_for_a_sync(engine: &Engine, ts: i64) {
+    let syncs = engine.stats().log.syncs;
+    write(engine, 0, ts, 1.0);
+    let start = std::time::Instant::now();
+    while engine.stats().log.syncs == syncs {
+        assert!(start.elapsed() < Duration::from_secs(60), "nobody syncs");
+        std::thread::yield_now();
+    }
 }
 
 /// Each write and each sync of a start with another number of streams fails in turn. A row that is acknowledged then is there after

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use firn_engine::{
     ConvertOptions, Engine, EngineOptions, JobKind, Lane, Moment, Planted, RecoveryProgress,
-    Snapshot, Step,
+    Snapshot, Step, SyncPolicy,
 };
 use firn_model::{
     Change, ChangeKind, ChangeSink, CommitSeq, Error, ErrorKind, Grouping, Labels, Matcher, Pool,
@@ -53,6 +53,11 @@ pub(crate) struct World {
     pinned_bytes_max: u64,
     /// The limit, where it is a tenth of what is wanted.
     scarce_bytes: Option<u64>,
+    log_sync: SyncPolicy,
+    /// Threads that recover: what becomes columns then is up to the scheduler, and with it what a life does next.
+    pub(crate) recovery_threads: usize,
+    /// A sync failed behind which writes were acknowledged: what that lost may be told as damage until tables have it.
+    may_be_damaged: bool,
     /// What the process is said to hold.
     resident_bytes: Arc<AtomicU64>,
     engine: Option<Arc<Engine>>,
@@ -148,6 +153,9 @@ impl Tally {
             "write failed",
             "crash",
             "crash in the middle",
+            "kill",
+            "synced in the background",
+            "lost what a failed sync had acknowledged",
             "clean restart",
             "Convert",
             "Flush",
@@ -191,9 +199,15 @@ impl Tally {
 
 impl World {
     pub(crate) fn new(seed: u64, planted: Option<Planted>) -> World {
-        World {
-            // Of some the log is on byte-addressable memory.
-            sim: if seed % 5 == 3 { Sim::with_memory(seed) } else { Sim::new(seed) },
+        // Of some the log is on byte-addressable memory.
+        let sim = if seed % 5 == 3 { Sim::with_memory(seed) } else { Sim::new(seed) };
+        let log_sync = match seed % 7 {
+            4 => SyncPolicy::IntervalMs(60_000),
+            6 => SyncPolicy::Never,
+            _ => SyncPolicy::Always,
+        };
+        let mut world = World {
+            sim,
             rng: Rng::new(seed ^ 0x5eed),
             tally: Tally::default(),
             seed,
@@ -202,6 +216,9 @@ impl World {
             // So little now and then that old readers are told.
             pinned_bytes_max: if seed.is_multiple_of(4) { 8 << 10 } else { u64::MAX },
             scarce_bytes: None,
+            log_sync,
+            recovery_threads: 1,
+            may_be_damaged: false,
             resident_bytes: Arc::default(),
             engine: None,
             oracle: Oracle::new(),
@@ -218,7 +235,11 @@ impl World {
             kept: Arc::default(),
             flushed_in_between: Arc::default(),
             amid: Arc::default(),
+        };
+        if world.may_lose_acknowledged() {
+            world.oracle.trust_power();
         }
+        world
     }
 
     /// As [`World::new`] with memory for a few batches, and nothing else that bounds the head.
@@ -226,6 +247,11 @@ impl World {
         let mut world = World::new(seed, planted);
         world.scarce_bytes = Some((112 + 16 * world.rng.below(6)) << 10);
         world
+    }
+
+    /// Whether a power loss may take what was acknowledged.
+    pub(crate) fn may_lose_acknowledged(&self) -> bool {
+        self.log_sync != SyncPolicy::Always && self.sim.memory.is_none()
     }
 
     pub(crate) fn trace_to_stdout(&mut self) {
@@ -274,7 +300,8 @@ impl World {
             shard_count: 4,
             log_segment_bytes: 8 << 10,
             log_bytes_max: 64 << 10,
-            recovery_threads: 1,
+            recovery_threads: self.recovery_threads,
+            log_sync: self.log_sync,
             // Another number at each start.
             stream_count: Some(1 + self.rng.below(3) as usize),
             new_series_bytes_max: [2 << 10, u64::MAX][self.seed as usize / 2 % 2],
@@ -332,7 +359,7 @@ impl World {
                 Err(e) if is_power_loss(&e) => {
                     self.tally.count("crash in the middle");
                     self.say(|| "power goes while opening".into());
-                    self.sim.restart();
+                    self.restore_power();
                 }
                 Err(e) if *e.kind() == ErrorKind::Unavailable => {
                     self.say(|| format!("opening failed: {e}"));
@@ -352,7 +379,12 @@ impl World {
         engine.set_change_sink(sink).map_err(|e| Failure(e.to_string()))?;
         let damage = &engine.stats().recovery.damage;
         if !damage.is_empty() {
-            return Err(Failure(format!("recovery reports damage that nobody did: {damage:?}")));
+            if !self.may_be_damaged {
+                return Err(Failure(format!(
+                    "recovery reports damage that nobody did: {damage:?}"
+                )));
+            }
+            self.tally.count("lost what a failed sync had acknowledged");
         }
         match self.planted {
             Some(Planted::SourceDroppedBeforeView) => self.watch_flushes(&engine),
@@ -362,7 +394,12 @@ impl World {
             _ => self.write_in_between(&engine),
         }
         self.engine = Some(engine);
-        self.compare(Oracle::settle)
+        self.compare(Oracle::settle)?;
+        // What was found is made durable before the log takes more.
+        if self.engine().stats().log.segments > 0 {
+            self.oracle.harden();
+        }
+        Ok(())
     }
 
     /// Reads in the middle of every flush, as a query on another thread would.
@@ -382,15 +419,15 @@ impl World {
         }));
     }
 
-    /// Writes with an old reference whenever series are about to leave, as a sender on another thread would; and late rows,
-    /// which are flushed at once, while a job of the tree has written its tables and not named them yet.
+    /// Writes with an old reference whenever series are about to leave or a commit has failed, as a sender on another thread
+    /// would; and late rows, which are flushed at once, while a job of the tree has written its tables and not named them yet.
     fn write_in_between(&self, engine: &Arc<Engine>) {
         let weak = Arc::downgrade(engine);
         let (kept, in_between) = (Arc::clone(&self.kept), Arc::clone(&self.flushed_in_between));
         let (clock, faults) = (Arc::clone(&self.sim.env().clock), self.sim.faults.clone());
         engine.set_probe(Box::new(move |moment| {
-            let Some(engine) = weak.upgrade() else { return };
-            let mut kept = kept.lock();
+            // What is written here may fail, too, and come by again.
+            let (Some(engine), Some(mut kept)) = (weak.upgrade(), kept.try_lock()) else { return };
             kept.turn += 1;
             // Mostly nobody writes just then.
             let every = if moment == Moment::JobRun { 12 } else { 3 };
@@ -682,7 +719,34 @@ impl World {
         self.work(result.map(|()| Some("Flush")))
     }
 
+    /// What the interval of `log_sync` promises, where it is one.
+    pub(crate) fn sync_lazily(&mut self) -> Result<(), Failure> {
+        if !matches!(self.log_sync, SyncPolicy::IntervalMs(_)) || !self.rng.chance(0.2) {
+            return Ok(());
+        }
+        let result = self.call(|engine| engine.step(Lane::Log));
+        match self.heard(result) {
+            Ok(_) => {
+                self.tally.count("synced in the background");
+                self.say(|| "synced".into());
+                if !self.engine().stats().log.has_lost {
+                    self.oracle.harden();
+                }
+                Ok(())
+            }
+            Err(e) => {
+                self.say(|| format!("a sync failed: {e}"));
+                self.after_error(&e)
+            }
+        }
+    }
+
     fn work(&mut self, result: firn_model::Result<Option<&'static str>>) -> Result<(), Failure> {
+        if matches!(result, Ok(Some("Flush"))) && !self.sim.faults.is_off() {
+            // Tables have all that was there before.
+            self.oracle.harden();
+            self.may_be_damaged = false;
+        }
         self.learn_late();
         if let Some(torn) = self.torn.lock().take() {
             return Err(Failure(torn));
@@ -715,6 +779,7 @@ impl World {
     }
 
     pub(crate) fn after_error(&mut self, e: &Error) -> Result<(), Failure> {
+        self.learn_late();
         if is_power_loss(e) && self.sim.faults.is_off() {
             self.tally.count("crash in the middle");
             return self.reopen();
@@ -839,24 +904,51 @@ impl World {
         self.reopen()
     }
 
+    /// The process is killed now: what it has written is there, whatever the policy.
+    pub(crate) fn kill(&mut self) -> Result<(), Failure> {
+        if self.sim.faults.is_off() {
+            return self.crash();
+        }
+        self.tally.count("kill");
+        self.say(|| "kill".into());
+        if self.log_sync == SyncPolicy::Always {
+            // What is read before the log is started is not durable then, and nobody has acknowledged it.
+            self.sim.faults.forget_plans();
+        }
+        self.end();
+        self.open()
+    }
+
     pub(crate) fn restart_cleanly(&mut self) -> Result<(), Failure> {
         self.tally.count("clean restart");
         self.say(|| "clean restart".into());
-        self.held.clear();
         let closed = self.engine().close(true);
-        self.engine = None;
+        self.end();
         match closed {
-            Err(e) if is_power_loss(&e) => self.sim.restart(),
+            Err(e) if is_power_loss(&e) => self.restore_power(),
+            Ok(()) if !self.sim.faults.is_off() => self.oracle.harden(),
             Ok(()) | Err(_) => {}
         }
         self.open()
     }
 
     fn reopen(&mut self) -> Result<(), Failure> {
-        self.held.clear();
-        self.engine = None;
-        self.sim.restart();
+        self.end();
+        self.restore_power();
         self.open()
+    }
+
+    /// Nobody runs any more.
+    fn end(&mut self) {
+        self.held.clear();
+        if let Some(engine) = self.engine.take() {
+            self.may_be_damaged |= engine.stats().log.has_lost;
+        }
+    }
+
+    fn restore_power(&mut self) {
+        self.sim.restart();
+        self.oracle.lose_power();
     }
 
     /// Bytes of what is kept of the slow tier rot, are zeroed or cut off, when nothing of it is in memory.

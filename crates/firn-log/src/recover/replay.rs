@@ -1,9 +1,10 @@
 //! Replay: a stream's entries, by position.
 //!
-//! The question at every byte that is not a valid block is: *was it ever durable?* A later segment
-//! or a later block carries the answer, the mark up to where the stream was durable when it was
-//! written. Below the mark the byte was on disk once, so it is damage: it is reported by file and
-//! offset, and replay goes on behind it. At or above the mark nobody was told that it is durable:
+//! The question at every byte that is not a valid block is: *was it ever acknowledged?* A later segment
+//! carries the answer, where the valid bytes of the one before it end; without one a later block, the mark up to
+//! where the stream was durable when it was written. Below, the byte was there once, and what was in it was
+//! acknowledged, so it is damage: it is reported by file and
+//! offset, and replay goes on behind it. At or above nobody was told that it is durable:
 //! it is the tail that a crash tore, and it is cut.
 
 use std::ops::Range;
@@ -139,6 +140,7 @@ impl FoundStream {
         };
         let mut window = Vec::new();
         let mut last: Option<Previous> = None;
+        let mut unsure = Vec::new();
         for (idx, segment) in self.segments.iter().enumerate() {
             let Some(header) = &segment.header else {
                 replay.headless(segment, &self.segments[idx + 1..]);
@@ -153,7 +155,7 @@ impl FoundStream {
                 continue;
             };
             let mut end = bounds.end;
-            if end <= floor && bounds.durable.is_some() {
+            if end <= floor && bounds.is_named {
                 replay.report.segments_skipped += 1;
             } else {
                 let file = Arc::clone(&segment.file);
@@ -161,12 +163,17 @@ impl FoundStream {
                 end = replay.segment(&mut reader, segment, header, &bounds)?;
                 replay.check_length(segment, header);
                 window = reader.into_window();
+                if bounds.is_named && bounds.durable < end {
+                    unsure.push(Previous { number: segment.number, end, durable: bounds.durable });
+                }
             }
             last = Some(Previous { number: segment.number, end, durable: end });
         }
         let (report, mark) = (replay.report, replay.mark);
+        unsure.extend(last.map(|last| Previous { durable: mark, ..last }));
         let end = last.map_or(LogPosition(0), |last| last.end);
-        self.replayed = Some(Replayed { floor, last, mark, base_min: self.base_min(end, floor) });
+        let base_min = self.base_min(end, floor);
+        self.replayed = Some(Replayed { floor, last, unsure, base_min });
         Ok(ReplayReport { end, ..report })
     }
 }
@@ -175,20 +182,23 @@ impl FoundStream {
 struct Bounds {
     /// Where it ends; the file's end if nobody knows.
     end: LogPosition,
-    /// Up to where it was durable; its own blocks say if nobody else does.
-    durable: Option<LogPosition>,
+    /// Whether a later segment names it and `end`: all up to there was acknowledged. Else its own blocks say what was.
+    is_named: bool,
+    /// Up to where it was durable when it was named.
+    durable: LogPosition,
 }
 
 /// How far `segment` goes; `None` if a later one says that nothing in it was ever committed.
 fn bounds(segment: &FoundSegment, header: &Header, later: &[FoundSegment]) -> Option<Bounds> {
     let file_end = LogPosition(header.base.0 + segment.file_bytes.min(header.bytes));
-    let unknown = Bounds { end: file_end, durable: None };
+    let unknown = Bounds { end: file_end, is_named: false, durable: LogPosition(0) };
     let Some(next) = later.iter().find_map(|later| later.header.as_ref()) else {
         return Some(unknown);
     };
     match next.previous {
         Some(previous) if previous.number == header.number => {
-            Some(Bounds { end: previous.end, durable: Some(previous.durable) })
+            let Previous { end, durable, .. } = previous;
+            Some(Bounds { end, is_named: true, durable })
         }
         Some(previous) if previous.number > header.number => Some(unknown),
         _ => None,
@@ -216,7 +226,7 @@ impl Replay<'_> {
         self.report.segments += 1;
         let base = header.base.0;
         let mut offset = reader.start();
-        let mut durable = bounds.durable;
+        let mut told = bounds.is_named.then_some(bounds.end);
         while base + offset < bounds.end.0 {
             if let Some(found) = reader.block_at(offset)? {
                 let end_offset = found.end_offset;
@@ -225,11 +235,11 @@ impl Replay<'_> {
                 continue;
             }
             let behind = offset + ALIGN_BYTES as u64;
-            let known = match durable {
-                Some(known) => known,
-                None => *durable.insert(reader.durable_mark_behind(behind)?),
+            let told = match told {
+                Some(told) => told,
+                None => *told.insert(reader.durable_mark_behind(behind)?),
             };
-            if base + offset >= known.0 {
+            if base + offset >= told.0 {
                 self.cut(reader, header, offset)?;
                 return Ok(LogPosition(base + offset));
             }
@@ -298,11 +308,11 @@ impl Replay<'_> {
         }
     }
 
-    /// Reports durable segments that should be before `header` and are not.
+    /// Reports segments that should be before `header` and are not.
     fn check_predecessor(&mut self, header: &Header, last: Option<SegmentNo>) {
         let Some(previous) = header.previous else { return };
         let is_there = last.is_some_and(|last| last >= previous.number);
-        if !is_there && previous.durable > self.floor {
+        if !is_there && previous.end > self.floor {
             self.damaged(&previous.number, 0, 0);
         }
     }
@@ -334,7 +344,7 @@ impl Replay<'_> {
                               in it that are in no table are lost"
                 ),
                 _ => format!(
-                    "{path} at byte {offset}: {bytes} durable bytes are damaged; the rows \
+                    "{path} at byte {offset}: {bytes} bytes that were acknowledged are damaged; the rows \
                               in them that are in no table are lost"
                 ),
             });

@@ -22,7 +22,7 @@ fn append(log: &Log, payload_bytes: usize) -> Result<Append> {
     let payload = vec![7; payload_bytes];
     let entry =
         EntryRef { kind: EntryKind::Rows, shard: ShardId(0), seq: CommitSeq(1), payload: &payload };
-    log.append(StreamId(0), log.segment(StreamId(0)), &[entry])
+    log.append(StreamId(0), log.tip(StreamId(0)).segment, &[entry])
 }
 
 /// The disk fills up. Appends go on in the segment that is there, and are durable; the first that

@@ -201,7 +201,8 @@ fn live(seed: u64, mistake: Option<Mistake>, crash_at: Option<u64>) -> (u64, Opt
         let entry =
             EntryRef { kind: EntryKind::Rows, shard, seq: CommitSeq(seq), payload: &payload };
         let end = loop {
-            if let Append::At(end) = log.append(stream, log.segment(stream), &[entry]).unwrap() {
+            if let Append::At(end) = log.append(stream, log.tip(stream).segment, &[entry]).unwrap()
+            {
                 break end;
             }
         };
@@ -283,7 +284,7 @@ fn threads_that_write_back_for_each_other_lose_nothing() {
                         let (kind, seq_of) = (EntryKind::Rows, CommitSeq(seq));
                         let entry = EntryRef { kind, shard, seq: seq_of, payload: &payload };
                         let end = loop {
-                            let segment = log.segment(stream);
+                            let segment = log.tip(stream).segment;
                             if let Append::At(end) = log.append(stream, segment, &[entry]).unwrap()
                             {
                                 break end;

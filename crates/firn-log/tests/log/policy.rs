@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use firn_log::{LogOptions, StreamId, SyncPolicy};
+use firn_log::{Log, LogOptions, StreamId, SyncPolicy};
 use firn_model::ErrorKind;
 use firn_sim::Operation;
 
@@ -84,6 +84,79 @@ fn a_sync_that_failed_is_told_until_the_floor_has_passed_what_it_lost() {
         log.sync().expect("what was lost is not needed");
         assert!(!log.stats().has_lost);
     }
+}
+
+/// The power goes after a sync that failed, when later segments are durable: what was acknowledged before it is there, or is
+/// told.
+#[test]
+fn what_a_failed_sync_lost_is_told_as_damage() {
+    let (mut lost, mut told) = (0, 0);
+    for seed in seeds(0, 200) {
+        let mut world = World::new(seed);
+        let options = options(8 << 10, SyncPolicy::Never);
+        let log = fail_a_sync(&mut world, &options);
+        drop(log);
+        world.sim.restart();
+        let log = world.open(options).unwrap();
+        for (model, replayed) in world.streams.iter().zip(world.replay(&log).unwrap()) {
+            let missing = model.records.len() - replayed.found.len();
+            assert!(missing == 0 || replayed.report.damage_count > 0, "{missing} are gone");
+            lost += missing;
+            told += replayed.report.damage_count;
+            let last = model.records.iter().rposition(|record| record.fate == Fate::Safe);
+            assert!(last.is_none_or(|last| replayed.found.contains(&last)), "synced and gone");
+        }
+    }
+    assert!(lost > 50 && told > 20, "{lost} lost, {told} places told");
+}
+
+/// The same, but the process is killed, and the power goes when it has been started again.
+#[test]
+fn what_a_failed_sync_left_to_the_system_is_durable_after_the_next_start() {
+    for seed in seeds(0, 200) {
+        let mut world = World::new(seed);
+        let options = options(8 << 10, SyncPolicy::Never);
+        let log = fail_a_sync(&mut world, &options);
+        drop(log);
+        let log = world.open(options.clone()).unwrap();
+        let replayed = world.replay(&log).unwrap();
+        log.start().unwrap();
+        world.settle(&replayed);
+        let records = world.streams.iter().flat_map(|stream| &stream.records);
+        assert!(records.into_iter().all(|record| record.fate == Fate::Safe), "a kill lost it");
+        log.sync().expect("nothing is lost");
+        drop(log);
+        world.sim.restart();
+        let log = world.open(options).unwrap();
+        let replayed = world.replay(&log).unwrap();
+        world.check(&replayed);
+        assert!(replayed.iter().all(|replayed| replayed.report.damage_count == 0));
+    }
+}
+
+/// Records in all streams, of which one fails to sync; then records in all of them that are synced. Those are safe.
+fn fail_a_sync(world: &mut World, options: &LogOptions) -> Log {
+    let log = world.open(options.clone()).unwrap();
+    world.replay(&log).unwrap();
+    log.start().unwrap();
+    for _ in 0..20 {
+        let position = world.append(&log, 200).unwrap();
+        log.commit(&[position]).unwrap();
+    }
+    let nth = 1 + world.rng.below(STREAM_COUNT as u64);
+    world.sim.faults.fail_nth(Operation::Sync, nth);
+    log.sync().expect_err("a sync fails");
+    let before: Vec<usize> = world.streams.iter().map(|stream| stream.records.len()).collect();
+    for _ in 0..20 {
+        let position = world.append(&log, 200).unwrap();
+        log.commit(&[position]).unwrap();
+    }
+    // What was lost is told again, and keeps nothing else from its sync.
+    log.sync().expect_err("something is lost");
+    for (stream, before) in world.streams.iter_mut().zip(before) {
+        stream.records[before..].iter_mut().for_each(|record| record.fate = Fate::Safe);
+    }
+    log
 }
 
 #[test]

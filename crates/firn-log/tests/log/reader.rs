@@ -21,7 +21,6 @@ struct Header {
     nonce: u32,
     previous: u64,
     previous_end: u64,
-    durable: u64,
 }
 
 fn crc32(parts: &[&[u8]]) -> u32 {
@@ -55,7 +54,6 @@ fn header(file: &[u8]) -> Option<Header> {
         nonce: u32_at(copy, 40),
         previous: u64_at(copy, 48),
         previous_end: u64_at(copy, 56),
-        durable: u64_at(copy, 64),
     })
 }
 
@@ -105,17 +103,17 @@ fn read_stream(files: &[Vec<u8>], floor: u64) -> Vec<Entry> {
     let mut found = Vec::new();
     for (idx, (file, header)) in used.iter().enumerate() {
         let file_end = header.base + header.bytes.min(file.len() as u64);
-        let (end, durable) = match used.get(idx + 1).map(|next| next.1) {
-            None => (file_end, None),
-            Some(next) if next.previous == header.number => (next.previous_end, Some(next.durable)),
+        let (end, is_named) = match used.get(idx + 1).map(|next| next.1) {
+            None => (file_end, false),
+            Some(next) if next.previous == header.number => (next.previous_end, true),
             // Removed by a purge, and brought back by a crash: the one behind it is gone.
             Some(next) if next.previous > header.number && next.previous != u64::MAX => {
-                (file_end, None)
+                (file_end, false)
             }
             // Passed over: nothing in it was ever committed.
             Some(_) => continue,
         };
-        if end <= floor && durable.is_some() {
+        if end <= floor && is_named {
             continue;
         }
         let at_each = |from: u64| (from..end).step_by(8);
@@ -127,7 +125,7 @@ fn read_stream(files: &[Vec<u8>], floor: u64) -> Vec<Entry> {
                 continue;
             }
             let marks = at_each(at).filter_map(|behind| Some(block(file, header, behind)?.0));
-            if at >= durable.unwrap_or_else(|| marks.max().unwrap_or(0)) {
+            if !is_named && at >= marks.max().unwrap_or(0) {
                 break;
             }
             let next = at_each(at).find(|&behind| block(file, header, behind).is_some());

@@ -132,7 +132,7 @@ fn append(
             seq: CommitSeq(seq),
             payload: &payload,
         };
-        match log.append(stream, log.segment(stream), &[entry]) {
+        match log.append(stream, log.tip(stream).segment, &[entry]) {
             Ok(Append::At(end)) => {
                 order.push(seq);
                 return Some((shard, seq, stream, end));

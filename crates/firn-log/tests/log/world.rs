@@ -174,7 +174,7 @@ impl World {
             .collect();
         let mut tries = 0;
         let (segment, position) = loop {
-            let segment = log.segment(stream);
+            let segment = log.tip(stream).segment;
             match log.append(stream, segment, &entries)? {
                 Append::At(position) => break (segment, position),
                 Append::Rotated => tries += 1,

@@ -118,7 +118,7 @@ fn commit(
     let (stream, kind) = (log.stream_of(shard), EntryKind::Rows);
     let entries = points.each_ref().map(|payload| EntryRef { kind, shard, seq, payload });
     loop {
-        if let Append::At(end) = log.append(stream, log.segment(stream), &entries)? {
+        if let Append::At(end) = log.append(stream, log.tip(stream).segment, &entries)? {
             return Ok(log.commit(&[(stream, end)])?);
         }
     }

@@ -160,7 +160,7 @@ fn append_all(log: &Log, commit: &[LoggedEntry]) -> Outcome<()> {
         let stream = log.stream_of(*shard);
         let entry = EntryRef { kind: *kind, shard: *shard, seq: CommitSeq(1), payload };
         loop {
-            if let Append::At(end) = log.append(stream, log.segment(stream), &[entry])? {
+            if let Append::At(end) = log.append(stream, log.tip(stream).segment, &[entry])? {
                 ends.insert(stream, end);
                 break;
             }

@@ -171,6 +171,8 @@ pub(crate) fn kill(aims: &mut Vec<Aim>) -> Outcome<()> {
     }
     aim(aims, "1M series: s from SIGKILL's restart until all series answered", all_s, 2.0);
     aim(aims, "1M series: s until a metric's samples were counted too", metric_s, 2.0);
+    let name = format!("1M series: s until all samples were, in {SERIES_PER_HOST} queries in turn");
+    aim(aims, name, each_s, 2.0);
     Ok(())
 }
 

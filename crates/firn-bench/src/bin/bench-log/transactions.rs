@@ -138,19 +138,24 @@ pub(crate) fn ycsb(aims: &mut Vec<Aim>) -> Outcome<()> {
         }
     }
     println!("recovery: milliseconds of a million points that were written");
-    let grows = |arm: usize| {
-        let at = |threads| scaling.get(&("A", ARMS[arm].1, threads)).copied().unwrap_or(f64::NAN);
+    let grows_of = |workload: &'static str, arm: usize| {
+        let key = |threads| (workload, ARMS[arm].1, threads);
+        let at = |threads| scaling.get(&key(threads)).copied().unwrap_or(f64::NAN);
         at(2) / at(1)
     };
-    println!(
-        "A on memory, 2 threads over 1: no log {:.2}, strict order {:.2}, group commit {:.2}, ours {:.2}",
-        grows(0),
-        grows(1),
-        grows(2),
-        grows(5)
-    );
-    let ours = "memory device, A: 1 thread's transactions over 2 threads' (1.8x)";
-    aim(aims, ours, 1.0 / grows(5), 1.0 / 1.8);
+    let grows = |arm: usize| grows_of("A", arm);
+    for Workload { name, .. } in WORKLOADS {
+        let grows = |arm: usize| grows_of(name, arm);
+        println!(
+            "{name} on memory, 2 threads over 1: no log {:.2}, strict order {:.2}, group commit {:.2}, ours {:.2}",
+            grows(0),
+            grows(1),
+            grows(2),
+            grows(5)
+        );
+        let ours = format!("memory device, {name}: 1 thread's transactions over 2 threads' (1.8x)");
+        aim(aims, ours, 1.0 / grows(5), 1.0 / 1.8);
+    }
     aim(
         aims,
         "memory device, A: 2 threads' transactions over 1, strict order (flat)",
@@ -356,7 +361,7 @@ impl Store {
                 Sink::Log { log, encoded } => {
                     let stream = log.stream_of(rows.shard);
                     let position = loop {
-                        let segment = log.segment(stream);
+                        let segment = log.tip(stream).segment;
                         let payload = shard.encode(seq, rows, segment.0);
                         let (kind, shard) = (EntryKind::Rows, rows.shard);
                         let appended = if *encoded {
@@ -414,7 +419,7 @@ impl Store {
             let stream = log.stream_of(shard);
             let entry = EntryRef { kind, shard, seq, payload: &payload };
             while ends.is_empty() {
-                if let Append::At(end) = log.append(stream, log.segment(stream), &[entry])? {
+                if let Append::At(end) = log.append(stream, log.tip(stream).segment, &[entry])? {
                     ends.push((stream, end));
                 }
             }

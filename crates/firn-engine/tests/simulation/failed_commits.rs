@@ -1,0 +1,205 @@
+//! A write or a sync of the log fails, and others go on: no row that is acknowledged then comes back without its series.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use firn_engine::{Engine, EngineOptions, Lane, Moment, RecoveryProgress, SyncPolicy};
+use firn_model::{Labels, Matcher, Result, RowBatch, SeriesRef, TimeRange};
+use firn_sim::{Operation, Seen, Sim};
+
+const SHARD_COUNT: usize = 4;
+
+fn open(sim: &Sim, log_sync: SyncPolicy) -> Arc<Engine> {
+    let options = EngineOptions {
+        shard_count: SHARD_COUNT,
+        stream_count: Some(2),
+        log_segment_bytes: 64 << 10,
+        log_sync,
+        ..EngineOptions::default()
+    };
+    Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")
+}
+
+/// Series in groups of their own, so that they are in several shards and streams.
+fn labels(name: &str) -> Labels {
+    Labels::from_pairs([("__name__", name)]).expect("valid labels")
+}
+
+fn resolve(engine: &Engine, name: &str) -> SeriesRef {
+    engine.resolve(&[labels(name)]).remove(0).expect("resolves")
+}
+
+fn write(engine: &Engine, series: SeriesRef, ts: i64, value: f64) -> Result<()> {
+    let mut batch = RowBatch::default();
+    batch.push(series, ts, value);
+    engine.write(&mut batch).map(drop)
+}
+
+fn transact(engine: &Engine, series: SeriesRef, ts: i64, value: f64) -> Result<()> {
+    let mut transaction = engine.begin()?;
+    transaction.insert(series, ts, value)?;
+    transaction.commit().map(drop)
+}
+
+/// (timestamp, value) of one series.
+fn read(engine: &Engine, name: &str) -> Vec<(i64, f64)> {
+    let matcher = [Matcher::equal("__name__", name)];
+    let seen = Seen::read(&engine.snapshot(), &matcher, TimeRange::ALL).expect("a read");
+    seen.series.values().flatten().map(|sample| (sample.ts, sample.value)).collect()
+}
+
+/// New series whose ids are those of series that are not known any more, if there are such: each has its own samples and no others.
+fn no_series_has_those_of_another(engine: &Engine) {
+    for idx in 0..2 * SHARD_COUNT {
+        let name = format!("new{idx}");
+        write(engine, resolve(engine, &name), 9_000, 9.0).expect("a write");
+        assert_eq!(read(engine, &name), [(9_000, 9.0)], "{name}");
+    }
+}
+
+/// The batch with a series' definition fails. Before the writer of that hears of it, another one writes to the series, in the
+/// next segment.
+#[test]
+fn who_goes_on_after_a_failed_commit_brings_the_definitions_along() {
+    type Write = fn(&Engine, SeriesRef, i64, f64) -> Result<()>;
+    let ways: [Write; 2] = [write, transact];
+    for operation in [Operation::Write, Operation::Sync] {
+        for (first, second) in ways.into_iter().flat_map(|one| ways.map(|other| (one, other))) {
+            for name in ["a", "b", "c", "d"] {
+                let sim = Sim::new(1);
+                let engine = open(&sim, SyncPolicy::Always);
+                let series = resolve(&engine, name);
+                let (weak, has_gone_on) = (Arc::downgrade(&engine), AtomicBool::new(false));
+                engine.set_probe(Box::new(move |moment| {
+                    let is_first = !has_gone_on.swap(true, Ordering::Relaxed);
+                    if moment == Moment::CommitFailed && is_first {
+                        let engine = weak.upgrade().expect("it is open");
+                        second(&engine, series, 2_000, 2.0).expect("the next segment takes it");
+                    }
+                }));
+                sim.faults.fail_nth(operation, 1);
+                let failed = first(&engine, series, 1_000, 1.0);
+                failed.expect_err("the log fails");
+                let gone_on = read(&engine, name);
+                drop(engine);
+                sim.restart();
+                let engine = open(&sim, SyncPolicy::Always);
+                assert_eq!(read(&engine, name), gone_on, "{operation:?}, {name}");
+                no_series_has_those_of_another(&engine);
+            }
+        }
+    }
+}
+
+/// Several writers with new series each, while every tenth write and sync of the log fails; then the power goes.
+#[test]
+fn writers_beside_failures_of_the_log_lose_nothing_that_was_acknowledged() {
+    const WRITERS: usize = 4;
+    let (mut acknowledged, mut refused) = (0, 0);
+    for seed in 0..40 {
+        let sim = Sim::new(seed);
+        let engine = open(&sim, SyncPolicy::Always);
+        for operation in [Operation::Write, Operation::Sync] {
+            sim.faults.set_rate(operation, 0.1);
+        }
+        let write_some = |writer: usize| {
+            let engine = &engine;
+            move || {
+                let mut there = Vec::new();
+                for step in 0..30_u8 {
+                    // Mostly a series that nobody had, now and then one of all writers.
+                    let name = match step % 3 {
+                        0 => format!("shared{}", step / 3),
+                        _ => format!("of{writer}-{}", step / 2),
+                    };
+                    let (ts, value) = (1_000 * i64::from(step) + writer as i64, f64::from(step));
+                    if write(engine, resolve(engine, &name), ts, value).is_ok() {
+                        there.push((name, ts, value));
+                    }
+                }
+                there
+            }
+        };
+        let there: Vec<(String, i64, f64)> = std::thread::scope(|scope| {
+            let writers: Vec<_> =
+                (0..WRITERS).map(|writer| scope.spawn(write_some(writer))).collect();
+            writers.into_iter().flat_map(|one| one.join().expect("a writer")).collect()
+        });
+        acknowledged += there.len();
+        refused += WRITERS * 30 - there.len();
+        sim.faults.clear();
+        drop(engine);
+        sim.restart();
+        let engine = open(&sim, SyncPolicy::Always);
+        for (name, ts, value) in there {
+            assert!(read(&engine, &name).contains(&(ts, value)), "seed {seed}: {name} at {ts}");
+        }
+        no_series_has_those_of_another(&engine);
+    }
+    assert!(acknowledged > 1_000 && refused > 100, "{acknowledged} and {refused}");
+}
+
+/// What was acknowledged before a sync that failed may be lost with the power: then that is told, and rows that come later, which
+/// were synced, are there with their series.
+#[test]
+fn a_lazy_sync_that_fails_parts_no_later_row_from_its_series() {
+    let hour = SyncPolicy::IntervalMs(3_600_000);
+    let mut lost = 0;
+    for seed in 0..60 {
+        for name in ["a", "b"] {
+            let sim = Sim::new(seed);
+            let engine = open(&sim, hour);
+            let series = resolve(&engine, name);
+            write(&engine, series, 1_000, 1.0).expect("a write");
+            sim.faults.fail_nth(Operation::Sync, 1 + seed % 2);
+            engine.step(Lane::Log).expect_err("a sync fails");
+            write(&engine, series, 2_000, 2.0).expect("a write");
+            engine.step(Lane::Log).expect("the next segment is synced");
+            drop(engine);
+            sim.restart();
+            let engine = open(&sim, hour);
+            let found = read(&engine, name);
+            assert!(found.contains(&(2_000, 2.0)), "seed {seed}: {found:?}");
+            if !found.contains(&(1_000, 1.0)) {
+                assert!(!engine.stats().recovery.damage.is_empty(), "seed {seed}: not told");
+                lost += 1;
+            }
+            no_series_has_those_of_another(&engine);
+        }
+    }
+    assert!(lost > 5, "{lost} lost");
+}
+
+/// With a relaxed policy a series that is seen may not be durable. A transaction that changes a sample of it is in another
+/// stream, and the power goes at any of the syncs that follow.
+#[test]
+fn an_update_is_not_durable_before_the_series_that_it_changes() {
+    let hour = SyncPolicy::IntervalMs(3_600_000);
+    let mut lost = 0;
+    for (seed, nth) in (0..20).flat_map(|seed| (0..4).map(move |nth| (seed, nth))) {
+        let sim = Sim::new(seed);
+        let engine = open(&sim, hour);
+        let names: Vec<String> = (0..2 * SHARD_COUNT).map(|idx| format!("old{idx}")).collect();
+        for name in &names {
+            write(&engine, resolve(&engine, name), 1_000, 1.0).expect("a write");
+        }
+        let mut transaction = engine.begin().expect("begins");
+        for name in &names {
+            transaction.update(resolve(&engine, name), 1_000, 2.0).expect("an update");
+        }
+        transaction.commit().expect("commits");
+        sim.faults.crash_at(sim.faults.change_count() + nth);
+        // The power goes in it, or later.
+        let _ = engine.step(Lane::Log);
+        drop(engine);
+        sim.restart();
+        let engine = open(&sim, hour);
+        assert_eq!(engine.stats().recovery.damage, Vec::<String>::new(), "no sync has failed");
+        let found: Vec<_> = names.iter().map(|name| read(&engine, name)).collect();
+        let is_whole = |value| found.iter().all(|found| *found == [(1_000, value)]);
+        assert!(is_whole(2.0) || !found.iter().flatten().any(|one| one.1 == 2.0), "{found:?}");
+        lost += usize::from(!is_whole(2.0));
+        no_series_has_those_of_another(&engine);
+    }
+    assert!(lost > 5, "{lost} lost");
+}
