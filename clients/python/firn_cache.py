@@ -79,10 +79,11 @@ class Client:
 
     def get_many(self, questions):
         """Answers to [(key, start, end, field), ...], some of them at a time, in the order of the questions."""
-        return [(points, missing) for points, missing, _ in self._get_many(questions, "")]
+        return [answer[:2] for answer in self._get_many(questions, "")]
 
     def _get_many(self, questions, least):
-        """With what of the missing range is really unknown; parts of fewer bytes than `least` are not wanted."""
+        """With what of the missing range is really unknown, and how many bytes the points had; parts of fewer bytes than
+        `least` are not wanted."""
         answers = [None] * len(questions)
         by_server = {}
         for at, question in enumerate(questions):
@@ -131,12 +132,12 @@ class Client:
         key, least = key_of(statement), " %d" % self._break_even.least()
         begun = time.monotonic()
         try:
-            points, missing, absent = self._get_many([(key, start, end, field)], least)[0]
+            points, missing, absent, value_bytes = self._get_many([(key, start, end, field)], least)[0]
         except CacheError:
             return query(start, end)
         asked = time.monotonic()
         if points:
-            self._break_even.looked(asked - begun)
+            self._break_even.looked(value_bytes, asked - begun)
         if missing is None:
             return points
         new = query(*missing)
@@ -200,21 +201,23 @@ class BreakEven:
     """From how many bytes on a part from the cache is worth having, measured (TSCache 3.3).
 
     A part saves the database its bytes and costs the time of a get. What a byte costs the database is the slope of the line
-    through its answers' sizes and times, of which old ones fade."""
+    through its answers' sizes and times; what a get costs is where the line through the gets begins, since what it takes longer
+    for more bytes it takes for bytes that are saved. Old sizes and times fade."""
 
     def __init__(self):
-        self._sums = [0.0] * 5
-        self._look_s = 1e-4
+        self._database = [0.0] * 5
+        self._looks = [0.0] * 5
         self._asked = 0
 
     def computed(self, byte_count, took_s):
         """The database took so long for an answer of so many bytes."""
-        x, y = float(byte_count), took_s
-        self._sums = [0.98 * old + new for old, new in zip(self._sums, (1.0, x, y, x * x, x * y))]
+        self._database = _with(self._database, float(byte_count), took_s)
 
-    def looked(self, took_s):
-        """The cache took so long to give a part, or all; one slow look is a busy machine."""
-        self._look_s = 0.9 * self._look_s + 0.1 * min(took_s, 10.0 * self._look_s)
+    def looked(self, byte_count, took_s):
+        """The cache took so long to give so many bytes, a part or all; one slow look is a busy machine."""
+        start_s, slope = self._look()
+        expected_s = start_s + slope * byte_count
+        self._looks = _with(self._looks, float(byte_count), min(took_s, 10.0 * expected_s))
 
     def least(self):
         """The smallest part to take now: bytes_min, and now and then 0, so that it goes on being measured."""
@@ -223,12 +226,26 @@ class BreakEven:
 
     def bytes_min(self):
         """0, every part, until enough is measured; 512 KiB at most."""
-        count, x, y, xx, xy = self._sums
-        spread = count * xx - x * x
-        slope = (count * xy - x * y) / spread if spread > 0.0 else 0.0
-        if count < 8.0 or slope <= 0.0 or spread <= 1e-6 * count * xx:
+        slope, look_s = _line(self._database)[1], self._look()[0]
+        if self._database[0] < 8.0 or slope <= 0.0:
             return 0
-        return min(int(self._look_s / slope), _PART_BYTES_MAX)
+        return min(int(look_s / slope), _PART_BYTES_MAX)
+
+    def _look(self):
+        return _line(self._looks) if self._looks[0] >= 8.0 else (1e-4, 0.0)
+
+
+def _with(sums, x, y):
+    return [0.98 * old + new for old, new in zip(sums, (1.0, x, y, x * x, x * y))]
+
+
+def _line(sums):
+    """Start and slope of the line through what was measured; the mean and 0 if more bytes do not say to take longer."""
+    count, x, y, xx, xy = sums
+    spread = count * xx - x * x
+    slope = (count * xy - x * y) / spread if spread > 0.01 * count * xx else 0.0
+    mean = y / max(count, 1.0)
+    return (max(mean - slope * x / count, 0.0), slope) if slope > 0.0 else (mean, 0.0)
 
 
 def _checked(key):
@@ -253,11 +270,11 @@ def _read_line(file):
 
 
 def _read_found(file, question):
-    """(points, missing, what of it is really unknown), or what the server has against the question."""
+    """(points, missing, what of it is really unknown, bytes), or what the server has against the question."""
     line = _read_line(file)
     words = line.split(" ")
     if words == ["NOT_FOUND"]:
-        return [], (question[1], question[2]), (question[1], question[2])
+        return [], (question[1], question[2]), (question[1], question[2]), 0
     absent = None
     if words[0] == "INCOMPLETE" and len(words) == 6:
         absent = int(words[4]), int(words[5])
@@ -271,7 +288,7 @@ def _read_found(file, question):
     if not value.endswith(b"\r\n"):
         raise CacheUnavailable("the answer broke off")
     missing = (int(words[1]), int(words[2])) if words[0] == "INCOMPLETE" else None
-    return json.loads(value), missing, absent or missing
+    return json.loads(value), missing, absent or missing, len(value)
 
 
 def _refusal(answer):

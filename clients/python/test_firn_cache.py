@@ -40,24 +40,32 @@ class Parts(unittest.TestCase):
         even = BreakEven()
         self.assertEqual(even.bytes_min(), 0)
         for _ in range(200):
-            even.looked(0.001)
+            even.looked(1000, 0.001)
         for number in range(100):
             byte_count = 1000 * (number % 10)
             even.computed(byte_count, 0.05 + byte_count * 1e-6)
         # A millisecond for what costs a microsecond a byte.
         self.assertAlmostEqual(even.bytes_min(), 1000, delta=5)
-        even.looked(10.0)
+        even.looked(1000, 10.0)
         self.assertLess(even.bytes_min(), 2000, "one slow look says little")
         for _ in range(200):
-            even.looked(10.0)
+            even.looked(1000, 10.0)
         self.assertEqual(even.bytes_min(), 512 << 10)
         self.assertEqual([even.least() for _ in range(32)].count(0), 2)
-        for _ in range(200):
-            even.looked(0.001)
+        for _ in range(1000):
+            even.looked(1000, 0.001)
         self.assertAlmostEqual(even.bytes_min(), 1000, delta=5)
         for number in range(1000):
             even.computed(1000 * (number % 10), 0.05 - number % 10)
         self.assertEqual(even.bytes_min(), 0, "long answers that cost less say nothing about bytes")
+
+    def test_long_hits_do_not_make_short_parts_dear(self):
+        even = BreakEven()
+        for number in range(500):
+            byte_count = 1000 + 400000 * (number % 9)
+            even.looked(byte_count, 0.001 + byte_count * 1e-8)
+            even.computed(1000 * (number % 10), 0.05 + 1000 * (number % 10) * 1e-6)
+        self.assertAlmostEqual(even.bytes_min(), 1000, delta=50)
 
     def test_what_the_cache_has_already_is_not_set_again(self):
         told = []

@@ -38,7 +38,15 @@ const ROOMS: [(&str, &[&str]); 15] = [
     ),
     (
         "firn-server",
-        &["firn-model", "firn-env", "firn-codec", "firn-cache", "firn-promql", "firndb"],
+        &[
+            "firn-model",
+            "firn-env",
+            "firn-codec",
+            "firn-cache",
+            "firn-cache-client",
+            "firn-promql",
+            "firndb",
+        ],
     ),
     ("firn", &["firn-server", "firndb"]),
     ("firn-sim", &["firn-model", "firn-env"]),

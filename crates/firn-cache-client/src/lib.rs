@@ -23,10 +23,11 @@
 //! # }
 //! ```
 //!
-//! Reading order: `key`, then this page.
+//! Reading order: `key`, `break_even`, then this page.
 
 #![forbid(unsafe_code)]
 
+mod break_even;
 mod key;
 
 use std::fmt;
@@ -34,6 +35,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
+pub use break_even::BreakEven;
 pub use key::{KEY_BYTES_MAX, key_of, server_of};
 
 /// Gets that are sent before the first answer is read: what a server answers side by side.
@@ -87,6 +89,8 @@ pub struct Question<'a> {
     pub range: Range,
     /// In which form.
     pub format: Format,
+    /// Parts of fewer bytes of values are not wanted ([`BreakEven::least`]); the server's setting if it is left out.
+    pub least: Option<u64>,
 }
 
 /// What went wrong. A program that has a database asks it then.
@@ -136,7 +140,7 @@ impl Client {
     /// # Errors
     /// See [`Error`].
     pub fn get(&mut self, key: &str, field: u8, range: Range, format: Format) -> Result<Found> {
-        let question = Question { key, field, range, format };
+        let question = Question { key, field, range, format, least: None };
         self.get_many(&[question]).pop().unwrap_or_else(|| Err(unexpected("no answer")))
     }
 
@@ -293,8 +297,9 @@ impl Format {
 
 impl Question<'_> {
     fn line(&self) -> String {
-        let Question { key, field, range: (start, end), format } = self;
-        let line = format!("get {key} {field} {start} {end} {}\r\n", format.name());
+        let Question { key, field, range: (start, end), format, least } = self;
+        let least = least.map_or_else(String::new, |least| format!(" {least}"));
+        let line = format!("get {key} {field} {start} {end} {}{least}\r\n", format.name());
         // A key that is none is answered as such, in its turn.
         if checked(key, String::new()).is_ok() { line } else { "get\r\n".to_owned() }
     }

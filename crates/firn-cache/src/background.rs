@@ -1,14 +1,27 @@
 //! The thread that writes slabs, so that nobody who sets or gets waits for the device.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::sync::{Arc, OnceLock};
+use std::thread::{JoinHandle, Thread};
 use std::time::Duration;
 
 use firn_model::{Error, Result};
 
-/// How long the thread sleeps when there is nothing to do.
+/// How long the thread sleeps when there is nothing to do and nobody wakes it: some work comes without a word.
 const PAUSE: Duration = Duration::from_millis(250);
+
+/// Whom a cache tells that there is work. One [`Background`] listens at most.
+#[derive(Debug, Default)]
+pub struct Wake(OnceLock<Thread>);
+
+impl Wake {
+    /// There is work.
+    pub(crate) fn call(&self) {
+        if let Some(thread) = self.0.get() {
+            thread.unpark();
+        }
+    }
+}
 
 /// A thread that does a cache's background work as long as this lives.
 #[derive(Debug)]
@@ -18,20 +31,35 @@ pub struct Background {
 }
 
 impl Background {
-    /// Starts the thread `name`. `work` does one piece and returns whether there was any:
+    /// Starts the thread `name`, which `wake` wakes. `work` does one piece and returns whether there was any:
     /// [`Store::work`](crate::Store::work), [`ResultCache::work`](crate::ResultCache::work).
     ///
     /// # Errors
     /// `Unavailable` when the thread cannot be started.
-    pub fn start(name: &str, work: impl Fn() -> bool + Send + 'static) -> Result<Background> {
+    pub fn start(
+        name: &str,
+        wake: Arc<Wake>,
+        work: impl Fn() -> bool + Send + 'static,
+    ) -> Result<Background> {
+        Background::start_pausing(name, wake, PAUSE, work)
+    }
+
+    fn start_pausing(
+        name: &str,
+        wake: Arc<Wake>,
+        pause: Duration,
+        work: impl Fn() -> bool + Send + 'static,
+    ) -> Result<Background> {
         let is_closed = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&is_closed);
         let thread = std::thread::Builder::new()
             .name(name.into())
             .spawn(move || {
+                // Before the first look: what comes behind a look wakes the next one.
+                let _ = wake.0.set(std::thread::current());
                 while !seen.load(Ordering::Acquire) {
                     if !work() {
-                        std::thread::park_timeout(PAUSE);
+                        std::thread::park_timeout(pause);
                     }
                 }
             })
@@ -48,5 +76,52 @@ impl Drop for Background {
             // One that panicked has printed why; a cache is not needed for anything.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+    use std::time::Instant;
+
+    use firn_model::{Budget, CommitSeq, TimeRange};
+    use firn_sim::Sim;
+
+    use super::*;
+    use crate::store::{Fill, Point, Recovered, Store, StoreOptions};
+
+    /// A set that fills a slab wakes the thread: from idle, more is kept than may wait in memory.
+    #[test]
+    fn a_sealed_slab_is_written_without_a_pause() {
+        let options =
+            StoreOptions { slab_bytes: 16 << 10, waiting_slabs_max: 1, ..StoreOptions::default() };
+        let (disk, budget) = (Sim::new(1).env().disk, Budget::new(8 << 20));
+        let store = Store::open(disk, "points", &budget, options, Recovered::IMMUTABLE).unwrap();
+        let (store, looks) = (Arc::new(store), Arc::new(AtomicU64::new(0)));
+        let (worker, looked) = (Arc::clone(&store), Arc::clone(&looks));
+        let work = move || {
+            let is_done = worker.work();
+            looked.fetch_add(u64::from(!is_done), Ordering::Release);
+            is_done
+        };
+        let a_year = Duration::from_secs(365 * 86_400);
+        let _thread = Background::start_pausing("test", store.wake(), a_year, work).unwrap();
+        let begun = Instant::now();
+        let wait_for = |is_there: &dyn Fn() -> bool| {
+            while !is_there() {
+                assert!(begun.elapsed() < Duration::from_secs(60), "nobody writes: {store:?}");
+                std::thread::yield_now();
+            }
+        };
+        wait_for(&|| looks.load(Ordering::Acquire) > 0);
+        // Each ends the slab of the one before, which must be written first.
+        let payload = vec![7; 9 << 10];
+        for ts in 0..5 {
+            let (range, number) = (TimeRange::at(ts), CommitSeq(0));
+            let points = [Point { ts, head: None, payload: &payload }];
+            let fill = Fill { key: b"k", field: 0, range, number, note: b"", points: &points };
+            wait_for(&|| store.set(&fill) == range);
+        }
+        assert!(store.stats().slabs_written >= 4);
     }
 }

@@ -13,13 +13,12 @@
 //! memory is drawn from the budget, flash from a fixed number of places (8).
 //!
 //! Reading order: `slab` (the format; docs/formats/cache.md), `device`, `key_index`, `policy`, `store`, `background`, then `answer`,
-//! `dependency`, `selectors`, `changes`, `hot`, `shares`, `result` (with its model); `shared`; `break_even`.
+//! `dependency`, `selectors`, `changes`, `hot`, `shares`, `result` (with its model); `shared`.
 
 #![forbid(unsafe_code)]
 
 mod answer;
 mod background;
-mod break_even;
 mod changes;
 mod dependency;
 mod device;
@@ -41,8 +40,7 @@ mod result_model;
 mod result_tests;
 
 pub use answer::{Answer, AnswerSeries};
-pub use background::Background;
-pub use break_even::BreakEven;
+pub use background::{Background, Wake};
 pub use dependency::{Dependency, Grid, Span};
 #[doc(hidden)]
 pub use planted::Planted;

@@ -31,6 +31,8 @@ pub enum Planted {
     HotNotTrimmed,
     /// An answer is kept although all answers were given up meanwhile.
     FillOutlivesClear,
+    /// After all was given up tickets of reads are numbered anew.
+    TicketsReused,
     /// An answer is kept without looking at what changed since its snapshot.
     FillNotTrimmed,
     /// What changes between the look at what has changed and the keeping is missed.

@@ -23,6 +23,7 @@ use firn_model::{
 
 use super::sync::Mutex;
 use crate::answer::{Answer, Collector, encode_steps};
+use crate::background::Wake;
 use crate::changes::Recent;
 use crate::dependency::{
     Dependency, Grid, Span, decode_note, encode_key, encode_note, grid_of_key,
@@ -31,14 +32,12 @@ use crate::hot::{HotAnswers, part_of, width, without};
 use crate::planted::Planted;
 use crate::selectors::{Groups, Selectors, Use, matches_all};
 use crate::shares::Shares;
-use crate::store::{Ask, Fill, Recovered, Store, StoreOptions, StoreStats};
+use crate::store::{Ask, Declined, Fill, Recovered, Store, StoreOptions, StoreStats};
 
 /// The field of a store that answers are kept in.
 const FIELD: u64 = 0;
 /// A fill that changes cut into more pieces keeps the newest of them.
 const PIECES_MAX: usize = 16;
-/// An answer of more bytes in slabs is computed: nobody has looked yet what its query may hold.
-const FOUND_BYTES_MAX: u64 = 64 << 20;
 /// Steps that a series of a found answer has room for behind its own, at most.
 const STEPS_AHEAD_MAX: usize = 1_024;
 
@@ -56,6 +55,8 @@ pub struct ResultOptions {
     /// A part that several expressions have is kept by itself if a step of one of them looks at so many samples: with
     /// fewer, computing it again costs less than keeping it.
     pub shared_samples_min: u64,
+    /// An answer of more bytes in slabs is computed: nobody has looked yet what its query may hold.
+    pub found_bytes_max: u64,
     /// Bytes of answers that are kept in memory as they are given. Of the memory that is short it is the first to go.
     pub hot_bytes_max: u64,
 }
@@ -68,6 +69,7 @@ impl Default for ResultOptions {
             defined_count_max: 16_384,
             group_count_max: 8_192,
             shared_samples_min: 1_000,
+            found_bytes_max: 64 << 20,
             hot_bytes_max: 32 << 20,
         }
     }
@@ -106,6 +108,8 @@ pub struct Found {
     /// The first and the last of the steps that are to be computed; `None` for a hit. All before and behind them
     /// are in `answer`.
     pub missing: Option<(Timestamp, Timestamp)>,
+    /// What is kept is too much to be given. What is computed is not kept then: it would take the place of just that.
+    pub is_too_large: bool,
 }
 
 /// Numbers of a result cache.
@@ -260,10 +264,10 @@ impl ResultCache {
         let Some((grid, steps)) = question.steps() else {
             let is_empty = question.end < question.start;
             let missing = (!is_empty).then_some((question.start, question.end));
-            return Found { answer: Answer::default(), missing };
+            return Found::new(Answer::default(), missing);
         };
         if steps.is_empty() {
-            return Found { answer: Answer::default(), missing: None };
+            return Found::new(Answer::default(), None);
         }
         let key = encode_key(question.expression, grid, question.lookback_ms);
         let number = match self.options.store.planted {
@@ -277,7 +281,7 @@ impl ResultCache {
             range,
             number,
             partial_bytes_min: 0,
-            bytes_max: FOUND_BYTES_MAX,
+            bytes_max: self.options.found_bytes_max,
         };
         let found = match self.recall(&ask, grid) {
             Some(found) => found,
@@ -299,7 +303,7 @@ impl ResultCache {
         let points: usize = answer.series.iter().map(|series| series.floats.len()).sum();
         self.store.count_use(ask, missing, (points * size_of::<f64>()) as u64);
         self.state.lock().stats.recalled += 1;
-        Some(Found { answer, missing: grid.ends_of(missing) })
+        Some(Found::new(answer, grid.ends_of(missing)))
     }
 
     /// What the store has; it is in memory from now on.
@@ -318,13 +322,14 @@ impl ResultCache {
         let (found, known) = match read.and(failed) {
             Ok(()) => {
                 let known = without(ask.range, got.missing).max_by_key(|part| width(*part));
-                (Found { answer: collector.finish(), missing }, known)
+                let is_too_large = got.declined == Some(Declined::TooLarge);
+                (Found { is_too_large, ..Found::new(collector.finish(), missing) }, known)
             }
             Err(_) => {
                 // Not what was put in: it must not be met again.
                 self.store.trim(key, FIELD, ask.range);
                 let missing = Some((steps.start, steps.end));
-                (Found { answer: Answer::default(), missing }, None)
+                (Found::new(Answer::default(), missing), None)
             }
         };
         if let Some(ticket) = ticket {
@@ -457,6 +462,11 @@ impl ResultCache {
         self.store.heard(number);
     }
 
+    /// Whom an answer wakes that is to be written.
+    pub fn wake(&self) -> Arc<Wake> {
+        self.store.wake()
+    }
+
     /// Does one piece of work in the background; see [`Store::work`]. Returns whether there was any.
     pub fn work(&self) -> bool {
         let is_done = self.store.work();
@@ -493,7 +503,10 @@ impl ResultCache {
         let mut state = self.state.lock();
         self.store.clear();
         state.clear_count += 1;
-        state.hot.clear();
+        match self.planted(Planted::TicketsReused) {
+            true => state.hot = HotAnswers::new(self.options.hot_bytes_max),
+            false => state.hot.clear(),
+        }
         state.selectors = Selectors::default();
         state.settle();
     }
@@ -562,7 +575,7 @@ impl ChangeSink for ResultCache {
         state.selectors.defined(series.group, labels, self.options.group_count_max);
     }
 
-    /// What is cached by now goes to the device, and what of it is still true.
+    /// What is cached by now goes to the device soon; what is on it by now, and still true, outlives a crash.
     fn forgotten(&self, through: CommitSeq) {
         self.store.heard(through);
         self.store.seal_open();
@@ -659,6 +672,12 @@ impl State {
         let missing = missing.map_or(0, |(start, end)| grid.count(TimeRange::new(start, end)));
         self.stats.steps_missing += missing;
         self.stats.steps_found += all - missing.min(all);
+    }
+}
+
+impl Found {
+    fn new(answer: Answer, missing: Option<(Timestamp, Timestamp)>) -> Found {
+        Found { answer, missing, is_too_large: false }
     }
 }
 

@@ -82,6 +82,16 @@ struct State {
     groups: BTreeSet<GroupId>,
     last: u64,
     on_their_way: BTreeSet<u64>,
+    repair: Repair,
+}
+
+/// A repair gives up samples that kept answers may have, without a change that says so, and then all answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Repair {
+    #[default]
+    NotYet,
+    Begun,
+    Done,
 }
 
 type Samples = BTreeMap<(GroupId, Timestamp), f64>;
@@ -90,10 +100,11 @@ struct Snapshot {
     number: CommitSeq,
     samples: Samples,
     groups: Vec<GroupId>,
+    repair: Repair,
 }
 
 impl World {
-    fn new(mistake: Mistake) -> Arc<World> {
+    fn new(mistake: Mistake, life: Life) -> Arc<World> {
         let planted = match mistake {
             Mistake::Planted(planted) => Some(planted),
             _ => None,
@@ -103,10 +114,14 @@ impl World {
             StoreOptions { slab_bytes, flash_bytes_max: 2 << 14, planted, ..Default::default() };
         let options = ResultOptions { store, ..ResultOptions::default() };
         let (disk, budget) = (Sim::new(0).env().disk, Budget::new(4 << 20));
-        let recovered = Recovered { replays_after: CommitSeq(0), through: CommitSeq(0) };
-        let cache = ResultCache::open(disk, "cache", &budget, options, Some(recovered));
-        let world = World {
-            cache: cache.unwrap(),
+        let open = |through| {
+            let recovered =
+                Recovered { replays_after: CommitSeq(through), through: CommitSeq(through) };
+            let disk = Arc::clone(&disk);
+            ResultCache::open(disk, "cache", &budget, options, Some(recovered)).unwrap()
+        };
+        let mut world = World {
+            cache: open(0),
             state: shuttle::sync::Mutex::default(),
             mistake,
             is_wrong: AtomicBool::new(false),
@@ -114,6 +129,14 @@ impl World {
         };
         world.define(GroupId(0));
         world.write(GroupId(0), 1, 0.5);
+        if life != Life::Cold {
+            world.query();
+        }
+        if life == Life::Reopened {
+            let last = world.state.lock().unwrap().last;
+            world.cache.close(CommitSeq(last)).unwrap();
+            world.cache = open(last);
+        }
         Arc::new(world)
     }
 
@@ -164,13 +187,28 @@ impl World {
         };
         let early = number();
         yield_now();
-        let (samples, groups) = {
+        let (samples, groups, repair) = {
             let state = self.state.lock().unwrap();
-            (state.samples.clone(), state.groups.iter().copied().collect())
+            (state.samples.clone(), state.groups.iter().copied().collect(), state.repair)
         };
         let is_late = self.mistake == Mistake::NumberAfterSamples;
         let number = if is_late { number() } else { early };
-        Snapshot { number, samples, groups }
+        Snapshot { number, samples, groups, repair }
+    }
+
+    fn repair(&self) {
+        {
+            let mut state = self.state.lock().unwrap();
+            state.repair = Repair::Begun;
+            state.samples.remove(&(GroupId(0), 1));
+        }
+        self.cache.clear();
+        self.state.lock().unwrap().repair = Repair::Done;
+    }
+
+    /// Whether a snapshot is not one of before or while a repair: who has one may be told either.
+    fn is_clear(&self, snapshot: &Snapshot) -> bool {
+        snapshot.repair != Repair::Begun && snapshot.repair == self.state.lock().unwrap().repair
     }
 
     fn query(&self) {
@@ -198,7 +236,9 @@ impl World {
             let found = self.cache.lookup(&question(all), snapshot.number);
             let computed = found.missing.map(|missing| (missing, snapshot.compute(missing)));
             let parts = [Some(&found.answer), computed.as_ref().map(|one| &one.1)];
-            if bits(parts.into_iter().flatten()) != bits([&snapshot.compute(all)].into_iter()) {
+            let is_wrong =
+                bits(parts.into_iter().flatten()) != bits([&snapshot.compute(all)].into_iter());
+            if is_wrong && self.is_clear(&snapshot) {
                 self.is_wrong.store(true, Relaxed);
             }
             if found.missing != Some(all) {
@@ -246,25 +286,22 @@ enum Life {
     Cold,
     /// Something is kept already.
     Warm,
-    /// It is, and all of it is given up at some time.
-    GivenUp,
+    /// It is, on the device alone, and all of it is given up at some time.
+    Reopened,
 }
 
-const LIVES: [Life; 3] = [Life::Cold, Life::Warm, Life::GivenUp];
+const LIVES: [Life; 3] = [Life::Cold, Life::Warm, Life::Reopened];
 
 /// Two writers, one of them with a new series, beside two who ask. Whether an answer was wrong, and
 /// whether one came from the cache.
 fn run(mistake: Mistake, life: Life) -> (bool, bool) {
-    let world = World::new(mistake);
-    if life != Life::Cold {
-        world.query();
-    }
+    let world = World::new(mistake, life);
     let asker = || {
         let world = Arc::clone(&world);
         move || (0..3).for_each(|_| world.query())
     };
     let (first, second, third) = (Arc::clone(&world), Arc::clone(&world), Arc::clone(&world));
-    let given_up = (life == Life::GivenUp).then(|| spawn(move || third.cache.clear()));
+    let given_up = (life == Life::Reopened).then(|| spawn(move || third.repair()));
     let threads = [
         spawn(asker()),
         spawn(asker()),
@@ -304,6 +341,8 @@ fn planted_mistakes_are_found() {
         Mistake::Planted(Planted::NewSeriesIgnored),
         Mistake::Planted(Planted::LaterAnswerGiven),
         Mistake::Planted(Planted::HotNotTrimmed),
+        Mistake::Planted(Planted::FillOutlivesClear),
+        Mistake::Planted(Planted::TicketsReused),
         Mistake::ToldAfterVisible,
         Mistake::ArrivedBeforeVisible,
         Mistake::NumberAfterSamples,

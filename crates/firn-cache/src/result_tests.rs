@@ -167,6 +167,7 @@ fn options(planted: Option<Planted>) -> ResultOptions {
     ResultOptions {
         hot_bytes_max: 48 << 10,
         shared_samples_min: 0,
+        found_bytes_max: 64 << 20,
         store: StoreOptions {
             slab_bytes: 16 << 10,
             flash_bytes_max: 10 * (16 << 10),
@@ -493,6 +494,18 @@ impl World {
     }
 }
 
+/// The first steps of an expression.
+fn question_of(expression: &Expression) -> Question<'_> {
+    Question {
+        expression: expression.text,
+        start: 0,
+        end: 900,
+        step_ms: 10,
+        lookback_ms: LOOKBACK_MS,
+        dependencies: &expression.dependencies,
+    }
+}
+
 /// Both parts of an answer, sorted.
 fn united(found: Answer, computed: &Answer) -> Answer {
     let mut all: BTreeMap<Labels, Vec<Sample>> = BTreeMap::new();
@@ -570,14 +583,7 @@ fn what_is_of_a_lost_past_is_gone_for_good() {
     for planted in [None, Some(Planted::LostPastTrusted)] {
         let sim = Sim::new(1);
         let expression = &expressions()[0];
-        let question = Question {
-            expression: expression.text,
-            start: 0,
-            end: 900,
-            step_ms: 10,
-            lookback_ms: LOOKBACK_MS,
-            dependencies: &expression.dependencies,
-        };
+        let question = question_of(expression);
         let open = |through| {
             let recovered = Recovered { replays_after: CommitSeq(0), through: CommitSeq(through) };
             let (disk, budget) = (sim.env().disk, Budget::new(4 << 20));
@@ -599,14 +605,7 @@ fn what_is_of_a_lost_past_is_gone_for_good() {
 fn what_was_computed_before_all_was_given_up_is_not_kept() {
     for planted in [None, Some(Planted::FillOutlivesClear)] {
         let expression = &expressions()[0];
-        let question = Question {
-            expression: expression.text,
-            start: 0,
-            end: 900,
-            step_ms: 10,
-            lookback_ms: LOOKBACK_MS,
-            dependencies: &expression.dependencies,
-        };
+        let question = question_of(expression);
         let recovered = Recovered { replays_after: CommitSeq(0), through: CommitSeq(0) };
         let (disk, budget) = (Sim::new(1).env().disk, Budget::new(4 << 20));
         let cache = ResultCache::open(disk, "cache", &budget, options(planted), Some(recovered));

@@ -15,6 +15,7 @@ use firn_model::{Budget, CommitSeq, Result, TimeRange};
 use parking_lot::Mutex;
 
 use self::journal::{Change, Journal, JournalHead};
+use crate::background::Wake;
 use crate::device::forget_slabs;
 use crate::planted::Planted;
 use crate::store::{Ask, Fill, Got, Point, Recovered, Store, StoreOptions, StoreStats};
@@ -123,6 +124,11 @@ impl SharedCache {
         Ok(was_there)
     }
 
+    /// Whom a slab wakes that is to be written.
+    pub fn wake(&self) -> Arc<Wake> {
+        self.store.wake()
+    }
+
     /// Does a piece of background work; returns whether there was any. One thread at a time.
     ///
     /// # Errors
@@ -133,8 +139,8 @@ impl SharedCache {
         self.store.work() || (is_long && self.renew(&mut self.journal.lock(), false).is_ok())
     }
 
-    /// Writes all that is in memory, so that the next open finds it whatever becomes of the machine. Nothing may be
-    /// set or deleted after it.
+    /// Writes all that is in memory, so that the next open finds it. Nothing may be set or deleted after it. Slabs are not
+    /// synced: of a machine that loses power right after it some may be gone, which their checksums say.
     ///
     /// # Errors
     /// `Unavailable` when the disk fails: the next open finds less then.

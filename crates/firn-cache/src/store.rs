@@ -24,6 +24,7 @@ use firn_env::Disk;
 use firn_model::{Budget, CommitSeq, Error, Pool, Reservation, Result, TimeRange, Timestamp};
 use parking_lot::Mutex;
 
+use crate::background::Wake;
 use crate::device::Device;
 use crate::key_index::{Deltas, Entry, Segment, width_ms};
 use crate::planted::Planted;
@@ -121,6 +122,8 @@ struct State {
     read_failures: u32,
     is_off: bool,
     planted: Option<Planted>,
+    /// Whoever does [`Store::work`].
+    wake: Arc<Wake>,
     /// Crowds are looked at again when so many slabs were written.
     crowds_at: u64,
     stats: StoreStats,
@@ -294,6 +297,11 @@ impl Store {
         self.state.lock().replay(number, key, field, range);
     }
 
+    /// Whom a slab wakes that is to be written.
+    pub fn wake(&self) -> Arc<Wake> {
+        Arc::clone(&self.state.lock().wake)
+    }
+
     /// What the newest points of a key share.
     pub fn last_head(&self, key: &[u8], field: u64) -> Option<Arc<[u8]>> {
         let state = self.state.lock();
@@ -448,6 +456,7 @@ impl State {
             other => other,
         };
         self.nodes.insert(slab, node);
+        self.wake.call();
     }
 
     fn add_segment(
@@ -596,18 +605,26 @@ impl State {
         }
     }
 
-    /// Reserves for what comes; slabs go, oldest data first, if that is the only way.
+    /// Reserves for what comes. Slabs go for that, the next ones, if what a few of them have of the index is enough: it is
+    /// some kilobytes each, and memory that others hold does not come back by it.
     fn make_room_in_memory(&mut self, bytes: u64) -> bool {
-        // Each slab that goes gives back some kilobytes of index.
         const VICTIMS_MAX: usize = 4;
-        for _ in 0..VICTIMS_MAX {
-            if self.memory.reservation.grow(bytes).is_ok() {
-                return true;
-            }
-            let Some(victim) = self.policy.victim() else { return false };
-            self.evict(victim);
-            self.settle_memory();
+        if self.memory.reservation.grow(bytes).is_ok() {
+            return true;
         }
+        let missing = self.memory.budget.missing_bytes(Pool::Cache, bytes);
+        let (mut victims, mut freed) = (Vec::new(), 0);
+        for slab in self.policy.next_to_go(VICTIMS_MAX) {
+            if freed < missing {
+                freed += self.nodes.get(&slab).map_or(0, Node::index_bytes);
+                victims.push(slab);
+            }
+        }
+        if freed < missing {
+            return false;
+        }
+        victims.into_iter().for_each(|slab| self.evict(slab));
+        self.settle_memory();
         self.memory.reservation.grow(bytes).is_ok()
     }
 
@@ -668,6 +685,12 @@ impl Node {
 
     fn is_on_flash(&self) -> bool {
         matches!(self.body, Body::Flash(_))
+    }
+
+    /// What the index has of it in memory, about.
+    fn index_bytes(&self) -> u64 {
+        let segment_count: u64 = self.keys.values().map(|&count| u64::from(count)).sum();
+        NODE_BYTES + self.keys.len() as u64 * NODE_KEY_BYTES + segment_count * SEGMENT_BYTES
     }
 }
 

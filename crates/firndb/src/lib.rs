@@ -179,7 +179,8 @@ impl Db {
 
     /// Keeps answers of range queries on flash from now on, so that a dashboard's next refresh computes its newest
     /// steps only. What they say stays what evaluating says. Once, before the first write, in place of
-    /// [`Db::set_change_sink`].
+    /// [`Db::set_change_sink`]. Without maintenance ([`Db::open_idle`]) they go to flash by [`Db::settle_results`] and at the
+    /// end alone.
     ///
     /// # Errors
     /// `Invalid` the second time, for options that make no sense, or where data is dropped by size (at a time that
@@ -190,7 +191,8 @@ impl Db {
                 "results cannot be kept while slow_bytes_max drops data; bound it by retention_ms instead",
             ));
         }
-        let results = results::Results::open(&self.engine, self.retention_ms, options)?;
+        let has_thread = !self.lanes.is_empty();
+        let results = results::Results::open(&self.engine, self.retention_ms, options, has_thread)?;
         self.results.set(results).map_err(|_| Error::invalid("results are kept already"))
     }
 
@@ -275,6 +277,13 @@ impl Db {
     pub fn settle(&self, lane: Lane) -> Result<()> {
         while self.engine.step(lane)?.is_some() {}
         Ok(())
+    }
+
+    /// Writes what is to be written of the kept answers: for tests that want to know when.
+    pub fn settle_results(&self) {
+        if let Some(results) = self.results.get() {
+            results.settle();
+        }
     }
 
     /// Reads every byte of both tiers against its checksum; `each` is told after every file. With `repairs`,

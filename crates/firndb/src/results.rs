@@ -25,13 +25,13 @@ use crate::{ResultOptions, ResultStats};
 /// The cache's folder below the data folder.
 const FOLDER: &str = "cache/results";
 
-/// A result cache with the thread that writes its slabs.
+/// A result cache, with the thread that writes its slabs if it has one.
 #[derive(Debug)]
 pub(crate) struct Results {
     cache: Arc<ResultCache>,
     retention_ms: Option<i64>,
     shared_samples_min: u64,
-    _writer: Background,
+    _writer: Option<Background>,
 }
 
 /// What a query is computed from.
@@ -50,7 +50,8 @@ pub(crate) struct RangeQuery<'a> {
 }
 
 impl Results {
-    /// Opens the cache of `engine`'s data folder and begins to listen to its changes.
+    /// Opens the cache of `engine`'s data folder and begins to listen to its changes. With `has_thread` a thread writes what
+    /// is to be written, else [`Results::settle`] does.
     ///
     /// # Errors
     /// `Invalid` if somebody listens already or the options make no sense, `Unavailable` when the disk fails.
@@ -58,6 +59,7 @@ impl Results {
         engine: &Engine,
         retention_ms: Option<i64>,
         options: ResultOptions,
+        has_thread: bool,
     ) -> Result<Results> {
         // What another retention has dropped may be in an answer of before.
         let store = StoreOptions { owner: owner_of(retention_ms), ..options.store };
@@ -76,7 +78,8 @@ impl Results {
         cache
             .rematch(|matchers| groups(&engine.snapshot(), matchers, &QueryContext::unbounded()))?;
         let written = Arc::clone(&cache);
-        let writer = Background::start("firn-cache", move || written.work())?;
+        let start = || Background::start("firn-cache", cache.wake(), move || written.work());
+        let writer = has_thread.then(start).transpose()?;
         let shared_samples_min = options.shared_samples_min;
         Ok(Results { cache, retention_ms, shared_samples_min, _writer: writer })
     }
@@ -84,6 +87,11 @@ impl Results {
     /// Forgets all answers.
     pub(crate) fn forget(&self) {
         self.cache.clear();
+    }
+
+    /// Does all work that there is in the background.
+    pub(crate) fn settle(&self) {
+        while self.cache.work() {}
     }
 
     /// Numbers at this moment.
@@ -121,7 +129,8 @@ impl Results {
         };
         let missing = Question { start, end, ..question };
         let moment = Moment { session, snapshot };
-        Some(self.compute(query, &moment, &missing).map(|(mut output, computed)| {
+        let is_kept = !found.is_too_large;
+        Some(self.compute(query, &moment, &missing, is_kept).map(|(mut output, computed)| {
             if let Some(computed) = computed {
                 output.value = Value::Matrix(matrix(found.answer, computed));
             }
@@ -129,12 +138,13 @@ impl Results {
         }))
     }
 
-    /// Computes what is missing and keeps it. The answer is by itself, if it is a matrix.
+    /// Computes what is missing and keeps it, if it may be. The answer is by itself, if it is a matrix.
     fn compute(
         &self,
         query: &RangeQuery<'_>,
         moment: &Moment,
         missing: &Question<'_>,
+        is_kept: bool,
     ) -> Result<(QueryOutput, Option<Answer>)> {
         let parts = firn_promql::parts(query.expr).into_iter();
         let parts: Vec<(String, Expr)> = parts.map(|part| (part.to_string(), part)).collect();
@@ -156,7 +166,9 @@ impl Results {
         if !output.annotations.list.is_empty() {
             return Ok((output, Some(answer)));
         }
-        self.fill(moment, missing, &answer, query.context);
+        if is_kept {
+            self.fill(moment, missing, &answer, query.context);
+        }
         if samples_per_step(output.samples_read, missing) >= self.shared_samples_min as f64 {
             self.cache.note_part(missing, missing.expression);
             for (expression, _) in &parts {
@@ -186,7 +198,9 @@ impl Results {
                 self.cache.give_up_part(&question);
                 return Ok(None);
             };
-            self.fill(moment, &missing, &answer, part.context);
+            if !found.is_too_large {
+                self.fill(moment, &missing, &answer, part.context);
+            }
             computed = answer;
         }
         let both = [&found.answer, &computed];

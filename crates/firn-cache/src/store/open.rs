@@ -88,6 +88,7 @@ impl Store {
             read_failures: 0,
             is_off: false,
             planted: options.planted,
+            wake: Arc::default(),
             crowds_at: 0,
             stats: StoreStats::default(),
         };

@@ -23,7 +23,7 @@ pub struct Ask<'a> {
     /// A part of the range is given only if it has at least about so many bytes: computing the rest has a price of
     /// its own. 512 KiB in the paper's setting, 0 takes all.
     pub partial_bytes_min: u64,
-    /// More bytes than about this are not read: nothing is given then.
+    /// More bytes than about this are not read, whole blocks and what lies in them beside: nothing is given then.
     pub bytes_max: u64,
 }
 

@@ -315,6 +315,48 @@ fn mistakes_are_noticed() {
     }
 }
 
+/// Memory that others hold does not come back when slabs go: none goes for a set that is refused.
+#[test]
+fn where_memory_is_short_no_slab_goes_for_what_is_not_kept() {
+    let mut world = World::new(3, None);
+    let budget = Budget::new(4 << 20);
+    let options = StoreOptions { slab_bytes: 16 << 10, flash_bytes_max: 1 << 20, ..options(None) };
+    world.store = None;
+    let disk = world.sim.env().disk;
+    let recovered = Recovered::IMMUTABLE;
+    world.store = Some(Store::open(disk, "short", &budget, options, recovered).unwrap());
+    for start in (0..LAST).step_by(100) {
+        for key in 0..KEYS.len() {
+            world.fill(key, TimeRange::new(start, start + 99));
+        }
+        world.store().flush();
+    }
+    let set = |world: &World, ts| {
+        let (key, payload) = (b"new", [7; 100]);
+        let points = [Point { ts, head: None, payload: &payload }];
+        let (range, number) = (TimeRange::at(ts), CommitSeq(0));
+        let fill = Fill { key, field: FIELD, range, number, note: b"", points: &points };
+        !world.store().set(&fill).is_empty()
+    };
+    let line = budget.usage().limit_bytes / 100 * Pool::Cache.line_percent();
+    let mut others = budget.empty(Pool::Head);
+    let free_bytes =
+        |others: &Reservation| line - others.bytes() - world.store().stats().memory_bytes;
+    others.take(free_bytes(&others) + 10_000);
+    let before = world.store().stats();
+    assert!(before.slabs > 30, "{before:?}");
+    for ts in 0..50 {
+        assert!(!set(&world, ts), "there is no room");
+    }
+    let after = world.store().stats();
+    assert_eq!((after.slabs, after.refused - before.refused), (before.slabs, 50));
+    // Where a slab or two are enough they make room.
+    others.shrink(13_500);
+    assert!(set(&world, 50), "{:?}", world.store().stats());
+    let slabs = world.store().stats().slabs;
+    assert!(slabs < before.slabs && slabs + 4 >= before.slabs, "{slabs} of {}", before.slabs);
+}
+
 #[test]
 fn what_is_trimmed_while_slabs_are_merged_stays_trimmed() {
     let mut world = World::new(1, None);

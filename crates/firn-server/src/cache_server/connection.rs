@@ -125,16 +125,20 @@ impl<'a> Connection<'a> {
     }
 
     async fn authenticate(&mut self, token: &[u8]) -> Result<(), End> {
-        // Digests are compared: how long that takes says nothing about the token.
-        let digest = |token: &[u8]| ring::digest::digest(&ring::digest::SHA256, token);
-        let wanted = self.shared.config.token.as_ref();
-        if wanted.is_some_and(|wanted| digest(wanted.as_bytes()).as_ref() != digest(token).as_ref())
-        {
+        if !self.is_token(token) {
             let what = "this is not the token".to_owned();
             return self.refuse(Refused { what, skip_bytes: None }).await;
         }
         self.is_trusted = true;
         self.write(b"OK\r\n").await
+    }
+
+    /// Whether it is the token, or none is wanted.
+    fn is_token(&self, token: &[u8]) -> bool {
+        // Digests are compared: how long that takes says nothing about the token.
+        let digest = |token: &[u8]| ring::digest::digest(&ring::digest::SHA256, token);
+        let wanted = self.shared.config.token.as_ref();
+        wanted.is_none_or(|wanted| digest(wanted.as_bytes()).as_ref() == digest(token).as_ref())
     }
 
     async fn set(&mut self, place: Place, format: Format, bytes: usize) -> Result<(), End> {
@@ -254,7 +258,7 @@ impl<'a> Connection<'a> {
             let bearer =
                 line.split_once(':').filter(|(name, _)| name.eq_ignore_ascii_case("authorization"));
             let bearer = bearer.and_then(|(_, value)| value.trim().strip_prefix("Bearer "));
-            is_trusted |= bearer.is_some() && bearer == self.shared.config.token.as_deref();
+            is_trusted |= bearer.is_some_and(|token| self.is_token(token.as_bytes()));
         }
         let (status, body) = match path {
             _ if !is_trusted => {

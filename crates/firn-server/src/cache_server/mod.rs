@@ -124,7 +124,7 @@ impl CacheServer {
             .map_err(folder_error)?;
         let cache = Arc::new(cache);
         let written = Arc::clone(&cache);
-        let writer = Background::start("firn-cache", move || written.work())?;
+        let writer = Background::start("firn-cache", cache.wake(), move || written.work())?;
         let (listener, listen) = runtime
             .block_on(TcpListener::bind(config.listen))
             .and_then(|listener| listener.local_addr().map(|listen| (listener, listen)))

@@ -17,20 +17,26 @@ mod range;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::State;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, Request, Response, StatusCode};
 use axum::routing::get;
-use firn_cache::{Background, BreakEven, Recovered, Store, StoreOptions};
+use bytes::BytesMut;
+use firn_cache::{Background, Recovered, Store, StoreOptions};
+use firn_cache_client::BreakEven;
 use firn_env::{Disk, FolderLock, LocalDisk};
 use firn_model::{Budget, Error, Pool, Reservation, Result};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::BodyExt;
+use hyper::body::Frame;
+use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -48,7 +54,7 @@ use crate::telemetry::{Counter, Kind, MetricsText, write_process};
 const FOLDER: &str = "answers";
 /// The proxy's own numbers. All other paths are the origin's.
 const METRICS_PATH: &str = "/-/cache/metrics";
-/// A form that is longer is no query.
+/// A form that is longer is no query: it is passed on.
 const FORM_BYTES_MAX: usize = 2 << 20;
 /// What an answer takes in memory on its way, in multiples of its length: as it came, as values, as it goes.
 const ANSWER_WEIGHT: u64 = 6;
@@ -105,7 +111,7 @@ struct Shared {
     /// What all answers on their way take. One that there is no room for is passed on, unread.
     answers: Budget,
     /// Of the origin, in bytes of its answers.
-    break_even: BreakEven,
+    break_even: Mutex<BreakEven>,
     numbers: Numbers,
     _writer: Background,
     _lock: Box<dyn FolderLock>,
@@ -166,7 +172,7 @@ impl Proxy {
             })?;
         let store = Arc::new(store);
         let written = Arc::clone(&store);
-        let writer = Background::start("firn-cache", move || written.work())?;
+        let writer = Background::start("firn-cache", store.wake(), move || written.work())?;
         let (listener, listen) = runtime
             .block_on(TcpListener::bind(config.listen))
             .and_then(|listener| listener.local_addr().map(|listen| (listener, listen)))
@@ -183,7 +189,7 @@ impl Proxy {
             store,
             flights: Flights::default(),
             answers: Budget::new(answers_bytes_max),
-            break_even: BreakEven::default(),
+            break_even: Mutex::default(),
             numbers: Numbers::default(),
             _writer: writer,
             _lock: lock,
@@ -231,15 +237,13 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request<Body>) -> Re
     let (parts, body) = request.into_parts();
     let is_asked = is_asked_at(parts.uri.path()) && !parts.headers.contains_key(CONTENT_ENCODING);
     let is_form = parts.method == Method::POST && has_form(&parts.headers);
-    if !is_asked || !(parts.method == Method::GET || is_form) {
+    let is_plain = parts.method == Method::GET && body.is_end_stream();
+    if !is_asked || !(is_plain || is_form) {
         return shared.pass(parts, body).await;
     }
-    let form = match Limited::new(body, if is_form { FORM_BYTES_MAX } else { 0 }).collect().await {
-        Ok(form) => form.to_bytes(),
-        Err(_) => {
-            let what = format!("the body has more than {FORM_BYTES_MAX} bytes, or broke off\n");
-            return text(StatusCode::PAYLOAD_TOO_LARGE, what);
-        }
+    let form = match form(body).await {
+        Ok(form) => form,
+        Err(body) => return shared.pass(parts, body).await,
     };
     // A form comes first, as Prometheus reads it.
     let query = parts.uri.query().unwrap_or_default().as_bytes();
@@ -298,7 +302,7 @@ impl Shared {
         let bytes_max = self.config.answer_bytes_max as u64;
         // The cache's file is read on a thread that may block.
         let least = self.config.partial_bytes_min;
-        let least = least.unwrap_or_else(|| self.break_even.least() / STORED_SHARE);
+        let least = least.unwrap_or_else(|| self.break_even.lock().least() / STORED_SHARE);
         let look_up = move || {
             let begun = Instant::now();
             let known = reader.look_up(&store, bytes_max, least);
@@ -311,7 +315,7 @@ impl Shared {
             return Answered::Pass;
         };
         if found != "miss" {
-            self.break_even.looked(took);
+            self.break_even.lock().looked(known_bytes, took);
         }
         if let Some(answer) = answer {
             self.numbers.hits.add(1);
@@ -324,7 +328,8 @@ impl Shared {
             Err(instead) => return instead,
         };
         if fetched.status == StatusCode::OK {
-            self.break_even.computed(fetched.body.len() as u64, begun.elapsed());
+            let (bytes, took) = (fetched.body.len() as u64, begun.elapsed());
+            self.break_even.lock().computed(bytes, took);
             let (store, writer) = (Arc::clone(&self.store), Arc::clone(&question));
             let body = fetched.body.clone();
             let join = move || writer.join(&store, known, &body);
@@ -366,6 +371,45 @@ impl Shared {
     }
 }
 
+/// A body of which the first bytes were read.
+struct Begun {
+    read: Option<Bytes>,
+    rest: Body,
+}
+
+impl HttpBody for Begun {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, axum::Error>>> {
+        match self.read.take() {
+            Some(read) => Poll::Ready(Some(Ok(Frame::data(read)))),
+            None => Pin::new(&mut self.rest).poll_frame(context),
+        }
+    }
+}
+
+/// A form, or the body as it came if it is too long or breaks off.
+async fn form(mut body: Body) -> std::result::Result<Bytes, Body> {
+    let mut form = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let is_whole = match frame {
+            Ok(frame) => {
+                form.extend_from_slice(&frame.into_data().unwrap_or_default());
+                form.len() <= FORM_BYTES_MAX
+            }
+            Err(_) => false,
+        };
+        if !is_whole {
+            return Err(Body::new(Begun { read: Some(form.freeze()), rest: body }));
+        }
+    }
+    Ok(form.freeze())
+}
+
 fn has_form(headers: &HeaderMap) -> bool {
     let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let media_type = content_type.and_then(|text| text.split(';').next()).unwrap_or_default();
@@ -404,7 +448,7 @@ fn metrics(shared: &Shared) -> Response<Body> {
         shared
             .config
             .partial_bytes_min
-            .unwrap_or_else(|| shared.break_even.bytes_min() / STORED_SHARE) as f64,
+            .unwrap_or_else(|| shared.break_even.lock().bytes_min() / STORED_SHARE) as f64,
     );
     crate::stats::write_store(&shared.store.stats(), &mut out);
     let mut response = Response::new(Body::from(out.finish()));

@@ -7,7 +7,9 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use firn_cache_client::{Client, Format, Options, decode_points, encode_points, server_of};
+use firn_cache_client::{
+    Client, Format, Options, Question, decode_points, encode_points, server_of,
+};
 
 use crate::process::{Process, free_address, installed, repository, wait_until_ready};
 
@@ -188,14 +190,18 @@ fn clients_in_rust_and_python_share_two_servers() {
     }
     assert!(counts.iter().all(|&count| count > 5), "{counts:?}");
     let keys: Vec<String> = (0..40).map(|number| format!("rust/{number}")).collect();
-    let ask =
-        |key| firn_cache_client::Question { key, field: 3, range: (0, 120), format: Format::Json };
-    let questions: Vec<_> = keys.iter().map(|key| ask(key)).collect();
+    let ask = |key| Question { key, field: 3, range: (0, 120), format: Format::Json, least: None };
+    let questions: Vec<Question<'_>> = keys.iter().map(|key| ask(key)).collect();
     for (number, found) in both.get_many(&questions).into_iter().enumerate() {
         let found = found.expect("an answer");
         assert_eq!(found.missing, Some((100, 120)));
         assert_eq!(found.value, format!("[[{number},1]]").into_bytes());
     }
+    // A part that is too small for who asks.
+    let large = Question { least: Some(1_000), ..ask(&keys[0]) };
+    let found = both.get_many(&[large]).remove(0).expect("an answer");
+    assert_eq!((found.missing, found.absent), (Some((0, 120)), Some((100, 120))));
+    assert_eq!(found.value, b"[]");
     assert!(both.delete("rust/1", 3, (0, 9)).expect("an answer"));
 
     let Some(python) = installed("python3") else { return };
