@@ -1,7 +1,7 @@
 //! SIGKILL under load, again and again, with clients that remember every acknowledgement.
 //!
-//! What crashed: the process, at any moment, with writes, transactions, deletes, conversions and flushes under way. What reached the
-//! disk: what the system has; nothing was synced by us. What must be true after: each acknowledged row is there with
+//! What crashed: the process, at any moment, with writes, transactions, deletes, conversions and flushes under way, whatever
+//! `--log-sync` says. What reached the disk: what the system has; nothing was synced by us. What must be true after: each acknowledged row is there with
 //! the values of all its members, each acknowledged delete holds, what was not acknowledged is whole or not there, a row
 //! of a transaction is there exactly if what that wrote to another group is, and what was seen once stays so through all later lives.
 //!
@@ -109,6 +109,7 @@ fn start(folder: &TempDir, device: Device, address: SocketAddr, random: &mut u64
     command.args(["--enable-admin-api", "--self-scrape=never"]);
     command.arg(format!("--flush-age-max={age}")).arg(format!("--head-flush-bytes={head}"));
     command.arg(format!("--log-streams={}", 1 + draw(random, 3)));
+    command.arg(format!("--log-sync={}", ["always", "20ms", "never"][draw(random, 3) as usize]));
     if let Device::Memory = device {
         let memory = folder.path().join("memory");
         std::fs::create_dir_all(&memory).expect("a folder");
