@@ -522,11 +522,12 @@ impl Engine {
                 Err(e) if *e.kind() == ErrorKind::Closed => return,
                 Err(e) => {
                     self.counters.maintenance_errors.add(1);
-                    tracing::error!("maintenance ({lane:?}) failed, it is tried again: {e}");
-                    let wait_ms = retry_ms;
-                    retry_ms = (retry_ms * 2).min(RETRY_MS_MAX);
                     // What is written after a sync that failed has its time, too.
-                    if lane == Lane::Log { wait_ms.min(idle_ms) } else { wait_ms }
+                    let is_paced = lane == Lane::Log;
+                    let wait_ms = if is_paced { retry_ms.min(idle_ms) } else { retry_ms };
+                    tracing::error!("maintenance ({lane:?}) failed, again in {wait_ms} ms: {e}");
+                    retry_ms = (retry_ms * 2).min(RETRY_MS_MAX);
+                    wait_ms
                 }
             };
             self.wait_for_work(lane, Duration::from_millis(wait_ms));
