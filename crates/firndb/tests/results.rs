@@ -248,9 +248,9 @@ impl World {
             false => *self.rng.pick(&[10, 30, 60]),
         };
         // Most panels have one step, and begin at a multiple of it.
-        let step_ms = if self.rng.chance(0.02) { 4 * STEP_MS } else { STEP_MS };
-        let phase_ms = if self.rng.chance(0.005) { 7_000 } else { 0 };
-        let lookback_ms = if self.rng.chance(0.005) { MINUTE_MS } else { 5 * MINUTE_MS };
+        let step_ms = if self.rng.chance(0.03) { 4 * STEP_MS } else { STEP_MS };
+        let phase_ms = if self.rng.chance(0.01) { 7_000 } else { 0 };
+        let lookback_ms = if self.rng.chance(0.01) { MINUTE_MS } else { 5 * MINUTE_MS };
         let end = self.now().div_euclid(step_ms) * step_ms + phase_ms;
         let before = self.db().result_stats().unwrap().steps_found;
         let time = (end - minutes * MINUTE_MS, end, step_ms);
