@@ -2,17 +2,18 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_cache::{Dependency, Question, ResultCache, ResultOptions, Span, StoreOptions};
+use firn_cache::{Dependency, ResultCache, ResultOptions, Span, StoreOptions};
 use firn_engine::{Engine, EngineOptions, Lane, RecoveryProgress};
 use firn_env::{Disk, Env, OpenMode, PutMode};
 use firn_model::{CancelToken, ErrorKind, Labels, MatchOp, Matcher, RowBatch, TimeRange};
 use firn_sim::{Rng, Seen, Sim, for_places};
 use firn_tree::BlockOutline;
 
-use crate::results::{STEP_MS, WINDOW_MS, bits, compute, groups, open_beside};
+use crate::results::{STEP_MS, WINDOW_MS, bits, compute, groups, open_beside, question};
 
 const HOSTS: usize = 20;
 const SCRAPES: i64 = 40;
@@ -44,7 +45,7 @@ fn host_labels(host: usize) -> Labels {
 }
 
 /// Rows of every host; in memory and in the log afterwards.
-fn write(engine: &Engine, scrapes: std::ops::Range<i64>) {
+fn write(engine: &Engine, scrapes: Range<i64>) {
     let labels: Vec<Labels> = (0..HOSTS).map(host_labels).collect();
     let refs: Vec<_> = engine.resolve(&labels).into_iter().map(|r| r.expect("resolves")).collect();
     for scrape in scrapes {
@@ -92,14 +93,7 @@ fn ask_cache(cache: &ResultCache, engine: &Engine, host: usize) -> u64 {
     let span = Span::Relative { first_ms: -WINDOW_MS, last_ms: 0 };
     let dependencies = [Dependency { matchers, span }];
     let expression = format!("last(host-{host})");
-    let question = |(start, end)| Question {
-        expression: &expression,
-        start,
-        end,
-        step_ms: STEP_MS,
-        lookback_ms: 0,
-        dependencies: &dependencies,
-    };
+    let question = |range| question(&expression, &dependencies, range);
     let all = (0, ALL_SCRAPES as i64 * STEP_MS);
     let (session, snapshot) = (cache.begin(), engine.snapshot());
     let found = cache.lookup(&question(all), snapshot.number());
@@ -284,8 +278,8 @@ struct Filled {
     files: Vec<(String, Vec<u8>)>,
     objects: Vec<(String, Arc<[u8]>)>,
     now_ms: i64,
-    /// By path, the samples of each table: of its fullest block, and of all.
-    table_samples: BTreeMap<String, (usize, usize)>,
+    /// By path, the blocks of each table: where they lie, and their samples.
+    blocks: BTreeMap<String, Vec<(Range<usize>, usize)>>,
 }
 
 impl Filled {
@@ -302,7 +296,7 @@ impl Filled {
         while engine.step(Lane::Tree).expect("a step").is_some() {}
         write(&engine, SCRAPES + 10..ALL_SCRAPES as i64);
         read_all(&engine);
-        let table_samples = samples_of_tables(&engine);
+        let blocks = blocks_of_tables(&engine);
         (0..HOSTS).for_each(|host| {
             ask_cache(&cache, &engine, host);
         });
@@ -314,18 +308,21 @@ impl Filled {
             files: sim.disk.files().iter().map(|path| (path.clone(), bytes(path))).collect(),
             objects: sim.bucket.keys().iter().map(|key| (key.clone(), object(key))).collect(),
             now_ms: sim.env().clock.now_ms(),
-            table_samples,
+            blocks,
         }
     }
 
-    /// How many samples damage of a file may cost at most once all is repaired; a flipped bit, or all that `hurt` does.
-    fn loss_max(&self, kind: &str, path: &str, is_one_bit: bool) -> usize {
+    /// How many samples damage of these stretches of a file may cost at most once all is repaired.
+    fn loss_max(&self, kind: &str, path: &str, hit: &[Range<usize>]) -> usize {
         match kind {
             // What tables have is not lost with a log.
             "fast log" => HOSTS * LOGGED_SCRAPES,
             "fast tables" | "slow tables" => {
-                let (of_block, of_table) = self.table_samples[path];
-                if is_one_bit { of_block } else { of_table }
+                let is_hit = |block: &Range<usize>| {
+                    hit.iter().any(|hit| hit.start < block.end && block.start < hit.end)
+                };
+                let blocks = self.blocks[path].iter().filter(|block| is_hit(&block.0));
+                blocks.map(|block| block.1).sum()
             }
             // A manifest is there twice, an index file on the other tier, and a cache has nothing of its own.
             _ => 0,
@@ -359,20 +356,20 @@ pub(crate) fn lay_down(disk: &dyn Disk, path: &str, bytes: &[u8]) {
     disk.sync_dir(folder).expect("durable");
 }
 
-fn samples_of_tables(engine: &Engine) -> BTreeMap<String, (usize, usize)> {
+fn blocks_of_tables(engine: &Engine) -> BTreeMap<String, Vec<(Range<usize>, usize)>> {
     let snapshot = engine.snapshot();
     let tables = snapshot.tables().map(|record| {
-        let (mut of_block, mut of_table) = (0, 0);
+        let mut blocks = Vec::new();
         let each = &mut |block: &BlockOutline| {
             let chunks = block.chunks.as_ref().expect("a whole block").iter();
             let columns = chunks.flat_map(|chunk| &chunk.columns.values);
             let samples: usize = columns.map(|(_, column)| column.entry_count).sum();
-            of_block = samples.max(of_block);
-            of_table += samples;
+            let start = block.offset as usize;
+            blocks.push((start..start + block.bytes as usize, samples));
             Ok(())
         };
         snapshot.inspect_table(record.id, None, each).expect("a table");
-        (record.path(), (of_block, of_table))
+        (record.path(), blocks)
     });
     tables.collect()
 }
@@ -392,10 +389,11 @@ const LOGGED_SCRAPES: usize = 10;
 /// anywhere.
 const REGIONS: [&str; 3] = ["first", "anywhere", "last"];
 const REGION_BYTES: u64 = 64;
+const NOTHING: Range<usize> = 0..0;
 
-/// Flips a bit, zeroes, cuts, copies a stretch over another, or swaps two, in each region alike. Whether it was one bit, and
-/// the region.
-fn hurt(bytes: &mut Vec<u8>, rng: &mut Rng) -> (bool, usize) {
+/// Flips a bit, zeroes, cuts, copies a stretch over another, or swaps two, in each region alike. Which stretches are not what
+/// they were, and the region.
+fn hurt(bytes: &mut Vec<u8>, rng: &mut Rng) -> ([Range<usize>; 2], usize) {
     let used = bytes.iter().rposition(|&byte| byte != 0).map_or(1, |last| last + 1);
     let used = used as u64;
     let region = rng.below(3) as usize;
@@ -406,20 +404,35 @@ fn hurt(bytes: &mut Vec<u8>, rng: &mut Rng) -> (bool, usize) {
     } as usize;
     let len = (1 + rng.below(300) as usize).min(bytes.len() - start);
     let to = rng.below((bytes.len() - len) as u64 + 1) as usize;
-    let way = rng.below(7);
-    match way {
-        0 => bytes[start..start + len].fill(0),
-        1 => bytes.truncate(start),
-        2 => bytes.copy_within(start..start + len, to),
-        3 => (0..len).for_each(|idx| bytes.swap(start + idx, to + idx)),
-        _ => bytes[start] ^= 1 << rng.below(8),
-    }
-    (way > 3, region)
+    let (here, there) = (start..start + len, to..to + len);
+    let hit = match rng.below(7) {
+        0 => {
+            bytes[here.clone()].fill(0);
+            [here, NOTHING]
+        }
+        1 => {
+            bytes.truncate(start);
+            [start..usize::MAX, NOTHING]
+        }
+        2 => {
+            bytes.copy_within(here, to);
+            [there, NOTHING]
+        }
+        3 => {
+            (0..len).for_each(|idx| bytes.swap(start + idx, to + idx));
+            [here, there]
+        }
+        _ => {
+            bytes[start] ^= 1 << rng.below(8);
+            [start..start + 1, NOTHING]
+        }
+    };
+    (hit, region)
 }
 
 /// Whatever is hit, wherever: no wrong value is ever served; what is missing is named by an error or by the check;
-/// after a repair everything passes, everything that could be read before still can, and no more is lost than a block of a
-/// table, or what only the log had: see [`Filled::loss_max`].
+/// after a repair everything passes, everything that could be read before still can, and no more is lost than the blocks of a
+/// table that were hit, or what only the log had: see [`Filled::loss_max`].
 /// `FIRN_DAMAGE_COUNT=n` hits n places in place of 2,000, `FIRN_SEED=n` hits place n alone.
 #[test]
 fn invariant_5_damage_of_any_file_is_found_and_costs_what_was_hit() {
@@ -504,11 +517,11 @@ fn damage_one(
     let sim = filled.world(place);
     let mut rng = Rng::new(place);
     let (is_slow, path) = rng.pick(places).clone();
-    let (mut has_changed, mut is_one_bit, mut region) = (false, false, 1);
+    let (mut has_changed, mut hit, mut region) = (false, [NOTHING; 2], 1);
     let change = |bytes: &mut Vec<u8>| {
         let before = bytes.clone();
         if !bytes.is_empty() {
-            (is_one_bit, region) = hurt(bytes, &mut rng);
+            (hit, region) = hurt(bytes, &mut rng);
         }
         has_changed = *bytes != before;
     };
@@ -561,7 +574,7 @@ fn damage_one(
     }
     let lost = HOSTS * ALL_SCRAPES - after.iter().sum::<usize>();
     told.lost_most = lost;
-    let most = filled.loss_max(kind, &path, is_one_bit);
+    let most = filled.loss_max(kind, &path, &hit);
     assert!(lost <= most, "{path}: {lost} samples are lost, {most} at most");
     kept
 }

@@ -92,9 +92,9 @@ const NAMES: [(&str, &str); 11] = [
 
 const DELAYED: &str = "delayed";
 
-/// Jobs, and what must hit each. All end in a record of the manifest but the last two: a claim or a new manifest of the
-/// slow tier, and the removal of files and objects.
-const JOBS: [(&str, &[&str]); 14] = [
+/// Jobs, and what must hit each. All end in a record of the manifest but the last three: a claim of the slow tier where a
+/// manifest is, a first claim or a new manifest, and the removal of files and objects.
+const JOBS: [(&str, &[&str]); 15] = [
     ("Flush", &["power lost", "write failed", DELAYED]),
     ("Seal", &["power lost", "write failed", DELAYED]),
     ("Merge", &["power lost", "write failed", DELAYED]),
@@ -126,6 +126,22 @@ const JOBS: [(&str, &[&str]); 14] = [
             "read failed",
             "get failed",
             "partial body",
+            "put failed",
+            "answer lost",
+            "done later",
+            "slow tier down",
+            DELAYED,
+        ],
+    ),
+    (
+        "Claim",
+        &[
+            "power lost",
+            "write failed",
+            "get failed",
+            "partial body",
+            "head failed",
+            "list failed",
             "put failed",
             "answer lost",
             "done later",
@@ -196,9 +212,13 @@ fn every_fault_hits_every_kind_of_job() {
     });
     // Which of the three it is is drawn for every sector and name that was not synced.
     println!("power lost: what was not synced is lost, torn or there");
-    println!("{:18} {:>15}  times", "job", "fault");
-    for ((job, fault), count) in &*table.borrow() {
-        println!("{job:18} {fault:>15}  {count}");
+    let columns: Vec<&str> = NAMES.iter().map(|name| name.0).chain([DELAYED]).collect();
+    println!("{:16}  {}", "", columns.join("  "));
+    for (job, _) in JOBS {
+        let count = |fault| table.borrow().get(&(job, fault)).copied().unwrap_or(0);
+        let counts: Vec<String> =
+            columns.iter().map(|fault| format!("{:>1$}", count(*fault), fault.len())).collect();
+        println!("{job:16}  {}", counts.join("  "));
     }
     for (job, faults) in JOBS.iter().filter(|_| std::env::var_os("FIRN_SEED").is_none()) {
         for fault in *faults {
@@ -222,6 +242,8 @@ fn hits(seed: u64, job: &str, call: u64, fault: Fault) -> Vec<&'static str> {
         }
         names.extend(match hit.error {
             None if fault == Fault::Delayed => Some(DELAYED),
+            // Asked for again.
+            None if fault == Fault::BodyCut => Some("partial body"),
             None => None,
             Some(error) => name_of(job, &error),
         });

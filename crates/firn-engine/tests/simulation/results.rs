@@ -376,14 +376,7 @@ impl Life {
         let end = (now - behind * STEP_MS).div_euclid(STEP_MS) * STEP_MS;
         let start = end - *self.rng.pick(&[10, 40, 120]) * STEP_MS;
         let expression = format!("last({name})");
-        let question = |(start, end)| Question {
-            expression: &expression,
-            start,
-            end,
-            step_ms: STEP_MS,
-            lookback_ms: 0,
-            dependencies: &dependencies,
-        };
+        let question = |range| question(&expression, &dependencies, range);
         let (engine, cache) = (self.engine(), self.cache());
         let session = cache.begin();
         let snapshot = engine.snapshot();
@@ -427,6 +420,15 @@ pub(crate) fn open_beside(
     engine.set_change_sink(Arc::<ResultCache>::clone(&cache) as Arc<dyn ChangeSink>)?;
     cache.rematch(|matchers| groups(&engine.snapshot(), matchers))?;
     Ok(cache)
+}
+
+/// For the steps of a range, its ends among them.
+pub(crate) fn question<'a>(
+    expression: &'a str,
+    dependencies: &'a [Dependency],
+    (start, end): (Timestamp, Timestamp),
+) -> Question<'a> {
+    Question { expression, start, end, step_ms: STEP_MS, lookback_ms: 0, dependencies }
 }
 
 pub(crate) fn groups(

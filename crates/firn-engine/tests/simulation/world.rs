@@ -66,6 +66,8 @@ pub(crate) struct World {
     pub(crate) changes: Arc<ToldChanges>,
     digest: u64,
     work_done: u64,
+    /// Of the last claim of the slow tier.
+    epoch: u64,
     /// How often the engine was called to work, and what that did, by the call's number.
     call_count: u64,
     pub(crate) done: Vec<(u64, &'static str)>,
@@ -182,6 +184,7 @@ impl Tally {
             "tombstones cleaned on demand",
             "Merge",
             "RemoveSeries",
+            "Claim",
             "Publish",
             "written in between",
             "flushed while a job ran",
@@ -226,6 +229,7 @@ impl World {
             changes: Arc::default(),
             digest: 0,
             work_done: 0,
+            epoch: 0,
             call_count: 0,
             done: Vec::new(),
             aim: None,
@@ -711,7 +715,18 @@ impl World {
     /// One piece of background work.
     pub(crate) fn step(&mut self, lane: Lane) -> Result<(), Failure> {
         let result = self.call(|engine| engine.step(lane));
-        self.work(result.map(|step| step.map(name_of)))
+        let name = result.map(|step| step.map(|step| self.claim_or(step)));
+        self.work(name)
+    }
+
+    /// A claim that found a manifest reads it, which no other call does that publishes.
+    fn claim_or(&mut self, step: Step) -> &'static str {
+        if step != Step::Publish {
+            return name_of(step);
+        }
+        let epoch = self.engine().stats().slow_tier.epoch;
+        let before = std::mem::replace(&mut self.epoch, epoch);
+        if epoch > before.max(1) { "Claim" } else { name_of(step) }
     }
 
     pub(crate) fn flush(&mut self) -> Result<(), Failure> {
