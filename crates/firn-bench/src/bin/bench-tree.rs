@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufWriter, Write};
+use std::ops::Range;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -339,7 +340,8 @@ fn victoria_bytes(set: &Set) -> io::Result<f64> {
     Ok(bytes as f64)
 }
 
-/// Two days of hosts, a sample a minute, as they come: what goes to the slow tier, against multi-level trees.
+/// Two days of hosts, a sample a minute, as they come: what goes to the slow tier, against a model of multi-level trees,
+/// whose data are equal chunks: both figures are multiples of what is uploaded first.
 fn puts(aims: &mut Vec<Aim>) -> io::Result<()> {
     println!("\nbytes put to the slow tier as a multiple of what is uploaded first");
     println!("{:24} {:>9} {:>9} {:>8} {:>9}", "", "put MB", "multiple", "objects", "a year");
@@ -373,7 +375,8 @@ fn puts(aims: &mut Vec<Aim>) -> io::Result<()> {
         );
         if multiplier == 10.0 {
             aims.push(Aim {
-                name: "bytes put, as a share of a multi-level tree's (ratio 10)".into(),
+                name: "times a byte is put, as a share of a modelled multi-level tree's (ratio 10)"
+                    .into(),
                 figure: full / simulated,
                 at_most: one / many,
             });
@@ -655,17 +658,21 @@ impl LateRun {
     }
 }
 
-/// A writer beside the maintenance threads: how long its batches wait while tables are merged all the time, and while
-/// nothing is flushed.
+/// A writer beside the maintenance threads: how long its batches wait until so many merges and uploads are done, and while nothing is
+/// flushed. It writes all it can, so that hours pass in seconds and merges never end.
 fn compacting(aims: &mut Vec<Aim>) -> io::Result<()> {
     const SERIES: usize = 20_000;
+    const COMPACTIONS: u64 = 30;
+    const UPLOADS: u64 = 3;
+    // The least for a p99.9, and where it is given up.
+    const SPANS: Range<usize> = 36..1_000;
     println!("\na batch of {BATCH} samples, ms (the wall's, or its CPU time where that is more)");
     println!(
         "{:24} {:>8} {:>8} {:>8} {:>8} {:>12} {:>9}",
         "", "median", "p99", "p99.9", "most", "compactions", "uploads"
     );
-    for (name, head_bytes_max) in [("nothing is flushed", 1 << 40), ("flushed and merged", 1 << 20)]
-    {
+    for (name, merges) in [("nothing is flushed", false), ("flushed and merged", true)] {
+        let head_bytes_max = if merges { 1 << 20 } else { 1 << 40 };
         let options = Options {
             head_bytes_max,
             log_bytes_max: 1 << 34,
@@ -674,8 +681,15 @@ fn compacting(aims: &mut Vec<Aim>) -> io::Result<()> {
         };
         let world = World::open(|env| Db::open(env, options))?;
         let mut feed = Feed::new(&world, SERIES)?;
-        for _ in 0..18 {
+        let is_over = || {
+            let traffic = world.db.stats().tree.traffic;
+            !merges || traffic.compactions >= COMPACTIONS && traffic.uploads >= UPLOADS
+        };
+        let mut span_count = 0;
+        while span_count < SPANS.start || !is_over() {
+            assert!(span_count < SPANS.end, "merges do not get on: {:?}", world.db.stats().tree);
             feed.run(&world, 10 * MINUTE_MS, 15_000, 0.05)?;
+            span_count += 1;
         }
         let mut waits = std::mem::take(&mut feed.write_ns);
         waits.sort_by(f64::total_cmp);
@@ -690,7 +704,7 @@ fn compacting(aims: &mut Vec<Aim>) -> io::Result<()> {
             traffic.compactions,
             traffic.uploads
         );
-        if head_bytes_max == 1 << 20 {
+        if merges {
             aims.push(Aim {
                 name: "p99.9 of a batch while merging, ms".into(),
                 figure: of(0.999),

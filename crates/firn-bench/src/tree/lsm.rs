@@ -1,5 +1,6 @@
 //! A multi-level LSM tree as TimeUnion compares itself with: its levels beyond the fast tier lie on the slow one, and what
-//! is put there is counted. By the paper's equations 7 to 10, and step by step on the same chunks, with trivial moves.
+//! is put there is counted. By the paper's equations 7 to 10, and as a model that merges equal chunks step by step, with trivial
+//! moves.
 
 /// Sizes of a tree, in bytes.
 #[derive(Clone, Copy, Debug)]
