@@ -114,27 +114,23 @@ pub(crate) fn ycsb(aims: &mut Vec<Aim>) -> Outcome<()> {
     );
     let mut scaling = BTreeMap::new();
     for workload in WORKLOADS {
-        for threads in [1, 2] {
-            for (arm, name) in ARMS {
-                let figures = middle(|| {
-                    let device: Arc<dyn Disk> = Arc::new(MemoryDevice::default());
-                    run(workload, arm, threads, &device)
-                })?;
-                print_figures("memory", workload, threads, name, &figures);
-                scaling.insert((workload.name, name, threads), figures.per_s);
-            }
+        let arms = in_turn(&ARMS, |arm, threads| {
+            let device: Arc<dyn Disk> = Arc::new(MemoryDevice::default());
+            run(workload, arm, threads, &device)
+        })?;
+        for (threads, name, figures) in arms {
+            print_figures("memory", workload, threads, name, &figures);
+            scaling.insert((workload.name, name, threads), figures.per_s);
         }
     }
     for workload in WORKLOADS {
-        for threads in [1, 2] {
-            for (arm, name) in [ARMS[0], ARMS[2], ARMS[5]] {
-                let figures = middle(|| {
-                    let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
-                    let device: Arc<dyn Disk> = Arc::new(LocalDisk::open(folder.path())?);
-                    run(workload, arm, threads, &device)
-                })?;
-                print_figures("file", workload, threads, name, &figures);
-            }
+        let arms = in_turn(&[ARMS[0], ARMS[2], ARMS[5]], |arm, threads| {
+            let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
+            let device: Arc<dyn Disk> = Arc::new(LocalDisk::open(folder.path())?);
+            run(workload, arm, threads, &device)
+        })?;
+        for (threads, name, figures) in arms {
+            print_figures("file", workload, threads, name, &figures);
         }
     }
     println!("recovery: milliseconds of a million points that were written");
@@ -173,11 +169,29 @@ pub(crate) fn ycsb(aims: &mut Vec<Aim>) -> Outcome<()> {
     Ok(())
 }
 
-/// The round with the middle throughput.
-fn middle(round: impl Fn() -> Outcome<Figures>) -> Outcome<Figures> {
-    let mut all = (0..ROUNDS).map(|_| round()).collect::<Outcome<Vec<Figures>>>()?;
-    all.sort_by(|one, other| one.per_s.total_cmp(&other.per_s));
-    Ok(all.swap_remove(ROUNDS / 2))
+/// Of each arm, with one thread and with two, the round with the middle throughput. They have their turns one after the other,
+/// so that a slow minute of the machine comes over all of them.
+fn in_turn(
+    arms: &[(Arm, &'static str)],
+    run: impl Fn(Arm, usize) -> Outcome<Figures>,
+) -> Outcome<Vec<(usize, &'static str, Figures)>> {
+    let mut rounds: Vec<[Vec<Figures>; 2]> = arms.iter().map(|_| Default::default()).collect();
+    for _ in 0..ROUNDS {
+        for (&(arm, _), both) in arms.iter().zip(&mut rounds) {
+            for (threads, into) in (1..).zip(both) {
+                into.push(run(arm, threads)?);
+            }
+        }
+    }
+    let mut all = Vec::new();
+    for (&(_, name), both) in arms.iter().zip(rounds) {
+        for (threads, mut figures) in (1..).zip(both) {
+            figures.sort_by(|one, other| one.per_s.total_cmp(&other.per_s));
+            all.push((threads, name, figures.swap_remove(ROUNDS / 2)));
+        }
+    }
+    all.sort_by_key(|&(threads, ..)| threads);
+    Ok(all)
 }
 
 fn print_figures(device: &str, workload: Workload, threads: usize, arm: &str, figures: &Figures) {
