@@ -164,7 +164,7 @@ impl Engine {
         let deletes_memory = self.reserve(Pool::Index, delete_bytes)?;
         let _not_while_paused = self.transactions.lane.read();
         self.check_tombstone_count(work.deletes.len())?;
-        self.settle_definitions(&rows)?;
+        self.settle_definitions(&rows).inspect_err(|_| self.probe(Moment::CommitFailed))?;
         let (seq, stream, position) = self.take_place(&work, rows, deletes_memory)?;
         if self.planted(Planted::TransactionPublishedBeforeDurable) {
             self.decide(seq, true);

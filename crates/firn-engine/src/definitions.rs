@@ -51,7 +51,9 @@ impl Engine {
     pub(crate) fn take_definitions(&self, shard: ShardId, tip: Tip, out: &mut Vec<u8>) {
         let given = self.definitions.of(shard);
         let is_late = self.planted(Planted::DefinitionsRequeuedLate);
-        if given.failures.swap(tip.failures, Relaxed) != tip.failures && !is_late {
+        // Stored only where it differs: others' shards are in the same cache line.
+        if given.failures.load(Relaxed) != tip.failures && !is_late {
+            given.failures.store(tip.failures, Relaxed);
             self.index.requeue(shard);
             given.end.store(0, Relaxed);
             out.clear();

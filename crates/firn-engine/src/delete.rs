@@ -56,8 +56,11 @@ pub(crate) struct DeleteState {
     tombstones: RwLock<Arc<Tombstones>>,
     /// What the tombstones hold.
     memory: Mutex<Reservation>,
-    /// Deletes up to this one are in the manifest.
-    flushed: AtomicU64,
+    /// Those of them that the manifest has, and with them the rows of their transactions. Swapped under the manifest's
+    /// lock.
+    flushed: RwLock<Arc<Tombstones>>,
+    /// Deletes up to this one are in the manifest, or were.
+    flushed_through: AtomicU64,
     /// Deletes up to this one shall leave the tables soon.
     clean_through: AtomicU64,
 }
@@ -71,9 +74,10 @@ impl DeleteState {
     ) -> DeleteState {
         memory.take(tombstones.heap_bytes());
         DeleteState {
+            flushed: RwLock::new(Arc::new(tombstones.up_to(flushed))),
             tombstones: RwLock::new(Arc::new(tombstones)),
             memory: Mutex::new(memory),
-            flushed: AtomicU64::new(flushed.0),
+            flushed_through: AtomicU64::new(flushed.0),
             clean_through: AtomicU64::new(0),
         }
     }
@@ -97,22 +101,35 @@ impl DeleteState {
 
     /// Those of `tombstones` that the manifest does not have yet.
     pub(crate) fn unflushed_of(&self, tombstones: &Tombstones) -> Tombstones {
-        tombstones.after(self.flushed_through())
+        tombstones.after(CommitSeq(self.flushed_through.load(Ordering::Relaxed)))
     }
 
-    /// The manifest has all up to this one.
-    fn flushed_through(&self) -> CommitSeq {
-        CommitSeq(self.flushed.load(Ordering::Relaxed))
+    /// Those that the manifest has. Of the others neither they nor the rows of their transactions need be durable, so
+    /// nothing that is may depend on them.
+    pub(crate) fn flushed(&self) -> Arc<Tombstones> {
+        Arc::clone(&self.flushed.read())
     }
 
     /// A replica's, of the slow tier's manifest. The caller holds the engine's `view`.
     pub(crate) fn follow(&self, tombstones: Tombstones) {
-        *self.tombstones.write() = Arc::new(tombstones);
+        let tombstones = Arc::new(tombstones);
+        *self.flushed.write() = Arc::clone(&tombstones);
+        *self.tombstones.write() = tombstones;
     }
 
-    /// The manifest has `tombstones`. Before a table is seen that is younger than one of them.
-    pub(crate) fn flushed(&self, tombstones: &Tombstones) {
-        self.flushed.fetch_max(tombstones.through().0, Ordering::Relaxed);
+    /// The manifest has those of now up to `through`. Before a table is seen that is younger than one of them.
+    pub(crate) fn note_flushed(&self, through: CommitSeq) {
+        let before = self.flushed_through.fetch_max(through.0, Ordering::Relaxed);
+        if before < through.0 {
+            self.list_flushed();
+        }
+    }
+
+    /// Under the manifest's lock.
+    fn list_flushed(&self) {
+        let (all, through) = (self.tombstones(), self.flushed_through.load(Ordering::Relaxed));
+        let has_all = all.through().0 <= through;
+        *self.flushed.write() = if has_all { all } else { Arc::new(all.up_to(CommitSeq(through))) };
     }
 }
 
@@ -233,12 +250,9 @@ impl Engine {
     /// the tables. Those that only the log has are younger than all tables, and with a relaxed `log_sync` a power loss
     /// may take them: what they hide stays until then.
     pub(crate) fn tree_deletes(&self) -> Deletes {
-        let tombstones = self.deletes.tombstones();
         let tombstones = match self.planted(Planted::UnflushedDeletesApplied) {
-            true => tombstones,
-            false => {
-                Arc::new(tombstones.up_to(CommitSeq(self.deletes.flushed.load(Ordering::Relaxed))))
-            }
+            true => self.deletes.tombstones(),
+            false => self.deletes.flushed(),
         };
         if self.planted(Planted::TombstonesForgottenAtMerge) {
             return Deletes::default();
@@ -285,12 +299,24 @@ impl Engine {
         let edit = Edit::default().with(Room::Engine, encode_forgotten(&applied));
         self.commit_edit(edit, || {
             let nothing = self.budget.empty(Pool::Index);
-            let _view = self.view.write();
-            self.deletes.install(left, nothing);
+            {
+                let _view = self.view.write();
+                self.deletes.install(left, nothing);
+            }
+            self.deletes.list_flushed();
             Ok(())
         })?;
         self.deletes.memory.lock().shrink(freed);
         Ok(applied.len())
+    }
+
+    /// Those that a whole state may name: what only the log has may be lost, or is not where the state goes, and with it the
+    /// rows of a transaction whose deletes it would have. As the tables are while the manifest's lock is held.
+    pub(crate) fn tombstones_of_state(&self) -> Arc<Tombstones> {
+        match self.planted(Planted::UnflushedDeletesNamed) {
+            true => self.deletes.tombstones(),
+            false => self.deletes.flushed(),
+        }
     }
 
     /// The engine's part of the manifest that has `tombstones`; empty ones need none.

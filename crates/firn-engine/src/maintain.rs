@@ -404,7 +404,7 @@ impl Engine {
                 self.head.recycle(u64::MAX);
                 self.probe(Moment::Planted);
             }
-            self.deletes.flushed(tombstones);
+            self.deletes.note_flushed(tombstones.through());
             {
                 let _view = self.view.write();
                 self.tree.apply(tables)?;
@@ -466,7 +466,7 @@ impl Engine {
         self.whole_state_of(self.tier.mark()).with(Room::Engine, self.tier.claims_part())
     }
 
-    /// The same as of a folder with this mark, which has never claimed a slow tier.
+    /// The same as of a folder with this mark, which has never claimed a slow tier. The caller holds the manifest's lock.
     pub(crate) fn whole_state_of(&self, mark: u64) -> Edit {
         let state = Edit::default()
             .with(Room::Engine, self.identity.encode())
@@ -475,8 +475,7 @@ impl Engine {
             .with(Room::Log, self.cut.lock().encode())
             .with(Room::Index, self.index.snapshot_part())
             .with(Room::Tree, self.tree.snapshot_part());
-        // Those that only the log has so far do no harm here.
-        match self.tombstones_part(&self.deletes.tombstones()) {
+        match self.tombstones_part(&self.tombstones_of_state()) {
             Some(part) => state.with(Room::Engine, part),
             None => state,
         }

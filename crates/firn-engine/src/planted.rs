@@ -57,6 +57,9 @@ pub enum Planted {
     TombstonesForgottenAtMerge,
     /// Tables are written anew with deletes applied that only the log has, which may not be durable.
     UnflushedDeletesApplied,
+    /// A new manifest, a copy and the slow tier's manifest name deletes that only the log has, without the rows of their
+    /// transactions.
+    UnflushedDeletesNamed,
     /// Deletes are forgotten while tables still have what they hide.
     TombstonesForgottenEarly,
     /// Deletes that the log gives back are not taken.
@@ -101,7 +104,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every mistake.
-    pub const ALL: [Planted; 47] = [
+    pub const ALL: [Planted; 48] = [
         Planted::SyncSkipped,
         Planted::PublishedBeforeDurable,
         Planted::AcknowledgedBeforeVisible,
@@ -129,6 +132,7 @@ impl Planted {
         Planted::TombstonesForgottenAtFlush,
         Planted::TombstonesForgottenAtMerge,
         Planted::UnflushedDeletesApplied,
+        Planted::UnflushedDeletesNamed,
         Planted::TombstonesForgottenEarly,
         Planted::DeletesNotReplayed,
         Planted::SeriesRemovedUnchecked,

@@ -344,7 +344,7 @@ impl Engine {
         let Some(claim) = lane.as_mut() else { return Ok(false) };
         let is_unchanged = |told: &Told| {
             Weak::ptr_eq(&told.version, &Arc::downgrade(&self.tree.version()))
-                && Weak::ptr_eq(&told.tombstones, &Arc::downgrade(&self.deletes.tombstones()))
+                && Weak::ptr_eq(&told.tombstones, &Arc::downgrade(&self.tombstones_of_state()))
         };
         let now = self.env.clock.now_ms();
         let looks = now.saturating_sub(claim.looked_at_ms) >= LOOK_MS;
@@ -398,7 +398,7 @@ impl Engine {
     fn describe(&self) -> (Timestamp, Edit, SlowState, Arc<Tombstones>, Arc<Version>) {
         let _no_edit = self.manifest.lock();
         let now = self.env.clock.now_ms();
-        let (tombstones, version) = (self.deletes.tombstones(), self.tree.version());
+        let (tombstones, version) = (self.tombstones_of_state(), self.tree.version());
         let slow = self.tree.slow_state();
         let mut state = Edit::default()
             .with(Room::Engine, self.identity.encode())

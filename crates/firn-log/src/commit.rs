@@ -85,6 +85,11 @@ impl Queue {
         self.state.lock().lost_through()
     }
 
+    /// All up to `floor` is kept elsewhere, durably: of that nothing counts as lost any more.
+    pub(crate) fn keep_elsewhere(&self, floor: LogPosition) {
+        self.state.lock().keep_elsewhere(floor);
+    }
+
     pub(crate) fn counters(&self) -> Counters {
         self.state.lock().counters
     }

@@ -179,6 +179,13 @@ impl State {
         self.lost.through
     }
 
+    /// All up to `floor` is kept elsewhere.
+    pub(crate) fn keep_elsewhere(&mut self, floor: LogPosition) {
+        if self.lost.through <= floor {
+            self.lost = Lost::default();
+        }
+    }
+
     /// The greatest position up to `position` that was committed without a failure in between.
     pub(crate) fn durable_before(&self, position: LogPosition) -> LogPosition {
         let failed = self.failed.iter().find(|failed| failed.holds(position));

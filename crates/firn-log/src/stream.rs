@@ -161,6 +161,7 @@ impl Stream {
     /// Removes the segments that end at or below `floor`.
     pub(crate) fn purge(&self, floor: LogPosition) -> Result<()> {
         let floor = self.floor.fetch_max(floor.0, Ordering::Relaxed).max(floor.0);
+        self.queue.keep_elsewhere(LogPosition(floor));
         while let Some(oldest) = self.oldest_below(LogPosition(floor)) {
             if self.keep_spare(oldest) {
                 continue;

@@ -116,9 +116,9 @@ impl Oracle {
         id
     }
 
-    /// From now on what is acknowledged or seen may be lost with the power.
-    pub fn trust_power(&mut self) {
-        self.trusts_power = true;
+    /// Whether from now on what is acknowledged or seen may be lost with the power.
+    pub fn trust_power(&mut self, trusts_power: bool) {
+        self.trusts_power = trusts_power;
     }
 
     /// The write was acknowledged: it must be readable from now on, after every crash; see [`Oracle::trust_power`].
@@ -460,7 +460,7 @@ mod tests {
     #[test]
     fn what_is_acknowledged_before_it_is_durable_is_lost_with_the_power_at_most() {
         let mut oracle = Oracle::new();
-        oracle.trust_power();
+        oracle.trust_power(true);
         let first = oracle.begin(cells(&[("a", 1, 1.0)]));
         oracle.acknowledge(first);
         oracle.harden();
@@ -483,7 +483,7 @@ mod tests {
     #[test]
     fn what_a_piece_lacks_elsewhere_shows_the_delete_that_took_it() {
         let mut oracle = Oracle::new();
-        oracle.trust_power();
+        oracle.trust_power(true);
         let both = oracle.begin(cells(&[("a", 1, 1.0), ("b", 1, 1.0)]));
         oracle.acknowledge(both);
         let delete = oracle.begin_delete(&[Matcher::equal("__name__", "a")], TimeRange::ALL);

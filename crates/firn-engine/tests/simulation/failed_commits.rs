@@ -69,10 +69,10 @@ fn who_goes_on_after_a_failed_commit_brings_the_definitions_along() {
                 let sim = Sim::new(1);
                 let engine = open(&sim, SyncPolicy::Always);
                 let series = resolve(&engine, name);
-                let (weak, has_gone_on) = (Arc::downgrade(&engine), AtomicBool::new(false));
+                let has_gone_on = Arc::new(AtomicBool::new(false));
+                let (weak, goes_on) = (Arc::downgrade(&engine), Arc::clone(&has_gone_on));
                 engine.set_probe(Box::new(move |moment| {
-                    let is_first = !has_gone_on.swap(true, Ordering::Relaxed);
-                    if moment == Moment::CommitFailed && is_first {
+                    if moment == Moment::CommitFailed && !goes_on.swap(true, Ordering::Relaxed) {
                         let engine = weak.upgrade().expect("it is open");
                         second(&engine, series, 2_000, 2.0).expect("the next segment takes it");
                     }
@@ -80,11 +80,12 @@ fn who_goes_on_after_a_failed_commit_brings_the_definitions_along() {
                 sim.faults.fail_nth(operation, 1);
                 let failed = first(&engine, series, 1_000, 1.0);
                 failed.expect_err("the log fails");
-                let gone_on = read(&engine, name);
+                assert!(has_gone_on.load(Ordering::Relaxed), "nobody went on");
+                assert_eq!(read(&engine, name), [(2_000, 2.0)], "{operation:?}, {name}");
                 drop(engine);
                 sim.restart();
                 let engine = open(&sim, SyncPolicy::Always);
-                assert_eq!(read(&engine, name), gone_on, "{operation:?}, {name}");
+                assert_eq!(read(&engine, name), [(2_000, 2.0)], "{operation:?}, {name}");
                 no_series_has_those_of_another(&engine);
             }
         }

@@ -3,7 +3,7 @@
 use firn_engine::Planted;
 
 use crate::world::{Failure, World};
-use crate::{life, outage, pressure, results, tiers};
+use crate::{life, outage, pressure, results, tiers, transactions};
 
 const SEEDS_MAX: u64 = 2_000;
 
@@ -40,6 +40,9 @@ fn found(seed: u64, mistake: Planted) -> Option<(u64, String)> {
         Planted::ChangesNotToldAgain | Planted::CutNotNoted | Planted::FailedCommitNotTold
     ) {
         return results::found(seed, mistake).map(|how| (seed, how));
+    }
+    if mistake == Planted::UnflushedDeletesNamed {
+        return transactions::found(seed, mistake).map(|how| (seed, how));
     }
     let mut world = World::new(seed, Some(mistake));
     if mistake == Planted::UnflushedDeletesApplied && !world.may_lose_acknowledged() {

@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use firn_engine::{Engine, EngineOptions, Lane, RecoveryProgress, SyncPolicy, Transaction};
+use firn_engine::{
+    Engine, EngineOptions, Lane, Planted, RecoveryProgress, SyncPolicy, Transaction,
+};
 use firn_env::Env;
 use firn_model::{
     Change, ChangeSink, CommitSeq, ErrorKind, Labels, Matcher, Result, RowBatch, Sample, SeriesRef,
     ShardBits, TimeRange,
 };
-use firn_sim::{LyingDisk, Operation, Rng, Seen, Sim};
+use firn_sim::{LyingDisk, Operation, Rng, Seen, Sim, SimDisk};
 use parking_lot::Mutex;
 
 const SERIES: usize = 12;
@@ -20,6 +22,10 @@ fn open(sim: &Sim) -> Arc<Engine> {
 }
 
 fn open_with(sim: &Sim, options: EngineOptions) -> Arc<Engine> {
+    try_open(sim.env(), options).expect("opens")
+}
+
+fn try_open(env: Env, options: EngineOptions) -> Result<Arc<Engine>> {
     let options = EngineOptions {
         shard_count: 4,
         stream_count: Some(2),
@@ -27,7 +33,7 @@ fn open_with(sim: &Sim, options: EngineOptions) -> Arc<Engine> {
         tree: firn_tree::TreeOptions { block_bytes: 256, ..Default::default() },
         ..options
     };
-    Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")
+    Engine::open(env, options, &RecoveryProgress::default())
 }
 
 /// Series in groups of their own, so that they are in several shards and streams.
@@ -717,4 +723,103 @@ fn every_change_of_a_transaction_is_told_before_it_is_visible() {
     assert_eq!(numbers, [CommitSeq(before.0 + 1), after]);
     let sample = Sample { ts: 1_000, value: 2.0 };
     assert_eq!(read(&engine, 2), [(sample.ts, sample.value)]);
+}
+
+/// What happens to a transaction that only the log has, before the power goes.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// A write of the manifest fails, and the next edit begins another one.
+    ManifestFails,
+    /// The process is killed, and the power goes while the next one opens.
+    Killed,
+    /// The database is copied without what is only in memory and log: that is what is read.
+    Copied,
+    /// The slow tier is told: a replica is what is read.
+    Told,
+}
+
+const WAYS: [Way; 4] = [Way::ManifestFails, Way::Killed, Way::Copied, Way::Told];
+
+/// A transaction takes a sample from one series and gives it to another one. Returns how a half of that is there, or whether
+/// the whole is.
+fn move_a_sample(
+    seed: u64,
+    way: Way,
+    planted: Option<Planted>,
+) -> std::result::Result<bool, String> {
+    let sim = Sim::new(seed);
+    let log_sync = SyncPolicy::IntervalMs(24 * 3_600_000);
+    let options = || EngineOptions { log_sync, planted, ..EngineOptions::default() };
+    let engine = open_with(&sim, options());
+    write(&engine, 0, 1_000, 1.0);
+    engine.flush().expect("a flush");
+    transact(&engine, |transaction, refs| {
+        assert_eq!(transaction.delete_range(&matcher(0), TimeRange::ALL)?, 1);
+        transaction.insert(refs[1], 1_000, 1.0)
+    });
+    let work = || {
+        sim.clock.advance(Duration::from_secs(6 * 3_600));
+        for _ in 0..20 {
+            sim.clock.advance(Duration::from_secs(61));
+            // What fails is tried again.
+            let _ = engine.step(Lane::Tree);
+        }
+    };
+    let after = match way {
+        Way::ManifestFails => {
+            sim.faults.fail_nth(Operation::Write, 1 + seed % 10);
+            work();
+            sim.restart();
+            open_with(&sim, options())
+        }
+        Way::Killed => {
+            drop(engine);
+            // As many as a start makes.
+            sim.faults.crash_at(sim.faults.change_count() + seed % 44);
+            assert!(try_open(sim.env(), options()).is_err(), "the power goes");
+            sim.restart();
+            open_with(&sim, options())
+        }
+        Way::Copied => {
+            let other = Sim::new(!seed);
+            engine.copy_to(&other.env(), true).expect("a copy");
+            open(&other)
+        }
+        Way::Told => {
+            work();
+            let disk = Arc::new(SimDisk::new(sim.faults.clone()));
+            let options = EngineOptions { read_only: true, ..options() };
+            try_open(Env { disk, ..sim.env() }, options).expect("the slow tier was told")
+        }
+    };
+    match (read(&after, 0).as_slice(), read(&after, 1).as_slice()) {
+        ([], [(1_000, 1.0)]) => Ok(true),
+        ([(1_000, 1.0)], []) => Ok(false),
+        half => Err(format!("{way:?}: {half:?}")),
+    }
+}
+
+pub(crate) fn found(seed: u64, mistake: Planted) -> Option<String> {
+    let way = WAYS[seed as usize % WAYS.len()];
+    move_a_sample(seed, way, Some(mistake)).err()
+}
+
+/// A delete is named where the rows of its transaction are: not before both are durable.
+#[test]
+fn nothing_names_the_deletes_of_a_transaction_before_it_has_its_rows() {
+    for way in WAYS {
+        let (mut whole, mut nothing, mut halves) = (0, 0, 0);
+        for seed in 0..100 {
+            let is_there = move_a_sample(seed, way, None);
+            match is_there.unwrap_or_else(|half| panic!("seed {seed}: {half}")) {
+                true => whole += 1,
+                false => nothing += 1,
+            }
+            let mistake = Some(Planted::UnflushedDeletesNamed);
+            halves += usize::from(move_a_sample(seed, way, mistake).is_err());
+        }
+        println!("{way:?}: {whole} whole, {nothing} not there; {halves} halves by mistake");
+        assert!(nothing > 0 && halves > 0, "{way:?} shows nothing");
+        assert!(whole > 0 || matches!(way, Way::Copied | Way::Told), "{way:?} keeps nothing");
+    }
 }

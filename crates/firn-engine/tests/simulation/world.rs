@@ -241,7 +241,7 @@ impl World {
             amid: Arc::default(),
         };
         if world.may_lose_acknowledged() {
-            world.oracle.trust_power();
+            world.oracle.trust_power(true);
         }
         world
     }
@@ -926,12 +926,19 @@ impl World {
         }
         self.tally.count("kill");
         self.say(|| "kill".into());
-        if self.log_sync == SyncPolicy::Always {
-            // What is read before the log is started is not durable then, and nobody has acknowledged it.
-            self.sim.faults.forget_plans();
-        }
         self.end();
+        // What is read before the log is started need not be durable, whatever the policy, and nobody has acknowledged it.
+        self.oracle.trust_power(true);
         self.open()
+    }
+
+    /// A log that is started has made durable what it found.
+    fn note_log_started(&mut self) {
+        let is_started = |engine: &Arc<Engine>| engine.stats().log.segments > 0;
+        if !self.may_lose_acknowledged() && self.engine.as_ref().is_some_and(is_started) {
+            self.oracle.harden();
+            self.oracle.trust_power(false);
+        }
     }
 
     pub(crate) fn restart_cleanly(&mut self) -> Result<(), Failure> {
@@ -956,6 +963,7 @@ impl World {
     /// Nobody runs any more.
     fn end(&mut self) {
         self.held.clear();
+        self.note_log_started();
         if let Some(engine) = self.engine.take() {
             self.may_be_damaged |= engine.stats().log.has_lost;
         }
@@ -1030,6 +1038,7 @@ impl World {
         &mut self,
         against: fn(&mut Oracle, &Seen) -> Result<(), String>,
     ) -> Result<(), Failure> {
+        self.note_log_started();
         let seen = read_all(&self.engine().snapshot());
         match self.heard(seen) {
             Ok(seen) => {

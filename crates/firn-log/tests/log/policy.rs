@@ -86,6 +86,35 @@ fn a_sync_that_failed_is_told_until_the_floor_has_passed_what_it_lost() {
     }
 }
 
+/// After a second failure, too, only what is between the two is in doubt: not what was durable before it.
+#[test]
+fn what_was_lost_and_is_kept_elsewhere_says_nothing_of_later_entries() {
+    let mut world = World::new(1);
+    let log = world.open(options(8 << 10, SyncPolicy::Never)).unwrap();
+    world.replay(&log).unwrap();
+    log.start().unwrap();
+    let faults = world.sim.faults.clone();
+    let mut commit = || loop {
+        let position = world.append(&log, 100).unwrap();
+        log.commit(&[position]).unwrap();
+        if position.0 == StreamId(0) {
+            return position;
+        }
+    };
+    let lost = commit();
+    faults.fail_nth(Operation::Sync, 1);
+    log.harden(&[lost]).expect_err("its sync fails");
+    let ends = (0..STREAM_COUNT as u16).map(|stream| log.end(StreamId(stream)));
+    log.purge(&ends.collect::<Vec<_>>()).unwrap();
+    let durable = commit();
+    log.harden(&[durable]).expect("the device works");
+    let lost = commit();
+    faults.fail_nth(Operation::Sync, 1);
+    log.harden(&[lost]).expect_err("its sync fails");
+    log.harden(&[durable]).expect("it was durable before");
+    log.harden(&[lost]).expect_err("it is in doubt");
+}
+
 /// The power goes after a sync that failed, when later segments are durable: what was acknowledged before it is there, or is
 /// told.
 #[test]
