@@ -242,8 +242,12 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request<Body>) -> Re
         return shared.pass(parts, body).await;
     }
     let form = match form(body).await {
-        Ok(form) => form,
-        Err(body) => return shared.pass(parts, body).await,
+        Form::Whole(form) => form,
+        Form::TooLong(body) => return shared.pass(parts, body).await,
+        // A chunked one says nowhere how long it is: the origin would take what came for all of it.
+        Form::Cut(why) => {
+            return text(StatusCode::BAD_REQUEST, format!("the form breaks off: {why}\n"));
+        }
     };
     // A form comes first, as Prometheus reads it.
     let query = parts.uri.query().unwrap_or_default().as_bytes();
@@ -392,22 +396,27 @@ impl HttpBody for Begun {
     }
 }
 
-/// A form, or the body as it came if it is too long or breaks off.
-async fn form(mut body: Body) -> std::result::Result<Bytes, Body> {
+/// The body of a request that says to be a form.
+enum Form {
+    Whole(Bytes),
+    /// As it came.
+    TooLong(Body),
+    /// It broke off, and why. A body tells that once: whoever reads on meets an end as that of a whole one.
+    Cut(axum::Error),
+}
+
+async fn form(mut body: Body) -> Form {
     let mut form = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let is_whole = match frame {
-            Ok(frame) => {
-                form.extend_from_slice(&frame.into_data().unwrap_or_default());
-                form.len() <= FORM_BYTES_MAX
-            }
-            Err(_) => false,
-        };
-        if !is_whole {
-            return Err(Body::new(Begun { read: Some(form.freeze()), rest: body }));
+        match frame {
+            Ok(frame) => form.extend_from_slice(&frame.into_data().unwrap_or_default()),
+            Err(why) => return Form::Cut(why),
+        }
+        if form.len() > FORM_BYTES_MAX {
+            return Form::TooLong(Body::new(Begun { read: Some(form.freeze()), rest: body }));
         }
     }
-    Ok(form.freeze())
+    Form::Whole(form.freeze())
 }
 
 fn has_form(headers: &HeaderMap) -> bool {
@@ -455,3 +464,6 @@ fn metrics(shared: &Shared) -> Response<Body> {
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(TEXT));
     response
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,66 @@
+//! Before an origin that is a socket.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+
+use super::*;
+
+/// Sends a form in chunks, `body` as it stands, and stays for the answer or goes; what came.
+fn post(proxy: &Proxy, body: &str, stays: bool) -> String {
+    let mut stream = TcpStream::connect(proxy.listen()).unwrap();
+    let head = "POST /query?db=d HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\
+                Content-Type: application/x-www-form-urlencoded\r\n\r\n";
+    stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+    if !stays {
+        stream.shutdown(Shutdown::Write).unwrap();
+    }
+    let mut answer = Vec::new();
+    // Who goes may get nothing.
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// An InfluxDB takes changes as forms: a part of one may be another change, and a larger one.
+#[test]
+fn a_form_that_breaks_off_never_reaches_the_origin() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let origin = format!("http://{}", listener.local_addr().unwrap());
+    // What the first request to come has in chunks.
+    let first = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let (mut request, mut byte) = (Vec::new(), [0]);
+        while !request.ends_with(b"\r\n0\r\n\r\n") && stream.read(&mut byte).unwrap() > 0 {
+            request.extend_from_slice(&byte);
+        }
+        let answer = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n";
+        stream.write_all(answer).unwrap();
+        String::from_utf8(request).unwrap()
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let proxy = Proxy::start(ProxyConfig {
+        origin,
+        listen: "127.0.0.1:0".parse().unwrap(),
+        data: folder.path().to_owned(),
+        flash_bytes_max: 64 << 20,
+        memory_bytes_max: 64 << 20,
+        settle_ms: 0,
+        answer_bytes_max: 1 << 20,
+        connections_max: 4,
+        partial_bytes_min: None,
+        on_idle: || (),
+    })
+    .unwrap();
+    let chunk = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
+    let begun = chunk("q=DROP SERIES FROM cpu");
+    // Between chunks, in the middle of one, and with one that is none.
+    for (cut, stays) in [("", false), ("15\r\n WHERE ho", false), ("no length\r\n", true)] {
+        let answer = post(&proxy, &format!("{begun}{cut}"), stays);
+        let is_refused = answer.starts_with("HTTP/1.1 400 ") && answer.contains("breaks off");
+        assert!(is_refused || (answer.is_empty() && !stays), "{cut:?}: {answer}");
+    }
+    let answer = post(&proxy, &format!("{begun}{}0\r\n\r\n", chunk(" WHERE host='a'")), true);
+    let request = first.join().unwrap();
+    assert!(request.contains("q=DROP SERIES FROM cpu WHERE host='a'"), "{request}");
+    assert!(answer.starts_with("HTTP/1.1 204 "), "{answer}");
+    proxy.stop().unwrap();
+}
