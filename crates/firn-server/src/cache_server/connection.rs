@@ -198,16 +198,17 @@ impl<'a> Connection<'a> {
             .into_iter()
             .map(|(place, format, least)| {
                 let cache = Arc::clone(&self.shared.cache);
-                let bytes_max = self.shared.config.value_bytes_max as u64;
+                let bytes_max = self.shared.config.value_bytes_max;
+                let read_bytes_max = self.shared.read_bytes_max;
                 let least = least.unwrap_or(self.shared.config.partial_bytes_min);
-                let wanted = ask(&place, format, least, bytes_max);
+                let wanted = ask(&place, format, least, read_bytes_max);
                 if cache.estimate_bytes(&wanted) <= AT_ONCE_BYTES_MAX
                     && let Some(got) = cache.get_now(&wanted)
                 {
                     return Answer::Here(told(&got, place.range, format, bytes_max));
                 }
                 Answer::Later(tokio::task::spawn_blocking(move || {
-                    let got = cache.get(&ask(&place, format, least, bytes_max));
+                    let got = cache.get(&ask(&place, format, least, read_bytes_max));
                     told(&got, place.range, format, bytes_max)
                 }))
             })
@@ -226,7 +227,7 @@ impl<'a> Connection<'a> {
 
     fn weight(&self, (place, format, _): &(Place, Format, Option<u64>)) -> u64 {
         let ask = ask(place, *format, 0, u64::MAX);
-        let most = self.shared.config.value_bytes_max as u64;
+        let most = self.shared.read_bytes_max;
         (self.shared.cache.estimate_bytes(&ask).min(most) + READ_BYTES as u64) * VALUE_WEIGHT
     }
 
@@ -397,23 +398,22 @@ enum Answer {
     Later(JoinHandle<Vec<u8>>),
 }
 
-/// What was got, as it is told.
-fn told(got: &Got, asked: TimeRange, format: Format, bytes_max: u64) -> Vec<u8> {
+/// What was got, as it is told: a value of at most `bytes_max`.
+fn told(got: &Got, asked: TimeRange, format: Format, bytes_max: usize) -> Vec<u8> {
     let TimeRange { start, end } = asked;
+    let too_large = || {
+        let what = format!("what is there from {start} to {end} has more than {bytes_max} bytes");
+        format!("CLIENT_ERROR {what} (--value-bytes-max); get shorter ranges\r\n").into_bytes()
+    };
     let line = match got.declined {
-        Some(Declined::TooLarge) => {
-            return format!(
-                "CLIENT_ERROR what is there from {start} to {end} has more than {bytes_max} bytes \
-                 (--value-bytes-max); get shorter ranges\r\n"
-            )
-            .into_bytes();
-        }
+        Some(Declined::TooLarge) => return too_large(),
         None if got.missing == asked => return b"NOT_FOUND\r\n".to_vec(),
         _ if got.missing.is_empty() => format!("VALUE {start} {end}"),
         _ => format!("INCOMPLETE {} {}", got.missing.start, got.missing.end),
     };
     let mut answer = Vec::new();
-    match points::encode(format, got, &mut answer) {
+    match points::encode(format, got, bytes_max, &mut answer) {
+        Ok(()) if answer.len() > bytes_max => too_large(),
         Ok(()) => {
             let absent = match got.absent {
                 absent if absent == got.missing => String::new(),

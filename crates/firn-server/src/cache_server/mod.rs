@@ -76,6 +76,8 @@ pub struct CacheServer {
 struct Shared {
     config: CacheServerConfig,
     cache: Arc<SharedCache>,
+    /// What a get may read: the longest value, and a slab more, so that a point is got whatever lies beside it.
+    read_bytes_max: u64,
     /// KiB that values on their way may take.
     room: Arc<Semaphore>,
     room_kib: u32,
@@ -133,13 +135,15 @@ impl CacheServer {
                 Error::unavailable(format!("{what}; choose another address with --listen"))
                     .because(e)
             })?;
+        let read_bytes_max = config.value_bytes_max as u64 + u64::from(slab_bytes);
         // Four of the largest must fit, or one client waits for another all the time.
-        let room_bytes = (config.memory_bytes_max / 4)
-            .max(4 * config.value_bytes_max as u64 * connection::VALUE_WEIGHT);
+        let room_bytes =
+            (config.memory_bytes_max / 4).max(4 * read_bytes_max * connection::VALUE_WEIGHT);
         let room_kib = u32::try_from(room_bytes >> 10).unwrap_or(u32::MAX >> 4).min(u32::MAX >> 4);
         let shared = Arc::new(Shared {
             config,
             cache,
+            read_bytes_max,
             room: Arc::new(Semaphore::new(room_kib as usize)),
             room_kib,
             numbers: Numbers::default(),

@@ -98,19 +98,22 @@ fn decode_binary(bytes: &[u8]) -> std::result::Result<Vec<Point<'_>>, String> {
     Ok(points)
 }
 
-/// Appends what was found.
+/// Writes what was found to `out`, which is empty. Where that is more than `bytes_max` the rest is left out behind the first
+/// point that passes it.
 ///
 /// # Errors
 /// `Corrupt` if a slab is not what its checksums say: then nothing of it may be used.
-pub(super) fn encode(format: Format, got: &Got, out: &mut Vec<u8>) -> Result<()> {
+pub(super) fn encode(format: Format, got: &Got, bytes_max: usize, out: &mut Vec<u8>) -> Result<()> {
     // A number's text is about as long as its time's.
-    out.reserve(2 * got.bytes() as usize);
-    let start = out.len();
+    out.reserve((2 * got.bytes() as usize).min(bytes_max));
     match format {
         Format::Json => {
             out.push(b'[');
             got.for_each(&mut |point| {
-                out.extend_from_slice(if out.len() > start + 1 { b",[" } else { b"[" });
+                if out.len() > bytes_max {
+                    return;
+                }
+                out.extend_from_slice(if out.len() > 1 { b",[" } else { b"[" });
                 push_i64(point.ts, out);
                 out.push(b',');
                 out.extend_from_slice(point.payload);
@@ -119,6 +122,9 @@ pub(super) fn encode(format: Format, got: &Got, out: &mut Vec<u8>) -> Result<()>
             out.push(b']');
         }
         Format::Binary => got.for_each(&mut |point| {
+            if out.len() > bytes_max {
+                return;
+            }
             out.extend_from_slice(&point.ts.to_le_bytes());
             out.extend_from_slice(&(point.payload.len() as u32).to_le_bytes());
             out.extend_from_slice(point.payload);

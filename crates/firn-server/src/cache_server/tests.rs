@@ -129,18 +129,43 @@ fn what_is_wrong_is_said_and_the_next_request_is_answered() {
 #[test]
 fn more_than_is_allowed_at_once_is_refused_and_got_in_parts() {
     let folder = tempfile::tempdir().unwrap();
-    let server = CacheServer::start(config(folder.path())).unwrap();
-    let mut client = Client::new(&server);
-    // A point is read from the file with the one before it.
-    let text = "x".repeat(40_000);
-    for ts in 0..3 {
-        let stored = format!("STORED {ts} {ts}");
-        assert_eq!(client.set("k", ts, ts, &format!("[[{ts},\"{text}\"]]")), stored);
+    let text = "x".repeat(60_000);
+    // Shorter in slabs than as they are told, which is what counts.
+    let short = |from| (from..from + 5_000).map(|ts| format!("[{ts},1]")).collect::<Vec<_>>();
+    let (first, last) = (1_700_000_000_000_i64, 1_700_000_009_999_i64);
+    let middle = first + 5_000;
+    for is_new in [true, false] {
+        // The second time all is in the file, where a point is read with those that lie beside it.
+        let server = CacheServer::start(config(folder.path())).unwrap();
+        let mut client = Client::new(&server);
+        if is_new {
+            for ts in 0..3 {
+                let stored = format!("STORED {ts} {ts}");
+                assert_eq!(client.set("k", ts, ts, &format!("[[{ts},\"{text}\"]]")), stored);
+            }
+            for (start, end) in [(first, middle - 1), (middle, last)] {
+                let value = format!("[{}]", short(start).join(","));
+                assert_eq!(
+                    client.set("short", start, end, &value),
+                    format!("STORED {start} {end}")
+                );
+            }
+        }
+        for (key, start, end) in [("k", 0, 2), ("k", 0, 1), ("k", 1, 2), ("short", first, last)] {
+            let answer = client.ask(&format!("get {key} 0 {start} {end} json\r\n"));
+            assert!(answer.contains("more than 100000 bytes"), "{key}: {answer}");
+        }
+        for ts in 0..3 {
+            let got = format!("VALUE {ts} {ts} [[{ts},\"{text}\"]]");
+            assert!(client.ask(&format!("get k 0 {ts} {ts} json\r\n")) == got, "{ts}, {is_new}");
+        }
+        for (start, end) in [(first, middle - 1), (middle, last)] {
+            let got = format!("VALUE {start} {end} [{}]", short(start).join(","));
+            let answer = client.ask(&format!("get short 0 {start} {end} json\r\n"));
+            assert!(answer == got, "{start}, {is_new}");
+        }
+        server.stop().unwrap();
     }
-    let answer = client.ask("get k 0 0 2 json\r\n");
-    assert!(answer.contains("more than 100000 bytes"), "{answer}");
-    assert!(client.ask("get k 0 1 1 json\r\n").starts_with("VALUE 1 1 [[1,"));
-    server.stop().unwrap();
 }
 
 #[test]
