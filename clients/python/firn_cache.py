@@ -82,8 +82,8 @@ class Client:
         return [answer[:2] for answer in self._get_many(questions, "")]
 
     def _get_many(self, questions, least):
-        """With what of the missing range is really unknown, and how many bytes the points had; parts of fewer bytes than
-        `least` are not wanted."""
+        """With what of the missing range is really unknown, and how many bytes the points' values had; parts of fewer bytes
+        than `least` are not wanted."""
         answers = [None] * len(questions)
         by_server = {}
         for at, question in enumerate(questions):
@@ -106,15 +106,15 @@ class Client:
         return self._set(key, start, end, points, field)[0]
 
     def _set(self, key, start, end, points, field):
-        """What is kept, and how many bytes were sent."""
+        """What is kept, and how many bytes the points' values have."""
         value = json.dumps(points, separators=(",", ":")).encode("utf-8")
         line = "set %s %d %d %d json %d\r\n" % (_checked(key), field, start, end, len(value))
         request = line.encode("ascii") + value + b"\r\n"
         words = self._exchange(server_of(key, self._servers), request, _read_line).split(" ")
         if words[0] == "STORED" and len(words) == 3:
-            return (int(words[1]), int(words[2])), len(value)
+            return (int(words[1]), int(words[2])), _value_bytes(len(value), points)
         if words[0] == "NOT_STORED":
-            return None, len(value)
+            return None, _value_bytes(len(value), points)
         raise _refusal(" ".join(words))
 
     def delete(self, key, start, end, field=0):
@@ -270,7 +270,7 @@ def _read_line(file):
 
 
 def _read_found(file, question):
-    """(points, missing, what of it is really unknown, bytes), or what the server has against the question."""
+    """(points, missing, what of it is really unknown, bytes of values), or what the server has against the question."""
     line = _read_line(file)
     words = line.split(" ")
     if words == ["NOT_FOUND"]:
@@ -288,7 +288,17 @@ def _read_found(file, question):
     if not value.endswith(b"\r\n"):
         raise CacheUnavailable("the answer broke off")
     missing = (int(words[1]), int(words[2])) if words[0] == "INCOMPLETE" else None
-    return json.loads(value), missing, absent or missing, len(value)
+    points = json.loads(value)
+    return points, missing, absent or missing, _value_bytes(len(value) - 2, points)
+
+
+def _value_bytes(text_bytes, points):
+    """Bytes of the values alone in a JSON list of points of so many: what the cache holds against LEAST. Times are taken to have as many
+    digits as the last one."""
+    if not points:
+        return 0
+    around = len(str(points[-1][0])) + len("[,],")
+    return max(text_bytes - 1 - around * len(points), 0)
 
 
 def _refusal(answer):

@@ -67,6 +67,34 @@ class Parts(unittest.TestCase):
             even.computed(1000 * (number % 10), 0.05 + 1000 * (number % 10) * 1e-6)
         self.assertAlmostEqual(even.bytes_min(), 1000, delta=50)
 
+    def test_sizes_are_measured_in_bytes_of_values(self):
+        looked, computed = [], []
+
+        class Recorder:
+            least = lambda self: 0
+            looked = lambda self, byte_count, took_s: looked.append(byte_count)
+            computed = lambda self, byte_count, took_s: computed.append(byte_count)
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            def serve():
+                connection, _ = listener.accept()
+                with connection, connection.makefile("rwb") as file:
+                    for answer in [b'INCOMPLETE 120 199 28\r\n[[100,2.5],[101,{"a": [1]}]]\r\n', b"STORED 120 199\r\n"]:
+                        if file.readline().startswith(b"set"):
+                            file.readline()
+                        file.write(answer)
+                        file.flush()
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            client = Client(["127.0.0.1:%d" % listener.getsockname()[1]], timeout_s=5.0)
+            client._break_even = Recorder()
+            points = client.fetch("k", 100, 199, lambda start, end: [[start, 1], [start + 1, "ab"], [end, None]])
+            thread.join()
+            client.close()
+        self.assertEqual(len(points), 5)
+        self.assertEqual((looked, computed), ([len('2.5{"a": [1]}')], [len('1"ab"null')]))
+
     def test_what_the_cache_has_already_is_not_set_again(self):
         told = []
         with socket.create_server(("127.0.0.1", 0)) as listener:
