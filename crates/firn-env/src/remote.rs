@@ -13,6 +13,7 @@ mod tests;
 
 use std::fmt;
 use std::future::Future;
+use std::ops::Range;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -241,11 +242,7 @@ impl Shared {
         let location = self.location(&request.key)?;
         let end = request.offset.checked_add(request.len);
         if let Some(end) = end.filter(|&end| end > request.offset) {
-            // Ranges of one call share the line, so it is the call's time that says how much it brings.
-            let has_more_time = deadline > Instant::now() + self.give_up;
-            let store = if has_more_time { &self.stores.enduring } else { &self.stores.retrying };
-            let get = store.get_range(&location, request.offset..end);
-            match self.read(deadline, "read", &request.key, get).await {
+            match self.read_range(&request.key, &location, request.offset..end, deadline).await {
                 Ok(bytes) if bytes.len() as u64 == request.len => return Ok(Arc::from(&bytes[..])),
                 // Too short, or refused: perhaps because it reaches past the end.
                 Ok(_) => {}
@@ -269,6 +266,34 @@ impl Shared {
             )));
         }
         Err(corrupt_range(request, info.bytes))
+    }
+
+    async fn read_range(
+        &self,
+        key: &str,
+        location: &Path,
+        range: Range<u64>,
+        deadline: Instant,
+    ) -> Result<Bytes> {
+        // Ranges of one call share the line, so it is the call's time that says how much it brings.
+        if deadline <= Instant::now() + self.give_up {
+            let get = self.stores.retrying.get_range(location, range);
+            return self.read(deadline, "read", key, get).await;
+        }
+        // The rest is for the cause: the store's answer when it is asked for a byte, once.
+        let soon = deadline - self.give_up / 3;
+        let byte = range.start..range.start + 1;
+        let get = self.stores.enduring.get_range(location, range);
+        match self.read(soon, "read", key, get).await {
+            Err(error) if Instant::now() >= soon => {
+                let get = self.stores.once.get_range(location, byte);
+                match self.read(deadline, "read", key, get).await {
+                    Err(cause) if Instant::now() < deadline => Err(cause),
+                    _ => Err(error),
+                }
+            }
+            done => done,
+        }
     }
 
     async fn put(&self, key: &str, bytes: Bytes, mode: PutMode) -> Result<ObjectInfo> {
@@ -406,14 +431,15 @@ impl Shared {
             let _permit = permits.acquire().await;
             request.await
         };
+        let began = Instant::now();
         match timeout_at(deadline, permitted).await {
             Ok(Ok(done)) => Ok(done),
             Ok(Err(error)) => Err(self.boundary(verb, key, error)),
             Err(_) => Err(Error::unavailable(format!(
-                "cannot {verb} {key} in {}: no answer within {} ms; check the endpoint, the \
+                "cannot {verb} {key} in {}: not done within {} ms; check the endpoint, the \
                  network and the credentials",
                 self.url,
-                self.give_up.as_millis()
+                began.elapsed().as_millis()
             ))),
         }
     }

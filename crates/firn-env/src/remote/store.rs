@@ -17,7 +17,8 @@ pub(super) struct Stores {
     pub(super) retrying: Arc<dyn ObjectStore>,
     /// The same for parts of a large object: they share the line, so each may take as long as the whole call.
     pub(super) patient: Arc<dyn ObjectStore>,
-    /// For reads that bring much: again and again from where the body stopped, until the whole call is over.
+    /// For reads that bring much: again and again from where the body stopped, as long as the caller waits. Never
+    /// tells why nothing comes.
     pub(super) enduring: Arc<dyn ObjectStore>,
     /// For what is sent again elsewhere, if at all: puts with a condition.
     pub(super) once: Arc<dyn ObjectStore>,

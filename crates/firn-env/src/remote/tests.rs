@@ -319,6 +319,27 @@ fn what_the_store_was_too_busy_for_is_asked_again() {
     }
 }
 
+/// A read that may take long says why it brought nothing, or how long it waited in truth.
+#[test]
+fn a_long_read_tells_the_cause() {
+    let read = |answer| {
+        let server = Scripted::start(&[answer]);
+        let options = RemoteOptions { give_up_ms: 2_400, ..RemoteOptions::default() };
+        let bucket = open("s3://firn-test", server.port, &options).unwrap();
+        // A second more.
+        let range = RangeRequest { key: "a".to_owned(), offset: 0, len: BYTES_PER_SECOND_MIN };
+        let error = bucket.get_ranges(&[range]).remove(0).unwrap_err();
+        assert_eq!(error.kind(), &ErrorKind::Unavailable);
+        error.to_string()
+    };
+    let told = read(OUT_OF_ORDER);
+    assert!(told.contains("503"), "{told}");
+    let told = read(HANGS);
+    let waited = told.split_once(" not done within ").and_then(|rest| rest.1.split_once(" ms"));
+    let waited: u64 = waited.expect("a time").0.parse().unwrap();
+    assert!(waited >= 2_600, "{told}");
+}
+
 /// The answer to a put was lost, or was that the store is busy, and the put may have been done all the same: the second
 /// one meets it. What is there decides whose it is.
 #[test]
