@@ -70,7 +70,8 @@ impl Engine {
     ///
     /// # Errors
     /// `Unavailable` when a tier fails: then it is not known what is damaged; `Canceled`; `Conflict` with `repairs` if the
-    /// slow tier is another server's, or is not where this one's history lies: then nothing was done, here neither. Without
+    /// slow tier is another server's, or is not where this one's history lies (see
+    /// [`crate::EngineOptions::forget_lost_history`]): then nothing was done, here neither. Without
     /// `repairs` that is a finding, and nothing else is told of the slow tier.
     pub fn check(
         &self,
@@ -169,8 +170,19 @@ impl Engine {
             let path = file_of(&error).unwrap_or_default().to_owned();
             damage.entry(path).or_default().push(error);
         }
+        let repairs = repairs && !self.options.read_only;
+        if repairs && !damage.is_empty() {
+            // The log must not define lost series again, beside those that get their labels from now on. A flush that itself needs
+            // what is damaged can come only afterwards.
+            match self.flush() {
+                Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => {
+                    tracing::warn!("check: no flush before the repair: {error}");
+                }
+                flushed => flushed?,
+            }
+        }
         for (path, errors) in damage {
-            let repaired = match repairs && !self.options.read_only {
+            let repaired = match repairs {
                 true => self.repair_index(&path)?,
                 false => None,
             };

@@ -206,6 +206,10 @@ enum Stage {
 }
 
 fn filled_large(sim: &Sim, stage: Stage) -> BTreeMap<Labels, usize> {
+    counts(&fill_large(sim, stage).0)
+}
+
+fn fill_large(sim: &Sim, stage: Stage) -> (Arc<Engine>, Vec<Labels>) {
     let engine = open(sim, false).expect("opens");
     let text = |n: u64| format!("{:016x}", (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let labels: Vec<Labels> = (0..6_000)
@@ -235,7 +239,7 @@ fn filled_large(sim: &Sim, stage: Stage) -> BTreeMap<Labels, usize> {
         while engine.step(Lane::Tree).expect("a step").is_some() {}
     }
     refs.iter().step_by(7).for_each(|&series| write(&[series], 2_000));
-    counts(&engine)
+    (engine, labels)
 }
 
 /// The folder of a machine that was replaced, with a block damaged that opening needs: asked to repair, it refuses, and the
@@ -266,6 +270,49 @@ fn a_replaced_machines_index_file_is_not_written_anew() {
         assert!(sim.disk.bytes(&files[0]).expect("a file") == whole, "it was changed");
     }
     assert!(refused > 0, "opening needs no block");
+}
+
+/// A file of series that the log still defines is repaired while writes go on, and what is lost is written again: they are new
+/// series, and the log of a killed server defines each label set once.
+#[test]
+fn what_a_running_repair_loses_is_defined_once() {
+    let mut lost_in_all = 0;
+    for block in 0.. {
+        let sim = Sim::new(36);
+        let (engine, labels) = fill_large(&sim, Stage::Sealed);
+        drop(engine);
+        sim.restart();
+        let file = index_files(&sim)[0].clone();
+        let at = 999 + block * (64 << 10);
+        if at >= sim.disk.bytes(&file).expect("a file").len() - 3_000 {
+            break;
+        }
+        sim.disk.damage(&file, |bytes| bytes[at] ^= 4).expect("damaged");
+        // Some blocks are not needed by the log's replay.
+        let Ok(engine) = open(&sim, false) else { continue };
+        let report = engine.check(true, &CancelToken::new(), &mut |_| ()).expect("a check");
+        assert!(report.findings.iter().all(|finding| finding.is_repaired), "{report:?}");
+        let lost = report.findings.iter().find_map(|finding| match &finding.loss {
+            Some(Loss::Series(lost)) => Some(lost.count as usize),
+            _ => None,
+        });
+        for labels in labels.chunks(500) {
+            let mut batch = RowBatch::default();
+            let refs = engine.resolve(labels).into_iter().map(|found| found.expect("resolves"));
+            refs.for_each(|series| batch.push(series, 3_000, 3.0));
+            engine.write(&mut batch).expect("a write");
+        }
+        let want = counts(&engine);
+        assert_eq!(want.len(), labels.len());
+        assert_eq!(want.values().filter(|&&count| count == 1).count(), lost.unwrap_or(0));
+        lost_in_all += lost.unwrap_or(0);
+        sim.crash();
+        drop(engine);
+        sim.restart();
+        let engine = open(&sim, false).expect("opens");
+        assert_eq!(counts(&engine), want, "block {block}");
+    }
+    assert!(lost_in_all > 0, "nothing was lost");
 }
 
 /// Each block of a large index file in turn: a repair takes it from the slow tier or, if it is not there, loses the series that
