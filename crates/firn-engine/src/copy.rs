@@ -8,7 +8,7 @@ use std::sync::Arc;
 use firn_env::{Env, copy_file, copy_object};
 use firn_model::{Error, ErrorKind, Pool, Result};
 
-use crate::manifest::{Edit, Manifest};
+use crate::manifest::{Edit, Manifest, Room};
 use crate::{Engine, tier};
 
 /// What [`Engine::copy_to`] copied.
@@ -49,7 +49,8 @@ impl Engine {
             let _no_flush = self.flush_lane.lock();
             let frozen = {
                 let _no_edit = self.manifest.lock();
-                (self.whole_state_of(tier::new_mark()), self.tree.version())
+                let state = self.whole_state_of(tier::new_mark());
+                (state.with(Room::Engine, tier::encode_claims(&[])), self.tree.version())
             };
             for (path, bytes) in self.index.segment_files() {
                 self.copy_one(target, &path, bytes, &mut report)?;

@@ -463,7 +463,11 @@ impl Engine {
 
     /// The state before the edit that is being made: rooms apply edits only afterwards.
     pub(crate) fn whole_state(&self) -> Edit {
-        self.whole_state_of(self.tier.mark()).with(Room::Engine, self.tier.claims_part())
+        let state = self.whole_state_of(self.tier.mark());
+        match self.tier.claims_part() {
+            Some(part) => state.with(Room::Engine, part),
+            None => state,
+        }
     }
 
     /// The same as of a folder with this mark, which has never claimed a slow tier. The caller holds the manifest's lock.

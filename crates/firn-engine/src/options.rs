@@ -61,6 +61,9 @@ pub struct EngineOptions {
     pub forget_lost_index: bool,
     /// An index file that is damaged where opening needs it is written anew without what is lost.
     pub repair_index: bool,
+    /// A slow tier without a manifest and without a single table of the history is taken all the same, and a repair gives
+    /// that history up. Otherwise it counts as the wrong place.
+    pub forget_lost_history: bool,
     /// What a thread that works for the database does before it waits for more work: the program may have its allocator give
     /// back what the thread has freed.
     pub on_idle: fn(),
@@ -98,6 +101,7 @@ impl Default for EngineOptions {
             read_only: false,
             forget_lost_index: false,
             repair_index: false,
+            forget_lost_history: false,
             on_idle: || (),
             tree: firn_tree::TreeOptions::default(),
             planted: None,

@@ -169,7 +169,7 @@ impl Engine {
             ..options.tree.clone()
         };
         let tree = Tree::open(&env, tree_options, &parts(&found, Room::Tree), budget.clone())?;
-        let tier = Tier::new(state.mark, state.claims);
+        let tier = Tier::new(state.mark, state.claims, options.forget_lost_history);
         let mut damage = Vec::new();
         let (index_parts, index_repairs) =
             lost.leave_out(&env, &found, (&tier, &tree), &mut damage)?;
@@ -350,8 +350,8 @@ struct State {
     identity: Identity,
     /// Of this folder, on the slow tier.
     mark: u64,
-    /// Of its processes, on the slow tier.
-    claims: Vec<u64>,
+    /// Of its processes, on the slow tier; `None` in a folder of before they were remembered.
+    claims: Option<Vec<u64>>,
     last: CommitSeq,
     cut: LogCut,
     tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
@@ -369,7 +369,8 @@ pub(crate) struct LogCut {
 impl State {
     fn read(found: &Found, options: &EngineOptions) -> Result<State> {
         let mut identity = None;
-        let (mut mark, mut claims) = (None, Vec::new());
+        let mut mark = None;
+        let mut claims = found.edits.is_empty().then(Vec::new);
         let mut last = CommitSeq(0);
         let mut tombstones = BTreeMap::new();
         for part in parts(found, Room::Engine) {
@@ -385,7 +386,7 @@ impl State {
                     delete::read_part(tag, rest, &mut tombstones).ok_or_else(bad)??;
                 }
                 TAG_WRITER => mark = Some(tier::decode_writer(rest)?),
-                TAG_CLAIM => claims = tier::decode_claims(rest)?,
+                TAG_CLAIM => claims = Some(tier::decode_claims(rest)?),
                 TAG_SLOW => {}
                 TAG_SEQUENCE => last = CommitSeq(decode_varint(&mut rest).ok_or_else(bad)?),
                 _ => return Err(bad()),

@@ -68,8 +68,10 @@ pub struct RestoreReport {
 /// The slow tier's state as the process that writes it knows it.
 pub(crate) struct Tier {
     writer: Writer,
-    /// What this folder remembers, see [`TAG_CLAIM`].
-    claims: Mutex<Vec<u64>>,
+    /// [`crate::EngineOptions::forget_lost_history`].
+    forgets_history: bool,
+    /// What this folder remembers, see [`TAG_CLAIM`]; `None` in one whose servers did not remember it yet.
+    claims: Mutex<Option<Vec<u64>>>,
     is_fenced: AtomicBool,
     epoch: AtomicU64,
     newest_ts: AtomicI64,
@@ -131,9 +133,10 @@ pub(crate) struct Described {
 
 impl Tier {
     /// Of a folder with this mark, and the numbers of processes that it remembers.
-    pub(crate) fn new(mark: u64, claims: Vec<u64>) -> Tier {
+    pub(crate) fn new(mark: u64, claims: Option<Vec<u64>>, forgets_history: bool) -> Tier {
         Tier {
             writer: Writer { mark, number: new_mark() },
+            forgets_history,
             claims: Mutex::new(claims),
             is_fenced: AtomicBool::new(false),
             epoch: AtomicU64::new(0),
@@ -148,17 +151,18 @@ impl Tier {
     }
 
     /// For the local manifest.
-    pub(crate) fn claims_part(&self) -> Vec<u8> {
-        encode_claims(&self.claims.lock())
+    pub(crate) fn claims_part(&self) -> Option<Vec<u8>> {
+        self.claims.lock().as_deref().map(encode_claims)
     }
 
     /// Whether a process of this folder put it, none of a copy that was made before it, and none that this folder has
-    /// forgotten because it was put back as it had been.
+    /// forgotten because it was put back as it had been. A folder that remembers no processes goes by the mark.
     pub(crate) fn is_ours(&self, found: &Described, tree: &Tree) -> bool {
         let part = found.state.parts(Room::Tree).next();
+        let knows = |ours: &Vec<u64>| ours.contains(&found.writer.number);
         found.writer == self.writer
             || found.writer.mark == self.writer.mark
-                && self.claims.lock().contains(&found.writer.number)
+                && self.claims.lock().as_ref().is_none_or(knows)
                 && part.is_none_or(|part| tree.has_named(part).is_ok_and(|has| has))
     }
 
@@ -170,10 +174,35 @@ impl Tier {
     pub(crate) fn check_ours(&self, bucket: &dyn Bucket, tree: &Tree) -> Result<()> {
         match read(bucket) {
             Ok(Some(found)) if !self.is_ours(&found, tree) => Err(another_servers(&found)),
-            Ok(None) => check_place(bucket, &tree.version()),
+            Ok(None) => self.gives_up_history(bucket, &tree.version()).map(drop),
             Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => Ok(()),
             found => found.map(|_| ()),
         }
+    }
+
+    /// Refuses a place without a manifest and without a single one of the tables that `version` names there: it is not
+    /// where they were put, and nothing of them is to be given up for that unless somebody says that they are lost:
+    /// then `true`.
+    fn gives_up_history(&self, bucket: &dyn Bucket, version: &Version) -> Result<bool> {
+        let slow = version.tables().filter(|table| table.level.is_slow());
+        let named: BTreeSet<String> = slow.map(|table| table.path()).collect();
+        if named.is_empty()
+            || bucket.list(TABLE_FOLDER)?.iter().any(|found| named.contains(&found.key))
+        {
+            return Ok(false);
+        }
+        if self.forgets_history {
+            return Ok(true);
+        }
+        Err(Error::new(
+            ErrorKind::Conflict,
+            format!(
+                "the slow tier has no manifest and none of the {} tables of this database's history: name the place where \
+                 they are with --slow-tier, or, if they are lost, give them up by `firn check --repair \
+                 --forget-lost-history`",
+                named.len()
+            ),
+        ))
     }
 
     pub(crate) fn is_fenced(&self) -> bool {
@@ -272,7 +301,12 @@ impl Engine {
                 return Err(self.tier.fence(found));
             }
             Some(_) => {}
-            None => check_place(bucket, &self.tree.version())?,
+            None => {
+                if self.tier.gives_up_history(bucket, &self.tree.version())? {
+                    // Where the history was, nothing is this folder's from now on.
+                    *self.tier.claims.lock() = Some(Vec::new());
+                }
+            }
         }
         self.note_claim(found.as_ref().map(|found| found.writer.number))?;
         let claimed = claim_as(bucket, found, self.tier.writer, &self.described_nothing());
@@ -311,7 +345,8 @@ impl Engine {
     /// The folder remembers that this process is about to put, before it does; `found` is the number of who put last. A copy of
     /// the folder that was made before does not know it.
     fn note_claim(&self, found: Option<u64>) -> Result<()> {
-        let mut claims = self.tier.claims.lock().clone();
+        let known = self.tier.claims.lock().clone();
+        let mut claims = known.unwrap_or_else(|| Vec::from_iter(found));
         // A put of one before `found` that comes late does not meet its condition.
         let gone = claims.iter().position(|&number| Some(number) == found).unwrap_or(0);
         claims.drain(..gone);
@@ -325,7 +360,7 @@ impl Engine {
         claims.push(number);
         let edit = Edit::default().with(Room::Engine, encode_claims(&claims));
         self.commit_edit(edit, || {
-            *self.tier.claims.lock() = claims;
+            *self.tier.claims.lock() = Some(claims);
             Ok(())
         })
     }
@@ -454,8 +489,10 @@ impl Engine {
         let request = RangeRequest { key: KEY.to_owned(), offset: 0, len: info.bytes };
         let missing = || Err(Error::internal("a range has no answer"));
         let left = bucket.get_ranges(&[request]).pop().unwrap_or_else(missing)?;
-        let ours: Vec<Vec<u8>> =
-            self.tier.claims.lock().iter().map(|&number| encode_claims(&[number])).collect();
+        let ours: Vec<Vec<u8>> = match &*self.tier.claims.lock() {
+            Some(claims) => claims.iter().map(|&number| encode_claims(&[number])).collect(),
+            None => vec![encode_writer(self.tier.mark())],
+        };
         if !ours.iter().any(|ours| left.windows(ours.len()).any(|part| part == *ours)) {
             return Ok(false);
         }
@@ -660,30 +697,12 @@ pub(crate) fn another_servers(found: &Described) -> Error {
         ErrorKind::Conflict,
         format!(
             "the slow tier is another server's (epoch {}), which has taken it over from this folder's, or this folder was put \
-             back as it had been before: nothing there was changed; check it from that server's folder, and this one with a \
-             --slow-tier of its own",
+             back as it had been before: nothing there was changed; check it from that server's folder. To go on with this \
+             one, without what is on the slow tier, give it a --slow-tier of its own by `firn check --repair \
+             --forget-lost-history`",
             found.epoch
         ),
     )
-}
-
-/// Refuses a place without a manifest and without a single one of the tables that `version` names there: it is not
-/// where they were put, and nothing of them is to be given up for that.
-fn check_place(bucket: &dyn Bucket, version: &Version) -> Result<()> {
-    let named: BTreeSet<String> =
-        version.tables().filter(|table| table.level.is_slow()).map(|table| table.path()).collect();
-    if named.is_empty() || bucket.list(TABLE_FOLDER)?.iter().any(|found| named.contains(&found.key))
-    {
-        return Ok(());
-    }
-    Err(Error::new(
-        ErrorKind::Conflict,
-        format!(
-            "the slow tier has no manifest and none of the {} tables of this database's history: name the place where \
-             they are with --slow-tier",
-            named.len()
-        ),
-    ))
 }
 
 /// Puts the manifest that was `found`, or `nothing`, as of the next epoch.
@@ -938,7 +957,8 @@ pub(crate) fn mark_in(part: &[u8]) -> Option<Result<u64>> {
     }
 }
 
-fn encode_claims(numbers: &[u64]) -> Vec<u8> {
+/// The part of a folder; of the slow tier's manifest with one number.
+pub(crate) fn encode_claims(numbers: &[u64]) -> Vec<u8> {
     let mut out = vec![TAG_CLAIM];
     numbers.iter().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
     out
@@ -968,16 +988,99 @@ fn encode_slow(now: Timestamp, epochs: &[u64]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use firn_sim::Sim;
+    use std::time::Duration;
+
+    use firn_model::{CancelToken, Labels, RowBatch};
+    use firn_sim::{Operation, Sim};
 
     use super::*;
+    use crate::{EngineOptions, Lane, RecoveryProgress};
+
+    fn open(sim: &Sim) -> Arc<Engine> {
+        let options = EngineOptions { shard_count: 4, ..EngineOptions::default() };
+        Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")
+    }
+
+    /// All work that is due after a sample, its upload too; an error of the slow tier is left for later.
+    fn upload(sim: &Sim, engine: &Engine) {
+        let labels = Labels::from_pairs([("__name__", "m")]).expect("labels");
+        let series = engine.resolve(&[labels]).remove(0).expect("resolves");
+        let mut batch = RowBatch::default();
+        batch.push(series, sim.env().clock.now_ms(), 1.0);
+        engine.write(&mut batch).expect("a write");
+        engine.flush().expect("a flush");
+        sim.clock.advance(Duration::from_secs(6 * 3_600));
+        while engine.step(Lane::Tree).is_ok_and(|step| step.is_some()) {}
+    }
+
+    /// What servers left that remembered no processes yet.
+    fn forget_claims(sim: &Sim) {
+        let (mut manifest, found) = Manifest::open(sim.env().disk).expect("a manifest");
+        let mut state = Edit::default();
+        for room in [Room::Engine, Room::Log, Room::Index, Room::Tree] {
+            for part in recover::parts(&found, room) {
+                if room != Room::Engine || part.first() != Some(&TAG_CLAIM) {
+                    state = state.with(room, part.to_vec());
+                }
+            }
+        }
+        manifest.commit(&Edit::default(), || state).expect("a commit");
+    }
+
+    fn claims(sim: &Sim) -> Option<Vec<u64>> {
+        let (_, found) = Manifest::open(sim.env().disk).expect("a manifest");
+        let parts = recover::parts(&found, Room::Engine);
+        let last = parts.iter().rfind(|part| part.first() == Some(&TAG_CLAIM))?;
+        Some(decode_claims(&last[1..]).expect("claims"))
+    }
+
+    /// A program of before has written the folder last: what it put on the slow tier is known by the mark, even if the first claim
+    /// does not get there, and can be mended. From then on the folder remembers.
+    #[test]
+    fn a_folder_that_remembers_no_processes_goes_by_the_mark() {
+        let sim = Sim::new(2);
+        upload(&sim, &open(&sim));
+        forget_claims(&sim);
+        assert_eq!(claims(&sim), None);
+        let before = sim.bucket.bytes(KEY).expect("a manifest");
+
+        sim.faults.set_rate(Operation::Put, 1.0);
+        upload(&sim, &open(&sim));
+        sim.faults.clear();
+        assert_eq!(claims(&sim).expect("remembered").len(), 2);
+        assert!(sim.bucket.bytes(KEY).expect("a manifest") == before);
+        let engine = open(&sim);
+        upload(&sim, &engine);
+        assert!(!engine.tier.is_fenced());
+        assert!(sim.bucket.bytes(KEY).expect("a manifest") != before);
+        drop(engine);
+
+        for is_ruined in [false, true] {
+            forget_claims(&sim);
+            if is_ruined {
+                let ruin = |bytes: &mut Vec<u8>| {
+                    let half = bytes.len() / 2;
+                    [half - 1, 2 * half - 1].iter().for_each(|&at| bytes[at] ^= 1);
+                };
+                sim.bucket.damage(KEY, ruin).expect("a manifest");
+            }
+            let engine = open(&sim);
+            let report = engine.check(true, &CancelToken::new(), &mut |_| ()).expect("a check");
+            assert!(report.findings.iter().all(|finding| finding.is_repaired), "{report:?}");
+            assert_eq!(report.findings.len(), usize::from(is_ruined));
+            upload(&sim, &engine);
+            assert!(!engine.tier.is_fenced());
+            drop(engine);
+            assert!(claims(&sim).is_some());
+        }
+    }
 
     /// Two servers with copies of one folder claim what one of them found: were their objects the same, a put whose answer
     /// was lost would be taken for one's own by both.
     #[test]
     fn no_two_claims_are_the_same() {
         let put = |sim: &Sim| {
-            let writer = Tier::new(7, Vec::new()).writer;
+            let writer = Tier::new(7, None, false).writer;
             claim_as(&sim.bucket, None, writer, &Edit::default()).expect("a claim");
             let found = read(&sim.bucket).expect("readable").expect("there");
             assert_eq!((found.epoch, found.writer.mark), (1, 7));

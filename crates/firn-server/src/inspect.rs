@@ -223,17 +223,22 @@ fn chunk_json(db: &Db, chunk: &ChunkOutline, is_whole: bool) -> Result<Value> {
 }
 
 /// Reads every byte of the database in `folder`, which no other process may have open, against its checksum;
-/// with `repairs`, damaged tables are written anew without what is lost.
+/// with `repairs`, damaged tables are written anew without what is lost, and with `forgets_lost_history` too those are given
+/// up of which the slow tier has none, nor a manifest.
 ///
 /// # Errors
 /// `NotFound` when there is no database, `Busy` when a server has it open, and those of [`Db::check`].
 pub fn check_folder(
     folder: &Path,
     slow_tier: Option<&str>,
-    repairs: bool,
+    (repairs, forgets_lost_history): (bool, bool),
     each: &mut dyn FnMut(&CheckProgress),
 ) -> Result<CheckReport> {
-    let options = Options { repair_index: repairs, ..Options::default() };
+    let options = Options {
+        repair_index: repairs,
+        forget_lost_history: repairs && forgets_lost_history,
+        ..Options::default()
+    };
     let db = open_idle_with(folder, slow_tier, options, "stop that one first")?;
     db.check(repairs, &CancelToken::new(), each)
 }

@@ -23,6 +23,10 @@ pub(crate) struct Check {
     /// Write damaged tables and index files anew without what is lost, and say what that was
     #[arg(long)]
     repair: bool,
+
+    /// Give up the history, or go on with this folder alone, where the slow tier has neither a manifest nor any table of it
+    #[arg(long, requires = "repair")]
+    forget_lost_history: bool,
 }
 
 // Often enough to see that it goes on, seldom enough for a log file.
@@ -43,7 +47,8 @@ pub(crate) fn check(check: &Check) -> Result<()> {
             if is_terminal { eprint!("\r{line}") } else { eprintln!("{line}") }
         }
     };
-    let report = check_folder(&check.data, check.slow_tier.as_deref(), check.repair, &mut each)?;
+    let repairs = (check.repair, check.forget_lost_history);
+    let report = check_folder(&check.data, check.slow_tier.as_deref(), repairs, &mut each)?;
     if is_terminal {
         eprintln!();
     }

@@ -731,6 +731,60 @@ fn a_place_without_the_history_is_refused() {
     place.check_elsewhere().expect("for others too");
 }
 
+/// Everything on the slow tier is gone, and somebody says so: the history goes, what is on this machine stays, and all that
+/// comes is uploaded. Unless it is said nothing happens, however often the server starts.
+#[test]
+fn history_that_is_lost_is_given_up_only_when_asked() {
+    let mut place = Place::new(13, None);
+    place.open_writer().expect("opens");
+    place.write_and_settle();
+    let late = |engine: &Engine, ts: Timestamp| {
+        let series = engine.resolve(&[labels(77)]).remove(0).expect("resolves");
+        let mut batch = RowBatch::default();
+        batch.push(series, ts, 77.0);
+        engine.write(&mut batch).expect("a write");
+    };
+    let now = place.now();
+    late(&place.engine(), now);
+    place.engine().flush().expect("a flush");
+    late(&place.engine(), now + 1);
+    place.writer.engine = None;
+    let bucket = place.sim.env().bucket;
+    bucket.delete(&place.sim.bucket.keys()).expect("removed");
+
+    let engine = place.open(&place.writer.disk, false).expect("opens");
+    let error = check(&engine, true).expect_err("not there");
+    assert_eq!(error.kind(), &ErrorKind::Conflict, "{error}");
+    assert!(error.to_string().contains("--forget-lost-history"), "{error}");
+    for _ in 0..30 {
+        let _ = engine.step(Lane::Tree);
+        place.sim.clock.advance(Duration::from_secs(600));
+    }
+    assert!(place.objects().is_empty());
+    drop(engine);
+
+    let options = EngineOptions { forget_lost_history: true, ..options(None, false) };
+    let env = place.env(&place.writer.disk);
+    let engine = Engine::open(env, options, &RecoveryProgress::default()).expect("opens");
+    let report = check(&engine, true).expect("a check");
+    let lost = report.findings.iter().filter(|finding| finding.loss.is_some()).count();
+    assert!(lost > 0 && report.findings.iter().all(|one| one.is_repaired), "{report:?}");
+    drop(engine);
+
+    // From here on as ever.
+    place.writer.engine = Some(place.open(&place.writer.disk, false).expect("opens"));
+    let report = check(&place.engine(), false).expect("a check");
+    assert!(report.findings.is_empty(), "{report:?}");
+    let kept = |seen: &Seen| seen.series.get(&labels(77)).map_or(0, Vec::len);
+    let seen = place.read_writer().expect("reads").expect("reads");
+    assert_eq!((seen.series.len(), kept(&seen)), (1, 2));
+    late(&place.engine(), place.now());
+    place.settle().expect("settles");
+    let replica = place.open(&SimDisk::new(place.sim.faults.clone()), true).expect("a replica");
+    let seen = Seen::read(&replica.snapshot(), &[], TimeRange::ALL).expect("reads");
+    assert_eq!(kept(&seen), 3);
+}
+
 /// Both copies of the slow tier's manifest are needed only when one is damaged.
 #[test]
 fn a_damaged_manifest_on_the_slow_tier_costs_nothing() {

@@ -106,7 +106,8 @@ fn check_slow_tier(folder: &Path, slow: &Slow) {
     forget_the_slow_tier(&folder.join("second").join("firn-data"), slow);
 }
 
-/// A repair that is not told where history lies takes nothing for lost.
+/// A repair that is not told where history lies takes nothing for lost, unless that is said; then the folder goes on with a
+/// slow tier of its own.
 fn forget_the_slow_tier(data: &Path, slow: &Slow) {
     let check = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
@@ -118,6 +119,12 @@ fn forget_the_slow_tier(data: &Path, slow: &Slow) {
     assert!(!is_done && err.contains("name the place where they are with --slow-tier"), "{err}");
     let (is_done, err) = check(&["--slow-tier", &slow.place]);
     assert!(is_done, "{err}");
+    for args in [&["--repair", "--forget-lost-history"][..], &[]] {
+        let (is_done, err) = check(args);
+        assert!(is_done, "{args:?}: {err}");
+    }
+    let (is_done, err) = check(&["--slow-tier", &slow.place, "--repair", "--forget-lost-history"]);
+    assert!(!is_done && err.contains("another server's"), "{err}");
 }
 
 /// What `firn inspect` tells of the slow tier while a server writes there.
