@@ -290,8 +290,8 @@ fn open_idle_with(
     let shown = folder.display();
     if !folder.join("fast").is_dir() {
         return Err(Error::not_found(format!(
-            "there is no database in {shown}: name its folder with --data, or look at a slow tier alone with \
-             --slow-tier PLACE --slow-only"
+            "there is no database in {shown}: name its folder with --data; `firn inspect tables --slow-tier PLACE \
+             --slow-only` looks at a slow tier alone"
         )));
     }
     let slow_tier =
