@@ -6,7 +6,7 @@
 //!
 //! The paper orders the FIFO partition by the time of the data. A slab here has what questions of a moment brought, so that
 //! nearly all end at the newest data, and one that ends earlier holds a hot spot: the order is that of arrival, and
-//! what was asked for of a slab that goes is kept (`store/rescue.rs`). Measured: docs/decisions/0014-what-a-cache-keeps.md.
+//! what was asked for of a slab that goes is kept (`store/rescue.rs`). Measured: docs/decisions/0014-cache-eviction.md.
 //!
 //! Where the paper has one ghost per partition there are some (a 32nd of all slabs), and all counters are halved at
 //! each decision: one slab alone has hardly ever a hit, and what was long ago shall not decide.

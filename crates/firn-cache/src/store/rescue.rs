@@ -3,7 +3,7 @@
 //!
 //! TSCache keeps or drops whole slabs (3.6). But one slab has what many questions brought, old and new, of all keys, and
 //! is nearly always used by some of them: slabs cannot be told apart by use, ranges can. What nobody asked for again
-//! goes, and so does what no longer can be reached. Measured: docs/decisions/0014-what-a-cache-keeps.md.
+//! goes, and so does what no longer can be reached. Measured: docs/decisions/0014-cache-eviction.md.
 
 use super::compact::Merge;
 use super::*;
