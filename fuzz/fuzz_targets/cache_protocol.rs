@@ -1,11 +1,9 @@
-//! Any bytes as what a client of `firn cache` sends: lines and the values that they announce are read or refused as the
-//! server does, each refusal is one line, and what is taken is what the document allows.
+//! Any bytes as a client of `firn cache` may send them. The fuzzer reads or refuses lines and their
+//! values as the server does, and checks that each refusal is one line and that each accepted
+//! request is as `docs/cache-protocol.md` defines it.
 
 #![no_main]
-#![expect(
-    dead_code,
-    reason = "the server's other half writes answers, which nobody chooses from outside"
-)]
+#![expect(dead_code, reason = "the server's other half writes answers, which no client chooses")]
 
 // By path: the server around them would be most of the build.
 #[path = "../../crates/firn-server/src/cache_server/points.rs"]

@@ -1,4 +1,4 @@
-//! Any text: parses or says why not, and prints as what it is.
+//! Any text parses or returns an error with a reason, and prints as an equal expression.
 
 #![no_main]
 

@@ -1,9 +1,9 @@
-//! The programs that the tests run: what is missing, and how to install it.
+//! Finds and installs the programs that the tests run.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Where programs that no Debian package has are put.
+/// Folder of the programs that no Debian package contains.
 const PROGRAMS: &str = "target/test-programs";
 const DEBIAN_PACKAGES: [(&str, &str); 7] = [
     ("prometheus", "prometheus"),
@@ -15,8 +15,8 @@ const DEBIAN_PACKAGES: [(&str, &str); 7] = [
     ("zstd", "zstd"),
 ];
 
-/// Says exactly what is missing. Without `FIRN_REQUIRE_SHARED` missing programs are only told:
-/// the tests that need them skip with a reason.
+/// Lists the missing programs. They are an error only under `FIRN_REQUIRE_SHARED`; otherwise the
+/// tests that need them are skipped with a reason.
 pub(crate) fn check() -> Result<(), String> {
     let missing = missing();
     if missing.is_empty() {

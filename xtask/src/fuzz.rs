@@ -1,8 +1,9 @@
-//! `cargo xtask fuzz [SECONDS]`: every fuzzer for so long, then its corpus made small again.
+//! `cargo xtask fuzz [SECONDS]`: runs each fuzzer for this time, then minimises its corpus.
 //!
-//! The targets in `fuzz/` have the shape that cargo-fuzz wants (`cargo fuzz run parse` works too). Here they
-//! are built by the stable compiler with the same instrumentation, so that nothing need be installed.
-//! No sanitizer: the rooms under test forbid unsafe code, and without one ten times more is tried.
+//! The targets in `fuzz/` have the shape that cargo-fuzz requires (`cargo fuzz run parse` works
+//! too). Here the stable compiler builds them with the same instrumentation, so that nothing need
+//! be installed. No sanitizer is used: the rooms under test forbid unsafe code, and without a
+//! sanitizer a fuzzer tries ten times more inputs.
 
 use std::fs;
 use std::path::Path;
@@ -46,7 +47,8 @@ pub(crate) fn run(seconds: Option<&str>) -> Result<(), String> {
         };
         fuzzer.args(dictionary.map(|name| format!("-dict=fuzz/{name}.dict")));
         succeed(&mut fuzzer)?;
-        // What was kept comes first, so that it stays unless something shorter does the same.
+        // The existing corpus comes first, so that its inputs stay unless a shorter one covers the
+        // same code.
         let _ = fs::remove_dir_all(&merged);
         fs::create_dir_all(&merged).map_err(|e| format!("{merged}: {e}"))?;
         succeed(

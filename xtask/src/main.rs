@@ -1,4 +1,4 @@
-//! Repository checks and the commands behind `make`: `cargo xtask test | lint | tidy | deps | fuzz`.
+//! The commands behind `make`: `cargo xtask test | lint | tidy | deps | fuzz`.
 
 mod deps;
 mod fuzz;
@@ -13,14 +13,15 @@ fn main() -> ExitCode {
         eprintln!("xtask: {root}: {e}");
         return ExitCode::FAILURE;
     }
-    let task = std::env::args().nth(1).unwrap_or_default();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let task = arguments.first().cloned().unwrap_or_default();
     let outcome = match task.as_str() {
         "test" => test(),
         "lint" => lint(),
-        "tidy" => tidy::check(),
+        "tidy" => tidy::check(&arguments[1..]),
         "deps" => deps::install(),
-        "fuzz" => fuzz::run(std::env::args().nth(2).as_deref()),
-        _ => Err("usage: cargo xtask test | lint | tidy | deps | fuzz [SECONDS]".into()),
+        "fuzz" => fuzz::run(arguments.get(1).map(String::as_str)),
+        _ => Err("usage: cargo xtask test | lint | tidy [PATH...] | deps | fuzz [SECONDS]".into()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -42,7 +43,8 @@ fn test() -> Result<(), String> {
     weak_memory()
 }
 
-/// What is read without a lock while it grows, under Miri: its memory is as weak as the language allows.
+/// Runs the tests of lock-free growing memory under Miri, whose memory model is the weakest that
+/// the language allows.
 fn weak_memory() -> Result<(), String> {
     let miri = Command::new("cargo")
         .args(["+nightly", "miri", "--version"])
@@ -50,8 +52,8 @@ fn weak_memory() -> Result<(), String> {
         .output();
     if !miri.is_ok_and(|output| output.status.success()) {
         println!(
-            "skipped: the tests of weak memory, which Miri runs; `rustup toolchain install nightly --component miri \
-             --component rust-src` installs it"
+            "skipped: the tests of weak memory, which Miri runs; \
+             `rustup toolchain install nightly --component miri --component rust-src` installs it"
         );
         return Ok(());
     }
@@ -63,7 +65,7 @@ fn lint() -> Result<(), String> {
     run("format", "cargo", &["fmt", "--all", "--", "--check"])?;
     let fuzzers = ["fmt", "--manifest-path", "fuzz/Cargo.toml", "--", "--check"];
     run("format of the fuzzers", "cargo", &fuzzers)?;
-    tidy::check()?;
+    tidy::check(&[])?;
     run(
         "lints",
         "cargo",
