@@ -158,7 +158,7 @@ impl Engine {
         let mut rows = Vec::new();
         for of_shard in work.rows.by_shard() {
             let memory = self.reserve(Pool::Head, firn_head::bound_bytes_of(of_shard))?;
-            rows.push((of_shard.shard, firn_head::encode_apart(of_shard, self.bits), memory));
+            rows.push((of_shard.shard, firn_head::encode_standalone(of_shard, self.bits), memory));
         }
         let delete_bytes = work.deletes.iter().map(|deleted| deleted.heap_bytes()).sum();
         let deletes_memory = self.reserve(Pool::Index, delete_bytes)?;
@@ -243,7 +243,7 @@ impl Engine {
             if let Some(writer) = writers.get_mut(&shard)
                 && !self.planted(Planted::RunsNotClosed)
             {
-                writer.close_run();
+                writer.split_parts();
             }
         }
         let stream = self.log.stream_of(TRANSACTION_SHARD);
@@ -261,7 +261,7 @@ impl Engine {
         self.announce_transaction(seq, work, &deletes);
         for (shard, payload, mut memory) in rows {
             if let Some(writer) = writers.get_mut(&shard) {
-                writer.stage_apart(seq, &payload, &mut memory);
+                writer.stage_transaction(seq, &payload, &mut memory);
             }
         }
         drop(writers);
@@ -337,7 +337,7 @@ impl Engine {
             }
             if self.planted(Planted::TransactionShownByShard) {
                 for shard in &one.shards {
-                    self.head.decide_apart(*shard, one.seq, is_shown);
+                    self.head.decide_transaction(*shard, one.seq, is_shown);
                     self.probe(Moment::Planted);
                 }
             }
@@ -349,7 +349,7 @@ impl Engine {
             let _before = {
                 let _view = self.view.write();
                 for shard in one.shards {
-                    self.head.decide_apart(shard, one.seq, is_shown);
+                    self.head.decide_transaction(shard, one.seq, is_shown);
                 }
                 self.transactions.decided.store(one.seq.0, Ordering::Release);
                 let is_changed = is_shown && !one.deletes.is_empty();

@@ -277,7 +277,7 @@ impl Engine {
         // In the order in which rows move: on their way, head, tables.
         self.head.recycle_before(deletes.clean_through);
         let decided = self.sequence.visible();
-        let oldest = self.head.oldest().unwrap_or(CommitSeq(u64::MAX));
+        let oldest = self.head.oldest_commit().unwrap_or(CommitSeq(u64::MAX));
         let version = self.tree.version();
         let is_applied = |seq: CommitSeq, tombstone: &Tombstone| {
             self.planted(Planted::TombstonesForgottenEarly)

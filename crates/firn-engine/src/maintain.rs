@@ -262,7 +262,7 @@ impl Engine {
             || unflushed_bytes > self.options.head_bytes_max
             || log.bytes > self.options.log_bytes_max
             // Tables must have what the log cannot make durable any more.
-            || log.has_lost
+            || log.has_lost_commits
             || now.saturating_sub(self.flushed_at_ms.load(Relaxed)) > self.options.flush_age_ms_max
     }
 

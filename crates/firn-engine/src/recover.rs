@@ -10,7 +10,7 @@ use firn_codec::{Tombstone, Tombstones};
 use firn_env::{Bucket, Clock, Env};
 use firn_head::{Head, HeadOptions};
 use firn_index::{Index, IndexOptions, LostSeries};
-use firn_log::{EntryKind, Log, LogOptions, ReplayEntry, Stored, StreamId};
+use firn_log::{EntryKind, Log, LogOptions, PayloadRange, ReplayEntry, StreamId};
 use firn_model::{
     Budget, CommitSeq, Error, ErrorKind, GroupId, LogPosition, Pool, Result, ShardBits, ShardId,
     TimeRange, decode_varint, encode_varint,
@@ -515,7 +515,7 @@ struct Controls {
 
 /// Transactions that touch a shard, each with the rows that it has there, if any. They stay in the log until the shard's
 /// rows have come to them: some 50 bytes here, less than what a transaction's arena took when it was written.
-type Borders = BTreeMap<CommitSeq, Option<Stored>>;
+type Borders = BTreeMap<CommitSeq, Option<PayloadRange>>;
 
 /// Where the reading of a stream is.
 #[derive(Default)]
@@ -646,7 +646,7 @@ impl Replay<'_> {
             let logged = Logged::decode(entry.seq, entry.payload)?;
             controls.transaction_count += 1;
             for (shard, rows) in logged.rows {
-                let rows = Some(entry.leave(rows));
+                let rows = Some(entry.payload_range(rows));
                 controls.borders.get_mut().entry(shard).or_default().insert(entry.seq, rows);
             }
             if !self.deletes_forgotten {
@@ -760,7 +760,7 @@ impl StreamReplay<'_> {
         if entry.after_hole {
             // Rows are deltas against rows before them: none of this stream's groups may go on
             // before its next whole row.
-            self.all.shards_of(self.stream).into_iter().for_each(|shard| head.lost(shard));
+            self.all.shards_of(self.stream).into_iter().for_each(|shard| head.replay_gap(shard));
             self.is_behind_hole = true;
         }
         match entry.kind {
@@ -809,7 +809,7 @@ impl StreamReplay<'_> {
             && *next.key() < seq
         {
             let (seq, rows) = next.remove_entry();
-            self.all.head.close_run(shard);
+            self.all.head.split_parts(shard);
             if let Some(stored) = rows {
                 self.take_rows(shard, seq, &stored)?;
             }
@@ -818,7 +818,7 @@ impl StreamReplay<'_> {
     }
 
     /// Reads a transaction's rows of one shard again and puts them into the head.
-    fn take_rows(&mut self, shard: ShardId, seq: CommitSeq, stored: &Stored) -> Result<()> {
+    fn take_rows(&mut self, shard: ShardId, seq: CommitSeq, stored: &PayloadRange) -> Result<()> {
         let (held, bytes) = (&self.all.held, stored.bytes() as u64);
         let now = held.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         held.bytes_max.fetch_max(now, Ordering::Relaxed);
@@ -826,7 +826,7 @@ impl StreamReplay<'_> {
         stored.read(&mut rows)?;
         let range = self.remember_groups(shard, &rows)?;
         self.changes.note(range, seq);
-        self.report.rows += self.all.head.replay_apart(shard, seq, &rows)?;
+        self.report.rows += self.all.head.replay_transaction(shard, seq, &rows)?;
         rows.shrink_to(ROWS_BYTES_KEPT);
         self.rows = rows;
         held.bytes.fetch_sub(bytes, Ordering::Relaxed);

@@ -12,7 +12,7 @@ const BUFFER_BYTES_KEPT: usize = 64 << 10;
 
 /// The payload of rows that need none before them: each group's first row is whole. So it can be encoded
 /// before the shard is locked, and read without the rest of the log.
-pub fn encode_apart(rows: ShardRows<'_>, bits: ShardBits) -> Vec<u8> {
+pub fn encode_standalone(rows: ShardRows<'_>, bits: ShardBits) -> Vec<u8> {
     let range = rows.cells().iter().fold(TimeRange::EMPTY, |range, cell| range.extend(cell.ts));
     let (mut payload, mut row) = (Vec::new(), Vec::new());
     encode_header(range, true, &mut payload);

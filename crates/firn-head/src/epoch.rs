@@ -59,7 +59,7 @@ pub(crate) struct CoolingUsage {
     /// Bytes that were released so far.
     pub(crate) released_bytes: u64,
     /// Bytes of these that were taken from readers over the limit.
-    pub(crate) taken_bytes: u64,
+    pub(crate) revoked_bytes: u64,
 }
 
 /// Something that readers lease, until it is released.
@@ -172,7 +172,7 @@ impl<C: Clone> State<C> {
         released.extend(taken);
         self.usage.bytes = needed_bytes;
         self.usage.released_bytes += bytes_of(&released);
-        self.usage.taken_bytes += bytes_of(&released[taken_first..]);
+        self.usage.revoked_bytes += bytes_of(&released[taken_first..]);
         released
     }
 }

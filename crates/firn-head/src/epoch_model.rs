@@ -271,7 +271,7 @@ fn run(cooling_bytes_max: u64, mistake: Mistake) -> bool {
     assert_eq!(usage.bytes, 0);
     let lists = world.lists.lock().unwrap();
     assert!(usage.released_bytes > 0 && lists.hot.len() + lists.cold.len() < ROWS as usize);
-    assert!(cooling_bytes_max < u64::MAX || usage.taken_bytes == 0);
+    assert!(cooling_bytes_max < u64::MAX || usage.revoked_bytes == 0);
     is_wrong.load(Relaxed)
 }
 

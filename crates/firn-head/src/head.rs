@@ -85,13 +85,13 @@ pub struct HeadStats {
     /// Bytes that left the head since the start, and are free: flushed ones that were given back, and inputs of conversions.
     pub released_bytes: u64,
     /// Of these, bytes that were taken from readers over [`HeadOptions::cooling_bytes_max`].
-    pub taken_bytes: u64,
+    pub revoked_bytes: u64,
     /// How often a reader got flushed rows of a shard from memory.
-    pub hot_reads: u64,
+    pub hot_hits: u64,
     /// How often a reader found flushed rows of a shard gone, and had to turn to tables.
-    pub gone_reads: u64,
+    pub hot_misses: u64,
     /// How often a reader was told that its memory was taken.
-    pub taken_reads: u64,
+    pub revoked_reads: u64,
 }
 
 /// The most bytes that writing `rows` may add to the head: what to reserve in
@@ -168,7 +168,7 @@ impl Head {
     ///
     /// # Errors
     /// `Corrupt` or `Invalid` if it is no payload. None of it is visible then, and the shard goes on
-    /// as after [`Head::lost`].
+    /// as after [`Head::replay_gap`].
     pub fn replay(
         &self,
         shard: ShardId,
@@ -181,11 +181,11 @@ impl Head {
         self.lock(shard).replay(seq, payload, position, segment, apply)
     }
 
-    /// The rows that transaction `seq` staged in `shard` ([`ShardWriter::stage_apart`]) become visible, or are
+    /// The rows that transaction `seq` staged in `shard` ([`ShardWriter::stage_transaction`]) become visible, or are
     /// dropped and never will be. Later rows of the shard do not wait for this, but a flush does not
     /// take what lies behind undecided rows.
-    pub fn decide_apart(&self, shard: ShardId, seq: CommitSeq, is_shown: bool) {
-        self.lock(shard).decide_apart(seq, is_shown);
+    pub fn decide_transaction(&self, shard: ShardId, seq: CommitSeq, is_shown: bool) {
+        self.lock(shard).decide_transaction(seq, is_shown);
     }
 
     /// Takes in the rows that transaction `seq` has in `shard`, visible at once. They come after rows with
@@ -193,24 +193,29 @@ impl Head {
     ///
     /// # Errors
     /// `Corrupt` or `Invalid` if `payload` is no payload. None of it is visible then.
-    pub fn replay_apart(&self, shard: ShardId, seq: CommitSeq, payload: &[u8]) -> Result<u64> {
-        self.lock(shard).replay_apart(seq, payload)
+    pub fn replay_transaction(
+        &self,
+        shard: ShardId,
+        seq: CommitSeq,
+        payload: &[u8],
+    ) -> Result<u64> {
+        self.lock(shard).replay_transaction(seq, payload)
     }
 
     /// The log has a hole here: of each group of `shard` only a whole row is accepted next.
     /// [`ReplayedRows::refused_count`] counts what is refused.
-    pub fn lost(&self, shard: ShardId) {
+    pub fn replay_gap(&self, shard: ShardId) {
         self.lock(shard).seal();
     }
 
-    /// As [`ShardWriter::close_run`], while the log is replayed: what comes next is younger than a
+    /// As [`ShardWriter::split_parts`], while the log is replayed: what comes next is younger than a
     /// delete that touches the shard.
-    pub fn close_run(&self, shard: ShardId) {
-        self.lock(shard).close_run();
+    pub fn split_parts(&self, shard: ShardId) {
+        self.lock(shard).split_parts();
     }
 
     /// The oldest commit that a visible row is from, hot ones included; `None` without rows.
-    pub fn oldest(&self) -> Option<CommitSeq> {
+    pub fn oldest_commit(&self) -> Option<CommitSeq> {
         self.shards.iter().filter_map(|shard| shard.lock().oldest()).min()
     }
 
@@ -383,10 +388,10 @@ impl Head {
             recycled_bytes: blocks.recycled_bytes,
             cooling_bytes: cooling.bytes,
             released_bytes: cooling.released_bytes,
-            taken_bytes: cooling.taken_bytes,
-            hot_reads: count(&self.counts.hot),
-            gone_reads: count(&self.counts.gone),
-            taken_reads: count(&self.counts.taken),
+            revoked_bytes: cooling.revoked_bytes,
+            hot_hits: count(&self.counts.hits),
+            hot_misses: count(&self.counts.misses),
+            revoked_reads: count(&self.counts.revoked),
             ..HeadStats::default()
         };
         for shard in &self.shards {
@@ -501,20 +506,25 @@ impl ShardWriter<'_> {
         self.shard.stage(position, reserved);
     }
 
-    /// Takes in rows of transaction `seq`, of this shard and encoded by [`crate::encode_apart`]: between what is
-    /// staged and what will be, in an arena of their own, not visible before [`Head::decide_apart`]. What
+    /// Takes in rows of transaction `seq`, of this shard and encoded by [`crate::encode_standalone`]: between what is
+    /// staged and what will be, in an arena of their own, not visible before [`Head::decide_transaction`]. What
     /// they take is taken out of `reserved` ([`bound_bytes_of`]).
     ///
     /// # Panics
     /// If `payload` is none.
-    pub fn stage_apart(&mut self, seq: CommitSeq, payload: &[u8], reserved: &mut Reservation) {
-        self.shard.stage_apart(seq, payload, reserved);
+    pub fn stage_transaction(
+        &mut self,
+        seq: CommitSeq,
+        payload: &[u8],
+        reserved: &mut Reservation,
+    ) {
+        self.shard.stage_transaction(seq, payload, reserved);
     }
 
     /// A delete that touches this shard commits here: rows before and rows after it never come into
     /// one part, so that each part is older or younger than the delete as a whole.
-    pub fn close_run(&mut self) {
-        self.shard.close_run();
+    pub fn split_parts(&mut self) {
+        self.shard.split_parts();
     }
 
     /// What was encoded last did not get into the log.

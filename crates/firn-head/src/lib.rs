@@ -59,7 +59,7 @@ mod words;
 mod epoch_model;
 
 pub use convert::{ConvertEdit, ConvertJob};
-pub use encoder::encode_apart;
+pub use encoder::encode_standalone;
 pub use flush::{FlushJob, SealMarks};
 pub use head::{Head, HeadStats, ShardWriter, bound_bytes, bound_bytes_of};
 pub use options::{ConvertOptions, HeadOptions};

@@ -198,8 +198,13 @@ impl Shard {
         self.hold(Some(given));
     }
 
-    /// See [`crate::ShardWriter::stage_apart`].
-    pub(crate) fn stage_apart(&mut self, seq: CommitSeq, bytes: &[u8], given: &mut Reservation) {
+    /// See [`crate::ShardWriter::stage_transaction`].
+    pub(crate) fn stage_transaction(
+        &mut self,
+        seq: CommitSeq,
+        bytes: &[u8],
+        given: &mut Reservation,
+    ) {
         let apart = self.append_apart(seq, bytes).expect("the payload was encoded here");
         self.active().staged_count += 1;
         self.apart.push(apart);
@@ -227,8 +232,8 @@ impl Shard {
         }
     }
 
-    /// See [`crate::Head::decide_apart`].
-    pub(crate) fn decide_apart(&mut self, seq: CommitSeq, is_shown: bool) {
+    /// See [`crate::Head::decide_transaction`].
+    pub(crate) fn decide_transaction(&mut self, seq: CommitSeq, is_shown: bool) {
         let Some(idx) = self.apart.iter().position(|apart| apart.seq == seq) else { return };
         let apart = self.apart.remove(idx);
         if let Some(open) = find(&mut self.open, apart.generation) {
@@ -240,8 +245,8 @@ impl Shard {
         self.settle();
     }
 
-    /// See [`crate::Head::replay_apart`].
-    pub(crate) fn replay_apart(&mut self, seq: CommitSeq, bytes: &[u8]) -> Result<u64> {
+    /// See [`crate::Head::replay_transaction`].
+    pub(crate) fn replay_transaction(&mut self, seq: CommitSeq, bytes: &[u8]) -> Result<u64> {
         let appended = self.append_apart(seq, bytes);
         if let Ok(apart) = &appended {
             self.show_apart(apart);
@@ -355,9 +360,9 @@ impl Shard {
         self.open_arena(generation);
     }
 
-    /// See [`crate::ShardWriter::close_run`]. What comes next leaves one generation out: over such a
+    /// See [`crate::ShardWriter::split_parts`]. What comes next leaves one generation out: over such a
     /// gap parts are never united.
-    pub(crate) fn close_run(&mut self) {
+    pub(crate) fn split_parts(&mut self) {
         let generation = self.active().generation;
         if self.active().end > 0 {
             self.open_arena(generation + 2);

@@ -44,12 +44,12 @@ pub(crate) struct ShardView {
 /// What readers met, once per reader and shard.
 #[derive(Default)]
 pub(crate) struct ReadCounts {
-    /// Flushed rows in memory.
-    pub(crate) hot: AtomicU64,
-    /// Flushed rows that had gone.
-    pub(crate) gone: AtomicU64,
-    /// Rows that were taken.
-    pub(crate) taken: AtomicU64,
+    /// Flushed rows that were in memory.
+    pub(crate) hits: AtomicU64,
+    /// Flushed rows that had been released.
+    pub(crate) misses: AtomicU64,
+    /// Rows that were revoked.
+    pub(crate) revoked: AtomicU64,
 }
 
 impl HeadSnapshot {
@@ -353,9 +353,9 @@ impl HeadSnapshot {
                 Lease::Taken => shard.is_taken = true,
             }
         }
-        self.counts.hot.fetch_add(u64::from(hot_count > 0), Ordering::Relaxed);
-        self.counts.gone.fetch_add(u64::from(gone_count > 0), Ordering::Relaxed);
-        self.counts.taken.fetch_add(u64::from(shard.is_taken), Ordering::Relaxed);
+        self.counts.hits.fetch_add(u64::from(hot_count > 0), Ordering::Relaxed);
+        self.counts.misses.fetch_add(u64::from(gone_count > 0), Ordering::Relaxed);
+        self.counts.revoked.fetch_add(u64::from(shard.is_taken), Ordering::Relaxed);
         shard
     }
 }

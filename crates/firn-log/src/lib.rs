@@ -48,5 +48,5 @@ mod commit_model;
 
 pub use entry::{EntryKind, EntryRef};
 pub use log::{Append, Log, LogOptions, LogStats, StreamId, SyncPolicy, Tip};
-pub use recover::{ReplayEntry, ReplayReport, Stored};
+pub use recover::{PayloadRange, ReplayEntry, ReplayReport};
 pub use segment::SegmentNo;

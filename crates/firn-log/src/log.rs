@@ -93,7 +93,7 @@ pub struct LogStats {
     /// Group commits that failed.
     pub failures: u64,
     /// Whether something above the floors was acknowledged before its sync, which failed: see [`Log::harden`].
-    pub has_lost: bool,
+    pub has_lost_commits: bool,
 }
 
 /// The write-ahead log. All calls may come from several threads.
@@ -347,7 +347,7 @@ impl Log {
     /// Makes everything that was appended durable, whatever the policy. A stream that fails keeps no other one from it.
     ///
     /// # Errors
-    /// `Unavailable` as for [`Log::harden`], and for as long as anything above the floors is lost ([`LogStats::has_lost`]).
+    /// `Unavailable` as for [`Log::harden`], and for as long as anything above the floors is lost ([`LogStats::has_lost_commits`]).
     pub fn sync(&self) -> Result<()> {
         self.streams()?.iter().map(Stream::sync).fold(Ok(()), Result::and)
     }
@@ -398,7 +398,7 @@ impl Log {
             stats.writes += counters.writes;
             stats.syncs += counters.syncs;
             stats.failures += counters.failures;
-            stats.has_lost |= stream.has_lost();
+            stats.has_lost_commits |= stream.has_lost_commits();
         }
         stats
     }

@@ -13,7 +13,7 @@ use crate::segment::{self, HEADER_BYTES, Header, Previous, SegmentNo};
 use crate::stream::{OldSegment, Resume};
 use crate::{LogOptions, StreamId};
 
-pub use replay::{ReplayEntry, ReplayReport, Stored};
+pub use replay::{PayloadRange, ReplayEntry, ReplayReport};
 
 /// A tail is made durable in steps of this.
 const REWRITE_BYTES: u64 = 1 << 20;

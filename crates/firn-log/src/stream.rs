@@ -127,14 +127,14 @@ impl Stream {
     }
 
     /// Whether something above the floor cannot be made durable any more.
-    pub(crate) fn has_lost(&self) -> bool {
+    pub(crate) fn has_lost_commits(&self) -> bool {
         self.queue.lost_through().0 > self.floor.load(Ordering::Relaxed)
     }
 
     /// See [`crate::Log::sync`].
     pub(crate) fn sync(&self) -> Result<()> {
         self.queue.harden(self.queue.end())?;
-        if self.has_lost() { Err(self.queue.lost()) } else { Ok(()) }
+        if self.has_lost_commits() { Err(self.queue.lost()) } else { Ok(()) }
     }
 
     /// Whether the interval policy wants a sync now. Only one of those who ask is told so.

@@ -260,22 +260,22 @@ fn write_rows(stats: &Stats, text: &mut MetricsText) {
         (
             "firn_head_taken_bytes_total",
             "Of these, memory that was taken from queries which would have kept too much.",
-            stats.head.taken_bytes,
+            stats.head.revoked_bytes,
         ),
         (
             "firn_head_hot_reads_total",
             "Reads of a shard that found flushed rows in memory.",
-            stats.head.hot_reads,
+            stats.head.hot_hits,
         ),
         (
             "firn_head_gone_reads_total",
             "Reads of a shard that found flushed rows given back since the query began, and went to tables.",
-            stats.head.gone_reads,
+            stats.head.hot_misses,
         ),
         (
             "firn_head_taken_reads_total",
             "Reads of a shard that failed because its memory was taken.",
-            stats.head.taken_reads,
+            stats.head.revoked_reads,
         ),
         (
             "firn_reads_from_memory_total",

@@ -264,13 +264,13 @@ fn an_interval_is_kept_behind_a_sync_that_failed() {
     write(&engine, 0, 500, 1.0);
     (1..3).for_each(|nth| sim.faults.fail_nth(Operation::Sync, nth));
     engine.step(Lane::Log).expect_err("both streams fail");
-    assert!(engine.stats().log.has_lost);
+    assert!(engine.stats().log.has_lost_commits);
     write(&engine, 0, 1_000, 1.0);
     engine.step(Lane::Log).expect("what comes later is synced");
     std::thread::scope(|scope| {
         let lane = scope.spawn(|| engine.run_lane(Lane::Log));
         (1..9).for_each(|step| write_and_wait_for_a_sync(&engine, 1_000 + step));
-        assert!(engine.stats().log.has_lost);
+        assert!(engine.stats().log.has_lost_commits);
         engine.close(false).expect_err("what was lost is lost");
         lane.join().expect("a lane ends");
     });

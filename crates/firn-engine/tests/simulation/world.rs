@@ -744,7 +744,7 @@ impl World {
             Ok(_) => {
                 self.tally.count("synced in the background");
                 self.say(|| "synced".into());
-                if !self.engine().stats().log.has_lost {
+                if !self.engine().stats().log.has_lost_commits {
                     self.oracle.harden();
                 }
                 Ok(())
@@ -965,7 +965,7 @@ impl World {
         self.held.clear();
         self.note_log_started();
         if let Some(engine) = self.engine.take() {
-            self.may_be_damaged |= engine.stats().log.has_lost;
+            self.may_be_damaged |= engine.stats().log.has_lost_commits;
         }
     }
 

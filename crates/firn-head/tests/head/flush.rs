@@ -156,11 +156,11 @@ fn invariant_3_old_readers_keep_blocks_and_young_ones_pin_none() {
     assert!(young.check() && old.check(), "nothing has gone yet");
     drop(old);
     assert_eq!((hot_bytes(&world), world.head.stats().cooling_bytes), (0, 0));
-    let gone = world.head.stats().gone_reads;
+    let gone = world.head.stats().hot_misses;
     assert!(young.check(), "its tables have it");
     let stats = world.head.stats();
-    assert!(stats.gone_reads > gone && stats.taken_bytes == 0, "{stats:?}");
-    assert!(stats.hot_reads > 0 && stats.released_bytes >= before, "{stats:?}");
+    assert!(stats.hot_misses > gone && stats.revoked_bytes == 0, "{stats:?}");
+    assert!(stats.hot_hits > 0 && stats.released_bytes >= before, "{stats:?}");
     drop(young);
     // A reader that has touched memory keeps it while it decodes, no longer.
     for ts in 100..150 {
@@ -223,8 +223,8 @@ fn who_pins_more_than_the_limit_is_told() {
     assert!(!reader.check() && !other.check());
     world.check();
     let stats = world.head.stats();
-    assert!(stats.cooling_bytes <= 6_000 && stats.taken_bytes > 0, "{stats:?}");
-    assert!(stats.taken_reads > 0, "{stats:?}");
+    assert!(stats.cooling_bytes <= 6_000 && stats.revoked_bytes > 0, "{stats:?}");
+    assert!(stats.revoked_reads > 0, "{stats:?}");
     let snapshot = world.head.snapshot();
     assert!(snapshot.read(GroupId(1), Slots::All, TimeRange::ALL).unwrap().is_empty());
 }
@@ -274,8 +274,8 @@ fn invariant_2_no_part_stands_on_both_sides_of_a_delete() {
         world.put(&vec![(0, 0, ts, 1.0), (1, 0, ts, 1.0)]);
     }
     let delete = CommitSeq(border(&world).last().map_or(0, |span| span.1) + 1);
-    world.head.close_run(ShardId(0));
-    world.head.close_run(ShardId(0));
+    world.head.split_parts(ShardId(0));
+    world.head.split_parts(ShardId(0));
     for ts in 10..30 {
         // Its number is the delete's own: no row has that.
         world.put(&vec![(0, 0, ts, 2.0), (1, 0, ts, 2.0)]);

@@ -104,7 +104,7 @@ proptest! {
         }
         for held in &held {
             // A reader that is not told reads right; nobody is told below the limit.
-            prop_assert!(held.check() || world.head.stats().taken_bytes > 0);
+            prop_assert!(held.check() || world.head.stats().revoked_bytes > 0);
         }
         drop((held, planned, flush));
         world.roll_back();
@@ -237,7 +237,7 @@ fn replay_gives_it_again(world: &World, floors: &[u64]) {
         for entry in &world.log {
             while deletes.next_if(|deleted| deleted.seq < entry.seq).is_some() {
                 (0..world.bits.shard_count())
-                    .for_each(|shard| again.close_run(ShardId(shard as u16)));
+                    .for_each(|shard| again.split_parts(ShardId(shard as u16)));
             }
             let apply = entry.position.0 > floors[usize::from(entry.shard.0)];
             let Entry { shard, seq, position, segment, payload, .. } = entry;

@@ -201,7 +201,7 @@ impl World {
         // Of all touched shards at once, as the engine has them; any other may be touched too.
         let closes = self.mistake != Some(Mistake::RunsNotClosed);
         for shard in (0..self.bits.shard_count()).filter(|_| closes) {
-            self.head.shard(ShardId(shard as u16)).close_run();
+            self.head.shard(ShardId(shard as u16)).split_parts();
         }
         let deleted = Deleted { seq, group, slots, range };
         self.visible.retain(|&(group, slot, ts), _| !deleted.hides(group, slot, ts));

@@ -1,7 +1,7 @@
 //! Staging, publishing, rolling back, replaying.
 
 use firn_codec::{Slots, merge_columns};
-use firn_head::{Head, HeadOptions, bound_bytes_of, encode_apart, payload_groups};
+use firn_head::{Head, HeadOptions, bound_bytes_of, encode_standalone, payload_groups};
 use firn_model::{
     Budget, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardId, Slot, TimeRange,
 };
@@ -98,7 +98,7 @@ fn replay(world: &World, there: impl Fn(usize) -> bool) -> (Head, u64) {
     let mut refused_count = 0;
     for (idx, entry) in world.log.iter().enumerate().filter(|(idx, _)| there(*idx)) {
         if idx > 0 && !there(idx - 1) {
-            head.lost(entry.shard);
+            head.replay_gap(entry.shard);
         }
         let (shard, position) = (entry.shard, entry.position);
         let report =
@@ -224,16 +224,16 @@ fn a_transactions_rows_are_decided_apart_from_the_stream() {
         [10, 20, 30].iter().for_each(|&ts| batch.push(series, ts, 2.0));
         batch.sort(bits);
         let rows = batch.by_shard().next().unwrap();
-        let payload = encode_apart(rows, bits);
+        let payload = encode_standalone(rows, bits);
         // The world counts numbers of its own: this one lies between two of them.
         let seq = world.seq();
         let mut memory = world.budget.reserve(Pool::Head, bound_bytes_of(rows)).unwrap();
-        world.head.shard(rows.shard).stage_apart(seq, &payload, &mut memory);
+        world.head.shard(rows.shard).stage_transaction(seq, &payload, &mut memory);
         drop(memory);
         world.put(&vec![(1, 0, 10, 3.0)]);
         let undecided = [(0, 10, 3.0), (0, 20, 1.0), (0, 40, 1.0)];
         assert_eq!(read(&world.head, 1), undecided);
-        world.head.decide_apart(rows.shard, seq, is_shown);
+        world.head.decide_transaction(rows.shard, seq, is_shown);
         let decided = [(0, 10, 3.0), (0, 20, 2.0), (0, 30, 2.0), (0, 40, 1.0)];
         let want = if is_shown { &decided[..] } else { &undecided[..] };
         for round in ["rows", "columns"] {
@@ -251,9 +251,9 @@ fn a_transactions_rows_are_decided_apart_from_the_stream() {
             }
         }
         let again = Head::new(HeadOptions::new(bits), Budget::unlimited());
-        assert_eq!(again.replay_apart(rows.shard, seq, &payload).unwrap(), 3);
+        assert_eq!(again.replay_transaction(rows.shard, seq, &payload).unwrap(), 3);
         assert_eq!(read(&again, 1), [(0, 10, 2.0), (0, 20, 2.0), (0, 30, 2.0)]);
-        again.replay_apart(rows.shard, seq, &payload[..payload.len() - 1]).unwrap_err();
+        again.replay_transaction(rows.shard, seq, &payload[..payload.len() - 1]).unwrap_err();
         assert_eq!(read(&again, 1).len(), 3);
     }
 }

@@ -52,7 +52,7 @@ pub struct ReplayEntry<'a> {
 /// A part of a payload that is left in the log, to be read again later in the replay: what takes little memory of an
 /// entry whose turn has not come.
 #[derive(Clone, Debug)]
-pub struct Stored {
+pub struct PayloadRange {
     file: Arc<dyn DiskFile>,
     offset: u64,
     bytes: u32,
@@ -64,10 +64,10 @@ impl ReplayEntry<'_> {
     ///
     /// # Panics
     /// If the payload has no such bytes.
-    pub fn leave(&self, range: Range<usize>) -> Stored {
+    pub fn payload_range(&self, range: Range<usize>) -> PayloadRange {
         let offset = self.offset + range.start as u64;
         let bytes = &self.payload[range];
-        Stored {
+        PayloadRange {
             file: Arc::clone(self.file),
             offset,
             bytes: bytes.len() as u32,
@@ -76,7 +76,7 @@ impl ReplayEntry<'_> {
     }
 }
 
-impl Stored {
+impl PayloadRange {
     /// How many bytes.
     pub fn bytes(&self) -> usize {
         self.bytes as usize

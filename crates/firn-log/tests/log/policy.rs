@@ -75,14 +75,14 @@ fn a_sync_that_failed_is_told_until_the_floor_has_passed_what_it_lost() {
         world.sim.faults.fail_nth(Operation::Sync, 1);
         for _ in 0..2 {
             assert_eq!(*log.sync().unwrap_err().kind(), ErrorKind::Unavailable);
-            assert!(log.stats().has_lost);
+            assert!(log.stats().has_lost_commits);
             let position = world.append(&log, 100).unwrap();
             log.commit(&[position]).expect("it goes on in another segment");
         }
         let ends = (0..STREAM_COUNT as u16).map(|stream| log.end(StreamId(stream)));
         log.purge(&ends.collect::<Vec<_>>()).unwrap();
         log.sync().expect("what was lost is not needed");
-        assert!(!log.stats().has_lost);
+        assert!(!log.stats().has_lost_commits);
     }
 }
 

@@ -145,8 +145,8 @@ fn take_updates(
         && *next.key() < before
     {
         let (seq, rows) = next.remove_entry();
-        store.head.close_run(shard);
-        count += store.head.replay_apart(shard, seq, &rows)?;
+        store.head.split_parts(shard);
+        count += store.head.replay_transaction(shard, seq, &rows)?;
     }
     Ok(count)
 }

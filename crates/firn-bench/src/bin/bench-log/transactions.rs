@@ -14,7 +14,7 @@ use firn_bench::log::ycsb::{
 use firn_bench::report::Aim;
 use firn_codec::Slots;
 use firn_env::{Disk, LocalDisk, OpenMode};
-use firn_head::{Head, HeadOptions, ShardWriter, bound_bytes, encode_apart};
+use firn_head::{Head, HeadOptions, ShardWriter, bound_bytes, encode_standalone};
 use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, StreamId, SyncPolicy};
 use firn_model::{
     Budget, Cell, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardBits, ShardId,
@@ -414,7 +414,7 @@ impl Store {
     fn update(&self, batch: &RowBatch) -> Outcome<()> {
         let mut given = self.budget.reserve(Pool::Head, bound_bytes(batch))?;
         let rows: Vec<(ShardId, Vec<u8>)> =
-            batch.by_shard().map(|rows| (rows.shard, encode_apart(rows, self.bits))).collect();
+            batch.by_shard().map(|rows| (rows.shard, encode_standalone(rows, self.bits))).collect();
         let mut payload = Vec::new();
         if let Sink::Log { encoded: true, .. } = &self.sink {
             for (shard, bytes) in &rows {
@@ -439,11 +439,11 @@ impl Store {
             }
         }
         for (writer, (_, bytes)) in writers.iter_mut().zip(&rows) {
-            writer.stage_apart(seq, bytes, &mut given);
+            writer.stage_transaction(seq, bytes, &mut given);
         }
         drop(writers);
         self.commit(batch, &ends)?;
-        rows.iter().for_each(|&(shard, _)| self.head.decide_apart(shard, seq, true));
+        rows.iter().for_each(|&(shard, _)| self.head.decide_transaction(shard, seq, true));
         Ok(())
     }
 
