@@ -57,4 +57,4 @@ fuzz: ## fuzzers of the language, its evaluation and the cache's protocol, SECON
 	cargo xtask fuzz $(SECONDS)
 
 promqltest: ## language test files; DIR=folder
-	cargo run --quiet --package firn-promql --example promqltest -- $(or $(DIR),../shared/promqltest)
+	cargo run --quiet --package firn-promqltest -- $(or $(DIR),../shared/promqltest)

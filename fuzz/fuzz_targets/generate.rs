@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| firn_promql::testing::check_generated(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| firn_promqltest::check_generated(data));

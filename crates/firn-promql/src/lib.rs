@@ -22,8 +22,8 @@
 //!
 //! ```
 //! use firn_model::{Labels, QueryContext};
-//! use firn_promql::testing::MemorySelect;
 //! use firn_promql::{EvalOptions, PointValue, Value, eval, parse};
+//! use firn_promqltest::MemorySelect;
 //!
 //! let mut store = MemorySelect::new();
 //! let labels = Labels::from_pairs([("__name__", "requests_total"), ("job", "api")])?;
@@ -40,7 +40,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Reading order: `syntax`, `value`, `plan`, `depends`, `parts`, `eval`, `functions`, `histogram`, `testing`.
+//! Reading order: `syntax`, `value`, `plan`, `depends`, `parts`, `eval`, `functions`, `histogram`.
 
 #![forbid(unsafe_code)]
 
@@ -51,7 +51,8 @@ mod histogram;
 mod parts;
 mod plan;
 mod syntax;
-pub mod testing;
+#[cfg(feature = "test-util")]
+pub mod test_util;
 mod value;
 
 use firn_model::Timestamp;

@@ -71,9 +71,9 @@ impl Given {
 #[cfg(test)]
 mod tests {
     use firn_model::{Labels, QueryContext};
+    use firn_promqltest::MemorySelect;
 
     use super::*;
-    use crate::testing::MemorySelect;
     use crate::{EvalOptions, Value, eval, eval_given, parse};
 
     fn texts(text: &str) -> Vec<String> {

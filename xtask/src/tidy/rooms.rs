@@ -12,7 +12,7 @@ use super::lexer::Source;
 
 /// The rooms and the rooms that each may use, as in `docs/architecture.md`. Development
 /// dependencies are free: tests may use `firn-sim` and any room above.
-const ROOMS: [(&str, &[&str]); 15] = [
+const ROOMS: [(&str, &[&str]); 16] = [
     ("firn-model", &[]),
     ("firn-env", &["firn-model"]),
     ("firn-codec", &["firn-model"]),
@@ -53,6 +53,7 @@ const ROOMS: [(&str, &[&str]); 15] = [
     ),
     ("firn", &["firn-server", "firndb"]),
     ("firn-sim", &["firn-model", "firn-env"]),
+    ("firn-promqltest", &["firn-model", "firn-promql"]),
 ];
 const ASYNC_ALLOWED: [&str; 4] =
     ["crates/firn-server/", "crates/firn/", "crates/firn-env/src/remote", "crates/firn-bench/"];

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use firn_promql::testing::{Report, run_script};
+use firn_promqltest::{Report, run_script};
 
 /// Cases of `../shared/promqltest`.
 const FLOAT_COUNT: usize = 973;

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use firn_promql::testing::{check_evaluation, check_generated, check_text};
+use firn_promqltest::{check_evaluation, check_generated, check_text};
 
 #[test]
 fn kept_texts_parse_or_are_refused() {

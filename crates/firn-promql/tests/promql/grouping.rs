@@ -6,8 +6,8 @@ use firn_model::{
     Grouping, Histogram, HistogramBucket, Labels, MixedEntry, PointValue, QueryContext, Result,
     Select, Selected, Selection, TimeRange,
 };
-use firn_promql::testing::MemorySelect;
 use firn_promql::{EvalOptions, QueryOutput, eval, parse, selections};
+use firn_promqltest::MemorySelect;
 
 /// Storage that remembers what it was asked.
 struct Recorder {

@@ -1,8 +1,8 @@
 //! When the metric's name goes: at once (Prometheus' default), or at the very end.
 
 use firn_model::{Labels, QueryContext};
-use firn_promql::testing::MemorySelect;
 use firn_promql::{EvalOptions, Value, eval, parse};
+use firn_promqltest::MemorySelect;
 
 fn ask(query: &str, delayed_name_removal: bool) -> Result<Vec<String>, String> {
     let mut store = MemorySelect::new();

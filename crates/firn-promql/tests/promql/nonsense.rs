@@ -5,8 +5,8 @@ use std::sync::Arc;
 use firn_model::{
     Histogram, HistogramBucket, Labels, MixedEntry, PointValue, QueryContext, STALE_NAN,
 };
-use firn_promql::testing::MemorySelect;
 use firn_promql::{EvalOptions, eval, parse, selections};
+use firn_promqltest::MemorySelect;
 use proptest::prelude::*;
 
 /// Pieces that often make a query, sometimes a strange one.

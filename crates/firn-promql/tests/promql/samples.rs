@@ -2,8 +2,8 @@
 //! series.
 
 use firn_model::{Labels, QueryContext};
-use firn_promql::testing::MemorySelect;
 use firn_promql::{EvalOptions, SampleStats, eval, parse};
+use firn_promqltest::MemorySelect;
 
 fn store() -> MemorySelect {
     let mut store = MemorySelect::new();

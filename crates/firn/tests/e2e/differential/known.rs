@@ -1,7 +1,7 @@
 //! The one list of where an answer may differ, each with its reason.
 
-use firn_promql::testing::expressions::Dialect;
 use firn_promql::{AggregateOp, NodeKind, parse};
+use firn_promqltest::expressions::Dialect;
 
 use super::answer::Answer;
 

@@ -1,6 +1,6 @@
 //! A real Prometheus and FirnDB with the same samples, asked the same questions.
 //!
-//! Questions and data are drawn from a seed by `firn_promql::testing::expressions`. Each expression is asked at one time
+//! Questions and data are drawn from a seed by `firn_promqltest::expressions`. Each expression is asked at one time
 //! and over a range. Values agree to 1e-9, label sets and times exactly, errors in type and text. Where Prometheus 2
 //! is meant to differ, `known` says so, with the reason. A difference is cut down to the smallest expression that
 //! still shows it.
@@ -17,8 +17,8 @@ mod shrink;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use firn_promql::testing::expressions::{Choices, Dialect, Features, Generator, World, features};
 use firn_promql::{Expr, parse};
+use firn_promqltest::expressions::{Choices, Dialect, Features, Generator, World, features};
 
 use crate::process::{installed, skip};
 use answer::{Answer, Question};

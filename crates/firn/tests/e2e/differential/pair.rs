@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use firn_promql::testing::expressions::{Choices, Dialect, Grid, World};
+use firn_promqltest::expressions::{Choices, Dialect, Grid, World};
 use serde_json::Value;
 use tempfile::TempDir;
 

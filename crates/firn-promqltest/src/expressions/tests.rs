@@ -1,9 +1,9 @@
 //! Tests of the generator itself, against our own parser and evaluator.
 
 use firn_model::QueryContext;
+use firn_promql::{EvalOptions, Value, ValueType, eval, parse};
 
 use super::*;
-use crate::{EvalOptions, Value, ValueType, eval, parse};
 
 fn expressions(seed: u64, dialect: Dialect, count: usize) -> Vec<String> {
     let world = World::new(1, Grid::Off);

@@ -1,9 +1,10 @@
 //! Scripts: text to commands.
 
+use firn_promql::test_util::{parse_duration_ms, parse_number, unquote};
+
 use regex::Regex;
 
 use super::series::SeriesLine;
-use crate::syntax::{parse_duration_ms, unquote};
 
 /// A command with the line that it starts on.
 #[derive(Debug)]
@@ -239,6 +240,6 @@ fn go_number(text: &str) -> Option<f64> {
     };
     let starts_well = unsigned.starts_with(|c: char| c.is_ascii_digit() || c == '.')
         || ["inf", "nan"].contains(&unsigned.to_ascii_lowercase().as_str());
-    let value = starts_well.then(|| crate::syntax::parse_number(unsigned).ok())??;
+    let value = starts_well.then(|| parse_number(unsigned).ok())??;
     Some(if negative { -value } else { value })
 }

@@ -1,16 +1,16 @@
-//! Runs every `*.test` file of a folder: `cargo run -p firn-promql --example promqltest -- DIR [--failures]`.
+//! Runs every `*.test` file of a folder: `cargo run -p firn-promqltest -- DIR [--failures]`.
 //!
 //! Prints `FILE: N of M` for each file and, as its last line, `float N of M, native N of M`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use firn_promql::testing::{Report, run_script};
+use firn_promqltest::{Report, run_script};
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     let Some(folder) = args.next() else {
-        eprintln!("usage: promqltest DIR [--failures]");
+        eprintln!("usage: firn-promqltest DIR [--failures]");
         return ExitCode::FAILURE;
     };
     let shows_failures = args.next().as_deref() == Some("--failures");

@@ -9,8 +9,7 @@ use firn_model::{
     QueryContext, ResetHint, Result, Select, Selected, Selection, Slot, TimeRange, Timestamp,
     is_stale_nan,
 };
-
-use crate::histogram::detects_reset;
+use firn_promql::test_util::detects_reset;
 
 /// Samples by series. Series whose labels share `job` and `instance` are read as members of one group, all
 /// others alone, so that both shapes of batches are exercised.

@@ -1,6 +1,7 @@
 //! Function calls.
 
 use firn_model::{Labels, METRIC_NAME};
+use firn_promql::test_util::go_quote;
 use regex::Regex;
 
 use super::select::{Wanted, Window};
@@ -8,7 +9,6 @@ use super::traits::{Digits, SMALL, Traits};
 use super::vector::{ATOM, Scalar, Vector, distinct, unique};
 use super::world::Kind;
 use super::{Dialect, Generator};
-use crate::syntax::go_quote;
 
 /// Which Prometheus has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

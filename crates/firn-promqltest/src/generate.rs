@@ -1,8 +1,7 @@
 //! Queries made of bytes: every function, operator and modifier, mostly right by type. The bytes are choices;
 //! when they run out, the simplest is chosen, so every input ends.
 
-use crate::syntax::Function;
-use crate::value::ValueType;
+use firn_promql::{Function, ValueType};
 
 // Levels of nesting; each may double the length.
 const DEPTH_MAX: usize = 5;

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use firn_model::{Labels, METRIC_NAME, STALE_NAN};
+use firn_promql::test_util::{histogram_ramp, parse_duration_ms, unquote};
 
 use super::histogram::{self, Written};
-use crate::histogram::Running;
-use crate::syntax::{parse_duration_ms, unquote};
 
 /// One position of a series line.
 #[derive(Clone, Debug, PartialEq)]
@@ -250,16 +249,11 @@ fn ramp(
     if step.histogram.schema < first.histogram.schema {
         return Err("the schema of a histogram that is added must not be below".to_owned());
     }
-    let mut running: Running<f64> = Running::new(&first.histogram);
-    for idx in 0..count {
-        if idx > 0 {
-            let step = &step.histogram;
-            let merged = if subtracts { running.subtract(step) } else { running.add(step) };
-            merged.map_err(|_| "these histograms cannot be added".to_owned())?;
-        }
-        let histogram = Arc::new(running.clone().finish());
-        items.push(Item::Histogram(Written { histogram, has_hint: first.has_hint }));
-    }
+    let histograms = histogram_ramp(&first.histogram, &step.histogram, subtracts, count)
+        .ok_or_else(|| "these histograms cannot be added".to_owned())?;
+    items.extend(histograms.into_iter().map(|histogram| {
+        Item::Histogram(Written { histogram: Arc::new(histogram), has_hint: first.has_hint })
+    }));
     Ok(())
 }
 

@@ -8,10 +8,10 @@ use firn_model::{
     Budget, CancelToken, Histogram, HistogramBucket, Labels, METRIC_NAME, MixedEntry, PointValue,
     QueryContext, Timestamp,
 };
+use firn_promql::{EvalOptions, Expr, QueryOutput, Value, eval, parse, selections};
 
 use super::MemorySelect;
 use super::generate::query;
-use crate::{EvalOptions, Expr, QueryOutput, Value, eval, parse, selections};
 
 /// Parses a text. What parses prints as a text that parses to the same print, and its positions lie in the text.
 ///

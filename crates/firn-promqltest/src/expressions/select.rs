@@ -1,12 +1,12 @@
 //! Selectors, windows and the modifiers of time.
 
 use firn_model::{Labels, METRIC_NAME, MatchOp, Matcher};
+use firn_promql::test_util::go_quote;
 
 use super::traits::Traits;
 use super::vector::{ATOM, Vector, distinct, unique};
 use super::world::Kind;
 use super::{Dialect, Generator};
-use crate::syntax::go_quote;
 
 /// What a selector's metric must be good for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

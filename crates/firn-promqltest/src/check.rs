@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use firn_model::{Labels, Timestamp, is_stale_nan};
+use firn_promql::{Annotations, PointValue, Series, Value, VectorPoint};
 
 use super::histogram;
 use super::script::{Case, Wording};
 use super::series::{Item, SeriesLine};
-use crate::value::{Annotations, PointValue, Series, Value, VectorPoint};
 
 /// What is wrong, if anything.
 pub(super) type Verdict = Result<(), String>;

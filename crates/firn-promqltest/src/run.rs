@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use firn_model::{Labels, MixedEntry, QueryContext};
+use firn_promql::{
+    At, EvalOptions, Node, NodeKind, PointValue, QueryOutput, Value, VectorPoint, eval, parse,
+};
 
 use super::check::{self, Verdict};
 use super::histogram;
 use super::memory::MemorySelect;
 use super::script::{self, Case, CommandKind, When};
 use super::series::{Item, SeriesLine};
-use crate::syntax::{At, Node, NodeKind};
-use crate::value::{PointValue, QueryOutput, Value, VectorPoint};
-use crate::{EvalOptions, eval, parse};
 
 /// How a script went. A case is *native* if native histograms are expected or its query names a metric that was
 /// loaded with some.

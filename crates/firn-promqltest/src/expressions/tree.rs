@@ -1,6 +1,6 @@
 //! Trees without their positions, so that two texts of one expression compare equal.
 
-use crate::syntax::{Expr, Node, NodeKind, Selector};
+use firn_promql::{Expr, Node, NodeKind, Selector};
 
 /// The tree of `expr` as text: without positions, the matchers of each selector sorted (as printing sorts them).
 /// Two expressions have the same text exactly if they mean the same, parentheses included.
@@ -43,7 +43,7 @@ fn sort(selector: &mut Selector) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parse;
+    use firn_promql::parse;
 
     #[test]
     fn only_what_has_no_meaning_is_left_out() {

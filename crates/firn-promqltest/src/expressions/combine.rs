@@ -1,13 +1,13 @@
 //! Operators between expressions, and aggregations.
 
 use firn_model::{Labels, METRIC_NAME};
+use firn_promql::test_util::go_quote;
 
 use super::call::Since;
 use super::select::Wanted;
 use super::traits::{SMALL, Traits};
 use super::vector::{UNARY, Vector, by_key, distinct, nameless, unique};
 use super::{Dialect, Generator};
-use crate::syntax::go_quote;
 
 pub(super) const ARITHMETIC: [&str; 7] = ["+", "-", "*", "/", "%", "^", "atan2"];
 pub(super) const COMPARISONS: [&str; 6] = ["==", "!=", "<", "<=", ">", ">="];

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use firn_model::MatchOp;
-
-use crate::syntax::{At, Borders, Cardinality, Expr, Length, Matching, Node, NodeKind, Selector};
+use firn_promql::{At, Borders, Cardinality, Expr, Length, Matching, Node, NodeKind, Selector};
 
 /// How often each feature of the language occurs.
 pub type Features = BTreeMap<&'static str, u32>;
@@ -145,7 +144,7 @@ mod tests {
     #[test]
     fn what_is_written_is_counted() {
         let check = |text: &str, wanted: &[(&'static str, u32)]| {
-            let expr = crate::parse(text).unwrap();
+            let expr = firn_promql::parse(text).unwrap();
             assert_eq!(features(&expr), wanted.iter().copied().collect(), "{text}");
         };
         check(

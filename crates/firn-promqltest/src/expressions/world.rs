@@ -4,7 +4,7 @@
 use firn_model::{Labels, METRIC_NAME, STALE_NAN, Timestamp};
 
 use super::Choices;
-use crate::testing::MemorySelect;
+use crate::MemorySelect;
 
 /// Series and their samples over two hours.
 #[derive(Clone, Debug)]
