@@ -41,19 +41,19 @@ struct Line {
 
 impl BreakEven {
     /// The database took so long for an answer of so many bytes.
-    pub fn computed(&mut self, bytes: u64, took: Duration) {
+    pub fn record_computed(&mut self, bytes: u64, took: Duration) {
         self.database.add(bytes as f64, took.as_nanos() as f64);
     }
 
     /// The cache took so long to find a part, or all, of so many bytes.
-    pub fn looked(&mut self, bytes: u64, took: Duration) {
+    pub fn record_lookup(&mut self, bytes: u64, took: Duration) {
         let (start_ns, slope) = self.look();
         let expected_ns = start_ns + slope * bytes as f64;
         self.looks.add(bytes as f64, (took.as_nanos() as f64).min(LOOKS_MAX * expected_ns));
     }
 
     /// The smallest part to take for a question: [`BreakEven::bytes_min`], and now and then 0, so that it goes on being measured.
-    pub fn least(&mut self) -> u64 {
+    pub fn next_bytes_min(&mut self) -> u64 {
         let number = self.asked;
         self.asked += 1;
         if number.is_multiple_of(MEASURED_EVERY) { 0 } else { self.bytes_min() }
@@ -109,14 +109,14 @@ mod tests {
     fn looks(even: &mut BreakEven, bytes: impl Fn(u64) -> u64, ns_per_byte: u64) {
         for n in 0..500 {
             let bytes = bytes(n);
-            even.looked(bytes, Duration::from_nanos(100_000 + bytes * ns_per_byte));
+            even.record_lookup(bytes, Duration::from_nanos(100_000 + bytes * ns_per_byte));
         }
     }
 
     fn answers(even: &mut BreakEven, ns_per_byte: u64) {
         for n in 0..500 {
             let bytes = 1_000 * (n % 10);
-            even.computed(bytes, Duration::from_nanos(5_000_000 + bytes * ns_per_byte));
+            even.record_computed(bytes, Duration::from_nanos(5_000_000 + bytes * ns_per_byte));
         }
     }
 
@@ -131,24 +131,24 @@ mod tests {
         answers(&mut even, 200);
         assert!((490..=510).contains(&even.bytes_min()), "{}", even.bytes_min());
         // One slow look says little, many say much, and what they said is not for ever.
-        even.looked(1_000, Duration::from_secs(9));
+        even.record_lookup(1_000, Duration::from_secs(9));
         assert!(even.bytes_min() < 1_100, "{}", even.bytes_min());
         for _ in 0..200 {
-            even.looked(1_000, Duration::from_secs(9));
+            even.record_lookup(1_000, Duration::from_secs(9));
         }
         assert_eq!(even.bytes_min(), BYTES_MAX);
-        let taken: Vec<u64> = (0..32).map(|_| even.least()).collect();
+        let taken: Vec<u64> = (0..32).map(|_| even.next_bytes_min()).collect();
         assert_eq!(taken.iter().filter(|&&least| least == 0).count(), 2, "{taken:?}");
         looks(&mut even, |_| 1_000, 0);
         looks(&mut even, |_| 1_000, 0);
         assert!((490..=510).contains(&even.bytes_min()), "{}", even.bytes_min());
         for n in 0..500 {
-            even.computed(1_000 * (n % 10), Duration::from_millis(20 - n % 10));
+            even.record_computed(1_000 * (n % 10), Duration::from_millis(20 - n % 10));
         }
         assert_eq!(even.bytes_min(), 0, "long answers that take less say nothing about bytes");
         let mut even = BreakEven::default();
         for n in 0..500 {
-            even.computed(123_456_789, Duration::from_nanos(5_000_000 + n % 7));
+            even.record_computed(123_456_789, Duration::from_nanos(5_000_000 + n % 7));
         }
         assert_eq!(even.bytes_min(), 0, "answers of one size say nothing about bytes");
     }

@@ -68,7 +68,7 @@ pub struct Options {
 
 /// What was found of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct GetReply {
     /// The one range that is not there; before it and behind it all is. `None`: nothing is missing.
     pub missing: Option<Range>,
     /// What of `missing` is really unknown: less than it if the server did not give a part because it is small. Who then has
@@ -80,7 +80,7 @@ pub struct Found {
 
 /// One of several gets.
 #[derive(Clone, Copy, Debug)]
-pub struct Question<'a> {
+pub struct GetRequest<'a> {
     /// Whose points.
     pub key: &'a str,
     /// Which of them, from 0 to 15.
@@ -89,8 +89,8 @@ pub struct Question<'a> {
     pub range: Range,
     /// In which form.
     pub format: Format,
-    /// Parts of fewer bytes of values are not wanted ([`BreakEven::least`]); the server's setting if it is left out.
-    pub least: Option<u64>,
+    /// Parts of fewer bytes of values are not wanted ([`BreakEven::next_bytes_min`]); the server's setting if it is left out.
+    pub part_bytes_min: Option<u64>,
 }
 
 /// What went wrong. A program that has a database asks it then.
@@ -128,7 +128,9 @@ impl Client {
     /// `Invalid` without servers.
     pub fn new(servers: &[&str], options: Options) -> Result<Client> {
         if servers.is_empty() {
-            return Err(Error::Invalid("no servers; wanted is at least one host:port".into()));
+            return Err(Error::Invalid(
+                "no servers; wanted is at part_bytes_min one host:port".into(),
+            ));
         }
         let names: Vec<String> = servers.iter().map(|&name| name.to_owned()).collect();
         let connections = names.iter().map(|_| None).collect();
@@ -139,19 +141,19 @@ impl Client {
     ///
     /// # Errors
     /// See [`Error`].
-    pub fn get(&mut self, key: &str, field: u8, range: Range, format: Format) -> Result<Found> {
-        let question = Question { key, field, range, format, least: None };
+    pub fn get(&mut self, key: &str, field: u8, range: Range, format: Format) -> Result<GetReply> {
+        let question = GetRequest { key, field, range, format, part_bytes_min: None };
         self.get_many(&[question]).pop().unwrap_or_else(|| Err(unexpected("no answer")))
     }
 
     /// Answers to several questions, each server asked for some at a time; in the order of the questions.
-    pub fn get_many(&mut self, questions: &[Question<'_>]) -> Vec<Result<Found>> {
-        let mut answers: Vec<Option<Result<Found>>> = questions.iter().map(|_| None).collect();
+    pub fn get_many(&mut self, questions: &[GetRequest<'_>]) -> Vec<Result<GetReply>> {
+        let mut answers: Vec<Option<Result<GetReply>>> = questions.iter().map(|_| None).collect();
         for server in 0..self.names.len() {
             let own = questions.iter().enumerate().filter(|(_, question)| {
                 self.names.len() == 1 || server_of(question.key, &self.names) == server
             });
-            let own: Vec<(usize, &Question<'_>)> = own.collect();
+            let own: Vec<(usize, &GetRequest<'_>)> = own.collect();
             for some in own.chunks(GETS_MAX) {
                 let request: String = some.iter().map(|(_, question)| question.line()).collect();
                 let got = self.exchange(server, request.as_bytes(), |connection| {
@@ -161,7 +163,7 @@ impl Client {
                 });
                 match got {
                     Ok(got) => {
-                        let got: Vec<Result<Found>> = got;
+                        let got: Vec<Result<GetReply>> = got;
                         some.iter().zip(got).for_each(|((idx, _), one)| answers[*idx] = Some(one));
                     }
                     Err(error) => {
@@ -295,11 +297,12 @@ impl Format {
     }
 }
 
-impl Question<'_> {
+impl GetRequest<'_> {
     fn line(&self) -> String {
-        let Question { key, field, range: (start, end), format, least } = self;
-        let least = least.map_or_else(String::new, |least| format!(" {least}"));
-        let line = format!("get {key} {field} {start} {end} {}{least}\r\n", format.name());
+        let GetRequest { key, field, range: (start, end), format, part_bytes_min } = self;
+        let part_bytes_min =
+            part_bytes_min.map_or_else(String::new, |part_bytes_min| format!(" {part_bytes_min}"));
+        let line = format!("get {key} {field} {start} {end} {}{part_bytes_min}\r\n", format.name());
         // A key that is none is answered as such, in its turn.
         if checked(key, String::new()).is_ok() { line } else { "get\r\n".to_owned() }
     }
@@ -362,12 +365,12 @@ fn read_line(connection: &mut BufReader<TcpStream>) -> Result<String> {
     Ok(line)
 }
 
-fn read_found(connection: &mut BufReader<TcpStream>, asked: Range) -> Result<Found> {
+fn read_found(connection: &mut BufReader<TcpStream>, asked: Range) -> Result<GetReply> {
     let line = read_line(connection)?;
     let words: Vec<&str> = line.split(' ').collect();
     let (missing, absent, bytes) = match words.as_slice() {
         ["NOT_FOUND"] => {
-            return Ok(Found { missing: Some(asked), absent: Some(asked), value: Vec::new() });
+            return Ok(GetReply { missing: Some(asked), absent: Some(asked), value: Vec::new() });
         }
         ["VALUE", _, _, bytes] => (None, None, bytes),
         ["INCOMPLETE", start, end, bytes] => {
@@ -389,7 +392,7 @@ fn read_found(connection: &mut BufReader<TcpStream>, asked: Range) -> Result<Fou
         return Err(unexpected("a value that is longer than its line says"));
     }
     value.truncate(value.len() - 2);
-    Ok(Found { missing, absent, value })
+    Ok(GetReply { missing, absent, value })
 }
 
 fn range_of(start: &str, end: &str) -> Option<Range> {

@@ -88,7 +88,7 @@ mod tests {
     use firn_sim::Sim;
 
     use super::*;
-    use crate::store::{Fill, Point, Recovered, Store, StoreOptions};
+    use crate::store::{Fill, OwnerHistory, Point, Store, StoreOptions};
 
     /// A set that fills a slab wakes the thread: from idle, more is kept than may wait in memory.
     #[test]
@@ -96,7 +96,7 @@ mod tests {
         let options =
             StoreOptions { slab_bytes: 16 << 10, waiting_slabs_max: 1, ..StoreOptions::default() };
         let (disk, budget) = (Sim::new(1).env().disk, Budget::new(8 << 20));
-        let store = Store::open(disk, "points", &budget, options, Recovered::IMMUTABLE).unwrap();
+        let store = Store::open(disk, "points", &budget, options, OwnerHistory::IMMUTABLE).unwrap();
         let (store, looks) = (Arc::new(store), Arc::new(AtomicU64::new(0)));
         let (worker, looked) = (Arc::clone(&store), Arc::clone(&looks));
         let work = move || {

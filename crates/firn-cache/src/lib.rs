@@ -45,8 +45,9 @@ pub use dependency::{Dependency, Grid, Span};
 #[doc(hidden)]
 pub use planted::Planted;
 pub use policy::{PolicyKind, PolicyStats};
-pub use result::{Found, Question, ResultCache, ResultOptions, ResultStats, Session};
+pub use result::{CachedAnswer, ResultCache, ResultOptions, ResultQuery, ResultStats, Session};
 pub use shared::SharedCache;
 pub use store::{
-    Ask, Declined, Fill, Got, KnownKey, Point, PointRef, Recovered, Store, StoreOptions, StoreStats,
+    CachedRange, DeclineReason, Fill, KeySummary, Lookup, OwnerHistory, Point, PointRef, Store,
+    StoreOptions, StoreStats,
 };

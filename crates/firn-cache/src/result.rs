@@ -32,7 +32,7 @@ use crate::hot::{HotAnswers, part_of, width, without};
 use crate::planted::Planted;
 use crate::selectors::{Groups, Selectors, Use, matches_all};
 use crate::shares::Shares;
-use crate::store::{Ask, Declined, Fill, Recovered, Store, StoreOptions, StoreStats};
+use crate::store::{DeclineReason, Fill, Lookup, OwnerHistory, Store, StoreOptions, StoreStats};
 
 /// The field of a store that answers are kept in.
 const FIELD: u64 = 0;
@@ -56,7 +56,7 @@ pub struct ResultOptions {
     /// fewer, computing it again costs less than keeping it.
     pub shared_samples_min: u64,
     /// An answer of more bytes in slabs is computed: nobody has looked yet what its query may hold.
-    pub found_bytes_max: u64,
+    pub answer_bytes_max: u64,
     /// Bytes of answers that are kept in memory as they are given. Of the memory that is short it is the first to go.
     pub hot_bytes_max: u64,
 }
@@ -69,7 +69,7 @@ impl Default for ResultOptions {
             defined_count_max: 16_384,
             group_count_max: 8_192,
             shared_samples_min: 1_000,
-            found_bytes_max: 64 << 20,
+            answer_bytes_max: 64 << 20,
             hot_bytes_max: 32 << 20,
         }
     }
@@ -77,7 +77,7 @@ impl Default for ResultOptions {
 
 /// What is asked.
 #[derive(Clone, Copy, Debug)]
-pub struct Question<'a> {
+pub struct ResultQuery<'a> {
     /// The expression as normalised text: what is equal in it is equal in meaning.
     pub expression: &'a str,
     /// The first step.
@@ -102,7 +102,7 @@ pub struct Session {
 
 /// What the cache knows of an answer.
 #[derive(Debug)]
-pub struct Found {
+pub struct CachedAnswer {
     /// What it has.
     pub answer: Answer,
     /// The first and the last of the steps that are to be computed; `None` for a hit. All before and behind them
@@ -118,11 +118,11 @@ pub struct ResultStats {
     /// The cache below.
     pub store: StoreStats,
     /// Steps that were answered.
-    pub steps_found: u64,
+    pub steps_hit: u64,
     /// Steps that had to be computed.
-    pub steps_missing: u64,
+    pub steps_missed: u64,
     /// Questions whose kept steps were in memory as they are given: no slab was read.
-    pub recalled: u64,
+    pub hot_hits: u64,
     /// Bytes of answers that are kept so.
     pub hot_bytes: u64,
     /// Answers that were kept, or parts of them.
@@ -171,13 +171,13 @@ impl ResultCache {
         folder: &str,
         budget: &Budget,
         options: ResultOptions,
-        recovered: Option<Recovered>,
+        recovered: Option<OwnerHistory>,
     ) -> Result<ResultCache> {
         let recovered = match recovered {
             Some(recovered) => recovered,
             None => {
                 Store::forget(&*disk, folder)?;
-                Recovered::IMMUTABLE
+                OwnerHistory::IMMUTABLE
             }
         };
         let store = Store::open(disk, folder, budget, options.store, recovered)?;
@@ -259,15 +259,15 @@ impl ResultCache {
     }
 
     /// What is known of the answer that a snapshot with `number` has.
-    pub fn lookup(&self, question: &Question<'_>, number: CommitSeq) -> Found {
+    pub fn lookup(&self, question: &ResultQuery<'_>, number: CommitSeq) -> CachedAnswer {
         self.store.heard(number);
         let Some((grid, steps)) = question.steps() else {
             let is_empty = question.end < question.start;
             let missing = (!is_empty).then_some((question.start, question.end));
-            return Found::new(Answer::default(), missing);
+            return CachedAnswer::new(Answer::default(), missing);
         };
         if steps.is_empty() {
-            return Found::new(Answer::default(), None);
+            return CachedAnswer::new(Answer::default(), None);
         }
         let key = encode_key(question.expression, grid, question.lookback_ms);
         let number = match self.options.store.planted {
@@ -275,13 +275,13 @@ impl ResultCache {
             _ => number,
         };
         let range = grid.cells(steps);
-        let ask = Ask {
+        let ask = Lookup {
             key: &key,
             field: FIELD,
             range,
             number,
             partial_bytes_min: 0,
-            bytes_max: self.options.found_bytes_max,
+            bytes_max: self.options.answer_bytes_max,
         };
         let found = match self.recall(&ask, grid) {
             Some(found) => found,
@@ -292,7 +292,7 @@ impl ResultCache {
     }
 
     /// What is in memory as it is given, if the store does not have more.
-    fn recall(&self, ask: &Ask<'_>, grid: Grid) -> Option<Found> {
+    fn recall(&self, ask: &Lookup<'_>, grid: Grid) -> Option<CachedAnswer> {
         let (known, answer) = self.state.lock().hot.get(ask.key, ask.range, ask.number)?;
         let missing = without(ask.range, known).next().unwrap_or(TimeRange::EMPTY);
         if self.store.is_off() || !self.store.missing(ask).covers(missing) {
@@ -302,12 +302,18 @@ impl ResultCache {
         let answer = part_of(&answer, known, missing_count.min(STEPS_AHEAD_MAX));
         let points: usize = answer.series.iter().map(|series| series.floats.len()).sum();
         self.store.count_use(ask, missing, (points * size_of::<f64>()) as u64);
-        self.state.lock().stats.recalled += 1;
-        Some(Found::new(answer, grid.ends_of(missing)))
+        self.state.lock().stats.hot_hits += 1;
+        Some(CachedAnswer::new(answer, grid.ends_of(missing)))
     }
 
     /// What the store has; it is in memory from now on.
-    fn read(&self, key: &Arc<[u8]>, ask: &Ask<'_>, grid: Grid, steps: TimeRange) -> Found {
+    fn read(
+        &self,
+        key: &Arc<[u8]>,
+        ask: &Lookup<'_>,
+        grid: Grid,
+        steps: TimeRange,
+    ) -> CachedAnswer {
         let ticket = self.state.lock().hot.expect(key, ask.range, ask.number);
         let got = self.store.get(ask);
         let missing = grid.ends_of(got.missing);
@@ -322,14 +328,17 @@ impl ResultCache {
         let (found, known) = match read.and(failed) {
             Ok(()) => {
                 let known = without(ask.range, got.missing).max_by_key(|part| width(*part));
-                let is_too_large = got.declined == Some(Declined::TooLarge);
-                (Found { is_too_large, ..Found::new(collector.finish(), missing) }, known)
+                let is_too_large = got.declined == Some(DeclineReason::TooLarge);
+                (
+                    CachedAnswer { is_too_large, ..CachedAnswer::new(collector.finish(), missing) },
+                    known,
+                )
             }
             Err(_) => {
                 // Not what was put in: it must not be met again.
                 self.store.trim(key, FIELD, ask.range);
                 let missing = Some((steps.start, steps.end));
-                (Found::new(Answer::default(), missing), None)
+                (CachedAnswer::new(Answer::default(), missing), None)
             }
         };
         if let Some(ticket) = ticket {
@@ -343,11 +352,12 @@ impl ResultCache {
     }
 
     /// How many steps of the answer that a snapshot with `number` has are kept, and how many are not; reads nothing.
-    pub fn count_steps(&self, question: &Question<'_>, number: CommitSeq) -> (u64, u64) {
+    pub fn count_steps(&self, question: &ResultQuery<'_>, number: CommitSeq) -> (u64, u64) {
         let Some((grid, steps)) = question.steps() else { return (0, 0) };
         let key = encode_key(question.expression, grid, question.lookback_ms);
         let (range, bytes_max) = (grid.cells(steps), u64::MAX);
-        let ask = Ask { key: &key, field: FIELD, range, number, partial_bytes_min: 0, bytes_max };
+        let ask =
+            Lookup { key: &key, field: FIELD, range, number, partial_bytes_min: 0, bytes_max };
         let missing = self.store.missing(&ask);
         let missing = match missing.is_empty() {
             true => 0,
@@ -358,7 +368,7 @@ impl ResultCache {
     }
 
     /// Notes that `expression` has a part that is dear to compute, and is asked for as `part` says.
-    pub fn note_part(&self, part: &Question<'_>, expression: &str) {
+    pub fn note_part(&self, part: &ResultQuery<'_>, expression: &str) {
         if let Some((grid, _)) = part.steps() {
             let key = encode_key(part.expression, grid, part.lookback_ms);
             self.state.lock().shares.note(&key, expression);
@@ -366,7 +376,7 @@ impl ResultCache {
     }
 
     /// A part turned out to be none that can be kept, or given to an evaluation: it is not shared again.
-    pub fn give_up_part(&self, part: &Question<'_>) {
+    pub fn drop_shared_part(&self, part: &ResultQuery<'_>) {
         if let Some((grid, _)) = part.steps() {
             let key = encode_key(part.expression, grid, part.lookback_ms);
             self.state.lock().shares.give_up(&key);
@@ -374,7 +384,7 @@ impl ResultCache {
     }
 
     /// Whether several expressions have this part, so that its answer is worth keeping by itself.
-    pub fn is_shared(&self, part: &Question<'_>) -> bool {
+    pub fn is_shared(&self, part: &ResultQuery<'_>) -> bool {
         part.steps().is_some_and(|(grid, _)| {
             let key = encode_key(part.expression, grid, part.lookback_ms);
             self.state.lock().shares.is_shared(&key)
@@ -387,7 +397,7 @@ impl ResultCache {
     }
 
     /// Keeps the answer of a question that was computed from the snapshot with `number`, as far as nothing has
-    /// changed since. `question` asks for what was computed, so for [`Found::missing`]; `groups` are for each of
+    /// changed since. `question` asks for what was computed, so for [`CachedAnswer::missing`]; `groups` are for each of
     /// its dependencies the groups that the snapshot has; `None` will do where the cache knows them
     /// ([`ResultCache::knows_groups`]). Returns whether anything was kept.
     ///
@@ -396,7 +406,7 @@ impl ResultCache {
     pub fn fill(
         &self,
         session: &Session,
-        question: &Question<'_>,
+        question: &ResultQuery<'_>,
         number: CommitSeq,
         groups: &[Option<Vec<GroupId>>],
         answer: &Answer,
@@ -670,18 +680,18 @@ impl State {
     fn count(&mut self, grid: Grid, steps: TimeRange, missing: Option<(Timestamp, Timestamp)>) {
         let all = grid.count(steps);
         let missing = missing.map_or(0, |(start, end)| grid.count(TimeRange::new(start, end)));
-        self.stats.steps_missing += missing;
-        self.stats.steps_found += all - missing.min(all);
+        self.stats.steps_missed += missing;
+        self.stats.steps_hit += all - missing.min(all);
     }
 }
 
-impl Found {
-    fn new(answer: Answer, missing: Option<(Timestamp, Timestamp)>) -> Found {
-        Found { answer, missing, is_too_large: false }
+impl CachedAnswer {
+    fn new(answer: Answer, missing: Option<(Timestamp, Timestamp)>) -> CachedAnswer {
+        CachedAnswer { answer, missing, is_too_large: false }
     }
 }
 
-impl Question<'_> {
+impl ResultQuery<'_> {
     /// Its grid and from the first to the last step; `None` for times that are not cached.
     fn steps(&self) -> Option<(Grid, TimeRange)> {
         let grid = Grid::new(self.start, self.end, self.step_ms)?;

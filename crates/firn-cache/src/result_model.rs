@@ -18,7 +18,7 @@ use shuttle::thread::{spawn, yield_now};
 use crate::answer::{Answer, AnswerSeries};
 use crate::dependency::{Dependency, Span};
 use crate::planted::Planted;
-use crate::store::{Recovered, StoreOptions};
+use crate::store::{OwnerHistory, StoreOptions};
 
 #[expect(clippy::duplicate_mod, reason = "this copy names the model's lock")]
 #[expect(unreachable_pub, reason = "what is public there is the model's alone here")]
@@ -26,7 +26,7 @@ use crate::store::{Recovered, StoreOptions};
 #[path = "result.rs"]
 mod result;
 
-use result::{Question, ResultCache, ResultOptions};
+use result::{ResultCache, ResultOptions, ResultQuery};
 
 /// The lock under the model, in the form that `result.rs` knows.
 mod sync {
@@ -116,7 +116,7 @@ impl World {
         let (disk, budget) = (Sim::new(0).env().disk, Budget::new(4 << 20));
         let open = |through| {
             let recovered =
-                Recovered { replays_after: CommitSeq(through), through: CommitSeq(through) };
+                OwnerHistory { replays_after: CommitSeq(through), through: CommitSeq(through) };
             let disk = Arc::clone(&disk);
             ResultCache::open(disk, "cache", &budget, options, Some(recovered)).unwrap()
         };
@@ -215,7 +215,7 @@ impl World {
         let matchers = vec![Matcher::equal("__name__", "a")];
         let span = Span::Relative { first_ms: -WINDOW_MS, last_ms: 0 };
         let dependencies = [Dependency { matchers, span }];
-        let question = |(start, end)| Question {
+        let question = |(start, end)| ResultQuery {
             expression: "a",
             start,
             end,

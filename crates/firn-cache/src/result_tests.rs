@@ -13,9 +13,9 @@ use firn_sim::{Operation, Rng, Sim, for_seeds};
 use crate::answer::{Answer, AnswerSeries};
 use crate::dependency::{Dependency, Span};
 use crate::planted::Planted;
-use crate::result::{Question, ResultCache, ResultOptions, ResultStats};
+use crate::result::{ResultCache, ResultOptions, ResultQuery, ResultStats};
 use crate::selectors::matches_all;
-use crate::store::{Recovered, StoreOptions};
+use crate::store::{OwnerHistory, StoreOptions};
 
 const HOSTS: u64 = 12;
 const METRICS: [&str; 3] = ["a", "b", "c"];
@@ -167,7 +167,7 @@ fn options(planted: Option<Planted>) -> ResultOptions {
     ResultOptions {
         hot_bytes_max: 48 << 10,
         shared_samples_min: 0,
-        found_bytes_max: 64 << 20,
+        answer_bytes_max: 64 << 20,
         store: StoreOptions {
             slab_bytes: 16 << 10,
             flash_bytes_max: 10 * (16 << 10),
@@ -223,7 +223,7 @@ impl World {
 
     fn open(&mut self) {
         let recovered =
-            Recovered { replays_after: CommitSeq(self.floor), through: CommitSeq(self.number) };
+            OwnerHistory { replays_after: CommitSeq(self.floor), through: CommitSeq(self.number) };
         for _ in 0..50 {
             let disk = self.sim.env().disk;
             let budget = Budget::new(4 << 20);
@@ -373,7 +373,7 @@ impl World {
         let end = (self.now - behind).div_euclid(step_ms) * step_ms + phase;
         let start = end - steps * step_ms;
         let expression = &self.expressions[expression];
-        let question = Question {
+        let question = ResultQuery {
             expression: expression.text,
             start,
             end,
@@ -411,7 +411,7 @@ impl World {
         for _ in 0..*self.rng.pick(&[0, 0, 0, 1, 3]) {
             self.change();
         }
-        let question = Question {
+        let question = ResultQuery {
             expression: text,
             start,
             end,
@@ -495,8 +495,8 @@ impl World {
 }
 
 /// The first steps of an expression.
-fn question_of(expression: &Expression) -> Question<'_> {
-    Question {
+fn question_of(expression: &Expression) -> ResultQuery<'_> {
+    ResultQuery {
         expression: expression.text,
         start: 0,
         end: 900,
@@ -585,7 +585,8 @@ fn what_is_of_a_lost_past_is_gone_for_good() {
         let expression = &expressions()[0];
         let question = question_of(expression);
         let open = |through| {
-            let recovered = Recovered { replays_after: CommitSeq(0), through: CommitSeq(through) };
+            let recovered =
+                OwnerHistory { replays_after: CommitSeq(0), through: CommitSeq(through) };
             let (disk, budget) = (sim.env().disk, Budget::new(4 << 20));
             ResultCache::open(disk, "cache", &budget, options(planted), Some(recovered)).unwrap()
         };
@@ -606,7 +607,7 @@ fn what_was_computed_before_all_was_given_up_is_not_kept() {
     for planted in [None, Some(Planted::FillOutlivesClear)] {
         let expression = &expressions()[0];
         let question = question_of(expression);
-        let recovered = Recovered { replays_after: CommitSeq(0), through: CommitSeq(0) };
+        let recovered = OwnerHistory { replays_after: CommitSeq(0), through: CommitSeq(0) };
         let (disk, budget) = (Sim::new(1).env().disk, Budget::new(4 << 20));
         let cache = ResultCache::open(disk, "cache", &budget, options(planted), Some(recovered));
         let cache = cache.unwrap();
@@ -650,14 +651,14 @@ fn a_device_that_fails_ends_the_cache_and_no_query() {
         world.cache().flush();
         let stats = world.cache().stats().store;
         assert!(stats.is_off && stats.device_failures >= 8, "{operation:?}: {stats:?}");
-        let found = world.cache().stats().steps_found;
+        let found = world.cache().stats().steps_hit;
         world.sim.faults.clear();
         world.go_on(500);
-        assert_eq!(world.cache().stats().steps_found, found, "it is off until the next start");
+        assert_eq!(world.cache().stats().steps_hit, found, "it is off until the next start");
         world.restart();
         world.go_on(1_000);
         let stats = world.cache().stats();
-        assert!(!stats.store.is_off && stats.steps_found > 0, "{operation:?}: {stats:?}");
+        assert!(!stats.store.is_off && stats.steps_hit > 0, "{operation:?}: {stats:?}");
     }
 }
 
@@ -677,7 +678,7 @@ fn a_full_device_ends_neither_the_cache_nor_a_query() {
     let after = world.cache().stats();
     assert!(!after.store.is_off, "{after:?}");
     assert!(after.store.slabs_written > before.store.slabs_written + 3, "{after:?}");
-    assert!(after.steps_found > before.steps_found, "{after:?}");
+    assert!(after.steps_hit > before.steps_hit, "{after:?}");
 }
 
 /// Slabs that rot, are torn or cut off between two runs: what is damaged is dropped and counted, and nothing of it is said.
@@ -711,7 +712,7 @@ fn a_damaged_slab_is_dropped_and_counted() {
         world.go_on(300);
         let stats = world.cache().stats();
         dropped += stats.store.slabs_corrupt;
-        found += stats.steps_found;
+        found += stats.steps_hit;
     }
     assert!(dropped > 5 && found > 1_000, "{dropped} dropped, {found} steps found");
 }

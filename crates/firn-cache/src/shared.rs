@@ -18,7 +18,9 @@ use self::journal::{Change, Journal, JournalHead};
 use crate::background::Wake;
 use crate::device::forget_slabs;
 use crate::planted::Planted;
-use crate::store::{Ask, Fill, Got, Point, Recovered, Store, StoreOptions, StoreStats};
+use crate::store::{
+    CachedRange, Fill, Lookup, OwnerHistory, Point, Store, StoreOptions, StoreStats,
+};
 
 /// Longer ones are made anew, from a checkpoint: about 40,000 changes.
 const JOURNAL_BYTES_MAX: u64 = 4 << 20;
@@ -64,7 +66,7 @@ impl SharedCache {
             }
         };
         let through = changes.last().map_or(floor, |change| change.number);
-        let recovered = Recovered { replays_after: floor, through };
+        let recovered = OwnerHistory { replays_after: floor, through };
         let planted = options.planted;
         let store = Store::open(Arc::clone(&disk), folder, budget, options, recovered)?;
         for Change { number, key, field, range } in changes {
@@ -78,17 +80,17 @@ impl SharedCache {
     }
 
     /// What of a range is there; the number in `ask` does not matter.
-    pub fn get(&self, ask: &Ask<'_>) -> Got {
-        self.store.get(&Ask { number: CommitSeq(u64::MAX), ..*ask })
+    pub fn get(&self, ask: &Lookup<'_>) -> CachedRange {
+        self.store.get(&Lookup { number: CommitSeq(u64::MAX), ..*ask })
     }
 
     /// As [`SharedCache::get`], if nobody has to wait for the device; `None` if not.
-    pub fn get_now(&self, ask: &Ask<'_>) -> Option<Got> {
-        self.store.get_now(&Ask { number: CommitSeq(u64::MAX), ..*ask })
+    pub fn get_now(&self, ask: &Lookup<'_>) -> Option<CachedRange> {
+        self.store.get_now(&Lookup { number: CommitSeq(u64::MAX), ..*ask })
     }
 
     /// What is there of a range in bytes, about.
-    pub fn estimate_bytes(&self, ask: &Ask<'_>) -> u64 {
+    pub fn estimate_bytes(&self, ask: &Lookup<'_>) -> u64 {
         self.store.estimate_bytes(ask)
     }
 

@@ -31,8 +31,8 @@ use crate::planted::Planted;
 use crate::policy::{Policy, PolicyKind, PolicyStats, SlabId};
 use crate::slab::{Extent, Header, OpenSlab, Preamble, SLAB_POINT_BYTES};
 
-pub use open::Recovered;
-pub use read::{Ask, Declined, Got, PointRef};
+pub use open::OwnerHistory;
+pub use read::{CachedRange, DeclineReason, Lookup, PointRef};
 
 /// What an extent takes in a slab's header at most.
 const EXTENT_BYTES: usize = 30;
@@ -192,7 +192,7 @@ pub struct Point<'a> {
 
 /// A key that is in the cache.
 #[derive(Clone, Debug)]
-pub struct KnownKey {
+pub struct KeySummary {
     /// The key.
     pub text: Arc<[u8]>,
     /// What came with its first fill.
@@ -314,13 +314,13 @@ impl Store {
     }
 
     /// All keys of a field.
-    pub fn keys(&self, field: u64) -> Vec<KnownKey> {
+    pub fn keys(&self, field: u64) -> Vec<KeySummary> {
         let state = self.state.lock();
         let keys = state.fields.get(&field).into_iter().flat_map(|field| &field.keys);
         keys.map(|(text, entry)| {
             let hull = |all: TimeRange, one: (TimeRange, Segment)| all.union(one.0);
             let hull = entry.segments().fold(TimeRange::EMPTY, hull);
-            KnownKey { text: Arc::clone(text), note: Arc::clone(&entry.note), hull }
+            KeySummary { text: Arc::clone(text), note: Arc::clone(&entry.note), hull }
         })
         .collect()
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use firn_index::LostSeries;
 use firn_model::{CancelToken, Error, ErrorKind, Pool, Result};
-use firn_tree::{Lost, TableId};
+use firn_tree::{LostSamples, TableId};
 
 use crate::manifest::{Edit, Room};
 use crate::recover::{LogCut, encode_sequence};
@@ -41,7 +41,7 @@ pub struct Finding {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Loss {
     /// Bounds of the samples.
-    Samples(Lost),
+    Samples(LostSamples),
     /// Series: their samples are there, and nobody can ask for them any more.
     Series(LostSeries),
     /// What needs this block of an index file fails; a repair will tell how much that is.

@@ -72,7 +72,7 @@ pub use firn_head::ConvertOptions;
 pub use firn_index::{Cardinality, GroupInfo, LostSeries, Matches, SeriesLimits};
 pub use firn_log::SyncPolicy;
 pub use firn_tree::{
-    BlockOutline, ChunkOutline, JobKind, Level, Lost, SlowCacheStats, TableId, TableRecord,
+    BlockOutline, ChunkOutline, JobKind, Level, LostSamples, SlowCacheStats, TableId, TableRecord,
     TreeOptions,
 };
 pub use maintain::{Lane, Step};

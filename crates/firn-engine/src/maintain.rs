@@ -16,7 +16,7 @@ use firn_model::{
     CancelToken, CommitSeq, Error, ErrorKind, GroupId, LogPosition, Pool, Result, SeriesRef,
     ShardId, TimeRange, Timestamp,
 };
-use firn_tree::{Job, JobKind, Reach};
+use firn_tree::{Job, JobKind, TierScope};
 
 use crate::manifest::{Edit, Room};
 use crate::planted::Planted;
@@ -175,17 +175,17 @@ impl Engine {
         if self.options.read_only {
             return self.follow();
         }
-        self.tree.tend_slow_cache();
+        self.tree.relieve_slow_cache();
         if let Some(step) = self.tend_index()? {
             return Ok(Some(step));
         }
         let now = self.env.clock.now_ms();
         let reach = self.tier.reach(now);
         if self.planted(Planted::ObjectsRemovedEarly) {
-            self.tree.note_told(&self.tree.slow_state().dead, 0);
+            self.tree.note_published(&self.tree.slow_tables().dead, 0);
             self.tree.collect_garbage(&self.env, reach)?;
         }
-        if reach == Reach::Both && self.on_slow_tier(now, || self.tend_slow_tier())? {
+        if reach == TierScope::Both && self.on_slow_tier(now, || self.tend_slow_tier())? {
             return Ok(Some(Step::Publish));
         }
         let version = self.tree.version();
@@ -198,7 +198,7 @@ impl Engine {
             }
             return Ok(Some(Step::Tree(job.kind())));
         }
-        if reach == Reach::Both && self.tree.adapt(&version) {
+        if reach == TierScope::Both && self.tree.adapt(&version) {
             return Ok(Some(Step::Adapt));
         }
         drop(version);
@@ -207,11 +207,11 @@ impl Engine {
             return Ok(Some(Step::Forget));
         }
         let removed = match reach {
-            Reach::Both => self.on_slow_tier(now, || {
+            TierScope::Both => self.on_slow_tier(now, || {
                 Ok(self.tree.collect_garbage(&self.env, reach)?
                     + self.collect_dead_segments(now)?)
             }),
-            Reach::Fast => self.tree.collect_garbage(&self.env, reach),
+            TierScope::Fast => self.tree.collect_garbage(&self.env, reach),
         }?;
         Ok((removed > 0).then_some(Step::Garbage))
     }

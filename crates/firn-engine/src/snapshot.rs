@@ -13,7 +13,8 @@ use firn_model::{
     Timestamp,
 };
 use firn_tree::{
-    Ahead, Ask, BlockOutline, Directories, Later, LaterGroup, ReadAhead, TableId, Version,
+    BlockOutline, ColumnRequest, Directories, Prefetch, ReadAhead, TableId, UpcomingGroup,
+    UpcomingScan, Version,
 };
 use parking_lot::Mutex;
 
@@ -368,12 +369,12 @@ impl SelectedGroups {
         let members = || groups.iter().flat_map(|found| &found.members);
         let slots: Vec<Slot> = members().map(|member| member.slot).collect();
         let mut rest = &slots[..];
-        let asks: Vec<Ask<'_>> = groups
+        let asks: Vec<ColumnRequest<'_>> = groups
             .iter()
             .map(|found| {
                 let (slots, left) = rest.split_at(found.members.len());
                 rest = left;
-                Ask { group: found.group, slots, before: Some(before(found.group)) }
+                ColumnRequest { group: found.group, slots, before: Some(before(found.group)) }
             })
             .collect();
         let mut next = |piece_count: usize| {
@@ -384,16 +385,16 @@ impl SelectedGroups {
                 }
                 Some(until) => (following(self.range, piece_count, until), groups),
             };
-            let ask = |found: &GroupMatch| LaterGroup {
+            let ask = |found: &GroupMatch| UpcomingGroup {
                 group: found.group,
                 slots: found.members.iter().map(|member| member.slot).collect(),
                 before: Some(before(found.group)),
             };
             // Nothing is asked for in no time.
             let later = if range.is_empty() { &[] } else { later };
-            Later { range, groups: later.iter().map(ask).collect() }
+            UpcomingScan { range, groups: later.iter().map(ask).collect() }
         };
-        let ahead = Ahead { state: &self.read_ahead, next: &mut next };
+        let ahead = Prefetch { read_ahead: &self.read_ahead, next: &mut next };
         frozen.version.scan(&asks, self.range, Some(ahead), &self.context)
     }
 }

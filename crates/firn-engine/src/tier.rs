@@ -23,7 +23,7 @@ use firn_codec::varint::{encode_zigzag, take_count, take_varint, take_zigzag};
 use firn_env::{Bucket, Env, OpenMode, PutMode, RangeRequest};
 use firn_index::Index;
 use firn_model::{CommitSeq, Error, ErrorKind, Pool, Result, Timestamp, encode_varint};
-use firn_tree::{Reach, SlowState, Tree, Version};
+use firn_tree::{SlowTables, TierScope, Tree, Version};
 use parking_lot::Mutex;
 
 use crate::manifest::{self, Edit, Manifest, Object, Room};
@@ -112,7 +112,7 @@ struct Claim {
 struct Told {
     version: Weak<Version>,
     tombstones: Weak<Tombstones>,
-    /// [`SlowState::named`].
+    /// [`SlowTables::named`].
     named: Vec<u8>,
 }
 
@@ -231,10 +231,10 @@ impl Tier {
     }
 
     /// What may be planned now.
-    pub(crate) fn reach(&self, now: Timestamp) -> Reach {
+    pub(crate) fn reach(&self, now: Timestamp) -> TierScope {
         match self.is_fenced() || now < self.retry.lock().at_ms {
-            true => Reach::Fast,
-            false => Reach::Both,
+            true => TierScope::Fast,
+            false => TierScope::Both,
         }
     }
 
@@ -332,7 +332,7 @@ impl Engine {
         let objects = bucket.list(INDEX_FOLDER)?.into_iter().map(|object| object.key);
         let is_named = |key: &String| known.iter().any(|segment| segment.key == *key);
         claim.dead_segments = objects.filter(|key| !is_named(key)).map(|key| (key, now)).collect();
-        self.tree.note_found(bucket.list(TABLE_FOLDER)?.into_iter().map(|object| object.key));
+        self.tree.note_listed(bucket.list(TABLE_FOLDER)?.into_iter().map(|object| object.key));
         *self.tier.claim.lock() = Some(claim);
         Ok(())
     }
@@ -393,7 +393,7 @@ impl Engine {
         if looks {
             claim.looked_at_ms = now;
         }
-        if claim.told.as_ref().is_some_and(is_unchanged) && !self.tree.has_untold() {
+        if claim.told.as_ref().is_some_and(is_unchanged) && !self.tree.has_unpublished_garbage() {
             return Ok(false);
         }
         let (now, state, slow, tombstones, version) = self.describe();
@@ -407,7 +407,7 @@ impl Engine {
             Weak::ptr_eq(&before.tombstones, &told.tombstones) && before.named == told.named
         };
         // A put after they were found shows that they are not a younger writer's.
-        if !self.tree.has_untold() && claim.told.as_ref().is_some_and(is_true) {
+        if !self.tree.has_unpublished_garbage() && claim.told.as_ref().is_some_and(is_true) {
             claim.told = Some(told);
             return Ok(false);
         }
@@ -424,17 +424,17 @@ impl Engine {
         self.tier.set_read(claim.epoch, slow.newest_ts);
         // The put may have taken long, and up to its end the manifest before was there to be read.
         let told_ms = self.env.clock.now_ms();
-        self.tree.note_told(&slow.dead, told_ms);
+        self.tree.note_published(&slow.dead, told_ms);
         claim.retire_segments(&files, told_ms);
         Ok(true)
     }
 
     /// What the manifest is to say, all of one moment.
-    fn describe(&self) -> (Timestamp, Edit, SlowState, Arc<Tombstones>, Arc<Version>) {
+    fn describe(&self) -> (Timestamp, Edit, SlowTables, Arc<Tombstones>, Arc<Version>) {
         let _no_edit = self.manifest.lock();
         let now = self.env.clock.now_ms();
         let (tombstones, version) = (self.tombstones_of_state(), self.tree.version());
-        let slow = self.tree.slow_state();
+        let slow = self.tree.slow_tables();
         let mut state = Edit::default()
             .with(Room::Engine, self.identity.encode())
             .with(Room::Engine, encode_writer(self.tier.mark()))

@@ -26,12 +26,12 @@ pub(crate) fn write_results(stats: &ResultStats, text: &mut MetricsText) {
         text.gauge(name, help, value as f64);
     }
     for (name, help, value) in [
-        ("firn_result_cache_steps_found_total", "Steps that were answered.", stats.steps_found),
-        ("firn_result_cache_steps_missing_total", "Steps that were computed.", stats.steps_missing),
+        ("firn_result_cache_steps_found_total", "Steps that were answered.", stats.steps_hit),
+        ("firn_result_cache_steps_missing_total", "Steps that were computed.", stats.steps_missed),
         (
             "firn_result_cache_recalled_total",
             "Questions whose kept steps were in memory as they are given.",
-            stats.recalled,
+            stats.hot_hits,
         ),
         ("firn_result_cache_fills_total", "Answers that were kept.", stats.fills),
         ("firn_result_cache_fills_refused_total", "Answers that were not.", stats.fills_refused),

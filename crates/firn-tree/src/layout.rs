@@ -55,7 +55,7 @@ pub(crate) fn regions(version: &Version, levels: &[Level]) -> Vec<(TimeRange, Ve
     regions
 }
 
-/// Lengths of new partitions of level 2.
+/// PartitionLengths of new partitions of level 2.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlowLengths {
     pub(crate) recent: PartitionLen,

@@ -16,7 +16,7 @@ use crate::options::{Planted, TreeOptions};
 use crate::output::territory;
 use crate::partition::{Partition, PartitionLen};
 use crate::record::{Level, TableRecord};
-use crate::size::{Lengths, is_pressed};
+use crate::size::{PartitionLengths, is_pressed};
 use crate::table::Table;
 use crate::version::Version;
 
@@ -40,7 +40,7 @@ pub struct Deletes {
 
 /// Where work may be done now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum TierScope {
     /// On both tiers.
     Both,
     /// The slow tier is down, or another's to write: only what needs no object.
@@ -51,14 +51,14 @@ pub enum Reach {
 pub(crate) fn plan(
     version: &Version,
     options: &TreeOptions,
-    lengths: Lengths,
+    lengths: PartitionLengths,
     deletes: &Deletes,
     now: Timestamp,
-    reach: Reach,
+    reach: TierScope,
 ) -> Option<Work> {
     let fast =
         plan_drop(version, options, now).or_else(|| plan_compact(version, options, lengths, now));
-    if reach == Reach::Fast {
+    if reach == TierScope::Fast {
         return fast.or_else(|| plan_clean(version, deletes, &FAST));
     }
     fast.or_else(|| plan_upload(version, options, lengths, now))
@@ -101,7 +101,7 @@ fn plan_drop(version: &Version, options: &TreeOptions, now: Timestamp) -> Option
 fn plan_compact(
     version: &Version,
     options: &TreeOptions,
-    lengths: Lengths,
+    lengths: PartitionLengths,
     now: Timestamp,
 ) -> Option<Work> {
     // Half of what an upload may take in all is left for the second step.
@@ -145,7 +145,7 @@ fn is_much_late(tables: &[Arc<Table>]) -> bool {
 fn plan_upload(
     version: &Version,
     options: &TreeOptions,
-    lengths: Lengths,
+    lengths: PartitionLengths,
     now: Timestamp,
 ) -> Option<Work> {
     // One bad clock must not age everybody's data: the newest sample counts up to the wall clock.
@@ -337,8 +337,12 @@ fn is_uploaded(version: &Version, table: &Table) -> bool {
     version.overlapping(Level::Two, table.record.partition.range()).next().is_some()
 }
 
-/// Lengths of what is uploaded now.
-pub(crate) fn slow_lengths(options: &TreeOptions, lengths: Lengths, now: Timestamp) -> SlowLengths {
+/// PartitionLengths of what is uploaded now.
+pub(crate) fn slow_lengths(
+    options: &TreeOptions,
+    lengths: PartitionLengths,
+    now: Timestamp,
+) -> SlowLengths {
     SlowLengths {
         recent: lengths.slow,
         old: options.old_len(),

@@ -30,7 +30,7 @@ const TRIPS_MAX: u32 = 5;
 
 /// What is wanted of one group.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct ColumnRequest<'a> {
     /// The group.
     pub group: GroupId,
     /// The members; sorted, none twice.
@@ -40,7 +40,7 @@ pub struct Ask<'a> {
     pub before: Option<CommitSeq>,
 }
 
-impl Ask<'_> {
+impl ColumnRequest<'_> {
     fn wants_table(&self, record: &TableRecord) -> bool {
         record.may_hold(self.group) && self.before.is_none_or(|before| record.seq.min < before)
     }
@@ -96,35 +96,35 @@ pub struct ReadAhead {
 
 /// What a selection asks for later.
 #[derive(Clone, Debug)]
-pub struct Later {
+pub struct UpcomingScan {
     /// When.
     pub range: TimeRange,
     /// Of which groups, which rise.
-    pub groups: Vec<LaterGroup>,
+    pub groups: Vec<UpcomingGroup>,
 }
 
 /// The members of a group that a selection asks for later.
 #[derive(Clone, Debug)]
-pub struct LaterGroup {
+pub struct UpcomingGroup {
     /// The group.
     pub group: GroupId,
-    /// As [`Ask::slots`].
+    /// As [`ColumnRequest::slots`].
     pub slots: Vec<Slot>,
-    /// As [`Ask::before`].
+    /// As [`ColumnRequest::before`].
     pub before: Option<CommitSeq>,
 }
 
 /// What a piece of a selection is read along with.
-pub struct Ahead<'a> {
+pub struct Prefetch<'a> {
     /// Where the selection stands.
-    pub state: &'a ReadAhead,
+    pub read_ahead: &'a ReadAhead,
     /// What the next pieces ask for, so many of them.
-    pub next: &'a mut dyn FnMut(usize) -> Later,
+    pub next: &'a mut dyn FnMut(usize) -> UpcomingScan,
 }
 
-impl std::fmt::Debug for Ahead<'_> {
+impl std::fmt::Debug for Prefetch<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.state.fmt(f)
+        self.read_ahead.fmt(f)
     }
 }
 
@@ -147,9 +147,9 @@ impl Version {
     /// `Timeout`.
     pub fn scan(
         &self,
-        asks: &[Ask<'_>],
+        asks: &[ColumnRequest<'_>],
         range: TimeRange,
-        ahead: Option<Ahead<'_>>,
+        ahead: Option<Prefetch<'_>>,
         context: &QueryContext,
     ) -> Result<Vec<Vec<GroupColumns>>> {
         context.cancel.check()?;
@@ -179,7 +179,7 @@ impl Version {
     }
 
     /// The tables that can hold what is asked for, oldest level first, with their directories.
-    fn sources(&self, asks: &[Ask<'_>], range: TimeRange) -> Result<Vec<Source<'_>>> {
+    fn sources(&self, asks: &[ColumnRequest<'_>], range: TimeRange) -> Result<Vec<Source<'_>>> {
         let Some(group_min) = asks.iter().map(|ask| ask.group).min() else {
             return Ok(Vec::new());
         };
@@ -205,7 +205,7 @@ impl Version {
     fn fetch(
         &self,
         places: &[Place<'_>],
-        ahead: Option<Ahead<'_>>,
+        ahead: Option<Prefetch<'_>>,
         memory: &mut Reservation,
         stats: &QueryStats,
     ) -> Result<Vec<Fetched>> {
@@ -216,8 +216,8 @@ impl Version {
         match ahead.filter(|_| asks_slow(&fetched) && self.store().cache.has_room(AHEAD_BYTES_MAX))
         {
             None => self.read_missing(places, &mut fetched, &[], memory, stats)?,
-            Some(Ahead { state, next }) => {
-                let mut trips = state.trips.lock();
+            Some(Prefetch { read_ahead, next }) => {
+                let mut trips = read_ahead.trips.lock();
                 if *trips > 0 {
                     self.look_again(places, &mut fetched);
                 }
@@ -226,7 +226,8 @@ impl Version {
                     *trips += 1;
                     loop {
                         let later = next(pieces);
-                        let asks: Vec<Ask<'_>> = later.groups.iter().map(LaterGroup::ask).collect();
+                        let asks: Vec<ColumnRequest<'_>> =
+                            later.groups.iter().map(UpcomingGroup::ask).collect();
                         // What fails here is asked for again when it is needed.
                         let sources = self.sources(&asks, later.range).unwrap_or_default();
                         let along = self.along(&sources, &asks, later.range, places);
@@ -252,7 +253,7 @@ impl Version {
     fn along<'a>(
         &self,
         sources: &'a [Source<'a>],
-        asks: &[Ask<'_>],
+        asks: &[ColumnRequest<'_>],
         range: TimeRange,
         needed: &[Place<'_>],
     ) -> Vec<Place<'a>> {
@@ -428,9 +429,9 @@ impl Fetched {
     }
 }
 
-impl LaterGroup {
-    fn ask(&self) -> Ask<'_> {
-        Ask { group: self.group, slots: &self.slots, before: self.before }
+impl UpcomingGroup {
+    fn ask(&self) -> ColumnRequest<'_> {
+        ColumnRequest { group: self.group, slots: &self.slots, before: self.before }
     }
 }
 
@@ -451,7 +452,11 @@ fn bytes_of(places: &[Place<'_>]) -> u64 {
     places.iter().map(|place| u64::from(place.entry.bytes)).sum()
 }
 
-fn wanted_blocks(sources: &[Source<'_>], asks: &[Ask<'_>], range: TimeRange) -> Vec<Want> {
+fn wanted_blocks(
+    sources: &[Source<'_>],
+    asks: &[ColumnRequest<'_>],
+    range: TimeRange,
+) -> Vec<Want> {
     let mut wants = Vec::new();
     for (table_idx, source) in sources.iter().enumerate() {
         for (ask_idx, ask) in asks.iter().enumerate() {
@@ -479,7 +484,7 @@ fn decode_block(
     Place { table, entry, .. }: &Place<'_>,
     wants: &[Want],
     fetched: &Fetched,
-    (asks, range): (&[Ask<'_>], TimeRange),
+    (asks, range): (&[ColumnRequest<'_>], TimeRange),
     memory: &mut Reservation,
     found: &mut [Vec<GroupColumns>],
 ) -> Result<u64> {

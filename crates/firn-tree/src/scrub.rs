@@ -28,12 +28,12 @@ pub struct Damage {
     /// File, offset and what is wrong there.
     pub error: Error,
     /// What cannot be read any more because of it; `None` if the rest of the table tells it.
-    pub lost: Option<Lost>,
+    pub lost: Option<LostSamples>,
 }
 
 /// Bounds of what is lost: other samples in them may be there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lost {
+pub struct LostSamples {
     /// First group.
     pub group_min: GroupId,
     /// Last group.
@@ -113,7 +113,7 @@ pub(crate) fn write_sound(
 fn survey(store: &Store, table: &Arc<Table>) -> Result<Survey> {
     let record = &table.record;
     let mut damage = Vec::new();
-    let mut note = |error: Error, lost: Option<Lost>| {
+    let mut note = |error: Error, lost: Option<LostSamples>| {
         damage.push(Damage { table: record.id, error: table.note(error), lost });
     };
     let (bytes, shortened) = read_all(store, table)?;
@@ -151,7 +151,7 @@ fn survey(store: &Store, table: &Arc<Table>) -> Result<Survey> {
                     Err(e) => {
                         let kept = store.kept_block(table, idx as u32);
                         let kept = kept.filter(|kept| is_sound(kept).is_ok());
-                        let lost = kept.is_none().then(|| Lost {
+                        let lost = kept.is_none().then(|| LostSamples {
                             group_min: entry.group_first,
                             group_max: entry.group_last,
                             range: entry.time_range,
@@ -246,8 +246,8 @@ fn salvage(
     (blocks, chunk_count)
 }
 
-fn all_of(record: &TableRecord, chunk_count: u64) -> Lost {
-    Lost {
+fn all_of(record: &TableRecord, chunk_count: u64) -> LostSamples {
+    LostSamples {
         group_min: record.group_min,
         group_max: record.group_max,
         range: record.time_range,

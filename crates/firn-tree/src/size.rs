@@ -14,9 +14,9 @@ use crate::partition::PartitionLen;
 use crate::record::Level;
 use crate::version::Version;
 
-/// Lengths of new partitions.
+/// PartitionLengths of new partitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lengths {
+pub struct PartitionLengths {
     /// Of level 0 and 1.
     pub fast: PartitionLen,
     /// Of level 2.
@@ -36,8 +36,8 @@ impl Shift {
         Shift(fast.doublings() - options.fast_len().doublings()).clamped(options)
     }
 
-    pub(crate) fn lengths(self, options: &TreeOptions) -> Lengths {
-        Lengths {
+    pub(crate) fn lengths(self, options: &TreeOptions) -> PartitionLengths {
+        PartitionLengths {
             fast: options.fast_len().shifted(self.0),
             slow: options.slow_len().shifted(self.0),
         }
@@ -71,7 +71,11 @@ impl Shift {
 
 /// Whether even the shortest partitions leave too much on the fast tier: then data is uploaded before
 /// its partition is complete.
-pub(crate) fn is_pressed(version: &Version, options: &TreeOptions, lengths: Lengths) -> bool {
+pub(crate) fn is_pressed(
+    version: &Version,
+    options: &TreeOptions,
+    lengths: PartitionLengths,
+) -> bool {
     lengths.slow == PartitionLen::MIN
         && options.fast_bytes_max.is_some_and(|limit| version.fast_bytes() > soft_limit(limit))
 }
@@ -83,7 +87,7 @@ fn soft_limit(limit: u64) -> u64 {
 
 /// What the fast tier will hold just before the next upload, if it goes on as it went for the length
 /// of a level-2 partition. `None` when it has not gone on for so long.
-fn peak_bytes(version: &Version, lengths: Lengths) -> Option<u64> {
+fn peak_bytes(version: &Version, lengths: PartitionLengths) -> Option<u64> {
     let newest = fast_tables(version).map(|table| table.record.time_range.end).max()?;
     let since = newest.saturating_sub(lengths.slow.as_ms());
     let recent = fast_tables(version).filter(|table| table.record.partition.range().end >= since);

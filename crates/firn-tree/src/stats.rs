@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use firn_model::{TimeRange, Timestamp};
 
 use crate::job::JobKind;
-use crate::size::Lengths;
+use crate::size::PartitionLengths;
 use crate::slow_cache::SlowCacheStats;
 
 /// One level at a moment.
@@ -160,8 +160,8 @@ pub struct TreeStats {
     pub newest_slow_ts: Option<Timestamp>,
     /// Wall time at which the oldest data was flushed that is on the fast tier and not on the slow one.
     pub waiting_since_ms: Option<Timestamp>,
-    /// Lengths of new partitions.
-    pub lengths: Lengths,
+    /// PartitionLengths of new partitions.
+    pub lengths: PartitionLengths,
     /// Tables that no version names but a reader, or the slow tier's grace time, keeps.
     pub garbage_count: u64,
     /// Bytes of directories and slow-tier blocks in memory.

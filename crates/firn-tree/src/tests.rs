@@ -15,7 +15,7 @@ use firn_model::{
 };
 use firn_sim::{Rng, Sim};
 
-use crate::{Ask, Damage, Deletes, Job, Reach, Tree, TreeOptions, Version};
+use crate::{ColumnRequest, Damage, Deletes, Job, TierScope, Tree, TreeOptions, Version};
 
 const MINUTE_MS: i64 = 60_000;
 const HOUR_MS: i64 = 60 * MINUTE_MS;
@@ -82,7 +82,7 @@ impl World {
     }
 
     fn plan(&self) -> Option<Job> {
-        self.tree.plan(&self.tree.version(), &self.deletes, self.now(), Reach::Both)
+        self.tree.plan(&self.tree.version(), &self.deletes, self.now(), TierScope::Both)
     }
 
     fn damage(&self) -> Vec<Damage> {
@@ -91,8 +91,8 @@ impl World {
 
     /// As the engine does it after it has written the slow tier's own manifest.
     fn collect_garbage(&self) -> Result<usize> {
-        self.tree.note_told(&self.tree.slow_state().dead, self.now());
-        self.tree.collect_garbage(&self.sim.env(), Reach::Both)
+        self.tree.note_published(&self.tree.slow_tables().dead, self.now());
+        self.tree.collect_garbage(&self.sim.env(), TierScope::Both)
     }
 
     fn run(&mut self, job: &Job) -> Result<()> {
@@ -194,11 +194,11 @@ fn read(
     let slots: Vec<Slot> = members.iter().map(|member| member.1).collect();
     let mut rest = &slots[..];
     let groups = members.chunk_by(|a, b| a.0 == b.0);
-    let asks: Vec<Ask<'_>> = groups
+    let asks: Vec<ColumnRequest<'_>> = groups
         .map(|members| {
             let (slots, left) = rest.split_at(members.len());
             rest = left;
-            Ask { group: members[0].0, slots, before: None }
+            ColumnRequest { group: members[0].0, slots, before: None }
         })
         .collect();
     let found = version.scan(&asks, range, None, &QueryContext::unbounded())?;

@@ -14,9 +14,9 @@ use crate::job::{Job, Task, Work};
 use crate::layout::SlowLayout;
 use crate::options::{Planted, TreeOptions};
 use crate::output::{Made, Outputs, Target};
-use crate::plan::{self, Deletes, Reach};
+use crate::plan::{self, Deletes, TierScope};
 use crate::record::{Level, TABLE_FOLDER, TableId, TableRecord, table_of_name, table_path};
-use crate::size::{Lengths, Shift};
+use crate::size::{PartitionLengths, Shift};
 use crate::slow_cache::SlowCache;
 use crate::stats::TreeStats;
 use crate::store::Store;
@@ -60,12 +60,12 @@ struct Garbage {
 
 /// What the slow tier's own manifest says of tables.
 #[derive(Debug)]
-pub struct SlowState {
+pub struct SlowTables {
     /// The tree's part: tables of level 2 alone.
     pub part: Vec<u8>,
     /// The same, but for what changes without meaning anything there: equal if the same tables are named.
     pub named: Vec<u8>,
-    /// Objects that it does not name and that are there: for [`Tree::note_told`].
+    /// Objects that it does not name and that are there: for [`Tree::note_published`].
     pub dead: Vec<TableId>,
     /// The newest timestamp of these tables.
     pub newest_ts: Option<Timestamp>,
@@ -184,7 +184,7 @@ impl Tree {
         version: &Version,
         deletes: &Deletes,
         now: Timestamp,
-        reach: Reach,
+        reach: TierScope,
     ) -> Option<Job> {
         Some(Job {
             work: plan::plan(version, &self.options, self.lengths(), deletes, now, reach)?,
@@ -209,7 +209,7 @@ impl Tree {
         (self.fast_bytes.load(Ordering::Relaxed), self.options.fast_bytes_max)
     }
 
-    fn lengths(&self) -> Lengths {
+    fn lengths(&self) -> PartitionLengths {
         Shift(self.shift.load(Ordering::Relaxed)).lengths(&self.options)
     }
 
@@ -320,12 +320,12 @@ impl Tree {
     }
 
     /// Removes tables that no version names and no reader holds; objects when the slow tier's own manifest has
-    /// not named them ([`Tree::note_told`]) for the grace time: then nobody who opened it needs them.
+    /// not named them ([`Tree::note_published`]) for the grace time: then nobody who opened it needs them.
     /// Returns how many are gone. Cheap when there are none.
     ///
     /// # Errors
     /// `Unavailable` when a tier fails; what was left is tried again at the next call.
-    pub fn collect_garbage(&self, env: &Env, reach: Reach) -> Result<usize> {
+    pub fn collect_garbage(&self, env: &Env, reach: TierScope) -> Result<usize> {
         let now = env.clock.now_ms();
         let grace_ms = self.options.bucket_grace_ms;
         let is_over = |told_ms: Timestamp| now.saturating_sub(told_ms) >= grace_ms;
@@ -334,7 +334,7 @@ impl Tree {
             // somebody holds could give a new one.
             garbage.table.as_ref().is_none_or(|table| Arc::strong_count(table) == 1)
                 && (!garbage.is_slow
-                    || (reach == Reach::Both && garbage.told_ms.is_some_and(is_over)))
+                    || (reach == TierScope::Both && garbage.told_ms.is_some_and(is_over)))
         };
         let due: Vec<Garbage> = {
             let mut garbage = self.garbage.lock();
@@ -374,7 +374,7 @@ impl Tree {
     }
 
     /// What the slow tier's own manifest is to say now.
-    pub fn slow_state(&self) -> SlowState {
+    pub fn slow_tables(&self) -> SlowTables {
         let version = self.version.read();
         let garbage = self.take_abandoned();
         let dead = garbage.iter().filter(|garbage| garbage.is_slow).map(|one| one.id).collect();
@@ -382,16 +382,16 @@ impl Tree {
             version.level(Level::Two).iter().map(|table| table.present_record()).collect();
         let part = State::encode(self.ids.load(Ordering::Relaxed), records.iter(), &[]);
         let named = State::encode(0, records.iter(), &[]);
-        SlowState { part, named, dead, newest_ts: version.newest_slow_ts() }
+        SlowTables { part, named, dead, newest_ts: version.newest_slow_ts() }
     }
 
-    /// Whether an object waits for [`Tree::note_told`].
-    pub fn has_untold(&self) -> bool {
+    /// Whether an object waits for [`Tree::note_published`].
+    pub fn has_unpublished_garbage(&self) -> bool {
         self.take_abandoned().iter().any(|garbage| garbage.is_slow && garbage.told_ms.is_none())
     }
 
     /// The slow tier's own manifest does not name these since `now`: from then on nobody reads the one before.
-    pub fn note_told(&self, dead: &[TableId], now: Timestamp) {
+    pub fn note_published(&self, dead: &[TableId], now: Timestamp) {
         for garbage in self.garbage.lock().iter_mut().filter(|one| dead.contains(&one.id)) {
             garbage.told_ms.get_or_insert(now);
         }
@@ -399,7 +399,7 @@ impl Tree {
 
     /// Objects were found on the slow tier; what of them are tables that nobody names was left by an upload
     /// that was killed, or by another writer before this one. Their ids are not given any more.
-    pub fn note_found(&self, keys: impl Iterator<Item = String>) {
+    pub fn note_listed(&self, keys: impl Iterator<Item = String>) {
         let version = self.version();
         let now = self.env.clock.now_ms();
         let mut garbage = self.take_abandoned();
@@ -456,7 +456,7 @@ impl Tree {
     }
 
     /// Gives the slow cache's room on the disk back if the disk is nearly full. Cheap otherwise.
-    pub fn tend_slow_cache(&self) {
+    pub fn relieve_slow_cache(&self) {
         self.store.slow_cache.give_way();
     }
 

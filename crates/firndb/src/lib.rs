@@ -98,8 +98,8 @@ pub use firn_cache::{ResultCache, ResultOptions, ResultStats};
 pub use firn_engine::{
     BlockOutline, Cardinality, CheckProgress, CheckReport, ChunkOutline, CommitReport,
     ConvertOptions, CopyReport, DeleteReport, EngineOptions as Options, Finding, Lane, Level, Loss,
-    Lost, LostSeries, ObjectKind, RecoveryProgress, RecoveryReport, Request, RestoreReport, Run,
-    SeriesLimits, SeriesSamples, SeriesWalk, SlowCacheStats, SlowTierStats, Snapshot, Stats,
+    LostSamples, LostSeries, ObjectKind, RecoveryProgress, RecoveryReport, Request, RestoreReport,
+    Run, SeriesLimits, SeriesSamples, SeriesWalk, SlowCacheStats, SlowTierStats, Snapshot, Stats,
     SyncPolicy, TableId, TableRecord, Transaction, TreeOptions, WalkOptions, WriteReport,
 };
 pub use firn_env::Env;

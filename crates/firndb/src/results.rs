@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use firn_cache::{
-    Answer, AnswerSeries, Background, Dependency, Question, Recovered, ResultCache, Session, Span,
-    StoreOptions,
+    Answer, AnswerSeries, Background, Dependency, OwnerHistory, ResultCache, ResultQuery, Session,
+    Span, StoreOptions,
 };
 use firn_engine::{Engine, Replayed, Snapshot};
 use firn_model::{
@@ -65,7 +65,7 @@ impl Results {
         let store = StoreOptions { owner: owner_of(retention_ms), ..options.store };
         let options = ResultOptions { store, ..options };
         let Replayed { after, through, changes, is_damaged, may_lose } = engine.replayed();
-        let recovered = (!is_damaged).then_some(Recovered { replays_after: after, through });
+        let recovered = (!is_damaged).then_some(OwnerHistory { replays_after: after, through });
         let disk = Arc::clone(&engine.env().disk);
         let cache = Arc::new(ResultCache::open(disk, FOLDER, engine.budget(), options, recovered)?);
         changes.into_iter().for_each(|(range, number)| cache.replayed(range, number));
@@ -127,7 +127,7 @@ impl Results {
         let Some((start, end)) = found.missing else {
             return Some(Ok(output(matrix(found.answer, Answer::default()))));
         };
-        let missing = Question { start, end, ..question };
+        let missing = ResultQuery { start, end, ..question };
         let moment = Moment { session, snapshot };
         let is_kept = !found.is_too_large;
         Some(self.compute(query, &moment, &missing, is_kept).map(|(mut output, computed)| {
@@ -143,14 +143,14 @@ impl Results {
         &self,
         query: &RangeQuery<'_>,
         moment: &Moment,
-        missing: &Question<'_>,
+        missing: &ResultQuery<'_>,
         is_kept: bool,
     ) -> Result<(QueryOutput, Option<Answer>)> {
         let parts = firn_promql::parts(query.expr).into_iter();
         let parts: Vec<(String, Expr)> = parts.map(|part| (part.to_string(), part)).collect();
         let (mut given, mut held) = (Vec::new(), Vec::new());
         for (expression, part) in &parts {
-            let question = Question { expression, ..*missing };
+            let question = ResultQuery { expression, ..*missing };
             if self.cache.is_shared(&question)
                 && let Some((series, room)) =
                     self.part(&RangeQuery { expr: part, ..*query }, moment, &question)?
@@ -172,7 +172,7 @@ impl Results {
         if samples_per_step(output.samples_read, missing) >= self.shared_samples_min as f64 {
             self.cache.note_part(missing, missing.expression);
             for (expression, _) in &parts {
-                let part = Question { expression, ..*missing };
+                let part = ResultQuery { expression, ..*missing };
                 self.cache.note_part(&part, missing.expression);
             }
         }
@@ -185,17 +185,17 @@ impl Results {
         &self,
         part: &RangeQuery<'_>,
         moment: &Moment,
-        question: &Question<'_>,
+        question: &ResultQuery<'_>,
     ) -> Result<Option<(Vec<Series>, Reservation)>> {
         let Some(dependencies) = self.dependencies(part) else { return Ok(None) };
-        let question = Question { dependencies: &dependencies, ..*question };
+        let question = ResultQuery { dependencies: &dependencies, ..*question };
         let found = self.cache.lookup(&question, moment.snapshot.number());
         let mut computed = Answer::default();
         if let Some((start, end)) = found.missing {
-            let missing = Question { start, end, ..question };
+            let missing = ResultQuery { start, end, ..question };
             let (output, answer) = evaluate(part, &[], moment, &missing)?;
             let Some(answer) = answer.filter(|_| output.annotations.list.is_empty()) else {
-                self.cache.give_up_part(&question);
+                self.cache.drop_shared_part(&question);
                 return Ok(None);
             };
             if !found.is_too_large {
@@ -205,7 +205,7 @@ impl Results {
         }
         let both = [&found.answer, &computed];
         if !both.iter().all(|answer| answer.has_only_floats()) {
-            self.cache.give_up_part(&question);
+            self.cache.drop_shared_part(&question);
             return Ok(None);
         }
         let held = hold(&both, part.options.samples_max, part.context);
@@ -235,7 +235,7 @@ impl Results {
     fn fill(
         &self,
         moment: &Moment,
-        question: &Question<'_>,
+        question: &ResultQuery<'_>,
         answer: &Answer,
         context: &QueryContext,
     ) {
@@ -281,9 +281,9 @@ fn question<'a>(
     query: &RangeQuery<'_>,
     expression: &'a str,
     dependencies: &'a [Dependency],
-) -> Option<Question<'a>> {
+) -> Option<ResultQuery<'a>> {
     let options = query.options;
-    Some(Question {
+    Some(ResultQuery {
         expression,
         start: options.start,
         end: options.end,
@@ -321,9 +321,9 @@ fn evaluate(
     query: &RangeQuery<'_>,
     given: &[Given],
     moment: &Moment,
-    missing: &Question<'_>,
+    missing: &ResultQuery<'_>,
 ) -> Result<(QueryOutput, Option<Answer>)> {
-    let Question { start, end, .. } = *missing;
+    let ResultQuery { start, end, .. } = *missing;
     let options = EvalOptions { start, end, ..EvalOptions::clone(query.options) };
     let RangeQuery { expr, context, .. } = query;
     let mut output = firn_promql::eval_given(expr, given, &moment.snapshot, &options, context)?;
@@ -342,7 +342,7 @@ fn evaluate(
 }
 
 /// How many samples one step looks at, about: each was read once, and windows overlap.
-fn samples_per_step(samples_read: u64, missing: &Question<'_>) -> f64 {
+fn samples_per_step(samples_read: u64, missing: &ResultQuery<'_>) -> f64 {
     let width_ms = |one: &Dependency| match one.span {
         Span::Relative { first_ms, last_ms } => last_ms.saturating_sub(first_ms).max(0) + 1,
         Span::Fixed(_) => 1,

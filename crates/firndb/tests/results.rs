@@ -260,11 +260,11 @@ impl World {
         let phase_ms = if self.rng.chance(0.01) { 7_000 } else { 0 };
         let lookback_ms = if self.rng.chance(0.01) { MINUTE_MS } else { 5 * MINUTE_MS };
         let end = self.now().div_euclid(step_ms) * step_ms + phase_ms;
-        let before = self.db().result_stats().unwrap().steps_found;
+        let before = self.db().result_stats().unwrap().steps_hit;
         let time = (end - minutes * MINUTE_MS, end, step_ms);
         let [asked, computed] = ask_with(self.db(), text, time, lookback_ms);
         assert_eq!(asked, computed, "{text} {time:?} {lookback_ms}");
-        let after = self.db().result_stats().unwrap().steps_found;
+        let after = self.db().result_stats().unwrap().steps_hit;
         self.queries += 1;
         self.hits += u64::from(after > before);
     }
@@ -296,7 +296,7 @@ impl World {
         self.crashes += 1;
         // Later ones may find what the first one has kept.
         self.query();
-        self.found_after_crash += u64::from(self.db().result_stats().unwrap().steps_found > 0);
+        self.found_after_crash += u64::from(self.db().result_stats().unwrap().steps_hit > 0);
         (0..4).for_each(|_| self.query());
     }
 
@@ -388,7 +388,7 @@ fn a_killed_database_finds_its_answers_again_but_what_changed_since() {
             assert_eq!(asked, computed, "{text}");
         }
         let after = world.db().result_stats().unwrap();
-        (after.steps_found - before.steps_found, after.steps_missing - before.steps_missing)
+        (after.steps_hit - before.steps_hit, after.steps_missed - before.steps_missed)
     };
     let steps = 4 * (minutes as u64 * 4 + 1);
     assert_eq!(refresh(&world), (0, steps));
@@ -448,19 +448,19 @@ fn a_dashboard_that_is_refreshed_computes_its_newest_steps_only_and_goes_on_afte
         world.db().result_stats().unwrap()
     };
     let first = refresh(&world);
-    assert_eq!((first.store.misses, first.steps_found), (4, 0));
+    assert_eq!((first.store.misses, first.steps_hit), (4, 0));
     for _ in 0..5 {
         world.pass_a_step();
         refresh(&world);
     }
     let last = refresh(&world);
     assert_eq!(last.store.misses, 4, "{last:?}");
-    assert_eq!(last.steps_missing - first.steps_missing, 4 * 5, "one new step per refresh");
+    assert_eq!(last.steps_missed - first.steps_missed, 4 * 5, "one new step per refresh");
     world.db().close().unwrap();
     world.db = None;
     world.open();
     let again = refresh(&world);
-    assert_eq!((again.store.misses, again.steps_missing), (0, 0), "{again:?}");
+    assert_eq!((again.store.misses, again.steps_missed), (0, 0), "{again:?}");
 }
 
 /// An answer that retention may cut while it is kept is computed each time, one that it cannot reach is kept.
@@ -469,7 +469,7 @@ fn what_retention_may_cut_is_not_kept() {
     let world = World::with_rows(1, 480);
     let end = world.now().div_euclid(STEP_MS) * STEP_MS;
     for (minutes, is_kept) in [(60, true), (86, false), (120, false)] {
-        let found = |world: &World| world.db().result_stats().unwrap().steps_found;
+        let found = |world: &World| world.db().result_stats().unwrap().steps_hit;
         let before = found(&world);
         for _ in 0..2 {
             let [asked, computed] =
@@ -487,7 +487,7 @@ fn an_answer_too_large_to_be_given_is_not_kept_anew() {
     let end = world.now().div_euclid(STEP_MS) * STEP_MS;
     world.db = None;
     let db = Db::open_idle(world.sim.env(), options(), &RecoveryProgress::default()).unwrap();
-    let limited = |found_bytes_max| ResultOptions { found_bytes_max, ..results(None, 0) };
+    let limited = |answer_bytes_max| ResultOptions { answer_bytes_max, ..results(None, 0) };
     db.keep_results(limited(1_000)).unwrap();
     let ask = |steps| {
         let [asked, computed] = ask_both(&db, "memory", end - steps * STEP_MS, end);
@@ -495,13 +495,13 @@ fn an_answer_too_large_to_be_given_is_not_kept_anew() {
         db.result_stats().unwrap()
     };
     let first = ask(30);
-    assert_eq!((first.fills, first.steps_found), (1, 0));
+    assert_eq!((first.fills, first.steps_hit), (1, 0));
     let again = ask(30);
-    assert_eq!((again.fills, again.steps_found), (1, 0), "{again:?}");
+    assert_eq!((again.fills, again.steps_hit), (1, 0), "{again:?}");
     assert_eq!(again.store.set_bytes, first.store.set_bytes);
     // What was kept is still there for a question that may have it.
     let short = ask(1);
-    assert_eq!((short.steps_found, short.fills), (2, 1), "{short:?}");
+    assert_eq!((short.steps_hit, short.fills), (2, 1), "{short:?}");
 }
 
 /// A hit is held against the limits of its query as what is computed is.
@@ -517,9 +517,9 @@ fn a_hit_over_the_limit_of_samples_is_refused_as_evaluating_refuses_it() {
         asked.map(|output| bits(&output.value)).map_err(|e| e.to_string())
     };
     let whole = ask(1_000_000).unwrap();
-    let found = db.result_stats().unwrap().steps_found;
+    let found = db.result_stats().unwrap().steps_hit;
     assert_eq!(ask(1_000_000).unwrap(), whole);
-    assert!(db.result_stats().unwrap().steps_found > found, "the second answer is a hit");
+    assert!(db.result_stats().unwrap().steps_hit > found, "the second answer is a hit");
     let refused = ask(3).unwrap_err();
     assert!(refused.contains("too many samples"), "{refused}");
 }

@@ -22,9 +22,9 @@ use firn_bench::report::{Aim, finish};
 use firn_bench::server::{Program, Server};
 use firn_bench::tree::sets::{Series, Set};
 use firn_cache::{
-    Ask, Fill, Point, PolicyKind, Recovered, SharedCache, Store, StoreOptions, StoreStats,
+    Fill, Lookup, OwnerHistory, Point, PolicyKind, SharedCache, Store, StoreOptions, StoreStats,
 };
-use firn_cache_client::{BreakEven, Client, Format, Options, Question};
+use firn_cache_client::{BreakEven, Client, Format, GetRequest, Options};
 use firn_codec::frame::crc32;
 use firn_env::LocalDisk;
 use firn_model::{Budget, CommitSeq, TimeRange};
@@ -164,7 +164,7 @@ impl Run {
         for (number, query) in queries(workload).enumerate() {
             let Query { key, first, last } = query;
             let text = format!("SELECT%20v%20FROM%20series{key}");
-            let ask = Ask {
+            let ask = Lookup {
                 key: text.as_bytes(),
                 field: 0,
                 range: TimeRange::new(first, last),
@@ -390,7 +390,7 @@ fn index() -> io::Result<()> {
         let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
         let disk = Arc::new(LocalDisk::open(folder.path().to_owned()).map_err(io::Error::other)?);
         let (budget, options) = (Budget::new(1 << 30), StoreOptions::default());
-        let store = Store::open(disk, "index", &budget, options, Recovered::IMMUTABLE);
+        let store = Store::open(disk, "index", &budget, options, OwnerHistory::IMMUTABLE);
         let store = store.map_err(io::Error::other)?;
         // What lies between two ranges is unknown, so that they stay apart.
         let range = |number: i64| TimeRange::new(number * 10, number * 10 + 4);
@@ -406,7 +406,7 @@ fn index() -> io::Result<()> {
         let (mut rng, mut missing) = (Rng::new(9), 0);
         let begun = Instant::now();
         for _ in 0..ASKED {
-            let ask = Ask {
+            let ask = Lookup {
                 key: b"k",
                 field: 0,
                 range: range(rng.below(ranges as u64) as i64),
@@ -529,7 +529,7 @@ fn parallel() -> io::Result<()> {
     let question = |field, round: i64| {
         let start = round * 53 % 20_000;
         let range = (start, start + 199);
-        Question { key: "k", field, range, format: Format::Binary, least: None }
+        GetRequest { key: "k", field, range, format: Format::Binary, part_bytes_min: None }
     };
     let begun = Instant::now();
     for round in 0..ROUNDS {
@@ -542,7 +542,7 @@ fn parallel() -> io::Result<()> {
     let alone_ms = begun.elapsed().as_secs_f64() * 1e3 / ROUNDS as f64;
     let begun = Instant::now();
     for round in 0..ROUNDS {
-        let questions: Vec<Question<'_>> =
+        let questions: Vec<GetRequest<'_>> =
             (0..FIELDS).map(|field| question(field, round)).collect();
         for found in client.get_many(&questions) {
             assert!(found.map_err(io::Error::other)?.missing.is_none());
@@ -762,22 +762,23 @@ fn ask_one(
     let Some((cache, even)) = cache else { return (ask(database, range).len(), 0) };
     let even = || even.lock().expect("no client panicked");
     let key = firn_cache_client::key_of(&statement).expect("a short statement");
-    let least = Some(even().least());
-    let question = Question { key: &key, field: 0, range, format: Format::Json, least };
+    let least = Some(even().next_bytes_min());
+    let question =
+        GetRequest { key: &key, field: 0, range, format: Format::Json, part_bytes_min: least };
     let begun = Instant::now();
     let found = cache.get_many(&[question]).pop().expect("an answer");
     let found = found.expect("the cache answers");
     // `[]` is nothing.
     let found_bytes = if found.value.len() > 2 { found.value.len() } else { 0 };
     if found_bytes > 0 {
-        even().looked(value_bytes(&found.value), begun.elapsed());
+        even().record_lookup(value_bytes(&found.value), begun.elapsed());
     }
     let Some((missing, absent)) = found.missing.zip(found.absent) else {
         return (found_bytes, found_bytes);
     };
     let begun = Instant::now();
     let new = ask(database, missing);
-    even().computed(value_bytes(&new), begun.elapsed());
+    even().record_computed(value_bytes(&new), begun.elapsed());
     let told = if absent == missing { new.clone() } else { within(&new, absent) };
     cache.set(&key, 0, absent, Format::Json, &told).expect("the cache answers");
     (found_bytes + new.len(), found_bytes)

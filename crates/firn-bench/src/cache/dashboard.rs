@@ -78,7 +78,7 @@ pub fn measure() -> firndb::Result<Figures> {
     }
     let stats = db.result_stats().unwrap_or_default();
     let ms = |ns: u64| ns as f64 / 1e6 / REFRESHES as f64;
-    let steps = stats.steps_found + stats.steps_missing;
+    let steps = stats.steps_hit + stats.steps_missed;
     let answered = stats.store.hits + stats.store.partial_hits;
     let asked = answered + stats.store.misses;
     Ok(Figures {
@@ -86,7 +86,7 @@ pub fn measure() -> firndb::Result<Figures> {
         cached_ms: ms(cached_ns),
         first_ms: first as f64 / 1e6,
         hit_percent: 100.0 * answered as f64 / asked as f64,
-        step_percent: 100.0 * stats.steps_found as f64 / steps as f64,
+        step_percent: 100.0 * stats.steps_hit as f64 / steps as f64,
     })
 }
 

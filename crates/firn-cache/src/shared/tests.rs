@@ -6,7 +6,7 @@ use firn_model::Timestamp;
 use firn_sim::{Operation, Rng, Sim, for_seeds};
 
 use super::*;
-use crate::store::Declined;
+use crate::store::DeclineReason;
 
 const KEYS: [&[u8]; 3] = [b"SELECT%20a", b"SELECT%20b", b"up"];
 const FIELDS: u64 = 2;
@@ -114,7 +114,7 @@ impl World {
         let partial_bytes_min = *self.rng.pick(&[0, 0, 1_000]);
         let bytes_max = *self.rng.pick(&[u64::MAX, 8_000]);
         let number = CommitSeq(0);
-        let ask = Ask { key: KEYS[key], field, range, number, partial_bytes_min, bytes_max };
+        let ask = Lookup { key: KEYS[key], field, range, number, partial_bytes_min, bytes_max };
         let got = self.cache().get(&ask);
         let said = &self.said[&(key, field)];
         for ts in range.start..=range.end {
@@ -126,7 +126,7 @@ impl World {
         let mut want = World::points_of(key, said, range);
         want.retain(|point| !got.missing.contains(point.0));
         assert_eq!(found, want, "key {key}/{field} in {range:?}, missing {:?}", got.missing);
-        if got.declined == Some(Declined::TooLarge) {
+        if got.declined == Some(DeclineReason::TooLarge) {
             assert!(got.missing == range && bytes_max == 8_000);
         }
         self.points += found.len() as u64;

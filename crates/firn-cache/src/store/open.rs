@@ -12,7 +12,7 @@ use crate::slab::{PREAMBLE_BYTES, SlabKey};
 
 /// What the owner of the points knows when it opens a cache again.
 #[derive(Clone, Copy, Debug)]
-pub struct Recovered {
+pub struct OwnerHistory {
     /// It will tell every change with a larger number again, right after opening. What a slab has is true as of a
     /// number of its own; slabs that missed a change are dropped.
     pub replays_after: CommitSeq,
@@ -21,10 +21,10 @@ pub struct Recovered {
     pub through: CommitSeq,
 }
 
-impl Recovered {
+impl OwnerHistory {
     /// For points that never change.
-    pub const IMMUTABLE: Recovered =
-        Recovered { replays_after: CommitSeq(0), through: CommitSeq(u64::MAX) };
+    pub const IMMUTABLE: OwnerHistory =
+        OwnerHistory { replays_after: CommitSeq(0), through: CommitSeq(u64::MAX) };
 }
 
 /// A slab that was found.
@@ -43,7 +43,7 @@ impl Store {
         folder: &str,
         budget: &Budget,
         options: StoreOptions,
-        recovered: Recovered,
+        recovered: OwnerHistory,
     ) -> Result<Store> {
         let slab_bytes = u64::from(options.slab_bytes);
         let slot_count = u32::try_from(options.flash_bytes_max / slab_bytes.max(1));
@@ -118,7 +118,7 @@ impl Store {
     }
 
     /// Reads the headers of all slabs. Returns whether the file can be used.
-    fn load(&self, recovered: Recovered) -> Result<bool> {
+    fn load(&self, recovered: OwnerHistory) -> Result<bool> {
         let slot_count = self.device.slot_count()?;
         let mut found = Vec::new();
         let mut corrupt = 0;
@@ -181,7 +181,7 @@ impl Found {
 }
 
 impl State {
-    fn add_found(&mut self, found: Vec<Found>, checkpoint: &Checkpoint, recovered: Recovered) {
+    fn add_found(&mut self, found: Vec<Found>, checkpoint: &Checkpoint, recovered: OwnerHistory) {
         // Every range goes to the slab that was computed from the newest snapshot: by number, then generation.
         let mut claims = Vec::new();
         let mut generations: HashMap<u64, u32> = HashMap::new();

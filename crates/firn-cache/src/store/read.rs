@@ -11,7 +11,7 @@ const GAP_BLOCKS_MAX: usize = 4;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct Lookup<'a> {
     /// Whose points.
     pub key: &'a [u8],
     /// Which of them.
@@ -29,23 +29,23 @@ pub struct Ask<'a> {
 
 /// Why nothing is given although something is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Declined {
-    /// A part that is smaller than [`Ask::partial_bytes_min`].
+pub enum DeclineReason {
+    /// A part that is smaller than [`Lookup::partial_bytes_min`].
     TooSmall,
-    /// More than [`Ask::bytes_max`].
+    /// More than [`Lookup::bytes_max`].
     TooLarge,
 }
 
 /// What is there of what was asked for.
 #[derive(Debug)]
-pub struct Got {
+pub struct CachedRange {
     /// What is not: one range, empty for a hit. Before it and behind it all is there.
     pub missing: TimeRange,
     /// What of `missing` is really not there: one range, less than `missing` if the cache chose to give nothing. Who
     /// then has all of `missing` need not set more than this.
     pub absent: TimeRange,
     /// Why all of it is missing, if the cache chose so.
-    pub declined: Option<Declined>,
+    pub declined: Option<DeclineReason>,
     device: Option<String>,
     parts: Vec<Part>,
 }
@@ -114,41 +114,41 @@ impl Store {
     /// What of a range is there. Counts as a use of the slabs that have it.
     ///
     /// Never fails: what cannot be read is not there.
-    pub fn get(&self, ask: &Ask<'_>) -> Got {
-        self.try_get(ask, true).unwrap_or_else(|| Got::nothing(ask))
+    pub fn get(&self, ask: &Lookup<'_>) -> CachedRange {
+        self.try_get(ask, true).unwrap_or_else(|| CachedRange::nothing(ask))
     }
 
     /// As [`Store::get`], if nobody has to wait for the device; `None` if not, and nothing is counted.
-    pub fn get_now(&self, ask: &Ask<'_>) -> Option<Got> {
+    pub fn get_now(&self, ask: &Lookup<'_>) -> Option<CachedRange> {
         self.try_get(ask, false)
     }
 
     /// `None` if it would have to wait and must not.
-    fn try_get(&self, ask: &Ask<'_>, may_wait: bool) -> Option<Got> {
+    fn try_get(&self, ask: &Lookup<'_>, may_wait: bool) -> Option<CachedRange> {
         for _ in 0..TRIES_MAX {
             let Plan { missing, absent, is_too_small, sources } = self.state.lock().find(ask);
             match self.read(ask, sources, may_wait) {
                 Ok(Reading::Done(parts)) => {
                     self.count_get(ask, missing, parts.iter().map(Part::bytes).sum());
                     let device = Some(self.device.path().to_owned());
-                    let declined = is_too_small.then_some(Declined::TooSmall);
-                    return Some(Got { missing, absent, declined, device, parts });
+                    let declined = is_too_small.then_some(DeclineReason::TooSmall);
+                    return Some(CachedRange { missing, absent, declined, device, parts });
                 }
                 Ok(Reading::TooLarge) => {
                     self.count_get(ask, ask.range, 0);
-                    let declined = Some(Declined::TooLarge);
-                    return Some(Got { absent, declined, ..Got::nothing(ask) });
+                    let declined = Some(DeclineReason::TooLarge);
+                    return Some(CachedRange { absent, declined, ..CachedRange::nothing(ask) });
                 }
                 Ok(Reading::WouldWait) => return None,
                 Err((slab, error)) => self.state.lock().lose(slab, &error),
             }
         }
         self.count_get(ask, ask.range, 0);
-        Some(Got::nothing(ask))
+        Some(CachedRange::nothing(ask))
     }
 
     /// What is there of a range in bytes, about: by its density (TSCache 3.3), without reading. Counts as no use.
-    pub fn estimate_bytes(&self, ask: &Ask<'_>) -> u64 {
+    pub fn estimate_bytes(&self, ask: &Lookup<'_>) -> u64 {
         let state = self.state.lock();
         let entry = state.fields.get(&ask.field).and_then(|field| field.keys.get(ask.key));
         let parts = entry.into_iter().flat_map(|entry| entry.within(ask.range));
@@ -160,8 +160,8 @@ impl Store {
         self.state.lock().is_off
     }
 
-    /// What of a range is not there, without reading: as [`Got::missing`] if all can be read. Counts as no use.
-    pub fn missing(&self, ask: &Ask<'_>) -> TimeRange {
+    /// What of a range is not there, without reading: as [`CachedRange::missing`] if all can be read. Counts as no use.
+    pub fn missing(&self, ask: &Lookup<'_>) -> TimeRange {
         let state = self.state.lock();
         let entry = state.fields.get(&ask.field).and_then(|field| field.keys.get(ask.key));
         let parts = entry.into_iter().flat_map(|entry| entry.within(ask.range));
@@ -170,7 +170,7 @@ impl Store {
     }
 
     /// Counts a question that was answered from a copy in memory: a use of what the store has of it.
-    pub(crate) fn count_use(&self, ask: &Ask<'_>, missing: TimeRange, bytes: u64) {
+    pub(crate) fn count_use(&self, ask: &Lookup<'_>, missing: TimeRange, bytes: u64) {
         {
             let mut state = self.state.lock();
             let State { fields, policy, .. } = &mut *state;
@@ -183,7 +183,7 @@ impl Store {
         self.count_get(ask, missing, bytes);
     }
 
-    fn count_get(&self, ask: &Ask<'_>, missing: TimeRange, bytes: u64) {
+    fn count_get(&self, ask: &Lookup<'_>, missing: TimeRange, bytes: u64) {
         let mut state = self.state.lock();
         let stats = &mut state.stats;
         match () {
@@ -204,7 +204,7 @@ impl Store {
 
     fn read(
         &self,
-        ask: &Ask<'_>,
+        ask: &Lookup<'_>,
         sources: Vec<Source>,
         may_wait: bool,
     ) -> Result<Reading, (SlabId, Error)> {
@@ -327,10 +327,16 @@ impl Store {
     }
 }
 
-impl Got {
-    fn nothing(ask: &Ask<'_>) -> Got {
+impl CachedRange {
+    fn nothing(ask: &Lookup<'_>) -> CachedRange {
         let range = ask.range;
-        Got { missing: range, absent: range, declined: None, device: None, parts: Vec::new() }
+        CachedRange {
+            missing: range,
+            absent: range,
+            declined: None,
+            device: None,
+            parts: Vec::new(),
+        }
     }
 
     /// What it holds, about: payloads, and some bytes for each point.
@@ -426,7 +432,7 @@ impl FlashPart {
 
 impl State {
     /// Where the parts are that are there, and the one range that is not.
-    fn find(&mut self, ask: &Ask<'_>) -> Plan {
+    fn find(&mut self, ask: &Lookup<'_>) -> Plan {
         let nothing =
             |absent| Plan { missing: ask.range, absent, is_too_small: false, sources: Vec::new() };
         let Some(field) = self.fields.get_mut(&ask.field).filter(|_| !self.is_off) else {

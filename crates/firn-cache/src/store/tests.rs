@@ -63,7 +63,7 @@ impl World {
 
     fn open(&mut self) {
         let recovered =
-            Recovered { replays_after: CommitSeq(self.floor), through: CommitSeq(self.number) };
+            OwnerHistory { replays_after: CommitSeq(self.floor), through: CommitSeq(self.number) };
         for _ in 0..50 {
             let disk = self.sim.env().disk;
             let budget = Budget::new(4 << 20);
@@ -123,8 +123,14 @@ impl World {
         let number = CommitSeq(self.number);
         let text = KEYS[key].as_bytes();
         let partial_bytes_min = *self.rng.pick(&[0, 0, 500]);
-        let ask =
-            Ask { key: text, field: FIELD, range, number, partial_bytes_min, bytes_max: u64::MAX };
+        let ask = Lookup {
+            key: text,
+            field: FIELD,
+            range,
+            number,
+            partial_bytes_min,
+            bytes_max: u64::MAX,
+        };
         let got = self.store().get(&ask);
         let mut found = Vec::new();
         got.for_each(&mut |point| {
@@ -323,7 +329,7 @@ fn where_memory_is_short_no_slab_goes_for_what_is_not_kept() {
     let options = StoreOptions { slab_bytes: 16 << 10, flash_bytes_max: 1 << 20, ..options(None) };
     world.store = None;
     let disk = world.sim.env().disk;
-    let recovered = Recovered::IMMUTABLE;
+    let recovered = OwnerHistory::IMMUTABLE;
     world.store = Some(Store::open(disk, "short", &budget, options, recovered).unwrap());
     for start in (0..LAST).step_by(100) {
         for key in 0..KEYS.len() {
@@ -383,7 +389,7 @@ fn what_is_trimmed_while_slabs_are_merged_stays_trimmed() {
     let gone = TimeRange::new(900, 940);
     store.trim(KEYS[0].as_bytes(), FIELD, gone);
     store.merge(merge);
-    let ask = |range| Ask {
+    let ask = |range| Lookup {
         key: KEYS[0].as_bytes(),
         field: FIELD,
         range,

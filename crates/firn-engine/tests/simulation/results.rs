@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firn_cache::{
-    Answer, AnswerSeries, Dependency, Question, Recovered, ResultCache, ResultOptions, Span,
+    Answer, AnswerSeries, Dependency, OwnerHistory, ResultCache, ResultOptions, ResultQuery, Span,
     StoreOptions,
 };
 use firn_engine::{
@@ -40,7 +40,7 @@ struct Life {
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     steps: u64,
-    steps_found: u64,
+    steps_hit: u64,
     /// Of answers right after an end that was not clean.
     steps_after_crash: u64,
     found_after_crash: u64,
@@ -55,7 +55,7 @@ fn what_outlives_a_crash_is_what_the_first_snapshot_says() {
         let tally = run(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
         let mut all = all.borrow_mut();
         all.steps += tally.steps;
-        all.steps_found += tally.steps_found;
+        all.steps_hit += tally.steps_hit;
         all.steps_after_crash += tally.steps_after_crash;
         all.found_after_crash += tally.found_after_crash;
         all.crashes += tally.crashes;
@@ -67,7 +67,7 @@ fn what_outlives_a_crash_is_what_the_first_snapshot_says() {
         return;
     }
     assert!(all.crashes > 100 && all.failed_writes > 50, "{all:?}");
-    assert!(all.steps_found * 3 > all.steps, "{all:?}");
+    assert!(all.steps_hit * 3 > all.steps, "{all:?}");
     assert!(all.found_after_crash * 6 > all.steps_after_crash, "{all:?}");
 }
 
@@ -143,7 +143,7 @@ fn close_after_a_failed_write(seed: u64, is_failing: bool) -> Outcome<u64> {
     for _ in 0..8 {
         life.query()?;
     }
-    Ok(life.tally.steps_found)
+    Ok(life.tally.steps_hit)
 }
 
 fn is_nobodys_fault(error: &Error) -> bool {
@@ -349,12 +349,12 @@ impl Life {
     fn reopened(&mut self) -> Outcome<()> {
         self.open()?;
         self.tally.crashes += 1;
-        let before = (self.tally.steps, self.tally.steps_found);
+        let before = (self.tally.steps, self.tally.steps_hit);
         for _ in 0..3 {
             self.query()?;
         }
         self.tally.steps_after_crash += self.tally.steps - before.0;
-        self.tally.found_after_crash += self.tally.steps_found - before.1;
+        self.tally.found_after_crash += self.tally.steps_hit - before.1;
         Ok(())
     }
 
@@ -390,7 +390,7 @@ impl Life {
         let missing = found.missing.map(|range| Ok((range, compute(range)?))).transpose()?;
         let steps = |(start, end): (i64, i64)| ((end - start) / STEP_MS + 1) as u64;
         self.tally.steps += steps((start, end));
-        self.tally.steps_found += steps((start, end)) - found.missing.map_or(0, steps);
+        self.tally.steps_hit += steps((start, end)) - found.missing.map_or(0, steps);
         for (labels, values) in missing.iter().flat_map(|one| bits(&one.1)) {
             both.entry(labels).or_default().extend(values);
         }
@@ -412,7 +412,7 @@ pub(crate) fn open_beside(
     options: ResultOptions,
 ) -> firn_model::Result<Arc<ResultCache>> {
     let Replayed { after, through, changes, is_damaged, .. } = engine.replayed();
-    let recovered = (!is_damaged).then_some(Recovered { replays_after: after, through });
+    let recovered = (!is_damaged).then_some(OwnerHistory { replays_after: after, through });
     let disk = Arc::clone(&engine.env().disk);
     let cache = ResultCache::open(disk, "cache/results", engine.budget(), options, recovered)?;
     changes.into_iter().for_each(|(range, number)| cache.replayed(range, number));
@@ -427,8 +427,8 @@ pub(crate) fn question<'a>(
     expression: &'a str,
     dependencies: &'a [Dependency],
     (start, end): (Timestamp, Timestamp),
-) -> Question<'a> {
-    Question { expression, start, end, step_ms: STEP_MS, lookback_ms: 0, dependencies }
+) -> ResultQuery<'a> {
+    ResultQuery { expression, start, end, step_ms: STEP_MS, lookback_ms: 0, dependencies }
 }
 
 pub(crate) fn groups(

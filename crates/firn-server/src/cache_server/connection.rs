@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_cache::{Ask, Declined, Got};
+use firn_cache::{CachedRange, DeclineReason, Lookup};
 use firn_model::{CommitSeq, ErrorKind, TimeRange};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -385,10 +385,10 @@ async fn blocking(work: impl FnOnce() -> String + Send + 'static) -> String {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| PANICKED.to_owned())
 }
 
-fn ask(place: &Place, format: Format, partial_bytes_min: u64, bytes_max: u64) -> Ask<'_> {
+fn ask(place: &Place, format: Format, partial_bytes_min: u64, bytes_max: u64) -> Lookup<'_> {
     let field = format.store_field(place.field);
     let (key, range, number) = (&*place.key, place.range, CommitSeq(0));
-    Ask { key, field, range, number, partial_bytes_min, bytes_max }
+    Lookup { key, field, range, number, partial_bytes_min, bytes_max }
 }
 
 /// The answer to a get.
@@ -399,14 +399,14 @@ enum Answer {
 }
 
 /// What was got, as it is told: a value of at most `bytes_max`.
-fn told(got: &Got, asked: TimeRange, format: Format, bytes_max: usize) -> Vec<u8> {
+fn told(got: &CachedRange, asked: TimeRange, format: Format, bytes_max: usize) -> Vec<u8> {
     let TimeRange { start, end } = asked;
     let too_large = || {
         let what = format!("what is there from {start} to {end} has more than {bytes_max} bytes");
         format!("CLIENT_ERROR {what} (--value-bytes-max); get shorter ranges\r\n").into_bytes()
     };
     let line = match got.declined {
-        Some(Declined::TooLarge) => return too_large(),
+        Some(DeclineReason::TooLarge) => return too_large(),
         None if got.missing == asked => return b"NOT_FOUND\r\n".to_vec(),
         _ if got.missing.is_empty() => format!("VALUE {start} {end}"),
         _ => format!("INCOMPLETE {} {}", got.missing.start, got.missing.end),

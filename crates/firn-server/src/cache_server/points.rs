@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use firn_cache::{Got, Point};
+use firn_cache::{CachedRange, Point};
 use firn_model::{Result, TimeRange, Timestamp};
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::value::RawValue;
@@ -103,7 +103,12 @@ fn decode_binary(bytes: &[u8]) -> std::result::Result<Vec<Point<'_>>, String> {
 ///
 /// # Errors
 /// `Corrupt` if a slab is not what its checksums say: then nothing of it may be used.
-pub(super) fn encode(format: Format, got: &Got, bytes_max: usize, out: &mut Vec<u8>) -> Result<()> {
+pub(super) fn encode(
+    format: Format,
+    got: &CachedRange,
+    bytes_max: usize,
+    out: &mut Vec<u8>,
+) -> Result<()> {
     // A number's text is about as long as its time's.
     out.reserve((2 * got.bytes() as usize).min(bytes_max));
     match format {

@@ -30,7 +30,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, Request, Response, StatusCode};
 use axum::routing::get;
 use bytes::BytesMut;
-use firn_cache::{Background, Recovered, Store, StoreOptions};
+use firn_cache::{Background, OwnerHistory, Store, StoreOptions};
 use firn_cache_client::BreakEven;
 use firn_env::{Disk, FolderLock, LocalDisk};
 use firn_model::{Budget, Error, Pool, Reservation, Result};
@@ -167,7 +167,7 @@ impl Proxy {
             ..StoreOptions::default()
         };
         let store =
-            Store::open(disk, FOLDER, &budget, options, Recovered::IMMUTABLE).map_err(|e| {
+            Store::open(disk, FOLDER, &budget, options, OwnerHistory::IMMUTABLE).map_err(|e| {
                 e.context(format!("cannot open the cache in {}", config.data.display()))
             })?;
         let store = Arc::new(store);
@@ -306,7 +306,7 @@ impl Shared {
         let bytes_max = self.config.answer_bytes_max as u64;
         // The cache's file is read on a thread that may block.
         let least = self.config.partial_bytes_min;
-        let least = least.unwrap_or_else(|| self.break_even.lock().least() / STORED_SHARE);
+        let least = least.unwrap_or_else(|| self.break_even.lock().next_bytes_min() / STORED_SHARE);
         let look_up = move || {
             let begun = Instant::now();
             let known = reader.look_up(&store, bytes_max, least);
@@ -319,7 +319,7 @@ impl Shared {
             return Answered::Pass;
         };
         if found != "miss" {
-            self.break_even.lock().looked(known_bytes, took);
+            self.break_even.lock().record_lookup(known_bytes, took);
         }
         if let Some(answer) = answer {
             self.numbers.hits.add(1);
@@ -333,7 +333,7 @@ impl Shared {
         };
         if fetched.status == StatusCode::OK {
             let (bytes, took) = (fetched.body.len() as u64, begun.elapsed());
-            self.break_even.lock().computed(bytes, took);
+            self.break_even.lock().record_computed(bytes, took);
             let (store, writer) = (Arc::clone(&self.store), Arc::clone(&question));
             let body = fetched.body.clone();
             let join = move || writer.join(&store, known, &body);

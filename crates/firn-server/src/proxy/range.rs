@@ -2,7 +2,7 @@
 
 use axum::http::header::{self, HeaderMap};
 use axum::http::request::Parts;
-use firn_cache::{Ask, Fill, Grid, Store};
+use firn_cache::{Fill, Grid, Lookup, Store};
 use firn_model::{CommitSeq, Result, TimeRange, Timestamp};
 use firn_promql::Reach;
 
@@ -127,9 +127,9 @@ impl Asked {
     }
 
     /// What the cache is asked.
-    pub(super) fn ask(&self, bytes_max: u64, partial_bytes_min: u64) -> Ask<'_> {
+    pub(super) fn ask(&self, bytes_max: u64, partial_bytes_min: u64) -> Lookup<'_> {
         let (key, range) = (&*self.key, self.grid.cells(self.steps));
-        Ask { key, field: FIELD, range, number: NUMBER, partial_bytes_min, bytes_max }
+        Lookup { key, field: FIELD, range, number: NUMBER, partial_bytes_min, bytes_max }
     }
 
     /// Reads what is there, if it is no more than `bytes_max`, and a part only if it has `least` bytes. Reads the cache's file.

@@ -3,7 +3,7 @@
 use firn_sim::Operation;
 
 use super::*;
-use crate::{Ahead, JobKind, Later, LaterGroup, Level, ReadAhead, TableRecord};
+use crate::{JobKind, Level, Prefetch, ReadAhead, TableRecord, UpcomingGroup, UpcomingScan};
 
 fn start_of_window(world: &World) -> i64 {
     world.now().div_euclid(2 * HOUR_MS) * 2 * HOUR_MS
@@ -45,7 +45,7 @@ fn slow_reads_take_two_round_trips_cold_and_none_warm() {
     live(&mut world, 24 * HOUR_MS);
     world.reopen();
     let version = world.tree.version();
-    let asks = [Ask { group: GroupId(2), slots: &[Slot(1)], before: None }];
+    let asks = [ColumnRequest { group: GroupId(2), slots: &[Slot(1)], before: None }];
     let range = TimeRange::new(world.now() - 24 * HOUR_MS, world.now() - 6 * HOUR_MS);
     let cold = version.scan(&asks, range, None, &QueryContext::unbounded()).unwrap();
     let traffic = world.tree.stats().traffic;
@@ -98,7 +98,7 @@ fn directories_of_uploads_are_kept_on_this_machine() {
     live(&mut world, 24 * HOUR_MS);
     world.tree.close();
     world.reopen();
-    let asks = [Ask { group: GroupId(2), slots: &[Slot(1)], before: None }];
+    let asks = [ColumnRequest { group: GroupId(2), slots: &[Slot(1)], before: None }];
     let range = TimeRange::new(world.now() - 24 * HOUR_MS, world.now() - 6 * HOUR_MS);
     let version = world.tree.version();
     let found = version.scan(&asks, range, None, &QueryContext::unbounded()).unwrap();
@@ -126,16 +126,16 @@ fn a_long_scan_reads_ahead() {
         let all = |_, _| true;
         let _held = version.load_directories(TimeRange::ALL, &all, &Budget::unlimited()).unwrap();
         let state = ReadAhead::default();
-        let ask = |group| Ask { group: GroupId(group), slots: &[Slot(1)], before: None };
+        let ask = |group| ColumnRequest { group: GroupId(group), slots: &[Slot(1)], before: None };
         let later =
-            |group| LaterGroup { group: GroupId(group), slots: vec![Slot(1)], before: None };
+            |group| UpcomingGroup { group: GroupId(group), slots: vec![Slot(1)], before: None };
         for first in (0..GROUPS).step_by(PIECE as usize) {
-            let asks: Vec<Ask<'_>> = (first..first + PIECE).map(ask).collect();
+            let asks: Vec<ColumnRequest<'_>> = (first..first + PIECE).map(ask).collect();
             let mut next = |pieces: usize| {
                 let groups = (first + PIECE..GROUPS).take(pieces * PIECE as usize);
-                Later { range: TimeRange::ALL, groups: groups.map(later).collect() }
+                UpcomingScan { range: TimeRange::ALL, groups: groups.map(later).collect() }
             };
-            let ahead = reads_ahead.then_some(Ahead { state: &state, next: &mut next });
+            let ahead = reads_ahead.then_some(Prefetch { read_ahead: &state, next: &mut next });
             let context = QueryContext::unbounded();
             let found = version.scan(&asks, TimeRange::ALL, ahead, &context).unwrap();
             assert!(found.iter().all(|chunks| chunks.len() == 1));
@@ -510,7 +510,7 @@ fn one_member_of_a_large_group_is_read_without_the_others() {
     world.check();
     let before = world.tree.stats().traffic.fast_read_bytes;
     let version = world.tree.version();
-    let asks = [Ask { group: GroupId(7), slots: &[Slot(300)], before: None }];
+    let asks = [ColumnRequest { group: GroupId(7), slots: &[Slot(300)], before: None }];
     version.scan(&asks, TimeRange::ALL, None, &QueryContext::unbounded()).unwrap();
     let read = world.tree.stats().traffic.fast_read_bytes - before;
     let bytes = version.tables().next().unwrap().bytes;
@@ -523,8 +523,12 @@ fn a_scan_is_bounded_by_its_budget_and_stops_when_told() {
     let start = world.now();
     world.flush(&regular(0..50, 0..4, start..start + HOUR_MS, 30_000, 0.0)).unwrap();
     let version = world.tree.version();
-    let asks: Vec<Ask<'_>> = (0..50)
-        .map(|group| Ask { group: GroupId(group), slots: &[Slot(0), Slot(3)], before: None })
+    let asks: Vec<ColumnRequest<'_>> = (0..50)
+        .map(|group| ColumnRequest {
+            group: GroupId(group),
+            slots: &[Slot(0), Slot(3)],
+            before: None,
+        })
         .collect();
     let mut context = QueryContext::unbounded();
     context.budget = Budget::new(1_000);

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use firn_cache_client::{
-    Client, Format, Options, Question, decode_points, encode_points, server_of,
+    Client, Format, GetRequest, Options, decode_points, encode_points, server_of,
 };
 
 use crate::process::{Process, free_address, installed, repository, wait_until_ready};
@@ -190,15 +190,21 @@ fn clients_in_rust_and_python_share_two_servers() {
     }
     assert!(counts.iter().all(|&count| count > 5), "{counts:?}");
     let keys: Vec<String> = (0..40).map(|number| format!("rust/{number}")).collect();
-    let ask = |key| Question { key, field: 3, range: (0, 120), format: Format::Json, least: None };
-    let questions: Vec<Question<'_>> = keys.iter().map(|key| ask(key)).collect();
+    let ask = |key| GetRequest {
+        key,
+        field: 3,
+        range: (0, 120),
+        format: Format::Json,
+        part_bytes_min: None,
+    };
+    let questions: Vec<GetRequest<'_>> = keys.iter().map(|key| ask(key)).collect();
     for (number, found) in both.get_many(&questions).into_iter().enumerate() {
         let found = found.expect("an answer");
         assert_eq!(found.missing, Some((100, 120)));
         assert_eq!(found.value, format!("[[{number},1]]").into_bytes());
     }
     // A part that is too small for who asks.
-    let large = Question { least: Some(1_000), ..ask(&keys[0]) };
+    let large = GetRequest { part_bytes_min: Some(1_000), ..ask(&keys[0]) };
     let found = both.get_many(&[large]).remove(0).expect("an answer");
     assert_eq!((found.missing, found.absent), (Some((0, 120)), Some((100, 120))));
     assert_eq!(found.value, b"[]");

@@ -9,7 +9,7 @@ mod table;
 
 use axum::http::header;
 use axum::http::request::Parts;
-use firn_cache::{Ask, Fill, Store};
+use firn_cache::{Fill, Lookup, Store};
 use firn_model::{CommitSeq, Result, TimeRange, Timestamp};
 
 use self::statement::Statement;
@@ -112,9 +112,9 @@ impl Asked {
     }
 
     /// What the cache is asked.
-    pub(in crate::proxy) fn ask(&self, bytes_max: u64, partial_bytes_min: u64) -> Ask<'_> {
+    pub(in crate::proxy) fn ask(&self, bytes_max: u64, partial_bytes_min: u64) -> Lookup<'_> {
         let (key, range) = (&*self.key, self.cells(self.whole));
-        Ask { key, field: FIELD, range, number: NUMBER, partial_bytes_min, bytes_max }
+        Lookup { key, field: FIELD, range, number: NUMBER, partial_bytes_min, bytes_max }
     }
 
     /// Reads what is there, if it is no more than `bytes_max`, and a part only if it has `least` bytes. Reads the cache's file.
@@ -274,7 +274,7 @@ mod tests {
     use std::sync::Arc;
 
     use axum::http::Request;
-    use firn_cache::{Recovered, StoreOptions};
+    use firn_cache::{OwnerHistory, StoreOptions};
     use firn_env::LocalDisk;
     use firn_model::Budget;
 
@@ -305,7 +305,7 @@ mod tests {
         let disk = Arc::new(LocalDisk::open(folder.path().to_owned()).unwrap());
         let options = StoreOptions { flash_bytes_max: 8 << 20, ..StoreOptions::default() };
         let budget = Budget::new(64 << 20);
-        let store = Store::open(disk, "a", &budget, options, Recovered::IMMUTABLE).unwrap();
+        let store = Store::open(disk, "a", &budget, options, OwnerHistory::IMMUTABLE).unwrap();
         // An origin that has one point a second of the value that its second has.
         let origin = |parts: &[(i64, i64)]| {
             let result = |(idx, (first, last)): (usize, &(i64, i64))| {
