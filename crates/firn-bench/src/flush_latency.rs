@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use firndb::{Db, Labels, Lane, Options, QueryTime, RowBatch, SeriesRef, local_env};
+use firndb::{Db, HeadOptions, Labels, Lane, Options, QueryTime, RowBatch, SeriesRef, local_env};
 use serde_json::{Value, json};
 
 use crate::far_disk::FarDisk;
@@ -169,11 +169,14 @@ fn measure(arm: &Arm) -> io::Result<Outcome> {
         env.disk = Arc::new(FarDisk(env.disk));
     }
     let options = Options {
-        hot_bytes_max: arm.hot_bytes_max,
-        hot_recycle_percents: arm.recycle_percents,
         flush_age_ms_max: i64::MAX,
         // Five minutes of rows a flush are more than a day at the end.
         future_ms_max: i64::MAX,
+        head: HeadOptions {
+            hot_bytes_max: arm.hot_bytes_max,
+            recycle_percents: arm.recycle_percents,
+            ..Default::default()
+        },
         ..Options::default()
     };
     let db = Db::open(env, options).map_err(io::Error::other)?;

@@ -138,7 +138,7 @@ impl Drop for Open<'_> {
 }
 
 impl Engine {
-    /// Does all of `work` or nothing. When this returns it is durable (by `log_sync`) and visible everywhere.
+    /// Does all of `work` or nothing. When this returns it is durable (by `log.sync`) and visible everywhere.
     ///
     /// # Errors
     /// `Conflict` if another transaction touched what was read, `NotFound` for a series that does not exist, `TooLarge`

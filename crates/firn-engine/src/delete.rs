@@ -135,7 +135,7 @@ impl DeleteState {
 
 impl Engine {
     /// Hides all samples in `range` of the series that one of `selectors` matches and that were
-    /// committed before. When this returns the delete is durable (by `log_sync`) and visible; after a
+    /// committed before. When this returns the delete is durable (by `log.sync`) and visible; after a
     /// crash it is there as a whole or not at all. Writes that are on their way may come before or
     /// after it.
     ///
@@ -247,7 +247,7 @@ impl Engine {
     }
 
     /// What the tree must know of deletes: those that were asked for or have waited long enough leave
-    /// the tables. Those that only the log has are younger than all tables, and with a relaxed `log_sync` a power loss
+    /// the tables. Those that only the log has are younger than all tables, and with a relaxed `log.sync` a power loss
     /// may take them: what they hide stays until then.
     pub(crate) fn tree_deletes(&self) -> Deletes {
         let tombstones = match self.planted(Planted::UnflushedDeletesApplied) {

@@ -68,9 +68,9 @@ pub use check::{CheckProgress, CheckReport, Finding, Loss};
 pub use copy::CopyReport;
 pub use counted::{ObjectKind, Request, RequestCount, RequestCounts};
 pub use delete::DeleteReport;
-pub use firn_head::ConvertOptions;
-pub use firn_index::{Cardinality, GroupInfo, LostSeries, Matches, SeriesLimits};
-pub use firn_log::SyncPolicy;
+pub use firn_head::{ConvertOptions, HeadOptions};
+pub use firn_index::{Cardinality, GroupInfo, IndexOptions, LostSeries, Matches, SeriesLimits};
+pub use firn_log::{LogOptions, SyncPolicy};
 pub use firn_tree::{
     BlockOutline, ChunkOutline, JobKind, Level, LostSamples, SlowCacheStats, TableId, TableRecord,
     TreeOptions,
@@ -295,7 +295,7 @@ impl Engine {
     pub fn close(&self, flush: bool) -> Result<()> {
         let flushed = if flush && self.is_open() { self.flush() } else { Ok(()) };
         let synced = match self.is_open() && self.log_started.load(Ordering::Acquire) {
-            // With a relaxed `log_sync` something may still wait for its sync.
+            // With a relaxed `log.sync` something may still wait for its sync.
             true => self.log.sync(),
             false => Ok(()),
         };

@@ -62,7 +62,7 @@ pub enum Lane {
     Head,
     /// Compaction, upload, retention, garbage, the index's files.
     Tree,
-    /// Keeps what an interval of [`crate::EngineOptions::log_sync`] promises when no commit comes by, however long the
+    /// Keeps what an interval of [`crate::EngineOptions::log`] promises when no commit comes by, however long the
     /// others work; there is nothing to do for another policy.
     Log,
 }
@@ -146,7 +146,7 @@ impl Engine {
 
     /// What is hot over its limit, or so old that nobody asks for it or retention has ended it.
     fn recycle_surplus(&self) -> u64 {
-        let age_ms_max = self.options.retention_ms.unwrap_or(i64::MAX);
+        let age_ms_max = self.options.tree.retention_ms.unwrap_or(i64::MAX);
         let age_ms_max = age_ms_max.min(self.options.hot_age_ms_max);
         let hard_line = self.env.clock.now_ms().saturating_sub(age_ms_max);
         let recycled_bytes = self.head.recycle_surplus(hard_line);
@@ -162,7 +162,7 @@ impl Engine {
 
     /// What an earlier sync has lost is not told again: a flush is on its way, and must not slow this down.
     fn sync_lazily(&self) -> Result<()> {
-        match self.options.log_sync {
+        match self.options.log.sync {
             SyncPolicy::IntervalMs(_) if self.log_started.load(Relaxed) => {
                 self.log.harden(&self.log_ends())
             }
@@ -510,7 +510,7 @@ impl Engine {
     /// counted, and the lane tries again after a while that grows.
     pub fn run_lane(&self, lane: Lane) {
         let mut retry_ms = RETRY_MS;
-        let idle_ms = match (lane, self.options.log_sync) {
+        let idle_ms = match (lane, self.options.log.sync) {
             (Lane::Log, SyncPolicy::IntervalMs(interval_ms)) => interval_ms,
             _ => IDLE_MS,
         };

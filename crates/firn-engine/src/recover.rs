@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use firn_codec::{Tombstone, Tombstones};
 use firn_env::{Bucket, Clock, Env};
-use firn_head::{Head, HeadOptions};
-use firn_index::{Index, IndexOptions, LostSeries};
-use firn_log::{EntryKind, Log, LogOptions, PayloadRange, ReplayEntry, StreamId};
+use firn_head::Head;
+use firn_index::{Index, LostSeries};
+use firn_log::{EntryKind, Log, LogSetup, PayloadRange, ReplayEntry, StreamId};
 use firn_model::{
     Budget, CommitSeq, Error, ErrorKind, GroupId, LogPosition, Pool, Result, ShardBits, ShardId,
     TimeRange, decode_varint, encode_varint,
@@ -154,17 +154,8 @@ impl Engine {
         let state = State::read(&found, &options)?;
         let budget = Budget::new(options.memory_bytes_max);
         let bits = ShardBits::for_count(state.identity.shard_count as usize);
-        let head_options = HeadOptions {
-            convert: options.convert.clone(),
-            hot_bytes_max: options.hot_bytes_max,
-            hot_area_ms: options.hot_area_ms,
-            recycle_percents: options.hot_recycle_percents,
-            cooling_bytes_max: options.pinned_bytes_max,
-            shard_bits: bits,
-        };
-        head_options.check()?;
+        options.head.check()?;
         let tree_options = firn_tree::TreeOptions {
-            retention_ms: options.retention_ms,
             planted: options.planted.and_then(Planted::of_tree),
             ..options.tree.clone()
         };
@@ -175,24 +166,19 @@ impl Engine {
             lost.leave_out(&env, &found, (&tier, &tree), &mut damage)?;
         let index = Index::open(
             Arc::clone(&env.disk),
-            IndexOptions {
-                shard_bits: bits,
-                group_by: options.group_by.clone(),
-                slots_per_group_max: 4_096,
-                limits: options.series_limits,
-            },
+            bits,
+            options.index.clone(),
             &index_parts.iter().map(Vec::as_slice).collect::<Vec<_>>(),
         )?;
-        let head = Head::new(head_options, budget.clone());
+        let head = Head::new(bits, options.head.clone(), budget.clone());
         let log = Log::open(
             Arc::clone(env.log_disk()),
             Arc::clone(&env.clock),
-            LogOptions {
+            LogSetup {
                 stream_count: state.identity.stream_count as usize,
                 shard_count: bits.shard_count(),
-                segment_bytes: options.log_segment_bytes,
-                sync: options.log_sync,
                 unit_bytes: env.log_disk().unit_bytes(),
+                options: options.log,
             },
         )?;
         log.discard_other_streams(state.cut.floors.iter().min().copied().unwrap_or_default())?;

@@ -106,7 +106,7 @@ impl Engine {
             through: self.replayed.through,
             changes: self.replayed.times.ranges().collect(),
             is_damaged: !self.recovery.damage.is_empty(),
-            may_lose: self.options.log_sync != SyncPolicy::Always,
+            may_lose: self.options.log.sync != SyncPolicy::Always,
         }
     }
 }

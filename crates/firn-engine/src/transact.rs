@@ -268,7 +268,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Does all changes at once, or none. When this returns they are durable (by `log_sync`) and visible
+    /// Does all changes at once, or none. When this returns they are durable (by `log.sync`) and visible
     /// everywhere. Without changes nothing is validated and nothing can fail.
     ///
     /// # Errors

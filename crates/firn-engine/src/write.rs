@@ -36,7 +36,7 @@ struct Staged<'a> {
 
 impl Engine {
     /// Writes a batch. When this returns, all that the report calls written is durable (by
-    /// `log_sync`) and visible. Cells that are refused do not hinder the others.
+    /// `log.sync`) and visible. Cells that are refused do not hinder the others.
     ///
     /// # Errors
     /// `Busy` without memory or with too long a log, `Unavailable` when the log device is full or

@@ -55,7 +55,7 @@ struct Times {
 fn run(load: &Load, name: &str, members: u64) {
     let bits = ShardBits::for_count(SHARDS);
     let budget = Budget::unlimited();
-    let head = Head::new(HeadOptions::new(bits), budget.clone());
+    let head = Head::new(bits, HeadOptions::default(), budget.clone());
     let mut times = Times::default();
     let mut batch = RowBatch::default();
     let mut peak = 0;

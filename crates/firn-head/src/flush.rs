@@ -250,7 +250,6 @@ impl std::fmt::Debug for FlushJob {
 
 #[cfg(test)]
 mod tests {
-    use firn_model::ShardBits;
 
     use super::*;
 
@@ -268,9 +267,8 @@ mod tests {
         let hot: Vec<HotPart> =
             (0..4).flat_map(|area| (0..10).map(move |i| part(area, i))).collect();
         let counts = |bytes: u64, recycle_percents: [u8; 3]| {
-            let bits = ShardBits::for_count(1);
             let options =
-                HeadOptions { hot_area_ms: hour, recycle_percents, ..HeadOptions::new(bits) };
+                HeadOptions { hot_area_ms: hour, recycle_percents, ..HeadOptions::default() };
             let chosen = choose(&hot, bytes, &options);
             let of_area = |area: i64| {
                 let is_there = |part: &&HotPart| part.range_end.div_euclid(hour) == area;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_model::{
-    Budget, CommitSeq, LogPosition, Reservation, Result, RowBatch, ShardId, ShardRows, Timestamp,
+    Budget, CommitSeq, LogPosition, Reservation, Result, RowBatch, ShardBits, ShardId, ShardRows,
+    Timestamp,
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -26,6 +27,7 @@ use crate::{arena, payload, words};
 /// its shard's through [`Head::shard`]; everything else takes it for a moment. The lock of the shared
 /// snapshot comes before those of shards, that of the epochs after them.
 pub struct Head {
+    bits: ShardBits,
     options: HeadOptions,
     shards: Box<[SharedShard]>,
     epochs: Arc<Epochs<Form>>,
@@ -118,23 +120,36 @@ pub fn bound_bytes(batch: &RowBatch) -> u64 {
 
 impl Head {
     /// An empty head.
-    pub fn new(options: HeadOptions, budget: Budget) -> Head {
-        let shard_count = options.shard_bits.shard_count();
+    pub fn new(bits: ShardBits, options: HeadOptions, budget: Budget) -> Head {
+        let shard_count = bits.shard_count();
         let epochs = Arc::new(Epochs::new(options.cooling_bytes_max));
         let blocks = Arc::new(BlockPool::new(&budget));
         let shard = |id| {
             let id = ShardId(id as u16);
             let (epochs, blocks) = (Arc::clone(&epochs), Arc::clone(&blocks));
-            let shard = Shard::new(id, options.clone(), budget.clone(), epochs, blocks);
+            let shard = Shard::new(id, bits, options.clone(), budget.clone(), epochs, blocks);
             SharedShard { version: AtomicU64::new(0), shard: Mutex::new(shard) }
         };
         let shards = (0..shard_count).map(shard).collect();
-        Head { shards, epochs, blocks, counts: Arc::default(), last: Mutex::default(), options }
+        Head {
+            shards,
+            epochs,
+            blocks,
+            counts: Arc::default(),
+            last: Mutex::default(),
+            bits,
+            options,
+        }
     }
 
     /// What it was made with.
     pub fn options(&self) -> &HeadOptions {
         &self.options
+    }
+
+    /// How groups are spread over its shards.
+    pub fn shard_bits(&self) -> ShardBits {
+        self.bits
     }
 
     /// Locks a shard for writing.
@@ -244,8 +259,7 @@ impl Head {
         let seen: Vec<Option<Arc<ShardView>>> = seen.collect();
         let views = seen.into_iter().zip(&self.shards);
         let views = views.map(|(seen, shard)| seen.unwrap_or_else(|| shard.view()));
-        let snapshot =
-            HeadSnapshot::new(self.options.shard_bits, views, reader, Arc::clone(&self.counts));
+        let snapshot = HeadSnapshot::new(self.bits, views, reader, Arc::clone(&self.counts));
         let old = last.replace(snapshot.clone());
         // What only the old one held goes without the lock.
         drop(last);
@@ -303,7 +317,7 @@ impl Head {
     /// a time: planning another gives the one before up.
     pub fn plan_flush(&self) -> Option<FlushJob> {
         let shards = self.shards.iter().map(|shard| shard.lock().plan_flush()).collect();
-        FlushJob::new(self.options.shard_bits, shards)
+        FlushJob::new(self.bits, shards)
     }
 
     /// The tables of `job` are in the tree's version: its memory turns hot and goes on serving queries. No snapshot

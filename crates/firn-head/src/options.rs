@@ -1,12 +1,10 @@
 //! What can be set.
 
-use firn_model::{Error, Result, ShardBits};
+use firn_model::{Error, Result};
 
 /// Sizes of the head. Plain data; whoever opens a head with what others set asks [`HeadOptions::check`] before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeadOptions {
-    /// How many shards there are: fixed when a database is created.
-    pub shard_bits: ShardBits,
     /// When rows become columns.
     pub convert: ConvertOptions,
     /// Flushed memory over this is given back by [`crate::Head::recycle_surplus`]; below it is kept for
@@ -70,19 +68,19 @@ pub struct ConvertOptions {
     pub rows_per_chunk_min: u32,
 }
 
-impl HeadOptions {
-    /// The defaults for `shard_bits`.
-    pub fn new(shard_bits: ShardBits) -> HeadOptions {
+impl Default for HeadOptions {
+    fn default() -> HeadOptions {
         HeadOptions {
-            shard_bits,
             convert: ConvertOptions::default(),
-            hot_bytes_max: u64::MAX,
+            hot_bytes_max: 128 << 20,
             hot_area_ms: 30 * 60_000,
             recycle_percents: [100, 0, 0],
-            cooling_bytes_max: u64::MAX,
+            cooling_bytes_max: 512 << 20,
         }
     }
+}
 
+impl HeadOptions {
     /// Whether all of it makes sense.
     ///
     /// # Errors
@@ -95,7 +93,7 @@ impl HeadOptions {
         let [oldest, next, third] = self.recycle_percents;
         if u32::from(oldest) + u32::from(next) + u32::from(third) > 100 {
             return Err(Error::invalid(format!(
-                "hot_recycle_percents are {oldest}, {next} and {third}, together they are at most 100"
+                "recycle_percents are {oldest}, {next} and {third}, together they are at most 100"
             )));
         }
         self.convert.check()
@@ -171,11 +169,11 @@ mod tests {
     #[test]
     fn what_cannot_work_is_refused_by_name() {
         let check = |name: &str, value: u32| {
-            let mut head = HeadOptions::new(ShardBits::for_count(1));
+            let mut head = HeadOptions::default();
             let options = &mut head.convert;
             match name {
                 "hot_area_ms" => head.hot_area_ms = value.into(),
-                "hot_recycle_percents" => head.recycle_percents = [45, 35, value as u8],
+                "recycle_percents" => head.recycle_percents = [45, 35, value as u8],
                 "arena_bytes_max" => options.arena_bytes_max = value as usize,
                 "sparse_arena_times" => options.sparse_arena_times = value as usize,
                 "rows_per_group_min" => options.rows_per_group_min = value,
@@ -190,7 +188,7 @@ mod tests {
         let (good, bad) = ([1, 20, 1, 1, 1, 16, 32, 1, 100, 2], [0, 21, 0, 0, 0, 0, 33, 0, 101, 1]);
         let names = [
             "hot_area_ms",
-            "hot_recycle_percents",
+            "recycle_percents",
             "arena_bytes_max",
             "sparse_arena_times",
             "rows_per_group_min",

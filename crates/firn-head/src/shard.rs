@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use firn_codec::SeqRange;
 use firn_model::{
-    Budget, CommitSeq, Error, LogPosition, Pool, Reservation, Result, ShardId, ShardRows, TimeRange,
+    Budget, CommitSeq, Error, LogPosition, Pool, Reservation, Result, ShardBits, ShardId,
+    ShardRows, TimeRange,
 };
 
 use crate::arena::{Arena, NewRow};
@@ -34,6 +35,7 @@ const ARENA_BYTES_MAX: usize = 3 << 30;
 pub(crate) struct Shard {
     pub(crate) id: ShardId,
     pub(crate) budget: Budget,
+    bits: ShardBits,
     options: HeadOptions,
     pub(crate) parts: Parts,
     /// Arenas with rows that may yet become visible, oldest first; the last one grows.
@@ -119,6 +121,7 @@ struct Apart {
 impl Shard {
     pub(crate) fn new(
         id: ShardId,
+        bits: ShardBits,
         options: HeadOptions,
         budget: Budget,
         epochs: Arc<Epochs<Form>>,
@@ -126,6 +129,7 @@ impl Shard {
     ) -> Shard {
         let mut shard = Shard {
             id,
+            bits,
             options,
             parts: Parts::new(),
             open: VecDeque::from([OpenArena::new(1, 0, &budget, &epochs)]),
@@ -164,7 +168,7 @@ impl Shard {
         if self.open.back().is_some_and(|active| active.is_full(&self.options)) {
             self.seal();
         }
-        self.encoder.encode(seq, rows, self.options.shard_bits)
+        self.encoder.encode(seq, rows, self.bits)
     }
 
     /// See [`crate::ShardWriter::stage`].

@@ -73,10 +73,11 @@ fn measure(what: &str, group_by: &[&str], hosts: usize) {
     let disk = SimDisk::new(Faults::new(1));
     let options = IndexOptions {
         group_by: group_by.iter().map(|&name| name.to_owned()).collect(),
-        ..IndexOptions::new(ShardBits::for_count(64))
+        ..IndexOptions::default()
     };
     let before = LIVE.load(Ordering::Relaxed);
-    let index = Index::open(Arc::new(disk.clone()), options.clone(), &[]).expect("open");
+    let index = Index::open(Arc::new(disk.clone()), ShardBits::for_count(64), options.clone(), &[])
+        .expect("open");
     let series = (hosts * METRICS) as f64;
     let new_ns = resolve_all(&index, hosts, false);
     let mut log_bytes = 0;
@@ -122,7 +123,8 @@ fn measure(what: &str, group_by: &[&str], hosts: usize) {
     queries(&index);
     drop(index);
     let start = cpu_ns();
-    let again = Index::open(Arc::new(disk), options, &[&part]).expect("open");
+    let again =
+        Index::open(Arc::new(disk), ShardBits::for_count(64), options, &[&part]).expect("open");
     println!("  open       {:6.2} ms of CPU", (cpu_ns() - start) / 1e6);
     black_box(again);
 }

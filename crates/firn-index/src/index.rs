@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use firn_env::Disk;
-use firn_model::{Error, GroupId, Labels, Result, SeriesRef, ShardId, Slot, Timestamp};
+use firn_model::{Error, GroupId, Labels, Result, SeriesRef, ShardBits, ShardId, Slot, Timestamp};
 use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 
@@ -31,6 +31,7 @@ pub struct Index {
 #[derive(Debug)]
 struct Shared {
     disk: Arc<dyn Disk>,
+    bits: ShardBits,
     options: IndexOptions,
     jobs: Mutex<Jobs>,
     written: Arc<WrittenJobs>,
@@ -73,7 +74,12 @@ impl Index {
     /// # Errors
     /// `Corrupt` with the file for a segment that is missing or whose end is damaged, `Invalid` for
     /// bad options, parts or formats, `Unavailable` if the disk fails.
-    pub fn open(disk: Arc<dyn Disk>, options: IndexOptions, parts: &[&[u8]]) -> Result<Index> {
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        bits: ShardBits,
+        options: IndexOptions,
+        parts: &[&[u8]],
+    ) -> Result<Index> {
         let options = options.checked()?;
         let catalog = Catalog::read(parts)?;
         disk.create_dir("index")?;
@@ -83,17 +89,18 @@ impl Index {
         for &info in &catalog.segments {
             sealed.push(jobs::open(&*disk, info, info.number)?);
         }
-        let state = RwLock::new(State::new(&options, &catalog.next_ids));
+        let state = RwLock::new(State::new(bits, &options, &catalog.next_ids));
         let active = Arc::new(Layer { number: 0, state });
         let shard = |idx: usize| Shard {
             closed_below: AtomicU64::new(catalog.closed_ids.get(idx).copied().unwrap_or(0)),
             ..Shard::default()
         };
-        let shards = (0..options.shard_bits.shard_count()).map(shard).collect();
+        let shards = (0..bits.shard_count()).map(shard).collect();
         let shared = Shared {
             disk,
             limits: Mutex::new(Limits::new(options.limits)),
             shards,
+            bits,
             options,
             jobs: Mutex::new(Jobs { catalog, next_number, settled: 0 }),
             written: Arc::default(),
@@ -313,7 +320,7 @@ impl Index {
     /// The group of before that goes on with a new member of `identity`.
     fn growing(&self, tip: &Tip, identity: &Labels) -> Result<Option<Growing>> {
         let growing = tip.growing(identity, self.shared.options.slots_per_group_max)?;
-        let bits = self.shared.options.shard_bits;
+        let bits = self.shared.bits;
         let is_trusted = |growing: &Growing| {
             let shard = &self.shared.shards[usize::from(bits.shard(growing.group).0)];
             !shard.is_distrusted.load(Ordering::Relaxed)
@@ -466,7 +473,7 @@ impl Index {
         let mut state = tip.active.state.write();
         self.shared.shards[usize::from(shard.0)].is_distrusted.store(true, Ordering::Relaxed);
         state.parts.close_all(shard);
-        let next = seen.map_or(0, |group| self.shared.options.shard_bits.local(group) + 1);
+        let next = seen.map_or(0, |group| self.shared.bits.local(group) + 1);
         state.parts.reserve_ids(shard, next)
     }
 
@@ -494,7 +501,7 @@ impl Index {
             drop(state);
             let mut next = Tip::clone(&tip);
             let number = next.active.number + 1;
-            let state = RwLock::new(State::new(&self.shared.options, &next_ids));
+            let state = RwLock::new(State::new(self.shared.bits, &self.shared.options, &next_ids));
             let active = Arc::new(Layer { number, state });
             next.frozen.push(std::mem::replace(&mut next.active, active));
             *tip = Arc::new(next);

@@ -1,14 +1,12 @@
 //! What the index is told at open.
 
-use firn_model::{Error, Result, ShardBits};
+use firn_model::{Error, Result};
 
 use crate::limits::SeriesLimits;
 
 /// What the index is told at open.
 #[derive(Clone, Debug)]
 pub struct IndexOptions {
-    /// How many shards group ids are spread over; fixed when the database is created.
-    pub shard_bits: ShardBits,
     /// The labels that make a group. A series that has them all joins the group of their values when
     /// it is first seen; one that lacks any of them is a group of one. Empty: every series is.
     pub group_by: Vec<String>,
@@ -21,17 +19,17 @@ pub struct IndexOptions {
 /// Series numbers are `u32` and the last is a mark, so no setting goes beyond.
 pub(crate) const SERIES_LIMIT: u64 = u32::MAX as u64 - 1;
 
-impl IndexOptions {
-    /// The defaults of the design: groups by `job` and `instance`, 4,096 slots, no series limit.
-    pub fn new(shard_bits: ShardBits) -> IndexOptions {
+impl Default for IndexOptions {
+    fn default() -> IndexOptions {
         IndexOptions {
-            shard_bits,
             group_by: vec!["job".to_owned(), "instance".to_owned()],
             slots_per_group_max: 4_096,
-            limits: SeriesLimits::default(),
+            limits: SeriesLimits { series_max: Some(50_000_000), ..SeriesLimits::default() },
         }
     }
+}
 
+impl IndexOptions {
     /// The options with `group_by` sorted and free of repetition.
     ///
     /// # Errors

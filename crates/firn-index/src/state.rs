@@ -67,15 +67,15 @@ const NO_KIND: u32 = u32::MAX;
 
 impl State {
     /// Without any series; ids below `next_ids` (per shard) are given.
-    pub(crate) fn new(options: &IndexOptions, next_ids: &[u64]) -> State {
+    pub(crate) fn new(bits: ShardBits, options: &IndexOptions, next_ids: &[u64]) -> State {
         State {
             pairs: Pairs::default(),
             sets: Sets::default(),
-            parts: Parts::new(options.shard_bits, next_ids),
+            parts: Parts::new(bits, next_ids),
             series: (0..SERIES_PIECES).map(|_| HashTable::new()).collect(),
             series_count: 0,
             kinds: Kinds::default(),
-            bits: options.shard_bits,
+            bits,
             slots_per_group_max: options.slots_per_group_max,
             is_frozen: false,
         }

@@ -22,11 +22,15 @@ fn disk() -> SimDisk {
 }
 
 fn open(disk: &SimDisk, options: IndexOptions, parts: &[&[u8]]) -> Result<Index> {
-    Index::open(Arc::new(disk.clone()), options, parts)
+    Index::open(Arc::new(disk.clone()), bits(), options, parts)
 }
 
 fn options() -> IndexOptions {
-    IndexOptions { slots_per_group_max: 3, ..IndexOptions::new(ShardBits::for_count(SHARDS)) }
+    IndexOptions { slots_per_group_max: 3, ..IndexOptions::default() }
+}
+
+fn bits() -> ShardBits {
+    ShardBits::for_count(SHARDS)
 }
 
 fn index() -> Index {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use firn_env::{Clock, Disk, LocalDisk, SystemClock};
-use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, StreamId, SyncPolicy};
+use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, LogSetup, StreamId, SyncPolicy};
 use firn_model::{CommitSeq, LogPosition, Result, ShardId};
 
 const STREAM_COUNT: usize = 2;
@@ -51,12 +51,11 @@ fn open(folder: &PathBuf, sync: SyncPolicy) -> Result<Log> {
 fn find(folder: &PathBuf, sync: SyncPolicy) -> Result<Log> {
     let disk: Arc<dyn Disk> = Arc::new(LocalDisk::open(folder)?);
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let options = LogOptions {
+    let options = LogSetup {
         stream_count: STREAM_COUNT,
         shard_count: usize::from(SHARD_COUNT),
-        segment_bytes: 64 << 20,
-        sync,
         unit_bytes: 8,
+        options: LogOptions { segment_bytes: 64 << 20, sync },
     };
     Log::open(disk, clock, options)
 }

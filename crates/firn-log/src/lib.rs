@@ -47,6 +47,6 @@ mod sync;
 mod commit_model;
 
 pub use entry::{EntryKind, EntryRef};
-pub use log::{Append, Log, LogOptions, LogStats, StreamId, SyncPolicy, Tip};
+pub use log::{Append, Log, LogOptions, LogSetup, LogStats, StreamId, SyncPolicy, Tip};
 pub use recover::{PayloadRange, ReplayEntry, ReplayReport};
 pub use segment::SegmentNo;

@@ -36,21 +36,34 @@ const SEGMENT_BYTES_MAX: u64 = 1 << 31;
 
 /// How a log is laid out and how safe it is.
 #[derive(Clone, Debug)]
-pub struct LogOptions {
-    /// Parallel streams, 1 to 65,535. Another count than before is taken once all segments lie below the
-    /// floor.
+pub struct LogSetup {
+    /// Parallel streams, 1 to 65,535. The count may change once all segments are below the floor.
     pub stream_count: usize,
     /// Shards, 1 to 65,535. Fixed when a database is created.
     pub shard_count: usize,
+    /// Bytes that the device writes as a whole, a power of two from 8 bytes to 64 KiB. Each group
+    /// commit ends at a multiple of it, so that no unit with committed bytes is written again. 8
+    /// packs tightly and relies on the device to keep the bytes of a sector that a write does not
+    /// cover.
+    pub unit_bytes: u64,
+    /// Settings that may differ from one start to the next.
+    pub options: LogOptions,
+}
+
+/// Settings of a log that may differ from one start to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogOptions {
     /// Length of a segment file: disk space is used in steps of this, and one append must fit.
     /// At least 4 KiB.
     pub segment_bytes: u64,
     /// When a commit is acknowledged.
     pub sync: SyncPolicy,
-    /// What the device writes as a whole, a power of two from 8 bytes to 64 KiB: each group commit ends at a multiple
-    /// of it, so that no unit with committed bytes is written again. 8 packs tightly and trusts the
-    /// device to keep the bytes of a sector that a write leaves as they are.
-    pub unit_bytes: u64,
+}
+
+impl Default for LogOptions {
+    fn default() -> LogOptions {
+        LogOptions { segment_bytes: 32 << 20, sync: SyncPolicy::Always }
+    }
 }
 
 /// Where appends to a stream go now.
@@ -101,7 +114,7 @@ pub struct LogStats {
 pub struct Log {
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
-    options: LogOptions,
+    setup: LogSetup,
     /// As found on disk; each lock is held for the whole of a stream's replay.
     found: Vec<Mutex<FoundStream>>,
     found_bytes: u64,
@@ -114,33 +127,33 @@ impl Log {
     /// # Errors
     /// `Invalid` for options out of range, or if the segments on disk were written by a newer version;
     /// `Unavailable` when the disk fails.
-    pub fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, options: LogOptions) -> Result<Log> {
-        let options = check_options(options)?;
-        let mut found = Vec::with_capacity(options.stream_count);
-        for stream in 0..options.stream_count as u16 {
+    pub fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, setup: LogSetup) -> Result<Log> {
+        let setup = check_setup(setup)?;
+        let mut found = Vec::with_capacity(setup.stream_count);
+        for stream in 0..setup.stream_count as u16 {
             disk.create_dir(&segment::folder(stream))?;
-            found.push(FoundStream::open(&*disk, StreamId(stream), &options)?);
+            found.push(FoundStream::open(&*disk, StreamId(stream), &setup)?);
         }
         disk.sync_dir("log")?;
         disk.sync_dir("")?;
         let found_bytes = found.iter().map(|found| found.bytes_from(LogPosition(0))).sum();
         let found = found.into_iter().map(Mutex::new).collect();
-        Ok(Log { disk, clock, options, found, found_bytes, streams: OnceLock::new() })
+        Ok(Log { disk, clock, setup, found, found_bytes, streams: OnceLock::new() })
     }
 
-    /// Removes what is left of streams that there were before [`LogOptions::stream_count`] was changed.
+    /// Removes what is left of streams that there were before [`LogSetup::stream_count`] was changed.
     /// `floor` is the lowest of all streams' floors; whoever changes the count makes floors that no
     /// segment of before reaches ([`Log::ceiling`]).
     ///
     /// # Errors
     /// `Invalid` if something in them lies above the floor; `Unavailable` when the disk fails.
     pub fn discard_other_streams(&self, floor: LogPosition) -> Result<()> {
-        let own = self.options.stream_count;
+        let own = self.setup.stream_count;
         for name in self.disk.list("log")? {
             let Some(stream) = name.parse::<u16>().ok().filter(|&id| usize::from(id) >= own) else {
                 continue;
             };
-            let found = FoundStream::open(&*self.disk, StreamId(stream), &self.options)?;
+            let found = FoundStream::open(&*self.disk, StreamId(stream), &self.setup)?;
             found.discard(&*self.disk, floor)?;
         }
         Ok(())
@@ -198,7 +211,7 @@ impl Log {
         for (stream, found) in (0u16..).zip(&self.found) {
             let resume = found.lock().resume()?;
             let id = StreamId(stream);
-            streams.push(Stream::start(id, &self.options, &self.disk, &self.clock, resume)?);
+            streams.push(Stream::start(id, &self.setup, &self.disk, &self.clock, resume)?);
         }
         self.found.iter().for_each(|found| found.lock().close());
         self.streams.set(streams).map_err(|_| Error::internal("the log was started before"))
@@ -206,12 +219,12 @@ impl Log {
 
     /// The number of streams.
     pub fn stream_count(&self) -> usize {
-        self.options.stream_count
+        self.setup.stream_count
     }
 
     /// The stream of a shard, the same as long as the count of streams is.
     pub fn stream_of(&self, shard: ShardId) -> StreamId {
-        StreamId(shard.0 % self.options.stream_count as u16)
+        StreamId(shard.0 % self.setup.stream_count as u16)
     }
 
     /// Where appends to `stream` go now. Who depends on earlier appends looks at [`Tip::failures`]: an append to this
@@ -256,7 +269,7 @@ impl Log {
         if positions.first().is_some_and(|first| queue(first.0).is_memory()) {
             return self.persist(positions);
         }
-        let sync = self.options.sync == SyncPolicy::Always;
+        let sync = self.setup.options.sync == SyncPolicy::Always;
         if sync && positions.iter().any(|&(stream, position)| queue(stream).gathers(position)) {
             yield_now();
         }
@@ -337,7 +350,7 @@ impl Log {
     /// `Unavailable` as for [`Log::commit`], and for a position that was acknowledged before its sync, which failed: the log
     /// cannot make that durable any more. The others in the list are durable.
     pub fn harden(&self, positions: &[(StreamId, LogPosition)]) -> Result<()> {
-        if self.options.sync == SyncPolicy::Always {
+        if self.setup.options.sync == SyncPolicy::Always {
             return self.commit(positions);
         }
         let harden = |&(stream, position): &_| self.stream(stream).queue().harden(position);
@@ -417,31 +430,31 @@ impl Log {
     }
 }
 
-fn check_options(options: LogOptions) -> Result<LogOptions> {
+fn check_setup(setup: LogSetup) -> Result<LogSetup> {
     let is_count = |count: usize| (1..=usize::from(u16::MAX)).contains(&count);
-    if !is_count(options.stream_count) || !is_count(options.shard_count) {
+    if !is_count(setup.stream_count) || !is_count(setup.shard_count) {
         return Err(Error::invalid(format!(
             "log: {} streams and {} shards, each must be 1 to 65,535",
-            options.stream_count, options.shard_count
+            setup.stream_count, setup.shard_count
         )));
     }
-    let unit_bytes = options.unit_bytes;
+    let unit_bytes = setup.unit_bytes;
     if !unit_bytes.is_power_of_two() || !(8..=64 << 10).contains(&unit_bytes) {
         return Err(Error::invalid(format!(
             "log: units of {unit_bytes} bytes, they must be a power of two from 8 to 65,536"
         )));
     }
-    if options.segment_bytes < 2 * unit_bytes {
+    if setup.options.segment_bytes < 2 * unit_bytes {
         return Err(Error::invalid(format!(
             "log: segments of {} bytes hold no two units of {unit_bytes}; make them larger",
-            options.segment_bytes
+            setup.options.segment_bytes
         )));
     }
-    if !(4 << 10..=SEGMENT_BYTES_MAX).contains(&options.segment_bytes) {
+    if !(4 << 10..=SEGMENT_BYTES_MAX).contains(&setup.options.segment_bytes) {
         return Err(Error::invalid(format!(
             "log: segments of {} bytes, they must have 4 KiB to 2 GiB",
-            options.segment_bytes
+            setup.options.segment_bytes
         )));
     }
-    Ok(options)
+    Ok(setup)
 }

@@ -11,7 +11,7 @@ use crate::block::ALIGN_BYTES;
 use crate::read::SegmentReader;
 use crate::segment::{self, HEADER_BYTES, Header, Previous, SegmentNo};
 use crate::stream::{OldSegment, Resume};
-use crate::{LogOptions, StreamId};
+use crate::{LogSetup, StreamId};
 
 pub use replay::{PayloadRange, ReplayEntry, ReplayReport};
 
@@ -55,7 +55,7 @@ impl FoundStream {
     ///
     /// # Errors
     /// `Invalid` if it was written by a newer version, or a file was renamed.
-    pub(crate) fn open(disk: &dyn Disk, id: StreamId, options: &LogOptions) -> Result<FoundStream> {
+    pub(crate) fn open(disk: &dyn Disk, id: StreamId, setup: &LogSetup) -> Result<FoundStream> {
         let mut numbers: Vec<SegmentNo> = disk
             .list(&segment::folder(id.0))?
             .iter()
@@ -81,7 +81,7 @@ impl FoundStream {
             };
             segments.push(FoundSegment { number, file, file_bytes, header, headless_bytes });
         }
-        let counts = (options.stream_count, options.shard_count);
+        let counts = (setup.stream_count, setup.shard_count);
         Ok(FoundStream { id, counts, segments, next_number, replayed: None })
     }
 

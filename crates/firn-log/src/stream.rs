@@ -11,7 +11,7 @@ use crate::entry::EntryRef;
 use crate::queue::Pushed;
 use crate::segment::{self, Blank, Header, Previous, SegmentNo};
 use crate::sync::Mutex;
-use crate::{Append, LogOptions, StreamId, SyncPolicy, block};
+use crate::{Append, LogSetup, StreamId, SyncPolicy, block};
 
 /// Files that are kept to be written again, of one stream: with segments of 32 MiB what a flush
 /// every few minutes leaves; more are removed.
@@ -28,7 +28,7 @@ const START_BYTES: u64 = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Stream {
     id: StreamId,
-    options: LogOptions,
+    setup: LogSetup,
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
     queue: Queue,
@@ -75,7 +75,7 @@ impl Stream {
     /// `Unavailable` when the disk fails or is full.
     pub(crate) fn start(
         id: StreamId,
-        options: &LogOptions,
+        setup: &LogSetup,
         disk: &Arc<dyn Disk>,
         clock: &Arc<dyn Clock>,
         resume: Resume,
@@ -83,24 +83,21 @@ impl Stream {
         let mut next = Next { number: resume.next_number, blank: None };
         // What lies below the floor is at hand before the first purge.
         let is_spare =
-            |old: &OldSegment| old.end <= resume.floor && old.bytes == options.segment_bytes;
+            |old: &OldSegment| old.end <= resume.floor && old.bytes == setup.options.segment_bytes;
         let (mut spares, old): (Vec<OldSegment>, Vec<OldSegment>) =
             resume.old.into_iter().partition(is_spare);
         let more = spares.split_off(spares.len().min(SPARES_MAX));
         let spares = Mutex::new(spares.iter().map(|spare| spare.number).collect::<Vec<_>>());
-        let start_bytes = START_BYTES.min(options.segment_bytes);
-        let blank = next.take(id, options, &**disk, &**clock, &spares, start_bytes)?;
-        let header = Header {
-            base: resume.base,
-            previous: resume.previous,
-            ..header_of(id, options, &blank)
-        };
+        let start_bytes = START_BYTES.min(setup.options.segment_bytes);
+        let blank = next.take(id, setup, &**disk, &**clock, &spares, start_bytes)?;
+        let header =
+            Header { base: resume.base, previous: resume.previous, ..header_of(id, setup, &blank) };
         Ok(Stream {
             id,
-            options: options.clone(),
+            setup: setup.clone(),
             disk: Arc::clone(disk),
             clock: Arc::clone(clock),
-            queue: Queue::new(format!("stream {}", id.0), header, blank.file, options.unit_bytes),
+            queue: Queue::new(format!("stream {}", id.0), header, blank.file, setup.unit_bytes),
             next: Mutex::new(next),
             old: Mutex::new(more.into_iter().chain(old).collect()),
             spares,
@@ -139,7 +136,7 @@ impl Stream {
 
     /// Whether the interval policy wants a sync now. Only one of those who ask is told so.
     pub(crate) fn is_sync_due(&self) -> bool {
-        let SyncPolicy::IntervalMs(interval_ms) = self.options.sync else { return false };
+        let SyncPolicy::IntervalMs(interval_ms) = self.setup.options.sync else { return false };
         let now_ns = self.clock.monotonic_ns();
         let synced_at_ns = self.synced_at_ns.load(Ordering::Relaxed);
         now_ns.saturating_sub(synced_at_ns) >= interval_ms.saturating_mul(1_000_000)
@@ -178,7 +175,7 @@ impl Stream {
 
     fn keep_spare(&self, old: OldSegment) -> bool {
         let mut spares = self.spares.lock();
-        if spares.len() == SPARES_MAX || old.bytes != self.options.segment_bytes {
+        if spares.len() == SPARES_MAX || old.bytes != self.setup.options.segment_bytes {
             return false;
         }
         spares.push(old.number);
@@ -207,7 +204,7 @@ impl Stream {
 
     /// Length of all files, with those that wait to be written again.
     pub(crate) fn disk_bytes(&self) -> u64 {
-        let spare_bytes = self.spares.lock().len() as u64 * self.options.segment_bytes;
+        let spare_bytes = self.spares.lock().len() as u64 * self.setup.options.segment_bytes;
         let old_bytes: u64 = self.old.lock().iter().map(|old| old.bytes).sum();
         old_bytes + self.queue.segment_bytes() + spare_bytes
     }
@@ -222,7 +219,7 @@ impl Stream {
             return Ok(());
         }
         let blank = self.take_whole(&mut next)?;
-        let header = header_of(self.id, &self.options, &blank);
+        let header = header_of(self.id, &self.setup, &blank);
         let bytes = self.queue.segment_bytes();
         let end = self.queue.rotate(header, blank.file);
         self.old.lock().push(OldSegment { number: full, end, bytes });
@@ -230,13 +227,13 @@ impl Stream {
     }
 
     fn take_whole(&self, next: &mut Next) -> Result<Blank> {
-        let (disk, clock, bytes) = (&*self.disk, &*self.clock, self.options.segment_bytes);
-        next.take(self.id, &self.options, disk, clock, &self.spares, bytes)
+        let (disk, clock, bytes) = (&*self.disk, &*self.clock, self.setup.options.segment_bytes);
+        next.take(self.id, &self.setup, disk, clock, &self.spares, bytes)
     }
 
     fn check_size(&self, entries: &[EntryRef<'_>]) -> Result<()> {
         let bytes = block::bytes_max(entries) as u64;
-        let room = self.options.segment_bytes - segment::HEADER_BYTES as u64;
+        let room = self.setup.options.segment_bytes - segment::HEADER_BYTES as u64;
         if bytes > room {
             return Err(Error::too_large(format!(
                 "log: {bytes} bytes in one append, a segment has room for {room}; \
@@ -252,7 +249,7 @@ impl Next {
     fn take(
         &mut self,
         id: StreamId,
-        options: &LogOptions,
+        setup: &LogSetup,
         disk: &dyn Disk,
         clock: &dyn Clock,
         spares: &Mutex<Vec<SegmentNo>>,
@@ -270,7 +267,7 @@ impl Next {
             let Some(old) = spare else {
                 return segment::create_blank(disk, id.0, number, new_bytes, nonce);
             };
-            let new = (number, options.segment_bytes, nonce);
+            let new = (number, setup.options.segment_bytes, nonce);
             match segment::recycle(disk, id.0, old, new) {
                 Ok(Some(blank)) => return Ok(blank),
                 // A file of another length, or one that fails: best effort, what is left of it is
@@ -295,11 +292,11 @@ fn nonce(id: StreamId, number: SegmentNo, clock: &dyn Clock) -> u32 {
 }
 
 /// The header of a segment that becomes current; where it stands is filled in then.
-fn header_of(id: StreamId, options: &LogOptions, blank: &Blank) -> Header {
+fn header_of(id: StreamId, setup: &LogSetup, blank: &Blank) -> Header {
     Header {
         stream: id.0,
-        stream_count: options.stream_count as u16,
-        shard_count: options.shard_count as u16,
+        stream_count: setup.stream_count as u16,
+        shard_count: setup.shard_count as u16,
         number: blank.number,
         base: LogPosition(0),
         bytes: blank.bytes,

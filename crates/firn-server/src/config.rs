@@ -632,8 +632,8 @@ mod tests {
         for (memory, part) in [("64MiB", 8 << 20), ("8GiB", 1 << 30)] {
             let config = settings(&[&format!("--memory={memory}")]).check().unwrap();
             let options = crate::database::options(&config);
-            assert_eq!((options.hot_bytes_max, options.pinned_bytes_max), (part, part));
-            assert!(options.hot_bytes_max + options.head_bytes_max < options.memory_bytes_max);
+            assert_eq!((options.head.hot_bytes_max, options.head.cooling_bytes_max), (part, part));
+            assert!(options.head.hot_bytes_max + options.head_bytes_max < options.memory_bytes_max);
         }
     }
 

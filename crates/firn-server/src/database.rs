@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use firn_model::{ErrorKind, Result};
 use firndb::{
-    ConvertOptions, Db, Env, Options, RecoveryProgress, ResultOptions, SyncPolicy, TreeOptions,
+    ConvertOptions, Db, Env, HeadOptions, IndexOptions, LogOptions, Options, RecoveryProgress,
+    ResultOptions, SyncPolicy, TreeOptions,
 };
 
 use crate::config::{Config, LogSync};
@@ -97,27 +98,36 @@ pub(crate) fn options(config: &Config) -> Options {
     convert.sparse_arena_times = times.clamp(4, convert.sparse_arena_times);
     Options {
         memory_bytes_max: config.memory_bytes_max,
-        convert,
-        hot_bytes_max: config.memory_bytes_max / 8,
-        pinned_bytes_max: config.memory_bytes_max / 8,
         shard_count: config.shard_count,
         stream_count: Some(config.stream_count),
-        log_sync: match config.log_sync {
-            LogSync::Always => SyncPolicy::Always,
-            LogSync::IntervalMs(ms) => SyncPolicy::IntervalMs(ms),
-            LogSync::Never => SyncPolicy::Never,
-        },
-        group_by: config.group_by.clone(),
-        series_limits: config.series,
         head_bytes_max: config.head_flush_bytes,
         log_bytes_max: config.log_bytes_max,
         flush_age_ms_max: config.flush_age_ms_max,
         future_ms_max: config.future_ms_max,
-        retention_ms: config.retention_ms,
         read_only: config.read_only,
         forget_lost_index: config.forget_lost_index,
         on_idle: config.on_idle,
+        log: LogOptions {
+            sync: match config.log_sync {
+                LogSync::Always => SyncPolicy::Always,
+                LogSync::IntervalMs(ms) => SyncPolicy::IntervalMs(ms),
+                LogSync::Never => SyncPolicy::Never,
+            },
+            ..LogOptions::default()
+        },
+        index: IndexOptions {
+            group_by: config.group_by.clone(),
+            limits: config.series,
+            ..IndexOptions::default()
+        },
+        head: HeadOptions {
+            convert,
+            hot_bytes_max: config.memory_bytes_max / 8,
+            cooling_bytes_max: config.memory_bytes_max / 8,
+            ..HeadOptions::default()
+        },
         tree: TreeOptions {
+            retention_ms: config.retention_ms,
             upload_age_ms_max: config.upload_age_ms_max,
             patches_max: config.patches_max,
             fast_bytes_max: config.fast_bytes_max,

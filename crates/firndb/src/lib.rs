@@ -97,10 +97,11 @@ pub use costs::{Cost, CostOptions, GroupCost, GroupCosts};
 pub use firn_cache::{ResultCache, ResultOptions, ResultStats};
 pub use firn_engine::{
     BlockOutline, Cardinality, CheckProgress, CheckReport, ChunkOutline, CommitReport,
-    ConvertOptions, CopyReport, DeleteReport, EngineOptions as Options, Finding, Lane, Level, Loss,
-    LostSamples, LostSeries, ObjectKind, RecoveryProgress, RecoveryReport, Request, RestoreReport,
-    Run, SeriesLimits, SeriesSamples, SeriesWalk, SlowCacheStats, SlowTierStats, Snapshot, Stats,
-    SyncPolicy, TableId, TableRecord, Transaction, TreeOptions, WalkOptions, WriteReport,
+    ConvertOptions, CopyReport, DeleteReport, EngineOptions as Options, Finding, HeadOptions,
+    IndexOptions, Lane, Level, LogOptions, Loss, LostSamples, LostSeries, ObjectKind,
+    RecoveryProgress, RecoveryReport, Request, RestoreReport, Run, SeriesLimits, SeriesSamples,
+    SeriesWalk, SlowCacheStats, SlowTierStats, Snapshot, Stats, SyncPolicy, TableId, TableRecord,
+    Transaction, TreeOptions, WalkOptions, WriteReport,
 };
 pub use firn_env::Env;
 pub use firn_model::{
@@ -147,7 +148,7 @@ impl Db {
         progress: &RecoveryProgress,
     ) -> Result<Db> {
         let mut lanes = vec![(Lane::Head, "firn-head"), (Lane::Tree, "firn-tree")];
-        if let SyncPolicy::IntervalMs(_) = options.log_sync {
+        if let SyncPolicy::IntervalMs(_) = options.log.sync {
             lanes.push((Lane::Log, "firn-log"));
         }
         let mut db = Db::open_idle(env, options, progress)?;
@@ -168,7 +169,7 @@ impl Db {
     /// # Errors
     /// As [`Db::open`].
     pub fn open_idle(env: Env, options: Options, progress: &RecoveryProgress) -> Result<Db> {
-        let retention_ms = options.retention_ms;
+        let retention_ms = options.tree.retention_ms;
         let drops_by_size = options.tree.slow_bytes_max.is_some();
         let engine = Engine::open(env, options, progress)?;
         // A query has a thread of its own; with helpers on all other cores one query may use the whole machine.
@@ -215,7 +216,7 @@ impl Db {
     }
 
     /// Writes a batch (the fast path). What the report calls written is durable, as the setting
-    /// `log_sync` says, and visible when this returns. The batch is sorted in place.
+    /// `log.sync` says, and visible when this returns. The batch is sorted in place.
     ///
     /// # Errors
     /// `Busy` (retry after a while), `Unavailable` (disk full or failing), `Closed`.
@@ -233,7 +234,7 @@ impl Db {
     }
 
     /// Hides all samples in `range` of the series that one of `selectors` matches and that were
-    /// committed before. Durable, as the setting `log_sync` says, and visible everywhere at once when it
+    /// committed before. Durable, as the setting `log.sync` says, and visible everywhere at once when it
     /// returns; after a crash it is there as a whole or not at all.
     ///
     /// # Errors

@@ -9,8 +9,8 @@ use firn_model::{Pool, Reservation, STALE_NAN};
 use firn_promql::{EvalOptions, Value, parse};
 use firn_sim::{Rng, Sim};
 use firndb::{
-    Db, Env, Labels, Lane, MatchOp, Matcher, Options, QueryOptions, QueryTime, RecoveryProgress,
-    ResultOptions, RowBatch, TimeRange, Timestamp, TreeOptions,
+    Db, Env, Labels, Lane, LogOptions, MatchOp, Matcher, Options, QueryOptions, QueryTime,
+    RecoveryProgress, ResultOptions, RowBatch, TimeRange, Timestamp, TreeOptions,
 };
 
 const STEP_MS: i64 = 15_000;
@@ -35,7 +35,11 @@ const QUERIES: [&str; 11] = [
 ];
 
 fn options() -> Options {
-    Options { shard_count: 4, log_segment_bytes: 64 << 10, ..Options::default() }
+    Options {
+        shard_count: 4,
+        log: LogOptions { segment_bytes: 64 << 10, ..Default::default() },
+        ..Options::default()
+    }
 }
 
 /// A cache of few small slabs.
@@ -146,8 +150,8 @@ impl World {
     fn open(&mut self) {
         self.pressed = None;
         let options = Options {
-            retention_ms: self.retention_ms,
             tree: TreeOptions {
+                retention_ms: self.retention_ms,
                 fast_partition_ms: 15 * MINUTE_MS,
                 slow_partition_ms: 15 * MINUTE_MS,
                 old_partition_ms: 15 * MINUTE_MS,

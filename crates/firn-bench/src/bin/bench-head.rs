@@ -16,7 +16,8 @@ use firn_bench::report::{Aim, finish};
 use firn_bench::server::{Program, Server};
 use firn_bench::{flush_latency, static_form};
 use firndb::{
-    Db, GroupId, Labels, Lane, Options, Pool, QueryTime, RowBatch, SeriesRef, Slot, local_env,
+    Db, GroupId, HeadOptions, Labels, Lane, Options, Pool, QueryTime, RowBatch, SeriesRef, Slot,
+    local_env,
 };
 use serde_json::{Value, json};
 
@@ -231,7 +232,11 @@ fn by_library(kind: Kind, series_count: usize, rounds: usize) -> io::Result<Figu
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
     let env = local_env(folder.path()).map_err(io::Error::other)?;
     // Nothing flushed stays in memory, and only this program says when.
-    let options = Options { hot_bytes_max: 0, flush_age_ms_max: i64::MAX, ..Options::default() };
+    let options = Options {
+        flush_age_ms_max: i64::MAX,
+        head: HeadOptions { hot_bytes_max: 0, ..Default::default() },
+        ..Options::default()
+    };
     let db = Db::open(env, options).map_err(io::Error::other)?;
     let mut fleet = Fleet::new(kind, series_count);
     let mut batch = RowBatch::default();

@@ -24,7 +24,7 @@ use firn_index::{Index, IndexOptions, IndexView};
 use firn_model::{
     CancelToken, Grouping, Labels, MatchOp, Matcher, QueryContext, ShardBits, ShardId,
 };
-use firndb::{Db, Options, RowBatch, SyncPolicy, local_env};
+use firndb::{Db, LogOptions, Options, RowBatch, SyncPolicy, local_env};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -157,7 +157,7 @@ impl Case {
 
     fn options(&self) -> IndexOptions {
         let group_by = if self.grouped { self.sets.group_by() } else { Vec::new() };
-        IndexOptions { group_by, ..IndexOptions::new(ShardBits::for_count(SHARDS)) }
+        IndexOptions { group_by, ..IndexOptions::default() }
     }
 }
 
@@ -166,7 +166,8 @@ fn measure(case: &Case) -> io::Result<Figures> {
     let disk: Arc<dyn Disk> = Arc::new(LocalDisk::open(folder.path()).map_err(io::Error::other)?);
     let series = case.sets.series_count() as f64;
     let before = live_bytes();
-    let index = Index::open(Arc::clone(&disk), case.options(), &[]).map_err(io::Error::other)?;
+    let index = Index::open(Arc::clone(&disk), ShardBits::for_count(SHARDS), case.options(), &[])
+        .map_err(io::Error::other)?;
     let new_ns = resolve_all(&case.sets, &index);
     // As the log takes them; until then they wait in memory.
     for shard in 0..SHARDS as u16 {
@@ -189,12 +190,14 @@ fn measure(case: &Case) -> io::Result<Figures> {
     for _ in 0..3 {
         let begun = Instant::now();
         let index =
-            Index::open(Arc::clone(&disk), case.options(), &[&part]).map_err(io::Error::other)?;
+            Index::open(Arc::clone(&disk), ShardBits::for_count(SHARDS), case.options(), &[&part])
+                .map_err(io::Error::other)?;
         open_ms = open_ms.min(begun.elapsed().as_secs_f64() * 1e3);
         drop(index);
     }
     let before = live_bytes();
-    let index = Index::open(disk, case.options(), &[&part]).map_err(io::Error::other)?;
+    let index = Index::open(disk, ShardBits::for_count(SHARDS), case.options(), &[&part])
+        .map_err(io::Error::other)?;
     let sealed_known_ns = resolve_some(&case.sets, &index);
     let view = index.view();
     assert_eq!(view.series_count() as f64, series, "sealing lost series");
@@ -584,8 +587,11 @@ fn creation(aims: &mut Vec<Aim>) -> io::Result<()> {
 fn library_us(series_count: usize) -> io::Result<f64> {
     let folder = tempfile::tempdir()?;
     let sets = LabelSets::new(Kind::DevOps, series_count)?;
-    let options =
-        Options { group_by: sets.group_by(), log_sync: SyncPolicy::Never, ..Options::default() };
+    let options = Options {
+        index: IndexOptions { group_by: sets.group_by(), ..Default::default() },
+        log: LogOptions { sync: SyncPolicy::Never, ..Default::default() },
+        ..Options::default()
+    };
     let env = local_env(folder.path()).map_err(io::Error::other)?;
     let db = Db::open(env, options).map_err(io::Error::other)?;
     let (mut rows, mut refs, mut labels) = (RowBatch::default(), Vec::new(), Vec::new());

@@ -23,8 +23,8 @@ use firn_bench::tree::{cold, quantiles};
 use firn_env::{Env, FolderBucket, LocalDisk};
 use firn_sim::SimClock;
 use firndb::{
-    Db, Labels, Lane, Options, QueryTime, RecoveryProgress, RowBatch, SeriesRef, SyncPolicy,
-    TreeOptions,
+    Db, HeadOptions, Labels, Lane, LogOptions, Options, QueryTime, RecoveryProgress, RowBatch,
+    SeriesRef, SyncPolicy, TreeOptions,
 };
 
 #[global_allocator]
@@ -79,7 +79,11 @@ struct World {
 impl World {
     fn options() -> Options {
         // The device is not what is measured, and nothing flushed is read from memory.
-        Options { log_sync: SyncPolicy::Never, hot_bytes_max: 0, ..Options::default() }
+        Options {
+            log: LogOptions { sync: SyncPolicy::Never, ..Default::default() },
+            head: HeadOptions { hot_bytes_max: 0, ..Default::default() },
+            ..Options::default()
+        }
     }
 
     fn idle(options: Options) -> io::Result<World> {

@@ -5,8 +5,8 @@
 
 use firn_promql::{EvalOptions, parse};
 use firndb::{
-    CancelToken, Db, Labels, Options, QueryContext, QueryOptions, QueryTime, ResultOptions,
-    RowBatch, SeriesRef, SyncPolicy, Timestamp, local_env,
+    CancelToken, Db, Labels, LogOptions, Options, QueryContext, QueryOptions, QueryTime,
+    ResultOptions, RowBatch, SeriesRef, SyncPolicy, Timestamp, local_env,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -55,7 +55,10 @@ pub struct Figures {
 /// If a kept answer is not the computed one.
 pub fn measure() -> firndb::Result<Figures> {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let options = Options { log_sync: SyncPolicy::Never, ..Options::default() };
+    let options = Options {
+        log: LogOptions { sync: SyncPolicy::Never, ..Default::default() },
+        ..Options::default()
+    };
     let db = Db::open(local_env(folder.path())?, options)?;
     db.keep_results(ResultOptions::default())?;
     let series = resolve(&db)?;
@@ -101,7 +104,10 @@ pub fn measure() -> firndb::Result<Figures> {
 pub fn measure_sharing() -> firndb::Result<(f64, f64)> {
     const HISTOGRAMS: usize = 4;
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let options = Options { log_sync: SyncPolicy::Never, ..Options::default() };
+    let options = Options {
+        log: LogOptions { sync: SyncPolicy::Never, ..Default::default() },
+        ..Options::default()
+    };
     let db = Db::open(local_env(folder.path())?, options)?;
     db.keep_results(ResultOptions::default())?;
     let mut labels = Vec::new();

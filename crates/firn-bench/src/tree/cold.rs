@@ -10,7 +10,8 @@ use std::time::Instant;
 use firn_env::{Env, FolderBucket, LocalDisk};
 use firn_sim::SimClock;
 use firndb::{
-    Db, Labels, Lane, Level, Options, QueryTime, RecoveryProgress, RowBatch, SyncPolicy, Timestamp,
+    Db, HeadOptions, Labels, Lane, Level, LogOptions, Options, QueryTime, RecoveryProgress,
+    RowBatch, SyncPolicy, Timestamp,
 };
 
 use super::metered::{Asked, Metered};
@@ -223,7 +224,11 @@ impl Far {
 
 fn options() -> Options {
     // The log is not what is measured, and nothing flushed is read from memory.
-    Options { log_sync: SyncPolicy::Never, hot_bytes_max: 0, ..Options::default() }
+    Options {
+        log: LogOptions { sync: SyncPolicy::Never, ..Default::default() },
+        head: HeadOptions { hot_bytes_max: 0, ..Default::default() },
+        ..Options::default()
+    }
 }
 
 fn env(folder: &Path, clock: &SimClock) -> io::Result<(Env, Arc<Metered>)> {

@@ -4,7 +4,7 @@ use firn_model::{MatchOp, RowBatch, STALE_NAN_BITS};
 use firn_sim::{Rng, Sim, for_seeds};
 
 use super::*;
-use crate::{ConvertOptions, Engine, EngineOptions, Lane, RecoveryProgress};
+use crate::{ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, RecoveryProgress};
 
 /// Labels to time to bits.
 type World = BTreeMap<Labels, BTreeMap<Timestamp, u64>>;
@@ -21,15 +21,18 @@ fn engine_of(sim: &Sim) -> Arc<Engine> {
         memory_bytes_max: 256 << 20,
         shard_count: 4,
         stream_count: Some(1),
-        convert: ConvertOptions {
-            arena_bytes_max: 256,
-            sparse_arena_times: 4,
-            ..ConvertOptions::default()
-        },
         tree: firn_tree::TreeOptions {
             block_bytes: 256,
             table_bytes_max: 2 << 10,
             old_partition_ms: 2 * 3_600_000,
+            ..Default::default()
+        },
+        head: HeadOptions {
+            convert: ConvertOptions {
+                arena_bytes_max: 256,
+                sparse_arena_times: 4,
+                ..ConvertOptions::default()
+            },
             ..Default::default()
         },
         ..EngineOptions::default()

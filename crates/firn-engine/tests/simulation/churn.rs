@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_engine::{Engine, EngineOptions, Lane, RecoveryProgress};
+use firn_engine::{Engine, EngineOptions, HeadOptions, Lane, LogOptions, RecoveryProgress};
 use firn_model::{
     CancelToken, Grouping, Labels, Matcher, QueryContext, RowBatch, Selection, SeriesRef, TimeRange,
 };
@@ -19,10 +19,14 @@ const NEW_EVERY_HOUR: usize = LIVING / 3;
 fn open(sim: &Sim) -> Arc<Engine> {
     let options = EngineOptions {
         shard_count: 4,
-        log_segment_bytes: 64 << 10,
-        retention_ms: Some(4 * HOUR_MS),
-        hot_bytes_max: 0,
-        tree: firn_tree::TreeOptions { block_bytes: 512, bucket_grace_ms: 0, ..Default::default() },
+        tree: firn_tree::TreeOptions {
+            retention_ms: Some(4 * HOUR_MS),
+            block_bytes: 512,
+            bucket_grace_ms: 0,
+            ..Default::default()
+        },
+        log: LogOptions { segment_bytes: 64 << 10, ..Default::default() },
+        head: HeadOptions { hot_bytes_max: 0, ..Default::default() },
         ..EngineOptions::default()
     };
     Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")

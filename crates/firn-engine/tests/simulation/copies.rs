@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_engine::{Engine, EngineOptions, Lane, RecoveryProgress};
+use firn_engine::{Engine, EngineOptions, Lane, LogOptions, RecoveryProgress};
 use firn_model::{ErrorKind, Labels, Matcher, RowBatch, TimeRange};
 use firn_sim::{Seen, Sim};
 
 fn open(sim: &Sim) -> Arc<Engine> {
     let options = EngineOptions {
         shard_count: 4,
-        log_segment_bytes: 64 << 10,
         tree: firn_tree::TreeOptions { bucket_grace_ms: 0, ..Default::default() },
+        log: LogOptions { segment_bytes: 64 << 10, ..Default::default() },
         ..EngineOptions::default()
     };
     Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")

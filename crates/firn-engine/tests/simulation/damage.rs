@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firn_cache::{Dependency, ResultCache, ResultOptions, Span, StoreOptions};
-use firn_engine::{Engine, EngineOptions, Lane, RecoveryProgress};
+use firn_engine::{Engine, EngineOptions, HeadOptions, Lane, LogOptions, RecoveryProgress};
 use firn_env::{Disk, Env, OpenMode, PutMode};
 use firn_model::{CancelToken, ErrorKind, Labels, MatchOp, Matcher, RowBatch, TimeRange};
 use firn_sim::{Rng, Seen, Sim, for_places};
@@ -22,12 +22,15 @@ fn options() -> EngineOptions {
     EngineOptions {
         shard_count: 4,
         stream_count: Some(2),
-        log_segment_bytes: 64 << 10,
-        // Nothing from memory: what is read comes from the damaged files.
-        hot_bytes_max: 0,
         tree: firn_tree::TreeOptions {
             block_bytes: 256,
             slow_cache_bytes_max: 64 << 10,
+            ..Default::default()
+        },
+        log: LogOptions { segment_bytes: 64 << 10, ..Default::default() },
+        head: HeadOptions {
+            // Nothing from memory: what is read comes from the damaged files.
+            hot_bytes_max: 0,
             ..Default::default()
         },
         ..EngineOptions::default()

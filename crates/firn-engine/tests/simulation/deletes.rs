@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_engine::{Engine, EngineOptions, Lane, RecoveryProgress};
+use firn_engine::{Engine, EngineOptions, Lane, LogOptions, RecoveryProgress};
 use firn_model::{
     CancelToken, ErrorKind, Grouping, Labels, Matcher, QueryContext, RowBatch, Selection,
     SeriesRef, TimeRange,
@@ -16,8 +16,8 @@ fn open(sim: &Sim) -> Arc<Engine> {
     let options = EngineOptions {
         shard_count: 4,
         stream_count: Some(2),
-        log_segment_bytes: 64 << 10,
         tree: firn_tree::TreeOptions { block_bytes: 256, bucket_grace_ms: 0, ..Default::default() },
+        log: LogOptions { segment_bytes: 64 << 10, ..Default::default() },
         ..EngineOptions::default()
     };
     Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use firn_engine::{Engine, EngineOptions, Lane, Moment, RecoveryProgress, SyncPolicy};
+use firn_engine::{Engine, EngineOptions, Lane, LogOptions, Moment, RecoveryProgress, SyncPolicy};
 use firn_model::{Labels, Matcher, Result, RowBatch, SeriesRef, TimeRange};
 use firn_sim::{Operation, Seen, Sim};
 
@@ -13,8 +13,7 @@ fn open(sim: &Sim, log_sync: SyncPolicy) -> Arc<Engine> {
     let options = EngineOptions {
         shard_count: SHARD_COUNT,
         stream_count: Some(2),
-        log_segment_bytes: 64 << 10,
-        log_sync,
+        log: LogOptions { segment_bytes: 64 << 10, sync: log_sync },
         ..EngineOptions::default()
     };
     Engine::open(sim.env(), options, &RecoveryProgress::default()).expect("opens")

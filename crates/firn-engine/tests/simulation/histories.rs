@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_engine::{
-    ConvertOptions, Engine, EngineOptions, Lane, Planted, RecoveryProgress, Transaction,
+    ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Planted,
+    RecoveryProgress, Transaction,
 };
 use firn_model::{CommitSeq, ErrorKind, Labels, Matcher, SeriesRef, TimeRange};
 use firn_sim::{Rng, Sim};
@@ -72,13 +73,16 @@ impl Registers {
         let options = EngineOptions {
             shard_count: 4,
             stream_count: Some(1 + seed as usize % 3),
-            convert: ConvertOptions {
-                arena_bytes_max: 256,
-                sparse_arena_times: 4,
-                ..ConvertOptions::default()
-            },
-            log_segment_bytes: 64 << 10,
             planted,
+            head: HeadOptions {
+                convert: ConvertOptions {
+                    arena_bytes_max: 256,
+                    sparse_arena_times: 4,
+                    ..ConvertOptions::default()
+                },
+                ..Default::default()
+            },
+            log: LogOptions { segment_bytes: 64 << 10, ..Default::default() },
             ..EngineOptions::default()
         };
         let engine = Engine::open(sim.env(), options, &RecoveryProgress::default());

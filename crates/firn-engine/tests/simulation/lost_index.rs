@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_engine::{Engine, EngineOptions, Lane, Loss, RecoveryProgress, Step};
+use firn_engine::{Engine, EngineOptions, Lane, LogOptions, Loss, RecoveryProgress, Step};
 use firn_env::Env;
 use firn_model::{CancelToken, ErrorKind, Labels, Result, RowBatch, SeriesRef, TimeRange};
 use firn_sim::{Seen, Sim, SimDisk};
@@ -17,11 +17,11 @@ fn open(sim: &Sim, forget_lost_index: bool) -> Result<Arc<Engine>> {
 fn open_with(sim: &Sim, forget_lost_index: bool, repair_index: bool) -> Result<Arc<Engine>> {
     let options = EngineOptions {
         shard_count: 4,
-        log_segment_bytes: 64 << 10,
         forget_lost_index,
         repair_index,
         new_series_bytes_max: 256 << 10,
         tree: firn_tree::TreeOptions { block_bytes: 512, ..Default::default() },
+        log: LogOptions { segment_bytes: 64 << 10, ..Default::default() },
         ..EngineOptions::default()
     };
     Engine::open(sim.env(), options, &RecoveryProgress::default())

@@ -5,7 +5,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use firn_engine::{ConvertOptions, Engine, EngineOptions, Lane, Planted, RecoveryProgress};
+use firn_engine::{
+    ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Planted, RecoveryProgress,
+};
 use firn_model::{Error, ErrorKind, Labels, RowBatch, Sample, TimeRange};
 use firn_sim::{Oracle, Rng, Seen, Sim, for_places};
 
@@ -46,14 +48,7 @@ fn run(seed: u64, planted: Option<Planted>) -> Outcome<()> {
     let options = EngineOptions {
         shard_count: 4,
         stream_count: Some(2),
-        log_segment_bytes: 8 << 10,
         log_bytes_max: 64 << 10,
-        convert: ConvertOptions {
-            arena_bytes_max: 256,
-            sparse_arena_times: 4,
-            ..ConvertOptions::default()
-        },
-        hot_bytes_max: 0,
         flush_age_ms_max: 30 * 60_000,
         tree: firn_tree::TreeOptions {
             block_bytes: 256,
@@ -62,6 +57,16 @@ fn run(seed: u64, planted: Option<Planted>) -> Outcome<()> {
             ..Default::default()
         },
         planted,
+        log: LogOptions { segment_bytes: 8 << 10, ..Default::default() },
+        head: HeadOptions {
+            convert: ConvertOptions {
+                arena_bytes_max: 256,
+                sparse_arena_times: 4,
+                ..ConvertOptions::default()
+            },
+            hot_bytes_max: 0,
+            ..Default::default()
+        },
         ..EngineOptions::default()
     };
     let (sim, rng) = (Sim::new(seed), Rng::new(seed ^ 0x0a7a6e));

@@ -11,7 +11,8 @@ use firn_cache::{
     StoreOptions,
 };
 use firn_engine::{
-    ConvertOptions, Engine, EngineOptions, Lane, Planted, RecoveryProgress, Replayed, Snapshot,
+    ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Planted,
+    RecoveryProgress, Replayed, Snapshot,
 };
 use firn_model::{
     ChangeSink, Error, ErrorKind, GroupId, Grouping, Labels, Matcher, QueryContext, RowBatch,
@@ -89,13 +90,16 @@ fn live(seed: u64, planted: Option<Planted>) -> Outcome<Life> {
         shard_count: 4,
         stream_count: Some(1 + (seed % 3) as usize),
         recovery_threads: 1 + (seed % 3) as usize,
-        log_segment_bytes: 16 << 10,
-        convert: ConvertOptions {
-            arena_bytes_max: 512,
-            sparse_arena_times: 4,
-            ..ConvertOptions::default()
-        },
         planted,
+        log: LogOptions { segment_bytes: 16 << 10, ..Default::default() },
+        head: HeadOptions {
+            convert: ConvertOptions {
+                arena_bytes_max: 512,
+                sparse_arena_times: 4,
+                ..ConvertOptions::default()
+            },
+            ..Default::default()
+        },
         ..EngineOptions::default()
     };
     let (sim, rng) = (Sim::new(seed), Rng::new(seed ^ 0xca54));

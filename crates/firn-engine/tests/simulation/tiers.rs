@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firn_engine::{
-    CheckReport, ConvertOptions, Engine, EngineOptions, Lane, Planted, RecoveryProgress, Request,
+    CheckReport, ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Planted,
+    RecoveryProgress, Request,
 };
 use firn_env::{Env, PutMode};
 use firn_model::{CancelToken, ErrorKind, Labels, Matcher, RowBatch, Sample, TimeRange, Timestamp};
@@ -53,14 +54,7 @@ fn options(planted: Option<Planted>, read_only: bool) -> EngineOptions {
         memory_bytes_max: 256 << 20,
         shard_count: 4,
         stream_count: Some(2),
-        log_segment_bytes: 8 << 10,
         log_bytes_max: 64 << 10,
-        convert: ConvertOptions {
-            arena_bytes_max: 256,
-            sparse_arena_times: 4,
-            ..ConvertOptions::default()
-        },
-        hot_bytes_max: 0,
         read_only,
         tree: firn_tree::TreeOptions {
             block_bytes: 256,
@@ -72,6 +66,16 @@ fn options(planted: Option<Planted>, read_only: bool) -> EngineOptions {
             ..Default::default()
         },
         planted,
+        log: LogOptions { segment_bytes: 8 << 10, ..Default::default() },
+        head: HeadOptions {
+            convert: ConvertOptions {
+                arena_bytes_max: 256,
+                sparse_arena_times: 4,
+                ..ConvertOptions::default()
+            },
+            hot_bytes_max: 0,
+            ..Default::default()
+        },
         ..EngineOptions::default()
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use firn_engine::{
-    Engine, EngineOptions, Lane, Planted, RecoveryProgress, SyncPolicy, Transaction,
+    Engine, EngineOptions, Lane, LogOptions, Planted, RecoveryProgress, SyncPolicy, Transaction,
 };
 use firn_env::Env;
 use firn_model::{
@@ -29,8 +29,8 @@ fn try_open(env: Env, options: EngineOptions) -> Result<Arc<Engine>> {
     let options = EngineOptions {
         shard_count: 4,
         stream_count: Some(2),
-        log_segment_bytes: 64 << 10,
         tree: firn_tree::TreeOptions { block_bytes: 256, ..Default::default() },
+        log: LogOptions { segment_bytes: 64 << 10, ..options.log },
         ..options
     };
     Engine::open(env, options, &RecoveryProgress::default())
@@ -240,7 +240,13 @@ fn a_transaction_waits_for_no_other_stream() {
 fn an_interval_is_kept_where_no_write_comes_by() {
     let sim = Sim::new(6);
     let log_sync = SyncPolicy::IntervalMs(1);
-    let mut engine = open_with(&sim, EngineOptions { log_sync, ..EngineOptions::default() });
+    let mut engine = open_with(
+        &sim,
+        EngineOptions {
+            log: LogOptions { sync: log_sync, ..Default::default() },
+            ..EngineOptions::default()
+        },
+    );
     engine.step(Lane::Log).expect("the heads of the segments are synced");
     std::thread::scope(|scope| {
         let lane = scope.spawn(|| engine.run_lane(Lane::Log));
@@ -250,7 +256,13 @@ fn an_interval_is_kept_where_no_write_comes_by() {
         lane.join().expect("a lane ends");
     });
     sim.restart();
-    engine = open_with(&sim, EngineOptions { log_sync, ..EngineOptions::default() });
+    engine = open_with(
+        &sim,
+        EngineOptions {
+            log: LogOptions { sync: log_sync, ..Default::default() },
+            ..EngineOptions::default()
+        },
+    );
     assert_eq!(read(&engine, 0), [(1_000, 1.0), (2_000, 1.0)]);
 }
 
@@ -260,7 +272,13 @@ fn an_interval_is_kept_where_no_write_comes_by() {
 fn an_interval_is_kept_behind_a_sync_that_failed() {
     let sim = Sim::new(11);
     let log_sync = SyncPolicy::IntervalMs(1);
-    let engine = open_with(&sim, EngineOptions { log_sync, ..EngineOptions::default() });
+    let engine = open_with(
+        &sim,
+        EngineOptions {
+            log: LogOptions { sync: log_sync, ..Default::default() },
+            ..EngineOptions::default()
+        },
+    );
     write(&engine, 0, 500, 1.0);
     (1..3).for_each(|nth| sim.faults.fail_nth(Operation::Sync, nth));
     engine.step(Lane::Log).expect_err("both streams fail");
@@ -297,7 +315,7 @@ fn what_is_acknowledged_after_a_change_of_streams_that_failed_is_there() {
             let options = EngineOptions {
                 shard_count: 4,
                 stream_count: Some(count),
-                log_segment_bytes: 64 << 10,
+                log: LogOptions { segment_bytes: 64 << 10, ..Default::default() },
                 ..EngineOptions::default()
             };
             Engine::open(sim.env(), options, &RecoveryProgress::default())
@@ -366,7 +384,13 @@ fn recovery_of_one_hot_shard_keeps_to_its_memory() {
 fn a_close_that_cannot_sync_closes() {
     let sim = Sim::new(10);
     let log_sync = SyncPolicy::IntervalMs(3_600_000);
-    let engine = open_with(&sim, EngineOptions { log_sync, ..EngineOptions::default() });
+    let engine = open_with(
+        &sim,
+        EngineOptions {
+            log: LogOptions { sync: log_sync, ..Default::default() },
+            ..EngineOptions::default()
+        },
+    );
     write(&engine, 0, 1_000, 1.0);
     std::thread::scope(|scope| {
         let lane = scope.spawn(|| engine.run_lane(Lane::Tree));
@@ -382,7 +406,10 @@ fn a_close_that_cannot_sync_closes() {
 fn a_lane_ends_however_late_it_sleeps() {
     for seed in 0..200 {
         let log_sync = SyncPolicy::IntervalMs(3_600_000);
-        let options = EngineOptions { log_sync, ..EngineOptions::default() };
+        let options = EngineOptions {
+            log: LogOptions { sync: log_sync, ..Default::default() },
+            ..EngineOptions::default()
+        };
         let engine = open_with(&Sim::new(seed), options);
         std::thread::scope(|scope| {
             let lane = scope.spawn(|| engine.run_lane(Lane::Log));
@@ -649,7 +676,10 @@ fn a_transaction_that_did_not_become_durable_leaves_nothing() {
 fn new_series_of_a_transaction_are_known_after_a_crash() {
     for sync in [SyncPolicy::Always, SyncPolicy::Never] {
         let sim = Sim::new(6);
-        let options = EngineOptions { log_sync: sync, ..EngineOptions::default() };
+        let options = EngineOptions {
+            log: LogOptions { sync, ..Default::default() },
+            ..EngineOptions::default()
+        };
         let engine = open_with(&sim, options);
         transact(&engine, |t, refs| refs.iter().try_for_each(|one| t.insert(*one, 1_000, 1.0)));
         sim.crash();
@@ -749,7 +779,11 @@ fn move_a_sample(
 ) -> std::result::Result<bool, String> {
     let sim = Sim::new(seed);
     let log_sync = SyncPolicy::IntervalMs(24 * 3_600_000);
-    let options = || EngineOptions { log_sync, planted, ..EngineOptions::default() };
+    let options = || EngineOptions {
+        planted,
+        log: LogOptions { sync: log_sync, ..Default::default() },
+        ..EngineOptions::default()
+    };
     let engine = open_with(&sim, options());
     write(&engine, 0, 1_000, 1.0);
     engine.flush().expect("a flush");

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use firn_engine::{
-    ConvertOptions, Engine, EngineOptions, JobKind, Lane, Moment, Planted, RecoveryProgress,
-    Snapshot, Step, SyncPolicy,
+    ConvertOptions, Engine, EngineOptions, HeadOptions, JobKind, Lane, LogOptions, Moment, Planted,
+    RecoveryProgress, Snapshot, Step, SyncPolicy,
 };
 use firn_model::{
     Change, ChangeKind, ChangeSink, CommitSeq, Error, ErrorKind, Grouping, Labels, Matcher, Pool,
@@ -286,7 +286,7 @@ impl World {
                 memory_bytes_max,
                 log_bytes_max: 1 << 20,
                 head_bytes_max: u64::MAX,
-                hot_bytes_max: u64::MAX,
+                head: HeadOptions { hot_bytes_max: u64::MAX, ..ample.head },
                 ..ample
             },
         }
@@ -299,28 +299,30 @@ impl World {
             _ => ((15 * MINUTE_MS, 30 * MINUTE_MS, 60 * MINUTE_MS), 60 * MINUTE_MS),
         };
         EngineOptions {
-            retention_ms: self.retention_ms(),
             memory_bytes_max: 256 << 20,
             shard_count: 4,
-            log_segment_bytes: 8 << 10,
             log_bytes_max: 64 << 10,
             recovery_threads: self.recovery_threads,
-            log_sync: self.log_sync,
             // Another number at each start.
             stream_count: Some(1 + self.rng.below(3) as usize),
             new_series_bytes_max: [2 << 10, u64::MAX][self.seed as usize / 2 % 2],
-            convert: ConvertOptions {
-                arena_bytes_max: 256,
-                sparse_arena_times: 4,
-                ..ConvertOptions::default()
-            },
             head_bytes_max: 64 << 10,
             flush_age_ms_max: 30 * 60_000,
-            // Some parts, each of which has a block at least.
-            hot_bytes_max: 24 << 10,
             hot_age_ms_max: 2 * 3_600_000,
-            pinned_bytes_max: self.pinned_bytes_max,
+            log: LogOptions { segment_bytes: 8 << 10, sync: self.log_sync },
+            head: HeadOptions {
+                convert: ConvertOptions {
+                    arena_bytes_max: 256,
+                    sparse_arena_times: 4,
+                    ..ConvertOptions::default()
+                },
+                // Some parts, each of which has a block at least.
+                hot_bytes_max: 24 << 10,
+                cooling_bytes_max: self.pinned_bytes_max,
+                ..HeadOptions::default()
+            },
             tree: firn_tree::TreeOptions {
+                retention_ms: self.retention_ms(),
                 block_bytes: 256,
                 table_bytes_max: 4 << 10,
                 fast_partition_ms: fast_ms,

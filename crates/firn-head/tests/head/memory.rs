@@ -11,7 +11,7 @@ use firn_model::{
 use crate::world::World;
 
 fn put(head: &Head, budget: &Budget, batch: &mut RowBatch, seq: u64) {
-    batch.sort(head.options().shard_bits);
+    batch.sort(head.shard_bits());
     let mut given = budget.reserve(Pool::Head, bound_bytes(batch)).unwrap();
     for rows in batch.by_shard() {
         let mut writer = head.shard(rows.shard);
@@ -37,7 +37,7 @@ fn round(groups: Range<u64>, members: u32, ts: i64, batch: &mut RowBatch) {
 fn invariant_8_a_series_costs_bytes_not_objects() {
     for (group_count, members, state_max) in [(20_000, 1, 40), (200, 100, 16)] {
         let budget = Budget::unlimited();
-        let head = Head::new(HeadOptions::new(ShardBits::for_count(4)), budget.clone());
+        let head = Head::new(ShardBits::for_count(4), HeadOptions::default(), budget.clone());
         let mut batch = RowBatch::default();
         for step in 0..20u64 {
             for first in (0..group_count).step_by(100) {
@@ -63,7 +63,7 @@ fn invariant_8_a_series_costs_bytes_not_objects() {
 fn irregular_series_stay_cheap() {
     const SERIES: u64 = 8_000;
     let budget = Budget::unlimited();
-    let head = Head::new(HeadOptions::new(ShardBits::for_count(4)), budget.clone());
+    let head = Head::new(ShardBits::for_count(4), HeadOptions::default(), budget.clone());
     let mut batch = RowBatch::default();
     let (mut seq, mut point_count, mut most, mut sum) = (0, 0, 0, 0);
     for minute in 0..120u64 {
@@ -99,9 +99,9 @@ fn irregular_series_stay_cheap() {
 #[test]
 fn a_reader_of_one_member_touches_little() {
     let budget = Budget::unlimited();
-    let mut options = HeadOptions::new(ShardBits::for_count(1));
+    let mut options = HeadOptions::default();
     options.convert.bytes_per_series_max = 1_000;
-    let head = Head::new(options, budget.clone());
+    let head = Head::new(ShardBits::for_count(1), options, budget.clone());
     let mut batch = RowBatch::default();
     for scrape in 0..480u64 {
         batch.clear();
@@ -141,11 +141,11 @@ fn a_reader_of_one_member_touches_little() {
 fn conversion_that_lags_is_bounded_and_catches_up() {
     const GROUPS: u64 = 300;
     let budget = Budget::unlimited();
-    let mut options = HeadOptions::new(ShardBits::for_count(1));
+    let mut options = HeadOptions::default();
     options.convert.arena_bytes_max = 4 << 10;
     options.convert.sparse_arena_times = 4;
     options.convert.arena_bytes_min = 4 << 10;
-    let head = Head::new(options.clone(), budget.clone());
+    let head = Head::new(ShardBits::for_count(1), options.clone(), budget.clone());
     let mut batch = RowBatch::default();
     for step in 0..200u64 {
         round(0..GROUPS, 1, step as i64 * 15_000, &mut batch);
@@ -177,7 +177,7 @@ fn conversion_that_lags_is_bounded_and_catches_up() {
 fn pieces_of_rows_fill_no_arena_sooner() {
     let held = |piece_count: u32| {
         let budget = Budget::unlimited();
-        let head = Head::new(HeadOptions::new(ShardBits::for_count(1)), budget.clone());
+        let head = Head::new(ShardBits::for_count(1), HeadOptions::default(), budget.clone());
         let mut batch = RowBatch::default();
         let mut seq = 0;
         let mut arena_count = 0;
@@ -210,9 +210,9 @@ fn pieces_of_rows_fill_no_arena_sooner() {
 #[test]
 fn a_few_busy_series_do_not_make_runs_for_all_others() {
     let budget = Budget::unlimited();
-    let mut options = HeadOptions::new(ShardBits::for_count(1));
+    let mut options = HeadOptions::default();
     options.convert.rows_per_group_max = 4;
-    let head = Head::new(options, budget.clone());
+    let head = Head::new(ShardBits::for_count(1), options, budget.clone());
     let (mut batch, mut seq) = (RowBatch::default(), 0);
     let mut write = |groups: u64, rounds: usize| {
         for _ in 0..rounds {
@@ -234,9 +234,9 @@ fn a_few_busy_series_do_not_make_runs_for_all_others() {
 #[test]
 fn idle_groups_are_forgotten() {
     let budget = Budget::unlimited();
-    let mut options = HeadOptions::new(ShardBits::for_count(1));
+    let mut options = HeadOptions::default();
     options.convert.rows_per_group_max = 4;
-    let head = Head::new(options, budget.clone());
+    let head = Head::new(ShardBits::for_count(1), options, budget.clone());
     let mut batch = RowBatch::default();
     round(0..2_000, 10, 0, &mut batch);
     put(&head, &budget, &mut batch, 1);
@@ -261,12 +261,12 @@ fn idle_groups_are_forgotten() {
 #[test]
 fn invariant_8_a_full_budget_refuses_writers_and_nothing_else() {
     let budget = Budget::new(120_000);
-    let head = Head::new(HeadOptions::new(ShardBits::for_count(1)), budget.clone());
+    let head = Head::new(ShardBits::for_count(1), HeadOptions::default(), budget.clone());
     let mut batch = RowBatch::default();
     let mut refused = 0;
     for step in 0..3_000u64 {
         round(0..20, 5, step as i64 * 1_000, &mut batch);
-        batch.sort(head.options().shard_bits);
+        batch.sort(head.shard_bits());
         match budget.reserve(Pool::Head, bound_bytes(&batch)) {
             Err(error) => {
                 assert!(error.is_retriable());
@@ -297,9 +297,8 @@ fn invariant_8_a_full_budget_refuses_writers_and_nothing_else() {
 #[test]
 fn invariant_8_conversions_live_on_what_comes_back() {
     let budget = Budget::unlimited();
-    let mut options = HeadOptions::new(ShardBits::for_count(4));
-    options.hot_bytes_max = 150 << 10;
-    let head = Head::new(options, budget.clone());
+    let options = HeadOptions { hot_bytes_max: 150 << 10, ..HeadOptions::default() };
+    let head = Head::new(ShardBits::for_count(4), options, budget.clone());
     let mut batch = RowBatch::default();
     let (mut most, mut recycled) = (Vec::new(), 0);
     for hour in 0..8u64 {

@@ -229,9 +229,9 @@ fn run_at_once(ops: Vec<Op>, mistake: Option<Mistake>) {
 /// The log of `world` into a new head, everything and then only what is behind the floors.
 fn replay_gives_it_again(world: &World, floors: &[u64]) {
     for floors in [&[0, 0], floors] {
-        let mut options = HeadOptions::new(world.bits);
+        let mut options = HeadOptions::default();
         small(&mut options);
-        let again = Head::new(options, Budget::unlimited());
+        let again = Head::new(world.bits, options, Budget::unlimited());
         let mut expected = Map::new();
         let mut deletes = world.deletes.iter().peekable();
         for entry in &world.log {

@@ -19,11 +19,11 @@ use crate::world::{Ends, points};
 fn invariant_3_readers_see_whole_prefixes_while_all_goes_on() {
     const ROWS: u64 = 3_000;
     const GROUPS: u64 = 3;
-    let mut options = HeadOptions::new(ShardBits::for_count(1));
+    let mut options = HeadOptions::default();
     options.convert.rows_per_group_max = 16;
     options.convert.segment_fan_in = 2;
     let budget = Budget::unlimited();
-    let head = Head::new(options, budget.clone());
+    let head = Head::new(ShardBits::for_count(1), options, budget.clone());
     let published = AtomicU64::new(0);
     let done = AtomicBool::new(false);
 
@@ -50,7 +50,7 @@ fn invariant_3_readers_see_whole_prefixes_while_all_goes_on() {
                         batch.push(series, row as i64, (row * 10 + group) as f64);
                     }
                 }
-                batch.sort(head.options().shard_bits);
+                batch.sort(head.shard_bits());
                 for rows in batch.by_shard() {
                     let mut writer = head.shard(rows.shard);
                     writer.encode(CommitSeq(row + 1), rows, row / 500);
@@ -99,11 +99,11 @@ type Tables = Arc<Vec<(GroupId, GroupColumns)>>;
 #[test]
 fn invariant_3_reads_are_monotone_while_memory_is_flushed_and_given_back() {
     const ROWS: u64 = 5_000;
-    let mut options = HeadOptions::new(ShardBits::for_count(1));
+    let mut options = HeadOptions::default();
     options.convert.rows_per_group_max = 16;
     options.convert.segment_fan_in = 2;
     let budget = Budget::unlimited();
-    let head = Head::new(options, budget.clone());
+    let head = Head::new(ShardBits::for_count(1), options, budget.clone());
     // The lock is the engine's on views.
     let tables: RwLock<Tables> = RwLock::default();
     let published = AtomicU64::new(0);
@@ -153,7 +153,7 @@ fn invariant_3_reads_are_monotone_while_memory_is_flushed_and_given_back() {
                 batch.clear();
                 let series = SeriesRef { group: GroupId(0), slot: Slot(0) };
                 batch.push(series, row as i64, row as f64);
-                batch.sort(head.options().shard_bits);
+                batch.sort(head.shard_bits());
                 for rows in batch.by_shard() {
                     let mut writer = head.shard(rows.shard);
                     writer.encode(CommitSeq(row + 1), rows, row / 500);

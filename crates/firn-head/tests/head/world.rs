@@ -106,11 +106,11 @@ pub(crate) struct Held {
 impl World {
     pub(crate) fn new(shard_count: usize, change: impl FnOnce(&mut HeadOptions)) -> World {
         let bits = ShardBits::for_count(shard_count);
-        let mut options = HeadOptions::new(bits);
+        let mut options = HeadOptions::default();
         change(&mut options);
         let budget = Budget::unlimited();
         World {
-            head: Arc::new(Head::new(options, budget.clone())),
+            head: Arc::new(Head::new(bits, options, budget.clone())),
             budget,
             bits,
             mistake: None,

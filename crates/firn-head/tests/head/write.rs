@@ -94,7 +94,7 @@ fn abandoned_rows_leave_no_trace() {
 /// Payloads into a new head; `there` says which of them the log still has: before one that follows a
 /// hole the shard is told. Returns refused rows too.
 fn replay(world: &World, there: impl Fn(usize) -> bool) -> (Head, u64) {
-    let head = Head::new(HeadOptions::new(world.bits), Budget::unlimited());
+    let head = Head::new(world.bits, HeadOptions::default(), Budget::unlimited());
     let mut refused_count = 0;
     for (idx, entry) in world.log.iter().enumerate().filter(|(idx, _)| there(*idx)) {
         if idx > 0 && !there(idx - 1) {
@@ -152,7 +152,7 @@ fn rows_below_the_floor_are_followed_but_not_shown() {
     for ts in [10, 20, 30] {
         world.put(&vec![(1, 0, ts, ts as f64), (1, 1, ts, 5.0)]);
     }
-    let head = Head::new(HeadOptions::new(world.bits), Budget::unlimited());
+    let head = Head::new(world.bits, HeadOptions::default(), Budget::unlimited());
     for (idx, entry) in world.log.iter().enumerate() {
         let seq = CommitSeq(idx as u64 + 1);
         head.replay(ShardId(0), seq, &entry.payload, entry.position, 1, idx > 0).unwrap();
@@ -184,7 +184,7 @@ fn damaged_payloads_end_in_errors_not_in_panics() {
     world.put(&vec![(1, 0, 20, 2.0), (1, 1, 20, 6.5), (2, 0, 25, 1e300)]);
     let (first, second) = (&world.log[0], &world.log[1]);
     let check = |bytes: &[u8]| {
-        let head = Head::new(HeadOptions::new(world.bits), Budget::unlimited());
+        let head = Head::new(world.bits, HeadOptions::default(), Budget::unlimited());
         let replay = |seq, payload: &[u8], position: u64| {
             head.replay(ShardId(0), CommitSeq(seq), payload, LogPosition(position), 1, true)
         };
@@ -216,7 +216,7 @@ fn damaged_payloads_end_in_errors_not_in_panics() {
 fn a_transactions_rows_are_decided_apart_from_the_stream() {
     for is_shown in [true, false] {
         let mut world = World::new(1, |_| {});
-        let bits = world.head.options().shard_bits;
+        let bits = world.head.shard_bits();
         world.put(&vec![(1, 0, 10, 1.0), (1, 0, 20, 1.0)]);
         world.write(&vec![(1, 0, 40, 1.0)]);
         let series = SeriesRef { group: GroupId(1), slot: Slot(0) };
@@ -250,7 +250,7 @@ fn a_transactions_rows_are_decided_apart_from_the_stream() {
                 world.head.apply_convert(job.run().unwrap());
             }
         }
-        let again = Head::new(HeadOptions::new(bits), Budget::unlimited());
+        let again = Head::new(bits, HeadOptions::default(), Budget::unlimited());
         assert_eq!(again.replay_transaction(rows.shard, seq, &payload).unwrap(), 3);
         assert_eq!(read(&again, 1), [(0, 10, 2.0), (0, 20, 2.0), (0, 30, 2.0)]);
         again.replay_transaction(rows.shard, seq, &payload[..payload.len() - 1]).unwrap_err();

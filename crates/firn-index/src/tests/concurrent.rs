@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use firn_model::{
-    CancelToken, GroupId, Grouping, Labels, MatchOp, Matcher, QueryContext, SeriesRef, ShardBits,
+    CancelToken, GroupId, Grouping, Labels, MatchOp, Matcher, QueryContext, SeriesRef,
 };
 
 use super::{disk, labels, open};
@@ -12,8 +12,7 @@ use crate::{IndexOptions, Liveness};
 
 #[test]
 fn a_label_set_resolved_by_many_threads_has_one_reference() {
-    let options =
-        IndexOptions { slots_per_group_max: 50, ..IndexOptions::new(ShardBits::for_count(8)) };
+    let options = IndexOptions { slots_per_group_max: 50, ..IndexOptions::default() };
     let disk = disk();
     let index = open(&disk, options.clone(), &[]).unwrap();
     let sets: Vec<Labels> = (0..3_000)
@@ -80,7 +79,7 @@ fn a_label_set_resolved_by_many_threads_has_one_reference() {
 #[test]
 fn questions_end_while_series_are_defined() {
     let disk = disk();
-    let index = open(&disk, IndexOptions::new(ShardBits::for_count(4)), &[]).unwrap();
+    let index = open(&disk, IndexOptions::default(), &[]).unwrap();
     let is_over = AtomicBool::new(false);
     let matcher = |name, value| Matcher::new(name, MatchOp::Equal, value).unwrap();
     let matchers = [matcher("__name__", "m"), matcher("job", "j"), matcher("host", "h1")];
@@ -116,8 +115,7 @@ impl Liveness for Thirds {
 /// two label sets, a view is consistent in itself, and in the end each label set has one reference.
 #[test]
 fn references_stay_unique_while_series_leave_and_come_back() {
-    let options =
-        IndexOptions { slots_per_group_max: 20, ..IndexOptions::new(ShardBits::for_count(4)) };
+    let options = IndexOptions { slots_per_group_max: 20, ..IndexOptions::default() };
     let disk = disk();
     let index = open(&disk, options.clone(), &[]).unwrap();
     let sets: Vec<Labels> = (0..600)

@@ -245,7 +245,7 @@ impl World {
         if !payload.is_empty() {
             self.log[usize::from(shard)].push(payload);
         }
-        let bits = options().shard_bits;
+        let bits = super::bits();
         let of_shard = self.known.iter().filter(|entry| bits.shard(entry.1.group).0 == shard);
         self.durable.extend(of_shard.map(|entry| entry.0.clone()));
     }

@@ -117,7 +117,7 @@ fn ids_that_the_manifest_counts_as_given_are_not_given_again() {
     let mut part = Part::decode(&part).unwrap();
     part.next_ids.iter_mut().for_each(|next| *next += 10);
     let again = open(&disk, options(), &[&part.encode()]).unwrap();
-    let bits = options().shard_bits;
+    let bits = super::bits();
     for n in 0..20 {
         let group = resolve(&again, &format!("new={n}")).group;
         let next = part.next_ids[usize::from(bits.shard(group).0)];
@@ -204,7 +204,7 @@ fn an_index_may_be_emptied() {
     for index in [&index, &again] {
         assert_eq!((index.view().series_count(), index.view().group_count()), (0, 0));
         let series = resolve(index, "__name__=m0,host=x");
-        let bits = options().shard_bits;
+        let bits = super::bits();
         assert!(bits.local(series.group) > 0, "{series:?} was given before");
     }
 }
@@ -450,7 +450,7 @@ fn lost_definitions_leave_holes_that_match_nothing_and_can_be_filled() {
 fn after_damage_of_the_log_no_id_is_given_twice() {
     let (disk, _, part) = sealed();
     let again = open(&disk, options(), &[&part]).unwrap();
-    let bits = options().shard_bits;
+    let bits = super::bits();
     let sibling = lookup(&again, "__name__=m4,job=a,instance=1").unwrap();
     let shard = bits.shard(sibling.group);
     let seen = bits.group(shard, bits.local(sibling.group) + 5);

@@ -5,7 +5,7 @@
 //! after: every committed entry is replayed in order, once, bit for bit; no append is half there;
 //! nothing that was missing once comes back; no damage is reported, because nothing was damaged.
 
-use firn_log::{LogOptions, SyncPolicy};
+use firn_log::{LogSetup, SyncPolicy};
 use firn_model::{Error, ErrorKind, LogPosition, Result};
 use firn_sim::Operation;
 
@@ -87,7 +87,7 @@ fn many_lives(world: &mut World, trouble: Trouble) {
         }
         let steps = world.rng.below(80);
         let unit_bytes = *world.rng.pick(&UNIT_BYTES);
-        let options = LogOptions { unit_bytes, ..options(segment_bytes, SyncPolicy::Always) };
+        let options = LogSetup { unit_bytes, ..options(segment_bytes, SyncPolicy::Always) };
         let outcome = live(world, options, steps);
         if let Err(error) = outcome {
             let expected = matches!(error.kind(), ErrorKind::Closed | ErrorKind::Unavailable);
@@ -106,8 +106,8 @@ fn many_lives(world: &mut World, trouble: Trouble) {
 }
 
 /// Opens, checks, works for some steps, dies.
-fn live(world: &mut World, options: LogOptions, steps: u64) -> Result<()> {
-    let payload_bytes_max = options.segment_bytes / 8;
+fn live(world: &mut World, options: LogSetup, steps: u64) -> Result<()> {
+    let payload_bytes_max = options.options.segment_bytes / 8;
     let log = world.open(options)?;
     let replayed = world.replay(&log)?;
     world.check(&replayed);

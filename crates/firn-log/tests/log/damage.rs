@@ -9,7 +9,7 @@
 //! to the end of the last segment, and its absence.
 
 use firn_env::Disk;
-use firn_log::{LogOptions, SyncPolicy};
+use firn_log::{LogSetup, SyncPolicy};
 use firn_model::ErrorKind;
 
 use crate::world::{Fate, Replayed, World, options, seeds};
@@ -22,7 +22,7 @@ fn invariant_5_damage_is_reported_or_harmless() {
         let mut world = World::new(seed);
         let segment_bytes = *world.rng.pick(&[4 << 10, 8 << 10, 64 << 10]);
         let unit_bytes = *world.rng.pick(&[8, 8, 512]);
-        let options = LogOptions { unit_bytes, ..options(segment_bytes, SyncPolicy::Always) };
+        let options = LogSetup { unit_bytes, ..options(segment_bytes, SyncPolicy::Always) };
         for _ in 0..1 + world.rng.below(3) {
             let steps = 1 + world.rng.below(60);
             work(&mut world, &options, steps);
@@ -56,13 +56,13 @@ fn invariant_5_damage_is_reported_or_harmless() {
 }
 
 /// Opens, appends and commits some entries, and ends.
-fn work(world: &mut World, options: &LogOptions, steps: u64) {
+fn work(world: &mut World, options: &LogSetup, steps: u64) {
     let log = world.open(options.clone()).unwrap();
     let replayed = world.replay(&log).unwrap();
     world.check(&replayed);
     log.start().unwrap();
     for _ in 0..steps {
-        let position = world.append(&log, options.segment_bytes / 8).unwrap();
+        let position = world.append(&log, options.options.segment_bytes / 8).unwrap();
         world.commit(&log, &[position]).unwrap();
         if world.rng.chance(0.03) {
             world.purge(&log).unwrap();

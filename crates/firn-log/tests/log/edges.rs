@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use firn_env::{Clock, Disk};
-use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, StreamId, SyncPolicy};
+use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, LogSetup, StreamId, SyncPolicy};
 use firn_model::{CommitSeq, ErrorKind, LogPosition, Result, ShardId};
 use firn_sim::{Operation, RecordingDisk};
 
@@ -11,7 +11,7 @@ use crate::world::{STREAM_COUNT, World, options};
 
 const SEGMENT_BYTES: u64 = 8 << 10;
 
-fn started(world: &World, options: LogOptions) -> Result<Log> {
+fn started(world: &World, options: LogSetup) -> Result<Log> {
     let log = world.open(options)?;
     world.replay(&log)?;
     log.start()?;
@@ -175,18 +175,17 @@ fn other_counts_than_the_log_was_made_with_are_refused() {
     let position = world.append(&log, 10).unwrap();
     log.commit(&[position]).unwrap();
     drop(log);
-    for other in [
-        LogOptions { stream_count: 4, ..made.clone() },
-        LogOptions { shard_count: 16, ..made.clone() },
-    ] {
+    for other in
+        [LogSetup { stream_count: 4, ..made.clone() }, LogSetup { shard_count: 16, ..made.clone() }]
+    {
         let log = world.open(other).unwrap();
         let error = log.replay(position.0, LogPosition(0), &mut |_| Ok(())).unwrap_err();
         assert_eq!(*error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("3 streams and 8 shards"), "{error}");
     }
     for wrong in [
-        LogOptions { stream_count: 0, ..made.clone() },
-        LogOptions { segment_bytes: 4095, ..made.clone() },
+        LogSetup { stream_count: 0, ..made.clone() },
+        LogSetup { options: LogOptions { segment_bytes: 4095, ..made.options }, ..made.clone() },
     ] {
         assert_eq!(*world.open(wrong).unwrap_err().kind(), ErrorKind::Invalid);
     }

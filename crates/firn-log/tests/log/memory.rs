@@ -14,19 +14,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
 use firn_env::{Disk, LINE_BYTES, Lines, Mapping, MemoryDisk, SystemClock};
-use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, StreamId, SyncPolicy};
+use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, LogSetup, StreamId, SyncPolicy};
 use firn_model::{CommitSeq, LogPosition, ShardId};
 use firn_sim::Rng;
 
 use crate::world::seeds;
 
 const STREAM_COUNT: usize = 2;
-const OPTIONS: LogOptions = LogOptions {
+const OPTIONS: LogSetup = LogSetup {
     stream_count: STREAM_COUNT,
     shard_count: 8,
-    segment_bytes: 8 << 10,
-    sync: SyncPolicy::Always,
     unit_bytes: 256,
+    options: LogOptions { segment_bytes: 8 << 10, sync: SyncPolicy::Always },
 };
 
 /// What a device may have wrong.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use firn_log::{Log, LogOptions, StreamId, SyncPolicy};
+use firn_log::{Log, LogSetup, StreamId, SyncPolicy};
 use firn_model::ErrorKind;
 use firn_sim::Operation;
 
@@ -164,7 +164,7 @@ fn what_a_failed_sync_left_to_the_system_is_durable_after_the_next_start() {
 }
 
 /// Records in all streams, of which one fails to sync; then records in all of them that are synced. Those are safe.
-fn fail_a_sync(world: &mut World, options: &LogOptions) -> Log {
+fn fail_a_sync(world: &mut World, options: &LogSetup) -> Log {
     let log = world.open(options.clone()).unwrap();
     world.replay(&log).unwrap();
     log.start().unwrap();
@@ -208,8 +208,8 @@ fn the_interval_policy_syncs_when_its_time_has_come() {
     }
 }
 
-fn live(world: &mut World, options: LogOptions, steps: u64) {
-    let payload_bytes_max = options.segment_bytes / 8;
+fn live(world: &mut World, options: LogSetup, steps: u64) {
+    let payload_bytes_max = options.options.segment_bytes / 8;
     let log = world.open(options).unwrap();
     let replayed = world.replay(&log).unwrap();
     world.check(&replayed);

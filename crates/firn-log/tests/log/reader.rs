@@ -4,7 +4,7 @@
 //! failed, used again, passed over.
 
 use firn_env::{Disk, OpenMode};
-use firn_log::{EntryKind, LogOptions, StreamId, SyncPolicy};
+use firn_log::{EntryKind, LogSetup, StreamId, SyncPolicy};
 use firn_model::{CommitSeq, LogPosition, ShardId};
 use firn_sim::Operation;
 
@@ -225,7 +225,7 @@ fn the_example_of_the_page_is_a_log() {
     let made = world.sim.disk.open("log/0/1.log", OpenMode::Create).unwrap();
     made.write_at(0, &file).unwrap();
     let counts =
-        LogOptions { stream_count: 1, shard_count: 64, ..options(1 << 20, SyncPolicy::Always) };
+        LogSetup { stream_count: 1, shard_count: 64, ..options(1 << 20, SyncPolicy::Always) };
     let (log, mut found) = (world.open(counts).unwrap(), Vec::new());
     let report = log.replay(StreamId(0), LogPosition(0), &mut |entry| {
         found.push((entry.kind, entry.shard, entry.seq, entry.payload.to_vec()));

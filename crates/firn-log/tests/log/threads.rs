@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use firn_env::{Clock, Disk};
-use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, StreamId, SyncPolicy};
+use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, LogSetup, StreamId, SyncPolicy};
 use firn_model::{CommitSeq, LogPosition, ShardId};
 use firn_sim::{Operation, Sim};
 
@@ -43,12 +43,11 @@ fn threads_on_a_failing_disk_lose_nothing_acknowledged() {
 fn open(sim: &Sim) -> Log {
     let disk: Arc<dyn Disk> = Arc::new(sim.disk.clone());
     let clock: Arc<dyn Clock> = Arc::new(sim.clock.clone());
-    let options = LogOptions {
+    let options = LogSetup {
         stream_count: 3,
         shard_count: usize::from(SHARDS),
-        segment_bytes: 32 << 10,
-        sync: SyncPolicy::Always,
         unit_bytes: 512,
+        options: LogOptions { segment_bytes: 32 << 10, sync: SyncPolicy::Always },
     };
     Log::open(disk, clock, options).unwrap()
 }

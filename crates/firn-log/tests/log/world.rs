@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use firn_env::{Clock, Disk};
 use firn_log::{
-    Append, EntryKind, EntryRef, Log, LogOptions, ReplayReport, SegmentNo, StreamId, SyncPolicy,
+    Append, EntryKind, EntryRef, Log, LogOptions, LogSetup, ReplayReport, SegmentNo, StreamId,
+    SyncPolicy,
 };
 use firn_model::{CommitSeq, LogPosition, Result, ShardId};
 use firn_sim::{Rng, Sim};
@@ -27,13 +28,12 @@ pub(crate) fn seeds(first: u64, count: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-pub(crate) fn options(segment_bytes: u64, sync: SyncPolicy) -> LogOptions {
-    LogOptions {
+pub(crate) fn options(segment_bytes: u64, sync: SyncPolicy) -> LogSetup {
+    LogSetup {
         stream_count: STREAM_COUNT,
         shard_count: SHARD_COUNT,
-        segment_bytes,
-        sync,
         unit_bytes: 8,
+        options: LogOptions { segment_bytes, sync },
     }
 }
 
@@ -95,7 +95,7 @@ impl World {
         }
     }
 
-    pub(crate) fn open(&self, options: LogOptions) -> Result<Log> {
+    pub(crate) fn open(&self, options: LogSetup) -> Result<Log> {
         let disk: Arc<dyn Disk> = Arc::new(self.sim.disk.clone());
         let clock: Arc<dyn Clock> = Arc::new(self.sim.clock.clone());
         Log::open(disk, clock, options)

@@ -6,7 +6,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::*;
-use crate::{ConvertOptions, Lane, Options, QueryTime, SyncPolicy, TimeRange, Value, local_env};
+use crate::{
+    ConvertOptions, HeadOptions, Lane, LogOptions, Options, QueryTime, SyncPolicy, TimeRange,
+    Value, local_env,
+};
 
 const T: Timestamp = 1_700_000_000_000;
 
@@ -60,10 +63,12 @@ fn open(folder: &Path, fate: Fate) -> Db {
         convert.arena_bytes_max = 1;
     }
     let options = Options {
-        convert,
-        // Hundreds of databases are opened here; nothing is asked about the machine's crash.
-        log_segment_bytes: 1 << 20,
-        log_sync: SyncPolicy::Never,
+        head: HeadOptions { convert, ..Default::default() },
+        log: LogOptions {
+            // Hundreds of databases are opened here; nothing is asked about the machine's crash.
+            segment_bytes: 1 << 20,
+            sync: SyncPolicy::Never,
+        },
         ..Options::default()
     };
     Db::open(local_env(folder).unwrap(), options).unwrap()

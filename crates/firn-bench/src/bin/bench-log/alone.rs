@@ -10,7 +10,7 @@ use firn_bench::log::device::MemoryDevice;
 use firn_bench::log::ycsb::{OPERATIONS, POINT_BYTES};
 use firn_bench::report::{Aim, median};
 use firn_env::{Disk, OpenMode};
-use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, StreamId, SyncPolicy};
+use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, LogSetup, StreamId, SyncPolicy};
 use firn_model::{CommitSeq, ShardId};
 
 use crate::transactions::{ROUNDS, RUN, SEGMENT_BYTES};
@@ -63,12 +63,11 @@ fn run(sink: usize, threads: usize) -> Outcome<(f64, f64)> {
         }
         _ => Sink::Log(start_log(
             device,
-            LogOptions {
+            LogSetup {
                 stream_count: if sink == 2 { 1 } else { STREAM_COUNT },
                 shard_count: SHARD_COUNT,
-                segment_bytes: SEGMENT_BYTES,
-                sync: SyncPolicy::Always,
                 unit_bytes: 256,
+                options: LogOptions { segment_bytes: SEGMENT_BYTES, sync: SyncPolicy::Always },
             },
         )?),
     };

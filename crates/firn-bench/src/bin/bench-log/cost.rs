@@ -8,9 +8,9 @@ use firn_bench::index::process_cpu_ns;
 use firn_bench::log::recordings;
 use firn_bench::report::{Aim, median};
 use firn_env::{Clock, LocalDisk, SystemClock};
-use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, StreamId, SyncPolicy};
+use firn_log::{Append, EntryKind, EntryRef, Log, LogSetup, StreamId, SyncPolicy};
 use firn_model::{CommitSeq, LogPosition, RowBatch, SeriesRef, ShardId};
-use firndb::{Db, Labels, Options, RecoveryProgress, local_env};
+use firndb::{Db, Labels, LogOptions, Options, RecoveryProgress, local_env};
 
 use crate::work::{fill_and_kill, start_log};
 use crate::{BATCH, FILE_STREAM_COUNT, Outcome, SHARD_COUNT, aim};
@@ -24,7 +24,10 @@ pub(crate) fn bytes(aims: &mut Vec<Aim>) -> Outcome<()> {
             continue;
         };
         let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
-        let options = Options { log_sync: SyncPolicy::Never, ..Options::default() };
+        let options = Options {
+            log: LogOptions { sync: SyncPolicy::Never, ..Default::default() },
+            ..Options::default()
+        };
         let db = Db::open_idle(local_env(folder.path())?, options, &RecoveryProgress::default())?;
         // The whole text of a series as one label: as many bytes as its labels have.
         let labels = keys.iter().map(|key| {
@@ -139,7 +142,12 @@ fn write_all(logged: &Logged, setting: Setting) -> Outcome<Written> {
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
     let Setting { sync, unit_bytes, stream_count, .. } = setting;
     let (shard_count, segment_bytes) = (SHARD_COUNT, 32 << 20);
-    let options = LogOptions { stream_count, shard_count, segment_bytes, sync, unit_bytes };
+    let options = LogSetup {
+        stream_count,
+        shard_count,
+        unit_bytes,
+        options: LogOptions { segment_bytes, sync },
+    };
     let log = start_log(Arc::new(LocalDisk::open(folder.path())?), options)?;
     let (start, cpu) = (Instant::now(), process_cpu_ns());
     for commit in logged.entries.chunks(ENTRIES_PER_REQUEST) {
@@ -173,12 +181,11 @@ fn append_all(log: &Log, commit: &[LoggedEntry]) -> Outcome<()> {
 fn logged() -> Outcome<Logged> {
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
     let sample_count = fill_and_kill(folder.path(), ROUNDS, 0)?;
-    let options = LogOptions {
+    let options = LogSetup {
         stream_count: FILE_STREAM_COUNT,
         shard_count: SHARD_COUNT,
-        segment_bytes: 32 << 20,
-        sync: SyncPolicy::Never,
         unit_bytes: 8,
+        options: LogOptions { segment_bytes: 32 << 20, sync: SyncPolicy::Never },
     };
     let disk = local_env(folder.path())?.disk;
     let log = Log::open(disk, Arc::new(SystemClock::new()) as Arc<dyn Clock>, options)?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use firn_bench::log::central::Central;
 use firn_bench::log::ycsb::{POINT_BYTES, decode_point};
 use firn_env::{Clock, Disk, SystemClock};
-use firn_log::{EntryKind, Log, LogOptions, StreamId};
+use firn_log::{EntryKind, Log, LogSetup, StreamId};
 use firn_model::{CommitSeq, Error, LogPosition, Result, RowBatch, ShardId, decode_varint};
 
 use crate::Outcome;
@@ -65,7 +65,7 @@ pub(crate) fn central(store: &Store, central: &Central) -> Outcome<Recovered> {
 pub(crate) fn log(
     store: &Store,
     disk: &Arc<dyn Disk>,
-    options: LogOptions,
+    options: LogSetup,
     floors: &[LogPosition],
 ) -> Outcome<Recovered> {
     // As the server has it; else entries are points.

@@ -14,7 +14,7 @@ use firn_bench::server::Program;
 use firn_env::{Disk, LocalDisk, OpenMode};
 use firn_log::SyncPolicy;
 use firn_model::{RowBatch, SeriesRef};
-use firndb::{Db, Lane, Options, RecoveryProgress, local_env};
+use firndb::{Db, Lane, LogOptions, Options, RecoveryProgress, local_env};
 
 use crate::work::{ROUND_MS, define, now_ms};
 use crate::{BATCH, FILE_STREAM_COUNT, Outcome, SERIES_COUNT, aim};
@@ -107,8 +107,8 @@ struct Sent {
 fn send(sender_count: usize, manner: Manner, rounds: i64) -> Outcome<Sent> {
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
     let options = Options {
-        log_sync: manner.sync,
         stream_count: Some(manner.stream_count),
+        log: LogOptions { sync: manner.sync, ..Default::default() },
         ..Options::default()
     };
     let db = Db::open_idle(local_env(folder.path())?, options, &RecoveryProgress::default())?;
@@ -331,7 +331,10 @@ pub(crate) fn plain(aims: &mut Vec<Aim>) -> Outcome<()> {
 fn plain_ns(transactions: usize, is_open: bool) -> Outcome<f64> {
     const ROUNDS: i64 = 100;
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
-    let options = Options { log_sync: SyncPolicy::Never, ..Options::default() };
+    let options = Options {
+        log: LogOptions { sync: SyncPolicy::Never, ..Default::default() },
+        ..Options::default()
+    };
     let db = Db::open_idle(local_env(folder.path())?, options, &RecoveryProgress::default())?;
     let (refs, start_ms, mut batch) =
         (define(&db)?, now_ms() - ROUNDS * ROUND_MS, RowBatch::default());

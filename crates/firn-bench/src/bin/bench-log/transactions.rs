@@ -15,7 +15,7 @@ use firn_bench::report::Aim;
 use firn_codec::Slots;
 use firn_env::{Disk, LocalDisk, OpenMode};
 use firn_head::{Head, HeadOptions, ShardWriter, bound_bytes, encode_standalone};
-use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, StreamId, SyncPolicy};
+use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, LogSetup, StreamId, SyncPolicy};
 use firn_model::{
     Budget, Cell, CommitSeq, GroupId, LogPosition, Pool, RowBatch, SeriesRef, ShardBits, ShardId,
     Slot, TimeRange, encode_varint,
@@ -270,15 +270,14 @@ fn recover(
     Ok(Some(seconds * 1e3 / covered as f64 * 1e6))
 }
 
-fn log_options(arm: Arm, device: &Arc<dyn Disk>) -> LogOptions {
+fn log_options(arm: Arm, device: &Arc<dyn Disk>) -> LogSetup {
     let is_one = arm == Arm::DataDriven || device.folder().is_some();
     let is_aligned = matches!(arm, Arm::Compressed | Arm::Checkpoint);
-    LogOptions {
+    LogSetup {
         stream_count: if is_one { 1 } else { STREAM_COUNT },
         shard_count: SHARD_COUNT,
-        segment_bytes: SEGMENT_BYTES,
-        sync: SyncPolicy::Always,
         unit_bytes: if is_aligned { 256 } else { 8 },
+        options: LogOptions { segment_bytes: SEGMENT_BYTES, sync: SyncPolicy::Always },
     }
 }
 
@@ -300,7 +299,7 @@ impl Store {
             }
         };
         Ok(Store {
-            head: Head::new(HeadOptions::new(bits), budget.clone()),
+            head: Head::new(bits, HeadOptions::default(), budget.clone()),
             bits,
             budget,
             sink,

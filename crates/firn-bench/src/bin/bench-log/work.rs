@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use firn_bench::fleet::{Fleet, Kind as FleetKind};
 use firn_env::{Clock, Disk, SystemClock};
-use firn_log::{Log, LogOptions, StreamId, SyncPolicy};
+use firn_log::{Log, LogOptions, LogSetup, StreamId, SyncPolicy};
 use firn_model::{LogPosition, RowBatch, SeriesRef};
 use firndb::{Db, Labels, Options, local_env};
 
@@ -17,7 +17,7 @@ use crate::{BATCH, FILE_STREAM_COUNT, Outcome, SERIES_COUNT};
 /// Between two samples of a series.
 pub(crate) const ROUND_MS: i64 = 15_000;
 
-pub(crate) fn start_log(disk: Arc<dyn Disk>, options: LogOptions) -> Outcome<Log> {
+pub(crate) fn start_log(disk: Arc<dyn Disk>, options: LogSetup) -> Outcome<Log> {
     let stream_count = options.stream_count;
     let log = Log::open(disk, Arc::new(SystemClock::new()) as Arc<dyn Clock>, options)?;
     for stream in 0..stream_count {
@@ -47,7 +47,7 @@ pub(crate) fn write_and_wait(folder: &Path, rounds: usize, more: usize) -> Outco
         head_bytes_max: u64::MAX >> 1,
         stream_count: Some(FILE_STREAM_COUNT),
         // A kill loses nothing of it, and marks of what is durable are as close as with a sync for each request.
-        log_sync: SyncPolicy::IntervalMs(10),
+        log: LogOptions { sync: SyncPolicy::IntervalMs(10), ..Default::default() },
         ..Options::default()
     };
     let db = Db::open(local_env(folder)?, options)?;
