@@ -8,8 +8,8 @@ use hashbrown::HashMap;
 use parking_lot::RwLock;
 
 use crate::layers::Tip;
+use crate::memory::state::{State, Watermark};
 use crate::sealed::PairCounts;
-use crate::state::{State, Watermark};
 use crate::view::{IndexView, each_pair};
 
 // Parts looked at under one lock.

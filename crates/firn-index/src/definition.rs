@@ -11,7 +11,7 @@
 
 use firn_model::{Error, GroupId, Labels, Result, decode_varint, encode_varint};
 
-use crate::state::State;
+use crate::memory::state::State;
 
 /// Some members in a row of one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

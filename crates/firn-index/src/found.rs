@@ -10,9 +10,9 @@ use firn_model::{CancelToken, Grouping, Pool, QueryContext, Result};
 
 use crate::key_table::KeyTable;
 use crate::layers::Tip;
-use crate::matching::{self, Class, Matches};
+use crate::memory::matching::{self, Class, Matches};
+use crate::memory::state::Watermark;
 use crate::sealed::SealedFound;
-use crate::state::Watermark;
 
 /// The series for which all matchers of a selection hold. Never changes; cheap to keep: it holds the segments and a few
 /// runs of numbers.

@@ -13,11 +13,11 @@ use crate::jobs::{self, CopyOf, Jobs, MergeJob, Repaired, SealJob, Written, Writ
 use crate::known::Known;
 use crate::layers::{Layer, Segment, Tip};
 use crate::limits::{CensusOf, Limits, NewSeries};
-use crate::lookup::Lookup;
 use crate::manifest_part::{Catalog, Part, SegmentInfo};
+use crate::memory::lookup::Lookup;
+use crate::memory::pairs::raw_pairs;
+use crate::memory::state::{Growing, Place, State};
 use crate::options::IndexOptions;
-use crate::pairs::raw_pairs;
-use crate::state::{Growing, Place, State};
 use crate::view::{IndexStats, IndexView};
 
 /// Which series are there. Shared by writers and queries; every call takes `&self`.

@@ -13,13 +13,13 @@ use firn_model::{Budget, CancelToken, Error, ErrorKind, GroupId, Grouping, Pool,
 use hashbrown::{HashMap, HashSet};
 use parking_lot::Mutex;
 
-use crate::arena::Ids;
 use crate::key_table::KeyTable;
 use crate::layers::{Layer, Segment};
 use crate::manifest_part::{Catalog, Part, SegmentInfo, segment_path};
-use crate::matching::{GroupMatch, unite};
+use crate::memory::arena::Ids;
+use crate::memory::matching::{GroupMatch, unite};
+use crate::memory::state::State;
 use crate::sealed::{Builder, Live, PairSource, PartInput, Sealed};
-use crate::state::State;
 
 /// What is known about files, and what jobs have finished.
 #[derive(Debug)]

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use firn_model::{GroupId, Labels, Result, SeriesRef};
 use parking_lot::RwLock;
 
-use crate::lookup::Lookup;
 use crate::manifest_part::SegmentInfo;
+use crate::memory::lookup::Lookup;
+use crate::memory::state::{Growing, State, Watermark};
 use crate::sealed::{HashedLabels, Neighbour, Sealed};
-use crate::state::{Growing, State, Watermark};
 
 /// A segment in memory.
 #[derive(Debug)]

@@ -39,7 +39,6 @@
 
 #![forbid(unsafe_code)]
 
-mod arena;
 mod cardinality;
 mod definition;
 mod found;
@@ -47,20 +46,13 @@ mod idset;
 mod index;
 mod jobs;
 mod key_table;
-mod keys;
 mod known;
 mod layers;
 mod limits;
-mod lookup;
 mod manifest_part;
-mod matching;
+mod memory;
 mod options;
-mod pairs;
-mod parts;
-mod posting;
 mod sealed;
-mod sets;
-mod state;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -70,6 +62,6 @@ pub use found::Found;
 pub use index::Index;
 pub use jobs::{CopyOf, Liveness, LostSeries, MergeJob, Removal, Repaired, SealJob};
 pub use limits::SeriesLimits;
-pub use matching::{GroupMatch, Matches, Member, Members};
+pub use memory::matching::{GroupMatch, Matches, Member, Members};
 pub use options::IndexOptions;
 pub use view::{GroupInfo, IndexStats, IndexView};

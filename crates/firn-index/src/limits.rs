@@ -10,8 +10,8 @@ use hashbrown::{DefaultHashBuilder, HashMap};
 
 use crate::idset::IdSet;
 use crate::layers::Tip;
+use crate::memory::state::State;
 use crate::sealed::{HashedLabels, Sealed};
-use crate::state::State;
 
 /// What new series are refused by; `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,8 +12,8 @@ use parking_lot::RwLock;
 use crate::cardinality::{self, Cardinality};
 use crate::found::Found;
 use crate::layers::{Segment, Tip};
-use crate::matching::{self, GroupMatch, Matches};
-use crate::state::{Place, State, Watermark};
+use crate::memory::matching::{self, GroupMatch, Matches};
+use crate::memory::state::{Place, State, Watermark};
 
 /// The series that were known when it was taken; later ones are not seen. Cheap to clone and to
 /// keep: it holds the segments and a mark, no copy. Calls take a segment's lock for bounded pieces only.

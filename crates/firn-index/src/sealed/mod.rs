@@ -16,30 +16,8 @@
 //!
 //! Sources: `ByteSeries` 3.2 (the compressed inverted index), `TimeUnion` 3.1 (groups, two-level lists).
 
-mod automaton;
-mod blocks;
-mod buckets;
-mod builder;
-mod cluster;
-mod collect;
-mod columns;
-mod counts;
-mod factor;
-mod footer;
-mod found;
-mod hash;
-mod keys;
-mod letters;
-mod listing;
-mod lookup;
-mod matching;
-mod merge;
-mod names;
-mod pair_union;
-mod rows;
-mod salvage;
-mod shapes;
-mod strings;
+mod format;
+mod read;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -53,21 +31,21 @@ use firn_codec::postings::Postings;
 use firn_env::Mapped;
 use firn_model::{Error, Result};
 
-pub(crate) use builder::{Builder, Live, PartInput};
-pub(crate) use counts::PairCounts;
-pub(crate) use found::SealedFound;
-pub(crate) use hash::HashedLabels;
-pub(crate) use lookup::Neighbour;
+pub(crate) use format::hash::HashedLabels;
+pub(crate) use read::counts::PairCounts;
+pub(crate) use read::found::SealedFound;
+pub(crate) use read::lookup::Neighbour;
 #[cfg(test)]
-pub(crate) use lookup::OpenGroup;
-pub(crate) use pair_union::PairSource;
+pub(crate) use read::lookup::OpenGroup;
+pub(crate) use write::builder::{Builder, Live, PartInput};
+pub(crate) use write::pair_union::PairSource;
 
-use crate::sealed::blocks::{Blocks, Heads, Packed, Records, Section};
-use crate::sealed::buckets::{Buckets, HashBuckets, IdBuckets};
-use crate::sealed::footer::{Contents, ContentsReader, ContentsSize};
-use crate::sealed::names::Names;
-use crate::sealed::rows::{Rows, Schema};
-use crate::sealed::strings::Strings;
+use crate::sealed::format::blocks::{Blocks, Heads, Packed, Records, Section};
+use crate::sealed::format::buckets::{Buckets, HashBuckets, IdBuckets};
+use crate::sealed::format::footer::{Contents, ContentsReader, ContentsSize};
+use crate::sealed::format::names::Names;
+use crate::sealed::format::rows::{Rows, Schema};
+use crate::sealed::format::strings::Strings;
 
 /// An open segment. Nothing is loaded: what is asked for is read from the file, each block verified
 /// when it is first touched. Cheap to share in an `Arc`; calls may come from many threads.
@@ -124,7 +102,7 @@ struct Bunch<'a> {
 
 /// Which table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     Lone = 0,
     Parts = 1,
     Sets = 2,
@@ -141,7 +119,7 @@ const SIZE: ContentsSize = ContentsSize { counts: 9, sections: 13, arrays: 29 };
 impl Sealed {
     /// Reads the footer, the names and the schemas. `name` is for messages.
     pub(crate) fn open(bytes: Mapped, name: &str) -> Result<Sealed> {
-        let (blocks, contents) = footer::open(bytes, name, SIZE)?;
+        let (blocks, contents) = format::footer::open(bytes, name, SIZE)?;
         let absurd = || Error::corrupt(name, 0, "the table of contents makes no sense");
         Sealed::from_contents(blocks, &contents, absurd)
     }
@@ -152,7 +130,7 @@ impl Sealed {
         name: &str,
         copy: &dyn Fn(u64, u64) -> Option<Arc<[u8]>>,
     ) -> Result<Sealed> {
-        let (blocks, _) = footer::open(bytes, name, SIZE)?;
+        let (blocks, _) = format::footer::open(bytes, name, SIZE)?;
         Sealed::open(Mapped::from(blocks.mended(copy)), name)
     }
 
@@ -399,7 +377,7 @@ impl<'a> Bunch<'a> {
         };
         let (&width, mut rest) = bytes.get(1..)?.split_first()?;
         let width = Some(u32::from(width)).filter(|width| *width <= 32)?;
-        let least = strings::take_varint(&mut rest)?;
+        let least = format::strings::take_varint(&mut rest)?;
         let packed = rest.get(..packed_bytes(len as usize, width))?;
         Some(Bunch { rest: packed, rows: Some((*kind, width, least)) })
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use firn_env::{Disk, DiskFile, OpenMode};
 use firn_sim::{Faults, SimDisk};
 
-use crate::sealed::blocks::Blocks;
-use crate::sealed::footer::{self, Contents, ContentsSize, FileWriter};
+use crate::sealed::format::blocks::Blocks;
+use crate::sealed::format::footer::{self, Contents, ContentsSize, FileWriter};
 
 /// An empty file.
 pub(crate) fn file() -> Arc<dyn DiskFile> {

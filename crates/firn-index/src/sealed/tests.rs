@@ -10,8 +10,8 @@ use firn_model::{
 use proptest::prelude::*;
 
 use crate::key_table::KeyTable;
-use crate::matching::{GroupMatch, unite};
-use crate::pairs::Pairs;
+use crate::memory::matching::{GroupMatch, unite};
+use crate::memory::pairs::Pairs;
 use crate::sealed::testing::file;
 use crate::sealed::{
     Builder, HashedLabels, Live, Neighbour, OpenGroup, PairSource, PartInput, Sealed,

@@ -132,7 +132,7 @@ fn resealed(mut bytes: Vec<u8>) -> Result<Sealed> {
     let Some(footer_at) = tail_at.checked_sub(footer_bytes) else {
         return Err(firn_model::Error::invalid("no footer"));
     };
-    let block = crate::sealed::blocks::BLOCK_BYTES;
+    let block = crate::sealed::format::blocks::BLOCK_BYTES;
     let count = footer_at.div_ceil(block);
     let sums: Vec<u8> =
         bytes[..footer_at].chunks(block).flat_map(|block| crc32(block).to_le_bytes()).collect();

@@ -3,7 +3,8 @@
 use std::fmt::Write;
 
 use super::*;
-use crate::sealed::{SIZE, footer};
+use crate::sealed::SIZE;
+use crate::sealed::format::footer;
 
 const PAGE: &str = include_str!("../../../../../docs/formats/index.md");
 

@@ -1,0 +1,146 @@
+//! Group keys in one segment in memory: which labels an aggregation tells apart, as a number per series.
+//!
+//! The labels of a part are projected once per part and those of a member once per distinct member
+//! set; label sets are only built for pairs of projections that were not seen before. A `sum by
+//! (instance)` over a million grouped series builds as many label sets as there are instances.
+
+use firn_model::{Grouping, METRIC_NAME, Result};
+use hashbrown::HashMap;
+
+use crate::key_table::KeyTable;
+use crate::memory::state::{Place, State};
+
+/// Gives keys and remembers them.
+#[derive(Debug)]
+pub(crate) struct Keys<'t> {
+    table: &'t mut KeyTable,
+    kind: Kind,
+    projections: HashMap<Vec<u32>, u32>,
+    /// Member set to projection.
+    of_set: HashMap<u32, u32>,
+    /// (part's projection, member's projection) to key.
+    of_both: HashMap<(u32, u32), u32>,
+    /// The last answer: (part, set, key).
+    last: Option<(u32, u32, u32)>,
+    /// The last part's projection.
+    last_part: Option<(u32, u32)>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// One key per series.
+    Series,
+    /// Only these names.
+    Only(Vec<u32>),
+    /// All but these names.
+    AllBut(Vec<u32>),
+}
+
+impl<'t> Keys<'t> {
+    pub(crate) fn new(state: &State, table: &'t mut KeyTable) -> Keys<'t> {
+        // A name that is unknown now is on no series that the view shows.
+        let ids = |names: &[String]| -> Vec<u32> {
+            names.iter().filter_map(|name| state.pairs.find_name(name.as_bytes())).collect()
+        };
+        let kind = match table.grouping() {
+            Grouping::Series => Kind::Series,
+            Grouping::By(names) => Kind::Only(ids(names)),
+            Grouping::Without(names) => {
+                let mut names = ids(names);
+                names.extend(state.pairs.find_name(METRIC_NAME.as_bytes()));
+                Kind::AllBut(names)
+            }
+        };
+        Keys {
+            table,
+            kind,
+            projections: HashMap::new(),
+            of_set: HashMap::new(),
+            of_both: HashMap::new(),
+            last: None,
+            last_part: None,
+        }
+    }
+
+    /// Sets memory aside as [`KeyTable::hold_others`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn hold_others(&mut self, bytes: u64) -> Result<()> {
+        self.table.hold_others(bytes)
+    }
+
+    /// The key of the series at `place`, whose member set is `set`.
+    ///
+    /// # Errors
+    /// `Busy` without memory, `TooLarge` over the query's part.
+    pub(crate) fn key(&mut self, state: &State, place: Place, set: u32) -> Result<u32> {
+        if matches!(self.kind, Kind::Series) {
+            return self.table.intern(state.labels_at(place));
+        }
+        if let Some((part_no, last_set, key)) = self.last
+            && (part_no, last_set) == (place.part_no, set)
+        {
+            return Ok(key);
+        }
+        let part = self.part_projection(state, place.part_no);
+        let member = self.set_projection(state, set);
+        let key = match self.of_both.get(&(part, member)) {
+            Some(&key) => key,
+            None => self.make_key(state, place, (part, member))?,
+        };
+        self.last = Some((place.part_no, set, key));
+        Ok(key)
+    }
+
+    fn part_projection(&mut self, state: &State, part_no: u32) -> u32 {
+        if let Some((last, projection)) = self.last_part
+            && last == part_no
+        {
+            return projection;
+        }
+        let pairs = state.parts.identity(part_no).chain(state.parts.common(part_no));
+        let projection = self.intern(self.project(state, pairs));
+        self.last_part = Some((part_no, projection));
+        projection
+    }
+
+    fn set_projection(&mut self, state: &State, set: u32) -> u32 {
+        if let Some(&projection) = self.of_set.get(&set) {
+            return projection;
+        }
+        let pairs = self.project(state, state.sets.pairs(set));
+        let projection = self.intern(pairs);
+        self.of_set.insert(set, projection);
+        projection
+    }
+
+    fn project(&self, state: &State, pairs: impl Iterator<Item = u32>) -> Vec<u32> {
+        pairs.filter(|&pair| self.keeps(state.pairs.pair(pair).name)).collect()
+    }
+
+    fn keeps(&self, name: u32) -> bool {
+        match &self.kind {
+            Kind::Series => true,
+            Kind::Only(names) => names.contains(&name),
+            Kind::AllBut(names) => !names.contains(&name),
+        }
+    }
+
+    fn intern(&mut self, pairs: Vec<u32>) -> u32 {
+        let next = self.projections.len() as u32;
+        *self.projections.entry(pairs).or_insert(next)
+    }
+
+    fn make_key(&mut self, state: &State, place: Place, both: (u32, u32)) -> Result<u32> {
+        let identity = self.project(state, state.parts.identity(place.part_no));
+        let common = self.project(state, state.parts.common(place.part_no));
+        let own = self.project(state, state.sets.pairs(state.set_of(place)));
+        // The same labels may be split otherwise between another part and its members, and lie in other
+        // segments.
+        let lists = (identity.into_iter(), common.into_iter(), own.into_iter());
+        let key = self.table.intern(state.labels_of(lists.0, lists.1, lists.2))?;
+        self.of_both.insert(both, key);
+        Ok(key)
+    }
+}

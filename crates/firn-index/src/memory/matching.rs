@@ -1,0 +1,485 @@
+//! Matching: from matchers to groups and slots, on compressed lists.
+//!
+//! A label is on the group, or on the member, or absent. A matcher on name `n` therefore splits the
+//! groups three ways: those with `n` as a group label pass or fail as a whole; all others leave it to
+//! their members, that is to their member sets. All matchers together split the groups into a few
+//! *classes*, each with the member sets that pass in it. Only then are groups looked at: lists hold
+//! groups, the second level finds slots (`TimeUnion` 3.1).
+
+use firn_model::{CancelToken, GroupId, Labels, Matcher, Pattern, Reservation, Result, Slot};
+use parking_lot::RwLock;
+use smallvec::SmallVec;
+
+use crate::idset::IdSet;
+use crate::key_table::KeyTable;
+use crate::memory::keys::Keys;
+use crate::memory::state::{Place, State, Watermark};
+
+/// What matches.
+#[derive(Debug)]
+pub struct Matches {
+    /// The distinct keys under the grouping; [`Member::key`] indexes them.
+    pub keys: Vec<Labels>,
+    /// The groups with a member that matches, ids rising.
+    pub groups: Vec<GroupMatch>,
+    /// The memory of both.
+    pub held: Reservation,
+}
+
+/// The members of one group that match.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupMatch {
+    /// The group.
+    pub group: GroupId,
+    /// At least one, slots rising.
+    pub members: Members,
+}
+
+/// Members of one group. One or two are held in place: most groups of a narrow selection have no more,
+/// and neither has a series that stands alone.
+pub type Members = SmallVec<[Member; 2]>;
+
+/// A series that matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its slot in the group.
+    pub slot: Slot,
+    /// Its key: an index of [`Matches::keys`].
+    pub key: u32,
+}
+
+impl Matches {
+    /// How many series.
+    pub fn series_count(&self) -> usize {
+        self.groups.iter().map(|group| group.members.len()).sum()
+    }
+}
+
+/// Parts in which the same matchers are left to the members.
+#[derive(Clone, Debug)]
+pub(crate) struct Class {
+    pub(crate) parts: IdSet,
+    /// Member sets that pass; `None`: all.
+    pub(crate) sets: Option<IdSet>,
+}
+
+/// How one matcher splits the groups.
+#[derive(Debug)]
+struct Split {
+    /// Groups that pass as a whole.
+    pass: IdSet,
+    /// Groups that have the name as a group label.
+    any: IdSet,
+    /// Member sets that pass.
+    sets: IdSet,
+}
+
+// Values, lists or slots looked at under one lock: mostly well below a millisecond, and never more
+// than one group's slots beyond it, so that a writer of new series does not wait for a query.
+const ITEMS_PER_LOCK: usize = 1_024;
+// Up to so many member sets are searched in a group one by one, more are marked in a bitmap.
+const SETS_SEARCHED_MAX: u64 = 8;
+// Up to so many member sets say themselves which groups have them; more, and groups are scanned.
+const SETS_LISTED_MAX: u64 = 16_384;
+
+// From so many groups on, digits cost less than comparisons.
+const GROUPS_SORTED_BY_DIGITS: usize = 256;
+const DIGIT_BITS: u32 = 11;
+
+/// What matches in one segment in memory.
+///
+/// # Errors
+/// `Canceled` or `Timeout` when the token says so.
+pub(crate) fn select(
+    state: &RwLock<State>,
+    mark: Watermark,
+    matchers: &[Matcher],
+    cancel: &CancelToken,
+) -> Result<Vec<Class>> {
+    let mut classes = vec![Class { parts: IdSet::below(mark.parts), sets: None }];
+    // Not in the head of the loop: the lock would be held through it, and who takes it for reading again waits for ever for a
+    // writer that waits in between.
+    let matchers = shortest_first(&state.read(), matchers);
+    for matcher in matchers {
+        cancel.check()?;
+        match (matcher.pattern(), matcher.is_negative()) {
+            (Pattern::Any, false) => continue,
+            (Pattern::Any, true) => return Ok(Vec::new()),
+            _ => {}
+        }
+        let within = match &classes[..] {
+            [only] if only.parts.runs().len() > 1 => Some(&only.parts),
+            _ => None,
+        };
+        let split = split(state, mark, matcher, within, cancel)?;
+        classes = classes.iter().flat_map(|class| class.split(&split)).collect();
+    }
+    Ok(classes)
+}
+
+/// How many series some classes have.
+///
+/// # Errors
+/// As [`select`].
+pub(crate) fn count(
+    state: &RwLock<State>,
+    mark: Watermark,
+    classes: &[Class],
+    cancel: &CancelToken,
+) -> Result<u64> {
+    let mut count = 0;
+    for class in classes {
+        class.each_part(state, mark, cancel, |_, _, _, places| {
+            count += places.len() as u64;
+            Ok(())
+        })?;
+    }
+    Ok(count)
+}
+
+/// Appends the groups of some classes with their matching members to `out`, in no order; a group may come in pieces.
+///
+/// # Errors
+/// As [`select`].
+pub(crate) fn lay_out(
+    state: &RwLock<State>,
+    mark: Watermark,
+    classes: &[Class],
+    table: &mut KeyTable,
+    cancel: &CancelToken,
+    out: &mut Vec<GroupMatch>,
+) -> Result<()> {
+    let mut keys = Keys::new(&state.read(), table);
+    let mut bytes = groups_bytes(out);
+    for class in classes {
+        class.each_part(state, mark, cancel, |state, part_no, sets, places| {
+            let first_slot = state.parts.first_slot(part_no);
+            let member = |&at: &u32| {
+                let key = keys.key(state, Place { part_no, at }, sets[at as usize])?;
+                Ok(Member { slot: Slot(first_slot + at), key })
+            };
+            let members = places.iter().map(member).collect::<Result<_>>()?;
+            let found = GroupMatch { group: state.parts.id(part_no), members };
+            bytes += found.bytes();
+            keys.hold_others(bytes)?;
+            out.push(found);
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// What groups take.
+pub(crate) fn groups_bytes(groups: &[GroupMatch]) -> u64 {
+    groups.iter().map(GroupMatch::bytes).sum()
+}
+
+impl GroupMatch {
+    /// What it takes, its place in a list that grows by doubling included.
+    pub(crate) fn bytes(&self) -> u64 {
+        let spilled = if self.members.spilled() { self.members.capacity() } else { 0 };
+        (2 * size_of::<GroupMatch>() + spilled * size_of::<Member>()) as u64
+    }
+}
+
+/// Sorts by group and slot, and makes one of pieces of a group.
+pub(crate) fn unite(groups: &mut Vec<GroupMatch>) {
+    sort_by_group(groups);
+    groups.dedup_by(|later, kept| {
+        let is_same = later.group == kept.group;
+        if is_same {
+            kept.members.append(&mut later.members);
+            kept.members.sort_unstable_by_key(|member| member.slot);
+        }
+        is_same
+    });
+}
+
+/// Sorts by the digits of ids: a selection over thousands of groups spent half of its time comparing.
+fn sort_by_group(groups: &mut Vec<GroupMatch>) {
+    if groups.is_sorted_by_key(|group| group.group) {
+        return;
+    }
+    if groups.len() < GROUPS_SORTED_BY_DIGITS {
+        return groups.sort_unstable_by_key(|group| group.group);
+    }
+    let ids = || groups.iter().map(|group| group.group.0);
+    let least = ids().min().unwrap_or(0);
+    let span = ids().max().unwrap_or(0) - least;
+    let mut order: Vec<(u64, u32)> = ids().map(|id| id - least).zip(0..).collect();
+    let mut sorted = order.clone();
+    for shift in (0..u64::BITS - span.leading_zeros()).step_by(DIGIT_BITS as usize) {
+        let digit = |id: u64| (id >> shift) as usize % (1 << DIGIT_BITS);
+        let mut starts = [0u32; 1 << DIGIT_BITS];
+        order.iter().for_each(|&(id, _)| starts[digit(id)] += 1);
+        let mut next = 0;
+        for start in &mut starts {
+            next += std::mem::replace(start, next);
+        }
+        for &(id, idx) in &order {
+            let place = &mut starts[digit(id)];
+            sorted[*place as usize] = (id, idx);
+            *place += 1;
+        }
+        std::mem::swap(&mut order, &mut sorted);
+    }
+    let mut taken = std::mem::take(groups);
+    groups.extend(order.iter().map(|&(id, idx)| GroupMatch {
+        group: GroupId(least + id),
+        members: std::mem::take(&mut taken[idx as usize].members),
+    }));
+}
+
+/// The matchers with the shortest lists first: the others then read theirs for what is left alone.
+fn shortest_first<'m>(state: &State, matchers: &'m [Matcher]) -> Vec<&'m Matcher> {
+    let mut order: Vec<&Matcher> = matchers.iter().collect();
+    order.sort_by_cached_key(|matcher| match matcher.pattern() {
+        Pattern::OneOf(values) if !matcher.is_negative() && !matcher.matches_absent() => {
+            let pair =
+                |value: &String| state.pairs.find(matcher.name().as_bytes(), value.as_bytes());
+            let pairs = values.iter().take(ITEMS_PER_LOCK).filter_map(pair);
+            pairs.map(|pair| state.pairs.pair(pair).parts.length()).sum()
+        }
+        _ => usize::MAX,
+    });
+    order
+}
+
+/// How `matcher` splits the groups and member sets that the view knows. Of what passes as a whole, what is not `within`
+/// may be left out.
+fn split(
+    state: &RwLock<State>,
+    mark: Watermark,
+    matcher: &Matcher,
+    within: Option<&IdSet>,
+    cancel: &CancelToken,
+) -> Result<Split> {
+    let all_sets = IdSet::below(mark.sets);
+    let Some(name) = state.read().pairs.find_name(matcher.name().as_bytes()) else {
+        // No series has the label.
+        let sets = if matcher.matches_absent() { all_sets } else { IdSet::empty() };
+        return Ok(Split { pass: IdSet::empty(), any: IdSet::empty(), sets });
+    };
+    let taken = match matcher.pattern() {
+        Pattern::NonEmpty => None,
+        Pattern::OneOf(values) => {
+            Some(lists_of_values(state, (mark, within), matcher.name(), values))
+        }
+        _ => Some(lists_of_scan(state, (mark, within), matcher, name, cancel)?),
+    };
+    let is_plain = !matcher.is_negative() && !matcher.matches_absent();
+    let taken = match taken {
+        // No member takes part, so nobody asks who else has the label: for a name that all groups have,
+        // that set costs more than the rest of a narrow query's matching.
+        Some((pass, sets)) if is_plain && sets.is_empty() => {
+            return Ok(Split { pass, any: IdSet::empty(), sets });
+        }
+        taken => taken,
+    };
+    let (any, any_sets) = {
+        let state = state.read();
+        let name = state.pairs.name(name);
+        (name.parts.below(mark.parts), name.sets.below(mark.sets))
+    };
+    let (taken, taken_sets) = taken.unwrap_or_else(|| (any.clone(), any_sets.clone()));
+    let (pass, mut sets) = if matcher.is_negative() {
+        (any.minus(&taken), any_sets.minus(&taken_sets))
+    } else {
+        (taken, taken_sets)
+    };
+    if matcher.matches_absent() {
+        sets = sets.union(all_sets.minus(&any_sets));
+    }
+    Ok(Split { pass, any, sets })
+}
+
+/// The groups and member sets that have one of `values`.
+fn lists_of_values(
+    state: &RwLock<State>,
+    (mark, within): (Watermark, Option<&IdSet>),
+    name: &str,
+    values: &[String],
+) -> (IdSet, IdSet) {
+    let (mut groups, mut sets) = (Vec::new(), Vec::new());
+    for batch in values.chunks(ITEMS_PER_LOCK) {
+        let state = state.read();
+        for value in batch {
+            if let Some(pair) = state.pairs.find(name.as_bytes(), value.as_bytes()) {
+                state.pairs.pair(pair).parts.extend_runs_within(mark.parts, within, &mut groups);
+                state.pairs.pair(pair).sets.extend_runs(mark.sets, &mut sets);
+            }
+        }
+    }
+    (IdSet::from_runs(groups), IdSet::from_runs(sets))
+}
+
+/// The groups and member sets that have a value which the pattern takes: every value of the name is
+/// tried once.
+fn lists_of_scan(
+    state: &RwLock<State>,
+    (mark, within): (Watermark, Option<&IdSet>),
+    matcher: &Matcher,
+    name: u32,
+    cancel: &CancelToken,
+) -> Result<(IdSet, IdSet)> {
+    let (mut groups, mut sets) = (Vec::new(), Vec::new());
+    let mut next = 0;
+    loop {
+        cancel.check()?;
+        let state = state.read();
+        let rest = state.pairs.name(name).pairs.get(next..).unwrap_or_default();
+        if rest.is_empty() {
+            return Ok((IdSet::from_runs(groups), IdSet::from_runs(sets)));
+        }
+        for &pair in rest.iter().take(ITEMS_PER_LOCK) {
+            if matcher.pattern_takes(state.pairs.value_text(pair)) {
+                state.pairs.pair(pair).parts.extend_runs_within(mark.parts, within, &mut groups);
+                state.pairs.pair(pair).sets.extend_runs(mark.sets, &mut sets);
+            }
+        }
+        next += ITEMS_PER_LOCK.min(rest.len());
+    }
+}
+
+impl Class {
+    /// What is left of the class after one more matcher: at most two classes.
+    fn split(&self, split: &Split) -> impl Iterator<Item = Class> {
+        let whole = Class { parts: self.parts.intersect(&split.pass), sets: self.sets.clone() };
+        let sets = match &self.sets {
+            Some(sets) => sets.intersect(&split.sets),
+            None => split.sets.clone(),
+        };
+        let by_member = Class { parts: self.parts.minus(&split.any), sets: Some(sets) };
+        [whole, by_member].into_iter().filter(|class| {
+            !class.parts.is_empty() && class.sets.as_ref().is_none_or(|sets| !sets.is_empty())
+        })
+    }
+
+    /// Calls `each` with every part that has a matching member, its member sets that are seen, and the places of those
+    /// that match.
+    fn each_part(
+        &self,
+        state: &RwLock<State>,
+        mark: Watermark,
+        cancel: &CancelToken,
+        mut each: impl FnMut(&State, u32, &[u32], &[u32]) -> Result<()>,
+    ) -> Result<()> {
+        let candidates = self.candidates(state, mark, cancel)?;
+        let mut finder = PlaceFinder::new(self.sets.as_ref());
+        let mut places: Vec<u32> = Vec::new();
+        let mut numbers = candidates.iter().peekable();
+        while numbers.peek().is_some() {
+            cancel.check()?;
+            let state = state.read();
+            let mut looked_at = 0;
+            while looked_at < ITEMS_PER_LOCK {
+                let Some(part_no) = numbers.next() else { break };
+                let visible = state.parts.count_below(part_no, mark.series) as usize;
+                let sets = &state.parts.sets(part_no)[..visible];
+                looked_at += sets.len().max(1);
+                finder.find(sets, &mut places);
+                if !places.is_empty() {
+                    each(&state, part_no, sets, &places)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The groups that may have a matching member.
+    fn candidates(
+        &self,
+        state: &RwLock<State>,
+        mark: Watermark,
+        cancel: &CancelToken,
+    ) -> Result<IdSet> {
+        let listed = self.sets.as_ref().filter(|sets| sets.count() <= SETS_LISTED_MAX);
+        let Some(sets) = listed else { return Ok(self.parts.clone()) };
+        let mut runs = Vec::new();
+        let mut sets = sets.iter().peekable();
+        while sets.peek().is_some() {
+            cancel.check()?;
+            let state = state.read();
+            for set in sets.by_ref().take(ITEMS_PER_LOCK) {
+                part_runs(&state, set, mark, &mut runs);
+            }
+        }
+        Ok(IdSet::from_runs(runs).intersect(&self.parts))
+    }
+}
+
+fn part_runs(state: &State, set: u32, mark: Watermark, runs: &mut Vec<(u32, u32)>) {
+    state.sets.set(set).parts.extend_runs(mark.parts, runs);
+}
+
+/// Finds the places of some member sets in one part after the other.
+#[derive(Debug)]
+enum PlaceFinder {
+    All,
+    /// Each set with the place where the last part had it: parts are mostly alike.
+    Few(Vec<(u32, u32)>),
+    Marked(Vec<u64>),
+}
+
+impl PlaceFinder {
+    fn new(sets: Option<&IdSet>) -> PlaceFinder {
+        let Some(sets) = sets else { return PlaceFinder::All };
+        if sets.count() <= SETS_SEARCHED_MAX {
+            return PlaceFinder::Few(sets.iter().map(|set| (set, 0)).collect());
+        }
+        let end = sets.runs().last().map_or(0, |run| run.1);
+        let mut words = vec![0u64; (end as usize).div_ceil(64)];
+        sets.iter().for_each(|set| words[set as usize / 64] |= 1 << (set % 64));
+        PlaceFinder::Marked(words)
+    }
+
+    /// Fills `places` with the matching ones of a part's member sets, rising.
+    fn find(&mut self, sets: &[u32], places: &mut Vec<u32>) {
+        places.clear();
+        let all = 0..sets.len() as u32;
+        match self {
+            PlaceFinder::All => places.extend(all),
+            PlaceFinder::Marked(words) => places.extend(all.filter(|&at| {
+                let set = sets[at as usize];
+                words.get(set as usize / 64).is_some_and(|word| word & (1 << (set % 64)) != 0)
+            })),
+            PlaceFinder::Few(wanted) => {
+                for (set, guess) in wanted {
+                    if sets.get(*guess as usize) != Some(set) {
+                        let Some(at) = sets.iter().position(|s| s == set) else { continue };
+                        *guess = at as u32;
+                    }
+                    places.push(*guess);
+                }
+                places.sort_unstable();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn groups_are_united_in_order_however_many(
+            ids in prop::collection::vec(prop_oneof![any::<u64>(), 0u64..1 << 20, (u64::MAX - 9)..], 0..700),
+        ) {
+            let mut expected = std::collections::BTreeMap::<u64, Vec<u32>>::new();
+            let mut groups: Vec<GroupMatch> = Vec::new();
+            // Later pieces have the lower slots.
+            for (&id, slot) in ids.iter().zip((0..1_000u32).rev()) {
+                expected.entry(id).or_default().insert(0, slot);
+                let member = Member { slot: Slot(slot), key: slot };
+                groups.push(GroupMatch { group: GroupId(id), members: [member].into_iter().collect() });
+            }
+            unite(&mut groups);
+            let slots = |group: &GroupMatch| group.members.iter().map(|m| m.slot.0).collect();
+            let found: Vec<(u64, Vec<u32>)> = groups.iter().map(|g| (g.group.0, slots(g))).collect();
+            prop_assert_eq!(found, expected.into_iter().collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! One segment in memory.
+
+pub(crate) mod arena;
+pub(crate) mod keys;
+pub(crate) mod lookup;
+pub(crate) mod matching;
+pub(crate) mod pairs;
+pub(crate) mod parts;
+pub(crate) mod posting;
+pub(crate) mod sets;
+pub(crate) mod state;

@@ -1,0 +1,137 @@
+//! Member label sets, interned: what tells the members of a group apart is the same in a thousand
+//! groups (one host is like the next), so it is stored once.
+
+use firn_model::Result;
+use hashbrown::HashTable;
+
+use crate::memory::arena::{Arena, Chunked, Ids, decode_ids, encode_ids};
+use crate::memory::posting::PostingList;
+
+/// The set without labels: the member of a group of one.
+pub(crate) const EMPTY_SET: u32 = 0;
+
+/// All member label sets.
+#[derive(Debug)]
+pub(crate) struct Sets {
+    sets: Chunked<Set>,
+    table: HashTable<u32>,
+    lists: Arena,
+    /// Heap of all posting lists.
+    list_bytes: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Set {
+    list_at: u32,
+    /// The first series that had it: tells whether a view knows it.
+    pub(crate) first_series: u32,
+    /// Parts with a member of this set, in order of arrival (not always rising).
+    pub(crate) parts: PostingList,
+}
+
+/// A hash of a label set as the sum over its pairs, so that it is the same however the set is split
+/// into group and member labels.
+pub(crate) fn hash_ids(ids: impl IntoIterator<Item = u32>) -> u64 {
+    ids.into_iter().fold(0, |sum: u64, id| sum.wrapping_add(mix(u64::from(id))))
+}
+
+// The finalizer of splitmix64: every bit of the id reaches every bit of the sum.
+fn mix(id: u64) -> u64 {
+    let mut x = id.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+impl Default for Sets {
+    fn default() -> Sets {
+        let mut sets = Sets {
+            sets: Chunked::default(),
+            table: HashTable::new(),
+            lists: Arena::default(),
+            list_bytes: 0,
+        };
+        // An empty arena has room for an empty list.
+        let made = sets.intern(&[], u32::MAX);
+        debug_assert!(matches!(made, Ok((EMPTY_SET, true))));
+        sets
+    }
+}
+
+impl Sets {
+    /// The set of these pairs (in order of names) and whether it was made now, for `series_no`.
+    ///
+    /// # Errors
+    /// `TooLarge` when the lists are used up.
+    pub(crate) fn intern(&mut self, pairs: &[u32], series_no: u32) -> Result<(u32, bool)> {
+        if let Some(set) = self.find(pairs) {
+            self.sets[set].first_series = self.sets[set].first_series.min(series_no);
+            return Ok((set, false));
+        }
+        let set = self.sets.len();
+        let mut list = Vec::with_capacity(4 * pairs.len() + 1);
+        encode_ids(pairs, &mut list);
+        let list_at = self.lists.push(&list)?;
+        self.sets.push(Set { list_at, first_series: series_no, parts: PostingList::default() });
+        let (sets, lists) = (&self.sets, &self.lists);
+        self.table.insert_unique(hash_ids(pairs.iter().copied()), set, |&set| {
+            hash_ids(decode_ids(lists.from(sets[set].list_at)))
+        });
+        Ok((set, true))
+    }
+
+    /// The set of these pairs, if there is one.
+    pub(crate) fn find(&self, pairs: &[u32]) -> Option<u32> {
+        let is_it = |&set: &u32| self.pairs(set).eq(pairs.iter().copied());
+        self.table.find(hash_ids(pairs.iter().copied()), is_it).copied()
+    }
+
+    /// A set's pairs in order of names.
+    pub(crate) fn pairs(&self, set: u32) -> Ids<'_> {
+        decode_ids(self.lists.from(self.sets[set].list_at))
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.sets.len()
+    }
+
+    pub(crate) fn set(&self, set: u32) -> &Set {
+        &self.sets[set]
+    }
+
+    /// `part_no` has a member of this set.
+    pub(crate) fn add_part(&mut self, set: u32, part_no: u32) {
+        self.list_bytes += self.sets[set].parts.push(part_no);
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.list_bytes
+            + self.sets.heap_bytes()
+            + self.lists.heap_bytes()
+            + self.table.allocation_size()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_sets_are_one() {
+        let mut sets = Sets::default();
+        assert_eq!(sets.intern(&[3, 1], 5).unwrap(), (1, true));
+        assert_eq!(sets.intern(&[1, 3], 6).unwrap(), (2, true), "order of names counts");
+        assert_eq!(sets.intern(&[3, 1], 4).unwrap(), (1, false));
+        assert_eq!(sets.intern(&[], 9).unwrap(), (EMPTY_SET, false));
+        assert_eq!(sets.find(&[1, 3]), Some(2));
+        assert_eq!(sets.pairs(1).collect::<Vec<_>>(), [3, 1]);
+        assert_eq!(sets.set(1).first_series, 4);
+    }
+
+    #[test]
+    fn a_split_set_has_the_hash_of_the_whole() {
+        let whole = hash_ids([1, 2, 3]);
+        assert_eq!(whole, hash_ids([1, 3]).wrapping_add(hash_ids([2])));
+        assert_ne!(whole, hash_ids([1, 2, 4]));
+    }
+}

@@ -1,0 +1,473 @@
+//! All that one segment in memory knows, and its one rule: a label set has exactly one place.
+
+use firn_model::{Error, GroupId, Labels, METRIC_NAME, Result, SeriesRef, ShardBits, Slot};
+use hashbrown::{HashMap, HashTable};
+
+use crate::definition::Definition;
+use crate::memory::pairs::{Pairs, raw_pairs};
+use crate::memory::parts::{NewPart, Parts};
+use crate::memory::sets::{Sets, hash_ids};
+use crate::options::{IndexOptions, SERIES_LIMIT};
+
+/// Symbols, parts, and the way from a label set to its place.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) pairs: Pairs,
+    pub(crate) sets: Sets,
+    pub(crate) parts: Parts,
+    /// Places by the hash of their whole label set; in pieces, so that growing one is a short pause.
+    series: Vec<HashTable<Place>>,
+    /// Series numbers given so far.
+    series_count: u32,
+    kinds: Kinds,
+    bits: ShardBits,
+    slots_per_group_max: u32,
+    /// Set once: another segment takes what comes, and this one is written to a file.
+    pub(crate) is_frozen: bool,
+}
+
+/// Where a series is: its part's number and its place there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) part_no: u32,
+    pub(crate) at: u32,
+}
+
+/// How much of the state there was at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Watermark {
+    pub(crate) parts: u32,
+    pub(crate) groups: u32,
+    pub(crate) sets: u32,
+    pub(crate) series: u32,
+}
+
+/// A group of another segment that has room for more members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Growing {
+    pub(crate) group: GroupId,
+    /// The first slot that was never given.
+    pub(crate) next_slot: u32,
+}
+
+/// Kinds of groups: all whose first member has the same label names. What one of them turned out to
+/// share is guessed for the next.
+#[derive(Debug, Default)]
+struct Kinds {
+    by_names: HashMap<Vec<u32>, u32>,
+    /// The names that all members of a group share beside the identity; `None`: nobody knows yet.
+    common_names: Vec<Option<Vec<u32>>>,
+}
+
+// 1M series in 64 pieces: growing one moves 16,000 places, about a millisecond.
+const SERIES_PIECES: usize = 64;
+// So many kinds are learnt; the groups of others find out for themselves.
+const KIND_COUNT_MAX: usize = 4_096;
+const NO_KIND: u32 = u32::MAX;
+
+impl State {
+    /// Without any series; ids below `next_ids` (per shard) are given.
+    pub(crate) fn new(bits: ShardBits, options: &IndexOptions, next_ids: &[u64]) -> State {
+        State {
+            pairs: Pairs::default(),
+            sets: Sets::default(),
+            parts: Parts::new(bits, next_ids),
+            series: (0..SERIES_PIECES).map(|_| HashTable::new()).collect(),
+            series_count: 0,
+            kinds: Kinds::default(),
+            bits,
+            slots_per_group_max: options.slots_per_group_max,
+            is_frozen: false,
+        }
+    }
+
+    /// The place of the label set with these pairs (in order of names).
+    pub(crate) fn find(&self, ids: &[u32]) -> Option<Place> {
+        let hash = hash_ids(ids.iter().copied());
+        self.series[piece_of(hash)].find(hash, |&place| self.is_series(place, ids)).copied()
+    }
+
+    /// Defines a group of one with these pairs (in order of names) that [`State::find`] does not know.
+    ///
+    /// # Errors
+    /// `TooLarge` when numbers, ids or arenas are used up.
+    pub(crate) fn define_lone(&mut self, ids: &[u32], shard_hash: u64) -> Result<Place> {
+        self.check_number()?;
+        let group = self.parts.next_id(self.bits.shard_of_hash(shard_hash));
+        self.add_lone(group, ids)
+    }
+
+    /// Defines a member that [`State::find`] does not know in the newest group of `identity`, or in
+    /// `growing` if none is here, or in a new one. Both lists are in order of names. `shard_hash` is
+    /// asked when a group is made.
+    ///
+    /// # Errors
+    /// `TooLarge` when numbers, ids or arenas are used up.
+    pub(crate) fn define_member(
+        &mut self,
+        identity: &[u32],
+        rest: &[u32],
+        growing: Option<Growing>,
+        shard_hash: impl FnOnce() -> u64,
+    ) -> Result<Place> {
+        self.check_number()?;
+        let open = self.parts.find_open(identity);
+        if let Some(part_no) = open
+            && self.parts.end_slot(part_no) < self.slots_per_group_max
+        {
+            return self.join(part_no, identity, rest);
+        }
+        let (group, first_slot) = match growing.filter(|_| open.is_none()) {
+            Some(growing) => (growing.group, growing.next_slot),
+            None => (self.parts.next_id(self.bits.shard_of_hash(shard_hash())), 0),
+        };
+        let kind = self.kind_of(identity, rest);
+        let common = self.guess(kind, rest);
+        let is_open = common.is_empty();
+        self.begin_part(group, first_slot, identity, &common, rest, (kind, is_open))
+    }
+
+    /// Adds a member behind the last of a group whose newest part is `part_no`.
+    fn join(&mut self, part_no: u32, identity: &[u32], rest: &[u32]) -> Result<Place> {
+        let (common, is_decided) = if self.parts.is_open(part_no) {
+            // The name of the metric tells members apart, however many of them have the same.
+            let first: Vec<u32> = self.sets.pairs(self.parts.sets(part_no)[0]).collect();
+            let is_common =
+                |pair: &u32| first.contains(pair) && self.name_of(*pair) != METRIC_NAME.as_bytes();
+            (rest.iter().copied().filter(is_common).collect(), false)
+        } else {
+            let is_common = |pair: &u32| rest.contains(pair);
+            (self.parts.common(part_no).filter(is_common).collect::<Vec<u32>>(), true)
+        };
+        if is_decided && common.len() == self.parts.common(part_no).len() {
+            return self.push_member(part_no, &common, rest);
+        }
+        self.learn(self.parts.kind(part_no), &common);
+        if !is_decided && common.is_empty() {
+            self.parts.decide(part_no);
+            return self.push_member(part_no, &[], rest);
+        }
+        // Each such part shares less than the one before, so there are few.
+        let (group, first_slot) = (self.parts.id(part_no), self.parts.end_slot(part_no));
+        let kind = self.parts.kind(part_no);
+        self.begin_part(group, first_slot, identity, &common, rest, (kind, false))
+    }
+
+    fn begin_part(
+        &mut self,
+        group: GroupId,
+        first_slot: u32,
+        identity: &[u32],
+        common: &[u32],
+        rest: &[u32],
+        (kind, is_open): (u32, bool),
+    ) -> Result<Place> {
+        let first_series = self.series_count;
+        let lone = false;
+        let new =
+            NewPart { group, identity, common, lone, first_slot, kind, is_open, first_series };
+        let part_no = self.add_part(new)?;
+        self.push_member(part_no, common, rest)
+    }
+
+    fn push_member(&mut self, part_no: u32, common: &[u32], rest: &[u32]) -> Result<Place> {
+        let set = if common.is_empty() {
+            self.intern_set(rest)?
+        } else {
+            let own: Vec<u32> =
+                rest.iter().copied().filter(|pair| !common.contains(pair)).collect();
+            self.intern_set(&own)?
+        };
+        let at = self.parts.push(part_no, set, self.series_count)?;
+        Ok(self.take_place(Place { part_no, at }))
+    }
+
+    fn add_lone(&mut self, group: GroupId, ids: &[u32]) -> Result<Place> {
+        let part_no = self.add_part(NewPart {
+            group,
+            identity: ids,
+            common: &[],
+            lone: true,
+            first_slot: 0,
+            kind: NO_KIND,
+            is_open: false,
+            first_series: self.series_count,
+        })?;
+        Ok(self.take_place(Place { part_no, at: 0 }))
+    }
+
+    fn add_part(&mut self, new: NewPart<'_>) -> Result<u32> {
+        let part_no = self.parts.add(new)?;
+        let pairs = new.identity.iter().chain(new.common);
+        pairs.for_each(|&pair| self.pairs.add_part(pair, part_no));
+        Ok(part_no)
+    }
+
+    fn kind_of(&mut self, identity: &[u32], rest: &[u32]) -> u32 {
+        let names = identity.iter().chain(rest).map(|&pair| self.pairs.pair(pair).name).collect();
+        let next = self.kinds.common_names.len();
+        if next >= KIND_COUNT_MAX {
+            return self.kinds.by_names.get(&names).copied().unwrap_or(NO_KIND);
+        }
+        let kind = *self.kinds.by_names.entry(names).or_insert(next as u32);
+        if kind as usize == next {
+            self.kinds.common_names.push(None);
+        }
+        kind
+    }
+
+    /// The pairs of a group's first member that its kind mostly shares.
+    fn guess(&self, kind: u32, rest: &[u32]) -> Vec<u32> {
+        let Some(Some(names)) = self.kinds.common_names.get(kind as usize) else {
+            return Vec::new();
+        };
+        let is_common = |pair: &u32| names.contains(&self.pairs.pair(*pair).name);
+        rest.iter().copied().filter(is_common).collect()
+    }
+
+    fn learn(&mut self, kind: u32, common: &[u32]) {
+        if let Some(names) = self.kinds.common_names.get_mut(kind as usize) {
+            *names = Some(common.iter().map(|&pair| self.pairs.pair(pair).name).collect());
+        }
+    }
+
+    /// Takes in a definition from the log; members that are known already, here or, as `is_sealed` says
+    /// of each, elsewhere, are skipped.
+    ///
+    /// # Errors
+    /// `Invalid` if it contradicts what is known here; `TooLarge` when ids or arenas are used up.
+    pub(crate) fn restore(&mut self, definition: &Definition, is_sealed: &[bool]) -> Result<()> {
+        if is_sealed.iter().all(|&is_sealed| is_sealed) {
+            return Ok(());
+        }
+        let group = definition.group;
+        let identity = self.intern_all(&definition.labels)?;
+        if let Some(part_no) = self.parts.newest(group) {
+            let same = self.parts.identity(part_no).eq(identity.iter().copied());
+            if !same || self.parts.is_lone(part_no) != definition.lone {
+                return Err(contradiction(group, "the group has other labels"));
+            }
+        }
+        let common = self.intern_all(&definition.common)?;
+        let members = (definition.first_slot..).zip(&definition.members).zip(is_sealed);
+        for ((slot, member), _) in members.filter(|member| !member.1) {
+            self.check_number()?;
+            let own = self.intern_all(member)?;
+            let mut ids: Vec<u32> = identity.iter().chain(&common).chain(&own).copied().collect();
+            ids.sort_by_key(|&pair| self.name_of(pair));
+            if let Some((part_no, at)) = self.parts.find(group, slot) {
+                if !self.is_series(Place { part_no, at }, &ids) {
+                    return Err(contradiction(group, &format!("slot {slot} has other labels")));
+                }
+            } else if let Some(place) = self.find(&ids) {
+                let other = self.series_ref(place);
+                let what =
+                    format!("slot {slot} has the labels of {}/{}", other.group, other.slot.0);
+                return Err(contradiction(group, &what));
+            } else if definition.lone {
+                self.add_lone(group, &identity)?;
+            } else {
+                self.restore_member(group, slot, &identity, &common, &own)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in a member whose slot is not here: behind its neighbour if they share the same, or in a
+    /// part of its own.
+    fn restore_member(
+        &mut self,
+        group: GroupId,
+        slot: u32,
+        identity: &[u32],
+        common: &[u32],
+        own: &[u32],
+    ) -> Result<()> {
+        let names = |pairs: &[u32]| -> Vec<u32> {
+            pairs.iter().map(|&pair| self.pairs.pair(pair).name).collect()
+        };
+        let before = [names(identity), names(common)].concat();
+        if names(own).iter().any(|name| before.contains(name)) {
+            return Err(contradiction(group, "a member repeats a name of its group"));
+        }
+        let neighbour = self.parts.of_group(group).find(|&part_no| {
+            self.parts.end_slot(part_no) == slot
+                && self.parts.common(part_no).eq(common.iter().copied())
+        });
+        let part_no = match neighbour {
+            Some(part_no) => {
+                self.parts.decide(part_no);
+                part_no
+            }
+            None => {
+                let is_open = common.is_empty() && self.parts.newest(group).is_none();
+                let kind = self.kind_of(identity, &[common, own].concat());
+                let (lone, first_slot, first_series) = (false, slot, self.series_count);
+                self.add_part(NewPart {
+                    group,
+                    identity,
+                    common,
+                    lone,
+                    first_slot,
+                    kind,
+                    is_open,
+                    first_series,
+                })?
+            }
+        };
+        let set = self.intern_set(own)?;
+        let at = self.parts.push(part_no, set, self.series_count)?;
+        self.take_place(Place { part_no, at });
+        Ok(())
+    }
+
+    fn check_number(&self) -> Result<()> {
+        if u64::from(self.series_count) < SERIES_LIMIT {
+            return Ok(());
+        }
+        Err(Error::too_large("series numbers are used up"))
+    }
+
+    /// The ids of all pairs of `labels`, made if they are new.
+    ///
+    /// # Errors
+    /// `TooLarge` when arenas are used up.
+    pub(crate) fn intern_all(&mut self, labels: &Labels) -> Result<Vec<u32>> {
+        raw_pairs(labels).map(|pair| self.pairs.intern(pair.name, pair.value)).collect()
+    }
+
+    fn intern_set(&mut self, member: &[u32]) -> Result<u32> {
+        let (set, is_new) = self.sets.intern(member, self.series_count)?;
+        if is_new {
+            member.iter().for_each(|&pair| self.pairs.add_set(pair, set));
+        }
+        Ok(set)
+    }
+
+    /// The next series number is for `place`.
+    fn take_place(&mut self, place: Place) -> Place {
+        self.sets.add_part(self.set_of(place), place.part_no);
+        self.series_count += 1;
+        let (parts, sets) = (&self.parts, &self.sets);
+        let hash = hash_place(parts, sets, place);
+        self.series[piece_of(hash)].insert_unique(hash, place, |&p| hash_place(parts, sets, p));
+        place
+    }
+
+    fn is_series(&self, place: Place, ids: &[u32]) -> bool {
+        let mut lists = [
+            self.parts.identity(place.part_no),
+            self.parts.common(place.part_no),
+            self.sets.pairs(self.set_of(place)),
+        ];
+        if lists.iter().map(ExactSizeIterator::len).sum::<usize>() != ids.len() {
+            return false;
+        }
+        let mut next = lists.each_mut().map(Iterator::next);
+        ids.iter().all(|&id| match next.iter().position(|&next| next == Some(id)) {
+            Some(list) => {
+                next[list] = lists[list].next();
+                true
+            }
+            None => false,
+        })
+    }
+
+    /// The member set at a place that is there.
+    pub(crate) fn set_of(&self, place: Place) -> u32 {
+        self.parts.sets(place.part_no)[place.at as usize]
+    }
+
+    pub(crate) fn series_ref(&self, place: Place) -> SeriesRef {
+        let slot = Slot(self.parts.first_slot(place.part_no) + place.at);
+        SeriesRef { group: self.parts.id(place.part_no), slot }
+    }
+
+    /// The place of a reference, if its definition is here.
+    pub(crate) fn place(&self, series: SeriesRef) -> Option<Place> {
+        let (part_no, at) = self.parts.find(series.group, series.slot.0)?;
+        Some(Place { part_no, at })
+    }
+
+    /// A group that takes more members; its slots end here.
+    pub(crate) fn growing(&self, identity: &Labels) -> Option<Growing> {
+        let find = |pair: crate::memory::pairs::RawPair<'_>| self.pairs.find(pair.name, pair.value);
+        let ids = raw_pairs(identity).map(find).collect::<Option<Vec<u32>>>()?;
+        let part_no = self.parts.find_open(&ids)?;
+        let (group, next_slot) = (self.parts.id(part_no), self.parts.end_slot(part_no));
+        Some(Growing { group, next_slot })
+    }
+
+    /// The whole label set at a place.
+    pub(crate) fn labels_at(&self, place: Place) -> Labels {
+        self.labels_of(
+            self.parts.identity(place.part_no),
+            self.parts.common(place.part_no),
+            self.sets.pairs(self.set_of(place)),
+        )
+    }
+
+    /// The labels of lists of pairs, each in order of names and without a common name.
+    pub(crate) fn labels_of(
+        &self,
+        identity: impl Iterator<Item = u32>,
+        common: impl Iterator<Item = u32>,
+        own: impl Iterator<Item = u32>,
+    ) -> Labels {
+        let text = |pair: u32| self.pairs.bytes_of(pair);
+        Labels::from_sorted(merge(merge(identity.map(text), common.map(text)), own.map(text)))
+    }
+
+    fn name_of(&self, pair: u32) -> &[u8] {
+        self.pairs.bytes_of(pair).0
+    }
+
+    pub(crate) fn watermark(&self) -> Watermark {
+        Watermark {
+            parts: self.parts.count(),
+            groups: self.parts.group_count(),
+            sets: self.sets.count(),
+            series: self.series_count,
+        }
+    }
+
+    pub(crate) fn series_count(&self) -> u64 {
+        u64::from(self.series_count)
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let table_bytes: usize = self.series.iter().map(HashTable::allocation_size).sum();
+        table_bytes + self.pairs.heap_bytes() + self.sets.heap_bytes() + self.parts.heap_bytes()
+    }
+}
+
+type Text<'a> = (&'a [u8], &'a [u8]);
+
+/// Two lists in order of names as one.
+fn merge<'a>(
+    left: impl Iterator<Item = Text<'a>>,
+    right: impl Iterator<Item = Text<'a>>,
+) -> impl Iterator<Item = Text<'a>> {
+    let (mut left, mut right) = (left.peekable(), right.peekable());
+    std::iter::from_fn(move || match (left.peek(), right.peek()) {
+        (Some(from_left), Some(from_right)) if from_right.0 < from_left.0 => right.next(),
+        (None, _) => right.next(),
+        _ => left.next(),
+    })
+}
+
+fn piece_of(hash: u64) -> usize {
+    // Bits that the tables use neither as bucket (low) nor as tag (the top seven).
+    (hash >> 50) as usize % SERIES_PIECES
+}
+
+fn hash_place(parts: &Parts, sets: &Sets, place: Place) -> u64 {
+    let set = parts.sets(place.part_no)[place.at as usize];
+    hash_ids(parts.identity(place.part_no))
+        .wrapping_add(hash_ids(parts.common(place.part_no)))
+        .wrapping_add(hash_ids(sets.pairs(set)))
+}
+
+fn contradiction(id: GroupId, what: &str) -> Error {
+    Error::invalid(format!("a definition of {id} contradicts the index: {what}"))
+}

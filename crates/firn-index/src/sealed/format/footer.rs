@@ -1,0 +1,276 @@
+//! Where everything is: the last bytes of a segment file, and how a file is written up to them.
+//!
+//! ```text
+//! file   = header, sections back to back, footer, tail
+//! footer = varint(end of the sections) varint(counts)* varint(section bytes)* (varint(width) varint(count))*
+//!          crc32 of each 64 KiB of the file up to that end
+//! tail   = footer bytes:u32 crc32(footer):u32 crc32(the 8 bytes before):u32
+//! ```
+
+use firn_codec::bits::{bit_width, pack, packed_bytes};
+use firn_codec::frame::{FileFormat, HEADER_BYTES, crc32};
+use firn_env::{DiskFile, Mapped};
+use firn_model::{Error, Result, decode_varint, encode_varint};
+
+use crate::sealed::format::blocks::{
+    BLOCK_BYTES, Blocks, PACKED_PAD_BYTES, Packed, Records, Section,
+};
+
+pub(crate) const FORMAT: FileFormat = FileFormat { kind: *b"INDX", version: 4, oldest: 4 };
+const TAIL_BYTES: usize = 12;
+// Written to the file in pieces of a megabyte.
+const WRITE_BYTES: usize = 16 * BLOCK_BYTES;
+
+/// A table of contents in the order of the file: numbers, byte sections, packed arrays.
+#[derive(Debug, Default)]
+pub(crate) struct Contents {
+    pub(crate) counts: Vec<u64>,
+    pub(crate) sections: Vec<Section>,
+    pub(crate) arrays: Vec<Packed>,
+}
+
+/// Takes a [`Contents`] apart in the order in which it was put together.
+#[derive(Debug)]
+pub(crate) struct ContentsReader<'a> {
+    contents: &'a Contents,
+    count_idx: usize,
+    section_idx: usize,
+    array_idx: usize,
+}
+
+impl<'a> ContentsReader<'a> {
+    pub(crate) fn new(contents: &'a Contents) -> ContentsReader<'a> {
+        ContentsReader { contents, count_idx: 0, section_idx: 0, array_idx: 0 }
+    }
+
+    pub(crate) fn count(&mut self) -> Option<u64> {
+        self.count_idx += 1;
+        self.contents.counts.get(self.count_idx - 1).copied()
+    }
+
+    pub(crate) fn section(&mut self) -> Option<Section> {
+        self.section_idx += 1;
+        self.contents.sections.get(self.section_idx - 1).copied()
+    }
+
+    /// A section and the array of its starts.
+    pub(crate) fn records(&mut self) -> Option<Records> {
+        Some(Records { bytes: self.section()?, starts: self.array()? })
+    }
+
+    pub(crate) fn array(&mut self) -> Option<Packed> {
+        self.array_idx += 1;
+        self.contents.arrays.get(self.array_idx - 1).copied()
+    }
+}
+
+/// Writes a segment's sections and remembers where they are.
+#[derive(Debug)]
+pub(crate) struct FileWriter<'f> {
+    file: &'f dyn DiskFile,
+    /// Bytes in the file; a multiple of the block size until the end.
+    written: usize,
+    buf: Vec<u8>,
+    checksums: Vec<u32>,
+    /// What is written twice.
+    heads: Vec<u8>,
+    pub(crate) contents: Contents,
+}
+
+impl<'f> FileWriter<'f> {
+    pub(crate) fn new(file: &'f dyn DiskFile) -> FileWriter<'f> {
+        let (checksums, heads, contents) = Default::default();
+        FileWriter { file, written: 0, buf: FORMAT.header().to_vec(), checksums, heads, contents }
+    }
+
+    pub(crate) fn push_count(&mut self, count: u64) {
+        self.contents.counts.push(count);
+    }
+
+    /// # Errors
+    /// `Unavailable` if the disk fails.
+    pub(crate) fn push_section(&mut self, bytes: &[u8]) -> Result<()> {
+        self.begin_section();
+        self.extend_section(bytes)
+    }
+
+    /// A section without which nothing of the file can be read.
+    ///
+    /// # Errors
+    /// As [`FileWriter::push_section`].
+    pub(crate) fn push_head(&mut self, bytes: &[u8]) -> Result<()> {
+        self.heads.extend_from_slice(bytes);
+        self.push_section(bytes)
+    }
+
+    /// A section with all heads once more, one behind the other; without a byte if it would lie in their block.
+    ///
+    /// # Errors
+    /// As [`FileWriter::push_section`].
+    pub(crate) fn push_heads_again(&mut self) -> Result<()> {
+        let heads = std::mem::take(&mut self.heads);
+        let is_elsewhere = self.written + self.buf.len() >= BLOCK_BYTES;
+        self.push_section(if is_elsewhere { &heads } else { &[] })
+    }
+
+    /// A section whose bytes come piece by piece.
+    pub(crate) fn begin_section(&mut self) {
+        self.contents.sections.push(Section { start: self.written + self.buf.len(), len: 0 });
+    }
+
+    /// More of the last section.
+    ///
+    /// # Errors
+    /// As [`FileWriter::push_section`].
+    pub(crate) fn extend_section(&mut self, bytes: &[u8]) -> Result<()> {
+        if let Some(section) = self.contents.sections.last_mut() {
+            section.len += bytes.len();
+        }
+        bytes.chunks(WRITE_BYTES).try_for_each(|piece| self.push(piece))
+    }
+
+    /// # Errors
+    /// As [`FileWriter::push_section`].
+    pub(crate) fn push_records(&mut self, bytes: &[u8], starts: &[u64]) -> Result<()> {
+        self.push_section(bytes)?;
+        self.push_array(starts)
+    }
+
+    /// # Errors
+    /// As [`FileWriter::push_section`].
+    pub(crate) fn push_array(&mut self, values: &[u64]) -> Result<()> {
+        let start = self.written + self.buf.len();
+        let width = bit_width(values.iter().copied().max().unwrap_or(0));
+        self.contents.arrays.push(Packed { start, count: values.len() as u64, width });
+        // In pieces that end at whole bytes, so that no second copy of the array is made.
+        let mut bytes = Vec::new();
+        for piece in values.chunks(1 << 16) {
+            bytes.clear();
+            pack(piece.iter().copied(), width, &mut bytes);
+            self.push(&bytes)?;
+        }
+        self.push(&[0; PACKED_PAD_BYTES])
+    }
+
+    /// Writes the end and makes the file durable; gives its length.
+    ///
+    /// # Errors
+    /// As [`FileWriter::push_section`].
+    pub(crate) fn finish(mut self) -> Result<u64> {
+        let end = self.written + self.buf.len();
+        let mut footer = Vec::new();
+        encode_varint(end as u64, &mut footer);
+        let contents = &self.contents;
+        for &count in &contents.counts {
+            encode_varint(count, &mut footer);
+        }
+        contents
+            .sections
+            .iter()
+            .for_each(|section| encode_varint(section.start as u64, &mut footer));
+        contents.sections.iter().for_each(|section| encode_varint(section.len as u64, &mut footer));
+        for array in &contents.arrays {
+            encode_varint(array.start as u64, &mut footer);
+            encode_varint(u64::from(array.width), &mut footer);
+            encode_varint(array.count, &mut footer);
+        }
+        self.checksums.extend(self.buf.chunks(BLOCK_BYTES).map(crc32));
+        self.checksums.iter().for_each(|sum| footer.extend_from_slice(&sum.to_le_bytes()));
+        let footer_bytes = u32::try_from(footer.len())
+            .map_err(|_| Error::too_large("an index segment of more than 64 TiB"))?;
+        let mut tail = footer_bytes.to_le_bytes().to_vec();
+        tail.extend_from_slice(&crc32(&footer).to_le_bytes());
+        let tail_sum = crc32(&tail);
+        tail.extend_from_slice(&tail_sum.to_le_bytes());
+        self.buf.extend_from_slice(&footer);
+        self.buf.extend_from_slice(&tail);
+        self.file.write_at(self.written as u64, &self.buf)?;
+        self.file.sync()?;
+        Ok((self.written + self.buf.len()) as u64)
+    }
+
+    fn push(&mut self, bytes: &[u8]) -> Result<()> {
+        self.buf.extend_from_slice(bytes);
+        if self.buf.len() < WRITE_BYTES {
+            return Ok(());
+        }
+        let whole = self.buf.len() / BLOCK_BYTES * BLOCK_BYTES;
+        self.checksums.extend(self.buf[..whole].chunks(BLOCK_BYTES).map(crc32));
+        self.file.write_at(self.written as u64, &self.buf[..whole])?;
+        self.written += whole;
+        self.buf.drain(..whole);
+        Ok(())
+    }
+}
+
+/// How many of each kind a table of contents has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ContentsSize {
+    pub(crate) counts: usize,
+    pub(crate) sections: usize,
+    pub(crate) arrays: usize,
+}
+
+/// Reads header, tail and footer.
+///
+/// # Errors
+/// `Corrupt` if one is damaged or they do not fit the file; `Invalid` for another version.
+pub(crate) fn open(bytes: Mapped, file: &str, size: ContentsSize) -> Result<(Blocks, Contents)> {
+    FORMAT.check(file, &bytes)?;
+    let tail_at = bytes.len().saturating_sub(TAIL_BYTES).max(HEADER_BYTES);
+    let bad = |at: usize, what: &str| Error::corrupt(file, at as u64, what);
+    let Some(&[l0, l1, l2, l3, f0, f1, f2, f3, t0, t1, t2, t3]) = bytes.get(tail_at..) else {
+        return Err(bad(tail_at, "the segment is cut short: it has no tail"));
+    };
+    if crc32(&[l0, l1, l2, l3, f0, f1, f2, f3]) != u32::from_le_bytes([t0, t1, t2, t3]) {
+        return Err(bad(
+            tail_at,
+            "the tail's checksum is wrong: restore the file from a snapshot or a copy",
+        ));
+    }
+    let footer_bytes = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+    let footer_at = tail_at.checked_sub(footer_bytes).filter(|&at| at >= HEADER_BYTES);
+    let footer_at = footer_at.ok_or_else(|| bad(tail_at, "the footer does not fit the file"))?;
+    let footer = bytes.get(footer_at..tail_at).unwrap_or_default();
+    if crc32(footer) != u32::from_le_bytes([f0, f1, f2, f3]) {
+        return Err(bad(
+            footer_at,
+            "the footer's checksum is wrong: restore the file from a snapshot or a copy",
+        ));
+    }
+    let parsed = parse(footer, footer_at, size);
+    let (contents, checksums) =
+        parsed.ok_or_else(|| bad(footer_at, "the footer makes no sense"))?;
+    Ok((Blocks::new(bytes, file, checksums, footer_at), contents))
+}
+
+fn parse(mut footer: &[u8], footer_at: usize, size: ContentsSize) -> Option<(Contents, Vec<u32>)> {
+    let input = &mut footer;
+    let mut next = || decode_varint(input);
+    if next()? != footer_at as u64 {
+        return None;
+    }
+    let mut take = |count: usize| (0..count).map(|_| next()).collect::<Option<Vec<u64>>>();
+    let counts = take(size.counts)?;
+    let (starts, lens) = (take(size.sections)?, take(size.sections)?);
+    let arrays = take(3 * size.arrays)?;
+    let fits =
+        |start: u64, len: u64| start.checked_add(len).is_some_and(|end| end <= footer_at as u64);
+    let sections = starts.iter().zip(&lens).map(|(&start, &len)| {
+        fits(start, len).then_some(Section { start: start as usize, len: len as usize })
+    });
+    let arrays = arrays.chunks_exact(3).map(|array| {
+        let &[start, width, count] = array else { return None };
+        let width = u32::try_from(width).ok().filter(|width| *width <= 64)?;
+        let len =
+            packed_bytes(usize::try_from(count).ok()?, width).checked_add(PACKED_PAD_BYTES)?;
+        fits(start, len as u64).then_some(Packed { start: start as usize, count, width })
+    });
+    let (sections, arrays) = (sections.collect::<Option<_>>()?, arrays.collect::<Option<_>>()?);
+    let (checksums, []) = footer.as_chunks::<4>() else { return None };
+    if checksums.len() != footer_at.div_ceil(BLOCK_BYTES) {
+        return None;
+    }
+    let checksums = checksums.iter().map(|sum| u32::from_le_bytes(*sum)).collect();
+    Some((Contents { counts, sections, arrays }, checksums))
+}

@@ -1,0 +1,48 @@
+//! Hashes of label sets that any part of the set can be asked for.
+
+use firn_model::Labels;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::memory::pairs::{RawPair, raw_pairs};
+
+/// A label set with a hash per pair. The hash of any subset is the sum of its pairs' hashes, so one
+/// walk over the text serves every segment and every way to split it into group and member.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HashedLabels<'a> {
+    pairs: Vec<(RawPair<'a>, u64)>,
+    hash: u64,
+}
+
+impl<'a> HashedLabels<'a> {
+    pub(crate) fn new(labels: &'a Labels) -> HashedLabels<'a> {
+        let mut hashed = HashedLabels { pairs: Vec::with_capacity(16), hash: 0 };
+        hashed.set(labels);
+        hashed
+    }
+
+    /// Takes other labels in, keeping the memory.
+    pub(crate) fn set(&mut self, labels: &'a Labels) {
+        self.pairs.clear();
+        self.hash = 0;
+        for pair in raw_pairs(labels) {
+            let hash = xxh3_64(pair.encoded);
+            self.hash = self.hash.wrapping_add(hash);
+            self.pairs.push((pair, hash));
+        }
+    }
+
+    /// Pairs with their hashes, in order of names.
+    pub(crate) fn pairs(&self) -> &[(RawPair<'a>, u64)] {
+        &self.pairs
+    }
+
+    /// The hash of all pairs; 0 if there is none.
+    pub(crate) fn hash(&self) -> u64 {
+        self.hash
+    }
+}
+
+/// The hash of one pair, by which [`HashedLabels`] adds.
+pub(crate) fn pair_hash(encoded: &[u8]) -> u64 {
+    xxh3_64(encoded)
+}

@@ -1,0 +1,11 @@
+//! The pieces of a segment file: each is written and read in one place.
+
+pub(crate) mod blocks;
+pub(crate) mod buckets;
+pub(crate) mod footer;
+pub(crate) mod hash;
+pub(crate) mod letters;
+pub(crate) mod names;
+pub(crate) mod rows;
+pub(crate) mod shapes;
+pub(crate) mod strings;

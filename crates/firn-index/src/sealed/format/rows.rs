@@ -1,0 +1,348 @@
+//! Label sets as rows of value ranks: one structure for lone series, for parts and for member sets.
+//!
+//! Rows of one schema (the same names) stand together, sorted by the columns of few values first, so that most columns
+//! of a block hardly change.
+//!
+//! ```text
+//! schemas = varint(count) schema*
+//! schema  = varint(names) varint(name << 1 | is identity)* varint(rows)      names rise
+//! block   = column*                            128 rows of one schema, fewer at its end; a column per name
+//! column  = width:u8 varint(least rank) packed ranks less the least         width 0 to 32
+//!         | 64:u8 varint(least rank) varint(bytes) run*                      run = varint(rows) varint(rank less the least)
+//! ```
+
+use std::ops::Range;
+
+use firn_codec::bits::{bit_width, get_bits, pack, packed_bytes};
+use firn_codec::varint::take_bytes;
+use firn_model::{Error, Result, decode_varint, encode_varint};
+
+use crate::sealed::format::blocks::{Blocks, Records};
+use crate::sealed::format::strings::take_varint;
+
+/// Rows of a block.
+pub(crate) const BLOCK_ROWS: u32 = 128;
+const RUNS: u8 = 64;
+
+/// Rows that have the same names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Schema {
+    /// Names by rank, rising.
+    pub(crate) names: Vec<u32>,
+    /// Which of them decide who joins a group; all `true` or all `false` where that is not asked.
+    pub(crate) identity: Vec<bool>,
+    pub(crate) rows: Range<u32>,
+    /// The block of its first row.
+    first_block: u64,
+}
+
+/// A table of label sets.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    pub(crate) schemas: Vec<Schema>,
+    /// A block at each start.
+    pub(crate) cells: Records,
+    pub(crate) count: u32,
+}
+
+/// Reads rows; near ones cost less.
+#[derive(Clone, Debug)]
+pub(crate) struct RowReader<'a> {
+    table: &'a Rows,
+    blocks: &'a Blocks,
+    schema_idx: usize,
+    /// The rows of the block at hand; none at first.
+    rows: Range<u32>,
+    columns: Vec<Column<'a>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Column<'a> {
+    width: u8,
+    base: u64,
+    payload: &'a [u8],
+    /// Of runs: the one at hand, so that rows that rise cost a step, not a walk.
+    run: Run<'a>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Run<'a> {
+    start: u64,
+    end: u64,
+    rank: u64,
+    /// The runs behind it.
+    rest: &'a [u8],
+}
+
+impl Schema {
+    /// All schemas of a table; `None` if they make no sense. `name_count` is how many names there are.
+    pub(crate) fn parse(mut bytes: &[u8], name_count: u64) -> Option<Vec<Schema>> {
+        let input = &mut bytes;
+        let schema_count = decode_varint(input)?;
+        let (mut schemas, mut next_row, mut next_block) = (Vec::new(), 0u32, 0u64);
+        for _ in 0..schema_count {
+            let (mut names, mut identity) = (Vec::new(), Vec::new());
+            for _ in 0..decode_varint(input)? {
+                let flagged = decode_varint(input)?;
+                let name = u32::try_from(flagged >> 1)
+                    .ok()
+                    .filter(|&name| u64::from(name) < name_count)?;
+                if names.last().is_some_and(|last| *last >= name) {
+                    return None;
+                }
+                names.push(name);
+                identity.push(flagged & 1 == 1);
+            }
+            let row_count = u32::try_from(decode_varint(input)?).ok().filter(|&count| count > 0)?;
+            let rows = next_row..next_row.checked_add(row_count)?;
+            next_row = rows.end;
+            let first_block = next_block;
+            next_block += u64::from(row_count.div_ceil(BLOCK_ROWS));
+            schemas.push(Schema { names, identity, rows, first_block });
+        }
+        bytes.is_empty().then_some(schemas)
+    }
+
+    /// The names that decide who joins.
+    pub(crate) fn identity_names(&self) -> impl Iterator<Item = u32> + '_ {
+        self.names.iter().zip(&self.identity).filter(|name| *name.1).map(|name| *name.0)
+    }
+}
+
+impl Rows {
+    pub(crate) fn new(schemas: Vec<Schema>, cells: Records) -> Rows {
+        let count = schemas.last().map_or(0, |last| last.rows.end);
+        Rows { schemas, cells, count }
+    }
+
+    /// The rows that have `name`, as runs.
+    pub(crate) fn with_name(&self, name: u32) -> Vec<(u32, u32)> {
+        let has_name = |schema: &&Schema| schema.names.binary_search(&name).is_ok();
+        self.schemas.iter().filter(has_name).map(|s| (s.rows.start, s.rows.end)).collect()
+    }
+
+    pub(crate) fn reader<'a>(&'a self, blocks: &'a Blocks) -> RowReader<'a> {
+        RowReader { table: self, blocks, schema_idx: 0, rows: 0..0, columns: Vec::new() }
+    }
+
+    pub(crate) fn schema_of(&self, row: u32) -> Option<usize> {
+        let idx = self.schemas.partition_point(|schema| schema.rows.end <= row);
+        (row < self.count).then_some(idx)
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let of = |schema: &Schema| size_of::<Schema>() + schema.names.len() * 5;
+        self.schemas.iter().map(of).sum()
+    }
+}
+
+impl<'a> RowReader<'a> {
+    /// Goes to the block of `row`.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is no such row or its block is damaged.
+    #[inline]
+    pub(crate) fn load(&mut self, row: u32) -> Result<&'a Schema> {
+        if !self.rows.contains(&row) {
+            self.load_block(row)?;
+        }
+        Ok(&self.table.schemas[self.schema_idx])
+    }
+
+    /// The rank of `row`'s value in a column of its schema; the row's block must be loaded.
+    #[inline]
+    pub(crate) fn rank(&mut self, row: u32, column_idx: usize) -> Result<u32> {
+        let at = row.wrapping_sub(self.rows.start);
+        let column = self.columns.get_mut(column_idx);
+        let rank =
+            column.and_then(|column| column.rank(at)).and_then(|rank| u32::try_from(rank).ok());
+        rank.ok_or_else(|| self.bad())
+    }
+
+    fn load_block(&mut self, row: u32) -> Result<()> {
+        let schema_idx = self.table.schema_of(row).ok_or_else(|| self.bad())?;
+        let schema = &self.table.schemas[schema_idx];
+        let in_schema = (row - schema.rows.start) / BLOCK_ROWS;
+        let block = schema.first_block + u64::from(in_schema);
+        let mut rest = self.table.cells.get(self.blocks, block)?;
+        let first = schema.rows.start + in_schema * BLOCK_ROWS;
+        self.take_block(schema_idx, first, &mut rest).ok_or_else(|| self.bad())
+    }
+
+    /// Takes in the block that begins with row `first` of a schema from `rest`, which is left behind it.
+    pub(crate) fn take_block(
+        &mut self,
+        schema_idx: usize,
+        first: u32,
+        rest: &mut &'a [u8],
+    ) -> Option<()> {
+        self.rows = 0..0;
+        self.columns.clear();
+        let schema = self.table.schemas.get(schema_idx)?;
+        let rows = first..schema.rows.end.min(first.saturating_add(BLOCK_ROWS));
+        self.columns.reserve(schema.names.len());
+        for _ in &schema.names {
+            self.columns.push(Column::take(rest, rows.len())?);
+        }
+        (self.schema_idx, self.rows) = (schema_idx, rows);
+        Some(())
+    }
+
+    #[cold]
+    fn bad(&self) -> Error {
+        self.blocks.corrupt(self.table.cells.bytes.start, "a block of label sets makes no sense")
+    }
+}
+
+impl<'a> Column<'a> {
+    fn take(rest: &mut &'a [u8], row_count: usize) -> Option<Column<'a>> {
+        let (&width, after) = rest.split_first()?;
+        *rest = after;
+        let base = take_varint(rest)?;
+        let payload_bytes = match width {
+            0..=32 => packed_bytes(row_count, u32::from(width)),
+            RUNS => usize::try_from(take_varint(rest)?).ok()?,
+            _ => return None,
+        };
+        let payload = take_bytes(rest, payload_bytes, "column").ok()?;
+        let run = Run { rest: payload, ..Run::default() };
+        Some(Column { width, base, payload, run })
+    }
+
+    #[inline]
+    fn rank(&mut self, at: u32) -> Option<u64> {
+        let width = u32::from(self.width);
+        if self.width != RUNS {
+            let rank = get_bits(self.payload, at as usize * width as usize, width);
+            return self.base.checked_add(rank);
+        }
+        let at = u64::from(at);
+        if at < self.run.start {
+            self.run = Run { rest: self.payload, ..Run::default() };
+        }
+        while at >= self.run.end {
+            let (rows, rank) = (take_varint(&mut self.run.rest)?, take_varint(&mut self.run.rest)?);
+            self.run.start = self.run.end;
+            self.run.end = self.run.end.checked_add(rows)?;
+            self.run.rank = rank;
+        }
+        self.base.checked_add(self.run.rank)
+    }
+}
+
+/// Collects cells.
+#[derive(Debug, Default)]
+pub(crate) struct RowsWriter {
+    pub(crate) cells: Vec<u8>,
+    pub(crate) starts: Vec<u64>,
+}
+
+impl RowsWriter {
+    /// Adds the rows of a schema: `rank(row, column)`.
+    pub(crate) fn push(
+        &mut self,
+        names: &[(u32, bool)],
+        row_count: u32,
+        rank: impl Fn(u32, usize) -> u32,
+    ) {
+        let mut ranks: Vec<u32> = Vec::with_capacity(BLOCK_ROWS as usize);
+        for start in (0..row_count).step_by(BLOCK_ROWS as usize) {
+            self.starts.push(self.cells.len() as u64);
+            for column_idx in 0..names.len() {
+                ranks.clear();
+                let end = row_count.min(start + BLOCK_ROWS);
+                ranks.extend((start..end).map(|row| rank(row, column_idx)));
+                push_column(&ranks, &mut self.cells);
+            }
+        }
+    }
+}
+
+/// The bytes of schemas: names with whether they are identity, and rows.
+pub(crate) fn encode_schemas(schemas: &[(&[(u32, bool)], u32)]) -> Vec<u8> {
+    let mut out = Vec::new();
+    encode_varint(schemas.len() as u64, &mut out);
+    for (names, row_count) in schemas {
+        encode_varint(names.len() as u64, &mut out);
+        for &(name, identity) in *names {
+            encode_varint(u64::from(name) << 1 | u64::from(identity), &mut out);
+        }
+        encode_varint(u64::from(*row_count), &mut out);
+    }
+    out
+}
+
+fn push_column(ranks: &[u32], out: &mut Vec<u8>) {
+    let base = ranks.iter().copied().min().unwrap_or(0);
+    let width = bit_width(ranks.iter().map(|rank| u64::from(rank - base)).max().unwrap_or(0));
+    let packed = packed_bytes(ranks.len(), width);
+    let mut runs = Vec::new();
+    for run in ranks.chunk_by(|a, b| a == b) {
+        encode_varint(run.len() as u64, &mut runs);
+        encode_varint(u64::from(run[0] - base), &mut runs);
+        if runs.len() >= packed {
+            break;
+        }
+    }
+    let is_runs = runs.len() + 1 < packed;
+    out.push(if is_runs { RUNS } else { width as u8 });
+    encode_varint(u64::from(base), out);
+    if is_runs {
+        encode_varint(runs.len() as u64, out);
+        out.extend_from_slice(&runs);
+    } else {
+        pack(ranks.iter().map(|rank| u64::from(rank - base)), width, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::sealed::testing::written;
+
+    proptest! {
+        #[test]
+        fn rows_come_back(
+            tables in prop::collection::vec((prop::collection::btree_set(0u32..9, 0..4), 1u32..300, 1u32..70_000), 1..4),
+            seed in any::<u32>(),
+        ) {
+            let mut writer = RowsWriter::default();
+            // Early columns change rarely, late ones always.
+            let rank = |row: u32, column: usize, span: u32| match column {
+                0 => row / 60 * 7 % span,
+                _ => row.wrapping_mul(seed | 1) % span,
+            };
+            let names = tables.iter().map(|(names, ..)| {
+                names.iter().map(|&name| (name, name % 2 == 0)).collect::<Vec<_>>()
+            });
+            let names: Vec<Vec<(u32, bool)>> = names.collect();
+            let mut schemas = Vec::new();
+            for (names, (_, row_count, span)) in names.iter().zip(&tables) {
+                writer.push(names, *row_count, |row, column| rank(row, column, *span));
+                schemas.push((&names[..], *row_count));
+            }
+            let schemas = encode_schemas(&schemas);
+            let (blocks, contents) = written(&[&schemas, &writer.cells], &[&writer.starts]);
+            let cells = Records { bytes: contents.sections[1], starts: contents.arrays[0] };
+            let schemas = Schema::parse(blocks.section(contents.sections[0]).unwrap(), 9).unwrap();
+            let rows = Rows::new(schemas, cells);
+            let mut reader = rows.reader(&blocks);
+            let mut first = 0;
+            for (schema_idx, (names, row_count, span)) in tables.iter().enumerate() {
+                for row in 0..*row_count {
+                    let schema = reader.load(first + row).unwrap();
+                    prop_assert_eq!(&schema.names, &names.iter().copied().collect::<Vec<_>>());
+                    prop_assert_eq!(rows.schema_of(first + row), Some(schema_idx));
+                    for column in 0..names.len() {
+                        prop_assert_eq!(reader.rank(first + row, column).unwrap(), rank(row, column, *span));
+                    }
+                }
+                first += row_count;
+            }
+            prop_assert_eq!(rows.count, first);
+            prop_assert!(reader.load(first).is_err());
+        }
+    }
+}

@@ -1,0 +1,534 @@
+//! Sorted texts, front coded: 16 to a block, each but the first as what differs from the one before.
+//!
+//! ```text
+//! block = varint(bytes) bytes entry*
+//! entry = byte(min(same, 15) << 4 | min(new, 15)) [varint(same - 15)] [varint(new - 15)] new bytes
+//! ```
+//! Where letters are coded, *new* is less the fewest bytes that an entry of the name has.
+//! `same` leading letters are those of the text before. Blocks begin at every 16th text, whatever name it belongs to. The
+//! bytes are letters as they are, or in the code of their name's (`letters`).
+//! Source: research/compression-and-index.md section 3: as small as an automaton, and simpler to build and to merge.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+
+use firn_model::{Result, decode_varint, encode_varint};
+
+use crate::sealed::format::blocks::{Blocks, Records};
+use crate::sealed::format::letters::{LetterCode, Letters};
+
+pub(crate) const BLOCK_TEXTS: u64 = 16;
+// What the table of a code takes in memory.
+const SAVED_BYTES_MIN: usize = 512;
+
+/// A name's first text, and its letters if they are coded.
+pub(crate) type NameLetters = (u64, Option<Letters>);
+
+/// The values of all pairs, by pair.
+#[derive(Clone, Debug)]
+pub(crate) struct Strings {
+    /// A block at each start.
+    pub(crate) text: Records,
+    pub(crate) count: u64,
+    /// By name.
+    names: Vec<NameLetters>,
+}
+
+/// How the texts of one name are coded.
+#[derive(Clone, Debug)]
+pub(crate) struct NameCode {
+    letters: Option<LetterCode>,
+    /// What no text of it adds less than to the one before, but for the first of a block.
+    bytes_min: usize,
+}
+
+/// Chooses codes, name by name.
+#[derive(Debug)]
+pub(crate) struct StringsPlanner {
+    along: Along,
+    /// Less is not worth a code.
+    saved_bytes_min: usize,
+}
+
+/// Writes texts by codes that a [`StringsPlanner`] chose for the same ones.
+#[derive(Debug, Default)]
+pub(crate) struct StringsWriter {
+    along: Along,
+    /// Where blocks start.
+    pub(crate) starts: Vec<u64>,
+    written_bytes: u64,
+    coded: Vec<u8>,
+}
+
+/// Goes along texts.
+#[derive(Clone, Debug, Default)]
+struct Along {
+    last: Vec<u8>,
+    count: u64,
+}
+
+/// Walks texts from one on; holds the present one.
+#[derive(Clone, Debug)]
+pub(crate) struct StringWalk<'a> {
+    entries: Entries<'a>,
+    key: Vec<u8>,
+    same: usize,
+}
+
+/// Walks entries of blocks.
+#[derive(Clone, Debug)]
+struct Entries<'a> {
+    strings: &'a Strings,
+    blocks: &'a Blocks,
+    rest: &'a [u8],
+    /// The text of the entry that is next.
+    next: u64,
+    /// The place of its name, and where the name's texts end.
+    name_idx: usize,
+    name_end: u64,
+}
+
+/// What a text has beside what it shares with the one before.
+#[derive(Clone, Copy, Debug)]
+struct Entry<'a> {
+    same: usize,
+    new: &'a [u8],
+    letters: Option<&'a Letters>,
+}
+
+impl Default for StringsPlanner {
+    fn default() -> StringsPlanner {
+        StringsPlanner { along: Along::default(), saved_bytes_min: SAVED_BYTES_MIN }
+    }
+}
+
+impl StringsPlanner {
+    /// The code for the texts of a name, which come next. `each` hands on all of them, sorted; it is called twice if they
+    /// are coded: texts are not kept.
+    ///
+    /// # Errors
+    /// Those of `each`.
+    pub(crate) fn plan(
+        &mut self,
+        each: impl Fn(&mut dyn FnMut(&[u8])) -> Result<()>,
+    ) -> Result<NameCode> {
+        let before = self.along.clone();
+        let (mut counts, mut text_count) = ([0u64; 256], 0);
+        each(&mut |text| {
+            let same = self.along.step(text).0;
+            text[same..].iter().for_each(|&letter| counts[usize::from(letter)] += 1);
+            text_count += 1;
+        })?;
+        let plain_bytes: u64 = counts.iter().sum();
+        let letters = LetterCode::new(&counts).filter(|made| {
+            // Half a byte a text fills up its last one.
+            let coded_bytes = made.coded_bytes(&counts) + text_count / 2 + 32;
+            plain_bytes > coded_bytes.saturating_add(self.saved_bytes_min as u64)
+        });
+        let Some(code) = &letters else { return Ok(NameCode { letters, bytes_min: 0 }) };
+        let (mut along, mut bytes_min) = (before, usize::MAX);
+        each(&mut |text| {
+            let (same, is_first) = along.step(text);
+            if !is_first {
+                bytes_min = bytes_min.min(code.text_bytes(&text[same..]));
+            }
+        })?;
+        bytes_min = if bytes_min == usize::MAX { 0 } else { bytes_min };
+        Ok(NameCode { letters, bytes_min })
+    }
+}
+
+impl NameCode {
+    /// Appends how the letters are coded.
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        out.push(u8::from(self.letters.is_some()));
+        if let Some(letters) = &self.letters {
+            letters.encode(self.bytes_min, out);
+        }
+    }
+}
+
+impl StringsWriter {
+    /// Appends the next text, whose name has `code`, to `out`.
+    pub(crate) fn push(&mut self, text: &[u8], code: &NameCode, out: &mut Vec<u8>) {
+        let start = out.len();
+        let (same, is_first) = self.along.step(text);
+        let mut new = &text[same..];
+        if let Some(letters) = &code.letters {
+            self.coded.clear();
+            letters.encode_text(new, &mut self.coded);
+            new = &self.coded;
+        }
+        if is_first {
+            self.starts.push(self.written_bytes);
+            encode_varint(new.len() as u64, out);
+        } else {
+            let more = new.len() - code.bytes_min;
+            out.push((same.min(15) << 4 | more.min(15)) as u8);
+            for len in [same, more] {
+                if len >= 15 {
+                    encode_varint(len as u64 - 15, out);
+                }
+            }
+        }
+        out.extend_from_slice(new);
+        self.written_bytes += (out.len() - start) as u64;
+    }
+}
+
+impl Along {
+    /// Goes on to `text`: how much of it is taken from the one before, and whether it begins a block, which takes nothing.
+    fn step(&mut self, text: &[u8]) -> (usize, bool) {
+        let is_first = self.count.is_multiple_of(BLOCK_TEXTS);
+        let same = common(&self.last, text);
+        self.last.truncate(same);
+        self.last.extend_from_slice(&text[same..]);
+        self.count += 1;
+        (if is_first { 0 } else { same }, is_first)
+    }
+}
+
+fn common(a: &[u8], b: &[u8]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+/// Takes how the letters of a name are coded; `None` if it makes no sense.
+pub(crate) fn take_letters(input: &mut &[u8]) -> Option<Option<Letters>> {
+    let (&is_coded, after) = input.split_first()?;
+    *input = after;
+    match is_coded {
+        0 => Some(None),
+        1 => Letters::take(input).map(Some),
+        _ => None,
+    }
+}
+
+impl Strings {
+    /// `names`: first texts rise from 0.
+    pub(crate) fn new(text: Records, count: u64, names: Vec<NameLetters>) -> Strings {
+        Strings { text, count, names }
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let tables = self.names.iter().filter(|name| name.1.is_some()).count();
+        self.names.capacity() * size_of::<NameLetters>() + tables * 512
+    }
+
+    /// The text of `id`, into `key`.
+    pub(crate) fn get(&self, blocks: &Blocks, id: u64, key: &mut Vec<u8>) -> Result<()> {
+        key.clear();
+        let mut entries = self.entries(blocks, id);
+        while entries.next <= id {
+            let entry = entries.take()?;
+            if entry.same > key.len() {
+                return Err(self.bad(blocks));
+            }
+            key.truncate(entry.same);
+            entry.append(key);
+        }
+        Ok(())
+    }
+
+    /// Whether text `id` is `wanted`. Looks at no letter that an earlier text of the block settles.
+    pub(crate) fn is(&self, blocks: &Blocks, id: u64, wanted: &[u8]) -> Result<bool> {
+        let mut entries = self.entries(blocks, id);
+        // Below `agreed` the present text is as `wanted`; at it they differ, or one of both ends.
+        let (mut agreed, mut is_it, mut decoded) = (0, false, Vec::new());
+        while entries.next <= id {
+            let entry = entries.take()?;
+            is_it = false;
+            if entry.same <= agreed {
+                let new = entry.text(&mut decoded);
+                agreed = entry.same + common(new, wanted.get(entry.same..).unwrap_or_default());
+                is_it = agreed == entry.same + new.len() && agreed == wanted.len();
+            }
+        }
+        Ok(is_it)
+    }
+
+    /// The place of `wanted` among the sorted texts `ids`: where it is, or where it would be.
+    pub(crate) fn find(
+        &self,
+        blocks: &Blocks,
+        ids: Range<u64>,
+        wanted: &[u8],
+    ) -> Result<Result<u64, u64>> {
+        let mut walk = self.seek(blocks, ids.clone(), wanted)?;
+        while walk.next_id() < ids.end {
+            walk.advance()?;
+            match walk.key.as_slice().cmp(wanted) {
+                Ordering::Less => {}
+                Ordering::Equal => return Ok(Ok(walk.next_id() - 1)),
+                Ordering::Greater => return Ok(Err(walk.next_id() - 1)),
+            }
+        }
+        Ok(Err(ids.end))
+    }
+
+    /// A walk of `ids` that begins at most a block before the first text that is at least `wanted`.
+    fn seek<'a>(
+        &'a self,
+        blocks: &'a Blocks,
+        ids: Range<u64>,
+        wanted: &[u8],
+    ) -> Result<StringWalk<'a>> {
+        // Blocks whose first text is one of `ids`.
+        let (mut low, mut high) = (ids.start.div_ceil(BLOCK_TEXTS), ids.end.div_ceil(BLOCK_TEXTS));
+        let mut decoded = Vec::new();
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let first = self.entries(blocks, middle * BLOCK_TEXTS).take()?;
+            if first.text(&mut decoded) <= wanted { low = middle + 1 } else { high = middle }
+        }
+        let start = low.checked_sub(1).map_or(0, |block| block * BLOCK_TEXTS);
+        self.walk(blocks, start.max(ids.start))
+    }
+
+    /// A walk whose first text is `id`.
+    pub(crate) fn walk<'a>(&'a self, blocks: &'a Blocks, id: u64) -> Result<StringWalk<'a>> {
+        let (key, same) = Default::default();
+        let mut walk = StringWalk { entries: self.entries(blocks, id), key, same };
+        walk.go_to(id)?;
+        Ok(walk)
+    }
+
+    /// The texts of block `idx`, which begins at `rest`; that is left behind it.
+    pub(crate) fn take_block<'a>(
+        &'a self,
+        blocks: &'a Blocks,
+        idx: u64,
+        rest: &mut &'a [u8],
+    ) -> Option<Vec<Vec<u8>>> {
+        let mut entries = self.entries(blocks, idx * BLOCK_TEXTS);
+        entries.rest = rest;
+        let (mut texts, mut text) = (Vec::new(), Vec::new());
+        for _ in 0..self.count.saturating_sub(entries.next).min(BLOCK_TEXTS) {
+            let entry = entries.take_here().ok()?;
+            if entry.same > text.len() {
+                return None;
+            }
+            text.truncate(entry.same);
+            entry.append(&mut text);
+            texts.push(text.clone());
+        }
+        *rest = entries.rest;
+        Some(texts)
+    }
+
+    /// The entries from the beginning of the block of `id`.
+    fn entries<'a>(&'a self, blocks: &'a Blocks, id: u64) -> Entries<'a> {
+        let next = id / BLOCK_TEXTS * BLOCK_TEXTS;
+        Entries { strings: self, blocks, rest: &[], next, name_idx: 0, name_end: 0 }
+    }
+
+    #[cold]
+    fn bad(&self, blocks: &Blocks) -> firn_model::Error {
+        blocks.corrupt(self.text.bytes.start, "a block of label values makes no sense")
+    }
+}
+
+impl<'a> Entries<'a> {
+    #[inline]
+    fn take(&mut self) -> Result<Entry<'a>> {
+        if self.next.is_multiple_of(BLOCK_TEXTS) {
+            self.rest = self.strings.text.get(self.blocks, self.next / BLOCK_TEXTS)?;
+        }
+        self.take_here()
+    }
+
+    /// The next entry, which `rest` begins with.
+    #[inline]
+    fn take_here(&mut self) -> Result<Entry<'a>> {
+        let is_first = self.next.is_multiple_of(BLOCK_TEXTS);
+        if is_first || self.next >= self.name_end {
+            let names = &self.strings.names;
+            let after = names.partition_point(|name| name.0 <= self.next);
+            self.name_idx = after.saturating_sub(1);
+            self.name_end = names.get(after).map_or(u64::MAX, |name| name.0);
+        }
+        let letters = self.strings.names.get(self.name_idx).and_then(|name| name.1.as_ref());
+        let bytes_min = letters.map_or(0, |letters| letters.bytes_min);
+        let taken = take_entry(&mut self.rest, is_first, bytes_min);
+        let (same, new) = taken.ok_or_else(|| self.strings.bad(self.blocks))?;
+        self.next += 1;
+        Ok(Entry { same, new, letters })
+    }
+}
+
+impl<'a> Entry<'a> {
+    /// Appends its letters.
+    #[inline]
+    fn append(&self, out: &mut Vec<u8>) {
+        match self.letters {
+            Some(letters) => letters.decode(self.new, out),
+            None => out.extend_from_slice(self.new),
+        }
+    }
+
+    /// Its letters, in the file or in `decoded`.
+    #[inline]
+    fn text<'d>(&self, decoded: &'d mut Vec<u8>) -> &'d [u8]
+    where
+        'a: 'd,
+    {
+        if self.letters.is_none() {
+            return self.new;
+        }
+        decoded.clear();
+        self.append(decoded);
+        decoded
+    }
+}
+
+#[inline]
+fn take_entry<'a>(rest: &mut &'a [u8], first: bool, bytes_min: usize) -> Option<(usize, &'a [u8])> {
+    let (same, new) = if first {
+        (0, take_varint(rest)?)
+    } else {
+        let (&head, after) = rest.split_first()?;
+        *rest = after;
+        let mut len = |nibble: u8| match nibble {
+            15 => take_varint(rest)?.checked_add(15),
+            short => Some(u64::from(short)),
+        };
+        (len(head >> 4)?, len(head & 15)?.checked_add(bytes_min as u64)?)
+    };
+    let (new, after) = rest.split_at_checked(usize::try_from(new).ok()?)?;
+    *rest = after;
+    Some((usize::try_from(same).ok()?, new))
+}
+
+/// Nearly all numbers here take one byte.
+#[inline]
+pub(crate) fn take_varint(rest: &mut &[u8]) -> Option<u64> {
+    match **rest {
+        [byte, ref after @ ..] if byte < 0x80 => {
+            *rest = after;
+            Some(u64::from(byte))
+        }
+        _ => decode_varint(rest),
+    }
+}
+
+impl StringWalk<'_> {
+    /// Goes to the next text, which must be one.
+    pub(crate) fn advance(&mut self) -> Result<()> {
+        let is_first = self.entries.next.is_multiple_of(BLOCK_TEXTS);
+        let entry = self.entries.take()?;
+        if entry.same > self.key.len() {
+            return Err(self.entries.strings.bad(self.entries.blocks));
+        }
+        if is_first {
+            // A block's first text is stored whole; how much it shares is worth knowing all the same.
+            let before = std::mem::take(&mut self.key);
+            entry.append(&mut self.key);
+            self.same = common(&before, &self.key);
+            return Ok(());
+        }
+        self.same = entry.same;
+        self.key.truncate(entry.same);
+        entry.append(&mut self.key);
+        Ok(())
+    }
+
+    /// Makes `id` the next text: a step from the one before, a walk inside of its block from anywhere.
+    pub(crate) fn go_to(&mut self, id: u64) -> Result<()> {
+        let next = self.entries.next;
+        if id < next || id / BLOCK_TEXTS != next / BLOCK_TEXTS {
+            self.entries.next = id / BLOCK_TEXTS * BLOCK_TEXTS;
+        }
+        while self.entries.next < id {
+            self.advance()?;
+        }
+        Ok(())
+    }
+
+    /// The id of the text that [`StringWalk::advance`] goes to.
+    pub(crate) fn next_id(&self) -> u64 {
+        self.entries.next
+    }
+
+    /// The present text.
+    pub(crate) fn text(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// How many leading bytes it shares with the text before it, be that walked or not.
+    pub(crate) fn same(&self) -> usize {
+        self.same
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::sealed::testing::written;
+
+    fn strings(names: &[&[String]], is_coded: bool) -> (Blocks, Strings) {
+        let saved_bytes_min = if is_coded { 0 } else { usize::MAX };
+        let mut planner = StringsPlanner { saved_bytes_min, ..StringsPlanner::default() };
+        let (mut writer, mut text) = (StringsWriter::default(), Vec::new());
+        let (mut letters, mut first) = (Vec::new(), 0);
+        for texts in names {
+            let texts = || texts.iter().map(|text| text.as_bytes());
+            let code = planner.plan(|each| {
+                texts().for_each(each);
+                Ok(())
+            });
+            let (code, mut encoded) = (code.unwrap(), Vec::new());
+            texts().for_each(|one| writer.push(one, &code, &mut text));
+            code.encode(&mut encoded);
+            letters.push((first, take_letters(&mut encoded.as_slice()).unwrap()));
+            first += texts().count() as u64;
+        }
+        let (blocks, contents) = written(&[&text], &[&writer.starts]);
+        let text = Records { bytes: contents.sections[0], starts: contents.arrays[0] };
+        (blocks, Strings::new(text, first, letters))
+    }
+
+    proptest! {
+        #[test]
+        fn texts_are_found_and_given_back(
+            before in prop::collection::vec("[ab]{1,20}", 0..20),
+            texts in prop::collection::btree_set("(aaaaaaaaaaaaaaaaaaa)?[abc]{0,18}", 1..60),
+            wanted in prop::collection::vec("(aaaaaaaaaaaaaaaaaaa)?[abc]{0,18}", 8),
+            steps in prop::collection::vec(any::<prop::sample::Index>(), 12),
+            is_coded in any::<bool>(),
+        ) {
+            let texts: Vec<String> = texts.into_iter().collect();
+            let from = before.len() as u64;
+            let all: Vec<String> = before.iter().cloned().chain(texts.clone()).collect();
+            let (blocks, strings) = strings(&[&before, &texts], is_coded);
+            let ids = from..all.len() as u64;
+            for (id, text) in all.iter().enumerate() {
+                let mut key = Vec::new();
+                strings.get(&blocks, id as u64, &mut key).unwrap();
+                prop_assert_eq!(&key, text.as_bytes());
+                for other in all.iter().chain(&wanted) {
+                    let is = strings.is(&blocks, id as u64, other.as_bytes()).unwrap();
+                    prop_assert_eq!(is, other == text);
+                }
+            }
+            for wanted in wanted.iter().chain(&texts) {
+                let found = strings.find(&blocks, ids.clone(), wanted.as_bytes()).unwrap();
+                let want = texts.binary_search(wanted);
+                prop_assert_eq!(found, want.map(|at| at as u64 + from).map_err(|at| at as u64 + from));
+            }
+            let mut walk = strings.walk(&blocks, from).unwrap();
+            let mut last = all[..from as usize].last().cloned().unwrap_or_default();
+            for text in &texts {
+                walk.advance().unwrap();
+                prop_assert_eq!(walk.text(), text.as_bytes());
+                prop_assert!(text.as_bytes().starts_with(&last.as_bytes()[..walk.same()]));
+                last.clone_from(text);
+            }
+            for id in steps.iter().map(|step| step.index(all.len())) {
+                walk.go_to(id as u64).unwrap();
+                walk.advance().unwrap();
+                prop_assert_eq!(walk.text(), all[id].as_bytes());
+            }
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Patterns over sorted, front-coded values: an automaton walks them and keeps its state at each byte of the present
+//! value, so that what values share is looked at once. Where no value with the present prefix can pass, the walk goes to
+//! the next value without it; where all pass, none is looked at.
+
+use std::ops::Range;
+
+use firn_model::{CancelToken, Matcher, Pattern, Result};
+use regex_automata::hybrid::LazyStateID;
+use regex_automata::hybrid::dfa::{Cache, DFA};
+use regex_automata::{Input, MatchKind};
+
+use crate::sealed::Sealed;
+
+// So few values are tried one by one in less time than an automaton takes to build.
+const TRIED_MAX: u32 = 128;
+// Passed over one by one before the next one without the dead prefix is searched.
+const PASSED_MAX: u32 = 32;
+const VALUES_PER_CHECK: u32 = 1_024;
+// As many states as any but an abusive pattern makes; with more, values are tried one by one.
+const CACHE_BYTES: usize = 8 << 20;
+const NFA_BYTES_MAX: usize = 16 << 20;
+
+/// What a value's prefix says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outlook {
+    /// It depends on what follows.
+    Open,
+    /// No value with it passes.
+    Dead,
+    /// Every value with it passes.
+    Sure,
+    /// The automaton cannot tell.
+    Unknown,
+}
+
+/// A deterministic automaton over bytes.
+trait Machine {
+    type State: Copy;
+
+    fn start(&mut self) -> Option<Self::State>;
+
+    fn step(&mut self, state: Self::State, byte: u8) -> (Self::State, Outlook);
+
+    /// Whether a value that ends here passes; `None` if it cannot tell.
+    fn passes_at_end(&mut self, state: Self::State) -> Option<bool>;
+}
+
+impl Sealed {
+    /// Calls `each` with the pairs of `pairs` (all values of one name) whose value the pattern of
+    /// `matcher`, its negation left out, takes; rising.
+    pub(crate) fn scan_values(
+        &self,
+        pairs: Range<u32>,
+        matcher: &Matcher,
+        cancel: &CancelToken,
+        mut each: impl FnMut(u32),
+    ) -> Result<()> {
+        match matcher.pattern() {
+            Pattern::Contains(text) => {
+                self.walk_values(pairs, matcher, &mut Contains::new(text.as_bytes()), cancel, each)
+            }
+            _ if pairs.len() as u32 > TRIED_MAX
+                && let Some(mut regex) = Regex::new(matcher.value()) =>
+            {
+                self.walk_values(pairs, matcher, &mut regex, cancel, each)
+            }
+            _ => self.try_values(pairs, matcher, cancel, &mut each),
+        }
+    }
+
+    fn try_values(
+        &self,
+        pairs: Range<u32>,
+        matcher: &Matcher,
+        cancel: &CancelToken,
+        each: &mut impl FnMut(u32),
+    ) -> Result<()> {
+        let mut walk = self.strings.walk(&self.blocks, u64::from(pairs.start))?;
+        for pair in pairs {
+            if pair.is_multiple_of(VALUES_PER_CHECK) {
+                cancel.check()?;
+            }
+            walk.advance()?;
+            if takes(matcher, walk.text()) {
+                each(pair);
+            }
+        }
+        Ok(())
+    }
+
+    fn walk_values<M: Machine>(
+        &self,
+        pairs: Range<u32>,
+        matcher: &Matcher,
+        machine: &mut M,
+        cancel: &CancelToken,
+        mut each: impl FnMut(u32),
+    ) -> Result<()> {
+        let Some(start) = machine.start() else {
+            return self.try_values(pairs, matcher, cancel, &mut each);
+        };
+        let mut walk = self.strings.walk(&self.blocks, u64::from(pairs.start))?;
+        // The state after each byte of the present value, as far as it was asked.
+        let mut states = vec![start];
+        let mut settled: Option<(usize, Outlook)> = None;
+        let (mut passed, mut walked) = (0u32, 0u32);
+        while walk.next_id() < u64::from(pairs.end) {
+            walked += 1;
+            if walked.is_multiple_of(VALUES_PER_CHECK) {
+                cancel.check()?;
+            }
+            let pair = walk.next_id() as u32;
+            walk.advance()?;
+            if let Some((depth, outlook)) = settled
+                && walk.same() >= depth
+            {
+                match outlook {
+                    Outlook::Sure => each(pair),
+                    _ => passed += 1,
+                }
+                if passed > PASSED_MAX {
+                    (passed, settled) = (0, None);
+                    states.truncate(1);
+                    let Some(after) = successor(&walk.text()[..depth]) else { return Ok(()) };
+                    let rest = u64::from(pair)..u64::from(pairs.end);
+                    let (Ok(next) | Err(next)) = self.strings.find(&self.blocks, rest, &after)?;
+                    if next >= u64::from(pairs.end) {
+                        return Ok(());
+                    }
+                    walk = self.strings.walk(&self.blocks, next)?;
+                }
+                continue;
+            }
+            (passed, settled) = (0, None);
+            states.truncate(walk.same() + 1);
+            let text = walk.text();
+            while let Some(&byte) = text.get(states.len() - 1) {
+                let last = states.last().copied().unwrap_or(start);
+                let (state, outlook) = machine.step(last, byte);
+                if outlook != Outlook::Open {
+                    settled = Some((states.len(), outlook));
+                    break;
+                }
+                states.push(state);
+            }
+            let passes = match settled {
+                None => machine.passes_at_end(states.last().copied().unwrap_or(start)),
+                Some((_, Outlook::Unknown)) => None,
+                Some((_, outlook)) => Some(outlook == Outlook::Sure),
+            };
+            if settled.is_some_and(|(_, outlook)| outlook == Outlook::Unknown) {
+                settled = None;
+            }
+            if passes.unwrap_or_else(|| takes(matcher, text)) {
+                each(pair);
+            }
+            if machine.start().is_none() {
+                // It gave up; the states that it gave mean nothing any more.
+                let rest = pair + 1..pairs.end;
+                return self.try_values(rest, matcher, cancel, &mut each);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether the pattern takes a value. What is no text passes nothing; it was text when it was written.
+pub(crate) fn takes(matcher: &Matcher, value: &[u8]) -> bool {
+    std::str::from_utf8(value).is_ok_and(|value| matcher.pattern_takes(value))
+}
+
+/// The least text above all that begin with `prefix`; `None` if there is none.
+pub(crate) fn successor(prefix: &[u8]) -> Option<Vec<u8>> {
+    let kept = prefix.iter().rposition(|&byte| byte != 0xff)?;
+    let mut text = prefix[..=kept].to_vec();
+    text[kept] += 1;
+    Some(text)
+}
+
+/// Has a text anywhere (Knuth, Morris, Pratt).
+#[derive(Debug)]
+struct Contains<'p> {
+    text: &'p [u8],
+    /// After so many bytes of the text were seen and the next one differs: how many still stand.
+    fallback: Vec<usize>,
+}
+
+impl<'p> Contains<'p> {
+    fn new(text: &'p [u8]) -> Contains<'p> {
+        let mut fallback = vec![0; text.len() + 1];
+        let mut seen = 0;
+        for at in 1..text.len() {
+            while seen > 0 && text[at] != text[seen] {
+                seen = fallback[seen];
+            }
+            seen += usize::from(text[at] == text[seen]);
+            fallback[at + 1] = seen;
+        }
+        Contains { text, fallback }
+    }
+}
+
+impl Machine for Contains<'_> {
+    type State = usize;
+
+    fn start(&mut self) -> Option<usize> {
+        Some(0)
+    }
+
+    fn step(&mut self, mut seen: usize, byte: u8) -> (usize, Outlook) {
+        while seen > 0 && self.text[seen] != byte {
+            seen = self.fallback[seen];
+        }
+        seen += usize::from(self.text[seen] == byte);
+        (seen, if seen == self.text.len() { Outlook::Sure } else { Outlook::Open })
+    }
+
+    fn passes_at_end(&mut self, seen: usize) -> Option<bool> {
+        Some(seen == self.text.len())
+    }
+}
+
+/// A regular expression, its automaton made as far as the values need it.
+#[derive(Debug)]
+struct Regex {
+    dfa: DFA,
+    cache: Cache,
+    /// Set when the states that were given mean nothing any more.
+    gave_up: bool,
+}
+
+impl Regex {
+    /// The automaton of a matcher's pattern, anchored as matchers are; `None` if it cannot be made.
+    fn new(pattern: &str) -> Option<Regex> {
+        let config = DFA::config()
+            .match_kind(MatchKind::All)
+            .unicode_word_boundary(true)
+            .cache_capacity(CACHE_BYTES)
+            .skip_cache_capacity_check(true);
+        let dfa = DFA::builder()
+            .configure(config)
+            .thompson(
+                regex_automata::nfa::thompson::Config::new().nfa_size_limit(Some(NFA_BYTES_MAX)),
+            )
+            .build(&format!("^(?s:{pattern})$"))
+            .ok()?;
+        let cache = dfa.create_cache();
+        Some(Regex { dfa, cache, gave_up: false })
+    }
+}
+
+impl Machine for Regex {
+    type State = LazyStateID;
+
+    fn start(&mut self) -> Option<LazyStateID> {
+        if self.gave_up {
+            return None;
+        }
+        self.dfa.start_state_forward(&mut self.cache, &Input::new("")).ok()
+    }
+
+    fn step(&mut self, state: LazyStateID, byte: u8) -> (LazyStateID, Outlook) {
+        if self.gave_up {
+            return (state, Outlook::Unknown);
+        }
+        let next = self.dfa.next_state(&mut self.cache, state, byte);
+        // A cleared cache has given the numbers of all states to others.
+        self.gave_up = next.is_err() || self.cache.clear_count() > 0;
+        match next {
+            Ok(next) if !self.gave_up => {
+                let outlook = match next {
+                    next if next.is_dead() => Outlook::Dead,
+                    // Seen one byte late: the match ended before, and nothing takes it back.
+                    next if next.is_match() => Outlook::Sure,
+                    next if next.is_quit() => Outlook::Unknown,
+                    _ => Outlook::Open,
+                };
+                (next, outlook)
+            }
+            _ => (state, Outlook::Unknown),
+        }
+    }
+
+    fn passes_at_end(&mut self, state: LazyStateID) -> Option<bool> {
+        if self.gave_up {
+            return None;
+        }
+        let end = self.dfa.next_eoi_state(&mut self.cache, state);
+        self.gave_up = end.is_err() || self.cache.clear_count() > 0;
+        let end = end.ok().filter(|end| !self.gave_up && !end.is_quit())?;
+        Some(end.is_match())
+    }
+}

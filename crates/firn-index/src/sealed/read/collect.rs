@@ -1,0 +1,236 @@
+//! From rows that match to groups, slots and keys.
+
+use std::rc::Rc;
+
+use firn_model::{CancelToken, Result, Slot};
+use hashbrown::HashMap;
+use smallvec::SmallVec;
+
+use crate::idset::IdSet;
+use crate::key_table::KeyTable;
+use crate::memory::matching::{Class, GroupMatch, Member, groups_bytes};
+use crate::sealed::format::rows::RowReader;
+use crate::sealed::format::shapes::{Part, PartReader, Shape};
+use crate::sealed::read::found::{SealedFound, each_passing};
+use crate::sealed::read::keys::KeyMaker;
+use crate::sealed::{Kind, Sealed};
+
+const ROWS_PER_CHECK: usize = 1_024;
+// So much more of groups, and memory is set aside again.
+const BYTES_PER_HOLD: u64 = 64 << 10;
+// Up to so many members of a shape are looked for one by one in each part.
+const POSITIONS_SEARCHED_MAX: usize = 4;
+
+/// Appends what matches.
+#[derive(Debug)]
+struct Collector<'a> {
+    sealed: &'a Sealed,
+    keys: KeyMaker<'a>,
+    table: &'a mut KeyTable,
+    /// Of all groups so far.
+    bytes: u64,
+    out: &'a mut Vec<GroupMatch>,
+    part_rows: RowReader<'a>,
+    set_rows: RowReader<'a>,
+    /// What the grouping keeps of a member set.
+    lists_of_sets: HashMap<u32, u32>,
+    scratch: Scratch,
+}
+
+/// A shape with what of it passes in a class.
+#[derive(Debug)]
+struct Passing {
+    len: u32,
+    /// Rising, each with what the grouping keeps of its member set.
+    positions: Vec<(u32, u32)>,
+}
+
+#[derive(Debug, Default)]
+struct Scratch {
+    missing: Vec<u32>,
+    slots: Vec<u32>,
+}
+
+impl Sealed {
+    /// Appends the series that were found, in no order of groups; a group may come in pieces, whose slots rise
+    /// ([`unite`](crate::memory::matching::unite) makes one of them). Keys are made under the grouping of `keys`.
+    ///
+    /// # Errors
+    /// `Canceled` or `Timeout` too, when the token says so.
+    pub(crate) fn lay_out(
+        &self,
+        found: &SealedFound,
+        keys: &mut KeyTable,
+        cancel: &CancelToken,
+        out: &mut Vec<GroupMatch>,
+    ) -> Result<()> {
+        let before = out.len();
+        let mut collector = Collector {
+            sealed: self,
+            keys: KeyMaker::new(self, keys.grouping()),
+            bytes: groups_bytes(out),
+            table: keys,
+            out,
+            part_rows: self.parts.rows.reader(&self.blocks),
+            set_rows: self.sets.rows.reader(&self.blocks),
+            lists_of_sets: HashMap::new(),
+            scratch: Scratch::default(),
+        };
+        collector.lone(&found.lone, cancel)?;
+        for class in &found.classes {
+            collector.class(class, cancel)?;
+        }
+        collector.hold(0)?;
+        let Collector { keys: maker, table, out, bytes, .. } = collector;
+        maker.finish(table, bytes, &mut out[before..], cancel)
+    }
+}
+
+impl Collector<'_> {
+    /// Sets memory aside for what is laid out, and for `more` groups.
+    fn hold(&mut self, more: usize) -> Result<()> {
+        let more = (more * size_of::<GroupMatch>()) as u64;
+        self.table.hold_others(self.bytes + more + self.keys.bytes())
+    }
+
+    fn push(&mut self, found: GroupMatch) {
+        self.bytes += found.bytes();
+        self.out.push(found);
+    }
+
+    /// Lone series.
+    fn lone(&mut self, rows: &IdSet, cancel: &CancelToken) -> Result<()> {
+        let mut reader = self.sealed.lone.rows.reader(&self.sealed.blocks);
+        self.hold(rows.count() as usize)?;
+        self.out.reserve(rows.count() as usize);
+        for (idx, row) in rows.iter().enumerate() {
+            if idx.is_multiple_of(ROWS_PER_CHECK) {
+                cancel.check()?;
+                self.hold(rows.count() as usize - idx)?;
+            }
+            let key = self.keys.project(&mut reader, row)?;
+            let group = self.sealed.group_of(Kind::Lone, row)?;
+            let members = std::iter::once(Member { slot: Slot(0), key }).collect();
+            self.push(GroupMatch { group, members });
+        }
+        Ok(())
+    }
+
+    /// The members that pass in the parts of a class.
+    fn class(&mut self, class: &Class, cancel: &CancelToken) -> Result<()> {
+        let parts = self.candidates(class)?;
+        let parts = parts.as_ref().unwrap_or(&class.parts);
+        let mut shapes: HashMap<u32, Rc<Passing>> = HashMap::new();
+        let mut last: Option<(u32, Rc<Passing>)> = None;
+        let sealed = self.sealed;
+        let mut part_reader = PartReader::new(&sealed.blocks, &sealed.part_records);
+        self.hold(parts.count() as usize)?;
+        self.out.reserve(parts.count() as usize);
+        let (mut held_to, mut left) = (self.bytes + BYTES_PER_HOLD, parts.count() as usize);
+        for (idx, row) in parts.iter().enumerate() {
+            if idx.is_multiple_of(ROWS_PER_CHECK) {
+                cancel.check()?;
+            }
+            left -= 1;
+            // Groups differ in size by thousands.
+            if self.bytes > held_to {
+                self.hold(left)?;
+                held_to = self.bytes + BYTES_PER_HOLD;
+            }
+            let part = part_reader.read(row)?;
+            // Parts that are alike mostly follow each other.
+            let passing = match &last {
+                Some((shape, passing)) if *shape == part.shape => passing,
+                _ => {
+                    let passing = match shapes.get(&part.shape) {
+                        Some(passing) => Rc::clone(passing),
+                        None => {
+                            let passing = Rc::new(self.passing(part.shape, class)?);
+                            shapes.insert(part.shape, Rc::clone(&passing));
+                            passing
+                        }
+                    };
+                    &last.insert((part.shape, passing)).1
+                }
+            };
+            if !passing.positions.is_empty() {
+                self.part(row, &part, passing)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The parts of the class that have one of its member sets, if that narrows it cheaply.
+    fn candidates(&self, class: &Class) -> Result<Option<IdSet>> {
+        let Some(shapes) = self.sealed.shapes_asked(class)? else { return Ok(None) };
+        let mut parts = IdSet::empty();
+        for shape in shapes.iter() {
+            let shape = Shape::read(&self.sealed.blocks, &self.sealed.shapes, shape)?;
+            parts = parts.union(self.sealed.rows_of(&shape.parts)?);
+        }
+        Ok(Some(parts.intersect(&class.parts)))
+    }
+
+    fn passing(&mut self, shape: u32, class: &Class) -> Result<Passing> {
+        let shape = Shape::read(&self.sealed.blocks, &self.sealed.shapes, shape)?;
+        let mut positions = Vec::new();
+        each_passing(&shape, class, |position, set| {
+            positions.push((position, self.list_of_set(set)?));
+            Ok(())
+        })?;
+        positions.sort_unstable();
+        Ok(Passing { len: shape.len, positions })
+    }
+
+    fn part(&mut self, row: u32, part: &Part<'_>, passing: &Passing) -> Result<()> {
+        let (sealed, scratch) = (self.sealed, &mut self.scratch);
+        let bad = || sealed.bad_part();
+        // A few are looked for among the missing ones; for many these are laid out once.
+        let is_few = passing.positions.len() <= POSITIONS_SEARCHED_MAX;
+        if !is_few {
+            part.missing(passing.len, &mut scratch.missing).ok_or_else(bad)?;
+            part.slots(part.member_count(passing.len), &mut scratch.slots).ok_or_else(bad)?;
+        }
+        let list = self.keys.project(&mut self.part_rows, row)?;
+        let mut members = SmallVec::new();
+        let mut missing = 0;
+        for &(position, list_of_set) in &passing.positions {
+            let rank = if is_few {
+                let Some(rank) = part.rank_of(position) else { continue };
+                rank
+            } else {
+                while scratch.missing.get(missing).is_some_and(|&at| at < position) {
+                    missing += 1;
+                }
+                if scratch.missing.get(missing) == Some(&position) {
+                    continue;
+                }
+                position - missing as u32
+            };
+            let slot = match is_few {
+                true => part.slot(rank),
+                false => scratch.slots.get(rank as usize).copied(),
+            };
+            let slot = Slot(slot.ok_or_else(bad)?);
+            members.push(Member { slot, key: self.keys.key(list, list_of_set) });
+        }
+        if members.is_empty() {
+            return Ok(());
+        }
+        if !part.is_in_order() {
+            members.sort_by_key(|member: &Member| member.slot);
+        }
+        let group = sealed.group_of(Kind::Parts, row)?;
+        self.push(GroupMatch { group, members });
+        Ok(())
+    }
+
+    fn list_of_set(&mut self, set: u32) -> Result<u32> {
+        if let Some(&list) = self.lists_of_sets.get(&set) {
+            return Ok(list);
+        }
+        let list = self.keys.project(&mut self.set_rows, set)?;
+        self.lists_of_sets.insert(set, list);
+        Ok(list)
+    }
+}

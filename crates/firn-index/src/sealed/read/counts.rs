@@ -1,0 +1,170 @@
+//! How many series have each pair.
+
+use firn_codec::postings::Postings;
+use firn_model::{CancelToken, GroupId, Result};
+
+use crate::idset::IdSet;
+use crate::memory::matching::Class;
+use crate::sealed::format::shapes::{Part, Shape};
+use crate::sealed::format::strings::StringWalk;
+use crate::sealed::read::matching::push_run;
+use crate::sealed::{Kind, PairLists, Sealed};
+
+const ITEMS_PER_CHECK: u32 = 1_024;
+
+/// Walks the pairs of a segment with the number of series that have each: names rising, then values.
+#[derive(Debug)]
+pub(crate) struct PairCounts<'a> {
+    segment: &'a Sealed,
+    cancel: CancelToken,
+    values: StringWalk<'a>,
+    members: MemberCounts,
+    /// The present pair's; the pair itself is the one before the walk's next.
+    name: Option<u32>,
+    name_text: String,
+    value: String,
+    series_count: u64,
+}
+
+/// How many members each part has, and how many parts have each member set.
+#[derive(Debug)]
+struct MemberCounts {
+    of_part: Vec<u32>,
+    of_set: Vec<u32>,
+}
+
+impl Sealed {
+    /// All pairs with their numbers of series, in order, so that several segments can be merged while
+    /// walking. Looks at every part once before the first; keeps four bytes per part and member set.
+    pub(crate) fn pair_counts(&self, cancel: &CancelToken) -> Result<PairCounts<'_>> {
+        Ok(PairCounts {
+            segment: self,
+            cancel: cancel.clone(),
+            values: self.strings.walk(&self.blocks, 0)?,
+            members: self.member_counts(cancel)?,
+            name: None,
+            name_text: String::new(),
+            value: String::new(),
+            series_count: 0,
+        })
+    }
+
+    /// Hands on the group of every part that is not lone, and how many members of it the part has.
+    pub(crate) fn part_sizes(
+        &self,
+        cancel: &CancelToken,
+        take: &mut dyn FnMut(GroupId, u64),
+    ) -> Result<()> {
+        for row in 0..self.parts.rows.count {
+            if row.is_multiple_of(ITEMS_PER_CHECK) {
+                cancel.check()?;
+            }
+            let (_, member_count) = self.part(row)?;
+            take(self.group_of(Kind::Parts, row)?, u64::from(member_count));
+        }
+        Ok(())
+    }
+
+    /// How many series have the pair. Looks at the parts that may have it.
+    pub(crate) fn pair_series_count(&self, name: &str, value: &str) -> Result<u64> {
+        let Some(name) = self.names.find(name.as_bytes()) else { return Ok(0) };
+        let Some(pair) = self.find_pair(name, value.as_bytes())? else { return Ok(0) };
+        let lists = self.pair_lists(pair)?;
+        let mut count = lists.of(Kind::Lone).map_or(0, |list| list.len());
+        for row in lists.of(Kind::Parts).iter().flat_map(Postings::iter) {
+            count += u64::from(self.part(row as u32)?.1);
+        }
+        if let Some(list) = lists.of(Kind::Sets) {
+            let mut sets = Vec::new();
+            list.iter().for_each(|set| push_run(set, set, &mut sets));
+            let sets = IdSet::from_runs(sets);
+            let parts = IdSet::below(self.parts.rows.count);
+            count += self.count_class(&Class { parts, sets: Some(sets) }, &CancelToken::new())?;
+        }
+        Ok(count)
+    }
+
+    fn member_counts(&self, cancel: &CancelToken) -> Result<MemberCounts> {
+        let mut of_part = Vec::with_capacity(self.parts.rows.count as usize);
+        let mut of_set = vec![0u32; self.sets.rows.count as usize];
+        let mut of_shape = vec![0u32; self.shapes.starts.count as usize];
+        let mut missing = Vec::new();
+        for row in 0..self.parts.rows.count {
+            if row.is_multiple_of(ITEMS_PER_CHECK) {
+                cancel.check()?;
+            }
+            let part = Part::read(&self.blocks, &self.part_records, row)?;
+            let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
+            of_part.push(part.member_count(shape.len));
+            if let Some(count) = of_shape.get_mut(part.shape as usize) {
+                *count += 1;
+            }
+            part.missing(shape.len, &mut missing).ok_or_else(|| self.bad_part())?;
+            for &position in &missing {
+                // Taken off before the whole shape is added below; the sum is what counts.
+                if let Some(count) = of_set.get_mut(shape.set(position) as usize) {
+                    *count = count.wrapping_sub(1);
+                }
+            }
+        }
+        for (shape, &count) in (0..).zip(&of_shape) {
+            let shape = Shape::read(&self.blocks, &self.shapes, shape)?;
+            for position in 0..shape.len {
+                if let Some(of_set) = of_set.get_mut(shape.set(position) as usize) {
+                    *of_set = of_set.wrapping_add(count);
+                }
+            }
+        }
+        Ok(MemberCounts { of_part, of_set })
+    }
+}
+
+impl PairCounts<'_> {
+    /// Goes to the next pair that a series has; false at the end.
+    pub(crate) fn advance(&mut self) -> Result<bool> {
+        while self.values.next_id() < self.segment.pair_count() {
+            let pair = self.values.next_id() as u32;
+            if pair.is_multiple_of(ITEMS_PER_CHECK) {
+                self.cancel.check()?;
+            }
+            self.values.advance()?;
+            self.series_count = self.members.series_count(&self.segment.pair_lists(pair)?);
+            if self.series_count == 0 {
+                continue;
+            }
+            self.value.clear();
+            self.value.push_str(&self.segment.text_of(self.values.text())?);
+            let name = self.segment.names.of_pair(pair);
+            if self.name != Some(name) {
+                self.name_text = self.segment.text_of(self.segment.names.text(name))?;
+                self.name = Some(name);
+            }
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name_text
+    }
+
+    pub(crate) fn value(&self) -> &str {
+        &self.value
+    }
+
+    pub(crate) fn series_count(&self) -> u64 {
+        self.series_count
+    }
+}
+
+impl MemberCounts {
+    fn series_count(&self, lists: &PairLists<'_>) -> u64 {
+        let sum = |list: Option<Postings<'_>>, counts: &[u32]| -> u64 {
+            let ids = list.iter().flat_map(Postings::iter);
+            ids.filter_map(|id| counts.get(id as usize)).map(|&count| u64::from(count)).sum()
+        };
+        lists.of(Kind::Lone).map_or(0, |list| list.len())
+            + sum(lists.of(Kind::Parts), &self.of_part)
+            + sum(lists.of(Kind::Sets), &self.of_set)
+    }
+}

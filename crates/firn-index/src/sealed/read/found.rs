@@ -1,0 +1,184 @@
+//! What matches in one segment: rows, not groups. As small as what selects it, and counted without a look at most groups.
+
+use firn_codec::postings::Postings;
+use firn_model::{CancelToken, Result};
+
+use crate::idset::{IdSet, skip_to};
+use crate::memory::matching::Class;
+use crate::sealed::Sealed;
+use crate::sealed::format::shapes::{PartReader, Shape};
+use crate::sealed::read::matching::push_run;
+
+/// The lone rows that match, and the parts with the member sets that match in them.
+#[derive(Clone, Debug)]
+pub(crate) struct SealedFound {
+    pub(crate) lone: IdSet,
+    pub(crate) classes: Vec<Class>,
+}
+
+// Up to so many member sets say themselves which parts have them; more, and parts are walked.
+const SETS_LISTED_MAX: u64 = 1_024;
+// So few parts are looked at in the time that their shapes' lists take.
+const PARTS_TRIED_MAX: u64 = 64;
+// A part's record is read in the time in which so many ids of a list are.
+const IDS_PER_PART: u64 = 4;
+const ITEMS_PER_CHECK: u64 = 1_024;
+
+impl Sealed {
+    /// How many series were found, exactly.
+    ///
+    /// # Errors
+    /// `Canceled` or `Timeout` too, when the token says so.
+    pub(crate) fn count(&self, found: &SealedFound, cancel: &CancelToken) -> Result<u64> {
+        let mut count = found.lone.count();
+        for class in &found.classes {
+            count += self.count_class(class, cancel)?;
+        }
+        Ok(count)
+    }
+
+    pub(crate) fn count_class(&self, class: &Class, cancel: &CancelToken) -> Result<u64> {
+        let part_count = class.parts.count();
+        let shapes = match self.shapes_asked(class)? {
+            Some(shapes) => shapes,
+            None if part_count <= PARTS_TRIED_MAX.min(self.shapes.starts.count) => {
+                return self.count_parts(class, &class.parts, cancel);
+            }
+            None => IdSet::below(self.shapes.starts.count as u32),
+        };
+        let is_all = part_count == u64::from(self.parts.rows.count);
+        let (mut count, mut positions) = (0, Vec::new());
+        for (idx, shape) in (0u64..).zip(shapes.iter()) {
+            if idx.is_multiple_of(ITEMS_PER_CHECK) {
+                cancel.check()?;
+            }
+            let shape = Shape::read(&self.blocks, &self.shapes, shape)?;
+            positions.clear();
+            each_passing(&shape, class, |position, _| {
+                positions.push(position);
+                Ok(())
+            })?;
+            if positions.is_empty() {
+                continue;
+            }
+            let rows = match is_all && shape.has_lists() {
+                true => IdSet::empty(),
+                false => self.rows_of(&shape.parts)?.intersect(&class.parts),
+            };
+            let row_count = if is_all { shape.parts.len() } else { rows.count() };
+            if !shape.has_lists() {
+                count += self.count_parts(class, &rows, cancel)?;
+                continue;
+            }
+            let lists = positions.iter().map(|&position| shape.lacking(position));
+            let lists = lists.collect::<Option<Vec<_>>>().ok_or_else(|| self.bad_part())?;
+            let mut lacking: u64 = lists.iter().map(Postings::len).sum();
+            if !is_all && lacking > IDS_PER_PART * row_count {
+                count += self.count_parts(class, &rows, cancel)?;
+                continue;
+            }
+            if !is_all {
+                lacking = 0;
+                for list in &lists {
+                    lacking += self.count_common(list, &rows)?;
+                }
+            }
+            count += (row_count * positions.len() as u64).saturating_sub(lacking);
+        }
+        Ok(count)
+    }
+
+    /// Part by part.
+    fn count_parts(&self, class: &Class, rows: &IdSet, cancel: &CancelToken) -> Result<u64> {
+        let mut reader = PartReader::new(&self.blocks, &self.part_records);
+        let mut passing: Option<(u32, u32, Vec<u32>)> = None;
+        let (mut count, mut missing) = (0, Vec::new());
+        for (idx, row) in (0u64..).zip(rows.iter()) {
+            if idx.is_multiple_of(ITEMS_PER_CHECK) {
+                cancel.check()?;
+            }
+            let part = reader.read(row)?;
+            let (_, len, positions) = match &mut passing {
+                Some(passing) if passing.0 == part.shape => passing,
+                passing => {
+                    let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
+                    let mut positions = Vec::new();
+                    each_passing(&shape, class, |position, _| {
+                        positions.push(position);
+                        Ok(())
+                    })?;
+                    positions.sort_unstable();
+                    passing.insert((part.shape, shape.len, positions))
+                }
+            };
+            part.missing(*len, &mut missing).ok_or_else(|| self.bad_part())?;
+            let is_asked = |position: &&u32| positions.binary_search(position).is_ok();
+            count += (positions.len() - missing.iter().filter(is_asked).count()) as u64;
+        }
+        Ok(count)
+    }
+
+    /// The shapes that have one of the member sets of a class; `None` if parts are better looked at one by one.
+    pub(crate) fn shapes_asked(&self, class: &Class) -> Result<Option<IdSet>> {
+        let is_asked = |sets: &&IdSet| {
+            sets.count() <= SETS_LISTED_MAX && class.parts.count() > PARTS_TRIED_MAX
+        };
+        let Some(sets) = class.sets.as_ref().filter(is_asked) else { return Ok(None) };
+        let mut shapes = Vec::new();
+        for set in sets.iter() {
+            let pushed = self.shapes_of_set(set)?.for_each_run(|first, last| {
+                push_run(first, last, &mut shapes);
+            });
+            pushed.map_err(|e| self.blocks.corrupt_by(self.set_shapes.bytes.start, &e))?;
+        }
+        Ok(Some(IdSet::from_runs(shapes)))
+    }
+
+    /// A list of a shape as a set.
+    pub(crate) fn rows_of(&self, list: &Postings<'_>) -> Result<IdSet> {
+        let mut rows = Vec::new();
+        let pushed = list.for_each_run(|first, last| push_run(first, last, &mut rows));
+        pushed.map_err(|e| self.blocks.corrupt_by(self.shapes.bytes.start, &e))?;
+        Ok(IdSet::from_runs(rows))
+    }
+
+    /// How many of `rows` are in a list of a shape.
+    fn count_common(&self, list: &Postings<'_>, rows: &IdSet) -> Result<u64> {
+        let (mut left, mut count) = (rows.runs(), 0);
+        let walked = list.for_each_run(|first, last| {
+            let Ok(first_row) = u32::try_from(first) else { return };
+            left = skip_to(left, first_row);
+            for &(start, end) in left.iter().take_while(|run| u64::from(run.0) <= last) {
+                count += last.min(u64::from(end) - 1) + 1 - first.max(u64::from(start));
+            }
+        });
+        walked.map_err(|e| self.blocks.corrupt_by(self.shapes.bytes.start, &e))?;
+        Ok(count)
+    }
+}
+
+/// Calls `each` with the positions of a shape that pass in a class, in no order, and with their member sets.
+pub(crate) fn each_passing(
+    shape: &Shape<'_>,
+    class: &Class,
+    mut each: impl FnMut(u32, u32) -> Result<()>,
+) -> Result<()> {
+    match class.sets.as_ref() {
+        Some(sets) if sets.count() < u64::from(shape.len / 8) => {
+            for set in sets.iter() {
+                if let Some(position) = shape.position(set) {
+                    each(position, set)?;
+                }
+            }
+        }
+        sets => {
+            for position in 0..shape.len {
+                let set = shape.set(position);
+                if sets.is_none_or(|sets| sets.has(set)) {
+                    each(position, set)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}

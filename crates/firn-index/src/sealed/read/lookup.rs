@@ -1,0 +1,446 @@
+//! From a label set to its series, and from a series to its labels.
+
+use firn_model::{Error, GroupId, Labels, Result, SeriesRef, Slot};
+
+use hashbrown::HashMap;
+
+use crate::memory::pairs::RawPair;
+use crate::sealed::format::rows::{RowReader, Schema};
+use crate::sealed::format::shapes::{Part, Shape};
+use crate::sealed::{HashedLabels, Kind, Sealed};
+
+/// A group that takes new members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OpenGroup {
+    pub(crate) group: GroupId,
+    /// The first slot that was never given.
+    pub(crate) next_slot: u32,
+    /// Members in this segment.
+    pub(crate) live_count: u32,
+}
+
+/// Where a label set was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FoundAt {
+    pub(crate) series: SeriesRef,
+    /// Part row and member set; `None` for a lone series.
+    member: Option<(u32, u32)>,
+}
+
+/// The part in which a label set was found last, and member sets seen since: label sets that come one after the other
+/// mostly are members of one group, and the members of the next group have the same sets.
+#[derive(Debug)]
+pub(crate) struct Neighbour<'s, 'l> {
+    group: GroupId,
+    row: u32,
+    part: Part<'s>,
+    shape: Shape<'s>,
+    /// The part's labels as the last label set has them, encoded, in order of names; the sum of their hashes.
+    pairs: Vec<&'l [u8]>,
+    hash: u64,
+    /// By the hash of its labels: these, encoded, and the set.
+    sets: HashMap<u64, (Vec<&'l [u8]>, u32)>,
+}
+
+/// What the member labels of the series looked for are, if it is in a part of some schema.
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    schema_idx: usize,
+    /// The member set, if there is one of these labels.
+    set: Option<u32>,
+}
+
+// As many as a group mostly has.
+const SETS_REMEMBERED_MAX: usize = 4_096;
+
+impl<'l> Neighbour<'_, 'l> {
+    /// Remembers the member set of a label set that was found in the part.
+    pub(crate) fn learn(&mut self, labels: &HashedLabels<'l>, found: FoundAt) {
+        let Some((_, set)) = found.member else { return };
+        if self.sets.len() >= SETS_REMEMBERED_MAX {
+            self.sets.clear();
+        }
+        let mut pairs = self.pairs.iter().peekable();
+        let own = labels.pairs().iter().map(|pair| pair.0.encoded);
+        let own = own.filter(|encoded| pairs.next_if(|known| *known == encoded).is_none());
+        self.sets.insert(labels.hash().wrapping_sub(self.hash), (own.collect(), set));
+    }
+
+    fn slot(&self, set: u32) -> Option<Slot> {
+        self.part.slot(self.part.rank_of(self.shape.position(set)?)?).map(Slot)
+    }
+
+    /// The series with these labels, if it is a member of the same part and its member set was seen. No text of the file
+    /// is read: all that is compared was compared with it before.
+    pub(crate) fn find(&self, labels: &HashedLabels<'_>) -> Option<SeriesRef> {
+        let (own, set) = self.sets.get(&labels.hash().wrapping_sub(self.hash))?;
+        let (mut pairs, mut own) = (self.pairs.iter().peekable(), own.iter().peekable());
+        let is_known = |pair: &(RawPair<'_>, u64)| {
+            let is_it = |known: &&&[u8]| **known == pair.0.encoded;
+            pairs.next_if(is_it).is_some() || own.next_if(is_it).is_some()
+        };
+        let is_same = labels.pairs().iter().all(is_known);
+        if !is_same || pairs.next().is_some() || own.next().is_some() {
+            return None;
+        }
+        Some(SeriesRef { group: self.group, slot: self.slot(*set)? })
+    }
+}
+
+impl Sealed {
+    /// The series with exactly these labels. Hashes decide where to look, texts whether it is it.
+    pub(crate) fn find(&self, labels: &HashedLabels<'_>) -> Result<Option<FoundAt>> {
+        if let Some(series) = self.find_lone(labels)? {
+            return Ok(Some(FoundAt { series, member: None }));
+        }
+        for identity in &self.identities {
+            let Some(hash) = self.hash_of_names(labels, identity) else { continue };
+            if let Some(found) = self.find_member(labels, identity, hash)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Remembers where a label set was found; what `before` knows of member sets is kept.
+    pub(crate) fn neighbour<'s, 'l>(
+        &'s self,
+        labels: &HashedLabels<'l>,
+        found: FoundAt,
+        before: Option<Neighbour<'s, 'l>>,
+    ) -> Result<Option<Neighbour<'s, 'l>>> {
+        let Some((row, _)) = found.member else { return Ok(before) };
+        let before = match before {
+            Some(mut same) if same.row == row => {
+                same.learn(labels, found);
+                return Ok(Some(same));
+            }
+            before => before,
+        };
+        let schema_idx = self.parts.rows.schema_of(row).ok_or_else(|| self.bad_part())?;
+        let names = &self.parts.rows.schemas[schema_idx].names;
+        let part = Part::read(&self.blocks, &self.part_records, row)?;
+        let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
+        let sets = before.map_or_else(HashMap::new, |before| before.sets);
+        let (mut pairs, mut hash) = (Vec::new(), 0u64);
+        let mut names = names.iter().map(|&name| self.names.text(name)).peekable();
+        for (pair, pair_hash) in labels.pairs() {
+            if names.next_if_eq(&pair.name).is_some() {
+                pairs.push(pair.encoded);
+                hash = hash.wrapping_add(*pair_hash);
+            }
+        }
+        let group = found.series.group;
+        let mut neighbour = Neighbour { group, row, part, shape, pairs, hash, sets };
+        neighbour.learn(labels, found);
+        Ok(Some(neighbour))
+    }
+
+    /// The series with these labels, if it is a member of the same part: only the text of its member set is read.
+    pub(crate) fn find_beside(
+        &self,
+        neighbour: &Neighbour<'_, '_>,
+        labels: &HashedLabels<'_>,
+    ) -> Result<Option<FoundAt>> {
+        let mut pairs = neighbour.pairs.iter().peekable();
+        for (pair, _) in labels.pairs() {
+            pairs.next_if(|known| **known == pair.encoded);
+        }
+        if pairs.next().is_some() {
+            return Ok(None);
+        }
+        let row = neighbour.row;
+        let schema_idx = self.parts.rows.schema_of(row).ok_or_else(|| self.bad_part())?;
+        let set = self.find_set(labels, &self.parts.rows.schemas[schema_idx])?;
+        let place = set.and_then(|set| Some((set, neighbour.slot(set)?)));
+        Ok(place.map(|(set, slot)| FoundAt {
+            series: SeriesRef { group: neighbour.group, slot },
+            member: Some((row, set)),
+        }))
+    }
+
+    fn find_lone(&self, labels: &HashedLabels<'_>) -> Result<Option<SeriesRef>> {
+        let mut rows = self.lone.hashes.rows(&self.blocks, labels.hash())?;
+        while let Some(row) = rows.next(&self.blocks)? {
+            let mut reader = self.lone.rows.reader(&self.blocks);
+            let schema = reader.load(row)?;
+            if schema.names.len() == labels.pairs().len()
+                && self.row_is(&mut reader, row, schema, labels, |_| true)?
+            {
+                return Ok(Some(SeriesRef {
+                    group: self.group_of(Kind::Lone, row)?,
+                    slot: Slot(0),
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    fn find_member(
+        &self,
+        labels: &HashedLabels<'_>,
+        identity: &[u32],
+        hash: u64,
+    ) -> Result<Option<FoundAt>> {
+        let mut known: Vec<Rest> = Vec::new();
+        let mut reader = self.parts.rows.reader(&self.blocks);
+        let mut rows = self.parts.hashes.rows(&self.blocks, hash)?;
+        while let Some(row) = rows.next(&self.blocks)? {
+            // What costs least is asked first: siblings of one group may be many.
+            let schema_idx = self.parts.rows.schema_of(row).ok_or_else(|| self.bad_part())?;
+            let schema = &self.parts.rows.schemas[schema_idx];
+            let rest = match known.iter().find(|rest| rest.schema_idx == schema_idx) {
+                Some(rest) => *rest,
+                None => {
+                    let is_it = schema.identity_names().eq(identity.iter().copied());
+                    let set = if is_it { self.find_set(labels, schema)? } else { None };
+                    known.push(Rest { schema_idx, set });
+                    Rest { schema_idx, set }
+                }
+            };
+            let Some(set) = rest.set else { continue };
+            let part = Part::read(&self.blocks, &self.part_records, row)?;
+            let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
+            let Some(position) = shape.position(set) else { continue };
+            let Some(rank) = part.rank_of(position) else { continue };
+            reader.load(row)?;
+            if self.row_is(&mut reader, row, schema, labels, |_| true)? {
+                let slot = part.slot(rank).ok_or_else(|| self.bad_part())?;
+                let series =
+                    SeriesRef { group: self.group_of(Kind::Parts, row)?, slot: Slot(slot) };
+                return Ok(Some(FoundAt { series, member: Some((row, set)) }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The member set with those of `labels` that `schema` does not name; `None` too if `labels` lacks
+    /// one that it names.
+    fn find_set(&self, labels: &HashedLabels<'_>, schema: &Schema) -> Result<Option<u32>> {
+        let Some(hash) = self.hash_of_names(labels, &schema.names) else { return Ok(None) };
+        let rest_count = labels.pairs().len() - schema.names.len();
+        let mut rows = self.sets.hashes.rows(&self.blocks, labels.hash().wrapping_sub(hash))?;
+        while let Some(row) = rows.next(&self.blocks)? {
+            let mut reader = self.sets.rows.reader(&self.blocks);
+            let set_schema = reader.load(row)?;
+            let is_apart =
+                set_schema.names.iter().all(|name| schema.names.binary_search(name).is_err());
+            if set_schema.names.len() == rest_count
+                && is_apart
+                && self.row_is(&mut reader, row, set_schema, labels, |_| true)?
+            {
+                return Ok(Some(row));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The youngest group with exactly these identity labels that is not lone.
+    pub(crate) fn find_open_group(&self, identity: &HashedLabels<'_>) -> Result<Option<OpenGroup>> {
+        let mut open: Option<OpenGroup> = None;
+        self.each_part_of_identity(identity, |group, member_count, next_slot| match &mut open {
+            Some(open) if open.group > group => {}
+            Some(open) if open.group == group => {
+                open.live_count += member_count;
+                open.next_slot = open.next_slot.max(next_slot);
+            }
+            _ => open = Some(OpenGroup { group, next_slot, live_count: member_count }),
+        })?;
+        Ok(open)
+    }
+
+    /// Members of all groups with exactly these identity labels that are not lone.
+    pub(crate) fn group_series_count(&self, identity: &HashedLabels<'_>) -> Result<u64> {
+        let mut count = 0;
+        self.each_part_of_identity(identity, |_, member_count, _| {
+            count += u64::from(member_count)
+        })?;
+        Ok(count)
+    }
+
+    /// Calls `each` with group, members and next slot of every part with this identity.
+    fn each_part_of_identity(
+        &self,
+        identity: &HashedLabels<'_>,
+        mut each: impl FnMut(GroupId, u32, u32),
+    ) -> Result<()> {
+        let mut reader = self.parts.rows.reader(&self.blocks);
+        let mut rows = self.parts.hashes.rows(&self.blocks, identity.hash())?;
+        while let Some(row) = rows.next(&self.blocks)? {
+            let schema = reader.load(row)?;
+            let is_identity = |column_idx: usize| schema.identity[column_idx];
+            if schema.identity_names().count() == identity.pairs().len()
+                && self.row_is(&mut reader, row, schema, identity, is_identity)?
+            {
+                let (part, member_count) = self.part(row)?;
+                let next_slot = part.next_slot(member_count).ok_or_else(|| self.bad_part())?;
+                each(self.group_of(Kind::Parts, row)?, member_count, next_slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// The first slot of `group` that was never given; `None` if it is not here. 1 for a lone series.
+    pub(crate) fn next_slot(&self, group: GroupId) -> Result<Option<u32>> {
+        if self.lone_row(group)?.is_some() {
+            return Ok(Some(1));
+        }
+        let mut highest = None;
+        let mut rows = self.parts.by_id.rows(&self.blocks, group.0)?;
+        while let Some(row) = rows.next(&self.blocks)? {
+            let (part, member_count) = self.part(row)?;
+            highest =
+                highest.max(Some(part.next_slot(member_count).ok_or_else(|| self.bad_part())?));
+        }
+        Ok(highest)
+    }
+
+    /// The identity labels of a group (of a lone series: all), and whether it is lone.
+    pub(crate) fn group_labels(&self, group: GroupId) -> Result<Option<(Labels, bool)>> {
+        if let Some(row) = self.lone_row(group)? {
+            let pairs =
+                self.row_pairs(&mut self.lone.rows.reader(&self.blocks), row, |_, _| true)?;
+            return Ok(Some((self.labels_of_pairs(&pairs)?, true)));
+        }
+        let Some(row) = self.parts.by_id.rows(&self.blocks, group.0)?.next(&self.blocks)? else {
+            return Ok(None);
+        };
+        let mut reader = self.parts.rows.reader(&self.blocks);
+        let pairs = self.row_pairs(&mut reader, row, |schema, idx| schema.identity[idx])?;
+        Ok(Some((self.labels_of_pairs(&pairs)?, false)))
+    }
+
+    /// All labels of a series.
+    pub(crate) fn labels(&self, series: SeriesRef) -> Result<Option<Labels>> {
+        if let Some(row) = self.lone_row(series.group)? {
+            if series.slot.0 != 0 {
+                return Ok(None);
+            }
+            let pairs =
+                self.row_pairs(&mut self.lone.rows.reader(&self.blocks), row, |_, _| true)?;
+            return self.labels_of_pairs(&pairs).map(Some);
+        }
+        let Some((row, set)) = self.member(series)? else { return Ok(None) };
+        let mut pairs =
+            self.row_pairs(&mut self.parts.rows.reader(&self.blocks), row, |_, _| true)?;
+        pairs.extend(self.row_pairs(&mut self.sets.rows.reader(&self.blocks), set, |_, _| true)?);
+        pairs.sort_unstable();
+        self.labels_of_pairs(&pairs).map(Some)
+    }
+
+    pub(crate) fn contains(&self, series: SeriesRef) -> Result<bool> {
+        if self.lone_row(series.group)?.is_some() {
+            return Ok(series.slot.0 == 0);
+        }
+        Ok(self.member(series)?.is_some())
+    }
+
+    /// Part row and member set of a series that is not lone.
+    pub(crate) fn member(&self, series: SeriesRef) -> Result<Option<(u32, u32)>> {
+        let mut rows = self.parts.by_id.rows(&self.blocks, series.group.0)?;
+        while let Some(row) = rows.next(&self.blocks)? {
+            let part = Part::read(&self.blocks, &self.part_records, row)?;
+            let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
+            let member_count = part.member_count(shape.len);
+            let Some(rank) = part.rank_of_slot(series.slot.0, member_count) else { continue };
+            let position = part.position_of(rank).filter(|&position| position < shape.len);
+            let position = position.ok_or_else(|| self.bad_part())?;
+            return Ok(Some((row, shape.set(position))));
+        }
+        Ok(None)
+    }
+
+    pub(crate) fn lone_row(&self, group: GroupId) -> Result<Option<u32>> {
+        self.lone.by_id.rows(&self.blocks, group.0)?.next(&self.blocks)
+    }
+
+    /// A part with its number of members.
+    pub(crate) fn part(&self, row: u32) -> Result<(Part<'_>, u32)> {
+        let part = Part::read(&self.blocks, &self.part_records, row)?;
+        let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
+        Ok((part, part.member_count(shape.len)))
+    }
+
+    pub(crate) fn group_of(&self, kind: Kind, row: u32) -> Result<GroupId> {
+        let table = self.table(kind);
+        let distance = self.blocks.get(&table.ids, u64::from(row))?;
+        Ok(GroupId(table.by_id.base.wrapping_add(distance)))
+    }
+
+    /// The pairs of a row in the columns that `keep` takes, rising.
+    pub(crate) fn row_pairs(
+        &self,
+        reader: &mut RowReader<'_>,
+        row: u32,
+        keep: impl Fn(&Schema, usize) -> bool,
+    ) -> Result<Vec<u32>> {
+        let schema = reader.load(row)?;
+        let mut pairs = Vec::with_capacity(schema.names.len() + 4);
+        for (column_idx, &name) in schema.names.iter().enumerate() {
+            if keep(schema, column_idx) {
+                pairs.push(self.pair_at(name, reader.rank(row, column_idx)?)?);
+            }
+        }
+        Ok(pairs)
+    }
+
+    /// The pair of a name and the rank of a value among its values.
+    #[inline]
+    pub(crate) fn pair_at(&self, name: u32, rank: u32) -> Result<u32> {
+        let pairs = self.names.pairs(name);
+        let pair = pairs.start.checked_add(rank).filter(|pair| *pair < pairs.end);
+        pair.ok_or_else(|| {
+            self.blocks.corrupt(0, "a row names a value that its label does not have")
+        })
+    }
+
+    /// The label set of pairs that rise.
+    pub(crate) fn labels_of_pairs(&self, pairs: &[u32]) -> Result<Labels> {
+        let (mut texts, mut value) = (Vec::with_capacity(pairs.len()), Vec::new());
+        for &pair in pairs {
+            self.strings.get(&self.blocks, u64::from(pair), &mut value)?;
+            texts.push(value.clone());
+        }
+        let names = pairs.iter().map(|&pair| self.names.text(self.names.of_pair(pair)));
+        Ok(Labels::from_sorted(names.zip(texts.iter().map(Vec::as_slice))))
+    }
+
+    /// The hash of those of `labels` that have `names`; `None` if one of them is missing.
+    fn hash_of_names(&self, labels: &HashedLabels<'_>, names: &[u32]) -> Option<u64> {
+        let mut pairs = labels.pairs().iter();
+        names.iter().try_fold(0u64, |sum, &name| {
+            let text = self.names.text(name);
+            // Both rise, so what was passed is not needed again.
+            let (_, hash) = pairs.find(|pair| pair.0.name == text)?;
+            Some(sum.wrapping_add(*hash))
+        })
+    }
+
+    /// Whether the row, in the columns that `asked` takes, has the same values as `labels`.
+    fn row_is(
+        &self,
+        reader: &mut RowReader<'_>,
+        row: u32,
+        schema: &Schema,
+        labels: &HashedLabels<'_>,
+        asked: impl Fn(usize) -> bool,
+    ) -> Result<bool> {
+        let mut pairs = labels.pairs().iter();
+        for (column_idx, &name) in schema.names.iter().enumerate().filter(|column| asked(column.0))
+        {
+            let text = self.names.text(name);
+            let found = pairs.find(|pair: &&(RawPair<'_>, u64)| pair.0.name == text);
+            let Some((wanted, _)) = found else { return Ok(false) };
+            let pair = self.pair_at(name, reader.rank(row, column_idx)?)?;
+            if !self.strings.is(&self.blocks, u64::from(pair), wanted.value)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    #[cold]
+    pub(crate) fn bad_part(&self) -> Error {
+        self.part_records.bad(&self.blocks)
+    }
+}

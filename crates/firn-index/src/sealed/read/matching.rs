@@ -1,0 +1,471 @@
+//! Matching: from matchers to rows, on the compressed lists.
+//!
+//! A label is on the group, or on the member, or absent. A matcher on a name therefore splits the parts three ways: those
+//! with the name pass or fail as a whole; all others leave it to their members, that is to their member sets. All
+//! matchers together split the parts into a few *classes*, each with the member sets that pass in it (as in the active
+//! form). What selects most goes first; lists are then only sought for what is left, and a pattern that scans values is
+//! asked row by row once few rows are left.
+
+use std::cell::OnceCell;
+use std::ops::Range;
+
+use firn_codec::postings::Postings;
+use firn_model::{CancelToken, Matcher, Pattern, Result};
+
+use crate::idset::{IdSet, skip_to};
+use crate::memory::matching::Class;
+use crate::sealed::read::automaton::{successor, takes};
+use crate::sealed::read::found::SealedFound;
+use crate::sealed::{Kind, Sealed};
+
+/// A matcher with what is known about it in this segment.
+#[derive(Debug)]
+struct Asked<'m> {
+    matcher: &'m Matcher,
+    name: Option<u32>,
+    /// About how many rows are to be looked at.
+    cost: u64,
+    taken: OnceCell<Taken>,
+}
+
+/// The pairs that a pattern takes.
+#[derive(Debug)]
+enum Taken {
+    All,
+    Range(Range<u32>),
+    Some(Vec<u32>),
+}
+
+// Rows looked at one by one rather than scanning values.
+const ROWS_TRIED_MAX: u64 = 256;
+// A list this many times longer than what it is intersected with is sought in, not decoded.
+const SEEK_RATIO: u64 = 16;
+const PAIRS_PER_CHECK: u32 = 1_024;
+
+impl Sealed {
+    /// What matches all of `matchers`.
+    ///
+    /// # Errors
+    /// `Canceled` or `Timeout` too, when the token says so.
+    pub(crate) fn select(&self, matchers: &[Matcher], cancel: &CancelToken) -> Result<SealedFound> {
+        cancel.check()?;
+        let Some(asked) = self.ask(matchers)? else {
+            return Ok(SealedFound { lone: IdSet::empty(), classes: Vec::new() });
+        };
+        let mut lone = IdSet::below(self.lone.rows.count);
+        for asked in &asked {
+            if lone.is_empty() {
+                break;
+            }
+            lone = self.narrow(Kind::Lone, &lone, asked, cancel)?;
+        }
+        let parts = IdSet::below(self.parts.rows.count);
+        let mut classes = vec![Class { parts, sets: None }];
+        for asked in &asked {
+            let mut narrowed = Vec::new();
+            for class in &classes {
+                self.split(class, asked, cancel, &mut narrowed)?;
+            }
+            classes = narrowed;
+        }
+        Ok(SealedFound { lone, classes })
+    }
+
+    /// The matchers in the order in which they are best asked; `None` if nothing can match.
+    fn ask<'m>(&self, matchers: &'m [Matcher]) -> Result<Option<Vec<Asked<'m>>>> {
+        let mut all = Vec::with_capacity(matchers.len());
+        for matcher in matchers {
+            match (matcher.pattern(), matcher.is_negative()) {
+                (Pattern::Any, false) => continue,
+                (Pattern::Any, true) => return Ok(None),
+                _ => {}
+            }
+            let name = self.names.find(matcher.name().as_bytes());
+            let taken = OnceCell::new();
+            let cost = match (matcher.pattern(), name) {
+                (_, None) => 0,
+                (Pattern::OneOf(values), Some(name)) => {
+                    let found = self.find_values(name, values)?;
+                    let cost = self.list_lens(&found)?;
+                    // Cannot be set yet.
+                    let _ = taken.set(Taken::Some(found));
+                    if matcher.is_negative() || matcher.matches_absent() { 1 << 41 } else { cost }
+                }
+                (Pattern::Prefix { .. }, _) => 1 << 40,
+                (Pattern::Contains(_), _) => 1 << 42,
+                (Pattern::Regex, _) => 1 << 43,
+                _ => 1 << 41,
+            };
+            all.push(Asked { matcher, name, cost, taken });
+        }
+        all.sort_by_key(|asked| asked.cost);
+        Ok(Some(all))
+    }
+
+    /// The rows of `rows` that pass, an absent label counting as `""`.
+    fn narrow(
+        &self,
+        kind: Kind,
+        rows: &IdSet,
+        asked: &Asked<'_>,
+        cancel: &CancelToken,
+    ) -> Result<IdSet> {
+        let matcher = asked.matcher;
+        let Some(name) = asked.name else {
+            return Ok(if matcher.matches_absent() { rows.clone() } else { IdSet::empty() });
+        };
+        let taken = self.rows_taken(kind, rows, asked, name, cancel)?;
+        if !matcher.is_negative() && !matcher.matches_absent() {
+            return Ok(taken);
+        }
+        let any = rows.intersect(&IdSet::from_runs(self.table(kind).rows.with_name(name)));
+        let passing = if matcher.is_negative() { any.minus(&taken) } else { taken };
+        Ok(if matcher.matches_absent() { passing.union(rows.minus(&any)) } else { passing })
+    }
+
+    /// Appends what is left of a class after one more matcher: at most two classes.
+    fn split(
+        &self,
+        class: &Class,
+        asked: &Asked<'_>,
+        cancel: &CancelToken,
+        out: &mut Vec<Class>,
+    ) -> Result<()> {
+        let matcher = asked.matcher;
+        let any = match asked.name {
+            Some(name) => {
+                let any = IdSet::from_runs(self.parts.rows.with_name(name));
+                let any = class.parts.intersect(&any);
+                let taken = self.rows_taken(Kind::Parts, &any, asked, name, cancel)?;
+                let parts = if matcher.is_negative() { any.minus(&taken) } else { taken };
+                if !parts.is_empty() {
+                    out.push(Class { parts, sets: class.sets.clone() });
+                }
+                any
+            }
+            None => IdSet::empty(),
+        };
+        let parts = class.parts.minus(&any);
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let all = || IdSet::below(self.sets.rows.count);
+        let before = class.sets.as_ref().map_or_else(all, IdSet::clone);
+        let passing = self.narrow(Kind::Sets, &before, asked, cancel)?;
+        if class.sets.is_none() && passing == before {
+            out.push(Class { parts, sets: None });
+        } else if !passing.is_empty() {
+            out.push(Class { parts, sets: Some(passing) });
+        }
+        Ok(())
+    }
+
+    /// The rows of `rows` that have a value which the pattern takes.
+    fn rows_taken(
+        &self,
+        kind: Kind,
+        rows: &IdSet,
+        asked: &Asked<'_>,
+        name: u32,
+        cancel: &CancelToken,
+    ) -> Result<IdSet> {
+        let with_name = self.table(kind).rows.with_name(name);
+        if rows.is_empty() || with_name.is_empty() {
+            return Ok(IdSet::empty());
+        }
+        let values = self.names.pairs(name);
+        let scans = matches!(asked.matcher.pattern(), Pattern::Regex | Pattern::Contains(_));
+        if scans && asked.taken.get().is_none() {
+            let any = rows.intersect(&IdSet::from_runs(with_name.clone()));
+            if any.count() <= ROWS_TRIED_MAX.min(values.len() as u64 / 4) {
+                let mut value = Vec::new();
+                return self.rows_by_value(kind, &any, name, cancel, |pair| {
+                    self.strings.get(&self.blocks, u64::from(pair), &mut value)?;
+                    Ok(takes(asked.matcher, &value))
+                });
+            }
+        }
+        let taken = match asked.taken.get() {
+            Some(taken) => taken,
+            None => {
+                let taken = self.pairs_taken(asked.matcher, values.clone(), cancel)?;
+                asked.taken.get_or_init(|| taken)
+            }
+        };
+        let pair_count = match taken {
+            Taken::All => return Ok(rows.intersect(&IdSet::from_runs(with_name))),
+            Taken::Range(range) if *range == values => {
+                return Ok(rows.intersect(&IdSet::from_runs(with_name)));
+            }
+            Taken::Range(range) => range.len(),
+            Taken::Some(pairs) => pairs.len(),
+        };
+        if pair_count as u64 > rows.count() {
+            let any = rows.intersect(&IdSet::from_runs(with_name));
+            return self.rows_by_value(kind, &any, name, cancel, |pair| Ok(taken.has(pair)));
+        }
+        self.rows_by_lists(kind, rows, taken, cancel)
+    }
+
+    /// Asks each row's value, once for neighbours that share it.
+    fn rows_by_value(
+        &self,
+        kind: Kind,
+        rows: &IdSet,
+        name: u32,
+        cancel: &CancelToken,
+        mut takes: impl FnMut(u32) -> Result<bool>,
+    ) -> Result<IdSet> {
+        let mut reader = self.table(kind).rows.reader(&self.blocks);
+        let mut last: Option<(u32, bool)> = None;
+        let mut runs = Vec::new();
+        for row in rows.iter() {
+            if row.is_multiple_of(PAIRS_PER_CHECK) {
+                cancel.check()?;
+            }
+            let schema = reader.load(row)?;
+            let Ok(column_idx) = schema.names.binary_search(&name) else { continue };
+            let pair = self.pair_at(name, reader.rank(row, column_idx)?)?;
+            let is_taken = match last {
+                Some((last, is_taken)) if last == pair => is_taken,
+                _ => takes(pair)?,
+            };
+            last = Some((pair, is_taken));
+            if is_taken {
+                runs.push((row, row + 1));
+            }
+        }
+        Ok(IdSet::from_runs(runs))
+    }
+
+    fn rows_by_lists(
+        &self,
+        kind: Kind,
+        rows: &IdSet,
+        taken: &Taken,
+        cancel: &CancelToken,
+    ) -> Result<IdSet> {
+        let row_count = rows.count();
+        let table_count = self.table(kind).rows.count;
+        let mut union = Union::new(table_count, if taken.is_one() { 0 } else { table_count });
+        let mut add = |list: Option<Postings<'_>>| {
+            let Some(list) = list else { return Ok(()) };
+            let added = if list.len() > SEEK_RATIO * row_count {
+                seek_rows(&list, rows, &mut union);
+                Ok(())
+            } else if row_count == u64::from(table_count) {
+                list.for_each_run(|first, last| union.push(first, last))
+            } else {
+                keep_rows(&list, rows, &mut union)
+            };
+            added.map_err(|error| self.blocks.corrupt_by(self.lists.bytes.start, &error))
+        };
+        match taken {
+            Taken::All => {}
+            Taken::Range(range) => self.each_pair_lists(range.clone(), |pair, lists| {
+                if pair.is_multiple_of(PAIRS_PER_CHECK) {
+                    cancel.check()?;
+                }
+                add(lists.of(kind))
+            })?,
+            Taken::Some(pairs) => {
+                for (idx, &pair) in pairs.iter().enumerate() {
+                    if (idx as u32).is_multiple_of(PAIRS_PER_CHECK) {
+                        cancel.check()?;
+                    }
+                    add(self.pair_lists(pair)?.of(kind))?;
+                }
+            }
+        }
+        Ok(union.into_set())
+    }
+
+    fn pairs_taken(
+        &self,
+        matcher: &Matcher,
+        values: Range<u32>,
+        cancel: &CancelToken,
+    ) -> Result<Taken> {
+        Ok(match matcher.pattern() {
+            Pattern::Any | Pattern::NonEmpty => Taken::All,
+            Pattern::Prefix { text, longer } => {
+                let ids = u64::from(values.start)..u64::from(values.end);
+                let start = match self.strings.find(&self.blocks, ids.clone(), text.as_bytes())? {
+                    Ok(found) => found + u64::from(*longer),
+                    Err(place) => place,
+                };
+                let end = match successor(text.as_bytes()) {
+                    Some(after) => {
+                        let (Ok(end) | Err(end)) = self.strings.find(&self.blocks, ids, &after)?;
+                        end
+                    }
+                    None => ids.end,
+                };
+                Taken::Range(start as u32..end as u32)
+            }
+            // Those of one of some values are found when they are asked.
+            Pattern::OneOf(_) | Pattern::Contains(_) | Pattern::Regex => {
+                let mut pairs = Vec::new();
+                self.scan_values(values, matcher, cancel, |pair| pairs.push(pair))?;
+                Taken::Some(pairs)
+            }
+        })
+    }
+
+    /// The pairs of a name with one of some values, rising.
+    fn find_values(&self, name: u32, values: &[String]) -> Result<Vec<u32>> {
+        let mut pairs = Vec::new();
+        for value in values.iter().filter(|value| !value.is_empty()) {
+            pairs.extend(self.find_pair(name, value.as_bytes())?);
+        }
+        Ok(pairs)
+    }
+
+    pub(crate) fn find_pair(&self, name: u32, value: &[u8]) -> Result<Option<u32>> {
+        let pairs = self.names.pairs(name);
+        let ids = u64::from(pairs.start)..u64::from(pairs.end);
+        Ok(self.strings.find(&self.blocks, ids, value)?.ok().map(|pair| pair as u32))
+    }
+
+    fn list_lens(&self, pairs: &[u32]) -> Result<u64> {
+        let mut sum = 0;
+        for &pair in pairs.iter().take(ROWS_TRIED_MAX as usize) {
+            sum += self.pair_lists(pair)?.lists.iter().flatten().map(Postings::len).sum::<u64>();
+        }
+        Ok(sum)
+    }
+}
+
+impl Taken {
+    fn is_one(&self) -> bool {
+        match self {
+            Taken::All => false,
+            Taken::Range(range) => range.len() <= 1,
+            Taken::Some(pairs) => pairs.len() <= 1,
+        }
+    }
+
+    fn has(&self, pair: u32) -> bool {
+        match self {
+            Taken::All => true,
+            Taken::Range(range) => range.contains(&pair),
+            Taken::Some(pairs) => pairs.binary_search(&pair).is_ok(),
+        }
+    }
+}
+
+/// The union of lists: runs while there are few, a bitmap once sorting them would cost more.
+#[derive(Debug)]
+struct Union {
+    runs: Vec<(u32, u32)>,
+    words: Vec<u64>,
+    /// Ids are below.
+    end: u32,
+    /// More runs than this, and they go to the bitmap.
+    run_count_max: usize,
+}
+
+impl Union {
+    /// `bitmap_bits`: 0 if the runs come in order, so that no bitmap is ever wanted.
+    fn new(end: u32, bitmap_bits: u32) -> Union {
+        // Sorting a run costs about as much as walking a few words.
+        let run_count_max = match bitmap_bits {
+            0 => usize::MAX,
+            bits => 1_024.max(bits as usize / 256),
+        };
+        Union { runs: Vec::new(), words: Vec::new(), end, run_count_max }
+    }
+
+    #[inline]
+    fn push(&mut self, first: u64, last: u64) {
+        let (Ok(first), Ok(last)) = (u32::try_from(first), u32::try_from(last)) else { return };
+        if last >= self.end {
+            return;
+        }
+        if let Some(run) = self.runs.last_mut().filter(|run| run.1 == first) {
+            run.1 = last + 1;
+            return;
+        }
+        self.runs.push((first, last + 1));
+        if self.runs.len() > self.run_count_max {
+            self.spill();
+        }
+    }
+
+    fn spill(&mut self) {
+        self.words.resize((self.end as usize).div_ceil(64), 0);
+        for &(start, end) in &self.runs {
+            let (first, last) = (start as usize / 64, (end - 1) as usize / 64);
+            let (from, to) = (u64::MAX << (start % 64), u64::MAX >> (63 - (end - 1) % 64));
+            if first == last {
+                self.words[first] |= from & to;
+            } else {
+                self.words[first] |= from;
+                self.words[first + 1..last].fill(u64::MAX);
+                self.words[last] |= to;
+            }
+        }
+        self.runs.clear();
+    }
+
+    fn into_set(mut self) -> IdSet {
+        if self.words.is_empty() {
+            return IdSet::from_runs(self.runs);
+        }
+        self.spill();
+        let mut runs = Vec::new();
+        for (idx, &word) in self.words.iter().enumerate() {
+            let base = idx as u64 * 64;
+            let mut word = word;
+            while word != 0 {
+                let start = word.trailing_zeros();
+                let len = (word >> start).trailing_ones();
+                push_run(base + u64::from(start), base + u64::from(start + len) - 1, &mut runs);
+                let taken = u64::MAX.checked_shl(start + len).unwrap_or(0);
+                word &= taken;
+            }
+        }
+        IdSet::from_runs(runs)
+    }
+}
+
+/// Adds the rows that are in the list as well, skipping through the list.
+fn seek_rows(list: &Postings<'_>, rows: &IdSet, out: &mut Union) {
+    let mut ids = list.iter();
+    let mut next = ids.next();
+    for &(start, end) in rows.runs() {
+        if next.is_some_and(|id| id < u64::from(start)) {
+            next = ids.seek(u64::from(start));
+        }
+        while let Some(id) = next.filter(|&id| id < u64::from(end)) {
+            out.push(id, id);
+            next = ids.next();
+        }
+        if next.is_none() {
+            return;
+        }
+    }
+}
+
+/// Adds the rows that are in the list as well, walking both.
+fn keep_rows(list: &Postings<'_>, rows: &IdSet, out: &mut Union) -> Result<()> {
+    let mut left = rows.runs();
+    list.for_each_run(|first, last| {
+        let Ok(first_row) = u32::try_from(first) else { return };
+        left = skip_to(left, first_row);
+        for &(start, end) in left.iter().take_while(|run| u64::from(run.0) <= last) {
+            out.push(first.max(u64::from(start)), last.min(u64::from(end) - 1));
+        }
+    })
+}
+
+/// Appends a run of ids, joined to the last one where they touch.
+pub(crate) fn push_run(first: u64, last: u64, runs: &mut Vec<(u32, u32)>) {
+    let (Ok(first), Ok(end)) = (u32::try_from(first), u32::try_from(last.saturating_add(1))) else {
+        return;
+    };
+    match runs.last_mut() {
+        Some(run) if run.1 == first => run.1 = end,
+        _ => runs.push((first, end)),
+    }
+}

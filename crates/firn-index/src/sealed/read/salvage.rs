@@ -1,0 +1,197 @@
+//! What can still be read of a damaged segment.
+//!
+//! All of it is read in the order of the file: the ways to it (starts of records, lists, buckets) are made anew with the next
+//! file, and where a start cannot be read a record begins where the one before ends. So a broken block costs the
+//! label sets that lie in it, and those of which a text or a shape does.
+
+use firn_model::{GroupId, Result};
+
+use crate::memory::pairs::Pairs;
+use crate::sealed::format::rows::{BLOCK_ROWS, Schema};
+use crate::sealed::format::shapes::{BUNCH_PARTS, Part, Shape};
+use crate::sealed::format::strings::BLOCK_TEXTS;
+use crate::sealed::write::builder::{Builder, PartInput};
+use crate::sealed::{Kind, Sealed};
+
+const NONE: u32 = u32::MAX;
+
+/// The label pairs that can be read.
+#[derive(Debug)]
+pub(crate) struct SalvagedPairs {
+    /// For the builder.
+    pub(crate) pairs: Pairs,
+    /// By pair of the segment, the one of `pairs`; [`NONE`]: its text is lost.
+    known: Vec<u32>,
+}
+
+/// A member's slot, and the labels of its member set if they can be read.
+type Salvaged<'s> = (u32, Option<&'s [u32]>);
+
+/// Groups of which members are lost, from the first to the last, as far as their ids can be read.
+pub(crate) type LostGroups = Option<(GroupId, GroupId)>;
+
+impl Sealed {
+    /// The pairs whose texts can be read.
+    ///
+    /// # Errors
+    /// `TooLarge` when ids are used up.
+    pub(crate) fn salvage_pairs(&self) -> Result<SalvagedPairs> {
+        let (text, count) = (&self.strings.text, self.pair_count());
+        let mut salvaged =
+            SalvagedPairs { pairs: Pairs::default(), known: vec![NONE; count as usize] };
+        let mut next = Some(0);
+        for block in 0..count.div_ceil(BLOCK_TEXTS) {
+            let texts = text.salvage(&self.blocks, block, &mut next, |rest| {
+                self.strings.take_block(&self.blocks, block, rest)
+            });
+            for (pair, text) in (block * BLOCK_TEXTS..).zip(texts.into_iter().flatten()) {
+                let name = self.names.text(self.names.of_pair(pair as u32));
+                salvaged.known[pair as usize] = salvaged.pairs.intern(name, &text)?;
+            }
+        }
+        Ok(salvaged)
+    }
+
+    /// Hands on each row with its schema and its pairs; `None` if its block is damaged.
+    fn salvage_rows(&self, kind: Kind, mut each: impl FnMut(u32, &Schema, Option<Vec<u32>>)) {
+        let rows = &self.table(kind).rows;
+        let mut reader = rows.reader(&self.blocks);
+        let (mut next, mut block) = (Some(0), 0);
+        for (schema_idx, schema) in rows.schemas.iter().enumerate() {
+            for first in schema.rows.clone().step_by(BLOCK_ROWS as usize) {
+                let taken = rows.cells.salvage(&self.blocks, block, &mut next, |rest| {
+                    reader.take_block(schema_idx, first, rest)
+                });
+                block += 1;
+                for row in first..schema.rows.end.min(first.saturating_add(BLOCK_ROWS)) {
+                    let pairs = taken.map(|()| self.row_pairs(&mut reader, row, |_, _| true));
+                    each(row, schema, pairs.and_then(Result::ok));
+                }
+            }
+        }
+    }
+
+    /// The group of each row, as the rows or the way by id tell.
+    fn salvage_ids(&self, kind: Kind) -> Vec<Option<GroupId>> {
+        let table = self.table(kind);
+        let mut ids: Vec<Option<GroupId>> =
+            (0..table.rows.count).map(|row| self.group_of(kind, row).ok()).collect();
+        if ids.contains(&None) {
+            table.by_id.salvage(&self.blocks, |id, row| {
+                if let Some(group) = ids.get_mut(row as usize) {
+                    group.get_or_insert(GroupId(id));
+                }
+            });
+        }
+        ids
+    }
+
+    fn salvage_parts(&self) -> Vec<Option<Part<'_>>> {
+        let (count, mut next) = (self.parts.rows.count as usize, Some(0));
+        let mut parts = Vec::with_capacity(count);
+        while parts.len() < count {
+            let (bunch, len) = (parts.len() as u64 / BUNCH_PARTS, count - parts.len());
+            let len = len.min(BUNCH_PARTS as usize);
+            let taken = self.part_records.salvage(&self.blocks, bunch, &mut next, |rest| {
+                (0..len).map(|_| Part::take(rest)).collect::<Option<Vec<_>>>()
+            });
+            match taken {
+                Some(taken) => parts.extend(taken.into_iter().map(Some)),
+                None => parts.resize(parts.len() + len, None),
+            }
+        }
+        parts
+    }
+
+    fn salvage_shapes(&self) -> Vec<Option<Shape<'_>>> {
+        let mut next = Some(0);
+        let mut shape =
+            |idx| self.shapes.salvage(&self.blocks, idx, &mut next, Shape::take_without_lists);
+        (0..self.shapes.starts.count).map(&mut shape).collect()
+    }
+}
+
+impl SalvagedPairs {
+    /// The same pairs as of `builder`; `None` if a text is lost.
+    fn of(&self, builder: &Builder<'_>, pairs: &[u32]) -> Option<Vec<u32>> {
+        let known = pairs.iter().map(|&pair| {
+            let known = self.known.get(pair as usize).copied().filter(|known| *known != NONE)?;
+            Some(builder.pair(0, known))
+        });
+        known.collect()
+    }
+}
+
+impl Builder<'_> {
+    /// Takes in what can be read of a damaged segment, of which `pairs` is this builder's only source.
+    pub(crate) fn salvage(&mut self, segment: &Sealed, pairs: &SalvagedPairs) -> LostGroups {
+        let mut lost: LostGroups = None;
+        let mut lose = |group: Option<GroupId>| {
+            if let Some(group) = group {
+                let (first, last) = lost.unwrap_or((group, group));
+                lost = Some((first.min(group), last.max(group)));
+            }
+        };
+        let ids = segment.salvage_ids(Kind::Lone);
+        segment.salvage_rows(Kind::Lone, |row, _, labels| {
+            let group = ids[row as usize];
+            let labels = labels.and_then(|labels| pairs.of(self, &labels));
+            match (group, labels) {
+                (Some(group), Some(identity)) => {
+                    let identity = &identity;
+                    self.part(PartInput { group, lone: true, identity, next_slot: 0 });
+                }
+                _ => lose(group),
+            }
+        });
+        let mut sets: Vec<Option<Vec<u32>>> = Vec::new();
+        segment.salvage_rows(Kind::Sets, |_, _, labels| {
+            sets.push(labels.and_then(|labels| pairs.of(self, &labels)));
+        });
+        let (parts, shapes) = (segment.salvage_parts(), segment.salvage_shapes());
+        let ids = segment.salvage_ids(Kind::Parts);
+        segment.salvage_rows(Kind::Parts, |row, schema, labels| {
+            let group = ids[row as usize];
+            let read = || {
+                let part = parts.get(row as usize)?.as_ref()?;
+                let shape = shapes.get(part.shape as usize)?.as_ref()?;
+                let members = members_of(part, shape, &sets)?;
+                Some((members, part.next_slot(part.member_count(shape.len))?))
+            };
+            let labels = labels.and_then(|labels| pairs.of(self, &labels));
+            let (Some(id), Some(labels), Some((members, next_slot))) = (group, labels, read())
+            else {
+                return lose(group);
+            };
+            let of = |is_identity: bool| {
+                let columns = labels.iter().zip(&schema.identity);
+                columns.filter(move |column| *column.1 == is_identity).map(|column| *column.0)
+            };
+            let (identity, common): (Vec<u32>, Vec<u32>) =
+                (of(true).collect(), of(false).collect());
+            self.part(PartInput { group: id, lone: false, identity: &identity, next_slot });
+            for (slot, set) in members {
+                match set {
+                    Some(set) => self.member(slot, &[&common[..], set].concat()),
+                    None => lose(group),
+                }
+            }
+        });
+        lost
+    }
+}
+
+/// Slots with the labels of their member sets, as far as they can be read; `None` if the part makes no sense.
+fn members_of<'s>(
+    part: &Part<'_>,
+    shape: &Shape<'_>,
+    sets: &'s [Option<Vec<u32>>],
+) -> Option<Vec<Salvaged<'s>>> {
+    let (mut missing, mut slots) = (Vec::new(), Vec::new());
+    part.missing(shape.len, &mut missing)?;
+    part.slots(part.member_count(shape.len), &mut slots)?;
+    let mut gone = missing.into_iter().peekable();
+    let positions = (0..shape.len).filter(|at| gone.next_if_eq(at).is_none());
+    let set_at = |position| sets.get(shape.set(position) as usize).and_then(Option::as_deref);
+    Some(slots.into_iter().zip(positions.map(set_at)).collect())
+}

@@ -1,0 +1,9 @@
+//! From label sets and other segments to a segment file.
+
+pub(crate) mod builder;
+mod cluster;
+mod columns;
+mod factor;
+mod file;
+mod merge;
+pub(crate) mod pair_union;

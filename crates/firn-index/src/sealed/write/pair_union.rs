@@ -1,0 +1,263 @@
+//! The label pairs of several inputs as one sorted list, without a copy of their texts: files have their pairs sorted, memory is
+//! sorted by number, and walking all of them side by side gives each text once, as often as it is asked for.
+//!
+//! So a merge holds numbers, four bytes for each pair of each input, however long the texts are.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+
+use firn_model::{Error, Result};
+
+use crate::memory::pairs::Pairs;
+use crate::sealed::Sealed;
+use crate::sealed::format::strings::StringWalk;
+
+/// Who has pairs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PairSource<'a> {
+    /// A segment in memory that does not change any more.
+    Memory(&'a Pairs),
+    File(&'a Sealed),
+}
+
+/// The pairs of all sources, each text once, numbered by name and value.
+#[derive(Debug)]
+pub(crate) struct PairUnion<'a> {
+    inputs: Vec<Input<'a>>,
+    /// Rising.
+    names: Vec<&'a [u8]>,
+    /// The number of each name's first pair, and the end.
+    first_pairs: Vec<u32>,
+    /// By source: the number of each of its pairs.
+    numbers: Vec<Vec<u32>>,
+}
+
+#[derive(Debug)]
+enum Input<'a> {
+    Memory {
+        pairs: &'a Pairs,
+        /// By name and value.
+        order: Vec<u32>,
+        /// Names with where their pairs are in `order`.
+        names: Vec<(&'a [u8], Range<usize>)>,
+    },
+    File(&'a Sealed),
+}
+
+/// Where the walk of one name's values is in one input; there is a value.
+#[derive(Debug)]
+struct Head<'u> {
+    source: usize,
+    at: At<'u>,
+}
+
+#[derive(Debug)]
+enum At<'u> {
+    Memory { pairs: &'u Pairs, rest: &'u [u32] },
+    File { walk: StringWalk<'u>, end: u64 },
+}
+
+// The last number is nobody's: it says that there is none.
+const PAIR_COUNT_MAX: u32 = u32::MAX - 1;
+
+impl<'a> PairUnion<'a> {
+    /// # Errors
+    /// `Corrupt` if a segment is damaged, `TooLarge` when numbers are used up.
+    pub(crate) fn new(sources: &[PairSource<'a>]) -> Result<PairUnion<'a>> {
+        let inputs: Vec<Input<'a>> = sources.iter().map(|&source| Input::new(source)).collect();
+        let mut names: Vec<&[u8]> = inputs.iter().flat_map(Input::names).collect();
+        names.sort_unstable();
+        names.dedup();
+        let numbers = inputs.iter().map(|input| vec![0; input.pair_count()]).collect();
+        let mut union = PairUnion { inputs, names, first_pairs: vec![0], numbers };
+        let mut next = 0u32;
+        for name in &union.names {
+            let numbers = &mut union.numbers;
+            walk(&union.inputs, name, |_, owners| {
+                owners.iter().for_each(|&(source, pair)| numbers[source][pair as usize] = next);
+                next = next
+                    .checked_add(1)
+                    .filter(|&next| next < PAIR_COUNT_MAX)
+                    .ok_or_else(used_up)?;
+                Ok(())
+            })?;
+            union.first_pairs.push(next);
+        }
+        Ok(union)
+    }
+
+    /// The number of a pair of a source.
+    pub(crate) fn number(&self, source: usize, pair: u32) -> u32 {
+        self.numbers[source][pair as usize]
+    }
+
+    /// The numbers of all pairs of a source, by pair.
+    pub(crate) fn numbers(&self, source: usize) -> &[u32] {
+        &self.numbers[source]
+    }
+
+    /// Every source has been taken in: nobody asks for numbers any more.
+    pub(crate) fn forget_numbers(&mut self) {
+        self.numbers = Vec::new();
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.first_pairs.last().map_or(0, |&end| end as usize)
+    }
+
+    /// All names, rising, with the numbers of their pairs.
+    pub(crate) fn names(&self) -> impl Iterator<Item = (&'a [u8], Range<u32>)> {
+        let ranges = self.first_pairs.windows(2).map(|pairs| pairs[0]..pairs[1]);
+        self.names.iter().copied().zip(ranges)
+    }
+
+    /// Calls `each` with the number and the value of every pair of a name, in order.
+    ///
+    /// # Errors
+    /// `Corrupt` if a segment is damaged, and those of `each`.
+    pub(crate) fn each_value(
+        &self,
+        name: &[u8],
+        pairs: Range<u32>,
+        mut each: impl FnMut(u32, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let mut numbers = pairs;
+        walk(&self.inputs, name, |value, _| match numbers.next() {
+            Some(number) => each(number, value),
+            None => Ok(()),
+        })
+    }
+}
+
+/// Calls `each` with every value of a name in order, and with who has it: sources with the pair as it is called there.
+fn walk(
+    inputs: &[Input<'_>],
+    name: &[u8],
+    mut each: impl FnMut(&[u8], &[(usize, u32)]) -> Result<()>,
+) -> Result<()> {
+    let mut heads = Vec::new();
+    for (source, input) in inputs.iter().enumerate() {
+        heads.extend(input.first(name)?.map(|at| Head { source, at }));
+    }
+    let (mut least, mut owners) = (Vec::new(), Vec::new());
+    while !heads.is_empty() {
+        least.clear();
+        owners.clear();
+        for (idx, head) in heads.iter().enumerate() {
+            let order = least.first().map_or(Ordering::Less, |&first: &usize| {
+                head.at.value().cmp(heads[first].at.value())
+            });
+            if order == Ordering::Less {
+                least.clear();
+            }
+            if order != Ordering::Greater {
+                least.push(idx);
+            }
+        }
+        owners.extend(least.iter().map(|&idx| (heads[idx].source, heads[idx].at.pair())));
+        each(heads[least[0]].at.value(), &owners)?;
+        for &idx in least.iter().rev() {
+            if !heads[idx].at.advance()? {
+                heads.remove(idx);
+            }
+        }
+    }
+    Ok(())
+}
+
+impl<'a> Input<'a> {
+    fn new(source: PairSource<'a>) -> Input<'a> {
+        let pairs = match source {
+            PairSource::File(sealed) => return Input::File(sealed),
+            PairSource::Memory(pairs) => pairs,
+        };
+        let mut by_name: Vec<(&[u8], &[u32])> = (0..pairs.name_count())
+            .map(|name| (pairs.name_bytes(name), &pairs.name(name).pairs[..]))
+            .collect();
+        by_name.sort_unstable();
+        let mut order = Vec::with_capacity(pairs.pair_count() as usize);
+        let names = by_name.into_iter().map(|(name, of_name)| {
+            let start = order.len();
+            order.extend_from_slice(of_name);
+            order[start..].sort_unstable_by_key(|&pair| pairs.bytes_of(pair).1);
+            (name, start..order.len())
+        });
+        let names = names.collect();
+        Input::Memory { pairs, order, names }
+    }
+
+    fn names(&self) -> impl Iterator<Item = &'a [u8]> {
+        let (in_memory, in_file) = match self {
+            Input::Memory { names, .. } => (&names[..], None),
+            Input::File(sealed) => (&[][..], Some(&sealed.names)),
+        };
+        let in_file = in_file.into_iter();
+        let in_file =
+            in_file.flat_map(|names| (0..names.count() as u32).map(|rank| names.text(rank)));
+        in_memory.iter().map(|name| name.0).chain(in_file)
+    }
+
+    fn pair_count(&self) -> usize {
+        match self {
+            Input::Memory { pairs, .. } => pairs.pair_count() as usize,
+            Input::File(sealed) => sealed.pair_count() as usize,
+        }
+    }
+
+    /// The first value of a name; `None` if it has none.
+    fn first(&self, name: &[u8]) -> Result<Option<At<'_>>> {
+        match self {
+            Input::Memory { pairs, order, names } => {
+                let Ok(idx) = names.binary_search_by_key(&name, |name| name.0) else {
+                    return Ok(None);
+                };
+                let rest = &order[names[idx].1.clone()];
+                Ok((!rest.is_empty()).then_some(At::Memory { pairs, rest }))
+            }
+            Input::File(sealed) => {
+                let Some(rank) = sealed.names.find(name) else { return Ok(None) };
+                let pairs = sealed.names.pairs(rank);
+                let walk = sealed.strings.walk(&sealed.blocks, u64::from(pairs.start))?;
+                let mut at = At::File { walk, end: u64::from(pairs.end) };
+                Ok(at.advance()?.then_some(at))
+            }
+        }
+    }
+}
+
+impl At<'_> {
+    fn value(&self) -> &[u8] {
+        match self {
+            At::Memory { pairs, rest } => pairs.bytes_of(rest[0]).1,
+            At::File { walk, .. } => walk.text(),
+        }
+    }
+
+    fn pair(&self) -> u32 {
+        match self {
+            At::Memory { rest, .. } => rest[0],
+            At::File { walk, .. } => walk.next_id() as u32 - 1,
+        }
+    }
+
+    /// Goes to the next value; whether there is one.
+    fn advance(&mut self) -> Result<bool> {
+        match self {
+            At::Memory { rest, .. } => {
+                *rest = &rest[1..];
+                Ok(!rest.is_empty())
+            }
+            At::File { walk, end } => {
+                let is_there = walk.next_id() < *end;
+                if is_there {
+                    walk.advance()?;
+                }
+                Ok(is_there)
+            }
+        }
+    }
+}
+
+fn used_up() -> Error {
+    Error::too_large("label pairs are used up")
+}
