@@ -6,7 +6,7 @@ use std::io;
 use std::time::Instant;
 
 use firn_codec::bits::{BitReader, BitWriter, bit_width, packed_bytes};
-use firn_codec::{Chunk, Effort, GroupColumns, OneColumn, SeqRange, encode_run};
+use firn_codec::{Chunk, Effort, GroupColumns, MemberColumn, SeqRange, encode_run};
 use firn_model::{Column, ColumnBatch, ColumnValues, Slot, TimeRange};
 
 use crate::fleet::{Fleet, Kind, SERIES_PER_HOST};
@@ -28,7 +28,7 @@ trait Form {
     fn bytes(&self) -> usize;
 
     /// Appends the values of entries `first..first + READ_ENTRIES` of a member.
-    fn read(&self, member: usize, first: usize, out: &mut OneColumn);
+    fn read(&self, member: usize, first: usize, out: &mut MemberColumn);
 }
 
 /// All arms over a host's counts and over measurements with all their digits; the table is printed.
@@ -91,7 +91,7 @@ fn noise() -> Vec<Vec<f64>> {
 
 /// Bytes a sample and nanoseconds a read.
 fn measure(form: &dyn Form, columns: &[Vec<f64>]) -> io::Result<(f64, f64)> {
-    let mut out = OneColumn::default();
+    let mut out = MemberColumn::default();
     let place =
         |read: usize| (read * 7_919 % columns.len(), read * 104_729 % (ENTRIES - READ_ENTRIES));
     for read in 0..columns.len() {
@@ -147,7 +147,7 @@ impl Form for Runs {
         self.runs.iter().map(Vec::len).sum()
     }
 
-    fn read(&self, member: usize, first: usize, out: &mut OneColumn) {
+    fn read(&self, member: usize, first: usize, out: &mut MemberColumn) {
         let range =
             TimeRange::new(first as i64 * STEP_MS, (first + READ_ENTRIES - 1) as i64 * STEP_MS);
         for run in &self.runs[first / self.entries..=(first + READ_ENTRIES - 1) / self.entries] {
@@ -251,7 +251,7 @@ impl Form for XorTuples {
         self.bytes
     }
 
-    fn read(&self, member: usize, first: usize, out: &mut OneColumn) {
+    fn read(&self, member: usize, first: usize, out: &mut MemberColumn) {
         let member = &self.members[member];
         let start = first as i64 * STEP_MS;
         let end = (first + READ_ENTRIES) as i64 * STEP_MS;

@@ -91,9 +91,9 @@ impl Device {
     }
 
     /// As [`Device::read`], if nobody has to wait for the device; `false` if not.
-    pub(crate) fn read_now(&self, slot: u32, at: u64, buf: &mut [u8]) -> bool {
+    pub(crate) fn read_cached(&self, slot: u32, at: u64, buf: &mut [u8]) -> bool {
         let is_inside = at + buf.len() as u64 <= u64::from(self.slab_bytes);
-        is_inside && self.file.read_now(self.offset(slot) + at, buf)
+        is_inside && self.file.read_cached(self.offset(slot) + at, buf)
     }
 
     /// Says that some bytes of a slot will be read at once.

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use firn_env::Disk;
 use firn_model::{
-    Budget, Change, ChangeSink, CommitSeq, GiveBack, GroupId, Labels, Matcher, Pool, Reservation,
+    Budget, Change, ChangeSink, CommitSeq, GroupId, Labels, Matcher, Pool, Reclaim, Reservation,
     Result, SeriesRef, TimeRange, Timestamp,
 };
 
@@ -538,8 +538,8 @@ impl ResultCache {
     }
 }
 
-impl GiveBack for ResultCache {
-    fn give_back(&self, bytes: u64) -> u64 {
+impl Reclaim for ResultCache {
+    fn reclaim(&self, bytes: u64) -> u64 {
         let freed = {
             // Held while memory is reserved for the cache, for which nobody is asked to give back.
             let mut state = self.state.lock();
@@ -548,7 +548,7 @@ impl GiveBack for ResultCache {
             state.settle();
             before.saturating_sub(state.memory.bytes())
         };
-        freed + self.store.give_back(bytes.saturating_sub(freed))
+        freed + self.store.reclaim(bytes.saturating_sub(freed))
     }
 }
 
@@ -586,14 +586,14 @@ impl ChangeSink for ResultCache {
     }
 
     /// What is cached by now goes to the device soon; what is on it by now, and still true, outlives a crash.
-    fn forgotten(&self, through: CommitSeq) {
+    fn released(&self, through: CommitSeq) {
         self.store.heard(through);
         self.store.seal_open();
         // Without a checkpoint less outlives a crash.
         let _ = self.store.checkpoint();
     }
 
-    fn doubted(&self) {
+    fn failed(&self) {
         self.store.set_doubted(true);
     }
 }

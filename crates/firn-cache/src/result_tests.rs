@@ -279,7 +279,7 @@ impl World {
         self.cache().changed(&change);
         let told = Told { change, series, value };
         if self.seed.is_multiple_of(4) && self.rng.chance(0.02) {
-            self.cache().doubted();
+            self.cache().failed();
             return self.failed.push(told);
         }
         self.told.push(told.clone());
@@ -472,7 +472,7 @@ impl World {
             }
             975..980 => {
                 let through = self.freeze().number;
-                self.cache().forgotten(through);
+                self.cache().released(through);
                 self.floor = self.floor.max(through.0);
                 // The log is cut behind them.
                 self.failed.clear();

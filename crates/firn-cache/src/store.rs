@@ -9,9 +9,9 @@
 
 mod checkpoint;
 mod compact;
-mod give_back;
 mod open;
 mod read;
+mod reclaim;
 mod rescue;
 mod work;
 

@@ -19,7 +19,7 @@ mod outline;
 mod read;
 mod shape;
 
-pub use outline::{ColumnOutline, Outline};
+pub use outline::{ColumnOutline, ColumnsOutline};
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use firn_model::{ColumnBatch, CommitSeq, GroupId, Presence, Result, Slot, TimeRa
 
 use self::directory::DirectoryBuilder;
 use self::shape::Shapes;
-use crate::columns::{GroupColumns, OneColumn, SeqRange, Slots, doubles, span};
+use crate::columns::{GroupColumns, MemberColumn, SeqRange, Slots, doubles, span};
 use crate::postings::{Postings, encode_postings};
 use crate::row::SLOTS_MAX;
 use crate::time_column::encode_times;
@@ -313,7 +313,7 @@ impl<'a> Chunk<'a> {
     ///
     /// # Errors
     /// As [`Chunk::read`]; `out` is then of no use.
-    pub fn append_one(&self, slot: Slot, range: TimeRange, out: &mut OneColumn) -> Result<bool> {
+    pub fn append_one(&self, slot: Slot, range: TimeRange, out: &mut MemberColumn) -> Result<bool> {
         if !range.overlaps(self.range) {
             return Ok(true);
         }

@@ -44,7 +44,7 @@ pub struct GroupColumns {
 /// One member's samples, strung together from piece to piece in order of time: what a reader of many series fills
 /// again and again. As many times as values, times rise.
 #[derive(Clone, Debug, Default)]
-pub struct OneColumn {
+pub struct MemberColumn {
     /// The timestamps.
     pub times: Vec<Timestamp>,
     /// Their values.
@@ -52,7 +52,7 @@ pub struct OneColumn {
     pub(crate) scratch: Vec<u64>,
 }
 
-impl OneColumn {
+impl MemberColumn {
     /// Forgets the samples, keeps the memory.
     pub fn clear(&mut self) {
         self.times.clear();

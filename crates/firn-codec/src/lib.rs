@@ -36,10 +36,12 @@ mod transpose;
 mod value_column;
 
 pub use chunk::{
-    Chunk, ColumnOutline, ENTRIES_MAX, Effort, Outline, VALUES_MAX, encode_chunk, encode_run,
+    Chunk, ColumnOutline, ColumnsOutline, ENTRIES_MAX, Effort, VALUES_MAX, encode_chunk, encode_run,
 };
-pub use columns::{GroupColumns, OneColumn, SeqRange, SlotWalk, Slots};
+pub use columns::{GroupColumns, MemberColumn, SeqRange, SlotWalk, Slots};
 pub use merge::{merge_columns, merge_into_one};
-pub use row::{RowState, SLOTS_MAX, decode_row, decode_row_of, encode_row, row_bytes_max};
-pub use tombstone::{Hidden, HiddenMembers, HiddenSlots, Tombstone, TombstoneWalk, Tombstones};
+pub use row::{RowState, SLOTS_MAX, decode_row, decode_row_slots, encode_row, row_bytes_max};
+pub use tombstone::{
+    HiddenMembers, HiddenSamples, HiddenSlots, Tombstone, TombstoneWalk, Tombstones,
+};
 pub use transpose::RowsToColumns;

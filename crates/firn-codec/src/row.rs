@@ -213,7 +213,7 @@ pub fn decode_row(
     input: &mut &[u8],
     mut cell: impl FnMut(Slot, f64),
 ) -> Result<Timestamp> {
-    decode_row_of(state, Slots::All, input, |_, slot, value| cell(slot, value))
+    decode_row_slots(state, Slots::All, input, |_, slot, value| cell(slot, value))
 }
 
 /// As [`decode_row`] for the members of `slots` only, with the row's timestamp: what stands before them
@@ -222,7 +222,7 @@ pub fn decode_row(
 ///
 /// # Errors
 /// As [`decode_row`].
-pub fn decode_row_of(
+pub fn decode_row_slots(
     state: &mut RowState,
     slots: Slots<'_>,
     input: &mut &[u8],

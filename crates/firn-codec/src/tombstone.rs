@@ -52,7 +52,7 @@ pub enum HiddenSlots {
 
 /// What one delete hides of one group, where that was committed before it.
 #[derive(Clone, Copy, Debug)]
-pub struct Hidden<'a> {
+pub struct HiddenSamples<'a> {
     /// The delete's number.
     pub seq: CommitSeq,
     /// The timestamps.
@@ -322,7 +322,7 @@ impl<'a> TombstoneWalk<'a> {
         if !self.touches(group) {
             return;
         }
-        for Hidden { seq, range, slots } in self.of(group) {
+        for HiddenSamples { seq, range, slots } in self.of(group) {
             for source in sources.iter_mut().filter(|source| source.seq.max < seq) {
                 take_out(source, slots, range);
             }
@@ -332,7 +332,7 @@ impl<'a> TombstoneWalk<'a> {
 
     /// What tombstones hide of `group`, for those who look at no columns. Groups must rise, also between this and
     /// [`TombstoneWalk::hide`].
-    pub fn of(&mut self, group: GroupId) -> impl Iterator<Item = Hidden<'a>> {
+    pub fn of(&mut self, group: GroupId) -> impl Iterator<Item = HiddenSamples<'a>> {
         self.here.clear();
         while self.touches(group)
             && let Some(Reverse((_, idx))) = self.next.pop()
@@ -346,7 +346,7 @@ impl<'a> TombstoneWalk<'a> {
         let here = self.here.iter().filter_map(|&idx| self.list.get(idx));
         here.filter_map(move |(seq, tombstone)| {
             let slots = tombstone.slots_of(group)?;
-            Some(Hidden { seq: *seq, range: tombstone.range, slots })
+            Some(HiddenSamples { seq: *seq, range: tombstone.range, slots })
         })
     }
 

@@ -57,7 +57,7 @@ use firn_head::Head;
 use firn_index::Index;
 use firn_log::Log;
 use firn_model::{
-    Budget, ChangeSink, Error, GiveBack, GroupId, Labels, Pool, Reservation, Result, SeriesRef,
+    Budget, ChangeSink, Error, GroupId, Labels, Pool, Reclaim, Reservation, Result, SeriesRef,
     ShardBits,
 };
 use firn_tree::Tree;
@@ -100,8 +100,8 @@ pub struct Engine {
     bits: ShardBits,
     budget: Budget,
     /// Caches around the engine that give memory back.
-    caches: RwLock<Vec<Arc<dyn GiveBack>>>,
-    givers: RwLock<Vec<Arc<dyn GiveBack>>>,
+    caches: RwLock<Vec<Arc<dyn Reclaim>>>,
+    givers: RwLock<Vec<Arc<dyn Reclaim>>>,
     /// Bytes of head and index that the last flush left.
     kept_by_flush: AtomicU64,
     index: Index,

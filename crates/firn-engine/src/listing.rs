@@ -4,7 +4,7 @@
 use std::iter::{Peekable, successors};
 use std::mem;
 
-use firn_codec::Hidden;
+use firn_codec::HiddenSamples;
 use firn_index::{GroupMatch, Matches, Member, Members};
 use firn_model::{
     Grouping, Labels, MatchOp, Matcher, QueryContext, Reservation, Result, Selected, Selection,
@@ -132,7 +132,7 @@ impl Snapshot {
                 left.clear();
                 left.extend(found.members.iter().map(|member| member.slot));
                 let hidden = deletes.of(group).filter(|_| !self.lists_deleted());
-                let hidden: Vec<Hidden<'_>> = hidden.collect();
+                let hidden: Vec<HiddenSamples<'_>> = hidden.collect();
                 let is_touched = hidden.iter().any(|one| one.range.overlaps(memory_range));
                 // Parts in memory do not tell what is hidden in them.
                 let mut is_told = !is_touched || !head.has_data(group, range);

@@ -288,7 +288,7 @@ impl Engine {
             }
             let tables = self.write_level0(&frozen)?;
             if let Some(sink) = self.sink.get() {
-                sink.forgotten(frozen.cut.told);
+                sink.released(frozen.cut.told);
             }
             self.install(&frozen, &tables)?;
             self.index.settle(frozen.settled);

@@ -1,14 +1,14 @@
 //! Pressure: what happens when memory or the log runs full, in the design's order: shrink caches, recycle hot blocks,
 //! flush early, refuse new series, refuse writes, refuse queries last.
 //!
-//! The order of the refusals is that of the pools' lines ([`Pool::line_percent`]). Before anything is refused the
-//! budget asks here for what can be had ([`GiveBack`]); over the first line the maintenance does so by itself, so that
+//! The order of the refusals is that of the pools' lines ([`Pool::threshold_percent`]). Before anything is refused the
+//! budget asks here for what can be had ([`Reclaim`]); over the first line the maintenance does so by itself, so that
 //! those who come next rarely have to.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use firn_model::{Error, GiveBack, Pool, Reservation, Result};
+use firn_model::{Error, Pool, Reclaim, Reservation, Result};
 use parking_lot::RwLock;
 
 use crate::Engine;
@@ -22,12 +22,12 @@ const NEW_SERIES_PART: u64 = 4;
 
 impl Engine {
     /// Who gives memory back before hot blocks go: a cache of answers.
-    pub fn add_cache(&self, cache: Arc<dyn GiveBack>) {
+    pub fn add_cache(&self, cache: Arc<dyn Reclaim>) {
         self.caches.write().push(cache);
     }
 
     /// Who gives memory back at last, before anything is refused: a cache that writing would be slow without.
-    pub fn add_giver(&self, giver: Arc<dyn GiveBack>) {
+    pub fn add_reclaimer(&self, giver: Arc<dyn Reclaim>) {
         self.givers.write().push(giver);
     }
 
@@ -48,7 +48,7 @@ impl Engine {
     pub(crate) fn grow(&self, held: &mut Reservation, pool: Pool, bytes: u64) -> Result<()> {
         let missing = self.budget.missing_bytes(pool, bytes);
         if missing > 0 {
-            self.give_back(missing);
+            self.reclaim(missing);
         }
         held.grow(bytes)
     }
@@ -153,20 +153,20 @@ impl Engine {
     }
 }
 
-impl GiveBack for Engine {
-    fn give_back(&self, bytes: u64) -> u64 {
+impl Reclaim for Engine {
+    fn reclaim(&self, bytes: u64) -> u64 {
         let freed = self.give_back_first(bytes);
         freed + ask_each(&self.givers, bytes.saturating_sub(freed))
     }
 }
 
-fn ask_each(givers: &RwLock<Vec<Arc<dyn GiveBack>>>, bytes: u64) -> u64 {
+fn ask_each(givers: &RwLock<Vec<Arc<dyn Reclaim>>>, bytes: u64) -> u64 {
     let mut freed = 0;
     for giver in givers.read().iter() {
         if freed >= bytes {
             break;
         }
-        freed += giver.give_back(bytes - freed);
+        freed += giver.reclaim(bytes - freed);
     }
     freed
 }

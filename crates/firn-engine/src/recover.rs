@@ -279,7 +279,7 @@ impl Engine {
     fn share(self) -> Arc<Engine> {
         let engine = Arc::new(self);
         let giver: Weak<Engine> = Arc::downgrade(&engine);
-        engine.budget.set_giver(giver);
+        engine.budget.set_reclaimer(giver);
         engine
     }
 

@@ -4,7 +4,7 @@ use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
-use firn_codec::{GroupColumns, OneColumn, Slots, Tombstones, merge_into_one};
+use firn_codec::{GroupColumns, MemberColumn, Slots, Tombstones, merge_into_one};
 use firn_head::{HeadReader, HeadSnapshot};
 use firn_index::{GroupMatch, IndexView, Matches, Member};
 use firn_model::{
@@ -414,7 +414,7 @@ pub(crate) fn of_groups(groups: Vec<GroupMatch>, context: &QueryContext) -> Matc
 /// One member that the head alone has, read into the memory of the one before.
 #[derive(Default)]
 struct One {
-    column: OneColumn,
+    column: MemberColumn,
     /// The last one that had samples.
     batch: ColumnBatch,
     none: ColumnBatch,
@@ -436,7 +436,7 @@ impl One {
         if !head.read_one(SeriesRef { group, slot: member.slot }, range, &mut self.column)? {
             return Ok(None);
         }
-        let OneColumn { times, values, .. } = &mut self.column;
+        let MemberColumn { times, values, .. } = &mut self.column;
         if times.is_empty() {
             return Ok(Some(&mut self.none));
         }

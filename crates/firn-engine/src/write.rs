@@ -185,7 +185,7 @@ impl Engine {
     pub(crate) fn tell_doubt(&self) {
         if let Some(sink) = self.sink.get().filter(|_| !self.planted(Planted::FailedCommitNotTold))
         {
-            sink.doubted();
+            sink.failed();
         }
     }
 

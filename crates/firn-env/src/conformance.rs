@@ -97,9 +97,9 @@ fn check_bytes(disk: &dyn Disk) {
     reader.read_at(10, &mut bytes[..4]).expect("read");
     assert_eq!(&bytes[..4], b"tail");
     bytes.fill(0);
-    let is_here = reader.read_now(10, &mut bytes[..4]);
+    let is_here = reader.read_cached(10, &mut bytes[..4]);
     assert!(!is_here || &bytes[..4] == b"tail", "what is read without waiting is what is there");
-    assert!(!reader.read_now(11, &mut [0; 4]), "the file ends before");
+    assert!(!reader.read_cached(11, &mut [0; 4]), "the file ends before");
     assert!(reader.write_at(0, b"x").is_err(), "a reader does not write");
 }
 

@@ -91,7 +91,7 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
 
     /// Fills `buf` from `offset` if nobody has to wait for the device: if the system has it in memory. `false` if not, or
     /// if it cannot say so; nothing is known about `buf` then.
-    fn read_now(&self, _offset: u64, _buf: &mut [u8]) -> bool {
+    fn read_cached(&self, _offset: u64, _buf: &mut [u8]) -> bool {
         false
     }
 

@@ -39,14 +39,14 @@ pub use clock::{Clock, SystemClock};
 pub use copy::{copy_file, copy_object};
 pub use disk::{Disk, DiskFile, DiskPath, FolderLock, Memory, OpenMode, check_path};
 pub use folder::FolderBucket;
-pub use lines::{LINE_BYTES, Lines, Mapping};
+pub use lines::{LINE_BYTES, LineFlusher, Mapping};
 pub use local::{LOCK_FILE, LocalDisk};
 pub use mapped::Mapped;
 pub use memory::MemoryDisk;
 #[cfg(feature = "remote")]
 pub use open::{open_bucket, open_bucket_with};
 #[cfg(feature = "remote")]
-pub use remote::{RemoteBucket, RemoteOptions, bytes_of_fetches};
+pub use remote::{RemoteBucket, RemoteOptions, planned_fetch_bytes};
 
 /// The world of one database.
 #[derive(Clone, Debug)]

@@ -17,7 +17,7 @@ pub const LINE_BYTES: u64 = 64;
 
 /// Makes cache lines durable. The real one are instructions of the processor; a simulated one loses what it was not
 /// asked for.
-pub trait Lines: fmt::Debug + Send + Sync {
+pub trait LineFlusher: fmt::Debug + Send + Sync {
     /// Begins to write back all lines that have a byte of `len` at `offset` of `mapping`.
     fn write_back(&self, mapping: &Mapping, offset: u64, len: u64);
 
@@ -127,7 +127,7 @@ impl Processor {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Lines for Processor {
+impl LineFlusher for Processor {
     fn write_back(&self, mapping: &Mapping, offset: u64, len: u64) {
         use std::arch::asm;
         let end = offset.saturating_add(len).min(mapping.len());
@@ -165,7 +165,7 @@ impl Lines for Processor {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-impl Lines for Processor {
+impl LineFlusher for Processor {
     fn write_back(&self, _: &Mapping, _: u64, _: u64) {
         match *self {}
     }

@@ -160,7 +160,7 @@ impl DiskFile for LocalFile {
         }
     }
 
-    fn read_now(&self, offset: u64, buf: &mut [u8]) -> bool {
+    fn read_cached(&self, offset: u64, buf: &mut [u8]) -> bool {
         let len = buf.len();
         let (mut bufs, flags) = ([io::IoSliceMut::new(buf)], rustix::io::ReadWriteFlags::NOWAIT);
         rustix::io::preadv2(&self.file, &mut bufs, offset, flags).is_ok_and(|read| read == len)

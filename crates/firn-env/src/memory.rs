@@ -13,7 +13,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use firn_model::{Error, Result};
 
 use crate::io_error::io_error;
-use crate::lines::{Lines, Mapping, Processor};
+use crate::lines::{LineFlusher, Mapping, Processor};
 use crate::{Disk, DiskFile, DiskPath, FolderLock, LocalDisk, Mapped, Memory, OpenMode};
 
 /// What such memory writes as a whole: smaller writes are read, changed and written inside of it (DecLog 4.4.2).
@@ -24,13 +24,13 @@ const UNIT_BYTES: u64 = 256;
 pub struct MemoryDisk {
     below: LocalDisk,
     /// None where the system has to be asked.
-    lines: Option<Arc<dyn Lines>>,
+    lines: Option<Arc<dyn LineFlusher>>,
 }
 
 struct MemoryFile {
     below: Arc<dyn DiskFile>,
     path: PathBuf,
-    lines: Option<Arc<dyn Lines>>,
+    lines: Option<Arc<dyn LineFlusher>>,
     /// Once it has a length. Writes take the lock as writers, whoever needs an address as readers.
     mapping: RwLock<Option<Mapping>>,
 }
@@ -44,7 +44,7 @@ impl MemoryDisk {
         let below = LocalDisk::open(root)?;
         let maps_device = maps_device(below.root())?;
         let processor = Processor::detect().filter(|_| maps_device);
-        let lines = processor.map(|processor| Arc::new(processor) as Arc<dyn Lines>);
+        let lines = processor.map(|processor| Arc::new(processor) as Arc<dyn LineFlusher>);
         Ok(MemoryDisk { below, lines })
     }
 
@@ -52,7 +52,7 @@ impl MemoryDisk {
     ///
     /// # Errors
     /// As [`LocalDisk::open`].
-    pub fn with_lines(root: impl Into<PathBuf>, lines: Arc<dyn Lines>) -> Result<MemoryDisk> {
+    pub fn with_lines(root: impl Into<PathBuf>, lines: Arc<dyn LineFlusher>) -> Result<MemoryDisk> {
         Ok(MemoryDisk { below: LocalDisk::open(root)?, lines: Some(lines) })
     }
 
@@ -141,7 +141,7 @@ impl MemoryFile {
         Ok(())
     }
 
-    fn with_mapping(&self, f: impl FnOnce(&dyn Lines, &Mapping)) {
+    fn with_mapping(&self, f: impl FnOnce(&dyn LineFlusher, &Mapping)) {
         let mapping = self.mapping.read().unwrap_or_else(PoisonError::into_inner);
         if let (Some(lines), Some(mapping)) = (&self.lines, &*mapping) {
             f(&**lines, mapping);
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn lines_are_written_back_wherever_they_begin_and_end() {
         let Some(processor) = Processor::detect() else { return };
-        let mut kinds: Vec<Arc<dyn Lines>> = vec![Arc::new(processor)];
+        let mut kinds: Vec<Arc<dyn LineFlusher>> = vec![Arc::new(processor)];
         #[cfg(target_arch = "x86_64")]
         kinds.push(Arc::new(Processor::Clflush));
         for lines in kinds {

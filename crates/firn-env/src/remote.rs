@@ -30,7 +30,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::bucket::{check_key, corrupt_range};
 use crate::{Bucket, ObjectInfo, PutMode, RangeRequest};
 use fetch::Fetch;
-pub use fetch::bytes_of_fetches;
+pub use fetch::planned_fetch_bytes;
 use store::Stores;
 
 /// Larger objects go up in parts, in parallel, so that a lost connection costs one part; but for a put on

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use firn_codec::varint::take_varint;
 use firn_codec::{
-    GroupColumns, OneColumn, RowState, RowsToColumns, SeqRange, Slots, decode_row_of,
+    GroupColumns, MemberColumn, RowState, RowsToColumns, SeqRange, Slots, decode_row_slots,
 };
 use firn_model::{Reservation, Result, Slot, TimeRange, Timestamp, encode_varint};
 use parking_lot::Mutex;
@@ -153,7 +153,7 @@ impl Arena {
         visible: u32,
         (slot, range): (Slot, TimeRange),
         buffers: &mut ReadBuffers,
-        out: &mut OneColumn,
+        out: &mut MemberColumn,
     ) -> Result<bool> {
         let mut rises = true;
         self.each_value(
@@ -220,7 +220,7 @@ impl Arena {
         for found in found.iter().rev() {
             let mut bytes = self.words.read(found.start as usize, found.len as usize, row);
             let row_bytes = bytes.len();
-            decode_row_of(state, slots, &mut bytes, |ts, slot, value| {
+            decode_row_slots(state, slots, &mut bytes, |ts, slot, value| {
                 if !found.hidden {
                     each(ts, slot, value);
                 }
@@ -309,7 +309,7 @@ mod tests {
             }
         };
         let read = |local| {
-            let (mut out, mut buffers) = (OneColumn::default(), ReadBuffers::default());
+            let (mut out, mut buffers) = (MemberColumn::default(), ReadBuffers::default());
             while out.times.len() < ROW_COUNT {
                 out.clear();
                 let all = (Slot(0), TimeRange::ALL);

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use firn_codec::{GroupColumns, OneColumn, SeqRange, Slots, merge_columns};
+use firn_codec::{GroupColumns, MemberColumn, SeqRange, Slots, merge_columns};
 use firn_model::{Error, LogPosition, Pool, Reservation, Result, Slot, TimeRange};
 use parking_lot::Mutex;
 
@@ -140,7 +140,7 @@ impl Part {
         (slot, range): (Slot, TimeRange),
         near: &mut Option<SegmentCursor>,
         buffers: &mut ReadBuffers,
-        out: &mut OneColumn,
+        out: &mut MemberColumn,
     ) -> Result<bool> {
         if !range.overlaps(self.range) {
             return Ok(true);

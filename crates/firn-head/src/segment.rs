@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use firn_codec::varint::{take_bytes, take_count, take_varint};
-use firn_codec::{Chunk, Effort, GroupColumns, OneColumn, SeqRange, Slots, encode_run};
+use firn_codec::{Chunk, Effort, GroupColumns, MemberColumn, SeqRange, Slots, encode_run};
 use firn_model::{Reservation, Result, Slot, TimeRange, Timestamp, encode_varint};
 use parking_lot::Mutex;
 
@@ -262,7 +262,7 @@ impl Segment {
         local: Local,
         mut cursor: SegmentCursor,
         (slot, range): (Slot, TimeRange),
-        out: &mut OneColumn,
+        out: &mut MemberColumn,
     ) -> Result<bool> {
         while let Some(chunk) = self.chunk_of(local, &cursor) {
             if range.overlaps(Chunk::time_range_of_run(chunk, self.base)?)

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use firn_codec::{GroupColumns, OneColumn, Slots};
+use firn_codec::{GroupColumns, MemberColumn, Slots};
 use firn_model::{
     CommitSeq, Error, GroupId, Result, SeriesRef, ShardBits, ShardId, Slot, TimeRange, Timestamp,
 };
@@ -185,7 +185,7 @@ impl HeadReader<'_> {
         &mut self,
         series: SeriesRef,
         range: TimeRange,
-        out: &mut OneColumn,
+        out: &mut MemberColumn,
     ) -> Result<bool> {
         debug_assert!(self.reaches(range), "{range:?} is not the reader's");
         out.clear();

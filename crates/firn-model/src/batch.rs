@@ -1,40 +1,40 @@
-//! Column batches on their way out: one group's members with their shared timestamps.
+//! Column batches, the result of a selection: one group's members with their shared timestamps.
 
 use std::sync::Arc;
 
 use crate::{MixedEntry, Slot, Timestamp};
 
-/// What a column's values are. The number is what formats store.
+/// The type of a column's values. Formats store the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ColumnType {
     /// IEEE 754 doubles, bit exact.
     F64 = 1,
-    /// [`MixedEntry`]: histograms, and floats with what doubles cannot say. The language knows them; no format
-    /// stores them yet, so readers refuse the number.
+    /// [`MixedEntry`]: histograms, and floats with properties that a double cannot hold. Only the
+    /// language uses it; no format stores it yet, so readers refuse the number.
     Mixed = 2,
 }
 
 impl ColumnType {
-    /// The type for a stored number, `None` if this version does not store it.
+    /// The type for a stored number; `None` if this version does not store that type.
     pub fn from_u8(number: u8) -> Option<ColumnType> {
         (number == ColumnType::F64 as u8).then_some(ColumnType::F64)
     }
 }
 
-/// The values of a column: as many as entries that are present.
+/// The values of a column: one for each entry that is present.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ColumnValues {
     /// Doubles.
     F64(Vec<f64>),
-    /// Native histograms; also the floats of a series that has both, that carries start timestamps, or whose
-    /// histograms a stale marker ends.
+    /// Native histograms, and the floats of a series that also has histograms, that carries start
+    /// timestamps, or whose histograms end with a stale marker.
     Mixed(Vec<MixedEntry>),
 }
 
 impl ColumnValues {
-    /// What they are.
+    /// The type of the values.
     pub fn column_type(&self) -> ColumnType {
         match self {
             ColumnValues::F64(_) => ColumnType::F64,
@@ -42,7 +42,7 @@ impl ColumnValues {
         }
     }
 
-    /// How many.
+    /// Number of values.
     pub fn len(&self) -> usize {
         match self {
             ColumnValues::F64(values) => values.len(),
@@ -50,13 +50,14 @@ impl ColumnValues {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there is no value.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Which of a time column's entries a member has: bit `i` of word `i / 64`. Absent is NULL.
+/// The entries of a time column that a member has: bit `i % 64` of word `i / 64`. An absent entry
+/// is NULL.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Presence {
     words: Vec<u64>,
@@ -65,7 +66,7 @@ pub struct Presence {
 }
 
 impl Presence {
-    /// No entries yet.
+    /// An empty presence.
     pub fn new() -> Presence {
         Presence::default()
     }
@@ -107,7 +108,7 @@ impl Presence {
         self.words.get(idx / 64).is_some_and(|word| word & (1 << (idx % 64)) != 0)
     }
 
-    /// Number of entries, present or not.
+    /// Number of entries, present or absent.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -127,7 +128,7 @@ impl Presence {
         self.ones == self.len
     }
 
-    /// The indexes of present entries, rising.
+    /// The indexes of present entries, ascending.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.words.iter().enumerate().flat_map(|(word_idx, &word)| {
             let mut left = word;
@@ -141,12 +142,12 @@ impl Presence {
         })
     }
 
-    /// The bits as words, for codecs; bits from `len` on are 0.
+    /// The bits as words, for codecs. Bits from `len` on are 0.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// From words as [`Presence::words`] gives them; surplus bits are cleared.
+    /// Builds a presence from words in the layout of [`Presence::words`]; surplus bits are cleared.
     pub fn from_words(mut words: Vec<u64>, len: usize) -> Presence {
         words.resize(len.div_ceil(64), 0);
         if !len.is_multiple_of(64)
@@ -159,35 +160,36 @@ impl Presence {
     }
 }
 
-/// One member's values.
+/// The values of one member.
 #[derive(Clone, Debug)]
 pub struct Column {
     /// The member.
     pub slot: Slot,
-    /// Which of [`crate::Selected::keys`] its series belongs to.
+    /// The index of the series' key in [`crate::Selected::keys`].
     pub key: u32,
-    /// Which of the batch's time columns its entries have.
+    /// The index of the column's timestamps in [`ColumnBatch::times`].
     pub time_idx: u32,
-    /// Which entries are there; `None` when all are.
+    /// The entries that have a value; `None` if all do.
     pub presence: Option<Presence>,
-    /// The values of the present entries, in order.
+    /// The values of the present entries, in time order.
     pub values: ColumnValues,
 }
 
-/// The members of one group that a selection asks for, newest writes only, in time order.
+/// The selected members of one group in time order; of each (slot, timestamp) only the newest
+/// write.
 ///
-/// A group has one time column unless members had timestamps of their own. Timestamps of a time
+/// A group has one time column unless members had timestamps of their own. The timestamps of a time
 /// column strictly rise (invariant 4). Members without a value in the range are left out.
 #[derive(Clone, Debug, Default)]
 pub struct ColumnBatch {
     /// The time columns.
     pub times: Vec<Arc<[Timestamp]>>,
-    /// The members' columns, slots rising.
+    /// The members' columns, slots ascending.
     pub columns: Vec<Column>,
 }
 
 impl ColumnBatch {
-    /// One member with a value at each of `times`, key 0.
+    /// One member with a value at each of `times` and key 0.
     pub fn of_one(slot: Slot, times: Arc<[Timestamp]>, values: Vec<f64>) -> ColumnBatch {
         debug_assert!(times.len() == values.len(), "a value for each timestamp");
         let values = ColumnValues::F64(values);

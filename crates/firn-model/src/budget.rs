@@ -1,10 +1,11 @@
-//! The memory budget: one limit, many pools, reservations that give back by themselves.
+//! The memory budget: one limit, several pools, and reservations that release their bytes on drop.
 //!
-//! Memory is reserved before it is used and before anything becomes durable, so that a write that
-//! was logged cannot fail for want of memory (design: "Memory is reserved before the log").
+//! Memory is reserved before it is used and before data becomes durable. A logged write therefore
+//! cannot fail for lack of memory.
 //!
-//! Each pool may take more only while all pools together are under its own *line*, a share of the limit. The lines
-//! are the order of overload: what costs least to refuse is refused first, and what is refused last still has room.
+//! Each pool has a *threshold*, a share of the limit. A pool is granted memory only while the use
+//! of all pools together stays at or below its threshold. The thresholds define the order of
+//! overload: the pool that is cheapest to refuse has the lowest threshold.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,12 +13,12 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use crate::{Error, Result};
 
-/// Who uses memory. Pools share one limit; they are counted apart for metrics and for pressure.
+/// A kind of memory user. Pools share one limit; metrics and thresholds are per pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pool {
     /// Active rows, static runs and unflushed chunks.
     Head,
-    /// Flushed blocks that go on serving queries; given back first.
+    /// Flushed blocks that still serve queries; reclaimed first.
     Hot,
     /// Symbols, label sets, posting lists.
     Index,
@@ -29,8 +30,8 @@ pub enum Pool {
     Query,
     /// Request bodies and decoded requests.
     Requests,
-    /// What the process holds beside all that is reserved: the allocator's slack, stacks, buffers of connections. Only
-    /// [`Budget::measure`] fills it.
+    /// Memory of the process that no pool has reserved: allocator slack, thread stacks, connection
+    /// buffers. Only [`Budget::measure`] sets it.
     Process,
 }
 
@@ -61,15 +62,16 @@ impl Pool {
         }
     }
 
-    /// The pool's line: how many percent of the limit may be in use, by all pools together, after this one took more.
+    /// The pool's threshold: the percentage of the limit that all pools together may use after this
+    /// pool is granted more.
     ///
-    /// In the order of overload of the design: caches and hot blocks, new series, writes, queries. Jobs stand above
-    /// all of them: a flush or a merge is what frees memory.
-    pub fn line_percent(self) -> u64 {
+    /// From the lowest: caches and hot blocks, new series, request bodies, writes, queries. Jobs
+    /// have the highest threshold, because flushes and merges free memory.
+    pub fn threshold_percent(self) -> u64 {
         match self {
             Pool::Cache | Pool::Hot => 70,
             Pool::Index => 80,
-            // Below the line of rows: a body that was let in shall become rows.
+            // Below the threshold of rows, because an admitted body becomes rows.
             Pool::Requests => 85,
             Pool::Head => 90,
             Pool::Query => 95,
@@ -77,82 +79,81 @@ impl Pool {
         }
     }
 
-    /// Whether somebody is asked to give back before this pool is refused. Not for those that are reserved under locks
-    /// which giving back takes; what writes and new series need is asked for before those locks.
-    fn asks_others(self) -> bool {
+    /// Whether memory is reclaimed from other pools before this pool is refused. Pools that are
+    /// reserved while locks are held that reclaiming needs are excluded; for writes and new series
+    /// the engine reclaims before it takes those locks.
+    fn reclaims_first(self) -> bool {
         matches!(self, Pool::Query | Pool::Requests | Pool::Jobs)
     }
 
-    /// What to do when this pool is refused.
+    /// The advice in the error when this pool is refused.
     fn advice(self) -> &'static str {
         match self {
-            Pool::Index => {
-                "known series are written all the same; keep fewer series or raise --memory"
-            }
-            Pool::Query => "ask for fewer series or a shorter range, or raise --memory",
-            _ => "send again later, send less, or raise --memory",
+            Pool::Index => "known series are still written; keep fewer series, or raise --memory",
+            Pool::Query => "query fewer series or a shorter range, or raise --memory",
+            _ => "retry later, send less, or raise --memory",
         }
     }
 }
 
-/// Who can do without memory when others need it: caches first, then what else is there twice.
-pub trait GiveBack: Send + Sync {
-    /// Gives about `bytes` back, or all there is; returns how many. Takes no lock that is held while memory is
-    /// reserved for queries, requests or jobs.
-    fn give_back(&self, bytes: u64) -> u64;
+/// An owner of memory that others may need more: caches first, then data that exists elsewhere.
+pub trait Reclaim: Send + Sync {
+    /// Releases about `bytes`, or as much as it can, and returns the number of bytes released. Must
+    /// not take a lock that is held while memory is reserved for queries, requests or jobs.
+    fn reclaim(&self, bytes: u64) -> u64;
 }
 
-/// A hard limit in bytes, shared by clones.
+/// A hard limit in bytes. Clones share it.
 #[derive(Clone)]
-pub struct Budget(Arc<State>);
+pub struct Budget(Arc<Shared>);
 
-struct State {
+struct Shared {
     limit_bytes: u64,
     used_bytes: AtomicU64,
     peak_bytes: AtomicU64,
     pools: [AtomicU64; Pool::ALL.len()],
     refused: [AtomicU64; Pool::ALL.len()],
-    /// What this is a part of.
+    /// The budget that this one is a part of.
     whole: Option<Budget>,
-    giver: OnceLock<Weak<dyn GiveBack>>,
+    reclaimer: OnceLock<Weak<dyn Reclaim>>,
     meter: OnceLock<Meter>,
 }
 
-/// Tells what the process really holds, and how much was set aside since it was asked.
+/// Reports the memory that the process really holds.
 struct Meter {
     resident_bytes: Box<dyn Fn() -> Option<u64> + Send + Sync>,
     granted_bytes: AtomicU64,
-    /// Held by who measures.
+    /// True while one thread measures.
     is_busy: AtomicBool,
 }
 
-/// A moment's use of a [`Budget`].
+/// A reading of a [`Budget`]'s use.
 #[derive(Clone, Copy, Debug)]
 pub struct BudgetUsage {
     /// The limit.
     pub limit_bytes: u64,
     /// Reserved by all pools together.
     pub used_bytes: u64,
-    /// The most that was reserved at one time.
+    /// The highest value of `used_bytes` so far.
     pub peak_bytes: u64,
     /// Reserved by each pool, in the order of [`Pool::ALL`].
     pub by_pool: [u64; Pool::ALL.len()],
-    /// How often each pool was refused, in the same order.
+    /// Number of refusals of each pool, in the order of [`Pool::ALL`].
     pub refused: [u64; Pool::ALL.len()],
 }
 
-/// Bytes that are set aside for a pool; dropping it gives them back.
+/// Bytes that are reserved for a pool; released on drop.
 pub struct Reservation {
     budget: Budget,
     pool: Pool,
     bytes: u64,
 }
 
-// What the process holds beside is measured after so much of the limit was granted: that takes some microseconds.
+// The process is measured after each grant of 1/64 of the limit: a measurement takes microseconds.
 const MEASURED_PART: u64 = 64;
-// By so much it may fall from one measurement to the next.
+// [`Pool::Process`] falls by at most 1/8 from one measurement to the next.
 const FALL_PART: u64 = 8;
-// What is set aside ahead of its need.
+// The most that [`Reservation::cover`] reserves ahead of need.
 const AHEAD_BYTES_MAX: u64 = 64 << 10;
 
 impl Budget {
@@ -161,46 +162,46 @@ impl Budget {
         Budget::make(limit_bytes, None)
     }
 
-    /// A part of this budget that may use up to `limit_bytes` of it: what one query may take. A reservation there
-    /// counts in both.
+    /// A part of this budget with a limit of its own, such as the memory of one query. A
+    /// reservation in the part counts in both budgets.
     pub fn part(&self, limit_bytes: u64) -> Budget {
         Budget::make(limit_bytes, Some(self.clone()))
     }
 
     fn make(limit_bytes: u64, whole: Option<Budget>) -> Budget {
-        Budget(Arc::new(State {
+        Budget(Arc::new(Shared {
             limit_bytes,
             used_bytes: AtomicU64::new(0),
             peak_bytes: AtomicU64::new(0),
             pools: Default::default(),
             refused: Default::default(),
             whole,
-            giver: OnceLock::new(),
+            reclaimer: OnceLock::new(),
             meter: OnceLock::new(),
         }))
     }
 
-    /// No limit: for tests and tools.
+    /// No limit, for tests and tools.
     pub fn unlimited() -> Budget {
         Budget::new(u64::MAX)
     }
 
-    /// Sets `bytes` aside.
+    /// Reserves `bytes` for `pool`.
     ///
     /// # Errors
-    /// `Busy` when the limit would be passed; the message names pool, size and limit.
+    /// `Busy` if the pool's threshold would be exceeded; the message names pool, size and limit.
     pub fn reserve(&self, pool: Pool, bytes: u64) -> Result<Reservation> {
         let mut reservation = self.empty(pool);
         reservation.grow(bytes)?;
         Ok(reservation)
     }
 
-    /// A reservation of nothing that can grow.
+    /// An empty reservation that can grow.
     pub fn empty(&self, pool: Pool) -> Reservation {
         Reservation { budget: self.clone(), pool, bytes: 0 }
     }
 
-    /// The use at this moment; pools are read one after the other.
+    /// The current use. Pools are read one after the other, so their sum may differ from the total.
     pub fn usage(&self) -> BudgetUsage {
         BudgetUsage {
             limit_bytes: self.0.limit_bytes,
@@ -211,60 +212,65 @@ impl Budget {
         }
     }
 
-    /// Counts a refusal of `pool` for a reason that its owner knows.
+    /// Counts a refusal of `pool` that its owner decided.
     pub fn note_refusal(&self, pool: Pool) {
         self.0.refused[pool as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many bytes have to be given back before `pool` may take `bytes` more.
+    /// Number of bytes that must be released before `pool` may be granted `bytes` more.
     pub fn missing_bytes(&self, pool: Pool, bytes: u64) -> u64 {
         let used = self.0.used_bytes.load(Ordering::Relaxed);
-        used.saturating_add(bytes).saturating_sub(self.0.line_bytes(pool))
+        used.saturating_add(bytes).saturating_sub(self.0.threshold_bytes(pool))
     }
 
-    /// Whether `pool` may take `bytes` more here and in all that this is a part of.
+    /// Whether `pool` may be granted `bytes` more, here and in every budget above.
     fn has_room(&self, pool: Pool, bytes: u64) -> bool {
         let whole = self.0.whole.as_ref();
         self.missing_bytes(pool, bytes) == 0
             && whole.is_none_or(|whole| whole.has_room(pool, bytes))
     }
 
-    /// Who is asked before queries, requests and jobs are refused. The first one stays.
-    pub fn set_giver(&self, giver: Weak<dyn GiveBack>) {
-        let _ = self.0.giver.set(giver);
+    /// Sets the reclaimer that runs before queries, requests and jobs are refused. Only the first
+    /// call has an effect.
+    pub fn set_reclaimer(&self, reclaimer: Weak<dyn Reclaim>) {
+        let _ = self.0.reclaimer.set(reclaimer);
     }
 
-    /// Who tells what the process really holds in anonymous memory, bytes; `None` if that cannot be told. What of it is not
-    /// reserved counts as [`Pool::Process`], so that all refusals go by what the machine sees. It is asked by
-    /// [`Budget::measure`], and before anything is granted once a part of the limit was since. The first one stays.
+    /// Sets the meter: it returns the bytes of anonymous memory that the process holds, or `None`
+    /// if the system does not report them. Held memory that no pool has reserved counts as
+    /// [`Pool::Process`], so refusals follow the real use. [`Budget::measure`] reads the meter; so
+    /// does a grant once a part of the limit has been granted since. Only the first call has an
+    /// effect.
     pub fn set_meter(&self, resident_bytes: impl Fn() -> Option<u64> + Send + Sync + 'static) {
         let resident_bytes = Box::new(resident_bytes);
         let (granted_bytes, is_busy) = Default::default();
         let _ = self.0.meter.set(Meter { resident_bytes, granted_bytes, is_busy });
     }
 
-    /// Compares what is reserved with what the process holds, if there is a meter.
+    /// Compares the reserved bytes with those that the process holds, if there is a meter.
     ///
-    /// What is not reserved counts up to half of the limit: an allocator that keeps what was freed will use it again, and
-    /// that must not refuse everything for ever. It falls slowly: what is reserved and not used yet hides as much that is
-    /// used and not reserved.
+    /// Unreserved memory counts up to half of the limit: an allocator reuses memory that was freed,
+    /// and freed memory must not cause refusals for ever. The count falls slowly, because memory
+    /// that is reserved but not yet used hides the same amount of used, unreserved memory.
     pub fn measure(&self) {
         self.0.measure();
     }
 }
 
 impl Reservation {
-    /// Sets `bytes` more aside.
+    /// Reserves `bytes` more.
     ///
     /// # Errors
-    /// `Busy` when the limit would be passed, `TooLarge` when it is that of a part; the reservation stays as it was.
+    /// `Busy` if the pool's threshold would be exceeded, `TooLarge` if the limit of a part would
+    /// be; the reservation is then unchanged.
     pub fn grow(&mut self, bytes: u64) -> Result<()> {
         self.budget.0.take(self.pool, bytes)?;
         self.bytes += bytes;
         Ok(())
     }
 
-    /// Makes it at least `bytes`, and up to an eighth more: counting many small things takes few calls then.
+    /// Grows the reservation to at least `bytes`, and up to an eighth more, so that counting many
+    /// small items takes few calls.
     ///
     /// # Errors
     /// As [`Reservation::grow`].
@@ -274,51 +280,51 @@ impl Reservation {
             return Ok(());
         }
         let ahead = (self.bytes / 8).min(AHEAD_BYTES_MAX);
-        // Nobody is asked to give back for what is not needed yet.
+        // Memory is not reclaimed for bytes that are not needed yet.
         let has_room = self.budget.has_room(self.pool, missing + ahead);
         self.grow(if has_room { missing + ahead } else { missing })
     }
 
-    /// Counts `bytes` more that are in use already, or that must be: what was read back at the start, what a shard
-    /// needs whose rows are durable. The limit may be passed by it; everybody else is refused then.
+    /// Counts `bytes` that are in use already or must be: data read back at startup, memory that a
+    /// shard with durable rows needs. May exceed the limit; other requests are then refused.
     pub fn take(&mut self, bytes: u64) {
         if bytes == 0 {
             return;
         }
-        let mut state = Some(&self.budget);
-        while let Some(Budget(budget)) = state {
+        let mut next = Some(&self.budget);
+        while let Some(Budget(budget)) = next {
             let used = budget.used_bytes.fetch_add(bytes, Ordering::Relaxed);
             budget.note_peak(used + bytes);
             budget.pools[self.pool as usize].fetch_add(bytes, Ordering::Relaxed);
-            state = budget.whole.as_ref();
+            next = budget.whole.as_ref();
         }
         self.bytes += bytes;
     }
 
-    /// Gives `bytes` back, at most all.
+    /// Releases `bytes`, at most all.
     pub fn shrink(&mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);
         if bytes > 0 {
             self.bytes -= bytes;
-            self.budget.0.give_back(self.pool, bytes);
+            self.budget.0.release(self.pool, bytes);
         }
     }
 
-    /// Takes `bytes` (at most all) out into a reservation of their own.
+    /// Moves `bytes` (at most all) into a reservation of their own.
     pub fn split(&mut self, bytes: u64) -> Reservation {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         Reservation { budget: self.budget.clone(), pool: self.pool, bytes }
     }
 
-    /// Puts `other` into this one; its bytes now count for this pool.
+    /// Adds `other` to this reservation; its bytes then count for this pool.
     pub fn merge(&mut self, mut other: Reservation) {
         let bytes = other.bytes;
         self.move_from(&mut other, bytes);
     }
 
-    /// Takes `bytes` (at most all) out of `other`; they now count for this pool. Within a pool nothing is touched
-    /// that threads share.
+    /// Moves `bytes` (at most all) from `other` to this reservation; they then count for this pool.
+    /// Between reservations of one pool no shared counter changes.
     pub fn move_from(&mut self, other: &mut Reservation, bytes: u64) {
         debug_assert!(Arc::ptr_eq(&self.budget.0, &other.budget.0), "reservations of two budgets");
         let bytes = bytes.min(other.bytes);
@@ -327,31 +333,31 @@ impl Reservation {
         if self.pool == other.pool {
             return;
         }
-        let mut state = Some(&self.budget);
-        while let Some(Budget(budget)) = state {
+        let mut next = Some(&self.budget);
+        while let Some(Budget(budget)) = next {
             budget.pools[other.pool as usize].fetch_sub(bytes, Ordering::Relaxed);
             budget.pools[self.pool as usize].fetch_add(bytes, Ordering::Relaxed);
-            state = budget.whole.as_ref();
+            next = budget.whole.as_ref();
         }
     }
 
-    /// The limit of the budget that it is of.
+    /// The limit of the reservation's budget.
     pub fn limit_bytes(&self) -> u64 {
         self.budget.0.limit_bytes
     }
 
-    /// How many bytes are set aside.
+    /// Number of reserved bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 }
 
-impl State {
-    /// Lines are of the whole; a part has nothing but its limit.
-    fn line_bytes(&self, pool: Pool) -> u64 {
+impl Shared {
+    /// Thresholds apply to a whole budget; a part has only its limit.
+    fn threshold_bytes(&self, pool: Pool) -> u64 {
         match self.whole {
             None if self.limit_bytes < u64::MAX => {
-                (u128::from(self.limit_bytes) * u128::from(pool.line_percent()) / 100) as u64
+                (u128::from(self.limit_bytes) * u128::from(pool.threshold_percent()) / 100) as u64
             }
             _ => self.limit_bytes,
         }
@@ -366,13 +372,13 @@ impl State {
         if let Some(resident) = (meter.resident_bytes)() {
             let before = self.pools[Pool::Process as usize].load(Ordering::Relaxed);
             let reserved = self.used_bytes.load(Ordering::Relaxed).saturating_sub(before);
-            let beside = resident.saturating_sub(reserved).min(self.limit_bytes / 2);
-            let beside = beside.max(before - before / FALL_PART);
-            self.pools[Pool::Process as usize].store(beside, Ordering::Relaxed);
-            if beside > before {
-                self.used_bytes.fetch_add(beside - before, Ordering::Relaxed);
+            let unreserved = resident.saturating_sub(reserved).min(self.limit_bytes / 2);
+            let unreserved = unreserved.max(before - before / FALL_PART);
+            self.pools[Pool::Process as usize].store(unreserved, Ordering::Relaxed);
+            if unreserved > before {
+                self.used_bytes.fetch_add(unreserved - before, Ordering::Relaxed);
             } else {
-                self.used_bytes.fetch_sub(before - beside, Ordering::Relaxed);
+                self.used_bytes.fetch_sub(before - unreserved, Ordering::Relaxed);
             }
         }
         meter.is_busy.store(false, Ordering::Release);
@@ -388,11 +394,12 @@ impl State {
         if self.try_take(pool, bytes)? {
             return Ok(());
         }
-        if pool.asks_others()
-            && let Some(giver) = self.giver.get().and_then(Weak::upgrade)
+        if pool.reclaims_first()
+            && let Some(reclaimer) = self.reclaimer.get().and_then(Weak::upgrade)
         {
             let used = self.used_bytes.load(Ordering::Relaxed);
-            giver.give_back(used.saturating_add(bytes).saturating_sub(self.line_bytes(pool)));
+            reclaimer
+                .reclaim(used.saturating_add(bytes).saturating_sub(self.threshold_bytes(pool)));
             if self.try_take(pool, bytes)? {
                 return Ok(());
             }
@@ -401,14 +408,14 @@ impl State {
         Err(self.refusal(pool, bytes))
     }
 
-    /// `false` if there is no room here.
+    /// `false` if this budget has no room.
     ///
     /// # Errors
-    /// If there is none in the whole.
+    /// `Busy` or `TooLarge` if a budget above has no room.
     fn try_take(&self, pool: Pool, bytes: u64) -> Result<bool> {
-        let line = self.line_bytes(pool);
+        let threshold = self.threshold_bytes(pool);
         let granted = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|&sum| sum <= line)
+            used.checked_add(bytes).filter(|&sum| sum <= threshold)
         });
         let Ok(used) = granted else { return Ok(false) };
         if let Some(whole) = &self.whole
@@ -422,18 +429,18 @@ impl State {
         Ok(true)
     }
 
-    /// Looks first: writing what all threads share costs each of them.
+    /// Reads before it writes: a write to a shared counter costs every thread.
     fn note_peak(&self, used_bytes: u64) {
         if used_bytes > self.peak_bytes.load(Ordering::Relaxed) {
             self.peak_bytes.fetch_max(used_bytes, Ordering::Relaxed);
         }
     }
 
-    fn give_back(&self, pool: Pool, bytes: u64) {
+    fn release(&self, pool: Pool, bytes: u64) {
         self.pools[pool as usize].fetch_sub(bytes, Ordering::Relaxed);
         self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
         if let Some(whole) = &self.whole {
-            whole.0.give_back(pool, bytes);
+            whole.0.release(pool, bytes);
         }
     }
 
@@ -442,8 +449,8 @@ impl State {
         let limit = self.limit_bytes;
         if self.whole.is_some() {
             return Error::too_large(format!(
-                "the query wants {bytes} bytes more, {used} of its {limit} are in use; ask for fewer series or a \
-                 shorter range, or raise --query-memory"
+                "the query needs {bytes} more bytes, but {used} of its {limit} are in use: query \
+                 fewer series or a shorter range, or raise --query-memory"
             ));
         }
         let of = |pool: &Pool| self.pools[*pool as usize].load(Ordering::Relaxed);
@@ -451,11 +458,11 @@ impl State {
         Error::busy(
             1_000,
             format!(
-                "memory budget: {name} wants {bytes} bytes more, {used} of {limit} are in use, most of it for {} \
-                 ({}), and {name} is refused over {} percent; {}",
+                "memory budget: {name} needs {bytes} more bytes, but {used} of {limit} are in use \
+                 (most by {}: {}) and {name} is refused above {} percent: {}",
                 most.name(),
                 of(&most),
-                pool.line_percent(),
+                pool.threshold_percent(),
                 pool.advice()
             ),
         )
@@ -485,12 +492,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn invariant_8_reservations_never_pass_the_limit_and_give_back() {
+    fn invariant_8_reservations_never_exceed_the_limit_and_release_on_drop() {
         let budget = Budget::new(100);
         let mut head = budget.reserve(Pool::Head, 60).unwrap();
         let refused = budget.reserve(Pool::Query, 41).unwrap_err();
         assert!(refused.is_retriable());
-        assert!(refused.to_string().contains("query wants 41 bytes more, 60 of 100"));
+        assert!(refused.to_string().contains("query needs 41 more bytes, but 60 of 100"));
         let part = head.split(20);
         let mut hot = budget.empty(Pool::Hot);
         hot.merge(part);
@@ -504,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_covered_is_reserved_in_steps_up_to_the_last_byte() {
+    fn cover_reserves_in_steps_up_to_the_last_byte() {
         let budget = Budget::new(10_000);
         let mut held = budget.empty(Pool::Query);
         let mut steps = 0;
@@ -517,7 +524,7 @@ mod tests {
         assert!(steps < 100, "{steps} steps");
         assert_eq!(budget.usage().refused[Pool::Query as usize], 0);
         held.cover(5).unwrap();
-        assert_eq!(held.bytes(), 9_500, "the line of queries, and nothing given back");
+        assert_eq!(held.bytes(), 9_500, "the threshold of queries; nothing was reclaimed");
         assert!(held.cover(9_501).unwrap_err().is_retriable());
     }
 
@@ -537,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn overload_refuses_in_the_order_of_the_design() {
+    fn overload_refuses_pools_in_order_of_their_thresholds() {
         let budget = Budget::new(1_000);
         let order = [
             Pool::Hot,
@@ -548,11 +555,12 @@ mod tests {
             Pool::Query,
             Pool::Jobs,
         ];
-        assert!(order.is_sorted_by_key(|pool| pool.line_percent()));
+        assert!(order.is_sorted_by_key(|pool| pool.threshold_percent()));
         for pool in order {
-            let (line, mut filled) = (10 * pool.line_percent(), budget.empty(Pool::Process));
-            filled.take(line);
-            assert!(budget.reserve(pool, 1).is_err(), "{pool:?} over its line");
+            let threshold = 10 * pool.threshold_percent();
+            let mut filled = budget.empty(Pool::Process);
+            filled.take(threshold);
+            assert!(budget.reserve(pool, 1).is_err(), "{pool:?} over its threshold");
             filled.shrink(1);
             drop(budget.reserve(pool, 1).unwrap());
             assert_eq!(budget.missing_bytes(pool, 11), 10);
@@ -561,27 +569,27 @@ mod tests {
     }
 
     #[test]
-    fn what_the_process_holds_beside_counts() {
+    fn unreserved_memory_of_the_process_counts() {
         let budget = Budget::new(6_400);
         let resident = Arc::new(AtomicU64::new(2_000));
         let seen = Arc::clone(&resident);
         budget.set_meter(move || Some(seen.load(Ordering::Relaxed)));
-        let beside = || budget.usage().by_pool[Pool::Process as usize];
+        let unreserved = || budget.usage().by_pool[Pool::Process as usize];
         let head = budget.reserve(Pool::Head, 3_000).unwrap();
-        assert_eq!(beside(), 2_000, "measured before so much is granted");
+        assert_eq!(unreserved(), 2_000, "measured before a large grant");
         budget.measure();
-        assert_eq!(beside(), 1_750, "all of it is reserved by now; it falls slowly");
+        assert_eq!(unreserved(), 1_750, "all of it is reserved by now, and the count falls slowly");
         (0..50).for_each(|_| budget.measure());
-        assert!(beside() < 8, "{}", beside());
+        assert!(unreserved() < 8, "{}", unreserved());
         resident.store(5_000, Ordering::Relaxed);
-        // One grant is small, a hundred are not.
+        // One grant is too small to trigger a measurement; a hundred are not.
         let small: Vec<_> = (0..101).map(|_| budget.reserve(Pool::Head, 1).unwrap()).collect();
-        assert!((1_890..=2_000).contains(&beside()), "{}", beside());
+        assert!((1_890..=2_000).contains(&unreserved()), "{}", unreserved());
         let refused = budget.reserve(Pool::Head, 1_000).unwrap_err();
-        assert!(refused.to_string().contains("most of it for head"), "{refused}");
+        assert!(refused.to_string().contains("most by head"), "{refused}");
         resident.store(50_000, Ordering::Relaxed);
         budget.measure();
-        assert_eq!(beside(), 3_200, "half of the limit stays for what is reserved");
+        assert_eq!(unreserved(), 3_200, "half of the limit stays for reservations");
         drop((head, small));
         resident.store(0, Ordering::Relaxed);
         (0..100).for_each(|_| budget.measure());
@@ -590,8 +598,8 @@ mod tests {
 
     struct Cache(std::sync::Mutex<Reservation>);
 
-    impl GiveBack for Cache {
-        fn give_back(&self, bytes: u64) -> u64 {
+    impl Reclaim for Cache {
+        fn reclaim(&self, bytes: u64) -> u64 {
             let mut held = self.0.lock().unwrap();
             let before = held.bytes();
             held.shrink(bytes);
@@ -600,21 +608,21 @@ mod tests {
     }
 
     #[test]
-    fn queries_are_refused_only_after_others_gave_back() {
+    fn queries_are_refused_only_after_caches_are_reclaimed() {
         let budget = Budget::new(1_000);
         let cache =
             Arc::new(Cache(std::sync::Mutex::new(budget.reserve(Pool::Cache, 700).unwrap())));
-        let giver: Weak<Cache> = Arc::downgrade(&cache);
-        budget.set_giver(giver);
+        let reclaimer: Weak<Cache> = Arc::downgrade(&cache);
+        budget.set_reclaimer(reclaimer);
         let query = budget.part(900).reserve(Pool::Query, 800).unwrap();
         assert_eq!((query.bytes(), cache.0.lock().unwrap().bytes()), (800, 150));
-        assert!(budget.reserve(Pool::Head, 200).is_err(), "writes ask before they take locks");
+        assert!(budget.reserve(Pool::Head, 200).is_err(), "writes reclaim before they take locks");
         assert!(budget.reserve(Pool::Query, 151).is_err());
         assert_eq!(cache.0.lock().unwrap().bytes(), 0);
     }
 
     #[test]
-    fn what_is_there_already_counts_over_the_limit() {
+    fn memory_in_use_counts_even_over_the_limit() {
         let budget = Budget::new(100);
         let mut index = budget.empty(Pool::Index);
         index.take(150);

@@ -1,47 +1,49 @@
-//! The one error that crosses a boundary. Its kind is what the caller can do about it.
+//! The one error type that crosses room boundaries. Its kind is the action that the caller can
+//! take.
 
 use std::fmt;
 
 /// `std::result::Result` with the boundary [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What the caller can do about an error.
+/// The action that the caller can take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The input is wrong and will stay wrong: fix it.
     Invalid,
     /// The input is over a limit: make it smaller or raise the limit.
     TooLarge,
-    /// What was named does not exist.
+    /// The named object does not exist.
     NotFound,
-    /// A transaction lost a race: retry it.
+    /// A transaction conflicted with another one: retry it.
     Conflict,
     /// Over capacity for now: retry after a while.
     Busy {
-        /// A guess at when it makes sense to come back.
+        /// Estimated time after which a retry can succeed.
         retry_after_ms: u64,
     },
-    /// New series are refused by a limit; known ones go on: raise the limit or send fewer label sets.
+    /// A limit refuses new series; known series are still written. Raise the limit or send fewer
+    /// label sets.
     SeriesLimit {
-        /// Which one.
+        /// The limit that was reached.
         limit: SeriesLimit,
-        /// A guess at when there may be room.
+        /// Estimated time after which there may be room.
         retry_after_ms: u64,
     },
-    /// Something outside is down or full: retry later.
+    /// An external service is down or full: retry later.
     Unavailable,
     /// Stored bytes do not match their checksum or their format.
     Corrupt {
-        /// Which file or object.
+        /// File or object.
         file: String,
-        /// Where in it.
+        /// Byte offset in the file.
         offset: u64,
     },
-    /// The caller gave up.
+    /// The caller cancelled the request.
     Canceled,
-    /// The time given for it was over.
+    /// The request's time limit expired.
     Timeout,
-    /// The database is shutting down or a writer is poisoned until it is reopened.
+    /// The database is shutting down, or a writer is poisoned until the database is reopened.
     Closed,
     /// A bug.
     Internal,
@@ -50,7 +52,7 @@ pub enum ErrorKind {
 /// The limits on new series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeriesLimit {
-    /// Series in all.
+    /// Number of all series.
     Total,
     /// Series of one metric name.
     PerMetric,
@@ -61,11 +63,11 @@ pub enum SeriesLimit {
 }
 
 impl SeriesLimit {
-    /// Every limit, in the order of their numbers.
+    /// Every limit, in declaration order.
     pub const ALL: [SeriesLimit; 4] =
         [SeriesLimit::Total, SeriesLimit::PerMetric, SeriesLimit::PerGroup, SeriesLimit::PerSecond];
 
-    /// A word for it, as counters and messages use it.
+    /// The limit's name in counters and messages.
     pub fn name(self) -> &'static str {
         match self {
             SeriesLimit::Total => "series_max",
@@ -76,7 +78,7 @@ impl SeriesLimit {
     }
 }
 
-/// A kind, one sentence of what and where, and the cause below.
+/// A kind, one sentence that names the object and its position, and the cause.
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -86,7 +88,7 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of `kind`; `what` is one sentence that names what, where, and what to do.
+    /// An error of `kind`. `what` is one sentence that names the failure, its place, and the fix.
     pub fn new(kind: ErrorKind, what: impl Into<String>) -> Error {
         Error(Box::new(Inner { kind, what: what.into(), source: None }))
     }
@@ -101,22 +103,22 @@ impl Error {
         Error::new(ErrorKind::TooLarge, what)
     }
 
-    /// What was named does not exist.
+    /// The named object does not exist.
     pub fn not_found(what: impl Into<String>) -> Error {
         Error::new(ErrorKind::NotFound, what)
     }
 
-    /// Over capacity; come back after `retry_after_ms`.
+    /// Over capacity; retry after `retry_after_ms`.
     pub fn busy(retry_after_ms: u64, what: impl Into<String>) -> Error {
         Error::new(ErrorKind::Busy { retry_after_ms }, what)
     }
 
-    /// Something outside is down or full.
+    /// An external service is down or full.
     pub fn unavailable(what: impl Into<String>) -> Error {
         Error::new(ErrorKind::Unavailable, what)
     }
 
-    /// Bytes of `file` at `offset` are not what they should be.
+    /// The bytes of `file` at `offset` do not have the expected format or checksum.
     pub fn corrupt(file: impl Into<String>, offset: u64, what: impl Into<String>) -> Error {
         Error::new(ErrorKind::Corrupt { file: file.into(), offset }, what)
     }
@@ -137,23 +139,23 @@ impl Error {
         self
     }
 
-    /// The same error with `context` put before its sentence: `context: sentence`.
+    /// The same error with `context` before its sentence: `context: sentence`.
     pub fn context(mut self, context: impl fmt::Display) -> Error {
         self.0.what = format!("{context}: {}", self.0.what);
         self
     }
 
-    /// What the caller can do.
+    /// The action that the caller can take.
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind
     }
 
-    /// The sentence without position and cause.
+    /// The sentence, without position and cause.
     pub fn what(&self) -> &str {
         &self.0.what
     }
 
-    /// Whether trying the same again later can help.
+    /// Whether a later retry of the same call can succeed.
     pub fn is_retriable(&self) -> bool {
         matches!(
             self.0.kind,

@@ -4,36 +4,37 @@ use std::sync::Arc;
 
 use crate::Timestamp;
 
-/// A native histogram with counts as doubles. Plain data: nothing is checked, `count` need not be the sum of the
-/// buckets. What can be computed with histograms is the language's.
+/// A native histogram with counts as doubles. Plain data without checks: `count` need not be the
+/// sum of the buckets. The language room computes with histograms.
 ///
-/// With schema `s` from -4 to 8, bucket `i` covers `(base^(i-1), base^i]` where `base = 2^(2^-s)`; negative
-/// buckets mirror that around zero. With [`Histogram::CUSTOM_SCHEMA`] bucket `i` ends at `custom_bounds[i]`, the
-/// one after the last bound at `+Inf`, and there are neither negative buckets nor a zero bucket.
+/// With schema `s` from -4 to 8, bucket `i` covers `(base^(i-1), base^i]` where `base = 2^(2^-s)`;
+/// negative buckets mirror that around zero. With [`Histogram::CUSTOM_SCHEMA`], bucket `i` ends at
+/// `custom_bounds[i]` and the last bucket ends at `+Inf`; there are no negative buckets and no zero
+/// bucket.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     /// The resolution, or [`Histogram::CUSTOM_SCHEMA`].
     pub schema: i32,
-    /// What the last sample before says about this one.
+    /// Whether a counter was reset between the previous sample and this one.
     pub reset_hint: ResetHint,
     /// Number of observations.
     pub count: f64,
     /// Sum of observations.
     pub sum: f64,
-    /// Observations that are at most `zero_threshold` away from 0.
+    /// Number of observations at a distance of at most `zero_threshold` from 0.
     pub zero_count: f64,
     /// Half the width of the zero bucket.
     pub zero_threshold: f64,
-    /// Buckets of positive observations, indexes strictly rising.
+    /// Buckets of positive observations, indexes strictly ascending.
     pub positive: Vec<HistogramBucket>,
-    /// Buckets of negative observations, indexes strictly rising away from zero.
+    /// Buckets of negative observations, indexes strictly ascending away from zero.
     pub negative: Vec<HistogramBucket>,
-    /// Finite upper bounds, strictly rising; empty but for [`Histogram::CUSTOM_SCHEMA`].
+    /// Finite upper bounds, strictly ascending; empty except with [`Histogram::CUSTOM_SCHEMA`].
     pub custom_bounds: Arc<[f64]>,
 }
 
 impl Histogram {
-    /// The schema whose bounds are listed in the histogram.
+    /// The schema of histograms that list their bounds.
     pub const CUSTOM_SCHEMA: i32 = -53;
 
     /// A histogram of schema 0 without observations.
@@ -51,12 +52,12 @@ impl Histogram {
         }
     }
 
-    /// Whether the bounds are listed instead of computed from the schema.
+    /// Whether the histogram lists its bounds instead of computing them from the schema.
     pub fn has_custom_bounds(&self) -> bool {
         self.schema == Histogram::CUSTOM_SCHEMA
     }
 
-    /// Bytes on the heap and in itself, for memory accounting.
+    /// Bytes of the struct and its heap memory, for memory accounting.
     pub fn heap_bytes(&self) -> usize {
         let buckets = self.positive.len() + self.negative.len();
         size_of::<Histogram>()
@@ -65,48 +66,48 @@ impl Histogram {
     }
 }
 
-/// How many observations fell into one bucket.
+/// The observations of one bucket.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HistogramBucket {
-    /// Which bucket; see [`Histogram`].
+    /// Index of the bucket; see [`Histogram`].
     pub index: i32,
-    /// Its observations alone, not those of smaller buckets.
+    /// Number of observations in this bucket alone; not cumulative.
     pub count: f64,
 }
 
-/// What is known about a counter reset between the sample before and this one.
+/// A hint about a counter reset between the previous sample and this one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ResetHint {
-    /// Nothing; compare to find out.
+    /// Unknown; compare the samples.
     #[default]
     Unknown,
-    /// There was one.
+    /// There was a reset.
     Reset,
-    /// There was none.
+    /// There was no reset.
     NoReset,
-    /// It is no counter.
+    /// The series is not a counter.
     Gauge,
 }
 
-/// One point's value.
+/// The value of one point.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PointValue {
     /// A double.
     Float(f64),
-    /// A native histogram. Equal is the same object or the same bits in every field.
+    /// A native histogram. Two are equal if they are the same object or equal bit for bit.
     Histogram(Arc<Histogram>),
 }
 
-/// One entry of a column that plain doubles cannot hold.
+/// One entry of a column that doubles cannot hold.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MixedEntry {
-    /// Since when a counter counts, milliseconds; 0 where it is not known.
+    /// Start time of the counter in milliseconds; 0 if unknown.
     pub start: Timestamp,
     /// The value.
     pub value: PointValue,
 }
 
-/// By bits, so that NaN equals itself and `-0.0` is not `0.0`.
+/// Compares bits, so NaN equals itself and `-0.0` differs from `0.0`.
 impl PartialEq for Histogram {
     fn eq(&self, other: &Histogram) -> bool {
         fn numbers(h: &Histogram) -> [u64; 4] {

@@ -1,4 +1,4 @@
-//! Ids: newtypes, so that a group can never be passed where a slot is meant.
+//! Ids as newtypes, so that a group cannot be passed where a slot is expected.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShardId(pub u16);
 
-/// How many low bits of a [`GroupId`] name its shard. Fixed when a database is created.
+/// The number of low bits of a [`GroupId`] that hold its shard. Fixed when a database is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardBits(u32);
 
@@ -26,7 +26,7 @@ impl ShardBits {
         1 << self.0
     }
 
-    /// The shard of a hash of a group's labels. Only ever asked once per group, at its creation.
+    /// The shard for the hash of a group's labels. Called once per group, when it is created.
     pub fn shard_of_hash(self, hash: u64) -> ShardId {
         ShardId((hash & ((1 << self.0) - 1)) as u16)
     }
@@ -36,36 +36,36 @@ impl ShardBits {
         ShardId((group.0 & ((1 << self.0) - 1)) as u16)
     }
 
-    /// The position of `group` among the groups of its shard, dense from 0.
+    /// The index of `group` among the groups of its shard, dense from 0.
     pub fn local(self, group: GroupId) -> u64 {
         group.0 >> self.0
     }
 
-    /// The group at position `local` of `shard`.
+    /// The group with index `local` in `shard`.
     pub fn group(self, shard: ShardId, local: u64) -> GroupId {
         GroupId((local << self.0) | u64::from(shard.0))
     }
 }
 
-/// A group of series that share labels and timestamps. Never reused; carries its shard in its low
-/// bits ([`ShardBits`]).
+/// A group of series that share labels and timestamps. Ids are never reused; the low bits hold the
+/// shard ([`ShardBits`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(pub u64);
 
-/// A member's position in its group, dense from 0.
+/// A member's index in its group, dense from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u32);
 
-/// What the fast path takes instead of labels. A label set has exactly one.
+/// A reference to a series, used on the write path instead of labels. A label set has exactly one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SeriesRef {
     /// The group that the series is a member of.
     pub group: GroupId,
-    /// Its position there.
+    /// The series' index in the group.
     pub slot: Slot,
 }
 
-/// The order of commits. Every row piece that is written has one; later is newer. 0 is before all.
+/// The order of commits. Every row piece has one; a larger number is newer. 0 precedes all commits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct CommitSeq(pub u64);
 
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_carries_its_shard_and_its_place() {
+    fn a_group_id_holds_its_shard_and_its_index() {
         let bits = ShardBits::for_count(64);
         let group = bits.group(ShardId(63), 1_000_000);
         assert_eq!(bits.shard(group), ShardId(63));

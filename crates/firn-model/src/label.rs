@@ -13,19 +13,19 @@ use crate::{Error, Result};
 /// The label that holds a metric's name.
 pub const METRIC_NAME: &str = "__name__";
 
-/// A series' or a group's label set: sorted, unique, no empty values. Cheap to clone.
+/// The label set of a series or group: sorted by name, unique, no empty values. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Labels(Arc<[u8]>);
 
-/// Walks the pairs of a [`Labels`] in order of names.
+/// Iterates over the pairs of a [`Labels`] in order of names.
 #[derive(Clone, Debug)]
 pub struct LabelsIter<'a>(LabelBytesIter<'a>);
 
-/// As [`LabelsIter`], the texts as bytes.
+/// As [`LabelsIter`], but yields bytes.
 #[derive(Clone, Debug)]
 pub struct LabelBytesIter<'a>(&'a [u8]);
 
-/// Collects pairs in any order; reusable, so that a request allocates once.
+/// Collects pairs in any order. Reuse it to save allocations.
 #[derive(Debug, Default)]
 pub struct LabelsBuilder {
     text: String,
@@ -33,14 +33,14 @@ pub struct LabelsBuilder {
     pairs: Vec<(u32, u32, u32)>,
 }
 
-/// What a label set may look like at most.
+/// Upper limits on a label set.
 #[derive(Clone, Copy, Debug)]
 pub struct LabelLimits {
-    /// Pairs in one set.
+    /// Number of pairs in a set.
     pub label_count_max: usize,
-    /// Bytes of one name.
+    /// Bytes of a name.
     pub name_bytes_max: usize,
-    /// Bytes of one value.
+    /// Bytes of a value.
     pub value_bytes_max: usize,
 }
 
@@ -54,11 +54,11 @@ thread_local! {
     static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// A label set that took more is not worth its memory in every thread.
+/// A larger buffer is dropped, so that threads do not keep the memory.
 const BUFFER_BYTES_MAX: usize = 16 << 10;
 
 impl Labels {
-    /// No labels.
+    /// An empty label set.
     pub fn empty() -> Labels {
         Labels(Arc::from([]))
     }
@@ -79,10 +79,10 @@ impl Labels {
         })
     }
 
-    /// Labels from their encoding, every rule checked: for bytes that come from outside or disk.
+    /// Decodes labels from outside or from disk, and checks every rule.
     ///
     /// # Errors
-    /// `Invalid` with the first breach.
+    /// `Invalid` with the first violation.
     pub fn from_encoded(encoded: &[u8]) -> Result<Labels> {
         let mut rest = encoded;
         let mut last: Option<&str> = None;
@@ -90,7 +90,7 @@ impl Labels {
             let name = take_text(&mut rest)?;
             let value = take_text(&mut rest)?;
             if name.is_empty() || value.is_empty() {
-                return Err(Error::invalid("encoded labels hold an empty name or value"));
+                return Err(Error::invalid("encoded labels contain an empty name or value"));
             }
             if last.is_some_and(|last| last >= name) {
                 return Err(Error::invalid(format!("encoded labels: {name:?} is out of order")));
@@ -100,10 +100,10 @@ impl Labels {
         Ok(Labels(Arc::from(encoded)))
     }
 
-    /// Labels from pairs of text in order of names, as a room keeps them that took them from `Labels`
-    /// before: nothing is checked but in debug builds.
+    /// Builds labels from pairs in order of names that came from a `Labels`. Checked in debug
+    /// builds only.
     pub fn from_sorted<'a>(pairs: impl IntoIterator<Item = (&'a [u8], &'a [u8])>) -> Labels {
-        // One thread makes many of them: the bytes are put together in memory that it keeps.
+        // The encoding is built in a buffer that the thread keeps, because one thread builds many.
         let mut encoded = BUFFER.take();
         encoded.clear();
         pairs.into_iter().for_each(|(name, value)| push_pair(&mut encoded, name, value));
@@ -115,7 +115,7 @@ impl Labels {
         labels
     }
 
-    /// The encoding; see the module.
+    /// The encoding; see the module documentation.
     pub fn as_encoded(&self) -> &[u8] {
         &self.0
     }
@@ -125,8 +125,8 @@ impl Labels {
         LabelsIter(self.iter_bytes())
     }
 
-    /// The pairs as bytes: where the check that makes them `&str` costs more than what is done with
-    /// them (comparing, writing out).
+    /// The pairs as bytes: cheaper than [`Labels::iter`] where the caller only compares or copies
+    /// them, because it skips the UTF-8 check.
     pub fn iter_bytes(&self) -> LabelBytesIter<'_> {
         LabelBytesIter(&self.0)
     }
@@ -152,10 +152,10 @@ impl Labels {
         self.iter_bytes().count()
     }
 
-    /// Only the pairs whose name `keep` accepts.
+    /// Keeps the pairs that have a name accepted by `keep`.
     pub fn filter(&self, mut keep: impl FnMut(&str) -> bool) -> Labels {
         let mut encoded = Vec::with_capacity(self.0.len());
-        // Names alone are looked at as text.
+        // Only names are checked as UTF-8.
         let mut keeps = |name: &[u8]| std::str::from_utf8(name).is_ok_and(&mut keep);
         for (name, value) in self.iter_bytes().filter(|pair| keeps(pair.0)) {
             push_pair(&mut encoded, name, value);
@@ -195,7 +195,7 @@ impl<'a> Iterator for LabelsIter<'a> {
 
     fn next(&mut self) -> Option<(&'a str, &'a str)> {
         let (name, value) = self.0.next()?;
-        // A `Labels` is checked when it is made, so neither step can fail.
+        // A `Labels` is checked when it is built, so neither step can fail.
         Some((std::str::from_utf8(name).ok()?, std::str::from_utf8(value).ok()?))
     }
 }
@@ -218,13 +218,13 @@ impl<'a> IntoIterator for &'a Labels {
 }
 
 impl LabelsBuilder {
-    /// Forgets all pairs, keeps the memory.
+    /// Removes all pairs and keeps the memory.
     pub fn clear(&mut self) {
         self.text.clear();
         self.pairs.clear();
     }
 
-    /// Adds a pair. One with an empty value is the same as none and is left out.
+    /// Adds a pair. A pair with an empty value is ignored: it means the same as no pair.
     pub fn push(&mut self, name: &str, value: &str) {
         if value.is_empty() {
             return;
@@ -236,10 +236,10 @@ impl LabelsBuilder {
         self.pairs.push((start, middle, self.text.len() as u32));
     }
 
-    /// Sorts, checks and encodes what was pushed; the builder is empty afterwards.
+    /// Sorts, checks and encodes the pairs. The builder is empty on return.
     ///
     /// # Errors
-    /// `Invalid` for a repeated or empty name; `TooLarge` for a breach of `limits`.
+    /// `Invalid` for a repeated or empty name; `TooLarge` if a limit is exceeded.
     pub fn build(&mut self, limits: &LabelLimits) -> Result<Labels> {
         let text = std::mem::take(&mut self.text);
         let mut pairs = std::mem::take(&mut self.pairs);
@@ -253,7 +253,7 @@ impl LabelsBuilder {
             }
             Labels(Arc::from(encoded))
         });
-        // The memory goes back into the builder for the next series.
+        // The builder keeps its memory for the next series.
         (self.text, self.pairs) = (text, pairs);
         self.clear();
         built
@@ -268,7 +268,7 @@ fn check<'t>(
 ) -> Result<()> {
     if pairs.len() > limits.label_count_max {
         return Err(Error::too_large(format!(
-            "{} labels, the limit is {} (label_count_max)",
+            "{} labels exceed the limit of {} (label_count_max): send fewer, or raise the limit",
             pairs.len(),
             limits.label_count_max
         )));
@@ -279,11 +279,11 @@ fn check<'t>(
             return Err(Error::invalid(format!("label with value {value:?} has an empty name")));
         }
         if idx > 0 && name_of(&pairs[idx - 1]) == name {
-            return Err(Error::invalid(format!("label {name:?} is given twice")));
+            return Err(Error::invalid(format!("label {name:?} is repeated")));
         }
         if name.len() > limits.name_bytes_max {
             return Err(Error::too_large(format!(
-                "label name {:?}... has {} bytes, the limit is {} (name_bytes_max)",
+                "label name {:?}... has {} bytes, over the limit of {} (name_bytes_max)",
                 head(name),
                 name.len(),
                 limits.name_bytes_max
@@ -291,7 +291,7 @@ fn check<'t>(
         }
         if value.len() > limits.value_bytes_max {
             return Err(Error::too_large(format!(
-                "value of label {name:?} has {} bytes, the limit is {} (value_bytes_max)",
+                "value of label {name:?} has {} bytes, over the limit of {} (value_bytes_max)",
                 value.len(),
                 limits.value_bytes_max
             )));
@@ -310,11 +310,12 @@ impl PartialOrd for Labels {
     }
 }
 
-/// By the first pair that differs, name before value; a prefix comes first (as Prometheus sorts).
+/// Compares the first pair that differs, name before value; a prefix sorts first, as in Prometheus.
 impl Ord for Labels {
     fn cmp(&self, other: &Labels) -> Ordering {
         let same_bytes = common_bytes(&self.0, &other.0);
-        // Texts that end before the first difference are the same on both sides, so one side is walked up to there.
+        // Texts that end before the first difference are equal on both sides, so only one side is
+        // parsed up to there.
         let (mut left, mut right) = (&*self.0, &*other.0);
         loop {
             let start = left;
@@ -331,7 +332,7 @@ impl Ord for Labels {
     }
 }
 
-/// As PromQL writes a series: `name{a="1",b="2"}`.
+/// Formats a series as PromQL does: `name{a="1",b="2"}`.
 impl fmt::Display for Labels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.metric_name())?;
@@ -361,14 +362,14 @@ fn push_pair(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
 }
 
 fn take_text<'a>(rest: &mut &'a [u8]) -> Result<&'a str> {
-    let bad = || Error::invalid("encoded labels are cut short");
+    let bad = || Error::invalid("encoded labels are truncated");
     let text = take_bytes(rest).ok_or_else(bad)?;
     std::str::from_utf8(text).map_err(|e| Error::invalid("encoded labels: not UTF-8").because(e))
 }
 
 fn take_bytes<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let text_bytes = match **rest {
-        // Nearly all texts are short.
+        // Most texts are short.
         [len, ref after @ ..] if len < 0x80 => {
             *rest = after;
             usize::from(len)
@@ -380,7 +381,7 @@ fn take_bytes<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(text)
 }
 
-/// How many bytes are the same from the front.
+/// Length of the common prefix.
 fn common_bytes(left: &[u8], right: &[u8]) -> usize {
     let words = left.as_chunks::<8>().0.iter().zip(right.as_chunks::<8>().0);
     let mut same = 0;
@@ -404,7 +405,7 @@ pub fn encode_varint(mut value: u64, out: &mut Vec<u8>) {
     out.push(value as u8);
 }
 
-/// Reads a varint from the front of `input`; `None` if it is cut short or over 64 bits.
+/// Decodes a varint from the front of `input`; `None` if it is truncated or exceeds 64 bits.
 pub fn decode_varint(input: &mut &[u8]) -> Option<u64> {
     let mut value = 0u64;
     for (idx, &byte) in input.iter().enumerate().take(10) {
@@ -430,21 +431,21 @@ mod tests {
 
     #[test]
     fn unsorted_labels_are_sorted_and_empty_values_dropped() {
-        let built = labels(&[("b", "2"), ("gone", ""), ("a", "1"), (METRIC_NAME, "up")]);
+        let built = labels(&[("b", "2"), ("empty", ""), ("a", "1"), (METRIC_NAME, "up")]);
         assert_eq!(built.to_string(), r#"up{a="1",b="2"}"#);
         assert_eq!(built.count(), 3);
         assert_eq!(Labels::from_encoded(built.as_encoded()).unwrap(), built);
     }
 
     #[test]
-    fn breaches_name_what_is_wrong() {
+    fn violations_are_named_in_the_error() {
         let f = |pairs: &[(&str, &str)]| {
             let mut builder = LabelsBuilder::default();
             pairs.iter().for_each(|pair| builder.push(pair.0, pair.1));
             let limits = LabelLimits { label_count_max: 2, name_bytes_max: 3, value_bytes_max: 4 };
             builder.build(&limits).unwrap_err().to_string()
         };
-        assert_eq!(f(&[("a", "1"), ("a", "2")]), r#"label "a" is given twice"#);
+        assert_eq!(f(&[("a", "1"), ("a", "2")]), r#"label "a" is repeated"#);
         assert!(f(&[("", "1")]).contains("empty name"));
         assert!(f(&[("long", "1")]).contains("name_bytes_max"));
         assert!(f(&[("a", "12345")]).contains("value_bytes_max"));
@@ -452,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn with_and_filter_keep_the_order() {
+    fn with_and_filter_keep_the_order_of_names() {
         let built = labels(&[("b", "2"), ("d", "4")]);
         assert_eq!(built.with("c", "3"), labels(&[("b", "2"), ("c", "3"), ("d", "4")]));
         assert_eq!(built.with("a", "1"), labels(&[("a", "1"), ("b", "2"), ("d", "4")]));

@@ -1,17 +1,22 @@
-//! Model: the words that every room of FirnDB shares.
+//! Model: the vocabulary that every room of FirnDB shares.
 //!
-//! **Owns** labels and matchers, ids, time ranges, rows on their way in, column batches on their way
-//! out, the seams [`Select`] (what a query asks of storage) and [`Change`] (what the engine tells a
-//! cache), the memory [`Budget`], and the one boundary [`Error`].
+//! **Owns** labels and matchers, ids, time ranges, rows of the write path, column batches of the
+//! read path, the seams [`Select`] (the selection of a query) and [`Change`] (the change feed from
+//! the engine to a cache), the memory [`Budget`], and the boundary [`Error`].
 //!
-//! **Never** does I/O, reads a clock, starts a thread or knows another room.
+//! **Never** does I/O, reads a clock, starts a thread or uses another room.
+//!
+//! **Paths**: on the write path labels become [`SeriesRef`]s and samples a [`RowBatch`]; on the
+//! read path a [`Selection`] returns [`ColumnBatch`]es.
 //!
 //! **Invariants**: a [`Labels`] is sorted by name, has no repeated name and no empty value; ids are
-//! never reused; a [`TimeRange`] is closed on both sides and may be empty; values are bit patterns
-//! (a NaN payload survives everything here).
+//! never reused; a [`TimeRange`] includes both ends and may be empty; values are bit patterns (NaN
+//! payloads are preserved).
 //!
-//! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `pattern`, `row`, `histogram`, `batch`, `select`,
-//! `query_stats`, `change`, `budget`, `error`.
+//! Terms: `docs/glossary.md`.
+//!
+//! Reading order: `id`, `time`, `sample`, `label`, `matcher`, `pattern`, `row`, `histogram`,
+//! `batch`, `select`, `query_stats`, `change`, `budget`, `error`.
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +36,7 @@ mod select;
 mod time;
 
 pub use batch::{Column, ColumnBatch, ColumnType, ColumnValues, Presence};
-pub use budget::{Budget, BudgetUsage, GiveBack, Pool, Reservation};
+pub use budget::{Budget, BudgetUsage, Pool, Reclaim, Reservation};
 pub use change::{Change, ChangeKind, ChangeSink};
 pub use error::{Error, ErrorKind, Result, SeriesLimit};
 pub use histogram::{Histogram, HistogramBucket, MixedEntry, PointValue, ResetHint};
@@ -42,7 +47,7 @@ pub use label::{
 };
 pub use matcher::{MatchOp, Matcher};
 pub use pattern::Pattern;
-pub use query_stats::{Count, QueryStats};
+pub use query_stats::{Counter, QueryStats};
 pub use row::{Cell, RowBatch, RowPiece, ShardRows};
 pub use sample::{STALE_NAN, STALE_NAN_BITS, Sample, is_stale_nan};
 pub use select::{

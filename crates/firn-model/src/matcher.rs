@@ -1,4 +1,4 @@
-//! Matchers: what a selector asks of one label.
+//! Matchers: conditions of a selector on one label.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use regex::Regex;
 use crate::pattern::Pattern;
 use crate::{Error, Result};
 
-/// How a matcher compares.
+/// The comparison of a matcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MatchOp {
     /// `=`
@@ -28,16 +28,17 @@ pub struct Matcher {
     op: MatchOp,
     value: String,
     pattern: Pattern,
-    /// Only for [`Pattern::Regex`]. Shared, because a regular expression grows working memory in use.
+    /// Only for [`Pattern::Regex`]. Shared, because a regular expression allocates working memory
+    /// when used.
     regex: Option<Arc<Regex>>,
 }
 
-// A regular expression that compiles to more than this is refused; 10,000 alternatives fit.
+// Compiled size limit of a regular expression; 10,000 alternatives fit.
 const REGEX_BYTES_MAX: usize = 16 << 20;
-// What a regular expression may remember while it matches; with less it is slower, not wrong.
+// Cache size limit of a regular expression; with less memory it is slower, but correct.
 const REGEX_CACHE_BYTES_MAX: usize = 2 << 20;
 
-/// What is wrong with a regular expression, in one line and in Go's words where those are known.
+/// Describes an error in a regular expression in one line, in Go's words where they are known.
 fn regex_fault(value: &str, error: &regex::Error) -> String {
     let text = error.to_string();
     let reason = text.lines().last().unwrap_or_default();
@@ -50,8 +51,8 @@ fn regex_fault(value: &str, error: &regex::Error) -> String {
 }
 
 impl Matcher {
-    /// A matcher; a regular expression is compiled here, once, if it takes one: compiling costs 100
-    /// microseconds, more than answering a small query.
+    /// Builds a matcher. A regular expression is compiled here, once, if the pattern needs one:
+    /// compiling takes 100 microseconds, more than a small query.
     ///
     /// # Errors
     /// `Invalid` for a regular expression that does not compile or is too large.
@@ -59,7 +60,8 @@ impl Matcher {
         Matcher::bounded(name, op, value, REGEX_BYTES_MAX)
     }
 
-    /// The same with a limit for what a regular expression compiles to: where many come from outside at once.
+    /// As [`Matcher::new`], with a limit on the compiled size, for callers that receive many
+    /// regular expressions at once.
     ///
     /// # Errors
     /// As [`Matcher::new`].
@@ -96,39 +98,39 @@ impl Matcher {
         &self.name
     }
 
-    /// How it compares.
+    /// The comparison.
     pub fn op(&self) -> MatchOp {
         self.op
     }
 
-    /// The value or pattern as it was written.
+    /// The value or pattern as written.
     pub fn value(&self) -> &str {
         &self.value
     }
 
-    /// What it takes, its negation left out: to find values in place of trying them.
+    /// The values accepted before negation: used to find values instead of testing each.
     pub fn pattern(&self) -> &Pattern {
         &self.pattern
     }
 
-    /// Whether it takes what its pattern does not.
+    /// Whether the matcher negates its pattern.
     pub fn is_negative(&self) -> bool {
         matches!(self.op, MatchOp::NotEqual | MatchOp::NotRegex)
     }
 
-    /// Whether a label with `value` is taken by the pattern, negation left out.
+    /// Whether the pattern accepts `value`, before negation.
     pub fn pattern_takes(&self, value: &str) -> bool {
         self.pattern
             .takes(value)
             .unwrap_or_else(|| self.regex.as_ref().is_some_and(|regex| regex.is_match(value)))
     }
 
-    /// Whether a label with `value` passes.
+    /// Whether a label with `value` matches.
     pub fn matches(&self, value: &str) -> bool {
         self.pattern_takes(value) != self.is_negative()
     }
 
-    /// Whether a series without the label passes.
+    /// Whether a series without the label matches.
     pub fn matches_absent(&self) -> bool {
         self.matches("")
     }

@@ -1,34 +1,34 @@
-//! What a matcher asks of a value, in the form that is cheapest to answer.
+//! The values that a matcher accepts, in the form that is cheapest to evaluate.
 //!
-//! Most regular expressions that dashboards send are lists of literals (`a|b|c`) or a literal with
-//! `.*` beside it. These need no automaton: literals are looked up, the rest is compared as text.
+//! Most regular expressions of dashboards are lists of literals (`a|b|c`) or a literal next to
+//! `.*`. They need no automaton: literals are looked up, prefixes and substrings are compared.
 
 use crate::MatchOp;
 
-/// The values that the positive form of a matcher takes (for `!=` and `!~`: what they refuse).
+/// The values that a matcher accepts before negation (for `!=` and `!~`: the values it rejects).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    /// Any value, and none.
+    /// Any value, and an absent label.
     Any,
-    /// Any value but the empty one.
+    /// Any value except the empty one.
     NonEmpty,
-    /// One of these, sorted and each once; `""` is the absent label.
+    /// One of these values, sorted and unique; `""` is the absent label.
     OneOf(Vec<String>),
-    /// Begins with the text; with more after it if `longer`.
+    /// Values with this prefix.
     Prefix {
-        /// The text.
+        /// The prefix.
         text: String,
-        /// Whether the text alone is not enough.
+        /// Whether at least one more character must follow.
         longer: bool,
     },
-    /// Has the text anywhere.
+    /// Values that contain this text.
     Contains(String),
-    /// Only the regular expression can tell.
+    /// Values that the regular expression matches.
     Regex,
 }
 
 impl Pattern {
-    /// The pattern of a matcher without its negation.
+    /// The pattern of a matcher, without its negation.
     pub(crate) fn of(op: MatchOp, value: &str) -> Pattern {
         match op {
             MatchOp::Equal | MatchOp::NotEqual => Pattern::OneOf(vec![value.to_owned()]),
@@ -62,7 +62,8 @@ impl Pattern {
         Pattern::Regex
     }
 
-    /// Whether a value (`""`: absent) is taken; `None` if only the regular expression can tell.
+    /// Whether a value (`""`: absent) is accepted; `None` if only the regular expression can
+    /// decide.
     pub(crate) fn takes(&self, value: &str) -> Option<bool> {
         Some(match self {
             Pattern::Any => true,
@@ -77,7 +78,7 @@ impl Pattern {
     }
 }
 
-/// The inside of one pair of parentheses around everything.
+/// Removes one pair of parentheses around the whole expression.
 fn without_parentheses(regex: &str) -> &str {
     let inside = regex.strip_prefix('(').and_then(|r| r.strip_suffix(')'));
     let inside = inside.map(|inside| inside.strip_prefix("?:").unwrap_or(inside));
@@ -90,20 +91,20 @@ fn without_parentheses(regex: &str) -> &str {
 }
 
 fn split_literals(regex: &str) -> Option<Vec<String>> {
-    // An escaped bar would be split too; leave those to the automaton.
+    // An escaped bar would be split too; the automaton handles those.
     if regex.contains("\\|") {
         return None;
     }
     regex.split('|').map(literal).collect()
 }
 
-/// The text that `regex` stands for, if it stands for one text only.
+/// The only text that `regex` matches, if there is exactly one.
 fn literal(regex: &str) -> Option<String> {
     let mut text = String::with_capacity(regex.len());
     let mut chars = regex.chars();
     while let Some(c) = chars.next() {
         match c {
-            // An escaped letter is a class or worse; escaped punctuation is itself.
+            // An escaped letter is a class or an assertion; escaped punctuation is literal.
             '\\' => text.push(chars.next().filter(char::is_ascii_punctuation)?),
             '.' | '+' | '*' | '?' | '(' | ')' | '|' | '[' | ']' | '{' | '}' | '^' | '$' => {
                 return None;

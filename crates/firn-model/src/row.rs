@@ -1,30 +1,30 @@
-//! Rows on their way in: a batch of cells of many groups, then the same sorted into row pieces.
+//! Rows on the write path: a batch of cells of many groups, sorted into row pieces.
 
 use crate::{GroupId, SeriesRef, ShardBits, ShardId, Slot, TimeRange, Timestamp};
 
-/// One value of one series at one time, with where it belongs.
+/// One value of one series at one time, with the series' group and slot.
 #[derive(Clone, Copy, Debug)]
 pub struct Cell {
     /// The group of the series.
     pub group: GroupId,
-    /// When, in milliseconds.
+    /// Timestamp in milliseconds.
     pub ts: Timestamp,
-    /// The series' place in the group.
+    /// The series' slot in the group.
     pub slot: Slot,
-    /// What.
+    /// The value.
     pub value: f64,
 }
 
-/// What one request writes. Filled in any order, then [`RowBatch::sort`]ed into row pieces.
+/// The rows of one write request. Fill it in any order, then [`RowBatch::sort`] it into row pieces.
 ///
-/// Of two cells for one series and timestamp the one that was pushed later wins.
+/// Of two cells for one series and timestamp, the one pushed later wins.
 #[derive(Debug, Default)]
 pub struct RowBatch {
     cells: Vec<Cell>,
     sorted_for: Option<ShardBits>,
 }
 
-/// The rows of one shard in a sorted batch: ordered by (group, ts, slot), no cell twice.
+/// The rows of one shard in a sorted batch: ordered by (group, ts, slot), no duplicates.
 #[derive(Clone, Copy, Debug)]
 pub struct ShardRows<'a> {
     /// The shard that owns all of them.
@@ -32,7 +32,7 @@ pub struct ShardRows<'a> {
     cells: &'a [Cell],
 }
 
-/// One timestamp and the values of some members of one group, slots rising. A row may arrive in
+/// One timestamp and the values of some members of one group, slots ascending. A row may arrive in
 /// several pieces.
 #[derive(Clone, Copy, Debug)]
 pub struct RowPiece<'a> {
@@ -40,23 +40,23 @@ pub struct RowPiece<'a> {
     pub group: GroupId,
     /// The timestamp that the members share.
     pub ts: Timestamp,
-    /// At least one cell; all of `group` at `ts`, slots strictly rising.
+    /// At least one cell; all of `group` at `ts`, slots strictly ascending.
     pub cells: &'a [Cell],
 }
 
 impl RowBatch {
-    /// Forgets all cells, keeps the memory.
+    /// Removes all cells and keeps the memory.
     pub fn clear(&mut self) {
         self.cells.clear();
         self.sorted_for = None;
     }
 
-    /// Gives memory for more than `cell_count` cells back.
+    /// Releases memory beyond `cell_count` cells.
     pub fn shrink_to(&mut self, cell_count: usize) {
         self.cells.shrink_to(cell_count);
     }
 
-    /// Bytes that it holds.
+    /// Bytes of heap memory.
     pub fn heap_bytes(&self) -> u64 {
         (self.cells.capacity() * size_of::<Cell>()) as u64
     }
@@ -73,15 +73,15 @@ impl RowBatch {
         self.cells.extend(values.iter().map(|&(slot, value)| Cell { group, ts, slot, value }));
     }
 
-    /// Sorts by (shard, group, ts, slot) and drops all but the last of equal ones. Nearly free when
-    /// the cells came in that order, which is how senders send a scrape.
+    /// Sorts by (shard, group, ts, slot) and keeps only the last of equal cells. Nearly free if the
+    /// cells are already in that order, as in a scrape.
     pub fn sort(&mut self, bits: ShardBits) {
         if self.sorted_for == Some(bits) {
             return;
         }
         let key = |cell: &Cell| (bits.shard(cell.group), cell.group, cell.ts, cell.slot);
         self.cells.sort_by_key(key);
-        // The sort is stable, so of equal keys the last one pushed stands last: keep that one.
+        // The sort is stable, so the last of equal keys was pushed last: keep its value.
         self.cells.dedup_by(|later, kept| {
             let same = key(later) == key(kept);
             if same {
@@ -92,7 +92,7 @@ impl RowBatch {
         self.sorted_for = Some(bits);
     }
 
-    /// The rows shard by shard, shards rising.
+    /// The rows of each shard, shards ascending.
     ///
     /// # Panics
     /// If the batch was not sorted since the last push.
@@ -103,7 +103,7 @@ impl RowBatch {
             .map(move |cells| ShardRows { shard: bits.shard(cells[0].group), cells })
     }
 
-    /// All cells in their present order.
+    /// All cells in their current order.
     pub fn cells(&self) -> &[Cell] {
         &self.cells
     }
@@ -118,12 +118,12 @@ impl RowBatch {
         self.cells.is_empty()
     }
 
-    /// The smallest range that holds all timestamps.
+    /// The smallest range that contains all timestamps.
     pub fn time_range(&self) -> TimeRange {
         self.cells.iter().fold(TimeRange::EMPTY, |range, cell| range.extend(cell.ts))
     }
 
-    /// Keeps only the cells that `keep` accepts.
+    /// Removes the cells that `keep` rejects.
     pub fn retain(&mut self, keep: impl FnMut(&Cell) -> bool) {
         self.cells.retain(keep);
     }

@@ -13,12 +13,12 @@ pub fn is_stale_nan(value: f64) -> bool {
     value.to_bits() == STALE_NAN_BITS
 }
 
-/// One value of one series. Equality is by bits, so that NaN payloads and -0.0 count.
+/// One value of one series. Compared by bits, so NaN payloads and -0.0 are distinct.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// When, in milliseconds.
+    /// Timestamp in milliseconds.
     pub ts: Timestamp,
-    /// What.
+    /// The value.
     pub value: f64,
 }
 

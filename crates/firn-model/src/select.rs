@@ -1,6 +1,6 @@
-//! The seam between language and storage: what a query asks, and how it reads the answer.
+//! The seam between language and storage: the selection of a query and access to its result.
 //!
-//! PromQL sees storage only through [`Select`]; it is tested on a plain vector of samples.
+//! PromQL sees storage only through [`Select`], so it can be tested on a plain vector of samples.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,26 +11,26 @@ use crate::{
     Budget, ColumnBatch, Error, ErrorKind, Labels, Matcher, QueryStats, Result, TimeRange,
 };
 
-/// What one selector of a query needs.
+/// The selection of one selector of a query.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Selection {
-    /// All must hold.
+    /// Matchers; a series must match all.
     pub matchers: Vec<Matcher>,
-    /// The exact range whose samples are needed, both ends inside.
+    /// The exact range of the needed samples, both ends inclusive.
     pub range: TimeRange,
-    /// Which labels the answer must tell apart.
+    /// The labels that the result must distinguish.
     pub grouping: Grouping,
 }
 
-/// The labels that the query looks at after the selection. With `By` and `Without` the storage
-/// answers with a group key per series and need not build label sets.
+/// The labels that the query uses after the selection. With `By` and `Without`, storage returns a
+/// group key per series and need not build label sets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Grouping {
     /// Every label: one key per series.
     Series,
-    /// Only these names: as `sum by (...)`.
+    /// Only these names, as in `sum by (...)`.
     By(Vec<String>),
-    /// All but these names and the metric's name: as `sum without (...)`.
+    /// All except these names and the metric name, as in `sum without (...)`.
     Without(Vec<String>),
 }
 
@@ -47,37 +47,37 @@ impl Grouping {
     }
 }
 
-/// What runs beside a query: who may stop it and what memory it may use.
+/// The context of a query: cancellation, memory, helper threads and statistics.
 #[derive(Clone, Debug)]
 pub struct QueryContext {
-    /// Set when the client has gone or time is over.
+    /// Set when the client disconnects or the time limit expires.
     pub cancel: CancelToken,
-    /// Where decoded columns are accounted; a [`Budget::part`] limits the query by itself.
+    /// The budget of decoded columns; a [`Budget::part`] limits this query alone.
     pub budget: Budget,
-    /// Threads that it may borrow.
+    /// Helper threads that the query may borrow.
     pub helpers: Helpers,
-    /// What the query does.
+    /// Statistics of the query.
     pub stats: Arc<QueryStats>,
 }
 
 impl QueryContext {
-    /// Never cancelled, no memory limit: for tests and tools.
+    /// Never cancelled and without a memory limit, for tests and tools.
     pub fn unbounded() -> QueryContext {
         QueryContext::new(CancelToken::new(), Budget::unlimited())
     }
 
-    /// Without helpers.
+    /// A context without helpers.
     pub fn new(cancel: CancelToken, budget: Budget) -> QueryContext {
         QueryContext { cancel, budget, helpers: Helpers::new(0), stats: Arc::default() }
     }
 }
 
-/// How many threads may help queries besides the one that each runs on: clones share the count, so that many queries
-/// at once do not make many times the cores' threads.
+/// A count of threads that may help queries, besides the one that each query runs on. Clones share
+/// the count, so concurrent queries do not start more threads than there are cores.
 #[derive(Clone, Debug)]
 pub struct Helpers(Arc<AtomicUsize>);
 
-/// Leave to start some threads; dropping it gives them back.
+/// A permit to start some threads; returned on drop.
 #[derive(Debug)]
 pub struct HelperPermit {
     helpers: Helpers,
@@ -85,12 +85,12 @@ pub struct HelperPermit {
 }
 
 impl Helpers {
-    /// `count` threads in all.
+    /// `count` threads in total.
     pub fn new(count: usize) -> Helpers {
         Helpers(Arc::new(AtomicUsize::new(count)))
     }
 
-    /// As many of `wanted` as are free now, maybe none.
+    /// Takes up to `wanted` of the free threads; possibly none.
     pub fn take(&self, wanted: usize) -> HelperPermit {
         let mut count = 0;
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
@@ -102,7 +102,7 @@ impl Helpers {
 }
 
 impl HelperPermit {
-    /// How many threads.
+    /// Number of threads.
     pub fn count(&self) -> usize {
         self.count
     }
@@ -114,33 +114,33 @@ impl Drop for HelperPermit {
     }
 }
 
-/// Tells a query to stop; clones share one flag.
+/// Cancels a query; clones share one flag.
 #[derive(Clone, Default)]
-pub struct CancelToken(Arc<Flags>);
+pub struct CancelToken(Arc<CancelFlags>);
 
 #[derive(Default)]
-struct Flags {
+struct CancelFlags {
     canceled: AtomicBool,
     timed_out: AtomicBool,
 }
 
 impl CancelToken {
-    /// Not cancelled.
+    /// A token that is not cancelled.
     pub fn new() -> CancelToken {
         CancelToken::default()
     }
 
-    /// The client has gone.
+    /// Records that the client disconnected.
     pub fn cancel(&self) {
         self.0.canceled.store(true, Ordering::Relaxed);
     }
 
-    /// The time is over.
+    /// Records that the time limit expired.
     pub fn time_out(&self) {
         self.0.timed_out.store(true, Ordering::Relaxed);
     }
 
-    /// An error once somebody asked to stop. Asked between batches, not per sample.
+    /// Fails once the query was cancelled. Called between batches, not per sample.
     ///
     /// # Errors
     /// `Timeout` or `Canceled`.
@@ -164,12 +164,12 @@ impl fmt::Debug for CancelToken {
     }
 }
 
-/// Storage as a query sees it: one frozen, consistent view.
+/// Storage as a query sees it: one immutable, consistent view.
 pub trait Select: Send + Sync {
-    /// Finds what matches; reads no sample yet.
+    /// Finds the matching series; reads no sample yet.
     ///
     /// # Errors
-    /// `Busy` without memory, `Canceled`, `Timeout`, `Unavailable` or `Corrupt` from below.
+    /// `Busy` without memory, `Canceled`, `Timeout`, and `Unavailable` or `Corrupt` from storage.
     fn select(&self, selection: &Selection, context: &QueryContext) -> Result<Box<dyn Selected>>;
 }
 
@@ -179,26 +179,27 @@ pub trait Selected: Send + Sync {
     /// With [`Grouping::Series`] no two series share one.
     fn keys(&self) -> &[Labels];
 
-    /// How many groups match.
+    /// Number of matching groups.
     fn group_count(&self) -> usize;
 
-    /// How many members of a group match, about: what reads are sized by.
+    /// Approximate number of matching members of a group, used to size reads.
     fn member_count(&self, _group: usize) -> usize {
         1
     }
 
-    /// Reads some groups: one batch each, in order; a group without samples gives an empty batch.
-    /// Ask for many at once: cold blocks are then fetched together.
+    /// Reads some groups: one batch each, in order; a group without samples yields an empty batch.
+    /// Read many groups per call, so that cold blocks are fetched together.
     ///
     /// # Errors
     /// As [`Select::select`].
     fn read(&self, groups: Range<usize>) -> Result<Vec<ColumnBatch>>;
 
-    /// As [`Selected::read`], but lends one batch after the other to `each`, so that storage may use its memory for
-    /// the next one. Storage sets memory aside for what it lends; an error of `each` ends it.
+    /// As [`Selected::read`], but lends one batch after the other to `each`, so that storage can
+    /// reuse the memory. Storage reserves memory for the batches it lends. An error of `each` ends
+    /// the call.
     ///
     /// # Errors
-    /// As [`Selected::read`], and those of `each`.
+    /// As [`Selected::read`], and the errors of `each`.
     fn each(
         &self,
         groups: Range<usize>,

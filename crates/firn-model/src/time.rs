@@ -1,6 +1,7 @@
 //! Time: signed milliseconds since the Unix epoch, and closed ranges of them.
 
-/// Milliseconds since the Unix epoch. All of `i64` is legal, negative values and the ends too.
+/// Milliseconds since the Unix epoch. Every `i64` is valid, including negative values and both
+/// ends.
 pub type Timestamp = i64;
 
 /// A closed range of timestamps: `start <= t <= end`. Empty when `start > end`.
@@ -38,7 +39,7 @@ impl TimeRange {
         self.start <= ts && ts <= self.end
     }
 
-    /// Whether all of `other` is inside; an empty one always is.
+    /// Whether all of `other` is inside; always true if `other` is empty.
     pub fn covers(self, other: TimeRange) -> bool {
         other.is_empty() || (self.start <= other.start && other.end <= self.end)
     }
@@ -64,7 +65,7 @@ impl TimeRange {
         TimeRange { start: self.start.min(other.start), end: self.end.max(other.end) }
     }
 
-    /// The smallest range that also holds `ts`.
+    /// The smallest range that also contains `ts`.
     pub fn extend(self, ts: Timestamp) -> TimeRange {
         TimeRange { start: self.start.min(ts), end: self.end.max(ts) }
     }

@@ -135,7 +135,7 @@ impl Ingest {
     pub fn new(db: Arc<Db>, limits: IngestLimits) -> Ingest {
         let cache = Arc::new(SenderCache::new(limits.cached_series_max, db.budget()));
         let giver = Arc::clone(&cache);
-        db.add_giver(giver);
+        db.add_reclaimer(giver);
         // `RandomState` is seeded by the operating system.
         let life = RandomState::new().build_hasher().finish();
         Ingest { db, cache, hasher: SpanHasher::random(), limits, life, idle: Mutex::default() }

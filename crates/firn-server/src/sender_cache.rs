@@ -8,7 +8,7 @@
 //! stops writers for long. A full table forgets everything: an active series comes back with its
 //! next sample, at the price of parsing its labels once, and dead ones cost no bookkeeping.
 
-use firn_model::{Budget, GiveBack, GroupId, Pool, Reservation, SeriesRef, Slot};
+use firn_model::{Budget, GroupId, Pool, Reclaim, Reservation, SeriesRef, Slot};
 use parking_lot::RwLock;
 
 use crate::wire::decoded::EncodedSeries;
@@ -118,8 +118,8 @@ impl SenderCache {
 }
 
 /// Tables go, the largest first; their series come back with their next samples, if there is memory then.
-impl GiveBack for SenderCache {
-    fn give_back(&self, bytes: u64) -> u64 {
+impl Reclaim for SenderCache {
+    fn reclaim(&self, bytes: u64) -> u64 {
         let mut inner = self.inner.write();
         let before = inner.held.bytes();
         let wanted = bytes.min(before);
@@ -314,13 +314,13 @@ mod tests {
         let cache = SenderCache::new(1_000_000, &budget);
         cache.insert(0, all());
         let before = cache.usage().bytes as u64;
-        let freed = cache.give_back(before / 3);
+        let freed = cache.reclaim(before / 3);
         assert!(freed >= before / 3 && freed < before / 2, "{freed} of {before}");
         assert_eq!(budget.usage().used_bytes, before - freed);
         assert!(cache.usage().series > 25_000);
-        assert_eq!(cache.give_back(u64::MAX), before - freed);
+        assert_eq!(cache.reclaim(u64::MAX), before - freed);
         assert_eq!((cache.usage().bytes, budget.usage().used_bytes), (0, 0));
-        assert_eq!(cache.give_back(1), 0);
+        assert_eq!(cache.reclaim(1), 0);
         cache.insert(0, all());
         assert_eq!(cache.usage().series, 50_000);
     }

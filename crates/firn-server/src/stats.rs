@@ -146,7 +146,7 @@ fn write_memory(stats: &Stats, text: &mut MetricsText) {
     let help = "Over this use of all memory reservations are refused, by what for.";
     text.family(name, Kind::Gauge, help);
     for pool in Pool::ALL {
-        let line = memory.limit_bytes as f64 / 100.0 * pool.line_percent() as f64;
+        let line = memory.limit_bytes as f64 / 100.0 * pool.threshold_percent() as f64;
         text.sample(name, &[("pool", pool.name())], line);
     }
     text.gauge(

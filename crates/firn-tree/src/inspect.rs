@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use firn_codec::{Chunk, Outline, SeqRange};
+use firn_codec::{Chunk, ColumnsOutline, SeqRange};
 use firn_model::{Error, ErrorKind, GroupId, Result, TimeRange};
 
 use crate::block::{Block, Walk, unpack};
@@ -43,7 +43,7 @@ pub struct ChunkOutline {
     /// From its first to its last timestamp.
     pub time_range: TimeRange,
     /// Its columns.
-    pub columns: Outline,
+    pub columns: ColumnsOutline,
 }
 
 impl Version {

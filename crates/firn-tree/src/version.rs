@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use firn_codec::{Hidden, Tombstone};
+use firn_codec::{HiddenSamples, Tombstone};
 use firn_model::{
     Budget, CommitSeq, Error, GroupId, Pool, Reservation, Result, Slot, TimeRange, Timestamp,
 };
@@ -89,7 +89,7 @@ impl Version {
         &self,
         group: GroupId,
         range: TimeRange,
-        hidden: &[Hidden<'_>],
+        hidden: &[HiddenSamples<'_>],
         left: &mut Vec<Slot>,
     ) -> bool {
         let mut is_told = true;
@@ -104,8 +104,8 @@ impl Version {
             for (span, slots) in suffix.parts_of(group, range) {
                 let reach = span.intersect(range);
                 let touches =
-                    |one: &&Hidden<'_>| one.range.overlaps(span) && table.may_hide(one.seq);
-                let hidden: Vec<&Hidden<'_>> = hidden.iter().filter(touches).collect();
+                    |one: &&HiddenSamples<'_>| one.range.overlaps(span) && table.may_hide(one.seq);
+                let hidden: Vec<&HiddenSamples<'_>> = hidden.iter().filter(touches).collect();
                 let mut here: Vec<Slot> = slots.common(left).collect();
                 here.retain(|slot| {
                     let of_slot = hidden.iter().filter(|one| one.slots.contains(*slot));

@@ -105,8 +105,8 @@ pub use firn_engine::{
 };
 pub use firn_env::Env;
 pub use firn_model::{
-    Budget, CancelToken, ChangeSink, Error, ErrorKind, GiveBack, GroupId, Helpers, LabelLimits,
-    Labels, LabelsBuilder, MatchOp, Matcher, Pool, QueryContext, Reservation, Result, RowBatch,
+    Budget, CancelToken, ChangeSink, Error, ErrorKind, GroupId, Helpers, LabelLimits, Labels,
+    LabelsBuilder, MatchOp, Matcher, Pool, QueryContext, Reclaim, Reservation, Result, RowBatch,
     Sample, SeriesRef, Slot, TimeRange, Timestamp,
 };
 pub use firn_promql::{QueryOutput, Value};
@@ -325,8 +325,8 @@ impl Db {
     }
 
     /// Who gives memory back, after the database's own caches, before a write is refused: caches around it.
-    pub fn add_giver(&self, giver: Arc<dyn GiveBack>) {
-        self.engine.add_giver(giver);
+    pub fn add_reclaimer(&self, giver: Arc<dyn Reclaim>) {
+        self.engine.add_reclaimer(giver);
     }
 
     /// The threads that all queries together may borrow: one per core beyond the first.

@@ -12,7 +12,7 @@ use firn_cache::{
 };
 use firn_engine::{Engine, Replayed, Snapshot};
 use firn_model::{
-    ChangeSink, GiveBack, GroupId, Grouping, Matcher, Pool, QueryContext, Reservation, Result,
+    ChangeSink, GroupId, Grouping, Matcher, Pool, QueryContext, Reclaim, Reservation, Result,
     Timestamp,
 };
 use firn_promql::{
@@ -71,10 +71,10 @@ impl Results {
         changes.into_iter().for_each(|(range, number)| cache.replayed(range, number));
         if may_lose {
             // It outlives clean ends only.
-            cache.doubted();
+            cache.failed();
         }
         engine.set_change_sink(Arc::<ResultCache>::clone(&cache) as Arc<dyn ChangeSink>)?;
-        engine.add_cache(Arc::<ResultCache>::clone(&cache) as Arc<dyn GiveBack>);
+        engine.add_cache(Arc::<ResultCache>::clone(&cache) as Arc<dyn Reclaim>);
         cache
             .rematch(|matchers| groups(&engine.snapshot(), matchers, &QueryContext::unbounded()))?;
         let written = Arc::clone(&cache);

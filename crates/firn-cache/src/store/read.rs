@@ -296,7 +296,7 @@ impl Store {
             bytes.resize((place.end - place.start) as usize, 0);
             if may_wait {
                 self.device.read(slot, place.start, bytes)?;
-            } else if !self.device.read_now(slot, place.start, bytes) {
+            } else if !self.device.read_cached(slot, place.start, bytes) {
                 return Ok(false);
             }
             if self.options.planted != Some(Planted::BlocksNotChecked) {

@@ -1,6 +1,6 @@
 //! Tests of the store: against a plain map, over a simulated disk that fails and loses.
 
-use firn_model::GiveBack;
+use firn_model::Reclaim;
 use firn_sim::{Operation, Rng, Sim, for_seeds};
 
 use super::*;
@@ -243,7 +243,7 @@ impl World {
             95 if self.rng.chance(0.3) => {
                 let held = self.store().stats().memory_bytes;
                 let wanted = self.rng.below(64 << 10);
-                let freed = GiveBack::give_back(self.store(), wanted);
+                let freed = Reclaim::reclaim(self.store(), wanted);
                 assert!(
                     freed >= wanted.min(held) && self.store().stats().memory_bytes == held - freed
                 );
@@ -344,7 +344,7 @@ fn where_memory_is_short_no_slab_goes_for_what_is_not_kept() {
         let fill = Fill { key, field: FIELD, range, number, note: b"", points: &points };
         !world.store().set(&fill).is_empty()
     };
-    let line = budget.usage().limit_bytes / 100 * Pool::Cache.line_percent();
+    let line = budget.usage().limit_bytes / 100 * Pool::Cache.threshold_percent();
     let mut others = budget.empty(Pool::Head);
     let free_bytes =
         |others: &Reservation| line - others.bytes() - world.store().stats().memory_bytes;

@@ -20,7 +20,7 @@ pub struct ColumnOutline {
 
 /// The columns of a chunk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outline {
+pub struct ColumnsOutline {
     /// Time columns that are shared by members.
     pub times: Vec<ColumnOutline>,
     /// A value column for each member, by slot.
@@ -32,11 +32,12 @@ impl Chunk<'_> {
     ///
     /// # Errors
     /// `Corrupt` if the bytes are damaged.
-    pub fn outline(&self) -> Result<Outline> {
+    pub fn outline(&self) -> Result<ColumnsOutline> {
         match &self.body {
             Body::Lone(lone) => self.outline_lone(lone),
             Body::Members(members) => {
-                let mut outline = Outline { times: members.outline_times(), ..Outline::default() };
+                let mut outline =
+                    ColumnsOutline { times: members.outline_times(), ..ColumnsOutline::default() };
                 members.for_each_member(
                     &mut Slots::All.walk(),
                     |slot, entry_count, bytes, is_shared| {
@@ -52,7 +53,7 @@ impl Chunk<'_> {
         }
     }
 
-    fn outline_lone(&self, lone: &Lone<'_>) -> Result<Outline> {
+    fn outline_lone(&self, lone: &Lone<'_>) -> Result<ColumnsOutline> {
         let entry_count = lone.entry_count;
         let values = lone.values(self.range.start)?;
         let times = match lone.regular {
@@ -65,7 +66,7 @@ impl Chunk<'_> {
         };
         let codec = value_column::codec_of(values);
         let column = ColumnOutline { codec, entry_count, bytes: values.len() };
-        Ok(Outline { times: vec![times], values: vec![(Slot(0), column)] })
+        Ok(ColumnsOutline { times: vec![times], values: vec![(Slot(0), column)] })
     }
 }
 
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
     use crate::{Effort, GroupColumns, encode_chunk};
 
-    fn outline(members: &[(&[Timestamp], &[f64])]) -> Outline {
+    fn outline(members: &[(&[Timestamp], &[f64])]) -> ColumnsOutline {
         let mut columns = GroupColumns::default();
         for (slot, (times, values)) in members.iter().enumerate() {
             let one = ColumnBatch::of_one(Slot(slot as u32), (*times).into(), values.to_vec());

@@ -8,7 +8,7 @@ use firn_model::{Column, ColumnBatch, ColumnValues, Presence, Result, Slot, Time
 use super::directory::{Directory, MemberWalk};
 use super::outline::ColumnOutline;
 use super::{ENTRIES_MAX, Times, VALUES_MAX, slots_of};
-use crate::columns::{OneColumn, SlotWalk, Slots, entries_in};
+use crate::columns::{MemberColumn, SlotWalk, Slots, entries_in};
 use crate::integers;
 use crate::merge::is_sparse;
 use crate::postings::Postings;
@@ -75,7 +75,7 @@ impl Lone<'_> {
         all: TimeRange,
         slot: Slot,
         range: TimeRange,
-        out: &mut OneColumn,
+        out: &mut MemberColumn,
     ) -> Result<bool> {
         if slot != Slot(0) {
             return Ok(true);

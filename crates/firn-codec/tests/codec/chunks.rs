@@ -1,7 +1,7 @@
 //! Chunks: any columns come back bit for bit, member by member and cut to any range.
 
 use firn_codec::{
-    Chunk, Effort, GroupColumns, OneColumn, SeqRange, Slots, encode_chunk, encode_run,
+    Chunk, Effort, GroupColumns, MemberColumn, SeqRange, Slots, encode_chunk, encode_run,
 };
 use firn_model::{GroupId, Slot, TimeRange};
 use proptest::prelude::*;
@@ -52,7 +52,7 @@ fn read_all_of(chunk: &Chunk<'_>) {
     let some: Vec<Slot> = chunk.slots().step_by(2).take(20).collect();
     let _ = chunk.read(Slots::Some(&some), TimeRange::ALL);
     let _ = chunk.read(Slots::Some(&some), TimeRange::new(0, 100_000));
-    let _ = chunk.append_one(Slot(0), TimeRange::ALL, &mut OneColumn::default());
+    let _ = chunk.append_one(Slot(0), TimeRange::ALL, &mut MemberColumn::default());
 }
 
 proptest! {
@@ -87,7 +87,7 @@ proptest! {
         want.retain(|key, _| range.contains(key.1) && mask >> (key.0 % 64) & 1 == 1);
         let chunk = Chunk::open(&bytes).unwrap();
         for &slot in &wanted {
-            let mut one = OneColumn::default();
+            let mut one = MemberColumn::default();
             let before = range.start.checked_sub(1);
             let lead = before.map_or(0, |ts| usize::from(one.push(ts, 0.5)));
             prop_assert!(chunk.append_one(slot, range, &mut one).unwrap());

@@ -1,6 +1,6 @@
 //! Rows: any rows come back bit for bit, any bytes do no harm.
 
-use firn_codec::{RowState, Slots, decode_row, decode_row_of, encode_row, row_bytes_max};
+use firn_codec::{RowState, Slots, decode_row, decode_row_slots, encode_row, row_bytes_max};
 use firn_model::{Cell, GroupId, Slot, Timestamp};
 use proptest::prelude::*;
 
@@ -93,7 +93,7 @@ proptest! {
                 assert_eq!(at, row.1);
                 seen.push((slot.0, value.to_bits()));
             };
-            prop_assert_eq!(decode_row_of(&mut some, Slots::Some(&wanted), &mut of_this, cell).unwrap(), ts);
+            prop_assert_eq!(decode_row_slots(&mut some, Slots::Some(&wanted), &mut of_this, cell).unwrap(), ts);
             prop_assert_eq!(seen, want);
         }
     }

@@ -839,7 +839,8 @@ impl World {
         }
         // Arenas that a seal opens in all four shards, on top of a budget that others had filled.
         let beside = stats.memory.by_pool[Pool::Process as usize];
-        let most = limit.max(limit / 100 * Pool::Head.line_percent() + beside) + EXCHANGED_BYTES;
+        let most =
+            limit.max(limit / 100 * Pool::Head.threshold_percent() + beside) + EXCHANGED_BYTES;
         if stats.memory.used_bytes > most {
             return Err(Failure(format!("{:?} over the limit of {limit}", stats.memory)));
         }

@@ -53,7 +53,7 @@ pub(super) fn plan(requests: &[RangeRequest]) -> Vec<Fetch> {
 }
 
 /// The bytes of each request that [`crate::RemoteBucket`] makes of some ranges: for benchmarks without a store.
-pub fn bytes_of_fetches(requests: &[RangeRequest]) -> impl Iterator<Item = u64> {
+pub fn planned_fetch_bytes(requests: &[RangeRequest]) -> impl Iterator<Item = u64> {
     plan(requests).into_iter().map(|fetch| fetch.end - fetch.start)
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use firn_codec::{
-    GroupColumns, HiddenMembers, HiddenSlots, OneColumn, Slots, Tombstone, Tombstones,
+    GroupColumns, HiddenMembers, HiddenSlots, MemberColumn, Slots, Tombstone, Tombstones,
     merge_columns,
 };
 use firn_head::{FlushJob, Head, HeadOptions, HeadSnapshot, bound_bytes};
@@ -422,7 +422,7 @@ impl Held {
     /// Members that are read alone have what they have beside others, unless that is refused.
     fn check_one_by_one(&self) {
         // One reader: what it found once is there until it ends, whoever gives memory back beside it.
-        let (mut reader, mut one) = (self.snapshot.reader(TimeRange::ALL), OneColumn::default());
+        let (mut reader, mut one) = (self.snapshot.reader(TimeRange::ALL), MemberColumn::default());
         for group in (0..GROUP_COUNT).map(GroupId) {
             for slot in (0..5).map(Slot) {
                 for range in [TimeRange::ALL, TimeRange::new(10, 60)] {

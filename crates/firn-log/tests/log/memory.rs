@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-use firn_env::{Disk, LINE_BYTES, Lines, Mapping, MemoryDisk, SystemClock};
+use firn_env::{Disk, LINE_BYTES, LineFlusher, Mapping, MemoryDisk, SystemClock};
 use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, LogSetup, StreamId, SyncPolicy};
 use firn_model::{CommitSeq, LogPosition, ShardId};
 use firn_sim::Rng;
@@ -83,7 +83,7 @@ impl Caches {
     }
 }
 
-impl Lines for Caches {
+impl LineFlusher for Caches {
     fn write_back(&self, mapping: &Mapping, offset: u64, len: u64) {
         let mut state = self.state();
         state.operation();
@@ -152,7 +152,7 @@ impl State {
 type Replayed = Vec<Vec<(u64, Vec<u8>)>>;
 
 fn open(folder: &Path, caches: &Arc<Caches>) -> Result<(Log, Replayed), String> {
-    let lines: Arc<dyn Lines> = Arc::<Caches>::clone(caches);
+    let lines: Arc<dyn LineFlusher> = Arc::<Caches>::clone(caches);
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::with_lines(folder, lines).unwrap());
     let log = Log::open(disk, Arc::new(SystemClock::new()), OPTIONS).unwrap();
     let mut replayed = Vec::new();

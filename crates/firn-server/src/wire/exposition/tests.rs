@@ -64,7 +64,7 @@ fn mistakes_are_told_with_their_line() {
     check_error("z 1\na{x=\"1\" y=\"2\"} 1", "line 2: expected `,` or `}`");
     check_error("a{1x=\"1\"} 1", "expected a label name");
     check_error("a{\"\"=\"1\"} 1", "a label has an empty name");
-    check_error("a{\"b\"} 1", "the metric's name is given twice");
+    check_error("a{\"b\"} 1", "the metric's name is repeated");
     check_error("{x=\"1\"} 1", "no metric name");
     check_error("{} 1", "no metric name");
     check_error("a 1_000", "\"1_000\" is not a value");
@@ -75,7 +75,7 @@ fn mistakes_are_told_with_their_line() {
     check_error("a 1\r\n", "is not a value");
     check_error("# TYPE a unknown\n", "line 1: invalid metric type \"unknown\"");
     check_error("# HELP \n", "expected a metric name after # HELP, found the end of the line");
-    check_error("a{x=\"1\",x=\"2\"} 1", "is given twice");
+    check_error("a{x=\"1\",x=\"2\"} 1", "is repeated");
     let error = import(b"b 1\na{x=\"\xff\"} 1", &ExtraLabels::default()).unwrap_err();
     assert!(error.to_string().starts_with("line 2: a label value is not UTF-8"), "{error}");
 }
@@ -119,7 +119,7 @@ fn shared_cases_are_accepted_exactly_when_prometheus_accepts_them() {
     for (case, accepted) in accepts {
         let text = std::fs::read(folder.join(format!("text/{case}.txt"))).unwrap();
         let got = match import(&text, &ExtraLabels::default()) {
-            Err(error) if error.to_string().contains("is given twice") => Ok(()),
+            Err(error) if error.to_string().contains("is repeated") => Ok(()),
             other => other.map(drop),
         };
         assert_eq!(got.is_ok(), accepted, "{case}: {got:?}");

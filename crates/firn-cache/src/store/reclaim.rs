@@ -1,13 +1,13 @@
 //! Memory that others need more: what is here can be read or computed again.
 
-use firn_model::GiveBack;
+use firn_model::Reclaim;
 
 use super::*;
 
-impl GiveBack for Store {
+impl Reclaim for Store {
     /// First headers, which the file has too; then points that wait for the device; then slabs with their part of
     /// the index, in the order in which they would go.
-    fn give_back(&self, bytes: u64) -> u64 {
+    fn reclaim(&self, bytes: u64) -> u64 {
         // Held while memory is reserved for the cache, for which nobody is asked to give back.
         let mut state = self.state.lock();
         state.settle_memory();
