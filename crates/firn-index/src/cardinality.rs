@@ -8,9 +8,10 @@ use hashbrown::HashMap;
 use parking_lot::RwLock;
 
 use crate::layers::Tip;
+use crate::memory::listing::each_pair;
 use crate::memory::state::{State, Watermark};
 use crate::sealed::PairCounts;
-use crate::view::{IndexView, each_pair};
+use crate::view::IndexView;
 
 // Parts looked at under one lock.
 const PARTS_PER_LOCK: usize = 1_024;
@@ -39,6 +40,20 @@ pub struct Cardinality {
     pub series_by_group: Vec<(String, u64)>,
 }
 
+impl IndexView {
+    /// What makes the index large; at most `top` entries per list. Looks at every pair and at every
+    /// part once per label.
+    ///
+    /// # Errors
+    /// As [`IndexView::select`].
+    pub fn cardinality(&self, top: usize, cancel: &CancelToken) -> Result<Cardinality> {
+        let mut found = count(&self.tip, self.mark, top, cancel)?;
+        (found.series_count, found.group_count) = (self.series_count(), self.group_count());
+        found.series_by_group = count_groups(self, &self.tip, self.mark, top, cancel)?;
+        Ok(found)
+    }
+}
+
 /// Pairs of one segment with their numbers of series, in order of names and values.
 enum Cursor<'a> {
     Sealed(PairCounts<'a>),
@@ -60,12 +75,7 @@ struct MemoryCursor<'a> {
 ///
 /// # Errors
 /// `Canceled` or `Timeout` when the token says so; `Corrupt` for a damaged segment.
-pub(crate) fn count(
-    tip: &Tip,
-    mark: Watermark,
-    top: usize,
-    cancel: &CancelToken,
-) -> Result<Cardinality> {
+fn count(tip: &Tip, mark: Watermark, top: usize, cancel: &CancelToken) -> Result<Cardinality> {
     let mut cursors = Vec::new();
     for segment in &tip.sealed {
         cursors.push(Cursor::Sealed(segment.sealed.pair_counts(cancel)?));
@@ -108,7 +118,7 @@ pub(crate) fn count(
 ///
 /// # Errors
 /// As [`count`].
-pub(crate) fn count_groups(
+fn count_groups(
     view: &IndexView,
     tip: &Tip,
     mark: Watermark,

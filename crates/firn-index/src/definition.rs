@@ -11,17 +11,6 @@
 
 use firn_model::{Error, GroupId, Labels, Result, decode_varint, encode_varint};
 
-use crate::memory::state::State;
-
-/// Some members in a row of one part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
-    pub(crate) part_no: u32,
-    /// Places in the part.
-    pub(crate) first: u32,
-    pub(crate) count: u32,
-}
-
 /// A decoded definition.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Definition {
@@ -36,19 +25,16 @@ pub(crate) struct Definition {
     pub(crate) members: Vec<Labels>,
 }
 
-/// Appends the definition of a run.
-pub(crate) fn encode_run(state: &State, run: Run, out: &mut Vec<u8>) {
-    let parts = &state.parts;
-    let places = parts.sets(run.part_no).iter().skip(run.first as usize).take(run.count as usize);
-    let none = std::iter::empty;
-    encode_varint(parts.id(run.part_no).0, out);
-    encode_varint(u64::from(parts.is_lone(run.part_no)), out);
-    encode_varint(u64::from(parts.first_slot(run.part_no) + run.first), out);
-    encode_varint(places.len() as u64, out);
-    push_labels(&state.labels_of(parts.identity(run.part_no), none(), none()), out);
-    push_labels(&state.labels_of(none(), parts.common(run.part_no), none()), out);
-    for &set in places {
-        push_labels(&state.labels_of(none(), none(), state.sets.pairs(set)), out);
+impl Definition {
+    /// Appends the definition.
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        encode_varint(self.group.0, out);
+        encode_varint(u64::from(self.lone), out);
+        encode_varint(u64::from(self.first_slot), out);
+        encode_varint(self.members.len() as u64, out);
+        push_labels(&self.labels, out);
+        push_labels(&self.common, out);
+        self.members.iter().for_each(|member| push_labels(member, out));
     }
 }
 

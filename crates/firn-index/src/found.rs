@@ -10,7 +10,8 @@ use firn_model::{CancelToken, Grouping, Pool, QueryContext, Result};
 
 use crate::key_table::KeyTable;
 use crate::layers::Tip;
-use crate::memory::matching::{self, Class, Matches};
+use crate::matches::{self, Class, Matches};
+use crate::memory::matching;
 use crate::memory::state::Watermark;
 use crate::sealed::SealedFound;
 
@@ -66,9 +67,9 @@ impl Found {
             matching::lay_out(&layer.state, mark, classes, &mut keys, cancel, &mut groups)?;
         }
         // Sorting takes a number and a place for each, twice.
-        keys.hold_others(matching::groups_bytes(&groups) + 32 * groups.len() as u64)?;
-        matching::unite(&mut groups);
-        let (keys, held) = keys.finish(matching::groups_bytes(&groups))?;
+        keys.hold_others(matches::groups_bytes(&groups) + 32 * groups.len() as u64)?;
+        matches::unite(&mut groups);
+        let (keys, held) = keys.finish(matches::groups_bytes(&groups))?;
         Ok(Matches { keys, groups, held })
     }
 }

@@ -114,6 +114,17 @@ pub(crate) fn skip_to(runs: &[(u32, u32)], id: u32) -> &[(u32, u32)] {
     &runs[window.partition_point(|run| run.1 <= id)..]
 }
 
+/// Appends a run of ids, joined to the last one where they touch.
+pub(crate) fn push_run(first: u64, last: u64, runs: &mut Vec<(u32, u32)>) {
+    let (Ok(first), Ok(end)) = (u32::try_from(first), u32::try_from(last.saturating_add(1))) else {
+        return;
+    };
+    match runs.last_mut() {
+        Some(run) if run.1 == first => run.1 = end,
+        _ => runs.push((first, end)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

@@ -8,16 +8,16 @@ use firn_model::{Error, GroupId, Labels, Result, SeriesRef, ShardBits, ShardId, 
 use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 
-use crate::definition::{self, Run, encode_run};
+use crate::definition;
 use crate::jobs::{self, CopyOf, Jobs, MergeJob, Repaired, SealJob, Written, WrittenJobs};
 use crate::known::Known;
 use crate::layers::{Layer, Segment, Tip};
 use crate::limits::{CensusOf, Limits, NewSeries};
 use crate::manifest_part::{Catalog, Part, SegmentInfo};
 use crate::memory::lookup::Lookup;
-use crate::memory::pairs::raw_pairs;
-use crate::memory::state::{Growing, Place, State};
+use crate::memory::state::{Growing, Place, Run, State};
 use crate::options::IndexOptions;
+use crate::pair::raw_pairs;
 use crate::view::{IndexStats, IndexView};
 
 /// Which series are there. Shared by writers and queries; every call takes `&self`.
@@ -409,7 +409,7 @@ impl Index {
             };
             for runs in batch.chunks(BATCH_NEW) {
                 let state = layer.state.read();
-                runs.iter().for_each(|run| encode_run(&state, run.1, out));
+                runs.iter().for_each(|run| state.definition_of(run.1).encode(out));
             }
         }
     }

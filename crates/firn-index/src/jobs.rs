@@ -16,8 +16,8 @@ use parking_lot::Mutex;
 use crate::key_table::KeyTable;
 use crate::layers::{Layer, Segment};
 use crate::manifest_part::{Catalog, Part, SegmentInfo, segment_path};
+use crate::matches::{GroupMatch, unite};
 use crate::memory::arena::Ids;
-use crate::memory::matching::{GroupMatch, unite};
 use crate::memory::state::State;
 use crate::sealed::{Builder, Live, PairSource, PartInput, Sealed};
 

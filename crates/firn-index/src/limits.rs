@@ -8,23 +8,10 @@ use std::hash::BuildHasher;
 use firn_model::{Error, ErrorKind, Labels, METRIC_NAME, Result, SeriesLimit, Timestamp};
 use hashbrown::{DefaultHashBuilder, HashMap};
 
-use crate::idset::IdSet;
 use crate::layers::Tip;
 use crate::memory::state::State;
+use crate::options::SeriesLimits;
 use crate::sealed::{HashedLabels, Sealed};
-
-/// What new series are refused by; `None` is no limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SeriesLimits {
-    /// Series in all.
-    pub series_max: Option<u64>,
-    /// Series of one metric name; those without one are not counted.
-    pub series_per_metric_max: Option<u64>,
-    /// Members of all groups with the same labels. A group of one has no others to be counted with.
-    pub series_per_group_max: Option<u64>,
-    /// New series per second; ten seconds' worth may come at once.
-    pub new_series_per_second_max: Option<u64>,
-}
 
 /// A target that starts sends all its series in one request, and nothing for long before.
 const BURST_SECONDS: u64 = 10;
@@ -220,32 +207,5 @@ impl Census for CensusOf<'_> {
             |state| state.group_series_count(labels),
             |sealed| sealed.group_series_count(&hashed),
         )
-    }
-}
-
-impl State {
-    /// How many series have the pair.
-    fn pair_series_count(&self, name: &str, value: &str) -> u64 {
-        let pair = self.pairs.find(name.as_bytes(), value.as_bytes());
-        let Some(pair) = pair.map(|pair| self.pairs.pair(pair)) else { return 0 };
-        let in_parts = pair.parts.below(u32::MAX);
-        let in_parts = in_parts.iter().map(|part_no| self.parts.sets(part_no).len() as u64);
-        let in_sets = pair.sets.below(u32::MAX);
-        let in_sets = in_sets.iter().map(|set| self.sets.set(set).parts.below(u32::MAX).count());
-        in_parts.sum::<u64>() + in_sets.sum::<u64>()
-    }
-
-    /// Members of all groups with exactly these identity labels, groups of one left out.
-    fn group_series_count(&self, labels: &Labels) -> u64 {
-        let ids = labels.iter_bytes().map(|(name, value)| self.pairs.find(name, value));
-        let Some(ids) = ids.collect::<Option<Vec<u32>>>() else { return 0 };
-        let lists = ids.iter().map(|&pair| self.pairs.pair(pair).parts.below(u32::MAX));
-        let shortest = lists.min_by_key(IdSet::count);
-        let candidates = shortest.unwrap_or_else(|| IdSet::below(self.parts.count()));
-        let is_it = |&part_no: &u32| {
-            !self.parts.is_lone(part_no) && self.parts.identity(part_no).eq(ids.iter().copied())
-        };
-        let count = |part_no| self.parts.sets(part_no).len() as u64;
-        candidates.iter().filter(is_it).map(count).sum()
     }
 }

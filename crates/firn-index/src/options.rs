@@ -2,8 +2,6 @@
 
 use firn_model::{Error, Result};
 
-use crate::limits::SeriesLimits;
-
 /// What the index is told at open.
 #[derive(Clone, Debug)]
 pub struct IndexOptions {
@@ -14,6 +12,19 @@ pub struct IndexOptions {
     pub slots_per_group_max: u32,
     /// What new series are refused by; known ones go on.
     pub limits: SeriesLimits,
+}
+
+/// What new series are refused by; `None` is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SeriesLimits {
+    /// Series in all.
+    pub series_max: Option<u64>,
+    /// Series of one metric name; those without one are not counted.
+    pub series_per_metric_max: Option<u64>,
+    /// Members of all groups with the same labels. A group of one has no others to be counted with.
+    pub series_per_group_max: Option<u64>,
+    /// New series per second; ten seconds' worth may come at once.
+    pub new_series_per_second_max: Option<u64>,
 }
 
 /// Series numbers are `u32` and the last is a mark, so no setting goes beyond.

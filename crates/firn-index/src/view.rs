@@ -7,12 +7,12 @@ use firn_model::{
     CancelToken, GroupId, Grouping, Labels, Matcher, QueryContext, Result, SeriesLimit, SeriesRef,
 };
 use hashbrown::HashSet;
-use parking_lot::RwLock;
 
-use crate::cardinality::{self, Cardinality};
 use crate::found::Found;
 use crate::layers::{Segment, Tip};
-use crate::memory::matching::{self, GroupMatch, Matches};
+use crate::matches::Matches;
+use crate::memory::listing::{each_pair, pairs_of};
+use crate::memory::matching;
 use crate::memory::state::{Place, State, Watermark};
 
 /// The series that were known when it was taken; later ones are not seen. Cheap to clone and to
@@ -22,9 +22,9 @@ use crate::memory::state::{Place, State, Watermark};
 /// block of a segment file; others go on.
 #[derive(Clone, Debug)]
 pub struct IndexView {
-    tip: Arc<Tip>,
+    pub(crate) tip: Arc<Tip>,
     /// How much of the active segment is seen.
-    mark: Watermark,
+    pub(crate) mark: Watermark,
 }
 
 /// What a view knows of one group.
@@ -62,9 +62,6 @@ pub struct IndexStats {
     /// New series that were refused since the open, by limit in the order of [`SeriesLimit::ALL`].
     pub refused: [u64; SeriesLimit::ALL.len()],
 }
-
-// Pairs or groups looked at under one lock.
-const PAIRS_PER_LOCK: usize = 1_024;
 
 impl IndexView {
     pub(crate) fn new(tip: Arc<Tip>, mark: Watermark) -> IndexView {
@@ -235,18 +232,6 @@ impl IndexView {
         }
         Ok(values.into_iter().collect())
     }
-
-    /// What makes the index large; at most `top` entries per list. Looks at every pair and at every
-    /// part once per label.
-    ///
-    /// # Errors
-    /// As [`IndexView::select`].
-    pub fn cardinality(&self, top: usize, cancel: &CancelToken) -> Result<Cardinality> {
-        let mut found = cardinality::count(&self.tip, self.mark, top, cancel)?;
-        (found.series_count, found.group_count) = (self.series_count(), self.group_count());
-        found.series_by_group = cardinality::count_groups(self, &self.tip, self.mark, top, cancel)?;
-        Ok(found)
-    }
 }
 
 impl IndexStats {
@@ -271,68 +256,4 @@ impl IndexStats {
         self.segment_count += 1;
         self.segment_bytes += segment.sealed.file_bytes();
     }
-}
-
-impl Watermark {
-    /// Whether a series has the name.
-    fn sees_name(self, state: &State, name: u32) -> bool {
-        let name = state.pairs.name(name);
-        self.sees_any(state, name.parts.first(), name.sets.first())
-    }
-
-    /// Whether a series has the pair.
-    fn sees_pair(self, state: &State, pair: u32) -> bool {
-        let pair = state.pairs.pair(pair);
-        self.sees_any(state, pair.parts.first(), pair.sets.first())
-    }
-
-    /// Both lists rise, so their first entries are the oldest.
-    fn sees_any(self, state: &State, part: Option<u32>, set: Option<u32>) -> bool {
-        part.is_some_and(|part_no| part_no < self.parts)
-            || set.is_some_and(|set| state.sets.set(set).first_series < self.series)
-    }
-}
-
-/// Hands on every pair of a name that is seen, a bounded number under each lock.
-pub(crate) fn each_pair(
-    state: &RwLock<State>,
-    mark: Watermark,
-    name: u32,
-    mut take: impl FnMut(&State, u32),
-) {
-    let mut next = 0;
-    loop {
-        let state = state.read();
-        let rest = state.pairs.name(name).pairs.get(next..).unwrap_or_default();
-        if rest.is_empty() {
-            return;
-        }
-        let batch = rest.iter().take(PAIRS_PER_LOCK);
-        batch.filter(|&&pair| mark.sees_pair(&state, pair)).for_each(|&p| take(&state, p));
-        next += PAIRS_PER_LOCK.min(rest.len());
-    }
-}
-
-/// The pairs on those series of `groups` that are in this segment, each once.
-fn pairs_of(state: &RwLock<State>, groups: &[GroupMatch]) -> HashSet<u32> {
-    let (mut pairs, mut sets) = (HashSet::new(), HashSet::new());
-    for batch in groups.chunks(PAIRS_PER_LOCK) {
-        let state = state.read();
-        for group in batch {
-            let mut last = None;
-            for member in &group.members {
-                let series = SeriesRef { group: group.group, slot: member.slot };
-                let Some(place) = state.place(series) else { continue };
-                if last.replace(place.part_no) != Some(place.part_no) {
-                    pairs.extend(state.parts.identity(place.part_no));
-                    pairs.extend(state.parts.common(place.part_no));
-                }
-                let set = state.set_of(place);
-                if sets.insert(set) {
-                    pairs.extend(state.sets.pairs(set));
-                }
-            }
-        }
-    }
-    pairs
 }

@@ -5,8 +5,8 @@
 
 use firn_model::{Labels, Result};
 
-use crate::memory::pairs::raw_pairs;
 use crate::memory::state::{Place, State};
+use crate::pair::raw_pairs;
 
 /// Remembers the last label set: its pairs are looked up once for all neighbours that share them.
 #[derive(Debug, Default)]

@@ -1,7 +1,9 @@
 //! One segment in memory.
 
 pub(crate) mod arena;
+mod counts;
 pub(crate) mod keys;
+pub(crate) mod listing;
 pub(crate) mod lookup;
 pub(crate) mod matching;
 pub(crate) mod pairs;

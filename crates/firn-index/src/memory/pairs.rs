@@ -2,11 +2,12 @@
 
 use std::hash::{BuildHasher, Hasher};
 
-use firn_model::{Labels, Result, decode_varint, encode_varint};
+use firn_model::{Result, encode_varint};
 use hashbrown::HashTable;
 
 use crate::memory::arena::{Arena, Chunked};
 use crate::memory::posting::PostingList;
+use crate::pair::take_text;
 
 /// All names and pairs, with the posting lists that hang on them.
 #[derive(Debug, Default)]
@@ -44,39 +45,6 @@ pub(crate) struct Pair {
     pub(crate) parts: PostingList,
     /// Member sets that have it; ids rise.
     pub(crate) sets: PostingList,
-}
-
-/// One pair of a [`Labels`] as it is encoded, its UTF-8 not checked again.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RawPair<'a> {
-    /// Name and value with their lengths.
-    pub(crate) encoded: &'a [u8],
-    pub(crate) name: &'a [u8],
-    pub(crate) value: &'a [u8],
-}
-
-/// The pairs of `labels` in order of names.
-pub(crate) fn raw_pairs(labels: &Labels) -> impl Iterator<Item = RawPair<'_>> {
-    let mut rest = labels.as_encoded();
-    std::iter::from_fn(move || {
-        let start = rest;
-        let (name, value) = (take_text(&mut rest)?, take_text(&mut rest)?);
-        Some(RawPair { encoded: &start[..start.len() - rest.len()], name, value })
-    })
-}
-
-fn take_text<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let text_bytes = match **rest {
-        // Nearly all texts are short.
-        [len, ref after @ ..] if len < 0x80 => {
-            *rest = after;
-            usize::from(len)
-        }
-        _ => decode_varint(rest)? as usize,
-    };
-    let (text, after) = rest.split_at_checked(text_bytes)?;
-    *rest = after;
-    Some(text)
 }
 
 impl Pairs {

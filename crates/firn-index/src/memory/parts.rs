@@ -10,7 +10,8 @@ use firn_model::{Error, GroupId, Result, ShardBits, ShardId};
 use hashbrown::{HashMap, HashTable};
 
 use crate::memory::arena::{Arena, Chunked, Ids, decode_ids, encode_ids};
-use crate::memory::sets::{EMPTY_SET, hash_ids};
+use crate::memory::sets::EMPTY_SET;
+use crate::pair::hash_ids;
 
 /// All parts of one segment.
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use hashbrown::HashTable;
 
 use crate::memory::arena::{Arena, Chunked, Ids, decode_ids, encode_ids};
 use crate::memory::posting::PostingList;
+use crate::pair::hash_ids;
 
 /// The set without labels: the member of a group of one.
 pub(crate) const EMPTY_SET: u32 = 0;
@@ -27,20 +28,6 @@ pub(crate) struct Set {
     pub(crate) first_series: u32,
     /// Parts with a member of this set, in order of arrival (not always rising).
     pub(crate) parts: PostingList,
-}
-
-/// A hash of a label set as the sum over its pairs, so that it is the same however the set is split
-/// into group and member labels.
-pub(crate) fn hash_ids(ids: impl IntoIterator<Item = u32>) -> u64 {
-    ids.into_iter().fold(0, |sum: u64, id| sum.wrapping_add(mix(u64::from(id))))
-}
-
-// The finalizer of splitmix64: every bit of the id reaches every bit of the sum.
-fn mix(id: u64) -> u64 {
-    let mut x = id.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 impl Default for Sets {

@@ -4,10 +4,12 @@ use firn_model::{Error, GroupId, Labels, METRIC_NAME, Result, SeriesRef, ShardBi
 use hashbrown::{HashMap, HashTable};
 
 use crate::definition::Definition;
-use crate::memory::pairs::{Pairs, raw_pairs};
+use crate::memory::pairs::Pairs;
 use crate::memory::parts::{NewPart, Parts};
-use crate::memory::sets::{Sets, hash_ids};
+use crate::memory::sets::Sets;
 use crate::options::{IndexOptions, SERIES_LIMIT};
+use crate::pair::hash_ids;
+use crate::pair::{RawPair, raw_pairs};
 
 /// Symbols, parts, and the way from a label set to its place.
 #[derive(Debug)]
@@ -24,6 +26,15 @@ pub(crate) struct State {
     slots_per_group_max: u32,
     /// Set once: another segment takes what comes, and this one is written to a file.
     pub(crate) is_frozen: bool,
+}
+
+/// Some members in a row of one part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) part_no: u32,
+    /// Places in the part.
+    pub(crate) first: u32,
+    pub(crate) count: u32,
 }
 
 /// Where a series is: its part's number and its place there.
@@ -321,6 +332,22 @@ impl State {
         Ok(())
     }
 
+    /// The definition of a run of members.
+    pub(crate) fn definition_of(&self, run: Run) -> Definition {
+        let parts = &self.parts;
+        let places = parts.sets(run.part_no).iter().skip(run.first as usize);
+        let none = std::iter::empty;
+        let member = |&set: &u32| self.labels_of(none(), none(), self.sets.pairs(set));
+        Definition {
+            group: parts.id(run.part_no),
+            lone: parts.is_lone(run.part_no),
+            first_slot: parts.first_slot(run.part_no) + run.first,
+            labels: self.labels_of(parts.identity(run.part_no), none(), none()),
+            common: self.labels_of(none(), parts.common(run.part_no), none()),
+            members: places.take(run.count as usize).map(member).collect(),
+        }
+    }
+
     fn check_number(&self) -> Result<()> {
         if u64::from(self.series_count) < SERIES_LIMIT {
             return Ok(());
@@ -391,7 +418,7 @@ impl State {
 
     /// A group that takes more members; its slots end here.
     pub(crate) fn growing(&self, identity: &Labels) -> Option<Growing> {
-        let find = |pair: crate::memory::pairs::RawPair<'_>| self.pairs.find(pair.name, pair.value);
+        let find = |pair: RawPair<'_>| self.pairs.find(pair.name, pair.value);
         let ids = raw_pairs(identity).map(find).collect::<Option<Vec<u32>>>()?;
         let part_no = self.parts.find_open(&ids)?;
         let (group, next_slot) = (self.parts.id(part_no), self.parts.end_slot(part_no));

@@ -10,7 +10,7 @@ use firn_model::{
 use proptest::prelude::*;
 
 use crate::key_table::KeyTable;
-use crate::memory::matching::{GroupMatch, unite};
+use crate::matches::{GroupMatch, unite};
 use crate::memory::pairs::Pairs;
 use crate::sealed::testing::file;
 use crate::sealed::{

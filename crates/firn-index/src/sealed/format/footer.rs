@@ -211,6 +211,11 @@ pub(crate) struct ContentsSize {
     pub(crate) arrays: usize,
 }
 
+/// Series, groups, parts without members, names, pairs; base and shift of the ids of lone series and
+/// of parts; then sections and arrays.
+pub(crate) const SEGMENT_CONTENTS: ContentsSize =
+    ContentsSize { counts: 9, sections: 13, arrays: 29 };
+
 /// Reads header, tail and footer.
 ///
 /// # Errors

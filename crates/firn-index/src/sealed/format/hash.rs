@@ -3,7 +3,7 @@
 use firn_model::Labels;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::memory::pairs::{RawPair, raw_pairs};
+use crate::pair::{RawPair, raw_pairs};
 
 /// A label set with a hash per pair. The hash of any subset is the sum of its pairs' hashes, so one
 /// walk over the text serves every segment and every way to split it into group and member.

@@ -15,7 +15,7 @@ use std::collections::BinaryHeap;
 use firn_codec::varint::take_bytes;
 use firn_model::encode_varint;
 
-use crate::sealed::format::strings::take_varint;
+use crate::sealed::format::varint::take_varint;
 
 /// Letters that have codes, as a table by the next 8 bits: letter and bits of its code, 0 bits at the end.
 #[derive(Clone, Debug, PartialEq, Eq)]

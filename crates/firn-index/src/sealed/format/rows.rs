@@ -18,7 +18,7 @@ use firn_codec::varint::take_bytes;
 use firn_model::{Error, Result, decode_varint, encode_varint};
 
 use crate::sealed::format::blocks::{Blocks, Records};
-use crate::sealed::format::strings::take_varint;
+use crate::sealed::format::varint::take_varint;
 
 /// Rows of a block.
 pub(crate) const BLOCK_ROWS: u32 = 128;

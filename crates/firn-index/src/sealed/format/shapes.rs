@@ -24,7 +24,7 @@ use firn_codec::varint::take_bytes;
 use firn_model::{Result, decode_varint, encode_varint};
 
 use crate::sealed::format::blocks::{Blocks, Records};
-use crate::sealed::format::strings::take_varint;
+use crate::sealed::format::varint::take_varint;
 
 pub(crate) const BUNCH_PARTS: u64 = 8;
 // The records of fewer parts are read in the time that a few lists take, and lists of next to nothing would cost more

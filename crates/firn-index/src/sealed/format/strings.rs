@@ -12,10 +12,11 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use firn_model::{Result, decode_varint, encode_varint};
+use firn_model::{Result, encode_varint};
 
 use crate::sealed::format::blocks::{Blocks, Records};
 use crate::sealed::format::letters::{LetterCode, Letters};
+use crate::sealed::format::varint::take_varint;
 
 pub(crate) const BLOCK_TEXTS: u64 = 16;
 // What the table of a code takes in memory.
@@ -396,18 +397,6 @@ fn take_entry<'a>(rest: &mut &'a [u8], first: bool, bytes_min: usize) -> Option<
     let (new, after) = rest.split_at_checked(usize::try_from(new).ok()?)?;
     *rest = after;
     Some((usize::try_from(same).ok()?, new))
-}
-
-/// Nearly all numbers here take one byte.
-#[inline]
-pub(crate) fn take_varint(rest: &mut &[u8]) -> Option<u64> {
-    match **rest {
-        [byte, ref after @ ..] if byte < 0x80 => {
-            *rest = after;
-            Some(u64::from(byte))
-        }
-        _ => decode_varint(rest),
-    }
 }
 
 impl StringWalk<'_> {

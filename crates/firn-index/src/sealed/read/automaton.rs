@@ -9,7 +9,7 @@ use regex_automata::hybrid::LazyStateID;
 use regex_automata::hybrid::dfa::{Cache, DFA};
 use regex_automata::{Input, MatchKind};
 
-use crate::sealed::Sealed;
+use crate::sealed::read::segment::Sealed;
 
 // So few values are tried one by one in less time than an automaton takes to build.
 const TRIED_MAX: u32 = 128;

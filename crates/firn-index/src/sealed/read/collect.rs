@@ -8,12 +8,13 @@ use smallvec::SmallVec;
 
 use crate::idset::IdSet;
 use crate::key_table::KeyTable;
-use crate::memory::matching::{Class, GroupMatch, Member, groups_bytes};
+use crate::matches::{Class, GroupMatch, Member, groups_bytes};
+use crate::sealed::format::lists::Kind;
 use crate::sealed::format::rows::RowReader;
 use crate::sealed::format::shapes::{Part, PartReader, Shape};
 use crate::sealed::read::found::{SealedFound, each_passing};
 use crate::sealed::read::keys::KeyMaker;
-use crate::sealed::{Kind, Sealed};
+use crate::sealed::read::segment::Sealed;
 
 const ROWS_PER_CHECK: usize = 1_024;
 // So much more of groups, and memory is set aside again.
@@ -53,7 +54,7 @@ struct Scratch {
 
 impl Sealed {
     /// Appends the series that were found, in no order of groups; a group may come in pieces, whose slots rise
-    /// ([`unite`](crate::memory::matching::unite) makes one of them). Keys are made under the grouping of `keys`.
+    /// ([`unite`](crate::matches::unite) makes one of them). Keys are made under the grouping of `keys`.
     ///
     /// # Errors
     /// `Canceled` or `Timeout` too, when the token says so.

@@ -3,12 +3,12 @@
 use firn_codec::postings::Postings;
 use firn_model::{CancelToken, GroupId, Result};
 
-use crate::idset::IdSet;
-use crate::memory::matching::Class;
+use crate::idset::{IdSet, push_run};
+use crate::matches::Class;
+use crate::sealed::format::lists::{Kind, PairLists};
 use crate::sealed::format::shapes::{Part, Shape};
 use crate::sealed::format::strings::StringWalk;
-use crate::sealed::read::matching::push_run;
-use crate::sealed::{Kind, PairLists, Sealed};
+use crate::sealed::read::segment::Sealed;
 
 const ITEMS_PER_CHECK: u32 = 1_024;
 

@@ -3,11 +3,10 @@
 use firn_codec::postings::Postings;
 use firn_model::{CancelToken, Result};
 
-use crate::idset::{IdSet, skip_to};
-use crate::memory::matching::Class;
-use crate::sealed::Sealed;
+use crate::idset::{IdSet, push_run, skip_to};
+use crate::matches::Class;
 use crate::sealed::format::shapes::{PartReader, Shape};
-use crate::sealed::read::matching::push_run;
+use crate::sealed::read::segment::Sealed;
 
 /// The lone rows that match, and the parts with the member sets that match in them.
 #[derive(Clone, Debug)]

@@ -5,10 +5,10 @@ use firn_model::{CancelToken, Grouping, Labels, METRIC_NAME, Result};
 use hashbrown::{HashMap, HashTable};
 
 use crate::key_table::KeyTable;
-use crate::memory::matching::GroupMatch;
-use crate::memory::sets::hash_ids;
-use crate::sealed::Sealed;
+use crate::matches::GroupMatch;
+use crate::pair::hash_ids;
 use crate::sealed::format::rows::{RowReader, Schema};
+use crate::sealed::read::segment::Sealed;
 
 const NONE: u32 = u32::MAX;
 const ITEMS_PER_CHECK: usize = 1_024;

@@ -6,9 +6,10 @@ use firn_codec::postings::Postings;
 use firn_model::{CancelToken, Result};
 use hashbrown::HashSet;
 
-use crate::memory::matching::GroupMatch;
+use crate::matches::GroupMatch;
+use crate::sealed::format::lists::Kind;
 use crate::sealed::format::shapes::{Part, Shape};
-use crate::sealed::{Kind, Sealed};
+use crate::sealed::read::segment::Sealed;
 
 const ITEMS_PER_CHECK: usize = 1_024;
 

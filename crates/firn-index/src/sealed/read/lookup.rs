@@ -4,10 +4,12 @@ use firn_model::{Error, GroupId, Labels, Result, SeriesRef, Slot};
 
 use hashbrown::HashMap;
 
-use crate::memory::pairs::RawPair;
+use crate::pair::RawPair;
+use crate::sealed::format::hash::HashedLabels;
+use crate::sealed::format::lists::Kind;
 use crate::sealed::format::rows::{RowReader, Schema};
 use crate::sealed::format::shapes::{Part, Shape};
-use crate::sealed::{HashedLabels, Kind, Sealed};
+use crate::sealed::read::segment::Sealed;
 
 /// A group that takes new members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

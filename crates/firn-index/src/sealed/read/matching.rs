@@ -12,11 +12,12 @@ use std::ops::Range;
 use firn_codec::postings::Postings;
 use firn_model::{CancelToken, Matcher, Pattern, Result};
 
-use crate::idset::{IdSet, skip_to};
-use crate::memory::matching::Class;
+use crate::idset::{IdSet, push_run, skip_to};
+use crate::matches::Class;
+use crate::sealed::format::lists::Kind;
 use crate::sealed::read::automaton::{successor, takes};
 use crate::sealed::read::found::SealedFound;
-use crate::sealed::{Kind, Sealed};
+use crate::sealed::read::segment::Sealed;
 
 /// A matcher with what is known about it in this segment.
 #[derive(Debug)]
@@ -457,15 +458,4 @@ fn keep_rows(list: &Postings<'_>, rows: &IdSet, out: &mut Union) -> Result<()> {
             out.push(first.max(u64::from(start)), last.min(u64::from(end) - 1));
         }
     })
-}
-
-/// Appends a run of ids, joined to the last one where they touch.
-pub(crate) fn push_run(first: u64, last: u64, runs: &mut Vec<(u32, u32)>) {
-    let (Ok(first), Ok(end)) = (u32::try_from(first), u32::try_from(last.saturating_add(1))) else {
-        return;
-    };
-    match runs.last_mut() {
-        Some(run) if run.1 == first => run.1 = end,
-        _ => runs.push((first, end)),
-    }
 }

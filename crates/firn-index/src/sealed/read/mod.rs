@@ -9,3 +9,4 @@ mod listing;
 pub(crate) mod lookup;
 mod matching;
 pub(crate) mod salvage;
+pub(crate) mod segment;

@@ -7,13 +7,13 @@
 use firn_model::{GroupId, Result};
 
 use crate::memory::pairs::Pairs;
+use crate::sealed::format::lists::Kind;
 use crate::sealed::format::rows::{BLOCK_ROWS, Schema};
 use crate::sealed::format::shapes::{BUNCH_PARTS, Part, Shape};
 use crate::sealed::format::strings::BLOCK_TEXTS;
-use crate::sealed::write::builder::{Builder, PartInput};
-use crate::sealed::{Kind, Sealed};
+use crate::sealed::read::segment::Sealed;
 
-const NONE: u32 = u32::MAX;
+pub(crate) const NONE: u32 = u32::MAX;
 
 /// The label pairs that can be read.
 #[derive(Debug)]
@@ -21,14 +21,11 @@ pub(crate) struct SalvagedPairs {
     /// For the builder.
     pub(crate) pairs: Pairs,
     /// By pair of the segment, the one of `pairs`; [`NONE`]: its text is lost.
-    known: Vec<u32>,
+    pub(crate) known: Vec<u32>,
 }
 
 /// A member's slot, and the labels of its member set if they can be read.
-type Salvaged<'s> = (u32, Option<&'s [u32]>);
-
-/// Groups of which members are lost, from the first to the last, as far as their ids can be read.
-pub(crate) type LostGroups = Option<(GroupId, GroupId)>;
+pub(crate) type Salvaged<'s> = (u32, Option<&'s [u32]>);
 
 impl Sealed {
     /// The pairs whose texts can be read.
@@ -53,7 +50,11 @@ impl Sealed {
     }
 
     /// Hands on each row with its schema and its pairs; `None` if its block is damaged.
-    fn salvage_rows(&self, kind: Kind, mut each: impl FnMut(u32, &Schema, Option<Vec<u32>>)) {
+    pub(crate) fn salvage_rows(
+        &self,
+        kind: Kind,
+        mut each: impl FnMut(u32, &Schema, Option<Vec<u32>>),
+    ) {
         let rows = &self.table(kind).rows;
         let mut reader = rows.reader(&self.blocks);
         let (mut next, mut block) = (Some(0), 0);
@@ -72,7 +73,7 @@ impl Sealed {
     }
 
     /// The group of each row, as the rows or the way by id tell.
-    fn salvage_ids(&self, kind: Kind) -> Vec<Option<GroupId>> {
+    pub(crate) fn salvage_ids(&self, kind: Kind) -> Vec<Option<GroupId>> {
         let table = self.table(kind);
         let mut ids: Vec<Option<GroupId>> =
             (0..table.rows.count).map(|row| self.group_of(kind, row).ok()).collect();
@@ -86,7 +87,7 @@ impl Sealed {
         ids
     }
 
-    fn salvage_parts(&self) -> Vec<Option<Part<'_>>> {
+    pub(crate) fn salvage_parts(&self) -> Vec<Option<Part<'_>>> {
         let (count, mut next) = (self.parts.rows.count as usize, Some(0));
         let mut parts = Vec::with_capacity(count);
         while parts.len() < count {
@@ -103,7 +104,7 @@ impl Sealed {
         parts
     }
 
-    fn salvage_shapes(&self) -> Vec<Option<Shape<'_>>> {
+    pub(crate) fn salvage_shapes(&self) -> Vec<Option<Shape<'_>>> {
         let mut next = Some(0);
         let mut shape =
             |idx| self.shapes.salvage(&self.blocks, idx, &mut next, Shape::take_without_lists);
@@ -111,78 +112,8 @@ impl Sealed {
     }
 }
 
-impl SalvagedPairs {
-    /// The same pairs as of `builder`; `None` if a text is lost.
-    fn of(&self, builder: &Builder<'_>, pairs: &[u32]) -> Option<Vec<u32>> {
-        let known = pairs.iter().map(|&pair| {
-            let known = self.known.get(pair as usize).copied().filter(|known| *known != NONE)?;
-            Some(builder.pair(0, known))
-        });
-        known.collect()
-    }
-}
-
-impl Builder<'_> {
-    /// Takes in what can be read of a damaged segment, of which `pairs` is this builder's only source.
-    pub(crate) fn salvage(&mut self, segment: &Sealed, pairs: &SalvagedPairs) -> LostGroups {
-        let mut lost: LostGroups = None;
-        let mut lose = |group: Option<GroupId>| {
-            if let Some(group) = group {
-                let (first, last) = lost.unwrap_or((group, group));
-                lost = Some((first.min(group), last.max(group)));
-            }
-        };
-        let ids = segment.salvage_ids(Kind::Lone);
-        segment.salvage_rows(Kind::Lone, |row, _, labels| {
-            let group = ids[row as usize];
-            let labels = labels.and_then(|labels| pairs.of(self, &labels));
-            match (group, labels) {
-                (Some(group), Some(identity)) => {
-                    let identity = &identity;
-                    self.part(PartInput { group, lone: true, identity, next_slot: 0 });
-                }
-                _ => lose(group),
-            }
-        });
-        let mut sets: Vec<Option<Vec<u32>>> = Vec::new();
-        segment.salvage_rows(Kind::Sets, |_, _, labels| {
-            sets.push(labels.and_then(|labels| pairs.of(self, &labels)));
-        });
-        let (parts, shapes) = (segment.salvage_parts(), segment.salvage_shapes());
-        let ids = segment.salvage_ids(Kind::Parts);
-        segment.salvage_rows(Kind::Parts, |row, schema, labels| {
-            let group = ids[row as usize];
-            let read = || {
-                let part = parts.get(row as usize)?.as_ref()?;
-                let shape = shapes.get(part.shape as usize)?.as_ref()?;
-                let members = members_of(part, shape, &sets)?;
-                Some((members, part.next_slot(part.member_count(shape.len))?))
-            };
-            let labels = labels.and_then(|labels| pairs.of(self, &labels));
-            let (Some(id), Some(labels), Some((members, next_slot))) = (group, labels, read())
-            else {
-                return lose(group);
-            };
-            let of = |is_identity: bool| {
-                let columns = labels.iter().zip(&schema.identity);
-                columns.filter(move |column| *column.1 == is_identity).map(|column| *column.0)
-            };
-            let (identity, common): (Vec<u32>, Vec<u32>) =
-                (of(true).collect(), of(false).collect());
-            self.part(PartInput { group: id, lone: false, identity: &identity, next_slot });
-            for (slot, set) in members {
-                match set {
-                    Some(set) => self.member(slot, &[&common[..], set].concat()),
-                    None => lose(group),
-                }
-            }
-        });
-        lost
-    }
-}
-
 /// Slots with the labels of their member sets, as far as they can be read; `None` if the part makes no sense.
-fn members_of<'s>(
+pub(crate) fn members_of<'s>(
     part: &Part<'_>,
     shape: &Shape<'_>,
     sets: &'s [Option<Vec<u32>>],

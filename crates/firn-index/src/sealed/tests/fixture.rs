@@ -3,8 +3,7 @@
 use std::fmt::Write;
 
 use super::*;
-use crate::sealed::SIZE;
-use crate::sealed::format::footer;
+use crate::sealed::format::footer::{self, SEGMENT_CONTENTS};
 
 const PAGE: &str = include_str!("../../../../../docs/formats/index.md");
 
@@ -55,7 +54,8 @@ fn world() -> World {
 
 /// Each piece of the file on a line: what it is, and its bytes.
 fn described(bytes: &[u8]) -> String {
-    let (_, contents) = footer::open(Mapped::from(bytes.to_vec()), "page", SIZE).unwrap();
+    let (_, contents) =
+        footer::open(Mapped::from(bytes.to_vec()), "page", SEGMENT_CONTENTS).unwrap();
     let mut pieces = vec![("header".to_owned(), 0)];
     let of_sections = contents.sections.iter().zip(SECTIONS);
     pieces.extend(of_sections.map(|(section, name)| (name.to_owned(), section.start)));

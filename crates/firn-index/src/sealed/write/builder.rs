@@ -5,12 +5,10 @@
 
 use std::hash::BuildHasher;
 
-use firn_env::DiskFile;
 use firn_model::{GroupId, Result};
 use hashbrown::HashTable;
 
 use crate::sealed::write::factor::{Member, factor};
-use crate::sealed::write::file;
 use crate::sealed::write::pair_union::{PairSource, PairUnion};
 
 /// Collects groups in any order as ids of pairs, some tens of bytes per series, and writes one file.
@@ -136,18 +134,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Writes the segment to an empty file and makes it durable.
-    ///
-    /// # Errors
-    /// `Unavailable` if the disk fails; `Invalid` if a group was given with different identities, or a
-    /// series with different labels; `TooLarge` when ids are used up.
-    pub(crate) fn finish(mut self, file: &dyn DiskFile) -> Result<SegmentTotals> {
-        self.close_part();
-        self.pairs.forget_numbers();
-        file::write(self, file)
-    }
-
-    fn close_part(&mut self) {
+    pub(crate) fn close_part(&mut self) {
         let Some(open) = self.open.take() else { return };
         let members: Vec<Member<'_>> = open
             .members

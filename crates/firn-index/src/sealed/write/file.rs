@@ -13,6 +13,7 @@ use hashbrown::HashMap;
 use crate::sealed::format::buckets::{WrittenBuckets, write_hashes, write_ids};
 use crate::sealed::format::footer::FileWriter;
 use crate::sealed::format::hash::pair_hash;
+use crate::sealed::format::lists::{BUNCH_LISTS, BUNCH_OF_ROWS, KINDS, Kind};
 use crate::sealed::format::rows::{RowsWriter, encode_schemas};
 use crate::sealed::format::shapes::{BUNCH_PARTS, push_part, push_shape};
 use crate::sealed::format::strings::{NameCode, StringsPlanner, StringsWriter};
@@ -21,7 +22,6 @@ use crate::sealed::write::cluster::{Clusters, cluster};
 use crate::sealed::write::columns::column_order;
 use crate::sealed::write::factor::Member;
 use crate::sealed::write::pair_union::PairUnion;
-use crate::sealed::{BUNCH_LISTS, BUNCH_OF_ROWS, KINDS, Kind};
 
 const NONE: u32 = u32::MAX;
 
@@ -64,8 +64,21 @@ struct SortedSchema {
     rows: std::ops::Range<u32>,
 }
 
+impl Builder<'_> {
+    /// Writes the segment to an empty file and makes it durable.
+    ///
+    /// # Errors
+    /// `Unavailable` if the disk fails; `Invalid` if a group was given with different identities, or a
+    /// series with different labels; `TooLarge` when ids are used up.
+    pub(crate) fn finish(mut self, file: &dyn DiskFile) -> Result<SegmentTotals> {
+        self.close_part();
+        self.pairs.forget_numbers();
+        write(self, file)
+    }
+}
+
 /// Writes everything that `builder` has.
-pub(crate) fn write(mut builder: Builder<'_>, file: &dyn DiskFile) -> Result<SegmentTotals> {
+fn write(mut builder: Builder<'_>, file: &dyn DiskFile) -> Result<SegmentTotals> {
     join_lone(&mut builder)?;
     join_parts(&mut builder)?;
     let dictionary = Dictionary::new(&mut builder)?;

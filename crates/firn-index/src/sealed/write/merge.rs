@@ -2,9 +2,10 @@
 
 use firn_model::Result;
 
+use crate::sealed::format::lists::Kind;
 use crate::sealed::format::shapes::{Part, Shape};
+use crate::sealed::read::segment::Sealed;
 use crate::sealed::write::builder::{Builder, Live, PartEntry};
-use crate::sealed::{Kind, Sealed};
 
 const NONE: u32 = u32::MAX;
 

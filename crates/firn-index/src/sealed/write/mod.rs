@@ -7,3 +7,4 @@ mod factor;
 mod file;
 mod merge;
 pub(crate) mod pair_union;
+mod salvage;

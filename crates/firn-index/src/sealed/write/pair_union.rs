@@ -9,8 +9,8 @@ use std::ops::Range;
 use firn_model::{Error, Result};
 
 use crate::memory::pairs::Pairs;
-use crate::sealed::Sealed;
 use crate::sealed::format::strings::StringWalk;
+use crate::sealed::read::segment::Sealed;
 
 /// Who has pairs.
 #[derive(Clone, Copy, Debug)]

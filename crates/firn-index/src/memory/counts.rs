@@ -1,0 +1,33 @@
+//! Numbers of series in one segment in memory.
+
+use firn_model::Labels;
+
+use crate::idset::IdSet;
+use crate::memory::state::State;
+
+impl State {
+    /// How many series have the pair.
+    pub(crate) fn pair_series_count(&self, name: &str, value: &str) -> u64 {
+        let pair = self.pairs.find(name.as_bytes(), value.as_bytes());
+        let Some(pair) = pair.map(|pair| self.pairs.pair(pair)) else { return 0 };
+        let in_parts = pair.parts.below(u32::MAX);
+        let in_parts = in_parts.iter().map(|part_no| self.parts.sets(part_no).len() as u64);
+        let in_sets = pair.sets.below(u32::MAX);
+        let in_sets = in_sets.iter().map(|set| self.sets.set(set).parts.below(u32::MAX).count());
+        in_parts.sum::<u64>() + in_sets.sum::<u64>()
+    }
+
+    /// Members of all groups with exactly these identity labels, groups of one left out.
+    pub(crate) fn group_series_count(&self, labels: &Labels) -> u64 {
+        let ids = labels.iter_bytes().map(|(name, value)| self.pairs.find(name, value));
+        let Some(ids) = ids.collect::<Option<Vec<u32>>>() else { return 0 };
+        let lists = ids.iter().map(|&pair| self.pairs.pair(pair).parts.below(u32::MAX));
+        let shortest = lists.min_by_key(IdSet::count);
+        let candidates = shortest.unwrap_or_else(|| IdSet::below(self.parts.count()));
+        let is_it = |&part_no: &u32| {
+            !self.parts.is_lone(part_no) && self.parts.identity(part_no).eq(ids.iter().copied())
+        };
+        let count = |part_no| self.parts.sets(part_no).len() as u64;
+        candidates.iter().filter(is_it).map(count).sum()
+    }
+}

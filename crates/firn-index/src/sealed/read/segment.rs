@@ -1,0 +1,307 @@
+//! An open segment file.
+
+use std::sync::Arc;
+
+use firn_codec::postings::Postings;
+use firn_env::Mapped;
+use firn_model::{Error, Result};
+
+use crate::sealed::format::blocks::{Blocks, Heads, Packed, Records, Section};
+use crate::sealed::format::buckets::{Buckets, HashBuckets, IdBuckets};
+use crate::sealed::format::footer::{self, Contents, ContentsReader, SEGMENT_CONTENTS};
+use crate::sealed::format::lists::{BUNCH_LISTS, Bunch, KINDS, Kind, PairLists};
+use crate::sealed::format::names::Names;
+use crate::sealed::format::rows::{Rows, Schema};
+use crate::sealed::format::strings::Strings;
+
+/// An open segment. Nothing is loaded: what is asked for is read from the file, each block verified
+/// when it is first touched. Cheap to share in an `Arc`; calls may come from many threads.
+///
+/// # Errors
+/// Every call that reads: `Corrupt` with file and offset when a block is damaged. Other blocks go on.
+#[derive(Debug)]
+pub(crate) struct Sealed {
+    pub(crate) blocks: Blocks,
+    pub(crate) names: Names,
+    pub(crate) strings: Strings,
+    /// By pair, in bunches: its lists of rows.
+    pub(crate) lists: Records,
+    pub(crate) lone: Table,
+    pub(crate) parts: Table,
+    /// By part row, in bunches: shape, missing positions, slots.
+    pub(crate) part_records: Records,
+    pub(crate) sets: Table,
+    /// By member set, in bunches: the shapes that have it.
+    pub(crate) set_shapes: Records,
+    pub(crate) shapes: Records,
+    /// The label names that decide who joins a group, each combination once.
+    pub(crate) identities: Vec<Vec<u32>>,
+    pub(crate) series_count: u64,
+    pub(crate) group_count: u64,
+    /// Parts that only remember a group's labels and next slot.
+    pub(crate) empty_part_count: u64,
+}
+
+/// Rows with the ways to them.
+#[derive(Debug)]
+pub(crate) struct Table {
+    pub(crate) rows: Rows,
+    /// By the hash of the row's labels; of parts only of those that are identity.
+    pub(crate) hashes: HashBuckets,
+    /// Group id of each row, less the least; member sets have none.
+    pub(crate) ids: Packed,
+    pub(crate) by_id: IdBuckets,
+}
+
+impl Sealed {
+    /// Reads the footer, the names and the schemas. `name` is for messages.
+    pub(crate) fn open(bytes: Mapped, name: &str) -> Result<Sealed> {
+        let (blocks, contents) = footer::open(bytes, name, SEGMENT_CONTENTS)?;
+        let absurd = || Error::corrupt(name, 0, "the table of contents makes no sense");
+        Sealed::from_contents(blocks, &contents, absurd)
+    }
+
+    /// As [`Sealed::open`] of a damaged file, as [`Sealed::mended`].
+    pub(crate) fn open_mended(
+        bytes: Mapped,
+        name: &str,
+        copy: &dyn Fn(u64, u64) -> Option<Arc<[u8]>>,
+    ) -> Result<Sealed> {
+        let (blocks, _) = footer::open(bytes, name, SEGMENT_CONTENTS)?;
+        Sealed::open(Mapped::from(blocks.mended(copy)), name)
+    }
+
+    /// One error for each damaged block, with what stands there.
+    pub(crate) fn check(&self) -> Vec<Error> {
+        let regions = self.regions();
+        let named = |(range, error): (std::ops::Range<usize>, Error)| {
+            let here = |region: &&(&str, Section)| {
+                region.1.start < range.end && range.start < region.1.start + region.1.len
+            };
+            let mut names: Vec<&str> = regions.iter().filter(here).map(|region| region.0).collect();
+            names.sort_unstable();
+            names.dedup();
+            if names.is_empty() { error } else { error.context(names.join(", ")) }
+        };
+        self.blocks.check().into_iter().map(named).collect()
+    }
+
+    /// The same with every damaged block that `copy` has (its bytes from an offset on, so many) as it was written. Holds all
+    /// bytes of the file.
+    ///
+    /// # Errors
+    /// As [`Sealed::open`].
+    pub(crate) fn mended(&self, copy: &dyn Fn(u64, u64) -> Option<Arc<[u8]>>) -> Result<Sealed> {
+        Sealed::open(Mapped::from(self.blocks.mended(copy)), self.blocks.file())
+    }
+
+    /// All bytes of the file, checked or not.
+    pub(crate) fn file_contents(&self) -> &[u8] {
+        self.blocks.file_contents()
+    }
+
+    fn from_contents(
+        blocks: Blocks,
+        contents: &Contents,
+        absurd: impl Fn() -> Error,
+    ) -> Result<Sealed> {
+        let mut next = ContentsReader::new(contents);
+        let mut count = || next.count().ok_or_else(&absurd);
+        let [series_count, group_count, empty_part_count] = [count()?, count()?, count()?];
+        let [name_count, pair_count] = [count()?, count()?];
+        let [lone_base, lone_shift, part_base, part_shift] =
+            [count()?, count()?, count()?, count()?];
+        let again = contents.sections.last().copied().unwrap_or_default();
+        let mut heads = Heads::new(&blocks, again);
+        let names = next.section().ok_or_else(&absurd)?;
+        let (names, letters) = Names::parse(heads.next(names)?, name_count, pair_count)
+            .ok_or_else(|| blocks.corrupt(names.start, "the label names make no sense"))?;
+        let mut schemas = || -> Result<Vec<Schema>> {
+            let section = next.section().ok_or_else(&absurd)?;
+            Schema::parse(heads.next(section)?, names.count() as u64)
+                .ok_or_else(|| blocks.corrupt(section.start, "the schemas make no sense"))
+        };
+        let [of_lone, of_parts, of_sets] = [schemas()?, schemas()?, schemas()?];
+        let text = next.records().ok_or_else(&absurd)?;
+        let mut table =
+            |schemas, base_shift| Table::open(&mut next, schemas, base_shift).ok_or_else(&absurd);
+        let lone = table(of_lone, (lone_base, lone_shift))?;
+        let parts = table(of_parts, (part_base, part_shift))?;
+        let sets = table(of_sets, (0, 0))?;
+        let mut records = || next.records().ok_or_else(&absurd);
+        let (part_records, set_shapes, shapes) = (records()?, records()?, records()?);
+        let lists = records()?;
+        // What memory is reserved by is bounded by the file before: each takes a bit at least.
+        let most = blocks.file_bytes().saturating_mul(8);
+        let rows = [&lone, &parts, &sets].map(|table| table.rows.count);
+        let counts = rows.map(u64::from).into_iter().chain([pair_count, shapes.starts.count]);
+        if counts.max().is_some_and(|count| count > most) {
+            return Err(absurd());
+        }
+        let mut identities: Vec<Vec<u32>> =
+            parts.rows.schemas.iter().map(|schema| schema.identity_names().collect()).collect();
+        identities.sort_unstable();
+        identities.dedup();
+        Ok(Sealed {
+            blocks,
+            names,
+            strings: Strings::new(text, pair_count, letters),
+            lists,
+            lone,
+            parts,
+            part_records,
+            sets,
+            set_shapes,
+            shapes,
+            identities,
+            series_count,
+            group_count,
+            empty_part_count,
+        })
+    }
+
+    pub(crate) fn series_count(&self) -> u64 {
+        self.series_count
+    }
+
+    /// Groups, lone series included.
+    pub(crate) fn group_count(&self) -> u64 {
+        self.group_count
+    }
+
+    pub(crate) fn name_count(&self) -> u64 {
+        self.names.count() as u64
+    }
+
+    pub(crate) fn pair_count(&self) -> u64 {
+        self.strings.count
+    }
+
+    pub(crate) fn member_set_count(&self) -> u64 {
+        u64::from(self.sets.rows.count)
+    }
+
+    /// Label sets of lone series, of parts and of members, as they are stored.
+    pub(crate) fn set_count(&self) -> u64 {
+        KINDS.map(|kind| u64::from(self.table(kind).rows.count)).iter().sum()
+    }
+
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.blocks.file_bytes()
+    }
+
+    /// What the file's bytes are spent on.
+    pub(crate) fn bytes_by_use(&self) -> Vec<(&'static str, u64)> {
+        let mut uses: Vec<(&'static str, u64)> = Vec::new();
+        for (what, section) in self.regions() {
+            match uses.iter_mut().find(|used| used.0 == what) {
+                Some(used) => used.1 += section.len as u64,
+                None => uses.push((what, section.len as u64)),
+            }
+        }
+        let known: u64 = uses.iter().map(|used| used.1).sum();
+        uses.push(("names, schemas, checksums", self.file_bytes() - known));
+        uses
+    }
+
+    /// What stands where, but for what was read when the file was opened.
+    fn regions(&self) -> Vec<(&'static str, Section)> {
+        let array = |array: &Packed| Section { start: array.start, len: array.bytes() as usize };
+        let mut regions = Vec::new();
+        let mut add = |what, section| regions.push((what, section));
+        let mut records = |what, records: &Records| {
+            add(what, records.bytes);
+            add(what, array(&records.starts));
+        };
+        records("label values", &self.strings.text);
+        KINDS.iter().for_each(|kind| {
+            records("rows of label sets", &self.table(*kind).rows.cells);
+        });
+        records("parts", &self.part_records);
+        records("shapes", &self.shapes);
+        records("shapes", &self.set_shapes);
+        records("posting lists", &self.lists);
+        for table in KINDS.map(|kind| self.table(kind)) {
+            let Buckets { starts, tags, rows } = &table.hashes.0;
+            [starts, tags, rows].into_iter().for_each(|part| add("ways by hash", array(part)));
+            let Buckets { starts, tags, rows } = &table.by_id.buckets;
+            let by_id = [starts, tags, rows, &table.ids];
+            by_id.into_iter().for_each(|part| add("ways by id", array(part)));
+        }
+        regions
+    }
+
+    /// What it keeps in memory besides the file.
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        let tables = KINDS.map(|kind| self.table(kind).rows.heap_bytes()).iter().sum::<usize>();
+        (self.blocks.heap_bytes() + self.names.heap_bytes() + self.strings.heap_bytes() + tables)
+            as u64
+    }
+
+    pub(crate) fn table(&self, kind: Kind) -> &Table {
+        match kind {
+            Kind::Lone => &self.lone,
+            Kind::Parts => &self.parts,
+            Kind::Sets => &self.sets,
+        }
+    }
+
+    /// The lists of `pair`.
+    pub(crate) fn pair_lists(&self, pair: u32) -> Result<PairLists<'_>> {
+        let mut lists = PairLists::default();
+        self.each_pair_lists(pair..pair + 1, |_, found| {
+            lists = found;
+            Ok(())
+        })?;
+        Ok(lists)
+    }
+
+    /// Calls `each` with the lists of each pair of a range.
+    pub(crate) fn each_pair_lists<'a>(
+        &'a self,
+        pairs: std::ops::Range<u32>,
+        mut each: impl FnMut(u32, PairLists<'a>) -> Result<()>,
+    ) -> Result<()> {
+        let mut bunch = Bunch::default();
+        let start = u64::from(pairs.start) / BUNCH_LISTS * BUNCH_LISTS;
+        for pair in start..u64::from(pairs.end) {
+            if pair.is_multiple_of(BUNCH_LISTS) {
+                let len = BUNCH_LISTS.min(self.pair_count().saturating_sub(pair));
+                let opened = Bunch::open(self.lists.get(&self.blocks, pair / BUNCH_LISTS)?, len);
+                bunch = opened.ok_or_else(|| self.lists.bad(&self.blocks))?;
+            }
+            let lists = bunch.take(pair % BUNCH_LISTS);
+            let lists = lists.ok_or_else(|| self.lists.bad(&self.blocks))?;
+            if pair >= u64::from(pairs.start) {
+                each(pair as u32, lists)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The shapes that have a member set.
+    pub(crate) fn shapes_of_set(&self, set: u32) -> Result<Postings<'_>> {
+        let mut rest = self.set_shapes.get(&self.blocks, u64::from(set) / BUNCH_LISTS)?;
+        let bad = |_| self.set_shapes.bad(&self.blocks);
+        for _ in 0..u64::from(set) % BUNCH_LISTS {
+            Postings::take(&mut rest).map_err(bad)?;
+        }
+        Postings::take(&mut rest).map_err(bad)
+    }
+}
+
+impl Table {
+    fn open(
+        next: &mut ContentsReader<'_>,
+        schemas: Vec<Schema>,
+        (base, shift): (u64, u64),
+    ) -> Option<Table> {
+        let cells = next.records()?;
+        let mut buckets =
+            || Some(Buckets { starts: next.array()?, tags: next.array()?, rows: next.array()? });
+        let (hashes, buckets) = (HashBuckets(buckets()?), buckets()?);
+        let shift = u32::try_from(shift).ok().filter(|shift| *shift < 64)?;
+        let by_id = IdBuckets { buckets, base, shift };
+        Some(Table { rows: Rows::new(schemas, cells), hashes, ids: next.array()?, by_id })
+    }
+}

@@ -1,0 +1,81 @@
+//! A damaged segment as input of another.
+
+use firn_model::GroupId;
+
+use crate::sealed::format::lists::Kind;
+use crate::sealed::read::salvage::{NONE, SalvagedPairs, members_of};
+use crate::sealed::read::segment::Sealed;
+use crate::sealed::write::builder::{Builder, PartInput};
+
+/// Groups of which members are lost, from the first to the last, as far as their ids can be read.
+pub(crate) type LostGroups = Option<(GroupId, GroupId)>;
+
+impl SalvagedPairs {
+    /// The same pairs as of `builder`; `None` if a text is lost.
+    fn of(&self, builder: &Builder<'_>, pairs: &[u32]) -> Option<Vec<u32>> {
+        let known = pairs.iter().map(|&pair| {
+            let known = self.known.get(pair as usize).copied().filter(|known| *known != NONE)?;
+            Some(builder.pair(0, known))
+        });
+        known.collect()
+    }
+}
+
+impl Builder<'_> {
+    /// Takes in what can be read of a damaged segment, of which `pairs` is this builder's only source.
+    pub(crate) fn salvage(&mut self, segment: &Sealed, pairs: &SalvagedPairs) -> LostGroups {
+        let mut lost: LostGroups = None;
+        let mut lose = |group: Option<GroupId>| {
+            if let Some(group) = group {
+                let (first, last) = lost.unwrap_or((group, group));
+                lost = Some((first.min(group), last.max(group)));
+            }
+        };
+        let ids = segment.salvage_ids(Kind::Lone);
+        segment.salvage_rows(Kind::Lone, |row, _, labels| {
+            let group = ids[row as usize];
+            let labels = labels.and_then(|labels| pairs.of(self, &labels));
+            match (group, labels) {
+                (Some(group), Some(identity)) => {
+                    let identity = &identity;
+                    self.part(PartInput { group, lone: true, identity, next_slot: 0 });
+                }
+                _ => lose(group),
+            }
+        });
+        let mut sets: Vec<Option<Vec<u32>>> = Vec::new();
+        segment.salvage_rows(Kind::Sets, |_, _, labels| {
+            sets.push(labels.and_then(|labels| pairs.of(self, &labels)));
+        });
+        let (parts, shapes) = (segment.salvage_parts(), segment.salvage_shapes());
+        let ids = segment.salvage_ids(Kind::Parts);
+        segment.salvage_rows(Kind::Parts, |row, schema, labels| {
+            let group = ids[row as usize];
+            let read = || {
+                let part = parts.get(row as usize)?.as_ref()?;
+                let shape = shapes.get(part.shape as usize)?.as_ref()?;
+                let members = members_of(part, shape, &sets)?;
+                Some((members, part.next_slot(part.member_count(shape.len))?))
+            };
+            let labels = labels.and_then(|labels| pairs.of(self, &labels));
+            let (Some(id), Some(labels), Some((members, next_slot))) = (group, labels, read())
+            else {
+                return lose(group);
+            };
+            let of = |is_identity: bool| {
+                let columns = labels.iter().zip(&schema.identity);
+                columns.filter(move |column| *column.1 == is_identity).map(|column| *column.0)
+            };
+            let (identity, common): (Vec<u32>, Vec<u32>) =
+                (of(true).collect(), of(false).collect());
+            self.part(PartInput { group: id, lone: false, identity: &identity, next_slot });
+            for (slot, set) in members {
+                match set {
+                    Some(set) => self.member(slot, &[&common[..], set].concat()),
+                    None => lose(group),
+                }
+            }
+        });
+        lost
+    }
+}
