@@ -1,4 +1,5 @@
-//! What each step of a range query depends on: for who keeps answers and has to know when they are no longer true.
+//! The samples that each step of a range query depends on. A cache of answers uses them to find the
+//! answers that a change invalidates.
 
 use firn_model::{Matcher, TimeRange};
 
@@ -6,35 +7,36 @@ use crate::eval::window::{Frame, Steps};
 use crate::plan::{fixed_name, fixed_time, instant_frame, range_frame, subquery_frame};
 use crate::syntax::{AggregateOp, At, Expr, FunctionId, Length, Node, NodeKind, Selector};
 
-/// The samples that a step looks at through one selector.
+/// The samples that a step reads through one selector.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dependency {
-    /// Which series.
+    /// The matchers of the series.
     pub matchers: Vec<Matcher>,
-    /// Which of their samples.
+    /// The times of the samples.
     pub reach: Reach,
 }
 
-/// Which samples, seen from a step.
+/// A time range relative to a step, or a fixed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// At most those from `step + first_ms` to `step + last_ms`, both inside.
+    /// At most the samples from `step + first_ms` to `step + last_ms`, both inclusive.
     Relative {
-        /// The first sample, mostly negative.
+        /// The first sample; usually negative.
         first_ms: i64,
-        /// The last one; positive for a negative offset.
+        /// The last sample; positive for a negative offset.
         last_ms: i64,
     },
-    /// At most these at every step.
+    /// At most these samples at every step.
     Fixed(TimeRange),
 }
 
-/// The samples that any step of `expr` depends on, or `None` if a step's value may depend on anything else: on the
-/// other steps, on the query's start or end, on which series there are in the order of storage.
+/// The samples that any step of `expr` depends on. `None` if a step's value may depend on anything
+/// else: on the other steps, on the query's start or end, or on the order of series in storage.
 ///
-/// Refused are `start()`, `end()`, `range()` and durations computed from them, `info()`, `limitk` and
-/// `limit_ratio`, and what can give one label set to two series at different steps, which is an error
-/// over the whole range only: selectors without one metric's name, `label_replace`, `label_join`.
+/// `None` for `start()`, `end()`, `range()` and durations computed from them, `info()`, `limitk`
+/// and `limit_ratio`. Also for expressions that can produce one label set from two series at
+/// different steps, which is an error over the whole range only: selectors without a fixed metric
+/// name, `label_replace`, `label_join`.
 pub fn dependencies(expr: &Expr, lookback_ms: i64) -> Option<Vec<Dependency>> {
     let mut found = Vec::new();
     collect(&expr.root, Reach::Relative { first_ms: 0, last_ms: 0 }, lookback_ms, &mut found)?;
@@ -86,7 +88,7 @@ fn collect(node: &Node, times: Reach, lookback_ms: i64, found: &mut Vec<Dependen
     }
 }
 
-/// One evaluation at 0: frames over it are what a step reaches.
+/// One evaluation at 0: the range of a frame over it is relative to a step.
 const AT_ZERO: Steps = Steps { start: 0, step: 1, count: 1 };
 
 fn dependency(selector: &Selector, frame: &Frame, times: Reach) -> Option<Dependency> {
@@ -96,7 +98,7 @@ fn dependency(selector: &Selector, frame: &Frame, times: Reach) -> Option<Depend
     Some(Dependency { matchers: selector.matchers.clone(), reach: reach(frame, times) })
 }
 
-/// What evaluations at `times` reach through `frame`, which was made for one at 0.
+/// The samples that evaluations at `times` reach through `frame`, a frame of one evaluation at 0.
 fn reach(frame: &Frame, times: Reach) -> Reach {
     let own = frame.range();
     match times {
@@ -112,7 +114,7 @@ fn reach(frame: &Frame, times: Reach) -> Reach {
     }
 }
 
-/// The normal form shows whole milliseconds only, and is what tells expressions apart.
+/// Only whole milliseconds: the normal form, which identifies an expression, shows no more.
 fn check_length(length: &Length) -> Option<()> {
     matches!(length, Length::Fixed(nanos) if nanos % 1_000_000 == 0).then_some(())
 }

@@ -1,24 +1,30 @@
-//! PromQL: the language, its planning and evaluation.
+//! PromQL: parser, plan and evaluation over column batches.
 //!
-//! **Owns** the parser (positions on every node, errors in Prometheus' words), the plan (which series, which
-//! exact time range, which labels matter) and the evaluation over column batches.
+//! **Owns** the parser (positions on every node, Prometheus' error messages), the plan (series,
+//! exact time ranges, labels that an aggregation needs) and the evaluation over column batches.
 //!
-//! **Never** knows where samples are kept: it sees storage only as [`firn_model::Select`]. It reads no clock,
-//! does no I/O, and starts threads only as scoped helpers of one evaluation, as many as the query's context lends.
+//! **Never** accesses storage other than through [`firn_model::Select`]. It reads no clock and does
+//! no I/O. It starts threads only as scoped helpers of one evaluation, at most as many as the
+//! query's context lends.
 //!
-//! **The way through**: [`parse`] gives an [`Expr`]; [`eval()`] resolves what depends on the query's times
-//! (`plan`), reads each selector group by group (`eval/scan`), computes one column of one value per step for
-//! each series, folds it into its group at once where an aggregation stands above, and combines columns upwards.
+//! **Path through**: [`parse`] returns an [`Expr`]. [`eval()`] replaces everything that depends on
+//! the query's times (`plan`) and reads each selector group by group (`eval/scan`). For each series
+//! it computes one column with one value per step. Below an aggregation the column is folded into
+//! its group at once; other operators and functions combine columns.
 //!
 //! **Invariants**
-//! - A step of a range query has the bits that an instant query at that time has: partial aggregates end at
-//!   absolute block borders and nothing is ever subtracted (`each_step_has_the_bits_of_its_window_alone`).
-//! - Results do not depend on the number of threads: members reach an aggregation in the order of groups and slots.
-//! - Windows are open on the left and closed on the right; bounds are computed once per time column.
-//! - Loops over floats meet nothing but floats: a member with histograms or start timestamps takes another way
-//!   (`Kernel::mixed`, `histogram`), and a series of floats has no column for histograms.
-//! - A grouping goes down to storage only where the result is exactly the same.
-//! - No text makes the parser or the evaluator panic; trees are at most 400 levels high.
+//! - A step of a range query has the same bits as an instant query at that time: partial aggregates
+//!   end at absolute block boundaries and nothing is ever subtracted
+//!   (`each_step_has_the_bits_of_its_window_alone`).
+//! - Results do not depend on the number of threads: members reach an aggregation in the order of
+//!   groups and slots.
+//! - Windows are open on the left and closed on the right; bounds are computed once per time
+//!   column.
+//! - Loops over floats never meet another type: a member with histograms or start timestamps takes
+//!   a path of its own (`Kernel::mixed`, `histogram`), and a series of floats has no column for
+//!   histograms.
+//! - A grouping is pushed down to storage only if the result is exactly the same.
+//! - No text makes the parser or the evaluator panic; trees have at most 400 levels.
 //!
 //! ```
 //! use firn_model::{Labels, QueryContext};
@@ -36,11 +42,13 @@
 //! assert_eq!(vector[0].labels.to_string(), "{job=\"api\"}");
 //! assert_eq!(vector[0].value, PointValue::Float(240.0));
 //!
-//! assert_eq!(parse("sum(").unwrap_err().to_string(), "1:5: parse error: unclosed left parenthesis");
+//! let error = parse("sum(").unwrap_err();
+//! assert_eq!(error.to_string(), "1:5: parse error: unclosed left parenthesis");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Reading order: `syntax`, `value`, `plan`, `depends`, `parts`, `eval`, `functions`, `histogram`.
+//! Terms: `docs/glossary.md`. MemberSamples order: `syntax`, `value`, `plan`, `depends`, `parts`, `eval`,
+//! `functions`, `histogram`.
 
 #![forbid(unsafe_code)]
 
@@ -59,41 +67,44 @@ use firn_model::Timestamp;
 
 pub use depends::{Dependency, Reach, dependencies};
 pub use eval::tally::SampleStats;
-pub use eval::{eval, eval_given};
+pub use eval::{eval, eval_with_parts};
 pub use histogram::{BoundedBucket, all_buckets};
-pub use parts::{Given, parts};
+pub use parts::{PartResult, parts};
 pub use plan::{check_range, selections};
 pub use syntax::{
-    Aggregate, AggregateOp, At, Binary, BinaryOp, Borders, Cardinality, DurationExpr, Expr,
+    Aggregate, AggregateOp, At, Binary, BinaryOp, BoundaryMode, Cardinality, DurationExpr, Expr,
     Function, Length, Matching, MatrixSelector, Node, NodeKind, ParseError, Pretty, Selector, Span,
-    Subquery, parse, parse_selector,
+    Subquery, ValueType, parse, parse_selector,
 };
 pub use value::{
     Annotation, AnnotationKind, Annotations, HistogramPoint, PointValue, QueryOutput, Series,
-    Value, ValueType, VectorPoint,
+    Value, VectorPoint,
 };
 
 use eval::window::Steps;
 
-/// When to evaluate, and within which limits.
+/// The times of an evaluation and its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EvalOptions {
-    /// The first (and for an instant query only) evaluation time, milliseconds.
+    /// The first evaluation time, in milliseconds; the only one of an instant query.
     pub start: Timestamp,
-    /// The last evaluation time at most; ignored for an instant query.
+    /// The last possible evaluation time, in milliseconds; ignored for an instant query.
     pub end: Timestamp,
-    /// Distance of evaluation times for a range query, above 0; `None` for an instant query.
+    /// Milliseconds between evaluation times of a range query, above 0; `None` for an instant
+    /// query.
     pub step_ms: Option<i64>,
-    /// How far back a selector looks for a sample.
+    /// Milliseconds before each step in which a selector looks for a sample.
     pub lookback_ms: i64,
-    /// Samples that may be in memory at one time.
+    /// The maximum number of samples in memory at one time.
     pub samples_max: u64,
-    /// The step of a subquery that names none.
+    /// The step of subqueries without a step of their own.
     pub subquery_step_ms: i64,
-    /// Whether `__name__` is dropped at the very end only (Prometheus' `promql-delayed-name-removal`), so that
-    /// what stands above a function still sees it. Off as in Prometheus.
+    /// Whether `__name__` is dropped only at the very end (Prometheus' feature
+    /// `promql-delayed-name-removal`), so that operators above a function still see it. Off by
+    /// default, as in Prometheus.
     pub delayed_name_removal: bool,
-    /// Whether to count what each step looks at (a few per cent of the evaluation's time).
+    /// Whether to count the samples of each step, which costs a few per cent of the evaluation's
+    /// time.
     pub counts_samples: bool,
 }
 
@@ -128,7 +139,7 @@ impl EvalOptions {
         if self.step_ms.is_some() { self.end } else { self.start }
     }
 
-    /// What `step()` and `range()` stand for, seconds.
+    /// The values of `step()` and `range()` in seconds.
     pub(crate) fn step_and_range_seconds(&self) -> (f64, f64) {
         let step_ms = self.step_ms.unwrap_or(0);
         let range_ms = self.end_or_start().saturating_sub(self.start);

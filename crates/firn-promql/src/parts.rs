@@ -1,4 +1,5 @@
-//! Parts of an expression that other expressions may have too: for who keeps answers, and can keep those of parts.
+//! Parts of an expression that other expressions may share. A cache of answers can keep the result
+//! of a part.
 
 use crate::eval::vector::{ABSENT, VectorSeries};
 use crate::eval::window::Steps;
@@ -6,20 +7,21 @@ use crate::plan::is_step_invariant;
 use crate::syntax::{AggregateOp, Expr, Node, NodeKind, Span};
 use crate::value::Series;
 
-/// The answer of one of [`parts`], at every step that the whole is evaluated at.
+/// The result of one of [`parts`] at every step of the whole expression.
 #[derive(Clone, Debug)]
-pub struct Given {
-    /// Where the part stands in the whole.
+pub struct PartResult {
+    /// The position of the part in the whole expression.
     pub span: Span,
-    /// What it evaluates to there, floats only.
+    /// Its value, floats only.
     pub series: Vec<Series>,
 }
 
-/// The topmost aggregations of `expr` that stand below operators and functions, each as an expression of its own with the
-/// positions of the whole: `sum by (le) (rate(a[5m]))` of `histogram_quantile(0.9, sum by (le) (rate(a[5m])))`.
+/// The topmost aggregations of `expr` below operators and functions, each as an expression of its
+/// own with positions in the whole: `sum by (le) (rate(a[5m]))` of `histogram_quantile(0.9, sum by
+/// (le) (rate(a[5m])))`.
 ///
-/// With their answers [`crate::eval_given`] says what [`crate::eval()`] says, bit for bit: operators and functions do not
-/// look at the order of series, as another aggregation would.
+/// With their results, [`crate::eval_with_parts`] returns the same bits as [`crate::eval()`]:
+/// operators and functions do not depend on the order of series, in contrast to aggregations.
 pub fn parts(expr: &Expr) -> Vec<Expr> {
     let mut found = Vec::new();
     if !matches!(expr.root.unparen().kind, NodeKind::Aggregate(_)) {
@@ -38,7 +40,7 @@ fn collect<'a>(node: &'a Node, found: &mut Vec<&'a Node>) {
         NodeKind::Call { args, .. } => args.iter().for_each(|arg| collect(arg, found)),
         NodeKind::Aggregate(aggregate) => {
             let by_order = matches!(aggregate.op, AggregateOp::Limitk | AggregateOp::LimitRatio);
-            // What is the same at each step is evaluated at one only.
+            // An expression with the same value at each step is evaluated at one step only.
             if !by_order && !is_step_invariant(node) {
                 found.push(node);
             }
@@ -51,8 +53,8 @@ fn collect<'a>(node: &'a Node, found: &mut Vec<&'a Node>) {
     }
 }
 
-impl Given {
-    /// As columns over `steps`.
+impl PartResult {
+    /// The series as columns over `steps`.
     pub(crate) fn columns(&self, steps: &Steps) -> Vec<VectorSeries> {
         let column = |one: &Series| {
             let mut values = vec![ABSENT; steps.count];
@@ -74,7 +76,7 @@ mod tests {
     use firn_promqltest::MemorySelect;
 
     use super::*;
-    use crate::{EvalOptions, Value, eval, eval_given, parse};
+    use crate::{EvalOptions, Value, eval, eval_with_parts, parse};
 
     fn texts(text: &str) -> Vec<String> {
         parts(&parse(text).unwrap()).iter().map(ToString::to_string).collect()
@@ -99,7 +101,7 @@ mod tests {
         }
     }
 
-    /// Three spellings of one bound are added up, and a sum of three depends on their order.
+    /// Three spellings of one bound are summed, and the sum of three floats depends on their order.
     #[test]
     fn buckets_of_one_bound_are_added_in_one_order() {
         let mut store = MemorySelect::new();
@@ -115,11 +117,11 @@ mod tests {
         let part = parts(&expr).remove(0);
         let Value::Matrix(mut series) = eval(&part, &store, &options, &context).unwrap().value
         else {
-            unreachable!("a range gives a matrix")
+            unreachable!("a range query returns a matrix")
         };
         let text = |series: &[Series]| {
-            let given = Given { span: part.root.span, series: series.to_vec() };
-            let output = eval_given(&expr, &[given], &store, &options, &context).unwrap();
+            let results = PartResult { span: part.root.span, series: series.to_vec() };
+            let output = eval_with_parts(&expr, &[results], &store, &options, &context).unwrap();
             format!("{:?}", output.value)
         };
         let computed = format!("{:?}", eval(&expr, &store, &options, &context).unwrap().value);
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn with_its_parts_given_an_expression_says_what_it_says() {
+    fn an_expression_with_part_results_has_the_same_value() {
         let mut store = MemorySelect::new();
         for host in 0..5 {
             for le in ["0.1", "1", "+Inf"] {
@@ -140,7 +142,7 @@ mod tests {
                 let pairs = [("__name__", "a_bucket"), ("le", le), ("host", &*host)];
                 let labels = Labels::from_pairs(pairs).unwrap();
                 let rise = le.len() as f64 * 0.3 + host.len() as f64 / 7.0;
-                // Some hosts come late.
+                // Some hosts start late.
                 let first = if host == "3" { 40 } else { 0 };
                 (first..90).for_each(|n| store.push(&labels, n * 15_000, n as f64 * rise));
             }
@@ -157,20 +159,22 @@ mod tests {
         ] {
             let expr = parse(text).unwrap();
             let parts = parts(&expr);
-            let given = parts.iter().map(|part| {
+            let results = parts.iter().map(|part| {
                 let value = eval(part, &store, &options, &context).unwrap().value;
-                let Value::Matrix(series) = value else { unreachable!("a range gives a matrix") };
-                Given { span: part.root.span, series }
+                let Value::Matrix(series) = value else {
+                    unreachable!("a range query returns a matrix")
+                };
+                PartResult { span: part.root.span, series }
             });
-            let given: Vec<Given> = given.collect();
-            assert!(!given.is_empty(), "{text}");
+            let results: Vec<PartResult> = results.collect();
+            assert!(!results.is_empty(), "{text}");
             let nothing = MemorySelect::new();
-            let with = eval_given(&expr, &given, &nothing, &options, &context);
+            let with = eval_with_parts(&expr, &results, &nothing, &options, &context);
             let without = eval(&expr, &store, &options, &context).unwrap();
             if text.contains("or count") {
                 // One part is computed.
-                let some = &given[..1];
-                let with = eval_given(&expr, some, &store, &options, &context).unwrap();
+                let some = &results[..1];
+                let with = eval_with_parts(&expr, some, &store, &options, &context).unwrap();
                 assert_eq!(with.value, without.value, "{text}");
             }
             assert_eq!(with.unwrap().value, without.value, "{text}");

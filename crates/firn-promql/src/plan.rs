@@ -1,23 +1,23 @@
-//! What can be said about a query before any data is read.
+//! Analysis of a query before any data is read.
 //!
-//! [`resolve`] turns computed durations and `start()`, `end()`, `step()`, `range()` into plain numbers;
-//! [`is_step_invariant`] finds what needs one evaluation only; [`pushdown`] finds the labels that an aggregation
-//! above a selector looks at, where storage may answer with groups and the result stays exactly the same;
-//! [`selections`] lists what the query will read.
+//! [`resolve`] replaces computed durations and `start()`, `end()`, `step()`, `range()` by numbers.
+//! [`is_step_invariant`] finds expressions that need one evaluation only. [`pushdown`] finds the
+//! labels that an aggregation above a selector needs, if storage may return groups and the result
+//! stays exactly the same. [`selections`] lists the selections that the query will read.
 
 use firn_model::{Error, Grouping, METRIC_NAME, MatchOp, Matcher, Result, Selection};
 
 use crate::EvalOptions;
 use crate::eval::window::{Frame, Steps};
+use crate::syntax::ValueType;
 use crate::syntax::{
-    Aggregate, At, Binary, Borders, Expr, FunctionId, Length, MatrixSelector, Node, NodeKind,
+    Aggregate, At, Binary, BoundaryMode, Expr, FunctionId, Length, MatrixSelector, Node, NodeKind,
     Selector, Subquery,
 };
-use crate::value::ValueType;
 
-/// What a query reads: one selection per selector in its text, with the exact range that its steps, windows,
-/// offsets, `@` and subqueries reach. The second argument of `info()` is not among them: which series it reads
-/// depends on the first.
+/// The selections that a query reads: one per selector in its text, with the exact range that its
+/// steps, windows, offsets, `@` and subqueries reach. The second argument of `info()` is not among
+/// them: its series depend on the first argument.
 ///
 /// # Errors
 /// `Invalid` for a duration expression without a usable value.
@@ -71,7 +71,7 @@ fn selection(selector: &Selector, frame: &Frame) -> Selection {
 
 /// The windows of an instant selector: the lookback before each step.
 pub(crate) fn instant_frame(selector: &Selector, steps: &Steps, lookback_ms: i64) -> Frame {
-    let after = if selector.borders == Borders::Smoothed { lookback_ms } else { 0 };
+    let after = if selector.boundary == BoundaryMode::Smoothed { lookback_ms } else { 0 };
     Frame {
         steps: *steps,
         at: fixed_time(selector.at),
@@ -81,12 +81,13 @@ pub(crate) fn instant_frame(selector: &Selector, steps: &Steps, lookback_ms: i64
     }
 }
 
-/// The windows of a range selector. Anchored and smoothed ones reach for the samples beyond their borders.
+/// The windows of a range selector. Anchored and smoothed ones also read samples beyond their
+/// boundaries.
 pub(crate) fn range_frame(matrix: &MatrixSelector, steps: &Steps, lookback_ms: i64) -> Frame {
-    let (before, after) = match matrix.selector.borders {
-        Borders::Plain => (0, 0),
-        Borders::Anchored => (lookback_ms, 0),
-        Borders::Smoothed => (lookback_ms, lookback_ms),
+    let (before, after) = match matrix.selector.boundary {
+        BoundaryMode::Plain => (0, 0),
+        BoundaryMode::Anchored => (lookback_ms, 0),
+        BoundaryMode::Smoothed => (lookback_ms, lookback_ms),
     };
     Frame {
         steps: *steps,
@@ -108,7 +109,7 @@ pub(crate) fn subquery_frame(subquery: &Subquery, steps: &Steps) -> Frame {
     }
 }
 
-/// The inner evaluations of a subquery: the multiples of its step inside its windows' union.
+/// The inner evaluations of a subquery: the multiples of its step inside the union of its windows.
 pub(crate) fn subquery_steps(subquery: &Subquery, steps: &Steps, step_ms_default: i64) -> Steps {
     let step = match subquery.step.ms() {
         0 => step_ms_default.max(1),
@@ -118,7 +119,8 @@ pub(crate) fn subquery_steps(subquery: &Subquery, steps: &Steps, step_ms_default
     if range.is_empty() {
         return Steps { start: 0, step, count: 0 };
     }
-    // The first multiple of the step inside: rounded up, also below zero. Behind the last time it is none.
+    // The first multiple of the step inside the range, rounded up even below zero. Beyond the last
+    // representable time there is none.
     let is_between = range.start.rem_euclid(step) != 0;
     let multiple = range.start.div_euclid(step) + i64::from(is_between);
     match multiple.checked_mul(step) {
@@ -135,8 +137,8 @@ pub(crate) fn fixed_time(at: Option<At>) -> Option<i64> {
     }
 }
 
-/// The tree with everything replaced that the query's start, end and step decide, and without parentheses around
-/// arguments.
+/// The tree with everything replaced that depends only on the query's start, end and step, and
+/// without parentheses around arguments.
 ///
 /// # Errors
 /// `Invalid` for a duration expression without a usable value.
@@ -215,7 +217,7 @@ fn length(length: &Length, options: &EvalOptions, may_be_negative: bool) -> Resu
     Ok(Length::Fixed(ms as i64 * 1_000_000))
 }
 
-/// The value of the functions that tell about the query itself, seconds.
+/// The value, in seconds, of functions that describe the query itself.
 fn query_number(function: FunctionId, options: &EvalOptions) -> Option<f64> {
     let (step, range) = options.step_and_range_seconds();
     match function {
@@ -249,7 +251,7 @@ pub(crate) fn is_step_invariant(node: &Node) -> bool {
     }
 }
 
-/// Functions whose value may differ from step to step though their arguments do not.
+/// Functions with values that may differ between steps even if their arguments do not.
 fn depends_on_time(function: FunctionId) -> bool {
     use FunctionId as F;
     matches!(
@@ -268,11 +270,12 @@ fn depends_on_time(function: FunctionId) -> bool {
     )
 }
 
-/// The grouping that storage may apply below an aggregation, where the result is the same.
+/// The grouping that storage may apply below an aggregation without changing the result.
 ///
-/// Only for aggregations that look at nothing but the group, over a selector or over a window function of one.
-/// Where that drops the name at once, two series could collide by dropping it, which is an error; so one
-/// name must be asked for, and labels that go with it must not be in the key.
+/// Only for aggregations that need nothing but the group, over a selector or over a window function
+/// of a selector. If such a function drops the name at once, two series could collide, which is an
+/// error. So the selector must name one metric, and labels that are dropped with the name must not
+/// be in the key.
 pub(crate) fn pushdown(aggregate: &Aggregate, delayed_names: bool) -> Option<Grouping> {
     use crate::syntax::AggregateOp as Op;
     if aggregate.op.selects_series() || aggregate.op == Op::CountValues {
@@ -280,7 +283,7 @@ pub(crate) fn pushdown(aggregate: &Aggregate, delayed_names: bool) -> Option<Gro
     }
     let drops_names = match &aggregate.expr.kind {
         NodeKind::Selector(selector) => {
-            (selector.borders == Borders::Plain).then_some(())?;
+            (selector.boundary == BoundaryMode::Plain).then_some(())?;
             false
         }
         NodeKind::Call { function, args } => {
@@ -306,7 +309,7 @@ pub(crate) fn pushdown(aggregate: &Aggregate, delayed_names: bool) -> Option<Gro
     Some(if aggregate.without { Grouping::Without(names) } else { Grouping::By(names) })
 }
 
-/// Whether a window function's result is still the metric.
+/// Whether the result of a window function keeps the metric's name.
 pub(crate) fn keeps_name(function: FunctionId) -> bool {
     matches!(function, FunctionId::LastOverTime | FunctionId::FirstOverTime)
 }
@@ -331,11 +334,11 @@ pub(crate) fn fixed_name(matchers: &[Matcher]) -> Option<&str> {
     matchers.iter().find(is_name).map(Matcher::value)
 }
 
-/// Checks that a range query can have `expr`: a scalar or an instant vector. [`crate::eval()`] checks it too; who must
-/// tell a wrong request from a failed evaluation asks before.
+/// Checks that `expr` is valid for a range query: a scalar or an instant vector. [`crate::eval()`]
+/// checks it too; call this first to distinguish an invalid request from a failed evaluation.
 ///
 /// # Errors
-/// `Invalid` in Prometheus' words.
+/// `Invalid` with Prometheus' message.
 pub fn check_range(expr: &Expr) -> Result<()> {
     let value_type = expr.value_type();
     match value_type {

@@ -1,15 +1,15 @@
-//! Pieces of the language that `firn-promqltest` shares: its scripts have the same durations, strings, numbers and
-//! histograms. Compiled with the feature `test-util` only.
+//! Pieces of the language that `firn-promqltest` shares: its scripts contain the same durations,
+//! strings, numbers and histograms. Compiled with the feature `test-util` only.
 
 use firn_model::Histogram;
 
-use crate::histogram::Running;
+use crate::histogram::RunningHistogram;
 use crate::syntax;
 
 /// Milliseconds of a duration such as `1h30m`.
 ///
 /// # Errors
-/// The message that Prometheus has for a text that is not a duration or is too long.
+/// Prometheus' message for a text that is not a duration or is too long.
 pub fn parse_duration_ms(text: &str) -> Result<i64, String> {
     syntax::parse_duration_ms(text)
 }
@@ -37,15 +37,15 @@ pub fn detects_reset(current: &Histogram, previous: &Histogram) -> bool {
     crate::histogram::detects_reset(current, previous)
 }
 
-/// `count` histograms: `first`, then each the previous one plus `step`, or minus `step` with `subtracts`. `None` if
-/// their bucket layouts are incompatible.
+/// `count` histograms: `first`, then each the previous one plus `step`, or minus `step` with
+/// `subtracts`. `None` if their bucket layouts are incompatible.
 pub fn histogram_ramp(
     first: &Histogram,
     step: &Histogram,
     subtracts: bool,
     count: usize,
 ) -> Option<Vec<Histogram>> {
-    let mut running: Running<f64> = Running::new(first);
+    let mut running: RunningHistogram<f64> = RunningHistogram::new(first);
     let mut histograms = Vec::new();
     for idx in 0..count {
         if idx > 0 {

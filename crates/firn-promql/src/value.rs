@@ -1,4 +1,4 @@
-//! Results: what a query gives back.
+//! Results of queries.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,42 +8,7 @@ use firn_model::{Histogram, Labels, Sample, Timestamp};
 pub use firn_model::PointValue;
 
 use crate::eval::tally::SampleStats;
-use crate::syntax::Span;
-
-/// The type of an expression, as Prometheus names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ValueType {
-    /// One number per step.
-    Scalar,
-    /// One text.
-    String,
-    /// Series with one point per step.
-    Vector,
-    /// Series with a window of points per step.
-    Matrix,
-}
-
-impl ValueType {
-    /// The name that error texts use: `instant vector` for a vector.
-    pub fn documented(self) -> &'static str {
-        match self {
-            ValueType::Scalar => "scalar",
-            ValueType::String => "string",
-            ValueType::Vector => "instant vector",
-            ValueType::Matrix => "range vector",
-        }
-    }
-
-    /// The name in the API's `resultType`.
-    pub fn api_name(self) -> &'static str {
-        match self {
-            ValueType::Scalar => "scalar",
-            ValueType::String => "string",
-            ValueType::Vector => "vector",
-            ValueType::Matrix => "matrix",
-        }
-    }
-}
+use crate::syntax::{Span, ValueType};
 
 /// One series of an instant vector.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,12 +33,12 @@ pub struct Series {
     pub histograms: Vec<HistogramPoint>,
 }
 
-/// A point of a matrix that is a histogram.
+/// A histogram point of a matrix.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HistogramPoint {
-    /// When, in milliseconds.
+    /// The time in milliseconds.
     pub ts: Timestamp,
-    /// What.
+    /// The histogram.
     pub histogram: Arc<Histogram>,
 }
 
@@ -89,7 +54,7 @@ impl Series {
     }
 }
 
-/// What a query evaluates to.
+/// The value of a query.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// A number at the evaluation time.
@@ -99,21 +64,21 @@ pub enum Value {
         /// The number.
         value: f64,
     },
-    /// A text; PromQL texts are bytes.
+    /// A string; PromQL strings are bytes.
     String {
         /// The evaluation time, milliseconds.
         ts: Timestamp,
-        /// The bytes, mostly UTF-8.
+        /// The bytes, usually UTF-8.
         value: Vec<u8>,
     },
-    /// Series with one point each, in the order of evaluation.
+    /// Series with one point each, in evaluation order.
     Vector(Vec<VectorPoint>),
     /// Series with points in time order, sorted by labels.
     Matrix(Vec<Series>),
 }
 
 impl Value {
-    /// What it is.
+    /// The type of the value.
     pub fn value_type(&self) -> ValueType {
         match self {
             Value::Scalar { .. } => ValueType::Scalar,
@@ -124,23 +89,23 @@ impl Value {
     }
 }
 
-/// How grave an [`Annotation`] is.
+/// The severity of an [`Annotation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AnnotationKind {
-    /// The result is probably not what was wanted.
+    /// The result is probably wrong or incomplete.
     Warning,
-    /// Worth knowing.
+    /// Information only.
     Info,
 }
 
-/// A remark on a query's evaluation that goes out with its result.
+/// A remark on a query's evaluation, returned with its result.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Annotation {
-    /// How grave.
+    /// The severity.
     pub kind: AnnotationKind,
     /// The text without prefix and position.
     pub text: String,
-    /// The expression concerned.
+    /// The expression that the remark is about.
     pub span: Span,
     /// Line of the expression in the query, from 1.
     pub line: u32,
@@ -148,7 +113,7 @@ pub struct Annotation {
     pub column: u32,
 }
 
-/// As the HTTP API gives it: `PromQL warning: text (1:7)`.
+/// As in the HTTP API: `PromQL warning: text (1:7)`.
 impl fmt::Display for Annotation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
@@ -159,20 +124,20 @@ impl fmt::Display for Annotation {
     }
 }
 
-/// The remarks of one evaluation, each once, in order of their position.
+/// The remarks of one evaluation without duplicates, ordered by position.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Annotations {
-    /// Sorted, no two equal.
+    /// Sorted, without duplicates.
     pub list: Vec<Annotation>,
 }
 
 impl Annotations {
-    /// The warnings' texts as the API gives them.
+    /// The texts of the warnings as the API returns them.
     pub fn warnings(&self) -> impl Iterator<Item = String> + '_ {
         self.texts(AnnotationKind::Warning)
     }
 
-    /// The infos' texts as the API gives them.
+    /// The texts of the infos as the API returns them.
     pub fn infos(&self) -> impl Iterator<Item = String> + '_ {
         self.texts(AnnotationKind::Info)
     }
@@ -182,17 +147,17 @@ impl Annotations {
     }
 }
 
-/// A query's value and the remarks on it.
+/// A query's value and its annotations.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QueryOutput {
     /// The value.
     pub value: Value,
     /// Warnings and infos.
     pub annotations: Annotations,
-    /// Number of samples that were read from storage.
+    /// The number of samples read from storage.
     pub samples_read: u64,
-    /// The most samples that were in memory at one time.
+    /// The largest number of samples in memory at one time.
     pub samples_peak: u64,
-    /// What each step looked at, if [`crate::EvalOptions::counts_samples`] asked for it.
+    /// The samples of each step, with [`crate::EvalOptions::counts_samples`] only.
     pub samples: Option<SampleStats>,
 }

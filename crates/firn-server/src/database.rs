@@ -49,7 +49,7 @@ pub(crate) fn open(config: &Config, progress: &RecoveryProgress) -> Result<Arc<D
     }
     // A replica is not told what its writer changes.
     if let Some(bytes) = config.result_cache_bytes.filter(|_| !config.read_only)
-        && let Err(error) = db.keep_results(results(config.memory_bytes_max, bytes))
+        && let Err(error) = db.enable_result_cache(results(config.memory_bytes_max, bytes))
     {
         // Queries go on without it; nobody should be without a database for want of a cache.
         tracing::warn!("answers are not cached: {error}");

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use firndb::{
-    Db, Elsewhere, Labels, MatchOp, Matcher, Options, Pool, QueryTime, Result, RowBatch, Slot,
+    Db, ForeignMember, Labels, MatchOp, Matcher, Options, Pool, QueryTime, Result, RowBatch, Slot,
     TimeRange, local_env,
 };
 
@@ -48,7 +48,7 @@ impl Fleet {
         let mut groups = Vec::new();
         for idx in 0..self.group_count {
             let labels = self.group_labels(idx)?;
-            let refs = db.resolve_group(&labels, &members, Elsewhere::Refuse)?.members;
+            let refs = db.resolve_group(&labels, &members, ForeignMember::Refuse)?.members;
             let slots: Vec<Slot> = refs.iter().map(|series| series.slot).collect();
             groups.push((refs[0].group, slots, vec![50.0; members.len()]));
         }

@@ -295,7 +295,7 @@ fn add_query_costs(options: &CostOptions, cost: &mut GroupCost) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Elsewhere, Options, RowBatch, local_env};
+    use crate::{ForeignMember, Options, RowBatch, local_env};
 
     fn labels(pairs: &[(&str, &str)]) -> Labels {
         Labels::from_pairs(pairs.iter().copied()).unwrap()
@@ -313,9 +313,9 @@ mod tests {
             labels(&[("__name__", "hot"), ("core", "0")]),
             labels(&[("__name__", "hot"), ("core", "1")]),
         ];
-        let refs = db.resolve_group(&group, &members, Elsewhere::Refuse).unwrap();
+        let refs = db.resolve_group(&group, &members, ForeignMember::Refuse).unwrap();
         let sparse = labels(&[("device", "p8"), ("site", "a-site-with-a-long-name")]);
-        let lone = db.resolve_group(&sparse, &[members[0].clone()], Elsewhere::Refuse).unwrap();
+        let lone = db.resolve_group(&sparse, &[members[0].clone()], ForeignMember::Refuse).unwrap();
         let mut batch = RowBatch::default();
         for minute in 0..60 {
             let ts = 1_700_000_000_000 + minute * 60_000 + minute % 7;
@@ -366,7 +366,7 @@ mod tests {
         let none = db.group_costs(&[], &CostOptions::default(), &db.context()).unwrap();
         assert_eq!((none.groups.len(), none.total), (0, GroupCost::default()));
         let members = [labels(&[("__name__", "flow")])];
-        db.resolve_group(&labels(&[("a", "1")]), &members, Elsewhere::Refuse).unwrap();
+        db.resolve_group(&labels(&[("a", "1")]), &members, ForeignMember::Refuse).unwrap();
         let costs = db.group_costs(&[], &CostOptions::default(), &db.context()).unwrap();
         assert_eq!(costs.total.index_bytes, Cost { alone: 30.0, grouped: 38.0 });
         assert_eq!(costs.total.data_bytes, Cost::default());

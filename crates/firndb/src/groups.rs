@@ -17,7 +17,7 @@ mod tests;
 
 /// What to do with a member whose label set is a series of another group already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Elsewhere {
+pub enum ForeignMember {
     /// Refuse the whole call: a label set has one place, and whoever defines a group should hear
     /// that its members will not share it.
     Refuse,
@@ -31,7 +31,7 @@ pub struct GroupRefs {
     /// They hold as long as [`Db::generation`] says this.
     pub generation: u32,
     /// One for each member, in the order in which they were given. They are in one group unless it
-    /// was full (a sibling with the same labels opens then) or [`Elsewhere::Use`] found some in others.
+    /// was full (a sibling with the same labels opens then) or [`ForeignMember::Use`] found some in others.
     pub members: Vec<SeriesRef>,
 }
 
@@ -83,13 +83,13 @@ impl Db {
     ///
     /// # Errors
     /// `Invalid` for a member that repeats a label of the group or another member, that has no label
-    /// in all, or, with [`Elsewhere::Refuse`], that is known elsewhere: nothing is defined then.
+    /// in all, or, with [`ForeignMember::Refuse`], that is known elsewhere: nothing is defined then.
     /// `SeriesLimit` over a limit for new series, `Busy` without memory, `TooLarge` when the index is full.
     pub fn resolve_group(
         &self,
         group_labels: &Labels,
         members: &[Labels],
-        elsewhere: Elsewhere,
+        elsewhere: ForeignMember,
     ) -> Result<GroupRefs> {
         self.check_group(group_labels, members, elsewhere)?;
         let generation = self.generation();
@@ -105,10 +105,10 @@ impl Db {
         &self,
         group_labels: &Labels,
         members: &[Labels],
-        elsewhere: Elsewhere,
+        elsewhere: ForeignMember,
     ) -> Result<()> {
         let whole = whole_labels(group_labels, members)?;
-        if elsewhere == Elsewhere::Use {
+        if elsewhere == ForeignMember::Use {
             return Ok(());
         }
         let snapshot = self.snapshot();
@@ -200,7 +200,7 @@ impl Db {
                 members.len()
             )));
         }
-        let refs = self.resolve_group(group_labels, members, Elsewhere::Refuse)?;
+        let refs = self.resolve_group(group_labels, members, ForeignMember::Refuse)?;
         let mut batch = RowBatch::default();
         refs.push_row(&mut batch, ts, values);
         all_written(&self.write(&mut batch)?)?;

@@ -33,7 +33,7 @@
 //! A group is written as rows with one shared timestamp; a member may be missing in a row:
 //!
 //! ```
-//! # use firndb::{Db, Elsewhere, Labels, Options, RowBatch, local_env};
+//! # use firndb::{Db, ForeignMember, Labels, Options, RowBatch, local_env};
 //! # fn main() -> firndb::Result<()> {
 //! # let folder = tempfile::tempdir().unwrap();
 //! # let db = Db::open(local_env(folder.path())?, Options::default())?;
@@ -42,7 +42,7 @@
 //!     Labels::from_pairs([("__name__", "pressure")])?,
 //!     Labels::from_pairs([("__name__", "flow")])?,
 //! ];
-//! let pump = db.resolve_group(&device, &members, Elsewhere::Refuse)?;
+//! let pump = db.resolve_group(&device, &members, ForeignMember::Refuse)?;
 //! let mut batch = RowBatch::default();
 //! pump.push_row(&mut batch, 1_000, &[Some(2.5), Some(11.0)]);
 //! pump.push_row(&mut batch, 2_000, &[None, Some(11.5)]);
@@ -110,7 +110,7 @@ pub use firn_model::{
     Sample, SeriesRef, Slot, TimeRange, Timestamp,
 };
 pub use firn_promql::{QueryOutput, Value};
-pub use groups::{Elsewhere, GroupMembers, GroupRefs, GroupSummary};
+pub use groups::{ForeignMember, GroupMembers, GroupRefs, GroupSummary};
 pub use log_device::LogDevice;
 pub use open::{local_env, local_env_with_slow_tier, restore};
 pub use query::{QueryOptions, QueryTime};
@@ -180,13 +180,13 @@ impl Db {
 
     /// Keeps answers of range queries on flash from now on, so that a dashboard's next refresh computes its newest
     /// steps only. What they say stays what evaluating says. Once, before the first write, in place of
-    /// [`Db::set_change_sink`]. Without maintenance ([`Db::open_idle`]) they go to flash by [`Db::settle_results`] and at the
+    /// [`Db::set_change_sink`]. Without maintenance ([`Db::open_idle`]) they go to flash by [`Db::settle_result_cache`] and at the
     /// end alone.
     ///
     /// # Errors
     /// `Invalid` the second time, for options that make no sense, or where data is dropped by size (at a time that
     /// answers cannot know), `Unavailable` when the disk fails.
-    pub fn keep_results(&self, options: ResultOptions) -> Result<()> {
+    pub fn enable_result_cache(&self, options: ResultOptions) -> Result<()> {
         if self.drops_by_size {
             return Err(Error::invalid(
                 "results cannot be kept while slow_bytes_max drops data; bound it by retention_ms instead",
@@ -281,7 +281,7 @@ impl Db {
     }
 
     /// Writes what is to be written of the kept answers: for tests that want to know when.
-    pub fn settle_results(&self) {
+    pub fn settle_result_cache(&self) {
         if let Some(results) = self.results.get() {
             results.settle();
         }

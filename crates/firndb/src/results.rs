@@ -16,7 +16,7 @@ use firn_model::{
     Timestamp,
 };
 use firn_promql::{
-    Annotations, EvalOptions, Expr, Given, HistogramPoint, QueryOutput, Reach, Series, Value,
+    Annotations, EvalOptions, Expr, HistogramPoint, PartResult, QueryOutput, Reach, Series, Value,
     ValueType,
 };
 
@@ -155,7 +155,7 @@ impl Results {
                 && let Some((series, room)) =
                     self.part(&RangeQuery { expr: part, ..*query }, moment, &question)?
             {
-                given.push(Given { span: part.root.span, series });
+                given.push(PartResult { span: part.root.span, series });
                 held.push(room);
             }
         }
@@ -319,14 +319,15 @@ fn hold(answers: &[&Answer], samples_max: u64, context: &QueryContext) -> Option
 /// Evaluates the steps that are missing. The answer is by itself, if it is a matrix.
 fn evaluate(
     query: &RangeQuery<'_>,
-    given: &[Given],
+    given: &[PartResult],
     moment: &Moment,
     missing: &ResultQuery<'_>,
 ) -> Result<(QueryOutput, Option<Answer>)> {
     let ResultQuery { start, end, .. } = *missing;
     let options = EvalOptions { start, end, ..EvalOptions::clone(query.options) };
     let RangeQuery { expr, context, .. } = query;
-    let mut output = firn_promql::eval_given(expr, given, &moment.snapshot, &options, context)?;
+    let mut output =
+        firn_promql::eval_with_parts(expr, given, &moment.snapshot, &options, context)?;
     let answer = match &mut output.value {
         Value::Matrix(series) => {
             let series = std::mem::take(series).into_iter().map(|one| AnswerSeries {

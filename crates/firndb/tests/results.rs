@@ -164,7 +164,7 @@ impl World {
         let db = open(env, options, &RecoveryProgress::default()).unwrap();
         // In some lives all is read from slabs, in some there is not room for all in memory.
         let hot_bytes_max = *self.rng.pick(&[0, 32 << 10, 1 << 20]);
-        db.keep_results(results(self.planted, hot_bytes_max)).unwrap();
+        db.enable_result_cache(results(self.planted, hot_bytes_max)).unwrap();
         self.db = Some(db);
     }
 
@@ -312,7 +312,7 @@ impl World {
         self.sim.clock.advance(Duration::from_secs(seconds));
         // What a thread does beside, at moments that the seed chooses.
         if self.rng.chance(0.5) && !self.has_threads {
-            self.db().settle_results();
+            self.db().settle_result_cache();
         }
         match self.rng.below(200) {
             0..70 => self.write(),
@@ -397,7 +397,7 @@ fn a_killed_database_finds_its_answers_again_but_what_changed_since() {
     let steps = 4 * (minutes as u64 * 4 + 1);
     assert_eq!(refresh(&world), (0, steps));
     world.db().flush().unwrap();
-    world.db().settle_results();
+    world.db().settle_result_cache();
     // In the log alone: 20 minutes ago, and now.
     world.write_row(80);
     world.pass_a_step();
@@ -492,7 +492,7 @@ fn an_answer_too_large_to_be_given_is_not_kept_anew() {
     world.db = None;
     let db = Db::open_idle(world.sim.env(), options(), &RecoveryProgress::default()).unwrap();
     let limited = |answer_bytes_max| ResultOptions { answer_bytes_max, ..results(None, 0) };
-    db.keep_results(limited(1_000)).unwrap();
+    db.enable_result_cache(limited(1_000)).unwrap();
     let ask = |steps| {
         let [asked, computed] = ask_both(&db, "memory", end - steps * STEP_MS, end);
         assert_eq!(asked, computed, "{steps} steps");

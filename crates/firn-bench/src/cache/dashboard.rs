@@ -60,7 +60,7 @@ pub fn measure() -> firndb::Result<Figures> {
         ..Options::default()
     };
     let db = Db::open(local_env(folder.path())?, options)?;
-    db.keep_results(ResultOptions::default())?;
+    db.enable_result_cache(ResultOptions::default())?;
     let series = resolve(&db)?;
     write(&db, &series, END - 169 * HOUR_MS, END)?;
     db.flush()?;
@@ -109,7 +109,7 @@ pub fn measure_sharing() -> firndb::Result<(f64, f64)> {
         ..Options::default()
     };
     let db = Db::open(local_env(folder.path())?, options)?;
-    db.keep_results(ResultOptions::default())?;
+    db.enable_result_cache(ResultOptions::default())?;
     let mut labels = Vec::new();
     for histogram in 0..HISTOGRAMS {
         for host in 0..50 {

@@ -1,4 +1,4 @@
-//! Aggregations: series into groups, then one loop over the steps per series.
+//! Aggregations: series are assigned to groups, then one loop over the steps per series.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::functions::quantile::quantile;
 use crate::histogram;
 use crate::syntax::{AggregateOp, format_f};
 
-/// The groups of some series, in order of their first one.
+/// The groups of a list of series, in the order of their first series.
 pub(crate) struct Groups {
     pub(crate) labels: Vec<Labels>,
     /// The group of each series.
@@ -20,8 +20,8 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Groups by some labels or by all but some. With `already_keyed` the series' labels are the groups' labels
-    /// already, because storage grouped.
+    /// Groups by the labels in `grouping`, or by all other labels with `without`. With
+    /// `already_keyed`, the series' labels are group labels already because storage grouped them.
     pub(crate) fn new(
         series: &[VectorSeries],
         grouping: &[String],
@@ -57,7 +57,7 @@ impl Groups {
     }
 }
 
-/// The labels of the group that a series belongs to.
+/// The labels of the group of a series.
 fn group_labels(labels: &Labels, grouping: &[String], without: bool) -> Labels {
     let named = |name: &str| grouping.iter().any(|label| label == name);
     if without {
@@ -67,7 +67,8 @@ fn group_labels(labels: &Labels, grouping: &[String], without: bool) -> Labels {
     }
 }
 
-/// `sum`, `avg`, `count`, `min`, `max`, `group`, `stddev`, `stdvar`, `quantile`: one series per group.
+/// `sum`, `avg`, `count`, `min`, `max`, `group`, `stddev`, `stdvar`, `quantile`: one series per
+/// group.
 pub(crate) fn reduce(
     op: AggregateOp,
     param: &[f64],
@@ -119,12 +120,13 @@ fn quantiles(
     lists.iter().map(&mut column).collect()
 }
 
-/// `topk`, `bottomk`, `limitk`, `limit_ratio`: the input series with the points that stay.
+/// `topk`, `bottomk`, `limitk`, `limit_ratio`: the input series with the selected points.
 ///
-/// In an instant query the series of a group come in order of their values for `topk` and `bottomk`.
+/// In an instant query, `topk` and `bottomk` return the series of a group in the order of their
+/// values.
 ///
 /// # Errors
-/// `Invalid` for a parameter that is no count.
+/// `Invalid` for a parameter that is not a count.
 pub(crate) fn select(
     op: AggregateOp,
     param: &[f64],
@@ -135,7 +137,7 @@ pub(crate) fn select(
         return Ok(Vec::new());
     }
     if let AggregateOp::Topk | AggregateOp::Bottomk = op {
-        // Counts are truncated; what is below 1 keeps nothing.
+        // Counts are truncated; values below 1 select nothing.
         let counts: Vec<usize> =
             param.iter().map(|&limit| (limit as i64).max(0) as usize).collect();
         return Ok(top::select(op == AggregateOp::Topk, &counts, series, &groups.lists()));
@@ -154,7 +156,7 @@ pub(crate) fn select(
                     present.retain(|&idx| in_ratio(&series[idx].labels, limit));
                 }
                 _ => {
-                    // Counts are truncated; what is below 1 keeps nothing.
+                    // Counts are truncated; values below 1 select nothing.
                     let count = (limit as i64).clamp(0, present.len() as i64) as usize;
                     present.truncate(count);
                 }
@@ -183,7 +185,7 @@ pub(crate) fn select(
     Ok(ordered.into_iter().chain(others).collect())
 }
 
-/// Whether there is anything to keep at all.
+/// Whether any point can be selected.
 fn check_param(op: AggregateOp, param: &[f64]) -> Result<bool> {
     let max = param.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let min = param.iter().copied().fold(f64::INFINITY, f64::min);
@@ -211,8 +213,8 @@ fn check_param(op: AggregateOp, param: &[f64]) -> Result<bool> {
     Ok(true)
 }
 
-/// Whether a series belongs to the share `ratio` of all; a negative one is the complement of the positive
-/// one. The hash is Prometheus', so that both pick the same series.
+/// Whether a series is in the share `ratio` of all series; a negative ratio selects the complement
+/// of the positive one. The hash is Prometheus', so that both select the same series.
 fn in_ratio(labels: &Labels, ratio: f64) -> bool {
     let place = label_hash(labels) as f64 / u64::MAX as f64;
     let ratio = ratio.clamp(-1.0, 1.0);
@@ -234,17 +236,17 @@ fn label_hash(labels: &Labels) -> u64 {
     xxhash_rust::xxh64::xxh64(&bytes, 0)
 }
 
-/// The label that `count_values` puts the values into.
+/// The label in which `count_values` stores the values.
 ///
 /// # Errors
-/// `Invalid` if `name` is no label name.
+/// `Invalid` if `name` is not a label name.
 pub(crate) fn value_label(name: &[u8]) -> Result<&str> {
     std::str::from_utf8(name).ok().filter(|name| !name.is_empty()).ok_or_else(|| {
         Error::invalid(format!("invalid label name {}", crate::syntax::go_quote(name)))
     })
 }
 
-/// `count_values`: how often each value occurs, the value as the label `name`.
+/// `count_values`: the number of occurrences of each value, with the value as the label `name`.
 pub(crate) fn count_values(
     name: &str,
     series: &[VectorSeries],
@@ -252,7 +254,7 @@ pub(crate) fn count_values(
     without: bool,
     step_count: usize,
 ) -> Vec<VectorSeries> {
-    // The value's label belongs to the group's labels also when `by` does not name it.
+    // The value's label is a group label even if `by` does not name it.
     let mut grouping = grouping.to_vec();
     if !without {
         grouping.push(name.to_owned());

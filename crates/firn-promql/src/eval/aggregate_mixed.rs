@@ -1,4 +1,4 @@
-//! Aggregations where histograms are among the points.
+//! Aggregations of points that include histograms.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use super::vector::{ABSENT, VectorSeries, is_absent, keep_floats};
 use crate::histogram::{MeanHistogram, Operation, Remark, Remarks, SumHistogram};
 use crate::syntax::AggregateOp;
 
-/// What an aggregation has to say: about the metrics that it met, and in general.
+/// The annotations of an aggregation.
 #[derive(Debug, Default)]
 pub(crate) struct AggregateNotes {
     /// Histograms were left out.
     pub(crate) ignored: bool,
-    /// A group had floats and histograms at one step.
+    /// A group contained floats and histograms at one step.
     pub(crate) mixed_kinds: bool,
     pub(crate) remarks: Remarks,
-    /// The metric whose histograms did not fit to those before them.
+    /// The metrics with histograms that were incompatible with the previous ones of their group.
     pub(crate) misfits: Vec<String>,
 }
 
-/// As [`reduce`]; the series may hold histograms.
+/// Like [`reduce`] for series that may contain histograms.
 pub(crate) fn reduce_mixed(
     op: AggregateOp,
     param: &[f64],
@@ -72,7 +72,7 @@ pub(crate) fn reduce_mixed(
     results
 }
 
-/// Leaves histograms out; whether there was one.
+/// Removes histograms; returns whether there was one.
 pub(crate) fn ignore(series: &mut Vec<VectorSeries>) -> bool {
     let any = series.iter().any(VectorSeries::has_histograms);
     keep_floats(series);
@@ -84,7 +84,7 @@ enum Total {
     Mean(MeanHistogram),
 }
 
-/// The histograms of one group, step by step; floats among them spoil the step.
+/// The sum of one group's histograms per step; a float among them makes the step invalid.
 fn total_group(
     is_sum: bool,
     members: &[&VectorSeries],

@@ -1,8 +1,9 @@
 //! Binary operators: between numbers, between a vector and a number, between two vectors.
 //!
-//! Vectors are matched once for all steps: series are grouped by their signature (the labels that `on` or
-//! `ignoring` leaves), then each group is computed column by column. What must not happen at one step (two
-//! candidates on a "one" side, two results with one label set) is checked step by step inside the group.
+//! Vectors are matched once for all steps. Series are grouped by their signature (the labels that
+//! `on` or `ignoring` selects), then each group is computed column by column. Errors of a single
+//! step (two candidates on a "one" side, two results with one label set) are detected step by step
+//! inside the group.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,10 +13,10 @@ use firn_model::{Error, Histogram, Labels, METRIC_NAME, PointValue, ResetHint, R
 use super::vector::{
     ABSENT, OutputSeries, VectorSeries, is_absent, is_metadata_label, labels_text,
 };
-use crate::histogram::{self, Operation, Remark, Running};
+use crate::histogram::{self, Operation, Remark, RunningHistogram};
 use crate::syntax::{BinaryOp, Cardinality, Matching};
 
-/// `lhs op rhs` for an arithmetic or comparison operator; the bool tells whether a comparison holds.
+/// `lhs op rhs` for an arithmetic or comparison operator; the bool is the result of a comparison.
 fn compute(op: BinaryOp, lhs: f64, rhs: f64) -> (f64, bool) {
     match op {
         BinaryOp::Add => (lhs + rhs, true),
@@ -31,7 +32,7 @@ fn compute(op: BinaryOp, lhs: f64, rhs: f64) -> (f64, bool) {
         BinaryOp::LessEqual => (lhs, lhs <= rhs),
         BinaryOp::Greater => (lhs, lhs > rhs),
         BinaryOp::GreaterEqual => (lhs, lhs >= rhs),
-        // Trimming is for histograms; the set operators do not compute.
+        // Trimming applies to histograms; set operators compute nothing.
         BinaryOp::TrimUpper
         | BinaryOp::TrimLower
         | BinaryOp::And
@@ -40,15 +41,15 @@ fn compute(op: BinaryOp, lhs: f64, rhs: f64) -> (f64, bool) {
     }
 }
 
-/// Whether the operator only works on histograms, so that floats give nothing.
+/// Whether the operator works on histograms only, so that floats have no result.
 pub(crate) fn wants_histograms(op: BinaryOp) -> bool {
     matches!(op, BinaryOp::TrimUpper | BinaryOp::TrimLower)
 }
 
-/// Between two numbers per step. Comparisons give 0 or 1.
+/// `op` between two scalars per step. Comparisons return 0 or 1.
 ///
 /// # Errors
-/// `Invalid` for an operator that numbers do not have.
+/// `Invalid` for an operator that is not defined for scalars.
 pub(crate) fn scalars(op: BinaryOp, lhs: &[f64], rhs: &[f64]) -> Result<Vec<f64>> {
     if wants_histograms(op) || op.is_set() {
         let what = format!("operator {:?} not allowed for Scalar operations", op.text());
@@ -61,17 +62,17 @@ pub(crate) fn scalars(op: BinaryOp, lhs: &[f64], rhs: &[f64]) -> Result<Vec<f64>
     Ok(lhs.iter().zip(rhs).map(one).collect())
 }
 
-/// What operators have to say about the points that they met.
+/// The remarks of an operator on its points.
 pub(crate) type PointNotes = BTreeSet<PointNote>;
 
-/// One such remark.
+/// A remark of an operator on its points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PointNote {
-    /// The operator does not know these two kinds of operands.
+    /// The operator does not support these two kinds of operands.
     Types(&'static str, &'static str),
-    /// Exponential and custom buckets.
+    /// One operand has exponential buckets, the other custom buckets.
     Layout,
-    /// What the arithmetic of histograms says.
+    /// A remark of histogram arithmetic.
     Remark(Remark),
 }
 
@@ -91,7 +92,7 @@ impl Operand<'_> {
     }
 }
 
-/// The point of a series at a step where it has one.
+/// The point of a series at a step that has one.
 fn operand(series: &VectorSeries, step: usize) -> Operand<'_> {
     let value = series.values[step];
     if !is_absent(value) {
@@ -100,8 +101,8 @@ fn operand(series: &VectorSeries, step: usize) -> Operand<'_> {
     series.histogram(step).map_or(Operand::Float(value), |h| Operand::Histogram(h))
 }
 
-/// `lhs op rhs` where a histogram is involved or wanted; the bool tells whether a comparison holds. `None` where there
-/// is no such operation.
+/// `lhs op rhs` if a histogram is involved or required; the bool is the result of a comparison.
+/// `None` if the operation is not defined.
 fn compute_points(
     op: BinaryOp,
     lhs: Operand<'_>,
@@ -115,7 +116,7 @@ fn compute_points(
             histogram(histogram::scaled(h, factor))
         }
         (BinaryOp::Div, Operand::Histogram(h), Operand::Float(divisor)) => {
-            let mut running: Running<f64> = Running::new(h);
+            let mut running: RunningHistogram<f64> = RunningHistogram::new(h);
             running.divide(divisor);
             histogram(running.finish())
         }
@@ -146,7 +147,7 @@ fn added(
     b: &Histogram,
     notes: &mut PointNotes,
 ) -> Option<Histogram> {
-    let mut running: Running<f64> = Running::new(a);
+    let mut running: RunningHistogram<f64> = RunningHistogram::new(a);
     let merged = if subtracts { running.subtract(b) } else { running.add(b) };
     let Ok(merged) = merged else {
         notes.insert(PointNote::Layout);
@@ -165,7 +166,8 @@ fn added(
     Some(running.finish())
 }
 
-/// Between each point of `series` and the number of its step; `swapped` when the number stands on the left.
+/// Computes `op` between each point of `series` and the scalar of its step. With `swapped` the
+/// scalar is the left operand.
 pub(crate) fn with_scalar(
     op: BinaryOp,
     series: &mut Vec<VectorSeries>,
@@ -191,7 +193,7 @@ pub(crate) fn with_scalar(
             } else if !holds {
                 ABSENT
             } else if op.is_comparison() {
-                // A filter keeps the vector's value on either side.
+                // A filter keeps the vector's value, whichever side the vector is on.
                 point
             } else {
                 result
@@ -201,7 +203,7 @@ pub(crate) fn with_scalar(
     series.retain(|series| !series.is_empty());
 }
 
-/// The same for a series that may hold histograms.
+/// The same for a series that may contain histograms.
 fn points_with_scalar(
     op: BinaryOp,
     series: &mut VectorSeries,
@@ -242,7 +244,7 @@ fn points_with_scalar(
 /// `and`, `or`, `unless`.
 ///
 /// # Errors
-/// `Invalid` if two series end up with one label set at one step.
+/// `Invalid` if two resulting series have one label set at one step.
 pub(crate) fn sets(
     op: BinaryOp,
     lhs: Vec<VectorSeries>,
@@ -251,7 +253,7 @@ pub(crate) fn sets(
     step_count: usize,
 ) -> Result<Vec<VectorSeries>> {
     let signature = Signature { matching };
-    // The side that decides: present at a step there, kept or dropped on the other side.
+    // The deciding side: a point present there keeps or drops the points of the other side.
     let deciding = if op == BinaryOp::Or { &lhs } else { &rhs };
     let mut present: HashMap<Labels, Vec<bool>> = HashMap::new();
     for series in deciding {
@@ -280,7 +282,7 @@ pub(crate) fn sets(
     super::vector::merge_same_labels(kept)
 }
 
-/// The labels by which series find each other.
+/// The labels by which series match.
 struct Signature<'a> {
     matching: &'a Matching,
 }
@@ -301,7 +303,7 @@ impl Signature<'_> {
 struct Sides<'a> {
     many: &'a [VectorSeries],
     one: &'a [VectorSeries],
-    /// Which series of the "one" side counts at each step.
+    /// The index of the selected series of the "one" side at each step.
     candidates: &'a [u32],
     active: &'a [bool],
 }
@@ -322,15 +324,16 @@ pub(crate) struct VectorOperation<'a> {
     pub(crate) matching: &'a Matching,
     pub(crate) return_bool: bool,
     pub(crate) step_count: usize,
-    /// Whether names go at the end only.
+    /// Whether names are dropped only at the end.
     pub(crate) delayed_names: bool,
 }
 
 impl VectorOperation<'_> {
-    /// Runs it.
+    /// Evaluates the operator.
     ///
     /// # Errors
-    /// `Invalid` when series match many-to-many, or many-to-one without `group_left` or `group_right`.
+    /// `Invalid` when series match many-to-many, or many-to-one without `group_left` or
+    /// `group_right`.
     pub(crate) fn run(
         &self,
         lhs: Vec<VectorSeries>,
@@ -352,13 +355,13 @@ impl VectorOperation<'_> {
         self.matching.cardinality == Cardinality::OneToMany
     }
 
-    /// The value that stands for a missing series of the "many" side, and of the "one" side. With `group_right` the
-    /// sides are swapped but the fill values are not: Prometheus does it so, and its tests want it.
+    /// The fill values of the "many" side and of the "one" side. With `group_right` the sides are
+    /// swapped but the fill values are not: Prometheus does the same, and its tests require it.
     fn fills(&self) -> (Option<f64>, Option<f64>) {
         (self.matching.fill_left, self.matching.fill_right)
     }
 
-    /// Steps without a point on one side give nothing, not even an error, unless something is filled in.
+    /// Steps without a point on one side have no result and no error, unless values are filled in.
     fn active_steps(&self, many: &[VectorSeries], one: &[VectorSeries]) -> Vec<bool> {
         let any = |series: &[VectorSeries]| {
             let mut steps = vec![false; self.step_count];
@@ -375,7 +378,7 @@ impl VectorOperation<'_> {
         any(many).into_iter().zip(any(one)).map(|(many, one)| many && one).collect()
     }
 
-    /// Groups in order of the first series that has their signature.
+    /// The groups, ordered by the first series with their signature.
     fn groups(&self, many: &[VectorSeries], one: &[VectorSeries]) -> Vec<(Labels, Group)> {
         let signature = Signature { matching: self.matching };
         let mut groups: Vec<(Labels, Group)> = Vec::new();
@@ -393,7 +396,7 @@ impl VectorOperation<'_> {
         groups
     }
 
-    /// Which series of the "one" side counts at each step.
+    /// The index of the selected series of the "one" side at each step.
     fn one_side(
         &self,
         signature: &Labels,
@@ -443,10 +446,10 @@ impl VectorOperation<'_> {
         let is_plain = !wants_histograms(self.op)
             && !group.many.iter().any(|&idx| has_histograms(&many[idx]))
             && !group.one.iter().any(|&idx| has_histograms(&one[idx]));
-        let mut seen = Seen::new(self.matching.cardinality, self.step_count);
+        let mut seen = MatchedSteps::new(self.matching.cardinality, self.step_count);
         for &idx in &group.many {
             let series = &many[idx];
-            let mut pair = Pair::default();
+            let mut pair = PairResult::default();
             for step in 0..self.step_count {
                 if !active[step] || !series.has_point(step) {
                     continue;
@@ -475,7 +478,7 @@ impl VectorOperation<'_> {
             }
         }
         let Some(fill) = fill_many else { return Ok(()) };
-        let mut pair = Pair::default();
+        let mut pair = PairResult::default();
         for (step, &candidate) in candidates.iter().enumerate() {
             if candidate == NONE || seen.matched[step] {
                 continue;
@@ -491,7 +494,7 @@ impl VectorOperation<'_> {
         Ok(())
     }
 
-    /// The value of one pair of points, `None` where a comparison drops it.
+    /// The value of one pair of points; `None` if a comparison drops it.
     fn result(
         &self,
         many: Operand<'_>,
@@ -521,7 +524,7 @@ impl VectorOperation<'_> {
         holds.then_some(value)
     }
 
-    /// The labels of the result of a "many" side's series with one of the "one" side.
+    /// The labels of the result of a series of the "many" side with a series of the "one" side.
     fn result_labels(&self, many: &Labels, one: &Labels) -> Labels {
         let matching = self.matching;
         let drops_name = self.op.is_arithmetic() || (self.return_bool && !self.delayed_names);
@@ -537,28 +540,29 @@ impl VectorOperation<'_> {
     }
 }
 
-/// The result of one "many" series with the "one" series it meets; mostly the same at every step.
-struct Pair {
+/// The result series of one "many" series and its matching "one" series, which is usually the same
+/// at every step.
+struct PairResult {
     candidate: Option<u32>,
     labels: Labels,
     slot: Option<usize>,
     target: usize,
 }
 
-impl Default for Pair {
-    fn default() -> Pair {
-        Pair { candidate: None, labels: Labels::empty(), slot: None, target: 0 }
+impl Default for PairResult {
+    fn default() -> PairResult {
+        PairResult { candidate: None, labels: Labels::empty(), slot: None, target: 0 }
     }
 }
 
-impl Pair {
+impl PairResult {
     fn target(
         &mut self,
         operation: &VectorOperation<'_>,
         candidate: u32,
         many: &Labels,
         one: &Labels,
-        seen: &mut Seen,
+        seen: &mut MatchedSteps,
     ) -> usize {
         if self.candidate != Some(candidate) {
             self.labels = operation.result_labels(many, one);
@@ -569,7 +573,7 @@ impl Pair {
         self.target
     }
 
-    /// Where the results go; asked for only once there is one.
+    /// The output slot of the result; created when the first point is stored.
     fn slot(
         &mut self,
         operation: &VectorOperation<'_>,
@@ -584,20 +588,20 @@ impl Pair {
     }
 }
 
-/// Which results a group has had at which steps, also those that a comparison then dropped.
-struct Seen {
+/// The steps at which a group produced results, including results that a comparison dropped.
+struct MatchedSteps {
     cardinality: Cardinality,
-    /// Steps at which something matched.
+    /// Steps with a match.
     matched: Vec<bool>,
-    /// With grouping: the same per label set of the result.
+    /// With grouping: the same for each label set of the result.
     targets: Vec<Vec<bool>>,
     by_labels: HashMap<Labels, usize>,
 }
 
-impl Seen {
-    fn new(cardinality: Cardinality, step_count: usize) -> Seen {
+impl MatchedSteps {
+    fn new(cardinality: Cardinality, step_count: usize) -> MatchedSteps {
         let matched = vec![false; step_count];
-        Seen { cardinality, matched, targets: Vec::new(), by_labels: HashMap::new() }
+        MatchedSteps { cardinality, matched, targets: Vec::new(), by_labels: HashMap::new() }
     }
 
     fn target(&mut self, labels: &Labels) -> usize {

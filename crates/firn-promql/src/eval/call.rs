@@ -1,4 +1,4 @@
-//! Function calls: which argument is what, and what becomes of the labels.
+//! Function calls: their arguments and the labels of their results.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -11,10 +11,10 @@ use super::window::Steps;
 use super::{Evaluator, map_points};
 use crate::functions::calendar::date_part;
 use crate::functions::math;
-use crate::functions::range::RangeCall;
+use crate::functions::range_call::RangeCall;
 use crate::histogram;
 use crate::plan;
-use crate::syntax::{AggregateOp, Borders, FunctionId, MatrixSelector, Node, NodeKind, Span};
+use crate::syntax::{AggregateOp, BoundaryMode, FunctionId, MatrixSelector, Node, NodeKind, Span};
 
 impl Evaluator<'_> {
     pub(super) fn call(
@@ -89,7 +89,7 @@ impl Evaluator<'_> {
         Ok(Evaluated::Vector(vector))
     }
 
-    /// Start timestamps are known of samples, not of what is computed from them.
+    /// Only samples have start timestamps; computed points have none.
     fn start_timestamp(&mut self, arg: &Node, steps: &Steps) -> Result<Vec<VectorSeries>> {
         let NodeKind::Selector(selector) = &arg.kind else {
             self.vector(arg, steps)?;
@@ -100,7 +100,7 @@ impl Evaluator<'_> {
         Ok(series)
     }
 
-    /// A number of each histogram; floats are left out.
+    /// A number computed from each histogram; floats are dropped.
     fn of_histograms(
         &mut self,
         args: &[Node],
@@ -145,7 +145,7 @@ impl Evaluator<'_> {
         steps: &Steps,
     ) -> Result<Vec<VectorSeries>> {
         let Some(arg) = arg else {
-            // Whole seconds, towards zero as Prometheus divides.
+            // Whole seconds, truncated towards zero as in Prometheus.
             let values = steps.times().map(|ts| date_part(function, (ts / 1000) as f64)).collect();
             return Ok(vec![VectorSeries::floats(Labels::empty(), false, values)]);
         };
@@ -156,7 +156,8 @@ impl Evaluator<'_> {
         Ok(series)
     }
 
-    /// `clamp` and its like, `round`: a vector and numbers that may differ from step to step.
+    /// `clamp`, `clamp_min`, `clamp_max` and `round`: a vector and scalars that may differ between
+    /// steps.
     fn with_bounds(
         &mut self,
         function: FunctionId,
@@ -212,7 +213,7 @@ impl Evaluator<'_> {
                 let call = RangeCall {
                     function,
                     frame: plan::subquery_frame(subquery, steps),
-                    borders: Borders::Plain,
+                    boundary: BoundaryMode::Plain,
                     range_ms: subquery.range.ms(),
                     range_seconds: subquery.range.seconds(),
                     params: &params,
@@ -239,7 +240,8 @@ impl Evaluator<'_> {
         if self.options.delayed_name_removal {
             series.iter_mut().for_each(|series| series.drop_name = true);
         } else if *grouping == Grouping::Series && strip_names(&mut series) {
-            // Unlike other functions these do not unite series that only take turns.
+            // In contrast to other functions, these do not merge series with equal labels and
+            // disjoint steps.
             let mut seen = HashSet::new();
             if !series.iter().all(|series| seen.insert(series.labels.clone())) {
                 return Err(same_labels_error());
@@ -248,8 +250,8 @@ impl Evaluator<'_> {
         Ok(series)
     }
 
-    /// An aggregation of a function of windows over a range selector, the members' columns not kept. `None` if some
-    /// are not of floats.
+    /// An aggregation of a window function over a range selector that does not keep the members'
+    /// columns. `None` if some members are not floats.
     pub(super) fn folded_call(
         &mut self,
         op: AggregateOp,
@@ -269,14 +271,14 @@ impl Evaluator<'_> {
         else {
             return Ok(None);
         };
-        // A group has a point where some member has one.
+        // A group has a point at each step at which one of its members has a point.
         self.note_range_call(function, args, &params, &series, plan::fixed_name(matchers));
         let marks = self.options.delayed_name_removal && !plan::keeps_name(function);
         series.iter_mut().for_each(|series| series.drop_name = marks);
         Ok(Some(series))
     }
 
-    /// The scalar arguments of a function of windows.
+    /// The scalar arguments of a window function.
     fn params(&mut self, args: &[Node], steps: &Steps) -> Result<Vec<Vec<f64>>> {
         let scalars = args.iter().filter(|arg| !is_window(arg));
         scalars.map(|arg| self.scalar(arg, steps)).collect()
@@ -289,11 +291,11 @@ impl Evaluator<'_> {
         params: &'p [Vec<f64>],
         steps: &Steps,
     ) -> Result<RangeCall<'p>> {
-        check_borders(function, matrix.selector.borders)?;
+        check_boundary(function, matrix.selector.boundary)?;
         Ok(RangeCall {
             function,
             frame: plan::range_frame(matrix, steps, self.options.lookback_ms),
-            borders: matrix.selector.borders,
+            boundary: matrix.selector.boundary,
             range_ms: matrix.range.ms(),
             range_seconds: matrix.range.seconds(),
             params,
@@ -342,7 +344,7 @@ fn is_window(arg: &Node) -> bool {
     matches!(arg.kind, NodeKind::Matrix(_) | NodeKind::Subquery(_))
 }
 
-/// The argument of a function of windows that has the windows.
+/// The argument of a window function that has the windows.
 fn window_of(args: &[Node]) -> Result<&Node> {
     let window = args.iter().find(|arg| is_window(arg));
     window.ok_or_else(|| Error::internal("a function of windows without a window"))
@@ -353,7 +355,7 @@ fn step_seconds(steps: &Steps) -> Vec<f64> {
     steps.times().map(|ts| ts as f64 / 1000.0).collect()
 }
 
-/// At each step the value of the only series there, NaN with none or many.
+/// The value of the only series at each step; NaN if there is none or more than one.
 fn only_values(series: &[VectorSeries], step_count: usize) -> Vec<f64> {
     let mut values = vec![ABSENT; step_count];
     let mut is_many = vec![false; step_count];
@@ -386,8 +388,8 @@ fn absent(series: &[VectorSeries], arg: &Node, step_count: usize) -> Result<Vec<
     Ok(if found.is_empty() { Vec::new() } else { vec![found] })
 }
 
-/// The labels that the selector asks to equal something. The order counts, as in Prometheus: `a!="b",a="c"` gives `a`,
-/// but a label with another matcher behind its first `=` is left out.
+/// The labels that the selector requires to equal a value. The order matters, as in Prometheus:
+/// `a!="b",a="c"` yields `a`, but a label with another matcher after its first `=` is left out.
 fn absent_labels(arg: &Node) -> Labels {
     let matchers: &[Matcher] = match &arg.unparen().kind {
         NodeKind::Selector(selector) => &selector.matchers,
@@ -406,15 +408,16 @@ fn absent_labels(arg: &Node) -> Labels {
     labels
 }
 
-/// Anchored and smoothed windows hold samples from outside; only some functions know what to do with them.
-fn check_borders(function: FunctionId, borders: Borders) -> Result<()> {
+/// Anchored and smoothed windows contain samples from outside their range; only some functions
+/// support them.
+fn check_boundary(function: FunctionId, boundary: BoundaryMode) -> Result<()> {
     use FunctionId as F;
     let smoothed = matches!(function, F::Delta | F::Increase | F::Rate);
     let anchored = smoothed || matches!(function, F::Changes | F::Resets);
-    let (allowed, name, list) = match borders {
-        Borders::Plain => return Ok(()),
-        Borders::Anchored => (anchored, "anchored", "changes, delta, increase, rate, resets"),
-        Borders::Smoothed => (smoothed, "smoothed", "delta, increase, rate"),
+    let (allowed, name, list) = match boundary {
+        BoundaryMode::Plain => return Ok(()),
+        BoundaryMode::Anchored => (anchored, "anchored", "changes, delta, increase, rate, resets"),
+        BoundaryMode::Smoothed => (smoothed, "smoothed", "delta, increase, rate"),
     };
     if allowed {
         return Ok(());

@@ -1,20 +1,21 @@
-//! Folding: the columns of a group's members into one, member by member, one accumulator per step.
+//! Folding: the columns of a group's members are combined into one column, member by member, with
+//! one accumulator per step.
 //!
-//! A step's accumulator hears its values in the order of the members that have one, whatever members are beside them, so a
-//! step of a range query has the bits of an instant query.
+//! A step's accumulator receives its values in the order of the members that have one, independent
+//! of all other steps. So a step of a range query has the same bits as an instant query.
 
 use super::vector::{ABSENT, has_absent, is_absent};
 use crate::functions::kahan::{Mean, Sum};
 use crate::syntax::AggregateOp;
 
-/// The groups of one aggregation under way.
+/// The accumulators of all groups of one aggregation.
 pub(crate) struct Fold {
     step_count: usize,
-    columns: Box<dyn Columns>,
+    columns: Box<dyn GroupColumns>,
 }
 
 impl Fold {
-    /// Whether `op` needs no more of its input than accumulators keep.
+    /// Whether accumulators keep everything that `op` needs of its input.
     pub(crate) fn can(op: AggregateOp) -> bool {
         use AggregateOp as Op;
         matches!(
@@ -23,37 +24,37 @@ impl Fold {
         )
     }
 
-    /// No group yet. `op` is one that [`Fold::can`].
+    /// A fold without groups. [`Fold::can`] must hold for `op`.
     pub(crate) fn new(op: AggregateOp, step_count: usize) -> Fold {
-        let columns: Box<dyn Columns> = match op {
-            AggregateOp::Sum => Box::new(Sums::default()),
+        let columns: Box<dyn GroupColumns> = match op {
+            AggregateOp::Sum => Box::new(SumColumns::default()),
             AggregateOp::Avg => Box::new(Accumulators::<Mean>::default()),
-            AggregateOp::Count => numbers(|count, _| {
+            AggregateOp::Count => plain_columns(|count, _| {
                 *count = if is_absent(*count) { 1.0 } else { *count + 1.0 };
             }),
-            AggregateOp::Max => numbers(|kept, value| {
+            AggregateOp::Max => plain_columns(|kept, value| {
                 if *kept < value || kept.is_nan() {
                     *kept = value;
                 }
             }),
-            AggregateOp::Min => numbers(|kept, value| {
+            AggregateOp::Min => plain_columns(|kept, value| {
                 if *kept > value || kept.is_nan() {
                     *kept = value;
                 }
             }),
             AggregateOp::Stdvar => Box::new(Accumulators::<Variance>::default()),
             AggregateOp::Stddev => Box::new(Accumulators::<Deviation>::default()),
-            _ => numbers(|one, _| *one = 1.0),
+            _ => plain_columns(|one, _| *one = 1.0),
         };
         Fold { step_count, columns }
     }
 
-    /// What one group takes.
+    /// The memory of one group.
     pub(crate) fn group_bytes(&self) -> u64 {
         (self.step_count * self.columns.step_bytes()) as u64
     }
 
-    /// Adds a group behind the others.
+    /// Appends a group.
     pub(crate) fn open_group(&mut self) {
         self.columns.open(self.step_count);
     }
@@ -69,24 +70,24 @@ impl Fold {
     }
 }
 
-trait Columns: Send {
+trait GroupColumns: Send {
     fn step_bytes(&self) -> usize;
     fn open(&mut self, step_count: usize);
     fn add(&mut self, group: usize, values: &[f64]);
     fn finish(self: Box<Self>) -> Vec<Vec<f64>>;
 }
 
-/// Accumulators that are the result at any time, absent ones included.
-struct Numbers<F> {
+/// Accumulators that are valid results at any time, absent ones included.
+struct PlainColumns<F> {
     groups: Vec<Vec<f64>>,
     feed: F,
 }
 
-fn numbers<F: Fn(&mut f64, f64) + Send + 'static>(feed: F) -> Box<dyn Columns> {
-    Box::new(Numbers { groups: Vec::new(), feed })
+fn plain_columns<F: Fn(&mut f64, f64) + Send + 'static>(feed: F) -> Box<dyn GroupColumns> {
+    Box::new(PlainColumns { groups: Vec::new(), feed })
 }
 
-impl<F: Fn(&mut f64, f64) + Send> Columns for Numbers<F> {
+impl<F: Fn(&mut f64, f64) + Send> GroupColumns for PlainColumns<F> {
     fn step_bytes(&self) -> usize {
         8
     }
@@ -108,21 +109,21 @@ impl<F: Fn(&mut f64, f64) + Send> Columns for Numbers<F> {
     }
 }
 
-/// Sums, sum and compensation each in a column of their own: where every step has a value the loop over them has
-/// no branch, and the compiler computes several steps at once. A third of the time of one struct per step.
+/// SumColumns, with sum and compensation in separate columns. If every step has a value, the loop over
+/// them has no branch and the compiler vectorises it: a third of the time of one struct per step.
 #[derive(Default)]
-struct Sums {
+struct SumColumns {
     groups: Vec<SumColumn>,
 }
 
 struct SumColumn {
     sums: Vec<f64>,
     rests: Vec<f64>,
-    /// Whether every step has had a value.
+    /// Whether every step has received a value.
     is_full: bool,
 }
 
-impl Columns for Sums {
+impl GroupColumns for SumColumns {
     fn step_bytes(&self) -> usize {
         16
     }
@@ -169,7 +170,7 @@ impl Columns for Sums {
     }
 }
 
-/// What an aggregation remembers of the values of one step.
+/// The state of an aggregation for one step.
 trait Accumulator: Copy + Send {
     fn of(value: f64) -> Self;
     fn add(&mut self, value: f64);
@@ -186,7 +187,7 @@ impl<A> Default for Accumulators<A> {
     }
 }
 
-impl<A: Accumulator> Columns for Accumulators<A> {
+impl<A: Accumulator> GroupColumns for Accumulators<A> {
     fn step_bytes(&self) -> usize {
         size_of::<Option<A>>()
     }
@@ -228,7 +229,7 @@ impl Accumulator for Mean {
     }
 }
 
-/// Count, mean and squared distances. Source: Welford's algorithm.
+/// Count, mean and squared distances, by Welford's algorithm.
 #[derive(Clone, Copy)]
 struct Variance {
     count: f64,
@@ -296,7 +297,7 @@ mod tests {
     }
 
     proptest! {
-        /// What a step gives does not depend on the other steps.
+        /// The result of a step does not depend on other steps.
         #[test]
         fn a_step_has_the_bits_of_itself_alone(
             members in prop::collection::vec(

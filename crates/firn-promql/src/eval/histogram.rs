@@ -1,11 +1,11 @@
-//! Quantiles and fractions of histograms: native ones, and classic ones, where series that differ in `le` only are the
-//! buckets of one.
+//! Quantiles and fractions of native and classic histograms. Series that differ only in `le` are
+//! the buckets of one classic histogram.
 
 use std::collections::HashMap;
 
 use firn_model::{Histogram, Labels, Result};
 
-use super::Evaluator;
+use super::evaluator::Evaluator;
 use super::vector::{ABSENT, OutputSeries, VectorSeries, is_absent};
 use super::window::Steps;
 use crate::functions::classic::{self, Bucket};
@@ -85,8 +85,10 @@ impl Evaluator<'_> {
             let name = group.labels.metric_name();
             let notes = &mut self.notes;
             found.push(group.column(&series, steps, |step, histogram| match histogram {
-                Found::Classic(buckets) => classic::fraction(lower[step], upper[step], buckets),
-                Found::Native(histogram) => {
+                StepHistogram::Classic(buckets) => {
+                    classic::fraction(lower[step], upper[step], buckets)
+                }
+                StepHistogram::Native(histogram) => {
                     let (value, effect) = histogram::fraction(lower[step], upper[step], histogram);
                     effect.into_iter().for_each(|e| notes.nan_observations(span, name, e));
                     value
@@ -96,7 +98,7 @@ impl Evaluator<'_> {
         self.finish(found)
     }
 
-    /// Drops what got no value, and names.
+    /// Drops series without a value, and metric names.
     fn finish(&self, mut found: Vec<VectorSeries>) -> Result<Vec<VectorSeries>> {
         found.retain(|series| !series.is_empty());
         self.drop_names(&mut found)?;
@@ -117,14 +119,14 @@ impl Evaluator<'_> {
         };
         let notes = &mut self.notes;
         group.column(series, steps, |step, histogram| match histogram {
-            Found::Classic(buckets) => {
+            StepHistogram::Classic(buckets) => {
                 let (value, forced) = classic::quantile(quantiles[step], buckets, steps.at(step));
                 if let Some(forced) = forced {
                     notes.forced_monotonic(span, &name, forced);
                 }
                 value
             }
-            Found::Native(histogram) => {
+            StepHistogram::Native(histogram) => {
                 let (value, effect) = histogram::quantile(quantiles[step], histogram);
                 let name = group.labels.metric_name();
                 effect.into_iter().for_each(|e| notes.nan_observations(span, name, e));
@@ -133,8 +135,9 @@ impl Evaluator<'_> {
         })
     }
 
-    /// Series that differ in `le` only are one histogram; a native histogram is one of its own. Where both have the same
-    /// labels at a step, neither has a value there.
+    /// Groups series into histograms. Series that differ only in `le` form one classic histogram; a
+    /// native histogram forms its own. If both have the same labels at a step, neither has a value
+    /// there.
     fn bucket_groups(&mut self, series: &[VectorSeries], span: Span) -> Vec<BucketGroup> {
         let mut groups: Vec<BucketGroup> = Vec::new();
         let mut by_labels: HashMap<Labels, usize> = HashMap::new();
@@ -158,7 +161,8 @@ impl Evaluator<'_> {
             });
             groups[group].bounds.push((upper, idx));
         }
-        // Buckets of one bound, `1` and `1.0`, are added up: in an order that does not depend on that of the series.
+        // Buckets with one bound, such as `1` and `1.0`, are summed in an order that is independent
+        // of the order of series.
         for group in &mut groups {
             let labels = |bucket: &(f64, usize)| &series[bucket.1].labels;
             group.bounds.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| labels(a).cmp(labels(b))));
@@ -194,7 +198,7 @@ struct BucketGroup {
 }
 
 /// A histogram at one step.
-enum Found<'a> {
+enum StepHistogram<'a> {
     Classic(&'a mut Vec<Bucket>),
     Native(&'a Histogram),
 }
@@ -204,12 +208,12 @@ impl BucketGroup {
         BucketGroup { labels, bounds: Vec::new(), native: None }
     }
 
-    /// What `compute` makes of the histogram that is there at each step.
+    /// Applies `compute` to the histogram of each step.
     fn column(
         &self,
         series: &[VectorSeries],
         steps: &Steps,
-        mut compute: impl FnMut(usize, Found<'_>) -> f64,
+        mut compute: impl FnMut(usize, StepHistogram<'_>) -> f64,
     ) -> VectorSeries {
         let mut buckets = Vec::with_capacity(self.bounds.len());
         let mut values = vec![ABSENT; steps.count];
@@ -223,16 +227,16 @@ impl BucketGroup {
             }
             match self.native.and_then(|idx| series[idx].histogram(step)) {
                 Some(_) if !buckets.is_empty() => {}
-                Some(histogram) => *value = compute(step, Found::Native(histogram)),
+                Some(histogram) => *value = compute(step, StepHistogram::Native(histogram)),
                 None if buckets.is_empty() => {}
-                None => *value = compute(step, Found::Classic(&mut buckets)),
+                None => *value = compute(step, StepHistogram::Classic(&mut buckets)),
             }
         }
         VectorSeries::floats(self.labels.clone(), false, values)
     }
 }
 
-/// A number as OpenMetrics writes label values: always with a point or an exponent.
+/// A number formatted as an OpenMetrics label value: always with a point or an exponent.
 fn open_metrics(value: f64) -> String {
     let text = format_g(value);
     if value.is_finite() && !text.contains(['e', '.']) { format!("{text}.0") } else { text }

@@ -1,14 +1,14 @@
-//! `info()`: labels of info metrics, joined by what identifies a target.
+//! `info()`: adds labels of info metrics to series of the same target.
 //!
-//! Info series are looked at where the base series are: the `@` and the offsets of the first selector inside the
-//! first argument, and of the subqueries around it, hold for them too.
+//! Info series are read at the times of the base series: the `@` and the offsets of the first
+//! selector inside the first argument, and of the subqueries around it, apply to them too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use firn_model::{Error, Grouping, Labels, METRIC_NAME, MatchOp, Matcher, PointValue, Result};
 
-use super::Evaluator;
-use super::select::{Kernel, NewestTimes};
+use super::evaluator::Evaluator;
+use super::kernel::{Kernel, NewestTimes};
 use super::vector::{OutputSeries, VectorSeries, is_absent, labels_text};
 use super::window::{Frame, MixedSamples, Samples, Steps, is_stale};
 use crate::histogram::Remarks;
@@ -19,30 +19,30 @@ const TARGET_INFO: &str = "target_info";
 /// Sorted.
 const IDENTIFYING: [&str; 2] = ["instance", "job"];
 
-/// What the second argument asks for.
-struct Wanted {
+/// The matchers of the second argument.
+struct InfoSelector {
     /// Matchers on the info metric's name.
     names: Vec<Matcher>,
-    /// Matchers on its other labels; with any, only these labels are taken over.
+    /// Matchers on its other labels; if there are any, only these labels are added.
     labels: Vec<Matcher>,
 }
 
-impl Wanted {
-    fn new(arg: Option<&Node>) -> Wanted {
+impl InfoSelector {
+    fn new(arg: Option<&Node>) -> InfoSelector {
         let matchers = match arg.map(|arg| &arg.kind) {
             Some(NodeKind::Selector(selector)) => selector.matchers.clone(),
             _ => vec![Matcher::equal(METRIC_NAME, TARGET_INFO)],
         };
         let (names, labels) = matchers.into_iter().partition(|m| m.name() == METRIC_NAME);
-        Wanted { names, labels }
+        InfoSelector { names, labels }
     }
 
-    /// Whether some matcher says what the name is, not only what it is not.
+    /// Whether a matcher names the metric positively, and not only by exclusion.
     fn names_something(&self) -> bool {
         self.names.iter().any(|matcher| matches!(matcher.op(), MatchOp::Equal | MatchOp::Regex))
     }
 
-    /// Whether a base series is an info series itself, which stays as it is.
+    /// Whether a base series is an info series itself; such a series is returned unchanged.
     fn is_info(&self, labels: &Labels) -> bool {
         let name = labels.metric_name();
         self.names_something() && self.names.iter().all(|matcher| matcher.matches(name))
@@ -52,13 +52,14 @@ impl Wanted {
         self.labels.is_empty() || self.labels.iter().any(|matcher| matcher.name() == label)
     }
 
-    /// Whether a base series without info series stays.
+    /// Whether a base series without info series is kept.
     fn allows_none(&self) -> bool {
         self.labels.iter().all(Matcher::matches_absent)
     }
 }
 
-/// Info series with the same name and the same identifying labels; the newest sample counts.
+/// Info series with the same name and the same identifying labels; the one with the newest sample
+/// is used.
 #[derive(Default)]
 struct Candidates {
     series: Vec<usize>,
@@ -67,9 +68,9 @@ struct Candidates {
 impl Evaluator<'_> {
     pub(super) fn info(&mut self, args: &[Node], steps: &Steps) -> Result<Vec<VectorSeries>> {
         let base = self.vector(&args[0], steps)?;
-        let wanted = Wanted::new(args.get(1));
-        let info = self.info_series(&args[0], &base, &wanted, steps)?;
-        // By the metric's name, then by the identifying labels.
+        let info_selector = InfoSelector::new(args.get(1));
+        let info = self.info_series(&args[0], &base, &info_selector, steps)?;
+        // By metric name, then by identifying labels.
         let mut by_target: BTreeMap<String, BTreeMap<Labels, Candidates>> = BTreeMap::new();
         for (idx, series) in info.iter().enumerate() {
             let metric = by_target.entry(series.labels.metric_name().to_owned()).or_default();
@@ -77,7 +78,7 @@ impl Evaluator<'_> {
         }
         let mut output = OutputSeries::default();
         for series in &base {
-            if wanted.is_info(&series.labels) {
+            if info_selector.is_info(&series.labels) {
                 let slot = output.slot(&series.labels, series.drop_name, steps.count);
                 (0..steps.count).try_for_each(|step| output.copy(slot, step, series))?;
                 continue;
@@ -94,13 +95,13 @@ impl Evaluator<'_> {
                 for candidates in &matching {
                     newest.extend(candidates.newest(&info, step)?);
                 }
-                if newest.is_empty() && !wanted.allows_none() {
+                if newest.is_empty() && !info_selector.allows_none() {
                     continue;
                 }
                 let slot = match &last {
                     Some((same, slot)) if *same == newest => *slot,
                     _ => {
-                        let labels = enriched(&series.labels, &newest, &info, &wanted)?;
+                        let labels = enriched(&series.labels, &newest, &info, &info_selector)?;
                         output.slot(&labels, series.drop_name, steps.count)
                     }
                 };
@@ -111,17 +112,18 @@ impl Evaluator<'_> {
         Ok(output.finish())
     }
 
-    /// The info series of all targets among `base`; their values are their samples' times in milliseconds.
+    /// The info series of all targets among `base`; their values are the times of their samples in
+    /// milliseconds.
     fn info_series(
         &mut self,
         arg: &Node,
         base: &[VectorSeries],
-        wanted: &Wanted,
+        info_selector: &InfoSelector,
         steps: &Steps,
     ) -> Result<Vec<VectorSeries>> {
         let mut matchers = Vec::new();
         for name in IDENTIFYING {
-            let of_base = base.iter().filter(|series| !wanted.is_info(&series.labels));
+            let of_base = base.iter().filter(|series| !info_selector.is_info(&series.labels));
             let values: BTreeSet<String> =
                 of_base.filter_map(|series| series.labels.get(name)).map(regex::escape).collect();
             if !values.is_empty() {
@@ -132,15 +134,16 @@ impl Evaluator<'_> {
         if matchers.is_empty() {
             return Ok(Vec::new());
         }
-        matchers.extend(wanted.labels.iter().cloned());
-        if wanted.names.is_empty() {
+        matchers.extend(info_selector.labels.iter().cloned());
+        if info_selector.names.is_empty() {
             matchers.push(Matcher::equal(METRIC_NAME, TARGET_INFO));
-        } else if !wanted.names_something() {
-            // What is not to be taken says little about what is: info metrics are called so.
+        } else if !info_selector.names_something() {
+            // An exclusion alone would match every metric; by convention, info metrics end in
+            // `_info`.
             matchers.push(Matcher::new(METRIC_NAME, MatchOp::Regex, ".+_info")?);
         }
-        matchers.extend(wanted.names.iter().cloned());
-        let reference = Reference::of(arg).unwrap_or_default();
+        matchers.extend(info_selector.names.iter().cloned());
+        let reference = ReferenceTime::of(arg).unwrap_or_default();
         let frame = Frame {
             steps: *steps,
             at: reference.at,
@@ -152,7 +155,7 @@ impl Evaluator<'_> {
     }
 }
 
-/// The time, in milliseconds, of the newest sample of each window; info series hold floats.
+/// The time, in milliseconds, of the newest sample of each window. Info series contain floats.
 struct InfoTimes;
 
 const TIMES: NewestTimes = NewestTimes { per_unit_ms: 1.0 };
@@ -190,7 +193,7 @@ fn target(labels: &Labels) -> Labels {
 }
 
 impl Candidates {
-    /// The series whose sample is the newest at a step.
+    /// The series with the newest sample at a step.
     fn newest(&self, info: &[VectorSeries], step: usize) -> Result<Option<usize>> {
         let mut newest: Option<usize> = None;
         for &idx in &self.series {
@@ -214,17 +217,17 @@ impl Candidates {
     }
 }
 
-/// `base` with the labels of the info series that it does not have itself.
+/// `base` with the labels of the info series that `base` lacks.
 fn enriched(
     base: &Labels,
     newest: &[usize],
     info: &[VectorSeries],
-    wanted: &Wanted,
+    info_selector: &InfoSelector,
 ) -> Result<Labels> {
     let mut labels = base.clone();
     for &idx in newest {
         for (name, value) in &info[idx].labels {
-            if name == METRIC_NAME || !wanted.takes(name) || base.get(name).is_some() {
+            if name == METRIC_NAME || !info_selector.takes(name) || base.get(name).is_some() {
                 continue;
             }
             if labels.get(name).is_some_and(|known| known != value) {
@@ -236,38 +239,41 @@ fn enriched(
     Ok(labels)
 }
 
-/// Which time the first selector inside an expression looks at.
+/// The reference time of the first selector inside an expression.
 #[derive(Clone, Copy, Default)]
-struct Reference {
+struct ReferenceTime {
     at: Option<i64>,
     offset: i64,
 }
 
-impl Reference {
-    fn of(node: &Node) -> Option<Reference> {
+impl ReferenceTime {
+    fn of(node: &Node) -> Option<ReferenceTime> {
         match &node.kind {
             NodeKind::Number { .. } | NodeKind::String(_) => None,
-            NodeKind::Selector(selector) => {
-                Some(Reference { at: plan::fixed_time(selector.at), offset: selector.offset.ms() })
-            }
-            NodeKind::Matrix(matrix) => Some(Reference {
+            NodeKind::Selector(selector) => Some(ReferenceTime {
+                at: plan::fixed_time(selector.at),
+                offset: selector.offset.ms(),
+            }),
+            NodeKind::Matrix(matrix) => Some(ReferenceTime {
                 at: plan::fixed_time(matrix.selector.at),
                 offset: matrix.selector.offset.ms(),
             }),
             NodeKind::Subquery(subquery) => {
-                let inner = Reference::of(&subquery.expr)?;
+                let inner = ReferenceTime::of(&subquery.expr)?;
                 if inner.at.is_some() {
                     return Some(inner);
                 }
                 let offset = inner.offset.saturating_add(subquery.offset.ms());
-                Some(Reference { at: plan::fixed_time(subquery.at), offset })
+                Some(ReferenceTime { at: plan::fixed_time(subquery.at), offset })
             }
-            NodeKind::Paren(inner) | NodeKind::Unary { operand: inner, .. } => Reference::of(inner),
+            NodeKind::Paren(inner) | NodeKind::Unary { operand: inner, .. } => {
+                ReferenceTime::of(inner)
+            }
             NodeKind::Binary(binary) => {
-                Reference::of(&binary.lhs).or_else(|| Reference::of(&binary.rhs))
+                ReferenceTime::of(&binary.lhs).or_else(|| ReferenceTime::of(&binary.rhs))
             }
-            NodeKind::Aggregate(aggregate) => Reference::of(&aggregate.expr),
-            NodeKind::Call { args, .. } => args.iter().find_map(Reference::of),
+            NodeKind::Aggregate(aggregate) => ReferenceTime::of(&aggregate.expr),
+            NodeKind::Call { args, .. } => args.iter().find_map(ReferenceTime::of),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use firn_model::{Error, METRIC_NAME, Result};
 
-use super::Evaluator;
+use super::evaluator::Evaluator;
 use super::vector::{VectorSeries, is_absent, keep_floats, merge_same_labels};
 use super::window::Steps;
 use crate::functions::natural;
@@ -71,7 +71,8 @@ impl Evaluator<'_> {
         merge_same_labels(series)
     }
 
-    /// `sort`, `sort_desc`, `sort_by_label`, `sort_by_label_desc`: only an instant query keeps the order.
+    /// `sort`, `sort_desc`, `sort_by_label`, `sort_by_label_desc`: only an instant query keeps this
+    /// order.
     pub(super) fn sort(
         &mut self,
         span: Span,
@@ -114,7 +115,7 @@ impl Evaluator<'_> {
     }
 }
 
-/// NaN last, either way.
+/// NaN last in both directions.
 fn by_value(descending: bool, a: Option<f64>, b: Option<f64>) -> Ordering {
     let (a, b) = (a.unwrap_or(f64::NAN), b.unwrap_or(f64::NAN));
     let order = if descending { b.partial_cmp(&a) } else { a.partial_cmp(&b) };

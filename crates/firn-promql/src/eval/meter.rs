@@ -1,28 +1,30 @@
-//! What a query holds in memory: counted in samples against its own limit, in bytes against the budget.
+//! The memory of a query: counted in samples against the query's limit and in bytes against the
+//! budget.
 
 use firn_model::{Error, Pool, QueryContext, Reservation, Result};
 
 use super::tally::SampleStats;
 use super::vector::{Evaluated, VectorSeries};
 
-/// Counts what is held; [`Meter::mark`] and [`Meter::settle`] bracket the evaluation of a node.
+/// Counts held samples and bytes; [`Meter::mark`] and [`Meter::settle`] bracket the evaluation of a
+/// node.
 #[derive(Debug)]
 pub(crate) struct Meter {
     samples_max: u64,
     held: u64,
     held_bytes: u64,
     reservation: Reservation,
-    /// Samples that came from storage.
+    /// Samples read from storage.
     pub(crate) read: u64,
-    /// The most samples that were held at one time.
+    /// The largest number of samples held at one time.
     pub(crate) peak: u64,
-    /// What the steps of the grid under evaluation look at, if somebody asked.
+    /// The samples of each step of the current grid, if statistics are requested.
     pub(crate) samples: Option<SampleStats>,
 }
 
-/// What was held at some moment.
+/// The amounts held when [`Meter::mark`] was called.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Mark {
+pub(crate) struct MeterMark {
     held: u64,
     held_bytes: u64,
 }
@@ -33,11 +35,11 @@ impl Meter {
         Meter { samples_max, held: 0, held_bytes: 0, reservation, read: 0, peak: 0, samples: None }
     }
 
-    pub(crate) fn mark(&self) -> Mark {
-        Mark { held: self.held, held_bytes: self.held_bytes }
+    pub(crate) fn mark(&self) -> MeterMark {
+        MeterMark { held: self.held, held_bytes: self.held_bytes }
     }
 
-    /// Whether `samples` more would still be allowed; holds nothing.
+    /// Checks that `samples` more are within the limit, without holding them.
     ///
     /// # Errors
     /// `TooLarge` over the limit.
@@ -77,18 +79,18 @@ impl Meter {
         Ok(())
     }
 
-    /// Counts for a grid of `step_count` steps from here on, if anybody counts; gives back what was counted so
-    /// far, which is to be put back into [`Meter::samples`] with the new counts added.
+    /// Starts counting for a grid of `step_count` steps, if statistics are requested. Returns the
+    /// previous counts: the caller puts them back into [`Meter::samples`] and adds the new counts.
     pub(crate) fn count_steps(&mut self, step_count: usize) -> Option<SampleStats> {
         let inside = self.samples.is_some().then(|| SampleStats::new(step_count));
         std::mem::replace(&mut self.samples, inside)
     }
 
-    /// Since `mark` everything but `result` was given up.
+    /// Releases everything held since `mark` except `result`.
     ///
     /// # Errors
     /// As [`Meter::hold`].
-    pub(crate) fn settle(&mut self, mark: Mark, result: &Evaluated) -> Result<()> {
+    pub(crate) fn settle(&mut self, mark: MeterMark, result: &Evaluated) -> Result<()> {
         self.reservation.shrink(self.held_bytes - mark.held_bytes);
         self.held = mark.held;
         self.held_bytes = mark.held_bytes;

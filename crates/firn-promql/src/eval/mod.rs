@@ -1,23 +1,27 @@
-//! Evaluation: over all steps and all series at once.
+//! Evaluation over all steps and all series at once.
 //!
-//! A node evaluates to columns (`vector`), read through windows (`window`, `scan`, `select`). Reading order after
-//! those: this file (which node does what), `call`, `histogram`, `labels`, `info`, `aggregate`, `aggregate_mixed` (with
-//! histograms), `binary`, `subquery`, `output`; beside them `meter` (limits), `tally` (statistics), `totals` (histograms
-//! read without buckets) and `notes` (annotations).
+//! A node evaluates to columns (`vector`), which are read through windows (`window`, `scan`,
+//! `kernel`, `select`). MemberSamples order after those: `evaluator`, this file (the nodes), `call`,
+//! `histogram`, `labels`, `info`, `aggregate`, `aggregate_mixed` (with histograms), `binary`,
+//! `subquery`, `output`. Beside them: `meter` (limits), `tally` (statistics), `detail` and `totals`
+//! (histograms read without buckets) and `notes` (annotations).
 
 pub(crate) mod aggregate;
 mod aggregate_mixed;
 pub(crate) mod binary;
 mod call;
+mod detail;
+mod evaluator;
 mod fold;
 mod histogram;
 mod info;
+pub(crate) mod kernel;
 mod labels;
 mod meter;
 pub(crate) mod notes;
 mod output;
 mod scan;
-pub(crate) mod select;
+mod select;
 mod subquery;
 pub(crate) mod tally;
 mod top;
@@ -31,7 +35,7 @@ use std::sync::Arc;
 use firn_model::{Error, Grouping, QueryContext, Result, Select};
 
 use crate::histogram::{Remark, scaled};
-use crate::parts::Given;
+use crate::parts::PartResult;
 use crate::plan;
 use crate::syntax::{Aggregate, AggregateOp, Binary, Expr, Node, NodeKind, Span};
 use crate::value::QueryOutput;
@@ -40,35 +44,37 @@ use crate::{EvalOptions, syntax};
 use aggregate::Groups;
 use aggregate_mixed::{AggregateNotes, reduce_mixed};
 use binary::{PointNote, PointNotes, VectorOperation};
+use detail::HistogramDetail;
+use evaluator::Evaluator;
 use fold::Fold;
 use meter::Meter;
 use notes::Notes;
 use tally::SampleStats;
-use totals::Needs;
 use vector::{ABSENT, Evaluated, VectorSeries, is_absent};
 use window::Steps;
 
 /// Evaluates `expr` over one frozen view of storage.
 ///
 /// # Errors
-/// `Invalid` when the query cannot be evaluated (API: `execution`), `TooLarge` over the sample limit,
-/// `Timeout`, `Canceled`, `Busy` over the memory budget, and whatever storage says.
+/// `Invalid` when the query cannot be evaluated (API: `execution`), `TooLarge` over the sample
+/// limit, `Timeout`, `Canceled`, `Busy` over the memory budget, and errors of storage.
 pub fn eval(
     expr: &Expr,
     select: &dyn Select,
     options: &EvalOptions,
     context: &QueryContext,
 ) -> Result<QueryOutput> {
-    eval_given(expr, &[], select, options, context)
+    eval_with_parts(expr, &[], select, options, context)
 }
 
-/// As [`eval()`], with the answers of some of the expression's [`crate::parts`], at the steps of `options`.
+/// Like [`eval()`], with the results of some of the expression's [`crate::parts`] at the steps of
+/// `options`.
 ///
 /// # Errors
 /// As [`eval()`].
-pub fn eval_given(
+pub fn eval_with_parts(
     expr: &Expr,
-    given: &[Given],
+    part_results: &[PartResult],
     select: &dyn Select,
     options: &EvalOptions,
     context: &QueryContext,
@@ -85,8 +91,9 @@ pub fn eval_given(
     meter.samples = options.counts_samples.then(|| SampleStats::new(steps.count));
     let root = plan::resolve(&expr.root, options)?;
     let (notes, remarks) = (Notes::default(), BTreeSet::new());
-    let needs = Needs::default();
-    let mut evaluator = Evaluator { given, select, context, options, meter, notes, remarks, needs };
+    let detail = HistogramDetail::default();
+    let mut evaluator =
+        Evaluator { part_results, select, context, options, meter, notes, remarks, detail };
     let value = evaluator.output(&root, &steps)?;
     let meter = evaluator.meter;
     Ok(QueryOutput {
@@ -98,28 +105,14 @@ pub fn eval_given(
     })
 }
 
-/// One evaluation under way.
-pub(crate) struct Evaluator<'a> {
-    given: &'a [Given],
-    select: &'a dyn Select,
-    context: &'a QueryContext,
-    options: &'a EvalOptions,
-    meter: Meter,
-    notes: Notes,
-    /// What the last windows that were read had to say, by the metric's name.
-    remarks: BTreeSet<(String, Remark)>,
-    /// What the node under evaluation needs of histograms.
-    needs: Needs,
-}
-
 impl Evaluator<'_> {
-    /// The value of `node` at all steps; once only where it is the same at each.
+    /// The value of `node` at all steps; evaluated once if it is the same at each.
     fn node(&mut self, node: &Node, steps: &Steps) -> Result<Evaluated> {
         self.context.cancel.check()?;
         let mark = self.meter.mark();
-        let given = self.given.iter().find(|given| given.span == node.span);
-        let result = if let Some(given) = given {
-            Evaluated::Vector(given.columns(steps))
+        let part_result = self.part_results.iter().find(|result| result.span == node.span);
+        let result = if let Some(part_result) = part_result {
+            Evaluated::Vector(part_result.columns(steps))
         } else if steps.count > 1 && plan::is_step_invariant(node) {
             let one =
                 self.once(|evaluator| evaluator.node_at_steps(node, &Steps::one(steps.start)))?;
@@ -127,13 +120,13 @@ impl Evaluator<'_> {
         } else {
             self.node_at_steps(node, steps)?
         };
-        // On the way up too: below a tower of functions everything is entered before anything is computed.
+        // Check again on the way up: a deep expression enters every node before it computes any.
         self.context.cancel.check()?;
         self.meter.settle(mark, &result)?;
         Ok(result)
     }
 
-    /// Evaluates what is the same at all steps of the grid.
+    /// Evaluates an expression with the same value at all steps of the grid.
     fn once<T>(&mut self, evaluate: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let outside = self.meter.count_steps(1);
         let result = evaluate(self)?;
@@ -160,14 +153,14 @@ impl Evaluator<'_> {
                 Ok(Evaluated::Vector(self.aggregate(aggregate, steps)?))
             }
             NodeKind::Call { function, args } => {
-                let needs = self.needs.below(function.id);
-                let outer = std::mem::replace(&mut self.needs, needs);
+                let detail = self.detail.below(function.id);
+                let outer = std::mem::replace(&mut self.detail, detail);
                 let result = self.call(node.span, function.id, args, steps);
-                self.needs = outer;
+                self.detail = outer;
                 result
             }
             NodeKind::Matrix(_) | NodeKind::Subquery(_) => {
-                Err(Error::internal("a range vector stands where it is no function's argument"))
+                Err(Error::internal("a range vector is not the argument of a function"))
             }
         }
     }
@@ -207,9 +200,9 @@ impl Evaluator<'_> {
 
     fn binary(&mut self, span: Span, binary: &Binary, steps: &Steps) -> Result<Evaluated> {
         let op = binary.op;
-        let outer = std::mem::take(&mut self.needs);
+        let outer = std::mem::take(&mut self.detail);
         let (lhs, rhs) = (self.node(&binary.lhs, steps), self.node(&binary.rhs, steps));
-        self.needs = outer;
+        self.detail = outer;
         let (lhs, rhs) = (lhs?, rhs?);
         let renames = op.is_arithmetic() || binary.return_bool;
         let (mut series, scalar, swapped) = match (lhs, rhs) {
@@ -276,8 +269,8 @@ impl Evaluator<'_> {
         }
     }
 
-    /// Tells what the windows just read had to say; `pushed_name` is the metric where series were read by their
-    /// groups.
+    /// Adds the remarks of the windows just read. `pushed_name` is the metric if series were read
+    /// by their groups.
     fn note_remarks(&mut self, span: Span, pushed_name: Option<&str>) {
         for (name, remark) in std::mem::take(&mut self.remarks) {
             self.notes.remark(span, pushed_name.unwrap_or(&name), remark);
@@ -314,7 +307,7 @@ impl Evaluator<'_> {
         };
         let mut is_keyed = pushed.is_some();
         if is_keyed && name.is_none() && series.iter().any(|s| !s.histograms.is_empty()) {
-            // What is told about histograms names their metric, which the groups do not know.
+            // Remarks on histograms name their metric, which groups do not contain.
             (self.meter.read, self.meter.samples) = (read, samples);
             series = self.vector(&aggregate.expr, steps)?;
             is_keyed = false;
@@ -355,8 +348,8 @@ impl Evaluator<'_> {
         }
     }
 
-    /// An aggregation of a selector or of a window function of one, without keeping the members' columns. `None` if some
-    /// are not of floats.
+    /// An aggregation of a selector, or of a window function of a selector, that does not keep the
+    /// members' columns. `None` if some members are not floats.
     fn folded(
         &mut self,
         op: AggregateOp,
@@ -368,7 +361,7 @@ impl Evaluator<'_> {
             NodeKind::Selector(selector) => {
                 let frame = plan::instant_frame(selector, steps, self.options.lookback_ms);
                 let matchers = &selector.matchers;
-                self.read_folded(matchers, &frame, grouping, true, &select::Newest, op)
+                self.read_folded(matchers, &frame, grouping, true, &kernel::Newest, op)
             }
             NodeKind::Call { function, args } => {
                 self.folded_call(op, function.id, args, steps, grouping)
@@ -377,7 +370,8 @@ impl Evaluator<'_> {
         }
     }
 
-    /// A selector or a window function of one, the series labelled by their group only.
+    /// A selector, or a window function of a selector; the series have only the labels of their
+    /// group.
     fn grouped(
         &mut self,
         node: &Node,
@@ -399,10 +393,10 @@ impl Evaluator<'_> {
                 Ok(series)
             }
             NodeKind::Call { function, args } => {
-                let needs = self.needs.below(function.id);
-                let outer = std::mem::replace(&mut self.needs, needs);
+                let detail = self.detail.below(function.id);
+                let outer = std::mem::replace(&mut self.detail, detail);
                 let result = self.range_call(function.id, args, steps, grouping);
-                self.needs = outer;
+                self.detail = outer;
                 result
             }
             _ => Err(Error::internal("a grouping was pushed below something else")),
@@ -436,7 +430,7 @@ impl Evaluator<'_> {
         }
     }
 
-    /// The series are not the metric any more: marks that, or drops the name at once.
+    /// Marks the series as no longer being the metric, or drops the name at once.
     ///
     /// # Errors
     /// `Invalid` if two series then have one label set at one step.
@@ -461,7 +455,7 @@ fn map_points(series: &mut [VectorSeries], map: impl Fn(f64) -> f64) {
     }
 }
 
-/// The value of one step at `count` steps.
+/// Repeats the value of one step for `count` steps.
 fn broadcast(one: Evaluated, count: usize) -> Evaluated {
     match one {
         Evaluated::Scalar(values) => {

@@ -1,4 +1,4 @@
-//! The remarks that an evaluation collects.
+//! The annotations of an evaluation.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,16 +7,16 @@ use crate::histogram::{NanEffect, Remark};
 use crate::syntax::{Expr, Span, format_g, go_quote};
 use crate::value::{Annotation, AnnotationKind, Annotations};
 
-/// Remarks so far; the same one at the same place counts once.
+/// The annotations so far; duplicates at one position count once.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     list: BTreeSet<(AnnotationKind, String, Span)>,
-    forced: BTreeMap<(String, Span), Forced>,
+    forced: BTreeMap<(String, Span), MonotonicityFix>,
 }
 
-/// Where a classic histogram had to be made monotonic.
+/// A correction of a classic histogram with falling counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Forced {
+pub(crate) struct MonotonicityFix {
     pub(crate) ts_min: i64,
     pub(crate) ts_max: i64,
     pub(crate) bucket_min: f64,
@@ -54,7 +54,7 @@ impl Notes {
         self.info(span, text);
     }
 
-    /// What a computation had to say about the samples of `name`.
+    /// Adds a remark on the samples of `name`.
     pub(crate) fn remark(&mut self, span: Span, name: &str, remark: Remark) {
         let metric = go_quote(name.as_bytes());
         let warning = match remark {
@@ -88,12 +88,12 @@ impl Notes {
         self.warn(span, warning);
     }
 
-    /// An aggregation that only knows floats met histograms.
+    /// An aggregation of floats skipped histograms.
     pub(crate) fn ignored_histogram(&mut self, span: Span, aggregation: &str) {
         self.info(span, format!("ignored histogram in {aggregation} aggregation"));
     }
 
-    /// What observations of NaN did to a result.
+    /// The effect of NaN observations on a result.
     pub(crate) fn nan_observations(&mut self, span: Span, name: &str, effect: NanEffect) {
         let text = match effect {
             NanEffect::Result => "input to histogram_quantile has NaN observations, result is NaN",
@@ -114,9 +114,11 @@ impl Notes {
         self.warn(span, with_name(text, name));
     }
 
-    pub(crate) fn forced_monotonic(&mut self, span: Span, name: &str, forced: Forced) {
-        let kept =
-            self.forced.entry((name.to_owned(), span)).or_insert(Forced { count: 0, ..forced });
+    pub(crate) fn forced_monotonic(&mut self, span: Span, name: &str, forced: MonotonicityFix) {
+        let kept = self
+            .forced
+            .entry((name.to_owned(), span))
+            .or_insert(MonotonicityFix { count: 0, ..forced });
         kept.ts_min = kept.ts_min.min(forced.ts_min);
         kept.ts_max = kept.ts_max.max(forced.ts_max);
         kept.bucket_min = kept.bucket_min.min(forced.bucket_min);
@@ -125,7 +127,7 @@ impl Notes {
         kept.count += forced.count;
     }
 
-    /// All remarks with their places in `expr`'s text.
+    /// All annotations with their positions in `expr`'s text.
     pub(crate) fn finish(mut self, expr: &Expr) -> Annotations {
         for ((name, span), forced) in std::mem::take(&mut self.forced) {
             let text = "input to histogram_quantile needed to be fixed for monotonicity (see \
@@ -162,7 +164,7 @@ fn with_name(text: String, name: &str) -> String {
     format!("{text} for metric name {}", go_quote(name.as_bytes()))
 }
 
-/// As Go's `%.2g`.
+/// Like Go's `%.2g`.
 fn two_digits(value: f64) -> String {
     let rounded: f64 = format!("{value:.1e}").parse().unwrap_or(value);
     if rounded.abs() >= 100.0 && rounded.is_finite() {

@@ -1,19 +1,20 @@
-//! From columns to the values that go out.
+//! Converts columns to results.
 
 use std::collections::{HashMap, HashSet};
 
 use firn_model::{Labels, Result, Sample};
 
-use super::Evaluator;
+use super::evaluator::Evaluator;
 use super::vector::{
     Evaluated, VectorSeries, is_absent, is_metadata_label, merge_same_labels, same_labels_error,
 };
 use super::window::Steps;
-use crate::syntax::{Node, NodeKind};
-use crate::value::{HistogramPoint, Series, Value, ValueType, VectorPoint};
+use crate::syntax::{Node, NodeKind, ValueType};
+use crate::value::{HistogramPoint, Series, Value, VectorPoint};
 
 impl Evaluator<'_> {
-    /// Evaluates the root. An instant query gives the type of its expression, a range query a matrix.
+    /// Evaluates the root. An instant query returns the type of its expression, a range query a
+    /// matrix.
     pub(super) fn output(&mut self, root: &Node, steps: &Steps) -> Result<Value> {
         let is_range = self.options.step_ms.is_some();
         if root.value_type() == ValueType::Matrix {
@@ -78,7 +79,8 @@ fn to_series(series: VectorSeries, steps: &Steps) -> Series {
     Series { histograms: points.filter_map(placed).collect(), ..Series::new(series.labels, floats) }
 }
 
-/// The last act of delayed name removal: names that were marked go, and series that then are one unite.
+/// The last step of delayed name removal: marked names are dropped, and series with equal labels
+/// are merged.
 fn drop_marked_names(mut series: Vec<VectorSeries>) -> Result<Vec<VectorSeries>> {
     let mut changed = false;
     for one in series.iter_mut().filter(|series| series.drop_name) {
@@ -89,7 +91,7 @@ fn drop_marked_names(mut series: Vec<VectorSeries>) -> Result<Vec<VectorSeries>>
     if changed { merge_same_labels(series) } else { Ok(series) }
 }
 
-/// The same for series whose points have times of their own.
+/// The same for series with points at times of their own.
 fn unite(all: Vec<(Series, bool)>) -> Result<Vec<Series>> {
     let mut by_labels: HashMap<Labels, usize> = HashMap::new();
     let mut united: Vec<Series> = Vec::new();

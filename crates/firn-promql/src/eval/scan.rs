@@ -1,9 +1,9 @@
-//! Reading a selection: groups in reads of a bounded size, each member's column through the windows of its time
-//! column and a kernel, the results in the order of the groups.
+//! ReadPlan a selection: groups in reads of a bounded size, each member's column through the windows
+//! of its time column and a kernel, with results in the order of the groups.
 //!
-//! A selection that is worth it is spread over the threads that the query may borrow. Who finishes a read waits until all
-//! reads before it were handed on, so a result has the same bits on any number of threads, and at most one read per thread
-//! is held back.
+//! A large selection is distributed over the threads that the query may borrow. A thread that
+//! finishes a read waits until the results of all previous reads have been delivered. So a result
+//! has the same bits on any number of threads, and at most one read per thread is pending.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,47 +13,48 @@ use firn_model::{
     Selected, Selection, Timestamp,
 };
 
-use super::select::Kernel;
+use super::kernel::Kernel;
 use super::tally::SampleStats;
 use super::vector::{ABSENT, VectorSeries};
-use super::window::{Frame, Reading, Scratch, Windows};
+use super::window::{Frame, MemberSamples, Scratch, Windows};
 use crate::histogram::Remarks;
 
-/// A read is of so many values, about: 2 MiB of them, so that little memory is in use and what is decoded is still near the
-/// core when it is evaluated. At least one group.
+/// The approximate number of values per read: 2 MiB, so that little memory is in use and decoded
+/// data is still in the CPU cache when it is evaluated. A read contains at least one group.
 const READ_VALUES: u64 = 1 << 18;
-/// A read is of so many groups at most.
+/// The maximum number of groups per read.
 const READ_GROUPS_MAX: usize = 4_096;
-/// How many values a member has in a range, until a read has told: one in 15 seconds.
+/// The assumed sample interval, until the first read returns the real number of values per member.
 const SPACING_MS: i64 = 15_000;
-/// What to find and to open a member costs, in values.
+/// The cost of finding and opening a member, in values.
 const MEMBER_VALUES: u64 = 64;
-/// To start a thread must be worth it: half a millisecond of work.
+/// The minimum work for which starting a thread pays off: half a millisecond.
 const HELPER_VALUES_MIN: u64 = 1 << 18;
-/// A helper's read holds its results until its turn comes; at most so many.
+/// The maximum number of values that a pending read of a helper may hold.
 const HELD_VALUES_MAX: u64 = 1 << 22;
 
-/// A selection that was matched.
+/// A matched selection.
 pub(super) struct Scan<'a> {
     selected: Box<dyn Selected>,
     context: &'a QueryContext,
     frame: &'a Frame,
-    /// Whether stale markers are samples to the kernel.
+    /// Whether the kernel receives stale markers as samples.
     keep_stale: bool,
 }
 
-/// Takes what a scan computed, members in the order of groups and slots.
+/// Receives the results of a scan, members in the order of groups and slots.
 pub(super) trait Sink: Send {
-    /// A member was read: its samples, and those of its longest window as the sample limit counts them.
+    /// Counts a member: its samples, and those of its longest window as the sample limit counts
+    /// them.
     fn count(&mut self, samples: u64, longest: u64) -> Result<()>;
-    /// A member of floats under key `key`, one value per step; maybe all of them absent.
+    /// A member of floats under key `key`, one value per step; all of them may be absent.
     fn floats(&mut self, key: u32, values: &[f64]) -> Result<()>;
-    /// A member of something else.
+    /// A member with histograms or start timestamps.
     fn mixed(&mut self, key: u32, series: VectorSeries, remarks: Remarks) -> Result<()>;
 }
 
 impl<'a> Scan<'a> {
-    /// Matches; reads no sample yet.
+    /// Matches the series; reads no sample yet.
     pub(super) fn open(
         select: &dyn Select,
         matchers: &[Matcher],
@@ -70,14 +71,18 @@ impl<'a> Scan<'a> {
         Ok(Scan { selected: select.select(&selection, context)?, context, frame, keep_stale })
     }
 
-    /// The keys that a [`Sink`] hears.
+    /// The keys that a [`Sink`] receives.
     pub(super) fn keys(&self) -> &[Labels] {
         self.selected.keys()
     }
 
-    /// Hands every member's samples to `each`, on this thread.
-    pub(super) fn each(&self, each: &mut dyn FnMut(u32, Reading<'_>) -> Result<()>) -> Result<()> {
-        let (mut reads, mut reader) = (Reads::new(&*self.selected, self.frame), Reader::default());
+    /// Passes every member's samples to `each`, on this thread.
+    pub(super) fn each(
+        &self,
+        each: &mut dyn FnMut(u32, MemberSamples<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let (mut reads, mut reader) =
+            (ReadPlan::new(&*self.selected, self.frame), Reader::default());
         while let Some(groups) = reads.next() {
             let values = self.read(groups.clone(), &mut reader, each)?;
             reads.learn(groups, values);
@@ -85,14 +90,14 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// Computes a column of each member. What its steps look at is added to `stats`, if somebody asked.
+    /// Computes a column per member. The samples of its steps are added to `stats`, if present.
     pub(super) fn run(
         &self,
         kernel: &dyn Kernel,
         sink: &mut dyn Sink,
         stats: &mut Option<SampleStats>,
     ) -> Result<()> {
-        let mut reads = Reads::new(&*self.selected, self.frame);
+        let mut reads = ReadPlan::new(&*self.selected, self.frame);
         let mut reader = Reader { stats: stats.take(), ..Reader::default() };
         while let Some(groups) = reads.next() {
             let values = self.compute(groups.clone(), &mut reader, kernel, sink)?;
@@ -107,35 +112,35 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// Does what is left of `reads` with the help of `helper_count` threads.
+    /// Executes the remaining `reads` with the help of `helper_count` threads.
     fn run_together(
         &self,
         helper_count: usize,
-        reads: Reads<'_>,
+        reads: ReadPlan<'_>,
         kernel: &dyn Kernel,
         sink: &mut dyn Sink,
         stats: &mut Option<SampleStats>,
     ) -> Result<()> {
-        let work = Work { reads, sink, given: 0, due: 0, failed: None, stats };
-        let shared = Shared { work: Mutex::new(work), turn: Condvar::new() };
+        let work = ScanProgress { reads, sink, issued: 0, due: 0, failed: None, stats };
+        let shared = SharedScan { work: Mutex::new(work), turn: Condvar::new() };
         std::thread::scope(|scope| {
             for _ in 0..helper_count {
                 let thread = std::thread::Builder::new().name("firn-helper".into());
-                // Without a thread the others do its part.
-                let _ = thread.spawn_scoped(scope, || self.work(&shared, kernel));
+                // If the thread cannot be started, the other threads do its part.
+                let _ = thread.spawn_scoped(scope, || self.run_worker(&shared, kernel));
             }
-            self.work(&shared, kernel);
+            self.run_worker(&shared, kernel);
         });
         let work = shared.work.into_inner().unwrap_or_else(PoisonError::into_inner);
         work.failed.map_or(Ok(()), Err)
     }
 
-    /// What each thread does: takes a read, computes it, waits for its turn, hands the result on.
-    fn work(&self, shared: &Shared<'_>, kernel: &dyn Kernel) {
+    /// The loop of each thread: take a read, compute it, wait for its turn, deliver the result.
+    fn run_worker(&self, shared: &SharedScan<'_>, kernel: &dyn Kernel) {
         let counted =
             shared.lock().stats.as_ref().map(|_| SampleStats::new(self.frame.steps.count));
         let mut reader = Reader { stats: counted, ..Reader::default() };
-        let mut done = Computed::new(self.context);
+        let mut done = PendingRead::new(self.context);
         let watch = StopOnPanic(shared);
         loop {
             let Some((ticket, groups)) = shared.lock().take() else { break };
@@ -161,7 +166,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Reads `groups` and computes a column of each member; returns how many values were read.
+    /// ReadPlan `groups` and computes a column per member; returns the number of values read.
     fn compute(
         &self,
         groups: Range<usize>,
@@ -172,7 +177,7 @@ impl<'a> Scan<'a> {
         let step_count = self.frame.steps.count;
         let (mut out, mut stats) = (std::mem::take(&mut reader.out), reader.stats.take());
         let values = self.read(groups, reader, &mut |key, reading| {
-            // A window function may take long for one member alone.
+            // A window function may take long for a single member.
             self.context.cancel.check()?;
             sink.count(reading.len() as u64, reading.longest() as u64)?;
             if let Some(stats) = stats.as_mut().filter(|_| kernel.looks_at_windows()) {
@@ -180,7 +185,7 @@ impl<'a> Scan<'a> {
             }
             let points = stats.as_mut().filter(|_| !kernel.looks_at_windows());
             match reading {
-                Reading::Floats(samples) => {
+                MemberSamples::Floats(samples) => {
                     out.clear();
                     out.resize(step_count, ABSENT);
                     kernel.floats(samples, &mut out)?;
@@ -189,7 +194,7 @@ impl<'a> Scan<'a> {
                     }
                     sink.floats(key, &out)
                 }
-                Reading::Mixed(samples) => {
+                MemberSamples::Mixed(samples) => {
                     let labels = self.label(key)?.clone();
                     let mut series = VectorSeries::floats(labels, false, vec![ABSENT; step_count]);
                     let mut remarks = Remarks::default();
@@ -205,12 +210,12 @@ impl<'a> Scan<'a> {
         Ok(values)
     }
 
-    /// Reads `groups` and hands on the samples of each member; returns how many values there were.
+    /// ReadPlan `groups` and passes on the samples of each member; returns the number of values.
     fn read(
         &self,
         groups: Range<usize>,
         reader: &mut Reader,
-        each: &mut dyn FnMut(u32, Reading<'_>) -> Result<()>,
+        each: &mut dyn FnMut(u32, MemberSamples<'_>) -> Result<()>,
     ) -> Result<u64> {
         self.context.cancel.check()?;
         let mut values = 0;
@@ -229,25 +234,25 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// Cuts the groups into reads.
-struct Reads<'a> {
+/// Splits the groups into reads.
+struct ReadPlan<'a> {
     selected: &'a dyn Selected,
     next: usize,
     end: usize,
     members_left: u64,
     members_max: u64,
-    /// Values that a member has, about.
+    /// The approximate number of values per member.
     values_each: u64,
     step_count: u64,
 }
 
-impl<'a> Reads<'a> {
-    fn new(selected: &'a dyn Selected, frame: &Frame) -> Reads<'a> {
+impl<'a> ReadPlan<'a> {
+    fn new(selected: &'a dyn Selected, frame: &Frame) -> ReadPlan<'a> {
         let range = frame.range();
         let span_ms = range.end.saturating_sub(range.start).max(0);
         let end = selected.group_count();
         let members = || (0..end).map(|group| selected.member_count(group) as u64);
-        Reads {
+        ReadPlan {
             selected,
             next: 0,
             end,
@@ -274,13 +279,13 @@ impl<'a> Reads<'a> {
         (start < self.next).then_some(start..self.next)
     }
 
-    /// `groups` had so many values.
+    /// Updates the estimate: `groups` contained `values` values.
     fn learn(&mut self, groups: Range<usize>, values: u64) {
         let members: u64 = groups.map(|group| self.selected.member_count(group) as u64).sum();
         self.values_each = values.checked_div(members).unwrap_or(0).max(1);
     }
 
-    /// How many threads more would pay.
+    /// The number of additional threads that would pay off.
     fn helpers_wanted(&self) -> usize {
         if self.members_max.saturating_mul(self.step_count) > HELD_VALUES_MAX {
             return 0;
@@ -290,42 +295,42 @@ impl<'a> Reads<'a> {
     }
 }
 
-/// What the threads of one scan share.
-struct Shared<'s> {
-    work: Mutex<Work<'s>>,
-    /// Woken when a result was handed on.
+/// The state shared by the threads of one scan.
+struct SharedScan<'s> {
+    work: Mutex<ScanProgress<'s>>,
+    /// Notified when a result is delivered.
     turn: Condvar,
 }
 
-struct Work<'s> {
-    reads: Reads<'s>,
+struct ScanProgress<'s> {
+    reads: ReadPlan<'s>,
     sink: &'s mut dyn Sink,
-    /// Reads given out, and handed on.
-    given: usize,
+    /// The number of reads issued, and of reads delivered.
+    issued: usize,
     due: usize,
     failed: Option<Error>,
     stats: &'s mut Option<SampleStats>,
 }
 
-impl<'s> Shared<'s> {
-    fn lock(&self) -> MutexGuard<'_, Work<'s>> {
+impl<'s> SharedScan<'s> {
+    fn lock(&self) -> MutexGuard<'_, ScanProgress<'s>> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Work<'_> {
+impl ScanProgress<'_> {
     fn take(&mut self) -> Option<(usize, Range<usize>)> {
         if self.failed.is_some() {
             return None;
         }
         let groups = self.reads.next()?;
-        self.given += 1;
-        Some((self.given - 1, groups))
+        self.issued += 1;
+        Some((self.issued - 1, groups))
     }
 }
 
-/// Lets the others go when a thread panics: its turn would never end.
-struct StopOnPanic<'a, 's>(&'a Shared<'s>);
+/// Stops the other threads when a thread panics: its turn would never end.
+struct StopOnPanic<'a, 's>(&'a SharedScan<'s>);
 
 impl Drop for StopOnPanic<'_, '_> {
     fn drop(&mut self) {
@@ -336,25 +341,25 @@ impl Drop for StopOnPanic<'_, '_> {
     }
 }
 
-/// What a read gave, until its turn comes.
-struct Computed {
+/// The result of a read until its turn comes.
+struct PendingRead {
     held: Reservation,
     samples: u64,
     longest: u64,
-    members: Vec<Member>,
-    /// The columns of all members of floats, back to back.
+    members: Vec<PendingMember>,
+    /// The columns of all float members, back to back.
     values: Vec<f64>,
 }
 
-enum Member {
+enum PendingMember {
     Floats { key: u32, end: usize },
     Mixed { key: u32, series: Box<VectorSeries>, remarks: Remarks },
 }
 
-impl Computed {
-    fn new(context: &QueryContext) -> Computed {
+impl PendingRead {
+    fn new(context: &QueryContext) -> PendingRead {
         let held = context.budget.empty(Pool::Query);
-        Computed { held, samples: 0, longest: 0, members: Vec::new(), values: Vec::new() }
+        PendingRead { held, samples: 0, longest: 0, members: Vec::new(), values: Vec::new() }
     }
 
     fn clear(&mut self) {
@@ -368,18 +373,20 @@ impl Computed {
         let mut start = 0;
         for member in self.members.drain(..) {
             match member {
-                Member::Floats { key, end } => {
+                PendingMember::Floats { key, end } => {
                     sink.floats(key, self.values.get(start..end).unwrap_or_default())?;
                     start = end;
                 }
-                Member::Mixed { key, series, remarks } => sink.mixed(key, *series, remarks)?,
+                PendingMember::Mixed { key, series, remarks } => {
+                    sink.mixed(key, *series, remarks)?
+                }
             }
         }
         Ok(())
     }
 }
 
-impl Sink for Computed {
+impl Sink for PendingRead {
     fn count(&mut self, samples: u64, longest: u64) -> Result<()> {
         self.samples += samples;
         self.longest = self.longest.max(longest);
@@ -394,24 +401,25 @@ impl Sink for Computed {
             self.values.reserve_exact(more);
         }
         self.values.extend_from_slice(values);
-        self.members.push(Member::Floats { key, end: self.values.len() });
+        self.members.push(PendingMember::Floats { key, end: self.values.len() });
         Ok(())
     }
 
     fn mixed(&mut self, key: u32, series: VectorSeries, remarks: Remarks) -> Result<()> {
-        self.members.push(Member::Mixed { key, series: Box::new(series), remarks });
+        self.members.push(PendingMember::Mixed { key, series: Box::new(series), remarks });
         Ok(())
     }
 }
 
-/// What a thread keeps from read to read.
+/// Buffers that a thread reuses between reads.
 #[derive(Default)]
 struct Reader {
-    /// Windows over the time columns of the last batch; series scraped together often share theirs.
+    /// Windows over the time columns of the last batch; series that were scraped together often
+    /// share their time column.
     windows: Vec<(Arc<[Timestamp]>, Windows)>,
     scratch: Scratch,
     out: Vec<f64>,
-    /// What the steps looked at, if somebody asked.
+    /// The samples of each step, if statistics are requested.
     stats: Option<SampleStats>,
 }
 
@@ -422,7 +430,7 @@ impl Reader {
         batch: &ColumnBatch,
         frame: &Frame,
         keep_stale: bool,
-        each: &mut dyn FnMut(u32, Reading<'_>) -> Result<()>,
+        each: &mut dyn FnMut(u32, MemberSamples<'_>) -> Result<()>,
     ) -> Result<()> {
         for (idx, times) in batch.times.iter().enumerate() {
             match self.windows.get_mut(idx) {

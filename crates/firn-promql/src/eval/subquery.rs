@@ -1,40 +1,42 @@
-//! Subqueries: an expression evaluated on a grid of its own, whose points are then the samples of windows.
+//! Subqueries: an expression evaluated on a grid of its own; the resulting points are the samples
+//! of windows.
 
 use firn_model::{Result, Timestamp};
 
-use super::Evaluator;
-use super::select::{Kernel, push_point};
+use super::detail::HistogramDetail;
+use super::evaluator::Evaluator;
+use super::kernel::Kernel;
+use super::select::push_point;
 use super::tally::SampleStats;
-use super::totals::Needs;
 use super::vector::{ABSENT, VectorSeries};
-use super::window::{Frame, Reading, Scratch, Steps, Windows};
+use super::window::{Frame, MemberSamples, Scratch, Steps, Windows};
 use crate::histogram::Remarks;
 use crate::plan;
 use crate::syntax::Subquery;
 use crate::value::Series;
 
 /// The points of a subquery.
-pub(super) struct Grid {
+pub(super) struct SubqueryPoints {
     times: Vec<Timestamp>,
     series: Vec<VectorSeries>,
     windows: Windows,
-    /// What its evaluation looked at.
+    /// The statistics of the inner evaluation.
     inside: Option<SampleStats>,
 }
 
 impl Evaluator<'_> {
-    /// Evaluates the inside of `subquery` wherever some step of the outside looks.
-    pub(super) fn grid(&mut self, subquery: &Subquery, frame: &Frame) -> Result<Grid> {
+    /// Evaluates the inner expression of `subquery` at every time that an outer step reads.
+    pub(super) fn grid(&mut self, subquery: &Subquery, frame: &Frame) -> Result<SubqueryPoints> {
         let steps = plan::subquery_steps(subquery, &frame.steps, self.options.subquery_step_ms);
-        // Even without series the grid takes memory.
+        // The grid takes memory even without series.
         self.meter.check(steps.count as u64)?;
         let outside = self.meter.count_steps(steps.count);
         let series = match steps.count {
             0 => Vec::new(),
             _ => {
-                let outer = std::mem::replace(&mut self.needs, Needs::WholeBelow);
+                let outer = std::mem::replace(&mut self.detail, HistogramDetail::WholeBelow);
                 let series = self.vector(&subquery.expr, &steps);
-                self.needs = outer;
+                self.detail = outer;
                 series?
             }
         };
@@ -45,13 +47,13 @@ impl Evaluator<'_> {
         let times: Vec<Timestamp> = steps.times().collect();
         let mut windows = Windows::default();
         windows.compute(&times, frame);
-        Ok(Grid { times, series, windows, inside })
+        Ok(SubqueryPoints { times, series, windows, inside })
     }
 
-    /// The same as `read`, over a subquery's points.
+    /// Like `read`, over a subquery's points.
     pub(super) fn read_grid(
         &mut self,
-        grid: &Grid,
+        grid: &SubqueryPoints,
         steps: &Steps,
         kernel: &dyn Kernel,
     ) -> Result<Vec<VectorSeries>> {
@@ -64,8 +66,8 @@ impl Evaluator<'_> {
             let mut computed =
                 VectorSeries::floats(series.labels.clone(), series.drop_name, values);
             match reading {
-                Reading::Floats(samples) => kernel.floats(samples, &mut computed.values)?,
-                Reading::Mixed(samples) => {
+                MemberSamples::Floats(samples) => kernel.floats(samples, &mut computed.values)?,
+                MemberSamples::Mixed(samples) => {
                     let mut found = Remarks::default();
                     kernel.mixed(samples, &mut computed, &mut found)?;
                     let name = series.labels.metric_name();
@@ -83,7 +85,8 @@ impl Evaluator<'_> {
         Ok(found)
     }
 
-    /// A subquery as a result of its own: its points with their labels and whether the name goes.
+    /// A subquery as the result of a query: its points with their labels and whether the name is
+    /// dropped.
     pub(super) fn raw_grid(
         &mut self,
         subquery: &Subquery,
@@ -92,7 +95,7 @@ impl Evaluator<'_> {
         let frame = plan::subquery_frame(subquery, steps);
         let grid = self.grid(subquery, &frame)?;
         if let (Some(samples), Some(inside)) = (&mut self.meter.samples, &grid.inside) {
-            // No window function looks at the points, so what made them counts.
+            // No window function reads the points, so the samples of the inner evaluation count.
             samples.queryable_per_step.iter_mut().take(1).for_each(|n| *n += inside.queryable());
         }
         let window = grid.windows.iter().next().unwrap_or(0..0);

@@ -1,14 +1,15 @@
-//! How many samples the steps of a query look at: Prometheus' query statistics. Counted for who asks only.
+//! The number of samples that each step of a query reads: Prometheus' query statistics. Counted on
+//! request only.
 
 use super::vector::{VectorSeries, histogram_points, is_absent};
-use super::window::{Reading, Steps};
+use super::window::{MemberSamples, Steps};
 
-/// Samples that a query looked at, as Prometheus counts them.
+/// The samples that a query reads, counted as in Prometheus.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SampleStats {
-    /// For each step what it would look at as an instant query: the samples of whole windows.
+    /// For each step the samples of its whole windows, as an instant query would read them.
     pub queryable_per_step: Vec<u64>,
-    /// For each step what the steps before it did not look at: the samples that were read.
+    /// For each step the samples that no earlier step has read.
     pub read_per_step: Vec<u64>,
 }
 
@@ -27,7 +28,7 @@ impl SampleStats {
         self.read_per_step.iter().sum()
     }
 
-    /// One sample for each step that has a point.
+    /// Adds one sample for each step with a point.
     pub(crate) fn points(&mut self, series: &VectorSeries) {
         let steps = self.queryable_per_step.iter_mut().zip(&mut self.read_per_step);
         for (step, (queryable, read)) in steps.enumerate() {
@@ -50,15 +51,15 @@ impl SampleStats {
         }
     }
 
-    /// What another thread counted at the same steps.
+    /// Adds the counts of another thread at the same steps.
     pub(crate) fn add(&mut self, other: &SampleStats) {
         let add = |(sum, more): (&mut u64, &u64)| *sum += more;
         self.queryable_per_step.iter_mut().zip(&other.queryable_per_step).for_each(add);
         self.read_per_step.iter_mut().zip(&other.read_per_step).for_each(add);
     }
 
-    /// The samples in each step's window.
-    pub(crate) fn windows(&mut self, reading: Reading<'_>) {
+    /// Adds the samples of each step's window.
+    pub(crate) fn windows(&mut self, reading: MemberSamples<'_>) {
         let mut seen_end = 0;
         let steps = self.queryable_per_step.iter_mut().zip(&mut self.read_per_step);
         for ((queryable, read), window) in steps.zip(reading.windows().iter()) {
@@ -69,15 +70,16 @@ impl SampleStats {
         }
     }
 
-    /// The points of a subquery's grid in each step's window. They were read already.
-    pub(crate) fn grid_windows(&mut self, reading: Reading<'_>) {
+    /// Adds the points of a subquery's grid in each step's window. They have been read already.
+    pub(crate) fn grid_windows(&mut self, reading: MemberSamples<'_>) {
         for (queryable, window) in self.queryable_per_step.iter_mut().zip(reading.windows().iter())
         {
             *queryable += reading.weight(window) as u64;
         }
     }
 
-    /// What is the same at each step was read at the first.
+    /// Adds the counts of an expression with the same value at each step: its samples are read at
+    /// the first.
     pub(crate) fn add_to_each_step(&mut self, once: &SampleStats) {
         let samples = once.queryable();
         self.queryable_per_step.iter_mut().for_each(|step| *step += samples);
@@ -86,8 +88,8 @@ impl SampleStats {
         }
     }
 
-    /// What the inside of a subquery read: at the first step whose window can reach it. `offset_ms` is the
-    /// subquery's.
+    /// Adds the samples that a subquery read, at the first step with a window that can reach them.
+    /// `offset_ms` is the subquery's.
     pub(crate) fn add_read(
         &mut self,
         inside: &SampleStats,
@@ -121,7 +123,7 @@ mod tests {
         let mut windows = Windows::default();
         windows.compute(&times, &frame);
         let mut stats = SampleStats::new(3);
-        stats.windows(Reading::Floats(Samples {
+        stats.windows(MemberSamples::Floats(Samples {
             times: &times,
             values: &[1.0; 5],
             windows: &windows,

@@ -1,16 +1,18 @@
-//! `topk` and `bottomk`: the best few of each group at each step, kept while the series go by.
+//! `topk` and `bottomk`: the first points of each group at each step, kept while the series are
+//! visited.
 
 use std::cmp::Ordering;
 
 use super::vector::{ABSENT, VectorSeries, is_absent};
 
-/// Up to so many are kept in order, each new one put in its place; more are sorted at the end.
+/// Up to this number the points are kept sorted by insertion; more are sorted at the end.
 const KEPT_IN_ORDER_MAX: usize = 128;
 
-/// Which points stay. `counts` says per step how many of each group, `groups` lists the members of each.
+/// Selects points. `counts` is the number of points per group at each step; `groups` lists the
+/// members of each group.
 ///
-/// A series that loses all its points goes. In an instant query the series of a group come in order of their values,
-/// else they stay as they were.
+/// A series without selected points is dropped. In an instant query the series of a group are
+/// returned in the order of their values, otherwise in their original order.
 pub(super) fn select(
     greatest_first: bool,
     counts: &[usize],
@@ -35,7 +37,7 @@ pub(super) fn select(
         }
         for (step, best) in best.iter_mut().enumerate() {
             if counts[step] > KEPT_IN_ORDER_MAX {
-                // Stable, so that of equal ones the first stay.
+                // Stable, so that the first of equal values are selected.
                 best.sort_by(|a, b| nan_last(greatest_first, a.0, b.0));
                 best.truncate(counts[step]);
             }
@@ -53,7 +55,7 @@ pub(super) fn select(
     series
 }
 
-/// Adds a value to the best `count`, unless it is none of them.
+/// Inserts a value into the best `count`, if it is one of them.
 fn offer(best: &mut Vec<(f64, usize)>, count: usize, greatest_first: bool, new: (f64, usize)) {
     if count > KEPT_IN_ORDER_MAX {
         best.push(new);
@@ -61,7 +63,7 @@ fn offer(best: &mut Vec<(f64, usize)>, count: usize, greatest_first: bool, new: 
     }
     let is_better = |kept: &(f64, usize)| nan_last(greatest_first, new.0, kept.0).is_lt();
     if best.len() == count {
-        // Most values end here.
+        // Most values return here.
         if !best.last().is_some_and(is_better) {
             return;
         }
@@ -85,7 +87,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// As sorting all of a group and step would have it.
+        /// The result equals that of sorting all values of a group and step.
         #[test]
         fn the_best_are_those_that_sorting_puts_first(
             values in prop::collection::vec(

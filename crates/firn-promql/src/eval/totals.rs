@@ -1,49 +1,20 @@
-//! Which histograms are read for their count and sum only.
+//! Histograms that are read for their count and sum only.
 //!
-//! Below `histogram_count`, `histogram_sum` and `histogram_avg` buckets do not matter, and Prometheus reads histograms
-//! without them. That shows in results: what it reads so has been compared with the sample before it, so that counter
-//! resets are known there which a plain selector leaves open, and contradictions among them are told.
+//! `histogram_count`, `histogram_sum` and `histogram_avg` do not need buckets, and Prometheus reads
+//! histograms without them. This affects results: such histograms have been compared with the
+//! previous sample, so counter resets are known that a plain selector leaves unknown, and
+//! contradictions among them are reported.
 
 use std::sync::Arc;
 
 use firn_model::{Histogram, MixedEntry, PointValue, ResetHint, Result};
 
-use super::select::Kernel;
+use super::kernel::Kernel;
 use super::vector::VectorSeries;
 use super::window::{MixedSamples, Samples, is_stale};
 use crate::histogram::{Remarks, detects_reset};
-use crate::syntax::FunctionId;
 
-/// What the expressions above a selector need of its histograms.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Needs {
-    /// Everything, as far as is known here.
-    #[default]
-    Whole,
-    /// Count and sum.
-    Totals,
-    /// Everything, whatever stands further down: an outer function looks at buckets, or a subquery picks samples.
-    WholeBelow,
-}
-
-impl Needs {
-    /// What the arguments of `function` need.
-    pub(crate) fn below(self, function: FunctionId) -> Needs {
-        use FunctionId as F;
-        match function {
-            _ if self == Needs::WholeBelow => Needs::WholeBelow,
-            F::HistogramCount | F::HistogramSum | F::HistogramAvg => Needs::Totals,
-            F::HistogramStddev
-            | F::HistogramStdvar
-            | F::HistogramQuantile
-            | F::HistogramQuantiles
-            | F::HistogramFraction => Needs::WholeBelow,
-            _ => self,
-        }
-    }
-}
-
-/// Computes what `kernel` computes, of histograms without buckets.
+/// Runs `kernel` on histograms without buckets.
 pub(crate) struct TotalsOnly<'k> {
     pub(crate) kernel: &'k dyn Kernel,
 }
@@ -68,7 +39,7 @@ impl Kernel for TotalsOnly<'_> {
     }
 }
 
-/// The entries without buckets, each counter histogram told from the one before it.
+/// The entries without buckets; each counter histogram has been compared with the previous one.
 fn totals_only(entries: &[MixedEntry]) -> Vec<MixedEntry> {
     let mut before: Option<&Histogram> = None;
     let mut totals = Vec::with_capacity(entries.len());

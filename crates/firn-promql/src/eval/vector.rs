@@ -1,4 +1,4 @@
-//! Vectors while they are computed: one column per series, one value per step.
+//! Vectors under computation: one column per series, one value per step.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use firn_model::{
     STALE_NAN_BITS,
 };
 
-/// Stands in a column where the series has no point at a step.
+/// Marks a step without a point in a column.
 ///
-/// The staleness marker is free for this: selectors never give it out, and it is a signalling NaN, which no
-/// arithmetic returns.
+/// The staleness marker is free for this use: selectors never return it, and it is a signalling
+/// NaN, which no arithmetic returns.
 pub(crate) const ABSENT: f64 = STALE_NAN;
 
 /// Whether `value` is [`ABSENT`], by its bits.
@@ -19,29 +19,29 @@ pub(crate) fn is_absent(value: f64) -> bool {
     value.to_bits() == STALE_NAN_BITS
 }
 
-/// Whether some value is [`ABSENT`]; looked up in blocks, without a branch per value.
+/// Whether some value is [`ABSENT`]; searched in blocks, without a branch per value.
 pub(crate) fn has_absent(values: &[f64]) -> bool {
     let in_block = |block: &[f64]| block.iter().fold(false, |any, value| any | is_absent(*value));
     values.chunks(64).any(in_block)
 }
 
-/// The labels that go when a result is not the metric any more.
+/// The labels that are dropped when a result is no longer the metric.
 pub(crate) fn is_metadata_label(name: &str) -> bool {
     matches!(name, METRIC_NAME | "__type__" | "__unit__")
 }
 
-/// The histograms of a series, one place per step; without any place where all points are floats.
+/// The histograms of a series, one entry per step; empty if all points are floats.
 pub(crate) type HistogramColumn = Vec<Option<Arc<Histogram>>>;
 
-/// One series of a vector over all steps. A step has a float or a histogram or nothing.
+/// One series of a vector over all steps. A step has a float, a histogram or no point.
 #[derive(Clone, Debug)]
 pub(crate) struct VectorSeries {
     pub(crate) labels: Labels,
-    /// Whether the name is to be dropped at the end (delayed name removal).
+    /// Whether the name is dropped at the end (delayed name removal).
     pub(crate) drop_name: bool,
     /// One value per step, [`ABSENT`] where there is no float.
     pub(crate) values: Vec<f64>,
-    /// Empty for a series of floats, so that these pay nothing for it.
+    /// Empty for a series of floats, which then has no cost for histograms.
     pub(crate) histograms: HistogramColumn,
 }
 
@@ -51,7 +51,8 @@ impl VectorSeries {
         VectorSeries { labels, drop_name, values, histograms: Vec::new() }
     }
 
-    /// Points as the sample limit counts them: a histogram takes as many as would fill its memory.
+    /// The number of points as the sample limit counts them: a histogram counts as many as would
+    /// fill its memory.
     pub(crate) fn point_count(&self) -> usize {
         let floats = self.values.iter().filter(|value| !is_absent(**value)).count();
         floats + self.histograms.iter().flatten().map(|h| histogram_points(h)).sum::<usize>()
@@ -84,7 +85,7 @@ impl VectorSeries {
         }
     }
 
-    /// Makes the point at `step` a histogram.
+    /// Sets the point at `step` to a histogram.
     pub(crate) fn set_histogram(&mut self, step: usize, histogram: Arc<Histogram>) {
         if self.histograms.is_empty() {
             self.histograms = vec![None; self.values.len()];
@@ -93,7 +94,7 @@ impl VectorSeries {
         self.histograms[step] = Some(histogram);
     }
 
-    /// Makes the point at `step` a float or a histogram.
+    /// Sets the point at `step` to a float or a histogram.
     pub(crate) fn set(&mut self, step: usize, value: PointValue) {
         match value {
             PointValue::Float(value) => self.values[step] = value,
@@ -134,8 +135,9 @@ impl VectorSeries {
     }
 }
 
-/// How many samples a histogram counts for: as many as fill the memory that Prometheus keeps it in, so that the same
-/// queries are refused. That is 168 bytes and 8 for its time, 8 for each bucket, run of buckets and bound.
+/// The number of samples that a histogram counts as: as many as fill the memory that it occupies in
+/// Prometheus, so that the same queries are refused. That is 168 bytes and 8 for its time, plus 8
+/// for each bucket, run of buckets and bound.
 pub(crate) fn histogram_points(histogram: &Histogram) -> usize {
     let run_count = |buckets: &[HistogramBucket]| {
         let breaks = buckets.windows(2).filter(|pair| pair[1].index != pair[0].index + 1).count();
@@ -146,7 +148,7 @@ pub(crate) fn histogram_points(histogram: &Histogram) -> usize {
     (176 + 8 * (numbers + run_count(positive) + run_count(negative))) / 16
 }
 
-/// Leaves out histograms, for what only knows floats.
+/// Drops histograms, for functions that support floats only.
 pub(crate) fn keep_floats(series: &mut Vec<VectorSeries>) {
     if series.iter().all(|series| series.histograms.is_empty()) {
         return;
@@ -155,14 +157,14 @@ pub(crate) fn keep_floats(series: &mut Vec<VectorSeries>) {
     series.retain(|series| !series.is_empty());
 }
 
-/// What an expression evaluates to, over all steps.
+/// The value of an expression over all steps.
 #[derive(Debug)]
 pub(crate) enum Evaluated {
     /// One number per step.
     Scalar(Vec<f64>),
     /// Series, in an order that is the same on every evaluation.
     Vector(Vec<VectorSeries>),
-    /// A text.
+    /// A string.
     Text(Vec<u8>),
 }
 
@@ -171,8 +173,8 @@ pub(crate) fn same_labels_error() -> Error {
     Error::invalid("vector cannot contain metrics with the same labelset")
 }
 
-/// Drops the name and its companions from all series. Whether two of them may now have equal labels: not
-/// when all of them had one name and no companions.
+/// Drops the name and its companions from all series. Returns whether two of them may now have
+/// equal labels: not if all of them had one name and no companions.
 pub(crate) fn strip_names(series: &mut [VectorSeries]) -> bool {
     let mut first_name: Option<String> = None;
     let mut may_collide = false;
@@ -189,7 +191,7 @@ pub(crate) fn strip_names(series: &mut [VectorSeries]) -> bool {
     may_collide
 }
 
-/// Unites series with equal labels, keeping the order of first appearance.
+/// Merges series with equal labels, in the order of first appearance.
 ///
 /// # Errors
 /// `Invalid` if two of them have a point at the same step.
@@ -216,7 +218,7 @@ pub(crate) struct OutputSeries {
 }
 
 impl OutputSeries {
-    /// Where the points of `labels` go; a new series has `step_count` empty steps.
+    /// The slot of the series with `labels`; a new series has `step_count` empty steps.
     pub(crate) fn slot(&mut self, labels: &Labels, drop_name: bool, step_count: usize) -> usize {
         if let Some(&idx) = self.by_labels.get(labels) {
             return idx;
@@ -282,13 +284,13 @@ impl OutputSeries {
         }
     }
 
-    /// The series that got a point.
+    /// The series with at least one point.
     pub(crate) fn finish(self) -> Vec<VectorSeries> {
         self.series.into_iter().filter(|series| !series.is_empty()).collect()
     }
 }
 
-/// Labels as Prometheus' messages show them: `{__name__="a", b="c"}`.
+/// Labels in the format of Prometheus' messages: `{__name__="a", b="c"}`.
 pub(crate) fn labels_text(labels: &Labels) -> String {
     let pairs: Vec<String> = labels
         .iter()

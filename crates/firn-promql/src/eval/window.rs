@@ -1,7 +1,7 @@
-//! Steps, and which samples of a time column each step looks at.
+//! Steps, and the samples of a time column in each step's window.
 //!
-//! Bounds are computed once per time column; members that lack some of its entries map the same bounds
-//! through a count of the entries they have.
+//! Bounds are computed once per time column. Members that lack some of its entries map the same
+//! bounds through a count of the entries they have.
 
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use firn_model::{
 };
 
 use super::vector::{VectorSeries, has_absent, histogram_points, is_absent};
-use crate::functions::rate::Spread;
+use crate::functions::extrapolation::Extrapolation;
 
 /// The evaluation times: `start`, `start + step`, ...
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,33 +47,34 @@ impl Steps {
     }
 }
 
-/// The window of each step: left-open, right-closed, around a reference time that is the step's own or fixed.
+/// The window of each step: left-open, right-closed, around a reference time that is the step's own
+/// or fixed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame {
     pub(crate) steps: Steps,
-    /// The time given by `@`.
+    /// The time in `@`.
     pub(crate) at: Option<Timestamp>,
     /// The offset, milliseconds.
     pub(crate) offset: i64,
-    /// How far the samples reach before the reference time.
+    /// The length of the window before the reference time.
     pub(crate) before: i64,
-    /// How far they reach after it; 0 but for smoothed selectors.
+    /// The length of the window after the reference time; 0 except for smoothed selectors.
     pub(crate) after: i64,
 }
 
 impl Frame {
-    /// The time that step `idx` refers to.
+    /// The reference time of step `idx`.
     pub(crate) fn reference(&self, idx: usize) -> Timestamp {
         self.at.unwrap_or_else(|| self.steps.at(idx)).saturating_sub(self.offset)
     }
 
-    /// Start (outside) and end (inside) of step `idx`'s window.
+    /// Start (exclusive) and end (inclusive) of step `idx`'s window.
     pub(crate) fn bounds(&self, idx: usize) -> (Timestamp, Timestamp) {
         let reference = self.reference(idx);
         (reference.saturating_sub(self.before), reference.saturating_add(self.after))
     }
 
-    /// Every sample that some step looks at is in here, and nothing else at its ends.
+    /// The range from the first to the last sample that any step may read.
     pub(crate) fn range(&self) -> TimeRange {
         if self.steps.count == 0 {
             return TimeRange::EMPTY;
@@ -83,16 +84,16 @@ impl Frame {
     }
 }
 
-/// The entries of one time column that each step looks at. One belongs to one call of one function.
+/// The entries of one time column in each step's window. Used by one call of one function.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Windows {
     /// `(first, end)` per step.
     bounds: Vec<(u32, u32)>,
-    /// What rates need to know of the times, once one asked.
-    spreads: OnceCell<Vec<Spread>>,
-    /// Where block borders split the windows, once a function of partial aggregates asked.
+    /// The extrapolation of each window, once a rate has requested it.
+    extrapolations: OnceCell<Vec<Extrapolation>>,
+    /// The block boundary that splits each window, once a partial aggregate has requested it.
     splits: OnceCell<Vec<u32>>,
-    /// The number of entries in the longest window, once somebody asked.
+    /// The number of entries in the longest window, once requested.
     longest: OnceCell<usize>,
 }
 
@@ -120,21 +121,28 @@ impl Windows {
 
     fn clear(&mut self) {
         self.bounds.clear();
-        self.spreads.take();
+        self.extrapolations.take();
         self.splits.take();
         self.longest.take();
     }
 
-    /// The spread of every window's times: worked out by the first caller, reused by members that share them.
-    pub(crate) fn spreads(&self, spread: impl Fn(usize, Range<usize>) -> Spread) -> &[Spread] {
-        self.spreads
-            .get_or_init(|| self.iter().enumerate().map(|(step, w)| spread(step, w)).collect())
+    /// The extrapolation of every window: computed by the first caller, reused by members that
+    /// share the times.
+    pub(crate) fn extrapolations(
+        &self,
+        extrapolation: impl Fn(usize, Range<usize>) -> Extrapolation,
+    ) -> &[Extrapolation] {
+        self.extrapolations.get_or_init(|| {
+            self.iter().enumerate().map(|(step, w)| extrapolation(step, w)).collect()
+        })
     }
 
-    /// Per window its first entry behind the block border in it, the window's end if none is behind.
+    /// Per window its first entry after the block boundary inside it; the window's end if there is
+    /// none.
     ///
-    /// Blocks are `(k * length, (k + 1) * length]` with the windows' own length, so that a window crosses one border
-    /// at most. A border depends on the window's time alone, not on the query's start or step.
+    /// Blocks are `(k * length, (k + 1) * length]` with the windows' own length, so a window
+    /// crosses at most one boundary. The boundary depends only on the window's time, not on the
+    /// query's start or step.
     pub(crate) fn splits(&self, times: &[Timestamp], frame: &Frame) -> &[u32] {
         self.splits.get_or_init(|| {
             let length = frame.before.saturating_add(frame.after).max(1);
@@ -148,7 +156,7 @@ impl Windows {
         })
     }
 
-    /// Each step's entries.
+    /// The entries of each step.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         self.bounds.iter().map(|&(first, end)| first as usize..end as usize)
     }
@@ -167,7 +175,7 @@ pub(crate) struct Samples<'a> {
     pub(crate) windows: &'a Windows,
 }
 
-/// One member's entries with the windows over them, where doubles alone do not tell all.
+/// One member's entries with the windows over them, for samples that are not all plain floats.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MixedSamples<'a> {
     pub(crate) times: &'a [Timestamp],
@@ -175,35 +183,35 @@ pub(crate) struct MixedSamples<'a> {
     pub(crate) windows: &'a Windows,
 }
 
-/// One member's data. Loops over floats never meet anything else.
+/// One member's data. Loops over floats never meet another type.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Reading<'a> {
+pub(crate) enum MemberSamples<'a> {
     Floats(Samples<'a>),
     Mixed(MixedSamples<'a>),
 }
 
-impl Reading<'_> {
-    /// How many samples there are.
+impl MemberSamples<'_> {
+    /// The number of samples.
     pub(crate) fn len(&self) -> usize {
         match self {
-            Reading::Floats(samples) => samples.times.len(),
-            Reading::Mixed(samples) => samples.times.len(),
+            MemberSamples::Floats(samples) => samples.times.len(),
+            MemberSamples::Mixed(samples) => samples.times.len(),
         }
     }
 
-    /// Each step's entries.
+    /// The windows.
     pub(crate) fn windows(&self) -> &Windows {
         match self {
-            Reading::Floats(samples) => samples.windows,
-            Reading::Mixed(samples) => samples.windows,
+            MemberSamples::Floats(samples) => samples.windows,
+            MemberSamples::Mixed(samples) => samples.windows,
         }
     }
 
-    /// The samples of some entries, as the sample limit counts them.
+    /// The weight of some entries under the sample limit.
     pub(crate) fn weight(&self, entries: Range<usize>) -> usize {
         match self {
-            Reading::Floats(_) => entries.len(),
-            Reading::Mixed(samples) => {
+            MemberSamples::Floats(_) => entries.len(),
+            MemberSamples::Mixed(samples) => {
                 let weight = |entry: &MixedEntry| match &entry.value {
                     PointValue::Float(_) => 1,
                     PointValue::Histogram(histogram) => histogram_points(histogram),
@@ -213,54 +221,54 @@ impl Reading<'_> {
         }
     }
 
-    /// The samples of the longest window, as the sample limit counts them.
+    /// The weight of the longest window under the sample limit.
     pub(crate) fn longest(&self) -> usize {
         match self {
-            Reading::Floats(samples) => samples.windows.longest(),
-            Reading::Mixed(samples) => {
+            MemberSamples::Floats(samples) => samples.windows.longest(),
+            MemberSamples::Mixed(samples) => {
                 samples.windows.iter().map(|window| self.weight(window)).max().unwrap_or(0)
             }
         }
     }
 }
 
-/// Memory for members that do not have every entry of their time column.
+/// Buffers for members that lack entries of their time column.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     times: Vec<Timestamp>,
     values: Vec<f64>,
     entries: Vec<MixedEntry>,
-    /// How many entries the member has before entry `i`.
+    /// For each entry `i`, the number of entries before it that the member has.
     rank: Vec<u32>,
     windows: Windows,
 }
 
 impl Scratch {
-    /// A column's samples; stale markers are left out unless `keep_stale`. `None` for values of a type that is
-    /// not known here.
+    /// A column's samples; stale markers are dropped unless `keep_stale`. `None` for an unknown
+    /// type of values.
     pub(crate) fn read<'a>(
         &'a mut self,
         times: &'a [Timestamp],
         column: &'a Column,
         windows: &'a Windows,
         keep_stale: bool,
-    ) -> Option<Reading<'a>> {
+    ) -> Option<MemberSamples<'a>> {
         let presence = column.presence.as_ref().filter(|presence| !presence.is_full());
         match (&column.values, presence) {
             (ColumnValues::F64(values), Some(presence)) => {
                 let entries = presence.iter().zip(values.iter().copied());
-                self.pick(times, entries, windows, keep_stale).map(Reading::Floats)
+                self.pick(times, entries, windows, keep_stale).map(MemberSamples::Floats)
             }
             (ColumnValues::F64(values), None) => {
-                self.dense(times, values, windows, keep_stale).map(Reading::Floats)
+                self.dense(times, values, windows, keep_stale).map(MemberSamples::Floats)
             }
             (ColumnValues::Mixed(entries), Some(presence)) => {
                 let entries = presence.iter().zip(entries.iter().cloned());
-                self.pick_mixed(times, entries, windows, keep_stale).map(Reading::Mixed)
+                self.pick_mixed(times, entries, windows, keep_stale).map(MemberSamples::Mixed)
             }
             (ColumnValues::Mixed(entries), None) => {
                 let entries = entries.iter().cloned().enumerate();
-                self.pick_mixed(times, entries, windows, keep_stale).map(Reading::Mixed)
+                self.pick_mixed(times, entries, windows, keep_stale).map(MemberSamples::Mixed)
             }
             _ => None,
         }
@@ -272,9 +280,9 @@ impl Scratch {
         times: &'a [Timestamp],
         series: &'a VectorSeries,
         windows: &'a Windows,
-    ) -> Option<Reading<'a>> {
+    ) -> Option<MemberSamples<'a>> {
         if series.histograms.is_empty() {
-            return self.dense(times, &series.values, windows, false).map(Reading::Floats);
+            return self.dense(times, &series.values, windows, false).map(MemberSamples::Floats);
         }
         let points = series.values.iter().enumerate().map(|(step, &value)| {
             let value = match series.histogram(step) {
@@ -283,10 +291,10 @@ impl Scratch {
             };
             (step, MixedEntry { start: 0, value })
         });
-        self.pick_mixed(times, points, windows, false).map(Reading::Mixed)
+        self.pick_mixed(times, points, windows, false).map(MemberSamples::Mixed)
     }
 
-    /// The same for a column that has a value, maybe an absent one, at each of `times`.
+    /// The same for a column with a value, possibly absent, at each of `times`.
     fn dense<'a>(
         &'a mut self,
         times: &'a [Timestamp],
@@ -346,7 +354,7 @@ impl Scratch {
         Some(MixedSamples { times: &self.times, entries: &self.entries, windows: &self.windows })
     }
 
-    /// Maps windows over `times` to the entries that were picked of them.
+    /// Maps windows over `times` to the selected entries.
     fn map_windows(&mut self, times: &[Timestamp], windows: &Windows) {
         self.rank.resize(times.len() + 1, self.times.len() as u32);
         let rank = &self.rank;
@@ -356,7 +364,8 @@ impl Scratch {
     }
 }
 
-/// A histogram whose neighbours are not those that its hint was about: a subquery may leave samples out between two.
+/// Removes a reset hint: the neighbours may not be the ones that the hint compares, because a
+/// subquery may skip samples.
 fn without_hint(histogram: &Arc<Histogram>) -> Arc<Histogram> {
     match histogram.reset_hint {
         ResetHint::Unknown | ResetHint::Gauge => Arc::clone(histogram),
@@ -366,7 +375,7 @@ fn without_hint(histogram: &Arc<Histogram>) -> Arc<Histogram> {
     }
 }
 
-/// Whether a point says that its series ended: the marker itself, or a histogram with it as its sum.
+/// Whether a point ends its series: the stale marker itself, or a histogram with it as its sum.
 pub(crate) fn is_stale(value: &PointValue) -> bool {
     match value {
         PointValue::Float(value) => is_absent(*value),
@@ -418,7 +427,7 @@ mod tests {
             windows.compute(&times, &frame);
             expected.compute(&own, &frame);
             let mut scratch = Scratch::default();
-            let Some(Reading::Floats(samples)) = scratch.read(&times, &column, &windows, false)
+            let Some(MemberSamples::Floats(samples)) = scratch.read(&times, &column, &windows, false)
             else {
                 unreachable!("a column of floats")
             };

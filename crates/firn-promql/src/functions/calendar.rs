@@ -2,7 +2,7 @@
 
 use crate::syntax::FunctionId;
 
-/// A moment's parts.
+/// The components of a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Date {
     pub(crate) year: i64,
@@ -20,8 +20,8 @@ impl Date {
     /// The date of a number of seconds since the epoch.
     pub(crate) fn from_seconds(seconds: i64) -> Date {
         let days = seconds.div_euclid(86_400);
-        // Years from March on, so that the leap day is the last; eras of 400 years.
-        // Source: "chrono-Compatible Low-Level Date Algorithms", H. Hinnant.
+        // Years start in March, so that the leap day is the last day; eras have 400 years. Source:
+        // H. Hinnant, "chrono-Compatible Low-Level Date Algorithms".
         let shifted = days + 719_468;
         let era = shifted.div_euclid(146_097);
         let day_of_era = shifted.rem_euclid(146_097);
@@ -56,7 +56,7 @@ impl Date {
 
 /// A date function's value at `seconds` since the epoch.
 pub(crate) fn date_part(function: FunctionId, seconds: f64) -> f64 {
-    // Years beyond these are beyond meaning; the bound keeps the arithmetic from overflowing.
+    // Larger years are meaningless; the bound prevents overflow.
     let date = Date::from_seconds((seconds as i64).clamp(-1 << 55, 1 << 55));
     let part = match function {
         FunctionId::DayOfMonth => date.day,

@@ -1,21 +1,26 @@
 //! Classic histograms: buckets with upper bounds and cumulative counts.
 
-use crate::eval::notes::Forced;
+use crate::eval::notes::MonotonicityFix;
 
-/// A bucket: everything up to `upper`.
+/// A bucket: the count of all observations up to `upper`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Bucket {
     pub(crate) upper: f64,
     pub(crate) count: f64,
 }
 
-/// Two counts that differ by less than this, relatively, are taken as equal.
+/// Counts with a smaller relative difference are equal.
 const NOISE: f64 = 1e-12;
 
-/// The `q`-quantile, linear within a bucket, and what was done to counts that fell (if anything).
+/// The `q`-quantile, linear within a bucket, and the correction of falling counts, if any.
 ///
-/// NaN without a `+Inf` bucket, with fewer than two buckets or without observations. At least one bucket.
-pub(crate) fn quantile(q: f64, buckets: &mut Vec<Bucket>, ts: i64) -> (f64, Option<Forced>) {
+/// NaN without a `+Inf` bucket, with fewer than two buckets or without observations. `buckets`
+/// contains at least one bucket.
+pub(crate) fn quantile(
+    q: f64,
+    buckets: &mut Vec<Bucket>,
+    ts: i64,
+) -> (f64, Option<MonotonicityFix>) {
     if q.is_nan() {
         return (f64::NAN, None);
     }
@@ -64,7 +69,7 @@ pub(crate) fn fraction(lower: f64, upper: f64, buckets: &mut Vec<Bucket>) -> f64
     (rank_of(upper, buckets, total) - rank_of(lower, buckets, total)) / total
 }
 
-/// How many observations are at most `value`.
+/// The number of observations up to `value`.
 fn rank_of(value: f64, buckets: &[Bucket], total: f64) -> f64 {
     let mut rank: f64 = 0.0;
     let mut start = if buckets[0].upper <= 0.0 { f64::NEG_INFINITY } else { 0.0 };
@@ -86,7 +91,7 @@ fn rank_of(value: f64, buckets: &[Bucket], total: f64) -> f64 {
     total
 }
 
-/// Sorts and unites buckets with the same bound; whether the last one is `+Inf`.
+/// Sorts the buckets and merges those with the same bound; returns whether the last one is `+Inf`.
 fn prepare(buckets: &mut Vec<Bucket>) -> bool {
     buckets.sort_by(|a, b| a.upper.total_cmp(&b.upper));
     buckets.dedup_by(|next, kept| {
@@ -99,9 +104,9 @@ fn prepare(buckets: &mut Vec<Bucket>) -> bool {
     buckets.last().is_some_and(|bucket| bucket.upper == f64::INFINITY)
 }
 
-/// Lifts counts that are below their predecessor: noise silently, anything more is told.
-fn make_monotonic(buckets: &mut [Bucket], ts: i64) -> Option<Forced> {
-    let mut forced: Option<Forced> = None;
+/// Raises counts that are below their predecessor; reports corrections beyond rounding noise.
+fn make_monotonic(buckets: &mut [Bucket], ts: i64) -> Option<MonotonicityFix> {
+    let mut forced: Option<MonotonicityFix> = None;
     let mut before = buckets[0].count;
     for bucket in &mut buckets[1..] {
         let count = bucket.count;
@@ -112,7 +117,7 @@ fn make_monotonic(buckets: &mut [Bucket], ts: i64) -> Option<Forced> {
             bucket.count = before;
         } else if count < before {
             bucket.count = before;
-            let all = forced.get_or_insert(Forced {
+            let all = forced.get_or_insert(MonotonicityFix {
                 ts_min: ts,
                 ts_max: ts,
                 bucket_min: f64::INFINITY,

@@ -5,8 +5,8 @@ use firn_model::Timestamp;
 use super::rate::RateKind;
 use crate::eval::window::{Frame, Samples};
 
-/// The change of each window from its left to its right border. `range_ms` and `range_seconds` are the
-/// window's length without the lookback that the frame adds to it.
+/// The change of each window from its left to its right boundary. `range_ms` and `range_seconds`
+/// are the window's length without the lookback that the frame adds to it.
 pub(crate) fn rate(
     kind: RateKind,
     is_smoothed: bool,
@@ -17,41 +17,42 @@ pub(crate) fn rate(
 ) {
     for (step, (window, out)) in samples.windows.iter().zip(out).enumerate() {
         let reference = frame.reference(step);
-        let borders = Borders {
+        let ends = WindowEnds {
             start: reference.saturating_sub(range_ms),
             end: reference,
             is_smoothed,
             is_counter: kind.is_counter,
         };
         let (times, values) = (&samples.times[window.clone()], &samples.values[window]);
-        let Some(extent) = borders.extent(times, values) else { continue };
-        let mut change = extent.right - extent.left;
+        let Some(end_values) = ends.end_values(times, values) else { continue };
+        let mut change = end_values.right - end_values.left;
         if kind.is_counter {
-            change += corrections(&extent, &values[extent.first..extent.end]);
+            change += corrections(&end_values, &values[end_values.first..end_values.end]);
         }
         *out = if kind.per_second { change / range_seconds } else { change };
     }
 }
 
-/// The samples of one window with its borders' values at both ends.
-pub(crate) fn bordered(
+/// The samples of one window with the values at its boundaries at both ends.
+pub(crate) fn with_end_values(
     times: &[Timestamp],
     values: &[f64],
     start: Timestamp,
     end: Timestamp,
     is_smoothed: bool,
 ) -> Vec<(Timestamp, f64)> {
-    let borders = Borders { start, end, is_smoothed, is_counter: false };
-    let Some(extent) = borders.extent(times, values) else { return Vec::new() };
-    let inside = extent.first..extent.end;
+    let ends = WindowEnds { start, end, is_smoothed, is_counter: false };
+    let Some(end_values) = ends.end_values(times, values) else { return Vec::new() };
+    let inside = end_values.first..end_values.end;
     let inner = times[inside.clone()].iter().copied().zip(values[inside].iter().copied());
-    std::iter::once((start, extent.left))
+    std::iter::once((start, end_values.left))
         .chain(inner)
-        .chain(std::iter::once((end, extent.right)))
+        .chain(std::iter::once((end, end_values.right)))
         .collect()
 }
 
-/// The value of each window at its reference time: between the neighbours, or the last one before.
+/// The value of each window at its reference time: interpolated between the neighbours, or the last
+/// one before it.
 pub(crate) fn smoothed_values(samples: Samples<'_>, frame: &Frame, out: &mut [f64]) {
     for (step, (window, out)) in samples.windows.iter().zip(out).enumerate() {
         let at = frame.reference(step);
@@ -67,23 +68,23 @@ pub(crate) fn smoothed_values(samples: Samples<'_>, frame: &Frame, out: &mut [f6
     }
 }
 
-struct Borders {
+struct WindowEnds {
     start: Timestamp,
     end: Timestamp,
     is_smoothed: bool,
     is_counter: bool,
 }
 
-/// The values at both borders, and which samples lie strictly between them.
-struct Extent {
+/// The values at both boundaries, and the indexes of the samples strictly between them.
+struct EndValues {
     left: f64,
     right: f64,
     first: usize,
     end: usize,
 }
 
-impl Borders {
-    fn extent(&self, times: &[Timestamp], values: &[f64]) -> Option<Extent> {
+impl WindowEnds {
+    fn end_values(&self, times: &[Timestamp], values: &[f64]) -> Option<EndValues> {
         let mut last = times.len().checked_sub(1)?;
         let first = times[..last].partition_point(|&ts| ts <= self.start).saturating_sub(1);
         if self.is_smoothed {
@@ -104,11 +105,12 @@ impl Borders {
         };
         let first = first + usize::from(times[first] <= self.start);
         let end = last + usize::from(times[last] < self.end);
-        Some(Extent { left, right, first, end: end.max(first) })
+        Some(EndValues { left, right, first, end: end.max(first) })
     }
 }
 
-/// The value at `at` on the line from sample `idx` to the next. A counter that fell starts from zero.
+/// The value at `at` on the line from sample `idx` to the next. A counter that fell starts from
+/// zero.
 fn between(
     times: &[Timestamp],
     values: &[f64],
@@ -124,11 +126,11 @@ fn between(
     before + (after - before) * part / times[idx + 1].saturating_sub(times[idx]) as f64
 }
 
-/// What the resets from the left border over the samples to the right border hide.
-fn corrections(extent: &Extent, values: &[f64]) -> f64 {
+/// The increase that resets between the left and the right boundary hide.
+fn corrections(end_values: &EndValues, values: &[f64]) -> f64 {
     let mut sum = 0.0;
-    let mut before = extent.left;
-    for &value in values.iter().chain(std::iter::once(&extent.right)) {
+    let mut before = end_values.left;
+    for &value in values.iter().chain(std::iter::once(&end_values.right)) {
         if value < before {
             sum += before;
         }

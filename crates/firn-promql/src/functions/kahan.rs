@@ -1,7 +1,7 @@
-//! Sums whose rounding errors are carried along.
+//! Sums with compensated rounding errors.
 
-/// A sum with its compensation: the bits of Kahan summation in Neumaier's form, which Prometheus uses. Source of the
-/// form without branches: Knuth's two-sum.
+/// A sum with its compensation: the bits of Kahan summation in Neumaier's form, as in Prometheus.
+/// The form without branches is Knuth's two-sum.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sum {
     pub(crate) sum: f64,
@@ -11,8 +11,8 @@ pub(crate) struct Sum {
 impl Sum {
     pub(crate) fn add(&mut self, value: f64) {
         let total = self.sum + value;
-        // What rounding took from the total, exactly, without asking which summand is the greater one: six
-        // operations beside the chain of sums in place of a branch that is hard to foretell.
+        // The exact rounding error of the total, computed without comparing the summands: six
+        // operations beside the chain of sums instead of a branch that is hard to predict.
         let added = total - self.sum;
         let lost = (self.sum - (total - added)) + (value - added);
         self.rest = if total.is_infinite() { 0.0 } else { self.rest + lost };
@@ -23,13 +23,14 @@ impl Sum {
         if self.sum.is_infinite() { self.sum } else { self.sum + self.rest }
     }
 
-    /// Whether the order of the additions cannot have mattered but for rounding: no overflow was near.
+    /// Whether the order of the additions affects rounding only: no overflow was near.
     pub(crate) fn is_far_from_overflow(self) -> bool {
         self.sum.abs() < 1e300
     }
 }
 
-/// A mean: the sum divided by the count while the sum does not overflow, incremental from there on.
+/// A mean: the sum divided by the count as long as the sum does not overflow, incremental from then
+/// on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mean {
     sum: Sum,

@@ -2,7 +2,7 @@
 
 use crate::syntax::FunctionId;
 
-/// The function that maps each value of a vector, if `function` is such a one.
+/// The function that maps each value of a vector, if `function` is one.
 pub(crate) fn of_one_number(function: FunctionId) -> Option<fn(f64) -> f64> {
     Some(match function {
         FunctionId::Abs => f64::abs,
@@ -60,7 +60,7 @@ fn sign(value: f64) -> f64 {
     }
 }
 
-/// The nearest multiple of `nearest`, ties up. Inverting first keeps more digits, as Prometheus found.
+/// The nearest multiple of `nearest`, ties up. Inverting first keeps more digits, as in Prometheus.
 pub(crate) fn round(value: f64, nearest: f64) -> f64 {
     let inverse = 1.0 / nearest;
     (value * inverse + 0.5).floor() / inverse
@@ -71,7 +71,8 @@ pub(crate) fn clamp(value: f64, low: f64, high: f64) -> f64 {
     max(low, min(high, value))
 }
 
-/// The greater one as Go's `math.Max` has it: an infinity wins over NaN, NaN over all else, 0 over -0.
+/// The greater value by the rules of Go's `math.Max`: an infinity wins over NaN, NaN over all else,
+/// 0 over -0.
 pub(crate) fn max(a: f64, b: f64) -> f64 {
     if a == f64::INFINITY || b == f64::INFINITY {
         f64::INFINITY
@@ -84,7 +85,8 @@ pub(crate) fn max(a: f64, b: f64) -> f64 {
     }
 }
 
-/// The smaller one as Go's `math.Min` has it: minus infinity wins over NaN, NaN over all else, -0 over 0.
+/// The smaller value by the rules of Go's `math.Min`: minus infinity wins over NaN, NaN over all
+/// else, -0 over 0.
 pub(crate) fn min(a: f64, b: f64) -> f64 {
     -max(-a, -b)
 }
@@ -108,7 +110,8 @@ mod tests {
         assert!(acosh(-f64::MAX).is_nan());
     }
 
-    /// Found by comparing with Prometheus 2.42: `clamp(v, -100, scalar(nothing))` of a `v` of -Inf is -100.
+    /// Found by comparing with Prometheus 2.42: `clamp(v, -100, scalar(nothing))` of a `v` of -Inf
+    /// is -100.
     #[test]
     fn infinity_wins_over_nan() {
         let (inf, nan) = (f64::INFINITY, f64::NAN);

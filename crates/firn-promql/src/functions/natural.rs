@@ -1,4 +1,4 @@
-//! The order in which people expect `host2` before `host10`.
+//! Natural sort order: `host2` before `host10`.
 
 use std::cmp::Ordering;
 
@@ -18,7 +18,7 @@ pub(crate) fn compare(a: &str, b: &str) -> Ordering {
         }
         (left, right) = (left_rest, right_rest);
     }
-    // What is equal so far differs in length or in leading zeros.
+    // The equal prefix is followed by a different length, or numbers differ in leading zeros.
     left.len().cmp(&right.len()).then_with(|| a.cmp(b))
 }
 
@@ -48,7 +48,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Sorting may panic on an order that is none.
+        /// Sorting may panic on an inconsistent order.
         #[test]
         fn it_is_an_order(a in "[0-2-a]{0,4}", b in "[0-2-a]{0,4}", c in "[0-2-a]{0,4}") {
             let (ab, bc, ac) = (compare(&a, &b), compare(&b, &c), compare(&a, &c));

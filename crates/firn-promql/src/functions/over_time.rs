@@ -1,10 +1,11 @@
-//! Statistics over the values of one window, none of them empty, from the window's partial aggregate.
+//! Statistics over the values of one window, which is never empty, from the window's partial
+//! aggregate.
 //!
-//! Where a partial sum came near an overflow, the order of the additions decides whether the result is finite; there the
-//! window is walked again from its first sample to its last, as Prometheus does.
+//! If a partial sum came near an overflow, the order of the additions decides whether the result is
+//! finite. Such a window is added again from its first sample to its last, as in Prometheus.
 
 use super::kahan::{Mean, Sum};
-use super::partial::Spread;
+use super::partial::VariancePartial;
 
 pub(crate) fn sum(all: Sum, values: &[f64]) -> f64 {
     if all.is_far_from_overflow() || all.sum.is_nan() {
@@ -25,7 +26,7 @@ pub(crate) fn mean(all: Sum, values: &[f64]) -> f64 {
     mean.value()
 }
 
-pub(crate) fn variance(all: Spread, values: &[f64]) -> f64 {
+pub(crate) fn variance(all: VariancePartial, values: &[f64]) -> f64 {
     all.variance().unwrap_or_else(|| {
         let mut count = 0.0;
         let (mut mean, mut squares) = (Sum::default(), Sum::default());

@@ -1,24 +1,29 @@
-//! Windows that overlap, in work proportional to the samples: partial aggregates up to absolute block borders.
+//! Overlapping windows in work proportional to the samples: partial aggregates up to absolute block
+//! boundaries.
 //!
-//! Blocks are as long as the windows, so a window consists of the end of one block and the beginning of the next.
-//! What a window aggregates is *defined* as: the samples before the border, added from the border backwards; those
-//! behind it, added forwards; both united. The border depends on the window's time alone, so a step of a range query has
-//! the bits of an instant query. A window then costs one union, because neighbours share the work: each sample is added once
-//! backwards and once forwards, whatever the number of windows that hold it, and nothing is ever subtracted. Source of
-//! the trick: van Herk and Gil-Werman, for running maxima.
+//! Blocks are as long as the windows, so a window consists of the end of one block and the
+//! beginning of the next. The aggregate of a window is *defined* as: the samples before the
+//! boundary, added from the boundary backwards; the samples after it, added forwards; both merged.
+//! The boundary depends only on the window's time, so a step of a range query has the bits of an
+//! instant query.
+//!
+//! A window then costs one merge, because neighbours share the work: each sample is added once
+//! backwards and once forwards, for any number of windows that contain it, and nothing is ever
+//! subtracted. Source: the algorithm of van Herk and of Gil and Werman for running maxima.
 
 use super::kahan::Sum;
 use crate::eval::window::{Frame, Samples};
 
-/// What a function remembers of some neighbouring samples.
+/// The aggregate of a run of neighbouring samples.
 pub(crate) trait Partial: Copy {
-    /// Of one sample: its entry and value.
+    /// The aggregate of one sample: its entry and value.
     fn of(entry: usize, value: f64) -> Self;
-    /// Of these samples and those that follow them.
+    /// The aggregate of these samples and the samples that follow them.
     fn unite(self, later: Self) -> Self;
 }
 
-/// Aggregates every window that is not empty; `finish` makes a value of its partial and its entries.
+/// Aggregates every window that is not empty; `finish` computes a value from its partial aggregate
+/// and its values.
 pub(crate) fn each<P: Partial>(
     samples: Samples<'_>,
     frame: &Frame,
@@ -27,7 +32,8 @@ pub(crate) fn each<P: Partial>(
 ) {
     let Samples { times, values, windows } = samples;
     let splits = windows.splits(times, frame);
-    // The border of the last window, what lies before it (the nearest entry first) and behind it up to `end`.
+    // The boundary of the last window, the aggregates before it (the nearest entry first) and the
+    // aggregate after it up to `end`.
     let mut split = usize::MAX;
     let mut before: Vec<P> = Vec::new();
     let mut behind: Option<P> = None;
@@ -65,7 +71,7 @@ pub(crate) fn each<P: Partial>(
 
 impl Partial for Sum {
     fn of(_: usize, value: f64) -> Sum {
-        // Minus zero alone stays what it is; in a sum it is zero.
+        // Minus zero alone stays minus zero; in a sum it is zero.
         Sum { sum: 0.0 + value, rest: 0.0 }
     }
 
@@ -76,7 +82,7 @@ impl Partial for Sum {
     }
 }
 
-/// The greatest or the smallest value; of equal ones the first or the last. NaN gives way to anything.
+/// The greatest or the smallest value; of equal ones the first or the last. Any value replaces NaN.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extreme<const GREATEST: bool, const LAST: bool> {
     pub(crate) entry: usize,
@@ -98,36 +104,37 @@ impl<const GREATEST: bool, const LAST: bool> Partial for Extreme<GREATEST, LAST>
     }
 }
 
-/// Count, mean and squared distances from it. Source: Chan, Golub and LeVeque's way to unite them.
+/// Count, mean and squared distances from the mean. Merged by the algorithm of Chan, Golub and
+/// LeVeque.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Spread {
+pub(crate) struct VariancePartial {
     count: f64,
     mean: Sum,
     squares: Sum,
 }
 
-impl Spread {
-    /// The variance, if no step of the way overflowed or met an infinity or NaN.
+impl VariancePartial {
+    /// The variance; `None` if a step overflowed or met an infinity or NaN.
     pub(crate) fn variance(&self) -> Option<f64> {
         let squares = self.squares.sum + self.squares.rest;
         squares.is_finite().then_some(squares / self.count)
     }
 }
 
-impl Partial for Spread {
-    fn of(_: usize, value: f64) -> Spread {
-        // An infinity's distance from itself is no number, and NaN has none.
+impl Partial for VariancePartial {
+    fn of(_: usize, value: f64) -> VariancePartial {
+        // An infinity minus itself is NaN, and NaN has no distance.
         let squares = Sum { sum: if value.is_finite() { 0.0 } else { f64::NAN }, rest: 0.0 };
-        Spread { count: 1.0, mean: Sum { sum: value, rest: 0.0 }, squares }
+        VariancePartial { count: 1.0, mean: Sum { sum: value, rest: 0.0 }, squares }
     }
 
-    fn unite(self, later: Spread) -> Spread {
+    fn unite(self, later: VariancePartial) -> VariancePartial {
         let count = self.count + later.count;
         let delta = (later.mean.sum - self.mean.sum) + (later.mean.rest - self.mean.rest);
         let mut mean = self.mean;
         mean.add(delta * (later.count / count));
         let mut squares = self.squares.unite(later.squares);
         squares.add(delta * delta * (self.count * later.count / count));
-        Spread { count, mean, squares }
+        VariancePartial { count, mean, squares }
     }
 }

@@ -3,8 +3,8 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-/// The `q`-quantile of `values`, whose order changes. Between two values it is their weighted mean, NaN counts as
-/// the smallest; outside [0, 1] infinite. O(values).
+/// The `q`-quantile of `values`, which are reordered. Between two values it is their weighted mean;
+/// NaN counts as the smallest value; outside [0, 1] the result is infinite. O(values).
 pub(crate) fn quantile(q: f64, values: &mut [f64]) -> f64 {
     at_rank(q, values.len(), |lower| {
         let (_, value, above) = values.select_nth_unstable_by(lower, order);
@@ -13,12 +13,12 @@ pub(crate) fn quantile(q: f64, values: &mut [f64]) -> f64 {
     })
 }
 
-/// The same of values that are in order.
+/// The same for sorted values.
 pub(crate) fn quantile_of_sorted(q: f64, values: &[f64]) -> f64 {
     at_rank(q, values.len(), |lower| (values[lower], values[(lower + 1).min(values.len() - 1)]))
 }
 
-/// The median of the distances to the median of values that are in order; NaN if any value is.
+/// The median of the distances to the median of sorted values; NaN if any value is NaN.
 pub(crate) fn median_deviation(sorted: &[f64], scratch: &mut Vec<f64>) -> f64 {
     if sorted.first().is_none_or(|value| value.is_nan()) {
         return f64::NAN;
@@ -29,7 +29,7 @@ pub(crate) fn median_deviation(sorted: &[f64], scratch: &mut Vec<f64>) -> f64 {
     quantile(0.5, scratch)
 }
 
-/// `pair` gives the value of a rank and the one that follows it, itself at the end.
+/// `pair` returns the value of a rank and the next one; at the end the value itself twice.
 fn at_rank(q: f64, count: usize, pair: impl FnOnce(usize) -> (f64, f64)) -> f64 {
     if count == 0 || q.is_nan() {
         return f64::NAN;
@@ -46,13 +46,13 @@ fn at_rank(q: f64, count: usize, pair: impl FnOnce(usize) -> (f64, f64)) -> f64 
     lower * (1.0 - weight) + upper * weight
 }
 
-/// NaN first; no two values but those of the same bits are equal.
+/// NaN first; only values with the same bits are equal.
 fn order(a: &f64, b: &f64) -> Ordering {
     b.is_nan().cmp(&a.is_nan()).then(a.total_cmp(b))
 }
 
-/// The values of a window in order, kept while the window moves on: values that leave and come are found by halving,
-/// in place of sorting each window anew.
+/// The sorted values of a window, updated while the window moves: values that leave and enter are
+/// found by binary search instead of sorting each window again.
 #[derive(Debug, Default)]
 pub(crate) struct SortedWindow {
     window: Range<usize>,
@@ -60,12 +60,14 @@ pub(crate) struct SortedWindow {
 }
 
 impl SortedWindow {
-    /// The values of `window` in order. Windows of one column, neither end ever going back.
+    /// The sorted values of `window`. Neither end of successive windows of one column may move
+    /// back.
     pub(crate) fn move_to(&mut self, values: &[f64], window: Range<usize>) -> &[f64] {
         let old = std::mem::replace(&mut self.window, window.clone());
         let leaving = old.start..window.start.min(old.end);
         let coming = window.start.max(old.end)..window.end;
-        // To move a value costs some bytes of every other one; to sort costs some comparisons of each.
+        // Moving a value costs some bytes of every other one; sorting costs some comparisons of
+        // each.
         if old.is_empty() || (leaving.len() + coming.len()) * 8 > window.len() {
             self.sorted.clear();
             self.sorted.extend_from_slice(&values[window]);

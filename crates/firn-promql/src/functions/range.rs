@@ -1,29 +1,17 @@
-//! Functions of windows: which loop runs for which function.
+//! FloatWindow functions: selects the loop for each function.
 
 use firn_model::{Error, Result, Timestamp};
 
 use super::partial::Extreme;
 use super::quantile::SortedWindow;
+use super::range_call::RangeCall;
 use super::rate::{RateKind, count_pairs, extrapolated, instant, is_change};
 use super::{extended, over_time, partial, quantile, regression};
-use crate::eval::select::Kernel;
+use crate::eval::kernel::Kernel;
 use crate::eval::vector::VectorSeries;
-use crate::eval::window::{Frame, MixedSamples, Samples};
+use crate::eval::window::{MixedSamples, Samples};
 use crate::histogram::{self, Remarks};
-use crate::syntax::{Borders, FunctionId};
-
-/// A call of a window function: everything but the samples.
-#[derive(Debug)]
-pub(crate) struct RangeCall<'a> {
-    pub(crate) function: FunctionId,
-    pub(crate) frame: Frame,
-    pub(crate) borders: Borders,
-    /// The window's length as written.
-    pub(crate) range_ms: i64,
-    pub(crate) range_seconds: f64,
-    /// The scalar arguments, one value per step.
-    pub(crate) params: &'a [Vec<f64>],
-}
+use crate::syntax::{BoundaryMode, FunctionId};
 
 impl Kernel for RangeCall<'_> {
     fn mixed(
@@ -81,7 +69,7 @@ impl Kernel for RangeCall<'_> {
                 quantile::quantile_of_sorted(self.param(0, step), values)
             }),
             F::Deriv => each(samples, out, |w| {
-                // The first sample's time keeps the numbers small.
+                // Times relative to the first sample keep the numbers small.
                 let two = w.values.len() > 1;
                 two.then(|| regression::line(w.times, w.values, w.times[0]).0)
             }),
@@ -101,15 +89,11 @@ impl Kernel for RangeCall<'_> {
 }
 
 impl RangeCall<'_> {
-    pub(crate) fn param(&self, idx: usize, step: usize) -> f64 {
-        self.params.get(idx).and_then(|values| values.get(step)).copied().unwrap_or(f64::NAN)
-    }
-
     fn rate(&self, kind: RateKind, samples: Samples<'_>, out: &mut [f64]) {
-        if self.borders == Borders::Plain {
+        if self.boundary == BoundaryMode::Plain {
             extrapolated(kind, samples, &self.frame, self.range_seconds, out);
         } else {
-            let is_smoothed = self.borders == Borders::Smoothed;
+            let is_smoothed = self.boundary == BoundaryMode::Smoothed;
             let range = (self.range_ms, self.range_seconds);
             extended::rate(kind, is_smoothed, samples, &self.frame, range, out);
         }
@@ -118,7 +102,7 @@ impl RangeCall<'_> {
     fn pairs(&self, samples: Samples<'_>, differs: impl Fn(f64, f64) -> bool, out: &mut [f64]) {
         let border = |step| self.frame.reference(step).saturating_sub(self.range_ms);
         let border: Option<&dyn Fn(usize) -> Timestamp> =
-            if self.borders == Borders::Anchored { Some(&border) } else { None };
+            if self.boundary == BoundaryMode::Anchored { Some(&border) } else { None };
         count_pairs(samples, border, differs, out);
     }
 
@@ -143,21 +127,25 @@ impl RangeCall<'_> {
     }
 }
 
-/// The samples that one step looks at; at least one.
-struct Window<'a> {
+/// The samples in the window of one step; at least one.
+struct FloatWindow<'a> {
     step: usize,
     times: &'a [Timestamp],
     values: &'a [f64],
 }
 
 /// Runs `compute` over every window that is not empty.
-fn each(samples: Samples<'_>, out: &mut [f64], mut compute: impl FnMut(Window<'_>) -> Option<f64>) {
+fn each(
+    samples: Samples<'_>,
+    out: &mut [f64],
+    mut compute: impl FnMut(FloatWindow<'_>) -> Option<f64>,
+) {
     for (step, (window, out)) in samples.windows.iter().zip(out).enumerate() {
         if window.is_empty() {
             continue;
         }
         let (times, values) = (&samples.times[window.clone()], &samples.values[window]);
-        if let Some(value) = compute(Window { step, times, values }) {
+        if let Some(value) = compute(FloatWindow { step, times, values }) {
             *out = value;
         }
     }
@@ -183,7 +171,7 @@ mod tests {
 
     use super::*;
     use crate::eval::vector::{ABSENT, is_absent};
-    use crate::eval::window::{Steps, Windows};
+    use crate::eval::window::{Frame, Steps, Windows};
 
     const RANGE_FUNCTIONS: [FunctionId; 27] = [
         FunctionId::Rate,
@@ -222,7 +210,7 @@ mod tests {
         let call = RangeCall {
             function,
             frame,
-            borders: Borders::Plain,
+            boundary: BoundaryMode::Plain,
             range_ms: frame.before,
             range_seconds: frame.before as f64 / 1000.0,
             params: &params,
@@ -232,7 +220,8 @@ mod tests {
         out
     }
 
-    /// Counters and gauges with resets, repeats, infinities, NaN and numbers that cancel each other.
+    /// Counters and gauges with resets, repeats, infinities, NaN and numbers that cancel each
+    /// other.
     fn value() -> impl Strategy<Value = f64> {
         prop_oneof![
             20 => -5.0..50.0f64,
@@ -243,7 +232,8 @@ mod tests {
         ]
     }
 
-    /// What a walk over the window gives, for the functions whose partials have other bits than that.
+    /// The result of a walk over the window, for functions with partial aggregates that have other
+    /// bits.
     fn walked(function: FunctionId, values: &[f64]) -> Option<f64> {
         let count = values.len() as f64;
         let mean = values.iter().sum::<f64>() / count;
@@ -259,7 +249,8 @@ mod tests {
     }
 
     proptest! {
-        /// A step of a range query has the bits of an instant query over just the samples of its window.
+        /// A step of a range query has the bits of an instant query over the samples of its window
+        /// alone.
         #[test]
         fn each_step_has_the_bits_of_its_window_alone(
             gaps in prop::collection::vec(1i64..30_000, 1..60),

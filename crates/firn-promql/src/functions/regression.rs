@@ -4,7 +4,7 @@ use firn_model::Timestamp;
 
 use super::kahan::Sum;
 
-/// Slope per second and value at `origin` of the line through the samples.
+/// The slope per second, and the value at `origin`, of the line through the samples.
 pub(crate) fn line(times: &[Timestamp], values: &[f64], origin: Timestamp) -> (f64, f64) {
     let (mut sum_x, mut sum_y) = (Sum::default(), Sum::default());
     let (mut sum_xy, mut sum_x2) = (Sum::default(), Sum::default());
@@ -30,7 +30,7 @@ pub(crate) fn line(times: &[Timestamp], values: &[f64], origin: Timestamp) -> (f
     (slope, sum_y / count - slope * sum_x / count)
 }
 
-/// Double exponential smoothing; at least two values. Both factors lie between 0 and 1.
+/// Double exponential smoothing of at least two values. Both factors are between 0 and 1.
 pub(crate) fn smooth(values: &[f64], smoothing: f64, trending: f64) -> f64 {
     let mut before = 0.0;
     let mut smoothed = values[0];

@@ -1,23 +1,24 @@
-//! Where buckets lie.
+//! The bounds of buckets.
 
 use firn_model::{Histogram, HistogramBucket};
 
 /// A bucket of a native histogram with its bounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BoundedBucket {
-    /// Where it starts, infinite for the first bucket with custom bounds.
+    /// The lower bound; infinite for the first bucket with custom bounds.
     pub lower: f64,
-    /// Where it ends, infinite for the last bucket with custom bounds.
+    /// The upper bound; infinite for the last bucket with custom bounds.
     pub upper: f64,
-    /// Whether `lower` itself belongs to it.
+    /// Whether `lower` is inside the bucket.
     pub lower_inclusive: bool,
-    /// Whether `upper` itself belongs to it.
+    /// Whether `upper` is inside the bucket.
     pub upper_inclusive: bool,
-    /// Its observations alone.
+    /// The number of its own observations.
     pub count: f64,
 }
 
-/// All buckets that are stored, smallest values first; the zero bucket only with observations. O(buckets).
+/// All stored buckets, smallest values first; the zero bucket only if it has observations.
+/// O(buckets).
 pub fn all_buckets(histogram: &Histogram) -> Vec<BoundedBucket> {
     let negative = histogram.negative.iter().rev().map(|bucket| negative_bucket(histogram, bucket));
     let zero = (histogram.zero_count > 0.0).then(|| zero_bucket(histogram));
@@ -64,8 +65,8 @@ pub(crate) fn exponential_bounds(schema: i32, index: i32) -> (f64, f64) {
     (upper_bound(schema, index.saturating_sub(1)), upper_bound(schema, index))
 }
 
-/// `2^(index * 2^-schema)`. The bucket above the greatest double holds infinity only, so the one below it ends at that
-/// double.
+/// `2^(index * 2^-schema)`. The bucket above the greatest double contains only infinity, so the one
+/// below it ends at that double.
 fn upper_bound(schema: i32, index: i32) -> f64 {
     let steps_per_doubling = 2f64.powi(schema.clamp(0, 30));
     let doublings = f64::from(index) * 2f64.powi((-schema).clamp(0, 30));
@@ -78,7 +79,8 @@ fn upper_bound(schema: i32, index: i32) -> f64 {
     (part / steps_per_doubling).exp2() * whole.exp2()
 }
 
-/// The bucket of a coarser schema that holds bucket `index`; `levels` is the difference of the schemas.
+/// The bucket of a coarser schema that contains bucket `index`; `levels` is the difference of the
+/// schemas.
 pub(crate) fn coarser_index(index: i32, levels: i32) -> i32 {
     (index.saturating_sub(1) >> levels.clamp(0, 31)).saturating_add(1)
 }

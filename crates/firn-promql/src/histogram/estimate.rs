@@ -1,18 +1,18 @@
-//! What observations were like, as far as buckets tell: quantiles, fractions, variances.
+//! Estimates from buckets: quantiles, fractions, variances.
 
 use firn_model::Histogram;
 
 use super::buckets::{BoundedBucket, all_buckets};
 use crate::functions::kahan::Sum;
 
-/// What observations of NaN, which are in no bucket, did to a result.
+/// The effect of NaN observations, which are in no bucket, on a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NanEffect {
-    /// The quantile lies among them.
+    /// The quantile is NaN.
     Result,
     /// The quantile is higher than without them.
     Skew,
-    /// They are in no fraction.
+    /// No fraction includes them.
     Excluded,
 }
 
@@ -28,8 +28,8 @@ pub(crate) fn quantile(q: f64, histogram: &Histogram) -> (f64, Option<NanEffect>
         return (f64::NAN, None);
     }
     let mut buckets = all_buckets(histogram);
-    // Coming from the nearer end meets less rounding. NaN counts as greater than anything, so with NaN among the
-    // observations only the lower end is where it seems.
+    // Starting from the nearer end reduces rounding errors. NaN sorts above every value, so with
+    // NaN observations only the lower end has its real rank.
     let has_nan = histogram.sum.is_nan();
     let forward = has_nan || q < 0.5;
     if !forward {
@@ -72,7 +72,7 @@ pub(crate) fn quantile(q: f64, histogram: &Histogram) -> (f64, Option<NanEffect>
     (value_at(histogram, &found, rank / found.count), effect)
 }
 
-/// Where only one side has buckets, the zero bucket is taken to be on that side too.
+/// If only one side has buckets, the zero bucket is assumed to be on that side too.
 fn narrow_zero(histogram: &Histogram, bucket: &mut BoundedBucket) {
     if bucket.lower < 0.0 && bucket.upper > 0.0 {
         match (histogram.negative.is_empty(), histogram.positive.is_empty()) {
@@ -83,7 +83,8 @@ fn narrow_zero(histogram: &Histogram, bucket: &mut BoundedBucket) {
     }
 }
 
-/// Whether observations are taken to lie evenly in a bucket, and not evenly on a logarithmic scale.
+/// Whether observations are assumed to be distributed linearly within a bucket, and not on a
+/// logarithmic scale.
 pub(crate) fn is_linear(histogram: &Histogram, bucket: &BoundedBucket) -> bool {
     histogram.has_custom_bounds() || (bucket.lower <= 0.0 && bucket.upper >= 0.0)
 }
@@ -101,7 +102,7 @@ fn value_at(histogram: &Histogram, bucket: &BoundedBucket, part: f64) -> f64 {
     }
 }
 
-/// The part of a bucket's observations that are below `value`, which lies inside of it.
+/// The share of a bucket's observations below `value`, which is inside the bucket.
 pub(crate) fn part_below(histogram: &Histogram, bucket: &BoundedBucket, value: f64) -> f64 {
     if is_linear(histogram, bucket) {
         return (value - bucket.lower) / (bucket.upper - bucket.lower);
@@ -131,7 +132,7 @@ pub(crate) fn fraction(lower: f64, upper: f64, histogram: &Histogram) -> (f64, O
     ((rank(upper) - rank(lower)) / histogram.count, effect)
 }
 
-/// How many observations are below `value`, `None` above all buckets.
+/// The number of observations below `value`; `None` above all buckets.
 fn rank_of(value: f64, histogram: &Histogram, buckets: &[BoundedBucket]) -> Option<f64> {
     let mut rank = 0.0;
     for bucket in buckets {
@@ -145,7 +146,7 @@ fn rank_of(value: f64, histogram: &Histogram, buckets: &[BoundedBucket]) -> Opti
             return Some(rank);
         }
         if bucket.upper > value {
-            // An infinite bucket is all on its finite side.
+            // All observations of an infinite bucket are assumed to be at its finite bound.
             return Some(if bucket.lower == f64::NEG_INFINITY {
                 bucket.count
             } else if bucket.upper == f64::INFINITY {
@@ -159,7 +160,7 @@ fn rank_of(value: f64, histogram: &Histogram, buckets: &[BoundedBucket]) -> Opti
     None
 }
 
-/// The variance, each observation taken to be in its bucket's middle.
+/// The variance; each observation is assumed to be in the middle of its bucket.
 pub(crate) fn variance(histogram: &Histogram) -> f64 {
     let mean = histogram.sum / histogram.count;
     let mut squares = Sum::default();

@@ -1,27 +1,27 @@
-//! Histograms in anchored and smoothed windows: as [`crate::functions::extended`] does it for floats.
+//! Histograms in anchored and smoothed windows, as [`crate::functions::extended`] for floats.
 
 use std::sync::Arc;
 
 use firn_model::{Histogram, PointValue, ResetHint, Timestamp};
 
-use super::over_time::{Kinds, Window, add, note_hints, subtract};
-use super::{Remark, Remarks, Running, detects_reset};
+use super::mixed_window::{MixedWindow, WindowContent, add, note_hints, subtract};
+use super::{Remark, Remarks, RunningHistogram, detects_reset};
 use crate::eval::window::MixedSamples;
-use crate::functions::range::RangeCall;
+use crate::functions::range_call::RangeCall;
 use crate::functions::rate::RateKind;
-use crate::syntax::Borders;
+use crate::syntax::BoundaryMode;
 
-/// The change from the left to the right border of a window that holds histograms.
+/// The change from the left to the right boundary of a window that contains histograms.
 pub(super) fn extended_rate(
     call: &RangeCall<'_>,
     step: usize,
     kind: RateKind,
-    window: Window<'_>,
+    window: MixedWindow<'_>,
     remarks: &mut Remarks,
 ) -> Option<Histogram> {
     let end = call.frame.reference(step);
     let start = end.saturating_sub(call.range_ms);
-    let is_smoothed = call.borders == Borders::Smoothed;
+    let is_smoothed = call.boundary == BoundaryMode::Smoothed;
     let times = window.times;
     let mut last = times.len().checked_sub(1)?;
     let first = times[..last].partition_point(|&ts| ts <= start).saturating_sub(1);
@@ -31,8 +31,8 @@ pub(super) fn extended_rate(
     if times[last] <= start || (is_smoothed && times[first] > end) {
         return None;
     }
-    let used = Window { times: &times[first..=last], entries: &window.entries[first..=last] };
-    let Kinds::Histograms(histograms) = used.kinds() else {
+    let used = MixedWindow { times: &times[first..=last], entries: &window.entries[first..=last] };
+    let WindowContent::Histograms(histograms) = used.content() else {
         remarks.insert(Remark::MixedKinds);
         return None;
     };
@@ -48,10 +48,10 @@ pub(super) fn extended_rate(
     let cuts_right = is_smoothed && last > 0 && used.times[last] > end;
     let left = if cuts_left { line.at(0, start, remarks) } else { histograms[0].clone() };
     let right = if cuts_right { line.at(last - 1, end, remarks) } else { histograms[last].clone() };
-    let mut change = Running::new(&right);
+    let mut change = RunningHistogram::new(&right);
     subtract(&mut change, &left, remarks);
     if kind.is_counter {
-        // The left border's value already lies behind a reset before the second sample.
+        // The value at the left boundary is already after a reset before the second sample.
         for idx in 1 + usize::from(cuts_left)..histograms.len() {
             if detects_reset(histograms[idx], histograms[idx - 1]) {
                 add(&mut change, histograms[idx - 1], remarks);
@@ -65,19 +65,21 @@ pub(super) fn extended_rate(
     Some(change.finish())
 }
 
-/// The histogram of a smoothed instant selector at `at`: between its neighbours, or the last one before.
+/// The histogram of a smoothed instant selector at `at`: interpolated between its neighbours, or
+/// the last one before it.
 pub(crate) fn smoothed_point(
     samples: MixedSamples<'_>,
     range: std::ops::Range<usize>,
     at: Timestamp,
     remarks: &mut Remarks,
 ) -> Option<PointValue> {
-    let window = Window { times: &samples.times[range.clone()], entries: &samples.entries[range] };
+    let window =
+        MixedWindow { times: &samples.times[range.clone()], entries: &samples.entries[range] };
     let next = window.times.partition_point(|&ts| ts < at);
-    let histograms = match window.kinds() {
-        Kinds::Histograms(histograms) => histograms,
-        Kinds::Floats => return smoothed_float(window, next, at),
-        Kinds::Mixed => {
+    let histograms = match window.content() {
+        WindowContent::Histograms(histograms) => histograms,
+        WindowContent::Floats => return smoothed_float(window, next, at),
+        WindowContent::Mixed => {
             remarks.insert(Remark::MixedKinds);
             return None;
         }
@@ -97,7 +99,7 @@ pub(crate) fn smoothed_point(
     Some(PointValue::Histogram(Arc::new(line.at(idx, at, remarks))))
 }
 
-fn smoothed_float(window: Window<'_>, next: usize, at: Timestamp) -> Option<PointValue> {
+fn smoothed_float(window: MixedWindow<'_>, next: usize, at: Timestamp) -> Option<PointValue> {
     let value = |idx: usize| match window.entries.get(idx).map(|entry| &entry.value) {
         Some(PointValue::Float(value)) => Some(*value),
         _ => None,
@@ -112,13 +114,13 @@ fn smoothed_float(window: Window<'_>, next: usize, at: Timestamp) -> Option<Poin
     Some(PointValue::Float(from + (to - from) * part))
 }
 
-/// How far `at` is on the way from sample `idx` to the next.
+/// The relative position of `at` between sample `idx` and the next.
 fn part_of(times: &[Timestamp], idx: usize, at: Timestamp) -> f64 {
     let whole = times[idx + 1].saturating_sub(times[idx]) as f64;
     at.saturating_sub(times[idx]) as f64 / whole
 }
 
-/// Histograms joined by straight lines.
+/// Linear interpolation between histograms.
 struct Line<'a> {
     times: &'a [Timestamp],
     histograms: &'a [&'a Histogram],
@@ -126,11 +128,12 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// The value at `at`, between sample `idx` and the next. A counter that was reset starts from zero.
+    /// The value at `at`, between sample `idx` and the next. A counter that was reset starts from
+    /// zero.
     fn at(&self, idx: usize, at: Timestamp, remarks: &mut Remarks) -> Histogram {
         let (before, after) = (self.histograms[idx], self.histograms[idx + 1]);
         let part = part_of(self.times, idx, at);
-        let mut value = Running::new(after);
+        let mut value = RunningHistogram::new(after);
         if self.is_counter && detects_reset(after, before) {
             value.scale(part);
             return value.finish();

@@ -1,15 +1,18 @@
-//! Native histograms: what the language computes with them.
+//! Native histograms: the computations of the language.
 //!
-//! A [`firn_model::Histogram`] is plain data. Here is its arithmetic: [`Running`] adds and scales histograms of
-//! unlike layouts, [`reset`] compares counters, [`estimate`] answers quantiles, fractions and variances, [`trim`]
-//! cuts at a value, [`buckets`] knows where buckets lie. [`over_time`] is what functions of windows make of samples
-//! that are not all floats; what it has to say goes out as [`Remarks`].
+//! A [`firn_model::Histogram`] is plain data. This module contains its arithmetic.
+//! [`RunningHistogram`] adds and scales histograms with different layouts, [`reset`] compares
+//! counters, [`estimate`] computes quantiles, fractions and variances, [`trim`] cuts at a value,
+//! [`buckets`] computes bounds. [`over_time`] evaluates window functions of samples that are not
+//! all floats; it reports problems as [`Remarks`].
 //!
-//! Reading order: `buckets`, `running`, `reset`, `estimate`, `trim`, `text`, `remark`, `over_time`, `extended`.
+//! MemberSamples order: `buckets`, `running`, `reset`, `estimate`, `trim`, `text`, `remark`,
+//! `mixed_window`, `over_time`, `extended`.
 
 mod buckets;
 mod estimate;
 mod extended;
+mod mixed_window;
 mod over_time;
 mod remark;
 mod reset;
@@ -23,6 +26,6 @@ pub(crate) use extended::smoothed_point;
 pub(crate) use over_time::range_call;
 pub(crate) use remark::{Operation, Remark, Remarks};
 pub(crate) use reset::{detects_reset, same_content};
-pub(crate) use running::{MeanHistogram, Running, SumHistogram, scaled};
+pub(crate) use running::{MeanHistogram, RunningHistogram, SumHistogram, scaled};
 pub(crate) use text::text;
 pub(crate) use trim::trim;

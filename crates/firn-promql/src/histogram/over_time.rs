@@ -1,31 +1,26 @@
-//! Functions of windows that hold more than plain floats: histograms, floats among histograms, start timestamps.
+//! MixedWindow functions of samples that are not all plain floats: histograms, floats among histograms,
+//! start timestamps.
 
 use std::sync::Arc;
 
-use firn_model::{Histogram, Labels, MixedEntry, PointValue, ResetHint, Result, Timestamp};
+use firn_model::{Histogram, Labels, PointValue, ResetHint, Result, Timestamp};
 
 use super::extended::extended_rate;
-use super::running::{MeanHistogram, Met, Running, SumHistogram};
+use super::mixed_window::{MixedWindow, WindowContent, add, note_hints, subtract};
+use super::running::{MeanHistogram, MergeSummary, RunningHistogram, SumHistogram};
 use super::{Operation, Remark, Remarks, detects_reset, same_content};
-use crate::eval::select::Kernel;
+use crate::eval::kernel::Kernel;
 use crate::eval::vector::{ABSENT, VectorSeries};
 use crate::eval::window::{Frame, MixedSamples, Samples, Steps, Windows};
-use crate::functions::range::RangeCall;
+use crate::functions::range_call::RangeCall;
 use crate::functions::rate::{RateKind, is_change};
-use crate::syntax::{Borders, FunctionId};
+use crate::syntax::{BoundaryMode, FunctionId};
 
-/// The samples of one step, at least one.
-#[derive(Clone, Copy)]
-pub(super) struct Window<'a> {
-    pub(super) times: &'a [Timestamp],
-    pub(super) entries: &'a [MixedEntry],
-}
-
-/// Computes one series. A window of floats alone has the value that the loop over floats gives it, unless start
-/// timestamps have a say.
+/// Computes one series. A window of floats alone has the same value as in the loop over floats,
+/// unless start timestamps change it.
 ///
 /// # Errors
-/// `Invalid` for a parameter that the function refuses.
+/// `Invalid` for an invalid parameter of the function.
 pub(crate) fn range_call(
     call: &RangeCall<'_>,
     samples: MixedSamples<'_>,
@@ -36,8 +31,10 @@ pub(crate) fn range_call(
         if window.is_empty() {
             continue;
         }
-        let window =
-            Window { times: &samples.times[window.clone()], entries: &samples.entries[window] };
+        let window = MixedWindow {
+            times: &samples.times[window.clone()],
+            entries: &samples.entries[window],
+        };
         if let Some(value) = compute(call, step, window, remarks)? {
             out.set(step, value);
         }
@@ -48,7 +45,7 @@ pub(crate) fn range_call(
 fn compute(
     call: &RangeCall<'_>,
     step: usize,
-    window: Window<'_>,
+    window: MixedWindow<'_>,
     remarks: &mut Remarks,
 ) -> Result<Option<PointValue>> {
     use FunctionId as F;
@@ -62,12 +59,12 @@ fn compute(
         F::Idelta => instant_rate(false, window, remarks),
         F::Resets => count_pairs(call, step, window, is_reset),
         F::Changes => count_pairs(call, step, window, differs),
-        F::SumOverTime | F::AvgOverTime => match window.kinds() {
-            Kinds::Floats => floats_only(call, step, window)?,
-            Kinds::Histograms(all) => {
+        F::SumOverTime | F::AvgOverTime => match window.content() {
+            WindowContent::Floats => floats_only(call, step, window)?,
+            WindowContent::Histograms(all) => {
                 total(call.function, &all, remarks).map(|h| PointValue::Histogram(Arc::new(h)))
             }
-            Kinds::Mixed => {
+            WindowContent::Mixed => {
                 remarks.insert(Remark::MixedKinds);
                 None
             }
@@ -78,9 +75,9 @@ fn compute(
         F::FirstOverTime => window.entries.first().map(|entry| entry.value.clone()),
         F::TsOfFirstOverTime => seconds(window.times.first()),
         F::TsOfLastOverTime => seconds(window.times.last()),
-        // All others know floats only.
+        // All other functions support floats only.
         _ => {
-            if matches!(window.kinds(), Kinds::Mixed) {
+            if matches!(window.content(), WindowContent::Mixed) {
                 remarks.insert(Remark::IgnoredInRange);
             }
             floats_only(call, step, window)?
@@ -88,61 +85,11 @@ fn compute(
     })
 }
 
-/// What a window holds.
-pub(super) enum Kinds<'a> {
-    Floats,
-    Histograms(Vec<&'a Histogram>),
-    Mixed,
-}
-
-impl<'a> Window<'a> {
-    pub(super) fn kinds(&self) -> Kinds<'a> {
-        let as_histogram = |entry: &'a MixedEntry| match &entry.value {
-            PointValue::Histogram(histogram) => Some(&**histogram),
-            PointValue::Float(_) => None,
-        };
-        let histograms: Vec<&Histogram> = self.entries.iter().filter_map(as_histogram).collect();
-        if histograms.is_empty() {
-            Kinds::Floats
-        } else if histograms.len() == self.entries.len() {
-            Kinds::Histograms(histograms)
-        } else {
-            Kinds::Mixed
-        }
-    }
-
-    fn floats(&self) -> impl Iterator<Item = (Timestamp, f64)> + '_ {
-        let float = |(&ts, entry): (&Timestamp, &MixedEntry)| match entry.value {
-            PointValue::Float(value) => Some((ts, value)),
-            PointValue::Histogram(_) => None,
-        };
-        self.times.iter().zip(self.entries).filter_map(float)
-    }
-
-    /// Whether the start timestamp of sample `idx`, which is not the first, says that the counter began anew after
-    /// the sample before it.
-    fn starts_anew(&self, idx: usize) -> bool {
-        let (start, before) = (self.entries[idx].start, self.entries[idx - 1].start);
-        start != 0 && start != before && start >= self.times[idx - 1] && start < self.times[idx]
-    }
-
-    fn has_overlap(&self) -> bool {
-        (1..self.times.len()).any(|idx| {
-            let (start, before) = (self.entries[idx].start, self.entries[idx - 1].start);
-            start != 0 && start < self.times[idx - 1] && start != before
-        })
-    }
-
-    fn has_starts(&self) -> bool {
-        self.entries.iter().any(|entry| entry.start != 0)
-    }
-}
-
-/// The floats of a window through the loop that float series take.
+/// Evaluates the floats of a window through the loop for float series.
 fn floats_only(
     call: &RangeCall<'_>,
     step: usize,
-    window: Window<'_>,
+    window: MixedWindow<'_>,
 ) -> Result<Option<PointValue>> {
     let (times, values): (Vec<Timestamp>, Vec<f64>) = window.floats().unzip();
     if times.is_empty() {
@@ -177,12 +124,12 @@ fn total(
         remarks.insert(Remark::MixedSchemas);
         return None;
     };
-    note_met(met, remarks);
+    note_summary(met, remarks);
     Some(histogram)
 }
 
-/// What an aggregation of histograms has to say.
-pub(super) fn note_met(met: Met, remarks: &mut Remarks) {
+/// Adds the remarks of an aggregation of histograms.
+pub(super) fn note_summary(met: MergeSummary, remarks: &mut Remarks) {
     if met.resets_conflict() {
         remarks.insert(Remark::ResetsConflict(Operation::Aggregation));
     }
@@ -195,28 +142,28 @@ fn rate(
     call: &RangeCall<'_>,
     step: usize,
     kind: RateKind,
-    window: Window<'_>,
+    window: MixedWindow<'_>,
     remarks: &mut Remarks,
 ) -> Result<Option<PointValue>> {
-    if call.borders != Borders::Plain {
-        return match window.kinds() {
-            Kinds::Floats => floats_only(call, step, window),
+    if call.boundary != BoundaryMode::Plain {
+        return match window.content() {
+            WindowContent::Floats => floats_only(call, step, window),
             _ => Ok(extended_rate(call, step, kind, window, remarks)
                 .map(|histogram| PointValue::Histogram(Arc::new(histogram)))),
         };
     }
     let (range_start, range_end) = call.frame.bounds(step);
-    match window.kinds() {
-        Kinds::Mixed => {
+    match window.content() {
+        WindowContent::Mixed => {
             remarks.insert(Remark::MixedKinds);
             return Ok(None);
         }
-        Kinds::Floats if !kind.is_counter || !window.has_starts() => {
+        WindowContent::Floats if !kind.is_counter || !window.has_starts() => {
             return floats_only(call, step, window);
         }
         _ => {}
     }
-    // A counter that started inside of the window was 0 then.
+    // A counter that started inside the window was 0 at that time.
     let (first_time, first_start) = (window.times[0], window.entries[0].start);
     let is_inside = first_start != 0 && first_start > range_start && first_start < first_time;
     let zero_time = (kind.is_counter && is_inside).then_some(first_start);
@@ -226,15 +173,15 @@ fn rate(
     if kind.is_counter && window.has_overlap() {
         remarks.insert(Remark::StartOverlaps);
     }
-    let spread = Spread { window, zero_time, range_start, range_end };
+    let extrapolation = HistogramExtrapolation { window, zero_time, range_start, range_end };
     let divisor = if kind.per_second { call.range_seconds } else { 1.0 };
-    Ok(match window.kinds() {
-        Kinds::Histograms(histograms) => {
+    Ok(match window.content() {
+        WindowContent::Histograms(histograms) => {
             let change = histogram_change(kind.is_counter, &histograms, window, zero_time, remarks);
             change.map(|mut change| {
                 let to_zero = (kind.is_counter && histograms[0].count >= 0.0)
                     .then_some((histograms[0].count, change.count));
-                change.scale(spread.factor(to_zero) / divisor);
+                change.scale(extrapolation.factor(to_zero) / divisor);
                 change.reset_hint = ResetHint::Gauge;
                 PointValue::Histogram(Arc::new(change.finish()))
             })
@@ -243,23 +190,24 @@ fn rate(
             let values: Vec<f64> = window.floats().map(|sample| sample.1).collect();
             let change = counter_change(&values, window, zero_time);
             let to_zero = (values[0] >= 0.0).then_some((values[0], change));
-            Some(PointValue::Float(change * (spread.factor(to_zero) / divisor)))
+            Some(PointValue::Float(change * (extrapolation.factor(to_zero) / divisor)))
         }
     })
 }
 
-/// Where a window's samples lie in it.
-struct Spread<'a> {
-    window: Window<'a>,
-    /// When the counter was 0, if that is known and inside of the window.
+/// The extrapolation of a window's change to its boundaries.
+struct HistogramExtrapolation<'a> {
+    window: MixedWindow<'a>,
+    /// The time when the counter was 0, if it is known and inside the window.
     zero_time: Option<Timestamp>,
     range_start: Timestamp,
     range_end: Timestamp,
 }
 
-impl Spread<'_> {
-    /// By how much the change between samples stands for the whole window; as [`crate::functions::rate`] does it for
-    /// floats. `to_zero` is the first value and the change of what must not be extended below zero.
+impl HistogramExtrapolation<'_> {
+    /// The factor from the change between samples to that of the whole window, as
+    /// [`crate::functions::rate`] computes it for floats. `to_zero` is the first value and the
+    /// change of a counter, which must not be extended below zero.
     fn factor(&self, to_zero: Option<(f64, f64)>) -> f64 {
         let seconds = |to: Timestamp, from: Timestamp| to.saturating_sub(from) as f64 / 1000.0;
         let (times, count) = (self.window.times, self.window.times.len());
@@ -282,7 +230,7 @@ impl Spread<'_> {
     }
 }
 
-fn counter_change(values: &[f64], window: Window<'_>, zero_time: Option<Timestamp>) -> f64 {
+fn counter_change(values: &[f64], window: MixedWindow<'_>, zero_time: Option<Timestamp>) -> f64 {
     let last = values.len() - 1;
     let from = if zero_time.is_some() { 0.0 } else { values[0] };
     let mut change = values[last] - from;
@@ -294,22 +242,23 @@ fn counter_change(values: &[f64], window: Window<'_>, zero_time: Option<Timestam
     change
 }
 
-/// The change from the first histogram to the last; for a counter with what resets hide.
+/// The change from the first histogram to the last; for a counter including the increase that
+/// resets hide.
 fn histogram_change(
     is_counter: bool,
     histograms: &[&Histogram],
-    window: Window<'_>,
+    window: MixedWindow<'_>,
     zero_time: Option<Timestamp>,
     remarks: &mut Remarks,
-) -> Option<Running<f64>> {
+) -> Option<RunningHistogram<f64>> {
     let (first, last) = (histograms[0], histograms[histograms.len() - 1]);
     note_hints(is_counter, histograms, remarks);
     let is_reset = |idx: usize| {
         is_counter
             && (window.starts_anew(idx) || detects_reset(histograms[idx], histograms[idx - 1]))
     };
-    // What lies before a reset right behind the first sample is not looked at, nor is it where the counter is known to
-    // have been 0: its layout does not matter.
+    // A reset right after the first sample hides it: it is not subtracted, and its layout is not
+    // checked.
     let ignores_first = histograms.len() > 1 && is_reset(1);
     let from = if ignores_first { 1 } else { 0 };
     let looked_at = &histograms[from..];
@@ -318,7 +267,7 @@ fn histogram_change(
         remarks.insert(Remark::MixedSchemas);
         return None;
     }
-    let mut change = Running::new(last);
+    let mut change = RunningHistogram::new(last);
     let schema = looked_at.iter().map(|histogram| histogram.schema).min().unwrap_or(last.schema);
     if !is_custom {
         change.coarsen(schema);
@@ -326,7 +275,7 @@ fn histogram_change(
     if !ignores_first && zero_time.is_none() {
         subtract(&mut change, first, remarks);
     } else if ignores_first && zero_time.is_some() {
-        // The first sample's observations are part of the change, also if a reset hides them.
+        // The first sample's observations are part of the change even if a reset hides them.
         add(&mut change, first, remarks);
     }
     for idx in from + 1..histograms.len() {
@@ -337,49 +286,12 @@ fn histogram_change(
     Some(change)
 }
 
-pub(super) fn add(change: &mut Running<f64>, histogram: &Histogram, remarks: &mut Remarks) {
-    note_merged(
-        change.add(histogram).map(|merged| merged.bounds_differed),
-        Operation::Addition,
-        remarks,
-    );
-}
-
-pub(super) fn subtract(change: &mut Running<f64>, histogram: &Histogram, remarks: &mut Remarks) {
-    let merged = change.subtract(histogram).map(|merged| merged.bounds_differed);
-    note_merged(merged, Operation::Subtraction, remarks);
-}
-
-fn note_merged(
-    bounds_differed: std::result::Result<bool, super::running::Incompatible>,
-    operation: Operation,
+/// `irate` and `idelta`: from the second to last sample to the last.
+fn instant_rate(
+    is_rate: bool,
+    window: MixedWindow<'_>,
     remarks: &mut Remarks,
-) {
-    match bounds_differed {
-        Ok(false) => {}
-        Ok(true) => {
-            remarks.insert(Remark::BoundsDiffered(operation));
-        }
-        Err(_) => {
-            remarks.insert(Remark::MixedSchemas);
-        }
-    }
-}
-
-/// Counters have no gauge among them; a gauge is told by its ends.
-pub(super) fn note_hints(is_counter: bool, histograms: &[&Histogram], remarks: &mut Remarks) {
-    let is_gauge = |histogram: &&Histogram| histogram.reset_hint == ResetHint::Gauge;
-    if is_counter {
-        if histograms.iter().any(is_gauge) {
-            remarks.insert(Remark::NotCounter);
-        }
-    } else if ![histograms.first(), histograms.last()].iter().flatten().all(|h| is_gauge(h)) {
-        remarks.insert(Remark::NotGauge);
-    }
-}
-
-/// `irate` and `idelta`: from the last sample but one to the last.
-fn instant_rate(is_rate: bool, window: Window<'_>, remarks: &mut Remarks) -> Option<PointValue> {
+) -> Option<PointValue> {
     let last = window.times.len().checked_sub(1).filter(|&last| last > 0)?;
     let seconds = window.times[last].saturating_sub(window.times[last - 1]) as f64 / 1000.0;
     let starts_anew = is_rate && window.starts_anew(last);
@@ -391,7 +303,7 @@ fn instant_rate(is_rate: bool, window: Window<'_>, remarks: &mut Remarks) -> Opt
         }
         (PointValue::Histogram(before), PointValue::Histogram(after)) => {
             note_hints(is_rate, &[before, after], remarks);
-            let mut change = Running::new(after);
+            let mut change = RunningHistogram::new(after);
             if !is_rate || !(starts_anew || detects_reset(after, before)) {
                 if before.has_custom_bounds() != after.has_custom_bounds() {
                     remarks.insert(Remark::MixedSchemas);
@@ -412,16 +324,16 @@ fn instant_rate(is_rate: bool, window: Window<'_>, remarks: &mut Remarks) -> Opt
     }
 }
 
-/// How often something holds between neighbours. An anchored window begins with the last sample at or before its
-/// border and needs one after it.
+/// The number of neighbours for which `holds` is true. An anchored window begins with the last
+/// sample at or before its boundary and needs one after it.
 fn count_pairs(
     call: &RangeCall<'_>,
     step: usize,
-    window: Window<'_>,
-    holds: fn(Window<'_>, usize) -> bool,
+    window: MixedWindow<'_>,
+    holds: fn(MixedWindow<'_>, usize) -> bool,
 ) -> Option<PointValue> {
     let mut first = 0;
-    if call.borders == Borders::Anchored {
+    if call.boundary == BoundaryMode::Anchored {
         let border = call.frame.reference(step).saturating_sub(call.range_ms);
         let before = window.times.partition_point(|&ts| ts <= border);
         if before == window.times.len() {
@@ -433,7 +345,7 @@ fn count_pairs(
     Some(PointValue::Float(count as f64))
 }
 
-fn is_reset(window: Window<'_>, idx: usize) -> bool {
+fn is_reset(window: MixedWindow<'_>, idx: usize) -> bool {
     window.starts_anew(idx)
         || match (&window.entries[idx - 1].value, &window.entries[idx].value) {
             (PointValue::Float(before), PointValue::Float(after)) => after < before,
@@ -444,7 +356,7 @@ fn is_reset(window: Window<'_>, idx: usize) -> bool {
         }
 }
 
-fn differs(window: Window<'_>, idx: usize) -> bool {
+fn differs(window: MixedWindow<'_>, idx: usize) -> bool {
     match (&window.entries[idx - 1].value, &window.entries[idx].value) {
         (PointValue::Float(before), PointValue::Float(after)) => is_change(*before, *after),
         (PointValue::Histogram(before), PointValue::Histogram(after)) => {

@@ -1,32 +1,32 @@
-//! What a computation has to say about the samples that it met.
+//! Remarks of a computation on its samples.
 
 use std::collections::BTreeSet;
 
-/// The remarks of one computation, each once.
+/// The remarks of one computation, without duplicates.
 pub(crate) type Remarks = BTreeSet<Remark>;
 
-/// A remark without the metric and the place in the query that it is about.
+/// A remark, without its metric and its position in the query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Remark {
-    /// Floats and histograms stood where only one kind makes sense.
+    /// Floats and histograms are mixed, but only one kind is supported.
     MixedKinds,
-    /// Exponential and custom buckets stood together.
+    /// Exponential and custom buckets are mixed.
     MixedSchemas,
-    /// A gauge where a counter belongs.
+    /// A gauge histogram in a function for counters.
     NotCounter,
-    /// A counter where a gauge belongs.
+    /// A counter histogram in a function for gauges.
     NotGauge,
-    /// Histograms stood among floats and were left out.
+    /// Histograms among floats were ignored.
     IgnoredInRange,
-    /// Custom bounds differed; those that all had were used.
+    /// Custom bounds differed; the common ones were used.
     BoundsDiffered(Operation),
-    /// Some histograms come after a counter reset, some do not.
+    /// Some histograms follow a counter reset, some do not.
     ResetsConflict(Operation),
-    /// A sample says that it counts since before the sample before it.
+    /// The start timestamp of a sample is before the previous sample.
     StartOverlaps,
 }
 
-/// What was done to histograms.
+/// An operation on histograms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Operation {
     Addition,
@@ -35,7 +35,7 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// As messages call it.
+    /// The name in messages.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Operation::Addition => "addition",

@@ -1,11 +1,11 @@
-//! Has a counter started anew between two histograms?
+//! Detection of counter resets between two histograms.
 
 use firn_model::{Histogram, ResetHint};
 
-use super::running::{Running, common_bounds, same_bounds};
+use super::running::{RunningHistogram, common_bounds, same_bounds};
 
-/// Whether there was a counter reset between `previous` and `current`: as the hint says, else because some count is
-/// smaller or the layout changed in a way that a counter cannot.
+/// Whether there was a counter reset between `previous` and `current`: by the hint, otherwise
+/// because a count fell or the layout changed in a way that a counter cannot.
 pub(crate) fn detects_reset(current: &Histogram, previous: &Histogram) -> bool {
     match current.reset_hint {
         ResetHint::Reset => return true,
@@ -16,8 +16,8 @@ pub(crate) fn detects_reset(current: &Histogram, previous: &Histogram) -> bool {
     {
         return true;
     }
-    let mut now: Running<f64> = Running::new(current);
-    let mut before: Running<f64> = Running::new(previous);
+    let mut now: RunningHistogram<f64> = RunningHistogram::new(current);
+    let mut before: RunningHistogram<f64> = RunningHistogram::new(previous);
     if current.has_custom_bounds() {
         if !same_bounds(&current.custom_bounds, &previous.custom_bounds) {
             let both = common_bounds(&current.custom_bounds, &previous.custom_bounds);
@@ -25,7 +25,7 @@ pub(crate) fn detects_reset(current: &Histogram, previous: &Histogram) -> bool {
             before.rebound(&both);
         }
     } else {
-        // A finer resolution or a narrower zero bucket cannot come from adding observations.
+        // Adding observations never increases the resolution or narrows the zero bucket.
         if current.schema > previous.schema || current.zero_threshold < previous.zero_threshold {
             return true;
         }
@@ -46,10 +46,10 @@ fn some_fell(now: &[(i32, f64)], before: &[(i32, f64)]) -> bool {
     })
 }
 
-/// Whether two histograms say the same, whatever their hints and empty buckets.
+/// Whether two histograms have the same content, regardless of hints and empty buckets.
 pub(crate) fn same_content(a: &Histogram, b: &Histogram) -> bool {
     let plain = |histogram: &Histogram| {
-        let running: Running<f64> = Running::new(histogram);
+        let running: RunningHistogram<f64> = RunningHistogram::new(histogram);
         Histogram { reset_hint: ResetHint::Unknown, ..running.finish() }
     };
     plain(a) == plain(b)
@@ -73,7 +73,7 @@ mod tests {
         assert!(!detects_reset(&histogram(0, 4.0, &[(0, 1.0), (1, 2.0), (2, 1.0)]), &one));
         assert!(detects_reset(&histogram(0, 4.0, &[(0, 4.0)]), &one));
         assert!(detects_reset(&histogram(0, 2.0, &[(0, 1.0), (1, 2.0)]), &one));
-        // Coarser is fine, finer is another counter.
+        // A coarser schema may continue the counter, a finer one is another counter.
         assert!(!detects_reset(&histogram(-1, 3.0, &[(0, 1.0), (1, 2.0)]), &one));
         assert!(detects_reset(&histogram(1, 9.0, &[(0, 9.0), (2, 9.0)]), &one));
         assert!(!detects_reset(&one, &histogram(0, 3.0, &[(0, 1.0), (1, 2.0), (7, 0.0)])));

@@ -1,7 +1,8 @@
-//! Sums of histograms whose layouts may differ.
+//! Sums of histograms with different layouts.
 //!
-//! The result has the coarser of both resolutions, the wider of both zero buckets, and the custom bounds that both
-//! have. One implementation serves plain numbers and numbers that carry their rounding error along.
+//! The result has the coarser of both resolutions, the wider of both zero buckets, and the custom
+//! bounds that both have. One implementation serves plain numbers and numbers with compensated
+//! rounding errors.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use firn_model::{Histogram, HistogramBucket, ResetHint};
 use super::buckets::{coarser_index, exponential_bounds};
 use crate::functions::kahan::Sum;
 
-/// What a histogram counts with: doubles, or doubles with compensation.
+/// The number type of a histogram: doubles, or doubles with compensation.
 pub(crate) trait Amount: Copy {
     fn of(value: f64) -> Self;
     fn add(&mut self, other: Self);
@@ -70,10 +71,10 @@ impl Amount for Sum {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Incompatible;
 
-/// What an addition had to put up with.
+/// The conflicts of an addition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Merged {
-    /// One side says that there was a counter reset, the other that there was none.
+pub(crate) struct MergeConflicts {
+    /// One side has a counter reset, the other has none.
     pub(crate) resets_conflict: bool,
     /// The custom bounds differed.
     pub(crate) bounds_differed: bool,
@@ -84,7 +85,7 @@ type Buckets<A> = Vec<(i32, A)>;
 
 /// A histogram under computation.
 #[derive(Clone, Debug)]
-pub(crate) struct Running<A> {
+pub(crate) struct RunningHistogram<A> {
     schema: i32,
     pub(crate) reset_hint: ResetHint,
     zero_threshold: f64,
@@ -96,12 +97,12 @@ pub(crate) struct Running<A> {
     negative: Buckets<A>,
 }
 
-impl<A: Amount> Running<A> {
-    pub(crate) fn new(histogram: &Histogram) -> Running<A> {
+impl<A: Amount> RunningHistogram<A> {
+    pub(crate) fn new(histogram: &Histogram) -> RunningHistogram<A> {
         let buckets = |buckets: &[HistogramBucket]| {
             buckets.iter().map(|bucket| (bucket.index, A::of(bucket.count))).collect()
         };
-        Running {
+        RunningHistogram {
             schema: histogram.schema,
             reset_hint: histogram.reset_hint,
             zero_threshold: histogram.zero_threshold,
@@ -135,18 +136,18 @@ impl<A: Amount> Running<A> {
     }
 
     /// Adds `other`.
-    pub(crate) fn add(&mut self, other: &Histogram) -> Result<Merged, Incompatible> {
-        self.merge(Running::new(other))
+    pub(crate) fn add(&mut self, other: &Histogram) -> Result<MergeConflicts, Incompatible> {
+        self.merge(RunningHistogram::new(other))
     }
 
-    /// Takes `other` away. Whether that leaves a gauge is for the caller to say.
-    pub(crate) fn subtract(&mut self, other: &Histogram) -> Result<Merged, Incompatible> {
-        let mut other = Running::new(other);
+    /// Subtracts `other`. The caller decides whether the result is a gauge.
+    pub(crate) fn subtract(&mut self, other: &Histogram) -> Result<MergeConflicts, Incompatible> {
+        let mut other = RunningHistogram::new(other);
         other.scale_counts(-1.0);
         self.merge(other)
     }
 
-    /// Multiplies every count; a negative factor leaves a gauge.
+    /// Multiplies every count; a negative factor makes the result a gauge.
     pub(crate) fn scale(&mut self, factor: f64) {
         self.scale_counts(factor);
         if factor < 0.0 {
@@ -158,7 +159,7 @@ impl<A: Amount> Running<A> {
         self.amounts().for_each(|amount| amount.scale(factor));
     }
 
-    /// Divides every count; by zero, buckets go.
+    /// Divides every count; division by zero removes the buckets.
     pub(crate) fn divide(&mut self, divisor: f64) {
         self.divide_counts(divisor);
         if divisor == 0.0 {
@@ -187,7 +188,10 @@ impl<A: Amount> Running<A> {
         self.schema == Histogram::CUSTOM_SCHEMA
     }
 
-    pub(crate) fn merge(&mut self, mut other: Running<A>) -> Result<Merged, Incompatible> {
+    pub(crate) fn merge(
+        &mut self,
+        mut other: RunningHistogram<A>,
+    ) -> Result<MergeConflicts, Incompatible> {
         if self.has_custom_bounds() != other.has_custom_bounds() {
             return Err(Incompatible);
         }
@@ -199,11 +203,11 @@ impl<A: Amount> Running<A> {
         self.zero_count.add(other.zero_count);
         self.positive = merged(std::mem::take(&mut self.positive), other.positive);
         self.negative = merged(std::mem::take(&mut self.negative), other.negative);
-        Ok(Merged { resets_conflict, bounds_differed })
+        Ok(MergeConflicts { resets_conflict, bounds_differed })
     }
 
-    /// Gives both the same layout. Whether custom bounds differed.
-    pub(crate) fn align(&mut self, other: &mut Running<A>) -> bool {
+    /// Converts both to the same layout. Returns whether custom bounds differed.
+    pub(crate) fn align(&mut self, other: &mut RunningHistogram<A>) -> bool {
         if self.has_custom_bounds() {
             if same_bounds(&self.custom_bounds, &other.custom_bounds) {
                 return false;
@@ -213,8 +217,8 @@ impl<A: Amount> Running<A> {
             other.rebound(&both);
             return true;
         }
-        // Widening one may take a populated bucket along and so make it wider than the other. Each turn takes one
-        // bucket at least; NaN thresholds never agree and are left alone.
+        // Widening one may absorb a populated bucket and make it wider than the other. Each
+        // iteration absorbs at least one bucket; NaN thresholds never agree and are left unchanged.
         while self.zero_threshold < other.zero_threshold
             || other.zero_threshold < self.zero_threshold
         {
@@ -240,8 +244,8 @@ impl<A: Amount> Running<A> {
         self.schema = schema;
     }
 
-    /// Moves what lies below `threshold` into the zero bucket. A populated bucket across it goes whole, so that the
-    /// threshold may end up higher.
+    /// Moves everything below `threshold` into the zero bucket. A populated bucket that contains
+    /// the threshold moves as a whole, so the threshold may end up higher.
     pub(crate) fn widen_zero(&mut self, threshold: f64) {
         if threshold <= self.zero_threshold {
             return;
@@ -278,7 +282,7 @@ impl<A: Amount> Running<A> {
         [&self.positive, &self.negative]
     }
 
-    /// Replaces custom bounds by some of them.
+    /// Replaces custom bounds by a subset of them.
     pub(crate) fn rebound(&mut self, bounds: &Arc<[f64]>) {
         let old = std::mem::replace(&mut self.custom_bounds, Arc::clone(bounds));
         remap(&mut self.positive, |index| {
@@ -289,7 +293,7 @@ impl<A: Amount> Running<A> {
     }
 }
 
-/// The hint of a sum, and whether the two contradict each other.
+/// The hint of a sum, and whether the two hints contradict each other.
 fn merged_hint(a: ResetHint, b: ResetHint) -> (ResetHint, bool) {
     match (a, b) {
         _ if a == b => (a, false),
@@ -308,7 +312,7 @@ pub(crate) fn common_bounds(a: &[f64], b: &[f64]) -> Arc<[f64]> {
     a.iter().copied().filter(|bound| b.contains(bound)).collect()
 }
 
-/// Gives buckets new indexes, in the same order, and unites those that then are one.
+/// Assigns new indexes to buckets, in the same order, and merges those with one index.
 fn remap<A: Amount>(buckets: &mut Buckets<A>, index: impl Fn(i32) -> i32) {
     let mut united: Buckets<A> = Vec::with_capacity(buckets.len());
     for &(old, amount) in buckets.iter() {
@@ -321,7 +325,7 @@ fn remap<A: Amount>(buckets: &mut Buckets<A>, index: impl Fn(i32) -> i32) {
     *buckets = united;
 }
 
-/// The buckets of both, those with one index united.
+/// The buckets of both, merged by index.
 fn merged<A: Amount>(a: Buckets<A>, b: Buckets<A>) -> Buckets<A> {
     let mut all = Vec::with_capacity(a.len().max(b.len()));
     let mut others = b.into_iter().peekable();
@@ -338,45 +342,45 @@ fn merged<A: Amount>(a: Buckets<A>, b: Buckets<A>) -> Buckets<A> {
     all
 }
 
-/// A copy of `histogram`, all counts multiplied.
+/// A copy of `histogram` with all counts multiplied.
 pub(crate) fn scaled(histogram: &Histogram, factor: f64) -> Histogram {
-    let mut running: Running<f64> = Running::new(histogram);
+    let mut running: RunningHistogram<f64> = RunningHistogram::new(histogram);
     running.scale(factor);
     running.finish()
 }
 
-/// A sum of any number of histograms, and what was met on the way.
+/// A sum of any number of histograms, with their hints.
 #[derive(Clone, Debug)]
 pub(crate) struct SumHistogram {
-    total: Running<Sum>,
-    met: Met,
+    total: RunningHistogram<Sum>,
+    summary: MergeSummary,
 }
 
-/// The mean of any number of histograms: the sum divided by their number unless the sum overflows, incremental from
-/// there on.
+/// The mean of any number of histograms: the sum divided by their number unless the sum overflows,
+/// incremental from then on.
 #[derive(Clone, Debug)]
 pub(crate) struct MeanHistogram {
-    total: Running<Sum>,
-    met: Met,
+    total: RunningHistogram<Sum>,
+    summary: MergeSummary,
     count: f64,
     incremental: bool,
 }
 
-/// What the histograms of an aggregation said about themselves.
+/// The hints and layout differences of the histograms of an aggregation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Met {
+pub(crate) struct MergeSummary {
     reset: bool,
     no_reset: bool,
     pub(crate) bounds_differed: bool,
 }
 
-impl Met {
-    fn see(&mut self, histogram: &Histogram) {
+impl MergeSummary {
+    fn observe(&mut self, histogram: &Histogram) {
         self.reset |= histogram.reset_hint == ResetHint::Reset;
         self.no_reset |= histogram.reset_hint == ResetHint::NoReset;
     }
 
-    /// Whether some had a counter reset before them and some had none.
+    /// Whether some follow a counter reset and some do not.
     pub(crate) fn resets_conflict(self) -> bool {
         self.reset && self.no_reset
     }
@@ -384,36 +388,36 @@ impl Met {
 
 impl SumHistogram {
     pub(crate) fn of(first: &Histogram) -> SumHistogram {
-        let mut met = Met::default();
-        met.see(first);
-        SumHistogram { total: Running::new(first), met }
+        let mut summary = MergeSummary::default();
+        summary.observe(first);
+        SumHistogram { total: RunningHistogram::new(first), summary }
     }
 
     pub(crate) fn add(&mut self, histogram: &Histogram) -> Result<(), Incompatible> {
-        self.met.see(histogram);
-        self.met.bounds_differed |= self.total.add(histogram)?.bounds_differed;
+        self.summary.observe(histogram);
+        self.summary.bounds_differed |= self.total.add(histogram)?.bounds_differed;
         Ok(())
     }
 
-    pub(crate) fn finish(self) -> (Histogram, Met) {
-        (self.total.finish(), self.met)
+    pub(crate) fn finish(self) -> (Histogram, MergeSummary) {
+        (self.total.finish(), self.summary)
     }
 }
 
 impl MeanHistogram {
     pub(crate) fn of(first: &Histogram) -> MeanHistogram {
-        let SumHistogram { total, met } = SumHistogram::of(first);
-        MeanHistogram { total, met, count: 1.0, incremental: false }
+        let SumHistogram { total, summary } = SumHistogram::of(first);
+        MeanHistogram { total, summary, count: 1.0, incremental: false }
     }
 
     pub(crate) fn add(&mut self, histogram: &Histogram) -> Result<(), Incompatible> {
-        self.met.see(histogram);
+        self.summary.observe(histogram);
         self.count += 1.0;
         if !self.incremental {
             let mut next = self.total.clone();
             let merged = next.add(histogram)?;
             if !next.has_overflow() {
-                self.met.bounds_differed |= merged.bounds_differed;
+                self.summary.bounds_differed |= merged.bounds_differed;
                 self.total = next;
                 return Ok(());
             }
@@ -421,17 +425,17 @@ impl MeanHistogram {
             self.total.divide_counts(self.count - 1.0);
         }
         self.total.scale_counts((self.count - 1.0) / self.count);
-        let mut share = Running::new(histogram);
+        let mut share = RunningHistogram::new(histogram);
         share.divide_counts(self.count);
-        self.met.bounds_differed |= self.total.merge(share)?.bounds_differed;
+        self.summary.bounds_differed |= self.total.merge(share)?.bounds_differed;
         Ok(())
     }
 
-    pub(crate) fn finish(mut self) -> (Histogram, Met) {
+    pub(crate) fn finish(mut self) -> (Histogram, MergeSummary) {
         if !self.incremental {
             self.total.divide(self.count);
         }
-        (self.total.finish(), self.met)
+        (self.total.finish(), self.summary)
     }
 }
 
@@ -451,7 +455,7 @@ mod tests {
     }
 
     fn sum(a: &Histogram, b: &Histogram) -> Histogram {
-        let mut running: Running<f64> = Running::new(a);
+        let mut running: RunningHistogram<f64> = RunningHistogram::new(a);
         running.add(b).unwrap();
         running.finish()
     }
@@ -467,7 +471,7 @@ mod tests {
 
     #[test]
     fn the_wider_zero_bucket_swallows_whole_buckets() {
-        // 0.6 lies inside of (0.5, 1], which has observations, so the zero bucket grows to 1.
+        // 0.6 is inside (0.5, 1], which has observations, so the zero bucket grows to 1.
         let narrow = histogram(0, (0.1, 1.0), &[(-1, 2.0), (0, 3.0), (1, 4.0)]);
         let wide = histogram(0, (0.6, 10.0), &[(1, 1.0)]);
         for got in [sum(&narrow, &wide), sum(&wide, &narrow)] {
@@ -484,13 +488,14 @@ mod tests {
         let a = custom(&[1.0, 5.0, 10.0], &[(0, 1.0), (1, 2.0), (2, 4.0), (3, 8.0)]);
         let b = custom(&[5.0, 7.0], &[(0, 100.0), (2, 200.0)]);
         assert_eq!(sum(&a, &b), custom(&[5.0], &[(0, 103.0), (1, 212.0)]));
-        let mut exponential: Running<f64> = Running::new(&Histogram::empty());
+        let mut exponential: RunningHistogram<f64> = RunningHistogram::new(&Histogram::empty());
         assert_eq!(exponential.add(&a).unwrap_err(), Incompatible);
     }
 
     #[test]
     fn division_by_zero_leaves_no_bucket() {
-        let mut running: Running<f64> = Running::new(&histogram(0, (0.1, 1.0), &[(1, 2.0)]));
+        let mut running: RunningHistogram<f64> =
+            RunningHistogram::new(&histogram(0, (0.1, 1.0), &[(1, 2.0)]));
         running.divide(0.0);
         let got = running.finish();
         assert!(got.positive.is_empty() && got.count.is_nan() && got.zero_count.is_infinite());

@@ -1,29 +1,29 @@
-//! `histogram </ value` and `histogram >/ value`: what lies below or above a value.
+//! `histogram </ value` and `histogram >/ value`: the observations below or above a value.
 
 use firn_model::{Histogram, HistogramBucket};
 
 use super::buckets::{BoundedBucket, negative_bucket, positive_bucket, zero_bucket};
 use super::estimate::{is_linear, part_below};
 
-/// What is left of a bucket, and the value that its observations are taken to have.
-struct Kept {
+/// The remaining count of a bucket, and the assumed value of its observations.
+struct TrimmedBucket {
     count: f64,
     middle: f64,
 }
 
-/// `histogram` without the observations above `limit`, or with `keeps_upper` without those below. Where anything goes,
-/// count and sum are estimated anew from what stays.
+/// `histogram` without the observations above `limit`, or with `keeps_upper` without those below.
+/// If any are removed, count and sum are estimated again from the rest.
 pub(crate) fn trim(histogram: &Histogram, limit: f64, keeps_upper: bool) -> Histogram {
-    let cut = Cut { histogram, limit, keeps_upper };
+    let cut = TrimRule { histogram, limit, keeps_upper };
     let (mut count, mut sum) = (0.0, 0.0);
     let mut is_same = true;
     let mut keep = |bucket: BoundedBucket| {
-        let kept = if bucket.count == 0.0 { None } else { cut.kept(bucket) };
-        let kept = kept.unwrap_or(Kept { count: 0.0, middle: 0.0 });
-        is_same &= kept.count == bucket.count;
-        count += kept.count;
-        sum += kept.count * kept.middle;
-        kept.count
+        let trimmed = if bucket.count == 0.0 { None } else { cut.trimmed(bucket) };
+        let trimmed = trimmed.unwrap_or(TrimmedBucket { count: 0.0, middle: 0.0 });
+        is_same &= trimmed.count == bucket.count;
+        count += trimmed.count;
+        sum += trimmed.count * trimmed.middle;
+        trimmed.count
     };
     let mut side = |buckets: &[HistogramBucket],
                     place: fn(&Histogram, &HistogramBucket) -> BoundedBucket| {
@@ -31,8 +31,8 @@ pub(crate) fn trim(histogram: &Histogram, limit: f64, keeps_upper: bool) -> Hist
             index: bucket.index,
             count: keep(place(histogram, bucket)),
         };
-        let kept = buckets.iter().map(one);
-        kept.filter(|bucket| bucket.count != 0.0).collect::<Vec<_>>()
+        let trimmed = buckets.iter().map(one);
+        trimmed.filter(|bucket| bucket.count != 0.0).collect::<Vec<_>>()
     };
     let positive = side(&histogram.positive, positive_bucket);
     let negative = side(&histogram.negative, negative_bucket);
@@ -49,35 +49,39 @@ pub(crate) fn trim(histogram: &Histogram, limit: f64, keeps_upper: bool) -> Hist
     Histogram { count, sum, zero_count, positive, negative, ..histogram.clone() }
 }
 
-struct Cut<'a> {
+struct TrimRule<'a> {
     histogram: &'a Histogram,
     limit: f64,
     keeps_upper: bool,
 }
 
-impl Cut<'_> {
-    fn kept(&self, mut bucket: BoundedBucket) -> Option<Kept> {
+impl TrimRule<'_> {
+    fn trimmed(&self, mut bucket: BoundedBucket) -> Option<TrimmedBucket> {
         let limit = self.limit;
         let is_linear = is_linear(self.histogram, &bucket);
         let whole = if self.keeps_upper { bucket.lower >= limit } else { bucket.upper <= limit };
         if whole {
-            return Some(Kept { count: bucket.count, middle: middle(&bucket, is_linear) });
+            return Some(TrimmedBucket { count: bucket.count, middle: middle(&bucket, is_linear) });
         }
         let nothing = if self.keeps_upper { bucket.upper <= limit } else { bucket.lower >= limit };
-        // Also a limit that is no number leaves nothing.
+        // A limit of NaN also removes everything.
         if nothing || limit.is_nan() {
             return None;
         }
         match (bucket.lower == f64::NEG_INFINITY, bucket.upper == f64::INFINITY) {
             (true, true) => return None,
-            // Nobody knows where in it observations are: they stay on the side that has no end.
+            // The distribution inside the bucket is unknown: its observations stay on the side
+            // without an end.
             (false, true) => {
-                return self.keeps_upper.then_some(Kept { count: bucket.count, middle: limit });
+                return self
+                    .keeps_upper
+                    .then_some(TrimmedBucket { count: bucket.count, middle: limit });
             }
             (true, false) if bucket.upper <= 0.0 => {
-                return (!self.keeps_upper).then_some(Kept { count: bucket.count, middle: limit });
+                return (!self.keeps_upper)
+                    .then_some(TrimmedBucket { count: bucket.count, middle: limit });
             }
-            // The first bucket is taken to start at 0 if it can.
+            // The first bucket is assumed to start at 0 if it can.
             (true, false) if limit < 0.0 => return None,
             (true, false) => bucket.lower = 0.0,
             (false, false) => {}
@@ -90,11 +94,11 @@ impl Cut<'_> {
             bucket.upper = limit;
             below
         };
-        Some(Kept { count: bucket.count * part, middle: middle(&bucket, is_linear) })
+        Some(TrimmedBucket { count: bucket.count * part, middle: middle(&bucket, is_linear) })
     }
 }
 
-/// The value that observations in a bucket are taken to have.
+/// The assumed value of the observations in a bucket.
 fn middle(bucket: &BoundedBucket, is_linear: bool) -> f64 {
     let (lower, upper) = (bucket.lower, bucket.upper);
     match (lower == f64::NEG_INFINITY, upper == f64::INFINITY) {

@@ -1,4 +1,4 @@
-//! Type checks over a parsed tree, in Prometheus' order, so that the same mistake is told first.
+//! Type checks of a parsed tree, in Prometheus' order, so that the same error is reported first.
 
 use firn_model::METRIC_NAME;
 
@@ -7,12 +7,12 @@ use super::{
     Aggregate, AggregateOp, Binary, Cardinality, Function, FunctionId, Node, NodeKind, Selector,
     Span, go_quote,
 };
-use crate::value::ValueType;
+use crate::syntax::ValueType;
 
 /// Checks `root` and everything below it.
 ///
 /// # Errors
-/// The first mistake.
+/// The first error in Prometheus' order.
 pub(super) fn check(text: &str, root: &Node) -> Result<(), ParseError> {
     Checker { text }.node(root).map(|_| ())
 }
@@ -28,7 +28,7 @@ impl Checker<'_> {
         Err(ParseError::at(self.text, span, what))
     }
 
-    /// Checks `node` and gives its type.
+    /// Checks `node` and returns its type.
     fn node(&self, node: &Node) -> Checked<ValueType> {
         match &node.kind {
             NodeKind::Number { .. } | NodeKind::String(_) => {}
@@ -134,7 +134,7 @@ impl Checker<'_> {
         Ok(if scalars { ValueType::Scalar } else { ValueType::Vector })
     }
 
-    /// The operator with its modifiers: what stands between the operands.
+    /// The operator with its modifiers, between the operands.
     fn operator_span(&self, binary: &Binary) -> Span {
         let (from, to) = (binary.lhs.span.end as usize, binary.rhs.span.start as usize);
         let between = self.text.get(from..to).unwrap_or("");
@@ -184,7 +184,8 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// The second argument of `info` is matchers alone; they may all match the empty label.
+    /// The second argument of `info` consists of matchers only; all of them may match the empty
+    /// label.
     fn info_labels(&self, span: Span, labels: &Node) -> Checked {
         if labels.value_type() != ValueType::Vector {
             let got = labels.value_type().documented();

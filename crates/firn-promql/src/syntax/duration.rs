@@ -15,7 +15,8 @@ const UNITS: [(&str, i64); 7] = [
 /// Milliseconds of `1h30m`: units from large to small, each at most once.
 ///
 /// # Errors
-/// Prometheus' words for a text that is none or a length over what Go's nanoseconds hold.
+/// Prometheus' message for a text that is not a duration, or for a duration that exceeds Go's range
+/// of nanoseconds.
 pub(crate) fn parse_duration_ms(text: &str) -> Result<i64, String> {
     let bad = || format!("not a valid duration string: {}", super::go_quote(text.as_bytes()));
     if text == "0" {
@@ -46,7 +47,7 @@ pub(crate) fn parse_duration_ms(text: &str) -> Result<i64, String> {
     if text.is_empty() { Err("empty duration string".to_owned()) } else { Ok(sum) }
 }
 
-/// The shortest usual form: years and weeks only where nothing is left over.
+/// The shortest usual form: years and weeks only without a remainder.
 pub(crate) fn format_duration(mut ms: i64) -> String {
     if ms == 0 {
         return "0s".to_owned();
@@ -70,7 +71,7 @@ impl DurationExpr {
     /// The value in seconds.
     ///
     /// # Errors
-    /// Prometheus' words for a division by zero.
+    /// Prometheus' message for a division by zero.
     pub(crate) fn seconds(&self, step: f64, range: f64) -> Result<f64, String> {
         Ok(match self {
             DurationExpr::Number { value, .. } => *value,

@@ -1,24 +1,25 @@
-//! Mistakes in a query, worded and placed as Prometheus does.
+//! Errors in a query, with Prometheus' messages and positions.
 
 use std::fmt;
 
 use crate::syntax::Span;
 
-/// Why a text is no query. Displayed as Prometheus does: `1:3: parse error: unexpected end of input`.
+/// The reason why a text is not a query. Displayed as in Prometheus: `1:3: parse error: unexpected
+/// end of input`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseError {
-    /// The sentence without position.
+    /// The message without position.
     pub message: String,
-    /// The bytes concerned.
+    /// The position of the error in bytes.
     pub span: Span,
-    /// Line, from 1; 0 when there is no text to point at.
+    /// Line, from 1; 0 for an empty text.
     pub line: u32,
     /// Column in bytes, from 1.
     pub column: u32,
 }
 
 impl ParseError {
-    /// A mistake at `span` of `text`.
+    /// An error at `span` of `text`.
     pub(crate) fn at(text: &str, span: Span, message: impl Into<String>) -> ParseError {
         let (line, column) = if text.is_empty() { (0, 0) } else { line_column(text, span.start) };
         ParseError { message: message.into(), span, line, column }

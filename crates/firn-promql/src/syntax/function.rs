@@ -1,25 +1,25 @@
-//! The functions: names and signatures.
+//! The functions with their signatures.
 
-use crate::value::ValueType::{self, Matrix, Scalar, String as Text, Vector};
+use crate::syntax::ValueType::{self, Matrix, Scalar, String as Text, Vector};
 
 /// A function's name and signature.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Function {
     pub(crate) id: FunctionId,
-    /// As it is written.
+    /// The name in a query.
     pub name: &'static str,
-    /// The types of its arguments; a variadic one repeats the last.
+    /// The argument types; a variadic function repeats the last.
     pub args: &'static [ValueType],
-    /// How many of the arguments may be missing or added: 0 fixed, n > 0 up to n more than all but the last,
-    /// -1 without limit.
+    /// The number of arguments that may be missing or added: 0 fixed, n > 0 up to n more than all
+    /// but the last, -1 without limit.
     pub variadic: i8,
-    /// What it gives back.
+    /// The type of the result.
     pub returns: ValueType,
 }
 
 macro_rules! functions {
     ($($id:ident $name:literal ($($arg:ident),*) $variadic:literal $returns:ident;)*) => {
-        /// Which function it is.
+        /// Identifies a function.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub(crate) enum FunctionId { $($id),* }
 
@@ -130,7 +130,7 @@ functions! {
 }
 
 impl FunctionId {
-    /// As it is written.
+    /// The name in a query.
     pub(crate) fn name(self) -> &'static str {
         FUNCTIONS.iter().find(|function| function.id == self).map_or("", |function| function.name)
     }
@@ -142,7 +142,7 @@ impl Function {
         FUNCTIONS
     }
 
-    /// The function called `name`; names are case-sensitive but for the few that are keywords too.
+    /// The function `name`. Names are case-sensitive, except for the few that are also keywords.
     pub(crate) fn named(name: &str) -> Option<&'static Function> {
         let idx = FUNCTIONS.binary_search_by(|known| known.name.cmp(name)).ok()?;
         FUNCTIONS.get(idx)

@@ -1,12 +1,12 @@
-//! Text to tokens, all at once: a query is short and the parser looks ahead by index.
+//! Text to tokens, all at once: a query is short, and the parser looks ahead by index.
 
 use super::error::ParseError;
 use super::quote::go_quote;
 use crate::syntax::Span;
 
-/// What a token is. Keywords are their own kinds because most may also be names.
+/// The kind of a token. Keywords have their own kinds because most may also be names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Kind {
+pub(crate) enum TokenKind {
     Eof,
     Error,
     Identifier,
@@ -33,7 +33,7 @@ pub(crate) enum Kind {
     Keyword(Keyword),
 }
 
-/// Words with a meaning in some places.
+/// Words with a special meaning in some contexts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Keyword {
     Anchored,
@@ -58,7 +58,7 @@ pub(crate) enum Keyword {
 }
 
 impl Keyword {
-    /// Whether error texts show the word as a plain quoted text instead of `<word>`.
+    /// Whether error messages show the word as a quoted text instead of `<word>`.
     fn is_plain(self) -> bool {
         matches!(
             self,
@@ -72,10 +72,10 @@ impl Keyword {
     }
 }
 
-/// A token: its kind and where it stands.
+/// A token: its kind and its position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Token {
-    pub(crate) kind: Kind,
+    pub(crate) kind: TokenKind,
     pub(crate) span: Span,
 }
 
@@ -85,7 +85,7 @@ impl Token {
         input.get(self.span.start as usize..self.span.end as usize).unwrap_or("")
     }
 
-    /// How error texts name it: `identifier "foo"`, `<op:+>`, `end of input`.
+    /// The name of the token in error messages: `identifier "foo"`, `<op:+>`, `end of input`.
     pub(crate) fn describe(self, input: &str) -> String {
         let text = self.text(input);
         let quoted = || match text.char_indices().nth(10) {
@@ -95,24 +95,29 @@ impl Token {
             _ => go_quote(text.as_bytes()),
         };
         match self.kind {
-            Kind::Eof | Kind::Error => "end of input".to_owned(),
-            Kind::Identifier => format!("identifier {}", go_quote(text.as_bytes())),
-            Kind::MetricIdentifier => format!("metric identifier {}", go_quote(text.as_bytes())),
-            Kind::Number => format!("number {}", quoted()),
-            Kind::Duration => format!("duration {}", quoted()),
-            Kind::String => format!("string {}", quoted()),
-            Kind::At | Kind::MatchRegex | Kind::MatchNotRegex | Kind::Operator(_) => {
+            TokenKind::Eof | TokenKind::Error => "end of input".to_owned(),
+            TokenKind::Identifier => format!("identifier {}", go_quote(text.as_bytes())),
+            TokenKind::MetricIdentifier => {
+                format!("metric identifier {}", go_quote(text.as_bytes()))
+            }
+            TokenKind::Number => format!("number {}", quoted()),
+            TokenKind::Duration => format!("duration {}", quoted()),
+            TokenKind::String => format!("string {}", quoted()),
+            TokenKind::At
+            | TokenKind::MatchRegex
+            | TokenKind::MatchNotRegex
+            | TokenKind::Operator(_) => {
                 format!("<op:{text}>")
             }
-            Kind::Aggregator(_) => format!("<aggr:{text}>"),
-            Kind::Keyword(word) if !word.is_plain() => format!("<{text}>"),
+            TokenKind::Aggregator(_) => format!("<aggr:{text}>"),
+            TokenKind::Keyword(word) if !word.is_plain() => format!("<{text}>"),
             _ => quoted(),
         }
     }
 }
 
-/// A text as tokens. The last one is `Eof`, or `Error` with the lexer's complaint beside it: the parser
-/// reports that when it gets there, so that an earlier mistake is told first.
+/// The tokens of a text. The last one is `Eof`, or `Error` with the lexer's error beside it. The
+/// parser reports that error when it reaches the token, so an earlier error is reported first.
 #[derive(Debug)]
 pub(crate) struct Tokens {
     pub(crate) list: Vec<Token>,
@@ -133,7 +138,7 @@ pub(crate) fn tokenize(input: &str) -> Tokens {
     };
     let error = lexer.run().err();
     if let Some(error) = &error {
-        lexer.list.push(Token { kind: Kind::Error, span: error.span });
+        lexer.list.push(Token { kind: TokenKind::Error, span: error.span });
     }
     Tokens { list: lexer.list, error }
 }
@@ -190,7 +195,7 @@ impl Lexer<'_> {
         if self.in_brackets {
             return Err(self.error(end, "unclosed left bracket"));
         }
-        self.emit(end, Kind::Eof);
+        self.emit(end, TokenKind::Eof);
         Ok(())
     }
 
@@ -201,45 +206,45 @@ impl Lexer<'_> {
         };
         let next = self.bytes.get(start + 1).copied();
         let (kind, len) = match (byte, next) {
-            (b',', _) => (Kind::Comma, 1),
-            (b'*', _) => (Kind::Operator(Mul), 1),
-            (b'/', _) => (Kind::Operator(Div), 1),
-            (b'%', _) => (Kind::Operator(Mod), 1),
-            (b'+', _) => (Kind::Operator(Add), 1),
-            (b'-', _) => (Kind::Operator(Sub), 1),
-            (b'^', _) => (Kind::Operator(Pow), 1),
-            (b'@', _) => (Kind::At, 1),
-            (b'=', Some(b'=')) => (Kind::Operator(Equal), 2),
+            (b',', _) => (TokenKind::Comma, 1),
+            (b'*', _) => (TokenKind::Operator(Mul), 1),
+            (b'/', _) => (TokenKind::Operator(Div), 1),
+            (b'%', _) => (TokenKind::Operator(Mod), 1),
+            (b'+', _) => (TokenKind::Operator(Add), 1),
+            (b'-', _) => (TokenKind::Operator(Sub), 1),
+            (b'^', _) => (TokenKind::Operator(Pow), 1),
+            (b'@', _) => (TokenKind::At, 1),
+            (b'=', Some(b'=')) => (TokenKind::Operator(Equal), 2),
             (b'=', Some(b'~')) => {
                 return Err(self.error(start, "unexpected character after '=': '~'"));
             }
-            (b'=', _) => (Kind::Equal, 1),
-            (b'!', Some(b'=')) => (Kind::Operator(NotEqual), 2),
+            (b'=', _) => (TokenKind::Equal, 1),
+            (b'!', Some(b'=')) => (TokenKind::Operator(NotEqual), 2),
             (b'!', _) => {
                 let what = format!("unexpected character after '!': {}", self.char_at(start + 1));
                 return Err(self.error(start, what));
             }
-            (b'<', Some(b'=')) => (Kind::Operator(LessEqual), 2),
-            (b'<', Some(b'/')) => (Kind::Operator(TrimUpper), 2),
-            (b'<', _) => (Kind::Operator(Less), 1),
-            (b'>', Some(b'=')) => (Kind::Operator(GreaterEqual), 2),
-            (b'>', Some(b'/')) => (Kind::Operator(TrimLower), 2),
-            (b'>', _) => (Kind::Operator(Greater), 1),
+            (b'<', Some(b'=')) => (TokenKind::Operator(LessEqual), 2),
+            (b'<', Some(b'/')) => (TokenKind::Operator(TrimUpper), 2),
+            (b'<', _) => (TokenKind::Operator(Less), 1),
+            (b'>', Some(b'=')) => (TokenKind::Operator(GreaterEqual), 2),
+            (b'>', Some(b'/')) => (TokenKind::Operator(TrimLower), 2),
+            (b'>', _) => (TokenKind::Operator(Greater), 1),
             (b'(', _) => {
                 self.paren_depth += 1;
-                (Kind::LeftParen, 1)
+                (TokenKind::LeftParen, 1)
             }
             (b')', _) => {
                 if self.paren_depth == 0 {
-                    // Prometheus has read it already when it complains.
+                    // Prometheus has consumed the byte when it reports this error.
                     return Err(self.error(start + 1, "unexpected right parenthesis ')'"));
                 }
                 self.paren_depth -= 1;
-                (Kind::RightParen, 1)
+                (TokenKind::RightParen, 1)
             }
             (b'{', _) => {
                 self.in_braces = true;
-                (Kind::LeftBrace, 1)
+                (TokenKind::LeftBrace, 1)
             }
             (b'[', _) => {
                 if self.in_brackets {
@@ -247,21 +252,21 @@ impl Lexer<'_> {
                 }
                 self.in_brackets = true;
                 self.seen_colon = false;
-                (Kind::LeftBracket, 1)
+                (TokenKind::LeftBracket, 1)
             }
             (b']', _) => {
                 if !self.in_brackets {
                     return Err(self.error(start, "unexpected right bracket ']'"));
                 }
                 self.in_brackets = false;
-                (Kind::RightBracket, 1)
+                (TokenKind::RightBracket, 1)
             }
             (b':', _) if self.in_brackets => {
                 if self.seen_colon {
                     return Err(self.error(start, "unexpected colon ':'"));
                 }
                 self.seen_colon = true;
-                (Kind::Colon, 1)
+                (TokenKind::Colon, 1)
             }
             (b'"' | b'\'' | b'`', _) => return self.string(start, byte),
             (b'0'..=b'9', _) | (b'.', Some(b'0'..=b'9')) => return self.number_or_duration(start),
@@ -279,11 +284,11 @@ impl Lexer<'_> {
     fn inside_braces(&mut self, start: usize, byte: u8) -> Result<(), ParseError> {
         let next = self.bytes.get(start + 1).copied();
         let (kind, len) = match (byte, next) {
-            (b',', _) => (Kind::Comma, 1),
-            (b'=', Some(b'~')) => (Kind::MatchRegex, 2),
-            (b'=', _) => (Kind::Equal, 1),
-            (b'!', Some(b'~')) => (Kind::MatchNotRegex, 2),
-            (b'!', Some(b'=')) => (Kind::Operator(crate::syntax::BinaryOp::NotEqual), 2),
+            (b',', _) => (TokenKind::Comma, 1),
+            (b'=', Some(b'~')) => (TokenKind::MatchRegex, 2),
+            (b'=', _) => (TokenKind::Equal, 1),
+            (b'!', Some(b'~')) => (TokenKind::MatchNotRegex, 2),
+            (b'!', Some(b'=')) => (TokenKind::Operator(crate::syntax::BinaryOp::NotEqual), 2),
             (b'!', _) => {
                 let after = self.char_at(start + 1);
                 let what = format!("unexpected character after '!' inside braces: {after}");
@@ -291,13 +296,13 @@ impl Lexer<'_> {
             }
             (b'}', _) => {
                 self.in_braces = false;
-                (Kind::RightBrace, 1)
+                (TokenKind::RightBrace, 1)
             }
             (b'{', _) => return Err(self.error(start, "unexpected left brace '{'")),
             (b'"' | b'\'' | b'`', _) => return self.string(start, byte),
             (b'_' | b'a'..=b'z' | b'A'..=b'Z', _) => {
                 self.skip_while(is_word);
-                self.emit(start, Kind::Identifier);
+                self.emit(start, TokenKind::Identifier);
                 return Ok(());
             }
             _ => {
@@ -317,17 +322,17 @@ impl Lexer<'_> {
         let mut kind = word_kind(word);
         if self.in_brackets {
             use Keyword::{MaxOf, MinOf, Range, Step};
-            if !matches!(kind, Kind::Keyword(Step | Range | MaxOf | MinOf)) {
+            if !matches!(kind, TokenKind::Keyword(Step | Range | MaxOf | MinOf)) {
                 let what =
                     format!("unexpected character in duration expression: {}", self.char_at(start));
                 return Err(self.error(start, what));
             }
         }
-        if let Kind::Keyword(Keyword::Fill | Keyword::FillLeft | Keyword::FillRight) = kind {
-            // Only before a parenthesis, so that metrics may bear these names.
+        if let TokenKind::Keyword(Keyword::Fill | Keyword::FillLeft | Keyword::FillRight) = kind {
+            // Only before a parenthesis, so that metrics may have these names.
             let rest = self.input[self.at..].trim_start_matches([' ', '\t', '\n', '\r']);
             if !rest.starts_with('(') {
-                kind = Kind::Identifier;
+                kind = TokenKind::Identifier;
             }
         }
         self.emit(start, kind);
@@ -341,7 +346,7 @@ impl Lexer<'_> {
             self.at += 1;
             match byte {
                 _ if byte == quote => {
-                    self.emit(start, Kind::String);
+                    self.emit(start, TokenKind::String);
                     return Ok(());
                 }
                 b'\n' if !raw => break,
@@ -353,7 +358,7 @@ impl Lexer<'_> {
         Err(self.error(start, what))
     }
 
-    /// Checks one escape; the backslash is behind us.
+    /// Checks one escape sequence; its backslash is already consumed.
     fn escape(&mut self, start: usize, quote: u8) -> Result<(), ParseError> {
         let (digit_count, base, value_max) = match self.bytes.get(self.at).copied() {
             None => return Err(self.error(start, "escape sequence not terminated")),
@@ -398,11 +403,11 @@ impl Lexer<'_> {
 
     fn number_or_duration(&mut self, start: usize) -> Result<(), ParseError> {
         if self.number(start) {
-            self.emit(start, Kind::Number);
+            self.emit(start, TokenKind::Number);
             return Ok(());
         }
         if self.duration_rest() {
-            self.emit(start, Kind::Duration);
+            self.emit(start, TokenKind::Duration);
             return Ok(());
         }
         let end = self.at.max(start + 1).min(self.bytes.len());
@@ -411,8 +416,8 @@ impl Lexer<'_> {
         Err(self.error(start, what))
     }
 
-    /// Walks over a number: `12`, `.5`, `1_000`, `0x1F`, `1e-3`. False, and standing where it went wrong, if
-    /// it is none; what follows may still make it a duration.
+    /// Consumes a number: `12`, `.5`, `1_000`, `0x1F`, `1e-3`. Returns false, at the first invalid
+    /// byte, if the text is no number; the following bytes may still make it a duration.
     fn number(&mut self, start: usize) -> bool {
         let hex =
             self.bytes[start] == b'0' && matches!(self.bytes.get(start + 1), Some(b'x' | b'X'));
@@ -457,7 +462,7 @@ impl Lexer<'_> {
         !self.bytes.get(self.at).copied().is_some_and(is_word)
     }
 
-    /// Walks over the rest of a duration like `1h30m`, its first digits behind us.
+    /// Consumes the rest of a duration such as `1h30m`; its first digits are already consumed.
     fn duration_rest(&mut self) -> bool {
         loop {
             if !self.accept(b"smhdwy") {
@@ -466,7 +471,7 @@ impl Lexer<'_> {
             self.accept(b"s");
             if !self.accept(b"0123456789") {
                 let goes_on = self.bytes.get(self.at).copied().is_some_and(is_word);
-                // The byte too many is part of what error texts show.
+                // Error messages include the extra byte.
                 self.at += usize::from(goes_on);
                 return !goes_on;
             }
@@ -489,7 +494,7 @@ impl Lexer<'_> {
     fn char_at(&self, at: usize) -> String {
         match self.input.get(at..).and_then(|rest| rest.chars().next()) {
             Some(c) => format!("'{}'", c.escape_debug()),
-            // What Go prints for the end of the text.
+            // Go prints this character for the end of the text.
             None => "'\u{fffd}'".to_owned(),
         }
     }
@@ -501,7 +506,7 @@ impl Lexer<'_> {
         }
     }
 
-    fn emit(&mut self, start: usize, kind: Kind) {
+    fn emit(&mut self, start: usize, kind: TokenKind) {
         self.list.push(Token { kind, span: Span::new(start, self.at) });
     }
 
@@ -514,50 +519,50 @@ fn is_word(byte: u8) -> bool {
     byte == b'_' || byte.is_ascii_alphanumeric()
 }
 
-/// Keywords are the same in any case.
-fn word_kind(word: &str) -> Kind {
+/// Keywords are case-insensitive.
+fn word_kind(word: &str) -> TokenKind {
     use crate::syntax::{AggregateOp as A, BinaryOp as B};
     let lower = word.to_ascii_lowercase();
     match lower.as_str() {
-        "and" => Kind::Operator(B::And),
-        "or" => Kind::Operator(B::Or),
-        "unless" => Kind::Operator(B::Unless),
-        "atan2" => Kind::Operator(B::Atan2),
-        "sum" => Kind::Aggregator(A::Sum),
-        "avg" => Kind::Aggregator(A::Avg),
-        "count" => Kind::Aggregator(A::Count),
-        "min" => Kind::Aggregator(A::Min),
-        "max" => Kind::Aggregator(A::Max),
-        "group" => Kind::Aggregator(A::Group),
-        "stddev" => Kind::Aggregator(A::Stddev),
-        "stdvar" => Kind::Aggregator(A::Stdvar),
-        "topk" => Kind::Aggregator(A::Topk),
-        "bottomk" => Kind::Aggregator(A::Bottomk),
-        "count_values" => Kind::Aggregator(A::CountValues),
-        "quantile" => Kind::Aggregator(A::Quantile),
-        "limitk" => Kind::Aggregator(A::Limitk),
-        "limit_ratio" => Kind::Aggregator(A::LimitRatio),
-        "anchored" => Kind::Keyword(Keyword::Anchored),
-        "bool" => Kind::Keyword(Keyword::Bool),
-        "by" => Kind::Keyword(Keyword::By),
-        "end" => Kind::Keyword(Keyword::End),
-        "fill" => Kind::Keyword(Keyword::Fill),
-        "fill_left" => Kind::Keyword(Keyword::FillLeft),
-        "fill_right" => Kind::Keyword(Keyword::FillRight),
-        "group_left" => Kind::Keyword(Keyword::GroupLeft),
-        "group_right" => Kind::Keyword(Keyword::GroupRight),
-        "ignoring" => Kind::Keyword(Keyword::Ignoring),
-        "max_of" => Kind::Keyword(Keyword::MaxOf),
-        "min_of" => Kind::Keyword(Keyword::MinOf),
-        "offset" => Kind::Keyword(Keyword::Offset),
-        "on" => Kind::Keyword(Keyword::On),
-        "range" => Kind::Keyword(Keyword::Range),
-        "smoothed" => Kind::Keyword(Keyword::Smoothed),
-        "start" => Kind::Keyword(Keyword::Start),
-        "step" => Kind::Keyword(Keyword::Step),
-        "without" => Kind::Keyword(Keyword::Without),
-        "inf" | "nan" => Kind::Number,
-        _ if word.contains(':') => Kind::MetricIdentifier,
-        _ => Kind::Identifier,
+        "and" => TokenKind::Operator(B::And),
+        "or" => TokenKind::Operator(B::Or),
+        "unless" => TokenKind::Operator(B::Unless),
+        "atan2" => TokenKind::Operator(B::Atan2),
+        "sum" => TokenKind::Aggregator(A::Sum),
+        "avg" => TokenKind::Aggregator(A::Avg),
+        "count" => TokenKind::Aggregator(A::Count),
+        "min" => TokenKind::Aggregator(A::Min),
+        "max" => TokenKind::Aggregator(A::Max),
+        "group" => TokenKind::Aggregator(A::Group),
+        "stddev" => TokenKind::Aggregator(A::Stddev),
+        "stdvar" => TokenKind::Aggregator(A::Stdvar),
+        "topk" => TokenKind::Aggregator(A::Topk),
+        "bottomk" => TokenKind::Aggregator(A::Bottomk),
+        "count_values" => TokenKind::Aggregator(A::CountValues),
+        "quantile" => TokenKind::Aggregator(A::Quantile),
+        "limitk" => TokenKind::Aggregator(A::Limitk),
+        "limit_ratio" => TokenKind::Aggregator(A::LimitRatio),
+        "anchored" => TokenKind::Keyword(Keyword::Anchored),
+        "bool" => TokenKind::Keyword(Keyword::Bool),
+        "by" => TokenKind::Keyword(Keyword::By),
+        "end" => TokenKind::Keyword(Keyword::End),
+        "fill" => TokenKind::Keyword(Keyword::Fill),
+        "fill_left" => TokenKind::Keyword(Keyword::FillLeft),
+        "fill_right" => TokenKind::Keyword(Keyword::FillRight),
+        "group_left" => TokenKind::Keyword(Keyword::GroupLeft),
+        "group_right" => TokenKind::Keyword(Keyword::GroupRight),
+        "ignoring" => TokenKind::Keyword(Keyword::Ignoring),
+        "max_of" => TokenKind::Keyword(Keyword::MaxOf),
+        "min_of" => TokenKind::Keyword(Keyword::MinOf),
+        "offset" => TokenKind::Keyword(Keyword::Offset),
+        "on" => TokenKind::Keyword(Keyword::On),
+        "range" => TokenKind::Keyword(Keyword::Range),
+        "smoothed" => TokenKind::Keyword(Keyword::Smoothed),
+        "start" => TokenKind::Keyword(Keyword::Start),
+        "step" => TokenKind::Keyword(Keyword::Step),
+        "without" => TokenKind::Keyword(Keyword::Without),
+        "inf" | "nan" => TokenKind::Number,
+        _ if word.contains(':') => TokenKind::MetricIdentifier,
+        _ => TokenKind::Identifier,
     }
 }

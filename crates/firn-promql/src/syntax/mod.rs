@@ -1,6 +1,7 @@
 //! The language: text to tree, tree to text, and the checks that need no data.
 //!
-//! Reading order: this file (the tree), `lexer`, `parser`, `check`, `function`, `duration`, `print`, `pretty`.
+//! MemberSamples order: this file (the tree), `lexer`, `parser`, `check`, `function`, `duration`,
+//! `print`, `pretty`.
 
 mod check;
 mod duration;
@@ -11,6 +12,7 @@ mod parser;
 mod pretty;
 mod print;
 mod quote;
+mod value_type;
 
 use std::sync::Arc;
 
@@ -20,13 +22,12 @@ pub use error::ParseError;
 pub use function::Function;
 pub use parser::{parse, parse_selector};
 pub use pretty::Pretty;
+pub use value_type::ValueType;
 
 pub(crate) use duration::{format_duration, parse_duration_ms};
 pub(crate) use error::line_column;
 pub(crate) use function::FunctionId;
 pub(crate) use quote::{format_f, format_g, go_quote, parse_number, unquote};
-
-use crate::value::ValueType;
 
 /// Byte positions `start..end` in the query text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -56,17 +57,17 @@ pub struct Expr {
 }
 
 impl Expr {
-    /// The query as it was written.
+    /// The query text.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// What it evaluates to.
+    /// The type of its value.
     pub fn value_type(&self) -> ValueType {
         self.root.value_type()
     }
 
-    /// One of its nodes as an expression, with the positions of the whole.
+    /// One of its nodes as an expression, with positions in the whole.
     pub(crate) fn part(&self, node: &Node) -> Expr {
         Expr { text: Arc::clone(&self.text), root: node.clone() }
     }
@@ -77,26 +78,26 @@ impl Expr {
     }
 }
 
-/// A part of a query: what it is and where it stands.
+/// A part of a query with its position.
 #[derive(Clone, Debug)]
 pub struct Node {
     /// Its bytes in the query text.
     pub span: Span,
-    /// What it is.
+    /// The variant with its operands.
     pub kind: NodeKind,
 }
 
-/// What a [`Node`] is. Large variants are boxed: the evaluator recurses over nodes.
+/// The kind of a [`Node`]. Large variants are boxed because the evaluator recurses over nodes.
 #[derive(Clone, Debug)]
 pub enum NodeKind {
     /// `1.5`, `0x1f`, `5m` (durations are seconds).
     Number {
         /// The number, seconds for a duration.
         value: f64,
-        /// Whether it was written as a duration.
+        /// Whether it is written as a duration.
         is_duration: bool,
     },
-    /// A text; PromQL texts are bytes.
+    /// A string; PromQL strings are bytes.
     String(Vec<u8>),
     /// `up{job="a"} offset 5m @ 100`.
     Selector(Box<Selector>),
@@ -119,7 +120,7 @@ pub enum NodeKind {
     Aggregate(Box<Aggregate>),
     /// `rate(expr)`.
     Call {
-        /// What is called.
+        /// The function.
         function: &'static Function,
         /// Its arguments.
         args: Vec<Node>,
@@ -127,7 +128,7 @@ pub enum NodeKind {
 }
 
 impl Node {
-    /// What it evaluates to.
+    /// The type of its value.
     pub fn value_type(&self) -> ValueType {
         match &self.kind {
             NodeKind::Number { .. } => ValueType::Scalar,
@@ -158,20 +159,21 @@ impl Node {
     }
 }
 
-/// A length of time in the query: known, or computed from the query's step and range.
+/// A duration in the query: known, or computed from the query's step and range.
 #[derive(Clone, Debug)]
 pub enum Length {
-    /// Nanoseconds, as Go's durations.
+    /// Nanoseconds, as in Go's durations.
     Fixed(i64),
     /// `[step() * 2]`.
     Computed(Box<DurationExpr>),
 }
 
 impl Length {
-    /// Nothing.
+    /// No duration.
     pub const ZERO: Length = Length::Fixed(0);
 
-    /// Whole milliseconds of a known length; computed ones are resolved before evaluation and give 0.
+    /// Whole milliseconds of a known length. 0 for a computed one; these are resolved before
+    /// evaluation.
     pub fn ms(&self) -> i64 {
         match self {
             Length::Fixed(nanos) => nanos / 1_000_000,
@@ -187,20 +189,20 @@ impl Length {
         }
     }
 
-    /// Whether no length was written.
+    /// Whether the query contains no length here.
     pub fn is_zero(&self) -> bool {
         matches!(self, Length::Fixed(0))
     }
 }
 
-/// An expression where a duration stands. Values are seconds.
+/// An expression of a duration, in seconds.
 #[derive(Clone, Debug)]
 pub enum DurationExpr {
     /// `300`, `5m`.
     Number {
         /// Seconds.
         value: f64,
-        /// Whether it was written as a duration.
+        /// Whether it is written as a duration.
         is_duration: bool,
     },
     /// `step()`.
@@ -222,7 +224,7 @@ pub enum DurationExpr {
     },
     /// `min_of(a, b)`, `max_of(a, b)`.
     Choice {
-        /// Whether the greater one is taken.
+        /// Whether the greater operand is selected.
         greater: bool,
         /// First operand.
         lhs: Box<DurationExpr>,
@@ -231,10 +233,10 @@ pub enum DurationExpr {
     },
 }
 
-/// What `@` pins a selector to.
+/// The argument of `@`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
-    /// `@ 1234.5`, milliseconds here.
+    /// `@ 1234.5`, stored in milliseconds.
     Time(Timestamp),
     /// `@ start()`.
     Start,
@@ -242,37 +244,37 @@ pub enum At {
     End,
 }
 
-/// How a window's borders are treated.
+/// The treatment of a window's boundaries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Borders {
-    /// Samples inside, extrapolated by `rate` and its like.
+pub enum BoundaryMode {
+    /// Samples inside the window, extrapolated by `rate` and similar functions.
     #[default]
     Plain,
-    /// `anchored`: the last sample before the window stands for its left border.
+    /// `anchored`: the last sample before the window supplies the value at its left boundary.
     Anchored,
-    /// `smoothed`: values at both borders are interpolated.
+    /// `smoothed`: values at both boundaries are interpolated.
     Smoothed,
 }
 
 /// `name{matchers} @ at offset o`.
 #[derive(Clone, Debug)]
 pub struct Selector {
-    /// The name that stood before the braces.
+    /// The name before the braces.
     pub name: Option<String>,
     /// All matchers; the one for [`Selector::name`] is the last.
     pub matchers: Vec<Matcher>,
-    /// How far to look back in time; negative looks ahead.
+    /// The offset into the past; negative into the future.
     pub offset: Length,
-    /// The time to look at instead of the evaluation time.
+    /// The time to read at instead of the evaluation time.
     pub at: Option<At>,
     /// `anchored` or `smoothed`.
-    pub borders: Borders,
+    pub boundary: BoundaryMode,
 }
 
 /// `selector[range]`.
 #[derive(Clone, Debug)]
 pub struct MatrixSelector {
-    /// Which series.
+    /// The series to read.
     pub selector: Selector,
     /// The window's length.
     pub range: Length,
@@ -281,21 +283,21 @@ pub struct MatrixSelector {
 /// `expr[range:step]`.
 #[derive(Clone, Debug)]
 pub struct Subquery {
-    /// What is evaluated inside the window.
+    /// The expression that is evaluated inside the window.
     pub expr: Node,
     /// The window's length.
     pub range: Length,
-    /// The distance of evaluations; zero takes the default.
+    /// The interval between evaluations; zero selects the default.
     pub step: Length,
-    /// How far to look back in time.
+    /// The offset into the past.
     pub offset: Length,
-    /// The time to look at instead of the evaluation time.
+    /// The time to read at instead of the evaluation time.
     pub at: Option<At>,
 }
 
 /// A binary operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "their text says it: see BinaryOp::text")]
+#[expect(missing_docs, reason = "documented by BinaryOp::text")]
 pub enum BinaryOp {
     Add,
     Sub,
@@ -318,7 +320,7 @@ pub enum BinaryOp {
 }
 
 impl BinaryOp {
-    /// As it is written.
+    /// The operator in a query.
     pub fn text(self) -> &'static str {
         match self {
             BinaryOp::Add => "+",
@@ -342,7 +344,7 @@ impl BinaryOp {
         }
     }
 
-    /// `==`, `<` and their like; not the trim operators.
+    /// `==`, `<` and the other comparisons; not the trim operators.
     pub fn is_comparison(self) -> bool {
         use BinaryOp::{Equal, Greater, GreaterEqual, Less, LessEqual, NotEqual};
         matches!(self, Equal | NotEqual | Less | LessEqual | Greater | GreaterEqual)
@@ -353,7 +355,7 @@ impl BinaryOp {
         matches!(self, BinaryOp::And | BinaryOp::Or | BinaryOp::Unless)
     }
 
-    /// Whether the result is another metric, so that the name goes: arithmetic.
+    /// Whether the result is another metric, so that the name is dropped: arithmetic.
     pub fn is_arithmetic(self) -> bool {
         !self.is_comparison()
             && !self.is_set()
@@ -361,7 +363,7 @@ impl BinaryOp {
     }
 }
 
-/// How many series of one side match one of the other.
+/// The number of series of one side that may match one series of the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Cardinality {
     /// Neither side repeats.
@@ -375,10 +377,10 @@ pub enum Cardinality {
     ManyToMany,
 }
 
-/// How series of two vectors find each other.
+/// The rule by which series of two vectors match.
 #[derive(Clone, Debug, Default)]
 pub struct Matching {
-    /// How many match.
+    /// The number of matching series per side.
     pub cardinality: Cardinality,
     /// `on` (true) or `ignoring` (false).
     pub on: bool,
@@ -401,15 +403,15 @@ pub struct Binary {
     pub lhs: Node,
     /// Right operand.
     pub rhs: Node,
-    /// Whether a comparison gives 0 or 1 instead of filtering.
+    /// Whether a comparison returns 0 or 1 instead of filtering.
     pub return_bool: bool,
-    /// How vectors match; meaningful between two vectors only.
+    /// The matching rule; used between two vectors only.
     pub matching: Matching,
 }
 
 /// An aggregation operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "their text says it: see AggregateOp::text")]
+#[expect(missing_docs, reason = "documented by AggregateOp::text")]
 pub enum AggregateOp {
     Sum,
     Avg,
@@ -428,7 +430,7 @@ pub enum AggregateOp {
 }
 
 impl AggregateOp {
-    /// As it is written.
+    /// The operator in a query.
     pub fn text(self) -> &'static str {
         match self {
             AggregateOp::Sum => "sum",
@@ -448,13 +450,13 @@ impl AggregateOp {
         }
     }
 
-    /// Whether a parameter stands before the vector.
+    /// Whether a parameter precedes the vector.
     pub fn has_param(self) -> bool {
         use AggregateOp::{Bottomk, CountValues, LimitRatio, Limitk, Quantile, Topk};
         matches!(self, Topk | Bottomk | CountValues | Quantile | Limitk | LimitRatio)
     }
 
-    /// Whether the result consists of input series: `topk` and its like.
+    /// Whether the result consists of input series, as for `topk`.
     pub fn selects_series(self) -> bool {
         use AggregateOp::{Bottomk, LimitRatio, Limitk, Topk};
         matches!(self, Topk | Bottomk | Limitk | LimitRatio)
@@ -466,9 +468,9 @@ impl AggregateOp {
 pub struct Aggregate {
     /// The operator.
     pub op: AggregateOp,
-    /// What is aggregated.
+    /// The aggregated expression.
     pub expr: Node,
-    /// The parameter of `topk` and its like.
+    /// The parameter of `topk` and similar operators.
     pub param: Option<Node>,
     /// The labels named by `by` or `without`.
     pub grouping: Vec<String>,

@@ -1,18 +1,18 @@
-//! Trees to text of many lines, as Prometheus formats queries: whatever does not fit into a line is split, its
-//! parts indented.
+//! Trees to multi-line text, as Prometheus formats queries: a node that does not fit into a line is
+//! split and its parts are indented.
 
 use std::fmt::{self, Write as _};
 
 use super::print::{aggregate_head, operator, sign, subquery_grid};
 use super::{Expr, Node, NodeKind};
 
-/// A query over as many lines as it needs; displayed.
+/// A query formatted over several lines; use `Display`.
 #[derive(Clone, Copy, Debug)]
 pub struct Pretty<'a>(&'a Node);
 
 impl Expr {
-    /// The query in Prometheus' form for people: lines of at most 100 bytes where it can be split, two spaces
-    /// for each level. O(length of the text that comes out).
+    /// The query formatted by Prometheus' rules: lines of at most 100 bytes where it can be split,
+    /// two spaces per level. O(length of the output).
     pub fn pretty(&self) -> Pretty<'_> {
         Pretty(&self.root)
     }
@@ -27,13 +27,13 @@ impl fmt::Display for Pretty<'_> {
 
 const LINE_BYTES_MAX: usize = 100;
 
-/// How far the first line of `node` at `level` is indented.
+/// The indentation level of the first line of `node` at `level`.
 fn first_level(node: &Node, level: usize) -> usize {
     match &node.kind {
-        // As Prometheus has it, whatever is around: the text is the same as there, not nicer.
+        // As Prometheus formats it in any context: identical output has priority over indentation.
         NodeKind::Subquery(_) if fits(node) => 0,
         _ if fits(node) => level,
-        // The operands stand one level deeper than the operator between them.
+        // The operands are one level deeper than the operator between them.
         NodeKind::Binary(binary) => first_level(&binary.lhs, level + 1),
         NodeKind::Subquery(subquery) => first_level(&subquery.expr, level),
         _ => level,
@@ -105,13 +105,14 @@ fn indent(f: &mut fmt::Formatter<'_>, level: usize) -> fmt::Result {
 }
 
 fn fits(node: &Node) -> bool {
-    write!(Room(LINE_BYTES_MAX), "{node}").is_ok()
+    write!(LineBudget(LINE_BYTES_MAX), "{node}").is_ok()
 }
 
-/// Takes so many bytes and then no more, so that a long text is not written to see that it is long.
-struct Room(usize);
+/// Accepts a limited number of bytes, so that a long text is not written in full to learn that it
+/// is long.
+struct LineBudget(usize);
 
-impl fmt::Write for Room {
+impl fmt::Write for LineBudget {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.0 = self.0.checked_sub(text.len()).ok_or(fmt::Error)?;
         Ok(())

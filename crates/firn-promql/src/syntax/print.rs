@@ -5,7 +5,7 @@ use std::fmt::{self, Write as _};
 use firn_model::{METRIC_NAME, MatchOp, Matcher};
 
 use super::{
-    Aggregate, At, Binary, Borders, Cardinality, DurationExpr, Expr, Length, Matching, Node,
+    Aggregate, At, Binary, BoundaryMode, Cardinality, DurationExpr, Expr, Length, Matching, Node,
     NodeKind, Selector, Subquery, format_duration, format_f, go_quote,
 };
 
@@ -23,13 +23,13 @@ impl fmt::Display for Node {
             NodeKind::Selector(selector) => {
                 series(f, selector)?;
                 at(f, selector.at)?;
-                borders(f, selector.borders)?;
+                boundary(f, selector.boundary)?;
                 offset(f, &selector.offset)
             }
             NodeKind::Matrix(matrix) => {
                 series(f, &matrix.selector)?;
                 write!(f, "[{}]", matrix.range)?;
-                borders(f, matrix.selector.borders)?;
+                boundary(f, matrix.selector.boundary)?;
                 at(f, matrix.selector.at)?;
                 offset(f, &matrix.selector.offset)
             }
@@ -125,7 +125,7 @@ fn matcher_text(matcher: &Matcher) -> String {
     format!("{}{op}{}", label_text(matcher.name()), go_quote(matcher.value().as_bytes()))
 }
 
-/// A label's name, quoted where it is no plain word.
+/// A label name, quoted unless it is a plain identifier.
 fn label_text(name: &str) -> String {
     let mut bytes = name.bytes();
     let starts_well = bytes.next().is_some_and(|b| b == b'_' || b.is_ascii_alphabetic());
@@ -152,11 +152,11 @@ fn at(f: &mut fmt::Formatter<'_>, at: Option<At>) -> fmt::Result {
     }
 }
 
-fn borders(f: &mut fmt::Formatter<'_>, borders: Borders) -> fmt::Result {
-    f.write_str(match borders {
-        Borders::Plain => "",
-        Borders::Anchored => " anchored",
-        Borders::Smoothed => " smoothed",
+fn boundary(f: &mut fmt::Formatter<'_>, boundary: BoundaryMode) -> fmt::Result {
+    f.write_str(match boundary {
+        BoundaryMode::Plain => "",
+        BoundaryMode::Anchored => " anchored",
+        BoundaryMode::Smoothed => " smoothed",
     })
 }
 
@@ -164,7 +164,7 @@ fn offset(f: &mut fmt::Formatter<'_>, offset: &Length) -> fmt::Result {
     if offset.is_zero() { Ok(()) } else { write!(f, " offset {offset}") }
 }
 
-/// `[1h:1m] @ 100 offset 5m`: what follows the expression of a subquery.
+/// `[1h:1m] @ 100 offset 5m`: the suffix after the expression of a subquery.
 pub(super) fn subquery_grid(f: &mut fmt::Formatter<'_>, subquery: &Subquery) -> fmt::Result {
     write!(f, "[{}:", subquery.range)?;
     if !subquery.step.is_zero() {
@@ -179,7 +179,7 @@ pub(super) fn sign(negate: bool) -> &'static str {
     if negate { "-" } else { "+" }
 }
 
-/// `+ bool on (a) group_left (b)`: what stands between two operands.
+/// `+ bool on (a) group_left (b)`: the operator between two operands.
 pub(super) fn operator(f: &mut fmt::Formatter<'_>, binary: &Binary) -> fmt::Result {
     f.write_str(binary.op.text())?;
     if binary.return_bool {
@@ -217,7 +217,7 @@ fn matching(matching: &Matching) -> String {
     out
 }
 
-/// `sum by (a) `: what stands before the parentheses of an aggregation.
+/// `sum by (a) `: the prefix before the parentheses of an aggregation.
 pub(super) fn aggregate_head(f: &mut fmt::Formatter<'_>, aggregate: &Aggregate) -> fmt::Result {
     f.write_str(aggregate.op.text())?;
     let labels = label_list(&aggregate.grouping);

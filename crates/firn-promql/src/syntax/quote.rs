@@ -1,8 +1,8 @@
-//! Strings and numbers in Go's spelling, which Prometheus' texts have.
+//! Strings and numbers in Go's notation, which Prometheus' messages use.
 
 use std::fmt::Write as _;
 
-/// `bytes` in double quotes with Go's escapes; bytes that are no UTF-8 as `\xNN`.
+/// `bytes` in double quotes with Go's escapes; invalid UTF-8 as `\xNN`.
 pub(crate) fn go_quote(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len() + 2);
     out.push('"');
@@ -31,7 +31,8 @@ pub(crate) fn go_quote(bytes: &[u8]) -> String {
     out
 }
 
-/// The bytes of a string token, quotes included. `None` if an escape is bad (the lexer checks them).
+/// The bytes of a string token that includes its quotes. `None` if an escape is invalid (the lexer
+/// checks them).
 pub(crate) fn unquote(token: &str) -> Option<Vec<u8>> {
     let quote = token.chars().next()?;
     let inner = token.strip_prefix(quote)?.strip_suffix(quote)?.as_bytes();
@@ -83,8 +84,8 @@ pub(crate) fn unquote(token: &str) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// A number as Go parses it: integers with base prefix (leading 0 is octal) and underscores, else a float.
-/// `Err` is Go's complaint.
+/// A number as Go parses it: an integer with base prefix (leading 0 is octal) and underscores, else
+/// a float. `Err` is the message of Go's parser.
 pub(crate) fn parse_number(text: &str) -> Result<f64, String> {
     if let Some(integer) = parse_integer(text) {
         return Ok(integer as f64);
@@ -111,12 +112,12 @@ fn parse_integer(text: &str) -> Option<i64> {
         _ => (&lower[..], 10),
     };
     let digits = digits.replace('_', "");
-    // `from_str_radix` would take a sign here.
+    // `from_str_radix` would accept a sign here.
     digits.bytes().all(|b| b.is_ascii_alphanumeric()).then_some(())?;
     i64::from_str_radix(&digits, base).ok()
 }
 
-/// As Go's `%g`: shortest digits, exponent form below 1e-4 and from 1e6 on.
+/// Like Go's `%g`: shortest digits, exponent form below 1e-4 and from 1e6 on.
 pub(crate) fn format_g(value: f64) -> String {
     if value.is_nan() {
         return "NaN".to_owned();
@@ -137,7 +138,7 @@ pub(crate) fn format_g(value: f64) -> String {
     format!("{value}")
 }
 
-/// As Go's `FormatFloat(v, 'f', -1, 64)`: shortest digits, never an exponent.
+/// Like Go's `FormatFloat(v, 'f', -1, 64)`: shortest digits, never an exponent.
 pub(crate) fn format_f(value: f64) -> String {
     if value.is_infinite() {
         return if value > 0.0 { "+Inf" } else { "-Inf" }.to_owned();

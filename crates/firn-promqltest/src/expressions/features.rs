@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use firn_model::MatchOp;
-use firn_promql::{At, Borders, Cardinality, Expr, Length, Matching, Node, NodeKind, Selector};
+use firn_promql::{
+    At, BoundaryMode, Cardinality, Expr, Length, Matching, Node, NodeKind, Selector,
+};
 
 /// How often each feature of the language occurs.
 pub type Features = BTreeMap<&'static str, u32>;
@@ -86,10 +88,10 @@ fn selector(selector: &Selector, add: &mut impl FnMut(&'static str)) {
             MatchOp::NotRegex => "matcher !~",
         });
     }
-    match selector.borders {
-        Borders::Plain => {}
-        Borders::Anchored => add("anchored"),
-        Borders::Smoothed => add("smoothed"),
+    match selector.boundary {
+        BoundaryMode::Plain => {}
+        BoundaryMode::Anchored => add("anchored"),
+        BoundaryMode::Smoothed => add("smoothed"),
     }
     when(&selector.offset, selector.at, add);
 }

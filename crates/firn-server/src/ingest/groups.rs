@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use firn_model::{
     Error, ErrorKind, Labels, Pool, Reservation, Result, RowBatch, SeriesRef, Timestamp,
 };
-use firndb::Elsewhere;
+use firndb::ForeignMember;
 
 use crate::ingest::{Ingest, Outcome, too_far_ahead};
 use crate::tally::{Reason, Tally};
@@ -213,14 +213,14 @@ impl Ingest {
             checked.map_err(|e| e.context(format!("groups[{idx}]")))?;
         }
         match request.elsewhere {
-            Elsewhere::Refuse => check_among_themselves(&request.groups),
-            Elsewhere::Use => Ok(()),
+            ForeignMember::Refuse => check_among_themselves(&request.groups),
+            ForeignMember::Use => Ok(()),
         }
     }
 
     /// The references of columns. When a limit refuses new series, those that are known are found all the
     /// same.
-    fn resolve_columns(&self, columns: &Columns, elsewhere: Elsewhere) -> Result<Resolved> {
+    fn resolve_columns(&self, columns: &Columns, elsewhere: ForeignMember) -> Result<Resolved> {
         match columns {
             Columns::Slots { group, slots } => {
                 let found = |&slot| Ok(SeriesRef { group: *group, slot });

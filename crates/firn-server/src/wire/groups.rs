@@ -15,7 +15,7 @@ use firn_model::{
     Error, GroupId, LabelLimits, Labels, METRIC_NAME, Reservation, Result, SeriesRef, Slot,
     Timestamp,
 };
-use firndb::Elsewhere;
+use firndb::ForeignMember;
 
 use crate::tally::Reason;
 
@@ -34,7 +34,7 @@ pub struct GroupsRequest {
     /// Under which references were given out; needed where there are some.
     pub generation: Option<String>,
     /// What to do with members that are series of other groups.
-    pub elsewhere: Elsewhere,
+    pub elsewhere: ForeignMember,
     /// In the order of the request.
     pub groups: Vec<Group>,
     rows: Vec<Row>,
@@ -167,7 +167,7 @@ impl GroupsRequest {
     ) -> Result<GroupsRequest> {
         let request = GroupsRequest {
             generation: None,
-            elsewhere: Elsewhere::Refuse,
+            elsewhere: ForeignMember::Refuse,
             groups: Vec::new(),
             rows: Vec::new(),
             cells: Vec::new(),
@@ -409,7 +409,7 @@ mod tests {
     /// What both forms of one request must become.
     fn check_three_groups(request: &GroupsRequest) {
         assert_eq!(request.generation.as_deref(), Some("g1"));
-        assert_eq!(request.elsewhere, Elsewhere::Use);
+        assert_eq!(request.elsewhere, ForeignMember::Use);
         let columns: Vec<&Columns> = request.groups.iter().map(|group| &group.columns).collect();
         let named = |name| labels(&[("__name__", name)]);
         assert_eq!(

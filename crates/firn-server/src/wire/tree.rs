@@ -2,7 +2,7 @@
 
 use firn_model::{MatchOp, Matcher};
 use firn_promql::{
-    Aggregate, At, Binary, Borders, Cardinality, Function, Node, NodeKind, Selector, Subquery,
+    Aggregate, At, Binary, BoundaryMode, Cardinality, Function, Node, NodeKind, Selector, Subquery,
     ValueType,
 };
 
@@ -113,11 +113,11 @@ fn push_function(function: &Function, out: &mut Vec<u8>) {
 /// What selectors of both kinds have.
 fn selector_fields<'a>(selector: &Selector, object: Object<'a>) -> Object<'a> {
     let object = object
-        .flag("anchored", selector.borders == Borders::Anchored)
+        .flag("anchored", selector.boundary == BoundaryMode::Anchored)
         .with("matchers", |out| push_array(&selector.matchers, out, push_matcher))
         .text("name", selector.name.as_deref().unwrap_or(""))
         .number("offset", selector.offset.ms())
-        .flag("smoothed", selector.borders == Borders::Smoothed);
+        .flag("smoothed", selector.boundary == BoundaryMode::Smoothed);
     time_fields(selector.at, object)
 }
 

@@ -110,7 +110,7 @@ fn write(db: &Db, members: &[&str], rows: &[Row<'_>], by_refs: bool) {
         }
         return;
     }
-    let refs = db.resolve_group(&pump(), &named(members), Elsewhere::Refuse).unwrap();
+    let refs = db.resolve_group(&pump(), &named(members), ForeignMember::Refuse).unwrap();
     let mut batch = RowBatch::default();
     rows.iter().for_each(|(ts, values)| refs.push_row(&mut batch, *ts, values));
     let value_count = batch.len() as u64;
@@ -266,7 +266,7 @@ fn a_group_that_is_defined_again_keeps_its_id_and_its_slots() {
     let folder = tempfile::tempdir().unwrap();
     let db = open(folder.path(), Fate::Stays);
     let define = |members: &[&str]| {
-        let refs = db.resolve_group(&pump(), &named(members), Elsewhere::Refuse).unwrap();
+        let refs = db.resolve_group(&pump(), &named(members), ForeignMember::Refuse).unwrap();
         refs.members.iter().map(|series| (series.group.0, series.slot.0)).collect::<Vec<_>>()
     };
     let first = define(&["flow", "pressure"]);
@@ -286,11 +286,11 @@ fn a_full_group_goes_on_in_a_sibling_with_the_same_labels() {
     let db = open(folder.path(), Fate::Stays);
     let names: Vec<String> = (0..4_100).map(|idx| format!("channel_{idx}")).collect();
     let members = named(&names.iter().map(String::as_str).collect::<Vec<_>>());
-    let refs = db.resolve_group(&pump(), &members, Elsewhere::Refuse).unwrap();
+    let refs = db.resolve_group(&pump(), &members, ForeignMember::Refuse).unwrap();
     let sizes: Vec<usize> =
         refs.members.chunk_by(|a, b| a.group == b.group).map(<[SeriesRef]>::len).collect();
     assert_eq!(sizes, [4_096, 4]);
-    let again = db.resolve_group(&pump(), &members, Elsewhere::Refuse).unwrap();
+    let again = db.resolve_group(&pump(), &members, ForeignMember::Refuse).unwrap();
     assert_eq!(again, refs, "a sibling is not elsewhere");
     let mut batch = RowBatch::default();
     refs.push_row(&mut batch, T, &vec![Some(1.0); members.len()]);
@@ -311,7 +311,7 @@ fn bad_members_are_refused_and_nothing_is_defined() {
     let lone = known.into_iter().next().unwrap().unwrap();
     let before = db.stats().index.series_count;
     let f = |members: &[Labels], wanted: &[&str]| {
-        let error = db.resolve_group(&pump(), members, Elsewhere::Refuse).unwrap_err();
+        let error = db.resolve_group(&pump(), members, ForeignMember::Refuse).unwrap_err();
         assert_eq!(*error.kind(), ErrorKind::Invalid);
         for wanted in wanted {
             assert!(error.to_string().contains(wanted), "{wanted:?} is not in {error}");
@@ -323,14 +323,15 @@ fn bad_members_are_refused_and_nothing_is_defined() {
     f(&[fresh.clone(), labels(&[("a", "1")]), fresh.clone()], &["members 0 and 2", "fresh"]);
     let of_lone = format!("member 0 of group {}", lone.group.0);
     f(&[fresh.clone(), labels(&[("x", "1")])], &["member 1", "collides", &of_lone]);
-    let nothing = db.resolve_group(&Labels::empty(), &[Labels::empty()], Elsewhere::Refuse);
+    let nothing = db.resolve_group(&Labels::empty(), &[Labels::empty()], ForeignMember::Refuse);
     assert!(nothing.unwrap_err().to_string().contains("no label"));
     let short = db.put_row(&pump(), std::slice::from_ref(&fresh), T, &[]).unwrap_err();
     assert!(short.to_string().contains("0 values for 1 members"), "{short}");
     let ahead = db.put_row(&pump(), &[labels(&[("y", "1")])], i64::MAX, &[Some(1.0)]).unwrap_err();
     assert!(ahead.to_string().contains("too far in the future"), "{ahead}");
     // Who accepts it gets the reference that the label set has.
-    let refs = db.resolve_group(&pump(), &[fresh, labels(&[("x", "1")])], Elsewhere::Use).unwrap();
+    let refs =
+        db.resolve_group(&pump(), &[fresh, labels(&[("x", "1")])], ForeignMember::Use).unwrap();
     assert_eq!(refs.members[1], lone);
     assert_ne!(refs.members[0].group, lone.group);
 }
@@ -339,7 +340,7 @@ fn bad_members_are_refused_and_nothing_is_defined() {
 fn references_from_outside_are_checked_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let db = open(folder.path(), Fate::Stays);
-    let refs = db.resolve_group(&pump(), &named(&["flow"]), Elsewhere::Refuse).unwrap();
+    let refs = db.resolve_group(&pump(), &named(&["flow"]), ForeignMember::Refuse).unwrap();
     db.check_refs(&refs.members).unwrap();
     let group = refs.members[0].group;
     let f = |series: SeriesRef, wanted: &str| {
@@ -359,8 +360,8 @@ fn groups_are_listed_by_what_their_members_match() {
     let folder = tempfile::tempdir().unwrap();
     let db = open(folder.path(), Fate::Stays);
     let other = labels(&[("device", "pump-8")]);
-    db.resolve_group(&pump(), &named(&["flow", "pressure"]), Elsewhere::Refuse).unwrap();
-    db.resolve_group(&other, &named(&["flow"]), Elsewhere::Refuse).unwrap();
+    db.resolve_group(&pump(), &named(&["flow", "pressure"]), ForeignMember::Refuse).unwrap();
+    db.resolve_group(&other, &named(&["flow"]), ForeignMember::Refuse).unwrap();
     let f = |selector: &str| {
         let selectors = match selector {
             "" => Vec::new(),

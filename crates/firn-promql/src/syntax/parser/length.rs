@@ -1,7 +1,7 @@
 //! Durations and the arithmetic on them.
 
 use super::{Parsed, Parser, tightness};
-use crate::syntax::lexer::{Keyword, Kind};
+use crate::syntax::lexer::{Keyword, TokenKind};
 use crate::syntax::{BinaryOp, DurationExpr, Length, Span};
 
 impl Parser<'_> {
@@ -16,7 +16,7 @@ impl Parser<'_> {
         self.length(value, span)
     }
 
-    /// A length that needs no query to be known is folded here.
+    /// Folds a length that does not depend on the query's times into a number.
     pub(super) fn length(&self, value: DurationExpr, span: Span) -> Parsed<Length> {
         match value {
             DurationExpr::Number { value, .. } => {
@@ -35,7 +35,7 @@ impl Parser<'_> {
         const EXPECTED: &str = "number, duration, step(), or range()";
         let depth = self.depth;
         let mut lhs = self.nested(|parser| match parser.peek() {
-            Kind::Operator(op @ (BinaryOp::Sub | BinaryOp::Add)) => {
+            TokenKind::Operator(op @ (BinaryOp::Sub | BinaryOp::Add)) => {
                 parser.take();
                 let operand = parser.duration(tightness(BinaryOp::Mul) + 1)?;
                 Ok(match (op, operand) {
@@ -48,7 +48,7 @@ impl Parser<'_> {
             }
             _ => parser.duration_primary(CONTEXT, EXPECTED),
         })?;
-        while let Kind::Operator(op) = self.peek() {
+        while let TokenKind::Operator(op) = self.peek() {
             use BinaryOp::{Add, Div, Mod, Mul, Pow, Sub};
             let tightness = tightness(op);
             if tightness < tightness_min || !matches!(op, Add | Sub | Mul | Div | Mod | Pow) {
@@ -80,33 +80,33 @@ impl Parser<'_> {
     ) -> Parsed<DurationExpr> {
         let token = self.token();
         match token.kind {
-            Kind::Number | Kind::Duration => {
+            TokenKind::Number | TokenKind::Duration => {
                 self.take();
                 let (value, is_duration) = self.number(token)?;
                 Ok(DurationExpr::Number { value, is_duration })
             }
-            Kind::LeftParen => {
+            TokenKind::LeftParen => {
                 self.take();
                 let inner = self.duration(1)?;
-                self.expect(Kind::RightParen, context, expected)?;
+                self.expect(TokenKind::RightParen, context, expected)?;
                 Ok(match inner {
                     number @ DurationExpr::Number { .. } => number,
                     inner => DurationExpr::Paren(Box::new(inner)),
                 })
             }
-            Kind::Keyword(word @ (Keyword::Step | Keyword::Range)) => {
+            TokenKind::Keyword(word @ (Keyword::Step | Keyword::Range)) => {
                 self.take();
-                self.expect(Kind::LeftParen, context, expected)?;
-                self.expect(Kind::RightParen, context, expected)?;
+                self.expect(TokenKind::LeftParen, context, expected)?;
+                self.expect(TokenKind::RightParen, context, expected)?;
                 Ok(if word == Keyword::Step { DurationExpr::Step } else { DurationExpr::Range })
             }
-            Kind::Keyword(word @ (Keyword::MinOf | Keyword::MaxOf)) => {
+            TokenKind::Keyword(word @ (Keyword::MinOf | Keyword::MaxOf)) => {
                 self.take();
-                self.expect(Kind::LeftParen, context, expected)?;
+                self.expect(TokenKind::LeftParen, context, expected)?;
                 let lhs = Box::new(self.duration(1)?);
-                self.expect(Kind::Comma, context, expected)?;
+                self.expect(TokenKind::Comma, context, expected)?;
                 let rhs = Box::new(self.duration(1)?);
-                self.expect(Kind::RightParen, context, expected)?;
+                self.expect(TokenKind::RightParen, context, expected)?;
                 Ok(DurationExpr::Choice { greater: word == Keyword::MaxOf, lhs, rhs })
             }
             _ => Err(self.unexpected(context, expected)),

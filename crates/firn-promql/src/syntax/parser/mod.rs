@@ -1,9 +1,10 @@
-//! Tokens to tree: precedence climbing over the operators, plain descent below them. Reading order: this file
-//! (expressions and calls), `selector`, `modifier`, `length`.
+//! Tokens to tree: precedence climbing over the operators, recursive descent below them. MemberSamples
+//! order: this file (expressions and calls), `selector`, `modifier`, `length`.
 //!
-//! The first mistake ends the parse; its words and its place are Prometheus'. Differences to a textbook
-//! grammar that users rely on: `-` binds like `*` (so `-1^2` is -1), `^` is right-associative, an offset takes
-//! one literal, call or parenthesis (so `x offset 1m + 2` adds 2), nearly every keyword is also a name.
+//! The first error ends the parse; its message and position are Prometheus'. The grammar differs
+//! from a textbook grammar where users rely on it: `-` binds like `*` (so `-1^2` is -1), `^` is
+//! right-associative, an offset takes one literal, call or parenthesis (so `x offset 1m + 2` adds
+//! 2), and nearly every keyword is also a name.
 
 mod length;
 mod modifier;
@@ -14,23 +15,24 @@ use std::sync::Arc;
 use firn_model::Matcher;
 
 use super::error::ParseError;
-use super::lexer::{Keyword, Kind, Token, Tokens, tokenize};
+use super::lexer::{Keyword, Token, TokenKind, Tokens, tokenize};
 use super::quote::{parse_number, unquote};
 use super::{
     Aggregate, AggregateOp, Binary, BinaryOp, Cardinality, Expr, Function, Matching, Node,
     NodeKind, Span, check, parse_duration_ms,
 };
 
-/// How high a tree may be. Evaluation recurses over it; 400 levels need less than half of a 2 MiB stack.
+/// The maximum height of a tree. Evaluation recurses over it; 400 levels need less than half of a 2
+/// MiB stack.
 const HEIGHT_MAX: u32 = 400;
 
 /// Parses and type-checks a query.
 ///
 /// # Errors
-/// The first mistake with its position, as Prometheus words it.
+/// The first error with its position, with Prometheus' message.
 pub fn parse(text: &str) -> Result<Expr, ParseError> {
     let mut parser = Parser::new(text);
-    if parser.peek() == Kind::Eof {
+    if parser.peek() == TokenKind::Eof {
         return Err(parser.error(Span::default(), "no expression found in input"));
     }
     let root = parser.expression(1)?;
@@ -39,14 +41,14 @@ pub fn parse(text: &str) -> Result<Expr, ParseError> {
     Ok(Expr { text: Arc::from(text), root })
 }
 
-/// Parses a series selector like `up{job="a"}`, as `match[]` wants it. Whether one that every series passes makes
-/// sense is for the caller to say, as for Prometheus'.
+/// Parses a series selector such as `up{job="a"}`, the form of `match[]`. The caller decides
+/// whether to accept a selector that matches every series, as in Prometheus.
 ///
 /// # Errors
-/// The first mistake with its position.
+/// The first error with its position.
 pub fn parse_selector(text: &str) -> Result<Vec<Matcher>, ParseError> {
     let mut parser = Parser::new(text);
-    if parser.peek() != Kind::LeftBrace && !is_metric_name(parser.peek()) {
+    if parser.peek() != TokenKind::LeftBrace && !is_metric_name(parser.peek()) {
         return Err(parser.unexpected("", ""));
     }
     let node = parser.selector()?;
@@ -61,15 +63,16 @@ struct Parser<'a> {
     input: &'a str,
     tokens: Tokens,
     next: usize,
-    /// Levels that recursion is deep now.
+    /// The current recursion depth.
     depth: u32,
     /// The end of the last token that can end an expression.
     closing: u32,
-    /// What each regular expression may compile to: all of a query's share one limit.
+    /// The bytes that each regular expression may compile to: all of a query's share one limit.
     regex_bytes_max: usize,
 }
 
-// A query has a handful; a hostile one has tens of thousands in a text of some bytes each.
+// A query has a handful of regular expressions; a hostile one has tens of thousands, each only a
+// few bytes of text.
 const REGEXES_BYTES_MAX: usize = 128 << 20;
 
 type Parsed<T> = Result<T, ParseError>;
@@ -78,7 +81,7 @@ impl<'a> Parser<'a> {
     fn new(input: &'a str) -> Parser<'a> {
         let tokens = tokenize(input);
         let is_regex =
-            |token: &&Token| matches!(token.kind, Kind::MatchRegex | Kind::MatchNotRegex);
+            |token: &&Token| matches!(token.kind, TokenKind::MatchRegex | TokenKind::MatchNotRegex);
         let regex_count = tokens.list.iter().filter(is_regex).count();
         let regex_bytes_max = REGEXES_BYTES_MAX / regex_count.max(1);
         Parser { input, tokens, next: 0, depth: 0, closing: 0, regex_bytes_max }
@@ -88,39 +91,43 @@ impl<'a> Parser<'a> {
 
     fn token(&self) -> Token {
         let end = Span::new(self.input.len(), self.input.len());
-        self.tokens.list.get(self.next).copied().unwrap_or(Token { kind: Kind::Eof, span: end })
+        self.tokens
+            .list
+            .get(self.next)
+            .copied()
+            .unwrap_or(Token { kind: TokenKind::Eof, span: end })
     }
 
-    fn peek(&self) -> Kind {
+    fn peek(&self) -> TokenKind {
         self.token().kind
     }
 
-    fn peek_second(&self) -> Kind {
-        self.tokens.list.get(self.next + 1).map_or(Kind::Eof, |token| token.kind)
+    fn peek_second(&self) -> TokenKind {
+        self.tokens.list.get(self.next + 1).map_or(TokenKind::Eof, |token| token.kind)
     }
 
     fn take(&mut self) -> Token {
         let token = self.token();
-        if !matches!(token.kind, Kind::Eof | Kind::Error) {
+        if !matches!(token.kind, TokenKind::Eof | TokenKind::Error) {
             self.next += 1;
         }
-        use Kind::{Duration, Number, RightBrace, RightBracket, RightParen};
+        use TokenKind::{Duration, Number, RightBrace, RightBracket, RightParen};
         if matches!(token.kind, RightBrace | RightParen | RightBracket | Duration | Number) {
             self.closing = token.span.end;
         }
         token
     }
 
-    fn accept(&mut self, kind: Kind) -> Option<Token> {
+    fn accept(&mut self, kind: TokenKind) -> Option<Token> {
         (self.peek() == kind).then(|| self.take())
     }
 
-    fn expect(&mut self, kind: Kind, context: &str, expected: &str) -> Parsed<Token> {
+    fn expect(&mut self, kind: TokenKind, context: &str, expected: &str) -> Parsed<Token> {
         self.accept(kind).ok_or_else(|| self.unexpected(context, expected))
     }
 
     fn expect_end(&mut self) -> Parsed<()> {
-        if self.peek() == Kind::Eof { Ok(()) } else { Err(self.unexpected("", "")) }
+        if self.peek() == TokenKind::Eof { Ok(()) } else { Err(self.unexpected("", "")) }
     }
 
     // Errors.
@@ -129,10 +136,10 @@ impl<'a> Parser<'a> {
         ParseError::at(self.input, span, what)
     }
 
-    /// `unexpected <token> in <context>, expected <expected>`, or what the lexer had to say.
+    /// `unexpected <token> in <context>, expected <expected>`, or the lexer's error.
     fn unexpected(&self, context: &str, expected: &str) -> ParseError {
         let token = self.token();
-        if let (Kind::Error, Some(error)) = (token.kind, &self.tokens.error) {
+        if let (TokenKind::Error, Some(error)) = (token.kind, &self.tokens.error) {
             return error.clone();
         }
         let mut what = format!("unexpected {}", token.describe(self.input));
@@ -169,12 +176,12 @@ impl<'a> Parser<'a> {
     fn expression(&mut self, tightness_min: u8) -> Parsed<Node> {
         let depth = self.depth;
         let mut lhs = self.nested(Parser::operand)?;
-        while let Kind::Operator(op) = self.peek() {
+        while let TokenKind::Operator(op) = self.peek() {
             let tightness = tightness(op);
             if tightness < tightness_min {
                 break;
             }
-            // Each operator of a chain makes the tree one level higher.
+            // Each operator of a chain adds a level to the tree.
             self.deeper()?;
             self.take();
             let (return_bool, matching) = self.binary_modifiers()?;
@@ -191,8 +198,8 @@ impl<'a> Parser<'a> {
     /// A signed or plain operand with its modifiers.
     fn operand(&mut self) -> Parsed<Node> {
         let negate = match self.peek() {
-            Kind::Operator(BinaryOp::Sub) => true,
-            Kind::Operator(BinaryOp::Add) => false,
+            TokenKind::Operator(BinaryOp::Sub) => true,
+            TokenKind::Operator(BinaryOp::Add) => false,
             _ => {
                 let primary = self.primary()?;
                 return self.modifiers(primary);
@@ -202,7 +209,7 @@ impl<'a> Parser<'a> {
         let mut operand = self.expression(tightness(BinaryOp::Mul) + 1)?;
         let span = sign.span.to(operand.span);
         if let NodeKind::Number { value, .. } = &mut operand.kind {
-            // A signed number is a number: `-1` prints as it was written.
+            // A signed number is a number: `-1` prints as it is written.
             *value = if negate { -*value } else { *value };
             operand.span = span;
             return Ok(operand);
@@ -212,38 +219,40 @@ impl<'a> Parser<'a> {
 
     fn primary(&mut self) -> Parsed<Node> {
         match self.peek() {
-            Kind::LeftParen => {
+            TokenKind::LeftParen => {
                 let open = self.take();
                 let inner = self.expression(1)?;
-                let close = self.expect(Kind::RightParen, "", "")?;
+                let close = self.expect(TokenKind::RightParen, "", "")?;
                 let span = open.span.to(close.span);
                 Ok(Node { span, kind: NodeKind::Paren(Box::new(inner)) })
             }
-            Kind::String => {
+            TokenKind::String => {
                 let token = self.take();
                 let bytes = self.string_bytes(token)?;
                 Ok(Node { span: token.span, kind: NodeKind::String(bytes) })
             }
-            Kind::Number | Kind::Duration => {
+            TokenKind::Number | TokenKind::Duration => {
                 let token = self.take();
                 let (value, is_duration) = self.number(token)?;
                 Ok(Node { span: token.span, kind: NodeKind::Number { value, is_duration } })
             }
-            Kind::Aggregator(op) if opens_aggregation(self.peek_second()) => self.aggregate(op),
-            kind if is_callable(kind) && self.peek_second() == Kind::LeftParen => self.call(),
-            kind if kind == Kind::LeftBrace || is_metric_name(kind) => self.selector(),
+            TokenKind::Aggregator(op) if opens_aggregation(self.peek_second()) => {
+                self.aggregate(op)
+            }
+            kind if is_callable(kind) && self.peek_second() == TokenKind::LeftParen => self.call(),
+            kind if kind == TokenKind::LeftBrace || is_metric_name(kind) => self.selector(),
             _ => Err(self.unexpected("", "")),
         }
     }
 
     fn number(&self, token: Token) -> Parsed<(f64, bool)> {
         let text = token.text(self.input);
-        if token.kind == Kind::Duration {
+        if token.kind == TokenKind::Duration {
             let ms = parse_duration_ms(text).map_err(|what| self.error(token.span, what))?;
             return Ok((ms as f64 / 1000.0, true));
         }
         let value = parse_number(text)
-            .map_err(|what| self.error(token.span, format!("error parsing number: {what}")))?;
+            .map_err(|e| self.error(token.span, format!("error parsing number: {e}")))?;
         Ok((value, false))
     }
 
@@ -252,7 +261,7 @@ impl<'a> Parser<'a> {
             .ok_or_else(|| self.error(token.span, "error unquoting string: invalid syntax"))
     }
 
-    /// A text where only UTF-8 makes sense: names and matcher values. A byte that is none can match no label;
+    /// A string that must be UTF-8: names and matcher values. An invalid byte can match no label;
     /// it becomes the replacement character.
     fn string_text(&self, token: Token) -> Parsed<String> {
         Ok(String::from_utf8_lossy(&self.string_bytes(token)?).into_owned())
@@ -263,7 +272,7 @@ impl<'a> Parser<'a> {
     fn call(&mut self) -> Parsed<Node> {
         let name_token = self.take();
         let name = match name_token.kind {
-            Kind::Keyword(_) => name_token.text(self.input).to_ascii_lowercase(),
+            TokenKind::Keyword(_) => name_token.text(self.input).to_ascii_lowercase(),
             _ => name_token.text(self.input).to_owned(),
         };
         let args = self.call_args("")?;
@@ -277,18 +286,18 @@ impl<'a> Parser<'a> {
     }
 
     fn call_args(&mut self, context: &str) -> Parsed<Vec<Node>> {
-        self.expect(Kind::LeftParen, context, "")?;
+        self.expect(TokenKind::LeftParen, context, "")?;
         let mut args = Vec::new();
-        if self.accept(Kind::RightParen).is_some() {
+        if self.accept(TokenKind::RightParen).is_some() {
             return Ok(args);
         }
         loop {
             args.push(self.expression(1)?);
-            if self.accept(Kind::RightParen).is_some() {
+            if self.accept(TokenKind::RightParen).is_some() {
                 return Ok(args);
             }
-            let comma = self.expect(Kind::Comma, context, "")?;
-            if self.peek() == Kind::RightParen {
+            let comma = self.expect(TokenKind::Comma, context, "")?;
+            if self.peek() == TokenKind::RightParen {
                 let what = "trailing commas not allowed in function call args";
                 return Err(self.error(comma.span, what));
             }
@@ -324,8 +333,8 @@ impl<'a> Parser<'a> {
 
     fn aggregate_modifier(&mut self) -> Parsed<Option<(Vec<String>, bool)>> {
         let without = match self.peek() {
-            Kind::Keyword(Keyword::By) => false,
-            Kind::Keyword(Keyword::Without) => true,
+            TokenKind::Keyword(Keyword::By) => false,
+            TokenKind::Keyword(Keyword::Without) => true,
             _ => return Ok(None),
         };
         self.take();
@@ -335,14 +344,14 @@ impl<'a> Parser<'a> {
     /// `(a, "b c", by)`.
     fn label_list(&mut self) -> Parsed<Vec<String>> {
         const CONTEXT: &str = "grouping opts";
-        self.expect(Kind::LeftParen, CONTEXT, "\"(\"")?;
+        self.expect(TokenKind::LeftParen, CONTEXT, "\"(\"")?;
         let mut labels = Vec::new();
         loop {
-            if self.accept(Kind::RightParen).is_some() {
+            if self.accept(TokenKind::RightParen).is_some() {
                 return Ok(labels);
             }
             let token = self.token();
-            if token.kind == Kind::String {
+            if token.kind == TokenKind::String {
                 self.take();
                 let label = self.string_text(token)?;
                 if label.is_empty() {
@@ -355,7 +364,7 @@ impl<'a> Parser<'a> {
             } else {
                 return Err(self.unexpected(CONTEXT, "label"));
             }
-            if self.accept(Kind::Comma).is_none() && self.peek() != Kind::RightParen {
+            if self.accept(TokenKind::Comma).is_none() && self.peek() != TokenKind::RightParen {
                 return Err(self.unexpected(CONTEXT, "\",\" or \")\""));
             }
         }
@@ -364,31 +373,33 @@ impl<'a> Parser<'a> {
     /// `bool on (a) group_left (b) fill (0)`.
     fn binary_modifiers(&mut self) -> Parsed<(bool, Matching)> {
         let mut matching = Matching::default();
-        let return_bool = self.accept(Kind::Keyword(Keyword::Bool)).is_some();
-        if let Kind::Keyword(word @ (Keyword::On | Keyword::Ignoring)) = self.peek() {
+        let return_bool = self.accept(TokenKind::Keyword(Keyword::Bool)).is_some();
+        if let TokenKind::Keyword(word @ (Keyword::On | Keyword::Ignoring)) = self.peek() {
             self.take();
             matching.on = word == Keyword::On;
             matching.labels = self.label_list()?;
-            if let Kind::Keyword(word @ (Keyword::GroupLeft | Keyword::GroupRight)) = self.peek() {
+            if let TokenKind::Keyword(word @ (Keyword::GroupLeft | Keyword::GroupRight)) =
+                self.peek()
+            {
                 self.take();
                 matching.cardinality = match word {
                     Keyword::GroupLeft => Cardinality::ManyToOne,
                     _ => Cardinality::OneToMany,
                 };
-                if self.peek() == Kind::LeftParen {
+                if self.peek() == TokenKind::LeftParen {
                     matching.include = self.label_list()?;
                 }
             }
         }
         match self.peek() {
-            Kind::Keyword(Keyword::Fill) => {
+            TokenKind::Keyword(Keyword::Fill) => {
                 self.take();
                 let value = self.fill_value()?;
                 matching.fill_left = Some(value);
                 matching.fill_right = Some(value);
             }
             _ => {
-                while let Kind::Keyword(word @ (Keyword::FillLeft | Keyword::FillRight)) =
+                while let TokenKind::Keyword(word @ (Keyword::FillLeft | Keyword::FillRight)) =
                     self.peek()
                 {
                     let side = match word {
@@ -411,23 +422,23 @@ impl<'a> Parser<'a> {
     }
 
     fn fill_value(&mut self) -> Parsed<f64> {
-        self.expect(Kind::LeftParen, "", "")?;
+        self.expect(TokenKind::LeftParen, "", "")?;
         let value = self.signed_number("", "")?;
-        self.expect(Kind::RightParen, "", "")?;
+        self.expect(TokenKind::RightParen, "", "")?;
         Ok(value)
     }
 
     fn signed_number(&mut self, context: &str, expected: &str) -> Parsed<f64> {
         let sign = match self.peek() {
-            Kind::Operator(BinaryOp::Sub) => -1.0,
-            Kind::Operator(BinaryOp::Add) => 1.0,
+            TokenKind::Operator(BinaryOp::Sub) => -1.0,
+            TokenKind::Operator(BinaryOp::Add) => 1.0,
             _ => 0.0,
         };
         if sign != 0.0 {
             self.take();
         }
         let token = self.token();
-        if !matches!(token.kind, Kind::Number | Kind::Duration) {
+        if !matches!(token.kind, TokenKind::Number | TokenKind::Duration) {
             return Err(self.unexpected(context, expected));
         }
         self.take();
@@ -436,7 +447,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// How tightly an operator binds; `^` is right-associative, all others left.
+/// The precedence of an operator; `^` is right-associative, all others left-associative.
 fn tightness(op: BinaryOp) -> u8 {
     match op {
         BinaryOp::Or => 1,
@@ -455,27 +466,31 @@ fn tightness(op: BinaryOp) -> u8 {
     }
 }
 
-fn opens_aggregation(kind: Kind) -> bool {
-    matches!(kind, Kind::LeftParen | Kind::Keyword(Keyword::By | Keyword::Without))
+fn opens_aggregation(kind: TokenKind) -> bool {
+    matches!(kind, TokenKind::LeftParen | TokenKind::Keyword(Keyword::By | Keyword::Without))
 }
 
-fn is_callable(kind: Kind) -> bool {
+fn is_callable(kind: TokenKind) -> bool {
     use Keyword::{End, MaxOf, MinOf, Range, Start, Step};
-    matches!(kind, Kind::Identifier | Kind::Keyword(Start | End | Step | Range | MaxOf | MinOf))
+    matches!(
+        kind,
+        TokenKind::Identifier | TokenKind::Keyword(Start | End | Step | Range | MaxOf | MinOf)
+    )
 }
 
-/// Whether the token may be a metric's name.
-fn is_metric_name(kind: Kind) -> bool {
+/// Whether the token may be a metric name.
+fn is_metric_name(kind: TokenKind) -> bool {
     use Keyword::{Bool, GroupLeft, GroupRight, Ignoring, On};
     match kind {
-        Kind::Identifier | Kind::MetricIdentifier | Kind::Aggregator(_) => true,
-        Kind::Operator(op) => op.is_set(),
-        Kind::Keyword(word) => !matches!(word, Bool | GroupLeft | GroupRight | Ignoring | On),
+        TokenKind::Identifier | TokenKind::MetricIdentifier | TokenKind::Aggregator(_) => true,
+        TokenKind::Operator(op) => op.is_set(),
+        TokenKind::Keyword(word) => !matches!(word, Bool | GroupLeft | GroupRight | Ignoring | On),
         _ => false,
     }
 }
 
-/// Whether the token may be a label's name in a list of labels.
-fn is_label_name(kind: Kind) -> bool {
-    matches!(kind, Kind::Keyword(_) | Kind::Operator(BinaryOp::Atan2)) || is_metric_name(kind)
+/// Whether the token may be a label name in a list of labels.
+fn is_label_name(kind: TokenKind) -> bool {
+    matches!(kind, TokenKind::Keyword(_) | TokenKind::Operator(BinaryOp::Atan2))
+        || is_metric_name(kind)
 }

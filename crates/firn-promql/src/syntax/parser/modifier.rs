@@ -1,9 +1,10 @@
-//! What stands behind an operand: `[5m]`, `[1h:1m]`, `offset`, `@`, `anchored`, `smoothed`.
+//! The suffixes of an operand: `[5m]`, `[1h:1m]`, `offset`, `@`, `anchored`, `smoothed`.
 
 use super::{Parsed, Parser};
-use crate::syntax::lexer::{Keyword, Kind};
+use crate::syntax::lexer::{Keyword, TokenKind};
 use crate::syntax::{
-    At, BinaryOp, Borders, DurationExpr, Length, MatrixSelector, Node, NodeKind, Span, Subquery,
+    At, BinaryOp, BoundaryMode, DurationExpr, Length, MatrixSelector, Node, NodeKind, Span,
+    Subquery,
 };
 
 impl Parser<'_> {
@@ -11,15 +12,15 @@ impl Parser<'_> {
         let depth = self.depth;
         loop {
             match self.peek() {
-                Kind::LeftBracket => {
+                TokenKind::LeftBracket => {
                     self.deeper()?;
                     node = self.brackets(node)?;
                 }
-                Kind::Keyword(Keyword::Offset) => self.offset(&mut node)?,
-                Kind::At => self.at(&mut node)?,
-                Kind::Keyword(word @ (Keyword::Anchored | Keyword::Smoothed)) => {
+                TokenKind::Keyword(Keyword::Offset) => self.offset(&mut node)?,
+                TokenKind::At => self.at(&mut node)?,
+                TokenKind::Keyword(word @ (Keyword::Anchored | Keyword::Smoothed)) => {
                     self.take();
-                    self.borders(&mut node, word)?;
+                    self.boundary(&mut node, word)?;
                 }
                 _ => {
                     self.depth = depth;
@@ -37,21 +38,21 @@ impl Parser<'_> {
             return Err(self.unexpected("subquery or range selector", lengths));
         }
         let range = self.positive_length()?;
-        if self.accept(Kind::Colon).is_some() {
+        if self.accept(TokenKind::Colon).is_some() {
             let mut step = Length::ZERO;
-            if self.peek() != Kind::RightBracket {
+            if self.peek() != TokenKind::RightBracket {
                 if !starts_duration(self.peek()) {
                     let expected = "number, duration, step(), range(), or \"]\"";
                     return Err(self.unexpected("subquery selector", expected));
                 }
                 step = self.positive_length()?;
             }
-            self.expect(Kind::RightBracket, "subquery selector", "\"]\"")?;
+            self.expect(TokenKind::RightBracket, "subquery selector", "\"]\"")?;
             let span = Span { start: node.span.start, end: self.closing };
             let subquery = Subquery { expr: node, range, step, offset: Length::ZERO, at: None };
             return Ok(Node { span, kind: NodeKind::Subquery(Box::new(subquery)) });
         }
-        let close = self.expect(Kind::RightBracket, "subquery or range", "\":\" or \"]\"")?;
+        let close = self.expect(TokenKind::RightBracket, "subquery or range", "\":\" or \"]\"")?;
         let span = Span { start: node.span.start, end: self.closing };
         let selector = match node.kind {
             NodeKind::Selector(selector) => *selector,
@@ -81,8 +82,8 @@ impl Parser<'_> {
         }
         let sign_span = self.token().span;
         let negate = match self.peek() {
-            Kind::Operator(BinaryOp::Sub) => Some(true),
-            Kind::Operator(BinaryOp::Add) => Some(false),
+            TokenKind::Operator(BinaryOp::Sub) => Some(true),
+            TokenKind::Operator(BinaryOp::Add) => Some(false),
             _ => None,
         };
         if negate.is_some() {
@@ -120,10 +121,10 @@ impl Parser<'_> {
     fn at(&mut self, node: &mut Node) -> Parsed<()> {
         self.take();
         let at = match self.peek() {
-            Kind::Keyword(word @ (Keyword::Start | Keyword::End)) => {
+            TokenKind::Keyword(word @ (Keyword::Start | Keyword::End)) => {
                 self.take();
-                self.expect(Kind::LeftParen, "@", "timestamp")?;
-                self.expect(Kind::RightParen, "@", "timestamp")?;
+                self.expect(TokenKind::LeftParen, "@", "timestamp")?;
+                self.expect(TokenKind::RightParen, "@", "timestamp")?;
                 if word == Keyword::Start { At::Start } else { At::End }
             }
             _ => {
@@ -154,39 +155,39 @@ impl Parser<'_> {
         Ok(())
     }
 
-    fn borders(&mut self, node: &mut Node, word: Keyword) -> Parsed<()> {
-        let (borders, name) = match word {
-            Keyword::Anchored => (Borders::Anchored, "anchored"),
-            _ => (Borders::Smoothed, "smoothed"),
+    fn boundary(&mut self, node: &mut Node, word: Keyword) -> Parsed<()> {
+        let (boundary, name) = match word {
+            Keyword::Anchored => (BoundaryMode::Anchored, "anchored"),
+            _ => (BoundaryMode::Smoothed, "smoothed"),
         };
         let span = node.span;
         let target = match &mut node.kind {
-            NodeKind::Selector(selector) => &mut selector.borders,
-            NodeKind::Matrix(matrix) => &mut matrix.selector.borders,
+            NodeKind::Selector(selector) => &mut selector.boundary,
+            NodeKind::Matrix(matrix) => &mut matrix.selector.boundary,
             NodeKind::Subquery(_) => {
                 let what = format!("{name} modifier is not supported for subqueries");
                 return Err(self.error(span, what));
             }
-            // Prometheus' words for what is no selector.
+            // Prometheus' message for an operand that is not a selector.
             _ => return Err(self.error(span, format!("{name} modifier not implemented"))),
         };
-        if *target != Borders::Plain && *target != borders {
+        if *target != BoundaryMode::Plain && *target != boundary {
             let what = "anchored and smoothed modifiers cannot be used together";
             return Err(self.error(span, what));
         }
-        *target = borders;
+        *target = boundary;
         Ok(())
     }
 }
 
-fn starts_duration(kind: Kind) -> bool {
+fn starts_duration(kind: TokenKind) -> bool {
     use Keyword::{MaxOf, MinOf, Range, Step};
     matches!(
         kind,
-        Kind::Number
-            | Kind::Duration
-            | Kind::LeftParen
-            | Kind::Operator(BinaryOp::Add | BinaryOp::Sub)
-            | Kind::Keyword(Step | Range | MaxOf | MinOf)
+        TokenKind::Number
+            | TokenKind::Duration
+            | TokenKind::LeftParen
+            | TokenKind::Operator(BinaryOp::Add | BinaryOp::Sub)
+            | TokenKind::Keyword(Step | Range | MaxOf | MinOf)
     )
 }

@@ -1,7 +1,7 @@
 //! The JSON form.
 
 use firn_model::{GroupId, LabelLimits, Labels, LabelsBuilder, Result, STALE_NAN, Slot, Timestamp};
-use firndb::Elsewhere;
+use firndb::ForeignMember;
 
 use crate::wire::groups::{GroupParts, GroupsAnswer, GroupsRequest, SLOT_BYTES, parts};
 use crate::wire::json::{push_array, push_string};
@@ -25,8 +25,8 @@ pub(super) fn decode(
             "known_elsewhere" => {
                 let at = reader.at();
                 request.elsewhere = match reader.string()?.as_ref() {
-                    "refuse" => Elsewhere::Refuse,
-                    "use" => Elsewhere::Use,
+                    "refuse" => ForeignMember::Refuse,
+                    "use" => ForeignMember::Use,
                     other => {
                         let what = format!("{other:?} is neither \"refuse\" nor \"use\"");
                         return Err(reader.fault_at(at, what));

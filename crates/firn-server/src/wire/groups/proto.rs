@@ -1,7 +1,7 @@
 //! The protobuf form: `crates/firn-server/proto/groups.proto`.
 
 use firn_model::{Error, GroupId, LabelLimits, Labels, LabelsBuilder, Result, Slot, Timestamp};
-use firndb::Elsewhere;
+use firndb::ForeignMember;
 
 use crate::wire::groups::{GroupParts, GroupsAnswer, GroupsRequest, SLOT_BYTES, parts};
 use crate::wire::protobuf::{
@@ -24,8 +24,8 @@ pub(super) fn decode(
             }
             (2, WireType::Varint) => {
                 request.elsewhere = match reader.varint()? {
-                    0 => Elsewhere::Refuse,
-                    _ => Elsewhere::Use,
+                    0 => ForeignMember::Refuse,
+                    _ => ForeignMember::Use,
                 };
             }
             (3, WireType::Bytes) => {

@@ -1,0 +1,26 @@
+//! The state of one evaluation. Its methods are beside the nodes that they evaluate.
+
+use std::collections::BTreeSet;
+
+use firn_model::{QueryContext, Select};
+
+use super::detail::HistogramDetail;
+use super::meter::Meter;
+use super::notes::Notes;
+use crate::EvalOptions;
+use crate::histogram::Remark;
+use crate::parts::PartResult;
+
+/// The state of one evaluation.
+pub(crate) struct Evaluator<'a> {
+    pub(super) part_results: &'a [PartResult],
+    pub(super) select: &'a dyn Select,
+    pub(super) context: &'a QueryContext,
+    pub(super) options: &'a EvalOptions,
+    pub(super) meter: Meter,
+    pub(super) notes: Notes,
+    /// Remarks of the most recently read windows, by metric name.
+    pub(super) remarks: BTreeSet<(String, Remark)>,
+    /// The histogram detail that the current node detail.
+    pub(super) detail: HistogramDetail,
+}
