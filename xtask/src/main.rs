@@ -4,13 +4,17 @@ mod deps;
 mod fuzz;
 mod tidy;
 
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 fn main() -> ExitCode {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-    if let Err(e) = std::env::set_current_dir(root) {
-        eprintln!("xtask: {root}: {e}");
+    // `cargo run` sets the variable; the program may also be started by hand.
+    let folder =
+        std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or(env!("CARGO_MANIFEST_DIR").into());
+    let root = Path::new(&folder).join("..");
+    if let Err(e) = std::env::set_current_dir(&root) {
+        eprintln!("xtask: {}: {e}", root.display());
         return ExitCode::FAILURE;
     }
     let arguments: Vec<String> = std::env::args().skip(1).collect();
