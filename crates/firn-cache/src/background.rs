@@ -44,6 +44,7 @@ impl Background {
         Background::start_pausing(name, wake, PAUSE, work)
     }
 
+    #[expect(clippy::disallowed_methods, reason = "`firn cache` has no engine and no lanes")]
     fn start_pausing(
         name: &str,
         wake: Arc<Wake>,

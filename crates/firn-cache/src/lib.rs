@@ -16,6 +16,7 @@
 //! `dependency`, `selectors`, `changes`, `hot`, `shares`, `result` (with its model); `shared`.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "a test bounds its waiting"))]
 
 mod answer;
 mod background;

@@ -1,6 +1,8 @@
 //! Bytes and nanoseconds per sample on the recordings: `cargo run --release -p firn-codec --example
 //! measure`.
 
+#![allow(clippy::disallowed_methods, reason = "measures real time")]
+
 use std::time::Instant;
 
 use firn_codec::bits::BitWriter;

@@ -1,5 +1,8 @@
 //! The room's property tests, through its public API only.
 
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+#![allow(clippy::disallowed_methods, reason = "reads recordings from files")]
+
 #[path = "support/mod.rs"]
 mod support;
 

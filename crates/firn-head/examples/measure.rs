@@ -6,6 +6,7 @@
 //! bytes per series.
 
 #![allow(clippy::print_stdout, reason = "this is a tool")]
+#![allow(clippy::disallowed_methods, reason = "measures real time and memory")]
 
 use std::time::{Duration, Instant};
 

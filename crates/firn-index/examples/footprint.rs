@@ -5,6 +5,8 @@
 //! per series (a counting allocator: what was asked for, without the allocator's own overhead), times of
 //! resolve, of queries, of sealing and of opening again, in memory and sealed.
 
+#![allow(clippy::disallowed_methods, reason = "measures real time and memory")]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::HashMap;
 use std::hint::black_box;

@@ -5,6 +5,8 @@
 //! commit. Below it, what one thread pays for each entry when many share a commit, and what replay
 //! reads per second.
 
+#![allow(clippy::disallowed_methods, reason = "measures real disks")]
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,5 +1,8 @@
 //! The log against simulated devices: crashes at any operation, failing operations, damage, threads.
 
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+#![allow(clippy::disallowed_methods, reason = "also runs on a real disk")]
+
 #[path = "log/crash.rs"]
 mod crash;
 #[path = "log/damage.rs"]

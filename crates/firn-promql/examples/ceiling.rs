@@ -3,6 +3,8 @@
 //!
 //! `cargo run --release -p firn-promql --example ceiling`
 
+#![allow(clippy::disallowed_methods, reason = "measures real time")]
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;

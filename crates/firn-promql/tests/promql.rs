@@ -1,6 +1,9 @@
 //! The language from outside: scripts of our own, the shared conformance files, mistakes, and texts that mean
 //! nothing.
 
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+#![allow(clippy::disallowed_methods, reason = "reads scripts from files")]
+
 #[path = "promql/conformance.rs"]
 mod conformance;
 #[path = "promql/corpus.rs"]

@@ -4,6 +4,8 @@
 //!
 //! `cargo run --release -p firndb --example queries -- [hosts] [part of a query's name]`
 
+#![allow(clippy::disallowed_methods, reason = "measures real time with threads of its own")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -1,6 +1,8 @@
 //! Invariant 9 through the whole database: with the result cache a range query says what evaluating says, bit for bit,
 //! under late data, deletes, new series, flushes and restarts.
 
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
 use std::cell::Cell;
 use std::time::Duration;
 

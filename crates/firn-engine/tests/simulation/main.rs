@@ -2,6 +2,8 @@
 //!
 //! `FIRN_SEED_COUNT=n` runs n seeds in place of 5,000; `FIRN_SEED=s` runs one and prints its trace.
 
+#![allow(clippy::disallowed_methods, reason = "measures real time")]
+
 mod churn;
 mod copies;
 mod damage;

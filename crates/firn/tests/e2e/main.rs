@@ -3,6 +3,8 @@
 //! A scene whose programs are not installed is skipped with a printed reason, or fails when
 //! `FIRN_REQUIRE_SHARED` is set, as continuous integration does. `make deps` installs them.
 
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
 mod cache_server;
 mod command;
 mod deletes;
