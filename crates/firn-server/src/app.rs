@@ -158,16 +158,24 @@ impl App {
     pub(crate) fn metrics(&self) -> String {
         let mut text = MetricsText::default();
         let version = [("version", env!("CARGO_PKG_VERSION"))];
-        text.family("firn_build_info", crate::telemetry::Kind::Gauge, "The version that runs.");
+        text.family(
+            "firn_build_info",
+            crate::telemetry::Kind::Gauge,
+            "Constant 1; the label names the running version.",
+        );
         text.sample("firn_build_info", &version, 1.0);
         let ready = self.ready();
-        text.gauge("firn_ready", "Whether the database is open.", f64::from(ready.is_some()));
+        text.gauge("firn_ready", "1 if the database is open.", f64::from(ready.is_some()));
         write_process(&mut text);
         self.telemetry.write_text(&mut text);
         if let Some(ready) = ready {
             let queries = [
-                ("firn_queries_running", "Queries that are evaluated.", &ready.queries_running),
-                ("firn_queries_waiting", "Queries that wait for others.", &ready.queries_waiting),
+                ("firn_queries_running", "Running queries.", &ready.queries_running),
+                (
+                    "firn_queries_waiting",
+                    "Queries that wait for a query thread.",
+                    &ready.queries_waiting,
+                ),
             ];
             for (name, help, count) in queries {
                 text.gauge(name, help, count.load(Ordering::Relaxed) as f64);
@@ -175,7 +183,7 @@ impl App {
             let usage = ready.ingest.cache().usage();
             text.gauge(
                 "firn_sender_cache_series",
-                "Series whose encoded labels are known.",
+                "Series in the sender cache.",
                 usage.series as f64,
             );
             text.gauge(

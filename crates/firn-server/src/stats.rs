@@ -20,25 +20,49 @@ pub(crate) fn write_results(stats: &ResultStats, text: &mut MetricsText) {
     write_store(&stats.store, text);
     for (name, help, value) in [
         ("firn_result_cache_selectors", "Distinct selectors of cached answers.", stats.selectors),
-        ("firn_result_cache_selector_bytes", "Memory that they take.", stats.selector_bytes),
-        ("firn_result_cache_hot_bytes", "Answers in memory as they are given.", stats.hot_bytes),
+        (
+            "firn_result_cache_selector_bytes",
+            "Memory of the selectors of cached answers.",
+            stats.selector_bytes,
+        ),
+        (
+            "firn_result_cache_hot_bytes",
+            "Memory of answers that are kept decoded.",
+            stats.hot_bytes,
+        ),
     ] {
         text.gauge(name, help, value as f64);
     }
     for (name, help, value) in [
-        ("firn_result_cache_steps_found_total", "Steps that were answered.", stats.steps_hit),
-        ("firn_result_cache_steps_missing_total", "Steps that were computed.", stats.steps_missed),
         (
-            "firn_result_cache_recalled_total",
-            "Questions whose kept steps were in memory as they are given.",
+            "firn_result_cache_hit_steps_total",
+            "Steps of range queries that were answered from the cache.",
+            stats.steps_hit,
+        ),
+        (
+            "firn_result_cache_missed_steps_total",
+            "Steps of range queries that were computed.",
+            stats.steps_missed,
+        ),
+        (
+            "firn_result_cache_memory_hits_total",
+            "Lookups that decoded answers in memory satisfied.",
             stats.hot_hits,
         ),
-        ("firn_result_cache_fills_total", "Answers that were kept.", stats.fills),
-        ("firn_result_cache_fills_refused_total", "Answers that were not.", stats.fills_refused),
-        ("firn_result_cache_trims_total", "Ranges that changes cut out.", stats.trims),
+        ("firn_result_cache_fills_total", "Computed answers that were stored.", stats.fills),
         (
-            "firn_result_cache_fill_trims_total",
-            "Ranges that changes cut out of answers on their way.",
+            "firn_result_cache_rejected_fills_total",
+            "Computed answers that were not stored.",
+            stats.fills_refused,
+        ),
+        (
+            "firn_result_cache_trimmed_ranges_total",
+            "Ranges removed from stored answers because their samples changed.",
+            stats.trims,
+        ),
+        (
+            "firn_result_cache_trimmed_fills_total",
+            "Ranges removed from answers that were being stored because their samples changed.",
             stats.fill_trims,
         ),
     ] {
@@ -50,14 +74,18 @@ pub(crate) fn write_results(stats: &ResultStats, text: &mut MetricsText) {
 pub(crate) fn write_store(store: &StoreStats, text: &mut MetricsText) {
     let partitions = &store.policy;
     for (name, help, value) in [
-        ("firn_cache_keys", "Keys that something is kept of.", store.keys),
-        ("firn_cache_extents", "Ranges of keys that are kept.", store.extents),
-        ("firn_cache_slabs", "Slabs in the cache's file.", store.slabs),
-        ("firn_cache_memory_bytes", "Memory that the cache takes.", store.memory_bytes),
-        ("firn_cache_off", "Whether the cache gave up on its device.", u64::from(store.is_off)),
+        ("firn_cache_keys", "Keys with at least one cached range.", store.keys),
+        ("firn_cache_extents", "Cached ranges.", store.extents),
+        ("firn_cache_slabs", "Slabs in the cache file.", store.slabs),
+        ("firn_cache_memory_bytes", "Memory of the cache.", store.memory_bytes),
+        (
+            "firn_cache_disabled",
+            "1 if the cache is off until the next start because its device failed.",
+            u64::from(store.is_off),
+        ),
         (
             "firn_cache_lru_slabs_max",
-            "Slabs that the LRU partition may have.",
+            "Upper bound of the slabs in the LRU partition.",
             partitions.lru_slabs_max,
         ),
     ] {
@@ -65,17 +93,22 @@ pub(crate) fn write_store(store: &StoreStats, text: &mut MetricsText) {
     }
     let slabs = [partitions.fifo_slabs, partitions.lru_slabs];
     for (name, kind, help, counts) in [
-        ("firn_cache_partition_slabs", Kind::Gauge, "Slabs by the policy's partition.", slabs),
+        (
+            "firn_cache_partition_slabs",
+            Kind::Gauge,
+            "Slabs by partition of the eviction policy.",
+            slabs,
+        ),
         (
             "firn_cache_evictions_total",
             Kind::Counter,
-            "Slabs that went, by partition.",
+            "Evicted slabs by partition of the eviction policy.",
             partitions.evictions,
         ),
         (
             "firn_cache_ghost_hits_total",
             Kind::Counter,
-            "Questions that slabs which went would have answered.",
+            "Lookups that a recently evicted slab would have answered, by partition.",
             partitions.ghost_hits,
         ),
     ] {
@@ -84,43 +117,59 @@ pub(crate) fn write_store(store: &StoreStats, text: &mut MetricsText) {
             text.sample(name, &[("partition", partition)], count as f64);
         }
     }
-    let name = "firn_cache_questions_total";
-    text.family(name, Kind::Counter, "Questions by how much of the answer was there.");
-    for (found, count) in
-        [("all", store.hits), ("part", store.partial_hits), ("nothing", store.misses)]
+    let name = "firn_cache_lookups_total";
+    text.family(
+        name,
+        Kind::Counter,
+        "Lookups by result: hit (all of the range was cached), partial, or miss.",
+    );
+    for (result, count) in
+        [("hit", store.hits), ("partial", store.partial_hits), ("miss", store.misses)]
     {
-        text.sample(name, &[("found", found)], count as f64);
+        text.sample(name, &[("result", result)], count as f64);
     }
-    let name = "firn_cache_given_bytes_total";
-    text.family(name, Kind::Counter, "Bytes that were given, by how much of the answer was there.");
-    for (found, bytes) in [("all", store.hit_bytes), ("part", store.partial_bytes)] {
-        text.sample(name, &[("found", found)], bytes as f64);
+    let name = "firn_cache_returned_bytes_total";
+    text.family(
+        name,
+        Kind::Counter,
+        "Bytes returned from the cache by result of the lookup: hit or partial.",
+    );
+    for (result, bytes) in [("hit", store.hit_bytes), ("partial", store.partial_bytes)] {
+        text.sample(name, &[("result", result)], bytes as f64);
     }
     text.gauge(
-        "firn_cache_write_amplification",
-        "Bytes written to the cache's file for each byte that was given to be kept.",
+        "firn_cache_write_amplification_ratio",
+        "Bytes written to the cache file per byte stored.",
         store.written_bytes as f64 / (store.set_bytes as f64).max(1.0),
     );
     for (name, help, value) in [
         (
-            "firn_cache_partial_declined_total",
-            "Parts that were too small to use.",
+            "firn_cache_declined_partial_hits_total",
+            "Partial hits that were too small to be worth returning.",
             store.partial_declined,
         ),
-        ("firn_cache_reads_total", "Pieces read from the cache's file.", store.reads),
-        ("firn_cache_read_bytes_total", "Bytes read from the cache's file.", store.read_bytes),
-        ("firn_cache_set_bytes_total", "Bytes that were given to be kept.", store.set_bytes),
-        ("firn_cache_written_bytes_total", "Bytes written to its file.", store.written_bytes),
-        ("firn_cache_refused_total", "What was given and not kept.", store.refused),
-        ("firn_cache_slabs_written_total", "Slabs written.", store.slabs_written),
-        ("firn_cache_slabs_compacted_total", "Slabs merged into others.", store.slabs_compacted),
+        ("firn_cache_reads_total", "Reads of the cache file.", store.reads),
+        ("firn_cache_read_bytes_total", "Bytes read from the cache file.", store.read_bytes),
+        ("firn_cache_stored_bytes_total", "Bytes of the values that were stored.", store.set_bytes),
+        ("firn_cache_written_bytes_total", "Bytes written to the cache file.", store.written_bytes),
+        ("firn_cache_rejected_sets_total", "Values that were not stored.", store.refused),
+        ("firn_cache_written_slabs_total", "Slabs written to the cache file.", store.slabs_written),
         (
-            "firn_cache_slabs_rescued_total",
-            "Slabs that had to go and of which something was kept.",
+            "firn_cache_compacted_slabs_total",
+            "Slabs merged into other slabs.",
+            store.slabs_compacted,
+        ),
+        (
+            "firn_cache_rescued_slabs_total",
+            "Evicted slabs of which requested ranges were kept.",
             store.slabs_rescued,
         ),
-        ("firn_cache_slabs_corrupt_total", "Damaged slabs that were dropped.", store.slabs_corrupt),
-        ("firn_cache_device_failures_total", "Failed writes and reads.", store.device_failures),
+        ("firn_cache_corrupt_slabs_total", "Damaged slabs that were dropped.", store.slabs_corrupt),
+        (
+            "firn_cache_device_errors_total",
+            "Failed reads and writes of the cache file.",
+            store.device_failures,
+        ),
     ] {
         text.counter(name, help, value as f64);
     }
@@ -130,20 +179,20 @@ fn write_memory(stats: &Stats, text: &mut MetricsText) {
     let memory = &stats.memory;
     text.gauge(
         "firn_memory_limit_bytes",
-        "The limit that everything in memory shares (--memory).",
+        "The memory limit (--memory).",
         memory.limit_bytes as f64,
     );
-    text.family("firn_memory_reserved_bytes", Kind::Gauge, "Memory set aside, by what for.");
+    text.family("firn_memory_reserved_bytes", Kind::Gauge, "Reserved memory by pool.");
     for (pool, bytes) in Pool::ALL.iter().zip(memory.by_pool) {
         text.sample("firn_memory_reserved_bytes", &[("pool", pool.name())], bytes as f64);
     }
-    let name = "firn_memory_refused_total";
-    text.family(name, Kind::Counter, "Reservations that were refused, by what for.");
+    let name = "firn_memory_rejected_reservations_total";
+    text.family(name, Kind::Counter, "Memory reservations that were refused by pool.");
     for (pool, count) in Pool::ALL.iter().zip(memory.refused) {
         text.sample(name, &[("pool", pool.name())], count as f64);
     }
     let name = "firn_memory_line_bytes";
-    let help = "Over this use of all memory reservations are refused, by what for.";
+    let help = "Total memory use above which reservations of the pool are refused.";
     text.family(name, Kind::Gauge, help);
     for pool in Pool::ALL {
         let line = memory.limit_bytes as f64 / 100.0 * pool.threshold_percent() as f64;
@@ -151,43 +200,51 @@ fn write_memory(stats: &Stats, text: &mut MetricsText) {
     }
     text.gauge(
         "firn_memory_peak_bytes",
-        "The most that was in use at one time.",
+        "The highest memory use since the start.",
         memory.peak_bytes as f64,
     );
     let index = &stats.index;
     for (name, help, value) in [
-        ("firn_index_series", "Series that are known.", index.series_count),
-        ("firn_index_groups", "Groups, those of one member included.", index.group_count),
+        ("firn_index_series", "Series in the index.", index.series_count),
+        ("firn_index_groups", "Groups in the index, lone series included.", index.group_count),
         ("firn_index_label_names", "Distinct label names.", index.name_count),
-        ("firn_index_label_pairs", "Distinct pairs of label name and value.", index.pair_count),
-        ("firn_index_memory_bytes", "Memory of the index.", index.heap_bytes),
+        ("firn_index_label_pairs", "Distinct label pairs.", index.pair_count),
+        ("firn_index_memory_bytes", "Memory of the index, without mapped files.", index.heap_bytes),
         ("firn_index_segments", "Sealed index segments.", index.segment_count),
-        ("firn_index_segment_bytes", "Length of the sealed index segments.", index.segment_bytes),
-        ("firn_tombstones", "Deletes that may still hide something.", stats.tombstones),
-        ("firn_tombstone_bytes", "Memory of these deletes.", stats.tombstone_bytes),
-        ("firn_head_rows", "Rows that are not flushed.", stats.head.row_count),
-        ("firn_head_arena_bytes", "Rows as they came in.", stats.head.arena_bytes),
         (
-            "firn_head_arenas_waiting",
+            "firn_index_segment_bytes",
+            "Size of the sealed index segments on disk.",
+            index.segment_bytes,
+        ),
+        ("firn_tombstones", "Deletes that may still hide samples.", stats.tombstones),
+        (
+            "firn_tombstone_bytes",
+            "Memory of the deletes that may still hide samples.",
+            stats.tombstone_bytes,
+        ),
+        ("firn_head_rows", "Unflushed rows.", stats.head.row_count),
+        ("firn_head_arena_bytes", "Memory of active rows.", stats.head.arena_bytes),
+        (
+            "firn_head_waiting_arenas",
             "Full arenas that wait for conversion.",
             stats.head.arena_count_waiting,
         ),
         (
             "firn_head_segment_bytes",
-            "Rows in static and compressed form.",
+            "Memory of static runs and compressed chunks.",
             stats.head.segment_bytes,
         ),
-        ("firn_head_state_bytes", "State of the row encoders.", stats.head.state_bytes),
-        ("firn_head_hot_bytes", "Flushed rows that go on serving queries.", stats.head.hot_bytes),
-        ("firn_head_block_bytes", "Blocks of columns, used and free.", stats.head.block_bytes),
+        ("firn_head_encoder_bytes", "Memory of the row encoders.", stats.head.state_bytes),
+        ("firn_head_hot_bytes", "Flushed memory that still answers queries.", stats.head.hot_bytes),
         (
-            "firn_head_free_bytes",
-            "Of these, blocks that were used and are free for the next conversion.",
-            stats.head.free_bytes,
+            "firn_head_block_bytes",
+            "Memory of column blocks, used and free.",
+            stats.head.block_bytes,
         ),
+        ("firn_head_free_block_bytes", "Memory of free column blocks.", stats.head.free_bytes),
         (
             "firn_head_cooling_bytes",
-            "Memory that was flushed, converted or given back and stays for queries that began before.",
+            "Flushed, converted or released memory that older queries still use.",
             stats.head.cooling_bytes,
         ),
     ] {
@@ -196,8 +253,8 @@ fn write_memory(stats: &Stats, text: &mut MetricsText) {
 }
 
 fn write_refused(stats: &Stats, text: &mut MetricsText) {
-    let name = "firn_index_refused_series_total";
-    text.family(name, Kind::Counter, "New series that a limit refused, once per attempt.");
+    let name = "firn_index_rejected_series_total";
+    text.family(name, Kind::Counter, "New series that were refused, by limit.");
     for (limit, count) in SeriesLimit::ALL.iter().zip(stats.index.refused) {
         text.sample(name, &[("limit", limit.name())], count as f64);
     }
@@ -207,12 +264,12 @@ fn write_requests(slow: &SlowTierStats, text: &mut MetricsText) {
     for (name, help, value) in [
         (
             "firn_slow_tier_epoch",
-            "Rises whenever a server claims the slow tier; 0 before this one has.",
+            "Epoch of the slow tier; it increases with each claim and is 0 until this server has claimed it.",
             slow.epoch as f64,
         ),
         (
             "firn_slow_tier_fenced",
-            "1 if another server has taken the slow tier over.",
+            "1 if another server has claimed the slow tier.",
             f64::from(u8::from(slow.is_fenced)),
         ),
     ] {
@@ -220,8 +277,8 @@ fn write_requests(slow: &SlowTierStats, text: &mut MetricsText) {
     }
     let (requests, bytes) = ("firn_slow_tier_requests_total", "firn_slow_tier_bytes_total");
     for (name, help) in [
-        (requests, "Requests to the slow tier, by what was asked of what kind of object."),
-        (bytes, "Bytes read from and written to the slow tier."),
+        (requests, "Requests to the slow tier by kind of request and object."),
+        (bytes, "Bytes read from and written to the slow tier by kind of request and object."),
     ] {
         text.family(name, Kind::Counter, help);
         for (request, kinds) in Request::ALL.iter().zip(slow.requests) {
@@ -236,30 +293,38 @@ fn write_requests(slow: &SlowTierStats, text: &mut MetricsText) {
 
 fn write_rows(stats: &Stats, text: &mut MetricsText) {
     let log = &stats.log;
+    text.gauge(
+        "firn_commit_sequence",
+        "Sequence number of the newest commit.",
+        stats.last_seq.0 as f64,
+    );
     for (name, help, value) in [
-        ("firn_samples_written_total", "Values written.", stats.samples_written),
-        ("firn_commit_seq", "Number of the newest commit.", stats.last_seq.0),
-        ("firn_deletes_total", "Deletes of samples.", stats.deletes),
-        ("firn_transactions_total", "Transactions that changed something.", stats.transactions),
+        (
+            "firn_engine_written_samples_total",
+            "Samples written by all protocols.",
+            stats.samples_written,
+        ),
+        ("firn_deletes_total", "Committed deletes.", stats.deletes),
+        ("firn_transactions_total", "Committed transactions with changes.", stats.transactions),
         (
             "firn_transaction_conflicts_total",
-            "Transactions refused because another one touched what they had read.",
+            "Transactions that were refused because of a conflict.",
             stats.conflicts,
         ),
-        ("firn_flushes_total", "Flushes of memory to tables.", stats.flushes),
+        ("firn_flushes_total", "Flushes of the head to tables.", stats.flushes),
         (
             "firn_head_recycled_bytes_total",
-            "Blocks of columns that were used again.",
+            "Bytes of column blocks that were reused.",
             stats.head.recycled_bytes,
         ),
         (
             "firn_head_released_bytes_total",
-            "Memory of rows that were converted, or flushed and given back.",
+            "Memory released after conversion or flush.",
             stats.head.released_bytes,
         ),
         (
-            "firn_head_taken_bytes_total",
-            "Of these, memory that was taken from queries which would have kept too much.",
+            "firn_head_revoked_bytes_total",
+            "Released memory that was revoked from queries that held too much.",
             stats.head.revoked_bytes,
         ),
         (
@@ -268,47 +333,47 @@ fn write_rows(stats: &Stats, text: &mut MetricsText) {
             stats.head.hot_hits,
         ),
         (
-            "firn_head_gone_reads_total",
-            "Reads of a shard that found flushed rows given back since the query began, and went to tables.",
+            "firn_head_fallback_reads_total",
+            "Reads of a shard that used tables because flushed memory was released after the query began.",
             stats.head.hot_misses,
         ),
         (
-            "firn_head_taken_reads_total",
-            "Reads of a shard that failed because its memory was taken.",
+            "firn_head_revoked_reads_total",
+            "Reads of a shard that failed because its memory was revoked.",
             stats.head.revoked_reads,
         ),
         (
-            "firn_reads_from_memory_total",
-            "Pieces of queries that memory answered alone.",
+            "firn_query_memory_reads_total",
+            "Reads of queries that memory answered without tables.",
             stats.reads_from_memory,
         ),
         (
-            "firn_reads_from_tables_total",
-            "Pieces of queries that tables were read for.",
+            "firn_query_table_reads_total",
+            "Reads of queries that used tables.",
             stats.reads_from_tables,
         ),
         (
             "firn_index_removed_series_total",
-            "Series that left the index because no sample of them was left.",
+            "Series removed from the index because they had no sample left.",
             stats.series_removed,
         ),
         (
             "firn_maintenance_errors_total",
-            "Failed pieces of background work; each is tried again.",
+            "Failed background jobs; each is retried.",
             stats.maintenance_errors,
         ),
         ("firn_log_entries_total", "Entries appended to the log.", log.entries),
         ("firn_log_written_bytes_total", "Bytes written to the log.", log.written_bytes),
         ("firn_log_writes_total", "Group commits, one write each.", log.writes),
         ("firn_log_syncs_total", "Group commits that were synced.", log.syncs),
-        ("firn_log_failures_total", "Group commits that failed.", log.failures),
+        ("firn_log_errors_total", "Group commits that failed.", log.failures),
     ] {
         text.counter(name, help, value as f64);
     }
     for (name, help, value) in [
-        ("firn_log_replay_bytes", "Log that a restart would read.", log.bytes),
-        ("firn_log_segments", "Files of the log.", log.segments),
-        ("firn_log_disk_bytes", "Length of the log's files.", log.disk_bytes),
+        ("firn_log_replay_bytes", "Bytes of the log that a restart would replay.", log.bytes),
+        ("firn_log_segments", "Segment files of the log.", log.segments),
+        ("firn_log_disk_bytes", "Size of the log on disk.", log.disk_bytes),
     ] {
         text.gauge(name, help, value as f64);
     }
@@ -324,27 +389,27 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
         ),
         (
             "firn_tree_patches",
-            "Tables of late data beside others.",
+            "Patches (tables of late data) by level.",
             tree.levels.each_ref().map(|level| level.patch_count),
         ),
         (
-            "firn_tree_damaged_tables",
-            "Tables that were found damaged.",
+            "firn_tree_corrupt_tables",
+            "Tables found damaged by level.",
             tree.levels.each_ref().map(|level| level.damaged_count),
         ),
         (
             "firn_tree_partitions",
-            "Time partitions.",
+            "Time partitions by level.",
             tree.levels.each_ref().map(|level| level.partition_count),
         ),
         (
             "firn_tree_bytes",
-            "Bytes of the tables.",
+            "Size of the tables by level.",
             tree.levels.each_ref().map(|level| level.bytes),
         ),
         (
             "firn_tree_samples",
-            "Values in the tables.",
+            "Samples in the tables by level.",
             tree.levels.each_ref().map(|level| level.value_count),
         ),
     ] {
@@ -356,14 +421,14 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
     if let Some(ts) = stats.slow_tier.newest_ts {
         text.gauge(
             "firn_slow_tier_newest_timestamp_seconds",
-            "The newest sample on the slow tier: what losing this machine cannot lose.",
+            "Timestamp of the newest sample on the slow tier, which survives the loss of this machine.",
             ts as f64 / 1_000.0,
         );
     }
     if let Some(ms) = tree.waiting_since_ms {
         text.gauge(
             "firn_upload_waiting_since_timestamp_seconds",
-            "When the oldest data was flushed that is in tables of this machine alone.",
+            "Flush time of the oldest data that is not on the slow tier yet.",
             ms as f64 / 1_000.0,
         );
     }
@@ -371,7 +436,7 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
     text.family(
         "firn_partition_length_seconds",
         Kind::Gauge,
-        "Length of new time partitions: of local tables and of those of the slow tier.",
+        "Length of new time partitions by tier.",
     );
     for (tier, length) in [("fast", tree.lengths.fast), ("slow", tree.lengths.slow)] {
         text.sample(
@@ -381,28 +446,24 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
         );
     }
     text.gauge(
-        "firn_tree_cache_bytes",
-        "Directories and slow-tier blocks in memory.",
+        "firn_block_cache_bytes",
+        "Memory of table directories and slow-tier blocks.",
         tree.cache_bytes as f64,
     );
     write_slow_cache(&tree.slow_cache, text);
     let traffic = &tree.traffic;
-    let name = "firn_write_amplification";
-    text.family(
-        name,
-        Kind::Gauge,
-        "Bytes written for each byte that came first, since the start, by tier.",
-    );
+    let name = "firn_write_amplification_ratio";
+    text.family(name, Kind::Gauge, "Bytes written per byte that arrived since the start by tier.");
     for (tier, amplification) in
         [("fast", traffic.fast_write_amplification()), ("slow", traffic.slow_write_amplification())]
     {
         text.sample(name, &[("tier", tier)], amplification);
     }
-    let name = "firn_read_amplification";
+    let name = "firn_read_amplification_ratio";
     text.family(
         name,
         Kind::Gauge,
-        "Bytes that queries read for each byte that the values which they got take, since the start, by tier.",
+        "Bytes read by queries per byte of returned samples since the start by tier.",
     );
     for (tier, amplification) in
         [("fast", tree.fast_read_amplification()), ("slow", tree.slow_read_amplification())]
@@ -412,12 +473,12 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
     for (name, help, of_tiers) in [
         (
             "firn_query_read_bytes_total",
-            "Blocks and directories of tables that queries read, by tier; caches apart.",
+            "Bytes of blocks and directories read by queries by tier, without cache hits.",
             [traffic.fast_query_bytes, traffic.slow_query_bytes],
         ),
         (
-            "firn_query_table_values_total",
-            "Values of tables that queries got, by tier, wherever their blocks were.",
+            "firn_query_table_samples_total",
+            "Samples from tables returned to queries by tier, cached blocks included.",
             [traffic.fast_query_values, traffic.slow_query_values],
         ),
     ] {
@@ -428,39 +489,47 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
     }
     for (name, help, value) in [
         ("firn_table_reads_total", "Reads of local tables.", traffic.fast_reads),
-        ("firn_table_read_bytes_total", "Read from local tables.", traffic.fast_read_bytes),
-        ("firn_slow_tier_gets_total", "Ranges asked of the slow tier.", traffic.slow_gets),
-        ("firn_slow_tier_get_bytes_total", "Read from the slow tier.", traffic.slow_get_bytes),
+        ("firn_table_read_bytes_total", "Bytes read from local tables.", traffic.fast_read_bytes),
+        ("firn_slow_tier_gets_total", "Ranges read from the slow tier.", traffic.slow_gets),
+        (
+            "firn_slow_tier_get_bytes_total",
+            "Bytes read from the slow tier.",
+            traffic.slow_get_bytes,
+        ),
         (
             "firn_slow_tier_round_trips_total",
-            "Calls that asked the slow tier for ranges.",
+            "Waits for the slow tier; each reads one or more ranges.",
             traffic.slow_round_trips,
         ),
         ("firn_block_cache_hits_total", "Slow-tier blocks found in memory.", traffic.cache_hits),
         ("firn_block_cache_misses_total", "Slow-tier blocks fetched.", traffic.cache_misses),
-        ("firn_flush_bytes_total", "Written as level-0 tables.", traffic.flush_bytes),
+        ("firn_flush_written_bytes_total", "Bytes written by flushes.", traffic.flush_bytes),
         ("firn_compactions_total", "Merges of local tables.", traffic.compactions),
         (
             "firn_compaction_read_bytes_total",
-            "Read by merges of local tables.",
+            "Bytes read by merges of local tables.",
             traffic.compaction_read_bytes,
         ),
         (
             "firn_compaction_written_bytes_total",
-            "Written by merges of local tables.",
+            "Bytes written by merges of local tables.",
             traffic.compaction_write_bytes,
         ),
         ("firn_uploads_total", "Uploads to the slow tier.", traffic.uploads),
-        ("firn_upload_bytes_total", "Uploaded to the slow tier.", traffic.upload_bytes),
+        (
+            "firn_upload_written_bytes_total",
+            "Bytes uploaded to the slow tier.",
+            traffic.upload_bytes,
+        ),
         ("firn_patch_merges_total", "Merges of late data on the slow tier.", traffic.patch_merges),
         (
             "firn_patch_merge_read_bytes_total",
-            "Read by merges of late data.",
+            "Bytes read by merges of late data on the slow tier.",
             traffic.patch_merge_read_bytes,
         ),
         (
             "firn_patch_merge_written_bytes_total",
-            "Put by merges of late data.",
+            "Bytes written by merges of late data on the slow tier.",
             traffic.patch_merge_write_bytes,
         ),
         (
@@ -470,27 +539,23 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
         ),
         (
             "firn_partition_merge_read_bytes_total",
-            "Read by merges of old partitions.",
+            "Bytes read by merges of old partitions on the slow tier.",
             traffic.partition_merge_read_bytes,
         ),
         (
             "firn_partition_merge_written_bytes_total",
-            "Put by merges of old partitions.",
+            "Bytes written by merges of old partitions on the slow tier.",
             traffic.partition_merge_write_bytes,
         ),
-        (
-            "firn_cleanings_total",
-            "Tables written anew without what deletes hide.",
-            traffic.cleanings,
-        ),
+        ("firn_cleanings_total", "Tables rewritten without deleted samples.", traffic.cleanings),
         (
             "firn_cleaning_read_bytes_total",
-            "Bytes of such tables before.",
+            "Bytes read to rewrite tables without deleted samples.",
             traffic.cleaning_read_bytes,
         ),
         (
-            "firn_cleaning_write_bytes_total",
-            "Bytes of such tables after.",
+            "firn_cleaning_written_bytes_total",
+            "Bytes written to rewrite tables without deleted samples.",
             traffic.cleaning_write_bytes,
         ),
     ] {
@@ -500,44 +565,56 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
 
 fn write_slow_cache(cache: &SlowCacheStats, text: &mut MetricsText) {
     for (name, help, value) in [
+        ("firn_slow_cache_bytes", "Size of the local disk cache of the slow tier.", cache.bytes),
         (
-            "firn_slow_cache_bytes",
-            "Of the local disk, for what was read of the slow tier.",
-            cache.bytes,
+            "firn_slow_cache_bytes_max",
+            "Upper bound of the local disk cache of the slow tier.",
+            cache.bytes_max,
         ),
-        ("firn_slow_cache_bytes_max", "How many there may be.", cache.bytes_max),
-        ("firn_slow_cache_pieces", "Blocks and directories in it.", cache.pieces),
+        ("firn_slow_cache_pieces", "Blocks and directories in the disk cache.", cache.pieces),
         (
-            "firn_slow_cache_off",
-            "1: its device failed; until the next start all is read from the slow tier.",
+            "firn_slow_cache_disabled",
+            "1 if the disk cache is off until the next start because its device failed.",
             cache.is_off.into(),
         ),
     ] {
         text.gauge(name, help, value as f64);
     }
     for (name, help, value) in [
-        ("firn_slow_cache_hits_total", "Blocks and directories found in it.", cache.hits),
-        ("firn_slow_cache_hit_bytes_total", "Bytes of them.", cache.hit_bytes),
+        (
+            "firn_slow_cache_hits_total",
+            "Blocks and directories found in the disk cache.",
+            cache.hits,
+        ),
+        ("firn_slow_cache_hit_bytes_total", "Bytes found in the disk cache.", cache.hit_bytes),
         (
             "firn_slow_cache_misses_total",
-            "Blocks and directories asked of the slow tier.",
+            "Blocks and directories read from the slow tier.",
             cache.misses,
         ),
-        ("firn_slow_cache_evictions_total", "Those that went for want of room.", cache.evictions),
-        ("firn_slow_cache_written_bytes_total", "Bytes written to it.", cache.written_bytes),
         (
-            "firn_slow_cache_damaged_total",
-            "Blocks and directories that were not what had been written, and were read again.",
+            "firn_slow_cache_evictions_total",
+            "Blocks and directories evicted from the disk cache.",
+            cache.evictions,
+        ),
+        (
+            "firn_slow_cache_written_bytes_total",
+            "Bytes written to the disk cache.",
+            cache.written_bytes,
+        ),
+        (
+            "firn_slow_cache_corrupt_pieces_total",
+            "Blocks and directories that failed their checksum and were read from the slow tier.",
             cache.damaged,
         ),
         (
-            "firn_slow_cache_device_failures_total",
-            "Reads and writes that failed.",
+            "firn_slow_cache_device_errors_total",
+            "Failed reads and writes of the disk cache.",
             cache.device_failures,
         ),
         (
-            "firn_slow_cache_given_way_total",
-            "Times that it gave up room because the disk is nearly full.",
+            "firn_slow_cache_disk_pressure_shrinks_total",
+            "Times that the disk cache shrank because the disk was nearly full.",
             cache.given_way,
         ),
     ] {
@@ -548,12 +625,12 @@ fn write_slow_cache(cache: &SlowCacheStats, text: &mut MetricsText) {
 fn write_recovery(stats: &Stats, text: &mut MetricsText) {
     let recovery = &stats.recovery;
     for (name, help, value) in [
-        ("firn_recovery_entries", "Log entries read at the start.", recovery.entries),
-        ("firn_recovery_rows", "Rows put back into memory at the start.", recovery.rows),
-        ("firn_recovery_rows_lost", "Rows that damage of the log took.", recovery.rows_lost),
+        ("firn_recovery_entries", "Log entries replayed at the start.", recovery.entries),
+        ("firn_recovery_rows", "Rows replayed at the start.", recovery.rows),
+        ("firn_recovery_lost_rows", "Rows lost to damage of the log.", recovery.rows_lost),
         (
-            "firn_recovery_damaged_places",
-            "Damaged places met at the start; the log file of the server names them.",
+            "firn_recovery_corrupt_places",
+            "Damaged places found at the start; the server's log names them.",
             recovery.damage.len() as u64,
         ),
     ] {

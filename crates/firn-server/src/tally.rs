@@ -219,14 +219,14 @@ impl Tallies {
             }
         };
         let name = "firn_write_received_samples_total";
-        let help = "Samples that came in: the sum of what was written and what was rejected.";
+        let help = "Samples received: the sum of stored and rejected samples.";
         text.family(name, Kind::Counter, help);
         by_protocol(text, name, |totals| &totals.received);
-        let name = "firn_write_samples_total";
-        text.family(name, Kind::Counter, "Samples that were written.");
+        let name = "firn_write_stored_samples_total";
+        text.family(name, Kind::Counter, "Samples stored.");
         by_protocol(text, name, |totals| &totals.stored);
-        let name = "firn_write_refused_requests_total";
-        let help = "Requests that were refused before their samples were counted.";
+        let name = "firn_write_rejected_requests_total";
+        let help = "Requests rejected before their samples were counted.";
         text.family(name, Kind::Counter, help);
         by_protocol(text, name, |totals| &totals.refused_requests);
 
@@ -240,10 +240,10 @@ impl Tallies {
                 }
             };
         let name = "firn_write_rejected_samples_total";
-        text.family(name, Kind::Counter, "Samples that came in and were not written, by reason.");
+        text.family(name, Kind::Counter, "Samples rejected by reason.");
         by_reason(text, name, |totals| &totals.rejected);
         let name = "firn_write_rejected_series_total";
-        text.family(name, Kind::Counter, "Series of requests that were refused, by reason.");
+        text.family(name, Kind::Counter, "Series rejected by reason.");
         by_reason(text, name, |totals| &totals.rejected_series);
     }
 }

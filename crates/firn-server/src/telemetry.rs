@@ -88,7 +88,11 @@ impl Telemetry {
 
     /// Writes all of it.
     pub(crate) fn write_text(&self, text: &mut MetricsText) {
-        text.family("firn_http_requests_total", Kind::Counter, "Answered requests.");
+        text.family(
+            "firn_http_requests_total",
+            Kind::Counter,
+            "Completed HTTP requests by handler and status code.",
+        );
         for ((handler, status), count) in self.requests.lock().iter() {
             let labels = [("handler", handler.as_str()), ("code", &status.to_string())];
             text.sample("firn_http_requests_total", &labels, *count as f64);
@@ -97,37 +101,49 @@ impl Telemetry {
 
         self.tallies.write_text(text);
         let written = &self.written;
-        text.family("firn_write_bytes_total", Kind::Counter, "Bytes of write requests.");
+        text.family(
+            "firn_write_received_bytes_total",
+            Kind::Counter,
+            "Bytes of write requests, as received (compressed) and decoded.",
+        );
         for (stage, counter) in
-            [("compressed", &written.bytes_compressed), ("unpacked", &written.bytes_unpacked)]
+            [("compressed", &written.bytes_compressed), ("decoded", &written.bytes_unpacked)]
         {
-            text.sample("firn_write_bytes_total", &[("stage", stage)], counter.get() as f64);
+            text.sample(
+                "firn_write_received_bytes_total",
+                &[("stage", stage)],
+                counter.get() as f64,
+            );
         }
         text.counter(
-            "firn_write_exemplars_ignored_total",
-            "Exemplars that were accepted and not kept.",
+            "firn_write_dropped_exemplars_total",
+            "Exemplars that were accepted and dropped.",
             written.exemplars_ignored.get() as f64,
         );
         text.gauge(
             "firn_remote_read_requests",
-            "Remote reads that run, send or wait for their turn.",
+            "Remote reads that run, send or wait.",
             self.remote_reads.get() as f64,
         );
         text.counter(
-            "firn_query_samples_read_total",
-            "Samples that queries and remote reads read from storage.",
+            "firn_query_read_samples_total",
+            "Samples read from storage by queries and remote reads.",
             self.samples_read.get() as f64,
         );
         text.counter(
-            "firn_self_scrape_failures_total",
-            "Scrapes of the server by itself that could not be written.",
+            "firn_self_scrape_errors_total",
+            "Scrapes of the server by itself that could not be stored.",
             self.self_scrape_failures.get() as f64,
         );
     }
 
     fn write_durations(&self, text: &mut MetricsText) {
         const NAME: &str = "firn_http_request_duration_seconds";
-        text.family(NAME, Kind::Histogram, "From the end of the header to the end of the answer.");
+        text.family(
+            NAME,
+            Kind::Histogram,
+            "Time from the end of the request header to the end of the response.",
+        );
         for (handler, durations) in self.durations.lock().iter() {
             let mut count = 0;
             for (bound, in_bucket) in BUCKETS.iter().zip(durations.counts) {
@@ -217,17 +233,17 @@ pub(crate) fn write_process(text: &mut MetricsText) {
     if let (Some(user), Some(system)) = (fields.get(11), fields.get(12)) {
         text.counter(
             "process_cpu_seconds_total",
-            "Processor time of this process.",
+            "User and system CPU time.",
             (user + system) / TICKS_PER_SECOND,
         );
     }
     if let Some(threads) = fields.get(17) {
-        text.gauge("process_threads", "Threads of this process.", *threads);
+        text.gauge("process_threads", "Threads of the process.", *threads);
     }
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     for (field, name, help) in [
-        ("VmRSS:", "process_resident_memory_bytes", "Memory of this process that is resident."),
-        ("VmSize:", "process_virtual_memory_bytes", "Address space of this process."),
+        ("VmRSS:", "process_resident_memory_bytes", "Resident memory size."),
+        ("VmSize:", "process_virtual_memory_bytes", "Virtual memory size."),
     ] {
         let line = status.lines().find_map(|line| line.strip_prefix(field));
         let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
@@ -265,7 +281,8 @@ mod tests {
         assert!(text.contains("process_resident_memory_bytes "), "{text}");
         assert!(decoded.samples.iter().all(|sample| sample.ts == 7));
         assert!(decoded.metadata.iter().any(|(name, known)| {
-            name == "firn_http_requests_total" && known.help == "Answered requests."
+            name == "firn_http_requests_total"
+                && known.help == "Completed HTTP requests by handler and status code."
         }));
     }
 }

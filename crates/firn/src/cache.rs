@@ -104,27 +104,27 @@ fn table(samples: &BTreeMap<&str, f64>) -> String {
         // Writing into a string cannot fail.
         let _ = writeln!(text, "{name:<16}{told}");
     };
-    let found = |found| by("firn_cache_questions_total", "found", found);
-    let given = |found| bytes(by("firn_cache_given_bytes_total", "found", found));
-    let (hits, parts, misses) = (found("all"), found("part"), found("nothing"));
+    let lookups = |result| by("firn_cache_lookups_total", "result", result);
+    let returned = |result| bytes(by("firn_cache_returned_bytes_total", "result", result));
+    let (hits, parts, misses) = (lookups("hit"), lookups("partial"), lookups("miss"));
     let percent = |count: f64| 100.0 * count / (hits + parts + misses).max(1.0);
-    line("hits", format!("{hits} ({:.1} %), {} given", percent(hits), given("all")));
-    line("in part", format!("{parts} ({:.1} %), {} given", percent(parts), given("part")));
+    line("hits", format!("{hits} ({:.1} %), {} given", percent(hits), returned("hit")));
+    line("in part", format!("{parts} ({:.1} %), {} given", percent(parts), returned("partial")));
     line("misses", format!("{misses} ({:.1} %)", percent(misses)));
-    line("parts declined", format!("{}", get("firn_cache_partial_declined_total")));
+    line("parts declined", format!("{}", get("firn_cache_declined_partial_hits_total")));
     line("kept", format!("{} keys, {} ranges", get("firn_cache_keys"), get("firn_cache_extents")));
     let written = bytes(get("firn_cache_written_bytes_total"));
     line(
         "set",
         format!(
             "{}, {} refused",
-            bytes(get("firn_cache_set_bytes_total")),
-            get("firn_cache_refused_total")
+            bytes(get("firn_cache_stored_bytes_total")),
+            get("firn_cache_rejected_sets_total")
         ),
     );
     line(
         "written",
-        format!("{written}, {:.2} for each byte set", get("firn_cache_write_amplification")),
+        format!("{written}, {:.2} for each byte set", get("firn_cache_write_amplification_ratio")),
     );
     line("read", bytes(get("firn_cache_read_bytes_total")));
     for partition in ["fifo", "lru"] {
@@ -143,16 +143,16 @@ fn table(samples: &BTreeMap<&str, f64>) -> String {
             ),
         );
     }
-    line("compaction", format!("{} slabs merged", get("firn_cache_slabs_compacted_total")));
-    line("rescued", format!("a part of {} slabs", get("firn_cache_slabs_rescued_total")));
+    line("compaction", format!("{} slabs merged", get("firn_cache_compacted_slabs_total")));
+    line("rescued", format!("a part of {} slabs", get("firn_cache_rescued_slabs_total")));
     line("memory", bytes(get("firn_cache_memory_bytes")));
-    let off = if get("firn_cache_off") > 0.0 { "; the cache is OFF" } else { "" };
+    let off = if get("firn_cache_disabled") > 0.0 { "; the cache is OFF" } else { "" };
     line(
         "device",
         format!(
             "{} failures, {} damaged slabs dropped{off}",
-            get("firn_cache_device_failures_total"),
-            get("firn_cache_slabs_corrupt_total")
+            get("firn_cache_device_errors_total"),
+            get("firn_cache_corrupt_slabs_total")
         ),
     );
     text
@@ -177,12 +177,12 @@ mod tests {
     #[test]
     fn the_table_says_what_was_found_and_where_it_lies() {
         let samples = BTreeMap::from([
-            ("firn_cache_questions_total{found=\"all\"}", 90.0),
-            ("firn_cache_questions_total{found=\"nothing\"}", 10.0),
-            ("firn_cache_given_bytes_total{found=\"all\"}", 20_480.0),
+            ("firn_cache_lookups_total{result=\"hit\"}", 90.0),
+            ("firn_cache_lookups_total{result=\"miss\"}", 10.0),
+            ("firn_cache_returned_bytes_total{result=\"hit\"}", 20_480.0),
             ("firn_cache_partition_slabs{partition=\"lru\"}", 3.0),
             ("firn_cache_lru_slabs_max", 7.0),
-            ("firn_cache_off", 1.0),
+            ("firn_cache_disabled", 1.0),
         ]);
         let text = table(&samples);
         for line in [

@@ -212,7 +212,7 @@ impl Shared {
             out.sample(name, &[("command", command)], counter.get() as f64);
         }
         let name = "firn_cache_errors_total";
-        out.family(name, Kind::Counter, "Requests that were refused, by whose fault it was.");
+        out.family(name, Kind::Counter, "Failed requests by responsible side: client or server.");
         for (side, counter) in
             [("client", &numbers.client_errors), ("server", &numbers.server_errors)]
         {

@@ -430,22 +430,26 @@ fn metrics(shared: &Shared) -> Response<Body> {
     write_process(&mut out);
     let numbers = &shared.numbers;
     let name = "firn_proxy_range_queries_total";
-    out.family(name, Kind::Counter, "Range queries by how much of the answer was known.");
-    for (found, counter) in
+    out.family(name, Kind::Counter, "Range queries by result of the cache lookup.");
+    for (result, counter) in
         [("hit", &numbers.hits), ("partial", &numbers.partial_hits), ("miss", &numbers.misses)]
     {
-        out.sample(name, &[("found", found)], counter.get() as f64);
+        out.sample(name, &[("result", result)], counter.get() as f64);
     }
     for (name, help, counter) in [
-        ("firn_proxy_passed_total", "Requests that were passed on.", &numbers.passed),
         (
-            "firn_proxy_collapsed_total",
-            "Questions that shared another's answer.",
+            "firn_proxy_forwarded_requests_total",
+            "Requests forwarded to the origin without the cache.",
+            &numbers.passed,
+        ),
+        (
+            "firn_proxy_collapsed_requests_total",
+            "Requests that shared the response of an identical concurrent request.",
             &numbers.collapsed,
         ),
         (
-            "firn_proxy_origin_failures_total",
-            "Questions the origin did not answer.",
+            "firn_proxy_origin_errors_total",
+            "Requests that the origin did not answer.",
             &numbers.origin_failures,
         ),
     ] {
@@ -453,7 +457,7 @@ fn metrics(shared: &Shared) -> Response<Body> {
     }
     out.gauge(
         "firn_proxy_partial_bytes_min",
-        "Parts with fewer bytes are not taken from the cache.",
+        "Partial hits below this size are not used.",
         shared
             .config
             .partial_bytes_min

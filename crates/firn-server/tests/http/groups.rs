@@ -79,7 +79,7 @@ fn a_group_is_defined_once_and_written_by_references() {
         "pressure": [[1_699_999_985, "-0.5"], [1_700_000_000, "10.5"]],
     });
     assert_eq!(samples(&server), wanted);
-    assert!(metric(&server, "firn_write_samples_total{protocol=\"groups\"} 4"));
+    assert!(metric(&server, "firn_write_stored_samples_total{protocol=\"groups\"} 4"));
     // A stale marker ends a series at once; it is no sample.
     let stale = json!({
         "generation": generation,
@@ -320,7 +320,7 @@ fn what_the_database_knows_against_a_request_leaves_nothing_half_done() {
     // Two values in each request whose references or members are wrong, one of `fresh` and one beside it.
     let rejected = "firn_write_rejected_samples_total{protocol=\"groups\",reason=\"request\"} 8";
     assert!(metric(&server, rejected));
-    assert!(metric(&server, "firn_write_refused_requests_total{protocol=\"groups\"} 2"));
+    assert!(metric(&server, "firn_write_rejected_requests_total{protocol=\"groups\"} 2"));
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod groups;
 mod language;
 mod limits;
 mod listings;
+mod metric_names;
 mod query_api;
 mod query_stats;
 mod remote_read;

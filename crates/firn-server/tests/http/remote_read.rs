@@ -215,7 +215,7 @@ fn both_forms_say_the_same_and_hold_exactly_what_is_asked_for() {
     let frame_count = |answer: &Answer| frames(&answer.body).len();
     let answer = ask(at, &request(&queries[..1], &[STREAM]));
     assert!(frame_count(&answer) > 4, "a long series goes on in further frames");
-    assert!(metric(at, "firn_query_samples_read_total") >= 3_000.0);
+    assert!(metric(at, "firn_query_read_samples_total") >= 3_000.0);
     wait_for("the end of all reads", || metric(at, "firn_remote_read_requests") == 0.0);
 }
 
@@ -330,7 +330,7 @@ fn a_slow_client_costs_no_memory_and_one_that_goes_is_forgotten() {
     let server = Running::start(&["--remote-read-concurrency-max=1"]);
     let at = server.at();
     write_much(at);
-    let before = metric(at, "firn_query_samples_read_total");
+    let before = metric(at, "firn_query_read_samples_total");
     let slow = stalled(at);
     assert_eq!(metric(at, "firn_remote_read_requests"), 1.0);
     // The next one waits for its turn.
@@ -347,7 +347,7 @@ fn a_slow_client_costs_no_memory_and_one_that_goes_is_forgotten() {
     let found = waiting.join().expect("no panic");
     assert_eq!(found[0][0].1.len(), 2);
     wait_for("the end of all reads", || metric(at, "firn_remote_read_requests") == 0.0);
-    let read = metric(at, "firn_query_samples_read_total") - before;
+    let read = metric(at, "firn_query_read_samples_total") - before;
     assert!(read < 1_900_000.0, "{read} samples were read for clients that took few of them");
     let reserved = metric(at, "firn_memory_reserved_bytes{pool=\"query\"}");
     assert_eq!(reserved, 0.0);

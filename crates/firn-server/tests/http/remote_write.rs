@@ -64,9 +64,9 @@ fn empty_requests_metadata_and_exemplars_are_taken() {
     let wanted = r#"{"m":[{"help":"What it is.\n","type":"counter","unit":"s"}]}"#;
     assert_eq!(known.to_string(), wanted);
     let metrics = get(server.at(), "/metrics").text();
-    assert!(metrics.contains("firn_write_exemplars_ignored_total 1\n"), "{metrics}");
+    assert!(metrics.contains("firn_write_dropped_exemplars_total 1\n"), "{metrics}");
     assert!(
-        metrics.contains("firn_write_samples_total{protocol=\"remote_write\"} 1\n"),
+        metrics.contains("firn_write_stored_samples_total{protocol=\"remote_write\"} 1\n"),
         "{metrics}"
     );
 }
@@ -87,7 +87,7 @@ fn malformed_bodies_are_refused_whole() {
     check_refused(&Message::default().series(good).series(broken).send(at), 400, &["protobuf"]);
     assert!(values(&server, "m").is_empty());
     let metrics = get(at, "/metrics").text();
-    let refused = "firn_write_refused_requests_total{protocol=\"remote_write\"} 4\n";
+    let refused = "firn_write_rejected_requests_total{protocol=\"remote_write\"} 4\n";
     assert!(metrics.contains(refused), "{metrics}");
 }
 

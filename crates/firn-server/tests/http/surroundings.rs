@@ -192,6 +192,6 @@ fn it_scrapes_itself_from_the_first_second() {
         assert!(std::time::Instant::now() < deadline, "no sample of its own: {data}");
         std::thread::yield_now();
     }
-    let known = api(server.at(), "metadata", &[("metric", "firn_samples_written_total")]);
-    assert_eq!(known["firn_samples_written_total"][0]["type"], "counter");
+    let known = api(server.at(), "metadata", &[("metric", "firn_engine_written_samples_total")]);
+    assert_eq!(known["firn_engine_written_samples_total"][0]["type"], "counter");
 }

@@ -45,14 +45,14 @@ fn counted(at: SocketAddr) -> BTreeMap<String, Counted> {
             let rest = labels.split_once(&format!("{label}=\""))?.1;
             Some(rest.split_once('"')?.0.to_owned())
         };
-        if name == "firn_samples_written_total" {
+        if name == "firn_engine_written_samples_total" {
             written = Some(value);
         }
         let Some(protocol) = label("protocol") else { continue };
         let counted = all.entry(protocol).or_default();
         match name {
             "firn_write_received_samples_total" => counted.received = value,
-            "firn_write_samples_total" => counted.stored = value,
+            "firn_write_stored_samples_total" => counted.stored = value,
             "firn_write_rejected_samples_total" => {
                 counted.rejected.insert(label("reason").expect("a reason"), value);
             }
@@ -154,7 +154,7 @@ fn every_sample_of_a_remote_write_has_one_fate() {
     for (limit, count) in
         [("series_max", 1), ("series_per_metric_max", 4), ("series_per_group_max", 4)]
     {
-        let wanted = format!("firn_index_refused_series_total{{limit=\"{limit}\"}} {count}\n");
+        let wanted = format!("firn_index_rejected_series_total{{limit=\"{limit}\"}} {count}\n");
         assert!(metrics.contains(&wanted), "{wanted} {metrics}");
     }
 }
@@ -187,7 +187,7 @@ fn every_sample_of_an_import_has_one_fate() {
     check(at, "import", 7, &[("request", 4), ("series_per_metric_max", 2)]);
     assert_eq!(import("m{").status, 400);
     let metrics = get(at, "/metrics").text();
-    let refused = "firn_write_refused_requests_total{protocol=\"import\"} 1\n";
+    let refused = "firn_write_rejected_requests_total{protocol=\"import\"} 1\n";
     assert!(metrics.contains(refused), "{metrics}");
 }
 
@@ -288,7 +288,7 @@ fn every_value_of_a_group_has_one_fate() {
     check(at, "groups", 7, &rejected);
     assert_eq!(post("{".to_owned()).status, 400);
     let metrics = get(at, "/metrics").text();
-    let refused = "firn_write_refused_requests_total{protocol=\"groups\"} 1\n";
+    let refused = "firn_write_rejected_requests_total{protocol=\"groups\"} 1\n";
     assert!(metrics.contains(refused), "{metrics}");
 }
 

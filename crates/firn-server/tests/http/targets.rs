@@ -100,7 +100,7 @@ fn a_targets_metadata_is_what_it_told() {
     let want = serde_json::json!([{
         "target": { "instance": address, "job": "firn" },
         "type": "counter",
-        "help": "Flushes of memory to tables.",
+        "help": "Flushes of the head to tables.",
         "unit": "",
     }]);
     assert_eq!(Value::Array(one), want);

@@ -76,7 +76,7 @@ fn operations_see_each_other_and_happen_together() {
     assert_eq!(answer.json()["data"]["results"][0], given[8]);
     let metrics = get(server.at(), "/metrics").text();
     for line in [
-        "firn_write_samples_total{protocol=\"transactions\"} 2",
+        "firn_write_stored_samples_total{protocol=\"transactions\"} 2",
         "firn_transactions_total 1",
         "firn_transaction_conflicts_total 0",
     ] {

@@ -125,7 +125,7 @@ fn what_was_deleted_or_replaced_does_not_come_back_after_a_kill() {
             // By work, not by time: until so many more bytes are in the file.
             let written = || {
                 let text = crate::http::get(address, METRICS).map(|answer| answer.body);
-                let line = "firn_cache_slabs_written_total ";
+                let line = "firn_cache_written_slabs_total ";
                 let text = text.unwrap_or_default();
                 let value = text.lines().find_map(|one| one.strip_prefix(line));
                 value.and_then(|value| value.parse::<f64>().ok()).unwrap_or(0.0)

@@ -113,7 +113,10 @@ fn flushed_rows_answer_from_memory() {
     for kind in ["free_bytes", "cooling_bytes", "recycled_bytes_total", "released_bytes_total"] {
         assert!(value(&format!("firn_head_{kind}")) >= 0.0, "{kind}");
     }
-    assert_eq!(value("firn_head_gone_reads_total") + value("firn_head_taken_reads_total"), 0.0);
+    assert_eq!(
+        value("firn_head_fallback_reads_total") + value("firn_head_revoked_reads_total"),
+        0.0
+    );
 }
 
 /// Each of its requests until it is taken; refusals must say what to do.
@@ -180,7 +183,7 @@ fn conserved(address: SocketAddr, senders: u64) {
         });
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     };
-    let stored = sum("firn_write_samples_total");
+    let stored = sum("firn_write_stored_samples_total");
     let rejected = sum("firn_write_rejected_samples_total");
     assert_eq!(sum("firn_write_received_samples_total"), stored + rejected);
     assert!(stored >= (senders * REQUESTS * SERIES * 2) as f64, "{stored}");

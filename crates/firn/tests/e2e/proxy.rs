@@ -148,8 +148,8 @@ fn a_prometheus_behind_the_proxy_says_what_it_says_alone() {
         assert_eq!((direct.status, &direct.body), (proxied.status, &proxied.body), "{path}");
         assert_eq!(found(&proxied), None, "{path}");
     }
-    assert!(metric(proxy_at, "firn_proxy_range_queries_total{found=\"partial\"}") > 20.0);
-    assert!(metric(proxy_at, "firn_proxy_passed_total") >= 9.0);
+    assert!(metric(proxy_at, "firn_proxy_range_queries_total{result=\"partial\"}") > 20.0);
+    assert!(metric(proxy_at, "firn_proxy_forwarded_requests_total") >= 9.0);
 
     // With its break-even measured, whatever comes out, the answers are the same.
     let measured_at = free_address();
@@ -169,7 +169,7 @@ fn a_prometheus_behind_the_proxy_says_what_it_says_alone() {
         }
     }
     // Until enough is measured every part is taken.
-    assert!(metric(measured_at, "firn_proxy_range_queries_total{found=\"partial\"}") > 0.0);
+    assert!(metric(measured_at, "firn_proxy_range_queries_total{result=\"partial\"}") > 0.0);
     drop(measured);
 
     // What is kept outlives the proxy, and serves when nobody is behind it.

@@ -76,9 +76,9 @@ fn recorded_scrapes_come_back_bit_exact_from_an_s3_bucket() {
         std::fs::write(&slabs, bytes).expect("written");
         server = start();
         read_everything_back(firn_at, &sent);
-        metric(firn_at, "firn_slow_cache_damaged_total") > 0.0
+        metric(firn_at, "firn_slow_cache_corrupt_pieces_total") > 0.0
     });
-    assert_eq!(metric(firn_at, "firn_tree_damaged_tables{level=\"2\"}"), 0.0);
+    assert_eq!(metric(firn_at, "firn_tree_corrupt_tables{level=\"2\"}"), 0.0);
 }
 
 /// Sends scrape after scrape as Prometheus would, with a reader beside it; what was acknowledged.

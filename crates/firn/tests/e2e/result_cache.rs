@@ -41,7 +41,7 @@ fn answers_that_were_kept_before_a_kill_are_there_and_true_after_it() {
         write(address, &[(1_000 * now, 1.0)]);
         metric(address, "firn_cache_slabs") > 0.0
     });
-    assert_eq!(metric(address, "firn_result_cache_steps_found_total"), 0.0);
+    assert_eq!(metric(address, "firn_result_cache_hit_steps_total"), 0.0);
     server.kill();
 
     // No flush any more: what is written now is in the log alone.
@@ -56,7 +56,7 @@ fn answers_that_were_kept_before_a_kill_are_there_and_true_after_it() {
         assert_eq!(answer, ask(panel, "&stats=all"), "{panel}");
         assert_ne!(&answer, before, "{panel}: nothing came late");
     }
-    let found = metric(address, "firn_result_cache_steps_found_total");
+    let found = metric(address, "firn_result_cache_hit_steps_total");
     let least = PANELS.len() as i64 * (late - 40);
     assert!(found >= least as f64, "{found} steps were kept, {least} should be");
 }
