@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_looks_beyond_its_step_is_refused() {
+    fn expressions_that_read_beyond_their_step_are_refused() {
         for text in [
             "up @ start()",
             "up @ end()",

@@ -47,8 +47,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Terms: `docs/glossary.md`. MemberSamples order: `syntax`, `value`, `plan`, `depends`, `parts`, `eval`,
-//! `functions`, `histogram`.
+//! Terms: `docs/glossary.md`. MemberSamples order: `syntax`, `value`, `plan`, `depends`, `parts`,
+//! `eval`, `functions`, `histogram`.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! The language from outside: scripts of our own, the shared conformance files, mistakes, and texts that mean
-//! nothing.
+//! Black-box tests of the language: our own scripts, the shared conformance files, errors, and
+//! invalid texts.
 
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 #![allow(clippy::disallowed_methods, reason = "reads scripts from files")]

@@ -1,33 +1,18 @@
-//! Does a result meet the expectation?
+//! Compares a result with the expectation.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use firn_model::{Labels, Timestamp, is_stale_nan};
+use firn_model::{Labels, Timestamp};
 use firn_promql::{Annotations, PointValue, Series, Value, VectorPoint};
 
+use super::compare::almost_equal;
 use super::histogram;
-use super::script::{Case, Wording};
-use super::series::{Item, SeriesLine};
+use super::line::{SeriesItem, SeriesLine};
+use super::script::{Case, TextPattern};
 
-/// What is wrong, if anything.
+/// The difference from the expectation, if any.
 pub(super) type Verdict = Result<(), String>;
-
-/// Equal, both NaN, or apart by less than a millionth of their sum.
-pub(super) fn almost_equal(a: f64, b: f64) -> bool {
-    const TOLERANCE: f64 = 1e-6;
-    if is_stale_nan(a) || is_stale_nan(b) {
-        return is_stale_nan(a) && is_stale_nan(b);
-    }
-    if a == b || (a.is_nan() && b.is_nan()) {
-        return true;
-    }
-    let (sum, difference) = (a.abs() + b.abs(), (a - b).abs());
-    if a == 0.0 || b == 0.0 || sum < f64::MIN_POSITIVE {
-        return difference < TOLERANCE * f64::MIN_POSITIVE;
-    }
-    difference / sum.min(f64::MAX) < TOLERANCE
-}
 
 /// The last line for each label set.
 fn by_labels(lines: &[SeriesLine]) -> BTreeMap<&Labels, &SeriesLine> {
@@ -35,20 +20,20 @@ fn by_labels(lines: &[SeriesLine]) -> BTreeMap<&Labels, &SeriesLine> {
 }
 
 /// The expected points of a line, at `start`, `start + step_ms`, ...
-fn points(line: &SeriesLine, start: Timestamp, step_ms: i64) -> Vec<(Timestamp, &Item)> {
+fn points(line: &SeriesLine, start: Timestamp, step_ms: i64) -> Vec<(Timestamp, &SeriesItem)> {
     let place = |(idx, item)| (start + idx as i64 * step_ms, item);
-    line.items.iter().enumerate().map(place).filter(|point| *point.1 != Item::Gap).collect()
+    line.items.iter().enumerate().map(place).filter(|point| *point.1 != SeriesItem::Gap).collect()
 }
 
-fn same_value(expected: &Item, got: &PointValue) -> bool {
+fn same_value(expected: &SeriesItem, got: &PointValue) -> bool {
     match (expected, got) {
-        (Item::Float(wanted), PointValue::Float(got)) => almost_equal(*wanted, *got),
-        (Item::Histogram(wanted), PointValue::Histogram(got)) => histogram::same(wanted, got),
+        (SeriesItem::Float(wanted), PointValue::Float(got)) => almost_equal(*wanted, *got),
+        (SeriesItem::Histogram(wanted), PointValue::Histogram(got)) => histogram::same(wanted, got),
         _ => false,
     }
 }
 
-/// The result of the query itself, at its own time.
+/// Checks the result of the query itself, at its own time.
 pub(super) fn value(case: &Case, got: &Value) -> Verdict {
     if let Some((start, end, step_ms)) = case.range_vector {
         let Value::Matrix(matrix) = got else { return Err(format!("no range vector: {got:?}")) };
@@ -62,10 +47,10 @@ pub(super) fn value(case: &Case, got: &Value) -> Verdict {
         Value::Scalar { value, .. } => scalar(case, *value),
         Value::Vector(vector) => self::vector(case, vector),
         Value::Matrix(matrix) => match case.when {
-            super::script::When::Range { start, end, step_ms } => {
+            super::script::EvalTime::Range { start, end, step_ms } => {
                 self::matrix(case, matrix, (start, end, step_ms))
             }
-            super::script::When::Instant(_) => Err("got a range vector".to_owned()),
+            super::script::EvalTime::Instant(_) => Err("got a range vector".to_owned()),
         },
     }
 }
@@ -103,7 +88,7 @@ pub(super) fn vector(case: &Case, got: &[VectorPoint]) -> Verdict {
     Ok(())
 }
 
-/// `times` are start, end and step of the expected points.
+/// Checks a matrix; `times` are start, end and step of the expected points.
 fn matrix(case: &Case, got: &[Series], times: (Timestamp, Timestamp, i64)) -> Verdict {
     let (start, end, step_ms) = times;
     let expected = by_labels(&case.series);
@@ -146,7 +131,7 @@ pub(super) fn series_points(series: &Series) -> Vec<(Timestamp, PointValue)> {
     points
 }
 
-/// The remarks.
+/// Checks the annotations.
 pub(super) fn annotations(case: &Case, got: &Annotations) -> Verdict {
     let warnings: Vec<String> = got.warnings().collect();
     let infos: Vec<String> = got.infos().collect();
@@ -154,7 +139,7 @@ pub(super) fn annotations(case: &Case, got: &Annotations) -> Verdict {
     texts("infos", &case.infos, case.no_infos, &infos)
 }
 
-fn texts(what: &str, expected: &[Wording], none: bool, got: &[String]) -> Verdict {
+fn texts(what: &str, expected: &[TextPattern], none: bool, got: &[String]) -> Verdict {
     if none && !got.is_empty() {
         return Err(format!("unexpected {what}: {got:?}"));
     }

@@ -1,5 +1,5 @@
-//! What the fuzzers in `fuzz/` do with the bytes that they are given. It lives here so that a plain test
-//! does the same with the corpus that they found.
+//! The checks that the fuzzers in `fuzz/` run on their input. They are here so that a test can run
+//! them on the corpus without a fuzzer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,10 +13,11 @@ use firn_promql::{EvalOptions, Expr, QueryOutput, Value, eval, parse, selections
 use super::MemorySelect;
 use super::generate::query;
 
-/// Parses a text. What parses prints as a text that parses to the same print, and its positions lie in the text.
+/// Parses a text. A valid text prints as a text that parses to the same print, and its positions
+/// are inside the text.
 ///
 /// # Panics
-/// If that is not so.
+/// If either does not hold.
 pub fn check_text(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match parse(text) {
@@ -24,7 +25,7 @@ pub fn check_text(data: &[u8]) {
             let printed = expr.to_string();
             let again = parse(&printed)
                 .unwrap_or_else(|error| panic!("{text:?} prints as {printed:?}: {error}"));
-            // Infinity prints with a sign, as in Prometheus; read again, that is one sign more.
+            // Infinity prints with a sign, as in Prometheus; each further round adds a sign.
             if !printed.contains("+Inf") {
                 assert_eq!(again.to_string(), printed, "{text:?} prints otherwise when read again");
             }
@@ -38,7 +39,7 @@ pub fn check_text(data: &[u8]) {
     }
 }
 
-/// Evaluates a text at ordinary and absurd times.
+/// Evaluates a text at ordinary and at extreme times.
 pub fn check_evaluation(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(expr) = parse(text) else { return };
@@ -60,13 +61,14 @@ pub fn check_evaluation(data: &[u8]) {
     }
 }
 
-/// Makes a query of the bytes and evaluates it. Each step of a range query is the instant query at that time.
+/// Generates a query from the bytes and evaluates it. Each step of a range query must equal the
+/// instant query at that time.
 ///
 /// # Panics
-/// If that is not so.
+/// If a step differs.
 pub fn check_generated(data: &[u8]) {
     let text = query(data);
-    // A made query need not be a right one: the parser says what is wrong with it.
+    // A generated query may be invalid; the parser refuses it.
     let Ok(expr) = parse(&text) else { return };
     check_text(text.as_bytes());
     let store = store();
@@ -74,7 +76,7 @@ pub fn check_generated(data: &[u8]) {
     let Ok(output) = evaluated(&expr, &store, EvalOptions::range(start, end, step_ms)) else {
         return;
     };
-    // These mean something else in an instant query.
+    // These functions have another value in an instant query.
     if ["start(", "end(", "step(", "range("].iter().any(|word| text.contains(word)) {
         return;
     }
@@ -93,13 +95,13 @@ fn evaluated(
     store: &MemorySelect,
     options: EvalOptions,
 ) -> firn_model::Result<QueryOutput> {
-    // Small limits: what goes beyond them ends with an error, and soon.
+    // Small limits: a query that exceeds them fails soon.
     let options = EvalOptions { samples_max: 20_000, ..options };
     let context = QueryContext::new(CancelToken::new(), Budget::new(32 << 20));
     eval(expr, store, &options, &context)
 }
 
-/// The points of an answer at one time: labels to bits (of a histogram its print).
+/// The points of a result at one time: labels to bits, or to the text of a histogram.
 fn points_at(output: &QueryOutput, at: Timestamp) -> BTreeMap<Labels, String> {
     let shown = |value: &PointValue| match value {
         PointValue::Float(value) => format!("{:016x}", value.to_bits()),
@@ -127,7 +129,7 @@ fn points_at(output: &QueryOutput, at: Timestamp) -> BTreeMap<Labels, String> {
     }
 }
 
-/// Some of everything: gauges, counters, holes, classic and native histograms, odd values, over 10 min.
+/// Gauges, counters, gaps, classic and native histograms, and extreme values over 10 min.
 fn store() -> MemorySelect {
     let mut store = MemorySelect::new();
     let labels = |name: &str, instance: &str, le: &str| {

@@ -1,9 +1,9 @@
-//! Queries made of bytes: every function, operator and modifier, mostly right by type. The bytes are choices;
-//! when they run out, the simplest is chosen, so every input ends.
+//! Queries generated from bytes: every function, operator and modifier, usually well typed. The
+//! bytes are choices; after the last byte the simplest option is chosen, so generation always ends.
 
 use firn_promql::{Function, ValueType};
 
-// Levels of nesting; each may double the length.
+// The maximum nesting; each level may double the length.
 const DEPTH_MAX: usize = 5;
 
 const METRICS: [&str; 7] =
@@ -25,19 +25,19 @@ const OPERATORS: [&str; 13] =
     ["+", "-", "*", "/", "%", "^", "atan2", "==", "!=", ">", "<", ">=", "<="];
 const SET_OPERATORS: [&str; 3] = ["and", "or", "unless"];
 
-/// The query that `data` chooses.
+/// The query that `data` encodes.
 pub(crate) fn query(data: &[u8]) -> String {
-    let mut choices = Choices(data);
+    let mut choices = ByteChoices(data);
     match choices.below(8) {
         0 => choices.scalar(DEPTH_MAX),
         _ => choices.vector(DEPTH_MAX),
     }
 }
 
-/// What is left of the bytes.
-struct Choices<'a>(&'a [u8]);
+/// The remaining bytes.
+struct ByteChoices<'a>(&'a [u8]);
 
-impl Choices<'_> {
+impl ByteChoices<'_> {
     fn below(&mut self, bound: usize) -> usize {
         let Some((&byte, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
@@ -169,10 +169,10 @@ impl Choices<'_> {
         }
     }
 
-    /// A call of any function that returns `wanted`.
-    fn call(&mut self, wanted: ValueType, depth: usize) -> String {
+    /// A call of any function that returns `returned`.
+    fn call(&mut self, returned: ValueType, depth: usize) -> String {
         let functions: Vec<&Function> =
-            Function::all().iter().filter(|function| function.returns == wanted).collect();
+            Function::all().iter().filter(|function| function.returns == returned).collect();
         let function = functions[self.below(functions.len())];
         let optional = usize::from(function.variadic.unsigned_abs()).min(2);
         let required = function.args.len() - usize::from(function.variadic != 0);

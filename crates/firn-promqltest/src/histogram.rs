@@ -1,5 +1,5 @@
-//! Native histograms in scripts: `{{schema:0 sum:5 count:4 buckets:[1 2 1]}}`, and classic ones folded into native
-//! ones.
+//! Native histograms in scripts: `{{schema:0 sum:5 count:4 buckets:[1 2 1]}}`, and conversion of
+//! classic histograms to native ones.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,22 +8,14 @@ use firn_model::{
     Histogram, HistogramBucket, Labels, METRIC_NAME, ResetHint, Timestamp, is_stale_nan,
 };
 
-use super::check::almost_equal;
-use super::series::{Item, SeriesLine};
+use super::compare::almost_equal;
+use super::line::{ScriptHistogram, SeriesItem, SeriesLine};
 
-/// A histogram as a script writes it.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Written {
-    pub(super) histogram: Arc<Histogram>,
-    /// Whether the script says what the counter reset hint is.
-    pub(super) has_hint: bool,
-}
-
-/// Buckets that one list may name.
+/// The maximum number of buckets in a list.
 const BUCKETS_MAX: usize = 10_000;
 
-/// Reads what stands between `{{` and `}}`.
-pub(super) fn parse(text: &str) -> Result<Written, String> {
+/// Parses the text between `{{` and `}}`.
+pub(super) fn parse(text: &str) -> Result<ScriptHistogram, String> {
     let mut histogram = Histogram::empty();
     let mut has_hint = false;
     let (mut offset, mut n_offset) = (0, 0);
@@ -70,7 +62,7 @@ pub(super) fn parse(text: &str) -> Result<Written, String> {
     };
     histogram.positive = placed(offset, buckets);
     histogram.negative = placed(n_offset, n_buckets);
-    Ok(Written { histogram: Arc::new(histogram), has_hint })
+    Ok(ScriptHistogram { histogram: Arc::new(histogram), has_hint })
 }
 
 fn number(text: &str) -> Result<f64, String> {
@@ -88,8 +80,8 @@ fn numbers(text: &str) -> Result<Vec<f64>, String> {
     if all.len() > BUCKETS_MAX { Err("too many buckets".to_owned()) } else { Ok(all) }
 }
 
-/// Whether a result is the expected histogram; empty buckets do not count.
-pub(super) fn same(wanted: &Written, got: &Histogram) -> bool {
+/// Whether a result equals the expected histogram; empty buckets are ignored.
+pub(super) fn same(wanted: &ScriptHistogram, got: &Histogram) -> bool {
     let populated = |buckets: &[HistogramBucket]| {
         buckets.iter().copied().filter(|bucket| bucket.count != 0.0).collect::<Vec<_>>()
     };
@@ -115,7 +107,7 @@ pub(super) fn same(wanted: &Written, got: &Histogram) -> bool {
 
 /// A classic histogram at one time.
 #[derive(Default)]
-struct Classic {
+struct ClassicHistogram {
     /// Upper bounds with cumulative counts.
     buckets: Vec<(f64, f64)>,
     count: Option<f64>,
@@ -130,7 +122,7 @@ pub(super) fn fold(
     lines: &[SeriesLine],
     step_ms: i64,
 ) -> Result<Vec<(Labels, Timestamp, Histogram)>, String> {
-    let mut all: BTreeMap<(Labels, Timestamp), Classic> = BTreeMap::new();
+    let mut all: BTreeMap<(Labels, Timestamp), ClassicHistogram> = BTreeMap::new();
     for line in lines {
         let name = line.labels.metric_name();
         let found = ["_bucket", "_count", "_sum"]
@@ -143,7 +135,7 @@ pub(super) fn fold(
         }
         let labels = line.labels.filter(|name| name != "le").with(METRIC_NAME, base);
         for (idx, item) in line.items.iter().enumerate() {
-            let Item::Float(value) = *item else { continue };
+            let SeriesItem::Float(value) = *item else { continue };
             if is_stale_nan(value) {
                 continue;
             }
@@ -156,14 +148,14 @@ pub(super) fn fold(
             }
         }
     }
-    let native = |((labels, ts), classic): ((Labels, Timestamp), Classic)| {
+    let native = |((labels, ts), classic): ((Labels, Timestamp), ClassicHistogram)| {
         let histogram = classic.into_native().map_err(|error| format!("{labels}: {error}"))?;
         Ok((labels, ts, histogram))
     };
     all.into_iter().map(native).collect()
 }
 
-impl Classic {
+impl ClassicHistogram {
     fn into_native(mut self) -> Result<Histogram, String> {
         self.buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
         let highest = self.buckets.last().map_or(0.0, |bucket| bucket.1);
@@ -202,7 +194,8 @@ mod tests {
     #[test]
     fn histograms_are_read_with_all_their_parts() {
         let written = parse(
-            "SCHEMA:1 sum:-Inf count:3 z_bucket:1 z_bucket_w:0.5 buckets:[1 2] offset:-2 n_buckets:[4]",
+            "SCHEMA:1 sum:-Inf count:3 z_bucket:1 z_bucket_w:0.5 buckets:[1 2] offset:-2 \
+             n_buckets:[4]",
         );
         let histogram = written.unwrap().histogram;
         assert_eq!(histogram.positive[1], HistogramBucket { index: -1, count: 2.0 });

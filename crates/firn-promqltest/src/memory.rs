@@ -1,4 +1,4 @@
-//! Storage that is a sorted map of samples: what the evaluator is tested on.
+//! Storage in a sorted map of samples, for tests of the evaluator.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,15 +11,15 @@ use firn_model::{
 };
 use firn_promql::test_util::detects_reset;
 
-/// Samples by series. Series whose labels share `job` and `instance` are read as members of one group, all
-/// others alone, so that both shapes of batches are exercised.
+/// Samples by series. Series with the labels `job` and `instance` are read as members of one group,
+/// all others alone, so that tests cover both shapes of batches.
 #[derive(Clone, Debug, Default)]
 pub struct MemorySelect {
     series: BTreeMap<Labels, BTreeMap<Timestamp, MixedEntry>>,
 }
 
 impl MemorySelect {
-    /// Nothing.
+    /// Creates an empty storage.
     pub fn new() -> MemorySelect {
         MemorySelect::default()
     }
@@ -34,12 +34,12 @@ impl MemorySelect {
         self.series.entry(labels.clone()).or_default().insert(ts, entry);
     }
 
-    /// Forgets everything.
+    /// Removes all samples.
     pub fn clear(&mut self) {
         self.series.clear();
     }
 
-    /// The value at a time.
+    /// The value of a series at a time.
     pub fn get(&self, labels: &Labels, ts: Timestamp) -> Option<&PointValue> {
         self.series.get(labels)?.get(&ts).map(|entry| &entry.value)
     }
@@ -53,7 +53,7 @@ impl Select for MemorySelect {
             selection.matchers.iter().all(|matcher| matcher.matches(&value(matcher.name())))
         };
         let mut keys: Vec<Labels> = Vec::new();
-        let mut groups: BTreeMap<Labels, Vec<Member>> = BTreeMap::new();
+        let mut groups: BTreeMap<Labels, Vec<MemoryMember>> = BTreeMap::new();
         for (labels, samples) in self.series.iter().filter(|(labels, _)| matches(labels)) {
             let key = selection.grouping.key(labels);
             let key_idx = keys.iter().position(|known| *known == key).unwrap_or_else(|| {
@@ -70,14 +70,14 @@ impl Select for MemorySelect {
                 true => Vec::new(),
                 false => with_hints(samples, range),
             };
-            groups.entry(group).or_default().push(Member { key: key_idx as u32, samples });
+            groups.entry(group).or_default().push(MemoryMember { key: key_idx as u32, samples });
         }
-        Ok(Box::new(Found { keys, groups: groups.into_values().collect() }))
+        Ok(Box::new(MemorySelected { keys, groups: groups.into_values().collect() }))
     }
 }
 
-/// The samples in `range` with the counter reset hints that a Prometheus storage gives: counters that go on from the
-/// histogram before have none between, about all others nothing is known.
+/// The samples in `range` with the counter reset hints that Prometheus' storage returns: a counter
+/// that continues the previous histogram has no reset; for all others it is unknown.
 fn with_hints(
     samples: &BTreeMap<Timestamp, MixedEntry>,
     range: TimeRange,
@@ -106,7 +106,7 @@ fn with_hints(
     found
 }
 
-/// Whether a storage would put `histogram` into the same chunk as `before`.
+/// Whether a storage would append `histogram` to the chunk of `before`.
 fn continues(histogram: &Histogram, before: &Histogram) -> bool {
     let unknown = Histogram { reset_hint: ResetHint::Unknown, ..histogram.clone() };
     histogram.reset_hint != ResetHint::Reset
@@ -118,13 +118,13 @@ fn continues(histogram: &Histogram, before: &Histogram) -> bool {
 }
 
 #[derive(Debug)]
-struct Member {
+struct MemoryMember {
     key: u32,
     samples: Vec<(Timestamp, MixedEntry)>,
 }
 
-impl Member {
-    /// Doubles, unless there is something that these cannot say.
+impl MemoryMember {
+    /// Doubles, unless they cannot represent a sample.
     fn values(&self) -> ColumnValues {
         let plain = |entry: &MixedEntry| match entry {
             MixedEntry { start: 0, value: PointValue::Float(value) } => Some(*value),
@@ -139,12 +139,12 @@ impl Member {
 }
 
 #[derive(Debug)]
-struct Found {
+struct MemorySelected {
     keys: Vec<Labels>,
-    groups: Vec<Vec<Member>>,
+    groups: Vec<Vec<MemoryMember>>,
 }
 
-impl Selected for Found {
+impl Selected for MemorySelected {
     fn keys(&self) -> &[Labels] {
         &self.keys
     }
@@ -158,8 +158,8 @@ impl Selected for Found {
     }
 }
 
-/// One time column for all members, with the holes marked.
-fn batch(members: &[Member]) -> ColumnBatch {
+/// One time column for all members; gaps are marked.
+fn batch(members: &[MemoryMember]) -> ColumnBatch {
     let mut times: Vec<Timestamp> =
         members.iter().flat_map(|member| member.samples.iter().map(|sample| sample.0)).collect();
     times.sort_unstable();

@@ -1,4 +1,4 @@
-//! Runs a script: each case is asked in every way that must give the same answer.
+//! Runs a script. Each case is evaluated in every way that must return the same result.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use firn_promql::{
 
 use super::check::{self, Verdict};
 use super::histogram;
+use super::line::{SeriesItem, SeriesLine};
 use super::memory::MemorySelect;
-use super::script::{self, Case, CommandKind, When};
-use super::series::{Item, SeriesLine};
+use super::script::{self, Case, CommandKind, EvalTime};
 
-/// How a script went. A case is *native* if native histograms are expected or its query names a metric that was
-/// loaded with some.
+/// The result of a script. A case is *native* if it expects native histograms or its query names a
+/// metric that was loaded with some.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Passed cases without native histograms.
@@ -26,25 +26,25 @@ pub struct Report {
     pub native_passed: usize,
     /// All cases with native histograms.
     pub native_count: usize,
-    /// One text per failed case: line, query, reason.
+    /// The failed cases.
     pub failures: Vec<Failure>,
 }
 
 /// A case that failed.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// The line that it starts on.
+    /// The line at which the case starts.
     pub line: usize,
     /// Whether it is a native case.
     pub is_native: bool,
     /// Its query.
     pub query: String,
-    /// What was wrong.
+    /// The difference from the expectation.
     pub reason: String,
 }
 
 impl Report {
-    /// Adds another script's numbers.
+    /// Adds the results of another script.
     pub fn add(&mut self, other: &Report) {
         self.float_passed += other.float_passed;
         self.float_count += other.float_count;
@@ -54,7 +54,7 @@ impl Report {
     }
 }
 
-/// Samples that one query may hold, as the scripts assume.
+/// The sample limit per query that the scripts assume.
 const SAMPLES_MAX: u64 = 10_000;
 
 /// Runs all cases of a script against a [`MemorySelect`] of its own.
@@ -111,14 +111,14 @@ pub fn run_script(text: &str) -> Result<Report, String> {
 }
 
 /// A series of a load block.
-struct Loaded<'a> {
-    items: &'a [Item],
+struct LoadedSeries<'a> {
+    items: &'a [SeriesItem],
     starts: Option<&'a [Option<i64>]>,
 }
 
-/// Loads the lines of a block; of two lines for one series the later one counts.
+/// Loads the lines of a block; the last line for a series wins.
 fn load(lines: &[SeriesLine], step_ms: i64, store: &mut MemorySelect) -> Result<(), String> {
-    let mut last: BTreeMap<&Labels, Loaded<'_>> = BTreeMap::new();
+    let mut last: BTreeMap<&Labels, LoadedSeries<'_>> = BTreeMap::new();
     let mut before: Option<&SeriesLine> = None;
     for line in lines {
         if line.starts.is_none() {
@@ -128,17 +128,19 @@ fn load(lines: &[SeriesLine], step_ms: i64, store: &mut MemorySelect) -> Result<
             if starts.is_some_and(|starts| starts.len() != line.items.len()) {
                 return Err(format!("{}: not as many start timestamps as values", line.labels));
             }
-            last.insert(&line.labels, Loaded { items: &line.items, starts });
+            last.insert(&line.labels, LoadedSeries { items: &line.items, starts });
         }
         before = Some(line);
     }
-    for (labels, Loaded { items, starts }) in last {
+    for (labels, LoadedSeries { items, starts }) in last {
         for (idx, item) in items.iter().enumerate() {
             let ts = idx as i64 * step_ms;
             let value = match item {
-                Item::Gap => continue,
-                Item::Float(value) => PointValue::Float(*value),
-                Item::Histogram(written) => PointValue::Histogram(Arc::clone(&written.histogram)),
+                SeriesItem::Gap => continue,
+                SeriesItem::Float(value) => PointValue::Float(*value),
+                SeriesItem::Histogram(written) => {
+                    PointValue::Histogram(Arc::clone(&written.histogram))
+                }
             };
             let start = starts.and_then(|starts| starts[idx]).map_or(0, |offset| ts + offset);
             store.push_entry(labels, ts, MixedEntry { start, value });
@@ -153,7 +155,7 @@ fn is_native(case: &Case, names: &HashSet<String>) -> bool {
         || case.query.split(|c| !is_word(c)).any(|word| names.contains(word))
 }
 
-/// The functions whose value depends on the evaluation time itself.
+/// The functions with a value that depends on the evaluation time itself.
 const TIME_FUNCTIONS: [&str; 15] = [
     "day_of_month",
     "day_of_week",
@@ -173,7 +175,7 @@ const TIME_FUNCTIONS: [&str; 15] = [
 ];
 
 fn run_case(case: &Case, store: &MemorySelect) -> Verdict {
-    let When::Instant(time) = case.when else { return run_range(case, store) };
+    let EvalTime::Instant(time) = case.when else { return run_range(case, store) };
     let mut asked = vec![(case.query.clone(), time)];
     if let Ok(expr) = parse(&case.query)
         && !calls_any(&expr.root, &TIME_FUNCTIONS)
@@ -198,13 +200,13 @@ fn options(base: EvalOptions) -> EvalOptions {
     EvalOptions { samples_max: SAMPLES_MAX, delayed_name_removal: true, ..base }
 }
 
-fn ask(store: &MemorySelect, query: &str, base: EvalOptions) -> Result<QueryOutput, String> {
+fn evaluate(store: &MemorySelect, query: &str, base: EvalOptions) -> Result<QueryOutput, String> {
     let expr = parse(query).map_err(|error| error.to_string())?;
     eval(&expr, store, &options(base), &QueryContext::unbounded())
         .map_err(|error| error.what().to_owned())
 }
 
-/// Checks a failure against the expectation; `Ok(Some)` is the answer to go on with.
+/// Compares success or failure with the expectation; returns the result to check further, if any.
 fn expect_outcome(
     case: &Case,
     outcome: Result<QueryOutput, String>,
@@ -219,7 +221,8 @@ fn expect_outcome(
 }
 
 fn run_instant(case: &Case, store: &MemorySelect, query: &str, time: i64) -> Verdict {
-    let Some(output) = expect_outcome(case, ask(store, query, EvalOptions::instant(time)))? else {
+    let Some(output) = expect_outcome(case, evaluate(store, query, EvalOptions::instant(time)))?
+    else {
         return Ok(());
     };
     check::annotations(case, &output.annotations)?;
@@ -233,7 +236,7 @@ fn run_instant(case: &Case, store: &MemorySelect, query: &str, time: i64) -> Ver
     }
     let range = EvalOptions::range(time - 60_000, time + 60_000, 60_000);
     let output =
-        ask(store, query, range).map_err(|error| format!("failed as range query: {error}"))?;
+        evaluate(store, query, range).map_err(|error| format!("failed as range query: {error}"))?;
     if case.ordered {
         return Ok(());
     }
@@ -262,14 +265,14 @@ fn middle(case: &Case, value: &Value, time: i64) -> Verdict {
 }
 
 fn run_range(case: &Case, store: &MemorySelect) -> Verdict {
-    let When::Range { start, end, step_ms } = case.when else { return Ok(()) };
-    let outcome = ask(store, &case.query, EvalOptions::range(start, end, step_ms));
+    let EvalTime::Range { start, end, step_ms } = case.when else { return Ok(()) };
+    let outcome = evaluate(store, &case.query, EvalOptions::range(start, end, step_ms));
     let Some(output) = expect_outcome(case, outcome)? else { return Ok(()) };
     check::annotations(case, &output.annotations)?;
     check::value(case, &output.value)
 }
 
-/// Whether some function of `names` is called below `node`.
+/// Whether a function of `names` is called below `node`.
 fn calls_any(node: &Node, names: &[&str]) -> bool {
     let below = |node: &Node| calls_any(node, names);
     match &node.kind {
@@ -286,7 +289,7 @@ fn calls_any(node: &Node, names: &[&str]) -> bool {
     }
 }
 
-/// Puts `@ time` on every selector and subquery that has none; not inside of subqueries.
+/// Adds `@ time` to every selector and subquery without `@`, except inside subqueries.
 fn pin(node: &mut Node, time: i64) {
     let at = Some(At::Time(time));
     match &mut node.kind {

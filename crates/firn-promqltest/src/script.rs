@@ -4,9 +4,9 @@ use firn_promql::test_util::{parse_duration_ms, parse_number, unquote};
 
 use regex::Regex;
 
-use super::series::SeriesLine;
+use super::line::SeriesLine;
 
-/// A command with the line that it starts on.
+/// A command with its first line.
 #[derive(Debug)]
 pub(super) struct Command {
     pub(super) line: usize,
@@ -20,39 +20,39 @@ pub(super) enum CommandKind {
     Eval(Box<Case>),
 }
 
-/// When a case's query is evaluated.
+/// The evaluation times of a case's query.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum When {
+pub(super) enum EvalTime {
     Instant(i64),
     Range { start: i64, end: i64, step_ms: i64 },
 }
 
-/// What a text must be like.
+/// A pattern for an error message or an annotation.
 #[derive(Debug)]
-pub(super) enum Wording {
+pub(super) enum TextPattern {
     Any,
     Equal(String),
     Found(Regex),
 }
 
-impl Wording {
+impl TextPattern {
     pub(super) fn fits(&self, text: &str) -> bool {
         match self {
-            Wording::Any => true,
-            Wording::Equal(wanted) => text == wanted,
-            Wording::Found(regex) => regex.is_match(text),
+            TextPattern::Any => true,
+            TextPattern::Equal(wanted) => text == wanted,
+            TextPattern::Found(regex) => regex.is_match(text),
         }
     }
 }
 
-/// A query and what is expected of it.
+/// A query with its expected result.
 #[derive(Debug)]
 pub(super) struct Case {
-    pub(super) when: When,
+    pub(super) when: EvalTime,
     pub(super) query: String,
-    pub(super) fails: Option<Wording>,
-    pub(super) warnings: Vec<Wording>,
-    pub(super) infos: Vec<Wording>,
+    pub(super) fails: Option<TextPattern>,
+    pub(super) warnings: Vec<TextPattern>,
+    pub(super) infos: Vec<TextPattern>,
     pub(super) no_warnings: bool,
     pub(super) no_infos: bool,
     pub(super) ordered: bool,
@@ -63,7 +63,7 @@ pub(super) struct Case {
     pub(super) series: Vec<SeriesLine>,
 }
 
-/// Reads a script.
+/// Parses a script.
 pub(super) fn parse(text: &str) -> Result<Vec<Command>, String> {
     let lines: Vec<&str> = text.split('\n').map(clean).collect();
     let mut commands = Vec::new();
@@ -95,7 +95,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Command>, String> {
     Ok(commands)
 }
 
-/// A line without blanks around it; a comment counts as empty.
+/// A line without surrounding blanks; a comment counts as empty.
 fn clean(line: &str) -> &str {
     let line = line.trim();
     if line.starts_with('#') { "" } else { line }
@@ -112,7 +112,7 @@ fn load(head: &str, word: &str, body: &[&str]) -> Result<CommandKind, String> {
     Ok(CommandKind::Load { step_ms: duration(step)?, folds_buckets, series })
 }
 
-/// The first word and the rest.
+/// The first word, and the remaining text.
 fn split_word(text: &str) -> (&str, &str) {
     let text = text.trim_start();
     text.split_once(char::is_whitespace).unwrap_or((text, ""))
@@ -129,23 +129,23 @@ fn eval(head: &str, word: &str, body: &[&str]) -> Result<Case, String> {
     let (when, query) = match kind {
         "instant" => {
             let (time, query) = split_word(expect_word(rest, "at")?);
-            (When::Instant(duration(time)?), query)
+            (EvalTime::Instant(duration(time)?), query)
         }
         "range" => {
             let (start, rest) = split_word(expect_word(rest, "from")?);
             let (end, rest) = split_word(expect_word(rest, "to")?);
             let (step, query) = split_word(expect_word(rest, "step")?);
             let (start, end) = (duration(start)?, duration(end)?);
-            (When::Range { start, end, step_ms: duration(step)? }, query)
+            (EvalTime::Range { start, end, step_ms: duration(step)? }, query)
         }
         other => return Err(format!("eval {other:?}?")),
     };
     let mut case = Case {
         when,
         query: query.trim().to_owned(),
-        fails: (word == "eval_fail").then_some(Wording::Any),
-        warnings: if word == "eval_warn" { vec![Wording::Any] } else { Vec::new() },
-        infos: if word == "eval_info" { vec![Wording::Any] } else { Vec::new() },
+        fails: (word == "eval_fail").then_some(TextPattern::Any),
+        warnings: if word == "eval_warn" { vec![TextPattern::Any] } else { Vec::new() },
+        infos: if word == "eval_info" { vec![TextPattern::Any] } else { Vec::new() },
         no_warnings: false,
         no_infos: false,
         ordered: word == "eval_ordered",
@@ -163,16 +163,16 @@ fn eval(head: &str, word: &str, body: &[&str]) -> Result<Case, String> {
 }
 
 impl Case {
-    /// Takes one line; whether the block goes on.
+    /// Parses one line; returns whether the block continues.
     fn body_line(&mut self, line: &str) -> Result<bool, String> {
         let (first, rest) = split_word(line);
         match first {
             "expected_fail_message" => {
-                self.fails = Some(Wording::Equal(rest.trim().to_owned()));
+                self.fails = Some(TextPattern::Equal(rest.trim().to_owned()));
                 return Ok(false);
             }
             "expected_fail_regexp" => {
-                self.fails = Some(Wording::Found(regex(rest)?));
+                self.fails = Some(TextPattern::Found(regex(rest)?));
                 return Ok(false);
             }
             "expect" => {
@@ -196,13 +196,13 @@ impl Case {
         let (kind, rest) = split_word(text);
         let rest = rest.trim();
         // `fail msg: ...` may also be written `fail msg:...`.
-        let wording = || -> Result<Wording, String> {
+        let wording = || -> Result<TextPattern, String> {
             if let Some(wanted) = rest.strip_prefix("msg:") {
-                return Ok(Wording::Equal(wanted.trim().to_owned()));
+                return Ok(TextPattern::Equal(wanted.trim().to_owned()));
             }
             match rest.strip_prefix("regex:") {
-                Some(pattern) => Ok(Wording::Found(regex(pattern)?)),
-                None => Ok(Wording::Any),
+                Some(pattern) => Ok(TextPattern::Found(regex(pattern)?)),
+                None => Ok(TextPattern::Any),
             }
         };
         match kind {
@@ -232,7 +232,7 @@ fn regex(pattern: &str) -> Result<Regex, String> {
     Regex::new(pattern.trim()).map_err(|error| error.to_string())
 }
 
-/// A lone number: the expected scalar.
+/// A single number: the expected scalar.
 fn go_number(text: &str) -> Option<f64> {
     let (negative, unsigned) = match text.strip_prefix(['+', '-']) {
         Some(rest) => (text.starts_with('-'), rest),

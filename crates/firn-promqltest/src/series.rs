@@ -5,38 +5,19 @@ use std::sync::Arc;
 use firn_model::{Labels, METRIC_NAME, STALE_NAN};
 use firn_promql::test_util::{histogram_ramp, parse_duration_ms, unquote};
 
-use super::histogram::{self, Written};
+use super::histogram;
+use super::line::{ScriptHistogram, SeriesItem, SeriesLine};
 
-/// One position of a series line.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Item {
-    /// No sample.
-    Gap,
-    /// A float.
-    Float(f64),
-    /// A native histogram.
-    Histogram(Written),
-}
-
-/// A series with one item per position.
-#[derive(Clone, Debug)]
-pub(super) struct SeriesLine {
-    pub(super) labels: Labels,
-    pub(super) items: Vec<Item>,
-    /// Of a line that gives start timestamps instead of values: each one's distance from its sample's time.
-    pub(super) starts: Option<Vec<Option<i64>>>,
-}
-
-/// Repeats may not make a script's block bigger than this.
+/// The maximum number of items after expansion of repeats.
 const ITEMS_MAX: usize = 1_000_000;
 
 impl SeriesLine {
     /// Whether some value is a native histogram.
     pub(super) fn has_histogram(&self) -> bool {
-        self.items.iter().any(|item| matches!(item, Item::Histogram(_)))
+        self.items.iter().any(|item| matches!(item, SeriesItem::Histogram(_)))
     }
 
-    /// Reads a line.
+    /// Parses a line.
     pub(super) fn parse(line: &str) -> Result<SeriesLine, String> {
         let mut cursor = Cursor { rest: line };
         let labels = cursor.labels()?;
@@ -145,7 +126,7 @@ impl<'a> Cursor<'a> {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The next value with its repeats; a histogram may hold blanks.
+    /// The next value with its repeats; a histogram may contain blanks.
     fn value_token(&mut self) -> Result<Option<&'a str>, String> {
         self.skip_blanks();
         if self.rest.is_empty() {
@@ -172,7 +153,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-fn parse_item(token: &str, items: &mut Vec<Item>) -> Result<(), String> {
+fn parse_item(token: &str, items: &mut Vec<SeriesItem>) -> Result<(), String> {
     let bad = || format!("bad value {token:?}");
     let repeats = |text: &str| -> Result<usize, String> {
         let count = text.parse::<usize>().map_err(|_| bad())?;
@@ -200,7 +181,7 @@ fn parse_item(token: &str, items: &mut Vec<Item>) -> Result<(), String> {
             None if rest.is_empty() => 1,
             None => return Err(bad()),
         };
-        items.extend(std::iter::repeat_n(Item::Gap, count));
+        items.extend(std::iter::repeat_n(SeriesItem::Gap, count));
         return Ok(());
     }
     let (mut value, mut rest) = match token.strip_prefix("stale") {
@@ -224,26 +205,26 @@ fn parse_item(token: &str, items: &mut Vec<Item>) -> Result<(), String> {
         {
             value += delta;
         }
-        items.push(Item::Float(value));
+        items.push(SeriesItem::Float(value));
     }
     Ok(())
 }
 
-/// The histogram at the start of `text`, and what follows it.
-fn histogram(text: &str) -> Option<Result<(Written, &str), String>> {
+/// The histogram at the start of `text`, and the text after it.
+fn histogram(text: &str) -> Option<Result<(ScriptHistogram, &str), String>> {
     let (inside, rest) = text.strip_prefix("{{")?.split_once("}}")?;
     Some(histogram::parse(inside).map(|written| (written, rest)))
 }
 
-/// `count` histograms, each the one before with `step` added or, with `true`, taken away.
+/// `count` histograms, each the previous one plus `step`, or minus `step` if the bool is true.
 fn ramp(
-    first: Written,
-    step: Option<(bool, Written)>,
+    first: ScriptHistogram,
+    step: Option<(bool, ScriptHistogram)>,
     count: usize,
-    items: &mut Vec<Item>,
+    items: &mut Vec<SeriesItem>,
 ) -> Result<(), String> {
     let Some((subtracts, step)) = step else {
-        items.extend(std::iter::repeat_n(Item::Histogram(first), count));
+        items.extend(std::iter::repeat_n(SeriesItem::Histogram(first), count));
         return Ok(());
     };
     if step.histogram.schema < first.histogram.schema {
@@ -252,7 +233,10 @@ fn ramp(
     let histograms = histogram_ramp(&first.histogram, &step.histogram, subtracts, count)
         .ok_or_else(|| "these histograms cannot be added".to_owned())?;
     items.extend(histograms.into_iter().map(|histogram| {
-        Item::Histogram(Written { histogram: Arc::new(histogram), has_hint: first.has_hint })
+        SeriesItem::Histogram(ScriptHistogram {
+            histogram: Arc::new(histogram),
+            has_hint: first.has_hint,
+        })
     }));
     Ok(())
 }
@@ -281,13 +265,13 @@ fn parse_start(token: &str, starts: &mut Vec<Option<i64>>) -> Result<(), String>
     Ok(())
 }
 
-/// A duration that may have a sign, milliseconds.
+/// A duration with an optional sign, in milliseconds.
 fn signed(text: &str) -> Result<i64, String> {
     let ms = parse_duration_ms(text.trim_start_matches(['+', '-']))?;
     Ok(if text.starts_with('-') { -ms } else { ms })
 }
 
-/// The number at the start of `text`, and what follows it.
+/// The number at the start of `text`, and the text after it.
 fn number(text: &str) -> Option<(f64, &str)> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let negative = text.starts_with('-');
@@ -317,13 +301,13 @@ fn number(text: &str) -> Option<(f64, &str)> {
 mod tests {
     use super::*;
 
-    fn items(line: &str) -> Vec<Item> {
+    fn items(line: &str) -> Vec<SeriesItem> {
         SeriesLine::parse(line).unwrap().items
     }
 
     #[test]
     fn repeats_and_ramps_expand() {
-        use Item::{Float, Gap};
+        use SeriesItem::{Float, Gap};
         let floats = |values: &[f64]| values.iter().map(|v| Float(*v)).collect::<Vec<_>>();
         assert_eq!(items("a 1+2x3"), floats(&[1.0, 3.0, 5.0, 7.0]));
         assert_eq!(items("a{} 7x3"), floats(&[7.0; 4]));
@@ -333,7 +317,7 @@ mod tests {
         let counts: Vec<f64> = histograms
             .iter()
             .map(|item| match item {
-                Item::Histogram(written) => written.histogram.count,
+                SeriesItem::Histogram(written) => written.histogram.count,
                 other => panic!("{other:?}"),
             })
             .collect();

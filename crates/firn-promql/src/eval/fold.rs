@@ -109,8 +109,9 @@ impl<F: Fn(&mut f64, f64) + Send> GroupColumns for PlainColumns<F> {
     }
 }
 
-/// SumColumns, with sum and compensation in separate columns. If every step has a value, the loop over
-/// them has no branch and the compiler vectorises it: a third of the time of one struct per step.
+/// SumColumns, with sum and compensation in separate columns. If every step has a value, the loop
+/// over them has no branch and the compiler vectorises it: a third of the time of one struct per
+/// step.
 #[derive(Default)]
 struct SumColumns {
     groups: Vec<SumColumn>,
@@ -305,7 +306,8 @@ mod tests {
                     prop_oneof![
                         6 => -9.0..9.0f64,
                         1 => prop::sample::select(vec![
-                            ABSENT, f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e300, -0.0, 1.7e308,
+                            ABSENT, f64::NAN, f64::INFINITY, f64::NEG_INFINITY,
+                            1e300, -0.0, 1.7e308,
                         ]),
                     ],
                     5,

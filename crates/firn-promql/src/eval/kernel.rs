@@ -1,4 +1,5 @@
-//! Kernels: the computation of one value per window of a series, and the kernels of instant selectors.
+//! Kernels: the computation of one value per window of a series, and the kernels of instant
+//! selectors.
 
 use std::sync::Arc;
 

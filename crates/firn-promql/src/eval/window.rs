@@ -427,8 +427,8 @@ mod tests {
             windows.compute(&times, &frame);
             expected.compute(&own, &frame);
             let mut scratch = Scratch::default();
-            let Some(MemberSamples::Floats(samples)) = scratch.read(&times, &column, &windows, false)
-            else {
+            let member = scratch.read(&times, &column, &windows, false);
+            let Some(MemberSamples::Floats(samples)) = member else {
                 unreachable!("a column of floats")
             };
             prop_assert_eq!(&samples.windows.bounds, &expected.bounds);

@@ -1,5 +1,5 @@
-//! MixedWindow functions of samples that are not all plain floats: histograms, floats among histograms,
-//! start timestamps.
+//! MixedWindow functions of samples that are not all plain floats: histograms, floats among
+//! histograms, start timestamps.
 
 use std::sync::Arc;
 

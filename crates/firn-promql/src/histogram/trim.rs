@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stays_is_counted_anew() {
+    fn remaining_observations_are_counted_again() {
         let positive = vec![HistogramBucket { index: 1, count: 4.0 }];
         let whole = Histogram { count: 4.0, sum: 7.5, positive, ..Histogram::empty() };
         assert_eq!(trim(&whole, 2.0, false), whole);

@@ -1,14 +1,14 @@
-//! Scripts: our own and the shared ones must pass, but for one case that is out of date.
+//! Our own scripts and the shared ones must pass, except for one outdated case.
 
 use std::path::{Path, PathBuf};
 
 use firn_promqltest::{Report, run_script};
 
-/// Cases of `../shared/promqltest`.
+/// The number of cases in `../shared/promqltest`.
 const FLOAT_COUNT: usize = 973;
 const NATIVE_COUNT: usize = 680;
-/// The case that its README calls out of date: a start timestamp that did not change is no reset.
-const OUT_OF_DATE: (&str, &str, &str) =
+/// A case that its README declares outdated: an unchanged start timestamp is no reset.
+const OUTDATED_CASE: (&str, &str, &str) =
     ("start_timestamps.test", "increase(series[5m])", "st_after_t");
 
 fn scripts(folder: &Path) -> Vec<(PathBuf, String)> {
@@ -42,7 +42,7 @@ fn shared_conformance_files_pass() {
     if !folder.is_dir() {
         let required = std::env::var("FIRN_REQUIRE_SHARED").is_ok_and(|value| value == "1");
         assert!(!required, "{} is missing and FIRN_REQUIRE_SHARED=1", folder.display());
-        println!("skipped: {} is not there", folder.display());
+        println!("skipped: {} does not exist", folder.display());
         return;
     }
     let mut total = Report::default();
@@ -58,7 +58,7 @@ fn shared_conformance_files_pass() {
         total.float_passed, total.float_count, total.native_passed, total.native_count
     );
     failures.retain(|(file, failure)| {
-        let (known_file, query, series) = OUT_OF_DATE;
+        let (known_file, query, series) = OUTDATED_CASE;
         file != known_file || failure.query != query || !failure.reason.contains(series)
     });
     assert!(failures.is_empty(), "{failures:#?}");

@@ -1,5 +1,5 @@
-//! The corpus that the fuzzers in `fuzz/` keep, without a fuzzer: nothing in it makes the parser or the evaluator
-//! panic or answer a range query otherwise than its steps.
+//! Replays the corpus of the fuzzers in `fuzz/` without a fuzzer: no input makes the parser or the
+//! evaluator panic, or makes a range query differ from its steps.
 
 use std::fs;
 use std::path::Path;
@@ -27,7 +27,7 @@ fn replay(target: &str, check: fn(&[u8])) {
     let mut count = 0;
     for entry in entries {
         let path = entry.unwrap().path();
-        // Shown only when the test fails: the last name is the one that did it.
+        // Shown only when the test fails: the last name is the failing input.
         println!("{}", path.display());
         check(&fs::read(&path).unwrap());
         count += 1;

@@ -1,4 +1,4 @@
-//! Mistakes are told in Prometheus' words, at the right place.
+//! Errors have Prometheus' messages and positions.
 
 use firn_promql::{parse, parse_selector};
 
@@ -39,17 +39,20 @@ fn syntax_errors_have_positions() {
     );
     check(
         "foo offset",
-        "1:11: parse error: unexpected end of input in offset, expected number, duration, step(), or range()",
+        "1:11: parse error: unexpected end of input in offset, expected number, duration, step(), \
+         or range()",
     );
     check("foo @ bar", "1:7: parse error: unexpected identifier \"bar\" in @, expected timestamp");
     check(
         "foo[]",
-        "1:5: parse error: unexpected \"]\" in subquery or range selector, expected number, duration, step(), or range()",
+        "1:5: parse error: unexpected \"]\" in subquery or range selector, expected number, \
+         duration, step(), or range()",
     );
     check("foo[5m:1m", "1:10: parse error: unclosed left bracket");
     check(
         "1e309",
-        "1:1: parse error: error parsing number: strconv.ParseFloat: parsing \"1e309\": value out of range",
+        "1:1: parse error: error parsing number: strconv.ParseFloat: parsing \"1e309\": value out \
+         of range",
     );
     check("5mm", "1:1: parse error: bad number or duration syntax: \"5mm\"");
     check("foo ! bar", "1:5: parse error: unexpected character after '!': ' '");
@@ -57,11 +60,12 @@ fn syntax_errors_have_positions() {
 }
 
 #[test]
-fn type_errors_name_what_was_expected() {
+fn type_errors_name_the_expected_type() {
     check("unknown(foo)", "1:1: parse error: unknown function with name \"unknown\"");
     check(
         "rate(foo)",
-        "1:6: parse error: expected type range vector in call to function \"rate\", got instant vector",
+        "1:6: parse error: expected type range vector in call to function \"rate\", got instant \
+         vector",
     );
     check("rate()", "1:1: parse error: expected 1 argument(s) in call to \"rate\", got 0");
     check(
@@ -79,7 +83,8 @@ fn type_errors_name_what_was_expected() {
     check("sum()", "1:1: parse error: no arguments for aggregate expression provided");
     check(
         "topk(foo)",
-        "1:1: parse error: wrong number of arguments for aggregate expression provided, expected 2, got 1",
+        "1:1: parse error: wrong number of arguments for aggregate expression provided, expected \
+         2, got 1",
     );
     check("1 == 1", "1:3: parse error: comparisons between scalars must use BOOL modifier");
     check(
@@ -100,7 +105,8 @@ fn type_errors_name_what_was_expected() {
     );
     check(
         "-\"foo\"",
-        "1:1: parse error: unary expression only allowed on expressions of type scalar or instant vector, got \"string\"",
+        "1:1: parse error: unary expression only allowed on expressions of type scalar or instant \
+         vector, got \"string\"",
     );
     check("{}", "1:1: parse error: vector selector must contain at least one non-empty matcher");
     check(
@@ -116,7 +122,8 @@ fn type_errors_name_what_was_expected() {
     check("foo[9.5e10]", "1:5: parse error: duration out of range");
     check(
         "(foo + bar) offset 5m",
-        "1:1: parse error: offset modifier must be preceded by an instant vector selector or range vector selector or a subquery",
+        "1:1: parse error: offset modifier must be preceded by an instant vector selector or \
+         range vector selector or a subquery",
     );
     check("foo offset 5m offset 5m", "1:1: parse error: offset may not be set multiple times");
     check("foo @ 1 @ 2", "1:1: parse error: @ <timestamp> may not be set multiple times");
@@ -131,14 +138,10 @@ fn type_errors_name_what_was_expected() {
 }
 
 #[test]
-fn selectors_stand_alone() {
+fn a_selector_is_the_whole_text() {
     assert_eq!(parse_selector("up{job=\"a\"}").unwrap().len(), 2);
     assert_eq!(parse_selector("{\"my.metric\", a!~\"b\"}").unwrap().len(), 2);
-    assert_eq!(
-        parse_selector("{}").unwrap().len(),
-        0,
-        "whether it makes sense is for the caller to say"
-    );
+    assert_eq!(parse_selector("{}").unwrap().len(), 0, "the caller decides whether to accept it");
     for bad in ["", "1", "up + up", "rate(up[5m])", "up offset 5m"] {
         assert!(parse_selector(bad).is_err(), "{bad}");
     }

@@ -1,4 +1,5 @@
-//! What goes down to storage: exact ranges, and groupings only where nothing changes by them.
+//! Selections pushed down to storage: exact ranges, and groupings only if they do not change the
+//! result.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +10,7 @@ use firn_model::{
 use firn_promql::{EvalOptions, QueryOutput, eval, parse, selections};
 use firn_promqltest::MemorySelect;
 
-/// Storage that remembers what it was asked.
+/// Storage that records its selections.
 struct Recorder {
     store: MemorySelect,
     asked: Mutex<Vec<Selection>>,
@@ -60,7 +61,7 @@ fn run(query: &str, options: &EvalOptions) -> (Vec<Selection>, Result<QueryOutpu
 }
 
 #[test]
-fn groupings_go_down_only_where_the_result_stays() {
+fn groupings_are_pushed_down_only_if_the_result_stays() {
     let by = |names: &[&str]| Grouping::By(names.iter().map(|n| (*n).to_owned()).collect());
     let f = |query: &str| run(query, &EvalOptions::instant(600_000)).0[0].grouping.clone();
     assert_eq!(f("sum by (job) (a_total)"), by(&["job"]));
@@ -68,7 +69,7 @@ fn groupings_go_down_only_where_the_result_stays() {
     assert_eq!(f("sum by (__type__, job) (rate(a_total[5m]))"), by(&["job"]));
     assert!(matches!(f("avg without (instance) (rate(a_total[5m]))"), Grouping::Without(names)
         if names.contains(&"instance".to_owned()) && names.contains(&"__type__".to_owned())));
-    // Two names may collide, and that must be seen.
+    // Two names may collide, which must be detected.
     assert_eq!(f("sum(rate({job=\"j\"}[5m]))"), Grouping::Series);
     assert_eq!(f("topk(1, a_total)"), Grouping::Series);
     assert_eq!(f("count_values(\"v\", a_total)"), Grouping::Series);
@@ -77,7 +78,7 @@ fn groupings_go_down_only_where_the_result_stays() {
 }
 
 #[test]
-fn answers_are_the_same_without_groupings() {
+fn results_are_the_same_without_groupings() {
     let queries = [
         "sum by (job) (a_total)",
         "sum by (__name__, job) ({job=\"j\"})",
@@ -107,10 +108,11 @@ fn answers_are_the_same_without_groupings() {
     }
 }
 
-/// Answers a grouping with one key per series that has the group's labels: as fine as storage may be.
+/// Answers a grouping with one key per series that has the group's labels: the finest grouping that
+/// storage may return.
 struct Ungrouped<'a>(&'a MemorySelect);
 
-struct Finer {
+struct FinerGrouping {
     keys: Vec<Labels>,
     inner: Box<dyn Selected>,
 }
@@ -120,11 +122,11 @@ impl Select for Ungrouped<'_> {
         let by_series = Selection { grouping: Grouping::Series, ..selection.clone() };
         let inner = self.0.select(&by_series, context)?;
         let keys = inner.keys().iter().map(|labels| selection.grouping.key(labels)).collect();
-        Ok(Box::new(Finer { keys, inner }))
+        Ok(Box::new(FinerGrouping { keys, inner }))
     }
 }
 
-impl Selected for Finer {
+impl Selected for FinerGrouping {
     fn keys(&self) -> &[Labels] {
         &self.keys
     }
@@ -147,7 +149,7 @@ fn ranges_are_exact() {
             .map(|selection| selection.range)
             .collect();
         let read: Vec<_> = run(query, options).0.into_iter().map(|s| s.range).collect();
-        assert_eq!(planned, read, "what is planned is what is read: {query}");
+        assert_eq!(planned, read, "the query reads exactly the planned selections: {query}");
         planned
     };
     let at = EvalOptions::instant(600_000);

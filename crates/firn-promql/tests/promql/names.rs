@@ -1,10 +1,11 @@
-//! When the metric's name goes: at once (Prometheus' default), or at the very end.
+//! The time at which the metric's name is dropped: at once (Prometheus' default), or at the very
+//! end.
 
 use firn_model::{Labels, QueryContext};
 use firn_promql::{EvalOptions, Value, eval, parse};
 use firn_promqltest::MemorySelect;
 
-fn ask(query: &str, delayed_name_removal: bool) -> Result<Vec<String>, String> {
+fn evaluate(query: &str, delayed_name_removal: bool) -> Result<Vec<String>, String> {
     let mut store = MemorySelect::new();
     for name in ["a_total", "b_total"] {
         let labels = Labels::from_pairs([("__name__", name), ("env", name)]).unwrap();
@@ -26,7 +27,7 @@ fn ask(query: &str, delayed_name_removal: bool) -> Result<Vec<String>, String> {
 #[test]
 fn at_once_is_the_default() {
     let same = Err("vector cannot contain metrics with the same labelset".to_owned());
-    let f = |query| ask(query, false);
+    let f = |query| evaluate(query, false);
     assert_eq!(f("rate(a_total{env!=\"x\"}[1m])"), Ok(vec!["{env=\"a_total\"}".to_owned()]));
     assert_eq!(f("sum by (__name__) (rate(a_total[1m]))"), Ok(vec!["{}".to_owned()]));
     assert_eq!(f("rate({env=\"x\"}[1m])"), same);
@@ -40,9 +41,9 @@ fn at_once_is_the_default() {
 }
 
 #[test]
-fn delayed_removal_lets_the_query_see_the_name() {
+fn delayed_removal_keeps_the_name_for_the_query() {
     let same = Err("vector cannot contain metrics with the same labelset".to_owned());
-    let f = |query| ask(query, true);
+    let f = |query| evaluate(query, true);
     assert_eq!(f("rate({env=\"x\"}[1m])"), same);
     assert_eq!(f("sum(abs({env=\"x\"}))"), Ok(vec!["{}".to_owned()]));
     assert_eq!(

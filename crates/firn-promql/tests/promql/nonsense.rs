@@ -1,4 +1,4 @@
-//! No text makes the parser or the evaluator panic, nor overflow the stack.
+//! No text makes the parser or the evaluator panic or overflow the stack.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use firn_promql::{EvalOptions, eval, parse, selections};
 use firn_promqltest::MemorySelect;
 use proptest::prelude::*;
 
-/// Pieces that often make a query, sometimes a strange one.
+/// Tokens that often form a valid query, sometimes a strange one.
 const PIECES: [&str; 84] = [
     "foo",
     "bar",
@@ -114,7 +114,7 @@ fn store() -> MemorySelect {
     store
 }
 
-/// Histograms of all layouts with floats, start timestamps and ends of series among them.
+/// Histograms of all layouts, mixed with floats, start timestamps and ends of series.
 fn mixed(idx: i64) -> MixedEntry {
     let count = (idx % 7) as f64;
     let buckets = |first: i32| {
@@ -152,7 +152,7 @@ fn bits(value: &PointValue) -> String {
     }
 }
 
-/// Everything that can be done with a text.
+/// Parses, prints and evaluates a text.
 fn try_all(text: &str, store: &MemorySelect) {
     let Ok(expr) = parse(text) else { return };
     let printed = expr.to_string();
@@ -195,7 +195,7 @@ proptest! {
     }
 }
 
-/// A query of every shape, made of smaller ones.
+/// Queries of every shape, composed of smaller ones.
 fn query() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         Just("foo".to_owned()),
@@ -241,8 +241,8 @@ fn query() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Each step of a range query is the instant query at that time (unless one of the two fails: errors are
-    /// looked for over all steps together).
+    /// Each step of a range query equals the instant query at that time, unless one of the two
+    /// fails: errors are detected over all steps together.
     #[test]
     fn range_queries_are_instant_queries_side_by_side(query in query()) {
         let store = store();
@@ -280,7 +280,7 @@ proptest! {
 
 /// Found by fuzzing: the first evaluation of a subquery was computed below the smallest time.
 #[test]
-fn subqueries_reach_over_the_ends_of_time() {
+fn subqueries_may_exceed_the_range_of_timestamps() {
     for text in ["max_over_time(foo[5m:1m])", "sum_over_time(foo[1h:7s] offset -1h)"] {
         try_all(text, &store());
     }

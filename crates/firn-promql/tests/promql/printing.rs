@@ -1,4 +1,4 @@
-//! Queries in their normal form; printing what was printed changes nothing.
+//! Queries in their normal form; printing is idempotent.
 
 use firn_promql::parse;
 
@@ -42,7 +42,7 @@ fn operators_bind_as_prometheus_binds_them() {
     let tree = |text: &str| format!("{:?}", parse(text).unwrap().root);
     let same = |a: &str, b: &str| {
         let strip = |text: &str| {
-            // Parentheses and positions apart, the trees must agree.
+            // The trees must be equal except for parentheses and positions.
             let no_spans = regex::Regex::new(r"span: Span \{[^}]*\}, ").unwrap();
             let tree = no_spans.replace_all(&tree(text), "").into_owned();
             let paren = regex::Regex::new(r"Node \{ kind: Paren\(").unwrap();
@@ -85,7 +85,7 @@ fn long_queries_are_split_as_prometheus_splits_them() {
         &format!("max_over_time(rate({a}{b}{{x='y'}}[5m])[30m:1m] offset 5m)"),
         &format!("max_over_time(\n  rate({a}{b}{{x=\"y\"}}[5m])[30m:1m] offset 5m\n)"),
     );
-    // What is one piece stays one line, however long.
+    // A query that cannot be split stays one line of any length.
     f(&format!("{a}{b}{c}"), &format!("{a}{b}{c}"));
     // A subquery that fits is not indented.
     f(

@@ -1,5 +1,5 @@
-//! What the steps of a query look at, as Prometheus counts it: one series with a sample each 10 s, and three such
-//! series.
+//! The samples that each step of a query reads, counted as in Prometheus: one series with a sample
+//! every 10 s, and three such series.
 
 use firn_model::{Labels, QueryContext};
 use firn_promql::{EvalOptions, SampleStats, eval, parse};

@@ -1,4 +1,4 @@
-//! Helpers change how long a query takes, and nothing else; what it may hold is bounded.
+//! Helper threads affect only the duration of a query; the memory that they hold is bounded.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use firn_promql::{EvalOptions, QueryOutput, eval, parse};
 const GROUPS: usize = 60;
 const MEMBERS: usize = 40;
 const SAMPLES: usize = 300;
-/// What a batch is accounted by.
+/// The accounted size of a batch.
 const BATCH_BYTES: usize = MEMBERS * SAMPLES * 8;
 
-/// Groups made up while they are read: more than one read's worth.
+/// Groups generated while they are read; they need more than one read.
 #[derive(Clone, Default)]
-struct Store {
+struct GeneratedStore {
     /// Reading this group fails.
     broken: Option<usize>,
     /// Reading this group cancels the query.
@@ -27,14 +27,14 @@ struct Store {
     reading_most: Arc<AtomicUsize>,
 }
 
-struct Found {
+struct GeneratedGroups {
     keys: Vec<Labels>,
     by_series: bool,
-    store: Store,
+    store: GeneratedStore,
     budget: Budget,
 }
 
-impl Select for Store {
+impl Select for GeneratedStore {
     fn select(&self, selection: &Selection, context: &QueryContext) -> Result<Box<dyn Selected>> {
         let by_series = selection.grouping == firn_model::Grouping::Series;
         let labels = |idx: usize| {
@@ -44,11 +44,11 @@ impl Select for Store {
         };
         let keys = (0..GROUPS * MEMBERS).map(labels).collect::<Result<Vec<_>>>()?;
         let budget = context.budget.clone();
-        Ok(Box::new(Found { keys, by_series, store: self.clone(), budget }))
+        Ok(Box::new(GeneratedGroups { keys, by_series, store: self.clone(), budget }))
     }
 }
 
-impl Selected for Found {
+impl Selected for GeneratedGroups {
     fn keys(&self) -> &[Labels] {
         &self.keys
     }
@@ -81,7 +81,7 @@ impl Selected for Found {
     }
 }
 
-impl Found {
+impl GeneratedGroups {
     fn group(&self, group: usize) -> Result<ColumnBatch> {
         if self.store.broken == Some(group) {
             return Err(Error::corrupt("made.up", 7, "broken"));
@@ -118,7 +118,7 @@ fn context(helper_count: usize) -> QueryContext {
     QueryContext { helpers: Helpers::new(helper_count), ..QueryContext::unbounded() }
 }
 
-fn run(query: &str, store: &Store, context: &QueryContext) -> Result<QueryOutput> {
+fn run(query: &str, store: &GeneratedStore, context: &QueryContext) -> Result<QueryOutput> {
     let range = EvalOptions::range(60_000, 4_500_000, 45_000);
     let options = EvalOptions { counts_samples: true, ..range };
     eval(&parse(query).unwrap(), store, &options, context)
@@ -137,9 +137,9 @@ const QUERIES: [&str; 9] = [
 ];
 
 #[test]
-fn answers_have_the_same_bits_on_any_number_of_threads() {
+fn results_have_the_same_bits_on_any_number_of_threads() {
     for query in QUERIES {
-        let store = Store::default();
+        let store = GeneratedStore::default();
         let alone = run(query, &store, &context(0)).unwrap();
         assert_eq!(store.reading_most.load(Ordering::SeqCst), 1);
         for helper_count in [1, 5] {
@@ -147,7 +147,7 @@ fn answers_have_the_same_bits_on_any_number_of_threads() {
             let together = run(query, &store, &context).unwrap();
             assert_eq!(alone, together, "{query}");
             let free = context.helpers.take(usize::MAX).count();
-            assert_eq!(free, helper_count, "all helpers are given back");
+            assert_eq!(free, helper_count, "all helpers are released");
         }
     }
 }
@@ -155,18 +155,19 @@ fn answers_have_the_same_bits_on_any_number_of_threads() {
 #[test]
 fn errors_and_cancellation_end_all_threads() {
     for helper_count in [0, 3] {
-        let store = Store { broken: Some(GROUPS - 2), ..Store::default() };
+        let store = GeneratedStore { broken: Some(GROUPS - 2), ..GeneratedStore::default() };
         let error = run(QUERIES[0], &store, &context(helper_count)).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{error}");
         let context = context(helper_count);
         let canceling = Some((GROUPS - 10, context.cancel.clone()));
-        let error = run(QUERIES[0], &Store { canceling, ..Store::default() }, &context);
+        let error =
+            run(QUERIES[0], &GeneratedStore { canceling, ..GeneratedStore::default() }, &context);
         assert_eq!(error.unwrap_err().kind(), &ErrorKind::Canceled);
     }
 }
 
 #[test]
-fn a_query_holds_a_few_reads_at_a_time() {
+fn a_query_holds_only_a_few_reads_at_a_time() {
     let budget = Budget::new(1 << 40);
     for helper_count in [0, 3] {
         let part = budget.part(1 << 40);
@@ -174,16 +175,17 @@ fn a_query_holds_a_few_reads_at_a_time() {
             helpers: Helpers::new(helper_count),
             ..QueryContext::new(CancelToken::new(), part.clone())
         };
-        run(QUERIES[0], &Store::default(), &context).unwrap();
+        run(QUERIES[0], &GeneratedStore::default(), &context).unwrap();
         let peak = part.usage().peak_bytes;
         let all = (GROUPS * BATCH_BYTES) as u64;
-        // A read is two fifths of all. Beside it a helper holds its results until its turn comes.
+        // A read is two fifths of the data. In addition a helper holds its results until its turn
+        // comes.
         let reads = if helper_count == 0 { 1 } else { 3 };
         assert!(peak > all / 4 && peak < reads * all * 2 / 3, "{peak} of {all}");
-        assert_eq!(part.usage().used_bytes, 0, "everything is given back");
+        assert_eq!(part.usage().used_bytes, 0, "all memory is released");
     }
     let small = QueryContext::new(CancelToken::new(), budget.part(1 << 20));
-    let error = run(QUERIES[0], &Store::default(), &small).unwrap_err();
+    let error = run(QUERIES[0], &GeneratedStore::default(), &small).unwrap_err();
     assert_eq!(error.kind(), &ErrorKind::TooLarge);
     assert!(error.to_string().contains("--query-memory"), "{error}");
     assert_eq!(budget.usage().used_bytes, 0);

@@ -4,32 +4,17 @@ use firn_model::{Labels, METRIC_NAME};
 use firn_promql::test_util::go_quote;
 use regex::Regex;
 
-use super::select::{Wanted, Window};
+use super::dialect::{Availability, Dialect};
+use super::generator::Generator;
+use super::select::{ValueNeed, WindowText};
 use super::traits::{Digits, SMALL, Traits};
-use super::vector::{ATOM, Scalar, Vector, distinct, unique};
-use super::world::Kind;
-use super::{Dialect, Generator};
+use super::vector::{ATOM, ScalarText, VectorText, distinct, unique};
+use super::world::MetricKind;
 
-/// Which Prometheus has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Since {
-    Always,
-    V3,
-}
+use Availability::{Always, V3};
 
-impl Since {
-    pub(super) fn is_in(self, dialect: Dialect) -> bool {
-        match self {
-            Self::Always => true,
-            Self::V3 => dialect == Dialect::V3,
-        }
-    }
-}
-
-use Since::{Always, V3};
-
-/// One window in, one number out. Whether the number is exact, and whether it may stay distinct.
-pub(super) const RANGE: [(&str, Since); 27] = [
+/// Functions from a window to a number.
+pub(super) const RANGE: [(&str, Availability); 27] = [
     ("absent_over_time", Always),
     ("avg_over_time", Always),
     ("changes", Always),
@@ -59,8 +44,8 @@ pub(super) const RANGE: [(&str, Since); 27] = [
     ("ts_of_min_over_time", V3),
 ];
 
-/// One number in, one number out.
-pub(super) const MATH: [(&str, Since); 28] = [
+/// Functions from a number to a number.
+pub(super) const MATH: [(&str, Availability); 28] = [
     ("abs", Always),
     ("acos", Always),
     ("acosh", Always),
@@ -91,7 +76,7 @@ pub(super) const MATH: [(&str, Since); 28] = [
     ("timestamp", Always),
 ];
 
-pub(super) const CLOCK: [(&str, Since); 8] = [
+pub(super) const CLOCK: [(&str, Availability); 8] = [
     ("day_of_month", Always),
     ("day_of_week", Always),
     ("day_of_year", Always),
@@ -102,8 +87,8 @@ pub(super) const CLOCK: [(&str, Since); 8] = [
     ("year", Always),
 ];
 
-/// What has a shape of its own.
-pub(super) const SPECIAL: [(&str, Since); 14] = [
+/// Functions with a form of their own.
+pub(super) const SPECIAL: [(&str, Availability); 14] = [
     ("absent", Always),
     ("histogram_fraction", V3),
     ("histogram_quantile", Always),
@@ -116,13 +101,13 @@ pub(super) const SPECIAL: [(&str, Since); 14] = [
     ("sort_by_label_desc", V3),
     ("sort_desc", Always),
     ("vector", Always),
-    // Twice as often as the others: it has many forms.
+    // Twice as often as the others, because it has many forms.
     ("label_replace", Always),
     ("histogram_quantile", Always),
 ];
 
 /// Scalars that are calls.
-pub(super) const SCALARS: [(&str, Since); 9] = [
+pub(super) const SCALARS: [(&str, Availability); 9] = [
     ("end", V3),
     ("max_of", V3),
     ("min_of", V3),
@@ -135,27 +120,27 @@ pub(super) const SCALARS: [(&str, Since); 9] = [
 ];
 
 impl Generator<'_> {
-    pub(super) fn range_call(&mut self, depth: u32) -> Vector {
-        let name = self.steer_since(&RANGE);
+    pub(super) fn range_call(&mut self, depth: u32) -> VectorText {
+        let name = self.steer_available(&RANGE);
         if name == "absent_over_time" {
             let absent = self.nothing();
             let window = match self.choices.one_in(4) {
-                true => self.window(0, Wanted::Any).text,
+                true => self.window(0, ValueNeed::Any).text,
                 false => format!("{absent}[5m]"),
             };
-            return Vector::atom(format!("{name}({window})"), self.absent_labels(), SMALL);
+            return VectorText::atom(format!("{name}({window})"), self.absent_labels(), SMALL);
         }
-        let mut window = self.window(depth, Wanted::Any);
+        let mut window = self.window(depth, ValueNeed::Any);
         if !window.traits.fit_window(name) {
-            window = self.window(0, Wanted::Tame);
+            window = self.window(0, ValueNeed::Tame);
         }
-        // Prometheus 2 and 3 extrapolate towards zero differently where the first sample is small and far from
-        // the window's start. Counters of the world are never so.
+        // Prometheus 2 and 3 extrapolate towards zero differently if the first sample is small and
+        // far from the window's start. Counters of the world are never like that.
         if ["rate", "increase"].contains(&name) && self.dialect == Dialect::V2 {
-            let kind = *self.choices.pick(&[Kind::Counter, Kind::Bucket]);
-            window = self.window(0, Wanted::Of(kind));
+            let kind = *self.choices.pick(&[MetricKind::Counter, MetricKind::Bucket]);
+            window = self.window(0, ValueNeed::Of(kind));
         }
-        // Prometheus moves the window of this one function in spite of `@` (its issue 11708).
+        // Prometheus moves the window of this function in spite of `@` (its issue 11708).
         if name == "predict_linear" && window.text.contains('@') {
             window = self.plain_window();
         }
@@ -163,7 +148,7 @@ impl Generator<'_> {
         let text = match name {
             "quantile_over_time" => {
                 let quantile = self.quantile();
-                // Outside of 0 to 1 it is infinite, for one series as for the other.
+                // Outside 0 to 1 every series has the same infinite value.
                 let is_finite = !["-1", "2"].contains(&quantile);
                 traits.is_tame &= is_finite;
                 traits.is_distinct &= is_finite;
@@ -184,15 +169,15 @@ impl Generator<'_> {
             }
         };
         let series = match name {
-            // These give the samples themselves back, name and all.
+            // These return the samples themselves, with their name.
             "last_over_time" | "first_over_time" => window.series,
             _ => distinct(window.series.iter().map(super::vector::nameless)),
         };
-        Vector::atom(text, series, traits)
+        VectorText::atom(text, series, traits)
     }
 
-    /// `anchored` or `smoothed`, where the function takes it.
-    fn borders(&mut self, name: &str, window: &Window) -> &'static str {
+    /// `anchored` or `smoothed`, if the function supports it.
+    fn borders(&mut self, name: &str, window: &WindowText) -> &'static str {
         let takes = match name {
             "rate" | "increase" | "delta" => 2,
             "changes" | "resets" => 1,
@@ -209,8 +194,8 @@ impl Generator<'_> {
         }
     }
 
-    pub(super) fn math_call(&mut self, depth: u32) -> Vector {
-        let name = self.steer_since(&MATH);
+    pub(super) fn math_call(&mut self, depth: u32) -> VectorText {
+        let name = self.steer_available(&MATH);
         let inner = self.vector_with(depth - 1, |inner| {
             let fits = inner.nameless().is_some() && inner.traits.fit_math(name);
             fits && (name != "timestamp" || !forgets_offset(&inner.text))
@@ -226,17 +211,17 @@ impl Generator<'_> {
         };
         let traits = inner.traits.of_math(name);
         let series = inner.nameless().unwrap_or_default();
-        Vector::atom(format!("{name}({}{more})", inner.text), series, traits)
+        VectorText::atom(format!("{name}({}{more})", inner.text), series, traits)
     }
 
-    pub(super) fn clock_call(&mut self, depth: u32) -> Vector {
-        let name = self.steer_since(&CLOCK);
+    pub(super) fn clock_call(&mut self, depth: u32) -> VectorText {
+        let name = self.steer_available(&CLOCK);
         match self.choices.below(3) {
-            0 => Vector::atom(format!("{name}()"), vec![Labels::empty()], SMALL),
+            0 => VectorText::atom(format!("{name}()"), vec![Labels::empty()], SMALL),
             1 => {
-                // Times so far away that they overflow have no right answer.
+                // Times that overflow have no correct result.
                 let text = format!("{name}(vector({} * time()))", self.scalar(0).text);
-                Vector::atom(text, vec![Labels::empty()], SMALL)
+                VectorText::atom(text, vec![Labels::empty()], SMALL)
             }
             _ => {
                 let inner = self.vector_with(depth - 1, |inner| {
@@ -249,20 +234,20 @@ impl Generator<'_> {
                     true => format!("{name}(timestamp({}))", inner.text),
                     false => format!("{name}({})", inner.text),
                 };
-                Vector::atom(text, series, SMALL)
+                VectorText::atom(text, series, SMALL)
             }
         }
     }
 
-    pub(super) fn special_call(&mut self, depth: u32) -> Vector {
-        let name = self.steer_since(&SPECIAL);
+    pub(super) fn special_call(&mut self, depth: u32) -> VectorText {
+        let name = self.steer_available(&SPECIAL);
         match name {
             "absent" => {
                 let inner = match self.choices.one_in(4) {
                     true => self.vector(depth - 1).text,
                     false => self.nothing() + &self.when(),
                 };
-                Vector::atom(format!("absent({inner})"), self.absent_labels(), SMALL)
+                VectorText::atom(format!("absent({inner})"), self.absent_labels(), SMALL)
             }
             "histogram_quantile" | "histogram_quantiles" | "histogram_fraction" => {
                 self.histogram_call(name)
@@ -270,30 +255,30 @@ impl Generator<'_> {
             "info" => {
                 let inner = self.vector_with(0, |inner| inner.label_names().len() > 1);
                 let labels = *self.choices.pick(&["", ", {region=~\".+\"}", ", {region!=\"eu\"}"]);
-                // What is added is not known exactly, so nothing is built on it.
-                Vector::atom(format!("info({}{labels})", inner.text), Vec::new(), inner.traits)
+                // The added labels are unknown, so no other expression is built on it.
+                VectorText::atom(format!("info({}{labels})", inner.text), Vec::new(), inner.traits)
             }
             "label_join" | "label_replace" => self.label_call(name, depth),
             "vector" => {
                 let text = format!("vector({})", self.scalar(depth - 1).text);
                 let traits =
                     Traits { digits: Digits::Close, is_positive: false, is_tame: false, ..SMALL };
-                Vector::atom(text, vec![Labels::empty()], traits)
+                VectorText::atom(text, vec![Labels::empty()], traits)
             }
             _ => {
                 let inner = self.vector(depth - 1);
                 let by = if name.starts_with("sort_by") { ", \"job\", \"code\"" } else { "" };
                 let text = format!("{name}({}{by})", inner.text);
-                Vector::atom(text, inner.series, inner.traits)
+                VectorText::atom(text, inner.series, inner.traits)
             }
         }
     }
 
-    /// Quantiles of the classic histogram: plain, as rates, or summed up first.
-    fn histogram_call(&mut self, name: &str) -> Vector {
-        let buckets = self.window(0, Wanted::Of(Kind::Bucket));
+    /// Quantiles of the classic histogram: plain, as rates, or summed first.
+    fn histogram_call(&mut self, name: &str) -> VectorText {
+        let buckets = self.window(0, ValueNeed::Of(MetricKind::Bucket));
         let inner = match self.choices.below(4) {
-            0 => self.selector(Wanted::Of(Kind::Bucket)).text,
+            0 => self.selector(ValueNeed::Of(MetricKind::Bucket)).text,
             1 => format!("rate({})", buckets.text),
             2 => format!("sum by (le) (increase({}))", buckets.text),
             _ => format!("sum by (job, le) (rate({}))", buckets.text),
@@ -303,13 +288,13 @@ impl Generator<'_> {
             "histogram_quantiles" => format!("{name}({inner}, \"q\", 0.5, 0.9)"),
             _ => format!("{name}(0, {}, {inner})", self.choices.pick(&["0.3", "2", "+Inf"])),
         };
-        // Which labels are left depends on the form; a sum over all of them is always right.
+        // The remaining labels depend on the form; a sum over all of them is always correct.
         let series = vec![Labels::empty()];
         let traits = Traits { digits: Digits::Close, is_tame: false, ..SMALL };
-        Vector::atom(format!("max({text})"), series, traits)
+        VectorText::atom(format!("max({text})"), series, traits)
     }
 
-    fn label_call(&mut self, name: &str, depth: u32) -> Vector {
+    fn label_call(&mut self, name: &str, depth: u32) -> VectorText {
         for _ in 0..4 {
             let inner = self.vector(depth - 1);
             let names = inner.label_names();
@@ -330,17 +315,17 @@ impl Generator<'_> {
                 return found;
             }
         }
-        self.selector(Wanted::Any)
+        self.selector(ValueNeed::Any)
     }
 
-    /// `None` if two series would become one.
+    /// `None` if two series would become equal.
     fn label_join(
         &mut self,
-        inner: &Vector,
+        inner: &VectorText,
         target: &str,
         source: &str,
         names: &[String],
-    ) -> Option<Vector> {
+    ) -> Option<VectorText> {
         let other = self.choices.pick(names);
         let text =
             format!("label_join({}, \"{target}\", \"-\", \"{source}\", \"{other}\")", inner.text);
@@ -348,11 +333,16 @@ impl Generator<'_> {
             let value = |name: &str| labels.get(name).unwrap_or("").to_owned();
             labels.with(target, &format!("{}-{}", value(source), value(other)))
         });
-        Some(Vector::atom(text, unique(joined)?, inner.traits))
+        Some(VectorText::atom(text, unique(joined)?, inner.traits))
     }
 
-    /// `None` if two series would become one.
-    fn label_replace(&mut self, inner: &Vector, target: &str, source: &str) -> Option<Vector> {
+    /// `None` if two series would become equal.
+    fn label_replace(
+        &mut self,
+        inner: &VectorText,
+        target: &str,
+        source: &str,
+    ) -> Option<VectorText> {
         let patterns = ["(.*)", "(.)(.*)", "([^:]+):?.*", "api", "(?P<n>.+)"];
         let pattern = *self.choices.pick(&patterns);
         let replacement = *self.choices.pick(&["$1", "a$1b", "${1}", "fix", "$1-$2", "$n"]);
@@ -368,40 +358,40 @@ impl Generator<'_> {
             captures.expand(replacement, &mut value);
             labels.with(target, &value)
         });
-        Some(Vector::atom(text, unique(replaced)?, inner.traits))
+        Some(VectorText::atom(text, unique(replaced)?, inner.traits))
     }
 
     /// A scalar.
-    pub(super) fn scalar(&mut self, depth: u32) -> Scalar {
+    pub(super) fn scalar(&mut self, depth: u32) -> ScalarText {
         match self.choices.below(if depth == 0 { 5 } else { 11 }) {
-            0..=4 => Scalar::atom(
+            0..=4 => ScalarText::atom(
                 *self
                     .choices
                     .pick(&["1", "2", "0.5", "10", "1e3", "0x1f", "100", "3.25", "0", "1e-3"]),
             ),
             5 => {
-                let op = *self.steer(&super::combine::ARITHMETIC);
-                let level = super::combine::level(op);
+                let op = *self.steer(&super::operators::ARITHMETIC);
+                let level = super::operators::level(op);
                 let (a, b) = (self.scalar(depth - 1), self.scalar(depth - 1));
                 let text = format!("{} {op} {}", a.operand(level), b.operand(level));
-                Scalar { text, level }
+                ScalarText { text, level }
             }
             6 => {
-                let op = *self.steer(&super::combine::COMPARISONS);
-                let level = super::combine::level(op);
-                // Comparing what was computed would ask for exact bits.
+                let op = *self.steer(&super::operators::COMPARISONS);
+                let level = super::operators::level(op);
+                // Comparing computed values would require exact bits.
                 let (a, b) = (self.scalar(0), self.scalar(0));
                 let text = format!("{} {op} bool {}", a.operand(level), b.operand(level));
-                Scalar { text, level }
+                ScalarText { text, level }
             }
             7 => {
                 let inner = self.scalar(depth - 1);
                 let sign =
                     if *self.steer(&["unary -", "unary +"]) == "unary -" { "-" } else { "+" };
                 let text = format!("{sign}{}", inner.operand(super::vector::UNARY));
-                Scalar { text, level: super::vector::UNARY }
+                ScalarText { text, level: super::vector::UNARY }
             }
-            _ => match self.steer_since(&SCALARS) {
+            _ => match self.steer_available(&SCALARS) {
                 "scalar" => {
                     let inner = self.vector_with(depth - 1, |inner| {
                         inner.traits.is_tame && inner.traits.digits == Digits::Exact
@@ -410,13 +400,13 @@ impl Generator<'_> {
                         1 => format!("scalar({})", inner.text),
                         _ => format!("scalar(max({}))", inner.text),
                     };
-                    Scalar { text, level: ATOM }
+                    ScalarText { text, level: ATOM }
                 }
                 name @ ("max_of" | "min_of") => {
                     let (a, b) = (self.scalar(depth - 1), self.scalar(depth - 1));
-                    Scalar::atom(format!("{name}({}, {})", a.text, b.text))
+                    ScalarText::atom(format!("{name}({}, {})", a.text, b.text))
                 }
-                name => Scalar::atom(format!("{name}()")),
+                name => ScalarText::atom(format!("{name}()")),
             },
         }
     }
@@ -438,13 +428,14 @@ impl Generator<'_> {
         self.choices.pick(&forms).to_string()
     }
 
-    /// What `absent` gives: labels that its argument spells out. Nothing is built on them but their number.
+    /// The result of `absent`: labels that its argument equates. Only their number is used by other
+    /// expressions.
     fn absent_labels(&self) -> Vec<Labels> {
         vec![Labels::empty()]
     }
 }
 
-/// Whether `timestamp` of this is another time in Prometheus, which forgets an `offset` beside `@` there.
+/// Whether Prometheus computes another `timestamp`: it ignores an `offset` beside `@` there.
 fn forgets_offset(text: &str) -> bool {
     text.contains(" @ ") && text.contains(" offset ")
 }

@@ -1,8 +1,8 @@
-//! Where the generator's decisions come from: a seed, or the bytes of a fuzzer.
+//! The source of the generator's decisions: a seed, or the bytes of a fuzzer.
 
-/// A stream of decisions. The same seed or bytes give the same decisions on every machine.
+/// A stream of decisions. The same seed or bytes yield the same decisions on every machine.
 #[derive(Clone, Debug)]
-pub struct Choices {
+pub struct DecisionSource {
     source: Source,
 }
 
@@ -10,19 +10,21 @@ pub struct Choices {
 enum Source {
     /// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
     Seed(u64),
-    /// One byte a decision, two where there are more than 256 ways; 0, the first way, once they are used up.
+    /// One byte per decision, two for more than 256 options. After the last byte every decision is
+    /// 0, the first option.
     Bytes { bytes: Vec<u8>, at: usize },
 }
 
-impl Choices {
-    /// The stream of `seed`, without end.
-    pub fn seeded(seed: u64) -> Choices {
-        Choices { source: Source::Seed(seed) }
+impl DecisionSource {
+    /// An endless stream from `seed`.
+    pub fn seeded(seed: u64) -> DecisionSource {
+        DecisionSource { source: Source::Seed(seed) }
     }
 
-    /// Decisions spelt out by `bytes`, so that a fuzzer's small change is a small change of what is generated.
-    pub fn from_bytes(bytes: &[u8]) -> Choices {
-        Choices { source: Source::Bytes { bytes: bytes.to_vec(), at: 0 } }
+    /// A stream in which each byte is a decision, so that a small mutation by a fuzzer is a small
+    /// change of the expression.
+    pub fn from_bytes(bytes: &[u8]) -> DecisionSource {
+        DecisionSource { source: Source::Bytes { bytes: bytes.to_vec(), at: 0 } }
     }
 
     /// A number below `end`; 0 if `end` is 0.
@@ -42,24 +44,24 @@ impl Choices {
 
     /// True once in `count` times.
     pub fn one_in(&mut self, count: usize) -> bool {
-        // The first way, which a used-up source gives, is "no".
+        // An exhausted source yields the first option, which must be "no".
         self.below(count) + 1 == count
     }
 
     /// One of `items`.
     ///
     /// # Panics
-    /// If there is none.
+    /// If `items` is empty.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[self.below(items.len())]
     }
 
-    /// A number from 0 up to but not 1, in steps of 2^-16.
+    /// A number in [0, 1), in steps of 2^-16.
     pub fn fraction(&mut self) -> f64 {
         self.below(1 << 16) as f64 / f64::from(1 << 16)
     }
 
-    /// A number from -1 up to but not 1 with digits down to the last bits.
+    /// A number in [-1, 1) with all digits of a double.
     pub fn real(&mut self) -> f64 {
         let high = self.below(1 << 16) as f64;
         let middle = self.below(1 << 16) as f64;
@@ -82,8 +84,8 @@ mod tests {
 
     #[test]
     fn decisions_stay_in_bounds_and_bytes_run_out_into_the_first_way() {
-        let mut seeded = Choices::seeded(7);
-        let mut bytes = Choices::from_bytes(&[3, 0xff, 0xff, 9]);
+        let mut seeded = DecisionSource::seeded(7);
+        let mut bytes = DecisionSource::from_bytes(&[3, 0xff, 0xff, 9]);
         for _ in 0..1_000 {
             assert!(seeded.below(7) < 7);
             assert!((-1.0..1.0).contains(&seeded.real()));

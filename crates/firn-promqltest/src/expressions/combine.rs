@@ -3,63 +3,52 @@
 use firn_model::{Labels, METRIC_NAME};
 use firn_promql::test_util::go_quote;
 
-use super::call::Since;
-use super::select::Wanted;
+use super::dialect::Availability;
+use super::dialect::Dialect;
+use super::generator::Generator;
+use super::operators::{ARITHMETIC, COMPARISONS, level};
+use super::select::ValueNeed;
 use super::traits::{SMALL, Traits};
-use super::vector::{UNARY, Vector, by_key, distinct, nameless, unique};
-use super::{Dialect, Generator};
+use super::vector::{UNARY, VectorText, by_key, distinct, nameless, unique};
+use super::world::MetricKind;
 
-pub(super) const ARITHMETIC: [&str; 7] = ["+", "-", "*", "/", "%", "^", "atan2"];
-pub(super) const COMPARISONS: [&str; 6] = ["==", "!=", "<", "<=", ">", ">="];
 const SETS: [&str; 3] = ["and", "or", "unless"];
 const GROUPINGS: [&str; 3] = ["by", "without", ""];
-pub(super) const AGGREGATIONS: [(&str, Since); 14] = [
-    ("avg", Since::Always),
-    ("bottomk", Since::Always),
-    ("count", Since::Always),
-    ("count_values", Since::Always),
-    ("group", Since::Always),
-    ("limit_ratio", Since::V3),
-    ("limitk", Since::V3),
-    ("max", Since::Always),
-    ("min", Since::Always),
-    ("quantile", Since::Always),
-    ("stddev", Since::Always),
-    ("stdvar", Since::Always),
-    ("sum", Since::Always),
-    ("topk", Since::Always),
+pub(super) const AGGREGATIONS: [(&str, Availability); 14] = [
+    ("avg", Availability::Always),
+    ("bottomk", Availability::Always),
+    ("count", Availability::Always),
+    ("count_values", Availability::Always),
+    ("group", Availability::Always),
+    ("limit_ratio", Availability::V3),
+    ("limitk", Availability::V3),
+    ("max", Availability::Always),
+    ("min", Availability::Always),
+    ("quantile", Availability::Always),
+    ("stddev", Availability::Always),
+    ("stdvar", Availability::Always),
+    ("sum", Availability::Always),
+    ("topk", Availability::Always),
 ];
 
-/// The precedence of an operator.
-pub(super) fn level(op: &str) -> u8 {
-    match op {
-        "or" => 1,
-        "and" | "unless" => 2,
-        "==" | "!=" | "<" | "<=" | ">" | ">=" => 3,
-        "+" | "-" => 4,
-        "*" | "/" | "%" | "atan2" => 5,
-        _ => 6,
-    }
-}
-
-/// A way for two vectors to find each other.
-struct Matched {
-    /// `on (a) group_left (b) `, with the space behind.
+/// A matching rule between two vectors.
+struct MatchRule {
+    /// `on (a) group_left (b) `, with the trailing space.
     clause: String,
-    /// The indices of the partners, left and right.
+    /// The indexes of the matching series, left and right.
     pairs: Vec<(usize, usize)>,
     key_of_result: ResultKey,
 }
 
 enum ResultKey {
-    /// One to one: the labels named by `on`, or all but the ones that were ignored.
+    /// One to one: the labels named by `on`, or all except the ignored ones.
     Named { on: bool, labels: Vec<String> },
-    /// Many to one: the labels of the many, and some of the one.
+    /// Many to one: the labels of the many side, and some of the one side.
     Many { is_left: bool, include: Vec<String> },
 }
 
 impl Generator<'_> {
-    pub(super) fn unary(&mut self, depth: u32) -> Vector {
+    pub(super) fn unary(&mut self, depth: u32) -> VectorText {
         let inner = self.vector_with(depth - 1, |inner| inner.nameless().is_some());
         let negates = *self.steer(&["unary -", "unary +"]) == "unary -";
         let series = match negates {
@@ -67,11 +56,11 @@ impl Generator<'_> {
             false => inner.series.clone(),
         };
         let text = format!("{}{}", if negates { "-" } else { "+" }, inner.operand(UNARY));
-        Vector { text, level: UNARY, series, traits: inner.traits }
+        VectorText { text, level: UNARY, series, traits: inner.traits }
     }
 
-    pub(super) fn aggregation(&mut self, depth: u32) -> Vector {
-        let name = self.steer_since(&AGGREGATIONS);
+    pub(super) fn aggregation(&mut self, depth: u32) -> VectorText {
+        let name = self.steer_available(&AGGREGATIONS);
         let is_top = ["topk", "bottomk"].contains(&name);
         let inner = if is_top {
             self.distinct_vector()
@@ -83,7 +72,7 @@ impl Generator<'_> {
             "limitk" => self.choices.pick(&["1", "2", "4"]).to_string(),
             "limit_ratio" => self.choices.pick(&["0.5", "-0.5", "0.2", "1"]).to_string(),
             "quantile" => self.quantile().to_owned(),
-            // Prometheus 2.42 forgets labels of `by` that come behind this one in the alphabet.
+            // Prometheus 2.42 drops labels of `by` that sort after this one.
             "count_values" if self.dialect == Dialect::V2 => "\"z_value\"".to_owned(),
             "count_values" => go_quote(self.choices.pick(&["value", "code", "job"]).as_bytes()),
             _ => String::new(),
@@ -103,10 +92,10 @@ impl Generator<'_> {
             (_, 0) => format!("{name}({argument}) {clause}"),
             _ => format!("{name} {clause} ({argument})"),
         };
-        // Which series limitk takes is the storage's affair; how many is not.
+        // Storage decides which series limitk selects; only their number is defined.
         if name == "limitk" {
             let series = vec![Labels::empty()];
-            return Vector::atom(format!("count({text})"), series, SMALL);
+            return VectorText::atom(format!("count({text})"), series, SMALL);
         }
         let key = |series: &Labels| match grouping {
             "by" => series.filter(|name| labels.iter().any(|label| label == name)),
@@ -120,34 +109,34 @@ impl Generator<'_> {
         };
         let mut traits = inner.traits.of_aggregation(name);
         traits.is_tame &= !(name == "quantile" && ["-1", "2"].contains(&param.as_str()));
-        let vector = Vector::atom(text, series, traits);
-        // One series per value and group: nobody can say beforehand which.
+        let vector = VectorText::atom(text, series, traits);
+        // One series per value and group, which the generator cannot predict.
         if name == "count_values" {
             let text = format!("sum without ({}) ({})", param.trim_matches('"'), vector.text);
             return match self.choices.one_in(2) {
-                true => Vector { series: Vec::new(), ..vector },
-                false => Vector::atom(text, Vec::new(), traits),
+                true => VectorText { series: Vec::new(), ..vector },
+                false => VectorText::atom(text, Vec::new(), traits),
             };
         }
         vector
     }
 
-    /// Series that never tie, so that there is one right answer to which are the greatest.
-    fn distinct_vector(&mut self) -> Vector {
+    /// Series without equal values, so that the greatest are well defined.
+    fn distinct_vector(&mut self) -> VectorText {
         for _ in 0..8 {
             let vector = match self.choices.one_in(3) {
                 true => self.range_call(0),
-                false => self.selector(Wanted::Of(super::Kind::Gauge)),
+                false => self.selector(ValueNeed::Of(MetricKind::Gauge)),
             };
             if vector.traits.is_distinct {
                 return vector;
             }
         }
-        Vector::atom("bare".to_owned(), Vec::new(), SMALL)
+        VectorText::atom("bare".to_owned(), Vec::new(), SMALL)
     }
 
     /// A vector and a scalar.
-    pub(super) fn scalar_binary(&mut self, depth: u32) -> Vector {
+    pub(super) fn scalar_binary(&mut self, depth: u32) -> VectorText {
         let compares = self.choices.one_in(2);
         let op = if compares { *self.steer(&COMPARISONS) } else { *self.steer(&ARITHMETIC) };
         let bool_text =
@@ -161,7 +150,7 @@ impl Generator<'_> {
             };
             fits && (filters || inner.nameless().is_some())
         });
-        // Where exact bits are asked for, nothing is computed.
+        // Operators that require exact bits get no computed scalar.
         let scalar_depth = if ["+", "-", "*", "/"].contains(&op) { depth - 1 } else { 0 };
         let scalar = self.scalar(scalar_depth);
         let inner = self.without_name(op, inner);
@@ -171,14 +160,14 @@ impl Generator<'_> {
         let series =
             if filters { inner.series.clone() } else { inner.nameless().unwrap_or_default() };
         let traits = inner.traits.of_operator(op, Traits { is_positive: false, ..SMALL });
-        // `scalar` of nothing is NaN.
+        // `scalar` of an empty vector is NaN.
         let is_tame = traits.is_tame && !scalar.text.contains("scalar(");
         let traits = Traits { is_distinct: inner.traits.is_distinct && filters, is_tame, ..traits };
-        Vector { text: format!("{lhs} {op}{bool_text} {rhs}"), level, series, traits }
+        VectorText { text: format!("{lhs} {op}{bool_text} {rhs}"), level, series, traits }
     }
 
-    /// Two vectors that find each other.
-    pub(super) fn vector_binary(&mut self, depth: u32) -> Vector {
+    /// Two vectors that match.
+    pub(super) fn vector_binary(&mut self, depth: u32) -> VectorText {
         for _ in 0..6 {
             let (lhs, rhs) = self.partners(depth);
             let compares = self.choices.one_in(3);
@@ -194,25 +183,31 @@ impl Generator<'_> {
             let level = level(op);
             let fill = self.fill(&clause);
             let right = rhs.operand(level);
-            // A parenthesis behind `group_left` would be its list of labels.
+            // A parenthesis after `group_left` would be parsed as its list of labels.
             let list = if clause.ends_with("t ") && right.starts_with('(') { "() " } else { "" };
             let left = lhs.operand(level);
             let text = format!("{left} {op} {bool_text}{clause}{list}{fill}{right}");
-            // What is filled in cannot be foreseen.
+            // Filled series cannot be predicted.
             let series = if fill.is_empty() { series } else { Vec::new() };
-            return Vector { text, level, series, traits: lhs.traits.of_operator(op, rhs.traits) };
+            return VectorText {
+                text,
+                level,
+                series,
+                traits: lhs.traits.of_operator(op, rhs.traits),
+            };
         }
         self.scalar_binary(depth)
     }
 
-    /// Prometheus 2.42 keeps the name behind `atan2`, later ones do not: there must be none.
-    fn without_name(&self, op: &str, operand: Vector) -> Vector {
+    /// Prometheus 2.42 keeps the name after `atan2`, later versions drop it: the operand must have
+    /// none.
+    fn without_name(&self, op: &str, operand: VectorText) -> VectorText {
         if op != "atan2" || self.dialect == Dialect::V3 {
             return operand;
         }
         let text = format!("max without () ({})", operand.text);
         let series = distinct(operand.series.iter().map(nameless));
-        Vector::atom(text, series, operand.traits.of_aggregation("max"))
+        VectorText::atom(text, series, operand.traits.of_aggregation("max"))
     }
 
     fn fill(&mut self, clause: &str) -> &'static str {
@@ -227,13 +222,13 @@ impl Generator<'_> {
         }
     }
 
-    pub(super) fn set_binary(&mut self, depth: u32) -> Vector {
+    pub(super) fn set_binary(&mut self, depth: u32) -> VectorText {
         let op = *self.steer(&SETS);
         let (lhs, rhs) = self.partners(depth);
         let labels = self.some_labels(&lhs);
         let clause = match *self.steer(&["on", "ignoring", "plain matching"]) {
             "plain matching" => String::new(),
-            // `unless on ()` keeps nothing.
+            // `unless on ()` drops everything.
             "on" if !(op == "unless" && labels.is_empty()) => {
                 format!("on ({}) ", labels.join(", "))
             }
@@ -249,11 +244,11 @@ impl Generator<'_> {
             "or" => lhs.traits.or(rhs.traits),
             _ => lhs.traits,
         };
-        Vector { text, level, series, traits }
+        VectorText { text, level, series, traits }
     }
 
-    /// Two vectors that have something to do with each other.
-    fn partners(&mut self, depth: u32) -> (Vector, Vector) {
+    /// Two vectors with related series.
+    fn partners(&mut self, depth: u32) -> (VectorText, VectorText) {
         let lhs = self.vector_with(depth - 1, |lhs| !lhs.series.is_empty());
         let rhs = match self.choices.below(4) {
             // A part of the whole: `x / on (job) group_left sum by (job) (x)`.
@@ -263,7 +258,7 @@ impl Generator<'_> {
                 let keep = |name: &str| labels.iter().any(|label| label == name);
                 let series = distinct(lhs.series.iter().map(|series| series.filter(keep)));
                 let text = format!("{name} by ({}) ({})", labels.join(", "), lhs.text);
-                Vector::atom(text, series, Traits { is_distinct: false, ..lhs.traits })
+                VectorText::atom(text, series, Traits { is_distinct: false, ..lhs.traits })
             }
             _ => self.vector_with(depth - 1, |rhs| !rhs.series.is_empty()),
         };
@@ -271,17 +266,18 @@ impl Generator<'_> {
     }
 
     /// Up to three labels of the vector.
-    pub(super) fn some_labels(&mut self, vector: &Vector) -> Vec<String> {
+    pub(super) fn some_labels(&mut self, vector: &VectorText) -> Vec<String> {
         let mut names = vector.label_names();
         let count = self.choices.below(4).min(names.len());
         (0..count).map(|_| names.swap_remove(self.choices.below(names.len()))).collect()
     }
 
-    /// A clause under which the two match without an error and with a result, and the result's series.
+    /// A clause under which the two vectors match without an error and with a result, and the
+    /// result's series.
     fn matching(
         &mut self,
-        lhs: &Vector,
-        rhs: &Vector,
+        lhs: &VectorText,
+        rhs: &VectorText,
         drops_name: bool,
     ) -> Option<(String, Vec<Labels>)> {
         let mut ways = Vec::new();
@@ -293,7 +289,7 @@ impl Generator<'_> {
             let form = *self.choices.pick(&["on", "ignoring", "plain matching"]);
             ways.extend(self.way(lhs, rhs, form, names));
         }
-        // The rarer kinds first: they fit seldom.
+        // Rarer kinds first, because they rarely match.
         let mut found: Vec<(&'static str, String, Vec<Labels>)> = Vec::new();
         for way in ways {
             let series = way.pairs.iter().map(|&(l, r)| {
@@ -332,14 +328,14 @@ impl Generator<'_> {
         found.into_iter().find(|way| way.0 == kind).map(|way| (way.1, way.2))
     }
 
-    /// One clause, if it gives anything.
+    /// One clause, if it has a result.
     fn way(
         &mut self,
-        lhs: &Vector,
-        rhs: &Vector,
+        lhs: &VectorText,
+        rhs: &VectorText,
         form: &'static str,
         names: Vec<String>,
-    ) -> Option<Matched> {
+    ) -> Option<MatchRule> {
         let names = if form == "plain matching" { Vec::new() } else { names };
         let on = form == "on";
         let key = |labels: &Labels| {
@@ -370,7 +366,7 @@ impl Generator<'_> {
         let (is_left, one) = match (is_single(&left), is_single(&right)) {
             (true, true) if clause.is_empty() || !self.choices.one_in(5) => {
                 let labels = names;
-                return Some(Matched {
+                return Some(MatchRule {
                     clause,
                     pairs,
                     key_of_result: ResultKey::Named { on, labels },
@@ -391,6 +387,6 @@ impl Generator<'_> {
             _ => format!("({}) ", include.join(", ")),
         };
         let clause = format!("{clause}{group} {list}");
-        Some(Matched { clause, pairs, key_of_result: ResultKey::Many { is_left, include } })
+        Some(MatchRule { clause, pairs, key_of_result: ResultKey::Many { is_left, include } })
     }
 }

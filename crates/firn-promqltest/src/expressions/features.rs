@@ -1,4 +1,5 @@
-//! What an expression uses, read off its parsed tree and not off what the generator meant to write.
+//! The features of the language that an expression uses, determined from its parsed tree and not
+//! from the generator's intention.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +8,11 @@ use firn_promql::{
     At, BoundaryMode, Cardinality, Expr, Length, Matching, Node, NodeKind, Selector,
 };
 
-/// How often each feature of the language occurs.
+/// The number of occurrences of each feature.
 pub type Features = BTreeMap<&'static str, u32>;
 
-/// Counts what `expr` uses: functions, operators and aggregations under the name they are written with, modifiers
-/// under theirs (`offset negative`, `@ start()`, `group_left`, `matcher =~`, `subquery`, `filter`, ...).
+/// Counts the features of `expr`: functions, operators and aggregations by name, and modifiers
+/// (`offset negative`, `@ start()`, `group_left`, `matcher =~`, `subquery`, `filter`, ...).
 pub fn features(expr: &Expr) -> Features {
     let mut found = Features::new();
     node(&expr.root, &mut found);
@@ -144,13 +145,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_counted() {
+    fn written_features_are_counted() {
         let check = |text: &str, wanted: &[(&'static str, u32)]| {
             let expr = firn_promql::parse(text).unwrap();
             assert_eq!(features(&expr), wanted.iter().copied().collect(), "{text}");
         };
         check(
-            r#"sum by (a) (rate(x{b!="c",d=~"e"}[5m] offset -1m)) / on (a) group_left (f) -y @ end()"#,
+            "sum by (a) (rate(x{b!=\"c\",d=~\"e\"}[5m] offset -1m)) \
+             / on (a) group_left (f) -y @ end()",
             &[
                 ("sum", 1),
                 ("by", 1),

@@ -1,9 +1,9 @@
 //! Expressions that must be refused.
 
-use super::Generator;
-use super::select::Wanted;
+use super::generator::Generator;
+use super::select::ValueNeed;
 
-/// What is wrong. `$v` stands for an instant vector, `$m` for a window, `$s` for a scalar.
+/// Invalid expressions. `$v` is replaced by an instant vector, `$m` by a window, `$s` by a scalar.
 const MISTAKES: [&str; 52] = [
     "rate($v)",
     "sum($s)",
@@ -67,7 +67,7 @@ pub(super) fn mistake(generator: &mut Generator<'_>) -> String {
         text.push_str(&rest[..at]);
         let piece = match rest.as_bytes().get(at + 1) {
             Some(b'v') => generator.vector(1).text,
-            Some(b'm') => generator.window(0, Wanted::Any).text,
+            Some(b'm') => generator.window(0, ValueNeed::Any).text,
             _ => generator.scalar(0).text,
         };
         text.push_str(&piece);

@@ -1,16 +1,21 @@
-//! Expressions drawn from a seed, or from a fuzzer's bytes: typed, about series that exist, and mostly with an answer.
+//! Expressions drawn from a seed, or from a fuzzer's bytes: well typed, about existing series, and
+//! usually with a result.
 //!
-//! The generator knows the [`World`] that its expressions are about, label set by label set, and keeps track of the
-//! series that each piece of an expression may give. So matchers match, groupings group, and the clause between two
-//! vectors is one under which they find each other.
+//! The generator knows the [`World`] of its expressions with every label set, and tracks the series
+//! that each part of an expression may return. So matchers match, groupings group, and the clause
+//! between two vectors lets their series match.
 //!
-//! Reading order: `choices`, `world`, `traits`, `vector`, `select`, `call`, `combine`, `mistake`, `features`.
+//! Reading order: `choices`, `world`, `traits`, `vector`, `dialect`, `generator`, `select`,
+//! `operators`, `call`, `combine`, `mistake`, `features`.
 
 mod call;
 mod choices;
 mod combine;
+mod dialect;
 mod features;
+mod generator;
 mod mistake;
+mod operators;
 mod select;
 mod traits;
 mod tree;
@@ -21,47 +26,30 @@ use std::collections::BTreeMap;
 
 use firn_model::Timestamp;
 
-pub use choices::Choices;
+pub use choices::DecisionSource;
+pub use dialect::Dialect;
 pub use features::{Features, features};
+pub use generator::Generator;
 pub use tree::tree;
-pub use world::{Grid, Kind, World, WorldSeries};
+pub use world::{MetricKind, TimeAlignment, World, WorldSeries};
 
-use call::Since;
-use select::Wanted;
+use dialect::Availability;
+use select::ValueNeed;
 use traits::Traits;
-use vector::Vector;
+use vector::VectorText;
 
-/// Whose language.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dialect {
-    /// What Prometheus 2.42 has too, under today's names: its `holt_winters` is our `double_exponential_smoothing`.
-    V2,
-    /// Today's.
-    V3,
-}
-
-/// Writes expressions. What it has used seldom comes more often, so that a few hundred expressions use everything.
-#[derive(Clone, Debug)]
-pub struct Generator<'a> {
-    world: &'a World,
-    dialect: Dialect,
-    choices: Choices,
-    metrics: BTreeMap<String, Kind>,
-    used: BTreeMap<&'static str, u32>,
-}
-
-/// How deep calls and operators nest: more, and answers get empty.
+/// The maximum nesting of calls and operators: deeper expressions have empty results.
 const DEPTH_MAX: u32 = 4;
 
 impl<'a> Generator<'a> {
     /// A generator of expressions about `world`.
-    pub fn new(world: &'a World, dialect: Dialect, choices: Choices) -> Generator<'a> {
+    pub fn new(world: &'a World, dialect: Dialect, choices: DecisionSource) -> Generator<'a> {
         let metrics =
             world.series.iter().map(|s| (s.labels.metric_name().to_owned(), s.kind)).collect();
         Generator { world, dialect, choices, metrics, used: BTreeMap::new() }
     }
 
-    /// An expression: an instant vector mostly, sometimes a scalar.
+    /// An expression: usually an instant vector, sometimes a scalar.
     pub fn expression(&mut self) -> String {
         let depth = 2 + self.choices.below(DEPTH_MAX as usize - 1) as u32;
         match self.choices.below(16) {
@@ -70,21 +58,23 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// An expression with a mistake in it.
+    /// An expression that every parser must refuse.
     pub fn mistake(&mut self) -> String {
         mistake::mistake(self)
     }
 
-    /// Evaluation times, milliseconds: whole seconds that end in 3. With windows and steps of whole tens and
-    /// subquery ranges that end in 7, no evaluation of a subquery is on the edge of its window.
+    /// Evaluation times, in milliseconds: whole seconds that end in 3. With windows and steps of
+    /// whole tens and subquery ranges that end in 7, no evaluation of a subquery is on the boundary
+    /// of its window.
     pub fn times(&self) -> Vec<Timestamp> {
         let (first, last) = (self.world.start + 603_000, self.world.end);
         (first..last).step_by(470_000).collect()
     }
 
-    /// What every run of a few hundred expressions must have used; the names are those of [`features()`].
-    pub fn wanted(dialect: Dialect) -> Vec<&'static str> {
-        let tables: [&[(&'static str, Since)]; 6] = [
+    /// The features that every run of a few hundred expressions must use, with the names of
+    /// [`features()`].
+    pub fn required_features(dialect: Dialect) -> Vec<&'static str> {
+        let tables: [&[(&'static str, Availability)]; 6] = [
             &call::RANGE,
             &call::MATH,
             &call::CLOCK,
@@ -92,14 +82,14 @@ impl<'a> Generator<'a> {
             &call::SCALARS,
             &combine::AGGREGATIONS,
         ];
-        let mut wanted: Vec<&'static str> = tables
+        let mut required: Vec<&'static str> = tables
             .into_iter()
             .flatten()
             .filter(|(_, since)| since.is_in(dialect))
             .map(|(name, _)| *name)
             .collect();
-        wanted.extend(combine::ARITHMETIC.iter().chain(&combine::COMPARISONS));
-        wanted.extend([
+        required.extend(operators::ARITHMETIC.iter().chain(&operators::COMPARISONS));
+        required.extend([
             "and",
             "or",
             "unless",
@@ -129,21 +119,21 @@ impl<'a> Generator<'a> {
             "matcher !~",
         ]);
         if dialect == Dialect::V3 {
-            wanted.extend(["anchored", "smoothed", "fill", "fill_left", "fill_right"]);
-            wanted.push("duration expression");
+            required.extend(["anchored", "smoothed", "fill", "fill_left", "fill_right"]);
+            required.push("duration expression");
         }
-        wanted.sort_unstable();
-        wanted.dedup();
-        wanted
+        required.sort_unstable();
+        required.dedup();
+        required
     }
 
-    /// An instant vector, at most `depth` levels high.
-    fn vector(&mut self, depth: u32) -> Vector {
+    /// An instant vector with at most `depth` levels.
+    fn vector(&mut self, depth: u32) -> VectorText {
         if depth == 0 {
-            return self.selector(Wanted::Any);
+            return self.selector(ValueNeed::Any);
         }
         match self.choices.below(34) {
-            0 => self.selector(Wanted::Any),
+            0 => self.selector(ValueNeed::Any),
             1..=7 => self.range_call(depth),
             8..=17 => self.math_call(depth),
             18..=19 => self.clock_call(depth),
@@ -156,8 +146,8 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// A vector that `fits`; a plain selector if none is found soon.
-    fn vector_with(&mut self, depth: u32, fits: impl Fn(&Vector) -> bool) -> Vector {
+    /// A vector for which `fits` holds; a gauge selector if none is found within a few attempts.
+    fn vector_with(&mut self, depth: u32, fits: impl Fn(&VectorText) -> bool) -> VectorText {
         for _ in 0..4 {
             let vector = self.vector(depth);
             if fits(&vector) {
@@ -165,7 +155,7 @@ impl<'a> Generator<'a> {
             }
         }
         for _ in 0..8 {
-            let vector = self.selector(Wanted::Tame);
+            let vector = self.selector(ValueNeed::Tame);
             if fits(&vector) {
                 return vector;
             }
@@ -173,20 +163,20 @@ impl<'a> Generator<'a> {
         self.gauge()
     }
 
-    /// The first metric of gauges as a whole: fits nearly everything.
-    fn gauge(&self) -> Vector {
-        let (name, _) = self.metrics.iter().find(|m| *m.1 == Kind::Gauge).expect("a gauge");
+    /// All series of the first gauge metric: valid for nearly every operator.
+    fn gauge(&self) -> VectorText {
+        let (name, _) = self.metrics.iter().find(|m| *m.1 == MetricKind::Gauge).expect("a gauge");
         let series = self.world.series.iter().map(|s| &s.labels);
         let series = series.filter(|labels| labels.metric_name() == name).cloned().collect();
-        Vector::atom(name.clone(), series, Traits::of_kind(Kind::Gauge))
+        VectorText::atom(name.clone(), series, Traits::of_kind(MetricKind::Gauge))
     }
 
-    /// A vector whose series differ even without their names.
-    fn unnamed_vector(&mut self, depth: u32) -> Vector {
+    /// A vector with series that differ even without their names.
+    fn unnamed_vector(&mut self, depth: u32) -> VectorText {
         self.vector_with(depth, |vector| vector.nameless().is_some())
     }
 
-    /// Of three drawn items the one that was used least.
+    /// The least used of three drawn items.
     fn steer<'t>(&mut self, items: &'t [&'static str]) -> &'t &'static str {
         let mut best = self.choices.pick(items);
         for _ in 0..2 {
@@ -200,8 +190,8 @@ impl<'a> Generator<'a> {
         best
     }
 
-    /// The same over a table, without what the dialect lacks.
-    fn steer_since(&mut self, table: &[(&'static str, Since)]) -> &'static str {
+    /// The same over a table, without the functions that the dialect lacks.
+    fn steer_available(&mut self, table: &[(&'static str, Availability)]) -> &'static str {
         let names: Vec<&'static str> =
             table.iter().filter(|row| row.1.is_in(self.dialect)).map(|row| row.0).collect();
         self.steer(&names)

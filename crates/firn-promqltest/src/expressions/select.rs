@@ -1,49 +1,50 @@
-//! Selectors, windows and the modifiers of time.
+//! Selectors, windows and time modifiers.
 
 use firn_model::{Labels, METRIC_NAME, MatchOp, Matcher};
 use firn_promql::test_util::go_quote;
 
+use super::dialect::Dialect;
+use super::generator::Generator;
 use super::traits::Traits;
-use super::vector::{ATOM, Vector, distinct, unique};
-use super::world::Kind;
-use super::{Dialect, Generator};
+use super::vector::{ATOM, VectorText, distinct, unique};
+use super::world::MetricKind;
 
-/// What a selector's metric must be good for.
+/// The requirement on a selector's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(super) enum ValueNeed {
     Any,
     /// Values of one kind.
-    Of(Kind),
+    Of(MetricKind),
     /// Without NaN and infinities.
     Tame,
 }
 
 /// A window's text and the series in it.
-pub(super) struct Window {
+pub(super) struct WindowText {
     pub(super) text: String,
     pub(super) series: Vec<Labels>,
     pub(super) traits: Traits,
-    /// Whether it is a selector and no subquery.
+    /// Whether it is a selector's window and not a subquery's.
     pub(super) is_plain: bool,
 }
 
-/// Whole seconds that are no multiples of 10, whatever [`Generator::times`] gives: see there.
+/// Evaluation times are whole seconds that are no multiples of 10; see [`Generator::times`].
 const WINDOWS: [&str; 9] = ["1m", "2m", "100s", "3m20s", "5m", "10m", "30m", "1h", "20m"];
 const OFFSETS: [&str; 6] = ["10s", "1m", "5m", "450s", "7m30s", "20m"];
-/// 7 s more than a multiple of 10: so no evaluation of a subquery is on its window's edge.
+/// A multiple of 10 s plus 7 s, so that no evaluation of a subquery is on its window's boundary.
 const SUBQUERY_RANGES: [&str; 5] = ["2m7s", "307s", "10m7s", "4m47s", "17m37s"];
 const SUBQUERY_STEPS: [&str; 6] = ["10s", "30s", "1m", "90s", "", ""];
 
 impl Generator<'_> {
     /// An instant selector.
-    pub(super) fn selector(&mut self, wanted: Wanted) -> Vector {
+    pub(super) fn selector(&mut self, wanted: ValueNeed) -> VectorText {
         let (text, series, traits) = self.series(wanted);
         let when = self.when();
-        Vector { text: format!("{text}{when}"), level: ATOM, series, traits }
+        VectorText { text: format!("{text}{when}"), level: ATOM, series, traits }
     }
 
     /// `selector[range]` or `(expr)[range:step]`.
-    pub(super) fn window(&mut self, depth: u32, wanted: Wanted) -> Window {
+    pub(super) fn window(&mut self, depth: u32, wanted: ValueNeed) -> WindowText {
         if depth > 0 && self.choices.below(10) < 3 {
             return self.subquery(depth);
         }
@@ -53,20 +54,20 @@ impl Generator<'_> {
             if unique(series.iter().map(super::vector::nameless)).is_some() {
                 let (range, when) = (self.length(&WINDOWS), self.when());
                 let text = format!("{text}[{range}]{when}");
-                return Window { text, series, traits, is_plain: true };
+                return WindowText { text, series, traits, is_plain: true };
             }
         }
         self.plain_window()
     }
 
-    /// A window of the first metric of gauges as a whole, and of now.
-    pub(super) fn plain_window(&mut self) -> Window {
-        let Vector { text, series, traits, .. } = self.gauge();
+    /// A window of all series of the first gauge metric, without time modifiers.
+    pub(super) fn plain_window(&mut self) -> WindowText {
+        let VectorText { text, series, traits, .. } = self.gauge();
         let range = self.length(&WINDOWS);
-        Window { text: format!("{text}[{range}]"), series, traits, is_plain: true }
+        WindowText { text: format!("{text}[{range}]"), series, traits, is_plain: true }
     }
 
-    fn subquery(&mut self, depth: u32) -> Window {
+    fn subquery(&mut self, depth: u32) -> WindowText {
         let inner = self.unnamed_vector(depth - 1);
         let text = if inner.level == ATOM && !inner.text.contains([' ', '[']) {
             inner.text.clone()
@@ -76,7 +77,7 @@ impl Generator<'_> {
         let range = *self.choices.pick(&SUBQUERY_RANGES);
         let step = *self.choices.pick(&SUBQUERY_STEPS);
         let when = self.when();
-        Window {
+        WindowText {
             text: format!("{text}[{range}:{step}]{when}"),
             series: inner.series,
             traits: inner.traits,
@@ -84,7 +85,7 @@ impl Generator<'_> {
         }
     }
 
-    /// A length of time out of `lengths`; in the newer dialect sometimes as a number or a computation.
+    /// One of `lengths`; in the newer dialect sometimes written as a number or a computation.
     fn length(&mut self, lengths: &[&str]) -> String {
         let length = *self.choices.pick(lengths);
         if self.dialect == Dialect::V2 || !self.choices.one_in(6) {
@@ -99,14 +100,14 @@ impl Generator<'_> {
     }
 
     /// A metric with some matchers, and the series that match.
-    fn series(&mut self, wanted: Wanted) -> (String, Vec<Labels>, Traits) {
-        let metrics: Vec<(&str, Kind)> = self
+    fn series(&mut self, wanted: ValueNeed) -> (String, Vec<Labels>, Traits) {
+        let metrics: Vec<(&str, MetricKind)> = self
             .metrics
             .iter()
             .filter(|(_, kind)| match wanted {
-                Wanted::Any => true,
-                Wanted::Of(wanted) => **kind == wanted,
-                Wanted::Tame => **kind != Kind::Wild,
+                ValueNeed::Any => true,
+                ValueNeed::Of(wanted) => **kind == wanted,
+                ValueNeed::Tame => **kind != MetricKind::Wild,
             })
             .map(|(name, kind)| (name.as_str(), *kind))
             .collect();
@@ -154,7 +155,7 @@ impl Generator<'_> {
         (format!("{head}{braces}"), distinct(found.into_iter()), traits)
     }
 
-    /// A matcher that keeps some of `found`, mostly.
+    /// A matcher that usually keeps some of `found`.
     fn matcher(&mut self, found: &[Labels]) -> (Matcher, String) {
         let labels = self.choices.pick(found).clone();
         let pairs: Vec<(&str, &str)> = labels.iter().filter(|p| p.0 != METRIC_NAME).collect();
@@ -183,7 +184,7 @@ impl Generator<'_> {
         }
     }
 
-    /// `offset` and `@`, in both orders; mostly nothing.
+    /// `offset` and `@` in both orders; usually empty.
     pub(super) fn when(&mut self) -> String {
         let offset = match self.choices.one_in(8) {
             true => {

@@ -1,4 +1,4 @@
-//! Tests of the generator itself, against our own parser and evaluator.
+//! Tests of the generator with our own parser and evaluator.
 
 use firn_model::QueryContext;
 use firn_promql::{EvalOptions, Value, ValueType, eval, parse};
@@ -6,8 +6,8 @@ use firn_promql::{EvalOptions, Value, ValueType, eval, parse};
 use super::*;
 
 fn expressions(seed: u64, dialect: Dialect, count: usize) -> Vec<String> {
-    let world = World::new(1, Grid::Off);
-    let mut generator = Generator::new(&world, dialect, Choices::seeded(seed));
+    let world = World::new(1, TimeAlignment::Off);
+    let mut generator = Generator::new(&world, dialect, DecisionSource::seeded(seed));
     (0..count).map(|_| generator.expression()).collect()
 }
 
@@ -28,10 +28,10 @@ fn expressions_are_well_typed_and_print_as_what_they_are() {
 
 #[test]
 fn expressions_mostly_have_an_answer_and_soon_have_used_everything() {
-    let world = World::new(1, Grid::Off);
+    let world = World::new(1, TimeAlignment::Off);
     let store = world.to_select();
     for dialect in [Dialect::V2, Dialect::V3] {
-        let mut generator = Generator::new(&world, dialect, Choices::seeded(5));
+        let mut generator = Generator::new(&world, dialect, DecisionSource::seeded(5));
         let times = generator.times();
         let (mut used, mut empty, mut failed) = (Features::new(), Vec::new(), Vec::new());
         let (asked, drawn) = (300, 4_000);
@@ -55,7 +55,7 @@ fn expressions_mostly_have_an_answer_and_soon_have_used_everything() {
         }
         assert!(failed.is_empty(), "{} failed:\n{}", failed.len(), failed.join("\n"));
         assert!(empty.len() * 5 < asked, "{} are empty:\n{}", empty.len(), empty.join("\n"));
-        let seldom: Vec<_> = Generator::wanted(dialect)
+        let seldom: Vec<_> = Generator::required_features(dialect)
             .into_iter()
             .map(|name| (name, used.get(name).copied().unwrap_or(0)))
             .filter(|(_, count)| *count < 20)
@@ -66,11 +66,11 @@ fn expressions_mostly_have_an_answer_and_soon_have_used_everything() {
 
 #[test]
 fn a_fuzzers_bytes_always_end_in_an_expression() {
-    let world = World::new(1, Grid::Off);
-    let mut choices = Choices::seeded(9);
+    let world = World::new(1, TimeAlignment::Off);
+    let mut choices = DecisionSource::seeded(9);
     for len in 0..200 {
         let bytes: Vec<u8> = (0..len).map(|_| choices.below(256) as u8).collect();
-        let mut generator = Generator::new(&world, Dialect::V3, Choices::from_bytes(&bytes));
+        let mut generator = Generator::new(&world, Dialect::V3, DecisionSource::from_bytes(&bytes));
         let text = generator.expression();
         assert!(parse(&text).is_ok(), "{text}");
         let _ = parse(&generator.mistake());

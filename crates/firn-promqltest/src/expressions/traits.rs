@@ -1,9 +1,9 @@
-//! How well an expression's values are known: two right implementations may take a sum in another order, and a last
-//! bit of difference must not become another answer.
+//! The precision of an expression's values. Two correct implementations may add in different
+//! orders, and a difference in the last bit must not change the result.
 
-use super::Kind;
+use super::world::MetricKind;
 
-/// What is known of the values of a vector.
+/// The known properties of a vector's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Traits {
     pub(super) digits: Digits,
@@ -11,14 +11,14 @@ pub(super) struct Traits {
     pub(super) is_positive: bool,
     /// No two series have the same value at a time.
     pub(super) is_distinct: bool,
-    /// No NaN, no infinity, nothing so large that it swallows the rest of a sum.
+    /// No NaN, no infinity, no value so large that other terms of a sum vanish.
     pub(super) is_tame: bool,
 }
 
-/// How many digits every right implementation agrees on.
+/// The number of digits on which all correct implementations agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Digits {
-    /// Some, unless the value is near zero: there it is what rounding left.
+    /// Some, unless the value is near zero: such a value consists of rounding errors.
     Noise,
     /// All but the last few.
     Close,
@@ -28,11 +28,11 @@ pub(super) enum Digits {
 
 use Digits::{Close, Exact, Noise};
 
-/// Whole numbers, equal ones among them.
+/// Small integers, some of them equal.
 pub(super) const SMALL: Traits =
     Traits { digits: Exact, is_positive: true, is_distinct: false, is_tame: true };
 
-/// Functions that give one of the samples, or count them, so that they take any value.
+/// Functions that return or count samples, and so accept any value.
 const SELECTING: [&str; 9] = [
     "changes",
     "count_over_time",
@@ -46,16 +46,16 @@ const SELECTING: [&str; 9] = [
 ];
 
 impl Traits {
-    pub(super) fn of_kind(kind: Kind) -> Traits {
+    pub(super) fn of_kind(kind: MetricKind) -> Traits {
         Traits {
             digits: Exact,
-            is_positive: !matches!(kind, Kind::Gauge | Kind::Wild),
-            is_distinct: kind == Kind::Gauge,
-            is_tame: kind != Kind::Wild,
+            is_positive: !matches!(kind, MetricKind::Gauge | MetricKind::Wild),
+            is_distinct: kind == MetricKind::Gauge,
+            is_tame: kind != MetricKind::Wild,
         }
     }
 
-    /// Of what is one or the other.
+    /// The traits of a value that has one or the other.
     pub(super) fn or(self, other: Traits) -> Traits {
         Traits {
             digits: self.digits.min(other.digits),
@@ -65,16 +65,16 @@ impl Traits {
         }
     }
 
-    /// A sum of such values: terms of both signs cancel.
+    /// The traits of a sum: terms of both signs cancel.
     fn sum(self) -> Traits {
         let digits = if self.is_positive { self.digits.min(Close) } else { Noise };
         Traits { digits, is_distinct: false, ..self }
     }
 
-    /// Whether the window function takes such values.
+    /// Whether the window function accepts such values.
     pub(super) fn fit_window(self, name: &str) -> bool {
         match name {
-            // Equal or not, greater or not: a last bit decides.
+            // The last bit decides whether values are equal or greater.
             "changes" | "resets" | "rate" | "increase" | "irate" => {
                 self.is_tame && self.digits == Exact
             }
@@ -83,7 +83,8 @@ impl Traits {
         }
     }
 
-    /// What the window function makes of them. `is_plain` for a selector's window, no subquery's.
+    /// The traits of the window function's result. `is_plain` for a selector's window, not a
+    /// subquery's.
     pub(super) fn of_window(self, name: &str, is_plain: bool) -> Traits {
         let kept = Traits { is_distinct: self.is_distinct && is_plain, ..self };
         match name {
@@ -100,40 +101,42 @@ impl Traits {
                 is_distinct: kept.is_distinct,
                 ..self
             },
-            // Times: large numbers that differ little.
+            // Times: large numbers with small differences.
             _ if name.starts_with("ts_of") => Traits { is_tame: false, ..SMALL },
             _ => Traits { digits: Noise, is_positive: false, is_distinct: false, ..self },
         }
     }
 
-    /// One difference of two exact numbers is exactly rounded; of others nothing may be left.
+    /// A single difference of two exact numbers is rounded exactly; a difference of other numbers
+    /// may have no correct digit.
     fn sum_unless_exact(self) -> Traits {
         let digits = if self.digits == Exact { Exact } else { Noise };
         Traits { digits, is_distinct: false, ..self }
     }
 
-    /// Whether the mathematical function takes such values.
+    /// Whether the mathematical function accepts such values.
     pub(super) fn fit_math(self, name: &str) -> bool {
         match name {
-            // They jump, or they end, between two neighbouring numbers.
+            // These have a step or an end between two neighbouring numbers.
             "ceil" | "floor" | "round" | "sgn" | "acos" | "asin" | "acosh" | "atanh" => {
                 self.digits == Exact
             }
-            // Its poles lie between two neighbouring numbers, and large arguments have no digits behind the point.
+            // The poles are between neighbouring numbers, and large arguments have no fractional
+            // digits.
             "tan" => self.is_tame && self.digits == Exact,
-            // They end at zero, and Go's logarithm is wrong for the subnormal numbers just above.
+            // These end at zero, and Go's logarithm is wrong for subnormal numbers.
             "ln" | "log2" | "log10" => self.is_tame && self.digits >= Close,
             "sqrt" => self.digits >= Close,
-            // Large arguments have no digits behind the point left.
+            // Large arguments have no fractional digits.
             "sin" | "cos" => self.is_tame && self.digits >= Close,
             _ => true,
         }
     }
 
-    /// What the mathematical function makes of them.
+    /// The traits of the mathematical function's result.
     pub(super) fn of_math(self, name: &str) -> Traits {
         let keeps_digits = ["abs", "ceil", "clamp", "clamp_max", "clamp_min", "floor", "round"];
-        // Through zero like a straight line, or never near zero.
+        // Linear through zero, or never near zero.
         let keeps_closeness =
             ["asinh", "atan", "cosh", "deg", "exp", "rad", "sinh", "sqrt", "tanh"];
         let digits = match name {
@@ -152,7 +155,7 @@ impl Traits {
         Traits { digits, is_positive, is_distinct: false, is_tame }
     }
 
-    /// Whether the aggregation takes such values.
+    /// Whether the aggregation accepts such values.
     pub(super) fn fit_aggregation(self, name: &str) -> bool {
         match name {
             "count_values" => self.digits == Exact,
@@ -161,7 +164,7 @@ impl Traits {
         }
     }
 
-    /// What the aggregation makes of them.
+    /// The traits of the aggregation's result.
     pub(super) fn of_aggregation(self, name: &str) -> Traits {
         match name {
             "count" | "group" | "count_values" | "limitk" => SMALL,
@@ -172,18 +175,18 @@ impl Traits {
         }
     }
 
-    /// Whether the operator takes such operands.
+    /// Whether the operator accepts such operands.
     pub(super) fn fit_operator(self, op: &str, rhs: Traits) -> bool {
         match op {
             "*" => true,
             "/" => rhs.digits >= Close,
             "+" | "-" => self.is_tame && rhs.is_tame,
-            // They jump: at equality, at whole multiples, at zero.
+            // These have steps: at equality, at whole multiples, at zero.
             _ => self.digits == Exact && rhs.digits == Exact,
         }
     }
 
-    /// What the operator makes of them.
+    /// The traits of the operator's result.
     pub(super) fn of_operator(self, op: &str, rhs: Traits) -> Traits {
         let both = self.or(rhs);
         match op {

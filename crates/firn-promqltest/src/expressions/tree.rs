@@ -1,9 +1,10 @@
-//! Trees without their positions, so that two texts of one expression compare equal.
+//! Trees without positions, so that two texts of one expression compare equal.
 
 use firn_promql::{Expr, Node, NodeKind, Selector};
 
-/// The tree of `expr` as text: without positions, the matchers of each selector sorted (as printing sorts them).
-/// Two expressions have the same text exactly if they mean the same, parentheses included.
+/// The tree of `expr` as text, without positions and with the matchers of each selector sorted, as
+/// printing sorts them. Two expressions have the same text exactly if they have the same meaning,
+/// parentheses included.
 pub fn tree(expr: &Expr) -> String {
     let mut root = expr.root.clone();
     sort_matchers(&mut root);

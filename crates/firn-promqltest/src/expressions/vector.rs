@@ -1,4 +1,4 @@
-//! What the generator knows about a piece of text that it wrote.
+//! The properties of an expression that the generator has written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,31 +8,31 @@ use super::traits::Traits;
 
 /// An expression of type instant vector.
 #[derive(Clone, Debug)]
-pub(super) struct Vector {
+pub(super) struct VectorText {
     pub(super) text: String,
-    /// How tightly the text holds together: [`ATOM`], or the precedence of its outermost operator.
+    /// The precedence of the outermost operator, or [`ATOM`].
     pub(super) level: u8,
-    /// The series that it may give, whatever the time: what it really gives is among them.
+    /// A superset of the result's series at any time.
     pub(super) series: Vec<Labels>,
     pub(super) traits: Traits,
 }
 
 /// An expression of type scalar.
 #[derive(Clone, Debug)]
-pub(super) struct Scalar {
+pub(super) struct ScalarText {
     pub(super) text: String,
     pub(super) level: u8,
 }
 
-/// Holds together whatever stands beside it.
+/// The level of a text that never needs parentheses.
 pub(super) const ATOM: u8 = 10;
-/// Binds as `*` does: looser than `^`.
+/// The precedence of `*`: lower than that of `^`.
 pub(super) const UNARY: u8 = 5;
 
-impl Vector {
+impl VectorText {
     /// A function call or an aggregation.
-    pub(super) fn atom(text: String, series: Vec<Labels>, traits: Traits) -> Vector {
-        Vector { text, level: ATOM, series, traits }
+    pub(super) fn atom(text: String, series: Vec<Labels>, traits: Traits) -> VectorText {
+        VectorText { text, level: ATOM, series, traits }
     }
 
     /// The text as operand of an operator of `level`.
@@ -40,12 +40,12 @@ impl Vector {
         operand(&self.text, self.level, level)
     }
 
-    /// The series without their metric's name, `None` if two of them would be the same.
+    /// The series without their metric's name; `None` if two of them would be equal.
     pub(super) fn nameless(&self) -> Option<Vec<Labels>> {
         unique(self.series.iter().map(nameless))
     }
 
-    /// Names of labels, `__name__` apart.
+    /// Names of labels except `__name__`.
     pub(super) fn label_names(&self) -> Vec<String> {
         let names: BTreeSet<&str> =
             self.series.iter().flat_map(|labels| labels.iter().map(|pair| pair.0)).collect();
@@ -53,9 +53,9 @@ impl Vector {
     }
 }
 
-impl Scalar {
-    pub(super) fn atom(text: impl Into<String>) -> Scalar {
-        Scalar { text: text.into(), level: ATOM }
+impl ScalarText {
+    pub(super) fn atom(text: impl Into<String>) -> ScalarText {
+        ScalarText { text: text.into(), level: ATOM }
     }
 
     pub(super) fn operand(&self, level: u8) -> String {
@@ -64,7 +64,7 @@ impl Scalar {
 }
 
 fn operand(text: &str, own_level: u8, level: u8) -> String {
-    // On the same level the side decides; parentheses are right on both.
+    // On the same level associativity decides; parentheses are correct on both sides.
     if own_level > level { text.to_owned() } else { format!("({text})") }
 }
 
@@ -72,19 +72,19 @@ pub(super) fn nameless(labels: &Labels) -> Labels {
     labels.filter(|name| name != METRIC_NAME)
 }
 
-/// The labels if no two are the same.
+/// The label sets; `None` if two are equal.
 pub(super) fn unique(labels: impl Iterator<Item = Labels>) -> Option<Vec<Labels>> {
     let all: Vec<Labels> = labels.collect();
     let distinct: BTreeSet<&Labels> = all.iter().collect();
     (distinct.len() == all.len()).then(|| all.clone())
 }
 
-/// The labels, each once.
+/// The label sets without duplicates.
 pub(super) fn distinct(labels: impl Iterator<Item = Labels>) -> Vec<Labels> {
     labels.collect::<BTreeSet<Labels>>().into_iter().collect()
 }
 
-/// The indices of the series that share each key.
+/// The indexes of the series that share each key.
 pub(super) fn by_key(
     series: &[Labels],
     key: impl Fn(&Labels) -> Labels,

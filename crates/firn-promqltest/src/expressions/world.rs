@@ -1,9 +1,9 @@
-//! The data that generated expressions are about: small, known to the generator label by label, and made of what
-//! goes wrong in practice.
+//! The data of generated expressions: small, known to the generator with every label, and composed
+//! of the difficult cases of real data.
 
 use firn_model::{Labels, METRIC_NAME, STALE_NAN, Timestamp};
 
-use super::Choices;
+use super::choices::DecisionSource;
 use crate::MemorySelect;
 
 /// Series and their samples over two hours.
@@ -11,9 +11,9 @@ use crate::MemorySelect;
 pub struct World {
     /// All series, sorted by labels.
     pub series: Vec<WorldSeries>,
-    /// No sample is earlier.
+    /// The earliest possible sample time.
     pub start: Timestamp,
-    /// No sample is later.
+    /// The latest possible sample time.
     pub end: Timestamp,
 }
 
@@ -22,22 +22,22 @@ pub struct World {
 pub struct WorldSeries {
     /// Name and labels.
     pub labels: Labels,
-    /// What its values are like.
-    pub kind: Kind,
+    /// The kind of its values.
+    pub kind: MetricKind,
     /// Samples and staleness markers in time order.
     pub samples: Vec<(Timestamp, f64)>,
 }
 
-/// What the values of a metric are like.
+/// The kind of a metric's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// Rises, falls to a small value now and then.
+pub enum MetricKind {
+    /// Increases; resets to a small value now and then.
     Counter,
-    /// Wanders over the reals, hardly ever twice the same.
+    /// A random walk over the reals with hardly any equal values.
     Gauge,
-    /// Small whole numbers, equal ones often.
+    /// Small integers, often equal.
     Small,
-    /// Always 1; its labels are what it says.
+    /// Always 1; its labels are the data.
     Info,
     /// `le` buckets of a classic histogram.
     Bucket,
@@ -45,23 +45,24 @@ pub enum Kind {
     Wild,
 }
 
-/// Where samples lie in time.
+/// The alignment of sample times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grid {
-    /// Never on a whole hundredth of a second, so on no window's edge: Prometheus 2 counts the left edge in,
-    /// Prometheus 3 does not.
+pub enum TimeAlignment {
+    /// Never on a whole hundredth of a second, so never on a window's boundary: Prometheus 2
+    /// includes the left boundary, Prometheus 3 does not.
     Off,
-    /// Mostly on whole seconds, so often on edges.
+    /// Usually on whole seconds, which are often boundaries.
     On,
 }
 
-/// When a series has samples.
+/// The times at which a series has samples.
 #[derive(Clone, Copy, Debug)]
-enum Life {
+enum SampleSchedule {
     Always,
-    /// From a percentage of the world's time to another; whether a staleness marker says that it is over.
+    /// From one percentage of the time range to another; the bool adds a staleness marker at the
+    /// end.
     Span(i64, i64, bool),
-    /// There for some scrapes, away for as many, with staleness markers.
+    /// Alternately present and absent for this number of scrapes, with staleness markers.
     Flapping(i64),
     /// At every nth scrape only, without markers.
     Sparse(i64),
@@ -69,15 +70,15 @@ enum Life {
     Lossy,
 }
 
-/// A target or a lone series: what shares scrape times.
-struct Target<'a> {
+/// A scrape target, or a lone series: everything that shares scrape times.
+struct ScrapeTarget<'a> {
     world: &'a mut Vec<WorldSeries>,
-    choices: Choices,
+    choices: DecisionSource,
     common: &'a [(&'a str, &'a str)],
     times: Vec<Timestamp>,
 }
 
-/// 2026-01-01 00:00:00: far enough from now for every retention and clock check of a test.
+/// 2026-01-01 00:00:00: inside every retention and clock check of the tests.
 const START: Timestamp = 1_767_225_600_000;
 const LENGTH_MS: i64 = 2 * 3_600_000;
 
@@ -91,15 +92,15 @@ const TARGETS: [(&str, &str, i64); 6] = [
 ];
 
 impl World {
-    /// Draws a world. All worlds have the same series (but for their samples).
-    pub fn new(seed: u64, grid: Grid) -> World {
-        let mut choices = Choices::seeded(seed);
+    /// Draws a world. All worlds have the same series, with different samples.
+    pub fn new(seed: u64, grid: TimeAlignment) -> World {
+        let mut choices = DecisionSource::seeded(seed);
         let mut series = Vec::new();
         for (idx, (job, instance, interval_ms)) in TARGETS.into_iter().enumerate() {
             let common = [("job", job), ("instance", instance)];
             let times = scrape_times(interval_ms, grid, &mut choices);
-            let choices = Choices::seeded(seed.wrapping_add(1 + idx as u64));
-            let mut target = Target { world: &mut series, choices, common: &common, times };
+            let choices = DecisionSource::seeded(seed.wrapping_add(1 + idx as u64));
+            let mut target = ScrapeTarget { world: &mut series, choices, common: &common, times };
             scraped_series(&mut target, job, idx);
         }
         lone_series(&mut series, seed, grid, &mut choices);
@@ -117,28 +118,37 @@ impl World {
     }
 }
 
-fn scrape_times(interval_ms: i64, grid: Grid, choices: &mut Choices) -> Vec<Timestamp> {
+fn scrape_times(
+    interval_ms: i64,
+    grid: TimeAlignment,
+    choices: &mut DecisionSource,
+) -> Vec<Timestamp> {
     let phase_ms = choices.below(interval_ms as usize / 1_000) as i64 * 1_000;
     (0..LENGTH_MS / interval_ms - 1)
         .map(|idx| {
             let jitter_ms = match grid {
-                Grid::Off => choices.below(40) as i64 * 10 + 1 + choices.below(9) as i64,
-                Grid::On if choices.one_in(8) => choices.below(1_000) as i64,
-                Grid::On => 0,
+                TimeAlignment::Off => choices.below(40) as i64 * 10 + 1 + choices.below(9) as i64,
+                TimeAlignment::On if choices.one_in(8) => choices.below(1_000) as i64,
+                TimeAlignment::On => 0,
             };
             START + phase_ms + idx * interval_ms + jitter_ms
         })
         .collect()
 }
 
-/// What a scrape of a target brings.
-fn scraped_series(target: &mut Target<'_>, job: &str, idx: usize) {
-    use Life::{Always, Flapping, Lossy, Span};
-    target.add("up", &[], Kind::Small, Always);
-    target.add("memory_bytes", &[], Kind::Gauge, Always);
+/// The series of one scrape target.
+fn scraped_series(target: &mut ScrapeTarget<'_>, job: &str, idx: usize) {
+    use SampleSchedule::{Always, Flapping, Lossy, Span};
+    target.add("up", &[], MetricKind::Small, Always);
+    target.add("memory_bytes", &[], MetricKind::Gauge, Always);
     let version = ["1.2", "1.10", "2.0"][idx % 3];
-    target.add("build_info", &[("version", version), ("revision", "r-1")], Kind::Info, Always);
-    target.add("target_info", &[("region", ["eu", "us"][idx % 2])], Kind::Info, Always);
+    target.add(
+        "build_info",
+        &[("version", version), ("revision", "r-1")],
+        MetricKind::Info,
+        Always,
+    );
+    target.add("target_info", &[("region", ["eu", "us"][idx % 2])], MetricKind::Info, Always);
     for (method, code, life) in [
         ("GET", "200", Always),
         ("GET", "404", Lossy),
@@ -148,11 +158,11 @@ fn scraped_series(target: &mut Target<'_>, job: &str, idx: usize) {
     ] {
         if job != "db" || code == "200" {
             let labels = [("method", method), ("code", code)];
-            target.add("requests_total", &labels, Kind::Counter, life);
+            target.add("requests_total", &labels, MetricKind::Counter, life);
         }
     }
     for method in ["GET", "POST", ""] {
-        target.add("errors_total", &[("method", method)], Kind::Counter, Lossy);
+        target.add("errors_total", &[("method", method)], MetricKind::Counter, Lossy);
     }
     for (room, life) in [
         ("küche", Always),
@@ -160,44 +170,55 @@ fn scraped_series(target: &mut Target<'_>, job: &str, idx: usize) {
         ("🌡 attic", Span(45, 100, false)),
         ("line_a\\b", Flapping(40)),
     ] {
-        target.add("temperature_celsius", &[("room", room)], Kind::Gauge, life);
+        target.add("temperature_celsius", &[("room", room)], MetricKind::Gauge, life);
     }
     for part in ["x", "y"] {
-        target.add("queue_length", &[("part", part)], Kind::Small, Flapping(25));
+        target.add("queue_length", &[("part", part)], MetricKind::Small, Flapping(25));
     }
     target.histogram(if job == "db" { "malformed" } else { "fine" });
 }
 
 /// Series without a target.
-fn lone_series(world: &mut Vec<WorldSeries>, seed: u64, grid: Grid, choices: &mut Choices) {
+fn lone_series(
+    world: &mut Vec<WorldSeries>,
+    seed: u64,
+    grid: TimeAlignment,
+    choices: &mut DecisionSource,
+) {
     let mut lone = |name: &str, labels: &[(&str, &str)], kind, life, interval_ms| {
         let times = scrape_times(interval_ms, grid, choices);
         let own_seed = seed.wrapping_mul(31).wrapping_add(world.len() as u64);
-        let choices = Choices::seeded(own_seed);
-        Target { world, choices, common: labels, times }.add(name, &[], kind, life);
+        let choices = DecisionSource::seeded(own_seed);
+        ScrapeTarget { world, choices, common: labels, times }.add(name, &[], kind, life);
     };
     for (tier, job) in [("gold", "api"), ("silver", "db"), ("none", "")] {
-        lone("limits", &[("job", job), ("tier", tier)], Kind::Gauge, Life::Always, 30_000);
+        lone(
+            "limits",
+            &[("job", job), ("tier", tier)],
+            MetricKind::Gauge,
+            SampleSchedule::Always,
+            30_000,
+        );
     }
     for shape in ["a", "b", "c", "d"] {
-        lone("wild", &[("shape", shape)], Kind::Wild, Life::Always, 20_000);
-        lone("sparse", &[("shape", shape)], Kind::Gauge, Life::Sparse(16), 15_000);
-        let life = Life::Span(10, 90, shape == "a");
-        lone("level", &[("shape", shape)], Kind::Small, life, 10_000);
+        lone("wild", &[("shape", shape)], MetricKind::Wild, SampleSchedule::Always, 20_000);
+        lone("sparse", &[("shape", shape)], MetricKind::Gauge, SampleSchedule::Sparse(16), 15_000);
+        let life = SampleSchedule::Span(10, 90, shape == "a");
+        lone("level", &[("shape", shape)], MetricKind::Small, life, 10_000);
     }
-    lone("bare", &[], Kind::Gauge, Life::Always, 15_000);
-    lone("bare_total", &[], Kind::Counter, Life::Always, 60_000);
+    lone("bare", &[], MetricKind::Gauge, SampleSchedule::Always, 15_000);
+    lone("bare_total", &[], MetricKind::Counter, SampleSchedule::Always, 60_000);
 }
 
-impl Target<'_> {
-    fn add(&mut self, name: &str, labels: &[(&str, &str)], kind: Kind, life: Life) {
+impl ScrapeTarget<'_> {
+    fn add(&mut self, name: &str, labels: &[(&str, &str)], kind: MetricKind, life: SampleSchedule) {
         let values = match kind {
-            Kind::Counter => self.counter(),
-            Kind::Gauge => self.gauge(),
-            Kind::Small => self.small(),
-            Kind::Info => vec![1.0; self.times.len()],
-            Kind::Wild => self.wild(),
-            Kind::Bucket => unreachable!("buckets come by histogram"),
+            MetricKind::Counter => self.counter(),
+            MetricKind::Gauge => self.gauge(),
+            MetricKind::Small => self.small(),
+            MetricKind::Info => vec![1.0; self.times.len()],
+            MetricKind::Wild => self.wild(),
+            MetricKind::Bucket => unreachable!("buckets come by histogram"),
         };
         self.push(name, labels, kind, life, &values);
     }
@@ -206,8 +227,8 @@ impl Target<'_> {
         &mut self,
         name: &str,
         labels: &[(&str, &str)],
-        kind: Kind,
-        life: Life,
+        kind: MetricKind,
+        life: SampleSchedule,
         values: &[f64],
     ) {
         let pairs = [(METRIC_NAME, name)].into_iter();
@@ -227,8 +248,8 @@ impl Target<'_> {
         self.world.push(WorldSeries { labels, kind, samples });
     }
 
-    /// Starts far from zero (where Prometheus 2 and 3 extrapolate sparse counters differently) and resets to about
-    /// ten scrapes' worth.
+    /// Starts far from zero, because Prometheus 2 and 3 extrapolate sparse counters near zero
+    /// differently, and resets to the increase of about ten scrapes.
     fn counter(&mut self) -> Vec<f64> {
         let slope = 1.0 + self.choices.below(50) as f64;
         let mut value = slope * 1_000.0 + self.choices.below(1_000) as f64;
@@ -270,10 +291,12 @@ impl Target<'_> {
             f64::NAN,
             f64::INFINITY,
             f64::NEG_INFINITY,
-            // Large, but what divides by them is no subnormal number: Go's powers are wrong there.
+            // Large, but small enough that dividing by it yields no subnormal number: Go's powers
+            // are wrong for these.
             1e300,
             -1e300,
-            // Small, but nothing divides it down to a subnormal number: Go's logarithm is wrong there.
+            // Small, but large enough that no division yields a subnormal number: Go's logarithm is
+            // wrong for these.
             1e-200,
             -0.0,
             0.0,
@@ -288,12 +311,12 @@ impl Target<'_> {
         self.times.iter().map(|_| next()).collect()
     }
 
-    /// Buckets, sum and count; the malformed ones lack `+Inf`, have a bound that is no number, or fall where they
-    /// should rise.
+    /// Buckets, sum and count. Malformed histograms lack `+Inf`, have an invalid bound, or have
+    /// falling counts.
     fn histogram(&mut self, shape: &str) {
         const BOUNDS: [&str; 5] = ["0.1", "0.5", "1", "5", "+Inf"];
         for path in ["/", "/é"] {
-            // As counters, these start far from zero.
+            // The buckets are counters and start far from zero.
             let mut counts = [1_000.0, 2_000.0, 2_500.0, 2_600.0, 2_700.0];
             let mut columns = vec![Vec::new(); BOUNDS.len()];
             let (mut sums, mut sum) = (Vec::new(), 1_000.0);
@@ -313,30 +336,30 @@ impl Target<'_> {
                     _ => bound,
                 };
                 let labels = [("le", bound), ("path", path)];
-                let (life, values) = (Life::Always, columns[idx].clone());
-                self.push("latency_seconds_bucket", &labels, Kind::Bucket, life, &values);
+                let (life, values) = (SampleSchedule::Always, columns[idx].clone());
+                self.push("latency_seconds_bucket", &labels, MetricKind::Bucket, life, &values);
             }
-            let (labels, life) = ([("path", path)], Life::Always);
-            self.push("latency_seconds_sum", &labels, Kind::Counter, life, &sums);
+            let (labels, life) = ([("path", path)], SampleSchedule::Always);
+            self.push("latency_seconds_sum", &labels, MetricKind::Counter, life, &sums);
             let counts = columns[BOUNDS.len() - 1].clone();
-            self.push("latency_seconds_count", &labels, Kind::Counter, life, &counts);
+            self.push("latency_seconds_count", &labels, MetricKind::Counter, life, &counts);
         }
     }
 }
 
-impl Life {
-    fn has(self, idx: i64, count: i64, choices: &mut Choices) -> bool {
+impl SampleSchedule {
+    fn has(self, idx: i64, count: i64, choices: &mut DecisionSource) -> bool {
         match self {
-            Life::Always => true,
-            Life::Span(from, to, _) => (from..to).contains(&(idx * 100 / count)),
-            Life::Flapping(scrapes) => (idx / scrapes) % 2 == 0,
-            Life::Sparse(every) => idx % every == 0,
-            Life::Lossy => !choices.one_in(10),
+            SampleSchedule::Always => true,
+            SampleSchedule::Span(from, to, _) => (from..to).contains(&(idx * 100 / count)),
+            SampleSchedule::Flapping(scrapes) => (idx / scrapes) % 2 == 0,
+            SampleSchedule::Sparse(every) => idx % every == 0,
+            SampleSchedule::Lossy => !choices.one_in(10),
         }
     }
 
     fn marks_its_end(self) -> bool {
-        matches!(self, Life::Span(_, _, true) | Life::Flapping(_))
+        matches!(self, SampleSchedule::Span(_, _, true) | SampleSchedule::Flapping(_))
     }
 }
 
@@ -346,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_seed_is_a_world_with_rising_times_off_the_grid() {
-        let world = World::new(3, Grid::Off);
+        let world = World::new(3, TimeAlignment::Off);
         assert!(world.series.windows(2).all(|pair| pair[0].labels < pair[1].labels));
         for series in &world.series {
             let times: Vec<i64> = series.samples.iter().map(|sample| sample.0).collect();
@@ -355,11 +378,11 @@ mod tests {
             assert!(times.iter().all(|ts| (world.start..=world.end).contains(ts)));
             assert!(!times.is_empty());
         }
-        let again = World::new(3, Grid::Off);
+        let again = World::new(3, TimeAlignment::Off);
         let bits = |world: &World| -> Vec<u64> {
             world.series.iter().flat_map(|s| s.samples.iter().map(|s| s.1.to_bits())).collect()
         };
         assert_eq!(bits(&world), bits(&again));
-        assert_ne!(bits(&world), bits(&World::new(4, Grid::Off)));
+        assert_ne!(bits(&world), bits(&World::new(4, TimeAlignment::Off)));
     }
 }

@@ -1,5 +1,5 @@
-//! Tokens to tree: precedence climbing over the operators, recursive descent below them. MemberSamples
-//! order: this file (expressions and calls), `selector`, `modifier`, `length`.
+//! Tokens to tree: precedence climbing over the operators, recursive descent below them.
+//! MemberSamples order: this file (expressions and calls), `selector`, `modifier`, `length`.
 //!
 //! The first error ends the parse; its message and position are Prometheus'. The grammar differs
 //! from a textbook grammar where users rely on it: `-` binds like `*` (so `-1^2` is -1), `^` is

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use firn_promql::{Expr, parse};
-use firn_promqltest::expressions::{Choices, Dialect, Features, Generator, World, features};
+use firn_promqltest::expressions::{DecisionSource, Dialect, Features, Generator, World, features};
 
 use crate::process::{installed, skip};
 use answer::{Answer, Question};
@@ -63,7 +63,7 @@ fn reference() -> Option<PathBuf> {
 
 fn compare_seed(program: &Path, seed: u64) {
     let pair = Pair::start(program, seed);
-    let mut generator = Generator::new(&pair.world, pair.dialect, Choices::seeded(seed));
+    let mut generator = Generator::new(&pair.world, pair.dialect, DecisionSource::seeded(seed));
     let times = generator.times();
     let mut count = Count::default();
     let mut differing = Vec::new();
@@ -166,7 +166,8 @@ impl Count {
     /// What has not been used often enough, and how often it has.
     fn seldom(&self, dialect: Dialect) -> BTreeMap<&'static str, u32> {
         let used = |name: &str| self.used.get(name).copied().unwrap_or(0);
-        let wanted = Generator::wanted(dialect).into_iter().map(|name| (name, used(name)));
+        let wanted =
+            Generator::required_features(dialect).into_iter().map(|name| (name, used(name)));
         wanted.filter(|(_, count)| *count < FEATURE_COUNT_MIN).collect()
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use firn_promqltest::expressions::{Choices, Dialect, Grid, World};
+use firn_promqltest::expressions::{DecisionSource, Dialect, TimeAlignment, World};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -41,7 +41,7 @@ impl Pair {
         let prometheus = start_prometheus(program, folder.path(), prometheus_at);
         let firn = start_firn(folder.path(), firn_at);
         let dialect = dialect(prometheus_at);
-        let grid = if dialect == Dialect::V2 { Grid::Off } else { Grid::On };
+        let grid = if dialect == Dialect::V2 { TimeAlignment::Off } else { TimeAlignment::On };
         let world = World::new(seed, grid);
         write(&world, seed, prometheus_at, firn_at);
         Pair {
@@ -170,7 +170,7 @@ fn write(world: &World, seed: u64, prometheus: SocketAddr, firn: SocketAddr) {
     for slice in 0..slice_count {
         send(world, slice, prometheus);
     }
-    let mut choices = Choices::seeded(seed);
+    let mut choices = DecisionSource::seeded(seed);
     let flushed = slice_count - MEMORY_SLICES;
     let mut order: Vec<usize> = (0..flushed).collect();
     for idx in 0..flushed / 2 {
