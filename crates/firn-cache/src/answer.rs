@@ -1,7 +1,8 @@
-//! Answers of range queries, and as what points they are stored: one per step, with the step's whole vector.
+//! Answers of range queries, and their encoding as points: one point per step, with the values of
+//! all series at it.
 //!
-//! The label sets are the points' head, stored once per slab; a step then costs eight bytes for each series. Byte by
-//! byte: docs/formats/cache.md.
+//! The label sets are the head of the points, stored once per slab; a step then costs eight bytes
+//! per series. Byte by byte: docs/formats/cache.md.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -42,7 +43,7 @@ pub struct AnswerSeries {
 }
 
 impl Answer {
-    /// Whether there is no histogram in it.
+    /// Whether it has no histogram.
     pub fn has_only_floats(&self) -> bool {
         self.series.iter().all(|series| series.histograms.is_empty())
     }
@@ -53,7 +54,7 @@ impl Answer {
 pub(crate) struct EncodedSteps {
     head: Head,
     bytes: Vec<u8>,
-    /// Time and place in `bytes` of each step that has a point.
+    /// Time, and offset in `bytes`, of each step that has a point.
     steps: Vec<(Timestamp, Range<usize>)>,
 }
 
@@ -71,8 +72,9 @@ impl EncodedSteps {
     }
 }
 
-/// Encodes `answer`, whose points lie at `steps`. A head that was used before is used again if it will do.
-/// `None` if a point lies at no step or labels come twice: that is no answer of a range query.
+/// Encodes `answer`, all of whose points must be at `steps`. The previous head is used again if it
+/// has all label sets. `None` if a point is at no step or a label set is there twice: range queries
+/// have no such answers.
 pub(crate) fn encode_steps(
     answer: &Answer,
     steps: impl Iterator<Item = Timestamp>,
@@ -107,27 +109,27 @@ pub(crate) fn encode_steps(
     (left == 0).then_some(encoded)
 }
 
-/// Puts an answer together from points.
+/// Builds an answer from points.
 #[derive(Debug, Default)]
 pub(crate) struct Collector {
-    /// So many points a series may have.
+    /// Capacity of each series.
     step_count: usize,
     answer: Answer,
     places: HashMap<Labels, usize>,
-    /// For each head that was met, which series its label sets are.
+    /// For each head seen so far, the series of its label sets.
     heads: HashMap<Head, Members>,
     last: Option<(Head, Members)>,
 }
 
 /// The label sets that steps share, encoded.
 type Head = Arc<[u8]>;
-/// Which series each label set of a head is.
+/// The series of each label set of a head.
 type Members = Arc<[usize]>;
 
 impl Collector {
-    /// Of an answer with at most so many steps.
+    /// For an answer with at most `step_count` steps.
     pub(crate) fn of(step_count: u64) -> Collector {
-        // Series that come and go have few points each.
+        // Short-lived series have few points each.
         const STEPS_MAX: u64 = 1_024;
         Collector { step_count: step_count.min(STEPS_MAX) as usize, ..Collector::default() }
     }
@@ -135,7 +137,7 @@ impl Collector {
     /// Adds a point; times must rise.
     ///
     /// # Errors
-    /// `Corrupt` if it is none of [`encode_steps`].
+    /// `Corrupt` if [`encode_steps`] cannot have written it.
     pub(crate) fn add(&mut self, point: PointRef<'_>) -> Result<()> {
         let Some(head) = point.head else {
             return Err(Error::corrupt("cached answer", 0, "a step without label sets"));
@@ -180,7 +182,7 @@ impl Collector {
         Ok(())
     }
 
-    /// The answer; series without a point are none.
+    /// The answer, without series that have no point.
     pub(crate) fn finish(mut self) -> Answer {
         self.answer
             .series
@@ -259,7 +261,7 @@ fn head_of(answer: &Answer, last_head: Option<&Head>) -> Option<(Head, Vec<Optio
     }
     if let Some(last) = last_head
         && let Ok(labels) = decode_head(last)
-        // One that has room for many more would make all steps larger.
+        // A head with many unused label sets would make every step larger.
         && labels.len() <= 2 * places.len() + 8
     {
         let members: Vec<Option<usize>> =

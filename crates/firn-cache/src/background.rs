@@ -1,4 +1,4 @@
-//! The thread that writes slabs, so that nobody who sets or gets waits for the device.
+//! The thread that writes slabs, so that no set or get waits for the device.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -7,15 +7,16 @@ use std::time::Duration;
 
 use firn_model::{Error, Result};
 
-/// How long the thread sleeps when there is nothing to do and nobody wakes it: some work comes without a word.
+/// How long the thread sleeps without work if nothing wakes it: some work arrives without a
+/// wake-up.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Whom a cache tells that there is work. One [`Background`] listens at most.
+/// Wakes the background thread of a cache. At most one [`Background`] listens.
 #[derive(Debug, Default)]
 pub struct Wake(OnceLock<Thread>);
 
 impl Wake {
-    /// There is work.
+    /// Wakes the thread: there is work.
     pub(crate) fn call(&self) {
         if let Some(thread) = self.0.get() {
             thread.unpark();
@@ -23,7 +24,7 @@ impl Wake {
     }
 }
 
-/// A thread that does a cache's background work as long as this lives.
+/// A thread that does a cache's background work until this is dropped.
 #[derive(Debug)]
 pub struct Background {
     is_closed: Arc<AtomicBool>,
@@ -31,8 +32,9 @@ pub struct Background {
 }
 
 impl Background {
-    /// Starts the thread `name`, which `wake` wakes. `work` does one piece and returns whether there was any:
-    /// [`Store::work`](crate::Store::work), [`ResultCache::work`](crate::ResultCache::work).
+    /// Starts the thread `name`, which `wake` wakes. `work` does one unit and returns whether there
+    /// was any: [`Store::work`](crate::Store::work),
+    /// [`ResultCache::work`](crate::ResultCache::work).
     ///
     /// # Errors
     /// `Unavailable` when the thread cannot be started.
@@ -56,7 +58,7 @@ impl Background {
         let thread = std::thread::Builder::new()
             .name(name.into())
             .spawn(move || {
-                // Before the first look: what comes behind a look wakes the next one.
+                // Before the first unit of work: work that arrives from now on wakes the thread.
                 let _ = wake.0.set(std::thread::current());
                 while !seen.load(Ordering::Acquire) {
                     if !work() {
@@ -74,7 +76,7 @@ impl Drop for Background {
         self.is_closed.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // One that panicked has printed why; a cache is not needed for anything.
+            // A thread that panicked has printed the reason; the cache is optional.
             let _ = thread.join();
         }
     }
@@ -91,7 +93,7 @@ mod tests {
     use super::*;
     use crate::store::{Fill, OwnerHistory, Point, Store, StoreOptions};
 
-    /// A set that fills a slab wakes the thread: from idle, more is kept than may wait in memory.
+    /// A set that fills a slab wakes the idle thread: more is kept than may wait in memory.
     #[test]
     fn a_sealed_slab_is_written_without_a_pause() {
         let options =
@@ -110,12 +112,12 @@ mod tests {
         let begun = Instant::now();
         let wait_for = |is_there: &dyn Fn() -> bool| {
             while !is_there() {
-                assert!(begun.elapsed() < Duration::from_secs(60), "nobody writes: {store:?}");
+                assert!(begun.elapsed() < Duration::from_secs(60), "no slab is written: {store:?}");
                 std::thread::yield_now();
             }
         };
         wait_for(&|| looks.load(Ordering::Acquire) > 0);
-        // Each ends the slab of the one before, which must be written first.
+        // Each set seals the slab of the previous one, which must be written first.
         let payload = vec![7; 9 << 10];
         for ts in 0..5 {
             let (range, number) = (TimeRange::at(ts), CommitSeq(0));

@@ -1,14 +1,15 @@
-//! What happened lately: the changes and the new series that an answer on its way must be looked at against.
+//! The latest changes and new series: an answer in flight is checked against them when it is filled
+//! in.
 
 use std::collections::VecDeque;
 
 use firn_model::{Change, CommitSeq, GroupId, Labels, TimeRange};
 
-/// A change of more groups than this is remembered as one of any group.
+/// A change of more groups is remembered as a change of any group.
 const GROUPS_MAX: usize = 256;
 
-// Bytes that changes and definitions may take: the labels of each new series may be kilobytes, and so may the groups of
-// each change.
+// Upper bounds of the memory of changes and definitions: the labels of one series, and the groups
+// of one change, may take kilobytes.
 const CHANGE_BYTES_MAX: usize = 2 << 20;
 const DEFINED_BYTES_MAX: usize = 1 << 20;
 
@@ -27,7 +28,7 @@ pub(crate) struct Recent {
     defined_count: u64,
 }
 
-/// A change, as far as it is remembered.
+/// A remembered change.
 #[derive(Clone, Debug)]
 pub(crate) struct RecentChange {
     number: CommitSeq,
@@ -46,7 +47,7 @@ impl Recent {
             changes: VecDeque::new(),
             change_bytes: 0,
             change_count_max,
-            // What happened before it was opened it does not know.
+            // Changes before the cache was opened are unknown.
             forgotten: from,
             defined: VecDeque::new(),
             defined_bytes: 0,
@@ -68,12 +69,12 @@ impl Recent {
         }
     }
 
-    /// Memory that it takes.
+    /// Memory in use.
     pub(crate) fn heap_bytes(&self) -> usize {
         self.change_bytes + self.defined_bytes
     }
 
-    /// The changes with a number above `number`, in any order; `None` if some may be forgotten.
+    /// The changes above `number`, in any order; `None` if some may be forgotten.
     pub(crate) fn changes_after(
         &self,
         number: CommitSeq,
@@ -93,12 +94,12 @@ impl Recent {
         }
     }
 
-    /// How many definitions there were.
+    /// Number of definitions so far.
     pub(crate) fn defined_count(&self) -> u64 {
         self.defined_count
     }
 
-    /// The definitions since there were `count`; `None` if some may be forgotten.
+    /// The definitions since the number was `count`; `None` if some may be forgotten.
     pub(crate) fn defined_since(
         &self,
         count: u64,
@@ -109,7 +110,7 @@ impl Recent {
     }
 }
 
-/// What a definition takes.
+/// Memory of a definition.
 fn defined_bytes(labels: &Labels) -> usize {
     size_of::<(GroupId, Labels)>() + labels.as_encoded().len()
 }
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_is_known_to_be() {
+    fn forgotten_changes_are_reported_as_unknown() {
         let mut recent = Recent::new(2, 2, CommitSeq(3));
         let after = |recent: &Recent, number| {
             let changes = recent.changes_after(CommitSeq(number))?;

@@ -1,4 +1,5 @@
-//! What the answer of a range query depends on, and which of its steps a change touches.
+//! Dependencies: which samples the answer of a range query depends on, and which steps a change
+//! touches.
 
 use std::sync::Arc;
 
@@ -10,32 +11,33 @@ use firn_model::{Error, MatchOp, Matcher, Result, TimeRange, Timestamp};
 const NOTE_VERSION: u8 = 1;
 const COUNT_MAX: usize = 1 << 16;
 
-/// One selector of an expression and the samples of it that a step looks at.
+/// A selector of an expression, and the samples of it that a step reads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dependency {
-    /// Which series.
+    /// Selects the series.
     pub matchers: Vec<Matcher>,
-    /// Which of their samples.
+    /// The samples of each series.
     pub span: Span,
 }
 
-/// Which samples a step looks at.
+/// The samples that a step reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Span {
-    /// Those from `step + first_ms` to `step + last_ms`, both inside: window, lookback, offset and subqueries added
-    /// up. `foo` has -lookback to 0, `rate(foo[5m] offset 1h)` has -65 min to -60 min.
+    /// From `step + first_ms` to `step + last_ms`, inclusive: window, lookback, offset and
+    /// subqueries added up. `foo` has -lookback to 0, `rate(foo[5m] offset 1h)` has -65 min to -60
+    /// min.
     Relative {
-        /// The first sample, mostly negative.
+        /// The first sample, usually negative.
         first_ms: i64,
-        /// The last one; positive for a negative offset.
+        /// The last sample; positive for a negative offset.
         last_ms: i64,
     },
-    /// The same at every step: `foo @ 1000`.
+    /// The same samples at every step: `foo @ 1000`.
     Fixed(TimeRange),
 }
 
 impl Span {
-    /// The samples that the steps in `steps` look at.
+    /// The samples that the steps in `steps` read.
     pub(crate) fn needed_by(self, steps: TimeRange) -> TimeRange {
         match self {
             Span::Fixed(range) if !steps.is_empty() => range,
@@ -47,7 +49,7 @@ impl Span {
         }
     }
 
-    /// The steps that look at a sample of `samples`.
+    /// The steps that read a sample of `samples`.
     pub(crate) fn touched_by(self, samples: TimeRange) -> TimeRange {
         match self {
             Span::Fixed(range) if range.overlaps(samples) => TimeRange::ALL,
@@ -60,7 +62,8 @@ impl Span {
     }
 }
 
-/// The times at which an expression is evaluated: all that are `phase_ms` behind a multiple of `step_ms`.
+/// The times at which an expression is evaluated: all that are `phase_ms` after a multiple of
+/// `step_ms`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     step_ms: i64,
@@ -71,7 +74,7 @@ pub struct Grid {
 const TIME_MAX: Timestamp = 1 << 61;
 
 impl Grid {
-    /// The grid that has `start`; `None` if its numbers are too large to add.
+    /// The grid that contains `start`; `None` if adding its numbers could overflow.
     pub fn new(start: Timestamp, end: Timestamp, step_ms: i64) -> Option<Grid> {
         let is_small = |ts: i64| (-TIME_MAX..=TIME_MAX).contains(&ts);
         let fits = (1..=TIME_MAX).contains(&step_ms) && is_small(start) && is_small(end);
@@ -95,7 +98,7 @@ impl Grid {
         ts - (ts - self.phase_ms).rem_euclid(self.step_ms)
     }
 
-    /// The times that stand for `steps`, so that neighbours touch.
+    /// The stored times of `steps`: each step covers the times up to the next, so neighbours touch.
     pub fn cells(self, steps: TimeRange) -> TimeRange {
         if steps.is_empty() {
             return TimeRange::EMPTY;
@@ -103,17 +106,17 @@ impl Grid {
         TimeRange { start: steps.start, end: steps.end + (self.step_ms - 1) }
     }
 
-    /// The first and the last step whose times lie in `cells`; `None` if that is empty.
+    /// The first and the last step of `cells`; `None` if that is empty.
     pub(crate) fn ends_of(self, cells: TimeRange) -> Option<(Timestamp, Timestamp)> {
         (!cells.is_empty()).then(|| (self.floor(cells.start), self.floor(cells.end)))
     }
 
-    /// How many steps there are from the first to the last.
+    /// Number of steps from the first to the last.
     pub fn count(self, steps: TimeRange) -> u64 {
         if steps.is_empty() { 0 } else { ((steps.end - steps.start) / self.step_ms) as u64 + 1 }
     }
 
-    /// All of `steps`, one after the other.
+    /// All of `steps`, in order.
     pub fn iter(self, steps: TimeRange) -> impl Iterator<Item = Timestamp> {
         let mut next = (!steps.is_empty()).then_some(steps.start);
         std::iter::from_fn(move || {
@@ -137,7 +140,7 @@ pub(crate) fn encode_key(expression: &str, grid: Grid, lookback_ms: i64) -> Arc<
 /// The grid of a key.
 ///
 /// # Errors
-/// `Corrupt` if it is no key.
+/// `Corrupt` if it is not a key.
 pub(crate) fn grid_of_key(key: &[u8]) -> Result<Grid> {
     let mut input = key;
     let step_ms = take_zigzag(&mut input, "step")?;
@@ -146,7 +149,7 @@ pub(crate) fn grid_of_key(key: &[u8]) -> Result<Grid> {
     if is_grid { Ok(Grid { step_ms, phase_ms }) } else { Err(bad("step and phase make no grid")) }
 }
 
-/// What a key's note has: its dependencies.
+/// Encodes the dependencies of a key as its note.
 pub(crate) fn encode_note(dependencies: &[Dependency]) -> Vec<u8> {
     let mut out = vec![NOTE_VERSION];
     encode_varint(dependencies.len() as u64, &mut out);
@@ -175,10 +178,10 @@ pub(crate) fn encode_note(dependencies: &[Dependency]) -> Vec<u8> {
     out
 }
 
-/// The dependencies of a note.
+/// Decodes the dependencies of a note.
 ///
 /// # Errors
-/// `Corrupt` if it is none.
+/// `Corrupt` if it is not a note.
 pub(crate) fn decode_note(note: &[u8]) -> Result<Vec<Dependency>> {
     let mut input = note;
     let input = &mut input;

@@ -1,4 +1,4 @@
-//! The file that slabs lie in: a superblock, then places of one size.
+//! The file of slabs: a superblock, then slots of equal size.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::slab::BLOCK_BYTES;
 const FILE: &str = "slabs";
 const SUPERBLOCK_BYTES: u64 = BLOCK_BYTES as u64;
 const FORMAT: FileFormat = FileFormat { kind: *b"CACH", version: 1, oldest: 1 };
-/// Bytes of the superblock that mean something.
+/// Bytes of the superblock that are used.
 const FIELDS_BYTES: usize = 40;
 
 /// An open file of slabs.
@@ -25,8 +25,8 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Opens the file in `folder`, or makes it anew if there is none, or one of another version, slab size
-    /// or owner: what a cache has lost can be computed again. Says whether it is new.
+    /// Opens the file in `folder`, or creates it if it is missing or has another version, slab size
+    /// or owner: a cache can be computed again. Returns whether it is new.
     ///
     /// # Errors
     /// `Unavailable` when the disk fails or is full.
@@ -46,7 +46,7 @@ impl Device {
                 if read.is_ok() && found == superblock {
                     return Ok((Device { path, file, slab_bytes }, false));
                 }
-                // It is not emptied but forgotten: a reader of the old name would still find its bytes.
+                // Removed, not truncated: a reader of the old file can still read its bytes.
                 drop(file);
                 disk.remove(&path)?;
             }
@@ -67,13 +67,13 @@ impl Device {
         &self.path
     }
 
-    /// How many places the file has now, written or not.
+    /// Number of slots within the file's length, written or not.
     pub(crate) fn slot_count(&self) -> Result<u32> {
         let bytes = self.file.len()?.saturating_sub(SUPERBLOCK_BYTES);
         Ok(u32::try_from(bytes.div_ceil(u64::from(self.slab_bytes))).unwrap_or(u32::MAX))
     }
 
-    /// Where a slot begins in the file.
+    /// Offset of a slot in the file.
     pub(crate) fn offset(&self, slot: u32) -> u64 {
         SUPERBLOCK_BYTES + u64::from(slot) * u64::from(self.slab_bytes)
     }
@@ -81,37 +81,37 @@ impl Device {
     /// Fills `buf` from byte `at` of a slot.
     ///
     /// # Errors
-    /// `Corrupt` if the file ends before, `Unavailable`.
+    /// `Corrupt` if the file ends before, `Unavailable` when the device fails.
     pub(crate) fn read(&self, slot: u32, at: u64, buf: &mut [u8]) -> Result<()> {
         if at + buf.len() as u64 > u64::from(self.slab_bytes) {
-            let what = format!("slab {slot}: it says that it is larger than its place");
+            let what = format!("slab {slot}: its header claims more bytes than a slot has");
             return Err(Error::corrupt(&*self.path, self.offset(slot), what));
         }
         self.file.read_at(self.offset(slot) + at, buf)
     }
 
-    /// As [`Device::read`], if nobody has to wait for the device; `false` if not.
+    /// Like [`Device::read`], but `false` if it would wait for the device.
     pub(crate) fn read_cached(&self, slot: u32, at: u64, buf: &mut [u8]) -> bool {
         let is_inside = at + buf.len() as u64 <= u64::from(self.slab_bytes);
         is_inside && self.file.read_cached(self.offset(slot) + at, buf)
     }
 
-    /// Says that some bytes of a slot will be read at once.
+    /// Announces that some bytes of a slot will be read.
     pub(crate) fn will_read(&self, slot: u32, place: &Range<u64>) {
         self.file.will_read(self.offset(slot) + place.start, place.end - place.start);
     }
 
-    /// Writes a slab. Not synced: what a crash loses is found by its checksums.
+    /// Writes a slab. Not synced: checksums reveal bytes that a crash loses.
     ///
     /// # Errors
-    /// `Unavailable`; then nothing is known about what is in the slot.
+    /// `Unavailable`; then the contents of the slot are unknown.
     pub(crate) fn write(&self, slot: u32, bytes: &[u8]) -> Result<()> {
-        assert!(bytes.len() <= self.slab_bytes as usize, "a slab fits its place");
+        assert!(bytes.len() <= self.slab_bytes as usize, "a slab is not larger than its slot");
         self.file.write_at(self.offset(slot), bytes)
     }
 }
 
-/// Removes the file of slabs in `folder`, if there is one: nothing of it can be trusted.
+/// Removes the file of slabs in `folder`, if there is one, because it cannot be trusted.
 ///
 /// # Errors
 /// `Unavailable` when the disk fails.

@@ -1,7 +1,8 @@
-//! Answers in memory as they are given, of what was asked for last: a dashboard that is refreshed reads and decodes nothing.
+//! Decoded answers in memory, of the latest queries: refreshing a dashboard reads and decodes
+//! nothing.
 //!
-//! Each is one range of steps. It is a copy: what is here was in the store when it came, and whatever cuts the store
-//! cuts this, under the same lock, before the change can be seen.
+//! Each is one range of steps. It is a copy of a range of the store: every trim of the store trims
+//! it too, under the same lock, before the change becomes visible.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -10,12 +11,12 @@ use firn_model::{CommitSeq, Sample, TimeRange, Timestamp};
 
 use crate::answer::{Answer, AnswerSeries};
 
-/// One answer takes at most this part of the room.
+/// One answer takes at most this fraction of the room.
 const SHARE: u64 = 16;
-/// What an answer takes besides its series, about.
+/// Approximate memory of an answer besides its series.
 const ANSWER_BYTES: u64 = 256;
 
-/// The answers that were used last, as many as there is room for.
+/// The most recently used answers.
 #[derive(Debug)]
 pub(crate) struct HotAnswers {
     answers: HashMap<Arc<[u8]>, HotAnswer>,
@@ -28,30 +29,30 @@ pub(crate) struct HotAnswers {
 
 #[derive(Debug)]
 struct HotAnswer {
-    /// All of it is known, and still true. Points outside of it are not.
+    /// All steps of it are in `answer` and valid. Points outside of it are not.
     range: TimeRange,
-    /// The newest snapshot that a part was computed from.
+    /// The newest snapshot that a part of it was computed from.
     number: CommitSeq,
-    /// Sorted by labels, floats only. `None` while it is read from the store.
+    /// Sorted by labels, floats only. `None` while it is being read from the store.
     answer: Option<Arc<Answer>>,
     bytes: u64,
     last_use: u64,
-    /// The first time that was asked for in this period and in the one before; a period ends when `range` does behind
-    /// `period_end`.
+    /// The earliest start of the lookups in this period and in the previous one; a period ends when
+    /// `range` ends after `period_end`.
     asked_start: Timestamp,
     asked_before: Timestamp,
     period_end: Timestamp,
 }
 
 impl HotAnswers {
-    /// With room for about so many bytes; 0 keeps nothing.
+    /// With room for about `bytes_max` bytes; 0 keeps nothing.
     pub(crate) fn new(bytes_max: u64) -> HotAnswers {
         let (answers, uses) = (HashMap::new(), BTreeMap::new());
         HotAnswers { answers, uses, use_count: 0, bytes: 0, bytes_max }
     }
 
-    /// The part of `range` that is known to a snapshot with `number`, if it begins or ends as `range` does, and an answer
-    /// whose points inside of that part are the truth.
+    /// The part of `range` that is valid for a snapshot with `number`, if it begins or ends like
+    /// `range`, with an answer that contains its points.
     pub(crate) fn get(
         &mut self,
         key: &[u8],
@@ -73,8 +74,9 @@ impl HotAnswers {
         Some((known, answer))
     }
 
-    /// `range` will be read from the store: what is cut until then will not be kept. Returns what to show to
-    /// [`HotAnswers::keep`]; `None` if nothing will be kept, because what is here is of a later snapshot.
+    /// Announces that `range` will be read from the store; trims until then apply to it. Returns
+    /// the ticket for [`HotAnswers::keep`], or `None` if a later snapshot's answer is here and
+    /// stays.
     pub(crate) fn expect(
         &mut self,
         key: &Arc<[u8]>,
@@ -89,7 +91,7 @@ impl HotAnswers {
         Some(self.use_count)
     }
 
-    /// Keeps what was read, as far as it is still true: `answer` has all points of `known`.
+    /// Keeps a read answer, as far as it is still valid: `answer` contains all points of `known`.
     pub(crate) fn keep(&mut self, key: &Arc<[u8]>, ticket: u64, known: TimeRange, answer: Answer) {
         let Some(hot) = self.answers.get(key).filter(|hot| hot.last_use == ticket) else { return };
         let (range, number) = (hot.range.intersect(known), hot.number);
@@ -99,7 +101,7 @@ impl HotAnswers {
         }
     }
 
-    /// Keeps a part that was computed: `answer` has all points of `range`.
+    /// Keeps a computed part: `answer` contains all points of `range`.
     pub(crate) fn extend(
         &mut self,
         key: &Arc<[u8]>,
@@ -125,7 +127,7 @@ impl HotAnswers {
         }
     }
 
-    /// `range` is no longer true. Returns whether there is such a key.
+    /// Removes a range that is no longer valid. Returns whether the key is here.
     pub(crate) fn trim(&mut self, key: &[u8], range: TimeRange) -> bool {
         let Some(hot) = self.answers.get_mut(key) else { return false };
         match without(hot.range, range).max_by_key(|part| width(*part)) {
@@ -135,23 +137,24 @@ impl HotAnswers {
         true
     }
 
-    /// Whether anything of a key is here, or may be soon.
+    /// Whether the key is here, or is being read.
     pub(crate) fn has_key(&self, key: &[u8]) -> bool {
         self.answers.contains_key(key)
     }
 
-    /// Lets so many bytes go at least, or all.
+    /// Releases at least `bytes`, or everything.
     pub(crate) fn give_back(&mut self, bytes: u64) {
         let target = self.bytes.saturating_sub(bytes);
         while self.bytes > target && self.remove_oldest() {}
     }
 
-    /// Lets all go. Uses are counted on: who reads for a key now must not be taken for one who comes later.
+    /// Removes everything. Numbering continues, so that the ticket of a read in flight fits no
+    /// later answer.
     pub(crate) fn clear(&mut self) {
         (self.answers, self.uses, self.bytes) = (HashMap::new(), BTreeMap::new(), 0);
     }
 
-    /// What they hold, about.
+    /// Approximate memory of all answers.
     pub(crate) fn heap_bytes(&self) -> u64 {
         self.bytes
     }
@@ -172,7 +175,7 @@ impl HotAnswers {
         self.shrink();
     }
 
-    /// Puts an answer in place of whatever is there.
+    /// Inserts an answer, replacing the present one.
     fn insert(
         &mut self,
         key: &Arc<[u8]>,
@@ -223,10 +226,10 @@ impl HotAnswers {
 }
 
 impl HotAnswer {
-    /// Adds the points of `range`, which begins where this ends.
+    /// Appends the points of `range`, which begins where this range ends.
     fn append(&mut self, range: TimeRange, number: CommitSeq, new: &Answer) {
         let Some(answer) = &mut self.answer else { return };
-        // A copy only while somebody reads the one that is here.
+        // Copies only while a reader holds the present answer.
         let series = &mut Arc::make_mut(answer).series;
         for one in &mut *series {
             one.floats.truncate(one.floats.partition_point(|point| point.ts <= self.range.end));
@@ -251,7 +254,8 @@ impl HotAnswer {
         self.number = self.number.max(number);
     }
 
-    /// Lets steps go that windows have left behind: now and then, so that all who ask in turn have asked meanwhile.
+    /// Drops steps that sliding windows have left, once per period, so that every client that
+    /// refreshes has looked up its window since.
     fn let_go(&mut self) {
         if self.range.end <= self.period_end {
             return;
@@ -274,7 +278,7 @@ impl HotAnswer {
     }
 }
 
-/// The points of an answer in `range`, with room for `more` behind those of each series.
+/// The points of an answer in `range`, with capacity for `more` points per series.
 pub(crate) fn part_of(answer: &Answer, range: TimeRange, more: usize) -> Answer {
     let series = answer.series.iter().map(|one| {
         let inside = points_in(&one.floats, range);
@@ -301,12 +305,12 @@ pub(crate) fn without(range: TimeRange, hole: TimeRange) -> impl Iterator<Item =
     before.into_iter().chain(behind).filter(|part| !part.is_empty())
 }
 
-/// How many timestamps a range has, less one.
+/// Number of timestamps of a range, less one.
 pub(crate) fn width(range: TimeRange) -> u64 {
     range.end.wrapping_sub(range.start) as u64
 }
 
-/// Whether `behind` begins in `range` or right behind it, and ends behind it.
+/// Whether `behind` begins in `range` or right after it, and ends after it.
 fn touch(range: TimeRange, behind: TimeRange) -> bool {
     behind.end > range.end && behind.start <= range.end + 1
 }
@@ -340,7 +344,7 @@ mod tests {
 
     use super::*;
 
-    /// Each step has one point, whose value says when it was computed.
+    /// Each step has one point. Its value is the version of the computation.
     fn computed(range: TimeRange, version: f64) -> Answer {
         let floats = (range.start..=range.end).map(|ts| Sample { ts, value: version });
         let labels = Labels::from_pairs([("host", "a")]).unwrap();
@@ -349,9 +353,9 @@ mod tests {
         }
     }
 
-    /// Against a list of what is true: whatever is given was never cut since it came.
+    /// Against a model: every returned step is valid since it was inserted.
     #[test]
-    fn what_is_given_is_what_was_put_in_and_not_cut_since() {
+    fn a_returned_step_was_inserted_and_not_trimmed_since() {
         let key: Arc<[u8]> = Arc::from(&b"k"[..]);
         let mut given = 0;
         for seed in 0..50 {
@@ -364,7 +368,7 @@ mod tests {
                 now = (now + rng.between(0, 2)).min(199);
                 let range = TimeRange::new((now - rng.between(5, 40)).max(0), now);
                 match rng.below(10) {
-                    // Samples come late; what is expected was read before.
+                    // Late samples; the expected answer was read before.
                     0 => {
                         let start = rng.between(0, now);
                         let late_range = TimeRange::new(start, start + rng.between(0, 3));
@@ -413,16 +417,16 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_before_all_was_let_go_is_not_kept() {
+    fn an_answer_read_before_a_clear_is_not_kept() {
         let key: Arc<[u8]> = Arc::from(&b"k"[..]);
         let mut hot = HotAnswers::new(1 << 16);
         let range = TimeRange::new(0, 9);
         let before = hot.expect(&key, range, CommitSeq(1)).unwrap();
         hot.clear();
-        // A change comes, and somebody who knows of it.
+        // A change, and a reader that has seen it.
         let after = hot.expect(&key, range, CommitSeq(2)).unwrap();
         hot.keep(&key, before, range, computed(range, 1.0));
-        assert!(hot.get(&key, range, CommitSeq(2)).is_none(), "what was read before the change");
+        assert!(hot.get(&key, range, CommitSeq(2)).is_none(), "it was read before the change");
         hot.keep(&key, after, range, computed(range, 2.0));
         let (_, answer) = hot.get(&key, range, CommitSeq(2)).unwrap();
         assert_eq!(*answer, computed(range, 2.0));

@@ -1,9 +1,9 @@
-//! Which ranges of time are complete for each key, and in which slab: the first layer of the index.
+//! The first layer of the index: which ranges of time are complete for each key, and in which slab.
 //!
-//! Source: TSCache 3.5. Where the paper's ranges say only that something is cached and filters in slab nodes say
-//! where it may be, a segment here names its slab: nothing is looked for in vain, a slab's header is read only if
-//! it has what is asked for, and of two versions of a point only the newer is reachable. An ordered map stands for
-//! the skip list.
+//! Source: TSCache 3.5. In the paper a range states only that something is cached, and filters in
+//! slab nodes state where it may be. Here a segment names its slab: no lookup is in vain, a slab's
+//! header is read only if it has points of the range, and of two versions of a point only the newer
+//! is reachable. The paper's skip list is an ordered map here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use firn_model::{CommitSeq, TimeRange, Timestamp};
 use crate::policy::SlabId;
 use crate::slab::Extent;
 
-/// What one key has in the cache.
+/// The cached ranges of one key.
 #[derive(Debug)]
-pub(crate) struct Entry {
-    /// What its owner wants to know about it after a restart.
+pub(crate) struct KeyEntry {
+    /// Bytes that its owner gets back after a restart.
     pub(crate) note: Arc<[u8]>,
-    /// What its newest points share.
+    /// The head of its newest points.
     pub(crate) last_head: Option<Arc<[u8]>>,
     /// By start, not overlapping.
     segments: BTreeMap<Timestamp, Segment>,
@@ -31,14 +31,14 @@ pub(crate) struct Segment {
     pub(crate) slab: SlabId,
     /// The newest snapshot that a part of it was computed from.
     pub(crate) number: CommitSeq,
-    /// Density: what a millisecond of it has (TSCache 3.3).
+    /// Density (TSCache 3.3).
     pub(crate) bytes_per_ms: f32,
-    /// What of it was asked for since it came to its slab, from the first time to the last; empty if nothing.
+    /// The hull of the lookups since it was written to its slab; empty if there were none.
     pub(crate) used: TimeRange,
 }
 
 impl Segment {
-    /// The bytes of `part` of it, about.
+    /// Approximate bytes of a part of it.
     pub(crate) fn bytes_of(&self, part: TimeRange) -> f64 {
         if part.is_empty() {
             return 0.0;
@@ -47,12 +47,12 @@ impl Segment {
     }
 }
 
-/// By how much the segments of a key in a slab grew or shrank in number.
+/// Changes of the number of segments of a key per slab.
 pub(crate) type Deltas = Vec<(SlabId, i64)>;
 
-impl Entry {
-    pub(crate) fn new(note: &[u8]) -> Entry {
-        Entry { note: Arc::from(note), last_head: None, segments: BTreeMap::new() }
+impl KeyEntry {
+    pub(crate) fn new(note: &[u8]) -> KeyEntry {
+        KeyEntry { note: Arc::from(note), last_head: None, segments: BTreeMap::new() }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -79,13 +79,13 @@ impl Entry {
         .filter(|(part, _)| !part.is_empty())
     }
 
-    /// What is complete in one slab.
+    /// The extents in one slab.
     pub(crate) fn extents(&self, slab: SlabId) -> Vec<Extent> {
         let own = self.segments().filter(|(_, segment)| segment.slab == slab);
         own.map(|(range, segment)| Extent { range, number: segment.number }).collect()
     }
 
-    /// Something asked for `range`.
+    /// Records a lookup of `range`.
     pub(crate) fn touch(&mut self, range: TimeRange) {
         if range.is_empty() {
             return;
@@ -100,13 +100,13 @@ impl Entry {
         }
     }
 
-    /// What one slab has counts as not asked for yet.
+    /// Marks the segments in one slab as not looked up.
     pub(crate) fn cool(&mut self, slab: SlabId) {
         let own = self.segments.values_mut().filter(|segment| segment.slab == slab);
         own.for_each(|segment| segment.used = TimeRange::EMPTY);
     }
 
-    /// Takes `range` out.
+    /// Removes `range`.
     pub(crate) fn carve(&mut self, range: TimeRange, deltas: &mut Deltas) {
         let touched: Vec<Timestamp> = {
             let before = self.segments.range(..range.start).next_back();
@@ -134,8 +134,7 @@ impl Entry {
         }
     }
 
-    /// Puts a segment in place of whatever was there, and unites it with its neighbours if they are of the
-    /// same slab.
+    /// Inserts a segment, replacing its range, and unites it with neighbours in the same slab.
     pub(crate) fn insert(&mut self, range: TimeRange, mut segment: Segment, deltas: &mut Deltas) {
         self.carve(range, deltas);
         let mut start = range.start;
@@ -163,14 +162,14 @@ impl Entry {
         deltas.push((segment.slab, 1));
     }
 
-    /// Takes out all that is in one slab.
+    /// Removes all segments in one slab.
     pub(crate) fn forget(&mut self, slab: SlabId) {
         self.segments.retain(|_, segment| segment.slab != slab);
     }
 }
 
-/// One segment of two that lie side by side. Its number is the larger: older snapshots lose what they could have
-/// used, which costs a hit and no truth.
+/// Unites two adjacent segments. The number is the larger of both: older snapshots lose a hit,
+/// never correctness.
 fn united(first: (Timestamp, Segment), second: (Timestamp, Segment)) -> Segment {
     let ms = |(start, segment): (Timestamp, Segment)| width_ms(TimeRange::new(start, segment.end));
     let bytes = |one: (Timestamp, Segment)| one.1.bytes_per_ms * ms(one);
@@ -183,7 +182,7 @@ fn united(first: (Timestamp, Segment), second: (Timestamp, Segment)) -> Segment 
     }
 }
 
-/// How many timestamps a range has, about.
+/// Approximate number of timestamps of a range.
 pub(crate) fn width_ms(range: TimeRange) -> f32 {
     range.end.wrapping_sub(range.start) as u64 as f32 + 1.0
 }
@@ -198,7 +197,7 @@ mod tests {
     fn segments_are_a_map_from_times_to_slabs() {
         for seed in 0..40 {
             let mut rng = Rng::new(seed);
-            let mut entry = Entry::new(b"");
+            let mut entry = KeyEntry::new(b"");
             let mut model = [None; 64];
             let mut counts = BTreeMap::<SlabId, i64>::new();
             for _ in 0..60 {
@@ -238,7 +237,7 @@ mod tests {
 
     #[test]
     fn the_ends_of_time_are_times() {
-        let (mut entry, mut deltas) = (Entry::new(b""), Deltas::new());
+        let (mut entry, mut deltas) = (KeyEntry::new(b""), Deltas::new());
         let (number, used) = (CommitSeq(1), TimeRange::EMPTY);
         let segment = Segment { end: 0, slab: 1, number, bytes_per_ms: 0.0, used };
         entry.insert(TimeRange::ALL, segment, &mut deltas);

@@ -1,16 +1,19 @@
 //! The result cache: answers of range queries that are never stale.
 //!
-//! **The way of a query**: [`ResultCache::begin`], then take a snapshot, then [`ResultCache::lookup`] with its number,
-//! compute the one range of steps that is missing from that snapshot, [`ResultCache::fill`]. **The way of a change**:
-//! the engine tells of it before it can be seen; what depends on it is cut out of what is cached at once, and
-//! out of every answer that was computed from an older snapshot when that comes to be filled in.
+//! **Read path**: [`ResultCache::begin`], take a snapshot, [`ResultCache::lookup`] with its number,
+//! compute the one missing range of steps from that snapshot, [`ResultCache::fill`].
 //!
-//! Why a hit equals what the snapshot would say: what is cached was computed from a snapshot that is not younger, and
-//! no change since then touched it, else it would have been cut out before the change could be seen. A change
-//! that is told and not yet visible costs a hit, no truth. New series are told too, before their first change,
-//! and matched against the selectors of all that is cached.
+//! **Invalidation**: the engine announces each change before it becomes visible. The change is cut
+//! out of everything cached at once, and out of every answer computed from an older snapshot when
+//! that answer is filled in.
 //!
-//! Source: TSCache 3 for the cache, FirnDB's own protocol for the truth.
+//! **Why a hit equals the computed answer**: a cached step was computed from a snapshot that is not
+//! newer, and no change since touched it, or it would have been cut out before the change became
+//! visible. A change that is announced and not yet visible costs a hit, never correctness. New
+//! series are announced too, before their first change, and matched against the selectors of
+//! everything cached.
+//!
+//! Source: TSCache, section 3, for the cache; the invalidation protocol is FirnDB's own.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,35 +32,36 @@ use crate::dependency::{
     Dependency, Grid, Span, decode_note, encode_key, encode_note, grid_of_key,
 };
 use crate::hot::{HotAnswers, part_of, width, without};
-use crate::planted::Planted;
+use crate::mutant::mutant;
 use crate::selectors::{Groups, Selectors, Use, matches_all};
 use crate::shares::Shares;
 use crate::store::{DeclineReason, Fill, Lookup, OwnerHistory, Store, StoreOptions, StoreStats};
 
-/// The field of a store that answers are kept in.
+/// The field of a store that contains answers.
 const FIELD: u64 = 0;
-/// A fill that changes cut into more pieces keeps the newest of them.
+/// If changes cut a fill into more pieces, only the newest ones are kept.
 const PIECES_MAX: usize = 16;
-/// Steps that a series of a found answer has room for behind its own, at most.
+/// Upper bound of the steps reserved after the cached ones of each series.
 const STEPS_AHEAD_MAX: usize = 1_024;
 
-/// How large a result cache may be.
+/// How large a result cache may be and how it behaves.
 #[derive(Clone, Copy, Debug)]
 pub struct ResultOptions {
-    /// The cache below.
+    /// The store of the answers.
     pub store: StoreOptions,
-    /// Changes that are remembered for answers on their way. Queries that last longer than so many are not cached.
+    /// Changes that are remembered for queries in flight. A query during which more are announced
+    /// is not cached.
     pub change_count_max: usize,
-    /// New series that are remembered for answers on their way.
+    /// New series that are remembered for queries in flight.
     pub defined_count_max: usize,
-    /// Groups of one selector that are listed; with more, every change is taken for one of theirs.
+    /// Groups of one selector that are listed; with more, every change is assumed to touch it.
     pub group_count_max: usize,
-    /// A part that several expressions have is kept by itself if a step of one of them looks at so many samples: with
-    /// fewer, computing it again costs less than keeping it.
+    /// A part that several expressions share is cached by itself if a step of one of them reads at
+    /// least this many samples: with fewer, computing it again costs less than keeping it.
     pub shared_samples_min: u64,
-    /// An answer of more bytes in slabs is computed: nobody has looked yet what its query may hold.
+    /// A cached answer with more bytes in slabs is not read but computed, under the query's limits.
     pub answer_bytes_max: u64,
-    /// Bytes of answers that are kept in memory as they are given. Of the memory that is short it is the first to go.
+    /// Bytes of decoded answers in memory. They are released first when memory is short.
     pub hot_bytes_max: u64,
 }
 
@@ -75,94 +79,96 @@ impl Default for ResultOptions {
     }
 }
 
-/// What is asked.
+/// A range query.
 #[derive(Clone, Copy, Debug)]
 pub struct ResultQuery<'a> {
-    /// The expression as normalised text: what is equal in it is equal in meaning.
+    /// The expression as normalised text: equal texts have equal meanings.
     pub expression: &'a str,
     /// The first step.
     pub start: Timestamp,
-    /// The last step at most.
+    /// No step is later.
     pub end: Timestamp,
-    /// The distance of steps, above 0.
+    /// The distance between steps, above 0.
     pub step_ms: i64,
     /// How far back a selector looks.
     pub lookback_ms: i64,
-    /// Every selector of the expression. An answer must depend on nothing else: not on the clock, not on the
-    /// question's start and end.
+    /// Every selector of the expression. The answer must depend on nothing else: not on the clock,
+    /// not on the query's start and end.
     pub dependencies: &'a [Dependency],
 }
 
-/// A query on its way, from before its snapshot.
+/// A query in flight, since before its snapshot.
 #[derive(Clone, Copy, Debug)]
 pub struct Session {
     defined_count: u64,
     clear_count: u64,
 }
 
-/// What the cache knows of an answer.
+/// The cached part of an answer.
 #[derive(Debug)]
 pub struct CachedAnswer {
-    /// What it has.
+    /// The cached steps.
     pub answer: Answer,
-    /// The first and the last of the steps that are to be computed; `None` for a hit. All before and behind them
-    /// are in `answer`.
+    /// The first and the last of the missing steps; `None` for a hit. All steps before and after
+    /// them are in `answer`.
     pub missing: Option<(Timestamp, Timestamp)>,
-    /// What is kept is too much to be given. What is computed is not kept then: it would take the place of just that.
+    /// The cached answer exceeds [`ResultOptions::answer_bytes_max`]. The computed one is not kept
+    /// either: it would replace the cached one.
     pub is_too_large: bool,
 }
 
-/// Numbers of a result cache.
+/// Counters of a result cache, and its present size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResultStats {
-    /// The cache below.
+    /// Those of the store.
     pub store: StoreStats,
-    /// Steps that were answered.
+    /// Steps that were answered from the cache.
     pub steps_hit: u64,
     /// Steps that had to be computed.
     pub steps_missed: u64,
-    /// Questions whose kept steps were in memory as they are given: no slab was read.
+    /// Lookups answered from decoded answers in memory: no slab was read.
     pub hot_hits: u64,
-    /// Bytes of answers that are kept so.
+    /// Bytes of decoded answers.
     pub hot_bytes: u64,
-    /// Answers that were kept, or parts of them.
+    /// Answers that were kept, completely or in part.
     pub fills: u64,
-    /// Answers that could not be kept: for want of memory, or because the query took too long.
+    /// Answers that were not kept: memory was short, or the query took too long.
     pub fills_refused: u64,
-    /// Ranges that changes cut out of what was cached.
+    /// Ranges that changes cut out of cached answers.
     pub trims: u64,
-    /// Ranges that changes cut out of answers on their way.
+    /// Ranges that changes cut out of answers in flight.
     pub fill_trims: u64,
     /// Distinct selectors.
     pub selectors: u64,
-    /// Bytes of memory that they take.
+    /// Bytes of memory of the selectors.
     pub selector_bytes: u64,
 }
 
-/// A cache of range queries' answers. Tell it to the engine as its [`ChangeSink`].
+/// A cache of the answers of range queries. Attach it to the engine as its [`ChangeSink`].
 ///
-/// Lock order: `state`, then what [`Store`] has. `state` is never held over I/O.
+/// Lock order: `state`, then the locks of [`Store`]. `state` is never held over I/O.
 pub struct ResultCache {
     store: Store,
     options: ResultOptions,
-    state: Mutex<State>,
+    state: Mutex<ResultState>,
 }
 
-struct State {
+struct ResultState {
     recent: Recent,
     selectors: Selectors,
     hot: HotAnswers,
     shares: Shares,
-    /// How often all answers were given up.
+    /// How often the cache was cleared.
     clear_count: u64,
     memory: Reservation,
     stats: ResultStats,
 }
 
 impl ResultCache {
-    /// Opens the cache in `folder` with what is left of it. `recovered` says which changes are now told again, with
-    /// [`ResultCache::replayed`]; `None` if what is cached may know of more than the engine: it begins empty then.
-    /// Until [`ResultCache::rematch`] was called every change is taken for one of every selector.
+    /// Opens the cache in `folder`. `recovered` states which changes are announced again with
+    /// [`ResultCache::replayed`]; `None` if cached answers may reflect changes that the engine has
+    /// lost: then the cache starts empty. Until [`ResultCache::rematch`] is called, every change is
+    /// assumed to touch every selector.
     ///
     /// # Errors
     /// Those of [`Store::open`].
@@ -201,7 +207,7 @@ impl ResultCache {
         let memory = budget.empty(Pool::Cache);
         let (hot, stats) = (HotAnswers::new(options.hot_bytes_max), ResultStats::default());
         let shares = Shares::default();
-        let state = State { recent, selectors, hot, shares, clear_count: 0, memory, stats };
+        let state = ResultState { recent, selectors, hot, shares, clear_count: 0, memory, stats };
         let cache = ResultCache { store, options, state: Mutex::new(state) };
         if !cache.state.lock().settle() {
             cache.clear();
@@ -209,17 +215,15 @@ impl ResultCache {
         Ok(cache)
     }
 
-    /// Tells again that samples in `range` were changed, by changes up to `number`, of series that nobody knows. What
-    /// was written by the cache without knowing of them is forgotten. After opening, before the first query.
+    /// Announces again, after opening and before the first query, that changes up to `number`
+    /// touched samples in `range` of unknown series. Slabs that were written without them lose the
+    /// range.
     pub fn replayed(&self, range: TimeRange, number: CommitSeq) {
-        if self.planted(Planted::InvalidationOff) {
+        if mutant!(self.options.store, InvalidationOff) {
             return;
         }
         let mut state = self.state.lock();
-        let touch = |span: Span, samples: TimeRange| match self.planted(Planted::WindowIgnored) {
-            true => samples,
-            false => span.touched_by(samples),
-        };
+        let touch = |span: Span, samples: TimeRange| self.touched_steps(span, samples);
         state.selectors.touched(range, None, touch, |one, steps| {
             let steps = one.grid.steps_in(steps);
             if !steps.is_empty() {
@@ -229,11 +233,11 @@ impl ResultCache {
         });
     }
 
-    /// Asks `groups_of` for the groups that match each selector whose groups are not known: once after opening,
-    /// when the index is there.
+    /// Calls `groups_of` for each selector without known groups: once after opening, when the index
+    /// is available.
     ///
     /// # Errors
-    /// That of `groups_of`; the rest stays as it was.
+    /// Those of `groups_of`; the remaining selectors stay without groups.
     pub fn rematch(
         &self,
         mut groups_of: impl FnMut(&[Matcher]) -> Result<Vec<GroupId>>,
@@ -251,14 +255,14 @@ impl ResultCache {
         Ok(())
     }
 
-    /// A query begins. Call it before its snapshot is taken: what is defined from now on is looked at when the
-    /// answer is filled in.
+    /// Starts a query. Call it before its snapshot is taken: series defined from now on are matched
+    /// when the answer is filled in.
     pub fn begin(&self) -> Session {
         let state = self.state.lock();
         Session { defined_count: state.recent.defined_count(), clear_count: state.clear_count }
     }
 
-    /// What is known of the answer that a snapshot with `number` has.
+    /// The cached part of the answer for a snapshot with `number`.
     pub fn lookup(&self, question: &ResultQuery<'_>, number: CommitSeq) -> CachedAnswer {
         self.store.heard(number);
         let Some((grid, steps)) = question.steps() else {
@@ -270,10 +274,8 @@ impl ResultCache {
             return CachedAnswer::new(Answer::default(), None);
         }
         let key = encode_key(question.expression, grid, question.lookback_ms);
-        let number = match self.options.store.planted {
-            Some(Planted::LaterAnswerGiven) => CommitSeq(u64::MAX),
-            _ => number,
-        };
+        let is_later = mutant!(self.options.store, LaterAnswerReturned);
+        let number = if is_later { CommitSeq(u64::MAX) } else { number };
         let range = grid.cells(steps);
         let ask = Lookup {
             key: &key,
@@ -291,7 +293,7 @@ impl ResultCache {
         found
     }
 
-    /// What is in memory as it is given, if the store does not have more.
+    /// Answers from the decoded answers in memory, if the store does not have more.
     fn recall(&self, ask: &Lookup<'_>, grid: Grid) -> Option<CachedAnswer> {
         let (known, answer) = self.state.lock().hot.get(ask.key, ask.range, ask.number)?;
         let missing = without(ask.range, known).next().unwrap_or(TimeRange::EMPTY);
@@ -306,7 +308,7 @@ impl ResultCache {
         Some(CachedAnswer::new(answer, grid.ends_of(missing)))
     }
 
-    /// What the store has; it is in memory from now on.
+    /// Answers from the store, and keeps the decoded answer in memory.
     fn read(
         &self,
         key: &Arc<[u8]>,
@@ -335,7 +337,7 @@ impl ResultCache {
                 )
             }
             Err(_) => {
-                // Not what was put in: it must not be met again.
+                // Not the answer that was written: never read it again.
                 self.store.trim(key, FIELD, ask.range);
                 let missing = Some((steps.start, steps.end));
                 (CachedAnswer::new(Answer::default(), missing), None)
@@ -351,7 +353,8 @@ impl ResultCache {
         found
     }
 
-    /// How many steps of the answer that a snapshot with `number` has are kept, and how many are not; reads nothing.
+    /// Numbers of cached and of missing steps of the answer for a snapshot with `number`. Reads
+    /// nothing.
     pub fn count_steps(&self, question: &ResultQuery<'_>, number: CommitSeq) -> (u64, u64) {
         let Some((grid, steps)) = question.steps() else { return (0, 0) };
         let key = encode_key(question.expression, grid, question.lookback_ms);
@@ -367,7 +370,7 @@ impl ResultCache {
         (all - missing.min(all), missing.min(all))
     }
 
-    /// Notes that `expression` has a part that is dear to compute, and is asked for as `part` says.
+    /// Records that `expression` contains an expensive part that is queried like `part`.
     pub fn note_part(&self, part: &ResultQuery<'_>, expression: &str) {
         if let Some((grid, _)) = part.steps() {
             let key = encode_key(part.expression, grid, part.lookback_ms);
@@ -375,15 +378,16 @@ impl ResultCache {
         }
     }
 
-    /// A part turned out to be none that can be kept, or given to an evaluation: it is not shared again.
+    /// Marks a part as one that cannot be kept, or not used by an evaluation: it is not shared
+    /// again.
     pub fn drop_shared_part(&self, part: &ResultQuery<'_>) {
         if let Some((grid, _)) = part.steps() {
             let key = encode_key(part.expression, grid, part.lookback_ms);
-            self.state.lock().shares.give_up(&key);
+            self.state.lock().shares.mark_unfit(&key);
         }
     }
 
-    /// Whether several expressions have this part, so that its answer is worth keeping by itself.
+    /// Whether several expressions share this part, so that its answer is worth keeping by itself.
     pub fn is_shared(&self, part: &ResultQuery<'_>) -> bool {
         part.steps().is_some_and(|(grid, _)| {
             let key = encode_key(part.expression, grid, part.lookback_ms);
@@ -391,15 +395,15 @@ impl ResultCache {
         })
     }
 
-    /// Whether it is known which groups a dependency's selector matches: something that depends on it is kept.
+    /// Whether the groups of a dependency's selector are known: a cached answer depends on it.
     pub fn knows_groups(&self, dependency: &Dependency) -> bool {
         self.state.lock().selectors.groups_of(&dependency.matchers).is_some()
     }
 
-    /// Keeps the answer of a question that was computed from the snapshot with `number`, as far as nothing has
-    /// changed since. `question` asks for what was computed, so for [`CachedAnswer::missing`]; `groups` are for each of
-    /// its dependencies the groups that the snapshot has; `None` will do where the cache knows them
-    /// ([`ResultCache::knows_groups`]). Returns whether anything was kept.
+    /// Keeps the answer of a query that was computed from the snapshot with `number`, without the
+    /// steps that changed since. `query` covers the computed steps ([`CachedAnswer::missing`]);
+    /// `groups` are, per dependency, the matching groups of the snapshot, or `None` where the cache
+    /// knows them ([`ResultCache::knows_groups`]). Returns whether anything was kept.
     ///
     /// # Panics
     /// If there are not as many lists of groups as dependencies.
@@ -420,9 +424,9 @@ impl ResultCache {
         let encoded = encode_steps(answer, grid.iter(steps), last_head.as_ref());
         let note = encode_note(question.dependencies);
         let mut state = self.state.lock();
-        // What all answers were given up for may be in this one too.
-        let is_outlived =
-            session.clear_count != state.clear_count && !self.planted(Planted::FillOutlivesClear);
+        // The cause of the clear may be in this answer too.
+        let is_outlived = session.clear_count != state.clear_count
+            && !mutant!(self.options.store, FillOutlivesClear);
         let pieces = match encoded {
             Some(_) if !is_outlived => {
                 state.admit(session, question.dependencies, number, groups, steps, &self.options)
@@ -433,7 +437,7 @@ impl ResultCache {
             state.stats.fills_refused += 1;
             return false;
         };
-        if self.planted(Planted::FillKeptLater) {
+        if mutant!(self.options.store, FillKeptLater) {
             drop(state);
             state = self.state.lock();
         }
@@ -467,37 +471,37 @@ impl ResultCache {
         is_kept
     }
 
-    /// A snapshot with this number was seen: what is cached is true as of it.
+    /// Records a snapshot number: everything cached is valid as of it.
     pub fn heard(&self, number: CommitSeq) {
         self.store.heard(number);
     }
 
-    /// Whom an answer wakes that is to be written.
+    /// Wakes the background thread: there is a slab to write.
     pub fn wake(&self) -> Arc<Wake> {
         self.store.wake()
     }
 
-    /// Does one piece of work in the background; see [`Store::work`]. Returns whether there was any.
+    /// Does one unit of background work; see [`Store::work`]. Returns whether there was any.
     pub fn work(&self) -> bool {
         let is_done = self.store.work();
         let mut state = self.state.lock();
-        // Keys go without a word when their slabs do.
+        // Keys leave the store with their slabs, without notice.
         let key_count = self.store.stats().keys as usize;
         if state.selectors.use_count() > 4 * key_count + 64 {
-            let State { selectors, hot, .. } = &mut *state;
+            let ResultState { selectors, hot, .. } = &mut *state;
             selectors.prune(|one| self.store.has_key(&one.key, FIELD) || hot.has_key(&one.key));
             state.settle();
         }
         is_done
     }
 
-    /// Writes everything that waits in memory.
+    /// Writes all slabs in memory.
     pub fn flush(&self) {
         self.store.flush();
     }
 
-    /// Writes all that there is, for the next open. Nothing changes any more, and all that ever will be visible up to
-    /// `number` is durable and told.
+    /// Writes everything for the next open. Call it when all changes up to `number`, the last ones,
+    /// are durable and announced.
     ///
     /// # Errors
     /// `Unavailable` when the disk fails: the next open finds less.
@@ -508,20 +512,20 @@ impl ResultCache {
         self.store.checkpoint().map(|_| ())
     }
 
-    /// Forgets everything.
+    /// Removes everything.
     pub fn clear(&self) {
         let mut state = self.state.lock();
         self.store.clear();
         state.clear_count += 1;
-        match self.planted(Planted::TicketsReused) {
-            true => state.hot = HotAnswers::new(self.options.hot_bytes_max),
-            false => state.hot.clear(),
+        if mutant!(self.options.store, TicketsReused) {
+            state.hot = HotAnswers::new(self.options.hot_bytes_max);
         }
+        state.hot.clear();
         state.selectors = Selectors::default();
         state.settle();
     }
 
-    /// Numbers at this moment.
+    /// Current counters and sizes.
     pub fn stats(&self) -> ResultStats {
         let state = self.state.lock();
         ResultStats {
@@ -533,15 +537,16 @@ impl ResultCache {
         }
     }
 
-    fn planted(&self, mistake: Planted) -> bool {
-        self.options.store.planted == Some(mistake)
+    fn touched_steps(&self, span: Span, samples: TimeRange) -> TimeRange {
+        if mutant!(self.options.store, WindowIgnored) { samples } else { span.touched_by(samples) }
     }
 }
 
 impl Reclaim for ResultCache {
     fn reclaim(&self, bytes: u64) -> u64 {
         let freed = {
-            // Held while memory is reserved for the cache, for which nobody is asked to give back.
+            // Held while memory is reserved for the cache; such a reservation never calls
+            // reclaimers.
             let mut state = self.state.lock();
             let before = state.memory.bytes();
             state.hot.give_back(bytes);
@@ -555,29 +560,24 @@ impl Reclaim for ResultCache {
 impl ChangeSink for ResultCache {
     fn changed(&self, change: &Change) {
         let mut state = self.state.lock();
-        let State { recent, selectors, hot, stats, .. } = &mut *state;
+        let ResultState { recent, selectors, hot, stats, .. } = &mut *state;
         recent.changed(change);
-        if self.planted(Planted::InvalidationOff) {
+        if mutant!(self.options.store, InvalidationOff) {
             return;
         }
-        let touch = |span: Span, samples: TimeRange| match self.planted(Planted::WindowIgnored) {
-            true => samples,
-            false => span.touched_by(samples),
-        };
+        let touch = |span: Span, samples: TimeRange| self.touched_steps(span, samples);
         selectors.touched(change.range, Some(&change.groups), touch, |one, steps| {
             let steps = one.grid.steps_in(steps);
             stats.trims += u64::from(!steps.is_empty());
             let cells = one.grid.cells(steps);
-            let is_hot = match self.planted(Planted::HotNotTrimmed) {
-                true => hot.has_key(&one.key),
-                false => hot.trim(&one.key, cells),
-            };
+            let is_skipped = mutant!(self.options.store, HotNotTrimmed);
+            let is_hot = if is_skipped { hot.has_key(&one.key) } else { hot.trim(&one.key, cells) };
             self.store.trim(&one.key, FIELD, cells) || is_hot
         });
     }
 
     fn defined(&self, series: SeriesRef, labels: &Labels) {
-        if self.planted(Planted::NewSeriesIgnored) {
+        if mutant!(self.options.store, NewSeriesIgnored) {
             return;
         }
         let mut state = self.state.lock();
@@ -585,11 +585,12 @@ impl ChangeSink for ResultCache {
         state.selectors.defined(series.group, labels, self.options.group_count_max);
     }
 
-    /// What is cached by now goes to the device soon; what is on it by now, and still true, outlives a crash.
+    /// Seals open slabs so that they are written soon, and writes a checkpoint: slabs that are on
+    /// the device and still valid then survive a crash.
     fn released(&self, through: CommitSeq) {
         self.store.heard(through);
         self.store.seal_open();
-        // Without a checkpoint less outlives a crash.
+        // Without a checkpoint fewer slabs survive a crash.
         let _ = self.store.checkpoint();
     }
 
@@ -598,9 +599,9 @@ impl ChangeSink for ResultCache {
     }
 }
 
-impl State {
-    /// What of `steps` still holds, and the groups of each dependency as they are now. `None` if that is not known
-    /// any more, or if there is no memory to remember it by.
+impl ResultState {
+    /// The pieces of `steps` that are still valid, and the present groups of each dependency.
+    /// `None` if that is no longer known, or if memory is short.
     fn admit(
         &mut self,
         session: &Session,
@@ -615,7 +616,7 @@ impl State {
             let matchers = &dependency.matchers;
             now.push(match groups {
                 Some(groups) => self.groups_now(session, matchers, groups, options)?,
-                // Every series that came since the selector did was matched against it.
+                // Every series defined since the selector was added has been matched against it.
                 None => self.selectors.groups_of(matchers)?.clone(),
             });
         }
@@ -623,7 +624,7 @@ impl State {
             return None;
         }
         let mut pieces = vec![steps];
-        let is_trimmed = options.store.planted != Some(Planted::FillNotTrimmed);
+        let is_trimmed = !mutant!(options.store, FillNotTrimmed);
         for change in self.recent.changes_after(number)?.filter(|_| is_trimmed) {
             for (dependency, groups) in dependencies.iter().zip(&now) {
                 let is_touched = match groups {
@@ -642,7 +643,8 @@ impl State {
         Some((pieces, now))
     }
 
-    /// The groups that a selector matches: those of a snapshot and those defined since the session began.
+    /// The groups that a selector matches: those of a snapshot and those defined since the session
+    /// began.
     fn groups_now(
         &self,
         session: &Session,
@@ -655,7 +657,8 @@ impl State {
         Some(Groups::new(groups.iter().copied().chain(new).collect(), options.group_count_max))
     }
 
-    /// Reserves what is held, less answers if there is no memory for more; `false` if there is none even then.
+    /// Adjusts the reservation, dropping the decoded answers if memory is short; `false` if it is
+    /// short even then.
     fn settle(&mut self) -> bool {
         if self.reserve() {
             return true;
@@ -692,7 +695,7 @@ impl CachedAnswer {
 }
 
 impl ResultQuery<'_> {
-    /// Its grid and from the first to the last step; `None` for times that are not cached.
+    /// The grid of the query, and its first and last step; `None` for times that are not cached.
     fn steps(&self) -> Option<(Grid, TimeRange)> {
         let grid = Grid::new(self.start, self.end, self.step_ms)?;
         Some((grid, grid.steps_in(TimeRange::new(self.start, self.end))))

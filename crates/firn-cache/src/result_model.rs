@@ -1,8 +1,9 @@
-//! A model of writers, new series, queries and fills at once: `result.rs` compiled against a scheduler that tries many
-//! interleavings of its lock and of the steps around it.
+//! A model of writers, new series, queries and fills at once: `result.rs` compiled against a
+//! scheduler that tries many interleavings of its lock and of the steps around it.
 //!
-//! Around it is a database as the engine is one: a change has a number, is told, becomes visible, and has then arrived; a
-//! snapshot takes its number first. Every query must say what its snapshot says.
+//! Around it is a database that behaves like the engine: a change has a number, is announced, becomes
+//! visible, and is then complete; a snapshot takes its number first. Every query must return the
+//! answer of its snapshot.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,12 +18,12 @@ use shuttle::thread::{spawn, yield_now};
 
 use crate::answer::{Answer, AnswerSeries};
 use crate::dependency::{Dependency, Span};
-use crate::planted::Planted;
+use crate::mutant::Mutant;
 use crate::store::{OwnerHistory, StoreOptions};
 
 #[expect(clippy::duplicate_mod, reason = "this copy names the model's lock")]
-#[expect(unreachable_pub, reason = "what is public there is the model's alone here")]
-#[expect(dead_code, reason = "the model does not ask for everything")]
+#[expect(unreachable_pub, reason = "items that are public there are private to the model here")]
+#[expect(dead_code, reason = "the model does not use every item")]
 #[path = "result.rs"]
 mod result;
 
@@ -48,28 +49,28 @@ mod sync {
 const STEPS: i64 = 8;
 const WINDOW_MS: i64 = 2;
 
-/// What a mistake would look like; the model must see each.
+/// A mistake of the cache or of the database around it; the model must catch each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
     None,
     /// In the cache.
-    Planted(Planted),
-    /// A change is visible before it is told.
-    ToldAfterVisible,
+    Mutant(Mutant),
+    /// A change is visible before it is announced.
+    AnnouncedAfterVisible,
     /// A number counts as visible before its change is.
     ArrivedBeforeVisible,
     /// A snapshot takes its number when it has its samples.
     NumberAfterSamples,
     /// A query begins after its snapshot was taken.
     BegunAfterSnapshot,
-    /// A series is told after it was written.
+    /// A series is announced after it was written.
     DefinedAfterWrite,
 }
 
 /// A database with a cache beside it.
-struct World {
+struct ThreadedWorld {
     cache: ResultCache,
-    state: shuttle::sync::Mutex<State>,
+    state: shuttle::sync::Mutex<ModelState>,
     mistake: Mistake,
     is_wrong: AtomicBool,
     /// Steps that the cache answered.
@@ -77,7 +78,7 @@ struct World {
 }
 
 #[derive(Default)]
-struct State {
+struct ModelState {
     samples: Samples,
     groups: BTreeSet<GroupId>,
     last: u64,
@@ -85,7 +86,8 @@ struct State {
     repair: Repair,
 }
 
-/// A repair gives up samples that kept answers may have, without a change that says so, and then all answers.
+/// A repair removes samples that cached answers may contain, without announcing a change, and then
+/// clears the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Repair {
     #[default]
@@ -103,15 +105,15 @@ struct Snapshot {
     repair: Repair,
 }
 
-impl World {
-    fn new(mistake: Mistake, life: Life) -> Arc<World> {
-        let planted = match mistake {
-            Mistake::Planted(planted) => Some(planted),
+impl ThreadedWorld {
+    fn new(mistake: Mistake, life: Life) -> Arc<ThreadedWorld> {
+        let mutant = match mistake {
+            Mistake::Mutant(mutant) => Some(mutant),
             _ => None,
         };
         let slab_bytes = 16 << 10;
         let store =
-            StoreOptions { slab_bytes, flash_bytes_max: 2 << 14, planted, ..Default::default() };
+            StoreOptions { slab_bytes, flash_bytes_max: 2 << 14, mutant, ..Default::default() };
         let options = ResultOptions { store, ..ResultOptions::default() };
         let (disk, budget) = (Sim::new(0).env().disk, Budget::new(4 << 20));
         let open = |through| {
@@ -120,7 +122,7 @@ impl World {
             let disk = Arc::clone(&disk);
             ResultCache::open(disk, "cache", &budget, options, Some(recovered)).unwrap()
         };
-        let mut world = World {
+        let mut world = ThreadedWorld {
             cache: open(0),
             state: shuttle::sync::Mutex::default(),
             mistake,
@@ -161,7 +163,7 @@ impl World {
         let show = || self.state.lock().unwrap().samples.insert((group, ts), value);
         let arrive = || self.state.lock().unwrap().on_their_way.remove(&number);
         match self.mistake {
-            Mistake::ToldAfterVisible => {
+            Mistake::AnnouncedAfterVisible => {
                 show();
                 tell();
                 arrive();
@@ -206,7 +208,8 @@ impl World {
         self.state.lock().unwrap().repair = Repair::Done;
     }
 
-    /// Whether a snapshot is not one of before or while a repair: who has one may be told either.
+    /// Whether the repair was over before the snapshot was taken. During a repair either answer is
+    /// right.
     fn is_clear(&self, snapshot: &Snapshot) -> bool {
         snapshot.repair != Repair::Begun && snapshot.repair == self.state.lock().unwrap().repair
     }
@@ -230,7 +233,7 @@ impl World {
         }
         let all = (0, STEPS - 1);
         let mut missing = None;
-        // A snapshot may be asked with for a long time.
+        // A snapshot may be used for a long time.
         for _ in 0..3 {
             yield_now();
             let found = self.cache.lookup(&question(all), snapshot.number);
@@ -280,22 +283,22 @@ fn bits<'a>(parts: impl Iterator<Item = &'a Answer>) -> BTreeMap<(Labels, Timest
     floats.map(|(labels, one)| ((labels.clone(), one.ts), one.value.to_bits())).collect()
 }
 
-/// What there is beside writers and askers.
+/// The scenario around the writers and readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
     Cold,
     /// Something is kept already.
     Warm,
-    /// It is, on the device alone, and all of it is given up at some time.
+    /// The same, on the device only; and the cache is cleared at some time.
     Reopened,
 }
 
 const LIVES: [Life; 3] = [Life::Cold, Life::Warm, Life::Reopened];
 
-/// Two writers, one of them with a new series, beside two who ask. Whether an answer was wrong, and
+/// Two writers, one of them with a new series, and two readers. Whether an answer was wrong, and
 /// whether one came from the cache.
 fn run(mistake: Mistake, life: Life) -> (bool, bool) {
-    let world = World::new(mistake, life);
+    let world = ThreadedWorld::new(mistake, life);
     let asker = || {
         let world = Arc::clone(&world);
         move || (0..3).for_each(|_| world.query())
@@ -327,30 +330,30 @@ fn run(mistake: Mistake, life: Life) -> (bool, bool) {
 }
 
 #[test]
-fn invariant_9_whatever_comes_between_a_query_says_what_its_snapshot_says() {
+fn invariant_9_a_query_returns_the_answer_of_its_snapshot_in_every_interleaving() {
     for life in LIVES {
         check(move || assert_eq!(run(Mistake::None, life), (false, true)));
     }
 }
 
 #[test]
-fn planted_mistakes_are_found() {
+fn mutants_are_caught() {
     for mistake in [
-        Mistake::Planted(Planted::FillNotTrimmed),
-        Mistake::Planted(Planted::FillKeptLater),
-        Mistake::Planted(Planted::NewSeriesIgnored),
-        Mistake::Planted(Planted::LaterAnswerGiven),
-        Mistake::Planted(Planted::HotNotTrimmed),
-        Mistake::Planted(Planted::FillOutlivesClear),
-        Mistake::Planted(Planted::TicketsReused),
-        Mistake::ToldAfterVisible,
+        Mistake::Mutant(Mutant::FillNotTrimmed),
+        Mistake::Mutant(Mutant::FillKeptLater),
+        Mistake::Mutant(Mutant::NewSeriesIgnored),
+        Mistake::Mutant(Mutant::LaterAnswerReturned),
+        Mistake::Mutant(Mutant::HotNotTrimmed),
+        Mistake::Mutant(Mutant::FillOutlivesClear),
+        Mistake::Mutant(Mutant::TicketsReused),
+        Mistake::AnnouncedAfterVisible,
         Mistake::ArrivedBeforeVisible,
         Mistake::NumberAfterSamples,
         Mistake::BegunAfterSnapshot,
         Mistake::DefinedAfterWrite,
     ] {
         let found = Arc::new(AtomicBool::new(false));
-        // What is kept already is what some changes cut.
+        // Some changes trim answers that are cached already.
         for life in LIVES {
             let model = {
                 let found = Arc::clone(&found);

@@ -1,5 +1,6 @@
-//! Tests of the result cache: a small database with late writes, deletes, new series, snapshots that are held and
-//! changes that are told long before they are seen; every answer equals the computed one.
+//! Tests of the result cache: a small database with late writes, deletes, new series, snapshots
+//! that are held and changes that are announced long before they become visible; every answer
+//! equals the computed one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -12,7 +13,7 @@ use firn_sim::{Operation, Rng, Sim, for_seeds};
 
 use crate::answer::{Answer, AnswerSeries};
 use crate::dependency::{Dependency, Span};
-use crate::planted::Planted;
+use crate::mutant::Mutant;
 use crate::result::{ResultCache, ResultOptions, ResultQuery, ResultStats};
 use crate::selectors::matches_all;
 use crate::store::{OwnerHistory, StoreOptions};
@@ -22,7 +23,7 @@ const METRICS: [&str; 3] = ["a", "b", "c"];
 const LOOKBACK_MS: i64 = 40;
 
 /// All samples of a moment: by series, then time.
-type Samples = BTreeMap<Labels, BTreeMap<Timestamp, f64>>;
+type SeriesMap = BTreeMap<Labels, BTreeMap<Timestamp, f64>>;
 
 /// An expression: the sum over the window of one selector, less the count in that of another.
 struct Expression {
@@ -34,31 +35,31 @@ struct Expression {
 #[derive(Clone)]
 struct Frozen {
     number: CommitSeq,
-    samples: Rc<Samples>,
+    samples: Rc<SeriesMap>,
 }
 
-/// A change that was told.
+/// A change that was announced.
 #[derive(Clone)]
-struct Told {
+struct AnnouncedChange {
     change: Change,
     series: Vec<Labels>,
     /// `None` deletes.
     value: Option<f64>,
 }
 
-struct World {
+struct ResultWorld {
     seed: u64,
     sim: Sim,
     rng: Rng,
-    planted: Option<Planted>,
+    mutant: Option<Mutant>,
     cache: Option<ResultCache>,
     expressions: Vec<Expression>,
-    visible: Samples,
-    /// Told and not yet visible.
-    pending: Vec<Told>,
-    told: Vec<Told>,
-    /// Told and failed: not visible, but the log may have it.
-    failed: Vec<Told>,
+    visible: SeriesMap,
+    /// Announced and not yet visible.
+    pending: Vec<AnnouncedChange>,
+    announced: Vec<AnnouncedChange>,
+    /// Announced and failed: not visible, but the log may have it.
+    failed: Vec<AnnouncedChange>,
     number: u64,
     floor: u64,
     now: Timestamp,
@@ -115,7 +116,7 @@ fn expressions() -> Vec<Expression> {
 
 impl Expression {
     /// The answer as a database computes it.
-    fn compute(&self, samples: &Samples, steps: impl Iterator<Item = Timestamp>) -> Answer {
+    fn compute(&self, samples: &SeriesMap, steps: impl Iterator<Item = Timestamp>) -> Answer {
         let mut out: BTreeMap<Labels, Vec<Sample>> = BTreeMap::new();
         for ts in steps {
             let mut sums: BTreeMap<Labels, f64> = BTreeMap::new();
@@ -147,13 +148,13 @@ impl Expression {
         Answer { series: series.collect() }
     }
 
-    fn groups(&self, samples: &Samples) -> Vec<Vec<GroupId>> {
+    fn groups(&self, samples: &SeriesMap) -> Vec<Vec<GroupId>> {
         let of = |dependency: &Dependency| groups_of(&dependency.matchers, samples);
         self.dependencies.iter().map(of).collect()
     }
 }
 
-fn groups_of(matchers: &[Matcher], samples: &Samples) -> Vec<GroupId> {
+fn groups_of(matchers: &[Matcher], samples: &SeriesMap) -> Vec<GroupId> {
     let found = samples.keys().filter(|labels| matches_all(matchers, labels));
     found.map(group_of).collect::<BTreeSet<_>>().into_iter().collect()
 }
@@ -163,7 +164,7 @@ fn group_of(labels: &Labels) -> GroupId {
     GroupId(labels.get("host").and_then(|host| host[1..].parse().ok()).unwrap())
 }
 
-fn options(planted: Option<Planted>) -> ResultOptions {
+fn options(mutant: Option<Mutant>) -> ResultOptions {
     ResultOptions {
         hot_bytes_max: 48 << 10,
         shared_samples_min: 0,
@@ -173,7 +174,7 @@ fn options(planted: Option<Planted>) -> ResultOptions {
             flash_bytes_max: 10 * (16 << 10),
             waiting_slabs_max: 3,
             compaction_trigger: 3,
-            planted,
+            mutant,
             ..StoreOptions::default()
         },
         change_count_max: 40,
@@ -182,18 +183,18 @@ fn options(planted: Option<Planted>) -> ResultOptions {
     }
 }
 
-impl World {
-    fn new(seed: u64, planted: Option<Planted>) -> World {
-        let mut world = World {
+impl ResultWorld {
+    fn new(seed: u64, mutant: Option<Mutant>) -> ResultWorld {
+        let mut world = ResultWorld {
             seed,
             sim: Sim::new(seed),
             rng: Rng::new(seed ^ 0xab5),
-            planted,
+            mutant,
             cache: None,
             expressions: expressions(),
-            visible: Samples::new(),
+            visible: SeriesMap::new(),
             pending: Vec::new(),
-            told: Vec::new(),
+            announced: Vec::new(),
             failed: Vec::new(),
             number: 0,
             floor: 0,
@@ -214,7 +215,7 @@ impl World {
 
     /// In every third life all is read from slabs.
     fn options(&self) -> ResultOptions {
-        let mut options = options(self.planted);
+        let mut options = options(self.mutant);
         if self.seed.is_multiple_of(3) {
             options.hot_bytes_max = 0;
         }
@@ -233,7 +234,7 @@ impl World {
                     if self.rng.chance(0.8) {
                         cache.rematch(|matchers| Ok(groups_of(matchers, &self.visible))).unwrap();
                     }
-                    for Told { change, .. } in &self.told {
+                    for AnnouncedChange { change, .. } in &self.announced {
                         if change.number.0 > self.floor {
                             cache.replayed(change.range, change.number);
                         }
@@ -252,9 +253,9 @@ impl World {
         panic!("the cache does not open in 50 tries");
     }
 
-    /// Freezes the present: what is visible, and the number below which nothing is missing.
+    /// Freezes the visible samples, and the number up to which no change is missing.
     fn freeze(&self) -> Frozen {
-        let oldest = self.pending.iter().map(|told| told.change.number.0).min();
+        let oldest = self.pending.iter().map(|announced| announced.change.number.0).min();
         let number = CommitSeq(oldest.map_or(self.number, |oldest| oldest - 1));
         Frozen { number, samples: Rc::new(self.visible.clone()) }
     }
@@ -267,7 +268,7 @@ impl World {
         }
     }
 
-    fn tell(&mut self, series: Vec<Labels>, range: TimeRange, value: Option<f64>) {
+    fn announce(&mut self, series: Vec<Labels>, range: TimeRange, value: Option<f64>) {
         self.number += 1;
         let groups: BTreeSet<GroupId> = series.iter().map(group_of).collect();
         let change = Change {
@@ -277,38 +278,38 @@ impl World {
             kind: if value.is_some() { ChangeKind::Write } else { ChangeKind::Delete },
         };
         self.cache().changed(&change);
-        let told = Told { change, series, value };
+        let announced = AnnouncedChange { change, series, value };
         if self.seed.is_multiple_of(4) && self.rng.chance(0.02) {
             self.cache().failed();
-            return self.failed.push(told);
+            return self.failed.push(announced);
         }
-        self.told.push(told.clone());
-        self.pending.push(told);
+        self.announced.push(announced.clone());
+        self.pending.push(announced);
         if self.rng.chance(0.7) {
             self.publish();
         }
     }
 
-    /// Some of what was told becomes visible, in any order.
+    /// Some of the announced changes become visible, in any order.
     fn publish(&mut self) {
         while !self.pending.is_empty() {
             let idx = self.rng.below(self.pending.len() as u64) as usize;
-            let told = self.pending.swap_remove(idx);
-            self.apply(&told);
+            let announced = self.pending.swap_remove(idx);
+            self.apply(&announced);
             if self.rng.chance(0.2) {
                 return;
             }
         }
     }
 
-    fn apply(&mut self, told: &Told) {
-        for labels in &told.series {
+    fn apply(&mut self, announced: &AnnouncedChange) {
+        for labels in &announced.series {
             let points = self.visible.entry(labels.clone()).or_default();
-            match told.value {
+            match announced.value {
                 Some(value) => {
-                    points.insert(told.change.range.start, value);
+                    points.insert(announced.change.range.start, value);
                 }
-                None => points.retain(|&ts, _| !told.change.range.contains(ts)),
+                None => points.retain(|&ts, _| !announced.change.range.contains(ts)),
             }
         }
     }
@@ -319,14 +320,14 @@ impl World {
         let host = format!("h{host}");
         let labels = Labels::from_pairs([("__name__", metric), ("host", &host)]).unwrap();
         if !self.visible.contains_key(&labels) {
-            // Snapshots can see it, then the cache is told, then it can be written.
+            // It is visible to snapshots, then announced to the cache, then it can be written.
             self.visible.insert(labels.clone(), BTreeMap::new());
             let series = SeriesRef { group: group_of(&labels), slot: Slot(0) };
             self.cache().defined(series, &labels);
         }
         let ts = self.some_ts();
         let value = f64::from_bits(self.rng.next_u64() >> 12 | 0x3ff0 << 48);
-        self.tell(vec![labels], TimeRange::at(ts), Some(value));
+        self.announce(vec![labels], TimeRange::at(ts), Some(value));
     }
 
     fn delete(&mut self) {
@@ -336,14 +337,14 @@ impl World {
         let start = self.some_ts();
         let range = TimeRange::new(start, start + self.rng.between(0, 20));
         if !series.is_empty() {
-            self.tell(series, range, None);
+            self.announce(series, range, None);
         }
     }
 
     fn change(&mut self) {
         match self.rng.below(40) {
             0..=1 => self.delete(),
-            // A number was drawn for what the log then had no room for.
+            // A number was drawn for a change that the log had no room for.
             2 => self.number += 1,
             _ => self.write(),
         }
@@ -354,7 +355,7 @@ impl World {
         let session = self.cache().begin();
         let mut frozen = self.freeze();
         if self.rng.chance(0.1) && !self.held.is_empty() {
-            // An older snapshot may look, but its session has not seen what was defined since.
+            // An older snapshot may look up, but its session misses series defined since.
             frozen = self.rng.pick(&self.held).clone();
         }
         let is_present = frozen.number == self.freeze().number;
@@ -440,19 +441,19 @@ impl World {
         self.sim.faults.clear();
         self.held.clear();
         let failed = std::mem::take(&mut self.failed);
-        // What nobody could see yet is in the log or not; when it was closed, nothing was left to come up.
+        // An invisible change may be in the log; after a close none remains.
         let failed = failed.into_iter().filter(|_| !is_clean);
-        for told in std::mem::take(&mut self.pending).into_iter().chain(failed) {
-            let number = told.change.number;
-            self.told.retain(|other| other.change.number != number);
+        for announced in std::mem::take(&mut self.pending).into_iter().chain(failed) {
+            let number = announced.change.number;
+            self.announced.retain(|other| other.change.number != number);
             if self.rng.chance(0.5) {
-                self.apply(&told);
-                self.told.push(told);
+                self.apply(&announced);
+                self.announced.push(announced);
             }
         }
         if !is_clean {
-            // Numbers that no change has are given again.
-            let last = self.told.iter().map(|told| told.change.number.0).max();
+            // Unused numbers are drawn again.
+            let last = self.announced.iter().map(|announced| announced.change.number.0).max();
             self.number = self.floor.max(last.unwrap_or_default());
         }
         if self.rng.chance(0.2) {
@@ -474,7 +475,7 @@ impl World {
                 let through = self.freeze().number;
                 self.cache().released(through);
                 self.floor = self.floor.max(through.0);
-                // The log is cut behind them.
+                // The log is truncated behind them.
                 self.failed.clear();
             }
             980..986 => {
@@ -495,7 +496,7 @@ impl World {
 }
 
 /// The first steps of an expression.
-fn question_of(expression: &Expression) -> ResultQuery<'_> {
+fn query_of(expression: &Expression) -> ResultQuery<'_> {
     ResultQuery {
         expression: expression.text,
         start: 0,
@@ -525,7 +526,7 @@ fn invariant_9_a_cached_answer_equals_the_computed_one() {
     let totals = std::cell::Cell::new((0, 0, 0));
     let stats = std::cell::Cell::new(ResultStats::default());
     for_seeds(50, |seed| {
-        let mut world = World::new(seed, None);
+        let mut world = ResultWorld::new(seed, None);
         (0..600).for_each(|_| world.step());
         let (lookups, found, compared) = totals.get();
         totals.set((
@@ -550,45 +551,45 @@ fn invariant_9_a_cached_answer_equals_the_computed_one() {
     assert!(stats.store.slabs_written > 0, "{stats:?}");
 }
 
-/// Every planted mistake is noticed; without invalidation within a thousand steps.
+/// Every mutant is caught; without invalidation within a thousand steps.
 #[test]
-fn mistakes_are_noticed() {
-    for (planted, seed_count) in [
-        (Planted::InvalidationOff, 1),
-        (Planted::FillNotTrimmed, 100),
-        (Planted::NewSeriesIgnored, 100),
-        (Planted::WindowIgnored, 100),
-        (Planted::HotNotTrimmed, 100),
-        (Planted::LaterAnswerGiven, 300),
-        (Planted::ReplayIgnored, 100),
-        (Planted::DoubtIgnored, 300),
+fn mutants_are_caught() {
+    for (mutant, seed_count) in [
+        (Mutant::InvalidationOff, 1),
+        (Mutant::FillNotTrimmed, 100),
+        (Mutant::NewSeriesIgnored, 100),
+        (Mutant::WindowIgnored, 100),
+        (Mutant::HotNotTrimmed, 100),
+        (Mutant::LaterAnswerReturned, 300),
+        (Mutant::ReplayIgnored, 100),
+        (Mutant::DoubtIgnored, 300),
     ] {
         // In every fourth seed changes fail too.
         let is_noticed = (0..seed_count).map(|seed| 4 * seed).find(|&seed| {
             let run = std::panic::AssertUnwindSafe(|| {
-                let mut world = World::new(seed, Some(planted));
+                let mut world = ResultWorld::new(seed, Some(mutant));
                 (0..1_000).for_each(|_| world.step());
             });
             std::panic::catch_unwind(run).is_err()
         });
-        println!("{planted:?}: noticed by seed {is_noticed:?}");
-        assert!(is_noticed.is_some(), "{planted:?} was not noticed");
+        println!("{mutant:?}: noticed by seed {is_noticed:?}");
+        assert!(is_noticed.is_some(), "{mutant:?} was not noticed");
     }
 }
 
-/// Numbers that were drawn for nothing are given again after a crash: what knows them must not be taken for knowing of
-/// what then has them.
+/// Unused numbers are drawn again after a crash: a slab that reflects the old ones must not be
+/// taken for one that reflects the new changes.
 #[test]
-fn what_is_of_a_lost_past_is_gone_for_good() {
-    for planted in [None, Some(Planted::LostPastTrusted)] {
+fn slabs_of_a_lost_history_are_dropped() {
+    for mutant in [None, Some(Mutant::LostPastTrusted)] {
         let sim = Sim::new(1);
         let expression = &expressions()[0];
-        let question = question_of(expression);
+        let question = query_of(expression);
         let open = |through| {
             let recovered =
                 OwnerHistory { replays_after: CommitSeq(0), through: CommitSeq(through) };
             let (disk, budget) = (sim.env().disk, Budget::new(4 << 20));
-            ResultCache::open(disk, "cache", &budget, options(planted), Some(recovered)).unwrap()
+            ResultCache::open(disk, "cache", &budget, options(mutant), Some(recovered)).unwrap()
         };
         let found = |cache: &ResultCache| cache.count_steps(&question, CommitSeq(200)).0 > 0;
         let cache = open(0);
@@ -596,20 +597,20 @@ fn what_is_of_a_lost_past_is_gone_for_good() {
         assert!(cache.fill(&session, &question, CommitSeq(100), &groups, &Answer::default()));
         cache.flush();
         drop(cache);
-        assert_eq!(found(&open(99)), planted.is_some());
-        assert_eq!(found(&open(150)), planted.is_some());
+        assert_eq!(found(&open(99)), mutant.is_some());
+        assert_eq!(found(&open(150)), mutant.is_some());
     }
 }
 
-/// A repair gives up all answers: one that was computed before it and comes to be kept after it is not.
+/// A repair clears the cache: an answer that was computed before it is not kept afterwards.
 #[test]
-fn what_was_computed_before_all_was_given_up_is_not_kept() {
-    for planted in [None, Some(Planted::FillOutlivesClear)] {
+fn an_answer_computed_before_a_clear_is_not_kept() {
+    for mutant in [None, Some(Mutant::FillOutlivesClear)] {
         let expression = &expressions()[0];
-        let question = question_of(expression);
+        let question = query_of(expression);
         let recovered = OwnerHistory { replays_after: CommitSeq(0), through: CommitSeq(0) };
         let (disk, budget) = (Sim::new(1).env().disk, Budget::new(4 << 20));
-        let cache = ResultCache::open(disk, "cache", &budget, options(planted), Some(recovered));
+        let cache = ResultCache::open(disk, "cache", &budget, options(mutant), Some(recovered));
         let cache = cache.unwrap();
         let fill = |session| {
             let groups = [Some(vec![GroupId(1)])];
@@ -617,14 +618,14 @@ fn what_was_computed_before_all_was_given_up_is_not_kept() {
         };
         let before = cache.begin();
         cache.clear();
-        assert_eq!(fill(before), planted.is_some());
+        assert_eq!(fill(before), mutant.is_some());
         assert!(fill(cache.begin()));
     }
 }
 
-impl World {
+impl ResultWorld {
     /// Queries and changes, and the background work between them.
-    fn go_on(&mut self, steps: usize) {
+    fn run(&mut self, steps: usize) {
         for _ in 0..steps {
             self.now += self.rng.between(0, 4);
             match self.rng.below(10) {
@@ -638,56 +639,58 @@ impl World {
     }
 }
 
-/// A device that fails: the cache turns itself off, queries go on, and the next start tries again.
+/// A device fails: the cache turns itself off, queries still succeed, and the next start tries
+/// again.
 #[test]
-fn a_device_that_fails_ends_the_cache_and_no_query() {
+fn a_failed_device_turns_the_cache_off_and_fails_no_query() {
     for operation in [Operation::Write, Operation::Read] {
-        let mut world = World::new(1, None);
-        world.go_on(2_000);
+        let mut world = ResultWorld::new(1, None);
+        world.run(2_000);
         world.cache().flush();
         assert!(world.cache().stats().store.slabs_written > 0);
         world.sim.faults.set_rate(operation, 1.0);
-        world.go_on(3_000);
+        world.run(3_000);
         world.cache().flush();
         let stats = world.cache().stats().store;
         assert!(stats.is_off && stats.device_failures >= 8, "{operation:?}: {stats:?}");
         let found = world.cache().stats().steps_hit;
         world.sim.faults.clear();
-        world.go_on(500);
+        world.run(500);
         assert_eq!(world.cache().stats().steps_hit, found, "it is off until the next start");
         world.restart();
-        world.go_on(1_000);
+        world.run(1_000);
         let stats = world.cache().stats();
         assert!(!stats.store.is_off && stats.steps_hit > 0, "{operation:?}: {stats:?}");
     }
 }
 
-/// A device that is full: the cache goes on in the places that it has.
+/// A device is full: the cache continues with the slots that it has.
 #[test]
-fn a_full_device_ends_neither_the_cache_nor_a_query() {
-    let mut world = World::new(2, None);
+fn a_full_device_turns_neither_the_cache_off_nor_fails_a_query() {
+    let mut world = ResultWorld::new(2, None);
     while world.cache().stats().store.slabs < 3 {
-        world.go_on(100);
+        world.run(100);
     }
     world.sim.disk.set_capacity_bytes(0);
     let before = world.cache().stats();
     while world.cache().stats().store.device_failures == 0 {
-        world.go_on(100);
+        world.run(100);
     }
-    world.go_on(4_000);
+    world.run(4_000);
     let after = world.cache().stats();
     assert!(!after.store.is_off, "{after:?}");
     assert!(after.store.slabs_written > before.store.slabs_written + 3, "{after:?}");
     assert!(after.steps_hit > before.steps_hit, "{after:?}");
 }
 
-/// Slabs that rot, are torn or cut off between two runs: what is damaged is dropped and counted, and nothing of it is said.
+/// Slabs are damaged, torn or cut off between two runs: they are dropped and counted, and no lookup
+/// returns their points.
 #[test]
 fn a_damaged_slab_is_dropped_and_counted() {
     let (mut dropped, mut found) = (0, 0);
     for seed in 0..30 {
-        let mut world = World::new(seed, None);
-        world.go_on(1_500);
+        let mut world = ResultWorld::new(seed, None);
+        world.run(1_500);
         while !world.pending.is_empty() {
             world.publish();
         }
@@ -709,7 +712,7 @@ fn a_damaged_slab_is_dropped_and_counted() {
         });
         damaged.unwrap();
         world.open();
-        world.go_on(300);
+        world.run(300);
         let stats = world.cache().stats();
         dropped += stats.store.slabs_corrupt;
         found += stats.steps_hit;

@@ -1,4 +1,5 @@
-//! The selectors of all cached answers, the groups that they match, and who depends on them.
+//! The selectors of all cached answers, the groups that they match, and the keys that depend on
+//! them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,10 +15,11 @@ pub(crate) struct Selectors {
     selectors: Vec<Option<Selector>>,
     free: Vec<usize>,
     ids: HashMap<Arc<[Matcher]>, usize>,
-    /// Those that ask for one metric, by its name; a new series need be tried with its own and the others only.
+    /// Selectors of one metric, by its name: a new series is matched against those of its own
+    /// metric and against selectors without one.
     by_metric: HashMap<String, Vec<usize>>,
     of_any_metric: Vec<usize>,
-    /// No selector needs a sample after this time.
+    /// No selector reads a sample after this time.
     frontier: i64,
 }
 
@@ -26,38 +28,38 @@ struct Selector {
     matchers: Arc<[Matcher]>,
     groups: Groups,
     uses: Vec<Use>,
-    /// What all uses need.
+    /// The union of the samples that all uses read.
     needs: TimeRange,
 }
 
 /// The groups in which a selector matches a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Groups {
-    /// Sorted. Too many costs answers, too few would cost truth.
+    /// Sorted. A group too many costs hits, one too few would cost correctness.
     Known(Vec<GroupId>),
-    /// Too many to list, or not known: every change may be one of theirs.
+    /// Too many to list, or unknown: every change may touch one of them.
     Any,
 }
 
-/// A key whose answers depend on a selector.
+/// A key that depends on a selector.
 #[derive(Clone, Debug)]
 pub(crate) struct Use {
     pub(crate) key: Arc<[u8]>,
     pub(crate) span: Span,
     pub(crate) grid: Grid,
-    /// Steps that may be cached lie in this range.
+    /// Its cached steps are within this range.
     pub(crate) filled: TimeRange,
 }
 
 impl Groups {
-    /// At most `count_max` of `groups`, which are in any order.
+    /// `groups` in any order; [`Groups::Any`] above `count_max`.
     pub(crate) fn new(mut groups: Vec<GroupId>, count_max: usize) -> Groups {
         groups.sort_unstable();
         groups.dedup();
         if groups.len() > count_max { Groups::Any } else { Groups::Known(groups) }
     }
 
-    /// Those of both.
+    /// The union of both.
     pub(crate) fn unite(&mut self, other: &Groups, count_max: usize) {
         *self = match (&mut *self, other) {
             (Groups::Known(own), Groups::Known(other)) if own == other => return,
@@ -82,7 +84,7 @@ impl Groups {
 }
 
 impl Selectors {
-    /// Notes that a key depends on a selector; its groups are added to those known.
+    /// Records that a key depends on a selector, and adds the groups to the known ones.
     pub(crate) fn add(
         &mut self,
         matchers: &[Matcher],
@@ -106,8 +108,9 @@ impl Selectors {
         }
     }
 
-    /// Calls `trim` with every key and the range of its steps that a change of `samples` in `groups` (sorted; `None` for
-    /// any) touches; a key for which it returns `false` is no longer there and is forgotten.
+    /// Calls `trim` with every key that a change of `samples` in `groups` (sorted; `None` for any)
+    /// touches, and the range of touched steps. A key for which it returns `false` has left the
+    /// cache and is removed.
     pub(crate) fn touched(
         &mut self,
         samples: TimeRange,
@@ -115,7 +118,7 @@ impl Selectors {
         touch: impl Fn(Span, TimeRange) -> TimeRange,
         mut trim: impl FnMut(&Use, TimeRange) -> bool,
     ) {
-        // Nearly all changes are newer than all that is cached.
+        // Nearly all changes are newer than everything cached.
         if samples.start > self.frontier {
             return;
         }
@@ -134,7 +137,7 @@ impl Selectors {
         }
     }
 
-    /// A series is new: the selectors that match it have one more group.
+    /// Adds a new series: the selectors that match it have one more group.
     pub(crate) fn defined(&mut self, group: GroupId, labels: &Labels, group_count_max: usize) {
         let own = self.by_metric.get(labels.metric_name()).map_or(&[][..], Vec::as_slice);
         for &id in own.iter().chain(&self.of_any_metric) {
@@ -146,7 +149,7 @@ impl Selectors {
         }
     }
 
-    /// Takes out uses for which `keep` says so, and selectors without uses.
+    /// Removes the uses for which `keep` returns `false`, and selectors without uses.
     pub(crate) fn prune(&mut self, keep: impl Fn(&Use) -> bool) {
         self.frontier = i64::MIN;
         for id in 0..self.selectors.len() {
@@ -161,14 +164,14 @@ impl Selectors {
         }
     }
 
-    /// The matchers of all whose groups are not known.
+    /// The matchers of all selectors without known groups.
     pub(crate) fn unmatched(&self) -> Vec<Arc<[Matcher]>> {
         let all = self.selectors.iter().flatten();
         let unmatched = all.filter(|selector| selector.groups == Groups::Any);
         unmatched.map(|selector| Arc::clone(&selector.matchers)).collect()
     }
 
-    /// The groups of a selector are these.
+    /// Sets the groups of a selector.
     pub(crate) fn set_groups(&mut self, matchers: &[Matcher], groups: Groups) {
         if let Some(&id) = self.ids.get(matchers)
             && let Some(Some(selector)) = self.selectors.get_mut(id)
@@ -177,7 +180,7 @@ impl Selectors {
         }
     }
 
-    /// All groups that a selector matches by now, if it is one of these.
+    /// The present groups of a selector, if a cached answer depends on it.
     pub(crate) fn groups_of(&self, matchers: &[Matcher]) -> Option<&Groups> {
         let id = *self.ids.get(matchers)?;
         self.selectors.get(id)?.as_ref().map(|selector| &selector.groups)
@@ -191,7 +194,7 @@ impl Selectors {
         self.selectors.iter().flatten().map(|selector| selector.uses.len()).sum()
     }
 
-    /// What they hold, about.
+    /// Approximate memory.
     pub(crate) fn heap_bytes(&self) -> u64 {
         const SELECTOR_BYTES: usize = 512;
         const USE_BYTES: usize = 112;
@@ -251,7 +254,7 @@ pub(crate) fn matches_all(matchers: &[Matcher], labels: &Labels) -> bool {
     matchers.iter().all(|one| one.matches(labels.get(one.name()).unwrap_or_default()))
 }
 
-/// The one metric that matchers ask for.
+/// The metric that the matchers select, if it is exactly one.
 fn metric_of(matchers: &[Matcher]) -> Option<&str> {
     let name = |one: &&Matcher| one.name() == METRIC_NAME && one.op() == MatchOp::Equal;
     matchers.iter().find(name).map(Matcher::value)

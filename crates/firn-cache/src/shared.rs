@@ -1,10 +1,12 @@
-//! The cache for other programs: what they set is there until they set or delete it again, or until room is wanted.
+//! The cache for other programs: a value that was set stays until it is replaced, deleted or
+//! evicted.
 //!
-//! The [`Store`] alone forgets in a crash what was said since a slab was written: what was replaced or deleted meanwhile
-//! would be back. So every set and delete is a change with a number, noted in a file before it is seen
-//! (docs/formats/cache.md, "Changes"), and told again at open to the slabs that do not know of it. Nothing is synced
-//! for that: a process that is killed leaves its writes to the system. When the machine itself went down, nothing
-//! that was not closed is trusted, and the cache begins empty.
+//! After a crash the [`Store`] alone has slabs that miss the latest sets and deletes: replaced or
+//! deleted points would be back. So every set and delete is a numbered change, appended to a file
+//! before it takes effect (docs/formats/cache.md, "Changes"), and announced again at open to the
+//! slabs that miss it. This needs no sync: the operating system keeps the writes of a killed
+//! process. After a crash of the machine a cache that was not closed is not trusted, and starts
+//! empty.
 
 mod journal;
 
@@ -17,35 +19,36 @@ use parking_lot::Mutex;
 use self::journal::{Change, Journal, JournalHead};
 use crate::background::Wake;
 use crate::device::forget_slabs;
-use crate::planted::Planted;
+use crate::mutant::mutant;
+use crate::policy::EvictionPolicy;
 use crate::store::{
     CachedRange, Fill, Lookup, OwnerHistory, Point, Store, StoreOptions, StoreStats,
 };
 
-/// Longer ones are made anew, from a checkpoint: about 40,000 changes.
+/// A longer file is replaced by a new one and a checkpoint: about 40,000 changes.
 const JOURNAL_BYTES_MAX: u64 = 4 << 20;
 
-/// A cache whose sets and deletes hold over a crash of the process. Share it; every call may come from any thread.
+/// A cache whose sets and deletes survive a crash of the process. All methods may be called from
+/// several threads.
 ///
-/// Lock order: `journal`, then those of the store. `journal` is held while a change is noted and made, so that the
-/// order of numbers is that in the file and that of what is seen; a get never takes it.
+/// Lock order: `journal`, then the locks of the store. `journal` is held from appending a change to
+/// applying it, so numbers, the file and visible effects have one order. A get never takes it.
 #[derive(Debug)]
 pub struct SharedCache {
     store: Store,
     disk: Arc<dyn Disk>,
     folder: String,
-    /// Whether the machine ran without a break since; 0 if that is not known.
+    /// Identifies the uninterrupted run of the machine; 0 if unknown.
     machine_run: u64,
     journal: Mutex<Journal>,
-    planted: Option<Planted>,
 }
 
 impl SharedCache {
-    /// Opens the cache in `folder` of `disk`, with what is left of it. `machine_run` is a number that this run of
-    /// the machine has and no other, 0 if there is none: then only what was [closed](SharedCache::close) is kept.
+    /// Opens the cache in `folder` of `disk`. `machine_run` is a number that identifies this run of
+    /// the machine, 0 if unknown: then only a cache that was [closed](SharedCache::close) is kept.
     ///
     /// # Errors
-    /// `Invalid` for options that make no sense, `Unavailable` when the disk fails.
+    /// `Invalid` for options that contradict each other, `Unavailable` when the disk fails.
     pub fn open(
         disk: Arc<dyn Disk>,
         folder: &str,
@@ -53,10 +56,38 @@ impl SharedCache {
         options: StoreOptions,
         machine_run: u64,
     ) -> Result<SharedCache> {
+        let open = |disk, history| Store::open(disk, folder, budget, options, history);
+        SharedCache::open_store(disk, folder, options, machine_run, open)
+    }
+
+    /// Opens the cache with another eviction policy than that of the product, for comparisons.
+    ///
+    /// # Errors
+    /// As [`SharedCache::open`].
+    pub fn open_with_policy(
+        disk: Arc<dyn Disk>,
+        folder: &str,
+        budget: &Budget,
+        options: StoreOptions,
+        machine_run: u64,
+        policy: Box<dyn EvictionPolicy>,
+    ) -> Result<SharedCache> {
+        let open =
+            |disk, history| Store::open_with_policy(disk, folder, budget, options, history, policy);
+        SharedCache::open_store(disk, folder, options, machine_run, open)
+    }
+
+    fn open_store(
+        disk: Arc<dyn Disk>,
+        folder: &str,
+        options: StoreOptions,
+        machine_run: u64,
+        open: impl FnOnce(Arc<dyn Disk>, OwnerHistory) -> Result<Store>,
+    ) -> Result<SharedCache> {
         disk.create_dir(folder)?;
         let known = Journal::read(&*disk, folder).filter(|(head, _)| {
             let is_same_run = head.machine_run == machine_run && machine_run != 0;
-            head.is_closed || is_same_run || options.planted == Some(Planted::RunNotCompared)
+            head.is_closed || is_same_run || mutant!(options, RunNotCompared)
         });
         let (floor, changes) = match known {
             Some((head, changes)) => (head.floor, changes),
@@ -67,8 +98,7 @@ impl SharedCache {
         };
         let through = changes.last().map_or(floor, |change| change.number);
         let recovered = OwnerHistory { replays_after: floor, through };
-        let planted = options.planted;
-        let store = Store::open(Arc::clone(&disk), folder, budget, options, recovered)?;
+        let store = open(Arc::clone(&disk), recovered)?;
         for Change { number, key, field, range } in changes {
             store.replay(number, &key, field, range);
         }
@@ -76,32 +106,33 @@ impl SharedCache {
         store.checkpoint()?;
         let head = JournalHead { machine_run, floor: through, is_closed: false };
         let journal = Mutex::new(Journal::create(&*disk, folder, head)?);
-        Ok(SharedCache { store, disk, folder: folder.to_owned(), machine_run, journal, planted })
+        Ok(SharedCache { store, disk, folder: folder.to_owned(), machine_run, journal })
     }
 
-    /// What of a range is there; the number in `ask` does not matter.
+    /// Returns the cached part of a range; the number in `ask` is ignored.
     pub fn get(&self, ask: &Lookup<'_>) -> CachedRange {
         self.store.get(&Lookup { number: CommitSeq(u64::MAX), ..*ask })
     }
 
-    /// As [`SharedCache::get`], if nobody has to wait for the device; `None` if not.
+    /// Like [`SharedCache::get`], but `None` if it would wait for the device.
     pub fn get_now(&self, ask: &Lookup<'_>) -> Option<CachedRange> {
         self.store.get_now(&Lookup { number: CommitSeq(u64::MAX), ..*ask })
     }
 
-    /// What is there of a range in bytes, about.
+    /// Approximate cached bytes of a range.
     pub fn estimate_bytes(&self, ask: &Lookup<'_>) -> u64 {
         self.store.estimate_bytes(ask)
     }
 
-    /// Keeps the points of a range, or as many of the first of them as there is room for, in place of what was
-    /// known of it. Returns the part that is kept.
+    /// Keeps the points of a range, or its first part if the rest does not fit; replaces older
+    /// points of the range. Returns the part that is kept.
     ///
     /// # Errors
-    /// `Unavailable` when the change cannot be noted: nothing is kept, and a crash may bring back what was known.
+    /// `Unavailable` when the change cannot be recorded: nothing is kept, and after a crash older
+    /// points of the range may be back.
     ///
     /// # Panics
-    /// If the points are not in order or not inside the range.
+    /// If the points are not ordered or not inside the range.
     pub fn set(
         &self,
         key: &[u8],
@@ -114,10 +145,11 @@ impl SharedCache {
         Ok(self.store.set(&Fill { key, field, range, number, note: b"", points }))
     }
 
-    /// Forgets a range of a key. Returns whether anything of the key was there.
+    /// Deletes a range of a key. Returns whether the key was in the cache.
     ///
     /// # Errors
-    /// `Unavailable` when the change cannot be noted: it is forgotten, but a crash may bring it back.
+    /// `Unavailable` when the change cannot be recorded: the range is deleted, but may be back
+    /// after a crash.
     pub fn delete(&self, key: &[u8], field: u64, range: TimeRange) -> Result<bool> {
         let mut journal = self.journal.lock();
         let was_there = self.store.has_key(key, field);
@@ -126,37 +158,38 @@ impl SharedCache {
         Ok(was_there)
     }
 
-    /// Whom a slab wakes that is to be written.
+    /// Wakes the background thread: there is a slab to write.
     pub fn wake(&self) -> Arc<Wake> {
         self.store.wake()
     }
 
-    /// Does a piece of background work; returns whether there was any. One thread at a time.
+    /// Does one unit of background work; returns whether there was any. One thread at a time.
     ///
     /// # Errors
-    /// None: a device that fails is given up in the end, and the cache is then off.
+    /// None: when its device keeps failing, the cache turns itself off.
     pub fn work(&self) -> bool {
         let is_long = self.journal.lock().bytes() > JOURNAL_BYTES_MAX;
-        // One that cannot be made anew grows on; the next change that cannot be noted says so.
+        // A file that cannot be replaced keeps growing; the next change that fails reports it.
         self.store.work() || (is_long && self.renew(&mut self.journal.lock(), false).is_ok())
     }
 
-    /// Writes all that is in memory, so that the next open finds it. Nothing may be set or deleted after it. Slabs are not
-    /// synced: of a machine that loses power right after it some may be gone, which their checksums say.
+    /// Writes everything in memory for the next open. No set or delete may follow. Slabs are not
+    /// synced: if the machine loses power right afterwards, some may be torn, which their checksums
+    /// reveal.
     ///
     /// # Errors
-    /// `Unavailable` when the disk fails: the next open finds less then.
+    /// `Unavailable` when the disk fails: the next open has less.
     pub fn close(&self) -> Result<()> {
         self.store.flush();
         self.renew(&mut self.journal.lock(), true)
     }
 
-    /// Numbers at this moment.
+    /// Current counters and sizes.
     pub fn stats(&self) -> StoreStats {
         self.store.stats()
     }
 
-    /// Notes a change, then makes it.
+    /// Appends a change to the file, then applies it.
     fn change(
         &self,
         journal: &mut Journal,
@@ -165,22 +198,20 @@ impl SharedCache {
         range: TimeRange,
     ) -> Result<CommitSeq> {
         let number = CommitSeq(journal.last.0 + 1);
-        let is_forgotten = self.planted == Some(Planted::ChangeNotNoted);
-        let noted = match is_forgotten {
-            true => Ok(()),
-            false => journal.append(&Change { number, key: key.to_vec(), field, range }),
-        };
+        let change = Change { number, key: key.to_vec(), field, range };
+        let is_lost = mutant!(self.store.options(), ChangeNotNoted);
+        let noted = if is_lost { Ok(()) } else { journal.append(&change) };
         journal.last = number;
         self.store.trim(key, field, range);
         if let Err(error) = noted {
-            // A checkpoint with the change is as good; one full disk ends with the first slabs that go.
+            // A checkpoint with the change is as good; a full disk has room again after evictions.
             self.store.heard(number);
             self.renew(journal, false).map_err(|_| error)?;
         }
         Ok(number)
     }
 
-    /// Makes what is known durable and begins a new file of changes.
+    /// Writes a checkpoint and starts a new file of changes.
     fn renew(&self, journal: &mut Journal, is_closed: bool) -> Result<()> {
         let floor = self.store.checkpoint()?;
         let head = JournalHead { machine_run: self.machine_run, floor, is_closed };

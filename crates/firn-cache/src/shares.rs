@@ -1,53 +1,53 @@
-//! Which parts of expressions are worth keeping by themselves: those that several expressions have.
+//! Finds the parts that several expressions share: those are worth caching by themselves.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Parts that are remembered; with more of them, all are met anew.
+/// Parts that are remembered; at this many, all are forgotten.
 const PARTS_MAX: usize = 4_096;
 const PART_BYTES: u64 = 48;
 
-/// Who asked for which part, by the hash of its key. Two parts of one hash cost a needless look, no truth.
+/// The users of each part, by the hash of its key. A collision costs a needless lookup only.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
-    parts: HashMap<u64, Part>,
+    parts: HashMap<u64, PartUse>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    /// Of one expression, by its hash.
+enum PartUse {
+    /// One expression uses it; its hash.
     Of(u64),
     Shared,
-    /// Its answer cannot be kept or given.
+    /// Its answer cannot be kept, or not be used by an evaluation.
     Unfit,
 }
 
 impl Shares {
-    /// An expression has a part that is dear to compute.
+    /// Records that an expression has an expensive part.
     pub(crate) fn note(&mut self, part: &[u8], expression: &str) {
         let by = hash(expression.as_bytes());
-        let known = self.entry(part, Part::Of(by));
-        if matches!(known, Part::Of(first) if *first != by) {
-            *known = Part::Shared;
+        let known = self.entry(part, PartUse::Of(by));
+        if matches!(known, PartUse::Of(first) if *first != by) {
+            *known = PartUse::Shared;
         }
     }
 
-    /// A part is not shared, whoever has it.
-    pub(crate) fn give_up(&mut self, part: &[u8]) {
-        *self.entry(part, Part::Unfit) = Part::Unfit;
+    /// Marks a part as never shared.
+    pub(crate) fn mark_unfit(&mut self, part: &[u8]) {
+        *self.entry(part, PartUse::Unfit) = PartUse::Unfit;
     }
 
-    /// Whether several expressions have a part.
+    /// Whether several expressions use a part.
     pub(crate) fn is_shared(&self, part: &[u8]) -> bool {
-        self.parts.get(&hash(part)) == Some(&Part::Shared)
+        self.parts.get(&hash(part)) == Some(&PartUse::Shared)
     }
 
-    /// What they hold, about.
+    /// Approximate memory.
     pub(crate) fn heap_bytes(&self) -> u64 {
         self.parts.len() as u64 * PART_BYTES
     }
 
-    fn entry(&mut self, part: &[u8], new: Part) -> &mut Part {
+    fn entry(&mut self, part: &[u8], new: PartUse) -> &mut PartUse {
         if self.parts.len() >= PARTS_MAX {
             self.parts.clear();
         }
@@ -73,9 +73,9 @@ mod tests {
         assert!(!shares.is_shared(b"sum(a)") && !shares.is_shared(b"sum(b)"));
         shares.note(b"sum(a)", "sum(a)");
         assert!(shares.is_shared(b"sum(a)") && !shares.is_shared(b"sum(b)"));
-        shares.give_up(b"sum(a)");
+        shares.mark_unfit(b"sum(a)");
         shares.note(b"sum(a)", "sum(a) / sum(c)");
-        assert!(!shares.is_shared(b"sum(a)"), "it cannot be given");
+        assert!(!shares.is_shared(b"sum(a)"), "it is unfit");
         for n in 0..2 * PARTS_MAX as u32 {
             shares.note(&n.to_be_bytes(), "x");
         }

@@ -156,11 +156,12 @@ impl Planted {
     ];
 
     /// Those that are the tree's.
-    pub(crate) fn of_tree(self) -> Option<firn_tree::Planted> {
+    #[cfg(feature = "test-util")]
+    pub(crate) fn of_tree(self) -> Option<firn_tree::Mutant> {
         match self {
-            Planted::DroppedTooEarly => Some(firn_tree::Planted::DroppedTooEarly),
-            Planted::FlippedBlockServed => Some(firn_tree::Planted::FlippedBlockServed),
-            Planted::FlushDuringJobLost => Some(firn_tree::Planted::FlushDuringJobLost),
+            Planted::DroppedTooEarly => Some(firn_tree::Mutant::DroppedTooEarly),
+            Planted::FlippedBlockServed => Some(firn_tree::Mutant::FlippedBlockServed),
+            Planted::FlushDuringJobLost => Some(firn_tree::Mutant::FlushDuringJobLost),
             _ => None,
         }
     }

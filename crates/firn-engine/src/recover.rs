@@ -156,7 +156,8 @@ impl Engine {
         let bits = ShardBits::for_count(state.identity.shard_count as usize);
         options.head.check()?;
         let tree_options = firn_tree::TreeOptions {
-            planted: options.planted.and_then(Planted::of_tree),
+            #[cfg(feature = "test-util")]
+            mutant: options.planted.and_then(Planted::of_tree),
             ..options.tree.clone()
         };
         let tree = Tree::open(&env, tree_options, &parts(&found, Room::Tree), budget.clone())?;

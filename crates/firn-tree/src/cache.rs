@@ -31,7 +31,7 @@ enum Content {
 
 type Key = (TableId, Piece);
 
-struct Entry {
+struct CacheEntry {
     content: Content,
     bytes: u64,
     used: bool,
@@ -40,11 +40,11 @@ struct Entry {
 /// Bounded by `bytes_max` and by what the memory budget still has.
 pub(crate) struct Cache {
     bytes_max: u64,
-    state: Mutex<State>,
+    state: Mutex<CacheState>,
 }
 
-struct State {
-    entries: HashMap<Key, Entry>,
+struct CacheState {
+    entries: HashMap<Key, CacheEntry>,
     queue: VecDeque<Key>,
     memory: Reservation,
     budget: Budget,
@@ -52,7 +52,7 @@ struct State {
 
 impl Cache {
     pub(crate) fn new(bytes_max: u64, budget: &Budget) -> Cache {
-        let state = State {
+        let state = CacheState {
             entries: HashMap::new(),
             queue: VecDeque::new(),
             memory: budget.empty(Pool::Cache),
@@ -145,13 +145,13 @@ impl Cache {
                 return false;
             }
         }
-        state.entries.insert(key, Entry { content, bytes, used: false });
+        state.entries.insert(key, CacheEntry { content, bytes, used: false });
         state.queue.push_back(key);
         true
     }
 }
 
-impl State {
+impl CacheState {
     /// Drops the oldest entry that was not used since it was last looked at.
     fn evict(&mut self) -> bool {
         while let Some(key) = self.queue.pop_front() {

@@ -39,7 +39,7 @@ pub struct Edit {
 
 /// What all parts of a manifest add up to.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct State {
+pub(crate) struct ManifestTables {
     /// No table that a manifest named has this id or a higher one.
     pub(crate) next_id: u64,
     pub(crate) tables: BTreeMap<TableId, TableRecord>,
@@ -104,14 +104,14 @@ impl std::fmt::Debug for Edit {
     }
 }
 
-impl State {
+impl ManifestTables {
     /// Adds up parts in the order of the manifest.
     ///
     /// # Errors
     /// `Corrupt` if a part cannot be read or does not fit those before; `Invalid` for a form or a
     /// column type of a newer version.
-    pub(crate) fn read(parts: &[&[u8]]) -> Result<State> {
-        let mut state = State::default();
+    pub(crate) fn read(parts: &[&[u8]]) -> Result<ManifestTables> {
+        let mut state = ManifestTables::default();
         for part in parts {
             state.take_part(part)?;
         }
@@ -122,12 +122,12 @@ impl State {
         let mut input = part;
         match take_u8(&mut input, "tree part")? {
             FIRST_EDIT => self.take_edit(&mut input, RecordForm::First)?,
-            FIRST_SNAPSHOT => *self = State::take_snapshot(&mut input, RecordForm::First)?,
+            FIRST_SNAPSHOT => *self = ManifestTables::take_snapshot(&mut input, RecordForm::First)?,
             EDIT => {
                 self.take_edit(&mut input, RecordForm::WithDeletes)?;
                 self.take_cleaned(&mut input)?;
             }
-            SNAPSHOT => *self = State::take_snapshot(&mut input, RecordForm::WithDeletes)?,
+            SNAPSHOT => *self = ManifestTables::take_snapshot(&mut input, RecordForm::WithDeletes)?,
             form => {
                 return Err(Error::invalid(format!(
                     "manifest: the tree's part has form {form}, this program reads {FIRST_EDIT} to \
@@ -172,9 +172,9 @@ impl State {
         Ok(())
     }
 
-    fn take_snapshot(input: &mut &[u8], form: RecordForm) -> Result<State> {
+    fn take_snapshot(input: &mut &[u8], form: RecordForm) -> Result<ManifestTables> {
         let next_id = take_varint(input, "next table id")?;
-        let mut state = State { next_id, ..State::default() };
+        let mut state = ManifestTables { next_id, ..ManifestTables::default() };
         state.take_records(input, form)?;
         for _ in 0..take_count(input, input.len(), "dead tables")? {
             let id = TableId(take_varint(input, "dead table")?);
@@ -233,14 +233,14 @@ mod tests {
     fn parts_add_up_and_the_dead_are_remembered() {
         let one = edit(vec![record(1, Level::Zero), record(2, Level::Two)], &[]);
         let two = edit(vec![record(3, Level::Two)], &[1, 2]);
-        let state = State::read(&[&one, &two]).unwrap();
+        let state = ManifestTables::read(&[&one, &two]).unwrap();
         assert_eq!(state.tables.keys().copied().collect::<Vec<_>>(), [TableId(3)]);
         assert_eq!(state.dead, BTreeMap::from([(TableId(2), 50)]));
         assert_eq!(state.next_id, 4);
         let dead: Vec<_> = state.dead.iter().map(|(id, since)| (*id, *since)).collect();
-        let whole = State::encode(state.next_id, state.tables.values(), &dead);
-        assert_eq!(State::read(&[&one, &whole]).unwrap(), state);
-        assert_eq!(State::read(&[]).unwrap(), State::default());
+        let whole = ManifestTables::encode(state.next_id, state.tables.values(), &dead);
+        assert_eq!(ManifestTables::read(&[&one, &whole]).unwrap(), state);
+        assert_eq!(ManifestTables::read(&[]).unwrap(), ManifestTables::default());
     }
 
     #[test]
@@ -249,9 +249,9 @@ mod tests {
         let f = |seq: u64, want: u64| {
             let cleaned = vec![(TableId(1), CommitSeq(seq))];
             let two = Edit { cleaned, ..Edit::default() }.encode();
-            let state = State::read(&[&one, &two]).unwrap();
+            let state = ManifestTables::read(&[&one, &two]).unwrap();
             assert_eq!(state.tables[&TableId(1)].deletes_through, CommitSeq(want));
-            assert!(State::read(&[&two]).is_err(), "cleaned but not there");
+            assert!(ManifestTables::read(&[&two]).is_err(), "cleaned but not there");
         };
         f(20, 20);
         f(3, 11);
@@ -265,10 +265,10 @@ mod tests {
         record_bytes.pop();
         let want = TableRecord { deletes_through: CommitSeq(0), ..record(1, Level::Zero) };
         let edit = [&[FIRST_EDIT, 100, 2, 0, 1][..], &record_bytes].concat();
-        let state = State::read(&[&edit]).unwrap();
+        let state = ManifestTables::read(&[&edit]).unwrap();
         assert_eq!((&state.tables[&TableId(1)], state.next_id), (&want, 2));
         let snapshot = [&[FIRST_SNAPSHOT, 9, 1][..], &record_bytes, &[1, 5, 100]].concat();
-        let state = State::read(&[&snapshot]).unwrap();
+        let state = ManifestTables::read(&[&snapshot]).unwrap();
         assert_eq!((&state.tables[&TableId(1)], state.next_id), (&want, 9));
         assert_eq!(state.dead, BTreeMap::from([(TableId(5), 50)]));
     }
@@ -276,11 +276,11 @@ mod tests {
     #[test]
     fn parts_that_do_not_fit_are_refused() {
         let one = edit(vec![record(1, Level::Zero)], &[]);
-        assert!(State::read(&[&one, &one]).is_err(), "added twice");
-        assert!(State::read(&[&edit(vec![], &[9])]).is_err(), "removed but not there");
-        assert!(State::read(&[&[7]]).unwrap_err().to_string().contains("form 7"));
+        assert!(ManifestTables::read(&[&one, &one]).is_err(), "added twice");
+        assert!(ManifestTables::read(&[&edit(vec![], &[9])]).is_err(), "removed but not there");
+        assert!(ManifestTables::read(&[&[7]]).unwrap_err().to_string().contains("form 7"));
         for len in 0..one.len() {
-            assert!(State::read(&[&one[..len]]).is_err());
+            assert!(ManifestTables::read(&[&one[..len]]).is_err());
         }
     }
 }

@@ -44,6 +44,7 @@ mod edit;
 mod inspect;
 mod job;
 mod layout;
+mod mutant;
 mod options;
 mod output;
 mod partition;
@@ -68,8 +69,9 @@ mod tests;
 pub use edit::Edit;
 pub use inspect::{BlockOutline, ChunkOutline};
 pub use job::{Job, JobKind};
+#[cfg(feature = "test-util")]
 #[doc(hidden)]
-pub use options::Planted;
+pub use mutant::Mutant;
 pub use options::TreeOptions;
 pub use partition::{Partition, PartitionLen};
 pub use plan::{Deletes, TierScope};

@@ -54,21 +54,10 @@ pub struct TreeOptions {
     /// How long an object that no version names any more stays on the slow tier, for readers on
     /// other machines that have an older manifest.
     pub bucket_grace_ms: i64,
-    /// A mistake made on purpose, to see that the simulation finds it. Tests only.
+    /// A deliberate bug that simulation must catch.
+    #[cfg(feature = "test-util")]
     #[doc(hidden)]
-    pub planted: Option<Planted>,
-}
-
-/// A mistake in a plan.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Planted {
-    /// Retention drops partitions that are over in part.
-    DroppedTooEarly,
-    /// Checksums of the slow cache are not looked at.
-    FlippedBlockServed,
-    /// A version is made of the one that its job was planned on.
-    FlushDuringJobLost,
+    pub mutant: Option<crate::mutant::Mutant>,
 }
 
 impl Default for TreeOptions {
@@ -91,7 +80,8 @@ impl Default for TreeOptions {
             cache_bytes_max: 256 << 20,
             slow_cache_bytes_max: 1 << 30,
             bucket_grace_ms: 60 * MINUTE_MS,
-            planted: None,
+            #[cfg(feature = "test-util")]
+            mutant: None,
         }
     }
 }

@@ -12,7 +12,8 @@ use firn_model::{CommitSeq, GroupId, TimeRange, Timestamp};
 
 use crate::job::{Task, Work};
 use crate::layout::{SlowLayout, SlowLengths, region, regions, shortest_len, tables_in};
-use crate::options::{Planted, TreeOptions};
+use crate::mutant::mutant;
+use crate::options::TreeOptions;
 use crate::output::territory;
 use crate::partition::{Partition, PartitionLen};
 use crate::record::{Level, TableRecord};
@@ -84,8 +85,7 @@ fn plan_drop(version: &Version, options: &TreeOptions, now: Timestamp) -> Option
         .into_iter()
         .filter(|(region, tables)| {
             let bytes = slow_bytes(tables);
-            let planted = options.planted == Some(Planted::DroppedTooEarly);
-            let end = if planted { region.start } else { region.end };
+            let end = if mutant!(options, DroppedTooEarly) { region.start } else { region.end };
             let is_over = end < cutoff || (surplus > 0 && bytes > 0);
             surplus = if is_over { surplus.saturating_sub(bytes) } else { surplus };
             is_over

@@ -59,7 +59,7 @@ impl ColumnRequest<'_> {
 
 /// A block that some asks need. Sorted by table, then block, then the ask's group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Want {
+struct WantedBlock {
     table_idx: usize,
     block_idx: usize,
     group: GroupId,
@@ -73,7 +73,7 @@ struct Source<'a> {
 
 /// A block of a table.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct BlockLocation<'a> {
     table: &'a Arc<Table>,
     block_idx: u32,
     entry: &'a BlockEntry,
@@ -157,8 +157,8 @@ impl Version {
         let sources = self.sources(asks, range)?;
         let wants = wanted_blocks(&sources, asks, range);
         let mut memory = context.budget.empty(Pool::Query);
-        let blocks: Vec<&[Want]> = by_block(&wants).collect();
-        let places: Vec<Place<'_>> =
+        let blocks: Vec<&[WantedBlock]> = by_block(&wants).collect();
+        let places: Vec<BlockLocation<'_>> =
             blocks.iter().filter_map(|wants| place(&sources, wants)).collect();
         memory.grow(bytes_of(&places))?;
         let fetched = self.fetch(&places, ahead, &mut memory, &context.stats)?;
@@ -204,7 +204,7 @@ impl Version {
     /// The blocks' bytes in the order of `places`: those that are kept, the others by one batch of reads.
     fn fetch(
         &self,
-        places: &[Place<'_>],
+        places: &[BlockLocation<'_>],
         ahead: Option<Prefetch<'_>>,
         memory: &mut Reservation,
         stats: &QueryStats,
@@ -255,12 +255,12 @@ impl Version {
         sources: &'a [Source<'a>],
         asks: &[ColumnRequest<'_>],
         range: TimeRange,
-        needed: &[Place<'_>],
-    ) -> Vec<Place<'a>> {
-        let needed: HashSet<(TableId, u32)> = needed.iter().map(Place::id).collect();
+        needed: &[BlockLocation<'_>],
+    ) -> Vec<BlockLocation<'a>> {
+        let needed: HashSet<(TableId, u32)> = needed.iter().map(BlockLocation::id).collect();
         let wants = wanted_blocks(sources, asks, range);
         let places = by_block(&wants).filter_map(|wants| place(sources, wants));
-        let is_new = |place: &Place<'_>| {
+        let is_new = |place: &BlockLocation<'_>| {
             let (table, block_idx) = place.id();
             place.is_slow()
                 && !needed.contains(&place.id())
@@ -272,7 +272,7 @@ impl Version {
     /// The blocks of the slow tier that are in memory or on this machine's disk.
     fn kept(
         &self,
-        places: &[Place<'_>],
+        places: &[BlockLocation<'_>],
         memory: &mut Reservation,
         stats: &QueryStats,
     ) -> Result<Vec<Option<Fetched>>> {
@@ -302,7 +302,7 @@ impl Version {
     }
 
     /// Takes what is in memory.
-    fn look_again(&self, places: &[Place<'_>], fetched: &mut [Option<Fetched>]) {
+    fn look_again(&self, places: &[BlockLocation<'_>], fetched: &mut [Option<Fetched>]) {
         for (place, found) in places.iter().zip(fetched) {
             if place.is_slow() && found.is_none() {
                 let (table, block_idx) = place.id();
@@ -314,19 +314,19 @@ impl Version {
     /// Reads what is not in `fetched` yet and, at the same time, what `along` has, for later.
     fn read_missing(
         &self,
-        places: &[Place<'_>],
+        places: &[BlockLocation<'_>],
         fetched: &mut [Option<Fetched>],
-        along: &[Place<'_>],
+        along: &[BlockLocation<'_>],
         memory: &mut Reservation,
         stats: &QueryStats,
     ) -> Result<()> {
         let missing = (0..places.len()).filter(|&idx| fetched[idx].is_none());
-        let mut wanted: Vec<(Place<'_>, Option<usize>)> =
+        let mut wanted: Vec<(BlockLocation<'_>, Option<usize>)> =
             missing.map(|idx| (places[idx], Some(idx))).collect();
         wanted.extend(along.iter().map(|place| (*place, None)));
         wanted.sort_by_key(|(place, _)| (place.table.record.id, place.entry.offset));
         let mut runs: Vec<(Read<'_>, Range<usize>)> = Vec::new();
-        for (idx, (Place { table, entry, .. }, _)) in wanted.iter().enumerate() {
+        for (idx, (BlockLocation { table, entry, .. }, _)) in wanted.iter().enumerate() {
             let bytes = u64::from(entry.bytes);
             match runs.last_mut() {
                 Some((run, members))
@@ -379,7 +379,7 @@ impl Version {
     /// The payload of a block as it is stored; of the slow tier it is kept in memory.
     fn unpack_and_keep(
         &self,
-        place: &Place<'_>,
+        place: &BlockLocation<'_>,
         stored: Fetched,
         memory: &mut Reservation,
     ) -> Result<Fetched> {
@@ -409,7 +409,7 @@ impl Version {
     }
 }
 
-impl Place<'_> {
+impl BlockLocation<'_> {
     fn is_slow(&self) -> bool {
         self.table.record.level.is_slow()
     }
@@ -436,19 +436,19 @@ impl UpcomingGroup {
 }
 
 /// Cuts sorted wants into those of each block.
-fn by_block(wants: &[Want]) -> impl Iterator<Item = &[Want]> {
+fn by_block(wants: &[WantedBlock]) -> impl Iterator<Item = &[WantedBlock]> {
     wants.chunk_by(|a, b| (a.table_idx, a.block_idx) == (b.table_idx, b.block_idx))
 }
 
 /// The block of some wants that share it.
-fn place<'a>(sources: &'a [Source<'a>], wants: &[Want]) -> Option<Place<'a>> {
+fn place<'a>(sources: &'a [Source<'a>], wants: &[WantedBlock]) -> Option<BlockLocation<'a>> {
     let want = wants.first()?;
     let source = sources.get(want.table_idx)?;
     let entry = source.suffix.blocks.get(want.block_idx)?;
-    Some(Place { table: source.table, block_idx: want.block_idx as u32, entry })
+    Some(BlockLocation { table: source.table, block_idx: want.block_idx as u32, entry })
 }
 
-fn bytes_of(places: &[Place<'_>]) -> u64 {
+fn bytes_of(places: &[BlockLocation<'_>]) -> u64 {
     places.iter().map(|place| u64::from(place.entry.bytes)).sum()
 }
 
@@ -456,7 +456,7 @@ fn wanted_blocks(
     sources: &[Source<'_>],
     asks: &[ColumnRequest<'_>],
     range: TimeRange,
-) -> Vec<Want> {
+) -> Vec<WantedBlock> {
     let mut wants = Vec::new();
     for (table_idx, source) in sources.iter().enumerate() {
         for (ask_idx, ask) in asks.iter().enumerate() {
@@ -470,7 +470,7 @@ fn wanted_blocks(
                     && (block.slot_min == block.slot_max
                         || ask.wants_some_of(&source.suffix, block_idx, range))
                 {
-                    wants.push(Want { table_idx, block_idx, group: ask.group, ask_idx });
+                    wants.push(WantedBlock { table_idx, block_idx, group: ask.group, ask_idx });
                 }
             }
         }
@@ -481,8 +481,8 @@ fn wanted_blocks(
 
 /// Decodes what `wants` need of one block into `found`; memory is set aside before. How many values that is.
 fn decode_block(
-    Place { table, entry, .. }: &Place<'_>,
-    wants: &[Want],
+    BlockLocation { table, entry, .. }: &BlockLocation<'_>,
+    wants: &[WantedBlock],
     fetched: &Fetched,
     (asks, range): (&[ColumnRequest<'_>], TimeRange),
     memory: &mut Reservation,

@@ -13,6 +13,7 @@
 //! again and again. Source: TSCache 3.4 (slabs on flash), with whole immutable blocks in place of points, so that nothing is ever
 //! invalidated.
 
+mod piece_key;
 mod slab;
 #[cfg(test)]
 mod tests;
@@ -20,13 +21,14 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use firn_codec::frame::crc32_parts;
 use firn_env::{Disk, DiskFile, OpenMode};
 use firn_model::{Budget, Error, ErrorKind, Pool, Reservation, Result};
 use parking_lot::Mutex;
 
-use crate::record::{TableId, TableRecord};
-use slab::{Entry, OpenSlab, PREAMBLE_BYTES, Preamble};
+use crate::mutant::mutant;
+use crate::record::TableId;
+pub(crate) use piece_key::PieceKey;
+use slab::{OpenSlab, PREAMBLE_BYTES, Preamble, SlabEntry};
 
 const FOLDER: &str = "slow-cache";
 const FILE: &str = "slow-cache/slabs";
@@ -44,16 +46,6 @@ const FAILURES_MAX: u32 = 8;
 const PLACE_BYTES: u64 = 120;
 /// The slot of what is not written yet.
 const OPEN_SLOT: u32 = u32::MAX;
-
-/// A piece of a table of the slow tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct PieceKey {
-    table: TableId,
-    /// Of the table's record: another database's table of the same id has another one.
-    print: u32,
-    /// The block's index, or [`PieceKey::SUFFIX`].
-    piece: u32,
-}
 
 /// Numbers about the slow cache, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,15 +84,15 @@ pub(crate) struct SlowCache {
     bytes_max: u64,
     slab_bytes: u32,
     slot_count: u32,
-    /// Planted: checksums are not looked at.
-    serves_flipped: bool,
+    #[cfg(feature = "test-util")]
+    mutant: Option<crate::mutant::Mutant>,
     lane: Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<SlowCacheState>,
 }
 
-struct State {
+struct SlowCacheState {
     file: Option<Arc<dyn DiskFile>>,
-    places: HashMap<PieceKey, Place>,
+    places: HashMap<PieceKey, PieceLocation>,
     open: Option<OpenSlab>,
     /// By slot; those that were ever used.
     slots: Vec<Slot>,
@@ -117,7 +109,7 @@ struct State {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct PieceLocation {
     slot: u32,
     offset: u32,
     bytes: u32,
@@ -132,32 +124,6 @@ struct Slot {
     live: u32,
 }
 
-impl PieceKey {
-    const SUFFIX: u32 = u32::MAX;
-
-    pub(crate) fn suffix(record: &TableRecord) -> PieceKey {
-        PieceKey::block(record, PieceKey::SUFFIX)
-    }
-
-    pub(crate) fn block(record: &TableRecord, block_idx: u32) -> PieceKey {
-        let print = crc32_parts(&[
-            &record.bytes.to_le_bytes(),
-            &record.suffix_bytes.to_le_bytes(),
-            &record.salt.to_le_bytes(),
-            &record.written_ms.to_le_bytes(),
-            &record.seq.min.0.to_le_bytes(),
-            &record.seq.max.0.to_le_bytes(),
-        ]);
-        PieceKey { table: record.id, print, piece: block_idx }
-    }
-
-    fn crc(&self, bytes: &[u8]) -> u32 {
-        let (table, print, piece) =
-            (self.table.0.to_le_bytes(), self.print.to_le_bytes(), self.piece.to_le_bytes());
-        crc32_parts(&[&table, &print, &piece, bytes])
-    }
-}
-
 impl SlowCache {
     /// Opens the file, or begins anew where there is none that fits. 0 bytes: none, and what is there goes. Forgets
     /// tables that are not known.
@@ -166,7 +132,6 @@ impl SlowCache {
         bytes_max: u64,
         budget: &Budget,
         is_known: &dyn Fn(TableId) -> bool,
-        serves_flipped: bool,
     ) -> SlowCache {
         let slab_bytes = (bytes_max / SLABS_PER_CACHE).clamp(SLAB_BYTES_MIN, SLAB_BYTES_MAX);
         let slab_bytes = slab_bytes / SLAB_BYTES_MIN * SLAB_BYTES_MIN;
@@ -176,9 +141,10 @@ impl SlowCache {
             bytes_max: u64::from(slot_count) * slab_bytes,
             slab_bytes: slab_bytes as u32,
             slot_count,
-            serves_flipped,
+            #[cfg(feature = "test-util")]
+            mutant: None,
             lane: Mutex::default(),
-            state: Mutex::new(State {
+            state: Mutex::new(SlowCacheState {
                 file: None,
                 places: HashMap::new(),
                 open: None,
@@ -198,6 +164,11 @@ impl SlowCache {
             state.turn_off(&e);
         }
         cache
+    }
+
+    #[cfg(feature = "test-util")]
+    pub(crate) fn with_mutant(self, mutant: Option<crate::mutant::Mutant>) -> SlowCache {
+        SlowCache { mutant, ..self }
     }
 
     fn recover(&self, is_known: &dyn Fn(TableId) -> bool) -> Result<()> {
@@ -238,7 +209,7 @@ impl SlowCache {
         Ok(())
     }
 
-    fn read_entries(&self, file: &dyn DiskFile, slot: u32) -> Result<(u64, Vec<Entry>)> {
+    fn read_entries(&self, file: &dyn DiskFile, slot: u32) -> Result<(u64, Vec<SlabEntry>)> {
         let at = self.offset(slot);
         let mut bytes = [0; PREAMBLE_BYTES];
         file.read_at(at, &mut bytes)?;
@@ -254,7 +225,7 @@ impl SlowCache {
         if self.slot_count == 0 || keys.is_empty() {
             return found;
         }
-        let mut reads: Vec<(Place, usize)> = Vec::new();
+        let mut reads: Vec<(PieceLocation, usize)> = Vec::new();
         let file = {
             let state = self.state.lock();
             for (idx, key) in keys.iter().enumerate() {
@@ -295,10 +266,10 @@ impl SlowCache {
     fn read_run(
         &self,
         file: &dyn DiskFile,
-        run: &[(Place, usize)],
+        run: &[(PieceLocation, usize)],
         keys: &[PieceKey],
         found: &mut [Option<Arc<[u8]>>],
-    ) -> Result<Vec<(Place, usize)>> {
+    ) -> Result<Vec<(PieceLocation, usize)>> {
         let Some((first, _)) = run.first() else { return Ok(Vec::new()) };
         let len = run.iter().map(|(place, _)| place.bytes as usize).sum();
         let mut bytes = vec![0; len];
@@ -308,7 +279,7 @@ impl SlowCache {
         for &(place, idx) in run {
             let (piece, behind) = rest.split_at(place.bytes as usize);
             rest = behind;
-            match keys[idx].crc(piece) == place.crc || self.serves_flipped {
+            match keys[idx].crc(piece) == place.crc || mutant!(self, FlippedBlockServed) {
                 true => found[idx] = Some(Arc::from(piece)),
                 false => damaged.push((place, idx)),
             }
@@ -320,7 +291,7 @@ impl SlowCache {
         &self,
         keys: &[PieceKey],
         found: &[Option<Arc<[u8]>>],
-        damaged: &[(Place, usize)],
+        damaged: &[(PieceLocation, usize)],
         failed: Option<Error>,
     ) {
         let mut state = self.state.lock();
@@ -349,12 +320,13 @@ impl SlowCache {
     fn keep_old_again(
         &self,
         keys: &[PieceKey],
-        reads: &[(Place, usize)],
+        reads: &[(PieceLocation, usize)],
         found: &[Option<Arc<[u8]>>],
     ) {
         let old: Vec<usize> = {
             let state = self.state.lock();
-            let is_old = |(place, _): &&(Place, usize)| state.is_old(place.slot, self.slot_count);
+            let is_old =
+                |(place, _): &&(PieceLocation, usize)| state.is_old(place.slot, self.slot_count);
             reads.iter().filter(is_old).map(|&(_, idx)| idx).collect()
         };
         for idx in old {
@@ -483,7 +455,7 @@ impl SlowCache {
     }
 }
 
-impl State {
+impl SlowCacheState {
     /// Adds a piece to the open slab, if memory can be had.
     fn push(&mut self, key: PieceKey, bytes: &[u8], slab_bytes: u32) {
         if self.open.is_none() {
@@ -495,8 +467,8 @@ impl State {
         }
         self.remove(&key);
         if let Some(open) = &mut self.open {
-            let Entry { offset, bytes, crc, .. } = open.push(key, key.crc(bytes), bytes);
-            self.places.insert(key, Place { slot: OPEN_SLOT, offset, bytes, crc });
+            let SlabEntry { offset, bytes, crc, .. } = open.push(key, key.crc(bytes), bytes);
+            self.places.insert(key, PieceLocation { slot: OPEN_SLOT, offset, bytes, crc });
         }
     }
 
@@ -532,7 +504,7 @@ impl State {
     }
 
     /// What a slot has is there now.
-    fn install(&mut self, slot: u32, generation: u64, entries: &[Entry]) {
+    fn install(&mut self, slot: u32, generation: u64, entries: &[SlabEntry]) {
         let mut keys = Vec::with_capacity(entries.len());
         for entry in entries {
             if self.memory.grow(PLACE_BYTES).is_err() {
@@ -540,8 +512,8 @@ impl State {
             }
             // Of two the later one stays: the other goes sooner.
             self.remove(&entry.key);
-            let Entry { key, offset, bytes, crc } = *entry;
-            self.places.insert(key, Place { slot, offset, bytes, crc });
+            let SlabEntry { key, offset, bytes, crc } = *entry;
+            self.places.insert(key, PieceLocation { slot, offset, bytes, crc });
             keys.push(key);
         }
         let live = keys.len() as u32;

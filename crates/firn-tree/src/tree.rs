@@ -9,10 +9,11 @@ use firn_env::Env;
 use firn_model::{Budget, CommitSeq, Error, ErrorKind, GroupId, Result, TimeRange, Timestamp};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
-use crate::edit::{Edit, State};
+use crate::edit::{Edit, ManifestTables};
 use crate::job::{Job, Task, Work};
 use crate::layout::SlowLayout;
-use crate::options::{Planted, TreeOptions};
+use crate::mutant::mutant;
+use crate::options::TreeOptions;
 use crate::output::{Made, Outputs, Target};
 use crate::plan::{self, Deletes, TierScope};
 use crate::record::{Level, TABLE_FOLDER, TableId, TableRecord, table_of_name, table_path};
@@ -83,7 +84,7 @@ impl Tree {
     /// who needs it, and [`Version::check`] tells.
     pub fn open(env: &Env, options: TreeOptions, parts: &[&[u8]], budget: Budget) -> Result<Tree> {
         options.check()?;
-        let state = State::read(parts)?;
+        let state = ManifestTables::read(parts)?;
         env.disk.create_dir(TABLE_FOLDER)?;
         env.disk.sync_dir("")?;
         remove_unnamed(env, &state)?;
@@ -93,8 +94,9 @@ impl Tree {
             if env.bucket.folder().is_none() { options.slow_cache_bytes_max } else { 0 },
             &budget,
             &|id| state.tables.get(&id).is_some_and(|record| record.level.is_slow()),
-            options.planted == Some(Planted::FlippedBlockServed),
         );
+        #[cfg(feature = "test-util")]
+        let slow_cache = slow_cache.with_mutant(options.mutant);
         let store = Arc::new(Store::new(env, options.cache_bytes_max, slow_cache, &budget));
         let tables = state.tables.into_values().map(|record| Arc::new(Table::new(record)));
         let version = Version::new(Arc::clone(&store), tables.collect())?;
@@ -133,7 +135,7 @@ impl Tree {
     /// # Errors
     /// As [`Tree::open`] for `part`.
     pub fn has_named(&self, part: &[u8]) -> Result<bool> {
-        Ok(State::read(&[part])?.tables.keys().all(|&id| id < self.first_unknown))
+        Ok(ManifestTables::read(&[part])?.tables.keys().all(|&id| id < self.first_unknown))
     }
 
     /// Writes a flush as level-0 tables, one per partition that it touches (more if they grow over
@@ -268,7 +270,7 @@ impl Tree {
     /// # Errors
     /// As [`Tree::open`] for `part`.
     pub fn plan_follow(&self, part: &[u8]) -> Result<Edit> {
-        let next = State::read(&[part])?.tables;
+        let next = ManifestTables::read(&[part])?.tables;
         let version = self.version();
         let gone = version.tables().filter(|record| !next.contains_key(&record.id));
         let removed = gone.map(|record| record.id).collect();
@@ -309,7 +311,7 @@ impl Tree {
         let removed: BTreeSet<TableId> = edit.removed.iter().copied().collect();
         let (gone, mut tables): (Vec<Arc<Table>>, Vec<Arc<Table>>) =
             version.all().cloned().partition(|table| removed.contains(&table.record.id));
-        if self.options.planted == Some(Planted::FlushDuringJobLost)
+        if mutant!(self.options, FlushDuringJobLost)
             && !edit.removed.is_empty()
             && let Some(written) = edit.added.iter().map(|record| record.id).max()
         {
@@ -380,8 +382,8 @@ impl Tree {
         let dead = garbage.iter().filter(|garbage| garbage.is_slow).map(|one| one.id).collect();
         let records: Vec<_> =
             version.level(Level::Two).iter().map(|table| table.present_record()).collect();
-        let part = State::encode(self.ids.load(Ordering::Relaxed), records.iter(), &[]);
-        let named = State::encode(0, records.iter(), &[]);
+        let part = ManifestTables::encode(self.ids.load(Ordering::Relaxed), records.iter(), &[]);
+        let named = ManifestTables::encode(0, records.iter(), &[]);
         SlowTables { part, named, dead, newest_ts: version.newest_slow_ts() }
     }
 
@@ -434,7 +436,7 @@ impl Tree {
             .map(|garbage| (garbage.id, garbage.since_ms))
             .collect();
         let records: Vec<_> = version.all().map(|table| table.present_record()).collect();
-        State::encode(self.ids.load(Ordering::Relaxed), records.iter(), &dead)
+        ManifestTables::encode(self.ids.load(Ordering::Relaxed), records.iter(), &dead)
     }
 
     /// Files and objects that look like tables and that neither the present version nor a reader nor
@@ -515,7 +517,7 @@ fn push_all(
 }
 
 /// Removes files of jobs that were killed, and of edits whose garbage was not collected.
-fn remove_unnamed(env: &Env, state: &State) -> Result<()> {
+fn remove_unnamed(env: &Env, state: &ManifestTables) -> Result<()> {
     for name in env.disk.list(TABLE_FOLDER)? {
         let is_named = table_of_name(&name)
             .and_then(|id| state.tables.get(&id))

@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use firn_cache::Planted;
+use firn_cache::Mutant;
 use firn_model::{Pool, Reservation, STALE_NAN};
 use firn_promql::{EvalOptions, Value, parse};
 use firn_sim::{Rng, Sim};
@@ -45,14 +45,14 @@ fn options() -> Options {
 }
 
 /// A cache of few small slabs.
-fn results(planted: Option<Planted>, hot_bytes_max: u64) -> ResultOptions {
+fn results(mutant: Option<Mutant>, hot_bytes_max: u64) -> ResultOptions {
     let shared_samples_min = if hot_bytes_max == 0 { 1_000_000 } else { 0 };
     let mut options =
         ResultOptions { hot_bytes_max, shared_samples_min, ..ResultOptions::default() };
     options.store.slab_bytes = 64 << 10;
     options.store.flash_bytes_max = 16 * (64 << 10);
     options.store.compaction_trigger = 3;
-    options.store.planted = planted;
+    options.store.mutant = mutant;
     options
 }
 
@@ -97,7 +97,7 @@ fn bits(value: &Value) -> String {
 struct World {
     sim: Sim,
     rng: Rng,
-    planted: Option<Planted>,
+    mutant: Option<Mutant>,
     retention_ms: Option<i64>,
     /// Those of a server, which do maintenance as well.
     has_threads: bool,
@@ -113,11 +113,11 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64, planted: Option<Planted>) -> World {
-        World::begun(seed, planted, false)
+    fn new(seed: u64, mutant: Option<Mutant>) -> World {
+        World::begun(seed, mutant, false)
     }
 
-    fn begun(seed: u64, planted: Option<Planted>, has_threads: bool) -> World {
+    fn begun(seed: u64, mutant: Option<Mutant>, has_threads: bool) -> World {
         let (sim, rng) = (Sim::new(seed), Rng::new(seed));
         // Hours go by in a life.
         sim.clock.advance(Duration::from_secs(86_400));
@@ -125,7 +125,7 @@ impl World {
         let mut world = World {
             sim,
             rng,
-            planted,
+            mutant,
             retention_ms,
             has_threads,
             db: None,
@@ -166,7 +166,7 @@ impl World {
         let db = open(env, options, &RecoveryProgress::default()).unwrap();
         // In some lives all is read from slabs, in some there is not room for all in memory.
         let hot_bytes_max = *self.rng.pick(&[0, 32 << 10, 1 << 20]);
-        db.enable_result_cache(results(self.planted, hot_bytes_max)).unwrap();
+        db.enable_result_cache(results(self.mutant, hot_bytes_max)).unwrap();
         self.db = Some(db);
     }
 
@@ -374,7 +374,7 @@ fn invariant_9_holds_beside_the_threads_of_a_server() {
 #[test]
 fn without_invalidation_a_wrong_answer_comes_within_a_thousand_steps() {
     let run = std::panic::AssertUnwindSafe(|| {
-        let mut world = World::new(0, Some(Planted::InvalidationOff));
+        let mut world = World::new(0, Some(Mutant::InvalidationOff));
         (0..1_000).for_each(|_| world.step());
     });
     assert!(std::panic::catch_unwind(run).is_err(), "nothing was noticed");

@@ -15,15 +15,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use firn_bench::cache::bounds::{PointLru, unbounded_percent};
+use firn_bench::cache::policies::{ComparedPolicy, PolicyKind};
 use firn_bench::cache::{ChunkCache, INTERVAL_S, Mix, Query, Workload, dashboard};
 use firn_bench::client::{Connection, percent_encoded, post_all};
 use firn_bench::index::process_cpu_ns;
 use firn_bench::report::{Aim, finish};
 use firn_bench::server::{Program, Server};
 use firn_bench::tree::sets::{Series, Set};
-use firn_cache::{
-    Fill, Lookup, OwnerHistory, Point, PolicyKind, SharedCache, Store, StoreOptions, StoreStats,
-};
+use firn_cache::{Fill, Lookup, OwnerHistory, Point, SharedCache, Store, StoreOptions, StoreStats};
 use firn_cache_client::{BreakEven, Client, Format, GetRequest, Options};
 use firn_codec::frame::crc32;
 use firn_env::LocalDisk;
@@ -148,6 +147,17 @@ impl Run {
         options: StoreOptions,
         workload: Workload,
     ) -> io::Result<Run> {
+        Run::with_policy(values, percent, options, None, workload)
+    }
+
+    /// With another policy than that of the product.
+    fn with_policy(
+        values: &Values,
+        percent: usize,
+        options: StoreOptions,
+        policy: Option<PolicyKind>,
+        workload: Workload,
+    ) -> io::Result<Run> {
         let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
         let disk = Arc::new(LocalDisk::open(folder.path().to_owned()).map_err(io::Error::other)?);
         let options = StoreOptions {
@@ -157,8 +167,15 @@ impl Run {
             ..options
         };
         let budget = Budget::new(1 << 30);
-        let cache =
-            SharedCache::open(disk, "keys", &budget, options, 1).map_err(io::Error::other)?;
+        let slab_count_max = options.flash_bytes_max / u64::from(options.slab_bytes);
+        let cache = match policy {
+            None => SharedCache::open(disk, "keys", &budget, options, 1),
+            Some(kind) => {
+                let policy = Box::new(ComparedPolicy::new(kind, slab_count_max as usize));
+                SharedCache::open_with_policy(disk, "keys", &budget, options, 1, policy)
+            }
+        };
+        let cache = cache.map_err(io::Error::other)?;
         let cpu_ns = process_cpu_ns();
         let (mut hits, mut asked, mut absent) = (0, 0, 0);
         for (number, query) in queries(workload).enumerate() {
@@ -267,21 +284,27 @@ fn policies(values: &Values, aims: &mut Vec<Aim>) -> io::Result<()> {
         print!("{name:<8}");
         let mut percents = Vec::new();
         for (policy, merges, width) in [
-            (PolicyKind::Fifo, false, 16),
-            (PolicyKind::Fifo, true, 16),
-            (PolicyKind::Lru, true, 14),
-            (PolicyKind::S3Fifo, true, 14),
-            (PolicyKind::TwoPartitions, true, 20),
-            (PolicyKind::UsedRanges, true, 14),
+            (Some(PolicyKind::Fifo), false, 16),
+            (Some(PolicyKind::Fifo), true, 16),
+            (Some(PolicyKind::Lru), true, 14),
+            (Some(PolicyKind::S3Fifo), true, 14),
+            (Some(PolicyKind::TwoPartitions), true, 20),
+            (None, true, 14),
         ] {
             let usual = StoreOptions::default();
             // Without merging slabs go in the order of arrival, with it in the order of their time.
             let compaction_trigger = if merges { usual.compaction_trigger } else { usize::MAX };
-            let options = StoreOptions { policy, compaction_trigger, ..usual };
-            let run = Run::new(values, PERCENT, options, workload(2, Mix::Full, old_of_nine))?;
+            let options = StoreOptions { compaction_trigger, ..usual };
+            let run = Run::with_policy(
+                values,
+                PERCENT,
+                options,
+                policy,
+                workload(2, Mix::Full, old_of_nine),
+            )?;
             print!("{:>width$}", format!("{:.1} {:.1}", run.hit_percent, run.written_per_set()));
             percents.push(run.hit_percent);
-            if policy == PolicyKind::UsedRanges {
+            if policy.is_none() {
                 let policy = run.stats.policy;
                 let slabs = (policy.fifo_slabs + policy.lru_slabs).max(1);
                 print!("{:>12.0} %", 100.0 * policy.lru_slabs_max as f64 / slabs as f64);

@@ -3,6 +3,7 @@
 
 pub mod bounds;
 pub mod dashboard;
+pub mod policies;
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,4 +1,5 @@
-//! The file of changes: what was set and deleted since a checkpoint, in order. Byte by byte: docs/formats/cache.md.
+//! The file of changes: sets and deletes since a checkpoint, in order. Byte by byte:
+//! docs/formats/cache.md.
 
 use std::sync::Arc;
 
@@ -11,27 +12,27 @@ use firn_model::{CommitSeq, Error, ErrorKind, Result, TimeRange};
 
 const FILE: &str = "changes";
 const FORMAT: FileFormat = FileFormat { kind: *b"CCHG", version: 1, oldest: 1 };
-/// The head block behind the file header: run, floor, closed, crc32.
+/// The head block after the file header: run, floor, closed, crc32.
 const HEAD_BYTES: usize = 8 + 8 + 1 + 4;
-/// What stands before a change: its length and checksum.
+/// The frame before a change: its length and checksum.
 const FRAME_BYTES: usize = 8;
-/// Longer than any key; a change that says more is torn.
+/// Longer than any key; a change with a larger length is torn.
 const CHANGE_BYTES_MAX: usize = 1 << 20;
-/// A file that is longer is none of ours.
+/// A longer file is not read.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
-/// What the file begins with.
+/// The head of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct JournalHead {
-    /// The run of the machine that it was written in.
+    /// The run of the machine in which the file was written.
     pub(super) machine_run: u64,
-    /// All changes up to this one are in the checkpoint.
+    /// The checkpoint reflects all changes up to this one.
     pub(super) floor: CommitSeq,
-    /// The cache was closed: all that it says is durable, and nothing follows.
+    /// The cache was closed: everything is durable, and no change follows.
     pub(super) is_closed: bool,
 }
 
-/// What was said of a range of a key from `number` on.
+/// A set or delete of a range of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Change {
     pub(super) number: CommitSeq,
@@ -40,20 +41,20 @@ pub(super) struct Change {
     pub(super) range: TimeRange,
 }
 
-/// The file, open at its end.
+/// The file, open for appending.
 #[derive(Debug)]
 pub(super) struct Journal {
     file: Arc<dyn DiskFile>,
     len: u64,
-    /// The last change.
+    /// The number of the last change.
     pub(super) last: CommitSeq,
-    /// What is behind `len` is not known: nothing more can be added.
+    /// The bytes after `len` are unknown: nothing more can be appended.
     is_torn: bool,
 }
 
 impl Journal {
-    /// The file as it stands; `None` if there is none or its head cannot be read. Changes end where the first one
-    /// is torn.
+    /// Reads the file; `None` if it is missing or its head is damaged. The changes end at the first
+    /// torn one.
     pub(super) fn read(disk: &dyn Disk, folder: &str) -> Option<(JournalHead, Vec<Change>)> {
         let path = format!("{folder}/{FILE}");
         let file = disk.open(&path, OpenMode::Read).ok()?;
@@ -66,7 +67,7 @@ impl Journal {
         let mut input = bytes.get(HEADER_BYTES + HEAD_BYTES..)?;
         let mut changes: Vec<Change> = Vec::new();
         while let Some(change) = take_change(&mut input) {
-            // Numbers rise by one; anything else is of a file that stood here before.
+            // Numbers rise by one; any other change is of a previous file with this name.
             if change.number.0 != changes.last().map_or(head.floor, |last| last.number).0 + 1 {
                 break;
             }
@@ -75,10 +76,10 @@ impl Journal {
         Some((head, changes))
     }
 
-    /// A new file in place of the old one, durable when this returns.
+    /// Creates a new file that replaces the present one, durable on return.
     ///
     /// # Errors
-    /// `Unavailable` when the disk fails: the old file stays.
+    /// `Unavailable` when the disk fails: the present file stays.
     pub(super) fn create(disk: &dyn Disk, folder: &str, head: JournalHead) -> Result<Journal> {
         let (path, temporary) = (format!("{folder}/{FILE}"), format!("{folder}/{FILE}.new"));
         match disk.remove(&temporary) {
@@ -99,14 +100,14 @@ impl Journal {
         Ok(Journal { file, len: bytes.len() as u64, last: head.floor, is_torn: false })
     }
 
-    /// Adds a change; the system has it when this returns.
+    /// Appends a change; on return the operating system has it.
     ///
     /// # Errors
-    /// `Unavailable`; from then on always, until the file is [made anew](Journal::create).
+    /// `Unavailable`; every later call fails too, until the file is [replaced](Journal::create).
     pub(super) fn append(&mut self, change: &Change) -> Result<()> {
         if self.is_torn {
             return Err(Error::unavailable(
-                "the cache's file of changes could not be written before",
+                "cannot append to the cache's file of changes: an earlier write failed",
             ));
         }
         let mut payload = Vec::new();
@@ -126,7 +127,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Its length.
+    /// Length of the file.
     pub(super) fn bytes(&self) -> u64 {
         self.len
     }
@@ -142,7 +143,7 @@ fn decode_head(payload: &[u8]) -> Option<JournalHead> {
     })
 }
 
-/// The next change; `None` at the end, or where one is torn.
+/// The next change; `None` at the end or where one is torn.
 fn take_change(input: &mut &[u8]) -> Option<Change> {
     let (frame, rest) = input.split_first_chunk::<FRAME_BYTES>()?;
     let [l0, l1, l2, l3, c0, c1, c2, c3] = *frame;

@@ -1,4 +1,5 @@
-//! The cache for other programs against a plain map: kills, power cuts and failing disks in between.
+//! The cache for other programs against a plain map: kills, power cuts and failing disks in
+//! between.
 
 use std::collections::HashMap;
 
@@ -6,22 +7,23 @@ use firn_model::Timestamp;
 use firn_sim::{Operation, Rng, Sim, for_seeds};
 
 use super::*;
+use crate::mutant::Mutant;
 use crate::store::DeclineReason;
 
 const KEYS: [&[u8]; 3] = [b"SELECT%20a", b"SELECT%20b", b"up"];
 const FIELDS: u64 = 2;
 const LAST: Timestamp = 1_200;
 
-/// What was said of a time last: the number of the set, or nothing.
-type Said = Option<u64>;
+/// The last change of a timestamp: the number of the set, `None` for a delete.
+type LastChange = Option<u64>;
 
-struct World {
+struct SharedWorld {
     sim: Sim,
     rng: Rng,
     cache: Option<SharedCache>,
-    planted: Option<Planted>,
+    mutant: Option<Mutant>,
     machine_run: u64,
-    said: HashMap<(usize, u64), Vec<Said>>,
+    last_changes: HashMap<(usize, u64), Vec<LastChange>>,
     set_count: u64,
     /// The last change could not be noted: only a crash of the machine may follow.
     is_in_doubt: bool,
@@ -29,17 +31,17 @@ struct World {
     kept_over_kills: u64,
 }
 
-impl World {
-    fn new(seed: u64, planted: Option<Planted>) -> World {
+impl SharedWorld {
+    fn new(seed: u64, mutant: Option<Mutant>) -> SharedWorld {
         let nothing = vec![None; LAST as usize + 1];
         let keys = (0..KEYS.len()).flat_map(|key| (0..FIELDS).map(move |field| (key, field)));
-        let mut world = World {
+        let mut world = SharedWorld {
             sim: Sim::new(seed),
             rng: Rng::new(seed ^ 0x5a4ed),
             cache: None,
-            planted,
+            mutant,
             machine_run: 1,
-            said: keys.map(|key| (key, nothing.clone())).collect(),
+            last_changes: keys.map(|key| (key, nothing.clone())).collect(),
             set_count: 0,
             is_in_doubt: false,
             points: 0,
@@ -56,7 +58,7 @@ impl World {
             header_bytes_max: 4 << 10,
             waiting_slabs_max: 3,
             compaction_trigger: 3,
-            planted: self.planted,
+            mutant: self.mutant,
             ..StoreOptions::default()
         };
         for _ in 0..50 {
@@ -99,10 +101,14 @@ impl World {
     }
 
     /// The points of a set: at every third time, with its number in them.
-    fn points_of(key: usize, said: &[Said], range: TimeRange) -> Vec<(Timestamp, Vec<u8>)> {
+    fn points_of(
+        key: usize,
+        last_changes: &[LastChange],
+        range: TimeRange,
+    ) -> Vec<(Timestamp, Vec<u8>)> {
         let times = (range.start..=range.end).filter(|ts| ts % 3 == 0);
         let point = |ts: Timestamp| {
-            let mut payload = said[ts as usize]?.to_le_bytes().to_vec();
+            let mut payload = last_changes[ts as usize]?.to_le_bytes().to_vec();
             payload.resize(8 + (ts as usize * 7 + key) % 90, key as u8);
             Some((ts, payload))
         };
@@ -116,14 +122,17 @@ impl World {
         let number = CommitSeq(0);
         let ask = Lookup { key: KEYS[key], field, range, number, partial_bytes_min, bytes_max };
         let got = self.cache().get(&ask);
-        let said = &self.said[&(key, field)];
+        let last_changes = &self.last_changes[&(key, field)];
         for ts in range.start..=range.end {
             let is_given = !got.missing.contains(ts);
-            assert!(!is_given || said[ts as usize].is_some(), "{ts} of key {key}/{field} is gone");
+            assert!(
+                !is_given || last_changes[ts as usize].is_some(),
+                "{ts} of key {key}/{field} is missing"
+            );
         }
         let mut found = Vec::new();
         got.for_each(&mut |point| found.push((point.ts, point.payload.to_vec()))).unwrap();
-        let mut want = World::points_of(key, said, range);
+        let mut want = SharedWorld::points_of(key, last_changes, range);
         want.retain(|point| !got.missing.contains(point.0));
         assert_eq!(found, want, "key {key}/{field} in {range:?}, missing {:?}", got.missing);
         if got.declined == Some(DeclineReason::TooLarge) {
@@ -136,24 +145,24 @@ impl World {
         let (key, field, range) = self.some_place();
         self.set_count += 1;
         let number = self.set_count;
-        let said = self.said.get_mut(&(key, field)).unwrap();
-        (range.start..=range.end).for_each(|ts| said[ts as usize] = Some(number));
-        let truth = World::points_of(key, said, range);
+        let last_changes = self.last_changes.get_mut(&(key, field)).unwrap();
+        (range.start..=range.end).for_each(|ts| last_changes[ts as usize] = Some(number));
+        let truth = SharedWorld::points_of(key, last_changes, range);
         let points: Vec<Point<'_>> =
             truth.iter().map(|(ts, payload)| Point { ts: *ts, head: None, payload }).collect();
         let kept = self.cache().set(KEYS[key], field, range, &points);
         self.is_in_doubt = kept.is_err();
         let kept = kept.unwrap_or(TimeRange::EMPTY);
         assert!(range.covers(kept) && (kept.is_empty() || kept.start == range.start));
-        let said = self.said.get_mut(&(key, field)).unwrap();
+        let last_changes = self.last_changes.get_mut(&(key, field)).unwrap();
         let lost = (range.start..=range.end).filter(|ts| !kept.contains(*ts));
-        lost.for_each(|ts| said[ts as usize] = None);
+        lost.for_each(|ts| last_changes[ts as usize] = None);
     }
 
     fn delete(&mut self) {
         let (key, field, range) = self.some_place();
-        let said = self.said.get_mut(&(key, field)).unwrap();
-        (range.start..=range.end).for_each(|ts| said[ts as usize] = None);
+        let last_changes = self.last_changes.get_mut(&(key, field)).unwrap();
+        (range.start..=range.end).for_each(|ts| last_changes[ts as usize] = None);
         self.is_in_doubt = self.cache().delete(KEYS[key], field, range).is_err();
     }
 
@@ -203,10 +212,10 @@ impl World {
 }
 
 #[test]
-fn what_was_said_last_is_what_is_given_whatever_happens() {
+fn invariant_9_a_get_returns_the_last_set() {
     let totals = std::cell::RefCell::new((0, 0));
     for_seeds(60, |seed| {
-        let mut world = World::new(seed, None);
+        let mut world = SharedWorld::new(seed, None);
         (0..400).for_each(|_| world.step());
         let mut totals = totals.borrow_mut();
         totals.0 += world.points;
@@ -219,16 +228,16 @@ fn what_was_said_last_is_what_is_given_whatever_happens() {
 }
 
 #[test]
-fn planted_mistakes_are_noticed() {
-    for planted in [Planted::ChangeNotNoted, Planted::RunNotCompared, Planted::TrimForgotten] {
+fn mutants_are_caught() {
+    for mutant in [Mutant::ChangeNotNoted, Mutant::RunNotCompared, Mutant::TrimForgotten] {
         let is_noticed = (0..400).any(|seed| {
             let run = std::panic::AssertUnwindSafe(|| {
-                let mut world = World::new(seed, Some(planted));
+                let mut world = SharedWorld::new(seed, Some(mutant));
                 (0..400).for_each(|_| world.step());
             });
             std::panic::catch_unwind(run).is_err()
         });
-        assert!(is_noticed, "{planted:?} was not noticed");
+        assert!(is_noticed, "{mutant:?} was not noticed");
     }
 }
 
@@ -247,7 +256,7 @@ fn another_run_of_the_machine_begins_empty_unless_the_cache_was_closed() {
         let cache = open(before);
         cache.delete(b"k", 0, TimeRange::ALL).unwrap();
         assert_eq!(cache.set(b"k", 0, range, &point).unwrap(), range);
-        // What a kill leaves are the slabs that were written.
+        // A killed process leaves the written slabs.
         cache.store.flush();
         if is_closed {
             cache.close().unwrap();

@@ -3,20 +3,20 @@
 use firn_codec::frame::crc32;
 use firn_codec::varint::{encode_varint, encode_zigzag};
 
-use super::{
-    BLOCK_BYTES, Extent, KEYS_MIN, MARKER_BYTES, Marker, NO_POINT, OpenSlab, PREAMBLE_BYTES,
-    Preamble, SlabKey,
+use super::format::{
+    BLOCK_BYTES, Extent, KEYS_MIN, MARKER_BYTES, Marker, NO_POINT, PREAMBLE_BYTES, Preamble,
+    SlabKey,
 };
+use super::open::OpenSlab;
 
-/// A slab's bytes and what they begin with.
+/// The bytes of a slab and its preamble.
 #[derive(Debug)]
 pub(crate) struct Encoded {
     pub(crate) preamble: Preamble,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// The bytes of `slab`. `preamble` says generation, slot and what was heard; `keys` are the slab's keys in the
-/// order of their positions with what is complete of each.
+/// Encodes `slab`. `keys` are the keys of the slab, ordered by position, with their extents.
 ///
 /// # Panics
 /// If `keys` are not those of the slab.
@@ -51,7 +51,7 @@ pub(crate) fn encode(slab: &OpenSlab, keys: &[SlabKey], identity: &Identity) -> 
     Encoded { preamble, bytes }
 }
 
-/// What a slab is told about itself when it is written.
+/// The fields of a preamble that are set when a slab is written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
     pub(crate) generation: u64,
@@ -77,12 +77,12 @@ fn encode_points(slab: &OpenSlab) -> (Vec<u8>, Vec<Marker>) {
         encode_varint(point.payload.len() as u64, &mut data);
         data.extend_from_slice(&point.payload);
         (before, last_set) = (ts, set);
-        // Blocks that this point fills without another beginning there.
+        // Blocks that this point fills and in which no other begins.
         while markers.len() < data.len() / BLOCK_BYTES {
             markers.push(Marker { set, ts, offset: NO_POINT, crc: 0 });
         }
     }
-    // The last point ends in a block where none begins.
+    // The last point ends in a block in which none begins.
     if markers.len() < data.len().div_ceil(BLOCK_BYTES) {
         markers.push(Marker { set: last_set, ts: before, offset: NO_POINT, crc: 0 });
     }

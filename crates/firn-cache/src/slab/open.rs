@@ -1,4 +1,4 @@
-//! A slab on its way: points in memory until they fill one.
+//! A slab that is being filled: points in memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasher;
@@ -9,18 +9,20 @@ use firn_model::{TimeRange, Timestamp};
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 
-use super::{BLOCK_BYTES, KEYS_MIN, MARKER_BYTES, PREAMBLE_BYTES};
+use super::format::{BLOCK_BYTES, KEYS_MIN, MARKER_BYTES, PREAMBLE_BYTES};
 
-/// What one more point adds to a slab at most, besides its payload.
+/// Upper bound of the bytes that a point adds to a slab, besides its payload.
 pub(crate) const SLAB_POINT_BYTES: usize = 10 + 3 + 3 + 5;
-/// What the time of the first point of a set takes at most: it is told from the last one of the set before.
+/// Upper bound of the bytes of a set's first time: it is stored as the difference from the last
+/// time of the previous set.
 const FIRST_TIME_BYTES: usize = 10;
-/// What a point takes in memory, besides its payload.
+/// Memory of a point, besides its payload.
 const OPEN_POINT_BYTES: usize = 112;
-/// What a key takes in a slab at most, besides its text, its note and its extents.
+/// Upper bound of the bytes of a key in a slab, besides its text, its note and its extents.
 const SLAB_KEY_BYTES: usize = 32;
 
-/// Points in memory that will be a slab: for each set of keys, what they have in common, in the order of time.
+/// Points in memory that will become a slab: per set of keys, the points that exactly these share,
+/// ordered by time.
 #[derive(Debug)]
 pub(crate) struct OpenSlab {
     field: u64,
@@ -29,21 +31,21 @@ pub(crate) struct OpenSlab {
     positions: HashMap<Arc<[u8]>, u32>,
     sets: Vec<KeySet>,
     set_ids: HashMap<Arc<[u32]>, u32, RandomState>,
-    /// The sets that each key is in.
+    /// The sets of each key.
     sets_of_keys: Vec<Vec<u32>>,
-    /// In which set a point may be, by the hash of all it is: to share it.
+    /// The set that may contain a point, by the hash of the point: used to share it.
     places: HashMap<u64, u32, RandomState>,
     heads: Vec<Arc<[u8]>>,
     head_ids: HashMap<Arc<[u8]>, u32>,
     point_count: usize,
     payload_bytes: usize,
-    /// What the points take in the slab, to the byte but for the first times of sets.
+    /// Bytes of the points in the slab: exact, except for an upper bound of each set's first time.
     data_bytes: usize,
-    /// What keys and heads take in the slab.
+    /// Bytes of keys and heads in the slab.
     shared_bytes: usize,
 }
 
-/// Some keys, and the points that just these have.
+/// Some keys, and the points that exactly these share.
 #[derive(Debug)]
 pub(crate) struct KeySet {
     /// Positions, sorted.
@@ -51,13 +53,13 @@ pub(crate) struct KeySet {
     points: Points,
 }
 
-/// In nearly all cases one of a time: it lies in the tree itself.
+/// Nearly always there is one point per time: it is stored inside the tree.
 type Points = BTreeMap<Timestamp, SmallVec<[OpenPoint; 1]>>;
 
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OpenPoint {
     pub(crate) head: Option<u32>,
-    /// A number's text lies here itself.
+    /// The text of a number is stored inline.
     pub(crate) payload: SmallVec<[u8; 16]>,
 }
 
@@ -109,22 +111,22 @@ impl OpenSlab {
         self.payload_bytes as u64
     }
 
-    /// What it takes in memory, about.
+    /// Approximate memory.
     pub(crate) fn heap_bytes(&self) -> u64 {
         (self.payload_bytes + self.point_count * OPEN_POINT_BYTES + self.shared_bytes) as u64
     }
 
-    /// What it takes as a slab at most, if the extents of its keys take so much.
+    /// Upper bound of the slab's bytes, given the bytes of the extents of its keys.
     pub(crate) fn slab_bytes(&self, extent_bytes: usize) -> usize {
-        // A marker for each block; the last one may only be begun.
+        // A marker for each block, of which the last may be partly filled.
         let markers = (self.data_bytes / BLOCK_BYTES + 1) * MARKER_BYTES;
         let sets = self.sets.len() * (self.bit_bytes() + 5);
-        // Three counts stand before the keys, the bit arrays and the heads.
+        // Three counts precede the keys, the bit arrays and the heads.
         let header = PREAMBLE_BYTES + 15 + self.shared_bytes + sets + markers + extent_bytes;
         header.next_multiple_of(BLOCK_BYTES) + self.data_bytes
     }
 
-    /// What [`OpenSlab::add_key`] adds to the slab at most.
+    /// Upper bound of the bytes that [`OpenSlab::add_key`] adds to the slab.
     pub(crate) fn key_cost(&self, key: &[u8], note_bytes: usize) -> usize {
         if self.positions.contains_key(key) {
             return 0;
@@ -135,7 +137,7 @@ impl OpenSlab {
         key.len() + note_bytes + SLAB_KEY_BYTES + doubling
     }
 
-    /// What a point adds at most besides itself: its head, and a bit array.
+    /// Upper bound of the bytes that a point adds besides itself: its head, and a bit array.
     pub(crate) fn shared_cost(&self, head: Option<&Arc<[u8]>>) -> usize {
         let head = head.filter(|head| !self.head_ids.contains_key(*head));
         head.map_or(0, |head| head.len() + 5) + self.bit_bytes() + 5
@@ -145,7 +147,7 @@ impl OpenSlab {
         self.keys.len().max(KEYS_MIN).next_power_of_two() / 8
     }
 
-    /// The key's position, given to it if it has none; `note_bytes` are counted for it then.
+    /// The position of a key, which is added if it is new, with `note_bytes` for its note.
     pub(crate) fn add_key(&mut self, key: &Arc<[u8]>, note_bytes: usize) -> u32 {
         if let Some(&position) = self.positions.get(key) {
             return position;
@@ -158,7 +160,7 @@ impl OpenSlab {
         position
     }
 
-    /// Adds a point of the key at `position`. One that another key has just so is shared.
+    /// Adds a point of the key at `position`. A point that another key has too is shared.
     pub(crate) fn push(
         &mut self,
         position: u32,
@@ -182,7 +184,7 @@ impl OpenSlab {
         self.put(set, ts, point, hash);
     }
 
-    /// Takes the points of a key out of `range`.
+    /// Removes the points of a key in `range`.
     pub(crate) fn clear(&mut self, position: u32, range: TimeRange) {
         if range.is_empty() {
             return;
@@ -216,12 +218,12 @@ impl OpenSlab {
         }
     }
 
-    /// In how many sets the points of a key lie.
+    /// Number of sets with points of a key.
     pub(crate) fn set_count(&self, position: u32) -> usize {
         self.sets_of_keys.get(position as usize).map_or(0, Vec::len)
     }
 
-    /// The points of a key in `range`, set by set, in the order of time in each.
+    /// The points of a key in `range`, set by set, each ordered by time.
     pub(crate) fn points_of(
         &self,
         position: u32,
@@ -262,7 +264,7 @@ impl OpenSlab {
         self.places.hasher().hash_one((ts, point))
     }
 
-    /// Takes a point like `like` out of a set.
+    /// Removes a point equal to `like` from a set.
     fn take(&mut self, set: u32, ts: Timestamp, like: &OpenPoint) -> Option<OpenPoint> {
         let points = &mut self.sets.get_mut(set as usize)?.points;
         let same = points.get_mut(&ts)?;
@@ -282,8 +284,8 @@ impl OpenSlab {
         points.entry(ts).or_default().push(point);
     }
 
-    /// Whether a point of a set is worth sharing with one more key. Points that are equal by chance would make a bit array for a
-    /// few bytes each, and a reader has to look into all of its own.
+    /// Whether a point of a set is worth sharing with one more key. Points that are equal by chance
+    /// would need a bit array for a few bytes each, and a reader reads all sets of its key.
     fn may_share(&self, set: u32, position: u32, payload_bytes: usize) -> bool {
         const PAYLOAD_BYTES_LARGE: usize = 256;
         self.sets.len() < 2 * self.keys.len() + 64
@@ -310,7 +312,7 @@ impl OpenSlab {
         self.set_id(&keys)
     }
 
-    /// `None` if nobody is left.
+    /// The set without one key; `None` if no key remains.
     fn set_without(&mut self, set: u32, position: u32) -> Option<u32> {
         let old = &self.sets[set as usize].keys;
         let Ok(idx) = old.binary_search(&position) else { return Some(set) };
@@ -321,7 +323,7 @@ impl OpenSlab {
 }
 
 impl OpenPoint {
-    /// What it takes in a slab besides its time.
+    /// Bytes of the point in a slab besides its time.
     fn bytes(&self, set: u32) -> usize {
         let head = self.head.map_or(0, |head| u64::from(head) + 1);
         let len = self.payload.len();
@@ -337,7 +339,7 @@ impl KeySet {
     }
 }
 
-/// Sorted positions, with one more if it is not among them.
+/// Sorted positions with `position` added.
 fn with(keys: &[u32], position: u32) -> Vec<u32> {
     let mut keys = keys.to_vec();
     if let Err(idx) = keys.binary_search(&position) {
@@ -346,13 +348,13 @@ fn with(keys: &[u32], position: u32) -> Vec<u32> {
     keys
 }
 
-/// What the time of one more point at `ts` adds.
+/// Bytes that the time of one more point at `ts` adds.
 fn time_bytes(points: &Points, ts: Timestamp) -> usize {
     let step = |from: Option<Timestamp>, to: Timestamp| {
         from.map_or(FIRST_TIME_BYTES, |from| varint_bytes(to.wrapping_sub(from) as u64))
     };
     let (before, after) = match points.last_key_value() {
-        // In most cases points come in order.
+        // Most points arrive in order.
         None => (None, None),
         Some((&last, _)) if last < ts => (Some(last), None),
         _ if points.contains_key(&ts) => return varint_bytes(0),
@@ -365,7 +367,7 @@ fn time_bytes(points: &Points, ts: Timestamp) -> usize {
     step(before, ts) + behind - after.map_or(0, |after| step(before, after))
 }
 
-/// What the points of a set take in a slab.
+/// Bytes of the points of a set in a slab.
 fn points_bytes(set: u32, points: &Points) -> usize {
     let mut before = None;
     let mut bytes = 0;
@@ -386,7 +388,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_points_take_is_counted_as_they_come_and_go() {
+    fn data_bytes_are_exact_while_points_are_added_and_removed() {
         for seed in 0..20 {
             let mut rng = Rng::new(seed);
             let mut slab = OpenSlab::new(1);
@@ -398,7 +400,7 @@ mod tests {
                 if rng.chance(0.1) {
                     slab.clear(key, TimeRange::new(ts, ts + rng.between(-1, 200)));
                 } else {
-                    // Some that keys share.
+                    // Some values repeat, so that keys share points.
                     slab.push(key, ts, None, &vec![ts as u8; rng.below(3) as usize * 70]);
                 }
                 let all = (0..).zip(&slab.sets);

@@ -1,7 +1,9 @@
 //! Tests of the slab format.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use firn_model::{CommitSeq, Error, Result, TimeRange, Timestamp};
 use firn_sim::Rng;
 
 use super::*;
@@ -9,12 +11,12 @@ use super::*;
 const SLOT: u32 = 3;
 
 /// A point as it must come back.
-type Point = (Timestamp, Option<Arc<[u8]>>, Vec<u8>);
+type PlainPoint = (Timestamp, Option<Arc<[u8]>>, Vec<u8>);
 
-/// What a slab was made of: for each key its points.
+/// The points of each key of a slab.
 struct Sample {
     /// With the key that it is of.
-    points: Vec<(usize, Point)>,
+    points: Vec<(usize, PlainPoint)>,
     bytes: Vec<u8>,
 }
 
@@ -74,7 +76,7 @@ fn open(bytes: &[u8]) -> Result<Header> {
 }
 
 /// The points of one key in a range, as a reader finds them: reading only the blocks that it needs.
-fn read(bytes: &[u8], key: usize, range: TimeRange) -> Result<Vec<Point>> {
+fn read(bytes: &[u8], key: usize, range: TimeRange) -> Result<Vec<PlainPoint>> {
     let header = open(bytes)?;
     let position = header.position(format!("key {key}").as_bytes());
     let position = position.ok_or_else(|| Error::internal("no such key"))?;
@@ -111,7 +113,7 @@ fn points_come_back_by_key_and_time() {
                 .map(|(_, point)| point.clone())
                 .collect();
             let mut found = read(&sample.bytes, key, range).unwrap();
-            // What one key has twice at one time is one point.
+            // Two equal points of one key at one time are one point.
             want.sort();
             want.dedup();
             found.sort();
@@ -171,7 +173,7 @@ fn a_flipped_bit_is_found_or_means_nothing() {
 fn a_part_of_an_older_slab_in_the_same_place_is_not_taken_for_one_of_this() {
     let (new, old) = (sample(5, 2, 300), sample(6, 2, 300));
     let preamble = open(&new.bytes).unwrap().preamble;
-    // A torn write leaves the front of the new slab and the rest of the old one.
+    // A torn write leaves the front of the new slab before the tail of the old one.
     for at in [PREAMBLE_BYTES, PREAMBLE_BYTES + 30, preamble.data_at() as usize + BLOCK_BYTES] {
         let mut torn = new.bytes.clone();
         let end = torn.len().min(old.bytes.len());

@@ -1,7 +1,8 @@
-//! The checkpoint: what of each slab was still true at a number, so that older changes need not be told again.
+//! The checkpoint: the extents of each slab that were still valid at a change number, so that older
+//! changes need not be announced again.
 //!
-//! Without it a slab is true as of when it was written. It is one small file, replaced as a whole: an old one or a
-//! missing one costs slabs, never truth.
+//! Without it a slab is valid as of when it was written. The checkpoint is one small file, replaced
+//! as a whole: an old or missing one costs slabs, never correctness.
 
 use std::collections::HashMap;
 
@@ -10,37 +11,49 @@ use firn_codec::varint::{encode_varint, take_count, take_varint};
 use firn_env::OpenMode;
 use firn_model::ErrorKind;
 
-use super::open::NotedSlabs;
-use super::*;
+use super::state::{Body, FlashSlab, Node, Store, StoreState};
+use crate::mutant::mutant;
+use crate::policy::SlabId;
+use crate::slab::Extent;
 use crate::slab::{put_extent, take_extent};
+use firn_env::Disk;
+use firn_model::{CommitSeq, Error, Result};
+use std::sync::Arc;
 
 const FILE: &str = "checkpoint";
 const FORMAT: FileFormat = FileFormat { kind: *b"CCHK", version: 1, oldest: 1 };
-/// A file that is larger is none of ours: about 100 bytes for each of ten million extents.
+/// A larger file is not read: about 100 bytes for each of ten million extents.
 const BYTES_MAX: u64 = 1 << 30;
 
-/// What a checkpoint says.
+/// The contents of a checkpoint.
 #[derive(Debug, Default)]
 pub(super) struct Checkpoint {
-    /// Every change up to this one is taken into account.
+    /// Every change up to this one is reflected.
     pub(super) through: CommitSeq,
-    /// Generations up to this one were given out.
+    /// Generations up to this one were assigned.
     pub(super) last_generation: u64,
     pub(super) slabs: NotedSlabs,
 }
 
+/// The extents of a checkpoint by generation and slot, then by position in the key array.
+pub(super) type NotedSlabs = HashMap<(u64, u32), HashMap<u32, Vec<Extent>>>;
+
 impl Store {
-    /// Makes what was trimmed so far durable. After it, changes up to the largest snapshot number that anybody came
-    /// with need not be told again when the cache is opened. Slabs that wait in memory are not part of it.
+    /// Makes all trims so far durable. Afterwards changes up to the returned number, the largest
+    /// snapshot number seen, need not be announced again when the cache is opened. Slabs that wait
+    /// in memory are not part of it.
     ///
     /// # Errors
-    /// `Unavailable` when the disk fails or [what is cached is doubted](Store::set_doubted): the last checkpoint stays.
+    /// `Unavailable` when the disk fails or while [slabs are doubted](Store::set_doubted): the
+    /// previous checkpoint stays.
     pub fn checkpoint(&self) -> Result<CommitSeq> {
         let _one_at_a_time = self.lane.lock();
         let (through, body) = {
             let state = self.state.lock();
             if state.is_doubted {
-                return Err(Error::unavailable("what is cached may not outlive a crash"));
+                return Err(Error::unavailable(
+                    "cannot write a checkpoint of the cache: a change may still appear in recovery",
+                ));
             }
             state.encode_checkpoint(self.options.owner)
         };
@@ -63,7 +76,7 @@ impl Store {
     }
 }
 
-/// Removes the checkpoint in `folder`, durably, if there is one.
+/// Removes the checkpoint in `folder` durably, if there is one.
 ///
 /// # Errors
 /// `Unavailable` when the disk fails.
@@ -74,13 +87,14 @@ pub(super) fn forget_checkpoint(disk: &dyn Disk, folder: &str) -> Result<()> {
     }
 }
 
-impl State {
-    /// `varint(owner) varint(through) varint(last generation) varint(slabs)`, then for each slab `varint(generation)
-    /// varint(slot) varint(keys)`, for each key `varint(position) varint(extents)` and its extents.
+impl StoreState {
+    /// `varint(owner) varint(through) varint(last generation) varint(slabs)`, then for each slab
+    /// `varint(generation) varint(slot) varint(keys)`, for each key `varint(position)
+    /// varint(extents)` and its extents.
     fn encode_checkpoint(&self, owner: u64) -> (CommitSeq, Vec<u8>) {
         let mut out = Vec::new();
         encode_varint(owner, &mut out);
-        let ahead = u64::from(self.planted == Some(Planted::CheckpointAhead)) * 5;
+        let ahead = u64::from(mutant!(self, CheckpointAhead)) * 5;
         encode_varint(self.heard.0 + ahead, &mut out);
         encode_varint(self.next_generation, &mut out);
         let slabs: Vec<(SlabId, &Node, &Arc<FlashSlab>)> = self
@@ -112,7 +126,7 @@ impl State {
     }
 }
 
-/// The checkpoint in `folder`; an empty one if there is none that can be used.
+/// The checkpoint in `folder`; an empty one if it is missing or cannot be used.
 pub(super) fn read_checkpoint(disk: &dyn Disk, folder: &str, owner: u64) -> Checkpoint {
     let path = format!("{folder}/{FILE}");
     let read = || -> Result<Vec<u8>> {
@@ -122,7 +136,7 @@ pub(super) fn read_checkpoint(disk: &dyn Disk, folder: &str, owner: u64) -> Chec
         file.read_at(0, &mut bytes)?;
         Ok(bytes)
     };
-    // It is a help, not a need: whatever is wrong with it, slabs are true as of their own numbers.
+    // A damaged checkpoint is ignored: slabs are then valid as of their own numbers.
     let Ok(bytes) = read() else { return Checkpoint::default() };
     decode_checkpoint(&path, &bytes, owner).unwrap_or_default()
 }

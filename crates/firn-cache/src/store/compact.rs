@@ -1,39 +1,48 @@
-//! Compaction: slabs over the same time become slabs one after the other, every point once. Only where that gives places
-//! back: the index never has a point twice, so it is what changes and newer answers left behind that goes.
+//! Compaction: merges slabs that overlap in time into slabs that follow each other, each point
+//! once, where that frees slots. The index never has a point twice, so the gain is the points that
+//! changes and newer answers made unreachable.
 //!
-//! The newest fresh slabs first, some at a time (TSCache 3.7: old ones will soon be gone anyway). What compaction made
-//! counts as crowded no more, but is taken along where fresh slabs lie over it. The outputs wait in memory and go
-//! to the file like all sealed slabs; the places of the inputs are free at once.
+//! It merges the newest fresh slabs first, some at a time (TSCache 3.7: old ones will soon be
+//! evicted anyway). Merged slabs do not count as crowded any more, but are merged again where fresh
+//! slabs overlap them. The outputs wait in memory and are written like all sealed slabs; the slots
+//! of the inputs are free at once.
 //!
-//! In the same way, what was asked for of slabs that have to go moves into others: see `rescue`.
+//! The used ranges of evicted slabs move in the same way: see `rescue`.
 
-use super::*;
+use super::state::{Body, FlashSlab, Node, Store, StoreOptions, StoreState};
+use crate::key_index::{Deltas, Segment};
+use crate::mutant::mutant;
+use crate::policy::SlabId;
 use crate::slab::BLOCK_BYTES;
+use crate::slab::{OpenSlab, SLAB_POINT_BYTES};
+use firn_model::{Pool, Reservation, Result, TimeRange, Timestamp};
+use std::collections::HashMap;
+use std::sync::Arc;
 
-/// Slabs are merged if what they still have takes at most this share of their places.
+/// Slabs are merged if their reachable points take at most this share of their slots.
 const MERGED_SHARE_MAX: f64 = 0.75;
 
-/// What is merged.
+/// A planned merge.
 pub(super) struct Merge {
     field: u64,
     sources: Vec<(SlabId, Arc<FlashSlab>)>,
-    /// What of each key moves.
+    /// The ranges of each key that move.
     live: HashMap<Arc<[u8]>, LiveKey>,
     is_hot: bool,
-    /// The sources go for want of room: what does not move was evicted.
+    /// Whether the sources are evicted: ranges that do not move are lost.
     is_rescue: bool,
     slab_bytes: usize,
-    /// Inputs and outputs in memory.
+    /// Memory of the inputs and outputs.
     _memory: Reservation,
 }
 
 struct LiveKey {
     note: Arc<[u8]>,
-    /// In the order of time, each a part of the segment beside it.
+    /// Ordered by time; each range with the segment it is a part of.
     segments: Vec<(TimeRange, Segment)>,
 }
 
-/// A point of a source and whose it is.
+/// A point of a source, with its key.
 struct Gathered {
     ts: Timestamp,
     key: Arc<[u8]>,
@@ -41,16 +50,16 @@ struct Gathered {
     payload: Box<[u8]>,
 }
 
-/// A slab that comes out, and the time for which it takes over from the sources.
+/// A slab that was written, and the time range for which it replaces the sources.
 struct Output {
     slab: OpenSlab,
     range: TimeRange,
 }
 
-/// A slab of a crowd: its times, who it is, whether compaction made it.
+/// A slab of a crowd: its times, its id, whether compaction wrote it.
 type Candidate = (TimeRange, SlabId, bool);
 
-impl State {
+impl StoreState {
     /// Some slabs of a crowd that are worth merging.
     pub(super) fn plan_merge(&mut self, options: &StoreOptions) -> Option<Merge> {
         let (trigger, slab_bytes) = (options.compaction_trigger, options.slab_bytes);
@@ -62,12 +71,12 @@ impl State {
         let newest = |crowd: &(u64, Vec<Candidate>)| crowd.1.iter().map(|one| one.0.end).max();
         let (_, crowd) = crowds.max_by_key(newest)?;
         let chosen = choose(crowd, trigger);
-        // What takes nearly as many places afterwards is written for nothing.
+        // Outputs that take nearly as many slots are written for nothing.
         let live: f64 =
             chosen.iter().map(|&id| self.share_of(id, slab_bytes, |range, _| range)).sum();
         let is_worth_it = live <= MERGED_SHARE_MAX * chosen.len() as f64;
-        // The policies that go by whole slabs are the paper's, with all that belongs to them.
-        if options.policy == PolicyKind::UsedRanges && !is_worth_it {
+        // Policies that evict whole slabs merge every crowd, as in the paper.
+        if self.policy.keeps_used_ranges() && !is_worth_it {
             self.crowds_at = self.stats.slabs_written + (trigger as u64 / 4).max(1);
             return None;
         }
@@ -75,7 +84,7 @@ impl State {
         self.merge_of(&chosen, slab_bytes, is_hot, false)
     }
 
-    /// What it takes to merge some slabs of one field; `None` while there is no memory for it.
+    /// Plans the merge of some slabs of one field; `None` while there is no memory for it.
     pub(super) fn merge_of(
         &self,
         chosen: &[SlabId],
@@ -85,9 +94,10 @@ impl State {
     ) -> Option<Merge> {
         let field = self.nodes.get(chosen.first()?)?.field;
         let bytes = 3 * chosen.len() as u64 * u64::from(slab_bytes);
-        // Of the cache, not of jobs: for those others are asked to give back, which must not happen under this lock.
+        // From the cache's pool, not from that of jobs, which calls reclaimers: not under this
+        // lock.
         let mut memory = self.memory.budget.empty(Pool::Cache);
-        // Without memory it waits: nothing is wrong with a crowd but its size.
+        // Without memory the merge waits: a crowd is harmless.
         memory.grow(bytes).ok()?;
         let sources: Vec<(SlabId, Arc<FlashSlab>)> = chosen
             .iter()
@@ -114,8 +124,8 @@ impl State {
         Some(Merge { field, sources, live, is_hot, is_rescue, slab_bytes, _memory: memory })
     }
 
-    /// The slabs of a virtual time range (TSCache 3.5: times that hang together) with more than `trigger` fresh
-    /// ones; the newest such range.
+    /// The newest crowd: slabs of one virtual time range (TSCache 3.5: a chain of overlapping
+    /// slabs) of which more than `trigger` are fresh.
     fn newest_crowd(&self, field: u64, trigger: usize) -> Option<Vec<Candidate>> {
         let own = self.nodes.iter().filter(|one| one.1.field == field && one.1.is_on_flash());
         let mut slabs: Vec<Candidate> =
@@ -136,7 +146,7 @@ impl State {
         if is_crowded(&crowd) { Some(crowd) } else { found }
     }
 
-    /// The outputs take over what can still be reached in the sources; the sources go.
+    /// Replaces the reachable ranges of the sources by the outputs, and removes the sources.
     fn merged(&mut self, merge: &Merge, outputs: Vec<Output>) {
         let is_source = |slab: SlabId| merge.sources.iter().any(|source| source.0 == slab);
         for Output { slab, range } in outputs {
@@ -151,7 +161,7 @@ impl State {
                 let Some(entry) = field.keys.get_mut(&text) else { continue };
                 let live = merge.live.get(&text).into_iter().flat_map(|key| &key.segments);
                 let parts = live.flat_map(|(part, whole)| {
-                    let is_whole = self.planted == Some(Planted::RescuedWhole);
+                    let is_whole = mutant!(self, RescuedWhole);
                     let part = if is_whole { TimeRange::new(part.start, whole.end) } else { *part };
                     entry.within(part.intersect(range))
                 });
@@ -160,7 +170,7 @@ impl State {
                 let mut deltas = Deltas::new();
                 for (part, segment) in &moved {
                     let used = match merge.is_rescue {
-                        // To stay once more it has to be asked for once more.
+                        // Kept once more only if it is used once more.
                         true => TimeRange::EMPTY,
                         false => segment.used.intersect(*part),
                     };
@@ -206,7 +216,7 @@ impl Store {
         self.state.lock().merged(&merge, outputs);
     }
 
-    /// The points of a slab that can be reached.
+    /// The reachable points of a slab.
     fn gather(
         &self,
         id: SlabId,
@@ -240,7 +250,7 @@ impl Store {
     }
 }
 
-/// The newest fresh slabs, and what compaction made before where these lie over it.
+/// The newest fresh slabs, and the merged slabs that overlap them.
 fn choose(crowd: Vec<Candidate>, trigger: usize) -> Vec<SlabId> {
     let (mut compacted, mut fresh): (Vec<_>, Vec<_>) = crowd.into_iter().partition(|one| one.2);
     for slabs in [&mut compacted, &mut fresh] {
@@ -253,9 +263,9 @@ fn choose(crowd: Vec<Candidate>, trigger: usize) -> Vec<SlabId> {
     fresh.iter().chain(&compacted).map(|one| one.1).collect()
 }
 
-/// Cuts the points into slabs, all of one timestamp together.
+/// Cuts the points into slabs; all points of one timestamp stay together.
 fn cut(points: &[Gathered], merge: &Merge) -> Vec<Output> {
-    // A 16th for extents and for keys that are complete but have no point.
+    // A 16th for extents and for keys with a complete range but no point.
     let room = merge.slab_bytes / 16 * 15;
     let mut outputs = Vec::new();
     let mut slab = OpenSlab::new(merge.field);
@@ -289,7 +299,7 @@ fn cut(points: &[Gathered], merge: &Merge) -> Vec<Output> {
     outputs
 }
 
-/// A range may be complete and empty: its key has to be in the slab all the same.
+/// Adds keys whose range is complete but empty: they have to be in the slab too.
 fn add_keys_without_points(output: &mut Output, merge: &Merge) {
     let room = merge.slab_bytes / 32 * 31;
     for (text, key) in &merge.live {

@@ -1,43 +1,53 @@
-//! Opening: what the file still has, slab by slab, as far as it can be trusted.
+//! Opening: loads the slabs of the file that can be trusted.
 
 use std::collections::HashMap;
 
 use firn_model::ErrorKind;
-use parking_lot::Mutex as HeaderLock;
+use parking_lot::Mutex;
 
 use super::checkpoint::{Checkpoint, forget_checkpoint, read_checkpoint};
-use super::*;
+use super::state::{Body, FlashSlab, Memory, Node, Store, StoreOptions, StoreState, StoreStats};
+use crate::device::Device;
 use crate::device::forget_slabs;
+use crate::key_index::{Deltas, KeyEntry, Segment, width_ms};
+use crate::mutant::mutant;
+use crate::policy::{EvictionPolicy, SlabId, UsedRanges};
+use crate::slab::{Extent, Header, Preamble};
 use crate::slab::{PREAMBLE_BYTES, SlabKey};
+use firn_env::Disk;
+use firn_model::{Budget, CommitSeq, Error, Pool, Result, TimeRange};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
-/// What the owner of the points knows when it opens a cache again.
+/// The history of the owner of the points, as it opens the cache again.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnerHistory {
-    /// It will tell every change with a larger number again, right after opening. What a slab has is true as of a
-    /// number of its own; slabs that missed a change are dropped.
+    /// The owner announces every change with a larger number again, right after opening. Each slab
+    /// reflects the changes up to a number of its own; slabs that missed a change are dropped.
     pub replays_after: CommitSeq,
-    /// The last number that it gave. If the cache knows of a later one, which a crash took back, its past is another than
-    /// the owner's, who gives these numbers again: everything is forgotten.
+    /// The last number that the owner assigned. A slab with a later one knows changes that a crash
+    /// undid, and their numbers will be assigned again: everything is dropped.
     pub through: CommitSeq,
 }
 
 impl OwnerHistory {
-    /// For points that never change.
+    /// The history of points that never change.
     pub const IMMUTABLE: OwnerHistory =
         OwnerHistory { replays_after: CommitSeq(0), through: CommitSeq(u64::MAX) };
 }
 
-/// A slab that was found.
-struct Found {
+/// A slab with an intact header.
+struct LoadedSlab {
     slot: u32,
     header: Header,
 }
 
 impl Store {
-    /// Opens the cache in `folder` of `disk`, with what is left of it. A damaged slab costs itself only.
+    /// Opens the cache in `folder` of `disk` with the slabs that are intact. A damaged slab costs
+    /// only itself.
     ///
     /// # Errors
-    /// `Invalid` for options that make no sense, `Unavailable` when the disk fails.
+    /// `Invalid` for options that contradict each other, `Unavailable` when the disk fails.
     pub fn open(
         disk: Arc<dyn Disk>,
         folder: &str,
@@ -45,19 +55,33 @@ impl Store {
         options: StoreOptions,
         recovered: OwnerHistory,
     ) -> Result<Store> {
-        let slab_bytes = u64::from(options.slab_bytes);
-        let slot_count = u32::try_from(options.flash_bytes_max / slab_bytes.max(1));
-        let slot_count = slot_count.unwrap_or(u32::MAX);
+        let policy = Box::new(UsedRanges::new(slot_count(&options) as usize));
+        Store::open_with_policy(disk, folder, budget, options, recovered, policy)
+    }
+
+    /// Opens the cache with another policy than that of the product, for comparisons.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    pub fn open_with_policy(
+        disk: Arc<dyn Disk>,
+        folder: &str,
+        budget: &Budget,
+        options: StoreOptions,
+        recovered: OwnerHistory,
+        policy: Box<dyn EvictionPolicy>,
+    ) -> Result<Store> {
+        let (slab_bytes, slot_count) = (u64::from(options.slab_bytes), slot_count(&options));
         if slab_bytes < 16 << 10 || slab_bytes % 4096 != 0 || slot_count < 2 {
             return Err(Error::invalid(format!(
-                "a cache of {} bytes in slabs of {slab_bytes}: slabs are a multiple of 4096, 16384 at least, and two \
-                 must fit",
+                "cannot open a cache of {} bytes in slabs of {slab_bytes}: a slab must be a multiple of 4096 \
+     bytes, at least 16384, and two slabs must fit",
                 options.flash_bytes_max
             )));
         }
         let (device, is_new) = Device::open(&*disk, folder, options.slab_bytes, options.owner)?;
         if is_new {
-            // It may speak of slabs whose generations are now given to others.
+            // It may name slabs whose generations will be assigned to others.
             forget_checkpoint(&*disk, folder)?;
         }
         let memory = Memory {
@@ -69,10 +93,10 @@ impl Store {
             slab_bytes: 0,
             node_key_count: 0,
         };
-        let state = State {
+        let state = StoreState {
             fields: BTreeMap::new(),
             nodes: BTreeMap::new(),
-            policy: Policy::new(options.policy, slot_count as usize),
+            policy,
             free_slots: Vec::new(),
             fresh_slot: 0,
             slot_count,
@@ -80,14 +104,15 @@ impl Store {
             headers: VecDeque::new(),
             header_bytes: 0,
             next_generation: 0,
-            // Nothing has been told yet; what is replayed comes before the first snapshot's number.
+            // Nothing was announced yet; replayed changes precede the first snapshot's number.
             heard: recovered.replays_after,
             memory,
             is_doubted: false,
             write_failures: 0,
             read_failures: 0,
             is_off: false,
-            planted: options.planted,
+            #[cfg(feature = "test-util")]
+            mutant: options.mutant,
             wake: Arc::default(),
             crowds_at: 0,
             stats: StoreStats::default(),
@@ -104,10 +129,11 @@ impl Store {
             return Ok(store);
         }
         Store::forget(&*store.disk, folder)?;
-        Store::open(store.disk, folder, budget, options, recovered)
+        let policy = store.state.into_inner().policy;
+        Store::open_with_policy(store.disk, folder, budget, options, recovered, policy)
     }
 
-    /// Removes what the cache in `folder` has, before it is opened.
+    /// Removes the cache in `folder`. Call it before the cache is opened.
     ///
     /// # Errors
     /// `Unavailable` when the disk fails.
@@ -129,18 +155,18 @@ impl Store {
             match self.read_slot(slot) {
                 Ok(header) => {
                     last_generation = last_generation.max(header.preamble.generation);
-                    found.push(Found { slot, header });
+                    found.push(LoadedSlab { slot, header });
                 }
-                // Nobody knows which changes it has heard of, should it be readable again one day.
+                // Should it become readable again, the changes it has missed would be unknown.
                 Err(e) if *e.kind() == ErrorKind::Unavailable => return Ok(false),
-                // A place that was never written, or torn by a crash, or rotten.
+                // A slot that was never written, or torn by a crash, or damaged.
                 Err(_) => {
                     corrupt += 1;
                     free_slots.push(slot);
                 }
             }
         }
-        let is_trusted = self.options.planted == Some(Planted::LostPastTrusted);
+        let is_trusted = mutant!(self.options, LostPastTrusted);
         let heard = found.iter().filter_map(|slab| slab.heard(&checkpoint));
         if heard.max().is_some_and(|heard| heard > recovered.through) && !is_trusted {
             return Ok(false);
@@ -151,7 +177,7 @@ impl Store {
         state.free_slots = free_slots;
         state.free_slots.retain(|&slot| slot < limit);
         state.stats.slabs_corrupt += corrupt;
-        // Also above what a lost slab may have had: its blocks may still lie in its place.
+        // Also above the generation of a lost slab: its blocks may still be in its slot.
         state.next_generation = last_generation.max(checkpoint.last_generation) + 1_000_000;
         state.add_found(found, &checkpoint, recovered);
         state.settle_memory();
@@ -170,8 +196,15 @@ impl Store {
     }
 }
 
-impl Found {
-    /// The number that it is true as of; `None` if it outlives checkpoints only and none has it.
+/// How many slabs fit into the file.
+fn slot_count(options: &StoreOptions) -> u32 {
+    let slot_count = options.flash_bytes_max / u64::from(options.slab_bytes).max(1);
+    u32::try_from(slot_count).unwrap_or(u32::MAX)
+}
+
+impl LoadedSlab {
+    /// The changes up to this number are reflected; `None` if the slab is valid only in a
+    /// checkpoint and none has it.
     fn heard(&self, checkpoint: &Checkpoint) -> Option<CommitSeq> {
         let preamble = &self.header.preamble;
         let own = (!preamble.is_doubted).then_some(preamble.heard);
@@ -180,9 +213,15 @@ impl Found {
     }
 }
 
-impl State {
-    fn add_found(&mut self, found: Vec<Found>, checkpoint: &Checkpoint, recovered: OwnerHistory) {
-        // Every range goes to the slab that was computed from the newest snapshot: by number, then generation.
+impl StoreState {
+    fn add_found(
+        &mut self,
+        found: Vec<LoadedSlab>,
+        checkpoint: &Checkpoint,
+        recovered: OwnerHistory,
+    ) {
+        // Each range belongs to the slab computed from the newest snapshot: by number, then
+        // generation.
         let mut claims = Vec::new();
         let mut generations: HashMap<u64, u32> = HashMap::new();
         for slab in &found {
@@ -190,12 +229,13 @@ impl State {
         }
         for slab in found {
             let heard = slab.heard(checkpoint);
-            let Found { slot, header } = slab;
+            let LoadedSlab { slot, header } = slab;
             let preamble = header.preamble;
             let noted = checkpoint.slabs.get(&(preamble.generation, slot));
-            let is_trusted = self.planted == Some(Planted::MissedChangesTrusted);
+            let is_trusted = mutant!(self, MissedChangesTrusted);
             let is_kept = (heard >= Some(recovered.replays_after) || is_trusted)
-                // A slab that could not be read at the last open may have left its generation to another.
+                // A slab that was unreadable at the last open may have left its generation to
+                // another.
                 && generations.get(&preamble.generation) == Some(&1)
                 && slot < self.slot_count;
             if !is_kept {
@@ -210,12 +250,12 @@ impl State {
                 heard: heard.unwrap_or_default(),
                 payload_bytes: u64::from(preamble.data_bytes),
                 keys: header.keys.iter().map(|key| Arc::clone(&key.text)).collect(),
-                header: HeaderLock::new(None),
+                header: Mutex::new(None),
             };
             let mut node = Node::new(preamble.field, Body::Flash(Arc::new(flash)));
             node.is_compacted = preamble.is_compacted;
             self.nodes.insert(slab, node);
-            // Which key has how much of it is not stored: an equal share each.
+            // The size of each key's part is not stored: an equal share each.
             let extents = header.keys.iter().flat_map(|key| &key.extents);
             let ms: f32 = extents.map(|extent| width_ms(extent.range)).sum();
             let bytes_per_ms = preamble.data_bytes as f32 / ms.max(1.0);
@@ -243,13 +283,13 @@ impl State {
             let (end, used) = (range.end, TimeRange::EMPTY);
             let segment = Segment { end, slab, number, bytes_per_ms, used };
             let keys = &mut self.fields.entry(field).or_default().keys;
-            let entry = keys.entry(text).or_insert_with(|| Entry::new(&note));
+            let entry = keys.entry(text).or_insert_with(|| KeyEntry::new(&note));
             entry.insert(range, segment, &mut Deltas::new());
         }
         self.count_found();
     }
 
-    /// Counts who has what, tells the policy of the slabs that have something, and drops the others.
+    /// Counts segments and keys, adds slabs with segments to the policy, and drops the others.
     fn count_found(&mut self) {
         let memory = &mut self.memory;
         for (text, entry) in self.fields.values().flat_map(|field| &field.keys) {
@@ -274,6 +314,3 @@ impl State {
         }
     }
 }
-
-/// The extents of a checkpoint by generation and slot, then by position in the key array.
-pub(super) type NotedSlabs = HashMap<(u64, u32), HashMap<u32, Vec<Extent>>>;

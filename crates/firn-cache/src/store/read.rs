@@ -1,57 +1,68 @@
-//! Getting: which parts of a range are there, and the points in them.
+//! Lookups: which parts of a range are cached, and their points.
 
 use std::ops::Range;
 
-use super::*;
+use super::state::{Body, FlashSlab, Store, StoreState, hash};
+use crate::device::Device;
+use crate::key_index::Segment;
+use crate::mutant::mutant;
+use crate::policy::SlabId;
 use crate::slab::OpenPoint;
+use crate::slab::{Header, OpenSlab, Preamble};
+use firn_model::{CommitSeq, Error, Result, TimeRange, Timestamp};
+use std::fmt;
+use std::sync::Arc;
 
-/// Blocks that nobody wants, up to so many between two that are wanted, are read with them: 16 KiB more take less than
-/// another read does.
+/// Up to this many unneeded blocks between two needed ones are read with them: 16 KiB more take
+/// less time than another read.
 const GAP_BLOCKS_MAX: usize = 4;
 
-/// What is asked for.
+/// A get starts over at most this many times because a slab turned out to be damaged.
+const TRIES_MAX: usize = 16;
+
+/// A lookup.
 #[derive(Clone, Copy, Debug)]
 pub struct Lookup<'a> {
-    /// Whose points.
+    /// The key.
     pub key: &'a [u8],
-    /// Which of them.
+    /// The field of the key.
     pub field: u64,
-    /// When.
+    /// The range of time.
     pub range: TimeRange,
-    /// The asker's snapshot: what was computed from a later one is no answer.
+    /// The caller's snapshot: points computed from a later one are not returned.
     pub number: CommitSeq,
-    /// A part of the range is given only if it has at least about so many bytes: computing the rest has a price of
-    /// its own. 512 KiB in the paper's setting, 0 takes all.
+    /// A partial answer is returned only if it has about this many bytes, because computing the
+    /// rest has a fixed price. The paper uses 512 KiB; 0 returns every part.
     pub partial_bytes_min: u64,
-    /// More bytes than about this are not read, whole blocks and what lies in them beside: nothing is given then.
+    /// Nothing is returned if about more bytes than this, in whole blocks, would have to be read.
     pub bytes_max: u64,
 }
 
-/// Why nothing is given although something is there.
+/// Why cached points were not returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeclineReason {
-    /// A part that is smaller than [`Lookup::partial_bytes_min`].
+    /// A partial answer is smaller than [`Lookup::partial_bytes_min`].
     TooSmall,
-    /// More than [`Lookup::bytes_max`].
+    /// More than [`Lookup::bytes_max`] would have to be read.
     TooLarge,
 }
 
-/// What is there of what was asked for.
+/// The cached part of a looked-up range.
 #[derive(Debug)]
 pub struct CachedRange {
-    /// What is not: one range, empty for a hit. Before it and behind it all is there.
+    /// The missing range, empty for a hit. Everything before and after it is here.
     pub missing: TimeRange,
-    /// What of `missing` is really not there: one range, less than `missing` if the cache chose to give nothing. Who
-    /// then has all of `missing` need not set more than this.
+    /// The part of `missing` that is not in the cache: smaller than `missing` if cached points were
+    /// not returned. A caller that computes all of `missing` need set only this.
     pub absent: TimeRange,
-    /// Why all of it is missing, if the cache chose so.
+    /// Why everything is missing although something is cached.
     pub declined: Option<DeclineReason>,
     device: Option<String>,
-    parts: Vec<Part>,
+    parts: Vec<CachedPart>,
 }
 
 #[derive(Debug)]
-enum Part {
+enum CachedPart {
     Memory(Copied),
     Flash(FlashPart),
 }
@@ -61,85 +72,85 @@ struct FlashPart {
     range: TimeRange,
     /// The bit arrays that have the key.
     sets: Vec<u32>,
-    /// Blocks in which their points lie, and the bytes of these, once they are read.
+    /// The runs of blocks with their points, and their bytes once they are read.
     runs: Vec<(Range<usize>, Vec<u8>)>,
 }
 
-/// Points of a slab that is in memory.
+/// Points of a slab in memory.
 #[derive(Debug, Default)]
 struct Copied {
     bytes: Vec<u8>,
-    /// Time, head and the end of the payload in `bytes`.
+    /// Time, head, and the end of the payload in `bytes`.
     points: Vec<(Timestamp, Option<u32>, usize)>,
     /// All heads of the slab.
     heads: Vec<Arc<[u8]>>,
 }
 
-/// What a question comes to before anything is read.
-struct Plan {
+/// The result of a lookup in the index, before anything is read.
+struct ReadPlan {
     missing: TimeRange,
     absent: TimeRange,
     is_too_small: bool,
-    sources: Vec<Source>,
+    sources: Vec<PointSource>,
 }
 
-/// What became of reading.
-enum Reading {
-    Done(Vec<Part>),
-    /// More than was allowed.
+/// The result of reading.
+enum ReadOutcome {
+    Done(Vec<CachedPart>),
+    /// More than the caller allows.
     TooLarge,
-    /// The device would have to be waited for.
+    /// The read would have to wait for the device.
     WouldWait,
 }
 
-/// Where the points of a range are.
-enum Source {
+/// The source of the points of a range.
+enum PointSource {
     Sealed(Arc<OpenSlab>, TimeRange),
     Flash(SlabId, Arc<FlashSlab>, TimeRange),
     Copied(Copied),
 }
 
-/// A point on its way out.
+/// A point that is returned.
 #[derive(Clone, Copy, Debug)]
 pub struct PointRef<'a> {
-    /// When.
+    /// Its time.
     pub ts: Timestamp,
-    /// What it shares with its neighbours: the same `Arc` for neighbours of one slab.
+    /// Bytes that it shares with neighbouring points: one `Arc` for neighbours of one slab.
     pub head: Option<&'a Arc<[u8]>>,
-    /// What.
+    /// Its value.
     pub payload: &'a [u8],
 }
 
 impl Store {
-    /// What of a range is there. Counts as a use of the slabs that have it.
+    /// Returns the cached part of a range, and records a use of the slabs that have it.
     ///
-    /// Never fails: what cannot be read is not there.
+    /// Never fails: ranges that cannot be read are missing.
     pub fn get(&self, ask: &Lookup<'_>) -> CachedRange {
         self.try_get(ask, true).unwrap_or_else(|| CachedRange::nothing(ask))
     }
 
-    /// As [`Store::get`], if nobody has to wait for the device; `None` if not, and nothing is counted.
+    /// Like [`Store::get`], but `None`, and nothing is counted, if it would wait for the device.
     pub fn get_now(&self, ask: &Lookup<'_>) -> Option<CachedRange> {
         self.try_get(ask, false)
     }
 
-    /// `None` if it would have to wait and must not.
+    /// `None` if it would have to wait and `may_wait` is false.
     fn try_get(&self, ask: &Lookup<'_>, may_wait: bool) -> Option<CachedRange> {
         for _ in 0..TRIES_MAX {
-            let Plan { missing, absent, is_too_small, sources } = self.state.lock().find(ask);
+            let ReadPlan { missing, absent, is_too_small, sources } = self.state.lock().find(ask);
             match self.read(ask, sources, may_wait) {
-                Ok(Reading::Done(parts)) => {
-                    self.count_get(ask, missing, parts.iter().map(Part::bytes).sum());
+                Ok(ReadOutcome::Done(parts)) => {
+                    self.count_get(ask, missing, parts.iter().map(CachedPart::bytes).sum());
                     let device = Some(self.device.path().to_owned());
                     let declined = is_too_small.then_some(DeclineReason::TooSmall);
                     return Some(CachedRange { missing, absent, declined, device, parts });
                 }
-                Ok(Reading::TooLarge) => {
+                Ok(ReadOutcome::TooLarge) => {
                     self.count_get(ask, ask.range, 0);
                     let declined = Some(DeclineReason::TooLarge);
                     return Some(CachedRange { absent, declined, ..CachedRange::nothing(ask) });
                 }
-                Ok(Reading::WouldWait) => return None,
+                Ok(ReadOutcome::WouldWait) => return None,
                 Err((slab, error)) => self.state.lock().lose(slab, &error),
             }
         }
@@ -147,7 +158,8 @@ impl Store {
         Some(CachedRange::nothing(ask))
     }
 
-    /// What is there of a range in bytes, about: by its density (TSCache 3.3), without reading. Counts as no use.
+    /// Approximate cached bytes of a range, by its density (TSCache 3.3). Reads nothing and records
+    /// no use.
     pub fn estimate_bytes(&self, ask: &Lookup<'_>) -> u64 {
         let state = self.state.lock();
         let entry = state.fields.get(&ask.field).and_then(|field| field.keys.get(ask.key));
@@ -155,12 +167,13 @@ impl Store {
         parts.map(|(part, segment)| segment.bytes_of(part)).sum::<f64>() as u64
     }
 
-    /// Whether the cache gave up on its device.
+    /// Whether the cache turned itself off because its device fails.
     pub(crate) fn is_off(&self) -> bool {
         self.state.lock().is_off
     }
 
-    /// What of a range is not there, without reading: as [`CachedRange::missing`] if all can be read. Counts as no use.
+    /// The missing part of a range, as [`CachedRange::missing`] if everything can be read. Reads
+    /// nothing and records no use.
     pub fn missing(&self, ask: &Lookup<'_>) -> TimeRange {
         let state = self.state.lock();
         let entry = state.fields.get(&ask.field).and_then(|field| field.keys.get(ask.key));
@@ -169,11 +182,11 @@ impl Store {
         hull_of_gaps(ask.range, usable.map(|one| one.0))
     }
 
-    /// Counts a question that was answered from a copy in memory: a use of what the store has of it.
+    /// Records a lookup that was answered from a copy in memory, as a use of the stored points.
     pub(crate) fn count_use(&self, ask: &Lookup<'_>, missing: TimeRange, bytes: u64) {
         {
             let mut state = self.state.lock();
-            let State { fields, policy, .. } = &mut *state;
+            let StoreState { fields, policy, .. } = &mut *state;
             let entry = fields.get_mut(&ask.field).and_then(|field| field.keys.get_mut(ask.key));
             if let Some(entry) = entry {
                 entry.touch(ask.range);
@@ -205,48 +218,51 @@ impl Store {
     fn read(
         &self,
         ask: &Lookup<'_>,
-        sources: Vec<Source>,
+        sources: Vec<PointSource>,
         may_wait: bool,
-    ) -> Result<Reading, (SlabId, Error)> {
+    ) -> Result<ReadOutcome, (SlabId, Error)> {
         let (mut parts, mut read_bytes) = (Vec::new(), 0);
-        // Held until they are read: only then their places may go to others.
+        // Held until they are read: only then may their slots be reused.
         let mut slabs = Vec::new();
         for source in sources {
             let part = match source {
-                Source::Copied(points) => Part::Memory(points),
-                Source::Sealed(slab, range) => Part::Memory(copied(&slab, ask.key, range)),
-                Source::Flash(id, slab, range) => {
+                PointSource::Copied(points) => CachedPart::Memory(points),
+                PointSource::Sealed(slab, range) => {
+                    CachedPart::Memory(copied(&slab, ask.key, range))
+                }
+                PointSource::Flash(id, slab, range) => {
                     let part = self.plan_read(&slab, ask.key, range, may_wait);
                     let Some(part) = part.map_err(|e| (id, e))? else {
-                        return Ok(Reading::WouldWait);
+                        return Ok(ReadOutcome::WouldWait);
                     };
                     slabs.push((id, slab));
-                    Part::Flash(part)
+                    CachedPart::Flash(part)
                 }
             };
             read_bytes += part.bytes();
             if read_bytes > ask.bytes_max {
-                return Ok(Reading::TooLarge);
+                return Ok(ReadOutcome::TooLarge);
             }
             parts.push(part);
         }
-        let planned: Vec<&mut FlashPart> = parts.iter_mut().filter_map(Part::as_flash).collect();
+        let planned: Vec<&mut FlashPart> =
+            parts.iter_mut().filter_map(CachedPart::as_flash).collect();
         if may_wait && planned.iter().map(|part| part.runs.len()).sum::<usize>() > 1 {
             planned.iter().for_each(|part| part.announce(&self.device));
         }
         for (part, (id, _slab)) in planned.into_iter().zip(&slabs) {
             if !self.fetch(part, may_wait).map_err(|e| (*id, e))? {
-                return Ok(Reading::WouldWait);
+                return Ok(ReadOutcome::WouldWait);
             }
         }
         self.count_reads(&parts);
-        Ok(Reading::Done(parts))
+        Ok(ReadOutcome::Done(parts))
     }
 
-    fn count_reads(&self, parts: &[Part]) {
-        let of_file = |part: &Part| match part {
-            Part::Flash(part) => Some((part.runs.len() as u64, part.bytes())),
-            Part::Memory(_) => None,
+    fn count_reads(&self, parts: &[CachedPart]) {
+        let of_file = |part: &CachedPart| match part {
+            CachedPart::Flash(part) => Some((part.runs.len() as u64, part.bytes())),
+            CachedPart::Memory(_) => None,
         };
         let mut state = self.state.lock();
         for (reads, bytes) in parts.iter().filter_map(of_file).filter(|one| one.0 > 0) {
@@ -256,7 +272,7 @@ impl Store {
         }
     }
 
-    /// Which blocks of a slab have the points; `None` if its header would have to be waited for.
+    /// The blocks of a slab that have the points; `None` if its header would have to be read.
     fn plan_read(
         &self,
         slab: &Arc<FlashSlab>,
@@ -270,7 +286,7 @@ impl Store {
             let what = format!("slab {slot}: the key is not in its key array");
             return Err(Error::corrupt(self.device.path(), self.device.offset(slot), what));
         };
-        // Each bit array has its points together, one behind the other: neighbours are read in one piece.
+        // The points of a bit array are stored together: neighbouring arrays are read in one read.
         let mut part = FlashPart { header, range, sets: Vec::new(), runs: Vec::new() };
         for set in part.header.sets_of(position) {
             let blocks = part.header.blocks(set, range);
@@ -288,7 +304,7 @@ impl Store {
         Ok(Some(part))
     }
 
-    /// Whether the blocks were read; `false` if they would have to be waited for.
+    /// Reads the blocks; `false` if that would have to wait.
     fn fetch(&self, part: &mut FlashPart, may_wait: bool) -> Result<bool> {
         let slot = part.header.preamble.slot;
         for (run, bytes) in &mut part.runs {
@@ -299,14 +315,14 @@ impl Store {
             } else if !self.device.read_cached(slot, place.start, bytes) {
                 return Ok(false);
             }
-            if self.options.planted != Some(Planted::BlocksNotChecked) {
+            if !mutant!(self.options, BlocksNotChecked) {
                 part.header.check(self.device.path(), run, bytes)?;
             }
         }
         Ok(true)
     }
 
-    /// The slab's header, from memory or from the file; `None` if that would have to be waited for.
+    /// The slab's header, from memory or from the file; `None` if it would have to be read.
     fn header(&self, slab: &Arc<FlashSlab>, may_wait: bool) -> Result<Option<Arc<Header>>> {
         if let Some(header) = &*slab.header.lock() {
             return Ok(Some(Arc::clone(header)));
@@ -339,20 +355,20 @@ impl CachedRange {
         }
     }
 
-    /// What it holds, about: payloads, and some bytes for each point.
+    /// Approximate bytes: whole blocks, or payloads of points in memory.
     pub fn bytes(&self) -> u64 {
-        self.parts.iter().map(Part::bytes).sum()
+        self.parts.iter().map(CachedPart::bytes).sum()
     }
 
-    /// Calls `take` with all points, in the order of time.
+    /// Calls `take` with all points, ordered by time.
     ///
     /// # Errors
-    /// `Corrupt` if a slab is not what its checksums say: then nothing of it may be used.
+    /// `Corrupt` if a block cannot be decoded: the caller must discard all points.
     pub fn for_each(&self, take: &mut dyn FnMut(PointRef<'_>)) -> Result<()> {
         let file = self.device.as_deref().unwrap_or_default();
         for part in &self.parts {
             match part {
-                Part::Memory(copied) => {
+                CachedPart::Memory(copied) => {
                     let mut start = 0;
                     for &(ts, head, end) in &copied.points {
                         let head = head.and_then(|head| copied.heads.get(head as usize));
@@ -360,26 +376,26 @@ impl CachedRange {
                         start = end;
                     }
                 }
-                Part::Flash(part) => part.for_each(file, take)?,
+                CachedPart::Flash(part) => part.for_each(file, take)?,
             }
         }
         Ok(())
     }
 }
 
-impl Part {
+impl CachedPart {
     fn as_flash(&mut self) -> Option<&mut FlashPart> {
         match self {
-            Part::Flash(part) => Some(part),
-            Part::Memory(_) => None,
+            CachedPart::Flash(part) => Some(part),
+            CachedPart::Memory(_) => None,
         }
     }
 
-    /// What it holds, about.
+    /// Approximate bytes.
     fn bytes(&self) -> u64 {
         match self {
-            Part::Memory(copied) => copied.bytes.len() as u64,
-            Part::Flash(part) => part.bytes(),
+            CachedPart::Memory(copied) => copied.bytes.len() as u64,
+            CachedPart::Flash(part) => part.bytes(),
         }
     }
 }
@@ -394,7 +410,7 @@ impl FlashPart {
                 take(PointRef { ts: point.ts, head: head(point.head), payload: point.payload });
             });
         }
-        // Some points are shared with others: each set is in the order of time by itself.
+        // Keys share some points: each set is ordered by time, the union is not.
         let mut points = Vec::new();
         for &set in &self.sets {
             let bytes = self.bytes_of(set);
@@ -413,12 +429,12 @@ impl FlashPart {
         let run =
             self.runs.iter().find(|(run, _)| run.start <= blocks.start && blocks.end <= run.end);
         let (run, bytes) =
-            run.expect("what a set has lies in one of the runs that were made of it");
+            run.expect("each set's blocks are in one of the runs that were made of them");
         let (whole, place) = (self.header.bytes_of(run), self.header.bytes_of(&blocks));
         &bytes[(place.start - whole.start) as usize..(place.end - whole.start) as usize]
     }
 
-    /// The device begins with all reads, so that they do not wait for each other.
+    /// Announces all reads to the device, so that they overlap.
     fn announce(&self, device: &Device) {
         let slot = self.header.preamble.slot;
         self.runs.iter().for_each(|(run, _)| device.will_read(slot, &self.header.bytes_of(run)));
@@ -430,11 +446,15 @@ impl FlashPart {
     }
 }
 
-impl State {
-    /// Where the parts are that are there, and the one range that is not.
-    fn find(&mut self, ask: &Lookup<'_>) -> Plan {
-        let nothing =
-            |absent| Plan { missing: ask.range, absent, is_too_small: false, sources: Vec::new() };
+impl StoreState {
+    /// Finds the sources of the cached parts and the one range that is missing.
+    fn find(&mut self, ask: &Lookup<'_>) -> ReadPlan {
+        let nothing = |absent| ReadPlan {
+            missing: ask.range,
+            absent,
+            is_too_small: false,
+            sources: Vec::new(),
+        };
         let Some(field) = self.fields.get_mut(&ask.field).filter(|_| !self.is_off) else {
             return nothing(ask.range);
         };
@@ -442,13 +462,13 @@ impl State {
         let usable: Vec<(TimeRange, Segment)> =
             entry.within(ask.range).filter(|one| one.1.number <= ask.number).collect();
         let missing = hull_of_gaps(ask.range, usable.iter().map(|one| one.0));
-        // Also what is too small to be given is wanted.
+        // Parts that are too small to be returned count as used as well.
         entry.touch(ask.range);
         let given = usable.iter().filter(|one| !missing.covers(one.0));
         let bytes: f64 = given.map(|(part, segment)| segment.bytes_of(*part)).sum();
         if !missing.is_empty() && missing != ask.range && bytes < ask.partial_bytes_min as f64 {
             self.stats.partial_declined += 1;
-            return Plan { is_too_small: true, ..nothing(missing) };
+            return ReadPlan { is_too_small: true, ..nothing(missing) };
         }
         let before = TimeRange::new(ask.range.start, missing.start.saturating_sub(1));
         let behind = TimeRange::new(missing.end.saturating_add(1), ask.range.end);
@@ -456,26 +476,26 @@ impl State {
         let mut sources = Vec::new();
         for (range, segment) in usable {
             for part in wanted.iter().map(|wanted| wanted.intersect(range)) {
-                // At the ends of time "before" and "behind" may touch the gap itself.
+                // At the ends of time, "before" and "behind" may overlap the gap.
                 if part.is_empty() || missing.covers(part) {
                     continue;
                 }
                 let Some(node) = self.nodes.get(&segment.slab) else { continue };
                 self.policy.touch(segment.slab);
                 sources.push(match &node.body {
-                    Body::Open(slab) => Source::Copied(copied(slab, ask.key, part)),
-                    Body::Sealed(slab) => Source::Sealed(Arc::clone(slab), part),
-                    Body::Flash(slab) => Source::Flash(segment.slab, Arc::clone(slab), part),
+                    Body::Open(slab) => PointSource::Copied(copied(slab, ask.key, part)),
+                    Body::Sealed(slab) => PointSource::Sealed(Arc::clone(slab), part),
+                    Body::Flash(slab) => PointSource::Flash(segment.slab, Arc::clone(slab), part),
                 });
             }
         }
-        Plan { missing, absent: missing, is_too_small: false, sources }
+        ReadPlan { missing, absent: missing, is_too_small: false, sources }
     }
 
-    /// Keeps a decoded header, and lets older ones go when all are too large.
+    /// Keeps a decoded header, and drops the oldest ones above `bytes_max`.
     fn keep_header(&mut self, slab: &Arc<FlashSlab>, header: &Arc<Header>, bytes_max: u64) {
         let bytes = header.heap_bytes();
-        // Who keeps the header of a slab that went meanwhile keeps its place from being used again.
+        // A reference to an evicted slab would keep its slot from being reused.
         if !self.nodes.contains_key(&slab.preamble.generation) {
             return;
         }
@@ -501,7 +521,7 @@ fn copied(slab: &OpenSlab, key: &[u8], range: TimeRange) -> Copied {
     if slab.set_count(position) == 1 {
         slab.points_of(position, range).for_each(take);
     } else {
-        // Some points are shared with others: each set is in the order of time by itself.
+        // Keys share some points: each set is ordered by time, the union is not.
         let mut points: Vec<_> = slab.points_of(position, range).collect();
         points.sort_by_key(|point| point.0);
         points.into_iter().for_each(&mut take);
@@ -510,10 +530,10 @@ fn copied(slab: &OpenSlab, key: &[u8], range: TimeRange) -> Copied {
     copied
 }
 
-/// The smallest range that has all of `range` that is in none of `parts`, which are in order.
+/// The smallest range that covers all of `range` that no part covers. `parts` are ordered.
 fn hull_of_gaps(range: TimeRange, parts: impl Iterator<Item = TimeRange>) -> TimeRange {
     let mut gaps = TimeRange::EMPTY;
-    // The first timestamp that is not covered yet; `None` behind the end of time.
+    // The first timestamp that is not covered yet; `None` after the end of time.
     let mut next = Some(range.start);
     for part in parts {
         let Some(start) = next else { break };

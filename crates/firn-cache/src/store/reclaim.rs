@@ -1,14 +1,14 @@
-//! Memory that others need more: what is here can be read or computed again.
+//! Releases memory that other rooms need: everything here can be read or computed again.
 
 use firn_model::Reclaim;
 
-use super::*;
+use super::state::Store;
 
 impl Reclaim for Store {
-    /// First headers, which the file has too; then points that wait for the device; then slabs with their part of
-    /// the index, in the order in which they would go.
+    /// Releases decoded headers first, which the file has too; then points that wait for the
+    /// device; then slabs with their index entries, in the order of eviction.
     fn reclaim(&self, bytes: u64) -> u64 {
-        // Held while memory is reserved for the cache, for which nobody is asked to give back.
+        // Held while memory is reserved for the cache; such a reservation never calls reclaimers.
         let mut state = self.state.lock();
         state.settle_memory();
         let before = state.memory.reservation.bytes();

@@ -1,33 +1,38 @@
-//! What was asked for stays: of slabs that have to go, the ranges that were asked for since they were written move into
-//! new slabs, together, and those slabs are hot.
+//! Keeps the used ranges of slabs that must be evicted: the ranges that were looked up since their
+//! slab was written move together into new slabs, which are hot.
 //!
-//! TSCache keeps or drops whole slabs (3.6). But one slab has what many questions brought, old and new, of all keys, and
-//! is nearly always used by some of them: slabs cannot be told apart by use, ranges can. What nobody asked for again
-//! goes, and so does what no longer can be reached. Measured: docs/decisions/0014-cache-eviction.md.
+//! TSCache keeps or drops whole slabs (3.6). But a slab contains the results of many queries, old
+//! and new, of all keys, and is nearly always used by some of them: use distinguishes ranges, not
+//! slabs. Ranges that were not looked up again, and unreachable points, are dropped. Measurements:
+//! docs/decisions/0014-what-a-cache-keeps.md.
 
 use super::compact::Merge;
-use super::*;
+use super::state::{Body, Node, StoreOptions, StoreState};
+use crate::key_index::{KeyEntry, Segment};
+use crate::policy::SlabId;
+use firn_model::TimeRange;
+use std::collections::HashMap;
 
-/// Slabs that go together.
+/// Slabs that are evicted together.
 const VICTIMS_MAX: usize = 8;
-/// A slab of which more was asked for stays where it is: moving it would free little.
+/// A slab with a larger used share stays in its slot: moving it would free little.
 const KEPT_SHARE_MIN: f64 = 0.75;
-/// Less is not worth a new slab.
+/// A smaller share is not worth a new slab.
 const RESCUED_SHARE_MIN: f64 = 0.1;
 
-impl State {
-    /// What of the next slabs to go should stay, if their places are wanted; `None` if they may go as they are.
+impl StoreState {
+    /// Which ranges of the next victims should move, if a slot is needed; `None` if there are none.
     pub(super) fn plan_rescue(&mut self, options: &StoreOptions) -> Option<Merge> {
-        let is_wanted = options.policy == PolicyKind::UsedRanges && !self.has_place();
+        let is_wanted = self.policy.keeps_used_ranges() && !self.has_place();
         if !is_wanted || !self.dying.is_empty() {
             return None;
         }
         let victim_count = VICTIMS_MAX.min(self.slot_count as usize / 4);
         let mut shares: HashMap<SlabId, f64> = HashMap::new();
         let mut victims = Vec::new();
-        // Each round keeps a slab, which is then no longer hot: it ends.
+        // Each round keeps one slab, which is then cold: the loop ends.
         for _ in 0..self.slot_count {
-            victims = self.policy.next_to_go(victim_count);
+            victims = self.policy.next_victims(victim_count);
             for &id in &victims {
                 shares.entry(id).or_insert_with(|| {
                     self.share_of(id, options.slab_bytes, |range, one| range.intersect(one.used))
@@ -45,7 +50,7 @@ impl State {
         self.merge_of(&victims, options.slab_bytes, true, true)
     }
 
-    /// Which share of its place a part of what can be reached in a slab takes.
+    /// The share of its slot that a part of the reachable points of a slab takes.
     pub(super) fn share_of(
         &self,
         slab: SlabId,
@@ -57,7 +62,7 @@ impl State {
         };
         let Some(field) = self.fields.get(field) else { return 0.0 };
         let entries = keys.keys().filter_map(|text| field.keys.get(text));
-        let own = entries.flat_map(Entry::segments).filter(|one| one.1.slab == slab);
+        let own = entries.flat_map(KeyEntry::segments).filter(|one| one.1.slab == slab);
         let bytes: f64 = own.map(|(range, one)| one.bytes_of(part(range, one))).sum();
         // Points that keys share are counted for each of them.
         let share = (bytes / flash.payload_bytes.max(1) as f64).min(1.0);
@@ -75,10 +80,10 @@ impl State {
     }
 }
 
-/// How many of the next slabs to go, at least half of them, should go together, so that what stays of them fills its new
-/// slabs best. `None` if it is not worth a slab, or would fill as many as go.
+/// How many of the next victims, at least half of them, to evict together so that their used ranges
+/// fill new slabs best. `None` if that is not worth a slab, or would fill as many as it frees.
 fn fullest(shares: impl Iterator<Item = f64>) -> Option<usize> {
-    // Sizes are estimates, and a slab does not become quite full.
+    // Sizes are estimates, and a slab is never quite full.
     const FILLED: f64 = 0.9;
     let mut sum = 0.0;
     let all: Vec<(usize, f64, f64)> = (1..)

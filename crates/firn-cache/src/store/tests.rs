@@ -1,10 +1,15 @@
 //! Tests of the store: against a plain map, over a simulated disk that fails and loses.
 
-use firn_model::Reclaim;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use firn_model::{Budget, CommitSeq, Reclaim, Pool, Reservation, TimeRange, Timestamp};
 use firn_sim::{Operation, Rng, Sim, for_seeds};
 
-use super::*;
-use crate::planted::Planted;
+use super::state::{Fill, Point, Store, StoreOptions, StoreStats};
+use super::{Lookup, OwnerHistory};
+use crate::mutant::Mutant;
+use crate::policy::SlabId;
 
 const FIELD: u64 = 1;
 const KEYS: [&str; 5] = ["cpu", "memory", "disk", "net", "a key with a rather long text"];
@@ -14,15 +19,15 @@ const LAST: Timestamp = 4_000;
 type TruePoint = (Timestamp, Option<Arc<[u8]>>, Vec<u8>);
 
 /// Points whose truth changes: a version for each time.
-struct World {
+struct StoreWorld {
     sim: Sim,
     rng: Rng,
     store: Option<Store>,
-    planted: Option<Planted>,
+    mutant: Option<Mutant>,
     /// The number of the last change of each time, per key.
     versions: HashMap<usize, Vec<u64>>,
     changes: Vec<(u64, usize, TimeRange)>,
-    /// Changes that the owner can tell again are those after this.
+    /// The owner can announce changes after this number again.
     floor: u64,
     number: u64,
     hits: u64,
@@ -30,25 +35,25 @@ struct World {
     digest: u64,
 }
 
-fn options(planted: Option<Planted>) -> StoreOptions {
+fn options(mutant: Option<Mutant>) -> StoreOptions {
     StoreOptions {
         slab_bytes: 16 << 10,
         flash_bytes_max: 12 * (16 << 10),
         header_bytes_max: 4 << 10,
         waiting_slabs_max: 3,
         compaction_trigger: 3,
-        planted,
+        mutant,
         ..StoreOptions::default()
     }
 }
 
-impl World {
-    fn new(seed: u64, planted: Option<Planted>) -> World {
-        let mut world = World {
+impl StoreWorld {
+    fn new(seed: u64, mutant: Option<Mutant>) -> StoreWorld {
+        let mut world = StoreWorld {
             sim: Sim::new(seed),
             rng: Rng::new(seed ^ 0xcac4e),
             store: None,
-            planted,
+            mutant,
             versions: (0..KEYS.len()).map(|key| (key, vec![0; LAST as usize + 1])).collect(),
             changes: Vec::new(),
             floor: 0,
@@ -67,7 +72,7 @@ impl World {
         for _ in 0..50 {
             let disk = self.sim.env().disk;
             let budget = Budget::new(4 << 20);
-            match Store::open(disk, "cache/points", &budget, options(self.planted), recovered) {
+            match Store::open(disk, "cache/points", &budget, options(self.mutant), recovered) {
                 Ok(store) => {
                     let again = self.changes.iter().filter(|change| change.0 > self.floor);
                     for (_, key, range) in again {
@@ -91,7 +96,8 @@ impl World {
         self.store.as_ref().unwrap()
     }
 
-    /// The truth: a third of all times have a point, some of them the same for all keys, some large.
+    /// The true points: a third of all times have a point, some of them the same for all keys, some
+    /// large.
     fn truth(&self, key: usize, range: TimeRange) -> Vec<TruePoint> {
         let point = |ts: Timestamp| {
             let version = self.versions[&key][ts as usize];
@@ -110,7 +116,7 @@ impl World {
     }
 
     fn some_range(&mut self) -> TimeRange {
-        // Mostly the newest data, as dashboards ask.
+        // Mostly the newest data, as dashboards query it.
         let width = *self.rng.pick(&[3, 30, 300, 300, 1_500]);
         let oldest = if self.rng.chance(0.8) { LAST - 600 } else { 0 };
         let start = self.rng.between(oldest, LAST);
@@ -146,7 +152,7 @@ impl World {
         self.digest = self.digest.wrapping_mul(31).wrapping_add(got.missing.start as u64);
         assert!(got.missing.covers(got.absent) && got.missing.is_empty() == got.absent.is_empty());
         if !got.missing.is_empty() {
-            // Of what was too small to be given, what is there need not be set again.
+            // Points that were too small a part to be returned need not be set again.
             let range = if self.rng.chance(0.5) { got.absent } else { got.missing };
             self.fill(key, range);
         }
@@ -189,7 +195,7 @@ impl World {
         }
         self.sim.faults.clear();
         if self.rng.chance(0.3) {
-            // The owner's log was cut, not long ago: it cannot tell the older changes again.
+            // The owner's log was truncated: it cannot announce the older changes again.
             let floor = self.number - self.rng.below(self.number.min(6) + 1);
             self.floor = self.floor.max(floor);
         }
@@ -207,7 +213,7 @@ impl World {
         }
     }
 
-    /// Both layers of the index tell the same, and all is counted.
+    /// Both layers of the index agree, and all counters are right.
     fn check(&self) {
         let state = self.store().state.lock();
         let mut counts: HashMap<(SlabId, Arc<[u8]>), u32> = HashMap::new();
@@ -268,12 +274,12 @@ impl World {
 }
 
 #[test]
-fn what_the_cache_has_is_the_truth_whatever_happens() {
+fn invariant_9_cached_points_are_the_true_ones() {
     let (mut hits, mut gets) = (0, 0);
     let mut seen = StoreStats::default();
     let totals = std::cell::RefCell::new((&mut hits, &mut gets, &mut seen));
     for_seeds(60, |seed| {
-        let mut world = World::new(seed, None);
+        let mut world = StoreWorld::new(seed, None);
         for _ in 0..400 {
             world.step();
             let stats = world.store().stats();
@@ -299,32 +305,32 @@ fn what_the_cache_has_is_the_truth_whatever_happens() {
     assert!(seen.policy.evictions.iter().sum::<u64>() > 0 && seen.partial_declined > 0, "{seen:?}");
 }
 
-/// Every planted mistake is noticed within some seeds.
+/// Every mutant is caught within some seeds.
 #[test]
 fn mistakes_are_noticed() {
-    for planted in [
-        Planted::TrimForgotten,
-        Planted::RescuedWhole,
-        Planted::OldPointsKept,
-        Planted::CheckpointAhead,
-        Planted::MissedChangesTrusted,
-        Planted::BlocksNotChecked,
+    for mutant in [
+        Mutant::TrimForgotten,
+        Mutant::RescuedWhole,
+        Mutant::OldPointsKept,
+        Mutant::CheckpointAhead,
+        Mutant::MissedChangesTrusted,
+        Mutant::BlocksNotChecked,
     ] {
         let is_noticed = (0..400).any(|seed| {
             let run = std::panic::AssertUnwindSafe(|| {
-                let mut world = World::new(seed, Some(planted));
+                let mut world = StoreWorld::new(seed, Some(mutant));
                 (0..400).for_each(|_| world.step());
             });
             std::panic::catch_unwind(run).is_err()
         });
-        assert!(is_noticed, "{planted:?} was not noticed");
+        assert!(is_noticed, "{mutant:?} was not noticed");
     }
 }
 
-/// Memory that others hold does not come back when slabs go: none goes for a set that is refused.
+/// Evicting slabs does not free memory of other rooms: a set that is refused anyway evicts none.
 #[test]
-fn where_memory_is_short_no_slab_goes_for_what_is_not_kept() {
-    let mut world = World::new(3, None);
+fn a_set_that_is_refused_for_memory_evicts_no_slab() {
+    let mut world = StoreWorld::new(3, None);
     let budget = Budget::new(4 << 20);
     let options = StoreOptions { slab_bytes: 16 << 10, flash_bytes_max: 1 << 20, ..options(None) };
     world.store = None;
@@ -337,7 +343,7 @@ fn where_memory_is_short_no_slab_goes_for_what_is_not_kept() {
         }
         world.store().flush();
     }
-    let set = |world: &World, ts| {
+    let set = |world: &StoreWorld, ts| {
         let (key, payload) = (b"new", [7; 100]);
         let points = [Point { ts, head: None, payload: &payload }];
         let (range, number) = (TimeRange::at(ts), CommitSeq(0));
@@ -356,7 +362,7 @@ fn where_memory_is_short_no_slab_goes_for_what_is_not_kept() {
     }
     let after = world.store().stats();
     assert_eq!((after.slabs, after.refused - before.refused), (before.slabs, 50));
-    // Where a slab or two are enough they make room.
+    // Evicting a slab or two frees enough.
     others.shrink(13_500);
     assert!(set(&world, 50), "{:?}", world.store().stats());
     let slabs = world.store().stats().slabs;
@@ -364,8 +370,8 @@ fn where_memory_is_short_no_slab_goes_for_what_is_not_kept() {
 }
 
 #[test]
-fn what_is_trimmed_while_slabs_are_merged_stays_trimmed() {
-    let mut world = World::new(1, None);
+fn a_range_trimmed_during_a_merge_stays_trimmed() {
+    let mut world = StoreWorld::new(1, None);
     let store = world.store.take().unwrap();
     store.state.lock().slot_count = 1_000;
     for start in 0..6 {

@@ -1,16 +1,21 @@
-//! Work in the background: sealed slabs go to the file, crowded times are merged. Plan, run, apply.
+//! Background work: writes sealed slabs and merges crowded ones. Plan, run, apply.
 
 use super::compact::Merge;
-use super::*;
+use super::state::{Body, EXTENT_BYTES, FlashSlab, Node, Store, StoreOptions, StoreState};
+use crate::policy::SlabId;
 use crate::slab::{Identity, SlabKey, encode};
+use crate::slab::{OpenSlab, Preamble};
+use firn_model::TimeRange;
+use parking_lot::Mutex;
+use std::sync::Arc;
 
-/// A piece of work.
+/// A unit of work.
 enum Job {
     Write(WriteSlab),
     Merge(Merge),
 }
 
-/// A sealed slab that goes to its place.
+/// A sealed slab and the slot it will be written to.
 struct WriteSlab {
     id: SlabId,
     slab: Arc<OpenSlab>,
@@ -19,10 +24,10 @@ struct WriteSlab {
 }
 
 impl Store {
-    /// Does one piece of work: writes a sealed slab or merges some. Returns whether there was any. One thread at a
-    /// time: a second one returns `false` at once.
+    /// Does one unit of work: writes a sealed slab or merges some. Returns whether there was any.
+    /// One thread at a time: a second one gets `false` at once.
     ///
-    /// Never fails: a device that does not take slabs is given up after some tries, and the cache is then off.
+    /// Never fails: after some failed writes in a row the cache turns itself off.
     pub fn work(&self) -> bool {
         let Some(_one_at_a_time) = self.lane.try_lock() else { return false };
         let job = self.state.lock().plan(&self.options);
@@ -42,10 +47,7 @@ impl Store {
                 match written {
                     Ok(()) if fits => state.written(&write, encoded.preamble, encoded.bytes.len()),
                     Ok(()) => {
-                        debug_assert!(
-                            false,
-                            "a slab does not fit its place: its size was counted wrong"
-                        );
+                        debug_assert!(false, "slab_bytes() is an upper bound of the encoded slab");
                         state.free_slots.push(write.identity.slot);
                         state.remove_slab(write.id);
                     }
@@ -61,13 +63,13 @@ impl Store {
         }
     }
 
-    /// Ends all open slabs and does all work that there is.
+    /// Seals all open slabs and does all pending work.
     pub fn flush(&self) {
         self.seal_open();
         while self.work() {}
     }
 
-    /// Ends all open slabs: [`Store::work`] writes them.
+    /// Seals all open slabs: [`Store::work`] writes them.
     pub fn seal_open(&self) {
         let mut state = self.state.lock();
         let fields: Vec<u64> = state.fields.keys().copied().collect();
@@ -75,7 +77,7 @@ impl Store {
     }
 }
 
-impl State {
+impl StoreState {
     fn plan(&mut self, options: &StoreOptions) -> Option<Job> {
         self.reap();
         if self.is_off {
@@ -90,7 +92,7 @@ impl State {
             .or_else(|| self.plan_merge(options).map(Job::Merge))
     }
 
-    /// The sealed slab with the newest data first: it is asked for most.
+    /// Plans a write: the sealed slab with the newest data first, because it is looked up most.
     fn plan_write(&mut self, options: &StoreOptions) -> Option<WriteSlab> {
         let sealed = self.nodes.iter().filter(|one| matches!(one.1.body, Body::Sealed(_)));
         let id = sealed.max_by_key(|one| (one.1.range.end, *one.0)).map(|one| *one.0)?;
@@ -114,7 +116,7 @@ impl State {
         Some(WriteSlab { id, slab, keys, identity })
     }
 
-    /// Changes may have cut what is complete into more ranges than a header has room for: then keys are given up.
+    /// Drops keys of a slab whose extents no longer fit into its header because trims split them.
     fn fit_extents(&mut self, id: SlabId, options: &StoreOptions) {
         let Some(Node { field, keys, body: Body::Sealed(slab), .. }) = self.nodes.get(&id) else {
             return;
@@ -140,12 +142,12 @@ impl State {
         }
     }
 
-    /// Whether there is a free place.
+    /// Whether a slot is free.
     pub(super) fn has_place(&self) -> bool {
         !self.free_slots.is_empty() || self.fresh_slot < self.slot_count
     }
 
-    /// A free place: one never used, one given back, or that of the slab that the policy names.
+    /// A free slot: a released one, one never used, or that of the policy's victim.
     fn take_slot(&mut self) -> Option<u32> {
         if let Some(slot) = self.free_slots.pop() {
             return Some(slot);
@@ -154,7 +156,8 @@ impl State {
             self.fresh_slot += 1;
             return Some(self.fresh_slot - 1);
         }
-        // A victim that is being read gives its place back later; then the next one goes.
+        // The slot of a victim that is being read becomes free later; then the next victim is
+        // evicted.
         while let Some(victim) = self.policy.victim() {
             self.evict(victim);
             self.reap();
@@ -165,7 +168,7 @@ impl State {
         None
     }
 
-    /// Gives back the places of slabs that nobody reads any more.
+    /// Frees the slots of removed slabs that no reader holds any more.
     fn reap(&mut self) {
         let (free, dying) = std::mem::take(&mut self.dying)
             .into_iter()
@@ -188,7 +191,7 @@ impl State {
             header: Mutex::new(None),
         });
         let Some(node) = self.nodes.get_mut(&write.id) else {
-            // All of it was trimmed meanwhile.
+            // Everything in it was trimmed meanwhile.
             self.dying.push(flash);
             return;
         };
@@ -202,7 +205,7 @@ impl State {
         }
     }
 
-    /// The device did not take a slab: it is gone. A full device is not asked for more places.
+    /// Drops a slab that could not be written. A full device gets no more new slots.
     fn write_failed(&mut self, write: &WriteSlab, is_full: bool) {
         self.write_failures += 1;
         self.device_failed();

@@ -3,7 +3,7 @@
 use firn_codec::frame::{FileFormat, crc32};
 use firn_model::{Error, Reservation, Result};
 
-use super::PieceKey;
+use super::piece_key::PieceKey;
 use crate::record::TableId;
 
 pub(super) const PREAMBLE_BYTES: usize = 48;
@@ -12,7 +12,7 @@ const FORMAT: FileFormat = FileFormat { kind: *b"SLOC", version: 1, oldest: 1 };
 
 /// A piece in a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct SlabEntry {
     pub(super) key: PieceKey,
     /// From the slab's start.
     pub(super) offset: u32,
@@ -25,7 +25,7 @@ pub(super) struct OpenSlab {
     /// Room for the preamble, then the pieces.
     bytes: Vec<u8>,
     slab_bytes: u32,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<SlabEntry>,
     _memory: Reservation,
 }
 
@@ -49,8 +49,9 @@ impl OpenSlab {
     }
 
     /// Adds a piece that fits.
-    pub(super) fn push(&mut self, key: PieceKey, crc: u32, piece: &[u8]) -> Entry {
-        let entry = Entry { key, offset: self.bytes.len() as u32, bytes: piece.len() as u32, crc };
+    pub(super) fn push(&mut self, key: PieceKey, crc: u32, piece: &[u8]) -> SlabEntry {
+        let entry =
+            SlabEntry { key, offset: self.bytes.len() as u32, bytes: piece.len() as u32, crc };
         self.bytes.extend_from_slice(piece);
         self.entries.push(entry);
         entry
@@ -62,7 +63,7 @@ impl OpenSlab {
     }
 
     /// The slab as it is written, and what is in it.
-    pub(super) fn encode(self, slot: u32, generation: u64) -> (Vec<u8>, Vec<Entry>) {
+    pub(super) fn encode(self, slot: u32, generation: u64) -> (Vec<u8>, Vec<SlabEntry>) {
         let OpenSlab { mut bytes, slab_bytes, entries, .. } = self;
         let entries_at = bytes.len();
         for entry in &entries {
@@ -136,7 +137,7 @@ impl Preamble {
     ///
     /// # Errors
     /// `Corrupt` if they are not what was written.
-    pub(super) fn entries(&self, file: &str, offset: u64, bytes: &[u8]) -> Result<Vec<Entry>> {
+    pub(super) fn entries(&self, file: &str, offset: u64, bytes: &[u8]) -> Result<Vec<SlabEntry>> {
         if crc32(bytes) != self.entries_crc {
             return Err(Error::corrupt(file, offset, "the checksum of a slab's entries is wrong"));
         }
@@ -145,10 +146,10 @@ impl Preamble {
                 |at: usize| bytes[at..].first_chunk().map_or(0, |b| u32::from_le_bytes(*b));
             let table = TableId(bytes.first_chunk().map_or(0, |b| u64::from_le_bytes(*b)));
             let key = PieceKey { table, print: u32_at(8), piece: u32_at(12) };
-            Entry { key, offset: u32_at(16), bytes: u32_at(20), crc: u32_at(24) }
+            SlabEntry { key, offset: u32_at(16), bytes: u32_at(20), crc: u32_at(24) }
         };
-        let entries: Vec<Entry> = bytes.chunks_exact(ENTRY_BYTES).map(entry).collect();
-        let fits = |entry: &Entry| {
+        let entries: Vec<SlabEntry> = bytes.chunks_exact(ENTRY_BYTES).map(entry).collect();
+        let fits = |entry: &SlabEntry| {
             entry.offset.checked_add(entry.bytes).is_some_and(|end| end <= self.slab_bytes)
         };
         if !entries.iter().all(fits) {

@@ -16,7 +16,7 @@ fn piece(table: u64, piece: u32, len: usize) -> Vec<u8> {
 }
 
 fn open(sim: &Sim, slabs: u64) -> SlowCache {
-    SlowCache::open(&sim.env().disk, slabs * SLAB, &Budget::unlimited(), &|_| true, false)
+    SlowCache::open(&sim.env().disk, slabs * SLAB, &Budget::unlimited(), &|_| true)
 }
 
 fn get(cache: &SlowCache, key: PieceKey) -> Option<Vec<u8>> {
@@ -45,7 +45,7 @@ fn what_was_put_comes_back_after_a_restart_too() {
     assert_eq!((stats.hits, stats.misses, stats.hit_bytes), (4, 1, 2_000));
     cache.flush();
     let known = |id| id == TableId(2);
-    let again = SlowCache::open(&sim.env().disk, 16 * SLAB, &Budget::unlimited(), &known, false);
+    let again = SlowCache::open(&sim.env().disk, 16 * SLAB, &Budget::unlimited(), &known);
     assert!((0..20).all(|idx| get(&again, key(2, idx)) == Some(piece(2, idx, 500))));
     assert_eq!(get(&again, key(1, 3)), None, "nobody knows that table any more");
     assert_eq!(get(&again, PieceKey { print: 8, ..key(2, 3) }), None, "of another database");
@@ -148,7 +148,7 @@ fn dropped_tables_make_room_and_do_not_come_back() {
 fn memory_is_reserved_and_without_it_nothing_is_kept() {
     let sim = Sim::new(1);
     let budget = Budget::new(200_000);
-    let cache = SlowCache::open(&sim.env().disk, 16 * SLAB, &budget, &|_| true, false);
+    let cache = SlowCache::open(&sim.env().disk, 16 * SLAB, &budget, &|_| true);
     put_all(&cache, 1, 20);
     let used = budget.usage().by_pool[Pool::Cache as usize];
     assert_eq!(used, 20 * PLACE_BYTES + SLAB);
