@@ -1,35 +1,51 @@
-//! From how many bytes on a part is worth having, measured for the database that computes the rest.
+//! The size from which a cached part is worth reading, measured for the database that computes the
+//! rest.
 
 use std::time::Duration;
 
-/// More is never asked of a part: the paper's figure for its own database.
+/// The largest minimum: the paper's value for its own database.
 const BYTES_MAX: u64 = 512 << 10;
-/// What is left of an older measurement when one more comes.
+/// The weight that older measurements keep at each new one.
 const FADING: f64 = 0.98;
-/// Before so many nothing is said.
+/// Weight of measurements from which on they are used.
 const COUNT_MIN: f64 = 8.0;
-/// Sizes that differ by less of their sum of squares than this, a tenth of themselves, are one size.
+/// Sizes that differ by less of their sum of squares than this, a tenth of themselves, count as
+/// equal.
 const SPREAD_MIN: f64 = 0.01;
-/// What a look takes before enough were measured: a read from flash.
-const LOOK_NS: f64 = 100_000.0;
-/// One that takes so many times what is expected of its size says that the machine was busy.
-const LOOKS_MAX: f64 = 10.0;
-/// Of so many questions one takes every part: what a look takes is measured on whatever came out.
+/// The assumed time of a lookup before enough were measured: a read from flash.
+const LOOKUP_NS: f64 = 100_000.0;
+/// A lookup counts at most this many times the expected duration: longer ones show a busy machine.
+const SLOW_LOOKUP_MAX: f64 = 10.0;
+/// One lookup of this many accepts every part, so that small parts are measured too.
 const MEASURED_EVERY: u64 = 16;
 
-/// The break-even of one database (TSCache 3.3).
+/// The break-even size of one database (TSCache 3.3).
 ///
-/// A part saves the database its bytes and costs a look into the cache. What a byte costs the database is the slope of the line
-/// through its answers' sizes and times; how long it takes to answer anything at all is paid with a part or without. What
-/// a look costs is where the line through the looks begins: what it takes longer for more bytes it takes for bytes that are saved.
+/// A part saves the database its bytes and costs a lookup. The cost of a byte is the slope of the
+/// line through sizes and durations of the database's answers; the fixed time of an answer is paid
+/// with or without a part. The cost of a lookup is where the line through the lookups starts: the
+/// additional time of larger parts is for bytes that are saved.
+///
+/// ```
+/// use std::time::Duration;
+/// let mut even = firn_cache_client::BreakEven::default();
+/// assert_eq!(even.bytes_min(), 0, "nothing is measured yet");
+/// for n in 0..100_u64 {
+///     let bytes = 1_000 * (n % 10);
+///     // The database takes 5 ms and 50 ns per byte, a lookup 100 us.
+///     even.record_computed(bytes, Duration::from_nanos(5_000_000 + 50 * bytes));
+///     even.record_lookup(bytes, Duration::from_micros(100));
+/// }
+/// assert!((1_900..2_100).contains(&even.bytes_min()));
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BreakEven {
     database: Line,
-    looks: Line,
-    asked: u64,
+    lookups: Line,
+    lookup_count: u64,
 }
 
-/// The line through sizes and times that were measured, of which old ones fade.
+/// The line through measured sizes and durations, of which old ones fade.
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
     count: f64,
@@ -40,39 +56,40 @@ struct Line {
 }
 
 impl BreakEven {
-    /// The database took so long for an answer of so many bytes.
+    /// Records that the database took `took` for an answer of `bytes`.
     pub fn record_computed(&mut self, bytes: u64, took: Duration) {
         self.database.add(bytes as f64, took.as_nanos() as f64);
     }
 
-    /// The cache took so long to find a part, or all, of so many bytes.
+    /// Records that a lookup took `took` and returned `bytes`.
     pub fn record_lookup(&mut self, bytes: u64, took: Duration) {
-        let (start_ns, slope) = self.look();
+        let (start_ns, slope) = self.lookup();
         let expected_ns = start_ns + slope * bytes as f64;
-        self.looks.add(bytes as f64, (took.as_nanos() as f64).min(LOOKS_MAX * expected_ns));
+        self.lookups.add(bytes as f64, (took.as_nanos() as f64).min(SLOW_LOOKUP_MAX * expected_ns));
     }
 
-    /// The smallest part to take for a question: [`BreakEven::bytes_min`], and now and then 0, so that it goes on being measured.
+    /// The smallest part to accept in the next lookup: [`BreakEven::bytes_min`], and now and then
+    /// 0, so that small parts are still measured.
     pub fn next_bytes_min(&mut self) -> u64 {
-        let number = self.asked;
-        self.asked += 1;
+        let number = self.lookup_count;
+        self.lookup_count += 1;
         if number.is_multiple_of(MEASURED_EVERY) { 0 } else { self.bytes_min() }
     }
 
-    /// Parts of fewer bytes cost more than they save. 0 until enough is measured, and where long answers take no longer than
-    /// short ones; 512 KiB at most.
+    /// Parts with fewer bytes cost more than they save. 0 until enough is measured, and where long
+    /// answers take no longer than short ones; at most 512 KiB.
     pub fn bytes_min(&self) -> u64 {
-        let ((_, slope), (look_ns, _)) = (self.database.start_and_slope(), self.look());
+        let ((_, slope), (look_ns, _)) = (self.database.start_and_slope(), self.lookup());
         let is_known = self.database.count >= COUNT_MIN && slope > 0.0;
         if is_known { ((look_ns / slope) as u64).min(BYTES_MAX) } else { 0 }
     }
 }
 
 impl BreakEven {
-    /// What a look takes at least, and for each byte more.
-    fn look(&self) -> (f64, f64) {
-        let is_known = self.looks.count >= COUNT_MIN;
-        if is_known { self.looks.start_and_slope() } else { (LOOK_NS, 0.0) }
+    /// The fixed duration of a lookup, and the duration per byte.
+    fn lookup(&self) -> (f64, f64) {
+        let is_known = self.lookups.count >= COUNT_MIN;
+        if is_known { self.lookups.start_and_slope() } else { (LOOKUP_NS, 0.0) }
     }
 }
 
@@ -87,7 +104,7 @@ impl Line {
         };
     }
 
-    /// What nothing takes, and what each byte more; the mean and 0 if the sizes do not say that more bytes take longer.
+    /// The duration at size 0, and per byte; the mean and 0 if larger sizes do not take longer.
     fn start_and_slope(&self) -> (f64, f64) {
         let spread = self.count * self.bytes_squared - self.bytes * self.bytes;
         let mean_ns = self.ns / self.count.max(1.0);
@@ -121,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_what_a_look_costs_in_bytes_of_the_database() {
+    fn the_minimum_is_the_cost_of_a_lookup_in_bytes_of_the_database() {
         let mut even = BreakEven::default();
         assert_eq!(even.bytes_min(), 0);
         looks(&mut even, |_| 1_000, 0);
@@ -130,7 +147,7 @@ mod tests {
         // Another database, or a busier one.
         answers(&mut even, 200);
         assert!((490..=510).contains(&even.bytes_min()), "{}", even.bytes_min());
-        // One slow look says little, many say much, and what they said is not for ever.
+        // One slow lookup has little weight, many have more, and all of them fade.
         even.record_lookup(1_000, Duration::from_secs(9));
         assert!(even.bytes_min() < 1_100, "{}", even.bytes_min());
         for _ in 0..200 {
@@ -145,17 +162,17 @@ mod tests {
         for n in 0..500 {
             even.record_computed(1_000 * (n % 10), Duration::from_millis(20 - n % 10));
         }
-        assert_eq!(even.bytes_min(), 0, "long answers that take less say nothing about bytes");
+        assert_eq!(even.bytes_min(), 0, "no slope if long answers take less");
         let mut even = BreakEven::default();
         for n in 0..500 {
             even.record_computed(123_456_789, Duration::from_nanos(5_000_000 + n % 7));
         }
-        assert_eq!(even.bytes_min(), 0, "answers of one size say nothing about bytes");
+        assert_eq!(even.bytes_min(), 0, "no slope if all answers have one size");
     }
 
-    /// A hit of megabytes takes long because it is long: a part of a kilobyte is as good as before.
+    /// A hit of megabytes takes long because it is large: a part of a kilobyte still pays.
     #[test]
-    fn long_hits_do_not_make_short_parts_dear() {
+    fn large_hits_do_not_make_small_parts_expensive() {
         let mut even = BreakEven::default();
         answers(&mut even, 50);
         looks(&mut even, |n| 1_000 + 400_000 * (n % 9), 10);

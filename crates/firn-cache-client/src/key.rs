@@ -1,16 +1,22 @@
-//! Which key a statement has, and which server a key.
+//! The key of a statement, and the server of a key.
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
-/// A key that is longer is refused by servers.
+/// Servers refuse longer keys.
 pub const KEY_BYTES_MAX: usize = 4 << 10;
 
-/// The key of a query's statement: its text without blanks around it, and each byte that is not printable ASCII,
-/// a blank or `%` as `%XX`.
+/// The key of a query's statement: its text without surrounding blanks, with `%XX` for each blank,
+/// `%` and byte that is not printable ASCII.
 ///
-/// The statement must not have its own times in it, or no two ranges have one key: write `{start}` and `{end}` where
-/// they belong, and fill them in for the database. Nothing else is made equal: blanks may mean something, in a regular
-/// expression for one.
+/// The statement must not contain its own times, or every range would have a key of its own: write
+/// `{start}` and `{end}` in their positions, and fill them in for the database. Nothing else is
+/// normalised, because blanks may be significant, for example in a regular expression.
+///
+/// ```
+/// let key = firn_cache_client::key_of("SELECT load FROM cpu WHERE time >= {start}")?;
+/// assert_eq!(key, "SELECT%20load%20FROM%20cpu%20WHERE%20time%20>=%20{start}");
+/// # Ok::<(), firn_cache_client::Error>(())
+/// ```
 ///
 /// # Errors
 /// `Invalid` for an empty statement or one whose key would be longer than [`KEY_BYTES_MAX`].
@@ -26,21 +32,31 @@ pub fn key_of(statement: &str) -> Result<String> {
     if key.is_empty() || key.len() > KEY_BYTES_MAX {
         let bytes = key.len();
         return Err(Error::Invalid(format!(
-            "a statement whose key has {bytes} bytes; wanted are 1 to {KEY_BYTES_MAX}"
+            "cannot make a key of the statement: expected 1 to {KEY_BYTES_MAX} bytes, got {bytes}"
         )));
     }
     Ok(key)
 }
 
-/// The server of a key, by its place in `servers`: the one with the highest score for it (rendezvous hashing). A
-/// server that comes takes its share from all others, one that goes leaves it to them; no other key moves.
+/// The index of a key's server in `servers`: the one with the highest score for it (rendezvous
+/// hashing). An added server takes its share of keys from all others; the keys of a removed one are
+/// shared among the others; no other key moves.
+///
+/// ```
+/// let servers = ["10.0.0.1:9421", "10.0.0.2:9421"];
+/// let server = firn_cache_client::server_of("SELECT%20load", &servers);
+/// assert!(server < servers.len());
+/// // The order of the servers does not matter.
+/// let reversed = ["10.0.0.2:9421", "10.0.0.1:9421"];
+/// assert_eq!(reversed[firn_cache_client::server_of("SELECT%20load", &reversed)], servers[server]);
+/// ```
 ///
 /// # Panics
 /// Without servers.
 pub fn server_of(key: &str, servers: &[impl AsRef<str>]) -> usize {
     let key_crc = u64::from(crc32fast::hash(key.as_bytes()));
     let score = |server: &str| mixed(u64::from(crc32fast::hash(server.as_bytes())) << 32 | key_crc);
-    // Two of one score: the first by name, in whatever order they are given.
+    // Of two servers with one score, the first by name, in any order of `servers`.
     let best = servers.iter().enumerate().max_by(|(_, a), (_, b)| {
         let (a, b) = (a.as_ref(), b.as_ref());
         (score(a), b).cmp(&(score(b), a))
@@ -48,7 +64,7 @@ pub fn server_of(key: &str, servers: &[impl AsRef<str>]) -> usize {
     best.expect("at least one server").0
 }
 
-/// The last step of SplitMix64: every bit of the result depends on every bit given.
+/// The last step of SplitMix64: every bit of the result depends on every input bit.
 fn mixed(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -74,7 +90,7 @@ mod tests {
                     let servers: Vec<&str> = servers.split(',').collect();
                     assert_eq!(servers[server_of(key, &servers)], *server, "{key} of {servers:?}");
                 }
-                _ => panic!("{line:?} is no vector"),
+                _ => panic!("{line:?} is not a vector"),
             }
             count += 1;
         }
@@ -83,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_comes_takes_its_share_and_no_other_key_moves() {
+    fn an_added_server_takes_its_share_and_no_other_key_moves() {
         let four = ["a:1", "b:1", "c:1", "d:1"];
         let five = ["e:1", "d:1", "c:1", "b:1", "a:1"];
         let (mut counts, mut moved) = ([0; 5], 0);

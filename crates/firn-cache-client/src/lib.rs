@@ -1,113 +1,124 @@
-//! A client of `firn cache`: points by key and time range, kept on one server or several.
+//! Cache client: keeps points by key and time range on one or several `firn cache` servers.
 //!
-//! **Owns** connections to the servers, the choice of a server for a key, and the key of a query's statement. The same
-//! in Python is `clients/python/firn_cache.py`; `clients/vectors.txt` holds both to one choice. The protocol:
+//! **Owns** connections to the servers, the choice of a server for a key, the key of a query's
+//! statement, and the measurement of the size from which a cached part pays ([`BreakEven`]). The
+//! same in Python: `clients/python/firn_cache.py`; `clients/vectors.txt` tests both. The protocol:
 //! docs/cache-protocol.md.
 //!
-//! **Never** knows a database, keeps a point itself, or asks another server when one is gone: what is not
-//! there is computed.
+//! **Never** knows a database, keeps a point, or uses another server when one is down: the caller
+//! computes missing points.
 //!
-//! ```no_run
+//! **Path through**: [`Client::get`] sends a lookup to the key's server and returns the cached part
+//! and the one missing range; the caller computes that range and keeps it with [`Client::set`].
+//!
+//! **Invariants**: every client chooses the same server for a key; a broken connection is replaced
+//! once per request; a response of unexpected length is an error, never a wrong value.
+//!
+//! ```
 //! use firn_cache_client::{Client, Format, Options, key_of};
+//! # use std::io::{BufRead, BufReader, Read, Write};
+//! # let server = std::net::TcpListener::bind("127.0.0.1:0")?;
+//! # let address = server.local_addr()?.to_string();
+//! # std::thread::spawn(move || {
+//! #     let mut stream = BufReader::new(server.accept().unwrap().0);
+//! #     let mut line = String::new();
+//! #     stream.read_line(&mut line).unwrap();
+//! #     stream.get_mut().write_all(b"NOT_FOUND\r\n").unwrap();
+//! #     line.clear();
+//! #     stream.read_line(&mut line).unwrap();
+//! #     let bytes: usize = line.trim_end().rsplit(' ').next().unwrap().parse().unwrap();
+//! #     stream.read_exact(&mut vec![0; bytes + 2]).unwrap();
+//! #     stream.get_mut().write_all(b"STORED 1000 9000\r\n").unwrap();
+//! # });
+//! # let servers = [address.as_str()];
 //!
-//! # fn main() -> firn_cache_client::Result<()> {
-//! let mut cache = Client::new(&["10.0.0.1:9421", "10.0.0.2:9421"], Options::default())?;
-//! let statement = "SELECT mean(load) FROM cpu WHERE time >= {start} AND time <= {end} GROUP BY time(1m)";
-//! let key = key_of(statement)?;
-//! let found = cache.get(&key, 0, (1_000, 9_000), Format::Json)?;
-//! if let Some((start, end)) = found.missing {
-//!     // Ask the database for this range, with the statement's times filled in, and tell the cache.
-//!     cache.set(&key, 0, (start, end), Format::Json, br#"[[1000,0.5],[61000,0.7]]"#)?;
-//! }
-//! # Ok(())
-//! # }
+//! let mut cache = Client::new(&servers, Options::default())?;
+//! let key = key_of("SELECT mean(load) FROM cpu WHERE time >= {start} AND time <= {end}")?;
+//! let reply = cache.get(&key, 0, (1_000, 9_000), Format::Json)?;
+//! assert_eq!(reply.missing, Some((1_000, 9_000)));
+//! // Query the database for the missing range, then keep its points.
+//! let kept = cache.set(&key, 0, (1_000, 9_000), Format::Json, b"[[1000,0.5],[5000,0.7]]")?;
+//! assert_eq!(kept, Some((1_000, 9_000)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Reading order: `key`, `break_even`, then this page.
+//! Reading order: `key`, `break_even`, `error`, then this page. Terms: `docs/glossary.md`.
 
 #![forbid(unsafe_code)]
 
 mod break_even;
+mod error;
 mod key;
 
-use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
+use error::{refusal, unexpected};
+
 pub use break_even::BreakEven;
+pub use error::{Error, Result};
 pub use key::{KEY_BYTES_MAX, key_of, server_of};
 
-/// Gets that are sent before the first answer is read: what a server answers side by side.
+/// Gets that are sent before the first response is read. A server answers this many in parallel.
 const GETS_MAX: usize = 16;
-/// An answer's line is never longer, but for what `CLIENT_ERROR` says.
+/// A response line is never longer, except for the text of `CLIENT_ERROR`.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-/// A value that is longer is none: the server has gone mad.
+/// A response with a longer value is an error.
 const VALUE_BYTES_MAX: usize = 1 << 30;
 
-/// First and last time of a range; both belong to it.
+/// First and last time of a range, inclusive.
 pub type Range = (i64, i64);
 
-/// How points are written. What was set in one is not got in the other.
+/// How points are encoded. Points that were set in one format are missing in the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// `[[time,value],...]` with any JSON as value.
     Json,
-    /// What [`encode_points`] makes: any bytes as value.
+    /// The encoding of [`encode_points`]: any bytes as value.
     Binary,
 }
 
-/// How a client behaves.
+/// Options of a client.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What the servers want to be shown, if anything.
+    /// The token that the servers require, if any.
     pub token: Option<String>,
-    /// For connecting, and for each answer.
+    /// Timeout of connecting, and of each response.
     pub timeout: Duration,
 }
 
-/// What was found of a range.
+/// The cached part of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GetReply {
-    /// The one range that is not there; before it and behind it all is. `None`: nothing is missing.
+    /// The missing range: everything before and after it is cached. `None` for a hit.
     pub missing: Option<Range>,
-    /// What of `missing` is really unknown: less than it if the server did not give a part because it is small. Who then has
-    /// all of `missing` from the database need set no more than this.
+    /// The part of `missing` that is not in the cache: smaller than `missing` if the server
+    /// withheld a part because it is small. A caller that computes all of `missing` need set only
+    /// this.
     pub absent: Option<Range>,
-    /// The points that are there, in the format that was asked for; empty if there are none at all.
+    /// The cached points in the requested format; empty if there are none.
     pub value: Vec<u8>,
 }
 
-/// One of several gets.
+/// A lookup.
 #[derive(Clone, Copy, Debug)]
 pub struct GetRequest<'a> {
-    /// Whose points.
+    /// The key of the points.
     pub key: &'a str,
-    /// Which of them, from 0 to 15.
+    /// The field of the key, from 0 to 15.
     pub field: u8,
-    /// When.
+    /// The range of time.
     pub range: Range,
-    /// In which form.
+    /// The format of the response.
     pub format: Format,
-    /// Parts of fewer bytes of values are not wanted ([`BreakEven::next_bytes_min`]); the server's setting if it is left out.
+    /// A part with fewer bytes of values is not returned ([`BreakEven::next_bytes_min`]). `None`
+    /// uses the server's setting.
     pub part_bytes_min: Option<u64>,
 }
 
-/// What went wrong. A program that has a database asks it then.
-#[derive(Debug)]
-pub enum Error {
-    /// The request is wrong, as the server or this client says.
-    Invalid(String),
-    /// The server cannot do it now, as it says.
-    Server(String),
-    /// The server cannot be reached, or says what it should not.
-    Unavailable(String, Option<io::Error>),
-}
-
-/// Of this client.
-pub type Result<T> = std::result::Result<T, Error>;
-
-/// Connections to some servers, one each, opened when they are first needed and after one broke. For one thread.
+/// Connections to the servers, one each, opened on first use and after a failure. Use it from one
+/// thread.
 #[derive(Debug)]
 pub struct Client {
     names: Vec<String>,
@@ -122,7 +133,8 @@ impl Default for Options {
 }
 
 impl Client {
-    /// Servers are `host:port`, the same text in every client: a key's server is chosen by it.
+    /// Creates a client. Servers are `host:port`; use the same text in every client, because it
+    /// selects the server of a key.
     ///
     /// # Errors
     /// `Invalid` without servers.
@@ -137,29 +149,28 @@ impl Client {
         Ok(Client { names, connections, options })
     }
 
-    /// What is there of a range.
+    /// Returns the cached part of a range.
     ///
     /// # Errors
     /// See [`Error`].
     pub fn get(&mut self, key: &str, field: u8, range: Range, format: Format) -> Result<GetReply> {
-        let question = GetRequest { key, field, range, format, part_bytes_min: None };
-        self.get_many(&[question]).pop().unwrap_or_else(|| Err(unexpected("no answer")))
+        let request = GetRequest { key, field, range, format, part_bytes_min: None };
+        self.get_many(&[request]).pop().unwrap_or_else(|| Err(unexpected("no response")))
     }
 
-    /// Answers to several questions, each server asked for some at a time; in the order of the questions.
-    pub fn get_many(&mut self, questions: &[GetRequest<'_>]) -> Vec<Result<GetReply>> {
-        let mut answers: Vec<Option<Result<GetReply>>> = questions.iter().map(|_| None).collect();
+    /// Answers several lookups, sending up to 16 to a server before reading its responses. The
+    /// results are in the order of the requests.
+    pub fn get_many(&mut self, requests: &[GetRequest<'_>]) -> Vec<Result<GetReply>> {
+        let mut answers: Vec<Option<Result<GetReply>>> = requests.iter().map(|_| None).collect();
         for server in 0..self.names.len() {
-            let own = questions.iter().enumerate().filter(|(_, question)| {
-                self.names.len() == 1 || server_of(question.key, &self.names) == server
+            let own = requests.iter().enumerate().filter(|(_, request)| {
+                self.names.len() == 1 || server_of(request.key, &self.names) == server
             });
             let own: Vec<(usize, &GetRequest<'_>)> = own.collect();
             for some in own.chunks(GETS_MAX) {
-                let request: String = some.iter().map(|(_, question)| question.line()).collect();
+                let request: String = some.iter().map(|(_, request)| request.line()).collect();
                 let got = self.exchange(server, request.as_bytes(), |connection| {
-                    some.iter()
-                        .map(|(_, question)| read_found(connection, question.range))
-                        .collect()
+                    some.iter().map(|(_, request)| read_reply(connection, request.range)).collect()
                 });
                 match got {
                     Ok(got) => {
@@ -176,12 +187,12 @@ impl Client {
                 }
             }
         }
-        let unasked = || Err(unexpected("no answer"));
-        answers.into_iter().map(|answer| answer.unwrap_or_else(unasked)).collect()
+        let unanswered = || Err(unexpected("no response"));
+        answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
     }
 
-    /// Keeps all points of a range, in place of what was known of it. Says of which part they are kept: of the first
-    /// of them, if there is not room for all, of none if there is none at all.
+    /// Keeps all points of a range, replacing older points of it. Returns the part that is kept:
+    /// the first part if the rest does not fit, `None` if nothing fits.
     ///
     /// # Errors
     /// See [`Error`].
@@ -210,7 +221,7 @@ impl Client {
         }
     }
 
-    /// Forgets a range. Says whether anything of the key was there.
+    /// Deletes a range. Returns whether the key was in the cache.
     ///
     /// # Errors
     /// See [`Error`].
@@ -228,8 +239,8 @@ impl Client {
         server_of(key, &self.names)
     }
 
-    /// Sends a request and reads what comes back. A connection that broke since it was used last is opened anew once:
-    /// nothing that is asked of a cache does harm when it is asked twice.
+    /// Sends a request and reads the response. A connection that broke since its last use is
+    /// replaced once: every request can safely be repeated.
     fn exchange<T>(
         &mut self,
         server: usize,
@@ -249,7 +260,9 @@ impl Client {
             let sent = connection.get_mut().write_all(request);
             let outcome = match sent {
                 Ok(()) => Ok(read(&mut connection)),
-                Err(e) => Err(Error::Unavailable("cannot send a request".into(), Some(e))),
+                Err(e) => {
+                    Err(Error::Unavailable("cannot send a request to the cache".into(), Some(e)))
+                }
             };
             match outcome {
                 Ok(outcome) if !outcome.is_broken() => {
@@ -267,11 +280,13 @@ impl Client {
         let failed =
             |e: io::Error| Error::Unavailable(format!("cannot reach the cache at {name}"), Some(e));
         let address = name.to_socket_addrs().map_err(failed)?.next();
-        let address = address.ok_or_else(|| Error::Invalid(format!("{name} is no host:port")))?;
+        let address = address.ok_or_else(|| {
+            Error::Invalid(format!("cannot resolve the cache server {name}: expected host:port"))
+        })?;
         let stream = TcpStream::connect_timeout(&address, timeout).map_err(failed)?;
         stream.set_read_timeout(Some(timeout)).map_err(failed)?;
         stream.set_write_timeout(Some(timeout)).map_err(failed)?;
-        // Requests are written whole; waiting for more would only delay them.
+        // Each request is one write; delaying it to collect more gains nothing.
         stream.set_nodelay(true).map_err(failed)?;
         let mut connection = BufReader::new(stream);
         if let Some(token) = &self.options.token {
@@ -303,7 +318,7 @@ impl GetRequest<'_> {
         let part_bytes_min =
             part_bytes_min.map_or_else(String::new, |part_bytes_min| format!(" {part_bytes_min}"));
         let line = format!("get {key} {field} {start} {end} {}{part_bytes_min}\r\n", format.name());
-        // A key that is none is answered as such, in its turn.
+        // An invalid key becomes an invalid command, so that the server's error has its position.
         if checked(key, String::new()).is_ok() { line } else { "get\r\n".to_owned() }
     }
 }
@@ -322,11 +337,11 @@ pub fn encode_points<'a>(points: impl IntoIterator<Item = (i64, &'a [u8])>) -> V
 /// The points in a value of [`Format::Binary`].
 ///
 /// # Errors
-/// `Unavailable` if it is none: the server has gone mad.
+/// `Unavailable` if the value is cut short: the server does not follow the protocol.
 pub fn decode_points(mut value: &[u8]) -> Result<Vec<(i64, &[u8])>> {
     let mut points = Vec::new();
     while !value.is_empty() {
-        let cut = || unexpected("a point that is cut short");
+        let cut = || unexpected("a value whose last point is cut short");
         let (time, rest) = value.split_first_chunk().ok_or_else(cut)?;
         let (len, rest) = rest.split_first_chunk().ok_or_else(cut)?;
         let len = u32::from_le_bytes(*len) as usize;
@@ -337,7 +352,7 @@ pub fn decode_points(mut value: &[u8]) -> Result<Vec<(i64, &[u8])>> {
     Ok(points)
 }
 
-/// Whether the connection can be used after it.
+/// A result that shows whether the connection is still usable.
 trait Outcome {
     fn is_broken(&self) -> bool;
 }
@@ -357,20 +372,25 @@ impl<T> Outcome for Vec<Result<T>> {
 fn read_line(connection: &mut BufReader<TcpStream>) -> Result<String> {
     let mut line = String::new();
     let read = connection.by_ref().take(LINE_BYTES_MAX).read_line(&mut line);
-    let read = read.map_err(|e| Error::Unavailable("no answer".into(), Some(e)))?;
+    let read =
+        read.map_err(|e| Error::Unavailable("no response from the cache".into(), Some(e)))?;
     if read == 0 || !line.ends_with('\n') {
-        return Err(Error::Unavailable("the server closed the connection".into(), None));
+        return Err(Error::Unavailable("the cache closed the connection".into(), None));
     }
     line.truncate(line.trim_end_matches(['\r', '\n']).len());
     Ok(line)
 }
 
-fn read_found(connection: &mut BufReader<TcpStream>, asked: Range) -> Result<GetReply> {
+fn read_reply(connection: &mut BufReader<TcpStream>, requested: Range) -> Result<GetReply> {
     let line = read_line(connection)?;
     let words: Vec<&str> = line.split(' ').collect();
     let (missing, absent, bytes) = match words.as_slice() {
         ["NOT_FOUND"] => {
-            return Ok(GetReply { missing: Some(asked), absent: Some(asked), value: Vec::new() });
+            return Ok(GetReply {
+                missing: Some(requested),
+                absent: Some(requested),
+                value: Vec::new(),
+            });
         }
         ["VALUE", _, _, bytes] => (None, None, bytes),
         ["INCOMPLETE", start, end, bytes] => {
@@ -387,9 +407,11 @@ fn read_found(connection: &mut BufReader<TcpStream>, asked: Range) -> Result<Get
     let bytes = bytes.parse::<usize>().ok().filter(|&bytes| bytes <= VALUE_BYTES_MAX);
     let mut value = vec![0; bytes.ok_or_else(|| unexpected(&line))? + 2];
     let read = connection.read_exact(&mut value);
-    read.map_err(|e| Error::Unavailable("the answer broke off".into(), Some(e)))?;
+    read.map_err(|e| {
+        Error::Unavailable("the response of the cache was cut short".into(), Some(e))
+    })?;
     if !value.ends_with(b"\r\n") {
-        return Err(unexpected("a value that is longer than its line says"));
+        return Err(unexpected("a value that is longer than its response line states"));
     }
     value.truncate(value.len() - 2);
     Ok(GetReply { missing, absent, value })
@@ -405,40 +427,9 @@ fn checked(key: &str, line: String) -> Result<Vec<u8>> {
     if !is_key {
         let bytes = key.len();
         return Err(Error::Invalid(format!(
-            "a key of {bytes} bytes; wanted are 1 to {KEY_BYTES_MAX} of 0x21 to 0x7e, as key_of makes them"
+            "invalid key: expected 1 to {KEY_BYTES_MAX} bytes of 0x21 to 0x7e, got {bytes} bytes; \
+             make keys with key_of"
         )));
     }
     Ok(line.into_bytes())
-}
-
-fn refusal(answer: &str) -> Error {
-    match answer.split_once(' ') {
-        Some(("CLIENT_ERROR", what)) => Error::Invalid(what.to_owned()),
-        Some(("SERVER_ERROR", what)) => Error::Server(what.to_owned()),
-        _ => unexpected(answer),
-    }
-}
-
-fn unexpected(what: &str) -> Error {
-    Error::Unavailable(format!("the server says {what:?}, which is no answer"), None)
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::Invalid(what) | Error::Server(what) | Error::Unavailable(what, None) => {
-                f.write_str(what)
-            }
-            Error::Unavailable(what, Some(source)) => write!(f, "{what}: {source}"),
-        }
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Error::Unavailable(_, Some(source)) => Some(source),
-            _ => None,
-        }
-    }
 }

@@ -10,7 +10,7 @@
 //! slab contains the results of queries of one moment, so nearly all slabs end at the newest data,
 //! and one that ends earlier contains a hot spot: the order is that of arrival, and the ranges of
 //! an evicted slab that were used again are kept (`store/rescue.rs`). Measurements:
-//! docs/decisions/0014-what-a-cache-keeps.md. And each partition has several ghosts (a 32nd of all
+//! decision 14 in docs/decisions. And each partition has several ghosts (a 32nd of all
 //! slabs) instead of one, with all counters halved at each decision: a single slab is hardly ever
 //! hit, and old hits should not decide.
 

@@ -1,9 +1,9 @@
 //! A model of writers, new series, queries and fills at once: `result.rs` compiled against a
 //! scheduler that tries many interleavings of its lock and of the steps around it.
 //!
-//! Around it is a database that behaves like the engine: a change has a number, is announced, becomes
-//! visible, and is then complete; a snapshot takes its number first. Every query must return the
-//! answer of its snapshot.
+//! Around it is a database that behaves like the engine: a change has a number, is announced,
+//! becomes visible, and is then complete; a snapshot takes its number first. Every query must
+//! return the answer of its snapshot.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

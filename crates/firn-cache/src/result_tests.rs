@@ -87,7 +87,8 @@ fn expressions() -> Vec<Expression> {
             is_by_series: true,
         },
         Expression {
-            text: "sum(sum_over_time(b{host=~\"h[0-4]\"}[60ms] offset 100ms)) - count({host!=\"h1\"})",
+            text: "sum(sum_over_time(b{host=~\"h[0-4]\"}[60ms] offset 100ms)) \
+                   - count({host!=\"h1\"})",
             dependencies: vec![
                 Dependency {
                     matchers: vec![metric("b"), matcher("host", MatchOp::Regex, "h[0-4]")],

@@ -5,7 +5,8 @@
 //! preamble = "FIRN" "SLAB" version zero crc  generation:u64 slot:u32 field:u64 heard:u64 flags:u32
 //!            header bytes:u32 data bytes:u32 crc32(header):u32 crc32(all before):u32
 //! header   = keys bit arrays heads markers
-//! data     = points, cut into blocks of 4 KiB; a marker per block has the time and offset of its first point
+//! data     = points, cut into blocks of 4 KiB; a marker per block has the time and offset of its
+//!            first point
 //! ```
 //! Byte by byte: docs/formats/cache.md. Source: TSCache 3.4. Four things differ:
 //! - Distinct bit arrays are stored once, and points have their index (1 byte instead of 16).

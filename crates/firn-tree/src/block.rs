@@ -7,9 +7,9 @@
 //! payload   = varint(chunk count) directory chunks
 //! directory = varint(group - previous group) varint(chunk bytes), per chunk
 //! ```
-//! The checksum covers the table's salt, the block's offset, `body_bytes` and the body: a block that
-//! was moved, or that is another table's, does not pass. A block says its own length, so a table
-//! can be walked without its suffix.
+//! The checksum covers the table's salt, the block's offset, `body_bytes` and the body: a block
+//! that was moved, or that belongs to another table, does not match. A block starts with its
+//! length, so a table can be walked without its suffix.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -20,11 +20,11 @@ use firn_model::{Error, GroupId, Result, encode_varint};
 use zstd::bulk::Compressor;
 
 pub(crate) const BLOCK_HEADER_BYTES: usize = 8;
-/// A block holds some ten KiB and at most one chunk more; what says that it is longer is damaged.
+/// A block contains some ten KiB and at most one chunk more; a larger length is damaged.
 pub(crate) const BLOCK_BYTES_MAX: usize = 64 << 20;
 const FORM_PLAIN: u8 = 0;
 const FORM_PACKED: u8 = 1;
-// What is saved must be worth the unpacking of every read: some 50 us for 64 KiB.
+// Packing must save enough to pay for unpacking at every read: some 50 us for 64 KiB.
 const PACKED_SAVES_AT_LEAST: usize = 16;
 
 /// Collects the chunks of one block.
@@ -56,8 +56,8 @@ impl BlockBuilder {
         self.chunk_count += 1;
     }
 
-    /// Appends the block, which will lie at `offset` of the table with `salt`, and starts anew. With a
-    /// `packer` it is packed if that saves a sixteenth.
+    /// Appends the block, which will be at `offset` of the table with `salt`, and starts an empty
+    /// one. A `packer` packs it if that saves a sixteenth.
     pub(crate) fn seal(
         &mut self,
         salt: u32,
@@ -87,11 +87,11 @@ impl BlockBuilder {
     }
 }
 
-/// Packs the plain body at the end of `out`, from `body_at` on, if that pays.
+/// Packs the plain body at the end of `out`, from `body_at` on, if that saves enough.
 fn pack(packer: &mut Compressor<'static>, body_at: usize, out: &mut Vec<u8>) {
     let payload = &out[body_at + 1..];
     let payload_bytes = payload.len();
-    // Memory is what may be missing; plain is as good.
+    // Packing fails only for lack of memory; a plain block is as valid.
     let Ok(packed) = packer.compress(payload) else { return };
     if packed.len() + payload_bytes / PACKED_SAVES_AT_LEAST >= payload_bytes {
         return;
@@ -102,10 +102,10 @@ fn pack(packer: &mut Compressor<'static>, body_at: usize, out: &mut Vec<u8>) {
     out.extend_from_slice(&packed);
 }
 
-/// The payload of the block that is all of `bytes`, which is borrowed from their end or unpacked.
+/// The payload of the block `bytes`: borrowed from their end, or unpacked.
 ///
 /// # Errors
-/// `Corrupt` with `file` and `offset`, also for a form that this version does not know.
+/// `Corrupt` with `file` and `offset`, also for a form that this version cannot read.
 pub(crate) fn unpack<'a>(
     file: &str,
     offset: u64,
@@ -122,8 +122,8 @@ pub(crate) fn unpack<'a>(
     let expected = checksum(salt, offset, body_bytes, body);
     if found != expected || u64::from(body_bytes) != body.len() as u64 {
         return Err(bad(format!(
-            "block checksum {found:#010x}, expected {expected:#010x} over {} bytes; the other \
-             blocks are not touched, restore this file from a backup",
+            "block checksum {found:#010x}, expected {expected:#010x} over {} bytes; other blocks \
+             stay readable: run `firn check --repair`, or restore this file from a backup",
             body.len()
         )));
     }
@@ -135,11 +135,13 @@ pub(crate) fn unpack<'a>(
             let payload = zstd::bulk::decompress(packed, payload_bytes)
                 .map_err(|e| bad(format!("block does not unpack: {e}")))?;
             if payload.len() != payload_bytes {
-                return Err(bad("block unpacks to another length than it says".into()));
+                return Err(bad("block unpacks to another length than its header has".into()));
             }
             Ok(Cow::Owned(payload))
         }
-        _ => Err(bad("block has a form that this version does not know".into())),
+        _ => {
+            Err(bad("block has a form that this version cannot read; start a newer version".into()))
+        }
     }
 }
 
@@ -148,15 +150,15 @@ pub(crate) fn unpack<'a>(
 pub(crate) struct Block<'a> {
     payload: &'a [u8],
     chunk_count: usize,
-    /// The directory and the chunks behind it.
+    /// The directory and the chunks after it.
     rest: &'a [u8],
 }
 
 impl<'a> Block<'a> {
-    /// Opens what [`unpack`] gave.
+    /// Opens a payload of [`unpack`].
     ///
     /// # Errors
-    /// `Corrupt` with `file` and `offset` if no block can be like that.
+    /// `Corrupt` with `file` and `offset` if it cannot be a block.
     pub(crate) fn open(file: &str, offset: u64, payload: &'a [u8]) -> Result<Block<'a>> {
         let mut rest = payload;
         let chunk_count = take_count(&mut rest, payload.len(), "chunk count")
@@ -164,29 +166,30 @@ impl<'a> Block<'a> {
         Ok(Block { payload, chunk_count, rest })
     }
 
-    /// How many bytes the block takes whose first bytes are `header`; `None` if they are too few.
+    /// Bytes of the block that starts with `header`; `None` if the header is too short.
     pub(crate) fn bytes_of(header: &[u8]) -> Option<u64> {
         let body_bytes = u32::from_le_bytes(*header.first_chunk::<4>()?);
         Some(BLOCK_HEADER_BYTES as u64 + u64::from(body_bytes))
     }
 
-    /// Calls `f` with each chunk's group and bytes, in order, until it says stop.
+    /// Calls `f` with each chunk's group and bytes, in order, until it returns [`Walk::Stop`].
     ///
     /// # Errors
-    /// `Corrupt` (without file and offset) if the directory does not fit the block; those of `f`.
+    /// `Corrupt` (without file and offset) if the directory does not match the payload; those of
+    /// `f`.
     pub(crate) fn for_chunks(
         &self,
         mut f: impl FnMut(GroupId, &'a [u8]) -> Result<Walk>,
     ) -> Result<()> {
-        self.for_places(|group, place| f(group, self.payload.get(place).unwrap_or_default()))
+        self.for_ranges(|group, range| f(group, self.payload.get(range).unwrap_or_default()))
     }
 
-    /// As [`Block::for_chunks`], with each chunk's place in the payload.
-    pub(crate) fn for_places(
+    /// Like [`Block::for_chunks`], with each chunk's range in the payload.
+    pub(crate) fn for_ranges(
         &self,
         mut f: impl FnMut(GroupId, Range<usize>) -> Result<Walk>,
     ) -> Result<()> {
-        // The directory is walked twice: once to find where the chunks begin.
+        // The directory is walked twice: first to find where the chunks begin.
         let mut chunks = self.rest;
         for _ in 0..self.chunk_count {
             take_varint(&mut chunks, "group")?;
@@ -208,7 +211,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// Whether to go on.
+/// Whether a walk continues.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Walk {
     On,
@@ -237,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_come_back() {
+    fn chunks_are_read_back() {
         let plain = sample(None);
         let packed = sample(Some(&mut Compressor::new(9).unwrap()));
         assert!(plain.len() > LONG.len() && packed.len() < 100, "{} bytes", packed.len());
@@ -257,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_shrink_stays_plain() {
+    fn incompressible_blocks_stay_plain() {
         let mut builder = BlockBuilder::default();
         let mut state = 1u64;
         let mut next = || {
@@ -272,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packed_block_that_lies_about_its_length_is_refused() {
+    fn a_packed_block_with_a_wrong_length_is_refused() {
         // 64 MiB and one byte; a checksum that fits.
         for (payload_bytes, want) in [((64u64 << 20) + 1, "payload bytes"), (10, "unpack")] {
             let mut body = vec![FORM_PACKED];
@@ -288,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_5_every_flipped_bit_and_every_move_is_seen() {
+    fn invariant_5_every_flipped_bit_and_every_move_is_detected() {
         for bytes in [sample(None), sample(Some(&mut Compressor::new(9).unwrap()))] {
             for bit in 0..bytes.len() * 8 {
                 let mut flipped = bytes.clone();

@@ -1,8 +1,8 @@
-//! What is kept in memory of tables: their suffixes, and blocks of the slow tier.
+//! Tables' directories and slow-tier blocks in memory.
 //!
-//! Keyed by (table, block): tables never change and ids are never reused, so nothing in it is ever
-//! wrong. First in, first out, with a second chance for what was used since: a scan passes through
-//! without driving out what is asked for again and again.
+//! Keyed by (table, block): tables never change and ids are never reused, so an entry is never
+//! stale. First in, first out, with a second chance for entries that were used since: a long scan
+//! does not evict entries that are used again and again.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::suffix::Suffix;
 // The map's entry and the queue's.
 const ENTRY_BYTES: usize = 96;
 
-/// Which piece of a table.
+/// A piece of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Piece {
     Suffix,
@@ -37,7 +37,7 @@ struct CacheEntry {
     used: bool,
 }
 
-/// Bounded by `bytes_max` and by what the memory budget still has.
+/// Bounded by `bytes_max` and by the rest of the memory budget.
 pub(crate) struct Cache {
     bytes_max: u64,
     state: Mutex<CacheState>,
@@ -75,7 +75,7 @@ impl Cache {
         }
     }
 
-    /// Whether it stays.
+    /// Keeps a directory; returns whether it was kept.
     pub(crate) fn keep_suffix(&self, table: TableId, suffix: Arc<Suffix>) -> bool {
         let bytes = suffix.heap_bytes();
         self.keep((table, Piece::Suffix), Content::Suffix(suffix), bytes)
@@ -86,14 +86,14 @@ impl Cache {
         self.keep((table, Piece::Block(block_idx)), Content::Block(block), bytes);
     }
 
-    /// Whether so much more would stay for a while.
+    /// Whether `bytes` more would stay for a while.
     pub(crate) fn has_room(&self, bytes: u64) -> bool {
         let state = self.state.lock();
         let is_free = state.budget.missing_bytes(Pool::Cache, bytes) == 0;
         bytes <= self.bytes_max / 4 && (is_free || bytes <= state.memory.bytes() / 4)
     }
 
-    /// Gives up at least `bytes`, or all there is; returns how many.
+    /// Evicts at least `bytes`, or everything; returns the evicted bytes.
     pub(crate) fn shrink(&self, bytes: u64) -> u64 {
         let mut state = self.state.lock();
         let before = state.memory.bytes();
@@ -101,7 +101,7 @@ impl Cache {
         before - state.memory.bytes()
     }
 
-    /// Forgets everything about tables that are gone.
+    /// Removes all entries of removed tables.
     pub(crate) fn forget(&self, is_gone: impl Fn(TableId) -> bool) {
         let mut state = self.state.lock();
         let mut freed = 0;
@@ -139,7 +139,7 @@ impl Cache {
                 return false;
             }
         }
-        // Others may have the memory; then this cache makes room at its own cost or keeps nothing.
+        // Other rooms may have the memory; then the cache evicts its own entries or keeps nothing.
         while state.memory.grow(bytes).is_err() {
             if !state.evict() {
                 return false;
@@ -152,7 +152,7 @@ impl Cache {
 }
 
 impl CacheState {
-    /// Drops the oldest entry that was not used since it was last looked at.
+    /// Evicts the oldest entry that was not used since its last inspection.
     fn evict(&mut self) -> bool {
         while let Some(key) = self.queue.pop_front() {
             let Some(entry) = self.entries.get_mut(&key) else { continue };
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_stays_and_memory_is_bounded() {
+    fn used_entries_stay_and_memory_is_bounded() {
         let budget = Budget::unlimited();
         let cache = Cache::new(4 * (1_000 + ENTRY_BYTES as u64), &budget);
         for block_idx in 0..4 {

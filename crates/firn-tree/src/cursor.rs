@@ -1,4 +1,4 @@
-//! Walking one table from its first group to its last with little memory: what merges read with.
+//! Walks one table from its first group to its last with little memory: the reader of merges.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -24,11 +24,11 @@ pub(crate) struct TableCursor {
     next_block: usize,
     /// Blocks `run_first..next_block`.
     run: Arc<[u8]>,
-    /// Blocks of `run` that are not in `chunks` yet: offset in the table, place in the run.
+    /// Blocks of `run` that are not in `chunks` yet: offset in the table, range in the run.
     blocks: VecDeque<(u64, Range<usize>)>,
     /// The payload of the present block if it is packed, else empty.
     unpacked: Vec<u8>,
-    /// Chunks of the present block: group, place in `unpacked` or, if that is empty, in the run.
+    /// Chunks of the present block: group, range in `unpacked` or, if that is empty, in the run.
     chunks: VecDeque<(GroupId, Range<usize>)>,
     block_offset: u64,
 }
@@ -101,7 +101,7 @@ impl TableCursor {
             };
             let chunks = &mut self.chunks;
             let walked = Block::open(file, offset, &payload).and_then(|block| {
-                block.for_places(|group, chunk| {
+                block.for_ranges(|group, chunk| {
                     chunks.push_back((group, start + chunk.start..start + chunk.end));
                     Ok(Walk::On)
                 })
@@ -130,7 +130,7 @@ impl TableCursor {
             .count();
         let read = Read { table: &self.table, offset: first.offset, bytes };
         let run = self.store.read(&[read]).pop();
-        self.run = run.unwrap_or_else(|| Err(Error::internal("a read has no answer")))?;
+        self.run = run.unwrap_or_else(|| Err(Error::internal("a read returned nothing")))?;
         let base = block_range(first).start;
         self.blocks = entries[..count]
             .iter()

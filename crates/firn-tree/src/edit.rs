@@ -4,12 +4,13 @@
 //! part     = edit | snapshot
 //! edit     = 3:u8 zigzag(made_ms) varint(next id) varint(removed) varint(id)*
 //!            varint(added) record* varint(cleaned) (varint(id) varint(deletes_through))*
-//! snapshot = 4:u8 varint(next id) varint(tables) record* varint(dead) (varint(id) zigzag(since_ms))*
+//! snapshot = 4:u8 varint(next id) varint(tables) record*
+//!            varint(dead) (varint(id) zigzag(since_ms))*
 //! ```
-//! Forms 1 and 2 are the same without `cleaned`, their records without `deletes_through`; they are
-//! read, not written.
+//! Forms 1 and 2 are the same without `cleaned`, and their records without `deletes_through`; they
+//! are read, never written.
 //!
-//! The manifest checks the bytes; here they are only kept from doing harm.
+//! The manifest's checksum covers the bytes; here they are only checked for consistency.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,25 +26,25 @@ const FIRST_SNAPSHOT: u8 = 2;
 const EDIT: u8 = 3;
 const SNAPSHOT: u8 = 4;
 
-/// Tables that come and tables that go, in one step.
+/// Tables that are added and removed in one step.
 #[derive(Clone, Default)]
 pub struct Edit {
     pub(crate) made_ms: Timestamp,
     pub(crate) added: Vec<TableRecord>,
     pub(crate) removed: Vec<TableId>,
-    /// Tables that stay and in which deletes up to a number hide nothing.
+    /// Remaining tables in which deletes up to a number hide nothing.
     pub(crate) cleaned: Vec<(TableId, CommitSeq)>,
-    /// Directories of the added tables, so that they need not be read at once.
+    /// Directories of the added tables, so that they need not be read again.
     pub(crate) suffixes: Vec<Arc<Suffix>>,
 }
 
-/// What all parts of a manifest add up to.
+/// The tables that all parts of a manifest add up to.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct ManifestTables {
     /// No table that a manifest named has this id or a higher one.
     pub(crate) next_id: u64,
     pub(crate) tables: BTreeMap<TableId, TableRecord>,
-    /// Objects that were named once and may still lie on the slow tier, and since when.
+    /// Removed objects that may still exist on the slow tier, and when they were removed.
     pub(crate) dead: BTreeMap<TableId, Timestamp>,
 }
 
@@ -53,17 +54,17 @@ impl Edit {
         self.added.is_empty() && self.removed.is_empty() && self.cleaned.is_empty()
     }
 
-    /// The tables that come.
+    /// The added tables.
     pub fn added(&self) -> &[TableRecord] {
         &self.added
     }
 
-    /// The tables that go.
+    /// The removed tables.
     pub fn removed(&self) -> &[TableId] {
         &self.removed
     }
 
-    /// Bytes of the tables that come.
+    /// Bytes of the added tables.
     pub fn added_bytes(&self) -> u64 {
         self.added.iter().map(|record| record.bytes).sum()
     }
@@ -108,7 +109,7 @@ impl ManifestTables {
     /// Adds up parts in the order of the manifest.
     ///
     /// # Errors
-    /// `Corrupt` if a part cannot be read or does not fit those before; `Invalid` for a form or a
+    /// `Corrupt` if a part cannot be decoded or contradicts earlier ones; `Invalid` for a form or a
     /// column type of a newer version.
     pub(crate) fn read(parts: &[&[u8]]) -> Result<ManifestTables> {
         let mut state = ManifestTables::default();
@@ -257,7 +258,7 @@ mod tests {
         f(3, 11);
     }
 
-    /// Forms 1 and 2 as they stand in manifests: never change this.
+    /// Forms 1 and 2 as existing manifests contain them: never change this.
     #[test]
     fn the_first_forms_are_read_for_ever() {
         let mut record_bytes = Vec::new();

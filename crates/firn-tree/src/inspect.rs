@@ -1,4 +1,4 @@
-//! What a table is made of, for people: its blocks, their chunks, and the columns with their codecs.
+//! Describes a table for people: its blocks, their chunks, and the columns with their codecs.
 
 use std::sync::Arc;
 
@@ -15,11 +15,12 @@ use crate::version::Version;
 /// A block of a table.
 #[derive(Debug)]
 pub struct BlockOutline {
-    /// Where it lies in the table.
+    /// Its offset in the table.
     pub offset: u64,
-    /// Its bytes there.
+    /// Its stored bytes.
     pub bytes: u64,
-    /// Bytes of its chunks and their directory; more than `bytes` if it is packed. 0 if it is damaged.
+    /// Bytes of its chunks and their directory; more than `bytes` if it is packed. 0 if it is
+    /// damaged.
     pub payload_bytes: u64,
     /// First group.
     pub group_min: GroupId,
@@ -27,14 +28,14 @@ pub struct BlockOutline {
     pub group_max: GroupId,
     /// Bounds of its timestamps.
     pub time_range: TimeRange,
-    /// What it holds, or what is wrong with it.
+    /// Its chunks, or the damage.
     pub chunks: Result<Vec<ChunkOutline>>,
 }
 
 /// A chunk of a block.
 #[derive(Clone, Debug)]
 pub struct ChunkOutline {
-    /// Whose it is.
+    /// Its group.
     pub group: GroupId,
     /// Its bytes in the payload.
     pub bytes: u64,
@@ -47,12 +48,12 @@ pub struct ChunkOutline {
 }
 
 impl Version {
-    /// Calls `each` with every block of a table in order, or, with a group, with those that have chunks of it, which
-    /// alone are listed. Reads one block at a time, past the cache.
+    /// Calls `each` with every block of a table in order; with a group, only with the blocks and
+    /// chunks of that group. Reads one block at a time, bypassing the cache.
     ///
     /// # Errors
-    /// `NotFound` if there is no such table; `Unavailable` when its tier fails; those of `each`. What is damaged is told by
-    /// the block.
+    /// `NotFound` if there is no such table; `Unavailable` when its tier fails; those of `each`. A
+    /// damaged block is no error: its outline contains the damage.
     pub fn inspect(
         &self,
         id: TableId,
@@ -60,7 +61,10 @@ impl Version {
         each: &mut dyn FnMut(&BlockOutline) -> Result<()>,
     ) -> Result<()> {
         let missing = || {
-            Error::not_found(format!("there is no table {}: list them without --table first", id.0))
+            Error::not_found(format!(
+                "there is no table {}: run the command without --table to list all tables",
+                id.0
+            ))
         };
         let table = self.all().find(|table| table.record.id == id).ok_or_else(missing)?;
         let suffix = self.store().suffix(table)?;
@@ -82,7 +86,7 @@ impl Version {
     ) -> Result<BlockOutline> {
         let read = Read { table, offset: entry.offset, bytes: entry.bytes.into() };
         let bytes = self.store().read(&[read]).pop();
-        let bytes = bytes.unwrap_or_else(|| Err(Error::internal("a read has no answer")));
+        let bytes = bytes.unwrap_or_else(|| Err(Error::internal("a read returned nothing")));
         let opened = bytes.and_then(|bytes| {
             let payload = unpack(table.path(), entry.offset, table.record.salt, &bytes)?;
             let mut chunks = Vec::new();

@@ -1,4 +1,4 @@
-//! Running one piece of planned work: read tables group by group, merge, write new ones.
+//! Runs one planned job: reads tables group by group, merges, writes new tables.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,35 +23,35 @@ use crate::store::Store;
 use crate::suffix::Suffix;
 use crate::table::Table;
 
-// Shared by all tables of one merge; each has at least one block in memory. Less where memory is small: a merge frees
-// some, and must not wait for a time when there is much.
+// Shared by all tables of one merge; each has at least one block in memory. Less where memory is
+// short: a merge frees memory, and must not wait until there is more.
 const READ_AHEAD_BYTES: u64 = 8 << 20;
 const READ_AHEAD_PART: u64 = 32;
 const READ_AHEAD_BYTES_MAX: u64 = 1 << 20;
 const GROUPS_PER_CANCEL_CHECK: usize = 64;
 
-/// What kind of work a job is.
+/// The kind of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum JobKind {
-    /// Retention: whole partitions go.
+    /// Retention: drops whole partitions.
     Drop,
-    /// Level 0, and what it overlaps of level 1, to level 1.
+    /// Merges level 0, and the tables of level 1 that it overlaps, into level 1.
     Compact,
-    /// The fast tier's tables of some level-2 partitions to the slow tier.
+    /// Uploads the fast tier's tables of some level-2 partitions.
     Upload,
-    /// Tables of level 2 with their patches to tables of level 2.
+    /// Merges tables of level 2 with their patches.
     MergePatches,
-    /// Partitions of level 2 that have grown old to one longer one.
+    /// Merges old partitions of level 2 into a longer one.
     MergePartitions,
-    /// A table to the same without what deletes hide.
+    /// Rewrites a table without samples that deletes hide.
     Clean,
-    /// A damaged table to the same without what is lost.
+    /// Rewrites a damaged table without its lost blocks.
     Repair,
 }
 
 impl JobKind {
-    /// Every kind that is planned by itself.
+    /// Every kind that [`crate::Tree::plan`] plans.
     pub const ALL: [JobKind; 6] = [
         JobKind::Drop,
         JobKind::Compact,
@@ -75,34 +75,34 @@ impl JobKind {
     }
 }
 
-/// What a plan decides.
+/// A planned task and its inputs.
 pub(crate) struct Work {
     pub(crate) task: Task,
     pub(crate) inputs: Vec<Arc<Table>>,
 }
 
-/// What becomes of the inputs.
+/// The task of a job.
 #[derive(Clone, Debug)]
 pub(crate) enum Task {
     Drop,
     /// Level 1, partitions of this length.
     Compact(PartitionLen),
-    /// Level 2, beside what stands there.
+    /// Level 2, beside the existing partitions.
     Upload(SlowLayout),
     /// Level 2, this partition.
     MergePatches(Partition),
-    /// Level 2, this partition, in which the inputs lie.
+    /// Level 2, this partition, which contains the inputs.
     MergePartitions(Partition),
-    /// The same if it makes chunks longer; else it is noted of the inputs that it does not.
+    /// The same if that makes chunks longer; else the inputs are marked as not worth it.
     Lengthen(Partition),
-    /// The first that deletes touch is written anew where it stands, of those before it is noted that
-    /// they touch nothing there.
+    /// Rewrites the first table that deletes touch, in its partition; the tables before it are
+    /// marked as clean.
     Clean,
-    /// The one input, written anew where it stands.
+    /// Rewrites the one input in its partition.
     Repair,
 }
 
-/// Planned work that can be run; holds its inputs as a reader does.
+/// A planned job; holds its inputs like a reader.
 pub struct Job {
     pub(crate) work: Work,
     pub(crate) store: Arc<Store>,
@@ -112,7 +112,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// What it does.
+    /// The kind of the job.
     pub fn kind(&self) -> JobKind {
         match self.work.task {
             Task::Drop => JobKind::Drop,
@@ -152,14 +152,14 @@ impl Job {
         self.work.inputs.iter().map(|table| table.record.id)
     }
 
-    /// Does it: new tables are durable when this returns, but nobody's until the edit is applied.
-    /// Killed anywhere it leaves only files that no manifest names. Memory: read-ahead of 8 MiB (at
-    /// least a block for each input), one group with its sources, and for an upload the table that
-    /// is being made (`table_bytes_max`, twice while it is sent).
+    /// Runs the job. On return the new tables are durable, but orphans until the edit is applied; a
+    /// killed job leaves only files that no manifest names. Memory: read-ahead of 8 MiB (at least a
+    /// block per input), one group with its sources, and for an upload the table that is being
+    /// written (`table_bytes_max`, twice while it is sent).
     ///
     /// # Errors
-    /// `Unavailable` when a tier is down or full, `Busy` without memory, `Canceled`, `Corrupt` when an
-    /// input is damaged (it is left out of later plans). Nothing has changed then.
+    /// `Unavailable` when a tier is down or full, `Busy` without memory, `Canceled`, `Corrupt` when
+    /// an input is damaged (later plans leave it out). Nothing has changed then.
     pub fn run(&self, env: &Env, budget: &Budget, cancel: &CancelToken) -> Result<Edit> {
         let made_ms = env.clock.now_ms();
         let mut edit = Edit { made_ms, removed: self.inputs().collect(), ..Edit::default() };
@@ -181,8 +181,8 @@ impl Job {
         Ok(edit)
     }
 
-    /// Whether groups are in twice as many tables as one each, as directories tell: series that come and go have few
-    /// samples in any chunk, however long its partition is.
+    /// Whether the directories contain each group in two tables on average: short-lived series have
+    /// few samples per chunk, however long their partition is.
     fn makes_longer_chunks(&self, budget: &Budget) -> Result<bool> {
         let mut memory = budget.empty(Pool::Jobs);
         let mut groups: Vec<GroupId> = Vec::new();
@@ -219,7 +219,7 @@ impl Job {
         Ok(edit)
     }
 
-    /// See [`Task::Repair`]. What deletes hide stays and stays hidden.
+    /// See [`Task::Repair`]. Hidden samples stay hidden.
     fn repair(&self, env: &Env, mut edit: Edit) -> Result<Edit> {
         for table in &self.work.inputs {
             let record = table.present_record();
@@ -241,7 +241,7 @@ impl Job {
         Ok(edit)
     }
 
-    /// Whether a delete that was not applied to `table` touches a group that is there at its time.
+    /// Whether a delete that was not applied to `table` touches a group in its time range.
     fn hides_in(&self, table: &Table, suffix: &Suffix) -> bool {
         let record = &table.record;
         let needed = self.tombstones.iter().filter(|(seq, one)| table.needs(*seq, one));
@@ -276,7 +276,7 @@ impl Job {
             self.store.abandoned.lock().extend(outputs.discard());
             return written;
         }
-        // The first query behind an upload asks for blocks alone, after a restart too.
+        // The first query after an upload then reads only blocks, also after a restart.
         for (record, directory) in outputs.take_directories() {
             self.store.slow_cache.put(PieceKey::suffix(&record), &directory);
         }
@@ -314,7 +314,7 @@ impl Job {
             for cursor in &mut cursors {
                 cursor.take_group(group, &mut sources)?;
             }
-            // Twice: the sources and what is made of them.
+            // Twice: the sources and the merged columns.
             let bytes = 2 * sources.iter().map(|columns| columns.heap_bytes() as u64).sum::<u64>();
             memory.grow(bytes)?;
             outputs.push(group, &merge(group, &mut sources, &mut hidden), target)?;
@@ -324,7 +324,7 @@ impl Job {
     }
 }
 
-/// Where everything of a table goes when it is written anew by itself.
+/// The target of a table that is rewritten by itself: its own partition.
 fn same_place(record: &TableRecord) -> impl Fn(Timestamp) -> Target + use<> {
     let bounds: &[GroupId] = if record.patch { &[record.group_min] } else { &[] };
     let bounds: Arc<[GroupId]> = Arc::from(bounds);
@@ -332,8 +332,8 @@ fn same_place(record: &TableRecord) -> impl Fn(Timestamp) -> Target + use<> {
     move |_| Target { partition, bounds: Arc::clone(&bounds) }
 }
 
-/// What deletes hide goes first: a younger source may have what was written again. Then the newest
-/// commit wins, whatever the age of the files.
+/// Hides deleted samples first, because a newer source may contain samples written again. Then the
+/// newest commit wins, independent of the age of the files.
 fn merge(
     group: GroupId,
     sources: &mut Vec<GroupColumns>,

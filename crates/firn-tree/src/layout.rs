@@ -1,10 +1,11 @@
-//! Which tables a merge must take together, and where its samples go: pure functions.
+//! Which tables must be merged together, and the target partitions of their samples: pure
+//! functions.
 //!
 //! Partitions are nested or disjoint, so the tables that overlap something, and those that overlap
-//! them, and so on, fill one stretch of time: the *region*. A merge takes all tables of the fast
-//! tier in its region. Then every table that it leaves is newer (flushed later) or older (level 2)
-//! than all that it takes, and newest wins by comparing ranges of commits. Leaving one out would
-//! give the result a range of commits that has the left one's inside.
+//! them, and so on, fill one range of time: the *region*. A merge takes all tables of the fast tier
+//! in its region. Then every other table is newer (flushed later) or older (level 2) than all
+//! inputs, and newest wins by comparing ranges of commits. If one were left out, the range of
+//! commits of the output would include its own.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::record::{Level, TableRecord};
 use crate::table::Table;
 use crate::version::Version;
 
-/// The smallest stretch around `seed` whose ends cut no partition of `levels`.
+/// The smallest range around `seed` whose ends cut no partition of `levels`.
 pub(crate) fn region(version: &Version, seed: TimeRange, levels: &[Level]) -> TimeRange {
     let mut region = seed;
     loop {
@@ -55,7 +56,7 @@ pub(crate) fn regions(version: &Version, levels: &[Level]) -> Vec<(TimeRange, Ve
     regions
 }
 
-/// PartitionLengths of new partitions of level 2.
+/// Lengths of new partitions of level 2.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlowLengths {
     pub(crate) recent: PartitionLen,
@@ -71,7 +72,7 @@ impl SlowLengths {
     }
 }
 
-/// Level-2 partitions as they stand: they stay, and data for them becomes patches.
+/// The existing level-2 partitions: they stay, and data for them becomes patches.
 #[derive(Clone, Debug)]
 pub(crate) struct SlowLayout {
     /// By time: the partitions, and the first groups of their tables.
@@ -82,7 +83,7 @@ pub(crate) struct SlowLayout {
 impl SlowLayout {
     /// For samples in `range`.
     pub(crate) fn of(version: &Version, range: TimeRange, lengths: SlowLengths) -> SlowLayout {
-        // New partitions may reach beyond the samples, and must not overlap what stands there.
+        // New partitions may extend beyond the samples, and must not overlap existing ones.
         let reach = |ts| Partition::of(ts, PartitionLen::MAX).range();
         let region = reach(range.start).union(reach(range.end));
         let mut standing: Vec<(Partition, Vec<GroupId>)> = Vec::new();
@@ -102,8 +103,8 @@ impl SlowLayout {
         SlowLayout { standing, lengths }
     }
 
-    /// Where a sample at `ts` goes: into the partition that stands there, else into a new one of the
-    /// usual length, halved until it overlaps none (TimeUnion 3.3, rule 2).
+    /// The target of a sample at `ts`: the existing partition, else a new one of the usual length,
+    /// halved until it overlaps none (TimeUnion 3.3, rule 2).
     pub(crate) fn target(&self, ts: Timestamp) -> Target {
         let next = self.standing.partition_point(|(partition, _)| partition.range().end < ts);
         if let Some((partition, bounds)) = self.standing.get(next)
@@ -120,7 +121,7 @@ impl SlowLayout {
         Target { partition, bounds: Arc::from([]) }
     }
 
-    /// Whether data of `partition` would be patches, of some of it at least.
+    /// Whether some data of `partition` would become patches.
     fn is_taken(&self, partition: Partition) -> bool {
         let range = partition.range();
         let next = self.standing.partition_point(|(other, _)| other.range().end < range.start);
@@ -128,7 +129,7 @@ impl SlowLayout {
     }
 }
 
-/// The shortest length among tables that are merged: the length of what comes out (rule 1).
+/// The shortest length among tables that are merged: the length of the outputs (rule 1).
 pub(crate) fn shortest_len<'a>(records: impl Iterator<Item = &'a TableRecord>) -> PartitionLen {
     records.map(|record| record.partition.len()).min().unwrap_or(PartitionLen::MIN)
 }

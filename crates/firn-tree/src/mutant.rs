@@ -1,4 +1,5 @@
-//! Mutants: deliberate bugs that simulation must catch. They exist only with the feature `test-util`.
+//! Mutants: deliberate bugs that simulation must catch. They exist only with the feature
+//! `test-util`.
 
 /// A deliberate bug in the tree.
 #[cfg(feature = "test-util")]

@@ -1,10 +1,10 @@
-//! What can be chosen about the tree: plain data, checked once.
+//! The options of the tree: plain data, checked once.
 
 use firn_model::{Error, Result, Timestamp};
 
 use crate::partition::PartitionLen;
 
-// A request takes 30 ms, 64 KiB of it less than 1 ms; what large blocks save is in docs/decisions/0013.
+// A request takes 30 ms, transferring 64 KiB less than 1 ms. docs/decisions/0013 has measurements.
 const SLOW_BLOCKS: usize = 4;
 const OLDEST_DOUBLINGS: i8 = 3;
 
@@ -15,43 +15,46 @@ pub struct TreeOptions {
     pub fast_partition_ms: i64,
     /// Length of new partitions of level 2; not below `fast_partition_ms`.
     pub slow_partition_ms: i64,
-    /// Length of level-2 partitions that are older than this length: those of `slow_partition_ms` are merged into them
-    /// where that makes fewer objects, and imports are cut into them. Not below `slow_partition_ms`. Where series have few
-    /// samples in one of them, they become eight times as long when they are as old as that.
+    /// Length of level-2 partitions that are older than this length: partitions of
+    /// `slow_partition_ms` are merged into them where that makes fewer objects, and imports are cut
+    /// into them. Not below `slow_partition_ms`. Where series have few samples in one, they later
+    /// become eight times as long.
     pub old_partition_ms: i64,
     /// Bytes of tables that level 0 and 1 may have. Near it new partitions become shorter, so that
-    /// data moves on sooner; far from it longer. `None` leaves the lengths as they are set.
+    /// data is uploaded sooner; far from it longer. `None` keeps the configured lengths.
     pub fast_bytes_max: Option<u64>,
     /// Bytes of tables that level 2 may have; beyond it the oldest partitions are dropped. `None`
     /// sets no limit.
     pub slow_bytes_max: Option<u64>,
-    /// Partitions that may wait in level 0; one more and the oldest is merged into level 1.
+    /// Partitions that may wait in level 0; with one more, the oldest is merged into level 1.
     pub level0_partitions_max: usize,
-    /// Tables that may wait in one partition of level 0: each costs every query a look.
+    /// Tables that may wait in one partition of level 0: each is one more directory lookup per
+    /// query.
     pub level0_tables_max: usize,
-    /// Patches that a part of a level-2 partition may have; one more and they are merged with it.
+    /// Patches that a part of a level-2 partition may have; with one more, they are merged with it.
     pub patches_max: usize,
     /// How far the newest data must be past the end of a level-2 partition before it is uploaded,
-    /// so that data that is a little late is still merged on the fast tier.
+    /// so that slightly late data is still merged on the fast tier.
     pub upload_delay_ms: i64,
-    /// Age beyond which data is uploaded even if its partition is still being written: bounds what
-    /// losing the machine loses.
+    /// Age beyond which data is uploaded even if its partition is still being written: bounds the
+    /// data that the loss of the machine loses.
     pub upload_age_ms_max: i64,
     /// Age beyond which data is dropped, whole partitions at a time. `None` keeps all.
     pub retention_ms: Option<i64>,
     /// A table is closed at the first group that begins beyond this size. An upload holds one table
     /// in memory.
     pub table_bytes_max: u64,
-    /// Payload at which a block of the fast tier is closed. One member's column of a large group, or some hundred
-    /// lone series, fit one. On the slow tier it is four times as much ([`TreeOptions::slow_block_bytes`]).
+    /// Payload at which a block of the fast tier is closed. It fits one member's column of a large
+    /// group, or some hundred lone series. On the slow tier it is four times as much
+    /// ([`TreeOptions::slow_block_bytes`]).
     pub block_bytes: usize,
-    /// Bytes of slow-tier blocks and of table directories that are kept in memory, as far as the
-    /// memory budget allows.
+    /// Bytes of slow-tier blocks and of table directories that are kept in memory, if the memory
+    /// budget allows.
     pub cache_bytes_max: u64,
-    /// Bytes that what was read of the slow tier may take on the fast tier, where it is found again after a restart. 0: none
-    /// is kept. Without effect where the slow tier is a folder.
+    /// Bytes of slow-tier data that are cached on the fast tier, across restarts. 0 turns the cache
+    /// off. Without effect where the slow tier is a folder.
     pub slow_cache_bytes_max: u64,
-    /// How long an object that no version names any more stays on the slow tier, for readers on
+    /// How long an object that no version names stays on the slow tier, for readers on
     /// other machines that have an older manifest.
     pub bucket_grace_ms: i64,
     /// A deliberate bug that simulation must catch.
@@ -90,7 +93,7 @@ impl TreeOptions {
     /// Checks the options against each other.
     ///
     /// # Errors
-    /// `Invalid`, naming the option and what it may be.
+    /// `Invalid`, naming the option and its permitted values.
     pub fn check(&self) -> Result<()> {
         let fast = partition_len("fast_partition_ms", self.fast_partition_ms)?;
         let slow = partition_len("slow_partition_ms", self.slow_partition_ms)?;
@@ -156,8 +159,8 @@ impl TreeOptions {
         PartitionLen::at_most(self.old_partition_ms)
     }
 
-    /// Length of partitions that are much older, of series with few samples: eight times that of old ones, but an eighth of
-    /// the retention at most, because whole partitions are dropped.
+    /// Length of much older partitions of series with few samples: eight times that of old ones,
+    /// but at most an eighth of the retention, because whole partitions are dropped.
     pub(crate) fn oldest_len(&self) -> PartitionLen {
         let len = self.old_len().shifted(OLDEST_DOUBLINGS);
         len.min(self.retention_ms.map_or(len, |ms| PartitionLen::at_most(ms / 8)))

@@ -1,4 +1,4 @@
-//! The tables that one flush or one merge writes: one writer per partition, cut between groups.
+//! The tables that a flush or merge writes: one writer per partition, cut between groups.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use crate::writer::{TableShape, TableWriter, Written};
 
 // A flush with late data of a year writes thousands of tables; it does not need as many files open.
 const OPEN_FILES_MAX: usize = 64;
-// Objects of uploads that were killed may bear the next names. They are passed over in growing
-// steps (1, 2, 4, ..): a few tries pass any number of them.
+// Objects of killed uploads may have the next names. They are skipped in growing steps (1, 2, 4,
+// ..): a few tries skip any number of them.
 const NAME_TRIES_MAX: u32 = 32;
 
-/// Where samples of one time go.
+/// The target of the samples of one time.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) partition: Partition,
-    /// The first groups of the level-2 tables that already stand in the partition. If there are
-    /// any, a patch is written, and cut where the next table's groups begin.
+    /// The first groups of the existing level-2 tables of the partition. If there are any, a patch
+    /// is written, and cut where the next table's groups begin.
     pub(crate) bounds: Arc<[GroupId]>,
 }
 
-/// What is the same for all tables of one flush or merge.
+/// The properties that all tables of one flush or merge share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Made {
     pub(crate) level: Level,
@@ -38,7 +38,7 @@ pub(crate) struct Made {
     pub(crate) deletes_through: CommitSeq,
 }
 
-/// Tables in the making; what was written is nobody's until an edit names it.
+/// Tables that are being written; they are orphans until an edit names them.
 pub(crate) struct Outputs<'a> {
     env: &'a Env,
     ids: &'a AtomicU64,
@@ -52,8 +52,8 @@ pub(crate) struct Outputs<'a> {
     directories: Vec<(TableRecord, Vec<u8>)>,
     /// Ids whose files or objects may exist.
     begun: Vec<TableId>,
-    /// Where buffers are accounted; `None` for a flush, which must go on when memory is short: it is
-    /// what frees it, and holds one block per partition.
+    /// Accounts for buffers; `None` for a flush, which must work when memory is short because it
+    /// frees memory. It holds one block per partition.
     memory: Option<Reservation>,
     scratch: Vec<u8>,
 }
@@ -81,7 +81,7 @@ impl<'a> Outputs<'a> {
         }
     }
 
-    /// Adds a group; groups must rise. `target` says where the samples of a timestamp go.
+    /// Adds a group; groups must rise. `target` maps a timestamp to its partition.
     ///
     /// # Errors
     /// `Unavailable` when the tier fails or is full, `Busy` without memory.
@@ -103,7 +103,7 @@ impl<'a> Outputs<'a> {
     }
 
     fn push_piece(&mut self, group: GroupId, piece: &GroupColumns, target: Target) -> Result<()> {
-        // A row may be there for members that were cut away.
+        // A row may exist for members that were cut off.
         if piece.is_empty() {
             return Ok(());
         }
@@ -192,8 +192,8 @@ impl<'a> Outputs<'a> {
         Ok(())
     }
 
-    /// Puts a table under a name that nothing has: never over an object that some manifest, an
-    /// older writer's too, may name.
+    /// Puts a table under an unused name: never over an object that a manifest may name, including
+    /// that of an older writer.
     fn upload(&mut self, mut written: Written) -> Result<Written> {
         let bytes: Arc<[u8]> = std::mem::take(&mut written.bytes).into();
         for tries in 0..NAME_TRIES_MAX {
@@ -206,7 +206,7 @@ impl<'a> Outputs<'a> {
                     return Ok(written);
                 }
                 Err(e) if *e.kind() == ErrorKind::Conflict => {
-                    // The name is another's: not ours to remove.
+                    // The object belongs to another upload: do not remove it.
                     self.begun.retain(|id| *id != written.record.id);
                     let step = 1 << tries;
                     written.record.id =
@@ -223,8 +223,8 @@ impl<'a> Outputs<'a> {
         )))
     }
 
-    /// Removes the files that were written, as far as that works: what stays is named by nobody. Gives the
-    /// names of objects, which may be there or, late, still come.
+    /// Removes the written files; files that cannot be removed are orphans. Returns the ids of
+    /// objects that may exist or may still appear.
     pub(crate) fn discard(mut self) -> Vec<TableId> {
         self.writers.clear();
         if self.made.level.is_slow() {
@@ -237,8 +237,8 @@ impl<'a> Outputs<'a> {
     }
 }
 
-/// Which of the tables that begin at `bounds` (rising) is responsible for `group`; groups before
-/// the first belong to it too.
+/// Which of the tables that begin at `bounds` (rising) contains `group`; groups before the first
+/// belong to it too.
 pub(crate) fn territory(bounds: &[GroupId], group: GroupId) -> usize {
     bounds.partition_point(|first| *first <= group).saturating_sub(1)
 }

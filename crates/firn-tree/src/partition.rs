@@ -1,4 +1,4 @@
-//! Time partitions: aligned stretches of time whose lengths are 7.5 minutes times a power of two.
+//! Time partitions: aligned ranges of time whose lengths are 7.5 minutes times a power of two.
 //!
 //! Because every partition starts at a multiple of its own length (by floor division, so also
 //! before 1970), two partitions are equal, nested or disjoint, never partly overlapping. All
@@ -47,7 +47,7 @@ impl PartitionLen {
         LEN_MS_MIN << self.doublings
     }
 
-    /// It doubled so often (halved, if negative), as far as lengths go.
+    /// The length doubled `doublings` times (halved if negative), within the limits.
     pub(crate) fn shifted(self, doublings: i8) -> PartitionLen {
         let shifted = self.doublings.saturating_add_signed(doublings);
         PartitionLen { doublings: shifted.min(DOUBLINGS_MAX) }
@@ -64,7 +64,7 @@ impl PartitionLen {
     }
 }
 
-/// A stretch of time that starts at a multiple of its length.
+/// A range of time that starts at a multiple of its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Partition {
     /// Start divided by length: -1 is the one that ends just before 1970.
@@ -110,7 +110,7 @@ impl Partition {
         (self.idx, self.len.doublings)
     }
 
-    /// The inverse of [`Partition::to_parts`]; `None` for what no partition has.
+    /// The inverse of [`Partition::to_parts`]; `None` if no partition has these values.
     pub(crate) fn from_parts(idx: i64, doublings: u8) -> Option<Partition> {
         let len = PartitionLen { doublings };
         let in_time = |len: PartitionLen| {

@@ -1,8 +1,9 @@
-//! What to do next: a pure function of a version, the options and the time.
+//! Decides the next job: a pure function of a version, the options and the time.
 //!
-//! Most urgent first: drop what is over (frees at once), level 0 to 1 (keeps reads short), 1 to 2
-//! (frees the fast tier), patches (keeps old reads short), old partitions (keeps objects few), then what deletes hide.
-//! Merges with a damaged table are left out: its good blocks stay readable, and the rest goes on.
+//! Most urgent first: drop expired tables (frees space at once), level 0 to 1 (keeps reads short),
+//! 1 to 2 (frees the fast tier), patches (keeps old reads short), old partitions (keeps objects
+//! few), then cleaning of deleted samples. Merges with a damaged table are left out: its good
+//! blocks stay readable, and other work continues.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,33 +23,34 @@ use crate::table::Table;
 use crate::version::Version;
 
 const FAST: [Level; 2] = [Level::Zero, Level::One];
-// Tables that one job of cleaning looks at: their directories are read in one round trip.
+// Tables that one cleaning job considers: their directories are read in one round trip.
 const CLEAN_TABLES_MAX: usize = 64;
-// Full tables that one merge of old partitions may make: bounds what it reads and puts.
+// Full tables that one merge of old partitions may write: bounds the bytes that it reads and puts.
 const MERGED_TABLES_MAX: u64 = 8;
-// Chunks with fewer entries are mostly head and directory: an hourly series has 16 in 16 h, which take 3 B a sample.
+// Chunks with fewer entries are mostly head and directory: an hourly series has 16 in 16 h, which
+// take 3 B a sample.
 const CHUNK_ENTRIES_FEW: u64 = 128;
 
-/// The deletes that there are, for plans.
+/// The present deletes, for plans.
 #[derive(Clone, Debug, Default)]
 pub struct Deletes {
-    /// What hides something, perhaps.
+    /// Deletes that may hide something.
     pub tombstones: Arc<Tombstones>,
-    /// Tables are written anew to be rid of what deletes up to this one hide. Later deletes are
+    /// Tables are rewritten to remove samples hidden by deletes up to this one. Later deletes are
     /// applied when tables are merged anyway.
     pub clean_through: CommitSeq,
 }
 
-/// Where work may be done now.
+/// The tiers that a job may use now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TierScope {
-    /// On both tiers.
+    /// Both tiers.
     Both,
-    /// The slow tier is down, or another's to write: only what needs no object.
+    /// The slow tier is down, or belongs to another writer: only jobs without objects.
     Fast,
 }
 
-/// The most urgent work, if there is any.
+/// The most urgent job, if there is one.
 pub(crate) fn plan(
     version: &Version,
     options: &TreeOptions,
@@ -68,8 +70,8 @@ pub(crate) fn plan(
         .or_else(|| plan_clean(version, deletes, &Level::ALL))
 }
 
-/// Tables of regions that are over as a whole: were only the younger of two overlapping partitions
-/// dropped, what it had overwritten in the older one would show again.
+/// Drops regions that have expired as a whole: if only the newer of two overlapping partitions were
+/// dropped, the samples that it had overwritten in the older one would become visible again.
 fn plan_drop(version: &Version, options: &TreeOptions, now: Timestamp) -> Option<Work> {
     let cutoff = options.retention_ms.map_or(Timestamp::MIN, |ms| now.saturating_sub(ms));
     let slow_bytes = |tables: &[Arc<Table>]| -> u64 {
@@ -95,16 +97,16 @@ fn plan_drop(version: &Version, options: &TreeOptions, now: Timestamp) -> Option
     (!inputs.is_empty()).then_some(Work { task: Task::Drop, inputs })
 }
 
-/// Level 0 to 1: the oldest partition when too many wait, one with too many tables, one to which much came
-/// late, or one whose data must get on its way to the slow tier. What is a little late waits for more: else each flush would
-/// have all that it touches written anew.
+/// Level 0 to 1: the oldest partition when too many wait, one with too many tables, one with much
+/// late data, or one that is due for its way to the slow tier. Slightly late data is batched;
+/// otherwise every flush would rewrite each partition it touches.
 fn plan_compact(
     version: &Version,
     options: &TreeOptions,
     lengths: PartitionLengths,
     now: Timestamp,
 ) -> Option<Work> {
-    // Half of what an upload may take in all is left for the second step.
+    // Half of the time that an upload may take is left for the second step.
     let written_before = now.saturating_sub(options.upload_age_ms_max / 2);
     let waiting: Vec<Vec<Arc<Table>>> = regions(version, &FAST)
         .into_iter()
@@ -130,8 +132,8 @@ fn plan_compact(
     Some(Work { task: Task::Compact(len), inputs: inputs.clone() })
 }
 
-/// Whether level 0 has a quarter of what level 1 has, so that a partition that doubles by late data is
-/// written anew three times.
+/// Whether level 0 has a quarter of the values of level 1, so that a partition that doubles by late
+/// data is rewritten three times.
 fn is_much_late(tables: &[Arc<Table>]) -> bool {
     let count = |level| -> u64 {
         let of_level = tables.iter().filter(|table| table.record.level == level);
@@ -148,7 +150,7 @@ fn plan_upload(
     lengths: PartitionLengths,
     now: Timestamp,
 ) -> Option<Work> {
-    // One bad clock must not age everybody's data: the newest sample counts up to the wall clock.
+    // One wrong clock must not age all data: the newest sample counts up to the wall clock.
     let newest = version.all().map(|table| table.record.time_range.end).max()?.min(now);
     let delay_ms = options.upload_delay_ms.min(lengths.fast.as_ms());
     let complete_before = newest.saturating_sub(delay_ms);
@@ -161,7 +163,7 @@ fn plan_upload(
         if looked_at.covers(partition.range()) && !looked_at.is_empty() {
             continue;
         }
-        // Data beside what stands on the slow tier is not late and need not wait for what is.
+        // Data beside existing level-2 partitions is not late, and need not wait for late data.
         let layout = SlowLayout::of(version, partition.range(), new);
         let target = layout.target(partition.range().start).partition;
         let region = region(version, target.range().union(partition.range()), &Level::ALL);
@@ -170,7 +172,7 @@ fn plan_upload(
         let is_late = inputs.iter().any(|table| is_uploaded(version, table));
         let is_complete = !is_late && region.end < complete_before;
         let is_old = inputs.iter().any(|table| table.record.written_ms <= written_before);
-        // Late data waits for more of it, so that each upload does not leave a tiny patch.
+        // Late data is batched, so that uploads do not leave tiny patches.
         let bytes: u64 = inputs.iter().map(|table| table.record.bytes).sum();
         let is_much = is_late && bytes >= options.table_bytes_max / 4;
         if (is_complete || is_old || is_much || is_pressed) && is_sound(&inputs) {
@@ -181,7 +183,8 @@ fn plan_upload(
     None
 }
 
-/// Tables of level 2 with too many patches: merged into tables with disjoint groups (figure 11).
+/// Merges tables of level 2 that have too many patches into tables with disjoint groups (TimeUnion,
+/// figure 11).
 fn plan_patches(version: &Version, options: &TreeOptions) -> Option<Work> {
     let tables = version.level(Level::Two);
     tables
@@ -193,7 +196,7 @@ fn plan_patches(version: &Version, options: &TreeOptions) -> Option<Work> {
         })
 }
 
-/// The tables of one partition that must be merged together, if some have too many patches.
+/// The tables of one partition that must be merged together because some have too many patches.
 fn crowded(tables: &[Arc<Table>], patches_max: usize) -> Option<Vec<Arc<Table>>> {
     let bounds: Vec<GroupId> = tables
         .iter()
@@ -210,7 +213,7 @@ fn crowded(tables: &[Arc<Table>], patches_max: usize) -> Option<Vec<Arc<Table>>>
     }
     patches_of.into_iter().filter(|(_, count)| *count > patches_max).find_map(|(start, _)| {
         let (mut first, mut last) = (start, start);
-        // A patch that reaches into a neighbour's groups takes the neighbour along.
+        // A patch that extends into a neighbour's groups adds the neighbour to the merge.
         loop {
             let reach = tables.iter().map(span).filter(|s| *s.start() <= last && *s.end() >= first);
             let (grown_first, grown_last) = reach
@@ -229,10 +232,11 @@ fn crowded(tables: &[Arc<Table>], patches_max: usize) -> Option<Vec<Arc<Table>>>
     })
 }
 
-/// Old partitions that lie in one longer partition, where that makes at most half as many objects: a year of a small
-/// database is some hundred. Where tables are full it would save nothing, and nothing is put twice. Those that are much older
-/// grow once more where chunks have few entries and the same groups again and again, so that slow series have longer ones. A part of the fast tier
-/// that falls there goes along, so that what stays is newer than all of it.
+/// Merges old partitions of one longer partition, where that makes at most half as many objects: a
+/// year of a small database is some hundred objects. Full tables are not merged, because that would
+/// save no object. Much older partitions are merged once more where chunks have few entries and the
+/// same groups recur, so that slow series have longer chunks. Tables of the fast tier in the window
+/// are merged too, so that the remaining ones are newer than all inputs.
 fn plan_partitions(version: &Version, options: &TreeOptions, now: Timestamp) -> Option<Work> {
     let (old, oldest) = (options.old_len(), options.oldest_len());
     plan_windows(version, options, old, now, &|_| true).or_else(|| {
@@ -245,7 +249,8 @@ fn plan_partitions(version: &Version, options: &TreeOptions, now: Timestamp) -> 
     })
 }
 
-/// The first window of `len`, as old as it is long, whose tables of level 2 are merged.
+/// The first window of `len`, at least as old as it is long, whose level-2 tables are worth
+/// merging.
 fn plan_windows(
     version: &Version,
     options: &TreeOptions,
@@ -272,7 +277,8 @@ fn has_short_chunks(tables: &[Arc<Table>]) -> bool {
     sum(|record| record.entry_count) < CHUNK_ENTRIES_FEW * sum(|record| record.chunk_count)
 }
 
-/// Merges `tables`, all of level 2 that begin in `window`, or those of a half if they are too much for one job.
+/// Merges `tables`, all of level 2 that begin in `window`, or those of a half if they are too much
+/// for one job.
 fn plan_window(
     version: &Version,
     options: &TreeOptions,
@@ -300,7 +306,7 @@ fn plan_window(
     if (tables.len() as u64) < 2 * made || !is_worth(tables) {
         return None;
     }
-    // Something longer that reaches out of the window stays as it is.
+    // A longer partition that extends beyond the window stays as it is.
     let region = region(version, window.range(), &Level::ALL);
     if region != window.range() {
         return None;
@@ -309,8 +315,8 @@ fn plan_window(
     is_sound(&inputs).then_some(Work { task: Task::MergePartitions(window), inputs })
 }
 
-/// Tables that may have something that deletes hide. Each is written anew by itself, so nothing else
-/// about the tree changes.
+/// Tables that may contain deleted samples. Each is rewritten by itself, so the tree's shape does
+/// not change.
 fn plan_clean(version: &Version, deletes: &Deletes, levels: &[Level]) -> Option<Work> {
     let due = || deletes.tombstones.iter().take_while(|(seq, _)| *seq <= deletes.clean_through);
     due().next()?;
@@ -332,12 +338,12 @@ fn is_sound(tables: &[Arc<Table>]) -> bool {
     tables.iter().all(|table| !table.is_damaged())
 }
 
-/// Whether something of a table's partition is on the slow tier, so that it would become a patch.
+/// Whether the slow tier has a part of a table's partition, so that the table would become a patch.
 fn is_uploaded(version: &Version, table: &Table) -> bool {
     version.overlapping(Level::Two, table.record.partition.range()).next().is_some()
 }
 
-/// PartitionLengths of what is uploaded now.
+/// Lengths of new level-2 partitions.
 pub(crate) fn slow_lengths(
     options: &TreeOptions,
     lengths: PartitionLengths,
@@ -350,8 +356,8 @@ pub(crate) fn slow_lengths(
     }
 }
 
-/// The partition of a sample that is flushed: the level-2 partition that it falls into, else a short
-/// one, or, far from now, one of level 2's length, so that an import of years stays few tables.
+/// The partition of a flushed sample: its level-2 partition if that exists, else a short one or,
+/// far from now, one of level 2's length, so that an import of years makes few tables.
 pub(crate) fn flush_partition(
     layout: &SlowLayout,
     ts: Timestamp,

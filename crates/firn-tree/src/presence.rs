@@ -1,14 +1,13 @@
-//! Presence sets: which members of a group a block has, and when, told by the table's directory.
+//! Presence sets in a table's directory: which members of a group a block has, and when.
 //!
 //! ```text
 //! set  = part*
 //! part = varint(first cell * 32 + 31 - last cell) postings(slots)
 //! ```
-//! Time is cut into 32 *cells* of a partition: most members of most groups are there from its first
-//! cell to its last, so nearly all blocks of a table have one of a few sets, and each set is stored
-//! once. A member is in one part of a set, from the cell of its first sample to that of its last.
-//!
-//! Source: design, "time-bounded only by presence sets".
+//! A partition is divided into 32 *cells* of time: most members of most groups are present from its
+//! first cell to its last, so nearly all blocks of a table have one of a few sets, and each set is
+//! stored once. A member is in one part of a set, from the cell of its first sample to that of its
+//! last.
 
 use firn_codec::GroupColumns;
 use firn_codec::postings::{Postings, encode_postings};
@@ -78,7 +77,7 @@ impl Grid {
         TimeRange::new(clamp(start_of(span.first)), clamp(start_of(span.last + 1) - 1))
     }
 
-    /// Appends the members of `columns` and when each is there.
+    /// Appends the members of `columns` and the span of each.
     pub(crate) fn add_members(self, columns: &GroupColumns, out: &mut Vec<(Slot, Span)>) {
         let whole = columns.batch.times.iter().map(|times| match &times[..] {
             [first, .., last] => self.span(*first, *last),
@@ -119,8 +118,8 @@ impl Span {
     }
 }
 
-/// Appends the set of `members`, in any order; one that is there twice is there from its first to its
-/// last span. `members` is left empty.
+/// Appends the set of `members`, in any order; the spans of a repeated member are united. `members`
+/// is left empty.
 pub(crate) fn encode_set(members: &mut Vec<(Slot, Span)>, out: &mut Vec<u8>) {
     members.sort_unstable();
     members.dedup_by(|next, kept| {
@@ -150,7 +149,7 @@ impl PresenceSets {
     /// Adds a set, which [`encode_set`] made.
     ///
     /// # Errors
-    /// `Corrupt` if it is none.
+    /// `Corrupt` if it cannot be decoded.
     pub(crate) fn push(&mut self, set: &[u8]) -> Result<()> {
         let (slot_min, slot_max) = checked_bounds(set)?;
         self.bytes.extend_from_slice(set);
@@ -185,7 +184,7 @@ impl PresenceSets {
 }
 
 impl<'a> PresenceSet<'a> {
-    /// When members are there, and which.
+    /// The spans and their members.
     pub(crate) fn parts(self) -> impl Iterator<Item = (Span, Postings<'a>)> {
         let mut rest = self.0;
         // Sets were checked when they were added.

@@ -1,4 +1,4 @@
-//! What the manifest knows of a table: enough to decide without opening it.
+//! The manifest's record of a table: enough to plan without opening the table.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ impl fmt::Display for TableId {
     }
 }
 
-/// Where a table stands. 0 and 1 are files of the fast tier, 2 are objects of the slow tier.
+/// The level of a table. 0 and 1 are files of the fast tier, 2 are objects of the slow tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
     /// As flushed: tables of one partition overlap.
@@ -45,7 +45,7 @@ impl Level {
     }
 }
 
-/// How a record stands in the manifest; the part that it is in says which.
+/// The encoding of a record; the form of its part in the manifest determines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordForm {
     First,
@@ -57,17 +57,17 @@ pub(crate) enum RecordForm {
 pub struct TableRecord {
     /// Its name.
     pub id: TableId,
-    /// Where it stands.
+    /// Its level.
     pub level: Level,
     /// Whether it holds late data beside the tables of a level-2 partition.
     pub patch: bool,
-    /// The stretch of time that bounds all its samples.
+    /// The partition that contains all its samples.
     pub partition: Partition,
     /// Length of the file.
     pub bytes: u64,
     /// Length of the directory at its end, which is read first, in one request.
     pub suffix_bytes: u32,
-    /// Goes into every checksum of the file, so that bytes of another table are told from its own.
+    /// Part of every checksum of the file, so that bytes of another table do not match.
     pub salt: u32,
     /// First group.
     pub group_min: GroupId,
@@ -87,10 +87,10 @@ pub struct TableRecord {
     pub entry_count: u64,
     /// Values.
     pub value_count: u64,
-    /// Wall time at which the oldest of it was flushed.
+    /// Wall time at which its oldest sample was flushed.
     pub written_ms: Timestamp,
-    /// Deletes up to this one hide nothing in it: they were applied when it was written, or it has
-    /// nothing that they touch.
+    /// Deletes up to this one hide nothing in it: they were applied when it was written, or touch
+    /// none of its samples.
     pub deletes_through: CommitSeq,
 }
 
@@ -105,7 +105,7 @@ impl TableRecord {
         self.group_min <= group && group <= self.group_max
     }
 
-    /// Where the suffix begins: the end of the blocks.
+    /// Offset of the suffix: the end of the blocks.
     pub(crate) fn suffix_offset(&self) -> u64 {
         self.bytes.saturating_sub(self.suffix_bytes.into())
     }
@@ -139,8 +139,8 @@ impl TableRecord {
     /// `deletes_through`.
     ///
     /// # Errors
-    /// `Corrupt` if it is cut short or says what no table can be; `Invalid` if it has columns of a
-    /// type that this version does not know.
+    /// `Corrupt` if it is cut short or contradicts itself; `Invalid` if it has columns of a type
+    /// that this version cannot read.
     pub(crate) fn take(input: &mut &[u8], form: RecordForm) -> Result<TableRecord> {
         let bad = |what: &str| Error::corrupt("manifest", 0, format!("table record: {what}"));
         let id = TableId(take_varint(input, "table id")?);
@@ -218,9 +218,9 @@ pub(crate) fn table_of_name(name: &str) -> Option<TableId> {
     name.strip_suffix(TABLE_EXTENSION)?.parse().ok().map(TableId)
 }
 
-fn take_u32(input: &mut &[u8], what: &'static str) -> Result<u32> {
+fn take_u32(input: &mut &[u8], field: &'static str) -> Result<u32> {
     u32::try_from(take_varint(input, what)?)
-        .map_err(|_| Error::corrupt("manifest", 0, format!("table record: {what} is too large")))
+        .map_err(|_| Error::corrupt("manifest", 0, format!("table record: {field} is too large")))
 }
 
 #[cfg(test)]

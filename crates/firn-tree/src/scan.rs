@@ -20,23 +20,23 @@ use crate::suffix::{BlockEntry, Suffix};
 use crate::table::Table;
 use crate::version::Version;
 
-// Neighbouring blocks are read together up to this size; more gains nothing on either tier.
+// Neighbouring blocks are read together up to this size; larger reads gain nothing on either tier.
 const RUN_BYTES_MAX: u64 = 4 << 20;
 const BLOCKS_PER_CANCEL_CHECK: usize = 64;
-// What is read along with what is needed: a request for it alone costs 30 ms, in which 8 MiB come at 250 MB/s.
+// Upper bound of one read-ahead. A request alone takes 30 ms, in which 8 MiB arrive at 250 MB/s.
 const AHEAD_BYTES_MAX: u64 = 8 << 20;
-// How often what is read ahead doubles: 31 pieces are read along then.
+// How often the read-ahead doubles: 31 pieces are then read ahead.
 const TRIPS_MAX: u32 = 5;
 
-/// What is wanted of one group.
+/// The columns to read of one group.
 #[derive(Clone, Copy, Debug)]
 pub struct ColumnRequest<'a> {
     /// The group.
     pub group: GroupId,
-    /// The members; sorted, none twice.
+    /// The members, sorted and distinct.
     pub slots: &'a [Slot],
-    /// Only what was committed before this: the rest is known from elsewhere (the head's hot memory),
-    /// and tables that hold nothing older are not read. `None` asks for all.
+    /// Returns only samples committed before this: later ones are known from elsewhere (the head's
+    /// hot memory), and tables without older ones are not read. `None` reads all.
     pub before: Option<CommitSeq>,
 }
 
@@ -50,14 +50,14 @@ impl ColumnRequest<'_> {
         self.slots.get(at).is_some_and(|slot| *slot <= max)
     }
 
-    /// Whether a member that is wanted has samples in a block, as its presence set tells.
+    /// Whether a wanted member has samples in a block, by its presence set.
     fn wants_some_of(&self, suffix: &Suffix, block_idx: usize, range: TimeRange) -> bool {
         let mut parts = suffix.parts_in(block_idx, self.group, range);
         parts.any(|(_, members)| members.common(self.slots).next().is_some())
     }
 }
 
-/// A block that some asks need. Sorted by table, then block, then the ask's group.
+/// A block that some requests need. Sorted by table, then block, then the request's group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct WantedBlock {
     table_idx: usize,
@@ -79,46 +79,48 @@ struct BlockLocation<'a> {
     entry: &'a BlockEntry,
 }
 
-/// A block's bytes inside a run of neighbours; once it is checked its payload, there or alone (unpacked, cached).
+/// A block's bytes in a run of neighbours; after the check its payload, there or alone (unpacked,
+/// cached).
 struct Fetched {
     bytes: Arc<[u8]>,
     range: Range<usize>,
 }
 
-/// How much one selection, which is scanned piece by piece, reads ahead of what it needs: nothing at first, then twice as much
-/// each time that it has to ask the slow tier. So a short query reads nothing in vain, and a long one does not wait for each
-/// of its pieces.
+/// How far one selection, which is scanned piece by piece, reads ahead: nothing at first, then
+/// twice as far for each request to the slow tier. So a short query reads nothing in vain, and a
+/// long one does not wait for each of its pieces.
 #[derive(Debug, Default)]
 pub struct ReadAhead {
-    /// How often the slow tier was asked. Held while it is: who waits finds its blocks read along.
+    /// Requests to the slow tier. Locked during one: a waiting thread then finds its blocks read
+    /// ahead.
     trips: Mutex<u32>,
 }
 
-/// What a selection asks for later.
+/// The columns that a selection will read later.
 #[derive(Clone, Debug)]
 pub struct UpcomingScan {
-    /// When.
+    /// The range of time.
     pub range: TimeRange,
-    /// Of which groups, which rise.
+    /// The groups, rising.
     pub groups: Vec<UpcomingGroup>,
 }
 
-/// The members of a group that a selection asks for later.
+/// The members of a group that a selection will read later.
 #[derive(Clone, Debug)]
 pub struct UpcomingGroup {
     /// The group.
     pub group: GroupId,
-    /// As [`ColumnRequest::slots`].
+    /// Like [`ColumnRequest::slots`].
     pub slots: Vec<Slot>,
-    /// As [`ColumnRequest::before`].
+    /// Like [`ColumnRequest::before`].
     pub before: Option<CommitSeq>,
 }
 
-/// What a piece of a selection is read along with.
+/// The read-ahead of one piece of a selection.
 pub struct Prefetch<'a> {
-    /// Where the selection stands.
+    /// The state of the selection.
     pub read_ahead: &'a ReadAhead,
-    /// What the next pieces ask for, so many of them.
+    /// Returns the requests of the next pieces; the argument is the number of pieces.
     pub next: &'a mut dyn FnMut(usize) -> UpcomingScan,
 }
 
@@ -129,20 +131,20 @@ impl std::fmt::Debug for Prefetch<'_> {
 }
 
 impl Version {
-    /// Whether some table may hold samples in `range` of commits before `before`: where none does, nothing need be
-    /// asked for. Looks at no directory.
+    /// Whether some table may contain samples in `range` of commits before `before`; if not, no
+    /// scan is needed. Reads no directory.
     pub fn may_hold(&self, range: TimeRange, before: CommitSeq) -> bool {
         let mut tables = Level::ALL.into_iter().flat_map(|level| self.overlapping(level, range));
         tables.any(|table| table.record.time_range.overlaps(range) && table.record.seq.min < before)
     }
 
-    /// The columns of each ask in `range`, one entry per chunk that has some, oldest first by commit
-    /// (`merge_columns` makes one of them). Two round trips at most: directories that are not in
-    /// memory, then blocks. With `ahead` blocks that are asked for later are read along with those that are asked of the slow
-    /// tier, as far as the cache has room for them.
+    /// Reads the columns of each request in `range`: one entry per chunk that has some, oldest
+    /// first by commit (`merge_columns` merges them). Two round trips at most: directories that are
+    /// not in memory, then blocks. With `ahead`, a request to the slow tier also reads blocks of
+    /// later pieces, as far as the cache has room for them.
     ///
     /// # Errors
-    /// `Corrupt` with file and offset if a block that is needed is damaged (others stay readable);
+    /// `Corrupt` with file and offset if a needed block is damaged (others stay readable);
     /// `Unavailable` if the slow tier is needed and down; `Busy` without memory; `Canceled`,
     /// `Timeout`.
     pub fn scan(
@@ -172,13 +174,13 @@ impl Version {
             self.store().traffic.answered(place.is_slow(), values);
         }
         for sources in &mut found {
-            // Stable: of equal commits the older level stays first.
+            // Stable: with equal commits the older level stays first.
             sources.sort_by_key(|columns| (columns.seq.max, columns.seq.min));
         }
         Ok(found)
     }
 
-    /// The tables that can hold what is asked for, oldest level first, with their directories.
+    /// The tables that may contain the columns, oldest level first, with their directories.
     fn sources(&self, asks: &[ColumnRequest<'_>], range: TimeRange) -> Result<Vec<Source<'_>>> {
         let Some(group_min) = asks.iter().map(|ask| ask.group).min() else {
             return Ok(Vec::new());
@@ -201,7 +203,8 @@ impl Version {
             .collect()
     }
 
-    /// The blocks' bytes in the order of `places`: those that are kept, the others by one batch of reads.
+    /// The blocks' bytes in the order of `places`: cached ones, and the others by one batch of
+    /// reads.
     fn fetch(
         &self,
         places: &[BlockLocation<'_>],
@@ -228,7 +231,7 @@ impl Version {
                         let later = next(pieces);
                         let asks: Vec<ColumnRequest<'_>> =
                             later.groups.iter().map(UpcomingGroup::ask).collect();
-                        // What fails here is asked for again when it is needed.
+                        // A read that fails here is repeated when its blocks are needed.
                         let sources = self.sources(&asks, later.range).unwrap_or_default();
                         let along = self.along(&sources, &asks, later.range, places);
                         let bytes = bytes_of(&along);
@@ -249,7 +252,7 @@ impl Version {
         fetched.into_iter().map(|fetched| fetched.ok_or_else(missing)).collect()
     }
 
-    /// The blocks that `asks`, which come later, want of the slow tier, without what is kept or in `needed`.
+    /// The slow-tier blocks of later `asks`, without cached blocks and without `needed`.
     fn along<'a>(
         &self,
         sources: &'a [Source<'a>],
@@ -269,7 +272,7 @@ impl Version {
         places.filter(is_new).collect()
     }
 
-    /// The blocks of the slow tier that are in memory or on this machine's disk.
+    /// The slow-tier blocks that are in memory or on this machine's disk.
     fn kept(
         &self,
         places: &[BlockLocation<'_>],
@@ -301,7 +304,7 @@ impl Version {
         Ok(fetched)
     }
 
-    /// Takes what is in memory.
+    /// Fills in blocks that are in memory.
     fn look_again(&self, places: &[BlockLocation<'_>], fetched: &mut [Option<Fetched>]) {
         for (place, found) in places.iter().zip(fetched) {
             if place.is_slow() && found.is_none() {
@@ -311,7 +314,7 @@ impl Version {
         }
     }
 
-    /// Reads what is not in `fetched` yet and, at the same time, what `along` has, for later.
+    /// Reads the blocks missing in `fetched` and, in the same batch, the blocks of `along`.
     fn read_missing(
         &self,
         places: &[BlockLocation<'_>],
@@ -359,7 +362,7 @@ impl Version {
                 let start = (place.entry.offset - run.offset) as usize;
                 let range = start..start + place.entry.bytes as usize;
                 if range.end > bytes.len() {
-                    return Err(Error::internal("a read is shorter than what was asked for"));
+                    return Err(Error::internal("a read returned fewer bytes than requested"));
                 }
                 let block = Fetched { bytes: Arc::clone(&bytes), range: range.clone() };
                 let unpacked = self.unpack_and_keep(place, block, memory);
@@ -376,7 +379,7 @@ impl Version {
         Ok(())
     }
 
-    /// The payload of a block as it is stored; of the slow tier it is kept in memory.
+    /// Unpacks the payload of a stored block; that of a slow-tier block is kept in memory.
     fn unpack_and_keep(
         &self,
         place: &BlockLocation<'_>,
@@ -398,7 +401,7 @@ impl Version {
             }
         };
         if place.is_slow() {
-            // Not the whole run for the sake of one block.
+            // A slice of the run would keep the whole run in memory.
             let kept = match payload.range.len() == payload.bytes.len() {
                 true => Arc::clone(&payload.bytes),
                 false => payload.bytes[payload.range.clone()].into(),
@@ -435,12 +438,12 @@ impl UpcomingGroup {
     }
 }
 
-/// Cuts sorted wants into those of each block.
+/// Splits sorted wanted blocks by block.
 fn by_block(wants: &[WantedBlock]) -> impl Iterator<Item = &[WantedBlock]> {
     wants.chunk_by(|a, b| (a.table_idx, a.block_idx) == (b.table_idx, b.block_idx))
 }
 
-/// The block of some wants that share it.
+/// The block that some requests share.
 fn place<'a>(sources: &'a [Source<'a>], wants: &[WantedBlock]) -> Option<BlockLocation<'a>> {
     let want = wants.first()?;
     let source = sources.get(want.table_idx)?;
@@ -479,7 +482,8 @@ fn wanted_blocks(
     wants
 }
 
-/// Decodes what `wants` need of one block into `found`; memory is set aside before. How many values that is.
+/// Decodes the wanted chunks of one block into `found`; memory is reserved first. Returns the
+/// number of values.
 fn decode_block(
     BlockLocation { table, entry, .. }: &BlockLocation<'_>,
     wants: &[WantedBlock],
@@ -529,7 +533,7 @@ fn decode_block(
     refused.map_or(Ok(value_count), Err)
 }
 
-/// Where a block lies in the bytes of its whole table.
+/// The range of a block in the bytes of its table.
 pub(crate) fn block_range(entry: &BlockEntry) -> Range<usize> {
     let start = usize::try_from(entry.offset).unwrap_or(usize::MAX);
     start..start.saturating_add(entry.bytes as usize)

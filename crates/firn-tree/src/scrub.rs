@@ -1,8 +1,8 @@
-//! Reading every byte against its checksum, and writing a damaged table anew without what is lost.
+//! Reads every byte against its checksum, and rewrites a damaged table without the lost blocks.
 //!
-//! A block's checksum covers its table and its place, so that blocks are found again even where the directory
-//! and a block's length are damaged both: what is lost is what was hit, and nothing beside it; of the slow tier not even that
-//! if this machine has kept what it read there.
+//! A block's checksum covers its table and its offset, so blocks are found even where both the
+//! directory and a block's length are damaged: only the damaged blocks are lost. Damaged blocks of
+//! the slow tier are restored from the slow cache if it has them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,18 +20,18 @@ use crate::table::Table;
 use crate::version::Version;
 use crate::writer::{FORMAT, TABLE_HEADER_BYTES, header};
 
-/// A damaged place of a table.
+/// A damaged part of a table.
 #[derive(Debug)]
 pub struct Damage {
     /// The table.
     pub table: TableId,
-    /// File, offset and what is wrong there.
+    /// File, offset and cause.
     pub error: Error,
-    /// What cannot be read any more because of it; `None` if the rest of the table tells it.
+    /// The samples that are lost because of it; `None` if the rest of the table replaces it.
     pub lost: Option<LostSamples>,
 }
 
-/// Bounds of what is lost: other samples in them may be there.
+/// Bounds of lost samples: other samples inside them may be intact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LostSamples {
     /// First group.
@@ -44,10 +44,10 @@ pub struct LostSamples {
     pub chunk_count: u64,
 }
 
-/// Where a sound block lies; its bytes if it is sound only in the cache of the slow tier.
+/// The range of an intact block; its bytes if only the slow cache has it intact.
 type SoundBlock = (Range<usize>, Option<Arc<[u8]>>);
 
-/// A table as it was found.
+/// The state of a table on disk.
 struct Survey {
     bytes: Arc<[u8]>,
     blocks: Vec<SoundBlock>,
@@ -55,11 +55,11 @@ struct Survey {
 }
 
 impl Version {
-    /// Reads every byte of every table and decodes it: each damaged place, which does not hide others.
-    /// `each` is told of every table after it was read.
+    /// Reads and decodes every byte of every table, and returns each damaged part. `each` is called
+    /// with every table after it was read.
     ///
     /// # Errors
-    /// `Unavailable` when a tier fails: then it is not known what is damaged; `Canceled`.
+    /// `Unavailable` when a tier fails: the damage is then unknown; `Canceled`.
     pub fn check(
         &self,
         cancel: &CancelToken,
@@ -75,7 +75,7 @@ impl Version {
     }
 }
 
-/// Gives every sound chunk of a table, merged by group, to `outputs`.
+/// Pushes every intact chunk of a table, merged by group, to `outputs`.
 pub(crate) fn write_sound(
     store: &Store,
     table: &Arc<Table>,
@@ -175,7 +175,7 @@ fn survey(store: &Store, table: &Arc<Table>) -> Result<Survey> {
     Ok(Survey { bytes, blocks, damage })
 }
 
-/// All bytes that there are, and what is wrong if these are not all.
+/// All bytes that are there, and an error if some are missing.
 fn read_all(store: &Store, table: &Arc<Table>) -> Result<(Arc<[u8]>, Option<Error>)> {
     let whole = Read { table, offset: 0, bytes: table.record.bytes };
     let read = |read| store.read(&[read]).pop().unwrap_or_else(|| Ok(Arc::from([])));
@@ -187,7 +187,7 @@ fn read_all(store: &Store, table: &Arc<Table>) -> Result<(Arc<[u8]>, Option<Erro
                 if there == 0 { Arc::from([]) } else { read(Read { bytes: there, ..whole })? };
             Ok((bytes, Some(e)))
         }
-        // A file that is shorter says so in its own way.
+        // A shorter file fails in another way.
         Err(e) if store.len(table).is_ok_and(|len| len < table.record.bytes) => {
             let there = store.len(table)?;
             let bytes =
@@ -198,7 +198,7 @@ fn read_all(store: &Store, table: &Arc<Table>) -> Result<(Arc<[u8]>, Option<Erro
     }
 }
 
-/// The number of chunks of a sound block.
+/// The number of chunks of an intact block.
 fn is_sound(record: &TableRecord, file: &str, offset: u64, bytes: &[u8]) -> Result<u64> {
     let payload = unpack(file, offset, record.salt, bytes)?;
     let mut chunk_count = 0;
@@ -206,7 +206,11 @@ fn is_sound(record: &TableRecord, file: &str, offset: u64, bytes: &[u8]) -> Resu
         let chunk = Chunk::open(bytes)?;
         chunk.read(Slots::All, TimeRange::ALL)?;
         if chunk.group() != group {
-            return Err(Error::corrupt("", 0, "chunk of another group than its block says"));
+            return Err(Error::corrupt(
+                "",
+                0,
+                "chunk of another group than in its block's directory",
+            ));
         }
         chunk_count += 1;
         Ok(Walk::On)
@@ -214,8 +218,8 @@ fn is_sound(record: &TableRecord, file: &str, offset: u64, bytes: &[u8]) -> Resu
     Ok(chunk_count)
 }
 
-/// Sound blocks between header and suffix, without a directory: from one to the next, and where that fails the
-/// first place behind it that is one.
+/// Finds intact blocks between header and suffix without a directory: from each block to the next,
+/// and where that fails, at the first later offset with a valid block.
 fn salvage(
     record: &TableRecord,
     file: &str,

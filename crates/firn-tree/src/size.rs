@@ -1,11 +1,11 @@
-//! Dynamic size control: the lengths of new partitions follow what the fast tier may hold.
+//! Dynamic size control: the lengths of new partitions follow the limit of the fast tier.
 //!
-//! Short partitions leave level 0 sooner and are complete for the slow tier sooner, so the fast tier
-//! holds less time. Both lengths are halved and doubled together, so that they stay aligned; standing
-//! partitions keep theirs. Source: TimeUnion 3.3, Algorithm 1 and figure 19. Two things differ. A step
-//! is taken only when no work is left at the present lengths: what a halving has set free is uploaded
-//! before the next. And with the shortest lengths what is too much is uploaded before its partition
-//! is complete; the paper has no answer there.
+//! Short partitions leave level 0 sooner and are complete for the slow tier sooner, so the fast
+//! tier covers less time. Both lengths are halved and doubled together, so that they stay aligned;
+//! existing partitions keep theirs. Source: TimeUnion 3.3, Algorithm 1 and figure 19. Two things
+//! differ. A step is taken only when no job is due at the present lengths: the data freed by one
+//! halving is uploaded before the next. And at the shortest lengths the surplus is uploaded before
+//! its partition is complete, a case that the paper leaves open.
 
 use firn_model::Timestamp;
 
@@ -14,7 +14,7 @@ use crate::partition::PartitionLen;
 use crate::record::Level;
 use crate::version::Version;
 
-/// PartitionLengths of new partitions.
+/// Lengths of new partitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartitionLengths {
     /// Of level 0 and 1.
@@ -23,12 +23,12 @@ pub struct PartitionLengths {
     pub slow: PartitionLen,
 }
 
-/// How often both lengths that are set were doubled, or halved if negative.
+/// How often both configured lengths are doubled, or halved if negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shift(pub(crate) i8);
 
 impl Shift {
-    /// After opening: as the newest table of the fast tier was cut.
+    /// After opening: the length of the newest table of the fast tier.
     pub(crate) fn at_open(version: &Version, options: &TreeOptions) -> Shift {
         let newest = fast_tables(version).max_by_key(|table| table.record.time_range.end);
         let (Some(newest), Some(_)) = (newest, options.fast_bytes_max) else { return Shift(0) };
@@ -43,7 +43,7 @@ impl Shift {
         }
     }
 
-    /// One step towards the limit, or none. Asked when nothing else is to be done.
+    /// One step towards the limit, or none. Call it when no job is due.
     pub(crate) fn next(self, version: &Version, options: &TreeOptions) -> Shift {
         let Some(limit) = options.fast_bytes_max else { return Shift(0) };
         if version.fast_bytes() > soft_limit(limit) {
@@ -51,7 +51,7 @@ impl Shift {
         }
         let lengths = self.lengths(options);
         match peak_bytes(version, lengths) {
-            // Doubled lengths double the peak; a fifth is left for what changes meanwhile.
+            // Doubled lengths double the peak; a fifth is left for changes in the meantime.
             Some(peak) if peak.saturating_mul(2) <= limit / 5 * 4 => {
                 Shift(self.0 + 1).clamped(options)
             }
@@ -61,15 +61,15 @@ impl Shift {
 
     fn clamped(self, options: &TreeOptions) -> Shift {
         let slow = options.slow_len().doublings();
-        // Data that waits longer than the upload age is uploaded whatever its partition: a longer
-        // one would be uploaded in pieces, all but the first as patches.
+        // Data that waits longer than the upload age is uploaded anyway: a longer partition would
+        // be uploaded in pieces, all but the first as patches.
         let patient = PartitionLen::at_most(options.upload_age_ms_max / 2);
         let longest = patient.min(options.old_len()).doublings();
         Shift(self.0.clamp(-slow, (longest - slow).max(0)))
     }
 }
 
-/// Whether even the shortest partitions leave too much on the fast tier: then data is uploaded before
+/// Whether even the shortest partitions exceed the fast tier's limit: then data is uploaded before
 /// its partition is complete.
 pub(crate) fn is_pressed(
     version: &Version,
@@ -85,8 +85,8 @@ fn soft_limit(limit: u64) -> u64 {
     limit - limit / 8
 }
 
-/// What the fast tier will hold just before the next upload, if it goes on as it went for the length
-/// of a level-2 partition. `None` when it has not gone on for so long.
+/// Bytes of the fast tier just before the next upload, at the rate of the last level-2 partition
+/// length. `None` if the data does not cover that length yet.
 fn peak_bytes(version: &Version, lengths: PartitionLengths) -> Option<u64> {
     let newest = fast_tables(version).map(|table| table.record.time_range.end).max()?;
     let since = newest.saturating_sub(lengths.slow.as_ms());
@@ -100,7 +100,7 @@ fn peak_bytes(version: &Version, lengths: PartitionLengths) -> Option<u64> {
     if span_ms < lengths.slow.as_ms() {
         return None;
     }
-    // Level 1 has a whole partition of level 2, level 0 two and the one that is being written.
+    // Level 1 has one whole level-2 partition, level 0 two partitions and the one being written.
     let peak_ms = lengths.slow.as_ms() + 3 * lengths.fast.as_ms();
     u64::try_from(
         u128::from(bytes) * peak_ms.unsigned_abs() as u128 / u128::from(span_ms.unsigned_abs()),

@@ -1,17 +1,19 @@
-//! What was read of the slow tier, kept on the fast tier: asked for again it costs no request, after a restart neither.
+//! The slow cache: slow-tier data that was read, kept in a file of the fast tier across restarts.
 //!
 //! ```text
 //! file     = slab*                         each at a multiple of the slab's size
 //! slab     = preamble piece* entry*        written in one write when it is full
-//! preamble = "FIRN" "SLOC" version zero crc  generation:u64 slot:u32 slab bytes:u32 entries at:u32 entry count:u32
-//!            crc32(entries):u32 crc32(all before):u32
-//! entry    = table:u64 print:u32 piece:u32 offset:u32 bytes:u32 crc32(table, print, piece, bytes):u32
+//! preamble = "FIRN" "SLOC" version zero crc  generation:u64 slot:u32 slab bytes:u32 entries at:u32
+//!            entry count:u32 crc32(entries):u32 crc32(all before):u32
+//! entry    = table:u64 print:u32 piece:u32 offset:u32 bytes:u32
+//!            crc32(table, print, piece, bytes):u32
 //! ```
-//! Byte by byte: docs/formats/slow-cache.md. Nothing is synced: what a crash loses or tears does not pass its checksum and
-//! is asked of the slow tier again. Slabs are overwritten in the order in which they were written; what is read while
-//! its slab is among the next to go is written again in front, so that a long scan does not drive out what is asked for
-//! again and again. Source: TSCache 3.4 (slabs on flash), with whole immutable blocks in place of points, so that nothing is ever
-//! invalidated.
+//! Byte by byte: docs/formats/slow-cache.md. Nothing is synced: a piece that a crash lost or tore
+//! does not match its checksum and is read from the slow tier again. Slabs are overwritten in the
+//! order of writing. A piece that is read while its slab is among the next to be overwritten is
+//! written again, so that a long scan does not evict pieces that are used again and again. Source:
+//! TSCache 3.4 (slabs on flash), with whole immutable blocks instead of points, so that no piece is
+//! ever invalidated.
 
 mod piece_key;
 mod slab;
@@ -32,51 +34,55 @@ use slab::{OpenSlab, PREAMBLE_BYTES, Preamble, SlabEntry};
 
 const FOLDER: &str = "slow-cache";
 const FILE: &str = "slow-cache/slabs";
-/// A slab is a 64th of the cache, so that little goes at once; 2 MiB at most, which a crash loses.
+/// A slab is a 64th of the cache, so that little is evicted at once; at most 2 MiB, which a crash
+/// loses.
 const SLABS_PER_CACHE: u64 = 64;
 const SLAB_BYTES_MIN: u64 = 4 << 10;
 const SLAB_BYTES_MAX: u64 = 2 << 20;
-/// The file does not grow when the disk has less than this left: logs and flushes need it more. Eight log segments.
+/// The file does not grow when the disk has less free space: logs and flushes need it. Eight log
+/// segments.
 const FREE_BYTES_MIN: u64 = 256 << 20;
-/// Below this the file goes, before writes are refused. Two log segments.
+/// Below this free space the file is removed, before writes are refused. Two log segments.
 const FREE_BYTES_LOW: u64 = 64 << 20;
-/// Failures in a row before the cache gives up on its device.
+/// Failures in a row after which the cache turns itself off.
 const FAILURES_MAX: u32 = 8;
-/// What a piece takes in memory: the map's entry and the slot's.
+/// Memory of a piece: the map's entry and the slot's.
 const PLACE_BYTES: u64 = 120;
-/// The slot of what is not written yet.
+/// The slot of pieces that are not written yet.
 const OPEN_SLOT: u32 = u32::MAX;
 
-/// Numbers about the slow cache, since the start.
+/// Counters of the slow cache since the start, and its present size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlowCacheStats {
-    /// Pieces that were there: requests saved, or parts of them.
+    /// Pieces that were cached.
     pub hits: u64,
     /// Bytes of them.
     pub hit_bytes: u64,
-    /// Pieces that were not.
+    /// Pieces that were not cached.
     pub misses: u64,
-    /// Pieces whose bytes were not what was written; counted as misses too.
+    /// Pieces that did not match their checksum; counted as misses too.
     pub damaged: u64,
     /// Bytes written to the file.
     pub written_bytes: u64,
-    /// Pieces that went for want of room.
+    /// Pieces that were evicted for lack of space.
     pub evictions: u64,
-    /// Reads and writes that the device failed.
+    /// Reads and writes that failed.
     pub device_failures: u64,
-    /// Slabs that were not written because the disk is nearly full, and times that the file went for it.
+    /// Slabs not written because the disk is nearly full, and times that the file was removed for
+    /// that.
     pub given_way: u64,
-    /// Pieces that are there.
+    /// Cached pieces.
     pub pieces: u64,
     /// Bytes of the file.
     pub bytes: u64,
-    /// How large the file may become; 0 without a cache.
+    /// Upper bound of the file's size; 0 without a cache.
     pub bytes_max: u64,
-    /// Whether it gave up on its device.
+    /// Whether the cache turned itself off because its device fails.
     pub is_off: bool,
 }
 
-/// A cache of pieces in one file. All calls may come from several threads, and none fails: what cannot be read is not there.
+/// A cache of pieces in one file. All methods may be called from several threads and never fail:
+/// pieces that cannot be read are missing.
 ///
 /// Lock order: `lane`, then `state`. `lane` is held over writes; `state` over no I/O.
 pub(crate) struct SlowCache {
@@ -94,15 +100,15 @@ struct SlowCacheState {
     file: Option<Arc<dyn DiskFile>>,
     places: HashMap<PieceKey, PieceLocation>,
     open: Option<OpenSlab>,
-    /// By slot; those that were ever used.
+    /// By slot, up to the last one ever used.
     slots: Vec<Slot>,
-    /// Written slots, the oldest first.
+    /// Written slots in the order of writing.
     written: VecDeque<u32>,
-    /// Used slots that hold nothing.
+    /// Used slots that are empty.
     free: Vec<u32>,
     next_generation: u64,
     budget: Budget,
-    /// Of `places`.
+    /// Memory of `places`.
     memory: Reservation,
     failures: u32,
     stats: SlowCacheStats,
@@ -120,13 +126,13 @@ struct PieceLocation {
 struct Slot {
     generation: u64,
     keys: Vec<PieceKey>,
-    /// How many of them are there.
+    /// How many of the keys are still in it.
     live: u32,
 }
 
 impl SlowCache {
-    /// Opens the file, or begins anew where there is none that fits. 0 bytes: none, and what is there goes. Forgets
-    /// tables that are not known.
+    /// Opens the file, or starts an empty cache if none fits. With 0 bytes there is no cache, and
+    /// an existing file is removed. Drops pieces of unknown tables.
     pub(crate) fn open(
         disk: &Arc<dyn Disk>,
         bytes_max: u64,
@@ -190,7 +196,7 @@ impl SlowCache {
                     entries.retain(|entry| is_known(entry.key.table));
                     found.push((generation, slot, entries));
                 }
-                // Torn, lost, of another size: the place is free.
+                // Torn, lost, or of another size: the slot is free.
                 Err(e) if matches!(e.kind(), ErrorKind::Corrupt { .. } | ErrorKind::Invalid) => {
                     free.push(slot);
                 }
@@ -219,7 +225,7 @@ impl SlowCache {
         Ok((preamble.generation, preamble.entries(FILE, at, &bytes)?))
     }
 
-    /// The bytes of those that are there, as they were put. Neighbours are read in one read.
+    /// The bytes of the cached pieces, as they were put. Neighbours are read in one read.
     pub(crate) fn get(&self, keys: &[PieceKey]) -> Vec<Option<Arc<[u8]>>> {
         let mut found: Vec<Option<Arc<[u8]>>> = vec![None; keys.len()];
         if self.slot_count == 0 || keys.is_empty() {
@@ -251,7 +257,7 @@ impl SlowCache {
             }) {
                 match self.read_run(&*file, run, keys, &mut found) {
                     Ok(bad) => damaged.extend(bad),
-                    // The file is shorter than it was: a part of it is lost.
+                    // The file became shorter: a part of it is lost.
                     Err(e) if matches!(e.kind(), ErrorKind::Corrupt { .. }) => damaged.extend(run),
                     Err(e) => failed = Some(e),
                 }
@@ -262,7 +268,7 @@ impl SlowCache {
         found
     }
 
-    /// Reads neighbours; those that are not what was written come back.
+    /// Reads neighbouring pieces; returns those that do not match their checksum.
     fn read_run(
         &self,
         file: &dyn DiskFile,
@@ -296,7 +302,7 @@ impl SlowCache {
     ) {
         let mut state = self.state.lock();
         for &(place, idx) in damaged {
-            // Unless its slab was overwritten meanwhile.
+            // Unless its slab was overwritten in the meantime.
             if state.places.get(&keys[idx]) == Some(&place) {
                 state.remove(&keys[idx]);
                 state.stats.damaged += 1;
@@ -316,7 +322,7 @@ impl SlowCache {
         }
     }
 
-    /// What is about to be overwritten and still asked for goes to the front.
+    /// Writes pieces again that were read while their slab is about to be overwritten.
     fn keep_old_again(
         &self,
         keys: &[PieceKey],
@@ -336,7 +342,7 @@ impl SlowCache {
         }
     }
 
-    /// Keeps a piece. Not one that is larger than a slab, and none while memory or disk is short.
+    /// Keeps a piece, unless it is larger than a slab, or memory or disk space is short.
     pub(crate) fn put(&self, key: PieceKey, bytes: &[u8]) {
         let full = {
             let mut state = self.state.lock();
@@ -355,7 +361,7 @@ impl SlowCache {
         full.into_iter().for_each(|slab| self.write(slab));
     }
 
-    /// Writes what is not written yet, for the next start.
+    /// Writes pending pieces for the next start.
     pub(crate) fn flush(&self) {
         let slab = self.state.lock().seal();
         slab.into_iter().for_each(|slab| self.write(slab));
@@ -363,7 +369,7 @@ impl SlowCache {
 
     fn write(&self, slab: OpenSlab) {
         let _one_at_a_time = self.lane.lock();
-        // Where the disk cannot tell, its writes will.
+        // Where the free space is unknown, failing writes reveal a full disk.
         let free_bytes = self.disk.free_bytes().unwrap_or(u64::MAX);
         let may_grow = free_bytes >= FREE_BYTES_MIN + u64::from(self.slab_bytes);
         let taken = {
@@ -408,13 +414,13 @@ impl SlowCache {
     fn create(&self) -> Result<Arc<dyn DiskFile>> {
         self.disk.create_dir(FOLDER)?;
         match self.disk.open(FILE, OpenMode::Create) {
-            // Made by a write that failed behind it.
+            // Created by an earlier call whose write failed.
             Err(_) => self.disk.open(FILE, OpenMode::Write),
             file => file,
         }
     }
 
-    /// Forgets everything about tables that are gone; slabs of nothing else are used next.
+    /// Drops all pieces of removed tables; slabs without other pieces are overwritten next.
     pub(crate) fn forget(&self, is_gone: impl Fn(TableId) -> bool) {
         let mut state = self.state.lock();
         let gone: Vec<PieceKey> =
@@ -423,7 +429,7 @@ impl SlowCache {
         state.free_empty();
     }
 
-    /// Gives the file's room back when the disk is nearly full: it is there twice, what is being written is not.
+    /// Removes the file when the disk is nearly full: its pieces are also on the slow tier.
     pub(crate) fn give_way(&self) {
         let is_low = || self.disk.free_bytes().is_ok_and(|bytes| bytes < FREE_BYTES_LOW);
         if self.state.lock().file.is_none() || !is_low() {
@@ -456,7 +462,7 @@ impl SlowCache {
 }
 
 impl SlowCacheState {
-    /// Adds a piece to the open slab, if memory can be had.
+    /// Adds a piece to the open slab, if memory is available.
     fn push(&mut self, key: PieceKey, bytes: &[u8], slab_bytes: u32) {
         if self.open.is_none() {
             let memory = self.budget.reserve(Pool::Cache, slab_bytes.into());
@@ -472,7 +478,8 @@ impl SlowCacheState {
         }
     }
 
-    /// Takes the open slab, without what was forgotten meanwhile. Until it is written nothing of it is there.
+    /// Takes the open slab, without pieces dropped meanwhile. Until it is written its pieces are
+    /// missing.
     fn seal(&mut self) -> Option<OpenSlab> {
         let mut slab = self.open.take()?;
         slab.entries.retain(|entry| {
@@ -483,7 +490,7 @@ impl SlowCacheState {
         Some(slab)
     }
 
-    /// A place for a slab: one that is free, a new one below `slot_count`, or the oldest one's.
+    /// A slot for a slab: a free one, a new one below `slot_count`, or the oldest one.
     fn take_slot(&mut self, slot_count: u32) -> Option<u32> {
         if let Some(slot) = self.free.pop() {
             return Some(slot);
@@ -503,14 +510,14 @@ impl SlowCacheState {
         Some(slot)
     }
 
-    /// What a slot has is there now.
+    /// Adds the pieces of a written slot to the map.
     fn install(&mut self, slot: u32, generation: u64, entries: &[SlabEntry]) {
         let mut keys = Vec::with_capacity(entries.len());
         for entry in entries {
             if self.memory.grow(PLACE_BYTES).is_err() {
                 break;
             }
-            // Of two the later one stays: the other goes sooner.
+            // Of two equal pieces the later stays: the other is overwritten sooner.
             self.remove(&entry.key);
             let SlabEntry { key, offset, bytes, crc } = *entry;
             self.places.insert(key, PieceLocation { slot, offset, bytes, crc });
@@ -563,8 +570,8 @@ impl SlowCacheState {
     fn turn_off(&mut self, error: &Error) {
         if !self.stats.is_off {
             tracing::warn!(
-                "{FILE}: the cache of the slow tier is off until the next start, its device fails; history is read \
-                 from the slow tier each time: {error}"
+                "{FILE}: the cache of the slow tier is off until the next start: its device fails; \
+                 queries read old data from the slow tier each time: {error}"
             );
         }
         self.clear();

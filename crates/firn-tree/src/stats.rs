@@ -1,4 +1,4 @@
-//! Numbers about the tree: plain data, read at a moment.
+//! Counters and sizes of the tree: plain data.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,14 +8,14 @@ use crate::job::JobKind;
 use crate::size::PartitionLengths;
 use crate::slow_cache::SlowCacheStats;
 
-/// One level at a moment.
+/// The present size of one level.
 #[derive(Clone, Debug)]
 pub struct LevelStats {
-    /// Tables, patches too.
+    /// Tables, including patches.
     pub table_count: u64,
     /// Patches among them.
     pub patch_count: u64,
-    /// Tables that were found damaged since the start; they are left out of merges.
+    /// Tables in which damage was found since the start; they are left out of merges.
     pub damaged_count: u64,
     /// Partitions.
     pub partition_count: u64,
@@ -50,30 +50,30 @@ impl Default for LevelStats {
     }
 }
 
-/// What was read, written and done since the start.
+/// Reads, writes and jobs since the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrafficStats {
     /// Reads of files.
     pub fast_reads: u64,
     /// Bytes of them.
     pub fast_read_bytes: u64,
-    /// Ranges asked of the slow tier.
+    /// Ranges requested from the slow tier.
     pub slow_gets: u64,
     /// Bytes of them.
     pub slow_get_bytes: u64,
-    /// Calls that asked for ranges: round trips.
+    /// Calls that requested ranges: round trips.
     pub slow_round_trips: u64,
     /// Bytes of local tables that queries read: blocks and directories.
     pub fast_query_bytes: u64,
-    /// Values of local tables that queries got.
+    /// Values of local tables returned to queries.
     pub fast_query_values: u64,
-    /// Bytes of the slow tier that queries read, from there and not from a cache: blocks and directories.
+    /// Bytes that queries read from the slow tier, not from a cache: blocks and directories.
     pub slow_query_bytes: u64,
-    /// Values of the slow tier's tables that queries got, wherever their blocks were.
+    /// Values of slow-tier tables returned to queries, also from caches.
     pub slow_query_values: u64,
-    /// Slow-tier blocks that were in memory.
+    /// Lookups of slow-tier blocks that were in memory.
     pub cache_hits: u64,
-    /// Slow-tier blocks that were not.
+    /// Lookups of slow-tier blocks that were not.
     pub cache_misses: u64,
     /// Bytes written as level-0 tables.
     pub flush_bytes: u64,
@@ -99,25 +99,25 @@ pub struct TrafficStats {
     pub partition_merge_read_bytes: u64,
     /// Slow-tier bytes that they put.
     pub partition_merge_write_bytes: u64,
-    /// Tables written anew without what deletes hide.
+    /// Tables rewritten without deleted samples.
     pub cleanings: u64,
     /// Bytes of them before.
     pub cleaning_read_bytes: u64,
     /// Bytes of them after.
     pub cleaning_write_bytes: u64,
-    /// Those of them that were put to the slow tier.
+    /// The part of them that was put on the slow tier.
     pub slow_cleaning_write_bytes: u64,
 }
 
 impl TrafficStats {
-    /// Bytes of local tables that were written, merged and cleaned of deletes for each byte that was flushed; 1 before the
-    /// first flush.
+    /// Bytes of local tables written by flushes, merges and cleaning, per flushed byte; 1 before
+    /// the first flush.
     pub fn fast_write_amplification(&self) -> f64 {
         let cleaned = self.cleaning_write_bytes.saturating_sub(self.slow_cleaning_write_bytes);
         amplification(self.flush_bytes, self.compaction_write_bytes + cleaned)
     }
 
-    /// Bytes put, by merges and cleaning too, for each byte that was uploaded first; 1 before the first upload.
+    /// Bytes put by uploads, merges and cleaning, per uploaded byte; 1 before the first upload.
     pub fn slow_write_amplification(&self) -> f64 {
         let merged = self.patch_merge_write_bytes + self.partition_merge_write_bytes;
         amplification(self.upload_bytes, merged + self.slow_cleaning_write_bytes)
@@ -125,21 +125,21 @@ impl TrafficStats {
 }
 
 impl TreeStats {
-    /// Bytes of local tables that queries read for each byte that the values which they got take there; 0 before the
-    /// first query.
+    /// Bytes of local tables that queries read, per stored byte of the values returned; 0 before
+    /// the first query.
     pub fn fast_read_amplification(&self) -> f64 {
         let traffic = &self.traffic;
         read_amplification(&self.levels[..2], (traffic.fast_query_bytes, traffic.fast_query_values))
     }
 
-    /// The same of the slow tier. What a cache has is not read: it may be less than 1.
+    /// The same for the slow tier. Cached blocks are not read, so it may be less than 1.
     pub fn slow_read_amplification(&self) -> f64 {
         let traffic = &self.traffic;
         read_amplification(&self.levels[2..], (traffic.slow_query_bytes, traffic.slow_query_values))
     }
 }
 
-/// Bytes read by what the values take at the average of the tables that are there.
+/// Bytes read, divided by the bytes of the values at the average of the present tables.
 fn read_amplification(levels: &[LevelStats], (read_bytes, values): (u64, u64)) -> f64 {
     let sum = |of: fn(&LevelStats) -> u64| levels.iter().map(of).sum::<u64>() as f64;
     let value_bytes = sum(|level| level.bytes) / sum(|level| level.value_count).max(1.0);
@@ -151,28 +151,29 @@ fn amplification(first: u64, again: u64) -> f64 {
     if first == 0 { 1.0 } else { (first + again) as f64 / first as f64 }
 }
 
-/// The tree at a moment.
+/// The present size of the tree, and its counters.
 #[derive(Clone, Debug)]
 pub struct TreeStats {
     /// Levels 0, 1 and 2.
     pub levels: [LevelStats; 3],
-    /// The newest timestamp on the slow tier: what losing this machine cannot lose.
+    /// The newest timestamp on the slow tier: samples up to it survive the loss of this machine.
     pub newest_slow_ts: Option<Timestamp>,
-    /// Wall time at which the oldest data was flushed that is on the fast tier and not on the slow one.
+    /// Wall time at which the oldest data was flushed that is on the fast tier and not on the slow
+    /// one.
     pub waiting_since_ms: Option<Timestamp>,
-    /// PartitionLengths of new partitions.
+    /// Lengths of new partitions.
     pub lengths: PartitionLengths,
-    /// Tables that no version names but a reader, or the slow tier's grace time, keeps.
+    /// Removed tables that a reader or the slow tier's grace time keeps.
     pub garbage_count: u64,
     /// Bytes of directories and slow-tier blocks in memory.
     pub cache_bytes: u64,
-    /// What is kept of the slow tier on the fast tier.
+    /// The slow cache.
     pub slow_cache: SlowCacheStats,
     /// Since the start.
     pub traffic: TrafficStats,
 }
 
-/// Counters behind [`TrafficStats`].
+/// The counters of [`TrafficStats`].
 #[derive(Default)]
 pub(crate) struct Traffic {
     fast_reads: AtomicU64,
@@ -216,12 +217,12 @@ impl Traffic {
         add(&self.slow_get_bytes, bytes);
     }
 
-    /// A query, or who asks for directories as one does, reads so much of a tier.
+    /// Counts bytes that a query or a listing read from a tier.
     pub(crate) fn read_for_query(&self, is_slow: bool, bytes: u64) {
         add(if is_slow { &self.slow_query_bytes } else { &self.fast_query_bytes }, bytes);
     }
 
-    /// A query got so many values of a tier's tables.
+    /// Counts values of a tier's tables returned to a query.
     pub(crate) fn answered(&self, is_slow: bool, values: u64) {
         add(if is_slow { &self.slow_query_values } else { &self.fast_query_values }, values);
     }
@@ -234,7 +235,7 @@ impl Traffic {
         add(&self.flush_bytes, bytes);
     }
 
-    /// A table was written anew where it stands, without what deletes hide.
+    /// Counts a table that was rewritten without deleted samples.
     pub(crate) fn cleaned(&self, is_slow: bool, read_bytes: u64, written_bytes: u64) {
         add(&self.cleanings, 1);
         add(&self.cleaning_read_bytes, read_bytes);

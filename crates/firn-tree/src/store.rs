@@ -1,4 +1,4 @@
-//! Reading tables of both tiers: batches of ranges, suffixes, whole tables; through the cache.
+//! Reads tables of both tiers through the cache: batches of ranges, suffixes, whole tables.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -17,7 +17,7 @@ use crate::suffix::{Suffix, SuffixBuilder};
 use crate::table::Table;
 use crate::writer::TABLE_HEADER_BYTES;
 
-/// What all versions of a tree read through.
+/// The readers and caches that all versions of a tree share.
 pub(crate) struct Store {
     disk: Arc<dyn Disk>,
     bucket: Arc<dyn Bucket>,
@@ -25,11 +25,11 @@ pub(crate) struct Store {
     pub(crate) cache: Cache,
     pub(crate) slow_cache: SlowCache,
     pub(crate) traffic: Traffic,
-    /// Objects of uploads that failed: there, or not.
+    /// Objects of failed uploads: they may or may not exist.
     pub(crate) abandoned: Mutex<Vec<TableId>>,
 }
 
-/// A stretch of a table.
+/// A range of a table.
 #[derive(Clone, Copy)]
 pub(crate) struct Read<'a> {
     pub(crate) table: &'a Table,
@@ -55,8 +55,8 @@ impl Store {
         }
     }
 
-    /// Reads stretches; those of the slow tier in one call. Answers are in the order of `reads`.
-    /// Damage (a missing file too) is remembered at the table.
+    /// Reads ranges; those of the slow tier in one call. Results are in the order of `reads`.
+    /// Damage, also a missing file, is recorded at the table.
     pub(crate) fn read(&self, reads: &[Read<'_>]) -> Vec<Result<Arc<[u8]>>> {
         let mut answers: Vec<Option<Result<Arc<[u8]>>>> = Vec::new();
         let mut slow = Vec::new();
@@ -105,13 +105,13 @@ impl Store {
         Ok(bytes.into())
     }
 
-    /// Forgets everything about tables that are gone.
+    /// Drops all cached data of removed tables.
     pub(crate) fn forget(&self, is_gone: impl Fn(TableId) -> bool) {
         self.cache.forget(&is_gone);
         self.slow_cache.forget(&is_gone);
     }
 
-    /// How long a table's file or object is; 0 if it is missing.
+    /// Length of a table's file or object; 0 if it is missing.
     pub(crate) fn len(&self, table: &Table) -> Result<u64> {
         let len = match table.record.level.is_slow() {
             true => self.bucket.head(table.path()).map(|info| info.bytes),
@@ -123,8 +123,8 @@ impl Store {
         }
     }
 
-    /// The directories of `tables`, all that are not on this machine in one batch of reads. One that is
-    /// damaged is made anew from the blocks, which know their members and times themselves.
+    /// The directories of `tables`; those not on this machine in one batch of reads. A damaged one
+    /// is rebuilt from the blocks, which contain their members and times.
     pub(crate) fn suffixes(&self, tables: &[&Arc<Table>]) -> Vec<Result<Arc<Suffix>>> {
         let mut answers: Vec<Option<Result<Arc<Suffix>>>> =
             tables.iter().map(|table| self.suffix_in_memory(table).map(Ok)).collect();
@@ -166,7 +166,7 @@ impl Store {
         answers.into_iter().flatten().collect()
     }
 
-    /// A table's directory, if it is on this machine though the table is not.
+    /// A slow-tier table's directory, if this machine has cached it.
     pub(crate) fn kept_suffix(&self, table: &Table) -> Option<Arc<Suffix>> {
         let is_slow = table.record.level.is_slow();
         self.suffix_in_memory(table).or_else(|| {
@@ -176,7 +176,7 @@ impl Store {
         })
     }
 
-    /// A block of a table of the slow tier as it is stored there, if this machine has kept it.
+    /// A slow-tier table's block as stored, if this machine has cached it.
     pub(crate) fn kept_block(&self, table: &Table, block_idx: u32) -> Option<Arc<[u8]>> {
         let is_slow = table.record.level.is_slow();
         let key = is_slow.then(|| PieceKey::block(&table.record, block_idx))?;
@@ -197,7 +197,7 @@ impl Store {
     pub(crate) fn suffix(&self, table: &Arc<Table>) -> Result<Arc<Suffix>> {
         self.suffixes(&[table])
             .pop()
-            .unwrap_or_else(|| Err(Error::internal("a suffix has no answer")))
+            .unwrap_or_else(|| Err(Error::internal("the read of a suffix returned nothing")))
     }
 
     /// Walks all blocks of a table whose suffix cannot be read.
@@ -210,12 +210,12 @@ impl Store {
         let read = Read { table, offset, bytes };
         let blocks = self.read(&[read]).pop().unwrap_or_else(|| Err(Error::internal("no answer")));
         let suffix = blocks.and_then(|bytes| walk_blocks(&table.record, &bytes));
-        // Not flagged as damaged when it works: the next merge writes a good suffix.
+        // On success the table is not marked damaged: the next merge writes a good suffix.
         suffix.map_err(|e| table.note(reason.because(e)))
     }
 }
 
-/// A part of an answer is no damage of the object: whoever asks again may get all of it.
+/// A short response is no damage of the object: a later request may return all of it.
 fn whole(request: &RangeRequest, bytes: Arc<[u8]>) -> Result<Arc<[u8]>> {
     if bytes.len() as u64 == request.len {
         return Ok(bytes);
@@ -229,7 +229,7 @@ fn whole(request: &RangeRequest, bytes: Arc<[u8]>) -> Result<Arc<[u8]>> {
     )))
 }
 
-/// Names what is missing or short, and remembers damage at the table.
+/// Names the missing or short file, and records damage at the table.
 fn damage(read: &Read<'_>, error: Error) -> Error {
     let error = match error.kind() {
         ErrorKind::NotFound => Error::corrupt(

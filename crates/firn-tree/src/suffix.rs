@@ -31,7 +31,7 @@ use crate::writer::{FORMAT, TABLE_HEADER_BYTES};
 
 const FOOTER_BYTES: usize = 32;
 
-/// Where a block lies and what it can hold.
+/// The location of a block, and bounds of its contents.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BlockEntry {
     pub(crate) offset: u64,
@@ -52,8 +52,8 @@ struct BlockSets {
     lowest: u32,
     /// Bits of a group's number less the lowest; 0: all have that one.
     width: u32,
-    /// Where in [`Suffix::lists`] the list of groups begins (none if there is one group only), and where
-    /// behind it the numbers do.
+    /// Offsets in [`Suffix::lists`] of the list of groups (none if there is only one group) and of
+    /// the numbers after it.
     groups_at: u32,
     numbers_at: u32,
     group_count: u32,
@@ -71,7 +71,7 @@ pub(crate) struct Suffix {
     chunk_count: u64,
 }
 
-/// Makes a suffix while the blocks are written, or walked.
+/// Builds a suffix while the blocks are written, or walked.
 pub(crate) struct SuffixBuilder {
     suffix: Suffix,
     /// The sets by their bytes.
@@ -111,7 +111,7 @@ impl SuffixBuilder {
         self.time_range = self.time_range.union(columns.time_range());
     }
 
-    /// The open block is complete and takes `bytes`; it lies directly behind the one before.
+    /// Completes the open block of `bytes`, which directly follows the previous one.
     pub(crate) fn seal_block(&mut self, bytes: u32) {
         self.end_group();
         let (Some(&first), Some(&last)) = (self.groups.first(), self.groups.last()) else { return };
@@ -160,7 +160,7 @@ impl SuffixBuilder {
         let number = match self.numbers.get(&set) {
             Some(&number) => number,
             None => {
-                self.suffix.sets.push(&set).expect("a set of what was just encoded");
+                self.suffix.sets.push(&set).expect("encode_set made this set");
                 self.numbers.insert(set, next);
                 next
             }
@@ -168,7 +168,7 @@ impl SuffixBuilder {
         self.set_numbers.push(number.into());
     }
 
-    /// What is sealed so far.
+    /// The suffix of the sealed blocks.
     pub(crate) fn suffix(&self) -> &Suffix {
         &self.suffix
     }
@@ -189,7 +189,7 @@ impl Suffix {
         }
     }
 
-    /// Where the next block, or the suffix, begins.
+    /// Offset of the next block, or of the suffix.
     pub(crate) fn blocks_end(&self) -> u64 {
         self.blocks
             .last()
@@ -234,13 +234,14 @@ impl Suffix {
         start..end
     }
 
-    /// Whether the table has samples of `group` in `range`, exact to the cells of its presence sets.
+    /// Whether the table has samples of `group` in `range`, exact to the cells of its presence
+    /// sets.
     pub(crate) fn may_hold(&self, group: GroupId, range: TimeRange) -> bool {
         self.parts_of(group, range).next().is_some()
     }
 
-    /// Who of `group` is there in `range`: from the first to the last sample, exact to a cell and cut to the block,
-    /// and the slots. Each member is in one part of each block.
+    /// The members of `group` in `range`: the span from the first to the last sample, exact to a
+    /// cell and cut to the block, and the slots. Each member is in one part of each block.
     pub(crate) fn parts_of(
         &self,
         group: GroupId,
@@ -249,7 +250,7 @@ impl Suffix {
         self.blocks_of(group).flat_map(move |block_idx| self.parts_in(block_idx, group, range))
     }
 
-    /// As [`Suffix::parts_of`] of one block.
+    /// Like [`Suffix::parts_of`] for one block.
     pub(crate) fn parts_in(
         &self,
         block_idx: usize,
@@ -293,7 +294,7 @@ impl Suffix {
         Postings::take(&mut list).ok()
     }
 
-    /// The lowest and the highest slot of a block; `None` if it names a set that there is not.
+    /// The lowest and the highest slot of a block; `None` if it names a missing set.
     fn slots_of(&self, sets: &BlockSets) -> Option<(Slot, Slot)> {
         let count = if sets.width == 0 { 1 } else { sets.group_count as usize };
         let mut bounds = None;
@@ -318,7 +319,7 @@ impl Suffix {
                 .is_none_or(|groups| groups.iter().seek(group.0) == Some(group.0))
     }
 
-    /// Appends the suffix; it will lie at [`Suffix::blocks_end`].
+    /// Appends the suffix, which will be at [`Suffix::blocks_end`].
     pub(crate) fn encode(&self, salt: u32, out: &mut Vec<u8>) {
         let start = out.len();
         encode_varint(self.sets.len() as u64, out);
@@ -456,16 +457,16 @@ impl Suffix {
         Ok(())
     }
 
-    /// Whether this is all of the table, no block more or less than the manifest says.
+    /// Checks the number of blocks and chunks against the manifest's record.
     pub(crate) fn check(&self, record: &TableRecord) -> Result<(), &'static str> {
         if self.blocks.len() as u64 != u64::from(record.block_count) {
-            return Err("suffix has other blocks than the manifest says");
+            return Err("number of blocks in the suffix differs from the manifest");
         }
         if self.blocks_end() != record.suffix_offset() {
             return Err("blocks do not fill the table");
         }
         if self.chunk_count != record.chunk_count {
-            return Err("suffix has other chunks than the manifest says");
+            return Err("number of chunks in the suffix differs from the manifest");
         }
         Ok(())
     }
@@ -567,7 +568,7 @@ mod tests {
         let whole = (all.start, all.end);
         assert_eq!(f(2, all), [(whole, vec![0])]);
         assert_eq!(f(3, all), []);
-        // A cell has 14,062.5 ms; what a block holds is known to the millisecond.
+        // A cell has 14,062.5 ms; a block's range is exact to the millisecond.
         let first = (5, 100_000);
         let want = [(whole, vec![0]), (first, (0..10).collect()), (first, (10..20).collect())];
         assert_eq!(f(9, all)[..3], want);
@@ -591,7 +592,8 @@ mod tests {
         suffix.check(&TableRecord { bytes: 1, ..record }).unwrap_err();
     }
 
-    /// Tables of 30 minutes as hosts, devices and short-lived containers make them: what presence sets cost.
+    /// Tables of 30 minutes as hosts, devices and short-lived containers make them: the cost of
+    /// presence sets.
     #[test]
     fn presence_sets_cost_little() {
         const MINUTE_MS: i64 = 60_000;
@@ -601,7 +603,8 @@ mod tests {
             random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
             (random >> 33) % below
         };
-        // Name; groups, members; ms between samples; whether members come and go; per mille of the table at most.
+        // Name; groups, members; ms between samples; whether members are short-lived; per mille of
+        // the table at most.
         let cases = [
             ("hosts of 101 metrics every 10 s", 400, 101, 10_000, false, 1),
             ("targets of 600 series every 15 s", 60, 600, 15_000, false, 1),
@@ -626,7 +629,7 @@ mod tests {
                     .collect();
                 let mut columns = GroupColumns::default();
                 for slot in 0..member_count {
-                    // Twenty series of one container come or go together.
+                    // Twenty series of one container start or end together.
                     let pod = slot / 20;
                     let cut = (pod * 7 + group) as usize % times.len();
                     let entries = match (is_churn, (pod + group) % 6) {
@@ -658,14 +661,14 @@ mod tests {
             let per_chunk = bytes as f64 / record.chunk_count as f64;
             let per_mille = 1_000.0 * bytes as f64 / record.bytes as f64;
             println!(
-                "| {what} | {per_chunk:.3} | {:.3} % | {} sets, {} chunks, {} bytes, {:.3} B/value",
+                "| {name} | {per_chunk:.3} | {:.3} % | {} sets, {} chunks, {} bytes, {:.3} B/value",
                 per_mille / 10.0,
                 suffix.sets.len(),
                 record.chunk_count,
                 record.bytes,
                 record.bytes as f64 / record.value_count as f64,
             );
-            assert!(per_mille <= f64::from(per_mille_max), "{what}: {per_mille} per mille");
+            assert!(per_mille <= f64::from(per_mille_max), "{name}: {per_mille} per mille");
         }
     }
 }

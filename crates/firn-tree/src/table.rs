@@ -11,20 +11,20 @@ use parking_lot::Mutex;
 use crate::record::TableRecord;
 use crate::suffix::Suffix;
 
-// Tables beyond this many are opened for each read; the process has other uses for its files.
+// With more open tables than this, a file is opened per read: the process needs files elsewhere.
 const OPEN_FILES_MAX: usize = 256;
 
-/// One table. Readers hold it by `Arc`; its file is removed only when the last of them has left.
+/// One table. Readers hold it by `Arc`; its file is removed only after the last one dropped it.
 pub(crate) struct Table {
     pub(crate) record: TableRecord,
     path: String,
     file: Mutex<Option<OpenFile>>,
     damaged: AtomicBool,
-    /// A longer partition would not make its chunks longer: that was looked at.
+    /// A longer partition would not make its chunks longer, as a job found out.
     is_grown: AtomicBool,
-    /// Its directory, while somebody holds it.
+    /// Its directory, while a reader holds it.
     suffix: Mutex<Weak<Suffix>>,
-    /// What was learnt since its record was written: deletes up to this hide nothing in it.
+    /// Deletes up to this one hide nothing in it, found out after its record was written.
     deletes_through: AtomicU64,
 }
 
@@ -52,7 +52,7 @@ impl Table {
         &self.path
     }
 
-    /// Its record as the manifest would name it now.
+    /// Its record with the present `deletes_through`.
     pub(crate) fn present_record(&self) -> TableRecord {
         let deletes_through = CommitSeq(self.deletes_through.load(Ordering::Relaxed));
         TableRecord { deletes_through, ..self.record.clone() }
@@ -68,7 +68,7 @@ impl Table {
         self.record.seq.min < seq && self.deletes_through.load(Ordering::Relaxed) < seq.0
     }
 
-    /// Whether delete `seq` may hide something in it that is older, as far as the record tells.
+    /// Whether delete `seq` may hide something in it that is older, by the record.
     pub(crate) fn needs(&self, seq: CommitSeq, tombstone: &Tombstone) -> bool {
         let record = &self.record;
         self.may_hide(seq)
@@ -76,7 +76,7 @@ impl Table {
             && tombstone.touches_groups(record.group_min, record.group_max)
     }
 
-    /// Its chunks stay as they are in a longer partition, as far as this process looked.
+    /// Whether this process found out that a longer partition would not make its chunks longer.
     pub(crate) fn is_grown(&self) -> bool {
         self.is_grown.load(Ordering::Relaxed)
     }
@@ -86,13 +86,13 @@ impl Table {
         self.is_grown.store(true, Ordering::Relaxed);
     }
 
-    /// Whether some byte of it was found to be wrong. It is then left out of merges, so that its
-    /// good blocks stay readable and the rest of the tree goes on.
+    /// Whether damage was found in it. It is then left out of merges, so that its good blocks stay
+    /// readable and other work continues.
     pub(crate) fn is_damaged(&self) -> bool {
         self.damaged.load(Ordering::Relaxed)
     }
 
-    /// Remembers damage and gives the error on.
+    /// Records damage, and returns the error.
     pub(crate) fn note(&self, error: Error) -> Error {
         if matches!(error.kind(), ErrorKind::Corrupt { .. }) {
             self.damaged.store(true, Ordering::Relaxed);
@@ -100,12 +100,12 @@ impl Table {
         error
     }
 
-    /// Its directory, if somebody holds it.
+    /// Its directory, if a reader holds it.
     pub(crate) fn held_suffix(&self) -> Option<Arc<Suffix>> {
         self.suffix.lock().upgrade()
     }
 
-    /// Who asks for its directory gets this one, as long as somebody holds it.
+    /// Shares this directory with later readers, while one holds it.
     pub(crate) fn share_suffix(&self, suffix: &Arc<Suffix>) {
         *self.suffix.lock() = Arc::downgrade(suffix);
     }

@@ -1,5 +1,5 @@
 //! The whole room at once: a small world with a tree, a durable list of edits in place of the
-//! manifest, and a plain map that knows what must be readable.
+//! manifest, and a plain map that knows the samples that must be readable.
 
 mod damage;
 mod lifecycle;
@@ -26,10 +26,10 @@ type Samples = BTreeMap<(GroupId, Slot, Timestamp), u64>;
 struct World {
     sim: Sim,
     options: TreeOptions,
-    /// What a manifest would hold.
+    /// The parts that a manifest would contain.
     parts: Vec<Vec<u8>>,
     tree: Tree,
-    /// What must be readable.
+    /// The samples that must be readable.
     samples: Samples,
     next_seq: u64,
     deletes: Deletes,
@@ -136,7 +136,8 @@ impl World {
         self.check_present(range, &want);
     }
 
-    /// Directories tell of all members with samples in `range`, and of no others but those with samples nearby.
+    /// Directories contain all members with samples in `range`, and no others except ones with
+    /// samples nearby.
     #[track_caller]
     fn check_present(&self, range: TimeRange, samples: &Samples) {
         // From a member's first sample in a partition to its last, and no partition is longer.
@@ -149,7 +150,10 @@ impl World {
         for of_group in members.chunk_by(|a, b| a.0 == b.0) {
             let group = of_group[0].0;
             let mut left: Vec<Slot> = of_group.iter().map(|member| member.1).collect();
-            assert!(version.take_present(group, range, &[], &mut left), "{group}: all can be told");
+            assert!(
+                version.take_present(group, range, &[], &mut left),
+                "{group}: directories decide about all members"
+            );
             for &(_, slot) in of_group {
                 let is_here = !left.contains(&slot);
                 let first = (group, slot, near.start)..=(group, slot, near.end);

@@ -1,4 +1,5 @@
-//! The tree: the present version, what may be removed, and the names that were not given yet.
+//! The tree: the present version, the removed tables whose files still exist, and the next table
+//! id.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,25 +25,25 @@ use crate::store::Store;
 use crate::table::Table;
 use crate::version::Version;
 
-// Each opening passes over this many ids. A killed process may have put objects under ids that no
-// manifest knows; so they are not met again, one by one, at every upload.
+// Each opening skips this many ids. A killed process may have put objects under ids that no
+// manifest names; skipping them means that uploads do not meet them one by one.
 const IDS_PER_OPENING: u64 = 1_000;
 
-/// Tables of all levels. All methods may be called from several threads; two jobs may run at once
-/// only if the second was planned after the first was applied, a flush at any time.
+/// Tables of all levels. All methods may be called from several threads. Two jobs may run at once
+/// only if the second was planned after the first was applied; a flush may run at any time.
 ///
-/// Locks: `version`, then `garbage`; neither is held over I/O.
+/// Lock order: `version`, then `garbage`; neither is held over I/O.
 pub struct Tree {
     env: Env,
     options: TreeOptions,
     store: Arc<Store>,
     version: RwLock<Arc<Version>>,
-    /// The next id that no table has.
+    /// The next free id.
     ids: Arc<AtomicU64>,
-    /// What it was in the parts that were opened.
+    /// The next free id in the parts that were opened.
     first_unknown: TableId,
     garbage: Mutex<Vec<Garbage>>,
-    /// How much longer or shorter new partitions are than the options say: a [`Shift`].
+    /// How much longer or shorter new partitions are than the options state: a [`Shift`].
     shift: AtomicI8,
     fast_bytes: AtomicU64,
 }
@@ -52,36 +53,36 @@ struct Garbage {
     id: TableId,
     is_slow: bool,
     since_ms: Timestamp,
-    /// Of an object: since when the slow tier's own manifest does not name it. Before that it stays, whoever
-    /// opens that manifest needs it.
+    /// For objects: since when the slow tier's own manifest does not name the table. Before that it
+    /// stays, because readers of that manifest need it.
     told_ms: Option<Timestamp>,
-    /// `None` when it was dead before this process started.
+    /// `None` if it was removed before this process started.
     table: Option<Arc<Table>>,
 }
 
-/// What the slow tier's own manifest says of tables.
+/// The tables for the slow tier's own manifest.
 #[derive(Debug)]
 pub struct SlowTables {
-    /// The tree's part: tables of level 2 alone.
+    /// The tree's part: tables of level 2 only.
     pub part: Vec<u8>,
-    /// The same, but for what changes without meaning anything there: equal if the same tables are named.
+    /// The part without fields that have no meaning there: equal if the same tables are named.
     pub named: Vec<u8>,
-    /// Objects that it does not name and that are there: for [`Tree::note_published`].
+    /// Objects that it does not name and that still exist: for [`Tree::note_published`].
     pub dead: Vec<TableId>,
     /// The newest timestamp of these tables.
     pub newest_ts: Option<Timestamp>,
 }
 
 impl Tree {
-    /// Opens the tree that the manifest's `parts` (snapshots and edits, oldest first) describe; none
-    /// make an empty one. Files that they do not name are removed; objects are not touched, and the
-    /// slow tier is not asked. Make [`Tree::snapshot_part`] durable before the first job: it has the
-    /// ids that this process will use.
+    /// Opens the tree that the manifest's `parts` (snapshots and edits, oldest first) describe; no
+    /// parts make an empty one. Files that they do not name are removed; objects are not touched,
+    /// and the slow tier is not accessed. Make [`Tree::snapshot_part`] durable before the first
+    /// job: it reserves the ids that this process will use.
     ///
     /// # Errors
-    /// `Invalid` for wrong options or a newer format, `Corrupt` for parts that do not fit together,
-    /// `Unavailable` when the disk fails. A missing or damaged table is no error here: it is one for
-    /// who needs it, and [`Version::check`] tells.
+    /// `Invalid` for wrong options or a newer format, `Corrupt` for parts that contradict each
+    /// other, `Unavailable` when the disk fails. A missing or damaged table is no error here, but
+    /// when it is read; [`Version::check`] finds it.
     pub fn open(env: &Env, options: TreeOptions, parts: &[&[u8]], budget: Budget) -> Result<Tree> {
         options.check()?;
         let state = ManifestTables::read(parts)?;
@@ -90,7 +91,7 @@ impl Tree {
         remove_unnamed(env, &state)?;
         let slow_cache = SlowCache::open(
             &env.disk,
-            // What lies on this machine anyway is not kept twice.
+            // A bucket that is a folder of this machine needs no copy.
             if env.bucket.folder().is_none() { options.slow_cache_bytes_max } else { 0 },
             &budget,
             &|id| state.tables.get(&id).is_some_and(|record| record.level.is_slow()),
@@ -129,8 +130,8 @@ impl Tree {
         Arc::clone(&self.version.read())
     }
 
-    /// Whether the tables that `part` names, the whole state of a tree of before this process, were all named by the parts that
-    /// were opened, or before them: if not, these are older than it.
+    /// Whether the opened parts named, now or earlier, every table of `part`, the state of an
+    /// earlier process. If not, the opened parts are older than `part`.
     ///
     /// # Errors
     /// As [`Tree::open`] for `part`.
@@ -138,15 +139,14 @@ impl Tree {
         Ok(ManifestTables::read(&[part])?.tables.keys().all(|&id| id < self.first_unknown))
     }
 
-    /// Writes a flush as level-0 tables, one per partition that it touches (more if they grow over
-    /// `table_bytes_max`). Groups must rise, none twice. When this returns, files and names are
-    /// durable; they are nobody's until the edit is applied.
+    /// Writes a flush as level-0 tables, one per partition that it touches (more if they exceed
+    /// `table_bytes_max`). Groups must rise, each once. On return, files and names are durable;
+    /// they are orphans until the edit is applied. `deletes_through` is the last delete that was
+    /// applied to `chunks`.
     ///
     /// # Errors
     /// Those of `chunks`; `Unavailable` when the disk is full or fails; `Internal` if groups do not
-    /// rise. What was written is removed again.
-    ///
-    /// `deletes_through` is the last delete that `chunks` have had applied.
+    /// rise. The files of a failed flush are removed.
     pub fn write_level0(
         &self,
         chunks: &mut dyn Iterator<Item = Result<(GroupId, GroupColumns)>>,
@@ -179,7 +179,7 @@ impl Tree {
         }
     }
 
-    /// The most urgent work on `version` at wall time `now`, if there is any. Pure: reads nothing,
+    /// The most urgent job on `version` at wall time `now`, if there is one. Pure: reads and
     /// changes nothing. Do not run two jobs that were planned on the same version.
     pub fn plan(
         &self,
@@ -197,8 +197,8 @@ impl Tree {
         })
     }
 
-    /// Makes new partitions longer or shorter by one step, towards the fast tier's limit; `false` if they are right. To
-    /// be asked when nothing is planned; there may be work afterwards.
+    /// Makes new partitions longer or shorter by one step, towards the fast tier's limit; `false`
+    /// if they are right. Call it when no job is planned, and plan again afterwards.
     pub fn adapt(&self, version: &Version) -> bool {
         let shift = Shift(self.shift.load(Ordering::Relaxed));
         let next = shift.next(version, &self.options);
@@ -206,7 +206,7 @@ impl Tree {
         next != shift
     }
 
-    /// Bytes of tables on the fast tier, and how many there may be.
+    /// Bytes of tables on the fast tier, and the limit.
     pub fn fast_bytes(&self) -> (u64, Option<u64>) {
         (self.fast_bytes.load(Ordering::Relaxed), self.options.fast_bytes_max)
     }
@@ -215,8 +215,8 @@ impl Tree {
         Shift(self.shift.load(Ordering::Relaxed)).lengths(&self.options)
     }
 
-    /// The work that writes a damaged table anew without what is lost ([`Version::check`] says what). What is
-    /// older and was overwritten by what is lost shows again.
+    /// Plans to rewrite a damaged table without the lost samples ([`Version::check`] lists them).
+    /// Older samples that the lost ones had overwritten become visible again.
     pub fn plan_repair(&self, version: &Version, id: TableId) -> Option<Job> {
         let work = Work { task: Task::Repair, inputs: vec![Arc::clone(version.get(id)?)] };
         Some(Job {
@@ -228,19 +228,19 @@ impl Tree {
         })
     }
 
-    /// Whether `edit` fits the present version: ask before it is made durable.
+    /// Whether `edit` fits the present version: call it before the edit is made durable.
     ///
     /// # Errors
-    /// `Conflict` if a table that it removes or cleans is not there any more.
+    /// `Conflict` if a table that it removes or cleans is no longer there.
     pub fn check(&self, edit: &Edit) -> Result<()> {
         self.after(&self.version(), edit).map(|_| ())
     }
 
-    /// Swaps the version. The edit must be durable by now, because removed tables may be deleted
+    /// Installs the next version. The edit must be durable, because removed tables may be deleted
     /// from here on.
     ///
     /// # Errors
-    /// As [`Tree::check`]; nothing has changed then.
+    /// Those of [`Tree::check`]; the version is unchanged then.
     pub fn apply(&self, edit: &Edit) -> Result<()> {
         let mut version = self.version.write();
         let (next, gone) = self.after(&version, edit)?;
@@ -264,11 +264,11 @@ impl Tree {
         Ok(())
     }
 
-    /// For a reader of tables that another process writes: the change to what `part` says, a whole state, for
+    /// For a reader of tables that another process writes: plans the edit to the state `part`, for
     /// [`Tree::follow`].
     ///
     /// # Errors
-    /// As [`Tree::open`] for `part`.
+    /// Those of [`Tree::open`] for `part`.
     pub fn plan_follow(&self, part: &[u8]) -> Result<Edit> {
         let next = ManifestTables::read(&[part])?.tables;
         let version = self.version();
@@ -288,10 +288,10 @@ impl Tree {
         Ok(Edit { made_ms: self.env.clock.now_ms(), added, removed, cleaned, ..Edit::default() })
     }
 
-    /// As [`Tree::apply`] for a reader: what goes is another's to remove.
+    /// Like [`Tree::apply`] for a reader: removed tables belong to the writer.
     ///
     /// # Errors
-    /// As [`Tree::apply`].
+    /// Those of [`Tree::apply`].
     pub fn follow(&self, edit: &Edit) -> Result<()> {
         self.apply(edit)?;
         self.garbage.lock().clear();
@@ -305,7 +305,7 @@ impl Tree {
         if let Some(id) = named.find(|id| version.get(**id).is_none()) {
             return Err(Error::new(
                 ErrorKind::Conflict,
-                format!("{id} is not in the tree any more; plan again"),
+                format!("{id} is no longer in the tree: another job replaced it; plan again"),
             ));
         }
         let removed: BTreeSet<TableId> = edit.removed.iter().copied().collect();
@@ -321,19 +321,20 @@ impl Tree {
         Ok((Version::new(Arc::clone(&self.store), tables)?, gone))
     }
 
-    /// Removes tables that no version names and no reader holds; objects when the slow tier's own manifest has
-    /// not named them ([`Tree::note_published`]) for the grace time: then nobody who opened it needs them.
-    /// Returns how many are gone. Cheap when there are none.
+    /// Removes tables that no version names and no reader holds; objects only once the slow tier's
+    /// own manifest has not named them ([`Tree::note_published`]) for the grace time, when no
+    /// reader of an older manifest needs them. Returns the number of removed tables. Cheap when
+    /// there are none.
     ///
     /// # Errors
-    /// `Unavailable` when a tier fails; what was left is tried again at the next call.
+    /// `Unavailable` when a tier fails; the next call tries the remaining ones again.
     pub fn collect_garbage(&self, env: &Env, reach: TierScope) -> Result<usize> {
         let now = env.clock.now_ms();
         let grace_ms = self.options.bucket_grace_ms;
         let is_over = |told_ms: Timestamp| now.saturating_sub(told_ms) >= grace_ms;
         let is_due = |garbage: &Garbage| {
-            // Ours is the last reference: the present version has none, and only a version that
-            // somebody holds could give a new one.
+            // This is the last reference: the present version has none, and only a held version
+            // could make one.
             garbage.table.as_ref().is_none_or(|table| Arc::strong_count(table) == 1)
                 && (!garbage.is_slow
                     || (reach == TierScope::Both && garbage.told_ms.is_some_and(is_over)))
@@ -375,7 +376,7 @@ impl Tree {
         failed.map_or(Ok(removed), Err)
     }
 
-    /// What the slow tier's own manifest is to say now.
+    /// The tables that the slow tier's own manifest should name now.
     pub fn slow_tables(&self) -> SlowTables {
         let version = self.version.read();
         let garbage = self.take_abandoned();
@@ -392,15 +393,16 @@ impl Tree {
         self.take_abandoned().iter().any(|garbage| garbage.is_slow && garbage.told_ms.is_none())
     }
 
-    /// The slow tier's own manifest does not name these since `now`: from then on nobody reads the one before.
+    /// Records that the slow tier's own manifest does not name `dead` since `now`; older ones are
+    /// obsolete.
     pub fn note_published(&self, dead: &[TableId], now: Timestamp) {
         for garbage in self.garbage.lock().iter_mut().filter(|one| dead.contains(&one.id)) {
             garbage.told_ms.get_or_insert(now);
         }
     }
 
-    /// Objects were found on the slow tier; what of them are tables that nobody names was left by an upload
-    /// that was killed, or by another writer before this one. Their ids are not given any more.
+    /// Records the objects found on the slow tier. Tables that no version names were left by a
+    /// killed upload or an earlier writer: they become garbage, and their ids are not used again.
     pub fn note_listed(&self, keys: impl Iterator<Item = String>) {
         let version = self.version();
         let now = self.env.clock.now_ms();
@@ -415,7 +417,7 @@ impl Tree {
         }
     }
 
-    /// The garbage, with what failed uploads have left.
+    /// The garbage, including the objects of failed uploads.
     fn take_abandoned(&self) -> MutexGuard<'_, Vec<Garbage>> {
         let now = self.env.clock.now_ms();
         let abandoned = std::mem::take(&mut *self.store.abandoned.lock());
@@ -426,7 +428,7 @@ impl Tree {
 
     /// The whole state as one part for a new manifest.
     pub fn snapshot_part(&self) -> Vec<u8> {
-        // A table must not be missed between the two: an edit moves it while both are held.
+        // Both locks are held so that an edit cannot move a table between the two.
         let version = self.version.read();
         let dead: Vec<(TableId, Timestamp)> = self
             .garbage
@@ -439,9 +441,8 @@ impl Tree {
         ManifestTables::encode(self.ids.load(Ordering::Relaxed), records.iter(), &dead)
     }
 
-    /// Files and objects that look like tables and that neither the present version nor a reader nor
-    /// the grace time needs: left by jobs that were killed. Only meaningful while no job runs.
-    /// Lists the slow tier.
+    /// Files and objects named like tables that neither the present version nor a reader nor the
+    /// grace time needs: left by killed jobs. Call it only while no job runs. Lists the slow tier.
     ///
     /// # Errors
     /// `Unavailable`.
@@ -457,22 +458,22 @@ impl Tree {
         Ok(files.filter(|path| !named.contains(path)).chain(slow).collect())
     }
 
-    /// Gives the slow cache's room on the disk back if the disk is nearly full. Cheap otherwise.
+    /// Removes the slow cache's file if the disk is nearly full. Cheap otherwise.
     pub fn relieve_slow_cache(&self) {
         self.store.slow_cache.give_way();
     }
 
-    /// Writes what is to be found by the next start. Nothing depends on it.
+    /// Writes the pending part of the slow cache for the next start. Optional.
     pub fn close(&self) {
         self.store.slow_cache.flush();
     }
 
-    /// Gives up at least `bytes` of cached blocks and directories, or all; returns how many.
+    /// Evicts at least `bytes` of cached blocks and directories, or all; returns the evicted bytes.
     pub fn shrink_cache(&self, bytes: u64) -> u64 {
         self.store.cache.shrink(bytes)
     }
 
-    /// The numbers at this moment.
+    /// Current counters and sizes.
     pub fn stats(&self) -> TreeStats {
         let version = self.version();
         TreeStats {
@@ -509,14 +510,16 @@ fn push_all(
     for chunk in chunks {
         let (group, columns) = chunk?;
         if last.replace(group).is_some_and(|last| last >= group) {
-            return Err(Error::internal(format!("flush: {group} is out of order")));
+            return Err(Error::internal(format!(
+                "flush: {group} is out of order: groups must rise"
+            )));
         }
         outputs.push(group, &columns, target)?;
     }
     Ok(())
 }
 
-/// Removes files of jobs that were killed, and of edits whose garbage was not collected.
+/// Removes files of killed jobs, and of edits whose garbage was not collected.
 fn remove_unnamed(env: &Env, state: &ManifestTables) -> Result<()> {
     for name in env.disk.list(TABLE_FOLDER)? {
         let is_named = table_of_name(&name)

@@ -1,4 +1,4 @@
-//! A version: the tables of one moment. Immutable; readers hold it by `Arc` for as long as they like.
+//! A version: the tables of the tree at one time. Immutable; readers hold it by `Arc`.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ use crate::store::Store;
 use crate::suffix::Suffix;
 use crate::table::Table;
 
-// Directories that are read in one batch; a year has some hundred, of some 100 KB each.
+// Directories read in one batch: a year has some hundred directories of about 100 KB.
 const DIRECTORY_BYTES_MAX: u64 = 16 << 20;
 
-/// Directories that stay in memory while this is held, whatever the cache has room for.
+/// Directories that stay in memory while this is held, even if the cache is full.
 pub struct Directories {
     held: Vec<Arc<Suffix>>,
     memory: Reservation,
 }
 
-/// All tables of one moment (invariant 3: nothing that it names is removed while it is held).
+/// The tables of the tree at one time (invariant 3: its tables are not removed while it is held).
 pub struct Version {
     store: Arc<Store>,
     /// By level; each sorted by start of partition, then by group. Partitions of level 1 and those
@@ -33,7 +33,7 @@ pub struct Version {
 
 impl Version {
     /// # Errors
-    /// `Internal` if partitions or groups overlap that must not: then a merge was planned on another
+    /// `Internal` if partitions or groups overlap that must not: a merge was planned on another
     /// version.
     pub(crate) fn new(store: Arc<Store>, tables: Vec<Arc<Table>>) -> Result<Version> {
         let mut levels: [Vec<Arc<Table>>; 3] = Default::default();
@@ -58,19 +58,19 @@ impl Version {
         self.levels.iter().flatten().map(|table| &table.record)
     }
 
-    /// Whether a group has samples in `range`, as directories tell: exact to 1/32 of a table's partition.
-    /// Reads the directories of tables that are not in memory yet: call [`Version::load_directories`]
-    /// before asking for many groups. `true` where a directory cannot be read.
+    /// Whether a group has samples in `range`, by the directories: exact to 1/32 of a table's
+    /// partition. Reads directories that are not in memory: call [`Version::load_directories`]
+    /// before querying many groups. `true` where a directory cannot be read.
     pub fn has_data(&self, group: GroupId, range: TimeRange) -> bool {
         self.directories(group, range)
             .any(|(_, suffix)| suffix.is_none_or(|suffix| suffix.may_hold(group, range)))
     }
 
-    /// The first moment in `range` at which a member of a group may have samples: never too late, exact
-    /// as [`Version::has_data`].
+    /// The first time in `range` at which a member of a group may have samples: never too late,
+    /// exact as [`Version::has_data`].
     pub fn first_data(&self, group: GroupId, slot: Slot, range: TimeRange) -> Option<Timestamp> {
         let starts = self.directories(group, range).filter_map(|(table, suffix)| {
-            // What cannot be told is read, and reported there.
+            // An unreadable directory counts as having data: reading the blocks reports the damage.
             let Some(suffix) = suffix else {
                 return Some(table.record.time_range.intersect(range).start);
             };
@@ -81,10 +81,10 @@ impl Version {
         starts.min()
     }
 
-    /// Takes out of `left`, which rises, the members of `group` that have samples in `range`, as
-    /// directories tell: exact as [`Version::has_data`], and only if no delete of `hidden`, which is what
-    /// deletes hide of the group at any time, touches what is there. No block is read. `false` if only
-    /// blocks can tell about some of those that are left.
+    /// Removes from `left`, which rises, the members of `group` that have samples in `range`, by
+    /// the directories: exact as [`Version::has_data`], and only where no delete in `hidden`
+    /// touches the samples. `hidden` contains all deletes of the group. Reads no block. Returns
+    /// `false` if only blocks can decide about some of the remaining members.
     pub fn take_present(
         &self,
         group: GroupId,
@@ -125,8 +125,8 @@ impl Version {
         is_told
     }
 
-    /// The tables that can hold samples of `group` in `range`, with their directories; `None` for one that
-    /// cannot be read.
+    /// The tables that may contain samples of `group` in `range`, with their directories; `None`
+    /// for an unreadable one.
     fn directories(
         &self,
         group: GroupId,
@@ -140,12 +140,13 @@ impl Version {
             .map(|table| (table, self.store.suffix(table).ok()))
     }
 
-    /// Brings the directories of the tables with samples in `range` whose groups, from the first to the last, are
-    /// `wanted` into memory, those of the slow tier in one round trip (of at most 16 MiB). They stay there for as long as
-    /// what is returned is held.
+    /// Loads the directories of the tables with samples in `range` whose groups, from the first to
+    /// the last, are `wanted`: those of the slow tier in one round trip (per 16 MiB). They stay in
+    /// memory while the returned value is held.
     ///
     /// # Errors
-    /// `Unavailable`, `Corrupt`: of the first that could not be read; `Busy` without memory in `budget`.
+    /// `Unavailable`, `Corrupt`: of the first unreadable directory; `Busy` without memory in
+    /// `budget`.
     pub fn load_directories(
         &self,
         range: TimeRange,
@@ -172,7 +173,7 @@ impl Version {
             .collect();
             for (table, suffix) in batch.iter().zip(self.store.suffixes(&batch)) {
                 let suffix = suffix?;
-                // What the cache holds is counted there.
+                // Directories in the cache are counted there.
                 if self.store.cache.suffix(table.record.id).is_none() {
                     held.memory.grow(suffix.heap_bytes() as u64)?;
                 }
@@ -182,8 +183,8 @@ impl Version {
         Ok(held)
     }
 
-    /// Whether some table may have samples that delete `seq` hides; as far as the manifest's records
-    /// tell, and as cleaning has found out.
+    /// Whether some table may contain samples that delete `seq` hides, by the manifest's records
+    /// and completed cleaning.
     pub fn needs(&self, seq: CommitSeq, tombstone: &Tombstone) -> bool {
         self.all().any(|table| table.needs(seq, tombstone))
     }
@@ -226,7 +227,7 @@ impl Version {
         self.fast_bytes
     }
 
-    /// Numbers about one level.
+    /// Counters of one level.
     pub fn level_stats(&self, level: Level) -> LevelStats {
         let mut stats = LevelStats::default();
         let mut partition_before = None;
@@ -247,13 +248,13 @@ impl Version {
         stats
     }
 
-    /// Since when what is on the fast tier waits for its upload: the wall time at which the oldest of it was flushed.
+    /// The wall time at which the oldest data that waits for its upload was flushed.
     pub fn waiting_since_ms(&self) -> Option<Timestamp> {
         let fast = self.all().filter(|table| !table.record.level.is_slow());
         fast.map(|table| table.record.written_ms).min()
     }
 
-    /// The newest timestamp on the slow tier: what losing this machine cannot lose.
+    /// The newest timestamp on the slow tier: samples up to it survive the loss of this machine.
     pub fn newest_slow_ts(&self) -> Option<Timestamp> {
         self.level(Level::Two).iter().map(|table| table.record.time_range.end).max()
     }
@@ -272,7 +273,8 @@ impl std::fmt::Debug for Version {
     }
 }
 
-/// Partitions are equal or disjoint; tables of one partition, patches apart, have disjoint groups.
+/// Checks that partitions are equal or disjoint, and that tables of one partition, patches apart,
+/// have disjoint groups.
 fn check_disjoint(sorted: &[Arc<Table>]) -> Result<()> {
     for pair in sorted.windows(2) {
         let [one, two] = pair else { continue };

@@ -1,4 +1,4 @@
-//! Writing one table: chunks of rising groups in, blocks and a suffix out.
+//! Writes one table: chunks of rising groups in, blocks and a suffix out.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::partition::Partition;
 use crate::record::{Level, TableId, TableRecord, column_type_bit};
 use crate::suffix::{Suffix, SuffixBuilder};
 
-/// What a table calls itself.
+/// The kind and versions in a table's header.
 pub(crate) const FORMAT: FileFormat = FileFormat { kind: *b"TABL", version: 1, oldest: 1 };
 
 /// The frame's header, the salt and a checksum of both.
@@ -24,7 +24,8 @@ const PACK_LEVEL: i32 = 9;
 // 4,096 entries: more gain no bytes, and a short query decodes a whole column of a chunk.
 const CHUNK_ENTRIES_MAX: usize = 4_096;
 
-/// A table in the making. Blocks go to a file as they fill, or stay in memory for an upload.
+/// A table that is being written. Full blocks are written to a file, or stay in memory for an
+/// upload.
 pub(crate) struct TableWriter {
     shape: TableShape,
     id: TableId,
@@ -34,7 +35,7 @@ pub(crate) struct TableWriter {
     /// Of tables of the slow tier.
     packer: Option<Compressor<'static>>,
     suffix: SuffixBuilder,
-    /// Bytes behind `flushed_bytes` that are not in the file.
+    /// Bytes after `flushed_bytes` that are not in the file.
     tail: Vec<u8>,
     flushed_bytes: u64,
     file: Option<Arc<dyn DiskFile>>,
@@ -48,7 +49,7 @@ pub(crate) struct TableWriter {
     chunk_bytes: u64,
 }
 
-/// What is decided about a table before its first byte.
+/// The properties of a table that are fixed before its first byte.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TableShape {
     pub(crate) level: Level,
@@ -69,7 +70,7 @@ pub(crate) struct Written {
 impl TableWriter {
     /// A block is closed when its payload reaches `block_bytes`.
     pub(crate) fn new(id: TableId, shape: TableShape, block_bytes: usize) -> TableWriter {
-        // Neighbouring ids must not give neighbouring checksums of zeroed bytes.
+        // Neighbouring ids must not lead to neighbouring checksums of zeroed bytes.
         let salt = (id.0 as u32).wrapping_mul(0x9e37_79b1) ^ (id.0 >> 32) as u32 ^ 0x7461_626c;
         // Without memory for it blocks stay plain.
         let packer = shape.level.is_slow().then(|| Compressor::new(PACK_LEVEL).ok()).flatten();
@@ -110,7 +111,7 @@ impl TableWriter {
         (self.tail.len() + self.block.bytes()) as u64
     }
 
-    /// Adds all of `columns`, which lie in the partition; groups must rise.
+    /// Adds all of `columns`, which are inside the partition; groups must rise.
     pub(crate) fn push(&mut self, group: GroupId, columns: &GroupColumns, scratch: &mut Vec<u8>) {
         debug_assert!(self.group_max.is_none_or(|last| last < group), "groups must rise");
         if columns.is_empty() {
@@ -140,7 +141,7 @@ impl TableWriter {
         }
     }
 
-    /// Guesses from what this table's values took so far how large the chunk will be.
+    /// Estimates the chunk's size from the bytes per value of the table so far.
     fn push_slot_pieces(&mut self, group: GroupId, columns: &GroupColumns, scratch: &mut Vec<u8>) {
         // Two bytes a value to begin with: the real recordings take less.
         let bytes = columns.value_count() as u64 * (self.chunk_bytes + 2_000);
@@ -214,13 +215,16 @@ impl TableWriter {
         }
         let start = self.tail.len();
         let offset = self.flushed_bytes + start as u64;
-        assert!(offset == self.suffix.suffix().blocks_end(), "blocks lie one behind the other");
+        assert!(
+            offset == self.suffix.suffix().blocks_end(),
+            "blocks follow each other without gaps"
+        );
         self.block.seal(self.salt, offset, self.packer.as_mut(), &mut self.tail);
         let block_bytes = u32::try_from(self.tail.len() - start).expect("a block is under 4 GiB");
         self.suffix.seal_block(block_bytes);
     }
 
-    /// Moves whole blocks to the file, which is made when it is not there yet.
+    /// Moves whole blocks to the file, which is created if it does not exist.
     pub(crate) fn flush(&mut self, disk: &dyn Disk) -> Result<()> {
         // Below one block there is nothing to move but the header.
         if self.tail.len() < self.block_bytes {
@@ -250,7 +254,7 @@ impl TableWriter {
         self.file.is_some()
     }
 
-    /// Lets go of the file; the next write opens it again.
+    /// Closes the file; the next write opens it again.
     pub(crate) fn close(&mut self) {
         self.file = None;
     }

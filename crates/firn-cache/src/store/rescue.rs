@@ -4,7 +4,7 @@
 //! TSCache keeps or drops whole slabs (3.6). But a slab contains the results of many queries, old
 //! and new, of all keys, and is nearly always used by some of them: use distinguishes ranges, not
 //! slabs. Ranges that were not looked up again, and unreachable points, are dropped. Measurements:
-//! docs/decisions/0014-what-a-cache-keeps.md.
+//! decision 14 in docs/decisions.
 
 use super::compact::Merge;
 use super::state::{Body, Node, StoreOptions, StoreState};

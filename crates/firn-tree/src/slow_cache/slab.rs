@@ -1,4 +1,4 @@
-//! A slab of the slow cache: pieces of tables and where they lie, written in one write.
+//! A slab of the slow cache: pieces of tables and their offsets, written in one write.
 
 use firn_codec::frame::{FileFormat, crc32};
 use firn_model::{Error, Reservation, Result};
@@ -35,20 +35,20 @@ pub(super) fn fits(len: usize, slab_bytes: u32) -> bool {
 }
 
 impl OpenSlab {
-    /// An empty one of `slab_bytes`, which `memory` has.
+    /// An empty slab of `slab_bytes`, which `memory` accounts for.
     pub(super) fn new(slab_bytes: u32, memory: Reservation) -> OpenSlab {
         let mut bytes = Vec::with_capacity(slab_bytes as usize);
         bytes.resize(PREAMBLE_BYTES, 0);
         OpenSlab { bytes, slab_bytes, entries: Vec::new(), _memory: memory }
     }
 
-    /// Whether a piece of `len` bytes fits as well.
+    /// Whether a piece of `len` bytes still fits.
     pub(super) fn has_room(&self, len: usize) -> bool {
         let entries_bytes = (self.entries.len() + 1) * ENTRY_BYTES;
         self.bytes.len() + len + entries_bytes <= self.slab_bytes as usize
     }
 
-    /// Adds a piece that fits.
+    /// Adds a piece, which must fit.
     pub(super) fn push(&mut self, key: PieceKey, crc: u32, piece: &[u8]) -> SlabEntry {
         let entry =
             SlabEntry { key, offset: self.bytes.len() as u32, bytes: piece.len() as u32, crc };
@@ -62,7 +62,7 @@ impl OpenSlab {
         self.bytes.get(offset as usize..)?.get(..bytes as usize)
     }
 
-    /// The slab as it is written, and what is in it.
+    /// The bytes of the slab, and its entries.
     pub(super) fn encode(self, slot: u32, generation: u64) -> (Vec<u8>, Vec<SlabEntry>) {
         let OpenSlab { mut bytes, slab_bytes, entries, .. } = self;
         let entries_at = bytes.len();
@@ -85,10 +85,10 @@ impl OpenSlab {
     }
 }
 
-/// What a slab begins with.
+/// The preamble of a slab.
 #[derive(Debug)]
 pub(super) struct Preamble {
-    /// Later is larger.
+    /// Later slabs have larger ones.
     pub(super) generation: u64,
     pub(super) entries_at: u32,
     slab_bytes: u32,
@@ -98,7 +98,8 @@ pub(super) struct Preamble {
 
 impl Preamble {
     /// # Errors
-    /// `Corrupt` if no slab of this place and size was written there whole; `Invalid` for another version.
+    /// `Corrupt` if no slab of this slot and size was completely written; `Invalid` for another
+    /// version.
     pub(super) fn decode(
         file: &str,
         offset: u64,
@@ -113,7 +114,7 @@ impl Preamble {
             return bad("preamble checksum does not match");
         }
         if u32_at(24) != slot || u32_at(28) != slab_bytes {
-            return bad("it was written for another place or size");
+            return bad("it was written for another slot or slab size");
         }
         let preamble = Preamble {
             generation: bytes[16..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b)),
@@ -124,7 +125,7 @@ impl Preamble {
         };
         let end = u64::from(preamble.entry_count) * ENTRY_BYTES as u64;
         if end + u64::from(preamble.entries_at) > u64::from(slab_bytes) {
-            return bad("it says that it is larger than its place");
+            return bad("its entries do not fit into the slab");
         }
         Ok(preamble)
     }
@@ -136,7 +137,7 @@ impl Preamble {
     /// Decodes the entries.
     ///
     /// # Errors
-    /// `Corrupt` if they are not what was written.
+    /// `Corrupt` if the checksum does not match.
     pub(super) fn entries(&self, file: &str, offset: u64, bytes: &[u8]) -> Result<Vec<SlabEntry>> {
         if crc32(bytes) != self.entries_crc {
             return Err(Error::corrupt(file, offset, "the checksum of a slab's entries is wrong"));

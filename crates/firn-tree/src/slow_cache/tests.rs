@@ -1,4 +1,4 @@
-//! What the slow cache keeps, forgets and never hands out.
+//! Tests of the slow cache: kept, evicted and damaged pieces.
 
 use firn_sim::{Operation, Sim};
 
@@ -29,7 +29,7 @@ fn put_all(cache: &SlowCache, table: u64, count: u32) {
 }
 
 #[test]
-fn what_was_put_comes_back_after_a_restart_too() {
+fn a_piece_is_returned_also_after_a_restart() {
     let sim = Sim::new(1);
     let cache = open(&sim, 16);
     put_all(&cache, 1, 20);
@@ -47,7 +47,7 @@ fn what_was_put_comes_back_after_a_restart_too() {
     let known = |id| id == TableId(2);
     let again = SlowCache::open(&sim.env().disk, 16 * SLAB, &Budget::unlimited(), &known);
     assert!((0..20).all(|idx| get(&again, key(2, idx)) == Some(piece(2, idx, 500))));
-    assert_eq!(get(&again, key(1, 3)), None, "nobody knows that table any more");
+    assert_eq!(get(&again, key(1, 3)), None, "no version names that table");
     assert_eq!(get(&again, PieceKey { print: 8, ..key(2, 3) }), None, "of another database");
     assert_eq!(again.stats().pieces, 20);
 }
@@ -101,7 +101,7 @@ fn invariant_5_no_flipped_byte_is_served() {
 }
 
 #[test]
-fn a_cut_file_costs_what_was_cut() {
+fn a_cut_file_costs_only_the_cut_pieces() {
     let sim = Sim::new(1);
     let cache = open(&sim, 4);
     put_all(&cache, 1, 14);
@@ -113,13 +113,13 @@ fn a_cut_file_costs_what_was_cut() {
 }
 
 #[test]
-fn the_file_is_bounded_and_what_is_asked_for_stays() {
+fn the_file_is_bounded_and_used_pieces_stay() {
     let sim = Sim::new(1);
     let cache = open(&sim, 16);
     cache.put(key(1, 0), &piece(1, 0, 500));
     for idx in 0..1_000 {
         cache.put(key(2, idx), &piece(2, idx, 500));
-        assert_eq!(get(&cache, key(1, 0)), Some(piece(1, 0, 500)), "asked for after {idx}");
+        assert_eq!(get(&cache, key(1, 0)), Some(piece(1, 0, 500)), "read after {idx}");
     }
     assert_eq!(get(&cache, key(2, 0)), None, "asked for never");
     let stats = cache.stats();
@@ -168,7 +168,7 @@ fn a_failing_device_turns_it_off_and_nothing_else() {
     sim.faults.set_rate(Operation::Write, 1.0);
     put_all(&cache, 2, 30);
     assert!(!cache.stats().is_off && cache.stats().device_failures > 0);
-    assert_eq!(get(&cache, key(1, 3)), Some(piece(1, 3, 500)), "what is written can be read");
+    assert_eq!(get(&cache, key(1, 3)), Some(piece(1, 3, 500)), "written pieces can be read");
     put_all(&cache, 2, 200);
     let stats = cache.stats();
     assert!(stats.is_off && stats.device_failures == u64::from(FAILURES_MAX), "{stats:?}");
@@ -200,14 +200,14 @@ fn it_gives_way_before_the_disk_is_full() {
     let sim = Sim::new(1);
     let cache = open(&sim, 16);
     put_all(&cache, 1, 20);
-    // No more room than logs and flushes need: it goes on in what it has.
+    // Only the space that logs and flushes need is free: it continues with its slots.
     sim.disk.set_capacity_bytes(FREE_BYTES_MIN);
     let bytes = cache.stats().bytes;
     put_all(&cache, 2, 40);
     cache.give_way();
     assert_eq!(cache.stats().bytes, bytes);
     assert_eq!(get(&cache, key(2, 39)), Some(piece(2, 39, 500)));
-    // Hardly any: it goes.
+    // Hardly any space: the file is removed.
     sim.disk.set_capacity_bytes(FREE_BYTES_LOW);
     cache.give_way();
     assert!(sim.disk.files().is_empty());
@@ -216,14 +216,14 @@ fn it_gives_way_before_the_disk_is_full() {
     assert!(sim.disk.files().is_empty());
     let stats = cache.stats();
     assert!(stats.given_way > 1 && stats.device_failures == 0 && !stats.is_off, "{stats:?}");
-    // Room again: it begins anew.
+    // Space again: it starts with an empty file.
     sim.disk.set_capacity_bytes(u64::MAX);
     put_all(&cache, 3, 40);
     assert_eq!(get(&cache, key(3, 0)), Some(piece(3, 0, 500)));
 }
 
 #[test]
-fn what_a_crash_tore_is_not_served() {
+fn torn_pieces_are_not_returned() {
     for seed in 0..200 {
         let sim = Sim::new(seed);
         let cache = open(&sim, 4);

@@ -1,4 +1,4 @@
-//! Damaged bytes: told by file and offset, never served, and only they are lost.
+//! Damaged bytes are reported with file and offset, never returned, and only they are lost.
 
 use super::*;
 use crate::TableRecord;
@@ -115,10 +115,10 @@ fn invariant_5_zeroed_cut_and_swapped_stretches_are_never_served() {
     }
 }
 
-/// Whatever was hit: what can be read afterwards is right, all of it passes, and nothing is lost but what the
-/// check named.
+/// After a repair, readable samples are right, all bytes pass the check, and no samples are lost
+/// but those the check named.
 #[test]
-fn invariant_5_repair_loses_what_was_hit_and_nothing_else() {
+fn invariant_5_repair_loses_only_damaged_blocks() {
     for slow in [false, true] {
         let mut rng = Rng::new(13);
         for round in 0..60 {
@@ -177,7 +177,7 @@ fn invariant_5_repair_loses_what_was_hit_and_nothing_else() {
 fn a_directory_that_is_made_anew_from_the_blocks_is_the_same() {
     for slow in [false, true] {
         let (mut world, _) = world_with_table(slow);
-        // Members that come, go and miss rows, in groups of many and alone.
+        // Members that start, end and miss rows, in large groups and alone.
         let start = world.now().div_euclid(2 * HOUR_MS) * 2 * HOUR_MS - 48 * HOUR_MS;
         let mut samples = regular(0..9, 0..200, start..start + HOUR_MS / 4, 15_000, 0.0);
         samples.extend(regular(9..300, 0..1, start..start + HOUR_MS / 4, 60_000, 0.0));

@@ -50,7 +50,7 @@ fn slow_reads_take_two_round_trips_cold_and_none_warm() {
     let cold = version.scan(&asks, range, None, &QueryContext::unbounded()).unwrap();
     let traffic = world.tree.stats().traffic;
     assert_eq!(traffic.slow_round_trips, 2, "{traffic:?}");
-    // The directories of the tables that can have it, and of them the blocks that its columns lie in.
+    // Reads the directories of the tables that may have the group, and the blocks of its columns.
     let overlaps = |record: &&TableRecord| {
         record.level == Level::Two
             && record.time_range.overlaps(range)
@@ -60,14 +60,14 @@ fn slow_reads_take_two_round_trips_cold_and_none_warm() {
     let directories: u64 = records.iter().map(|record| u64::from(record.suffix_bytes)).sum();
     let columns: u64 = cold[0].iter().map(|columns| columns.entry_count() as u64).sum();
     let chunks = cold[0].len() as u64;
-    // What a block of the slow tier holds, and one chunk more.
+    // A slow-tier block, and one chunk more.
     let block_bytes = 5 * world.options.block_bytes as u64;
     assert!(traffic.slow_gets <= records.len() as u64 + chunks, "{traffic:?}");
     assert!(
         traffic.slow_get_bytes <= directories + columns + chunks * block_bytes,
         "{traffic:?}, {directories} of directories, {chunks} chunks of {columns} entries"
     );
-    // All that was asked of the slow tier was for this query.
+    // All requests to the slow tier were for this query.
     assert_eq!(traffic.slow_query_bytes, traffic.slow_get_bytes);
     let values = |found: &[Vec<GroupColumns>]| -> u64 {
         let columns = found.iter().flatten().flat_map(|columns| &columns.batch.columns);
@@ -81,7 +81,7 @@ fn slow_reads_take_two_round_trips_cold_and_none_warm() {
     assert_eq!(world.tree.stats().slow_read_amplification(), amplification / 2.0);
     assert_eq!(world.tree.stats().traffic.slow_round_trips, 2);
     assert_eq!(cold[0].len(), warm[0].len());
-    // After a restart what was read is on this machine.
+    // After a restart the data read before is on this machine.
     world.tree.close();
     world.reopen();
     let restarted = world.tree.version().scan(&asks, range, None, &QueryContext::unbounded());
@@ -91,7 +91,7 @@ fn slow_reads_take_two_round_trips_cold_and_none_warm() {
     assert_eq!(stats.slow_cache.hits, records.len() as u64 + chunks, "{stats:?}");
 }
 
-/// What was uploaded by this machine is not asked for before its blocks are, be it started anew in between.
+/// The first query of tables uploaded by this machine requests only blocks, also after a restart.
 #[test]
 fn directories_of_uploads_are_kept_on_this_machine() {
     let mut world = World::new(1, small_options());
@@ -108,7 +108,8 @@ fn directories_of_uploads_are_kept_on_this_machine() {
     assert!(stats.slow_cache.hits > 5 && stats.slow_cache.damaged == 0, "{stats:?}");
 }
 
-/// A selection that is scanned piece by piece asks the slow tier some times, not once a piece, and reads nothing twice.
+/// A selection that is scanned piece by piece makes a few requests to the slow tier, not one per
+/// piece, and reads nothing twice.
 #[test]
 fn a_long_scan_reads_ahead() {
     const GROUPS: u64 = 800;
@@ -197,7 +198,7 @@ fn patches_over_the_threshold_are_merged_with_their_table_only() {
     let version = world.tree.version();
     assert!(version.tables().all(|record| !record.patch));
     let untouched = ids(&world).intersection(&bases).count();
-    assert_eq!(untouched, bases.len() - 1, "only the first territory was written anew");
+    assert_eq!(untouched, bases.len() - 1, "only the first territory was rewritten");
 }
 
 #[test]
@@ -315,7 +316,8 @@ fn retention_drops_whole_partitions_of_every_level() {
     assert_eq!(world.sim.disk.files().len() + world.sim.bucket.keys().len(), named);
 }
 
-/// A small database's year is some hundred objects. Each byte is put a second time at most, and full tables never.
+/// A small database's year is some hundred objects. Each byte is put a second time at most, and
+/// full tables never.
 #[test]
 fn old_partitions_become_one_where_that_makes_fewer_objects() {
     let mut world = World::new(1, TreeOptions::default());
@@ -329,7 +331,7 @@ fn old_partitions_become_one_where_that_makes_fewer_objects() {
     assert_eq!(old.len(), 2, "{old:?}");
     let traffic = world.tree.stats().traffic;
     assert!(traffic.partition_merge_write_bytes < traffic.upload_bytes, "{traffic:?}");
-    // What comes late to an old partition becomes a patch of it, and wins.
+    // Late data of an old partition becomes a patch of it, and wins.
     let start = old[0].partition.range().start;
     drop(version);
     world.flush(&regular(1..3, 0..2, start..start + HOUR_MS, MINUTE_MS, 7.5)).unwrap();
@@ -356,8 +358,8 @@ fn old_partitions_become_one_where_that_makes_fewer_objects() {
     world.check();
 }
 
-/// An hourly series has 16 samples in an old partition. When that is much older, eight of them have one chunk, unless
-/// retention wants shorter ones.
+/// An hourly series has 16 samples in an old partition. When that is much older, eight of them have
+/// one chunk, unless retention wants shorter ones.
 #[test]
 fn partitions_of_slow_series_grow_once_more() {
     let longest_of = |step_ms: i64, retention_ms: Option<i64>| {
@@ -385,8 +387,8 @@ fn partitions_of_slow_series_grow_once_more() {
     assert_eq!(longest_of(HOUR_MS, Some(300 * HOUR_MS)), (32, 32));
 }
 
-/// Series that live for an hour have 40 samples in any partition: they are not put again for nothing, and it is
-/// looked at once.
+/// Series that live for an hour have 40 samples in any partition: they are not put again for
+/// nothing, and it is looked at once.
 #[test]
 fn partitions_of_series_that_come_and_go_do_not_grow_once_more() {
     let mut world = World::new(1, TreeOptions::default());
@@ -408,7 +410,8 @@ fn partitions_of_series_that_come_and_go_do_not_grow_once_more() {
     assert!(world.settle().is_empty());
 }
 
-/// An overwrite that waits on the fast tier in one part of a window is older than a patch in another part.
+/// An overwrite that waits on the fast tier in one part of a window is older than a patch in
+/// another part.
 #[test]
 fn invariant_2_an_overwrite_that_waits_is_not_overtaken_by_a_merge_of_partitions() {
     let mut world = World::new(1, TreeOptions { patches_max: 9, ..small_options() });
@@ -427,11 +430,12 @@ fn invariant_2_an_overwrite_that_waits_is_not_overtaken_by_a_merge_of_partitions
     assert_eq!(late, 2, "they wait");
     world.advance(2 * MINUTE_MS);
     assert_eq!(world.settle(), ["merge_partitions"]);
-    assert_eq!(world.tree.version().tables().count(), 1, "what waited went along");
+    assert_eq!(world.tree.version().tables().count(), 1, "waiting data was merged too");
     world.check();
 }
 
-/// Figure 19: dense samples, sparse ones, dense ones. The fast tier keeps its limit after every flush.
+/// Figure 19: dense samples, sparse ones, dense ones. The fast tier keeps its limit after every
+/// flush.
 #[test]
 fn partition_lengths_follow_the_limit_of_the_fast_tier() {
     let options = TreeOptions {
@@ -469,7 +473,8 @@ fn partition_lengths_follow_the_limit_of_the_fast_tier() {
     world.check();
 }
 
-/// A limit that even the shortest partitions break: data is uploaded before its partition is complete.
+/// A limit that even the shortest partitions break: data is uploaded before its partition is
+/// complete.
 #[test]
 fn a_fast_tier_that_is_far_too_small_is_kept_small_by_early_uploads() {
     let mut world = World::new(1, TreeOptions { fast_bytes_max: Some(20_000), ..small_options() });
@@ -518,7 +523,7 @@ fn one_member_of_a_large_group_is_read_without_the_others() {
 }
 
 #[test]
-fn a_scan_is_bounded_by_its_budget_and_stops_when_told() {
+fn a_scan_is_bounded_by_its_budget_and_stops_when_canceled() {
     let mut world = World::new(1, small_options());
     let start = world.now();
     world.flush(&regular(0..50, 0..4, start..start + HOUR_MS, 30_000, 0.0)).unwrap();
@@ -541,7 +546,7 @@ fn a_scan_is_bounded_by_its_budget_and_stops_when_told() {
 }
 
 #[test]
-fn a_job_is_bounded_by_its_budget_and_stops_when_told() {
+fn a_job_is_bounded_by_its_budget_and_stops_when_canceled() {
     let mut world = World::new(1, small_options());
     let start = world.now() - 20 * HOUR_MS;
     world.flush(&regular(0..9, 0..4, start..start + 9 * HOUR_MS, 30_000, 0.0)).unwrap();
@@ -607,9 +612,9 @@ fn partitions_of_other_lengths_are_aligned_when_options_change() {
     assert_eq!(world.tree.version().level_stats(Level::One).table_count, 0);
 }
 
-/// The power goes, or one operation fails, at each operation of each kind of job in turn; the disk
-/// has then what was synced and some of the rest. All samples must be there afterwards, no file that
-/// nobody names, and the same work must be planned again and succeed.
+/// Power is lost, or one operation fails, at each operation of each kind of job in turn. The disk
+/// then has all synced bytes and some others. Afterwards all samples must be readable, no orphan
+/// may remain, and the same job must be planned again and succeed.
 #[test]
 fn jobs_that_are_killed_anywhere_lose_nothing_and_are_done_again() {
     for kind in [JobKind::Compact, JobKind::Upload, JobKind::MergePatches, JobKind::MergePartitions]
@@ -625,7 +630,8 @@ fn jobs_that_are_killed_anywhere_lose_nothing_and_are_done_again() {
             let mut done = false;
             for round in 0..6 {
                 if is_by_age {
-                    // Young enough to be uploaded in short partitions, which the advance below makes old.
+                    // Young enough to be uploaded in short partitions, which the advance below
+                    // makes old.
                     window = start_of_window(&world);
                     let next = window + 2 * HOUR_MS..window + 2 * HOUR_MS + 1_000;
                     world.flush(&regular(0..24, 0..2, next, 97_000, 0.5)).unwrap();
@@ -678,7 +684,7 @@ fn jobs_that_are_killed_anywhere_lose_nothing_and_are_done_again() {
 
 /// An upload makes one chunk of a group's samples of a whole window, with one range of commits. A
 /// late overwrite that waited in level 0 meanwhile would look older than that chunk, though it is
-/// newer than what it overwrites: so it must go along.
+/// newer than the samples it overwrites: so it must be merged too.
 #[test]
 fn invariant_2_an_overwrite_that_waits_in_level_0_is_not_overtaken_by_an_upload() {
     let options = TreeOptions {

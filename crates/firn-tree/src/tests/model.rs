@@ -1,6 +1,6 @@
 //! Random lives against a plain map: flushes of new, late and overwriting rows, jobs, garbage,
 //! readers that stay, restarts, power cuts at any operation, tiers that fail. Says with the seed
-//! what went wrong.
+//! the failure.
 
 use std::cell::RefCell;
 
@@ -17,7 +17,7 @@ struct Reader {
     want: Samples,
 }
 
-/// How often something happened, by what it was.
+/// How often each kind of event happened.
 type Tally = BTreeMap<String, u64>;
 
 #[test]
@@ -33,7 +33,7 @@ fn a_random_life_equals_a_plain_map() {
     if std::env::var_os("FIRN_SEED").is_some() {
         return;
     }
-    // A test that does not meet what it is about proves nothing.
+    // A test that never meets its events proves nothing.
     // Those that fail are in `jobs_that_are_killed_anywhere_lose_nothing_and_are_done_again`.
     assert!(tally.contains_key("merge_patches: done"), "{tally:#?}");
     assert!(tally.contains_key("merge_partitions: done"), "{tally:#?}");
@@ -102,7 +102,7 @@ fn live(seed: u64) -> Tally {
     tally
 }
 
-/// What goes wrong during the next piece of work.
+/// The failure during the next job.
 fn plan_faults(world: &World, rng: &mut Rng) {
     let faults = &world.sim.faults;
     faults.clear();
