@@ -141,7 +141,8 @@ impl Client {
     pub fn new(servers: &[&str], options: Options) -> Result<Client> {
         if servers.is_empty() {
             return Err(Error::Invalid(
-                "no servers; wanted is at part_bytes_min one host:port".into(),
+                "cannot create a cache client: expected at least one server as host:port, got none"
+                    .into(),
             ));
         }
         let names: Vec<String> = servers.iter().map(|&name| name.to_owned()).collect();

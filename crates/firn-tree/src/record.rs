@@ -219,7 +219,7 @@ pub(crate) fn table_of_name(name: &str) -> Option<TableId> {
 }
 
 fn take_u32(input: &mut &[u8], field: &'static str) -> Result<u32> {
-    u32::try_from(take_varint(input, what)?)
+    u32::try_from(take_varint(input, field)?)
         .map_err(|_| Error::corrupt("manifest", 0, format!("table record: {field} is too large")))
 }
 

@@ -612,7 +612,7 @@ mod tests {
             ("lone series every 60 s, each at its own second", 40_000, 1, 60_000, false, 10),
             ("nodes of 300 series, a third of them new every hour", 60, 300, 30_000, true, 10),
         ];
-        for (what, group_count, member_count, step_ms, is_churn, per_mille_max) in cases {
+        for (name, group_count, member_count, step_ms, is_churn, per_mille_max) in cases {
             let shape = TableShape {
                 level: Level::One,
                 patch: false,

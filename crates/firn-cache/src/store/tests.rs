@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use firn_model::{Budget, CommitSeq, Reclaim, Pool, Reservation, TimeRange, Timestamp};
+use firn_model::{Budget, CommitSeq, Pool, Reclaim, Reservation, TimeRange, Timestamp};
 use firn_sim::{Operation, Rng, Sim, for_seeds};
 
 use super::state::{Fill, Point, Store, StoreOptions, StoreStats};
