@@ -7,10 +7,10 @@ use firn_model::{CancelToken, GroupId, METRIC_NAME, Result};
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 
-use crate::layers::Tip;
+use crate::memory::index::{MemoryIndex, Watermark};
 use crate::memory::listing::each_pair;
-use crate::memory::state::{State, Watermark};
 use crate::sealed::PairCounts;
+use crate::version::IndexVersion;
 use crate::view::IndexView;
 
 // Parts looked at under one lock.
@@ -47,22 +47,22 @@ impl IndexView {
     /// # Errors
     /// As [`IndexView::select`].
     pub fn cardinality(&self, top: usize, cancel: &CancelToken) -> Result<Cardinality> {
-        let mut found = count(&self.tip, self.mark, top, cancel)?;
+        let mut found = count(&self.version, self.mark, top, cancel)?;
         (found.series_count, found.group_count) = (self.series_count(), self.group_count());
-        found.series_by_group = count_groups(self, &self.tip, self.mark, top, cancel)?;
+        found.series_by_group = count_groups(self, &self.version, self.mark, top, cancel)?;
         Ok(found)
     }
 }
 
 /// Pairs of one segment with their numbers of series, in order of names and values.
-enum Cursor<'a> {
+enum PairCursor<'a> {
     Sealed(PairCounts<'a>),
-    Memory(MemoryCursor<'a>),
+    Memory(MemoryPairCursor<'a>),
 }
 
 /// Reads one name at a time: the text of one name's values is in memory, not of all.
-struct MemoryCursor<'a> {
-    state: &'a RwLock<State>,
+struct MemoryPairCursor<'a> {
+    memory: &'a RwLock<MemoryIndex>,
     mark: Watermark,
     /// Names with their ids, the next one last.
     names: Vec<(String, u32)>,
@@ -75,13 +75,18 @@ struct MemoryCursor<'a> {
 ///
 /// # Errors
 /// `Canceled` or `Timeout` when the token says so; `Corrupt` for a damaged segment.
-fn count(tip: &Tip, mark: Watermark, top: usize, cancel: &CancelToken) -> Result<Cardinality> {
+fn count(
+    version: &IndexVersion,
+    mark: Watermark,
+    top: usize,
+    cancel: &CancelToken,
+) -> Result<Cardinality> {
     let mut cursors = Vec::new();
-    for segment in &tip.sealed {
-        cursors.push(Cursor::Sealed(segment.sealed.pair_counts(cancel)?));
+    for segment in &version.sealed {
+        cursors.push(PairCursor::Sealed(segment.sealed.pair_counts(cancel)?));
     }
-    for (layer, mark) in tip.layers(mark) {
-        cursors.push(Cursor::Memory(MemoryCursor::new(&layer.state, mark)));
+    for (layer, mark) in version.layers(mark) {
+        cursors.push(PairCursor::Memory(MemoryPairCursor::new(&layer.memory, mark)));
     }
     let mut open = Vec::with_capacity(cursors.len());
     for mut cursor in cursors {
@@ -89,8 +94,8 @@ fn count(tip: &Tip, mark: Watermark, top: usize, cancel: &CancelToken) -> Result
             open.push(cursor);
         }
     }
-    let mut sums = Sums::new(top);
-    while let Some(least) = open.iter().map(Cursor::pair).min() {
+    let mut sums = CardinalitySums::new(top);
+    while let Some(least) = open.iter().map(PairCursor::pair).min() {
         if sums.pair_count.is_multiple_of(1_024) {
             cancel.check()?;
         }
@@ -120,24 +125,24 @@ fn count(tip: &Tip, mark: Watermark, top: usize, cancel: &CancelToken) -> Result
 /// As [`count`].
 fn count_groups(
     view: &IndexView,
-    tip: &Tip,
+    version: &IndexVersion,
     mark: Watermark,
     top: usize,
     cancel: &CancelToken,
 ) -> Result<Vec<(String, u64)>> {
     let mut sizes: HashMap<GroupId, u64> = HashMap::new();
     let mut take = |group, member_count| *sizes.entry(group).or_default() += member_count;
-    for segment in &tip.sealed {
+    for segment in &version.sealed {
         segment.sealed.part_sizes(cancel, &mut take)?;
     }
-    for (layer, mark) in tip.layers(mark) {
+    for (layer, mark) in version.layers(mark) {
         for start in (0..mark.parts).step_by(PARTS_PER_LOCK) {
             cancel.check()?;
-            let state = layer.state.read();
+            let memory = layer.memory.read();
             let parts = start..mark.parts.min(start + PARTS_PER_LOCK as u32);
-            for part_no in parts.filter(|&part_no| !state.parts.is_lone(part_no)) {
-                let member_count = state.parts.count_below(part_no, mark.series);
-                take(state.parts.id(part_no), u64::from(member_count));
+            for part_no in parts.filter(|&part_no| !memory.parts.is_lone(part_no)) {
+                let member_count = memory.parts.count_below(part_no, mark.series);
+                take(memory.parts.id(part_no), u64::from(member_count));
             }
         }
     }
@@ -162,38 +167,40 @@ fn count_groups(
     named.collect()
 }
 
-impl Cursor<'_> {
+impl PairCursor<'_> {
     fn advance(&mut self) -> Result<bool> {
         match self {
-            Cursor::Sealed(pairs) => pairs.advance(),
-            Cursor::Memory(pairs) => Ok(pairs.advance()),
+            PairCursor::Sealed(pairs) => pairs.advance(),
+            PairCursor::Memory(pairs) => Ok(pairs.advance()),
         }
     }
 
     fn pair(&self) -> (&str, &str) {
         match self {
-            Cursor::Sealed(pairs) => (pairs.name(), pairs.value()),
-            Cursor::Memory(pairs) => (&pairs.name, pairs.values.last().map_or("", |one| &one.0)),
+            PairCursor::Sealed(pairs) => (pairs.name(), pairs.value()),
+            PairCursor::Memory(pairs) => {
+                (&pairs.name, pairs.values.last().map_or("", |one| &one.0))
+            }
         }
     }
 
     fn series_count(&self) -> u64 {
         match self {
-            Cursor::Sealed(pairs) => pairs.series_count(),
-            Cursor::Memory(pairs) => pairs.values.last().map_or(0, |one| one.1),
+            PairCursor::Sealed(pairs) => pairs.series_count(),
+            PairCursor::Memory(pairs) => pairs.values.last().map_or(0, |one| one.1),
         }
     }
 }
 
-impl MemoryCursor<'_> {
-    fn new(state: &RwLock<State>, mark: Watermark) -> MemoryCursor<'_> {
+impl MemoryPairCursor<'_> {
+    fn new(memory: &RwLock<MemoryIndex>, mark: Watermark) -> MemoryPairCursor<'_> {
         let mut names: Vec<(String, u32)> = {
-            let state = state.read();
-            let ids = 0..state.pairs.name_count();
-            ids.map(|id| (state.pairs.name_text(id).to_owned(), id)).collect()
+            let memory = memory.read();
+            let ids = 0..memory.pairs.name_count();
+            ids.map(|id| (memory.pairs.name_text(id).to_owned(), id)).collect()
         };
         names.sort_unstable_by(|a, b| b.cmp(a));
-        MemoryCursor { state, mark, names, name: String::new(), values: Vec::new() }
+        MemoryPairCursor { memory, mark, names, name: String::new(), values: Vec::new() }
     }
 
     fn advance(&mut self) -> bool {
@@ -201,10 +208,10 @@ impl MemoryCursor<'_> {
         while self.values.is_empty() {
             let Some((name, id)) = self.names.pop() else { return false };
             let (mark, values) = (self.mark, &mut self.values);
-            each_pair(self.state, mark, id, |state, pair| {
+            each_pair(self.memory, mark, id, |memory, pair| {
                 values.push((
-                    state.pairs.value_text(pair).to_owned(),
-                    count_series(state, mark, pair),
+                    memory.pairs.value_text(pair).to_owned(),
+                    count_series(memory, mark, pair),
                 ));
             });
             values.sort_unstable_by(|a, b| b.0.cmp(&a.0));
@@ -215,16 +222,16 @@ impl MemoryCursor<'_> {
 }
 
 /// How many series have `pair`.
-fn count_series(state: &State, mark: Watermark, pair: u32) -> u64 {
-    let pair = state.pairs.pair(pair);
+fn count_series(memory: &MemoryIndex, mark: Watermark, pair: u32) -> u64 {
+    let pair = memory.pairs.pair(pair);
     let (parts, sets) = (pair.parts.below(mark.parts), pair.sets.below(mark.sets));
-    let in_parts = parts.iter().map(|no| u64::from(state.parts.count_below(no, mark.series)));
+    let in_parts = parts.iter().map(|no| u64::from(memory.parts.count_below(no, mark.series)));
     let with_set = sets.iter().map(|set| {
-        let of_set = state.sets.set(set).parts.below(mark.parts);
+        let of_set = memory.sets.set(set).parts.below(mark.parts);
         // A part that existed may have got the member later.
         let is_seen = |&part_no: &u32| {
-            let seen = state.parts.count_below(part_no, mark.series) as usize;
-            let places = state.parts.sets(part_no);
+            let seen = memory.parts.count_below(part_no, mark.series) as usize;
+            let places = memory.parts.sets(part_no);
             seen == places.len() || places[..seen].contains(&set)
         };
         of_set.iter().filter(is_seen).count() as u64
@@ -232,31 +239,31 @@ fn count_series(state: &State, mark: Watermark, pair: u32) -> u64 {
     in_parts.sum::<u64>() + with_set.sum::<u64>()
 }
 
-struct Sums {
+struct CardinalitySums {
     name_count: u64,
     pair_count: u64,
     /// The name that is being summed up: values and their bytes.
     name: String,
     value_count: u64,
     value_bytes: u64,
-    by_metric: Largest,
-    values_by_name: Largest,
-    bytes_by_name: Largest,
-    by_pair: Largest,
+    by_metric: TopCounts,
+    values_by_name: TopCounts,
+    bytes_by_name: TopCounts,
+    by_pair: TopCounts,
 }
 
-impl Sums {
-    fn new(top: usize) -> Sums {
-        Sums {
+impl CardinalitySums {
+    fn new(top: usize) -> CardinalitySums {
+        CardinalitySums {
             name_count: 0,
             pair_count: 0,
             name: String::new(),
             value_count: 0,
             value_bytes: 0,
-            by_metric: Largest::new(top),
-            values_by_name: Largest::new(top),
-            bytes_by_name: Largest::new(top),
-            by_pair: Largest::new(top),
+            by_metric: TopCounts::new(top),
+            values_by_name: TopCounts::new(top),
+            bytes_by_name: TopCounts::new(top),
+            by_pair: TopCounts::new(top),
         }
     }
 
@@ -298,15 +305,15 @@ impl Sums {
 }
 
 /// The largest of what is offered, at most so many; of equal ones the first by name.
-struct Largest {
+struct TopCounts {
     count_max: usize,
     /// The smallest on top, to be replaced.
     kept: BinaryHeap<Reverse<(u64, Reverse<String>)>>,
 }
 
-impl Largest {
-    fn new(count_max: usize) -> Largest {
-        Largest { count_max, kept: BinaryHeap::new() }
+impl TopCounts {
+    fn new(count_max: usize) -> TopCounts {
+        TopCounts { count_max, kept: BinaryHeap::new() }
     }
 
     /// `name` is asked for only if it may be kept: there are millions of pairs.

@@ -8,16 +8,18 @@ use firn_model::{Error, GroupId, Labels, Result, SeriesRef, ShardBits, ShardId, 
 use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 
+use crate::catalog::{Catalog, CatalogEdit, SegmentInfo};
 use crate::definition;
-use crate::jobs::{self, CopyOf, Jobs, MergeJob, Repaired, SealJob, Written, WrittenJobs};
-use crate::known::Known;
-use crate::layers::{Layer, Segment, Tip};
-use crate::limits::{CensusOf, Limits, NewSeries};
-use crate::manifest_part::{Catalog, Part, SegmentInfo};
+use crate::jobs::{
+    self, JobCatalog, MergeJob, ReadCopy, Repaired, SealJob, WrittenSegment, WrittenSegments,
+};
+use crate::known_refs::KnownRefs;
+use crate::limits::{LimitCounters, NewSeries, SegmentCensus};
+use crate::memory::index::{GrowingGroup, MemberRun, MemoryIndex, SeriesPosition};
 use crate::memory::lookup::Lookup;
-use crate::memory::state::{Growing, Place, Run, State};
 use crate::options::IndexOptions;
 use crate::pair::raw_pairs;
+use crate::version::{FileSegment, IndexVersion, MemorySegment};
 use crate::view::{IndexStats, IndexView};
 
 /// Which series are there. Shared by writers and queries; every call takes `&self`.
@@ -26,27 +28,27 @@ pub struct Index {
     shared: Arc<Shared>,
 }
 
-/// Lock order: `jobs`, then `tip`, then the state of the active segment, then that of an older one, then
+/// Lock order: `jobs`, then `version`, then the state of the active segment, then that of an older one, then
 /// `limits`, `written` or one of `shards`.
 #[derive(Debug)]
 struct Shared {
     disk: Arc<dyn Disk>,
     bits: ShardBits,
     options: IndexOptions,
-    jobs: Mutex<Jobs>,
-    written: Arc<WrittenJobs>,
-    tip: RwLock<Arc<Tip>>,
-    limits: Mutex<Limits>,
+    jobs: Mutex<JobCatalog>,
+    written: Arc<WrittenSegments>,
+    version: RwLock<Arc<IndexVersion>>,
+    limits: Mutex<LimitCounters>,
     shards: Vec<Shard>,
     generation: AtomicU32,
-    known: RwLock<Known>,
+    known: RwLock<KnownRefs>,
 }
 
 /// What is known of a shard beside its groups.
 #[derive(Debug, Default)]
 struct Shard {
     /// Definitions that the log has not been given, with the numbers of their segments.
-    pending: Mutex<Vec<(u64, Run)>>,
+    pending: Mutex<Vec<(u64, MemberRun)>>,
     any_pending: AtomicBool,
     /// Groups of before the start take no new member.
     is_distrusted: AtomicBool,
@@ -55,7 +57,7 @@ struct Shard {
 }
 
 /// A label set that is not known, and what of it is asked when it is defined.
-struct Wanted<'l> {
+struct NewLabelSet<'l> {
     whole: &'l Labels,
     /// The labels of the group that it joins; `None`: it becomes a group of one.
     identity: Option<Labels>,
@@ -89,8 +91,8 @@ impl Index {
         for &info in &catalog.segments {
             sealed.push(jobs::open(&*disk, info, info.number)?);
         }
-        let state = RwLock::new(State::new(bits, &options, &catalog.next_ids));
-        let active = Arc::new(Layer { number: 0, state });
+        let memory = RwLock::new(MemoryIndex::new(bits, &options, &catalog.next_ids));
+        let active = Arc::new(MemorySegment { number: 0, memory });
         let shard = |idx: usize| Shard {
             closed_below: AtomicU64::new(catalog.closed_ids.get(idx).copied().unwrap_or(0)),
             ..Shard::default()
@@ -98,13 +100,13 @@ impl Index {
         let shards = (0..bits.shard_count()).map(shard).collect();
         let shared = Shared {
             disk,
-            limits: Mutex::new(Limits::new(options.limits)),
+            limits: Mutex::new(LimitCounters::new(options.limits)),
             shards,
             bits,
             options,
-            jobs: Mutex::new(Jobs { catalog, next_number, settled: 0 }),
+            jobs: Mutex::new(JobCatalog { catalog, next_number, settled: 0 }),
             written: Arc::default(),
-            tip: RwLock::new(Arc::new(Tip { sealed, frozen: Vec::new(), active })),
+            version: RwLock::new(Arc::new(IndexVersion { sealed, frozen: Vec::new(), active })),
             generation: AtomicU32::new(0),
             known: RwLock::default(),
         };
@@ -122,14 +124,14 @@ impl Index {
         out.clear();
         out.reserve(labels.len());
         let generation = self.generation();
-        let tip = self.tip();
+        let version = self.version();
         let mut lookup = Lookup::default();
         let mut missing: Vec<usize> = Vec::new();
         for batch in labels.chunks(BATCH_KNOWN) {
-            let state = tip.active.state.read();
+            let memory = version.active.memory.read();
             for labels in batch {
-                match lookup.find(&state, labels) {
-                    Some(place) => out.push(Ok(state.series_ref(place))),
+                match lookup.find(&memory, labels) {
+                    Some(position) => out.push(Ok(memory.series_ref(position))),
                     None => {
                         missing.push(out.len());
                         out.push(Err(Error::invalid("a series needs at least one label")));
@@ -192,45 +194,45 @@ impl Index {
         whole: &[&Labels],
         identity_of: impl Fn(&Labels) -> Option<Labels>,
     ) -> Vec<Result<SeriesRef>> {
-        let mut tip = self.tip();
-        let mut finder = tip.finder();
+        let mut version = self.version();
+        let mut finder = version.finder();
         let mut found: Vec<Option<Result<SeriesRef>>> =
             whole.iter().map(|labels| finder.find(labels).transpose()).collect();
         for (whole, found) in whole.chunks(BATCH_NEW).zip(found.chunks_mut(BATCH_NEW)) {
             if found.iter().any(Option::is_none) {
-                self.define_missing(&mut tip, whole, &identity_of, found);
+                self.define_missing(&mut version, whole, &identity_of, found);
             }
         }
         found.into_iter().flatten().collect()
     }
 
-    /// Defines what no segment before the active one of `tip` has.
+    /// Defines what no segment before the active one of `version` has.
     fn define_missing(
         &self,
-        tip: &mut Arc<Tip>,
+        version: &mut Arc<IndexVersion>,
         whole: &[&Labels],
         identity_of: impl Fn(&Labels) -> Option<Labels>,
         found: &mut [Option<Result<SeriesRef>>],
     ) {
-        let mut wanted: Vec<Wanted<'_>> = Vec::with_capacity(whole.len());
+        let mut wanted: Vec<NewLabelSet<'_>> = Vec::with_capacity(whole.len());
         for (&whole, found) in whole.iter().zip(&*found) {
             let identity = if found.is_none() { identity_of(whole) } else { None };
-            wanted.push(Wanted { whole, identity });
+            wanted.push(NewLabelSet { whole, identity });
         }
         // Groups of before that go on, by identity labels.
-        let mut growing: HashMap<&Labels, Option<Growing>> = HashMap::new();
+        let mut growing: HashMap<&Labels, Option<GrowingGroup>> = HashMap::new();
         while found.iter().any(Option::is_none) {
             // Sealed segments are asked without any lock.
-            let asked = {
-                let mut state = tip.active.state.write();
-                (!state.is_frozen)
-                    .then(|| self.define_some(tip, &mut state, &wanted, &growing, found))
+            let deferred = {
+                let mut memory = version.active.memory.write();
+                (!memory.is_frozen)
+                    .then(|| self.define_some(version, &mut memory, &wanted, &growing, found))
             };
-            let Some(asked) = asked else {
+            let Some(deferred) = deferred else {
                 // It is an older one now.
-                *tip = self.tip();
+                *version = self.version();
                 growing.clear();
-                let mut finder = tip.finder();
+                let mut finder = version.finder();
                 for (found, wanted) in found.iter_mut().zip(&wanted) {
                     if found.is_none() {
                         *found = finder.find(wanted.whole).transpose();
@@ -238,9 +240,9 @@ impl Index {
                 }
                 continue;
             };
-            for idx in asked {
+            for idx in deferred {
                 let Some(identity) = &wanted[idx].identity else { continue };
-                match self.growing(tip, identity) {
+                match self.growing(version, identity) {
                     Ok(group) => drop(growing.insert(identity, group)),
                     Err(e) => found[idx] = Some(Err(e)),
                 }
@@ -252,56 +254,57 @@ impl Index {
     /// first members of groups that may go on from one.
     fn define_some(
         &self,
-        tip: &Tip,
-        state: &mut State,
-        wanted: &[Wanted<'_>],
-        growing: &HashMap<&Labels, Option<Growing>>,
+        version: &IndexVersion,
+        memory: &mut MemoryIndex,
+        wanted: &[NewLabelSet<'_>],
+        growing: &HashMap<&Labels, Option<GrowingGroup>>,
         found: &mut [Option<Result<SeriesRef>>],
     ) -> Vec<usize> {
-        let has_older = !tip.sealed.is_empty() || !tip.frozen.is_empty();
+        let has_older = !version.sealed.is_empty() || !version.frozen.is_empty();
         let mut lookup = Lookup::default();
-        let mut asked = Vec::new();
+        let mut deferred = Vec::new();
         for (idx, (wanted, found)) in wanted.iter().zip(found).enumerate() {
             if found.is_some() {
                 continue;
             }
             // Another writer, or this batch itself, may have defined it meanwhile.
-            if let Some(place) = lookup.find(state, wanted.whole) {
-                *found = Some(Ok(state.series_ref(place)));
+            if let Some(position) = lookup.find(memory, wanted.whole) {
+                *found = Some(Ok(memory.series_ref(position)));
                 continue;
             }
             let known = wanted.identity.as_ref().and_then(|identity| growing.get(identity));
             let goes_on = wanted.identity.as_ref().is_some_and(|identity| {
-                has_older && known.is_none() && state.growing(identity).is_none()
+                has_older && known.is_none() && memory.growing(identity).is_none()
             });
             if goes_on {
-                asked.push(idx);
+                deferred.push(idx);
                 continue;
             }
-            let place = self.define(tip, state, &mut lookup, wanted, known.copied().flatten());
-            *found = Some(place.map(|place| state.series_ref(place)));
+            let position =
+                self.define(version, memory, &mut lookup, wanted, known.copied().flatten());
+            *found = Some(position.map(|position| memory.series_ref(position)));
         }
-        asked
+        deferred
     }
 
     /// Asks the limits before any text is stored: refused label sets must not cost memory.
     fn define<'l>(
         &self,
-        tip: &Tip,
-        state: &mut State,
+        version: &IndexVersion,
+        memory: &mut MemoryIndex,
         lookup: &mut Lookup<'l>,
-        wanted: &Wanted<'l>,
-        growing: Option<Growing>,
-    ) -> Result<Place> {
+        wanted: &NewLabelSet<'l>,
+        growing: Option<GrowingGroup>,
+    ) -> Result<SeriesPosition> {
         let (whole, identity) = (wanted.whole, &wanted.identity);
         let group_labels = || identity.clone().unwrap_or_else(Labels::empty);
         let group: Option<&dyn Fn() -> Labels> = identity.is_some().then_some(&group_labels);
         let new = NewSeries { metric: whole.metric_name(), group };
-        self.shared.limits.lock().admit(&new, &CensusOf { tip, active: state })?;
+        self.shared.limits.lock().admit(&new, &SegmentCensus { version, active: memory })?;
         let mut define = || {
-            lookup.intern(state, whole)?;
+            lookup.intern(memory, whole)?;
             let Some(identity) = identity else {
-                return state.define_lone(&lookup.ids, whole.hash64());
+                return memory.define_lone(&lookup.ids, whole.hash64());
             };
             let (mut group, mut rest) = (Vec::new(), Vec::new());
             let mut names = raw_pairs(identity).map(|pair| pair.name).peekable();
@@ -309,19 +312,19 @@ impl Index {
                 let is_group = names.next_if_eq(&pair.name).is_some();
                 if is_group { group.push(id) } else { rest.push(id) }
             }
-            state.define_member(&group, &rest, growing, || identity.hash64())
+            memory.define_member(&group, &rest, growing, || identity.hash64())
         };
-        let place = define().inspect_err(|_| self.shared.limits.lock().recount())?;
-        let shard = &self.shared.shards[usize::from(state.parts.shard(place.part_no).0)];
-        shard.push_pending(tip.active.number, place);
-        Ok(place)
+        let position = define().inspect_err(|_| self.shared.limits.lock().recount())?;
+        let shard = &self.shared.shards[usize::from(memory.parts.shard(position.part_no).0)];
+        shard.push_pending(version.active.number, position);
+        Ok(position)
     }
 
     /// The group of before that goes on with a new member of `identity`.
-    fn growing(&self, tip: &Tip, identity: &Labels) -> Result<Option<Growing>> {
-        let growing = tip.growing(identity, self.shared.options.slots_per_group_max)?;
+    fn growing(&self, version: &IndexVersion, identity: &Labels) -> Result<Option<GrowingGroup>> {
+        let growing = version.growing(identity, self.shared.options.slots_per_group_max)?;
         let bits = self.shared.bits;
-        let is_trusted = |growing: &Growing| {
+        let is_trusted = |growing: &GrowingGroup| {
             let shard = &self.shared.shards[usize::from(bits.shard(growing.group).0)];
             !shard.is_distrusted.load(Ordering::Relaxed)
                 && bits.local(growing.group) >= shard.closed_below.load(Ordering::Relaxed)
@@ -334,14 +337,14 @@ impl Index {
     /// # Errors
     /// `Corrupt` when a damaged segment may have it.
     pub fn lookup(&self, labels: &Labels) -> Result<Option<SeriesRef>> {
-        let tip = self.tip();
+        let version = self.version();
         {
-            let state = tip.active.state.read();
-            if let Some(place) = Lookup::default().find(&state, labels) {
-                return Ok(Some(state.series_ref(place)));
+            let memory = version.active.memory.read();
+            if let Some(position) = Lookup::default().find(&memory, labels) {
+                return Ok(Some(memory.series_ref(position)));
             }
         }
-        if labels.is_empty() { Ok(None) } else { tip.finder().find(labels) }
+        if labels.is_empty() { Ok(None) } else { version.finder().find(labels) }
     }
 
     /// Whether a reference is known. Takes the lock: ask [`Index::find_unknown`] for a batch.
@@ -349,8 +352,8 @@ impl Index {
     /// # Errors
     /// `Corrupt` when a damaged segment may have it.
     pub fn contains(&self, series: SeriesRef) -> Result<bool> {
-        let tip = self.tip();
-        Ok(tip.remembers(series) || tip.is_sealed(series)?)
+        let version = self.version();
+        Ok(version.is_in_memory(series) || version.is_sealed(series)?)
     }
 
     /// The first of `series` that is not known, if there is one.
@@ -366,14 +369,14 @@ impl Index {
         if unsure.is_empty() {
             return Ok(None);
         }
-        let tip = self.tip();
+        let version = self.version();
         let mut older = Vec::new();
         {
-            let state = tip.active.state.read();
-            older.extend(unsure.iter().filter(|&&series| state.place(series).is_none()));
+            let memory = version.active.memory.read();
+            older.extend(unsure.iter().filter(|&&series| memory.position(series).is_none()));
         }
         for series in older {
-            if !tip.remembers(series) && !tip.is_sealed(series)? {
+            if !version.is_in_memory(series) && !version.is_sealed(series)? {
                 return Ok(Some(series));
             }
         }
@@ -400,16 +403,16 @@ impl Index {
             shard.any_pending.store(false, Ordering::Release);
             std::mem::take(&mut *runs)
         };
-        let tip = self.tip();
+        let version = self.version();
         for batch in runs.chunk_by(|a, b| a.0 == b.0) {
             // What is in memory no more is in a file that the manifest names.
-            let layers = tip.frozen.iter().chain([&tip.active]);
+            let layers = version.frozen.iter().chain([&version.active]);
             let Some(layer) = layers.into_iter().find(|layer| layer.number == batch[0].0) else {
                 continue;
             };
             for runs in batch.chunks(BATCH_NEW) {
-                let state = layer.state.read();
-                runs.iter().for_each(|run| state.definition_of(run.1).encode(out));
+                let memory = layer.memory.read();
+                runs.iter().for_each(|run| memory.definition_of(run.1).encode(out));
             }
         }
     }
@@ -418,20 +421,20 @@ impl Index {
     /// a file is pending again. Replaying one twice does no harm.
     pub fn requeue(&self, shard: ShardId) {
         // Nothing is frozen or sealed meanwhile.
-        let tip = self.shared.tip.read();
-        let mut runs: Vec<(u64, Run)> = Vec::new();
-        let mut take = |layer: &Layer, state: &State| {
-            let of_shard = (0..state.parts.count()).filter(|&no| state.parts.shard(no) == shard);
+        let version = self.shared.version.read();
+        let mut runs: Vec<(u64, MemberRun)> = Vec::new();
+        let mut take = |layer: &MemorySegment, memory: &MemoryIndex| {
+            let of_shard = (0..memory.parts.count()).filter(|&no| memory.parts.shard(no) == shard);
             runs.extend(of_shard.map(|part_no| {
-                let count = state.parts.sets(part_no).len() as u32;
-                (layer.number, Run { part_no, first: 0, count })
+                let count = memory.parts.sets(part_no).len() as u32;
+                (layer.number, MemberRun { part_no, first: 0, count })
             }));
         };
-        for layer in &tip.frozen {
-            take(layer, &layer.state.read());
+        for layer in &version.frozen {
+            take(layer, &layer.memory.read());
         }
-        let state = tip.active.state.read();
-        take(&tip.active, &state);
+        let memory = version.active.memory.read();
+        take(&version.active, &memory);
         // The state is still locked: nobody can define a series that this list lacks.
         let shard = &self.shared.shards[usize::from(shard.0)];
         let mut pending = shard.pending.lock();
@@ -445,7 +448,7 @@ impl Index {
     /// `Corrupt` with the offset in the payload if it is no definition, or if it contradicts one; or
     /// of a damaged segment that may know it.
     pub fn replay(&self, payload: &[u8]) -> Result<()> {
-        let tip = self.tip();
+        let version = self.version();
         let mut rest = payload;
         while !rest.is_empty() {
             let offset = (payload.len() - rest.len()) as u64;
@@ -455,9 +458,9 @@ impl Index {
             let mut is_sealed = Vec::with_capacity(definition.members.len());
             for slot in (definition.first_slot..).take(definition.members.len()) {
                 let slot = Slot(slot);
-                is_sealed.push(tip.is_sealed(SeriesRef { group: definition.group, slot })?);
+                is_sealed.push(version.is_sealed(SeriesRef { group: definition.group, slot })?);
             }
-            tip.active.state.write().restore(&definition, &is_sealed).map_err(bad)?;
+            version.active.memory.write().restore(&definition, &is_sealed).map_err(bad)?;
         }
         Ok(())
     }
@@ -469,12 +472,12 @@ impl Index {
     /// # Errors
     /// `Invalid` if the id is absurd.
     pub fn distrust(&self, shard: ShardId, seen: Option<GroupId>) -> Result<()> {
-        let tip = self.tip();
-        let mut state = tip.active.state.write();
+        let version = self.version();
+        let mut memory = version.active.memory.write();
         self.shared.shards[usize::from(shard.0)].is_distrusted.store(true, Ordering::Relaxed);
-        state.parts.close_all(shard);
+        memory.parts.close_all(shard);
         let next = seen.map_or(0, |group| self.shared.bits.local(group) + 1);
-        state.parts.reserve_ids(shard, next)
+        memory.parts.reserve_ids(shard, next)
     }
 
     /// The time by which new series per second are counted; the index has no clock of its own.
@@ -484,36 +487,37 @@ impl Index {
 
     /// What is known now, for queries. Costs two locks and an `Arc`.
     pub fn view(&self) -> IndexView {
-        let tip = self.tip();
-        let mark = tip.active.state.read().watermark();
-        IndexView::new(tip, mark)
+        let version = self.version();
+        let mark = version.active.memory.read().watermark();
+        IndexView::new(version, mark)
     }
 
     /// Freezes what was defined since the last seal; the job writes it to a file while others go on.
     /// `None` if there is nothing.
     pub fn plan_seal(&self) -> Option<SealJob> {
         let mut jobs = self.shared.jobs.lock();
-        let mut tip = self.shared.tip.write();
-        let mut state = tip.active.state.write();
-        let next_ids = state.parts.next_ids();
-        if state.series_count() > 0 {
-            state.is_frozen = true;
-            drop(state);
-            let mut next = Tip::clone(&tip);
+        let mut version = self.shared.version.write();
+        let mut memory = version.active.memory.write();
+        let next_ids = memory.parts.next_ids();
+        if memory.series_count() > 0 {
+            memory.is_frozen = true;
+            drop(memory);
+            let mut next = IndexVersion::clone(&version);
             let number = next.active.number + 1;
-            let state = RwLock::new(State::new(self.shared.bits, &self.shared.options, &next_ids));
-            let active = Arc::new(Layer { number, state });
+            let memory =
+                RwLock::new(MemoryIndex::new(self.shared.bits, &self.shared.options, &next_ids));
+            let active = Arc::new(MemorySegment { number, memory });
             next.frozen.push(std::mem::replace(&mut next.active, active));
-            *tip = Arc::new(next);
+            *version = Arc::new(next);
         } else {
-            drop(state);
+            drop(memory);
         }
-        if tip.frozen.is_empty() {
+        if version.frozen.is_empty() {
             return None;
         }
         // One seal at a time: what another has written was not applied.
         self.shared.written.lock().retain(|written| written.layers.is_empty());
-        let layers = tip.frozen.clone();
+        let layers = version.frozen.clone();
         let written = Arc::clone(&self.shared.written);
         Some(SealJob { number: jobs.take_number(), layers, next_ids, written })
     }
@@ -521,21 +525,21 @@ impl Index {
     /// Neighbouring files of like size that should become one; `None` if there are few.
     pub fn plan_merge(&self) -> Option<MergeJob> {
         let mut jobs = self.shared.jobs.lock();
-        let tip = self.tip();
-        MergeJob::choose(&tip.sealed).map(|inputs| self.merge_job(&mut jobs, inputs))
+        let version = self.version();
+        MergeJob::choose(&version.sealed).map(|inputs| self.merge_job(&mut jobs, inputs))
     }
 
     /// All files whose definitions the log does not have any more, to be made one without what has no
     /// data; `None` if there is none.
     pub fn plan_removal(&self) -> Option<MergeJob> {
         let mut jobs = self.shared.jobs.lock();
-        let tip = self.tip();
+        let version = self.version();
         let settled = jobs.settled;
-        let count = tip.sealed.iter().take_while(|segment| segment.born < settled).count();
-        (count > 0).then(|| self.merge_job(&mut jobs, &tip.sealed[..count]))
+        let count = version.sealed.iter().take_while(|segment| segment.born < settled).count();
+        (count > 0).then(|| self.merge_job(&mut jobs, &version.sealed[..count]))
     }
 
-    fn merge_job(&self, jobs: &mut Jobs, inputs: &[Arc<Segment>]) -> MergeJob {
+    fn merge_job(&self, jobs: &mut JobCatalog, inputs: &[Arc<FileSegment>]) -> MergeJob {
         // One merge at a time, as with seals.
         self.shared.written.lock().retain(|written| !written.layers.is_empty());
         let written = Arc::clone(&self.shared.written);
@@ -560,7 +564,7 @@ impl Index {
     /// # Errors
     /// `Invalid` if the part is not from the last planned job of its kind.
     pub fn apply(&self, part: &[u8]) -> Result<()> {
-        let part = Part::decode(part)?;
+        let part = CatalogEdit::decode(part)?;
         let mut jobs = self.shared.jobs.lock();
         let written = self.take_written(&part)?;
         jobs.catalog.take(&part)?;
@@ -568,14 +572,15 @@ impl Index {
             shard.closed_below.fetch_max(closed, Ordering::Relaxed);
         }
         let obsolete = {
-            let mut tip = self.shared.tip.write();
-            let mut next = Tip::clone(&tip);
+            let mut version = self.shared.version.write();
+            let mut next = IndexVersion::clone(&version);
             next.frozen.retain(|layer| !written.layers.contains(&layer.number));
-            let is_removed = |segment: &Arc<Segment>| part.removed.contains(&segment.info.number);
+            let is_removed =
+                |segment: &Arc<FileSegment>| part.removed.contains(&segment.info.number);
             let at = next.sealed.iter().position(is_removed).unwrap_or(next.sealed.len());
             let obsolete: Vec<_> = next.sealed.extract_if(.., |one| is_removed(one)).collect();
             next.sealed.splice(at..at, written.segment);
-            *tip = Arc::new(next);
+            *version = Arc::new(next);
             obsolete
         };
         if written.is_removal {
@@ -592,7 +597,7 @@ impl Index {
 
     /// The part of a [`Removal`](crate::Removal) will not be put into the manifest: its file goes.
     pub fn abandon(&self, part: &[u8]) -> Result<()> {
-        let written = self.take_written(&Part::decode(part)?)?;
+        let written = self.take_written(&CatalogEdit::decode(part)?)?;
         match written.segment {
             Some(segment) => self.shared.disk.remove(&segment.info.path()),
             None => Ok(()),
@@ -608,7 +613,7 @@ impl Index {
     pub fn follow(&self, part: &[u8]) -> Result<()> {
         let catalog = Catalog::read(&[part])?;
         let mut jobs = self.shared.jobs.lock();
-        let known = self.tip();
+        let known = self.version();
         let mut sealed = Vec::with_capacity(catalog.segments.len());
         for &info in &catalog.segments {
             let same = known.sealed.iter().find(|segment| segment.info == info);
@@ -618,8 +623,8 @@ impl Index {
             });
         }
         {
-            let mut tip = self.shared.tip.write();
-            *tip = Arc::new(Tip { sealed, ..Tip::clone(&tip) });
+            let mut version = self.shared.version.write();
+            *version = Arc::new(IndexVersion { sealed, ..IndexVersion::clone(&version) });
         }
         self.shared.generation.fetch_add(1, Ordering::AcqRel);
         for info in &jobs.catalog.segments {
@@ -631,7 +636,7 @@ impl Index {
         Ok(())
     }
 
-    fn take_written(&self, part: &Part) -> Result<Written> {
+    fn take_written(&self, part: &CatalogEdit) -> Result<WrittenSegment> {
         let mut written = self.shared.written.lock();
         let Some(idx) = written.iter().position(|written| written.part == *part) else {
             let numbers: Vec<u64> = part.added.iter().map(|segment| segment.number).collect();
@@ -643,7 +648,7 @@ impl Index {
     /// Reads every byte of the sealed segments against its checksum: one error for each damaged block. Blocks
     /// that were found sound since the start are not read again.
     pub fn check(&self) -> Vec<Error> {
-        self.tip().sealed.iter().flat_map(|segment| segment.sealed.check()).collect()
+        self.version().sealed.iter().flat_map(|segment| segment.sealed.check()).collect()
     }
 
     /// Writes the damaged file of `path` anew: broken blocks as `copy` has them, else without the series that need them; for
@@ -651,11 +656,11 @@ impl Index {
     ///
     /// # Errors
     /// `Unavailable` if the disk fails or is full; `Corrupt` if nothing can be read.
-    pub fn repair(&self, path: &str, copy: CopyOf<'_>) -> Result<Option<Repaired>> {
+    pub fn repair(&self, path: &str, copy: ReadCopy<'_>) -> Result<Option<Repaired>> {
         let (segment, number, next_ids) = {
             let mut jobs = self.shared.jobs.lock();
-            let tip = self.tip();
-            let found = tip.sealed.iter().find(|segment| segment.info.path() == path);
+            let version = self.version();
+            let found = version.sealed.iter().find(|segment| segment.info.path() == path);
             let Some(segment) = found.cloned() else { return Ok(None) };
             // One merge at a time, as with seals.
             self.shared.written.lock().retain(|written| !written.layers.is_empty());
@@ -665,7 +670,12 @@ impl Index {
         let (part, written, lost) = jobs::repair(disk, &segment, number, &next_ids, copy)?;
         let (bytes, is_removal) = (part.encode(), lost.is_some());
         let segment = Some(written);
-        self.shared.written.lock().push(Written { part, segment, layers: Vec::new(), is_removal });
+        self.shared.written.lock().push(WrittenSegment {
+            part,
+            segment,
+            layers: Vec::new(),
+            is_removal,
+        });
         Ok(Some(Repaired { part: bytes, lost }))
     }
 
@@ -678,7 +688,7 @@ impl Index {
         disk: &dyn Disk,
         parts: &[&[u8]],
         path: &str,
-        copy: CopyOf<'_>,
+        copy: ReadCopy<'_>,
     ) -> Result<Repaired> {
         let catalog = Catalog::read(parts)?;
         let info = catalog.segments.iter().find(|segment| segment.path() == path);
@@ -706,7 +716,7 @@ impl Index {
     /// [`IndexStats::segment_bytes`].
     pub fn sealed_bytes_by_use(&self) -> Vec<(&'static str, u64)> {
         let mut uses: Vec<(&'static str, u64)> = Vec::new();
-        for segment in &self.tip().sealed {
+        for segment in &self.version().sealed {
             for (what, bytes) in segment.sealed.bytes_by_use() {
                 match uses.iter_mut().find(|used| used.0 == what) {
                     Some(used) => used.1 += bytes,
@@ -730,7 +740,7 @@ impl Index {
 
     /// The part of an index without anything.
     pub fn empty_part() -> Vec<u8> {
-        Part::default().encode()
+        CatalogEdit::default().encode()
     }
 
     /// A part behind `parts` that leaves the file of `path` out, and how many series it has: they are forgotten. No group
@@ -743,7 +753,7 @@ impl Index {
         let info = catalog.segments.iter().find(|segment| segment.path() == path);
         let info = info.ok_or_else(|| Error::invalid(format!("the index does not name {path}")))?;
         let closed_ids = catalog.next_ids.clone();
-        let part = Part { removed: vec![info.number], closed_ids, ..Part::default() };
+        let part = CatalogEdit { removed: vec![info.number], closed_ids, ..CatalogEdit::default() };
         Ok((part.encode(), info.series_count))
     }
 
@@ -762,12 +772,12 @@ impl Index {
 
     /// Sizes, for metrics and the memory budget. Cheap: sums that are kept, not a walk.
     pub fn stats(&self) -> IndexStats {
-        let tip = self.tip();
+        let version = self.version();
         let mut stats = IndexStats::default();
-        for layer in tip.frozen.iter().chain([&tip.active]) {
-            stats.add_state(&layer.state.read());
+        for layer in version.frozen.iter().chain([&version.active]) {
+            stats.add_memory(&layer.memory.read());
         }
-        for segment in &tip.sealed {
+        for segment in &version.sealed {
             stats.add_segment(segment);
         }
         let limits = self.shared.limits.lock();
@@ -782,22 +792,25 @@ impl Index {
         self.segment_files().into_iter().map(|file| file.0).collect()
     }
 
-    fn tip(&self) -> Arc<Tip> {
-        Arc::clone(&self.shared.tip.read())
+    fn version(&self) -> Arc<IndexVersion> {
+        Arc::clone(&self.shared.version.read())
     }
 }
 
 impl Shard {
-    fn push_pending(&self, layer: u64, place: Place) {
+    fn push_pending(&self, layer: u64, position: SeriesPosition) {
         let mut runs = self.pending.lock();
         match runs.last_mut() {
             Some((last_layer, last))
-                if (*last_layer, last.part_no) == (layer, place.part_no)
-                    && last.first + last.count == place.at =>
+                if (*last_layer, last.part_no) == (layer, position.part_no)
+                    && last.first + last.count == position.at =>
             {
                 last.count += 1;
             }
-            _ => runs.push((layer, Run { part_no: place.part_no, first: place.at, count: 1 })),
+            _ => runs.push((
+                layer,
+                MemberRun { part_no: position.part_no, first: position.at, count: 1 },
+            )),
         }
         self.any_pending.store(true, Ordering::Release);
     }

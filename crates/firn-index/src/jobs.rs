@@ -13,17 +13,17 @@ use firn_model::{Budget, CancelToken, Error, ErrorKind, GroupId, Grouping, Pool,
 use hashbrown::{HashMap, HashSet};
 use parking_lot::Mutex;
 
+use crate::catalog::{Catalog, CatalogEdit, SegmentInfo, segment_path};
 use crate::key_table::KeyTable;
-use crate::layers::{Layer, Segment};
-use crate::manifest_part::{Catalog, Part, SegmentInfo, segment_path};
 use crate::matches::{GroupMatch, unite};
 use crate::memory::arena::Ids;
-use crate::memory::state::State;
-use crate::sealed::{Builder, Live, PairSource, PartInput, Sealed};
+use crate::memory::index::MemoryIndex;
+use crate::sealed::{Builder, MergeFilter, PairSource, PartInput, Sealed};
+use crate::version::{FileSegment, MemorySegment};
 
 /// What is known about files, and what jobs have finished.
 #[derive(Debug)]
-pub(crate) struct Jobs {
+pub(crate) struct JobCatalog {
     pub(crate) catalog: Catalog,
     pub(crate) next_number: u64,
     /// Segments with seals below this number hold only what the log need not give back.
@@ -32,24 +32,24 @@ pub(crate) struct Jobs {
 
 /// What a job has written, waiting for the manifest.
 #[derive(Debug)]
-pub(crate) struct Written {
-    pub(crate) part: Part,
-    pub(crate) segment: Option<Arc<Segment>>,
+pub(crate) struct WrittenSegment {
+    pub(crate) part: CatalogEdit,
+    pub(crate) segment: Option<Arc<FileSegment>>,
     /// The segments in memory that are in it.
     pub(crate) layers: Vec<u64>,
     pub(crate) is_removal: bool,
 }
 
 /// Jobs that have run, by the first number that their part names.
-pub(crate) type WrittenJobs = Mutex<Vec<Written>>;
+pub(crate) type WrittenSegments = Mutex<Vec<WrittenSegment>>;
 
 /// Writes what was frozen; planned by [`Index::plan_seal`](crate::Index::plan_seal).
 #[derive(Debug)]
 pub struct SealJob {
     pub(crate) number: u64,
-    pub(crate) layers: Vec<Arc<Layer>>,
+    pub(crate) layers: Vec<Arc<MemorySegment>>,
     pub(crate) next_ids: Vec<u64>,
-    pub(crate) written: Arc<WrittenJobs>,
+    pub(crate) written: Arc<WrittenSegments>,
 }
 
 /// Makes one segment of several; planned by [`Index::plan_merge`](crate::Index::plan_merge) and
@@ -57,8 +57,8 @@ pub struct SealJob {
 #[derive(Debug)]
 pub struct MergeJob {
     pub(crate) number: u64,
-    pub(crate) inputs: Vec<Arc<Segment>>,
-    pub(crate) written: Arc<WrittenJobs>,
+    pub(crate) inputs: Vec<Arc<FileSegment>>,
+    pub(crate) written: Arc<WrittenSegments>,
 }
 
 /// Which series stay in the index when segments merge.
@@ -96,7 +96,7 @@ pub struct LostSeries {
 }
 
 /// What a copy of a file has: so many bytes from an offset on.
-pub type CopyOf<'a> = &'a dyn Fn(u64, u64) -> Option<Arc<[u8]>>;
+pub type ReadCopy<'a> = &'a dyn Fn(u64, u64) -> Option<Arc<[u8]>>;
 
 /// What writing a file takes whatever is in it: its buffer, twice while it grows.
 const WRITE_BYTES: u64 = 4 << 20;
@@ -114,7 +114,7 @@ fn write_bytes(pair_count: u64, set_count: u64, series_count: u64) -> u64 {
 // So many neighbours of like size become one: each definition is written about log4 times.
 const MERGE_COUNT_MIN: usize = 4;
 
-impl Jobs {
+impl JobCatalog {
     pub(crate) fn take_number(&mut self) -> u64 {
         self.next_number += 1;
         self.next_number - 1
@@ -124,10 +124,10 @@ impl Jobs {
 impl SealJob {
     /// Memory that [`SealJob::run`] takes at most, about: beside numbers of pairs, series and sets nothing is held.
     pub fn memory_bytes(&self) -> u64 {
-        let of = |layer: &Arc<Layer>| {
-            let state = layer.state.read();
-            let sets = u64::from(state.parts.count()) + u64::from(state.sets.count());
-            write_bytes(u64::from(state.pairs.pair_count()), sets, state.series_count())
+        let of = |layer: &Arc<MemorySegment>| {
+            let memory = layer.memory.read();
+            let sets = u64::from(memory.parts.count()) + u64::from(memory.sets.count());
+            write_bytes(u64::from(memory.pairs.pair_count()), sets, memory.series_count())
         };
         WRITE_BYTES + self.layers.iter().map(of).sum::<u64>()
     }
@@ -140,28 +140,29 @@ impl SealJob {
     /// `Unavailable` if the disk fails or is full.
     pub fn run(&self, disk: &dyn Disk) -> Result<Vec<u8>> {
         // Nobody changes them any more; queries read beside.
-        let states: Vec<_> = self.layers.iter().map(|layer| layer.state.read()).collect();
-        let sources: Vec<_> = states.iter().map(|state| PairSource::Memory(&state.pairs)).collect();
+        let memories: Vec<_> = self.layers.iter().map(|layer| layer.memory.read()).collect();
+        let sources: Vec<_> =
+            memories.iter().map(|memory| PairSource::Memory(&memory.pairs)).collect();
         let mut builder = Builder::new(&sources)?;
         let mut group_count = 0;
-        for (source, state) in states.iter().enumerate() {
-            add_state((source, state), &mut builder);
-            group_count += u64::from(state.parts.group_count());
+        for (source, memory) in memories.iter().enumerate() {
+            add_memory((source, memory), &mut builder);
+            group_count += u64::from(memory.parts.group_count());
         }
         let segment = write(disk, self.number, self.number, builder, |_| group_count)?;
         let layers = self.layers.iter().map(|layer| layer.number).collect();
         let added = vec![segment.info];
-        let part = Part { added, next_ids: self.next_ids.clone(), ..Part::default() };
+        let part = CatalogEdit { added, next_ids: self.next_ids.clone(), ..CatalogEdit::default() };
         let bytes = part.encode();
         let segment = Some(segment);
-        self.written.lock().push(Written { part, segment, layers, is_removal: false });
+        self.written.lock().push(WrittenSegment { part, segment, layers, is_removal: false });
         Ok(bytes)
     }
 }
 
 impl MergeJob {
     /// The run of neighbours, newest last, that should become one.
-    pub(crate) fn choose(segments: &[Arc<Segment>]) -> Option<&[Arc<Segment>]> {
+    pub(crate) fn choose(segments: &[Arc<FileSegment>]) -> Option<&[Arc<FileSegment>]> {
         let mut start = segments.len().checked_sub(1)?;
         let mut series_count = segments[start].info.series_count;
         while let Some(before) = start.checked_sub(1)
@@ -176,7 +177,7 @@ impl MergeJob {
     /// Memory that [`MergeJob::run`] takes at most, about, as [`SealJob::memory_bytes`]: texts of any length go from file
     /// to file.
     pub fn memory_bytes(&self) -> u64 {
-        let of = |segment: &Arc<Segment>| {
+        let of = |segment: &Arc<FileSegment>| {
             let sealed = &segment.sealed;
             write_bytes(sealed.pair_count(), sealed.set_count(), sealed.series_count())
         };
@@ -189,7 +190,7 @@ impl MergeJob {
     /// `Unavailable` if the disk fails or is full; `Corrupt` for a damaged segment: it stays.
     pub fn run(&self, disk: &dyn Disk) -> Result<Vec<u8>> {
         let group_count = self.inputs.iter().map(|segment| segment.info.group_count).sum();
-        let everything = Everything;
+        let everything = KeepAll;
         let segment = self.write(disk, &everything, |_| group_count)?;
         Ok(self.finish(Some(segment), false))
     }
@@ -215,7 +216,7 @@ impl MergeJob {
         Ok(Some(Removal { part, dropped: absent.slots.into_iter().collect() }))
     }
 
-    fn absent(&self, live: &dyn Liveness) -> Result<Absent> {
+    fn absent(&self, live: &dyn Liveness) -> Result<RemovedSlots> {
         // Reserved by who runs the job.
         let held = Budget::unlimited().empty(Pool::Jobs);
         let mut keys = KeyTable::new(Grouping::By(Vec::new()), held);
@@ -223,10 +224,10 @@ impl MergeJob {
         let mut groups = Vec::new();
         for segment in &self.inputs {
             let all = segment.sealed.select(&[], &cancel)?;
-            segment.sealed.lay_out(&all, &mut keys, &cancel, &mut groups)?;
+            segment.sealed.collect_groups(&all, &mut keys, &cancel, &mut groups)?;
         }
         unite(&mut groups);
-        let mut absent = Absent::default();
+        let mut absent = RemovedSlots::default();
         let mut left = Vec::new();
         for GroupMatch { group, members } in groups {
             left.clear();
@@ -247,9 +248,9 @@ impl MergeJob {
     fn write(
         &self,
         disk: &dyn Disk,
-        live: &dyn Live,
+        live: &dyn MergeFilter,
         group_count: impl FnOnce(u64) -> u64,
-    ) -> Result<Arc<Segment>> {
+    ) -> Result<Arc<FileSegment>> {
         let sources = self.inputs.iter().map(|segment| PairSource::File(&segment.sealed));
         let mut builder = Builder::new(&sources.collect::<Vec<_>>())?;
         for (source, segment) in self.inputs.iter().enumerate() {
@@ -259,39 +260,40 @@ impl MergeJob {
         write(disk, self.number, born, builder, group_count)
     }
 
-    fn finish(&self, segment: Option<Arc<Segment>>, is_removal: bool) -> Vec<u8> {
+    fn finish(&self, segment: Option<Arc<FileSegment>>, is_removal: bool) -> Vec<u8> {
         let removed = self.inputs.iter().map(|segment| segment.info.number).collect();
         let added = segment.iter().map(|segment| segment.info).collect();
-        let part = Part { removed, added, ..Part::default() };
+        let part = CatalogEdit { removed, added, ..CatalogEdit::default() };
         let bytes = part.encode();
-        self.written.lock().push(Written { part, segment, layers: Vec::new(), is_removal });
+        self.written.lock().push(WrittenSegment { part, segment, layers: Vec::new(), is_removal });
         bytes
     }
 }
 
 /// Gives everything in memory to a builder.
-fn add_state((source, state): (usize, &State), builder: &mut Builder<'_>) {
+fn add_memory((source, memory): (usize, &MemoryIndex), builder: &mut Builder<'_>) {
     let (mut identity, mut common, mut member) = (Vec::new(), Vec::new(), Vec::new());
-    for part_no in 0..state.parts.count() {
+    for part_no in 0..memory.parts.count() {
         let translate = |pairs: Ids<'_>, out: &mut Vec<u32>| {
             out.extend(pairs.map(|pair| builder.pair(source, pair)));
         };
         identity.clear();
-        translate(state.parts.identity(part_no), &mut identity);
+        translate(memory.parts.identity(part_no), &mut identity);
         common.clear();
-        translate(state.parts.common(part_no), &mut common);
-        let (group, lone) = (state.parts.id(part_no), state.parts.is_lone(part_no));
+        translate(memory.parts.common(part_no), &mut common);
+        let (group, lone) = (memory.parts.id(part_no), memory.parts.is_lone(part_no));
         // All pairs of the members first: the builder is lent to only one.
         let mut members: Vec<(u32, usize)> = Vec::new();
         member.clear();
         if !lone {
-            for (slot, &set) in (state.parts.first_slot(part_no)..).zip(state.parts.sets(part_no)) {
+            for (slot, &set) in (memory.parts.first_slot(part_no)..).zip(memory.parts.sets(part_no))
+            {
                 member.extend_from_slice(&common);
-                translate(state.sets.pairs(set), &mut member);
+                translate(memory.sets.pairs(set), &mut member);
                 members.push((slot, member.len()));
             }
         }
-        let next_slot = state.parts.end_slot(part_no);
+        let next_slot = memory.parts.end_slot(part_no);
         builder.part(PartInput { group, lone, identity: &identity, next_slot });
         let mut start = 0;
         for (slot, end) in members {
@@ -308,9 +310,9 @@ fn write(
     born: u64,
     builder: Builder<'_>,
     group_count: impl FnOnce(u64) -> u64,
-) -> Result<Arc<Segment>> {
+) -> Result<Arc<FileSegment>> {
     let path = segment_path(number);
-    let written = || -> Result<Arc<Segment>> {
+    let written = || -> Result<Arc<FileSegment>> {
         let file = disk.open(&path, OpenMode::Create)?;
         let totals = builder.finish(&*file)?;
         drop(file);
@@ -333,14 +335,14 @@ fn write(
 /// `next_ids`: no group below them takes a new member then, because its next slot may be one that was lost.
 pub(crate) fn repair(
     disk: &dyn Disk,
-    damaged: &Segment,
+    damaged: &FileSegment,
     number: u64,
     next_ids: &[u64],
-    copy: CopyOf<'_>,
-) -> Result<(Part, Arc<Segment>, Option<LostSeries>)> {
+    copy: ReadCopy<'_>,
+) -> Result<(CatalogEdit, Arc<FileSegment>, Option<LostSeries>)> {
     let mended = damaged.sealed.mended(copy)?;
     let info = damaged.info;
-    let mut part = Part { removed: vec![info.number], ..Part::default() };
+    let mut part = CatalogEdit { removed: vec![info.number], ..CatalogEdit::default() };
     let (segment, lost) = if mended.check().is_empty() {
         (write_contents(disk, number, damaged, mended.file_contents())?, None)
     } else {
@@ -364,11 +366,11 @@ pub(crate) fn repair(
 fn write_contents(
     disk: &dyn Disk,
     number: u64,
-    like: &Segment,
+    like: &FileSegment,
     contents: &[u8],
-) -> Result<Arc<Segment>> {
+) -> Result<Arc<FileSegment>> {
     let path = segment_path(number);
-    let written = || -> Result<Arc<Segment>> {
+    let written = || -> Result<Arc<FileSegment>> {
         let file = disk.open(&path, OpenMode::Create)?;
         file.write_at(0, contents)?;
         file.sync()?;
@@ -384,7 +386,7 @@ fn write_contents(
 ///
 /// # Errors
 /// `Corrupt` with its name if it is missing, has another length, or its end is damaged.
-pub(crate) fn open(disk: &dyn Disk, info: SegmentInfo, born: u64) -> Result<Arc<Segment>> {
+pub(crate) fn open(disk: &dyn Disk, info: SegmentInfo, born: u64) -> Result<Arc<FileSegment>> {
     open_as(disk, info, born, &|bytes, path| Sealed::open(bytes, path))
 }
 
@@ -392,8 +394,8 @@ pub(crate) fn open(disk: &dyn Disk, info: SegmentInfo, born: u64) -> Result<Arc<
 pub(crate) fn open_mended(
     disk: &dyn Disk,
     info: SegmentInfo,
-    copy: CopyOf<'_>,
-) -> Result<Arc<Segment>> {
+    copy: ReadCopy<'_>,
+) -> Result<Arc<FileSegment>> {
     open_as(disk, info, info.number, &|bytes, path| Sealed::open_mended(bytes, path, copy))
 }
 
@@ -402,7 +404,7 @@ fn open_as(
     info: SegmentInfo,
     born: u64,
     open: &dyn Fn(Mapped, &str) -> Result<Sealed>,
-) -> Result<Arc<Segment>> {
+) -> Result<Arc<FileSegment>> {
     let path = info.path();
     let missing = |e: Error| match e.kind() {
         ErrorKind::NotFound => Error::corrupt(&path, 0, "the manifest names it but it is missing"),
@@ -423,7 +425,7 @@ fn open_as(
         );
         return Err(Error::corrupt(&path, 0, what));
     }
-    Ok(Arc::new(Segment { info, sealed, born }))
+    Ok(Arc::new(FileSegment { info, sealed, born }))
 }
 
 /// A number above those of all files, named by a part or not.
@@ -449,22 +451,22 @@ fn numbers_in_folder(disk: &dyn Disk) -> Result<Vec<u64>> {
     Ok(disk.list("index")?.into_iter().filter_map(number).collect())
 }
 
-struct Everything;
+struct KeepAll;
 
-impl Live for Everything {
+impl MergeFilter for KeepAll {
     fn retain(&self, _: GroupId, _: &mut Vec<u32>) {}
 }
 
 /// What a removal leaves out.
 #[derive(Debug, Default)]
-struct Absent {
+struct RemovedSlots {
     /// Rising.
     slots: HashMap<GroupId, Vec<u32>>,
     /// Groups of which no member is left.
     groups: HashSet<GroupId>,
 }
 
-impl Live for Absent {
+impl MergeFilter for RemovedSlots {
     fn retain(&self, group: GroupId, slots: &mut Vec<u32>) {
         if let Some(absent) = self.slots.get(&group) {
             slots.retain(|slot| absent.binary_search(slot).is_err());

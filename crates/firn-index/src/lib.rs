@@ -33,23 +33,22 @@
 //! group's labels, those that all these members share beside, and one `u32` per slot. Posting lists are
 //! run coded: pair to parts, pair to member sets, member set to parts.
 //!
-//! Reading order: `options`, `arena`, `idset`, `posting`, `pairs`, `sets`, `parts`, `state`,
+//! Reading order: `options`, `arena`, `id_set`, `posting`, `pairs`, `sets`, `parts`, `state`,
 //! `definition`, `lookup`, `layers`, `limits`, `index`, `matching`, `keys`, `key_table`, `found`, `view`,
-//! `cardinality`, `manifest_part`, `jobs`, `sealed`.
+//! `cardinality`, `catalog`, `jobs`, `sealed`.
 
 #![forbid(unsafe_code)]
 
 mod cardinality;
+mod catalog;
 mod definition;
-mod found;
-mod idset;
+mod id_set;
 mod index;
 mod jobs;
 mod key_table;
-mod known;
-mod layers;
+mod known_refs;
 mod limits;
-mod manifest_part;
+mod matched;
 mod matches;
 mod memory;
 mod options;
@@ -57,12 +56,13 @@ mod pair;
 mod sealed;
 #[cfg(test)]
 mod tests;
+mod version;
 mod view;
 
 pub use cardinality::Cardinality;
-pub use found::Found;
 pub use index::Index;
-pub use jobs::{CopyOf, Liveness, LostSeries, MergeJob, Removal, Repaired, SealJob};
+pub use jobs::{Liveness, LostSeries, MergeJob, ReadCopy, Removal, Repaired, SealJob};
+pub use matched::MatchedSeries;
 pub use matches::{GroupMatch, Matches, Member, Members};
 pub use options::{IndexOptions, SeriesLimits};
 pub use view::{GroupInfo, IndexStats, IndexView};

@@ -8,10 +8,10 @@ use std::hash::BuildHasher;
 use firn_model::{Error, ErrorKind, Labels, METRIC_NAME, Result, SeriesLimit, Timestamp};
 use hashbrown::{DefaultHashBuilder, HashMap};
 
-use crate::layers::Tip;
-use crate::memory::state::State;
+use crate::memory::index::MemoryIndex;
 use crate::options::SeriesLimits;
 use crate::sealed::{HashedLabels, Sealed};
+use crate::version::IndexVersion;
 
 /// A target that starts sends all its series in one request, and nothing for long before.
 const BURST_SECONDS: u64 = 10;
@@ -38,7 +38,7 @@ pub(crate) struct NewSeries<'a> {
 
 /// The limits and what they count.
 #[derive(Debug)]
-pub(crate) struct Limits {
+pub(crate) struct LimitCounters {
     limits: SeriesLimits,
     hasher: DefaultHashBuilder,
     /// Series by the hash of what they are counted under. Of 2^32 keys two share one, and then both are
@@ -51,9 +51,9 @@ pub(crate) struct Limits {
     refused: [u64; SeriesLimit::ALL.len()],
 }
 
-impl Limits {
-    pub(crate) fn new(limits: SeriesLimits) -> Limits {
-        Limits {
+impl LimitCounters {
+    pub(crate) fn new(limits: SeriesLimits) -> LimitCounters {
+        LimitCounters {
             limits,
             hasher: DefaultHashBuilder::default(),
             by_metric: HashMap::new(),
@@ -65,7 +65,7 @@ impl Limits {
     }
 
     /// Whether one more series fits; it is counted then. If it is not defined after all, the caller
-    /// calls [`Limits::recount`].
+    /// calls [`LimitCounters::recount`].
     ///
     /// # Errors
     /// `SeriesLimit` with the limit that it breaks.
@@ -169,34 +169,34 @@ fn tokens_max(per_second: Option<u64>) -> u64 {
     per_second.unwrap_or(0).saturating_mul(BURST_SECONDS * TOKEN)
 }
 
-/// What is in `active`, which the caller has locked, and in all other segments of `tip`.
-pub(crate) struct CensusOf<'a> {
-    pub(crate) tip: &'a Tip,
-    pub(crate) active: &'a State,
+/// What is in `active`, which the caller has locked, and in all other segments of `version`.
+pub(crate) struct SegmentCensus<'a> {
+    pub(crate) version: &'a IndexVersion,
+    pub(crate) active: &'a MemoryIndex,
 }
 
-impl CensusOf<'_> {
+impl SegmentCensus<'_> {
     /// Adds up over all segments. One that is damaged counts nothing: nobody gets past it to define a
     /// series anyway.
     fn sum(
         &self,
-        in_memory: impl Fn(&State) -> u64,
+        in_memory: impl Fn(&MemoryIndex) -> u64,
         sealed: impl Fn(&Sealed) -> Result<u64>,
     ) -> u64 {
-        let frozen = self.tip.frozen.iter().map(|layer| in_memory(&layer.state.read()));
-        let files = self.tip.sealed.iter().map(|segment| sealed(&segment.sealed).unwrap_or(0));
+        let frozen = self.version.frozen.iter().map(|layer| in_memory(&layer.memory.read()));
+        let files = self.version.sealed.iter().map(|segment| sealed(&segment.sealed).unwrap_or(0));
         in_memory(self.active) + frozen.sum::<u64>() + files.sum::<u64>()
     }
 }
 
-impl Census for CensusOf<'_> {
+impl Census for SegmentCensus<'_> {
     fn series(&self) -> u64 {
-        self.sum(State::series_count, |sealed| Ok(sealed.series_count()))
+        self.sum(MemoryIndex::series_count, |sealed| Ok(sealed.series_count()))
     }
 
     fn of_metric(&self, name: &str) -> u64 {
         self.sum(
-            |state| state.pair_series_count(METRIC_NAME, name),
+            |memory| memory.pair_series_count(METRIC_NAME, name),
             |sealed| sealed.pair_series_count(METRIC_NAME, name),
         )
     }
@@ -204,7 +204,7 @@ impl Census for CensusOf<'_> {
     fn of_group(&self, labels: &Labels) -> u64 {
         let hashed = HashedLabels::new(labels);
         self.sum(
-            |state| state.group_series_count(labels),
+            |memory| memory.group_series_count(labels),
             |sealed| sealed.group_series_count(&hashed),
         )
     }

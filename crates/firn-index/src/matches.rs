@@ -3,7 +3,7 @@
 use firn_model::{GroupId, Labels, Reservation, Slot};
 use smallvec::SmallVec;
 
-use crate::idset::IdSet;
+use crate::id_set::IdSet;
 
 /// What matches.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl Matches {
 
 /// Parts in which the same matchers are left to the members.
 #[derive(Clone, Debug)]
-pub(crate) struct Class {
+pub(crate) struct MatchClass {
     pub(crate) parts: IdSet,
     /// Member sets that pass; `None`: all.
     pub(crate) sets: Option<IdSet>,

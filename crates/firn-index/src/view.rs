@@ -8,12 +8,12 @@ use firn_model::{
 };
 use hashbrown::HashSet;
 
-use crate::found::Found;
-use crate::layers::{Segment, Tip};
+use crate::matched::MatchedSeries;
 use crate::matches::Matches;
+use crate::memory::index::{MemoryIndex, SeriesPosition, Watermark};
 use crate::memory::listing::{each_pair, pairs_of};
 use crate::memory::matching;
-use crate::memory::state::{Place, State, Watermark};
+use crate::version::{FileSegment, IndexVersion};
 
 /// The series that were known when it was taken; later ones are not seen. Cheap to clone and to
 /// keep: it holds the segments and a mark, no copy. Calls take a segment's lock for bounded pieces only.
@@ -22,7 +22,7 @@ use crate::memory::state::{Place, State, Watermark};
 /// block of a segment file; others go on.
 #[derive(Clone, Debug)]
 pub struct IndexView {
-    pub(crate) tip: Arc<Tip>,
+    pub(crate) version: Arc<IndexVersion>,
     /// How much of the active segment is seen.
     pub(crate) mark: Watermark,
 }
@@ -64,36 +64,36 @@ pub struct IndexStats {
 }
 
 impl IndexView {
-    pub(crate) fn new(tip: Arc<Tip>, mark: Watermark) -> IndexView {
-        IndexView { tip, mark }
+    pub(crate) fn new(version: Arc<IndexVersion>, mark: Watermark) -> IndexView {
+        IndexView { version, mark }
     }
 
     /// The series for which all matchers hold. An absent label has the value `""`. No matcher: every series.
     ///
     /// # Errors
     /// `Canceled` or `Timeout` when the token says so, asked about once per millisecond; `Corrupt`.
-    pub fn select(&self, matchers: &[Matcher], cancel: &CancelToken) -> Result<Found> {
-        let sealed = self.tip.sealed.iter();
+    pub fn select(&self, matchers: &[Matcher], cancel: &CancelToken) -> Result<MatchedSeries> {
+        let sealed = self.version.sealed.iter();
         let sealed = sealed.map(|segment| segment.sealed.select(matchers, cancel));
         let sealed = sealed.collect::<Result<_>>()?;
-        let in_memory = self.tip.layers(self.mark);
+        let in_memory = self.version.layers(self.mark);
         let in_memory = in_memory
-            .map(|(layer, mark)| matching::select(&layer.state, mark, matchers, cancel))
+            .map(|(layer, mark)| matching::select(&layer.memory, mark, matchers, cancel))
             .collect::<Result<_>>()?;
-        Ok(Found::new(Arc::clone(&self.tip), self.mark, sealed, in_memory))
+        Ok(MatchedSeries::new(Arc::clone(&self.version), self.mark, sealed, in_memory))
     }
 
     /// [`IndexView::select`], laid out: the groups and slots, with a key under `grouping` for each.
     ///
     /// # Errors
-    /// As [`Found::lay_out`].
+    /// As [`MatchedSeries::collect_groups`].
     pub fn matches(
         &self,
         matchers: &[Matcher],
         grouping: &Grouping,
         context: &QueryContext,
     ) -> Result<Matches> {
-        self.select(matchers, &context.cancel)?.lay_out(grouping, context)
+        self.select(matchers, &context.cancel)?.collect_groups(grouping, context)
     }
 
     /// The labels of a series; `None` if the view does not know it.
@@ -101,15 +101,16 @@ impl IndexView {
     /// # Errors
     /// `Corrupt`.
     pub fn labels(&self, series: SeriesRef) -> Result<Option<Labels>> {
-        for (layer, mark) in self.tip.layers(self.mark) {
-            let state = layer.state.read();
-            let is_seen =
-                |place: &Place| place.at < state.parts.count_below(place.part_no, mark.series);
-            if let Some(place) = state.place(series).filter(is_seen) {
-                return Ok(Some(state.labels_at(place)));
+        for (layer, mark) in self.version.layers(self.mark) {
+            let memory = layer.memory.read();
+            let is_seen = |position: &SeriesPosition| {
+                position.at < memory.parts.count_below(position.part_no, mark.series)
+            };
+            if let Some(position) = memory.position(series).filter(is_seen) {
+                return Ok(Some(memory.labels_at(position)));
             }
         }
-        for segment in self.tip.sealed.iter().rev() {
+        for segment in self.version.sealed.iter().rev() {
             if let Some(labels) = segment.sealed.labels(series)? {
                 return Ok(Some(labels));
             }
@@ -124,24 +125,24 @@ impl IndexView {
     /// `Corrupt`.
     pub fn group(&self, group: GroupId) -> Result<Option<GroupInfo>> {
         let mut found: Option<GroupInfo> = None;
-        for (layer, mark) in self.tip.layers(self.mark) {
-            let state = layer.state.read();
+        for (layer, mark) in self.version.layers(self.mark) {
+            let memory = layer.memory.read();
             let end_of = |part_no: u32| {
-                let count = state.parts.count_below(part_no, mark.series);
-                (count > 0).then(|| state.parts.first_slot(part_no) + count)
+                let count = memory.parts.count_below(part_no, mark.series);
+                (count > 0).then(|| memory.parts.first_slot(part_no) + count)
             };
-            let seen = state.parts.of_group(group).filter(|&part_no| part_no < mark.parts);
+            let seen = memory.parts.of_group(group).filter(|&part_no| part_no < mark.parts);
             let Some((part_no, end)) = seen.filter_map(|no| Some((no, end_of(no)?))).next() else {
                 continue;
             };
             let known = found.get_or_insert_with(|| {
                 let none = std::iter::empty;
-                let labels = state.labels_of(state.parts.identity(part_no), none(), none());
-                GroupInfo { labels, is_lone: state.parts.is_lone(part_no), slot_count: end }
+                let labels = memory.labels_of(memory.parts.identity(part_no), none(), none());
+                GroupInfo { labels, is_lone: memory.parts.is_lone(part_no), slot_count: end }
             });
             known.slot_count = known.slot_count.max(end);
         }
-        for segment in &self.tip.sealed {
+        for segment in &self.version.sealed {
             let Some((labels, is_lone)) = segment.sealed.group_labels(group)? else { continue };
             let end = segment.sealed.next_slot(group)?.unwrap_or(0);
             let known = found.get_or_insert(GroupInfo { labels, is_lone, slot_count: end });
@@ -152,15 +153,15 @@ impl IndexView {
 
     /// How many series the view knows.
     pub fn series_count(&self) -> u64 {
-        let sealed = self.tip.sealed.iter().map(|segment| segment.info.series_count);
-        let in_memory = self.tip.layers(self.mark).map(|(_, mark)| u64::from(mark.series));
+        let sealed = self.version.sealed.iter().map(|segment| segment.info.series_count);
+        let in_memory = self.version.layers(self.mark).map(|(_, mark)| u64::from(mark.series));
         sealed.sum::<u64>() + in_memory.sum::<u64>()
     }
 
     /// How many groups the view knows, groups of one included.
     pub fn group_count(&self) -> u64 {
-        let sealed = self.tip.sealed.iter().map(|segment| segment.info.group_count);
-        let in_memory = self.tip.layers(self.mark).map(|(_, mark)| u64::from(mark.groups));
+        let sealed = self.version.sealed.iter().map(|segment| segment.info.group_count);
+        let in_memory = self.version.layers(self.mark).map(|(_, mark)| u64::from(mark.groups));
         sealed.sum::<u64>() + in_memory.sum::<u64>()
     }
 
@@ -175,24 +176,24 @@ impl IndexView {
     ) -> Result<Vec<String>> {
         let mut names = BTreeSet::new();
         let of = matches.map(|matches| &matches.groups[..]);
-        for segment in &self.tip.sealed {
+        for segment in &self.version.sealed {
             segment.sealed.label_names(of, &mut names, cancel)?;
         }
-        for (layer, mark) in self.tip.layers(self.mark) {
+        for (layer, mark) in self.version.layers(self.mark) {
             cancel.check()?;
             match of {
                 Some(groups) => {
-                    let pairs = pairs_of(&layer.state, groups);
-                    let state = layer.state.read();
+                    let pairs = pairs_of(&layer.memory, groups);
+                    let memory = layer.memory.read();
                     let ids: HashSet<u32> =
-                        pairs.into_iter().map(|pair| state.pairs.pair(pair).name).collect();
-                    names.extend(ids.into_iter().map(|id| state.pairs.name_text(id).to_owned()));
+                        pairs.into_iter().map(|pair| memory.pairs.pair(pair).name).collect();
+                    names.extend(ids.into_iter().map(|id| memory.pairs.name_text(id).to_owned()));
                 }
                 None => {
-                    let state = layer.state.read();
+                    let memory = layer.memory.read();
                     let seen =
-                        (0..state.pairs.name_count()).filter(|&id| mark.sees_name(&state, id));
-                    names.extend(seen.map(|id| state.pairs.name_text(id).to_owned()));
+                        (0..memory.pairs.name_count()).filter(|&id| mark.sees_name(&memory, id));
+                    names.extend(seen.map(|id| memory.pairs.name_text(id).to_owned()));
                 }
             }
         }
@@ -211,22 +212,22 @@ impl IndexView {
     ) -> Result<Vec<String>> {
         let mut values = BTreeSet::new();
         let of = matches.map(|matches| &matches.groups[..]);
-        for segment in &self.tip.sealed {
+        for segment in &self.version.sealed {
             segment.sealed.label_values(name, of, &mut values, cancel)?;
         }
-        for (layer, mark) in self.tip.layers(self.mark) {
+        for (layer, mark) in self.version.layers(self.mark) {
             cancel.check()?;
-            let Some(name) = layer.state.read().pairs.find_name(name.as_bytes()) else { continue };
+            let Some(name) = layer.memory.read().pairs.find_name(name.as_bytes()) else { continue };
             match of {
                 Some(groups) => {
-                    let pairs = pairs_of(&layer.state, groups);
-                    let state = layer.state.read();
+                    let pairs = pairs_of(&layer.memory, groups);
+                    let memory = layer.memory.read();
                     let of_name =
-                        pairs.into_iter().filter(|&pair| state.pairs.pair(pair).name == name);
-                    values.extend(of_name.map(|pair| state.pairs.value_text(pair).to_owned()));
+                        pairs.into_iter().filter(|&pair| memory.pairs.pair(pair).name == name);
+                    values.extend(of_name.map(|pair| memory.pairs.value_text(pair).to_owned()));
                 }
-                None => each_pair(&layer.state, mark, name, |state, pair| {
-                    values.insert(state.pairs.value_text(pair).to_owned());
+                None => each_pair(&layer.memory, mark, name, |memory, pair| {
+                    values.insert(memory.pairs.value_text(pair).to_owned());
                 }),
             }
         }
@@ -235,18 +236,18 @@ impl IndexView {
 }
 
 impl IndexStats {
-    pub(crate) fn add_state(&mut self, state: &State) {
-        self.series_count += state.series_count();
-        self.group_count += u64::from(state.parts.group_count());
-        self.member_set_count += u64::from(state.sets.count());
-        self.name_count = self.name_count.max(u64::from(state.pairs.name_count()));
-        self.pair_count += u64::from(state.pairs.pair_count());
-        let heap_bytes = state.heap_bytes() as u64;
+    pub(crate) fn add_memory(&mut self, memory: &MemoryIndex) {
+        self.series_count += memory.series_count();
+        self.group_count += u64::from(memory.parts.group_count());
+        self.member_set_count += u64::from(memory.sets.count());
+        self.name_count = self.name_count.max(u64::from(memory.pairs.name_count()));
+        self.pair_count += u64::from(memory.pairs.pair_count());
+        let heap_bytes = memory.heap_bytes() as u64;
         self.heap_bytes += heap_bytes;
         self.unsealed_bytes += heap_bytes;
     }
 
-    pub(crate) fn add_segment(&mut self, segment: &Segment) {
+    pub(crate) fn add_segment(&mut self, segment: &FileSegment) {
         self.series_count += segment.info.series_count;
         self.group_count += segment.info.group_count;
         self.member_set_count += segment.sealed.member_set_count();

@@ -2,10 +2,10 @@
 
 use firn_model::Labels;
 
-use crate::idset::IdSet;
-use crate::memory::state::State;
+use crate::id_set::IdSet;
+use crate::memory::index::MemoryIndex;
 
-impl State {
+impl MemoryIndex {
     /// How many series have the pair.
     pub(crate) fn pair_series_count(&self, name: &str, value: &str) -> u64 {
         let pair = self.pairs.find(name.as_bytes(), value.as_bytes());

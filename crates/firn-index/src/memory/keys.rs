@@ -8,13 +8,13 @@ use firn_model::{Grouping, METRIC_NAME, Result};
 use hashbrown::HashMap;
 
 use crate::key_table::KeyTable;
-use crate::memory::state::{Place, State};
+use crate::memory::index::{MemoryIndex, SeriesPosition};
 
 /// Gives keys and remembers them.
 #[derive(Debug)]
 pub(crate) struct Keys<'t> {
     table: &'t mut KeyTable,
-    kind: Kind,
+    kind: KeyNames,
     projections: HashMap<Vec<u32>, u32>,
     /// Member set to projection.
     of_set: HashMap<u32, u32>,
@@ -27,7 +27,7 @@ pub(crate) struct Keys<'t> {
 }
 
 #[derive(Debug)]
-enum Kind {
+enum KeyNames {
     /// One key per series.
     Series,
     /// Only these names.
@@ -37,18 +37,18 @@ enum Kind {
 }
 
 impl<'t> Keys<'t> {
-    pub(crate) fn new(state: &State, table: &'t mut KeyTable) -> Keys<'t> {
+    pub(crate) fn new(memory: &MemoryIndex, table: &'t mut KeyTable) -> Keys<'t> {
         // A name that is unknown now is on no series that the view shows.
         let ids = |names: &[String]| -> Vec<u32> {
-            names.iter().filter_map(|name| state.pairs.find_name(name.as_bytes())).collect()
+            names.iter().filter_map(|name| memory.pairs.find_name(name.as_bytes())).collect()
         };
         let kind = match table.grouping() {
-            Grouping::Series => Kind::Series,
-            Grouping::By(names) => Kind::Only(ids(names)),
+            Grouping::Series => KeyNames::Series,
+            Grouping::By(names) => KeyNames::Only(ids(names)),
             Grouping::Without(names) => {
                 let mut names = ids(names);
-                names.extend(state.pairs.find_name(METRIC_NAME.as_bytes()));
-                Kind::AllBut(names)
+                names.extend(memory.pairs.find_name(METRIC_NAME.as_bytes()));
+                KeyNames::AllBut(names)
             }
         };
         Keys {
@@ -70,60 +70,65 @@ impl<'t> Keys<'t> {
         self.table.hold_others(bytes)
     }
 
-    /// The key of the series at `place`, whose member set is `set`.
+    /// The key of the series at `position`, whose member set is `set`.
     ///
     /// # Errors
     /// `Busy` without memory, `TooLarge` over the query's part.
-    pub(crate) fn key(&mut self, state: &State, place: Place, set: u32) -> Result<u32> {
-        if matches!(self.kind, Kind::Series) {
-            return self.table.intern(state.labels_at(place));
+    pub(crate) fn key(
+        &mut self,
+        memory: &MemoryIndex,
+        position: SeriesPosition,
+        set: u32,
+    ) -> Result<u32> {
+        if matches!(self.kind, KeyNames::Series) {
+            return self.table.intern(memory.labels_at(position));
         }
         if let Some((part_no, last_set, key)) = self.last
-            && (part_no, last_set) == (place.part_no, set)
+            && (part_no, last_set) == (position.part_no, set)
         {
             return Ok(key);
         }
-        let part = self.part_projection(state, place.part_no);
-        let member = self.set_projection(state, set);
+        let part = self.part_projection(memory, position.part_no);
+        let member = self.set_projection(memory, set);
         let key = match self.of_both.get(&(part, member)) {
             Some(&key) => key,
-            None => self.make_key(state, place, (part, member))?,
+            None => self.make_key(memory, position, (part, member))?,
         };
-        self.last = Some((place.part_no, set, key));
+        self.last = Some((position.part_no, set, key));
         Ok(key)
     }
 
-    fn part_projection(&mut self, state: &State, part_no: u32) -> u32 {
+    fn part_projection(&mut self, memory: &MemoryIndex, part_no: u32) -> u32 {
         if let Some((last, projection)) = self.last_part
             && last == part_no
         {
             return projection;
         }
-        let pairs = state.parts.identity(part_no).chain(state.parts.common(part_no));
-        let projection = self.intern(self.project(state, pairs));
+        let pairs = memory.parts.identity(part_no).chain(memory.parts.common(part_no));
+        let projection = self.intern(self.project(memory, pairs));
         self.last_part = Some((part_no, projection));
         projection
     }
 
-    fn set_projection(&mut self, state: &State, set: u32) -> u32 {
+    fn set_projection(&mut self, memory: &MemoryIndex, set: u32) -> u32 {
         if let Some(&projection) = self.of_set.get(&set) {
             return projection;
         }
-        let pairs = self.project(state, state.sets.pairs(set));
+        let pairs = self.project(memory, memory.sets.pairs(set));
         let projection = self.intern(pairs);
         self.of_set.insert(set, projection);
         projection
     }
 
-    fn project(&self, state: &State, pairs: impl Iterator<Item = u32>) -> Vec<u32> {
-        pairs.filter(|&pair| self.keeps(state.pairs.pair(pair).name)).collect()
+    fn project(&self, memory: &MemoryIndex, pairs: impl Iterator<Item = u32>) -> Vec<u32> {
+        pairs.filter(|&pair| self.keeps(memory.pairs.pair(pair).name)).collect()
     }
 
     fn keeps(&self, name: u32) -> bool {
         match &self.kind {
-            Kind::Series => true,
-            Kind::Only(names) => names.contains(&name),
-            Kind::AllBut(names) => !names.contains(&name),
+            KeyNames::Series => true,
+            KeyNames::Only(names) => names.contains(&name),
+            KeyNames::AllBut(names) => !names.contains(&name),
         }
     }
 
@@ -132,14 +137,19 @@ impl<'t> Keys<'t> {
         *self.projections.entry(pairs).or_insert(next)
     }
 
-    fn make_key(&mut self, state: &State, place: Place, both: (u32, u32)) -> Result<u32> {
-        let identity = self.project(state, state.parts.identity(place.part_no));
-        let common = self.project(state, state.parts.common(place.part_no));
-        let own = self.project(state, state.sets.pairs(state.set_of(place)));
+    fn make_key(
+        &mut self,
+        memory: &MemoryIndex,
+        position: SeriesPosition,
+        both: (u32, u32),
+    ) -> Result<u32> {
+        let identity = self.project(memory, memory.parts.identity(position.part_no));
+        let common = self.project(memory, memory.parts.common(position.part_no));
+        let own = self.project(memory, memory.sets.pairs(memory.set_of(position)));
         // The same labels may be split otherwise between another part and its members, and lie in other
         // segments.
         let lists = (identity.into_iter(), common.into_iter(), own.into_iter());
-        let key = self.table.intern(state.labels_of(lists.0, lists.1, lists.2))?;
+        let key = self.table.intern(memory.labels_of(lists.0, lists.1, lists.2))?;
         self.of_both.insert(both, key);
         Ok(key)
     }

@@ -5,7 +5,7 @@
 
 use firn_model::{Labels, Result};
 
-use crate::memory::state::{Place, State};
+use crate::memory::index::{MemoryIndex, SeriesPosition};
 use crate::pair::raw_pairs;
 
 /// Remembers the last label set: its pairs are looked up once for all neighbours that share them.
@@ -19,25 +19,29 @@ pub(crate) struct Lookup<'l> {
 
 impl<'l> Lookup<'l> {
     /// The place of a label set that is known.
-    pub(crate) fn find(&mut self, state: &State, labels: &'l Labels) -> Option<Place> {
+    pub(crate) fn find(
+        &mut self,
+        memory: &MemoryIndex,
+        labels: &'l Labels,
+    ) -> Option<SeriesPosition> {
         self.ids.clear();
         for (idx, pair) in raw_pairs(labels).enumerate() {
             let id = match self.remembered(idx, pair.encoded) {
                 Some(id) => id,
-                None => state.pairs.find(pair.name, pair.value)?,
+                None => memory.pairs.find(pair.name, pair.value)?,
             };
             self.remember(idx, pair.encoded, id);
         }
-        if self.ids.is_empty() { None } else { state.find(&self.ids) }
+        if self.ids.is_empty() { None } else { memory.find(&self.ids) }
     }
 
     /// Fills `ids` with the pairs of a label set, made if they are new.
-    pub(crate) fn intern(&mut self, state: &mut State, labels: &'l Labels) -> Result<()> {
+    pub(crate) fn intern(&mut self, memory: &mut MemoryIndex, labels: &'l Labels) -> Result<()> {
         self.ids.clear();
         for (idx, pair) in raw_pairs(labels).enumerate() {
             let id = match self.remembered(idx, pair.encoded) {
                 Some(id) => id,
-                None => state.pairs.intern(pair.name, pair.value)?,
+                None => memory.pairs.intern(pair.name, pair.value)?,
             };
             self.remember(idx, pair.encoded, id);
         }

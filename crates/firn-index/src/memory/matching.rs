@@ -9,15 +9,15 @@
 use firn_model::{CancelToken, Matcher, Pattern, Result, Slot};
 use parking_lot::RwLock;
 
-use crate::idset::IdSet;
+use crate::id_set::IdSet;
 use crate::key_table::KeyTable;
-use crate::matches::{Class, GroupMatch, Member, groups_bytes};
+use crate::matches::{GroupMatch, MatchClass, Member, groups_bytes};
+use crate::memory::index::{MemoryIndex, SeriesPosition, Watermark};
 use crate::memory::keys::Keys;
-use crate::memory::state::{Place, State, Watermark};
 
 /// How one matcher splits the groups.
 #[derive(Debug)]
-struct Split {
+struct MatcherSplit {
     /// Groups that pass as a whole.
     pass: IdSet,
     /// Groups that have the name as a group label.
@@ -39,15 +39,15 @@ const SETS_LISTED_MAX: u64 = 16_384;
 /// # Errors
 /// `Canceled` or `Timeout` when the token says so.
 pub(crate) fn select(
-    state: &RwLock<State>,
+    memory: &RwLock<MemoryIndex>,
     mark: Watermark,
     matchers: &[Matcher],
     cancel: &CancelToken,
-) -> Result<Vec<Class>> {
-    let mut classes = vec![Class { parts: IdSet::below(mark.parts), sets: None }];
+) -> Result<Vec<MatchClass>> {
+    let mut classes = vec![MatchClass { parts: IdSet::below(mark.parts), sets: None }];
     // Not in the head of the loop: the lock would be held through it, and who takes it for reading again waits for ever for a
     // writer that waits in between.
-    let matchers = shortest_first(&state.read(), matchers);
+    let matchers = shortest_first(&memory.read(), matchers);
     for matcher in matchers {
         cancel.check()?;
         match (matcher.pattern(), matcher.is_negative()) {
@@ -59,7 +59,7 @@ pub(crate) fn select(
             [only] if only.parts.runs().len() > 1 => Some(&only.parts),
             _ => None,
         };
-        let split = split(state, mark, matcher, within, cancel)?;
+        let split = split(memory, mark, matcher, within, cancel)?;
         classes = classes.iter().flat_map(|class| class.split(&split)).collect();
     }
     Ok(classes)
@@ -70,15 +70,15 @@ pub(crate) fn select(
 /// # Errors
 /// As [`select`].
 pub(crate) fn count(
-    state: &RwLock<State>,
+    memory: &RwLock<MemoryIndex>,
     mark: Watermark,
-    classes: &[Class],
+    classes: &[MatchClass],
     cancel: &CancelToken,
 ) -> Result<u64> {
     let mut count = 0;
     for class in classes {
-        class.each_part(state, mark, cancel, |_, _, _, places| {
-            count += places.len() as u64;
+        class.each_part(memory, mark, cancel, |_, _, _, positions| {
+            count += positions.len() as u64;
             Ok(())
         })?;
     }
@@ -89,25 +89,25 @@ pub(crate) fn count(
 ///
 /// # Errors
 /// As [`select`].
-pub(crate) fn lay_out(
-    state: &RwLock<State>,
+pub(crate) fn collect_groups(
+    memory: &RwLock<MemoryIndex>,
     mark: Watermark,
-    classes: &[Class],
+    classes: &[MatchClass],
     table: &mut KeyTable,
     cancel: &CancelToken,
     out: &mut Vec<GroupMatch>,
 ) -> Result<()> {
-    let mut keys = Keys::new(&state.read(), table);
+    let mut keys = Keys::new(&memory.read(), table);
     let mut bytes = groups_bytes(out);
     for class in classes {
-        class.each_part(state, mark, cancel, |state, part_no, sets, places| {
-            let first_slot = state.parts.first_slot(part_no);
+        class.each_part(memory, mark, cancel, |memory, part_no, sets, positions| {
+            let first_slot = memory.parts.first_slot(part_no);
             let member = |&at: &u32| {
-                let key = keys.key(state, Place { part_no, at }, sets[at as usize])?;
+                let key = keys.key(memory, SeriesPosition { part_no, at }, sets[at as usize])?;
                 Ok(Member { slot: Slot(first_slot + at), key })
             };
-            let members = places.iter().map(member).collect::<Result<_>>()?;
-            let found = GroupMatch { group: state.parts.id(part_no), members };
+            let members = positions.iter().map(member).collect::<Result<_>>()?;
+            let found = GroupMatch { group: memory.parts.id(part_no), members };
             bytes += found.bytes();
             keys.hold_others(bytes)?;
             out.push(found);
@@ -118,14 +118,14 @@ pub(crate) fn lay_out(
 }
 
 /// The matchers with the shortest lists first: the others then read theirs for what is left alone.
-fn shortest_first<'m>(state: &State, matchers: &'m [Matcher]) -> Vec<&'m Matcher> {
+fn shortest_first<'m>(memory: &MemoryIndex, matchers: &'m [Matcher]) -> Vec<&'m Matcher> {
     let mut order: Vec<&Matcher> = matchers.iter().collect();
     order.sort_by_cached_key(|matcher| match matcher.pattern() {
         Pattern::OneOf(values) if !matcher.is_negative() && !matcher.matches_absent() => {
             let pair =
-                |value: &String| state.pairs.find(matcher.name().as_bytes(), value.as_bytes());
+                |value: &String| memory.pairs.find(matcher.name().as_bytes(), value.as_bytes());
             let pairs = values.iter().take(ITEMS_PER_LOCK).filter_map(pair);
-            pairs.map(|pair| state.pairs.pair(pair).parts.length()).sum()
+            pairs.map(|pair| memory.pairs.pair(pair).parts.length()).sum()
         }
         _ => usize::MAX,
     });
@@ -135,37 +135,37 @@ fn shortest_first<'m>(state: &State, matchers: &'m [Matcher]) -> Vec<&'m Matcher
 /// How `matcher` splits the groups and member sets that the view knows. Of what passes as a whole, what is not `within`
 /// may be left out.
 fn split(
-    state: &RwLock<State>,
+    memory: &RwLock<MemoryIndex>,
     mark: Watermark,
     matcher: &Matcher,
     within: Option<&IdSet>,
     cancel: &CancelToken,
-) -> Result<Split> {
+) -> Result<MatcherSplit> {
     let all_sets = IdSet::below(mark.sets);
-    let Some(name) = state.read().pairs.find_name(matcher.name().as_bytes()) else {
+    let Some(name) = memory.read().pairs.find_name(matcher.name().as_bytes()) else {
         // No series has the label.
         let sets = if matcher.matches_absent() { all_sets } else { IdSet::empty() };
-        return Ok(Split { pass: IdSet::empty(), any: IdSet::empty(), sets });
+        return Ok(MatcherSplit { pass: IdSet::empty(), any: IdSet::empty(), sets });
     };
     let taken = match matcher.pattern() {
         Pattern::NonEmpty => None,
         Pattern::OneOf(values) => {
-            Some(lists_of_values(state, (mark, within), matcher.name(), values))
+            Some(lists_of_values(memory, (mark, within), matcher.name(), values))
         }
-        _ => Some(lists_of_scan(state, (mark, within), matcher, name, cancel)?),
+        _ => Some(lists_of_scan(memory, (mark, within), matcher, name, cancel)?),
     };
     let is_plain = !matcher.is_negative() && !matcher.matches_absent();
     let taken = match taken {
         // No member takes part, so nobody asks who else has the label: for a name that all groups have,
         // that set costs more than the rest of a narrow query's matching.
         Some((pass, sets)) if is_plain && sets.is_empty() => {
-            return Ok(Split { pass, any: IdSet::empty(), sets });
+            return Ok(MatcherSplit { pass, any: IdSet::empty(), sets });
         }
         taken => taken,
     };
     let (any, any_sets) = {
-        let state = state.read();
-        let name = state.pairs.name(name);
+        let memory = memory.read();
+        let name = memory.pairs.name(name);
         (name.parts.below(mark.parts), name.sets.below(mark.sets))
     };
     let (taken, taken_sets) = taken.unwrap_or_else(|| (any.clone(), any_sets.clone()));
@@ -177,23 +177,23 @@ fn split(
     if matcher.matches_absent() {
         sets = sets.union(all_sets.minus(&any_sets));
     }
-    Ok(Split { pass, any, sets })
+    Ok(MatcherSplit { pass, any, sets })
 }
 
 /// The groups and member sets that have one of `values`.
 fn lists_of_values(
-    state: &RwLock<State>,
+    memory: &RwLock<MemoryIndex>,
     (mark, within): (Watermark, Option<&IdSet>),
     name: &str,
     values: &[String],
 ) -> (IdSet, IdSet) {
     let (mut groups, mut sets) = (Vec::new(), Vec::new());
     for batch in values.chunks(ITEMS_PER_LOCK) {
-        let state = state.read();
+        let memory = memory.read();
         for value in batch {
-            if let Some(pair) = state.pairs.find(name.as_bytes(), value.as_bytes()) {
-                state.pairs.pair(pair).parts.extend_runs_within(mark.parts, within, &mut groups);
-                state.pairs.pair(pair).sets.extend_runs(mark.sets, &mut sets);
+            if let Some(pair) = memory.pairs.find(name.as_bytes(), value.as_bytes()) {
+                memory.pairs.pair(pair).parts.extend_runs_within(mark.parts, within, &mut groups);
+                memory.pairs.pair(pair).sets.extend_runs(mark.sets, &mut sets);
             }
         }
     }
@@ -203,7 +203,7 @@ fn lists_of_values(
 /// The groups and member sets that have a value which the pattern takes: every value of the name is
 /// tried once.
 fn lists_of_scan(
-    state: &RwLock<State>,
+    memory: &RwLock<MemoryIndex>,
     (mark, within): (Watermark, Option<&IdSet>),
     matcher: &Matcher,
     name: u32,
@@ -213,30 +213,31 @@ fn lists_of_scan(
     let mut next = 0;
     loop {
         cancel.check()?;
-        let state = state.read();
-        let rest = state.pairs.name(name).pairs.get(next..).unwrap_or_default();
+        let memory = memory.read();
+        let rest = memory.pairs.name(name).pairs.get(next..).unwrap_or_default();
         if rest.is_empty() {
             return Ok((IdSet::from_runs(groups), IdSet::from_runs(sets)));
         }
         for &pair in rest.iter().take(ITEMS_PER_LOCK) {
-            if matcher.pattern_takes(state.pairs.value_text(pair)) {
-                state.pairs.pair(pair).parts.extend_runs_within(mark.parts, within, &mut groups);
-                state.pairs.pair(pair).sets.extend_runs(mark.sets, &mut sets);
+            if matcher.pattern_takes(memory.pairs.value_text(pair)) {
+                memory.pairs.pair(pair).parts.extend_runs_within(mark.parts, within, &mut groups);
+                memory.pairs.pair(pair).sets.extend_runs(mark.sets, &mut sets);
             }
         }
         next += ITEMS_PER_LOCK.min(rest.len());
     }
 }
 
-impl Class {
+impl MatchClass {
     /// What is left of the class after one more matcher: at most two classes.
-    fn split(&self, split: &Split) -> impl Iterator<Item = Class> {
-        let whole = Class { parts: self.parts.intersect(&split.pass), sets: self.sets.clone() };
+    fn split(&self, split: &MatcherSplit) -> impl Iterator<Item = MatchClass> {
+        let whole =
+            MatchClass { parts: self.parts.intersect(&split.pass), sets: self.sets.clone() };
         let sets = match &self.sets {
             Some(sets) => sets.intersect(&split.sets),
             None => split.sets.clone(),
         };
-        let by_member = Class { parts: self.parts.minus(&split.any), sets: Some(sets) };
+        let by_member = MatchClass { parts: self.parts.minus(&split.any), sets: Some(sets) };
         [whole, by_member].into_iter().filter(|class| {
             !class.parts.is_empty() && class.sets.as_ref().is_none_or(|sets| !sets.is_empty())
         })
@@ -246,27 +247,27 @@ impl Class {
     /// that match.
     fn each_part(
         &self,
-        state: &RwLock<State>,
+        memory: &RwLock<MemoryIndex>,
         mark: Watermark,
         cancel: &CancelToken,
-        mut each: impl FnMut(&State, u32, &[u32], &[u32]) -> Result<()>,
+        mut each: impl FnMut(&MemoryIndex, u32, &[u32], &[u32]) -> Result<()>,
     ) -> Result<()> {
-        let candidates = self.candidates(state, mark, cancel)?;
-        let mut finder = PlaceFinder::new(self.sets.as_ref());
-        let mut places: Vec<u32> = Vec::new();
+        let candidates = self.candidates(memory, mark, cancel)?;
+        let mut finder = MemberFinder::new(self.sets.as_ref());
+        let mut positions: Vec<u32> = Vec::new();
         let mut numbers = candidates.iter().peekable();
         while numbers.peek().is_some() {
             cancel.check()?;
-            let state = state.read();
+            let memory = memory.read();
             let mut looked_at = 0;
             while looked_at < ITEMS_PER_LOCK {
                 let Some(part_no) = numbers.next() else { break };
-                let visible = state.parts.count_below(part_no, mark.series) as usize;
-                let sets = &state.parts.sets(part_no)[..visible];
+                let visible = memory.parts.count_below(part_no, mark.series) as usize;
+                let sets = &memory.parts.sets(part_no)[..visible];
                 looked_at += sets.len().max(1);
-                finder.find(sets, &mut places);
-                if !places.is_empty() {
-                    each(&state, part_no, sets, &places)?;
+                finder.find(sets, &mut positions);
+                if !positions.is_empty() {
+                    each(&memory, part_no, sets, &positions)?;
                 }
             }
         }
@@ -276,7 +277,7 @@ impl Class {
     /// The groups that may have a matching member.
     fn candidates(
         &self,
-        state: &RwLock<State>,
+        memory: &RwLock<MemoryIndex>,
         mark: Watermark,
         cancel: &CancelToken,
     ) -> Result<IdSet> {
@@ -286,59 +287,59 @@ impl Class {
         let mut sets = sets.iter().peekable();
         while sets.peek().is_some() {
             cancel.check()?;
-            let state = state.read();
+            let memory = memory.read();
             for set in sets.by_ref().take(ITEMS_PER_LOCK) {
-                part_runs(&state, set, mark, &mut runs);
+                part_runs(&memory, set, mark, &mut runs);
             }
         }
         Ok(IdSet::from_runs(runs).intersect(&self.parts))
     }
 }
 
-fn part_runs(state: &State, set: u32, mark: Watermark, runs: &mut Vec<(u32, u32)>) {
-    state.sets.set(set).parts.extend_runs(mark.parts, runs);
+fn part_runs(memory: &MemoryIndex, set: u32, mark: Watermark, runs: &mut Vec<(u32, u32)>) {
+    memory.sets.set(set).parts.extend_runs(mark.parts, runs);
 }
 
 /// Finds the places of some member sets in one part after the other.
 #[derive(Debug)]
-enum PlaceFinder {
+enum MemberFinder {
     All,
     /// Each set with the place where the last part had it: parts are mostly alike.
     Few(Vec<(u32, u32)>),
     Marked(Vec<u64>),
 }
 
-impl PlaceFinder {
-    fn new(sets: Option<&IdSet>) -> PlaceFinder {
-        let Some(sets) = sets else { return PlaceFinder::All };
+impl MemberFinder {
+    fn new(sets: Option<&IdSet>) -> MemberFinder {
+        let Some(sets) = sets else { return MemberFinder::All };
         if sets.count() <= SETS_SEARCHED_MAX {
-            return PlaceFinder::Few(sets.iter().map(|set| (set, 0)).collect());
+            return MemberFinder::Few(sets.iter().map(|set| (set, 0)).collect());
         }
         let end = sets.runs().last().map_or(0, |run| run.1);
         let mut words = vec![0u64; (end as usize).div_ceil(64)];
         sets.iter().for_each(|set| words[set as usize / 64] |= 1 << (set % 64));
-        PlaceFinder::Marked(words)
+        MemberFinder::Marked(words)
     }
 
-    /// Fills `places` with the matching ones of a part's member sets, rising.
-    fn find(&mut self, sets: &[u32], places: &mut Vec<u32>) {
-        places.clear();
+    /// Fills `positions` with the matching ones of a part's member sets, rising.
+    fn find(&mut self, sets: &[u32], positions: &mut Vec<u32>) {
+        positions.clear();
         let all = 0..sets.len() as u32;
         match self {
-            PlaceFinder::All => places.extend(all),
-            PlaceFinder::Marked(words) => places.extend(all.filter(|&at| {
+            MemberFinder::All => positions.extend(all),
+            MemberFinder::Marked(words) => positions.extend(all.filter(|&at| {
                 let set = sets[at as usize];
                 words.get(set as usize / 64).is_some_and(|word| word & (1 << (set % 64)) != 0)
             })),
-            PlaceFinder::Few(wanted) => {
+            MemberFinder::Few(wanted) => {
                 for (set, guess) in wanted {
                     if sets.get(*guess as usize) != Some(set) {
                         let Some(at) = sets.iter().position(|s| s == set) else { continue };
                         *guess = at as u32;
                     }
-                    places.push(*guess);
+                    positions.push(*guess);
                 }
-                places.sort_unstable();
+                positions.sort_unstable();
             }
         }
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod arena;
 mod counts;
+pub(crate) mod index;
 pub(crate) mod keys;
 pub(crate) mod listing;
 pub(crate) mod lookup;
@@ -10,4 +11,3 @@ pub(crate) mod pairs;
 pub(crate) mod parts;
 pub(crate) mod posting;
 pub(crate) mod sets;
-pub(crate) mod state;

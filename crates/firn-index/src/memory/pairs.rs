@@ -12,9 +12,9 @@ use crate::pair::take_text;
 /// All names and pairs, with the posting lists that hang on them.
 #[derive(Debug, Default)]
 pub(crate) struct Pairs {
-    names: Vec<Name>,
+    names: Vec<NameEntry>,
     name_table: HashTable<u32>,
-    pairs: Chunked<Pair>,
+    pairs: Chunked<PairEntry>,
     pair_table: HashTable<u32>,
     text: Arena,
     /// Heap of all posting lists.
@@ -26,7 +26,7 @@ pub(crate) struct Pairs {
 
 /// A label name.
 #[derive(Debug)]
-pub(crate) struct Name {
+pub(crate) struct NameEntry {
     text_at: u32,
     /// Its pairs, ids rising.
     pub(crate) pairs: Vec<u32>,
@@ -38,7 +38,7 @@ pub(crate) struct Name {
 
 /// A label name with a value.
 #[derive(Debug)]
-pub(crate) struct Pair {
+pub(crate) struct PairEntry {
     pub(crate) name: u32,
     value_at: u32,
     /// Parts that have it; numbers rise.
@@ -72,7 +72,7 @@ impl Pairs {
         let id = self.pairs.len();
         let value_at = push_text(&mut self.text, value)?;
         let (parts, sets) = Default::default();
-        self.pairs.push(Pair { name: name_id, value_at, parts, sets });
+        self.pairs.push(PairEntry { name: name_id, value_at, parts, sets });
         self.names[name_id as usize].pairs.push(id);
         let (pairs, names, text, hasher) = (&self.pairs, &self.names, &self.text, &self.hasher);
         self.pair_table.insert_unique(hash_pair(hasher, name, value), id, |&id| {
@@ -90,7 +90,7 @@ impl Pairs {
         let id = self.names.len() as u32;
         let text_at_ = push_text(&mut self.text, name)?;
         let (parts, sets) = Default::default();
-        self.names.push(Name { text_at: text_at_, pairs: Vec::new(), parts, sets });
+        self.names.push(NameEntry { text_at: text_at_, pairs: Vec::new(), parts, sets });
         let (names, text, hasher) = (&self.names, &self.text, &self.hasher);
         self.name_table.insert_unique(hasher.hash_one(name), id, |&id| {
             hasher.hash_one(text_at(text, names[id as usize].text_at))
@@ -106,11 +106,11 @@ impl Pairs {
         self.pairs.len()
     }
 
-    pub(crate) fn name(&self, id: u32) -> &Name {
+    pub(crate) fn name(&self, id: u32) -> &NameEntry {
         &self.names[id as usize]
     }
 
-    pub(crate) fn pair(&self, id: u32) -> &Pair {
+    pub(crate) fn pair(&self, id: u32) -> &PairEntry {
         &self.pairs[id]
     }
 
@@ -140,7 +140,7 @@ impl Pairs {
 
     pub(crate) fn heap_bytes(&self) -> usize {
         let ids_bytes: usize = self.names.iter().map(|name| name.pairs.capacity() * 4).sum();
-        self.names.capacity() * size_of::<Name>()
+        self.names.capacity() * size_of::<NameEntry>()
             + ids_bytes
             + self.list_bytes
             + self.pairs.heap_bytes()

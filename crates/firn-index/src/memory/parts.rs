@@ -17,22 +17,22 @@ use crate::pair::hash_ids;
 #[derive(Debug)]
 pub(crate) struct Parts {
     bits: ShardBits,
-    parts: Chunked<Part>,
-    members: Vec<Members>,
+    parts: Chunked<MemoryPart>,
+    members: Vec<MemberList>,
     /// Heap of all members.
     member_bytes: usize,
     /// Per part all its labels, then, unless it is lone, those among them that are not identity.
     lists: Arena,
     /// By identity labels the newest part of the newest group that takes members.
     open: HashTable<u32>,
-    locals: Vec<Locals>,
+    locals: Vec<ShardGroups>,
     /// Groups that were made here; others only go on here.
     group_count: u32,
 }
 
 /// One part.
 #[derive(Debug)]
-struct Part {
+struct MemoryPart {
     local: u32,
     labels_at: u32,
     first_series: u32,
@@ -43,24 +43,24 @@ struct Part {
 
 /// The slots of a part of a group that may have more than one.
 #[derive(Debug)]
-struct Members {
+struct MemberList {
     first_slot: u32,
     /// The part of the same group with the slots before, or [`NO_PART`].
     before: u32,
-    /// What kind of group this is; see `State`.
+    /// What kind of group this is; see `MemoryIndex`.
     kind: u32,
     /// It has one member, and nobody knows yet what that will share with others.
     is_open: bool,
     /// The member set of each slot.
     sets: Vec<u32>,
-    /// Where series numbers jump: `(place, series number)`, both rising. That of place 0 is
-    /// `Part::first_series`.
+    /// Where series numbers jump: `(position, series number)`, both rising. That of place 0 is
+    /// `MemoryPart::first_series`.
     jumps: Vec<(u32, u32)>,
 }
 
 /// The groups of one shard: what part has their last slots.
 #[derive(Debug, Default)]
-struct Locals {
+struct ShardGroups {
     /// Local ids below were given before this segment began.
     base: u64,
     /// From `base` on; [`NO_PART`] where no definition was seen.
@@ -97,7 +97,7 @@ impl Parts {
     pub(crate) fn new(bits: ShardBits, next_ids: &[u64]) -> Parts {
         let base = |shard: usize| next_ids.get(shard).copied().unwrap_or(0);
         let locals = (0..bits.shard_count())
-            .map(|shard| Locals { base: base(shard), ..Locals::default() })
+            .map(|shard| ShardGroups { base: base(shard), ..ShardGroups::default() })
             .collect();
         Parts {
             bits,
@@ -130,7 +130,7 @@ impl Parts {
         let part_no = self.parts.len();
         let members = if new.lone { LONE } else { self.members.len() as u32 };
         let first_series = new.first_series;
-        self.parts.push(Part { local, labels_at, first_series, members, shard: shard.0 });
+        self.parts.push(MemoryPart { local, labels_at, first_series, members, shard: shard.0 });
         let mut is_newest = true;
         if !new.lone {
             let after = newest.and_then(|newest| self.part_after(newest, new.first_slot));
@@ -142,7 +142,7 @@ impl Parts {
                     std::mem::replace(&mut after.before, part_no)
                 }
             };
-            self.members.push(Members {
+            self.members.push(MemberList {
                 first_slot: new.first_slot,
                 before,
                 kind: new.kind,
@@ -352,31 +352,31 @@ impl Parts {
 
     /// The next local id of each shard.
     pub(crate) fn next_ids(&self) -> Vec<u64> {
-        self.locals.iter().map(Locals::next).collect()
+        self.locals.iter().map(ShardGroups::next).collect()
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        let local_bytes: usize = self.locals.iter().map(Locals::heap_bytes).sum();
+        let local_bytes: usize = self.locals.iter().map(ShardGroups::heap_bytes).sum();
         self.member_bytes
             + local_bytes
-            + self.members.capacity() * size_of::<Members>()
+            + self.members.capacity() * size_of::<MemberList>()
             + self.parts.heap_bytes()
             + self.lists.heap_bytes()
             + self.open.allocation_size()
     }
 
-    fn members_of(&self, part_no: u32) -> Option<&Members> {
+    fn members_of(&self, part_no: u32) -> Option<&MemberList> {
         self.members.get(self.parts[part_no].members as usize)
     }
 }
 
-impl Members {
+impl MemberList {
     fn heap_bytes(&self) -> usize {
         self.sets.capacity() * 4 + self.jumps.capacity() * 8
     }
 }
 
-impl Locals {
+impl ShardGroups {
     fn next(&self) -> u64 {
         self.base + self.parts.len() as u64
     }
@@ -399,7 +399,7 @@ impl Locals {
     }
 
     fn heap_bytes(&self) -> usize {
-        self.parts.capacity() * 4 + self.older.allocation_size() + size_of::<Locals>()
+        self.parts.capacity() * 4 + self.older.allocation_size() + size_of::<ShardGroups>()
     }
 }
 

@@ -4,7 +4,7 @@
 
 use firn_model::{decode_varint, encode_varint};
 
-use crate::idset::{IdSet, skip_to};
+use crate::id_set::{IdSet, skip_to};
 
 /// Ids in order of arrival; mostly, not always, rising.
 #[derive(Debug, Default)]
@@ -13,11 +13,11 @@ pub(crate) struct PostingList {
     start: u32,
     len: u32,
     /// The runs before it.
-    closed: Option<Box<Closed>>,
+    closed: Option<Box<ClosedRuns>>,
 }
 
 #[derive(Debug, Default)]
-struct Closed {
+struct ClosedRuns {
     /// Per run `varint(zigzag(start - previous end) << 1 | longer)`, then `varint(len - 2)` if longer.
     bytes: Vec<u8>,
     /// End of the last closed run.
@@ -90,7 +90,7 @@ impl PostingList {
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.closed.as_ref().map_or(0, |closed| size_of::<Closed>() + closed.bytes.capacity())
+        self.closed.as_ref().map_or(0, |closed| size_of::<ClosedRuns>() + closed.bytes.capacity())
     }
 
     fn runs(&self) -> impl Iterator<Item = (u32, u32)> + '_ {

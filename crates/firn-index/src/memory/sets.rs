@@ -13,8 +13,8 @@ pub(crate) const EMPTY_SET: u32 = 0;
 
 /// All member label sets.
 #[derive(Debug)]
-pub(crate) struct Sets {
-    sets: Chunked<Set>,
+pub(crate) struct MemberSets {
+    sets: Chunked<MemberSet>,
     table: HashTable<u32>,
     lists: Arena,
     /// Heap of all posting lists.
@@ -22,7 +22,7 @@ pub(crate) struct Sets {
 }
 
 #[derive(Debug)]
-pub(crate) struct Set {
+pub(crate) struct MemberSet {
     list_at: u32,
     /// The first series that had it: tells whether a view knows it.
     pub(crate) first_series: u32,
@@ -30,9 +30,9 @@ pub(crate) struct Set {
     pub(crate) parts: PostingList,
 }
 
-impl Default for Sets {
-    fn default() -> Sets {
-        let mut sets = Sets {
+impl Default for MemberSets {
+    fn default() -> MemberSets {
+        let mut sets = MemberSets {
             sets: Chunked::default(),
             table: HashTable::new(),
             lists: Arena::default(),
@@ -45,7 +45,7 @@ impl Default for Sets {
     }
 }
 
-impl Sets {
+impl MemberSets {
     /// The set of these pairs (in order of names) and whether it was made now, for `series_no`.
     ///
     /// # Errors
@@ -59,7 +59,11 @@ impl Sets {
         let mut list = Vec::with_capacity(4 * pairs.len() + 1);
         encode_ids(pairs, &mut list);
         let list_at = self.lists.push(&list)?;
-        self.sets.push(Set { list_at, first_series: series_no, parts: PostingList::default() });
+        self.sets.push(MemberSet {
+            list_at,
+            first_series: series_no,
+            parts: PostingList::default(),
+        });
         let (sets, lists) = (&self.sets, &self.lists);
         self.table.insert_unique(hash_ids(pairs.iter().copied()), set, |&set| {
             hash_ids(decode_ids(lists.from(sets[set].list_at)))
@@ -82,7 +86,7 @@ impl Sets {
         self.sets.len()
     }
 
-    pub(crate) fn set(&self, set: u32) -> &Set {
+    pub(crate) fn set(&self, set: u32) -> &MemberSet {
         &self.sets[set]
     }
 
@@ -105,7 +109,7 @@ mod tests {
 
     #[test]
     fn equal_sets_are_one() {
-        let mut sets = Sets::default();
+        let mut sets = MemberSets::default();
         assert_eq!(sets.intern(&[3, 1], 5).unwrap(), (1, true));
         assert_eq!(sets.intern(&[1, 3], 6).unwrap(), (2, true), "order of names counts");
         assert_eq!(sets.intern(&[3, 1], 4).unwrap(), (1, false));

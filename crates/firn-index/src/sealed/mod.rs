@@ -26,10 +26,10 @@ mod write;
 
 pub(crate) use format::hash::HashedLabels;
 pub(crate) use read::counts::PairCounts;
-pub(crate) use read::found::SealedFound;
-pub(crate) use read::lookup::Neighbour;
 #[cfg(test)]
 pub(crate) use read::lookup::OpenGroup;
+pub(crate) use read::lookup::PartHint;
+pub(crate) use read::matched_rows::MatchedRows;
 pub(crate) use read::segment::Sealed;
-pub(crate) use write::builder::{Builder, Live, PartInput};
+pub(crate) use write::builder::{Builder, MergeFilter, PartInput};
 pub(crate) use write::pair_union::PairSource;

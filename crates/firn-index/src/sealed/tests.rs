@@ -14,7 +14,7 @@ use crate::matches::{GroupMatch, unite};
 use crate::memory::pairs::Pairs;
 use crate::sealed::testing::file;
 use crate::sealed::{
-    Builder, HashedLabels, Live, Neighbour, OpenGroup, PairSource, PartInput, Sealed,
+    Builder, HashedLabels, MergeFilter, OpenGroup, PairSource, PartHint, PartInput, Sealed,
 };
 
 mod damage;
@@ -30,7 +30,7 @@ const PATTERNS: [&str; 18] = [
 
 /// A series as a test wants it.
 #[derive(Clone, Debug)]
-struct Wish {
+struct SeriesSpec {
     labels: Labels,
     lone: bool,
     /// Slots left free before it.
@@ -42,7 +42,7 @@ struct Wish {
 
 /// Series by label set, and what groups know.
 #[derive(Clone, Debug, Default)]
-struct World {
+struct ModelSegment {
     series: BTreeMap<Labels, SeriesRef>,
     /// Identity and whether it is lone.
     groups: BTreeMap<GroupId, (Labels, bool)>,
@@ -51,7 +51,7 @@ struct World {
 
 struct DeadSet(BTreeSet<SeriesRef>);
 
-impl Live for DeadSet {
+impl MergeFilter for DeadSet {
     fn retain(&self, group: GroupId, slots: &mut Vec<u32>) {
         slots.retain(|&slot| !self.0.contains(&SeriesRef { group, slot: Slot(slot) }));
     }
@@ -61,9 +61,9 @@ impl Live for DeadSet {
     }
 }
 
-struct All;
+struct KeepAllSeries;
 
-impl Live for All {
+impl MergeFilter for KeepAllSeries {
     fn retain(&self, _: GroupId, _: &mut Vec<u32>) {}
 }
 
@@ -73,10 +73,11 @@ fn arb_labels() -> impl Strategy<Value = Labels> + Clone {
         .prop_filter("a series has a label", |labels| !labels.is_empty())
 }
 
-fn arb_wish() -> impl Strategy<Value = Wish> {
+fn arb_wish() -> impl Strategy<Value = SeriesSpec> {
     let gap = prop_oneof![9 => Just(0), 1 => 1u32..40];
-    (arb_labels(), prop::bool::weighted(0.3), gap, 0usize..3, prop::bool::weighted(0.2))
-        .prop_map(|(labels, lone, gap, segment, dead)| Wish { labels, lone, gap, segment, dead })
+    (arb_labels(), prop::bool::weighted(0.3), gap, 0usize..3, prop::bool::weighted(0.2)).prop_map(
+        |(labels, lone, gap, segment, dead)| SeriesSpec { labels, lone, gap, segment, dead },
+    )
 }
 
 fn arb_matcher() -> impl Strategy<Value = Matcher> {
@@ -100,10 +101,10 @@ fn is_identity(name: &str) -> bool {
     ["a", "job"].contains(&name)
 }
 
-impl World {
+impl ModelSegment {
     /// Gives each wish a place, as the index would; members above six open a sibling.
-    fn settle(wishes: &[Wish], spread: u64) -> (World, Vec<(Wish, SeriesRef)>) {
-        let mut world = World::default();
+    fn settle(wishes: &[SeriesSpec], spread: u64) -> (ModelSegment, Vec<(SeriesSpec, SeriesRef)>) {
+        let mut world = ModelSegment::default();
         let (mut open, mut settled) = (BTreeMap::new(), Vec::new());
         for wish in wishes {
             if world.series.contains_key(&wish.labels) {
@@ -153,7 +154,7 @@ impl World {
 }
 
 /// All pairs of a world, in no order of texts.
-fn pairs_of(world: &World) -> Pairs {
+fn pairs_of(world: &ModelSegment) -> Pairs {
     let mut pairs = Pairs::default();
     for (name, value) in world.series.keys().rev().flat_map(Labels::iter) {
         pairs.intern(name.as_bytes(), value.as_bytes()).unwrap();
@@ -162,7 +163,7 @@ fn pairs_of(world: &World) -> Pairs {
 }
 
 /// Adds a world whose pairs are source number `source` of the builder.
-fn add(builder: &mut Builder<'_>, (source, pairs): (usize, &Pairs), world: &World) {
+fn add(builder: &mut Builder<'_>, (source, pairs): (usize, &Pairs), world: &ModelSegment) {
     fn pair_ids<'p>(
         builder: &Builder<'_>,
         (source, pairs): (usize, &Pairs),
@@ -200,7 +201,7 @@ fn built(builder: Builder<'_>) -> Sealed {
     sealed
 }
 
-fn segment(world: &World) -> Sealed {
+fn segment(world: &ModelSegment) -> Sealed {
     let pairs = pairs_of(world);
     let mut builder = Builder::new(&[PairSource::Memory(&pairs)]).unwrap();
     add(&mut builder, (0, &pairs), world);
@@ -212,7 +213,7 @@ fn find(sealed: &Sealed, labels: &Labels) -> Result<Option<SeriesRef>> {
 }
 
 /// Everything that can be asked, against the plain map.
-fn check(sealed: &Sealed, world: &World) {
+fn check(sealed: &Sealed, world: &ModelSegment) {
     assert_eq!(sealed.series_count(), world.series.len() as u64);
     assert_eq!(sealed.group_count(), world.groups.len() as u64);
     for (labels, &series) in &world.series {
@@ -239,7 +240,7 @@ fn check(sealed: &Sealed, world: &World) {
 }
 
 /// Whoever remembers where the last label set was found gives the same answers, or none.
-fn check_neighbours(sealed: &Sealed, world: &World) {
+fn check_neighbours(sealed: &Sealed, world: &ModelSegment) {
     let mut last = None;
     let unknown = Labels::from_pairs([("a", "v0"), ("zz", "v0")]).unwrap();
     // Members of a group follow each other, then all come by labels.
@@ -249,7 +250,7 @@ fn check_neighbours(sealed: &Sealed, world: &World) {
         let hashed = HashedLabels::new(labels);
         let series = world.series[labels];
         if let Some(neighbour) = &last {
-            let neighbour: &Neighbour<'_, '_> = neighbour;
+            let neighbour: &PartHint<'_, '_> = neighbour;
             assert!(neighbour.find(&hashed).is_none_or(|found| found == series), "{labels}");
             assert_eq!(neighbour.find(&HashedLabels::new(&unknown)), None);
             let beside = sealed.find_beside(neighbour, &hashed).unwrap();
@@ -265,7 +266,7 @@ fn check_neighbours(sealed: &Sealed, world: &World) {
     }
 }
 
-fn check_open_groups(sealed: &Sealed, world: &World) {
+fn check_open_groups(sealed: &Sealed, world: &ModelSegment) {
     let identities: BTreeSet<Labels> =
         world.series.keys().map(|labels| labels.filter(is_identity)).collect();
     for identity in identities {
@@ -284,7 +285,7 @@ fn check_open_groups(sealed: &Sealed, world: &World) {
     }
 }
 
-fn check_pairs(sealed: &Sealed, world: &World) {
+fn check_pairs(sealed: &Sealed, world: &ModelSegment) {
     let mut want: BTreeMap<(&str, &str), u64> = BTreeMap::new();
     for pair in world.series.keys().flat_map(|labels| labels.iter()) {
         *want.entry(pair).or_default() += 1;
@@ -334,13 +335,13 @@ fn matches(
     let mut keys = KeyTable::new(grouping.clone(), held);
     let mut out = Vec::new();
     let found = sealed.select(matchers, &cancel)?;
-    sealed.lay_out(&found, &mut keys, &cancel, &mut out)?;
+    sealed.collect_groups(&found, &mut keys, &cancel, &mut out)?;
     unite(&mut out);
     sealed.count(&found, &cancel)?;
     Ok((out, keys.finish(0)?.0))
 }
 
-fn check_query(sealed: &Sealed, world: &World, matchers: &[Matcher], grouping: &Grouping) {
+fn check_query(sealed: &Sealed, world: &ModelSegment, matchers: &[Matcher], grouping: &Grouping) {
     let passes =
         |labels: &Labels| matchers.iter().all(|m| m.matches(labels.get(m.name()).unwrap_or("")));
     let want: BTreeMap<SeriesRef, &Labels> =
@@ -379,7 +380,7 @@ proptest! {
         queries in prop::collection::vec((prop::collection::vec(arb_matcher(), 0..4), arb_grouping()), 6),
         unknown in prop::collection::vec(arb_labels(), 10),
     ) {
-        let (world, _) = World::settle(&wishes, spread);
+        let (world, _) = ModelSegment::settle(&wishes, spread);
         let sealed = segment(&world);
         check(&sealed, &world);
         for labels in &unknown {
@@ -406,11 +407,11 @@ proptest! {
                 let pairs = [("job", &*many), ("a", VALUES[group % 6]), ("__name__", name), ("b", b)];
                 let labels = Labels::from_pairs(pairs).unwrap();
                 if lacks[group] & 1 << member == 0 || group % 3 == 0 {
-                    wishes.push(Wish { labels, lone: false, gap: 0, segment: 0, dead: false });
+                    wishes.push(SeriesSpec { labels, lone: false, gap: 0, segment: 0, dead: false });
                 }
             }
         }
-        let (world, _) = World::settle(&wishes, 64);
+        let (world, _) = ModelSegment::settle(&wishes, 64);
         let sealed = segment(&world);
         check(&sealed, &world);
         check_query(&sealed, &world, &matchers, &grouping);
@@ -438,9 +439,9 @@ proptest! {
             let text = text(number);
             let pairs = [(name, &*text), ("__name__", VALUES[1 + number as usize % 4])];
             let labels = Labels::from_pairs(pairs).unwrap();
-            Wish { labels, lone, gap: 0, segment: 0, dead: false }
+            SeriesSpec { labels, lone, gap: 0, segment: 0, dead: false }
         };
-        let (world, _) = World::settle(&(0..count).map(wish).collect::<Vec<_>>(), 64);
+        let (world, _) = ModelSegment::settle(&(0..count).map(wish).collect::<Vec<_>>(), 64);
         let sealed = segment(&world);
         let bytes = sealed.bytes_by_use()[0].1;
         prop_assert!(bytes < count * 12, "{} texts of 16 letters take {} bytes", count, bytes);
@@ -459,7 +460,7 @@ proptest! {
         wishes in prop::collection::vec(arb_wish(), 0..120),
         queries in prop::collection::vec((prop::collection::vec(arb_matcher(), 0..4), arb_grouping()), 4),
     ) {
-        let (world, settled) = World::settle(&wishes, 64);
+        let (world, settled) = ModelSegment::settle(&wishes, 64);
         let dead = settled.iter().filter(|s| s.0.dead).map(|s| s.1).collect();
         let dead = DeadSet(dead);
         let parts = [0, 1, 2].map(|number| {
@@ -489,7 +490,7 @@ proptest! {
         left.keep(|_, series| !dead.0.contains(&series));
         // A slot that a segment has seen is never given again while its group lives there.
         for (group, next) in &mut left.next_slot {
-            let of_group = |s: &&(Wish, SeriesRef)| s.1.group == *group;
+            let of_group = |s: &&(SeriesSpec, SeriesRef)| s.1.group == *group;
             let known = settled.iter().filter(of_group);
             let alive_in = |segment: usize| {
                 settled.iter().filter(of_group).any(|s| s.0.segment == segment && !s.0.dead)
@@ -506,20 +507,26 @@ proptest! {
 #[test]
 fn a_group_whose_members_are_gone_keeps_its_next_slot_if_it_lives_elsewhere() {
     let labels = |text: &str| Labels::from_pairs([("a", "v"), ("b", text)]).unwrap();
-    let wishes: Vec<Wish> = ["1", "2", "3"]
-        .map(|text| Wish { labels: labels(text), lone: false, gap: 0, segment: 0, dead: true })
+    let wishes: Vec<SeriesSpec> = ["1", "2", "3"]
+        .map(|text| SeriesSpec {
+            labels: labels(text),
+            lone: false,
+            gap: 0,
+            segment: 0,
+            dead: true,
+        })
         .into();
-    let (world, settled) = World::settle(&wishes, 1);
+    let (world, settled) = ModelSegment::settle(&wishes, 1);
     let group = settled[0].1.group;
     let sealed = segment(&world);
-    struct Gone;
-    impl Live for Gone {
+    struct DropAll;
+    impl MergeFilter for DropAll {
         fn retain(&self, _: GroupId, slots: &mut Vec<u32>) {
             slots.clear();
         }
     }
     let mut builder = Builder::new(&[PairSource::File(&sealed)]).unwrap();
-    builder.merge(0, &sealed, &Gone).unwrap();
+    builder.merge(0, &sealed, &DropAll).unwrap();
     let merged = built(builder);
     assert_eq!((merged.series_count(), merged.group_count()), (0, 1));
     assert_eq!(merged.next_slot(group).unwrap(), Some(3));
@@ -573,8 +580,8 @@ fn what_contradicts_itself_is_refused() {
 
 #[test]
 fn a_cancelled_question_ends() {
-    let (world, _) = World::settle(
-        &[Wish {
+    let (world, _) = ModelSegment::settle(
+        &[SeriesSpec {
             labels: Labels::from_pairs([("a", "v")]).unwrap(),
             lone: true,
             gap: 0,

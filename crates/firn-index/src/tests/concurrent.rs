@@ -101,9 +101,9 @@ fn questions_end_while_series_are_defined() {
 }
 
 /// All slots of every third group are dead, another third each time.
-struct Thirds(u64);
+struct EveryThirdGroup(u64);
 
-impl Liveness for Thirds {
+impl Liveness for EveryThirdGroup {
     fn retain(&self, group: GroupId, slots: &mut Vec<u32>) {
         if (group.0 + self.0).is_multiple_of(3) {
             slots.clear();
@@ -167,7 +167,7 @@ fn references_stay_unique_while_series_leave_and_come_back() {
             assert_eq!(distinct.len(), matches.keys.len(), "a label set is there twice");
             let removal = index
                 .plan_removal()
-                .and_then(|job| job.run_removal(&disk, &Thirds(round)).unwrap());
+                .and_then(|job| job.run_removal(&disk, &EveryThirdGroup(round)).unwrap());
             if let Some(removal) = removal {
                 index.apply(&removal.part).unwrap();
                 removed_count += 1;

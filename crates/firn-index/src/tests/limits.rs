@@ -11,7 +11,7 @@ fn limited(limits: SeriesLimits) -> IndexOptions {
 }
 
 /// What became of each label set: its reference, or the limit that refused it.
-fn ask(index: &Index, texts: &[&str]) -> Vec<Result<SeriesRef, SeriesLimit>> {
+fn resolve_all(index: &Index, texts: &[&str]) -> Vec<Result<SeriesRef, SeriesLimit>> {
     let sets: Vec<Labels> = texts.iter().map(|text| labels(text)).collect();
     let mut out = Vec::new();
     index.resolve(&sets, &mut out);
@@ -23,15 +23,15 @@ fn ask(index: &Index, texts: &[&str]) -> Vec<Result<SeriesRef, SeriesLimit>> {
 }
 
 fn refusals(index: &Index, texts: &[&str]) -> Vec<Option<SeriesLimit>> {
-    ask(index, texts).into_iter().map(Result::err).collect()
+    resolve_all(index, texts).into_iter().map(Result::err).collect()
 }
 
 #[test]
 fn new_series_over_the_limit_are_refused_while_known_ones_go_on() {
     let limits = SeriesLimits { series_max: Some(2), ..SeriesLimits::default() };
     let index = open(&disk(), limited(limits), &[]).unwrap();
-    let known = ask(&index, &["a=1"])[0];
-    let found = ask(&index, &["a=2", "a=3", "a=1", "a=2"]);
+    let known = resolve_all(&index, &["a=1"])[0];
+    let found = resolve_all(&index, &["a=2", "a=3", "a=1", "a=2"]);
     assert!(found[0].is_ok() && found[3] == found[0]);
     assert_eq!((found[1], found[2]), (Err(SeriesLimit::Total), known));
     // The refused label set left nothing behind, but is counted.

@@ -111,7 +111,7 @@ fn arb_op() -> impl Strategy<Value = Op> {
 }
 
 /// The index and what it must know.
-struct World {
+struct ModelIndex {
     disk: SimDisk,
     index: Index,
     known: BTreeMap<Labels, SeriesRef>,
@@ -125,25 +125,25 @@ struct World {
 }
 
 /// Of what is sealed, every third series is dead.
-struct Thirds(u64);
+struct EveryThirdSeries(u64);
 
-impl Thirds {
+impl EveryThirdSeries {
     fn is_dead(&self, series: SeriesRef) -> bool {
         let mixed = (series.group.0 << 16 | u64::from(series.slot.0)) ^ self.0;
         (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40).is_multiple_of(3)
     }
 }
 
-impl Liveness for Thirds {
+impl Liveness for EveryThirdSeries {
     fn retain(&self, group: GroupId, slots: &mut Vec<u32>) {
         slots.retain(|&slot| !self.is_dead(SeriesRef { group, slot: Slot(slot) }));
     }
 }
 
-impl World {
-    fn new() -> World {
+impl ModelIndex {
+    fn new() -> ModelIndex {
         let disk = disk();
-        World {
+        ModelIndex {
             index: open(&disk, options(), &[]).unwrap(),
             disk,
             known: BTreeMap::new(),
@@ -267,7 +267,7 @@ impl World {
         self.check_references();
         let Some(job) = self.index.plan_removal() else { return };
         self.resolve(meanwhile);
-        let thirds = Thirds(seed);
+        let thirds = EveryThirdSeries(seed);
         let Some(removal) = job.run_removal(&self.disk, &thirds).unwrap() else { return };
         let generation = self.index.generation();
         self.apply(removal.part);
@@ -378,7 +378,7 @@ fn check_query(
         .collect();
     let (found, cancel) = (view.select(matchers, &CancelToken::new()).unwrap(), CancelToken::new());
     assert_eq!(found.series_count(&cancel).unwrap(), want.len() as u64, "{matchers:?}");
-    let matches = found.lay_out(grouping, &QueryContext::unbounded()).unwrap();
+    let matches = found.collect_groups(grouping, &QueryContext::unbounded()).unwrap();
     let mut got = BTreeMap::new();
     assert!(matches.groups.is_sorted_by(|a, b| a.group < b.group));
     for group in &matches.groups {
@@ -423,7 +423,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
     fn random_histories_agree_with_a_plain_map(ops in prop::collection::vec(arb_op(), 1..40)) {
-        let mut world = World::new();
+        let mut world = ModelIndex::new();
         ops.iter().for_each(|op| world.step(op));
         world.finish();
     }

@@ -11,7 +11,7 @@ use firn_sim::SimDisk;
 use proptest::prelude::*;
 
 use super::{SHARDS, disk, index, labels, open, options, resolve, select, take_all};
-use crate::manifest_part::Part;
+use crate::catalog::CatalogEdit;
 use crate::{Index, IndexOptions, Liveness};
 
 fn seal(index: &Index, disk: &SimDisk) -> Vec<u8> {
@@ -42,9 +42,9 @@ fn sealed() -> (SimDisk, Index, Vec<u8>) {
 }
 
 /// Forgets what a function says is dead.
-struct Forget<F>(F);
+struct ForgetDead<F>(F);
 
-impl<F: Fn(SeriesRef) -> bool> Liveness for Forget<F> {
+impl<F: Fn(SeriesRef) -> bool> Liveness for ForgetDead<F> {
     fn retain(&self, group: GroupId, slots: &mut Vec<u32>) {
         slots.retain(|&slot| !self.0(SeriesRef { group, slot: Slot(slot) }));
     }
@@ -52,7 +52,7 @@ impl<F: Fn(SeriesRef) -> bool> Liveness for Forget<F> {
 
 /// Removes what is dead and settled; the part, if something was.
 fn remove(index: &Index, disk: &SimDisk, is_dead: impl Fn(SeriesRef) -> bool) -> Option<Vec<u8>> {
-    let removal = index.plan_removal()?.run_removal(disk, &Forget(is_dead)).unwrap()?;
+    let removal = index.plan_removal()?.run_removal(disk, &ForgetDead(is_dead)).unwrap()?;
     index.apply(&removal.part).unwrap();
     Some(removal.part)
 }
@@ -114,7 +114,7 @@ fn a_group_that_was_sealed_grows_in_memory_and_is_one_to_queries() {
 #[test]
 fn ids_that_the_manifest_counts_as_given_are_not_given_again() {
     let (disk, _, part) = sealed();
-    let mut part = Part::decode(&part).unwrap();
+    let mut part = CatalogEdit::decode(&part).unwrap();
     part.next_ids.iter_mut().for_each(|next| *next += 10);
     let again = open(&disk, options(), &[&part.encode()]).unwrap();
     let bits = super::bits();
@@ -257,7 +257,7 @@ fn a_seal_that_was_interrupted_leaves_nothing() {
 fn answers_are_reserved_with_their_texts() {
     let disk = disk();
     let index = open(&disk, options(), &[]).unwrap();
-    let ask = |budget: &Budget| {
+    let matches_of = |budget: &Budget| {
         let context = QueryContext::new(CancelToken::new(), budget.clone());
         index.view().matches(&[], &Grouping::Series, &context)
     };
@@ -270,22 +270,22 @@ fn answers_are_reserved_with_their_texts() {
             seal(&index, &disk);
         }
         let budget = Budget::new(10 << 20);
-        let matches = ask(&budget).unwrap();
+        let matches = matches_of(&budget).unwrap();
         let text_bytes: usize = matches.keys.iter().map(|key| key.as_encoded().len()).sum();
         assert!(text_bytes >= 200_000 && matches.held.bytes() >= text_bytes as u64);
         assert_eq!(budget.usage().used_bytes, matches.held.bytes());
         assert!(budget.usage().peak_bytes >= matches.held.bytes());
         let too_small = Budget::new(text_bytes as u64 - 1);
-        assert!(ask(&too_small).unwrap_err().is_retriable());
+        assert!(matches_of(&too_small).unwrap_err().is_retriable());
         let part = budget.part(text_bytes as u64 - 1);
-        assert_eq!(*ask(&part).unwrap_err().kind(), ErrorKind::TooLarge);
+        assert_eq!(*matches_of(&part).unwrap_err().kind(), ErrorKind::TooLarge);
         drop(matches);
         assert_eq!((budget.usage().used_bytes, too_small.usage().used_bytes), (0, 0));
     }
 }
 
 /// All that can be asked, or the first error.
-fn ask_all(index: &Index) -> Result<Vec<Option<SeriesRef>>> {
+fn query_all(index: &Index) -> Result<Vec<Option<SeriesRef>>> {
     let cancel = CancelToken::new();
     let view = index.view();
     let found: Result<Vec<_>> =
@@ -316,7 +316,7 @@ fn invariant_5_every_flipped_bit_of_a_segment_is_found_and_named() {
     let (disk, index, part) = sealed();
     let path = index.segment_paths().remove(0);
     let whole = disk.bytes(&path).unwrap();
-    let want = ask_all(&index).unwrap();
+    let want = query_all(&index).unwrap();
     let named = |what: &str, error: &Error| {
         let ErrorKind::Corrupt { file, offset } = error.kind() else {
             panic!("{what}: {error:?}");
@@ -328,7 +328,7 @@ fn invariant_5_every_flipped_bit_of_a_segment_is_found_and_named() {
     for bit in 0..whole.len() * 8 {
         let what = format!("bit {bit}");
         disk.damage(&path, |bytes| bytes[bit / 8] ^= 1 << (bit % 8)).unwrap();
-        match open(&disk, options(), &[&part]).and_then(|index| ask_all(&index)) {
+        match open(&disk, options(), &[&part]).and_then(|index| query_all(&index)) {
             Ok(found) => assert_eq!(found, want, "{what}"),
             Err(e) => {
                 found_count += 1;
@@ -391,7 +391,7 @@ fn what_is_sealed_is_not_taken_from_the_log_again() {
     assert_eq!(select(&again.view(), &[], &Grouping::Series).len(), 16);
     assert_eq!(lookup(&again, "__name__=m5,job=a,instance=1"), Some(late));
     let second = seal(&again, &disk);
-    assert_eq!(Part::decode(&second).unwrap().added[0].series_count, 1);
+    assert_eq!(CatalogEdit::decode(&second).unwrap().added[0].series_count, 1);
 }
 
 #[test]

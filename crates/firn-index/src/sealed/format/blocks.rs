@@ -35,7 +35,7 @@ pub(crate) struct Section {
 
 /// Numbers of one width.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Packed {
+pub(crate) struct PackedArray {
     pub(crate) start: usize,
     pub(crate) count: u64,
     /// Bits, at most 64.
@@ -44,7 +44,7 @@ pub(crate) struct Packed {
 
 /// The sections without which nothing of the file can be read: each is there twice.
 #[derive(Debug)]
-pub(crate) struct Heads<'a> {
+pub(crate) struct DoubledSections<'a> {
     blocks: &'a Blocks,
     /// All of them once more.
     again: Section,
@@ -57,12 +57,12 @@ pub(crate) struct Heads<'a> {
 pub(crate) struct Records {
     pub(crate) bytes: Section,
     /// Where each bunch of records starts.
-    pub(crate) starts: Packed,
+    pub(crate) starts: PackedArray,
 }
 
-impl<'a> Heads<'a> {
-    pub(crate) fn new(blocks: &'a Blocks, again: Section) -> Heads<'a> {
-        Heads { blocks, again, at: 0 }
+impl<'a> DoubledSections<'a> {
+    pub(crate) fn new(blocks: &'a Blocks, again: Section) -> DoubledSections<'a> {
+        DoubledSections { blocks, again, at: 0 }
     }
 
     /// The bytes of the next one, which is `section`.
@@ -77,7 +77,7 @@ impl<'a> Heads<'a> {
     }
 }
 
-impl Packed {
+impl PackedArray {
     /// What it takes in the file.
     pub(crate) fn bytes(&self) -> u64 {
         (packed_bytes(self.count as usize, self.width) + PACKED_PAD_BYTES) as u64
@@ -209,7 +209,7 @@ impl Blocks {
     /// # Errors
     /// `Corrupt` if there is none, or its block is damaged.
     #[inline]
-    pub(crate) fn get(&self, array: &Packed, idx: u64) -> Result<u64> {
+    pub(crate) fn get(&self, array: &PackedArray, idx: u64) -> Result<u64> {
         if idx >= array.count {
             return Err(self.corrupt(array.start, format!("no number {idx} of {}", array.count)));
         }
@@ -227,7 +227,7 @@ impl Blocks {
 
     /// As [`Blocks::get`], for a number that stands for a place in memory.
     #[inline]
-    pub(crate) fn get_usize(&self, array: &Packed, idx: u64) -> Result<usize> {
+    pub(crate) fn get_usize(&self, array: &PackedArray, idx: u64) -> Result<usize> {
         Ok(self.get(array, idx)? as usize)
     }
 

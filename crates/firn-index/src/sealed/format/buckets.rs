@@ -5,7 +5,7 @@
 
 use firn_model::Result;
 
-use crate::sealed::format::blocks::{Blocks, Packed};
+use crate::sealed::format::blocks::{Blocks, PackedArray};
 
 const ENTRIES_PER_BUCKET: usize = 16;
 // A hash's entry is looked at in vain once in 256 times.
@@ -15,9 +15,9 @@ const HASH_TAG_BITS: u32 = 8;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buckets {
     /// One per bucket, and the end.
-    pub(crate) starts: Packed,
-    pub(crate) tags: Packed,
-    pub(crate) rows: Packed,
+    pub(crate) starts: PackedArray,
+    pub(crate) tags: PackedArray,
+    pub(crate) rows: PackedArray,
 }
 
 /// By hash: the bucket is its upper part scaled, the tag its lowest bits.

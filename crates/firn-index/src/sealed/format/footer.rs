@@ -13,7 +13,7 @@ use firn_env::{DiskFile, Mapped};
 use firn_model::{Error, Result, decode_varint, encode_varint};
 
 use crate::sealed::format::blocks::{
-    BLOCK_BYTES, Blocks, PACKED_PAD_BYTES, Packed, Records, Section,
+    BLOCK_BYTES, Blocks, PACKED_PAD_BYTES, PackedArray, Records, Section,
 };
 
 pub(crate) const FORMAT: FileFormat = FileFormat { kind: *b"INDX", version: 4, oldest: 4 };
@@ -26,7 +26,7 @@ const WRITE_BYTES: usize = 16 * BLOCK_BYTES;
 pub(crate) struct Contents {
     pub(crate) counts: Vec<u64>,
     pub(crate) sections: Vec<Section>,
-    pub(crate) arrays: Vec<Packed>,
+    pub(crate) arrays: Vec<PackedArray>,
 }
 
 /// Takes a [`Contents`] apart in the order in which it was put together.
@@ -58,7 +58,7 @@ impl<'a> ContentsReader<'a> {
         Some(Records { bytes: self.section()?, starts: self.array()? })
     }
 
-    pub(crate) fn array(&mut self) -> Option<Packed> {
+    pub(crate) fn array(&mut self) -> Option<PackedArray> {
         self.array_idx += 1;
         self.contents.arrays.get(self.array_idx - 1).copied()
     }
@@ -141,7 +141,7 @@ impl<'f> FileWriter<'f> {
     pub(crate) fn push_array(&mut self, values: &[u64]) -> Result<()> {
         let start = self.written + self.buf.len();
         let width = bit_width(values.iter().copied().max().unwrap_or(0));
-        self.contents.arrays.push(Packed { start, count: values.len() as u64, width });
+        self.contents.arrays.push(PackedArray { start, count: values.len() as u64, width });
         // In pieces that end at whole bytes, so that no second copy of the array is made.
         let mut bytes = Vec::new();
         for piece in values.chunks(1 << 16) {
@@ -269,7 +269,7 @@ fn parse(mut footer: &[u8], footer_at: usize, size: ContentsSize) -> Option<(Con
         let width = u32::try_from(width).ok().filter(|width| *width <= 64)?;
         let len =
             packed_bytes(usize::try_from(count).ok()?, width).checked_add(PACKED_PAD_BYTES)?;
-        fits(start, len as u64).then_some(Packed { start: start as usize, count, width })
+        fits(start, len as u64).then_some(PackedArray { start: start as usize, count, width })
     });
     let (sections, arrays) = (sections.collect::<Option<_>>()?, arrays.collect::<Option<_>>()?);
     let (checksums, []) = footer.as_chunks::<4>() else { return None };

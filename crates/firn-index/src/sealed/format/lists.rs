@@ -7,47 +7,50 @@ use crate::sealed::format::varint::take_varint;
 
 /// The lists of one pair.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct PairLists<'a> {
+pub(crate) struct PairPostings<'a> {
     pub(crate) lists: [Option<Postings<'a>>; 3],
 }
 
 /// The lists of some pairs in a row.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Bunch<'a> {
+pub(crate) struct PostingBunch<'a> {
     rest: &'a [u8],
     /// If each pair has one row and all in one table: that, and how rows are packed: width and the least.
-    rows: Option<(Kind, u32, u64)>,
+    rows: Option<(TableKind, u32, u64)>,
 }
 
 /// Which table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TableKind {
     Lone = 0,
     Parts = 1,
-    Sets = 2,
+    MemberSets = 2,
 }
 
-pub(crate) const KINDS: [Kind; 3] = [Kind::Lone, Kind::Parts, Kind::Sets];
+pub(crate) const TABLE_KINDS: [TableKind; 3] =
+    [TableKind::Lone, TableKind::Parts, TableKind::MemberSets];
 /// Pairs and member sets stand in bunches of so many behind one start.
 pub(crate) const BUNCH_LISTS: u64 = 16;
 /// The first byte of a bunch of pairs that have one row each, less the number of the table.
 pub(crate) const BUNCH_OF_ROWS: u8 = 128;
-impl<'a> Bunch<'a> {
-    pub(crate) fn open(bytes: &'a [u8], len: u64) -> Option<Bunch<'a>> {
+impl<'a> PostingBunch<'a> {
+    pub(crate) fn open(bytes: &'a [u8], len: u64) -> Option<PostingBunch<'a>> {
         let kind = match *bytes {
-            [head, ..] if head >= BUNCH_OF_ROWS => KINDS.get(usize::from(head - BUNCH_OF_ROWS))?,
-            _ => return Some(Bunch { rest: bytes, rows: None }),
+            [head, ..] if head >= BUNCH_OF_ROWS => {
+                TABLE_KINDS.get(usize::from(head - BUNCH_OF_ROWS))?
+            }
+            _ => return Some(PostingBunch { rest: bytes, rows: None }),
         };
         let (&width, mut rest) = bytes.get(1..)?.split_first()?;
         let width = Some(u32::from(width)).filter(|width| *width <= 32)?;
         let least = take_varint(&mut rest)?;
         let packed = rest.get(..packed_bytes(len as usize, width))?;
-        Some(Bunch { rest: packed, rows: Some((*kind, width, least)) })
+        Some(PostingBunch { rest: packed, rows: Some((*kind, width, least)) })
     }
 
     /// The lists of the pair at a place; places rise one by one.
-    pub(crate) fn take(&mut self, at: u64) -> Option<PairLists<'a>> {
-        let mut lists = PairLists::default();
+    pub(crate) fn take(&mut self, at: u64) -> Option<PairPostings<'a>> {
+        let mut lists = PairPostings::default();
         if let Some((kind, width, least)) = self.rows {
             let row =
                 least.checked_add(get_bits(self.rest, (at * u64::from(width)) as usize, width));
@@ -56,7 +59,7 @@ impl<'a> Bunch<'a> {
         }
         let (&flags, after) = self.rest.split_first()?;
         self.rest = after;
-        for kind in KINDS {
+        for kind in TABLE_KINDS {
             if flags & (1 << kind as u8) != 0 {
                 lists.lists[kind as usize] = Some(Postings::take(&mut self.rest).ok()?);
             }
@@ -65,8 +68,8 @@ impl<'a> Bunch<'a> {
     }
 }
 
-impl<'a> PairLists<'a> {
-    pub(crate) fn of(&self, kind: Kind) -> Option<Postings<'a>> {
+impl<'a> PairPostings<'a> {
+    pub(crate) fn of(&self, kind: TableKind) -> Option<Postings<'a>> {
         self.lists[kind as usize]
     }
 }

@@ -62,11 +62,11 @@ struct Column<'a> {
     base: u64,
     payload: &'a [u8],
     /// Of runs: the one at hand, so that rows that rise cost a step, not a walk.
-    run: Run<'a>,
+    run: RankRun<'a>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Run<'a> {
+struct RankRun<'a> {
     start: u64,
     end: u64,
     rank: u64,
@@ -205,7 +205,7 @@ impl<'a> Column<'a> {
             _ => return None,
         };
         let payload = take_bytes(rest, payload_bytes, "column").ok()?;
-        let run = Run { rest: payload, ..Run::default() };
+        let run = RankRun { rest: payload, ..RankRun::default() };
         Some(Column { width, base, payload, run })
     }
 
@@ -218,7 +218,7 @@ impl<'a> Column<'a> {
         }
         let at = u64::from(at);
         if at < self.run.start {
-            self.run = Run { rest: self.payload, ..Run::default() };
+            self.run = RankRun { rest: self.payload, ..RankRun::default() };
         }
         while at >= self.run.end {
             let (rows, rank) = (take_varint(&mut self.run.rest)?, take_varint(&mut self.run.rest)?);

@@ -47,12 +47,12 @@ pub(crate) struct Shape<'a> {
     order: &'a [u8],
     /// Part rows.
     pub(crate) parts: Postings<'a>,
-    lacks: Option<Lacks<'a>>,
+    lacks: Option<MissingLists<'a>>,
 }
 
 /// For each position the parts that lack it.
 #[derive(Clone, Copy, Debug)]
-struct Lacks<'a> {
+struct MissingLists<'a> {
     width: u32,
     starts: &'a [u8],
     lists: &'a [u8],
@@ -60,7 +60,7 @@ struct Lacks<'a> {
 
 /// How one group, or a piece of it, has a shape.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part<'a> {
+pub(crate) struct PartRecord<'a> {
     pub(crate) shape: u32,
     missing: Option<Postings<'a>>,
     next_extra: u64,
@@ -71,7 +71,7 @@ pub(crate) struct Part<'a> {
 enum SlotMap<'a> {
     Dense,
     Runs(u64, &'a [u8]),
-    Packed(u32, u64, &'a [u8]),
+    PackedArray(u32, u64, &'a [u8]),
 }
 
 impl<'a> Shape<'a> {
@@ -89,7 +89,7 @@ impl<'a> Shape<'a> {
         let order = take_bytes(input, packed_bytes(len as usize, order_width), "order").ok()?;
         let parts = Postings::take(input).ok()?;
         let lacks = match parts.len() >= PARTS_WITH_LISTS_MIN {
-            true => Some(Lacks::take(input, len)?),
+            true => Some(MissingLists::take(input, len)?),
             false => None,
         };
         Some(Shape { len, width, sets, order_width, order, parts, lacks })
@@ -139,14 +139,14 @@ impl<'a> Shape<'a> {
     }
 }
 
-impl<'a> Lacks<'a> {
+impl<'a> MissingLists<'a> {
     /// All that is left of a shape's bytes.
-    fn take(input: &mut &'a [u8], len: u32) -> Option<Lacks<'a>> {
+    fn take(input: &mut &'a [u8], len: u32) -> Option<MissingLists<'a>> {
         let (&width, after) = input.split_first()?;
         let width = Some(u32::from(width)).filter(|width| *width <= 32)?;
         let (starts, lists) = after.split_at_checked(packed_bytes(len as usize, width))?;
         *input = &[];
-        Some(Lacks { width, starts, lists })
+        Some(MissingLists { width, starts, lists })
     }
 }
 
@@ -205,7 +205,7 @@ impl<'a> PartReader<'a> {
     }
 
     /// The part of a row.
-    pub(crate) fn read(&mut self, row: u32) -> Result<Part<'a>> {
+    pub(crate) fn read(&mut self, row: u32) -> Result<PartRecord<'a>> {
         let row = u64::from(row);
         let is_ahead = row >= self.next && row / BUNCH_PARTS == self.next / BUNCH_PARTS;
         if !is_ahead || self.next.is_multiple_of(BUNCH_PARTS) {
@@ -213,7 +213,8 @@ impl<'a> PartReader<'a> {
             self.next = row / BUNCH_PARTS * BUNCH_PARTS;
         }
         loop {
-            let part = Part::take(&mut self.rest).ok_or_else(|| self.parts.bad(self.blocks))?;
+            let part =
+                PartRecord::take(&mut self.rest).ok_or_else(|| self.parts.bad(self.blocks))?;
             self.next += 1;
             if self.next > row {
                 return Ok(part);
@@ -222,15 +223,15 @@ impl<'a> PartReader<'a> {
     }
 }
 
-impl<'a> Part<'a> {
+impl<'a> PartRecord<'a> {
     /// The part of a row.
-    pub(crate) fn read(blocks: &'a Blocks, parts: &Records, row: u32) -> Result<Part<'a>> {
+    pub(crate) fn read(blocks: &'a Blocks, parts: &Records, row: u32) -> Result<PartRecord<'a>> {
         PartReader::new(blocks, parts).read(row)
     }
 
     /// The part that `input` begins with.
     #[inline]
-    pub(crate) fn take(input: &mut &'a [u8]) -> Option<Part<'a>> {
+    pub(crate) fn take(input: &mut &'a [u8]) -> Option<PartRecord<'a>> {
         let head = take_varint(input)?;
         let shape = u32::try_from(head >> 5).ok()?;
         let missing = match head >> 3 & 3 {
@@ -256,11 +257,11 @@ impl<'a> Part<'a> {
                 let width = Some(u32::from(width)).filter(|width| *width <= 32)?;
                 let count = decode_varint(input)?;
                 let bytes = packed_bytes(usize::try_from(count).ok()?, width);
-                SlotMap::Packed(width, count, take_bytes(input, bytes, "slots").ok()?)
+                SlotMap::PackedArray(width, count, take_bytes(input, bytes, "slots").ok()?)
             }
             _ => return None,
         };
-        Some(Part { shape, missing, next_extra, slots })
+        Some(PartRecord { shape, missing, next_extra, slots })
     }
 
     /// How many members it has of a shape of `len` positions.
@@ -319,7 +320,7 @@ impl<'a> Part<'a> {
                     None
                 })
             }
-            SlotMap::Packed(width, count, bytes) => (u64::from(rank) < count)
+            SlotMap::PackedArray(width, count, bytes) => (u64::from(rank) < count)
                 .then(|| get_bits(bytes, rank as usize * width as usize, width) as u32),
         }
     }
@@ -338,7 +339,9 @@ impl<'a> Part<'a> {
                 }
                 None
             }
-            SlotMap::Packed(..) => (0..member_count).find(|&rank| self.slot(rank) == Some(slot)),
+            SlotMap::PackedArray(..) => {
+                (0..member_count).find(|&rank| self.slot(rank) == Some(slot))
+            }
         }
     }
 
@@ -356,7 +359,7 @@ impl<'a> Part<'a> {
                     out.extend(first..first.checked_add(count)?);
                 }
             }
-            SlotMap::Packed(width, count, bytes) => {
+            SlotMap::PackedArray(width, count, bytes) => {
                 if count != u64::from(member_count) {
                     return None;
                 }
@@ -372,7 +375,7 @@ impl<'a> Part<'a> {
         match self.slots {
             SlotMap::Dense => true,
             SlotMap::Runs(..) => self.runs().is_sorted_by_key(|run| run.0),
-            SlotMap::Packed(..) => false,
+            SlotMap::PackedArray(..) => false,
         }
     }
 
@@ -385,7 +388,7 @@ impl<'a> Part<'a> {
                 .map(|(first, count)| u64::from(first) + u64::from(count))
                 .max()
                 .unwrap_or(0),
-            SlotMap::Packed(..) => {
+            SlotMap::PackedArray(..) => {
                 let slots = (0..member_count).filter_map(|rank| self.slot(rank));
                 slots.max().map_or(0, |slot| u64::from(slot) + 1)
             }
@@ -528,7 +531,7 @@ mod tests {
             let mut bytes = Vec::new();
             push_part(7, &missing, &slots, next_slot, &mut bytes);
             let mut input = bytes.as_slice();
-            let part = Part::take(&mut input).unwrap();
+            let part = PartRecord::take(&mut input).unwrap();
             prop_assert!(input.is_empty());
             prop_assert_eq!((part.shape, part.member_count(40)), (7, count as u32));
             let mut got = Vec::new();
@@ -556,12 +559,12 @@ mod tests {
 
         #[test]
         fn any_bytes_make_a_part_or_none(bytes in prop::collection::vec(any::<u8>(), 0..40), at in any::<u32>()) {
-            if let Some(part) = Part::take(&mut bytes.as_slice()) {
+            if let Some(part) = PartRecord::take(&mut bytes.as_slice()) {
                 part.slots(100, &mut Vec::new());
                 part.missing(100, &mut Vec::new());
                 let found = [part.slot(at), part.rank_of(at % 1000), part.position_of(at % 1000)];
-                let asked = [part.rank_of_slot(at, 100), part.next_slot(100)];
-                prop_assert!(found.len() + asked.len() > usize::from(part.is_in_order()));
+                let results = [part.rank_of_slot(at, 100), part.next_slot(100)];
+                prop_assert!(found.len() + results.len() > usize::from(part.is_in_order()));
             }
             if let Some(shape) = Shape::take(&mut &bytes[..]) {
                 shape.position(at);

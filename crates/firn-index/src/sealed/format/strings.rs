@@ -46,7 +46,7 @@ pub(crate) struct NameCode {
 /// Chooses codes, name by name.
 #[derive(Debug)]
 pub(crate) struct StringsPlanner {
-    along: Along,
+    along: PrefixTracker,
     /// Less is not worth a code.
     saved_bytes_min: usize,
 }
@@ -54,7 +54,7 @@ pub(crate) struct StringsPlanner {
 /// Writes texts by codes that a [`StringsPlanner`] chose for the same ones.
 #[derive(Debug, Default)]
 pub(crate) struct StringsWriter {
-    along: Along,
+    along: PrefixTracker,
     /// Where blocks start.
     pub(crate) starts: Vec<u64>,
     written_bytes: u64,
@@ -63,7 +63,7 @@ pub(crate) struct StringsWriter {
 
 /// Goes along texts.
 #[derive(Clone, Debug, Default)]
-struct Along {
+struct PrefixTracker {
     last: Vec<u8>,
     count: u64,
 }
@@ -71,14 +71,14 @@ struct Along {
 /// Walks texts from one on; holds the present one.
 #[derive(Clone, Debug)]
 pub(crate) struct StringWalk<'a> {
-    entries: Entries<'a>,
+    entries: TextEntries<'a>,
     key: Vec<u8>,
     same: usize,
 }
 
 /// Walks entries of blocks.
 #[derive(Clone, Debug)]
-struct Entries<'a> {
+struct TextEntries<'a> {
     strings: &'a Strings,
     blocks: &'a Blocks,
     rest: &'a [u8],
@@ -91,7 +91,7 @@ struct Entries<'a> {
 
 /// What a text has beside what it shares with the one before.
 #[derive(Clone, Copy, Debug)]
-struct Entry<'a> {
+struct TextEntry<'a> {
     same: usize,
     new: &'a [u8],
     letters: Option<&'a Letters>,
@@ -99,7 +99,7 @@ struct Entry<'a> {
 
 impl Default for StringsPlanner {
     fn default() -> StringsPlanner {
-        StringsPlanner { along: Along::default(), saved_bytes_min: SAVED_BYTES_MIN }
+        StringsPlanner { along: PrefixTracker::default(), saved_bytes_min: SAVED_BYTES_MIN }
     }
 }
 
@@ -177,7 +177,7 @@ impl StringsWriter {
     }
 }
 
-impl Along {
+impl PrefixTracker {
     /// Goes on to `text`: how much of it is taken from the one before, and whether it begins a block, which takes nothing.
     fn step(&mut self, text: &[u8]) -> (usize, bool) {
         let is_first = self.count.is_multiple_of(BLOCK_TEXTS);
@@ -317,9 +317,9 @@ impl Strings {
     }
 
     /// The entries from the beginning of the block of `id`.
-    fn entries<'a>(&'a self, blocks: &'a Blocks, id: u64) -> Entries<'a> {
+    fn entries<'a>(&'a self, blocks: &'a Blocks, id: u64) -> TextEntries<'a> {
         let next = id / BLOCK_TEXTS * BLOCK_TEXTS;
-        Entries { strings: self, blocks, rest: &[], next, name_idx: 0, name_end: 0 }
+        TextEntries { strings: self, blocks, rest: &[], next, name_idx: 0, name_end: 0 }
     }
 
     #[cold]
@@ -328,9 +328,9 @@ impl Strings {
     }
 }
 
-impl<'a> Entries<'a> {
+impl<'a> TextEntries<'a> {
     #[inline]
-    fn take(&mut self) -> Result<Entry<'a>> {
+    fn take(&mut self) -> Result<TextEntry<'a>> {
         if self.next.is_multiple_of(BLOCK_TEXTS) {
             self.rest = self.strings.text.get(self.blocks, self.next / BLOCK_TEXTS)?;
         }
@@ -339,7 +339,7 @@ impl<'a> Entries<'a> {
 
     /// The next entry, which `rest` begins with.
     #[inline]
-    fn take_here(&mut self) -> Result<Entry<'a>> {
+    fn take_here(&mut self) -> Result<TextEntry<'a>> {
         let is_first = self.next.is_multiple_of(BLOCK_TEXTS);
         if is_first || self.next >= self.name_end {
             let names = &self.strings.names;
@@ -352,11 +352,11 @@ impl<'a> Entries<'a> {
         let taken = take_entry(&mut self.rest, is_first, bytes_min);
         let (same, new) = taken.ok_or_else(|| self.strings.bad(self.blocks))?;
         self.next += 1;
-        Ok(Entry { same, new, letters })
+        Ok(TextEntry { same, new, letters })
     }
 }
 
-impl<'a> Entry<'a> {
+impl<'a> TextEntry<'a> {
     /// Appends its letters.
     #[inline]
     fn append(&self, out: &mut Vec<u8>) {

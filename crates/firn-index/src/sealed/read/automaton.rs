@@ -22,7 +22,7 @@ const NFA_BYTES_MAX: usize = 16 << 20;
 
 /// What a value's prefix says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outlook {
+enum PrefixVerdict {
     /// It depends on what follows.
     Open,
     /// No value with it passes.
@@ -34,12 +34,12 @@ enum Outlook {
 }
 
 /// A deterministic automaton over bytes.
-trait Machine {
+trait Automaton {
     type State: Copy;
 
     fn start(&mut self) -> Option<Self::State>;
 
-    fn step(&mut self, state: Self::State, byte: u8) -> (Self::State, Outlook);
+    fn step(&mut self, state: Self::State, byte: u8) -> (Self::State, PrefixVerdict);
 
     /// Whether a value that ends here passes; `None` if it cannot tell.
     fn passes_at_end(&mut self, state: Self::State) -> Option<bool>;
@@ -88,7 +88,7 @@ impl Sealed {
         Ok(())
     }
 
-    fn walk_values<M: Machine>(
+    fn walk_values<M: Automaton>(
         &self,
         pairs: Range<u32>,
         matcher: &Matcher,
@@ -102,7 +102,7 @@ impl Sealed {
         let mut walk = self.strings.walk(&self.blocks, u64::from(pairs.start))?;
         // The state after each byte of the present value, as far as it was asked.
         let mut states = vec![start];
-        let mut settled: Option<(usize, Outlook)> = None;
+        let mut settled: Option<(usize, PrefixVerdict)> = None;
         let (mut passed, mut walked) = (0u32, 0u32);
         while walk.next_id() < u64::from(pairs.end) {
             walked += 1;
@@ -115,7 +115,7 @@ impl Sealed {
                 && walk.same() >= depth
             {
                 match outlook {
-                    Outlook::Sure => each(pair),
+                    PrefixVerdict::Sure => each(pair),
                     _ => passed += 1,
                 }
                 if passed > PASSED_MAX {
@@ -137,7 +137,7 @@ impl Sealed {
             while let Some(&byte) = text.get(states.len() - 1) {
                 let last = states.last().copied().unwrap_or(start);
                 let (state, outlook) = machine.step(last, byte);
-                if outlook != Outlook::Open {
+                if outlook != PrefixVerdict::Open {
                     settled = Some((states.len(), outlook));
                     break;
                 }
@@ -145,10 +145,10 @@ impl Sealed {
             }
             let passes = match settled {
                 None => machine.passes_at_end(states.last().copied().unwrap_or(start)),
-                Some((_, Outlook::Unknown)) => None,
-                Some((_, outlook)) => Some(outlook == Outlook::Sure),
+                Some((_, PrefixVerdict::Unknown)) => None,
+                Some((_, outlook)) => Some(outlook == PrefixVerdict::Sure),
             };
-            if settled.is_some_and(|(_, outlook)| outlook == Outlook::Unknown) {
+            if settled.is_some_and(|(_, outlook)| outlook == PrefixVerdict::Unknown) {
                 settled = None;
             }
             if passes.unwrap_or_else(|| takes(matcher, text)) {
@@ -200,19 +200,19 @@ impl<'p> Contains<'p> {
     }
 }
 
-impl Machine for Contains<'_> {
+impl Automaton for Contains<'_> {
     type State = usize;
 
     fn start(&mut self) -> Option<usize> {
         Some(0)
     }
 
-    fn step(&mut self, mut seen: usize, byte: u8) -> (usize, Outlook) {
+    fn step(&mut self, mut seen: usize, byte: u8) -> (usize, PrefixVerdict) {
         while seen > 0 && self.text[seen] != byte {
             seen = self.fallback[seen];
         }
         seen += usize::from(self.text[seen] == byte);
-        (seen, if seen == self.text.len() { Outlook::Sure } else { Outlook::Open })
+        (seen, if seen == self.text.len() { PrefixVerdict::Sure } else { PrefixVerdict::Open })
     }
 
     fn passes_at_end(&mut self, seen: usize) -> Option<bool> {
@@ -249,7 +249,7 @@ impl Regex {
     }
 }
 
-impl Machine for Regex {
+impl Automaton for Regex {
     type State = LazyStateID;
 
     fn start(&mut self) -> Option<LazyStateID> {
@@ -259,9 +259,9 @@ impl Machine for Regex {
         self.dfa.start_state_forward(&mut self.cache, &Input::new("")).ok()
     }
 
-    fn step(&mut self, state: LazyStateID, byte: u8) -> (LazyStateID, Outlook) {
+    fn step(&mut self, state: LazyStateID, byte: u8) -> (LazyStateID, PrefixVerdict) {
         if self.gave_up {
-            return (state, Outlook::Unknown);
+            return (state, PrefixVerdict::Unknown);
         }
         let next = self.dfa.next_state(&mut self.cache, state, byte);
         // A cleared cache has given the numbers of all states to others.
@@ -269,15 +269,15 @@ impl Machine for Regex {
         match next {
             Ok(next) if !self.gave_up => {
                 let outlook = match next {
-                    next if next.is_dead() => Outlook::Dead,
+                    next if next.is_dead() => PrefixVerdict::Dead,
                     // Seen one byte late: the match ended before, and nothing takes it back.
-                    next if next.is_match() => Outlook::Sure,
-                    next if next.is_quit() => Outlook::Unknown,
-                    _ => Outlook::Open,
+                    next if next.is_match() => PrefixVerdict::Sure,
+                    next if next.is_quit() => PrefixVerdict::Unknown,
+                    _ => PrefixVerdict::Open,
                 };
                 (next, outlook)
             }
-            _ => (state, Outlook::Unknown),
+            _ => (state, PrefixVerdict::Unknown),
         }
     }
 

@@ -6,14 +6,14 @@ use firn_model::{CancelToken, Result, Slot};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use crate::idset::IdSet;
+use crate::id_set::IdSet;
 use crate::key_table::KeyTable;
-use crate::matches::{Class, GroupMatch, Member, groups_bytes};
-use crate::sealed::format::lists::Kind;
+use crate::matches::{GroupMatch, MatchClass, Member, groups_bytes};
+use crate::sealed::format::lists::TableKind;
 use crate::sealed::format::rows::RowReader;
-use crate::sealed::format::shapes::{Part, PartReader, Shape};
-use crate::sealed::read::found::{SealedFound, each_passing};
+use crate::sealed::format::shapes::{PartReader, PartRecord, Shape};
 use crate::sealed::read::keys::KeyMaker;
+use crate::sealed::read::matched_rows::{MatchedRows, each_passing};
 use crate::sealed::read::segment::Sealed;
 
 const ROWS_PER_CHECK: usize = 1_024;
@@ -40,7 +40,7 @@ struct Collector<'a> {
 
 /// A shape with what of it passes in a class.
 #[derive(Debug)]
-struct Passing {
+struct PassingPositions {
     len: u32,
     /// Rising, each with what the grouping keeps of its member set.
     positions: Vec<(u32, u32)>,
@@ -58,9 +58,9 @@ impl Sealed {
     ///
     /// # Errors
     /// `Canceled` or `Timeout` too, when the token says so.
-    pub(crate) fn lay_out(
+    pub(crate) fn collect_groups(
         &self,
-        found: &SealedFound,
+        found: &MatchedRows,
         keys: &mut KeyTable,
         cancel: &CancelToken,
         out: &mut Vec<GroupMatch>,
@@ -110,7 +110,7 @@ impl Collector<'_> {
                 self.hold(rows.count() as usize - idx)?;
             }
             let key = self.keys.project(&mut reader, row)?;
-            let group = self.sealed.group_of(Kind::Lone, row)?;
+            let group = self.sealed.group_of(TableKind::Lone, row)?;
             let members = std::iter::once(Member { slot: Slot(0), key }).collect();
             self.push(GroupMatch { group, members });
         }
@@ -118,11 +118,11 @@ impl Collector<'_> {
     }
 
     /// The members that pass in the parts of a class.
-    fn class(&mut self, class: &Class, cancel: &CancelToken) -> Result<()> {
+    fn class(&mut self, class: &MatchClass, cancel: &CancelToken) -> Result<()> {
         let parts = self.candidates(class)?;
         let parts = parts.as_ref().unwrap_or(&class.parts);
-        let mut shapes: HashMap<u32, Rc<Passing>> = HashMap::new();
-        let mut last: Option<(u32, Rc<Passing>)> = None;
+        let mut shapes: HashMap<u32, Rc<PassingPositions>> = HashMap::new();
+        let mut last: Option<(u32, Rc<PassingPositions>)> = None;
         let sealed = self.sealed;
         let mut part_reader = PartReader::new(&sealed.blocks, &sealed.part_records);
         self.hold(parts.count() as usize)?;
@@ -162,8 +162,8 @@ impl Collector<'_> {
     }
 
     /// The parts of the class that have one of its member sets, if that narrows it cheaply.
-    fn candidates(&self, class: &Class) -> Result<Option<IdSet>> {
-        let Some(shapes) = self.sealed.shapes_asked(class)? else { return Ok(None) };
+    fn candidates(&self, class: &MatchClass) -> Result<Option<IdSet>> {
+        let Some(shapes) = self.sealed.shapes_of_class(class)? else { return Ok(None) };
         let mut parts = IdSet::empty();
         for shape in shapes.iter() {
             let shape = Shape::read(&self.sealed.blocks, &self.sealed.shapes, shape)?;
@@ -172,7 +172,7 @@ impl Collector<'_> {
         Ok(Some(parts.intersect(&class.parts)))
     }
 
-    fn passing(&mut self, shape: u32, class: &Class) -> Result<Passing> {
+    fn passing(&mut self, shape: u32, class: &MatchClass) -> Result<PassingPositions> {
         let shape = Shape::read(&self.sealed.blocks, &self.sealed.shapes, shape)?;
         let mut positions = Vec::new();
         each_passing(&shape, class, |position, set| {
@@ -180,10 +180,10 @@ impl Collector<'_> {
             Ok(())
         })?;
         positions.sort_unstable();
-        Ok(Passing { len: shape.len, positions })
+        Ok(PassingPositions { len: shape.len, positions })
     }
 
-    fn part(&mut self, row: u32, part: &Part<'_>, passing: &Passing) -> Result<()> {
+    fn part(&mut self, row: u32, part: &PartRecord<'_>, passing: &PassingPositions) -> Result<()> {
         let (sealed, scratch) = (self.sealed, &mut self.scratch);
         let bad = || sealed.bad_part();
         // A few are looked for among the missing ones; for many these are laid out once.
@@ -221,7 +221,7 @@ impl Collector<'_> {
         if !part.is_in_order() {
             members.sort_by_key(|member: &Member| member.slot);
         }
-        let group = sealed.group_of(Kind::Parts, row)?;
+        let group = sealed.group_of(TableKind::Parts, row)?;
         self.push(GroupMatch { group, members });
         Ok(())
     }

@@ -3,10 +3,10 @@
 use firn_codec::postings::Postings;
 use firn_model::{CancelToken, GroupId, Result};
 
-use crate::idset::{IdSet, push_run};
-use crate::matches::Class;
-use crate::sealed::format::lists::{Kind, PairLists};
-use crate::sealed::format::shapes::{Part, Shape};
+use crate::id_set::{IdSet, push_run};
+use crate::matches::MatchClass;
+use crate::sealed::format::lists::{PairPostings, TableKind};
+use crate::sealed::format::shapes::{PartRecord, Shape};
 use crate::sealed::format::strings::StringWalk;
 use crate::sealed::read::segment::Sealed;
 
@@ -60,7 +60,7 @@ impl Sealed {
                 cancel.check()?;
             }
             let (_, member_count) = self.part(row)?;
-            take(self.group_of(Kind::Parts, row)?, u64::from(member_count));
+            take(self.group_of(TableKind::Parts, row)?, u64::from(member_count));
         }
         Ok(())
     }
@@ -70,16 +70,17 @@ impl Sealed {
         let Some(name) = self.names.find(name.as_bytes()) else { return Ok(0) };
         let Some(pair) = self.find_pair(name, value.as_bytes())? else { return Ok(0) };
         let lists = self.pair_lists(pair)?;
-        let mut count = lists.of(Kind::Lone).map_or(0, |list| list.len());
-        for row in lists.of(Kind::Parts).iter().flat_map(Postings::iter) {
+        let mut count = lists.of(TableKind::Lone).map_or(0, |list| list.len());
+        for row in lists.of(TableKind::Parts).iter().flat_map(Postings::iter) {
             count += u64::from(self.part(row as u32)?.1);
         }
-        if let Some(list) = lists.of(Kind::Sets) {
+        if let Some(list) = lists.of(TableKind::MemberSets) {
             let mut sets = Vec::new();
             list.iter().for_each(|set| push_run(set, set, &mut sets));
             let sets = IdSet::from_runs(sets);
             let parts = IdSet::below(self.parts.rows.count);
-            count += self.count_class(&Class { parts, sets: Some(sets) }, &CancelToken::new())?;
+            count +=
+                self.count_class(&MatchClass { parts, sets: Some(sets) }, &CancelToken::new())?;
         }
         Ok(count)
     }
@@ -93,7 +94,7 @@ impl Sealed {
             if row.is_multiple_of(ITEMS_PER_CHECK) {
                 cancel.check()?;
             }
-            let part = Part::read(&self.blocks, &self.part_records, row)?;
+            let part = PartRecord::read(&self.blocks, &self.part_records, row)?;
             let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
             of_part.push(part.member_count(shape.len));
             if let Some(count) = of_shape.get_mut(part.shape as usize) {
@@ -158,13 +159,13 @@ impl PairCounts<'_> {
 }
 
 impl MemberCounts {
-    fn series_count(&self, lists: &PairLists<'_>) -> u64 {
+    fn series_count(&self, lists: &PairPostings<'_>) -> u64 {
         let sum = |list: Option<Postings<'_>>, counts: &[u32]| -> u64 {
             let ids = list.iter().flat_map(Postings::iter);
             ids.filter_map(|id| counts.get(id as usize)).map(|&count| u64::from(count)).sum()
         };
-        lists.of(Kind::Lone).map_or(0, |list| list.len())
-            + sum(lists.of(Kind::Parts), &self.of_part)
-            + sum(lists.of(Kind::Sets), &self.of_set)
+        lists.of(TableKind::Lone).map_or(0, |list| list.len())
+            + sum(lists.of(TableKind::Parts), &self.of_part)
+            + sum(lists.of(TableKind::MemberSets), &self.of_set)
     }
 }

@@ -23,9 +23,9 @@ pub(crate) struct KeyMaker<'a> {
     sealed: &'a Sealed,
     /// Ranks of the names that the grouping lists, rising.
     listed: Vec<u32>,
-    kind: KeyKind,
+    kind: KeyFilter,
     /// What parts, member sets and series have of the names that count; number 0 is nothing.
-    lists: PairLists,
+    lists: KeyLists,
     /// The list of a series from those of its part and its member set, where both have one.
     of_both: HashMap<(u32, u32), u32>,
     merged: Vec<u32>,
@@ -36,7 +36,7 @@ pub(crate) struct KeyMaker<'a> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum KeyKind {
+enum KeyFilter {
     Series,
     Only,
     AllBut,
@@ -44,7 +44,7 @@ enum KeyKind {
 
 /// Lists of pairs, each with a number.
 #[derive(Debug, Default)]
-struct PairLists {
+struct KeyLists {
     pairs: Vec<u32>,
     ends: Vec<usize>,
     numbers: HashTable<u32>,
@@ -52,7 +52,7 @@ struct PairLists {
 
 /// Values of some pairs.
 #[derive(Debug, Default)]
-struct Texts {
+struct PairTexts {
     /// Rising.
     pairs: Vec<u32>,
     /// By pair, the place in `pairs`; empty: it is searched for.
@@ -67,16 +67,16 @@ impl<'a> KeyMaker<'a> {
             names.iter().filter_map(|name| sealed.names.find(name.as_bytes())).collect()
         };
         let (kind, mut listed) = match grouping {
-            Grouping::Series => (KeyKind::Series, Vec::new()),
-            Grouping::By(names) => (KeyKind::Only, ranks(names)),
+            Grouping::Series => (KeyFilter::Series, Vec::new()),
+            Grouping::By(names) => (KeyFilter::Only, ranks(names)),
             Grouping::Without(names) => {
                 let mut listed = ranks(names);
                 listed.extend(sealed.names.find(METRIC_NAME.as_bytes()));
-                (KeyKind::AllBut, listed)
+                (KeyFilter::AllBut, listed)
             }
         };
         listed.sort_unstable();
-        let mut lists = PairLists::default();
+        let mut lists = KeyLists::default();
         lists.intern(&[]);
         let (of_both, merged, last) = Default::default();
         KeyMaker { sealed, listed, kind, lists, of_both, merged, last, kept: None }
@@ -84,7 +84,7 @@ impl<'a> KeyMaker<'a> {
 
     /// The number of what the grouping keeps of a row's pairs.
     pub(crate) fn project(&mut self, reader: &mut RowReader<'a>, row: u32) -> Result<u32> {
-        if self.kind == KeyKind::Only && self.listed.is_empty() {
+        if self.kind == KeyFilter::Only && self.listed.is_empty() {
             return Ok(0);
         }
         let schema: &Schema = reader.load(row)?;
@@ -110,7 +110,7 @@ impl<'a> KeyMaker<'a> {
         match (part, set) {
             (list, 0) | (0, list) => list,
             // No two series have the same labels.
-            _ if self.kind == KeyKind::Series => self.merge(part, set),
+            _ if self.kind == KeyFilter::Series => self.merge(part, set),
             both => match self.of_both.get(&both) {
                 Some(&list) => list,
                 None => {
@@ -173,9 +173,9 @@ impl<'a> KeyMaker<'a> {
 
     fn keeps(&self, name: u32) -> bool {
         match self.kind {
-            KeyKind::Series => true,
-            KeyKind::Only => self.listed.binary_search(&name).is_ok(),
-            KeyKind::AllBut => self.listed.binary_search(&name).is_err(),
+            KeyFilter::Series => true,
+            KeyFilter::Only => self.listed.binary_search(&name).is_ok(),
+            KeyFilter::AllBut => self.listed.binary_search(&name).is_err(),
         }
     }
 
@@ -185,7 +185,7 @@ impl<'a> KeyMaker<'a> {
         self.merged.extend_from_slice(self.lists.get(set));
         self.merged.sort_unstable();
         match self.kind {
-            KeyKind::Series => self.lists.push(&self.merged),
+            KeyFilter::Series => self.lists.push(&self.merged),
             _ => self.lists.intern(&self.merged),
         }
     }
@@ -196,26 +196,26 @@ impl<'a> KeyMaker<'a> {
         used: &[u32],
         mut hold: impl FnMut(u64) -> Result<()>,
         cancel: &CancelToken,
-    ) -> Result<Texts> {
-        let asked = || used.iter().flat_map(|&list| self.lists.get(list).iter().copied());
-        let asked_count: usize = used.iter().map(|&list| self.lists.get(list).len()).sum();
+    ) -> Result<PairTexts> {
+        let wanted_pairs = || used.iter().flat_map(|&list| self.lists.get(list).iter().copied());
+        let wanted_count: usize = used.iter().map(|&list| self.lists.get(list).len()).sum();
         let pair_count = self.sealed.pair_count() as usize;
-        let mut texts = Texts::default();
-        let has_places = asked_count > pair_count / PLACES_PER_PAIR;
+        let mut texts = PairTexts::default();
+        let has_places = wanted_count > pair_count / PLACES_PER_PAIR;
         // A place for each, its number and its end.
         let places = if has_places { pair_count } else { 0 };
-        let number_bytes = (places * 4 + asked_count.min(pair_count.max(1)) * 4 * 5) as u64;
+        let number_bytes = (places * 4 + wanted_count.min(pair_count.max(1)) * 4 * 5) as u64;
         hold(number_bytes)?;
         if has_places {
             texts.places = vec![NONE; pair_count];
-            asked().for_each(|pair| texts.places[pair as usize] = 0);
+            wanted_pairs().for_each(|pair| texts.places[pair as usize] = 0);
             let places = texts.places.iter_mut().zip(0..).filter(|place| *place.0 == 0);
             for (place, pair) in places {
                 *place = texts.pairs.len() as u32;
                 texts.pairs.push(pair);
             }
         } else {
-            texts.pairs.extend(asked());
+            texts.pairs.extend(wanted_pairs());
             texts.pairs.sort_unstable();
             texts.pairs.dedup();
         }
@@ -245,7 +245,7 @@ impl<'a> KeyMaker<'a> {
     }
 }
 
-impl PairLists {
+impl KeyLists {
     fn get(&self, number: u32) -> &[u32] {
         list(&self.pairs, &self.ends, number)
     }
@@ -275,7 +275,7 @@ fn list<'p>(pairs: &'p [u32], ends: &[usize], number: u32) -> &'p [u32] {
     &pairs[start..ends[number as usize]]
 }
 
-impl Texts {
+impl PairTexts {
     /// The value of a pair that was asked for.
     fn get(&self, pair: u32) -> &[u8] {
         let place = match self.places.get(pair as usize) {

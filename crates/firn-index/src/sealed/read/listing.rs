@@ -7,8 +7,8 @@ use firn_model::{CancelToken, Result};
 use hashbrown::HashSet;
 
 use crate::matches::GroupMatch;
-use crate::sealed::format::lists::Kind;
-use crate::sealed::format::shapes::{Part, Shape};
+use crate::sealed::format::lists::TableKind;
+use crate::sealed::format::shapes::{PartRecord, Shape};
 use crate::sealed::read::segment::Sealed;
 
 const ITEMS_PER_CHECK: usize = 1_024;
@@ -76,7 +76,7 @@ impl Sealed {
             return Ok(());
         };
         let mut seen = vec![0u64; pairs.len().div_ceil(64)];
-        let mut readers = [Kind::Lone, Kind::Parts, Kind::Sets]
+        let mut readers = [TableKind::Lone, TableKind::Parts, TableKind::MemberSets]
             .map(|kind| self.table(kind).rows.reader(&self.blocks));
         self.each_row(of, cancel, |kind, row| {
             let reader = &mut readers[kind as usize];
@@ -105,7 +105,7 @@ impl Sealed {
         &self,
         of: &[GroupMatch],
         cancel: &CancelToken,
-        mut each: impl FnMut(Kind, u32) -> Result<()>,
+        mut each: impl FnMut(TableKind, u32) -> Result<()>,
     ) -> Result<()> {
         let mut sets = HashSet::new();
         let (mut slots, mut missing) = (Vec::new(), Vec::new());
@@ -114,12 +114,12 @@ impl Sealed {
                 cancel.check()?;
             }
             if let Some(row) = self.lone_row(group.group)? {
-                each(Kind::Lone, row)?;
+                each(TableKind::Lone, row)?;
                 continue;
             }
             let mut rows = self.parts.by_id.rows(&self.blocks, group.group.0)?;
             while let Some(row) = rows.next(&self.blocks)? {
-                let part = Part::read(&self.blocks, &self.part_records, row)?;
+                let part = PartRecord::read(&self.blocks, &self.part_records, row)?;
                 let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
                 let member_count = part.member_count(shape.len);
                 part.slots(member_count, &mut slots).ok_or_else(|| self.bad_part())?;
@@ -135,11 +135,11 @@ impl Sealed {
                         continue;
                     }
                     if std::mem::take(&mut is_first) {
-                        each(Kind::Parts, row)?;
+                        each(TableKind::Parts, row)?;
                     }
                     let set = shape.set(position);
                     if sets.insert(set) {
-                        each(Kind::Sets, set)?;
+                        each(TableKind::MemberSets, set)?;
                     }
                 }
             }
@@ -153,10 +153,10 @@ impl Sealed {
             return Ok(true);
         }
         let lists = self.pair_lists(pair)?;
-        if lists.of(Kind::Lone).is_some() || lists.of(Kind::Sets).is_some() {
+        if lists.of(TableKind::Lone).is_some() || lists.of(TableKind::MemberSets).is_some() {
             return Ok(true);
         }
-        for row in lists.of(Kind::Parts).iter().flat_map(Postings::iter) {
+        for row in lists.of(TableKind::Parts).iter().flat_map(Postings::iter) {
             if self.part(row as u32)?.1 > 0 {
                 return Ok(true);
             }

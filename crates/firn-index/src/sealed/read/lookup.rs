@@ -6,9 +6,9 @@ use hashbrown::HashMap;
 
 use crate::pair::RawPair;
 use crate::sealed::format::hash::HashedLabels;
-use crate::sealed::format::lists::Kind;
+use crate::sealed::format::lists::TableKind;
 use crate::sealed::format::rows::{RowReader, Schema};
-use crate::sealed::format::shapes::{Part, Shape};
+use crate::sealed::format::shapes::{PartRecord, Shape};
 use crate::sealed::read::segment::Sealed;
 
 /// A group that takes new members.
@@ -23,7 +23,7 @@ pub(crate) struct OpenGroup {
 
 /// Where a label set was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FoundAt {
+pub(crate) struct LocatedSeries {
     pub(crate) series: SeriesRef,
     /// Part row and member set; `None` for a lone series.
     member: Option<(u32, u32)>,
@@ -32,10 +32,10 @@ pub(crate) struct FoundAt {
 /// The part in which a label set was found last, and member sets seen since: label sets that come one after the other
 /// mostly are members of one group, and the members of the next group have the same sets.
 #[derive(Debug)]
-pub(crate) struct Neighbour<'s, 'l> {
+pub(crate) struct PartHint<'s, 'l> {
     group: GroupId,
     row: u32,
-    part: Part<'s>,
+    part: PartRecord<'s>,
     shape: Shape<'s>,
     /// The part's labels as the last label set has them, encoded, in order of names; the sum of their hashes.
     pairs: Vec<&'l [u8]>,
@@ -46,7 +46,7 @@ pub(crate) struct Neighbour<'s, 'l> {
 
 /// What the member labels of the series looked for are, if it is in a part of some schema.
 #[derive(Clone, Copy, Debug)]
-struct Rest {
+struct MemberSetLookup {
     schema_idx: usize,
     /// The member set, if there is one of these labels.
     set: Option<u32>,
@@ -55,9 +55,9 @@ struct Rest {
 // As many as a group mostly has.
 const SETS_REMEMBERED_MAX: usize = 4_096;
 
-impl<'l> Neighbour<'_, 'l> {
+impl<'l> PartHint<'_, 'l> {
     /// Remembers the member set of a label set that was found in the part.
-    pub(crate) fn learn(&mut self, labels: &HashedLabels<'l>, found: FoundAt) {
+    pub(crate) fn learn(&mut self, labels: &HashedLabels<'l>, found: LocatedSeries) {
         let Some((_, set)) = found.member else { return };
         if self.sets.len() >= SETS_REMEMBERED_MAX {
             self.sets.clear();
@@ -91,9 +91,9 @@ impl<'l> Neighbour<'_, 'l> {
 
 impl Sealed {
     /// The series with exactly these labels. Hashes decide where to look, texts whether it is it.
-    pub(crate) fn find(&self, labels: &HashedLabels<'_>) -> Result<Option<FoundAt>> {
+    pub(crate) fn find(&self, labels: &HashedLabels<'_>) -> Result<Option<LocatedSeries>> {
         if let Some(series) = self.find_lone(labels)? {
-            return Ok(Some(FoundAt { series, member: None }));
+            return Ok(Some(LocatedSeries { series, member: None }));
         }
         for identity in &self.identities {
             let Some(hash) = self.hash_of_names(labels, identity) else { continue };
@@ -108,9 +108,9 @@ impl Sealed {
     pub(crate) fn neighbour<'s, 'l>(
         &'s self,
         labels: &HashedLabels<'l>,
-        found: FoundAt,
-        before: Option<Neighbour<'s, 'l>>,
-    ) -> Result<Option<Neighbour<'s, 'l>>> {
+        found: LocatedSeries,
+        before: Option<PartHint<'s, 'l>>,
+    ) -> Result<Option<PartHint<'s, 'l>>> {
         let Some((row, _)) = found.member else { return Ok(before) };
         let before = match before {
             Some(mut same) if same.row == row => {
@@ -121,7 +121,7 @@ impl Sealed {
         };
         let schema_idx = self.parts.rows.schema_of(row).ok_or_else(|| self.bad_part())?;
         let names = &self.parts.rows.schemas[schema_idx].names;
-        let part = Part::read(&self.blocks, &self.part_records, row)?;
+        let part = PartRecord::read(&self.blocks, &self.part_records, row)?;
         let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
         let sets = before.map_or_else(HashMap::new, |before| before.sets);
         let (mut pairs, mut hash) = (Vec::new(), 0u64);
@@ -133,7 +133,7 @@ impl Sealed {
             }
         }
         let group = found.series.group;
-        let mut neighbour = Neighbour { group, row, part, shape, pairs, hash, sets };
+        let mut neighbour = PartHint { group, row, part, shape, pairs, hash, sets };
         neighbour.learn(labels, found);
         Ok(Some(neighbour))
     }
@@ -141,9 +141,9 @@ impl Sealed {
     /// The series with these labels, if it is a member of the same part: only the text of its member set is read.
     pub(crate) fn find_beside(
         &self,
-        neighbour: &Neighbour<'_, '_>,
+        neighbour: &PartHint<'_, '_>,
         labels: &HashedLabels<'_>,
-    ) -> Result<Option<FoundAt>> {
+    ) -> Result<Option<LocatedSeries>> {
         let mut pairs = neighbour.pairs.iter().peekable();
         for (pair, _) in labels.pairs() {
             pairs.next_if(|known| **known == pair.encoded);
@@ -155,7 +155,7 @@ impl Sealed {
         let schema_idx = self.parts.rows.schema_of(row).ok_or_else(|| self.bad_part())?;
         let set = self.find_set(labels, &self.parts.rows.schemas[schema_idx])?;
         let place = set.and_then(|set| Some((set, neighbour.slot(set)?)));
-        Ok(place.map(|(set, slot)| FoundAt {
+        Ok(place.map(|(set, slot)| LocatedSeries {
             series: SeriesRef { group: neighbour.group, slot },
             member: Some((row, set)),
         }))
@@ -170,7 +170,7 @@ impl Sealed {
                 && self.row_is(&mut reader, row, schema, labels, |_| true)?
             {
                 return Ok(Some(SeriesRef {
-                    group: self.group_of(Kind::Lone, row)?,
+                    group: self.group_of(TableKind::Lone, row)?,
                     slot: Slot(0),
                 }));
             }
@@ -183,8 +183,8 @@ impl Sealed {
         labels: &HashedLabels<'_>,
         identity: &[u32],
         hash: u64,
-    ) -> Result<Option<FoundAt>> {
-        let mut known: Vec<Rest> = Vec::new();
+    ) -> Result<Option<LocatedSeries>> {
+        let mut known: Vec<MemberSetLookup> = Vec::new();
         let mut reader = self.parts.rows.reader(&self.blocks);
         let mut rows = self.parts.hashes.rows(&self.blocks, hash)?;
         while let Some(row) = rows.next(&self.blocks)? {
@@ -196,12 +196,12 @@ impl Sealed {
                 None => {
                     let is_it = schema.identity_names().eq(identity.iter().copied());
                     let set = if is_it { self.find_set(labels, schema)? } else { None };
-                    known.push(Rest { schema_idx, set });
-                    Rest { schema_idx, set }
+                    known.push(MemberSetLookup { schema_idx, set });
+                    MemberSetLookup { schema_idx, set }
                 }
             };
             let Some(set) = rest.set else { continue };
-            let part = Part::read(&self.blocks, &self.part_records, row)?;
+            let part = PartRecord::read(&self.blocks, &self.part_records, row)?;
             let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
             let Some(position) = shape.position(set) else { continue };
             let Some(rank) = part.rank_of(position) else { continue };
@@ -209,8 +209,8 @@ impl Sealed {
             if self.row_is(&mut reader, row, schema, labels, |_| true)? {
                 let slot = part.slot(rank).ok_or_else(|| self.bad_part())?;
                 let series =
-                    SeriesRef { group: self.group_of(Kind::Parts, row)?, slot: Slot(slot) };
-                return Ok(Some(FoundAt { series, member: Some((row, set)) }));
+                    SeriesRef { group: self.group_of(TableKind::Parts, row)?, slot: Slot(slot) };
+                return Ok(Some(LocatedSeries { series, member: Some((row, set)) }));
             }
         }
         Ok(None)
@@ -276,7 +276,7 @@ impl Sealed {
             {
                 let (part, member_count) = self.part(row)?;
                 let next_slot = part.next_slot(member_count).ok_or_else(|| self.bad_part())?;
-                each(self.group_of(Kind::Parts, row)?, member_count, next_slot);
+                each(self.group_of(TableKind::Parts, row)?, member_count, next_slot);
             }
         }
         Ok(())
@@ -341,7 +341,7 @@ impl Sealed {
     pub(crate) fn member(&self, series: SeriesRef) -> Result<Option<(u32, u32)>> {
         let mut rows = self.parts.by_id.rows(&self.blocks, series.group.0)?;
         while let Some(row) = rows.next(&self.blocks)? {
-            let part = Part::read(&self.blocks, &self.part_records, row)?;
+            let part = PartRecord::read(&self.blocks, &self.part_records, row)?;
             let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
             let member_count = part.member_count(shape.len);
             let Some(rank) = part.rank_of_slot(series.slot.0, member_count) else { continue };
@@ -357,13 +357,13 @@ impl Sealed {
     }
 
     /// A part with its number of members.
-    pub(crate) fn part(&self, row: u32) -> Result<(Part<'_>, u32)> {
-        let part = Part::read(&self.blocks, &self.part_records, row)?;
+    pub(crate) fn part(&self, row: u32) -> Result<(PartRecord<'_>, u32)> {
+        let part = PartRecord::read(&self.blocks, &self.part_records, row)?;
         let shape = Shape::read(&self.blocks, &self.shapes, part.shape)?;
         Ok((part, part.member_count(shape.len)))
     }
 
-    pub(crate) fn group_of(&self, kind: Kind, row: u32) -> Result<GroupId> {
+    pub(crate) fn group_of(&self, kind: TableKind, row: u32) -> Result<GroupId> {
         let table = self.table(kind);
         let distance = self.blocks.get(&table.ids, u64::from(row))?;
         Ok(GroupId(table.by_id.base.wrapping_add(distance)))
@@ -425,11 +425,10 @@ impl Sealed {
         row: u32,
         schema: &Schema,
         labels: &HashedLabels<'_>,
-        asked: impl Fn(usize) -> bool,
+        keep: impl Fn(usize) -> bool,
     ) -> Result<bool> {
         let mut pairs = labels.pairs().iter();
-        for (column_idx, &name) in schema.names.iter().enumerate().filter(|column| asked(column.0))
-        {
+        for (column_idx, &name) in schema.names.iter().enumerate().filter(|column| keep(column.0)) {
             let text = self.names.text(name);
             let found = pairs.find(|pair: &&(RawPair<'_>, u64)| pair.0.name == text);
             let Some((wanted, _)) = found else { return Ok(false) };

@@ -12,26 +12,26 @@ use std::ops::Range;
 use firn_codec::postings::Postings;
 use firn_model::{CancelToken, Matcher, Pattern, Result};
 
-use crate::idset::{IdSet, push_run, skip_to};
-use crate::matches::Class;
-use crate::sealed::format::lists::Kind;
+use crate::id_set::{IdSet, push_run, skip_to};
+use crate::matches::MatchClass;
+use crate::sealed::format::lists::TableKind;
 use crate::sealed::read::automaton::{successor, takes};
-use crate::sealed::read::found::SealedFound;
+use crate::sealed::read::matched_rows::MatchedRows;
 use crate::sealed::read::segment::Sealed;
 
 /// A matcher with what is known about it in this segment.
 #[derive(Debug)]
-struct Asked<'m> {
+struct PlannedMatcher<'m> {
     matcher: &'m Matcher,
     name: Option<u32>,
     /// About how many rows are to be looked at.
     cost: u64,
-    taken: OnceCell<Taken>,
+    taken: OnceCell<AcceptedPairs>,
 }
 
 /// The pairs that a pattern takes.
 #[derive(Debug)]
-enum Taken {
+enum AcceptedPairs {
     All,
     Range(Range<u32>),
     Some(Vec<u32>),
@@ -48,32 +48,35 @@ impl Sealed {
     ///
     /// # Errors
     /// `Canceled` or `Timeout` too, when the token says so.
-    pub(crate) fn select(&self, matchers: &[Matcher], cancel: &CancelToken) -> Result<SealedFound> {
+    pub(crate) fn select(&self, matchers: &[Matcher], cancel: &CancelToken) -> Result<MatchedRows> {
         cancel.check()?;
-        let Some(asked) = self.ask(matchers)? else {
-            return Ok(SealedFound { lone: IdSet::empty(), classes: Vec::new() });
+        let Some(planned) = self.plan_matchers(matchers)? else {
+            return Ok(MatchedRows { lone: IdSet::empty(), classes: Vec::new() });
         };
         let mut lone = IdSet::below(self.lone.rows.count);
-        for asked in &asked {
+        for planned in &planned {
             if lone.is_empty() {
                 break;
             }
-            lone = self.narrow(Kind::Lone, &lone, asked, cancel)?;
+            lone = self.narrow(TableKind::Lone, &lone, planned, cancel)?;
         }
         let parts = IdSet::below(self.parts.rows.count);
-        let mut classes = vec![Class { parts, sets: None }];
-        for asked in &asked {
+        let mut classes = vec![MatchClass { parts, sets: None }];
+        for planned in &planned {
             let mut narrowed = Vec::new();
             for class in &classes {
-                self.split(class, asked, cancel, &mut narrowed)?;
+                self.split(class, planned, cancel, &mut narrowed)?;
             }
             classes = narrowed;
         }
-        Ok(SealedFound { lone, classes })
+        Ok(MatchedRows { lone, classes })
     }
 
     /// The matchers in the order in which they are best asked; `None` if nothing can match.
-    fn ask<'m>(&self, matchers: &'m [Matcher]) -> Result<Option<Vec<Asked<'m>>>> {
+    fn plan_matchers<'m>(
+        &self,
+        matchers: &'m [Matcher],
+    ) -> Result<Option<Vec<PlannedMatcher<'m>>>> {
         let mut all = Vec::with_capacity(matchers.len());
         for matcher in matchers {
             match (matcher.pattern(), matcher.is_negative()) {
@@ -89,7 +92,7 @@ impl Sealed {
                     let found = self.find_values(name, values)?;
                     let cost = self.list_lens(&found)?;
                     // Cannot be set yet.
-                    let _ = taken.set(Taken::Some(found));
+                    let _ = taken.set(AcceptedPairs::Some(found));
                     if matcher.is_negative() || matcher.matches_absent() { 1 << 41 } else { cost }
                 }
                 (Pattern::Prefix { .. }, _) => 1 << 40,
@@ -97,25 +100,25 @@ impl Sealed {
                 (Pattern::Regex, _) => 1 << 43,
                 _ => 1 << 41,
             };
-            all.push(Asked { matcher, name, cost, taken });
+            all.push(PlannedMatcher { matcher, name, cost, taken });
         }
-        all.sort_by_key(|asked| asked.cost);
+        all.sort_by_key(|planned| planned.cost);
         Ok(Some(all))
     }
 
     /// The rows of `rows` that pass, an absent label counting as `""`.
     fn narrow(
         &self,
-        kind: Kind,
+        kind: TableKind,
         rows: &IdSet,
-        asked: &Asked<'_>,
+        planned: &PlannedMatcher<'_>,
         cancel: &CancelToken,
     ) -> Result<IdSet> {
-        let matcher = asked.matcher;
-        let Some(name) = asked.name else {
+        let matcher = planned.matcher;
+        let Some(name) = planned.name else {
             return Ok(if matcher.matches_absent() { rows.clone() } else { IdSet::empty() });
         };
-        let taken = self.rows_taken(kind, rows, asked, name, cancel)?;
+        let taken = self.rows_taken(kind, rows, planned, name, cancel)?;
         if !matcher.is_negative() && !matcher.matches_absent() {
             return Ok(taken);
         }
@@ -127,20 +130,20 @@ impl Sealed {
     /// Appends what is left of a class after one more matcher: at most two classes.
     fn split(
         &self,
-        class: &Class,
-        asked: &Asked<'_>,
+        class: &MatchClass,
+        planned: &PlannedMatcher<'_>,
         cancel: &CancelToken,
-        out: &mut Vec<Class>,
+        out: &mut Vec<MatchClass>,
     ) -> Result<()> {
-        let matcher = asked.matcher;
-        let any = match asked.name {
+        let matcher = planned.matcher;
+        let any = match planned.name {
             Some(name) => {
                 let any = IdSet::from_runs(self.parts.rows.with_name(name));
                 let any = class.parts.intersect(&any);
-                let taken = self.rows_taken(Kind::Parts, &any, asked, name, cancel)?;
+                let taken = self.rows_taken(TableKind::Parts, &any, planned, name, cancel)?;
                 let parts = if matcher.is_negative() { any.minus(&taken) } else { taken };
                 if !parts.is_empty() {
-                    out.push(Class { parts, sets: class.sets.clone() });
+                    out.push(MatchClass { parts, sets: class.sets.clone() });
                 }
                 any
             }
@@ -152,11 +155,11 @@ impl Sealed {
         }
         let all = || IdSet::below(self.sets.rows.count);
         let before = class.sets.as_ref().map_or_else(all, IdSet::clone);
-        let passing = self.narrow(Kind::Sets, &before, asked, cancel)?;
+        let passing = self.narrow(TableKind::MemberSets, &before, planned, cancel)?;
         if class.sets.is_none() && passing == before {
-            out.push(Class { parts, sets: None });
+            out.push(MatchClass { parts, sets: None });
         } else if !passing.is_empty() {
-            out.push(Class { parts, sets: Some(passing) });
+            out.push(MatchClass { parts, sets: Some(passing) });
         }
         Ok(())
     }
@@ -164,9 +167,9 @@ impl Sealed {
     /// The rows of `rows` that have a value which the pattern takes.
     fn rows_taken(
         &self,
-        kind: Kind,
+        kind: TableKind,
         rows: &IdSet,
-        asked: &Asked<'_>,
+        planned: &PlannedMatcher<'_>,
         name: u32,
         cancel: &CancelToken,
     ) -> Result<IdSet> {
@@ -175,31 +178,31 @@ impl Sealed {
             return Ok(IdSet::empty());
         }
         let values = self.names.pairs(name);
-        let scans = matches!(asked.matcher.pattern(), Pattern::Regex | Pattern::Contains(_));
-        if scans && asked.taken.get().is_none() {
+        let scans = matches!(planned.matcher.pattern(), Pattern::Regex | Pattern::Contains(_));
+        if scans && planned.taken.get().is_none() {
             let any = rows.intersect(&IdSet::from_runs(with_name.clone()));
             if any.count() <= ROWS_TRIED_MAX.min(values.len() as u64 / 4) {
                 let mut value = Vec::new();
                 return self.rows_by_value(kind, &any, name, cancel, |pair| {
                     self.strings.get(&self.blocks, u64::from(pair), &mut value)?;
-                    Ok(takes(asked.matcher, &value))
+                    Ok(takes(planned.matcher, &value))
                 });
             }
         }
-        let taken = match asked.taken.get() {
+        let taken = match planned.taken.get() {
             Some(taken) => taken,
             None => {
-                let taken = self.pairs_taken(asked.matcher, values.clone(), cancel)?;
-                asked.taken.get_or_init(|| taken)
+                let taken = self.pairs_taken(planned.matcher, values.clone(), cancel)?;
+                planned.taken.get_or_init(|| taken)
             }
         };
         let pair_count = match taken {
-            Taken::All => return Ok(rows.intersect(&IdSet::from_runs(with_name))),
-            Taken::Range(range) if *range == values => {
+            AcceptedPairs::All => return Ok(rows.intersect(&IdSet::from_runs(with_name))),
+            AcceptedPairs::Range(range) if *range == values => {
                 return Ok(rows.intersect(&IdSet::from_runs(with_name)));
             }
-            Taken::Range(range) => range.len(),
-            Taken::Some(pairs) => pairs.len(),
+            AcceptedPairs::Range(range) => range.len(),
+            AcceptedPairs::Some(pairs) => pairs.len(),
         };
         if pair_count as u64 > rows.count() {
             let any = rows.intersect(&IdSet::from_runs(with_name));
@@ -211,7 +214,7 @@ impl Sealed {
     /// Asks each row's value, once for neighbours that share it.
     fn rows_by_value(
         &self,
-        kind: Kind,
+        kind: TableKind,
         rows: &IdSet,
         name: u32,
         cancel: &CancelToken,
@@ -241,14 +244,14 @@ impl Sealed {
 
     fn rows_by_lists(
         &self,
-        kind: Kind,
+        kind: TableKind,
         rows: &IdSet,
-        taken: &Taken,
+        taken: &AcceptedPairs,
         cancel: &CancelToken,
     ) -> Result<IdSet> {
         let row_count = rows.count();
         let table_count = self.table(kind).rows.count;
-        let mut union = Union::new(table_count, if taken.is_one() { 0 } else { table_count });
+        let mut union = RowUnion::new(table_count, if taken.is_one() { 0 } else { table_count });
         let mut add = |list: Option<Postings<'_>>| {
             let Some(list) = list else { return Ok(()) };
             let added = if list.len() > SEEK_RATIO * row_count {
@@ -262,14 +265,14 @@ impl Sealed {
             added.map_err(|error| self.blocks.corrupt_by(self.lists.bytes.start, &error))
         };
         match taken {
-            Taken::All => {}
-            Taken::Range(range) => self.each_pair_lists(range.clone(), |pair, lists| {
+            AcceptedPairs::All => {}
+            AcceptedPairs::Range(range) => self.each_pair_lists(range.clone(), |pair, lists| {
                 if pair.is_multiple_of(PAIRS_PER_CHECK) {
                     cancel.check()?;
                 }
                 add(lists.of(kind))
             })?,
-            Taken::Some(pairs) => {
+            AcceptedPairs::Some(pairs) => {
                 for (idx, &pair) in pairs.iter().enumerate() {
                     if (idx as u32).is_multiple_of(PAIRS_PER_CHECK) {
                         cancel.check()?;
@@ -286,9 +289,9 @@ impl Sealed {
         matcher: &Matcher,
         values: Range<u32>,
         cancel: &CancelToken,
-    ) -> Result<Taken> {
+    ) -> Result<AcceptedPairs> {
         Ok(match matcher.pattern() {
-            Pattern::Any | Pattern::NonEmpty => Taken::All,
+            Pattern::Any | Pattern::NonEmpty => AcceptedPairs::All,
             Pattern::Prefix { text, longer } => {
                 let ids = u64::from(values.start)..u64::from(values.end);
                 let start = match self.strings.find(&self.blocks, ids.clone(), text.as_bytes())? {
@@ -302,13 +305,13 @@ impl Sealed {
                     }
                     None => ids.end,
                 };
-                Taken::Range(start as u32..end as u32)
+                AcceptedPairs::Range(start as u32..end as u32)
             }
             // Those of one of some values are found when they are asked.
             Pattern::OneOf(_) | Pattern::Contains(_) | Pattern::Regex => {
                 let mut pairs = Vec::new();
                 self.scan_values(values, matcher, cancel, |pair| pairs.push(pair))?;
-                Taken::Some(pairs)
+                AcceptedPairs::Some(pairs)
             }
         })
     }
@@ -337,27 +340,27 @@ impl Sealed {
     }
 }
 
-impl Taken {
+impl AcceptedPairs {
     fn is_one(&self) -> bool {
         match self {
-            Taken::All => false,
-            Taken::Range(range) => range.len() <= 1,
-            Taken::Some(pairs) => pairs.len() <= 1,
+            AcceptedPairs::All => false,
+            AcceptedPairs::Range(range) => range.len() <= 1,
+            AcceptedPairs::Some(pairs) => pairs.len() <= 1,
         }
     }
 
     fn has(&self, pair: u32) -> bool {
         match self {
-            Taken::All => true,
-            Taken::Range(range) => range.contains(&pair),
-            Taken::Some(pairs) => pairs.binary_search(&pair).is_ok(),
+            AcceptedPairs::All => true,
+            AcceptedPairs::Range(range) => range.contains(&pair),
+            AcceptedPairs::Some(pairs) => pairs.binary_search(&pair).is_ok(),
         }
     }
 }
 
 /// The union of lists: runs while there are few, a bitmap once sorting them would cost more.
 #[derive(Debug)]
-struct Union {
+struct RowUnion {
     runs: Vec<(u32, u32)>,
     words: Vec<u64>,
     /// Ids are below.
@@ -366,15 +369,15 @@ struct Union {
     run_count_max: usize,
 }
 
-impl Union {
+impl RowUnion {
     /// `bitmap_bits`: 0 if the runs come in order, so that no bitmap is ever wanted.
-    fn new(end: u32, bitmap_bits: u32) -> Union {
+    fn new(end: u32, bitmap_bits: u32) -> RowUnion {
         // Sorting a run costs about as much as walking a few words.
         let run_count_max = match bitmap_bits {
             0 => usize::MAX,
             bits => 1_024.max(bits as usize / 256),
         };
-        Union { runs: Vec::new(), words: Vec::new(), end, run_count_max }
+        RowUnion { runs: Vec::new(), words: Vec::new(), end, run_count_max }
     }
 
     #[inline]
@@ -431,7 +434,7 @@ impl Union {
 }
 
 /// Adds the rows that are in the list as well, skipping through the list.
-fn seek_rows(list: &Postings<'_>, rows: &IdSet, out: &mut Union) {
+fn seek_rows(list: &Postings<'_>, rows: &IdSet, out: &mut RowUnion) {
     let mut ids = list.iter();
     let mut next = ids.next();
     for &(start, end) in rows.runs() {
@@ -449,7 +452,7 @@ fn seek_rows(list: &Postings<'_>, rows: &IdSet, out: &mut Union) {
 }
 
 /// Adds the rows that are in the list as well, walking both.
-fn keep_rows(list: &Postings<'_>, rows: &IdSet, out: &mut Union) -> Result<()> {
+fn keep_rows(list: &Postings<'_>, rows: &IdSet, out: &mut RowUnion) -> Result<()> {
     let mut left = rows.runs();
     list.for_each_run(|first, last| {
         let Ok(first_row) = u32::try_from(first) else { return };

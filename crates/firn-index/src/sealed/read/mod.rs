@@ -3,10 +3,10 @@
 mod automaton;
 mod collect;
 pub(crate) mod counts;
-pub(crate) mod found;
 mod keys;
 mod listing;
 pub(crate) mod lookup;
+pub(crate) mod matched_rows;
 mod matching;
 pub(crate) mod salvage;
 pub(crate) mod segment;

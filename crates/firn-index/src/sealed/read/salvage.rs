@@ -7,9 +7,9 @@
 use firn_model::{GroupId, Result};
 
 use crate::memory::pairs::Pairs;
-use crate::sealed::format::lists::Kind;
+use crate::sealed::format::lists::TableKind;
 use crate::sealed::format::rows::{BLOCK_ROWS, Schema};
-use crate::sealed::format::shapes::{BUNCH_PARTS, Part, Shape};
+use crate::sealed::format::shapes::{BUNCH_PARTS, PartRecord, Shape};
 use crate::sealed::format::strings::BLOCK_TEXTS;
 use crate::sealed::read::segment::Sealed;
 
@@ -25,7 +25,7 @@ pub(crate) struct SalvagedPairs {
 }
 
 /// A member's slot, and the labels of its member set if they can be read.
-pub(crate) type Salvaged<'s> = (u32, Option<&'s [u32]>);
+pub(crate) type SalvagedMember<'s> = (u32, Option<&'s [u32]>);
 
 impl Sealed {
     /// The pairs whose texts can be read.
@@ -52,7 +52,7 @@ impl Sealed {
     /// Hands on each row with its schema and its pairs; `None` if its block is damaged.
     pub(crate) fn salvage_rows(
         &self,
-        kind: Kind,
+        kind: TableKind,
         mut each: impl FnMut(u32, &Schema, Option<Vec<u32>>),
     ) {
         let rows = &self.table(kind).rows;
@@ -73,7 +73,7 @@ impl Sealed {
     }
 
     /// The group of each row, as the rows or the way by id tell.
-    pub(crate) fn salvage_ids(&self, kind: Kind) -> Vec<Option<GroupId>> {
+    pub(crate) fn salvage_ids(&self, kind: TableKind) -> Vec<Option<GroupId>> {
         let table = self.table(kind);
         let mut ids: Vec<Option<GroupId>> =
             (0..table.rows.count).map(|row| self.group_of(kind, row).ok()).collect();
@@ -87,14 +87,14 @@ impl Sealed {
         ids
     }
 
-    pub(crate) fn salvage_parts(&self) -> Vec<Option<Part<'_>>> {
+    pub(crate) fn salvage_parts(&self) -> Vec<Option<PartRecord<'_>>> {
         let (count, mut next) = (self.parts.rows.count as usize, Some(0));
         let mut parts = Vec::with_capacity(count);
         while parts.len() < count {
             let (bunch, len) = (parts.len() as u64 / BUNCH_PARTS, count - parts.len());
             let len = len.min(BUNCH_PARTS as usize);
             let taken = self.part_records.salvage(&self.blocks, bunch, &mut next, |rest| {
-                (0..len).map(|_| Part::take(rest)).collect::<Option<Vec<_>>>()
+                (0..len).map(|_| PartRecord::take(rest)).collect::<Option<Vec<_>>>()
             });
             match taken {
                 Some(taken) => parts.extend(taken.into_iter().map(Some)),
@@ -114,10 +114,10 @@ impl Sealed {
 
 /// Slots with the labels of their member sets, as far as they can be read; `None` if the part makes no sense.
 pub(crate) fn members_of<'s>(
-    part: &Part<'_>,
+    part: &PartRecord<'_>,
     shape: &Shape<'_>,
     sets: &'s [Option<Vec<u32>>],
-) -> Option<Vec<Salvaged<'s>>> {
+) -> Option<Vec<SalvagedMember<'s>>> {
     let (mut missing, mut slots) = (Vec::new(), Vec::new());
     part.missing(shape.len, &mut missing)?;
     part.slots(part.member_count(shape.len), &mut slots)?;

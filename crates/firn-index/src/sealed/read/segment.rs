@@ -6,10 +6,12 @@ use firn_codec::postings::Postings;
 use firn_env::Mapped;
 use firn_model::{Error, Result};
 
-use crate::sealed::format::blocks::{Blocks, Heads, Packed, Records, Section};
+use crate::sealed::format::blocks::{Blocks, DoubledSections, PackedArray, Records, Section};
 use crate::sealed::format::buckets::{Buckets, HashBuckets, IdBuckets};
 use crate::sealed::format::footer::{self, Contents, ContentsReader, SEGMENT_CONTENTS};
-use crate::sealed::format::lists::{BUNCH_LISTS, Bunch, KINDS, Kind, PairLists};
+use crate::sealed::format::lists::{
+    BUNCH_LISTS, PairPostings, PostingBunch, TABLE_KINDS, TableKind,
+};
 use crate::sealed::format::names::Names;
 use crate::sealed::format::rows::{Rows, Schema};
 use crate::sealed::format::strings::Strings;
@@ -49,7 +51,7 @@ pub(crate) struct Table {
     /// By the hash of the row's labels; of parts only of those that are identity.
     pub(crate) hashes: HashBuckets,
     /// Group id of each row, less the least; member sets have none.
-    pub(crate) ids: Packed,
+    pub(crate) ids: PackedArray,
     pub(crate) by_id: IdBuckets,
 }
 
@@ -112,7 +114,7 @@ impl Sealed {
         let [lone_base, lone_shift, part_base, part_shift] =
             [count()?, count()?, count()?, count()?];
         let again = contents.sections.last().copied().unwrap_or_default();
-        let mut heads = Heads::new(&blocks, again);
+        let mut heads = DoubledSections::new(&blocks, again);
         let names = next.section().ok_or_else(&absurd)?;
         let (names, letters) = Names::parse(heads.next(names)?, name_count, pair_count)
             .ok_or_else(|| blocks.corrupt(names.start, "the label names make no sense"))?;
@@ -183,7 +185,7 @@ impl Sealed {
 
     /// Label sets of lone series, of parts and of members, as they are stored.
     pub(crate) fn set_count(&self) -> u64 {
-        KINDS.map(|kind| u64::from(self.table(kind).rows.count)).iter().sum()
+        TABLE_KINDS.map(|kind| u64::from(self.table(kind).rows.count)).iter().sum()
     }
 
     pub(crate) fn file_bytes(&self) -> u64 {
@@ -206,7 +208,8 @@ impl Sealed {
 
     /// What stands where, but for what was read when the file was opened.
     fn regions(&self) -> Vec<(&'static str, Section)> {
-        let array = |array: &Packed| Section { start: array.start, len: array.bytes() as usize };
+        let array =
+            |array: &PackedArray| Section { start: array.start, len: array.bytes() as usize };
         let mut regions = Vec::new();
         let mut add = |what, section| regions.push((what, section));
         let mut records = |what, records: &Records| {
@@ -214,14 +217,14 @@ impl Sealed {
             add(what, array(&records.starts));
         };
         records("label values", &self.strings.text);
-        KINDS.iter().for_each(|kind| {
+        TABLE_KINDS.iter().for_each(|kind| {
             records("rows of label sets", &self.table(*kind).rows.cells);
         });
         records("parts", &self.part_records);
         records("shapes", &self.shapes);
         records("shapes", &self.set_shapes);
         records("posting lists", &self.lists);
-        for table in KINDS.map(|kind| self.table(kind)) {
+        for table in TABLE_KINDS.map(|kind| self.table(kind)) {
             let Buckets { starts, tags, rows } = &table.hashes.0;
             [starts, tags, rows].into_iter().for_each(|part| add("ways by hash", array(part)));
             let Buckets { starts, tags, rows } = &table.by_id.buckets;
@@ -233,22 +236,23 @@ impl Sealed {
 
     /// What it keeps in memory besides the file.
     pub(crate) fn heap_bytes(&self) -> u64 {
-        let tables = KINDS.map(|kind| self.table(kind).rows.heap_bytes()).iter().sum::<usize>();
+        let tables =
+            TABLE_KINDS.map(|kind| self.table(kind).rows.heap_bytes()).iter().sum::<usize>();
         (self.blocks.heap_bytes() + self.names.heap_bytes() + self.strings.heap_bytes() + tables)
             as u64
     }
 
-    pub(crate) fn table(&self, kind: Kind) -> &Table {
+    pub(crate) fn table(&self, kind: TableKind) -> &Table {
         match kind {
-            Kind::Lone => &self.lone,
-            Kind::Parts => &self.parts,
-            Kind::Sets => &self.sets,
+            TableKind::Lone => &self.lone,
+            TableKind::Parts => &self.parts,
+            TableKind::MemberSets => &self.sets,
         }
     }
 
     /// The lists of `pair`.
-    pub(crate) fn pair_lists(&self, pair: u32) -> Result<PairLists<'_>> {
-        let mut lists = PairLists::default();
+    pub(crate) fn pair_lists(&self, pair: u32) -> Result<PairPostings<'_>> {
+        let mut lists = PairPostings::default();
         self.each_pair_lists(pair..pair + 1, |_, found| {
             lists = found;
             Ok(())
@@ -260,14 +264,15 @@ impl Sealed {
     pub(crate) fn each_pair_lists<'a>(
         &'a self,
         pairs: std::ops::Range<u32>,
-        mut each: impl FnMut(u32, PairLists<'a>) -> Result<()>,
+        mut each: impl FnMut(u32, PairPostings<'a>) -> Result<()>,
     ) -> Result<()> {
-        let mut bunch = Bunch::default();
+        let mut bunch = PostingBunch::default();
         let start = u64::from(pairs.start) / BUNCH_LISTS * BUNCH_LISTS;
         for pair in start..u64::from(pairs.end) {
             if pair.is_multiple_of(BUNCH_LISTS) {
                 let len = BUNCH_LISTS.min(self.pair_count().saturating_sub(pair));
-                let opened = Bunch::open(self.lists.get(&self.blocks, pair / BUNCH_LISTS)?, len);
+                let opened =
+                    PostingBunch::open(self.lists.get(&self.blocks, pair / BUNCH_LISTS)?, len);
                 bunch = opened.ok_or_else(|| self.lists.bad(&self.blocks))?;
             }
             let lists = bunch.take(pair % BUNCH_LISTS);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn world() -> World {
+fn world() -> ModelSegment {
     let mut wishes = Vec::new();
     // Five lone series of eight and twenty groups alike, most of which lack a member.
     for number in (0..200u32).filter(|number| number % 11 != 7) {
@@ -10,12 +10,12 @@ fn world() -> World {
         let (group, member) = (number % 25, number / 25);
         let (a, b, name) = (text(group), text(member % 7), text(member % 3));
         let labels = Labels::from_pairs([("a", &*a), ("b", &*b), ("__name__", &*name)]).unwrap();
-        wishes.push(Wish { labels, lone: number % 5 == 0, gap: 0, segment: 0, dead: false });
+        wishes.push(SeriesSpec { labels, lone: number % 5 == 0, gap: 0, segment: 0, dead: false });
     }
-    World::settle(&wishes, 64).0
+    ModelSegment::settle(&wishes, 64).0
 }
 
-fn bytes(world: &World) -> Vec<u8> {
+fn bytes(world: &ModelSegment) -> Vec<u8> {
     let pairs = pairs_of(world);
     let mut builder = Builder::new(&[PairSource::Memory(&pairs)]).unwrap();
     add(&mut builder, (0, &pairs), world);
@@ -25,7 +25,7 @@ fn bytes(world: &World) -> Vec<u8> {
 }
 
 /// Asks a bit of everything; every answer that there is must be right.
-fn ask_all(bytes: Vec<u8>, world: &World) -> Result<()> {
+fn query_all(bytes: Vec<u8>, world: &ModelSegment) -> Result<()> {
     let sealed = Sealed::open(Mapped::from(bytes), "test.seg")?;
     assert_eq!(sealed.series_count(), world.series.len() as u64);
     for (labels, &series) in world.series.iter().step_by(17) {
@@ -45,7 +45,7 @@ fn ask_all(bytes: Vec<u8>, world: &World) -> Result<()> {
     }
     let mut counts = sealed.pair_counts(&CancelToken::new())?;
     while counts.advance()? {}
-    Builder::new(&[PairSource::File(&sealed)])?.merge(0, &sealed, &All)
+    Builder::new(&[PairSource::File(&sealed)])?.merge(0, &sealed, &KeepAllSeries)
 }
 
 proptest! {
@@ -59,15 +59,15 @@ proptest! {
             let at = at as usize % damaged.len();
             damaged[at] ^= 1 << bit;
         }
-        match ask_all(damaged.clone(), &world) {
+        match query_all(damaged.clone(), &world) {
             Ok(()) => prop_assert_eq!(damaged, whole),
             Err(error) => {
-                let is_told = match error.kind() {
+                let is_reported = match error.kind() {
                     ErrorKind::Corrupt { file, offset } => file == "test.seg" && *offset <= whole.len() as u64,
                     // Another version, said by a header whose checksum fits: as good as never.
                     kind => *kind == ErrorKind::Invalid,
                 };
-                prop_assert!(is_told, "{}", error);
+                prop_assert!(is_reported, "{}", error);
             }
         }
     }
@@ -78,7 +78,7 @@ proptest! {
         let mut damaged = bytes(&world);
         let len = len as usize % damaged.len();
         damaged.truncate(len);
-        let error = ask_all(damaged, &world).unwrap_err();
+        let error = query_all(damaged, &world).unwrap_err();
         prop_assert!(matches!(error.kind(), ErrorKind::Corrupt { .. }), "{}", error);
     }
 

@@ -34,8 +34,8 @@ const TABLE_ARRAYS: [&str; 8] = [
 ];
 
 /// Two members of group 2, which share a zone, and a lone series in group 6.
-fn world() -> World {
-    let mut world = World::default();
+fn world() -> ModelSegment {
+    let mut world = ModelSegment::default();
     let mut add = |group: u64, slot: u32, pairs: &[(&str, &str)]| {
         let labels = Labels::from_pairs(pairs.iter().copied()).unwrap();
         let series = SeriesRef { group: GroupId(group), slot: Slot(slot) };

@@ -8,7 +8,7 @@ use std::hash::BuildHasher;
 use firn_model::{GroupId, Result};
 use hashbrown::HashTable;
 
-use crate::sealed::write::factor::{Member, factor};
+use crate::sealed::write::factor::{LabeledMember, factor};
 use crate::sealed::write::pair_union::{PairSource, PairUnion};
 
 /// Collects groups in any order as ids of pairs, some tens of bytes per series, and writes one file.
@@ -18,7 +18,7 @@ pub(crate) struct Builder<'a> {
     pub(crate) sets: SetTable,
     /// Lone series with their label sets.
     pub(crate) lone: Vec<(GroupId, u32)>,
-    pub(crate) parts: Vec<PartEntry>,
+    pub(crate) parts: Vec<BuiltPart>,
     /// Slot and member set, those of a part together.
     pub(crate) members: Vec<(u32, u32)>,
     pub(crate) origin: u32,
@@ -46,7 +46,7 @@ pub(crate) struct SegmentTotals {
 }
 
 /// Which series stay when segments merge.
-pub(crate) trait Live {
+pub(crate) trait MergeFilter {
     /// Removes the slots of `group` that are to be forgotten; `slots` rise. A lone series has slot 0.
     fn retain(&self, group: GroupId, slots: &mut Vec<u32>);
 
@@ -60,7 +60,7 @@ pub(crate) trait Live {
 
 /// Some members of a group that have `common` in common.
 #[derive(Clone, Debug)]
-pub(crate) struct PartEntry {
+pub(crate) struct BuiltPart {
     pub(crate) group: GroupId,
     pub(crate) identity: u32,
     pub(crate) common: u32,
@@ -136,10 +136,10 @@ impl<'a> Builder<'a> {
 
     pub(crate) fn close_part(&mut self) {
         let Some(open) = self.open.take() else { return };
-        let members: Vec<Member<'_>> = open
+        let members: Vec<LabeledMember<'_>> = open
             .members
             .iter()
-            .map(|(slot, pairs)| Member { slot: *slot, pairs: &open.pairs[pairs.clone()] })
+            .map(|(slot, pairs)| LabeledMember { slot: *slot, pairs: &open.pairs[pairs.clone()] })
             .collect();
         self.push_factored(open.group, open.identity, open.next_slot, &members);
     }
@@ -150,7 +150,7 @@ impl<'a> Builder<'a> {
         group: GroupId,
         identity: u32,
         next_slot: u32,
-        members: &[Member<'_>],
+        members: &[LabeledMember<'_>],
     ) {
         self.origin += 1;
         let (mut rest, origin) = (Vec::new(), self.origin);
@@ -164,7 +164,7 @@ impl<'a> Builder<'a> {
             }
             let common = self.sets.intern(&common);
             let members = start..self.members.len();
-            self.parts.push(PartEntry { group, identity, common, members, next_slot, origin });
+            self.parts.push(BuiltPart { group, identity, common, members, next_slot, origin });
         }
     }
 }

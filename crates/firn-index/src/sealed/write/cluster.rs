@@ -21,7 +21,7 @@ pub(crate) struct Clusters {
 }
 
 #[derive(Debug)]
-struct Master {
+struct MasterShape {
     /// Where in `order` a set is.
     places: HashMap<u32, u32>,
     /// A list of sets linked by places; the first is a head without one.
@@ -33,14 +33,14 @@ pub(crate) fn cluster(groups: &[Vec<u32>], set_count: usize) -> Clusters {
     let mut by_size: Vec<u32> = (0..groups.len() as u32).collect();
     by_size.sort_by_key(|&group| std::cmp::Reverse(groups[group as usize].len()));
     let mut last_master = vec![NONE; set_count];
-    let mut masters: Vec<Master> = Vec::new();
+    let mut masters: Vec<MasterShape> = Vec::new();
     let mut shape_of = vec![0; groups.len()];
     for group in by_size {
         let sets = &groups[group as usize];
         let master = match vote(sets, &last_master).filter(|&m| masters[m as usize].suits(sets)) {
             Some(master) => master,
             None => {
-                masters.push(Master { places: HashMap::new(), order: vec![(NONE, NONE)] });
+                masters.push(MasterShape { places: HashMap::new(), order: vec![(NONE, NONE)] });
                 masters.len() as u32 - 1
             }
         };
@@ -48,7 +48,7 @@ pub(crate) fn cluster(groups: &[Vec<u32>], set_count: usize) -> Clusters {
         sets.iter().for_each(|&set| last_master[set as usize] = master);
         shape_of[group as usize] = master;
     }
-    Clusters { shapes: masters.iter().map(Master::sets).collect(), shape_of }
+    Clusters { shapes: masters.iter().map(MasterShape::sets).collect(), shape_of }
 }
 
 /// The master that most of some members were last seen in.
@@ -64,7 +64,7 @@ fn vote(sets: &[u32], last_master: &[u32]) -> Option<u32> {
     votes.chunk_by(|a, b| a == b).max_by_key(|same| same.len()).map(|same| same[0])
 }
 
-impl Master {
+impl MasterShape {
     fn len(&self) -> usize {
         self.places.len()
     }

@@ -11,7 +11,7 @@ const STRETCH_ROWS: usize = 2_048;
 
 /// Counts the distinct among up to [`SAMPLE_ROWS`] hashes, a little below their true number.
 #[derive(Debug)]
-struct Distinct {
+struct DistinctCounter {
     words: Vec<u64>,
     shift: u32,
 }
@@ -23,7 +23,7 @@ pub(crate) fn column_order<'i>(
     pairs: impl Fn(u32) -> &'i [u32],
 ) -> Vec<usize> {
     let sample: Vec<&[u32]> = sampled(items).map(pairs).collect();
-    let mut distinct = Distinct::new(sample.len());
+    let mut distinct = DistinctCounter::new(sample.len());
     let start = vec![0u64; sample.len()];
     let counts: Vec<usize> =
         (0..column_count).map(|column_idx| distinct.count(&sample, &start, column_idx)).collect();
@@ -49,7 +49,7 @@ pub(crate) fn column_order<'i>(
 /// new beginnings.
 fn anchored(
     sample: &[&[u32]],
-    distinct: &mut Distinct,
+    distinct: &mut DistinctCounter,
     rising: &[usize],
     counts: &[usize],
 ) -> Vec<usize> {
@@ -93,11 +93,11 @@ fn mixed(hash: u64, pair: u32) -> u64 {
     (product >> 64) as u64 ^ product as u64
 }
 
-impl Distinct {
-    fn new(row_count: usize) -> Distinct {
+impl DistinctCounter {
+    fn new(row_count: usize) -> DistinctCounter {
         // Sixteen bits a row: one in about thirty falls on another's.
         let bits = (16 * row_count).next_power_of_two().max(64);
-        Distinct { words: vec![0; bits / 64], shift: 64 - bits.trailing_zeros() }
+        DistinctCounter { words: vec![0; bits / 64], shift: 64 - bits.trailing_zeros() }
     }
 
     /// How many beginnings there are with one more column.

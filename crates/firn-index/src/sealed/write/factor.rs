@@ -4,7 +4,7 @@ use hashbrown::HashMap;
 
 /// A member with its labels beside the identity, sorted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Member<'a> {
+pub(crate) struct LabeledMember<'a> {
     pub(crate) slot: u32,
     pub(crate) pairs: &'a [u32],
 }
@@ -18,7 +18,7 @@ const ROUNDS_MAX: usize = 3;
 ///
 /// One member without a rack must not put the rack into the label sets of a thousand others; a few that share a label by
 /// chance must not become a part.
-pub(crate) fn factor<'m>(members: &[Member<'m>]) -> Vec<(Vec<u32>, Vec<Member<'m>>)> {
+pub(crate) fn factor<'m>(members: &[LabeledMember<'m>]) -> Vec<(Vec<u32>, Vec<LabeledMember<'m>>)> {
     let (mut parts, mut left) = (Vec::new(), members.to_vec());
     let mut counts: HashMap<u32, usize> = HashMap::new();
     while !left.is_empty() {
@@ -34,7 +34,7 @@ pub(crate) fn factor<'m>(members: &[Member<'m>]) -> Vec<(Vec<u32>, Vec<Member<'m
             .map(|count| *count.0)
             .collect();
         common.sort_unstable();
-        let has_all = |member: &Member<'m>| {
+        let has_all = |member: &LabeledMember<'m>| {
             common.iter().all(|pair| member.pairs.binary_search(pair).is_ok())
         };
         let (with, without): (Vec<_>, Vec<_>) = left.into_iter().partition(has_all);
@@ -59,8 +59,8 @@ mod tests {
     #[test]
     fn what_nearly_all_share_is_common_and_the_odd_ones_stand_apart() {
         let f = |members: &[&[u32]]| -> Vec<(Vec<u32>, usize)> {
-            let members: Vec<Member<'_>> =
-                (0..).zip(members).map(|(slot, pairs)| Member { slot, pairs }).collect();
+            let members: Vec<LabeledMember<'_>> =
+                (0..).zip(members).map(|(slot, pairs)| LabeledMember { slot, pairs }).collect();
             factor(&members).into_iter().map(|part| (part.0, part.1.len())).collect()
         };
         assert_eq!(f(&[]), [(vec![], 0)]);

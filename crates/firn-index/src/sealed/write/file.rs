@@ -13,14 +13,14 @@ use hashbrown::HashMap;
 use crate::sealed::format::buckets::{WrittenBuckets, write_hashes, write_ids};
 use crate::sealed::format::footer::FileWriter;
 use crate::sealed::format::hash::pair_hash;
-use crate::sealed::format::lists::{BUNCH_LISTS, BUNCH_OF_ROWS, KINDS, Kind};
+use crate::sealed::format::lists::{BUNCH_LISTS, BUNCH_OF_ROWS, TABLE_KINDS, TableKind};
 use crate::sealed::format::rows::{RowsWriter, encode_schemas};
 use crate::sealed::format::shapes::{BUNCH_PARTS, push_part, push_shape};
 use crate::sealed::format::strings::{NameCode, StringsPlanner, StringsWriter};
-use crate::sealed::write::builder::{Builder, PartEntry, SegmentTotals, SetTable};
+use crate::sealed::write::builder::{Builder, BuiltPart, SegmentTotals, SetTable};
 use crate::sealed::write::cluster::{Clusters, cluster};
 use crate::sealed::write::columns::column_order;
-use crate::sealed::write::factor::Member;
+use crate::sealed::write::factor::LabeledMember;
 use crate::sealed::write::pair_union::PairUnion;
 
 const NONE: u32 = u32::MAX;
@@ -40,7 +40,7 @@ struct Dictionary<'a> {
 
 /// Label sets to be sorted into rows.
 #[derive(Debug, Default)]
-struct Items {
+struct LabelSets {
     pairs: Vec<u32>,
     /// Of each pair, whether it decides who joins.
     identity: Vec<bool>,
@@ -49,11 +49,11 @@ struct Items {
 
 /// Rows in their final order.
 #[derive(Debug)]
-struct Sorted {
+struct SortedRows {
     /// The item that each row was.
     order: Vec<u32>,
     /// The label sets, by row.
-    rows: Items,
+    rows: LabelSets,
     schemas: Vec<SortedSchema>,
 }
 
@@ -72,7 +72,7 @@ impl Builder<'_> {
     /// series with different labels; `TooLarge` when ids are used up.
     pub(crate) fn finish(mut self, file: &dyn DiskFile) -> Result<SegmentTotals> {
         self.close_part();
-        self.pairs.forget_numbers();
+        self.pairs.drop_numbers();
         write(self, file)
     }
 }
@@ -83,7 +83,8 @@ fn write(mut builder: Builder<'_>, file: &dyn DiskFile) -> Result<SegmentTotals>
     join_parts(&mut builder)?;
     let dictionary = Dictionary::new(&mut builder)?;
     let mut used = vec![NONE; builder.sets.count()];
-    let (mut lone, mut parts, mut sets) = (Items::default(), Items::default(), Items::default());
+    let (mut lone, mut parts, mut sets) =
+        (LabelSets::default(), LabelSets::default(), LabelSets::default());
     for &(_, labels) in &builder.lone {
         lone.push(builder.sets.get(labels), &[]);
     }
@@ -101,9 +102,9 @@ fn write(mut builder: Builder<'_>, file: &dyn DiskFile) -> Result<SegmentTotals>
     // From here on label sets are only read as rows.
     builder.sets = SetTable::default();
     let sorted = [
-        Sorted::new(lone, &dictionary)?,
-        Sorted::new(parts, &dictionary)?,
-        Sorted::new(sets, &dictionary)?,
+        SortedRows::new(lone, &dictionary)?,
+        SortedRows::new(parts, &dictionary)?,
+        SortedRows::new(sets, &dictionary)?,
     ];
     let group_ids: [Vec<u64>; 3] = [
         builder.lone.iter().map(|lone| lone.0.0).collect(),
@@ -129,7 +130,7 @@ fn write(mut builder: Builder<'_>, file: &dyn DiskFile) -> Result<SegmentTotals>
     for count in [dictionary.names.len(), dictionary.name_of.len()] {
         writer.push_count(count as u64);
     }
-    for kind in [Kind::Lone, Kind::Parts] {
+    for kind in [TableKind::Lone, TableKind::Parts] {
         writer.push_count(by_id[kind as usize].base);
         writer.push_count(u64::from(by_id[kind as usize].shift));
     }
@@ -141,7 +142,7 @@ fn write(mut builder: Builder<'_>, file: &dyn DiskFile) -> Result<SegmentTotals>
         writer.push_head(&encode_schemas(&schemas))?;
     }
     dictionary.write_values(&builder.pairs, &mut writer)?;
-    for (kind, by_id) in KINDS.into_iter().zip(by_id) {
+    for (kind, by_id) in TABLE_KINDS.into_iter().zip(by_id) {
         let at = kind as usize;
         write_table(&mut writer, &dictionary, kind, &sorted[at], &group_ids[at], by_id)?;
     }
@@ -190,7 +191,7 @@ fn join_parts(builder: &mut Builder<'_>) -> Result<()> {
         if group.iter().all(|entry| entry.origin == first.origin) {
             for entry in group {
                 sort_members(builder, entry)?;
-                builder.parts.push(PartEntry { next_slot, ..entry.clone() });
+                builder.parts.push(BuiltPart { next_slot, ..entry.clone() });
             }
         } else {
             join_group(builder, group, next_slot)?;
@@ -207,7 +208,7 @@ fn join_parts(builder: &mut Builder<'_>) -> Result<()> {
 }
 
 /// A group's pieces as if they had come as one.
-fn join_group(builder: &mut Builder<'_>, pieces: &[PartEntry], next_slot: u32) -> Result<()> {
+fn join_group(builder: &mut Builder<'_>, pieces: &[BuiltPart], next_slot: u32) -> Result<()> {
     let mut pairs: Vec<u32> = Vec::new();
     let mut spans = Vec::new();
     for piece in pieces {
@@ -219,9 +220,9 @@ fn join_group(builder: &mut Builder<'_>, pieces: &[PartEntry], next_slot: u32) -
             spans.push((slot, start..pairs.len()));
         }
     }
-    let mut members: Vec<Member<'_>> = spans
+    let mut members: Vec<LabeledMember<'_>> = spans
         .iter()
-        .map(|(slot, span)| Member { slot: *slot, pairs: &pairs[span.clone()] })
+        .map(|(slot, span)| LabeledMember { slot: *slot, pairs: &pairs[span.clone()] })
         .collect();
     members.sort_by_key(|member| member.slot);
     let (group, identity) = (pieces[0].group, pieces[0].identity);
@@ -235,7 +236,7 @@ fn join_group(builder: &mut Builder<'_>, pieces: &[PartEntry], next_slot: u32) -
     Ok(())
 }
 
-fn sort_members(builder: &mut Builder<'_>, part: &PartEntry) -> Result<()> {
+fn sort_members(builder: &mut Builder<'_>, part: &BuiltPart) -> Result<()> {
     let members = &mut builder.members[part.members.clone()];
     members.sort_unstable();
     match members.windows(2).find(|two| two[0].0 == two[1].0) {
@@ -347,7 +348,7 @@ impl<'a> Dictionary<'a> {
     }
 }
 
-impl Items {
+impl LabelSets {
     /// A label set of two kinds of labels, each sorted.
     fn push(&mut self, identity: &[u32], others: &[u32]) {
         let (mut left, mut right) = (identity.iter().peekable(), others.iter().peekable());
@@ -388,9 +389,9 @@ impl Items {
     }
 }
 
-impl Sorted {
+impl SortedRows {
     /// Items by schema, then column by column.
-    fn new(items: Items, dictionary: &Dictionary<'_>) -> Result<Sorted> {
+    fn new(items: LabelSets, dictionary: &Dictionary<'_>) -> Result<SortedRows> {
         items.check(dictionary)?;
         let mut schema_ids: HashMap<Vec<(u32, bool)>, u32> = HashMap::new();
         let mut by_schema: Vec<Vec<u32>> = Vec::new();
@@ -427,19 +428,19 @@ impl Sorted {
             schemas.push(SortedSchema { names, rows: start..order.len() as u32 });
         }
         // What follows walks rows; label sets in their order are read about twice as fast.
-        let mut rows = Items::default();
+        let mut rows = LabelSets::default();
         rows.pairs.reserve_exact(items.pairs.len());
         rows.ends.reserve_exact(items.ends.len());
         for &item in &order {
             rows.pairs.extend_from_slice(items.get(item));
             rows.ends.push(rows.pairs.len());
         }
-        Ok(Sorted { order, rows, schemas })
+        Ok(SortedRows { order, rows, schemas })
     }
 }
 
 fn sort_items(
-    items: &Items,
+    items: &LabelSets,
     dictionary: &Dictionary<'_>,
     of_schema: Vec<u32>,
     columns: &[usize],
@@ -484,8 +485,8 @@ fn sort_items(
 fn write_table(
     writer: &mut FileWriter<'_>,
     dictionary: &Dictionary<'_>,
-    kind: Kind,
-    sorted: &Sorted,
+    kind: TableKind,
+    sorted: &SortedRows,
     group_ids: &[u64],
     by_id: WrittenBuckets,
 ) -> Result<()> {
@@ -501,7 +502,7 @@ fn write_table(
     for schema in &sorted.schemas {
         for row in schema.rows.clone() {
             let pairs = sorted.rows.get(row).iter().zip(&schema.names);
-            let pairs = pairs.filter(|(_, name)| kind != Kind::Parts || name.1);
+            let pairs = pairs.filter(|(_, name)| kind != TableKind::Parts || name.1);
             let sum = |sum: u64, pair: u32| sum.wrapping_add(dictionary.hashes[pair as usize]);
             hashes.push((pairs.fold(0, |hash, (pair, _)| sum(hash, *pair)), row));
         }
@@ -519,10 +520,10 @@ fn write_table(
 fn write_shapes(
     writer: &mut FileWriter<'_>,
     builder: &Builder<'_>,
-    sorted: &[Sorted; 3],
+    sorted: &[SortedRows; 3],
 ) -> Result<()> {
     let (part_order, set_order) =
-        (&sorted[Kind::Parts as usize].order, &sorted[Kind::Sets as usize].order);
+        (&sorted[TableKind::Parts as usize].order, &sorted[TableKind::MemberSets as usize].order);
     let mut row_of_set = vec![NONE; set_order.len()];
     (0..).zip(set_order).for_each(|(row, &item)| row_of_set[item as usize] = row);
     let groups: Vec<Vec<u32>> = builder
@@ -609,11 +610,11 @@ fn write_parts(
 fn write_lists(
     writer: &mut FileWriter<'_>,
     dictionary: &Dictionary<'_>,
-    sorted: &[Sorted; 3],
+    sorted: &[SortedRows; 3],
 ) -> Result<()> {
     let (mut lists, mut starts, mut ids) = (Vec::new(), Vec::new(), Vec::new());
     // Table and row of the pairs of a bunch that have but one.
-    let mut single: Vec<(Kind, u32)> = Vec::new();
+    let mut single: Vec<(TableKind, u32)> = Vec::new();
     let pair_count = dictionary.name_of.len() as u32;
     for (name, pairs) in (0..).zip(dictionary.first_pairs.windows(2)) {
         let tables = [0, 1, 2].map(|at: usize| {
@@ -637,7 +638,7 @@ fn write_lists(
                 encode_postings(&ids, &mut lists);
             }
             if rows.iter().map(|rows| rows.len()).sum::<usize>() == 1 {
-                let of_kind = KINDS.iter().zip(&rows);
+                let of_kind = TABLE_KINDS.iter().zip(&rows);
                 single
                     .extend(of_kind.flat_map(|(kind, rows)| rows.iter().map(|row| (*kind, *row))));
             }
@@ -652,7 +653,7 @@ fn write_lists(
 
 /// Writes the last bunch anew if each of its pairs has one row, and all in one table.
 fn push_single_rows(
-    rows: &[(Kind, u32)],
+    rows: &[(TableKind, u32)],
     pair_count: u64,
     start: Option<u64>,
     lists: &mut Vec<u8>,
@@ -674,7 +675,7 @@ fn rows_of_name(
     name: u32,
     value_count: usize,
     dictionary: &Dictionary<'_>,
-    sorted: &Sorted,
+    sorted: &SortedRows,
 ) -> (Vec<usize>, Vec<u32>) {
     let with_name = || {
         sorted.schemas.iter().filter_map(|schema| {

@@ -2,10 +2,10 @@
 
 use firn_model::Result;
 
-use crate::sealed::format::lists::Kind;
-use crate::sealed::format::shapes::{Part, Shape};
+use crate::sealed::format::lists::TableKind;
+use crate::sealed::format::shapes::{PartRecord, Shape};
 use crate::sealed::read::segment::Sealed;
-use crate::sealed::write::builder::{Builder, Live, PartEntry};
+use crate::sealed::write::builder::{Builder, BuiltPart, MergeFilter};
 
 const NONE: u32 = u32::MAX;
 
@@ -15,16 +15,26 @@ impl Builder<'_> {
     ///
     /// # Errors
     /// `Corrupt` if the segment is damaged; the builder is to be thrown away then.
-    pub(crate) fn merge(&mut self, source: usize, segment: &Sealed, live: &dyn Live) -> Result<()> {
+    pub(crate) fn merge(
+        &mut self,
+        source: usize,
+        segment: &Sealed,
+        live: &dyn MergeFilter,
+    ) -> Result<()> {
         self.merge_lone(source, segment, live)?;
         self.merge_parts(source, segment, live)
     }
 
-    fn merge_lone(&mut self, source: usize, segment: &Sealed, live: &dyn Live) -> Result<()> {
+    fn merge_lone(
+        &mut self,
+        source: usize,
+        segment: &Sealed,
+        live: &dyn MergeFilter,
+    ) -> Result<()> {
         let mut reader = segment.lone.rows.reader(&segment.blocks);
         let mut slots = Vec::new();
         for row in 0..segment.lone.rows.count {
-            let group = segment.group_of(Kind::Lone, row)?;
+            let group = segment.group_of(TableKind::Lone, row)?;
             slots.clear();
             slots.push(0);
             live.retain(group, &mut slots);
@@ -38,7 +48,12 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn merge_parts(&mut self, source: usize, segment: &Sealed, live: &dyn Live) -> Result<()> {
+    fn merge_parts(
+        &mut self,
+        source: usize,
+        segment: &Sealed,
+        live: &dyn MergeFilter,
+    ) -> Result<()> {
         self.origin += 1;
         let origin = self.origin;
         let mut sets = vec![NONE; segment.sets.rows.count as usize];
@@ -47,8 +62,8 @@ impl Builder<'_> {
         let (mut missing, mut slots, mut members) = (Vec::new(), Vec::new(), Vec::new());
         for row in 0..segment.parts.rows.count {
             let bad = || segment.bad_part();
-            let group = segment.group_of(Kind::Parts, row)?;
-            let part = Part::read(&segment.blocks, &segment.part_records, row)?;
+            let group = segment.group_of(TableKind::Parts, row)?;
+            let part = PartRecord::read(&segment.blocks, &segment.part_records, row)?;
             let shape = Shape::read(&segment.blocks, &segment.shapes, part.shape)?;
             let member_count = part.member_count(shape.len);
             part.missing(shape.len, &mut missing).ok_or_else(bad)?;
@@ -91,7 +106,7 @@ impl Builder<'_> {
             let common = renumbered(labels(&mut part_reader, false)?, numbers);
             let (identity, common) = (self.sets.intern(&identity), self.sets.intern(&common));
             let members = start..self.members.len();
-            self.parts.push(PartEntry { group, identity, common, members, next_slot, origin });
+            self.parts.push(BuiltPart { group, identity, common, members, next_slot, origin });
         }
         Ok(())
     }

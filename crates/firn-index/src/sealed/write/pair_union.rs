@@ -23,7 +23,7 @@ pub(crate) enum PairSource<'a> {
 /// The pairs of all sources, each text once, numbered by name and value.
 #[derive(Debug)]
 pub(crate) struct PairUnion<'a> {
-    inputs: Vec<Input<'a>>,
+    inputs: Vec<PairInput<'a>>,
     /// Rising.
     names: Vec<&'a [u8]>,
     /// The number of each name's first pair, and the end.
@@ -33,7 +33,7 @@ pub(crate) struct PairUnion<'a> {
 }
 
 #[derive(Debug)]
-enum Input<'a> {
+enum PairInput<'a> {
     Memory {
         pairs: &'a Pairs,
         /// By name and value.
@@ -46,13 +46,13 @@ enum Input<'a> {
 
 /// Where the walk of one name's values is in one input; there is a value.
 #[derive(Debug)]
-struct Head<'u> {
+struct ValueHead<'u> {
     source: usize,
-    at: At<'u>,
+    at: ValueCursor<'u>,
 }
 
 #[derive(Debug)]
-enum At<'u> {
+enum ValueCursor<'u> {
     Memory { pairs: &'u Pairs, rest: &'u [u32] },
     File { walk: StringWalk<'u>, end: u64 },
 }
@@ -64,8 +64,9 @@ impl<'a> PairUnion<'a> {
     /// # Errors
     /// `Corrupt` if a segment is damaged, `TooLarge` when numbers are used up.
     pub(crate) fn new(sources: &[PairSource<'a>]) -> Result<PairUnion<'a>> {
-        let inputs: Vec<Input<'a>> = sources.iter().map(|&source| Input::new(source)).collect();
-        let mut names: Vec<&[u8]> = inputs.iter().flat_map(Input::names).collect();
+        let inputs: Vec<PairInput<'a>> =
+            sources.iter().map(|&source| PairInput::new(source)).collect();
+        let mut names: Vec<&[u8]> = inputs.iter().flat_map(PairInput::names).collect();
         names.sort_unstable();
         names.dedup();
         let numbers = inputs.iter().map(|input| vec![0; input.pair_count()]).collect();
@@ -97,7 +98,7 @@ impl<'a> PairUnion<'a> {
     }
 
     /// Every source has been taken in: nobody asks for numbers any more.
-    pub(crate) fn forget_numbers(&mut self) {
+    pub(crate) fn drop_numbers(&mut self) {
         self.numbers = Vec::new();
     }
 
@@ -131,13 +132,13 @@ impl<'a> PairUnion<'a> {
 
 /// Calls `each` with every value of a name in order, and with who has it: sources with the pair as it is called there.
 fn walk(
-    inputs: &[Input<'_>],
+    inputs: &[PairInput<'_>],
     name: &[u8],
     mut each: impl FnMut(&[u8], &[(usize, u32)]) -> Result<()>,
 ) -> Result<()> {
     let mut heads = Vec::new();
     for (source, input) in inputs.iter().enumerate() {
-        heads.extend(input.first(name)?.map(|at| Head { source, at }));
+        heads.extend(input.first(name)?.map(|at| ValueHead { source, at }));
     }
     let (mut least, mut owners) = (Vec::new(), Vec::new());
     while !heads.is_empty() {
@@ -165,10 +166,10 @@ fn walk(
     Ok(())
 }
 
-impl<'a> Input<'a> {
-    fn new(source: PairSource<'a>) -> Input<'a> {
+impl<'a> PairInput<'a> {
+    fn new(source: PairSource<'a>) -> PairInput<'a> {
         let pairs = match source {
-            PairSource::File(sealed) => return Input::File(sealed),
+            PairSource::File(sealed) => return PairInput::File(sealed),
             PairSource::Memory(pairs) => pairs,
         };
         let mut by_name: Vec<(&[u8], &[u32])> = (0..pairs.name_count())
@@ -183,13 +184,13 @@ impl<'a> Input<'a> {
             (name, start..order.len())
         });
         let names = names.collect();
-        Input::Memory { pairs, order, names }
+        PairInput::Memory { pairs, order, names }
     }
 
     fn names(&self) -> impl Iterator<Item = &'a [u8]> {
         let (in_memory, in_file) = match self {
-            Input::Memory { names, .. } => (&names[..], None),
-            Input::File(sealed) => (&[][..], Some(&sealed.names)),
+            PairInput::Memory { names, .. } => (&names[..], None),
+            PairInput::File(sealed) => (&[][..], Some(&sealed.names)),
         };
         let in_file = in_file.into_iter();
         let in_file =
@@ -199,55 +200,55 @@ impl<'a> Input<'a> {
 
     fn pair_count(&self) -> usize {
         match self {
-            Input::Memory { pairs, .. } => pairs.pair_count() as usize,
-            Input::File(sealed) => sealed.pair_count() as usize,
+            PairInput::Memory { pairs, .. } => pairs.pair_count() as usize,
+            PairInput::File(sealed) => sealed.pair_count() as usize,
         }
     }
 
     /// The first value of a name; `None` if it has none.
-    fn first(&self, name: &[u8]) -> Result<Option<At<'_>>> {
+    fn first(&self, name: &[u8]) -> Result<Option<ValueCursor<'_>>> {
         match self {
-            Input::Memory { pairs, order, names } => {
+            PairInput::Memory { pairs, order, names } => {
                 let Ok(idx) = names.binary_search_by_key(&name, |name| name.0) else {
                     return Ok(None);
                 };
                 let rest = &order[names[idx].1.clone()];
-                Ok((!rest.is_empty()).then_some(At::Memory { pairs, rest }))
+                Ok((!rest.is_empty()).then_some(ValueCursor::Memory { pairs, rest }))
             }
-            Input::File(sealed) => {
+            PairInput::File(sealed) => {
                 let Some(rank) = sealed.names.find(name) else { return Ok(None) };
                 let pairs = sealed.names.pairs(rank);
                 let walk = sealed.strings.walk(&sealed.blocks, u64::from(pairs.start))?;
-                let mut at = At::File { walk, end: u64::from(pairs.end) };
+                let mut at = ValueCursor::File { walk, end: u64::from(pairs.end) };
                 Ok(at.advance()?.then_some(at))
             }
         }
     }
 }
 
-impl At<'_> {
+impl ValueCursor<'_> {
     fn value(&self) -> &[u8] {
         match self {
-            At::Memory { pairs, rest } => pairs.bytes_of(rest[0]).1,
-            At::File { walk, .. } => walk.text(),
+            ValueCursor::Memory { pairs, rest } => pairs.bytes_of(rest[0]).1,
+            ValueCursor::File { walk, .. } => walk.text(),
         }
     }
 
     fn pair(&self) -> u32 {
         match self {
-            At::Memory { rest, .. } => rest[0],
-            At::File { walk, .. } => walk.next_id() as u32 - 1,
+            ValueCursor::Memory { rest, .. } => rest[0],
+            ValueCursor::File { walk, .. } => walk.next_id() as u32 - 1,
         }
     }
 
     /// Goes to the next value; whether there is one.
     fn advance(&mut self) -> Result<bool> {
         match self {
-            At::Memory { rest, .. } => {
+            ValueCursor::Memory { rest, .. } => {
                 *rest = &rest[1..];
                 Ok(!rest.is_empty())
             }
-            At::File { walk, end } => {
+            ValueCursor::File { walk, end } => {
                 let is_there = walk.next_id() < *end;
                 if is_there {
                     walk.advance()?;

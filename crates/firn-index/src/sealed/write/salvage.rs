@@ -2,7 +2,7 @@
 
 use firn_model::GroupId;
 
-use crate::sealed::format::lists::Kind;
+use crate::sealed::format::lists::TableKind;
 use crate::sealed::read::salvage::{NONE, SalvagedPairs, members_of};
 use crate::sealed::read::segment::Sealed;
 use crate::sealed::write::builder::{Builder, PartInput};
@@ -31,8 +31,8 @@ impl Builder<'_> {
                 lost = Some((first.min(group), last.max(group)));
             }
         };
-        let ids = segment.salvage_ids(Kind::Lone);
-        segment.salvage_rows(Kind::Lone, |row, _, labels| {
+        let ids = segment.salvage_ids(TableKind::Lone);
+        segment.salvage_rows(TableKind::Lone, |row, _, labels| {
             let group = ids[row as usize];
             let labels = labels.and_then(|labels| pairs.of(self, &labels));
             match (group, labels) {
@@ -44,12 +44,12 @@ impl Builder<'_> {
             }
         });
         let mut sets: Vec<Option<Vec<u32>>> = Vec::new();
-        segment.salvage_rows(Kind::Sets, |_, _, labels| {
+        segment.salvage_rows(TableKind::MemberSets, |_, _, labels| {
             sets.push(labels.and_then(|labels| pairs.of(self, &labels)));
         });
         let (parts, shapes) = (segment.salvage_parts(), segment.salvage_shapes());
-        let ids = segment.salvage_ids(Kind::Parts);
-        segment.salvage_rows(Kind::Parts, |row, schema, labels| {
+        let ids = segment.salvage_ids(TableKind::Parts);
+        segment.salvage_rows(TableKind::Parts, |row, schema, labels| {
             let group = ids[row as usize];
             let read = || {
                 let part = parts.get(row as usize)?.as_ref()?;

@@ -7,15 +7,15 @@ use hashbrown::hash_map::Entry;
 
 /// The references. All are of one [`crate::Index::generation`]: until there is another, none of them stops being valid.
 #[derive(Debug, Default)]
-pub(crate) struct Known {
+pub(crate) struct KnownRefs {
     generation: u32,
     /// 64 neighbours each.
-    words: HashMap<Neighbours, u64>,
+    words: HashMap<WordKey, u64>,
 }
 
 /// What shares a word: the first slots of 64 groups, most of which may be lone, or 64 other slots of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Neighbours {
+struct WordKey {
     group: u64,
     slot: u32,
 }
@@ -23,7 +23,7 @@ struct Neighbours {
 // 7 MiB: as many as 14 million lone series need, or 11 million in groups of a hundred. What does not fit is asked each time.
 const WORD_COUNT_MAX: usize = 7 << 15;
 
-impl Known {
+impl KnownRefs {
     /// Those of `series` that are not remembered as known in `generation`; of equal ones that come one after the other
     /// only the first.
     pub(crate) fn unsure(
@@ -40,7 +40,7 @@ impl Known {
             if last_series.replace(series) == Some(series) {
                 continue;
             }
-            let (neighbours, bit) = place(series);
+            let (neighbours, bit) = word_and_bit(series);
             let word = match last_word {
                 Some((of, word)) if of == neighbours => word,
                 _ => self.words.get(&neighbours).copied().unwrap_or(0),
@@ -57,11 +57,11 @@ impl Known {
     pub(crate) fn note(&mut self, generation: u32, series: impl IntoIterator<Item = SeriesRef>) {
         if generation != self.generation {
             // Another writer may have noted for a later one: then theirs are asked again, which does no harm.
-            *self = Known { generation, ..Known::default() };
+            *self = KnownRefs { generation, ..KnownRefs::default() };
         }
-        let mut places = series.into_iter().map(place).peekable();
-        while let Some((neighbours, mut bits)) = places.next() {
-            while let Some((_, bit)) = places.next_if(|(next, _)| *next == neighbours) {
+        let mut bits_of_words = series.into_iter().map(word_and_bit).peekable();
+        while let Some((neighbours, mut bits)) = bits_of_words.next() {
+            while let Some((_, bit)) = bits_of_words.next_if(|(next, _)| *next == neighbours) {
                 bits |= bit;
             }
             let is_full = self.words.len() >= WORD_COUNT_MAX;
@@ -78,12 +78,12 @@ impl Known {
     }
 }
 
-fn place(series: SeriesRef) -> (Neighbours, u64) {
+fn word_and_bit(series: SeriesRef) -> (WordKey, u64) {
     let (group, slot) = (series.group.0, series.slot.0);
     match slot {
         // Slot 0 of a word of slots is in the other kind of word, so both kinds differ in their slot.
-        0 => (Neighbours { group: group / 64, slot: u32::MAX }, 1 << (group % 64)),
-        _ => (Neighbours { group, slot: slot / 64 }, 1 << (slot % 64)),
+        0 => (WordKey { group: group / 64, slot: u32::MAX }, 1 << (group % 64)),
+        _ => (WordKey { group, slot: slot / 64 }, 1 << (slot % 64)),
     }
 }
 
@@ -110,7 +110,7 @@ mod tests {
                 pairs.iter().map(|&(group, slot)| series(group, slot)).collect()
             };
             let (noted, asked) = (of(&noted), of(&asked));
-            let mut known = Known::default();
+            let mut known = KnownRefs::default();
             known.note(3, noted.iter().copied());
             let set: HashSet<SeriesRef> = noted.into_iter().collect();
             let mut want: Vec<SeriesRef> = asked.clone();
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn it_stays_within_its_bound() {
-        let mut known = Known::default();
+        let mut known = KnownRefs::default();
         let many: Vec<SeriesRef> =
             (0..400_000).map(|number| series(number * 64, number as u32 % 2)).collect();
         known.note(0, many.iter().copied());

@@ -3,16 +3,16 @@
 use firn_codec::postings::Postings;
 use firn_model::{CancelToken, Result};
 
-use crate::idset::{IdSet, push_run, skip_to};
-use crate::matches::Class;
+use crate::id_set::{IdSet, push_run, skip_to};
+use crate::matches::MatchClass;
 use crate::sealed::format::shapes::{PartReader, Shape};
 use crate::sealed::read::segment::Sealed;
 
 /// The lone rows that match, and the parts with the member sets that match in them.
 #[derive(Clone, Debug)]
-pub(crate) struct SealedFound {
+pub(crate) struct MatchedRows {
     pub(crate) lone: IdSet,
-    pub(crate) classes: Vec<Class>,
+    pub(crate) classes: Vec<MatchClass>,
 }
 
 // Up to so many member sets say themselves which parts have them; more, and parts are walked.
@@ -28,7 +28,7 @@ impl Sealed {
     ///
     /// # Errors
     /// `Canceled` or `Timeout` too, when the token says so.
-    pub(crate) fn count(&self, found: &SealedFound, cancel: &CancelToken) -> Result<u64> {
+    pub(crate) fn count(&self, found: &MatchedRows, cancel: &CancelToken) -> Result<u64> {
         let mut count = found.lone.count();
         for class in &found.classes {
             count += self.count_class(class, cancel)?;
@@ -36,9 +36,9 @@ impl Sealed {
         Ok(count)
     }
 
-    pub(crate) fn count_class(&self, class: &Class, cancel: &CancelToken) -> Result<u64> {
+    pub(crate) fn count_class(&self, class: &MatchClass, cancel: &CancelToken) -> Result<u64> {
         let part_count = class.parts.count();
-        let shapes = match self.shapes_asked(class)? {
+        let shapes = match self.shapes_of_class(class)? {
             Some(shapes) => shapes,
             None if part_count <= PARTS_TRIED_MAX.min(self.shapes.starts.count) => {
                 return self.count_parts(class, &class.parts, cancel);
@@ -88,7 +88,7 @@ impl Sealed {
     }
 
     /// Part by part.
-    fn count_parts(&self, class: &Class, rows: &IdSet, cancel: &CancelToken) -> Result<u64> {
+    fn count_parts(&self, class: &MatchClass, rows: &IdSet, cancel: &CancelToken) -> Result<u64> {
         let mut reader = PartReader::new(&self.blocks, &self.part_records);
         let mut passing: Option<(u32, u32, Vec<u32>)> = None;
         let (mut count, mut missing) = (0, Vec::new());
@@ -111,18 +111,18 @@ impl Sealed {
                 }
             };
             part.missing(*len, &mut missing).ok_or_else(|| self.bad_part())?;
-            let is_asked = |position: &&u32| positions.binary_search(position).is_ok();
-            count += (positions.len() - missing.iter().filter(is_asked).count()) as u64;
+            let is_wanted = |position: &&u32| positions.binary_search(position).is_ok();
+            count += (positions.len() - missing.iter().filter(is_wanted).count()) as u64;
         }
         Ok(count)
     }
 
     /// The shapes that have one of the member sets of a class; `None` if parts are better looked at one by one.
-    pub(crate) fn shapes_asked(&self, class: &Class) -> Result<Option<IdSet>> {
-        let is_asked = |sets: &&IdSet| {
+    pub(crate) fn shapes_of_class(&self, class: &MatchClass) -> Result<Option<IdSet>> {
+        let is_wanted = |sets: &&IdSet| {
             sets.count() <= SETS_LISTED_MAX && class.parts.count() > PARTS_TRIED_MAX
         };
-        let Some(sets) = class.sets.as_ref().filter(is_asked) else { return Ok(None) };
+        let Some(sets) = class.sets.as_ref().filter(is_wanted) else { return Ok(None) };
         let mut shapes = Vec::new();
         for set in sets.iter() {
             let pushed = self.shapes_of_set(set)?.for_each_run(|first, last| {
@@ -159,7 +159,7 @@ impl Sealed {
 /// Calls `each` with the positions of a shape that pass in a class, in no order, and with their member sets.
 pub(crate) fn each_passing(
     shape: &Shape<'_>,
-    class: &Class,
+    class: &MatchClass,
     mut each: impl FnMut(u32, u32) -> Result<()>,
 ) -> Result<()> {
     match class.sets.as_ref() {

@@ -25,7 +25,7 @@ pub(crate) struct SegmentInfo {
 
 /// A change of the list of segments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct CatalogEdit {
     /// Numbers of segments that neighbour each other in the list.
     pub(crate) removed: Vec<u64>,
     pub(crate) added: Vec<SegmentInfo>,
@@ -60,11 +60,11 @@ impl Catalog {
     /// What `parts` say, in order.
     ///
     /// # Errors
-    /// As [`Catalog::take`] and [`Part::decode`].
+    /// As [`Catalog::take`] and [`CatalogEdit::decode`].
     pub(crate) fn read(parts: &[&[u8]]) -> Result<Catalog> {
         let mut catalog = Catalog::default();
         for part in parts {
-            catalog.take(&Part::decode(part)?)?;
+            catalog.take(&CatalogEdit::decode(part)?)?;
         }
         Ok(catalog)
     }
@@ -73,7 +73,7 @@ impl Catalog {
     ///
     /// # Errors
     /// `Invalid` if it removes what is not there; nothing is changed then.
-    pub(crate) fn take(&mut self, part: &Part) -> Result<()> {
+    pub(crate) fn take(&mut self, part: &CatalogEdit) -> Result<()> {
         let is_removed = |segment: &SegmentInfo| part.removed.contains(&segment.number);
         if self.segments.iter().filter(|segment| is_removed(segment)).count() != part.removed.len()
         {
@@ -92,8 +92,8 @@ impl Catalog {
     }
 
     /// All of it as one part.
-    pub(crate) fn to_part(&self) -> Part {
-        Part {
+    pub(crate) fn to_part(&self) -> CatalogEdit {
+        CatalogEdit {
             removed: Vec::new(),
             added: self.segments.clone(),
             next_ids: self.next_ids.clone(),
@@ -111,7 +111,7 @@ fn raise(known: &mut Vec<u64>, ids: &[u64]) {
     }
 }
 
-impl Part {
+impl CatalogEdit {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let mut put = |value: u64| encode_varint(value, &mut out);
@@ -134,7 +134,7 @@ impl Part {
 
     /// # Errors
     /// `Invalid` for another version or bytes that are no part.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Part> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<CatalogEdit> {
         let mut rest = bytes;
         let mut take =
             || decode_varint(&mut rest).ok_or_else(|| Error::invalid("index part is cut short"));
@@ -144,7 +144,7 @@ impl Part {
                 "index part of version {version}, this build knows {VERSION}; use the build that wrote it"
             )));
         }
-        let mut part = Part::default();
+        let mut part = CatalogEdit::default();
         for _ in 0..take()? {
             part.removed.push(take()?);
         }
@@ -176,27 +176,31 @@ mod tests {
     #[test]
     fn a_part_comes_back_and_a_bad_one_is_refused() {
         let added = vec![segment(7), segment(9)];
-        let part =
-            Part { removed: vec![2, 300], added, next_ids: vec![0, 300], closed_ids: vec![7] };
+        let part = CatalogEdit {
+            removed: vec![2, 300],
+            added,
+            next_ids: vec![0, 300],
+            closed_ids: vec![7],
+        };
         let bytes = part.encode();
-        assert_eq!(Part::decode(&bytes).unwrap(), part);
-        assert!((0..bytes.len()).all(|end| Part::decode(&bytes[..end]).is_err()));
-        assert!(Part::decode(&[&bytes[..], &[0]].concat()).is_err());
-        assert!(Part::decode(&[4]).unwrap_err().to_string().contains("version 4"));
+        assert_eq!(CatalogEdit::decode(&bytes).unwrap(), part);
+        assert!((0..bytes.len()).all(|end| CatalogEdit::decode(&bytes[..end]).is_err()));
+        assert!(CatalogEdit::decode(&[&bytes[..], &[0]].concat()).is_err());
+        assert!(CatalogEdit::decode(&[4]).unwrap_err().to_string().contains("version 4"));
     }
 
     #[test]
     fn seals_and_merges_change_the_list_in_any_order() {
-        let add = |number, next_ids: &[u64]| Part {
+        let add = |number, next_ids: &[u64]| CatalogEdit {
             added: vec![segment(number)],
             next_ids: next_ids.to_vec(),
-            ..Part::default()
+            ..CatalogEdit::default()
         };
         let mut catalog = Catalog::default();
         for number in 1..=4 {
             catalog.take(&add(number, &[number, 7])).unwrap();
         }
-        let merge = Part { removed: vec![2, 3], ..add(6, &[]) };
+        let merge = CatalogEdit { removed: vec![2, 3], ..add(6, &[]) };
         catalog.take(&add(5, &[3, 8])).unwrap();
         catalog.take(&merge).unwrap();
         let numbers = |catalog: &Catalog| -> Vec<u64> {
@@ -210,7 +214,7 @@ mod tests {
         let whole = Catalog::read(&[&catalog.to_part().encode()]).unwrap();
         assert_eq!(whole, catalog);
         let closed_ids = vec![4, 8];
-        let gone = Part { removed: vec![1, 6, 4, 5], closed_ids, ..Part::default() };
+        let gone = CatalogEdit { removed: vec![1, 6, 4, 5], closed_ids, ..CatalogEdit::default() };
         catalog.take(&gone).unwrap();
         assert_eq!((catalog.segments.len(), catalog.next_ids), (0, vec![4, 8]));
         assert_eq!(catalog.closed_ids, [4, 8]);

@@ -6,22 +6,22 @@ use hashbrown::{HashMap, HashTable};
 use crate::definition::Definition;
 use crate::memory::pairs::Pairs;
 use crate::memory::parts::{NewPart, Parts};
-use crate::memory::sets::Sets;
+use crate::memory::sets::MemberSets;
 use crate::options::{IndexOptions, SERIES_LIMIT};
 use crate::pair::hash_ids;
 use crate::pair::{RawPair, raw_pairs};
 
 /// Symbols, parts, and the way from a label set to its place.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct MemoryIndex {
     pub(crate) pairs: Pairs,
-    pub(crate) sets: Sets,
+    pub(crate) sets: MemberSets,
     pub(crate) parts: Parts,
     /// Places by the hash of their whole label set; in pieces, so that growing one is a short pause.
-    series: Vec<HashTable<Place>>,
+    series: Vec<HashTable<SeriesPosition>>,
     /// Series numbers given so far.
     series_count: u32,
-    kinds: Kinds,
+    kinds: GroupKinds,
     bits: ShardBits,
     slots_per_group_max: u32,
     /// Set once: another segment takes what comes, and this one is written to a file.
@@ -30,7 +30,7 @@ pub(crate) struct State {
 
 /// Some members in a row of one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct MemberRun {
     pub(crate) part_no: u32,
     /// Places in the part.
     pub(crate) first: u32,
@@ -39,7 +39,7 @@ pub(crate) struct Run {
 
 /// Where a series is: its part's number and its place there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SeriesPosition {
     pub(crate) part_no: u32,
     pub(crate) at: u32,
 }
@@ -55,7 +55,7 @@ pub(crate) struct Watermark {
 
 /// A group of another segment that has room for more members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Growing {
+pub(crate) struct GrowingGroup {
     pub(crate) group: GroupId,
     /// The first slot that was never given.
     pub(crate) next_slot: u32,
@@ -64,7 +64,7 @@ pub(crate) struct Growing {
 /// Kinds of groups: all whose first member has the same label names. What one of them turned out to
 /// share is guessed for the next.
 #[derive(Debug, Default)]
-struct Kinds {
+struct GroupKinds {
     by_names: HashMap<Vec<u32>, u32>,
     /// The names that all members of a group share beside the identity; `None`: nobody knows yet.
     common_names: Vec<Option<Vec<u32>>>,
@@ -76,16 +76,16 @@ const SERIES_PIECES: usize = 64;
 const KIND_COUNT_MAX: usize = 4_096;
 const NO_KIND: u32 = u32::MAX;
 
-impl State {
+impl MemoryIndex {
     /// Without any series; ids below `next_ids` (per shard) are given.
-    pub(crate) fn new(bits: ShardBits, options: &IndexOptions, next_ids: &[u64]) -> State {
-        State {
+    pub(crate) fn new(bits: ShardBits, options: &IndexOptions, next_ids: &[u64]) -> MemoryIndex {
+        MemoryIndex {
             pairs: Pairs::default(),
-            sets: Sets::default(),
+            sets: MemberSets::default(),
             parts: Parts::new(bits, next_ids),
             series: (0..SERIES_PIECES).map(|_| HashTable::new()).collect(),
             series_count: 0,
-            kinds: Kinds::default(),
+            kinds: GroupKinds::default(),
             bits,
             slots_per_group_max: options.slots_per_group_max,
             is_frozen: false,
@@ -93,22 +93,22 @@ impl State {
     }
 
     /// The place of the label set with these pairs (in order of names).
-    pub(crate) fn find(&self, ids: &[u32]) -> Option<Place> {
+    pub(crate) fn find(&self, ids: &[u32]) -> Option<SeriesPosition> {
         let hash = hash_ids(ids.iter().copied());
-        self.series[piece_of(hash)].find(hash, |&place| self.is_series(place, ids)).copied()
+        self.series[piece_of(hash)].find(hash, |&position| self.is_series(position, ids)).copied()
     }
 
-    /// Defines a group of one with these pairs (in order of names) that [`State::find`] does not know.
+    /// Defines a group of one with these pairs (in order of names) that [`MemoryIndex::find`] does not know.
     ///
     /// # Errors
     /// `TooLarge` when numbers, ids or arenas are used up.
-    pub(crate) fn define_lone(&mut self, ids: &[u32], shard_hash: u64) -> Result<Place> {
+    pub(crate) fn define_lone(&mut self, ids: &[u32], shard_hash: u64) -> Result<SeriesPosition> {
         self.check_number()?;
         let group = self.parts.next_id(self.bits.shard_of_hash(shard_hash));
         self.add_lone(group, ids)
     }
 
-    /// Defines a member that [`State::find`] does not know in the newest group of `identity`, or in
+    /// Defines a member that [`MemoryIndex::find`] does not know in the newest group of `identity`, or in
     /// `growing` if none is here, or in a new one. Both lists are in order of names. `shard_hash` is
     /// asked when a group is made.
     ///
@@ -118,9 +118,9 @@ impl State {
         &mut self,
         identity: &[u32],
         rest: &[u32],
-        growing: Option<Growing>,
+        growing: Option<GrowingGroup>,
         shard_hash: impl FnOnce() -> u64,
-    ) -> Result<Place> {
+    ) -> Result<SeriesPosition> {
         self.check_number()?;
         let open = self.parts.find_open(identity);
         if let Some(part_no) = open
@@ -139,7 +139,7 @@ impl State {
     }
 
     /// Adds a member behind the last of a group whose newest part is `part_no`.
-    fn join(&mut self, part_no: u32, identity: &[u32], rest: &[u32]) -> Result<Place> {
+    fn join(&mut self, part_no: u32, identity: &[u32], rest: &[u32]) -> Result<SeriesPosition> {
         let (common, is_decided) = if self.parts.is_open(part_no) {
             // The name of the metric tells members apart, however many of them have the same.
             let first: Vec<u32> = self.sets.pairs(self.parts.sets(part_no)[0]).collect();
@@ -172,7 +172,7 @@ impl State {
         common: &[u32],
         rest: &[u32],
         (kind, is_open): (u32, bool),
-    ) -> Result<Place> {
+    ) -> Result<SeriesPosition> {
         let first_series = self.series_count;
         let lone = false;
         let new =
@@ -181,7 +181,12 @@ impl State {
         self.push_member(part_no, common, rest)
     }
 
-    fn push_member(&mut self, part_no: u32, common: &[u32], rest: &[u32]) -> Result<Place> {
+    fn push_member(
+        &mut self,
+        part_no: u32,
+        common: &[u32],
+        rest: &[u32],
+    ) -> Result<SeriesPosition> {
         let set = if common.is_empty() {
             self.intern_set(rest)?
         } else {
@@ -190,10 +195,10 @@ impl State {
             self.intern_set(&own)?
         };
         let at = self.parts.push(part_no, set, self.series_count)?;
-        Ok(self.take_place(Place { part_no, at }))
+        Ok(self.add_position(SeriesPosition { part_no, at }))
     }
 
-    fn add_lone(&mut self, group: GroupId, ids: &[u32]) -> Result<Place> {
+    fn add_lone(&mut self, group: GroupId, ids: &[u32]) -> Result<SeriesPosition> {
         let part_no = self.add_part(NewPart {
             group,
             identity: ids,
@@ -204,7 +209,7 @@ impl State {
             is_open: false,
             first_series: self.series_count,
         })?;
-        Ok(self.take_place(Place { part_no, at: 0 }))
+        Ok(self.add_position(SeriesPosition { part_no, at: 0 }))
     }
 
     fn add_part(&mut self, new: NewPart<'_>) -> Result<u32> {
@@ -267,11 +272,11 @@ impl State {
             let mut ids: Vec<u32> = identity.iter().chain(&common).chain(&own).copied().collect();
             ids.sort_by_key(|&pair| self.name_of(pair));
             if let Some((part_no, at)) = self.parts.find(group, slot) {
-                if !self.is_series(Place { part_no, at }, &ids) {
+                if !self.is_series(SeriesPosition { part_no, at }, &ids) {
                     return Err(contradiction(group, &format!("slot {slot} has other labels")));
                 }
-            } else if let Some(place) = self.find(&ids) {
-                let other = self.series_ref(place);
+            } else if let Some(position) = self.find(&ids) {
+                let other = self.series_ref(position);
                 let what =
                     format!("slot {slot} has the labels of {}/{}", other.group, other.slot.0);
                 return Err(contradiction(group, &what));
@@ -328,14 +333,14 @@ impl State {
         };
         let set = self.intern_set(own)?;
         let at = self.parts.push(part_no, set, self.series_count)?;
-        self.take_place(Place { part_no, at });
+        self.add_position(SeriesPosition { part_no, at });
         Ok(())
     }
 
     /// The definition of a run of members.
-    pub(crate) fn definition_of(&self, run: Run) -> Definition {
+    pub(crate) fn definition_of(&self, run: MemberRun) -> Definition {
         let parts = &self.parts;
-        let places = parts.sets(run.part_no).iter().skip(run.first as usize);
+        let positions = parts.sets(run.part_no).iter().skip(run.first as usize);
         let none = std::iter::empty;
         let member = |&set: &u32| self.labels_of(none(), none(), self.sets.pairs(set));
         Definition {
@@ -344,7 +349,7 @@ impl State {
             first_slot: parts.first_slot(run.part_no) + run.first,
             labels: self.labels_of(parts.identity(run.part_no), none(), none()),
             common: self.labels_of(none(), parts.common(run.part_no), none()),
-            members: places.take(run.count as usize).map(member).collect(),
+            members: positions.take(run.count as usize).map(member).collect(),
         }
     }
 
@@ -371,21 +376,21 @@ impl State {
         Ok(set)
     }
 
-    /// The next series number is for `place`.
-    fn take_place(&mut self, place: Place) -> Place {
-        self.sets.add_part(self.set_of(place), place.part_no);
+    /// The next series number is for `position`.
+    fn add_position(&mut self, position: SeriesPosition) -> SeriesPosition {
+        self.sets.add_part(self.set_of(position), position.part_no);
         self.series_count += 1;
         let (parts, sets) = (&self.parts, &self.sets);
-        let hash = hash_place(parts, sets, place);
-        self.series[piece_of(hash)].insert_unique(hash, place, |&p| hash_place(parts, sets, p));
-        place
+        let hash = hash_series(parts, sets, position);
+        self.series[piece_of(hash)].insert_unique(hash, position, |&p| hash_series(parts, sets, p));
+        position
     }
 
-    fn is_series(&self, place: Place, ids: &[u32]) -> bool {
+    fn is_series(&self, position: SeriesPosition, ids: &[u32]) -> bool {
         let mut lists = [
-            self.parts.identity(place.part_no),
-            self.parts.common(place.part_no),
-            self.sets.pairs(self.set_of(place)),
+            self.parts.identity(position.part_no),
+            self.parts.common(position.part_no),
+            self.sets.pairs(self.set_of(position)),
         ];
         if lists.iter().map(ExactSizeIterator::len).sum::<usize>() != ids.len() {
             return false;
@@ -401,36 +406,36 @@ impl State {
     }
 
     /// The member set at a place that is there.
-    pub(crate) fn set_of(&self, place: Place) -> u32 {
-        self.parts.sets(place.part_no)[place.at as usize]
+    pub(crate) fn set_of(&self, position: SeriesPosition) -> u32 {
+        self.parts.sets(position.part_no)[position.at as usize]
     }
 
-    pub(crate) fn series_ref(&self, place: Place) -> SeriesRef {
-        let slot = Slot(self.parts.first_slot(place.part_no) + place.at);
-        SeriesRef { group: self.parts.id(place.part_no), slot }
+    pub(crate) fn series_ref(&self, position: SeriesPosition) -> SeriesRef {
+        let slot = Slot(self.parts.first_slot(position.part_no) + position.at);
+        SeriesRef { group: self.parts.id(position.part_no), slot }
     }
 
     /// The place of a reference, if its definition is here.
-    pub(crate) fn place(&self, series: SeriesRef) -> Option<Place> {
+    pub(crate) fn position(&self, series: SeriesRef) -> Option<SeriesPosition> {
         let (part_no, at) = self.parts.find(series.group, series.slot.0)?;
-        Some(Place { part_no, at })
+        Some(SeriesPosition { part_no, at })
     }
 
     /// A group that takes more members; its slots end here.
-    pub(crate) fn growing(&self, identity: &Labels) -> Option<Growing> {
+    pub(crate) fn growing(&self, identity: &Labels) -> Option<GrowingGroup> {
         let find = |pair: RawPair<'_>| self.pairs.find(pair.name, pair.value);
         let ids = raw_pairs(identity).map(find).collect::<Option<Vec<u32>>>()?;
         let part_no = self.parts.find_open(&ids)?;
         let (group, next_slot) = (self.parts.id(part_no), self.parts.end_slot(part_no));
-        Some(Growing { group, next_slot })
+        Some(GrowingGroup { group, next_slot })
     }
 
     /// The whole label set at a place.
-    pub(crate) fn labels_at(&self, place: Place) -> Labels {
+    pub(crate) fn labels_at(&self, position: SeriesPosition) -> Labels {
         self.labels_of(
-            self.parts.identity(place.part_no),
-            self.parts.common(place.part_no),
-            self.sets.pairs(self.set_of(place)),
+            self.parts.identity(position.part_no),
+            self.parts.common(position.part_no),
+            self.sets.pairs(self.set_of(position)),
         )
     }
 
@@ -468,13 +473,13 @@ impl State {
     }
 }
 
-type Text<'a> = (&'a [u8], &'a [u8]);
+type NameValue<'a> = (&'a [u8], &'a [u8]);
 
 /// Two lists in order of names as one.
 fn merge<'a>(
-    left: impl Iterator<Item = Text<'a>>,
-    right: impl Iterator<Item = Text<'a>>,
-) -> impl Iterator<Item = Text<'a>> {
+    left: impl Iterator<Item = NameValue<'a>>,
+    right: impl Iterator<Item = NameValue<'a>>,
+) -> impl Iterator<Item = NameValue<'a>> {
     let (mut left, mut right) = (left.peekable(), right.peekable());
     std::iter::from_fn(move || match (left.peek(), right.peek()) {
         (Some(from_left), Some(from_right)) if from_right.0 < from_left.0 => right.next(),
@@ -488,10 +493,10 @@ fn piece_of(hash: u64) -> usize {
     (hash >> 50) as usize % SERIES_PIECES
 }
 
-fn hash_place(parts: &Parts, sets: &Sets, place: Place) -> u64 {
-    let set = parts.sets(place.part_no)[place.at as usize];
-    hash_ids(parts.identity(place.part_no))
-        .wrapping_add(hash_ids(parts.common(place.part_no)))
+fn hash_series(parts: &Parts, sets: &MemberSets, position: SeriesPosition) -> u64 {
+    let set = parts.sets(position.part_no)[position.at as usize];
+    hash_ids(parts.identity(position.part_no))
+        .wrapping_add(hash_ids(parts.common(position.part_no)))
         .wrapping_add(hash_ids(sets.pairs(set)))
 }
 

@@ -9,32 +9,32 @@ use std::sync::Arc;
 use firn_model::{CancelToken, Grouping, Pool, QueryContext, Result};
 
 use crate::key_table::KeyTable;
-use crate::layers::Tip;
-use crate::matches::{self, Class, Matches};
+use crate::matches::{self, MatchClass, Matches};
+use crate::memory::index::Watermark;
 use crate::memory::matching;
-use crate::memory::state::Watermark;
-use crate::sealed::SealedFound;
+use crate::sealed::MatchedRows;
+use crate::version::IndexVersion;
 
 /// The series for which all matchers of a selection hold. Never changes; cheap to keep: it holds the segments and a few
 /// runs of numbers.
 #[derive(Clone, Debug)]
-pub struct Found {
-    tip: Arc<Tip>,
+pub struct MatchedSeries {
+    version: Arc<IndexVersion>,
     mark: Watermark,
     /// By sealed segment.
-    sealed: Vec<SealedFound>,
+    sealed: Vec<MatchedRows>,
     /// By segment in memory.
-    in_memory: Vec<Vec<Class>>,
+    in_memory: Vec<Vec<MatchClass>>,
 }
 
-impl Found {
+impl MatchedSeries {
     pub(crate) fn new(
-        tip: Arc<Tip>,
+        version: Arc<IndexVersion>,
         mark: Watermark,
-        sealed: Vec<SealedFound>,
-        in_memory: Vec<Vec<Class>>,
-    ) -> Found {
-        Found { tip, mark, sealed, in_memory }
+        sealed: Vec<MatchedRows>,
+        in_memory: Vec<Vec<MatchClass>>,
+    ) -> MatchedSeries {
+        MatchedSeries { version, mark, sealed, in_memory }
     }
 
     /// How many series, exactly. Does not look at sealed groups that have what those like them have.
@@ -43,11 +43,11 @@ impl Found {
     /// As [`crate::IndexView::select`].
     pub fn series_count(&self, cancel: &CancelToken) -> Result<u64> {
         let mut count = 0;
-        for (segment, found) in self.tip.sealed.iter().zip(&self.sealed) {
+        for (segment, found) in self.version.sealed.iter().zip(&self.sealed) {
             count += segment.sealed.count(found, cancel)?;
         }
-        for ((layer, mark), classes) in self.tip.layers(self.mark).zip(&self.in_memory) {
-            count += matching::count(&layer.state, mark, classes, cancel)?;
+        for ((layer, mark), classes) in self.version.layers(self.mark).zip(&self.in_memory) {
+            count += matching::count(&layer.memory, mark, classes, cancel)?;
         }
         Ok(count)
     }
@@ -56,15 +56,15 @@ impl Found {
     ///
     /// # Errors
     /// As [`crate::IndexView::select`]; `Busy` without memory, `TooLarge` over the query's part of it.
-    pub fn lay_out(&self, grouping: &Grouping, context: &QueryContext) -> Result<Matches> {
+    pub fn collect_groups(&self, grouping: &Grouping, context: &QueryContext) -> Result<Matches> {
         let cancel = &context.cancel;
         let mut keys = KeyTable::new(grouping.clone(), context.budget.empty(Pool::Query));
         let mut groups = Vec::new();
-        for (segment, found) in self.tip.sealed.iter().zip(&self.sealed) {
-            segment.sealed.lay_out(found, &mut keys, cancel, &mut groups)?;
+        for (segment, found) in self.version.sealed.iter().zip(&self.sealed) {
+            segment.sealed.collect_groups(found, &mut keys, cancel, &mut groups)?;
         }
-        for ((layer, mark), classes) in self.tip.layers(self.mark).zip(&self.in_memory) {
-            matching::lay_out(&layer.state, mark, classes, &mut keys, cancel, &mut groups)?;
+        for ((layer, mark), classes) in self.version.layers(self.mark).zip(&self.in_memory) {
+            matching::collect_groups(&layer.memory, mark, classes, &mut keys, cancel, &mut groups)?;
         }
         // Sorting takes a number and a place for each, twice.
         keys.hold_others(matches::groups_bytes(&groups) + 32 * groups.len() as u64)?;

@@ -10,24 +10,24 @@ use std::sync::Arc;
 use firn_model::{GroupId, Labels, Result, SeriesRef};
 use parking_lot::RwLock;
 
-use crate::manifest_part::SegmentInfo;
+use crate::catalog::SegmentInfo;
+use crate::memory::index::{GrowingGroup, MemoryIndex, Watermark};
 use crate::memory::lookup::Lookup;
-use crate::memory::state::{Growing, State, Watermark};
-use crate::sealed::{HashedLabels, Neighbour, Sealed};
+use crate::sealed::{HashedLabels, PartHint, Sealed};
 
 /// A segment in memory.
 #[derive(Debug)]
-pub(crate) struct Layer {
+pub(crate) struct MemorySegment {
     /// Rises from layer to layer.
     pub(crate) number: u64,
     /// Held for reading while a bounded piece of a query looks at it; over I/O only by a seal, which reads what nobody
     /// changes any more.
-    pub(crate) state: RwLock<State>,
+    pub(crate) memory: RwLock<MemoryIndex>,
 }
 
 /// A segment in a file.
 #[derive(Debug)]
-pub(crate) struct Segment {
+pub(crate) struct FileSegment {
     pub(crate) info: SegmentInfo,
     pub(crate) sealed: Sealed,
     /// The number of the youngest seal that is in it.
@@ -36,32 +36,35 @@ pub(crate) struct Segment {
 
 /// All segments. Replaced as a whole; whoever holds it goes on seeing what it says.
 #[derive(Clone, Debug)]
-pub(crate) struct Tip {
+pub(crate) struct IndexVersion {
     /// Oldest first.
-    pub(crate) sealed: Vec<Arc<Segment>>,
+    pub(crate) sealed: Vec<Arc<FileSegment>>,
     /// Oldest first: mostly one while a seal runs, else none. Each failed seal leaves one to the next.
-    pub(crate) frozen: Vec<Arc<Layer>>,
-    pub(crate) active: Arc<Layer>,
+    pub(crate) frozen: Vec<Arc<MemorySegment>>,
+    pub(crate) active: Arc<MemorySegment>,
 }
 
 /// Finds label sets in the segments before the active one. Remembers where it found the last one.
 #[derive(Debug)]
 pub(crate) struct Finder<'t, 'l> {
-    tip: &'t Tip,
+    version: &'t IndexVersion,
     labels: HashedLabels<'l>,
     /// The place of a file in the list, and where in it.
-    last: Option<(usize, Neighbour<'t, 'l>)>,
+    last: Option<(usize, PartHint<'t, 'l>)>,
 }
 
 // A group of fewer slots costs so little that its dead ones do not matter.
 const SLOTS_TO_RETIRE_MIN: u32 = 64;
 
-impl Tip {
+impl IndexVersion {
     /// The segments in memory, newest first, with how much of each a view sees whose mark in the active
     /// one is `mark`.
-    pub(crate) fn layers(&self, mark: Watermark) -> impl Iterator<Item = (&Layer, Watermark)> {
+    pub(crate) fn layers(
+        &self,
+        mark: Watermark,
+    ) -> impl Iterator<Item = (&MemorySegment, Watermark)> {
         let frozen = self.frozen.iter().rev();
-        let whole = |layer: &Layer| layer.state.read().watermark();
+        let whole = |layer: &MemorySegment| layer.memory.read().watermark();
         std::iter::once((&*self.active, mark))
             .chain(frozen.map(move |layer| (&**layer, whole(layer))))
             .filter(|layer| layer.1.series > 0)
@@ -69,12 +72,12 @@ impl Tip {
 
     /// Finds label sets in the segments before the active one, best in the order in which they come.
     pub(crate) fn finder<'l>(&self) -> Finder<'_, 'l> {
-        Finder { tip: self, labels: HashedLabels::default(), last: None }
+        Finder { version: self, labels: HashedLabels::default(), last: None }
     }
 
     /// Whether a reference is known in a segment in memory.
-    pub(crate) fn remembers(&self, series: SeriesRef) -> bool {
-        let is_in = |layer: &Layer| layer.state.read().place(series).is_some();
+    pub(crate) fn is_in_memory(&self, series: SeriesRef) -> bool {
+        let is_in = |layer: &MemorySegment| layer.memory.read().position(series).is_some();
         is_in(&self.active) || self.frozen.iter().any(|layer| is_in(layer))
     }
 
@@ -96,15 +99,19 @@ impl Tip {
     ///
     /// # Errors
     /// `Corrupt` for a damaged segment.
-    pub(crate) fn growing(&self, identity: &Labels, slots_max: u32) -> Result<Option<Growing>> {
+    pub(crate) fn growing(
+        &self,
+        identity: &Labels,
+        slots_max: u32,
+    ) -> Result<Option<GrowingGroup>> {
         let hashed = HashedLabels::new(identity);
         // The group with its living members, per segment that has it as the youngest.
         let mut found: Vec<(GroupId, u32)> = Vec::new();
         for layer in &self.frozen {
-            let state = layer.state.read();
-            found.extend(state.growing(identity).map(|growing| {
-                let parts = state.parts.of_group(growing.group);
-                let count = parts.map(|part_no| state.parts.sets(part_no).len() as u32).sum();
+            let memory = layer.memory.read();
+            found.extend(memory.growing(identity).map(|growing| {
+                let parts = memory.parts.of_group(growing.group);
+                let count = parts.map(|part_no| memory.parts.sets(part_no).len() as u32).sum();
                 (growing.group, count)
             }));
         }
@@ -117,7 +124,7 @@ impl Tip {
         let live: u32 = found.iter().filter(|found| found.0 == group).map(|found| found.1).sum();
         let next_slot = self.next_slot(group)?;
         let is_retired = next_slot >= SLOTS_TO_RETIRE_MIN && live < next_slot / 2;
-        let growing = Growing { group, next_slot };
+        let growing = GrowingGroup { group, next_slot };
         Ok((next_slot < slots_max && !is_retired).then_some(growing))
     }
 
@@ -125,8 +132,8 @@ impl Tip {
     fn next_slot(&self, group: GroupId) -> Result<u32> {
         let mut next_slot = 0;
         for layer in &self.frozen {
-            let state = layer.state.read();
-            let end = state.parts.newest(group).map(|part_no| state.parts.end_slot(part_no));
+            let memory = layer.memory.read();
+            let end = memory.parts.newest(group).map(|part_no| memory.parts.end_slot(part_no));
             next_slot = next_slot.max(end.unwrap_or(0));
         }
         for segment in &self.sealed {
@@ -142,13 +149,13 @@ impl<'l> Finder<'_, 'l> {
     /// # Errors
     /// `Corrupt` for a damaged segment that may have it.
     pub(crate) fn find(&mut self, labels: &'l Labels) -> Result<Option<SeriesRef>> {
-        for layer in self.tip.frozen.iter().rev() {
-            let state = layer.state.read();
-            if let Some(place) = Lookup::default().find(&state, labels) {
-                return Ok(Some(state.series_ref(place)));
+        for layer in self.version.frozen.iter().rev() {
+            let memory = layer.memory.read();
+            if let Some(position) = Lookup::default().find(&memory, labels) {
+                return Ok(Some(memory.series_ref(position)));
             }
         }
-        if self.tip.sealed.is_empty() {
+        if self.version.sealed.is_empty() {
             return Ok(None);
         }
         self.labels.set(labels);
@@ -156,14 +163,14 @@ impl<'l> Finder<'_, 'l> {
             if let Some(series) = neighbour.find(&self.labels) {
                 return Ok(Some(series));
             }
-            if let Some(segment) = self.tip.sealed.get(*idx)
+            if let Some(segment) = self.version.sealed.get(*idx)
                 && let Some(found) = segment.sealed.find_beside(neighbour, &self.labels)?
             {
                 neighbour.learn(&self.labels, found);
                 return Ok(Some(found.series));
             }
         }
-        for (idx, segment) in self.tip.sealed.iter().enumerate().rev() {
+        for (idx, segment) in self.version.sealed.iter().enumerate().rev() {
             if let Some(found) = segment.sealed.find(&self.labels)? {
                 let before = self.last.take().filter(|last| last.0 == idx).map(|last| last.1);
                 let neighbour = segment.sealed.neighbour(&self.labels, found, before)?;
