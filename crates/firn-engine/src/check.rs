@@ -6,9 +6,11 @@ use firn_index::LostSeries;
 use firn_model::{CancelToken, Error, ErrorKind, Pool, Result};
 use firn_tree::{LostSamples, TableId};
 
+use crate::Engine;
 use crate::manifest::{Edit, Room};
-use crate::recover::{LogCut, encode_sequence};
-use crate::{Engine, tier};
+use crate::parts::{self, LogCut};
+use crate::rooms::Rooms;
+use crate::slow::{claim, description, segments};
 
 // All bytes of the file, its texts, and the numbers of its series.
 const REPAIR_MEMORY_PER_BYTE: u64 = 8;
@@ -79,13 +81,13 @@ impl Engine {
         cancel: &CancelToken,
         each: &mut dyn FnMut(&CheckProgress),
     ) -> Result<CheckReport> {
-        self.check_open()?;
-        let _one_at_a_time = self.tree_lane.lock();
-        let version = self.tree.version();
-        let not_ours = match self.tier.check_ours(&*self.env.bucket, &self.tree) {
+        self.rooms.wakeup.check_open()?;
+        let _one_at_a_time = self.lanes.tree.lock();
+        let version = self.rooms.tree.version();
+        let not_ours = match self.check_ours() {
             // A replica has nothing of its own to compare with.
             Err(error) if !repairs && *error.kind() == ErrorKind::Conflict => {
-                (!self.options.read_only).then_some(error)
+                (!self.rooms.options.read_only).then_some(error)
             }
             checked => checked.map(|()| None)?,
         };
@@ -93,7 +95,7 @@ impl Engine {
             // Before, because a crash may come between.
             self.outdate_answers()?;
         }
-        let segments = self.index.segment_files();
+        let segments = self.rooms.index.segment_files();
         let mut report = CheckReport::default();
         let progress = &mut report.progress;
         progress.files_total = version.tables().count() as u64 + segments.len() as u64;
@@ -108,12 +110,12 @@ impl Engine {
         report.progress.files_done = report.progress.files_total;
         report.progress.bytes_done = report.progress.bytes_total;
         each(&report.progress);
-        for (path, lost) in &self.recovery.index_repairs {
+        for (path, lost) in &self.recovery.report.index_repairs {
             let error = Error::corrupt(path.as_str(), 0, "it was damaged where opening needs it");
             let loss = lost.map(Loss::Series);
             report.findings.push(Finding { error, loss, is_repaired: true });
         }
-        for place in &self.recovery.damage {
+        for place in &self.recovery.report.damage {
             let error = Error::corrupt("log or manifest", 0, place.clone());
             report.findings.push(Finding { error, loss: None, is_repaired: false });
         }
@@ -147,18 +149,19 @@ impl Engine {
     /// Answers of before a repair are not what evaluating says after it, and nobody can say which: all that were kept
     /// up to now count as older than what can be told again.
     fn outdate_answers(&self) -> Result<()> {
-        if self.options.read_only {
+        if self.rooms.options.read_only {
             return Ok(());
         }
-        let _one_at_a_time = self.flush_lane.lock();
+        let _one_at_a_time = self.flusher.hold();
         // A number that no answer knows yet.
-        drop(self.sequence.draw());
-        let told = self.all_told();
-        let cut = LogCut { told, ..self.cut.lock().clone() };
-        let edit =
-            Edit::default().with(Room::Engine, encode_sequence(told)).with(Room::Log, cut.encode());
-        self.commit_edit(edit, || {
-            *self.cut.lock() = cut;
+        drop(self.ledger.sequence.draw());
+        let announced = self.ledger.all_announced(&self.rooms);
+        let cut = LogCut { announced, ..self.ledger.cut() };
+        let edit = Edit::default()
+            .with(Room::Engine, parts::encode_sequence(announced))
+            .with(Room::Log, cut.encode());
+        self.ledger.commit(&self.rooms, edit, || {
+            self.ledger.set_cut(cut);
             Ok(())
         })
     }
@@ -166,11 +169,11 @@ impl Engine {
     /// The index's files, each of which is written anew if it is damaged and that is wanted.
     fn check_index(&self, repairs: bool, report: &mut CheckReport) -> Result<()> {
         let mut damage: BTreeMap<String, Vec<Error>> = BTreeMap::new();
-        for error in self.index.check() {
+        for error in self.rooms.index.check() {
             let path = file_of(&error).unwrap_or_default().to_owned();
             damage.entry(path).or_default().push(error);
         }
-        let repairs = repairs && !self.options.read_only;
+        let repairs = repairs && !self.rooms.options.read_only;
         if repairs && !damage.is_empty() {
             // The log must not define lost series again, beside those that get their labels from now on. A flush that itself needs
             // what is damaged can come only afterwards.
@@ -201,54 +204,63 @@ impl Engine {
 
     /// Writes a damaged index file anew: what is lost by that; `None` if there is no such file.
     fn repair_index(&self, path: &str) -> Result<Option<Option<LostSeries>>> {
-        let files = self.index.segment_files();
+        let files = self.rooms.index.segment_files();
         let file_bytes = files.iter().find(|file| file.0 == path).map_or(0, |file| file.1);
-        let _memory =
-            self.reserve(Pool::Jobs, file_bytes.saturating_mul(REPAIR_MEMORY_PER_BYTE))?;
-        let copy = tier::copy_of(&*self.env.bucket, (&self.tier, &self.tree), path);
-        let Some(repaired) = self.index.repair(path, &copy)? else { return Ok(None) };
+        let _memory = self.pressure.reserve(
+            &self.rooms,
+            Pool::Jobs,
+            file_bytes.saturating_mul(REPAIR_MEMORY_PER_BYTE),
+        )?;
+        let bucket = &*self.rooms.env.bucket;
+        let described = claim::read_own(&self.ledger.folder, bucket, &self.rooms.tree);
+        let copy = segments::object_reader(bucket, described.as_ref(), path);
+        let Some(repaired) = self.rooms.index.repair(path, &copy)? else { return Ok(None) };
         // Nobody writes until the references of lost series are of another generation.
-        let _leaving = self.leaving.write();
-        self.apply_index(repaired.part)?;
+        let _leaving = self.upkeep.leaving.write();
+        self.upkeep.apply(&self.rooms, &self.ledger, repaired.part)?;
         Ok(Some(repaired.lost))
     }
 
     /// The slow tier's manifest, and what nobody names there and here.
     fn check_slow_manifest(&self, repairs: bool, report: &mut CheckReport) -> Result<Vec<String>> {
-        let mut orphans = self.tree.orphans(&self.env)?;
-        match tier::read(&*self.env.bucket) {
+        let mut orphans = self.rooms.tree.orphans(&self.rooms.env)?;
+        match description::read(&*self.rooms.env.bucket) {
             // Since the check began.
-            Ok(Some(described)) if repairs && !self.tier.is_ours(&described, &self.tree) => {
-                return Err(tier::another_servers(&described));
+            Ok(Some(described))
+                if repairs
+                    && !claim::is_ours(&self.ledger.folder, &described, &self.rooms.tree) =>
+            {
+                return Err(claim::not_ours_error(described.epoch));
             }
             Ok(Some(described)) => {
-                orphans.extend(described.orphans(&*self.env.bucket)?);
-                for (error, path) in tier::differing_segments(&self.env, &described)? {
+                orphans.extend(segments::orphans(&described, &*self.rooms.env.bucket)?);
+                for (error, path) in segments::differing_segments(&self.rooms.env, &described)? {
                     // What is damaged here says nothing of what is there.
                     if report.findings.iter().any(|finding| is_in(finding, &path)) {
                         continue;
                     }
-                    let is_repaired = repairs && !self.options.read_only;
+                    let is_repaired = repairs && !self.rooms.options.read_only;
                     if is_repaired {
-                        tier::put_again(&self.env, &described, &path)?;
+                        segments::upload_again(&self.rooms.env, &described, &path)?;
                     }
                     report.findings.push(Finding { error, loss: None, is_repaired });
                 }
                 if let Some(offset) = described.damaged_at {
-                    let is_repaired = repairs && !self.options.read_only;
+                    let is_repaired = repairs && !self.rooms.options.read_only;
                     if is_repaired {
                         // Claimed anew from the copy that is whole, it is put twice again.
-                        self.tier.forget_claim();
+                        self.slow.drop_claim();
                         while self.tend_slow_tier()? {}
                     }
                     let what = "one of its two copies is damaged; the other has everything";
-                    let error = Error::corrupt(tier::KEY, offset, what);
+                    let error = Error::corrupt(description::KEY, offset, what);
                     report.findings.push(Finding { error, loss: None, is_repaired });
                 }
             }
             Ok(None) => {}
             Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => {
-                let is_repaired = repairs && !self.options.read_only && self.put_manifest_anew()?;
+                let is_repaired =
+                    repairs && !self.rooms.options.read_only && self.replace_slow_manifest()?;
                 let error = match repairs && !is_repaired {
                     true => error.context(
                         "nothing that is left of it shows that this folder's server put it, so it stays: if no other \
@@ -263,24 +275,39 @@ impl Engine {
         Ok(orphans)
     }
 
+    /// As [`claim::check_ours`].
+    fn check_ours(&self) -> Result<()> {
+        let Rooms { env, options, tree, .. } = &self.rooms;
+        claim::check_ours(&self.ledger.folder, &*env.bucket, tree, options.forget_lost_history)
+    }
+
+    /// Claims the slow tier if necessary and publishes the current state. Returns whether it did.
+    fn tend_slow_tier(&self) -> Result<bool> {
+        self.slow.tend(&self.rooms, &self.ledger, &self.pressure)
+    }
+
+    fn replace_slow_manifest(&self) -> Result<bool> {
+        self.slow.replace_damaged(&self.rooms, &self.ledger, &self.pressure)
+    }
+
     /// Writes a damaged table anew.
     fn repair(&self, table: TableId, cancel: &CancelToken) -> Result<bool> {
-        self.check_writable()?;
-        let version = self.tree.version();
-        let Some(job) = self.tree.plan_repair(&version, table) else { return Ok(false) };
+        self.slow.check_writable(&self.rooms)?;
+        let version = self.rooms.tree.version();
+        let Some(job) = self.rooms.tree.plan_repair(&version, table) else { return Ok(false) };
         drop(version);
         if job.is_slow() {
             while self.tend_slow_tier()? {}
         }
-        let edit = job.run(&self.env, &self.budget, cancel)?;
+        let edit = job.run(&self.rooms.env, &self.rooms.budget, cancel)?;
         let is_slow = job.is_slow();
         drop(job);
-        self.tree.check(&edit)?;
-        self.commit_edit(Edit::default().with(Room::Tree, edit.encode()), || {
-            let _view = self.view.write();
-            self.tree.apply(&edit)
+        self.rooms.tree.check(&edit)?;
+        self.ledger.commit(&self.rooms, Edit::default().with(Room::Tree, edit.encode()), || {
+            let _view = self.rooms.view.write();
+            self.rooms.tree.apply(&edit)
         })?;
-        self.note_data_gone();
+        self.upkeep.note_data_gone();
         if is_slow {
             while self.tend_slow_tier()? {}
         }

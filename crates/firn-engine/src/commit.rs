@@ -15,29 +15,27 @@
 //! entry in place of one per logging thread, and with it no thread snapshot (4.3.2).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_codec::Tombstone;
-use firn_codec::varint::{take_bytes, take_count, take_u8, take_varint};
 use firn_head::ShardWriter;
 use firn_log::{Append, EntryKind, EntryRef, StreamId};
 use firn_model::{
-    Budget, Change, ChangeKind, CommitSeq, Error, ErrorKind, LogPosition, Pool, Reservation,
-    Result, RowBatch, SeriesRef, ShardId, TimeRange, encode_varint,
+    Budget, CommitSeq, Error, ErrorKind, LogPosition, Pool, Reservation, Result, RowBatch,
+    SeriesRef, ShardId,
 };
 use parking_lot::{Mutex, RwLock};
 
-use crate::delete::touched_shards;
-use crate::planted::Planted;
+use crate::Engine;
+use crate::logged;
 use crate::sequence::InFlight;
+use crate::stats::Counter;
+use crate::tombstones::touched_shards;
 use crate::versions::{OpenSet, Reads, Versions};
-use crate::{Engine, Moment};
 
 /// All transactions are logged as of this shard, hence in one stream. Recovery reads that stream first.
 const TRANSACTION_SHARD: ShardId = ShardId(0);
-const VERSION: u8 = 1;
 /// Open transactions: each keeps a snapshot.
 const OPEN_COUNT_MAX: usize = 10_000;
 
@@ -51,8 +49,9 @@ pub(crate) struct Transactions {
     open: Mutex<OpenSet>,
     /// Logged and not decided, oldest first.
     waiting: Mutex<VecDeque<Waiting>>,
-    /// Every one up to this is visible or will never be. Written under the engine's `view`.
+    /// Every one up to this is visible or will never be. Written under `Rooms::view`.
     decided: AtomicU64,
+    conflict_count: Counter,
 }
 
 /// A transaction that waits for the device.
@@ -92,6 +91,7 @@ impl Transactions {
             open: Mutex::default(),
             waiting: Mutex::default(),
             decided: AtomicU64::new(last.0),
+            conflict_count: Counter::default(),
         }
     }
 
@@ -99,6 +99,11 @@ impl Transactions {
     /// are complete then: every later one is younger than every row that is sealed by now.
     pub(crate) fn pause(&self) -> impl Drop + '_ {
         self.lane.write()
+    }
+
+    /// Commits refused because another transaction touched their reads.
+    pub(crate) fn conflict_count(&self) -> u64 {
+        self.conflict_count.get()
     }
 
     /// The last one that a snapshot that is taken now sees; those before it too, none after it. Under the engine's
@@ -145,33 +150,41 @@ impl Engine {
     /// for more than a log segment has room for, `Busy`, `Unavailable`, `Corrupt`, `Closed`. Then nothing is changed,
     /// but after a failure of the device and a crash it may be.
     pub(crate) fn commit(&self, mut work: Work<'_>) -> Result<CommitSeq> {
-        self.check_open()?;
-        self.check_writable()?;
+        self.rooms.wakeup.check_open()?;
+        self.slow.check_writable(&self.rooms)?;
         // Until the rows are visible no series leaves the index.
-        let leaving = self.leaving.read();
+        let leaving = self.upkeep.leaving.read();
         self.check_known(&work.rows)?;
         leaving.note(&work.rows)?;
-        self.ensure_log_started()?;
-        self.admit()?;
-        work.rows.sort(self.bits);
+        self.flusher.ensure_log_started(&self.rooms.log)?;
+        self.pressure.admit_write(&self.rooms)?;
+        work.rows.sort(self.rooms.bits);
         // Memory first: after the log has the entry nothing may fail.
         let mut rows = Vec::new();
         for of_shard in work.rows.by_shard() {
-            let memory = self.reserve(Pool::Head, firn_head::bound_bytes_of(of_shard))?;
-            rows.push((of_shard.shard, firn_head::encode_standalone(of_shard, self.bits), memory));
+            let memory = self.pressure.reserve(
+                &self.rooms,
+                Pool::Head,
+                firn_head::bound_bytes_of(of_shard),
+            )?;
+            rows.push((
+                of_shard.shard,
+                firn_head::encode_standalone(of_shard, self.rooms.bits),
+                memory,
+            ));
         }
         let delete_bytes = work.deletes.iter().map(|deleted| deleted.heap_bytes()).sum();
-        let deletes_memory = self.reserve(Pool::Index, delete_bytes)?;
+        let deletes_memory = self.pressure.reserve(&self.rooms, Pool::Index, delete_bytes)?;
         let _not_while_paused = self.transactions.lane.read();
         self.check_tombstone_count(work.deletes.len())?;
-        self.settle_definitions(&rows).inspect_err(|_| self.probe(Moment::CommitFailed))?;
+        self.settle_definitions(&rows).inspect_err(|_| probe!(self, CommitFailed))?;
         let (seq, stream, position) = self.take_place(&work, rows, deletes_memory)?;
-        if self.planted(Planted::TransactionPublishedBeforeDurable) {
+        if mutant!(self, TransactionPublishedBeforeDurable) {
             self.decide(seq, true);
         }
-        let committed = self.log.commit(&[(stream, position)]);
+        let committed = self.rooms.log.commit(&[(stream, position)]);
         if committed.is_err() {
-            self.probe(Moment::CommitFailed);
+            probe!(self, CommitFailed);
         }
         self.decide(seq, false);
         committed.map(|()| seq)
@@ -179,7 +192,7 @@ impl Engine {
 
     fn check_known(&self, rows: &RowBatch) -> Result<()> {
         let series = |cell: &firn_model::Cell| SeriesRef { group: cell.group, slot: cell.slot };
-        match self.index.find_unknown(rows.cells().iter().map(series))? {
+        match self.rooms.index.find_unknown(rows.cells().iter().map(series))? {
             Some(unknown) => Err(Error::not_found(format!(
                 "transaction: {unknown:?} does not exist any more; resolve its labels again"
             ))),
@@ -191,20 +204,20 @@ impl Engine {
     fn settle_definitions(&self, rows: &[(ShardId, Vec<u8>, Reservation)]) -> Result<()> {
         let mut ends: BTreeMap<StreamId, LogPosition> = BTreeMap::new();
         for &(shard, ..) in rows {
-            let stream = self.log.stream_of(shard);
+            let stream = self.rooms.log.stream_of(shard);
             let end = self.log_definitions(shard, stream)?;
             let last = ends.entry(stream).or_default();
             *last = end.max(*last);
         }
-        if self.planted(Planted::DefinitionsOnlyWritten) {
+        if mutant!(self, DefinitionsOnlyWritten) {
             return Ok(());
         }
-        self.log.harden(&ends.into_iter().collect::<Vec<_>>())
+        self.rooms.log.harden(&ends.into_iter().collect::<Vec<_>>())
     }
 
     fn append_entry(&self, stream: StreamId, entry: EntryRef<'_>) -> Result<LogPosition> {
         loop {
-            match self.log.append(stream, self.log.tip(stream).segment, &[entry])? {
+            match self.rooms.log.append(stream, self.rooms.log.tip(stream).segment, &[entry])? {
                 Append::At(position) => return Ok(position),
                 // It depends on nothing in a segment.
                 Append::Rotated => {}
@@ -222,37 +235,37 @@ impl Engine {
     ) -> Result<(CommitSeq, StreamId, LogPosition)> {
         let mut versions = self.transactions.order.lock();
         self.validate(work, &versions)?;
-        if self.planted(Planted::TransactionLockDropped) {
+        if mutant!(self, TransactionLockDropped) {
             drop(versions);
-            self.probe(Moment::Planted);
+            probe!(self, Mutant);
             versions = self.transactions.order.lock();
         }
         let mut payload = Vec::new();
-        encode(&work.deletes, &rows, &mut payload);
+        logged::encode(&work.deletes, &rows, &mut payload);
         let deleted: BTreeSet<ShardId> =
-            work.deletes.iter().flat_map(|one| touched_shards(self.bits, one)).collect();
+            work.deletes.iter().flat_map(|one| touched_shards(self.rooms.bits, one)).collect();
         let written: BTreeSet<ShardId> = rows.iter().map(|row| row.0).collect();
         // In the order of their ids, so that two who hold several cannot wait for each other.
         let mut writers: BTreeMap<ShardId, ShardWriter<'_>> =
-            deleted.union(&written).map(|&shard| (shard, self.head.shard(shard))).collect();
+            deleted.union(&written).map(|&shard| (shard, self.rooms.head.shard(shard))).collect();
         // Each delete has its number; rows are not hidden by one that is not larger than theirs.
         let numbers: Vec<InFlight<'_>> =
-            (0..work.deletes.len().max(1)).map(|_| self.sequence.draw()).collect();
+            (0..work.deletes.len().max(1)).map(|_| self.ledger.sequence.draw()).collect();
         let seq = numbers[numbers.len() - 1].seq;
         for shard in deleted {
             if let Some(writer) = writers.get_mut(&shard)
-                && !self.planted(Planted::RunsNotClosed)
+                && !mutant!(self, RunsNotClosed)
             {
                 writer.split_parts();
             }
         }
-        let stream = self.log.stream_of(TRANSACTION_SHARD);
-        if self.planted(Planted::TransactionLoggedByShard) {
+        let stream = self.rooms.log.stream_of(TRANSACTION_SHARD);
+        if mutant!(self, TransactionLoggedByShard) {
             for row in rows.chunks(1) {
                 let mut payload = Vec::new();
-                encode(&[], row, &mut payload);
+                logged::encode(&[], row, &mut payload);
                 let position = self.log_transaction(stream, seq, &payload, work)?;
-                self.log.commit(&[(stream, position)])?;
+                self.rooms.log.commit(&[(stream, position)])?;
             }
         }
         let position = self.log_transaction(stream, seq, &payload, work)?;
@@ -277,13 +290,13 @@ impl Engine {
     }
 
     fn validate(&self, work: &Work<'_>, versions: &Versions) -> Result<()> {
-        if self.planted(Planted::TransactionNotValidated) {
+        if mutant!(self, TransactionNotValidated) {
             return Ok(());
         }
-        match versions.find_conflict(work.reads, work.begun, &self.index.view())? {
+        match versions.find_conflict(work.reads, work.begun, &self.rooms.index.view())? {
             None => Ok(()),
             Some(what) => {
-                self.counters.conflicts.add(1);
+                self.transactions.conflict_count.add(1);
                 Err(Error::new(
                     ErrorKind::Conflict,
                     format!("transaction: another one changed {what} since this one began: retry"),
@@ -315,12 +328,9 @@ impl Engine {
         work: &Work<'_>,
         deletes: &[(CommitSeq, Arc<Tombstone>)],
     ) {
-        let Some(sink) = self.sink.get() else { return };
-        work.rows.by_shard().for_each(|rows| self.announce(seq, rows));
-        for (number, deleted) in deletes {
-            let groups = deleted.members().iter().map(|members| members.group).collect();
-            let (range, kind): (TimeRange, _) = (deleted.range(), ChangeKind::Delete);
-            sink.changed(&Change { number: *number, groups, range, kind });
+        if self.changes.is_set() {
+            work.rows.by_shard().for_each(|rows| self.changes.announce_rows(seq, rows));
+            deletes.iter().for_each(|(number, one)| self.changes.announce_delete(*number, one));
         }
     }
 
@@ -330,99 +340,33 @@ impl Engine {
         let mut waiting = self.transactions.waiting.lock();
         while waiting.front().is_some_and(|one| one.seq <= through) {
             let Some(one) = waiting.pop_front() else { return };
-            let durable = self.log.durable_before(one.stream, one.position);
+            let durable = self.rooms.log.durable_before(one.stream, one.position);
             let is_shown = durable == one.position || is_early;
             if !is_shown {
-                self.tell_doubt();
+                self.announce_doubt();
             }
-            if self.planted(Planted::TransactionShownByShard) {
+            if mutant!(self, TransactionShownByShard) {
                 for shard in &one.shards {
-                    self.head.decide_transaction(*shard, one.seq, is_shown);
-                    self.probe(Moment::Planted);
+                    self.rooms.head.decide_transaction(*shard, one.seq, is_shown);
+                    probe!(self, Mutant);
                 }
             }
-            let mut tombstones = (*self.deletes.tombstones()).clone();
+            let mut tombstones = (*self.ledger.tombstones.all()).clone();
             for (seq, deleted) in &one.deletes {
                 tombstones = tombstones.with(*seq, Arc::clone(deleted));
             }
             // What leaves memory because of this goes after the lock.
             let _before = {
-                let _view = self.view.write();
+                let _view = self.rooms.view.write();
                 for shard in one.shards {
-                    self.head.decide_transaction(shard, one.seq, is_shown);
+                    self.rooms.head.decide_transaction(shard, one.seq, is_shown);
                 }
                 self.transactions.decided.store(one.seq.0, Ordering::Release);
                 let is_changed = is_shown && !one.deletes.is_empty();
-                is_changed.then(|| self.deletes.install(tombstones, one.deletes_memory))
+                is_changed.then(|| self.ledger.tombstones.install(tombstones, one.deletes_memory))
             };
             let first = one.seq.0 + 1 - one.deletes.len().max(1) as u64;
-            (first..=one.seq.0).for_each(|seq| self.sequence.arrived(CommitSeq(seq)));
+            (first..=one.seq.0).for_each(|seq| self.ledger.sequence.arrived(CommitSeq(seq)));
         }
-    }
-}
-
-/// A transaction as the log has it.
-pub(crate) struct Logged {
-    pub(crate) deletes: Vec<(CommitSeq, Arc<Tombstone>)>,
-    /// Where each shard's rows are in the payload, shards rising.
-    pub(crate) rows: Vec<(ShardId, Range<usize>)>,
-}
-
-/// The bytes are in docs/formats/transaction.md.
-fn encode(deletes: &[Arc<Tombstone>], rows: &[(ShardId, Vec<u8>, Reservation)], out: &mut Vec<u8>) {
-    out.push(VERSION);
-    encode_varint(deletes.len() as u64, out);
-    let mut bytes = Vec::new();
-    for deleted in deletes {
-        bytes.clear();
-        deleted.encode(&mut bytes);
-        encode_varint(bytes.len() as u64, out);
-        out.extend_from_slice(&bytes);
-    }
-    for (shard, payload, _) in rows {
-        encode_varint(u64::from(shard.0), out);
-        encode_varint(payload.len() as u64, out);
-        out.extend_from_slice(payload);
-    }
-}
-
-impl Logged {
-    /// Reads all of `bytes`, the payload of entry `seq`.
-    ///
-    /// # Errors
-    /// `Corrupt` if they are no transaction, `Invalid` if they are one of a later version.
-    pub(crate) fn decode(seq: CommitSeq, bytes: &[u8]) -> Result<Logged> {
-        let mut input = bytes;
-        let version = take_u8(&mut input, "transaction version")?;
-        if version != VERSION {
-            return Err(Error::invalid(format!(
-                "transaction of version {version}, this program reads {VERSION}: open the \
-                 database with the version that wrote it"
-            )));
-        }
-        let corrupt = |what: &str| Error::corrupt("transaction", 0, what);
-        let delete_count = take_count(&mut input, bytes.len(), "deletes of a transaction")? as u64;
-        let first = (seq.0 + 1)
-            .checked_sub(delete_count)
-            .ok_or_else(|| corrupt("more deletes than numbers"))?;
-        let mut deletes = Vec::new();
-        for number in first..=seq.0 {
-            let len = take_count(&mut input, bytes.len(), "length of a delete")?;
-            let deleted = Tombstone::decode(take_bytes(&mut input, len, "delete")?)?;
-            deletes.push((CommitSeq(number), Arc::new(deleted)));
-        }
-        let mut rows: Vec<(ShardId, Range<usize>)> = Vec::new();
-        while !input.is_empty() {
-            let shard = take_varint(&mut input, "shard of a transaction")?;
-            let shard = ShardId(u16::try_from(shard).map_err(|_| corrupt("shard out of range"))?);
-            if rows.last().is_some_and(|last| last.0 >= shard) {
-                return Err(corrupt("shards of a transaction do not rise"));
-            }
-            let len = take_count(&mut input, bytes.len(), "length of a transaction's rows")?;
-            take_bytes(&mut input, len, "rows of a transaction")?;
-            let end = bytes.len() - input.len();
-            rows.push((shard, end - len..end));
-        }
-        Ok(Logged { deletes, rows })
     }
 }

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use firn_env::{Env, copy_file, copy_object};
 use firn_model::{Error, ErrorKind, Pool, Result};
 
+use crate::folder::new_mark;
 use crate::manifest::{Edit, Manifest, Room};
-use crate::{Engine, tier};
+use crate::{Engine, parts};
 
 /// What [`Engine::copy_to`] copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,7 +34,7 @@ impl Engine {
     /// `Conflict` if there is a database at `target`, those of [`Engine::flush`], `Unavailable` when a
     /// tier on either side fails.
     pub fn copy_to(&self, target: &Env, skip_head: bool) -> Result<CopyReport> {
-        self.check_open()?;
+        self.rooms.wakeup.check_open()?;
         let _lock = target.disk.lock()?;
         let (mut manifest, found) = Manifest::open(Arc::clone(&target.disk))?;
         if !found.edits.is_empty() {
@@ -45,22 +46,22 @@ impl Engine {
         let mut report = CopyReport::default();
         let (state, version) = {
             // The next merge may replace index segments; tables stay as long as the version is held.
-            let _no_merge = self.tree_lane.lock();
-            let _no_flush = self.flush_lane.lock();
+            let _no_merge = self.lanes.tree.lock();
+            let _no_flush = self.flusher.hold();
             let frozen = {
-                let _no_edit = self.manifest.lock();
-                let state = self.whole_state_of(tier::new_mark());
-                (state.with(Room::Engine, tier::encode_claims(&[])), self.tree.version())
+                let _no_edit = self.ledger.hold_edits();
+                let state = self.ledger.whole_state_of(&self.rooms, new_mark());
+                (state.with(Room::Engine, parts::encode_claims(&[])), self.rooms.tree.version())
             };
-            for (path, bytes) in self.index.segment_files() {
+            for (path, bytes) in self.rooms.index.segment_files() {
                 self.copy_one(target, &path, bytes, &mut report)?;
             }
             frozen
         };
         for table in version.tables() {
             if table.level.is_slow() {
-                let _memory = self.reserve(Pool::Jobs, table.bytes)?;
-                copy_object(&*self.env.bucket, &*target.bucket, &table.path(), table.bytes)?;
+                let _memory = self.pressure.reserve(&self.rooms, Pool::Jobs, table.bytes)?;
+                copy_object(&*self.rooms.env.bucket, &*target.bucket, &table.path(), table.bytes)?;
                 report.objects += 1;
                 report.bytes += table.bytes;
             } else {
@@ -81,7 +82,7 @@ impl Engine {
     ) -> Result<()> {
         let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
         target.disk.create_dir(folder)?;
-        copy_file(&*self.env.disk, &*target.disk, path)?;
+        copy_file(&*self.rooms.env.disk, &*target.disk, path)?;
         target.disk.sync_dir(folder)?;
         report.files += 1;
         report.bytes += bytes;

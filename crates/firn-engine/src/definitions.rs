@@ -16,14 +16,13 @@ use firn_log::{Append, EntryKind, EntryRef, StreamId, Tip};
 use firn_model::{LogPosition, Result, ShardId};
 
 use crate::Engine;
-use crate::planted::Planted;
 
 /// What the log was given of each shard's definitions. Touched under the shard's lock.
 #[derive(Debug)]
-pub(crate) struct Definitions(Vec<Given>);
+pub(crate) struct Definitions(Vec<LoggedDefinitions>);
 
 #[derive(Debug, Default)]
-struct Given {
+struct LoggedDefinitions {
     /// How often the stream had failed when the shard last looked.
     failures: AtomicU64,
     /// Where the last one ends; 0 if none was given since that failure.
@@ -32,15 +31,15 @@ struct Given {
 
 impl Definitions {
     pub(crate) fn new(shard_count: usize) -> Definitions {
-        Definitions((0..shard_count).map(|_| Given::default()).collect())
+        Definitions((0..shard_count).map(|_| LoggedDefinitions::default()).collect())
     }
 
-    fn of(&self, shard: ShardId) -> &Given {
+    fn of(&self, shard: ShardId) -> &LoggedDefinitions {
         &self.0[usize::from(shard.0)]
     }
 
     /// The log was given some of `shard`, up to `end`.
-    pub(crate) fn given(&self, shard: ShardId, end: LogPosition) {
+    pub(crate) fn note_logged(&self, shard: ShardId, end: LogPosition) {
         self.of(shard).end.store(end.0, Relaxed);
     }
 }
@@ -50,16 +49,16 @@ impl Engine {
     /// caller holds the shard's lock until the log has them; if it does not take them they are to be requeued.
     pub(crate) fn take_definitions(&self, shard: ShardId, tip: Tip, out: &mut Vec<u8>) {
         let given = self.definitions.of(shard);
-        let is_late = self.planted(Planted::DefinitionsRequeuedLate);
+        let is_late = mutant!(self, DefinitionsRequeuedLate);
         // Stored only where it differs: others' shards are in the same cache line.
         if given.failures.load(Relaxed) != tip.failures && !is_late {
             given.failures.store(tip.failures, Relaxed);
-            self.index.requeue(shard);
+            self.rooms.index.requeue(shard);
             given.end.store(0, Relaxed);
             out.clear();
         }
-        self.index.take_pending(shard, out);
-        if self.planted(Planted::DefinitionsNotLogged) {
+        self.rooms.index.take_pending(shard, out);
+        if mutant!(self, DefinitionsNotLogged) {
             out.clear();
         }
     }
@@ -69,21 +68,21 @@ impl Engine {
     /// # Errors
     /// Those of [`firn_log::Log::append`].
     pub(crate) fn log_definitions(&self, shard: ShardId, stream: StreamId) -> Result<LogPosition> {
-        let _writer = self.head.shard(shard);
+        let _writer = self.rooms.head.shard(shard);
         let mut definitions = Vec::new();
         loop {
-            let tip = self.log.tip(stream);
+            let tip = self.rooms.log.tip(stream);
             self.take_definitions(shard, tip, &mut definitions);
             if definitions.is_empty() {
                 return Ok(LogPosition(self.definitions.of(shard).end.load(Relaxed)));
             }
-            let in_flight = self.sequence.draw();
+            let in_flight = self.ledger.sequence.draw();
             let (kind, seq) = (EntryKind::Definition, in_flight.seq);
             let entry = EntryRef { kind, shard, seq, payload: &definitions };
-            let appended = self.log.append(stream, tip.segment, &[entry]);
-            match appended.inspect_err(|_| self.index.requeue(shard))? {
+            let appended = self.rooms.log.append(stream, tip.segment, &[entry]);
+            match appended.inspect_err(|_| self.rooms.index.requeue(shard))? {
                 Append::At(end) => {
-                    self.definitions.given(shard, end);
+                    self.definitions.note_logged(shard, end);
                     return Ok(end);
                 }
                 Append::Rotated => {}

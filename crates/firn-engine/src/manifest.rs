@@ -56,11 +56,18 @@ struct Current {
 
 /// What [`Manifest::open`] found.
 #[derive(Default)]
-pub(crate) struct Found {
+pub(crate) struct ManifestContents {
     /// The edits in order; the first is a whole state. Empty in a new folder.
     pub(crate) edits: Vec<Edit>,
     /// One sentence for each place where a copy had to stand in for the other.
     pub(crate) repaired: Vec<String>,
+}
+
+impl ManifestContents {
+    /// The parts of `room`, in order.
+    pub(crate) fn parts(&self, room: Room) -> Vec<&[u8]> {
+        self.edits.iter().flat_map(|edit| edit.parts(room)).collect()
+    }
 }
 
 impl Edit {
@@ -108,7 +115,7 @@ impl Manifest {
     /// # Errors
     /// `Corrupt` when a record is bad in both copies and others follow it; `Invalid` for a file
     /// of a newer version.
-    pub(crate) fn open(disk: Arc<dyn Disk>) -> Result<(Manifest, Found)> {
+    pub(crate) fn open(disk: Arc<dyn Disk>) -> Result<(Manifest, ManifestContents)> {
         disk.create_dir(FOLDER)?;
         disk.sync_dir("")?;
         let mut file_nos: Vec<u64> = disk
@@ -123,10 +130,10 @@ impl Manifest {
         // A file gets its name only when it is whole, and older ones go afterwards: the newest counts.
         let Some(&file_no) = file_nos.last() else {
             let manifest = Manifest { disk, file_no: 0, current: None };
-            return Ok((manifest, Found::default()));
+            return Ok((manifest, ManifestContents::default()));
         };
         let copies = read_copies(&*disk, file_no)?;
-        let mut found = Found::default();
+        let mut found = ManifestContents::default();
         found.edits = decode_copies(file_no, &copies, &mut found.repaired)?;
         if found.edits.is_empty() {
             return Err(Error::corrupt(
@@ -226,7 +233,7 @@ pub(crate) fn encode_object(epoch: u64, state: &Edit) -> Vec<u8> {
 }
 
 /// What [`encode_object`] wrote.
-pub(crate) struct Object {
+pub(crate) struct ManifestObject {
     pub(crate) epoch: u64,
     pub(crate) state: Edit,
     /// Where the copy that is not whole differs from the other, if one is not.
@@ -237,7 +244,7 @@ pub(crate) struct Object {
 ///
 /// # Errors
 /// `Corrupt` if none is; `Invalid` for a newer version.
-pub(crate) fn decode_object(file: &str, bytes: &[u8]) -> Result<Object> {
+pub(crate) fn decode_object(file: &str, bytes: &[u8]) -> Result<ManifestObject> {
     let mut newer = None;
     let (first, second) = bytes.split_at(bytes.len() / 2);
     for (copy, is_first) in [(bytes, true), (second, false)] {
@@ -250,7 +257,7 @@ pub(crate) fn decode_object(file: &str, bytes: &[u8]) -> Result<Object> {
                 true => first_difference(&copy[end..], &copy[..end]).map(|at| end + at),
                 false => first_difference(first, second),
             };
-            return Ok(Object { epoch, state, damaged_at: damaged_at.map(|at| at as u64) });
+            return Ok(ManifestObject { epoch, state, damaged_at: damaged_at.map(|at| at as u64) });
         }
     }
     Err(match newer {
@@ -436,7 +443,7 @@ mod tests {
         Edit::default().with(Room::Engine, vec![7])
     }
 
-    fn opened(disk: &Arc<dyn Disk>) -> (Manifest, Found) {
+    fn opened(disk: &Arc<dyn Disk>) -> (Manifest, ManifestContents) {
         Manifest::open(Arc::clone(disk)).unwrap()
     }
 

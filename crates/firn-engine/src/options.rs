@@ -5,8 +5,6 @@ use firn_index::IndexOptions;
 use firn_log::LogOptions;
 use firn_tree::TreeOptions;
 
-use crate::planted::Planted;
-
 /// How an [`crate::Engine`] behaves.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
@@ -54,9 +52,9 @@ pub struct EngineOptions {
     pub head: HeadOptions,
     /// How the tree cuts, merges, uploads and drops.
     pub tree: TreeOptions,
-    /// A mistake made on purpose, to see that the simulation finds it. Tests only.
-    #[doc(hidden)]
-    pub planted: Option<Planted>,
+    /// The deliberate bug to run with.
+    #[cfg(feature = "test-util")]
+    pub mutant: Option<crate::mutants::Mutant>,
 }
 
 impl Default for EngineOptions {
@@ -82,7 +80,15 @@ impl Default for EngineOptions {
             index: IndexOptions::default(),
             head: HeadOptions::default(),
             tree: TreeOptions::default(),
-            planted: None,
+            #[cfg(feature = "test-util")]
+            mutant: None,
         }
+    }
+}
+
+#[cfg(feature = "test-util")]
+impl EngineOptions {
+    pub(crate) fn is_mutant(&self, mutant: crate::mutants::Mutant) -> bool {
+        self.mutant == Some(mutant)
     }
 }

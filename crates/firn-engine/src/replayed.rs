@@ -9,6 +9,7 @@ use firn_log::SyncPolicy;
 use firn_model::{CommitSeq, TimeRange, Timestamp};
 
 use crate::Engine;
+use crate::recovery::RecoveryReport;
 
 /// Changes inside of one such stretch of time are one, at first.
 const CELL_MS: i64 = 60_000;
@@ -36,7 +37,7 @@ pub struct Replayed {
 }
 
 /// Times of changes, in bounded memory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ChangeTimes {
     cell_ms: i64,
     /// By time divided by the length of a cell.
@@ -102,18 +103,19 @@ impl Engine {
     /// first write.
     pub fn replayed(&self) -> Replayed {
         Replayed {
-            after: self.replayed.after,
-            through: self.replayed.through,
-            changes: self.replayed.times.ranges().collect(),
-            is_damaged: !self.recovery.damage.is_empty(),
-            may_lose: self.options.log.sync != SyncPolicy::Always,
+            after: self.recovery.after,
+            through: self.recovery.through,
+            changes: self.recovery.times.ranges().collect(),
+            is_damaged: !self.recovery.report.damage.is_empty(),
+            may_lose: self.rooms.options.log.sync != SyncPolicy::Always,
         }
     }
 }
 
-/// As recovery leaves it.
-#[derive(Debug, Default)]
+/// The report of a recovery, and the changes that it read from the log.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct ReplayedLog {
+    pub(crate) report: RecoveryReport,
     pub(crate) after: CommitSeq,
     pub(crate) through: CommitSeq,
     pub(crate) times: ChangeTimes,

@@ -19,7 +19,6 @@ use firn_tree::{
 use parking_lot::Mutex;
 
 use crate::Engine;
-use crate::planted::Planted;
 use crate::stats::ReadCounters;
 
 /// Index, head and tree at one moment. Cheap to clone; never changes (invariant 3).
@@ -46,27 +45,32 @@ impl Engine {
     /// Freezes the present. O(shards), no I/O.
     pub fn snapshot(&self) -> Snapshot {
         // The number first: what is visible by then is in the views that follow.
-        let number = self.sequence.visible();
+        let number = self.ledger.sequence.visible();
         // A flush moves rows from the head to the tree under the other side of this lock, so that
         // the two views never both miss them.
         // A transaction comes into sight there as a whole.
         let (head, version, tombstones, transactions) = {
-            let _view = self.view.read();
-            let tombstones = self.deletes.tombstones();
-            (self.head.snapshot(), self.tree.version(), tombstones, self.transactions.decided())
+            let _view = self.rooms.view.read();
+            let tombstones = self.ledger.tombstones.all();
+            (
+                self.rooms.head.snapshot(),
+                self.rooms.tree.version(),
+                tombstones,
+                self.transactions.decided(),
+            )
         };
-        let tombstones = match self.planted(Planted::DeleteHidesLater) {
+        let tombstones = match mutant!(self, DeleteHidesLater) {
             true => Arc::new(hiding_all(&tombstones)),
             false => tombstones,
         };
         // The index last: it knows every series that the head has rows of.
-        let index = self.index.view();
-        let merged_by_level = self.planted(Planted::MergedByLevel);
-        let lists_deleted = self.planted(Planted::DeletedListed);
+        let index = self.rooms.index.view();
+        let merged_by_level = mutant!(self, MergedByLevel);
+        let lists_deleted = mutant!(self, DeletedListed);
         Snapshot(Arc::new(Frozen {
             number,
             transactions,
-            bits: self.bits,
+            bits: self.rooms.bits,
             head,
             version,
             tombstones,

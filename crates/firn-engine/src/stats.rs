@@ -16,7 +16,7 @@ impl Counter {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
 
-    fn get(&self) -> u64 {
+    pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -26,10 +26,6 @@ pub(crate) struct Counters {
     pub(crate) samples_written: Counter,
     pub(crate) deletes: Counter,
     pub(crate) transactions: Counter,
-    pub(crate) conflicts: Counter,
-    pub(crate) flushes: Counter,
-    pub(crate) maintenance_errors: Counter,
-    pub(crate) series_removed: Counter,
     pub(crate) reads: Arc<ReadCounters>,
 }
 
@@ -99,32 +95,32 @@ pub struct Stats {
 impl Engine {
     /// The numbers at this moment.
     pub fn stats(&self) -> Stats {
-        let tombstones = self.deletes.tombstones();
+        let tombstones = self.ledger.tombstones.all();
         Stats {
             samples_written: self.counters.samples_written.get(),
             deletes: self.counters.deletes.get(),
             transactions: self.counters.transactions.get(),
-            conflicts: self.counters.conflicts.get(),
+            conflicts: self.transactions.conflict_count(),
             tombstones: tombstones.len() as u64,
             tombstone_bytes: tombstones.heap_bytes(),
-            flushes: self.counters.flushes.get(),
+            flushes: self.flusher.flush_count(),
             reads_from_memory: self.counters.reads.from_memory.get(),
             reads_from_tables: self.counters.reads.from_tables.get(),
-            series_removed: self.counters.series_removed.get(),
-            maintenance_errors: self.counters.maintenance_errors.get(),
-            last_seq: self.sequence.last(),
-            memory: self.budget.usage(),
-            log: self.log.stats(),
-            index: self.index.stats(),
-            head: self.head.stats(),
-            tree: self.tree.stats(),
+            series_removed: self.upkeep.removed_count(),
+            maintenance_errors: self.lanes.error_count(),
+            last_seq: self.ledger.sequence.last(),
+            memory: self.rooms.budget.usage(),
+            log: self.rooms.log.stats(),
+            index: self.rooms.index.stats(),
+            head: self.rooms.head.stats(),
+            tree: self.rooms.tree.stats(),
             slow_tier: SlowTierStats {
-                epoch: self.tier.epoch(),
-                is_fenced: self.tier.is_fenced(),
-                newest_ts: self.tier.newest_ts(),
-                requests: self.counted.counts(),
+                epoch: self.slow.epoch(),
+                is_fenced: self.slow.is_fenced(),
+                newest_ts: self.slow.newest_ts(),
+                requests: self.slow.requests().counts(),
             },
-            recovery: self.recovery.clone(),
+            recovery: self.recovery.report.clone(),
         }
     }
 }

@@ -75,7 +75,7 @@ impl Engine {
     /// # Errors
     /// `Busy` with too many open ones, `Closed`.
     pub fn begin(&self) -> Result<Transaction<'_>> {
-        self.check_open()?;
+        self.rooms.wakeup.check_open()?;
         let open = self.transactions.open()?;
         Ok(Transaction {
             engine: self,
@@ -83,7 +83,7 @@ impl Engine {
             reads: Reads::default(),
             writes: BTreeMap::new(),
             deletes: Vec::new(),
-            memory: self.budget.empty(Pool::Query),
+            memory: self.rooms.budget.empty(Pool::Query),
             open,
         })
     }
@@ -161,8 +161,8 @@ impl Transaction<'_> {
     /// # Errors
     /// `Invalid` too far after the clock, `Busy` without memory. That the series does not exist shows at the commit.
     pub fn insert(&mut self, series: SeriesRef, ts: Timestamp, value: f64) -> Result<()> {
-        let future_ms_max = self.engine.options.future_ms_max;
-        if ts > self.engine.env.clock.now_ms().saturating_add(future_ms_max) {
+        let future_ms_max = self.engine.rooms.options.future_ms_max;
+        if ts > self.engine.rooms.env.clock.now_ms().saturating_add(future_ms_max) {
             return Err(Error::invalid(format!(
                 "the timestamp {ts} lies more than {future_ms_max} ms after the clock"
             )));
@@ -183,7 +183,8 @@ impl Transaction<'_> {
     /// `NotFound` if there is none; the transaction may go on without. Those of [`Transaction::read`].
     pub fn update(&mut self, series: SeriesRef, ts: Timestamp, value: f64) -> Result<()> {
         if self.read_point(series, ts)?.is_none() {
-            let labels = self.engine.index.view().labels(series)?.unwrap_or_else(Labels::empty);
+            let labels =
+                self.engine.rooms.index.view().labels(series)?.unwrap_or_else(Labels::empty);
             return Err(Error::not_found(format!(
                 "{labels} has no sample at {ts} to update; insert it"
             )));
@@ -235,7 +236,7 @@ impl Transaction<'_> {
     /// As [`Transaction::delete`].
     pub fn delete_range(&mut self, matchers: &[Matcher], range: TimeRange) -> Result<u64> {
         self.depend_on(matchers, range)?;
-        let view = self.snapshot.with_index(self.engine.index.view());
+        let view = self.snapshot.with_index(self.engine.rooms.index.view());
         // Not by way of `find`: the slow tier may be down.
         let nothing = Grouping::By(Vec::new());
         let found = view.index().matches(matchers, &nothing, &self.context())?;
@@ -249,7 +250,7 @@ impl Transaction<'_> {
     }
 
     fn hide(&mut self, range: TimeRange, members: Vec<HiddenMembers>) -> Result<()> {
-        let made_ms = self.engine.env.clock.now_ms();
+        let made_ms = self.engine.rooms.env.clock.now_ms();
         let same = self.deletes.iter().position(|deleted| deleted.range() == range);
         let mut all = same.map_or_else(Vec::new, |idx| self.deletes[idx].members().to_vec());
         all.extend(members);
@@ -294,8 +295,8 @@ impl Transaction<'_> {
         engine.counters.transactions.add(1);
         engine.counters.deletes.add(delete_count);
         engine.counters.samples_written.add(written_samples);
-        if delete_count > 0 && engine.deletes.unflushed().len() >= UNFLUSHED_COUNT_MAX {
-            engine.ask_for_flush();
+        if delete_count > 0 && engine.ledger.tombstones.unflushed().len() >= UNFLUSHED_COUNT_MAX {
+            engine.rooms.wakeup.request_flush();
         }
         Ok(CommitReport { seq: Some(seq), written_samples, deleted_series })
     }
@@ -317,7 +318,7 @@ impl Transaction<'_> {
     /// What matches now: series that were defined since the beginning have no sample in the snapshot, but this
     /// transaction may have given them some.
     fn find(&self, matchers: &[Matcher], range: TimeRange) -> Result<(Snapshot, Matches)> {
-        let view = self.snapshot.with_index(self.engine.index.view());
+        let view = self.snapshot.with_index(self.engine.rooms.index.view());
         let selection =
             Selection { matchers: matchers.to_vec(), range, grouping: Grouping::Series };
         let found = view.find(&selection, &self.context())?;
@@ -325,7 +326,7 @@ impl Transaction<'_> {
     }
 
     fn context(&self) -> QueryContext {
-        QueryContext { budget: self.engine.budget.clone(), ..QueryContext::unbounded() }
+        QueryContext { budget: self.engine.rooms.budget.clone(), ..QueryContext::unbounded() }
     }
 }
 

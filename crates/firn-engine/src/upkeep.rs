@@ -1,51 +1,80 @@
-//! Upkeep of the index: many files become few, and series whose data has gone leave it.
+//! Upkeep of the index: many files become few, and series without samples are removed.
 //!
-//! A series may leave when no table and no memory has a sample of it: retention took them, or a delete that
-//! was applied. Tables are asked by their directories, which know the members of every group. A writer may still hold its
-//! reference, so leaving has three steps. First the index is written anew without the series. Then they are announced as *leaving*: who writes one from now on says so. Then,
-//! with no write on its way, and if nobody wrote one and nothing is found on a second look, the manifest
-//! names the new file and references are of another generation. So no acknowledged row loses its labels.
+//! A series may be removed when no table and no memory contains a sample of it, because retention or
+//! an applied delete dropped them all. Directories of tables list the members of every group. A
+//! writer may still hold a reference, so a removal has three steps. First the index is rewritten
+//! without the series. Then they are announced as *leaving*: a write to one of them records a
+//! disturbance. At last, with no write in flight, the manifest names the new file and references get
+//! a new generation, if there was no disturbance and a second search finds no sample. So no
+//! acknowledged row loses its labels.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicI64};
 
+use firn_env::Clock;
 use firn_head::HeadReader;
-use firn_index::{Liveness, MergeJob};
-use firn_model::{Cell, Error, GroupId, Pool, Result, RowBatch, SeriesRef, Slot, TimeRange};
+use firn_index::{Index, Liveness, MergeJob};
+use firn_model::{
+    Cell, Error, GroupId, Pool, Reservation, Result, RowBatch, SeriesRef, Slot, TimeRange,
+};
 use firn_tree::Version;
+use parking_lot::{Mutex, RwLock};
 
+use crate::ledger::Ledger;
 use crate::manifest::{Edit, Room};
-use crate::planted::Planted;
-use crate::{Engine, Moment, Step};
+use crate::pressure::Pressure;
+use crate::rooms::Rooms;
+use crate::stats::Counter;
 
-// All files are read and all series looked for: seconds for millions of series.
+// A removal reads all files and looks for samples of all series: seconds for millions of series.
 const REMOVAL_INTERVAL_MS: i64 = 60 * 60_000;
-// A damaged or unwritable file is tried again after this long.
+// After damage or a failed write, the next attempt.
 const RETRY_MS: i64 = 10 * 60_000;
 
-/// Series that leave the index when the next step succeeds.
+/// Series that leave the index if the removal in progress succeeds.
 #[derive(Debug, Default)]
 pub(crate) struct Leaving {
     series: HashSet<SeriesRef>,
-    /// One of them was written.
+    /// Whether one of them was written.
     is_disturbed: AtomicBool,
-    /// The part whose commit failed: after a crash they may have left. Until the manifest says otherwise
-    /// nobody may write them.
+    /// The index part whose commit failed: after a crash the series may be gone. They are not
+    /// written until a new manifest settles it.
     uncertain: Option<Vec<u8>>,
 }
 
-/// When series may leave a database that was opened at `now_ms`.
-pub(crate) fn first_removal_ms(now_ms: i64) -> i64 {
-    now_ms.saturating_add(REMOVAL_INTERVAL_MS)
+/// The index's memory, the series that are leaving it, and when upkeep is due.
+///
+/// Lock order: `leaving` before the flush lane and the manifest's lock; `memory` is held alone, except
+/// for the locks that reclaiming memory takes.
+#[derive(Debug)]
+pub(crate) struct IndexUpkeep {
+    /// Reservation of the index's memory. Held while series are defined.
+    pub(crate) memory: Mutex<Reservation>,
+    /// Read by every write until its rows are visible.
+    pub(crate) leaving: RwLock<Leaving>,
+    /// Whether data was dropped since the last removal.
+    is_data_gone: AtomicBool,
+    removal_at_ms: AtomicI64,
+    retry_at_ms: AtomicI64,
+    removed_count: Counter,
+}
+
+/// The work that a call of [`IndexUpkeep::tend`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UpkeepWork {
+    /// Index files were merged.
+    Merged,
+    /// Series without samples were removed.
+    SeriesRemoved,
 }
 
 impl Leaving {
-    /// Tells of a batch that is about to be written.
+    /// Records a batch that is about to be written.
     ///
     /// # Errors
-    /// `Unavailable` if nobody knows whether one of its series has left.
+    /// `Unavailable` if it is unknown whether one of its series was removed.
     pub(crate) fn note(&self, batch: &RowBatch) -> Result<()> {
         if self.series.is_empty() {
             return Ok(());
@@ -55,7 +84,8 @@ impl Leaving {
         if batch.cells().iter().any(is_leaving) {
             if self.uncertain.is_some() {
                 return Err(Error::unavailable(
-                    "the manifest could not be written when series were about to leave the index; retry",
+                    "write refused: removing series from the index failed, and it is unknown whether \
+                     they are gone; retry",
                 ));
             }
             self.is_disturbed.store(true, Relaxed);
@@ -64,16 +94,16 @@ impl Leaving {
     }
 }
 
-/// What became of a removal.
-enum Outcome {
+/// The outcome of a removal.
+enum RemovalOutcome {
     Removed,
     /// Every series has samples.
-    Nothing,
-    /// One that was about to leave was written.
+    NothingToRemove,
+    /// A leaving series was written.
     Disturbed,
 }
 
-/// Where samples are, at one moment.
+/// Locates samples in a frozen view of head and tree.
 struct Presence<'a> {
     head: RefCell<HeadReader<'a>>,
     version: &'a Version,
@@ -81,15 +111,16 @@ struct Presence<'a> {
 }
 
 impl Presence<'_> {
-    /// What of `slots` has no sample. What cannot be told, and what a delete hides that was not applied yet, stays.
+    /// The members in `slots` without a sample. A member counts as present if it cannot be decided, or
+    /// if a delete that is not applied yet hides its samples.
     fn absent(&self, group: GroupId, slots: &[u32]) -> Vec<Slot> {
         let all = TimeRange::ALL;
         let mut absent: Vec<Slot> = slots.iter().map(|&slot| Slot(slot)).collect();
-        let mut is_told = self.version.take_present(group, all, &[], &mut absent);
+        let mut is_decided = self.version.take_present(group, all, &[], &mut absent);
         if !self.forgets_memory {
-            is_told &= self.head.borrow_mut().take_present(group, all, &mut absent).is_ok();
+            is_decided &= self.head.borrow_mut().take_present(group, all, &mut absent).is_ok();
         }
-        if !is_told {
+        if !is_decided {
             absent.clear();
         }
         absent
@@ -105,81 +136,127 @@ impl Liveness for Presence<'_> {
     }
 }
 
-impl Engine {
-    /// Makes one index file of several, if there are many; otherwise, from time to time after data has
-    /// gone, lets series leave.
-    pub(crate) fn tend_index(&self) -> Result<Option<Step>> {
-        self.end_uncertainty()?;
-        let now = self.env.clock.now_ms();
-        if now < self.index_retry_at_ms.load(Relaxed) {
+impl IndexUpkeep {
+    /// `memory` is reserved for the index as it was opened.
+    pub(crate) fn new(memory: Reservation, clock: &dyn Clock) -> IndexUpkeep {
+        IndexUpkeep {
+            memory: Mutex::new(memory),
+            leaving: RwLock::default(),
+            // Data may have been dropped before the start. There is no hurry.
+            is_data_gone: AtomicBool::new(true),
+            removal_at_ms: AtomicI64::new(clock.now_ms().saturating_add(REMOVAL_INTERVAL_MS)),
+            retry_at_ms: AtomicI64::new(i64::MIN),
+            removed_count: Counter::default(),
+        }
+    }
+
+    /// Series removed since the start.
+    pub(crate) fn removed_count(&self) -> u64 {
+        self.removed_count.get()
+    }
+
+    /// Records that tables have lost data, so that series may have to be removed.
+    pub(crate) fn note_data_gone(&self) {
+        self.is_data_gone.store(true, Relaxed);
+    }
+
+    /// Merges index files if there are many; else removes series, now and then after data was
+    /// dropped.
+    ///
+    /// # Errors
+    /// Those of both tiers; upkeep is then paused for a while.
+    pub(crate) fn tend(
+        &self,
+        rooms: &Rooms,
+        ledger: &Ledger,
+        pressure: &Pressure,
+    ) -> Result<Option<UpkeepWork>> {
+        self.end_uncertainty(rooms, ledger)?;
+        let now = rooms.env.clock.now_ms();
+        if now < self.retry_at_ms.load(Relaxed) {
             return Ok(None);
         }
-        let done = match self.index.plan_merge() {
-            Some(job) => self.merge_index(&job).map(|()| Some(Step::Merge)),
-            None => self.remove_series(now),
+        let done = match rooms.index.plan_merge() {
+            Some(job) => {
+                self.merge(rooms, ledger, pressure, &job).map(|()| Some(UpkeepWork::Merged))
+            }
+            None => self.remove_series(rooms, ledger, pressure, now),
         };
         done.inspect_err(|_| {
-            self.index_retry_at_ms.store(now.saturating_add(RETRY_MS), Relaxed);
+            self.retry_at_ms.store(now.saturating_add(RETRY_MS), Relaxed);
         })
     }
 
-    fn merge_index(&self, job: &MergeJob) -> Result<()> {
-        let _memory = self.reserve(Pool::Jobs, job.memory_bytes())?;
-        let part = job.run(&*self.env.disk)?;
-        if self.planted(Planted::IndexFilesDroppedEarly) {
-            for (path, _) in self.index.segment_files() {
-                self.env.disk.remove(&path)?;
+    fn merge(
+        &self,
+        rooms: &Rooms,
+        ledger: &Ledger,
+        pressure: &Pressure,
+        job: &MergeJob,
+    ) -> Result<()> {
+        let _memory = pressure.reserve(rooms, Pool::Jobs, job.memory_bytes())?;
+        let part = job.run(&*rooms.env.disk)?;
+        if mutant!(rooms, IndexFilesDroppedEarly) {
+            for (path, _) in rooms.index.segment_files() {
+                rooms.env.disk.remove(&path)?;
             }
         }
-        self.apply_index(part)
+        self.apply(rooms, ledger, part)
     }
 
-    /// Data has left tables: series may leave the index.
-    pub(crate) fn note_data_gone(&self) {
-        self.data_gone.store(true, Relaxed);
-    }
-
-    fn remove_series(&self, now: i64) -> Result<Option<Step>> {
-        if !self.data_gone.load(Relaxed) || now < self.removal_at_ms.load(Relaxed) {
+    fn remove_series(
+        &self,
+        rooms: &Rooms,
+        ledger: &Ledger,
+        pressure: &Pressure,
+        now: i64,
+    ) -> Result<Option<UpkeepWork>> {
+        if !self.is_data_gone.load(Relaxed) || now < self.removal_at_ms.load(Relaxed) {
             return Ok(None);
         }
-        let Some(job) = self.index.plan_removal() else { return Ok(None) };
+        let Some(job) = rooms.index.plan_removal() else { return Ok(None) };
         self.removal_at_ms.store(now.saturating_add(REMOVAL_INTERVAL_MS), Relaxed);
-        self.data_gone.store(false, Relaxed);
-        let outcome = self.run_removal(&job);
-        if !matches!(outcome, Ok(Outcome::Removed | Outcome::Nothing)) {
-            self.data_gone.store(true, Relaxed);
+        self.is_data_gone.store(false, Relaxed);
+        let outcome = self.run_removal(rooms, ledger, pressure, &job);
+        if !matches!(outcome, Ok(RemovalOutcome::Removed | RemovalOutcome::NothingToRemove)) {
+            self.is_data_gone.store(true, Relaxed);
         }
-        Ok(matches!(outcome?, Outcome::Removed).then_some(Step::RemoveSeries))
+        Ok(matches!(outcome?, RemovalOutcome::Removed).then_some(UpkeepWork::SeriesRemoved))
     }
 
-    fn run_removal(&self, job: &MergeJob) -> Result<Outcome> {
-        let _memory = self.reserve(Pool::Jobs, job.memory_bytes())?;
-        let removal = self.with_presence(|presence| job.run_removal(&*self.env.disk, presence))?;
-        let Some(removal) = removal else { return Ok(Outcome::Nothing) };
+    fn run_removal(
+        &self,
+        rooms: &Rooms,
+        ledger: &Ledger,
+        pressure: &Pressure,
+        job: &MergeJob,
+    ) -> Result<RemovalOutcome> {
+        let _memory = pressure.reserve(rooms, Pool::Jobs, job.memory_bytes())?;
+        let removal = with_presence(rooms, |presence| job.run_removal(&*rooms.env.disk, presence))?;
+        let Some(removal) = removal else { return Ok(RemovalOutcome::NothingToRemove) };
         let series = removal.dropped.iter().flat_map(|(group, slots)| {
             slots.iter().map(|&slot| SeriesRef { group: *group, slot: Slot(slot) })
         });
         let leaving = Leaving { series: series.collect(), ..Leaving::default() };
         let count = leaving.series.len() as u64;
-        self.probe(Moment::SeriesLeave);
-        if self.planted(Planted::SeriesRemovedUnchecked) {
-            self.apply_index(removal.part)?;
-            return Ok(Outcome::Removed);
+        probe!(rooms, SeriesLeave);
+        if mutant!(rooms, SeriesRemovedUnchecked) {
+            self.apply(rooms, ledger, removal.part)?;
+            return Ok(RemovalOutcome::Removed);
         }
-        // Waits for the writes that are on their way: what they wrote is found below.
+        // Waits for writes in flight: the search below finds their rows.
         *self.leaving.write() = leaving;
-        let found = self.is_any_back(&removal.dropped);
-        self.probe(Moment::SeriesLeave);
+        let is_back = is_any_present(rooms, &removal.dropped);
+        probe!(rooms, SeriesLeave);
         let mut leaving = self.leaving.write();
         let is_disturbed = leaving.is_disturbed.load(Relaxed);
         let leaving_series = std::mem::take(&mut *leaving).series;
-        if is_disturbed || !matches!(found, Ok(false)) {
-            self.index.abandon(&removal.part)?;
-            return found.map(|_| Outcome::Disturbed);
+        if is_disturbed || !matches!(is_back, Ok(false)) {
+            rooms.index.abandon(&removal.part)?;
+            return is_back.map(|_| RemovalOutcome::Disturbed);
         }
-        // Nobody writes until the references are of another generation.
-        if let Err(e) = self.apply_index(removal.part.clone()) {
+        // Writes wait until references have a new generation.
+        if let Err(e) = self.apply(rooms, ledger, removal.part.clone()) {
             *leaving = Leaving {
                 series: leaving_series,
                 uncertain: Some(removal.part),
@@ -187,62 +264,67 @@ impl Engine {
             };
             return Err(e);
         }
-        self.counters.series_removed.add(count);
-        Ok(Outcome::Removed)
+        self.removed_count.add(count);
+        Ok(RemovalOutcome::Removed)
     }
 
-    /// After a removal whose commit failed: a new manifest says that the series are there.
-    fn end_uncertainty(&self) -> Result<()> {
+    /// After a removal whose commit failed: writes a new manifest in which the series exist.
+    fn end_uncertainty(&self, rooms: &Rooms, ledger: &Ledger) -> Result<()> {
         if self.leaving.read().uncertain.is_none() {
             return Ok(());
         }
-        self.commit_edit(Edit::default(), || Ok(()))?;
+        ledger.commit(rooms, Edit::default(), || Ok(()))?;
         match std::mem::take(&mut *self.leaving.write()).uncertain {
-            Some(part) => self.index.abandon(&part),
+            Some(part) => rooms.index.abandon(&part),
             None => Ok(()),
         }
     }
 
-    /// Whether one of `dropped` has a sample now.
-    fn is_any_back(&self, dropped: &[(GroupId, Vec<u32>)]) -> Result<bool> {
-        self.with_presence(|presence| {
-            let is_back = |(group, slots): &(GroupId, Vec<u32>)| {
-                presence.absent(*group, slots).len() < slots.len()
-            };
-            Ok(dropped.iter().any(is_back))
-        })
-    }
-
-    /// Asks where samples are now.
+    /// Commits a part of the index and applies it.
     ///
     /// # Errors
-    /// Of the slow tier: then nobody knows what is there. Those of `ask`.
-    fn with_presence<T>(&self, ask: impl FnOnce(&Presence<'_>) -> Result<T>) -> Result<T> {
-        let (head, version) = {
-            let _view = self.view.read();
-            (self.head.snapshot(), self.tree.version())
-        };
-        let _directories = version.load_directories(TimeRange::ALL, &|_, _| true, &self.budget)?;
-        ask(&Presence {
-            head: RefCell::new(head.reader(TimeRange::ALL)),
-            version: &version,
-            forgets_memory: self.planted(Planted::MembersOfMemoryRemoved),
-        })
-    }
-
-    pub(crate) fn apply_index(&self, part: Vec<u8>) -> Result<()> {
+    /// Those of [`Ledger::commit`].
+    pub(crate) fn apply(&self, rooms: &Rooms, ledger: &Ledger, part: Vec<u8>) -> Result<()> {
         let edit = Edit::default().with(Room::Index, part.clone());
-        self.commit_edit(edit, || self.index.apply(&part))?;
-        self.hold_index_memory();
+        ledger.commit(rooms, edit, || rooms.index.apply(&part))?;
+        self.hold_memory(&rooms.index);
         Ok(())
     }
 
-    /// What the index holds is reserved: it gets smaller when series go to a file, and remembers what writers ask it for.
-    pub(crate) fn hold_index_memory(&self) {
-        let mut memory = self.index_memory.lock();
-        let heap_bytes = self.index.stats().heap_bytes;
+    /// Adjusts the reservation to the index's size: it shrinks when series move to a file and grows
+    /// with remembered lookups.
+    pub(crate) fn hold_memory(&self, index: &Index) {
+        let mut memory = self.memory.lock();
+        let heap_bytes = index.stats().heap_bytes;
         let held_bytes = memory.bytes();
         memory.take(heap_bytes.saturating_sub(held_bytes));
         memory.shrink(held_bytes.saturating_sub(heap_bytes));
     }
+}
+
+/// Whether one of `dropped` has a sample now.
+fn is_any_present(rooms: &Rooms, dropped: &[(GroupId, Vec<u32>)]) -> Result<bool> {
+    with_presence(rooms, |presence| {
+        let is_back = |(group, slots): &(GroupId, Vec<u32>)| {
+            presence.absent(*group, slots).len() < slots.len()
+        };
+        Ok(dropped.iter().any(is_back))
+    })
+}
+
+/// Calls `f` with a frozen view of head and tree.
+///
+/// # Errors
+/// Those of the slow tier, without which presence is unknown, and those of `f`.
+fn with_presence<T>(rooms: &Rooms, f: impl FnOnce(&Presence<'_>) -> Result<T>) -> Result<T> {
+    let (head, version) = {
+        let _view = rooms.view.read();
+        (rooms.head.snapshot(), rooms.tree.version())
+    };
+    let _directories = version.load_directories(TimeRange::ALL, &|_, _| true, &rooms.budget)?;
+    f(&Presence {
+        head: RefCell::new(head.reader(TimeRange::ALL)),
+        version: &version,
+        forgets_memory: mutant!(rooms, MembersOfMemoryRemoved),
+    })
 }

@@ -3,13 +3,12 @@
 use firn_head::ShardWriter;
 use firn_log::{Append, EntryKind, EntryRef, SegmentNo, StreamId};
 use firn_model::{
-    Cell, Change, ChangeKind, CommitSeq, GroupId, LogPosition, Pool, Reservation, Result, RowBatch,
-    SeriesRef, ShardId, ShardRows, TimeRange, Timestamp,
+    Cell, LogPosition, Pool, Reservation, Result, RowBatch, SeriesRef, ShardId, ShardRows,
+    Timestamp,
 };
 
-use crate::planted::Planted;
+use crate::Engine;
 use crate::sequence::InFlight;
-use crate::{Engine, Moment};
 
 /// What became of a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,11 +54,11 @@ impl Engine {
     }
 
     fn write_as_of(&self, batch: &mut RowBatch, generation: Option<u32>) -> Result<WriteReport> {
-        self.check_open()?;
-        self.check_writable()?;
+        self.rooms.wakeup.check_open()?;
+        self.slow.check_writable(&self.rooms)?;
         // Until the rows are visible no series leaves the index.
-        let leaving = self.leaving.read();
-        let is_known = generation == Some(self.index.generation());
+        let leaving = self.upkeep.leaving.read();
+        let is_known = generation == Some(self.rooms.index.generation());
         let mut report = self.refuse(batch, is_known)?;
         if batch.is_empty() {
             return Ok(report);
@@ -67,13 +66,15 @@ impl Engine {
         leaving.note(batch)?;
         // Before the sort drops what the batch itself overwrites: who sent it wants it counted.
         let value_count = batch.len() as u64;
-        batch.sort(self.bits);
-        self.ensure_log_started()?;
-        self.admit()?;
+        batch.sort(self.rooms.bits);
+        self.flusher.ensure_log_started(&self.rooms.log)?;
+        self.pressure.admit_write(&self.rooms)?;
         // Memory first: after the log has the rows nothing may fail.
-        let mut memory = match self.planted(Planted::MemoryNotReserved) {
-            true => self.budget.empty(Pool::Head),
-            false => self.reserve(Pool::Head, firn_head::bound_bytes(batch))?,
+        let mut memory = match mutant!(self, MemoryNotReserved) {
+            true => self.rooms.budget.empty(Pool::Head),
+            false => {
+                self.pressure.reserve(&self.rooms, Pool::Head, firn_head::bound_bytes(batch))?
+            }
         };
         let mut staged = Vec::new();
         let logged = batch
@@ -91,17 +92,18 @@ impl Engine {
     /// Takes out what may not be written and says so.
     fn refuse(&self, batch: &mut RowBatch, is_known: bool) -> Result<WriteReport> {
         let mut report = WriteReport::default();
-        let latest = self.env.clock.now_ms().saturating_add(self.options.future_ms_max);
+        let latest = self.rooms.env.clock.now_ms().saturating_add(self.rooms.options.future_ms_max);
         let series = |cell: &Cell| SeriesRef { group: cell.group, slot: cell.slot };
         if batch.cells().iter().all(|cell| cell.ts <= latest)
-            && (is_known || self.index.find_unknown(batch.cells().iter().map(series))?.is_none())
+            && (is_known
+                || self.rooms.index.find_unknown(batch.cells().iter().map(series))?.is_none())
         {
             return Ok(report);
         }
         let mut failed = None;
         batch.retain(|cell| {
             let known = is_known
-                || self.index.contains(series(cell)).unwrap_or_else(|e| {
+                || self.rooms.index.contains(series(cell)).unwrap_or_else(|e| {
                     failed = Some(e);
                     false
                 });
@@ -124,15 +126,15 @@ impl Engine {
         memory: &mut Reservation,
         staged: &mut Vec<Staged<'a>>,
     ) -> Result<()> {
-        let stream = self.log.stream_of(rows.shard);
-        let mut shard = self.head.shard(rows.shard);
-        let in_flight = self.sequence.draw();
+        let stream = self.rooms.log.stream_of(rows.shard);
+        let mut shard = self.rooms.head.shard(rows.shard);
+        let in_flight = self.ledger.sequence.draw();
         let appended = self.append(stream, &mut shard, &in_flight, rows);
         let (segment, position) = appended.inspect_err(|_| {
             shard.abandon();
-            self.index.requeue(rows.shard);
+            self.rooms.index.requeue(rows.shard);
         })?;
-        self.announce(in_flight.seq, rows);
+        self.changes.announce_rows(in_flight.seq, rows);
         shard.stage(position, memory);
         staged.push(Staged { shard: rows.shard, stream, segment, position, _in_flight: in_flight });
         Ok(())
@@ -147,7 +149,7 @@ impl Engine {
     ) -> Result<(SegmentNo, LogPosition)> {
         let mut definitions = Vec::new();
         loop {
-            let tip = self.log.tip(stream);
+            let tip = self.rooms.log.tip(stream);
             self.take_definitions(rows.shard, tip, &mut definitions);
             let payload = shard.encode(in_flight.seq, rows, tip.segment.0);
             let entry =
@@ -156,10 +158,10 @@ impl Engine {
             let entries =
                 [entry(EntryKind::Definition, &definitions), entry(EntryKind::Rows, payload)];
             let entries = if definitions.is_empty() { &entries[1..] } else { &entries[..] };
-            match self.log.append(stream, tip.segment, entries)? {
+            match self.rooms.log.append(stream, tip.segment, entries)? {
                 Append::At(position) => {
                     if !definitions.is_empty() {
-                        self.definitions.given(rows.shard, position);
+                        self.definitions.note_logged(rows.shard, position);
                     }
                     return Ok((tip.segment, position));
                 }
@@ -169,65 +171,54 @@ impl Engine {
         }
     }
 
-    /// Tells the cache before the rows can be seen; the shard's lock is still held, so that no
-    /// other writer can publish them meanwhile.
-    pub(crate) fn announce(&self, number: CommitSeq, rows: ShardRows<'_>) {
-        let Some(sink) = self.sink.get() else { return };
-        let mut groups: Vec<GroupId> = rows.cells().iter().map(|cell| cell.group).collect();
-        groups.dedup();
-        let range = rows.cells().iter().fold(TimeRange::EMPTY, |all, cell| all.extend(cell.ts));
-        let kind = ChangeKind::Write;
-        sink.changed(&Change { number, groups, range, kind });
-    }
-
-    /// Tells the cache that a change that it was told of may or may not be there after a crash. Before its number counts as
-    /// arrived.
-    pub(crate) fn tell_doubt(&self) {
-        if let Some(sink) = self.sink.get().filter(|_| !self.planted(Planted::FailedCommitNotTold))
-        {
-            sink.failed();
+    /// Announces to the cache that a change may or may not survive a crash. Called before its number
+    /// counts as arrived.
+    pub(crate) fn announce_doubt(&self) {
+        if !mutant!(self, FailedCommitNotAnnounced) {
+            self.changes.announce_doubt();
         }
     }
 
     fn make_durable(&self, staged: &[Staged<'_>]) -> Result<()> {
-        if self.planted(Planted::PublishedBeforeDurable) {
+        if mutant!(self, PublishedBeforeDurable) {
             self.publish(staged);
         }
-        if self.planted(Planted::SyncSkipped) {
+        if mutant!(self, SyncSkipped) {
             return Ok(());
         }
-        let mut ends: Vec<(StreamId, LogPosition)> = Vec::with_capacity(self.log.stream_count());
+        let mut ends: Vec<(StreamId, LogPosition)> =
+            Vec::with_capacity(self.rooms.log.stream_count());
         for one in staged {
             match ends.iter_mut().find(|end| end.0 == one.stream) {
                 Some(end) => end.1 = end.1.max(one.position),
                 None => ends.push((one.stream, one.position)),
             }
         }
-        self.log.commit(&ends)
+        self.rooms.log.commit(&ends)
     }
 
     fn publish(&self, staged: &[Staged<'_>]) {
-        if self.planted(Planted::AcknowledgedBeforeVisible) {
+        if mutant!(self, AcknowledgedBeforeVisible) {
             return;
         }
         for one in staged {
-            self.head.publish(one.shard, one.position);
+            self.rooms.head.publish(one.shard, one.position);
         }
     }
 
     /// A commit failed: what of it is durable becomes visible, the rest is dropped, and the next
     /// rows do not lean on it.
     fn give_up(&self, staged: &[Staged<'_>]) {
-        self.tell_doubt();
-        self.probe(Moment::CommitFailed);
+        self.announce_doubt();
+        probe!(self, CommitFailed);
         for one in staged {
-            let durable = self.log.durable_before(one.stream, one.position);
-            if durable == one.position || self.planted(Planted::FailedCommitPublished) {
-                self.head.publish(one.shard, one.position);
+            let durable = self.rooms.log.durable_before(one.stream, one.position);
+            if durable == one.position || mutant!(self, FailedCommitPublished) {
+                self.rooms.head.publish(one.shard, one.position);
             } else {
-                self.head.rollback(one.shard, one.segment.0, durable);
-                if self.planted(Planted::DefinitionsRequeuedLate) {
-                    self.index.requeue(one.shard);
+                self.rooms.head.rollback(one.shard, one.segment.0, durable);
+                if mutant!(self, DefinitionsRequeuedLate) {
+                    self.rooms.index.requeue(one.shard);
                 }
             }
         }

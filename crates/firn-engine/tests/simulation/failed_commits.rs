@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use firn_engine::{Engine, EngineOptions, Lane, LogOptions, Moment, RecoveryProgress, SyncPolicy};
+use firn_engine::{
+    Engine, EngineOptions, Lane, LogOptions, ProbePoint, RecoveryProgress, SyncPolicy,
+};
 use firn_model::{Labels, Matcher, Result, RowBatch, SeriesRef, TimeRange};
 use firn_sim::{Operation, Seen, Sim};
 
@@ -71,7 +73,8 @@ fn who_goes_on_after_a_failed_commit_brings_the_definitions_along() {
                 let has_gone_on = Arc::new(AtomicBool::new(false));
                 let (weak, goes_on) = (Arc::downgrade(&engine), Arc::clone(&has_gone_on));
                 engine.set_probe(Box::new(move |moment| {
-                    if moment == Moment::CommitFailed && !goes_on.swap(true, Ordering::Relaxed) {
+                    if moment == ProbePoint::CommitFailed && !goes_on.swap(true, Ordering::Relaxed)
+                    {
                         let engine = weak.upgrade().expect("it is open");
                         second(&engine, series, 2_000, 2.0).expect("the next segment takes it");
                     }

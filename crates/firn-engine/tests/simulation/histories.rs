@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_engine::{
-    ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Planted,
-    RecoveryProgress, Transaction,
+    ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Mutant, RecoveryProgress,
+    Transaction,
 };
 use firn_model::{CommitSeq, ErrorKind, Labels, Matcher, SeriesRef, TimeRange};
 use firn_sim::{Rng, Sim};
@@ -69,11 +69,11 @@ struct Registers {
 }
 
 impl Registers {
-    fn open(sim: &Sim, seed: u64, planted: Option<Planted>) -> Registers {
+    fn open(sim: &Sim, seed: u64, mutant: Option<Mutant>) -> Registers {
         let options = EngineOptions {
             shard_count: 4,
             stream_count: Some(1 + seed as usize % 3),
-            planted,
+            mutant,
             head: HeadOptions {
                 convert: ConvertOptions {
                     arena_bytes_max: 256,
@@ -431,16 +431,16 @@ fn find_cycle(edges: &[BTreeSet<usize>]) -> Option<Vec<usize>> {
 /// What happened, and what is wrong with it.
 type Verdict = (Vec<Done>, Option<String>);
 
-fn small_history(seed: u64, planted: Option<Planted>) -> Verdict {
+fn small_history(seed: u64, mutant: Option<Mutant>) -> Verdict {
     let sim = Sim::new(seed);
-    let done = Registers::open(&sim, seed, planted).play(seed, 3, 3);
+    let done = Registers::open(&sim, seed, mutant).play(seed, 3, 3);
     let why = (!has_serial_order(&done)).then(|| format!("no serial order of {done:#?}"));
     (done, why)
 }
 
-fn large_history(seed: u64, planted: Option<Planted>) -> Verdict {
+fn large_history(seed: u64, mutant: Option<Mutant>) -> Verdict {
     let sim = Sim::new(seed);
-    let registers = Registers::open(&sim, seed, planted);
+    let registers = Registers::open(&sim, seed, mutant);
     let done = registers.play(seed, 4, 60);
     let why = find_anomaly(&done, &registers.refused.lock());
     (done, why)
@@ -449,7 +449,7 @@ fn large_history(seed: u64, planted: Option<Planted>) -> Verdict {
 /// Plays `count` histories, and says how to play one again that is wrong. Returns how often each change was committed.
 fn play_all(
     count: u64,
-    history: fn(u64, Option<Planted>) -> Verdict,
+    history: fn(u64, Option<Mutant>) -> Verdict,
 ) -> BTreeMap<&'static str, u64> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let mut changes = BTreeMap::new();
@@ -485,7 +485,7 @@ fn transactions_are_as_if_one_came_after_the_other() {
 
 #[test]
 fn both_checks_find_planted_mistakes() {
-    let mistakes = [Planted::TransactionNotValidated, Planted::TransactionLockDropped];
+    let mistakes = [Mutant::TransactionNotValidated, Mutant::TransactionLockDropped];
     for mistake in mistakes {
         let small = (0..3_000).find(|&seed| small_history(seed, Some(mistake)).1.is_some());
         let large = (0..300).find(|&seed| large_history(seed, Some(mistake)).1.is_some());

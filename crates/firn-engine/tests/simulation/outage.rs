@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firn_engine::{
-    ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Planted, RecoveryProgress,
+    ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Mutant, RecoveryProgress,
 };
 use firn_model::{Error, ErrorKind, Labels, RowBatch, Sample, TimeRange};
 use firn_sim::{Oracle, Rng, Seen, Sim, for_places};
@@ -39,11 +39,11 @@ fn an_outage_of_days_loses_nothing_and_is_made_up_for() {
 }
 
 /// What is wrong with a mistake in the code; `None` if it is not seen.
-pub(crate) fn found(seed: u64, mistake: Planted) -> Option<String> {
+pub(crate) fn found(seed: u64, mistake: Mutant) -> Option<String> {
     run(seed, Some(mistake)).err()
 }
 
-fn run(seed: u64, planted: Option<Planted>) -> Outcome<()> {
+fn run(seed: u64, mutant: Option<Mutant>) -> Outcome<()> {
     let has_limit = seed.is_multiple_of(2);
     let options = EngineOptions {
         shard_count: 4,
@@ -56,7 +56,7 @@ fn run(seed: u64, planted: Option<Planted>) -> Outcome<()> {
             fast_bytes_max: has_limit.then_some(FAST_BYTES_MAX),
             ..Default::default()
         },
-        planted,
+        mutant,
         log: LogOptions { segment_bytes: 8 << 10, ..Default::default() },
         head: HeadOptions {
             convert: ConvertOptions {

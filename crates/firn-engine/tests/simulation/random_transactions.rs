@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use firn_engine::{Engine, Moment, Planted, Transaction};
+use firn_engine::{Engine, Mutant, ProbePoint, Transaction};
 use firn_model::{ErrorKind, Labels, Matcher, Sample, SeriesRef, TimeRange, Timestamp};
 
 use crate::world::{Amid, Failure, Pieces, World, read_all};
@@ -243,12 +243,14 @@ impl World {
     /// Looks, or commits, in the middle of every commit, as another thread would.
     pub(crate) fn be_amid_commits(&self, engine: &Arc<Engine>) {
         let weak = Arc::downgrade(engine);
-        let (amid, torn, planted) = (Arc::clone(&self.amid), Arc::clone(&self.torn), self.planted);
+        let (amid, torn, mutant) = (Arc::clone(&self.amid), Arc::clone(&self.torn), self.mutant);
         engine.set_probe(Box::new(move |moment| {
-            let Some(engine) = weak.upgrade().filter(|_| moment == Moment::Planted) else { return };
+            let Some(engine) = weak.upgrade().filter(|_| moment == ProbePoint::Mutant) else {
+                return;
+            };
             // Its own commit comes by here again.
             let mut here = std::mem::take(&mut *amid.lock());
-            if planted == Some(Planted::TransactionShownByShard) {
+            if mutant == Some(Mutant::TransactionShownByShard) {
                 let seen = read_all(&engine.snapshot()).map(|seen| seen.series).unwrap_or_default();
                 let is_shown = |(labels, sample): &&(Labels, Sample)| {
                     seen.get(labels).is_some_and(|samples| {

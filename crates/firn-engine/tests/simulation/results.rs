@@ -11,8 +11,8 @@ use firn_cache::{
     StoreOptions,
 };
 use firn_engine::{
-    ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Planted,
-    RecoveryProgress, Replayed, Snapshot,
+    ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Mutant, RecoveryProgress,
+    Replayed, Snapshot,
 };
 use firn_model::{
     ChangeSink, Error, ErrorKind, GroupId, Grouping, Labels, Matcher, QueryContext, RowBatch,
@@ -73,24 +73,24 @@ fn what_outlives_a_crash_is_what_the_first_snapshot_says() {
 }
 
 /// What is wrong with a mistake in the code; `None` if it is not seen.
-pub(crate) fn found(seed: u64, mistake: Planted) -> Option<String> {
+pub(crate) fn found(seed: u64, mistake: Mutant) -> Option<String> {
     run(seed, Some(mistake)).err()
 }
 
-fn run(seed: u64, planted: Option<Planted>) -> Outcome<Tally> {
-    let mut life = live(seed, planted)?;
+fn run(seed: u64, mutant: Option<Mutant>) -> Outcome<Tally> {
+    let mut life = live(seed, mutant)?;
     for _ in 0..STEPS {
         life.step()?;
     }
     Ok(life.tally)
 }
 
-fn live(seed: u64, planted: Option<Planted>) -> Outcome<Life> {
+fn live(seed: u64, mutant: Option<Mutant>) -> Outcome<Life> {
     let options = EngineOptions {
         shard_count: 4,
         stream_count: Some(1 + (seed % 3) as usize),
         recovery_threads: 1 + (seed % 3) as usize,
-        planted,
+        mutant,
         log: LogOptions { segment_bytes: 16 << 10, ..Default::default() },
         head: HeadOptions {
             convert: ConvertOptions {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use firn_engine::{
-    CheckReport, ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Planted,
+    CheckReport, ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Mutant,
     RecoveryProgress, Request,
 };
 use firn_env::{Env, PutMode};
@@ -30,7 +30,7 @@ struct Machine {
 struct Place {
     sim: Sim,
     rng: Rng,
-    planted: Option<Planted>,
+    mutant: Option<Mutant>,
     writer: Machine,
     /// Writers that were believed to be lost when another took over.
     zombies: Vec<Machine>,
@@ -49,7 +49,7 @@ fn labels(idx: u64) -> Labels {
         .expect("valid labels")
 }
 
-fn options(planted: Option<Planted>, read_only: bool) -> EngineOptions {
+fn options(mutant: Option<Mutant>, read_only: bool) -> EngineOptions {
     EngineOptions {
         memory_bytes_max: 256 << 20,
         shard_count: 4,
@@ -65,7 +65,7 @@ fn options(planted: Option<Planted>, read_only: bool) -> EngineOptions {
             slow_cache_bytes_max: if read_only { 0 } else { 1 << 20 },
             ..Default::default()
         },
-        planted,
+        mutant,
         log: LogOptions { segment_bytes: 8 << 10, ..Default::default() },
         head: HeadOptions {
             convert: ConvertOptions {
@@ -81,13 +81,13 @@ fn options(planted: Option<Planted>, read_only: bool) -> EngineOptions {
 }
 
 impl Place {
-    fn new(seed: u64, planted: Option<Planted>) -> Place {
+    fn new(seed: u64, mutant: Option<Mutant>) -> Place {
         let sim = Sim::new(seed);
         Place {
             writer: Machine { disk: sim.disk.clone(), engine: None },
             rng: Rng::new(seed ^ 0x71e5),
             sim,
-            planted,
+            mutant,
             zombies: Vec::new(),
             replica: None,
             replica_followed_ms: 0,
@@ -110,7 +110,7 @@ impl Place {
     }
 
     fn open(&self, disk: &SimDisk, read_only: bool) -> firn_model::Result<Arc<Engine>> {
-        let options = options(self.planted, read_only);
+        let options = options(self.mutant, read_only);
         Engine::open(self.env(disk), options, &RecoveryProgress::default())
     }
 
@@ -548,7 +548,7 @@ fn told(report: &CheckReport, words: &str) -> bool {
     report.findings.iter().any(|one| !one.is_repaired && one.error.to_string().contains(words))
 }
 
-pub(crate) fn found(seed: u64, mistake: Planted) -> Option<String> {
+pub(crate) fn found(seed: u64, mistake: Mutant) -> Option<String> {
     Place::new(seed, Some(mistake)).live().err()
 }
 
@@ -621,7 +621,7 @@ fn a_replaced_machines_repair_changes_nothing_on_the_slow_tier() {
     assert_eq!(error.kind(), &ErrorKind::Conflict, "{error}");
     let report = check(&engine, false).expect("a check");
     assert!(report.orphans.is_empty(), "{report:?}");
-    assert!(told(&report, "another server's"), "{report:?}");
+    assert!(told(&report, "written from another folder"), "{report:?}");
     assert!(place.objects() == before, "it changed something");
 
     // Now nobody can read it, but it still says who wrote it.
@@ -662,7 +662,7 @@ fn a_folder_that_was_left_behind_changes_nothing_on_the_slow_tier() {
     assert!(engine.stats().slow_tier.is_fenced);
     let error = check(&engine, true).expect_err("another server's");
     assert_eq!(error.kind(), &ErrorKind::Conflict, "{error}");
-    assert!(told(&check(&engine, false).expect("a check"), "another server's"));
+    assert!(told(&check(&engine, false).expect("a check"), "written from another folder"));
     assert!(place.objects() == before, "it changed something");
     place.settle().expect("the one that goes on is not fenced");
     place.verify().expect("everything is there");
@@ -695,7 +695,7 @@ fn a_folder_that_was_put_back_changes_nothing_on_the_slow_tier() {
         place.sim.clock.advance(Duration::from_secs(600));
     }
     assert!(engine.stats().slow_tier.is_fenced);
-    assert!(told(&check(&engine, false).expect("a check"), "as it had been before"));
+    assert!(told(&check(&engine, false).expect("a check"), "restored from an older backup"));
     assert!(place.objects() == before, "it changed something");
 }
 

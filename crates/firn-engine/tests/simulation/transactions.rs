@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use firn_engine::{
-    Engine, EngineOptions, Lane, LogOptions, Planted, RecoveryProgress, SyncPolicy, Transaction,
+    Engine, EngineOptions, Lane, LogOptions, Mutant, RecoveryProgress, SyncPolicy, Transaction,
 };
 use firn_env::Env;
 use firn_model::{
@@ -772,15 +772,11 @@ const WAYS: [Way; 4] = [Way::ManifestFails, Way::Killed, Way::Copied, Way::Told]
 
 /// A transaction takes a sample from one series and gives it to another one. Returns how a half of that is there, or whether
 /// the whole is.
-fn move_a_sample(
-    seed: u64,
-    way: Way,
-    planted: Option<Planted>,
-) -> std::result::Result<bool, String> {
+fn move_a_sample(seed: u64, way: Way, mutant: Option<Mutant>) -> std::result::Result<bool, String> {
     let sim = Sim::new(seed);
     let log_sync = SyncPolicy::IntervalMs(24 * 3_600_000);
     let options = || EngineOptions {
-        planted,
+        mutant,
         log: LogOptions { sync: log_sync, ..Default::default() },
         ..EngineOptions::default()
     };
@@ -833,7 +829,7 @@ fn move_a_sample(
     }
 }
 
-pub(crate) fn found(seed: u64, mistake: Planted) -> Option<String> {
+pub(crate) fn found(seed: u64, mistake: Mutant) -> Option<String> {
     let way = WAYS[seed as usize % WAYS.len()];
     move_a_sample(seed, way, Some(mistake)).err()
 }
@@ -849,7 +845,7 @@ fn nothing_names_the_deletes_of_a_transaction_before_it_has_its_rows() {
                 true => whole += 1,
                 false => nothing += 1,
             }
-            let mistake = Some(Planted::UnflushedDeletesNamed);
+            let mistake = Some(Mutant::UnflushedDeletesNamed);
             halves += usize::from(move_a_sample(seed, way, mistake).is_err());
         }
         println!("{way:?}: {whole} whole, {nothing} not there; {halves} halves by mistake");

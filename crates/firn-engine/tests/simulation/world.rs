@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use firn_engine::{
-    ConvertOptions, Engine, EngineOptions, HeadOptions, JobKind, Lane, LogOptions, Moment, Planted,
-    RecoveryProgress, Snapshot, Step, SyncPolicy,
+    ConvertOptions, Engine, EngineOptions, HeadOptions, JobKind, Lane, LogOptions, Mutant,
+    ProbePoint, RecoveryProgress, Snapshot, Step, SyncPolicy,
 };
 use firn_model::{
     Change, ChangeKind, ChangeSink, CommitSeq, Error, ErrorKind, Grouping, Labels, Matcher, Pool,
@@ -48,7 +48,7 @@ pub(crate) struct World {
     seed: u64,
     /// Where all is written, for a while.
     place: Option<Timestamp>,
-    pub(crate) planted: Option<Planted>,
+    pub(crate) mutant: Option<Mutant>,
     /// What held snapshots may keep in memory.
     pinned_bytes_max: u64,
     /// The limit, where it is a tenth of what is wanted.
@@ -94,7 +94,7 @@ struct Kept {
     written: Vec<Late>,
 }
 
-/// What somebody on another thread would do or see in the middle of a commit; only with a mistake planted there.
+/// What somebody on another thread would do or see in the middle of a commit; only in a mutant.
 #[derive(Default)]
 pub(crate) struct Amid {
     /// Samples that one transaction writes, and that nobody else writes so.
@@ -201,7 +201,7 @@ impl Tally {
 }
 
 impl World {
-    pub(crate) fn new(seed: u64, planted: Option<Planted>) -> World {
+    pub(crate) fn new(seed: u64, mutant: Option<Mutant>) -> World {
         // Of some the log is on byte-addressable memory.
         let sim = if seed % 5 == 3 { Sim::with_memory(seed) } else { Sim::new(seed) };
         let log_sync = match seed % 7 {
@@ -215,7 +215,7 @@ impl World {
             tally: Tally::default(),
             seed,
             place: None,
-            planted,
+            mutant,
             // So little now and then that old readers are told.
             pinned_bytes_max: if seed.is_multiple_of(4) { 8 << 10 } else { u64::MAX },
             scarce_bytes: None,
@@ -247,8 +247,8 @@ impl World {
     }
 
     /// As [`World::new`] with memory for a few batches, and nothing else that bounds the head.
-    pub(crate) fn short_of_memory(seed: u64, planted: Option<Planted>) -> World {
-        let mut world = World::new(seed, planted);
+    pub(crate) fn short_of_memory(seed: u64, mutant: Option<Mutant>) -> World {
+        let mut world = World::new(seed, mutant);
         world.scarce_bytes = Some((112 + 16 * world.rng.below(6)) << 10);
         world
     }
@@ -338,7 +338,7 @@ impl World {
                 cache_bytes_max: if self.seed.is_multiple_of(2) { 2 << 10 } else { 256 << 20 },
                 ..Default::default()
             },
-            planted: self.planted,
+            mutant: self.mutant,
             ..EngineOptions::default()
         }
     }
@@ -392,9 +392,9 @@ impl World {
             }
             self.tally.count("lost what a failed sync had acknowledged");
         }
-        match self.planted {
-            Some(Planted::SourceDroppedBeforeView) => self.watch_flushes(&engine),
-            Some(Planted::TransactionShownByShard | Planted::TransactionLockDropped) => {
+        match self.mutant {
+            Some(Mutant::SourceDroppedBeforeView) => self.watch_flushes(&engine),
+            Some(Mutant::TransactionShownByShard | Mutant::TransactionLockDropped) => {
                 self.be_amid_commits(&engine);
             }
             _ => self.write_in_between(&engine),
@@ -414,7 +414,9 @@ impl World {
         let torn = Arc::clone(&self.torn);
         let before: Mutex<usize> = Mutex::new(0);
         engine.set_probe(Box::new(move |moment| {
-            let Some(engine) = weak.upgrade().filter(|_| moment == Moment::Planted) else { return };
+            let Some(engine) = weak.upgrade().filter(|_| moment == ProbePoint::Mutant) else {
+                return;
+            };
             let points = read_all(&engine.snapshot()).map_or(0, |seen| seen.sample_count());
             let mut most = before.lock();
             if points < *most {
@@ -436,7 +438,7 @@ impl World {
             let (Some(engine), Some(mut kept)) = (weak.upgrade(), kept.try_lock()) else { return };
             kept.turn += 1;
             // Mostly nobody writes just then.
-            let every = if moment == Moment::JobRun { 12 } else { 3 };
+            let every = if moment == ProbePoint::JobRun { 12 } else { 3 };
             if !kept.turn.is_multiple_of(every) {
                 return;
             }
@@ -445,7 +447,7 @@ impl World {
                     kept.refs[(kept.turn / 3 + 7 * idx) % kept.refs.len()].clone();
                 let value = (kept.turn + idx) as f64;
                 let late_ms = match moment {
-                    Moment::JobRun => (kept.turn % 7) as i64 * 1_200_000,
+                    ProbePoint::JobRun => (kept.turn % 7) as i64 * 1_200_000,
                     _ => 0,
                 };
                 let sample = Sample { ts: clock.now_ms() - late_ms, value };
@@ -461,7 +463,7 @@ impl World {
                 }
             }
             drop(kept);
-            if moment == Moment::JobRun && engine.flush().is_ok() {
+            if moment == ProbePoint::JobRun && engine.flush().is_ok() {
                 in_between.fetch_add(1, Ordering::Relaxed);
             }
         }));

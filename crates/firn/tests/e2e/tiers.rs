@@ -116,7 +116,7 @@ fn forget_the_slow_tier(data: &Path, slow: &Slow) {
         (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let (is_done, err) = check(&["--repair"]);
-    assert!(!is_done && err.contains("name the place where they are with --slow-tier"), "{err}");
+    assert!(!is_done && err.contains("set --slow-tier to their location"), "{err}");
     let (is_done, err) = check(&["--slow-tier", &slow.place]);
     assert!(is_done, "{err}");
     for args in [&["--repair", "--forget-lost-history"][..], &[]] {
@@ -124,7 +124,7 @@ fn forget_the_slow_tier(data: &Path, slow: &Slow) {
         assert!(is_done, "{args:?}: {err}");
     }
     let (is_done, err) = check(&["--slow-tier", &slow.place, "--repair", "--forget-lost-history"]);
-    assert!(!is_done && err.contains("another server's"), "{err}");
+    assert!(!is_done && err.contains("written from another folder"), "{err}");
 }
 
 /// What `firn inspect` tells of the slow tier while a server writes there.

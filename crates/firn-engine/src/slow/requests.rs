@@ -88,14 +88,14 @@ impl ObjectKind {
 
 /// A bucket that counts what it is asked; failed requests too, they cost as much.
 #[derive(Debug)]
-pub(crate) struct Counted {
+pub(crate) struct CountedBucket {
     below: Arc<dyn Bucket>,
     counts: [[(AtomicU64, AtomicU64); 3]; 5],
 }
 
-impl Counted {
-    pub(crate) fn new(below: Arc<dyn Bucket>) -> Counted {
-        Counted { below, counts: Default::default() }
+impl CountedBucket {
+    pub(crate) fn new(below: Arc<dyn Bucket>) -> CountedBucket {
+        CountedBucket { below, counts: Default::default() }
     }
 
     pub(crate) fn counts(&self) -> RequestCounts {
@@ -114,7 +114,7 @@ impl Counted {
     }
 }
 
-impl Bucket for Counted {
+impl Bucket for CountedBucket {
     fn get_ranges(&self, requests: &[RangeRequest]) -> Vec<Result<Arc<[u8]>>> {
         for request in requests {
             self.count(Request::Get, &request.key, request.len);

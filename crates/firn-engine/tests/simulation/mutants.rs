@@ -1,6 +1,6 @@
 //! Mistakes made on purpose: each must be found within the seeds that a test run has.
 
-use firn_engine::Planted;
+use firn_engine::Mutant;
 
 use crate::world::{Failure, World};
 use crate::{life, outage, pressure, results, tiers, transactions};
@@ -8,47 +8,47 @@ use crate::{life, outage, pressure, results, tiers, transactions};
 const SEEDS_MAX: u64 = 2_000;
 
 #[test]
-fn every_planted_mistake_is_found() {
+fn every_mutant_is_caught() {
     let mut missed = Vec::new();
-    // `FIRN_PLANTED=name` looks for one.
-    let wanted = std::env::var("FIRN_PLANTED").ok();
+    // `FIRN_MUTANT=name` looks for one.
+    let wanted = std::env::var("FIRN_MUTANT").ok();
     let is_wanted = |name: String| wanted.as_ref().is_none_or(|wanted| *wanted == name);
-    for mistake in Planted::ALL.into_iter().filter(|one| is_wanted(format!("{one:?}"))) {
+    for mistake in Mutant::ALL.into_iter().filter(|one| is_wanted(format!("{one:?}"))) {
         match (0..SEEDS_MAX).find_map(|seed| found(seed, mistake)) {
             Some((seed, how)) => println!("{mistake:?}: found by seed {seed}: {how}"),
             None => missed.push(mistake),
         }
     }
     for mistake in &missed {
-        eprintln!("again: FIRN_PLANTED={mistake:?} cargo test --package firn-engine planted::");
+        eprintln!("again: FIRN_MUTANT={mistake:?} cargo test --package firn-engine mutants::");
     }
     assert!(missed.is_empty(), "{SEEDS_MAX} seeds do not find {missed:?}");
 }
 
-fn found(seed: u64, mistake: Planted) -> Option<(u64, String)> {
+fn found(seed: u64, mistake: Mutant) -> Option<(u64, String)> {
     if matches!(
         mistake,
-        Planted::FenceSkipped | Planted::LeftCopyNotFenced | Planted::ObjectsRemovedEarly
+        Mutant::FenceSkipped | Mutant::LeftCopyNotFenced | Mutant::ObjectsRemovedEarly
     ) {
         return tiers::found(seed, mistake).map(|how| (seed, how));
     }
-    if mistake == Planted::FastTierUnbounded {
+    if mistake == Mutant::FastTierUnbounded {
         return outage::found(seed, mistake).map(|how| (seed, how));
     }
     if matches!(
         mistake,
-        Planted::ChangesNotToldAgain | Planted::CutNotNoted | Planted::FailedCommitNotTold
+        Mutant::ChangesNotReplayed | Mutant::CutNotRecorded | Mutant::FailedCommitNotAnnounced
     ) {
         return results::found(seed, mistake).map(|how| (seed, how));
     }
-    if mistake == Planted::UnflushedDeletesNamed {
+    if mistake == Mutant::UnflushedDeletesNamed {
         return transactions::found(seed, mistake).map(|how| (seed, how));
     }
     let mut world = World::new(seed, Some(mistake));
-    if mistake == Planted::UnflushedDeletesApplied && !world.may_lose_acknowledged() {
+    if mistake == Mutant::UnflushedDeletesApplied && !world.may_lose_acknowledged() {
         return None;
     }
-    let is_of_memory = matches!(mistake, Planted::MemoryNotReserved | Planted::PressureDropsRows);
+    let is_of_memory = matches!(mistake, Mutant::MemoryNotReserved | Mutant::PressureDropsRows);
     let how = how_it_fails(|| match is_of_memory {
         true => pressure::run(&mut World::short_of_memory(seed, Some(mistake))),
         false => life::run(&mut world),

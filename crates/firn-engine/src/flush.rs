@@ -1,0 +1,289 @@
+//! The flush: everything in the head moves to level 0, and the log is truncated.
+//!
+//! Order of the steps, each after the previous one is complete: files durable, manifest durable,
+//! view swapped, log truncated, blocks hot. A crash between any two loses nothing. Before the manifest
+//! the files are unreferenced; after it the log contains only rows that tables contain too.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI64};
+
+use firn_codec::{GroupColumns, Tombstones, merge_columns};
+use firn_head::{FlushJob, SealMarks};
+use firn_log::Log;
+use firn_model::{Error, GroupId, LogPosition, Pool, Result, SeriesRef, TimeRange, Timestamp};
+use parking_lot::Mutex;
+
+use crate::Engine;
+use crate::manifest::{Edit, Room};
+use crate::parts::{self, LogCut};
+use crate::rooms::Rooms;
+use crate::stats::Counter;
+
+/// The lane of flushes, and when the last one was.
+///
+/// Lock order: the lane before that of transactions and the manifest's lock.
+pub(crate) struct Flusher {
+    lane: Mutex<()>,
+    /// Starting the log needs disk space; it is retried under the lane.
+    is_log_started: AtomicBool,
+    flushed_at_ms: AtomicI64,
+    flush_count: Counter,
+}
+
+/// The contents of a flush.
+struct FrozenHead {
+    /// The rows below it are in the flush, or in tables already.
+    cut: LogCut,
+    /// `None` if only deletes leave the log.
+    job: Option<FlushJob>,
+    /// All deletes: later ones are younger than everything in the job.
+    tombstones: Arc<Tombstones>,
+    index_part: Option<Vec<u8>>,
+    /// Index layers sealed before this number are below the floors.
+    settled: u64,
+}
+
+impl Flusher {
+    pub(crate) fn new(now: Timestamp) -> Flusher {
+        Flusher {
+            lane: Mutex::new(()),
+            is_log_started: AtomicBool::new(false),
+            flushed_at_ms: AtomicI64::new(now),
+            flush_count: Counter::default(),
+        }
+    }
+
+    /// Flushes since the start.
+    pub(crate) fn flush_count(&self) -> u64 {
+        self.flush_count.get()
+    }
+
+    /// Holds back flushes until the returned guard is dropped.
+    pub(crate) fn hold(&self) -> impl Drop + '_ {
+        self.lane.lock()
+    }
+
+    pub(crate) fn is_log_started(&self) -> bool {
+        self.is_log_started.load(Acquire)
+    }
+
+    /// Starts the log, if opening could not.
+    ///
+    /// # Errors
+    /// `Unavailable` if the disk fails or is full.
+    pub(crate) fn ensure_log_started(&self, log: &Log) -> Result<()> {
+        if self.is_log_started() {
+            return Ok(());
+        }
+        let _one_at_a_time = self.lane.lock();
+        if !self.is_log_started() {
+            log.start()?;
+            self.is_log_started.store(true, Release);
+        }
+        Ok(())
+    }
+
+    /// Whether a flush is requested or due. `has_deletes`: some are in the log only.
+    pub(crate) fn is_due(&self, rooms: &Rooms, has_deletes: bool) -> bool {
+        let (row_count, unflushed_bytes) = rooms.head.unflushed();
+        if row_count == 0 && !has_deletes {
+            return false;
+        }
+        let (now, log) = (rooms.env.clock.now_ms(), rooms.log.stats());
+        let age_ms = now.saturating_sub(self.flushed_at_ms.load(Relaxed));
+        rooms.wakeup.is_flush_requested()
+            || unflushed_bytes > rooms.options.head_bytes_max
+            || log.bytes > rooms.options.log_bytes_max
+            // Tables must contain the commits that the log cannot make durable any more.
+            || log.has_lost_commits
+            || age_ms > rooms.options.flush_age_ms_max
+    }
+
+    fn note_done(&self, rooms: &Rooms, started_ms: Timestamp) {
+        rooms.wakeup.clear_flush_request();
+        self.flushed_at_ms.store(started_ms, Relaxed);
+    }
+}
+
+impl Engine {
+    /// Moves the contents of the head to level 0 and truncates the log.
+    ///
+    /// # Errors
+    /// `Unavailable` if the disk fails or is full, `Busy` while a failed commit is rolled back. The
+    /// head then keeps its rows and the log its segments.
+    pub fn flush(&self) -> Result<()> {
+        let Engine { rooms, ledger, flusher, .. } = self;
+        if rooms.options.read_only {
+            return Ok(());
+        }
+        flusher.ensure_log_started(&rooms.log)?;
+        let _one_at_a_time = flusher.lane.lock();
+        let started_ms = rooms.env.clock.now_ms();
+        if let Some(frozen) = self.freeze()? {
+            if mutant!(rooms, LogCutBeforeManifest) {
+                rooms.log.purge(&frozen.cut.floors)?;
+            }
+            if mutant!(rooms, ManifestBeforeTables) {
+                let edit = Edit::default().with(Room::Log, frozen.cut.encode());
+                ledger.commit(rooms, edit, || Ok(()))?;
+            }
+            let tables = self.write_level0(&frozen)?;
+            self.changes.announce_forgotten(frozen.cut.announced);
+            self.install(&frozen, &tables)?;
+            rooms.index.settle(frozen.settled);
+            rooms.log.purge(&frozen.cut.floors)?;
+            flusher.flush_count.add(1);
+            // Dropped without a lock that a query could wait for.
+            drop(frozen);
+            rooms.recycle_surplus();
+        }
+        self.pressure.note_kept_by_flush(rooms);
+        flusher.note_done(rooms, started_ms);
+        Ok(())
+    }
+
+    /// Moves the series that no index file contains to a file, between flushes. Each lone series held
+    /// in memory takes four times the bytes that it takes in a file, a group member 50 times. The log
+    /// keeps their definitions until the next flush; both are the same.
+    pub(crate) fn seal_new_series(&self) -> Result<()> {
+        let _one_at_a_time = self.flusher.lane.lock();
+        if let Some(part) = write_new_series(&self.rooms)? {
+            self.upkeep.apply(&self.rooms, &self.ledger, part)?;
+        }
+        Ok(())
+    }
+
+    /// Freezes the contents of the head, durable and visible, and writes the definitions of its
+    /// series to an index segment that nothing refers to yet. `None` if the head is empty.
+    fn freeze(&self) -> Result<Option<FrozenHead>> {
+        let Engine { rooms, ledger, .. } = self;
+        // No transaction may commit until the contents are fixed: it would be in the log below a
+        // floor, and its rows and deletes in neither tables nor manifest.
+        let no_transactions = self.transactions.pause();
+        let settled = rooms.index.next_number();
+        // Everything in the log below these floors is staged in the head before the seal below.
+        let mut floors: Vec<LogPosition> =
+            rooms.streams().map(|stream| rooms.log.end(stream)).collect();
+        if mutant!(rooms, FloorTooHigh) {
+            floors.iter_mut().for_each(|floor| floor.0 += 1 << 16);
+        }
+        let marks = rooms.head.seal_all();
+        let announced = ledger.all_announced(rooms);
+        publish_sealed(rooms, &marks)?;
+        let job = rooms.head.plan_flush();
+        let is_whole = job.as_ref().map_or(marks.marks.is_empty(), |job| job.covers(&marks));
+        if job.is_none() && (!is_whole || ledger.tombstones.unflushed().is_empty()) {
+            return Ok(None);
+        }
+        if !is_whole {
+            return Err(Error::busy(
+                1_000,
+                "flush delayed: a failed commit is being rolled back; retry in a second",
+            ));
+        }
+        let tombstones = ledger.tombstones.all();
+        // Later transactions are above the floors.
+        drop(no_transactions);
+        // After the rows: every series among them was defined before.
+        let index_part = write_new_series(rooms)?;
+        let cut = LogCut { floors, announced };
+        Ok(Some(FrozenHead { cut, job, tombstones, index_part, settled }))
+    }
+
+    fn write_level0(&self, frozen: &FrozenHead) -> Result<firn_tree::Edit> {
+        let Some(job) = &frozen.job else { return Ok(firn_tree::Edit::default()) };
+        let none = Tombstones::default();
+        let is_forgotten = mutant!(self, TombstonesForgottenAtFlush);
+        let tombstones = if is_forgotten { &none } else { &*frozen.tombstones };
+        let known = |chunk| self.only_known(chunk).transpose();
+        let mut chunks = job.chunks(tombstones).filter_map(known);
+        self.rooms.tree.write_level0(&mut chunks, tombstones.through())
+    }
+
+    /// Makes tables, index segment and floors part of the database in one step, and the flushed
+    /// blocks of the head hot.
+    fn install(&self, frozen: &FrozenHead, tables: &firn_tree::Edit) -> Result<()> {
+        let Engine { rooms, ledger, .. } = self;
+        let FrozenHead { cut, job, tombstones, index_part, .. } = frozen;
+        let mut edit = Edit::default()
+            .with(Room::Engine, parts::encode_sequence(ledger.sequence.last()))
+            .with(Room::Log, cut.encode())
+            .with(Room::Tree, tables.encode());
+        if let Some(part) = index_part {
+            edit = edit.with(Room::Index, part.clone());
+        }
+        let unflushed = ledger.tombstones.unflushed_of(tombstones);
+        if let Some(part) = ledger.tombstones.part(rooms, &unflushed) {
+            edit = edit.with(Room::Engine, part);
+        }
+        let head_flushed = || job.iter().for_each(|job| rooms.head.flushed(job));
+        ledger.commit(rooms, edit, || {
+            if mutant!(rooms, SourceDroppedBeforeView) {
+                head_flushed();
+                rooms.head.recycle(u64::MAX);
+                probe!(rooms, Mutant);
+            }
+            ledger.tombstones.note_flushed(tombstones.through());
+            {
+                let _view = rooms.view.write();
+                rooms.tree.apply(tables)?;
+                head_flushed();
+            }
+            ledger.set_cut(cut.clone());
+            index_part.as_ref().map_or(Ok(()), |part| rooms.index.apply(part))
+        })?;
+        self.upkeep.hold_memory(&rooms.index);
+        Ok(())
+    }
+
+    /// Drops columns of unknown series. After damage of the log there may be rows of series whose
+    /// definitions are lost. They cannot be queried, and must not reappear when their ids are used
+    /// again.
+    fn only_known(
+        &self,
+        chunk: Result<(GroupId, GroupColumns)>,
+    ) -> Result<Option<(GroupId, GroupColumns)>> {
+        let (group, mut columns) = chunk?;
+        if self.recovery.report.damage.is_empty() {
+            return Ok(Some((group, columns)));
+        }
+        let mut failed = None;
+        columns.batch.columns.retain(|column| {
+            let known = self.rooms.index.contains(SeriesRef { group, slot: column.slot });
+            known.unwrap_or_else(|e| {
+                failed = Some(e);
+                true
+            })
+        });
+        if let Some(e) = failed {
+            return Err(e);
+        }
+        let columns = merge_columns(&[columns], TimeRange::ALL);
+        Ok((!columns.is_empty()).then_some((group, columns)))
+    }
+}
+
+/// Writes the series that no index file contains to a file that nothing refers to yet. Returns its
+/// manifest part; `None` if there are none.
+fn write_new_series(rooms: &Rooms) -> Result<Option<Vec<u8>>> {
+    match rooms.index.plan_seal() {
+        Some(seal) if !mutant!(rooms, IndexNotSealed) => {
+            // Taken without a limit, because the seal frees memory.
+            let mut memory = rooms.budget.empty(Pool::Jobs);
+            memory.take(seal.memory_bytes());
+            seal.run(&*rooms.env.disk).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Makes the rows staged before the seal durable and visible, so that the flush takes whole shards
+/// and no row whose commit could still fail.
+fn publish_sealed(rooms: &Rooms, marks: &SealMarks) -> Result<()> {
+    rooms.log.commit(&rooms.log_ends())?;
+    for &(shard, position) in &marks.marks {
+        rooms.head.publish(shard, position);
+    }
+    Ok(())
+}

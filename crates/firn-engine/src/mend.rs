@@ -1,0 +1,179 @@
+//! Index files that are damaged or missing when the database opens.
+//!
+//! Only an index file knows the label sets of its series. Without it they would get second
+//! references, and queries would silently miss their samples, so a database does not open without
+//! it. Such a file is, in this order, rewritten without its damaged blocks (only if
+//! [`EngineOptions::repair_index`] is set), downloaded from the slow tier, or forgotten (only if
+//! [`EngineOptions::forget_lost_index`] is set).
+//!
+//! Forgotten series are new series when they are written again. They never mix with their remains:
+//! group ids are not reused, and existing groups take no new members, because the next slot may have
+//! been assigned in the lost file.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use firn_env::{Disk, Env, OpenMode};
+use firn_index::{Index, LostSeries};
+use firn_model::{Error, ErrorKind, Result, ShardBits};
+use firn_tree::Tree;
+
+use crate::folder::Folder;
+use crate::options::EngineOptions;
+use crate::slow::{claim, segments};
+
+/// An index file that was rewritten or downloaded, and the series that this lost.
+pub(crate) type RepairedFile = (String, Option<LostSeries>);
+
+/// The index's parts of the manifest while their files are mended.
+pub(crate) struct IndexMender<'a> {
+    env: &'a Env,
+    options: &'a EngineOptions,
+    folder: &'a Folder,
+    tree: &'a Tree,
+    parts: Vec<Vec<u8>>,
+    tried_repairs: BTreeSet<String>,
+    tried_downloads: BTreeSet<String>,
+    /// Files that were rewritten or downloaded.
+    pub(crate) repairs: Vec<RepairedFile>,
+    /// One sentence for each file that was forgotten.
+    pub(crate) damage: Vec<String>,
+}
+
+impl<'a> IndexMender<'a> {
+    /// `parts` are the index's parts of the manifest.
+    pub(crate) fn new(
+        (env, options): (&'a Env, &'a EngineOptions),
+        (folder, tree): (&'a Folder, &'a Tree),
+        parts: &[&[u8]],
+    ) -> IndexMender<'a> {
+        IndexMender {
+            env,
+            options,
+            folder,
+            tree,
+            parts: parts.iter().map(|part| part.to_vec()).collect(),
+            tried_repairs: BTreeSet::new(),
+            tried_downloads: BTreeSet::new(),
+            repairs: Vec::new(),
+            damage: Vec::new(),
+        }
+    }
+
+    /// Opens the index, after mending each file whose end is damaged or missing.
+    ///
+    /// # Errors
+    /// Those of [`Index::open`] and [`IndexMender::mend`].
+    pub(crate) fn open_index(&mut self, bits: ShardBits) -> Result<Index> {
+        loop {
+            let disk = Arc::clone(&self.env.disk);
+            let opened = Index::open(disk, bits, self.options.index.clone(), &self.slices());
+            match opened {
+                Err(error) => self.mend(error)?,
+                opened => return opened,
+            }
+        }
+    }
+
+    /// Mends the index file that `error` names. Each way is tried once per file, so repeated calls
+    /// end.
+    ///
+    /// # Errors
+    /// `error` itself if it names no index file, or in a replica; with advice, if no way is left.
+    /// `Conflict` if a repair finds another server's slow tier: then nothing is changed.
+    pub(crate) fn mend(&mut self, error: Error) -> Result<()> {
+        let ErrorKind::Corrupt { file, .. } = error.kind() else { return Err(error) };
+        let files = Index::files_of(&self.slices())?;
+        if self.options.read_only || files.iter().all(|(path, _)| path != file) {
+            return Err(error);
+        }
+        let path = file.clone();
+        if self.options.repair_index && self.tried_repairs.insert(path.clone()) {
+            match self.repair(&path) {
+                // Nothing in the file is readable.
+                Err(e) if matches!(e.kind(), ErrorKind::Corrupt { file, .. } if *file == path) => {}
+                repaired => return repaired,
+            }
+        }
+        if self.tried_downloads.insert(path.clone()) && self.download(&path)? {
+            tracing::warn!("recovery: {error}: downloaded from the slow tier");
+            self.repairs.push((path, None));
+            return Ok(());
+        }
+        if self.options.forget_lost_index { self.forget(&path) } else { Err(advised(&error)) }
+    }
+
+    fn slices(&self) -> Vec<&[u8]> {
+        self.parts.iter().map(Vec::as_slice).collect()
+    }
+
+    /// Rewrites a file: damaged blocks come from the slow tier, or their series are lost.
+    fn repair(&mut self, path: &str) -> Result<()> {
+        let (bucket, disk) = (&*self.env.bucket, &*self.env.disk);
+        claim::check_ours(self.folder, bucket, self.tree, self.options.forget_lost_history)?;
+        let aside = aside_of(path);
+        if matches!(disk.open(path, OpenMode::Read), Err(e) if *e.kind() == ErrorKind::NotFound) {
+            // An interrupted repair renamed it before the manifest named its replacement.
+            match disk.rename(&aside, path) {
+                Err(e) if *e.kind() != ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
+        let described = claim::read_own(self.folder, bucket, self.tree);
+        let copy = segments::object_reader(bucket, described.as_ref(), path);
+        let repaired = Index::part_repaired(disk, &self.slices(), path, &copy)?;
+        self.parts.push(repaired.part);
+        put_aside(disk, path)?;
+        self.repairs.push((path.to_owned(), repaired.lost));
+        Ok(())
+    }
+
+    /// Downloads a file from the slow tier. `false` if it has no certain copy.
+    fn download(&self, path: &str) -> Result<bool> {
+        let mark = self.folder.writer().mark;
+        segments::download_lost(self.env, mark, &self.slices(), path).map_err(|e| {
+            e.context(format!("{path} is damaged or missing; downloading it from the slow tier"))
+        })
+    }
+
+    /// Removes a file from the index.
+    fn forget(&mut self, path: &str) -> Result<()> {
+        let (part, series_count) = Index::part_without(&self.slices(), path)?;
+        self.parts.push(part);
+        let aside = put_aside(&*self.env.disk, path)?;
+        self.damage.push(format!(
+            "{path} is damaged or missing: its {series_count} series are forgotten, as requested by \
+             --forget-lost-index; its remains are in {aside}"
+        ));
+        Ok(())
+    }
+}
+
+fn aside_of(path: &str) -> String {
+    format!("{}.lost", path.trim_end_matches(".seg"))
+}
+
+/// Renames a file that is damaged or missing to a name that no program reads, which it returns.
+fn put_aside(disk: &dyn Disk, path: &str) -> Result<String> {
+    let aside = aside_of(path);
+    match disk.rename(path, &aside) {
+        Err(e) if *e.kind() != ErrorKind::NotFound => Err(e),
+        _ => disk.sync_dir("index").map(|()| aside),
+    }
+}
+
+fn advised(error: &Error) -> Error {
+    let ErrorKind::Corrupt { file, offset } = error.kind() else {
+        return Error::internal(error.what());
+    };
+    Error::corrupt(
+        file.as_str(),
+        *offset,
+        format!(
+            "{}; the slow tier has no copy. `firn check --repair` rewrites the file with its readable \
+             series. Or restore it from a backup of this folder. Or start with --forget-lost-index: its \
+             series are forgotten, their samples cannot be queried any more, and all others remain",
+            error.what()
+        ),
+    )
+}

@@ -1,0 +1,354 @@
+//! Opening a database, stage by stage: lock, manifest, identity, tree, index mended, rooms, log
+//! replayed, first manifest written.
+
+use std::sync::Arc;
+use std::sync::Weak;
+use std::sync::atomic::Ordering::Relaxed;
+
+use firn_codec::Tombstones;
+use firn_env::{Bucket, Env, FolderLock};
+use firn_head::Head;
+use firn_index::Index;
+use firn_log::{Log, LogSetup};
+use firn_model::{Budget, CommitSeq, ErrorKind, LogPosition, Pool, Reclaim, Result, ShardBits};
+use firn_tree::{Tree, TreeOptions};
+use parking_lot::RwLock;
+
+use crate::Engine;
+use crate::changes::ChangeFeed;
+use crate::commit::Transactions;
+use crate::definitions::Definitions;
+use crate::flush::Flusher;
+use crate::folder::{Folder, new_mark};
+use crate::ledger::Ledger;
+use crate::manifest::{Edit, Manifest, ManifestContents, Room};
+use crate::mend::IndexMender;
+use crate::options::EngineOptions;
+use crate::parts::{EngineParts, Identity, LogCut};
+use crate::pressure::Pressure;
+use crate::recovery::{RecoveryProgress, RecoveryReport};
+use crate::replay::{Replay, ReplayedState};
+use crate::replayed::{ChangeTimes, ReplayedLog};
+use crate::rooms::Rooms;
+use crate::scheduler::Lanes;
+use crate::sequence::Sequence;
+use crate::slow::description::Description;
+use crate::slow::requests::CountedBucket;
+use crate::slow::state::SlowTier;
+use crate::slow::{claim, follow};
+use crate::stats::Counters;
+use crate::tombstones::TombstoneSet;
+use crate::upkeep::IndexUpkeep;
+use crate::wakeup::Wakeup;
+
+/// The locks of an open database, held until it is dropped.
+pub(crate) struct FolderLocks {
+    _data: Box<dyn FolderLock>,
+    _log: Option<Box<dyn FolderLock>>,
+}
+
+/// The engine's state in the manifest.
+struct RecordedState {
+    identity: Identity,
+    cut: LogCut,
+    parts: EngineParts,
+}
+
+/// The rooms that the log is replayed into, and what it contained.
+struct ReplayedRooms {
+    index: Index,
+    head: Head,
+    log: Log,
+    state: ReplayedState,
+}
+
+impl Engine {
+    /// Opens the database of `env`, or creates one in an empty folder.
+    ///
+    /// # Errors
+    /// `Busy` if another process has it open; `Corrupt` for a manifest with both copies damaged, and
+    /// for an index file that is damaged or missing, that the slow tier does not have, and that
+    /// `forget_lost_index` does not give up; `Invalid` for a format of a newer version;
+    /// `Unavailable`.
+    pub fn open(
+        env: Env,
+        options: EngineOptions,
+        progress: &RecoveryProgress,
+    ) -> Result<Arc<Engine>> {
+        let requested = options.stream_count.filter(|_| !options.read_only);
+        let engine = open_as_recorded(env.clone(), options.clone(), progress)?;
+        let recorded = engine.ledger.identity().stream_count;
+        let Some(stream_count) = requested.filter(|&count| count != recorded) else {
+            return Ok(share(engine));
+        };
+        if let Err(why) = prepare_stream_change(&engine) {
+            tracing::error!("opening: the log keeps {recorded} streams: {why}");
+            return Ok(share(engine));
+        }
+        if let Err(why) = record_stream_count(&engine, stream_count) {
+            // The record may be whole in one copy; then the next start would ignore everything that
+            // is logged from now on. A new manifest file, which follows a failed record, says that
+            // nothing has changed.
+            engine.ledger.commit(&engine.rooms, Edit::default(), || Ok(())).map_err(|e| {
+                e.context("opening: the recorded number of log streams is unknown; start again")
+            })?;
+            tracing::error!("opening: the log keeps {recorded} streams: {why}");
+            return Ok(share(engine));
+        }
+        let recovery = engine.recovery.clone();
+        drop(engine);
+        let engine = open_as_recorded(env, options, progress)?;
+        Ok(share(Engine { recovery, ..engine }))
+    }
+}
+
+/// Flushes everything, so that the log may be abandoned. If it fails, the database keeps its streams
+/// and the next start tries again.
+fn prepare_stream_change(engine: &Engine) -> Result<()> {
+    if mutant!(engine, StreamsChangedUnflushed) { Ok(()) } else { engine.flush() }
+}
+
+/// Records another number of streams, and floors that no existing segment reaches, in one manifest
+/// record. Tables contain everything in the log. The database is opened again afterwards.
+///
+/// # Errors
+/// Then the number that the next start finds is unknown.
+fn record_stream_count(engine: &Engine, stream_count: usize) -> Result<()> {
+    let Engine { rooms, ledger, .. } = engine;
+    let identity = Identity { stream_count, ..ledger.identity() };
+    let floors = vec![rooms.log.ceiling()?; stream_count];
+    let cut = LogCut { floors, announced: ledger.sequence.last() };
+    let edit = Edit::default().with(Room::Engine, identity.encode()).with(Room::Log, cut.encode());
+    ledger.commit(rooms, edit, || Ok(()))?;
+    rooms.wakeup.close();
+    Ok(())
+}
+
+/// From now on the budget requests memory from the engine.
+fn share(engine: Engine) -> Arc<Engine> {
+    let engine = Arc::new(engine);
+    let weak: Weak<Engine> = Arc::downgrade(&engine);
+    let reclaimer: Weak<dyn Reclaim> = weak;
+    engine.rooms.budget.set_reclaimer(reclaimer);
+    engine
+}
+
+/// Opens the database with the number of streams that its manifest records.
+fn open_as_recorded(
+    env: Env,
+    options: EngineOptions,
+    progress: &RecoveryProgress,
+) -> Result<Engine> {
+    let locks = lock(&env)?;
+    let requests = Arc::new(CountedBucket::new(env.bucket));
+    let bucket: Arc<dyn Bucket> = Arc::<CountedBucket>::clone(&requests);
+    let env = Env { bucket, ..env };
+    let (manifest, mut contents) = Manifest::open(Arc::clone(&env.disk))?;
+    let is_new = contents.edits.is_empty();
+    let followed = begin_following(&env, &options, &mut contents)?;
+    let recorded = RecordedState::read(&contents, is_new && followed.is_none(), &options)?;
+    let mark = recorded.parts.mark.unwrap_or_else(new_mark);
+    let folder = Folder::new(mark, recorded.parts.claims.clone());
+    options.head.check()?;
+    let budget = Budget::new(options.memory_bytes_max);
+    let tree =
+        Tree::open(&env, tree_options(&options), &contents.parts(Room::Tree), budget.clone())?;
+    let index_parts = contents.parts(Room::Index);
+    let mut mender = IndexMender::new((&env, &options), (&folder, &tree), &index_parts);
+    let replayed =
+        open_replayed_rooms((&env, &options), &recorded, &budget, &mut mender, progress)?;
+    let (index_repairs, forgotten) = (mender.repairs, mender.damage);
+    let ReplayedRooms { index, head, log, state } = replayed;
+    let report =
+        finish_report(state.report, index_repairs, [contents.repaired, forgotten].concat());
+    let last = if mutant!(options, SequenceForgotten) { CommitSeq(0) } else { state.last };
+    let is_silent = mutant!(options, ChangesNotReplayed);
+    let times = if is_silent { ChangeTimes::default() } else { state.changes };
+    let announced = recorded.cut.announced;
+    let recovery = ReplayedLog { report, after: announced, through: last, times };
+    let flushed_deletes = recorded.parts.tombstones.keys().next_back().copied().unwrap_or_default();
+    let tombstones = TombstoneSet::new(
+        Tombstones::new(state.tombstones.into_iter().collect()),
+        flushed_deletes,
+        budget.empty(Pool::Index),
+    );
+    // A database larger than its memory limit still opens; new writes are refused until it fits.
+    let mut index_memory = budget.empty(Pool::Index);
+    index_memory.take(index.stats().heap_bytes);
+    let bits = ShardBits::for_count(recorded.identity.shard_count);
+    let now = env.clock.now_ms();
+    let upkeep = IndexUpkeep::new(index_memory, &*env.clock);
+    let facts = (recorded.identity, recorded.cut);
+    let engine = Engine {
+        transactions: Transactions::new(last, &budget),
+        ledger: Ledger::new(manifest, facts, folder, Sequence::after(last), tombstones),
+        rooms: Rooms {
+            env,
+            options,
+            bits,
+            budget,
+            index,
+            head,
+            tree,
+            log,
+            view: RwLock::new(()),
+            wakeup: Wakeup::default(),
+            #[cfg(feature = "test-util")]
+            probe: std::sync::OnceLock::new(),
+        },
+        pressure: Pressure::default(),
+        changes: ChangeFeed::default(),
+        definitions: Definitions::new(bits.shard_count()),
+        upkeep,
+        flusher: Flusher::new(now),
+        lanes: Lanes::default(),
+        slow: SlowTier::new(requests),
+        counters: Counters::default(),
+        recovery,
+        _locks: locks,
+    };
+    match followed {
+        Some(described) => engine.slow.note_followed(&engine.rooms, &described),
+        None => begin_writing(&engine, is_new)?,
+    }
+    Ok(engine)
+}
+
+fn lock(env: &Env) -> Result<FolderLocks> {
+    let data = env.disk.lock()?;
+    let log = env.log.as_ref().map(|disk| disk.lock()).transpose()?;
+    Ok(FolderLocks { _data: data, _log: log })
+}
+
+/// Puts the slow tier's state in place of the folder's, for a replica. Refuses a new database where
+/// the slow tier has one.
+fn begin_following(
+    env: &Env,
+    options: &EngineOptions,
+    contents: &mut ManifestContents,
+) -> Result<Option<Description>> {
+    let is_new = contents.edits.is_empty();
+    if options.read_only {
+        let described = follow::begin(env, is_new)?;
+        contents.edits = vec![described.state.clone()];
+        return Ok(Some(described));
+    }
+    if is_new {
+        claim::check_unclaimed(&*env.bucket)?;
+    }
+    Ok(None)
+}
+
+#[cfg(feature = "test-util")]
+fn tree_options(options: &EngineOptions) -> TreeOptions {
+    let mutant = options.mutant.and_then(crate::mutants::Mutant::of_tree);
+    TreeOptions { mutant, ..options.tree.clone() }
+}
+
+#[cfg(not(feature = "test-util"))]
+fn tree_options(options: &EngineOptions) -> TreeOptions {
+    options.tree.clone()
+}
+
+impl RecordedState {
+    fn read(
+        contents: &ManifestContents,
+        is_new: bool,
+        options: &EngineOptions,
+    ) -> Result<RecordedState> {
+        let mut parts = EngineParts::decode(contents.parts(Room::Engine).into_iter())?;
+        if is_new {
+            parts.claims = Some(Vec::new());
+        }
+        let identity = parts.identity.unwrap_or(Identity {
+            shard_count: options.shard_count,
+            stream_count: options.stream_count.unwrap_or(1),
+        });
+        let stream_count = identity.stream_count;
+        let cut = match contents.parts(Room::Log).last() {
+            Some(part) => LogCut::decode(part, stream_count)?,
+            None => LogCut { floors: vec![LogPosition(0); stream_count], ..LogCut::default() },
+        };
+        Ok(RecordedState { identity, cut, parts })
+    }
+}
+
+/// Opens index, head and log, and replays the log into them. A damaged block of an index file shows
+/// only when the replay looks up a definition in it: then the file is mended and the replay starts
+/// again, at most once for each way of mending a file.
+fn open_replayed_rooms(
+    (env, options): (&Env, &EngineOptions),
+    recorded: &RecordedState,
+    budget: &Budget,
+    mender: &mut IndexMender<'_>,
+    progress: &RecoveryProgress,
+) -> Result<ReplayedRooms> {
+    let bits = ShardBits::for_count(recorded.identity.shard_count);
+    loop {
+        progress.bytes_done.store(0, Relaxed);
+        let index = mender.open_index(bits)?;
+        let head = Head::new(bits, options.head.clone(), budget.clone());
+        let log = open_log(env, options, recorded)?;
+        progress.started_ns.store(env.clock.monotonic_ns(), Relaxed);
+        let parts = &recorded.parts;
+        let replay = Replay::new(
+            (&log, &index, &head),
+            (&*env.clock, bits, options),
+            &recorded.cut,
+            progress,
+        );
+        let replayed = replay.run(parts.tombstones.clone(), parts.last, options.recovery_threads);
+        match replayed {
+            Ok(state) => return Ok(ReplayedRooms { index, head, log, state }),
+            Err(error) => {
+                drop((index, head, log));
+                mender.mend(error)?;
+            }
+        }
+    }
+}
+
+fn open_log(env: &Env, options: &EngineOptions, recorded: &RecordedState) -> Result<Log> {
+    let Identity { shard_count, stream_count } = recorded.identity;
+    let disk = env.log_disk();
+    let unit_bytes = disk.unit_bytes();
+    let setup = LogSetup { stream_count, shard_count, unit_bytes, options: options.log };
+    let log = Log::open(Arc::clone(disk), Arc::clone(&env.clock), setup)?;
+    let floor = recorded.cut.floors.iter().min().copied().unwrap_or_default();
+    log.discard_other_streams(floor)?;
+    Ok(log)
+}
+
+/// Adds the findings outside of the log to a report, and logs all.
+fn finish_report(
+    mut report: RecoveryReport,
+    index_repairs: Vec<crate::mend::RepairedFile>,
+    damage: Vec<String>,
+) -> RecoveryReport {
+    report.index_repairs = index_repairs;
+    report.damage.splice(0..0, damage);
+    for damage in &report.damage {
+        tracing::error!("recovery: {damage}");
+    }
+    for tail in &report.torn_tails {
+        tracing::warn!("recovery: {tail}");
+    }
+    report
+}
+
+/// Writes a manifest of our own, because the old one may lack a copy and a new database must record
+/// its shard count, and starts a new segment of each log stream.
+///
+/// An existing database on a full disk still answers queries: then the next write or flush tries
+/// this again.
+fn begin_writing(engine: &Engine, is_new: bool) -> Result<()> {
+    let Engine { rooms, ledger, flusher, .. } = engine;
+    let recorded = ledger.commit(rooms, Edit::default(), || Ok(()));
+    match recorded.and_then(|()| flusher.ensure_log_started(&rooms.log)) {
+        Err(e) if !is_new && *e.kind() == ErrorKind::Unavailable => {
+            tracing::error!("opened for queries only; writes are retried: {e}");
+            Ok(())
+        }
+        begun => begun,
+    }
+}

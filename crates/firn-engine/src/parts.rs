@@ -1,0 +1,315 @@
+//! The engine's parts of manifest edits: every tag is encoded and decoded here.
+//!
+//! | tag | part | bytes behind the tag |
+//! |---|---|---|
+//! | 1 | [`Identity`] | varint shard count, varint stream count |
+//! | 2 | last commit | varint number |
+//! | 3 | tombstones | (varint number, varint length, tombstone)* |
+//! | 4 | forgotten tombstones | varint number* |
+//! | 5 | mark of the data folder | 8 bytes |
+//! | 6 | [`SlowPart`], on the slow tier only | zigzag milliseconds, varint count, varint epoch* |
+//! | 7 | claims | (8 bytes, the number of a process)* |
+//!
+//! The log's part ([`LogCut`]) has no tag. Each part of a kind replaces the previous one, except
+//! that tombstones add up. `docs/formats/manifest.md` describes the bytes.
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use firn_codec::varint::{encode_zigzag, take_count, take_varint, take_zigzag};
+use firn_codec::{Tombstone, Tombstones};
+use firn_model::{CommitSeq, Error, LogPosition, Result, Timestamp, decode_varint, encode_varint};
+
+const TAG_IDENTITY: u8 = 1;
+const TAG_SEQUENCE: u8 = 2;
+const TAG_TOMBSTONES: u8 = 3;
+const TAG_FORGOTTEN: u8 = 4;
+const TAG_MARK: u8 = 5;
+const TAG_SLOW: u8 = 6;
+const TAG_CLAIMS: u8 = 7;
+
+/// The file that a damaged part is reported for.
+const FILE: &str = "manifest";
+
+/// The counts that are fixed when a database is created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) shard_count: usize,
+    pub(crate) stream_count: usize,
+}
+
+/// The log positions and change numbers below which a restart needs no log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LogCut {
+    /// Per stream: rows below this are in tables, their definitions in index files.
+    pub(crate) floors: Vec<LogPosition>,
+    /// Changes with larger numbers are above the floors. All up to this one were announced before
+    /// the log was truncated.
+    pub(crate) announced: CommitSeq,
+}
+
+/// The facts that only the slow tier's manifest contains.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SlowPart {
+    /// Wall time at which the manifest was written.
+    pub(crate) written_ms: Timestamp,
+    /// Epoch in the object key of each index segment, in the order of the index's part.
+    pub(crate) segment_epochs: Vec<u64>,
+}
+
+/// All of the engine's parts of a state and the edits behind it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct EngineParts {
+    /// `None` in a new database.
+    pub(crate) identity: Option<Identity>,
+    /// The last commit.
+    pub(crate) last: CommitSeq,
+    /// Deletes that tables may still need.
+    pub(crate) tombstones: BTreeMap<CommitSeq, Arc<Tombstone>>,
+    /// Identifies the data folder.
+    pub(crate) mark: Option<u64>,
+    /// Numbers of processes; `None` in a folder written by versions that did not record them.
+    pub(crate) claims: Option<Vec<u64>>,
+    /// On the slow tier only.
+    pub(crate) slow: Option<SlowPart>,
+}
+
+impl EngineParts {
+    /// Decodes `parts`, the engine's parts of a manifest in order, each once.
+    ///
+    /// # Errors
+    /// `Corrupt` for an unknown tag or a part that ends early.
+    pub(crate) fn decode<'a>(parts: impl Iterator<Item = &'a [u8]>) -> Result<EngineParts> {
+        let mut all = EngineParts::default();
+        for part in parts {
+            let (&tag, rest) = part.split_first().ok_or_else(|| damaged("a part is empty"))?;
+            match tag {
+                TAG_IDENTITY => all.identity = Some(Identity::decode(rest)?),
+                TAG_SEQUENCE => all.last = decode_sequence(rest)?,
+                TAG_TOMBSTONES => decode_tombstones(rest, &mut all.tombstones)?,
+                TAG_FORGOTTEN => decode_forgotten(rest, &mut all.tombstones)?,
+                TAG_MARK => all.mark = Some(decode_mark(rest)?),
+                TAG_SLOW => all.slow = Some(SlowPart::decode(rest)?),
+                TAG_CLAIMS => all.claims = Some(decode_claims(rest)?),
+                _ => return Err(damaged("the engine's part has an unknown tag")),
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl Identity {
+    pub(crate) fn encode(self) -> Vec<u8> {
+        let mut out = vec![TAG_IDENTITY];
+        encode_varint(self.shard_count as u64, &mut out);
+        encode_varint(self.stream_count as u64, &mut out);
+        assert_eq!(
+            Identity::decode(out.get(1..).unwrap_or_default()).ok(),
+            Some(self),
+            "a database is never opened with other counts than it was made with"
+        );
+        out
+    }
+
+    fn decode(mut rest: &[u8]) -> Result<Identity> {
+        let mut count = || {
+            let count = decode_varint(&mut rest).and_then(|count| usize::try_from(count).ok());
+            count.filter(|count| (1..=usize::from(u16::MAX)).contains(count))
+        };
+        let (shard_count, stream_count) = (count(), count());
+        match (shard_count, stream_count) {
+            (Some(shard_count), Some(stream_count)) => Ok(Identity { shard_count, stream_count }),
+            _ => Err(damaged("counts of shards and streams")),
+        }
+    }
+}
+
+impl LogCut {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.floors.iter().for_each(|floor| encode_varint(floor.0, &mut out));
+        encode_varint(self.announced.0, &mut out);
+        out
+    }
+
+    /// The cut of a log with `stream_count` streams.
+    ///
+    /// # Errors
+    /// `Corrupt` if `part` ends early.
+    pub(crate) fn decode(mut part: &[u8], stream_count: usize) -> Result<LogCut> {
+        let bad = || damaged("floors of the log");
+        let floor = |_| decode_varint(&mut part).map(LogPosition).ok_or_else(bad);
+        let floors = (0..stream_count).map(floor).collect::<Result<Vec<_>>>()?;
+        let announced = CommitSeq(decode_varint(&mut part).ok_or_else(bad)?);
+        Ok(LogCut { floors, announced })
+    }
+}
+
+impl SlowPart {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = vec![TAG_SLOW];
+        encode_zigzag(self.written_ms, &mut out);
+        encode_varint(self.segment_epochs.len() as u64, &mut out);
+        self.segment_epochs.iter().for_each(|&epoch| encode_varint(epoch, &mut out));
+        out
+    }
+
+    fn decode(mut rest: &[u8]) -> Result<SlowPart> {
+        let bad = |e: Error| damaged(e.what());
+        let written_ms = take_zigzag(&mut rest, "time of the manifest").map_err(bad)?;
+        let count_max = rest.len();
+        let count = take_count(&mut rest, count_max, "index segments").map_err(bad)?;
+        let epoch = |_| take_varint(&mut rest, "epoch of a segment").map_err(bad);
+        let segment_epochs = (0..count).map(epoch).collect::<Result<Vec<_>>>()?;
+        Ok(SlowPart { written_ms, segment_epochs })
+    }
+}
+
+/// Whether `part` says which folder and process wrote a manifest, or belongs to the slow tier only:
+/// a state moves to another folder without these.
+pub(crate) fn is_of_writer(part: &[u8]) -> bool {
+    matches!(part.first(), Some(&(TAG_MARK | TAG_SLOW | TAG_CLAIMS)))
+}
+
+/// Whether `part` says which folder and process wrote a manifest.
+pub(crate) fn is_claim(part: &[u8]) -> bool {
+    matches!(part.first(), Some(&(TAG_MARK | TAG_CLAIMS)))
+}
+
+/// Whether `part` contains claims.
+#[cfg(test)]
+pub(crate) fn is_claims(part: &[u8]) -> bool {
+    part.first() == Some(&TAG_CLAIMS)
+}
+
+pub(crate) fn encode_sequence(last: CommitSeq) -> Vec<u8> {
+    let mut out = vec![TAG_SEQUENCE];
+    encode_varint(last.0, &mut out);
+    out
+}
+
+fn decode_sequence(mut rest: &[u8]) -> Result<CommitSeq> {
+    decode_varint(&mut rest).map(CommitSeq).ok_or_else(|| damaged("the last commit"))
+}
+
+pub(crate) fn encode_tombstones(tombstones: &Tombstones) -> Vec<u8> {
+    let mut out = vec![TAG_TOMBSTONES];
+    let mut bytes = Vec::new();
+    for (seq, tombstone) in tombstones.iter() {
+        bytes.clear();
+        tombstone.encode(&mut bytes);
+        encode_varint(seq.0, &mut out);
+        encode_varint(bytes.len() as u64, &mut out);
+        out.extend_from_slice(&bytes);
+    }
+    out
+}
+
+fn decode_tombstones(
+    mut rest: &[u8],
+    tombstones: &mut BTreeMap<CommitSeq, Arc<Tombstone>>,
+) -> Result<()> {
+    let bad = || damaged("deletes");
+    while !rest.is_empty() {
+        let seq = CommitSeq(decode_varint(&mut rest).ok_or_else(bad)?);
+        let len = decode_varint(&mut rest).and_then(|len| usize::try_from(len).ok());
+        let len = len.ok_or_else(bad)?;
+        let (bytes, after) = rest.split_at_checked(len).ok_or_else(bad)?;
+        rest = after;
+        tombstones.insert(seq, Arc::new(Tombstone::decode(bytes)?));
+    }
+    Ok(())
+}
+
+pub(crate) fn encode_forgotten(seqs: &[CommitSeq]) -> Vec<u8> {
+    let mut out = vec![TAG_FORGOTTEN];
+    seqs.iter().for_each(|seq| encode_varint(seq.0, &mut out));
+    out
+}
+
+fn decode_forgotten(
+    mut rest: &[u8],
+    tombstones: &mut BTreeMap<CommitSeq, Arc<Tombstone>>,
+) -> Result<()> {
+    while !rest.is_empty() {
+        let seq = decode_varint(&mut rest).ok_or_else(|| damaged("forgotten deletes"))?;
+        tombstones.remove(&CommitSeq(seq));
+    }
+    Ok(())
+}
+
+pub(crate) fn encode_mark(mark: u64) -> Vec<u8> {
+    let mut out = vec![TAG_MARK];
+    out.extend_from_slice(&mark.to_le_bytes());
+    out
+}
+
+fn decode_mark(rest: &[u8]) -> Result<u64> {
+    let mark = rest.try_into().map_err(|_| damaged("the mark of the folder"))?;
+    Ok(u64::from_le_bytes(mark))
+}
+
+/// A folder's claims, oldest first; on the slow tier the one process that wrote the manifest.
+pub(crate) fn encode_claims(numbers: &[u64]) -> Vec<u8> {
+    let mut out = vec![TAG_CLAIMS];
+    numbers.iter().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
+    out
+}
+
+fn decode_claims(rest: &[u8]) -> Result<Vec<u64>> {
+    let (numbers, []) = rest.as_chunks() else {
+        return Err(damaged("the claims of the folder's processes"));
+    };
+    Ok(numbers.iter().map(|number| u64::from_le_bytes(*number)).collect())
+}
+
+fn damaged(what: &str) -> Error {
+    Error::corrupt(FILE, 0, format!("{what} cannot be decoded; restore a backup"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_is_decoded_as_it_was_encoded_and_no_prefix_of_it() {
+        let identity = Identity { shard_count: 64, stream_count: 3 };
+        let slow = SlowPart { written_ms: -5, segment_epochs: vec![1, 300] };
+        let parts = [
+            identity.encode(),
+            encode_sequence(CommitSeq(70_000)),
+            encode_mark(7),
+            slow.encode(),
+            encode_claims(&[8, 9]),
+        ];
+        let all = EngineParts::decode(parts.iter().map(Vec::as_slice)).unwrap();
+        assert_eq!((all.identity, all.last), (Some(identity), CommitSeq(70_000)));
+        assert_eq!((all.mark, all.claims, all.slow), (Some(7), Some(vec![8, 9]), Some(slow)));
+        for part in &parts {
+            for len in 0..part.len() {
+                let decoded = EngineParts::decode([&part[..len]].into_iter());
+                // Fewer claims are claims too.
+                let is_claims = part[0] == TAG_CLAIMS && len % 8 == 1;
+                assert_eq!(decoded.is_ok(), is_claims, "{len} bytes of {part:?}");
+            }
+        }
+        assert!(EngineParts::decode([&[99u8][..]].into_iter()).is_err());
+    }
+
+    #[test]
+    fn a_cut_is_decoded_for_its_number_of_streams() {
+        let cut =
+            LogCut { floors: vec![LogPosition(5), LogPosition(1 << 40)], announced: CommitSeq(9) };
+        assert_eq!(LogCut::decode(&cut.encode(), 2).unwrap(), cut);
+        assert!(LogCut::decode(&cut.encode(), 3).is_err());
+    }
+}

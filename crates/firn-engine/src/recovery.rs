@@ -1,0 +1,67 @@
+//! What a recovery reports: its progress while it runs, and its findings.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use firn_index::LostSeries;
+
+/// Progress of a recovery, for a page that users watch.
+#[derive(Debug, Default)]
+pub struct RecoveryProgress {
+    /// Log bytes to read. Those of the stream with the deletes count twice, because it is read
+    /// twice.
+    pub bytes_total: AtomicU64,
+    /// Log bytes read.
+    pub bytes_done: AtomicU64,
+    /// Monotonic time at which the recovery started; 0 before that.
+    pub started_ns: AtomicU64,
+    /// Monotonic time of the last read.
+    pub read_at_ns: AtomicU64,
+}
+
+impl RecoveryProgress {
+    /// Estimated milliseconds for the remaining bytes, at the speed so far; `None` before the first
+    /// bytes are read.
+    pub fn left_ms(&self) -> Option<u64> {
+        let [total, done, started, at] =
+            [&self.bytes_total, &self.bytes_done, &self.started_ns, &self.read_at_ns]
+                .map(|number| number.load(Ordering::Relaxed));
+        let spent_ms = at.checked_sub(started)? as f64 / 1e6;
+        (done > 0).then(|| (spent_ms * total.saturating_sub(done) as f64 / done as f64) as u64)
+    }
+}
+
+/// Findings of a recovery.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecoveryReport {
+    /// Log entries read.
+    pub entries: u64,
+    /// Rows replayed into the head.
+    pub rows: u64,
+    /// Transactions replayed.
+    pub transactions: u64,
+    /// The maximum number of bytes of their rows that were in memory at one time, beside the head.
+    pub transaction_bytes_max: u64,
+    /// Deletes replayed, all of them in transactions.
+    pub deletes: u64,
+    /// Rows that could not be decoded because the log is damaged before them.
+    pub rows_lost: u64,
+    /// One sentence for each stream whose end was torn by a crash: unacknowledged writes.
+    pub torn_tails: Vec<String>,
+    /// One sentence for each damaged location in log or manifest, and each forgotten index file.
+    pub damage: Vec<String>,
+    /// Index files that were rewritten ([`crate::EngineOptions::repair_index`]) or downloaded from
+    /// the slow tier, and the series lost by that.
+    pub index_repairs: Vec<(String, Option<LostSeries>)>,
+}
+
+impl RecoveryReport {
+    /// Adds the findings of one stream.
+    pub(crate) fn add(&mut self, other: RecoveryReport) {
+        self.entries += other.entries;
+        self.rows += other.rows;
+        self.deletes += other.deletes;
+        self.rows_lost += other.rows_lost;
+        self.torn_tails.extend(other.torn_tails);
+        self.damage.extend(other.damage);
+    }
+}

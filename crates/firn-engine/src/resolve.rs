@@ -1,0 +1,102 @@
+//! Resolving label sets to series references: lookups, and definitions of new series.
+
+use firn_model::{Error, GroupId, Labels, Pool, Result, SeriesRef};
+
+use crate::Engine;
+
+impl Engine {
+    /// Returns the references of label sets and defines the new ones (the slow path). A definition is
+    /// durable with the first row of its series. Without memory for new series, known ones are still
+    /// resolved.
+    pub fn resolve(&self, labels: &[Labels]) -> Vec<Result<SeriesRef>> {
+        let mut refs = Vec::with_capacity(labels.len());
+        if let Err(e) = self.slow.check_writable(&self.rooms) {
+            let refused = || Error::new(e.kind().clone(), e.what());
+            let known = |labels: &Labels| self.rooms.index.lookup(labels)?.ok_or_else(refused);
+            return labels.iter().map(known).collect();
+        }
+        let found = self.with_index_memory(labels.iter(), || {
+            self.rooms.index.resolve(labels, &mut refs);
+            let known = refs
+                .iter()
+                .zip(labels)
+                .filter_map(|(found, labels)| Some((*found.as_ref().ok()?, labels.clone())));
+            self.changes.announce_defined(known);
+        });
+        if let Err(e) = found {
+            let refused = || Error::new(e.kind().clone(), e.what());
+            let known = |labels: &Labels| self.rooms.index.lookup(labels)?.ok_or_else(refused);
+            refs.extend(labels.iter().map(known));
+            self.await_definers();
+        }
+        refs
+    }
+
+    /// Returns the references of known label sets; defines nothing.
+    ///
+    /// # Errors
+    /// `Corrupt` if a damaged index segment may contain one of them.
+    pub fn find(&self, labels: &[Labels]) -> Result<Vec<Option<SeriesRef>>> {
+        let found = labels.iter().map(|labels| self.rooms.index.lookup(labels)).collect();
+        self.await_definers();
+        found
+    }
+
+    /// The first of `refs` that does not exist.
+    ///
+    /// # Errors
+    /// `Corrupt` if a damaged index segment may contain one of them.
+    pub fn find_unknown(&self, refs: &[SeriesRef]) -> Result<Option<SeriesRef>> {
+        self.rooms.index.find_unknown(refs.iter().copied())
+    }
+
+    /// Returns the references of the members of an explicit group, and their groups: usually one. New
+    /// series are defined. `members` are their labels without those of the group.
+    ///
+    /// # Errors
+    /// `Busy` without memory, `SeriesLimit` over a limit, `Invalid` if a member repeats a label of the
+    /// group.
+    pub fn resolve_group(
+        &self,
+        group_labels: &Labels,
+        members: &[Labels],
+    ) -> Result<(Vec<GroupId>, Vec<SeriesRef>)> {
+        self.slow.check_writable(&self.rooms)?;
+        let labels = members.iter().chain([group_labels]);
+        self.with_index_memory(labels, || {
+            let (groups, refs) = self.rooms.index.resolve_group(group_labels, members)?;
+            let whole =
+                |member: &Labels| Labels::from_pairs(group_labels.iter().chain(member.iter()));
+            let labels = members.iter().map(whole).collect::<Result<Vec<Labels>>>()?;
+            self.changes.announce_defined(refs.iter().copied().zip(labels));
+            Ok((groups, refs))
+        })?
+    }
+
+    /// On return, every series that this call found without holding the lock on the index's memory has
+    /// been announced to the cache.
+    fn await_definers(&self) {
+        if self.changes.is_set() {
+            drop(self.upkeep.memory.lock());
+        }
+    }
+
+    /// Reserves memory for the definitions of all `labels`, then keeps what the index really uses.
+    fn with_index_memory<'l, T>(
+        &self,
+        labels: impl Iterator<Item = &'l Labels>,
+        resolve: impl FnOnce() -> T,
+    ) -> Result<T> {
+        // Upper bound of text, posting lists and hash entries of one series.
+        const SERIES_BYTES: u64 = 512;
+        let bytes = labels.map(|labels| labels.as_encoded().len() as u64 + SERIES_BYTES).sum();
+        let mut memory = self.upkeep.memory.lock();
+        self.pressure.admit_series(&self.rooms)?;
+        self.pressure.grow(&self.rooms, &mut memory, Pool::Index, bytes)?;
+        self.rooms.index.tick(self.rooms.env.clock.now_ms());
+        let found = resolve();
+        let unused = memory.bytes().saturating_sub(self.rooms.index.stats().heap_bytes);
+        memory.shrink(unused);
+        Ok(found)
+    }
+}

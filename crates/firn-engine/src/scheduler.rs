@@ -1,0 +1,278 @@
+//! The scheduler of background work: calls the rooms for plans, runs them, commits their edits.
+//!
+//! Work runs in lanes, each on a thread of its caller, so that a long upload never delays a flush.
+//! The simulation calls all lanes from one thread.
+
+use std::time::Duration;
+
+use firn_log::SyncPolicy;
+use firn_model::{CancelToken, CommitSeq, ErrorKind, Result};
+use firn_tree::{Job, JobKind, TierScope};
+use parking_lot::Mutex;
+
+use crate::Engine;
+use crate::manifest::{Edit, Room};
+use crate::rooms::Rooms;
+use crate::stats::Counter;
+use crate::upkeep::UpkeepWork;
+
+/// The work that one [`Engine::step`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Step {
+    /// Active rows of a shard became a static segment.
+    Convert,
+    /// Small segments of a shard became one.
+    Compress,
+    /// The head was flushed to level 0 and the log truncated.
+    Flush,
+    /// New series were written to an index file.
+    Seal,
+    /// Flushed memory was released.
+    Recycle,
+    /// Tables were merged, uploaded, patched or dropped.
+    Tree(JobKind),
+    /// New partitions became longer or shorter, towards the fast tier's limit.
+    Adapt,
+    /// Unreferenced files were deleted.
+    Garbage,
+    /// Deletes that hide no sample any more were dropped.
+    Forget,
+    /// Index files became one.
+    Merge,
+    /// Series without samples were removed from the index.
+    RemoveSeries,
+    /// The slow tier's manifest was claimed or brought up to date.
+    Publish,
+    /// A replica swapped to a newer manifest of the slow tier.
+    Follow,
+}
+
+/// A kind of background work with a thread of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// Conversions, compressions, flushes, new index files.
+    Head,
+    /// Compactions, uploads, retention, garbage, merges of index files.
+    Tree,
+    /// Syncs at the interval of [`crate::EngineOptions::log`] when no commit does. Idle with other
+    /// policies.
+    Log,
+}
+
+// An idle lane looks for work this often: at a million samples a second an arena fills in 4 s.
+const IDLE_MS: u64 = 250;
+// After a failure the lane waits this long, doubled up to the maximum.
+const RETRY_MS: u64 = 1_000;
+const RETRY_MS_MAX: u64 = 60_000;
+
+/// The state of the lanes.
+#[derive(Default)]
+pub(crate) struct Lanes {
+    /// Held by each step of the tree's lane, by checks and while index files are copied. The first
+    /// lock in the order: before the claim, `leaving` and the flush lane.
+    pub(crate) tree: Mutex<()>,
+    error_count: Counter,
+}
+
+impl Lanes {
+    /// Failed steps since the start.
+    pub(crate) fn error_count(&self) -> u64 {
+        self.error_count.get()
+    }
+}
+
+impl Engine {
+    /// Does the most urgent work of a lane, if there is any. Several threads may call this, one per
+    /// lane.
+    ///
+    /// # Errors
+    /// Those of disk and bucket; the next call plans the work again.
+    pub fn step(&self, lane: Lane) -> Result<Option<Step>> {
+        self.rooms.wakeup.check_open()?;
+        let done = match lane {
+            Lane::Head | Lane::Log if self.rooms.options.read_only => Ok(None),
+            Lane::Head => self.step_head(),
+            Lane::Tree => self.step_tree(),
+            Lane::Log => self.sync_at_interval().map(|()| None),
+        };
+        if done.as_ref().is_err_and(|e| *e.kind() == ErrorKind::Unavailable) {
+            // The disk may be full: segments kept for reuse make room for tables.
+            self.rooms.log.remove_spares();
+        }
+        done
+    }
+
+    fn step_head(&self) -> Result<Option<Step>> {
+        let rooms = &self.rooms;
+        self.pressure.keep_room(rooms);
+        if self.flusher.is_due(rooms, !self.ledger.tombstones.unflushed().is_empty()) {
+            self.flush()?;
+            return Ok(Some(Step::Flush));
+        }
+        if is_seal_due(rooms) {
+            self.seal_new_series()?;
+            return Ok(Some(Step::Seal));
+        }
+        if let Some(job) = rooms.head.plan_convert() {
+            rooms.head.apply_convert(job.run()?);
+            return Ok(Some(Step::Convert));
+        }
+        if let Some(job) = rooms.head.plan_compress() {
+            rooms.head.apply_convert(job.run()?);
+            return Ok(Some(Step::Compress));
+        }
+        if rooms.recycle_surplus() > 0 {
+            return Ok(Some(Step::Recycle));
+        }
+        self.upkeep.hold_memory(&rooms.index);
+        // Writers find the next log segment ready.
+        if self.flusher.is_log_started() {
+            rooms.log.prepare()?;
+        }
+        Ok(None)
+    }
+
+    /// A loss by an earlier sync is not reported again: it has requested a flush, which must not be
+    /// delayed here.
+    fn sync_at_interval(&self) -> Result<()> {
+        match self.rooms.options.log.sync {
+            SyncPolicy::IntervalMs(_) if self.flusher.is_log_started() => {
+                self.rooms.log.harden(&self.rooms.log_ends())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn step_tree(&self) -> Result<Option<Step>> {
+        let Engine { rooms, ledger, pressure, upkeep, slow, .. } = self;
+        let _one_at_a_time = self.lanes.tree.lock();
+        if rooms.options.read_only {
+            return Ok(slow.follow(rooms, ledger, upkeep)?.then_some(Step::Follow));
+        }
+        let tree = &rooms.tree;
+        tree.relieve_slow_cache();
+        match upkeep.tend(rooms, ledger, pressure)? {
+            Some(UpkeepWork::Merged) => return Ok(Some(Step::Merge)),
+            Some(UpkeepWork::SeriesRemoved) => return Ok(Some(Step::RemoveSeries)),
+            None => {}
+        }
+        let now = rooms.env.clock.now_ms();
+        let scope = slow.scope(now);
+        if mutant!(rooms, ObjectsRemovedEarly) {
+            tree.note_published(&tree.slow_tables().dead, 0);
+            tree.collect_garbage(&rooms.env, scope)?;
+        }
+        if scope == TierScope::Both && slow.run(now, || slow.tend(rooms, ledger, pressure))? {
+            return Ok(Some(Step::Publish));
+        }
+        let version = tree.version();
+        let deletes = ledger.tombstones.of_tree(rooms);
+        if let Some(job) = tree.plan(&version, &deletes, now, scope) {
+            drop(version);
+            match job.is_slow() {
+                true => slow.run(now, || self.run_tree_job(&job))?,
+                false => self.run_tree_job(&job)?,
+            }
+            return Ok(Some(Step::Tree(job.kind())));
+        }
+        if scope == TierScope::Both && tree.adapt(&version) {
+            return Ok(Some(Step::Adapt));
+        }
+        drop(version);
+        if self.forget_applied(&deletes)? > 0 {
+            upkeep.note_data_gone();
+            return Ok(Some(Step::Forget));
+        }
+        let removed_count = match scope {
+            TierScope::Both => slow.run(now, || {
+                let tables = tree.collect_garbage(&rooms.env, scope)?;
+                Ok(tables + slow.collect_dead_segments(rooms, now)?)
+            }),
+            TierScope::Fast => tree.collect_garbage(&rooms.env, scope),
+        }?;
+        Ok((removed_count > 0).then_some(Step::Garbage))
+    }
+
+    fn run_tree_job(&self, job: &Job) -> Result<()> {
+        let Engine { rooms, ledger, .. } = self;
+        let edit = job.run(&rooms.env, &rooms.budget, &CancelToken::new())?;
+        probe!(rooms, JobRun);
+        if edit.is_empty() {
+            return Ok(());
+        }
+        rooms.tree.check(&edit)?;
+        let part = Edit::default().with(Room::Tree, edit.encode());
+        let committed = ledger.commit(rooms, part, || {
+            let _view = rooms.view.write();
+            rooms.tree.apply(&edit)?;
+            if job.kind() == JobKind::Drop {
+                // Hot blocks would stay visible to new readers until they are recycled.
+                rooms.head.recycle_before(CommitSeq(job.newest_seq().0.saturating_add(1)));
+            }
+            Ok(())
+        });
+        committed.map_err(|e| e.context(job))?;
+        if matches!(job.kind(), JobKind::Drop | JobKind::Clean) {
+            self.upkeep.note_data_gone();
+        }
+        Ok(())
+    }
+
+    /// Releases `bytes` of flushed memory, or all that there is, oldest rows first: tables contain
+    /// them. For callers that need the memory elsewhere. Returns the bytes released.
+    pub fn recycle(&self, bytes: u64) -> u64 {
+        self.rooms.recycle(bytes)
+    }
+
+    /// Requests a flush soon from the head's lane.
+    pub fn request_flush(&self) {
+        self.rooms.wakeup.request_flush();
+    }
+
+    /// Steps a lane until the engine is closed. The caller runs it on a thread of its own. Errors are
+    /// logged and counted, and the lane retries after a growing pause.
+    pub fn run_lane(&self, lane: Lane) {
+        let mut retry_ms = RETRY_MS;
+        let idle_ms = match (lane, self.rooms.options.log.sync) {
+            (Lane::Log, SyncPolicy::IntervalMs(interval_ms)) => interval_ms,
+            _ => IDLE_MS,
+        };
+        while self.is_open() {
+            let done = self.step(lane);
+            if done.is_ok() {
+                retry_ms = RETRY_MS;
+            }
+            let wait_ms = match done {
+                Ok(Some(_)) => continue,
+                Ok(None) => idle_ms,
+                Err(e) if *e.kind() == ErrorKind::Closed => return,
+                Err(e) => {
+                    self.lanes.error_count.add(1);
+                    // Writes after a failed sync still have their interval.
+                    let is_paced = lane == Lane::Log;
+                    let wait_ms = if is_paced { retry_ms.min(idle_ms) } else { retry_ms };
+                    tracing::error!("maintenance ({lane:?}) failed, retry in {wait_ms} ms: {e}");
+                    retry_ms = (retry_ms * 2).min(RETRY_MS_MAX);
+                    wait_ms
+                }
+            };
+            self.wait_for_work(lane, Duration::from_millis(wait_ms));
+        }
+    }
+
+    fn wait_for_work(&self, lane: Lane, limit: Duration) {
+        let rooms = &self.rooms;
+        if lane != Lane::Log {
+            (rooms.options.on_idle)();
+        }
+        let has_work = || lane == Lane::Head && rooms.wakeup.is_flush_requested();
+        rooms.wakeup.wait(limit, has_work);
+    }
+}
+
+/// Whether new series take so much memory that they are written to a file between flushes.
+fn is_seal_due(rooms: &Rooms) -> bool {
+    let index = rooms.index.stats();
+    index.unsealed_bytes > rooms.options.new_series_bytes_max.max(index.segment_bytes / 2)
+}

@@ -1,0 +1,130 @@
+//! The slow tier's manifest, decoded.
+
+use firn_env::{Bucket, Env, RangeRequest};
+use firn_index::Index;
+use firn_model::{Error, ErrorKind, Result, Timestamp};
+
+use crate::folder::Writer;
+use crate::manifest::{self, Edit, ManifestObject, Room};
+use crate::parts::{EngineParts, SlowPart};
+
+/// Key of the manifest.
+pub(crate) const KEY: &str = "manifest";
+
+// Another manifest may be put between the request for its length and that for its bytes.
+const READ_TRIES: usize = 4;
+
+/// The contents of the slow tier's manifest.
+#[derive(Clone)]
+pub(crate) struct Description {
+    pub(crate) epoch: u64,
+    pub(crate) writer: Writer,
+    /// The object's version, for conditional puts.
+    pub(crate) version: String,
+    /// The whole state, as of a database without fast tier and log.
+    pub(crate) state: Edit,
+    /// The engine's parts of the state.
+    pub(crate) parts: EngineParts,
+    /// The first byte at which one of the object's two copies is damaged.
+    pub(crate) damaged_at: Option<u64>,
+}
+
+impl Description {
+    fn decode(bytes: &[u8], version: String) -> Result<Description> {
+        let ManifestObject { epoch, state, damaged_at } = manifest::decode_object(KEY, bytes)?;
+        let bad = |e: Error| Error::corrupt(KEY, 0, e.what());
+        let parts = EngineParts::decode(state.parts(Room::Engine)).map_err(bad)?;
+        let number = match parts.claims.as_deref() {
+            None => 0,
+            Some(&[number]) => number,
+            Some(_) => {
+                return Err(Error::corrupt(KEY, 0, "it must name one process as its writer"));
+            }
+        };
+        let writer = Writer { mark: parts.mark.unwrap_or(0), number };
+        Ok(Description { epoch, writer, version, state, parts, damaged_at })
+    }
+
+    /// Wall time at which the manifest was written.
+    pub(crate) fn written_ms(&self) -> Timestamp {
+        self.slow_part().written_ms
+    }
+
+    fn slow_part(&self) -> SlowPart {
+        self.parts.slow.clone().unwrap_or_default()
+    }
+
+    /// The index files that it names, with their lengths and the epochs of their objects' keys.
+    ///
+    /// # Errors
+    /// `Corrupt` if files and epochs do not match.
+    pub(crate) fn index_files(&self) -> Result<Vec<(String, u64, u64)>> {
+        let files = Index::files_of(&[&index_part(&self.state)])?;
+        let epochs = self.slow_part().segment_epochs;
+        if files.len() != epochs.len() {
+            return Err(Error::corrupt(
+                KEY,
+                0,
+                format!("it names {} index segments and {} epochs", files.len(), epochs.len()),
+            ));
+        }
+        let files = files.into_iter().zip(epochs);
+        Ok(files.map(|((path, bytes), epoch)| (path, bytes, epoch)).collect())
+    }
+}
+
+/// The index's part of a slow-tier state.
+pub(crate) fn index_part(state: &Edit) -> Vec<u8> {
+    state.parts(Room::Index).next().map_or_else(Index::empty_part, <[u8]>::to_vec)
+}
+
+/// The slow tier's manifest; `None` if there is none.
+///
+/// # Errors
+/// `Corrupt` if both its copies are damaged, `Invalid` for a newer version, `Unavailable`.
+pub(crate) fn read(bucket: &dyn Bucket) -> Result<Option<Description>> {
+    for _ in 0..READ_TRIES {
+        let info = match bucket.head(KEY) {
+            Ok(info) => info,
+            Err(e) if *e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let request = RangeRequest { key: KEY.to_owned(), offset: 0, len: info.bytes };
+        match bucket.get_ranges(&[request]).pop() {
+            Some(Ok(bytes)) if bytes.len() as u64 == info.bytes => {
+                return Description::decode(&bytes, info.version).map(Some);
+            }
+            // Shorter now: another manifest was put.
+            Some(Err(e)) if !matches!(e.kind(), ErrorKind::Corrupt { .. }) => return Err(e),
+            _ => {}
+        }
+    }
+    Err(Error::unavailable(format!(
+        "the slow tier's manifest changed during each of {READ_TRIES} reads; retry"
+    )))
+}
+
+/// The manifest, which must exist.
+///
+/// # Errors
+/// As [`read`], and `NotFound`.
+pub(crate) fn read_existing(env: &Env) -> Result<Description> {
+    read(&*env.bucket)?.ok_or_else(|| {
+        Error::not_found(
+            "the slow tier has no manifest: nothing was uploaded there yet, or --slow-tier names \
+             the wrong location",
+        )
+    })
+}
+
+/// The version of the manifest; `None` if there is none.
+///
+/// # Errors
+/// `Unavailable`.
+pub(crate) fn version(bucket: &dyn Bucket) -> Result<Option<String>> {
+    match bucket.head(KEY) {
+        Ok(info) => Ok(Some(info.version)),
+        Err(e) if *e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}

@@ -1,0 +1,91 @@
+//! Read-only replicas: the history that another server writes, read from the slow tier alone.
+//!
+//! A replica has a folder of its own for index segments, at the paths that they have at the writer;
+//! tables are read in place. It polls the slow tier's manifest and swaps to each new state as a
+//! whole. The writer deletes an object only after the grace time, an hour: a replica may lag by
+//! that much.
+
+use firn_codec::Tombstones;
+use firn_env::Env;
+use firn_model::{Error, ErrorKind, Result};
+
+use crate::ledger::Ledger;
+use crate::manifest::Room;
+use crate::rooms::Rooms;
+use crate::slow::description::{self, Description};
+use crate::slow::segments::download_missing;
+use crate::slow::state::SlowTier;
+use crate::upkeep::IndexUpkeep;
+
+// One request for a few hundred bytes; the writer puts a manifest every few minutes.
+const LOOK_MS: i64 = 10_000;
+
+/// Reads the manifest that a new replica shows and downloads its index segments.
+///
+/// # Errors
+/// `Conflict` if the folder has a database, `NotFound` if nothing was ever uploaded, those of the
+/// tiers.
+pub(crate) fn begin(env: &Env, is_empty: bool) -> Result<Description> {
+    if !is_empty {
+        return Err(Error::new(
+            ErrorKind::Conflict,
+            "this folder has a database that is written to; set --data to a separate folder for the \
+             replica",
+        ));
+    }
+    let described = description::read_existing(env)?;
+    download_missing(env, &described)?;
+    Ok(described)
+}
+
+impl SlowTier {
+    /// Swaps to the slow tier's current manifest. Returns whether it has changed.
+    ///
+    /// # Errors
+    /// Those of the tiers.
+    pub(crate) fn follow(
+        &self,
+        rooms: &Rooms,
+        ledger: &Ledger,
+        upkeep: &IndexUpkeep,
+    ) -> Result<bool> {
+        let now = rooms.env.clock.now_ms();
+        {
+            let mut followed = self.followed.lock();
+            if now.saturating_sub(followed.looked_at_ms) < LOOK_MS {
+                return Ok(false);
+            }
+            followed.looked_at_ms = now;
+        }
+        let version = description::version(&*rooms.env.bucket)?;
+        if version.as_ref() == Some(&self.followed.lock().version) {
+            return Ok(false);
+        }
+        let next = description::read_existing(&rooms.env)?;
+        download_missing(&rooms.env, &next)?;
+        let part = |room| next.state.parts(room).next();
+        let edit = part(Room::Tree).map(|part| rooms.tree.plan_follow(part)).transpose()?;
+        // The labels first, then the samples of their series.
+        if let Some(part) = part(Room::Index) {
+            rooms.index.follow(part)?;
+        }
+        upkeep.hold_memory(&rooms.index);
+        {
+            let _view = rooms.view.write();
+            if let Some(edit) = &edit {
+                rooms.tree.follow(edit)?;
+            }
+            let tombstones = next.parts.tombstones.clone();
+            ledger.tombstones.follow(Tombstones::new(tombstones.into_iter().collect()));
+        }
+        ledger.sequence.advance(next.parts.last);
+        self.note_followed(rooms, &next);
+        Ok(true)
+    }
+
+    /// Records that a replica shows `described`.
+    pub(crate) fn note_followed(&self, rooms: &Rooms, described: &Description) {
+        self.set_current(described.epoch, rooms.tree.version().newest_slow_ts());
+        self.followed.lock().version.clone_from(&described.version);
+    }
+}

@@ -1,0 +1,72 @@
+//! Waking the maintenance lanes, and ending them.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use firn_model::{Error, Result};
+use parking_lot::{Condvar, Mutex};
+
+/// Requests to the maintenance lanes: flush soon, stop.
+#[derive(Default)]
+pub(crate) struct Wakeup {
+    /// Held by a lane from its last look for work until it sleeps. No other lock is taken under it.
+    asleep: Mutex<()>,
+    condvar: Condvar,
+    is_flush_requested: AtomicBool,
+    is_closed: AtomicBool,
+}
+
+impl Wakeup {
+    /// Makes the head's lane flush soon.
+    pub(crate) fn request_flush(&self) {
+        self.is_flush_requested.store(true, Ordering::Relaxed);
+        self.wake();
+    }
+
+    pub(crate) fn is_flush_requested(&self) -> bool {
+        self.is_flush_requested.load(Ordering::Relaxed)
+    }
+
+    /// The requested flush is done.
+    pub(crate) fn clear_flush_request(&self) {
+        self.is_flush_requested.store(false, Ordering::Relaxed);
+    }
+
+    /// Ends the lanes and refuses further work.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        !self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// # Errors
+    /// `Closed` after [`Wakeup::close`].
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.is_open() { Ok(()) } else { Err(Error::closed("the database is shutting down")) }
+    }
+
+    /// Sleeps until it is woken, at most for `limit`; not at all if the database is closed or
+    /// `has_work`, which is called under the lock so that no request is missed.
+    pub(crate) fn wait(&self, limit: Duration, has_work: impl FnOnce() -> bool) {
+        let mut asleep = self.asleep.lock();
+        if self.is_open() && !has_work() {
+            self.condvar.wait_for(&mut asleep, limit);
+        }
+    }
+
+    fn wake(&self) {
+        // A lane that has looked for work and does not sleep yet would miss the notification.
+        let _asleep = self.asleep.lock();
+        self.condvar.notify_all();
+    }
+}
+
+impl fmt::Debug for Wakeup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wakeup").field("is_open", &self.is_open()).finish_non_exhaustive()
+    }
+}
