@@ -16,7 +16,7 @@ use crate::http::answer::{ApiError, JSON, Packing, Payload};
 use crate::http::params::Params;
 use crate::http::{GET_POST, Shared, ready};
 use crate::wire::json;
-use crate::wire::query_stats::{StatsAsked, Timings};
+use crate::wire::query_stats::{StatsLevel, Timings};
 use firndb::{QueryOptions, QueryTime};
 
 /// The routes of this file.
@@ -33,7 +33,7 @@ struct Asked {
     options: QueryOptions,
     timeout: Duration,
     limit: usize,
-    stats: StatsAsked,
+    stats: StatsLevel,
     packing: Packing,
 }
 
@@ -180,7 +180,7 @@ fn timeout(app: &App, params: &Params) -> Result<Duration, ApiError> {
     Ok(wanted.map_or(most, |ns| most.min(Duration::from_nanos(ns.max(0).unsigned_abs()))))
 }
 
-fn options(app: &App, params: &Params, stats: &StatsAsked) -> Result<QueryOptions, ApiError> {
+fn options(app: &App, params: &Params, stats: &StatsLevel) -> Result<QueryOptions, ApiError> {
     let lookback_ns = params.duration_ns_or_why("lookback_delta").map_err(|why| {
         ApiError::bad_data(format!("error parsing lookback delta duration: {why}"))
     })?;
@@ -189,10 +189,10 @@ fn options(app: &App, params: &Params, stats: &StatsAsked) -> Result<QueryOption
     Ok(QueryOptions {
         lookback_ms,
         samples_max: app.config.query_samples_max,
-        counts_samples: *stats != StatsAsked::None,
+        counts_samples: *stats != StatsLevel::None,
     })
 }
 
-fn stats_asked(params: &Params) -> StatsAsked {
-    StatsAsked::named(params.get("stats").unwrap_or_default())
+fn stats_asked(params: &Params) -> StatsLevel {
+    StatsLevel::named(params.get("stats").unwrap_or_default())
 }

@@ -18,7 +18,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
 // Bits reversed, as the checksum is computed from the lowest bit.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 
-/// `TABLES[n][byte]`: what `byte` does to the checksum when `n` more bytes follow in its word.
+/// `TABLES[n][byte]`: the effect of `byte` on the checksum if `n` more bytes follow in its word.
 static TABLES: [[u32; 256]; 8] = tables();
 
 const fn tables() -> [[u32; 256]; 8] {

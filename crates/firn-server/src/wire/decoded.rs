@@ -1,4 +1,4 @@
-//! What a write request holds before anybody looked at labels: the same for every protocol.
+//! The decoded form of a write request before its labels are parsed; the same for every protocol.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_128_with_secret;
 
 use crate::metadata::Metadata;
 
-/// One series of a request: where its label bytes are, what they hash to, and its samples.
+/// One series of a request: the position of its label bytes, their hash, and its samples.
 #[derive(Clone, Copy, Debug)]
 pub struct EncodedSeries {
     /// Keyed hash of the label bytes, see [`SpanHasher`].
@@ -49,8 +49,8 @@ impl EncodedSeries {
 }
 
 impl Decoded {
-    /// What one series or sample costs on its way through [`crate::ingest`]: itself, its reference,
-    /// its cell in the row batch.
+    /// Memory of one series or sample in [`crate::ingest`]: itself, its reference, and its cell in
+    /// the row batch.
     pub const ITEM_BYTES: usize = 48;
 
     /// Forgets everything, keeps the memory.
@@ -110,7 +110,7 @@ impl Decoded {
         end_of(idx).and_then(|end| self.samples.get(start..end)).unwrap_or(&[])
     }
 
-    /// Bytes that series, samples and what is made of them take.
+    /// Memory of series and samples, their references and cells included.
     pub fn working_bytes(&self) -> usize {
         (self.series.len() + self.samples.len()) * Decoded::ITEM_BYTES
     }
@@ -132,10 +132,10 @@ impl Decoded {
     }
 }
 
-/// Hashes spans of label bytes under a secret of this process.
+/// Hashes spans of label bytes with a secret of this process.
 ///
-/// A sender who could find two label sets with one hash would write into another one's series, so
-/// the hash has 128 bits and its secret is drawn anew at every start.
+/// A sender that found two label sets with one hash could write into another sender's series. So
+/// the hash has 128 bits, and each start draws a new secret.
 pub struct SpanHasher {
     secret: [u8; SECRET_BYTES],
 }

@@ -1,9 +1,9 @@
 //! The text exposition format 0.0.4, as Prometheus' scrape parser reads it.
 //!
-//! That parser checks syntax and hardly anything else: what Prometheus can scrape can be imported.
-//! [`decode`] finds each line's series text, its value and its time; [`labels`] parses a series text
-//! that the sender cache does not know. Leading and trailing blanks are ignored, and a timestamp
-//! may have a sign, where Prometheus takes neither (specs/exposition.md 6, 9).
+//! That parser checks little more than syntax: every text that Prometheus can scrape can be
+//! imported. [`decode`] locates the series text, value and time of each line; [`labels`] parses a
+//! series text that the sender cache does not know. Unlike Prometheus, leading and trailing blanks
+//! are ignored, and a timestamp may have a sign.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -20,7 +20,7 @@ use crate::wire::number::parse_float;
 pub struct ExtraLabels(pub Vec<(String, String)>);
 
 impl ExtraLabels {
-    /// What makes a series text mean another series: mixed into its hash.
+    /// Identifies the extra labels in the hash of a series text.
     pub fn key(&self, hasher: &SpanHasher) -> u128 {
         let mut bytes = b"exposition".to_vec();
         for text in self.0.iter().flat_map(|(name, value)| [name, value]) {
@@ -123,11 +123,11 @@ pub fn labels(
     Ok(())
 }
 
-/// The line of byte `at`, from 1, and `what` is wrong there.
-pub fn at_line(text: &[u8], at: usize, what: impl std::fmt::Display) -> Error {
+/// An error that names the line of byte `at`, counted from 1.
+pub fn at_line(text: &[u8], at: usize, problem: impl std::fmt::Display) -> Error {
     let before = text.get(..at).unwrap_or(text);
     let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
-    Error::invalid(format!("line {line}: {what}"))
+    Error::invalid(format!("line {line}: {problem}"))
 }
 
 struct Cursor<'a> {
@@ -158,11 +158,11 @@ impl<'a> Cursor<'a> {
     }
 
     #[cold]
-    fn error(&self, what: impl std::fmt::Display) -> Error {
-        at_line(self.text, self.at, what)
+    fn error(&self, problem: impl std::fmt::Display) -> Error {
+        at_line(self.text, self.at, problem)
     }
 
-    /// What stands at the cursor, for messages.
+    /// The token at the cursor, for messages.
     fn found(&self) -> String {
         match self.peek() {
             None => "the end".to_owned(),
@@ -198,15 +198,15 @@ impl<'a> Cursor<'a> {
     }
 
     /// A quoted text, unescaped: `\\`, `\"` and `\n`; another `\x` stays as it is.
-    fn quoted(&mut self, what: &str) -> Result<Cow<'a, str>> {
+    fn quoted(&mut self, name: &str) -> Result<Cow<'a, str>> {
         if !self.take(b'"') {
-            return Err(self.error(format!("expected {what} in quotes, found {}", self.found())));
+            return Err(self.error(format!("expected {name} in quotes, got {}", self.found())));
         }
         let start = self.at;
         self.skip_quoted()?;
         let inner = self.text.get(start..self.at - 1).unwrap_or(&[]);
         let inner = std::str::from_utf8(inner)
-            .map_err(|e| self.error(format!("{what} is not UTF-8")).because(e))?;
+            .map_err(|e| self.error(format!("{name} is not UTF-8")).because(e))?;
         Ok(unescape(inner, true))
     }
 
@@ -225,7 +225,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Steps over a name and its braces; what is between them is checked by [`labels`].
+    /// Skips a name and its braces. [`labels`] checks the text between them.
     fn skip_series(&mut self) -> Result<()> {
         let name = self.metric_name();
         let name_end = self.at;
@@ -333,7 +333,7 @@ fn comment(cursor: &mut Cursor<'_>, out: &mut Decoded) -> Result<()> {
     Ok(())
 }
 
-/// HELP and TYPE of a metric stand next to each other and make one entry.
+/// Merges adjacent HELP and TYPE lines of a metric into one entry.
 fn merge(out: &mut Decoded, name: String, found: Metadata, is_type: bool) {
     match out.metadata.last_mut() {
         Some((last, known)) if *last == name && is_type => known.kind = found.kind,

@@ -1,4 +1,5 @@
-//! Samples for another Prometheus: the text format 0.0.4, `OpenMetrics` and protobuf, untyped, with explicit times.
+//! Samples for another Prometheus: text format 0.0.4, `OpenMetrics` and protobuf, untyped, with
+//! explicit timestamps.
 
 use std::fmt::Write as _;
 
@@ -6,7 +7,7 @@ use firn_model::{Labels, METRIC_NAME, Sample, encode_varint};
 
 use crate::wire::number::{push_float, push_i64, push_time};
 
-/// What a scraper takes.
+/// The format that a scraper accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Format {
     kind: Kind,
@@ -21,14 +22,14 @@ enum Kind {
     Protobuf,
 }
 
-/// What becomes of names that are not made of letters, digits and `_`.
+/// The treatment of names with characters other than letters, digits and `_`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Escaping {
     /// They stay, in quotes.
     None,
     /// Every other character becomes `_`.
     Underscores,
-    /// `_dot_` for a dot, `__` for what else there is.
+    /// `_dot_` for a dot, `__` for every other character.
     Dots,
     /// `U__` and the code of each character.
     Values,
@@ -94,14 +95,15 @@ impl Format {
         }
     }
 
-    /// What follows the last sample.
+    /// The bytes after the last sample.
     pub fn end(self) -> &'static [u8] {
         if self.kind == Kind::OpenMetrics { b"# EOF\n" } else { b"" }
     }
 }
 
-/// Appends the samples of one metric, with the `external` labels that they lack, and `instance=""` if they have no
-/// instance: without it the scraper would put this server's in its place. A metric without a name is left out.
+/// Appends the samples of one metric, with the `external` labels that they lack, and with
+/// `instance=""` if they have no instance; otherwise the scraper would add this server's. A metric
+/// without a name is skipped.
 pub fn push_samples(
     samples: &[(Labels, Sample)],
     external: &Labels,

@@ -1,8 +1,8 @@
-//! The API of groups on the wire (docs/groups.md): what a request says and what is answered, in JSON and in
-//! protobuf. Both forms become one [`GroupsRequest`].
+//! The group API on the wire (docs/groups.md): requests and responses in JSON and protobuf. Both
+//! forms decode to one [`GroupsRequest`].
 //!
-//! A request is checked as a whole while it is read: label rules, counts, types. Who holds a `GroupsRequest`
-//! has to ask only what the database knows.
+//! A request is checked completely while it is read: label rules, counts, types. Only checks
+//! against the database remain.
 
 mod json;
 mod proto;
@@ -28,12 +28,12 @@ pub enum Form {
     Protobuf,
 }
 
-/// What a request says.
+/// A decoded request.
 #[derive(Debug)]
 pub struct GroupsRequest {
-    /// Under which references were given out; needed where there are some.
+    /// The generation of the references; required if the request contains references.
     pub generation: Option<String>,
-    /// What to do with members that are series of other groups.
+    /// Handling of members that are series of other groups.
     pub elsewhere: ForeignMember,
     /// In the order of the request.
     pub groups: Vec<Group>,
@@ -46,13 +46,13 @@ pub struct GroupsRequest {
 /// One group of a request with its rows.
 #[derive(Debug)]
 pub struct Group {
-    /// What the values of its rows belong to.
+    /// The series that the values of its rows belong to.
     pub columns: Columns,
     /// Its rows: which of [`GroupsRequest::rows_of`].
     rows: std::ops::Range<usize>,
 }
 
-/// What the values of rows belong to, in order.
+/// The series of a row's values, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Columns {
     /// Members of a group that is named by labels; they have these beside the group's.
@@ -77,7 +77,7 @@ pub enum Columns {
 #[derive(Clone, Copy, Debug)]
 struct Row {
     ts: Timestamp,
-    /// Where its cells end; they begin where the row before ends.
+    /// End of its cells; they start at the end of the previous row's.
     cells_end: usize,
     /// Columns that it speaks of, absent values included.
     width: usize,
@@ -88,11 +88,11 @@ struct Row {
 pub struct Cell {
     /// An index of the group's columns.
     pub column: u32,
-    /// What.
+    /// The value.
     pub value: f64,
 }
 
-/// What is answered to a request that was carried out, as a whole or in part.
+/// The response to a request that succeeded completely or in part.
 #[derive(Debug, Default)]
 pub struct GroupsAnswer {
     /// Under which the references hold.
@@ -101,7 +101,7 @@ pub struct GroupsAnswer {
     pub groups: Vec<Option<Vec<SeriesRef>>>,
     /// Values that are durable and visible.
     pub written: u64,
-    /// What was not written.
+    /// The values that were not written.
     pub refused: Refusals,
 }
 
@@ -114,7 +114,7 @@ pub struct Refusals {
     pub listed: Vec<Refusal>,
 }
 
-/// What of one row was not written.
+/// The rejected part of one row.
 #[derive(Debug)]
 pub struct Refusal {
     /// Which group of the request.
@@ -130,7 +130,7 @@ pub struct Refusal {
 }
 
 impl Refusals {
-    /// So many rows are listed; the rest is told as a number.
+    /// Rejected rows listed by position; further ones are only counted.
     pub const LISTED_MAX: usize = 1_000;
 
     /// Adds one.
@@ -154,11 +154,11 @@ impl fmt::Display for Refusals {
 }
 
 impl GroupsRequest {
-    /// Reads a body. What it becomes is reserved in `held` as it grows.
+    /// Decodes a body. Its memory is reserved in `held` as it grows.
     ///
     /// # Errors
-    /// `Invalid` with byte and place of the first mistake, `TooLarge` for labels over `limits`, `Busy`
-    /// without memory.
+    /// `Invalid` with byte and path of the first mistake, `TooLarge` for labels over `limits`,
+    /// `Busy` without memory.
     pub fn decode(
         form: Form,
         body: &[u8],
@@ -207,7 +207,7 @@ impl GroupsRequest {
     fn spend(&mut self, bytes: usize) -> Result<()> {
         self.spent_bytes += bytes as u64;
         if self.spent_bytes > self.held.bytes() {
-            // Steps, so that the budget is not asked for every value.
+            // Reserves in steps, to avoid one budget request per value.
             let missing = self.spent_bytes - self.held.bytes();
             self.held.grow(missing.max(STEP_BYTES))?;
         }
@@ -239,7 +239,8 @@ impl GroupsRequest {
         let columns = parts.into_columns()?;
         let column_count = columns.count();
         for (row_idx, row) in self.rows.get(rows.clone()).unwrap_or_default().iter().enumerate() {
-            // A piece of a row in the other form names its columns; those are checked where they are read.
+            // Row pieces of the other form name their columns, which are checked when they are
+            // read.
             if row.width > column_count || (rows_are_whole && row.width != column_count) {
                 return Err(Error::invalid(format!(
                     "rows[{row_idx}] has {} values for {column_count} columns; \
@@ -254,7 +255,7 @@ impl GroupsRequest {
     }
 }
 
-// What one of them takes in memory at most: vectors grow by doubling, cells become cells of a batch later.
+// Upper bounds of their memory: vectors grow by doubling, and cells become cells of a batch later.
 const LABELS_BYTES: usize = 128;
 const CELL_BYTES: usize = 64;
 const ROW_BYTES: usize = 48;
@@ -273,7 +274,7 @@ impl Columns {
     }
 }
 
-/// What was read of one group, in whatever order it came.
+/// The fields of one group, in any order.
 #[derive(Debug, Default)]
 struct GroupParts {
     labels: Option<Labels>,
@@ -370,7 +371,7 @@ fn has_name(labels: &Labels) -> Result<()> {
 }
 
 impl GroupsAnswer {
-    /// As a body; `error` is said when something was refused.
+    /// The body of the response; `error` is its message if values were rejected.
     pub fn encode(&self, form: Form, error: Option<&str>) -> Vec<u8> {
         match form {
             Form::Json => json::encode(self, error),
@@ -406,7 +407,7 @@ mod tests {
         Labels::from_pairs(pairs.iter().copied()).unwrap()
     }
 
-    /// What both forms of one request must become.
+    /// The request that both forms must decode to.
     fn check_three_groups(request: &GroupsRequest) {
         assert_eq!(request.generation.as_deref(), Some("g1"));
         assert_eq!(request.elsewhere, ForeignMember::Use);

@@ -7,10 +7,10 @@ use firn_promql::{
 
 use crate::wire::number::{push_float, push_time};
 
-/// What the API says when `limit` cut an answer.
+/// The API's warning when `limit` truncated a response.
 pub const TRUNCATED: &str = "results truncated due to limit";
 
-// More remarks than these are told as a number (http-api.md 1).
+// Further warnings are only counted.
 const NOTE_COUNT_MAX: usize = 10;
 
 /// Appends a JSON string.
@@ -20,7 +20,7 @@ pub fn push_string(text: &str, out: &mut Vec<u8>) {
 
 /// Appends a JSON string of bytes that are UTF-8.
 fn push_text(bytes: &[u8], out: &mut Vec<u8>) {
-    // No branch on what a byte is: several are looked at at once.
+    // No branch per byte, so that several bytes are tested at once.
     let is_special = |byte: u8| byte < 0x20 || byte == b'"' || byte == b'\\';
     if !bytes.iter().fold(false, |found, &byte| found | is_special(byte)) {
         out.reserve(bytes.len() + 2);
@@ -128,8 +128,8 @@ pub fn failure(error_type: &str, text: &str) -> Vec<u8> {
     out
 }
 
-/// A whole answer to `query` or `query_range`; of a vector or matrix at most `limit` series (0: all).
-/// `warning` goes out beside those of the query itself; `push_more` appends to the data.
+/// A complete response to `query` or `query_range`, with at most `limit` series of a vector or
+/// matrix (0: all). `warning` is added to those of the query; `push_more` appends to the data.
 pub fn query_answer(
     output: &QueryOutput,
     limit: usize,
@@ -185,7 +185,7 @@ pub fn query_answer_bytes(output: &QueryOutput) -> usize {
     }
 }
 
-/// About how many bytes a histogram point takes: three numbers of a bucket are 24 digits long at most.
+/// Estimated bytes of a histogram point: three numbers of a bucket have at most 24 digits each.
 fn histogram_bytes(histogram: &Histogram) -> usize {
     128 + (histogram.positive.len() + histogram.negative.len() + 1) * 88
 }
@@ -247,7 +247,8 @@ fn push_point(ts: i64, value: f64, out: &mut Vec<u8>) {
     out.extend_from_slice(b"\"]");
 }
 
-/// `[time,{"count":"..","sum":"..","buckets":[[rule,"lower","upper","count"],..]}]`, empty buckets left out.
+/// `[time,{"count":"..","sum":"..","buckets":[[rule,"lower","upper","count"],..]}]`, without empty
+/// buckets.
 fn push_histogram_point(ts: i64, histogram: &Histogram, out: &mut Vec<u8>) {
     out.push(b'[');
     push_time(ts, out);

@@ -1,7 +1,8 @@
-//! Reads JSON of a known shape in one walk: no tree is built, an error names the byte and the way to it.
+//! Reads JSON of a known shape in one pass: it builds no tree, and an error names the byte and the
+//! path.
 //!
-//! The caller asks for what must come next. What it does not ask for is a mistake: a misspelt field that is
-//! silently skipped would lose data.
+//! The caller requests the value that must follow. Unexpected fields are errors: silently skipping
+//! a misspelt field would lose data.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -15,7 +16,7 @@ pub(crate) struct JsonReader<'a> {
     at: usize,
 }
 
-/// What is wrong, and the way to it, innermost step first.
+/// An error and its path, innermost step first.
 #[derive(Debug)]
 pub(crate) struct JsonFault {
     at: usize,
@@ -29,13 +30,13 @@ enum Step {
     Item(usize),
 }
 
-/// What a step of the walk gives.
+/// The result of one step of the walk.
 pub(crate) type Read<T> = std::result::Result<T, JsonFault>;
 
-/// Reads all of `bytes`; `read` takes the one value that it holds.
+/// Reads all of `bytes`; `read` consumes the one value in it.
 ///
 /// # Errors
-/// `Invalid` with byte and way, or what `read` refused, with both in front.
+/// `Invalid` with byte and path, or the error of `read` with both prepended.
 pub(crate) fn read_json<T>(
     bytes: &[u8],
     read: impl FnOnce(&mut JsonReader<'_>) -> Read<T>,
@@ -48,7 +49,7 @@ pub(crate) fn read_json<T>(
         let value = read(reader)?;
         match reader.peek() {
             None => Ok(value),
-            Some(_) => Err(reader.fault("the body goes on behind its end")),
+            Some(_) => Err(reader.fault("unexpected bytes after the end of the body")),
         }
     };
     whole(&mut reader).map_err(JsonFault::into_error)
@@ -85,7 +86,7 @@ impl<'a> JsonReader<'a> {
         }
     }
 
-    /// An array: `item` reads each item, told its index.
+    /// An array: `item` reads each item and receives its index.
     pub(crate) fn array(
         &mut self,
         mut item: impl FnMut(&mut JsonReader<'a>, usize) -> Read<()>,
@@ -156,7 +157,7 @@ impl<'a> JsonReader<'a> {
         number.parse().map_err(|_| self.fault_at(start, format!("{number} is not {wanted}")))
     }
 
-    /// Steps over `null`, if that is what comes.
+    /// Skips `null` if it is next.
     pub(crate) fn null(&mut self) -> bool {
         self.skip_blanks();
         let is_null = self.text.get(self.at..).is_some_and(|rest| rest.starts_with("null"));
@@ -164,7 +165,7 @@ impl<'a> JsonReader<'a> {
         is_null
     }
 
-    /// The first byte of what comes, `None` at the end.
+    /// The first byte of the next value, `None` at the end.
     pub(crate) fn peek(&mut self) -> Option<u8> {
         self.skip_blanks();
         self.byte()
@@ -180,7 +181,7 @@ impl<'a> JsonReader<'a> {
         JsonFault { at, what: Error::invalid(what), way: Vec::new() }
     }
 
-    /// What a rule says of the value that was read from `at` on.
+    /// The fault for a value at `at` that breaks a rule.
     pub(crate) fn refuse_at(&self, at: usize, what: Error) -> JsonFault {
         JsonFault { at, what, way: Vec::new() }
     }
@@ -290,13 +291,13 @@ impl JsonFault {
     }
 }
 
-/// Names come from outside: what is shown of them is bounded.
+/// Truncates a name from a request for messages.
 fn head(name: &str) -> &str {
     name.get(..name.floor_char_boundary(64)).unwrap_or(name)
 }
 
-/// Whether `text` is a number as JSON writes them: no leading zero, no sign but minus, digits on both
-/// sides of a point.
+/// Whether `text` is a number in JSON's syntax: no leading zero, no sign except minus, digits on
+/// both sides of a point.
 fn is_number(text: &str) -> bool {
     let unsigned = text.strip_prefix('-').unwrap_or(text);
     let (mantissa, exponent) = match unsigned.split_once(['e', 'E']) {
@@ -321,7 +322,7 @@ mod tests {
 
     use super::*;
 
-    /// Any value, as a tree: what the reader can say at all.
+    /// Any value as a tree: everything that the reader supports.
     fn value(reader: &mut JsonReader<'_>) -> Read<Value> {
         match reader.peek() {
             Some(b'{') => {
@@ -395,7 +396,7 @@ mod tests {
                 "JSON, byte 12, rows: a comma or the end of the array must follow",
             ),
             (r#"{"row":[]}"#, "JSON, byte 7, row: no such field"),
-            (r#"{"rows":[]}}"#, "JSON, byte 11: the body goes on behind its end"),
+            (r#"{"rows":[]}}"#, "JSON, byte 11: unexpected bytes after the end of the body"),
             (r#"{"rows" []}"#, "JSON, byte 8: a colon must follow a field's name"),
             ("{\"ro", "JSON, byte 2: the string does not end"),
         ];

@@ -1,4 +1,4 @@
-//! Wire formats: pure functions between bytes and what the server means by them. No I/O, no state.
+//! Wire formats: pure functions between bytes and the server's types. No I/O, no state.
 
 pub mod crc32c;
 pub mod decoded;
@@ -22,7 +22,7 @@ use firn_model::{Error, Result};
 /// Why the labels of a series could not be had.
 #[derive(Debug)]
 pub enum LabelFault {
-    /// The bytes are not what the protocol says: the whole request is refused.
+    /// The bytes violate the protocol: the whole request is refused.
     Malformed(Error),
     /// This series breaks a rule: it is left out and named in the answer.
     Refused(Error),
@@ -34,7 +34,7 @@ impl From<Error> for LabelFault {
     }
 }
 
-/// `bytes` as text, or a fault that shows what can be shown of them.
+/// `bytes` as text, or a fault that shows its readable part.
 pub(crate) fn utf8<'a>(what: &str, bytes: &'a [u8]) -> Result<&'a str, LabelFault> {
     std::str::from_utf8(bytes).map_err(|e| {
         let shown = String::from_utf8_lossy(bytes.get(..bytes.len().min(64)).unwrap_or(bytes));

@@ -2,7 +2,7 @@
 
 use firn_model::{Error, Result, Timestamp};
 
-/// The NaN that Prometheus' parsers give for every text form of it. Other payloads are possible
+/// The NaN that Prometheus' parsers return for each of its text forms. Other payloads are possible
 /// only in binary protocols.
 pub const NORMAL_NAN_BITS: u64 = 0x7ff8_0000_0000_0001;
 
@@ -22,7 +22,7 @@ pub fn push_float(value: f64, out: &mut Vec<u8>) {
     }
     let magnitude = value.abs();
     if magnitude < 9_007_199_254_740_992.0 && value.fract() == 0.0 && magnitude != 0.0 {
-        // Whole numbers that a double holds exactly: most of what is measured are counts.
+        // Integers that a double holds exactly: most samples are counts.
         return push_i64(value as i64, out);
     }
     let mut buffer = zmij::Buffer::new();
@@ -81,7 +81,8 @@ pub fn push_time(ts: Timestamp, out: &mut Vec<u8>) {
     }
 }
 
-/// A sample's value in a text format: what Go's `ParseFloat` takes, without hexadecimal and `_`.
+/// Parses a sample's value in a text format: the syntax of Go's `ParseFloat`, without hexadecimal
+/// and `_`.
 pub fn parse_float(text: &str) -> Option<f64> {
     let first = *text.as_bytes().first()?;
     // Rust reads `+nan` and `-nan`, Go does not.
@@ -92,7 +93,7 @@ pub fn parse_float(text: &str) -> Option<f64> {
     if unsigned.eq_ignore_ascii_case("inf") || unsigned.eq_ignore_ascii_case("infinity") {
         return Some(if first == b'-' { f64::NEG_INFINITY } else { f64::INFINITY });
     }
-    // What is left must be digits; a number that only overflow makes infinite is no number.
+    // The rest must be digits. A number that is infinite only by overflow is rejected.
     text.parse().ok().filter(|value: &f64| value.is_finite())
 }
 
@@ -166,8 +167,8 @@ pub fn parse_unit_duration_ms(text: &str) -> Option<i64> {
     (next_unit > 0).then_some(total)
 }
 
-/// Milliseconds in the largest units that hold them whole: `15s`, `1h30m`, `15d`, `2w`; reads back by
-/// [`parse_unit_duration_ms`]. As Prometheus, years and weeks only without a rest.
+/// Formats milliseconds in the largest units without remainder: `15s`, `1h30m`, `15d`, `2w`.
+/// [`parse_unit_duration_ms`] parses it. As in Prometheus, years and weeks only without a rest.
 pub fn unit_duration(ms: i64) -> String {
     const UNITS: [(&str, i64, bool); 7] = [
         ("y", 365 * 86_400_000, true),

@@ -104,9 +104,9 @@ impl<'a> Reader<'a> {
         Ok(Reader { bytes: self.bytes, at: self.at - len, end: self.at })
     }
 
-    /// Steps over a run of fields `field` that hold fewer than 128 bytes each, and gives the position
-    /// behind the last. A walk spends most of its time on these, so they are taken two bytes at a
-    /// time: key and length. `field` is at most 15, so that its key is one byte.
+    /// Skips a run of fields `field` of fewer than 128 bytes each, and returns the position after
+    /// the last one. A walk spends most of its time here, so key and length are read together.
+    /// `field` is at most 15, so that its key is one byte.
     #[inline]
     pub(crate) fn skip_run(&mut self, field: u8) -> usize {
         let key = field << 3 | WireType::Bytes as u8;
@@ -187,14 +187,14 @@ pub(crate) fn push_bytes(field: u32, value: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(value);
 }
 
-/// Appends what stands before the bytes of field `field`.
+/// Appends the key and length that precede the bytes of field `field`.
 pub(crate) fn push_bytes_head(field: u32, len: usize, out: &mut Vec<u8>) {
     push_key(field, WireType::Bytes, out);
     encode_varint(len as u64, out);
 }
 
-/// Makes what was written from `start` on the message of field `field`: its length is known only now, so that all
-/// of it moves by the few bytes of its head.
+/// Wraps the bytes written since `start` into field `field`. The length is known only now, so the
+/// bytes move to make room for the head.
 pub(crate) fn close_message(field: u32, start: usize, out: &mut Vec<u8>) {
     let mut head = Vec::with_capacity(10);
     push_bytes_head(field, out.len() - start, &mut head);
@@ -205,12 +205,12 @@ fn push_key(field: u32, wire: WireType, out: &mut Vec<u8>) {
     encode_varint(u64::from(field) << 3 | wire as u64, out);
 }
 
-/// A field that is known has another wire type than the schema says.
+/// The error for a known field with another wire type than in the schema.
 pub(crate) fn wrong_type(at: usize, message: &str, field: u32, wire: WireType) -> Error {
     malformed(at, format!("field {field} of {message} has wire type {}", wire as u8))
 }
 
 #[cold]
-pub(crate) fn malformed(at: usize, what: impl std::fmt::Display) -> Error {
-    Error::invalid(format!("protobuf, byte {at} of the decompressed request: {what}"))
+pub(crate) fn malformed(at: usize, problem: impl std::fmt::Display) -> Error {
+    Error::invalid(format!("protobuf, byte {at} of the decompressed request: {problem}"))
 }

@@ -1,5 +1,5 @@
-//! What a query cost, as the API tells it: Prometheus' fields, and with `stats=all` what is known besides
-//! (specs/http-api.md 30-32).
+//! Query statistics in the API: Prometheus' fields, and with `stats=all` storage and memory
+//! figures.
 
 use firn_model::QueryContext;
 use firn_promql::{QueryOutput, SampleStats};
@@ -10,7 +10,7 @@ use crate::wire::number::{push_float, push_time, push_u64};
 
 /// The parameter `stats`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StatsAsked {
+pub enum StatsLevel {
     /// Empty or missing.
     None,
     /// `true`: sums.
@@ -21,34 +21,34 @@ pub enum StatsAsked {
     Deprecated(String),
 }
 
-/// What the caller measured.
+/// Times measured by the caller.
 #[derive(Clone, Copy, Debug)]
 pub struct Timings {
     /// Nanoseconds of the whole evaluation.
     pub eval_ns: u64,
 }
 
-impl StatsAsked {
-    /// What `value` asks for.
-    pub fn named(value: &str) -> StatsAsked {
+impl StatsLevel {
+    /// Parses the value of the parameter.
+    pub fn named(value: &str) -> StatsLevel {
         match value {
-            "" => StatsAsked::None,
-            "true" => StatsAsked::Sums,
-            "all" => StatsAsked::All,
-            other => StatsAsked::Deprecated(other.to_owned()),
+            "" => StatsLevel::None,
+            "true" => StatsLevel::Sums,
+            "all" => StatsLevel::All,
+            other => StatsLevel::Deprecated(other.to_owned()),
         }
     }
 
-    /// What is to be said about the parameter.
+    /// The warning about the parameter's value, if any.
     pub fn warning(&self) -> Option<String> {
-        let StatsAsked::Deprecated(value) = self else { return None };
+        let StatsLevel::Deprecated(value) = self else { return None };
         Some(format!(
             "value {value:?} for parameter \"stats\" is deprecated and will be rejected in the next major release, \
              use \"true\" or \"all\""
         ))
     }
 
-    /// Appends `,"stats":{..}` if anything is asked for.
+    /// Appends `,"stats":{..}` if requested.
     pub fn push(
         &self,
         output: &QueryOutput,
@@ -57,19 +57,19 @@ impl StatsAsked {
         context: &QueryContext,
         out: &mut Vec<u8>,
     ) {
-        if *self == StatsAsked::None {
+        if *self == StatsLevel::None {
             return;
         }
         out.extend_from_slice(br#","stats":{"timings":"#);
         push_timings(timings, context, out);
         out.extend_from_slice(br#","samples":{"#);
         if let Some(samples) = &output.samples {
-            push_samples(samples, (*self == StatsAsked::All).then_some(time), out);
+            push_samples(samples, (*self == StatsLevel::All).then_some(time), out);
         }
         out.extend_from_slice(br#""peakSamples":"#);
         push_u64(output.samples_peak, out);
         out.push(b'}');
-        if *self == StatsAsked::All {
+        if *self == StatsLevel::All {
             push_storage(output, context, out);
         }
         out.push(b'}');
@@ -79,7 +79,7 @@ impl StatsAsked {
 fn push_timings(timings: Timings, context: &QueryContext, out: &mut Vec<u8>) {
     let stats = &context.stats;
     let (queue_ns, sort_ns) = (stats.queue_ns.get(), stats.sort_ns.get());
-    // Several threads may select at once; then their sum is more than the time that went by.
+    // Several threads may select at once; their sum may then exceed the elapsed time.
     let select_ns = stats.select_ns.get().min(timings.eval_ns);
     let fields = [
         ("evalTotalTime", timings.eval_ns),
@@ -132,7 +132,7 @@ fn step_time(time: QueryTime, idx: usize) -> i64 {
     }
 }
 
-/// What Prometheus does not tell: how far the index and the tiers were read, and the memory it took.
+/// Statistics beyond Prometheus': reads of the index and the tiers, and memory.
 fn push_storage(output: &QueryOutput, context: &QueryContext, out: &mut Vec<u8>) {
     let stats = &context.stats;
     out.extend_from_slice(br#","storage":"#);

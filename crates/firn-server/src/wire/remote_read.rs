@@ -1,20 +1,23 @@
-//! Remote read: what Prometheus and Thanos ask for, and the two forms of the answer.
+//! Remote read: the requests of Prometheus and Thanos, and the two response formats.
 //!
 //! ```text
 //! ReadRequest   { queries = 1: Query, accepted_response_types = 2: repeated enum }
-//! Query         { start_timestamp_ms = 1, end_timestamp_ms = 2: int64, matchers = 3: LabelMatcher, hints = 4 }
+//! Query         { start_timestamp_ms = 1, end_timestamp_ms = 2: int64,
+//!                 matchers = 3: LabelMatcher, hints = 4 }
 //! LabelMatcher  { type = 1: enum, name = 2, value = 3: string }
 //!
-//! ReadResponse  { results = 1: QueryResult { timeseries = 1: TimeSeries } }            one, snappy block
-//! TimeSeries    { labels = 1: Label, samples = 2: Sample { value = 1: double, timestamp = 2: int64 } }
+//! ReadResponse  { results = 1: QueryResult { timeseries = 1: TimeSeries } }, one snappy block
+//! TimeSeries    { labels = 1: Label, samples = 2: Sample }
+//! Sample        { value = 1: double, timestamp = 2: int64 }
 //!
-//! frame         = varint(message bytes) crc32c(message):u32 big endian message        until the body ends
-//! message       = ChunkedReadResponse { chunked_series = 1: ChunkedSeries, query_index = 2: int64 }
+//! frame         = varint(message bytes) crc32c(message):u32 big endian message
+//! message       = ChunkedReadResponse { chunked_series = 1, query_index = 2: int64 }
 //! ChunkedSeries { labels = 1: Label, chunks = 2: Chunk }
-//! Chunk         { min_time_ms = 1, max_time_ms = 2: int64, type = 3: enum (1: XOR), data = 4: bytes }
+//! Chunk         { min_time_ms = 1, max_time_ms = 2: int64, type = 3: enum, data = 4: bytes }
 //! Label         { name = 1, value = 2: string }
 //! ```
-//! Hints say how the samples will be used and change nothing of what is returned.
+//!
+//! Hints announce the use of the samples and do not change the response.
 
 mod frames;
 mod request;

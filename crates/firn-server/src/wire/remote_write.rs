@@ -1,8 +1,8 @@
 //! Remote write 1.0: `prometheus.WriteRequest`, walked without decoding it.
 //!
-//! Pass 1 ([`decode`]) finds each series' label bytes and hashes them as they are; samples are the
-//! only thing that is unpacked. Labels are parsed ([`labels`]) only for series that the sender cache
-//! does not know. A full decode costs ten times this walk (research/rust-ecosystem.md section 4).
+//! Pass 1 ([`decode`]) locates and hashes the encoded labels of each series and decodes only
+//! samples. Labels are parsed ([`labels`]) only for series that the sender cache does not know. A
+//! full decode costs ten times this walk.
 //!
 //! ```text
 //! WriteRequest { timeseries = 1: TimeSeries, metadata = 3: MetricMetadata }
@@ -39,11 +39,11 @@ pub fn decode(body: &[u8], hasher: &SpanHasher, out: &mut Decoded) -> Result<()>
     Ok(())
 }
 
-/// Parses the labels of one series: the span that [`decode`] found.
+/// Parses the labels of one series: the span that [`decode`] located.
 ///
 /// # Errors
-/// [`LabelFault::Malformed`] when the bytes are no labels, [`LabelFault::Refused`] when they are not
-/// UTF-8. Rules on names, repeats and limits are the builder's.
+/// [`LabelFault::Malformed`] if the bytes are not labels, [`LabelFault::Refused`] if they are not
+/// UTF-8. The builder enforces rules on names, repeats and limits.
 pub fn labels(span: &[u8], out: &mut LabelsBuilder) -> Result<(), LabelFault> {
     out.clear();
     let mut series = Reader::new(span);

@@ -3,7 +3,7 @@
 use firn_model::{Error, Result};
 use snap::raw::{Decoder, decompress_len};
 
-/// The length that `compressed` says it unpacks to.
+/// The uncompressed length that `compressed` declares.
 ///
 /// # Errors
 /// `Invalid` if it does not start as a snappy block; `TooLarge` over `limit_bytes`.
@@ -19,8 +19,8 @@ pub fn declared_bytes(compressed: &[u8], limit_bytes: usize) -> Result<usize> {
     Ok(declared)
 }
 
-/// Unpacks `compressed` into the front of `buf` and gives that front back. `buf` only ever grows,
-/// so that bytes are zeroed once and not for every request.
+/// Decompresses `compressed` into the front of `buf` and returns that front. `buf` only grows, so
+/// that bytes are zeroed once and not for every request.
 ///
 /// # Errors
 /// `Invalid` for a malformed block, `TooLarge` as [`declared_bytes`].

@@ -1,4 +1,4 @@
-//! A transaction on the wire (docs/transactions.md): its operations, in JSON, and what each of them gave.
+//! A transaction on the wire (docs/transactions.md): its operations in JSON, and their results.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -15,10 +15,10 @@ use crate::wire::number::{push_float, push_i64, push_u64};
 /// Operations of one request.
 const OPERATION_COUNT_MAX: usize = 10_000;
 
-/// What an operation does.
+/// The effect of an operation.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Operation {
-    /// Gives samples; with a digest, only if they are what they were when it was given.
+    /// Returns samples; with a digest, only if they are unchanged since the digest was computed.
     Read { what: Selection, digest: Option<String> },
     /// Writes a sample, whether there is one or not.
     Insert { point: Point, value: f64 },
@@ -55,7 +55,7 @@ pub(crate) struct Linear {
     value: Option<f64>,
 }
 
-/// What one operation gave.
+/// The result of one operation.
 #[derive(Debug)]
 pub(crate) enum Given {
     /// Series rising by labels.
@@ -237,7 +237,7 @@ impl Fields {
         let start = self.start.take().unwrap_or(Timestamp::MIN);
         let end = self.end.take().unwrap_or(Timestamp::MAX);
         if start > end {
-            return Err(format!("the end {end} lies before the start {start}"));
+            return Err(format!("the range ends at {end}, before its start {start}"));
         }
         Ok(Selection { matchers, range: TimeRange::new(start, end) })
     }
@@ -251,7 +251,7 @@ impl Fields {
         Ok(Linear { multiply: multiply.unwrap_or(1.0), add: add.unwrap_or(0.0), value })
     }
 
-    /// A field that nobody took.
+    /// A field that the operation did not use.
     fn left(&self) -> Option<&'static str> {
         let given = [
             ("series", self.series.is_some()),
@@ -268,7 +268,7 @@ impl Fields {
     }
 }
 
-/// What two equal readings share, and others do not: of labels, times and the bits of values.
+/// Equal for equal readings, and different for others: covers labels, times and the bits of values.
 pub(crate) fn digest(series: &[SeriesSamples]) -> String {
     let mut hasher = DefaultHasher::new();
     for one in series {

@@ -1,4 +1,4 @@
-//! Query trees as JSON, in the shapes that Prometheus' `parse_query` gives: every key always there.
+//! Query trees as JSON, in the shape of Prometheus' `parse_query`: every key is present.
 
 use firn_model::{MatchOp, Matcher};
 use firn_promql::{
@@ -9,7 +9,7 @@ use firn_promql::{
 use crate::wire::json::{push_array, push_string};
 use crate::wire::number::push_i64;
 
-/// Appends the tree below `node`. At most 500 bytes for each byte of the query; as deep as the tree.
+/// Appends the tree below `node`: at most 500 bytes per byte of the query, as deep as the tree.
 pub fn push_tree(node: &Node, out: &mut Vec<u8>) {
     match &node.kind {
         NodeKind::Number { value, .. } => {
@@ -110,7 +110,7 @@ fn push_function(function: &Function, out: &mut Vec<u8>) {
         .number("variadic", function.variadic.into());
 }
 
-/// What selectors of both kinds have.
+/// The fields that both kinds of selectors share.
 fn selector_fields<'a>(selector: &Selector, object: Object<'a>) -> Object<'a> {
     let object = object
         .flag("anchored", selector.boundary == BoundaryMode::Anchored)

@@ -1,4 +1,4 @@
-//! Prometheus' XOR chunks: its own encoding of some samples of one series, which its clients read.
+//! Prometheus' XOR chunks: its encoding of some samples of one series, which its clients read.
 //!
 //! ```text
 //! chunk       = sample_count:u16 big endian, then bits, the highest of a byte first
@@ -7,16 +7,17 @@
 //! the others  = change of the step between timestamps, value
 //! change      = 0                    the same step
 //!             | 10 change:14 | 110 change:17 | 1110 change:20 | 1111 change:64
-//! value       = 0                    the same as before
-//!             | 1 0 xor              inside the window of significant bits of before
-//!             | 1 1 leading:5 len:6 xor:len    a window of its own; len 0 means 64
+//! value       = 0                    the previous value
+//!             | 1 0 xor              inside the previous window of significant bits
+//!             | 1 1 leading:5 len:6 xor:len    a new window; len 0 means 64
 //! ```
-//! `n` bits hold changes from `-(2^(n-1) - 1)` to `2^(n-1)`: the pattern of the lowest number means the highest.
-//! Source: prometheus/prometheus `tsdb/docs/format/chunks.md`; the codec is Gorilla's (VLDB 2015, section 4.1).
+//! `n` bits hold changes from `-(2^(n-1) - 1)` to `2^(n-1)`: the pattern of the lowest number means
+//! the highest. Source: prometheus/prometheus `tsdb/docs/format/chunks.md`; the codec is Gorilla's
+//! (VLDB 2015, section 4.1).
 
 use firn_model::{Timestamp, encode_varint};
 
-/// Samples that a chunk holds by habit: what Prometheus and Thanos cut theirs at.
+/// Usual samples per chunk: Prometheus and Thanos close theirs at this size.
 pub const SAMPLE_COUNT_MAX: u16 = 120;
 
 /// A chunk under construction; reused for the next by [`XorChunk::clear`].
@@ -34,7 +35,7 @@ pub struct XorChunk {
     window: Option<Window>,
 }
 
-/// Where the significant bits of a value's change lie.
+/// Position of the significant bits of a value's change.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     leading: u32,
@@ -42,7 +43,7 @@ struct Window {
 }
 
 const COUNT_BYTES: usize = 2;
-// What five bits can say.
+// The largest number in five bits.
 const LEADING_MAX: u32 = 31;
 // Prefix, its bits, and the bits that follow.
 const CHANGES: [(u64, u32, u32); 3] = [(0b10, 2, 14), (0b110, 3, 17), (0b1110, 4, 20)];

@@ -106,9 +106,9 @@ fn types_and_help_become_metadata() {
     );
 }
 
-/// `text/prometheus-accepts.json` says for each case whether Prometheus 3.15.0's scrape parser gets
-/// through it. This tests the lax rule: what Prometheus can scrape can be imported. The parser alone
-/// does not see repeated label names, so a repeat counts as got through here.
+/// `text/prometheus-accepts.json` records for each case whether the scrape parser of Prometheus
+/// 3.15.0 accepts it. Every accepted text can be imported. The parser alone does not detect
+/// repeated label names, so a repeat counts as accepted here.
 #[test]
 fn shared_cases_are_accepted_exactly_when_prometheus_accepts_them() {
     let Some(folder) = shared("exposition") else { return };

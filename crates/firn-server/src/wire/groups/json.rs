@@ -155,7 +155,7 @@ fn row(reader: &mut JsonReader<'_>, request: &mut GroupsRequest) -> Read<()> {
     request.push_row(ts, width).map_err(|e| reader.refuse_at(start, e))
 }
 
-/// A number, a text that says one as Prometheus does, or null.
+/// A number, a text in Prometheus' form of numbers, or null.
 pub(in crate::wire) fn value(reader: &mut JsonReader<'_>) -> Read<Option<f64>> {
     if reader.null() {
         return Ok(None);
@@ -193,7 +193,7 @@ pub(in crate::wire) fn unknown(reader: &JsonReader<'_>) -> crate::wire::json_rea
     reader.fault("no such field")
 }
 
-/// The whole body of an answer; with `error` it tells of a failure in part.
+/// The body of a response; `error` is the message of a partial failure.
 pub(super) fn encode(answer: &GroupsAnswer, error: Option<&str>) -> Vec<u8> {
     let mut out = Vec::with_capacity(answer.encoded_bytes());
     match error {

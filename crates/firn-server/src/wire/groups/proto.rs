@@ -86,7 +86,7 @@ impl Decoder<'_> {
             request.spend_labels(&labels)?;
             parts.labels = Some(labels);
         }
-        // Protobuf leaves out a 0, so that slots alone say that a group of this id is meant.
+        // Protobuf omits a 0, so slots alone mean the group with id 0.
         parts.group = group_id.or(parts.slots.is_some().then_some(GroupId(0)));
         request.push_group(parts)
     }
@@ -343,7 +343,7 @@ pub(super) mod tests {
         f(&[1], &[], "1 columns and 0 values");
     }
 
-    /// The messages of the schema and the numbers of their fields, against what is read and written above.
+    /// Compares the messages and field numbers of the schema with the code above.
     #[test]
     fn the_schema_says_what_the_code_does() {
         let schema = include_str!("../../../proto/groups.proto");

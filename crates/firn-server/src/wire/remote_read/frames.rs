@@ -1,4 +1,5 @@
-//! The answer as a stream of frames: one series a frame, long series in several, samples as XOR chunks.
+//! The streamed response: one series per frame, long series in several frames, samples as XOR
+//! chunks.
 
 use firn_model::{Labels, Timestamp, encode_varint};
 
@@ -7,7 +8,8 @@ use crate::wire::protobuf::{close_message, push_bytes, push_varint};
 use crate::wire::remote_read::push_labels;
 use crate::wire::xor_chunk::{SAMPLE_COUNT_MAX, XorChunk};
 
-/// Writes frames. Per query: its series one after the other; [`FrameWriter::take`] gives the frames that are closed.
+/// Writes frames. Push the series of each query in turn; [`FrameWriter::take`] returns the closed
+/// frames.
 #[derive(Debug)]
 pub struct FrameWriter {
     frame_bytes_max: usize,
@@ -58,7 +60,7 @@ impl FrameWriter {
         }
     }
 
-    /// The query has no more series; what follows is of the next.
+    /// Ends the query; further series belong to the next one.
     pub fn end_query(&mut self) {
         self.end_series();
         self.query_idx += 1;

@@ -1,4 +1,4 @@
-//! What is asked for.
+//! The remote read request.
 
 use firn_model::{Error, Labels, MatchOp, Matcher, Result, TimeRange, Timestamp};
 
@@ -36,11 +36,11 @@ pub enum ResponseType {
 const QUERY_COUNT_MAX: usize = 1_000;
 const MATCHER_COUNT_MAX: usize = 10_000;
 
-/// Decodes an unpacked request.
+/// Decodes an uncompressed request.
 ///
 /// # Errors
-/// `Invalid` for what is no request, names no response type that is known, or has a matcher of unknown type or with
-/// a regular expression that does not compile; `TooLarge` for too many queries or matchers.
+/// `Invalid` for a malformed request, an unknown response type, or a matcher of unknown type or
+/// with an invalid regular expression; `TooLarge` for too many queries or matchers.
 pub fn decode(body: &[u8]) -> Result<ReadRequest> {
     let mut queries = Vec::new();
     let mut accepted = Vec::new();
@@ -72,8 +72,8 @@ pub fn decode(body: &[u8]) -> Result<ReadRequest> {
 }
 
 impl ReadQuery {
-    /// The query without matchers that ask for one of the labels which the server adds itself: an equality that
-    /// names such a label and its value becomes one for series without the label (remote-read.md 15).
+    /// The query without matchers on labels that the server adds itself: an equality with such a
+    /// label and its value becomes a matcher for series without the label.
     pub fn without_external(mut self, external: &Labels) -> ReadQuery {
         for matcher in &mut self.matchers {
             let asks_for_it = external.get(matcher.name()) == Some(matcher.value());
@@ -85,7 +85,7 @@ impl ReadQuery {
     }
 }
 
-/// Who names nothing is older than the choice and gets samples.
+/// A client that names no type predates the choice and receives samples.
 fn negotiate(accepted: &[u64]) -> Result<ResponseType> {
     if accepted.is_empty() {
         return Ok(ResponseType::Samples);
@@ -158,5 +158,5 @@ fn text<'a>(what: &str, bytes: &'a [u8]) -> Result<&'a str> {
 }
 
 fn too_many(count_max: usize, what: &str) -> Error {
-    Error::too_large(format!("the request has over {count_max} {what}: send several requests"))
+    Error::too_large(format!("the request has over {count_max} {items}: send several requests"))
 }

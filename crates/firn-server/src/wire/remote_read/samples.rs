@@ -5,19 +5,20 @@ use firn_model::{Labels, Timestamp};
 use crate::wire::protobuf::{close_message, push_bytes_head, push_fixed64, push_varint};
 use crate::wire::remote_read::push_labels;
 
-/// Writes a `ReadResponse`. For each query: its series one after the other, then [`SamplesWriter::end_query`].
+/// Writes a `ReadResponse`. Push the series of each query in turn, then call
+/// [`SamplesWriter::end_query`].
 #[derive(Debug, Default)]
 pub struct SamplesWriter {
     out: Vec<u8>,
     query_start: usize,
-    /// Where the series that was pushed last begins, if it may go on.
+    /// Start of the series that was pushed last, if more samples may follow.
     series_start: Option<usize>,
 }
 
 impl SamplesWriter {
     /// Key, length and fields of one sample.
     pub const SAMPLE_BYTES_MAX: usize = 2 + 9 + 11;
-    /// What heads a series, a label and a query.
+    /// Upper bound of the bytes before a series, a label or a query.
     pub const HEAD_BYTES_MAX: usize = 11;
 
     /// Begins a series.
@@ -30,7 +31,8 @@ impl SamplesWriter {
     /// Adds samples to the series that was begun last.
     pub fn push(&mut self, times: &[Timestamp], values: &[f64]) {
         for (&ts, &value) in times.iter().zip(values) {
-            // Zeros are written too: a reader that takes an absent value for 0 would lose the sign of -0.
+            // Zeros are written too: a reader that substitutes 0 for an absent value would lose the
+            // sign of -0.
             let len = 9 + 1 + varint_len(ts as u64);
             push_bytes_head(2, len, &mut self.out);
             push_fixed64(1, value.to_bits(), &mut self.out);

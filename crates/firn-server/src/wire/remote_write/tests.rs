@@ -29,8 +29,8 @@ enum Field {
     Fixed32,
 }
 
-/// All fields of a message, the slow and obvious way; `None` if it is malformed. Groups count as
-/// malformed: what is generated here has none.
+/// All fields of a message, decoded the slow and obvious way; `None` if it is malformed. Groups
+/// count as malformed: the generator makes none.
 fn fields(mut bytes: &[u8]) -> Option<Vec<(u64, Field)>> {
     let mut found = Vec::new();
     while !bytes.is_empty() {
@@ -123,7 +123,7 @@ fn plain_series(message: &[u8], plain: &mut Plain) -> Option<()> {
 /// A series as the walker sees it: its labels, `None` if they are refused, and its samples.
 type Walked = (Option<Labels>, Vec<(i64, u64)>);
 
-/// What the walker sees of a request.
+/// The walker's view of a request.
 fn walk(body: &[u8]) -> Result<(Vec<Walked>, Decoded)> {
     let mut decoded = Decoded::default();
     decoded.clear(1 << 30);

@@ -10,7 +10,7 @@ use decoder::decode;
 
 fn encode(samples: &[(Timestamp, f64)]) -> Vec<u8> {
     let mut chunk = XorChunk::default();
-    // A chunk that was used before says the same.
+    // A chunk that was used before returns the same.
     chunk.push(77, 7.0);
     chunk.push(78, 1e300);
     chunk.clear();
@@ -79,7 +79,7 @@ fn windows_of_values() {
     let second = "0 11 00001 001100 111111111111";
     let samples = [(0, 1.0), (1, 2.0), (2, 1.5)];
     check(&samples, &format!("0000000000000011 {start} {first} {second}"));
-    // 1.5 xor 2.0 again, inside the window of before; then nothing changes.
+    // 1.5 xor 2.0 again, inside the previous window; then nothing changes.
     let third = "0 10 111111111111 0 0";
     let samples = [(0, 1.0), (1, 2.0), (2, 1.5), (3, 2.0), (4, 2.0)];
     check(&samples, &format!("0000000000000101 {start} {first} {second} {third}"));
