@@ -1,10 +1,12 @@
-//! The way in, the same for every protocol: decoded series to references, to rows, to the database.
+//! The write path that all protocols share: decoded series to references, to rows, to the database.
 //!
-//! Pass 1 was the walk (`wire`). Pass 2 looks all hashes up at once; labels are parsed for those that
-//! are unknown, and these are resolved together. Pass 3 fills one row batch, and one call makes it
-//! durable. Nothing is allocated per sample; buffers are used again. A worker waits for the log's device most of its
-//! time, with its batch alone: what a request was unpacked and decoded into is the next worker's meanwhile, so
-//! there are as many such buffers as workers ever decoded at one time.
+//! Pass 1 was the walk (`wire`). Pass 2 looks up all hashes at once; labels are parsed only for
+//! unknown ones, which are resolved together. Pass 3 fills one row batch, and one call makes it
+//! durable.
+//!
+//! Nothing is allocated per sample; buffers are reused. A worker mostly waits for the log's device
+//! and holds only its batch meanwhile: its decode buffers serve the next worker. So the number of
+//! decode buffers is the largest number of workers that ever decoded at once.
 
 pub mod groups;
 
@@ -28,7 +30,7 @@ use crate::wire::exposition::ExtraLabels;
 use crate::wire::{exposition, remote_write, snappy};
 use firndb::Db;
 
-/// What writers share.
+/// State shared by all writers.
 #[derive(Debug)]
 pub struct Ingest {
     db: Arc<Db>,
@@ -37,16 +39,16 @@ pub struct Ingest {
     limits: IngestLimits,
     /// Another one in every life of the server; see `groups`.
     life: u64,
-    /// Buffers that nobody decodes into now; the last one used is the next.
+    /// Free decode buffers; the last one used is next.
     idle: Mutex<Vec<Decoding>>,
 }
 
-/// What a request may hold.
+/// Limits of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct IngestLimits {
     /// Of one label set.
     pub labels: LabelLimits,
-    /// How far after the clock a timestamp may lie.
+    /// Tolerated milliseconds of a timestamp after the clock.
     pub future_ms_max: i64,
     /// Bytes of one request, unpacked.
     pub request_bytes_max: usize,
@@ -69,7 +71,7 @@ struct Decoding {
     held: Reservation,
 }
 
-/// What the three passes leave each other.
+/// Intermediate results of the three passes.
 #[derive(Debug, Default)]
 struct Work {
     decoded: Decoded,
@@ -79,29 +81,29 @@ struct Work {
     unknown: Vec<u32>,
     labels: Vec<Labels>,
     builder: LabelsBuilder,
-    /// What new series take on their way into the log, until the request ends.
+    /// Memory of new series between index and log, until the request ends.
     new_bytes: u64,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// What became of its samples.
+    /// The tally of its samples.
     pub tally: Tally,
     /// Bytes of the request, unpacked.
     pub unpacked_bytes: u64,
     /// Exemplars that were accepted and not kept.
     pub exemplars_ignored: u64,
-    /// What was left out and why.
+    /// Samples that were skipped, and the reasons.
     pub refused: Refused,
-    /// Set when something was left out that can be had by sending the same again, or when the request
-    /// failed after its samples were counted.
+    /// Set if samples were skipped for a retryable reason, or if the request failed after its
+    /// samples were counted.
     pub error: Option<Error>,
     /// Of the references that its rows are written with.
     generation: u32,
 }
 
-/// What of a request was left out because it will never succeed.
+/// Permanently refused parts of a request.
 #[derive(Debug, Default)]
 pub struct Refused {
     /// Series whose labels break a rule.
@@ -113,17 +115,19 @@ pub struct Refused {
     first: Vec<String>,
 }
 
-/// How a protocol makes labels of what its walk found.
+/// A protocol's parser for the labels that its walk located.
 type ParseLabels<'a> =
     dyn Fn(&EncodedSeries, &mut LabelsBuilder) -> Result<Labels, LabelFault> + 'a;
 
-// So many are named; who sends thousands learns their kind from a few.
+// Series named in an error; a few examples show the kind of mistake.
 const NAMED_COUNT_MAX: usize = 3;
-// So much is kept for the next requests together: some requests of Prometheus' size, which is 2,000 samples in 700 KB.
+// Bytes of decode buffers kept for later requests: several of Prometheus' size, which is 2,000
+// samples in 700 KB.
 const KEPT_BYTES_MAX: u64 = 4 << 20;
 // New series are rare; the list of their labels stays small between requests.
 const LABELS_KEPT_MAX: usize = 1_024;
-// The bytes of a new series' labels are in a label set, then in its definition, which grows by doubling, and in the log's buffer.
+// The bytes of a new series' labels exist in a label set, in its definition, which grows by
+// doubling, and in the log's buffer.
 const NEW_LABEL_COPIES: u64 = 4;
 // A label set beside its bytes.
 const NEW_SERIES_BYTES: u64 = 64;
@@ -146,10 +150,11 @@ impl Ingest {
         &self.cache
     }
 
-    /// Writes a remote write 1.0 request, a snappy block: what is valid is written, the rest is told.
+    /// Writes a remote write 1.0 request, a snappy block: valid samples are written, others
+    /// reported.
     ///
     /// # Errors
-    /// When nothing of the request was counted: `Invalid` when block or message are malformed,
+    /// If nothing of the request was counted: `Invalid` if block or message are malformed,
     /// `TooLarge`, `Busy` without memory.
     pub fn remote_write(
         &self,
@@ -217,8 +222,8 @@ impl Ingest {
         Ok(self.write(outcome, &mut scratch.batch))
     }
 
-    /// Pass 2 over what is decoded, and rows of it in `batch`: none if the request failed. What was reserved becomes
-    /// what the request really takes, beside `unpacked_bytes`.
+    /// Pass 2 over the decoded request, and its rows in `batch`: none if the request failed.
+    /// Replaces the estimated reservation by the actual size, beside `unpacked_bytes`.
     fn fill(
         &self,
         work: &mut Work,
@@ -237,7 +242,7 @@ impl Ingest {
             .cover(wanted)
             .and_then(|()| self.resolve_unknown(generation, work, parse, &mut outcome));
         if let Err(why) = resolved {
-            // Nothing is written yet, and series that were refused before go with the rest.
+            // Nothing is written yet; series refused earlier are counted with the rest.
             return Outcome::of(&work.decoded).failed(why, Reason::Request);
         }
         let latest = self.latest();
@@ -285,10 +290,10 @@ impl Ingest {
         }
     }
 
-    /// Parses the labels of series that the cache does not know and asks the database for them.
+    /// Parses the labels of series that the cache does not know and resolves them in the database.
     ///
     /// # Errors
-    /// What makes the whole request malformed.
+    /// Those that make the whole request malformed.
     fn resolve_unknown(
         &self,
         generation: u32,
@@ -341,7 +346,8 @@ impl Ingest {
         self.db.now_ms().saturating_add(self.limits.future_ms_max)
     }
 
-    /// Buffers for a request of `unpacked_bytes` that becomes `decoded_bytes_max` at most, both reserved.
+    /// Buffers for a request of `unpacked_bytes` that decodes to at most `decoded_bytes_max`, both
+    /// reserved.
     fn begin(&self, unpacked_bytes: usize, decoded_bytes_max: usize) -> Result<Decoding> {
         let idle = self.idle.lock().pop();
         let mut decoding = idle.unwrap_or_else(|| Decoding {
@@ -356,8 +362,8 @@ impl Ingest {
         Ok(decoding)
     }
 
-    /// Keeps the buffers for the next request, if they and those that are kept already are not too large.
-    /// The rows in `scratch` take their memory along.
+    /// Keeps the buffers for the next request unless the kept buffers exceed their bound. The rows
+    /// in `scratch` keep their reservation.
     fn end(&self, mut decoding: Decoding, scratch: &mut Scratch) {
         scratch.held =
             Some(decoding.held.split(scratch.batch.heap_bytes() + decoding.work.new_bytes));
@@ -374,7 +380,7 @@ impl Ingest {
 }
 
 impl Scratch {
-    /// After a request: gives back what a large one needed.
+    /// Releases the extra memory of a large request.
     pub fn trim(&mut self) {
         self.batch.clear();
         self.batch.shrink_to(CELLS_KEPT_MAX);
@@ -383,7 +389,7 @@ impl Scratch {
 }
 
 impl Work {
-    /// What series that the cache does not know take.
+    /// Label bytes of the series that the cache does not know.
     fn unknown_label_bytes(&self) -> u64 {
         let unknown = self.decoded.series.iter().zip(&self.found).filter(|one| one.1.is_none());
         let bytes = |series: &EncodedSeries| {
@@ -399,7 +405,7 @@ impl Work {
 }
 
 impl Outcome {
-    /// Of a request with these samples, which have no fate yet but for those that nobody takes.
+    /// The outcome of a request with these samples, undecided except for unsupported ones.
     fn of(decoded: &Decoded) -> Outcome {
         let mut outcome = Outcome::default();
         outcome.tally.received = decoded.samples.len() as u64 + decoded.histogram_count;
@@ -415,12 +421,12 @@ impl Outcome {
         self
     }
 
-    /// The database gave no reference for `labels`.
+    /// The database returned no reference for `labels`.
     fn without_series(&mut self, why: Error, labels: &Labels) {
         if is_permanent(&why) {
             self.refused.series(&why.context(labels));
         } else if self.error.as_ref().is_none_or(Outcome::is_lasting_limit) {
-            // Waiting helps against the others, so they are told first.
+            // Other reasons are retryable, so they are reported first.
             self.error = Some(why);
         }
     }
@@ -462,7 +468,7 @@ impl Refused {
     }
 }
 
-/// One sentence: how many of what, and the first few by name.
+/// One sentence: the number of skipped series and the first few by name.
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counts = [

@@ -1,5 +1,5 @@
-//! Deleting series, cleaning up after deletes, snapshots of the whole database (specs/http-api.md 47).
-//! Off unless `--enable-admin-api`.
+//! Administration: deleting series, cleaning up after deletes, snapshots of the whole database. Off
+//! unless `--enable-admin-api`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -53,12 +53,12 @@ async fn delete_series(State(app): State<Shared>, request: Request<Body>) -> Res
     no_content(deleted.await)
 }
 
-/// `clean_tombstones`: answers when the tables are without what deletes hide.
+/// `clean_tombstones`: responds once no table contains deleted samples.
 async fn clean_tombstones(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     if let Err(response) = params(&app, request).await {
         return response;
     }
-    // Not dropped with the request: the work goes on when the client has gone.
+    // Not dropped with the request: the work continues after the client disconnects.
     let one_at_a_time = Arc::clone(&app.admin_work).lock_owned().await;
     let cleaned = run(&app, move |db| {
         let _one_at_a_time = one_at_a_time;
@@ -67,8 +67,9 @@ async fn clean_tombstones(State(app): State<Shared>, request: Request<Body>) -> 
     no_content(cleaned.await)
 }
 
-/// `snapshot`: a copy below `<data>/snapshots`, which `firn serve --data` opens. Its slow tier lies
-/// inside if ours is a folder, else under the key prefix `snapshots/<name>` of ours.
+/// `snapshot`: a copy below `<data>/snapshots`, which `firn serve --data` opens. It contains its
+/// slow tier if ours is a folder; otherwise the copy's slow tier is the key prefix
+/// `snapshots/<name>` of ours.
 async fn snapshot(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     let params = match params(&app, request).await {
         Ok(params) => params,
@@ -112,7 +113,7 @@ fn copy(db: &Db, folder: &Path, slow_tier: Option<&str>, skip_head: bool) -> Res
 /// The parameters, or the answer when the API is off, the database not open, or they are bad.
 async fn params(app: &App, request: Request<Body>) -> Result<Params, Response<Body>> {
     if !app.config.admin_api {
-        // 500 and this type are what clients of Prometheus know.
+        // Prometheus' clients expect status 500 and this type.
         let body = json::failure("unavailable", "admin APIs disabled");
         let payload = Payload::new(body, Packing::Plain, None);
         return Err(payload.answer(StatusCode::INTERNAL_SERVER_ERROR, JSON));
@@ -138,7 +139,7 @@ fn no_content(done: Result<()>) -> Response<Body> {
     }
 }
 
-/// As Go's `strconv.ParseBool`, which is what clients were written against.
+/// As Go's `strconv.ParseBool`, which Prometheus uses.
 fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
@@ -153,7 +154,7 @@ fn snapshot_name(now_ms: Timestamp) -> String {
     format!("{whole_seconds}-{now_ms:016x}")
 }
 
-/// Where on an object store the snapshot's objects go; `None` for a folder.
+/// The object store prefix of the snapshot's slow tier; `None` for a folder.
 fn remote_place(slow_tier: &str, name: &str) -> Option<String> {
     let is_remote = slow_tier.contains("://") && !slow_tier.starts_with("file://");
     is_remote.then(|| format!("{}/snapshots/{name}", slow_tier.trim_end_matches('/')))

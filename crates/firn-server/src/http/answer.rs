@@ -1,4 +1,4 @@
-//! Answers: what a handler gives back, and the API's errors with their types and status codes.
+//! Responses of handlers, and the API's errors with their types and status codes.
 
 use std::io::Write;
 use std::pin::Pin;
@@ -36,7 +36,7 @@ pub(crate) enum Packing {
     Deflate,
 }
 
-/// What went wrong, as the query API says it.
+/// An error of the query API.
 #[derive(Debug)]
 pub(crate) struct ApiError {
     pub(crate) kind: ApiErrorKind,
@@ -125,8 +125,8 @@ fn coding_and_weight(element: &str) -> Option<(&str, f32)> {
 }
 
 impl Payload {
-    /// Packs `bytes` if that is wanted and worth it. Costs up to 10 ns a byte: not for an async thread
-    /// when the body is large.
+    /// Compresses `bytes` if the client accepts it and it saves enough. Costs up to 10 ns per byte:
+    /// do not call it on an async thread with a large body.
     pub(crate) fn new(bytes: Vec<u8>, packing: Packing, held: Option<Reservation>) -> Payload {
         if packing == Packing::Plain || bytes.len() < PACKED_BYTES_MIN {
             return Payload { bytes, packing: Packing::Plain, held };
@@ -153,7 +153,7 @@ impl Payload {
     }
 }
 
-/// A body that keeps its reservation until it is sent or the client has gone.
+/// A body that keeps its reservation until it is sent or the client disconnects.
 struct HeldBody {
     bytes: Option<Bytes>,
     _held: Option<Reservation>,
@@ -184,25 +184,25 @@ pub(crate) fn text(status: StatusCode, text: impl Into<String>) -> Response<Body
     Payload::new(text.into().into_bytes(), Packing::Plain, None).answer(status, TEXT)
 }
 
-/// Success without anything to tell.
+/// An empty success.
 pub(crate) fn no_content() -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     response
 }
 
-/// 499, nginx's word for a client that has gone; nobody reads it but the metrics.
+/// 499, nginx's code for a client that disconnected; it appears only in metrics.
 pub(crate) fn client_gone() -> StatusCode {
     StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST)
 }
 
-/// A database error as writers are told it: a status, one sentence, and when to come back.
+/// A database error for writers: a status, one sentence, and the time to retry.
 pub(crate) fn write_error(error: &Error) -> Response<Body> {
     told_when(error, text(write_status(error), format!("{error}\n")))
 }
 
-/// The same in the shape of the API, for endpoints that answer JSON. What does not exist is 404 here,
-/// a transaction that another one came before 409.
+/// The same in the API's JSON form. A missing object is 404 here, and a transaction that lost a
+/// conflict 409.
 pub(crate) fn write_error_json(error: &Error) -> Response<Body> {
     let (status, name) = match write_status(error) {
         _ if *error.kind() == ErrorKind::NotFound => (StatusCode::NOT_FOUND, "not_found"),
@@ -216,7 +216,7 @@ pub(crate) fn write_error_json(error: &Error) -> Response<Body> {
     told_when(error, Payload::new(body, Packing::Plain, None).answer(status, JSON))
 }
 
-/// The status that writers are told an error with.
+/// The status of a database error for writers.
 pub(crate) fn write_status(error: &Error) -> StatusCode {
     match error.kind() {
         ErrorKind::Invalid | ErrorKind::NotFound => StatusCode::BAD_REQUEST,
@@ -231,7 +231,8 @@ pub(crate) fn write_status(error: &Error) -> StatusCode {
     }
 }
 
-/// When to come back where a device or the slow tier failed: nobody knows how long that lasts, and asking is cheap.
+/// Retry time after a failed device or slow tier: the length of an outage is unknown, and a retry
+/// is cheap.
 const UNAVAILABLE_RETRY_SECONDS: u64 = 1;
 
 /// The answer with the time at which it makes sense to come back, if that may help.
@@ -248,7 +249,7 @@ pub(crate) fn told_when(error: &Error, mut response: Response<Body>) -> Response
 }
 
 impl ApiError {
-    /// What the client sent is wrong.
+    /// An invalid request.
     pub(crate) fn bad_data(text: impl Into<String>) -> ApiError {
         ApiError { kind: ApiErrorKind::BadData, text: text.into() }
     }

@@ -19,7 +19,7 @@ pub(crate) struct HeldBytes {
     held: Reservation,
 }
 
-// A sender that needs longer for one request is gone or means harm.
+// A sender that needs longer for one request has failed or is malicious.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 // So much is reserved at once for a body whose length is not announced.
 const STEP_BYTES: usize = 64 << 10;
@@ -86,7 +86,7 @@ impl HeldBytes {
 }
 
 impl HeldBytes {
-    /// What a body holds that was packed by gzip: at most `bytes_max`.
+    /// Decompresses a gzip body to at most `bytes_max`.
     ///
     /// # Errors
     /// `Invalid`, `TooLarge` over `bytes_max`, `Busy` without memory.
@@ -111,7 +111,7 @@ impl HeldBytes {
         }
     }
 
-    /// What a body holds that is a snappy block: at most `bytes_max`.
+    /// Decompresses a snappy block to at most `bytes_max`.
     ///
     /// # Errors
     /// As [`HeldBytes::unpack_gzip`].

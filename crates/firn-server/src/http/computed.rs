@@ -1,5 +1,5 @@
-//! Answers that cost what a query costs: parameters are checked at once, the rest runs on a query thread,
-//! within a query's limits.
+//! Responses that cost as much as a query: parameters are checked immediately, the rest runs on a
+//! query thread within a query's limits.
 
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
@@ -11,7 +11,7 @@ use crate::http::answer::{ApiError, JSON, Packing, Payload};
 use crate::http::params::Params;
 use crate::http::{Shared, ready};
 
-/// Answers with the JSON that `compute` makes of what `check` read from the parameters.
+/// Responds with the JSON that `compute` makes of the parameters that `check` has parsed.
 pub(crate) async fn computed<T: Send + 'static>(
     app: Shared,
     request: Request<Body>,

@@ -1,4 +1,4 @@
-//! `/federate`: the newest samples for another Prometheus (specs/http-api.md 49).
+//! `/federate`: the newest samples for another Prometheus.
 
 use axum::Router;
 use axum::body::Body;

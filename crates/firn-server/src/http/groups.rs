@@ -102,7 +102,8 @@ async fn carried_out(
     }
 }
 
-/// 200, or what was not written and why. What can be had by sending again decides the status.
+/// 200, or the values that were not written and the reasons. A retryable reason determines the
+/// status.
 fn answered(app: &App, form: Form, outcome: GroupsOutcome) -> Response<Body> {
     let lenient = app.config.write_lenient;
     let Some(answer) = outcome.answer else {
@@ -162,7 +163,7 @@ fn form_of(headers: &HeaderMap) -> Result<(Form, Packed), String> {
     let content_type = header(headers, CONTENT_TYPE);
     let media_type = content_type.split(';').next().unwrap_or_default().trim();
     match media_type.to_ascii_lowercase().as_str() {
-        // What curl says of every body unless it is told otherwise.
+        // curl's default content type.
         "" | "application/json" | "application/x-www-form-urlencoded" => Ok((Form::Json, packed)),
         "application/x-protobuf" | "application/protobuf" => Ok((Form::Protobuf, packed)),
         _ => Err(format!(
@@ -171,20 +172,20 @@ fn form_of(headers: &HeaderMap) -> Result<(Form, Packed), String> {
     }
 }
 
-/// What a list is asked with.
-struct Asked {
+/// The parameters of a list.
+struct GroupListRequest {
     selectors: Vec<Vec<Matcher>>,
     with_lone: bool,
     limit: usize,
 }
 
-fn check(params: &Params) -> Result<Asked, ApiError> {
+fn check(params: &Params) -> Result<GroupListRequest, ApiError> {
     let with_lone = match params.get("lone") {
         None | Some("false") => false,
         Some("true") => true,
         Some(_) => return Err(ApiError::parameter("lone", "wanted is true or false")),
     };
-    Ok(Asked { selectors: params.selectors()?, with_lone, limit: params.limit()? })
+    Ok(GroupListRequest { selectors: params.selectors()?, with_lone, limit: params.limit()? })
 }
 
 /// `GET /api/v1/groups`.

@@ -1,5 +1,5 @@
-//! What can be said about a query without data: `format_query`, `parse_query`, and `query_exemplars` as long as no
-//! exemplars are kept (specs/http-api.md 40, 46).
+//! Endpoints that need no data: `format_query`, `parse_query`, and `query_exemplars` while
+//! exemplars are not stored.
 
 use std::fmt::{self, Write as _};
 
@@ -27,7 +27,8 @@ pub(crate) fn routes() -> Router<Shared> {
         .route("/api/v1/query_exemplars", on(GET_POST, query_exemplars))
 }
 
-// The most that a byte of a query becomes: a node of a tree. Lines are counted while they are written.
+// Upper bound of the output per byte of a query: a node of a tree. Lines are counted while they are
+// written.
 const BYTES_PER_BYTE: u64 = 256;
 
 /// `/api/v1/format_query`: the query on as many lines as it needs.
@@ -92,7 +93,7 @@ async fn answer(
     .await
 }
 
-/// `/api/v1/query_exemplars`: none, but every mistake is told that will be one when there are some.
+/// `/api/v1/query_exemplars`: always empty, but all parameters are checked.
 pub(crate) async fn query_exemplars(
     State(app): State<Shared>,
     request: Request<Body>,

@@ -1,4 +1,4 @@
-//! Health, and the calls that concern the process itself (specs/http-api.md 48).
+//! Health, and requests that concern the process itself.
 
 use axum::Router;
 use axum::body::Body;
@@ -40,8 +40,8 @@ async fn ready(State(app): State<Shared>) -> Response<Body> {
     }
 }
 
-/// `/-/reload`: settings come from flags and environment, which do not change while a process runs.
-/// Who watches a configuration file for Prometheus calls it all the same, and must not see a failure.
+/// `/-/reload`: succeeds without effect. Settings cannot change while the process runs, but
+/// programs that watch a configuration file for Prometheus call it and must not see an error.
 async fn reload(State(app): State<Shared>) -> Response<Body> {
     if !app.config.lifecycle_api {
         return not_enabled();
@@ -54,7 +54,7 @@ async fn quit(State(app): State<Shared>) -> Response<Body> {
     if !app.config.lifecycle_api {
         return not_enabled();
     }
-    tracing::info!("a client asked the server to stop");
+    tracing::info!("stopping: a client requested it");
     app.quit.notify_one();
     text(StatusCode::OK, "Requesting termination... Goodbye!")
 }

@@ -1,4 +1,4 @@
-//! HTTP: routes, and what happens around every request.
+//! HTTP: routes, and the steps around every request.
 
 mod admin;
 pub(crate) mod answer;
@@ -73,7 +73,7 @@ pub(crate) fn router(app: Shared) -> Router {
     Router::new().fallback_service(routes).layer(from_fn(list_methods))
 }
 
-/// The database, or the answer that says how far its start is.
+/// The database, or the response that reports the progress of its start.
 #[expect(clippy::result_large_err, reason = "the error is the answer, and is rare")]
 pub(crate) fn ready(app: &App) -> Result<&Ready, Response<Body>> {
     app.ready().ok_or_else(|| text(StatusCode::SERVICE_UNAVAILABLE, starting(app)))
@@ -113,7 +113,7 @@ async fn around(
     response
 }
 
-/// A request that is under way. One that is dropped before its answer had a client that went away.
+/// A running request. If it is dropped before its response, its client has disconnected.
 struct Unanswered<'a> {
     app: &'a App,
     handler: &'a str,

@@ -20,7 +20,7 @@ pub(crate) struct Params {
     _held: Option<Reservation>,
 }
 
-// As Go's form parser: 10 MB of parameters are enough for everybody.
+// As Go's form parser.
 const FORM_BYTES_MAX: usize = 10 << 20;
 // A tree takes some 50 times the memory of its text; the longest queries of programs have 100 kB.
 const QUERY_BYTES_MAX: usize = 1 << 20;
@@ -79,7 +79,7 @@ impl Params {
         self.duration_ns_or_why(name).map_err(|why| ApiError::parameter(name, why))
     }
 
-    /// A duration in nanoseconds, if it is given, or what is wrong with it.
+    /// An optional duration in nanoseconds, or its parse error.
     pub(crate) fn duration_ns_or_why(&self, name: &str) -> firn_model::Result<Option<i64>> {
         self.get(name).map(parse_duration_ns).transpose()
     }
@@ -90,7 +90,7 @@ impl Params {
         expr.map_err(|why| ApiError::parameter("query", why))
     }
 
-    /// `query`, parsed, or what the parser says.
+    /// `query`, parsed, or the parser's error.
     pub(crate) fn expr_or_why(&self) -> Result<Result<Expr, ParseError>, ApiError> {
         let text = self.get("query").unwrap_or_default();
         if text.len() > QUERY_BYTES_MAX {
@@ -145,7 +145,8 @@ fn bad_form(why: impl std::fmt::Display) -> ApiError {
     ApiError::bad_data(format!("error parsing form values: {why}"))
 }
 
-/// Appends the pairs of `name=value&name=value`. Names that are no text are nobody's and left out.
+/// Appends the pairs of `name=value&name=value`. Names that are not UTF-8 match no parameter and
+/// are skipped.
 fn decode(form: &[u8], pairs: &mut Vec<(String, String)>) -> Result<(), ApiError> {
     for pair in form.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty()) {
         let name_len = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());

@@ -1,4 +1,4 @@
-//! `query` and `query_range` (specs/http-api.md 17-32).
+//! `query` and `query_range`.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub(crate) fn routes() -> Router<Shared> {
 }
 
 /// A query whose parameters are checked.
-struct Asked {
+struct QueryRequest {
     expr: Expr,
     time: QueryTime,
     options: QueryOptions,
@@ -37,20 +37,20 @@ struct Asked {
     packing: Packing,
 }
 
-// Points of one series; so many fit on no screen.
+// Points per series, as in Prometheus.
 const POINTS_MAX: i128 = 11_000;
 
 /// `/api/v1/query`.
 pub(crate) async fn instant(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     answer(app, request, |app, ready, params, packing| {
-        // In Prometheus' order, so that of several mistakes the same one is told.
+        // In Prometheus' order, so that the same one of several mistakes is reported.
         let limit = params.limit()?;
         let ts = params.time("time")?.unwrap_or_else(|| ready.db.now_ms());
         let timeout = timeout(app, params)?;
         let stats = stats_asked(params);
         let options = options(app, params, &stats)?;
         let expr = params.expr()?;
-        Ok(Asked { expr, time: QueryTime::Instant(ts), options, timeout, limit, stats, packing })
+        Ok(QueryRequest { expr, time: QueryTime::Instant(ts), options, timeout, limit, stats, packing })
     })
     .await
 }
@@ -98,7 +98,7 @@ pub(crate) async fn range(State(app): State<Shared>, request: Request<Body>) -> 
             return Err(ApiError::parameter("query", why));
         }
         let time = QueryTime::Range { start, end, step_ms: step_ns / 1_000_000 };
-        Ok(Asked { expr, time, options, timeout, limit, stats, packing })
+        Ok(QueryRequest { expr, time, options, timeout, limit, stats, packing })
     })
     .await
 }
@@ -106,7 +106,7 @@ pub(crate) async fn range(State(app): State<Shared>, request: Request<Body>) -> 
 async fn answer(
     app: Shared,
     request: Request<Body>,
-    check: impl FnOnce(&App, &Ready, &Params, Packing) -> Result<Asked, ApiError>,
+    check: impl FnOnce(&App, &Ready, &Params, Packing) -> Result<QueryRequest, ApiError>,
 ) -> Response<Body> {
     let ready = match ready(&app) {
         Ok(ready) => ready,
@@ -138,11 +138,11 @@ async fn answer(
 /// Writes and packs the answer, on the query's thread and on its budget.
 fn encode(
     output: &QueryOutput,
-    asked: &Asked,
+    asked: &QueryRequest,
     timings: Timings,
     context: &QueryContext,
 ) -> Result<Payload, ApiError> {
-    // The evaluation has given back what it held, but its output is there until it is written.
+    // The evaluation has released its memory, but its output exists until it is written.
     let _output = context.budget.reserve(Pool::Query, value_bytes(&output.value))?;
     let bytes_max = json::query_answer_bytes(output) as u64;
     let mut held = context.budget.reserve(Pool::Query, bytes_max)?;

@@ -1,8 +1,9 @@
-//! Remote read (specs/remote-read.md): raw samples for a Prometheus or a Thanos sidecar.
+//! Remote read: raw samples for a Prometheus or a Thanos sidecar.
 //!
-//! An answer in one message is made on a reader thread and sent whole. A streamed one is made part by part, about a
-//! frame each: [`send_parts`] asks a reader thread for the next part when the connection has taken the one
-//! before, so that a slow client costs two parts of memory and no thread.
+//! A response in one message is made on a reader thread and sent as a whole. A streamed one is made
+//! in parts of about one frame: [`send_parts`] requests the next part from a reader thread when the
+//! connection has accepted the previous one. So a slow client costs two parts of memory and no
+//! thread.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -98,10 +99,10 @@ impl Drop for Running {
     }
 }
 
-/// What is known before the first byte is sent.
+/// The state before the first byte is sent.
 enum Started {
     Whole(Payload),
-    /// Beginning with the first part, so that what fails at once still gets a status.
+    /// Starts with the first part, so that an immediate failure still has a status.
     Stream {
         first: Option<Vec<u8>>,
         rest: Box<Parts>,
@@ -144,7 +145,7 @@ fn unpack(body: &[u8], context: &QueryContext) -> Result<ReadRequest> {
 /// The view that all queries of a request are answered from.
 struct Reading {
     snapshot: Snapshot,
-    /// What every series gets.
+    /// Labels added to every series.
     external: Labels,
     /// In memory at one time.
     samples_max: usize,
@@ -189,15 +190,15 @@ fn whole(app: &App, reading: &Reading, queries: Vec<ReadQuery>) -> Result<Payloa
     let message = writer.into_bytes();
     held.grow(snap::raw::max_compress_len(message.len()) as u64)?;
     let packed = snap::raw::Encoder::new().compress_vec(&message).map_err(|e| {
-        let what = "the answer is too large for one message: ask for streamed chunks or for less";
-        Error::too_large(what).because(e)
+        let why = "the response is too large for one message: use streamed chunks or select less";
+        Error::too_large(why).because(e)
     })?;
     drop(message);
     held.shrink(held.bytes().saturating_sub(packed.capacity() as u64));
     Ok(Payload::new(packed, Packing::Plain, Some(held)))
 }
 
-/// What a run may take in the message. Twice, because a vector doubles when it grows.
+/// Upper bound of a run's bytes in the message. Doubled, because a vector doubles when it grows.
 fn whole_bytes_max(labels: &Labels, times: &[Timestamp]) -> u64 {
     let heads = SamplesWriter::HEAD_BYTES_MAX * (2 + labels.count());
     let labels = labels.as_encoded().len() + heads;
@@ -257,14 +258,14 @@ impl Parts {
     }
 }
 
-/// What a streamed answer holds until all of it is handed to the connection.
+/// Resources of a streamed response until the connection has accepted all of it.
 struct Held {
     running: Running,
     _place: OwnedSemaphorePermit,
     _canceled_when_dropped: CancelOnDrop,
 }
 
-/// A message to the connection: what is neither sent nor ended was cut.
+/// A message to the connection. A stream that ends without `End` was cut off.
 enum Sent {
     Part(Bytes),
     End,
@@ -278,8 +279,8 @@ fn stream(first: Option<Vec<u8>>, rest: Box<Parts>, held: Held) -> Response<Body
     response
 }
 
-/// Hands part after part to the connection, each when there is room for it. Ends early, and with that cuts the
-/// connection, when a part cannot be made, or is not made or not taken in the time that a query has.
+/// Passes parts to the connection as it accepts them. Ends early, which cuts the connection off, if
+/// a part fails, or is not made or accepted within a query's timeout.
 async fn send_parts(
     mut part: Option<Vec<u8>>,
     mut rest: Box<Parts>,
@@ -314,11 +315,11 @@ async fn send_parts(
 }
 
 async fn send(sender: &mpsc::Sender<Sent>, sent: Sent) -> Result<()> {
-    let gone = |_| Error::new(ErrorKind::Canceled, "the client has gone");
+    let gone = |_| Error::new(ErrorKind::Canceled, "the client disconnected");
     sender.send(sent).await.map_err(gone)
 }
 
-/// A body that ends well only when it is told so.
+/// A body that ends cleanly only after an explicit end.
 struct StreamBody(mpsc::Receiver<Sent>);
 
 impl axum::body::HttpBody for StreamBody {
@@ -337,7 +338,7 @@ impl axum::body::HttpBody for StreamBody {
     }
 }
 
-/// Gives `work` some time; when that is over, whoever works for it is told.
+/// Runs `work` with a timeout, after which it is canceled.
 async fn within<T>(
     timeout: Duration,
     cancel: &CancelToken,

@@ -1,4 +1,4 @@
-//! Rules and alerts (specs/http-api.md 43, 44): parameters are checked, and there are none to list.
+//! Rules and alerts: parameters are checked; the lists are empty.
 
 use axum::Router;
 use axum::body::Body;
@@ -30,7 +30,7 @@ async fn alerts(request: Request<Body>) -> Response<Body> {
     answer(request, |_| Ok(json!({ "alerts": [] }))).await
 }
 
-/// Any text is a name in `rule_name[]`, `rule_group[]` and `file[]`; the other parameters can be wrong.
+/// Checks the parameters. Any text is a valid `rule_name[]`, `rule_group[]` and `file[]`.
 fn check(params: &Params) -> Result<(), ApiError> {
     params.selectors()?;
     let kind = params.get("type").unwrap_or_default().to_lowercase();
@@ -67,7 +67,7 @@ fn check(params: &Params) -> Result<(), ApiError> {
     }
 }
 
-/// What Go's `ParseBool` takes.
+/// As Go's `ParseBool`.
 fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),

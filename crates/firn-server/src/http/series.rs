@@ -1,4 +1,4 @@
-//! `series`, `labels` and label values (specs/http-api.md 33-38).
+//! `series`, `labels` and label values.
 
 use axum::Router;
 use axum::body::Body;
@@ -24,14 +24,14 @@ pub(crate) fn routes() -> Router<Shared> {
         .route("/api/v1/label/{name}/values", get(label_values))
 }
 
-/// What every listing is asked with.
-struct Asked {
+/// The parameters of every listing.
+struct ListingRequest {
     selectors: Vec<Vec<Matcher>>,
     range: TimeRange,
     limit: usize,
 }
 
-impl Asked {
+impl ListingRequest {
     /// One more than may be shown, to know whether something was cut; 0 is all.
     fn limit_plus_one(&self) -> usize {
         if self.limit == 0 { 0 } else { self.limit.saturating_add(1) }
@@ -40,7 +40,7 @@ impl Asked {
 
 /// `/api/v1/series`.
 pub(crate) async fn series(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
-    let list = |db: &Db, asked: &Asked, context: &QueryContext| {
+    let list = |db: &Db, asked: &ListingRequest, context: &QueryContext| {
         if asked.selectors.is_empty() {
             return Err(ApiError::bad_data("no match[] parameter provided"));
         }
@@ -55,7 +55,7 @@ pub(crate) async fn label_names(
     State(app): State<Shared>,
     request: Request<Body>,
 ) -> Response<Body> {
-    let list = |db: &Db, asked: &Asked, context: &QueryContext| {
+    let list = |db: &Db, asked: &ListingRequest, context: &QueryContext| {
         Ok(db.label_names(&asked.selectors, asked.range, asked.limit_plus_one(), context)?)
     };
     answer(app, request, list, |name, out| json::push_string(name, out), String::len).await
@@ -75,7 +75,7 @@ pub(crate) async fn label_values(
     if name.is_empty() {
         return bad_name(&name);
     }
-    let list = move |db: &Db, asked: &Asked, context: &QueryContext| {
+    let list = move |db: &Db, asked: &ListingRequest, context: &QueryContext| {
         let limit = asked.limit_plus_one();
         Ok(db.label_values(&name, &asked.selectors, asked.range, limit, context)?)
     };
@@ -89,7 +89,7 @@ fn bad_name(name: &str) -> Response<Body> {
 async fn answer<T: 'static>(
     app: Shared,
     request: Request<Body>,
-    list: impl FnOnce(&Db, &Asked, &QueryContext) -> Result<Vec<T>, ApiError> + Send + 'static,
+    list: impl FnOnce(&Db, &ListingRequest, &QueryContext) -> Result<Vec<T>, ApiError> + Send + 'static,
     push: fn(&T, &mut Vec<u8>),
     bytes: fn(&T) -> usize,
 ) -> Response<Body> {
@@ -113,14 +113,14 @@ async fn answer<T: 'static>(
     .await
 }
 
-fn check(params: &Params) -> Result<Asked, ApiError> {
+fn check(params: &Params) -> Result<ListingRequest, ApiError> {
     let limit = params.limit()?;
     let range = params.range()?;
-    Ok(Asked { selectors: params.selectors()?, range, limit })
+    Ok(ListingRequest { selectors: params.selectors()?, range, limit })
 }
 
-/// Undoes `U__` escaping, by which names outside the legacy set fit into a path: `_2e_` is `.`, `__`
-/// is `_`. What is no such name stays as it is.
+/// Decodes `U__` escaping of names in a path: `_2e_` is `.`, `__` is `_`. Other names are returned
+/// unchanged.
 fn unescape_name(name: &str) -> String {
     fn unescaped(mut rest: &str) -> Option<String> {
         let mut plain = String::new();

@@ -13,14 +13,15 @@ use tokio::task::JoinSet;
 
 // Longer than clients keep idle connections (Go: 90 s), so that they close them and not we.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(120);
-// Of each connection; a header must fit. The default, 400 KiB, is what most of an idle sender's memory would be.
+// Read buffer of a connection; a header must fit. The default of 400 KiB would be most of an idle
+// sender's memory.
 const BUFFER_BYTES_MAX: usize = 128 << 10;
-// What is still running after this long at a stop is cut off.
+// Requests that run longer after a stop are cut off.
 const GRACE: Duration = Duration::from_secs(30);
-// Out of file descriptors: others must go first.
+// Pause after running out of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 
-/// Serves HTTP until `stop` says true, then waits for requests under way.
+/// Serves HTTP until `stop` is true, then waits for running requests.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
@@ -32,8 +33,8 @@ pub(crate) async fn serve(
     accept(listener, connections_max, stop.clone(), talk).await;
 }
 
-/// Talks over each connection, `connections_max` at one time, until `stop` says true; then waits for those that are open.
-/// `talk` ends soon when it is told to stop.
+/// Runs `talk` on each connection, at most `connections_max` at once, until `stop` is true; then
+/// waits for open connections. `talk` must return soon after a stop.
 pub(crate) async fn accept<F>(
     listener: TcpListener,
     connections_max: usize,
@@ -45,7 +46,7 @@ pub(crate) async fn accept<F>(
     let permits = Arc::new(Semaphore::new(connections_max));
     let mut connections = JoinSet::new();
     loop {
-        // Taken before accepting: who is over the limit waits in the system's queue.
+        // Acquired before accepting, so that connections over the limit wait in the system's queue.
         let accepting = async {
             let permit = Arc::clone(&permits).acquire_owned().await.ok()?;
             Some((listener.accept().await, permit))
@@ -81,7 +82,7 @@ pub(crate) async fn accept<F>(
     }
 }
 
-/// Waits until the server stops; a server that is gone has stopped.
+/// Waits until the server stops; a dropped sender counts as stopped.
 pub(crate) async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
@@ -95,7 +96,7 @@ async fn connection(
     builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
     builder.max_buf_size(BUFFER_BYTES_MAX);
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-    // An error here is a client that went away or spoke no HTTP: nothing to do about it.
+    // An error here is a client that disconnected or does not speak HTTP: nothing to do.
     tokio::select! {
         _ = connection.as_mut() => {}
         () = stopped(&mut stop) => {
@@ -121,7 +122,7 @@ mod tests {
         }
     }
 
-    /// A query stops when its future is dropped; this is what drops it.
+    /// A query stops when its future is dropped, which happens here.
     #[tokio::test]
     async fn a_handler_is_dropped_when_its_client_goes() {
         let (sender, mut told) = mpsc::unbounded_channel();

@@ -1,5 +1,4 @@
-//! What the server says about itself (specs/http-api.md 45, 50). All of it answers before the database
-//! is open.
+//! The server's description of itself. All of it is available before the database is open.
 
 use axum::Router;
 use axum::body::Body;
@@ -17,7 +16,7 @@ use crate::http::params::Params;
 use crate::wire;
 use crate::wire::number::rfc3339;
 
-/// Clients choose what they ask by this: the Prometheus whose language and endpoints are here.
+/// Clients select features by this version: the Prometheus with the same language and endpoints.
 const PROMETHEUS_VERSION: &str = "3.15.0";
 
 /// The routes of this file.
@@ -74,7 +73,7 @@ async fn build_info(request: Request<Body>) -> Response<Body> {
 
 fn build() -> Value {
     let firndb = concat!("firndb-", env!("CARGO_PKG_VERSION"));
-    // Who builds a release says from what; a build script that asks git would fail without one.
+    // Set by the build of a release. A build script that runs git would fail without a repository.
     let revision = match option_env!("FIRN_REVISION") {
         Some(commit) => format!("{firndb}-{commit}"),
         None => firndb.to_owned(),
@@ -89,7 +88,7 @@ fn build() -> Value {
     })
 }
 
-/// `/api/v1/status/runtimeinfo`: threads and cores stand where Prometheus has goroutines.
+/// `/api/v1/status/runtimeinfo`: threads and cores in place of Prometheus' goroutines.
 async fn runtime_info(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     answer(request, |_| {
         let folder = std::env::current_dir().unwrap_or_default();
@@ -141,8 +140,8 @@ async fn config(State(app): State<Shared>, request: Request<Body>) -> Response<B
     answer(request, |_| Ok(json!({ "yaml": app.config.yaml() }))).await
 }
 
-/// `/api/v1/status/walreplay`: bytes of log as Prometheus names its segments, and beside them how much of it that is
-/// and how long the rest may take (`null` while nobody knows).
+/// `/api/v1/status/walreplay`: bytes of log in place of Prometheus' segments, with percent and the
+/// remaining time (`null` while unknown).
 async fn recovery(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     let (done, total, left_ms) = app.recovery();
     let (percent, left_s) = match app.opened() {
@@ -157,12 +156,12 @@ async fn recovery(State(app): State<Shared>, request: Request<Body>) -> Response
     .await
 }
 
-/// `/api/v1/notifications`: what Prometheus tells its own page; nothing here needs it.
+/// `/api/v1/notifications`: empty; Prometheus uses it for its own page.
 async fn notifications(request: Request<Body>) -> Response<Body> {
     answer(request, |_| Ok(json!([]))).await
 }
 
-/// `/api/v1/features`: by category what is on and what is off.
+/// `/api/v1/features`: enabled and disabled features by category.
 async fn features(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     answer(request, |_| Ok(feature_table(&app))).await
 }

@@ -1,5 +1,4 @@
-//! Targets and what is known of metrics (specs/http-api.md 39, 41, 42). The one target is the server
-//! itself, in a scrape pool of its own.
+//! Targets and metric metadata. The only target is the server itself, in a scrape pool of its own.
 
 use axum::Router;
 use axum::body::Body;
@@ -58,7 +57,7 @@ fn active_target(target: &Target) -> Value {
         Some(scrape) if scrape.error.is_some() => "down",
         Some(_) => "up",
     };
-    // What Go prints for a time that is not set.
+    // Go's text for an unset time.
     const NEVER: &str = "0001-01-01T00:00:00Z";
     json!({
         "discoveredLabels": {
@@ -86,7 +85,7 @@ fn self_labels(target: &Target) -> Value {
     json!({ "instance": target.address.to_string(), "job": SELF_JOB })
 }
 
-/// Where others reach the target: this machine's name in place of an address that only it can use.
+/// The target's address for other machines: the host name instead of a loopback address.
 fn global_url(target: &Target) -> String {
     let ip = target.address.ip();
     if ip.is_loopback() || ip.is_unspecified() {
@@ -138,13 +137,13 @@ async fn scrape_pools(State(app): State<Shared>, request: Request<Body>) -> Resp
     answer(request, |_| Ok(json!({ "scrapePools": pools }))).await
 }
 
-/// `/api/v1/alertmanagers`: nobody is told of alerts, because there are none.
+/// `/api/v1/alertmanagers`: empty, because there are no alerts.
 async fn alertmanagers(request: Request<Body>) -> Response<Body> {
     answer(request, |_| Ok(json!({ "activeAlertmanagers": [], "droppedAlertmanagers": [] }))).await
 }
 
-/// `/api/v1/metadata`. The newest that was told of a metric is all that is kept of it, so that
-/// `limit_per_metric` never cuts anything.
+/// `/api/v1/metadata`. Only the newest metadata of a metric is stored, so `limit_per_metric` never
+/// truncates.
 async fn metadata(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     answer(request, |params| {
         let limit = number(params, "limit")?.unwrap_or(usize::MAX);

@@ -1,5 +1,5 @@
-//! `POST /api/v1/transaction` (docs/transactions.md): reads, inserts, updates and deletes that happen at once, or
-//! not at all.
+//! `POST /api/v1/transaction` (docs/transactions.md): reads, inserts, updates and deletes that take
+//! effect together or not at all.
 
 use axum::Router;
 use axum::body::Body;
@@ -23,20 +23,20 @@ pub(crate) fn routes() -> Router<Shared> {
     Router::new().route("/api/v1/transaction", post(transact))
 }
 
-// The client need not know that another transaction came between, if what it depends on is in the request.
+// Conflicts are retried here if the request contains everything that it depends on.
 const TRIES_MAX: u32 = 10;
 // Operations in memory, for each byte of the body.
 const DECODED_BYTES_PER_BYTE: u64 = 4;
 // Of an answer: a time, a value, brackets.
 const SAMPLE_TEXT_BYTES: u64 = 48;
 
-/// What a request may do.
+/// The limits of a request.
 struct Limits {
     labels: LabelLimits,
     may_delete: bool,
 }
 
-/// What is answered.
+/// The response.
 struct Done {
     body: Vec<u8>,
     held: Reservation,
@@ -46,7 +46,7 @@ struct Done {
 /// How one try ended.
 enum Tried {
     Committed(CommitReport, Vec<Given>),
-    /// What the client read before is not there any more: trying again does not help.
+    /// A digest no longer matches: a retry does not help.
     Changed(Error),
 }
 
@@ -150,7 +150,7 @@ fn try_once(db: &Db, operations: &[Operation], refs: &[Option<SeriesRef>]) -> Re
             return Ok(Tried::Changed(Error::new(
                 ErrorKind::Conflict,
                 format!(
-                    "operation {idx}: what it reads has changed since: read it again and retry"
+                    "operation {idx}: the samples that it reads have changed: read them again and retry"
                 ),
             )));
         }
@@ -210,7 +210,7 @@ fn not_there(labels: &Labels) -> Error {
     Error::not_found(format!("{labels} does not exist; insert a sample of it"))
 }
 
-/// About what its text takes.
+/// Estimated bytes of its text.
 fn text_bytes(given: &Given) -> u64 {
     let Given::Samples(series) = given else { return SAMPLE_TEXT_BYTES };
     let of_one = |one: &SeriesSamples| {

@@ -1,4 +1,4 @@
-//! What the database is made of (specs/http-api.md 45): cardinality and tables.
+//! The contents of the database: cardinality and tables.
 
 use axum::Router;
 use axum::body::Body;
@@ -82,7 +82,7 @@ async fn blocks(State(app): State<Shared>, request: Request<Body>) -> Response<B
     .await
 }
 
-/// `/api/v1/status/groups`: what each group saves or costs (docs/groups.md).
+/// `/api/v1/status/groups`: savings and costs of each group (docs/groups.md).
 async fn groups(State(app): State<Shared>, request: Request<Body>) -> Response<Body> {
     let check = |params: &Params| {
         let partition = params.get("partition").unwrap_or("2h");

@@ -26,7 +26,7 @@ pub(crate) fn routes() -> Router<Shared> {
         .route("/api/v1/import/prometheus", post(import_exposition))
 }
 
-/// `POST /api/v1/write` (specs/remote-write.md).
+/// `POST /api/v1/write`: Prometheus remote write 1.0.
 pub(crate) async fn remote_write(
     State(app): State<Shared>,
     request: Request<Body>,
@@ -153,7 +153,7 @@ pub(crate) fn header(headers: &HeaderMap, name: HeaderName) -> &str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().trim()
 }
 
-/// 204, or what was not written and why. What can be had by sending again is said first.
+/// 204, or the samples that were not written and the reasons. Retryable reasons come first.
 fn answer(app: &App, protocol: Protocol, outcome: Result<Outcome>) -> Response<Body> {
     let outcome = match outcome {
         Ok(outcome) => outcome,

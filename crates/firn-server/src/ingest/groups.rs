@@ -1,8 +1,8 @@
-//! The way in for groups: put by labels and by references (`TimeUnion` 3.4).
+//! The write path of groups: by labels and by references (`TimeUnion`, section 3.4).
 //!
-//! A request is checked as a whole, by its own rules while it is read and by what the database knows before
-//! anything is defined, so that a mistake leaves nothing half done. What is refused after that is what only
-//! time decides: rows that are too far in the future, series that are over a limit.
+//! A request is checked completely before it defines anything: its own rules while it is read, then
+//! against the database. So a mistake leaves nothing half done. Later refusals depend on time: rows
+//! too far in the future, and series over a limit.
 
 use std::collections::HashMap;
 
@@ -17,14 +17,14 @@ use crate::wire::groups::{
     Cell, Columns, Form, Group, GroupsAnswer, GroupsRequest, Refusal, Refusals,
 };
 
-/// What became of a request with groups.
+/// The outcome of a request with groups.
 #[derive(Debug)]
 pub struct GroupsOutcome {
-    /// What is answered; `None` when all of it was refused.
+    /// The response; `None` if all of the request was refused.
     pub answer: Option<GroupsAnswer>,
-    /// What became of its values.
+    /// The tally of its values.
     pub tally: Tally,
-    /// Why all of it was refused, or what can be had by sending it again.
+    /// The reason if all of it was refused, or a retryable reason.
     pub error: Option<Error>,
     /// The memory of the request, for the answer, which is smaller.
     pub held: Reservation,
@@ -34,16 +34,16 @@ pub struct GroupsOutcome {
 struct Resolved {
     /// The reference of each column, or which limit refused its series.
     refs: Vec<Result<SeriesRef, Reason>>,
-    /// What that limit says.
+    /// The error of that limit.
     over_limit: Option<Error>,
 }
 
 impl Ingest {
-    /// Defines groups or looks them up, and gives their references.
+    /// Defines groups or looks them up, and returns their references.
     ///
     /// # Errors
-    /// `Invalid` with the place of a mistake, `TooLarge`, `SeriesLimit` over a limit for new series, `Busy` without
-    /// memory. Nothing is defined but after the last two.
+    /// `Invalid` with the position of a mistake, `TooLarge`, `SeriesLimit` over a limit for new
+    /// series, `Busy` without memory. Only the last two may leave definitions behind.
     pub fn define_groups(&self, form: Form, body: &[u8]) -> Result<GroupsOutcome> {
         let request = self.decode(form, body)?;
         for (idx, group) in request.groups.iter().enumerate() {
@@ -73,8 +73,8 @@ impl Ingest {
     /// Writes rows of groups that are named by labels or by references.
     ///
     /// # Errors
-    /// When nothing of the request was counted: `Invalid` with the place of a mistake, `TooLarge`, `Busy`
-    /// without memory.
+    /// If nothing of the request was counted: `Invalid` with the position of a mistake, `TooLarge`,
+    /// `Busy` without memory.
     pub fn write_groups(&self, form: Form, body: &[u8]) -> Result<GroupsOutcome> {
         let request = self.decode(form, body)?;
         let mut tally = Tally::of(request.value_count());
@@ -105,7 +105,7 @@ impl Ingest {
         let mut batch = RowBatch::default();
         for (group_idx, group) in request.groups.iter().enumerate() {
             let resolved = self.resolve_columns(&group.columns, request.elsewhere);
-            // What goes wrong here besides limits would go wrong for every group.
+            // Errors other than limits would affect every group.
             let resolved = resolved.map_err(|why| {
                 let reason = if is_busy(&why) { Reason::Busy } else { Reason::Request };
                 (why, reason)
@@ -115,7 +115,7 @@ impl Ingest {
             if let Some(why) = resolved.over_limit
                 && error.as_ref().is_none_or(Outcome::is_lasting_limit)
             {
-                // Waiting helps against the others, so they are told first.
+                // Other reasons are retryable, so they are reported first.
                 *error = Some(why);
             }
         }
@@ -128,7 +128,7 @@ impl Ingest {
             tally.stored = report.written;
             tally.reject(Reason::TooFarAhead, report.too_far_ahead);
             tally.reject(Reason::Removed, report.unknown);
-            // Checked before: what the database refuses all the same was taken back in between.
+            // Checked before; a reference that the database refuses here was removed since.
             let refused = report.unknown + report.too_far_ahead;
             if refused > 0 {
                 answer.refused.value_count += refused;
@@ -140,7 +140,7 @@ impl Ingest {
         Ok(answer)
     }
 
-    /// Puts the rows of one group into the batch, or says why not.
+    /// Adds the rows of one group to the batch, or reports the reason against it.
     fn push_rows(
         &self,
         request: &GroupsRequest,
@@ -176,9 +176,9 @@ impl Ingest {
         }
     }
 
-    /// What references are given out with. Ids are dense: after a restart on another folder, or on an older
-    /// copy, an id may mean another series. So references hold for one life of the server, and in it as
-    /// long as no series leaves the index.
+    /// The generation of references. Ids are dense: after a restart on another folder or an older
+    /// copy, an id may mean another series. So references are valid for one life of the server, and
+    /// only until a series leaves the index.
     fn generation(&self) -> String {
         format!("{:016x}-{}", self.life, self.db.generation())
     }
@@ -188,7 +188,7 @@ impl Ingest {
         GroupsRequest::decode(form, body, &self.limits.labels, held)
     }
 
-    /// What the database has to say against a request before anything is done.
+    /// Checks the request against the database before anything changes.
     fn check(&self, request: &GroupsRequest) -> Result<()> {
         let generation = self.generation();
         for (idx, group) in request.groups.iter().enumerate() {
@@ -218,8 +218,7 @@ impl Ingest {
         }
     }
 
-    /// The references of columns. When a limit refuses new series, those that are known are found all the
-    /// same.
+    /// The references of columns. If a limit refuses new series, known ones are still found.
     fn resolve_columns(&self, columns: &Columns, elsewhere: ForeignMember) -> Result<Resolved> {
         match columns {
             Columns::Slots { group, slots } => {
@@ -292,7 +291,8 @@ fn is_busy(why: &Error) -> bool {
     matches!(why.kind(), ErrorKind::Busy { .. })
 }
 
-/// Refuses a label set that two groups of one request name: the first would define it, and the second collide with it.
+/// Refuses a label set that two groups of one request name: the first would define it, and the
+/// second collide with it.
 fn check_among_themselves(groups: &[Group]) -> Result<()> {
     let group_labels = |group: &Group| match &group.columns {
         Columns::Members { labels, .. } => Some(labels.clone()),

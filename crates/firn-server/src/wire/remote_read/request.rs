@@ -157,6 +157,6 @@ fn text<'a>(what: &str, bytes: &'a [u8]) -> Result<&'a str> {
     })
 }
 
-fn too_many(count_max: usize, what: &str) -> Error {
+fn too_many(count_max: usize, items: &str) -> Error {
     Error::too_large(format!("the request has over {count_max} {items}: send several requests"))
 }
