@@ -1,6 +1,6 @@
-//! What is in a database, as JSON, for `firn inspect` and `firn check`: of a folder that no server has open, or of
-//! a slow tier alone, through a read-only copy of its index, also while a server writes there. Costs of groups are
-//! the same as those of `/api/v1/status/groups`.
+//! Contents of a database as JSON, for `firn inspect` and `firn check`: of a folder that no server
+//! has open, or of a slow tier alone, also while a server writes there. The latter uses a read-only
+//! copy of the index. Costs of groups equal those of `/api/v1/status/groups`.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -17,25 +17,25 @@ use tempfile::TempDir;
 
 use crate::wire::number::{parse_unit_duration_ms, rfc3339};
 
-/// Which database is looked at.
+/// A database to inspect.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct DatabaseLocation {
     /// Its folder.
     pub folder: PathBuf,
-    /// Where its history lies; `None`: in the folder.
+    /// The location of its history; `None`: in the folder.
     pub slow_tier: Option<String>,
-    /// Only what is there; the folder's own database is not opened and need not exist.
+    /// Read the slow tier only; the folder's own database is not opened and need not exist.
     pub is_slow_only: bool,
 }
 
-/// What is asked.
+/// Selects groups and the parameters of their costs.
 #[derive(Clone, Debug, Default)]
 pub struct InspectGroups {
     /// Only groups with a member that one of these matches; all without any.
     pub selectors: Vec<Vec<Matcher>>,
-    /// So many groups are listed, 0 for all; the totals are of all.
+    /// Number of listed groups, 0 for all; totals cover all.
     pub top: usize,
-    /// What the costs are reckoned with.
+    /// Parameters of the cost model.
     pub options: CostOptions,
 }
 
@@ -61,12 +61,13 @@ impl InspectGroups {
     }
 }
 
-/// What the groups of a database save or cost. Its log is read as at a start; nothing is written to tables.
+/// Savings and costs of the groups of a database. Its log is replayed; nothing is written to
+/// tables.
 ///
 /// # Errors
-/// `NotFound` when there is no database, `Busy` when a server has it open, and those of [`Db::open`].
-pub fn inspect_groups(place: &Place, asked: &InspectGroups) -> Result<Value> {
-    let db = open(place, "ask that one with --server")?;
+/// `NotFound` without a database, `Busy` when a server has it open, and those of [`Db::open`].
+pub fn inspect_groups(place: &DatabaseLocation, asked: &InspectGroups) -> Result<Value> {
+    let db = open(place, "query the running server with --server")?;
     let costs = db.group_costs(&asked.selectors, &asked.options, &db.context())?;
     Ok(costs_json(&costs, asked))
 }
@@ -75,8 +76,8 @@ pub fn inspect_groups(place: &Place, asked: &InspectGroups) -> Result<Value> {
 ///
 /// # Errors
 /// As [`inspect_groups`].
-pub fn inspect_cardinality(place: &Place, top: usize) -> Result<Value> {
-    let db = open(place, "ask that one: GET /api/v1/status/tsdb")?;
+pub fn inspect_cardinality(place: &DatabaseLocation, top: usize) -> Result<Value> {
+    let db = open(place, "query the running server: GET /api/v1/status/tsdb")?;
     let cardinality = db.cardinality(top, &db.context())?;
     let counts = |table: &[(String, u64)]| -> Value {
         table.iter().map(|(name, count)| json!({ "name": name, "count": count })).collect()
@@ -94,13 +95,13 @@ pub fn inspect_cardinality(place: &Place, top: usize) -> Result<Value> {
     }))
 }
 
-const ELSEWHERE: &str = "stop that one, or look at what it has uploaded with --slow-only";
+const ELSEWHERE: &str = "stop that server, or inspect its uploaded tables with --slow-only";
 
 /// Levels, their partitions, and the tables of these.
 ///
 /// # Errors
 /// As [`inspect_groups`].
-pub fn inspect_tables(place: &Place) -> Result<Value> {
+pub fn inspect_tables(place: &DatabaseLocation) -> Result<Value> {
     let db = open(place, ELSEWHERE)?;
     let snapshot = db.snapshot();
     let level = |level: Level| {
@@ -125,13 +126,14 @@ pub fn inspect_tables(place: &Place) -> Result<Value> {
     Ok(json!({ "levels": Level::ALL.into_iter().map(level).collect::<Value>() }))
 }
 
-/// One table: `each` gets its record, then its blocks with their chunks, one after the other. With a group only what is
-/// of it, every column for itself with its labels; without one columns of a chunk are counted by codec.
+/// Reports one table: `each` receives its record, then its blocks with their chunks, in order. With
+/// a group, only that group's columns are reported, each with its labels; otherwise the columns of
+/// a chunk are counted by codec.
 ///
 /// # Errors
-/// As [`inspect_groups`]; `NotFound` if there is no such table; those of `each`.
+/// As [`inspect_groups`]; `NotFound` without such a table; those of `each`.
 pub fn inspect_table(
-    place: &Place,
+    place: &DatabaseLocation,
     table: u64,
     group: Option<u64>,
     each: &mut dyn FnMut(&Value) -> Result<()>,
@@ -222,12 +224,13 @@ fn chunk_json(db: &Db, chunk: &ChunkOutline, is_whole: bool) -> Result<Value> {
     }))
 }
 
-/// Reads every byte of the database in `folder`, which no other process may have open, against its checksum;
-/// with `repairs`, damaged tables are written anew without what is lost, and with `forgets_lost_history` too those are given
-/// up of which the slow tier has none, nor a manifest.
+/// Verifies the checksum of every byte of the database in `folder`, which no other process may have
+/// open. With `repairs`, damaged tables are rewritten without the lost blocks. With
+/// `forgets_lost_history`, tables are also dropped that the slow tier has lost together with its
+/// manifest.
 ///
 /// # Errors
-/// `NotFound` when there is no database, `Busy` when a server has it open, and those of [`Db::check`].
+/// `NotFound` without a database, `Busy` when a server has it open, and those of [`Db::check`].
 pub fn check_folder(
     folder: &Path,
     slow_tier: Option<&str>,
@@ -243,7 +246,7 @@ pub fn check_folder(
     db.check(repairs, &CancelToken::new(), each)
 }
 
-/// A database that is only looked at, and the folder that goes with it.
+/// A database opened for inspection, and its temporary folder.
 struct Opened {
     db: Db,
     _copy: Option<TempDir>,
@@ -257,8 +260,8 @@ impl Deref for Opened {
     }
 }
 
-/// Opens a place; `or_else` says what to do if another process has it open.
-fn open(place: &Place, or_else: &str) -> Result<Opened> {
+/// Opens a database; `or_else` is the advice if another process has it open.
+fn open(place: &DatabaseLocation, or_else: &str) -> Result<Opened> {
     let slow_tier = place.slow_tier.as_deref();
     if !place.is_slow_only {
         let db = open_idle(&place.folder, slow_tier, or_else)?;
@@ -290,8 +293,8 @@ fn open_idle_with(
     let shown = folder.display();
     if !folder.join("fast").is_dir() {
         return Err(Error::not_found(format!(
-            "there is no database in {shown}: name its folder with --data; `firn inspect tables --slow-tier PLACE \
-             --slow-only` looks at a slow tier alone"
+            "there is no database in {shown}: set --data to its folder, or inspect a slow tier alone \
+             with `firn inspect tables --slow-tier PLACE --slow-only`"
         )));
     }
     let slow_tier =

@@ -53,8 +53,8 @@ pub use firn_model::{Error, ErrorKind, GroupId, Result};
 pub use firndb::{CheckProgress, CheckReport, Loss};
 pub use ingest::Ingest;
 pub use inspect::{
-    InspectGroups, Place, check_folder, inspect_cardinality, inspect_groups, inspect_table,
-    inspect_tables,
+    DatabaseLocation, InspectGroups, check_folder, inspect_cardinality, inspect_groups,
+    inspect_table, inspect_tables,
 };
 pub use proxy::{Proxy, ProxyConfig};
 pub use server::Server;

@@ -1,6 +1,6 @@
-//! What metrics are: type, help and unit by metric name, as senders told last.
+//! Metric metadata: type, help and unit by metric name, as last sent.
 //!
-//! Kept in memory only and bounded: Prometheus sends it anew every minute.
+//! Bounded and kept in memory only: Prometheus repeats it every minute.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 /// A metric's type as the exposition formats name it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MetricType {
-    /// Nobody told.
+    /// Not announced.
     #[default]
     Unknown,
     /// Only rises.
@@ -18,7 +18,7 @@ pub enum MetricType {
     Gauge,
     /// Counts by bucket.
     Histogram,
-    /// Counts by bucket that go up and down.
+    /// A histogram with counts that may decrease.
     GaugeHistogram,
     /// Quantiles.
     Summary,
@@ -44,12 +44,12 @@ impl MetricType {
     }
 }
 
-/// What is known of one metric.
+/// The metadata of one metric.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
     /// Its type.
     pub kind: MetricType,
-    /// What it says about itself.
+    /// The help text.
     pub help: String,
     /// Its unit, `""` if none.
     pub unit: String,
@@ -64,11 +64,11 @@ pub struct MetadataStore {
 // 100,000 metrics with 300 bytes each are 30 MB, more than any server was seen to have. Metadata of
 // further ones is left out; their samples are not concerned.
 const METRIC_COUNT_MAX: usize = 100_000;
-// Help texts are sentences; what is longer is cut.
+// Longer help texts are truncated.
 const TEXT_BYTES_MAX: usize = 1_024;
 
 impl MetadataStore {
-    /// Takes what a request told; the newest replaces what was known.
+    /// Stores the metadata of a request; it replaces older metadata.
     pub fn put(&self, entries: impl IntoIterator<Item = (String, Metadata)>) {
         let mut entries = entries.into_iter().peekable();
         if entries.peek().is_none() {
@@ -88,7 +88,7 @@ impl MetadataStore {
         }
     }
 
-    /// What is known: of `metric` only if that is given, of `limit` metrics at most.
+    /// Known metadata: of one `metric`, or of at most `limit` metrics.
     pub fn list(&self, metric: Option<&str>, limit: usize) -> Vec<(String, Metadata)> {
         let by_name = self.by_name.read();
         let copy = |(name, metadata): (&String, &Metadata)| (name.clone(), metadata.clone());

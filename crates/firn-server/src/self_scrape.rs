@@ -64,7 +64,7 @@ async fn write(app: &Arc<App>, ready: &Ready, extra: &ExtraLabels, ts: Timestamp
     written.await?
 }
 
-/// What Prometheus adds to a scrape (specs/exposition.md 30).
+/// The series that Prometheus adds to a scrape, such as `up` and `scrape_duration_seconds`.
 fn about(scraped: &str, took: Duration) -> String {
     let samples =
         scraped.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).count() as f64;

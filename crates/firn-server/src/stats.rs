@@ -1,4 +1,4 @@
-//! What the database counts, in the text format.
+//! The database's statistics as metrics in the text format.
 
 use firn_cache::StoreStats;
 use firn_model::{Pool, SeriesLimit};
@@ -15,7 +15,7 @@ pub(crate) fn write_text(stats: &Stats, text: &mut MetricsText) {
     write_recovery(stats, text);
 }
 
-/// Writes what the result cache counts: the slabs below, and answers.
+/// Writes the metrics of the result cache: its slabs and its answers.
 pub(crate) fn write_results(stats: &ResultStats, text: &mut MetricsText) {
     write_store(&stats.store, text);
     for (name, help, value) in [
@@ -70,7 +70,7 @@ pub(crate) fn write_results(stats: &ResultStats, text: &mut MetricsText) {
     }
 }
 
-/// Writes what a cache's slabs and policy count.
+/// Writes the metrics of a cache's slabs and policy.
 pub(crate) fn write_store(store: &StoreStats, text: &mut MetricsText) {
     let partitions = &store.policy;
     for (name, help, value) in [
@@ -264,7 +264,7 @@ fn write_requests(slow: &SlowTierStats, text: &mut MetricsText) {
     for (name, help, value) in [
         (
             "firn_slow_tier_epoch",
-            "Epoch of the slow tier; it increases with each claim and is 0 until this server has claimed it.",
+            "Epoch of the slow tier; rises with each claim, 0 until this server has claimed it.",
             slow.epoch as f64,
         ),
         (
@@ -334,7 +334,7 @@ fn write_rows(stats: &Stats, text: &mut MetricsText) {
         ),
         (
             "firn_head_fallback_reads_total",
-            "Reads of a shard that used tables because flushed memory was released after the query began.",
+            "Reads of a shard that used tables because memory was released after the query began.",
             stats.head.hot_misses,
         ),
         (
@@ -421,7 +421,7 @@ fn write_tables(stats: &Stats, text: &mut MetricsText) {
     if let Some(ts) = stats.slow_tier.newest_ts {
         text.gauge(
             "firn_slow_tier_newest_timestamp_seconds",
-            "Timestamp of the newest sample on the slow tier, which survives the loss of this machine.",
+            "Timestamp of the newest sample on the slow tier.",
             ts as f64 / 1_000.0,
         );
     }

@@ -1,4 +1,4 @@
-//! What became of every sample: received = stored + rejected by reason, exactly, per protocol.
+//! The fate of every sample: received = stored + rejected by reason, exactly, per protocol.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,7 +28,7 @@ pub enum Reason {
     InvalidLabels,
     /// Their series has too many labels, or too long ones.
     LabelLimit,
-    /// They lie too far after the clock.
+    /// Their timestamps are too far after the clock.
     TooFarAhead,
     /// They are native histograms.
     NativeHistogram,
@@ -44,7 +44,7 @@ pub enum Reason {
     Request,
 }
 
-/// What became of the samples of one request.
+/// The fate of the samples of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Samples of the request.
@@ -108,7 +108,7 @@ impl Reason {
         Reason::Request,
     ];
 
-    /// What an error that refused a series or a batch is counted under.
+    /// The reason for an error that refused a series or a batch.
     pub fn of(error: &Error) -> Reason {
         match *error.kind() {
             ErrorKind::Invalid => Reason::InvalidLabels,
@@ -156,7 +156,7 @@ impl Tally {
         Tally { received: sample_count, stored: sample_count, ..Tally::default() }
     }
 
-    /// Of a request with so many samples, which have no fate yet.
+    /// A tally of `received` undecided samples.
     pub fn of(received: u64) -> Tally {
         Tally { received, ..Tally::default() }
     }
@@ -172,7 +172,7 @@ impl Tally {
         self.reject(reason, sample_count);
     }
 
-    /// What has no fate yet is not written.
+    /// Rejects all undecided samples.
     pub fn reject_rest(&mut self, reason: Reason) {
         let rest = self.received - self.stored - self.rejected.iter().sum::<u64>();
         self.reject(reason, rest);

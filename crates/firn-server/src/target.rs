@@ -8,14 +8,14 @@ use parking_lot::Mutex;
 
 use crate::metadata::MetadataStore;
 
-/// A target and how its last scrape went.
+/// A target and the outcome of its last scrape.
 #[derive(Debug)]
 pub(crate) struct Target {
-    /// Where it listens: label `instance` of its series.
+    /// Its listen address: label `instance` of its series.
     pub(crate) address: SocketAddr,
     /// Time between two scrapes.
     pub(crate) interval: Duration,
-    /// What its last scrape told of its metrics.
+    /// The metadata of its last scrape.
     pub(crate) metadata: MetadataStore,
     last: Mutex<Option<Scrape>>,
 }

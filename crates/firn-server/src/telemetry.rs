@@ -1,4 +1,4 @@
-//! Numbers about the server itself, and the text in which it tells them.
+//! The server's own metrics, and the text format that exposes them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::tally::Tallies;
 
-/// What the server counts. Counted per request, never per sample.
+/// The server's counters. Updated per request, never per sample.
 #[derive(Debug, Default)]
 pub(crate) struct Telemetry {
     requests: Mutex<BTreeMap<(String, u16), u64>>,
@@ -21,7 +21,7 @@ pub(crate) struct Telemetry {
     pub(crate) self_scrape_failures: Counter,
 }
 
-/// What writers count.
+/// Counters of the write path.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
     pub(crate) bytes_compressed: Counter,
@@ -220,7 +220,7 @@ impl MetricsText {
     }
 }
 
-/// What the operating system knows of this process, from `/proc`; what it does not tell is left out.
+/// Writes the process metrics of the operating system, from `/proc`; unavailable ones are omitted.
 pub(crate) fn write_process(text: &mut MetricsText) {
     // The kernel counts in hundredths of a second on every Linux there is (USER_HZ).
     const TICKS_PER_SECOND: f64 = 100.0;

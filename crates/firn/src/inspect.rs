@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use firn_server::{
-    InspectGroups, Place, Result, inspect_cardinality, inspect_groups, inspect_table,
+    DatabaseLocation, InspectGroups, Result, inspect_cardinality, inspect_groups, inspect_table,
     inspect_tables,
 };
 use serde_json::Value;
@@ -44,8 +44,8 @@ struct Where {
 }
 
 impl Where {
-    fn place(&self) -> Place {
-        Place {
+    fn place(&self) -> DatabaseLocation {
+        DatabaseLocation {
             folder: self.data.clone(),
             slow_tier: self.slow_tier.clone(),
             is_slow_only: self.slow_only,

@@ -1,5 +1,5 @@
-//! Points as they travel: JSON `[[time,value],...]` or, in binary, one behind the other `time:i64 length:u32 bytes`,
-//! little endian.
+//! Points on the wire: JSON `[[time,value],...]`, or in binary `time:i64 length:u32 bytes` for each
+//! point, little endian.
 
 use std::fmt;
 
@@ -11,15 +11,15 @@ use serde_json::value::RawValue;
 use super::protocol::Format;
 use crate::wire::number::push_i64;
 
-/// A point with a time of today in milliseconds and few digits; where they are shorter the list grows.
+/// Length of a point with a current time in milliseconds and few digits; the list grows if needed.
 const JSON_POINT_BYTES: usize = 20;
-/// What stands before each point's bytes.
+/// Bytes before the payload of each point.
 const POINT_HEAD_BYTES: usize = 12;
 
-/// Reads points. A JSON value stays the text that it is.
+/// Decodes points. A JSON value keeps its text.
 ///
 /// # Errors
-/// What is wrong, and where: no points, times that do not rise, times outside `range`.
+/// The mistake and its position: malformed points, times that do not rise, times outside `range`.
 pub(super) fn decode(
     format: Format,
     range: TimeRange,
@@ -98,11 +98,11 @@ fn decode_binary(bytes: &[u8]) -> std::result::Result<Vec<Point<'_>>, String> {
     Ok(points)
 }
 
-/// Writes what was found to `out`, which is empty. Where that is more than `bytes_max` the rest is left out behind the first
-/// point that passes it.
+/// Writes the points to `out`, which is empty. If they exceed `bytes_max`, the rest is omitted
+/// after the first point that exceeds it.
 ///
 /// # Errors
-/// `Corrupt` if a slab is not what its checksums say: then nothing of it may be used.
+/// `Corrupt` if a slab contradicts its checksums: then nothing of it may be used.
 pub(super) fn encode(
     format: Format,
     got: &CachedRange,

@@ -1,5 +1,4 @@
-//! The lines of the protocol: what a client may say, and what is wrong with it. Byte by byte:
-//! docs/cache-protocol.md.
+//! The protocol's request lines and their errors. Byte by byte: docs/cache-protocol.md.
 
 use firn_model::{TimeRange, Timestamp};
 
@@ -25,7 +24,7 @@ pub(super) struct Place {
     pub(super) range: TimeRange,
 }
 
-/// What a line asks for.
+/// A parsed request line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     Auth(Vec<u8>),
@@ -36,7 +35,7 @@ pub(super) enum Command {
     Delete(Place),
     Version,
     Quit,
-    /// `GET <path>`: somebody who speaks HTTP.
+    /// `GET <path>`: an HTTP client.
     Http(Vec<u8>),
 }
 
@@ -44,21 +43,22 @@ pub(super) enum Command {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refused {
     pub(super) what: String,
-    /// Bytes of a value that follow and nobody wants; `None` if it is not known how many: the connection ends.
+    /// Unwanted bytes of a value that follow; `None` if their number is unknown: the connection
+    /// ends.
     pub(super) skip_bytes: Option<usize>,
 }
 
 impl Format {
-    /// The field in the store of a key's field: what was set in one format is not there in the other.
+    /// The store's field for a key's field: the two formats do not share values.
     pub(super) fn store_field(self, field: u64) -> u64 {
         2 * field + u64::from(self == Format::Binary)
     }
 }
 
-/// Reads a line without its end.
+/// Parses a line without its end.
 ///
 /// # Errors
-/// What is wrong, and how to go on.
+/// The mistake, and how to continue.
 pub(super) fn parse_line(line: &[u8], value_bytes_max: usize) -> Result<Command, Refused> {
     let words: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
     match words.as_slice() {
@@ -69,7 +69,7 @@ pub(super) fn parse_line(line: &[u8], value_bytes_max: usize) -> Result<Command,
             Ok(Command::Get(place, format, least.transpose()?))
         }
         [b"set", key, field, start, end, format, bytes] => {
-            // Where the next request begins is known as soon as this is.
+            // The start of the next request is known once this number is.
             let bytes = match number(bytes, "bytes of the value", 1 << 40) {
                 Ok(bytes) => bytes as usize,
                 Err(refused) => return Err(Refused { skip_bytes: None, ..refused }),
@@ -156,7 +156,7 @@ fn refused(what: String) -> Refused {
     Refused { what, skip_bytes: Some(0) }
 }
 
-/// The beginning of what a client sent, fit for one line.
+/// The start of a client's input, fit for one line.
 fn shown(word: &[u8]) -> String {
     const SHOWN_BYTES: usize = 40;
     let cut = &word[..word.len().min(SHOWN_BYTES)];

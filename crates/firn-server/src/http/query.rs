@@ -50,7 +50,15 @@ pub(crate) async fn instant(State(app): State<Shared>, request: Request<Body>) -
         let stats = stats_asked(params);
         let options = options(app, params, &stats)?;
         let expr = params.expr()?;
-        Ok(QueryRequest { expr, time: QueryTime::Instant(ts), options, timeout, limit, stats, packing })
+        Ok(QueryRequest {
+            expr,
+            time: QueryTime::Instant(ts),
+            options,
+            timeout,
+            limit,
+            stats,
+            packing,
+        })
     })
     .await
 }

@@ -18,20 +18,20 @@ impl<K, V> Default for Flights<K, V> {
 }
 
 impl<K: Eq + Hash + Clone, V: Clone> Flights<K, V> {
-    /// The answer to `question`: of one who asked before and waits still, or of `ask`. Says whether it was the latter.
-    /// If who asks goes away, the next one who waits asks.
-    pub(super) async fn join(&self, question: K, ask: impl Future<Output = V>) -> (V, bool) {
+    /// The response to `question`: of an identical request in flight, or of `fetch`. The flag is
+    /// true if `fetch` supplied it. If the fetching client disconnects, the next waiter fetches.
+    pub(super) async fn join(&self, question: K, fetch: impl Future<Output = V>) -> (V, bool) {
         let cell = Arc::clone(self.0.lock().entry(question.clone()).or_default());
         let _landing = Landing { flights: self, question: &question, cell: &cell };
         let mut is_own = false;
-        let asked = async {
+        let fetched = async {
             is_own = true;
-            let answer = ask.await;
-            // Who comes from now on asks anew.
+            let answer = fetch.await;
+            // Later requests fetch again.
             self.land(&question, &cell);
             answer
         };
-        let answer = cell.get_or_init(|| asked).await.clone();
+        let answer = cell.get_or_init(|| fetched).await.clone();
         (answer, is_own)
     }
 
@@ -43,7 +43,8 @@ impl<K: Eq + Hash + Clone, V: Clone> Flights<K, V> {
     }
 }
 
-/// The last one to leave takes the flight off the list: who asked may have gone away without an answer.
+/// The last one to leave removes the flight from the list, because the fetching client may have
+/// disconnected without a response.
 struct Landing<'a, K: Eq + Hash + Clone, V: Clone> {
     flights: &'a Flights<K, V>,
     question: &'a K,
@@ -53,7 +54,7 @@ struct Landing<'a, K: Eq + Hash + Clone, V: Clone> {
 impl<K: Eq + Hash + Clone, V: Clone> Drop for Landing<'_, K, V> {
     fn drop(&mut self) {
         let mut flights = self.flights.0.lock();
-        // One reference is this one's, one is the list's; with the lock held nobody takes another.
+        // One reference is this one's, one is the list's; no other can be added under the lock.
         let is_last = Arc::strong_count(self.cell) <= 2;
         let is_listed =
             flights.get(self.question).is_some_and(|known| Arc::ptr_eq(known, self.cell));
@@ -111,6 +112,6 @@ mod tests {
             _ = flights.join(2, std::future::pending()) => {}
             () = tokio::task::yield_now() => {}
         }
-        assert!(flights.0.lock().is_empty(), "nobody waits any more");
+        assert!(flights.0.lock().is_empty(), "no waiter is left");
     }
 }

@@ -1,9 +1,9 @@
-//! A range query's answer as its origin wrote it: every number and label set stays the text that it was, so that what
-//! comes from the cache is the JSON that the origin would send.
+//! A range query's answer as its origin wrote it: every number and label set keeps its text, so
+//! that cached answers equal the JSON of the origin.
 //!
-//! In the cache a step is one point. Its head is a byte, 1 if the origin tells `isPartial`, and the label sets,
-//! `varint(length) JSON` each; its payload has for each
-//! of them `varint(0)` if it has no value there, else `varint(2 * length + 1 + (1 for a histogram)) JSON`.
+//! In the cache a step is one point. Its head is a byte, 1 if the origin writes `isPartial`, and
+//! the label sets, `varint(length) JSON` each. Its payload has for each of them `varint(0)` if it
+//! has no value there, else `varint(2 * length + 1 + (1 for a histogram)) JSON`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -25,17 +25,17 @@ type Labels = BTreeMap<String, String>;
 /// The label sets that steps share, encoded.
 type Head = Arc<[u8]>;
 
-/// What is around the matrix in an origin's answer.
+/// The fields around the matrix in an origin's answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Envelope {
-    /// VictoriaMetrics says `"isPartial":false`, Prometheus does not.
+    /// VictoriaMetrics writes `"isPartial":false`, Prometheus does not.
     pub(super) tells_partial: bool,
 }
 
 /// Series with the points that they have at steps.
 #[derive(Debug, Default)]
 pub(super) struct Matrix {
-    /// What `place`s are in.
+    /// The text that `place`s refer to.
     text: Vec<u8>,
     series: Vec<Series>,
     places: HashMap<Labels, usize>,
@@ -72,7 +72,7 @@ struct ReplyText<'a> {
     data: DataText<'a>,
     #[serde(rename = "isPartial")]
     is_partial: Option<bool>,
-    /// What VictoriaMetrics tells of its work; not the same twice.
+    /// VictoriaMetrics' statistics; they differ every time.
     #[serde(rename = "stats")]
     _stats: Option<&'a RawValue>,
 }
@@ -98,8 +98,8 @@ struct SeriesText<'a> {
 }
 
 impl Matrix {
-    /// Reads an answer. `None` if it is none of a range query that went well, without remarks, with every point at
-    /// one of `steps` and with times that are written as they are here.
+    /// Parses an answer. `None` unless it is a successful range query without warnings, with every
+    /// point at one of `steps` and with times in the form that is written here.
     pub(super) fn parse(answer: &[u8], grid: Grid, steps: TimeRange) -> Option<(Matrix, Envelope)> {
         let reply: ReplyText<'_> = serde_json::from_slice(answer).ok()?;
         let is_whole = reply.status == "success"
@@ -126,11 +126,11 @@ impl Matrix {
         Some((matrix, Envelope { tells_partial: reply.is_partial.is_some() }))
     }
 
-    /// Adds a point from the cache. Points must come in the order of time, and before or behind all of a matrix that
-    /// was [added](Matrix::append).
+    /// Adds a point from the cache. Points must come in time order, all before or all after an
+    /// [appended](Matrix::append) matrix.
     ///
     /// # Errors
-    /// `Corrupt` if it is none of [`Matrix::encode`].
+    /// `Corrupt` if it was not written by [`Matrix::encode`].
     pub(super) fn add(&mut self, point: PointRef<'_>, heads: &mut Heads) -> Result<()> {
         let Some(head) = point.head else {
             return Err(Error::corrupt("cached answer", 0, "a step without label sets"));
@@ -146,7 +146,7 @@ impl Matrix {
         Ok(())
     }
 
-    /// Adds all of `other`, whose points lie behind those that are here.
+    /// Appends `other`, with points after all points here.
     pub(super) fn append(&mut self, other: &Matrix) -> Result<()> {
         for series in &other.series {
             let place = self.place(&other.text[series.metric.clone()])?;
@@ -157,7 +157,8 @@ impl Matrix {
         Ok(())
     }
 
-    /// The steps of `kept` as points. The last head of the key is used again if it has all label sets.
+    /// Encodes the steps of `kept` as points. The last head of the key is reused if it has all
+    /// label sets.
     pub(super) fn encode(
         &self,
         grid: Grid,
@@ -313,7 +314,7 @@ impl Heads {
         self.members.is_empty()
     }
 
-    /// What was around the points that came.
+    /// The fields around the points that were added.
     pub(super) fn envelope(&self) -> Envelope {
         self.envelope
     }

@@ -6,7 +6,7 @@ use firn_model::{TimeRange, Timestamp};
 
 use super::{influx, range};
 
-/// The paths that are answered from the cache end so; what stands before may be a prefix or a tenant.
+/// Cached paths end with this; a prefix or tenant may precede it.
 const RANGE_PATH: &str = "/api/v1/query_range";
 const INFLUX_PATH: &str = "/query";
 /// Prometheus' instant queries: the same end, nothing to keep.
@@ -18,7 +18,7 @@ pub(super) enum Question {
     Influx(influx::Asked),
 }
 
-/// What of its answer is in the cache.
+/// The cached part of its answer.
 #[derive(Debug)]
 pub(super) enum Known {
     Range(range::Known),
@@ -45,7 +45,7 @@ impl Question {
         }
     }
 
-    /// What makes two questions one: everything that the answer depends on.
+    /// Identifies equal requests: everything that the answer depends on.
     pub(super) fn flight(&self) -> (Vec<u8>, TimeRange) {
         match self {
             Question::Range(asked) => asked.flight(),
@@ -53,7 +53,7 @@ impl Question {
         }
     }
 
-    /// What is there of the answer in bytes, about.
+    /// Estimated bytes of the cached part.
     pub(super) fn estimate_bytes(&self, store: &Store) -> u64 {
         match self {
             Question::Range(asked) => store.estimate_bytes(&asked.ask(u64::MAX, 0)),
@@ -61,7 +61,8 @@ impl Question {
         }
     }
 
-    /// Reads what is there, if it is no more than `bytes_max`, and a part only if it has `least` bytes. Reads the cache's file.
+    /// Reads the cached part if it is at most `bytes_max`, and a partial hit only from `least`
+    /// bytes on. Reads the cache file.
     pub(super) fn look_up(&self, store: &Store, bytes_max: u64, least: u64) -> Known {
         match self {
             Question::Range(asked) => Known::Range(asked.look_up(store, bytes_max, least)),
@@ -91,7 +92,7 @@ impl Question {
         }
     }
 
-    /// The parameters that ask the origin for what is not known.
+    /// The parameters that request the missing part from the origin.
     pub(super) fn pairs_of_missing(&self, known: &Known) -> Vec<(String, String)> {
         match (self, known) {
             (Question::Range(asked), Known::Range(known)) => {
@@ -111,8 +112,8 @@ impl Question {
         }
     }
 
-    /// Keeps what the origin answered for what was missing, as far as it will not change, and joins it with what was
-    /// known. `None` if it is no answer that can be taken apart.
+    /// Stores the origin's answer for the missing part, as far as it is settled, and joins it with
+    /// the cached part. `None` if the answer has an unexpected form.
     pub(super) fn join(&self, store: &Store, known: Known, answer: &[u8]) -> Option<Vec<u8>> {
         match (self, known) {
             (Question::Range(asked), Known::Range(known)) => {

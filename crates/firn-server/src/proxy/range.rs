@@ -1,4 +1,4 @@
-//! A range query through the cache: which of it may be kept, what of it is there, what the origin is asked for.
+//! A range query through the cache: its cacheable steps, its cached steps, and its missing steps.
 
 use axum::http::header::{self, HeaderMap};
 use axum::http::request::Parts;
@@ -11,11 +11,11 @@ use crate::wire::number::{parse_duration_ns, parse_time, push_time};
 
 /// The one field that answers are kept in.
 const FIELD: u64 = 0;
-/// What is kept never changes: all of it has one number.
+/// Stored answers never change: one commit number for all.
 const NUMBER: CommitSeq = CommitSeq(0);
-/// Prometheus refuses more; what it says then is its own.
+/// Prometheus refuses more; its error is forwarded.
 const STEPS_MAX: u64 = 11_000;
-/// Prometheus' default, and long for everybody: lookback only says how far back a step looks, not what it sees.
+/// Prometheus' default. Generous: lookback only determines how far back a step reads.
 const LOOKBACK_MS: i64 = 5 * 60_000;
 /// The longest query that is taken apart.
 const QUERY_BYTES_MAX: usize = 1 << 20;
@@ -24,7 +24,8 @@ const QUERY_BYTES_MAX: usize = 1 << 20;
 const NEUTRAL_PARAMETERS: [&str; 3] = ["query", "start", "end"];
 /// Parameters with which an answer is more than its steps, or less.
 const WHOLE_ANSWER_PARAMETERS: [&str; 4] = ["stats", "limit", "trace", "debug"];
-/// Headers that say nothing about the answer. All others are part of its key: they may name a tenant or a user.
+/// Headers without influence on the answer. All others are part of its key, because they may name a
+/// tenant or a user.
 const NEUTRAL_HEADERS: [&str; 32] = [
     "accept",
     "accept-charset",
@@ -59,7 +60,7 @@ const NEUTRAL_HEADERS: [&str; 32] = [
     "x-query-group-id",
     "x-request-id",
 ];
-// No wider: `x-forwarded-user` and `x-grafana-user` say who asks.
+// Narrow on purpose: `x-forwarded-user` and `x-grafana-user` identify a user.
 const NEUTRAL_HEADER_PREFIXES: [&str; 2] = ["sec-", "x-b3-"];
 
 /// A range query that the cache can help with.
@@ -75,19 +76,19 @@ pub(super) struct Asked {
     settled: Timestamp,
 }
 
-/// What of an answer is in the cache.
+/// The cached part of an answer.
 #[derive(Debug)]
 pub(super) struct Known {
     before: Matrix,
     behind: Matrix,
     envelope: Envelope,
-    /// The first and the last step that the origin must be asked for.
+    /// The first and last step to fetch from the origin.
     pub(super) missing: Option<TimeRange>,
 }
 
 impl Asked {
-    /// `None` if the query must be passed on as it is: it is none that this proxy understands, its steps depend on
-    /// more than their own samples, or its client wants nothing from caches.
+    /// `None` if the query must be forwarded unchanged: its syntax is unsupported, its steps depend
+    /// on more than their own samples, or its client forbids caches.
     pub(super) fn new(
         parts: &Parts,
         pairs: Vec<(String, String)>,
@@ -121,21 +122,22 @@ impl Asked {
         Some(Asked { pairs, grid, steps, key, settled })
     }
 
-    /// What makes two questions one: everything that the answer depends on.
+    /// Identifies equal requests: everything that the answer depends on.
     pub(super) fn flight(&self) -> (Vec<u8>, TimeRange) {
         (self.key.clone(), self.steps)
     }
 
-    /// What the cache is asked.
+    /// The cache lookup.
     pub(super) fn ask(&self, bytes_max: u64, partial_bytes_min: u64) -> Lookup<'_> {
         let (key, range) = (&*self.key, self.grid.cells(self.steps));
         Lookup { key, field: FIELD, range, number: NUMBER, partial_bytes_min, bytes_max }
     }
 
-    /// Reads what is there, if it is no more than `bytes_max`, and a part only if it has `least` bytes. Reads the cache's file.
+    /// Reads the cached part if it is at most `bytes_max`, and a partial hit only from `least`
+    /// bytes on. Reads the cache file.
     pub(super) fn look_up(&self, store: &Store, bytes_max: u64, least: u64) -> Known {
         self.try_look_up(store, bytes_max, least).unwrap_or_else(|_| {
-            // Not what was put in: it must not be met again.
+            // It differs from the stored data: drop it.
             store.trim(&self.key, FIELD, self.grid.cells(self.steps));
             Known::nothing(self.steps)
         })
@@ -168,7 +170,7 @@ impl Asked {
         Ok(known)
     }
 
-    /// The parameters that ask for `part` of the steps.
+    /// The parameters that request `part` of the steps.
     pub(super) fn pairs_of(&self, part: TimeRange) -> Vec<(String, String)> {
         let seconds = |ts| {
             let mut text = Vec::new();
@@ -186,13 +188,13 @@ impl Asked {
         pairs
     }
 
-    /// Whether all steps are asked for.
+    /// Whether `part` has all steps.
     pub(super) fn is_all(&self, part: TimeRange) -> bool {
         part == self.steps
     }
 
-    /// Keeps what the origin answered for `part`, as far as it will not change, and joins it with what was known.
-    /// `None` if it is no answer that can be taken apart.
+    /// Stores the origin's answer for `part`, as far as it is settled, and joins it with the cached
+    /// part. `None` if the answer has an unexpected form.
     pub(super) fn join(
         &self,
         store: &Store,
@@ -237,8 +239,9 @@ impl Known {
     }
 }
 
-/// The key of a question: its normalised expression and grid, and all that may choose another answer. Of headers it
-/// has a digest only: they may be passwords, and the cache's file is no place for those.
+/// The key of a request: its normalised expression and grid, and everything that may select another
+/// answer. Headers are digested: they may be passwords, which must not be written to the cache
+/// file.
 fn key(
     parts: &Parts,
     pairs: &[(String, String)],
@@ -268,7 +271,7 @@ pub(super) fn wants_fresh(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Of all headers that may choose another answer, and of what else may.
+/// A digest of all headers that may select another answer, and of `others`.
 pub(super) fn digest(headers: &HeaderMap, others: &[(&str, &[u8])]) -> [u8; 32] {
     let mut named: Vec<(&str, &[u8])> = headers
         .iter()

@@ -69,7 +69,7 @@ fn parse(bytes: &[u8]) -> Answer {
     answer
 }
 
-/// What a chunked body holds; `None` if it ends before its end.
+/// The contents of a chunked body; `None` if it was cut off.
 pub(crate) fn unchunk(mut rest: &[u8]) -> Option<Vec<u8>> {
     let mut body = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! `/federate` (specs/http-api.md 49).
+//! `/federate`.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,5 @@
-//! Groups over HTTP (docs/groups.md): put by labels and by references in both forms, and every bad input.
+//! Groups over HTTP (docs/groups.md): written by labels and by references in both forms, and every
+//! bad input.
 
 use serde_json::{Value, json};
 
@@ -92,7 +93,7 @@ fn a_group_is_defined_once_and_written_by_references() {
     };
     assert_eq!(at("1700000019")[0]["value"][1], "10.5");
     assert_eq!(at("1700000021"), json!([]));
-    // References hold for one life of the server; what was written stays.
+    // References are valid for one life of the server; written samples remain.
     server.restart(&[]);
     assert_eq!(samples(&server), wanted);
     refused(&server, "groups/write", &write, 404, &["groups[0]", "define the groups again"]);
@@ -300,7 +301,7 @@ fn what_the_database_knows_against_a_request_leaves_nothing_half_done() {
         400,
         &["collides with groups[0]", "fresh"],
     );
-    // Who accepts it has the values where the label set is.
+    // A client that accepts it has its values in the existing series.
     let body = json!({ "known_elsewhere": "use", "groups": [split] });
     let data = done(&server, "groups/write", &body);
     assert_eq!(data["groups"][0]["parts"], json!([{ "group": group, "slots": [0] }]));
@@ -317,7 +318,7 @@ fn what_the_database_knows_against_a_request_leaves_nothing_half_done() {
     refused(&server, "groups/write", &none, 404, &["generation \"none\""]);
     refused(&server, "groups", &none, 400, &["groups[0]", "groups/write"]);
     assert_eq!(other_group["groups"][0]["parts"][0]["slots"], json!([0]));
-    // Two values in each request whose references or members are wrong, one of `fresh` and one beside it.
+    // Two values per request with wrong references or members, one of `fresh` and one beside it.
     let rejected = "firn_write_rejected_samples_total{protocol=\"groups\",reason=\"request\"} 8";
     assert!(metric(&server, rejected));
     assert!(metric(&server, "firn_write_rejected_requests_total{protocol=\"groups\"} 2"));
@@ -433,8 +434,8 @@ fn label_bombs_wrong_types_and_large_bodies_are_refused_by_place() {
     assert_eq!(api(server.at(), "groups", &[("lone", "true")]), json!([]));
 }
 
-/// Series of remote write join the group of their `job` and `instance` when they are first seen, and only
-/// then; a label that is missing costs nothing but the grouping.
+/// Series of remote write join the group of their `job` and `instance` when they are first seen,
+/// and only then; without these labels they are lone series.
 #[test]
 fn remote_write_groups_by_job_and_instance_once() {
     let mut server = Running::start(&[]);
@@ -475,7 +476,7 @@ fn remote_write_groups_by_job_and_instance_once() {
         api(server.at(), "query", &params)["result"].as_array().map(Vec::len)
     };
     assert_eq!(answers(&server), Some(6), "every series is found, grouped or not");
-    // Again, and under another rule: who is known stays where it is; who is new obeys the new rule.
+    // Again with another rule: known series keep their group, new ones follow the new rule.
     assert_eq!(request.send(server.at()).status, 204);
     assert_eq!(all(&server), wanted);
     server.restart(&["--group-by=zone"]);

@@ -1,4 +1,4 @@
-//! `format_query`, `parse_query`, `query_exemplars` (specs/http-api.md 40, 46).
+//! `format_query`, `parse_query`, `query_exemplars`.
 
 use serde_json::{Value, json};
 

@@ -19,7 +19,7 @@ fn with_one_place() -> Running {
     server
 }
 
-/// Some minutes of work and little memory: sines of sines, for each series and each of 11,000 steps.
+/// Minutes of work and little memory: nested sines for each series and each of 11,000 steps.
 fn endless() -> String {
     let query = format!("{}m{}", "sin(".repeat(380), ")".repeat(380));
     let params = [
@@ -46,7 +46,7 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// The evaluation stops long before it would be done, nobody is told, and its place is free.
+/// The evaluation stops long before its end, no response is sent, and its slot is free.
 #[test]
 fn a_query_stops_when_its_client_goes() {
     let server = with_one_place();
@@ -115,7 +115,7 @@ fn a_query_is_bounded_in_memory_alone() {
     let answer = ask("topk(20, m)").json();
     assert_eq!(answer["errorType"], "execution", "{answer}");
     let used = metric(at, "firn_memory_reserved_bytes{pool=\"query\"}");
-    assert_eq!(used, 0.0, "everything is given back");
+    assert_eq!(used, 0.0, "all memory was released");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn texts_without_measure_are_refused_where_they_stand() {
     assert!(answer.text().contains("error parsing form values"), "{}", answer.text());
 }
 
-/// A client that asks and then does not read holds no other up.
+/// A client that sends requests and does not read blocks no other.
 #[test]
 fn slow_readers_hold_nobody_up() {
     let server = with_one_place();

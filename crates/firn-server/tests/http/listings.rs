@@ -1,4 +1,4 @@
-//! Series, labels and label values (specs/http-api.md 33-37): a test for each sentence.
+//! Series, labels and label values: one test per rule of Prometheus' API.
 
 use std::net::SocketAddr;
 
@@ -20,7 +20,7 @@ fn filled() -> Running {
     server
 }
 
-/// Every way to ask for a list gives the same.
+/// Every way to request a list returns the same.
 fn list(at: SocketAddr, path: &str, params: &[(&str, &str)]) -> String {
     let asked = get(at, &url(&format!("/api/v1/{path}"), params));
     assert_eq!(asked.status, 200, "{path} {params:?}: {}", asked.text());
@@ -202,7 +202,7 @@ fn any_utf8_name_can_be_asked_for() {
     f("%C3%BC", r#"["3"]"#);
     f("U__a__b", r#"["4"]"#);
     f("a_b", r#"["4"]"#);
-    // What is no escaped name is a name.
+    // A text without escapes is a name.
     f("U__a_", "[]");
     f("not-there", "[]");
     f("__name__", r#"["http.status"]"#);

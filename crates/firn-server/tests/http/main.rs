@@ -1,5 +1,5 @@
-//! The server over real connections, on a real folder: what goes in, what comes out, and every bad
-//! input with its status and its sentence.
+//! The server over real connections, on a real folder: inputs, outputs, and every bad input with
+//! its status and message.
 
 mod admin;
 mod client;

@@ -1,4 +1,4 @@
-//! The query API (specs/http-api.md): shapes, parameters, errors.
+//! The query API: shapes, parameters, errors.
 
 use crate::Running;
 use crate::client::{api, api_error, form, get, import, send, url};
@@ -138,7 +138,7 @@ fn evaluation_errors_limits_and_timeouts_have_their_types() {
     let (status, kind, text) = api_error(server.at(), "query", &[("query", many_to_many), time]);
     assert_eq!((status, kind.as_str()), (422, "execution"));
     assert!(text.starts_with("found duplicate series for the match group {}"), "{text}");
-    // The limit cuts vectors and matrices and nothing else, and says so only when it did.
+    // The limit truncates vectors and matrices only, and warns only if it did.
     let range = [("start", "1700000000"), ("end", "1700000020"), ("step", "5")];
     let f = |path: &str, query: &str, limit: &str, wanted: (usize, bool)| {
         let params = [&[("query", query), time, ("limit", limit)][..], &range].concat();
@@ -159,7 +159,7 @@ fn evaluation_errors_limits_and_timeouts_have_their_types() {
     f("query", "'text'", "1", (2, false));
 }
 
-/// Of several mistakes the first in Prometheus' order is told.
+/// The first mistake in Prometheus' order is reported.
 #[test]
 fn parameters_are_checked_in_order() {
     let server = Running::start(&[]);

@@ -1,4 +1,4 @@
-//! `stats` (specs/http-api.md 30-32).
+//! The parameter `stats`.
 
 use serde_json::{Value, json};
 

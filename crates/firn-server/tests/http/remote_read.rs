@@ -1,4 +1,4 @@
-//! Remote read (specs/remote-read.md): both forms of the answer, limits, slow clients and clients that go.
+//! Remote read: both response formats, limits, slow clients and clients that disconnect.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -214,7 +214,7 @@ fn both_forms_say_the_same_and_hold_exactly_what_is_asked_for() {
     assert_eq!(streamed(at, &queries), wanted);
     let frame_count = |answer: &Answer| frames(&answer.body).len();
     let answer = ask(at, &request(&queries[..1], &[STREAM]));
-    assert!(frame_count(&answer) > 4, "a long series goes on in further frames");
+    assert!(frame_count(&answer) > 4, "a long series continues in further frames");
     assert!(metric(at, "firn_query_read_samples_total") >= 3_000.0);
     wait_for("the end of all reads", || metric(at, "firn_remote_read_requests") == 0.0);
 }
@@ -293,7 +293,7 @@ fn external_labels_are_added_and_not_asked_of_storage() {
     assert_eq!(streamed(at, &queries), wanted);
 }
 
-/// Writes so much that no socket's buffers hold it: 2 million samples that do not compress, about 18 MB.
+/// Writes more than any socket buffers: 2 million incompressible samples, about 18 MB.
 fn write_much(at: SocketAddr) {
     let mut bits = 1u64;
     for number in 0..100 {
@@ -339,7 +339,7 @@ fn a_slow_client_costs_no_memory_and_one_that_goes_is_forgotten() {
         samples(at, &[query(0, 1_000, &one)])
     });
     wait_for("the second read", || metric(at, "firn_remote_read_requests") == 2.0);
-    // What is in memory is a few frames, and what was read is what the sockets hold.
+    // Memory holds a few frames, and the amount read is the capacity of the sockets.
     let query_bytes = metric(at, "firn_memory_reserved_bytes{pool=\"query\"}");
     assert!(query_bytes < 8.0 * 1_048_576.0, "{query_bytes} bytes");
     assert!(!waiting.is_finished(), "there is one place");
@@ -352,7 +352,7 @@ fn a_slow_client_costs_no_memory_and_one_that_goes_is_forgotten() {
     let reserved = metric(at, "firn_memory_reserved_bytes{pool=\"query\"}");
     assert_eq!(reserved, 0.0);
 
-    // Who reads on gets everything.
+    // A client that resumes reading receives everything.
     let all = query(0, i64::MAX, &[matcher(0, "__name__", "much")]);
     let found = streamed(at, &[all]);
     assert_eq!(found[0].len(), 1_000);

@@ -1,4 +1,4 @@
-//! Remote write 1.0 (specs/remote-write.md): what is taken, and what is refused how.
+//! Remote write 1.0: accepted requests, and refusals with their status.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -190,7 +190,7 @@ fn tiny_messages_that_unpack_to_much_are_refused() {
 #[test]
 fn without_memory_senders_are_told_to_come_back() {
     let server = Running::start(&["--memory=64MiB", "--request-bytes-max=1GiB"]);
-    // A block that says 60 MiB: with what it may unpack to it is over the whole budget.
+    // A block that declares 60 MiB: decoded, it would exceed the whole budget.
     let zeros = Message::default().bytes(99, vec![0; 60 << 20]);
     let answer = zeros.send(server.at());
     check_refused(&answer, 429, &["memory budget", "requests"]);

@@ -1,4 +1,4 @@
-//! Status pages and the process itself (specs/http-api.md 45, 48, 50).
+//! Status pages and the process itself.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ fn the_build_says_which_prometheus_it_is_like() {
     assert!(parts.len() == 3 && parts[0] == 3, "{version}");
     let own = format!("firndb-{}", env!("CARGO_PKG_VERSION"));
     assert!(build["revision"].as_str().is_some_and(|revision| revision.starts_with(&own)));
-    // Grafana takes who has `features` here for another product.
+    // Grafana takes a server with `features` here for another product.
     assert_eq!(build["features"], Value::Null);
     assert_eq!(get(server.at(), "/version").json(), build);
 }
@@ -216,7 +216,7 @@ fn features_are_a_table_of_what_is_on() {
     for function in ["rate", "info", "histogram_quantile", "sort_by_label"] {
         assert!(features["promql_functions"][function], "{function}");
     }
-    // What is called on is taken by the language.
+    // The language accepts every feature that is reported as on.
     for (name, query) in [
         ("anchored", "rate(m[5m] anchored)"),
         ("smoothed", "rate(m[5m] smoothed)"),
@@ -244,7 +244,7 @@ fn health_is_asked_with_get_and_head() {
         assert_eq!(posted.status, 405);
         assert!(posted.header("allow").contains("GET") && posted.header("allow").contains("HEAD"));
     }
-    // A folder that another process has open never gets ready, and its server says so.
+    // A folder that another process has open never becomes ready, and its server reports that.
     let second = start_in(&server.folder, &[]);
     let told = get(second.listen(), "/-/ready");
     assert!(

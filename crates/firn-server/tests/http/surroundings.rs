@@ -1,4 +1,4 @@
-//! What surrounds the API: the page, health, errors of HTTP itself, start, stop, a folder in use.
+//! Around the API: the page, health, HTTP errors, start, stop, a folder in use.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -154,8 +154,8 @@ fn data_is_there_after_a_clean_stop() {
     assert_eq!(data["result"][0]["values"].as_array().expect("two").len(), 2);
 }
 
-/// The second server listens, because it does so before the database is open, and tells everybody
-/// that it is not ready; opening fails with the folder's name.
+/// The second server listens, because it does so before the database is open, and reports that it
+/// is not ready; opening fails with the folder's name.
 #[test]
 fn a_second_server_on_the_folder_is_refused_and_never_ready() {
     let first = Running::start(&[]);

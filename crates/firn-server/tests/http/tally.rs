@@ -24,7 +24,7 @@ const LIMITS: [&str; 5] = [
     "--future-max=1h",
 ];
 
-/// What the server counted of one protocol's samples.
+/// The server's counters for one protocol.
 #[derive(Debug, Default)]
 struct Counted {
     received: u64,
@@ -64,7 +64,7 @@ fn counted(at: SocketAddr) -> BTreeMap<String, Counted> {
         assert_eq!(counted.received, counted.stored + rejected, "{protocol}: {counted:?}");
     }
     let stored = all.values().map(|counted| counted.stored).sum::<u64>();
-    assert_eq!(written, Some(stored), "what the engine wrote");
+    assert_eq!(written, Some(stored), "the engine's count");
     all
 }
 
@@ -90,7 +90,7 @@ fn check_limited(answer: &Answer, wanted: &str) {
     assert!(answer.header("retry-after").parse::<u64>().expect("seconds") >= 1);
 }
 
-/// One request that meets everything that can be wrong with samples, and what is right beside it.
+/// One request with every kind of bad sample, and good ones beside them.
 fn mixed() -> Message {
     let member = |name: &str| series(&[("__name__", name), ("job", "j"), ("instance", "i")]);
     let mut request = Message::default()
@@ -131,9 +131,9 @@ fn mixed() -> Message {
 fn every_sample_of_a_remote_write_has_one_fate() {
     let server = Running::start(&[&LIMITS[..], &["--series-max=10"]].concat());
     let at = server.at();
-    // The second time most of it is known, and what was refused is refused again.
+    // The second time most series are known, and the refused ones are refused again.
     for times in 1..=2 {
-        check_limited(&mixed().send(at), "new series are refused, known ones go on");
+        check_limited(&mixed().send(at), "new series are refused, known ones continue");
         let rejected = [
             ("invalid_labels", 3 * times),
             ("label_limit", 3 * times),
@@ -159,7 +159,7 @@ fn every_sample_of_a_remote_write_has_one_fate() {
     }
 }
 
-/// A malformed series at the end takes with it what was refused before; nothing of it was written.
+/// A malformed series at the end takes earlier refusals with it; no sample was written.
 #[test]
 fn a_request_that_is_refused_whole_is_counted_whole() {
     let server = Running::start(&LIMITS);
@@ -204,7 +204,7 @@ fn new_series_come_as_fast_as_they_may_and_known_ones_go_on() {
     assert_eq!(Message::default().series(known).send(at).status, 204);
 }
 
-/// A sender that gives up on 429, or repeats it for ever, can be told nothing of it.
+/// A sender that drops a request after 429, or repeats it for ever, needs `--write-lenient`.
 #[test]
 fn lenient_servers_hide_limits_that_waiting_does_not_lift() {
     let server = Running::start(&["--write-lenient", "--series-max=1"]);
@@ -222,7 +222,7 @@ fn lenient_servers_hide_limits_that_waiting_does_not_lift() {
     assert_eq!(request.send(server.at()).status, 429);
 }
 
-/// The database is closed under the writer: what was refused before keeps its reason.
+/// The database is closed during the write: earlier refusals keep their reason.
 #[test]
 fn samples_of_a_failed_write_are_counted() {
     let folder = tempfile::TempDir::new().expect("a folder");
@@ -251,7 +251,7 @@ fn samples_of_a_failed_write_are_counted() {
     assert_eq!(outcome.tally.rejected(Reason::Unavailable), 2);
 }
 
-/// Rows of groups that meet everything that can be wrong with them, and values that their own request overwrites.
+/// Group rows with every kind of mistake, and values that their own request overwrites.
 #[test]
 fn every_value_of_a_group_has_one_fate() {
     let server = Running::start(&LIMITS);

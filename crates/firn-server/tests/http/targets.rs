@@ -1,4 +1,4 @@
-//! Targets, metadata, rules and alerts (specs/http-api.md 39, 41-44).
+//! Targets, metadata, rules and alerts.
 
 use std::time::{Duration, Instant};
 
@@ -51,7 +51,7 @@ fn the_server_is_its_own_target() {
     assert_eq!((text("scrapeInterval"), text("scrapeTimeout")), ("1h".into(), "10s".into()));
     assert!(target["lastScrapeDuration"].as_f64().is_some_and(|seconds| seconds > 0.0), "{target}");
 
-    // `lastScrape` is the time of the samples, and where it points is what was scraped.
+    // `lastScrape` is the time of the samples, and the target's address is the scraped one.
     let time = text("lastScrape");
     let up = api(server.at(), "query", &[("query", "timestamp(up)"), ("time", &time)]);
     let at_scrape = api(server.at(), "query", &[("query", "time()"), ("time", &time)]);
@@ -142,7 +142,7 @@ fn metadata_is_what_anybody_told() {
     );
     assert_eq!(f(&[("metric", "c")]).to_string(), "{}");
     let all = f(&[]);
-    assert_eq!(all["up"][0]["type"], "gauge", "what the scrape told is there too");
+    assert_eq!(all["up"][0]["type"], "gauge", "metadata of the scrape is included");
     let count = |params: &[(&str, &str)]| f(params).as_object().expect("an object").len();
     assert_eq!(count(&[("limit", "1")]), 1);
     assert_eq!(count(&[("limit", "0")]), 0);

@@ -95,14 +95,20 @@ fn a_digest_makes_a_read_a_condition() {
     done(&server, &json!([insert("a", T + 11, json!(2))]));
     done(&server, &json!([condition, insert("a", T + 1, json!(2))]));
     let again = json!({ "operations": [insert("a", T, json!(5)), condition] });
-    refused(&server, &again, 409, "conflict", "operation 1: what it reads has changed since");
+    refused(
+        &server,
+        &again,
+        409,
+        "conflict",
+        "operation 1: the samples that it reads have changed",
+    );
     // A series that is new in it.
     condition["digest"] = done(&server, &json!([read]))[0]["digest"].clone();
     done(&server, &json!([insert("new", T, json!(2))]));
     let again = json!({ "operations": [condition, insert("a", T, json!(5))] });
     refused(&server, &again, 409, "conflict", "retry");
     let samples = &done(&server, &json!([read]))[0]["series"][0]["samples"];
-    assert_eq!(*samples, json!([[T, "1"], [T + 1, "2"]]), "nothing of what was refused is there");
+    assert_eq!(*samples, json!([[T, "1"], [T + 1, "2"]]), "no refused change is visible");
 }
 
 #[test]
@@ -144,7 +150,7 @@ fn bad_requests_say_what_is_wrong_and_where() {
             json!({ "op": "read", "match": "a", "start": 2, "end": 1 }),
             400,
             "bad_data",
-            "the end 1 lies before the start 2",
+            "the range ends at 1, before its start 2",
         ),
         (json!({ "op": "insert", "series": a, "value": 1 }), 400, "bad_data", "needs timestamp"),
         (

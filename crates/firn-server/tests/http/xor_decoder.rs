@@ -1,6 +1,7 @@
 //! Prometheus' XOR chunks, decoded bit by bit; see `wire/xor_chunk.rs` for the format.
 
-/// Reads a chunk by the letter of its description: the other side of the server's encoder, written for tests.
+/// Decodes a chunk literally by its description: the counterpart of the server's encoder, for
+/// tests.
 pub(crate) fn decode(chunk: &[u8]) -> Vec<(i64, u64)> {
     let count = usize::from(chunk[0]) << 8 | usize::from(chunk[1]);
     let mut bits = Bits { bytes: &chunk[2..], at: 0 };

@@ -1,8 +1,9 @@
-//! InfluxDB's query endpoint through the cache: `SELECT` of aggregates by `GROUP BY time(...)` between two fixed times.
+//! InfluxDB's query endpoint through the cache: `SELECT` of aggregates by `GROUP BY time(...)`
+//! between two fixed times.
 //!
-//! A bucket that lies in the range as a whole is the same whatever the range is, and is kept once it is settled. The first and
-//! the last bucket, which the range cuts, are asked for each time, in one request with what else is missing: one
-//! statement for each part.
+//! A bucket inside the range does not depend on the range, and is stored once it is settled. The
+//! first and last bucket, which the range cuts, are fetched every time, in one request with all
+//! other missing parts: one statement per part.
 
 mod statement;
 mod table;
@@ -18,7 +19,7 @@ use super::range::{digest, wants_fresh};
 
 /// The one field that answers are kept in.
 const FIELD: u64 = 0;
-/// What is kept never changes: all of it has one number.
+/// Stored answers never change: one commit number for all.
 const NUMBER: CommitSeq = CommitSeq(0);
 /// More is no dashboard.
 const BUCKETS_MAX: i64 = 50_000;
@@ -38,18 +39,18 @@ pub(in crate::proxy) struct Asked {
     unit_ns: i64,
     /// Starts of the first and the last bucket that it has a part of, ms.
     buckets: TimeRange,
-    /// Of those, the ones that lie in its range as a whole.
+    /// Those of them that the range contains completely.
     whole: TimeRange,
     key: Vec<u8>,
     /// The start of the last bucket that the origin will not change any more.
     settled: Timestamp,
 }
 
-/// What of an answer is in the cache.
+/// The cached part of an answer.
 #[derive(Debug)]
 pub(in crate::proxy) struct Known {
     table: Table,
-    /// First and last nanosecond of each part that the origin must be asked for, in order.
+    /// First and last nanosecond of each part to fetch from the origin, in order.
     pub(in crate::proxy) missing: Vec<(i64, i64)>,
     is_nothing: bool,
 }
@@ -103,7 +104,7 @@ impl Asked {
         Some(Asked { pairs, statement, interval_ms, unit_ns, buckets, whole, key, settled })
     }
 
-    /// What makes two questions one: everything that the answer depends on.
+    /// Identifies equal requests: everything that the answer depends on.
     pub(in crate::proxy) fn flight(&self) -> (Vec<u8>, TimeRange) {
         let mut key = self.key.clone();
         key.extend_from_slice(&self.unit_ns.to_le_bytes());
@@ -111,16 +112,17 @@ impl Asked {
         (key, TimeRange::new(start, end))
     }
 
-    /// What the cache is asked.
+    /// The cache lookup.
     pub(in crate::proxy) fn ask(&self, bytes_max: u64, partial_bytes_min: u64) -> Lookup<'_> {
         let (key, range) = (&*self.key, self.cells(self.whole));
         Lookup { key, field: FIELD, range, number: NUMBER, partial_bytes_min, bytes_max }
     }
 
-    /// Reads what is there, if it is no more than `bytes_max`, and a part only if it has `least` bytes. Reads the cache's file.
+    /// Reads the cached part if it is at most `bytes_max`, and a partial hit only from `least`
+    /// bytes on. Reads the cache file.
     pub(in crate::proxy) fn look_up(&self, store: &Store, bytes_max: u64, least: u64) -> Known {
         self.try_look_up(store, bytes_max, least).unwrap_or_else(|_| {
-            // Not what was put in: it must not be met again.
+            // It differs from the stored data: drop it.
             store.trim(&self.key, FIELD, self.cells(self.whole));
             let missing = vec![self.statement.range_ns];
             Known { table: Table::default(), missing, is_nothing: true }
@@ -170,7 +172,7 @@ impl Asked {
         Ok(Known { table, missing: left, is_nothing })
     }
 
-    /// The parameters that ask for the parts.
+    /// The parameters that request the parts.
     pub(in crate::proxy) fn pairs_of(&self, parts: &[(i64, i64)]) -> Vec<(String, String)> {
         let statements: Vec<String> =
             parts.iter().map(|&part| self.statement.for_range(part)).collect();
@@ -183,8 +185,8 @@ impl Asked {
         pairs
     }
 
-    /// Keeps what the origin answered for `parts`, as far as it will not change, and joins it with what was known.
-    /// `None` if it is no answer that can be taken apart.
+    /// Stores the origin's answer for `parts`, as far as it is settled, and joins it with the
+    /// cached part. `None` if the answer has an unexpected form.
     pub(in crate::proxy) fn join(
         &self,
         store: &Store,
@@ -243,7 +245,7 @@ impl Asked {
 }
 
 impl Known {
-    /// How much of the answer was known, as the header says it.
+    /// The result of the lookup for the response header.
     pub(in crate::proxy) fn found(&self) -> &'static str {
         match () {
             () if self.missing.is_empty() => "hit",
@@ -253,8 +255,8 @@ impl Known {
     }
 }
 
-/// The statement without its times, and a digest of all else that may choose another answer: parameters and headers may
-/// be passwords, and the cache's file is no place for those.
+/// The statement without its times, and a digest of everything else that may select another answer.
+/// Parameters and headers may be passwords, which must not be written to the cache file.
 fn key(parts: &Parts, pairs: &[(String, String)], statement: &Statement) -> Vec<u8> {
     let mut others: Vec<(&str, &[u8])> = pairs
         .iter()

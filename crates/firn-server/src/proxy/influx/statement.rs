@@ -1,25 +1,27 @@
-//! The InfluxQL statements that can be answered in parts: aggregates by `GROUP BY time(...)` between two fixed times.
+//! InfluxQL statements that can be answered in parts: aggregates by `GROUP BY time(...)` between
+//! two fixed times.
 //!
-//! Everything else is no concern of this proxy, so nothing is told of what is wrong with a statement.
+//! The proxy forwards all other statements unchanged, so there are no error messages here.
 
 use std::ops::Range;
 
-/// Aggregates whose value at a bucket depends on that bucket's points alone, and is there if and only if one of them is.
+/// Aggregates with a value per bucket that depends on that bucket's points alone, and that exists
+/// if and only if the bucket has points.
 const AGGREGATES: [&str; 9] =
     ["count", "first", "last", "max", "mean", "median", "min", "spread", "sum"];
 
-/// A statement whose times can be put in anew.
+/// A statement with replaceable times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Statement {
     text: String,
-    /// The conditions `time >= ...` and `time < ...`, in whatever order they stand.
+    /// The conditions `time >= ...` and `time < ...`, in any order.
     lower: Range<usize>,
     upper: Range<usize>,
     /// The first and the last nanosecond of its range.
     pub(super) range_ns: (i64, i64),
     /// Nanoseconds of a bucket.
     pub(super) interval_ns: i64,
-    /// Whether buckets without points are given, with what stands for nothing in each column.
+    /// The value of empty buckets in each column, if they are returned.
     pub(super) fills: Option<Vec<&'static str>>,
 }
 
@@ -92,7 +94,7 @@ impl Statement {
         self.with(&format!("time >= {first}"), &format!("time <= {last}"))
     }
 
-    /// The statement without its times: what makes two of them the same question.
+    /// The statement without its times: identifies equal statements.
     pub(super) fn key(&self) -> String {
         self.with("time >= ?", "time <= ?")
     }
@@ -118,7 +120,8 @@ impl Token<'_> {
     }
 }
 
-/// Aggregates of one field each, named or not: what stands for nothing in the column of each.
+/// Aggregates of one field each, with or without a name: the value of an empty bucket in each
+/// column.
 fn select_items(tokens: &[Token<'_>]) -> Option<Vec<&'static str>> {
     let items = tokens.split(|token| token.depth == 0 && token.text == ",");
     items
@@ -153,7 +156,7 @@ fn sources(tokens: &[Token<'_>]) -> Option<()> {
     (!tokens.is_empty() && tokens.iter().all(is_plain) && !has_clause).then_some(())
 }
 
-/// Where a bound stands, and the first or last nanosecond that it lets in.
+/// The position of a bound, and the first or last nanosecond inside it.
 type Bound = (Range<usize>, i64);
 
 /// One lower and one upper bound of time, joined with all else by AND.
@@ -242,7 +245,7 @@ impl<'a> Token<'a> {
     }
 }
 
-/// The text in pieces; `None` for what is not understood, such as a comment or a variable.
+/// The tokens of the text; `None` for unsupported syntax, such as a comment or a variable.
 fn tokens(text: &str) -> Option<Vec<Token<'_>>> {
     let mut tokens: Vec<Token<'_>> = Vec::new();
     let (mut at, mut depth) = (0, 0_usize);
@@ -255,7 +258,7 @@ fn tokens(text: &str) -> Option<Vec<Token<'_>>> {
         let run = |is_part: &dyn Fn(char) -> bool| rest.find(|c| !is_part(c)).unwrap_or(rest.len());
         let is_word = |c: char| c.is_alphanumeric() || c == '_';
         let before = tokens.last().map_or("", |token| token.text);
-        // A slash begins a regular expression where a value may stand; this proxy divides nothing.
+        // A slash starts a regular expression: the proxy does not support division.
         let (kind, len) = match first {
             '"' => (Kind::Name, quoted(rest, '"')?),
             '\'' => (Kind::Text, quoted(rest, '\'')?),
@@ -278,7 +281,7 @@ fn tokens(text: &str) -> Option<Vec<Token<'_>>> {
     (depth == 0 && !tokens.is_empty()).then_some(tokens)
 }
 
-/// The length of a quoted piece with its quotes; a backslash takes the meaning from what follows it.
+/// The length of a quoted token with its quotes; a backslash escapes the next character.
 fn quoted(text: &str, quote: char) -> Option<usize> {
     let mut is_escaped = false;
     for (at, c) in text.char_indices().skip(1) {

@@ -1,8 +1,8 @@
-//! The answer to a statement as its origin wrote it: numbers and names stay the text that they were.
+//! The answer to a statement as its origin wrote it: numbers and names keep their text.
 //!
-//! In the cache a bucket is one point. Its head has the series, `varint(length) JSON` each, without their values; its payload
-//! has for each of them `varint(0)` if it has nothing there, else `varint(length + 1)` and the JSON list of its values
-//! without the time.
+//! In the cache a bucket is one point. Its head has the series, `varint(length) JSON` each, without
+//! their values. Its payload has for each of them `varint(0)` if it is empty there, else
+//! `varint(length + 1)` and the JSON list of its values without the time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ struct Name {
     tags: Vec<(String, String)>,
 }
 
-/// Series with the rows that they have at buckets; rows that say that there is nothing are none.
+/// Series with their rows at buckets; empty rows are omitted.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     series: BTreeMap<Name, Series>,
@@ -31,7 +31,7 @@ pub(super) struct Table {
 
 #[derive(Debug)]
 struct Series {
-    /// `"name":...,"tags":{...},"columns":[...]`, what the origin writes before its values.
+    /// `"name":...,"tags":{...},"columns":[...]`, the origin's text before the values.
     head: String,
     /// By the start of the bucket in milliseconds: `1.5,null`, the values behind the time.
     rows: BTreeMap<Timestamp, String>,
@@ -45,7 +45,7 @@ pub(super) struct Buckets<'a> {
     pub(super) interval_ms: i64,
     /// Of the times in an answer.
     pub(super) unit_ns: i64,
-    /// The row of a bucket without points, if it is given: what stands for nothing in each column.
+    /// The row of an empty bucket, if it is returned: the value in each column.
     pub(super) fills: Option<&'a [&'static str]>,
 }
 
@@ -86,8 +86,8 @@ struct SeriesText<'a> {
 }
 
 impl Table {
-    /// Reads an answer to as many statements as there are `parts`, each with the buckets that it may have rows at.
-    /// `None` if it is none that went well, without remarks, as this proxy would write it.
+    /// Parses an answer to as many statements as there are `parts`, each with the buckets that it
+    /// may have rows at. `None` for errors, messages, or JSON in another form than this proxy's.
     pub(super) fn parse(answer: &[u8], parts: &[Buckets<'_>]) -> Option<Table> {
         let reply: ReplyText<'_> = serde_json::from_slice(answer).ok()?;
         (reply.results.len() == parts.len()).then_some(())?;
@@ -144,7 +144,8 @@ impl Table {
         Some(())
     }
 
-    /// The buckets of `kept` (their starts, ms) as points. The last head of the key is used again if it is the same.
+    /// Encodes the buckets of `kept` (their starts, ms) as points. The last head of the key is
+    /// reused if it is equal.
     pub(super) fn encode(&self, kept: TimeRange, last_head: Option<Arc<[u8]>>) -> Kept {
         let mut head = Vec::new();
         for series in self.series.values() {
@@ -214,7 +215,8 @@ impl Kept {
 }
 
 impl Buckets<'_> {
-    /// The bucket of a row and its text, if it says that there is something; `None` if it is none of these buckets.
+    /// The bucket of a row and its text, if the row is not empty; `None` if it is outside these
+    /// buckets.
     fn row(&self, row: &[&RawValue]) -> Option<(Timestamp, Option<String>)> {
         let (time, values) = row.split_first()?;
         let time: i64 = time.get().parse().ok()?;
