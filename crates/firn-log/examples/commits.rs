@@ -1,9 +1,9 @@
-//! How many durable commits a second, and what an entry costs.
+//! Measures durable commits per second and the cost of an entry.
 //!
-//! `cargo run --release -p firn-log --example commits [folder]`; the folder decides which device is
-//! measured. Prints a table: threads, commits and syncs per second, mean time of a commit, CPU per
-//! commit. Below it, what one thread pays for each entry when many share a commit, and what replay
-//! reads per second.
+//! `cargo run --release -p firn-log --example commits [folder]`; the folder selects the device.
+//! Prints a table of threads, commits and syncs per second, mean time of a commit and CPU per
+//! commit. Then prints the cost of an entry when many entries share a commit, and the speed of
+//! replay.
 
 #![allow(clippy::disallowed_methods, reason = "measures real disks")]
 
@@ -63,7 +63,7 @@ fn find(folder: &PathBuf, sync: SyncPolicy) -> Result<Log> {
 }
 
 fn wipe(folder: &PathBuf) {
-    // Only what this program made.
+    // The folder was created by this program.
     let _ = std::fs::remove_dir_all(folder);
 }
 
@@ -79,7 +79,7 @@ fn append(log: &Log, shard: u16, seq: u64, payload: &[u8]) -> Result<(StreamId, 
     }
 }
 
-/// Each thread appends one entry and waits for it, again and again.
+/// Each thread appends one entry and waits for it, in a loop.
 fn commits(log: &Log, threads: u16) -> Result<()> {
     let (start, cpu, before) = (Instant::now(), cpu_time(), log.stats());
     let counts = std::thread::scope(|scope| {
@@ -114,7 +114,7 @@ fn commits(log: &Log, threads: u16) -> Result<()> {
     Ok(())
 }
 
-/// One thread, a commit (a write, no sync) for every thousand entries.
+/// One thread; one commit (a write, no sync) per thousand entries.
 fn entries(log: &Log) -> Result<()> {
     println!();
     for payload_bytes in [0, 64, 512] {
@@ -147,11 +147,13 @@ fn entries(log: &Log) -> Result<()> {
 
 fn replay(folder: &PathBuf) -> Result<()> {
     let log = find(folder, SyncPolicy::Never)?;
-    let (start, mut entries, mut bytes) = (Instant::now(), 0u64, 0u64);
+    let (start, mut entries, mut bytes) = (Instant::now(), 0u64, 0usize);
     for stream in 0..STREAM_COUNT as u16 {
-        let report = log.replay(StreamId(stream), LogPosition(0), &mut |_| Ok(()))?;
+        let report = log.replay(StreamId(stream), LogPosition(0), &mut |entry| {
+            bytes += entry.payload.len();
+            Ok(())
+        })?;
         entries += report.entries;
-        bytes += report.payload_bytes;
     }
     let seconds = start.elapsed().as_secs_f64();
     println!(

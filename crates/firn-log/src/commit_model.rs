@@ -1,5 +1,5 @@
 //! A model of the group commit: `commit.rs` compiled against a scheduler that tries many
-//! interleavings of its locks and condition variables, with a file that fails when told.
+//! interleavings of its locks and condition variables, with a file that fails on request.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,17 +11,17 @@ use firn_model::{CommitSeq, Error, LogPosition, Result, ShardId};
 use shuttle::thread::{JoinHandle, ThreadId, current, spawn, yield_now};
 
 use crate::entry::{EntryKind, EntryRef};
-use crate::queue::Pushed;
+use crate::queue::PushOutcome;
 use crate::segment::{Header, SegmentNo};
 
 #[expect(clippy::duplicate_mod, reason = "this copy names the model's locks")]
-#[expect(dead_code, reason = "the model does not ask for numbers")]
+#[expect(dead_code, reason = "the model reads no statistics")]
 #[path = "commit.rs"]
 mod commit;
 
-use commit::{Queue, Turn};
+use commit::{CommitTurn, Queue};
 
-/// The locks under the model, in the form that `commit.rs` knows.
+/// The locks of the model, with the interface that `commit.rs` expects.
 mod sync {
     pub(crate) use shuttle::sync::MutexGuard;
     pub(crate) use shuttle::thread::yield_now;
@@ -61,8 +61,8 @@ mod sync {
     }
 }
 
-/// A file whose syncs take time (others run meanwhile) and fail when told. Remembers up to where
-/// it was synced.
+/// A file with slow syncs, during which other threads run. Chosen syncs and writes fail. It records
+/// the synced length.
 struct File {
     state: shuttle::sync::Mutex<FileState>,
     fails_sync: Option<u64>,
@@ -84,7 +84,7 @@ impl File {
         Arc::new(File { state: shuttle::sync::Mutex::default(), fails_sync, fails_write: None })
     }
 
-    fn that_fails_write(fails_write: u64) -> Arc<File> {
+    fn with_failing_write(fails_write: u64) -> Arc<File> {
         let state = shuttle::sync::Mutex::default();
         Arc::new(File { state, fails_sync: None, fails_write: Some(fails_write) })
     }
@@ -114,7 +114,7 @@ impl DiskFile for File {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         {
             let mut state = self.state.lock().unwrap();
-            assert!(!std::mem::replace(&mut state.is_writing, true), "two write at one time");
+            assert!(!std::mem::replace(&mut state.is_writing, true), "two concurrent writes");
             assert_eq!(offset, state.written, "a gap or an overlap");
         }
         yield_now();
@@ -176,22 +176,22 @@ fn append(queue: &Queue, payload: &[u8]) -> Option<(SegmentNo, LogPosition)> {
     let segment = queue.tip().segment;
     let entry = EntryRef { kind: EntryKind::Rows, shard: ShardId(0), seq: CommitSeq(1), payload };
     match queue.append(segment, &[entry]) {
-        Pushed::At(position) => Some((segment, position)),
-        Pushed::Rotated | Pushed::Full => None,
+        PushOutcome::At(position) => Some((segment, position)),
+        PushOutcome::Rotated | PushOutcome::Full => None,
     }
 }
 
-/// Three writers append and commit; what they are told is checked against the file. Under the lazy
-/// policy commits do not sync and each writer asks for a sync afterwards.
+/// Three writers append and commit; every outcome is compared with the file. Under the lazy policy
+/// commits do not sync, and each writer syncs afterwards.
 fn writers(queue: &Arc<Queue>, file: &Arc<File>, lazy: bool) -> Vec<JoinHandle<()>> {
     let writer = |way: usize| {
         let (queue, file) = (Arc::clone(queue), Arc::clone(file));
         spawn(move || {
             for _ in 0..2 {
                 let Some((segment, position)) = append(&queue, &[1; 9]) else { return };
-                // As a commit over several streams does it.
+                // As a commit over several streams.
                 if way == 0
-                    && let Turn::Mine(mut lead) = queue.turn(position)
+                    && let CommitTurn::Mine(mut lead) = queue.turn(position)
                 {
                     let written = lead.write();
                     let sync = |()| if lazy { Ok(()) } else { lead.file().sync() };
@@ -205,10 +205,13 @@ fn writers(queue: &Arc<Queue>, file: &Arc<File>, lazy: bool) -> Vec<JoinHandle<(
                     assert!(file.has_failed(), "{outcome:?}");
                     assert!(lazy || queue.durable_before(position) < position);
                 } else if segment == SegmentNo(1) && queue.durable_before(position) == position {
-                    // The first segment begins at position 0: positions in it are offsets.
-                    assert!(file.durable() >= position.0, "what a sync was told of is not durable");
+                    // The first segment begins at position 0: its positions are offsets.
+                    assert!(file.durable() >= position.0, "acknowledged, but not durable");
                 } else {
-                    assert!(lazy || segment != SegmentNo(1), "acknowledged, then called failed");
+                    assert!(
+                        lazy || segment != SegmentNo(1),
+                        "acknowledged, then reported as failed"
+                    );
                 }
             }
         })
@@ -217,7 +220,7 @@ fn writers(queue: &Arc<Queue>, file: &Arc<File>, lazy: bool) -> Vec<JoinHandle<(
 }
 
 #[test]
-fn every_waiter_returns_and_what_is_acknowledged_is_durable() {
+fn every_waiter_returns_and_acknowledged_positions_are_durable() {
     for lazy in [false, true] {
         check(move || {
             let file = File::new(None);
@@ -231,7 +234,7 @@ fn every_waiter_returns_and_what_is_acknowledged_is_durable() {
 }
 
 #[test]
-fn a_failed_sync_fails_its_waiters_and_nobody_hangs() {
+fn a_failed_sync_fails_its_waiters_and_no_thread_hangs() {
     for (lazy, fails_sync) in [(false, 1), (false, 2), (false, 3), (true, 1), (true, 2)] {
         check(move || {
             let file = File::new(Some(fails_sync));
@@ -243,12 +246,12 @@ fn a_failed_sync_fails_its_waiters_and_nobody_hangs() {
     }
 }
 
-/// Also one that was under way while an earlier batch was synced, which then holds.
+/// A write that ran ahead while an earlier batch was synced may fail; the earlier batch holds.
 #[test]
-fn a_failed_write_fails_what_was_written_behind_and_nobody_hangs() {
+fn a_failed_write_fails_the_writes_behind_it_and_no_thread_hangs() {
     for (lazy, fails_write) in [(false, 1), (false, 2), (false, 3), (false, 4), (true, 2)] {
         check(move || {
-            let file = File::that_fails_write(fails_write);
+            let file = File::with_failing_write(fails_write);
             let queue = queue_on(&file);
             for thread in writers(&queue, &file, lazy) {
                 thread.join().unwrap();
@@ -279,21 +282,22 @@ fn a_rotation_among_writers_loses_nothing() {
     }
 }
 
-/// Byte-addressable memory: what was written is durable when a thread has written it back and fenced after that.
+/// Byte-addressable memory: written bytes are durable once a thread has written them back and then
+/// fenced.
 #[derive(Default)]
-struct Lines(shuttle::sync::Mutex<LinesState>);
+struct CacheLines(shuttle::sync::Mutex<CacheLinesState>);
 
 #[derive(Default)]
-struct LinesState {
+struct CacheLinesState {
     written: u64,
-    /// `None`: none fails.
+    /// `None`: no write fails.
     writes_left: Option<u64>,
     begun: HashMap<ThreadId, Vec<Range<u64>>>,
     durable: Vec<Range<u64>>,
 }
 
-impl Lines {
-    /// Up to where all is durable.
+impl CacheLines {
+    /// Everything before this is durable.
     fn durable(&self) -> u64 {
         let mut ranges = self.0.lock().unwrap().durable.clone();
         ranges.sort_by_key(|range| range.start);
@@ -304,13 +308,13 @@ impl Lines {
     }
 }
 
-impl fmt::Debug for Lines {
+impl fmt::Debug for CacheLines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Lines")
+        f.write_str("CacheLines")
     }
 }
 
-impl DiskFile for Lines {
+impl DiskFile for CacheLines {
     fn read_at(&self, _: u64, _: &mut [u8]) -> Result<()> {
         unreachable!("group commit does not read")
     }
@@ -319,7 +323,7 @@ impl DiskFile for Lines {
         let mut state = self.0.lock().unwrap();
         assert_eq!(offset, state.written, "a gap or an overlap");
         if state.writes_left == Some(0) {
-            return Err(Error::unavailable("the memory is broken"));
+            return Err(Error::unavailable("write failed"));
         }
         state.writes_left = state.writes_left.map(|left| left - 1);
         state.written += bytes.len() as u64;
@@ -331,7 +335,7 @@ impl DiskFile for Lines {
     }
 
     fn sync(&self) -> Result<()> {
-        unreachable!("who has memory calls no system")
+        unreachable!("memory is not synced by a system call")
     }
 
     fn len(&self) -> Result<u64> {
@@ -343,11 +347,11 @@ impl DiskFile for Lines {
     }
 }
 
-impl Memory for Lines {
+impl Memory for CacheLines {
     fn write_back(&self, offset: u64, len: u64) {
         yield_now();
         let mut state = self.0.lock().unwrap();
-        assert!(offset + len <= state.written, "what was not written is written back");
+        assert!(offset + len <= state.written, "write-back of unwritten bytes");
         state.begun.entry(current().id()).or_default().push(offset..offset + len);
     }
 
@@ -360,17 +364,17 @@ impl Memory for Lines {
 }
 
 #[test]
-fn on_memory_who_returns_has_all_before_it_durable_too() {
+fn on_memory_a_commit_makes_all_earlier_positions_durable() {
     check(|| {
-        let [old, new] = [Arc::<Lines>::default(), Arc::<Lines>::default()];
-        let queue = Queue::new("model".into(), header(1), Arc::<Lines>::clone(&old), 8);
+        let [old, new] = [Arc::<CacheLines>::default(), Arc::<CacheLines>::default()];
+        let queue = Queue::new("model".into(), header(1), Arc::<CacheLines>::clone(&old), 8);
         let queue = Arc::new(queue);
         let writer = |way: usize| {
             let (queue, old) = (Arc::clone(&queue), Arc::clone(&old));
             spawn(move || {
                 for _ in 0..2 {
                     let Some((segment, position)) = append(&queue, &[1; 9]) else { return };
-                    // As a commit over several streams does it, and as one over one stream does.
+                    // As a commit over several streams, and as a commit over one stream.
                     if way == 0 {
                         if let Some(written) = queue.write_through(position).unwrap() {
                             written.write_back();
@@ -385,7 +389,7 @@ fn on_memory_who_returns_has_all_before_it_durable_too() {
             })
         };
         let threads: Vec<_> = (0..3).map(writer).collect();
-        let end = queue.rotate(header(2), Arc::<Lines>::clone(&new));
+        let end = queue.rotate(header(2), Arc::<CacheLines>::clone(&new));
         assert!(old.durable() >= end.0);
         let (_, position) = append(&queue, &[2; 9]).unwrap();
         queue.commit(position, true).unwrap();
@@ -396,12 +400,12 @@ fn on_memory_who_returns_has_all_before_it_durable_too() {
     });
 }
 
-/// A write fails while another thread writes back and fences what it wrote before: the segment ends before both, and both
-/// are told.
+/// A write fails while another thread writes back and fences its earlier write. The segment ends
+/// before both, and both commits fail.
 #[test]
-fn on_memory_who_returns_is_not_behind_a_failed_write() {
+fn on_memory_no_acknowledged_position_is_behind_a_failed_write() {
     check(|| {
-        let lines = Arc::<Lines>::default();
+        let lines = Arc::<CacheLines>::default();
         lines.0.lock().unwrap().writes_left = Some(1);
         let queue = Arc::new(Queue::new("model".into(), header(1), lines, 8));
         let writer = |_| {
@@ -426,7 +430,7 @@ fn on_memory_who_returns_is_not_behind_a_failed_write() {
     });
 }
 
-/// Many random schedules and many with few, well placed switches.
+/// Many random schedules, and many with few, well placed switches.
 fn check(model: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_random(model.clone(), 1_000);
     shuttle::check_pct(model, 1_000, 3);

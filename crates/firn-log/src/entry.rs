@@ -1,41 +1,52 @@
-//! Entries: what the log keeps. Payloads are opaque; the few bytes around them are here.
+//! Entries: the unit that callers append. The payload is opaque; this module encodes the few bytes
+//! around it.
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
 
 use firn_model::{CommitSeq, ShardId, decode_varint, encode_varint};
 
-/// What an entry's payload is.
+/// The kind of an entry's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EntryKind {
     /// Rows of one shard, as the head encodes them.
     Rows = 1,
     /// Definitions of series of one shard, as the index encodes them.
     Definition = 2,
-    /// A transaction: what it deletes and its rows of all shards, as the engine encodes them.
+    /// A transaction: its deletes and its rows in all shards, as the engine encodes them.
     Transaction = 3,
 }
 
-/// One entry that borrows its payload.
+/// An entry that borrows its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryRef<'a> {
-    /// What the payload is.
+    /// The kind of the payload.
     pub kind: EntryKind,
-    /// The shard that it belongs to. All entries of a shard are in one stream.
+    /// The shard of the entry. All entries of a shard are in one stream.
     pub shard: ShardId,
-    /// The commit that it belongs to.
+    /// The commit of the entry.
     pub seq: CommitSeq,
-    /// The bytes, opaque to the log.
+    /// The payload, opaque to the log.
     pub payload: &'a [u8],
 }
 
-/// The most bytes that [`encode`] puts before a payload: length, kind, shard, sequence.
+/// The most bytes that [`encode`] writes before a payload: length, kind, shard, sequence.
 const HEADER_BYTES_MAX: usize = 5 + 1 + 3 + 10;
 
-/// An upper bound of the bytes that `entries` take.
+/// The most bytes that `entries` take.
 pub(crate) fn bytes_max(entries: &[EntryRef<'_>]) -> usize {
-    entries.iter().map(|entry| HEADER_BYTES_MAX + entry.payload.len()).sum()
+    let bytes = entries.iter().map(|entry| entry.payload.len().saturating_add(HEADER_BYTES_MAX));
+    bytes.fold(0, usize::saturating_add)
 }
 
-/// Puts one entry at the end of `out`. `previous` is the sequence of the entry before it in its
-/// block, 0 for the first: neighbours are close, so the difference is one byte, not eight.
+/// Appends one entry to `out`. `previous` is the sequence of the previous entry in the block, 0 for
+/// the first. Neighbours have close sequences, so the difference takes one byte instead of eight.
 pub(crate) fn encode(entry: &EntryRef<'_>, previous: CommitSeq, out: &mut Vec<u8>) {
     encode_varint(entry.payload.len() as u64, out);
     out.push(entry.kind as u8);
@@ -44,8 +55,8 @@ pub(crate) fn encode(entry: &EntryRef<'_>, previous: CommitSeq, out: &mut Vec<u8
     out.extend_from_slice(entry.payload);
 }
 
-/// Takes one entry from the front of `input`. `None` if the bytes are no entry that this version
-/// knows; in a block with a right checksum that means a newer version.
+/// Decodes one entry from the front of `input`. `None` if this version cannot read it; in a block
+/// with a matching checksum that means a newer version.
 pub(crate) fn decode<'a>(input: &mut &'a [u8], previous: CommitSeq) -> Option<EntryRef<'a>> {
     let len = usize::try_from(decode_varint(input)?).ok()?;
     let (&kind, rest) = input.split_first()?;
@@ -63,7 +74,7 @@ pub(crate) fn decode<'a>(input: &mut &'a [u8], previous: CommitSeq) -> Option<En
     Some(EntryRef { kind, shard, seq, payload })
 }
 
-/// Small for small differences of both signs.
+/// Small for small differences of either sign.
 fn zigzag(difference: u64) -> u64 {
     (difference << 1) ^ ((difference as i64) >> 63) as u64
 }
@@ -80,7 +91,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_entry_comes_back(
+        fn an_entry_round_trips(
             rows in any::<bool>(), shard: u16, seq: u64, previous: u64, payload: Vec<u8>,
         ) {
             let kind = if rows { EntryKind::Rows } else { EntryKind::Definition };
@@ -95,7 +106,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_an_entry_or_none(bytes: Vec<u8>, previous: u64) {
+        fn any_bytes_decode_to_an_entry_or_none(bytes: Vec<u8>, previous: u64) {
             let _ = decode(&mut &bytes[..], CommitSeq(previous));
         }
     }

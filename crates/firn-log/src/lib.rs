@@ -1,41 +1,54 @@
-//! Log: here are entries, make them durable.
+//! Log: makes entries durable and replays them after a restart.
 //!
-//! **Owns** the log's parallel streams: their buffers, their segment files, group commit, and reading
-//! all of it back after a restart.
+//! **Owns** the log's parallel streams: their buffers, their segment files, group commit and
+//! replay.
 //!
-//! **Never** knows what a payload means, decides what may be purged, starts a thread, or retries a
-//! failed write.
+//! **Never** interprets a payload, decides which segments may be purged, starts a thread, or
+//! retries a failed write.
 //!
-//! **Way through.** [`Log::open`] finds what is on disk; [`Log::replay`] gives each stream's entries
-//! back in order; [`Log::start`] opens a new segment in each stream. Then, from any number of
-//! threads: [`Log::append`] copies entries into a stream's buffer and says their position,
-//! [`Log::commit`] returns when positions are durable, [`Log::purge`] forgets what lies below a
-//! floor. Shards map to streams, so the order of a shard is its position in one stream; nothing is
-//! ordered between streams (DecLog's relaxed ordering and key-based partitioning, 4.2 and 4.3.1).
+//! **Path through.** [`Log::open`] lists the segments on disk. [`Log::replay`] yields the entries
+//! of one stream in order. [`Log::start`] opens a new segment in each stream. From then on any
+//! thread may call [`Log::append`], which copies entries into a stream's buffer and returns their
+//! position; [`Log::commit`], which returns when positions are durable; and [`Log::purge`], which
+//! drops the segments below a floor.
+//!
+//! Each shard maps to one stream, so the order of a shard is the order of positions in that stream.
+//! Streams are not ordered against each other. Source: DecLog (PVLDB), section 4.2 (relaxed
+//! ordering) and section 4.3.1 (key-based partitioning).
 //!
 //! **Invariants**
-//! - What a commit acknowledged is replayed after every crash: in order, once, bit for bit.
+//! - A committed entry is replayed after every crash: in order, once, bit for bit.
 //! - An append is replayed whole or not at all.
-//! - A byte that is not what was written is reported or harmless, never an entry.
-//! - A segment is written from front to back once. After a failed write or sync it is given up, and
-//!   what was not acknowledged in it is not replayed once a later segment is there.
-//! - Full disk shows in `append`, before anything is buffered: segments are made ahead.
+//! - A byte that differs from the written one is reported or harmless, never an entry.
+//! - A segment is written once, from front to back. After a failed write or sync it is abandoned,
+//!   and its unacknowledged entries are not replayed once a later segment exists.
+//! - A full disk fails `append` before anything is buffered, because segments are made ahead.
 //!
-//! Gotchas: payloads may be encoded against earlier ones of the same segment only, so an append says
-//! which segment it was encoded for, and [`Append::Rotated`] means "encode again". What depends on entries of before must
-//! look whether the stream failed since ([`Tip::failures`]): others hear of a failure before they do. After a failed
-//! commit ask [`Log::durable_before`] what is durable: positions go on rising over what failed.
+//! **Gotchas**
+//! - A payload may be encoded against earlier payloads of the same segment only. Every append
+//!   therefore names the segment that it was encoded for, and [`Append::Rotated`] means "encode
+//!   again".
+//! - A caller that depends on earlier entries must compare [`Tip::failures`]: other threads may
+//!   learn of a failure first.
+//! - After a failed commit, [`Log::durable_before`] returns the durable position. Positions keep
+//!   rising past the failed range.
 //!
-//! Reading order: `log`, `stream`, `commit`, `queue`, `block`, `entry`, `segment`, `recover`,
-//! `recover/replay`, `read`.
-//! The bytes are in `docs/formats/log.md`; when you change them, change it in the same commit.
+//! Reading order: `append`, `options`, `log`, `stream`, `commit`, `queue`, `block`, `entry`,
+//! `segment`, `recover`, `recover/files`, `recover/replay`, `read`.
+//!
+//! **When you change** the bytes: change `docs/formats/log.md` in the same commit.
+//!
+//! Terms: `docs/glossary.md`.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
+mod append;
 mod block;
 mod commit;
 mod entry;
 mod log;
+mod options;
 mod queue;
 mod read;
 mod recover;
@@ -46,7 +59,9 @@ mod sync;
 #[cfg(test)]
 mod commit_model;
 
+pub use append::{Append, StreamId, Tip};
 pub use entry::{EntryKind, EntryRef};
-pub use log::{Append, Log, LogOptions, LogSetup, LogStats, StreamId, SyncPolicy, Tip};
+pub use log::{Log, LogStats};
+pub use options::{LogOptions, SyncPolicy};
 pub use recover::{PayloadRange, ReplayEntry, ReplayReport};
 pub use segment::SegmentNo;

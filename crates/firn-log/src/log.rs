@@ -1,138 +1,69 @@
-//! The log: streams side by side, one durable point for everything that a commit touches.
+//! The log: parallel streams, and one durable point for everything that a commit touches.
 
 use std::sync::{Arc, OnceLock};
 
 use firn_env::{Clock, Disk};
 use firn_model::{Error, LogPosition, Result, ShardId};
 
+use crate::append::{Append, StreamId, Tip};
 use crate::block;
-use crate::commit::{Lead, Turn};
+use crate::commit::{CommitTurn, LedBatch};
 use crate::entry::EntryRef;
-use crate::recover::{FoundStream, ReplayEntry, ReplayReport};
+use crate::options::{LogOptions, SEGMENT_BYTES_MAX, SyncPolicy};
+use crate::recover::{ReplayEntry, ReplayReport, StreamFiles};
 use crate::segment::{self, SegmentNo};
 use crate::stream::Stream;
 use crate::sync::{Mutex, yield_now};
 
-/// One of the log's parallel streams. Dense from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct StreamId(pub u16);
-
-/// When a commit is acknowledged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum SyncPolicy {
-    /// When it is on disk. Nothing acknowledged is ever lost.
-    #[default]
-    Always,
-    /// When the operating system has it; synced when a commit finds the last sync older than this, and by whoever calls
-    /// [`Log::sync`] so often. A power loss costs what was written in that time, and while the sync behind it ran.
-    IntervalMs(u64),
-    /// When the operating system has it. A killed process loses nothing, a power loss up to the
-    /// segment's size.
-    Never,
-}
-
-/// Segments are no longer than this.
-const SEGMENT_BYTES_MAX: u64 = 1 << 31;
-
-/// How a log is laid out and how safe it is.
-#[derive(Clone, Debug)]
-pub struct LogSetup {
-    /// Parallel streams, 1 to 65,535. The count may change once all segments are below the floor.
-    pub stream_count: usize,
-    /// Shards, 1 to 65,535. Fixed when a database is created.
-    pub shard_count: usize,
-    /// Bytes that the device writes as a whole, a power of two from 8 bytes to 64 KiB. Each group
-    /// commit ends at a multiple of it, so that no unit with committed bytes is written again. 8
-    /// packs tightly and relies on the device to keep the bytes of a sector that a write does not
-    /// cover.
-    pub unit_bytes: u64,
-    /// Settings that may differ from one start to the next.
-    pub options: LogOptions,
-}
-
-/// Settings of a log that may differ from one start to the next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogOptions {
-    /// Length of a segment file: disk space is used in steps of this, and one append must fit.
-    /// At least 4 KiB.
-    pub segment_bytes: u64,
-    /// When a commit is acknowledged.
-    pub sync: SyncPolicy,
-}
-
-impl Default for LogOptions {
-    fn default() -> LogOptions {
-        LogOptions { segment_bytes: 32 << 20, sync: SyncPolicy::Always }
-    }
-}
-
-/// Where appends to a stream go now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tip {
-    /// The segment that payloads have to be encoded for.
-    pub segment: SegmentNo,
-    /// How often the stream has failed before: what was appended before a failure may be missing after a crash although
-    /// what comes behind it is there.
-    pub failures: u64,
-}
-
-/// Where an append went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Append {
-    /// Into the stream; this is the end of its last entry, to be given to [`Log::commit`].
-    At(LogPosition),
-    /// Nowhere: the stream goes on in another segment. Ask [`Log::tip`] and encode again.
-    Rotated,
-}
-
-/// Numbers about the log, all streams together, since the start.
+/// Totals of all streams since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogStats {
-    /// Bytes above the floors: what a recovery would have to replay. Before [`Log::start`]: the
-    /// bytes of the segments found.
+    /// Bytes above the floors: the work of a recovery. Before [`Log::start`]: the bytes of all
+    /// segments on disk.
     pub bytes: u64,
     /// Segment files in use.
     pub segments: u64,
-    /// Length of all segment files, with those that wait to be written again.
+    /// Length of all segment files, including those that wait to be recycled.
     pub disk_bytes: u64,
     /// Entries appended.
     pub entries: u64,
     /// Bytes written, headers included.
     pub written_bytes: u64,
-    /// Group commits: one write each.
+    /// Group commits; each is one write.
     pub writes: u64,
     /// Group commits that were synced.
     pub syncs: u64,
     /// Group commits that failed.
     pub failures: u64,
-    /// Whether something above the floors was acknowledged before its sync, which failed: see [`Log::harden`].
+    /// Whether a range above the floors was acknowledged before its sync failed: see
+    /// [`Log::harden`].
     pub has_lost_commits: bool,
 }
 
-/// The write-ahead log. All calls may come from several threads.
+/// The write-ahead log. Every method may be called by several threads.
 #[derive(Debug)]
 pub struct Log {
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
-    setup: LogSetup,
-    /// As found on disk; each lock is held for the whole of a stream's replay.
-    found: Vec<Mutex<FoundStream>>,
+    options: LogOptions,
+    /// The streams on disk. Each lock is held for a whole replay of its stream.
+    found: Vec<Mutex<StreamFiles>>,
     found_bytes: u64,
     streams: OnceLock<Vec<Stream>>,
 }
 
 impl Log {
-    /// Makes the folders and finds the segments. Next comes [`Log::replay`] for every stream.
+    /// Creates the folders and lists the segments. Call [`Log::replay`] for every stream next.
     ///
     /// # Errors
-    /// `Invalid` for options out of range, or if the segments on disk were written by a newer version;
-    /// `Unavailable` when the disk fails.
-    pub fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, setup: LogSetup) -> Result<Log> {
-        let setup = check_setup(setup)?;
-        let mut found = Vec::with_capacity(setup.stream_count);
-        for stream in 0..setup.stream_count as u16 {
+    /// `Invalid` for options out of range, or for segments of a newer version; `Corrupt` for a
+    /// segment header that contradicts itself; `Unavailable` when the disk fails.
+    pub fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, options: LogOptions) -> Result<Log> {
+        let options = options.checked()?;
+        let mut found = Vec::with_capacity(options.stream_count);
+        for stream in 0..options.stream_count as u16 {
             disk.create_dir(&segment::folder(stream))?;
-            found.push(FoundStream::open(&*disk, StreamId(stream), &setup)?);
+            found.push(StreamFiles::open(&*disk, StreamId(stream), &options)?);
         }
         disk.sync_dir("log")?;
         disk.sync_dir("")?;
@@ -141,26 +72,26 @@ impl Log {
         Ok(Log { disk, clock, setup, found, found_bytes, streams: OnceLock::new() })
     }
 
-    /// Removes what is left of streams that there were before [`LogSetup::stream_count`] was changed.
-    /// `floor` is the lowest of all streams' floors; whoever changes the count makes floors that no
-    /// segment of before reaches ([`Log::ceiling`]).
+    /// Removes the streams that are left over from a larger [`LogOptions::stream_count`]. `floor`
+    /// is the lowest floor of all streams. A caller that changes the count must use floors above
+    /// every existing segment ([`Log::ceiling`]).
     ///
     /// # Errors
-    /// `Invalid` if something in them lies above the floor; `Unavailable` when the disk fails.
+    /// `Invalid` if a segment of them is above the floor; `Unavailable` when the disk fails.
     pub fn discard_other_streams(&self, floor: LogPosition) -> Result<()> {
         let own = self.setup.stream_count;
         for name in self.disk.list("log")? {
             let Some(stream) = name.parse::<u16>().ok().filter(|&id| usize::from(id) >= own) else {
                 continue;
             };
-            let found = FoundStream::open(&*self.disk, StreamId(stream), &self.setup)?;
+            let found = StreamFiles::open(&*self.disk, StreamId(stream), &self.options)?;
             found.discard(&*self.disk, floor)?;
         }
         Ok(())
     }
 
-    /// A position above everything that any stream's segments can have. Where all streams' entries are
-    /// kept elsewhere, the log may be opened with another number of streams and this as their floor.
+    /// A position above every segment of every stream. When all entries of all streams are durable
+    /// elsewhere, the log may be opened with another number of streams and this floor.
     ///
     /// # Errors
     /// `Internal` if the log was not started.
@@ -170,17 +101,17 @@ impl Log {
         Ok(LogPosition(end.next_multiple_of(block::ALIGN_BYTES as u64)))
     }
 
-    /// Gives every entry of `stream` to `f`, in the order of positions. Streams may be replayed at
-    /// the same time by several threads. `floor` is what the last [`Log::purge`] was given:
-    /// segments that lie below it are not read.
+    /// Passes every entry of `stream` to `f`, in the order of positions. Threads may replay
+    /// different streams at the same time. `floor` is the floor of the last [`Log::purge`];
+    /// segments below it are not read.
     ///
-    /// A tail that a crash tore is cut. Damage to what was durable once is told in the report, and
-    /// the first entry behind it has [`ReplayEntry::after_hole`] set.
+    /// A torn tail is cut off. Damage to durable bytes is listed in the report, and the first entry
+    /// behind it has [`ReplayEntry::after_hole`] set.
     ///
     /// # Errors
-    /// What `f` returns; `Unavailable` when the disk fails; `Invalid` for segments above the floor that were
-    /// written with other counts of streams or shards; `Corrupt` for valid entries of a kind
-    /// that only a newer version knows. All of them leave the log as it was.
+    /// The errors of `f`; `Unavailable` when the disk fails; `Invalid` for segments above the floor
+    /// that were written with another number of streams or shards; `Corrupt` for a valid block that
+    /// contradicts itself or has entries of an unknown kind. The log is unchanged then.
     pub fn replay(
         &self,
         stream: StreamId,
@@ -188,7 +119,7 @@ impl Log {
         f: &mut dyn FnMut(ReplayEntry<'_>) -> Result<()>,
     ) -> Result<ReplayReport> {
         if self.streams.get().is_some() {
-            return Err(Error::internal("the log was started, it cannot be replayed any more"));
+            return Err(Error::internal("the log cannot be replayed: it was already started"));
         }
         let found = self
             .found
@@ -197,15 +128,15 @@ impl Log {
         found.lock().replay(floor, f)
     }
 
-    /// Opens a new segment in each stream; from here on appends are taken. A stream never goes on
-    /// in a segment that it had before.
+    /// Opens a new segment in each stream and enables appends. A stream never continues in an old
+    /// segment.
     ///
     /// # Errors
-    /// `Internal` if a stream was not replayed; `Unavailable` when the disk fails or is full, then
-    /// it may be called again.
+    /// `Internal` if a stream was not replayed; `Unavailable` when the disk fails or is full. It
+    /// may then be called again.
     pub fn start(&self) -> Result<()> {
         if self.streams.get().is_some() {
-            return Err(Error::internal("the log was started before"));
+            return Err(Error::internal("the log was already started"));
         }
         let mut streams = Vec::with_capacity(self.found.len());
         for (stream, found) in (0u16..).zip(&self.found) {
@@ -214,7 +145,7 @@ impl Log {
             streams.push(Stream::start(id, &self.setup, &self.disk, &self.clock, resume)?);
         }
         self.found.iter().for_each(|found| found.lock().close());
-        self.streams.set(streams).map_err(|_| Error::internal("the log was started before"))
+        self.streams.set(streams).map_err(|_| Error::internal("the log was already started"))
     }
 
     /// The number of streams.
@@ -222,25 +153,25 @@ impl Log {
         self.setup.stream_count
     }
 
-    /// The stream of a shard, the same as long as the count of streams is.
+    /// The stream of a shard. It changes only with the number of streams.
     pub fn stream_of(&self, shard: ShardId) -> StreamId {
         StreamId(shard.0 % self.setup.stream_count as u16)
     }
 
-    /// Where appends to `stream` go now. Who depends on earlier appends looks at [`Tip::failures`]: an append to this
-    /// segment is refused if the stream fails once more before it.
+    /// The current segment of `stream`. A caller that depends on earlier appends compares
+    /// [`Tip::failures`]: if the stream fails again, an append to this segment is refused.
     pub fn tip(&self, stream: StreamId) -> Tip {
         self.stream(stream).queue().tip()
     }
 
-    /// Copies `entries` into the stream's buffer. They stay together: replay gives all of them or
-    /// none. The caller keeps the order: appends of one shard must not race.
+    /// Copies `entries` into the stream's buffer. Replay yields all of them or none. The caller
+    /// keeps the order: appends of one shard must not race.
     ///
-    /// `segment` is the one that payloads were encoded for ([`Log::tip`]).
+    /// `segment` is the segment that the payloads were encoded for ([`Log::tip`]).
     ///
     /// # Errors
     /// `TooLarge` if they do not fit into one segment; `Unavailable` when a new segment is needed
-    /// and the disk is full or fails. Nothing was buffered then.
+    /// and the disk is full or fails. Nothing is buffered then.
     pub fn append(
         &self,
         stream: StreamId,
@@ -252,41 +183,43 @@ impl Log {
         self.stream(stream).append(segment, entries)
     }
 
-    /// The end of what was appended to `stream`.
+    /// The end of the entries that were appended to `stream`.
     pub fn end(&self, stream: StreamId) -> LogPosition {
         self.stream(stream).queue().end()
     }
 
-    /// Returns when everything up to each position is committed as [`SyncPolicy`] says. Whoever
-    /// comes first writes and syncs for all who wait; a commit over several streams leads those that
-    /// nobody leads, all of them synced at once, before it waits for others.
+    /// Returns when everything up to each position is committed under the [`SyncPolicy`]. The first
+    /// waiter of a stream writes and syncs for all of its waiters. A commit over several streams
+    /// first leads every stream without a leader, syncs them all at once, and then waits for the
+    /// others.
     ///
     /// # Errors
-    /// `Unavailable` when a write or sync failed: those entries may or may not be there after a
-    /// crash, and are not there if the process lives on. The others in the list are committed.
+    /// `Unavailable` when a write or sync failed. A crash may lose or keep those entries; if the
+    /// process lives on, they are not replayed. The other positions of the list are committed.
     pub fn commit(&self, positions: &[(StreamId, LogPosition)]) -> Result<()> {
         let queue = |stream| self.stream(stream).queue();
         if positions.first().is_some_and(|first| queue(first.0).is_memory()) {
             return self.persist(positions);
         }
-        let sync = self.setup.options.sync == SyncPolicy::Always;
-        if sync && positions.iter().any(|&(stream, position)| queue(stream).gathers(position)) {
+        let sync = self.options.sync == SyncPolicy::Always;
+        if sync && positions.iter().any(|&(stream, position)| queue(stream).should_gather(position))
+        {
             yield_now();
         }
         let mut outcome = Ok(());
         let (mut mine, mut open) = (Vec::new(), Vec::new());
         for &(stream, position) in positions {
             match queue(stream).turn(position) {
-                Turn::Done(done) => outcome = outcome.and(done),
-                Turn::Taken => open.push((stream, position)),
-                Turn::Mine(lead) => {
+                CommitTurn::Done(done) => outcome = outcome.and(done),
+                CommitTurn::Taken => open.push((stream, position)),
+                CommitTurn::Mine(lead) => {
                     mine.push(lead);
                     open.push((stream, position));
                 }
             }
         }
         self.lead(mine, sync);
-        // Those that were led here are decided now, the others are waited for.
+        // The led positions are decided now; this waits for the others.
         for (stream, position) in open {
             outcome = outcome.and(queue(stream).commit(position, sync));
         }
@@ -298,8 +231,8 @@ impl Log {
         outcome
     }
 
-    /// A commit on byte-addressable memory, whatever the policy: it is no dearer than to leave it out. One fence for
-    /// all streams.
+    /// A commit on byte-addressable memory, with one fence for all streams. It syncs under every
+    /// policy, because skipping that saves nothing.
     fn persist(&self, positions: &[(StreamId, LogPosition)]) -> Result<()> {
         let (mut outcome, mut written) = (Ok(()), Vec::with_capacity(positions.len()));
         for &(stream, position) in positions {
@@ -319,9 +252,9 @@ impl Log {
         outcome
     }
 
-    /// Writes the batches of several streams, then syncs all of their files side by side.
-    fn lead(&self, mut leads: Vec<Lead<'_>>, sync: bool) {
-        let mut outcomes: Vec<Result<()>> = leads.iter_mut().map(Lead::write).collect();
+    /// Writes the batches of several streams, then syncs their files concurrently.
+    fn lead(&self, mut leads: Vec<LedBatch<'_>>, sync: bool) {
+        let mut outcomes: Vec<Result<()>> = leads.iter_mut().map(LedBatch::write).collect();
         if sync {
             let written: Vec<usize> =
                 (0..leads.len()).filter(|&idx| outcomes[idx].is_ok()).collect();
@@ -333,22 +266,23 @@ impl Log {
             written.into_iter().zip(synced).for_each(|(idx, synced)| outcomes[idx] = synced);
         }
         let decided = leads.into_iter().zip(outcomes);
-        let wakes: Vec<_> = decided.map(|(lead, outcome)| lead.finish(outcome, sync)).collect();
-        drop(wakes);
+        let waiters: Vec<_> = decided.map(|(lead, outcome)| lead.finish(outcome, sync)).collect();
+        drop(waiters);
     }
 
-    /// The greatest position up to `position` such that nothing between the two was committed: what
-    /// of a shard's entries up to `position` is safe. Lower than `position` after a failed commit,
-    /// also when the stream has gone on in another segment since.
+    /// The greatest position up to `position` that was committed before any failure: entries of a
+    /// shard up to it are safe. After a failed commit it is below `position`, even if the stream
+    /// has continued in another segment since.
     pub fn durable_before(&self, stream: StreamId, position: LogPosition) -> LogPosition {
         self.stream(stream).queue().durable_before(position)
     }
 
-    /// As [`Log::commit`], but when this returns it is durable whatever the policy.
+    /// As [`Log::commit`], but durable on return, whatever the policy.
     ///
     /// # Errors
-    /// `Unavailable` as for [`Log::commit`], and for a position that was acknowledged before its sync, which failed: the log
-    /// cannot make that durable any more. The others in the list are durable.
+    /// `Unavailable` as for [`Log::commit`], and for a position that was acknowledged before its
+    /// sync failed: the log can no longer make it durable. The other positions of the list are
+    /// durable.
     pub fn harden(&self, positions: &[(StreamId, LogPosition)]) -> Result<()> {
         if self.setup.options.sync == SyncPolicy::Always {
             return self.commit(positions);
@@ -357,16 +291,18 @@ impl Log {
         positions.iter().map(harden).fold(Ok(()), Result::and)
     }
 
-    /// Makes everything that was appended durable, whatever the policy. A stream that fails keeps no other one from it.
+    /// Makes all appended entries durable, whatever the policy. A failed stream does not keep the
+    /// others from it.
     ///
     /// # Errors
-    /// `Unavailable` as for [`Log::harden`], and for as long as anything above the floors is lost ([`LogStats::has_lost_commits`]).
+    /// `Unavailable` as for [`Log::harden`], and while a range above the floors is lost
+    /// ([`LogStats::has_lost_commits`]).
     pub fn sync(&self) -> Result<()> {
         self.streams()?.iter().map(Stream::sync).fold(Ok(()), Result::and)
     }
 
-    /// Makes the next segment of each stream where there is none yet, so that the append that fills
-    /// the current one does not have to. Meant for background work; cheap when there is nothing to do.
+    /// Makes the next segment of each stream ahead, so that the append that fills the current one
+    /// need not. For background work; cheap if all exist.
     ///
     /// # Errors
     /// `Unavailable` when the disk fails or is full.
@@ -374,28 +310,28 @@ impl Log {
         self.streams()?.iter().try_for_each(Stream::prepare)
     }
 
-    /// Forgets the segments that lie below the floors, one floor for each stream: everything up to a
-    /// floor is kept elsewhere, durably. Floors never fall. A few of the files are kept to be
-    /// written again, the others are removed.
+    /// Drops the segments below the floors, one floor per stream. Everything up to a floor must be
+    /// durable elsewhere. Floors never fall. A few files are kept for recycling, the others are
+    /// removed.
     ///
     /// # Errors
-    /// `Unavailable` when the disk fails; what was not removed is removed by the next call.
+    /// `Unavailable` when the disk fails; the next call removes the remaining files.
     pub fn purge(&self, floors: &[LogPosition]) -> Result<()> {
         self.streams()?.iter().zip(floors).try_for_each(|(stream, &floor)| stream.purge(floor))
     }
 
-    /// Removes the files that wait to be written again: others need the room.
+    /// Removes the files that wait to be recycled, to free disk space.
     pub fn remove_spares(&self) {
         self.streams.get().into_iter().flatten().for_each(Stream::remove_spares);
     }
 
-    /// Bytes that a replay from `floors` on, one per stream, has to read, as far as that is known before.
+    /// The most bytes that a replay from `floors`, one per stream, has to read.
     pub fn replay_bytes(&self, floors: &[LogPosition]) -> u64 {
         let streams = self.found.iter().zip(floors);
         streams.map(|(found, &floor)| found.lock().bytes_from(floor)).sum()
     }
 
-    /// The log's numbers.
+    /// Totals of all streams.
     pub fn stats(&self) -> LogStats {
         let Some(streams) = self.streams.get() else {
             return LogStats { bytes: self.found_bytes, ..LogStats::default() };
@@ -422,39 +358,10 @@ impl Log {
     }
 
     /// # Panics
-    /// If the log was not started or has no such stream: a bug in the caller, who would otherwise
-    /// believe that something is durable.
+    /// If the log was not started or has no such stream. That is a bug in the caller, which would
+    /// otherwise take entries for durable.
     fn stream(&self, stream: StreamId) -> &Stream {
         let streams = self.streams.get().expect("the log is started before it is used");
         &streams[usize::from(stream.0)]
     }
-}
-
-fn check_setup(setup: LogSetup) -> Result<LogSetup> {
-    let is_count = |count: usize| (1..=usize::from(u16::MAX)).contains(&count);
-    if !is_count(setup.stream_count) || !is_count(setup.shard_count) {
-        return Err(Error::invalid(format!(
-            "log: {} streams and {} shards, each must be 1 to 65,535",
-            setup.stream_count, setup.shard_count
-        )));
-    }
-    let unit_bytes = setup.unit_bytes;
-    if !unit_bytes.is_power_of_two() || !(8..=64 << 10).contains(&unit_bytes) {
-        return Err(Error::invalid(format!(
-            "log: units of {unit_bytes} bytes, they must be a power of two from 8 to 65,536"
-        )));
-    }
-    if setup.options.segment_bytes < 2 * unit_bytes {
-        return Err(Error::invalid(format!(
-            "log: segments of {} bytes hold no two units of {unit_bytes}; make them larger",
-            setup.options.segment_bytes
-        )));
-    }
-    if !(4 << 10..=SEGMENT_BYTES_MAX).contains(&setup.options.segment_bytes) {
-        return Err(Error::invalid(format!(
-            "log: segments of {} bytes, they must have 4 KiB to 2 GiB",
-            setup.options.segment_bytes
-        )));
-    }
-    Ok(setup)
 }

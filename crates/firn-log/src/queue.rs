@@ -1,5 +1,5 @@
-//! A queue's state: what waits, what is in flight, what is committed and what failed. Plain data
-//! under the lock of `commit.rs`, which decides who does the work when.
+//! The state of a queue: waiting, in flight, committed and failed positions. Plain data under the
+//! lock of `commit.rs`, which decides which thread does the work.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,38 +7,39 @@ use std::sync::Arc;
 use firn_env::DiskFile;
 use firn_model::{Error, LogPosition, Result};
 
-use crate::block::{self, BlockBuffer, Place};
+use crate::block::{self, BlockAddress, BlockBuffer};
 use crate::entry::EntryRef;
-use crate::segment::{self, Header, Previous, SegmentNo};
+use crate::segment::{self, Header, PreviousSegment, SegmentNo};
 
-/// Failures that are remembered for those who still have to hear of them. Waiters ask within the
-/// time of one commit; so many failures take far longer.
+/// The most failures that are remembered for late waiters. A waiter returns within the time of one
+/// commit; this many failures take far longer.
 const FAILED_MAX: usize = 1024;
 
-/// So many bytes that wait while a batch is being synced are written at once: more than a call into
-/// the system costs, less than what many senders bring in one sync.
+/// While a batch is synced, this many waiting bytes are written ahead: more than a system call
+/// costs, less than many senders append during one sync.
 pub(crate) const AHEAD_BYTES: usize = if cfg!(test) { 16 } else { 16 << 10 };
 
-/// Zeros behind a batch in a file that was used before: they say that nothing follows yet.
+/// Zeros after each batch in a recycled file. They mark the end of the segment.
 pub(crate) const END_BYTES: usize = block::ALIGN_BYTES;
 
-/// A larger buffer is given back after its batch: definitions of new series may take megabytes, rows never take that much.
+/// A larger buffer is released after its batch. Definitions of new series may need megabytes, rows
+/// never do.
 const SPARE_BYTES_MAX: usize = 512 << 10;
 
-/// Where entries went.
+/// The outcome of an append.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pushed {
-    /// Into the buffer; this is the end of the last one.
+pub(crate) enum PushOutcome {
+    /// Buffered; this is the end of the last entry.
     At(LogPosition),
-    /// Nowhere: another segment than the expected one is current.
+    /// Refused: another segment than the expected one is current.
     Rotated,
-    /// Nowhere: the segment has no room, or it failed.
+    /// Refused: the segment is full, or it failed.
     Full,
 }
 
-/// What happened so far.
+/// Totals since the start.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct QueueCounters {
     pub(crate) entries: u64,
     pub(crate) bytes: u64,
     pub(crate) writes: u64,
@@ -46,75 +47,77 @@ pub(crate) struct Counters {
     pub(crate) failures: u64,
 }
 
-/// One stream's waiting entries and the segment that they go to.
+/// The waiting entries of one stream and the segment that receives them.
 ///
-/// `durable <= committed <= in_flight_end <= end`, always.
+/// Always `durable <= committed <= in_flight_end <= end`.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct QueueState {
     pub(crate) segment: Segment,
-    /// Takes nothing more: it is full or failed.
+    /// The segment accepts no more entries: it is full or it failed.
     pub(crate) is_closed: bool,
     buffer: BlockBuffer,
     spare: Vec<u8>,
-    /// End of all that was appended.
+    /// End of the appended entries.
     pub(crate) end: LogPosition,
-    /// End of what was handed to a leader.
+    /// End of the entries that a leader has taken.
     pub(crate) in_flight_end: LogPosition,
-    /// Written, and synced if the policy wants it: what a commit waits for.
+    /// Written, and synced if the policy requires it. A commit waits for this.
     pub(crate) committed: LogPosition,
     /// Synced.
     pub(crate) durable: LogPosition,
-    /// What was committed without a sync lies in here, where one failed: nobody can make it durable any more.
-    lost: Lost,
-    /// Batches so far; while `is_led`, the number of the one in flight.
+    /// The range that was committed without a sync before a sync failed. The log can no longer make
+    /// it durable.
+    lost: LostRange,
+    /// Number of batches. While `is_led`, the number of the batch in flight.
     pub(crate) batch: u64,
     pub(crate) is_led: bool,
-    /// The batch in flight is written, its sync is on the way.
+    /// The batch in flight is written and is being synced.
     is_written: bool,
-    /// Somebody writes a part of the next batch. Nobody leads that one before it is written.
+    /// A thread is writing a part of the next batch. That batch gets no leader before the write
+    /// ends.
     pub(crate) is_ahead: bool,
-    /// Why a part of the next batch could not be written, while a batch is in flight.
+    /// Why writing a part of the next batch failed while a batch was in flight.
     ahead_failure: Option<Arc<str>>,
-    failed: VecDeque<Failed>,
-    pub(crate) counters: Counters,
-    /// Threads that are in a commit now.
+    failed: VecDeque<FailedRange>,
+    pub(crate) counters: QueueCounters,
+    /// Threads that are inside a commit now.
     callers: u32,
-    /// The most of them since the last batch was taken, and before that one.
-    crowd: [u32; 2],
+    /// Peaks of `callers`: since the last batch was taken, and before it.
+    caller_peaks: [u32; 2],
     /// Batches end at multiples of this in the file.
     unit_bytes: u64,
 }
 
-/// The file that the entries go to.
+/// The file that receives the entries.
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub(crate) header: Header,
     file: Arc<dyn DiskFile>,
-    /// How much of the file was handed to writes.
+    /// Bytes of the file that were passed to writes.
     written_bytes: u64,
-    /// Set by a failure: what is valid in it.
-    failed_at: Option<Previous>,
+    /// Set by a failure: the valid range of this segment.
+    failed_at: Option<PreviousSegment>,
 }
 
-/// Above `after` up to `through`; nothing if both are 0.
+/// Positions above `after` up to `through`; empty if both are 0.
 #[derive(Clone, Copy, Debug, Default)]
-struct Lost {
+struct LostRange {
     after: LogPosition,
     through: LogPosition,
 }
 
 /// Positions above `after` up to `through` did not become durable.
 #[derive(Debug)]
-struct Failed {
+struct FailedRange {
     after: LogPosition,
     through: LogPosition,
     why: Arc<str>,
 }
 
-impl State {
-    pub(crate) fn new(header: Header, file: Arc<dyn DiskFile>, unit_bytes: u64) -> State {
+impl QueueState {
+    pub(crate) fn new(header: Header, file: Arc<dyn DiskFile>, unit_bytes: u64) -> QueueState {
         let base = header.base;
-        let mut state = State {
+        let mut state = QueueState {
             segment: Segment::new(header, file),
             is_closed: false,
             buffer: BlockBuffer::default(),
@@ -123,16 +126,16 @@ impl State {
             in_flight_end: base,
             committed: base,
             durable: base,
-            lost: Lost::default(),
+            lost: LostRange::default(),
             batch: 0,
             is_led: false,
             is_written: false,
             is_ahead: false,
             ahead_failure: None,
             failed: VecDeque::new(),
-            counters: Counters::default(),
+            counters: QueueCounters::default(),
             callers: 0,
-            crowd: [0; 2],
+            caller_peaks: [0; 2],
             unit_bytes,
         };
         state.begin_segment();
@@ -140,78 +143,78 @@ impl State {
     }
 
     /// See [`crate::commit::Queue::append`].
-    pub(crate) fn append(&mut self, expected: SegmentNo, entries: &[EntryRef<'_>]) -> Pushed {
+    pub(crate) fn append(&mut self, expected: SegmentNo, entries: &[EntryRef<'_>]) -> PushOutcome {
         if self.segment.header.number != expected {
-            return Pushed::Rotated;
+            return PushOutcome::Rotated;
         }
         let room = self.segment.header.bytes - self.segment.written_bytes;
         let wanted = (self.buffer.len() + block::bytes_max(entries)) as u64 + self.unit_bytes;
         if self.is_closed || wanted > room {
-            return Pushed::Full;
+            return PushOutcome::Full;
         }
         self.buffer.append(entries);
         self.end = self.buffer_end();
         self.counters.entries += entries.len() as u64;
-        Pushed::At(self.end)
+        PushOutcome::At(self.end)
     }
 
     /// Whether everything up to `position` is committed.
     ///
     /// # Errors
-    /// `Unavailable` if what ends at `position` failed.
+    /// `Unavailable` if the entry that ends at `position` failed.
     pub(crate) fn is_committed(&self, position: LogPosition, name: &str) -> Result<bool> {
         match self.failed.iter().find(|failed| failed.holds(position)) {
             Some(failed) => Err(Error::unavailable(format!(
-                "log {name}: a write did not become durable, retry: {}",
+                "log {name}: a write is not durable: {}; retry it",
                 failed.why
             ))),
             None => Ok(self.committed >= position),
         }
     }
 
-    /// Whether `position` was committed and may be gone after a crash of the system all the same.
+    /// Whether `position` was committed, but a power loss may still lose it.
     pub(crate) fn is_lost(&self, position: LogPosition) -> bool {
         self.lost.after < position && position <= self.lost.through
     }
 
-    /// Nothing above it was lost.
+    /// Upper end of the lost range. Nothing above it is lost.
     pub(crate) fn lost_through(&self) -> LogPosition {
         self.lost.through
     }
 
-    /// All up to `floor` is kept elsewhere.
-    pub(crate) fn keep_elsewhere(&mut self, floor: LogPosition) {
+    /// Everything up to `floor` is durable elsewhere, so losses up to there no longer count.
+    pub(crate) fn raise_floor(&mut self, floor: LogPosition) {
         if self.lost.through <= floor {
-            self.lost = Lost::default();
+            self.lost = LostRange::default();
         }
     }
 
-    /// The greatest position up to `position` that was committed without a failure in between.
+    /// The greatest position up to `position` that was committed before any failure.
     pub(crate) fn durable_before(&self, position: LogPosition) -> LogPosition {
         let failed = self.failed.iter().find(|failed| failed.holds(position));
         failed.map_or(self.committed.min(position), |failed| failed.after)
     }
 
-    /// A thread begins to wait for a commit.
-    pub(crate) fn enter(&mut self) {
+    /// A thread enters a commit.
+    pub(crate) fn enter_commit(&mut self) {
         self.callers += 1;
-        self.crowd[0] = self.crowd[0].max(self.callers);
+        self.caller_peaks[0] = self.caller_peaks[0].max(self.callers);
     }
 
-    /// It has what it waited for.
-    pub(crate) fn leave(&mut self) {
+    /// The thread leaves the commit.
+    pub(crate) fn leave_commit(&mut self) {
         self.callers -= 1;
     }
 
-    /// Whether others are likely to come along if the next batch waits for them.
-    pub(crate) fn has_company(&self) -> bool {
-        self.crowd.iter().any(|&crowd| crowd > 1)
+    /// Whether other threads are likely to join the next batch if it waits for them.
+    pub(crate) fn has_concurrent_commits(&self) -> bool {
+        self.caller_peaks.iter().any(|&peak| peak > 1)
     }
 
-    /// Hands the whole buffer to a leader. What was written ahead is a part of its batch.
+    /// Hands the whole buffer to a leader. The batch includes bytes that were written ahead.
     pub(crate) fn take_batch(&mut self) -> Batch {
         let batch = self.take_buffer();
-        self.crowd = [self.callers, self.crowd[0]];
+        self.caller_peaks = [self.callers, self.caller_peaks[0]];
         self.in_flight_end = self.end;
         self.batch += 1;
         self.is_led = true;
@@ -219,24 +222,24 @@ impl State {
         batch
     }
 
-    /// The batch in flight is written: what follows may be written behind it.
-    pub(crate) fn written(&mut self) {
+    /// The batch in flight is written. Later entries may now be written after it.
+    pub(crate) fn mark_written(&mut self) {
         self.is_written = true;
     }
 
-    /// Whether a waiter should write what waits although a batch is in flight.
-    pub(crate) fn is_worth_ahead(&self) -> bool {
+    /// Whether a waiter should write the waiting entries while a batch is in flight.
+    pub(crate) fn should_write_ahead(&self) -> bool {
         let may = self.is_led && self.is_written && !self.is_ahead && self.ahead_failure.is_none();
         may && self.buffer.len() >= AHEAD_BYTES
     }
 
-    /// Hands the whole buffer to somebody who only writes it.
+    /// Hands the whole buffer to a thread that writes but does not sync it.
     pub(crate) fn take_ahead(&mut self) -> Batch {
         self.is_ahead = true;
         self.take_buffer()
     }
 
-    /// What was taken ahead is written, or not. Returns whether the stream has failed by it.
+    /// Records the outcome of a write ahead. Returns whether it failed the stream.
     pub(crate) fn end_ahead(&mut self, number: SegmentNo, outcome: &Result<()>) -> bool {
         self.is_ahead = false;
         let is_current = self.segment.header.number == number && self.segment.failed_at.is_none();
@@ -265,7 +268,7 @@ impl State {
             number: self.segment.header.number,
             file: Arc::clone(&self.segment.file),
             offset,
-            place: Place {
+            address: BlockAddress {
                 nonce: self.segment.header.nonce,
                 position: LogPosition(self.segment.header.base.0 + offset),
             },
@@ -274,11 +277,12 @@ impl State {
         }
     }
 
-    /// Copies all that waits into byte-addressable memory. Returns what is not durable there.
+    /// Copies all waiting entries into byte-addressable memory. Returns the range that is not
+    /// durable yet.
     ///
     /// # Errors
-    /// What the device says; the stream has failed then.
-    pub(crate) fn write_through(&mut self) -> Result<Written> {
+    /// The device's error; the stream has then failed.
+    pub(crate) fn write_through(&mut self) -> Result<UnfencedWrite> {
         let mut batch = self.take_buffer();
         self.in_flight_end = self.end;
         if let Err(error) = batch.write() {
@@ -289,12 +293,13 @@ impl State {
         let offset = self.durable.0 - self.segment.header.base.0;
         let len = self.segment.written_bytes + batch.zeros - offset;
         self.keep_spare(batch);
-        Ok(Written { number, file, offset, len, end: self.end })
+        Ok(UnfencedWrite { number, file, offset, len, end: self.end })
     }
 
-    /// What [`State::write_through`] returned is durable, and with it all before.
-    pub(crate) fn persisted(&mut self, written: &Written) {
-        // Who went on in another segment, or gave this one up, has seen to what was in it.
+    /// The range of [`QueueState::write_through`] is durable, and with it everything before.
+    pub(crate) fn persisted(&mut self, written: &UnfencedWrite) {
+        // After a rotation or a failure, the thread that caused it has already accounted for the
+        // old segment.
         let is_current = self.segment.header.number == written.number;
         if is_current && self.segment.failed_at.is_none() {
             self.durable = self.durable.max(written.end);
@@ -304,8 +309,8 @@ impl State {
         }
     }
 
-    /// The batch in flight was written, and synced if `synced`. Returns why what comes after it has
-    /// failed already, if it has.
+    /// The batch in flight was written, and synced if `synced`. Returns why the entries after it
+    /// have already failed, if they have.
     pub(crate) fn succeed(&mut self, synced: bool) -> Option<Arc<str>> {
         self.is_led = false;
         self.committed = self.in_flight_end;
@@ -317,11 +322,11 @@ impl State {
         self.ahead_failure.take()
     }
 
-    /// The batch in flight failed and with it everything behind. Positions jump over it.
+    /// The batch in flight and everything after it failed. Positions skip the failed range.
     pub(crate) fn fail(&mut self, why: &str) {
         self.is_led = false;
         self.ahead_failure = None;
-        self.segment.failed_at = Some(Previous {
+        self.segment.failed_at = Some(PreviousSegment {
             number: self.segment.header.number,
             end: self.committed,
             durable: self.durable,
@@ -333,17 +338,18 @@ impl State {
         if self.durable < self.committed {
             let is_first = self.lost.through == LogPosition(0);
             let after = if is_first { self.durable } else { self.lost.after };
-            self.lost = Lost { after, through: self.committed };
+            self.lost = LostRange { after, through: self.committed };
         }
         if self.failed.len() == FAILED_MAX
             && let Some(oldest) = self.failed.pop_front()
             && let Some(next) = self.failed.front_mut()
         {
-            // Who is that late is told that it failed, even if it was in between: never the other way round.
+            // A very late waiter may see its commit reported as failed although it succeeded, never
+            // the reverse.
             next.after = oldest.after;
         }
-        self.failed.push_back(Failed { after: self.committed, through, why: why.into() });
-        // The next position is the first that can succeed again.
+        self.failed.push_back(FailedRange { after: self.committed, through, why: why.into() });
+        // The next position is the first one that can succeed again.
         self.end = LogPosition(through.0 + block::ALIGN_BYTES as u64);
         self.in_flight_end = self.end;
         self.committed = self.end;
@@ -351,7 +357,7 @@ impl State {
         self.counters.failures += 1;
     }
 
-    /// Takes a written buffer's room back.
+    /// Keeps the memory of a written batch for reuse.
     pub(crate) fn keep_spare(&mut self, batch: Batch) {
         self.counters.bytes += batch.bytes.len() as u64;
         if batch.bytes.capacity() <= SPARE_BYTES_MAX {
@@ -359,9 +365,10 @@ impl State {
         }
     }
 
-    /// Goes on in another segment; the current one is durable or failed. Fills in where it stands.
+    /// Continues in another segment; the current one is durable or failed. Fills in base and
+    /// predecessor.
     pub(crate) fn switch(&mut self, mut next: Header, file: Arc<dyn DiskFile>) {
-        assert_eq!(self.durable, self.end, "a segment was left with bytes that are not durable");
+        assert_eq!(self.durable, self.end, "a rotation before all bytes were durable");
         next.previous = self.segment.as_previous(self.end);
         next.base = self.end;
         self.segment = Segment::new(next, file);
@@ -386,27 +393,29 @@ impl Segment {
         Segment { header, file, written_bytes: 0, failed_at: None }
     }
 
-    /// What the next segment says about this one, which ended at `end`. One that failed before
-    /// anything in it was committed counts as never used: then its own predecessor is named.
-    fn as_previous(&self, end: LogPosition) -> Option<Previous> {
+    /// The record of this segment, which ended at `end`, for the header of the next one. A segment
+    /// that failed before any commit counts as never used: the record then names its own
+    /// predecessor.
+    fn as_previous(&self, end: LogPosition) -> Option<PreviousSegment> {
         match self.failed_at {
-            None => Some(Previous { number: self.header.number, end, durable: end }),
+            None => Some(PreviousSegment { number: self.header.number, end, durable: end }),
             Some(failed) if failed.end > self.header.base => Some(failed),
             Some(_) => self.header.previous,
         }
     }
 }
 
-impl Failed {
+impl FailedRange {
     fn holds(&self, position: LogPosition) -> bool {
         self.after < position && position <= self.through
     }
 }
 
-/// Bytes that are in byte-addressable memory, but perhaps in a processor's cache still. They may be of several threads:
-/// who needs its own durable writes the lines of all before back, so nobody waits for another to do it.
+/// Bytes in byte-addressable memory that may still be in a processor cache. They may include writes
+/// of other threads: a thread that needs its own durable bytes writes back every earlier cache
+/// line, so no thread waits for another.
 #[derive(Debug)]
-pub(crate) struct Written {
+pub(crate) struct UnfencedWrite {
     number: SegmentNo,
     file: Arc<dyn DiskFile>,
     offset: u64,
@@ -414,8 +423,8 @@ pub(crate) struct Written {
     end: LogPosition,
 }
 
-impl Written {
-    /// Begins to make them durable; a [`Written::fence`] behind this ends it.
+impl UnfencedWrite {
+    /// Starts to make them durable; a following [`UnfencedWrite::fence`] completes it.
     pub(crate) fn write_back(&self) {
         if let Some(memory) = self.file.memory() {
             memory.write_back(self.offset, self.len);
@@ -430,16 +439,16 @@ impl Written {
     }
 }
 
-/// What a leader writes.
+/// The bytes of one group commit.
 #[derive(Debug)]
 pub(crate) struct Batch {
     bytes: Vec<u8>,
     number: SegmentNo,
     file: Arc<dyn DiskFile>,
     offset: u64,
-    place: Place,
+    address: BlockAddress,
     durable: LogPosition,
-    /// So many are written behind it.
+    /// Number of zeros written after the bytes.
     zeros: u64,
 }
 
@@ -450,20 +459,20 @@ impl Batch {
             return Ok(());
         }
         let head_bytes = if self.offset == 0 { segment::HEADER_BYTES } else { 0 };
-        let mut first = self.place;
+        let mut first = self.address;
         first.position.0 += head_bytes as u64;
         block::seal(&mut self.bytes[head_bytes..], first, self.durable);
-        // What an older segment left there would look like what a crash tore.
+        // Bytes of an older segment would otherwise look like a torn write.
         self.bytes.resize(self.bytes.len() + self.zeros as usize, 0);
         self.file.write_at(self.offset, &self.bytes)
     }
 
-    /// The segment that it goes to.
+    /// The segment of the batch.
     pub(crate) fn number(&self) -> SegmentNo {
         self.number
     }
 
-    /// The file that is to be synced after the write.
+    /// The file to sync after the write.
     pub(crate) fn file(&self) -> &Arc<dyn DiskFile> {
         &self.file
     }

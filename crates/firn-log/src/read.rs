@@ -1,18 +1,27 @@
-//! Reading a segment back: block after block, and past a damaged one to the next.
+//! Reads a segment block by block, and skips damage to the next valid block.
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
 
 use std::sync::Arc;
 
 use firn_env::DiskFile;
 use firn_model::{LogPosition, Result};
 
-use crate::block::{self, Block, Place};
+use crate::block::{self, Block, BlockAddress};
 use crate::queue::END_BYTES;
 use crate::segment::{HEADER_BYTES, Header};
 
-/// Read at a time. Replay needs this much memory for a stream, or one block if that is larger.
+/// Bytes per read. Replay of a stream needs this much memory, or one block if that is larger.
 const WINDOW_BYTES: usize = 1 << 20;
 
-/// One segment file with a readable header, through a window that slides over it.
+/// Reads one segment file through a sliding window.
 #[derive(Debug)]
 pub(crate) struct SegmentReader {
     file: Arc<dyn DiskFile>,
@@ -23,15 +32,15 @@ pub(crate) struct SegmentReader {
     window_offset: u64,
 }
 
-/// A valid block and where it ends in the file.
+/// A valid block and the offset of its end in the file.
 #[derive(Debug)]
-pub(crate) struct Found<'a> {
+pub(crate) struct LocatedBlock<'a> {
     pub(crate) block: Block<'a>,
     pub(crate) end_offset: u64,
 }
 
 impl SegmentReader {
-    /// Reads `file`, whose header said `header`; `window` is reused room.
+    /// Reads the blocks of `file`, which has the header `header`. Reuses the memory of `window`.
     pub(crate) fn new(
         file: Arc<dyn DiskFile>,
         header: &Header,
@@ -44,7 +53,7 @@ impl SegmentReader {
         Ok(SegmentReader { file, bytes, nonce, base, window, window_offset: 0 })
     }
 
-    /// Reads a file without a readable header: no block in it can be found, its bytes can.
+    /// Reads a file without a readable header. It yields bytes, but no block can be recognised.
     pub(crate) fn headless(file: Arc<dyn DiskFile>) -> Result<SegmentReader> {
         let bytes = file.len()?;
         let (nonce, base) = (0, LogPosition(0));
@@ -61,51 +70,55 @@ impl SegmentReader {
         self.bytes
     }
 
-    /// Gives the room for the next reader back.
+    /// Returns the memory of the window for the next reader.
     pub(crate) fn into_window(self) -> Vec<u8> {
         self.window
     }
 
-    /// The block at `offset`; `None` if the bytes there are no valid block.
-    pub(crate) fn block_at(&mut self, offset: u64) -> Result<Option<Found<'_>>> {
+    /// The block at `offset`; `None` if there is no valid block.
+    pub(crate) fn block_at(&mut self, offset: u64) -> Result<Option<LocatedBlock<'_>>> {
         let nonce = self.nonce;
-        let place = Place { nonce, position: LogPosition(self.base.0 + offset) };
+        let position = LogPosition(self.base.0.saturating_add(offset));
+        let address = BlockAddress { nonce, position };
         let header = self.bytes_at(offset, block::HEADER_BYTES)?;
         let len = header.first_chunk().and_then(|header| block::len_of(header, nonce));
-        let Some(len) = len.filter(|&len| offset + len as u64 <= self.bytes) else {
+        let Some((len, end_offset)) = len.and_then(|len| {
+            let end_offset = offset.checked_add(len as u64)?;
+            (end_offset <= self.bytes).then_some((len, end_offset))
+        }) else {
             return Ok(None);
         };
-        let found = block::check(self.bytes_at(offset, len)?, place);
-        Ok(found.map(|block| Found { block, end_offset: offset + len as u64 }))
+        let block = block::check(self.bytes_at(offset, len)?, address);
+        Ok(block.map(|block| LocatedBlock { block, end_offset }))
     }
 
-    /// The offset of the first valid block at or behind `offset`, which is aligned.
+    /// The offset of the first valid block at or after `offset`, which is aligned.
     pub(crate) fn find_block(&mut self, mut offset: u64) -> Result<Option<u64>> {
         let tag = self.nonce.to_le_bytes();
-        while offset + block::HEADER_BYTES as u64 <= self.bytes {
+        while self.has_header_at(offset) {
             let window = self.bytes_from(offset)?;
             let words = window.chunks_exact(block::ALIGN_BYTES);
-            let step = words.len();
+            let window_end = after_words(offset, words.len());
             if is_zeros(window) {
-                offset += (step * block::ALIGN_BYTES) as u64;
+                offset = window_end;
                 continue;
             }
             match words.into_iter().position(|word| word.starts_with(&tag)) {
-                None => offset += (step * block::ALIGN_BYTES) as u64,
+                None => offset = window_end,
                 Some(idx) => {
-                    offset += (idx * block::ALIGN_BYTES) as u64;
+                    offset = after_words(offset, idx);
                     if self.block_at(offset)?.is_some() {
                         return Ok(Some(offset));
                     }
-                    offset += block::ALIGN_BYTES as u64;
+                    offset = after_words(offset, 1);
                 }
             }
         }
         Ok(None)
     }
 
-    /// The highest durable mark in valid blocks at or behind `offset`: below it, everything was on
-    /// disk once.
+    /// The highest durable mark of the valid blocks at or after `offset`. All bytes below it were
+    /// on disk once.
     pub(crate) fn durable_mark_behind(&mut self, mut offset: u64) -> Result<LogPosition> {
         let mut mark = LogPosition(0);
         while let Some(at) = self.find_block(offset)? {
@@ -116,78 +129,95 @@ impl SegmentReader {
         Ok(mark)
     }
 
-    /// The offset behind the last byte at or behind `offset` that is not zero; `None` if there is
-    /// none.
+    /// The end of the last non-zero byte at or after `offset`; `None` if all bytes are zero.
     pub(crate) fn last_written(&mut self, mut offset: u64) -> Result<Option<u64>> {
         let mut last = None;
         while offset < self.bytes {
             let window = self.bytes_from(offset)?;
             if !is_zeros(window) {
                 let idx = window.iter().rposition(|&byte| byte != 0);
-                last = idx.map(|idx| offset + idx as u64 + 1);
+                last = idx.map(|idx| offset.saturating_add(idx as u64).saturating_add(1));
             }
-            offset += window.len() as u64;
+            offset = offset.saturating_add(window.len() as u64);
         }
         Ok(last)
     }
 
-    /// As [`SegmentReader::last_written`] in a file that was used before: there zeros at `offset` say
-    /// that nothing follows, and else all up to the last header of a block of this segment may be a
-    /// write that was torn.
+    /// As [`SegmentReader::last_written`], for a recycled file. There, zeros at `offset` mark the
+    /// end of the segment. Otherwise everything up to the last block header with this segment's tag
+    /// may be a torn write.
     pub(crate) fn last_tagged(&mut self, mut offset: u64) -> Result<Option<u64>> {
         let tag = self.nonce.to_le_bytes();
         let end = self.bytes_at(offset, END_BYTES)?;
         if end.iter().all(|&byte| byte == 0) {
             return Ok(None);
         }
-        let mut last = Some(offset + end.len() as u64);
-        while offset + block::HEADER_BYTES as u64 <= self.bytes {
+        let mut last = Some(offset.saturating_add(end.len() as u64));
+        while self.has_header_at(offset) {
             let words = self.bytes_from(offset)?.chunks_exact(block::ALIGN_BYTES);
-            let step = words.len();
+            let window_end = after_words(offset, words.len());
             if let Some(idx) = words.into_iter().rposition(|word| word.starts_with(&tag)) {
-                last = Some(offset + (idx * block::ALIGN_BYTES + block::HEADER_BYTES) as u64);
+                let block_offset = after_words(offset, idx);
+                last = Some(block_offset.saturating_add(block::HEADER_BYTES as u64));
             }
-            offset += (step * block::ALIGN_BYTES) as u64;
+            offset = window_end;
         }
         Ok(last)
     }
 
-    /// The window from `offset` on, at least a block's header unless the file ends, and a multiple
-    /// of the blocks' alignment.
+    /// Whether the file has room for a block header at `offset`.
+    fn has_header_at(&self, offset: u64) -> bool {
+        offset.saturating_add(block::HEADER_BYTES as u64) <= self.bytes
+    }
+
+    /// The window from `offset` on: a multiple of the blocks' alignment, and at least one block
+    /// header unless the file ends.
     fn bytes_from(&mut self, offset: u64) -> Result<&[u8]> {
-        let rest = usize::try_from(self.bytes - offset).unwrap_or(usize::MAX);
-        let have = self.window_end().saturating_sub(offset);
-        let want = if offset >= self.window_offset && have >= block::HEADER_BYTES as u64 {
-            have as usize
+        let rest = clamp_len(self.bytes.saturating_sub(offset));
+        let buffered = clamp_len(self.window_end().saturating_sub(offset));
+        let want = if offset >= self.window_offset && buffered >= block::HEADER_BYTES {
+            buffered
         } else {
             WINDOW_BYTES
         };
         self.bytes_at(offset, want.min(rest))
     }
 
-    /// `len` bytes at `offset`; fewer where the file ends.
+    /// `len` bytes at `offset`; fewer at the end of the file.
     fn bytes_at(&mut self, offset: u64, len: usize) -> Result<&[u8]> {
         if offset >= self.bytes {
             return Ok(&[]);
         }
-        let end = (offset + len as u64).min(self.bytes);
+        let end = offset.saturating_add(len as u64).min(self.bytes);
         if offset < self.window_offset || end > self.window_end() {
-            let want = (len.max(WINDOW_BYTES) as u64).min(self.bytes - offset);
+            let want = len.max(WINDOW_BYTES).min(clamp_len(self.bytes.saturating_sub(offset)));
             self.window.clear();
-            self.window.resize(want as usize, 0);
+            self.window.resize(want, 0);
             self.window_offset = offset;
             self.file.read_at(offset, &mut self.window)?;
         }
-        let start = (offset - self.window_offset) as usize;
-        Ok(&self.window[start..(end - self.window_offset) as usize])
+        let start = clamp_len(offset.saturating_sub(self.window_offset));
+        let end = clamp_len(end.saturating_sub(self.window_offset));
+        Ok(self.window.get(start..end).unwrap_or_default())
     }
 
     fn window_end(&self) -> u64 {
-        self.window_offset + self.window.len() as u64
+        self.window_offset.saturating_add(self.window.len() as u64)
     }
 }
 
-/// The rest of a segment is nearly always zeros, which this form sees sixteen and more bytes at a time.
+/// The rest of a segment is nearly always zeros. This form is vectorised: 16 or more bytes at a
+/// time.
 fn is_zeros(bytes: &[u8]) -> bool {
     bytes.iter().fold(0, |all, &byte| all | byte) == 0
+}
+
+/// The offset that follows `word_count` aligned words from `offset` on.
+fn after_words(offset: u64, word_count: usize) -> u64 {
+    offset.saturating_add(word_count.saturating_mul(block::ALIGN_BYTES) as u64)
+}
+
+/// `bytes` as a length in memory.
+fn clamp_len(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }

@@ -1,4 +1,4 @@
-//! A stream: a queue over a chain of segments. Makes segments ahead, rotates, purges.
+//! Stream: a queue over a chain of segments. Makes segments ahead, rotates and purges them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,25 +6,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use firn_env::{Clock, Disk};
 use firn_model::{Error, ErrorKind, LogPosition, Result};
 
+use crate::append::{Append, StreamId};
+use crate::block;
 use crate::commit::Queue;
 use crate::entry::EntryRef;
-use crate::queue::Pushed;
-use crate::segment::{self, Blank, Header, Previous, SegmentNo};
+use crate::options::{LogOptions, SyncPolicy};
+use crate::queue::PushOutcome;
+use crate::segment::{self, BlankSegment, Header, PreviousSegment, SegmentNo};
 use crate::sync::Mutex;
-use crate::{Append, LogSetup, StreamId, SyncPolicy, block};
 
-/// Files that are kept to be written again, of one stream: with segments of 32 MiB what a flush
-/// every few minutes leaves; more are removed.
+/// Files of one stream that are kept for recycling; more are removed. A flush every few
+/// minutes frees about four segments of 32 MiB.
 const SPARES_MAX: usize = 4;
 
-/// The first segment of a life, where no file waits to be written again: opening writes this much in zeros, not a whole
-/// segment (measured: two of 32 MiB take 20 to 300 ms). The next one is made beside the writers.
+/// Size of the first segment after a start if no file can be recycled. Opening then zeroes this
+/// much instead of a whole segment (measured: two segments of 32 MiB take 20 to 300 ms). The next
+/// segment is made in the background.
 const START_BYTES: u64 = 1 << 20;
 
 /// One of the log's parallel files.
 ///
-/// Lock order: `next`, then the queue's lock or `spares`; `old` alone. `next` is held while a segment is
-/// made, which is I/O: only those who need that segment wait for it.
+/// Lock order: `next`, then the queue's lock or `spares`; `old` is locked alone. `next` is held
+/// during the I/O that makes a segment, so only threads that need that segment wait for it.
 #[derive(Debug)]
 pub(crate) struct Stream {
     id: StreamId,
@@ -32,24 +35,24 @@ pub(crate) struct Stream {
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
     queue: Queue,
-    next: Mutex<Next>,
-    /// Segments that take nothing more, oldest first.
+    next: Mutex<NextSegment>,
+    /// Closed segments, oldest first.
     old: Mutex<Vec<OldSegment>>,
-    /// Segments below the floor whose files wait to be written again.
+    /// Segments below the floor whose files wait to be recycled.
     spares: Mutex<Vec<SegmentNo>>,
-    /// What is not above it is not needed.
+    /// Oldest position needed: replay needs nothing at or below it.
     floor: AtomicU64,
-    /// When the last sync of the interval policy began.
+    /// Start of the last sync under the interval policy.
     synced_at_ns: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Next {
+struct NextSegment {
     number: SegmentNo,
-    blank: Option<Blank>,
+    blank: Option<BlankSegment>,
 }
 
-/// A segment that can go once the floor has reached its end.
+/// A closed segment. It may be removed once the floor has reached its end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OldSegment {
     pub(crate) number: SegmentNo,
@@ -58,18 +61,18 @@ pub(crate) struct OldSegment {
     pub(crate) bytes: u64,
 }
 
-/// Where a stream goes on after recovery.
+/// The state in which a stream continues after recovery.
 #[derive(Debug)]
-pub(crate) struct Resume {
+pub(crate) struct ResumePoint {
     pub(crate) base: LogPosition,
     pub(crate) floor: LogPosition,
     pub(crate) next_number: SegmentNo,
-    pub(crate) previous: Option<Previous>,
+    pub(crate) previous: Option<PreviousSegment>,
     pub(crate) old: Vec<OldSegment>,
 }
 
 impl Stream {
-    /// Goes on after recovery, always in a new segment: a torn one is never written again.
+    /// Continues after recovery, always in a new segment: a torn one is never written again.
     ///
     /// # Errors
     /// `Unavailable` when the disk fails or is full.
@@ -78,10 +81,10 @@ impl Stream {
         setup: &LogSetup,
         disk: &Arc<dyn Disk>,
         clock: &Arc<dyn Clock>,
-        resume: Resume,
+        resume: ResumePoint,
     ) -> Result<Stream> {
-        let mut next = Next { number: resume.next_number, blank: None };
-        // What lies below the floor is at hand before the first purge.
+        let mut next = NextSegment { number: resume.next_number, blank: None };
+        // Segments below the floor can be recycled before the first purge.
         let is_spare =
             |old: &OldSegment| old.end <= resume.floor && old.bytes == setup.options.segment_bytes;
         let (mut spares, old): (Vec<OldSegment>, Vec<OldSegment>) =
@@ -113,9 +116,9 @@ impl Stream {
     /// See [`crate::Log::append`].
     pub(crate) fn append(&self, expected: SegmentNo, entries: &[EntryRef<'_>]) -> Result<Append> {
         match self.queue.append(expected, entries) {
-            Pushed::At(position) => Ok(Append::At(position)),
-            Pushed::Rotated => Ok(Append::Rotated),
-            Pushed::Full => {
+            PushOutcome::At(position) => Ok(Append::At(position)),
+            PushOutcome::Rotated => Ok(Append::Rotated),
+            PushOutcome::Full => {
                 self.check_size(entries)?;
                 self.rotate(expected)?;
                 Ok(Append::Rotated)
@@ -123,7 +126,7 @@ impl Stream {
         }
     }
 
-    /// Whether something above the floor cannot be made durable any more.
+    /// Whether a range above the floor was committed and then lost by a failed sync.
     pub(crate) fn has_lost_commits(&self) -> bool {
         self.queue.lost_through().0 > self.floor.load(Ordering::Relaxed)
     }
@@ -131,10 +134,10 @@ impl Stream {
     /// See [`crate::Log::sync`].
     pub(crate) fn sync(&self) -> Result<()> {
         self.queue.harden(self.queue.end())?;
-        if self.has_lost_commits() { Err(self.queue.lost()) } else { Ok(()) }
+        if self.has_lost_commits() { Err(self.queue.lost_error()) } else { Ok(()) }
     }
 
-    /// Whether the interval policy wants a sync now. Only one of those who ask is told so.
+    /// Whether the interval policy requires a sync now. Returns `true` to one caller per interval.
     pub(crate) fn is_sync_due(&self) -> bool {
         let SyncPolicy::IntervalMs(interval_ms) = self.setup.options.sync else { return false };
         let now_ns = self.clock.monotonic_ns();
@@ -146,7 +149,7 @@ impl Stream {
                 .is_ok()
     }
 
-    /// Makes the next segment if there is none.
+    /// Makes the next segment ahead if there is none.
     pub(crate) fn prepare(&self) -> Result<()> {
         let mut next = self.next.lock();
         if next.blank.is_none() {
@@ -158,13 +161,13 @@ impl Stream {
     /// Removes the segments that end at or below `floor`.
     pub(crate) fn purge(&self, floor: LogPosition) -> Result<()> {
         let floor = self.floor.fetch_max(floor.0, Ordering::Relaxed).max(floor.0);
-        self.queue.keep_elsewhere(LogPosition(floor));
+        self.queue.raise_floor(LogPosition(floor));
         while let Some(oldest) = self.oldest_below(LogPosition(floor)) {
             if self.keep_spare(oldest) {
                 continue;
             }
-            // The removed name may come back after a crash. That is harmless: replay is told the
-            // floor again. So no sync of the folder.
+            // A crash may bring the removed name back. Replay gets the floor again and skips the
+            // file, so the folder is not synced.
             match self.disk.remove(&segment::path(self.id.0, oldest.number)) {
                 Err(error) if *error.kind() != ErrorKind::NotFound => return Err(error),
                 _ => self.old.lock().retain(|old| old.number != oldest.number),
@@ -184,7 +187,7 @@ impl Stream {
         true
     }
 
-    /// Bytes above the floor: what a recovery would replay.
+    /// Bytes above the floor: the work of a recovery.
     pub(crate) fn live_bytes(&self) -> u64 {
         self.queue.end().0.saturating_sub(self.floor.load(Ordering::Relaxed))
     }
@@ -193,16 +196,16 @@ impl Stream {
         self.old.lock().len() + 1
     }
 
-    /// Gives back the room of the files that wait to be written again.
+    /// Removes the files that wait to be recycled.
     pub(crate) fn remove_spares(&self) {
         let spares = std::mem::take(&mut *self.spares.lock());
         for number in spares {
-            // Best effort: what is left is found at the next start.
+            // Best effort: the next start finds files that remain.
             let _ = self.disk.remove(&segment::path(self.id.0, number));
         }
     }
 
-    /// Length of all files, with those that wait to be written again.
+    /// Total length of all files, including those that wait to be recycled.
     pub(crate) fn disk_bytes(&self) -> u64 {
         let spare_bytes = self.spares.lock().len() as u64 * self.setup.options.segment_bytes;
         let old_bytes: u64 = self.old.lock().iter().map(|old| old.bytes).sum();
@@ -226,9 +229,9 @@ impl Stream {
         Ok(())
     }
 
-    fn take_whole(&self, next: &mut Next) -> Result<Blank> {
-        let (disk, clock, bytes) = (&*self.disk, &*self.clock, self.setup.options.segment_bytes);
-        next.take(self.id, &self.setup, disk, clock, &self.spares, bytes)
+    fn take_whole(&self, next: &mut NextSegment) -> Result<BlankSegment> {
+        let (disk, clock, bytes) = (&*self.disk, &*self.clock, self.options.segment_bytes);
+        next.take(self.id, &self.options, disk, clock, &self.spares, bytes)
     }
 
     fn check_size(&self, entries: &[EntryRef<'_>]) -> Result<()> {
@@ -236,7 +239,7 @@ impl Stream {
         let room = self.setup.options.segment_bytes - segment::HEADER_BYTES as u64;
         if bytes > room {
             return Err(Error::too_large(format!(
-                "log: {bytes} bytes in one append, a segment has room for {room}; \
+                "log: an append of {bytes} bytes, expected at most {room}; \
                  send smaller batches or raise the segment size"
             )));
         }
@@ -244,8 +247,8 @@ impl Stream {
     }
 }
 
-impl Next {
-    /// The one that was made ahead, one of the files that wait, or a new one of `new_bytes`.
+impl NextSegment {
+    /// The segment that was made ahead, else a recycled file, else a new file of `new_bytes`.
     fn take(
         &mut self,
         id: StreamId,
@@ -254,13 +257,13 @@ impl Next {
         clock: &dyn Clock,
         spares: &Mutex<Vec<SegmentNo>>,
         new_bytes: u64,
-    ) -> Result<Blank> {
+    ) -> Result<BlankSegment> {
         if let Some(blank) = self.blank.take() {
             return Ok(blank);
         }
         loop {
             let number = self.number;
-            // A number is not tried twice: a failed try may have left a file.
+            // Each number is tried once: a failed attempt may have left a file.
             self.number.0 += 1;
             let nonce = nonce(id, number, clock);
             let spare = spares.lock().pop();
@@ -270,8 +273,8 @@ impl Next {
             let new = (number, setup.options.segment_bytes, nonce);
             match segment::recycle(disk, id.0, old, new) {
                 Ok(Some(blank)) => return Ok(blank),
-                // A file of another length, or one that fails: best effort, what is left of it is
-                // found at the next start.
+                // The file has another length, or the disk fails. Best effort: the next start finds
+                // a file that remains.
                 Ok(None) | Err(_) => {
                     let _ = disk.remove(&segment::path(id.0, old));
                 }
@@ -280,19 +283,19 @@ impl Next {
     }
 }
 
-/// Differs, as far as 32 bits can, between all segments that ever used the same disk region.
+/// Distinguishes, as far as 32 bits can, all segments that ever used the same disk region.
 fn nonce(id: StreamId, number: SegmentNo, clock: &dyn Clock) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&id.0.to_le_bytes());
     hasher.update(&number.0.to_le_bytes());
     hasher.update(&clock.now_ms().to_le_bytes());
     hasher.update(&clock.monotonic_ns().to_le_bytes());
-    // 0 is what blank segments are full of.
+    // Blank segments are full of zeros, so 0 cannot be a tag.
     hasher.finalize().max(1)
 }
 
-/// The header of a segment that becomes current; where it stands is filled in then.
-fn header_of(id: StreamId, setup: &LogSetup, blank: &Blank) -> Header {
+/// The header of a segment that becomes current. `QueueState::switch` fills in its base.
+fn header_of(id: StreamId, options: &LogOptions, blank: &BlankSegment) -> Header {
     Header {
         stream: id.0,
         stream_count: setup.stream_count as u16,

@@ -1,5 +1,5 @@
-//! The locks of this room. Racing code names them through `super::sync`, so that its model can be
-//! compiled against a scheduler that tries many interleavings (see `commit_model.rs`).
+//! The locks of this crate. Racing code imports them as `super::sync`, so a model can compile the
+//! same code against a scheduler that tries many interleavings (see `commit_model.rs`).
 
 pub(crate) use std::thread::yield_now;
 
@@ -7,12 +7,14 @@ use std::sync::PoisonError;
 
 pub(crate) use parking_lot::{Mutex, MutexGuard};
 
-/// Where threads wait for what others change under a [`Mutex`]. `notify_all` makes all of them ready to run at once. That of
-/// `parking_lot` wakes one, who wakes the next when it has had the lock: where cores are busy, a chain of thirty waiters takes
-/// thirty turns of the scheduler, and a leader who lets others come along first finds few that could.
+/// A condition variable for changes under a [`Mutex`]. `notify_all` makes all waiters runnable at
+/// once. The one of `parking_lot` wakes a single thread, which wakes the next after it has held the
+/// lock. On busy cores a chain of thirty waiters then takes thirty scheduler turns, and a gathering
+/// leader finds few runnable threads.
 #[derive(Debug, Default)]
 pub(crate) struct Condvar {
-    /// Who waits takes this before it lets go of the other lock, who wakes takes it before it wakes: so nobody sleeps through it.
+    /// A waiter locks this before it releases the other lock, and a notifier locks it before it
+    /// notifies. So no notification is missed.
     gate: std::sync::Mutex<()>,
     woken: std::sync::Condvar,
 }
@@ -22,7 +24,7 @@ impl Condvar {
         Condvar::default()
     }
 
-    /// May return without a reason.
+    /// May wake up spuriously.
     pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         let mutex = MutexGuard::mutex(&guard);
         let gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! The log against simulated devices: crashes at any operation, failing operations, damage, threads.
+//! The log on simulated devices: crashes at any operation, failing operations, damage, threads.
 
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 #![allow(clippy::disallowed_methods, reason = "also runs on a real disk")]

@@ -1,11 +1,20 @@
-//! Replay: a stream's entries, by position.
+//! Replay: yields the entries of a stream in the order of positions.
 //!
-//! The question at every byte that is not a valid block is: *was it ever acknowledged?* A later segment
-//! carries the answer, where the valid bytes of the one before it end; without one a later block, the mark up to
-//! where the stream was durable when it was written. Below, the byte was there once, and what was in it was
-//! acknowledged, so it is damage: it is reported by file and
-//! offset, and replay goes on behind it. At or above nobody was told that it is durable:
-//! it is the tail that a crash tore, and it is cut.
+//! At every byte that does not start a valid block, replay decides whether it was ever
+//! acknowledged. The header of a later segment decides: it names the end of the valid bytes of the
+//! previous one. Without a later segment, the durable marks of later blocks decide. Bytes below
+//! that limit were durable once, so they are damage: replay reports file and offset and continues
+//! behind them. Bytes at or above it were never acknowledged: they are a tail that a crash tore,
+//! and replay cuts it off.
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,117 +22,110 @@ use std::sync::Arc;
 use firn_env::DiskFile;
 use firn_model::{CommitSeq, Error, LogPosition, Result, ShardId};
 
-use super::{FoundSegment, FoundStream, Replayed};
-use crate::StreamId;
+use super::files::{ReplayOutcome, SegmentFile, StreamFiles};
+use crate::append::StreamId;
 use crate::block::{ALIGN_BYTES, Block};
 use crate::entry::EntryKind;
 use crate::read::SegmentReader;
-use crate::segment::{self, Header, Previous, SegmentNo};
+use crate::segment::{self, Header, PreviousSegment, SegmentNo};
 
-/// Damaged places that a report names one by one; more are only counted.
+/// The most damaged ranges that a report describes; more are only counted.
 const DAMAGE_MAX: usize = 64;
 
-/// One entry, given back after a restart.
+/// One replayed entry.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplayEntry<'a> {
-    /// What the payload is.
+    /// The kind of the payload.
     pub kind: EntryKind,
-    /// Its shard.
+    /// The shard of the entry.
     pub shard: ShardId,
-    /// Its commit.
+    /// The commit of the entry.
     pub seq: CommitSeq,
-    /// Its bytes, exactly as they were appended.
+    /// The payload, exactly as it was appended.
     pub payload: &'a [u8],
-    /// Its end, as [`crate::Append::At`] said for the last entry of an append.
+    /// The end of the entry, as [`crate::Append::At`] returned it for the last entry of an append.
     pub position: LogPosition,
     /// The segment that it was appended to.
     pub segment: SegmentNo,
-    /// Whether it is at or below the floor: already kept elsewhere, given only because what follows
-    /// may be encoded against it.
+    /// Whether the entry is at or below the floor: durable elsewhere, and yielded only because
+    /// later payloads may be encoded against it.
     pub below_floor: bool,
-    /// Set on the first entry behind a damaged place: what is missing there may be what this and
-    /// later entries are encoded against.
+    /// Set on the first entry behind a damaged range. This entry and later ones may be encoded
+    /// against payloads that are missing there.
     pub after_hole: bool,
     file: &'a Arc<dyn DiskFile>,
-    /// Of the payload in the file.
+    /// Offset of the payload in the file.
     offset: u64,
 }
 
-/// A part of a payload that is left in the log, to be read again later in the replay: what takes little memory of an
-/// entry whose turn has not come.
+/// A range of a payload that stays in the log and can be read again later in the replay. It takes
+/// little memory while an entry waits.
 #[derive(Clone, Debug)]
 pub struct PayloadRange {
     file: Arc<dyn DiskFile>,
     offset: u64,
-    bytes: u32,
+    len: usize,
     crc: u32,
 }
 
 impl ReplayEntry<'_> {
-    /// The bytes of the payload in `range`, left where they are. They hold the segment's file open.
+    /// A handle to the bytes of the payload in `range`. It keeps the segment's file open.
     ///
     /// # Panics
-    /// If the payload has no such bytes.
+    /// If `range` is outside the payload.
     pub fn payload_range(&self, range: Range<usize>) -> PayloadRange {
-        let offset = self.offset + range.start as u64;
-        let bytes = &self.payload[range];
-        PayloadRange {
-            file: Arc::clone(self.file),
-            offset,
-            bytes: bytes.len() as u32,
-            crc: crc32fast::hash(bytes),
-        }
+        let offset = self.offset.saturating_add(range.start as u64);
+        let bytes = self.payload.get(range).expect("the caller decoded the range in this payload");
+        let (len, crc) = (bytes.len(), crc32fast::hash(bytes));
+        PayloadRange { file: Arc::clone(self.file), offset, len, crc }
     }
 }
 
 impl PayloadRange {
-    /// How many bytes.
+    /// Number of bytes.
     pub fn bytes(&self) -> usize {
-        self.bytes as usize
+        self.len
     }
 
-    /// Reads them into `buf`, in place of what that has.
+    /// Reads the bytes into `buf` and replaces its content.
     ///
     /// # Errors
-    /// `Unavailable` when the disk fails, `Corrupt` if the bytes are no longer what they were.
+    /// `Unavailable` when the disk fails, `Corrupt` if the bytes have changed.
     pub fn read(&self, buf: &mut Vec<u8>) -> Result<()> {
         buf.clear();
         buf.resize(self.bytes(), 0);
         self.file.read_at(self.offset, buf)?;
         if crc32fast::hash(buf) != self.crc {
-            let what =
-                "an entry changed while the log was read; run firn check, and look at the disk";
+            let what = "an entry changed during replay; check the disk, then run firn check";
             return Err(Error::corrupt("log", self.offset, what));
         }
         Ok(())
     }
 }
 
-/// What a replay of one stream found.
+/// The outcome of a replay of one stream.
 #[derive(Clone, Debug, Default)]
 pub struct ReplayReport {
-    /// Entries given.
+    /// Entries yielded.
     pub entries: u64,
-    /// Their payload bytes.
-    pub payload_bytes: u64,
-    /// The newest commit among them.
+    /// The newest commit of the entries.
     pub seq_max: CommitSeq,
-    /// Where the stream ends.
+    /// The end of the stream.
     pub end: LogPosition,
     /// Segments read.
     pub segments: u64,
-    /// Segments that were not read, because all of them is at or below the floor.
+    /// Segments that were skipped because they are at or below the floor.
     pub segments_skipped: u64,
-    /// Durable data that is damaged, one sentence each with file and offset; at most 64 of them.
+    /// One sentence per damaged range of durable data, with file and offset; at most 64.
     pub damage: Vec<String>,
-    /// How many damaged places there are.
+    /// Number of damaged ranges.
     pub damage_count: u64,
-    /// The tail that was cut, if it is not clean: what a crash leaves of a write that was not
-    /// acknowledged. Damage to the very last write looks the same, so it is worth a line in a log.
+    /// The tail that was cut off, if it was not clean. A crash leaves it of an unacknowledged
+    /// write. Damage to the very last write looks the same, so callers should log it.
     pub torn_tail: Option<String>,
 }
 
-impl FoundStream {
+impl StreamFiles {
     /// See [`crate::Log::replay`].
     pub(crate) fn replay(
         &mut self,
@@ -139,66 +141,73 @@ impl FoundStream {
             mark: LogPosition(0),
         };
         let mut window = Vec::new();
-        let mut last: Option<Previous> = None;
+        let mut last: Option<PreviousSegment> = None;
         let mut unsure = Vec::new();
-        for (idx, segment) in self.segments.iter().enumerate() {
+        let mut later = self.segments.as_slice();
+        while let Some((segment, rest)) = later.split_first() {
+            later = rest;
             let Some(header) = &segment.header else {
-                replay.headless(segment, &self.segments[idx + 1..]);
+                replay.headless(segment, later);
                 continue;
             };
             if self.is_of_other_layout(header, floor)? {
-                replay.report.segments_skipped += 1;
+                replay.report.segments_skipped = replay.report.segments_skipped.saturating_add(1);
                 continue;
             }
             replay.check_predecessor(header, last.map(|last| last.number));
-            let Some(bounds) = bounds(segment, header, &self.segments[idx + 1..]) else {
+            let Some(extent) = extent(segment, header, later) else {
                 continue;
             };
-            let mut end = bounds.end;
-            if end <= floor && bounds.is_named {
-                replay.report.segments_skipped += 1;
+            let mut end = extent.end;
+            if end <= floor && extent.is_named {
+                replay.report.segments_skipped = replay.report.segments_skipped.saturating_add(1);
             } else {
                 let file = Arc::clone(&segment.file);
                 let mut reader = SegmentReader::new(file, header, window)?;
-                end = replay.segment(&mut reader, segment, header, &bounds)?;
+                end = replay.segment(&mut reader, segment, header, &extent)?;
                 replay.check_length(segment, header);
                 window = reader.into_window();
-                if bounds.is_named && bounds.durable < end {
-                    unsure.push(Previous { number: segment.number, end, durable: bounds.durable });
+                if extent.is_named && extent.durable < end {
+                    unsure.push(PreviousSegment {
+                        number: segment.number,
+                        end,
+                        durable: extent.durable,
+                    });
                 }
             }
-            last = Some(Previous { number: segment.number, end, durable: end });
+            last = Some(PreviousSegment { number: segment.number, end, durable: end });
         }
         let (report, mark) = (replay.report, replay.mark);
-        unsure.extend(last.map(|last| Previous { durable: mark, ..last }));
+        unsure.extend(last.map(|last| PreviousSegment { durable: mark, ..last }));
         let end = last.map_or(LogPosition(0), |last| last.end);
         let base_min = self.base_min(end, floor);
-        self.replayed = Some(Replayed { floor, last, unsure, base_min });
+        self.replayed = Some(ReplayOutcome { floor, last, unsure, base_min });
         Ok(ReplayReport { end, ..report })
     }
 }
 
-/// How far a segment goes, as far as others know.
-struct Bounds {
-    /// Where it ends; the file's end if nobody knows.
+/// The extent of a segment, as later segments record it.
+struct SegmentExtent {
+    /// End of the segment; the end of the file if no later segment records it.
     end: LogPosition,
-    /// Whether a later segment names it and `end`: all up to there was acknowledged. Else its own blocks say what was.
+    /// Whether a later segment records `end`. Everything up to there was then acknowledged;
+    /// otherwise the marks of the segment's own blocks decide.
     is_named: bool,
-    /// Up to where it was durable when it was named.
+    /// The segment was durable up to here when a later one recorded it.
     durable: LogPosition,
 }
 
-/// How far `segment` goes; `None` if a later one says that nothing in it was ever committed.
-fn bounds(segment: &FoundSegment, header: &Header, later: &[FoundSegment]) -> Option<Bounds> {
-    let file_end = LogPosition(header.base.0 + segment.file_bytes.min(header.bytes));
-    let unknown = Bounds { end: file_end, is_named: false, durable: LogPosition(0) };
+/// The extent of `segment`; `None` if a later one records that nothing in it was ever committed.
+fn extent(segment: &SegmentFile, header: &Header, later: &[SegmentFile]) -> Option<SegmentExtent> {
+    let file_end = LogPosition(header.base.0.saturating_add(segment.file_bytes.min(header.bytes)));
+    let unknown = SegmentExtent { end: file_end, is_named: false, durable: LogPosition(0) };
     let Some(next) = later.iter().find_map(|later| later.header.as_ref()) else {
         return Some(unknown);
     };
     match next.previous {
         Some(previous) if previous.number == header.number => {
-            let Previous { end, durable, .. } = previous;
-            Some(Bounds { end, is_named: true, durable })
+            let PreviousSegment { end, durable, .. } = previous;
+            Some(SegmentExtent { end, is_named: true, durable })
         }
         Some(previous) if previous.number > header.number => Some(unknown),
         _ => None,
@@ -215,40 +224,40 @@ struct Replay<'a> {
 }
 
 impl Replay<'_> {
-    /// Gives all entries of a segment and returns where it ends.
+    /// Yields all entries of a segment and returns its end.
     fn segment(
         &mut self,
         reader: &mut SegmentReader,
-        segment: &FoundSegment,
+        segment: &SegmentFile,
         header: &Header,
-        bounds: &Bounds,
+        extent: &SegmentExtent,
     ) -> Result<LogPosition> {
-        self.report.segments += 1;
-        let base = header.base.0;
+        self.report.segments = self.report.segments.saturating_add(1);
+        let position = |offset: u64| LogPosition(header.base.0.saturating_add(offset));
         let mut offset = reader.start();
-        let mut told = bounds.is_named.then_some(bounds.end);
-        while base + offset < bounds.end.0 {
+        let mut acknowledged = extent.is_named.then_some(extent.end);
+        while position(offset) < extent.end {
             if let Some(found) = reader.block_at(offset)? {
                 let end_offset = found.end_offset;
                 self.block(found.block, &segment.file, header, offset)?;
                 offset = end_offset;
                 continue;
             }
-            let behind = offset + ALIGN_BYTES as u64;
-            let told = match told {
-                Some(told) => told,
-                None => *told.insert(reader.durable_mark_behind(behind)?),
+            let behind = offset.saturating_add(ALIGN_BYTES as u64);
+            let acknowledged = match acknowledged {
+                Some(acknowledged) => acknowledged,
+                None => *acknowledged.insert(reader.durable_mark_behind(behind)?),
             };
-            if base + offset >= told.0 {
+            if position(offset) >= acknowledged {
                 self.cut(reader, header, offset)?;
-                return Ok(LogPosition(base + offset));
+                return Ok(position(offset));
             }
             let next = reader.find_block(behind)?.unwrap_or(reader.len());
-            let next = next.min(bounds.end.0.saturating_sub(base)).max(behind);
-            self.damaged(&header.number, offset, next - offset);
+            let next = next.min(extent.end.0.saturating_sub(header.base.0)).max(behind);
+            self.damaged(header.number, offset, next.saturating_sub(offset));
             offset = next;
         }
-        Ok(LogPosition(base + offset))
+        Ok(position(offset))
     }
 
     fn block(
@@ -258,20 +267,24 @@ impl Replay<'_> {
         header: &Header,
         offset: u64,
     ) -> Result<()> {
+        let corrupt =
+            |what: &str| Error::corrupt(segment::path(self.id.0, header.number), offset, what);
+        // `block::seal` asserts the same before it writes a block.
+        if block.durable.0 > header.base.0.saturating_add(offset) {
+            return Err(corrupt("the durable mark of a block is beyond the block; run firn check"));
+        }
         self.mark = self.mark.max(block.durable);
         for entry in block.entries() {
             let Some((entry, end)) = entry else {
-                return Err(Error::corrupt(
-                    segment::path(self.id.0, header.number),
-                    offset,
-                    "an entry that this version cannot read in a block whose checksum is right: \
+                return Err(corrupt(
+                    "unknown entry in a block with a matching checksum; \
                      start the version of firn that wrote it",
                 ));
             };
-            let end_offset = offset + end as u64;
-            let position = LogPosition(header.base.0 + end_offset);
-            self.report.entries += 1;
-            self.report.payload_bytes += entry.payload.len() as u64;
+            let end_offset = offset.saturating_add(end as u64);
+            let position = LogPosition(header.base.0.saturating_add(end_offset));
+            let payload_bytes = entry.payload.len() as u64;
+            self.report.entries = self.report.entries.saturating_add(1);
             self.report.seq_max = self.report.seq_max.max(entry.seq);
             (self.f)(ReplayEntry {
                 kind: entry.kind,
@@ -283,37 +296,38 @@ impl Replay<'_> {
                 below_floor: position <= self.floor,
                 after_hole: std::mem::take(&mut self.after_hole),
                 file,
-                offset: end_offset - entry.payload.len() as u64,
+                offset: end_offset.saturating_sub(payload_bytes),
             })?;
         }
         Ok(())
     }
 
-    /// A segment that cannot be identified. If it held something durable, a later segment names it
-    /// as its predecessor; without a later one, only its first write can have been on its way.
-    fn headless(&mut self, segment: &FoundSegment, later: &[FoundSegment]) {
+    /// A segment without a readable header. If it held durable data, a later segment names it as
+    /// its predecessor. Without a later one, only its first write can have been in flight.
+    fn headless(&mut self, segment: &SegmentFile, later: &[SegmentFile]) {
         let is_last = later.iter().all(|later| later.header.is_none());
         if let Some(bytes) = segment.headless_bytes.filter(|_| is_last) {
             let path = segment::path(self.id.0, segment.number);
             self.report.torn_tail =
-                Some(format!("{path} at byte 0: {bytes} bytes of an unfinished write were cut"));
+                Some(format!("{path} at byte 0: cut off {bytes} bytes of an unfinished write"));
         }
     }
 
-    /// A segment was made and synced at full length before its first entry.
-    fn check_length(&mut self, segment: &FoundSegment, header: &Header) {
+    /// Reports a file that is shorter than its header records: it had its full length before its
+    /// first entry.
+    fn check_length(&mut self, segment: &SegmentFile, header: &Header) {
         if segment.file_bytes < header.bytes {
-            let missing = header.bytes - segment.file_bytes;
-            self.damaged(&segment.number, segment.file_bytes, missing);
+            let missing = header.bytes.saturating_sub(segment.file_bytes);
+            self.damaged(segment.number, segment.file_bytes, missing);
         }
     }
 
-    /// Reports segments that should be before `header` and are not.
+    /// Reports a missing predecessor of `header`.
     fn check_predecessor(&mut self, header: &Header, last: Option<SegmentNo>) {
         let Some(previous) = header.previous else { return };
         let is_there = last.is_some_and(|last| last >= previous.number);
         if !is_there && previous.end > self.floor {
-            self.damaged(&previous.number, 0, 0);
+            self.damaged(previous.number, 0, 0);
         }
     }
 
@@ -325,27 +339,27 @@ impl Replay<'_> {
         };
         if let Some(end) = end {
             let path = segment::path(self.id.0, header.number);
-            let bytes = end - offset;
+            let bytes = end.saturating_sub(offset);
             self.report.torn_tail = Some(format!(
-                "{path} at byte {offset}: {bytes} bytes of an unfinished write were cut"
+                "{path} at byte {offset}: cut off {bytes} bytes of an unfinished write"
             ));
         }
         Ok(())
     }
 
-    fn damaged(&mut self, number: &SegmentNo, offset: u64, bytes: u64) {
+    fn damaged(&mut self, number: SegmentNo, offset: u64, bytes: u64) {
         self.after_hole = true;
-        self.report.damage_count += 1;
+        self.report.damage_count = self.report.damage_count.saturating_add(1);
         if self.report.damage.len() < DAMAGE_MAX {
-            let path = segment::path(self.id.0, *number);
+            let path = segment::path(self.id.0, number);
             self.report.damage.push(match bytes {
                 0 => format!(
-                    "{path}: this segment is missing or cannot be identified; the rows \
-                              in it that are in no table are lost"
+                    "{path}: the segment is missing or has no readable header; its rows that \
+                     are in no table are lost"
                 ),
                 _ => format!(
-                    "{path} at byte {offset}: {bytes} bytes that were acknowledged are damaged; the rows \
-                              in them that are in no table are lost"
+                    "{path} at byte {offset}: {bytes} acknowledged bytes are damaged; their \
+                     rows that are in no table are lost"
                 ),
             });
         }

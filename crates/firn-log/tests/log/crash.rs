@@ -1,9 +1,10 @@
 //! Power loss at any operation, with and without failing operations before it.
 //!
-//! What crashed: the machine, at a changing disk operation drawn from the seed (or at each in turn).
-//! What reached the disk: everything synced; of the rest, any subset of sectors. What must be true
-//! after: every committed entry is replayed in order, once, bit for bit; no append is half there;
-//! nothing that was missing once comes back; no damage is reported, because nothing was damaged.
+//! - Crashed: the machine, at an operation drawn from the seed, or at each operation in turn.
+//! - On the disk: everything synced, and any subset of the other sectors.
+//! - Afterwards: every committed entry is replayed in order, once, bit for bit. Every append is
+//!   replayed whole or not at all. An entry that was missing after one start stays missing. No
+//!   damage is reported, because there was none.
 
 use firn_log::{LogSetup, SyncPolicy};
 use firn_model::{Error, ErrorKind, LogPosition, Result};
@@ -18,32 +19,32 @@ const UNIT_BYTES: [u64; 3] = [8, 256, 512];
 #[test]
 fn invariant_1_committed_entries_survive_every_crash() {
     for seed in seeds(0, 400) {
-        many_lives(&mut World::new(seed), Trouble::None);
+        many_lives(&mut World::new(seed), DiskFaults::None);
     }
 }
 
 #[test]
 fn invariant_1_committed_entries_survive_failing_disks() {
     for seed in seeds(100_000_000, 400) {
-        many_lives(&mut World::new(seed), Trouble::Failures);
+        many_lives(&mut World::new(seed), DiskFaults::Failures);
     }
 }
 
 #[test]
 fn invariant_1_committed_entries_survive_full_disks() {
     for seed in seeds(200_000_000, 200) {
-        many_lives(&mut World::new(seed), Trouble::FullDisk);
+        many_lives(&mut World::new(seed), DiskFaults::FullDisk);
     }
 }
 
-/// The same short life, the power cut at each of its operations in turn.
+/// One short life, with the power cut at each of its operations in turn.
 #[test]
 fn a_crash_at_every_operation() {
     for seed in seeds(0, 4) {
         let mut whole = World::new(seed);
         live(&mut whole, options(4 << 10, SyncPolicy::Always), 40).unwrap();
         let operations = whole.sim.faults.change_count();
-        assert!(operations > 40, "{operations} operations are no test");
+        assert!(operations > 40, "only {operations} operations");
         for at in 0..operations {
             eprintln!("seed {seed} crash at {at}");
             let mut world = World::new(seed);
@@ -59,13 +60,13 @@ fn a_crash_at_every_operation() {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Trouble {
+enum DiskFaults {
     None,
     Failures,
     FullDisk,
 }
 
-fn many_lives(world: &mut World, trouble: Trouble) {
+fn many_lives(world: &mut World, disk_faults: DiskFaults) {
     for _ in 0..6 {
         let segment_bytes = *world.rng.pick(&SEGMENT_BYTES);
         let faults = world.sim.faults.clone();
@@ -74,7 +75,7 @@ fn many_lives(world: &mut World, trouble: Trouble) {
             let operations = world.rng.below(120);
             faults.crash_at(faults.change_count() + operations);
         }
-        if trouble == Trouble::Failures {
+        if disk_faults == DiskFaults::Failures {
             let kinds = [Operation::Write, Operation::Sync, Operation::Create];
             let more = [Operation::Preallocate, Operation::Remove, Operation::SyncDir];
             for kind in kinds.into_iter().chain(more) {
@@ -82,7 +83,7 @@ fn many_lives(world: &mut World, trouble: Trouble) {
                 faults.set_rate(kind, rate);
             }
         }
-        if trouble == Trouble::FullDisk {
+        if disk_faults == DiskFaults::FullDisk {
             world.sim.disk.set_capacity_bytes(world.rng.below(1 << 20));
         }
         let steps = world.rng.below(80);
@@ -93,7 +94,7 @@ fn many_lives(world: &mut World, trouble: Trouble) {
             let expected = matches!(error.kind(), ErrorKind::Closed | ErrorKind::Unavailable);
             assert!(expected, "{error}");
         }
-        // Half the time only the process dies: the page cache lives on.
+        // Half the time only the process dies, and the page cache survives.
         if world.sim.faults.is_off() || world.rng.chance(0.5) {
             world.sim.restart();
         }
@@ -122,7 +123,7 @@ fn live(world: &mut World, options: LogSetup, steps: u64) -> Result<()> {
         let outcome = match world.rng.below(20) {
             0 => log.prepare(),
             1 => world.purge(&log),
-            2 => log.sync().inspect(|()| note_all(world, &log)),
+            2 => log.sync().inspect(|()| record_all_commits(world, &log)),
             3..9 => {
                 let positions: Vec<_> = ends.iter_mut().filter_map(Option::take).collect();
                 world.commit(&log, &positions)
@@ -133,13 +134,13 @@ fn live(world: &mut World, options: LogSetup, steps: u64) -> Result<()> {
         };
         match outcome {
             Err(error) if *error.kind() == ErrorKind::Closed => return Err(error),
-            // The disk failed or is full: the log goes on as well as it can.
+            // The disk failed or is full: the log continues.
             Err(error) if error.is_retriable() => {}
             outcome => outcome?,
         }
-        // A commit that the power loss cut short reads as a failed one.
+        // A commit that the power loss interrupted counts as failed.
         if world.sim.faults.is_off() {
-            forget_failures(world);
+            reopen_failures(world);
             return Err(Error::closed("the power is off"));
         }
         check_stats(world, &log);
@@ -147,14 +148,14 @@ fn live(world: &mut World, options: LogSetup, steps: u64) -> Result<()> {
     Ok(())
 }
 
-fn note_all(world: &mut World, log: &firn_log::Log) {
+fn record_all_commits(world: &mut World, log: &firn_log::Log) {
     for stream in 0..STREAM_COUNT as u16 {
-        world.note_commit(log, firn_log::StreamId(stream), LogPosition(u64::MAX));
+        world.record_commit(log, firn_log::StreamId(stream), LogPosition(u64::MAX));
     }
 }
 
-/// With the power off nobody can go on in another segment: what "failed" then may be there.
-fn forget_failures(world: &mut World) {
+/// With the power off the log cannot continue in another segment, so a "failed" entry may survive.
+fn reopen_failures(world: &mut World) {
     for record in world.streams.iter_mut().flat_map(|stream| &mut stream.records) {
         if record.fate == Fate::Failed {
             record.fate = Fate::Maybe;

@@ -1,18 +1,18 @@
 //! Damage to stored bytes: reported or harmless, never a wrong entry.
 //!
-//! What happened: everything was committed, the process ended, then flipped bits, garbage, zeros,
-//! cut, exchanged or missing files. What must be true after: each entry given is one that was
-//! appended, in order; whatever is missing is reported, and the entry behind each gap says so; the
-//! log goes on.
+//! - Before: every entry is committed and the process has ended.
+//! - Damage: flipped bits, garbage, zeros; truncated, exchanged or missing files.
+//! - Afterwards: each replayed entry is one that was appended, in order. Every missing entry is
+//!   reported, and the entry behind each gap has `after_hole` set. The log continues.
 //!
-//! Two kinds of damage look exactly like what never happened and are left out: zeros from somewhere
+//! Two kinds of damage are excluded, because they look like a write that never happened: zeros up
 //! to the end of the last segment, and its absence.
 
 use firn_env::Disk;
 use firn_log::{LogSetup, SyncPolicy};
 use firn_model::ErrorKind;
 
-use crate::world::{Fate, Replayed, World, options, seeds};
+use crate::world::{Fate, StreamReplay, World, options, seeds};
 
 #[test]
 fn invariant_5_damage_is_reported_or_harmless() {
@@ -45,7 +45,7 @@ fn invariant_5_damage_is_reported_or_harmless() {
         log.start().unwrap();
         world.settle(&replayed);
         drop(log);
-        // What is left is kept, and new entries too, through a crash.
+        // The remaining entries and new ones survive a crash.
         work(&mut world, &options, 10);
         world.sim.restart();
         let log = world.open(options).unwrap();
@@ -55,8 +55,8 @@ fn invariant_5_damage_is_reported_or_harmless() {
     assert!(reported > 500 && harmless > 100, "{reported} reported, {harmless} harmless");
 }
 
-/// Opens, appends and commits some entries, and ends.
-fn work(world: &mut World, options: &LogSetup, steps: u64) {
+/// Opens, appends and commits some entries, and closes.
+fn work(world: &mut World, options: &LogOptions, steps: u64) {
     let log = world.open(options.clone()).unwrap();
     let replayed = world.replay(&log).unwrap();
     world.check(&replayed);
@@ -70,8 +70,8 @@ fn work(world: &mut World, options: &LogSetup, steps: u64) {
     }
 }
 
-/// Whether anything is reported; fails if something is missing without a report.
-fn check(world: &World, replayed: &[Replayed]) -> bool {
+/// Whether any damage is reported. Fails if an entry is missing without a report.
+fn check(world: &World, replayed: &[StreamReplay]) -> bool {
     let mut is_reported = false;
     for (stream, (model, replayed)) in world.streams.iter().zip(replayed).enumerate() {
         let report = &replayed.report;
@@ -89,8 +89,11 @@ fn check(world: &World, replayed: &[Replayed]) -> bool {
             next = idx + 1;
         }
         if (next..model.records.len()).any(is_needed) {
-            let is_told = report.damage_count > 0 || report.torn_tail.is_some();
-            assert!(is_told, "stream {stream}: entries from {next} on are missing silently");
+            let is_listed = report.damage_count > 0 || report.torn_tail.is_some();
+            assert!(
+                is_listed,
+                "stream {stream}: entries from {next} on are missing without a report"
+            );
         }
     }
     is_reported
@@ -106,7 +109,7 @@ fn damage(world: &mut World) {
         .filter_map(|path| path.strip_prefix(&format!("log/{stream}/"))?.strip_suffix(".log"))
         .map(|number| number.parse().unwrap())
         .filter(|number| {
-            // Files that were never used hold nothing that could be lost.
+            // Unused files contain no entries.
             let bytes = disk.bytes(&format!("log/{stream}/{number}.log")).unwrap();
             !bytes.starts_with(b"FIRNBLNK") && bytes.iter().any(|&byte| byte != 0)
         })

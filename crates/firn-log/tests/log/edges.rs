@@ -1,4 +1,4 @@
-//! The edges of the interface: full disks, sizes, starts that fail, options that do not fit.
+//! Edge cases of the interface: full disks, sizes, failing starts, options out of range.
 
 use std::sync::Arc;
 
@@ -25,10 +25,10 @@ fn append(log: &Log, payload_bytes: usize) -> Result<Append> {
     log.append(StreamId(0), log.tip(StreamId(0)).segment, &[entry])
 }
 
-/// The disk fills up. Appends go on in the segment that is there, and are durable; the first that
-/// needs another one is refused, before anything of it is kept; with room again, all goes on.
+/// On a full disk, appends continue in the present segment and are durable. The first append that
+/// needs another segment is refused before any of it is kept. With free space, appends continue.
 #[test]
-fn a_full_disk_shows_in_append_and_passes() {
+fn a_full_disk_fails_append_until_space_is_free() {
     let world = World::new(1);
     let log = started(&world, options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
     world.sim.disk.set_capacity_bytes(STREAM_COUNT as u64 * SEGMENT_BYTES);
@@ -42,10 +42,10 @@ fn a_full_disk_shows_in_append_and_passes() {
         log.commit(&[(StreamId(0), last)]).unwrap();
     };
     assert_eq!(*refused.kind(), ErrorKind::Unavailable);
-    assert!(refused.to_string().contains("no new segment log/0/"), "{refused}");
+    assert!(refused.to_string().contains("cannot create segment log/0/"), "{refused}");
     assert_eq!(log.durable_before(StreamId(0), last), last);
     assert!(log.end(StreamId(0)) >= last && log.end(StreamId(0)).0 < last.0 + 8);
-    // What is small still fits.
+    // A small append still fits.
     assert!(matches!(append(&log, 10), Ok(Append::At(_))));
 
     world.sim.disk.set_capacity_bytes(u64::MAX);
@@ -55,9 +55,9 @@ fn a_full_disk_shows_in_append_and_passes() {
     assert_eq!(log.stats().failures, 0);
 }
 
-/// One sync fails: that commit fails, the next append says "rotated", and all goes on.
+/// A failed sync fails its commit, the next append returns `Rotated`, and the log continues.
 #[test]
-fn a_failed_sync_costs_its_commit_only() {
+fn a_failed_sync_fails_its_commit_only() {
     let world = World::new(2);
     let log = started(&world, options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
     let Append::At(good) = append(&log, 10).unwrap() else { panic!("the segment is empty") };
@@ -66,7 +66,7 @@ fn a_failed_sync_costs_its_commit_only() {
     let Append::At(bad) = append(&log, 10).unwrap() else { panic!("the segment is not full") };
     let error = log.commit(&[(StreamId(0), bad)]).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::Unavailable);
-    // Asked again, it is still failed: also after later commits.
+    // The position stays failed, even after later commits.
     assert_eq!(append(&log, 10).unwrap(), Append::Rotated);
     let Append::At(later) = append(&log, 10).unwrap() else { panic!("rotated twice") };
     log.commit(&[(StreamId(0), later)]).unwrap();
@@ -87,7 +87,7 @@ fn an_append_over_the_segment_size_is_too_large() {
 }
 
 #[test]
-fn a_start_that_fails_can_be_tried_again() {
+fn a_failed_start_can_be_retried() {
     let world = World::new(4);
     let log = world.open(options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
     assert_eq!(*log.start().unwrap_err().kind(), ErrorKind::Internal, "not replayed");
@@ -102,7 +102,7 @@ fn a_start_that_fails_can_be_tried_again() {
 }
 
 #[test]
-fn segments_go_when_the_floor_has_passed_them() {
+fn segments_below_the_floor_are_purged() {
     let mut world = World::new(5);
     let log = started(&world, options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
     for _ in 0..500 {
@@ -116,7 +116,7 @@ fn segments_go_when_the_floor_has_passed_them() {
     log.purge(&ends).unwrap();
     let after = log.stats();
     assert_eq!((after.segments, after.bytes), (STREAM_COUNT as u64, 0));
-    // A few files wait to be written again.
+    // A few files wait to be recycled.
     let files = world.sim.disk.files().len();
     assert!((STREAM_COUNT + 1..=5 * STREAM_COUNT).contains(&files), "{files}");
     assert_eq!(after.disk_bytes, files as u64 * SEGMENT_BYTES);
@@ -127,7 +127,7 @@ fn segments_go_when_the_floor_has_passed_them() {
     log.remove_spares();
     let files = world.sim.disk.files().len();
     assert_eq!((files, log.stats().disk_bytes), (STREAM_COUNT, after.segments * SEGMENT_BYTES));
-    // Restarts without appends do not pile up files.
+    // Restarts without appends do not accumulate files.
     drop(log);
     for _ in 0..3 {
         started(&world, options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
@@ -135,10 +135,10 @@ fn segments_go_when_the_floor_has_passed_them() {
     }
 }
 
-/// A file that the floor has passed becomes a later segment: hardly a file is made, nothing is
-/// filled with zeros, and what it had before never comes back.
+/// A purged file becomes a later segment. Few files are created, none is zeroed, and no old entry
+/// comes back.
 #[test]
-fn a_segment_is_written_over_an_old_one() {
+fn purged_segments_are_recycled() {
     let mut world = World::new(7);
     let recording = RecordingDisk::new(Arc::new(world.sim.disk.clone()));
     let disk: Arc<dyn Disk> = Arc::new(recording.clone());
@@ -156,8 +156,8 @@ fn a_segment_is_written_over_an_old_one() {
     }
     let record = recording.take();
     let count = |operation| record.iter().filter(|record| record.operation == operation).count();
-    let (anew, again) = (count(Operation::Create), count(Operation::Rename));
-    assert!(again > 3 * anew, "{anew} files made, {again} written again");
+    let (created, recycled) = (count(Operation::Create), count(Operation::Rename));
+    assert!(recycled > 3 * created, "{created} files created, {recycled} recycled");
     world.sim.restart();
     let log = world.open(made).unwrap();
     let replayed = world.replay(&log).unwrap();
@@ -168,7 +168,7 @@ fn a_segment_is_written_over_an_old_one() {
 }
 
 #[test]
-fn other_counts_than_the_log_was_made_with_are_refused() {
+fn other_stream_and_shard_counts_are_refused() {
     let mut world = World::new(6);
     let made = options(SEGMENT_BYTES, SyncPolicy::Always);
     let log = started(&world, made.clone()).unwrap();
@@ -181,7 +181,7 @@ fn other_counts_than_the_log_was_made_with_are_refused() {
         let log = world.open(other).unwrap();
         let error = log.replay(position.0, LogPosition(0), &mut |_| Ok(())).unwrap_err();
         assert_eq!(*error.kind(), ErrorKind::Invalid);
-        assert!(error.to_string().contains("3 streams and 8 shards"), "{error}");
+        assert!(error.to_string().contains("with 3 streams and 8 shards"), "{error}");
     }
     for wrong in [
         LogSetup { stream_count: 0, ..made.clone() },
@@ -192,10 +192,10 @@ fn other_counts_than_the_log_was_made_with_are_refused() {
     world.open(made).unwrap();
 }
 
-/// The log's folder was lost, the manifest with its floors was not: what is appended from here on
-/// must not look as if it were below the floor.
+/// The log folder was lost, but the manifest kept its floors. New entries must not be below the
+/// floor.
 #[test]
-fn positions_go_on_above_the_floor_when_the_log_is_lost() {
+fn new_positions_are_above_the_floor_when_the_log_is_lost() {
     let world = World::new(7);
     let floor = LogPosition(1_000_003);
     for expected in [0, 1] {

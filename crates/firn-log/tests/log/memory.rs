@@ -1,10 +1,12 @@
 //! Power loss on byte-addressable memory, at every write-back and every fence.
 //!
-//! What crashed: the machine, while a cache line was written back or fenced, each of them in turn. What reached the device:
-//! every line that was written back and fenced since it was written; of every other line what was there before or what
-//! was written, as the seed says, because a cache may let go of a line at any time. What must be true after: every
-//! committed entry is replayed in order, once, bit for bit, and nothing else is but whole appends. Mistakes
-//! made on purpose must be found.
+//! - Crashed: the machine, at each write-back and each fence in turn.
+//! - On the device: every cache line that was written back and fenced. Any other line has its old
+//!   or its new content, as the seed decides, because a cache may evict a line at any time.
+//! - Afterwards: every committed entry is replayed in order, once, bit for bit. All other replayed
+//!   entries belong to whole appends.
+//!
+//! The test must detect every mutant.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -28,68 +30,73 @@ const OPTIONS: LogSetup = LogSetup {
     options: LogOptions { segment_bytes: 8 << 10, sync: SyncPolicy::Always },
 };
 
-/// What a device may have wrong.
+/// A deliberate bug of the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Mistake {
+enum Mutant {
     /// The last line of a range is not written back.
-    LineNotWrittenBack,
+    LineSkipped,
     /// Fences do nothing.
-    NotFenced,
+    FenceSkipped,
 }
 
-/// The caches between a processor and its memory, and the memory.
+/// Processor caches and the memory behind them.
 #[derive(Debug)]
-struct Caches(Mutex<State>);
+struct ProcessorCaches(Mutex<CacheState>);
 
 #[derive(Debug)]
-struct State {
+struct CacheState {
     folder: PathBuf,
-    mistake: Option<Mistake>,
+    mutant: Option<Mutant>,
     rng: Rng,
-    /// What the device has, by file.
+    /// Durable content by file.
     durable: BTreeMap<u64, Vec<u8>>,
-    /// What a thread has written back since its last fence: file, offset, bytes.
+    /// Bytes that a thread has written back since its last fence: file, offset, bytes.
     begun: HashMap<ThreadId, Vec<(u64, u64, Vec<u8>)>>,
     operations: u64,
     crash_at: Option<u64>,
-    /// What a crash left, by path, and what was committed then.
-    left: Option<(Files, usize)>,
-    committed: Vec<Committed>,
+    /// The files after the crash, by path, and the number of entries that were committed before it.
+    crashed_files: Option<(FileContents, usize)>,
+    committed: Vec<EntryRecord>,
 }
 
 /// Paths and bytes.
-type Files = Vec<(String, Vec<u8>)>;
+type FileContents = Vec<(String, Vec<u8>)>;
 
 /// Stream, number and payload of an entry.
-type Committed = (u16, u64, Vec<u8>);
+type EntryRecord = (u16, u64, Vec<u8>);
 
-impl Caches {
-    fn new(folder: &Path, mistake: Option<Mistake>, seed: u64, crash_at: Option<u64>) -> Caches {
-        Caches(Mutex::new(State {
+impl ProcessorCaches {
+    fn new(
+        folder: &Path,
+        mutant: Option<Mutant>,
+        seed: u64,
+        crash_at: Option<u64>,
+    ) -> ProcessorCaches {
+        ProcessorCaches(Mutex::new(CacheState {
             folder: folder.to_owned(),
-            mistake,
+            mutant,
             rng: Rng::new(seed),
             durable: BTreeMap::new(),
             begun: HashMap::new(),
             operations: 0,
             crash_at,
-            left: None,
+            crashed_files: None,
             committed: Vec::new(),
         }))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CacheState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl LineFlusher for Caches {
+impl Lines for ProcessorCaches {
     fn write_back(&self, mapping: &Mapping, offset: u64, len: u64) {
         let mut state = self.state();
         state.operation();
         let start = offset / LINE_BYTES * LINE_BYTES;
         let mut end = (offset + len).next_multiple_of(LINE_BYTES);
-        if state.mistake == Some(Mistake::LineNotWrittenBack) && len > 0 {
+        if state.mutant == Some(Mutant::LineSkipped) && len > 0 {
             end -= LINE_BYTES;
         }
         let bytes = mapping.copy(start, end.saturating_sub(start));
@@ -101,7 +108,7 @@ impl LineFlusher for Caches {
     fn fence(&self) {
         let mut state = self.state();
         state.operation();
-        if state.mistake == Some(Mistake::NotFenced) {
+        if state.mutant == Some(Mutant::FenceSkipped) {
             return;
         }
         for (id, offset, bytes) in state.begun.remove(&thread::current().id()).unwrap_or_default() {
@@ -111,17 +118,17 @@ impl LineFlusher for Caches {
     }
 }
 
-impl State {
+impl CacheState {
     fn operation(&mut self) {
         if self.crash_at == Some(self.operations) {
-            self.left = Some((self.crash(), self.committed.len()));
+            self.crashed_files = Some((self.crash(), self.committed.len()));
         }
         self.operations += 1;
     }
 
-    fn crash(&mut self) -> Files {
-        let mut left = Vec::new();
-        // As likely as not all or none of what is in caches.
+    fn crash(&mut self) -> FileContents {
+        let mut crashed_files = Vec::new();
+        // Often all or none of the cached lines survive.
         let keeps = [0.0, 0.3, 0.7, 1.0][self.rng.below(4) as usize];
         for stream in 0..STREAM_COUNT {
             let Ok(names) = fs::read_dir(self.folder.join(format!("log/{stream}"))) else {
@@ -141,18 +148,18 @@ impl State {
                     }
                 }
                 let name = path.file_name().unwrap().to_string_lossy().into_owned();
-                left.push((format!("log/{stream}/{name}"), bytes));
+                crashed_files.push((format!("log/{stream}/{name}"), bytes));
             }
         }
-        left
+        crashed_files
     }
 }
 
-/// What was replayed, by stream.
-type Replayed = Vec<Vec<(u64, Vec<u8>)>>;
+/// Replayed entries by stream.
+type ReplayedEntries = Vec<Vec<(u64, Vec<u8>)>>;
 
-fn open(folder: &Path, caches: &Arc<Caches>) -> Result<(Log, Replayed), String> {
-    let lines: Arc<dyn LineFlusher> = Arc::<Caches>::clone(caches);
+fn open(folder: &Path, caches: &Arc<ProcessorCaches>) -> Result<(Log, ReplayedEntries), String> {
+    let lines: Arc<dyn Lines> = Arc::<ProcessorCaches>::clone(caches);
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::with_lines(folder, lines).unwrap());
     let log = Log::open(disk, Arc::new(SystemClock::new()), OPTIONS).unwrap();
     let mut replayed = Vec::new();
@@ -171,30 +178,30 @@ fn open(folder: &Path, caches: &Arc<Caches>) -> Result<(Log, Replayed), String> 
     Ok((log, replayed))
 }
 
-/// Opens what a crash left.
-fn open_left(files: &[(String, Vec<u8>)]) -> Result<Replayed, String> {
+/// Opens the files of a crash.
+fn open_crashed(files: &[(String, Vec<u8>)]) -> Result<ReplayedEntries, String> {
     let folder = tempfile::tempdir().unwrap();
     for (path, bytes) in files {
         let path = folder.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, bytes).unwrap();
     }
-    let caches = Arc::new(Caches::new(folder.path(), None, 0, None));
+    let caches = Arc::new(ProcessorCaches::new(folder.path(), None, 0, None));
     open(folder.path(), &caches).map(|(_, replayed)| replayed)
 }
 
-/// Appends to both streams and commits now and then, over several segments. Returns how many operations there were,
-/// and what a crash left.
-fn live(seed: u64, mistake: Option<Mistake>, crash_at: Option<u64>) -> (u64, Option<String>) {
+/// Appends to both streams over several segments, with commits in between. Returns the number of
+/// operations and the failed check after the crash, if any.
+fn live(seed: u64, mutant: Option<Mutant>, crash_at: Option<u64>) -> (u64, Option<String>) {
     let folder = tempfile::tempdir().unwrap();
-    let caches = Arc::new(Caches::new(folder.path(), mistake, seed, crash_at));
+    let caches = Arc::new(ProcessorCaches::new(folder.path(), mutant, seed, crash_at));
     let (log, _) = open(folder.path(), &caches).unwrap();
-    let (mut rng, mut waiting): (Rng, Vec<Committed>) = (Rng::new(seed), Vec::new());
+    let (mut rng, mut waiting): (Rng, Vec<EntryRecord>) = (Rng::new(seed), Vec::new());
     let (mut all, mut ends) = (Vec::new(), [None; STREAM_COUNT]);
     for seq in 1..60u64 {
         let shard = ShardId(rng.below(8) as u16);
         let stream = log.stream_of(shard);
-        // Zeros look like what was never written.
+        // Zeros look like unwritten bytes.
         let byte = if rng.chance(0.3) { 0 } else { seq as u8 };
         let payload = vec![byte; rng.below(600) as usize];
         let entry =
@@ -217,20 +224,20 @@ fn live(seed: u64, mistake: Option<Mistake>, crash_at: Option<u64>) -> (u64, Opt
         }
     }
     let mut state = caches.state();
-    let (operations, left) = (state.operations, state.left.take());
-    let outcome = left
+    let (operations, crashed_files) = (state.operations, state.crashed_files.take());
+    let outcome = crashed_files
         .and_then(|(files, committed)| check(&files, &state.committed[..committed], &all).err());
     (operations, outcome)
 }
 
-/// What a crash left is opened: is everything there that was committed, and nothing that was not written?
+/// Opens the files of a crash: all committed entries are there, and no entry that was not written.
 fn check(
     files: &[(String, Vec<u8>)],
-    committed: &[Committed],
-    all: &[Committed],
+    committed: &[EntryRecord],
+    all: &[EntryRecord],
 ) -> Result<(), String> {
-    for (stream, found) in (0u16..).zip(open_left(files)?) {
-        let of_stream = |entries: &[Committed]| -> Vec<(u64, Vec<u8>)> {
+    for (stream, found) in (0u16..).zip(open_crashed(files)?) {
+        let of_stream = |entries: &[EntryRecord]| -> Vec<(u64, Vec<u8>)> {
             let own = entries.iter().filter(|entry| entry.0 == stream);
             own.map(|(_, seq, payload)| (*seq, payload.clone())).collect()
         };
@@ -239,7 +246,7 @@ fn check(
             return Err(format!("stream {stream}: {} of {}", found.len(), committed.len()));
         }
         if found != all[..found.len()] {
-            return Err(format!("stream {stream}: what was replayed was not written"));
+            return Err(format!("stream {stream}: replay differs from the written entries"));
         }
     }
     Ok(())
@@ -249,7 +256,7 @@ fn check(
 fn invariant_1_committed_entries_survive_a_crash_at_every_write_back_and_fence() {
     for seed in seeds(0, 2) {
         let (operations, _) = live(seed, None, None);
-        assert!(operations > 60, "{operations} operations are no test");
+        assert!(operations > 60, "only {operations} operations");
         for at in 0..operations {
             let (_, outcome) = live(seed, None, Some(at));
             assert_eq!(outcome, None, "seed {seed}, crash at {at}");
@@ -258,19 +265,20 @@ fn invariant_1_committed_entries_survive_a_crash_at_every_write_back_and_fence()
 }
 
 #[test]
-fn a_line_that_is_not_written_back_and_a_fence_that_is_left_out_are_found() {
-    for mistake in [Mistake::LineNotWrittenBack, Mistake::NotFenced] {
-        let is_found = (0..100).any(|at| live(1, Some(mistake), Some(20 + at)).1.is_some());
-        assert!(is_found, "{mistake:?}");
+fn mutants_of_the_device_are_detected() {
+    for mutant in [Mutant::LineSkipped, Mutant::FenceSkipped] {
+        let is_detected = (0..100).any(|at| live(1, Some(mutant), Some(20 + at)).1.is_some());
+        assert!(is_detected, "{mutant:?}");
     }
 }
 
-/// Several threads at once, each of which trusts what it wrote back for others.
+/// Several threads at once, each of which relies on write-backs by the others.
 #[test]
-fn threads_that_write_back_for_each_other_lose_nothing() {
+fn threads_that_write_back_for_each_other_keep_every_commit() {
     for seed in seeds(0, 20) {
         let folder = tempfile::tempdir().unwrap();
-        let caches = Arc::new(Caches::new(folder.path(), None, seed, Some(40 + seed % 20 * 3)));
+        let caches =
+            Arc::new(ProcessorCaches::new(folder.path(), None, seed, Some(40 + seed % 20 * 3)));
         let (log, _) = open(folder.path(), &caches).unwrap();
         thread::scope(|scope| {
             for writer in 0..3u16 {
@@ -296,9 +304,9 @@ fn threads_that_write_back_for_each_other_lose_nothing() {
             }
         });
         let mut state = caches.state();
-        let (files, committed) = state.left.take().expect("it crashed");
+        let (files, committed) = state.crashed_files.take().expect("it crashed");
         let committed = &state.committed[..committed];
-        let replayed = open_left(&files).unwrap();
+        let replayed = open_crashed(&files).unwrap();
         for (stream, seq, payload) in committed {
             let found = &replayed[usize::from(*stream)];
             assert!(found.contains(&(*seq, payload.clone())), "seed {seed}: {seq} is lost");

@@ -1,4 +1,4 @@
-//! What the sync policies promise.
+//! The guarantees of the sync policies.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ fn a_killed_process_loses_nothing_whatever_the_policy() {
     }
 }
 
-/// The power goes; nothing is durable but what rotations and asked-for syncs made so. What is left
-/// of each stream is its beginning, and nothing is called damaged.
+/// A power loss with durability from rotations only. Each stream keeps a prefix, and no damage is
+/// reported.
 #[test]
 fn a_power_loss_costs_the_lazy_policies_a_tail() {
     let mut lost = 0;
@@ -42,7 +42,7 @@ fn a_power_loss_costs_the_lazy_policies_a_tail() {
 }
 
 #[test]
-fn an_asked_for_sync_makes_everything_durable() {
+fn a_requested_sync_makes_everything_durable() {
     for seed in seeds(0, 50) {
         let mut world = World::new(seed);
         let options = options(8 << 10, SyncPolicy::Never);
@@ -62,9 +62,10 @@ fn an_asked_for_sync_makes_everything_durable() {
     }
 }
 
-/// What was acknowledged without a sync is lost by one that fails. Whoever asks for a sync is told, until it is kept elsewhere.
+/// A failed sync loses entries that were acknowledged without a sync. Every later sync reports that
+/// until they are durable elsewhere.
 #[test]
-fn a_sync_that_failed_is_told_until_the_floor_has_passed_what_it_lost() {
+fn a_failed_sync_is_reported_until_the_floor_passes_the_lost_range() {
     for sync in [SyncPolicy::Never, SyncPolicy::IntervalMs(1 << 40)] {
         let mut world = World::new(1);
         let log = world.open(options(8 << 10, sync)).unwrap();
@@ -77,18 +78,18 @@ fn a_sync_that_failed_is_told_until_the_floor_has_passed_what_it_lost() {
             assert_eq!(*log.sync().unwrap_err().kind(), ErrorKind::Unavailable);
             assert!(log.stats().has_lost_commits);
             let position = world.append(&log, 100).unwrap();
-            log.commit(&[position]).expect("it goes on in another segment");
+            log.commit(&[position]).expect("the log continues in another segment");
         }
         let ends = (0..STREAM_COUNT as u16).map(|stream| log.end(StreamId(stream)));
         log.purge(&ends.collect::<Vec<_>>()).unwrap();
-        log.sync().expect("what was lost is not needed");
+        log.sync().expect("the lost range is below the floor");
         assert!(!log.stats().has_lost_commits);
     }
 }
 
-/// After a second failure, too, only what is between the two is in doubt: not what was durable before it.
+/// After a second failure, only the range between the two failures is in doubt.
 #[test]
-fn what_was_lost_and_is_kept_elsewhere_says_nothing_of_later_entries() {
+fn a_loss_below_the_floor_does_not_affect_later_entries() {
     let mut world = World::new(1);
     let log = world.open(options(8 << 10, SyncPolicy::Never)).unwrap();
     world.replay(&log).unwrap();
@@ -115,11 +116,11 @@ fn what_was_lost_and_is_kept_elsewhere_says_nothing_of_later_entries() {
     log.harden(&[lost]).expect_err("it is in doubt");
 }
 
-/// The power goes after a sync that failed, when later segments are durable: what was acknowledged before it is there, or is
-/// told.
+/// Power loss after a failed sync, with durable later segments. Every entry that was acknowledged
+/// before the sync is there or reported.
 #[test]
-fn what_a_failed_sync_lost_is_told_as_damage() {
-    let (mut lost, mut told) = (0, 0);
+fn entries_that_a_failed_sync_lost_are_reported_as_damage() {
+    let (mut lost, mut reported) = (0, 0);
     for seed in seeds(0, 200) {
         let mut world = World::new(seed);
         let options = options(8 << 10, SyncPolicy::Never);
@@ -129,19 +130,19 @@ fn what_a_failed_sync_lost_is_told_as_damage() {
         let log = world.open(options).unwrap();
         for (model, replayed) in world.streams.iter().zip(world.replay(&log).unwrap()) {
             let missing = model.records.len() - replayed.found.len();
-            assert!(missing == 0 || replayed.report.damage_count > 0, "{missing} are gone");
+            assert!(missing == 0 || replayed.report.damage_count > 0, "{missing} are missing");
             lost += missing;
-            told += replayed.report.damage_count;
+            reported += replayed.report.damage_count;
             let last = model.records.iter().rposition(|record| record.fate == Fate::Safe);
-            assert!(last.is_none_or(|last| replayed.found.contains(&last)), "synced and gone");
+            assert!(last.is_none_or(|last| replayed.found.contains(&last)), "synced, but missing");
         }
     }
-    assert!(lost > 50 && told > 20, "{lost} lost, {told} places told");
+    assert!(lost > 50 && reported > 20, "{lost} lost, {reported} ranges reported");
 }
 
-/// The same, but the process is killed, and the power goes when it has been started again.
+/// As above, but the process is killed, and the power is lost after the next start.
 #[test]
-fn what_a_failed_sync_left_to_the_system_is_durable_after_the_next_start() {
+fn the_next_start_makes_the_page_cache_of_a_failed_sync_durable() {
     for seed in seeds(0, 200) {
         let mut world = World::new(seed);
         let options = options(8 << 10, SyncPolicy::Never);
@@ -163,8 +164,9 @@ fn what_a_failed_sync_left_to_the_system_is_durable_after_the_next_start() {
     }
 }
 
-/// Records in all streams, of which one fails to sync; then records in all of them that are synced. Those are safe.
-fn fail_a_sync(world: &mut World, options: &LogSetup) -> Log {
+/// Appends to all streams, fails the sync of one, then appends to all and syncs. The later records
+/// are safe.
+fn fail_a_sync(world: &mut World, options: &LogOptions) -> Log {
     let log = world.open(options.clone()).unwrap();
     world.replay(&log).unwrap();
     log.start().unwrap();
@@ -180,7 +182,7 @@ fn fail_a_sync(world: &mut World, options: &LogSetup) -> Log {
         let position = world.append(&log, 200).unwrap();
         log.commit(&[position]).unwrap();
     }
-    // What was lost is told again, and keeps nothing else from its sync.
+    // The sync reports the loss again, but syncs the rest.
     log.sync().expect_err("something is lost");
     for (stream, before) in world.streams.iter_mut().zip(before) {
         stream.records[before..].iter_mut().for_each(|record| record.fate = Fate::Safe);
@@ -189,7 +191,7 @@ fn fail_a_sync(world: &mut World, options: &LogSetup) -> Log {
 }
 
 #[test]
-fn the_interval_policy_syncs_when_its_time_has_come() {
+fn the_interval_policy_syncs_once_per_interval() {
     let mut world = World::new(1);
     let log = world.open(options(8 << 10, SyncPolicy::IntervalMs(100))).unwrap();
     world.replay(&log).unwrap();
@@ -197,7 +199,7 @@ fn the_interval_policy_syncs_when_its_time_has_come() {
     for (wait_ms, syncs) in [(0, 0), (99, 0), (1, 1), (0, 1), (50, 1), (50, 2)] {
         world.sim.clock.advance(Duration::from_millis(wait_ms));
         let position = loop {
-            // One stream has one clock: keep to the first.
+            // Each stream has its own sync time: use the first only.
             let position = world.append(&log, 100).unwrap();
             if position.0.0 == 0 {
                 break position;

@@ -1,7 +1,8 @@
-//! A second reader of the log, written from `docs/formats/log.md` and from nothing else: what it finds is what replay gives.
+//! A second reader of the log, written from `docs/formats/log.md` alone. It must find the same
+//! entries as replay.
 //!
-//! What crashed: now and then the machine, with any subset of unsynced sectors lost. So there are segments of all kinds: torn,
-//! failed, used again, passed over.
+//! - Crashed: sometimes the machine, with any subset of unsynced sectors lost. So all kinds of
+//!   segments occur: torn, failed, recycled, passed over.
 
 use firn_env::{Disk, OpenMode};
 use firn_log::{EntryKind, LogSetup, StreamId, SyncPolicy};
@@ -70,7 +71,7 @@ fn varint(input: &mut &[u8]) -> u64 {
     }
 }
 
-/// The block at position `at`: its mark, its entries and where the next one begins.
+/// The block at position `at`: its mark, its entries and the position of the next block.
 fn block(file: &[u8], header: &Header, at: u64) -> Option<(u64, Vec<Entry>, u64)> {
     let bytes = file.get((at - header.base) as usize..)?;
     if bytes.len() < 24 || u32_at(bytes, 0) != header.nonce {
@@ -96,7 +97,7 @@ fn block(file: &[u8], header: &Header, at: u64) -> Option<(u64, Vec<Entry>, u64)
     Some((u64_at(bytes, 16), entries, at + (24 + len as u64).next_multiple_of(8)))
 }
 
-/// All entries of a stream's files, numbers rising, whose segments do not lie below `floor`.
+/// All entries above `floor`. `files` are the stream's files in the order of their numbers.
 fn read_stream(files: &[Vec<u8>], floor: u64) -> Vec<Entry> {
     let used: Vec<(&Vec<u8>, Header)> =
         files.iter().filter_map(|file| Some((file, header(file)?))).collect();
@@ -106,11 +107,11 @@ fn read_stream(files: &[Vec<u8>], floor: u64) -> Vec<Entry> {
         let (end, is_named) = match used.get(idx + 1).map(|next| next.1) {
             None => (file_end, false),
             Some(next) if next.previous == header.number => (next.previous_end, true),
-            // Removed by a purge, and brought back by a crash: the one behind it is gone.
+            // A purge removed the segment between the two, and a crash brought this one back.
             Some(next) if next.previous > header.number && next.previous != u64::MAX => {
                 (file_end, false)
             }
-            // Passed over: nothing in it was ever committed.
+            // Passed over: no commit ever reached it.
             Some(_) => continue,
         };
         if end <= floor && is_named {
@@ -136,7 +137,7 @@ fn read_stream(files: &[Vec<u8>], floor: u64) -> Vec<Entry> {
 }
 
 #[test]
-fn who_only_knows_the_page_reads_what_replay_gives() {
+fn a_reader_written_from_the_page_agrees_with_replay() {
     let (mut entries, mut recycled, mut failed) = (0, 0, 0);
     for seed in seeds(300_000_000, 60) {
         let mut world = World::new(seed);
@@ -169,7 +170,7 @@ fn who_only_knows_the_page_reads_what_replay_gives() {
                 let found = read_stream(&files, model.floor.0);
                 assert!(
                     found == want,
-                    "stream {stream}, life {life}: {} entries, not {}",
+                    "stream {stream}, life {life}: {} entries, expected {}",
                     found.len(),
                     want.len()
                 );
@@ -178,7 +179,7 @@ fn who_only_knows_the_page_reads_what_replay_gives() {
             world.settle(&replayed);
             world.sim.faults.set_rate(Operation::Sync, 0.05);
             for _ in 0..world.rng.below(100) {
-                // What fails here is told to nobody; the next start sees what became of it.
+                // This writer ignores failures; the next start sees their outcome.
                 if let Ok(position) = world.append(&log, 800) {
                     failed += u32::from(world.commit(&log, &[position]).is_err());
                 }
@@ -193,17 +194,15 @@ fn who_only_knows_the_page_reads_what_replay_gives() {
             }
         }
     }
-    println!(
-        "{entries} entries, {recycled} segments that were used again, {failed} failed commits"
-    );
+    println!("{entries} entries, {recycled} recycled segments, {failed} failed commits");
     assert!(entries > 1_000 && recycled > 10 && failed > 10);
 }
 
-/// The example of the page, as a file: this reader and the log itself find its entry.
+/// This reader and the log find the entry in the example of the page.
 #[test]
 fn the_example_of_the_page_is_a_log() {
     let page = include_str!("../../../../docs/formats/log.md");
-    let example = page.split("**An example.**").nth(1).expect("an example");
+    let example = page.split("## Example").nth(1).expect("an example");
     let mut file = vec![0; 1 << 20];
     for line in example.split("```").nth(1).expect("bytes").lines() {
         let Some((offset, rest)) = line.split_once(": ") else { continue };

@@ -1,4 +1,4 @@
-//! Many threads at once: every acknowledged entry is replayed, in its shard's order.
+//! Many threads at once: every acknowledged entry is replayed, in the order of its shard.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,11 +15,11 @@ const THREADS: u64 = 8;
 const COMMITS: u64 = 300;
 const SHARDS: u16 = 16;
 
-/// By shard: the sequences that were acknowledged, in order.
+/// Acknowledged sequences by shard, in order.
 type Acknowledged = BTreeMap<u16, Vec<u64>>;
 
 #[test]
-fn threads_share_commits_and_lose_nothing() {
+fn threads_share_commits_and_keep_every_entry() {
     for seed in seeds(1, 1) {
         let (log, acknowledged) = run(&Sim::new(seed));
         assert_eq!(log.stats().failures, 0);
@@ -29,7 +29,7 @@ fn threads_share_commits_and_lose_nothing() {
 }
 
 #[test]
-fn threads_on_a_failing_disk_lose_nothing_acknowledged() {
+fn threads_on_a_failing_disk_keep_acknowledged_entries() {
     for seed in seeds(2, 1) {
         let sim = Sim::new(seed);
         sim.faults.set_rate(Operation::Sync, 0.02);
@@ -52,7 +52,7 @@ fn open(sim: &Sim) -> Log {
     Log::open(disk, clock, options).unwrap()
 }
 
-/// Runs all threads, cuts the power, checks what is replayed.
+/// Runs all threads, cuts the power and checks the replay.
 fn run(sim: &Sim) -> (Log, Acknowledged) {
     let log = open(sim);
     for stream in 0..3 {
@@ -119,7 +119,7 @@ fn append(
     order: &Mutex<Vec<u64>>,
     next_seq: &AtomicU64,
 ) -> Option<(u16, u64, StreamId, LogPosition)> {
-    // One writer a shard: its order of sequences is its order in the log.
+    // One writer per shard: its sequence order is the log order.
     let mut order = order.lock().unwrap();
     let seq = next_seq.fetch_add(1, Ordering::Relaxed);
     let stream = log.stream_of(ShardId(shard));
@@ -137,7 +137,7 @@ fn append(
                 return Some((shard, seq, stream, end));
             }
             Ok(Append::Rotated) => {}
-            // No new segment could be made.
+            // The disk refused a new segment.
             Err(_) => return None,
         }
     }

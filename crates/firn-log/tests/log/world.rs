@@ -1,4 +1,4 @@
-//! One simulated database that only has a log, and a model that knows what must be replayed.
+//! A simulated database that has only a log, and a model of the entries that must be replayed.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use firn_sim::{Rng, Sim};
 pub(crate) const STREAM_COUNT: usize = 3;
 pub(crate) const SHARD_COUNT: usize = 8;
 
-/// `count` seeds from `first` on; `FIRN_SOAK=20` takes twenty times as many (`make soak`), `FIRN_SEED=7` that one alone. What
-/// fails ends its output with the command that runs it again.
+/// `count` seeds from `first` on. `FIRN_SOAK=20` runs 20 times as many (`make soak`), `FIRN_SEED=7`
+/// only that one. The output of a failure ends with the command that repeats it.
 pub(crate) fn seeds(first: u64, count: u64) -> impl Iterator<Item = u64> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let seeds = match number("FIRN_SEED") {
@@ -39,14 +39,14 @@ pub(crate) fn options(segment_bytes: u64, sync: SyncPolicy) -> LogSetup {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// Appended, nobody was told anything.
+    /// Appended, without an outcome.
     Maybe,
-    /// Committed: must be there.
+    /// Committed: must be replayed.
     Safe,
-    /// The commit failed: it may come back until another segment is durable.
+    /// The commit failed: may be replayed until a later segment is durable.
     Failed,
-    /// Was not there after a restart: must never come back.
-    Gone,
+    /// Missing after a restart: must never be replayed again.
+    Absent,
 }
 
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ pub(crate) struct Record {
     pub(crate) seq: CommitSeq,
     pub(crate) payload: Vec<u8>,
     pub(crate) segment: SegmentNo,
-    /// End of the append that it came with.
+    /// End of the entry's append.
     pub(crate) position: LogPosition,
 }
 
@@ -76,12 +76,12 @@ pub(crate) struct World {
     pub(crate) next_seq: u64,
 }
 
-/// What a replay of one stream gave: indexes into the model's records.
+/// The replay of one stream, as indexes into the model's records.
 #[derive(Debug)]
-pub(crate) struct Replayed {
+pub(crate) struct StreamReplay {
     pub(crate) found: Vec<usize>,
     pub(crate) report: ReplayReport,
-    /// Which of `found` said that there is a hole before them.
+    /// The indexes in `found` with `after_hole` set.
     pub(crate) after_holes: Vec<usize>,
 }
 
@@ -101,12 +101,12 @@ impl World {
         Log::open(disk, clock, options)
     }
 
-    /// Replays every stream. Each entry must be one that was appended, bit for bit, in order, once.
-    pub(crate) fn replay(&self, log: &Log) -> Result<Vec<Replayed>> {
+    /// Replays every stream. Each entry must be an appended one, bit for bit, in order, once.
+    pub(crate) fn replay(&self, log: &Log) -> Result<Vec<StreamReplay>> {
         (0..STREAM_COUNT).map(|stream| self.replay_stream(log, stream)).collect()
     }
 
-    fn replay_stream(&self, log: &Log, stream: usize) -> Result<Replayed> {
+    fn replay_stream(&self, log: &Log, stream: usize) -> Result<StreamReplay> {
         let model = &self.streams[stream];
         let mut found: Vec<usize> = Vec::new();
         let mut after_holes = Vec::new();
@@ -130,7 +130,7 @@ impl World {
             found.push(idx);
             Ok(())
         })?;
-        // Whole appends only, and the last entry of one ends where the append said.
+        // Appends are whole, and the last entry of each ends at the position of the append.
         for pair in found.windows(2) {
             let [a, b] = [&model.records[pair[0]], &model.records[pair[1]]];
             let cut_between = a.seq == b.seq && pair[0] + 1 != pair[1];
@@ -147,10 +147,10 @@ impl World {
             }
         }
         assert_eq!(report.entries as usize, found.len());
-        Ok(Replayed { found, report, after_holes })
+        Ok(StreamReplay { found, report, after_holes })
     }
 
-    /// Appends one to three entries to a shard, going on in the next segment when asked to.
+    /// Appends one to three entries to a shard; retries after a rotation.
     pub(crate) fn append(
         &mut self,
         log: &Log,
@@ -165,7 +165,7 @@ impl World {
             .map(|idx| if idx + 1 < count { EntryKind::Definition } else { EntryKind::Rows })
             .collect();
         let seq = CommitSeq(self.next_seq);
-        // Gaps, as other streams draw from the same numbers.
+        // Sequences have gaps, because other streams draw from the same counter.
         self.next_seq += 1 + self.rng.below(3);
         let entries: Vec<EntryRef<'_>> = payloads
             .iter()
@@ -179,7 +179,7 @@ impl World {
                 Append::At(position) => break (segment, position),
                 Append::Rotated => tries += 1,
             }
-            assert!(tries < 3, "a segment is full before its first entry");
+            assert!(tries < 3, "an empty segment is full");
         };
         let model = &mut self.streams[usize::from(stream.0)];
         for (payload, &kind) in payloads.iter().zip(&kinds) {
@@ -190,7 +190,7 @@ impl World {
         Ok((stream, position))
     }
 
-    /// Commits the ends of some streams and keeps the books.
+    /// Commits positions of some streams and records the outcome.
     pub(crate) fn commit(
         &mut self,
         log: &Log,
@@ -198,13 +198,13 @@ impl World {
     ) -> Result<()> {
         let outcome = log.commit(positions);
         for &(stream, position) in positions {
-            self.note_commit(log, stream, position);
+            self.record_commit(log, stream, position);
         }
         outcome
     }
 
-    /// Learns from the log what became of the records up to `position`.
-    pub(crate) fn note_commit(&mut self, log: &Log, stream: StreamId, position: LogPosition) {
+    /// Records the outcome of the commits up to `position`.
+    pub(crate) fn record_commit(&mut self, log: &Log, stream: StreamId, position: LogPosition) {
         let records = &mut self.streams[usize::from(stream.0)].records;
         let waiting = records.iter_mut().filter(|record| record.fate == Fate::Maybe);
         for record in waiting.filter(|record| record.position <= position) {
@@ -213,8 +213,8 @@ impl World {
         }
     }
 
-    /// Everything safe is there, nothing gone is there.
-    pub(crate) fn check(&self, replayed: &[Replayed]) {
+    /// All safe records are replayed, and no absent one is.
+    pub(crate) fn check(&self, replayed: &[StreamReplay]) {
         for (stream, (model, replayed)) in self.streams.iter().zip(replayed).enumerate() {
             let mut is_there = vec![false; model.records.len()];
             replayed.found.iter().for_each(|&idx| is_there[idx] = true);
@@ -226,7 +226,7 @@ impl World {
                 }
                 match record.fate {
                     Fate::Safe => assert!(is_there, "stream {stream}: lost {record:?}"),
-                    Fate::Gone => assert!(!is_there, "stream {stream}: came back {record:?}"),
+                    Fate::Absent => assert!(!is_there, "stream {stream}: came back {record:?}"),
                     Fate::Failed if Some(record.segment) < last_safe => {
                         assert!(!is_there, "stream {stream}: failed but there {record:?}");
                     }
@@ -238,15 +238,15 @@ impl World {
         }
     }
 
-    /// After a start: what was replayed is safe from now on, what was not is gone.
-    pub(crate) fn settle(&mut self, replayed: &[Replayed]) {
+    /// After a start: replayed records are safe, the others are absent for ever.
+    pub(crate) fn settle(&mut self, replayed: &[StreamReplay]) {
         for (model, replayed) in self.streams.iter_mut().zip(replayed) {
-            model.records.iter_mut().for_each(|record| record.fate = Fate::Gone);
+            model.records.iter_mut().for_each(|record| record.fate = Fate::Absent);
             replayed.found.iter().for_each(|&idx| model.records[idx].fate = Fate::Safe);
         }
     }
 
-    /// Moves each floor to a random point below which everything is settled, and purges.
+    /// Moves each floor to a random safe position without undecided records below it, and purges.
     pub(crate) fn purge(&mut self, log: &Log) -> Result<()> {
         for model in &mut self.streams {
             let open = model.records.iter().position(|record| record.fate == Fate::Maybe);
@@ -271,7 +271,7 @@ fn payload(rng: &mut Rng, bytes_max: u64) -> Vec<u8> {
         1..8 => rng.below(100),
         _ => rng.below(bytes_max),
     };
-    // Zeros are the hard case: they look like what was never written.
+    // Zeros are the hard case: they look like unwritten bytes.
     let zeros = rng.chance(0.2);
     (0..bytes).map(|_| if zeros { 0 } else { rng.next_u64() as u8 }).collect()
 }

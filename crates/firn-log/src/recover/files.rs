@@ -1,0 +1,244 @@
+//! The segment files of a stream: lists them at a start, and decides where the stream continues.
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
+use std::sync::Arc;
+
+use firn_env::{Disk, DiskFile, OpenMode};
+use firn_model::{Error, ErrorKind, LogPosition, Result};
+
+use crate::append::StreamId;
+use crate::block::ALIGN_BYTES;
+use crate::options::LogOptions;
+use crate::read::SegmentReader;
+use crate::segment::{self, HEADER_BYTES, Header, PreviousSegment, SegmentNo};
+use crate::stream::{OldSegment, ResumePoint};
+
+/// A tail is rewritten in steps of this.
+const REWRITE_BYTES: usize = 1 << 20;
+
+/// The segment files of one stream.
+#[derive(Debug)]
+pub(crate) struct StreamFiles {
+    pub(super) id: StreamId,
+    /// Numbers of streams and shards.
+    counts: (usize, usize),
+    pub(super) segments: Vec<SegmentFile>,
+    next_number: SegmentNo,
+    pub(super) replayed: Option<ReplayOutcome>,
+}
+
+#[derive(Debug)]
+pub(super) struct SegmentFile {
+    pub(super) number: SegmentNo,
+    pub(super) file: Arc<dyn DiskFile>,
+    pub(super) file_bytes: u64,
+    pub(super) header: Option<Header>,
+    /// Without a header: the end of the last non-zero byte; `None` if the file was never used.
+    pub(super) headless_bytes: Option<u64>,
+}
+
+#[derive(Debug)]
+pub(super) struct ReplayOutcome {
+    pub(super) floor: LogPosition,
+    /// The last segment with a header, and its end.
+    pub(super) last: Option<PreviousSegment>,
+    /// Ranges that may be in the page cache only: the end of the last segment, and the end of every
+    /// segment with a failed sync.
+    pub(super) unsure: Vec<PreviousSegment>,
+    /// The lowest position for new entries.
+    pub(super) base_min: LogPosition,
+}
+
+impl StreamFiles {
+    /// Lists the segments of a stream and reads their headers.
+    ///
+    /// # Errors
+    /// `Invalid` for a segment of a newer version or a renamed file, `Corrupt` for a header that
+    /// contradicts itself.
+    pub(crate) fn open(disk: &dyn Disk, id: StreamId, options: &LogOptions) -> Result<StreamFiles> {
+        let mut numbers: Vec<SegmentNo> = disk
+            .list(&segment::folder(id.0))?
+            .iter()
+            .filter_map(|name| segment::parse_name(name))
+            .collect();
+        numbers.sort_unstable();
+        let next_number = SegmentNo(numbers.last().map_or(1, |last| last.0.saturating_add(1)));
+        let mut segments = Vec::with_capacity(numbers.len());
+        for number in numbers {
+            let path = segment::path(id.0, number);
+            let file = disk.open(&path, OpenMode::Write)?;
+            let file_bytes = file.len()?;
+            let mut bytes = vec![0; clamp_len(file_bytes, HEADER_BYTES)];
+            file.read_at(0, &mut bytes)?;
+            let header = Header::decode(&bytes).map_err(|error| error.context(&path))?;
+            if let Some(header) = &header {
+                check_name(header, id, number).map_err(|error| error.context(&path))?;
+            }
+            let headless_bytes = match &header {
+                Some(_) => None,
+                None if segment::is_blank(&bytes) => None,
+                None => SegmentReader::headless(Arc::clone(&file))?.last_written(0)?,
+            };
+            segments.push(SegmentFile { number, file, file_bytes, header, headless_bytes });
+        }
+        let counts = (options.stream_count, options.shard_count);
+        Ok(StreamFiles { id, counts, segments, next_number, replayed: None })
+    }
+
+    /// Removes all files of a stream that a smaller number of streams left over. All of them are
+    /// below `floor`.
+    ///
+    /// # Errors
+    /// `Invalid` if one is not.
+    pub(crate) fn discard(&self, disk: &dyn Disk, floor: LogPosition) -> Result<()> {
+        for segment in &self.segments {
+            if let Some(header) = &segment.header {
+                self.is_of_other_layout(header, floor)?;
+            }
+            match disk.remove(&segment::path(self.id.0, segment.number)) {
+                Err(error) if *error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a segment was written with another number of streams; it is then not needed.
+    ///
+    /// # Errors
+    /// `Invalid` if it is needed.
+    pub(super) fn is_of_other_layout(&self, header: &Header, floor: LogPosition) -> Result<bool> {
+        let found = (usize::from(header.stream_count), usize::from(header.shard_count));
+        if found == self.counts {
+            return Ok(false);
+        }
+        if header.base.0.saturating_add(header.bytes) > floor.0 || found.1 != self.counts.1 {
+            let (streams, shards) = self.counts;
+            return Err(Error::invalid(format!(
+                "log segment {} of stream {}: written with {} streams and {} shards, opened with \
+                 {streams} and {shards}; open it with the numbers that it was written with",
+                header.number.0, self.id.0, found.0, found.1
+            )));
+        }
+        Ok(true)
+    }
+
+    /// The most bytes that a replay from `floor` reads. The newest segment counts as full; files
+    /// that wait to be recycled are below the floor.
+    pub(crate) fn bytes_from(&self, floor: LogPosition) -> u64 {
+        let headers = self.segments.iter().filter_map(|found| found.header.as_ref());
+        let own = headers.filter(|header| usize::from(header.stream_count) == self.counts.0);
+        own.map(|header| {
+            header.base.0.saturating_add(header.bytes).saturating_sub(header.base.max(floor).0)
+        })
+        .fold(0, u64::saturating_add)
+    }
+
+    /// Makes the replayed entries durable and returns where the stream continues.
+    ///
+    /// # Errors
+    /// `Internal` if the stream was not replayed; `Unavailable` when the disk fails.
+    pub(crate) fn resume(&mut self) -> Result<ResumePoint> {
+        let replayed = self.replayed.as_ref().ok_or_else(|| {
+            Error::internal(format!("log stream {}: start before replay", self.id.0))
+        })?;
+        replayed.unsure.iter().try_for_each(|&end| self.secure(end))?;
+        let next_number = self.next_number;
+        // A retry after a failure must not use the number again: its file may exist.
+        self.next_number.0 = self.next_number.0.saturating_add(1);
+        let old_of = |segment: &SegmentFile| {
+            // An unused file is free: the next segment recycles it.
+            let end = if segment.is_blank() { LogPosition(0) } else { replayed.base_min };
+            OldSegment { number: segment.number, end, bytes: segment.file_bytes }
+        };
+        let mut old: Vec<OldSegment> = self.segments.iter().map(old_of).collect();
+        // A segment ends at the base of the next one, if there is one.
+        let bases = self.segments.iter().rev().filter_map(|segment| segment.header.as_ref());
+        let mut next_base = replayed.base_min;
+        for header in bases {
+            for old in old.iter_mut().filter(|old| old.number == header.number) {
+                old.end = next_base;
+            }
+            next_base = header.base;
+        }
+        Ok(ResumePoint {
+            base: replayed.base_min,
+            floor: replayed.floor,
+            next_number,
+            previous: replayed.last,
+            old,
+        })
+    }
+
+    /// Closes the files. An open file would keep its disk space after it was removed.
+    pub(crate) fn close(&mut self) {
+        self.segments.clear();
+    }
+
+    /// Makes replayed entries durable before the caller builds on them. A killed process may have
+    /// left them in the page cache, and after a failed sync the kernel marks such pages clean, so
+    /// another sync skips them. Therefore every byte after the known durable position is written
+    /// again with its present content. A torn rewrite changes nothing.
+    fn secure(&self, unsure: PreviousSegment) -> Result<()> {
+        let found = self.segments.iter().find(|found| found.number == unsure.number);
+        let Some((segment, header)) = found.and_then(|found| Some((found, found.header.as_ref()?)))
+        else {
+            return Ok(());
+        };
+        let durable = unsure.durable.0.saturating_sub(header.base.0);
+        let end = unsure.end.0.saturating_sub(header.base.0).min(segment.file_bytes);
+        let mut offset = if durable < HEADER_BYTES as u64 { 0 } else { durable };
+        let mut bytes = Vec::new();
+        while offset < end {
+            bytes.resize(clamp_len(end.saturating_sub(offset), REWRITE_BYTES), 0);
+            segment.file.read_at(offset, &mut bytes)?;
+            segment.file.write_at(offset, &bytes)?;
+            offset = offset.saturating_add(bytes.len() as u64);
+        }
+        segment.file.sync()
+    }
+
+    /// The first position above everything that was ever written, including damaged and torn bytes.
+    pub(super) fn base_min(&self, end: LogPosition, floor: LogPosition) -> LogPosition {
+        let headers = self.segments.iter().filter_map(|segment| segment.header.as_ref());
+        let bases = headers
+            .map(|header| header.base.0.saturating_add(ALIGN_BYTES as u64))
+            .max()
+            .unwrap_or(0);
+        // An unreadable header hides its base; its segment followed the others.
+        let hidden = self.segments.iter().filter(|segment| segment.headless_bytes.is_some());
+        let hidden_bytes = hidden.map(|segment| segment.file_bytes).fold(0, u64::saturating_add);
+        let base = end.0.max(floor.0).max(bases).saturating_add(hidden_bytes);
+        LogPosition(base.checked_next_multiple_of(ALIGN_BYTES as u64).unwrap_or(base))
+    }
+}
+
+impl SegmentFile {
+    /// Whether the file was made ahead and never used.
+    fn is_blank(&self) -> bool {
+        self.header.is_none() && self.headless_bytes.is_none()
+    }
+}
+
+fn check_name(header: &Header, id: StreamId, number: SegmentNo) -> Result<()> {
+    if header.stream != id.0 || header.number != number {
+        return Err(Error::invalid(format!(
+            "the file holds segment {} of stream {}: it was moved or renamed; move it back",
+            header.number.0, header.stream
+        )));
+    }
+    Ok(())
+}
+
+/// `bytes`, at most `max`.
+fn clamp_len(bytes: u64, max: usize) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX).min(max)
+}
