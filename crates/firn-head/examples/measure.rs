@@ -1,9 +1,9 @@
-//! What a sample and a series cost in the head:
-//! `cargo run --release -p firn-head --example measure [series] [rounds]`.
+//! Measures the cost of a sample and of a series in the head: `cargo run --release -p firn-head
+//! --example measure [series] [rounds]`.
 //!
-//! 100,000 series at 15 s, 120 rounds unless told, time-major: once alone, once in groups of 100. Values are like
-//! a server's: a third constant, a third counters, a third small gauges. Prints CPU per sample and
-//! bytes per series.
+//! By default 100,000 series at 15 s for 120 rounds, time-major: once as lone series, once in
+//! groups of 100. Values are like a server's: a third constant, a third counters, a third small
+//! gauges. Prints CPU per sample and bytes per series.
 
 #![allow(clippy::print_stdout, reason = "this is a tool")]
 #![allow(clippy::disallowed_methods, reason = "measures real time and memory")]
@@ -37,14 +37,14 @@ struct Load {
 fn cpu() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let ns = text.split(' ').next().and_then(|field| field.parse().ok());
-    Duration::from_nanos(ns.expect("this tool measures on Linux only"))
+    Duration::from_nanos(ns.expect("this tool needs Linux"))
 }
 
 #[derive(Default)]
 struct Times {
     sort: Duration,
     write: Duration,
-    /// Shares of `write`, by the clock.
+    /// Parts of `write`, by the wall clock.
     encode: Duration,
     stage: Duration,
     publish: Duration,
@@ -81,11 +81,11 @@ fn run(load: &Load, name: &str, members: u64) {
         }
         let start = cpu();
         while let Some(job) = head.plan_convert() {
-            assert!(head.apply_convert(job.run().expect("what was written can be read")));
+            assert!(head.apply_convert(job.run().expect("written rows are readable")));
         }
         let converted = cpu();
         while let Some(job) = head.plan_compress() {
-            assert!(head.apply_convert(job.run().expect("what was written can be read")));
+            assert!(head.apply_convert(job.run().expect("written rows are readable")));
         }
         times.convert += converted - start;
         times.compress += cpu() - converted;
@@ -121,8 +121,8 @@ fn report(load: &Load, name: &str, head: &Head, budget: &Budget, times: &Times, 
     let clock = times.encode + times.stage + times.publish;
     let share = |time: Duration| ns(times.write) * time.as_secs_f64() / clock.as_secs_f64();
     println!(
-        "{name}: sort {:.1}, encode {:.1}, stage {:.1}, publish {:.1}, convert {:.1}, compress {:.1} \
-         ns a sample; log {:.2} B a sample",
+        "{name}: sort {:.1}, encode {:.1}, stage {:.1}, publish {:.1}, convert {:.1}, \
+         compress {:.1} ns per sample; log {:.2} B per sample",
         ns(times.sort),
         share(times.encode),
         share(times.stage),
@@ -132,8 +132,8 @@ fn report(load: &Load, name: &str, head: &Head, budget: &Budget, times: &Times, 
         times.log_bytes as f64 / samples,
     );
     println!(
-        "  bytes a series: {:.1} now ({:.1} at peak) = arenas {:.1}, segments {:.1} ({} of them), \
-         states {:.1}",
+        "  bytes per series: {:.1} now ({:.1} at peak) = arenas {:.1}, \
+         segments {:.1} ({} of them), states {:.1}",
         per_series(budget.usage().used_bytes),
         per_series(peak),
         per_series(stats.arena_bytes),
@@ -156,7 +156,7 @@ fn read(load: &Load, head: &Head, members: u64) {
         let mut reader = snapshot.reader(range);
         for group in 0..load.series / members {
             let sources = reader.read(GroupId(group), Slots::Some(&slot), range);
-            let merged = merge_into_one(sources.expect("what was written can be read"), range);
+            let merged = merge_into_one(sources.expect("written rows are readable"), range);
             value_count += merged.value_count();
         }
         let us = (cpu() - start).as_nanos() as f64 / 1e3 / (load.series / members) as f64;

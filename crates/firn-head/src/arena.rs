@@ -1,11 +1,12 @@
 //! Active rows of one shard: appended, never changed, no object and no allocation per series.
 //!
-//! A row stands as `varint step back to the group's row before (0 = none), varint length * 2 +
-//! hidden, row bytes`; a page table of `u32` per group points at the group's last row. Readers
-//! follow the steps back, skip what is not visible to them, and decode forward. The first row of a
-//! group in an arena is whole, so an arena explains itself.
+//! A row is `varint step back to the group's previous row (0 = none), varint length * 2 + hidden,
+//! row bytes`. A page table of `u32` per group points to the group's last row. Readers follow the
+//! steps back, skip rows that are not visible to them, and decode forward. The first row of a group
+//! in an arena is whole, so an arena is self-contained.
 //!
-//! Source: ByteSeries 3.2.1 (active segment: an append-only array per shard); the rows are ours.
+//! Source: ByteSeries, section 3.2.1 (active segment: an append-only array per shard). The row
+//! format is our own.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -17,7 +18,7 @@ use firn_model::{Reservation, Result, Slot, TimeRange, Timestamp, encode_varint}
 use parking_lot::Mutex;
 
 use crate::growing::{FIRST_BUCKET_BYTES, Growing};
-use crate::payload::Local;
+use crate::payload::LocalGroup;
 use crate::words::{BLOCK_BYTES, Words};
 
 /// Groups per page: 1 KiB, so that a shard with few active groups stays small.
@@ -25,28 +26,28 @@ const PAGE_GROUPS: usize = 256;
 /// Step and length of a row: two varints of 32 and 33 bits.
 pub(crate) const ROW_HEADER_BYTES_MAX: usize = 5 + 5;
 
-/// What an arena with its first row may hold.
+/// The most bytes of an arena with its first row.
 pub(crate) const ARENA_BYTES_MIN: usize =
     size_of::<Arena>() + BLOCK_BYTES + PAGE_GROUPS * 4 + 2 * FIRST_BUCKET_BYTES;
 
 /// The rows of one generation of a shard.
 ///
-/// Written under the shard's lock, read without any.
+/// Written under the shard's lock, read without a lock.
 pub(crate) struct Arena {
     words: Words,
-    /// Per group: where its last row starts, plus one; 0 = no row. Stored with release after the
-    /// row's bytes, so whoever loads it with acquire may read the row and all before it.
+    /// Per group: start of its last row plus one; 0 = no row. Stored with release after the row's
+    /// bytes, so a reader that loads it with acquire may read this row and all before it.
     chains: Growing<AtomicU32>,
-    /// What it holds, given back when the last reader lets go.
+    /// The arena's reservation, released with the last reader.
     pub(crate) held: Mutex<Reservation>,
 }
 
-/// Where a row goes.
+/// A row to append.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewRow<'a> {
-    pub(crate) local: Local,
+    pub(crate) local: LocalGroup,
     pub(crate) bytes: &'a [u8],
-    /// Only there to explain later rows: its values are not read.
+    /// Present only as the base of later rows: its values are not read.
     pub(crate) hidden: bool,
 }
 
@@ -55,12 +56,12 @@ pub(crate) struct NewRow<'a> {
 pub(crate) struct ReadBuffers {
     rows: RowBuffers,
     columns: RowsToColumns,
-    /// Bytes that were looked at, of chunks.
+    /// Bytes of chunks that were read.
     pub(crate) touched: usize,
 }
 
 impl ReadBuffers {
-    /// Bytes of rows and chunks that were looked at.
+    /// Bytes of rows and chunks that were read.
     pub(crate) fn bytes_touched(&self) -> usize {
         self.rows.touched + self.touched
     }
@@ -68,10 +69,10 @@ impl ReadBuffers {
 
 #[derive(Default)]
 struct RowBuffers {
-    found: Vec<Found>,
+    rows: Vec<RowLocation>,
     row: Vec<u8>,
     state: RowState,
-    /// Bytes that were looked at, of rows.
+    /// Bytes of rows that were read.
     touched: usize,
 }
 
@@ -80,20 +81,20 @@ impl Arena {
         Arena { words: Words::new(), chains: Growing::new(PAGE_GROUPS), held: Mutex::new(held) }
     }
 
-    /// Bytes that it holds.
+    /// Bytes held.
     pub(crate) fn heap_bytes(&self) -> u64 {
         (size_of::<Arena>() + self.words.heap_bytes() + self.chains.heap_bytes()) as u64
     }
 
     /// Whether the group has a row here, visible or not.
-    pub(crate) fn has_group(&self, local: Local) -> bool {
+    pub(crate) fn has_group(&self, local: LocalGroup) -> bool {
         self.last(local, Ordering::Relaxed) != 0
     }
 
-    /// Appends a row at `end`; returns the new end. Only the writer calls this, with `end` as the
-    /// call before returned it. `scratch` is any buffer.
+    /// Appends a row at `end` and returns the new end. Only the writer calls this, with `end` as
+    /// the previous call returned it. `scratch` is any buffer.
     pub(crate) fn append(&self, end: u32, row: NewRow<'_>, scratch: &mut Vec<u8>) -> u32 {
-        let last = &self.chains.get_or_make(page(row.local))[place(row.local)];
+        let last = &self.chains.get_or_make(page(row.local))[entry_of(row.local)];
         let before = last.load(Ordering::Relaxed);
         let step = if before == 0 { 0 } else { end + 1 - before };
         scratch.clear();
@@ -105,14 +106,14 @@ impl Arena {
         end + scratch.len() as u32
     }
 
-    /// The smallest group from `from` on that has a row, visible or not.
-    pub(crate) fn next_group(&self, from: Local) -> Option<Local> {
+    /// The smallest group at or above `from` with a row, visible or not.
+    pub(crate) fn next_group(&self, from: LocalGroup) -> Option<LocalGroup> {
         let mut from = from as usize;
         while from / PAGE_GROUPS < self.chains.block_end() {
             if let Some(page) = self.chains.get(from / PAGE_GROUPS) {
                 let mut rest = page[from % PAGE_GROUPS..].iter();
                 if let Some(at) = rest.position(|last| last.load(Ordering::Acquire) != 0) {
-                    return Some((from + at) as Local);
+                    return Some((from + at) as LocalGroup);
                 }
             }
             from = (from / PAGE_GROUPS + 1) * PAGE_GROUPS;
@@ -121,7 +122,7 @@ impl Arena {
     }
 
     /// Whether the group has a row before `visible`.
-    pub(crate) fn has_row(&self, local: Local, visible: u32) -> Result<bool> {
+    pub(crate) fn has_row(&self, local: LocalGroup, visible: u32) -> Result<bool> {
         let mut at = self.last(local, Ordering::Acquire);
         while at > visible {
             at = self.header(at - 1)?.0.map_or(0, |start| start + 1);
@@ -132,10 +133,10 @@ impl Arena {
     /// The group's values of `slots` in `range` from rows before `visible`.
     ///
     /// # Errors
-    /// `Corrupt` if a row is none; it passed the log's checksum, so that is a bug.
+    /// `Corrupt` if a row is malformed. It passed the log's checksum, so that is a bug.
     pub(crate) fn read(
         &self,
-        local: Local,
+        local: LocalGroup,
         visible: u32,
         (slots, range): (Slots<'_>, TimeRange),
         seq: SeqRange,
@@ -146,10 +147,11 @@ impl Arena {
         read.map(|()| columns)
     }
 
-    /// As [`Arena::read`] for one member, appended to `out`; `false` if a row does not come after what is there.
+    /// As [`Arena::read`] for one member, appended to `out`; `false` if a row is not later than the
+    /// last sample.
     pub(crate) fn append_one(
         &self,
-        local: Local,
+        local: LocalGroup,
         visible: u32,
         (slot, range): (Slot, TimeRange),
         buffers: &mut ReadBuffers,
@@ -168,10 +170,10 @@ impl Arena {
         Ok(rises)
     }
 
-    /// Takes the members with a value in `range` in rows before `visible` out of `left`.
+    /// Removes from `left` the members with a value in `range` in rows before `visible`.
     pub(crate) fn take_present(
         &self,
-        local: Local,
+        local: LocalGroup,
         visible: u32,
         range: TimeRange,
         buffers: &mut ReadBuffers,
@@ -191,7 +193,7 @@ impl Arena {
     /// Decodes the group's rows into `buffers.columns`.
     fn read_rows(
         &self,
-        local: Local,
+        local: LocalGroup,
         visible: u32,
         (slots, range): (Slots<'_>, TimeRange),
         buffers: &mut ReadBuffers,
@@ -204,20 +206,21 @@ impl Arena {
         })
     }
 
-    /// Decodes the group's rows, oldest first, and calls `each` with what is not hidden.
+    /// Decodes the group's rows, oldest first, and calls `each` with every value that is not
+    /// hidden.
     #[inline]
     fn each_value(
         &self,
-        local: Local,
+        local: LocalGroup,
         visible: u32,
         slots: Slots<'_>,
         buffers: &mut RowBuffers,
         mut each: impl FnMut(Timestamp, Slot, f64),
     ) -> Result<()> {
-        let RowBuffers { found, row, state, touched } = buffers;
-        self.find_rows(local, visible, found)?;
+        let RowBuffers { rows, row, state, touched } = buffers;
+        self.find_rows(local, visible, rows)?;
         *state = RowState::new();
-        for found in found.iter().rev() {
+        for found in rows.iter().rev() {
             let mut bytes = self.words.read(found.start as usize, found.len as usize, row);
             let row_bytes = bytes.len();
             decode_row_slots(state, slots, &mut bytes, |ts, slot, value| {
@@ -231,12 +234,17 @@ impl Arena {
     }
 
     #[inline]
-    fn last(&self, local: Local, ordering: Ordering) -> u32 {
-        self.chains.get(page(local)).map_or(0, |page| page[place(local)].load(ordering))
+    fn last(&self, local: LocalGroup, ordering: Ordering) -> u32 {
+        self.chains.get(page(local)).map_or(0, |page| page[entry_of(local)].load(ordering))
     }
 
     /// The group's visible rows, last row first.
-    fn find_rows(&self, local: Local, visible: u32, rows: &mut Vec<Found>) -> Result<()> {
+    fn find_rows(
+        &self,
+        local: LocalGroup,
+        visible: u32,
+        rows: &mut Vec<RowLocation>,
+    ) -> Result<()> {
         rows.clear();
         let mut next = self.last(local, Ordering::Acquire).checked_sub(1);
         while let Some(start) = next {
@@ -249,9 +257,9 @@ impl Arena {
         Ok(())
     }
 
-    /// The row at `start`, and where the group's row before it starts.
+    /// The row at `start`, and the start of the group's previous row.
     #[inline]
-    fn header(&self, start: u32) -> Result<(Option<u32>, Found)> {
+    fn header(&self, start: u32) -> Result<(Option<u32>, RowLocation)> {
         let bytes = self.words.peek(start as usize).to_le_bytes();
         let mut input = bytes.as_slice();
         let step = take_varint(&mut input, "active row step")? as u32;
@@ -260,12 +268,12 @@ impl Arena {
         debug_assert!(step <= start, "a step back of {step} at {start}");
         let before = if step == 0 { None } else { start.checked_sub(step) };
         let (hidden, len) = (len & 1 != 0, (len >> 1) as u32);
-        Ok((before, Found { start: start + header_bytes, len, hidden }))
+        Ok((before, RowLocation { start: start + header_bytes, len, hidden }))
     }
 }
 
-/// Where a row's bytes are.
-struct Found {
+/// Location of a row's bytes.
+struct RowLocation {
     start: u32,
     len: u32,
     hidden: bool,
@@ -274,12 +282,12 @@ struct Found {
 const _: () = assert!(ROW_HEADER_BYTES_MAX <= 16, "one peek has a row's whole header");
 
 #[inline]
-fn page(local: Local) -> usize {
+fn page(local: LocalGroup) -> usize {
     local as usize / PAGE_GROUPS
 }
 
 #[inline]
-fn place(local: Local) -> usize {
+fn entry_of(local: LocalGroup) -> usize {
     local as usize % PAGE_GROUPS
 }
 
@@ -290,9 +298,10 @@ mod tests {
 
     use super::*;
 
-    /// Two groups take turns, so that rows share words at their ends. Miri runs this with a memory as weak as the language allows.
+    /// Two groups take turns, so rows share words at their ends. Under Miri, memory is as weakly
+    /// ordered as the language permits.
     #[test]
-    fn a_row_that_a_chain_tells_of_is_whole_for_readers_without_a_lock() {
+    fn a_row_in_a_chain_is_complete_for_readers_without_a_lock() {
         const ROW_COUNT: usize = if cfg!(miri) { 30 } else { 2_000 };
         let arena = Arena::new(Budget::unlimited().empty(Pool::Head));
         let write = || {

@@ -1,37 +1,38 @@
-//! Since when a shard's memory has everything, by time range: which tables need not be read.
+//! For each time range, the commit since which a shard's memory is complete. It decides which
+//! tables a query can skip.
 
 use std::sync::Arc;
 
 use firn_model::{CommitSeq, TimeRange};
 
-/// So many losses are remembered apart; the oldest two become one beyond.
+/// The most losses that are kept separately; beyond it, the two oldest are merged.
 const LOSSES_MAX: usize = 16;
 
-/// What of the rows since the start is still in memory. Cheap to clone.
+/// The rows since the start that are still in memory. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Complete {
-    /// Where the first row that came into memory is from.
+pub(crate) struct CompleteSince {
+    /// The commit of the first row in memory.
     since: Option<CommitSeq>,
-    losses: Arc<Vec<Loss>>,
+    losses: Arc<Vec<ReleasedRows>>,
 }
 
-/// Rows that were given back: none of them is outside of `range` or from `next` or later.
+/// Released rows: all of them are in `range` and from commits before `next`.
 #[derive(Clone, Copy, Debug)]
-struct Loss {
+struct ReleasedRows {
     range: TimeRange,
     next: CommitSeq,
 }
 
-impl Complete {
-    /// A row of commit `seq` comes into memory.
+impl CompleteSince {
+    /// A row of commit `seq` enters memory.
     pub(crate) fn begin(&mut self, seq: CommitSeq) {
         self.since.get_or_insert(seq);
     }
 
-    /// Rows in `range`, of commits up to `last`, are no longer there.
+    /// Rows in `range`, of commits up to `last`, leave memory.
     pub(crate) fn lose(&mut self, range: TimeRange, last: CommitSeq) {
         let losses = Arc::make_mut(&mut self.losses);
-        losses.push(Loss { range, next: CommitSeq(last.0.saturating_add(1)) });
+        losses.push(ReleasedRows { range, next: CommitSeq(last.0.saturating_add(1)) });
         if losses.len() > LOSSES_MAX {
             let oldest = losses.remove(0);
             losses[0].range = losses[0].range.union(oldest.range);
@@ -39,8 +40,8 @@ impl Complete {
         }
     }
 
-    /// Every row in `range` that was committed at this or later is in memory; `CommitSeq(u64::MAX)` if there was
-    /// none since the start.
+    /// Every row in `range` that was committed at this or later is in memory; `CommitSeq(u64::MAX)`
+    /// if no row entered memory since the start.
     pub(crate) fn since(&self, range: TimeRange) -> CommitSeq {
         let Some(since) = self.since else { return CommitSeq(u64::MAX) };
         let losses = self.losses.iter().filter(|loss| loss.range.overlaps(range));
@@ -53,8 +54,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loss_counts_where_it_was_and_many_are_few() {
-        let mut complete = Complete::default();
+    fn losses_count_in_their_range_and_merge_when_many() {
+        let mut complete = CompleteSince::default();
         assert_eq!(complete.since(TimeRange::ALL), CommitSeq(u64::MAX));
         complete.begin(CommitSeq(10));
         complete.begin(CommitSeq(11));
@@ -69,7 +70,10 @@ mod tests {
         }
         assert_eq!(complete.losses.len(), LOSSES_MAX);
         assert_eq!(complete.since(TimeRange::at(9_950)), CommitSeq(1_001));
-        assert!(complete.since(TimeRange::at(150)) >= CommitSeq(31), "never too early");
+        assert!(
+            complete.since(TimeRange::at(150)) >= CommitSeq(31),
+            "a merged loss is never too early"
+        );
         assert_eq!(complete.since(TimeRange::at(20_000)), CommitSeq(10));
     }
 }

@@ -1,79 +1,87 @@
-//! Rows become columns, small columns become large ones: plan, run, apply.
+//! Conversion of rows to columns and of small columns to large ones: plan, run, apply.
 //!
-//! A conversion replaces adjacent parts of a shard by one. Writers and readers go on meanwhile; a
-//! conversion whose parts were flushed, given back or replaced in between is dropped at apply.
+//! A conversion replaces adjacent parts of a shard by one, while writers and readers continue. If
+//! its parts were flushed apart, released or replaced meanwhile, apply drops it.
 //!
-//! Source: ByteSeries 3.3 and Algorithm 1 (data conversion scheduler); the one scheduler is the
-//! engine's.
+//! Source: ByteSeries, section 3.3 with Algorithm 1 (data conversion scheduler). The engine's
+//! scheduler runs the jobs.
 
 use std::sync::Arc;
 
 use firn_codec::Effort;
 use firn_model::{Budget, Pool, Result, ShardId, TimeRange};
 
-use crate::part::{Form, Listed, Memory, Part, PartWalk, Pinned};
+use crate::part::{ListedPart, Part, PartForm, PartMemory, PartWalk, PinnedPart};
 use crate::pool::BlockPool;
 use crate::segment::{Segment, SegmentBuilder};
-use crate::shard::{Parts, Shard, hold};
+use crate::shard::{PartList, Shard, hold};
 
-/// Arenas of a shard that wait are converted together up to this size: it bounds a job's time.
+/// Waiting arenas of a shard are converted together up to this size, which bounds a job's time.
 const JOB_BYTES_MAX: u64 = 32 << 20;
 
-/// Adjacent parts of one shard that shall become one. Dropping it gives the plan up.
+/// Adjacent parts of one shard to be replaced by one. Dropping it cancels the plan.
 pub struct ConvertJob {
     shard: ShardId,
-    inputs: Vec<Pinned>,
+    inputs: Vec<PinnedPart>,
     effort: Effort,
     budget: Budget,
     blocks: Arc<BlockPool>,
     /// An epoch that had begun when it was planned.
     made: u64,
-    /// The shard plans no other conversion while this is held.
+    /// While this is held, the shard plans no other conversion.
     claim: Arc<()>,
 }
 
 /// The outcome of a [`ConvertJob`], for [`crate::Head::apply_convert`].
 pub struct ConvertEdit {
     pub(crate) shard: ShardId,
-    inputs: Vec<Pinned>,
+    inputs: Vec<PinnedPart>,
     output: Part,
     _claim: Arc<()>,
 }
 
 impl ConvertJob {
-    /// Reads the parts and packs what they have. Pure: no lock, no I/O. About 40 to 100 ns a sample.
+    /// Reads and packs the parts. Pure: no lock, no I/O. About 40 to 100 ns per sample.
     ///
     /// # Errors
-    /// `Corrupt` if memory is not what was written: a bug. The parts stay as they are.
+    /// `Corrupt` if the memory is malformed: a bug. The parts stay unchanged.
     pub fn run(self) -> Result<ConvertEdit> {
         let base = self.inputs.iter().map(|input| input.part.range.start).min().unwrap_or(0);
         let held = self.budget.empty(Pool::Head);
         let mut builder = SegmentBuilder::new(base, Arc::clone(&self.blocks), held);
         let mut walk = PartWalk::new(self.inputs.iter())?;
-        // Nothing to hide: parts on both sides of a delete are not united.
+        // No tombstones: parts on both sides of a delete are never merged.
         while let Some((local, columns)) = walk.take(|_, _| ())? {
             builder.add(local, columns, self.effort);
         }
         let range = builder.range;
+        debug_assert!(
+            self.inputs
+                .iter()
+                .fold(TimeRange::EMPTY, |all, input| all.union(input.part.range))
+                .intersect(range)
+                == range,
+            "a conversion made samples outside the range of its inputs"
+        );
         let output = output(&self.inputs, range, builder.finish(), self.made);
         Ok(ConvertEdit { shard: self.shard, inputs: self.inputs, output, _claim: self.claim })
     }
 
-    /// Bytes of memory that its parts hold.
+    /// Bytes of memory of its parts.
     pub fn input_bytes(&self) -> u64 {
         self.inputs.iter().map(|input| input.form.heap_bytes()).sum()
     }
 }
 
-/// How many of the youngest segments shall become one. `sizes` youngest first, in generations; sizes
-/// of one power of `fan_in` count as one size. 0 if there are too few of any.
+/// How many of the youngest segments to merge; 0 if too few of one size exist. `sizes` is youngest
+/// first, in generations. Sizes with the same power of `fan_in` count as one size.
 fn mergeable_count(sizes: impl Iterator<Item = u64>, fan_in: usize) -> usize {
     let fan_in = fan_in.max(2);
     let tiers: Vec<u32> = sizes.map(|size| size.max(1).ilog(fan_in as u64)).collect();
     let (mut taken, mut merged) = (0, 0);
     for tier in 0..=tiers.iter().copied().max().unwrap_or(0) {
         let here = tiers[taken..].iter().take_while(|&&other| other <= tier).count();
-        // What is merged below becomes one more of this size.
+        // The merge of the smaller sizes counts as one more of this size.
         if here + usize::from(merged > 0) >= fan_in {
             merged = taken + here;
         } else if merged > 0 {
@@ -84,15 +92,15 @@ fn mergeable_count(sizes: impl Iterator<Item = u64>, fan_in: usize) -> usize {
     merged
 }
 
-/// Whether no generation is missing between two parts. Over a gap they must not unite: where memory was
-/// given back, the union would claim to be newer than the tables that have the gap's rows; where a
-/// delete closed a run, it would be neither older nor younger than the delete.
-fn follows(pair: &[Listed]) -> bool {
+/// Whether no generation is missing between two parts. Parts must not merge over a gap. If memory
+/// was released there, the result would claim to be newer than the tables with the missing rows. If
+/// a delete split the parts, the result would be neither older nor younger than the delete.
+fn follows(pair: &[ListedPart]) -> bool {
     pair[0].last + 1 == pair[1].first
 }
 
-/// One part in place of adjacent `inputs`.
-fn output(inputs: &[Pinned], range: TimeRange, segment: Segment, made: u64) -> Part {
+/// The part that replaces adjacent `inputs`.
+fn output(inputs: &[PinnedPart], range: TimeRange, segment: Segment, made: u64) -> Part {
     let (first, last) = (&inputs[0].part, &inputs[inputs.len() - 1].part);
     Part {
         first: first.first,
@@ -103,12 +111,12 @@ fn output(inputs: &[Pinned], range: TimeRange, segment: Segment, made: u64) -> P
         row_count: inputs.iter().map(|input| input.part.row_count).sum(),
         visible: 0,
         chunk_count: segment.chunk_count(),
-        memory: Arc::new(Memory::new(Form::Columns(Arc::new(segment)), made)),
+        memory: Arc::new(PartMemory::new(PartForm::Columns(Arc::new(segment)), made)),
     }
 }
 
 impl Shard {
-    /// The oldest arena that waits, with its neighbours.
+    /// The oldest waiting arena and its neighbours.
     pub(crate) fn plan_convert(&self) -> Option<ConvertJob> {
         let start = self.parts.list.iter().position(|part| part.is_rows())?;
         let end = self.parts.border_after(start);
@@ -122,11 +130,11 @@ impl Shard {
         self.job(&run[..count], Effort::Fast)
     }
 
-    /// The youngest unflushed segments, once `fan_in` of about one size are there: a value is packed
-    /// again about log(arenas per flush) to the base `fan_in` times. Two are enough where chunks have under
-    /// `rows_per_chunk_min` rows, most of whose bytes are headers.
+    /// The youngest unflushed segments, once `fan_in` of about one size exist. Each value is packed
+    /// again about log(arenas per flush) to the base `fan_in` times. Two segments suffice if their
+    /// chunks have under `rows_per_chunk_min` rows, because most of their bytes are headers.
     ///
-    /// Source: ByteSeries 3.3 and 4.3 (points per series of a static segment).
+    /// Source: ByteSeries, sections 3.3 and 4.3 (points per series of a static segment).
     pub(crate) fn plan_compress(
         &self,
         fan_in: usize,
@@ -141,35 +149,35 @@ impl Shard {
         if count >= 2 {
             return self.job(&run[run.len() - count..], Effort::Small);
         }
-        let is_small = |part: &Listed| part.has_fewer_rows(rows_per_chunk_min);
+        let is_small = |part: &ListedPart| part.has_fewer_rows(rows_per_chunk_min);
         let small = run.get(run.len().saturating_sub(2)..).filter(|last| last.iter().all(is_small));
         small.filter(|last| last.len() == 2).and_then(|last| self.job(last, Effort::Fast))
     }
 
-    /// Puts the output in place of its inputs if they are still there, side by side and on one side
-    /// of every flush. Returns whether it did. The inputs cool for those who read them.
+    /// Replaces the inputs by the output if they are still in the list, side by side and on one
+    /// side of every flush. Returns whether it did. The inputs cool for their readers.
     pub(crate) fn apply_convert(&mut self, edit: ConvertEdit) -> bool {
         let ConvertEdit { inputs, output, .. } = edit;
         let Some(start) = self.parts.list.iter().position(|part| part.is(&inputs[0].part)) else {
             return false;
         };
         let end = start + inputs.len();
-        let same = |(here, input): (&Listed, &Pinned)| here.is(&input.part);
-        let there = self.parts.list[start..].len() >= inputs.len()
+        let same = |(here, input): (&ListedPart, &PinnedPart)| here.is(&input.part);
+        let are_adjacent = self.parts.list[start..].len() >= inputs.len()
             && self.parts.list[start..].iter().zip(&inputs).all(same);
-        if !there || end > self.parts.border_after(start) {
+        if !are_adjacent || end > self.parts.border_after(start) {
             return false;
         }
         let is_hot = end <= self.parts.hot_count;
         let pool = if is_hot { Pool::Hot } else { Pool::Head };
         self.account(&inputs, &output, pool);
         if is_hot {
-            // Whoever reads the tables for the inputs can do so for the output.
+            // A reader with tables for the inputs has them for the output too.
             let since = inputs.iter().map(|input| input.part.memory.replaced()).max();
             output.memory.replaced_at(since.unwrap_or(u64::MAX));
         }
         let keeps = !output.range.is_empty();
-        let outputs = keeps.then(|| Listed::new(output));
+        let outputs = keeps.then(|| ListedPart::new(output));
         let list = Arc::make_mut(&mut self.parts.list);
         list.splice(start..end, outputs);
         if is_hot {
@@ -180,8 +188,9 @@ impl Shard {
         true
     }
 
-    /// Reserves the output's memory in `pool`, from what its inputs held if the budget is used up.
-    fn account(&self, inputs: &[Pinned], output: &Part, pool: Pool) {
+    /// Reserves the output's memory in `pool`; takes over the inputs' reservations if the budget is
+    /// used up.
+    fn account(&self, inputs: &[PinnedPart], output: &Part, pool: Pool) {
         let output = output.memory.content();
         output.move_to(pool, self.budget.empty(pool));
         let need = output.heap_bytes();
@@ -197,11 +206,11 @@ impl Shard {
         hold(&mut held, need, None);
     }
 
-    fn job(&self, inputs: &[Listed], effort: Effort) -> Option<ConvertJob> {
+    fn job(&self, inputs: &[ListedPart], effort: Effort) -> Option<ConvertJob> {
         let is_idle = Arc::strong_count(&self.parts.converting) == 1;
         is_idle.then(|| ConvertJob {
             shard: self.id,
-            inputs: inputs.iter().map(Listed::pin).collect(),
+            inputs: inputs.iter().map(ListedPart::pin).collect(),
             made: self.epochs.now(),
             effort,
             budget: self.budget.clone(),
@@ -211,19 +220,19 @@ impl Shard {
     }
 }
 
-impl Parts {
+impl PartList {
     /// How many of the oldest parts belong to the flush that was planned last.
     fn planned_count(&self) -> usize {
         self.list.partition_point(|part| part.last <= self.flush_last)
     }
 
-    /// Where the parts that may be united with the one at `idx` end.
+    /// The end of the parts that may be merged with the one at `idx`.
     fn border_after(&self, idx: usize) -> usize {
         let borders = [self.hot_count, self.planned_count()];
         borders.into_iter().filter(|&border| border > idx).min().unwrap_or(self.list.len())
     }
 
-    /// Where the parts that may be united with the one before `end` start.
+    /// The start of the parts that may be merged with the one before `end`.
     fn border_before(&self, end: usize) -> usize {
         let borders = [self.hot_count, self.planned_count()];
         borders.into_iter().filter(|&border| border < end).max().unwrap_or(0)
@@ -255,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_of_one_size_are_merged_and_the_larger_ones_with_them_at_last() {
+    fn segments_of_one_size_are_merged_with_larger_ones_when_they_add_up() {
         let count = |sizes: &[u64]| mergeable_count(sizes.iter().copied(), 4);
         assert_eq!(count(&[]), 0);
         assert_eq!(count(&[1, 1, 1]), 0);
@@ -265,7 +274,8 @@ mod tests {
         assert_eq!(count(&[1, 1, 1, 1, 4, 4, 4]), 7);
         assert_eq!(count(&[4, 4, 4, 4]), 4);
         assert_eq!(count(&[1, 4, 4, 4, 4, 16]), 5);
-        // Each value is packed twice on its way to 64 arenas in one segment, and once into that.
+        // Each value is packed twice before all 64 arenas are in one segment, and once into that
+        // one.
         let (mut sizes, mut work) = (Vec::new(), 0);
         for _ in 0..64 {
             sizes.insert(0, 1);

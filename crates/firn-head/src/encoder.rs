@@ -1,25 +1,25 @@
-//! Rows of one commit become a payload: whole where a group has no row yet under the present stamp,
-//! a difference from the group's last row elsewhere.
+//! Encodes the rows of one commit as a payload: a whole row where a group has no row under the
+//! present stamp, otherwise a difference from the group's last row.
 
 use firn_codec::{RowState, encode_row};
 use firn_model::{CommitSeq, Reservation, ShardBits, ShardRows, TimeRange};
 
-use crate::payload::{Local, encode_header, encode_payload_row};
-use crate::states::States;
+use crate::payload::{LocalGroup, encode_header, encode_payload_row};
+use crate::states::GroupStates;
 
-/// Buffers over this are given back when an arena is sealed.
+/// Buffers above this are released when an arena is sealed.
 const BUFFER_BYTES_KEPT: usize = 64 << 10;
 
-/// The payload of rows that need none before them: each group's first row is whole. So it can be encoded
-/// before the shard is locked, and read without the rest of the log.
+/// Encodes rows that need no earlier rows: each group's first row is whole. So the payload can be
+/// encoded before the shard is locked, and decoded without the rest of the log.
 pub fn encode_standalone(rows: ShardRows<'_>, bits: ShardBits) -> Vec<u8> {
     let range = rows.cells().iter().fold(TimeRange::EMPTY, |range, cell| range.extend(cell.ts));
     let (mut payload, mut row) = (Vec::new(), Vec::new());
     encode_header(range, true, &mut payload);
     let mut state = RowState::default();
-    let mut before: Option<Local> = None;
+    let mut before: Option<LocalGroup> = None;
     for piece in rows.pieces() {
-        let local = Local::try_from(bits.local(piece.group)).expect("groups are dense");
+        let local = LocalGroup::try_from(bits.local(piece.group)).expect("groups are dense");
         let is_first = before != Some(local);
         if is_first {
             state = RowState::default();
@@ -34,40 +34,41 @@ pub fn encode_standalone(rows: ShardRows<'_>, bits: ShardBits) -> Vec<u8> {
 
 /// One shard's encoder.
 ///
-/// Everything that makes differences impossible (a new log segment, a new arena, an abandoned
-/// payload) changes its stamp, and so makes every group's next row whole, without touching a group.
+/// Every event that rules out differences (a new log segment, a new arena, an abandoned payload)
+/// changes the stamp. That makes every group's next row whole without touching a group.
 pub(crate) struct Encoder {
-    states: States,
-    /// What the states and buffers hold.
+    states: GroupStates,
+    /// The reservation of states and buffers.
     pub(crate) held: Reservation,
-    /// Never 0, which no group's state has been written under.
+    /// Never 0: stamp 0 marks a group that was never written.
     stamp: u32,
     /// The stamp when the present arena was opened.
     arena_stamp: u32,
-    /// The stamp of the last payload that got into the log.
+    /// The stamp of the last payload in the log.
     logged_stamp: u32,
-    /// The log segment that payloads go to.
+    /// The log segment of the payloads.
     segment: Option<u64>,
     payload: Vec<u8>,
     row: Vec<u8>,
-    pending: Option<Pending>,
+    pending: Option<PendingPayload>,
 }
 
-/// A payload that was encoded and is neither staged nor abandoned yet.
+/// A payload that is encoded and neither staged nor abandoned.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pending {
+pub(crate) struct PendingPayload {
     pub(crate) seq: CommitSeq,
     pub(crate) segment: u64,
-    /// Members of groups that have no row in the arena yet, and those that a group got since.
+    /// Members that the arena did not have yet: those of new groups, and new members of other
+    /// groups.
     pub(crate) series_count: u64,
-    /// Its values.
+    /// Number of values.
     pub(crate) value_count: u64,
 }
 
 impl Encoder {
     pub(crate) fn new(held: Reservation) -> Encoder {
         Encoder {
-            states: States::default(),
+            states: GroupStates::default(),
             held,
             stamp: 1,
             arena_stamp: 1,
@@ -79,25 +80,25 @@ impl Encoder {
         }
     }
 
-    /// Whether payloads went to `segment` until now.
+    /// Whether payloads are encoded for `segment` now.
     pub(crate) fn is_in(&self, segment: u64) -> bool {
         self.segment == Some(segment)
     }
 
-    /// Payloads go to `segment` from now on; each group's first row there is whole.
+    /// Encodes payloads for `segment` from now on. Each group's first row there is whole.
     pub(crate) fn enter(&mut self, segment: u64) {
         self.segment = Some(segment);
         self.restart();
     }
 
-    /// Each group's next row is whole.
+    /// Makes each group's next row whole.
     pub(crate) fn restart(&mut self) {
         self.pending = None;
         self.stamp += 1;
     }
 
-    /// A new arena was opened: each group's next row is whole, and groups without a row in the arena
-    /// before are forgotten.
+    /// A new arena was opened: each group's next row is whole, and groups without a row in the
+    /// previous arena are forgotten.
     pub(crate) fn enter_arena(&mut self) {
         self.restart();
         self.states.forget_before(self.arena_stamp);
@@ -117,12 +118,13 @@ impl Encoder {
         payload.clear();
         let range = cells.iter().fold(TimeRange::EMPTY, |range, cell| range.extend(cell.ts));
         encode_header(range, is_fresh, payload);
-        let mut before: Local = 0;
+        let mut before: LocalGroup = 0;
         let mut series_count = 0;
         for piece in rows.pieces() {
-            let local = Local::try_from(bits.local(piece.group)).expect("groups are dense");
+            let local = LocalGroup::try_from(bits.local(piece.group)).expect("groups are dense");
             row.clear();
-            // A row may come in pieces: the group's members are those that its state has got, not this piece's.
+            // A row may come in pieces: the group's members are those of its state, not of this
+            // piece.
             let known = states.with(local, *stamp, |state, last| {
                 let known = last == *stamp;
                 let before = if last >= *arena_stamp { state.slot_count() } else { 0 };
@@ -134,23 +136,23 @@ impl Encoder {
             before = local;
         }
         self.pending =
-            Some(Pending { seq, segment, series_count, value_count: cells.len() as u64 });
+            Some(PendingPayload { seq, segment, series_count, value_count: cells.len() as u64 });
         &self.payload
     }
 
-    /// Takes the pending payload out; give its buffer back with [`Encoder::put_buffer`].
-    pub(crate) fn take_pending(&mut self) -> Option<(Pending, Vec<u8>)> {
+    /// Takes the pending payload out. Return its buffer with [`Encoder::put_buffer`].
+    pub(crate) fn take_pending(&mut self) -> Option<(PendingPayload, Vec<u8>)> {
         let pending = self.pending.take()?;
         self.logged_stamp = self.stamp;
         Some((pending, std::mem::take(&mut self.payload)))
     }
 
-    /// Gives a payload's buffer back for the next one.
+    /// Keeps a payload's buffer for the next one.
     pub(crate) fn put_buffer(&mut self, payload: Vec<u8>) {
         self.payload = payload;
     }
 
-    /// Bytes that it holds.
+    /// Bytes held.
     pub(crate) fn heap_bytes(&self) -> u64 {
         self.states.heap_bytes() + (self.payload.capacity() + self.row.capacity()) as u64
     }

@@ -1,19 +1,20 @@
-//! Epochs: when memory that has left the head may be used again, and what its late readers do.
+//! Epochs decide when memory that has left the head may be reused, and how its late readers read.
 //!
-//! Memory leaves the head's lists when something else has its rows: a table after a flush, larger columns
-//! after a conversion. From that swap on, an **epoch**, new readers know the other source. So a reader that
-//! registered before the epoch of the swap keeps the memory; a younger one only *leases* it for as long as it
-//! decodes, and when it finds it gone, reads the other source. A long query thus pins what it alone can
-//! see, and never what is hot.
+//! Memory leaves the head's lists when another source has its rows: a table after a flush, larger
+//! columns after a conversion. That swap begins an **epoch**, from which new readers use the other
+//! source. A reader that registered before it keeps the memory. A younger reader only *leases* it
+//! while it decodes; if the memory is released meanwhile, the reader uses the other source. A long
+//! query thus pins the memory that only it can see, and never hot memory.
 //!
-//! What nobody may need any more is released at once, the rest **cools**: it is invisible for new readers and
-//! waits for the old ones. Cooling memory has a hard limit; beyond it the oldest is taken from its readers,
-//! which are told at their next lease.
+//! Memory without possible readers is released at once. The rest **cools**: it is invisible to new
+//! readers and waits for old ones. Cooling memory has a hard limit. Beyond it the oldest is revoked
+//! from its readers, which see that at their next lease.
 //!
-//! Source: Heracles 3.2 (two levels: a version per flush, epochs of readers for what cools). There one reader
-//! stops all reclamation behind it. Here memory knows the epoch that it was made in too, and only readers
-//! between its two epochs can have seen it: a query of a minute keeps what was there when it began, not
-//! every arena that was converted since. Versions count up in 64 bits: none comes round again.
+//! Source: Heracles, section 3.2 (two levels: a version per flush, and epochs of readers for
+//! cooling memory). There, one reader stops all reclamation behind it. Here memory also records the
+//! epoch in which it was made, and only readers between its two epochs can have seen it. A query of
+//! a minute keeps the memory that existed when it began, but not every arena that was converted
+//! since. Epochs count up in 64 bits and never wrap.
 //!
 //! `epoch_model.rs` tries the interleavings.
 
@@ -22,25 +23,26 @@ use std::sync::Arc;
 
 use super::sync::{AtomicU64, Mutex, Ordering, RwLock};
 
-/// The readers, and what cools for them.
+/// The registered readers, and the memory that cools for them.
 pub(crate) struct Epochs<C> {
     now: AtomicU64,
-    state: Mutex<State<C>>,
-    /// Cooling memory over this is taken from its readers.
+    state: Mutex<EpochState<C>>,
+    /// Cooling memory above this is revoked.
     cooling_bytes_max: u64,
 }
 
-struct State<C> {
-    readers: Vec<Span>,
+struct EpochState<C> {
+    readers: Vec<ReaderSpan>,
     next_reader: u64,
     /// In the order in which it left the head.
     cooling: Vec<Cooling<C>>,
     usage: CoolingUsage,
 }
 
-/// What a reader may have seen: memory that was made up to epoch `until` and replaced after epoch `from`.
+/// The memory that a reader may have seen: made up to epoch `until` and replaced after epoch
+/// `from`.
 #[derive(Clone, Copy)]
-struct Span {
+struct ReaderSpan {
     reader: u64,
     from: u64,
     until: u64,
@@ -51,39 +53,39 @@ struct Cooling<C> {
     bytes: u64,
 }
 
-/// Memory on its way out.
+/// Totals of memory that left the head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CoolingUsage {
     /// Bytes that wait for readers.
     pub(crate) bytes: u64,
     /// Bytes that were released so far.
     pub(crate) released_bytes: u64,
-    /// Bytes of these that were taken from readers over the limit.
+    /// Bytes of these that were revoked from readers.
     pub(crate) revoked_bytes: u64,
 }
 
-/// Something that readers lease, until it is released.
+/// A piece of memory that readers lease until it is released.
 pub(crate) struct Memory<C> {
-    /// `None` once it was released.
+    /// `None` once it is released.
     content: RwLock<Option<C>>,
-    /// The epoch that it was made in, or an earlier one.
+    /// The epoch in which it was made, or an earlier one.
     made: u64,
-    /// Readers that registered in this epoch or later have another source for its rows; `u64::MAX` while
-    /// there is none.
+    /// Readers that registered in this epoch or later have another source for its rows. `u64::MAX`
+    /// while there is none.
     replaced: AtomicU64,
 }
 
-/// What a reader gets of a piece of memory.
+/// The outcome of a lease.
 pub(crate) enum Lease<C> {
-    /// Its content, for as long as this is held.
+    /// The content, valid while this is held.
     Held(C),
-    /// Nothing: another source that the reader has holds the same rows.
-    Gone,
-    /// Nothing, and the reader has no other source: the limit was passed.
-    Taken,
+    /// The memory was released: another source of the reader has the same rows.
+    Released,
+    /// The memory was revoked over the limit, and the reader has no other source.
+    Revoked,
 }
 
-/// A registered reader; dropping it lets go of what it pinned.
+/// A registered reader. Dropping it unpins its memory.
 pub(crate) struct Reader<C: Clone> {
     epochs: Arc<Epochs<C>>,
     number: u64,
@@ -92,7 +94,7 @@ pub(crate) struct Reader<C: Clone> {
 
 impl<C: Clone> Epochs<C> {
     pub(crate) fn new(cooling_bytes_max: u64) -> Epochs<C> {
-        let state = State {
+        let state = EpochState {
             readers: Vec::new(),
             next_reader: 0,
             cooling: Vec::new(),
@@ -101,13 +103,14 @@ impl<C: Clone> Epochs<C> {
         Epochs { now: AtomicU64::new(0), state: Mutex::new(state), cooling_bytes_max }
     }
 
-    /// Registers a reader. It comes before the reader looks at any list; [`Reader::seen_all`] comes after.
+    /// Registers a reader. Call it before the reader looks at any list, and [`Reader::seen_all`]
+    /// after it has seen all lists.
     pub(crate) fn register(epochs: &Arc<Epochs<C>>) -> Reader<C> {
         let mut state = epochs.state.lock();
         let number = state.next_reader;
         state.next_reader += 1;
         let from = epochs.now();
-        state.readers.push(Span { reader: number, from, until: u64::MAX });
+        state.readers.push(ReaderSpan { reader: number, from, until: u64::MAX });
         Reader { epochs: Arc::clone(epochs), number, from }
     }
 
@@ -116,27 +119,28 @@ impl<C: Clone> Epochs<C> {
         self.now.load(Ordering::Acquire)
     }
 
-    /// Begins an epoch and returns it: whoever registers from now on finds the swap that came before this call.
+    /// Begins an epoch and returns it. Readers that register from now on see the swap that preceded
+    /// this call.
     pub(crate) fn advance(&self) -> u64 {
         self.now.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// `memory` of `bytes` is in no list any more and [`Memory::replaced_at`] says since when. It is released at the next
-    /// [`Epochs::settle`] that finds it unneeded.
+    /// `memory` of `bytes` is in no list any more, and [`Memory::replaced_at`] has its epoch. The
+    /// next [`Epochs::settle`] that finds it unneeded releases it.
     pub(crate) fn cool(&self, memory: Arc<Memory<C>>, bytes: u64) {
         let mut state = self.state.lock();
         state.usage.bytes += bytes;
         state.cooling.push(Cooling { memory, bytes });
     }
 
-    /// Releases what no reader needs, and over the limit what has cooled longest.
+    /// Releases memory that no reader needs, and revokes the oldest above the limit.
     pub(crate) fn settle(&self) {
         let released = self.state.lock().take_released(self.cooling_bytes_max);
-        // Freed here, without the lock.
+        // The content is freed here, without the lock.
         released.iter().for_each(|cooling| cooling.memory.release());
     }
 
-    /// As if no reader needed what cools: a mistake for tests to find.
+    /// Releases cooling memory under its readers: a mutant that simulation must catch.
     pub(crate) fn release_under_readers(&self) {
         for cooling in std::mem::take(&mut self.state.lock().cooling) {
             cooling.memory.replaced_at(0);
@@ -144,47 +148,48 @@ impl<C: Clone> Epochs<C> {
         }
     }
 
-    /// What cools, and what has.
+    /// The totals so far.
     pub(crate) fn usage(&self) -> CoolingUsage {
         self.state.lock().usage
     }
 }
 
-impl<C: Clone> State<C> {
+impl<C: Clone> EpochState<C> {
     fn take_released(&mut self, cooling_bytes_max: u64) -> Vec<Cooling<C>> {
         if self.cooling.is_empty() {
             return Vec::new();
         }
         let readers = &self.readers;
         let is_needed =
-            |cooling: &Cooling<C>| readers.iter().any(|span| cooling.memory.is_in(span));
+            |cooling: &Cooling<C>| readers.iter().any(|span| cooling.memory.may_be_seen_by(span));
         let mut released: Vec<_> =
             self.cooling.extract_if(.., |cooling| !is_needed(cooling)).collect();
         let bytes_of = |list: &[Cooling<C>]| list.iter().map(|cooling| cooling.bytes).sum::<u64>();
         let mut needed_bytes = bytes_of(&self.cooling);
-        let mut taken_count = 0;
+        let mut revoked_count = 0;
         while needed_bytes > cooling_bytes_max {
-            needed_bytes -= self.cooling[taken_count].bytes;
-            taken_count += 1;
+            needed_bytes -= self.cooling[revoked_count].bytes;
+            revoked_count += 1;
         }
-        let taken = self.cooling.drain(..taken_count);
-        let taken_first = released.len();
-        released.extend(taken);
+        let revoked = self.cooling.drain(..revoked_count);
+        let revoked_first = released.len();
+        released.extend(revoked);
         self.usage.bytes = needed_bytes;
         self.usage.released_bytes += bytes_of(&released);
-        self.usage.revoked_bytes += bytes_of(&released[taken_first..]);
+        self.usage.revoked_bytes += bytes_of(&released[revoked_first..]);
         released
     }
 }
 
 impl<C: Clone> Memory<C> {
-    /// Memory that comes into a list after `made`, an epoch that has begun.
+    /// Memory that enters a list after `made`, an epoch that has begun.
     pub(crate) fn new(content: C, made: u64) -> Memory<C> {
         let content = RwLock::new(Some(content));
         Memory { content, made, replaced: AtomicU64::new(u64::MAX) }
     }
 
-    /// Readers that register in `epoch` or later have its rows from elsewhere; the first call counts.
+    /// Readers that register in `epoch` or later have another source for its rows. The first call
+    /// counts.
     pub(crate) fn replaced_at(&self, epoch: u64) {
         self.replaced.fetch_min(epoch, Ordering::AcqRel);
     }
@@ -194,24 +199,24 @@ impl<C: Clone> Memory<C> {
         self.replaced.load(Ordering::Acquire)
     }
 
-    /// The content, while it is in a list.
+    /// The content, while the memory is in a list.
     ///
     /// # Panics
     /// If it was released.
     pub(crate) fn content(&self) -> C {
-        self.content.read().clone().expect("what is in a list is not released")
+        self.content.read().clone().expect("memory in a list is not released")
     }
 
-    /// The content for `reader`.
+    /// Leases the content to `reader`.
     pub(crate) fn lease(&self, reader: &Reader<C>) -> Lease<C> {
         match self.content.read().clone() {
             Some(content) => Lease::Held(content),
-            None if reader.from >= self.replaced() => Lease::Gone,
-            None => Lease::Taken,
+            None if reader.from >= self.replaced() => Lease::Released,
+            None => Lease::Revoked,
         }
     }
 
-    fn is_in(&self, span: &Span) -> bool {
+    fn may_be_seen_by(&self, span: &ReaderSpan) -> bool {
         span.from < self.replaced() && self.made <= span.until
     }
 
@@ -222,7 +227,8 @@ impl<C: Clone> Memory<C> {
 }
 
 impl<C: Clone> Reader<C> {
-    /// The reader has looked at all lists: it can reach nothing that is made later, in the epoch that begins here.
+    /// The reader has seen all lists. It can reach no memory that is made in the epoch that begins
+    /// here, or later.
     pub(crate) fn seen_all(&self) {
         let until = self.epochs.advance() - 1;
         let mut state = self.epochs.state.lock();
@@ -231,7 +237,7 @@ impl<C: Clone> Reader<C> {
         }
     }
 
-    /// Whether it registered when the rows of `memory` were elsewhere too.
+    /// Whether the reader registered after the rows of `memory` had another source.
     pub(crate) fn has_other_source(&self, memory: &Memory<C>) -> bool {
         self.from >= memory.replaced()
     }

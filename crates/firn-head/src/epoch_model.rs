@@ -1,9 +1,9 @@
-//! A model of readers, a flush, conversions and the reclaimer: `epoch.rs` compiled against a scheduler that tries many
-//! interleavings of its locks and atomics.
+//! A model of readers, a flush, conversions and the reclaimer: `epoch.rs` compiled against a
+//! scheduler that tries many interleavings of its locks and atomics.
 //!
-//! The head is one list of pieces of memory, each with one row; what a flush moved is in `tables`. A
-//! reader must find every row that was there when it registered, again and again, whatever is replaced,
-//! flushed and recycled beside it.
+//! The head is one list of pieces of memory, each with one row. A flush copies rows to `tables`. A
+//! reader must find every row that was there when it registered, repeatedly, whatever is replaced,
+//! flushed and recycled meanwhile.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use shuttle::thread::{spawn, yield_now};
 
 #[expect(clippy::duplicate_mod, reason = "this copy names the model's locks")]
-#[expect(dead_code, reason = "the model does not ask for everything")]
+#[expect(dead_code, reason = "the model uses a part of the interface")]
 #[path = "epoch.rs"]
 mod epoch;
 
 use epoch::{Epochs, Lease, Memory, Reader};
 use sync::{AtomicU64, Ordering};
 
-/// The locks under the model, in the form that `epoch.rs` knows.
+/// The locks of the model, with the interface that `epoch.rs` expects.
 mod sync {
     use std::ops::{Deref, DerefMut};
 
@@ -59,22 +59,23 @@ type Block = Arc<Memory<Rows>>;
 const BYTES: u64 = 10;
 const ROWS: u32 = 4;
 
-/// What a mistake would look like; the model must see each.
+/// Deliberate bugs; the model must detect each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mistake {
+enum Mutant {
     None,
-    /// The epoch of a flush begins before its tables are there.
+    /// The epoch of a flush begins before its tables exist.
     EpochBeforeSwap,
-    /// Memory is replaced at once for everybody.
+    /// Memory counts as replaced for all readers at once.
     ReadersForgotten,
-    /// Memory claims to be younger than it is.
+    /// Memory records a later epoch than the one in which it was made.
     MadeTooLate,
-    /// The list's version is counted up when a conversion is through, not before its epoch begins.
+    /// The list's version is incremented after a conversion, not before its epoch begins.
     VersionAfterEpoch,
 }
 
-/// A head of one shard, and tables. `lists` is the shard's lock, `swap` the engine's. A reader whose lists are of the
-/// present `version` takes them again, without the lock: another shard has changed.
+/// A head of one shard, and tables. `lists` has the shard's lock, `swap` is the engine's. A reader
+/// with lists of the present `version` reuses them without the lock, because another shard has
+/// changed.
 struct World {
     epochs: Arc<Epochs<Rows>>,
     version: AtomicU64,
@@ -82,7 +83,7 @@ struct World {
     lists: shuttle::sync::Mutex<Lists>,
     swap: shuttle::sync::RwLock<()>,
     tables: shuttle::sync::Mutex<Rows>,
-    mistake: Mistake,
+    mutant: Mutant,
 }
 
 #[derive(Default, Clone)]
@@ -98,7 +99,7 @@ struct View {
 }
 
 impl World {
-    fn new(cooling_bytes_max: u64, mistake: Mistake) -> Arc<World> {
+    fn new(cooling_bytes_max: u64, mutant: Mutant) -> Arc<World> {
         let world = World {
             epochs: Arc::new(Epochs::new(cooling_bytes_max)),
             version: AtomicU64::new(0),
@@ -106,7 +107,7 @@ impl World {
             lists: shuttle::sync::Mutex::default(),
             swap: shuttle::sync::RwLock::new(()),
             tables: shuttle::sync::Mutex::default(),
-            mistake,
+            mutant,
         };
         for row in 0..ROWS {
             world.lists.lock().unwrap().cold.push(world.block([row].into()));
@@ -115,7 +116,7 @@ impl World {
     }
 
     fn block(&self, rows: BTreeSet<u32>) -> Block {
-        let late = u64::from(self.mistake == Mistake::MadeTooLate);
+        let late = u64::from(self.mutant == Mutant::MadeTooLate);
         Arc::new(Memory::new(Arc::new(rows), self.epochs.now() + late))
     }
 
@@ -139,7 +140,7 @@ impl World {
         View { reader, lists, tables }
     }
 
-    /// The two oldest blocks that are not flushed become one.
+    /// Merges the two oldest unflushed blocks.
     fn convert(&self) {
         let mut lists = self.lists.lock().unwrap();
         if lists.cold.len() < 2 {
@@ -150,7 +151,7 @@ impl World {
             inputs.iter().flat_map(|block| block.content().iter().copied().collect::<Vec<_>>());
         let output = self.block(rows.collect());
         lists.cold.insert(0, output);
-        if self.mistake != Mistake::VersionAfterEpoch {
+        if self.mutant != Mutant::VersionAfterEpoch {
             self.version.fetch_add(1, Ordering::Release);
         }
         let epoch = self.epochs.advance();
@@ -162,9 +163,9 @@ impl World {
         self.epochs.settle();
     }
 
-    /// What is in the head goes to tables too and is hot.
+    /// Copies the rows of the head to tables; its memory turns hot.
     fn flush(&self) {
-        if self.mistake == Mistake::EpochBeforeSwap {
+        if self.mutant == Mutant::EpochBeforeSwap {
             let epoch = self.epochs.advance();
             let lists = self.lists.lock().unwrap();
             lists.cold.iter().for_each(|block| block.replaced_at(epoch));
@@ -196,40 +197,41 @@ impl World {
     }
 
     fn retire(&self, block: Block, epoch: u64) {
-        let epoch = if self.mistake == Mistake::ReadersForgotten { 0 } else { epoch };
+        let epoch = if self.mutant == Mutant::ReadersForgotten { 0 } else { epoch };
         block.replaced_at(epoch);
         self.epochs.cool(block, BYTES);
     }
 }
 
 impl View {
-    /// Every row, from memory or, where that has gone, from tables; `None` if memory was taken.
+    /// Every row, from memory or, if that was released, from tables; `None` if memory was revoked.
     fn read(&self) -> Option<BTreeSet<u32>> {
         let mut found = BTreeSet::new();
-        let mut is_gone = false;
+        let mut is_released = false;
         for block in self.lists.hot.iter().chain(&self.lists.cold) {
             match block.lease(&self.reader) {
                 Lease::Held(rows) => {
-                    // It is the reader's while it reads.
+                    // The lease is held during the read.
                     yield_now();
                     found.extend(rows.iter());
                 }
-                Lease::Gone => is_gone = true,
-                Lease::Taken => return None,
+                Lease::Released => is_released = true,
+                Lease::Revoked => return None,
             }
         }
-        if is_gone || self.lists.hot.is_empty() {
+        if is_released || self.lists.hot.is_empty() {
             found.extend(self.tables.iter());
         }
         Some(found)
     }
 }
 
-/// Readers beside a thread that converts, flushes and recycles. Whether a reader saw something wrong.
-fn run(cooling_bytes_max: u64, mistake: Mistake) -> bool {
-    let world = World::new(cooling_bytes_max, mistake);
+/// Runs readers beside a thread that converts, flushes and recycles. Returns whether a reader saw a
+/// wrong result.
+fn run(cooling_bytes_max: u64, mutant: Mutant) -> bool {
+    let world = World::new(cooling_bytes_max, mutant);
     let all: BTreeSet<u32> = (0..ROWS).collect();
-    // Told, not asserted: a panic here would drop other readers in the middle of what they do.
+    // Recorded, not asserted: a panic here would drop other readers in the middle of a step.
     let is_wrong = Arc::new(AtomicBool::new(false));
     let reader = |world: Arc<World>, all: BTreeSet<u32>| {
         let is_wrong = Arc::clone(&is_wrong);
@@ -266,7 +268,7 @@ fn run(cooling_bytes_max: u64, mistake: Mistake) -> bool {
         }),
     ];
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    // Nobody reads any more: what left the head is free.
+    // No reader is left: all memory that left the head is free.
     let usage = world.epochs.usage();
     assert_eq!(usage.bytes, 0);
     let lists = world.lists.lock().unwrap();
@@ -277,37 +279,37 @@ fn run(cooling_bytes_max: u64, mistake: Mistake) -> bool {
 
 #[test]
 fn invariant_3_nothing_is_reclaimed_under_a_reader_that_has_no_other_source() {
-    (0..5).for_each(|_| check(|| assert!(!run(u64::MAX, Mistake::None))));
+    (0..5).for_each(|_| check(|| assert!(!run(u64::MAX, Mutant::None))));
 }
 
 #[test]
-fn over_the_limit_readers_are_told_and_never_see_half() {
-    check(|| assert!(!run(BYTES, Mistake::None)));
+fn over_the_limit_readers_fail_and_never_see_a_part() {
+    check(|| assert!(!run(BYTES, Mutant::None)));
 }
 
 #[test]
-fn planted_mistakes_are_found() {
-    for mistake in [
-        Mistake::EpochBeforeSwap,
-        Mistake::ReadersForgotten,
-        Mistake::MadeTooLate,
-        Mistake::VersionAfterEpoch,
+fn mutants_are_detected() {
+    for mutant in [
+        Mutant::EpochBeforeSwap,
+        Mutant::ReadersForgotten,
+        Mutant::MadeTooLate,
+        Mutant::VersionAfterEpoch,
     ] {
         let found = Arc::new(AtomicBool::new(false));
         let model = {
             let found = Arc::clone(&found);
-            move || found.store(run(u64::MAX, mistake) || found.load(Relaxed), Relaxed)
+            move || found.store(run(u64::MAX, mutant) || found.load(Relaxed), Relaxed)
         };
-        // Some take one order of steps in thousands.
-        let is_found = (0..30).any(|_| {
+        // Some mutants need one order of steps in thousands.
+        let is_detected = (0..30).any(|_| {
             check(model.clone());
             found.load(Relaxed)
         });
-        assert!(is_found, "the model does not find {mistake:?}");
+        assert!(is_detected, "the model does not detect {mutant:?}");
     }
 }
 
-/// Many random schedules and many with few, well placed switches.
+/// Many random schedules, and many with few, well placed switches.
 fn check(model: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_random(model.clone(), 1_000);
     shuttle::check_pct(model, 1_000, 3);

@@ -1,10 +1,12 @@
-//! What is flushed, and what becomes of its memory: it stays hot until the space is wanted.
+//! Flushes, and the release of flushed memory.
 //!
-//! A flush is the soft line: its memory turns hot, and younger readers have its rows from tables too. Hot memory is
-//! given back from the oldest time on: over its limit, when others need the space, or behind a hard line. When, and for
-//! whom it stays, is `epoch`'s.
+//! A flush is the soft line: its memory turns hot, and younger readers also have tables for its
+//! rows. Hot memory is released in order of time, oldest first: above its limit, when other pools
+//! need the memory, or behind a hard line. `epoch` decides for which readers it stays, and for how
+//! long.
 //!
-//! Source: Heracles 3.2 (soft and hard line, hot areas by time range, shares of the oldest ones).
+//! Source: Heracles, section 3.2 (soft and hard line, hot areas by time range, shares of the oldest
+//! ones).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,19 +18,19 @@ use firn_model::{
 };
 
 use crate::options::HeadOptions;
-use crate::part::{Listed, Part, PartWalk, Pinned};
-use crate::payload::Local;
+use crate::part::{ListedPart, Part, PartWalk, PinnedPart};
+use crate::payload::LocalGroup;
 use crate::shard::Shard;
 
-/// What [`crate::Head::seal_all`] found staged: before a flush is planned the log must be durable up
-/// to these positions, and the rows published.
+/// The staged rows at [`crate::Head::seal_all`]. Before a flush is planned, the log must be durable
+/// up to these positions, and the rows published.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SealMarks {
     /// Shards with staged rows, and the position of the last of them.
     pub marks: Vec<(ShardId, LogPosition)>,
 }
 
-/// All parts that no flush has had yet. Nothing changes until [`crate::Head::flushed`].
+/// All unflushed parts. Nothing changes until [`crate::Head::flushed`].
 pub struct FlushJob {
     bits: ShardBits,
     pub(crate) shards: Vec<ShardFlush>,
@@ -37,11 +39,11 @@ pub struct FlushJob {
 /// One shard's share of a flush.
 pub(crate) struct ShardFlush {
     pub(crate) shard: ShardId,
-    parts: Vec<Pinned>,
+    parts: Vec<PinnedPart>,
     /// The last generation that is flushed after this.
     last: u64,
     through: LogPosition,
-    /// Where the oldest row stood that was staged only, when the flush was planned.
+    /// The log position of the oldest staged row when the flush was planned.
     undecided: Option<LogPosition>,
 }
 
@@ -51,11 +53,11 @@ impl FlushJob {
         any.then_some(FlushJob { bits, shards })
     }
 
-    /// Every group with all its values but those that `tombstones` hide, groups rising over all
-    /// shards: what a table writer wants. One group is decoded at a time.
+    /// Every group with all its values that `tombstones` do not hide, groups rising over all
+    /// shards, for a table writer. Decodes one group at a time.
     ///
     /// # Errors
-    /// An item is `Corrupt` if memory is not what was written: a bug.
+    /// An item is `Corrupt` if the memory is malformed: a bug.
     pub fn chunks<'a>(
         &'a self,
         tombstones: &'a Tombstones,
@@ -73,7 +75,7 @@ impl FlushJob {
                 }
             }
         }
-        let mut next: BinaryHeap<Reverse<(Local, usize)>> = walks
+        let mut next: BinaryHeap<Reverse<(LocalGroup, usize)>> = walks
             .iter()
             .enumerate()
             .filter_map(|(idx, (_, walk))| walk.peek().map(|local| Reverse((local, idx))))
@@ -83,11 +85,11 @@ impl FlushJob {
                 next.clear();
                 return Some(Err(error));
             }
-            // Shards stand in the low bits of a group, so (local, shard) is the order of groups.
+            // The shard is in the low bits of a group, so (local, shard) is the order of groups.
             while let Some(Reverse((_, idx))) = next.pop() {
                 let (shard, walk) = &mut walks[idx];
                 let shard = *shard;
-                // Between the parts: a younger one has what was written again after the delete.
+                // Between the parts: a younger part has rows that were written after the delete.
                 let taken = walk.take(|local, sources| {
                     hidden.hide(self.bits.group(shard, u64::from(local)), sources);
                 });
@@ -107,8 +109,8 @@ impl FlushJob {
         })
     }
 
-    /// Whether it has every row that was staged when `marks` were taken and was not rolled back. If
-    /// not, some writer has yet to publish or to roll back: the log's floor must stay, plan again.
+    /// Whether the job has every row that was staged at `marks` and not rolled back. If not, a
+    /// writer has yet to publish or roll back: keep the log's floor and plan again.
     pub fn covers(&self, marks: &SealMarks) -> bool {
         let undecided = |shard: ShardId| {
             self.shards.iter().find(|flush| flush.shard == shard).and_then(|flush| flush.undecided)
@@ -116,13 +118,13 @@ impl FlushJob {
         marks.marks.iter().all(|&(shard, mark)| undecided(shard).is_none_or(|at| at > mark))
     }
 
-    /// For every shard the log position up to which its rows are flushed once this job is: in it, or
-    /// in an earlier one.
+    /// For every shard the log position up to which its rows are flushed once this job is done, by
+    /// it or by earlier ones.
     pub fn through(&self) -> impl Iterator<Item = (ShardId, LogPosition)> + '_ {
         self.shards.iter().map(|shard| (shard.shard, shard.through))
     }
 
-    /// The smallest range that holds all timestamps.
+    /// The smallest range of all timestamps.
     pub fn time_range(&self) -> TimeRange {
         self.parts().fold(TimeRange::EMPTY, |range, pinned| range.union(pinned.part.range))
     }
@@ -137,12 +139,12 @@ impl FlushJob {
         self.parts().map(|pinned| pinned.form.heap_bytes()).sum()
     }
 
-    fn parts(&self) -> impl Iterator<Item = &Pinned> {
+    fn parts(&self) -> impl Iterator<Item = &PinnedPart> {
         self.shards.iter().flat_map(|shard| &shard.parts)
     }
 }
 
-/// A flushed part, for choosing what to give back.
+/// A flushed part as a candidate for release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct HotPart {
     pub(crate) range_end: Timestamp,
@@ -152,8 +154,8 @@ pub(crate) struct HotPart {
     pub(crate) seq_min: CommitSeq,
 }
 
-/// The parts to give back so that at least `bytes` are free: a share of each of the oldest areas, then what is oldest. `hot`
-/// is sorted.
+/// The parts to release to free at least `bytes`: a share of each of the oldest areas, then the
+/// oldest parts. `hot` is sorted.
 pub(crate) fn choose(hot: &[HotPart], bytes: u64, options: &HeadOptions) -> Vec<HotPart> {
     let area_of = |part: &HotPart| part.range_end.div_euclid(options.hot_area_ms);
     let (mut chosen, mut rest) = (Vec::new(), Vec::new());
@@ -183,19 +185,19 @@ pub(crate) fn choose(hot: &[HotPart], bytes: u64, options: &HeadOptions) -> Vec<
 }
 
 impl Shard {
-    /// Everything unflushed that no longer changes.
+    /// Plans a flush of all unflushed parts.
     pub(crate) fn plan_flush(&mut self) -> ShardFlush {
-        let parts: Vec<Pinned> = self.parts.unflushed().iter().map(Listed::pin).collect();
+        let parts: Vec<PinnedPart> = self.parts.unflushed().iter().map(ListedPart::pin).collect();
         let (last, through) = match parts.last() {
-            Some(Pinned { part, .. }) => (part.last, part.through),
+            Some(PinnedPart { part, .. }) => (part.last, part.through),
             None => (0, self.parts.flushed_through),
         };
         self.parts.flush_last = last;
         ShardFlush { shard: self.id, parts, last, through, undecided: self.undecided() }
     }
 
-    /// The parts of `flush` turn hot, in whatever form they are now; who registers in `epoch` or later has them from
-    /// tables too.
+    /// The parts of `flush` turn hot in their present form. Readers that register in `epoch` or
+    /// later also have tables for them.
     pub(crate) fn flushed(&mut self, flush: &ShardFlush, epoch: u64) {
         let count = self.parts.list.partition_point(|part| part.last <= flush.last);
         for part in self.parts.list.iter().take(count).skip(self.parts.hot_count) {
@@ -217,7 +219,8 @@ impl Shard {
         })
     }
 
-    /// Lets a flushed part go; it cools for readers that have no table for it. Returns its bytes, 0 if it is not there.
+    /// Releases a flushed part; it cools for readers without a table for it. Returns its bytes, 0
+    /// if it is not in the list.
     pub(crate) fn recycle(&mut self, first: u64) -> u64 {
         let Some(idx) = self.parts.hot().iter().position(|part| part.first == first) else {
             return 0;
@@ -226,12 +229,12 @@ impl Shard {
         self.parts.hot_count -= 1;
         self.complete.lose(part.range, part.seq.max);
         let bytes = part.heap_bytes();
-        // Since it was flushed, not from now on.
+        // Its epoch is that of its flush.
         self.retire(&part, u64::MAX);
         bytes
     }
 
-    /// `part` is in no list any more; what replaces it is seen by who registers in `epoch` or later.
+    /// `part` left the list. Readers that register in `epoch` or later see its replacement.
     pub(crate) fn retire(&self, part: &Part, epoch: u64) {
         let bytes = part.heap_bytes();
         part.memory.replaced_at(epoch);
@@ -255,7 +258,7 @@ mod tests {
 
     /// Four areas of ten parts of 10 bytes each.
     #[test]
-    fn older_areas_give_more_and_the_oldest_what_is_missing() {
+    fn recycling_takes_its_shares_then_the_oldest_parts() {
         let hour = 3_600_000;
         let part = |area: i64, idx: u64| HotPart {
             range_end: area * hour + idx as i64,
@@ -276,11 +279,7 @@ mod tests {
             };
             [0, 1, 2, 3].map(of_area)
         };
-        assert_eq!(
-            counts(100, [45, 35, 20]),
-            [5, 4, 1, 0],
-            "no more than asked for, but whole parts"
-        );
+        assert_eq!(counts(100, [45, 35, 20]), [5, 4, 1, 0], "whole parts, no more than requested");
         assert_eq!(counts(100, [100, 0, 0]), [10, 0, 0, 0]);
         assert_eq!(counts(1, [45, 35, 20]), [1, 0, 0, 0]);
         assert_eq!(counts(350, [45, 35, 20]), [10, 10, 10, 5]);

@@ -1,25 +1,25 @@
-//! An array of blocks that grows under its readers' eyes.
+//! An array of blocks that grows while it is read.
 //!
-//! One writer adds blocks, any number of readers look at them without a lock. Blocks never move:
-//! they hang in buckets of 16, 32, 64 ... places, so that growing copies nothing and an arena of
+//! One writer adds blocks; any number of readers look at them without a lock. Blocks never move:
+//! they are stored in buckets of 16, 32, 64 ... entries. So growing copies nothing, and an arena of
 //! any size needs a fixed number of bucket pointers.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Places in the first bucket.
+/// Entries of the first bucket.
 const BUCKET_MIN: usize = 16;
-/// 16 * (2^28 - 1) places: more blocks than `u32` offsets can reach.
+/// 16 * (2^28 - 1) entries: more blocks than `u32` offsets can reach.
 const BUCKET_COUNT: usize = 28;
 
-type Place<T> = OnceLock<Box<[T]>>;
+type BlockSlot<T> = OnceLock<Box<[T]>>;
 
-/// Bytes of the places that come with the first block.
-pub(crate) const FIRST_BUCKET_BYTES: usize = BUCKET_MIN * size_of::<Place<u64>>();
+/// Bytes of the bucket that comes with the first block.
+pub(crate) const FIRST_BUCKET_BYTES: usize = BUCKET_MIN * size_of::<BlockSlot<u64>>();
 
-/// Blocks of `block_len` zeroed (default) items, made when first written.
+/// Blocks of `block_len` default (zero) items, made at their first write.
 pub(crate) struct Growing<T> {
-    buckets: [OnceLock<Box<[Place<T>]>>; BUCKET_COUNT],
+    buckets: [OnceLock<Box<[BlockSlot<T>]>>; BUCKET_COUNT],
     block_len: usize,
     /// One past the last block that was ever made.
     block_end: AtomicUsize,
@@ -39,11 +39,11 @@ impl<T: Default> Growing<T> {
     /// The block, if it was made.
     #[inline]
     pub(crate) fn get(&self, block_idx: usize) -> Option<&[T]> {
-        let (bucket_idx, place_idx) = locate(block_idx);
-        self.buckets.get(bucket_idx)?.get()?.get(place_idx)?.get().map(|block| &**block)
+        let (bucket_idx, slot_idx) = locate(block_idx);
+        self.buckets.get(bucket_idx)?.get()?.get(slot_idx)?.get().map(|block| &**block)
     }
 
-    /// The block; made if it was not.
+    /// The block; makes it if needed.
     #[inline]
     pub(crate) fn get_or_make(&self, block_idx: usize) -> &[T] {
         match self.get(block_idx) {
@@ -57,20 +57,20 @@ impl<T: Default> Growing<T> {
         self.block_end.load(Ordering::Acquire)
     }
 
-    /// Bytes of all blocks and places.
+    /// Bytes of all blocks and buckets.
     pub(crate) fn heap_bytes(&self) -> usize {
         self.heap_bytes.load(Ordering::Relaxed)
     }
 
     #[cold]
     fn make(&self, block_idx: usize) -> &[T] {
-        let (bucket_idx, place_idx) = locate(block_idx);
+        let (bucket_idx, slot_idx) = locate(block_idx);
         let bucket = self.buckets[bucket_idx].get_or_init(|| {
-            let place_count = BUCKET_MIN << bucket_idx;
-            self.heap_bytes.fetch_add(place_count * size_of::<Place<T>>(), Ordering::Relaxed);
-            (0..place_count).map(|_| OnceLock::new()).collect()
+            let slot_count = BUCKET_MIN << bucket_idx;
+            self.heap_bytes.fetch_add(slot_count * size_of::<BlockSlot<T>>(), Ordering::Relaxed);
+            (0..slot_count).map(|_| OnceLock::new()).collect()
         });
-        let block = bucket[place_idx].get_or_init(|| {
+        let block = bucket[slot_idx].get_or_init(|| {
             self.heap_bytes.fetch_add(self.block_len * size_of::<T>(), Ordering::Relaxed);
             (0..self.block_len).map(|_| T::default()).collect()
         });
@@ -79,7 +79,7 @@ impl<T: Default> Growing<T> {
     }
 }
 
-/// Bucket and place of a block.
+/// Bucket and entry of a block.
 #[inline]
 fn locate(block_idx: usize) -> (usize, usize) {
     let bucket_idx = (block_idx / BUCKET_MIN + 1).ilog2() as usize;
@@ -91,14 +91,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_block_has_one_place_and_stays_there() {
+    fn every_block_has_one_fixed_slot() {
         let mut next = (0, 0);
         for block_idx in 0..5_000 {
-            let place = locate(block_idx);
-            assert_eq!(place, next, "block {block_idx}");
-            next = (place.0, place.1 + 1);
+            let slot = locate(block_idx);
+            assert_eq!(slot, next, "block {block_idx}");
+            next = (slot.0, slot.1 + 1);
             if next.1 == BUCKET_MIN << next.0 {
-                next = (place.0 + 1, 0);
+                next = (slot.0 + 1, 0);
             }
         }
     }

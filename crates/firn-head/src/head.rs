@@ -1,4 +1,4 @@
-//! The head: all shards behind one small surface.
+//! The head: the interface to all shards.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::convert::{ConvertEdit, ConvertJob};
 use crate::epoch::Epochs;
 use crate::flush::{FlushJob, HotPart, SealMarks, choose};
 use crate::options::HeadOptions;
-use crate::part::Form;
+use crate::part::PartForm;
 use crate::pool::BlockPool;
 use crate::replay::ReplayedRows;
 use crate::shard::Shard;
@@ -23,43 +23,44 @@ use crate::{arena, payload, words};
 
 /// Recent rows of all groups, in memory.
 ///
-/// Locks: one per shard, never two at once, never held over I/O or while decoding. A writer takes
-/// its shard's through [`Head::shard`]; everything else takes it for a moment. The lock of the shared
-/// snapshot comes before those of shards, that of the epochs after them.
+/// Lock order: the lock of the shared snapshot, then the locks of shards, then the lock of the
+/// epochs. No thread holds two shard locks, or a shard lock during I/O or decoding. A writer holds
+/// its shard's lock through [`Head::shard`]; everything else holds one only briefly.
 pub struct Head {
     bits: ShardBits,
     options: HeadOptions,
     shards: Box<[SharedShard]>,
-    epochs: Arc<Epochs<Form>>,
+    epochs: Arc<Epochs<PartForm>>,
     blocks: Arc<BlockPool>,
     counts: Arc<ReadCounts>,
-    /// The last snapshot, which serves until a shard changes. Forgotten when memory is replaced or given
-    /// back, so that nothing lives longer because of it.
+    /// The last snapshot, shared until a shard changes. Dropped when memory is replaced or
+    /// released, so that it pins none.
     last: Mutex<Option<HeadSnapshot>>,
 }
 
-/// A shard, and how often it may have changed. On cache lines of its own (processors fetch them in pairs), so that
-/// who writes to its neighbour is not slowed down.
+/// A shard and its change counter, on cache lines of its own (processors fetch them in pairs), so
+/// that writers of its neighbours do not slow it down.
 #[repr(align(128))]
 struct SharedShard {
-    /// Counted up under the lock, read without.
+    /// Incremented under the lock, read without it.
     version: AtomicU64,
     shard: Mutex<Shard>,
 }
 
-/// A locked shard. Whoever looked at it as mutable has changed it.
+/// A locked shard. A mutable borrow counts as a change.
 struct LockedShard<'a> {
     version: &'a AtomicU64,
     shard: MutexGuard<'a, Shard>,
     is_changed: bool,
 }
 
-/// The one writer of a shard. Dropping it without [`ShardWriter::stage`] abandons what was encoded.
+/// The single writer of a shard. Dropping it without [`ShardWriter::stage`] abandons the encoded
+/// rows.
 pub struct ShardWriter<'a> {
     shard: LockedShard<'a>,
 }
 
-/// What the head holds at a moment; shards are asked one after the other.
+/// Contents of the head at one time; shards are read one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeadStats {
     /// Visible unflushed rows (pieces as they came in).
@@ -74,33 +75,34 @@ pub struct HeadStats {
     pub segment_count: u64,
     /// Bytes of encoder states and buffers.
     pub state_bytes: u64,
-    /// Bytes of flushed parts that go on serving queries.
+    /// Bytes of flushed parts that still serve queries.
     pub hot_bytes: u64,
-    /// Bytes of blocks for columns that were used and are free, beside all others here.
+    /// Bytes of column blocks that were used and are free. Not part of the other fields, except
+    /// `block_bytes`.
     pub free_bytes: u64,
-    /// Bytes of blocks, used and free.
+    /// Bytes of column blocks, used and free.
     pub block_bytes: u64,
-    /// Bytes of blocks that were used again, since the start.
+    /// Bytes of column blocks that were recycled, since the start.
     pub recycled_bytes: u64,
-    /// Bytes that have left the head and stay for readers that began before.
+    /// Bytes that left the head and are pinned by older readers.
     pub cooling_bytes: u64,
-    /// Bytes that left the head since the start, and are free: flushed ones that were given back, and inputs of conversions.
+    /// Bytes that left the head since the start and were released: flushed memory and inputs of
+    /// conversions.
     pub released_bytes: u64,
-    /// Of these, bytes that were taken from readers over [`HeadOptions::cooling_bytes_max`].
+    /// Of these, bytes that were revoked from readers over [`HeadOptions::cooling_bytes_max`].
     pub revoked_bytes: u64,
-    /// How often a reader got flushed rows of a shard from memory.
+    /// Leases of a shard that found flushed rows in memory.
     pub hot_hits: u64,
-    /// How often a reader found flushed rows of a shard gone, and had to turn to tables.
+    /// Leases of a shard that missed released rows and used tables.
     pub hot_misses: u64,
-    /// How often a reader was told that its memory was taken.
+    /// Leases of a shard that failed because its memory was revoked.
     pub revoked_reads: u64,
 }
 
-/// The most bytes that writing `rows` may add to the head: what to reserve in
-/// [`firn_model::Pool::Head`] before anything is logged. What is not needed is given back when the
-/// rows are staged.
+/// The most bytes that writing `rows` may add to the head. Reserve them in
+/// [`firn_model::Pool::Head`] before the log append; staging returns the unused rest.
 pub fn bound_bytes_of(rows: ShardRows<'_>) -> u64 {
-    // A payload buffer, the arena, a state; a group of many members has 10 bytes a slot and its
+    // A payload buffer, the arena, a state. A group of many members has 10 bytes per slot, and its
     // vectors may grow to twice that.
     const PIECE: usize = payload::ROW_HEADER_BYTES_MAX + arena::ROW_HEADER_BYTES_MAX + 160;
     const CELL: usize = 20;
@@ -142,7 +144,7 @@ impl Head {
         }
     }
 
-    /// What it was made with.
+    /// The options of the head.
     pub fn options(&self) -> &HeadOptions {
         &self.options
     }
@@ -160,30 +162,31 @@ impl Head {
         ShardWriter { shard: self.lock(shard) }
     }
 
-    /// The rows that were staged at `through`, and those staged before them for the same log segment,
-    /// become visible. Called once the log is durable up to there. If another writer has published
-    /// them already, nothing happens. Rows of older log segments are left to their own writers: the
-    /// log may have lost them.
+    /// Makes the rows staged at `through` visible, and earlier staged rows of the same log segment.
+    /// Call it once the log is durable up to there. Does nothing if another writer has already
+    /// published them. Rows of older log segments are left to their own writers, because the log
+    /// may have lost them.
     pub fn publish(&self, shard: ShardId, through: LogPosition) {
         self.lock(shard).publish(through);
     }
 
-    /// Drops staged rows of `shard` after the log failed: those in log segment `segment` or an older
-    /// one that are behind `durable`, up to where the log is durable. They never become visible, and
-    /// every group's next row is whole. Rows up to `durable` go on waiting for their writers to
-    /// publish them, rows that were staged for a later segment are not touched: each of the writers
-    /// that failed may call this, in any order.
+    /// Drops staged rows of `shard` after a log failure: those of log segment `segment` or an older
+    /// one that are behind `durable`, the end of the durable log. They never become visible, and
+    /// every group's next row is whole. Rows up to `durable` still wait for their writers to
+    /// publish them, and rows of later segments are not affected. Each writer of failed rows may
+    /// call this, in any order.
     pub fn rollback(&self, shard: ShardId, segment: u64, durable: LogPosition) {
         self.lock(shard).rollback(segment, durable);
     }
 
-    /// Takes in a payload that the log gives back; its rows are visible at once if `apply`, else only
-    /// the base of later ones. Payloads of a shard come in order of position, from the start of a log
-    /// segment on, and before any row is encoded. Rows are moved, not decoded: some 15 ns each.
+    /// Replays a payload of the log. If `apply`, its rows are visible at once; otherwise they are
+    /// only the base of later rows. Payloads of a shard must come in order of position, from the
+    /// start of a log segment on, and before any row is encoded. Rows are copied, not decoded:
+    /// about 15 ns each.
     ///
     /// # Errors
-    /// `Corrupt` or `Invalid` if it is no payload. None of it is visible then, and the shard goes on
-    /// as after [`Head::replay_gap`].
+    /// `Corrupt` or `Invalid` if it is no payload. None of it is visible then, and the shard
+    /// continues as after [`Head::replay_gap`].
     pub fn replay(
         &self,
         shard: ShardId,
@@ -196,15 +199,16 @@ impl Head {
         self.lock(shard).replay(seq, payload, position, segment, apply)
     }
 
-    /// The rows that transaction `seq` staged in `shard` ([`ShardWriter::stage_transaction`]) become visible, or are
-    /// dropped and never will be. Later rows of the shard do not wait for this, but a flush does not
-    /// take what lies behind undecided rows.
+    /// Decides the rows that transaction `seq` staged in `shard`
+    /// ([`ShardWriter::stage_transaction`]): they become visible, or are dropped for ever. Later
+    /// rows of the shard do not wait for this, but a flush does not take rows behind undecided
+    /// ones.
     pub fn decide_transaction(&self, shard: ShardId, seq: CommitSeq, is_shown: bool) {
         self.lock(shard).decide_transaction(seq, is_shown);
     }
 
-    /// Takes in the rows that transaction `seq` has in `shard`, visible at once. They come after rows with
-    /// smaller numbers and before rows with larger ones. Returns how many.
+    /// Replays the rows of transaction `seq` in `shard`, visible at once. They follow rows with
+    /// smaller numbers and precede rows with larger ones. Returns their count.
     ///
     /// # Errors
     /// `Corrupt` or `Invalid` if `payload` is no payload. None of it is visible then.
@@ -217,26 +221,26 @@ impl Head {
         self.lock(shard).replay_transaction(seq, payload)
     }
 
-    /// The log has a hole here: of each group of `shard` only a whole row is accepted next.
-    /// [`ReplayedRows::refused_count`] counts what is refused.
+    /// The log has a hole here: the next row of each group of `shard` is accepted only if it is
+    /// whole. [`ReplayedRows::refused_count`] counts the others.
     pub fn replay_gap(&self, shard: ShardId) {
         self.lock(shard).seal();
     }
 
-    /// As [`ShardWriter::split_parts`], while the log is replayed: what comes next is younger than a
-    /// delete that touches the shard.
+    /// As [`ShardWriter::split_parts`], during replay: the next rows are younger than a delete that
+    /// touches the shard.
     pub fn split_parts(&self, shard: ShardId) {
         self.lock(shard).split_parts();
     }
 
-    /// The oldest commit that a visible row is from, hot ones included; `None` without rows.
+    /// The oldest commit of a visible row, hot rows included; `None` without rows.
     pub fn oldest_commit(&self) -> Option<CommitSeq> {
         self.shards.iter().filter_map(|shard| shard.lock().oldest()).min()
     }
 
-    /// A frozen view of all visible rows. Costs a look at each shard's version, and a short lock and a
-    /// few pointers for each shard that has changed since the last one. Plain inserts into several
-    /// shards are not atomic with it: each row piece is.
+    /// A frozen view of all visible rows. Costs a check of each shard's version, and a short lock
+    /// and a few pointers for each shard that has changed since the last snapshot. Inserts into
+    /// several shards are not atomic with it, but each row piece is.
     pub fn snapshot(&self) -> HeadSnapshot {
         let mut last = self.last.lock();
         let known = |idx: usize| last.as_ref().map(|last| last.shard_view(idx));
@@ -248,10 +252,10 @@ impl Head {
         {
             return last.clone();
         }
-        // Before the lists: what is in them now is not released from here on.
+        // Registered before the lists are read: memory in them is not released from here on.
         let reader = Epochs::register(&self.epochs);
-        // Whoever goes through all shards with their locks, as a writer does, is not followed from lock to lock: shards that
-        // are locked now come last.
+        // Shards that are locked now come last, so a writer that locks all shards in turn is not
+        // followed from lock to lock.
         let seen = self.shards.iter().enumerate().map(|(idx, shard)| match known(idx) {
             Some(view) if shard.is_at(view.version) => Some(Arc::clone(view)),
             _ => shard.view_if_free(),
@@ -261,20 +265,20 @@ impl Head {
         let views = views.map(|(seen, shard)| seen.unwrap_or_else(|| shard.view()));
         let snapshot = HeadSnapshot::new(self.bits, views, reader, Arc::clone(&self.counts));
         let old = last.replace(snapshot.clone());
-        // What only the old one held goes without the lock.
+        // Memory that only the old snapshot held is freed without the lock.
         drop(last);
         drop(old);
         snapshot
     }
 
-    /// Arenas that wait to become columns, from the shard where most wait. One job a shard at a time;
-    /// `None` if nothing is to be done.
+    /// Plans a conversion of waiting arenas, in the shard where most wait. One job per shard at a
+    /// time; `None` if no arena waits.
     pub fn plan_convert(&self) -> Option<ConvertJob> {
         let jobs = self.shards.iter().filter_map(|shard| shard.lock().plan_convert());
         jobs.max_by_key(ConvertJob::input_bytes)
     }
 
-    /// Small segments that want to be merged and packed harder.
+    /// Plans a merge of small segments, which packs them harder.
     pub fn plan_compress(&self) -> Option<ConvertJob> {
         let plan = |shard: &SharedShard| {
             shard.lock().plan_compress(
@@ -285,12 +289,13 @@ impl Head {
         self.shards.iter().filter_map(plan).max_by_key(ConvertJob::input_bytes)
     }
 
-    /// Swaps the outcome of a conversion in. Returns `false` if its inputs have gone or were flushed
-    /// apart meanwhile: nothing has changed then, and nothing is lost.
+    /// Applies the outcome of a conversion. Returns `false`, and changes nothing, if its inputs
+    /// have been released or flushed apart meanwhile.
     pub fn apply_convert(&self, edit: ConvertEdit) -> bool {
         let mut shard = self.lock(edit.shard);
-        // Before the epoch in which readers have the output: who registers in that and finds an older view of the shard must not
-        // take it for the present one, whose inputs are gone for it.
+        // Incremented before the epoch in which readers get the output: a reader that registers in
+        // that epoch and has an older view of the shard must not take it for current, because its
+        // inputs are released for that reader.
         shard.count_up();
         let is_applied = shard.apply_convert(edit);
         drop(shard);
@@ -299,11 +304,11 @@ impl Head {
         is_applied
     }
 
-    /// Seals every arena, staged rows included: the first step of a flush. The second is to make
-    /// [`SealMarks::marks`] durable and to publish them, the third [`Head::plan_flush`].
+    /// Seals every arena, including staged rows: the first step of a flush. Then make
+    /// [`SealMarks::marks`] durable and publish them, and call [`Head::plan_flush`].
     ///
-    /// Whatever was appended to a stream of the log before this call is in the job if that covers the
-    /// marks ([`FlushJob::covers`]), so the stream's end from before the call is then its floor after
+    /// If the job covers the marks ([`FlushJob::covers`]), it has every row that was appended to
+    /// the log before this call. The end of each log stream before the call is then its floor after
     /// the flush.
     pub fn seal_all(&self) -> SealMarks {
         let marks = self.shards.iter().filter_map(|shard| {
@@ -313,16 +318,16 @@ impl Head {
         SealMarks { marks: marks.collect() }
     }
 
-    /// Everything that is sealed, published and not flushed; `None` if there is nothing. One flush at
-    /// a time: planning another gives the one before up.
+    /// Plans a flush of all rows that are sealed, published and not flushed; `None` if there are
+    /// none. One flush at a time: a new plan replaces the previous one.
     pub fn plan_flush(&self) -> Option<FlushJob> {
         let shards = self.shards.iter().map(|shard| shard.lock().plan_flush()).collect();
         FlushJob::new(self.bits, shards)
     }
 
-    /// The tables of `job` are in the tree's version: its memory turns hot and goes on serving queries. No snapshot
-    /// is taken with an older version after this, nor one with the new version before it: the caller's lock on views
-    /// is held over both. Cheap: nothing is freed, see [`Head::recycle_surplus`].
+    /// Marks the memory of `job` as hot: the tree's version has its tables now. It still serves
+    /// queries. The caller holds its view lock over both changes, so no snapshot combines one with
+    /// the other's previous state. Cheap: frees nothing, see [`Head::recycle_surplus`].
     pub fn flushed(&self, job: &FlushJob) {
         let epoch = self.epochs.advance();
         for flush in &job.shards {
@@ -330,21 +335,22 @@ impl Head {
         }
     }
 
-    /// Gives back what is hot over [`HeadOptions::hot_bytes_max`], and all of it that is older than `hard_line`. Returns how
-    /// many bytes.
+    /// Releases hot memory above [`HeadOptions::hot_bytes_max`], and all hot memory older than
+    /// `hard_line`. Returns the number of bytes.
     pub fn recycle_surplus(&self, hard_line: Timestamp) -> u64 {
         let hot = self.hot_parts();
         let is_old = |part: &&HotPart| part.range_end < hard_line;
         let old_bytes = self.recycle_parts(hot.iter().filter(is_old));
         let hot_bytes: u64 = hot.iter().map(|part| part.bytes).sum();
-        // Old parts may have been united with others meanwhile, and then were larger.
+        // Old parts may have been merged with others meanwhile, and were larger then.
         let surplus =
             hot_bytes.saturating_sub(old_bytes.saturating_add(self.options.hot_bytes_max));
         old_bytes + self.recycle(surplus)
     }
 
-    /// Gives at least `bytes` of hot memory back, or all there is, older time ranges first. Returns how much. Readers that
-    /// have tables for it do without from now on; for others it cools, and follows when they end.
+    /// Releases at least `bytes` of hot memory, or all there is, older time ranges first. Returns
+    /// the number of bytes. Readers with tables use those from now on; for other readers the memory
+    /// cools until they end.
     pub fn recycle(&self, bytes: u64) -> u64 {
         if bytes == 0 {
             return 0;
@@ -353,12 +359,12 @@ impl Head {
         hot.sort_unstable();
         let chosen = choose(&hot, bytes, &self.options);
         let recycled_bytes = self.recycle_parts(chosen.iter());
-        // Others want the memory.
+        // Other pools need the memory.
         self.blocks.trim();
         recycled_bytes
     }
 
-    /// Gives all hot memory back that has rows from before `seq`, so that nothing but tables has them.
+    /// Releases all hot memory with rows from before `seq`, so that only tables have them.
     pub fn recycle_before(&self, seq: CommitSeq) {
         self.recycle_parts(self.hot_parts().iter().filter(|part| part.seq_min < seq));
     }
@@ -372,15 +378,15 @@ impl Head {
         bytes
     }
 
-    /// Breaks invariant 3: what cools is released as if every reader had tables for it. For the simulation, which must
-    /// find that.
+    /// Breaks invariant 3: releases cooling memory as if every reader had tables for it. A mutant
+    /// that simulation must catch.
     #[doc(hidden)]
     pub fn release_under_readers(&self) {
         self.epochs.release_under_readers();
     }
 
-    /// Visible unflushed rows (pieces as they came in), and the bytes of these and of rows that are not visible yet. Cheaper than
-    /// [`Head::stats`]: what is flushed is not looked at.
+    /// Visible unflushed rows (pieces as they came in), and the bytes of these and of rows that are
+    /// not visible yet. Cheaper than [`Head::stats`], because it ignores flushed rows.
     pub fn unflushed(&self) -> (u64, u64) {
         self.shards.iter().fold((0, 0), |(row_count, bytes), shard| {
             let shard = shard.lock();
@@ -392,7 +398,7 @@ impl Head {
         })
     }
 
-    /// What it holds. Looks at every part.
+    /// Totals of the head. Visits every part.
     pub fn stats(&self) -> HeadStats {
         let (cooling, blocks) = (self.epochs.usage(), self.blocks.usage());
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -438,7 +444,7 @@ impl Head {
         self.shards[usize::from(shard.0)].lock()
     }
 
-    /// Memory was replaced or given back: no snapshot that nobody uses keeps it.
+    /// Memory was replaced or released: an unused snapshot must not pin it.
     fn forget_snapshot(&self) {
         let last = self.last.lock().take();
         drop(last);
@@ -450,8 +456,8 @@ impl SharedShard {
         LockedShard { version: &self.version, shard: self.shard.lock(), is_changed: false }
     }
 
-    /// Whether nothing has changed since the shard had `version`. Whoever was told of a change (a row
-    /// was published) finds it counted.
+    /// Whether the shard still has `version`. A thread that knows of a change (a row was published)
+    /// sees it counted.
     fn is_at(&self, version: u64) -> bool {
         self.version.load(Ordering::Acquire) == version
     }
@@ -460,7 +466,7 @@ impl SharedShard {
         self.view_of(&self.shard.lock())
     }
 
-    /// `None` if somebody has the lock.
+    /// `None` if the shard is locked.
     fn view_if_free(&self) -> Option<Arc<ShardView>> {
         self.shard.try_lock().map(|shard| self.view_of(&shard))
     }
@@ -471,7 +477,7 @@ impl SharedShard {
 }
 
 impl LockedShard<'_> {
-    /// Who looks at the version from now on waits for the lock.
+    /// A thread that reads the version from now on waits for the lock.
     fn count_up(&self) {
         self.version.fetch_add(1, Ordering::Release);
     }
@@ -495,37 +501,37 @@ impl DerefMut for LockedShard<'_> {
 impl Drop for LockedShard<'_> {
     fn drop(&mut self) {
         if self.is_changed {
-            // Before the lock goes.
+            // Before the lock is released.
             self.count_up();
         }
     }
 }
 
 impl ShardWriter<'_> {
-    /// Encodes `rows`, all of this shard, as commit `seq`; the bytes are the log entry's payload.
-    /// `segment` is the log segment that they go to: each group's first row in one is whole, so that a
-    /// log segment explains itself. Call it again if the log has rotated meanwhile.
+    /// Encodes `rows`, all of this shard, as commit `seq`, and returns the log entry's payload.
+    /// `segment` is its log segment: each group's first row there is whole, so a log segment is
+    /// self-contained. Call it again if the log has rotated meanwhile.
     pub fn encode(&mut self, seq: CommitSeq, rows: ShardRows<'_>, segment: u64) -> &[u8] {
         debug_assert!(rows.shard == self.shard.id, "rows of another shard");
         self.shard.encode(seq, rows, segment)
     }
 
-    /// What was encoded last is in the log at `position`: its rows go into the arena, not visible
-    /// before [`Head::publish`]. What they take is taken out of `reserved` ([`bound_bytes`]); who has written all
-    /// that it is for gives the rest back.
+    /// The rows that were encoded last are in the log at `position`: copies them into the arena,
+    /// not visible before [`Head::publish`]. Takes their memory out of `reserved`
+    /// ([`bound_bytes`]). After its last write the caller releases the rest.
     ///
     /// # Panics
-    /// If nothing was encoded since the last call.
+    /// If no rows were encoded since the last call.
     pub fn stage(&mut self, position: LogPosition, reserved: &mut Reservation) {
         self.shard.stage(position, reserved);
     }
 
-    /// Takes in rows of transaction `seq`, of this shard and encoded by [`crate::encode_standalone`]: between what is
-    /// staged and what will be, in an arena of their own, not visible before [`Head::decide_transaction`]. What
-    /// they take is taken out of `reserved` ([`bound_bytes_of`]).
+    /// Stages rows of transaction `seq`, of this shard and encoded by [`crate::encode_standalone`]:
+    /// between earlier and later staged rows, in an arena of their own, not visible before
+    /// [`Head::decide_transaction`]. Takes their memory out of `reserved` ([`bound_bytes_of`]).
     ///
     /// # Panics
-    /// If `payload` is none.
+    /// If `payload` is no payload.
     pub fn stage_transaction(
         &mut self,
         seq: CommitSeq,
@@ -535,13 +541,13 @@ impl ShardWriter<'_> {
         self.shard.stage_transaction(seq, payload, reserved);
     }
 
-    /// A delete that touches this shard commits here: rows before and rows after it never come into
-    /// one part, so that each part is older or younger than the delete as a whole.
+    /// A delete that touches this shard commits here. Earlier and later rows never share a part, so
+    /// each part is older or younger than the delete as a whole.
     pub fn split_parts(&mut self) {
         self.shard.split_parts();
     }
 
-    /// What was encoded last did not get into the log.
+    /// The rows that were encoded last did not reach the log.
     pub fn abandon(&mut self) {
         self.shard.abandon();
     }

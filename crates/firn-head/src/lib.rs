@@ -1,37 +1,44 @@
-//! Head: here are rows that the log has, keep them in little memory and answer from it.
+//! Head: keeps the newest rows in little memory and answers queries from it.
 //!
-//! **Owns** recent data: per shard the encoder's states, the arena of active rows, static segments,
-//! and the *hot* memory of what was flushed.
+//! **Owns** recent data: per shard the encoder states, the arena of active rows and the static
+//! segments; and the *hot* memory of flushed rows.
 //!
 //! **Never** knows labels, files or the log; never does I/O, starts a thread or reads a clock.
 //!
-//! **The way of a row**: [`ShardWriter::encode`] makes the log's payload, [`ShardWriter::stage`] puts
-//! the same row bytes into the shard's arena, [`Head::publish`] makes them visible in the order of
-//! the log. A full arena is sealed; a [`ConvertJob`] makes columns of it, another one packs several
-//! segments into one; their memory are blocks of a pool. A [`FlushJob`] hands all of it to the tree; then it is hot until
-//! [`Head::recycle`].
+//! **Write path**: [`ShardWriter::encode`] makes the log's payload. [`ShardWriter::stage`] copies
+//! the same row bytes into the shard's arena. [`Head::publish`] makes them visible in the order of
+//! the log. A full arena is sealed. A [`ConvertJob`] turns it into columns; another one packs
+//! several segments into one. Columns are stored in blocks of a pool. A [`FlushJob`] hands all rows
+//! to the tree. Their memory then stays hot until [`Head::recycle`].
 //!
-//! **The way of a query**: [`Head::snapshot`], then [`HeadSnapshot::read`] per group; no lock but for moments.
+//! **Read path**: [`Head::snapshot`], then [`HeadSnapshot::read`] per group. Locks are held only
+//! briefly.
 //!
 //! **Invariants**
-//! - Unpublished rows are never visible; rows become visible in the order of the log.
-//! - A group's first row in a log segment and in an arena is whole: both explain themselves, replay
-//!   starts anywhere, and a hole in the log costs a group's rows up to its next whole one.
-//! - Replaying the payloads gives the visible rows again.
-//! - A snapshot, with the tables of its time, sees the same rows for as long as it lives (invariant 3 of the design).
-//! - A part is older or younger than a delete that touches its shard as a whole: conversions unite no
-//!   parts over a delete, a flush hides between them first.
-//! - What is held is reserved (invariant 8): each arena, segment and state table carries its own
-//!   reservation, which lives as long as the memory does.
-//! - Flushed memory goes only when no reader is left that began before the flush; younger ones find it gone and read
-//!   tables ([`HeadReader::complete_since`]). What cools for old readers is bounded; beyond that they fail.
-//! - No object, lock or allocation per sample or per series: a lone series is 28 bytes of state and 4
-//!   bytes of chain, and its bytes.
+//! - Unpublished rows are never visible. Rows become visible in the order of the log.
+//! - A group's first row in a log segment and in an arena is whole, so both are self-contained:
+//!   replay can start anywhere, and a hole in the log costs the rows of a group up to its next
+//!   whole row.
+//! - Replaying the payloads restores the visible rows.
+//! - A snapshot, together with the tables of its version, sees the same rows for its whole life
+//!   (invariant 3).
+//! - Every part is older or younger as a whole than a delete that touches its shard. Conversions
+//!   never merge parts across a delete, and a flush hides deleted values before it merges.
+//! - Held memory is reserved (invariant 8). Each arena, segment and state table has a reservation
+//!   that lives as long as its memory.
+//! - Flushed memory is released only when no reader that began before the flush is left. Younger
+//!   readers miss it and read tables ([`HeadReader::complete_since`]). Memory that cools for old
+//!   readers is bounded; beyond the bound those readers fail.
+//! - No object, lock or allocation per sample or per series. A lone series takes 28 bytes of state,
+//!   4 bytes of chain, and its data.
 //!
-//! **When you change** the payload: docs/formats/rows.md, `VERSION` in `payload`, a new fixture.
+//! **When you change** the payload: `docs/formats/rows.md`, `VERSION` in `payload`, a new fixture.
 //!
-//! Reading order: `options`, `head`, `shard`, `encoder`, `states`, `payload`, `arena`, `words`, `growing`,
-//! `part`, `pool`, `segment`, `epoch`, `complete`, `snapshot`, `convert`, `flush`, `replay`.
+//! Reading order: `options`, `head`, `shard`, `encoder`, `states`, `payload`, `arena`, `words`,
+//! `growing`, `part`, `pool`, `segment`, `epoch`, `complete`, `snapshot`, `convert`, `flush`,
+//! `replay`.
+//!
+//! Terms: `docs/glossary.md`.
 
 #![forbid(unsafe_code)]
 

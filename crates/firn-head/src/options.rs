@@ -1,70 +1,79 @@
-//! What can be set.
+//! Options of the head.
 
 use firn_model::{Error, Result};
 
-/// Sizes of the head. Plain data; whoever opens a head with what others set asks [`HeadOptions::check`] before.
+/// Sizes of the head. Plain data; callers that pass on a user's values call [`HeadOptions::check`]
+/// first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeadOptions {
     /// When rows become columns.
     pub convert: ConvertOptions,
-    /// Flushed memory over this is given back by [`crate::Head::recycle_surplus`]; below it is kept for
-    /// queries until [`crate::Head::recycle`] wants it.
+    /// [`crate::Head::recycle_surplus`] releases flushed memory above this. Up to this, it serves
+    /// queries until [`crate::Head::recycle`] needs it.
     pub hot_bytes_max: u64,
-    /// Hot memory is given back by areas: parts whose newest rows are of one span of so many milliseconds.
+    /// Hot memory is released by areas: parts whose newest rows are in the same span of this many
+    /// milliseconds.
     pub hot_area_ms: i64,
-    /// Which percentage of what is to be given back comes from the oldest area, the next and the one after it; what is
-    /// missing comes from the oldest ones. All of it from the oldest is the default: a query reads no table if nothing of
-    /// its range has gone, so what is hot should reach back without holes. Measured with an hour hot: of
-    /// queries of the last hour all read no file, 83% with Heracles' shares (docs/memory.md).
+    /// Percentage of the released memory that comes from the oldest area, the next and the third;
+    /// the rest comes from the oldest parts. The default releases the oldest area first. A query
+    /// reads no table if all rows of its range are in memory, so hot memory should reach back
+    /// without holes. Measured with one hour hot: all queries of the last hour read no file,
+    /// against 83% with the shares of Heracles (`docs/memory.md`).
     ///
-    /// Source: Heracles 3.2 (45, 35 and 20).
+    /// Source: Heracles, section 3.2 (45, 35 and 20).
     pub recycle_percents: [u8; 3],
-    /// Memory that left the head and that readers keep, beyond which it is taken from them: the hard limit of
-    /// what long queries pin.
+    /// Hard limit for memory that left the head and that readers still keep. Beyond it, leases are
+    /// revoked; it bounds the memory that long queries pin.
     pub cooling_bytes_max: u64,
 }
 
-/// When active rows become static runs, and runs compressed chunks: by share of series, bytes, and points per series.
+/// When active rows become static runs, and runs become compressed chunks: by share of series,
+/// bytes, and points per series.
 ///
-/// Source: ByteSeries 3.3, 3.5 and Algorithm 1.
+/// Source: ByteSeries, section 3.3 with Algorithm 1, and the thresholds of section 4.3.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConvertOptions {
-    /// An arena of this many bytes is converted once it has [`ConvertOptions::rows_per_group_min`] rows a
-    /// group on average (values a series: a row may come in pieces), or at [`ConvertOptions::sparse_arena_times`] this size whatever is in
-    /// it. Per shard, so all active rows together hold at most `shard_count` times that, and what waits for conversion.
+    /// An arena of this size is converted once it has [`ConvertOptions::rows_per_group_min`] rows
+    /// per group on average (counted as values per series, because a row may come in pieces), or at
+    /// [`ConvertOptions::sparse_arena_times`] this size in any case. This is per shard: all active
+    /// rows together hold at most `shard_count` times that, plus the arenas that wait for
+    /// conversion.
     ///
-    /// Source: ByteSeries Algorithm 1, `max_size`.
+    /// Source: ByteSeries, Algorithm 1, `max_size`.
     pub arena_bytes_max: usize,
-    /// See [`ConvertOptions::arena_bytes_max`]: of millions of series an arena of that size has a row or two each, and columns
-    /// of those are packed again and again.
+    /// See [`ConvertOptions::arena_bytes_max`]. With millions of series, an arena of that size has
+    /// one or two rows each, and columns of so few rows would be packed again and again.
     pub sparse_arena_times: usize,
-    /// Fewer rows than these make poor columns: a column's header is some 15 bytes, and each arena
-    /// starts with whole rows.
+    /// Fewer rows make poor columns: a column's header takes about 15 bytes, and each arena starts
+    /// with whole rows.
     pub rows_per_group_min: u32,
-    /// An arena with this many rows a group on average is converted whatever its size: so many entries
-    /// has a static run. A reader walks all rows of an arena, in a run it finds its time at once.
+    /// An arena with this many rows per group on average is converted at any size. A reader walks
+    /// all rows of an arena, but seeks in a run.
     ///
-    /// Source: ByteSeries 3.3 and 4.3 (points per series), Heracles 3.1.1 (entries of a tuple).
+    /// Source: ByteSeries, sections 3.3 and 4.3 (points per series); Heracles, section 3.1.1
+    /// (entries of a tuple).
     pub rows_per_group_max: u32,
-    /// An arena that holds this many bytes a series is converted: active rows of a lone series cost some
-    /// six bytes each, columns one or two, while a member of a group has both cheaper. Series are
-    /// counted as they are written, after a restart at one a group.
+    /// An arena with this many bytes per series is converted: active rows of a lone series cost
+    /// about six bytes each, columns one or two. Members of a group are cheaper in both forms.
+    /// Series are counted as they are written; after a restart, one per group is assumed.
     pub bytes_per_series_max: usize,
-    /// Of the series that the arena before had, an arena must hold this share before points or bytes a
-    /// series count for it, unless it has [`ConvertOptions::arena_bytes_min`]: a few series that are
-    /// written often do not make runs for all others.
+    /// Points or bytes per series convert an arena only if it has this share of the series of the
+    /// previous arena, or [`ConvertOptions::arena_bytes_min`]. So a few series that are written
+    /// often do not cut short the runs of all others.
     ///
-    /// Source: ByteSeries Algorithm 1, `dimen_ratio`; 4.3 measures 0.1 to 0.2 as the best.
+    /// Source: ByteSeries, Algorithm 1, `dimen_ratio`. Section 4.3 finds 0.1 a good balance and
+    /// uses 0.2.
     pub series_share_percent_min: u64,
-    /// See [`ConvertOptions::series_share_percent_min`]; `max_dimen` of Algorithm 1, but in bytes.
+    /// See [`ConvertOptions::series_share_percent_min`]. Corresponds to `max_dimen` of Algorithm 1,
+    /// but in bytes.
     pub arena_bytes_min: usize,
-    /// This many unflushed static segments of a shard, of about one size, are merged and packed
-    /// harder: fewer are more work, more are more memory.
+    /// This many unflushed segments of a shard, of about one size, are merged and packed harder.
+    /// Lower values cost work, higher values cost memory.
     pub segment_fan_in: usize,
-    /// Two neighbouring segments whose chunks have fewer rows than this on average are merged at once: of irregular
-    /// series an arena has five or six rows, and a chunk's header is as large as those.
-    ///
-    /// Source: ByteSeries Algorithm 1, `point_limit`.
+    /// Two neighbouring segments are merged at once if their chunks have fewer rows than this on
+    /// average. With irregular series an arena has five or six rows per series, and a chunk's
+    /// header is as large as those. `point_limit` of ByteSeries, Algorithm 1, also counts points
+    /// per series, but delays compression until it is reached.
     pub rows_per_chunk_min: u32,
 }
 
@@ -81,19 +90,19 @@ impl Default for HeadOptions {
 }
 
 impl HeadOptions {
-    /// Whether all of it makes sense.
+    /// Checks that the options work together.
     ///
     /// # Errors
-    /// `Invalid`, with the setting by its name in the library's options.
+    /// `Invalid`, with the name of the setting in the library's options.
     pub fn check(&self) -> Result<()> {
         if self.hot_area_ms <= 0 {
             let span = self.hot_area_ms;
-            return Err(Error::invalid(format!("hot_area_ms is {span}, it must be at least 1")));
+            return Err(Error::invalid(format!("hot_area_ms: expected at least 1, got {span}")));
         }
         let [oldest, next, third] = self.recycle_percents;
         if u32::from(oldest) + u32::from(next) + u32::from(third) > 100 {
             return Err(Error::invalid(format!(
-                "recycle_percents are {oldest}, {next} and {third}, together they are at most 100"
+                "recycle_percents: expected a sum of at most 100, got {oldest} + {next} + {third}"
             )));
         }
         self.convert.check()
@@ -103,18 +112,19 @@ impl HeadOptions {
 impl Default for ConvertOptions {
     fn default() -> ConvertOptions {
         ConvertOptions {
-            // 64 shards: 16 MiB of active rows, at most 256 MiB where millions of series are written.
+            // With 64 shards: 16 MiB of active rows, at most 256 MiB with millions of series.
             arena_bytes_max: 256 << 10,
             sparse_arena_times: 16,
             rows_per_group_min: 8,
             rows_per_group_max: 32,
-            // Some nine rows of a lone series. Measured, 100,000 of them: reading the last five minutes costs 1.1 us in
-            // place of 2.0 at 32 rows, active rows hold half of this on average; 48 B costs 40 ns a sample more than 64.
+            // About nine rows of a lone series. Measured with 100,000 of them: a read of the last
+            // five minutes costs 1.1 us instead of 2.0 us at 32 rows. Active rows hold half of this
+            // on average. 48 bytes cost 40 ns per sample more than 64.
             bytes_per_series_max: 56,
             series_share_percent_min: 20,
             arena_bytes_min: 32 << 10,
-            // Measured as above, 120 rounds: 4 costs 20 ns a sample less and holds 30 B a lone series more, 2 the other
-            // way round saves nothing.
+            // Measured as above, 120 rounds: 4 costs 20 ns per sample less and 30 bytes per lone
+            // series more. 2 costs more time and saves no memory.
             segment_fan_in: 3,
             rows_per_chunk_min: 16,
         }
@@ -122,10 +132,11 @@ impl Default for ConvertOptions {
 }
 
 impl ConvertOptions {
-    /// Whether all of it makes sense.
+    /// Checks that the thresholds work together.
     ///
     /// # Errors
-    /// `Invalid`, with the setting, where nothing would ever be converted, or the same again and again.
+    /// `Invalid`, with the setting, if rows would never be converted, or the same rows again and
+    /// again.
     fn check(&self) -> Result<()> {
         let positive = [
             ("arena_bytes_max", self.arena_bytes_max as u64),
@@ -136,25 +147,25 @@ impl ConvertOptions {
         ];
         for (name, value) in positive {
             if value == 0 {
-                return Err(Error::invalid(format!("convert.{name} is 0, it must be at least 1")));
+                return Err(Error::invalid(format!("convert.{name}: expected at least 1, got 0")));
             }
         }
         if self.series_share_percent_min > 100 {
             let share = self.series_share_percent_min;
             return Err(Error::invalid(format!(
-                "convert.series_share_percent_min is {share}, at most 100 percent can have rows"
+                "convert.series_share_percent_min: expected at most 100, got {share}"
             )));
         }
         if self.rows_per_chunk_min > self.rows_per_group_max {
             let (want, most) = (self.rows_per_chunk_min, self.rows_per_group_max);
             return Err(Error::invalid(format!(
-                "convert.rows_per_chunk_min is {want}, over convert.rows_per_group_max, {most}: chunks would be written \
-                 again and again"
+                "convert.rows_per_chunk_min: expected at most convert.rows_per_group_max ({most}), \
+                 got {want}; small chunks would be merged again and again"
             )));
         }
         if self.segment_fan_in < 2 {
             return Err(Error::invalid(format!(
-                "convert.segment_fan_in is {}, merging takes at least 2 segments",
+                "convert.segment_fan_in: expected at least 2, got {}",
                 self.segment_fan_in
             )));
         }
@@ -167,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_work_is_refused_by_name() {
+    fn options_out_of_range_are_refused_by_name() {
         let check = |name: &str, value: u32| {
             let mut head = HeadOptions::default();
             let options = &mut head.convert;

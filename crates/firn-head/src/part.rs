@@ -9,74 +9,76 @@ use parking_lot::Mutex;
 
 use crate::arena::{Arena, ReadBuffers};
 use crate::epoch;
-use crate::payload::Local;
+use crate::payload::LocalGroup;
 use crate::segment::{Segment, SegmentCursor};
 
 /// All visible rows of the generations `first..=last` of one shard.
 ///
-/// A part says what its rows are, its [`Memory`] has them; readers lease that.
+/// A part describes its rows; its [`PartMemory`], which readers lease, contains them.
 pub(crate) struct Part {
-    /// The generations of arenas that it is made of.
+    /// The generations of its arenas.
     pub(crate) first: u64,
     pub(crate) last: u64,
-    /// Where its last row stands in the log.
+    /// The log position of its last row.
     pub(crate) through: LogPosition,
     pub(crate) seq: SeqRange,
     pub(crate) range: TimeRange,
     pub(crate) row_count: u64,
-    /// Of an arena: rows that start before this count.
+    /// For an arena: rows that start before this are visible.
     pub(crate) visible: u32,
-    /// Of columns; 0 for rows.
+    /// Number of chunks; 0 for rows.
     pub(crate) chunk_count: usize,
-    pub(crate) memory: Arc<Memory>,
+    pub(crate) memory: Arc<PartMemory>,
 }
 
-/// A part in a shard's list, beside what readers ask first: going through the list touches no part that is not wanted.
+/// A part in a shard's list, with the field that readers check first. So a scan of the list touches
+/// no part that is not needed.
 #[derive(Clone)]
-pub(crate) struct Listed {
+pub(crate) struct ListedPart {
     range: TimeRange,
     part: Arc<Part>,
 }
 
-/// Where the rows of a part lie. Until it is released its size is in the budget, see [`Form::held`].
-pub(crate) type Memory = epoch::Memory<Form>;
+/// The memory of a part's rows. Until it is released, its size is in the budget: see
+/// [`PartForm::held`].
+pub(crate) type PartMemory = epoch::Memory<PartForm>;
 
-/// How rows lie in memory.
+/// The form of rows in memory.
 #[derive(Clone)]
-pub(crate) enum Form {
-    /// As they came in.
+pub(crate) enum PartForm {
+    /// As appended.
     Rows(Arc<Arena>),
     /// As chunks.
     Columns(Arc<Segment>),
 }
 
-/// A part whose memory stays: what jobs work on.
+/// A part with pinned memory, for jobs.
 #[derive(Clone)]
-pub(crate) struct Pinned {
+pub(crate) struct PinnedPart {
     pub(crate) part: Arc<Part>,
-    pub(crate) form: Form,
+    pub(crate) form: PartForm,
 }
 
-impl Form {
-    /// Bytes that it holds.
+impl PartForm {
+    /// Bytes held.
     pub(crate) fn heap_bytes(&self) -> u64 {
         match self {
-            Form::Rows(arena) => arena.heap_bytes(),
-            Form::Columns(segment) => segment.heap_bytes(),
+            PartForm::Rows(arena) => arena.heap_bytes(),
+            PartForm::Columns(segment) => segment.heap_bytes(),
         }
     }
 
-    /// What is reserved for it.
+    /// The reservation of the memory.
     pub(crate) fn held(&self) -> &Mutex<Reservation> {
         match self {
-            Form::Rows(arena) => &arena.held,
-            Form::Columns(segment) => segment.held(),
+            PartForm::Rows(arena) => &arena.held,
+            PartForm::Columns(segment) => segment.held(),
         }
     }
 
-    /// Its memory counts for `pool` from now on.
+    /// Accounts the memory to `pool` from now on.
     pub(crate) fn move_to(&self, pool: Pool, empty: Reservation) {
-        debug_assert!(empty.bytes() == 0, "a new reservation for {}", pool.name());
+        debug_assert!(empty.bytes() == 0, "expected an empty reservation for {}", pool.name());
         let mut held = self.held().lock();
         let old = std::mem::replace(&mut *held, empty);
         held.merge(old);
@@ -88,7 +90,7 @@ impl Part {
         self.chunk_count == 0
     }
 
-    /// How many arenas it was made of, about.
+    /// The number of arenas that it was made of, about.
     pub(crate) fn generation_count(&self) -> u64 {
         self.last - self.first + 1
     }
@@ -98,17 +100,17 @@ impl Part {
         self.row_count < u64::from(rows_per_chunk) * self.chunk_count as u64
     }
 
-    /// Bytes that it holds; only for a part that is in a shard's list.
+    /// Bytes held; only for a part in a shard's list.
     pub(crate) fn heap_bytes(&self) -> u64 {
         self.memory.content().heap_bytes()
     }
 
-    /// Appends the group's values of `slots` in `range` from `form`, its memory. `near` is where the search before ended, for a part of
-    /// columns.
+    /// Appends the group's values of `slots` in `range` from `form`, its memory. `near` is the
+    /// position of the last lookup in a part of columns.
     pub(crate) fn read(
         &self,
-        form: &Form,
-        local: Local,
+        form: &PartForm,
+        local: LocalGroup,
         (slots, range): (Slots<'_>, TimeRange),
         near: &mut Option<SegmentCursor>,
         buffers: &mut ReadBuffers,
@@ -118,11 +120,11 @@ impl Part {
             return Ok(());
         }
         match form {
-            Form::Columns(segment) => {
+            PartForm::Columns(segment) => {
                 let cursor = *near.insert(segment.seek(local, *near)?);
                 segment.read(local, cursor, (slots, range), self.seq, out, &mut buffers.touched)
             }
-            Form::Rows(arena) => {
+            PartForm::Rows(arena) => {
                 let columns = arena.read(local, self.visible, (slots, range), self.seq, buffers)?;
                 if !columns.is_empty() {
                     out.push(columns);
@@ -132,11 +134,12 @@ impl Part {
         }
     }
 
-    /// As [`Part::read`] for one member, appended to `out`; `false` if it does not come after what is there.
+    /// As [`Part::read`] for one member, appended to `out`; `false` if it is not later than the
+    /// last sample.
     pub(crate) fn append_one(
         &self,
-        form: &Form,
-        local: Local,
+        form: &PartForm,
+        local: LocalGroup,
         (slot, range): (Slot, TimeRange),
         near: &mut Option<SegmentCursor>,
         buffers: &mut ReadBuffers,
@@ -146,19 +149,22 @@ impl Part {
             return Ok(true);
         }
         match form {
-            Form::Columns(segment) => {
+            PartForm::Columns(segment) => {
                 let cursor = *near.insert(segment.seek(local, *near)?);
                 segment.append_one(local, cursor, (slot, range), out)
             }
-            Form::Rows(arena) => arena.append_one(local, self.visible, (slot, range), buffers, out),
+            PartForm::Rows(arena) => {
+                arena.append_one(local, self.visible, (slot, range), buffers, out)
+            }
         }
     }
 
-    /// Takes out of `left` the members that have samples in `range`: exactly for rows, to the chunk for columns.
+    /// Removes from `left` the members with samples in `range`: exactly for rows, to the chunk for
+    /// columns.
     pub(crate) fn take_present(
         &self,
-        form: &Form,
-        local: Local,
+        form: &PartForm,
+        local: LocalGroup,
         range: TimeRange,
         near: &mut Option<SegmentCursor>,
         buffers: &mut ReadBuffers,
@@ -168,19 +174,20 @@ impl Part {
             return Ok(());
         }
         match form {
-            Form::Columns(segment) => {
+            PartForm::Columns(segment) => {
                 let cursor = *near.insert(segment.seek(local, *near)?);
                 segment.take_present(local, cursor, range, left)
             }
-            Form::Rows(arena) => arena.take_present(local, self.visible, range, buffers, left),
+            PartForm::Rows(arena) => arena.take_present(local, self.visible, range, buffers, left),
         }
     }
 
-    /// The part of `range` in which the group may have values, maybe empty; rows are told apart by group only.
+    /// The part of `range` in which the group may have values, maybe empty. For rows it only
+    /// distinguishes groups.
     pub(crate) fn reach(
         &self,
-        form: &Form,
-        local: Local,
+        form: &PartForm,
+        local: LocalGroup,
         range: TimeRange,
         near: &mut Option<SegmentCursor>,
     ) -> Result<TimeRange> {
@@ -189,19 +196,19 @@ impl Part {
             return Ok(TimeRange::EMPTY);
         }
         match form {
-            Form::Columns(segment) => {
+            PartForm::Columns(segment) => {
                 let cursor = *near.insert(segment.seek(local, *near)?);
                 Ok(range.intersect(segment.time_range(local, cursor)?))
             }
-            Form::Rows(arena) if arena.has_row(local, self.visible)? => Ok(range),
-            Form::Rows(_) => Ok(TimeRange::EMPTY),
+            PartForm::Rows(arena) if arena.has_row(local, self.visible)? => Ok(range),
+            PartForm::Rows(_) => Ok(TimeRange::EMPTY),
         }
     }
 }
 
-impl Listed {
-    pub(crate) fn new(part: Part) -> Listed {
-        Listed { range: part.range, part: Arc::new(part) }
+impl ListedPart {
+    pub(crate) fn new(part: Part) -> ListedPart {
+        ListedPart { range: part.range, part: Arc::new(part) }
     }
 
     pub(crate) fn range(&self) -> TimeRange {
@@ -212,13 +219,13 @@ impl Listed {
         Arc::ptr_eq(&self.part, part)
     }
 
-    /// Its memory, which stays; only while it is in a shard's list.
-    pub(crate) fn pin(&self) -> Pinned {
-        Pinned { part: Arc::clone(&self.part), form: self.memory.content() }
+    /// Pins its memory; only while it is in a shard's list.
+    pub(crate) fn pin(&self) -> PinnedPart {
+        PinnedPart { part: Arc::clone(&self.part), form: self.memory.content() }
     }
 }
 
-impl Deref for Listed {
+impl Deref for ListedPart {
     type Target = Part;
 
     fn deref(&self) -> &Part {
@@ -226,7 +233,7 @@ impl Deref for Listed {
     }
 }
 
-/// Walks the groups of adjacent parts of one shard, rising, and unites what they have.
+/// Walks the groups of adjacent parts of one shard in rising order, and merges their columns.
 pub(crate) struct PartWalk<'a> {
     cursors: Vec<PartCursor<'a>>,
     buffers: ReadBuffers,
@@ -235,27 +242,36 @@ pub(crate) struct PartWalk<'a> {
 
 impl<'a> PartWalk<'a> {
     /// `parts` oldest first.
-    pub(crate) fn new(parts: impl Iterator<Item = &'a Pinned>) -> Result<PartWalk<'a>> {
+    pub(crate) fn new(parts: impl Iterator<Item = &'a PinnedPart>) -> Result<PartWalk<'a>> {
         let cursors = parts.map(PartCursor::new).collect::<Result<_>>()?;
         Ok(PartWalk { cursors, buffers: ReadBuffers::default(), sources: Vec::new() })
     }
 
-    /// The group that [`PartWalk::take`] gives next.
-    pub(crate) fn peek(&self) -> Option<Local> {
+    /// The group that [`PartWalk::take`] returns next.
+    pub(crate) fn peek(&self) -> Option<LocalGroup> {
         self.cursors.iter().filter_map(PartCursor::peek).min()
     }
 
-    /// The group of [`PartWalk::peek`] with all its values; they may be none. What the parts have is
-    /// given to `hide` before it is united.
+    /// The group of [`PartWalk::peek`] with all its values, maybe none. Calls `hide` with the
+    /// columns of each part before they are merged.
     pub(crate) fn take(
         &mut self,
-        hide: impl FnOnce(Local, &mut Vec<GroupColumns>),
-    ) -> Result<Option<(Local, GroupColumns)>> {
+        hide: impl FnOnce(LocalGroup, &mut Vec<GroupColumns>),
+    ) -> Result<Option<(LocalGroup, GroupColumns)>> {
         let Some(local) = self.peek() else { return Ok(None) };
         self.sources.clear();
         for cursor in &mut self.cursors {
             while cursor.peek() == Some(local) {
                 let columns = cursor.take(local, &mut self.buffers)?;
+                let range = columns.time_range();
+                // The walk feeds tables: a row outside the range would be in no query's reach.
+                if cursor.part.range.intersect(range) != range {
+                    let what = format!(
+                        "columns at {range:?} are outside the range of their part, {:?}",
+                        cursor.part.range
+                    );
+                    return Err(Error::corrupt("memory", 0, what));
+                }
                 if !columns.is_empty() {
                     self.sources.push(columns);
                 }
@@ -272,44 +288,46 @@ impl<'a> PartWalk<'a> {
 
 struct PartCursor<'a> {
     part: &'a Part,
-    at: At<'a>,
+    at: CursorForm<'a>,
 }
 
-enum At<'a> {
-    Rows { arena: &'a Arena, visible: u32, next: Option<Local> },
+enum CursorForm<'a> {
+    Rows { arena: &'a Arena, visible: u32, next: Option<LocalGroup> },
     Columns { segment: &'a Segment, cursor: SegmentCursor },
 }
 
 impl<'a> PartCursor<'a> {
-    fn new(pinned: &'a Pinned) -> Result<PartCursor<'a>> {
+    fn new(pinned: &'a PinnedPart) -> Result<PartCursor<'a>> {
         let part = &*pinned.part;
         let at = match &pinned.form {
-            Form::Rows(arena) => {
-                At::Rows { arena, visible: part.visible, next: arena.next_group(0) }
+            PartForm::Rows(arena) => {
+                CursorForm::Rows { arena, visible: part.visible, next: arena.next_group(0) }
             }
-            Form::Columns(segment) => At::Columns { segment, cursor: segment.first()? },
+            PartForm::Columns(segment) => CursorForm::Columns { segment, cursor: segment.first()? },
         };
         Ok(PartCursor { part, at })
     }
 
-    fn peek(&self) -> Option<Local> {
+    fn peek(&self) -> Option<LocalGroup> {
         match &self.at {
-            At::Rows { next, .. } => *next,
-            At::Columns { segment, cursor } => segment.get(cursor).map(|(local, _)| local),
+            CursorForm::Rows { next, .. } => *next,
+            CursorForm::Columns { segment, cursor } => segment.get(cursor).map(|(local, _)| local),
         }
     }
 
-    /// The columns at `local`, which [`PartCursor::peek`] gave.
-    fn take(&mut self, local: Local, buffers: &mut ReadBuffers) -> Result<GroupColumns> {
+    /// The columns of `local`, which is the group of [`PartCursor::peek`].
+    fn take(&mut self, local: LocalGroup, buffers: &mut ReadBuffers) -> Result<GroupColumns> {
         let all = (Slots::All, TimeRange::ALL);
         match &mut self.at {
-            At::Rows { arena, visible, next } => {
+            CursorForm::Rows { arena, visible, next } => {
                 *next = local.checked_add(1).and_then(|from| arena.next_group(from));
                 arena.read(local, *visible, all, self.part.seq, buffers)
             }
-            At::Columns { segment, cursor } => {
+            CursorForm::Columns { segment, cursor } => {
                 let Some((_, chunk)) = segment.get(cursor) else {
-                    return Err(Error::internal("a segment's cursor is behind its last group"));
+                    return Err(Error::internal(
+                        "memory: the cursor of a segment is behind its last group",
+                    ));
                 };
                 segment.advance(cursor)?;
                 let columns = segment.open(chunk)?.read(all.0, all.1)?;

@@ -1,60 +1,74 @@
-//! The log's payload: the rows of one shard and one commit. Byte by byte: docs/formats/rows.md.
+//! The log's payload: the rows of one shard and one commit. `docs/formats/rows.md` has the bytes.
 //!
-//! A row's length stands before it, so that replay and the way into the arena move rows without
-//! decoding them.
+//! Each row is preceded by its length, so replay and staging copy rows without decoding them.
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
 
 use firn_codec::varint::{
     encode_zigzag, take_bytes, take_count, take_u8, take_varint, take_zigzag,
 };
 use firn_model::{Error, Result, TimeRange, encode_varint};
 
-/// What is written; also the oldest that is read.
+/// The version that is written, and the oldest that is read.
 const VERSION: u8 = 1;
-/// Beside the version: no row from here on needs a row before this payload.
+/// Flag beside the version: from here on, no row needs a row before this payload.
 const FRESH: u8 = 0x80;
-/// A row's tag and the varints that may follow it.
+/// The most bytes of a row's tag and the varints after it.
 pub(crate) const ROW_HEADER_BYTES_MAX: usize = 1 + 5 + 5;
 
 /// The row needs no earlier row of its group.
 const WHOLE: u8 = 0x80;
-/// A step to the next group of 7 or more is `7` here and a varint of the rest.
+/// A step of 7 or more to the next group is `7` here and a varint of the rest.
 const STEP_LONG: u64 = 7;
-/// A row of 15 or more bytes is `15` here and a varint of the rest.
+/// A length of 15 or more bytes is `15` here and a varint of the rest.
 const LEN_LONG: usize = 15;
 
-/// A shard's group as the shard counts them. Groups are dense, so 32 bits outlast every memory.
-pub(crate) type Local = u32;
+/// Number of a group in its shard. Groups are dense, so 32 bits exceed every memory size.
+pub(crate) type LocalGroup = u32;
 
-/// One row as it stands in a payload.
+/// One row of a payload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PayloadRow<'a> {
-    pub(crate) local: Local,
-    /// Whether it can be decoded without an earlier row of the group.
+    pub(crate) local: LocalGroup,
+    /// Whether the row can be decoded without an earlier row of the group.
     pub(crate) whole: bool,
-    /// As `firn_codec::encode_row` made them.
+    /// The bytes of `firn_codec::encode_row`.
     pub(crate) bytes: &'a [u8],
 }
 
-/// A payload whose header was read.
+/// A payload with a decoded header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Payload<'a> {
     /// The range of all timestamps.
     pub(crate) range: TimeRange,
-    /// Whether no row from here on needs a row before it: an arena may begin here.
+    /// Whether no row from here on needs an earlier row: an arena may begin here.
     pub(crate) is_fresh: bool,
     rows: &'a [u8],
 }
 
-/// Writes a payload's header; rows follow, groups rising.
+/// Writes a payload's header; the rows follow, groups rising.
 pub(crate) fn encode_header(range: TimeRange, is_fresh: bool, out: &mut Vec<u8>) {
     out.push(if is_fresh { VERSION | FRESH } else { VERSION });
     encode_zigzag(range.start, out);
     encode_varint(range.end.wrapping_sub(range.start) as u64, out);
 }
 
-/// Writes one row; `step` is the distance from the row before (from 0 for the first).
+/// Writes one row; `step` is the distance from the group of the previous row (from 0 for the
+/// first).
+#[expect(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    reason = "both are compared with their limit first"
+)]
 #[inline]
-pub(crate) fn encode_payload_row(step: Local, whole: bool, row: &[u8], out: &mut Vec<u8>) {
+pub(crate) fn encode_payload_row(step: LocalGroup, whole: bool, row: &[u8], out: &mut Vec<u8>) {
     let step = u64::from(step);
     let tag = (step.min(STEP_LONG) as u8) << 4 | row.len().min(LEN_LONG) as u8;
     out.push(if whole { tag | WHOLE } else { tag });
@@ -68,24 +82,24 @@ pub(crate) fn encode_payload_row(step: Local, whole: bool, row: &[u8], out: &mut
 }
 
 impl<'a> Payload<'a> {
-    /// Reads the header.
+    /// Decodes the header.
     ///
     /// # Errors
-    /// `Corrupt` if it is not one, `Invalid` if it is of a later version.
+    /// `Corrupt` if it is no header, `Invalid` for a later version.
     pub(crate) fn open(mut bytes: &'a [u8]) -> Result<Payload<'a>> {
         let first = take_u8(&mut bytes, "rows version")?;
         let (version, is_fresh) = (first & !FRESH, first & FRESH != 0);
         if version != VERSION {
             return Err(Error::invalid(format!(
-                "rows entry of version {version}, this program reads {VERSION}: \
-                 open the database with the version that wrote it"
+                "rows entry has format version {version}, expected {VERSION}; \
+                 start the version of firn that wrote it"
             )));
         }
         let start = take_zigzag(&mut bytes, "rows start")?;
         let span = take_varint(&mut bytes, "rows span")?;
         let range = TimeRange::new(start, start.wrapping_add(span as i64));
         if range.is_empty() {
-            return Err(corrupt("time range of a rows entry is upside down"));
+            return Err(corrupt("time range of a rows entry ends before it starts"));
         }
         Ok(Payload { range, is_fresh, rows: bytes })
     }
@@ -109,18 +123,19 @@ impl<'a> Payload<'a> {
 }
 
 #[inline]
-fn take_row<'a>(input: &mut &'a [u8], before: Local) -> Result<PayloadRow<'a>> {
+fn take_row<'a>(input: &mut &'a [u8], before: LocalGroup) -> Result<PayloadRow<'a>> {
     let tag = take_u8(input, "row tag")?;
     let mut step = u64::from(tag >> 4 & 7);
     if step == STEP_LONG {
-        step += take_count(input, Local::MAX as usize, "row step")? as u64;
+        let more = take_count(input, LocalGroup::MAX as usize, "row step")?;
+        step = step.saturating_add(more as u64);
     }
     let mut len = usize::from(tag & 15);
     if len == LEN_LONG {
-        len += take_count(input, u32::MAX as usize, "row length")?;
+        len = len.saturating_add(take_count(input, u32::MAX as usize, "row length")?);
     }
-    let local = Local::try_from(u64::from(before) + step)
-        .map_err(|_| corrupt("group of a row is out of range"))?;
+    let local = LocalGroup::try_from(u64::from(before).saturating_add(step))
+        .map_err(|_| corrupt("group of a row exceeds 32 bits"))?;
     Ok(PayloadRow { local, whole: tag & WHOLE != 0, bytes: take_bytes(input, len, "row")? })
 }
 
@@ -135,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_come_back_and_cut_bytes_are_errors() {
+    fn rows_round_trip_and_truncated_bytes_are_errors() {
         let range = TimeRange::new(i64::MIN, i64::MAX);
         let lens = [0, 1, 14, 15, 16, 300];
         let steps = [0, 0, 1, 6, 7, 1_000_000];
@@ -161,7 +176,7 @@ mod tests {
         }
     }
 
-    /// Version 1 as it stands in logs: never change this, add the next version's beside it.
+    /// Version 1 as it is in logs. Never change it; add the next version beside it.
     #[test]
     fn version_1_is_read_for_ever() {
         let bytes = [1, 19, 10, 0xa1, 7, 0x70, 3, 0x8f, 0];

@@ -1,19 +1,21 @@
-//! The block pool: memory of columns, used again and again.
+//! The block pool: the memory of columns, recycled.
 //!
-//! A **page** is 1 MiB from the allocator, a **block** 4 KiB of a page. Columns lie in **stretches**, neighbouring blocks of
-//! one page, as many as what is to be written wants. What conversions replace and what is recycled comes back and is what
-//! the next conversion writes to: no buffer grows by being copied, none is of a size of its own, and the resident memory of
-//! a head under constant load stays flat.
+//! A **page** is 1 MiB from the allocator, a **block** 4 KiB of a page. Columns are stored in
+//! **stretches**: neighbouring blocks of one page, as many as the writer needs. Blocks that
+//! conversions and recycling free are reused by the next conversion. No buffer grows by copying or
+//! has a size of its own, and the resident memory of a head under constant load stays flat.
 //!
-//! A stretch has one owner, so that nobody can hold a block that is somebody else's already: what Heracles keeps a version
-//! per block for, the compiler proves. Which readers an owner waits for is the business of `epoch`. Pages are cut
-//! and joined by [`BytesMut`], without unsafe code of our own.
+//! A stretch has exactly one owner, so no code can use a block that belongs to another owner.
+//! Heracles keeps a version per block for this; here the compiler proves it. `epoch` decides which
+//! readers an owner waits for. [`BytesMut`] splits and joins pages, so this module needs no unsafe
+//! code.
 //!
-//! Free blocks are taken in the first page that has enough side by side, so that the last pages become free as a whole; of
-//! those a few are kept, others go back to the allocator. Blocks that were used once are in the budget until then, others cost nothing yet.
+//! Free blocks are taken from the first page with enough neighbouring ones, so the last pages
+//! become entirely free. A few free pages are kept, the others are returned to the allocator. A
+//! block counts in the budget from its first use until then; an unused block costs nothing yet.
 //!
-//! Source: Heracles 3.2 (pages of 1 MB, blocks of 256 bytes, one chunk each). Our blocks hold the chunks of many groups, since
-//! a lone series' chunk is some 50 bytes.
+//! Source: Heracles, section 3.2 (pages of 1 MB, blocks of 256 bytes with one chunk each). Here a
+//! block holds the chunks of many groups, because a lone series' chunk has about 50 bytes.
 
 use std::fmt;
 
@@ -21,55 +23,57 @@ use bytes::BytesMut;
 use firn_model::{Budget, Pool, Reservation};
 use parking_lot::Mutex;
 
-/// What stretches are made of. A segment leaves half of one unused on average.
+/// The unit of a stretch. On average a segment leaves half a block unused.
 pub(crate) const BLOCK_BYTES: usize = 4 << 10;
 /// Blocks of a page.
 pub(crate) const PAGE_BLOCKS: usize = 256;
-/// Free pages stay while no more than this share of the blocks is free: what a conversion gives back the next one takes.
+/// Free pages are kept while at most this share of the blocks is free: the next conversion takes
+/// the blocks that the previous one freed.
 const FREE_SHARE: u64 = 32;
 
-/// A stretch is taken in a page in front if it has at least this part of what is wanted: what is written has some more
-/// stretches then, and the pages behind come free.
+/// A stretch in an earlier page is accepted if it has at least this share of the wanted blocks. A
+/// segment then has a few more stretches, and later pages become free.
 const SHORT: usize = 4;
 
 /// All pages of a head.
-pub(crate) struct BlockPool(Mutex<State>);
+pub(crate) struct BlockPool(Mutex<PoolState>);
 
-struct State {
-    /// `None` is a place for a page.
+struct PoolState {
+    /// `None` is a free slot for a page.
     pages: Vec<Option<Page>>,
-    /// For free blocks that were used before.
+    /// The reservation of free blocks that were used before.
     held: Reservation,
     usage: PoolUsage,
 }
 
-/// What the pool has; a block that was never used is not counted.
+/// Totals of the pool. A block counts from its first use on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolUsage {
-    /// Bytes of blocks in use, and of free ones that were.
+    /// Bytes of blocks in use, and of free blocks that were used.
     pub(crate) allocated_bytes: u64,
-    /// Bytes of free blocks that were in use.
+    /// Bytes of free blocks that were used.
     pub(crate) free_bytes: u64,
-    /// Bytes that were handed out since the start and had been in use before.
+    /// Bytes of used blocks that were handed out again, since the start.
     pub(crate) recycled_bytes: u64,
 }
 
 struct Page {
-    /// Rising, with used blocks between them.
-    free: Vec<Free>,
+    /// Rising, with used blocks in between.
+    free: Vec<FreeStretch>,
     free_count: usize,
     /// Blocks from here on were never used.
     used_end: usize,
 }
 
-struct Free {
+struct FreeStretch {
     first: usize,
     bytes: BytesMut,
 }
 
-/// Neighbouring blocks, owned. Whoever drops it in place of giving it back loses its page for the pool.
+/// Neighbouring blocks with one owner. Dropping a stretch instead of releasing it loses its page
+/// for the pool.
 pub(crate) struct Stretch {
-    /// `None` for more than a page: memory of its own.
+    /// `None` for a stretch above a page, which has memory of its own.
     page_idx: Option<usize>,
     first: usize,
     bytes: BytesMut,
@@ -78,12 +82,12 @@ pub(crate) struct Stretch {
 impl BlockPool {
     pub(crate) fn new(budget: &Budget) -> BlockPool {
         let held = budget.empty(Pool::Head);
-        BlockPool(Mutex::new(State { pages: Vec::new(), held, usage: PoolUsage::default() }))
+        BlockPool(Mutex::new(PoolState { pages: Vec::new(), held, usage: PoolUsage::default() }))
     }
 
-    /// At least `bytes_min` bytes, `bytes_wanted` if there are so many side by side. Their content is anything. What is
-    /// reserved for them is added to `held`, from the budget as far as that has some: a conversion is what makes memory
-    /// free.
+    /// Returns at least `bytes_min` bytes, or `bytes_wanted` if that many are side by side. Their
+    /// content is undefined. Their reservation is added to `held`, from the budget as far as it
+    /// lasts: conversions are allowed to exceed it, because they free memory.
     pub(crate) fn take(
         &self,
         bytes_min: usize,
@@ -108,13 +112,13 @@ impl BlockPool {
         state.usage.recycled_bytes += used_bytes;
         held.merge(state.held.split(used_bytes));
         drop(state);
-        // Over the limit too, as everywhere in the head: writers are refused then.
+        // Exceeds the limit if needed, as everywhere in the head: writers are refused then.
         held.take(fresh_bytes);
         stretch
     }
 
-    /// A stretch is free again; `held` is what was reserved for it.
-    pub(crate) fn give_back(&self, stretch: Stretch, held: Reservation) {
+    /// Releases a stretch with its reservation `held`.
+    pub(crate) fn release(&self, stretch: Stretch, held: Reservation) {
         let mut state = self.0.lock();
         let Stretch { page_idx, first, bytes } = stretch;
         let Some(page_idx) = page_idx else {
@@ -123,14 +127,14 @@ impl BlockPool {
         };
         state.usage.free_bytes += bytes.len() as u64;
         state.held.merge(held);
-        state.page(page_idx).put(Free { first, bytes });
+        state.page(page_idx).put(FreeStretch { first, bytes });
         if state.page(page_idx).is_free() {
             let kept_bytes = state.usage.allocated_bytes / FREE_SHARE;
             state.drop_free_pages(kept_bytes);
         }
     }
 
-    /// Free pages go back to the allocator, all of them. Free blocks between used ones stay.
+    /// Returns all free pages to the allocator. Free blocks between used ones stay.
     pub(crate) fn trim(&self) {
         self.0.lock().drop_free_pages(0);
     }
@@ -140,9 +144,9 @@ impl BlockPool {
     }
 }
 
-impl State {
-    /// The best of the first page that has a stretch which is not much too short, or a part of it; and how many of its
-    /// blocks were never used.
+impl PoolState {
+    /// The best stretch of the first page with one that is not much too short, cut to size; and the
+    /// number of its blocks that were never used.
     fn take(&mut self, count_min: usize, count_wanted: usize) -> (Stretch, usize) {
         let count_min = count_min.max(count_wanted / SHORT);
         let mut places = self.pages.iter().enumerate();
@@ -150,7 +154,7 @@ impl State {
             let free = page.iter().flat_map(|page| page.free.iter().enumerate());
             let fits = free.map(|(idx, free)| (free.count(), idx));
             let fits = fits.filter(|&(count, _)| count >= count_min);
-            // The smallest that has all, else the largest.
+            // The smallest that fits, else the largest.
             let best = fits.min_by_key(|&(count, _)| match count.checked_sub(count_wanted) {
                 Some(surplus) => (0, surplus),
                 None => (1, count_wanted - count),
@@ -165,7 +169,7 @@ impl State {
     #[cold]
     fn add_page(&mut self) -> usize {
         let bytes = BytesMut::zeroed(PAGE_BLOCKS * BLOCK_BYTES);
-        let free = vec![Free { first: 0, bytes }];
+        let free = vec![FreeStretch { first: 0, bytes }];
         let page = Some(Page { free, free_count: PAGE_BLOCKS, used_end: 0 });
         match self.pages.iter().position(Option::is_none) {
             Some(page_idx) => {
@@ -180,10 +184,11 @@ impl State {
     }
 
     fn page(&mut self, page_idx: usize) -> &mut Page {
-        self.pages[page_idx].as_mut().expect("a stretch's page stays while it is out")
+        self.pages[page_idx].as_mut().expect("the page of a used stretch exists")
     }
 
-    /// Free pages go, the last ones first, until no more than `kept_bytes` are free.
+    /// Returns free pages to the allocator, the last ones first, until at most `kept_bytes` are
+    /// free.
     fn drop_free_pages(&mut self, kept_bytes: u64) {
         let is_free = |page: &&mut Option<Page>| page.as_ref().is_some_and(Page::is_free);
         for place in self.pages.iter_mut().rev().filter(is_free) {
@@ -204,7 +209,8 @@ impl Page {
         self.free_count == PAGE_BLOCKS
     }
 
-    /// The first `count` blocks of a free stretch, or all of it: where they start, and how many were never used.
+    /// The first `count` blocks of a free stretch, or all of it: their start, and the number of
+    /// unused ones.
     fn cut(&mut self, idx: usize, count: usize) -> (usize, BytesMut, usize) {
         let free = &mut self.free[idx];
         let count = count.min(free.count());
@@ -221,8 +227,8 @@ impl Page {
         (first, bytes, fresh_count)
     }
 
-    /// Blocks come back and join their neighbours.
-    fn put(&mut self, free: Free) {
+    /// Adds freed blocks and joins them with their neighbours.
+    fn put(&mut self, free: FreeStretch) {
         self.free_count += free.count();
         let idx = self.free.partition_point(|other| other.first < free.first);
         self.free.insert(idx, free);
@@ -232,20 +238,20 @@ impl Page {
         }
     }
 
-    /// Makes one of the free stretch at `idx` and the next, if no used block is between them.
+    /// Joins the free stretch at `idx` with the next one, if they touch.
     fn join(&mut self, idx: usize) {
         let Some(next) = self.free.get(idx + 1) else { return };
         debug_assert!(self.free[idx].end() <= next.first, "a block is free twice");
         if self.free[idx].end() == next.first {
             let next = self.free.remove(idx + 1);
-            let place = self.free[idx].bytes.as_ptr();
+            let address = self.free[idx].bytes.as_ptr();
             self.free[idx].bytes.unsplit(next.bytes);
-            debug_assert!(self.free[idx].bytes.as_ptr() == place, "joined, not copied");
+            debug_assert!(self.free[idx].bytes.as_ptr() == address, "joined without a copy");
         }
     }
 }
 
-impl Free {
+impl FreeStretch {
     fn count(&self) -> usize {
         self.bytes.len() / BLOCK_BYTES
     }
@@ -264,7 +270,7 @@ impl Stretch {
         &mut self.bytes
     }
 
-    /// Keeps the blocks that the first `bytes` bytes lie in; the others, if there are any.
+    /// Keeps the blocks of the first `bytes` bytes and returns the others, if there are any.
     pub(crate) fn cut_behind(&mut self, bytes: usize) -> Option<Stretch> {
         let count = bytes.div_ceil(BLOCK_BYTES);
         let is_cut = self.page_idx.is_some() && count * BLOCK_BYTES < self.bytes.len();
@@ -288,21 +294,24 @@ mod tests {
 
     use super::*;
 
-    struct Out {
+    struct UsedStretch {
         stretch: Stretch,
         held: Reservation,
         mark: u8,
     }
 
     proptest! {
-        /// Runs never overlap, what is reserved is what was used, and when all are back few pages are left.
+        /// Stretches never overlap, every used block is reserved, and after all are released few
+        /// pages are left.
         #[test]
         fn invariant_8_blocks_have_one_owner_and_are_in_the_budget(
-            steps in prop::collection::vec((any::<u8>(), 1..40usize, any::<prop::sample::Index>()), 1..200),
+            steps in prop::collection::vec(
+                (any::<u8>(), 1..40usize, any::<prop::sample::Index>()), 1..200,
+            ),
         ) {
             let budget = Budget::unlimited();
             let pool = BlockPool::new(&budget);
-            let mut out: Vec<Out> = Vec::new();
+            let mut out: Vec<UsedStretch> = Vec::new();
             for (step, (mark, count, which)) in steps.into_iter().enumerate() {
                 if step % 3 < 2 {
                     let count = if mark == 0 { PAGE_BLOCKS + count } else { count };
@@ -312,64 +321,62 @@ mod tests {
                     prop_assert!(stretch.bytes().len() >= count * BLOCK_BYTES - 7);
                     if let Some(rest) = stretch.cut_behind(count * BLOCK_BYTES - 5) {
                         let rest_held = held.split(rest.bytes().len() as u64);
-                        pool.give_back(rest, rest_held);
+                        pool.release(rest, rest_held);
                     }
                     prop_assert_eq!(held.bytes(), stretch.bytes().len() as u64);
                     stretch.bytes_mut().fill(mark);
-                    out.push(Out { stretch, held, mark });
+                    out.push(UsedStretch { stretch, held, mark });
                 } else if !out.is_empty() {
-                    let Out { stretch, held, mark } = out.swap_remove(which.index(out.len()));
+                    let used = out.swap_remove(which.index(out.len()));
+                    let UsedStretch { stretch, held, mark } = used;
                     prop_assert!(stretch.bytes().iter().all(|&byte| byte == mark));
-                    pool.give_back(stretch, held);
+                    pool.release(stretch, held);
                 }
                 let out_bytes: u64 = out.iter().map(|out| out.stretch.bytes().len() as u64).sum();
                 let usage = pool.usage();
                 prop_assert_eq!(usage.allocated_bytes, out_bytes + usage.free_bytes);
                 prop_assert_eq!(budget.usage().used_bytes, usage.allocated_bytes);
             }
-            for Out { stretch, held, mark } in out {
+            for UsedStretch { stretch, held, mark } in out {
                 prop_assert!(stretch.bytes().iter().all(|&byte| byte == mark));
-                pool.give_back(stretch, held);
+                pool.release(stretch, held);
             }
             let usage = pool.usage();
-            prop_assert_eq!((usage.allocated_bytes, usage.free_bytes), (0, 0), "all pages are free");
+            let left = (usage.allocated_bytes, usage.free_bytes);
+            prop_assert_eq!(left, (0, 0), "all pages are free");
             prop_assert_eq!(budget.usage().used_bytes, 0);
         }
     }
 
     #[test]
-    fn what_comes_back_is_taken_where_it_fits_best_and_joins() {
+    fn freed_stretches_join_and_are_reused_by_best_fit() {
         let budget = Budget::unlimited();
         let pool = BlockPool::new(&budget);
         let mut held = budget.empty(Pool::Head);
         let mut take =
             |count: usize| pool.take(count * BLOCK_BYTES, count * BLOCK_BYTES, &mut held);
-        let place = |stretch: &Stretch| (stretch.page_idx, stretch.first);
+        let address = |stretch: &Stretch| (stretch.page_idx, stretch.first);
         let stretches: Vec<Stretch> = (0..6).map(|_| take(10)).collect();
         assert!(
             stretches
                 .iter()
                 .enumerate()
-                .all(|(idx, stretch)| place(stretch) == (Some(0), 10 * idx))
+                .all(|(idx, stretch)| address(stretch) == (Some(0), 10 * idx))
         );
         assert_eq!(
             pool.usage().allocated_bytes,
             60 * BLOCK_BYTES as u64,
-            "what is not used costs nothing"
+            "unused blocks cost nothing"
         );
         let mut stretches: Vec<Option<Stretch>> = stretches.into_iter().map(Some).collect();
-        let mut give_back =
-            |idx: usize| pool.give_back(stretches[idx].take().unwrap(), budget.empty(Pool::Head));
+        let mut release =
+            |idx: usize| pool.release(stretches[idx].take().unwrap(), budget.empty(Pool::Head));
         for idx in [3, 0, 2] {
-            give_back(idx);
+            release(idx);
         }
-        assert_eq!(place(&take(7)), (Some(0), 0), "the hole of 10, not that of 20");
-        assert_eq!(place(&take(20)), (Some(0), 20), "two of 10 are one of 20");
-        assert_eq!(
-            place(&take(200)).0,
-            Some(1),
-            "there are not so many at the end of the first page"
-        );
+        assert_eq!(address(&take(7)), (Some(0), 0), "the hole of 10, not that of 20");
+        assert_eq!(address(&take(20)), (Some(0), 20), "two of 10 are one of 20");
+        assert_eq!(address(&take(200)).0, Some(1), "the end of the first page is too short");
         assert_eq!(pool.usage().recycled_bytes, 27 * BLOCK_BYTES as u64);
     }
 }

@@ -1,17 +1,26 @@
-//! What replay tells, and what can be told of a payload without decoding its rows.
+//! The report of a replay, and the facts that a payload yields without decoding its rows.
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
 
 use firn_model::{GroupId, Result, ShardBits, ShardId, TimeRange};
 
 use crate::payload::Payload;
 
-/// What [`crate::Head::replay`] did with one payload.
+/// The outcome of [`crate::Head::replay`] for one payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplayedRows {
-    /// Rows that were taken in (visible if they were to be applied).
+    /// Rows that were accepted (visible if they were to be applied).
     pub row_count: u64,
-    /// Rows that were refused: differences from rows that a hole in the log has swallowed.
+    /// Rows that were refused: they are encoded against rows in a hole of the log.
     pub refused_count: u64,
-    /// The smallest range that holds all timestamps.
+    /// The smallest range of all timestamps.
     pub range: TimeRange,
 }
 
@@ -21,11 +30,11 @@ impl Default for ReplayedRows {
     }
 }
 
-/// The groups of a payload's rows (sorted, each once, replacing what `groups` had) and the range of
-/// their timestamps: what a [`firn_model::Change`] tells of it. Decodes no row.
+/// The groups of a payload's rows (sorted and unique, replacing the content of `groups`) and the
+/// range of their timestamps, for a [`firn_model::Change`]. Decodes no row.
 ///
 /// # Errors
-/// `Corrupt` if it is no payload.
+/// `Corrupt` if `payload` is no payload.
 pub fn payload_groups(
     bits: ShardBits,
     shard: ShardId,

@@ -1,14 +1,16 @@
 //! A static segment: the chunks of many groups back to back, groups rising, and a sparse directory.
 //!
-//! No object per series: every 4th group has a directory entry of 8 bytes, in between a group costs
-//! the varints of its step and its chunk's length. Chunks are *runs* ([`firn_codec::encode_run`]): what
-//! the segment knows is left out, which is a third of a lone series' small chunk.
+//! There is no object per series. Every 4th chunk has a directory entry of 8 bytes; in between, a
+//! chunk costs the varints of its group's step and of its length. Chunks are *runs*
+//! ([`firn_codec::encode_run`]): they omit the fields that the segment stores once, which is a
+//! third of a lone series' small chunk.
 //!
-//! What comes from an arena are static runs: some 8 to 32 entries, the columns of a group aligned entry
-//! by entry, each decoded alone. Where several were united they are compressed chunks, packed harder.
+//! A segment made from an arena holds static runs of about 8 to 32 entries: the columns of a group
+//! aligned entry by entry, each decodable alone. A segment merged from several holds compressed
+//! chunks, packed harder.
 //!
-//! Source: ByteSeries 3.2.2 (static and compressed segments), Heracles 3.1 (tuples aligned across the
-//! columns of a group), with our chunks.
+//! Source: ByteSeries, section 3.2.2 (static and compressed segments); Heracles, section 3.1
+//! (tuples aligned across the columns of a group). The chunk format is our own.
 
 use std::sync::Arc;
 
@@ -17,76 +19,76 @@ use firn_codec::{Chunk, Effort, GroupColumns, MemberColumn, SeqRange, Slots, enc
 use firn_model::{Reservation, Result, Slot, TimeRange, Timestamp, encode_varint};
 use parking_lot::Mutex;
 
-use crate::payload::Local;
+use crate::payload::LocalGroup;
 use crate::pool::{BLOCK_BYTES, BlockPool, PAGE_BLOCKS, Stretch};
 
 /// Limits of one chunk, far below the codec's: a reader of a short range should not decode a day.
 const CHUNK_ENTRIES_MAX: usize = 1 << 16;
 const CHUNK_VALUES_MAX: usize = 1 << 22;
-/// Chunks per directory entry: 2 bytes each; a lookup skips 2 chunks on average, each a cache miss.
+/// Chunks per directory entry: 2 bytes each. A lookup skips 2 chunks on average, each a cache miss.
 const ENTRY_CHUNKS: usize = 4;
-/// Directory entries that a search looks at one by one before it searches the whole directory.
+/// Directory entries that a lookup scans before it searches the whole directory.
 const ENTRIES_NEAR: usize = 8;
 
 /// Immutable columns of many groups.
 pub(crate) struct Segment {
     /// No timestamp is before this.
     base: Timestamp,
-    bytes: Bytes,
-    directory: Box<[Entry]>,
+    bytes: StretchBytes,
+    directory: Box<[DirectoryEntry]>,
     chunk_count: usize,
 }
 
-/// Bytes in stretches of blocks, one after the other as if they were one; no chunk is on two of them. Given back, with what is
-/// reserved, when the last reader lets go.
-struct Bytes {
-    /// With where each ends.
+/// Bytes in stretches of blocks, addressed as one sequence. No chunk spans two stretches. Released,
+/// with their reservation, by the last reader.
+struct StretchBytes {
+    /// Each with its end.
     stretches: Vec<(u32, Stretch)>,
     pool: Arc<BlockPool>,
     held: Mutex<Reservation>,
 }
 
-/// The first of up to [`ENTRY_CHUNKS`] chunks and where its step stands.
+/// The first of up to [`ENTRY_CHUNKS`] chunks and the offset of its step.
 #[derive(Clone, Copy)]
-struct Entry {
-    first: Local,
+struct DirectoryEntry {
+    first: LocalGroup,
     start: u32,
 }
 
 /// Writes a [`Segment`].
 pub(crate) struct SegmentBuilder {
     base: Timestamp,
-    bytes: Bytes,
+    bytes: StretchBytes,
     /// Bytes of all stretches, filled or not.
     room: usize,
     /// Bytes written.
     len: usize,
-    directory: Vec<Entry>,
+    directory: Vec<DirectoryEntry>,
     chunk_count: usize,
-    last: Local,
+    last: LocalGroup,
     head: Vec<u8>,
     chunk: Vec<u8>,
-    /// Of the values written.
+    /// The range of the written values.
     pub(crate) range: TimeRange,
 }
 
-/// Stands on a chunk of a segment, or behind the last.
+/// A position on a chunk of a segment, or behind the last.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SegmentCursor {
     chunk_idx: usize,
-    local: Local,
+    local: LocalGroup,
     /// The chunk's bytes.
     start: usize,
     end: usize,
 }
 
 impl SegmentBuilder {
-    /// For columns without a timestamp before `base`. Its memory comes from `pool` and is reserved in `held`, which is
-    /// empty, as far as the budget has some.
+    /// For columns without a timestamp before `base`. Takes memory from `pool` and reserves it in
+    /// `held`, which is empty, from the budget as far as it lasts.
     pub(crate) fn new(base: Timestamp, pool: Arc<BlockPool>, held: Reservation) -> SegmentBuilder {
         SegmentBuilder {
             base,
-            bytes: Bytes { stretches: Vec::new(), pool, held: Mutex::new(held) },
+            bytes: StretchBytes { stretches: Vec::new(), pool, held: Mutex::new(held) },
             room: 0,
             len: 0,
             directory: Vec::new(),
@@ -98,9 +100,9 @@ impl SegmentBuilder {
         }
     }
 
-    /// Adds a group behind all before; an empty one is left out. A group of very many entries gets
-    /// several chunks, which do not overlap in time.
-    pub(crate) fn add(&mut self, local: Local, columns: GroupColumns, effort: Effort) {
+    /// Adds a group behind all previous ones; an empty group is omitted. A group of very many
+    /// entries gets several chunks, which do not overlap in time.
+    pub(crate) fn add(&mut self, local: LocalGroup, columns: GroupColumns, effort: Effort) {
         if columns.is_empty() {
             return;
         }
@@ -118,7 +120,7 @@ impl SegmentBuilder {
         encode_run(self.base, &columns, effort, &mut self.chunk);
         if self.chunk_count.is_multiple_of(ENTRY_CHUNKS) {
             let start = u32::try_from(self.len).expect("a segment stays under 4 GiB");
-            self.directory.push(Entry { first: local, start });
+            self.directory.push(DirectoryEntry { first: local, start });
             self.last = local;
         }
         self.head.clear();
@@ -129,14 +131,14 @@ impl SegmentBuilder {
         self.chunk_count += 1;
     }
 
-    /// Appends head and chunk, side by side.
+    /// Appends head and chunk to one stretch.
     fn append(&mut self) {
         let need = self.head.len() + self.chunk.len();
         if self.room - self.len < need {
             self.close_stretch();
             // Each as long as all before it, so that there are few.
             let wanted = self.len.clamp(need, need.max(PAGE_BLOCKS * BLOCK_BYTES));
-            let Bytes { stretches, pool, held } = &mut self.bytes;
+            let StretchBytes { stretches, pool, held } = &mut self.bytes;
             let stretch = pool.take(need, wanted, held.get_mut());
             self.room += stretch.bytes().len();
             stretches.push((0, stretch));
@@ -150,14 +152,14 @@ impl SegmentBuilder {
         *end = u32::try_from(self.len).expect("a segment stays under 4 GiB");
     }
 
-    /// What the last stretch has left is given back.
+    /// Releases the unfilled blocks of the last stretch.
     fn close_stretch(&mut self) {
-        let Bytes { stretches, pool, held } = &mut self.bytes;
+        let StretchBytes { stretches, pool, held } = &mut self.bytes;
         if let Some((_, stretch)) = stretches.last_mut() {
             let filled = stretch.bytes().len() - (self.room - self.len);
             if let Some(rest) = stretch.cut_behind(filled) {
                 let of_rest = held.get_mut().split(rest.bytes().len() as u64);
-                pool.give_back(rest, of_rest);
+                pool.release(rest, of_rest);
             }
         }
         self.room = self.len;
@@ -181,8 +183,8 @@ impl SegmentBuilder {
     }
 }
 
-impl Bytes {
-    /// What begins at `start`, up to the end of its stretch.
+impl StretchBytes {
+    /// The bytes from `start` to the end of its stretch.
     #[inline]
     fn from(&self, start: usize) -> &[u8] {
         let idx = match self.stretches.len() {
@@ -204,40 +206,40 @@ impl Bytes {
     }
 }
 
-impl Drop for Bytes {
+impl Drop for StretchBytes {
     fn drop(&mut self) {
         let held = self.held.get_mut();
         for (_, stretch) in self.stretches.drain(..) {
             let of_stretch = held.split(stretch.bytes().len() as u64);
-            self.pool.give_back(stretch, of_stretch);
+            self.pool.release(stretch, of_stretch);
         }
     }
 }
 
 impl Segment {
-    /// How many chunks there are.
+    /// The number of chunks.
     pub(crate) fn chunk_count(&self) -> usize {
         self.chunk_count
     }
 
-    /// What is reserved for it.
+    /// The reservation of the segment.
     pub(crate) fn held(&self) -> &Mutex<Reservation> {
         &self.bytes.held
     }
 
-    /// Bytes that it holds.
+    /// Bytes held.
     pub(crate) fn heap_bytes(&self) -> u64 {
         (size_of::<Segment>() + self.bytes.heap_bytes() + size_of_val(&*self.directory)) as u64
     }
 
-    /// Appends the columns of `slots` in `range` of the chunks of `local` from `cursor` on to `out`, as from commits
-    /// `seq`. Adds to `touched` how many bytes were looked at.
+    /// Appends the columns of `slots` in `range` of the chunks of `local` from `cursor` on to
+    /// `out`, as from commits `seq`. Adds the bytes that were read to `touched`.
     ///
     /// # Errors
-    /// `Corrupt` if memory is not what was written: a bug.
+    /// `Corrupt` if the memory is malformed: a bug.
     pub(crate) fn read(
         &self,
-        local: Local,
+        local: LocalGroup,
         mut cursor: SegmentCursor,
         (slots, range): (Slots<'_>, TimeRange),
         seq: SeqRange,
@@ -256,10 +258,11 @@ impl Segment {
         Ok(())
     }
 
-    /// As [`Segment::read`] for one member, appended to `out`; `false` if a chunk does not come after what is there.
+    /// As [`Segment::read`] for one member, appended to `out`; `false` if a chunk is not later than
+    /// the last sample.
     pub(crate) fn append_one(
         &self,
-        local: Local,
+        local: LocalGroup,
         mut cursor: SegmentCursor,
         (slot, range): (Slot, TimeRange),
         out: &mut MemberColumn,
@@ -275,10 +278,11 @@ impl Segment {
         Ok(true)
     }
 
-    /// Takes out of `left` the members of the chunks of `local` from `cursor` on that overlap `range`.
+    /// Removes from `left` the members of those chunks of `local` from `cursor` on that overlap
+    /// `range`.
     pub(crate) fn take_present(
         &self,
-        local: Local,
+        local: LocalGroup,
         mut cursor: SegmentCursor,
         range: TimeRange,
         left: &mut Vec<Slot>,
@@ -293,7 +297,11 @@ impl Segment {
     }
 
     /// The time range of the chunks of `local` from `cursor` on.
-    pub(crate) fn time_range(&self, local: Local, mut cursor: SegmentCursor) -> Result<TimeRange> {
+    pub(crate) fn time_range(
+        &self,
+        local: LocalGroup,
+        mut cursor: SegmentCursor,
+    ) -> Result<TimeRange> {
         let mut range = TimeRange::EMPTY;
         while let Some(chunk) = self.chunk_of(local, &cursor) {
             range = range.union(Chunk::time_range_of_run(chunk, self.base)?);
@@ -302,7 +310,7 @@ impl Segment {
         Ok(range)
     }
 
-    /// A chunk of this segment.
+    /// Opens a chunk of this segment.
     pub(crate) fn open<'a>(&self, chunk: &'a [u8]) -> Result<Chunk<'a>> {
         Chunk::open_run(chunk, self.base)
     }
@@ -312,8 +320,8 @@ impl Segment {
         self.at_entry(0)
     }
 
-    /// Whose chunk the cursor stands on, and the chunk; `None` behind the last.
-    pub(crate) fn get(&self, cursor: &SegmentCursor) -> Option<(Local, &[u8])> {
+    /// The group and the bytes of the chunk at the cursor; `None` behind the last chunk.
+    pub(crate) fn get(&self, cursor: &SegmentCursor) -> Option<(LocalGroup, &[u8])> {
         if cursor.chunk_idx >= self.chunk_count {
             return None;
         }
@@ -321,18 +329,23 @@ impl Segment {
         Some((cursor.local, chunk))
     }
 
-    /// To the next chunk.
+    /// Moves to the next chunk.
     pub(crate) fn advance(&self, cursor: &mut SegmentCursor) -> Result<()> {
         let next = SegmentCursor { chunk_idx: cursor.chunk_idx + 1, start: cursor.end, ..*cursor };
         *cursor = self.load(next)?;
         Ok(())
     }
 
-    /// A cursor on the first chunk of `local`, or where it would be. From `near`, where a search before ended, it is
-    /// found by a few steps if it is not far ahead; O(log chunks) otherwise.
-    pub(crate) fn seek(&self, local: Local, near: Option<SegmentCursor>) -> Result<SegmentCursor> {
-        // A cursor that a search left stands on the first chunk of its group; behind the last chunk it
-        // still has that one's group.
+    /// A cursor on the first chunk of `local`, or at the position where it would be. With `near`,
+    /// the end of an earlier lookup, a group not far ahead is found by a few steps; otherwise the
+    /// lookup costs O(log chunks).
+    pub(crate) fn seek(
+        &self,
+        local: LocalGroup,
+        near: Option<SegmentCursor>,
+    ) -> Result<SegmentCursor> {
+        // A lookup leaves its cursor on the first chunk of its group. A cursor behind the last
+        // chunk keeps the group of the last chunk.
         let is_ahead = |near: &SegmentCursor| {
             near.local < local || (near.local == local && near.chunk_idx < self.chunk_count)
         };
@@ -356,7 +369,7 @@ impl Segment {
     }
 
     /// At most [`ENTRY_CHUNKS`] chunks before the first one of `local`.
-    fn search(&self, local: Local) -> Result<SegmentCursor> {
+    fn search(&self, local: LocalGroup) -> Result<SegmentCursor> {
         let behind = self.directory.partition_point(|entry| entry.first < local);
         self.at_entry(behind.saturating_sub(1))
     }
@@ -367,7 +380,8 @@ impl Segment {
         self.load(SegmentCursor { chunk_idx, local: 0, start, end: start })
     }
 
-    /// Reads what stands before the chunk at `cursor.start`; `cursor.local` is the chunk's before.
+    /// Decodes the fields before the chunk at `cursor.start`. `cursor.local` is the group of the
+    /// previous chunk.
     fn load(&self, mut cursor: SegmentCursor) -> Result<SegmentCursor> {
         if cursor.chunk_idx >= self.chunk_count {
             return Ok(SegmentCursor { chunk_idx: self.chunk_count, ..cursor });
@@ -379,20 +393,20 @@ impl Segment {
         }
         let all = self.bytes.from(cursor.start);
         let mut input = all;
-        cursor.local += take_varint(&mut input, "segment group")? as Local;
+        cursor.local += take_varint(&mut input, "segment group")? as LocalGroup;
         let len = take_count(&mut input, self.bytes.len(), "segment chunk length")?;
         cursor.start += all.len() - input.len();
         cursor.end = cursor.start + take_bytes(&mut input, len, "segment chunk")?.len();
         Ok(cursor)
     }
 
-    fn chunk_of(&self, local: Local, cursor: &SegmentCursor) -> Option<&[u8]> {
+    fn chunk_of(&self, local: LocalGroup, cursor: &SegmentCursor) -> Option<&[u8]> {
         self.get(cursor).filter(|(found, _)| *found == local).map(|(_, chunk)| chunk)
     }
 }
 
-/// The columns up to a middle timestamp and those after it; the first are empty if there is only one
-/// timestamp.
+/// The columns up to a middle timestamp and those after it. The first are empty if there is only
+/// one timestamp.
 fn halves(columns: &GroupColumns) -> (GroupColumns, GroupColumns) {
     let range = columns.time_range();
     let longest = columns.batch.times.iter().max_by_key(|times| times.len());
@@ -415,7 +429,7 @@ mod tests {
     use super::*;
 
     /// Some groups have more than a block.
-    fn segment(locals: &[Local]) -> Segment {
+    fn segment(locals: &[LocalGroup]) -> Segment {
         let budget = Budget::unlimited();
         let blocks = Arc::new(BlockPool::new(&budget));
         let mut builder = SegmentBuilder::new(0, Arc::clone(&blocks), budget.empty(Pool::Head));
@@ -434,21 +448,22 @@ mod tests {
     }
 
     proptest! {
-        /// Groups with several chunks stand there several times; questions come in any order, many in a rising one.
+        /// Groups with several chunks occur several times. Lookups come in any order, many of them
+        /// rising.
         #[test]
-        fn a_search_from_anywhere_ends_at_the_first_chunk_of_its_group(
+        fn a_lookup_from_any_cursor_ends_at_the_first_chunk_of_its_group(
             mut locals in prop::collection::vec(0..300u32, 0..200),
-            questions in prop::collection::vec((0..310u32, any::<bool>()), 1..60),
+            lookups in prop::collection::vec((0..310u32, any::<bool>()), 1..60),
         ) {
             locals.sort_unstable();
             let segment = segment(&locals);
             let (mut near, mut last) = (None, 0);
-            for (local, rises) in questions {
+            for (local, rises) in lookups {
                 let local = if rises { last + local % 20 } else { local };
                 let mut cursor = segment.seek(local, near).unwrap();
                 near = Some(cursor);
                 last = local;
-                let rest: Vec<Local> = std::iter::from_fn(|| {
+                let rest: Vec<LocalGroup> = std::iter::from_fn(|| {
                     let found = segment.get(&cursor).map(|(local, _)| local)?;
                     segment.advance(&mut cursor).unwrap();
                     Some(found)

@@ -1,8 +1,8 @@
-//! Shard: one lock, one arena that grows, the groups that hash to it.
+//! Shard: one lock, one growing arena, the groups that hash to it.
 //!
-//! Rows go encode -> (log) -> stage -> publish. Staged rows are in the arena behind the visible mark;
-//! publishing moves the mark. What no longer changes is a part; parts are replaced as a whole list, so
-//! a reader that holds the list is never disturbed.
+//! Rows are encoded, appended to the log, staged and published. Staged rows are in the arena behind
+//! the visible mark; publishing moves the mark. Rows that no longer change form a part. Each change
+//! replaces the whole list of parts, so a reader with the old list is not disturbed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,19 +14,19 @@ use firn_model::{
 };
 
 use crate::arena::{Arena, NewRow};
-use crate::complete::Complete;
+use crate::complete::CompleteSince;
 use crate::encoder::Encoder;
 use crate::epoch::Epochs;
 use crate::options::{ConvertOptions, HeadOptions};
-use crate::part::{Form, Listed, Memory, Part};
+use crate::part::{ListedPart, Part, PartForm, PartMemory};
 use crate::payload::Payload;
 use crate::pool::BlockPool;
 use crate::replay::ReplayedRows;
 use crate::snapshot::ShardView;
 
-/// Shards that start together, at the beginning or after a flush, get full in turn: a shard's first
-/// arena is full at one to eight eighths. So active rows hold half of what they may at most, and
-/// conversions do not come all at once.
+/// Shards that start together, at the beginning or after a flush, fill up in turn: a shard's first
+/// arena is full at one to eight eighths. So active rows hold at most half of their limit, and
+/// conversions are spread out.
 const EIGHTHS: u32 = 8;
 /// Offsets in an arena have 32 bits; a payload and its headers fit behind this.
 const ARENA_BYTES_MAX: usize = 3 << 30;
@@ -37,58 +37,58 @@ pub(crate) struct Shard {
     pub(crate) budget: Budget,
     bits: ShardBits,
     options: HeadOptions,
-    pub(crate) parts: Parts,
-    /// Arenas with rows that may yet become visible, oldest first; the last one grows.
+    pub(crate) parts: PartList,
+    /// Arenas with rows that may still become visible, oldest first; the last one grows.
     open: VecDeque<OpenArena>,
-    /// What was appended to the log and is not published, in order of position.
-    staged: VecDeque<Staged>,
-    /// Rows of transactions that are not decided, each in an arena of its own.
-    apart: Vec<Apart>,
-    /// Where the last row that came by the shard's stream stands in the log.
+    /// Appended to the log, not published; in order of position.
+    staged: VecDeque<StagedRows>,
+    /// Rows of undecided transactions, each in an arena of its own.
+    apart: Vec<TransactionRows>,
+    /// The log position of the last row of the shard's stream.
     appended_through: LogPosition,
     encoder: Encoder,
-    /// The log segment that replay is in.
+    /// The log segment of the replay.
     replay_segment: Option<u64>,
-    pub(crate) complete: Complete,
-    pub(crate) epochs: Arc<Epochs<Form>>,
-    /// Where columns lie.
+    pub(crate) complete: CompleteSince,
+    pub(crate) epochs: Arc<Epochs<PartForm>>,
+    /// The memory of columns.
     pub(crate) blocks: Arc<BlockPool>,
     scratch: Vec<u8>,
 }
 
 /// A shard's parts, oldest first; the first `hot_count` are flushed.
-pub(crate) struct Parts {
-    pub(crate) list: Arc<Vec<Listed>>,
+pub(crate) struct PartList {
+    pub(crate) list: Arc<Vec<ListedPart>>,
     pub(crate) hot_count: usize,
-    /// The last generation of a flush that was planned.
+    /// The last generation of the flush that was planned last.
     pub(crate) flush_last: u64,
-    /// Where the last flushed row stands in the log.
+    /// The log position of the last flushed row.
     pub(crate) flushed_through: LogPosition,
-    /// Shared with the one conversion that is under way.
+    /// Shared with the conversion in progress, of which there is at most one.
     pub(crate) converting: Arc<()>,
 }
 
-/// An arena and how much of it may be seen.
+/// An arena and its visible range.
 pub(crate) struct OpenArena {
     generation: u64,
     pub(crate) arena: Arc<Arena>,
-    memory: Arc<Memory>,
+    memory: Arc<PartMemory>,
     end: u32,
     group_count: u64,
-    /// Members of the groups that have a row here.
+    /// Members of the groups with a row here.
     series_count: u64,
     value_count: u64,
-    /// Of the arena before, or of the one before that if it ended before it was full.
+    /// Of the previous arena, or of the one before it if that was sealed before it was full.
     series_count_before: u64,
-    /// At how many eighths of the usual points and bytes a series it is full.
+    /// The arena is full at this many eighths of the usual points and bytes per series.
     full_eighths: u32,
     staged_count: usize,
-    pub(crate) seen: Seen,
+    pub(crate) seen: VisibleRows,
 }
 
 /// The visible rows of an arena.
 #[derive(Clone, Copy)]
-pub(crate) struct Seen {
+pub(crate) struct VisibleRows {
     /// Rows that start before this are visible.
     pub(crate) visible: u32,
     pub(crate) seq: SeqRange,
@@ -97,10 +97,10 @@ pub(crate) struct Seen {
     pub(crate) through: LogPosition,
 }
 
-/// The rows of one commit on their way to being visible.
-struct Staged {
+/// The rows of one commit before they are visible.
+struct StagedRows {
     position: LogPosition,
-    /// The log segment that they are in.
+    /// The log segment of the rows.
     segment: u64,
     generation: u64,
     end: u32,
@@ -109,9 +109,9 @@ struct Staged {
     row_count: u64,
 }
 
-/// The rows that a transaction has in this shard. They are in no order with the shard's stream, so they have
-/// an arena of their own: what comes after them can be shown before they are.
-struct Apart {
+/// The rows of a transaction in this shard. They have no order with the shard's stream. In an arena
+/// of their own, they do not delay the rows after them.
+struct TransactionRows {
     seq: CommitSeq,
     generation: u64,
     range: TimeRange,
@@ -124,33 +124,33 @@ impl Shard {
         bits: ShardBits,
         options: HeadOptions,
         budget: Budget,
-        epochs: Arc<Epochs<Form>>,
+        epochs: Arc<Epochs<PartForm>>,
         blocks: Arc<BlockPool>,
     ) -> Shard {
         let mut shard = Shard {
             id,
             bits,
             options,
-            parts: Parts::new(),
+            parts: PartList::new(),
             open: VecDeque::from([OpenArena::new(1, 0, &budget, &epochs)]),
             staged: VecDeque::new(),
             apart: Vec::new(),
             appended_through: LogPosition(0),
             encoder: Encoder::new(budget.empty(Pool::Head)),
             replay_segment: None,
-            complete: Complete::default(),
+            complete: CompleteSince::default(),
             scratch: Vec::new(),
             epochs,
             blocks,
             budget,
         };
-        shard.take_turns();
+        shard.set_turn();
         shard.hold(None);
         shard
     }
 
     /// See [`EIGHTHS`].
-    fn take_turns(&mut self) {
+    fn set_turn(&mut self) {
         let turn = u32::from(self.id.0) % EIGHTHS + 1;
         self.active().full_eighths = turn;
     }
@@ -158,8 +158,8 @@ impl Shard {
     /// See [`crate::ShardWriter::encode`].
     pub(crate) fn encode(&mut self, seq: CommitSeq, rows: ShardRows<'_>, segment: u64) -> &[u8] {
         if !self.encoder.is_in(segment) {
-            // An arena's staged rows are all in one log segment, so that the loss of a segment cuts
-            // arenas at one point only.
+            // An arena's staged rows are all in one log segment, so the loss of a segment cuts each
+            // arena at one offset only.
             if !self.staged.is_empty() {
                 self.seal();
             }
@@ -173,22 +173,22 @@ impl Shard {
 
     /// See [`crate::ShardWriter::stage`].
     pub(crate) fn stage(&mut self, position: LogPosition, given: &mut Reservation) {
-        let (pending, bytes) = self.encoder.take_pending().expect("encode comes before stage");
+        let (pending, bytes) = self.encoder.take_pending().expect("stage follows encode");
         debug_assert!(
             self.staged.back().is_none_or(|last| last.position < position),
-            "log positions of a shard rise"
+            "log positions of a shard must rise"
         );
         let payload = Payload::open(&bytes).expect("the payload was encoded here");
         let rows = self.append(payload, false).expect("the payload was encoded here");
         let active = self.active();
         active.series_count += pending.series_count;
         active.value_count += pending.value_count;
-        debug_assert!(rows.refused_count == 0, "a difference without its base was encoded");
+        debug_assert!(rows.refused_count == 0, "a difference was encoded without its base");
         let range = payload.range;
         self.encoder.put_buffer(bytes);
         let active = self.active();
         active.staged_count += 1;
-        let staged = Staged {
+        let staged = StagedRows {
             position,
             segment: pending.segment,
             generation: active.generation,
@@ -209,15 +209,15 @@ impl Shard {
         bytes: &[u8],
         given: &mut Reservation,
     ) {
-        let apart = self.append_apart(seq, bytes).expect("the payload was encoded here");
+        let apart = self.append_transaction(seq, bytes).expect("the payload was encoded here");
         self.active().staged_count += 1;
         self.apart.push(apart);
         self.hold(Some(given));
         self.seal();
     }
 
-    /// A transaction's rows become the present arena, which had none before.
-    fn append_apart(&mut self, seq: CommitSeq, bytes: &[u8]) -> Result<Apart> {
+    /// Appends a transaction's rows to a new arena, which becomes the present one.
+    fn append_transaction(&mut self, seq: CommitSeq, bytes: &[u8]) -> Result<TransactionRows> {
         self.seal();
         let payload = Payload::open(bytes)?;
         let rows = self.append(payload, false)?;
@@ -225,10 +225,10 @@ impl Shard {
         active.series_count = active.group_count;
         active.value_count = rows.row_count;
         let generation = active.generation;
-        Ok(Apart { seq, generation, range: payload.range, row_count: rows.row_count })
+        Ok(TransactionRows { seq, generation, range: payload.range, row_count: rows.row_count })
     }
 
-    fn show_apart(&mut self, apart: &Apart) {
+    fn show_transaction(&mut self, apart: &TransactionRows) {
         self.complete.begin(apart.seq);
         let position = self.appended_through;
         if let Some(open) = find(&mut self.open, apart.generation) {
@@ -244,21 +244,21 @@ impl Shard {
             open.staged_count -= 1;
         }
         if is_shown {
-            self.show_apart(&apart);
+            self.show_transaction(&apart);
         }
         self.settle();
     }
 
     /// See [`crate::Head::replay_transaction`].
     pub(crate) fn replay_transaction(&mut self, seq: CommitSeq, bytes: &[u8]) -> Result<u64> {
-        let appended = self.append_apart(seq, bytes);
+        let appended = self.append_transaction(seq, bytes);
         if let Ok(apart) = &appended {
-            self.show_apart(apart);
+            self.show_transaction(apart);
         }
         self.hold(None);
         self.seal();
         self.settle();
-        let context = || format!("a transaction's rows of shard {}", self.id.0);
+        let context = || format!("rows of a transaction in shard {}", self.id.0);
         appended.map(|apart| apart.row_count).map_err(|e| e.context(context()))
     }
 
@@ -274,8 +274,8 @@ impl Shard {
         else {
             return;
         };
-        // Rows of an older log segment may be doomed: only their own writers know. They are in
-        // arenas of their own, so these here can be shown without them.
+        // Rows of an older log segment may be lost: only their own writers know. They are in other
+        // arenas, so these rows can be shown without them.
         let segment = self.staged[last_idx].segment;
         let first_idx = self.staged.partition_point(|staged| staged.segment < segment);
         for staged in self.staged.drain(first_idx..=last_idx) {
@@ -288,7 +288,7 @@ impl Shard {
         self.settle();
     }
 
-    /// Staged rows that are in `segment` or an older one and behind `durable` are dropped.
+    /// Drops staged rows that are in `segment` or an older one and behind `durable`.
     pub(crate) fn rollback(&mut self, segment: u64, durable: LogPosition) {
         let active_generation = self.active().generation;
         let mut cuts_active = false;
@@ -301,8 +301,8 @@ impl Shard {
             }
             kept
         });
-        // The dropped bytes stay behind the arena's last visible row, where nobody looks. They must
-        // never be overwritten: a reader may be stepping back over them.
+        // The dropped bytes stay behind the arena's last visible row, where no reader looks. They
+        // must never be overwritten: a reader may be stepping back over them.
         if cuts_active {
             self.seal();
         }
@@ -322,7 +322,7 @@ impl Shard {
             Ok(payload) => payload,
             Err(error) => return Err(self.refuse(error, position)),
         };
-        // Only there is every group's next row whole. When these rows were written, arenas ended there too.
+        // Only there is every group's next row whole. The writer sealed arenas at the same rows.
         let may_seal = payload.is_fresh || self.replay_segment != Some(segment);
         self.replay_segment = Some(segment);
         if may_seal && self.open.back().is_some_and(|active| active.is_full(&self.options)) {
@@ -332,7 +332,7 @@ impl Shard {
             Ok(rows) => ReplayedRows { range: payload.range, ..rows },
             Err(error) => return Err(self.refuse(error, position)),
         };
-        // Rows are not decoded here: as if each were of one member.
+        // Rows are not decoded here. They count as if each had one member.
         let active = self.active();
         active.series_count = active.series_count.max(active.group_count);
         active.value_count += rows.row_count;
@@ -348,14 +348,14 @@ impl Shard {
         Ok(rows)
     }
 
-    /// What was appended of a payload that is none stays behind the visible mark of a closed arena.
+    /// The appended rows of a malformed payload stay behind the visible mark of a sealed arena.
     fn refuse(&mut self, error: Error, position: LogPosition) -> Error {
         self.seal();
         self.settle();
         error.context(format!("rows of shard {} at {position:?}", self.id.0))
     }
 
-    /// The present arena grows no more; rows that are staged in it may still become visible.
+    /// Seals the present arena. Rows that are staged in it may still become visible.
     pub(crate) fn seal(&mut self) {
         if self.active().end == 0 {
             return;
@@ -364,8 +364,8 @@ impl Shard {
         self.open_arena(generation);
     }
 
-    /// See [`crate::ShardWriter::split_parts`]. What comes next leaves one generation out: over such a
-    /// gap parts are never united.
+    /// See [`crate::ShardWriter::split_parts`]. The next arena skips one generation, and parts are
+    /// never merged over such a gap.
     pub(crate) fn split_parts(&mut self) {
         let generation = self.active().generation;
         if self.active().end > 0 {
@@ -377,7 +377,7 @@ impl Shard {
     }
 
     fn open_arena(&mut self, generation: u64) {
-        // What ended early, by a flush or a transaction, does not say how many series there are.
+        // An arena that a flush or a transaction sealed early does not reveal the number of series.
         let series_count =
             self.open.back().map_or(0, |active| match active.is_full(&self.options) {
                 true => active.series_count,
@@ -389,27 +389,27 @@ impl Shard {
         self.hold(None);
     }
 
-    /// Seals, for a flush. Returns the position that has to be durable and published first.
+    /// Seals, for a flush. Returns the position that must be durable and published first.
     pub(crate) fn seal_for_flush(&mut self) -> Option<LogPosition> {
         self.seal();
-        self.take_turns();
+        self.set_turn();
         self.settle();
         self.staged.back().map(|staged| staged.position)
     }
 
-    /// The oldest commit that a visible row is from, flushed ones included.
+    /// The oldest commit of a visible row, flushed rows included.
     pub(crate) fn oldest(&self) -> Option<CommitSeq> {
         let parts = self.parts.list.iter().map(|part| part.seq.min);
         let open = self.open.iter().filter(|open| open.seen.visible > 0);
         parts.chain(open.map(|open| open.seen.seq.min)).min()
     }
 
-    /// Where the oldest row stands that is neither published nor rolled back.
+    /// The log position of the oldest row that is neither published nor rolled back.
     pub(crate) fn undecided(&self) -> Option<LogPosition> {
         self.staged.front().map(|staged| staged.position)
     }
 
-    /// What a reader may see at this moment, the shard's `version`.
+    /// The visible rows now, as the shard's `version`.
     pub(crate) fn view(&self, version: u64) -> ShardView {
         let shown = |open: &&OpenArena| open.seen.visible > 0;
         ShardView {
@@ -420,8 +420,8 @@ impl Shard {
         }
     }
 
-    /// Bytes of arenas that still grow or wait for their last rows to be published, and rows in them
-    /// that are visible.
+    /// Bytes of arenas that grow or wait for rows to be published, and the number of their visible
+    /// rows.
     pub(crate) fn open_usage(&self) -> (u64, u64) {
         self.open.iter().fold((0, 0), |(bytes, rows), open| {
             (bytes + open.arena.heap_bytes(), rows + open.seen.row_count)
@@ -437,7 +437,7 @@ impl Shard {
         self.open.back_mut().expect("a shard always has an arena that grows")
     }
 
-    /// Appends a payload's rows behind all others; differences without their base are refused.
+    /// Appends a payload's rows behind all others. Refuses differences without their base.
     fn append(&mut self, payload: Payload<'_>, hidden: bool) -> Result<ReplayedRows> {
         let active = self.open.back_mut().expect("a shard always has an arena that grows");
         let mut report = ReplayedRows::default();
@@ -450,7 +450,7 @@ impl Shard {
             }
             if active.end as usize + row.bytes.len() > ARENA_BYTES_MAX {
                 return Err(Error::too_large(format!(
-                    "an arena of over {ARENA_BYTES_MAX} bytes: make log segments smaller"
+                    "an arena exceeds {ARENA_BYTES_MAX} bytes; use smaller log segments"
                 )));
             }
             let new = NewRow { local: row.local, bytes: row.bytes, hidden };
@@ -461,7 +461,8 @@ impl Shard {
         Ok(report)
     }
 
-    /// Makes the reservations equal to what is held: first from `given`, then from the budget, whatever it has left.
+    /// Adjusts the reservations to the held bytes: first from `given`, then from the budget, even
+    /// over its limit.
     fn hold(&mut self, mut given: Option<&mut Reservation>) {
         let arena = &self.open.back().expect("a shard always has an arena that grows").arena;
         hold(&mut arena.held.lock(), arena.heap_bytes(), given.as_deref_mut());
@@ -469,7 +470,7 @@ impl Shard {
         hold(&mut self.encoder.held, state_bytes, given);
     }
 
-    /// Sealed arenas whose rows are all decided become parts.
+    /// Turns sealed arenas whose rows are all decided into parts.
     fn settle(&mut self) {
         while self.open.len() > 1 && self.open.front().is_some_and(|open| open.staged_count == 0) {
             let Some(open) = self.open.pop_front() else { break };
@@ -480,9 +481,9 @@ impl Shard {
     }
 }
 
-impl Parts {
-    fn new() -> Parts {
-        Parts {
+impl PartList {
+    fn new() -> PartList {
+        PartList {
             list: Arc::default(),
             hot_count: 0,
             flush_last: 0,
@@ -492,16 +493,16 @@ impl Parts {
     }
 
     fn push(&mut self, part: Part) {
-        Arc::make_mut(&mut self.list).push(Listed::new(part));
+        Arc::make_mut(&mut self.list).push(ListedPart::new(part));
     }
 
     /// Unflushed parts, oldest first.
-    pub(crate) fn unflushed(&self) -> &[Listed] {
+    pub(crate) fn unflushed(&self) -> &[ListedPart] {
         &self.list[self.hot_count..]
     }
 
     /// Flushed parts, oldest first.
-    pub(crate) fn hot(&self) -> &[Listed] {
+    pub(crate) fn hot(&self) -> &[ListedPart] {
         &self.list[..self.hot_count]
     }
 }
@@ -511,10 +512,10 @@ impl OpenArena {
         generation: u64,
         series_count_before: u64,
         budget: &Budget,
-        epochs: &Epochs<Form>,
+        epochs: &Epochs<PartForm>,
     ) -> OpenArena {
         let arena = Arc::new(Arena::new(budget.empty(Pool::Head)));
-        let memory = Arc::new(Memory::new(Form::Rows(Arc::clone(&arena)), epochs.now()));
+        let memory = Arc::new(PartMemory::new(PartForm::Rows(Arc::clone(&arena)), epochs.now()));
         OpenArena {
             generation,
             arena,
@@ -526,7 +527,7 @@ impl OpenArena {
             series_count_before,
             full_eighths: EIGHTHS,
             staged_count: 0,
-            seen: Seen {
+            seen: VisibleRows {
                 visible: 0,
                 seq: SeqRange::default(),
                 range: TimeRange::EMPTY,
@@ -536,15 +537,15 @@ impl OpenArena {
         }
     }
 
-    /// Whether it is time for columns.
+    /// Whether the arena should become columns.
     ///
-    /// Source: ByteSeries Algorithm 1 and 3.3, see [`crate::ConvertOptions`].
+    /// Source: ByteSeries, section 3.3 with Algorithm 1; see [`crate::ConvertOptions`].
     fn is_full(&self, options: &HeadOptions) -> bool {
         let end = self.end as usize;
         if end == 0 {
             return false;
         }
-        // A row that comes in pieces is one row: values are counted, not pieces.
+        // A row that comes in pieces is one row, so values are counted instead of pieces.
         let is_large = |bytes: usize| end >= bytes;
         let each = |of_one: u64| self.series_count.saturating_mul(of_one);
         let has_rows = |rows: u32| self.value_count >= each(rows.into());
@@ -563,7 +564,7 @@ impl OpenArena {
         (share || is_large(options.convert.arena_bytes_min)) && (is_heavy || is_long)
     }
 
-    /// Rows before `end` are visible from now on.
+    /// Makes the rows before `end` visible.
     fn show(
         &mut self,
         end: u32,
@@ -581,7 +582,7 @@ impl OpenArena {
         seen.through = position;
     }
 
-    /// Its visible rows as they are now.
+    /// The rows that are visible now.
     fn part(&self) -> Part {
         Part {
             first: self.generation,
@@ -601,8 +602,8 @@ fn find(open: &mut VecDeque<OpenArena>, generation: u64) -> Option<&mut OpenAren
     open.iter_mut().find(|open| open.generation == generation)
 }
 
-/// Makes `held` equal to `need` bytes, out of `given` as far as it goes. Mostly it is: then nothing is touched that
-/// threads share.
+/// Adjusts `held` to `need` bytes, from `given` as far as it lasts. Usually that suffices, and no
+/// memory that threads share is touched.
 pub(crate) fn hold(held: &mut Reservation, need: u64, given: Option<&mut Reservation>) {
     let have = held.bytes();
     if need <= have {

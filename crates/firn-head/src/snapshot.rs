@@ -1,4 +1,4 @@
-//! A frozen view of every shard: what a query reads while writing, converting and flushing go on.
+//! A frozen view of every shard: queries read it while writes, conversions and flushes continue.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -10,38 +10,39 @@ use firn_model::{
 };
 
 use crate::arena::ReadBuffers;
-use crate::complete::Complete;
+use crate::complete::CompleteSince;
 use crate::epoch::{Lease, Reader};
-use crate::part::{Form, Listed, Part};
-use crate::payload::Local;
+use crate::part::{ListedPart, Part, PartForm};
+use crate::payload::LocalGroup;
 use crate::segment::SegmentCursor;
 
-/// All rows that were visible when [`crate::Head::snapshot`] was called, and no other.
+/// All rows that were visible when [`crate::Head::snapshot`] was called, and no others.
 ///
-/// Holds no lock. What was not flushed then stays in memory (and in the budget) until the last clone is dropped, whatever is
-/// converted, flushed or given back meanwhile (invariant 3), unless more than
-/// [`crate::HeadOptions::cooling_bytes_max`] would have to stay. What was flushed may go: a reader tells up to where,
-/// and tables have it. Taken together with the tree's version, under the lock that a flush swaps both under.
+/// Holds no lock. Rows that were not flushed then stay in memory (and in the budget) until the last
+/// clone is dropped, whatever is converted, flushed or released meanwhile (invariant 3), up to
+/// [`crate::HeadOptions::cooling_bytes_max`]. Flushed rows may be released: a reader then reports
+/// them as missing, and tables have them. Take it together with the tree's version, under the lock
+/// under which a flush swaps both.
 #[derive(Clone)]
 pub struct HeadSnapshot {
     bits: ShardBits,
     shards: Arc<[Arc<ShardView>]>,
-    reader: Arc<Reader<Form>>,
+    reader: Arc<Reader<PartForm>>,
     counts: Arc<ReadCounts>,
 }
 
-/// One shard's part of a snapshot.
+/// The snapshot of one shard.
 pub(crate) struct ShardView {
-    /// Of the shard, when this was taken.
+    /// The shard's version when this was taken.
     pub(crate) version: u64,
     /// Parts, oldest first.
-    pub(crate) parts: Arc<Vec<Listed>>,
-    /// What is visible of arenas that are no parts yet, oldest first.
+    pub(crate) parts: Arc<Vec<ListedPart>>,
+    /// The visible rows of arenas that are no parts yet, oldest first.
     pub(crate) open: Vec<Part>,
-    pub(crate) complete: Complete,
+    pub(crate) complete: CompleteSince,
 }
 
-/// What readers met, once per reader and shard.
+/// Outcomes of leases, counted once per reader and shard.
 #[derive(Default)]
 pub(crate) struct ReadCounts {
     /// Flushed rows that were in memory.
@@ -56,7 +57,7 @@ impl HeadSnapshot {
     pub(crate) fn new(
         bits: ShardBits,
         shards: impl Iterator<Item = Arc<ShardView>>,
-        reader: Reader<Form>,
+        reader: Reader<PartForm>,
         counts: Arc<ReadCounts>,
     ) -> HeadSnapshot {
         let shards = shards.collect();
@@ -69,12 +70,12 @@ impl HeadSnapshot {
     }
 
     /// The group's values of `slots` in `range`, oldest source first. Sources may overlap in time:
-    /// [`firn_codec::merge_columns`] unites them. No lock is taken but for a moment. Costs a step per row of the group
-    /// in the active arena, and decoding the wanted columns elsewhere.
+    /// [`firn_codec::merge_columns`] merges them. Locks are held only briefly. Costs a step per row
+    /// of the group in the active arena, and decoding the requested columns elsewhere.
     ///
     /// # Errors
-    /// `Busy` if memory that this snapshot needs was taken, because too much would have had to stay for it; `Corrupt` if
-    /// memory is not what was written: a bug.
+    /// `Busy` if memory that this snapshot needs was revoked because too much would have been
+    /// pinned; `Corrupt` if the memory is malformed: a bug.
     pub fn read(
         &self,
         group: GroupId,
@@ -84,72 +85,72 @@ impl HeadSnapshot {
         self.reader(range).read(group, slots, range)
     }
 
-    /// For asking about one group after the other: keeps its buffers and its place in each part, so
-    /// that groups that rise are found by a step each, and keeps what it has touched in memory while it lives. It looks at
-    /// nothing outside of `range`.
+    /// A reader for one group after another. It keeps its buffers and its position in each part, so
+    /// rising groups are found by a step each. It pins the memory that it has touched while it
+    /// lives, and reads only inside `range`.
     pub fn reader(&self, range: TimeRange) -> HeadReader<'_> {
         HeadReader { snapshot: self, range, buffers: ReadBuffers::default(), shards: Vec::new() }
     }
 
-    /// Whether the group may have values in `range`, in memory. Never wrongly `false`, but for flushed rows, which
-    /// tables have; `true` for active rows means only that the group has some and that rows of its shard reach into
-    /// `range`.
+    /// Whether the group may have values in `range`, in memory. Never wrongly `false`, except for
+    /// flushed rows, which tables have. For active rows, `true` means only that the group has rows
+    /// and that rows of its shard reach into `range`.
     pub fn has_data(&self, group: GroupId, range: TimeRange) -> bool {
         self.reader(range).has_data(group, range)
     }
 
-    /// The first moment in `range` at which the group may have values: never too late, and as exact as
-    /// [`HeadSnapshot::has_data`].
+    /// The first timestamp in `range` at which the group may have values: never too late, and as
+    /// exact as [`HeadSnapshot::has_data`].
     pub fn first_data(&self, group: GroupId, range: TimeRange) -> Option<Timestamp> {
         self.reader(range).first_data(group, range)
     }
 
-    /// The smallest range that holds the timestamps of all rows.
+    /// The smallest range of the timestamps of all rows.
     pub fn time_range(&self) -> TimeRange {
         let parts = self.shards.iter().flat_map(|shard| shard.all());
         parts.fold(TimeRange::EMPTY, |range, part| range.union(part.range))
     }
 
-    /// How many pieces of memory hold rows.
+    /// The number of parts with rows.
     pub fn part_count(&self) -> usize {
         let parts = self.shards.iter().flat_map(|shard| shard.all());
         parts.filter(|part| part.row_count > 0).count()
     }
 
-    fn local(&self, group: GroupId) -> Option<Local> {
-        Local::try_from(self.bits.local(group)).ok()
+    fn local(&self, group: GroupId) -> Option<LocalGroup> {
+        LocalGroup::try_from(self.bits.local(group)).ok()
     }
 }
 
-/// Asks a snapshot about its groups. Cheapest when they rise; asking about a group again costs no
-/// search.
+/// Reads the groups of a snapshot. Cheapest when groups rise; reading a group again needs no
+/// lookup.
 pub struct HeadReader<'a> {
     snapshot: &'a HeadSnapshot,
     range: TimeRange,
     buffers: ReadBuffers,
-    /// Of the shards that were touched.
+    /// The shards that were touched.
     shards: Vec<Option<LeasedShard>>,
 }
 
-/// The memory of a shard's parts, as this reader found it.
+/// The memory of a shard's parts, as leased by this reader.
 struct LeasedShard {
-    /// Of the parts that reach into the reader's range.
-    places: Vec<Place>,
-    complete: Complete,
-    is_taken: bool,
+    /// The parts that overlap the reader's range.
+    parts: Vec<LeasedPart>,
+    complete: CompleteSince,
+    is_revoked: bool,
 }
 
-/// A part's memory, which has not gone, and where the group was found in it that was asked for last.
-struct Place {
+/// Leased memory of a part, and the position of the last lookup in it.
+struct LeasedPart {
     part_idx: usize,
-    form: Form,
+    form: PartForm,
     cursor: Option<SegmentCursor>,
 }
 
-/// A part with the memory that this reader has of it.
-struct Leased<'l> {
+/// A part with its leased memory.
+struct PartView<'l> {
     part: &'l Part,
-    form: &'l Form,
+    form: &'l PartForm,
     cursor: &'l mut Option<SegmentCursor>,
     buffers: &'l mut ReadBuffers,
 }
@@ -165,19 +166,20 @@ impl HeadReader<'_> {
         slots: Slots<'_>,
         range: TimeRange,
     ) -> Result<Vec<GroupColumns>> {
-        debug_assert!(self.reaches(range), "{range:?} is not the reader's");
+        debug_assert!(self.reaches(range), "{range:?} is outside the reader's range");
         let mut sources = Vec::new();
         self.check_shard(group)?;
         self.each(group, |local, leased| {
-            let Leased { part, form, cursor, buffers } = leased;
+            let PartView { part, form, cursor, buffers } = leased;
             part.read(form, local, (slots, range), cursor, buffers, &mut sources)?;
             Ok(ControlFlow::Continue(()))
         })?;
         Ok(sources)
     }
 
-    /// As [`HeadReader::read`] for one member, whose samples `out` then has alone; nothing is allocated once its memory
-    /// is large enough. `false` if they did not come in order of time, which only [`HeadReader::read`] can put right.
+    /// As [`HeadReader::read`] for one member. Replaces the content of `out` with its samples, and
+    /// allocates only to grow it. Returns `false` if the samples did not come in time order; then
+    /// only [`HeadReader::read`] has the right result.
     ///
     /// # Errors
     /// As [`HeadSnapshot::read`].
@@ -187,21 +189,21 @@ impl HeadReader<'_> {
         range: TimeRange,
         out: &mut MemberColumn,
     ) -> Result<bool> {
-        debug_assert!(self.reaches(range), "{range:?} is not the reader's");
+        debug_assert!(self.reaches(range), "{range:?} is outside the reader's range");
         out.clear();
         self.check_shard(series.group)?;
         let mut rises = true;
         self.each(series.group, |local, leased| {
-            let Leased { part, form, cursor, buffers } = leased;
+            let PartView { part, form, cursor, buffers } = leased;
             rises = part.append_one(form, local, (series.slot, range), cursor, buffers, out)?;
             Ok(if rises { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
         })?;
         Ok(rises)
     }
 
-    /// Takes out of `left`, which rises, the members of `group` that have samples in `range`, in memory: exactly where they
-    /// are rows, to a chunk's range of time where they are columns. Those are asked first, the newest first, and never
-    /// decoded; rows only for who is left then.
+    /// Removes from `left`, which is sorted, the members of `group` with samples in `range`, in
+    /// memory. It is exact for rows, and exact to a chunk's time range for columns. Columns are
+    /// checked first, the newest first, and never decoded; rows only for the remaining members.
     ///
     /// # Errors
     /// As [`HeadSnapshot::read`].
@@ -211,12 +213,12 @@ impl HeadReader<'_> {
         range: TimeRange,
         left: &mut Vec<Slot>,
     ) -> Result<()> {
-        debug_assert!(self.reaches(range), "{range:?} is not the reader's");
+        debug_assert!(self.reaches(range), "{range:?} is outside the reader's range");
         self.check_shard(group)?;
         let Some(local) = self.snapshot.local(group) else { return Ok(()) };
         let (view, shard, buffers) = self.shard(self.snapshot.bits.shard(group));
         for wants_rows in [false, true] {
-            for Place { part_idx, form, cursor } in shard.places.iter_mut().rev() {
+            for LeasedPart { part_idx, form, cursor } in shard.parts.iter_mut().rev() {
                 let part = view.part(*part_idx);
                 if left.is_empty() {
                     return Ok(());
@@ -230,11 +232,12 @@ impl HeadReader<'_> {
         Ok(())
     }
 
-    /// Every row of `shard` in `range` that was committed at this or later is in memory for this reader, flushed ones
-    /// included: a table all of whose rows are as young need not be read. `CommitSeq(u64::MAX)` if there
-    /// is no row since the start. `range` lies in the reader's. Holds for as long as the reader lives.
+    /// Every row of `shard` in `range` that was committed at this or later is in memory for this
+    /// reader, including flushed rows. A table with only such rows need not be read.
+    /// `CommitSeq(u64::MAX)` if there was no row since the start. `range` is inside the reader's.
+    /// Valid while the reader lives.
     pub fn complete_since(&mut self, shard: ShardId, range: TimeRange) -> CommitSeq {
-        debug_assert!(self.reaches(range), "{range:?} is not the reader's");
+        debug_assert!(self.reaches(range), "{range:?} is outside the reader's range");
         self.shard(shard).1.complete.since(range)
     }
 
@@ -242,7 +245,7 @@ impl HeadReader<'_> {
         range.is_empty() || self.range.intersect(range) == range
     }
 
-    /// How many bytes of rows and chunks this reader has looked at so far.
+    /// Bytes of rows and chunks that this reader has read so far.
     pub fn bytes_touched(&self) -> usize {
         self.buffers.bytes_touched()
     }
@@ -267,38 +270,39 @@ impl HeadReader<'_> {
         first
     }
 
-    /// Calls `each` with the part of `range` in which a part may have values of the group, unless that is empty.
+    /// Calls `each` with the part of `range` in which a part may have values of the group, unless
+    /// it is empty.
     fn each_reach(
         &mut self,
         group: GroupId,
         range: TimeRange,
         mut each: impl FnMut(TimeRange) -> ControlFlow<()>,
     ) {
-        debug_assert!(self.reaches(range), "{range:?} is not the reader's");
+        debug_assert!(self.reaches(range), "{range:?} is outside the reader's range");
         if self.check_shard(group).is_err() {
-            // It had something; reading it says what became of that.
+            // Its memory was revoked: reading the group reports that.
             let _ = each(range);
             return;
         }
-        let outcome = self.each(group, |local, Leased { part, form, cursor, .. }| {
-            // What cannot be told is read, and reported there.
+        let outcome = self.each(group, |local, PartView { part, form, cursor, .. }| {
+            // A malformed part counts as present: reading the group reports it.
             let reach = part.reach(form, local, range, cursor).unwrap_or(range);
             Ok(if reach.is_empty() { ControlFlow::Continue(()) } else { each(reach) })
         });
-        debug_assert!(outcome.is_ok(), "nothing here fails");
+        debug_assert!(outcome.is_ok(), "the callback never fails");
     }
 
-    /// Calls `each` with the parts of the group's shard whose memory is there, oldest first.
+    /// Calls `each` with the leased parts of the group's shard, oldest first.
     #[inline]
     fn each(
         &mut self,
         group: GroupId,
-        mut each: impl FnMut(Local, Leased<'_>) -> Result<ControlFlow<()>>,
+        mut each: impl FnMut(LocalGroup, PartView<'_>) -> Result<ControlFlow<()>>,
     ) -> Result<()> {
         let Some(local) = self.snapshot.local(group) else { return Ok(()) };
         let (view, shard, buffers) = self.shard(self.snapshot.bits.shard(group));
-        for Place { part_idx, form, cursor } in &mut shard.places {
-            let flow = each(local, Leased { part: view.part(*part_idx), form, cursor, buffers });
+        for LeasedPart { part_idx, form, cursor } in &mut shard.parts {
+            let flow = each(local, PartView { part: view.part(*part_idx), form, cursor, buffers });
             if flow.map_err(|error| error.context(format!("memory of {group}")))?.is_break() {
                 break;
             }
@@ -307,21 +311,22 @@ impl HeadReader<'_> {
     }
 
     /// # Errors
-    /// `Busy` if memory of the group's shard was taken from this reader.
+    /// `Busy` if memory of the group's shard was revoked from this reader.
     fn check_shard(&mut self, group: GroupId) -> Result<()> {
-        if !self.shard(self.snapshot.bits.shard(group)).1.is_taken {
+        if !self.shard(self.snapshot.bits.shard(group)).1.is_revoked {
             return Ok(());
         }
         Err(Error::busy(
             1_000,
             format!(
-                "memory of {group}: the query began before it was flushed or converted, and too much would have to stay \
-                 for it; ask again, for fewer series or a shorter range, or raise --memory"
+                "memory of {group} was revoked: queries pin too much memory that was flushed or \
+                 converted since they began; retry with fewer series or a shorter range, or raise \
+                 --memory"
             ),
         ))
     }
 
-    /// A shard's view and its memory, leased at the first touch.
+    /// A shard's view and its memory, leased at the first use.
     #[inline]
     fn shard(&mut self, shard: ShardId) -> (&ShardView, &mut LeasedShard, &mut ReadBuffers) {
         let idx = usize::from(shard.0);
@@ -338,24 +343,24 @@ impl HeadSnapshot {
     #[cold]
     fn lease(&self, view: &ShardView, range: TimeRange) -> LeasedShard {
         let mut shard =
-            LeasedShard { places: Vec::new(), complete: view.complete.clone(), is_taken: false };
-        let (mut hot_count, mut gone_count) = (0, 0);
+            LeasedShard { parts: Vec::new(), complete: view.complete.clone(), is_revoked: false };
+        let (mut hit_count, mut miss_count) = (0, 0);
         for (part_idx, part) in view.overlapping(range) {
             match part.memory.lease(&self.reader) {
                 Lease::Held(form) => {
-                    hot_count += u64::from(self.reader.has_other_source(&part.memory));
-                    shard.places.push(Place { part_idx, form, cursor: None });
+                    hit_count += u64::from(self.reader.has_other_source(&part.memory));
+                    shard.parts.push(LeasedPart { part_idx, form, cursor: None });
                 }
-                Lease::Gone => {
-                    gone_count += 1;
+                Lease::Released => {
+                    miss_count += 1;
                     shard.complete.lose(part.range, part.seq.max);
                 }
-                Lease::Taken => shard.is_taken = true,
+                Lease::Revoked => shard.is_revoked = true,
             }
         }
-        self.counts.hits.fetch_add(u64::from(hot_count > 0), Ordering::Relaxed);
-        self.counts.misses.fetch_add(u64::from(gone_count > 0), Ordering::Relaxed);
-        self.counts.revoked.fetch_add(u64::from(shard.is_taken), Ordering::Relaxed);
+        self.counts.hits.fetch_add(u64::from(hit_count > 0), Ordering::Relaxed);
+        self.counts.misses.fetch_add(u64::from(miss_count > 0), Ordering::Relaxed);
+        self.counts.revoked.fetch_add(u64::from(shard.is_revoked), Ordering::Relaxed);
         shard
     }
 }
@@ -371,7 +376,7 @@ impl ShardView {
         self.parts.iter().map(|part| &**part).chain(&self.open)
     }
 
-    /// The parts that reach into `range`, oldest first, with their places in the list of all.
+    /// The parts that overlap `range`, oldest first, each with its index in the list of all.
     fn overlapping(&self, range: TimeRange) -> impl Iterator<Item = (usize, &Part)> {
         let parts = self.parts.iter().enumerate();
         let parts = parts.filter(move |(_, part)| part.range().overlaps(range));

@@ -1,5 +1,5 @@
-//! The locks of this room's racing code, which names them through `super::sync`, so that its model can be
-//! compiled against a scheduler that tries many interleavings (see `epoch_model.rs`).
+//! The locks of this crate's racing code, which imports them as `super::sync`. A model can so
+//! compile the same code against a scheduler that tries many interleavings (see `epoch_model.rs`).
 
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
 

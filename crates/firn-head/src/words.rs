@@ -1,16 +1,16 @@
-//! Bytes that are appended by one writer and read by many without a lock, in safe Rust.
+//! Bytes that one writer appends and many readers read without a lock, in safe Rust.
 //!
-//! They lie in atomic words. What a reader may look at was finished before it learnt the offset
-//! (through the shard's lock, or through a chain's release store), so relaxed word accesses are
-//! enough: a word is written again only to add bytes behind those that the reader knows.
+//! They are stored in atomic words. A reader learns an offset only after the bytes below it are
+//! complete (through the shard's lock, or through a chain's release store), so relaxed word
+//! accesses are enough. A word is written again only to add bytes behind those that a reader knows.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::growing::Growing;
 
-/// 4 KiB: small enough that an idle shard costs little, large enough that finding one is rare.
+/// 4 KiB: small enough that an idle shard costs little, large enough that block lookups are rare.
 const BLOCK_WORDS: usize = 512;
-/// Bytes of a block: what a shard's arena grows by.
+/// Bytes of a block; an arena grows by this.
 pub(crate) const BLOCK_BYTES: usize = BLOCK_WORDS * 8;
 
 /// An append-only byte store.
@@ -25,8 +25,8 @@ impl Words {
         self.0.heap_bytes()
     }
 
-    /// Writes `bytes` at `at`. Only the one writer calls this, and only with `at` at or behind the
-    /// end of all it wrote before: the bytes there are still zero.
+    /// Writes `bytes` at `at`. Only the single writer calls this, with `at` at or behind the end of
+    /// all earlier writes: the bytes there are still zero.
     pub(crate) fn write(&self, mut at: usize, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let block = self.0.get_or_make(at / BLOCK_BYTES);
@@ -38,7 +38,7 @@ impl Words {
         }
     }
 
-    /// The 16 bytes at `at`, as a little-endian number; what was never written reads as zero.
+    /// The 16 bytes at `at`, as a little-endian number. Unwritten bytes are zero.
     #[inline]
     pub(crate) fn peek(&self, at: usize) -> u128 {
         let word = |word_idx: usize| -> u128 {
@@ -50,8 +50,8 @@ impl Words {
         if skip == 0 { low } else { low | word(word_idx + 2) << (128 - skip) }
     }
 
-    /// The `len` bytes at `at`, in `buf`; what was never written reads as zero. Whole words are
-    /// copied, so the bytes need not start at the front of `buf`.
+    /// The `len` bytes at `at`, in `buf`. Unwritten bytes are zero. Whole words are copied, so the
+    /// bytes may start inside `buf`.
     pub(crate) fn read<'a>(&self, at: usize, len: usize, buf: &'a mut Vec<u8>) -> &'a [u8] {
         buf.clear();
         let end = (at + len).div_ceil(8);
@@ -71,7 +71,7 @@ impl Words {
     }
 }
 
-/// `bytes` stay inside the block. What is behind `at` is zero; what is before it in its word stays.
+/// `bytes` fit into the block. Bytes behind `at` are zero; earlier bytes of its word are preserved.
 fn write_block(block: &[AtomicU64], at: usize, mut bytes: &[u8]) {
     let mut word_idx = at / 8;
     let shift = 8 * (at % 8);
@@ -85,7 +85,7 @@ fn write_block(block: &[AtomicU64], at: usize, mut bytes: &[u8]) {
     }
 }
 
-/// The first eight bytes, or those that are left and zeros.
+/// The first eight bytes, or the remaining ones and zeros.
 #[inline]
 fn take_word(bytes: &mut &[u8]) -> u64 {
     if let Some((word, rest)) = bytes.split_first_chunk::<8>() {

@@ -53,13 +53,13 @@ fn open(folder: &PathBuf, sync: SyncPolicy) -> Result<Log> {
 fn find(folder: &PathBuf, sync: SyncPolicy) -> Result<Log> {
     let disk: Arc<dyn Disk> = Arc::new(LocalDisk::open(folder)?);
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let options = LogSetup {
+    let setup = LogSetup {
         stream_count: STREAM_COUNT,
         shard_count: usize::from(SHARD_COUNT),
         unit_bytes: 8,
         options: LogOptions { segment_bytes: 64 << 20, sync },
     };
-    Log::open(disk, clock, options)
+    Log::open(disk, clock, setup)
 }
 
 fn wipe(folder: &PathBuf) {

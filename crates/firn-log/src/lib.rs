@@ -41,7 +41,6 @@
 //! Terms: `docs/glossary.md`.
 
 #![forbid(unsafe_code)]
-#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod append;
 mod block;
@@ -62,6 +61,6 @@ mod commit_model;
 pub use append::{Append, StreamId, Tip};
 pub use entry::{EntryKind, EntryRef};
 pub use log::{Log, LogStats};
-pub use options::{LogOptions, SyncPolicy};
+pub use options::{LogOptions, LogSetup, SyncPolicy};
 pub use recover::{PayloadRange, ReplayEntry, ReplayReport};
 pub use segment::SegmentNo;

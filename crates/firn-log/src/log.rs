@@ -9,7 +9,7 @@ use crate::append::{Append, StreamId, Tip};
 use crate::block;
 use crate::commit::{CommitTurn, LedBatch};
 use crate::entry::EntryRef;
-use crate::options::{LogOptions, SEGMENT_BYTES_MAX, SyncPolicy};
+use crate::options::{LogSetup, SEGMENT_BYTES_MAX, SyncPolicy};
 use crate::recover::{ReplayEntry, ReplayReport, StreamFiles};
 use crate::segment::{self, SegmentNo};
 use crate::stream::Stream;
@@ -45,7 +45,7 @@ pub struct LogStats {
 pub struct Log {
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
-    options: LogOptions,
+    setup: LogSetup,
     /// The streams on disk. Each lock is held for a whole replay of its stream.
     found: Vec<Mutex<StreamFiles>>,
     found_bytes: u64,
@@ -58,12 +58,12 @@ impl Log {
     /// # Errors
     /// `Invalid` for options out of range, or for segments of a newer version; `Corrupt` for a
     /// segment header that contradicts itself; `Unavailable` when the disk fails.
-    pub fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, options: LogOptions) -> Result<Log> {
-        let options = options.checked()?;
-        let mut found = Vec::with_capacity(options.stream_count);
-        for stream in 0..options.stream_count as u16 {
+    pub fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, setup: LogSetup) -> Result<Log> {
+        let setup = setup.checked()?;
+        let mut found = Vec::with_capacity(setup.stream_count);
+        for stream in 0..setup.stream_count as u16 {
             disk.create_dir(&segment::folder(stream))?;
-            found.push(StreamFiles::open(&*disk, StreamId(stream), &options)?);
+            found.push(StreamFiles::open(&*disk, StreamId(stream), &setup)?);
         }
         disk.sync_dir("log")?;
         disk.sync_dir("")?;
@@ -72,7 +72,7 @@ impl Log {
         Ok(Log { disk, clock, setup, found, found_bytes, streams: OnceLock::new() })
     }
 
-    /// Removes the streams that are left over from a larger [`LogOptions::stream_count`]. `floor`
+    /// Removes the streams that are left over from a larger [`LogSetup::stream_count`]. `floor`
     /// is the lowest floor of all streams. A caller that changes the count must use floors above
     /// every existing segment ([`Log::ceiling`]).
     ///
@@ -84,7 +84,7 @@ impl Log {
             let Some(stream) = name.parse::<u16>().ok().filter(|&id| usize::from(id) >= own) else {
                 continue;
             };
-            let found = StreamFiles::open(&*self.disk, StreamId(stream), &self.options)?;
+            let found = StreamFiles::open(&*self.disk, StreamId(stream), &self.setup)?;
             found.discard(&*self.disk, floor)?;
         }
         Ok(())
@@ -201,7 +201,7 @@ impl Log {
         if positions.first().is_some_and(|first| queue(first.0).is_memory()) {
             return self.persist(positions);
         }
-        let sync = self.options.sync == SyncPolicy::Always;
+        let sync = self.setup.options.sync == SyncPolicy::Always;
         if sync && positions.iter().any(|&(stream, position)| queue(stream).should_gather(position))
         {
             yield_now();

@@ -37,7 +37,7 @@ const COVERED_BYTES: usize = 72;
 
 const MAGIC: [u8; 8] = *b"FIRNLOG\0";
 
-/// Stands in for the header of an unused file. The rest of the file is zeros or bytes of an older
+/// Takes the place of the header in an unused file. The rest of the file is zeros or bytes of an older
 /// segment.
 const BLANK_MAGIC: [u8; 8] = *b"FIRNBLNK";
 

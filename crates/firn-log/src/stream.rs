@@ -10,7 +10,7 @@ use crate::append::{Append, StreamId};
 use crate::block;
 use crate::commit::Queue;
 use crate::entry::EntryRef;
-use crate::options::{LogOptions, SyncPolicy};
+use crate::options::{LogSetup, SyncPolicy};
 use crate::queue::PushOutcome;
 use crate::segment::{self, BlankSegment, Header, PreviousSegment, SegmentNo};
 use crate::sync::Mutex;
@@ -230,8 +230,8 @@ impl Stream {
     }
 
     fn take_whole(&self, next: &mut NextSegment) -> Result<BlankSegment> {
-        let (disk, clock, bytes) = (&*self.disk, &*self.clock, self.options.segment_bytes);
-        next.take(self.id, &self.options, disk, clock, &self.spares, bytes)
+        let (disk, clock, bytes) = (&*self.disk, &*self.clock, self.setup.options.segment_bytes);
+        next.take(self.id, &self.setup, disk, clock, &self.spares, bytes)
     }
 
     fn check_size(&self, entries: &[EntryRef<'_>]) -> Result<()> {
@@ -295,7 +295,7 @@ fn nonce(id: StreamId, number: SegmentNo, clock: &dyn Clock) -> u32 {
 }
 
 /// The header of a segment that becomes current. `QueueState::switch` fills in its base.
-fn header_of(id: StreamId, options: &LogOptions, blank: &BlankSegment) -> Header {
+fn header_of(id: StreamId, setup: &LogSetup, blank: &BlankSegment) -> Header {
     Header {
         stream: id.0,
         stream_count: setup.stream_count as u16,

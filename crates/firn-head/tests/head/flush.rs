@@ -1,4 +1,4 @@
-//! Flush, hot memory, and giving it back.
+//! Flushes, hot memory and its release.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use firn_model::{CommitSeq, GroupId, LogPosition, Pool, ShardId, TimeRange};
 use crate::world::World;
 
 #[test]
-fn a_flush_hands_every_row_over_once_and_they_stay_readable() {
+fn a_flush_yields_every_row_once_and_keeps_it_readable() {
     let mut world = World::new(2, |_| {});
     for ts in 0..100 {
         world.put(&vec![(0, 0, ts, 1.0), (1, 0, ts, 2.0), (1, 3, ts, ts as f64)]);
     }
     assert!(world.flush());
-    assert!(!world.flush(), "there is nothing new");
+    assert!(!world.flush(), "there are no new rows");
     let stats = world.head.stats();
     assert_eq!(stats.row_count, 0);
     assert!(stats.hot_bytes > 0);
@@ -22,17 +22,17 @@ fn a_flush_hands_every_row_over_once_and_they_stay_readable() {
     world.check_budget();
     let flushed: usize = world.tables[0].iter().map(|(_, columns)| columns.value_count()).sum();
     assert_eq!(flushed, 300);
-    // All of it is in memory too, so no table need be read.
+    // All rows are in memory too, so no table need be read.
     assert_eq!(
         world.head.snapshot().reader(TimeRange::ALL).complete_since(ShardId(1), TimeRange::ALL),
         CommitSeq(2)
     );
 }
 
-/// A flush is planned, then rows come, arenas are converted and segments merged: what was planned is
-/// flushed, and nothing of what came later is.
+/// After a flush is planned, rows arrive, arenas are converted and segments merged. The planned
+/// rows are flushed, and none of the later ones.
 #[test]
-fn what_happens_during_a_flush_does_not_get_into_it() {
+fn a_planned_flush_does_not_change() {
     let mut world = World::new(1, |options| {
         options.convert.rows_per_group_max = 4;
         options.convert.segment_fan_in = 2;
@@ -66,10 +66,10 @@ fn what_happens_during_a_flush_does_not_get_into_it() {
     world.check_budget();
 }
 
-/// Two writers have staged, the log has only made the second one's segment durable: the job says that
-/// it does not cover the first, and the floor must stay.
+/// Two writers have staged, and only the second one's log segment is durable. The job does not
+/// cover the first, so the floor must stay.
 #[test]
-fn a_flush_tells_when_rows_are_undecided() {
+fn a_flush_reports_undecided_rows() {
     let mut world = World::new(1, |_| {});
     world.write(&vec![(1, 0, 10, 1.0)]);
     world.segment += 1;
@@ -86,7 +86,7 @@ fn a_flush_tells_when_rows_are_undecided() {
 }
 
 #[test]
-fn hot_memory_is_given_back_oldest_time_first() {
+fn hot_memory_is_released_oldest_time_first() {
     let mut world = World::new(1, |options| {
         options.convert.rows_per_group_max = 1_000;
         options.convert.bytes_per_series_max = 100_000;
@@ -103,7 +103,7 @@ fn hot_memory_is_given_back_oldest_time_first() {
     assert!(world.head.recycle(1) > 0);
     assert_eq!(in_memory(&world).start, 1_000);
     world.check();
-    // Only what was there is missed: later times need no table.
+    // Only the released range needs tables; later times do not.
     let since =
         |range| world.head.snapshot().reader(TimeRange::ALL).complete_since(ShardId(0), range);
     assert_eq!(since(TimeRange::new(1_000, 3_000)), CommitSeq(2));
@@ -111,7 +111,7 @@ fn hot_memory_is_given_back_oldest_time_first() {
     assert!(world.head.recycle(u64::MAX) > 0);
     assert!(in_memory(&world).is_empty());
     assert_eq!(world.head.recycle(u64::MAX), 0);
-    // Everything has gone to tables: what comes next is complete from itself on.
+    // All rows are in tables. Memory is complete from the next row on.
     let last = world.log.last().unwrap().seq;
     assert_eq!(
         world.head.snapshot().reader(TimeRange::ALL).complete_since(ShardId(0), TimeRange::ALL),
@@ -121,10 +121,10 @@ fn hot_memory_is_given_back_oldest_time_first() {
     world.check_budget();
 }
 
-/// Found by the model: the middle one of three flushes was given back, and a conversion united the two
+/// Regression test. The middle one of three flushes was released, and a conversion merged the two
 /// around it into one part that was newer than the middle one's table and had older values.
 #[test]
-fn parts_do_not_unite_over_what_was_given_back() {
+fn parts_do_not_merge_over_released_memory() {
     let mut world = World::new(1, |_| {});
     world.put(&vec![(1, 0, 540, 0.0), (1, 0, 9_000, 0.0)]);
     assert!(world.flush());
@@ -137,8 +137,8 @@ fn parts_do_not_unite_over_what_was_given_back() {
     world.check();
 }
 
-/// A block of a flush stays for who registered before the flush, and for nobody else: younger readers find it gone
-/// and have tables.
+/// A block of a flush stays for readers that registered before the flush, and for no others:
+/// younger readers miss it and have tables.
 #[test]
 fn invariant_3_old_readers_keep_blocks_and_young_ones_pin_none() {
     let mut world = World::new(1, |_| {});
@@ -153,16 +153,16 @@ fn invariant_3_old_readers_keep_blocks_and_young_ones_pin_none() {
     assert!(before > 0);
     assert_eq!(world.head.recycle(u64::MAX), before);
     assert_eq!((hot_bytes(&world), world.head.stats().cooling_bytes), (before, before));
-    assert!(young.check() && old.check(), "nothing has gone yet");
+    assert!(young.check() && old.check(), "all memory is still pinned");
     drop(old);
     assert_eq!((hot_bytes(&world), world.head.stats().cooling_bytes), (0, 0));
-    let gone = world.head.stats().hot_misses;
-    assert!(young.check(), "its tables have it");
+    let misses = world.head.stats().hot_misses;
+    assert!(young.check(), "its tables have the rows");
     let stats = world.head.stats();
-    assert!(stats.hot_misses > gone && stats.revoked_bytes == 0, "{stats:?}");
+    assert!(stats.hot_misses > misses && stats.revoked_bytes == 0, "{stats:?}");
     assert!(stats.hot_hits > 0 && stats.released_bytes >= before, "{stats:?}");
     drop(young);
-    // A reader that has touched memory keeps it while it decodes, no longer.
+    // A reader that has touched memory pins it while it decodes, no longer.
     for ts in 100..150 {
         world.put(&vec![(1, 0, ts, ts as f64)]);
     }
@@ -182,10 +182,10 @@ fn invariant_3_old_readers_keep_blocks_and_young_ones_pin_none() {
     assert_eq!(hot_bytes(&world), 0);
 }
 
-/// A reader stays for long while rows come, are converted, flushed and given back: what it could see stays, what
-/// came later does not stay because of it.
+/// A reader lives long while rows arrive and are converted, flushed and released. The memory that
+/// it could see stays; later memory does not stay because of it.
 #[test]
-fn a_long_reader_keeps_what_it_saw_and_not_what_came_after() {
+fn a_long_reader_pins_only_memory_that_it_saw() {
     let mut world = World::new(1, |options| options.convert.rows_per_group_max = 8);
     let round = |world: &mut World, start: i64| {
         for ts in start..start + 100 {
@@ -202,15 +202,15 @@ fn a_long_reader_keeps_what_it_saw_and_not_what_came_after() {
         world.head.recycle(u64::MAX);
     }
     let cooling = world.head.stats().cooling_bytes;
-    assert!(cooling > 0 && cooling <= before, "{cooling} bytes cool, {before} were there");
+    assert!(cooling > 0 && cooling <= before, "{cooling} bytes cool, {before} were used");
     assert!(reader.check());
     drop(reader);
     world.check_budget();
 }
 
-/// Over the limit the memory that has cooled longest is taken; its reader is told, and nobody else.
+/// Above the limit the oldest cooling memory is revoked. Its reader fails, and no other.
 #[test]
-fn who_pins_more_than_the_limit_is_told() {
+fn readers_that_pin_more_than_the_limit_fail() {
     let mut world = World::new(1, |options| options.cooling_bytes_max = 6_000);
     world.put(&vec![(1, 0, 0, 1.0)]);
     let reader = world.hold();
@@ -230,7 +230,7 @@ fn who_pins_more_than_the_limit_is_told() {
 }
 
 #[test]
-fn behind_the_hard_line_nothing_is_hot() {
+fn no_hot_memory_is_behind_the_hard_line() {
     let mut world = World::new(1, |_| {});
     for start in [0, 1_000, 2_000] {
         for ts in 0..50 {
@@ -259,12 +259,12 @@ fn hot_memory_has_a_limit_of_its_own() {
     assert!(world.flushed[&ShardId(0)] > LogPosition(0));
 }
 
-/// A delete ends the runs of a shard: whatever is converted, packed or flushed, what is read from memory
-/// is older or younger than the delete as a whole, and a flush hides between the two.
+/// A delete splits the parts of a shard. However rows are converted, packed or flushed, each source
+/// in memory is older or younger than the delete as a whole, and a flush hides between the two.
 #[test]
-fn invariant_2_no_part_stands_on_both_sides_of_a_delete() {
+fn invariant_2_no_part_spans_a_delete() {
     let mut world = World::new(2, |options| options.convert.segment_fan_in = 2);
-    let border = |world: &World| {
+    let seq_spans = |world: &World| {
         let snapshot = world.head.snapshot();
         let sources = snapshot.read(GroupId(0), Slots::All, TimeRange::ALL).unwrap();
         let spans: Vec<(u64, u64)> = sources.iter().map(|s| (s.seq.min.0, s.seq.max.0)).collect();
@@ -273,21 +273,21 @@ fn invariant_2_no_part_stands_on_both_sides_of_a_delete() {
     for ts in 0..20 {
         world.put(&vec![(0, 0, ts, 1.0), (1, 0, ts, 1.0)]);
     }
-    let delete = CommitSeq(border(&world).last().map_or(0, |span| span.1) + 1);
+    let delete = CommitSeq(seq_spans(&world).last().map_or(0, |span| span.1) + 1);
     world.head.split_parts(ShardId(0));
     world.head.split_parts(ShardId(0));
     for ts in 10..30 {
-        // Its number is the delete's own: no row has that.
+        // No row has the delete's own number.
         world.put(&vec![(0, 0, ts, 2.0), (1, 0, ts, 2.0)]);
     }
     let check = |world: &World| {
-        let spans = border(world);
+        let spans = seq_spans(world);
         let is_clear = |span: &(u64, u64)| span.1 < delete.0 || span.0 >= delete.0;
         assert!(spans.len() >= 2 && spans.iter().all(is_clear), "{spans:?} around {delete}");
     };
     check(&world);
     let marks = world.head.seal_all();
-    assert!(marks.marks.is_empty(), "all is published");
+    assert!(marks.marks.is_empty(), "all rows are published");
     while world.convert() || world.compress() {}
     check(&world);
     world.check();
@@ -299,6 +299,6 @@ fn invariant_2_no_part_stands_on_both_sides_of_a_delete() {
         .chunks(&tombstones)
         .map(|chunk| chunk.map(|(group, columns)| (group.0, columns.value_count())).unwrap())
         .collect();
-    // Of 0 to 19 the first 5 stay, and all of 10 to 29; the other group is not touched.
+    // Of 0 to 19 the first 5 stay, and all of 10 to 29; the other group is unchanged.
     assert_eq!(counts, [(0, 25), (1, 30)]);
 }

@@ -1,4 +1,4 @@
-//! The head from outside.
+//! Tests of the head through its public interface.
 
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 

@@ -1,4 +1,4 @@
-//! What things cost, and that the budget knows.
+//! The cost of series and samples, and their reservation in the budget.
 
 use std::ops::Range;
 
@@ -51,14 +51,15 @@ fn invariant_8_a_series_costs_bytes_not_objects() {
         let stats = head.stats();
         let series_count = group_count * u64::from(members);
         let state_bytes = stats.state_bytes / series_count;
-        assert!(state_bytes <= state_max, "{state_bytes} bytes of state a series");
+        assert!(state_bytes <= state_max, "{state_bytes} bytes of state per series");
         let all = budget.usage().used_bytes / series_count;
-        assert!(all <= 40 + state_max + 100, "{all} bytes a series, {stats:?}");
+        assert!(all <= 40 + state_max + 100, "{all} bytes per series, {stats:?}");
     }
 }
 
-/// Small counts at whole seconds, every three minutes on average: at no moment of two hours does such a
-/// series hold over 190 bytes here, on average under 140 (ByteSeries 5.1: 310 to 375, labels included).
+/// Small counts at whole seconds, one every three minutes on average. In two hours such a series
+/// never takes more than 190 bytes, and under 140 on average. ByteSeries, section 5.1, has 310 to
+/// 375 bytes, including labels.
 #[test]
 fn irregular_series_stay_cheap() {
     const SERIES: u64 = 8_000;
@@ -85,17 +86,18 @@ fn irregular_series_stay_cheap() {
         while let Some(job) = head.plan_convert().or_else(|| head.plan_compress()) {
             assert!(head.apply_convert(job.run().unwrap()));
         }
-        // With so few shards the blocks that one conversion has left are a quarter of all.
+        // With so few shards, the blocks that one conversion has freed are a quarter of all.
         let used_bytes = budget.usage().used_bytes - head.stats().free_bytes;
         most = most.max(used_bytes);
         sum += used_bytes;
     }
     assert!((39 * SERIES..41 * SERIES).contains(&point_count), "{point_count} points");
     let (most, mean) = (most / SERIES, sum / 120 / SERIES);
-    assert!(most <= 190 && mean <= 140, "{most}, {mean} bytes a series, {:?}", head.stats());
+    assert!(most <= 190 && mean <= 140, "{most}, {mean} bytes per series, {:?}", head.stats());
 }
 
-/// Two hours of a server with 600 members, static runs and compressed chunks: five minutes of one member.
+/// Two hours of a server with 600 members, in static runs and compressed chunks: a read of five
+/// minutes of one member.
 #[test]
 fn a_reader_of_one_member_touches_little() {
     let budget = Budget::unlimited();
@@ -135,8 +137,8 @@ fn a_reader_of_one_member_touches_little() {
     }
 }
 
-/// Nobody converts for long: every arena is closed at its size, what waits costs its rows and is in the
-/// budget, a job is one piece of bounded work, and in the end it is as if nothing had lagged.
+/// Conversion lags for long. Every arena is sealed at its size, waiting rows cost only their bytes
+/// and are in the budget, a job has bounded work, and afterwards memory is as without the lag.
 #[test]
 fn conversion_that_lags_is_bounded_and_catches_up() {
     const GROUPS: u64 = 300;
@@ -153,7 +155,7 @@ fn conversion_that_lags_is_bounded_and_catches_up() {
     }
     let lagging = head.stats();
     assert!(lagging.arena_count_waiting > 3, "{lagging:?}");
-    // An arena's last request may go over the border, and its blocks and pages are whole.
+    // An arena's last request may exceed the limit, and its blocks and pages are whole.
     let arena_bytes_max = 4 * options.convert.arena_bytes_max as u64 + GROUPS * 20 + (16 << 10);
     let per_arena = lagging.arena_bytes / (lagging.arena_count_waiting + 1);
     assert!(per_arena <= arena_bytes_max, "{lagging:?}");
@@ -171,10 +173,11 @@ fn conversion_that_lags_is_bounded_and_catches_up() {
     assert_eq!(budget.usage().used_bytes, held + after.state_bytes + after.free_bytes);
 }
 
-/// A sender with fifty connections sends a row in fifty pieces: that is one row, not fifty. Once, arenas
-/// were full before the first scrape was over, and every value of it was written whole again.
+/// A sender with fifty connections sends a row in fifty pieces, which count as one row. Regression
+/// test: arenas were full before the first scrape was over, and every value was written whole
+/// again.
 #[test]
-fn pieces_of_rows_fill_no_arena_sooner() {
+fn pieces_of_a_row_count_as_one_row() {
     let held = |piece_count: u32| {
         let budget = Budget::unlimited();
         let head = Head::new(ShardBits::for_count(1), HeadOptions::default(), budget.clone());
@@ -201,14 +204,15 @@ fn pieces_of_rows_fill_no_arena_sooner() {
         (arena_count, budget.usage().used_bytes / 2_000)
     };
     let (whole, pieces) = (held(1), held(50));
-    // In so small pieces a value costs three bytes, so bytes a series are reached at 20 rows and not 32.
+    // In such small pieces a value costs three bytes, so the limit of bytes per series is reached
+    // at 20 rows instead of 32.
     assert!(whole.0 <= 4 && pieces.0 <= 8, "{whole:?}, {pieces:?}");
     assert!(whole.1 <= 60 && pieces.1 <= 130, "{whole:?}, {pieces:?}");
 }
 
-/// Nor after an arena that a flush has ended with hardly a row in it.
+/// This also holds after a flush has sealed an arena with few rows.
 #[test]
-fn a_few_busy_series_do_not_make_runs_for_all_others() {
+fn a_few_busy_series_do_not_cut_short_the_runs_of_others() {
     let budget = Budget::unlimited();
     let mut options = HeadOptions::default();
     options.convert.rows_per_group_max = 4;
@@ -222,12 +226,12 @@ fn a_few_busy_series_do_not_make_runs_for_all_others() {
         }
         head.stats().arena_count_waiting
     };
-    assert_eq!(write(500, 5), 1, "four rows a series make a run");
+    assert_eq!(write(500, 5), 1, "four rows per series make a run");
     head.seal_all();
     write(2, 1);
     head.seal_all();
     let before = write(2, 1);
-    assert_eq!(write(2, 50), before, "two of 500 series are no fifth");
+    assert_eq!(write(2, 50), before, "two of 500 series are under a fifth");
     assert_eq!(write(500, 5), before + 1);
 }
 
@@ -245,7 +249,7 @@ fn idle_groups_are_forgotten() {
         round(0..3, 10, step as i64, &mut batch);
         put(&head, &budget, &mut batch, step + 1);
     }
-    // Rows a group are an average: the arena is sealed by hand as a flush does.
+    // Rows per group are an average, so the test seals the arena as a flush does.
     head.seal_all();
     for step in 60..70u64 {
         round(0..3, 10, step as i64, &mut batch);
@@ -256,10 +260,10 @@ fn idle_groups_are_forgotten() {
     assert!(idle * 2 < busy, "{idle} bytes for 3 groups, {busy} for 2,000");
 }
 
-/// The budget is so small that it runs out again and again: writers are refused before anything is
-/// encoded, what was staged is kept, and what is held never goes over the limit unseen.
+/// The budget is so small that it runs out repeatedly. Writers are refused before any row is
+/// encoded, staged rows are kept, and held memory never exceeds the limit unseen.
 #[test]
-fn invariant_8_a_full_budget_refuses_writers_and_nothing_else() {
+fn invariant_8_a_full_budget_refuses_only_writers() {
     let budget = Budget::new(120_000);
     let head = Head::new(ShardBits::for_count(1), HeadOptions::default(), budget.clone());
     let mut batch = RowBatch::default();
@@ -292,10 +296,10 @@ fn invariant_8_a_full_budget_refuses_writers_and_nothing_else() {
     assert!(refused > 2, "the budget never ran out");
 }
 
-/// Two thousand series for eight hours, flushed every half hour with room for two flushes: after the first hours no
-/// conversion needs memory that was not used before.
+/// Two thousand series for eight hours, flushed every half hour, with room for two flushes. After
+/// the first hours no conversion needs unused memory.
 #[test]
-fn invariant_8_conversions_live_on_what_comes_back() {
+fn invariant_8_conversions_reuse_freed_blocks() {
     let budget = Budget::unlimited();
     let options = HeadOptions { hot_bytes_max: 150 << 10, ..HeadOptions::default() };
     let head = Head::new(ShardBits::for_count(4), options, budget.clone());
@@ -344,10 +348,10 @@ fn a_replaced_arena_stays_in_the_budget_while_a_reader_has_it() {
     world.check_budget();
 }
 
-/// Snapshots are shared until a shard changes; the one that is kept for the next query must not keep
-/// what was replaced, flushed or given back.
+/// Snapshots are shared until a shard changes. The one that is kept for the next query must not pin
+/// replaced, flushed or released memory.
 #[test]
-fn a_snapshot_that_nobody_uses_keeps_no_memory() {
+fn an_unused_snapshot_pins_no_memory() {
     let mut world = World::new(2, |options| options.convert.rows_per_group_max = 8);
     for ts in 0..9 {
         world.put(&vec![(0, 0, ts, 1.0), (1, 0, ts, 1.0)]);

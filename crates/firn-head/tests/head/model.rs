@@ -1,4 +1,4 @@
-//! Random operations against a plain map, with snapshots held for long: one after the other, and all at once.
+//! Random operations against a plain map, with long-lived snapshots: sequential and concurrent.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,12 +11,12 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-use crate::world::{Cells, Ends, Entry, GROUP_COUNT, Held, Map, Mistake, World, show};
+use crate::world::{Cells, Entry, GROUP_COUNT, HeldView, Map, Mutant, StopOnDrop, World, show};
 
 #[derive(Clone, Debug)]
 enum Op {
     Write(Cells),
-    WriteInVain(Cells, bool),
+    WriteRefused(Cells, bool),
     Publish(usize),
     PublishAll,
     RotateLog,
@@ -28,15 +28,15 @@ enum Op {
     PlanConvert,
     ApplyConvert,
     Flush,
-    /// A flush that is planned now, whatever is undecided, and finished some operations later.
+    /// A flush that is planned now, with undecided rows, and finished some operations later.
     PlanFlush,
     FinishFlush,
     Recycle(u64),
-    /// Hot rows from before this go, now and at every flush.
+    /// Releases hot rows from before this, now and at every flush.
     HardLine(Timestamp),
     Delete(u64, Vec<u32>, Timestamp, Timestamp),
     Hold,
-    LetGo,
+    ReleaseViews,
 }
 
 proptest! {
@@ -47,7 +47,7 @@ proptest! {
     })]
 
     #[test]
-    fn invariant_2_and_3_whatever_happens_reads_are_as_of_the_map(
+    fn invariant_2_and_3_reads_match_the_map(
         ops in prop::collection::vec(op(), 1..80),
         floors in prop::collection::vec(0..3_000u64, 2),
         cooling_bytes_max in prop::sample::select(vec![u64::MAX, u64::MAX, 20_000, 0]),
@@ -56,12 +56,12 @@ proptest! {
             small(options);
             options.cooling_bytes_max = cooling_bytes_max;
         });
-        let mut held: Vec<Held> = Vec::new();
+        let mut held: Vec<HeldView> = Vec::new();
         let (mut planned, mut flush) = (None, None);
         for op in ops {
             match op {
                 Op::Write(cells) => world.write(&cells),
-                Op::WriteInVain(cells, says_so) => world.write_in_vain(&cells, says_so),
+                Op::WriteRefused(cells, abandons) => world.write_refused(&cells, abandons),
                 Op::Publish(idx) => world.publish(idx % world.log.len().max(1)),
                 Op::PublishAll => world.publish_all(),
                 Op::RotateLog => world.segment += 1,
@@ -96,23 +96,24 @@ proptest! {
                     world.delete(group, slots, TimeRange::new(start, end));
                 }
                 Op::Hold => held.push(world.hold()),
-                Op::LetGo => held.clear(),
+                Op::ReleaseViews => held.clear(),
             }
             world.check();
             let stats = world.head.stats();
             prop_assert!(stats.cooling_bytes <= cooling_bytes_max, "{stats:?}");
         }
         for held in &held {
-            // A reader that is not told reads right; nobody is told below the limit.
+            // A reader reads correctly unless its memory was revoked, which happens only above the
+            // limit.
             prop_assert!(held.check() || world.head.stats().revoked_bytes > 0);
         }
         drop((held, planned, flush));
         world.roll_back();
         world.check();
-        // A refused or forgotten encoding settles with the next stage.
+        // The next stage adjusts the reservations of a refused or abandoned encoding.
         world.put(&vec![(0, 0, 1, 1.0), (1, 0, 1, 1.0)]);
         world.check_budget();
-        replay_gives_it_again(&world, &floors);
+        check_replay(&world, &floors);
         let budget = world.budget.clone();
         drop(world);
         prop_assert_eq!(budget.usage().used_bytes, 0);
@@ -127,20 +128,20 @@ proptest! {
     })]
 
     #[test]
-    fn invariant_2_and_3_whatever_happens_at_once_reads_are_as_of_the_map(ops in changes()) {
+    fn invariant_2_and_3_concurrent_reads_match_the_map(ops in changes()) {
         run_at_once(ops, None);
     }
 }
 
 #[test]
-fn planted_mistakes_are_found_while_all_happens_at_once() {
+fn mutants_are_detected_while_threads_run_at_once() {
     let mut runner = TestRunner::deterministic();
-    for mistake in Mistake::ALL {
-        let is_found = (0..100).any(|_| {
+    for mutant in Mutant::ALL {
+        let is_detected = (0..100).any(|_| {
             let ops = changes().new_tree(&mut runner).unwrap().current();
-            catch_unwind(AssertUnwindSafe(|| run_at_once(ops, Some(mistake)))).is_err()
+            catch_unwind(AssertUnwindSafe(|| run_at_once(ops, Some(mutant)))).is_err()
         });
-        assert!(is_found, "{mistake:?} is not found");
+        assert!(is_detected, "{mutant:?} is not detected");
     }
 }
 
@@ -154,16 +155,17 @@ fn changes() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(change, 40..80)
 }
 
-/// Rows, pieces of rows, late rows, deletes and flushes by one thread; beside it one that converts, one that gives memory
-/// back, and two that read views of any age, which must show for ever what the map had when they were taken. Only
-/// what the engine does under the lock of its views happens under one here.
-fn run_at_once(ops: Vec<Op>, mistake: Option<Mistake>) {
+/// One thread makes rows, pieces of rows, late rows, deletes and flushes. Beside it, one thread
+/// converts, one releases memory, and two read views of any age, which must always show the content
+/// of the map when they were taken. A lock is held only for steps that the engine does under its
+/// view lock.
+fn run_at_once(ops: Vec<Op>, mutant: Option<Mutant>) {
     let mut world = World::new(2, |options| {
         small(options);
-        let is_kept = mistake != Some(Mistake::PinsNotKept);
+        let is_kept = mutant != Some(Mutant::PinsSkipped);
         options.cooling_bytes_max = if is_kept { u64::MAX } else { 0 };
     });
-    world.mistake = mistake;
+    world.mutant = mutant;
     let head = Arc::clone(&world.head);
     let world = RwLock::new(world);
     let (is_over, look_count) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -185,25 +187,25 @@ fn run_at_once(ops: Vec<Op>, mistake: Option<Mistake>) {
         });
         for _ in 0..2 {
             scope.spawn(|| {
-                let _ends = Ends(&is_over);
-                let mut held: Vec<Held> = Vec::new();
+                let _ends = StopOnDrop(&is_over);
+                let mut held: Vec<HeldView> = Vec::new();
                 while goes_on() {
                     held.push(world.read().unwrap().hold());
                     let oldest = held.len().saturating_sub(12);
                     let looked_at =
                         [held.len() - 1, look_count.load(Ordering::Relaxed) % held.len()];
-                    looked_at
-                        .iter()
-                        .for_each(|&idx| assert!(held[idx].check(), "a view was given up"));
+                    looked_at.iter().for_each(|&idx| {
+                        assert!(held[idx].check(), "memory of a view was revoked")
+                    });
                     held.drain(1..1 + oldest);
                     look_count.fetch_add(1, Ordering::Relaxed);
                 }
-                held.iter().for_each(|held| assert!(held.check(), "a view was given up"));
+                held.iter().for_each(|held| assert!(held.check(), "memory of a view was revoked"));
             });
         }
-        let _ends = Ends(&is_over);
+        let _ends = StopOnDrop(&is_over);
         for (idx, op) in ops.into_iter().enumerate() {
-            // Not so fast that nothing happens beside it.
+            // Slow enough that the other threads make progress.
             while look_count.load(Ordering::Relaxed) < idx / 2 && goes_on() {
                 std::thread::yield_now();
             }
@@ -226,8 +228,9 @@ fn run_at_once(ops: Vec<Op>, mistake: Option<Mistake>) {
     world.check_budget();
 }
 
-/// The log of `world` into a new head, everything and then only what is behind the floors.
-fn replay_gives_it_again(world: &World, floors: &[u64]) {
+/// Replays the log of `world` into a new head: first everything, then only the entries above the
+/// floors.
+fn check_replay(world: &World, floors: &[u64]) {
     for floors in [&[0, 0], floors] {
         let mut options = HeadOptions::default();
         small(&mut options);
@@ -247,15 +250,15 @@ fn replay_gives_it_again(world: &World, floors: &[u64]) {
                 show(&mut expected, entry, &world.deletes);
             }
         }
-        assert!(Held::new(again.snapshot(), expected.clone(), &world.deletes).check());
+        assert!(HeldView::new(again.snapshot(), expected.clone(), &world.deletes).check());
         while let Some(job) = again.plan_convert() {
             assert!(again.apply_convert(job.run().unwrap()));
         }
-        assert!(Held::new(again.snapshot(), expected, &world.deletes).check());
+        assert!(HeldView::new(again.snapshot(), expected, &world.deletes).check());
     }
 }
 
-/// Limits so low that everything happens often.
+/// Limits so low that every path runs often.
 fn small(options: &mut HeadOptions) {
     options.convert.arena_bytes_max = 60;
     options.convert.sparse_arena_times = 4;
@@ -273,7 +276,8 @@ fn small(options: &mut HeadOptions) {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         12 => cells().prop_map(Op::Write),
-        1 => (cells(), any::<bool>()).prop_map(|(cells, says_so)| Op::WriteInVain(cells, says_so)),
+        1 => (cells(), any::<bool>())
+            .prop_map(|(cells, abandons)| Op::WriteRefused(cells, abandons)),
         4 => (0..200usize).prop_map(Op::Publish),
         6 => Just(Op::PublishAll),
         1 => Just(Op::RotateLog),
@@ -290,7 +294,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0..400i64).prop_map(Op::HardLine),
         1 => delete(),
         2 => Just(Op::Hold),
-        1 => Just(Op::LetGo),
+        1 => Just(Op::ReleaseViews),
     ]
 }
 

@@ -1,4 +1,4 @@
-//! Readers beside a writer, a converter, and who flushes and gives memory back.
+//! Readers beside a writer, a converter, and a thread that flushes and releases memory.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
@@ -10,13 +10,13 @@ use firn_model::{
     TimeRange,
 };
 
-use crate::world::{Ends, points};
+use crate::world::{StopOnDrop, points};
 
-/// Row `n` of group `g` is at time `n` with value `n * 10 + g`, in two pieces of one commit. A reader
-/// must see rows 0..k of every group without a gap, k at least what was published before it looked,
-/// and the same again from the same snapshot later.
+/// Row `n` of group `g` is at time `n` with value `n * 10 + g`, in two pieces of one commit. A
+/// reader must see rows 0..k of every group without a gap. k is at least the number that was
+/// published before the read, and stays the same for the same snapshot.
 #[test]
-fn invariant_3_readers_see_whole_prefixes_while_all_goes_on() {
+fn invariant_3_concurrent_readers_see_whole_prefixes() {
     const ROWS: u64 = 3_000;
     const GROUPS: u64 = 3;
     let mut options = HeadOptions::default();
@@ -93,22 +93,22 @@ fn invariant_3_readers_see_whole_prefixes_while_all_goes_on() {
 
 type Tables = Arc<Vec<(GroupId, GroupColumns)>>;
 
-/// Rows are flushed and given back again and again, while readers look at old and new views: what a reader finds in memory
-/// and, only where that is not complete, in the tables of its view are rows 0..k without a gap, at least all that
-/// were published before it looked, and the same again later.
+/// Rows are flushed and released repeatedly, while readers use old and new views. Memory and, only
+/// where it is incomplete, the tables of the view must yield rows 0..k without a gap. k is at least
+/// the number that was published before the read, and stays the same for the same view.
 #[test]
-fn invariant_3_reads_are_monotone_while_memory_is_flushed_and_given_back() {
+fn invariant_3_reads_are_monotone_while_memory_is_flushed_and_released() {
     const ROWS: u64 = 5_000;
     let mut options = HeadOptions::default();
     options.convert.rows_per_group_max = 16;
     options.convert.segment_fan_in = 2;
     let budget = Budget::unlimited();
     let head = Head::new(ShardBits::for_count(1), options, budget.clone());
-    // The lock is the engine's on views.
+    // The lock stands for the engine's view lock.
     let tables: RwLock<Tables> = RwLock::default();
     let published = AtomicU64::new(0);
     let done = AtomicBool::new(false);
-    // The writer goes no faster than that something happens beside it.
+    // The writer is slow enough that the other threads make progress.
     let (look_count, flush_count) = (AtomicU64::new(0), AtomicU64::new(0));
     let all = (Slots::All, TimeRange::ALL);
 
@@ -140,7 +140,7 @@ fn invariant_3_reads_are_monotone_while_memory_is_flushed_and_given_back() {
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let _ends = Ends(&done);
+            let _ends = StopOnDrop(&done);
             let mut batch = RowBatch::default();
             for row in 0..ROWS {
                 let waits = || {
@@ -173,7 +173,7 @@ fn invariant_3_reads_are_monotone_while_memory_is_flushed_and_given_back() {
             }
         });
         scope.spawn(|| {
-            let _ends = Ends(&done);
+            let _ends = StopOnDrop(&done);
             let mut turn = 0;
             while !done.load(Ordering::Acquire) {
                 if head.stats().row_count < 100 {
@@ -188,16 +188,16 @@ fn invariant_3_reads_are_monotone_while_memory_is_flushed_and_given_back() {
         });
         for _ in 0..2 {
             scope.spawn(|| {
-                let _ends = Ends(&done);
+                let _ends = StopOnDrop(&done);
                 let (mut held, mut least) = (Vec::new(), 0);
                 while !done.load(Ordering::Acquire) {
                     least = least.max(published.load(Ordering::Acquire));
                     let view = view();
                     let seen = look(&view);
-                    assert!(seen >= least, "{seen} rows, {least} were there before");
+                    assert!(seen >= least, "{seen} rows, at least {least} were published");
                     least = seen;
                     look_count.fetch_add(1, Ordering::Relaxed);
-                    // Some stay for long, some for a moment.
+                    // Some views live long, some briefly.
                     if held.len() < 20 {
                         held.push((view, seen));
                     } else {
@@ -215,7 +215,7 @@ fn invariant_3_reads_are_monotone_while_memory_is_flushed_and_given_back() {
     drop(tables);
     let stats = head.stats();
     assert_eq!((stats.cooling_bytes, stats.revoked_bytes), (0, 0), "{stats:?}");
-    assert!(stats.hot_hits > 0 && stats.hot_misses > 0, "nothing happened: {stats:?}");
+    assert!(stats.hot_hits > 0 && stats.hot_misses > 0, "no hit or no miss: {stats:?}");
     let used_bytes = budget.usage().used_bytes;
     assert_eq!(used_bytes, stats.arena_bytes + stats.state_bytes + stats.free_bytes, "{stats:?}");
 }

@@ -1,5 +1,5 @@
-//! A head with what stands around it, played by plain collections: a log, tables, and the answer that
-//! every read must give.
+//! A head in a model of its surroundings: a log, tables, and the correct answer of every read, as
+//! plain collections.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use firn_model::{
 
 pub(crate) const GROUP_COUNT: u64 = 6;
 
-/// Key to the bits of the value and the position of the write that won.
+/// Key to the bits of the value and the position of the newest write.
 pub(crate) type Map = BTreeMap<(u64, u32, Timestamp), (LogPosition, u64)>;
 pub(crate) type Cells = Vec<(u64, u32, Timestamp, f64)>;
 type Tables = Vec<Arc<Vec<(GroupId, GroupColumns)>>>;
@@ -35,45 +35,45 @@ pub(crate) struct Entry {
     pub(crate) waits: bool,
 }
 
-/// A delete: of which members of a group, from when to when.
+/// A delete: members of a group and a time range.
 #[derive(Clone, Debug)]
-pub(crate) struct Deleted {
+pub(crate) struct DeleteRecord {
     pub(crate) seq: CommitSeq,
     group: u64,
     slots: Vec<Slot>,
     range: TimeRange,
 }
 
-/// A mistake of what stands around a head, as the engine could make it.
+/// Deliberate bugs in the surroundings of a head, as the engine could have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mistake {
-    /// A delete does not end the runs of rows that it touches.
-    RunsNotClosed,
-    /// A flush unites rows of both sides of a delete without applying it.
-    DeletesForgottenAtFlush,
-    /// Memory turns hot though its tables are nowhere.
-    TablesForgotten,
-    /// What tables have is taken for younger than what memory has.
+pub(crate) enum Mutant {
+    /// A delete does not split the parts that it touches.
+    SplitSkipped,
+    /// A flush merges rows of both sides of a delete without applying it.
+    TombstonesSkipped,
+    /// Memory turns hot without tables.
+    TablesSkipped,
+    /// Rows of tables count as younger than rows in memory.
     TablesAreYounger,
-    /// Members that a piece of a row does not have are taken for gone.
-    NullsOverride,
-    /// Views pin nothing.
-    PinsNotKept,
+    /// Members that are missing in a piece of a row count as deleted.
+    AbsentMembersDelete,
+    /// Views pin no memory.
+    PinsSkipped,
 }
 
-impl Mistake {
-    pub(crate) const ALL: [Mistake; 6] = [
-        Mistake::RunsNotClosed,
-        Mistake::DeletesForgottenAtFlush,
-        Mistake::TablesForgotten,
-        Mistake::TablesAreYounger,
-        Mistake::NullsOverride,
-        Mistake::PinsNotKept,
+impl Mutant {
+    pub(crate) const ALL: [Mutant; 6] = [
+        Mutant::SplitSkipped,
+        Mutant::TombstonesSkipped,
+        Mutant::TablesSkipped,
+        Mutant::TablesAreYounger,
+        Mutant::AbsentMembersDelete,
+        Mutant::PinsSkipped,
     ];
 }
 
 pub(crate) struct World {
-    /// For threads that need nothing around it.
+    /// Shared with threads that need only the head.
     pub(crate) head: Arc<Head>,
     pub(crate) budget: Budget,
     pub(crate) bits: ShardBits,
@@ -81,22 +81,22 @@ pub(crate) struct World {
     pub(crate) segment: u64,
     pub(crate) visible: Map,
     pub(crate) tables: Tables,
-    pub(crate) deletes: Vec<Deleted>,
+    pub(crate) deletes: Vec<DeleteRecord>,
     in_tables: BTreeSet<(u64, u32, Timestamp)>,
     /// Log positions of each shard up to which rows are in tables.
     pub(crate) flushed: BTreeMap<ShardId, LogPosition>,
-    /// Rows of older segments and of this one up to here are durable; of older ones nothing else.
-    pub(crate) doomed: BTreeSet<LogPosition>,
-    /// Hot memory does not reach behind it.
+    /// Positions of entries that the log lost.
+    pub(crate) lost: BTreeSet<LogPosition>,
+    /// Hot memory is younger than this.
     pub(crate) hard_line: Timestamp,
-    pub(crate) mistake: Option<Mistake>,
+    pub(crate) mutant: Option<Mutant>,
     next_seq: u64,
     next_position: u64,
 }
 
-/// A snapshot and what it must show for ever.
-pub(crate) struct Held {
-    mistake: Option<Mistake>,
+/// A snapshot and the rows that it must always show.
+pub(crate) struct HeldView {
+    mutant: Option<Mutant>,
     snapshot: HeadSnapshot,
     tables: Tables,
     tombstones: Tombstones,
@@ -113,7 +113,7 @@ impl World {
             head: Arc::new(Head::new(bits, options, budget.clone())),
             budget,
             bits,
-            mistake: None,
+            mutant: None,
             log: Vec::new(),
             segment: 1,
             visible: Map::new(),
@@ -121,7 +121,7 @@ impl World {
             deletes: Vec::new(),
             in_tables: BTreeSet::new(),
             flushed: BTreeMap::new(),
-            doomed: BTreeSet::new(),
+            lost: BTreeSet::new(),
             hard_line: i64::MIN,
             next_seq: 1,
             next_position: 1,
@@ -154,29 +154,29 @@ impl World {
         }
     }
 
-    /// Encodes rows that the log does not take.
-    pub(crate) fn write_in_vain(&mut self, cells: &Cells, says_so: bool) {
+    /// Encodes rows that the log refuses.
+    pub(crate) fn write_refused(&mut self, cells: &Cells, abandons: bool) {
         let batch = self.batch(cells);
         let seq = self.seq();
         for rows in batch.by_shard() {
             let mut writer = self.head.shard(rows.shard);
             writer.encode(seq, rows, self.segment);
-            if says_so {
+            if abandons {
                 writer.abandon();
             }
         }
     }
 
-    /// Writes, and every row is visible afterwards.
+    /// Writes rows and makes them visible.
     pub(crate) fn put(&mut self, cells: &Cells) {
         self.write(cells);
         self.publish_all();
     }
 
-    /// Publishes at the position of the entry `idx`, unless the log lost it.
+    /// Publishes at the position of entry `idx`, unless the log lost it.
     pub(crate) fn publish(&mut self, idx: usize) {
         let Some(entry) = self.log.get(idx).cloned() else { return };
-        if self.doomed.contains(&entry.position) {
+        if self.lost.contains(&entry.position) {
             return;
         }
         self.head.publish(entry.shard, entry.position);
@@ -195,15 +195,15 @@ impl World {
         }
     }
 
-    /// Deletes what is older than now, visible or still on its way.
+    /// Deletes older rows, visible or not yet.
     pub(crate) fn delete(&mut self, group: u64, slots: Vec<Slot>, range: TimeRange) {
         let seq = self.seq();
-        // Of all touched shards at once, as the engine has them; any other may be touched too.
-        let closes = self.mistake != Some(Mistake::RunsNotClosed);
+        // All touched shards at once, as in the engine; splitting others does no harm.
+        let closes = self.mutant != Some(Mutant::SplitSkipped);
         for shard in (0..self.bits.shard_count()).filter(|_| closes) {
             self.head.shard(ShardId(shard as u16)).split_parts();
         }
-        let deleted = Deleted { seq, group, slots, range };
+        let deleted = DeleteRecord { seq, group, slots, range };
         self.visible.retain(|&(group, slot, ts), _| !deleted.hides(group, slot, ts));
         self.deletes.push(deleted);
     }
@@ -212,34 +212,35 @@ impl World {
         (0..self.log.len()).for_each(|idx| self.publish(idx));
     }
 
-    /// The log's present segment fails: of what waits in it, entries from the `kept`th on are lost.
+    /// The log's present segment fails: of its waiting entries, those from index `kept` on are
+    /// lost.
     pub(crate) fn poison(&mut self, kept: usize) {
         let segment = self.segment;
         let waiting = self.log.iter().filter(|e| e.waits && e.segment == segment);
         let lost = waiting.skip(kept).map(|entry| entry.position);
-        self.doomed.extend(lost.collect::<Vec<_>>());
+        self.lost.extend(lost.collect::<Vec<_>>());
         self.segment += 1;
     }
 
     /// The writers of lost entries roll back.
     pub(crate) fn roll_back(&mut self) {
         let lost: Vec<Entry> =
-            self.log.iter().filter(|e| self.doomed.contains(&e.position)).cloned().collect();
+            self.log.iter().filter(|e| self.lost.contains(&e.position)).cloned().collect();
         for entry in lost {
             let of_segment = |other: &&Position| {
                 self.log.iter().any(|e| e.position == **other && e.segment == entry.segment)
             };
-            let first = self.doomed.iter().find(of_segment).unwrap();
+            let first = self.lost.iter().find(of_segment).unwrap();
             self.head.rollback(entry.shard, entry.segment, LogPosition(first.0 - 1));
         }
-        self.log.retain(|entry| !self.doomed.contains(&entry.position));
-        self.doomed.clear();
+        self.log.retain(|entry| !self.lost.contains(&entry.position));
+        self.lost.clear();
     }
 
     /// The tables of `job` are written, and its memory turns hot.
     pub(crate) fn finish_flush(&mut self, job: &FlushJob) {
-        let tombstones = match self.mistake {
-            Some(Mistake::DeletesForgottenAtFlush) => Tombstones::default(),
+        let tombstones = match self.mutant {
+            Some(Mutant::TombstonesSkipped) => Tombstones::default(),
             _ => tombstones_of(&self.deletes),
         };
         let chunks: Vec<_> = job.chunks(&tombstones).collect::<Result<_, _>>().unwrap();
@@ -249,7 +250,7 @@ impl World {
             self.in_tables.extend(points.iter().map(|&(slot, ts, _)| (group.0, slot, ts)));
         }
         self.flushed.extend(job.through());
-        if self.mistake != Some(Mistake::TablesForgotten) {
+        if self.mutant != Some(Mutant::TablesSkipped) {
             self.tables.push(Arc::new(chunks));
         }
         self.head.flushed(job);
@@ -285,9 +286,9 @@ impl World {
         }
     }
 
-    pub(crate) fn hold(&self) -> Held {
-        Held {
-            mistake: self.mistake,
+    pub(crate) fn hold(&self) -> HeldView {
+        HeldView {
+            mutant: self.mutant,
             snapshot: self.head.snapshot(),
             tables: self.tables.clone(),
             tombstones: tombstones_of(&self.deletes),
@@ -295,14 +296,14 @@ impl World {
         }
     }
 
-    /// What is visible now is what must be, and memory is what is reserved.
+    /// The visible rows are the expected ones, and held memory is reserved.
     pub(crate) fn check(&self) {
-        assert!(self.hold().check(), "memory of a new snapshot was taken");
+        assert!(self.hold().check(), "memory of a new snapshot was revoked");
         self.check_young();
         self.check_floor();
     }
 
-    /// The log may be cut at the positions that flushes told.
+    /// The log may be truncated at the positions that flushes reported.
     fn check_floor(&self) {
         for entry in &self.log {
             if self.flushed.get(&entry.shard).is_some_and(|&through| entry.position <= through) {
@@ -316,7 +317,8 @@ impl World {
         }
     }
 
-    /// Reservations are exactly what is held; only when no snapshot or job keeps what was replaced.
+    /// Reservations equal the held memory. Only valid while no snapshot or job pins replaced
+    /// memory.
     pub(crate) fn check_budget(&self) {
         let stats = self.head.stats();
         assert_eq!(stats.cooling_bytes, 0, "nobody reads");
@@ -327,7 +329,7 @@ impl World {
         assert_eq!(usage.by_pool[Pool::Hot as usize], stats.hot_bytes, "{stats:?}");
     }
 
-    /// Rows that the snapshot claims to have without tables are there without tables.
+    /// Rows that the snapshot reports as complete in memory are there without tables.
     fn check_young(&self) {
         let snapshot = self.head.snapshot();
         for entry in self.log.iter().filter(|entry| !entry.waits) {
@@ -336,7 +338,7 @@ impl World {
                 if entry.seq < snapshot.reader(TimeRange::ALL).complete_since(entry.shard, at) {
                     continue;
                 }
-                let alone = Held::new(snapshot.clone(), Map::new(), &[]);
+                let alone = HeldView::new(snapshot.clone(), Map::new(), &[]);
                 let found = alone.read(group, Slots::Some(&[Slot(slot)]), at).unwrap();
                 assert_eq!(found.len(), 1, "{group}/{slot} at {ts} is not in memory");
             }
@@ -351,18 +353,24 @@ impl World {
 
 type Position = LogPosition;
 
-impl Deleted {
+impl DeleteRecord {
     fn hides(&self, group: u64, slot: u32, ts: Timestamp) -> bool {
         self.group == group && self.slots.contains(&Slot(slot)) && self.range.contains(ts)
     }
 }
 
-fn is_hidden(deletes: &[Deleted], seq: CommitSeq, group: u64, slot: u32, ts: Timestamp) -> bool {
+fn is_hidden(
+    deletes: &[DeleteRecord],
+    seq: CommitSeq,
+    group: u64,
+    slot: u32,
+    ts: Timestamp,
+) -> bool {
     deletes.iter().any(|deleted| deleted.seq > seq && deleted.hides(group, slot, ts))
 }
 
-fn tombstones_of(deletes: &[Deleted]) -> Tombstones {
-    let tombstone = |deleted: &Deleted| {
+fn tombstones_of(deletes: &[DeleteRecord]) -> Tombstones {
+    let tombstone = |deleted: &DeleteRecord| {
         let slots = HiddenSlots::new(deleted.slots.clone());
         let members = vec![HiddenMembers { group: GroupId(deleted.group), slots }];
         (deleted.seq, Arc::new(Tombstone::new(0, deleted.range, members)))
@@ -370,8 +378,8 @@ fn tombstones_of(deletes: &[Deleted]) -> Tombstones {
     Tombstones::new(deletes.iter().map(tombstone).collect())
 }
 
-/// The entry's values, where no later one is there already and no delete hides them.
-pub(crate) fn show(visible: &mut Map, entry: &Entry, deletes: &[Deleted]) {
+/// Shows the entry's values, except those that are overwritten or deleted.
+pub(crate) fn show(visible: &mut Map, entry: &Entry, deletes: &[DeleteRecord]) {
     for &(group, slot, ts, value) in &entry.cells {
         if is_hidden(deletes, entry.seq, group, slot, ts) {
             continue;
@@ -384,13 +392,13 @@ pub(crate) fn show(visible: &mut Map, entry: &Entry, deletes: &[Deleted]) {
     }
 }
 
-impl Held {
-    pub(crate) fn new(snapshot: HeadSnapshot, expected: Map, deletes: &[Deleted]) -> Held {
+impl HeldView {
+    pub(crate) fn new(snapshot: HeadSnapshot, expected: Map, deletes: &[DeleteRecord]) -> HeldView {
         let tombstones = tombstones_of(deletes);
-        Held { mistake: None, snapshot, tables: Vec::new(), tombstones, expected }
+        HeldView { mutant: None, snapshot, tables: Vec::new(), tombstones, expected }
     }
 
-    /// Everything that was visible is, and nothing else. `false` if memory was taken over the limit.
+    /// All visible rows are there, and no others. `false` if memory was revoked.
     pub(crate) fn check(&self) -> bool {
         let expect = |group, slots: Slots<'_>, range: TimeRange| -> Vec<(u32, Timestamp, u64)> {
             let of_group = (group, 0, i64::MIN)..=(group, u32::MAX, i64::MAX);
@@ -400,28 +408,28 @@ impl Held {
                 .collect()
         };
         for group in 0..GROUP_COUNT {
-            let asks = [
+            let requests = [
                 (Slots::All, TimeRange::ALL),
                 (Slots::All, TimeRange::new(-20, 25)),
                 (Slots::Some(&[Slot(0), Slot(3)]), TimeRange::ALL),
                 (Slots::Some(&[Slot(1)]), TimeRange::new(10, 500)),
             ];
-            for (slots, range) in asks {
+            for (slots, range) in requests {
                 let want = expect(group, slots, range);
                 let Some(found) = self.read(group, slots, range) else { return false };
                 assert_eq!(found, want, "{group} {slots:?} {range:?}");
                 let in_tables = !self.tables.is_empty();
-                let told = self.snapshot.has_data(GroupId(group), range);
-                assert!(told || in_tables || want.is_empty(), "{group} {range:?} is denied");
+                let has_data = self.snapshot.has_data(GroupId(group), range);
+                assert!(has_data || in_tables || want.is_empty(), "{group} {range:?} is missing");
             }
         }
         self.check_one_by_one();
         true
     }
 
-    /// Members that are read alone have what they have beside others, unless that is refused.
+    /// A member that is read alone has the same samples as among others, unless the read refuses.
     fn check_one_by_one(&self) {
-        // One reader: what it found once is there until it ends, whoever gives memory back beside it.
+        // One reader: leased memory stays until it ends, whatever is released meanwhile.
         let (mut reader, mut one) = (self.snapshot.reader(TimeRange::ALL), MemberColumn::default());
         for group in (0..GROUP_COUNT).map(GroupId) {
             for slot in (0..5).map(Slot) {
@@ -431,7 +439,8 @@ impl Held {
                     let mut left = vec![slot];
                     reader.take_present(group, range, &mut left).unwrap();
                     let is_here = left.is_empty();
-                    // Never missed; taken for there only if a chunk with other samples of it reaches into the range.
+                    // Never missing. Reported as present without samples only if a chunk of it
+                    // overlaps the range.
                     assert!(is_here || sources.is_empty(), "{group} {slot:?} {range:?}");
                     let mut has_some = || {
                         let all = reader.read(group, Slots::Some(&[slot]), TimeRange::ALL);
@@ -450,7 +459,7 @@ impl Held {
         }
     }
 
-    /// `None` if memory was taken over the limit.
+    /// `None` if memory was revoked.
     fn read(
         &self,
         group: u64,
@@ -462,24 +471,24 @@ impl Held {
             Ok(in_memory) => in_memory,
             Err(error) => {
                 assert!(error.is_retriable(), "{error}");
-                assert!(self.snapshot.has_data(group, range), "what is not known is not denied");
+                assert!(self.snapshot.has_data(group, range), "revoked memory counts as present");
                 return None;
             }
         };
         in_memory.iter().for_each(GroupColumns::check);
         assert!(
             in_memory.is_sorted_by(|a, b| a.seq.max <= b.seq.max),
-            "sources stand oldest first"
+            "sources must be oldest first"
         );
         let in_tables = self.tables.iter().flat_map(|table| {
             table.iter().filter(|(other, _)| *other == group).map(|(_, columns)| columns.clone())
         });
         let mut sources: Vec<GroupColumns> = in_memory.into_iter().chain(in_tables).collect();
         self.tombstones.walk(TimeRange::ALL).hide(group, &mut sources);
-        if self.mistake != Some(Mistake::TablesAreYounger) {
+        if self.mutant != Some(Mutant::TablesAreYounger) {
             sources.sort_by_key(|columns| columns.seq.max);
         }
-        if self.mistake == Some(Mistake::NullsOverride) {
+        if self.mutant == Some(Mutant::AbsentMembersDelete) {
             let mut newer = BTreeSet::new();
             let mut left = Vec::new();
             for source in sources.iter().rev() {
@@ -512,10 +521,10 @@ pub(crate) fn points(columns: &GroupColumns, slots: Slots<'_>) -> Vec<(u32, Time
     points
 }
 
-/// Whoever ends, also by a panic, ends all.
-pub(crate) struct Ends<'a>(pub(crate) &'a AtomicBool);
+/// Sets the flag when it is dropped, also by a panic, so that all threads end.
+pub(crate) struct StopOnDrop<'a>(pub(crate) &'a AtomicBool);
 
-impl Drop for Ends<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }

@@ -8,7 +8,7 @@ use firn_model::{
 
 use crate::world::{World, points};
 
-/// What is visible of `group`: (slot, ts, value).
+/// The visible rows of `group`: (slot, ts, value).
 fn read(head: &Head, group: u64) -> Vec<(u32, i64, f64)> {
     let sources = head.snapshot().read(GroupId(group), Slots::All, TimeRange::ALL).unwrap();
     let merged = merge_columns(&sources, TimeRange::ALL);
@@ -43,7 +43,7 @@ fn one_publish_shows_the_rows_staged_before() {
 }
 
 #[test]
-fn pieces_unite_late_rows_sort_in_and_the_newest_wins() {
+fn pieces_merge_late_rows_sort_in_and_the_newest_wins() {
     let mut world = World::new(1, |_| {});
     world.put(&vec![(1, 0, 20, 1.0)]);
     world.put(&vec![(1, 1, 20, 2.0)]);
@@ -53,11 +53,11 @@ fn pieces_unite_late_rows_sort_in_and_the_newest_wins() {
     world.check();
 }
 
-/// The log fails after it took three entries, of which the first is durable; a fourth one comes into
-/// the next log segment before anybody rolls back. The first and the fourth must be seen, the others
-/// never, and the log without them must give the same again.
+/// The log fails after three entries, of which the first is durable. A fourth enters the next log
+/// segment before any rollback. The first and the fourth must be visible, the others never, and a
+/// replay without them must show the same.
 #[test]
-fn a_rollback_drops_what_the_log_lost_and_nothing_else() {
+fn a_rollback_drops_only_rows_that_the_log_lost() {
     let mut world = World::new(1, |_| {});
     world.put(&vec![(1, 0, 0, 0.5)]);
     for ts in [10, 20, 30] {
@@ -81,18 +81,18 @@ fn a_rollback_drops_what_the_log_lost_and_nothing_else() {
 
 #[test]
 fn abandoned_rows_leave_no_trace() {
-    for says_so in [true, false] {
+    for abandons in [true, false] {
         let mut world = World::new(1, |_| {});
         world.put(&vec![(1, 0, 10, 1.0), (1, 1, 10, 1.0)]);
-        world.write_in_vain(&vec![(1, 0, 20, 2.0), (1, 1, 20, 9.0)], says_so);
+        world.write_refused(&vec![(1, 0, 20, 2.0), (1, 1, 20, 9.0)], abandons);
         world.put(&vec![(1, 0, 30, 3.0), (1, 1, 30, 9.0)]);
         world.check();
         assert_eq!(read(&replay(&world, |_| true).0, 1), read(&world.head, 1));
     }
 }
 
-/// Payloads into a new head; `there` says which of them the log still has: before one that follows a
-/// hole the shard is told. Returns refused rows too.
+/// Replays the payloads for which `there` is true into a new head. Reports a hole before an entry
+/// that follows a missing one. Also returns the number of refused rows.
 fn replay(world: &World, there: impl Fn(usize) -> bool) -> (Head, u64) {
     let head = Head::new(world.bits, HeadOptions::default(), Budget::unlimited());
     let mut refused_count = 0;
@@ -108,9 +108,10 @@ fn replay(world: &World, there: impl Fn(usize) -> bool) -> (Head, u64) {
     (head, refused_count)
 }
 
-/// All in one log segment: memory of a replay must not hold one arena as long as the segment.
+/// All payloads are in one log segment, but a replay must not hold one arena as long as the
+/// segment.
 #[test]
-fn a_replay_ends_arenas_where_the_writer_did() {
+fn a_replay_seals_arenas_like_the_writer() {
     let mut world = World::new(1, |_| {});
     for round in 0..500 {
         world.put(&vec![(1, 0, round, round as f64), (2, 0, round, -1.5), (3, 0, round, 0.25)]);
@@ -127,8 +128,8 @@ fn a_replay_ends_arenas_where_the_writer_did() {
     }
 }
 
-/// Entry 1 is lost. Group 1 was whole in entry 0 and differs since: its rows are refused until the
-/// next log segment. Group 2's first row is behind the hole and whole: it is taken.
+/// Entry 1 is lost. Group 1 is whole in entry 0 and differs since: its rows are refused until the
+/// next log segment. Group 2's first row is behind the hole and whole: it is accepted.
 #[test]
 fn after_a_hole_differences_are_refused_until_the_next_whole_row() {
     let mut world = World::new(1, |options| options.convert.bytes_per_series_max = 1 << 10);
@@ -145,9 +146,9 @@ fn after_a_hole_differences_are_refused_until_the_next_whole_row() {
     assert_eq!(read(&head, 2), [(0, 30, 8.0), (0, 40, 9.0)]);
 }
 
-/// Rows below the floor were flushed: they are the base of later ones and nothing more.
+/// Rows below the floor were flushed: they are only the base of later ones.
 #[test]
-fn rows_below_the_floor_are_followed_but_not_shown() {
+fn rows_below_the_floor_are_decoded_but_not_shown() {
     let mut world = World::new(1, |_| {});
     for ts in [10, 20, 30] {
         world.put(&vec![(1, 0, ts, ts as f64), (1, 1, ts, 5.0)]);
@@ -165,7 +166,7 @@ fn rows_below_the_floor_are_followed_but_not_shown() {
 }
 
 #[test]
-fn a_payload_tells_its_groups() {
+fn payload_groups_lists_the_groups() {
     let mut world = World::new(2, |_| {});
     world.put(&vec![(5, 0, -7, 1.0), (1, 2, 9, 1.0), (1, 1, 8, 1.0), (3, 0, 9, 1.0)]);
     let mut groups = Vec::new();
@@ -175,10 +176,10 @@ fn a_payload_tells_its_groups() {
     assert_eq!(range, TimeRange::new(-7, 9));
 }
 
-/// Any bit of a payload turned round, any length cut: replay and reading end in rows or an error.
-/// (The log's checksum finds such bytes first; nothing here relies on it for more than the values.)
+/// With any bit of a payload flipped or any length cut off, replay and reads return rows or an
+/// error. The log's checksum detects such bytes first, but only the values rely on it.
 #[test]
-fn damaged_payloads_end_in_errors_not_in_panics() {
+fn damaged_payloads_are_errors_not_panics() {
     let mut world = World::new(1, |_| {});
     world.put(&vec![(1, 0, 10, 1.0), (1, 1, 10, 5.5), (2, 0, 10, 0.1 + 0.2)]);
     world.put(&vec![(1, 0, 20, 2.0), (1, 1, 20, 6.5), (2, 0, 25, 1e300)]);
@@ -194,7 +195,7 @@ fn damaged_payloads_end_in_errors_not_in_panics() {
         let reads = groups.map(|group| head.snapshot().read(group, Slots::All, TimeRange::ALL));
         if taken.is_err() {
             let counts = reads.map(|read| read.unwrap()[0].value_count());
-            assert_eq!(counts, [2, 1], "of a payload that is none nothing may be visible");
+            assert_eq!(counts, [2, 1], "no row of a malformed payload is visible");
         }
         if let Some(job) = head.plan_convert() {
             drop(job.run());
@@ -210,10 +211,10 @@ fn damaged_payloads_end_in_errors_not_in_panics() {
     }
 }
 
-/// Rows of a transaction between two of the shard's stream: the later ones are seen before it is decided, then
-/// the newest wins by number, and dropped rows are never seen.
+/// Rows of a transaction between two commits of the shard's stream. The later one is visible before
+/// the transaction is decided. Then the newest number wins, and dropped rows are never visible.
 #[test]
-fn a_transactions_rows_are_decided_apart_from_the_stream() {
+fn rows_of_a_transaction_are_decided_independently_of_the_stream() {
     for is_shown in [true, false] {
         let mut world = World::new(1, |_| {});
         let bits = world.head.shard_bits();
@@ -225,7 +226,7 @@ fn a_transactions_rows_are_decided_apart_from_the_stream() {
         batch.sort(bits);
         let rows = batch.by_shard().next().unwrap();
         let payload = encode_standalone(rows, bits);
-        // The world counts numbers of its own: this one lies between two of them.
+        // The number is between two numbers of the world.
         let seq = world.seq();
         let mut memory = world.budget.reserve(Pool::Head, bound_bytes_of(rows)).unwrap();
         world.head.shard(rows.shard).stage_transaction(seq, &payload, &mut memory);

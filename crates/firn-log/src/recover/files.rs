@@ -16,7 +16,7 @@ use firn_model::{Error, ErrorKind, LogPosition, Result};
 
 use crate::append::StreamId;
 use crate::block::ALIGN_BYTES;
-use crate::options::LogOptions;
+use crate::options::LogSetup;
 use crate::read::SegmentReader;
 use crate::segment::{self, HEADER_BYTES, Header, PreviousSegment, SegmentNo};
 use crate::stream::{OldSegment, ResumePoint};
@@ -63,7 +63,7 @@ impl StreamFiles {
     /// # Errors
     /// `Invalid` for a segment of a newer version or a renamed file, `Corrupt` for a header that
     /// contradicts itself.
-    pub(crate) fn open(disk: &dyn Disk, id: StreamId, options: &LogOptions) -> Result<StreamFiles> {
+    pub(crate) fn open(disk: &dyn Disk, id: StreamId, setup: &LogSetup) -> Result<StreamFiles> {
         let mut numbers: Vec<SegmentNo> = disk
             .list(&segment::folder(id.0))?
             .iter()
@@ -89,7 +89,7 @@ impl StreamFiles {
             };
             segments.push(SegmentFile { number, file, file_bytes, header, headless_bytes });
         }
-        let counts = (options.stream_count, options.shard_count);
+        let counts = (setup.stream_count, setup.shard_count);
         Ok(StreamFiles { id, counts, segments, next_number, replayed: None })
     }
 

@@ -10,7 +10,7 @@ use firn_log::{LogSetup, SyncPolicy};
 use firn_model::{Error, ErrorKind, LogPosition, Result};
 use firn_sim::Operation;
 
-use crate::world::{Fate, STREAM_COUNT, World, options, seeds};
+use crate::world::{Fate, STREAM_COUNT, World, seeds, setup};
 
 const SEGMENT_BYTES: [u64; 4] = [4 << 10, 8 << 10, 32 << 10, 128 << 10];
 /// Tightly packed, byte-addressable memory, a sector.
@@ -42,19 +42,19 @@ fn invariant_1_committed_entries_survive_full_disks() {
 fn a_crash_at_every_operation() {
     for seed in seeds(0, 4) {
         let mut whole = World::new(seed);
-        live(&mut whole, options(4 << 10, SyncPolicy::Always), 40).unwrap();
+        live(&mut whole, setup(4 << 10, SyncPolicy::Always), 40).unwrap();
         let operations = whole.sim.faults.change_count();
         assert!(operations > 40, "only {operations} operations");
         for at in 0..operations {
             eprintln!("seed {seed} crash at {at}");
             let mut world = World::new(seed);
             world.sim.faults.crash_at(at);
-            let crashed = live(&mut world, options(4 << 10, SyncPolicy::Always), 40);
+            let crashed = live(&mut world, setup(4 << 10, SyncPolicy::Always), 40);
             assert_eq!(*crashed.unwrap_err().kind(), ErrorKind::Closed);
             world.sim.restart();
-            live(&mut world, options(4 << 10, SyncPolicy::Always), 3).unwrap();
+            live(&mut world, setup(4 << 10, SyncPolicy::Always), 3).unwrap();
             world.sim.restart();
-            live(&mut world, options(4 << 10, SyncPolicy::Always), 0).unwrap();
+            live(&mut world, setup(4 << 10, SyncPolicy::Always), 0).unwrap();
         }
     }
 }
@@ -88,8 +88,8 @@ fn many_lives(world: &mut World, disk_faults: DiskFaults) {
         }
         let steps = world.rng.below(80);
         let unit_bytes = *world.rng.pick(&UNIT_BYTES);
-        let options = LogSetup { unit_bytes, ..options(segment_bytes, SyncPolicy::Always) };
-        let outcome = live(world, options, steps);
+        let setup = LogSetup { unit_bytes, ..setup(segment_bytes, SyncPolicy::Always) };
+        let outcome = live(world, setup, steps);
         if let Err(error) = outcome {
             let expected = matches!(error.kind(), ErrorKind::Closed | ErrorKind::Unavailable);
             assert!(expected, "{error}");
@@ -101,15 +101,15 @@ fn many_lives(world: &mut World, disk_faults: DiskFaults) {
     }
     world.sim.faults.clear();
     world.sim.disk.set_capacity_bytes(u64::MAX);
-    live(world, options(8 << 10, SyncPolicy::Always), 5).unwrap();
+    live(world, setup(8 << 10, SyncPolicy::Always), 5).unwrap();
     world.sim.restart();
-    live(world, options(8 << 10, SyncPolicy::Always), 0).unwrap();
+    live(world, setup(8 << 10, SyncPolicy::Always), 0).unwrap();
 }
 
 /// Opens, checks, works for some steps, dies.
-fn live(world: &mut World, options: LogSetup, steps: u64) -> Result<()> {
-    let payload_bytes_max = options.options.segment_bytes / 8;
-    let log = world.open(options)?;
+fn live(world: &mut World, setup: LogSetup, steps: u64) -> Result<()> {
+    let payload_bytes_max = setup.options.segment_bytes / 8;
+    let log = world.open(setup)?;
     let replayed = world.replay(&log)?;
     world.check(&replayed);
     for replayed in &replayed {

@@ -12,7 +12,7 @@ use firn_env::Disk;
 use firn_log::{LogSetup, SyncPolicy};
 use firn_model::ErrorKind;
 
-use crate::world::{Fate, StreamReplay, World, options, seeds};
+use crate::world::{Fate, StreamReplay, World, seeds, setup};
 
 #[test]
 fn invariant_5_damage_is_reported_or_harmless() {
@@ -22,15 +22,15 @@ fn invariant_5_damage_is_reported_or_harmless() {
         let mut world = World::new(seed);
         let segment_bytes = *world.rng.pick(&[4 << 10, 8 << 10, 64 << 10]);
         let unit_bytes = *world.rng.pick(&[8, 8, 512]);
-        let options = LogSetup { unit_bytes, ..options(segment_bytes, SyncPolicy::Always) };
+        let setup = LogSetup { unit_bytes, ..setup(segment_bytes, SyncPolicy::Always) };
         for _ in 0..1 + world.rng.below(3) {
             let steps = 1 + world.rng.below(60);
-            work(&mut world, &options, steps);
+            work(&mut world, &setup, steps);
         }
         for _ in 0..1 + world.rng.below(3) {
             damage(&mut world);
         }
-        let log = match world.open(options.clone()) {
+        let log = match world.open(setup.clone()) {
             Ok(log) => log,
             Err(error) => {
                 assert_eq!(*error.kind(), ErrorKind::Invalid, "{error}");
@@ -46,9 +46,9 @@ fn invariant_5_damage_is_reported_or_harmless() {
         world.settle(&replayed);
         drop(log);
         // The remaining entries and new ones survive a crash.
-        work(&mut world, &options, 10);
+        work(&mut world, &setup, 10);
         world.sim.restart();
-        let log = world.open(options).unwrap();
+        let log = world.open(setup).unwrap();
         let replayed = world.replay(&log).unwrap();
         world.check(&replayed);
     }
@@ -56,13 +56,13 @@ fn invariant_5_damage_is_reported_or_harmless() {
 }
 
 /// Opens, appends and commits some entries, and closes.
-fn work(world: &mut World, options: &LogOptions, steps: u64) {
-    let log = world.open(options.clone()).unwrap();
+fn work(world: &mut World, setup: &LogSetup, steps: u64) {
+    let log = world.open(setup.clone()).unwrap();
     let replayed = world.replay(&log).unwrap();
     world.check(&replayed);
     log.start().unwrap();
     for _ in 0..steps {
-        let position = world.append(&log, options.options.segment_bytes / 8).unwrap();
+        let position = world.append(&log, setup.options.segment_bytes / 8).unwrap();
         world.commit(&log, &[position]).unwrap();
         if world.rng.chance(0.03) {
             world.purge(&log).unwrap();

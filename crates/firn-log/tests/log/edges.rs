@@ -7,12 +7,12 @@ use firn_log::{Append, EntryKind, EntryRef, Log, LogOptions, LogSetup, StreamId,
 use firn_model::{CommitSeq, ErrorKind, LogPosition, Result, ShardId};
 use firn_sim::{Operation, RecordingDisk};
 
-use crate::world::{STREAM_COUNT, World, options};
+use crate::world::{STREAM_COUNT, World, setup};
 
 const SEGMENT_BYTES: u64 = 8 << 10;
 
-fn started(world: &World, options: LogSetup) -> Result<Log> {
-    let log = world.open(options)?;
+fn started(world: &World, setup: LogSetup) -> Result<Log> {
+    let log = world.open(setup)?;
     world.replay(&log)?;
     log.start()?;
     Ok(log)
@@ -30,7 +30,7 @@ fn append(log: &Log, payload_bytes: usize) -> Result<Append> {
 #[test]
 fn a_full_disk_fails_append_until_space_is_free() {
     let world = World::new(1);
-    let log = started(&world, options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+    let log = started(&world, setup(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
     world.sim.disk.set_capacity_bytes(STREAM_COUNT as u64 * SEGMENT_BYTES);
     let mut last = LogPosition(0);
     let refused = loop {
@@ -59,7 +59,7 @@ fn a_full_disk_fails_append_until_space_is_free() {
 #[test]
 fn a_failed_sync_fails_its_commit_only() {
     let world = World::new(2);
-    let log = started(&world, options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+    let log = started(&world, setup(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
     let Append::At(good) = append(&log, 10).unwrap() else { panic!("the segment is empty") };
     log.commit(&[(StreamId(0), good)]).unwrap();
     world.sim.faults.fail_nth(Operation::Sync, 1);
@@ -80,7 +80,7 @@ fn a_failed_sync_fails_its_commit_only() {
 #[test]
 fn an_append_over_the_segment_size_is_too_large() {
     let world = World::new(3);
-    let log = started(&world, options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+    let log = started(&world, setup(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
     let error = append(&log, SEGMENT_BYTES as usize).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::TooLarge);
     assert!(matches!(append(&log, 6 << 10), Ok(Append::At(_))));
@@ -89,7 +89,7 @@ fn an_append_over_the_segment_size_is_too_large() {
 #[test]
 fn a_failed_start_can_be_retried() {
     let world = World::new(4);
-    let log = world.open(options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+    let log = world.open(setup(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
     assert_eq!(*log.start().unwrap_err().kind(), ErrorKind::Internal, "not replayed");
     world.replay(&log).unwrap();
     for nth in 1..=3 {
@@ -104,7 +104,7 @@ fn a_failed_start_can_be_retried() {
 #[test]
 fn segments_below_the_floor_are_purged() {
     let mut world = World::new(5);
-    let log = started(&world, options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+    let log = started(&world, setup(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
     for _ in 0..500 {
         let position = world.append(&log, 200).unwrap();
         world.commit(&log, &[position]).unwrap();
@@ -120,7 +120,7 @@ fn segments_below_the_floor_are_purged() {
     let files = world.sim.disk.files().len();
     assert!((STREAM_COUNT + 1..=5 * STREAM_COUNT).contains(&files), "{files}");
     assert_eq!(after.disk_bytes, files as u64 * SEGMENT_BYTES);
-    let found = world.open(options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+    let found = world.open(setup(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
     let (all, rest) =
         (found.replay_bytes(&[LogPosition(0); STREAM_COUNT]), found.replay_bytes(&ends));
     assert!(rest <= STREAM_COUNT as u64 * SEGMENT_BYTES && rest < all, "{rest} of {all}");
@@ -130,7 +130,7 @@ fn segments_below_the_floor_are_purged() {
     // Restarts without appends do not accumulate files.
     drop(log);
     for _ in 0..3 {
-        started(&world, options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+        started(&world, setup(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
         assert_eq!(world.sim.disk.files().len(), files + STREAM_COUNT);
     }
 }
@@ -143,7 +143,7 @@ fn purged_segments_are_recycled() {
     let recording = RecordingDisk::new(Arc::new(world.sim.disk.clone()));
     let disk: Arc<dyn Disk> = Arc::new(recording.clone());
     let clock: Arc<dyn Clock> = Arc::new(world.sim.clock.clone());
-    let made = options(SEGMENT_BYTES, SyncPolicy::Always);
+    let made = setup(SEGMENT_BYTES, SyncPolicy::Always);
     let log = Log::open(disk, clock, made.clone()).unwrap();
     world.replay(&log).unwrap();
     log.start().unwrap();
@@ -170,7 +170,7 @@ fn purged_segments_are_recycled() {
 #[test]
 fn other_stream_and_shard_counts_are_refused() {
     let mut world = World::new(6);
-    let made = options(SEGMENT_BYTES, SyncPolicy::Always);
+    let made = setup(SEGMENT_BYTES, SyncPolicy::Always);
     let log = started(&world, made.clone()).unwrap();
     let position = world.append(&log, 10).unwrap();
     log.commit(&[position]).unwrap();
@@ -199,7 +199,7 @@ fn new_positions_are_above_the_floor_when_the_log_is_lost() {
     let world = World::new(7);
     let floor = LogPosition(1_000_003);
     for expected in [0, 1] {
-        let log = world.open(options(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
+        let log = world.open(setup(SEGMENT_BYTES, SyncPolicy::Always)).unwrap();
         let mut entries = 0;
         for stream in 0..STREAM_COUNT as u16 {
             log.replay(StreamId(stream), floor, &mut |entry| {

@@ -90,7 +90,7 @@ impl ProcessorCaches {
     }
 }
 
-impl Lines for ProcessorCaches {
+impl LineFlusher for ProcessorCaches {
     fn write_back(&self, mapping: &Mapping, offset: u64, len: u64) {
         let mut state = self.state();
         state.operation();
@@ -159,7 +159,7 @@ impl CacheState {
 type ReplayedEntries = Vec<Vec<(u64, Vec<u8>)>>;
 
 fn open(folder: &Path, caches: &Arc<ProcessorCaches>) -> Result<(Log, ReplayedEntries), String> {
-    let lines: Arc<dyn Lines> = Arc::<ProcessorCaches>::clone(caches);
+    let lines: Arc<dyn LineFlusher> = Arc::<ProcessorCaches>::clone(caches);
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::with_lines(folder, lines).unwrap());
     let log = Log::open(disk, Arc::new(SystemClock::new()), OPTIONS).unwrap();
     let mut replayed = Vec::new();

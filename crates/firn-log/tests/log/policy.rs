@@ -6,7 +6,7 @@ use firn_log::{Log, LogSetup, StreamId, SyncPolicy};
 use firn_model::ErrorKind;
 use firn_sim::Operation;
 
-use crate::world::{Fate, STREAM_COUNT, World, options, seeds};
+use crate::world::{Fate, STREAM_COUNT, World, seeds, setup};
 
 #[test]
 fn a_killed_process_loses_nothing_whatever_the_policy() {
@@ -14,7 +14,7 @@ fn a_killed_process_loses_nothing_whatever_the_policy() {
         for sync in [SyncPolicy::Always, SyncPolicy::IntervalMs(10), SyncPolicy::Never] {
             let mut world = World::new(seed);
             for _ in 0..4 {
-                live(&mut world, options(8 << 10, sync), 40);
+                live(&mut world, setup(8 << 10, sync), 40);
             }
         }
     }
@@ -27,10 +27,10 @@ fn a_power_loss_costs_the_lazy_policies_a_tail() {
     let mut lost = 0;
     for seed in seeds(0, 300) {
         let mut world = World::new(seed);
-        let options = options(8 << 10, SyncPolicy::Never);
-        live(&mut world, options.clone(), 60);
+        let setup = setup(8 << 10, SyncPolicy::Never);
+        live(&mut world, setup.clone(), 60);
         world.sim.restart();
-        let log = world.open(options).unwrap();
+        let log = world.open(setup).unwrap();
         let replayed = world.replay(&log).unwrap();
         for (model, replayed) in world.streams.iter().zip(&replayed) {
             assert_eq!(replayed.report.damage_count, 0);
@@ -45,8 +45,8 @@ fn a_power_loss_costs_the_lazy_policies_a_tail() {
 fn a_requested_sync_makes_everything_durable() {
     for seed in seeds(0, 50) {
         let mut world = World::new(seed);
-        let options = options(8 << 10, SyncPolicy::Never);
-        let log = world.open(options.clone()).unwrap();
+        let setup = setup(8 << 10, SyncPolicy::Never);
+        let log = world.open(setup.clone()).unwrap();
         world.replay(&log).unwrap();
         log.start().unwrap();
         for _ in 0..20 {
@@ -57,7 +57,7 @@ fn a_requested_sync_makes_everything_durable() {
             record.fate = Fate::Safe;
         }
         world.sim.restart();
-        let log = world.open(options).unwrap();
+        let log = world.open(setup).unwrap();
         world.check(&world.replay(&log).unwrap());
     }
 }
@@ -68,7 +68,7 @@ fn a_requested_sync_makes_everything_durable() {
 fn a_failed_sync_is_reported_until_the_floor_passes_the_lost_range() {
     for sync in [SyncPolicy::Never, SyncPolicy::IntervalMs(1 << 40)] {
         let mut world = World::new(1);
-        let log = world.open(options(8 << 10, sync)).unwrap();
+        let log = world.open(setup(8 << 10, sync)).unwrap();
         world.replay(&log).unwrap();
         log.start().unwrap();
         let first = world.append(&log, 100).unwrap();
@@ -91,7 +91,7 @@ fn a_failed_sync_is_reported_until_the_floor_passes_the_lost_range() {
 #[test]
 fn a_loss_below_the_floor_does_not_affect_later_entries() {
     let mut world = World::new(1);
-    let log = world.open(options(8 << 10, SyncPolicy::Never)).unwrap();
+    let log = world.open(setup(8 << 10, SyncPolicy::Never)).unwrap();
     world.replay(&log).unwrap();
     log.start().unwrap();
     let faults = world.sim.faults.clone();
@@ -123,11 +123,11 @@ fn entries_that_a_failed_sync_lost_are_reported_as_damage() {
     let (mut lost, mut reported) = (0, 0);
     for seed in seeds(0, 200) {
         let mut world = World::new(seed);
-        let options = options(8 << 10, SyncPolicy::Never);
-        let log = fail_a_sync(&mut world, &options);
+        let setup = setup(8 << 10, SyncPolicy::Never);
+        let log = fail_a_sync(&mut world, &setup);
         drop(log);
         world.sim.restart();
-        let log = world.open(options).unwrap();
+        let log = world.open(setup).unwrap();
         for (model, replayed) in world.streams.iter().zip(world.replay(&log).unwrap()) {
             let missing = model.records.len() - replayed.found.len();
             assert!(missing == 0 || replayed.report.damage_count > 0, "{missing} are missing");
@@ -145,10 +145,10 @@ fn entries_that_a_failed_sync_lost_are_reported_as_damage() {
 fn the_next_start_makes_the_page_cache_of_a_failed_sync_durable() {
     for seed in seeds(0, 200) {
         let mut world = World::new(seed);
-        let options = options(8 << 10, SyncPolicy::Never);
-        let log = fail_a_sync(&mut world, &options);
+        let setup = setup(8 << 10, SyncPolicy::Never);
+        let log = fail_a_sync(&mut world, &setup);
         drop(log);
-        let log = world.open(options.clone()).unwrap();
+        let log = world.open(setup.clone()).unwrap();
         let replayed = world.replay(&log).unwrap();
         log.start().unwrap();
         world.settle(&replayed);
@@ -157,7 +157,7 @@ fn the_next_start_makes_the_page_cache_of_a_failed_sync_durable() {
         log.sync().expect("nothing is lost");
         drop(log);
         world.sim.restart();
-        let log = world.open(options).unwrap();
+        let log = world.open(setup).unwrap();
         let replayed = world.replay(&log).unwrap();
         world.check(&replayed);
         assert!(replayed.iter().all(|replayed| replayed.report.damage_count == 0));
@@ -166,8 +166,8 @@ fn the_next_start_makes_the_page_cache_of_a_failed_sync_durable() {
 
 /// Appends to all streams, fails the sync of one, then appends to all and syncs. The later records
 /// are safe.
-fn fail_a_sync(world: &mut World, options: &LogOptions) -> Log {
-    let log = world.open(options.clone()).unwrap();
+fn fail_a_sync(world: &mut World, setup: &LogSetup) -> Log {
+    let log = world.open(setup.clone()).unwrap();
     world.replay(&log).unwrap();
     log.start().unwrap();
     for _ in 0..20 {
@@ -193,7 +193,7 @@ fn fail_a_sync(world: &mut World, options: &LogOptions) -> Log {
 #[test]
 fn the_interval_policy_syncs_once_per_interval() {
     let mut world = World::new(1);
-    let log = world.open(options(8 << 10, SyncPolicy::IntervalMs(100))).unwrap();
+    let log = world.open(setup(8 << 10, SyncPolicy::IntervalMs(100))).unwrap();
     world.replay(&log).unwrap();
     log.start().unwrap();
     for (wait_ms, syncs) in [(0, 0), (99, 0), (1, 1), (0, 1), (50, 1), (50, 2)] {
@@ -210,9 +210,9 @@ fn the_interval_policy_syncs_once_per_interval() {
     }
 }
 
-fn live(world: &mut World, options: LogSetup, steps: u64) {
-    let payload_bytes_max = options.options.segment_bytes / 8;
-    let log = world.open(options).unwrap();
+fn live(world: &mut World, setup: LogSetup, steps: u64) {
+    let payload_bytes_max = setup.options.segment_bytes / 8;
+    let log = world.open(setup).unwrap();
     let replayed = world.replay(&log).unwrap();
     world.check(&replayed);
     log.start().unwrap();

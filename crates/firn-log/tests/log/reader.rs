@@ -9,7 +9,7 @@ use firn_log::{EntryKind, LogSetup, StreamId, SyncPolicy};
 use firn_model::{CommitSeq, LogPosition, ShardId};
 use firn_sim::Operation;
 
-use crate::world::{World, options, seeds};
+use crate::world::{World, seeds, setup};
 
 /// Kind, shard, sequence, payload.
 type Entry = (u8, u64, u64, Vec<u8>);
@@ -142,8 +142,8 @@ fn a_reader_written_from_the_page_agrees_with_replay() {
     for seed in seeds(300_000_000, 60) {
         let mut world = World::new(seed);
         for life in 0..5 {
-            let options = options(8 << 10, SyncPolicy::Always);
-            let log = world.open(options).unwrap();
+            let setup = setup(8 << 10, SyncPolicy::Always);
+            let log = world.open(setup).unwrap();
             let replayed = world.replay(&log).unwrap();
             for (stream, replayed) in replayed.iter().enumerate() {
                 let folder = format!("log/{stream}/");
@@ -224,7 +224,7 @@ fn the_example_of_the_page_is_a_log() {
     let made = world.sim.disk.open("log/0/1.log", OpenMode::Create).unwrap();
     made.write_at(0, &file).unwrap();
     let counts =
-        LogSetup { stream_count: 1, shard_count: 64, ..options(1 << 20, SyncPolicy::Always) };
+        LogSetup { stream_count: 1, shard_count: 64, ..setup(1 << 20, SyncPolicy::Always) };
     let (log, mut found) = (world.open(counts).unwrap(), Vec::new());
     let report = log.replay(StreamId(0), LogPosition(0), &mut |entry| {
         found.push((entry.kind, entry.shard, entry.seq, entry.payload.to_vec()));

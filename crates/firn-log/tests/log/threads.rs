@@ -43,13 +43,13 @@ fn threads_on_a_failing_disk_keep_acknowledged_entries() {
 fn open(sim: &Sim) -> Log {
     let disk: Arc<dyn Disk> = Arc::new(sim.disk.clone());
     let clock: Arc<dyn Clock> = Arc::new(sim.clock.clone());
-    let options = LogSetup {
+    let setup = LogSetup {
         stream_count: 3,
         shard_count: usize::from(SHARDS),
         unit_bytes: 512,
         options: LogOptions { segment_bytes: 32 << 10, sync: SyncPolicy::Always },
     };
-    Log::open(disk, clock, options).unwrap()
+    Log::open(disk, clock, setup).unwrap()
 }
 
 /// Runs all threads, cuts the power and checks the replay.

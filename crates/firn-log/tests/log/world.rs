@@ -28,7 +28,7 @@ pub(crate) fn seeds(first: u64, count: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-pub(crate) fn options(segment_bytes: u64, sync: SyncPolicy) -> LogSetup {
+pub(crate) fn setup(segment_bytes: u64, sync: SyncPolicy) -> LogSetup {
     LogSetup {
         stream_count: STREAM_COUNT,
         shard_count: SHARD_COUNT,
@@ -95,10 +95,10 @@ impl World {
         }
     }
 
-    pub(crate) fn open(&self, options: LogSetup) -> Result<Log> {
+    pub(crate) fn open(&self, setup: LogSetup) -> Result<Log> {
         let disk: Arc<dyn Disk> = Arc::new(self.sim.disk.clone());
         let clock: Arc<dyn Clock> = Arc::new(self.sim.clock.clone());
-        Log::open(disk, clock, options)
+        Log::open(disk, clock, setup)
     }
 
     /// Replays every stream. Each entry must be an appended one, bit for bit, in order, once.
