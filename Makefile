@@ -1,19 +1,22 @@
 # The front door. Every target is one line that calls cargo; `make` alone prints this list.
 
-.PHONY: help serve test deps lint bench-quick bench-query bench-index bench-log bench-head bench-tree bench-cache soak fuzz promqltest
+.PHONY: help serve dist test deps lint bench-quick bench-query bench-index bench-log bench-head bench-tree bench-cache soak fuzz promqltest
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
 serve: ## build and start the database on 127.0.0.1:9420, data in ./firn-data
-	cargo run --release --package firn -- serve
+	cargo xtask serve
 
-test: ## format, lints, repository rules, all tests; says what is missing
+dist: ## build the program for packages, with link-time optimisation, into target/dist
+	cargo xtask dist
+
+test: ## format, lints, repository rules, all tests; as root it first installs the programs that tests start
 	cargo xtask test
 
-deps: ## install the programs that the tests run (as root: one apt line; printed first)
+deps: ## install the programs that tests and benchmarks start (as root; prints the apt line)
 	cargo xtask deps
 
-lint: ## the quick checks alone
+lint: ## format, repository rules, packages and lints alone
 	cargo xtask lint
 
 bench-quick: ## CPU and memory against Prometheus and VictoriaMetrics; writes target/bench/quick.json
@@ -44,7 +47,7 @@ bench-cache: ## the cache against none, chunks and other policies, a dashboard; 
 	cargo build --release --package firn --package firn-bench
 	target/release/bench-cache --only "$(ONLY)"
 
-soak: ## more simulation seeds, histories, lives of the log, damaged places, comparisons with Prometheus and kills than `make test` runs; SEEDS=n, HISTORIES=n, LIVES=n, PLACES=n, ROUNDS=n, KILLS=n, ANSWERS=n
+soak: ## more simulation seeds, histories, log restarts, damaged bytes, comparisons with Prometheus and kills than `make test` runs; SEEDS=n, HISTORIES=n, LIVES=n, PLACES=n, ROUNDS=n, KILLS=n, ANSWERS=n
 	FIRN_HISTORIES=$(or $(HISTORIES),20000) FIRN_SEED_COUNT=$(or $(SEEDS),20000) FIRN_DAMAGE_COUNT=$(or $(PLACES),100000) cargo test --package firn-engine --test simulation -- --nocapture
 	FIRN_SOAK=$(or $(LIVES),100) cargo test --package firn-log --test log
 	FIRN_SEED_COUNT=$(or $(ROUNDS),40) cargo test --package firn --test e2e differential -- --nocapture
@@ -53,8 +56,8 @@ soak: ## more simulation seeds, histories, lives of the log, damaged places, com
 	FIRN_SEED_COUNT=$(or $(ANSWERS),4000) cargo test --package firndb --test results -- --nocapture invariant_9
 	FIRN_MEMORY_MIB=128 cargo test --package firn --test e2e memory:: -- --nocapture
 
-fuzz: ## fuzzers of the language, its evaluation and the cache's protocol, SECONDS=n each; a find stops it
-	cargo xtask fuzz $(SECONDS)
+fuzz: ## fuzzers of the language, its evaluation and the cache protocol, SECONDS=n each; PACK=--pack minimises and keeps the corpus
+	cargo xtask fuzz $(SECONDS) $(PACK)
 
 promqltest: ## language test files; DIR=folder
 	cargo run --quiet --package firn-promqltest -- $(or $(DIR),../shared/promqltest)

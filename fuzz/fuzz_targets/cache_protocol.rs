@@ -10,6 +10,10 @@
 mod points;
 #[path = "../../crates/firn-server/src/cache_server/protocol.rs"]
 mod protocol;
+#[path = "../../crates/firn-server/src/wire"]
+mod wire {
+    pub(crate) mod number;
+}
 
 use protocol::{Command, FIELDS_MAX, KEY_BYTES_MAX, LINE_BYTES_MAX, Place};
 

@@ -1,86 +1,113 @@
-//! Finds and installs the programs that the tests run.
+//! Finds and installs the programs that the tests start.
 
 use std::path::Path;
 use std::process::Command;
 
+use crate::command::succeed;
+
 /// Folder of the programs that no Debian package contains.
 const PROGRAMS: &str = "target/test-programs";
-const DEBIAN_PACKAGES: [(&str, &str); 7] = [
-    ("prometheus", "prometheus"),
-    ("prometheus-node-exporter", "prometheus-node-exporter"),
-    ("victoria-metrics", "victoria-metrics"),
-    ("influxd", "influxdb"),
-    ("strace", "strace"),
-    ("curl", "curl"),
-    ("zstd", "zstd"),
+const MOTO: &str = "target/test-programs/moto/bin/moto_server";
+const MOTO_VERSION: &str = "moto[s3,server]==5.2.5";
+
+/// A program that tests or benchmarks start.
+struct Program {
+    name: &'static str,
+    package: &'static str,
+    /// The tests that are skipped without it; empty if only benchmarks use it.
+    tests: &'static str,
+}
+
+const fn program(name: &'static str, package: &'static str, tests: &'static str) -> Program {
+    Program { name, package, tests }
+}
+
+const DEBIAN_PROGRAMS: [Program; 8] = [
+    program("prometheus", "prometheus", "comparisons with Prometheus, proxy, remote read, Grafana"),
+    program("prometheus-node-exporter", "prometheus-node-exporter", "scrapes of a real exporter"),
+    program("influxd", "influxdb", "proxy of InfluxDB"),
+    program("strace", "strace", "failing disks, system calls of the log"),
+    program("curl", "curl", "commands of the documents"),
+    program("zstd", "zstd", "the reader of docs/formats"),
+    program("python3", "python3", "the Python client, the reader of docs/formats"),
+    program("victoria-metrics", "victoria-metrics", ""),
 ];
 
-/// Lists the missing programs. They are an error only under `FIRN_REQUIRE_SHARED`; otherwise the
-/// tests that need them are skipped with a reason.
-pub(crate) fn check() -> Result<(), String> {
-    let missing = missing();
+/// Installs missing programs before the tests, as root. For other users it prints the line that
+/// installs them and the tests that are left out; with `FIRN_REQUIRE_SHARED=1` that is an error.
+pub(crate) fn provide() -> Result<(), String> {
+    let missing = missing_tests();
     if missing.is_empty() {
         return Ok(());
     }
-    let list = missing.join(", ");
-    if std::env::var_os("FIRN_REQUIRE_SHARED").is_some() {
-        return Err(format!("missing: {list}; `make deps` installs them"));
-    }
-    println!("missing: {list}; tests that need them are skipped, `make deps` installs them");
-    if missing.contains(&"cargo-deny") {
-        return Err("cargo-deny checks licences; `make deps` installs it".into());
-    }
-    Ok(())
-}
-
-/// Prints the one apt line and runs it, then moto into a folder of its own and cargo-deny.
-pub(crate) fn install() -> Result<(), String> {
-    let packages: Vec<&str> = DEBIAN_PACKAGES
-        .iter()
-        .filter(|(program, _)| !on_path(program))
-        .map(|(_, package)| *package)
-        .collect();
-    let mut line = vec!["apt-get", "install", "--yes", "--no-install-recommends"];
-    line.extend(DEBIAN_PACKAGES.iter().map(|(_, package)| *package));
-    line.push("python3-venv");
-    println!("{}", line.join(" "));
-    if !packages.is_empty() {
-        if !is_root() {
-            return Err("run `make deps` as root, or the line above with sudo".into());
+    if is_root() && on_path("apt-get") {
+        match install() {
+            Ok(()) => return Ok(()),
+            Err(e) => println!("the programs of the tests cannot be installed: {e}"),
         }
-        // Services of these packages are of no use here: the tests start their own.
-        run(Command::new("apt-get").arg("update").arg("--quiet"))?;
-        run(Command::new(line[0]).args(&line[1..]).env("DEBIAN_FRONTEND", "noninteractive"))?;
+    } else {
+        println!("to install the programs of the tests, run: {}", install_line());
     }
-    if !moto().exists() {
-        let venv = format!("{PROGRAMS}/moto");
-        run(Command::new("python3").args(["-m", "venv", &venv]))?;
-        let pip = format!("{venv}/bin/pip");
-        run(Command::new(pip).args(["install", "--quiet", "moto[s3,server]==5.2.5"]))?;
+    let missing = missing_tests();
+    for (name, tests) in &missing {
+        println!("left out without {name}: {tests}");
     }
-    if !on_path("cargo-deny") {
-        run(Command::new("cargo").args(["install", "--locked", "--quiet", "cargo-deny"]))?;
+    let is_required = std::env::var("FIRN_REQUIRE_SHARED").is_ok_and(|value| value == "1");
+    if is_required && !missing.is_empty() {
+        let names: Vec<&str> = missing.iter().map(|(name, _)| *name).collect();
+        return Err(format!("FIRN_REQUIRE_SHARED=1, but these are missing: {}", names.join(", ")));
     }
     Ok(())
 }
 
-fn missing() -> Vec<&'static str> {
-    let mut missing: Vec<&str> = DEBIAN_PACKAGES
-        .iter()
-        .filter(|(program, _)| !on_path(program))
-        .map(|(_, package)| *package)
-        .collect();
-    if !moto().exists() {
-        missing.push("moto");
+/// Runs one apt line if a package is missing, then puts moto into a folder of its own.
+pub(crate) fn install() -> Result<(), String> {
+    let is_complete = DEBIAN_PROGRAMS.iter().all(|program| on_path(program.name));
+    if !is_complete || (!Path::new(MOTO).exists() && !has_venv()) {
+        println!("{}", apt_line().join(" "));
+        if !is_root() {
+            return Err(format!("run `make deps` as root, or run: {}", install_line()));
+        }
+        let quietly =
+            |command: &mut Command| succeed(command.env("DEBIAN_FRONTEND", "noninteractive"));
+        quietly(Command::new("apt-get").args(["update", "--quiet"]))?;
+        quietly(Command::new("apt-get").args(&apt_line()[1..]))?;
     }
-    if !on_path("cargo-deny") {
-        missing.push("cargo-deny");
+    if !Path::new(MOTO).exists() {
+        let venv = format!("{PROGRAMS}/moto");
+        succeed(Command::new("python3").args(["-m", "venv", &venv]))?;
+        let pip = format!("{venv}/bin/pip");
+        succeed(Command::new(pip).args(["install", "--quiet", MOTO_VERSION]))?;
+    }
+    Ok(())
+}
+
+/// Programs that tests need and that are absent, with the tests that need them.
+fn missing_tests() -> Vec<(&'static str, &'static str)> {
+    let used = DEBIAN_PROGRAMS.iter().filter(|program| !program.tests.is_empty());
+    let absent = used.filter(|program| !on_path(program.name));
+    let mut missing: Vec<_> = absent.map(|program| (program.name, program.tests)).collect();
+    if !Path::new(MOTO).exists() {
+        missing.push(("moto_server", "buckets of S3, Azure and Google over HTTP"));
     }
     missing
 }
 
-fn moto() -> &'static Path {
-    Path::new("target/test-programs/moto/bin/moto_server")
+fn install_line() -> String {
+    format!("sudo {} && make deps", apt_line().join(" "))
+}
+
+fn apt_line() -> Vec<&'static str> {
+    let mut line = vec!["apt-get", "install", "--yes", "--no-install-recommends"];
+    line.extend(DEBIAN_PROGRAMS.iter().map(|program| program.package));
+    line.push("python3-venv");
+    line
+}
+
+/// Whether Python can make the folder for moto; Debian has that in a package of its own.
+fn has_venv() -> bool {
+    let check = Command::new("python3").args(["-c", "import ensurepip, venv"]).output();
+    check.is_ok_and(|check| check.status.success())
 }
 
 fn on_path(program: &str) -> bool {
@@ -91,9 +118,4 @@ fn on_path(program: &str) -> bool {
 fn is_root() -> bool {
     let id = Command::new("id").arg("-u").output();
     id.is_ok_and(|id| String::from_utf8_lossy(&id.stdout).trim() == "0")
-}
-
-fn run(command: &mut Command) -> Result<(), String> {
-    let status = command.status().map_err(|e| format!("{command:?}: {e}"))?;
-    if status.success() { Ok(()) } else { Err(format!("{command:?} failed: {status}")) }
 }

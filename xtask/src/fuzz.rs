@@ -1,4 +1,5 @@
-//! `cargo xtask fuzz [SECONDS]`: runs each fuzzer for this time, then minimises its corpus.
+//! `cargo xtask fuzz [SECONDS] [--pack]`: runs each fuzzer for this time; `--pack` minimises and
+//! keeps its corpus.
 //!
 //! The targets in `fuzz/` have the shape that cargo-fuzz requires (`cargo fuzz run parse` works
 //! too). Here the stable compiler builds them with the same instrumentation, so that nothing need
@@ -6,10 +7,13 @@
 //! sanitizer a fuzzer tries ten times more inputs.
 
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::Command;
 
-const TARGETS: [&str; 4] = ["parse", "evaluate", "generate", "cache_protocol"];
+use crate::command::succeed;
+use crate::corpus;
+
+pub(crate) const TARGETS: [&str; 4] = ["parse", "evaluate", "generate", "cache_protocol"];
 const SECONDS: u64 = 300;
 const TARGET_DIR: &str = "target/fuzz";
 
@@ -20,24 +24,47 @@ const INSTRUMENTATION: &str = "--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-m
 // A query of these sizes that takes this long or this much has escaped its limits.
 const LIMITS: [&str; 3] = ["-timeout=10", "-rss_limit_mb=1024", "-max_len=200"];
 
-/// Runs all. A find stops it and leaves its input in `target/fuzz`.
-pub(crate) fn run(seconds: Option<&str>) -> Result<(), String> {
-    let seconds: u64 = match seconds {
-        Some(text) => text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?,
-        None => SECONDS,
-    };
+/// Runs all fuzzers; 0 seconds only minimise. A failing input stops the run and stays in
+/// `target/fuzz`. `--pack` replaces the corpus in `fuzz/corpus` by the minimised one.
+pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
+    let mut seconds = SECONDS;
+    let mut packs = false;
+    for argument in arguments {
+        if argument == "--pack" {
+            packs = true;
+        } else {
+            let expected = || format!("fuzz: expected a number of seconds, got {argument:?}");
+            seconds = argument.parse().map_err(|_| expected())?;
+        }
+    }
     let triple = host_triple()?;
     let mut build = Command::new("cargo");
     build.args(["build", "--release", "--manifest-path", "fuzz/Cargo.toml"]);
     build.args(["--target-dir", TARGET_DIR, "--target", &triple]);
     succeed(build.env("RUSTFLAGS", INSTRUMENTATION))?;
     for target in TARGETS {
-        let program = format!("{TARGET_DIR}/{triple}/release/{target}");
-        let kept = format!("fuzz/corpus/{target}");
-        let [grown, merged] =
-            ["grown", "merged"].map(|kind| format!("{TARGET_DIR}/{kind}/{target}"));
-        fs::create_dir_all(&grown).map_err(|e| format!("{grown}: {e}"))?;
-        let mut fuzzer = Command::new(&program);
+        fuzz(target, &format!("{TARGET_DIR}/{triple}/release/{target}"), seconds, packs)?;
+    }
+    Ok(())
+}
+
+/// Compiles the fuzzers without instrumentation and without the fuzzing library, which is C++.
+pub(crate) fn check() -> Result<(), String> {
+    let mut check = Command::new("cargo");
+    check.args(["check", "--quiet", "--manifest-path", "fuzz/Cargo.toml"]);
+    check.args(["--target-dir", TARGET_DIR]).env("RUSTFLAGS", "--cfg fuzzing");
+    // Only its name is used: a check does not link.
+    succeed(check.env("CUSTOM_LIBFUZZER_PATH", "/usr/lib/libFuzzer.a"))
+}
+
+fn fuzz(target: &str, program: &str, seconds: u64, packs: bool) -> Result<(), String> {
+    let [kept, grown, merged] = ["kept", "grown", "merged"]
+        .map(|kind| PathBuf::from(format!("{TARGET_DIR}/{kind}/{target}")));
+    let pack = PathBuf::from(format!("fuzz/corpus/{target}.pack"));
+    let before = corpus::unpack(&pack, &kept)?;
+    fs::create_dir_all(&grown).map_err(|e| format!("{}: {e}", grown.display()))?;
+    if seconds > 0 {
+        let mut fuzzer = Command::new(program);
         fuzzer.args([&grown, &kept]).args(LIMITS).arg(format!("-max_total_time={seconds}"));
         fuzzer.arg(format!("-artifact_prefix={TARGET_DIR}/{target}-"));
         let dictionary = match target {
@@ -47,16 +74,17 @@ pub(crate) fn run(seconds: Option<&str>) -> Result<(), String> {
         };
         fuzzer.args(dictionary.map(|name| format!("-dict=fuzz/{name}.dict")));
         succeed(&mut fuzzer)?;
+    }
+    if packs {
         // The existing corpus comes first, so that its inputs stay unless a shorter one covers the
         // same code.
         let _ = fs::remove_dir_all(&merged);
-        fs::create_dir_all(&merged).map_err(|e| format!("{merged}: {e}"))?;
-        succeed(
-            Command::new(&program)
-                .args(["-set_cover_merge=1", &merged, &kept, &grown])
-                .args(LIMITS),
-        )?;
-        replace(&kept, &merged)?;
+        fs::create_dir_all(&merged).map_err(|e| format!("{}: {e}", merged.display()))?;
+        let mut merge = Command::new(program);
+        merge.arg("-set_cover_merge=1").args([&merged, &kept, &grown]).args(LIMITS);
+        succeed(&mut merge)?;
+        let after = corpus::pack(&merged, &pack)?;
+        println!("== {}: {after} inputs, {before} before", pack.display());
     }
     Ok(())
 }
@@ -66,23 +94,4 @@ fn host_triple() -> Result<String, String> {
     let text = String::from_utf8_lossy(&output.stdout);
     let host = text.lines().find_map(|line| line.strip_prefix("host: "));
     host.map(str::to_owned).ok_or_else(|| "rustc -vV names no host".to_owned())
-}
-
-fn succeed(command: &mut Command) -> Result<(), String> {
-    let status = command.status().map_err(|e| format!("{command:?}: {e}"))?;
-    if status.success() { Ok(()) } else { Err(format!("{command:?} failed")) }
-}
-
-/// The files of `source` in place of those in `target`.
-fn replace(target: &str, source: &str) -> Result<(), String> {
-    let copy = || {
-        fs::remove_dir_all(target)?;
-        fs::create_dir_all(target)?;
-        for entry in fs::read_dir(source)? {
-            let entry = entry?;
-            fs::copy(entry.path(), Path::new(target).join(entry.file_name()))?;
-        }
-        std::io::Result::Ok(())
-    };
-    copy().map_err(|e| format!("{target}: {e}"))
 }

@@ -1,12 +1,25 @@
-//! The commands behind `make`: `cargo xtask test | lint | tidy | deps | fuzz`.
+//! The commands behind `make`: `cargo xtask test | lint | tidy | serve | dist | deps | fuzz`.
 
+mod command;
+mod corpus;
 mod deps;
 mod fuzz;
+mod packages;
+mod release;
 mod tidy;
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
+
+const USAGE: &str = "usage: cargo xtask COMMAND
+  test                     checks of lint, documentation, all tests
+  lint                     format, repository rules, packages, lints of the compiler
+  tidy [PATH...]           repository rules, reported for these files and folders only
+  serve [ARGUMENTS]        builds the server and starts it
+  dist                     builds the program for packages into target/dist
+  deps                     installs the programs that tests start
+  fuzz [SECONDS] [--pack]  runs each fuzzer; --pack minimises and keeps the corpus";
 
 fn main() -> ExitCode {
     // `cargo run` sets the variable; the program may also be started by hand.
@@ -19,13 +32,16 @@ fn main() -> ExitCode {
     }
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let task = arguments.first().cloned().unwrap_or_default();
+    let rest = arguments.get(1..).unwrap_or_default();
     let outcome = match task.as_str() {
         "test" => test(),
         "lint" => lint(),
-        "tidy" => tidy::check(&arguments[1..]),
+        "tidy" => tidy::check(rest),
+        "serve" => release::serve(rest),
+        "dist" => release::dist(),
         "deps" => deps::install(),
-        "fuzz" => fuzz::run(arguments.get(1).map(String::as_str)),
-        _ => Err("usage: cargo xtask test | lint | tidy [PATH...] | deps | fuzz [SECONDS]".into()),
+        "fuzz" => fuzz::run(rest),
+        _ => Err(USAGE.into()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -38,12 +54,14 @@ fn main() -> ExitCode {
 
 /// Everything that continuous integration runs, quick checks first.
 fn test() -> Result<(), String> {
-    deps::check()?;
+    deps::provide()?;
     lint()?;
-    run("documentation", "cargo", &["doc", "--workspace", "--no-deps", "--quiet"])?;
-    // The end-to-end tests start the real program.
-    run("program", "cargo", &["build", "--quiet", "--package", "firn"])?;
-    run("tests", "cargo", &["test", "--workspace", "--quiet", "--no-fail-fast"])?;
+    // Reads the metadata of dependencies that the lints have made.
+    step("documentation", "cargo", &["doc", "--workspace", "--no-deps", "--quiet"])?;
+    step("tests", "cargo", &["test", "--workspace", "--quiet", "--no-fail-fast"])?;
+    let start = Instant::now();
+    fuzz::check()?;
+    println!("== fuzzers compile: ok, {} s", start.elapsed().as_secs());
     weak_memory()
 }
 
@@ -62,40 +80,26 @@ fn weak_memory() -> Result<(), String> {
         return Ok(());
     }
     let head = ["+nightly", "miri", "test", "--quiet", "--package", "firn-head", "--lib", "--"];
-    run("weak memory", "cargo", &[&head[..], &["arena", "growing", "words"]].concat())
+    step("weak memory", "cargo", &[&head[..], &["arena", "growing", "words"]].concat())
 }
 
 fn lint() -> Result<(), String> {
-    run("format", "cargo", &["fmt", "--all", "--", "--check"])?;
+    step("format", "cargo", &["fmt", "--all", "--", "--check"])?;
     let fuzzers = ["fmt", "--manifest-path", "fuzz/Cargo.toml", "--", "--check"];
-    run("format of the fuzzers", "cargo", &fuzzers)?;
+    step("format of the fuzzers", "cargo", &fuzzers)?;
     tidy::check(&[])?;
-    run(
-        "lints",
-        "cargo",
-        &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"],
-    )?;
-    // The check looks at the crates of all platforms; a build fetches those of this one only.
-    run("crates", "cargo", &["fetch", "--locked", "--quiet"])?;
-    run(
-        "dependencies",
-        "cargo",
-        &["deny", "--offline", "--log-level", "error", "check", "bans", "licenses", "sources"],
-    )
+    packages::check()?;
+    let clippy = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
+    step("lints", "cargo", &clippy)
 }
 
 /// Runs one command, with its name before and its time after.
-fn run(name: &str, program: &str, args: &[&str]) -> Result<(), String> {
+fn step(name: &str, program: &str, arguments: &[&str]) -> Result<(), String> {
     let start = Instant::now();
-    println!("== {name}: {program} {}", args.join(" "));
-    let status = Command::new(program)
-        .args(args)
-        .env("RUSTDOCFLAGS", "-D warnings")
-        .status()
-        .map_err(|e| format!("{name}: cannot run {program}: {e}"))?;
-    if !status.success() {
-        return Err(format!("{name} failed: {program} {}", args.join(" ")));
-    }
+    println!("== {name}: {program} {}", arguments.join(" "));
+    let mut command = Command::new(program);
+    command.args(arguments).env("RUSTDOCFLAGS", "-D warnings");
+    command::succeed(&mut command).map_err(|e| format!("{name}: {e}"))?;
     println!("== {name}: ok, {} s", start.elapsed().as_secs());
     Ok(())
 }

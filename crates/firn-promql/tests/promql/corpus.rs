@@ -22,15 +22,26 @@ fn kept_queries_answer_ranges_as_their_steps() {
 }
 
 fn replay(target: &str, check: fn(&[u8])) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
-    let entries = fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
-    let mut count = 0;
-    for entry in entries {
-        let path = entry.unwrap().path();
-        // Shown only when the test fails: the last name is the failing input.
-        println!("{}", path.display());
-        check(&fs::read(&path).unwrap());
-        count += 1;
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../fuzz/corpus/{target}.pack"));
+    let bytes = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let inputs = inputs(&bytes);
+    for input in &inputs {
+        // Shown only when the test fails: the last input is the one that failed.
+        println!("{:?}", String::from_utf8_lossy(input));
+        check(input);
     }
-    assert!(count >= 50, "{} has {count} files", folder.display());
+    assert!(inputs.len() >= 50, "{} has {} inputs", path.display(), inputs.len());
+}
+
+/// The inputs of a pack; `xtask/src/corpus.rs` describes its layout.
+fn inputs(bytes: &[u8]) -> Vec<&[u8]> {
+    let mut rest = bytes.strip_prefix(b"firn-corpus-1\n").expect("the first bytes of a pack");
+    let mut inputs = Vec::new();
+    while let Some((length, behind)) = rest.split_first_chunk() {
+        let (input, behind) = behind.split_at(u32::from_le_bytes(*length) as usize);
+        inputs.push(input);
+        rest = behind;
+    }
+    inputs
 }
