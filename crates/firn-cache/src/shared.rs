@@ -56,8 +56,9 @@ impl SharedCache {
         options: StoreOptions,
         machine_run: u64,
     ) -> Result<SharedCache> {
+        let is_trusted = mutant!(options, RunNotCompared);
         let open = |disk, history| Store::open(disk, folder, budget, options, history);
-        SharedCache::open_store(disk, folder, options, machine_run, open)
+        SharedCache::open_store(disk, folder, machine_run, is_trusted, open)
     }
 
     /// Opens the cache with another eviction policy than that of the product, for comparisons.
@@ -72,22 +73,23 @@ impl SharedCache {
         machine_run: u64,
         policy: Box<dyn EvictionPolicy>,
     ) -> Result<SharedCache> {
+        let is_trusted = mutant!(options, RunNotCompared);
         let open =
             |disk, history| Store::open_with_policy(disk, folder, budget, options, history, policy);
-        SharedCache::open_store(disk, folder, options, machine_run, open)
+        SharedCache::open_store(disk, folder, machine_run, is_trusted, open)
     }
 
     fn open_store(
         disk: Arc<dyn Disk>,
         folder: &str,
-        options: StoreOptions,
         machine_run: u64,
+        is_trusted: bool,
         open: impl FnOnce(Arc<dyn Disk>, OwnerHistory) -> Result<Store>,
     ) -> Result<SharedCache> {
         disk.create_dir(folder)?;
         let known = Journal::read(&*disk, folder).filter(|(head, _)| {
             let is_same_run = head.machine_run == machine_run && machine_run != 0;
-            head.is_closed || is_same_run || mutant!(options, RunNotCompared)
+            head.is_closed || is_same_run || is_trusted
         });
         let (floor, changes) = match known {
             Some((head, changes)) => (head.floor, changes),

@@ -22,9 +22,8 @@ macro_rules! mutant {
 }
 #[cfg(not(feature = "test-util"))]
 macro_rules! mutant {
-    ($holder:expr, $mutant:ident) => {{
-        let _ = &$holder;
+    ($holder:expr, $mutant:ident) => {
         false
-    }};
+    };
 }
 pub(crate) use mutant;
