@@ -278,6 +278,7 @@ impl Store {
         self.state.lock().replay(number, key, field, range);
     }
 
+    #[cfg(feature = "test-util")]
     pub(crate) fn options(&self) -> &StoreOptions {
         &self.options
     }
