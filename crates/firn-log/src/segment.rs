@@ -37,8 +37,8 @@ const COVERED_BYTES: usize = 72;
 
 const MAGIC: [u8; 8] = *b"FIRNLOG\0";
 
-/// Takes the place of the header in an unused file. The rest of the file is zeros or bytes of an older
-/// segment.
+/// Takes the place of the header in an unused file. The rest of the file is zeros or bytes of an
+/// older segment.
 const BLANK_MAGIC: [u8; 8] = *b"FIRNBLNK";
 
 /// The version that is written, and the newest that can be read.
