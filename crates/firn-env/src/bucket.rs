@@ -1,5 +1,5 @@
-//! The bucket seam: immutable objects under keys. Calls block and take batches; concurrency,
-//! retries and time-outs are inside.
+//! The bucket seam: immutable objects under keys. Calls block and take batches; implementations
+//! handle concurrency, retries and time-outs.
 
 use std::fmt;
 use std::path::Path;
@@ -14,16 +14,16 @@ use crate::check_path;
 pub struct RangeRequest {
     /// The object's key, such as `tables/17.fst`.
     pub key: String,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub len: u64,
 }
 
-/// Whether [`Bucket::put`] may replace.
+/// The condition of a [`Bucket::put`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PutMode {
-    /// Whatever was there is replaced.
+    /// Replaces an existing object.
     Overwrite,
     /// Fails with `Conflict` if the key exists.
     Create,
@@ -32,10 +32,10 @@ pub enum PutMode {
 }
 
 impl PutMode {
-    /// Whether this put may go on when the key holds `present` (a version): for implementations.
+    /// Checks this mode against the version that the key holds now, for implementations.
     ///
     /// # Errors
-    /// `Conflict` with the key and what is there.
+    /// `Conflict` with the key and the version found.
     pub fn check(&self, key: &str, present: Option<&str>) -> Result<()> {
         let conflict = match (self, present) {
             (PutMode::Create, Some(version)) => format!("exists already, version {version}"),
@@ -48,12 +48,12 @@ impl PutMode {
     }
 }
 
-/// What a listing tells about an object.
+/// Metadata of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectInfo {
     /// The key.
     pub key: String,
-    /// Length.
+    /// Length in bytes.
     pub bytes: u64,
     /// Changes with every put (an entity tag).
     pub version: String,
@@ -62,34 +62,35 @@ pub struct ObjectInfo {
 /// Objects under keys below one prefix.
 ///
 /// # Errors
-/// `NotFound`, `Conflict` (see [`PutMode`]), `Unavailable` after retries, always with the key.
+/// `NotFound`, `Conflict` (see [`PutMode`]), `Unavailable` after retries; each names the key.
 pub trait Bucket: fmt::Debug + Send + Sync {
-    /// Reads many ranges, in parallel; the answers are in the order of the requests. A range that
-    /// reaches past the object's end is `Corrupt`.
+    /// Reads many ranges in parallel; the results are in the order of the requests. A range that
+    /// reaches past the end of the object is `Corrupt`.
     fn get_ranges(&self, requests: &[RangeRequest]) -> Vec<Result<Arc<[u8]>>>;
 
-    /// Writes an object: all of it or nothing, durable when this returns. After `Unavailable` it
-    /// is unknown whether the object is there, or will come; if it was to be created and is large, something else
-    /// may lie under its name, which nobody names.
+    /// Writes an object atomically; it is durable on return. After `Unavailable` it is unknown
+    /// whether the object exists or will appear later. A large object that was to be created may
+    /// then leave other content under its key, to which nothing refers.
     fn put(&self, key: &str, bytes: Arc<[u8]>, mode: PutMode) -> Result<ObjectInfo>;
 
-    /// What is there under `key`.
+    /// Metadata of the object under `key`.
     fn head(&self, key: &str) -> Result<ObjectInfo>;
 
-    /// Every object whose key starts with `prefix`, sorted by key.
+    /// All objects with keys that start with `prefix`, sorted by key.
     fn list(&self, prefix: &str) -> Result<Vec<ObjectInfo>>;
 
-    /// Removes objects; a missing one is no error.
+    /// Removes objects. A missing object is not an error.
     fn delete(&self, keys: &[String]) -> Result<()>;
 
-    /// The folder of the file system that it is, if it is one, keys being paths below it: for
-    /// [`crate::copy_object`].
+    /// The file system folder that the bucket consists of, if it is one; keys are paths below it.
+    /// For [`crate::copy_object`].
     fn folder(&self) -> Option<&Path> {
         None
     }
 }
 
-/// Refuses a key that is empty or no [`crate::DiskPath`]: what every kind of bucket can store.
+/// Rejects an empty key and keys that are not a [`crate::DiskPath`], so that every kind of bucket
+/// can store the accepted ones.
 ///
 /// # Errors
 /// `Invalid` with the key.
@@ -100,7 +101,7 @@ pub fn check_key(key: &str) -> Result<()> {
     check_path(key)
 }
 
-/// The error for a range that reaches past the end of an object of `bytes`: for implementations.
+/// The error for a range that reaches past the end of an object of `bytes`, for implementations.
 pub fn corrupt_range(request: &RangeRequest, bytes: u64) -> Error {
     let what = format!("the object has {bytes} bytes, {} were wanted from there", request.len);
     Error::corrupt(&*request.key, request.offset, what)

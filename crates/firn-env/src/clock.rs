@@ -5,15 +5,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use firn_model::Timestamp;
 
-/// What time it is, for the world and for measuring.
+/// Wall time and monotonic time.
 pub trait Clock: fmt::Debug + Send + Sync {
     /// Wall time in milliseconds since the Unix epoch; may jump.
     fn now_ms(&self) -> Timestamp;
 
-    /// Nanoseconds since some start; never falls.
+    /// Nanoseconds since an arbitrary start; never decreases.
     fn monotonic_ns(&self) -> u64;
 
-    /// Waits. A simulated clock only moves its hands.
+    /// Waits. A simulated clock only advances its time.
     fn sleep(&self, duration: Duration);
 }
 
@@ -24,7 +24,7 @@ pub struct SystemClock {
 }
 
 impl SystemClock {
-    /// The machine's clock; [`Clock::monotonic_ns`] counts from here.
+    /// The machine's clock; [`Clock::monotonic_ns`] counts from this call.
     pub fn new() -> SystemClock {
         SystemClock { start: Instant::now() }
     }

@@ -1,5 +1,5 @@
-//! Copies of what is written once: by a second name where both sides are folders of one file system,
-//! else byte for byte.
+//! Copies immutable files and objects: by a hard link if both sides are folders of one file system,
+//! otherwise byte by byte.
 
 use std::fs;
 use std::io;
@@ -12,12 +12,12 @@ use crate::io_error::io_error;
 use crate::local::{make_dirs, sync_dir};
 use crate::{Bucket, Disk, DiskPath, OpenMode, PutMode, RangeRequest, check_key};
 
-// Large enough that a call costs nothing beside the copy.
+// Large enough that the system call costs little compared with the copy.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Copies a file that is never written again. Its folder exists in `target`, its name does not; the
-/// bytes are durable when this returns, the name after [`Disk::sync_dir`]. Where the file gets a
-/// second name both are the same bytes on the device, and each can be removed without the other.
+/// Copies a file that is not written again. Its folder must exist in `target`, its name must not.
+/// On return the bytes are durable; the name is durable after [`Disk::sync_dir`]. A hard link
+/// shares the bytes on the device; each name can be removed without the other.
 ///
 /// # Errors
 /// `NotFound` without the file, `Unavailable` when a disk fails or is full, with the path.
@@ -41,11 +41,11 @@ pub fn copy_file(source: &dyn Disk, target: &dyn Disk, path: &DiskPath) -> Resul
     to.sync()
 }
 
-/// Copies an object of `bytes` that is never replaced; durable when this returns. Holds it in memory
-/// unless both buckets are folders of one file system.
+/// Copies an object of `bytes` that is never replaced; durable on return. Holds the object in
+/// memory unless both buckets are folders of one file system.
 ///
 /// # Errors
-/// `NotFound` without the object, `Conflict` if `target` has the key, `Unavailable`, with the key.
+/// `NotFound` without the object, `Conflict` if `target` has the key, `Unavailable`; with the key.
 pub fn copy_object(source: &dyn Bucket, target: &dyn Bucket, key: &str, bytes: u64) -> Result<()> {
     check_key(key)?;
     if let (Some(source), Some(target)) = (source.folder(), target.folder()) {
@@ -58,11 +58,11 @@ pub fn copy_object(source: &dyn Bucket, target: &dyn Bucket, key: &str, bytes: u
     }
     let request = RangeRequest { key: key.to_owned(), offset: 0, len: bytes };
     let read = source.get_ranges(&[request]).pop();
-    let body: Arc<[u8]> = read.unwrap_or_else(|| Err(Error::internal("a range has no answer")))?;
+    let body: Arc<[u8]> = read.unwrap_or_else(|| Err(Error::internal("a range has no result")))?;
     target.put(key, body, PutMode::Create).map(|_| ())
 }
 
-/// Gives a file a second name; `false` where the file system cannot, such as over its border.
+/// Creates a hard link; `false` if the file system cannot, for example across file systems.
 fn link(source: &Path, target: &Path) -> Result<bool> {
     match fs::hard_link(source, target) {
         Ok(()) => Ok(true),
@@ -81,11 +81,11 @@ mod tests {
     use super::*;
     use crate::{FolderBucket, LocalDisk};
 
-    /// Hides where it is, as a disk or bucket that is no folder does.
+    /// Hides the folder of a bucket, so that copies are made byte by byte.
     #[derive(Debug)]
-    struct Elsewhere<T>(T);
+    struct Unlinkable<T>(T);
 
-    impl Bucket for Elsewhere<FolderBucket> {
+    impl Bucket for Unlinkable<FolderBucket> {
         fn get_ranges(&self, requests: &[RangeRequest]) -> Vec<Result<Arc<[u8]>>> {
             self.0.get_ranges(requests)
         }
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copied_file_outlives_the_one_that_it_was_made_of() {
+    fn a_copied_file_outlives_its_source() {
         let folder = tempfile::tempdir().unwrap();
         let source = LocalDisk::open(folder.path().join("a")).unwrap();
         let target = LocalDisk::open(folder.path().join("b")).unwrap();
@@ -121,12 +121,12 @@ mod tests {
     }
 
     #[test]
-    fn a_copied_object_outlives_the_one_that_it_was_made_of() {
+    fn a_copied_object_outlives_its_source() {
         let folder = tempfile::tempdir().unwrap();
         let bucket = |name: &str| FolderBucket::open(folder.path().join(name)).unwrap();
         let source = bucket("a");
         let targets: [Box<dyn Bucket>; 2] =
-            [Box::new(bucket("b")), Box::new(Elsewhere(bucket("c")))];
+            [Box::new(bucket("b")), Box::new(Unlinkable(bucket("c")))];
         source.put("t/1", Arc::from(*b"object"), PutMode::Create).unwrap();
         for target in &targets {
             copy_object(&source, &**target, "t/1", 6).unwrap();

@@ -1,8 +1,8 @@
-//! The disk seam: files below one root folder, with the crash semantics that the engine stands on.
+//! The disk seam: files below one root folder, with the crash semantics that the engine relies on.
 //!
-//! A write is visible to later reads at once but survives a crash only once [`DiskFile::sync`]
-//! returned; before that any part of it may be lost or torn at any sector. A created, renamed or
-//! removed name survives only after [`Disk::sync_dir`] of its folder.
+//! Later reads see a write at once, but it survives a crash only after [`DiskFile::sync`] returned;
+//! until then any part of it may be lost or torn at any sector. A created, renamed or removed name
+//! survives only after [`Disk::sync_dir`] of its folder.
 
 use std::fmt;
 use std::path::Path;
@@ -12,37 +12,38 @@ use firn_model::{Error, Result};
 
 use crate::Mapped;
 
-/// A path below the disk's root with `/` between parts, such as `log/0/17.log`. Never absolute,
-/// no `.` or `..` parts.
+/// A path below the disk's root with `/` between parts, such as `log/0/17.log`. Never absolute, no
+/// `.` or `..` parts.
 pub type DiskPath = str;
 
-/// How [`Disk::open`] finds or makes a file.
+/// The mode of [`Disk::open`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenMode {
     /// Must exist; reads only.
     Read,
     /// Must exist; reads and writes.
     Write,
-    /// Must not exist; made empty, for reads and writes.
+    /// Must not exist; created empty, for reads and writes.
     Create,
 }
 
 /// Files of one root folder.
 ///
 /// # Errors
-/// `NotFound` when a name is missing, `Unavailable` when the disk is full or fails, with the path
-/// and the operating system's words.
+/// `NotFound` when a name is missing, `Unavailable` when the disk is full or fails; each with the
+/// path and the operating system's message.
 pub trait Disk: fmt::Debug + Send + Sync {
-    /// Opens or makes a file. Parent folders must exist.
+    /// Opens or creates a file. Its parent folders must exist.
     fn open(&self, path: &DiskPath, mode: OpenMode) -> Result<Arc<dyn DiskFile>>;
 
-    /// Makes a folder and its parents; fine if they exist. Durable after `sync_dir` of the parents.
+    /// Creates a folder and its parents; succeeds if they exist. Durable after `sync_dir` of the
+    /// parents.
     fn create_dir(&self, path: &DiskPath) -> Result<()>;
 
     /// Names (not paths) of the files and folders in a folder, sorted. A missing folder is empty.
     fn list(&self, path: &DiskPath) -> Result<Vec<String>>;
 
-    /// Renames a file over whatever was there, atomically.
+    /// Renames a file atomically; replaces an existing file.
     fn rename(&self, from: &DiskPath, to: &DiskPath) -> Result<()>;
 
     /// Removes a file.
@@ -51,22 +52,22 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// Makes the names in a folder durable (`""` is the root).
     fn sync_dir(&self, path: &DiskPath) -> Result<()>;
 
-    /// Syncs several files of this disk side by side, each as [`DiskFile::sync`], and says for each
-    /// how it went: the time is that of the slowest, not the sum.
+    /// Syncs several files of this disk in parallel, each as [`DiskFile::sync`], and returns one
+    /// result per file. Takes as long as the slowest sync, not the sum.
     fn sync_files(&self, files: &[Arc<dyn DiskFile>]) -> Vec<Result<()>> {
         files.iter().map(|file| file.sync()).collect()
     }
 
-    /// The folder of the file system that it is, if it is one: for [`crate::copy_file`].
+    /// The file system folder that the disk consists of, if it is one; for [`crate::copy_file`].
     fn folder(&self) -> Option<&Path> {
         None
     }
 
-    /// Bytes still free for this disk's user.
+    /// Free bytes that this user may allocate.
     fn free_bytes(&self) -> Result<u64>;
 
-    /// What who writes little at a time should fill before it begins the next: the device writes so many bytes as a
-    /// whole. 8 where a cache lies in between.
+    /// The unit that the device writes as a whole. A writer of small pieces should fill one unit
+    /// before it starts the next. 8 with a cache in between.
     fn unit_bytes(&self) -> u64 {
         8
     }
@@ -74,11 +75,11 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// Locks the root folder against other processes until the lock is dropped.
     ///
     /// # Errors
-    /// `Busy` when another process holds it, with what it wrote there (its process id).
+    /// `Busy` when another process holds the lock; names the process id stored in the lock file.
     fn lock(&self) -> Result<Box<dyn FolderLock>>;
 }
 
-/// Keeps a folder for one process; dropping it lets go.
+/// A lock on a folder, released on drop.
 pub trait FolderLock: fmt::Debug + Send + Sync {}
 
 /// One open file. All calls may come from several threads.
@@ -89,46 +90,48 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
     /// `Corrupt` if the file ends before `buf` is full, `Unavailable` if the disk fails.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
 
-    /// Fills `buf` from `offset` if nobody has to wait for the device: if the system has it in memory. `false` if not, or
-    /// if it cannot say so; nothing is known about `buf` then.
+    /// Fills `buf` from `offset` if that needs no device access, because the system caches the
+    /// range. Returns `false` if it does not or if the disk cannot determine it; the contents of
+    /// `buf` are then undefined.
     fn read_cached(&self, _offset: u64, _buf: &mut [u8]) -> bool {
         false
     }
 
-    /// Says that a range will be read at once: a disk that can begins with it and makes nobody wait. Who says so of several
-    /// ranges before the first is read waits for them side by side. What goes wrong shows when they are read.
+    /// Announces that a range is read soon, so that the disk can start reading without blocking the
+    /// caller. Announce several ranges before reading the first, and their reads overlap. Errors
+    /// appear when the ranges are read.
     fn will_read(&self, _offset: u64, _len: u64) {}
 
     /// Writes all of `bytes` at `offset`; a gap before it reads as zeros.
     ///
     /// # Errors
-    /// `Unavailable`, then what is on disk in that range is unknown.
+    /// `Unavailable`; the contents of that range on disk are then unknown.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()>;
 
-    /// Reserves and zeroes room up to `len`, so that later writes below change no file metadata and
-    /// cannot fail for want of space.
+    /// Reserves and zeroes the file up to `len`, so that later writes below `len` change no file
+    /// metadata and cannot fail for lack of space.
     ///
     /// # Errors
-    /// `Unavailable` when the disk is full; the file is then as before.
+    /// `Unavailable` when the disk is full; the file is then unchanged.
     fn preallocate(&self, len: u64) -> Result<()>;
 
     /// Makes all writes so far durable (as `fdatasync`).
     ///
     /// # Errors
-    /// `Unavailable`, then nothing is known about unsynced writes: do not retry in place.
+    /// `Unavailable`; the state of unsynced writes is then unknown, so a retry proves nothing.
     fn sync(&self) -> Result<()>;
 
     /// Length in bytes.
     fn len(&self) -> Result<u64>;
 
-    /// The file as memory, where the processor writes to the device itself: there is no call into the system to wait
-    /// for then, and [`DiskFile::write_at`] is a copy.
+    /// The file as memory, if the processor writes to the device directly. Then no system call is
+    /// needed and [`DiskFile::write_at`] is a copy.
     fn memory(&self) -> Option<&dyn Memory> {
         None
     }
 
-    /// All bytes of a file that nobody changes from now on: mapped into memory where the disk can, else
-    /// a copy.
+    /// All bytes of a file that is not written again: mapped into memory if the disk supports it,
+    /// otherwise a copy.
     ///
     /// # Errors
     /// As [`DiskFile::read_at`].
@@ -146,17 +149,19 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
     }
 }
 
-/// Byte-addressable memory behind a file. What was written survives a crash once its cache lines were written back and a
-/// fence came after that; before, each line may be lost or kept by itself.
+/// Byte-addressable memory behind a file. A write survives a crash after its cache lines were
+/// written back and a fence followed; until then each line may be lost or kept independently.
 pub trait Memory: fmt::Debug + Send + Sync {
-    /// Begins to write the cache lines of `len` bytes at `offset` back, whichever thread wrote them.
+    /// Starts to write back the cache lines of `len` bytes at `offset`, whichever thread wrote
+    /// them.
     fn write_back(&self, offset: u64, len: u64);
 
-    /// Waits until everything is durable that this thread has begun to write back, in any file of the disk.
+    /// Waits until all lines are durable that this thread started to write back, in any file of the
+    /// disk.
     fn fence(&self);
 }
 
-/// Refuses a path that is not a [`DiskPath`]: absolute, or with an empty, `.` or `..` part. `""` is
+/// Rejects a path that is not a [`DiskPath`]: absolute, or with an empty, `.` or `..` part. `""` is
 /// the root.
 ///
 /// # Errors

@@ -1,24 +1,24 @@
-//! From the operating system's errors to the boundary error: what the caller can do about it.
+//! Conversion of operating system errors to the boundary error.
 
 use std::io;
 use std::path::Path;
 
 use firn_model::{Error, ErrorKind};
 
-/// `verb` is what was tried, as in "cannot {verb} /data/log/0/1.log".
+/// Builds "cannot {verb} {path}" with the kind for the system's error.
 pub(crate) fn io_error(verb: &str, path: &Path, error: io::Error) -> Error {
-    let what = format!("cannot {verb} {}", path.display());
+    let action = format!("cannot {verb} {}", path.display());
     let boundary = match error.kind() {
-        io::ErrorKind::NotFound => Error::not_found(what),
-        io::ErrorKind::AlreadyExists => Error::new(ErrorKind::Conflict, what),
-        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidFilename => Error::invalid(what),
+        io::ErrorKind::NotFound => Error::not_found(action),
+        io::ErrorKind::AlreadyExists => Error::new(ErrorKind::Conflict, action),
+        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidFilename => Error::invalid(action),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            Error::unavailable(format!("{what}: the disk is full, make room or move the folder"))
+            Error::unavailable(format!("{action}: the disk is full; free space or move the folder"))
         }
         io::ErrorKind::PermissionDenied => Error::unavailable(format!(
-            "{what}: not allowed, give this user the right to read and write there"
+            "{action}: permission denied; allow this user to read and write there"
         )),
-        _ => Error::unavailable(what),
+        _ => Error::unavailable(action),
     };
     boundary.because(error)
 }

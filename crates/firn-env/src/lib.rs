@@ -1,23 +1,29 @@
 //! Env: the outside world behind traits.
 //!
-//! **Owns** the seams [`Disk`], [`Bucket`] and [`Clock`] and their real forms: [`LocalDisk`], [`MemoryDisk`],
-//! [`FolderBucket`], `RemoteBucket` (S3, Google, Azure; feature `remote`, as it alone needs an HTTP
-//! client) and [`SystemClock`]. `open_bucket` chooses by URL. The simulated forms live in `firn-sim`
-//! (a development room); both kinds pass [`conformance`].
+//! **Owns** the seams [`Disk`], [`Bucket`] and [`Clock`] and their real implementations:
+//! [`LocalDisk`], [`MemoryDisk`], [`FolderBucket`], `RemoteBucket` (S3, Google, Azure; feature
+//! `remote`, because only it needs an HTTP client) and [`SystemClock`]. `open_bucket` selects one
+//! by URL. The simulated implementations are in `firn-sim` (a development room). One suite of
+//! tests, `firn_sim::conformance`, runs against both.
 //!
-//! **Never** knows what is in a file or an object, never retries a failed write of a local file,
-//! never decides. Everything else in the core reaches the world only through [`Env`].
+//! **Never** interprets the bytes of a file or an object, retries a failed write of a local file,
+//! or makes decisions. All other rooms of the core reach the outside world only through [`Env`].
 //!
-//! **Invariants**: what [`DiskFile::sync`] covered survives a crash; a rename or a new name survives
-//! one after [`Disk::sync_dir`]; a bucket's `put` is atomic and durable when it returns; a `put` with
-//! a condition reaches a store at most once; every call to a store ends within a set time.
+//! **Paths**: log, manifest, index and local tables use [`Env::disk`]; the slow tier uses
+//! [`Env::bucket`].
 //!
-//! Reading order: `disk`, `local`, `syncers`, `mapped`, `lines`, `memory`, `bucket`, `folder`, `remote` (`store`, `fetch`), `open`, `copy`,
-//! `clock`, `conformance`.
+//! **Invariants**: data covered by [`DiskFile::sync`] survives a crash; a rename or a new name
+//! survives one after [`Disk::sync_dir`]; a bucket's `put` is atomic, and durable on return; a
+//! conditional `put` takes effect in a store at most once; every call to a store returns within a
+//! set time.
+//!
+//! Terms: `docs/glossary.md`.
+//!
+//! Reading order: `disk`, `local`, `syncers`, `mapped`, `lines`, `memory`, `bucket`, `folder`,
+//! `remote` (`store`, `fetch`, `condition`), `open`, `copy`, `clock`.
 
 mod bucket;
 mod clock;
-pub mod conformance;
 mod copy;
 mod disk;
 mod folder;
@@ -48,21 +54,21 @@ pub use open::{open_bucket, open_bucket_with};
 #[cfg(feature = "remote")]
 pub use remote::{RemoteBucket, RemoteOptions, planned_fetch_bytes};
 
-/// The world of one database.
+/// The outside world of one database.
 #[derive(Clone, Debug)]
 pub struct Env {
-    /// The fast tier's files: log, manifest, index segments, tables of level 0 and 1.
+    /// Files of the fast tier: log, manifest, index segments, tables of levels 0 and 1.
     pub disk: Arc<dyn Disk>,
-    /// Where the log is, if not on `disk`.
+    /// The disk of the log, if it is not `disk`.
     pub log: Option<Arc<dyn Disk>>,
-    /// The slow tier's objects.
+    /// Objects of the slow tier.
     pub bucket: Arc<dyn Bucket>,
-    /// What time it is.
+    /// Wall time and monotonic time.
     pub clock: Arc<dyn Clock>,
 }
 
 impl Env {
-    /// Where the log is.
+    /// The disk of the log.
     pub fn log_disk(&self) -> &Arc<dyn Disk> {
         self.log.as_ref().unwrap_or(&self.disk)
     }

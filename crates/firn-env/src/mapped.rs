@@ -1,41 +1,42 @@
-//! Files that never change again, as memory.
+//! Immutable files as memory.
 
 use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
 
-/// The bytes of a file that is never changed again: mapped by a real disk, so that only what is
-/// looked at is read and the system may take it back; copied by a simulated one.
-pub struct Mapped(Bytes);
+/// The bytes of a file that is not written again. A real disk maps them, so that only the accessed
+/// pages are read and the system may drop them; a simulated disk copies them.
+pub struct Mapped(MappedBytes);
 
-enum Bytes {
+enum MappedBytes {
     Map(memmap2::Mmap),
     Copy(Vec<u8>),
 }
 
 impl Mapped {
-    /// Maps all of `file`. Removing the file's name later does no harm.
+    /// Maps all of `file`. The file may be removed later.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub(crate) fn of_file(file: &File) -> io::Result<Mapped> {
-        // SAFETY: the map is sound as long as nobody changes or cuts the file. Only files that are
-        // complete are mapped (index segments, which are synced and named in the manifest before),
-        // this process never writes to one again, and the folder's lock keeps other processes of ours
-        // away. The bytes are only ever read as bytes, and each block's checksum is compared before use.
+        // SAFETY: the map is sound as long as the file is not changed or truncated. Only complete
+        // files are mapped (index segments, which were synced and named in the manifest before).
+        // This process never writes to them again, and the folder's lock excludes other FirnDB
+        // processes. The bytes are only read as bytes, and each block's checksum is verified before
+        // use.
         #[expect(
             unsafe_code,
             reason = "an index larger than memory is read through the page cache"
         )]
         let map = unsafe { memmap2::Mmap::map(file) }?;
-        Ok(Mapped(Bytes::Map(map)))
+        Ok(Mapped(MappedBytes::Map(map)))
     }
 }
 
 impl From<Vec<u8>> for Mapped {
     fn from(bytes: Vec<u8>) -> Mapped {
-        Mapped(Bytes::Copy(bytes))
+        Mapped(MappedBytes::Copy(bytes))
     }
 }
 
@@ -45,8 +46,8 @@ impl Deref for Mapped {
     #[inline]
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            Bytes::Map(map) => map,
-            Bytes::Copy(bytes) => bytes,
+            MappedBytes::Map(map) => map,
+            MappedBytes::Copy(bytes) => bytes,
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Byte-addressable memory as a disk: a folder of a file system that maps the device itself (DAX).
 //!
-//! Names, lengths and reads are the system's; writes into a file that has its length are stores into its map. Where the
-//! file system only maps its cache, the same files are written the same way and [`DiskFile::sync`] asks the
-//! system: right, but no quicker than files.
+//! Names, lengths and reads use the file system; writes below the end of a file are stores into its
+//! map. If the file system maps only its page cache, files are written the same way and
+//! [`DiskFile::sync`] calls the system: correct, but no faster than files.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -16,14 +16,15 @@ use crate::io_error::io_error;
 use crate::lines::{LineFlusher, Mapping, Processor};
 use crate::{Disk, DiskFile, DiskPath, FolderLock, LocalDisk, Mapped, Memory, OpenMode};
 
-/// What such memory writes as a whole: smaller writes are read, changed and written inside of it (DecLog 4.4.2).
+/// The unit that such memory writes internally; smaller writes are read-modify-write cycles
+/// (DecLog, section 4.4.2).
 const UNIT_BYTES: u64 = 256;
 
 /// Files of one folder, written as memory.
 #[derive(Debug)]
 pub struct MemoryDisk {
     below: LocalDisk,
-    /// None where the system has to be asked.
+    /// `None` if only the system can make writes durable.
     lines: Option<Arc<dyn LineFlusher>>,
 }
 
@@ -31,12 +32,13 @@ struct MemoryFile {
     below: Arc<dyn DiskFile>,
     path: PathBuf,
     lines: Option<Arc<dyn LineFlusher>>,
-    /// Once it has a length. Writes take the lock as writers, whoever needs an address as readers.
+    /// `Some` once the file has a length. Writes take the write lock, users of an address the read
+    /// lock.
     mapping: RwLock<Option<Mapping>>,
 }
 
 impl MemoryDisk {
-    /// The folder `root`; made, with its parents, if it is missing.
+    /// Opens the folder `root`; creates it and its parents if missing.
     ///
     /// # Errors
     /// As [`LocalDisk::open`].
@@ -48,7 +50,7 @@ impl MemoryDisk {
         Ok(MemoryDisk { below, lines })
     }
 
-    /// As [`MemoryDisk::open`], with lines that are made durable in another way: for simulators.
+    /// As [`MemoryDisk::open`], with another way to make lines durable, for simulators.
     ///
     /// # Errors
     /// As [`LocalDisk::open`].
@@ -56,22 +58,22 @@ impl MemoryDisk {
         Ok(MemoryDisk { below: LocalDisk::open(root)?, lines: Some(lines) })
     }
 
-    /// Whether stores reach the device without the system's help.
+    /// Whether stores reach the device without a system call.
     pub fn is_direct(&self) -> bool {
         self.lines.is_some()
     }
 }
 
-/// Whether files in `folder` are mapped as the device, not as a cache of it.
+/// Whether files in `folder` are maps of the device instead of the page cache.
 fn maps_device(folder: &Path) -> Result<bool> {
     use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, statx};
-    // The attribute is a file's.
+    // The attribute belongs to files, so a probe file is needed.
     let path = folder.join("probe");
     let failed = |error| io_error("try", &path, error);
     let file = File::create(&path).map_err(failed)?;
     let found = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
     std::fs::remove_file(&path).map_err(failed)?;
-    // A kernel that does not know the call knows no such file system.
+    // A kernel without this call supports no such file system.
     Ok(found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::DAX)))
 }
 
@@ -129,7 +131,7 @@ impl Disk for MemoryDisk {
 }
 
 impl MemoryFile {
-    /// Maps the file at the length that it has.
+    /// Maps the file at its current length.
     fn map_all(&self) -> Result<()> {
         let failed = |error| io_error("map", &self.path, error);
         let file = OpenOptions::new().read(true).write(true).open(&self.path).map_err(failed)?;
@@ -163,9 +165,9 @@ impl DiskFile for MemoryFile {
         if self.lines.is_none() {
             return self.below.write_at(offset, bytes);
         }
-        // Nobody would write these back.
+        // No sync would write these bytes back.
         Err(Error::internal(format!(
-            "{}: {} bytes at {offset} lie behind its end; it is made at full length",
+            "{}: {} bytes at {offset} are past its end; the file must be created at full length",
             self.path.display(),
             bytes.len()
         )))
@@ -176,7 +178,7 @@ impl DiskFile for MemoryFile {
         if len > 0 { self.map_all() } else { Ok(()) }
     }
 
-    /// Also what was written before the file was mapped.
+    /// Also covers writes from before the file was mapped.
     fn sync(&self) -> Result<()> {
         self.with_mapping(|lines, mapping| {
             lines.write_back(mapping, 0, mapping.len());
@@ -220,17 +222,8 @@ impl fmt::Debug for MemoryFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conformance;
 
-    #[test]
-    fn memory_without_a_device_keeps_the_rules_of_the_seam() {
-        let folder = tempfile::tempdir().unwrap();
-        let disk = MemoryDisk::open(folder.path().join("log")).unwrap();
-        conformance::check_disk(&disk);
-        assert!(disk.is_direct() || disk.unit_bytes() == 8);
-    }
-
-    /// The instructions themselves: no test sees what they do, but that they do no harm.
+    /// Runs the instructions. A test cannot observe their effect, only that they do no harm.
     #[test]
     fn lines_are_written_back_wherever_they_begin_and_end() {
         let Some(processor) = Processor::detect() else { return };
@@ -241,9 +234,9 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let disk = MemoryDisk::with_lines(folder.path(), lines).unwrap();
             let file = disk.open("a", OpenMode::Create).unwrap();
-            assert!(file.memory().is_none(), "it has no bytes yet");
+            assert!(file.memory().is_none(), "the file is empty");
             file.preallocate(10_000).unwrap();
-            let memory = file.memory().expect("it is mapped");
+            let memory = file.memory().expect("the file is mapped");
             for (offset, len) in [(0, 1), (63, 2), (64, 64), (9_999, 1), (9_000, 5_000), (0, 0)] {
                 let bytes = vec![offset as u8; len.min(10_000 - offset)];
                 file.write_at(offset as u64, &bytes).unwrap();
@@ -254,7 +247,7 @@ mod tests {
                 assert_eq!(found, bytes);
             }
             let beyond = file.write_at(9_999, &[1, 2]).unwrap_err();
-            assert!(beyond.to_string().contains("behind its end"), "{beyond}");
+            assert!(beyond.to_string().contains("past its end"), "{beyond}");
             file.sync().unwrap();
             let again = disk.open("a", OpenMode::Write).unwrap();
             assert!(again.memory().is_some());

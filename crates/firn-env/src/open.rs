@@ -1,4 +1,4 @@
-//! From what a person writes to a bucket.
+//! Opens a bucket from a URL or a path.
 
 use std::sync::Arc;
 
@@ -6,17 +6,17 @@ use firn_model::{Error, Result};
 
 use crate::{Bucket, FolderBucket, RemoteBucket, RemoteOptions};
 
-/// The bucket that `url_or_path` means: an object store for `s3://`, `gs://` and `az://`, a folder
-/// for `file:///path` and for everything without a scheme. A folder is made if it is missing; a
-/// remote bucket is not asked yet.
+/// Opens the bucket at `url_or_path`: an object store for `s3://`, `gs://` and `az://`; a folder
+/// for `file:///path` and for a path without a scheme. Creates a missing folder; sends no request
+/// to an object store.
 ///
 /// # Errors
-/// `Invalid` for another scheme or wrong settings, `Unavailable` if the folder cannot be made.
+/// `Invalid` for another scheme or wrong settings, `Unavailable` if the folder cannot be created.
 pub fn open_bucket(url_or_path: &str) -> Result<Arc<dyn Bucket>> {
     open_bucket_with(url_or_path, &RemoteOptions::default())
 }
 
-/// [`open_bucket`] with limits of one's own for an object store.
+/// As [`open_bucket`], with options for an object store.
 ///
 /// # Errors
 /// As [`open_bucket`].
@@ -24,10 +24,12 @@ pub fn open_bucket_with(url_or_path: &str, options: &RemoteOptions) -> Result<Ar
     match url_or_path.split_once("://") {
         Some(("file", path)) if path.starts_with('/') => Ok(Arc::new(FolderBucket::open(path)?)),
         Some(("file", _)) => {
-            Err(Error::invalid(format!("{url_or_path}: write file:///path, three slashes")))
+            Err(Error::invalid(format!("{url_or_path}: expected file:///path, three slashes")))
         }
         Some(_) => Ok(Arc::new(RemoteBucket::from_url(url_or_path, options)?)),
-        None if url_or_path.is_empty() => Err(Error::invalid("the bucket's folder has no name")),
+        None if url_or_path.is_empty() => {
+            Err(Error::invalid("the bucket's path is empty: use a folder or a URL"))
+        }
         None => Ok(Arc::new(FolderBucket::open(url_or_path)?)),
     }
 }

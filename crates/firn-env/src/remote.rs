@@ -1,9 +1,9 @@
-//! A bucket in an object store: Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure
-//! Blob Storage. The one place below the server where there is async code; callers block.
+//! A bucket in an object store: Amazon S3 and compatible stores, Google Cloud Storage, Azure Blob
+//! Storage. The only async code below the server; callers block.
 //!
-//! What failed for a moment is tried again inside, with growing pauses, until the request's time is
-//! over; a put with a condition as well, which then may meet its own object (`condition`). Large objects
-//! go up in parts, side by side.
+//! Transient failures are retried inside, with growing pauses, until the call's time is over. This
+//! includes conditional puts, which may then find their own object (`condition`). Large objects are
+//! uploaded in parallel parts.
 
 mod condition;
 mod fetch;
@@ -33,49 +33,51 @@ use fetch::Fetch;
 pub use fetch::planned_fetch_bytes;
 use store::Stores;
 
-/// Larger objects go up in parts, in parallel, so that a lost connection costs one part; but for a put on
-/// the condition of a version, of the manifest that is: one of this size names 100,000 tables.
-/// 8 MiB: over S3's least of 5 MiB, under a second on a slow uplink of 100 Mbit/s.
+/// Larger objects are uploaded in parallel parts, so that a lost connection costs one part.
+/// Exception: a put with a version condition, which only the manifest uses; one of this size names
+/// 100,000 tables. 8 MiB: above the S3 minimum of 5 MiB, under a second on a slow uplink of 100
+/// Mbit/s.
 const PART_BYTES: usize = 8 << 20;
 
-/// Added to a call's time for what it moves: a slower line than this cannot feed a database anyway.
+/// Extends a call's deadline by the bytes it transfers. A slower line cannot feed a database
+/// anyway.
 const BYTES_PER_SECOND_MIN: u64 = 1 << 20;
 
-/// No call waits longer, whatever it moves, so that times cannot overflow.
+/// Upper bound of every deadline, so that times cannot overflow.
 const LIMIT_MAX: Duration = Duration::from_secs(24 * 3_600);
 
-/// What stores answer, inside XML, when it is the bucket that is missing.
+/// Error codes in the XML of stores for a missing bucket.
 const NO_BUCKET_CODES: [&str; 2] = ["<Code>NoSuchBucket", "<Code>ContainerNotFound"];
 
-/// Requests and their sockets need little of our own time; two threads keep TLS off the caller's.
+/// Requests need little CPU time; two threads keep TLS off the caller's thread.
 const THREAD_COUNT: usize = 2;
 
-/// How a remote bucket behaves.
+/// Options of a remote bucket.
 #[derive(Clone, Debug)]
 pub struct RemoteOptions {
-    /// When a call is given up with `Unavailable`, retries and waiting for its turn included. Reads
-    /// and puts have 1 s more for each MiB, a listing and a deletion have it for each page.
+    /// Time after which a call fails with `Unavailable`, including retries and queueing. Reads and
+    /// puts have 1 s more for each MiB; a listing and a deletion have this time for each page.
     pub give_up_ms: u64,
-    /// Reads in flight at most; writes have a quarter as many of their own, so that an upload does
-    /// not hold up queries.
+    /// Maximum number of reads in flight. Writes have a quarter as many of their own, so that an
+    /// upload does not delay queries.
     pub request_count_max: usize,
 }
 
 impl Default for RemoteOptions {
     fn default() -> RemoteOptions {
-        // S3 answers in 30 to 100 ms, so 32 in flight are 300 to 1,000 reads a second.
+        // S3 answers in 30 to 100 ms, so 32 in flight are 300 to 1,000 reads per second.
         RemoteOptions { give_up_ms: 30_000, request_count_max: 32 }
     }
 }
 
 /// Objects below one prefix of one bucket of an object store.
 pub struct RemoteBucket {
-    shared: Arc<Shared>,
+    shared: Arc<Client>,
     /// `Some` until dropped.
     runtime: Option<Runtime>,
 }
 
-struct Shared {
+struct Client {
     url: String,
     stores: Stores,
     prefix: Path,
@@ -85,13 +87,13 @@ struct Shared {
 }
 
 impl RemoteBucket {
-    /// The bucket behind `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`, with
-    /// credentials, region and endpoint from the usual environment variables (`AWS_ACCESS_KEY_ID`,
-    /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT`, `AWS_ALLOW_HTTP`, `GOOGLE_*`,
-    /// `AZURE_*`), else from the machine it runs on. Sends nothing yet.
+    /// Opens the bucket behind `s3://bucket/prefix`, `gs://bucket/prefix` or
+    /// `az://container/prefix`. Takes credentials, region and endpoint from the usual environment
+    /// variables (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT`,
+    /// `AWS_ALLOW_HTTP`, `GOOGLE_*`, `AZURE_*`), otherwise from the machine. Sends no request yet.
     ///
     /// # Errors
-    /// `Invalid` for a URL or a variable that makes no sense.
+    /// `Invalid` for a malformed URL or variable.
     pub fn from_url(url: &str, options: &RemoteOptions) -> Result<RemoteBucket> {
         let variables = std::env::vars_os();
         let variables = variables.filter_map(|(name, value)| {
@@ -100,10 +102,10 @@ impl RemoteBucket {
         RemoteBucket::open(url, variables, options)
     }
 
-    /// As [`RemoteBucket::from_url`] with variables from elsewhere than the environment.
+    /// As [`RemoteBucket::from_url`] with the given variables instead of the environment.
     ///
     /// # Errors
-    /// `Invalid` for a URL or a variable that makes no sense.
+    /// `Invalid` for a malformed URL or variable.
     pub fn open(
         url: &str,
         variables: impl IntoIterator<Item = (String, String)>,
@@ -120,7 +122,7 @@ impl RemoteBucket {
                 Error::unavailable(format!("cannot start threads for {url}")).because(e)
             })?;
         let request_count_max = options.request_count_max.clamp(4, Semaphore::MAX_PERMITS);
-        let shared = Shared {
+        let shared = Client {
             url: url.trim_end_matches('/').to_owned(),
             stores,
             prefix,
@@ -131,14 +133,19 @@ impl RemoteBucket {
         Ok(RemoteBucket { shared: Arc::new(shared), runtime: Some(runtime) })
     }
 
-    /// Blocks until `work` is done on the bucket's own threads. Also right on a thread of another
-    /// async runtime, where waiting inside tokio would panic.
-    fn run<T, F>(&self, work: impl FnOnce(Arc<Shared>) -> F) -> Result<T>
+    /// Blocks until `work` is done on the bucket's own threads. Works on a thread of another async
+    /// runtime, where blocking inside tokio would panic.
+    fn run<T, F>(&self, work: impl FnOnce(Arc<Client>) -> F) -> Result<T>
     where
         T: Send + 'static,
         F: Future<Output = T> + Send + 'static,
     {
-        let stopped = || Error::internal(format!("{}: the request's task died", self.shared.url));
+        let stopped = || {
+            Error::internal(format!(
+                "{}: the task of the request panicked; report a bug",
+                self.shared.url
+            ))
+        };
         let runtime = self.runtime.as_ref().ok_or_else(stopped)?;
         let (sender, receiver) = mpsc::sync_channel(1);
         let work = work(Arc::clone(&self.shared));
@@ -198,13 +205,13 @@ impl Drop for RemoteBucket {
 
 impl fmt::Debug for RemoteBucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The stores hold credentials.
+        // The stores contain credentials.
         f.debug_struct("RemoteBucket").field("url", &self.shared.url).finish_non_exhaustive()
     }
 }
 
-impl Shared {
-    /// Each answer with the index of its request.
+impl Client {
+    /// Returns each result with the index of its request.
     async fn fetch(
         &self,
         fetch: Fetch,
@@ -224,7 +231,7 @@ impl Shared {
                 };
                 fetch.members.into_iter().map(cut).collect()
             }
-            // Only some of them reach past the end.
+            // Only some of the ranges reach past the end of the object.
             Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => {
                 let alone = fetch.members.into_iter().map(|idx| async move {
                     (idx, self.fetch_one(&requests[idx], deadline).await)
@@ -244,7 +251,7 @@ impl Shared {
         if let Some(end) = end.filter(|&end| end > request.offset) {
             match self.read_range(&request.key, &location, request.offset..end, deadline).await {
                 Ok(bytes) if bytes.len() as u64 == request.len => return Ok(Arc::from(&bytes[..])),
-                // Too short, or refused: perhaps because it reaches past the end.
+                // Too short, or refused: the range may reach past the end of the object.
                 Ok(_) => {}
                 Err(error) if error.kind() == &ErrorKind::NotFound => return Err(error),
                 Err(error) => match self.head(&request.key, deadline).await {
@@ -259,9 +266,9 @@ impl Shared {
             return Ok(Arc::from([]));
         }
         if end.is_some_and(|end| end <= info.bytes) {
-            // The object has them: the connection ended early.
+            // The object contains the range: the connection ended early.
             return Err(Error::unavailable(format!(
-                "{} in {}: the store sent a part of {} bytes; retry",
+                "{} in {}: the store sent only a part of {} bytes; retry",
                 request.key, self.url, request.len
             )));
         }
@@ -275,12 +282,13 @@ impl Shared {
         range: Range<u64>,
         deadline: Instant,
     ) -> Result<Bytes> {
-        // Ranges of one call share the line, so it is the call's time that says how much it brings.
+        // The ranges of one call share the bandwidth; a deadline beyond `give_up` marks a large
+        // read.
         if deadline <= Instant::now() + self.give_up {
             let get = self.stores.retrying.get_range(location, range);
             return self.read(deadline, "read", key, get).await;
         }
-        // The rest is for the cause: the store's answer when it is asked for a byte, once.
+        // The remaining third is reserved for the cause: one request for one byte.
         let soon = deadline - self.give_up / 3;
         let byte = range.start..range.start + 1;
         let get = self.stores.enduring.get_range(location, range);
@@ -314,7 +322,7 @@ impl Shared {
             _ => self.put_if(key, &location, bytes, &mode, deadline).await,
         };
         match result {
-            // A store that misses something at a put misses the bucket.
+            // A put fails with NotFound only if the bucket is missing.
             Err(error) if error.kind() == &ErrorKind::NotFound => {
                 Err(Error::unavailable(self.no_bucket()).because(error))
             }
@@ -322,7 +330,7 @@ impl Shared {
         }
     }
 
-    /// What the store compares. Google's compares generations, which only a `head` tells.
+    /// The condition for the store. Google compares generations, which only a `head` returns.
     async fn update_version(
         &self,
         key: &str,
@@ -353,13 +361,13 @@ impl Shared {
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<ObjectInfo>> {
-        // Stores list by whole parts of a key, so the last, perhaps partial one is ours to compare.
+        // Stores list by whole key components; a partial last component is compared here.
         let folder = prefix.rsplit_once('/').map_or("", |parts| parts.0);
         let location = if folder.is_empty() { self.prefix.clone() } else { self.location(folder)? };
         let mut metas = self.stores.retrying.list(Some(&location));
         let mut found = Vec::new();
         loop {
-            // Most of these are served from a page that is already here.
+            // Most items come from a page that was already received.
             let next = async { metas.next().await.transpose() };
             let what = format!("{prefix}*");
             let Some(meta) = self.read(self.deadline(0), "list", &what, next).await? else { break };
@@ -392,10 +400,10 @@ impl Shared {
         }
     }
 
-    /// When a call that moves so many bytes and begins now is given up.
+    /// The deadline of a call that transfers `byte_count` bytes and starts now.
     fn deadline(&self, byte_count: u64) -> Instant {
-        let moving = Duration::from_secs(byte_count / BYTES_PER_SECOND_MIN);
-        Instant::now() + self.give_up.saturating_add(moving).min(LIMIT_MAX)
+        let transfer = Duration::from_secs(byte_count / BYTES_PER_SECOND_MIN);
+        Instant::now() + self.give_up.saturating_add(transfer).min(LIMIT_MAX)
     }
 
     async fn read<T>(
@@ -427,7 +435,7 @@ impl Shared {
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T> {
         let permitted = async {
-            // The semaphore is never closed, so there always is a permit in the end.
+            // The semaphore is never closed, so `acquire` eventually succeeds.
             let _permit = permits.acquire().await;
             request.await
         };
@@ -451,10 +459,10 @@ impl Shared {
             prefix => format!("{prefix}/{key}"),
         };
         Path::parse(whole)
-            .map_err(|e| Error::invalid(format!("{key:?} is no key of an object")).because(e))
+            .map_err(|e| Error::invalid(format!("{key:?} is not a valid object key")).because(e))
     }
 
-    /// The key without our prefix.
+    /// The key without the prefix of the bucket.
     fn key(&self, location: &Path) -> Option<String> {
         let rest = location.as_ref().strip_prefix(self.prefix.as_ref())?;
         Some(rest.strip_prefix('/').unwrap_or(rest).to_owned())
@@ -462,28 +470,28 @@ impl Shared {
 
     fn boundary(&self, verb: &str, key: &str, error: object_store::Error) -> Error {
         use object_store::Error as Store;
-        let what = format!("cannot {verb} {key} in {}", self.url);
+        let action = format!("cannot {verb} {key} in {}", self.url);
         let text = error.to_string();
         let boundary = match &error {
             // A missing bucket must not look like a missing object.
             _ if NO_BUCKET_CODES.iter().any(|code| text.contains(code)) => {
-                Error::unavailable(format!("{what}: {}", self.no_bucket()))
+                Error::unavailable(format!("{action}: {}", self.no_bucket()))
             }
-            Store::NotFound { .. } => Error::not_found(what),
+            Store::NotFound { .. } => Error::not_found(action),
             Store::AlreadyExists { .. } | Store::Precondition { .. } => {
-                Error::new(ErrorKind::Conflict, what)
+                Error::new(ErrorKind::Conflict, action)
             }
-            Store::InvalidPath { .. } => Error::invalid(what),
+            Store::InvalidPath { .. } => Error::invalid(action),
             Store::PermissionDenied { .. } | Store::Unauthenticated { .. } => Error::unavailable(
-                format!("{what}: the store refuses our credentials, check them and their rights"),
+                format!("{action}: the store refused the credentials; check them and their rights"),
             ),
-            _ => Error::unavailable(what),
+            _ => Error::unavailable(action),
         };
         boundary.because(error)
     }
 
     fn no_bucket(&self) -> String {
-        format!("{}: is there such a bucket? create it first", self.url)
+        format!("{}: the bucket does not exist; create it, or correct the URL", self.url)
     }
 }
 
@@ -494,7 +502,7 @@ impl ObjectInfo {
     }
 }
 
-/// All stores give entity tags; the rest is for those that may come.
+/// All current stores return entity tags; the fallbacks are for others.
 fn version_of(meta: &ObjectMeta) -> String {
     let fallback = || format!("{}-{}", meta.last_modified.timestamp_millis(), meta.size);
     meta.e_tag.clone().or_else(|| meta.version.clone()).unwrap_or_else(fallback)

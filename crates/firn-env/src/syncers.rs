@@ -1,7 +1,7 @@
-//! Threads that wait for the device, so that several files are synced in the time of the slowest.
+//! Threads that sync several files in parallel, so that this takes as long as the slowest sync.
 //!
-//! One file is synced by whoever asks. The threads start when they are first needed, sleep when they
-//! are not, and end with the disk.
+//! A single file is synced on the caller's thread. Threads start when first needed, sleep while
+//! idle and end with the disk.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,7 +13,7 @@ use firn_model::{Error, Result};
 
 use crate::DiskFile;
 
-/// The log has at most as many streams as cores, four by default; more files than this share threads.
+/// The log has at most one stream per core, four by default. More files share these threads.
 const THREAD_COUNT_MAX: usize = 8;
 
 /// The threads of one disk.
@@ -22,12 +22,12 @@ pub(crate) struct Syncers(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<JobQueue>,
     wake: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct JobQueue {
     jobs: VecDeque<Job>,
     thread_count: usize,
     idle_count: usize,
@@ -41,16 +41,17 @@ struct Job {
 }
 
 impl Syncers {
-    /// Syncs all of `files`: the first on this thread, the others beside it.
+    /// Syncs all of `files`: the first on this thread, the others on helper threads.
     pub(crate) fn sync(&self, files: &[Arc<dyn DiskFile>]) -> Vec<Result<()>> {
         let Some((first, others)) = files.split_first() else { return Vec::new() };
         let (done, finished) = channel();
         for (other_idx, file) in others.iter().enumerate() {
             let job = Job { file: Arc::clone(file), file_idx: other_idx + 1, done: done.clone() };
-            self.give(job);
+            self.dispatch(job);
         }
         drop(done);
-        let unfinished = || Err(Error::internal("a thread that syncs files ended"));
+        let unfinished =
+            || Err(Error::internal("a sync thread ended without a result; reopen the database"));
         let mut outcomes: Vec<Result<()>> = files.iter().map(|_| unfinished()).collect();
         outcomes[0] = first.sync();
         for (file_idx, outcome) in finished {
@@ -59,8 +60,8 @@ impl Syncers {
         outcomes
     }
 
-    /// To a thread that is idle, or to a new one. Without threads it is done here.
-    fn give(&self, job: Job) {
+    /// Passes the job to an idle or new thread. Runs it here if no thread could be started.
+    fn dispatch(&self, job: Job) {
         let mut state = self.0.lock();
         let is_short = state.jobs.len() >= state.idle_count;
         if is_short && state.thread_count < THREAD_COUNT_MAX {
@@ -99,15 +100,15 @@ impl Shared {
         }
     }
 
-    /// No code that can panic runs under this lock.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    /// No code that can panic runs while this lock is held.
+    fn lock(&self) -> MutexGuard<'_, JobQueue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Job {
     fn run(self) {
-        // Who asked waits until the last sender is gone.
+        // The caller waits until the last sender is dropped.
         let _ = self.done.send((self.file_idx, self.file.sync()));
     }
 }
@@ -131,24 +132,24 @@ mod tests {
 
     use super::*;
 
-    /// A file whose sync returns when all of them are being synced.
+    /// A file with a sync that returns when all files are being synced.
     #[derive(Debug)]
-    struct Meeting {
+    struct BarrierFile {
         all: Arc<Barrier>,
         fails: bool,
     }
 
-    impl DiskFile for Meeting {
+    impl DiskFile for BarrierFile {
         fn read_at(&self, _: u64, _: &mut [u8]) -> Result<()> {
-            unreachable!("nobody reads")
+            unreachable!("never read")
         }
 
         fn write_at(&self, _: u64, _: &[u8]) -> Result<()> {
-            unreachable!("nobody writes")
+            unreachable!("never written")
         }
 
         fn preallocate(&self, _: u64) -> Result<()> {
-            unreachable!("nobody makes room")
+            unreachable!("never preallocated")
         }
 
         fn sync(&self) -> Result<()> {
@@ -161,26 +162,26 @@ mod tests {
         }
     }
 
-    /// One after the other would wait for ever.
+    /// Sequential syncs would wait for ever.
     #[test]
-    fn files_are_synced_side_by_side_and_each_is_told_its_own_outcome() {
+    fn files_are_synced_in_parallel_with_one_result_each() {
         let syncers = Syncers::default();
         for round in 0..20 {
             let all = Arc::new(Barrier::new(4));
-            let file = |idx| Meeting { all: Arc::clone(&all), fails: idx == round % 5 };
+            let file = |idx| BarrierFile { all: Arc::clone(&all), fails: idx == round % 5 };
             let files: Vec<Arc<dyn DiskFile>> =
                 (0..4).map(|idx| Arc::new(file(idx)) as Arc<dyn DiskFile>).collect();
             let outcomes = syncers.sync(&files);
             for (idx, outcome) in outcomes.iter().enumerate() {
                 assert_eq!(outcome.is_err(), idx == round % 5, "round {round}, file {idx}");
             }
-            // Who has told its outcome is idle a moment later.
-            let all_idle = |state: &State| state.idle_count == state.thread_count;
+            // A thread that sent its result becomes idle shortly afterwards.
+            let all_idle = |state: &JobQueue| state.idle_count == state.thread_count;
             while !all_idle(&syncers.0.lock()) {
                 thread::yield_now();
             }
         }
         assert!(syncers.sync(&[]).is_empty());
-        assert_eq!(syncers.0.lock().thread_count, 3, "threads that are idle are used again");
+        assert_eq!(syncers.0.lock().thread_count, 3, "idle threads are reused");
     }
 }

@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_simulated_bucket_keeps_the_rules_of_the_seam() {
-        firn_env::conformance::check_bucket(&Sim::new(1).bucket);
+        crate::conformance::check_bucket(&Sim::new(1).bucket);
     }
 
     #[test]

@@ -21,6 +21,7 @@
 
 mod bucket;
 mod clock;
+pub mod conformance;
 mod disk;
 mod faults;
 mod oracle;

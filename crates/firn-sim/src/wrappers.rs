@@ -228,10 +228,9 @@ impl fmt::Debug for LyingFile {
 
 #[cfg(test)]
 mod tests {
-    use firn_env::conformance;
 
     use super::*;
-    use crate::Sim;
+    use crate::{Sim, conformance};
 
     #[test]
     fn both_keep_the_rules_of_the_seam() {

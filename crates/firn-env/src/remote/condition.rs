@@ -1,9 +1,10 @@
-//! Puts with a condition: sent again like all else, and told apart from those of others; and puts in parts.
+//! Conditional puts, which are retried and recognise their own object, and puts in parts.
 //!
-//! A put whose answer does not come may have been done. Sent again, it then meets its own object, and the
-//! store reports a conflict that nobody caused. So after a conflict that may be with ourselves what is there is
-//! read back: the same bytes are ours. Whoever puts on a condition puts bytes that nobody else does (a manifest
-//! has a number that its process drew), or that mean the same whoever put them (a table under its id).
+//! A put may have succeeded although its response was lost. A retry then finds its own object, and
+//! the store reports a conflict that no other writer caused. So after a possible conflict with
+//! itself the put reads the object back: equal bytes are its own. Callers of conditional puts write
+//! bytes that are unique (a manifest contains a number that its process drew) or that mean the same
+//! for every writer (a table under its id).
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
@@ -15,19 +16,19 @@ use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutOptions, PutPayload};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{PART_BYTES, Shared, version_of};
+use super::{Client, PART_BYTES, version_of};
 use crate::{ObjectInfo, PutMode, RangeRequest};
 
-// As the client pauses where it tries again itself (`store`).
+// The pauses of the client's own retries (`store`).
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-impl Shared {
-    /// Puts in one piece, again as long as the store is out of order and a call's time lasts.
+impl Client {
+    /// Puts in one piece; retries while the store is unavailable and the call's time lasts.
     ///
     /// # Errors
-    /// `Conflict` if the condition does not hold, other than by what this call put; `Unavailable`: it is
-    /// unknown what is there.
+    /// `Conflict` if the condition does not hold for a reason other than this put; `Unavailable` if
+    /// the content of the key is unknown.
     pub(super) async fn put_if(
         &self,
         key: &str,
@@ -36,7 +37,8 @@ impl Shared {
         mode: &PutMode,
         deadline: Instant,
     ) -> Result<ObjectInfo> {
-        // The last try begins so early that its answer can still come; one that hangs leaves time for two more.
+        // The last attempt starts early enough for its answer; a stalled one leaves time for two
+        // more.
         let try_lasts = deadline.saturating_duration_since(Instant::now()) / 3;
         let last_try = Instant::now() + try_lasts * 2;
         let mut pause = PAUSE;
@@ -49,14 +51,14 @@ impl Shared {
             };
             match error.kind() {
                 ErrorKind::Conflict if !may_be_ours => return Err(error),
-                ErrorKind::Conflict => match self.look(key, &bytes, deadline).await? {
-                    Found::Same(info) => return Ok(info),
-                    Found::Other => return Err(error),
-                    // The store is still busy with the one before.
-                    Found::Nothing if *mode == PutMode::Create => {}
-                    Found::Nothing => return Err(error),
+                ErrorKind::Conflict => match self.compare(key, &bytes, deadline).await? {
+                    KeyContent::Same(info) => return Ok(info),
+                    KeyContent::Other => return Err(error),
+                    // The store is still processing the previous attempt.
+                    KeyContent::Missing if *mode == PutMode::Create => {}
+                    KeyContent::Missing => return Err(error),
                 },
-                ErrorKind::Unavailable if is_passing(&error) || Instant::now() >= until => {
+                ErrorKind::Unavailable if is_transient(&error) || Instant::now() >= until => {
                     may_be_ours = true;
                 }
                 _ => return Err(error),
@@ -69,11 +71,11 @@ impl Shared {
         }
     }
 
-    /// A name that nothing has is taken by a put of some bytes on that condition; then the parts, which no store takes
-    /// on a condition through this client, replace them.
+    /// Creates a large object: a conditional put of a placeholder claims the key, then the parts
+    /// replace it, because this client cannot upload parts with a condition.
     ///
     /// # Errors
-    /// As [`Shared::put_if`].
+    /// As [`Client::put_if`].
     pub(super) async fn create_in_parts(
         &self,
         key: &str,
@@ -81,16 +83,17 @@ impl Shared {
         bytes: Bytes,
         deadline: Instant,
     ) -> Result<ObjectInfo> {
-        let taken = Bytes::from(format!("FirnDB is putting this object in parts: {}\n", nonce()));
-        self.put_if(key, location, taken, &PutMode::Create, deadline).await?;
-        // If they do not, the name is not given back: it may hold all of them by now, or soon.
+        let placeholder =
+            Bytes::from(format!("FirnDB is putting this object in parts: {}\n", nonce()));
+        self.put_if(key, location, placeholder, &PutMode::Create, deadline).await?;
+        // If this fails the key stays claimed: the parts may already be there, or appear soon.
         self.put_parts(key, location, bytes, deadline).await
     }
 
-    /// As [`Shared::put_if`] without a condition, in parts that go side by side.
+    /// As [`Client::put_if`] without a condition, in parallel parts.
     ///
     /// # Errors
-    /// `Unavailable`: it is unknown what is there.
+    /// `Unavailable` if the content of the key is unknown.
     pub(super) async fn put_parts(
         &self,
         key: &str,
@@ -114,15 +117,17 @@ impl Shared {
             Ok(put) => return Ok(ObjectInfo::of_put(key, bytes.len() as u64, put)),
             Err(error) => error,
         };
-        // The parts may have become the object, and only the answer was lost: then the next try hears of no such upload.
-        if let Ok(Found::Same(info)) = self.look(key, &bytes, deadline + self.give_up).await {
+        // The parts may have become the object although the response was lost; a retry then reports
+        // that the upload does not exist.
+        if let Ok(KeyContent::Same(info)) = self.compare(key, &bytes, deadline + self.give_up).await
+        {
             return Ok(info);
         }
-        // Parts without an end cost money until the store's own rules remove them.
+        // Incomplete parts cost money until the store's rules remove them.
         let _ = timeout(self.give_up, upload.abort()).await;
         Err(match error.kind() {
             ErrorKind::NotFound => {
-                Error::unavailable(format!("{key}: the store has forgotten its parts; retry"))
+                Error::unavailable(format!("{key}: the store lost the uploaded parts; retry"))
                     .because(error)
             }
             _ => error,
@@ -152,47 +157,47 @@ impl Shared {
         Ok(ObjectInfo::of_put(key, byte_count, put))
     }
 
-    /// What is there, compared with `bytes`.
-    async fn look(&self, key: &str, bytes: &Bytes, deadline: Instant) -> Result<Found> {
+    /// Compares the stored object with `bytes`.
+    async fn compare(&self, key: &str, bytes: &Bytes, deadline: Instant) -> Result<KeyContent> {
         let location = self.location(key)?;
         let head = self.stores.retrying.head(&location);
         let meta = match self.read(deadline, "examine", key, head).await {
             Ok(meta) => meta,
-            Err(error) if *error.kind() == ErrorKind::NotFound => return Ok(Found::Nothing),
+            Err(error) if *error.kind() == ErrorKind::NotFound => return Ok(KeyContent::Missing),
             Err(error) => return Err(error),
         };
         if meta.size != bytes.len() as u64 {
-            return Ok(Found::Other);
+            return Ok(KeyContent::Other);
         }
         let whole = RangeRequest { key: key.to_owned(), offset: 0, len: meta.size };
         match self.fetch_one(&whole, deadline).await {
-            Ok(found) if *found == **bytes => Ok(Found::Same(ObjectInfo {
+            Ok(found) if *found == **bytes => Ok(KeyContent::Same(ObjectInfo {
                 key: key.to_owned(),
                 bytes: meta.size,
                 version: version_of(&meta),
             })),
             Err(error) if *error.kind() == ErrorKind::Unavailable => Err(error),
-            _ => Ok(Found::Other),
+            _ => Ok(KeyContent::Other),
         }
     }
 }
 
-/// What lies under a key.
-enum Found {
-    Nothing,
-    /// The bytes that were to be put.
+/// The content of a key.
+enum KeyContent {
+    Missing,
+    /// The bytes of this put.
     Same(ObjectInfo),
     Other,
 }
 
-/// Whether the same request may be answered otherwise later: credentials, say, are not better then.
-fn is_passing(error: &Error) -> bool {
+/// Whether a retry can succeed: wrong credentials, for example, stay wrong.
+fn is_transient(error: &Error) -> bool {
     let source = std::error::Error::source(error);
     let store = source.and_then(|source| source.downcast_ref::<object_store::Error>());
     matches!(store, Some(object_store::Error::Generic { .. }))
 }
 
-/// What nobody else writes.
+/// A value that no other writer draws.
 fn nonce() -> String {
     let random = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", random(), random())

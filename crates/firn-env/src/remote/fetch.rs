@@ -1,15 +1,16 @@
-//! Which ranges are fetched together: a request costs more than a few blocks that nobody asked for.
+//! Grouping of ranges into requests: reading a few unneeded blocks costs less than another request.
 
 use crate::RangeRequest;
 
-/// A gap up to this is read along. 256 KiB: at 100 MB/s it takes 3 ms, a request of its own takes 30.
+/// Ranges with a gap of up to this size share a request. 256 KiB take 3 ms at 100 MB/s; a request
+/// of its own takes 30 ms.
 const GAP_BYTES_MAX: u64 = 256 << 10;
 
-/// So much may be read along in any request; beyond it no more than what was asked for, so that neither bytes nor memory
-/// grow out of proportion.
+/// Surplus bytes that any request may read. Beyond that, a request reads at most as many surplus
+/// bytes as requested bytes, so that traffic and memory stay in proportion.
 const SURPLUS_BYTES: u64 = 64 << 10;
 
-/// Larger reads are split at a request's border, so that they run in parallel.
+/// Larger reads are split between ranges, so that the parts run in parallel.
 const FETCH_BYTES_MAX: u64 = 8 << 20;
 
 /// One request to the store.
@@ -18,14 +19,14 @@ pub(super) struct Fetch {
     pub(super) key: String,
     pub(super) start: u64,
     pub(super) end: u64,
-    /// Bytes of it that nobody asked for.
+    /// Bytes of it that no range requested.
     surplus: u64,
-    /// Indexes of the ranges that lie in it, by rising offset.
+    /// Indexes of the ranges inside, by ascending offset.
     pub(super) members: Vec<usize>,
 }
 
-/// Every request is a member of exactly one fetch. A request that makes no sense (empty, or past the
-/// end of all numbers) is alone.
+/// Assigns each range to exactly one fetch. An invalid range (empty, or past the end of the number
+/// range) has a fetch of its own.
 pub(super) fn plan(requests: &[RangeRequest]) -> Vec<Fetch> {
     let mut order: Vec<usize> = (0..requests.len()).collect();
     order.sort_by_key(|&idx| (&requests[idx].key, requests[idx].offset));
@@ -33,9 +34,9 @@ pub(super) fn plan(requests: &[RangeRequest]) -> Vec<Fetch> {
     for idx in order {
         let request = &requests[idx];
         let end = request.offset.saturating_add(request.len);
-        let is_odd = request.len == 0 || end == u64::MAX;
+        let is_invalid = request.len == 0 || end == u64::MAX;
         match fetches.last_mut() {
-            Some(last) if !is_odd && last.takes(request, end) => {
+            Some(last) if !is_invalid && last.accepts(request, end) => {
                 last.surplus += request.offset.saturating_sub(last.end);
                 last.end = last.end.max(end);
                 last.members.push(idx);
@@ -52,19 +53,20 @@ pub(super) fn plan(requests: &[RangeRequest]) -> Vec<Fetch> {
     fetches
 }
 
-/// The bytes of each request that [`crate::RemoteBucket`] makes of some ranges: for benchmarks without a store.
+/// The sizes of the requests that [`crate::RemoteBucket`] makes for some ranges, for benchmarks
+/// without a store.
 pub fn planned_fetch_bytes(requests: &[RangeRequest]) -> impl Iterator<Item = u64> {
     plan(requests).into_iter().map(|fetch| fetch.end - fetch.start)
 }
 
 impl Fetch {
-    fn takes(&self, request: &RangeRequest, end: u64) -> bool {
+    fn accepts(&self, request: &RangeRequest, end: u64) -> bool {
         let gap = request.offset.saturating_sub(self.end);
-        let asked = self.end.max(end) - self.start - gap - self.surplus;
+        let requested = self.end.max(end) - self.start - gap - self.surplus;
         self.key == request.key
             && self.start < self.end
             && gap <= GAP_BYTES_MAX
-            && gap + self.surplus <= asked.max(SURPLUS_BYTES)
+            && gap + self.surplus <= requested.max(SURPLUS_BYTES)
             && end.max(self.end) - self.start <= FETCH_BYTES_MAX
     }
 }
@@ -82,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn near_ranges_go_together_and_far_ones_do_not() {
+    fn near_ranges_share_a_request_and_distant_ones_do_not() {
         assert_eq!(plan_of(&[]), []);
         // Out of order, overlapping, one inside another.
         let near = [("a", 16_384, 100), ("a", 0, 16_384), ("a", 10, 5), ("a", 16_484, 1)];
@@ -97,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asked_for_stays_in_proportion() {
+    fn surplus_bytes_stay_in_proportion() {
         // A block here and there over a whole table.
         let ranges: Vec<(&str, u64, u64)> =
             (0..200).map(|idx| ("a", idx * idx * 800, 16 << 10)).collect();
@@ -105,22 +107,26 @@ mod tests {
         planned.sort_unstable();
         assert!((20..180).contains(&planned.len()), "{}", planned.len());
         for (start, end, members) in planned {
-            let mut asked = 0;
+            let mut requested = 0;
             let mut covered_to = start;
             for idx in members {
                 let (_, offset, len) = ranges[idx];
-                asked += (offset + len).max(covered_to) - offset.max(covered_to);
+                requested += (offset + len).max(covered_to) - offset.max(covered_to);
                 covered_to = covered_to.max(offset + len);
             }
-            let surplus = end - start - asked;
-            assert!(surplus <= asked.max(SURPLUS_BYTES), "{start}..{end}: {surplus} of {asked}");
+            let surplus = end - start - requested;
+            assert!(
+                surplus <= requested.max(SURPLUS_BYTES),
+                "{start}..{end}: {surplus} of {requested}"
+            );
         }
     }
 
     #[test]
-    fn odd_requests_are_alone() {
-        let odd = [("a", 0, 0), ("a", 0, 5), ("a", u64::MAX, 2), ("a", 5, u64::MAX), ("a", 5, 5)];
-        let planned = plan_of(&odd);
+    fn invalid_ranges_have_their_own_fetch() {
+        let invalid =
+            [("a", 0, 0), ("a", 0, 5), ("a", u64::MAX, 2), ("a", 5, u64::MAX), ("a", 5, 5)];
+        let planned = plan_of(&invalid);
         assert_eq!(planned.len(), 5, "{planned:?}");
         let mut members: Vec<usize> = planned.into_iter().flat_map(|fetch| fetch.2).collect();
         members.sort_unstable();

@@ -1,4 +1,4 @@
-//! From a URL and environment variables to a client of the right kind.
+//! Creates clients of an object store from a URL and environment variables.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -11,35 +11,36 @@ use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientConfigKey, ObjectStore, RetryConfig};
 
-/// Clients of one bucket.
+/// The clients of one bucket. They differ in retries and time-outs.
 pub(super) struct Stores {
-    /// For what may be sent twice.
+    /// For idempotent requests.
     pub(super) retrying: Arc<dyn ObjectStore>,
-    /// The same for parts of a large object: they share the line, so each may take as long as the whole call.
+    /// For the parts of a large object: they share the bandwidth, so each may take as long as the
+    /// whole call.
     pub(super) patient: Arc<dyn ObjectStore>,
-    /// For reads that bring much: again and again from where the body stopped, as long as the caller waits. Never
-    /// tells why nothing comes.
+    /// For large reads: resumes where the body stopped until the caller stops waiting. Never
+    /// reports the cause of a failure.
     pub(super) enduring: Arc<dyn ObjectStore>,
-    /// For what is sent again elsewhere, if at all: puts with a condition.
+    /// For conditional puts, which the caller retries itself.
     pub(super) once: Arc<dyn ObjectStore>,
     /// Whether conditions compare generations (Google) rather than entity tags.
     pub(super) compares_generations: bool,
 }
 
-/// Longer than any caller waits: 1 GiB at a MiB a second takes 1,024 s.
+/// Longer than any caller waits: 1 GiB at 1 MiB/s takes 1,024 s.
 const CALL_MAX: Duration = Duration::from_secs(3_600);
 
-/// How one client behaves.
+/// Retries and time-outs of one client.
 struct Tuning {
     retry: RetryConfig,
     request_timeout: Duration,
     connect_timeout: Duration,
 }
 
-/// Bucket, variables with names in lower case, behaviour.
+/// Builds a client from the bucket, the variables (names in lower case) and the tuning.
 type Build = fn(&str, &[(String, String)], Tuning) -> Result<Arc<dyn ObjectStore>>;
 
-/// The clients of the bucket that `url` names, and the prefix of all its keys.
+/// Creates the clients of the bucket that `url` names; also returns the prefix of its keys.
 pub(super) fn open(
     url: &str,
     variables: impl IntoIterator<Item = (String, String)>,
@@ -49,18 +50,18 @@ pub(super) fn open(
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
     if bucket.is_empty() || bucket.contains('@') {
         return Err(Error::invalid(format!(
-            "{url} names no bucket: write it as {scheme}://bucket/prefix"
+            "{url} names no bucket: expected {scheme}://bucket/prefix"
         )));
     }
     let prefix = Path::parse(prefix.trim_matches('/'))
-        .map_err(|e| Error::invalid(format!("{url}: the prefix is no key")).because(e))?;
+        .map_err(|e| Error::invalid(format!("{url}: the prefix is not a valid key")).because(e))?;
     let build: Build = match scheme {
         "s3" | "s3a" => s3,
         "gs" => google,
         "az" | "azure" => azure,
         _ => {
             return Err(Error::invalid(format!(
-                "{url}: only s3://, gs:// and az:// are object stores that FirnDB knows"
+                "{url}: unknown scheme, expected s3://, gs:// or az://"
             )));
         }
     };
@@ -77,8 +78,8 @@ pub(super) fn open(
 }
 
 impl Tuning {
-    /// The last try begins at two thirds of the time that a call has in all and lasts one third, so
-    /// that a cause is known when it is over.
+    /// The last attempt starts after two thirds of the call's time and lasts up to one third, so
+    /// that its cause is known before the call times out.
     fn retrying(give_up: Duration) -> Tuning {
         let backoff = BackoffConfig {
             init_backoff: Duration::from_millis(100),
@@ -92,15 +93,15 @@ impl Tuning {
         }
     }
 
-    /// The caller's limit, which depends on how much is sent, is the one that counts.
+    /// Relies on the caller's deadline, which depends on the number of bytes.
     fn patient(give_up: Duration) -> Tuning {
         let Tuning { retry, connect_timeout, .. } = Tuning::retrying(give_up);
         let retry = RetryConfig { retry_timeout: CALL_MAX, ..retry };
         Tuning { retry, request_timeout: CALL_MAX, connect_timeout }
     }
 
-    /// The same, but no body is waited for longer than a try lasts elsewhere: one that hangs is noticed, one that is slow
-    /// goes on from where it stopped.
+    /// As `patient`, but an attempt waits for a body only as long as elsewhere: a stalled read is
+    /// detected, and a slow one resumes where it stopped.
     fn enduring(give_up: Duration) -> Tuning {
         let Tuning { retry, request_timeout, connect_timeout } = Tuning::retrying(give_up);
         let retry = RetryConfig { retry_timeout: CALL_MAX, max_retries: usize::MAX, ..retry };
@@ -127,7 +128,7 @@ fn s3(
     tuning: Tuning,
 ) -> Result<Arc<dyn ObjectStore>> {
     refuse_silent_http(variables)?;
-    // What arrives is compared with what was sent by the store itself, over what TLS does.
+    // The store compares the received bytes with this checksum, in addition to TLS.
     let mut builder = AmazonS3Builder::new().with_checksum_algorithm(Checksum::SHA256);
     for (key, value) in known::<AmazonS3ConfigKey>(variables, &["aws_"]) {
         builder = builder.with_config(key, value);
@@ -171,7 +172,7 @@ fn azure(
     Ok(Arc::new(built.map_err(|e| unusable("az", bucket, "AZURE_*", e))?))
 }
 
-/// The variables that a client knows. Others of the same prefix belong to other programs.
+/// The variables that a client knows. Others with the same prefix belong to other programs.
 fn known<K: FromStr>(
     variables: &[(String, String)],
     prefixes: &[&str],
@@ -182,14 +183,15 @@ fn known<K: FromStr>(
     ours.filter_map(|(name, value)| Some((name.parse().ok()?, value.clone())))
 }
 
-/// The client would only say so at the first request, deep in a chain of causes.
+/// The client would report this only at the first request, deep in a chain of causes.
 fn refuse_silent_http(variables: &[(String, String)]) -> Result<()> {
     let value = |name: &str| variables.iter().find(|variable| variable.0 == name).map(|v| &*v.1);
     let endpoint = value("aws_endpoint_url").or(value("aws_endpoint")).unwrap_or_default();
     let allowed = value("aws_allow_http").is_some_and(|v| matches!(v, "true" | "1" | "TRUE"));
     if endpoint.starts_with("http://") && !allowed {
         return Err(Error::invalid(format!(
-            "AWS_ENDPOINT is {endpoint}, which is not encrypted: set AWS_ALLOW_HTTP=true or use https"
+            "AWS_ENDPOINT is {endpoint}, which is not encrypted: use https, or set \
+             AWS_ALLOW_HTTP=true"
         )));
     }
     Ok(())
@@ -197,7 +199,7 @@ fn refuse_silent_http(variables: &[(String, String)]) -> Result<()> {
 
 fn unusable(scheme: &str, bucket: &str, variables: &str, error: object_store::Error) -> Error {
     Error::invalid(format!(
-        "{scheme}://{bucket} cannot be used as configured, check the variables {variables}"
+        "{scheme}://{bucket}: the settings are invalid; check the variables {variables}"
     ))
     .because(error)
 }

@@ -1,78 +1,15 @@
-//! Tests against a real S3 server on loopback (moto), and against none at all.
+//! Tests against scripted servers on loopback. Those against a real S3 server are in
+//! `tests/env/s3.rs`.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::ops::Range;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::conformance;
 
-/// A server of this test alone; it goes when this is dropped.
-struct Moto {
-    process: Child,
-    port: u16,
-}
-
-impl Moto {
-    /// `None`, with a word on why, if there is no server program and that is allowed.
-    fn start() -> Option<Moto> {
-        let Some(program) = program() else {
-            let required = std::env::var("FIRN_REQUIRE_SHARED").is_ok_and(|value| value == "1");
-            let why = "no moto_server: run `make deps`, or set FIRN_MOTO_SERVER to its path";
-            assert!(!required, "{why}");
-            eprintln!("skipped: {why}");
-            return None;
-        };
-        let port = free_port();
-        let process = Command::new(program)
-            .args(["-H", "127.0.0.1", "-p", &port.to_string()])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("moto_server starts");
-        let moto = Moto { process, port };
-        // A newly started Python takes a second or two, ten times that on a busy machine.
-        let patience = Instant::now() + Duration::from_secs(60);
-        while moto.http("PUT /firn-test HTTP/1.1").is_none_or(|answer| !answer.contains(" 200 ")) {
-            assert!(Instant::now() < patience, "moto_server does not answer");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Some(moto)
-    }
-
-    fn http(&self, request: &str) -> Option<String> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
-        let headers = "Host: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-        stream.write_all(format!("{request}\r\n{headers}").as_bytes()).ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        Some(answer)
-    }
-
-    fn bucket(&self, url: &str) -> RemoteBucket {
-        open(url, self.port, &RemoteOptions::default()).expect("a bucket")
-    }
-}
-
-impl Drop for Moto {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-fn program() -> Option<PathBuf> {
-    let installed =
-        concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/test-programs/moto/bin/moto_server");
-    let named = std::env::var_os("FIRN_MOTO_SERVER").map(PathBuf::from);
-    named.into_iter().chain([PathBuf::from(installed)]).find(|path| path.exists())
-}
-
-/// Free now; nobody else listens on a port of the ephemeral range in the moment until we do.
+/// A free port; other processes rarely take a port of the ephemeral range before the test does.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port()
 }
@@ -87,120 +24,6 @@ fn open(url: &str, port: u16, options: &RemoteOptions) -> Result<RemoteBucket> {
         ("AWS_PAGER", "less".to_owned()),
     ];
     RemoteBucket::open(url, variables.map(|(name, value)| (name.to_owned(), value)), options)
-}
-
-#[test]
-fn an_s3_server_keeps_the_rules_of_the_seam() {
-    let Some(moto) = Moto::start() else { return };
-    conformance::check_bucket(&moto.bucket("s3://firn-test/some/prefix/"));
-    conformance::check_bucket(&moto.bucket("s3://firn-test"));
-    prefixes_do_not_mix(&moto);
-    large_objects_go_up_in_parts(&moto);
-    one_create_wins(&moto);
-    many_objects_are_listed_and_deleted(&moto);
-    a_missing_bucket_is_named(&moto);
-    a_thread_of_another_runtime_may_wait(&moto);
-}
-
-fn prefixes_do_not_mix(moto: &Moto) {
-    let [one, other] = ["s3://firn-test/a", "s3://firn-test/ab"].map(|url| moto.bucket(url));
-    one.put("key", Arc::from(*b"1"), PutMode::Create).unwrap();
-    other.put("key", Arc::from(*b"22"), PutMode::Create).unwrap();
-    assert_eq!(one.list("").unwrap().len(), 1);
-    assert_eq!(other.head("key").unwrap().bytes, 2);
-    one.delete(&["key".to_owned()]).unwrap();
-    other.delete(&["key".to_owned()]).unwrap();
-}
-
-fn large_objects_go_up_in_parts(moto: &Moto) {
-    let bucket = moto.bucket("s3://firn-test/large");
-    let content: Arc<[u8]> = (0..2 * PART_BYTES + 12_345).map(|at| (at % 249) as u8).collect();
-    let info = bucket.put("table", Arc::clone(&content), PutMode::Overwrite).unwrap();
-    assert_eq!(bucket.head("table").unwrap(), info);
-    let around_a_border = PART_BYTES as u64 - 10;
-    let range = RangeRequest { key: "table".to_owned(), offset: around_a_border, len: 20 };
-    let whole = RangeRequest { key: "table".to_owned(), offset: 0, len: content.len() as u64 };
-    let answers = bucket.get_ranges(&[range, whole]);
-    let start = around_a_border as usize;
-    assert_eq!(&**answers[0].as_ref().unwrap(), &content[start..start + 20]);
-    assert!(**answers[1].as_ref().unwrap() == *content);
-    bucket.delete(&["table".to_owned()]).unwrap();
-
-    // To be created only, by one of some.
-    let wins: Vec<bool> = std::thread::scope(|scope| {
-        let create = |racer: u8| {
-            let content: Arc<[u8]> = vec![racer; 2 * PART_BYTES].into();
-            bucket.put("table", content, PutMode::Create).map(drop)
-        };
-        let racers: Vec<_> = (0..3u8).map(|racer| scope.spawn(move || create(racer))).collect();
-        racers.into_iter().map(|racer| racer.join().unwrap().is_ok()).collect()
-    });
-    assert_eq!(wins.iter().filter(|won| **won).count(), 1, "{wins:?}");
-    let winner = wins.iter().position(|won| *won).unwrap() as u8;
-    let whole = RangeRequest { key: "table".to_owned(), offset: 0, len: 2 * PART_BYTES as u64 };
-    let found = bucket.get_ranges(&[whole]).remove(0).unwrap();
-    assert!(found.iter().all(|&byte| byte == winner));
-    bucket.delete(&["table".to_owned()]).unwrap();
-    assert!(bucket.list("").unwrap().is_empty());
-}
-
-fn one_create_wins(moto: &Moto) {
-    let bucket = moto.bucket("s3://firn-test/race");
-    let wins: usize = std::thread::scope(|scope| {
-        let racers: Vec<_> = (0..8u8)
-            .map(|racer| {
-                let bucket = &bucket;
-                scope.spawn(move || bucket.put("m/1", Arc::from([racer]), PutMode::Create))
-            })
-            .collect();
-        racers.into_iter().map(|racer| usize::from(racer.join().unwrap().is_ok())).sum()
-    });
-    assert_eq!(wins, 1);
-    bucket.delete(&["m/1".to_owned()]).unwrap();
-}
-
-/// More than a page of a listing and a batch of a deletion hold, 1,000 each.
-fn many_objects_are_listed_and_deleted(moto: &Moto) {
-    let bucket = moto.bucket("s3://firn-test/many");
-    let keys: Vec<String> = (0..1_050).map(|number| format!("t/{number:05}")).collect();
-    std::thread::scope(|scope| {
-        for keys in keys.chunks(150) {
-            let bucket = &bucket;
-            scope.spawn(move || {
-                for key in keys {
-                    bucket.put(key, Arc::from(*b"x"), PutMode::Overwrite).unwrap();
-                }
-            });
-        }
-    });
-    let found: Vec<String> = bucket.list("t/").unwrap().into_iter().map(|info| info.key).collect();
-    assert_eq!(found, keys);
-    bucket.delete(&keys).unwrap();
-    assert!(bucket.list("").unwrap().is_empty());
-}
-
-fn a_missing_bucket_is_named(moto: &Moto) {
-    let bucket = moto.bucket("s3://no-such-bucket/x");
-    for error in [
-        bucket.put("a", Arc::from(*b"x"), PutMode::Create).unwrap_err(),
-        bucket.put("a", Arc::from(*b"x"), PutMode::Overwrite).unwrap_err(),
-        bucket.list("").unwrap_err(),
-        bucket
-            .get_ranges(&[RangeRequest { key: "a".to_owned(), offset: 0, len: 1 }])
-            .remove(0)
-            .unwrap_err(),
-    ] {
-        assert_eq!(error.kind(), &ErrorKind::Unavailable);
-        assert!(error.to_string().contains("s3://no-such-bucket/x: is there such"), "{error}");
-    }
-}
-
-fn a_thread_of_another_runtime_may_wait(moto: &Moto) {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(async {
-        let bucket = moto.bucket("s3://firn-test/async");
-        assert!(bucket.list("").unwrap().is_empty());
-    });
 }
 
 #[test]
@@ -233,8 +56,8 @@ fn an_unreachable_store_is_unavailable_in_bounded_time() {
     }
 }
 
-/// A server that keeps the head of each request and answers with the next of `answers`, the last one for ever;
-/// an empty one hangs up.
+/// A server that records the head of each request and replies with the next of `answers`; the last
+/// one repeats. An empty answer closes the connection.
 struct Scripted {
     port: u16,
     requests: Arc<Mutex<Vec<String>>>,
@@ -246,7 +69,7 @@ impl Scripted {
         let port = listener.local_addr().unwrap().port();
         let requests: Arc<Mutex<Vec<String>>> = Arc::default();
         let (seen, answers, mut hung) = (Arc::clone(&requests), answers.to_vec(), Vec::new());
-        // It ends with the test's process.
+        // The thread ends with the test process.
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
@@ -289,8 +112,9 @@ const DONE: &str =
 const TWO_BYTES: &str = "HTTP/1.1 206 Partial Content\r\nContent-Length: 2\r\n\
     Content-Range: bytes 0-1/2\r\nETag: \"1\"\r\nConnection: close\r\n\
     Last-Modified: Sat, 21 Nov 2026 00:00:00 GMT\r\n\r\nok";
-/// Of an object of one byte: what a `head` is told, and the byte.
-const ONE_BYTE: &str = "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nETag: \"7\"\r\nConnection: close\r\n\
+/// For an object of one byte: the response to a `head`, and the byte.
+const ONE_BYTE: &str = "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nETag: \"7\"\r\n\
+    Connection: close\r\n\
     Last-Modified: Sat, 21 Nov 2026 00:00:00 GMT\r\n\r\n";
 const AN_X: &str = "HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\n\
     Content-Range: bytes 0-0/1\r\nETag: \"7\"\r\nConnection: close\r\n\
@@ -300,7 +124,7 @@ const A_Y: &str = "HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\n\
     Last-Modified: Sat, 21 Nov 2026 00:00:00 GMT\r\n\r\ny";
 
 #[test]
-fn what_the_store_was_too_busy_for_is_asked_again() {
+fn requests_are_retried_while_the_store_is_busy() {
     let soon_well = Scripted::start(&[OUT_OF_ORDER, OUT_OF_ORDER, TWO_BYTES]);
     let range = RangeRequest { key: "a".to_owned(), offset: 0, len: 2 };
     let tries = soon_well.count(|bucket| {
@@ -319,9 +143,9 @@ fn what_the_store_was_too_busy_for_is_asked_again() {
     }
 }
 
-/// A read that may take long says why it brought nothing, or how long it waited in truth.
+/// The error of a large read contains the cause, or the real waiting time.
 #[test]
-fn a_long_read_tells_the_cause() {
+fn a_large_read_reports_the_cause() {
     let read = |answer| {
         let server = Scripted::start(&[answer]);
         let options = RemoteOptions { give_up_ms: 2_400, ..RemoteOptions::default() };
@@ -332,18 +156,18 @@ fn a_long_read_tells_the_cause() {
         assert_eq!(error.kind(), &ErrorKind::Unavailable);
         error.to_string()
     };
-    let told = read(OUT_OF_ORDER);
-    assert!(told.contains("503"), "{told}");
-    let told = read(HANGS);
-    let waited = told.split_once(" not done within ").and_then(|rest| rest.1.split_once(" ms"));
+    let error = read(OUT_OF_ORDER);
+    assert!(error.contains("503"), "{error}");
+    let error = read(HANGS);
+    let waited = error.split_once(" not done within ").and_then(|rest| rest.1.split_once(" ms"));
     let waited: u64 = waited.expect("a time").0.parse().unwrap();
-    assert!(waited >= 2_600, "{told}");
+    assert!(waited >= 2_600, "{error}");
 }
 
-/// The answer to a put was lost, or was that the store is busy, and the put may have been done all the same: the second
-/// one meets it. What is there decides whose it is.
+/// The response to a put was lost or an error, but the put may have succeeded. A retry then
+/// conflicts with it; the content decides whether the object is its own.
 #[test]
-fn a_put_with_a_condition_knows_its_own_object() {
+fn a_conditional_put_recognises_its_own_object() {
     let modes = [PutMode::Create, PutMode::IfVersion("1".to_owned())];
     let check = |answers: &[&'static str], want: std::result::Result<usize, ErrorKind>| {
         for mode in &modes {
@@ -366,15 +190,16 @@ fn a_put_with_a_condition_knows_its_own_object() {
     check(&[OUT_OF_ORDER, NOT_MET, ONE_BYTE, AN_X], Ok(4));
     check(&["", NOT_MET, ONE_BYTE, AN_X], Ok(4));
     check(&["", NOT_MET, ONE_BYTE, A_Y], Err(ErrorKind::Conflict));
-    // Nobody asked before: the conflict is with somebody else, whatever lies there.
+    // The first attempt conflicts, so another writer created the object.
     check(&[NOT_MET], Err(ErrorKind::Conflict));
-    // It will not be otherwise a moment later.
+    // A retry would fail too.
     check(&[FORBIDDEN], Err(ErrorKind::Unavailable));
 }
 
-/// A store may still be at the first put when the second comes, and say so: there is nothing yet.
+/// A store may report a conflict while it still processes the first put: the object does not exist
+/// yet.
 #[test]
-fn a_create_that_meets_nothing_is_sent_again() {
+fn a_create_that_conflicts_with_a_missing_object_is_retried() {
     let server = Scripted::start(&["", NOT_MET, NOT_FOUND, DONE]);
     let tries = server.count(|bucket| {
         bucket.put("a", Arc::from(*b"x"), PutMode::Create).unwrap();
@@ -382,7 +207,7 @@ fn a_create_that_meets_nothing_is_sent_again() {
     assert_eq!(tries, 4);
 }
 
-/// A store with objects in parts, as far as these tests need it. It moves bodies at some speed and keeps what was asked.
+/// A store with multipart uploads and a limited line speed that records the requests.
 struct Parts {
     port: u16,
     requests: Arc<Mutex<Vec<String>>>,
@@ -390,10 +215,10 @@ struct Parts {
 
 #[derive(Clone, Copy)]
 struct PartsRules {
-    /// Of each connection.
+    /// Per connection.
     bytes_per_second: usize,
     is_out_of_order: bool,
-    /// The answer to the end of parts gets lost, once; then nobody knows the upload.
+    /// Loses the response to the completion once; later requests find no such upload.
     loses_the_end: bool,
 }
 
@@ -404,7 +229,7 @@ impl Parts {
         let requests: Arc<Mutex<Vec<String>>> = Arc::default();
         let seen = Arc::clone(&requests);
         let content: Arc<Mutex<Vec<u8>>> = Arc::default();
-        // It ends with the test's process.
+        // The thread ends with the test process.
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let (seen, content) = (Arc::clone(&seen), Arc::clone(&content));
@@ -477,7 +302,8 @@ impl Parts {
             false => String::new(),
         };
         let head = format!(
-            "HTTP/1.1 {status}\r\n{headers}{range}Content-Length: {shown}\r\nConnection: close\r\n\r\n"
+            "HTTP/1.1 {status}\r\n{headers}{range}Content-Length: {shown}\r\n\
+             Connection: close\r\n\r\n"
         );
         stream.write_all(head.as_bytes())?;
         rules.at_line_speed(answer.len(), |piece| stream.write_all(&answer[piece]))
@@ -492,7 +318,7 @@ impl Parts {
 }
 
 impl PartsRules {
-    /// Moves `len` bytes in pieces. What is slept is the time that they take on the line.
+    /// Transfers `len` bytes in pieces and sleeps for their transfer time.
     fn at_line_speed(
         self,
         len: usize,
@@ -511,10 +337,10 @@ impl PartsRules {
 const IN_ORDER: PartsRules =
     PartsRules { bytes_per_second: 1 << 30, is_out_of_order: false, loses_the_end: false };
 
-/// The name of a large object is taken first. It is not given back when the parts do not follow: they may have become the
-/// object meanwhile, which a manifest of somebody who heard of it may name.
+/// A large create claims its key first. The key stays claimed if the parts fail: they may have
+/// become the object meanwhile, and a manifest may already name it.
 #[test]
-fn a_large_create_takes_its_name_and_never_gives_it_back() {
+fn a_large_create_claims_its_key_and_keeps_it() {
     let server = Parts::start(PartsRules { is_out_of_order: true, ..IN_ORDER });
     let error = server.create(900).unwrap_err();
     assert_eq!(error.kind(), &ErrorKind::Unavailable, "{error}");
@@ -525,11 +351,11 @@ fn a_large_create_takes_its_name_and_never_gives_it_back() {
     assert_eq!(deleted, None);
 }
 
-/// Two parts share a line that takes longer for both than a request may take elsewhere.
+/// Two parts share a line and together take longer than other requests may.
 #[test]
-fn a_large_object_goes_up_on_a_slow_line() {
+fn a_large_object_is_uploaded_on_a_slow_line() {
     let server = Parts::start(PartsRules { bytes_per_second: 5 << 20, ..IN_ORDER });
-    // A third of this is over long before the parts are.
+    // A third of this expires long before the parts are sent.
     let info = server.create(1_500).unwrap();
     assert_eq!(info.bytes, 2 * PART_BYTES as u64);
     let requests = server.requests.lock().unwrap();
@@ -540,14 +366,14 @@ fn a_large_object_goes_up_on_a_slow_line() {
     );
 }
 
-/// Two ranges share a line, as above: each goes on from where the time of a request ended.
+/// Two ranges share a line, as above; each resumes where the time of a request ended.
 #[test]
-fn a_large_object_comes_down_on_a_slow_line() {
+fn a_large_object_is_read_on_a_slow_line() {
     let server = Parts::start(PartsRules { bytes_per_second: 8 << 20, ..IN_ORDER });
     server.create(6_000).unwrap();
     let options = RemoteOptions { give_up_ms: 900, ..RemoteOptions::default() };
     let bucket = open("s3://firn-test", server.port, &options).unwrap();
-    // Two thirds of this are over long before a half is here.
+    // Two thirds of this expire long before half of the bytes arrive.
     let len = PART_BYTES as u64;
     let ranges = [0, len].map(|offset| RangeRequest { key: "a".to_owned(), offset, len });
     for (answer, range) in bucket.get_ranges(&ranges).into_iter().zip(&ranges) {
@@ -556,17 +382,17 @@ fn a_large_object_comes_down_on_a_slow_line() {
     }
 }
 
-/// The end of the parts was done and its answer lost; asked again the store knows no such upload.
+/// The completion succeeded but its response was lost; a retry finds no such upload.
 #[test]
-fn a_large_object_whose_acknowledgement_was_lost_is_there() {
+fn a_large_object_with_a_lost_acknowledgement_is_found() {
     let server = Parts::start(PartsRules { loses_the_end: true, ..IN_ORDER });
     let info = server.create(6_000).unwrap();
     assert_eq!((info.version.as_str(), info.bytes), ("\"7\"", 2 * PART_BYTES as u64));
 }
 
-/// The store takes a put and never answers: there is time for another one.
+/// The store accepts a put and never responds: there is time for another attempt.
 #[test]
-fn a_put_on_a_condition_that_hangs_is_sent_again() {
+fn a_conditional_put_that_hangs_is_retried() {
     for (answers, tries) in [(&[HANGS, DONE][..], 2), (&[HANGS, NOT_MET, ONE_BYTE, AN_X], 4)] {
         let server = Scripted::start(answers);
         let found = server.count(|bucket| {
@@ -577,9 +403,9 @@ fn a_put_on_a_condition_that_hangs_is_sent_again() {
     }
 }
 
-/// No Google or Azure is at hand to be asked. What they are sent says that a put is on a condition, and where.
+/// Without Google or Azure at hand, the test checks the request that each would receive.
 #[test]
-fn each_store_is_told_the_condition_in_its_own_words() {
+fn each_store_receives_the_condition_in_its_own_header() {
     let cases = [
         ("s3://name/p", "put /name/p/a", "if-none-match: *"),
         ("gs://name/p", "put /name/p%2fa", "x-goog-if-generation-match: 0"),
@@ -615,13 +441,13 @@ fn each_store_is_told_the_condition_in_its_own_words() {
 }
 
 #[test]
-fn urls_and_variables_that_make_no_sense_are_refused() {
+fn malformed_urls_and_variables_are_refused() {
     let cases = [
         ("s3://", "names no bucket"),
         ("s3:///prefix", "names no bucket"),
-        ("ftp://bucket", "only s3://, gs:// and az://"),
-        ("bucket", "only s3://, gs:// and az://"),
-        ("s3://bucket/a//b", "the prefix is no key"),
+        ("ftp://bucket", "expected s3://, gs:// or az://"),
+        ("bucket", "expected s3://, gs:// or az://"),
+        ("s3://bucket/a//b", "the prefix is not a valid key"),
         ("az://container", "check the variables AZURE_*"),
     ];
     for (url, words) in cases {
@@ -635,7 +461,7 @@ fn urls_and_variables_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn google_and_azure_buckets_open_and_secrets_are_not_shown() {
+fn google_and_azure_buckets_open_and_secrets_stay_hidden() {
     let variables = [
         ("AZURE_STORAGE_ACCOUNT_NAME", "account"),
         ("AZURE_STORAGE_ACCOUNT_KEY", "aHVzaC1odXNo"),

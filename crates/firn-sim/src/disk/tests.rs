@@ -36,8 +36,8 @@ fn outcomes(run: impl Fn(&Sim)) -> BTreeSet<Option<Vec<u8>>> {
 
 #[test]
 fn a_simulated_disk_keeps_the_rules_of_the_seam() {
-    firn_env::conformance::check_disk(&Sim::new(1).disk);
-    firn_env::conformance::check_disk(&Sim::with_memory(1).memory.unwrap());
+    crate::conformance::check_disk(&Sim::new(1).disk);
+    crate::conformance::check_disk(&Sim::with_memory(1).memory.unwrap());
 }
 
 #[test]

@@ -1,19 +1,19 @@
-//! What every disk and every bucket must do, real or simulated: one suite for all of them.
+//! One suite of rules for every disk and bucket, real or simulated.
 //!
-//! Tests call these with an empty disk or bucket; a breach panics with what was expected. What a
-//! crash does cannot be tried on a real disk, so it is tested on the simulated one alone.
+//! Tests call it with an empty disk or bucket; a violation panics and names the expected behaviour.
+//! A real disk cannot be crashed, so crashes are tested on the simulated one only.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use firn_model::{ErrorKind, Result};
 
-use crate::{Bucket, Disk, OpenMode, PutMode, RangeRequest};
+use firn_env::{Bucket, Disk, OpenMode, PutMode, RangeRequest};
 
-/// Tries every rule of [`Disk`] and [`crate::DiskFile`] on an empty disk.
+/// Checks every rule of [`Disk`] and [`firn_env::DiskFile`] on an empty disk.
 ///
 /// # Panics
-/// At the first breach.
+/// At the first violation.
 pub fn check_disk(disk: &dyn Disk) {
     check_names(disk);
     check_bytes(disk);
@@ -21,10 +21,10 @@ pub fn check_disk(disk: &dyn Disk) {
     check_lock(disk);
 }
 
-/// Tries every rule of [`Bucket`] on an empty bucket, which is empty again afterwards.
+/// Checks every rule of [`Bucket`] on an empty bucket, which is empty again on return.
 ///
 /// # Panics
-/// At the first breach.
+/// At the first violation.
 pub fn check_bucket(bucket: &dyn Bucket) {
     check_missing(bucket);
     check_ranges(bucket);
@@ -33,7 +33,7 @@ pub fn check_bucket(bucket: &dyn Bucket) {
     let keys: Vec<String> =
         bucket.list("").expect("list all").into_iter().map(|info| info.key).collect();
     bucket.delete(&keys).expect("delete all");
-    assert!(bucket.list("").expect("list all").is_empty(), "deleted objects are gone");
+    assert!(bucket.list("").expect("list all").is_empty(), "deleted objects are not listed");
 }
 
 fn check_names(disk: &dyn Disk) {
@@ -84,7 +84,7 @@ fn check_bytes(disk: &dyn Disk) {
     disk.rename("bytes", "moved").expect("rename");
     disk.remove("moved").expect("remove");
     drop(file);
-    assert_eq!(&mapped[..], b"head\0\0\0\0\0\0tail", "what is mapped outlives name and handle");
+    assert_eq!(&mapped[..], b"head\0\0\0\0\0\0tail", "a map outlives name and handle");
     let file = disk.open("bytes", OpenMode::Create).expect("create");
     file.write_at(0, b"head\0\0\0\0\0\0tail").expect("write");
     file.read_at(14, &mut []).expect("read nothing at the end");
@@ -92,13 +92,13 @@ fn check_bytes(disk: &dyn Disk) {
     expect(file.read_at(11, &mut [0; 4]), &past_end, "bytes");
     file.sync().expect("sync");
     let reader = disk.open("bytes", OpenMode::Read).expect("open");
-    // Also of nothing, and of what is not there.
+    // Also for empty ranges and past the end.
     [(0, 14), (3, 0), (10, 1 << 40)].iter().for_each(|&(at, len)| reader.will_read(at, len));
     reader.read_at(10, &mut bytes[..4]).expect("read");
     assert_eq!(&bytes[..4], b"tail");
     bytes.fill(0);
     let is_here = reader.read_cached(10, &mut bytes[..4]);
-    assert!(!is_here || &bytes[..4] == b"tail", "what is read without waiting is what is there");
+    assert!(!is_here || &bytes[..4] == b"tail", "a cached read returns the stored bytes");
     assert!(!reader.read_cached(11, &mut [0; 4]), "the file ends before");
     assert!(reader.write_at(0, b"x").is_err(), "a reader does not write");
 }
@@ -119,7 +119,7 @@ fn check_lock(disk: &dyn Disk) {
     let lock = disk.lock().expect("lock");
     expect(disk.lock(), &ErrorKind::Busy { retry_after_ms: 0 }, "");
     drop(lock);
-    drop(disk.lock().expect("lock after it was let go"));
+    drop(disk.lock().expect("lock after its release"));
 }
 
 fn check_missing(bucket: &dyn Bucket) {
@@ -144,7 +144,7 @@ fn check_ranges(bucket: &dyn Bucket) {
     bucket.put("ranges/empty", bytes(b""), PutMode::Create).expect("put an empty object");
     assert_eq!(bucket.head("ranges/empty").expect("head").bytes, 0);
 
-    // Many, overlapping, in any order, some of them bad: each has its own answer in its place.
+    // Many overlapping ranges in any order, some invalid: each has its own result at its index.
     let mut requests: Vec<RangeRequest> =
         (0..50).map(|at| range("ranges/a", (at * 7_919) % 90_000, 1 + at * 100)).collect();
     requests.push(range("ranges/a", 0, 100_000));
@@ -206,8 +206,8 @@ fn check_listing(bucket: &dyn Bucket) {
             assert_eq!(bucket.head(&info.key).expect("head"), info, "list and head agree");
         }
     }
-    let gone = ["listing/9".to_owned(), "no/such".to_owned(), "listing/sub/a".to_owned()];
-    bucket.delete(&gone).expect("delete");
+    let deleted = ["listing/9".to_owned(), "no/such".to_owned(), "listing/sub/a".to_owned()];
+    bucket.delete(&deleted).expect("delete");
     assert_eq!(bucket.list("listing/").expect("list").len(), 3);
     expect(bucket.head("listing/9"), &ErrorKind::NotFound, "listing/9");
 }
@@ -220,8 +220,8 @@ fn bytes(content: &[u8]) -> Arc<[u8]> {
     Arc::from(content)
 }
 
-/// `result` must be an error of this kind (offsets count, file names and times do not) whose text
-/// holds `name`.
+/// `result` must be an error of this kind (offsets are compared, file names and times are not) with
+/// `name` in its text.
 fn expect<T>(result: Result<T>, kind: &ErrorKind, name: &str) {
     let Err(error) = result else { panic!("{name}: {kind:?} expected, no error found") };
     let is_same = match (error.kind(), kind) {
