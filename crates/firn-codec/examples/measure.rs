@@ -68,7 +68,7 @@ fn main() {
     }
 }
 
-/// Each row as a sender with several connections sends it: a series always on the same one.
+/// Splits each row as a sender with several connections does; a series stays on one connection.
 fn in_pieces(rows: &[recordings::Row], pieces: u32) -> Vec<recordings::Row> {
     let piece_of = |slot: u32| slot.wrapping_mul(2_654_435_769) >> 16;
     let split = |(ts, cells): &recordings::Row| -> Vec<recordings::Row> {
@@ -180,8 +180,8 @@ fn measure_chunks(set: &str, entries: usize, effort: Effort, chunks: &[GroupColu
     );
 }
 
-/// The arm that the chunks are measured against: the values (no timestamps) as Heracles 3.1.2 keeps them in
-/// memory, XORs in tuples of eight, each of whole bytes and found by its offset of two bytes.
+/// The baseline: the values (no timestamps) in the in-memory form of Heracles, section 3.1.2: XORs
+/// in tuples of eight, each of whole bytes and found by its offset of two bytes.
 fn measure_xor_tuples(set: &str, entries: usize, chunks: &[GroupColumns]) {
     let columns = || chunks.iter().flat_map(|chunk| &chunk.batch.columns);
     let samples: usize = columns().map(|column| column.values.len()).sum();
@@ -214,7 +214,7 @@ fn xor_tuple(first: u64, values: &[f64], out: &mut Vec<u8>) {
             writer.write(0, 1);
             continue;
         }
-        // Five bits say how many zeros lead.
+        // Five bits for the number of leading zeros.
         let (leading, trailing) = (xor.leading_zeros().min(31), xor.trailing_zeros());
         match window {
             Some((lead, trail)) if lead <= leading && trail <= trailing => {

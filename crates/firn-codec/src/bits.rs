@@ -1,28 +1,30 @@
-//! Bits in bytes: packed numbers of one width, and bit streams. Least significant bit first.
+//! Packed numbers of one width, and bit streams. Least significant bit first.
+
+#![cfg_attr(not(test), warn(clippy::indexing_slicing))]
 
 use firn_model::Result;
 
 use crate::varint::cut;
 
-/// The low `width` bits.
+/// A mask of the low `width` bits.
 #[inline]
 pub fn low_bits(width: u32) -> u64 {
     if width >= 64 { u64::MAX } else { (1 << width) - 1 }
 }
 
-/// How many bits `value` needs.
+/// Number of bits that `value` needs.
 #[inline]
 pub fn bit_width(value: u64) -> u32 {
     64 - value.leading_zeros()
 }
 
-/// Bytes that `count` numbers of `width` bits take.
+/// Number of bytes that `count` numbers of `width` bits take.
 #[inline]
 pub fn packed_bytes(count: usize, width: u32) -> usize {
     count.saturating_mul(width as usize).div_ceil(8)
 }
 
-/// Writes bits to the end of a byte vector.
+/// Appends bits to a byte vector.
 #[derive(Debug)]
 pub struct BitWriter<'a> {
     out: &'a mut Vec<u8>,
@@ -31,7 +33,7 @@ pub struct BitWriter<'a> {
 }
 
 impl<'a> BitWriter<'a> {
-    /// Appends to `out` from its next byte on.
+    /// A writer that starts at the next byte of `out`.
     pub fn new(out: &'a mut Vec<u8>) -> BitWriter<'a> {
         BitWriter { out, pending: 0, pending_bits: 0 }
     }
@@ -48,7 +50,8 @@ impl<'a> BitWriter<'a> {
             return;
         }
         self.out.extend_from_slice(&self.pending.to_le_bytes());
-        // What did not fit; a shift by 64 would be all of it, when nothing was pending.
+        // Keep the bits that did not fit. With nothing pending they all fitted, and a shift by 64
+        // would overflow.
         let written = 64 - self.pending_bits;
         self.pending = if written >= 64 { 0 } else { value >> written };
         self.pending_bits = total - 64;
@@ -65,6 +68,7 @@ impl<'a> BitWriter<'a> {
     }
 
     /// Fills the last byte with zero bits.
+    #[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
     pub fn finish(self) {
         let bytes = self.pending_bits.div_ceil(8) as usize;
         self.out.extend_from_slice(&self.pending.to_le_bytes()[..bytes]);
@@ -79,15 +83,15 @@ pub struct BitReader<'a> {
 }
 
 impl<'a> BitReader<'a> {
-    /// From the first bit of `bytes` on.
+    /// A reader that starts at the first bit of `bytes`.
     pub fn new(bytes: &'a [u8]) -> BitReader<'a> {
         BitReader { bytes, bit_idx: 0 }
     }
 
-    /// The next `width` (at most 64) bits.
+    /// Reads the next `width` (at most 64) bits.
     ///
     /// # Errors
-    /// `Corrupt` if there are fewer.
+    /// `Corrupt` if fewer bits are left.
     #[inline]
     pub fn read(&mut self, width: u32) -> Result<u64> {
         if width as usize > self.bytes.len() * 8 - self.bit_idx {
@@ -98,12 +102,12 @@ impl<'a> BitReader<'a> {
         Ok(value)
     }
 
-    /// The bytes after the one that the last bit read is in.
+    /// The bytes after the byte that contains the last bit read.
     pub fn rest(&self) -> &'a [u8] {
         self.bytes.get(self.bit_idx.div_ceil(8)..).unwrap_or_default()
     }
 
-    /// Counts zero bits up to the next one bit, and takes both.
+    /// Counts zero bits up to the next one bit, and consumes both.
     ///
     /// # Errors
     /// `Corrupt` if no one bit follows.
@@ -128,7 +132,7 @@ impl<'a> BitReader<'a> {
     }
 }
 
-/// Appends the low `width` bits of each value, back to back, the last byte filled with zero bits.
+/// Appends the low `width` bits of each value back to back; pads the last byte with zero bits.
 pub fn pack(values: impl IntoIterator<Item = u64>, width: u32, out: &mut Vec<u8>) {
     let mut writer = BitWriter::new(out);
     if width > 0 {
@@ -155,8 +159,9 @@ pub(crate) fn take_packed<'a>(input: &mut &'a [u8], count: usize, width: u32) ->
     crate::varint::take_bytes(input, packed_bytes(count, width), "packed numbers")
 }
 
-/// Hands the numbers `from..to` of `width` bits in `bytes`, which has at least as many, to `each`.
+/// Calls `each` with the numbers `from..to` of `width` bits; `bytes` must contain them.
 #[inline]
+#[expect(clippy::indexing_slicing, reason = "hot loop; the callers check the length")]
 pub(crate) fn for_each_packed(
     bytes: &[u8],
     from: usize,
@@ -170,7 +175,7 @@ pub(crate) fn for_each_packed(
         return;
     }
     let mask = low_bits(width);
-    // A window of eight bytes from the number's first byte holds it whole up to 57 bits.
+    // An eight-byte window from the number's first byte contains numbers of up to 57 bits.
     let windowed = if width <= 57 && bytes.len() >= 8 {
         (((bytes.len() - 8) * 8 + 7) / width_bits + 1).clamp(from, to)
     } else {
@@ -184,25 +189,27 @@ pub(crate) fn for_each_packed(
     (windowed..to).for_each(|idx| each(get_bits(bytes, idx * width_bits, width)));
 }
 
-/// Appends the numbers `from..to` of `width` bits in `bytes`, which has at least as many, to `out`.
+/// Appends the numbers `from..to` of `width` bits to `out`; `bytes` must contain them.
+#[expect(clippy::indexing_slicing, reason = "the buffer was just resized")]
 pub(crate) fn unpack_some(bytes: &[u8], from: usize, to: usize, width: u32, out: &mut Vec<u64>) {
     let start = out.len();
     out.resize(start + (to - from), 0);
-    let mut places = out[start..].iter_mut();
+    let mut targets = out[start..].iter_mut();
     for_each_packed(bytes, from, to, width, |value| {
-        if let Some(place) = places.next() {
-            *place = value;
+        if let Some(target) = targets.next() {
+            *target = value;
         }
     });
 }
 
-/// One number of `width` bits in `bytes`.
+/// Number `idx` of `width` bits in `bytes`.
 pub(crate) fn get_packed(bytes: &[u8], idx: usize, width: u32) -> u64 {
     get_bits(bytes, idx.saturating_mul(width as usize), width)
 }
 
-/// `width` bits from `bit_idx` on; bits after the end of `bytes` are zero.
+/// Reads `width` bits from `bit_idx` on; bits past the end of `bytes` are zero.
 #[inline]
+#[expect(clippy::indexing_slicing, reason = "hot loop; the callers check the length")]
 pub fn get_bits(bytes: &[u8], bit_idx: usize, width: u32) -> u64 {
     let rest = bytes.get(bit_idx / 8..).unwrap_or_default();
     let shift = bit_idx % 8;
@@ -222,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_width_comes_back() {
+    fn every_width_round_trips() {
         for width in 0..=64 {
             for count in [0, 1, 7, 8, 9, 65] {
                 let values: Vec<u64> = (0..count)
@@ -247,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_come_back() {
+    fn streams_round_trip() {
         let mut out = Vec::new();
         let mut writer = BitWriter::new(&mut out);
         for idx in 0..200u64 {

@@ -1,4 +1,4 @@
-//! Columns of one group from one source, and cutting them to a time range.
+//! The columns of one group from one source, and cutting them to a time range.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,12 +7,15 @@ use firn_model::{
     Column, ColumnBatch, ColumnValues, CommitSeq, Presence, Slot, TimeRange, Timestamp,
 };
 
-/// The oldest and the newest commit whose rows are in something.
+/// Timestamps that several members or columns share.
+pub(crate) type Times = Arc<[Timestamp]>;
+
+/// The range of commits from the oldest to the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct SeqRange {
-    /// The oldest.
+    /// The oldest commit.
     pub min: CommitSeq,
-    /// The newest.
+    /// The newest commit.
     pub max: CommitSeq,
 }
 
@@ -28,21 +31,21 @@ impl SeqRange {
     }
 }
 
-/// Columns of one group from one source. `key` of its columns is 0 until the engine fills it.
+/// The columns of one group from one source. Their `key` is 0 until the engine sets it.
 ///
-/// Invariants: timestamps of a time column strictly rise; columns are sorted by slot, none twice; a
-/// column has at least one value, and as many values as its presence has ones (or as its time column
-/// has entries).
+/// Invariants: timestamps of a time column strictly rise; columns are sorted by slot without
+/// duplicates; a column has at least one value, and one value for each entry of its time column
+/// that is present.
 #[derive(Clone, Debug, Default)]
 pub struct GroupColumns {
     /// The columns.
     pub batch: ColumnBatch,
-    /// The commits that they are from.
+    /// The commits that wrote them.
     pub seq: SeqRange,
 }
 
-/// One member's samples, strung together from piece to piece in order of time: what a reader of many series fills
-/// again and again. As many times as values, times rise.
+/// The samples of one member, appended piece by piece in time order. A reader of many series reuses
+/// it. It has as many timestamps as values; timestamps rise.
 #[derive(Clone, Debug, Default)]
 pub struct MemberColumn {
     /// The timestamps.
@@ -53,13 +56,13 @@ pub struct MemberColumn {
 }
 
 impl MemberColumn {
-    /// Forgets the samples, keeps the memory.
+    /// Removes the samples and keeps the memory.
     pub fn clear(&mut self) {
         self.times.clear();
         self.values.clear();
     }
 
-    /// Adds a sample; `false`, and nothing is added, if it does not come after all others.
+    /// Appends a sample. Returns `false`, without effect, if it is not later than all others.
     #[inline]
     pub fn push(&mut self, ts: Timestamp, value: f64) -> bool {
         let is_next = self.is_next(ts);
@@ -70,7 +73,7 @@ impl MemberColumn {
         is_next
     }
 
-    /// Adds a column; `false`, and nothing is added, if it does not come after all samples.
+    /// Appends a column. Returns `false`, without effect, if it does not start after all samples.
     pub(crate) fn append(&mut self, times: &[Timestamp], column: &Column) -> bool {
         if !times.first().is_none_or(|first| self.is_next(*first)) {
             return false;
@@ -88,33 +91,33 @@ impl MemberColumn {
     }
 }
 
-/// Which members are wanted.
+/// A selection of members.
 #[derive(Clone, Copy, Debug)]
 pub enum Slots<'a> {
     /// Every member.
     All,
-    /// These; sorted, none twice.
+    /// These slots; sorted, unique.
     Some(&'a [Slot]),
 }
 
-/// Asks about slots in rising order: a step per slot in place of a search.
+/// Tests slots in ascending order against a selection: one step per slot instead of a search.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotWalk<'a> {
     left: Option<&'a [Slot]>,
 }
 
 impl<'a> SlotWalk<'a> {
-    /// The slots that are still wanted, unless all are.
+    /// The slots that remain selected; `None` if the selection is `All`.
     pub(crate) fn listed(&self) -> Option<&'a [Slot]> {
         self.left
     }
 
-    /// Whether no slot that follows is wanted.
+    /// Whether no later slot is selected.
     pub fn is_done(&self) -> bool {
         self.left.is_some_and(<[Slot]>::is_empty)
     }
 
-    /// Whether `slot` is wanted. Slots must rise from call to call, none twice.
+    /// Whether `slot` is selected. Slots must rise from call to call.
     #[inline]
     pub fn take(&mut self, slot: Slot) -> bool {
         let Some(left) = &mut self.left else { return true };
@@ -132,7 +135,7 @@ impl<'a> SlotWalk<'a> {
 }
 
 impl<'a> Slots<'a> {
-    /// A walk over slots from the first on.
+    /// A walk that starts at the first slot.
     pub fn walk(self) -> SlotWalk<'a> {
         SlotWalk {
             left: match self {
@@ -142,7 +145,7 @@ impl<'a> Slots<'a> {
         }
     }
 
-    /// Whether `slot` is wanted. O(log slots).
+    /// Whether `slot` is selected. O(log slots).
     pub fn contains(&self, slot: Slot) -> bool {
         match self {
             Slots::All => true,
@@ -157,22 +160,22 @@ impl GroupColumns {
         self.batch.columns.is_empty()
     }
 
-    /// Entries of all time columns: how many rows this is.
+    /// Number of entries of all time columns, which is the number of rows.
     pub fn entry_count(&self) -> usize {
         self.batch.times.iter().map(|times| times.len()).sum()
     }
 
-    /// Values of all columns.
+    /// Number of values of all columns.
     pub fn value_count(&self) -> usize {
         self.batch.columns.iter().map(|column| column.values.len()).sum()
     }
 
-    /// The smallest range that holds all timestamps.
+    /// The smallest range that contains all timestamps.
     pub fn time_range(&self) -> TimeRange {
         self.batch.times.iter().fold(TimeRange::EMPTY, |range, times| range.union(span(times)))
     }
 
-    /// Bytes on the heap.
+    /// Bytes of heap memory.
     pub fn heap_bytes(&self) -> usize {
         let times: usize = self.batch.times.iter().map(|times| 16 + size_of_val(&**times)).sum();
         let columns: usize = self.batch.columns.iter().map(column_heap_bytes).sum();
@@ -182,8 +185,8 @@ impl GroupColumns {
             + self.batch.columns.capacity() * size_of::<Column>()
     }
 
-    /// The part inside `range`: shares whole time columns, copies values. Members without a value
-    /// there are left out.
+    /// The part inside `range`: shares whole time columns and copies values. Members without a
+    /// value there are left out.
     pub fn slice(&self, range: TimeRange) -> GroupColumns {
         if range.covers(self.time_range()) {
             return self.clone();
@@ -202,7 +205,7 @@ impl GroupColumns {
         GroupColumns { batch: ColumnBatch { times: kept_times.times, columns }, seq: self.seq }
     }
 
-    /// Panics unless the invariants hold. For tests and for the border to durable bytes.
+    /// Panics unless the invariants hold. For tests, and before bytes become durable.
     pub fn check(&self) {
         for times in &self.batch.times {
             assert!(times.is_sorted_by(|a, b| a < b), "timestamps of a time column must rise");
@@ -229,7 +232,7 @@ pub(crate) fn doubles(values: &ColumnValues) -> &[f64] {
     }
 }
 
-/// From the first to the last of sorted timestamps.
+/// The range from the first to the last of sorted timestamps.
 pub(crate) fn span(times: &[Timestamp]) -> TimeRange {
     match times {
         [only] => TimeRange::at(*only),
@@ -264,16 +267,44 @@ pub(crate) fn cut_column(
     (!part.is_empty()).then(|| (presence, ColumnValues::F64(part.to_vec())))
 }
 
+/// Sorts one member's samples by time and keeps the last pushed of equal timestamps; returns their
+/// number.
+pub(crate) fn newest_of_each(samples: &mut [(Timestamp, f64)]) -> usize {
+    if samples.is_empty() {
+        return 0;
+    }
+    if samples.is_sorted_by(|a, b| a.0 < b.0) {
+        return samples.len();
+    }
+    samples.sort_by_key(|sample| sample.0);
+    let mut kept = 0;
+    for idx in 0..samples.len() {
+        // The sort is stable: of equal timestamps the newest is last and overwrites the others.
+        if idx > 0 && samples[kept].0 != samples[idx].0 {
+            kept += 1;
+        }
+        samples[kept] = samples[idx];
+    }
+    kept + 1
+}
+
+/// Whether a member needs less with timestamps of its own: if under 1/16 of the entries are
+/// present, reading its own times costs at most half as much as walking its bits and the shared
+/// times.
+pub(crate) fn is_sparse(presence: &Presence) -> bool {
+    presence.count_present() * 16 < presence.len()
+}
+
 fn column_heap_bytes(column: &Column) -> usize {
     let presence = column.presence.as_ref().map_or(0, |presence| size_of_val(presence.words()));
     presence + column.values.len() * 8
 }
 
-/// The time columns that a result uses, each cut once and only if some member needs it.
+/// The time columns of a result; each is cut once, and only if a member uses it.
 #[derive(Default)]
 pub(crate) struct TimeColumns {
     pub(crate) times: Vec<Arc<[Timestamp]>>,
-    /// (index in the source, index here)
+    /// Pairs of the index in the source and the index here.
     kept: Vec<(u32, u32)>,
 }
 

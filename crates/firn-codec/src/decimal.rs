@@ -1,18 +1,19 @@
-//! Doubles as scaled integers: most monitoring values are decimals of few digits, and integers
+//! Doubles as scaled integers: most monitoring values are decimals with few digits, and integers
 //! compress where bit patterns do not.
 
-/// How a double is made of an integer `d`.
+/// The conversion between a double and an integer `d`.
 ///
-/// 0 to 22: `d / 10^k`, correctly rounded, which is what parsing decimal text gives for up to 15
-/// digits. 32 to 54: `d * 10^-(k - 32)`, which is what programs that multiply ticks compute. Other
-/// numbers are no scale.
+/// Numbers 0 to 22: `d / 10^k`, correctly rounded, as in parsed decimal text of up to 15 digits.
+/// Numbers 32 to 54: `d * 10^-(k - 32)`, as in programs that multiply ticks. Other numbers are not
+/// scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Scale(u8);
 
-/// Integers up to here times a power of ten keep an error under 1/4, so rounding finds them.
+/// Integers up to this value times a power of ten have an error under 1/4, so rounding recovers
+/// them.
 const SCALED_MAX: f64 = 1e15;
 const MULTIPLIES: u8 = 32;
-/// Values near a decimal are below this (2^39), so that any other is thousands of errors away.
+/// Values near a decimal are below this (2^39); any other decimal is then thousands of errors away.
 const NEAR_MAX: f64 = 549_755_813_888.0;
 const NEAR_ERROR_MAX: u64 = 2048;
 
@@ -20,7 +21,7 @@ impl Scale {
     /// `d` itself.
     pub(crate) const ONE: Scale = Scale(0);
 
-    /// The scale for a stored number.
+    /// The scale with a stored number.
     pub(crate) fn from_u8(number: u8) -> Option<Scale> {
         (number & !MULTIPLIES <= 22).then_some(Scale(number))
     }
@@ -29,7 +30,7 @@ impl Scale {
         self.0
     }
 
-    /// The scale that holds the decimals of both; a product where one of them is.
+    /// The scale that covers the decimals of both; a product if one of them is.
     pub(crate) fn union(self, other: Scale) -> Scale {
         let k = (self.0 & !MULTIPLIES).max(other.0 & !MULTIPLIES);
         Scale(k | (self.0 | other.0) & MULTIPLIES)
@@ -47,26 +48,27 @@ impl Scale {
         }
     }
 
-    /// The integer that is nearest to `value` at this scale, 0 if none fits. Both sides of a format
-    /// compute it, so it is a pure function of the bits.
+    /// The integer nearest to `value` at this scale; 0 if none fits. Encoder and decoder compute
+    /// it, so it is a pure function of the bits.
     #[inline]
     pub(crate) fn nearest(self, value: f64) -> i64 {
         if self.0 == 0 {
-            // An integer's own value needs no rounding up to 2^63.
+            // Integers below 2^63 need no rounding.
             return if value.abs() < 9.2e18 { value as i64 } else { 0 };
         }
         let scaled = value * POWERS[usize::from(self.0 & 31)];
         if scaled.abs() < 4e18 { (scaled + 0.5f64.copysign(scaled)) as i64 } else { 0 }
     }
 
-    /// The integer that gives exactly the bits of `value` at this scale.
+    /// The integer that yields exactly the bits of `value` at this scale.
     #[inline]
     pub(crate) fn exact(self, value: f64) -> Option<i64> {
         let d = self.nearest(value);
         (self.value(d).to_bits() == value.to_bits()).then_some(d)
     }
 
-    /// The smallest scale that holds `value` exactly, with its integer. Costs some nanoseconds.
+    /// The smallest scale that represents `value` exactly, with its integer. Costs some
+    /// nanoseconds.
     pub(crate) fn find(value: f64) -> Option<(Scale, i64)> {
         if let Some(d) = Scale::ONE.exact(value) {
             return Some((Scale::ONE, d));
@@ -75,7 +77,7 @@ impl Scale {
         if !(1e-22..SCALED_MAX).contains(&magnitude) {
             return None;
         }
-        // The largest scale whose integer stays under 10^15 shows whether any does.
+        // The largest scale with an integer below 10^15 decides whether any scale is exact.
         let mut k = 22.min(14 - floor_log10(magnitude)) as u8;
         if magnitude * POWERS[usize::from(k)] >= SCALED_MAX {
             k = k.checked_sub(1)?;
@@ -89,13 +91,14 @@ impl Scale {
                 k -= step;
             }
         }
-        // Fewer digits are the same decimal, but not always the same product.
+        // With fewer digits the decimal is the same, but not always the product.
         let scale = Scale(k | product);
         (scale.exact(value) == Some(d)).then_some((scale, d))
     }
 
-    /// The decimal of few digits that `value` is near, and how many steps of its last bit it is away:
-    /// sums of decimals, as counters of seconds are, drift so. Not for exact decimals of more digits.
+    /// The decimal of few digits near `value`, and its distance in units in the last place. Sums of
+    /// decimals, such as counters of seconds, drift that way. Not for exact decimals with more
+    /// digits.
     pub(crate) fn find_near(value: f64) -> Option<(Scale, i64, i64)> {
         let magnitude = value.abs();
         if !(1e-6..NEAR_MAX).contains(&magnitude) {
@@ -114,7 +117,7 @@ impl Scale {
         Some((Scale(k), d, Scale(k).error(value, d)))
     }
 
-    /// How far the bits of `value` are from those of `d`.
+    /// The distance between the bits of `value` and those of `d`.
     #[inline]
     pub(crate) fn error(self, value: f64, d: i64) -> i64 {
         value.to_bits().wrapping_sub(self.value(d).to_bits()) as i64
@@ -148,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_are_near_decimals() {
+    fn sums_of_decimals_are_near_decimals() {
         let mut sum = 0.0;
         for step in 1..2000 {
             sum += f64::from(step % 17) * 0.01;
@@ -165,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn decimals_are_found() {
+    fn exact_decimals_have_a_scale() {
         for (value, d, number) in [
             (0.0, 0, 0),
             (-3.0, -3, 0),

@@ -1,11 +1,30 @@
-//! What all of FirnDB's files share: a header with magic, kind and version, and checksummed blocks.
+//! The frame of all FirnDB files: a header with magic, kind and version, and checksummed blocks.
 //!
 //! ```text
-//! file   = header, then whatever the kind says
+//! file   = header, then the content of the kind
 //! header = "FIRN" kind:4 version:u16 zero:u16 crc32(of the 12 bytes before):u32
 //! block  = payload crc32(of payload):u32
 //! ```
-//! All numbers are little endian. Invariant 5: every file carries magic, version and checksums.
+//! All numbers are little endian. Invariant 5: every file has magic, version and checksums.
+//!
+//! ```
+//! use firn_codec::frame::{open_block, seal_block};
+//!
+//! let mut file = b"payload".to_vec();
+//! seal_block(0, &mut file);
+//! assert_eq!(open_block("a.fst", 0, &file).unwrap(), b"payload");
+//! file[3] ^= 1;
+//! assert!(open_block("a.fst", 0, &file).is_err());
+//! ```
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing
+    )
+)]
 
 use firn_model::{Error, Result};
 
@@ -16,7 +35,7 @@ pub const BLOCK_TRAILER_BYTES: usize = 4;
 
 const MAGIC: [u8; 4] = *b"FIRN";
 
-/// A kind of file: what it is called in the header, and which versions this build writes and reads.
+/// A kind of file: its name in the header, and the versions that this build writes and reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileFormat {
     /// Four ASCII letters, for example `TABL`.
@@ -28,7 +47,7 @@ pub struct FileFormat {
 }
 
 impl FileFormat {
-    /// The header of a file that is written now.
+    /// The header of a file of the current version.
     pub fn header(&self) -> [u8; HEADER_BYTES] {
         let mut header = [0; HEADER_BYTES];
         header[..4].copy_from_slice(&MAGIC);
@@ -39,12 +58,12 @@ impl FileFormat {
         header
     }
 
-    /// Checks the header at the front of `bytes` and returns the file's version. `file` is for the
-    /// message only.
+    /// Checks the header at the front of `bytes` and returns the file's version. `file` is used in
+    /// messages only.
     ///
     /// # Errors
-    /// `Corrupt` if it is no such header; `Invalid` if the version is one that this build cannot
-    /// read: the file is fine, the build is too old or too new.
+    /// `Corrupt` for a malformed header; `Invalid` if this build cannot read the version: the file
+    /// is intact, but the build is too old or too new.
     pub fn check(&self, file: &str, bytes: &[u8]) -> Result<u16> {
         let bad = |what: String| Err(Error::corrupt(file, 0, what));
         let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
@@ -52,15 +71,17 @@ impl FileFormat {
         };
         let [m0, m1, m2, m3, k0, k1, k2, k3, v0, v1, _, _, c0, c1, c2, c3] = *header;
         if [m0, m1, m2, m3] != MAGIC {
-            return bad("it does not begin with FIRN, so it is no file of FirnDB".into());
+            return bad("not a FirnDB file: it does not begin with FIRN".into());
         }
         let (found, expected) = (u32::from_le_bytes([c0, c1, c2, c3]), crc32(&header[..12]));
         if found != expected {
-            return bad(format!("header checksum {found:#010x}, expected {expected:#010x}"));
+            return bad(format!(
+                "header checksum {found:#010x}, expected {expected:#010x}: run firn check"
+            ));
         }
         if [k0, k1, k2, k3] != self.kind {
             return bad(format!(
-                "it is a {} file where a {} file belongs",
+                "file kind {}, expected {}; restore the right file",
                 [k0, k1, k2, k3].escape_ascii(),
                 self.kind.escape_ascii()
             ));
@@ -68,8 +89,8 @@ impl FileFormat {
         let version = u16::from_le_bytes([v0, v1]);
         if version < self.oldest || version > self.version {
             return Err(Error::invalid(format!(
-                "{file}: format version {version}, but this build reads {} to {}; use a build that \
-                 knows it",
+                "{file}: format version {version}, but this build reads {} to {}: use a build that \
+                 reads it",
                 self.oldest, self.version
             )));
         }
@@ -82,24 +103,25 @@ pub fn crc32(bytes: &[u8]) -> u32 {
     crc32fast::hash(bytes)
 }
 
-/// The CRC-32 of `parts` as if they stood in a row.
+/// The CRC-32 of the concatenation of `parts`.
 pub fn crc32_parts(parts: &[&[u8]]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     parts.iter().for_each(|part| hasher.update(part));
     hasher.finalize()
 }
 
-/// Makes a block of `out[start..]` by appending its checksum.
+/// Turns `out[start..]` into a block by appending its checksum.
 ///
 /// # Panics
-/// If `start` is after the end of `out`.
+/// If `start` is past the end of `out`.
+#[expect(clippy::indexing_slicing, reason = "a wrong start must not become durable")]
 pub fn seal_block(start: usize, out: &mut Vec<u8>) {
     let checksum = crc32(&out[start..]);
     out.extend_from_slice(&checksum.to_le_bytes());
 }
 
-/// The payload of a block whose bytes, checksum included, are `block`. `file` and `offset` say where
-/// it was read, for the message only.
+/// Verifies a block, which includes its checksum, and returns the payload. `file` and `offset` name
+/// its location in messages.
 ///
 /// # Errors
 /// `Corrupt` if the checksum does not match.
@@ -112,9 +134,7 @@ pub fn open_block<'a>(file: &str, offset: u64, block: &'a [u8]) -> Result<&'a [u
         return Err(Error::corrupt(
             file,
             offset,
-            format!(
-                "block checksum {found:#010x}, expected {expected:#010x}: these bytes are damaged"
-            ),
+            format!("block checksum {found:#010x}, expected {expected:#010x}: run firn check"),
         ));
     }
     Ok(payload)

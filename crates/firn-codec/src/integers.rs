@@ -1,4 +1,4 @@
-//! Integer columns: what decimals, ordered bits and timestamps become before they are packed.
+//! Integer columns: decimals, ordered bits and timestamps before they are packed.
 //!
 //! ```text
 //! column    = form:u8 [gcd: varint(divisor) zigzag(first)] [parameters by form] residuals
@@ -6,10 +6,13 @@
 //! packed    = width:u8 numbers of width bits [varint(patches) (varint(skip) varint(high bits))*]
 //! rice      = k:u8 bit stream of (unary quotient, k bits)
 //! ```
-//! Residuals are unsigned and wrap in 64 bits, so any integers come back. The encoder counts what each
-//! form would cost from a histogram of bit widths and writes the cheapest.
+//! Residuals are unsigned and wrap in 64 bits, so every integer round-trips. The encoder computes
+//! the size of each form from a histogram of bit widths and writes the smallest.
 //!
-//! Sources: FOR and patching: Zukowski et al., PFOR; line: ByteSeries 3.3 fits values by lines too.
+//! Sources: frame of reference and patches from PFOR (Zukowski et al., ICDE 2006); the line form
+//! from the timestamps of Heracles, section 3.1.3 and algorithm 1.
+
+#![cfg_attr(not(test), warn(clippy::indexing_slicing))]
 
 mod pack;
 
@@ -19,7 +22,7 @@ use firn_model::Result;
 
 use self::pack::{Packing, decode_residuals, decode_some};
 use crate::bits::bit_width;
-use crate::chunk::Effort;
+use crate::effort::Effort;
 use crate::varint::{
     corrupt, encode_varint, encode_zigzag, take_u8, take_varint, take_zigzag, unzigzag, zigzag,
 };
@@ -29,31 +32,36 @@ const RICE: u8 = 0x08;
 const PATCHED: u8 = 0x10;
 const DIVIDED: u8 = 0x20;
 
-/// What is packed for each value.
+/// The residual that is packed for each value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
-    /// Its distance from the smallest.
+enum ResidualForm {
+    /// The distance from the smallest value.
     Frame = 0,
-    /// Its delta's distance from the smallest delta.
+    /// The delta's distance from the smallest delta.
     Delta = 1,
-    /// Its delta, zigzag: where single deltas go back (counter resets).
+    /// The delta, zigzag: for columns with a few negative deltas (counter resets).
     SignedDelta = 2,
-    /// How its delta differs from the one before, zigzag.
+    /// The difference from the previous delta, zigzag.
     DeltaOfDelta = 3,
-    /// Its distance from a line, less the smallest: timestamps with jitter.
+    /// The distance from a line, less the smallest distance: timestamps with jitter.
     Line = 4,
 }
 
-const FORMS: [Form; 5] =
-    [Form::Frame, Form::Delta, Form::SignedDelta, Form::DeltaOfDelta, Form::Line];
+const FORMS: [ResidualForm; 5] = [
+    ResidualForm::Frame,
+    ResidualForm::Delta,
+    ResidualForm::SignedDelta,
+    ResidualForm::DeltaOfDelta,
+    ResidualForm::Line,
+];
 
-/// Spans up to here have a line with 16 fraction bits in 64 bits.
+/// With spans up to this, a line with 16 fraction bits fits into 64 bits.
 const LINE_SPAN_MAX: u64 = 1 << 40;
 
 /// A form with its parameters. `first` is the first value (`Frame`: the smallest).
 #[derive(Clone, Copy, Debug)]
-struct Shape {
-    form: Form,
+struct ResidualShape {
+    form: ResidualForm,
     first: i64,
     /// `Delta`: the smallest delta; `DeltaOfDelta`: the first delta; `Line`: the smallest distance.
     low: i64,
@@ -61,19 +69,19 @@ struct Shape {
     slope: u64,
 }
 
-/// What the columns of a caller are like.
+/// The kind of data in a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ColumnKind {
     Values,
-    /// Tries a line.
+    /// Timestamps: also tries the line form.
     Times,
 }
 
 /// Appends `values` (at least one).
-pub(crate) fn encode_integers(values: &[i64], kind: Kind, effort: Effort, out: &mut Vec<u8>) {
+pub(crate) fn encode_integers(values: &[i64], kind: ColumnKind, effort: Effort, out: &mut Vec<u8>) {
     let divided = match kind {
-        // Deltas that are all the same take no bits as they are; events at whole seconds do.
-        Kind::Times if has_one_step(values) => None,
+        // Equal deltas take no bits already; events at whole seconds are worth dividing.
+        ColumnKind::Times if has_one_step(values) => None,
         _ => divide(values),
     };
     let (values, divisor) = match &divided {
@@ -98,15 +106,15 @@ pub(crate) fn encode_integers(values: &[i64], kind: Kind, effort: Effort, out: &
     packing.encode(&residuals, out);
 }
 
-/// The form of the column that `bytes` begin with, for people.
+/// Describes the form of the column at the front of `bytes`.
 pub(crate) fn codec_of(bytes: &[u8]) -> String {
     let flags = bytes.first().copied().unwrap_or_default();
     let form = match FORMS.get(usize::from(flags & FORM_MASK)) {
-        Some(Form::Frame) => "frame",
-        Some(Form::Delta) => "delta",
-        Some(Form::SignedDelta) => "signed delta",
-        Some(Form::DeltaOfDelta) => "delta of delta",
-        Some(Form::Line) => "line",
+        Some(ResidualForm::Frame) => "frame",
+        Some(ResidualForm::Delta) => "delta",
+        Some(ResidualForm::SignedDelta) => "signed delta",
+        Some(ResidualForm::DeltaOfDelta) => "delta of delta",
+        Some(ResidualForm::Line) => "line",
         None => "unknown",
     };
     let mut codec = form.to_owned();
@@ -125,8 +133,9 @@ pub(crate) fn decode_integers(input: &mut &[u8], count: usize) -> Result<Vec<u64
     Ok(values)
 }
 
-/// Takes `count` integers from the front of `input` and fills `out` with those of `kept`, which lies in them. What lies
-/// before is summed up at most, and what lies behind is not looked at, but for Rice codes and deltas of deltas.
+/// Takes `count` integers from the front of `input` and fills `out` with the ones in `kept`.
+/// Integers before `kept` are at most summed, and those after it are not read, except with Rice
+/// codes and deltas of deltas.
 pub(crate) fn decode_integers_of(
     input: &mut &[u8],
     count: usize,
@@ -142,13 +151,13 @@ pub(crate) fn decode_integers_of(
         true => Some((take_varint(input, "divisor")?, take_zigzag(input, "divided first")?)),
         false => None,
     };
-    let shape = Shape::take(form, input)?;
+    let shape = ResidualShape::take(form, input)?;
     let (rice, patched) = (flags & RICE != 0, flags & PATCHED != 0);
     let residual_count = shape.residual_count(count);
-    // Values that have no residual come first.
+    // Values without a residual come first.
     let lead = count - residual_count;
     out.clear();
-    if rice || form == Form::DeltaOfDelta || kept.start < lead {
+    if rice || form == ResidualForm::DeltaOfDelta || kept.start < lead {
         out.resize(lead, 0);
         decode_residuals(input, residual_count, rice, patched, out)?;
         shape.restore(out, lead);
@@ -160,12 +169,12 @@ pub(crate) fn decode_integers_of(
         let mut last = shape.first as u64;
         let (count, low) = (residual_count, shape.low as u64);
         match form {
-            Form::Delta => {
+            ResidualForm::Delta => {
                 let delta = |residual: u64| residual.wrapping_add(low);
                 let sum = decode_some(input, count, patched, residuals, delta, out)?;
                 last = last.wrapping_add(sum);
             }
-            Form::SignedDelta => {
+            ResidualForm::SignedDelta => {
                 let delta = |residual| unzigzag(residual) as u64;
                 let sum = decode_some(input, count, patched, residuals, delta, out)?;
                 last = last.wrapping_add(sum);
@@ -184,10 +193,11 @@ pub(crate) fn decode_integers_of(
     Ok(())
 }
 
-/// The cheapest form and packing.
-fn choose(values: &[i64], kind: Kind, effort: Effort) -> (Shape, Packing) {
-    let mut best: Option<(Shape, Packing, usize)> = None;
-    let mut offer = |shape: Shape, packing: Packing, bits: usize| {
+/// The smallest form and packing.
+#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
+fn choose(values: &[i64], kind: ColumnKind, effort: Effort) -> (ResidualShape, Packing) {
+    let mut best: Option<(ResidualShape, Packing, usize)> = None;
+    let mut offer = |shape: ResidualShape, packing: Packing, bits: usize| {
         let bits = bits + shape.parameter_bytes() * 8;
         if best.as_ref().is_none_or(|best| bits < best.2) {
             best = Some((shape, packing, bits));
@@ -204,8 +214,11 @@ fn choose(values: &[i64], kind: Kind, effort: Effort) -> (Shape, Packing) {
         });
         let (packing, bits) = Packing::cheapest(&widths);
         offer(shape, packing, bits);
-        // Rice decodes at a third of the speed: it must be 5 % smaller.
-        let signed = matches!(shape.form, Form::SignedDelta | Form::DeltaOfDelta | Form::Frame);
+        // Rice decodes at a third of the speed, so it must be 5 % smaller.
+        let signed = matches!(
+            shape.form,
+            ResidualForm::SignedDelta | ResidualForm::DeltaOfDelta | ResidualForm::Frame
+        );
         if effort == Effort::Small && signed && high != 0 {
             let (packing, bits) = Packing::cheapest_rice(sum, values.len(), |f| {
                 shape.for_each_residual(values, f);
@@ -219,42 +232,44 @@ fn choose(values: &[i64], kind: Kind, effort: Effort) -> (Shape, Packing) {
     }
 }
 
-/// The forms worth a look, with their parameters.
-fn shapes(values: &[i64], kind: Kind) -> impl Iterator<Item = Shape> {
+/// The candidate forms with their parameters.
+#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
+fn shapes(values: &[i64], kind: ColumnKind) -> impl Iterator<Item = ResidualShape> {
     let first = values.first().copied().unwrap_or(0);
     let min = values.iter().copied().min().unwrap_or(0);
     let deltas = || values.windows(2).map(|pair| pair[1].wrapping_sub(pair[0]));
     let first_delta = deltas().next().unwrap_or(0);
     let min_delta = deltas().min().unwrap_or(0);
-    let line = (kind == Kind::Times).then(|| line(values)).flatten();
-    let shape = |form, first, low| Shape { form, first, low, slope: 0 };
+    let line = (kind == ColumnKind::Times).then(|| line(values)).flatten();
+    let shape = |form, first, low| ResidualShape { form, first, low, slope: 0 };
     let plain = [
-        shape(Form::Frame, min, 0),
-        shape(Form::Delta, first, min_delta),
-        shape(Form::SignedDelta, first, 0),
-        shape(Form::DeltaOfDelta, first, first_delta),
+        shape(ResidualForm::Frame, min, 0),
+        shape(ResidualForm::Delta, first, min_delta),
+        shape(ResidualForm::SignedDelta, first, 0),
+        shape(ResidualForm::DeltaOfDelta, first, first_delta),
     ];
     // One value has no delta, two have no delta of delta.
     let count = if values.len() > 2 { 4 } else { values.len() };
     plain.into_iter().take(count).chain(line)
 }
 
-/// The line from the first to the last value; `None` where it would be no help.
-fn line(values: &[i64]) -> Option<Shape> {
+/// The line from the first to the last value; `None` if a line does not help.
+fn line(values: &[i64]) -> Option<ResidualShape> {
     let (&first, &last) = (values.first()?, values.last()?);
     let span = u64::try_from(last.checked_sub(first)?).ok()?;
     if values.len() < 4 || span > LINE_SPAN_MAX {
         return None;
     }
     let slope = (span << 16) / (values.len() as u64 - 1);
-    let mut shape = Shape { form: Form::Line, first, low: 0, slope };
+    let mut shape = ResidualShape { form: ResidualForm::Line, first, low: 0, slope };
     let mut low = i64::MAX;
     shape.for_each_residual(values, |residual| low = low.min(residual as i64));
     shape.low = low;
     Some(shape)
 }
 
-/// Values that differ by multiples of a number only: that number, the first value, and how many times.
+/// For values with differences that share a divisor: the divisor, the first value, and the
+/// quotients.
 fn divide(values: &[i64]) -> Option<((u64, i64), Vec<i64>)> {
     let (&first, rest) = values.split_first()?;
     let mut divisor = 0u64;
@@ -267,7 +282,7 @@ fn divide(values: &[i64]) -> Option<((u64, i64), Vec<i64>)> {
             return None;
         }
     }
-    // A divisor of two saves a bit a value but costs bytes; all equal values need none.
+    // A divisor of two saves one bit per value but costs bytes; equal values need no divisor.
     if divisor < 2 || divisor > i64::MAX as u64 || values.len() * bit_width(divisor) as usize <= 40
     {
         return None;
@@ -276,6 +291,7 @@ fn divide(values: &[i64]) -> Option<((u64, i64), Vec<i64>)> {
     Some(((divisor, first), divided))
 }
 
+#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
 fn has_one_step(values: &[i64]) -> bool {
     let mut steps = values.windows(2).map(|pair| pair[1].wrapping_sub(pair[0]));
     let first = steps.next();
@@ -289,23 +305,26 @@ fn gcd(mut a: u64, mut b: u64) -> u64 {
     a
 }
 
-impl Shape {
+impl ResidualShape {
     /// Calls `f` with each residual in order.
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
     fn for_each_residual(&self, values: &[i64], mut f: impl FnMut(u64)) {
         let deltas = || values.windows(2).map(|pair| pair[1].wrapping_sub(pair[0]));
         match self.form {
-            Form::Frame => values.iter().for_each(|v| f(v.wrapping_sub(self.first) as u64)),
-            Form::Delta => deltas().for_each(|delta| f(delta.wrapping_sub(self.low) as u64)),
-            Form::SignedDelta => deltas().for_each(|delta| f(zigzag(delta))),
-            Form::DeltaOfDelta => {
+            ResidualForm::Frame => values.iter().for_each(|v| f(v.wrapping_sub(self.first) as u64)),
+            ResidualForm::Delta => {
+                deltas().for_each(|delta| f(delta.wrapping_sub(self.low) as u64))
+            }
+            ResidualForm::SignedDelta => deltas().for_each(|delta| f(zigzag(delta))),
+            ResidualForm::DeltaOfDelta => {
                 let mut last = self.low;
                 deltas().skip(1).for_each(|delta| {
                     f(zigzag(delta.wrapping_sub(last)));
                     last = delta;
                 });
             }
-            Form::Line => {
+            ResidualForm::Line => {
                 for (idx, value) in values.iter().enumerate() {
                     f(value.wrapping_sub(self.on_line(idx)).wrapping_sub(self.low) as u64);
                 }
@@ -320,24 +339,25 @@ impl Shape {
 
     fn residual_count(&self, value_count: usize) -> usize {
         match self.form {
-            Form::Frame | Form::Line => value_count,
-            Form::Delta | Form::SignedDelta => value_count.saturating_sub(1),
-            Form::DeltaOfDelta => value_count.saturating_sub(2),
+            ResidualForm::Frame | ResidualForm::Line => value_count,
+            ResidualForm::Delta | ResidualForm::SignedDelta => value_count.saturating_sub(1),
+            ResidualForm::DeltaOfDelta => value_count.saturating_sub(2),
         }
     }
 
-    /// Makes values of all residuals, in place. The first `lead` places are for values that have none.
+    /// Converts all residuals to values in place. The first `lead` entries of `values` are for
+    /// values without a residual.
     fn restore(&self, values: &mut [u64], lead: usize) {
         let first = self.first as u64;
         let (start, residuals) = values.split_at_mut(lead.min(values.len()));
-        if self.form != Form::DeltaOfDelta {
+        if self.form != ResidualForm::DeltaOfDelta {
             start.fill(first);
             self.restore_from(residuals, lead, first);
             return;
         }
         let mut delta = self.low as u64;
         let mut last = first.wrapping_add(delta);
-        start.iter_mut().zip([first, last]).for_each(|(place, value)| *place = value);
+        start.iter_mut().zip([first, last]).for_each(|(target, value)| *target = value);
         for residual in residuals {
             delta = delta.wrapping_add(unzigzag(*residual) as u64);
             last = last.wrapping_add(delta);
@@ -345,41 +365,42 @@ impl Shape {
         }
     }
 
-    /// Makes values of the residuals of values `before..`, in place; `last` is the value before them.
+    /// Converts the residuals of values `before..` to values in place; `last` is the value before
+    /// them.
     fn restore_from(&self, residuals: &mut [u64], before: usize, mut last: u64) {
         match self.form {
-            Form::Frame => {
+            ResidualForm::Frame => {
                 let first = self.first as u64;
                 residuals.iter_mut().for_each(|r| *r = r.wrapping_add(first));
             }
-            Form::Delta => {
+            ResidualForm::Delta => {
                 for residual in residuals {
                     last = last.wrapping_add(*residual).wrapping_add(self.low as u64);
                     *residual = last;
                 }
             }
-            Form::SignedDelta => {
+            ResidualForm::SignedDelta => {
                 for residual in residuals {
                     last = last.wrapping_add(unzigzag(*residual) as u64);
                     *residual = last;
                 }
             }
-            Form::Line => {
+            ResidualForm::Line => {
                 for (idx, residual) in residuals.iter_mut().enumerate() {
                     let on_line = self.on_line(before + idx) as u64;
                     *residual = residual.wrapping_add(on_line).wrapping_add(self.low as u64);
                 }
             }
-            Form::DeltaOfDelta => unreachable!("its residuals are restored all at once"),
+            ResidualForm::DeltaOfDelta => unreachable!("its residuals are restored all at once"),
         }
     }
 
     fn parameter_bytes(&self) -> usize {
         let bytes = |value| crate::varint::varint_bytes(zigzag(value));
         let low = match self.form {
-            Form::Frame | Form::SignedDelta => 0,
-            Form::Delta | Form::DeltaOfDelta => bytes(self.low),
-            Form::Line => bytes(self.low) + crate::varint::varint_bytes(self.slope),
+            ResidualForm::Frame | ResidualForm::SignedDelta => 0,
+            ResidualForm::Delta | ResidualForm::DeltaOfDelta => bytes(self.low),
+            ResidualForm::Line => bytes(self.low) + crate::varint::varint_bytes(self.slope),
         };
         bytes(self.first) + low
     }
@@ -387,22 +408,22 @@ impl Shape {
     fn encode(&self, out: &mut Vec<u8>) {
         encode_zigzag(self.first, out);
         match self.form {
-            Form::Frame | Form::SignedDelta => {}
-            Form::Delta | Form::DeltaOfDelta => encode_zigzag(self.low, out),
-            Form::Line => {
+            ResidualForm::Frame | ResidualForm::SignedDelta => {}
+            ResidualForm::Delta | ResidualForm::DeltaOfDelta => encode_zigzag(self.low, out),
+            ResidualForm::Line => {
                 encode_zigzag(self.low, out);
                 encode_varint(self.slope, out);
             }
         }
     }
 
-    fn take(form: Form, input: &mut &[u8]) -> Result<Shape> {
+    fn take(form: ResidualForm, input: &mut &[u8]) -> Result<ResidualShape> {
         let first = take_zigzag(input, "first integer")?;
-        let mut shape = Shape { form, first, low: 0, slope: 0 };
-        if !matches!(form, Form::Frame | Form::SignedDelta) {
+        let mut shape = ResidualShape { form, first, low: 0, slope: 0 };
+        if !matches!(form, ResidualForm::Frame | ResidualForm::SignedDelta) {
             shape.low = take_zigzag(input, "lowest residual")?;
         }
-        if form == Form::Line {
+        if form == ResidualForm::Line {
             shape.slope = take_varint(input, "slope")?;
         }
         Ok(shape)
@@ -415,7 +436,7 @@ mod tests {
 
     use super::*;
 
-    fn check(values: &[i64], kind: Kind, effort: Effort) -> usize {
+    fn check(values: &[i64], kind: ColumnKind, effort: Effort) -> usize {
         let mut out = Vec::new();
         encode_integers(values, kind, effort, &mut out);
         let mut input = out.as_slice();
@@ -434,27 +455,27 @@ mod tests {
     #[test]
     fn forms_fit_their_data() {
         let regular: Vec<i64> = (0..500).map(|idx| idx * 15_000).collect();
-        assert!(check(&regular, Kind::Times, Effort::Small) <= 6);
+        assert!(check(&regular, ColumnKind::Times, Effort::Small) <= 6);
         let seconds: Vec<i64> =
             (0..40).map(|idx| (idx * 170 + idx * idx * 31 % 97) * 1_000).collect();
-        assert!(check(&seconds, Kind::Times, Effort::Small) <= 40 * 7 / 8 + 16);
+        assert!(check(&seconds, ColumnKind::Times, Effort::Small) <= 40 * 7 / 8 + 16);
         let jitter: Vec<i64> = (0..500).map(|idx| idx * 15_000 + idx * 7 % 13).collect();
-        assert!(check(&jitter, Kind::Times, Effort::Small) <= 500 * 4 / 8 + 16);
+        assert!(check(&jitter, ColumnKind::Times, Effort::Small) <= 500 * 4 / 8 + 16);
         let mut reset: Vec<i64> = (0..300).map(|idx| idx * 4096).collect();
         reset.iter_mut().skip(200).for_each(|value| *value -= 200 * 4096);
-        assert!(check(&reset, Kind::Values, Effort::Small) <= 30);
-        assert!(check(&[i64::MIN, i64::MAX, 0, -1], Kind::Values, Effort::Fast) <= 50);
+        assert!(check(&reset, ColumnKind::Values, Effort::Small) <= 30);
+        assert!(check(&[i64::MIN, i64::MAX, 0, -1], ColumnKind::Values, Effort::Fast) <= 50);
     }
 
     proptest! {
         #[test]
-        fn any_integers_come_back(
+        fn any_integers_round_trip(
             values in prop::collection::vec(
                 prop_oneof![any::<i64>(), -9i64..9, Just(i64::MIN), Just(i64::MAX)], 1..70),
             times in any::<bool>(),
             small in any::<bool>(),
         ) {
-            let kind = if times { Kind::Times } else { Kind::Values };
+            let kind = if times { ColumnKind::Times } else { ColumnKind::Values };
             check(&values, kind, if small { Effort::Small } else { Effort::Fast });
         }
 
@@ -471,7 +492,7 @@ mod tests {
         }
 
         #[test]
-        fn close_integers_come_back(
+        fn close_integers_round_trip(
             start in any::<i64>(),
             steps in prop::collection::vec((-20i64..400, 0u8..40), 1..200),
             factor in 1i64..5000,
@@ -485,7 +506,7 @@ mod tests {
                     value
                 })
                 .collect();
-            check(&values, Kind::Values, if small { Effort::Small } else { Effort::Fast });
+            check(&values, ColumnKind::Values, if small { Effort::Small } else { Effort::Fast });
         }
     }
 }

@@ -1,23 +1,30 @@
-//! Codec: here are rows and columns, make few bytes of them; here are bytes, give them back bit for
-//! bit.
+//! Codec: encodes rows and columns in few bytes, and decodes them bit for bit.
 //!
 //! **Owns** the row encoding (the log's payload and the head's active rows), chunks (one group, one
-//! time span) and their column codecs, merging and transposing of columns, tombstones, posting lists,
-//! and the checksummed frame of every file.
+//! time span) and their column codecs, merging and transposing of columns, tombstones, posting
+//! lists, and the checksummed frame of every file.
 //!
-//! **Never** does I/O, never allocates per sample, never knows a file, a table or a label. Pure
-//! functions over bytes.
+//! **Never** does I/O, allocates per sample, or uses a file, a table or a label. Pure functions
+//! over bytes.
 //!
-//! **Invariants**: every `f64` survives bit for bit and every `i64` timestamp (invariant 7);
-//! timestamps of a time column strictly rise (invariant 4); decoding any bytes whatever ends in a
-//! value or an `Error` of kind `Corrupt`, never in a panic, and with memory bounded by the input and
-//! by [`SLOTS_MAX`] and [`ENTRIES_MAX`].
+//! **Paths**: the write path encodes rows with [`encode_row`]; the head transposes them with
+//! [`RowsToColumns`]; flushes and merges write chunks with [`encode_chunk`]; queries read them with
+//! [`Chunk::read`] and unite sources with [`merge_columns`].
 //!
-//! Reading order: `varint`, `bits`, `decimal`, `row`, `columns`, `transpose`, `merge`,
-//! `tombstone`, `integers`, `value_column`, `time_column`, `chunk`, `postings`, `frame`. Byte by byte:
-//! docs/formats/row.md, docs/formats/chunk.md and docs/formats/tombstone.md.
+//! **Invariants**: every `f64` is preserved bit for bit, and every `i64` timestamp (invariant 7);
+//! timestamps of a time column strictly rise (invariant 4); decoding arbitrary bytes returns a
+//! value or an error of kind `Corrupt`, never panics, and its memory is bounded by the input and by
+//! [`SLOTS_MAX`] and [`ENTRIES_MAX`].
+//!
+//! Terms: `docs/glossary.md`.
+//!
+//! Reading order: `limits`, `varint`, `bits`, `decimal`, `columns`, `transpose`, `merge`,
+//! `tombstone`, `postings`, `row`, `effort`, `integers`, `value_column`, `time_column`, `chunk`,
+//! `frame`. The bytes are specified in docs/formats/row.md, docs/formats/chunk.md and
+//! docs/formats/tombstone.md.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 pub mod bits;
 pub mod frame;
@@ -27,7 +34,9 @@ pub mod varint;
 mod chunk;
 mod columns;
 mod decimal;
+mod effort;
 mod integers;
+mod limits;
 mod merge;
 mod row;
 mod time_column;
@@ -35,12 +44,12 @@ mod tombstone;
 mod transpose;
 mod value_column;
 
-pub use chunk::{
-    Chunk, ColumnOutline, ColumnsOutline, ENTRIES_MAX, Effort, VALUES_MAX, encode_chunk, encode_run,
-};
+pub use chunk::{Chunk, ColumnOutline, ColumnsOutline, encode_chunk, encode_run};
 pub use columns::{GroupColumns, MemberColumn, SeqRange, SlotWalk, Slots};
+pub use effort::Effort;
+pub use limits::{ENTRIES_MAX, SLOTS_MAX, VALUES_MAX};
 pub use merge::{merge_columns, merge_into_one};
-pub use row::{RowState, SLOTS_MAX, decode_row, decode_row_slots, encode_row, row_bytes_max};
+pub use row::{RowState, decode_row, decode_row_slots, encode_row, row_bytes_max};
 pub use tombstone::{
     HiddenMembers, HiddenSamples, HiddenSlots, Tombstone, TombstoneWalk, Tombstones,
 };

@@ -1,8 +1,8 @@
-//! Sources of one group become one: the newest write wins for each (slot, timestamp).
+//! Merging of sources of one group: the newest write wins for each (slot, timestamp).
 //!
-//! Members whose columns have the same time columns in the same sources share one plan: which entry
-//! of which source each timestamp of the result may come from. The plan is made once, its members
-//! only walk it.
+//! Members with the same time columns in the same sources share one plan: the entries of the
+//! sources that each timestamp of the result may come from. The plan is built once; each member
+//! only walks it.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,15 +10,32 @@ use std::sync::Arc;
 
 use firn_model::{Column, ColumnBatch, ColumnValues, Presence, Slot, TimeRange, Timestamp};
 
-use crate::columns::{GroupColumns, doubles, span};
-use crate::transpose::newest_of_each;
+use crate::columns::{GroupColumns, doubles, is_sparse, newest_of_each, span};
 
-/// Unites `sources` (oldest first, by `seq.max`) and cuts to `range`.
+/// Merges `sources` (oldest first, by `seq.max`) and cuts the result to `range`.
 ///
-/// The newest source wins for one (slot, timestamp) (invariant 2); NULL never overrides a value. The
-/// result has one time column where members share timestamps; a member that would be sparse on a
-/// shared one gets its own, shared with members of the same pattern. Sources that do not overlap in
-/// time are concatenated, a single one is only sliced.
+/// The newest source wins for one (slot, timestamp) (invariant 2); NULL never overrides a value.
+/// The result has one time column where members share timestamps. A member that would be sparse on
+/// a shared one gets its own, shared with members of the same pattern. Sources without overlap in
+/// time are concatenated; a single one is only sliced.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use firn_codec::{GroupColumns, SeqRange, merge_columns};
+/// use firn_model::{ColumnBatch, ColumnValues, CommitSeq, Slot, TimeRange};
+///
+/// let source = |seq, ts: [i64; 2], values: [f64; 2]| GroupColumns {
+///     batch: ColumnBatch::of_one(Slot(0), Arc::from(ts), values.to_vec()),
+///     seq: SeqRange::at(CommitSeq(seq)),
+/// };
+/// let old = source(1, [1_000, 2_000], [1.0, 2.0]);
+/// let new = source(2, [2_000, 3_000], [20.0, 30.0]);
+/// let merged = merge_columns(&[old, new], TimeRange::ALL);
+/// assert_eq!(&*merged.batch.times[0], [1_000, 2_000, 3_000]);
+/// let ColumnValues::F64(values) = &merged.batch.columns[0].values else { unreachable!() };
+/// assert_eq!(values, &[1.0, 20.0, 30.0]);
+/// ```
 pub fn merge_columns(sources: &[GroupColumns], range: TimeRange) -> GroupColumns {
     let cut: Vec<Cow<'_, GroupColumns>> = sources
         .iter()
@@ -35,7 +52,8 @@ pub fn merge_columns(sources: &[GroupColumns], range: TimeRange) -> GroupColumns
     }
 }
 
-/// As [`merge_columns`], for sources that are not needed any more: a single one is handed back as it is.
+/// As [`merge_columns`], for sources that the caller no longer needs: a single one is returned as
+/// is.
 pub fn merge_into_one(mut sources: Vec<GroupColumns>, range: TimeRange) -> GroupColumns {
     sources.retain(|source| !source.is_empty());
     match sources.pop() {
@@ -48,9 +66,9 @@ pub fn merge_into_one(mut sources: Vec<GroupColumns>, range: TimeRange) -> Group
     }
 }
 
-/// The same where every source has one member without NULLs, and all the same: lone series mostly.
-/// They need no plan: parts that follow each other in time are strung together, and of others the
-/// newest of equal timestamps is kept.
+/// The fast path for sources with one member without NULLs, the same in all: mostly lone series. It
+/// needs no plan. Sources that do not overlap in time are concatenated; otherwise the newest of
+/// equal timestamps is kept.
 fn merge_one_member(sources: &[Cow<'_, GroupColumns>]) -> Option<GroupColumns> {
     let slot = sources.first()?.batch.columns.first()?.slot;
     let mut parts: Vec<(&[Timestamp], &[f64])> = Vec::with_capacity(sources.len());
@@ -88,7 +106,7 @@ fn merge_one_member(sources: &[Cow<'_, GroupColumns>]) -> Option<GroupColumns> {
 }
 
 fn merge_overlapping(sources: &[Cow<'_, GroupColumns>]) -> GroupColumns {
-    // (slot, source, column); a stable sort of rising runs is a merge.
+    // (slot, source, column); a stable sort of ascending runs is a merge.
     let mut members: Vec<(Slot, u32, u32)> = Vec::new();
     for (source_idx, source) in sources.iter().enumerate() {
         let columns = source.batch.columns.iter().enumerate();
@@ -96,9 +114,9 @@ fn merge_overlapping(sources: &[Cow<'_, GroupColumns>]) -> GroupColumns {
     }
     members.sort_by_key(|&(slot, source_idx, _)| (slot, source_idx));
 
-    let mut plans: Vec<Plan> = Vec::new();
+    let mut plans: Vec<MergePlan> = Vec::new();
     let mut plan_of: HashMap<Vec<(u32, u32)>, usize> = HashMap::new();
-    // Most members have the plan of the one before: that one is not looked up.
+    // Most members have the plan of the previous one, which then needs no lookup.
     let mut key: Vec<(u32, u32)> = Vec::new();
     let mut last_key: Vec<(u32, u32)> = Vec::new();
     let mut plan_idx = 0;
@@ -122,7 +140,7 @@ fn merge_overlapping(sources: &[Cow<'_, GroupColumns>]) -> GroupColumns {
                             &*sources[source as usize].batch.times[time as usize]
                         })
                         .collect::<Vec<_>>();
-                    plans.push(Plan::new(&times));
+                    plans.push(MergePlan::new(&times));
                     plan_of.insert(key.clone(), plans.len() - 1);
                     plans.len() - 1
                 }
@@ -137,16 +155,16 @@ fn merge_overlapping(sources: &[Cow<'_, GroupColumns>]) -> GroupColumns {
     GroupColumns { batch: ColumnBatch { times: result.times, columns: result.columns }, seq }
 }
 
-/// For each timestamp of the result, which entries of which parts can give its value.
-struct Plan {
+/// For each timestamp of the result, the entries of the parts that can supply its value.
+struct MergePlan {
     times: Arc<[Timestamp]>,
-    ways: Ways,
+    steps: MergeSteps,
 }
 
-enum Ways {
-    /// The parts follow each other in time in this order.
+enum MergeSteps {
+    /// The parts do not overlap in time; this is their order.
     Concat(Vec<u32>),
-    /// Per timestamp a run of candidates, newest part first.
+    /// For each timestamp a run of candidates, newest part first.
     Pick { candidates: Vec<Candidate>, ends: Vec<u32> },
 }
 
@@ -156,9 +174,9 @@ struct Candidate {
     entry: u32,
 }
 
-impl Plan {
+impl MergePlan {
     /// `parts`: sorted timestamps of each part, oldest part first.
-    fn new(parts: &[&[Timestamp]]) -> Plan {
+    fn new(parts: &[&[Timestamp]]) -> MergePlan {
         let mut order: Vec<u32> = (0..parts.len() as u32).collect();
         order.sort_by_key(|&part| span(parts[part as usize]).start);
         let apart = order
@@ -166,7 +184,7 @@ impl Plan {
             .all(|pair| span(parts[pair[0] as usize]).end < span(parts[pair[1] as usize]).start);
         if apart {
             let times = order.iter().flat_map(|&part| parts[part as usize]).copied().collect();
-            return Plan { times, ways: Ways::Concat(order) };
+            return MergePlan { times, steps: MergeSteps::Concat(order) };
         }
         let mut all: Vec<(Timestamp, Candidate)> = Vec::new();
         for (part, times) in parts.iter().enumerate().rev() {
@@ -178,7 +196,7 @@ impl Plan {
                     .map(|(entry, &ts)| (ts, Candidate { part, entry: entry as u32 })),
             );
         }
-        // Stable: of equal timestamps the newest part stays first.
+        // The sort is stable: of equal timestamps the newest part stays first.
         all.sort_by_key(|&(ts, _)| ts);
         let mut times = Vec::with_capacity(all.len());
         let mut ends = Vec::with_capacity(all.len());
@@ -189,14 +207,15 @@ impl Plan {
             ends.push(end);
         }
         let candidates = all.into_iter().map(|(_, candidate)| candidate).collect();
-        Plan { times: times.into(), ways: Ways::Pick { candidates, ends } }
+        MergePlan { times: times.into(), steps: MergeSteps::Pick { candidates, ends } }
     }
 
-    /// Walks the plan for one member; `parts` as the plan was made for. `None` = all present.
+    /// Walks the plan for one member. `parts` must be in the order of [`MergePlan::new`]. `None`:
+    /// all present.
     fn merge(&self, parts: &[&Column]) -> (Option<Presence>, Vec<f64>) {
-        match &self.ways {
-            Ways::Concat(order) => concat(order, parts),
-            Ways::Pick { candidates, ends } => pick(candidates, ends, parts),
+        match &self.steps {
+            MergeSteps::Concat(order) => concat(order, parts),
+            MergeSteps::Pick { candidates, ends } => pick(candidates, ends, parts),
         }
     }
 }
@@ -221,7 +240,7 @@ fn concat(order: &[u32], parts: &[&Column]) -> (Option<Presence>, Vec<f64>) {
 fn pick(candidates: &[Candidate], ends: &[u32], parts: &[&Column]) -> (Option<Presence>, Vec<f64>) {
     let mut values = Vec::with_capacity(ends.len());
     let mut presence = Presence::new();
-    // Every entry of a part is visited once and in order, so its values are taken by a cursor.
+    // Every entry of a part is visited once and in order, so a cursor finds its value.
     let mut next = vec![0usize; parts.len()];
     let mut start = 0;
     for &end in ends {
@@ -242,12 +261,12 @@ fn pick(candidates: &[Candidate], ends: &[u32], parts: &[&Column]) -> (Option<Pr
     ((!presence.is_full()).then_some(presence), values)
 }
 
-/// Columns as they are finished, and the time columns that they turn out to need.
+/// Finished columns and their time columns.
 #[derive(Default)]
 struct ResultColumns {
     times: Vec<Arc<[Timestamp]>>,
     columns: Vec<Column>,
-    /// Plan, and for sparse members the pattern, to the time column.
+    /// Time column by plan and, for sparse members, by pattern.
     whole: Vec<Option<u32>>,
     sparse: HashMap<(usize, Vec<u64>), u32>,
 }
@@ -290,17 +309,11 @@ impl ResultColumns {
     }
 }
 
-/// Where `times` stands among `known`, added if it does not yet. Plans are few, so are equal lengths.
+/// The index of `times` in `known`; appended if it is new. There are few plans, so a scan is fast.
 fn add_times(known: &mut Vec<Arc<[Timestamp]>>, times: &Arc<[Timestamp]>) -> u32 {
     if let Some(idx) = known.iter().position(|other| other == times) {
         return idx as u32;
     }
     known.push(Arc::clone(times));
     (known.len() - 1) as u32
-}
-
-/// Whether a member is better off with timestamps of its own: under 1/16 present, its own times are
-/// at most half of what walking its bits and the shared times costs a reader.
-pub(crate) fn is_sparse(presence: &Presence) -> bool {
-    presence.count_present() * 16 < presence.len()
 }

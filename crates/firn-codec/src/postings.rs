@@ -6,12 +6,25 @@
 //! gaps    = varint(id - previous - 1) for each id after the first
 //! runs    = (varint(run length - 1) varint(ids skipped - 1))*, no skip after the last run
 //! bitmap  = bit i of byte i / 8 is id `first + i`; bit 0 is set
-//! packed  = skip width:u8, for each block of 128 gaps its last id less `first`, packed at that width; for each block
-//!           the width of its gaps:u8; the blocks' gaps (id - previous - 1), each block from a whole byte on
+//! packed  = skip width:u8, for each block of 128 gaps its last id less `first`, packed at that
+//!           width; for each block the width of its gaps:u8; the blocks' gaps (id - previous - 1),
+//!           each block from a whole byte on
 //! ```
-//! Long lists are packed: a seek passes a block by its last id, and 128 gaps unpack at about a nanosecond each.
-//! Source: measured over TSBS and Kubernetes label sets (docs/formats), the best form per list takes
-//! half of what the best single form takes.
+//! Long lists are packed: a seek skips a block by its last id, and 128 gaps unpack at about a
+//! nanosecond each. Measured over label sets of TSBS and Kubernetes, the best form per list takes
+//! half the bytes of the best single form.
+//!
+//! ```
+//! use firn_codec::postings::{Postings, encode_postings};
+//!
+//! let mut bytes = Vec::new();
+//! encode_postings(&[3, 4, 5, 900], &mut bytes);
+//! let list = Postings::take(&mut bytes.as_slice()).unwrap();
+//! assert_eq!(list.len(), 4);
+//! assert_eq!(list.iter().seek(6), Some(900));
+//! ```
+
+#![cfg_attr(not(test), warn(clippy::indexing_slicing))]
 
 use firn_model::{Result, Slot};
 
@@ -24,13 +37,14 @@ const GAPS: u64 = 0;
 const RUNS: u64 = 1;
 const BITMAP: u64 = 2;
 const PACKED: u64 = 3;
-// Gaps of a block in the packed form.
+// Number of gaps in a block of the packed form.
 const BLOCK: usize = 128;
 
-/// Appends `ids`, which strictly rise.
+/// Appends `ids`, which must strictly rise.
 ///
 /// # Panics
 /// In debug builds if they do not.
+#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
 pub fn encode_postings(ids: &[u64], out: &mut Vec<u8>) {
     debug_assert!(ids.is_sorted_by(|a, b| a < b), "ids of a posting list must rise");
     let count = ids.len() as u64;
@@ -42,9 +56,9 @@ pub fn encode_postings(ids: &[u64], out: &mut Vec<u8>) {
         return encode_varint(first, out);
     }
     let (gap_bytes, run_bytes) = sizes(ids);
-    // Over 2^40 bits a bitmap is never the smallest form of a list that fits in memory.
+    // Above 2^40 bits a bitmap is never the smallest form of a list that fits into memory.
     let bitmap_bytes = ((last - first) / 8).min(1 << 40) + 1;
-    // A short list is walked anyway; from four blocks on a seek in the packed form saves time.
+    // Short lists are walked anyway; from four blocks on, the packed form makes seeks faster.
     let packed_bytes = if ids.len() > 4 * BLOCK { packed_size(ids) } else { u64::MAX };
     let forms =
         [(RUNS, run_bytes), (BITMAP, bitmap_bytes), (PACKED, packed_bytes), (GAPS, gap_bytes)];
@@ -91,24 +105,25 @@ impl<'a> Postings<'a> {
         Postings { form: GAPS, count: 1, first: id, payload: &[] }
     }
 
-    /// Takes `count` ids (at least one) without a header: the first, then each less the one before and one, all varints.
+    /// Takes a list of `count` ids (at least one) without a header: the first id, then the gap (id
+    /// - previous - 1) before each other id, all varints.
     ///
     /// # Errors
-    /// `Corrupt` if they are cut short.
+    /// `Corrupt` if the bytes end early.
     pub fn take_gaps(count: u64, input: &mut &'a [u8]) -> Result<Postings<'a>> {
         let first = take_varint(input, "first id")?;
         let start = *input;
         for _ in 1..count {
             take_varint(input, "gap")?;
         }
-        let payload = &start[..start.len() - input.len()];
+        let payload = start.get(..start.len().saturating_sub(input.len())).unwrap_or_default();
         Ok(Postings { form: GAPS, count, first, payload })
     }
 
-    /// Takes a list from the front of `input`. Looks at its header only: O(1).
+    /// Takes a list from the front of `input`. Reads only its header: O(1).
     ///
     /// # Errors
-    /// `Corrupt` if it is cut short.
+    /// `Corrupt` if the bytes end early.
     pub fn take(input: &mut &'a [u8]) -> Result<Postings<'a>> {
         let header = take_varint(input, "posting list header")?;
         let (form, count) = (header & 3, header >> 2);
@@ -133,11 +148,11 @@ impl<'a> Postings<'a> {
         self.count == 0
     }
 
-    /// Walks the ids, rising. Damaged bytes make it end early, never panic; [`Postings::decode`]
-    /// tells. No allocation.
+    /// Iterates over the ids in ascending order, without allocations. Damaged bytes end the
+    /// iteration early and never panic; [`Postings::decode`] reports them.
     pub fn iter(&self) -> PostingsIter<'a> {
         let is_packed = self.form == PACKED && self.count > 1;
-        let packed = if is_packed { Packed::parse(self) } else { None };
+        let packed = if is_packed { PackedGaps::parse(self) } else { None };
         PostingsIter {
             list: *self,
             left: self.count,
@@ -148,8 +163,8 @@ impl<'a> Postings<'a> {
         }
     }
 
-    /// How many ids are below `id`, and whether it is one. O(ids below), a few ns for short lists. Damaged bytes end the
-    /// list early.
+    /// The number of ids below `id`, and whether `id` is in the list. O(ids below), a few ns for
+    /// short lists. Damaged bytes end the list early.
     #[inline]
     pub fn rank(&self, id: u64) -> (u64, bool) {
         if self.count == 0 || id <= self.first {
@@ -183,7 +198,7 @@ impl<'a> Postings<'a> {
         (below, false)
     }
 
-    /// Those of `slots`, which rise, that are in the list.
+    /// Those of `slots`, which must ascend, that are in the list.
     pub fn common<'s>(self, slots: &'s [Slot]) -> impl Iterator<Item = Slot> + use<'a, 's> {
         let mut ids = self.iter();
         let mut at = ids.next();
@@ -196,12 +211,11 @@ impl<'a> Postings<'a> {
         })
     }
 
-    /// Hands on the ids as runs `(first, last)`, rising; neighbours may touch. A run costs one call,
-    /// however long.
+    /// Calls `each` with the ids as ascending runs `(first, last)`; runs may be adjacent. A stored
+    /// run costs one call.
     ///
     /// # Errors
-    /// `Corrupt` if the bytes are not a list of as many ids as the header says; `each` has heard the ones
-    /// before.
+    /// `Corrupt` if the number of ids differs from the header's; `each` was then called for a part.
     pub fn for_each_run(&self, mut each: impl FnMut(u64, u64)) -> Result<()> {
         match (self.form, self.count) {
             (_, 0) => Ok(()),
@@ -224,7 +238,7 @@ impl<'a> Postings<'a> {
     }
 
     fn for_each_stored_run(&self, mut each: impl FnMut(u64, u64)) -> Result<()> {
-        let over = || corrupt("posting list holds more ids than its header says");
+        let over = || corrupt("posting list contains more ids than its header states");
         let (mut payload, mut start, mut left) = (self.payload, self.first, self.count);
         loop {
             let more = take_varint(&mut payload, "run length")?;
@@ -241,7 +255,7 @@ impl<'a> Postings<'a> {
 
     fn for_each_unpacked(&self, mut each: impl FnMut(u64)) -> Result<()> {
         let over = || corrupt("posting list: packed ids over 64 bits");
-        let packed = Packed::parse(self).ok_or_else(|| cut("packed posting list"))?;
+        let packed = PackedGaps::parse(self).ok_or_else(|| cut("packed posting list"))?;
         let (mut id, mut left, mut data) = (self.first, self.count as usize - 1, packed.data);
         each(id);
         for &width in packed.widths {
@@ -267,7 +281,7 @@ impl<'a> Postings<'a> {
     /// Appends all ids to `out`.
     ///
     /// # Errors
-    /// `Corrupt` if the bytes hold fewer or more ids than the header says; `out` has the ones before.
+    /// `Corrupt` if the number of ids differs from the header's; `out` then contains a part.
     pub fn decode(&self, out: &mut Vec<u64>) -> Result<()> {
         let before = out.len();
         let mut ids = self.iter();
@@ -276,41 +290,41 @@ impl<'a> Postings<'a> {
             return Err(cut("posting list"));
         }
         if !ids.is_spent() {
-            return Err(corrupt("posting list holds more ids than its header says"));
+            return Err(corrupt("posting list contains more ids than its header states"));
         }
         Ok(())
     }
 }
 
-/// Walks the ids of a [`Postings`].
+/// An iterator over the ids of a [`Postings`].
 #[derive(Clone, Debug)]
 pub struct PostingsIter<'a> {
     list: Postings<'a>,
     left: u64,
-    /// The next id (gaps, runs), meaningful while `left > 0`.
+    /// The next id (gaps, runs); valid while `left > 0`.
     next: u64,
-    /// Ids left in the present run after `next`; `None` before the first run was read.
+    /// Ids left in the current run after `next`; `None` before the first run was read.
     run_left: Option<u64>,
-    /// The next bit to look at (bitmap).
+    /// Index of the next bit (bitmap).
     bit_idx: u64,
-    packed: Packed<'a>,
+    packed: PackedGaps<'a>,
 }
 
-/// The parts of a packed payload, and how far a walk has come.
+/// The parts of a packed payload, and the position of an iterator in it.
 #[derive(Clone, Copy, Debug, Default)]
-struct Packed<'a> {
+struct PackedGaps<'a> {
     skip_width: u32,
     lasts: &'a [u8],
     widths: &'a [u8],
     data: &'a [u8],
-    /// The gap to read next.
+    /// Index of the next gap.
     gap_idx: usize,
-    /// Where its block starts in `data`.
+    /// The offset of its block in `data`.
     block_at: usize,
 }
 
-impl<'a> Packed<'a> {
-    fn parse(list: &Postings<'a>) -> Option<Packed<'a>> {
+impl<'a> PackedGaps<'a> {
+    fn parse(list: &Postings<'a>) -> Option<PackedGaps<'a>> {
         let (&skip_width, rest) = list.payload.split_first()?;
         let gap_count = usize::try_from(list.count).ok()?.checked_sub(1)?;
         let block_count = gap_count.div_ceil(BLOCK);
@@ -321,7 +335,7 @@ impl<'a> Packed<'a> {
         let (lasts, rest) = rest.split_at_checked(packed_bytes(block_count, skip_width))?;
         let (widths, data) = rest.split_at_checked(block_count)?;
         let gap_idx = 0;
-        Some(Packed { skip_width, lasts, widths, data, gap_idx, block_at: 0 })
+        Some(PackedGaps { skip_width, lasts, widths, data, gap_idx, block_at: 0 })
     }
 
     fn next_gap(&mut self) -> Option<u64> {
@@ -338,8 +352,8 @@ impl<'a> Packed<'a> {
         Some(get_bits(block, bit_idx, width))
     }
 
-    /// Steps to the end of the present block if its last id, less the first of the list, is below
-    /// `distance`; gives that id less the first.
+    /// Moves to the end of the current block if its last id, less the first id, is below
+    /// `distance`; returns that difference.
     fn skip_block(&mut self, distance: u64) -> Option<u64> {
         let block = self.gap_idx / BLOCK;
         let width = *self.widths.get(block)?;
@@ -354,8 +368,8 @@ impl<'a> Packed<'a> {
 }
 
 impl PostingsIter<'_> {
-    /// The first id that is at least `id` among those not walked yet; ids before it are skipped. Skips
-    /// over runs and inside a bitmap at once, over gaps one by one.
+    /// The first of the remaining ids that is at least `id`; smaller ids are skipped. Skips runs
+    /// and bits of a bitmap at once, gaps one by one.
     pub fn seek(&mut self, id: u64) -> Option<u64> {
         if self.list.count > 1 && self.list.form == BITMAP {
             self.bit_idx = self.bit_idx.max(id.saturating_sub(self.list.first));
@@ -379,7 +393,7 @@ impl PostingsIter<'_> {
             self.next = self.next.saturating_add(skipped);
             self.left = self.left.saturating_sub(skipped);
             self.run_left = Some(run_left - skipped);
-            // The run's last id may still be too small: then it is stepped over.
+            // The run's last id may still be too small; then the loop continues.
             let found = self.next()?;
             if found >= id {
                 return Some(found);
@@ -388,14 +402,15 @@ impl PostingsIter<'_> {
         None
     }
 
-    /// Passes the blocks whose last id is below `id`.
+    /// Skips the blocks with a last id below `id`.
     fn skip_blocks(&mut self, id: u64) {
         let Some(distance) = id.checked_sub(self.list.first) else { return };
         while self.left > 1 && self.next < id {
             let Some(last) = self.packed.skip_block(distance) else { return };
             self.next = self.list.first.saturating_add(last);
             let passed = self.packed.gap_idx as u64;
-            // The id before the next gap is still to be given, unless the list ends with the block.
+            // The id before the next gap is still to be yielded, unless the list ends with the
+            // block.
             self.left = self.list.count.saturating_sub(passed);
         }
     }
@@ -474,7 +489,7 @@ impl Iterator for PostingsIter<'_> {
                     let following = match run_left {
                         0 => self.after_gap(id).and_then(|next| {
                             self.run_left = None;
-                            // The skip counts ids between the runs, at least one.
+                            // The skip counts the ids between the runs, at least one.
                             next.checked_add(1)
                         }),
                         _ => {
@@ -524,6 +539,7 @@ impl Iterator for PostingsIter<'_> {
 }
 
 /// Payload bytes of the gap form and of the run form.
+#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
 fn sizes(ids: &[u64]) -> (u64, u64) {
     let gaps = ids.windows(2).map(|pair| varint_bytes(pair[1] - pair[0] - 1) as u64).sum();
     let mut runs = 0;
@@ -535,6 +551,7 @@ fn sizes(ids: &[u64]) -> (u64, u64) {
 }
 
 /// Payload bytes of the packed form.
+#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
 fn packed_size(ids: &[u64]) -> u64 {
     let span = ids.last().map_or(0, |last| last - ids[0]);
     let block_count = (ids.len() - 1).div_ceil(BLOCK);
@@ -542,6 +559,7 @@ fn packed_size(ids: &[u64]) -> u64 {
     (1 + packed_bytes(block_count, bit_width(span)) + block_count + blocks) as u64
 }
 
+#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
 fn push_packed(ids: &[u64], out: &mut Vec<u8>) {
     let first = ids.first().copied().unwrap_or_default();
     let skip_width = bit_width(ids.last().map_or(0, |last| last - first));
@@ -553,7 +571,8 @@ fn push_packed(ids: &[u64], out: &mut Vec<u8>) {
     }
 }
 
-/// For each block: how many gaps, their width, and the ids around them (one more).
+/// For each block: its number of gaps, their width, and the ids around them (one more).
+#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
 fn gap_blocks(ids: &[u64]) -> impl Iterator<Item = (usize, u32, &[u64])> {
     (0..ids.len() - 1).step_by(BLOCK).map(|start| {
         let ids = &ids[start..(start + BLOCK + 1).min(ids.len())];
@@ -562,7 +581,9 @@ fn gap_blocks(ids: &[u64]) -> impl Iterator<Item = (usize, u32, &[u64])> {
     })
 }
 
-/// Calls `f` with each run's length and the number of ids skipped after it (`None` after the last).
+/// Calls `f` with the length of each run and the number of ids skipped after it (`None` at the
+/// end).
+#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
 fn for_runs(ids: &[u64], mut f: impl FnMut(u64, Option<u64>)) {
     let mut rest = ids;
     while let Some(&start) = rest.first() {
@@ -614,7 +635,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_form_is_taken() {
+    fn the_smallest_form_is_written() {
         check(&[], GAPS);
         check(&[u64::MAX], GAPS);
         check(&[0, u64::MAX], GAPS);
@@ -656,7 +677,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_list_comes_back(ids in ids(), seeks in prop::collection::vec(any::<u64>(), 1..8)) {
+        fn any_list_round_trips(ids in ids(), seeks in prop::collection::vec(any::<u64>(), 1..8)) {
             let mut out = Vec::new();
             encode_postings(&ids, &mut out);
             let list = Postings::take(&mut out.as_slice()).unwrap();
@@ -679,7 +700,10 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..60), seek in any::<u64>()) {
+        fn any_bytes_do_no_harm(
+            bytes in prop::collection::vec(any::<u8>(), 0..60),
+            seek in any::<u64>(),
+        ) {
             if let Ok(list) = Postings::take(&mut bytes.as_slice()) {
                 let seen: Vec<u64> = list.iter().take(300).collect();
                 prop_assert!(seen.is_sorted_by(|a, b| a < b));
@@ -701,7 +725,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_told_or_harmless() {
+    fn damage_is_reported_or_harmless() {
         let ids: Vec<u64> = (0..40).chain(60..90).chain([1000, 5000]).collect();
         let mut out = Vec::new();
         encode_postings(&ids, &mut out);
@@ -716,7 +740,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_list_and_slots_have_in_common() {
+    fn common_returns_the_slots_in_the_list() {
         let f = |ids: &[u64], slots: &[u32], want: &[u32]| {
             let mut list = Vec::new();
             encode_postings(ids, &mut list);

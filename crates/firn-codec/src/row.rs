@@ -1,13 +1,16 @@
-//! Rows of one group, each coded against the group's state: the log's payload and the head's active
-//! rows are these bytes.
+//! Rows of one group, each encoded relative to the group's previous row. The log's payload and the
+//! head's active rows consist of these bytes.
 //!
-//! A row names the members it has only where they differ from the row before, marks the members whose
-//! value changed in a bitmap, and codes each changed value as the varint of its decimal delta, or as
-//! the bytes of its XOR where the value is no short decimal. No ids and no timestamps per sample.
-//! A *restart* row is coded against nothing (a state of zeros), so that a log segment can be read
-//! from its start. Byte by byte: docs/formats/row.md.
+//! A row lists its members only if they differ from those of the previous row, marks the members
+//! with changed values in a bitmap, and stores each changed value as the varint of its decimal
+//! delta, or as the bytes of its XOR if it is not a short decimal. There are no ids and no
+//! timestamps per sample. A *restart* row is encoded relative to a state of zeros, so that a log
+//! segment can be read from its start. The bytes are specified in docs/formats/row.md.
 //!
-//! Source: Heracles 3.1 (shared timestamps, rows in the head); the value form is ours.
+//! Source: Heracles, section 3.1 (shared timestamps, rows in the head). The value form is FirnDB's
+//! own.
+
+#![cfg_attr(not(test), warn(clippy::indexing_slicing))]
 
 mod set;
 mod value;
@@ -17,83 +20,81 @@ use firn_model::{Cell, Result, Slot, Timestamp};
 use self::set::{MemberSet, MemberSets, SetForm};
 use self::value::{SlotState, decode_value, encode_value, skip_value};
 use crate::columns::{SlotWalk, Slots};
+use crate::limits::SLOTS_MAX;
 use crate::varint::{corrupt, encode_zigzag, take_bytes, take_u8, take_zigzag};
 
-/// Slots of a group are below this: bounds what a decoder allocates for damaged bytes.
-pub const SLOTS_MAX: usize = 1 << 16;
-
-// The flags of a row: restart, set form (2 bits), change form (2), time form (2), other set.
+// Flags of a row: restart, set form (2 bits), change form (2), time form (2), other set.
 const RESTART: u8 = 1;
 const SET_SHIFT: u32 = 1;
 const CHANGES_SHIFT: u32 = 3;
 const TIME_SHIFT: u32 = 5;
-/// The set form is about a remembered set that is not the last row's.
+/// The set form refers to a remembered set that is not the last row's.
 const OTHER_SET: u8 = 0x80;
 
-/// Which of the row's members have another value than before.
+/// Encoding of the set of members with changed values.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ChangeForm {
     None = 0,
     All = 1,
-    /// A bit for each member of the row.
+    /// One bit for each member of the row.
     Bits = 2,
-    /// The same, bytes of zero left out: a bit for each byte, then those that are not zero.
+    /// The same without zero bytes: one bit for each byte, then the non-zero bytes.
     SparseBits = 3,
 }
 
-/// How the timestamp follows.
+/// Encoding of the timestamp.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TimeForm {
-    /// The step of the row before again.
+    /// The step of the previous row.
     SameStep = 0,
-    /// The step and how much it differs from the one before.
+    /// The difference between the step and the previous one.
     NewStep = 1,
-    /// The same timestamp: a further piece of a row.
+    /// The timestamp of the previous row: another piece of the same row.
     SameTime = 2,
 }
 
-/// What encoder and decoder know of a group: its last row. A lone series costs these 24 bytes and no
-/// heap; more members cost 9 bytes and a bit each.
+/// The state of a group that encoder and decoder share: its last row. A lone series costs these 24
+/// bytes and no heap memory; in larger groups each member costs 9 bytes and a bit.
 #[derive(Clone, Debug, Default)]
 pub struct RowState {
     last_ts: Timestamp,
-    members: Members,
+    members: MemberState,
 }
 
 #[derive(Clone, Debug)]
-enum Members {
-    /// Only slot 0 was ever seen.
+enum MemberState {
+    /// Only slot 0 occurred so far.
     One { last: u64, step: u32, mode: u8, in_last_row: bool },
-    /// More.
-    Many { table: Box<Table>, step: u32 },
+    /// Any set of slots.
+    Many { table: Box<SlotTable>, step: u32 },
 }
 
 #[derive(Clone, Debug, Default)]
-struct Table {
-    /// Bits of each slot's last value, and how the next is coded: two arrays, 9 bytes a slot.
+struct SlotTable {
+    /// Two arrays, 9 bytes per slot: the bits of the last value, and the coding of the next.
     lasts: Vec<u64>,
     modes: Vec<u8>,
     sets: MemberSets,
 }
 
-impl Default for Members {
-    fn default() -> Members {
-        Members::One { last: 0, step: 0, mode: 0, in_last_row: false }
+impl Default for MemberState {
+    fn default() -> MemberState {
+        MemberState::One { last: 0, step: 0, mode: 0, in_last_row: false }
     }
 }
 
 impl RowState {
-    /// As before the first row.
+    /// The state before the first row.
     pub fn new() -> RowState {
         RowState::default()
     }
 
-    /// Forgets all rows; keeps its memory.
+    /// Resets the state to that before the first row and keeps the memory.
     pub fn reset(&mut self) {
         self.last_ts = 0;
         match &mut self.members {
-            Members::One { .. } => self.members = Members::default(),
-            Members::Many { table, step } => {
+            MemberState::One { .. } => self.members = MemberState::default(),
+            MemberState::Many { table, step } => {
                 *step = 0;
                 table.lasts.fill(0);
                 table.modes.fill(0);
@@ -102,12 +103,12 @@ impl RowState {
         }
     }
 
-    /// Bytes on the heap.
+    /// Bytes of heap memory.
     pub fn heap_bytes(&self) -> usize {
         match &self.members {
-            Members::One { .. } => 0,
-            Members::Many { table, .. } => {
-                size_of::<Table>()
+            MemberState::One { .. } => 0,
+            MemberState::Many { table, .. } => {
+                size_of::<SlotTable>()
                     + table.lasts.capacity() * 8
                     + table.modes.capacity()
                     + table.sets.heap_bytes()
@@ -115,49 +116,66 @@ impl RowState {
         }
     }
 
-    /// How many slots it knows: the last one that was ever seen, and all before it.
+    /// Number of known slots: the largest slot seen so far, plus one.
     #[inline]
     pub fn slot_count(&self) -> usize {
         match &self.members {
-            Members::One { in_last_row, .. } => usize::from(*in_last_row),
-            Members::Many { table, .. } => table.lasts.len(),
+            MemberState::One { in_last_row, .. } => usize::from(*in_last_row),
+            MemberState::Many { table, .. } => table.lasts.len(),
         }
     }
 
     fn step(&mut self) -> &mut u32 {
         match &mut self.members {
-            Members::One { step, .. } | Members::Many { step, .. } => step,
+            MemberState::One { step, .. } | MemberState::Many { step, .. } => step,
         }
     }
 
-    /// The table, made from the lone member if there was none.
-    fn table(&mut self) -> &mut Table {
-        if let Members::One { last, step, mode, in_last_row } = self.members {
-            let mut table = Table { lasts: vec![last], modes: vec![mode], ..Table::default() };
+    /// The table; created from the lone member if there was none.
+    fn table(&mut self) -> &mut SlotTable {
+        if let MemberState::One { last, step, mode, in_last_row } = self.members {
+            let mut table =
+                SlotTable { lasts: vec![last], modes: vec![mode], ..SlotTable::default() };
             if in_last_row {
                 table.sets.set_dense(1);
             }
-            self.members = Members::Many { table: Box::new(table), step };
+            self.members = MemberState::Many { table: Box::new(table), step };
         }
         match &mut self.members {
-            Members::Many { table, .. } => table,
-            Members::One { .. } => unreachable!("the lone member was just moved into a table"),
+            MemberState::Many { table, .. } => table,
+            MemberState::One { .. } => unreachable!("the lone member was just moved into a table"),
         }
     }
 }
 
-/// The most bytes that a row with `cells` cells takes.
+/// Upper bound of the bytes of a row with `cells` cells.
 pub fn row_bytes_max(cells: usize) -> usize {
-    // Flags, time, set (its gap form is at most 3 bytes a slot), a bit each, 12 bytes each.
+    // Flags, time, set (its gap form takes at most 3 bytes per slot), a bit and 12 bytes per cell.
     1 + 10 + 24 + cells * 3 + cells.div_ceil(8) + cells * 12
 }
 
-/// Appends one row. `cells` (at least one, slots strictly rising) share `ts` and the group that
-/// `state` is of; their own `group` and `ts` are not looked at. A `restart` row needs nothing before
-/// it.
+/// Appends one row. `cells` (at least one, slots strictly ascending) share `ts` and the group of
+/// `state`; their own `group` and `ts` are ignored. A `restart` row is independent of earlier rows.
 ///
 /// # Panics
-/// If there is no cell or a slot is [`SLOTS_MAX`] or more: the caller checked both.
+/// If there is no cell or a slot is [`SLOTS_MAX`] or more; the caller must check both.
+///
+/// # Examples
+/// ```
+/// use firn_codec::{RowState, decode_row, encode_row};
+/// use firn_model::{Cell, GroupId, Slot};
+///
+/// let cell = |slot, value| Cell { group: GroupId(1), ts: 1_000, slot: Slot(slot), value };
+/// let mut bytes = Vec::new();
+/// encode_row(&mut RowState::new(), true, 1_000, &[cell(0, 1.5), cell(3, -2.0)], &mut bytes);
+///
+/// let mut decoded = Vec::new();
+/// let mut input = bytes.as_slice();
+/// let push = |slot, value| decoded.push((slot, value));
+/// assert_eq!(decode_row(&mut RowState::new(), &mut input, push).unwrap(), 1_000);
+/// assert_eq!(decoded, [(Slot(0), 1.5), (Slot(3), -2.0)]);
+/// ```
+#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
 pub fn encode_row(
     state: &mut RowState,
     restart: bool,
@@ -177,7 +195,7 @@ pub fn encode_row(
     }
     let time = encode_time(state, ts, out);
     let (set, other, changes) = match &mut state.members {
-        Members::One { last, mode, in_last_row, .. } if last_slot.0 == 0 => {
+        MemberState::One { last, mode, in_last_row, .. } if last_slot.0 == 0 => {
             let set = if *in_last_row { SetForm::Same } else { SetForm::Dense };
             if set == SetForm::Dense {
                 out.push(1);
@@ -202,12 +220,12 @@ pub fn encode_row(
     out[flags_idx] = flags;
 }
 
-/// Takes exactly one row from the front of `input` and calls `cell` for each of its members, slots
-/// rising. Returns the row's timestamp.
+/// Takes one row from the front of `input` and calls `cell` for each of its members, slots
+/// ascending. Returns the row's timestamp.
 ///
 /// # Errors
-/// `Corrupt` if the bytes are no row. `state` is of no use then until the next restart row; `cell` may
-/// have been called for a part.
+/// `Corrupt` if the bytes are not a row. `state` is then invalid until the next restart row, and
+/// `cell` may have been called for some members.
 pub fn decode_row(
     state: &mut RowState,
     input: &mut &[u8],
@@ -216,9 +234,9 @@ pub fn decode_row(
     decode_row_slots(state, Slots::All, input, |_, slot, value| cell(slot, value))
 }
 
-/// As [`decode_row`] for the members of `slots` only, with the row's timestamp: what stands before them
-/// is stepped over, what stands behind them is left in `input`. `state` is of use for the same `slots`
-/// only until the next restart row.
+/// As [`decode_row`] for the members in `slots` only; `cell` also receives the row's timestamp.
+/// Skips the members before them and leaves the bytes after them in `input`. Until the next restart
+/// row `state` can only be used with the same `slots`.
 ///
 /// # Errors
 /// As [`decode_row`].
@@ -238,7 +256,7 @@ pub fn decode_row_slots(
         state.reset();
     }
     let ts = decode_time(state, time, input)?;
-    if let Members::One { last, mode, in_last_row, .. } = &mut state.members {
+    if let MemberState::One { last, mode, in_last_row, .. } = &mut state.members {
         let same = set == SetForm::Same as u8 && *in_last_row && !other;
         let first = set == SetForm::Dense as u8 && input.first() == Some(&1);
         if (same || first) && changes <= ChangeForm::All as u8 {
@@ -290,13 +308,14 @@ fn decode_time(state: &mut RowState, form: u8, input: &mut &[u8]) -> Result<Time
     Ok(state.last_ts)
 }
 
-/// What is remembered of a step: four bytes, steps that do not fit are as good as none.
+/// The step as remembered in four bytes; 0 if it does not fit.
 fn kept_step(step: i64) -> u32 {
     u32::try_from(step).unwrap_or(0)
 }
 
-impl Table {
-    /// Room for slots below `end`, and an eighth more when it must move: memory a slot is what counts.
+impl SlotTable {
+    /// Makes room for slots below `end`. A reallocation adds an eighth: memory per slot matters
+    /// most.
     fn grow(&mut self, end: usize) {
         let len = self.lasts.len();
         if len >= end {
@@ -310,7 +329,8 @@ impl Table {
         self.modes.resize(end, 0);
     }
 
-    /// Writes which members changed, then their values.
+    /// Appends the changed members, then their values.
+    #[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
     fn encode_changes(&mut self, cells: &[Cell], out: &mut Vec<u8>) -> ChangeForm {
         let bits_idx = out.len();
         let bits_len = cells.len().div_ceil(8);
@@ -347,7 +367,7 @@ impl Table {
         let end = self.sets.last().map_or(0, MemberSet::end);
         self.grow(end);
         let Some(set) = self.sets.last() else {
-            return Err(corrupt("row has the members of a row that is not there"));
+            return Err(corrupt("row refers to the members of a missing row"));
         };
         let bits_len = set.len().div_ceil(8);
         let widened;
@@ -373,11 +393,11 @@ impl Table {
             let (Some(last), Some(mode)) =
                 (self.lasts.get_mut(slot_idx), self.modes.get_mut(slot_idx))
             else {
-                return Err(corrupt("row members are over the slots"));
+                return Err(corrupt("row members exceed the known slots"));
             };
             let is_changed = all || bits.get(idx / 8).is_some_and(|b| b & (1 << (idx % 8)) != 0);
             if !wanted.take(slot_id) {
-                // Nobody keeps up with the modes of members behind the last one wanted.
+                // The modes of members after the last selected one are not tracked.
                 if wanted.is_done() {
                     break;
                 }
@@ -394,8 +414,8 @@ impl Table {
         Ok(())
     }
 
-    /// As [`Table::decode_changes`] where the row has slots 0 to `slot_count` - 1: only members that changed are
-    /// stepped over, a scrape of hundreds costs some tens of steps.
+    /// As [`SlotTable::decode_changes`] for a row with slots 0 to `slot_count` - 1. Only changed
+    /// members are skipped one by one: some tens of steps in a scrape of hundreds of members.
     fn decode_some_of_dense(
         &mut self,
         slot_count: usize,
@@ -410,7 +430,10 @@ impl Table {
             let end = slot_idx.min(slot_count);
             while let Some(changed) = changes.next(next).filter(|&changed| changed < end) {
                 let mode = self.modes.get_mut(changed);
-                skip_value(mode.ok_or_else(|| corrupt("row members are over the slots"))?, input)?;
+                skip_value(
+                    mode.ok_or_else(|| corrupt("row members exceed the known slots"))?,
+                    input,
+                )?;
                 next = changed + 1;
             }
             if slot_idx >= slot_count {
@@ -419,7 +442,7 @@ impl Table {
             let (Some(last), Some(mode)) =
                 (self.lasts.get_mut(slot_idx), self.modes.get_mut(slot_idx))
             else {
-                return Err(corrupt("row members are over the slots"));
+                return Err(corrupt("row members exceed the known slots"));
             };
             if changes.next(next) == Some(slot_idx) {
                 decode_value(&mut SlotState { last, mode }, input)?;
@@ -431,15 +454,15 @@ impl Table {
     }
 }
 
-/// Which members of a dense row changed.
+/// The changed members of a dense row.
 enum Changes<'a> {
     All,
-    /// A bit each; those that are not there did not.
+    /// One bit per member; missing bits are 0.
     Bits(&'a [u8]),
 }
 
 impl Changes<'_> {
-    /// The first member from `from` on that changed.
+    /// The first changed member from `from` on.
     #[inline]
     fn next(&self, from: usize) -> Option<usize> {
         let Changes::Bits(bits) = self else { return Some(from) };
@@ -453,7 +476,8 @@ impl Changes<'_> {
     }
 }
 
-/// Leaves out zero bytes of the `len` bytes at `start` if that is smaller.
+/// Removes the zero bytes of the `len` bytes at `start` if the result is smaller.
+#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
 fn squeeze_zeros(start: usize, len: usize, out: &mut Vec<u8>) -> bool {
     let bits = &out[start..start + len];
     let kept = bits.iter().filter(|byte| **byte != 0).count();

@@ -1,20 +1,21 @@
-//! Time columns: strictly rising timestamps. Regular ones cost some bytes however many they are, ones
-//! with jitter the bits of their distance from a line.
+//! Time columns: strictly rising timestamps. Regular ones cost some bytes in total, ones with
+//! jitter the bits of their distance from a line.
 
 use firn_model::{Result, Timestamp};
 
-use crate::chunk::Effort;
-use crate::integers::{Kind, decode_integers, encode_integers};
+use crate::effort::Effort;
+use crate::integers::{ColumnKind, decode_integers, encode_integers};
 use crate::varint::corrupt;
 
-/// Appends `times` (at least one, strictly rising) relative to `base`, which is not above the first.
+/// Appends `times` (at least one, strictly rising) relative to `base`, which must not exceed the
+/// first.
 pub(crate) fn encode_times(base: Timestamp, times: &[Timestamp], out: &mut Vec<u8>) {
-    // A distance over 2^63 wraps, here and back.
+    // A distance over 2^63 wraps in both directions.
     let distances: Vec<i64> = times.iter().map(|ts| ts.wrapping_sub(base)).collect();
-    encode_integers(&distances, Kind::Times, Effort::Fast, out);
+    encode_integers(&distances, ColumnKind::Times, Effort::Fast, out);
 }
 
-/// Takes `count` timestamps from the front of `input`; checks that they rise (invariant 4).
+/// Takes `count` timestamps from the front of `input` and checks that they rise (invariant 4).
 pub(crate) fn decode_times(
     base: Timestamp,
     count: usize,

@@ -1,10 +1,20 @@
-//! Tombstones: what deletes hide, as bytes, and taking it out of columns.
+//! Tombstones: the samples that deletes hide, their encoding, and their removal from columns.
 //!
-//! A delete is resolved to slots when it commits, and hides what was committed before it. No run of
-//! rows goes on over a delete that touches it (the head ends its arenas there), and whoever merges
-//! applies the tombstones *between* the inputs first ([`TombstoneWalk::hide`]). So a source either is
-//! all older than a delete, `seq.max` below the delete's number, or the delete has been applied to it
-//! already, and one comparison decides. Bytes: docs/formats/tombstone.md.
+//! A delete is resolved to slots when it commits, and hides samples that were committed before it.
+//! No run of rows continues across a delete that touches it (the head ends its arenas there), and a
+//! merge first applies the tombstones *between* its inputs ([`TombstoneWalk::hide`]). So for each
+//! source and delete, either the whole source is older (`seq.max` is below the delete's number), or
+//! the delete has already been applied to it; one comparison decides. The bytes are specified in
+//! docs/formats/tombstone.md.
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing
+    )
+)]
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -19,16 +29,16 @@ use crate::columns::{GroupColumns, entries_in};
 use crate::merge::merge_columns;
 use crate::varint::{encode_zigzag, take_count, take_u8, take_varint, take_zigzag};
 
-/// What is written; also the oldest that is read.
+/// The version that is written, and the oldest one that is read.
 const VERSION: u8 = 1;
 
-/// What one delete hides.
+/// The samples that one delete hides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tombstone {
     /// Wall time of the delete.
     pub made_ms: Timestamp,
     range: TimeRange,
-    /// Groups rising, none twice.
+    /// Groups ascending, unique.
     members: Vec<HiddenMembers>,
 }
 
@@ -44,13 +54,13 @@ pub struct HiddenMembers {
 /// Members of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HiddenSlots {
-    /// The first so many: mostly the whole group as it was then.
+    /// All slots below this one: mostly the whole group at the time of the delete.
     Below(u32),
-    /// These; rising, none twice.
+    /// These slots; ascending, unique.
     Some(Box<[Slot]>),
 }
 
-/// What one delete hides of one group, where that was committed before it.
+/// The samples of one group that one delete hides, if they were committed before it.
 #[derive(Clone, Copy, Debug)]
 pub struct HiddenSamples<'a> {
     /// The delete's number.
@@ -61,33 +71,35 @@ pub struct HiddenSamples<'a> {
     pub slots: &'a HiddenSlots,
 }
 
-/// The deletes that something may still have to be hidden by, oldest first. Immutable: a delete makes
-/// a new one, readers keep theirs.
+/// The deletes that may still have to hide samples, oldest first. Immutable: a delete creates a new
+/// set, and readers keep theirs.
 #[derive(Clone, Debug, Default)]
 pub struct Tombstones {
     list: Vec<(CommitSeq, Arc<Tombstone>)>,
 }
 
-/// Goes through groups, rising, and takes out what is hidden. Nothing is done for groups that no
-/// tombstone touches; without tombstones it costs nothing.
+/// Removes hidden samples from groups in ascending order. Costs nothing for groups that no
+/// tombstone touches, or without tombstones.
 #[derive(Debug)]
 pub struct TombstoneWalk<'a> {
     list: &'a [(CommitSeq, Arc<Tombstone>)],
-    /// Of each tombstone in the range of time the next group that it touches.
+    /// For each tombstone in the time range, the next group that it touches.
     next: BinaryHeap<Reverse<(GroupId, usize)>>,
     here: Vec<usize>,
 }
 
 impl HiddenSlots {
-    /// Of rising slots, none twice.
+    /// Builds the set from ascending, unique slots.
     pub fn new(slots: Vec<Slot>) -> HiddenSlots {
         match slots.last() {
-            Some(last) if last.0 as usize + 1 == slots.len() => HiddenSlots::Below(last.0 + 1),
+            Some(last) if last.0 as usize == slots.len().saturating_sub(1) => {
+                HiddenSlots::Below(last.0.saturating_add(1))
+            }
             _ => HiddenSlots::Some(slots.into()),
         }
     }
 
-    /// How many.
+    /// Number of members.
     pub fn count(&self) -> u64 {
         match self {
             HiddenSlots::Below(end) => u64::from(*end),
@@ -95,7 +107,7 @@ impl HiddenSlots {
         }
     }
 
-    /// Whether a member is among them. O(log slots).
+    /// Whether `slot` is in the set. O(log slots).
     pub fn contains(&self, slot: Slot) -> bool {
         match self {
             HiddenSlots::Below(end) => slot.0 < *end,
@@ -116,7 +128,7 @@ impl HiddenSlots {
 }
 
 impl Tombstone {
-    /// Hides `members` in `range`; they are sorted here, those of one group united.
+    /// A tombstone for `members` in `range`. Sorts the members and unites those of one group.
     pub fn new(made_ms: Timestamp, range: TimeRange, mut members: Vec<HiddenMembers>) -> Tombstone {
         members.sort_by_key(|members| members.group);
         members.dedup_by(|next, kept| {
@@ -134,12 +146,12 @@ impl Tombstone {
         self.range
     }
 
-    /// What it hides, groups rising.
+    /// The hidden members, groups ascending.
     pub fn members(&self) -> &[HiddenMembers] {
         &self.members
     }
 
-    /// How many series it touches.
+    /// Number of series that it touches.
     pub fn series_count(&self) -> u64 {
         self.members.iter().map(|members| members.slots.count()).sum()
     }
@@ -150,23 +162,23 @@ impl Tombstone {
             && self.slots_of(series.group).is_some_and(|slots| slots.contains(series.slot))
     }
 
-    /// Whether it hides anything between two groups, both inside.
+    /// Whether it touches a group from `min` to `max`, both inclusive.
     pub fn touches_groups(&self, min: GroupId, max: GroupId) -> bool {
         self.next_group(min).is_some_and(|group| group <= max)
     }
 
-    /// Bytes that it holds.
+    /// Bytes of memory.
     pub fn heap_bytes(&self) -> u64 {
         let slots = self.members.iter().map(|members| match &members.slots {
             HiddenSlots::Below(_) => 0,
             HiddenSlots::Some(slots) => size_of_val(&**slots),
         });
         let slots: usize = slots.sum();
-        (size_of::<Tombstone>() + self.members.capacity() * size_of::<HiddenMembers>() + slots)
-            as u64
+        let members = self.members.capacity().saturating_mul(size_of::<HiddenMembers>());
+        size_of::<Tombstone>().saturating_add(members).saturating_add(slots) as u64
     }
 
-    /// Puts it at the end of `out`.
+    /// Appends the encoding to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(VERSION);
         encode_zigzag(self.made_ms, out);
@@ -181,10 +193,10 @@ impl Tombstone {
         }
     }
 
-    /// Reads all of `bytes`.
+    /// Decodes the tombstone that consists of all of `bytes`.
     ///
     /// # Errors
-    /// `Corrupt` if they are no tombstone, `Invalid` if they are one of a later version.
+    /// `Corrupt` if the bytes are not a tombstone, `Invalid` if a newer version wrote them.
     pub fn decode(bytes: &[u8]) -> Result<Tombstone> {
         let mut input = bytes;
         let version = take_u8(&mut input, "tombstone version")?;
@@ -212,12 +224,12 @@ impl Tombstone {
             members.push(HiddenMembers { group: GroupId(group), slots });
         }
         if range.is_empty() || !input.is_empty() {
-            return Err(corrupt("a tombstone without a time or with bytes behind its end"));
+            return Err(corrupt("tombstone has an empty time range or surplus bytes"));
         }
         Ok(Tombstone { made_ms, range, members })
     }
 
-    /// The first group from `from` on that it touches. O(log groups).
+    /// The first touched group from `from` on. O(log groups).
     fn next_group(&self, from: GroupId) -> Option<GroupId> {
         let idx = self.members.partition_point(|members| members.group < from);
         self.members.get(idx).map(|members| members.group)
@@ -230,33 +242,34 @@ impl Tombstone {
 }
 
 impl Tombstones {
-    /// Of deletes with their numbers, in any order; of two with one number the first counts.
+    /// Builds the set from deletes with their numbers, in any order. Of equal numbers the first
+    /// counts.
     pub fn new(mut list: Vec<(CommitSeq, Arc<Tombstone>)>) -> Tombstones {
         list.sort_by_key(|entry| entry.0);
         list.dedup_by_key(|entry| entry.0);
         Tombstones { list }
     }
 
-    /// These and one more.
+    /// This set with one more delete.
     pub fn with(&self, seq: CommitSeq, tombstone: Arc<Tombstone>) -> Tombstones {
         let mut list = self.list.clone();
         list.push((seq, tombstone));
         Tombstones::new(list)
     }
 
-    /// These without the deletes of some numbers.
+    /// This set without the deletes with these numbers.
     pub fn without(&self, seqs: &[CommitSeq]) -> Tombstones {
         let kept = self.list.iter().filter(|entry| !seqs.contains(&entry.0));
         Tombstones { list: kept.cloned().collect() }
     }
 
-    /// Those that are younger than `seq`.
+    /// The deletes that are newer than `seq`.
     pub fn after(&self, seq: CommitSeq) -> Tombstones {
         let start = self.list.partition_point(|entry| entry.0 <= seq);
         Tombstones { list: self.list.get(start..).unwrap_or_default().to_vec() }
     }
 
-    /// Those that are not younger than `seq`.
+    /// The deletes that are not newer than `seq`.
     pub fn up_to(&self, seq: CommitSeq) -> Tombstones {
         let end = self.list.partition_point(|entry| entry.0 <= seq);
         Tombstones { list: self.list.get(..end).unwrap_or_default().to_vec() }
@@ -267,28 +280,28 @@ impl Tombstones {
         self.list.is_empty()
     }
 
-    /// How many.
+    /// Number of deletes.
     pub fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// All, oldest first.
+    /// All deletes, oldest first.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (CommitSeq, &Arc<Tombstone>)> {
         self.list.iter().map(|(seq, tombstone)| (*seq, tombstone))
     }
 
-    /// The number of the newest; 0 without any. What is merged with these has had all deletes up to
-    /// there applied.
+    /// The number of the newest delete; 0 if there is none. A merge with this set has applied all
+    /// deletes up to that number.
     pub fn through(&self) -> CommitSeq {
         self.list.last().map_or(CommitSeq(0), |entry| entry.0)
     }
 
-    /// Bytes that they hold.
+    /// Bytes of memory.
     pub fn heap_bytes(&self) -> u64 {
         self.list.iter().map(|entry| entry.1.heap_bytes()).sum()
     }
 
-    /// A walk over groups whose sources may have timestamps in `range`.
+    /// A walk over groups with sources that may have timestamps in `range`.
     pub fn walk(&self, range: TimeRange) -> TombstoneWalk<'_> {
         let in_range = |entry: &&(CommitSeq, Arc<Tombstone>)| entry.1.range.overlaps(range);
         let mut walk =
@@ -305,7 +318,7 @@ impl Tombstones {
 }
 
 impl<'a> TombstoneWalk<'a> {
-    /// Whether some tombstone touches `group`. Groups must not fall from call to call.
+    /// Whether a tombstone touches `group`. Groups must not descend from call to call.
     pub fn touches(&mut self, group: GroupId) -> bool {
         while let Some(&Reverse((at, idx))) = self.next.peek()
             && at < group
@@ -316,8 +329,9 @@ impl<'a> TombstoneWalk<'a> {
         self.next.peek().is_some_and(|next| next.0.0 == group)
     }
 
-    /// Takes out of `sources`, which are all of `group`, what is hidden: of each by the tombstones that
-    /// are younger than all of it. Sources without a value left are removed. Groups must rise.
+    /// Removes the hidden samples of `group` from its `sources`: from each source those of the
+    /// tombstones that are newer than all of it. Removes sources without remaining values. Groups
+    /// must ascend.
     pub fn hide(&mut self, group: GroupId, sources: &mut Vec<GroupColumns>) {
         if !self.touches(group) {
             return;
@@ -330,15 +344,15 @@ impl<'a> TombstoneWalk<'a> {
         sources.retain(|source| !source.is_empty());
     }
 
-    /// What tombstones hide of `group`, for those who look at no columns. Groups must rise, also between this and
-    /// [`TombstoneWalk::hide`].
+    /// The hidden samples of `group`, for callers that read no columns. Groups must ascend, also
+    /// between this method and [`TombstoneWalk::hide`].
     pub fn of(&mut self, group: GroupId) -> impl Iterator<Item = HiddenSamples<'a>> {
         self.here.clear();
         while self.touches(group)
             && let Some(Reverse((_, idx))) = self.next.pop()
         {
             self.here.push(idx);
-            // The largest group of all has nothing behind it.
+            // The largest possible group has no successor.
             if let Some(after) = group.0.checked_add(1) {
                 self.push_from(idx, GroupId(after));
             }
@@ -356,7 +370,7 @@ impl<'a> TombstoneWalk<'a> {
     }
 }
 
-/// Takes the values of `slots` in `range` out.
+/// Removes the values of `slots` in `range`.
 fn take_out(columns: &mut GroupColumns, slots: &HiddenSlots, range: TimeRange) {
     let batch = &columns.batch;
     let is_hit = |column: &Column| {
@@ -378,23 +392,27 @@ fn take_out(columns: &mut GroupColumns, slots: &HiddenSlots, range: TimeRange) {
     *columns = GroupColumns { seq: columns.seq, ..left };
 }
 
-/// The columns that `wanted` says, with the time columns that they need.
+/// The columns that `wanted` selects, with their time columns.
+#[expect(
+    clippy::indexing_slicing,
+    reason = "an invariant of GroupColumns: each column has a time column"
+)]
 fn some_columns(columns: &GroupColumns, wanted: impl Fn(&Column) -> bool) -> GroupColumns {
     let mut batch = ColumnBatch::default();
     let mut new_idx: Vec<Option<u32>> = vec![None; columns.batch.times.len()];
     for column in columns.batch.columns.iter().filter(|column| wanted(column)) {
-        let place = &mut new_idx[column.time_idx as usize];
-        let time_idx = *place.get_or_insert_with(|| {
+        let known = &mut new_idx[column.time_idx as usize];
+        let time_idx = *known.get_or_insert_with(|| {
             batch.times.push(Arc::clone(&columns.batch.times[column.time_idx as usize]));
-            batch.times.len() as u32 - 1
+            u32::try_from(batch.times.len()).unwrap_or(u32::MAX).saturating_sub(1)
         });
         batch.columns.push(Column { time_idx, ..column.clone() });
     }
     GroupColumns { batch, seq: columns.seq }
 }
 
-/// An even number: twice so many first members. An odd one: twice the number of members, plus one,
-/// and their steps.
+/// An even number is twice the count of leading slots. An odd number is twice the number of members
+/// plus one; the distances between their slots follow.
 fn encode_slots(slots: &HiddenSlots, out: &mut Vec<u8>) {
     match slots {
         HiddenSlots::Below(end) => encode_varint(u64::from(*end) << 1, out),
@@ -402,7 +420,7 @@ fn encode_slots(slots: &HiddenSlots, out: &mut Vec<u8>) {
             encode_varint((slots.len() as u64) << 1 | 1, out);
             let mut before = 0;
             for slot in slots {
-                encode_varint(u64::from(slot.0 - before), out);
+                encode_varint(u64::from(slot.0.saturating_sub(before)), out);
                 before = slot.0;
             }
         }
@@ -413,11 +431,11 @@ fn take_slots(input: &mut &[u8]) -> Result<HiddenSlots> {
     let tag = take_varint(input, "tombstone members")?;
     if tag & 1 == 0 {
         let end = u32::try_from(tag >> 1);
-        return end.map(HiddenSlots::Below).map_err(|_| corrupt("members of a tombstone"));
+        return end.map(HiddenSlots::Below).map_err(|_| corrupt("tombstone slots exceed 32 bits"));
     }
     let slot_count = usize::try_from(tag >> 1).unwrap_or(usize::MAX);
     if slot_count > input.len() {
-        return Err(corrupt("a tombstone has fewer members than it says"));
+        return Err(corrupt("tombstone has fewer members than its header states"));
     }
     let mut slots = Vec::with_capacity(slot_count);
     let mut slot = 0u64;
@@ -425,7 +443,7 @@ fn take_slots(input: &mut &[u8]) -> Result<HiddenSlots> {
         let step = take_varint(input, "tombstone member")?;
         slot = slot.saturating_add(step);
         let fits = u32::try_from(slot).ok().filter(|_| idx == 0 || step > 0);
-        slots.push(Slot(fits.ok_or_else(|| corrupt("members of a tombstone do not rise"))?));
+        slots.push(Slot(fits.ok_or_else(|| corrupt("tombstone members do not ascend"))?));
     }
     Ok(HiddenSlots::Some(slots.into()))
 }
@@ -493,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hidden_goes_and_the_rest_stays_bit_for_bit() {
+    fn hidden_samples_are_removed_and_others_stay_bit_for_bit() {
         let f = |range: (i64, i64), slots: &[u32]| {
             let set =
                 Tombstones::default().with(CommitSeq(9), tombstone(range, &[members(4, slots)]));
@@ -515,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn only_older_sources_of_touched_groups_are_hidden_from() {
+    fn tombstones_apply_only_to_older_sources_of_touched_groups() {
         let set = Tombstones::default()
             .with(CommitSeq(9), tombstone((0, 20), &[members(4, &[]), members(u64::MAX, &[])]))
             .with(CommitSeq(12), tombstone((30, 99), &[members(2, &[0]), members(4, &[0])]));
@@ -537,7 +555,8 @@ mod tests {
         assert_eq!(set.without(&[CommitSeq(12)]).through(), CommitSeq(9));
     }
 
-    /// Version 1 as it stands in logs and manifests: never change this, add the next version's beside it.
+    /// Version 1 as stored in logs and manifests: never change this; add the next version beside
+    /// it.
     #[test]
     fn version_1_is_read_for_ever_and_cut_bytes_are_errors() {
         let bytes = [1, 14, 19, 40, 3, 5, 6, 2, 5, 1, 3, 200, 1, 2];

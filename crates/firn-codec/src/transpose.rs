@@ -1,37 +1,49 @@
-//! Rows become columns: pieces of a row unite, the newest write wins.
+//! Transposes rows to columns: unites the pieces of a row, and the newest write wins.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use firn_model::{Column, ColumnBatch, ColumnValues, Presence, Slot, Timestamp};
 
-use crate::columns::{GroupColumns, SeqRange};
-use crate::merge::is_sparse;
+use crate::columns::{GroupColumns, SeqRange, is_sparse, newest_of_each};
 
-/// Collects the row pieces of one group in the order they were written and transposes them.
+/// Collects the row pieces of one group in write order and transposes them.
 ///
-/// Memory: 24 bytes a value until [`RowsToColumns::finish`], 40 during it. Time: some nanoseconds a
-/// value; a counting sort by slot, then a look whether each member's timestamps rise as they mostly
-/// do.
+/// Memory: 24 bytes per value until [`RowsToColumns::finish`], 40 during it. Time: some nanoseconds
+/// per value, for a counting sort by slot and a check that each member's timestamps rise, which
+/// they mostly do.
+///
+/// ```
+/// use firn_codec::{RowsToColumns, SeqRange};
+/// use firn_model::{CommitSeq, Slot};
+///
+/// let mut rows = RowsToColumns::new();
+/// rows.push(1_000, Slot(0), 1.5);
+/// rows.push(1_000, Slot(1), 7.0);
+/// rows.push(2_000, Slot(0), 1.6);
+/// let columns = rows.finish(SeqRange::at(CommitSeq(9)));
+/// assert_eq!(columns.value_count(), 3);
+/// assert_eq!(&*columns.batch.times[0], [1_000, 2_000]);
+/// ```
 #[derive(Debug, Default)]
 pub struct RowsToColumns {
     cells: Vec<(Slot, Timestamp, f64)>,
     /// The timestamp of each row piece.
     times: Vec<Timestamp>,
-    /// Slots are below this.
+    /// Slots are below this one.
     end: usize,
-    /// Memory of `finish`.
+    /// Working memory of `finish`.
     sorted: Vec<(Timestamp, f64)>,
 }
 
 impl RowsToColumns {
-    /// Nothing yet.
+    /// An empty collection.
     pub fn new() -> RowsToColumns {
         RowsToColumns::default()
     }
 
-    /// Adds one value; of equal (slot, timestamp) the last added wins. Cheapest when the values of a
-    /// row come one after the other.
+    /// Adds one value; of equal (slot, timestamp) the last one wins. Fastest if the values of a row
+    /// are pushed one after the other.
     #[inline]
     pub fn push(&mut self, ts: Timestamp, slot: Slot, value: f64) {
         if self.times.last() != Some(&ts) {
@@ -51,10 +63,10 @@ impl RowsToColumns {
         self.cells.is_empty()
     }
 
-    /// The columns of all that was pushed, from commits `seq`; keeps the memory for the next group.
+    /// The columns of all pushed values, from commits `seq`. Keeps the memory for the next group.
     ///
-    /// Members share the time column of all timestamps, those that would be sparse on it share one
-    /// per pattern.
+    /// Members share the time column of all timestamps. Those that would be sparse on it share one
+    /// time column per pattern.
     pub fn finish(&mut self, seq: SeqRange) -> GroupColumns {
         if self.end <= 1 {
             return GroupColumns { batch: self.finish_one(), seq };
@@ -80,7 +92,7 @@ impl RowsToColumns {
         GroupColumns { batch: columns.batch, seq }
     }
 
-    /// As `finish` where only slot 0 has values: a lone series, for which the rest is not worth its price.
+    /// The fast path of `finish` for a lone series (only slot 0 has values).
     fn finish_one(&mut self) -> ColumnBatch {
         self.sorted.clear();
         self.sorted.extend(self.cells.drain(..).map(|(_, ts, value)| (ts, value)));
@@ -95,8 +107,8 @@ impl RowsToColumns {
         ColumnBatch::of_one(Slot(0), times, samples.iter().map(|sample| sample.1).collect())
     }
 
-    /// Puts the samples of each slot together in `sorted`, in the order they were pushed; returns
-    /// where each slot's end.
+    /// Groups the samples by slot in `sorted`, in push order; returns the end of each slot's
+    /// samples.
     fn sort_by_slot(&mut self) -> Vec<usize> {
         let mut next = vec![0usize; self.end];
         for (slot, ..) in &self.cells {
@@ -109,35 +121,15 @@ impl RowsToColumns {
         self.sorted.clear();
         self.sorted.resize(self.cells.len(), (0, 0.0));
         for &(slot, ts, value) in &self.cells {
-            let place = &mut next[slot.0 as usize];
-            self.sorted[*place] = (ts, value);
-            *place += 1;
+            let target = &mut next[slot.0 as usize];
+            self.sorted[*target] = (ts, value);
+            *target += 1;
         }
         next
     }
 }
 
-/// Sorts one member's samples by time and keeps the last pushed of equal ones; returns how many.
-pub(crate) fn newest_of_each(samples: &mut [(Timestamp, f64)]) -> usize {
-    if samples.is_empty() {
-        return 0;
-    }
-    if samples.is_sorted_by(|a, b| a.0 < b.0) {
-        return samples.len();
-    }
-    samples.sort_by_key(|sample| sample.0);
-    let mut kept = 0;
-    for idx in 0..samples.len() {
-        // The sort is stable: of equal ones the newest comes last and overwrites.
-        if idx > 0 && samples[kept].0 != samples[idx].0 {
-            kept += 1;
-        }
-        samples[kept] = samples[idx];
-    }
-    kept + 1
-}
-
-/// Columns as members are added, slots rising.
+/// Columns under construction, slots ascending.
 struct ColumnsOfMembers {
     all: Arc<[Timestamp]>,
     shared: Option<u32>,
@@ -170,7 +162,7 @@ impl ColumnsOfMembers {
     }
 }
 
-/// Which of `all` the member has; `None` for all of them.
+/// The entries of `all` that the member has; `None` if it has all.
 fn presence_in(all: &[Timestamp], samples: &[(Timestamp, f64)]) -> Option<Presence> {
     if samples.len() == all.len() {
         return None;

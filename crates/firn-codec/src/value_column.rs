@@ -1,4 +1,4 @@
-//! Value columns: the doubles of one member, bit for bit, in the smallest of a few forms.
+//! Value columns: the doubles of one member, bit for bit, in the smallest of several forms.
 //!
 //! ```text
 //! column    = tag:u8 then
@@ -6,17 +6,22 @@
 //!   64        constant bits              bits:u64
 //!   65        constant decimal           scale:u8 zigzag(d)
 //!   66        constant integer           zigzag(d)
-//!   67        decimals with strangers    scale:u8 varint(strangers) (varint(skip) bits:u64)* integers
-//!   68        repeats                    postings(entries that differ from the one before) column
+//!   67        decimals with exceptions   scale:u8 varint(exceptions)
+//!                                        (varint(skip) bits:u64)* integers
+//!   68        repeats                    postings(entries that differ) column
 //!   69        shifted bits               zero bits at the end:u8 integers
 //!   70        XOR                        bit stream
 //!   71        raw                        bits:u64 each
-//!   73        near decimals              scale:u8 integers errors
 //!   72        dictionary                 varint(distinct) varint(bytes) column integers
+//!   73        near decimals              scale:u8 integers errors
 //! ```
-//! Monitoring values are decimals and mostly still: measured over nine scrape targets this takes 2.3
-//! bits a value where Gorilla takes 5.6 (docs/formats/chunk.md has the table). XOR streams are what is
-//! left for full mantissas. Sources: ALP (decimals with exceptions), Chimp 128 (XOR).
+//! Monitoring values are decimals and mostly constant: measured over nine scrape targets these
+//! forms take 2.3 bits per value, Gorilla takes 5.6 (table in docs/formats/chunk.md). XOR streams
+//! remain for full mantissas.
+//!
+//! Sources: ALP (SIGMOD 2024; decimals with exceptions), Chimp 128 (PVLDB 2022; XOR).
+
+#![cfg_attr(not(test), warn(clippy::indexing_slicing))]
 
 mod decimals;
 mod xor;
@@ -26,9 +31,9 @@ use std::ops::Range;
 use firn_model::Result;
 
 use self::decimals::{Decimals, NearDecimals};
-use crate::chunk::Effort;
 use crate::decimal::Scale;
-use crate::integers::{self, Kind, decode_integers, decode_integers_of, encode_integers};
+use crate::effort::Effort;
+use crate::integers::{self, ColumnKind, decode_integers, decode_integers_of, encode_integers};
 use crate::postings::{Postings, encode_postings};
 use crate::varint::{
     corrupt, cut, encode_varint, encode_zigzag, take_bytes, take_count, take_u8, take_u64,
@@ -38,7 +43,7 @@ use crate::varint::{
 const CONSTANT_BITS: u8 = 64;
 const CONSTANT_DECIMAL: u8 = 65;
 const CONSTANT_INTEGER: u8 = 66;
-const STRANGERS: u8 = 67;
+const EXCEPTIONS: u8 = 67;
 const REPEATS: u8 = 68;
 const SHIFTED_BITS: u8 = 69;
 const XOR: u8 = 70;
@@ -46,19 +51,20 @@ const RAW: u8 = 71;
 const DICTIONARY: u8 = 72;
 const NEAR: u8 = 73;
 
-/// Columns of more bits a value are worth looking for a dictionary.
+/// Columns with more bits per value are candidates for a dictionary.
 const DICTIONARY_BITS_MIN: usize = 7;
 
-/// Repeats of a dictionary of numbers.
+/// Depth of nesting: repeats of a dictionary of numbers.
 const DEPTH_MAX: u32 = 2;
 
 /// Appends `values` (at least one).
+#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
 pub(crate) fn encode_values(values: &[f64], effort: Effort, out: &mut Vec<u8>) {
     let changes = count_changes(values);
     if changes == 0 {
         return encode_constant(values[0], out);
     }
-    // A repeat costs at most a bit, so many of them pay whatever the values are.
+    // A repeat costs at most one bit, therefore frequent repeats pay for any values.
     let repeats = values.len() - 1 - changes;
     match effort {
         Effort::Fast if repeats * 3 >= values.len() * 2 => encode_repeats(values, effort, out),
@@ -73,7 +79,7 @@ pub(crate) fn encode_values(values: &[f64], effort: Effort, out: &mut Vec<u8>) {
     }
 }
 
-/// The form of the column that is `bytes`, for people.
+/// Describes the form of the column in `bytes`.
 pub(crate) fn codec_of(bytes: &[u8]) -> String {
     let (tag, rest) = bytes.split_first().map_or((0, bytes), |(tag, rest)| (*tag, rest));
     let name = match tag {
@@ -82,7 +88,7 @@ pub(crate) fn codec_of(bytes: &[u8]) -> String {
         CONSTANT_BITS => "constant bits",
         CONSTANT_DECIMAL => "constant decimal",
         CONSTANT_INTEGER => "constant integer",
-        STRANGERS => "decimals with strangers",
+        EXCEPTIONS => "decimals with exceptions",
         REPEATS => "repeats",
         SHIFTED_BITS => "shifted bits",
         XOR => "XOR",
@@ -94,8 +100,8 @@ pub(crate) fn codec_of(bytes: &[u8]) -> String {
     name.to_owned()
 }
 
-/// Decodes `bytes`, which are `count` values, and appends those of `kept`, which lies in them, to `out`: a reader of a
-/// short range pays little for what lies around it. `scratch` is any buffer.
+/// Decodes a column of `count` values and appends those in `kept` to `out`. Costs little for values
+/// outside of `kept`. `scratch` is any buffer.
 pub(crate) fn decode_values(
     bytes: &[u8],
     count: usize,
@@ -137,7 +143,7 @@ fn decode_column(input: &mut &[u8], count: usize, depth: u32) -> Result<Vec<f64>
             Ok(vec![scale.value(take_zigzag(input, "constant")?); count])
         }
         CONSTANT_INTEGER => Ok(vec![Scale::ONE.value(take_zigzag(input, "constant")?); count]),
-        STRANGERS => decode_strangers(input, count),
+        EXCEPTIONS => decode_exceptions(input, count),
         REPEATS if depth > 0 => decode_repeats(input, count),
         DICTIONARY if depth > 0 => decode_dictionary(input, count, depth),
         SHIFTED_BITS => {
@@ -163,7 +169,8 @@ fn decode_column(input: &mut &[u8], count: usize, depth: u32) -> Result<Vec<f64>
     }
 }
 
-/// Values that differ from the one before.
+/// Number of values that differ from the previous one.
+#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
 fn count_changes(values: &[f64]) -> usize {
     values.windows(2).filter(|pair| pair[0].to_bits() != pair[1].to_bits()).count()
 }
@@ -186,7 +193,8 @@ fn encode_constant(value: f64, out: &mut Vec<u8>) {
     }
 }
 
-/// Where values change, and the values there.
+/// Encodes the entries at which values change, and the values there.
+#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
 fn encode_repeats(values: &[f64], effort: Effort, out: &mut Vec<u8>) {
     let mut kept = vec![values[0]];
     let mut entries = Vec::new();
@@ -201,8 +209,8 @@ fn encode_repeats(values: &[f64], effort: Effort, out: &mut Vec<u8>) {
     encode_each(&kept, effort, out);
 }
 
-/// As [`decode_values`] for repeats, of which `bytes` are all but the tag: changes before `kept` are counted, those behind
-/// it not looked at, and of the values only those decoded that are in it.
+/// As [`decode_values`] for repeats; `bytes` start after the tag. Counts the changes before `kept`,
+/// ignores those after it, and decodes only the values inside.
 fn decode_repeats_of(
     bytes: &[u8],
     count: usize,
@@ -233,7 +241,7 @@ fn decode_repeats_of(
     let mut start = kept.start;
     for (&value, end) in distinct.iter().zip(borders.into_iter().chain([kept.end])) {
         let length = end.checked_sub(start).filter(|&length| length > 0);
-        let length = length.ok_or_else(|| corrupt("change outside its column"))?;
+        let length = length.ok_or_else(|| corrupt("repeat exceeds its column"))?;
         out.extend(std::iter::repeat_n(value, length));
         start = end;
     }
@@ -251,12 +259,12 @@ fn decode_repeats(input: &mut &[u8], count: usize) -> Result<Vec<f64>> {
     for &value in &distinct {
         let end = ends.next().and_then(|end| end.ok());
         let end = end.filter(|end| (values.len() + 1..=count).contains(end));
-        values.resize(end.ok_or_else(|| corrupt("change outside its column"))?, value);
+        values.resize(end.ok_or_else(|| corrupt("repeat exceeds its column"))?, value);
     }
     Ok(values)
 }
 
-/// The smallest form that does not look at repeats.
+/// Writes the smallest form without repeats.
 fn encode_each(values: &[f64], effort: Effort, out: &mut Vec<u8>) {
     let start = out.len();
     encode_numbers(values, effort, out);
@@ -269,7 +277,7 @@ fn encode_each(values: &[f64], effort: Effort, out: &mut Vec<u8>) {
     }
 }
 
-/// The distinct values and which one each is; nothing if most are distinct.
+/// Writes the distinct values and the index of each value; `false` if most values are distinct.
 fn encode_dictionary(values: &[f64], effort: Effort, out: &mut Vec<u8>) -> bool {
     let mut distinct: Vec<i64> = values.iter().map(|value| value.to_bits() as i64).collect();
     distinct.sort_unstable();
@@ -277,8 +285,8 @@ fn encode_dictionary(values: &[f64], effort: Effort, out: &mut Vec<u8>) -> bool 
     if distinct.len() * 3 > values.len() * 2 {
         return false;
     }
-    let place = |value: &f64| distinct.partition_point(|&bits| bits < value.to_bits() as i64);
-    let places: Vec<i64> = values.iter().map(|value| place(value) as i64).collect();
+    let idx_of = |value: &f64| distinct.partition_point(|&bits| bits < value.to_bits() as i64);
+    let indexes: Vec<i64> = values.iter().map(|value| idx_of(value) as i64).collect();
     let distinct: Vec<f64> = distinct.iter().map(|&bits| f64::from_bits(bits as u64)).collect();
     let mut column = Vec::new();
     encode_numbers(&distinct, effort, &mut column);
@@ -286,7 +294,7 @@ fn encode_dictionary(values: &[f64], effort: Effort, out: &mut Vec<u8>) -> bool 
     encode_varint(distinct.len() as u64, out);
     encode_varint(column.len() as u64, out);
     out.append(&mut column);
-    encode_integers(&places, Kind::Values, effort, out);
+    encode_integers(&indexes, ColumnKind::Values, effort, out);
     true
 }
 
@@ -295,19 +303,19 @@ fn decode_dictionary(input: &mut &[u8], count: usize, depth: u32) -> Result<Vec<
     let byte_count = take_count(input, input.len(), "dictionary bytes")?;
     let mut column = take_bytes(input, byte_count, "dictionary")?;
     let distinct = decode_column(&mut column, distinct_count, depth - 1)?;
-    let places = decode_integers(input, count)?;
-    let value = |place: u64| usize::try_from(place).ok().and_then(|idx| distinct.get(idx)).copied();
-    let values = places.into_iter().map(value).collect::<Option<Vec<f64>>>();
-    values.ok_or_else(|| corrupt("value outside its dictionary"))
+    let indexes = decode_integers(input, count)?;
+    let value = |idx: u64| usize::try_from(idx).ok().and_then(|idx| distinct.get(idx)).copied();
+    let values = indexes.into_iter().map(value).collect::<Option<Vec<f64>>>();
+    values.ok_or_else(|| corrupt("index exceeds its dictionary"))
 }
 
-/// The smallest form that looks at each value for itself.
+/// Writes the smallest form that encodes each value independently.
 fn encode_numbers(values: &[f64], effort: Effort, out: &mut Vec<u8>) {
     let start = out.len();
     if let Some(decimals) = Decimals::of(values) {
         encode_decimals(&decimals, effort, out);
-        // Decimals of few digits beat all others; long ones may be no decimals at all.
-        let bits = if decimals.strangers.is_empty() { 24 } else { 4 };
+        // Decimals of few digits are the smallest form; long ones may not be decimals at all.
+        let bits = if decimals.exceptions.is_empty() { 24 } else { 4 };
         if (out.len() - start) * 8 < values.len() * bits + 64 {
             return;
         }
@@ -315,8 +323,8 @@ fn encode_numbers(values: &[f64], effort: Effort, out: &mut Vec<u8>) {
     let mut best_end = out.len();
     if let Some(near) = NearDecimals::of(values) {
         out.extend_from_slice(&[NEAR, near.scale.as_u8()]);
-        encode_integers(&near.integers, Kind::Values, effort, out);
-        encode_integers(&near.errors, Kind::Values, effort, out);
+        encode_integers(&near.integers, ColumnKind::Values, effort, out);
+        encode_integers(&near.errors, ColumnKind::Values, effort, out);
         best_end = keep_smaller(start, best_end, out);
         if (best_end - start) * 8 < values.len() * 24 + 64 {
             return;
@@ -326,8 +334,8 @@ fn encode_numbers(values: &[f64], effort: Effort, out: &mut Vec<u8>) {
     keep_smaller(start, best_end, out);
 }
 
-/// Of the two columns in `out[start..]`, the first up to `middle`, keeps the smaller; an empty first
-/// one is none. Returns its end.
+/// Keeps the smaller of the two columns in `out[start..]`; the first one ends at `middle` and is
+/// ignored if empty. Returns the end of the kept one.
 fn keep_smaller(start: usize, middle: usize, out: &mut Vec<u8>) -> usize {
     if middle == start || out.len() - middle < middle - start {
         out.drain(start..middle);
@@ -338,50 +346,50 @@ fn keep_smaller(start: usize, middle: usize, out: &mut Vec<u8>) -> usize {
 }
 
 fn encode_decimals(decimals: &Decimals, effort: Effort, out: &mut Vec<u8>) {
-    if decimals.strangers.is_empty() {
+    if decimals.exceptions.is_empty() {
         out.push(decimals.scale.as_u8());
     } else {
-        out.push(STRANGERS);
+        out.push(EXCEPTIONS);
         out.push(decimals.scale.as_u8());
-        encode_varint(decimals.strangers.len() as u64, out);
+        encode_varint(decimals.exceptions.len() as u64, out);
         let mut next = 0;
-        for &(idx, bits) in &decimals.strangers {
+        for &(idx, bits) in &decimals.exceptions {
             encode_varint((idx - next) as u64, out);
             out.extend_from_slice(&bits.to_le_bytes());
             next = idx + 1;
         }
     }
-    encode_integers(&decimals.integers, Kind::Values, effort, out);
+    encode_integers(&decimals.integers, ColumnKind::Values, effort, out);
 }
 
-fn decode_strangers(input: &mut &[u8], count: usize) -> Result<Vec<f64>> {
+fn decode_exceptions(input: &mut &[u8], count: usize) -> Result<Vec<f64>> {
     let scale = take_scale(input)?;
-    let stranger_count = take_count(input, count.min(input.len()), "strangers")?;
-    let mut strangers = Vec::with_capacity(stranger_count);
+    let exception_count = take_count(input, count.min(input.len()), "exceptions")?;
+    let mut exceptions = Vec::with_capacity(exception_count);
     let mut next = 0usize;
-    for _ in 0..stranger_count {
-        let idx = next.saturating_add(take_count(input, count, "stranger position")?);
-        strangers.push((idx, take_u64(input, "stranger")?));
+    for _ in 0..exception_count {
+        let idx = next.saturating_add(take_count(input, count, "exception position")?);
+        exceptions.push((idx, take_u64(input, "exception")?));
         next = idx + 1;
     }
     let mut values = decimals::values(scale, &decode_integers(input, count)?);
-    for (idx, bits) in strangers {
-        let place = values.get_mut(idx);
-        *place.ok_or_else(|| corrupt(format!("stranger {idx} of {count} values")))? =
+    for (idx, bits) in exceptions {
+        let target = values.get_mut(idx);
+        *target.ok_or_else(|| corrupt(format!("exception {idx} of {count} values")))? =
             f64::from_bits(bits);
     }
     Ok(values)
 }
 
-/// The smallest of the forms for full mantissas.
+/// Writes the smallest of the forms for full mantissas.
 fn encode_full(values: &[f64], out: &mut Vec<u8>) {
     let start = out.len();
     let all = values.iter().fold(0, |all, value| all | value.to_bits());
     let shift = all.trailing_zeros().min(63);
     let shifted: Vec<i64> = values.iter().map(|value| (value.to_bits() as i64) >> shift).collect();
     out.extend_from_slice(&[SHIFTED_BITS, shift as u8]);
-    // A Rice code is made for small residuals.
-    encode_integers(&shifted, Kind::Values, Effort::Fast, out);
+    // Rice codes pay only for small residuals.
+    encode_integers(&shifted, ColumnKind::Values, Effort::Fast, out);
     let middle = out.len();
     out.push(XOR);
     xor::encode(values, out);
@@ -415,7 +423,7 @@ mod tests {
         decode_values(bytes, count, kept, &mut Vec::new(), &mut values).map(|()| values)
     }
 
-    /// The tag that is chosen; the column comes back, and is damaged by leaving out bytes.
+    /// Encodes, decodes, truncates and extends a column; returns the tag of its form.
     fn tag_of(values: &[f64], effort: Effort) -> u8 {
         let mut out = Vec::new();
         encode_values(values, effort, &mut out);
@@ -466,7 +474,7 @@ mod tests {
         check(&column(&|_| STALE_NAN), CONSTANT_BITS);
         check(&column(&|idx| idx as f64 * 7.0), 0);
         check(&column(&|idx| (idx * idx % 1009) as f64 / 100.0), 2);
-        check(&column(&|idx| if idx == 30 { STALE_NAN } else { (idx * 3) as f64 }), STRANGERS);
+        check(&column(&|idx| if idx == 30 { STALE_NAN } else { (idx * 3) as f64 }), EXCEPTIONS);
         check(&column(&|idx| wild(idx / 50)), REPEATS);
         check(&column(&|idx| f64::from(wild(idx) as f32)), SHIFTED_BITS);
         check(&column(&|idx| wild(idx * idx % 13)), DICTIONARY);
@@ -478,7 +486,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_do_no_harm(
-            tag in prop_oneof![0u8..80, Just(REPEATS), Just(STRANGERS), Just(DICTIONARY)],
+            tag in prop_oneof![0u8..80, Just(REPEATS), Just(EXCEPTIONS), Just(DICTIONARY)],
             bytes in prop::collection::vec(any::<u8>(), 0..80),
             count in 0usize..500,
         ) {

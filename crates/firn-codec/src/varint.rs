@@ -1,10 +1,29 @@
-//! Integers of variable length, and taking fields from the front of bytes that may be cut or wrong.
+//! Variable-length integers, and reading of fields from the front of bytes that may be damaged.
+//!
+//! ```
+//! use firn_codec::varint::{encode_zigzag, take_zigzag};
+//!
+//! let mut bytes = Vec::new();
+//! encode_zigzag(-300, &mut bytes);
+//! let mut input = bytes.as_slice();
+//! assert_eq!(take_zigzag(&mut input, "delta").unwrap(), -300);
+//! assert!(input.is_empty());
+//! ```
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::indexing_slicing
+    )
+)]
 
 use firn_model::{Error, Result};
 
 pub use firn_model::encode_varint;
 
-/// The longest varint.
+/// Maximum number of bytes of a varint.
 pub const VARINT_BYTES_MAX: usize = 10;
 
 /// Maps small magnitudes of either sign to small numbers: 0, -1, 1, -2 become 0, 1, 2, 3.
@@ -16,7 +35,7 @@ pub fn zigzag(value: i64) -> u64 {
 /// The inverse of [`zigzag`].
 #[inline]
 pub fn unzigzag(value: u64) -> i64 {
-    (value >> 1) as i64 ^ -((value & 1) as i64)
+    (value >> 1) as i64 ^ ((value & 1) as i64).wrapping_neg()
 }
 
 /// Appends a signed number as the varint of its [`zigzag`].
@@ -25,48 +44,48 @@ pub fn encode_zigzag(value: i64, out: &mut Vec<u8>) {
     encode_varint(zigzag(value), out);
 }
 
-/// How many bytes [`encode_varint`] appends for `value`.
+/// Number of bytes that [`encode_varint`] appends for `value`.
 #[inline]
 pub fn varint_bytes(value: u64) -> usize {
-    (70 - (value | 1).leading_zeros() as usize) / 7
+    70usize.wrapping_sub((value | 1).leading_zeros() as usize) / 7
 }
 
 /// Takes a varint from the front of `input`.
 ///
 /// # Errors
-/// `Corrupt` if it is cut short or over 64 bits; `what` names the field.
+/// `Corrupt` if it is truncated or exceeds 64 bits; `field` names it.
 #[inline]
-pub fn take_varint(input: &mut &[u8], what: &'static str) -> Result<u64> {
-    // Nearly all fields are under 128.
+pub fn take_varint(input: &mut &[u8], field: &'static str) -> Result<u64> {
+    // Most fields are below 128.
     if let [byte, rest @ ..] = *input
         && *byte < 0x80
     {
         *input = rest;
         return Ok(u64::from(*byte));
     }
-    firn_model::decode_varint(input).ok_or_else(|| cut(what))
+    firn_model::decode_varint(input).ok_or_else(|| cut(field))
 }
 
-/// Takes a varint that must fit `usize` and be at most `max`.
+/// Takes a varint that must be at most `max`.
 ///
 /// # Errors
-/// `Corrupt` if it is cut short or over `max`.
+/// `Corrupt` if it is truncated or exceeds `max`.
 #[inline]
-pub fn take_count(input: &mut &[u8], max: usize, what: &'static str) -> Result<usize> {
-    let count = take_varint(input, what)?;
+pub fn take_count(input: &mut &[u8], max: usize, field: &'static str) -> Result<usize> {
+    let count = take_varint(input, field)?;
     match usize::try_from(count) {
         Ok(count) if count <= max => Ok(count),
-        _ => Err(corrupt(format!("{what} {count} is over {max}"))),
+        _ => Err(corrupt(format!("{field} {count} exceeds {max}"))),
     }
 }
 
 /// Takes a signed number.
 ///
 /// # Errors
-/// `Corrupt` if it is cut short.
+/// `Corrupt` if it is truncated.
 #[inline]
-pub fn take_zigzag(input: &mut &[u8], what: &'static str) -> Result<i64> {
-    take_varint(input, what).map(unzigzag)
+pub fn take_zigzag(input: &mut &[u8], field: &'static str) -> Result<i64> {
+    take_varint(input, field).map(unzigzag)
 }
 
 /// Takes one byte.
@@ -74,8 +93,8 @@ pub fn take_zigzag(input: &mut &[u8], what: &'static str) -> Result<i64> {
 /// # Errors
 /// `Corrupt` if there is none.
 #[inline]
-pub fn take_u8(input: &mut &[u8], what: &'static str) -> Result<u8> {
-    let (&byte, rest) = input.split_first().ok_or_else(|| cut(what))?;
+pub fn take_u8(input: &mut &[u8], field: &'static str) -> Result<u8> {
+    let (&byte, rest) = input.split_first().ok_or_else(|| cut(field))?;
     *input = rest;
     Ok(byte)
 }
@@ -85,29 +104,29 @@ pub fn take_u8(input: &mut &[u8], what: &'static str) -> Result<u8> {
 /// # Errors
 /// `Corrupt` if there are fewer.
 #[inline]
-pub fn take_bytes<'a>(input: &mut &'a [u8], count: usize, what: &'static str) -> Result<&'a [u8]> {
-    let (taken, rest) = input.split_at_checked(count).ok_or_else(|| cut(what))?;
+pub fn take_bytes<'a>(input: &mut &'a [u8], count: usize, field: &'static str) -> Result<&'a [u8]> {
+    let (taken, rest) = input.split_at_checked(count).ok_or_else(|| cut(field))?;
     *input = rest;
     Ok(taken)
 }
 
-/// Takes eight bytes as a little-endian number.
+/// Takes a little-endian number of eight bytes.
 ///
 /// # Errors
 /// `Corrupt` if there are fewer.
 #[inline]
-pub fn take_u64(input: &mut &[u8], what: &'static str) -> Result<u64> {
-    let (taken, rest) = input.split_first_chunk::<8>().ok_or_else(|| cut(what))?;
+pub fn take_u64(input: &mut &[u8], field: &'static str) -> Result<u64> {
+    let (taken, rest) = input.split_first_chunk::<8>().ok_or_else(|| cut(field))?;
     *input = rest;
     Ok(u64::from_le_bytes(*taken))
 }
 
 #[cold]
-pub(crate) fn cut(what: &'static str) -> Error {
-    corrupt(format!("{what} is cut short"))
+pub(crate) fn cut(field: &'static str) -> Error {
+    corrupt(format!("{field} is truncated"))
 }
 
-/// An error about encoded bytes whose file only the caller knows; it adds file and offset.
+/// An error in encoded bytes. The caller knows the file and adds it with the offset.
 #[cold]
 pub(crate) fn corrupt(what: impl Into<String>) -> Error {
     Error::corrupt("encoded bytes", 0, what)
@@ -118,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back() {
+    fn numbers_round_trip() {
         for shift in 0..64 {
             for value in [1i64 << shift, -(1i64 << shift.min(62)), (1i64 << shift).wrapping_sub(1)]
             {

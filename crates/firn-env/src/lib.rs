@@ -22,6 +22,8 @@
 //! Reading order: `disk`, `local`, `syncers`, `mapped`, `lines`, `memory`, `bucket`, `folder`,
 //! `remote` (`store`, `fetch`, `condition`), `open`, `copy`, `clock`.
 
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
+
 mod bucket;
 mod clock;
 mod copy;

@@ -19,6 +19,7 @@
 //! `batch`, `select`, `query_stats`, `change`, `budget`, `error`.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod batch;
 mod budget;

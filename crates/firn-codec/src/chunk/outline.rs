@@ -1,73 +1,25 @@
-//! What a chunk is made of, for people: the codec of each column, and the bytes that it takes.
+//! An outline of a chunk for inspection: the codec and the byte count of each column.
 
-use firn_model::{Result, Slot};
+use firn_model::Slot;
 
-use super::read::Lone;
-use super::{Body, Chunk};
-use crate::columns::Slots;
-use crate::{integers, value_column};
-
-/// A column of a chunk.
+/// The outline of a column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ColumnOutline {
-    /// Its form in the words of docs/formats/chunk.md.
+    /// The codec, named as in docs/formats/chunk.md.
     pub codec: String,
-    /// Timestamps or values.
+    /// Number of timestamps or values.
     pub entry_count: usize,
-    /// 0 if another column's bytes are its own too, or none are needed.
+    /// Byte count; 0 if the column shares the bytes of another one or needs none.
     pub bytes: usize,
 }
 
-/// The columns of a chunk.
+/// The outline of a chunk's columns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ColumnsOutline {
-    /// Time columns that are shared by members.
+    /// The time columns.
     pub times: Vec<ColumnOutline>,
-    /// A value column for each member, by slot.
+    /// The value column of each member, by slot.
     pub values: Vec<(Slot, ColumnOutline)>,
-}
-
-impl Chunk<'_> {
-    /// Names the columns; none is decoded but the time column of a lone irregular series.
-    ///
-    /// # Errors
-    /// `Corrupt` if the bytes are damaged.
-    pub fn outline(&self) -> Result<ColumnsOutline> {
-        match &self.body {
-            Body::Lone(lone) => self.outline_lone(lone),
-            Body::Members(members) => {
-                let mut outline =
-                    ColumnsOutline { times: members.outline_times(), ..ColumnsOutline::default() };
-                members.for_each_member(
-                    &mut Slots::All.walk(),
-                    |slot, entry_count, bytes, is_shared| {
-                        let (codec, bytes) = match is_shared {
-                            true => ("as the one before".to_owned(), 0),
-                            false => (value_column::codec_of(bytes), bytes.len()),
-                        };
-                        outline.values.push((slot, ColumnOutline { codec, entry_count, bytes }));
-                    },
-                )?;
-                Ok(outline)
-            }
-        }
-    }
-
-    fn outline_lone(&self, lone: &Lone<'_>) -> Result<ColumnsOutline> {
-        let entry_count = lone.entry_count;
-        let values = lone.values(self.range.start)?;
-        let times = match lone.regular {
-            true => ColumnOutline { codec: "regular".to_owned(), entry_count, bytes: 0 },
-            false => ColumnOutline {
-                codec: integers::codec_of(lone.bytes),
-                entry_count,
-                bytes: lone.bytes.len() - values.len(),
-            },
-        };
-        let codec = value_column::codec_of(values);
-        let column = ColumnOutline { codec, entry_count, bytes: values.len() };
-        Ok(ColumnsOutline { times: vec![times], values: vec![(Slot(0), column)] })
-    }
 }
 
 #[cfg(test)]
@@ -75,7 +27,7 @@ mod tests {
     use firn_model::{ColumnBatch, GroupId, Timestamp};
 
     use super::*;
-    use crate::{Effort, GroupColumns, encode_chunk};
+    use crate::{Chunk, Effort, GroupColumns, encode_chunk};
 
     fn outline(members: &[(&[Timestamp], &[f64])]) -> ColumnsOutline {
         let mut columns = GroupColumns::default();
@@ -105,7 +57,7 @@ mod tests {
         assert!(lone.values[0].1.codec.starts_with("decimals / 10^1"), "{lone:?}");
         let jittered = outline(&[(&times, &rising)]);
         assert!(jittered.times[0].codec == "delta" && jittered.times[0].bytes > 0, "{jittered:?}");
-        // Late by up to a second each: near a line, while a step has the lateness of two.
+        // Late by up to a second each: near a line, while each delta contains two delays.
         let late: Vec<Timestamp> = (0..=701).map(|at| at * 10_000 + at * at * 311 % 701).collect();
         let values: Vec<f64> = (0..=701).map(f64::from).collect();
         let near_a_line = outline(&[(&late, &values)]);

@@ -1,35 +1,34 @@
-//! Which timestamps the members of a chunk have: bases and subsets of them.
+//! Assigns the members of a chunk to shapes: bases and subsets of them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use firn_model::{ColumnBatch, Presence, TimeRange, Timestamp};
 
-use super::Times;
-use crate::columns::span;
+use crate::columns::{Times, span};
 use crate::postings::encode_postings;
 use crate::time_column::encode_times;
 use crate::varint::encode_varint;
 
-/// What the encoder found: the shapes and which one each member has. Shape numbers count the bases
-/// first, then the subsets.
+/// The shapes of a chunk and the shape of each member. Shape numbers count the bases first, then
+/// the subsets.
 pub(super) struct Shapes {
     pub(super) bases: Vec<Times>,
-    /// Base and its entries.
+    /// Index of the base and the entries in it.
     subsets: Vec<(usize, Vec<u64>)>,
     members: Vec<usize>,
 }
 
 impl Shapes {
     pub(super) fn of(batch: &ColumnBatch) -> Shapes {
-        let placed = place(&batch.times);
-        let mut shapes = Shapes { bases: placed.bases, subsets: Vec::new(), members: Vec::new() };
+        let assigned = assign_bases(&batch.times);
+        let mut shapes = Shapes { bases: assigned.bases, subsets: Vec::new(), members: Vec::new() };
         let mut known: HashMap<(usize, Option<&[u64]>), usize> = HashMap::new();
         for column in &batch.columns {
             let time_idx = column.time_idx as usize;
             let bits = column.presence.as_ref().filter(|presence| !presence.is_full());
             let shape = *known.entry((time_idx, bits.map(Presence::words))).or_insert_with(|| {
-                let (base, entries) = &placed.places[time_idx];
+                let (base, entries) = &assigned.columns[time_idx];
                 let entries = match (entries, bits) {
                     (None, None) => return *base,
                     (None, Some(bits)) => bits.iter().map(|idx| idx as u64).collect(),
@@ -73,34 +72,35 @@ impl Shapes {
     }
 }
 
-/// Bases for time columns, and where each time column is in them (`None`: all entries).
-struct Placed {
+/// The bases of some time columns, and the base and entries of each time column (`None`: all
+/// entries).
+struct BaseAssignment {
     bases: Vec<Times>,
-    places: Vec<(usize, Option<Vec<u64>>)>,
+    columns: Vec<(usize, Option<Vec<u64>>)>,
 }
 
-/// One base of all timestamps where the columns mostly share them, else each its own.
-fn place(times: &[Times]) -> Placed {
-    let each_its_own = || Placed {
+/// One base of all timestamps if the columns share most of them, otherwise one base per column.
+fn assign_bases(times: &[Times]) -> BaseAssignment {
+    let one_per_column = || BaseAssignment {
         bases: times.to_vec(),
-        places: (0..times.len()).map(|idx| (idx, None)).collect(),
+        columns: (0..times.len()).map(|idx| (idx, None)).collect(),
     };
     if times.len() < 2 {
-        return each_its_own();
+        return one_per_column();
     }
     let total: usize = times.iter().map(|times| times.len()).sum();
     let mut all: Vec<Timestamp> = times.iter().flat_map(|times| times.iter().copied()).collect();
     all.sort();
     all.dedup();
-    // A base costs up to some bits an entry, a subset mostly a few bytes.
+    // A base costs up to some bits per entry, a subset mostly a few bytes.
     if all.len() * 4 > total * 3 {
-        return each_its_own();
+        return one_per_column();
     }
-    let places = times.iter().map(|times| (0, entries_among(&all, times))).collect();
-    Placed { bases: vec![Arc::from(all)], places }
+    let columns = times.iter().map(|times| (0, entries_among(&all, times))).collect();
+    BaseAssignment { bases: vec![Arc::from(all)], columns }
 }
 
-/// The entries of `all` that are `times`, which all occur there; `None` for all of them.
+/// The indexes of `times` in `all`, which contains them; `None` if they are all of it.
 fn entries_among(all: &[Timestamp], times: &[Timestamp]) -> Option<Vec<u64>> {
     if all.len() == times.len() {
         return None;

@@ -1,4 +1,6 @@
-//! Residuals in bits: one width with patches for the few that are wider, or a Rice code.
+//! Packs residuals: one bit width with patches for wider values, or a Rice code.
+
+#![cfg_attr(not(test), warn(clippy::indexing_slicing))]
 
 use std::ops::Range;
 
@@ -10,24 +12,26 @@ use crate::bits::{
 };
 use crate::varint::{corrupt, encode_varint, take_count, take_u8, take_varint};
 
-/// A longer quotient is not written: this many zeros, a one, and all 64 bits follow.
+/// Larger quotients are escaped: this many zeros, a one, and all 64 bits.
 const QUOTIENT_MAX: u64 = 24;
 
-/// How residuals are written.
+/// The packing of residuals.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Packing {
-    /// The low `width` bits of each; the high bits of `patch_count` of them follow apart.
+    /// The low `width` bits of each; the high bits of `patch_count` of them follow separately.
     Packed { width: u32, patch_count: usize },
     /// Quotients by `2^k` in unary, remainders in `k` bits.
     Rice { k: u32 },
 }
 
 impl Packing {
-    /// The cheapest width for residuals whose bit widths were counted, and the bits that it takes.
+    /// The smallest packing for a histogram of bit widths, and its size in bits.
+    #[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
     pub(super) fn cheapest(widths: &[u32; 65]) -> (Packing, usize) {
         let count: u32 = widths.iter().sum();
         let mut best = (Packing::Packed { width: 64, patch_count: 0 }, usize::MAX);
-        // The best width is one that occurs. From the widest down, wider ones become patches.
+        // The best width occurs in the histogram. Going down from the widest, wider values become
+        // patches.
         let mut wider = [(0u32, 0u32); 65];
         let (mut wider_len, mut patch_count) = (0, 0);
         let widest = widths.iter().rposition(|&count| count > 0).unwrap_or(0);
@@ -55,8 +59,8 @@ impl Packing {
         best
     }
 
-    /// The cheapest Rice parameter near the mean, and the bits that it takes. `for_each` walks the
-    /// residuals, whose sum is `sum`.
+    /// The smallest Rice packing near the mean, and its size in bits. `for_each` iterates over the
+    /// residuals; their sum is `sum`.
     pub(super) fn cheapest_rice(
         sum: u64,
         count: usize,
@@ -120,8 +124,8 @@ fn encode_patches(residuals: &[u64], width: u32, patch_count: usize, out: &mut V
     }
 }
 
-/// Takes `count` residuals from the front of `input` and appends them to `out`. A Rice stream must be the last of its
-/// bytes.
+/// Takes `count` residuals from the front of `input` and appends them to `out`. A Rice stream must
+/// be the end of the input.
 pub(super) fn decode_residuals(
     input: &mut &[u8],
     count: usize,
@@ -133,7 +137,7 @@ pub(super) fn decode_residuals(
         let k = u32::from(take_u8(input, "residual width")?);
         return decode_rice(input, count, k, out);
     }
-    let packed = Packed::take(input, count)?;
+    let packed = PackedResiduals::take(input, count)?;
     let start = out.len();
     unpack_some(packed.bytes, 0, count, packed.width, out);
     if patched {
@@ -146,8 +150,8 @@ pub(super) fn decode_residuals(
     Ok(())
 }
 
-/// Takes `count` packed residuals from the front of `input`, appends those of `kept` to `out` and returns the sum of
-/// `delta` of those before them.
+/// Takes `count` packed residuals from the front of `input`, appends those in `kept` to `out`, and
+/// returns the sum of `delta` over those before.
 pub(super) fn decode_some(
     input: &mut &[u8],
     count: usize,
@@ -156,16 +160,16 @@ pub(super) fn decode_some(
     delta: impl Fn(u64) -> u64,
     out: &mut Vec<u64>,
 ) -> Result<u64> {
-    let packed = Packed::take(input, count)?;
-    let Packed { bytes, width, .. } = packed;
+    let packed = PackedResiduals::take(input, count)?;
+    let PackedResiduals { bytes, width, .. } = packed;
     let mut sum = 0u64;
     for_each_packed(bytes, 0, kept.start, width, |low| sum = sum.wrapping_add(delta(low)));
     let start = out.len();
     unpack_some(bytes, kept.start, kept.end, width, out);
     if patched {
         packed.for_each_patch(input, |idx, high| match idx.checked_sub(kept.start) {
-            Some(place) => {
-                if let Some(residual) = out.get_mut(start + place) {
+            Some(kept_idx) => {
+                if let Some(residual) = out.get_mut(start + kept_idx) {
                     *residual |= high;
                 }
             }
@@ -178,20 +182,20 @@ pub(super) fn decode_some(
     Ok(sum)
 }
 
-/// Residuals of one width, some of them without their high bits.
-struct Packed<'a> {
+/// Residuals of one width; patches may add high bits.
+struct PackedResiduals<'a> {
     bytes: &'a [u8],
     width: u32,
     count: usize,
 }
 
-impl<'a> Packed<'a> {
-    fn take(input: &mut &'a [u8], count: usize) -> Result<Packed<'a>> {
+impl<'a> PackedResiduals<'a> {
+    fn take(input: &mut &'a [u8], count: usize) -> Result<PackedResiduals<'a>> {
         let width = u32::from(take_u8(input, "residual width")?);
-        Ok(Packed { bytes: take_packed(input, count, width)?, width, count })
+        Ok(PackedResiduals { bytes: take_packed(input, count, width)?, width, count })
     }
 
-    /// Takes the patches and hands on each residual's number and high bits, in place.
+    /// Takes the patches and calls `each` with the index and the shifted high bits of each.
     fn for_each_patch(&self, input: &mut &[u8], mut each: impl FnMut(usize, u64)) -> Result<()> {
         let patch_count = take_count(input, self.count, "patches")?;
         let mut next = 0usize;
@@ -209,7 +213,7 @@ impl<'a> Packed<'a> {
 }
 
 fn decode_rice(input: &mut &[u8], count: usize, k: u32, residuals: &mut Vec<u64>) -> Result<()> {
-    // Each takes at least a bit.
+    // Each value takes at least one bit.
     if k > 64 || count > input.len().saturating_mul(8) {
         return Err(corrupt(format!("Rice stream of {count} values with parameter {k}")));
     }

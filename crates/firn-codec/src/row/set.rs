@@ -1,43 +1,46 @@
-//! Which members a row has, told as little as possible.
+//! The member set of a row, in as few bytes as possible.
 //!
-//! A target's scrapes mostly have the members of the scrape before. Senders that split a scrape over
-//! several connections send its pieces in turn, so the sets of all pieces of a row are remembered.
+//! Most scrapes of a target have the members of the previous scrape. A sender that splits a scrape
+//! over several connections sends its pieces in turn, so the sets of all pieces of a row are
+//! remembered.
+
+#![cfg_attr(not(test), warn(clippy::indexing_slicing))]
 
 use firn_model::{Cell, Result, Slot};
 
-use super::SLOTS_MAX;
+use crate::limits::SLOTS_MAX;
 use crate::postings::{Postings, encode_postings};
 use crate::varint::{corrupt, encode_varint, take_count};
 
-/// How a row tells its members.
+/// Encoding of a row's member set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SetForm {
-    /// Those of a remembered set.
+    /// A remembered set.
     Same = 0,
     /// Slots 0 to n - 1.
     Dense = 1,
-    /// Those of a remembered set, but with these added or removed.
+    /// A remembered set with some slots added or removed.
     Toggled = 2,
-    /// These.
+    /// A list of slots.
     Listed = 3,
 }
 
-/// As many pieces of a row as connections that senders open.
+/// Number of remembered sets: one per piece of a row, at most one piece per connection of a sender.
 const REMEMBERED_MAX: usize = 64;
 
-/// The sets of the latest rows, the last used first.
+/// The sets of the latest rows, most recently used first.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MemberSets {
     recent: Vec<MemberSet>,
 }
 
-/// Some slots of a group.
+/// A set of slots of a group.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MemberSet {
     len: u32,
-    /// The last slot + 1. Equal to `len` when no slot is left out.
+    /// The last slot + 1. Equals `len` if no slot below is missing.
     end: u32,
-    /// A bit for each slot; empty when no slot is left out.
+    /// One bit per slot; empty if no slot below `end` is missing.
     words: Vec<u64>,
 }
 
@@ -61,8 +64,8 @@ impl MemberSets {
         self.remember(MemberSet { len: end as u32, end: end as u32, words: Vec::new() }, false);
     }
 
-    /// Writes the members of a row; `piece` if it has the timestamp of the row before. Returns the form
-    /// and whether it names a remembered set other than the last.
+    /// Appends the members of a row; `piece` if it has the timestamp of the previous row. Returns
+    /// the form and whether it refers to a remembered set other than the last.
     pub(super) fn encode(
         &mut self,
         cells: &[Cell],
@@ -72,7 +75,7 @@ impl MemberSets {
         let end = cells.last().map_or(0, |cell| cell.slot.0 + 1);
         let len = cells.len() as u32;
         let same = |set: &MemberSet| {
-            // Slots rise, so as many as the last one's number are all of them.
+            // Slots ascend, so if their number equals `end` they are all of them.
             (set.len, set.end) == (len, end) && (len == end || set.has_all(cells))
         };
         if let Some(idx) = self.recent.iter().position(same) {
@@ -83,7 +86,7 @@ impl MemberSets {
             self.remember(MemberSet { len, end, words: Vec::new() }, piece);
             return (SetForm::Dense, false);
         }
-        // Pieces are apart: the set that has the first member is the one this one has grown from.
+        // Pieces are disjoint: the set with the first member is the predecessor of this one.
         let first = cells.first().map_or(Slot(0), |cell| cell.slot);
         let near = self.recent.iter().position(|set| set.has(first)).unwrap_or(0);
         let listed: Vec<u64> = cells.iter().map(|cell| u64::from(cell.slot.0)).collect();
@@ -100,7 +103,7 @@ impl MemberSets {
                 self.replace_last(set);
                 return (SetForm::Toggled, other);
             }
-            // A set that was only looked at is used no more than before.
+            // A set that was only compared does not count as used.
             out.truncate(middle);
             self.recent.get_mut(..=near).into_iter().for_each(|used| used.rotate_left(1));
         }
@@ -108,7 +111,7 @@ impl MemberSets {
         (SetForm::Listed, false)
     }
 
-    /// Takes the members of a row, which are [`MemberSets::last`] then.
+    /// Takes the members of a row; [`MemberSets::last`] then returns them.
     pub(super) fn decode(
         &mut self,
         form: u8,
@@ -142,7 +145,8 @@ impl MemberSets {
         Ok(())
     }
 
-    /// Makes set `idx` the last one; names it if it was not.
+    /// Makes set `idx` the last one; appends its index if it was another.
+    #[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
     fn encode_use(&mut self, idx: usize, out: &mut Vec<u8>) -> bool {
         if idx == 0 {
             return false;
@@ -152,7 +156,8 @@ impl MemberSets {
         true
     }
 
-    /// A further piece's set stands beside the others, a new row's takes the last one's place.
+    /// Remembers the set of a further piece in addition; the set of a new row replaces the last
+    /// one.
     fn remember(&mut self, set: MemberSet, piece: bool) {
         if piece {
             self.recent.truncate(REMEMBERED_MAX - 1);
@@ -221,7 +226,7 @@ impl MemberSet {
         cells.iter().all(|cell| self.has(cell.slot))
     }
 
-    /// The slots that are in one of both only.
+    /// The slots that are in exactly one of the two sets.
     fn toggled(&self, other: &MemberSet) -> Vec<u64> {
         let mut toggled = Vec::new();
         for idx in 0..(self.end.max(other.end) as usize).div_ceil(64) {
@@ -279,7 +284,7 @@ fn take_slots(input: &mut &[u8]) -> Result<Vec<u64>> {
     }
 }
 
-/// Indexes of the one bits, rising.
+/// The indexes of the one bits, ascending.
 fn ones(word: u64) -> impl Iterator<Item = usize> {
     let mut left = word;
     std::iter::from_fn(move || {

@@ -1,28 +1,28 @@
-//! A column as integers of one scale, and the few values that are none.
+//! A column as integers of one scale, with a few exceptions.
 
 use crate::decimal::Scale;
 
 /// A column of decimals.
 pub(super) struct Decimals {
     pub(super) scale: Scale,
-    /// One for each value; a stranger has its neighbour's.
+    /// One per value; an exception repeats the previous integer.
     pub(super) integers: Vec<i64>,
-    /// Entry and bits of values that are no decimals of this scale, by entry.
-    pub(super) strangers: Vec<(usize, u64)>,
+    /// Entry and bits of values that are not decimals of this scale, by entry.
+    pub(super) exceptions: Vec<(usize, u64)>,
 }
 
 impl Decimals {
-    /// The smallest scale that holds all but at most an eighth of the values.
+    /// The smallest scale that represents all but at most an eighth of the values.
     pub(super) fn of(values: &[f64]) -> Option<Decimals> {
-        let strangers_max = values.len() / 8;
-        let scale = common_scale(values, strangers_max)?;
+        let exceptions_max = values.len() / 8;
+        let scale = common_scale(values, exceptions_max)?;
         let mut integers = Vec::with_capacity(values.len());
-        let mut strangers = Vec::new();
+        let mut exceptions = Vec::new();
         let mut last = None;
         for (idx, value) in values.iter().enumerate() {
             match scale.exact(*value) {
                 Some(d) => {
-                    // Strangers at the front take the first integer that follows.
+                    // Exceptions at the front take the first integer that follows.
                     if last.is_none() {
                         integers.fill(d);
                     }
@@ -30,28 +30,28 @@ impl Decimals {
                     integers.push(d);
                 }
                 None => {
-                    strangers.push((idx, value.to_bits()));
-                    if strangers.len() > strangers_max {
+                    exceptions.push((idx, value.to_bits()));
+                    if exceptions.len() > exceptions_max {
                         return None;
                     }
                     integers.push(last.unwrap_or(0));
                 }
             }
         }
-        Some(Decimals { scale, integers, strangers })
+        Some(Decimals { scale, integers, exceptions })
     }
 }
 
-/// A column of values that are near decimals of few digits, as sums of decimals are.
+/// A column of values near decimals of few digits, such as sums of decimals.
 pub(super) struct NearDecimals {
     pub(super) scale: Scale,
     pub(super) integers: Vec<i64>,
-    /// Steps of the last bit from the decimal to the value.
+    /// Units in the last place from the decimal to the value.
     pub(super) errors: Vec<i64>,
 }
 
 impl NearDecimals {
-    /// The smallest scale that all but at most an eighth of the values are near.
+    /// The smallest scale with all but at most an eighth of the values near its decimals.
     pub(super) fn of(values: &[f64]) -> Option<NearDecimals> {
         let mut scale = Scale::ONE;
         let mut far = 0;
@@ -68,7 +68,7 @@ impl NearDecimals {
         let mut last = 0;
         let (mut integers, mut errors) = (Vec::new(), Vec::new());
         for value in values {
-            // A staleness marker among them has its neighbour's integer and a large error.
+            // A staleness marker takes the previous integer and has a large error.
             last = if value.is_finite() { scale.nearest(*value) } else { last };
             integers.push(last);
             errors.push(scale.error(*value, last));
@@ -86,7 +86,7 @@ pub(super) fn values(scale: Scale, integers: &[u64]) -> Vec<f64> {
 
 /// Appends the doubles of integers to `out`.
 pub(super) fn extend(scale: Scale, integers: &[u64], out: &mut Vec<f64>) {
-    // A loop of its own for each: what the scale is would be asked at each value.
+    // Separate loops, so that the scale is not tested for each value.
     if scale == Scale::ONE {
         out.extend(integers.iter().map(|&d| Scale::ONE.value(d as i64)));
     } else {
@@ -94,10 +94,10 @@ pub(super) fn extend(scale: Scale, integers: &[u64], out: &mut Vec<f64>) {
     }
 }
 
-/// The largest of the values' own scales, `None` if more than `strangers_max` have none.
-fn common_scale(values: &[f64], strangers_max: usize) -> Option<Scale> {
+/// The largest of the values' own scales; `None` if more than `exceptions_max` have none.
+fn common_scale(values: &[f64], exceptions_max: usize) -> Option<Scale> {
     let mut common = Scale::ONE;
-    let mut strangers = 0;
+    let mut exceptions = 0;
     for value in values {
         if common.exact(*value).is_some() {
             continue;
@@ -105,8 +105,8 @@ fn common_scale(values: &[f64], strangers_max: usize) -> Option<Scale> {
         match Scale::find(*value) {
             Some((scale, _)) => common = common.union(scale),
             None => {
-                strangers += 1;
-                if strangers > strangers_max {
+                exceptions += 1;
+                if exceptions > exceptions_max {
                     return None;
                 }
             }

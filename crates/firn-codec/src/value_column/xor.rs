@@ -2,13 +2,15 @@
 //!
 //! ```text
 //! stream = first:64 then for each value 2 bits:
-//!   00 back:n                                        the value `back + 1` before
-//!   01 back:n leading:3 length:6 bits:length          XOR with it, zero bits at both ends left out
-//!   10 bits:64 - leading                              XOR with the value before, leading as last time
-//!   11 leading:3 bits:64 - leading                    XOR with the value before
+//!   00 back:n                                   the value `back + 1` before
+//!   01 back:n leading:3 length:6 bits:length    XOR with it, zero bits at both ends left out
+//!   10 bits:64 - leading                        XOR with the previous value, previous leading
+//!   11 leading:3 bits:64 - leading              XOR with the previous value
 //! ```
-//! `n` is the bits that the number of values needs, at most 7; `leading` stands for 0, 8, 12, 16, 18,
-//! 20, 22 or 24 zero bits, `length` 0 for 64. Source: Chimp 128 (Liakos et al., PVLDB 2022).
+//! `n` is the number of bits of the count of values, at most 7. `leading` selects 0, 8, 12, 16, 18,
+//! 20, 22 or 24 zero bits; `length` 0 means 64. Source: Chimp 128 (Liakos et al., PVLDB 2022).
+
+#![cfg_attr(not(test), warn(clippy::indexing_slicing))]
 
 use firn_model::Result;
 
@@ -19,10 +21,11 @@ const LEADING: [u32; 8] = [0, 8, 12, 16, 18, 20, 22, 24];
 const BACK_BITS_MAX: u32 = 7;
 
 /// Appends the stream of `values` (at least one).
+#[expect(clippy::indexing_slicing, reason = "encodes values of the caller, not stored bytes")]
 pub(super) fn encode(values: &[f64], out: &mut Vec<u8>) {
     out.extend_from_slice(&values[0].to_bits().to_le_bytes());
     let back_bits = back_bits(values.len());
-    // An earlier value is found by its low bits: entry + 1 of the last one with them.
+    // An earlier value is found by its low bits: entry + 1 of the last value with the same bits.
     let key_bits = back_bits + 4;
     let mut seen = vec![0u32; 1 << key_bits];
     let key = |bits: u64| (bits & low_bits(key_bits)) as usize;
@@ -72,10 +75,11 @@ pub(super) fn encode(values: &[f64], out: &mut Vec<u8>) {
     writer.finish();
 }
 
-/// Takes a stream of `count` values, which is all of `input`.
+/// Takes a stream of `count` values; it must be all of `input`.
+#[expect(clippy::indexing_slicing, reason = "LEADING has eight entries, its index three bits")]
 pub(super) fn decode(input: &mut &[u8], count: usize) -> Result<Vec<f64>> {
     let mut last = take_u64(input, "first value")?;
-    // Each takes at least two bits.
+    // Each value takes at least two bits.
     if count > input.len().saturating_mul(4) + 1 {
         return Err(corrupt(format!("XOR stream of {count} values in {} bytes", input.len())));
     }
@@ -89,8 +93,8 @@ pub(super) fn decode(input: &mut &[u8], count: usize) -> Result<Vec<f64>> {
         let mut base = last;
         if form < 2 {
             let back = reader.read(back_bits)? as usize;
-            let place = idx.checked_sub(back + 1).and_then(|idx| values.get(idx));
-            base = place.ok_or_else(|| corrupt("XOR with a value before the first"))?.to_bits();
+            let earlier = idx.checked_sub(back + 1).and_then(|idx| values.get(idx));
+            base = earlier.ok_or_else(|| corrupt("XOR with a value before the first"))?.to_bits();
         }
         let xor = match form {
             0 => 0,
@@ -121,7 +125,7 @@ fn back_bits(count: usize) -> u32 {
     bit_width(count.saturating_sub(1) as u64).min(BACK_BITS_MAX)
 }
 
-/// Which of [`LEADING`] is the most that `xor` has.
+/// The largest class of [`LEADING`] that does not exceed the leading zeros of `xor`.
 fn leading_class(xor: u64) -> usize {
     let zeros = xor.leading_zeros();
     LEADING.iter().rposition(|&class| class <= zeros).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! Chunks: any columns come back bit for bit, member by member and cut to any range.
+//! Chunks: any columns round-trip bit for bit, member by member and cut to any range.
 
 use firn_codec::{
     Chunk, Effort, GroupColumns, MemberColumn, SeqRange, Slots, encode_chunk, encode_run,
@@ -36,7 +36,7 @@ fn encode(columns: &GroupColumns, effort: Effort) -> Vec<u8> {
     bytes
 }
 
-/// Reads as much as a reader can; damaged bytes may give anything but a panic.
+/// Reads as much as possible; damaged bytes may yield anything except a panic.
 fn read_all(bytes: &[u8]) {
     for chunk in [Chunk::open(bytes), Chunk::open_run(bytes, -7)].into_iter().flatten() {
         read_all_of(&chunk);
@@ -45,7 +45,7 @@ fn read_all(bytes: &[u8]) {
 
 fn read_all_of(chunk: &Chunk<'_>) {
     let _ = chunk.slots().count();
-    // Claims of huge columns are legal bytes, but not worth the test's time.
+    // Huge columns are valid, but take too long in a test.
     if chunk.entry_count() > 100_000 {
         return;
     }
@@ -72,7 +72,7 @@ proptest! {
     }
 
     #[test]
-    fn parts_are_read_alone(
+    fn parts_are_read_independently(
         cells in cells(),
         from in any::<prop::sample::Index>(),
         to in any::<prop::sample::Index>(),
@@ -82,7 +82,8 @@ proptest! {
         let bytes = encode(&columns, Effort::Small);
         let all: Vec<i64> = cells.keys().map(|key| key.1).collect();
         let range = TimeRange::new(all[from.index(all.len())], all[to.index(all.len())]);
-        let wanted: Vec<Slot> = (0..200).filter(|slot| mask >> (slot % 64) & 1 == 1).map(Slot).collect();
+        let is_wanted = |slot: &u32| mask >> (slot % 64) & 1 == 1;
+        let wanted: Vec<Slot> = (0..200).filter(is_wanted).map(Slot).collect();
         let mut want = cells.clone();
         want.retain(|key, _| range.contains(key.1) && mask >> (key.0 % 64) & 1 == 1);
         let chunk = Chunk::open(&bytes).unwrap();
@@ -93,14 +94,15 @@ proptest! {
             prop_assert!(chunk.append_one(slot, range, &mut one).unwrap());
             let mut one_by_one = one.times.iter().zip(&one.values).skip(lead);
             for ((_, ts), bits) in want.range((slot.0, i64::MIN)..=(slot.0, i64::MAX)) {
-                prop_assert_eq!(one_by_one.next().map(|(ts, v)| (*ts, v.to_bits())), Some((*ts, *bits)));
+                let sample = one_by_one.next().map(|(ts, value)| (*ts, value.to_bits()));
+                prop_assert_eq!(sample, Some((*ts, *bits)));
             }
             prop_assert!(one_by_one.next().is_none());
             let mut left = vec![slot];
             chunk.take_members(&mut left);
             let is_member = cells.keys().any(|key| key.0 == slot.0);
             prop_assert_eq!(left.is_empty(), is_member);
-            // What does not come after what is there is left to others.
+            // Samples that are not later than those in `one` are refused.
             let (before, has_more) = (one.clone(), one.times.len() > lead);
             prop_assert_eq!(chunk.append_one(slot, range, &mut one).unwrap(), !has_more);
             prop_assert_eq!((one.times, one.values.len()), (before.times, before.values.len()));
@@ -110,7 +112,7 @@ proptest! {
     }
 
     #[test]
-    fn runs_are_chunks_without_what_their_owner_knows(
+    fn runs_are_chunks_without_group_and_commits(
         cells in cells(),
         before in prop_oneof![0..1_000i64, Just(i64::MAX)],
         small in any::<bool>(),
@@ -122,14 +124,16 @@ proptest! {
         encode_run(base, &columns, if small { Effort::Small } else { Effort::Fast }, &mut bytes);
         prop_assert_eq!(Chunk::time_range_of_run(&bytes, base).unwrap(), range);
         let run = Chunk::open_run(&bytes, base).unwrap();
-        prop_assert_eq!((run.group(), run.seq(), run.time_range()), (GroupId(0), SeqRange::default(), range));
+        prop_assert_eq!((run.group(), run.seq()), (GroupId(0), SeqRange::default()));
+        prop_assert_eq!(run.time_range(), range);
         let again = run.read(Slots::All, TimeRange::ALL).unwrap();
         prop_assert_eq!(cells_of(&again), cells);
         let bytes_of_chunk = encode(&columns, Effort::Fast);
         prop_assert_eq!(Chunk::time_range_of(&bytes_of_chunk).unwrap(), range);
     }
 
-    /// Directories of several blocks, members that have the bytes of the one before on both sides of a border.
+    /// Directories of several blocks; members share bytes with the previous one across a block
+    /// border.
     #[test]
     fn members_of_large_groups_are_found(
         kinds in prop::collection::vec((0u8..4, 0u8..3), 1..300),
@@ -151,14 +155,18 @@ proptest! {
         let bytes = encode(&columns_of(&cells, 5), Effort::Fast);
         let chunk = Chunk::open(&bytes).unwrap();
         prop_assert_eq!(cells_of(&chunk.read(Slots::All, TimeRange::ALL).unwrap()), cells.clone());
-        let wanted: Vec<Slot> = (0..310).filter(|slot| mask >> (slot * 7 % 64) & 1 == 1).map(Slot).collect();
+        let is_wanted = |slot: &u32| mask >> (slot * 7 % 64) & 1 == 1;
+        let wanted: Vec<Slot> = (0..310).filter(is_wanted).map(Slot).collect();
         let mut want = cells;
         want.retain(|key, _| wanted.contains(&Slot(key.0)));
         prop_assert_eq!(cells_of(&chunk.read(Slots::Some(&wanted), TimeRange::ALL).unwrap()), want);
     }
 
     #[test]
-    fn any_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..200), lone in any::<bool>()) {
+    fn any_bytes_do_no_harm(
+        bytes in prop::collection::vec(any::<u8>(), 0..200),
+        lone in any::<bool>(),
+    ) {
         read_all(&bytes);
         let mut led = vec![if lone { 0x11 } else { 0x01 }];
         led.extend(bytes);
@@ -166,7 +174,11 @@ proptest! {
     }
 
     #[test]
-    fn damaged_chunks_do_no_harm(cells in cells(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+    fn damaged_chunks_do_no_harm(
+        cells in cells(),
+        at in any::<prop::sample::Index>(),
+        byte in any::<u8>(),
+    ) {
         let mut bytes = encode(&columns_of(&cells, 5), Effort::Small);
         let at = at.index(bytes.len());
         bytes[at] = byte;
@@ -175,7 +187,7 @@ proptest! {
     }
 }
 
-/// A server's members over two hours, each 50th of them absent now and then: one member's five minutes.
+/// The members of a server over two hours, every 50th sometimes absent: five minutes of one member.
 #[test]
 fn five_minutes_of_one_member_touch_two_percent_of_the_bytes_at_most() {
     let value = |slot: u64, idx: u64| {
@@ -224,7 +236,7 @@ fn five_minutes_of_one_member_touch_two_percent_of_the_bytes_at_most() {
     }
 }
 
-/// Reading the last of two timestamps that are 2^64 - 1 apart once lost it.
+/// Two timestamps that are 2^64 - 1 apart: reading once lost the second.
 #[test]
 fn regular_timestamps_are_cut_exactly() {
     for (start, step, count) in
@@ -251,7 +263,7 @@ fn regular_timestamps_are_cut_exactly() {
 
 #[rustfmt::skip]
 #[test]
-fn version_1_of_a_chunk_stays_as_it_is() {
+fn version_1_of_a_chunk_is_unchanged() {
     // Three still samples of a lone series: no timestamps, one value.
     let at = |slot: u32, ts: i64, value: f64| ((slot, ts), value.to_bits());
     let lone = Cells::from([at(0, 1000, 2.5), at(0, 2000, 2.5), at(0, 3000, 2.5)]);

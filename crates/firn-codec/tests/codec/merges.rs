@@ -1,4 +1,4 @@
-//! Merging: the newest write of each (slot, timestamp), whatever the sources look like.
+//! Merging: the newest write of each (slot, timestamp), for any sources.
 
 use firn_codec::merge_columns;
 use firn_model::TimeRange;
@@ -45,7 +45,10 @@ proptest! {
     }
 
     #[test]
-    fn sources_apart_in_time_are_joined(cells in cells(), at in any::<prop::sample::Index>()) {
+    fn sources_without_overlap_are_concatenated(
+        cells in cells(),
+        at in any::<prop::sample::Index>(),
+    ) {
         let all: Vec<i64> = cells.keys().map(|key| key.1).collect();
         let border = all[at.index(all.len())];
         let (early, late): (Cells, Cells) = cells.iter().partition(|(key, _)| key.1 < border);

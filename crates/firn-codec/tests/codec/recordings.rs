@@ -1,4 +1,4 @@
-//! The real recordings go through rows, columns and chunks and come back bit for bit.
+//! Real recordings are encoded as rows and chunks and decoded bit for bit.
 
 use firn_codec::{Chunk, Effort, RowState, Slots, decode_row, encode_chunk, encode_row};
 use firn_model::{Cell, GroupId, Slot, TimeRange};
@@ -7,7 +7,7 @@ use crate::support::recordings::{SCRAPES, SERIES, scrapes, series};
 use crate::support::{Cells, cells_of, columns_of};
 
 #[test]
-fn scrapes_come_back_as_rows_and_chunks() {
+fn scrapes_round_trip_as_rows_and_chunks() {
     for target in SCRAPES {
         let Some(rows) = scrapes(target) else { return };
         let (mut writer, mut reader) = (RowState::new(), RowState::new());
@@ -36,14 +36,14 @@ fn scrapes_come_back_as_rows_and_chunks() {
                 .collect();
             chunk_bytes += check_chunk(&cells);
         }
-        // Far above what is measured (docs/formats), far below what a broken form would take.
+        // Far above the measured sizes (docs/formats), far below those of a broken form.
         assert!(row_bytes < samples, "{target}: {row_bytes} B of rows, {samples} samples");
         assert!(chunk_bytes * 10 < samples * 6, "{target}: {chunk_bytes} B, {samples} samples");
     }
 }
 
 #[test]
-fn series_come_back_as_chunks() {
+fn series_round_trip_as_chunks() {
     for name in SERIES {
         let Some(series) = series(name) else { return };
         for samples in series.iter().take(40) {

@@ -79,9 +79,10 @@ fn decode(
 
 proptest! {
     #[test]
-    fn some_members_of_rows_are_as_among_all(rows in rows(), mask in any::<u64>()) {
+    fn selected_members_decode_as_among_all(rows in rows(), mask in any::<u64>()) {
         let bytes = encode(&rows);
-        let wanted: Vec<Slot> = (0..300).filter(|slot| mask >> (slot % 64) & 1 == 1).map(Slot).collect();
+        let is_wanted = |slot: &u32| mask >> (slot % 64) & 1 == 1;
+        let wanted: Vec<Slot> = (0..300).filter(is_wanted).map(Slot).collect();
         let (mut all, mut some) = (RowState::new(), RowState::new());
         let mut input = bytes.as_slice();
         for row in &rows {
@@ -93,7 +94,9 @@ proptest! {
                 assert_eq!(at, row.1);
                 seen.push((slot.0, value.to_bits()));
             };
-            prop_assert_eq!(decode_row_slots(&mut some, Slots::Some(&wanted), &mut of_this, cell).unwrap(), ts);
+            let slots = Slots::Some(&wanted);
+            let decoded = decode_row_slots(&mut some, slots, &mut of_this, cell);
+            prop_assert_eq!(decoded.unwrap(), ts);
             prop_assert_eq!(seen, want);
         }
     }
@@ -110,7 +113,7 @@ proptest! {
     }
 
     #[test]
-    fn a_restart_needs_nothing_before_it(before in rows(), mut after in rows()) {
+    fn a_restart_row_is_independent_of_earlier_rows(before in rows(), mut after in rows()) {
         after[0].0 = true;
         let mut state = RowState::new();
         let mut bytes = Vec::new();
@@ -138,7 +141,11 @@ proptest! {
     }
 
     #[test]
-    fn damaged_rows_do_no_harm(rows in rows(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+    fn damaged_rows_do_no_harm(
+        rows in rows(),
+        at in any::<prop::sample::Index>(),
+        byte in any::<u8>(),
+    ) {
         let mut bytes = encode(&rows);
         let at = at.index(bytes.len());
         bytes[at] = byte;
@@ -169,7 +176,7 @@ fn a_lone_series_is_lean() {
 #[rustfmt::skip]
 #[expect(clippy::unusual_byte_groupings, reason = "flags are grouped by field")]
 #[test]
-fn version_1_of_rows_stays_as_it_is() {
+fn version_1_of_rows_is_unchanged() {
     let row = |restart, ts, cells: &[(u32, f64)]| -> Row {
         (restart, ts, cells.iter().map(|&(slot, value)| (slot, value.to_bits())).collect())
     };

@@ -1,4 +1,4 @@
-//! Samples that are hard on codecs, and comparing by bits.
+//! Samples that are hard to encode, and comparison by bits.
 
 pub(crate) mod recordings;
 
@@ -8,7 +8,7 @@ use firn_codec::{GroupColumns, RowsToColumns, SeqRange};
 use firn_model::{ColumnValues, CommitSeq, STALE_NAN_BITS, Slot, Timestamp};
 use proptest::prelude::*;
 
-/// What a group holds: value bits by slot and timestamp.
+/// The samples of a group: value bits by slot and timestamp.
 pub(crate) type Cells = BTreeMap<(u32, Timestamp), u64>;
 
 /// The cells of decoded columns; checks the columns' invariants on the way.
@@ -38,7 +38,7 @@ pub(crate) fn columns_of(cells: &Cells, seq: u64) -> GroupColumns {
     rows.finish(SeqRange::at(CommitSeq(seq)))
 }
 
-/// Any bits, with a taste for those that break codecs.
+/// Any bits, often those that break codecs.
 pub(crate) fn value_bits() -> impl Strategy<Value = u64> {
     prop_oneof![
         4 => any::<u64>(),
@@ -51,13 +51,13 @@ pub(crate) fn value_bits() -> impl Strategy<Value = u64> {
             (-9.3e18f64).to_bits(), 1e15f64.to_bits(), 999_999_999_999_999.9f64.to_bits(),
             u64::MAX, 0xfff8_0000_0000_0001,
         ]),
-        6 => (-1000i64..1000, 0u32..9).prop_map(|(d, k)| (d as f64 / 10f64.powi(k as i32)).to_bits()),
-        2 => (any::<i64>(), 0u32..20).prop_map(|(d, k)| (d as f64 * 0.1f64.powi(k as i32)).to_bits()),
+        6 => (-1000i64..1000, 0i32..9).prop_map(|(d, k)| (d as f64 / 10f64.powi(k)).to_bits()),
+        2 => (any::<i64>(), 0i32..20).prop_map(|(d, k)| (d as f64 * 0.1f64.powi(k)).to_bits()),
         2 => any::<f32>().prop_map(|value| f64::from(value).to_bits()),
     ]
 }
 
-/// Runs of values as series have them: still, counting, walking, decimal, wild.
+/// Runs of values like those of series: constant, counting, walking, decimal, arbitrary.
 pub(crate) fn value_run(
     len: impl Into<prop::collection::SizeRange>,
 ) -> impl Strategy<Value = Vec<u64>> {

@@ -73,7 +73,7 @@ pub(crate) fn scrapes(target: &str) -> Option<Vec<Row>> {
     Some(rows)
 }
 
-/// All series of a text file; of repeated timestamps the last, those that go back left out.
+/// All series of a text file. Keeps the last of repeated timestamps and drops earlier ones.
 pub(crate) fn series(name: &str) -> Option<Vec<Series>> {
     let bytes = read(&format!("{name}.series.zst"))?;
     let text = String::from_utf8(bytes).expect("series are text");
