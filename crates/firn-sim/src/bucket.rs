@@ -1,4 +1,4 @@
-//! An object store that answers late, twice or not at all, as its seed says.
+//! An object store that responds late, twice or never, depending on its seed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,24 +9,24 @@ use firn_model::{Error, Result};
 
 use crate::faults::{Faults, Operation, Verdict};
 
-/// A simulated object store. Clones are the same store. It outlives crashes of the machine.
+/// A simulated object store. Clones share it. It outlives crashes of the machine.
 #[derive(Clone)]
 pub struct SimBucket {
     faults: Faults,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<StoreState>>,
 }
 
 #[derive(Default)]
-struct State {
+struct StoreState {
     objects: BTreeMap<String, Object>,
     put_count: u64,
     is_down: bool,
-    /// Changes that were given up and are still on their way.
-    late: Vec<Late>,
+    /// Changes that were reported as failed and are still pending.
+    late: Vec<DelayedChange>,
 }
 
-/// A change that is done so many requests later.
-struct Late {
+/// A change that is applied after some more requests.
+struct DelayedChange {
     requests_left: u64,
     key: String,
     change: Change,
@@ -37,8 +37,8 @@ enum Change {
     Delete,
 }
 
-// At most so many requests pass a late change.
-const LATE_REQUESTS_MAX: u64 = 6;
+// The most requests before a delayed change is applied.
+const DELAY_REQUESTS_MAX: u64 = 6;
 
 struct Object {
     bytes: Arc<[u8]>,
@@ -51,7 +51,7 @@ impl SimBucket {
         SimBucket { faults, state: Arc::default() }
     }
 
-    /// While it is down every operation fails with `Unavailable` and does nothing.
+    /// While the store is down every operation fails with `Unavailable` and has no effect.
     pub fn set_down(&self, is_down: bool) {
         self.state().is_down = is_down;
     }
@@ -66,7 +66,7 @@ impl SimBucket {
         self.state().objects.get(key).map(|object| Arc::clone(&object.bytes))
     }
 
-    /// Changes an object behind everyone's back: bit rot. Not an operation.
+    /// Damages a stored object. Not an operation.
     ///
     /// # Errors
     /// `NotFound`.
@@ -79,9 +79,9 @@ impl SimBucket {
         Ok(())
     }
 
-    /// `Ok(true)`: the machine's power goes meanwhile; the store itself may or may not do it.
-    fn begin(&self, state: &mut State, operation: Operation, key: &str) -> Result<bool> {
-        state.do_late();
+    /// `Ok(true)` if the machine loses power meanwhile; the store may or may not apply the change.
+    fn begin(&self, state: &mut StoreState, operation: Operation, key: &str) -> Result<bool> {
+        state.apply_due();
         let verdict = self.faults.decide(operation);
         if verdict == Verdict::Off {
             return Err(power_lost(operation, key));
@@ -95,7 +95,7 @@ impl SimBucket {
         }
     }
 
-    /// The end of a change that reached the store, or not: who hears of it?
+    /// Applies a change and decides the response to the caller.
     fn change<T>(
         &self,
         operation: Operation,
@@ -118,14 +118,14 @@ impl SimBucket {
         Ok(done)
     }
 
-    /// Nobody waits for this change any longer, and it comes all the same.
-    fn delay(&self, state: &mut State, key: &str, change: Change) -> Error {
-        let requests_left = 1 + self.faults.fork_rng().below(LATE_REQUESTS_MAX);
-        state.late.push(Late { requests_left, key: key.to_owned(), change });
+    /// Fails the change now and queues it to be applied later.
+    fn delay(&self, state: &mut StoreState, key: &str, change: Change) -> Error {
+        let requests_left = 1 + self.faults.fork_rng().below(DELAY_REQUESTS_MAX);
+        state.late.push(DelayedChange { requests_left, key: key.to_owned(), change });
         Error::unavailable(format!("{key}: no answer yet from the simulated bucket"))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, StoreState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -171,7 +171,8 @@ impl Bucket for SimBucket {
 
     fn delete(&self, keys: &[String]) -> Result<()> {
         let mut state = self.state();
-        // One request per key, as stores without a batch call do it: a failure leaves some deleted.
+        // One request per key, as in stores without batch deletion: after a failure some are
+        // deleted.
         for key in keys {
             let is_crash = self.begin(&mut state, Operation::Delete, key)?;
             if self.faults.is_done_later() {
@@ -186,12 +187,12 @@ impl Bucket for SimBucket {
     }
 }
 
-impl State {
-    /// One request more; what is due is done, whether its condition holds by now or not.
-    fn do_late(&mut self) {
+impl StoreState {
+    /// Counts a request and applies the due changes, whether or not their conditions still hold.
+    fn apply_due(&mut self) {
         self.late.iter_mut().for_each(|late| late.requests_left -= 1);
         while let Some(at) = self.late.iter().position(|late| late.requests_left == 0) {
-            let Late { key, change, .. } = self.late.remove(at);
+            let DelayedChange { key, change, .. } = self.late.remove(at);
             match change {
                 Change::Put(bytes, mode) => drop(self.put(&key, bytes, &mode)),
                 Change::Delete => drop(self.objects.remove(&key)),
@@ -273,7 +274,7 @@ mod tests {
                 sim.faults.do_nth_later(1);
                 assert_eq!(change().unwrap_err().kind(), &ErrorKind::Unavailable);
                 assert_eq!(sim.bucket.bytes("a").as_deref(), before);
-                (0..LATE_REQUESTS_MAX).for_each(|_| drop(sim.bucket.head("b")));
+                (0..DELAY_REQUESTS_MAX).for_each(|_| drop(sim.bucket.head("b")));
                 assert_eq!(sim.bucket.bytes("a").as_deref(), after);
             };
         let put =

@@ -1,4 +1,4 @@
-//! A clock whose hands move only when told.
+//! A clock that only tests advance.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -9,27 +9,27 @@ use firn_model::Timestamp;
 
 /// Wall time and monotonic time of a simulated machine. Clones show the same time.
 #[derive(Clone, Debug)]
-pub struct SimClock(Arc<Hands>);
+pub struct SimClock(Arc<ClockTimes>);
 
 #[derive(Debug)]
-struct Hands {
+struct ClockTimes {
     wall_ms: AtomicI64,
     monotonic_ns: AtomicU64,
 }
 
 impl SimClock {
-    /// 2026-01-01T00:00:00Z: any fixed moment will do, this one is easy to read in a trace.
+    /// 2026-01-01T00:00:00Z: arbitrary, but easy to read in a trace.
     pub const START_MS: Timestamp = 1_767_225_600_000;
 
     /// A clock at [`SimClock::START_MS`].
     pub fn new() -> SimClock {
-        SimClock(Arc::new(Hands {
+        SimClock(Arc::new(ClockTimes {
             wall_ms: AtomicI64::new(SimClock::START_MS),
             monotonic_ns: AtomicU64::new(0),
         }))
     }
 
-    /// Time passes: both hands move.
+    /// Advances wall time and monotonic time.
     pub fn advance(&self, duration: Duration) {
         let ns = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         let before = self.0.monotonic_ns.fetch_add(ns, Ordering::Relaxed);
@@ -38,7 +38,7 @@ impl SimClock {
         self.0.wall_ms.fetch_add(ms as i64, Ordering::Relaxed);
     }
 
-    /// The wall clock jumps, as an administrator or NTP would make it; monotonic time does not.
+    /// Sets the wall clock, as an administrator or NTP would; monotonic time is unchanged.
     pub fn set_now_ms(&self, now: Timestamp) {
         self.0.wall_ms.store(now, Ordering::Relaxed);
     }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sleeping_moves_both_hands_and_a_jump_only_one() {
+    fn sleeping_advances_both_times_and_a_jump_only_one() {
         let clock = SimClock::new();
         for _ in 0..4 {
             clock.sleep(Duration::from_micros(250));

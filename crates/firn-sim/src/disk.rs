@@ -1,4 +1,5 @@
-//! A disk that loses, tears and fails as its seed says; or byte-addressable memory, whose stores wait in caches.
+//! A disk that loses, tears and fails depending on its seed, or byte-addressable memory with stores
+//! that wait in caches.
 
 mod names;
 mod sectors;
@@ -16,30 +17,30 @@ use crate::faults::{Faults, Operation, Verdict};
 use names::Names;
 use sectors::{FileBytes, LINE_BYTES, SECTOR_BYTES, Survival};
 
-/// What such memory writes as a whole, as [`firn_env::MemoryDisk`] says.
+/// The unit that such memory writes, as in [`firn_env::MemoryDisk`].
 const MEMORY_UNIT_BYTES: u64 = 256;
 
-/// A simulated disk. Clones are the same disk.
+/// A simulated disk. Clones share it.
 ///
 /// Lock order: the disk, then a file's bytes, then [`Faults`].
 #[derive(Clone)]
 pub struct SimDisk {
     faults: Faults,
     is_memory: bool,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<DiskState>>,
 }
 
-struct State {
+struct DiskState {
     names: Names,
     capacity_bytes: u64,
     used_bytes: u64,
-    /// Memory: what was written back since the last fence.
+    /// For memory: the ranges that were written back since the last fence.
     begun: Vec<(Arc<Mutex<FileBytes>>, Range<u64>)>,
     ignores_fences: bool,
-    /// How often the power came back. Files and locks of an older life are dead.
+    /// Number of restarts. Files and locks of an earlier life are dead.
     life: u64,
     is_locked: bool,
-    /// The power is off and what survives is decided.
+    /// The power is off and the surviving data is decided.
     is_lost: bool,
 }
 
@@ -62,15 +63,15 @@ impl SimDisk {
         SimDisk::with(faults, false)
     }
 
-    /// The same of byte-addressable memory: what was written survives once its cache lines were written back and a fence
-    /// came after that. A fence returns nothing, so whoever asks must look whether the power is still on
-    /// ([`Faults::is_off`]) before it believes an answer.
+    /// Byte-addressable memory: a write survives once its cache lines were written back and a fence
+    /// followed. A fence returns nothing, so the caller must check that the power is still on
+    /// ([`Faults::is_off`]) before it relies on a result.
     pub fn of_memory(faults: Faults) -> SimDisk {
         SimDisk::with(faults, true)
     }
 
     fn with(faults: Faults, is_memory: bool) -> SimDisk {
-        let state = State {
+        let state = DiskState {
             names: Names::new(if is_memory { LINE_BYTES } else { SECTOR_BYTES }),
             capacity_bytes: u64::MAX,
             used_bytes: 0,
@@ -83,18 +84,18 @@ impl SimDisk {
         SimDisk { faults, is_memory, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// The disk holds this many bytes from now on; a write or reservation that would grow a file
-    /// beyond that fails with `Unavailable` and changes nothing.
+    /// Limits the disk to this many bytes. A write or reservation that would grow a file beyond it
+    /// fails with `Unavailable` and has no effect.
     pub fn set_capacity_bytes(&self, capacity_bytes: u64) {
         locked(&self.state).capacity_bytes = capacity_bytes;
     }
 
-    /// Memory whose fences do nothing from now on: the planted bug that every simulation must find.
+    /// Turns fences of memory into no-ops: a mutant that every simulation must detect.
     pub fn ignore_fences(&self) {
         locked(&self.state).ignores_fences = true;
     }
 
-    /// Cuts the power and decides what survived: every operation fails with `Closed` until
+    /// Cuts the power and decides which data survives. Every operation fails with `Closed` until
     /// [`SimDisk::restart`].
     pub fn crash(&self) {
         let mut state = locked(&self.state);
@@ -111,8 +112,8 @@ impl SimDisk {
         state.is_locked = false;
     }
 
-    /// The machine comes back with what survived (after [`SimDisk::crash`], if that had not
-    /// happened). Files opened before stay dead; planned crashes and failures are forgotten.
+    /// Restarts the machine with the surviving data (cuts the power first if it is on). Files
+    /// opened before stay dead; planned crashes and failures are cleared.
     pub fn restart(&self) {
         self.crash();
         let mut state = locked(&self.state);
@@ -121,7 +122,7 @@ impl SimDisk {
         self.faults.restore_power();
     }
 
-    /// Paths of all files, sorted. Not an operation: works with the power off, counts nothing.
+    /// Paths of all files, sorted. Not an operation: works without power and is not counted.
     pub fn files(&self) -> Vec<String> {
         locked(&self.state).names.files()
     }
@@ -138,8 +139,8 @@ impl SimDisk {
         Ok(out)
     }
 
-    /// Changes a file's stored bytes behind everyone's back, durably: bit rot, truncation, a foreign
-    /// program. Not an operation.
+    /// Damages a file's stored bytes durably: bit rot, truncation, a foreign program. Not an
+    /// operation.
     ///
     /// # Errors
     /// `NotFound`.
@@ -153,18 +154,17 @@ impl SimDisk {
         Ok(())
     }
 
-    /// The verdict on one operation, as far as it is the same for all: `Ok(true)` when the power
-    /// goes while it is done.
+    /// The part of the verdict that all operations share. `Ok(true)` if the power fails meanwhile.
     fn begin(&self, operation: Operation, path: &DiskPath) -> Result<bool> {
         match self.faults.decide(operation) {
-            Verdict::Go => Ok(false),
+            Verdict::Proceed => Ok(false),
             Verdict::Crash => Ok(true),
             Verdict::Fail => Err(failed(operation, path)),
             Verdict::Off => Err(power_lost(operation, path)),
         }
     }
 
-    /// One change of names: refused as a whole, done, or done while the power goes.
+    /// Applies one change of names, unless it is refused; the power may fail meanwhile.
     fn change_names(
         &self,
         operation: Operation,
@@ -224,7 +224,7 @@ impl Disk for SimDisk {
     fn sync_dir(&self, path: &DiskPath) -> Result<()> {
         check_path(path)?;
         let mut state = locked(&self.state);
-        // A crash during a sync: nothing became durable for sure.
+        // A crash during a sync: nothing is certain to be durable.
         if self.begin(Operation::SyncDir, path)? {
             return Err(power_lost(Operation::SyncDir, path));
         }
@@ -257,8 +257,8 @@ impl Disk for SimDisk {
 }
 
 impl SimFile {
-    /// Refuses a file of an older life or a change through a reader.
-    fn check(&self, state: &State, operation: Operation) -> Result<()> {
+    /// Refuses a file of an earlier life and a change through a reader.
+    fn check(&self, state: &DiskState, operation: Operation) -> Result<()> {
         if self.life != state.life || state.is_lost {
             return Err(power_lost(operation, &self.path));
         }
@@ -268,8 +268,8 @@ impl SimFile {
         Ok(())
     }
 
-    /// Whether there is room for the file to grow to `len`.
-    fn check_room(&self, state: &State, file: &FileBytes, len: u64) -> Result<()> {
+    /// Checks that the file may grow to `len`.
+    fn check_room(&self, state: &DiskState, file: &FileBytes, len: u64) -> Result<()> {
         let growth = len.saturating_sub(file.len());
         if growth > state.capacity_bytes.saturating_sub(state.used_bytes) {
             return Err(Error::unavailable(format!(
@@ -338,7 +338,7 @@ impl DiskFile for SimFile {
         let state = locked(&self.disk.state);
         self.check(&state, Operation::Sync)?;
         match self.disk.faults.decide(Operation::Sync) {
-            Verdict::Go => {
+            Verdict::Proceed => {
                 locked(&self.bytes).sync();
                 Ok(())
             }
@@ -361,12 +361,12 @@ impl DiskFile for SimFile {
     }
 }
 
-/// Neither can fail: where the power goes, nothing is durable that was not.
+/// Neither method can fail: without power nothing more becomes durable.
 impl Memory for SimFile {
     fn write_back(&self, offset: u64, len: u64) {
         let mut state = locked(&self.disk.state);
         let verdict = self.disk.faults.decide(Operation::WriteBack);
-        if self.life == state.life && matches!(verdict, Verdict::Go | Verdict::Fail) {
+        if self.life == state.life && matches!(verdict, Verdict::Proceed | Verdict::Fail) {
             state.begun.push((Arc::clone(&self.bytes), offset..offset.saturating_add(len)));
         }
     }
@@ -374,7 +374,7 @@ impl Memory for SimFile {
     fn fence(&self) {
         let mut state = locked(&self.disk.state);
         let verdict = self.disk.faults.decide(Operation::Fence);
-        let is_done = matches!(verdict, Verdict::Go | Verdict::Fail) && !state.ignores_fences;
+        let is_done = matches!(verdict, Verdict::Proceed | Verdict::Fail) && !state.ignores_fences;
         if self.life == state.life && is_done {
             for (bytes, range) in std::mem::take(&mut state.begun) {
                 locked(&bytes).sync_range(range);
@@ -413,7 +413,7 @@ impl fmt::Debug for SimLock {
     }
 }
 
-/// A poisoned lock means that a test panicked; the state is whole between any two operations.
+/// A poisoned lock means that a test panicked; the state is consistent between operations.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

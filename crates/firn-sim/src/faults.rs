@@ -1,4 +1,4 @@
-//! What goes wrong, and when: one shared counter of operations, planned crashes and failures, and
+//! Planned failures: one counter of operations for the world, planned crashes and failures, and
 //! rates, all drawn from one seed.
 
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::{Rng, SimClock};
 
-/// What the code under test asked the world to do.
+/// An operation of the code under test on the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Operation {
     /// Open an existing file.
@@ -17,9 +17,9 @@ pub enum Operation {
     Read,
     /// List a folder.
     List,
-    /// Make a file.
+    /// Create a file.
     Create,
-    /// Make a folder.
+    /// Create a folder.
     CreateDir,
     /// Write to a file.
     Write,
@@ -39,7 +39,7 @@ pub enum Operation {
     Fence,
     /// Read a range of an object.
     Get,
-    /// Ask for an object's length and version.
+    /// Read an object's length and version.
     Head,
     /// List objects.
     ListObjects,
@@ -72,8 +72,8 @@ impl Operation {
         Operation::Delete,
     ];
 
-    /// Whether it can change what a crash leaves. Only these are counted: a crash before a read
-    /// leaves what a crash before the next change leaves.
+    /// Whether it can change the state after a crash. Only these operations are counted: a crash
+    /// before a read leaves the same state as a crash before the next change.
     pub fn changes(self) -> bool {
         !matches!(
             self,
@@ -87,11 +87,11 @@ impl Operation {
     }
 }
 
-/// What shall go wrong. Clones share everything.
+/// The plan of failures. Clones share it.
 #[derive(Clone)]
-pub struct Faults(Arc<Mutex<State>>);
+pub struct Faults(Arc<Mutex<FaultPlan>>);
 
-struct State {
+struct FaultPlan {
     rng: Rng,
     change_count: u64,
     is_off: bool,
@@ -101,36 +101,36 @@ struct State {
     rates: [f64; Operation::ALL.len()],
     lost_acknowledgement_rate: f64,
     partial_body_rate: f64,
-    /// Changes of objects until the one whose answer is lost, ranges until the one that comes cut short, and
-    /// requests of a bucket until it goes down.
+    /// Changes of objects until the one with a lost response, ranges until the truncated one, and
+    /// requests of a bucket until it is down.
     answer_lost_in: Option<u64>,
     body_cut_in: Option<u64>,
     down_in: Option<u64>,
-    /// Changes of objects until the one that is done after it was given up, and operations of all kinds until the
-    /// one that takes so long.
+    /// Changes of objects until the one that fails and is applied later, and operations of all
+    /// kinds until the slow one.
     done_later_in: Option<u64>,
     slow_in: Option<(u64, Duration)>,
     clock: Option<SimClock>,
     fault_count: u64,
 }
 
-/// What happens to one operation.
+/// The outcome of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It is done.
-    Go,
-    /// It fails; whether a part of it was done is up to the operation.
+    /// It succeeds.
+    Proceed,
+    /// It fails; the operation decides how much of it was done.
     Fail,
-    /// The power goes while it is done: it reaches what is volatile, nobody hears of it.
+    /// The power fails meanwhile: volatile state changes, and the caller gets an error.
     Crash,
     /// The power is off.
     Off,
 }
 
 impl Faults {
-    /// No faults yet; chance comes from `seed`.
+    /// A plan without faults; random choices come from `seed`.
     pub fn new(seed: u64) -> Faults {
-        Faults(Arc::new(Mutex::new(State {
+        Faults(Arc::new(Mutex::new(FaultPlan {
             rng: Rng::new(seed),
             change_count: 0,
             is_off: false,
@@ -150,24 +150,24 @@ impl Faults {
         })))
     }
 
-    /// The clock that moves while an operation takes long.
+    /// Sets the clock that slow operations advance.
     pub(crate) fn set_clock(&self, clock: SimClock) {
         self.state().clock = Some(clock);
     }
 
-    /// How many changing operations ([`Operation::changes`]) were begun so far. Run once without
-    /// faults to learn how many there are, then crash at each.
+    /// Number of changing operations ([`Operation::changes`]) so far. Run once without faults to
+    /// learn the number, then crash at each.
     pub fn change_count(&self) -> u64 {
         self.state().change_count
     }
 
-    /// How often something went wrong so far: an operation that failed, whose answer was lost, or that brought a part.
+    /// Number of faults so far: operations that failed, lost their response, or returned a part.
     pub fn fault_count(&self) -> u64 {
         self.state().fault_count
     }
 
     /// Cuts the power during changing operation `number` (from 0, counted from the world's start,
-    /// restarts included). That operation and all later ones fail with `Closed` until
+    /// including restarts). It and all later operations fail with `Closed` until
     /// [`crate::Sim::restart`].
     pub fn crash_at(&self, number: u64) {
         self.state().crash_at = Some(number);
@@ -193,47 +193,49 @@ impl Faults {
         self.state().rates[operation as usize] = probability;
     }
 
-    /// A `put` or `delete` that was done reports `Unavailable` with `probability` from now on.
+    /// From now on a `put` or `delete` succeeds but reports `Unavailable` with `probability`.
     pub fn set_lost_acknowledgement_rate(&self, probability: f64) {
         self.state().lost_acknowledgement_rate = probability;
     }
 
-    /// A range of an object comes cut short, as if it was whole, with `probability` from now on.
+    /// From now on a range of an object is truncated, without an error, with `probability`.
     pub fn set_partial_body_rate(&self, probability: f64) {
         self.state().partial_body_rate = probability;
     }
 
-    /// The `nth` `put` or `delete` from now on is done and reports `Unavailable`; 1 is the next.
+    /// The `nth` `put` or `delete` from now on succeeds but reports `Unavailable`; 1 is the next.
     pub fn lose_nth_answer(&self, nth: u64) {
         self.state().answer_lost_in = Some(nth.max(1));
     }
 
-    /// The `nth` range of an object from now on comes cut short, as if it was whole; 1 is the next.
+    /// The `nth` range of an object from now on is truncated, without an error; 1 is the next.
     pub fn cut_nth_body(&self, nth: u64) {
         self.state().body_cut_in = Some(nth.max(1));
     }
 
-    /// From the `nth` request on every bucket is down, until [`Faults::clear`] or a restart; 1 is the next.
-    pub fn go_down_at_nth(&self, nth: u64) {
+    /// From the `nth` request on every bucket is down, until [`Faults::clear`] or a restart; 1 is
+    /// the next.
+    pub fn take_down_at_nth(&self, nth: u64) {
         self.state().down_in = Some(nth.max(1));
     }
 
-    /// The `nth` `put` or `delete` from now on reports `Unavailable` at once, and is done some requests later; 1 is the next.
+    /// The `nth` `put` or `delete` from now on reports `Unavailable` and is applied some requests
+    /// later; 1 is the next.
     pub fn do_nth_later(&self, nth: u64) {
         self.state().done_later_in = Some(nth.max(1));
     }
 
-    /// The `nth` operation of any kind from now on takes so long; 1 is the next.
+    /// The `nth` operation of any kind from now on takes `duration`; 1 is the next.
     pub fn delay_nth(&self, nth: u64, duration: Duration) {
         self.state().slow_in = Some((nth.max(1), duration));
     }
 
-    /// Forgets every planned crash and failure; rates stay.
+    /// Removes every planned crash and failure; rates stay.
     pub fn forget_plans(&self) {
         self.state().forget_plans();
     }
 
-    /// Forgets every planned crash and failure and sets all rates to 0.
+    /// Removes every planned crash and failure and sets all rates to 0.
     pub fn clear(&self) {
         let mut state = self.state();
         state.forget_plans();
@@ -264,7 +266,7 @@ impl Faults {
         is_lost
     }
 
-    /// Whether a change of an object is given up now and done later.
+    /// Whether a change of an object fails now and is applied later.
     pub(crate) fn is_done_later(&self) -> bool {
         let mut state = self.state();
         let is_later = is_now(&mut state.done_later_in);
@@ -272,7 +274,7 @@ impl Faults {
         is_later
     }
 
-    /// Whether a bucket that is asked now is down.
+    /// Whether the bucket is down for this request.
     pub(crate) fn is_down(&self) -> bool {
         let mut state = self.state();
         if let Some(left) = &mut state.down_in {
@@ -283,7 +285,7 @@ impl Faults {
         is_down
     }
 
-    /// How much of a body of `len` bytes comes.
+    /// Number of bytes of a body of `len` bytes that are returned.
     pub(crate) fn partial_len(&self, len: usize) -> usize {
         let mut state = self.state();
         let rate = state.partial_body_rate;
@@ -294,17 +296,17 @@ impl Faults {
         len
     }
 
-    /// A stream of chance for one decision with many draws.
+    /// An independent random stream, for one decision with many draws.
     pub(crate) fn fork_rng(&self) -> Rng {
         self.state().rng.fork()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FaultPlan> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl FaultPlan {
     fn decide(&mut self, operation: Operation) -> Verdict {
         if self.is_off {
             return Verdict::Off;
@@ -338,7 +340,7 @@ impl State {
         let rate = self.rates[operation as usize];
         fails |= rate > 0.0 && self.rng.chance(rate);
         self.fault_count += u64::from(fails);
-        if fails { Verdict::Fail } else { Verdict::Go }
+        if fails { Verdict::Fail } else { Verdict::Proceed }
     }
 
     fn forget_plans(&mut self) {
@@ -353,7 +355,7 @@ impl State {
     }
 }
 
-/// Counts one down; whether it is the one that was counted to.
+/// Decrements a counter; returns whether it reached 0.
 fn is_now(left: &mut Option<u64>) -> bool {
     if let Some(count) = left {
         *count -= 1;

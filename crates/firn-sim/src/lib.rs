@@ -1,21 +1,24 @@
 //! Sim: a simulated world drawn from a seed, for tests only.
 //!
-//! **Owns** [`SimDisk`], [`SimBucket`] and [`SimClock`] (the seams of `env`, deterministic, in
-//! memory), [`Faults`] (what fails, when the power goes), and the [`Oracle`] (a plain map that knows
-//! what must be readable and what may be).
+//! **Owns** [`SimDisk`], [`SimBucket`] and [`SimClock`] (deterministic implementations of the seams
+//! of `env`, in memory), [`Faults`] (failures and power cuts), the [`Oracle`] (a map of the samples
+//! that must or may be readable), and [`conformance`], the suite that all disks and buckets pass.
 //!
-//! **Never** starts a thread, sleeps, reads the machine's clock or draws from another source than its
-//! seed: the same seed and the same calls give the same world, bit for bit.
+//! **Never** starts a thread, sleeps, reads the machine's clock or uses a random source other than
+//! its seed: the same seed and the same calls produce the same world, bit for bit.
 //!
-//! **Invariants**: what [`firn_env::DiskFile::sync`] covered survives every crash, and on memory what was written back and
-//! fenced; what was not covered survives, is lost or is torn at 512-byte sectors or 64-byte lines, as the seed says; a name survives once
-//! its folder was synced, a rename is never half done; an acknowledged `put` is there for ever.
+//! **Invariants**: data covered by [`firn_env::DiskFile::sync`] survives every crash, and on memory
+//! the lines that were written back and fenced. Other data survives, is lost or is torn at 512-byte
+//! sectors or 64-byte lines, depending on the seed. A name survives once its folder was synced; a
+//! rename is atomic; an acknowledged `put` is permanent.
 //!
-//! The way of a test: build a [`Sim`], give [`Sim::env`] to the code under test, plan its end with
-//! [`Faults::crash_at`], run, call [`Sim::restart`], open again and ask the oracle.
+//! **Path** of a test: build a [`Sim`], pass [`Sim::env`] to the code under test, plan a crash with
+//! [`Faults::crash_at`], run, call [`Sim::restart`], open again and check with the oracle.
 //!
-//! Reading order: `rng`, `faults`, `disk` (`sectors`, `names`), `bucket`, `clock`, `wrappers`, `seen`,
-//! `oracle`, `seeds`.
+//! Terms: `docs/glossary.md`.
+//!
+//! Reading order: `rng`, `faults`, `disk` (`sectors`, `names`), `bucket`, `clock`, `wrappers`,
+//! `conformance`, `observed`, `oracle`, `seeds`.
 
 #![forbid(unsafe_code)]
 
@@ -24,10 +27,10 @@ mod clock;
 pub mod conformance;
 mod disk;
 mod faults;
+mod observed;
 mod oracle;
 mod rng;
 mod seeds;
-mod seen;
 mod wrappers;
 
 use std::sync::Arc;
@@ -38,24 +41,24 @@ pub use bucket::SimBucket;
 pub use clock::SimClock;
 pub use disk::SimDisk;
 pub use faults::{Faults, Operation};
+pub use observed::ObservedSamples;
 pub use oracle::{Oracle, PieceId};
 pub use rng::Rng;
-pub use seeds::{for_places, for_seeds};
-pub use seen::Seen;
-pub use wrappers::{LyingDisk, Record, RecordingDisk};
+pub use seeds::{for_cases, for_seeds};
+pub use wrappers::{Record, RecordingDisk, SyncFaultDisk};
 
 /// One simulated machine and its object store. Clones are the same world.
 #[derive(Clone, Debug)]
 pub struct Sim {
-    /// What goes wrong; shared by disk and bucket.
+    /// Failures and power cuts; shared by disk and bucket.
     pub faults: Faults,
     /// The machine's disk.
     pub disk: SimDisk,
-    /// Its byte-addressable memory, where the log lies if there is any.
+    /// The machine's byte-addressable memory for the log, if there is any.
     pub memory: Option<SimDisk>,
     /// The object store.
     pub bucket: SimBucket,
-    /// The clock; it moves only when told.
+    /// The clock; only tests and sleeps advance it.
     pub clock: SimClock,
 }
 
@@ -73,7 +76,7 @@ impl Sim {
         }
     }
 
-    /// The same with byte-addressable memory.
+    /// A world with byte-addressable memory.
     pub fn with_memory(seed: u64) -> Sim {
         let sim = Sim::new(seed);
         Sim { memory: Some(SimDisk::of_memory(sim.faults.clone())), ..sim }
@@ -95,8 +98,8 @@ impl Sim {
         self.memory.iter().for_each(SimDisk::crash);
     }
 
-    /// The machine comes back after a power loss (which happens now if it had not). Open files and
-    /// locks of before stay dead; planned crashes and failures are forgotten, rates are kept.
+    /// Restarts the machine after a power loss (cuts the power first if it is on). Files and locks
+    /// from before stay dead; planned crashes and failures are cleared, rates are kept.
     pub fn restart(&self) {
         self.crash();
         self.memory.iter().for_each(SimDisk::restart);

@@ -1,51 +1,52 @@
-//! What must be readable, what may be, and what must not: a plain map that never crashes.
+//! A model of the samples that must, may and must not be readable: a map that never crashes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use firn_model::{Labels, Matcher, Sample, TimeRange, Timestamp};
 
-use crate::Seen;
+use crate::ObservedSamples;
 
-/// How many differences a report names.
+/// Maximum number of differences in a report.
 const REPORTED_COUNT_MAX: usize = 10;
 
-/// One row piece that was given to the database: its samples share a timestamp and a group, and are
-/// all there or all not. Or one delete, of which the same holds.
+/// A row piece or a delete. The samples of a row piece share a timestamp and a group. A piece is
+/// applied as a whole or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PieceId(u64);
 
-/// Remembers every write of a single-threaded run, in order.
+/// Records every write of a single-threaded run, in order.
 ///
-/// A piece is *open* from [`Oracle::begin`]: it may be readable or not. [`Oracle::acknowledge`] makes
-/// it certain, [`Oracle::refuse`] makes sure that it is not there. One that stays open (the write
-/// failed half way, the power went) may show up until a restart settles it.
+/// A piece is *open* from [`Oracle::begin`]: it may be readable or not. [`Oracle::acknowledge`]
+/// makes it certain, [`Oracle::refuse`] makes it absent. A piece that stays open (a failed write, a
+/// power loss) may become readable until a restart settles it.
 ///
-/// Where writes are acknowledged before they are durable ([`Oracle::trust_power`]), a piece that was acknowledged or seen is
-/// only *there*: readable until the power goes ([`Oracle::lose_power`]), and open then. [`Oracle::harden`] makes it certain.
+/// If writes are acknowledged before they are durable ([`Oracle::trust_power`]), a piece that was
+/// acknowledged or observed is only *readable*: it becomes open again when the power fails
+/// ([`Oracle::lose_power`]). [`Oracle::harden`] makes it certain.
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
     series: BTreeMap<Labels, BTreeMap<Timestamp, Vec<Version>>>,
     pieces: Vec<Piece>,
     floor: Option<Timestamp>,
-    /// Whether what is acknowledged may be lost with the power.
+    /// Whether acknowledged writes may be lost with the power.
     trusts_power: bool,
-    /// Those that are there, and not certain.
-    there: BTreeSet<PieceId>,
+    /// The pieces that are readable but not certain.
+    readable: BTreeSet<PieceId>,
 }
 
 #[derive(Clone, Debug)]
 struct Piece {
-    state: State,
+    state: PieceState,
     cells: Vec<(Labels, Timestamp)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum PieceState {
     Open,
-    There,
+    Readable,
     Certain,
-    Gone,
+    Absent,
 }
 
 /// A value that one sample may have, oldest piece first; `None` after a delete.
@@ -55,36 +56,36 @@ struct Version {
     bits: Option<u64>,
 }
 
-/// What an answer proves about open pieces.
+/// The conclusions from a result about open pieces.
 #[derive(Default)]
 struct Evidence {
     /// A sample that only this piece explains.
     present: BTreeMap<PieceId, String>,
     /// A sample that this piece would have overwritten.
     absent: BTreeMap<PieceId, String>,
-    /// One of these is there: what is seen is the same with each.
+    /// At least one of these pieces was applied; all of them explain the value.
     one_of: Vec<BTreeSet<PieceId>>,
 }
 
 impl Oracle {
-    /// Knows of nothing.
+    /// An empty oracle.
     pub fn new() -> Oracle {
         Oracle::default()
     }
 
-    /// A piece is about to be written. Later pieces win over earlier ones.
+    /// Begins the write of a piece. Later pieces win over earlier ones.
     pub fn begin(&mut self, cells: Vec<(Labels, Sample)>) -> PieceId {
         self.begin_transaction(&[], cells)
     }
 
-    /// What `matchers` select in `range` is about to be deleted, as far as it was begun before. It is
-    /// acknowledged, refused and settled as a piece is.
+    /// Begins a delete of the samples that `matchers` select in `range` among the pieces begun
+    /// before. It is acknowledged, refused and settled like a piece.
     pub fn begin_delete(&mut self, matchers: &[Matcher], range: TimeRange) -> PieceId {
         self.begin_transaction(&[(matchers.to_vec(), range)], Vec::new())
     }
 
-    /// What is selected by `deletes` is about to be deleted, as far as it was begun before, and `cells` are about to be
-    /// written: all of that or none. It is acknowledged, refused and settled as a piece is.
+    /// Begins a transaction: deletes the selected samples among the pieces begun before, and writes
+    /// `cells`, atomically. It is acknowledged, refused and settled like a piece.
     pub fn begin_transaction(
         &mut self,
         deletes: &[(Vec<Matcher>, TimeRange)],
@@ -96,8 +97,8 @@ impl Oracle {
             let series = self.series.iter().filter(|one| all_match(matchers, one.0));
             for (labels, times) in series {
                 let times = times.iter().filter(|entry| range.contains(*entry.0));
-                let there = times.filter(|entry| !entry.1.is_empty());
-                deleted.extend(there.map(|(&ts, _)| (labels.clone(), ts)));
+                let present = times.filter(|entry| !entry.1.is_empty());
+                deleted.extend(present.map(|(&ts, _)| (labels.clone(), ts)));
             }
         }
         for (labels, sample) in &cells {
@@ -112,49 +113,50 @@ impl Oracle {
             times.entry(ts).or_default().push(Version { piece: id, bits });
             touched.push((labels, ts));
         }
-        self.pieces.push(Piece { state: State::Open, cells: touched });
+        self.pieces.push(Piece { state: PieceState::Open, cells: touched });
         id
     }
 
-    /// Whether from now on what is acknowledged or seen may be lost with the power.
+    /// Sets whether acknowledged or observed pieces may be lost with the power from now on.
     pub fn trust_power(&mut self, trusts_power: bool) {
         self.trusts_power = trusts_power;
     }
 
-    /// The write was acknowledged: it must be readable from now on, after every crash; see [`Oracle::trust_power`].
+    /// Acknowledges a piece: it must be readable from now on, after every crash (but see
+    /// [`Oracle::trust_power`]).
     pub fn acknowledge(&mut self, piece: PieceId) {
-        self.set(piece, if self.trusts_power { State::There } else { State::Certain });
+        self.set(piece, if self.trusts_power { PieceState::Readable } else { PieceState::Certain });
     }
 
-    /// All that is there is durable now.
+    /// Makes all readable pieces certain: they are durable now.
     pub fn harden(&mut self) {
-        for piece in std::mem::take(&mut self.there) {
-            self.set(piece, State::Certain);
+        for piece in std::mem::take(&mut self.readable) {
+            self.set(piece, PieceState::Certain);
         }
     }
 
-    /// The power goes: of what is there each piece may be lost, as a whole.
+    /// Cuts the power: each readable piece may be lost as a whole.
     pub fn lose_power(&mut self) {
-        for piece in std::mem::take(&mut self.there) {
-            self.pieces[piece.0 as usize].state = State::Open;
+        for piece in std::mem::take(&mut self.readable) {
+            self.pieces[piece.0 as usize].state = PieceState::Open;
         }
     }
 
-    /// The write was refused before anything was done: it must never be readable.
+    /// Refuses a piece: it must never be readable.
     pub fn refuse(&mut self, piece: PieceId) {
-        self.set(piece, State::Gone);
+        self.set(piece, PieceState::Absent);
     }
 
-    /// Samples before `floor` may be gone from now on: retention.
+    /// Applies retention: samples before `floor` may be absent from now on.
     pub fn set_floor(&mut self, floor: Timestamp) {
         self.floor = Some(self.floor.map_or(floor, |old| old.max(floor)));
     }
 
-    /// How many samples of what `matchers` select in `range` must be readable.
+    /// Number of samples that `matchers` select in `range` and that must be readable.
     pub fn certain_count(&self, matchers: &[Matcher], range: TimeRange) -> usize {
         let series = self.series.iter().filter(|series| all_match(matchers, series.0));
         let times = series.flat_map(|series| series.1);
-        let times = times.filter(|entry| range.contains(*entry.0) && !self.may_be_gone(*entry.0));
+        let times = times.filter(|entry| range.contains(*entry.0) && !self.may_be_absent(*entry.0));
         let is_there = |versions: &Vec<Version>| {
             let (candidates, is_certain) = self.candidates(versions);
             is_certain && candidates.iter().all(|version| version.bits.is_some())
@@ -162,19 +164,19 @@ impl Oracle {
         times.filter(|entry| is_there(entry.1)).count()
     }
 
-    /// Compares an answer with what is known. What it shows of open pieces is certain from then on:
-    /// reads are monotone.
+    /// Compares a result with the model. Open pieces that the result proves are certain from then
+    /// on: reads are monotone.
     ///
     /// # Errors
-    /// A report of what differs.
-    pub fn check(&mut self, seen: &Seen) -> Result<(), String> {
+    /// A report of the differences.
+    pub fn check(&mut self, seen: &ObservedSamples) -> Result<(), String> {
         self.compare(seen).map(|_| ())
     }
 
-    fn compare(&mut self, seen: &Seen) -> Result<Evidence, String> {
+    fn compare(&mut self, seen: &ObservedSamples) -> Result<Evidence, String> {
         let mut differences = Vec::new();
         let mut evidence = Evidence::default();
-        for (labels, times) in self.series.iter().filter(|series| seen.asks_for(series.0)) {
+        for (labels, times) in self.series.iter().filter(|series| seen.selects(series.0)) {
             let found = seen.series.get(labels).map_or(&[][..], Vec::as_slice);
             for (&ts, versions) in times.iter().filter(|entry| seen.range.contains(*entry.0)) {
                 let found = found.binary_search_by_key(&ts, |sample| sample.ts);
@@ -186,10 +188,12 @@ impl Oracle {
                 }
             }
         }
-        self.report_strangers(seen, &mut differences);
+        self.report_unexpected(seen, &mut differences);
         for (piece, shows) in &evidence.present {
             if let Some(hides) = evidence.absent.get(piece) {
-                differences.push(format!("a row piece is half there: {shows} is, {hides} is not"));
+                differences.push(format!(
+                    "a row piece is applied in part: {shows} is readable, {hides} is not"
+                ));
             }
         }
         if !differences.is_empty() {
@@ -201,19 +205,19 @@ impl Oracle {
         Ok(evidence)
     }
 
-    /// [`Oracle::check`] of all series and times after a restart: open pieces that do not show are gone
-    /// for ever. What shows is durable if [`Oracle::harden`] says so next.
+    /// [`Oracle::check`] of all series and times after a restart: open pieces that are not readable
+    /// are absent from then on. If [`Oracle::harden`] follows, the readable ones are durable.
     ///
     /// # Errors
-    /// A report of what differs.
+    /// A report of the differences.
     ///
     /// # Panics
-    /// If `seen` does not cover everything.
-    pub fn settle(&mut self, seen: &Seen) -> Result<(), String> {
+    /// If `observed` does not cover everything.
+    pub fn settle(&mut self, seen: &ObservedSamples) -> Result<(), String> {
         assert!(seen.matchers.is_empty(), "settling needs every series");
         assert_eq!(seen.range, TimeRange::ALL, "settling needs every time");
         let state = |oracle: &Oracle, piece: &PieceId| oracle.pieces[piece.0 as usize].state;
-        // A sample that one answer proves may prove, by its absence elsewhere, a delete.
+        // A sample that one result proves may, by its absence in another, prove a delete.
         let mut open_count = self.open().len();
         let evidence = loop {
             let evidence = self.compare(seen)?;
@@ -222,20 +226,24 @@ impl Oracle {
             }
         };
         for pieces in evidence.one_of {
-            let is_there = |piece| matches!(state(self, piece), State::There | State::Certain);
+            let is_there =
+                |piece| matches!(state(self, piece), PieceState::Readable | PieceState::Certain);
             let is_explained = pieces.iter().any(is_there);
             let newest = pieces.iter().rfind(|piece| !evidence.absent.contains_key(piece));
             if let Some(newest) = newest.filter(|_| !is_explained) {
                 self.acknowledge(*newest);
             }
         }
-        self.open().into_iter().for_each(|piece| self.set(piece, State::Gone));
+        self.open().into_iter().for_each(|piece| self.set(piece, PieceState::Absent));
         Ok(())
     }
 
     fn open(&self) -> Vec<PieceId> {
         let pieces = (0..).zip(&self.pieces);
-        pieces.filter(|(_, piece)| piece.state == State::Open).map(|(id, _)| PieceId(id)).collect()
+        pieces
+            .filter(|(_, piece)| piece.state == PieceState::Open)
+            .map(|(id, _)| PieceId(id))
+            .collect()
     }
 
     fn check_one(
@@ -249,8 +257,8 @@ impl Oracle {
         let (candidates, is_certain) = self.candidates(versions);
         let matching: BTreeSet<PieceId> =
             candidates.iter().filter(|v| v.bits == found).map(|v| v.piece).collect();
-        // Without anything certain it may also never have been there.
-        let is_absent = found.is_none() && (!is_certain || self.may_be_gone(ts));
+        // Without a certain version the sample may also be absent.
+        let is_absent = found.is_none() && (!is_certain || self.may_be_absent(ts));
         if matching.is_empty() && !is_absent {
             let values = candidates.iter().filter_map(|v| v.bits);
             let expected: Vec<f64> = values.map(f64::from_bits).collect();
@@ -259,7 +267,7 @@ impl Oracle {
             let found = found.map(f64::from_bits);
             return Err(format!("expected one of {expected:?}{or_nothing}, found {found:?}"));
         }
-        if found.is_none() && self.may_be_gone(ts) {
+        if found.is_none() && self.may_be_absent(ts) {
             return Ok(());
         }
         if let Some(only) = matching.first().filter(|_| matching.len() == 1 && !is_absent) {
@@ -268,24 +276,25 @@ impl Oracle {
         if matching.len() > 1 && !is_absent {
             evidence.one_of.push(matching.clone());
         }
-        // What is newer than everything that explains the value would have overwritten it.
+        // Pieces newer than every explanation of the value would have overwritten it.
         for version in candidates.iter().filter(|v| matching.last().is_none_or(|m| v.piece > *m)) {
             evidence.absent.entry(version.piece).or_insert_with(|| place.to_owned());
         }
         Ok(())
     }
 
-    /// The versions that may be read, oldest first, and whether one of them must be.
+    /// The versions that may be readable, oldest first, and whether one of them must be.
     fn candidates<'a>(&self, versions: &'a [Version]) -> (Vec<&'a Version>, bool) {
         let state = |v: &Version| self.pieces[v.piece.0 as usize].state;
-        let is_there = |v: &Version| matches!(state(v), State::There | State::Certain);
+        let is_there = |v: &Version| matches!(state(v), PieceState::Readable | PieceState::Certain);
         let newest_certain = versions.iter().rposition(is_there);
         let from = newest_certain.unwrap_or(0);
-        let candidates = versions[from..].iter().filter(|v| state(v) != State::Gone).collect();
+        let candidates =
+            versions[from..].iter().filter(|v| state(v) != PieceState::Absent).collect();
         (candidates, newest_certain.is_some())
     }
 
-    fn report_strangers(&self, seen: &Seen, differences: &mut Vec<String>) {
+    fn report_unexpected(&self, seen: &ObservedSamples, differences: &mut Vec<String>) {
         for (labels, samples) in &seen.series {
             let known = self.series.get(labels);
             for sample in samples {
@@ -296,20 +305,21 @@ impl Oracle {
         }
     }
 
-    fn may_be_gone(&self, ts: Timestamp) -> bool {
+    fn may_be_absent(&self, ts: Timestamp) -> bool {
         self.floor.is_some_and(|floor| ts < floor)
     }
 
-    /// Also forgets versions that can no longer be read, so that long runs stay quick.
-    fn set(&mut self, id: PieceId, state: State) {
+    /// Also drops versions that can no longer be read, so that long runs stay fast.
+    fn set(&mut self, id: PieceId, state: PieceState) {
         let piece = &mut self.pieces[id.0 as usize];
         match (piece.state, state) {
-            (State::Open, State::There) => {
-                piece.state = State::There;
-                self.there.insert(id);
+            (PieceState::Open, PieceState::Readable) => {
+                piece.state = PieceState::Readable;
+                self.readable.insert(id);
                 return;
             }
-            (State::Open | State::There, State::Certain) | (State::Open, State::Gone) => {}
+            (PieceState::Open | PieceState::Readable, PieceState::Certain)
+            | (PieceState::Open, PieceState::Absent) => {}
             _ => return,
         }
         piece.state = state;
@@ -317,9 +327,9 @@ impl Oracle {
             let versions = self.series.get_mut(&labels).and_then(|times| times.get_mut(&ts));
             let Some(versions) = versions else { continue };
             match state {
-                State::Certain => versions.retain(|version| version.piece >= id),
-                State::Gone => versions.retain(|version| version.piece != id),
-                State::Open | State::There => {}
+                PieceState::Certain => versions.retain(|version| version.piece >= id),
+                PieceState::Absent => versions.retain(|version| version.piece != id),
+                PieceState::Open | PieceState::Readable => {}
             }
         }
     }
@@ -349,9 +359,12 @@ mod tests {
         cells.iter().map(|&(name, ts, value)| (series(name), Sample { ts, value })).collect()
     }
 
-    fn seen(samples: &[(&str, i64, f64)]) -> Seen {
-        let mut seen =
-            Seen { matchers: Vec::new(), range: TimeRange::ALL, series: BTreeMap::new() };
+    fn seen(samples: &[(&str, i64, f64)]) -> ObservedSamples {
+        let mut seen = ObservedSamples {
+            matchers: Vec::new(),
+            range: TimeRange::ALL,
+            series: BTreeMap::new(),
+        };
         for (labels, sample) in cells(samples) {
             seen.series.entry(labels).or_default().push(sample);
         }
@@ -364,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_acknowledged_must_be_there_bit_for_bit() {
+    fn acknowledged_pieces_must_be_readable_bit_for_bit() {
         let mut oracle = Oracle::new();
         let piece = oracle.begin(cells(&[("a", 1, -0.0)]));
         oracle.check(&seen(&[])).unwrap();
@@ -387,24 +400,28 @@ mod tests {
         expect_difference(&mut oracle, &[("a", 1, 1.0)], "expected one of [2.0, 3.0]");
         oracle.check(&seen(&[("a", 1, 2.0)])).unwrap();
         oracle.check(&seen(&[("a", 1, 3.0)])).unwrap();
-        // It was seen, so it stays.
+        // It was observed, so it stays.
         expect_difference(&mut oracle, &[("a", 1, 2.0)], "expected one of [3.0]");
     }
 
     #[test]
-    fn an_open_piece_is_there_whole_or_not_at_all() {
+    fn an_open_piece_is_applied_as_a_whole_or_not_at_all() {
         let mut oracle = Oracle::new();
         let old = oracle.begin(cells(&[("a", 1, 1.0)]));
         oracle.acknowledge(old);
         oracle.begin(cells(&[("a", 1, 2.0), ("b", 1, 2.0)]));
-        expect_difference(&mut oracle, &[("a", 1, 1.0), ("b", 1, 2.0)], "half there: b at 1 is");
-        expect_difference(&mut oracle, &[("a", 1, 2.0)], "half there: a at 1 is");
+        expect_difference(
+            &mut oracle,
+            &[("a", 1, 1.0), ("b", 1, 2.0)],
+            "applied in part: b at 1 is",
+        );
+        expect_difference(&mut oracle, &[("a", 1, 2.0)], "applied in part: a at 1 is");
         oracle.settle(&seen(&[("a", 1, 1.0)])).unwrap();
         expect_difference(&mut oracle, &[("a", 1, 2.0), ("b", 1, 2.0)], "expected one of [1.0]");
     }
 
     #[test]
-    fn of_two_pieces_that_look_the_same_one_stays() {
+    fn one_of_two_pieces_with_equal_values_stays() {
         let mut oracle = Oracle::new();
         oracle.begin(cells(&[("a", 1, 2.0), ("b", 1, 2.0)]));
         oracle.begin(cells(&[("a", 1, 2.0)]));
@@ -418,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_pieces_never_show_and_retention_may_take_old_ones() {
+    fn refused_pieces_are_never_readable_and_retention_may_drop_old_ones() {
         let mut oracle = Oracle::new();
         let refused = oracle.begin(cells(&[("a", 1, 1.0)]));
         oracle.refuse(refused);
@@ -432,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delete_hides_what_was_before_it_whole_or_not_at_all() {
+    fn a_delete_hides_earlier_pieces_as_a_whole_or_not_at_all() {
         let mut oracle = Oracle::new();
         for piece in [&[("a", 1, 1.0), ("a", 2, 1.0)][..], &[("b", 1, 1.0)]] {
             let piece = oracle.begin(cells(piece));
@@ -440,10 +457,14 @@ mod tests {
         }
         oracle.begin_delete(&[], TimeRange::at(1));
         oracle.check(&seen(&[("a", 1, 1.0), ("a", 2, 1.0), ("b", 1, 1.0)])).unwrap();
-        expect_difference(&mut oracle, &[("a", 2, 1.0), ("b", 1, 1.0)], "half there: a at 1 is");
+        expect_difference(
+            &mut oracle,
+            &[("a", 2, 1.0), ("b", 1, 1.0)],
+            "applied in part: a at 1 is",
+        );
         expect_difference(&mut oracle, &[], "a at 2: expected one of [1.0], found None");
         oracle.check(&seen(&[("a", 2, 1.0)])).unwrap();
-        // It was seen, so it stays, and what comes later is not hidden.
+        // It was observed, so it stays, and later pieces are not hidden.
         expect_difference(&mut oracle, &[("a", 1, 1.0), ("a", 2, 1.0)], "found Some(1.0)");
         let again = oracle.begin(cells(&[("a", 1, 3.0)]));
         oracle.check(&seen(&[("a", 2, 1.0)])).unwrap();
@@ -458,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_acknowledged_before_it_is_durable_is_lost_with_the_power_at_most() {
+    fn pieces_acknowledged_before_they_are_durable_may_be_lost_with_the_power() {
         let mut oracle = Oracle::new();
         oracle.trust_power(true);
         let first = oracle.begin(cells(&[("a", 1, 1.0)]));
@@ -469,11 +490,11 @@ mod tests {
         expect_difference(&mut oracle, &[("a", 1, 1.0)], "expected one of [2.0]");
         oracle.lose_power();
         expect_difference(&mut oracle, &[("b", 1, 2.0)], "a at 1: expected one of [1.0, 2.0]");
-        expect_difference(&mut oracle, &[("a", 1, 1.0), ("b", 1, 2.0)], "half there");
+        expect_difference(&mut oracle, &[("a", 1, 1.0), ("b", 1, 2.0)], "applied in part");
         let mut found = oracle.clone();
         found.settle(&seen(&[("a", 1, 2.0), ("b", 1, 2.0)])).unwrap();
         expect_difference(&mut found, &[("a", 1, 1.0)], "expected one of [2.0]");
-        // Seen again, but not durable yet.
+        // Observed again, but not durable yet.
         found.lose_power();
         found.check(&seen(&[("a", 1, 1.0)])).unwrap();
         oracle.settle(&seen(&[("a", 1, 1.0)])).unwrap();
@@ -481,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_piece_lacks_elsewhere_shows_the_delete_that_took_it() {
+    fn a_partly_hidden_piece_proves_the_delete() {
         let mut oracle = Oracle::new();
         oracle.trust_power(true);
         let both = oracle.begin(cells(&[("a", 1, 1.0), ("b", 1, 1.0)]));
@@ -495,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_asked_is_compared() {
+    fn only_the_selected_samples_are_compared() {
         let mut oracle = Oracle::new();
         let piece = oracle.begin(cells(&[("a", 1, 1.0), ("b", 9, 1.0)]));
         oracle.acknowledge(piece);

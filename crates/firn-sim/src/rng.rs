@@ -1,6 +1,6 @@
-//! The one source of chance: SplitMix64, small, seeded, the same on every machine.
+//! The only source of randomness: SplitMix64, small, seeded, the same on every machine.
 
-/// A stream of numbers from a seed. Source: Steele, Lea, Flood, OOPSLA 2014 (SplitMix64).
+/// A stream of random numbers from a seed. Source: Steele, Lea, Flood, OOPSLA 2014 (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -21,7 +21,8 @@ impl Rng {
 
     /// A number below `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
-        // The high half of the product is uniform enough for tests (bias under 2^-32 for small ends).
+        // The high half of the product is uniform enough for tests (bias under 2^-32 for small
+        // ends).
         ((u128::from(self.next_u64()) * u128::from(end)) >> 64) as u64
     }
 
@@ -42,15 +43,15 @@ impl Rng {
         ((self.next_u64() >> 11) as f64) < probability * (1u64 << 53) as f64
     }
 
-    /// One of `items`.
+    /// A random element of `items`.
     ///
     /// # Panics
-    /// If there is none.
+    /// If `items` is empty.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[self.below(items.len() as u64) as usize]
     }
 
-    /// A stream of its own, so that one consumer's draws do not shift another's.
+    /// An independent stream, so that draws of one consumer do not shift those of another.
     pub fn fork(&mut self) -> Rng {
         Rng(self.next_u64())
     }

@@ -1,20 +1,20 @@
-//! Many seeds, one scenario: the first that fails says how to run it alone.
+//! Runs a scenario for many seeds and prints the command that repeats a failing one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// Every so many seeds one is run twice and must end the same.
+/// Every seed that is a multiple of this runs twice, with equal results.
 const TWICE_EVERY: u64 = 16;
 
-/// Runs `scenario` for seeds 0 to `count`, and checks now and then that a seed gives one world:
-/// what the scenario returns (a digest of all that it saw) must be the same again.
+/// Runs `scenario` for seeds 0 to `count`. Runs some seeds twice and checks that both runs return
+/// the same digest of their observations.
 ///
-/// `FIRN_SEED=17` runs that seed alone, `FIRN_SEED_COUNT=100000` as many as that.
+/// `FIRN_SEED=17` runs only that seed, `FIRN_SEED_COUNT=100000` that number of seeds.
 ///
 /// # Panics
 /// When a scenario panics or differs, after printing the seed and its command.
 pub fn for_seeds(count: u64, scenario: impl Fn(u64) -> u64) {
     let count = number("FIRN_SEED_COUNT").unwrap_or(count);
-    for_places(count, |seed| {
+    for_cases(count, |seed| {
         let digest = scenario(seed);
         if seed.is_multiple_of(TWICE_EVERY) {
             assert_eq!(scenario(seed), digest, "two runs of one seed differ");
@@ -22,26 +22,27 @@ pub fn for_seeds(count: u64, scenario: impl Fn(u64) -> u64) {
     });
 }
 
-/// Runs `scenario` once for each number below `count`: a place that is damaged, a crash in one of some lives.
+/// Runs `scenario` for each number below `count`, such as a damaged offset or a crash at an
+/// operation.
 ///
-/// `FIRN_SEED=17` runs that number alone.
+/// `FIRN_SEED=17` runs only that number.
 ///
 /// # Panics
 /// When a scenario panics, after printing the number and its command.
-pub fn for_places(count: u64, scenario: impl Fn(u64)) {
+pub fn for_cases(count: u64, scenario: impl Fn(u64)) {
     let numbers = match number("FIRN_SEED") {
         Some(seed) => seed..seed.saturating_add(1),
         None => 0..count,
     };
     for seed in numbers {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| scenario(seed))) {
-            eprintln!("seed {seed} failed; again: {}", command(seed));
+            eprintln!("seed {seed} failed; run it again: {}", command(seed));
             resume_unwind(panic);
         }
     }
 }
 
-/// What runs one number of the test that runs now.
+/// The command that runs one number of the current test.
 fn command(seed: u64) -> String {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("the test");
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seeds_run_in_order_and_a_world_that_differs_is_found() {
+    fn seeds_run_in_order_and_differing_runs_are_detected() {
         let seen = RefCell::new(Vec::new());
         for_seeds(3, |seed| {
             seen.borrow_mut().push(seed);
@@ -79,16 +80,16 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_fails_says_how_to_run_it_alone() {
-        let test = "seeds::tests::a_number_that_fails_says_how_to_run_it_alone";
+    fn a_failing_number_prints_its_command() {
+        let test = "seeds::tests::a_failing_number_prints_its_command";
         let wanted =
             format!("FIRN_SEED=7 cargo test --package firn-sim -- --exact {test} --nocapture");
         assert_eq!(command(7), wanted);
         let seen = RefCell::new(0);
         let failed = catch_unwind(AssertUnwindSafe(|| {
-            for_places(5, |place| {
-                *seen.borrow_mut() = place;
-                assert!(place < 3, "planted");
+            for_cases(5, |number| {
+                *seen.borrow_mut() = number;
+                assert!(number < 3, "intended failure");
             });
         }));
         assert!(failed.is_err());

@@ -1,4 +1,4 @@
-//! Disks around disks: one that writes down what is asked of it, one that lies about syncs or takes its time for them.
+//! Wrappers of disks: one records changes, one skips or delays syncs.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,29 +8,29 @@ use firn_model::Result;
 
 use crate::Operation;
 
-/// Writes down every change that is asked of another disk, in order: for tests that something
-/// was synced before something else happened.
+/// Records every change of another disk in order, for tests that one change was synced before
+/// another.
 #[derive(Clone)]
 pub struct RecordingDisk {
     below: Arc<dyn Disk>,
     record: Arc<Mutex<Vec<Record>>>,
 }
 
-/// One change that a [`RecordingDisk`] was asked for.
+/// One change through a [`RecordingDisk`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What was asked.
+    /// The operation.
     pub operation: Operation,
-    /// Of which file or folder; the old name of a rename.
+    /// The file or folder; the old name of a rename.
     pub path: String,
-    /// Whether it was done.
+    /// Whether it succeeded.
     pub is_ok: bool,
 }
 
-/// A disk that acknowledges syncs of some files and does nothing: the planted bug that every
-/// simulation must find. Or one that waits before it syncs them.
+/// A disk that acknowledges syncs of some files without doing them, or delays them. The first kind
+/// is a mutant that every simulation must detect.
 #[derive(Clone)]
-pub struct LyingDisk {
+pub struct SyncFaultDisk {
     below: Arc<dyn Disk>,
     prefix: String,
     wait: Option<Wait>,
@@ -44,15 +44,15 @@ struct RecordedFile {
     below: Arc<dyn DiskFile>,
 }
 
-struct LyingFile(Arc<dyn DiskFile>, Option<Wait>);
+struct SyncFaultFile(Arc<dyn DiskFile>, Option<Wait>);
 
 impl RecordingDisk {
-    /// Records what is asked of `below`.
+    /// Records the changes of `below`.
     pub fn new(below: Arc<dyn Disk>) -> RecordingDisk {
         RecordingDisk { below, record: Arc::default() }
     }
 
-    /// What was asked since the last time.
+    /// The changes since the last call.
     pub fn take(&self) -> Vec<Record> {
         std::mem::take(&mut *self.record.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -125,27 +125,27 @@ impl DiskFile for RecordedFile {
     }
 }
 
-impl LyingDisk {
-    /// Syncs of files and folders whose path starts with `prefix` are not done.
-    pub fn new(below: Arc<dyn Disk>, prefix: impl Into<String>) -> LyingDisk {
-        LyingDisk { below, prefix: prefix.into(), wait: None }
+impl SyncFaultDisk {
+    /// Skips syncs of files and folders with paths that start with `prefix`.
+    pub fn skipping(below: Arc<dyn Disk>, prefix: impl Into<String>) -> SyncFaultDisk {
+        SyncFaultDisk { below, prefix: prefix.into(), wait: None }
     }
 
-    /// Syncs of files whose path starts with `prefix` are done once `wait` has returned.
-    pub fn that_waits(
+    /// Calls `wait` before syncs of files with paths that start with `prefix`.
+    pub fn delaying(
         below: Arc<dyn Disk>,
         prefix: impl Into<String>,
         wait: impl Fn() + Send + Sync + 'static,
-    ) -> LyingDisk {
-        LyingDisk { below, prefix: prefix.into(), wait: Some(Arc::new(wait)) }
+    ) -> SyncFaultDisk {
+        SyncFaultDisk { below, prefix: prefix.into(), wait: Some(Arc::new(wait)) }
     }
 }
 
-impl Disk for LyingDisk {
+impl Disk for SyncFaultDisk {
     fn open(&self, path: &DiskPath, mode: OpenMode) -> Result<Arc<dyn DiskFile>> {
         let file = self.below.open(path, mode)?;
         let is_other = path.starts_with(&self.prefix);
-        Ok(if is_other { Arc::new(LyingFile(file, self.wait.clone())) } else { file })
+        Ok(if is_other { Arc::new(SyncFaultFile(file, self.wait.clone())) } else { file })
     }
 
     fn create_dir(&self, path: &DiskPath) -> Result<()> {
@@ -178,7 +178,7 @@ impl Disk for LyingDisk {
     }
 }
 
-impl DiskFile for LyingFile {
+impl DiskFile for SyncFaultFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.0.read_at(offset, buf)
     }
@@ -208,9 +208,9 @@ impl fmt::Debug for RecordingDisk {
     }
 }
 
-impl fmt::Debug for LyingDisk {
+impl fmt::Debug for SyncFaultDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "LyingDisk({:?}, {:?})", self.below, self.prefix)
+        write!(f, "SyncFaultDisk({:?}, {:?})", self.below, self.prefix)
     }
 }
 
@@ -220,9 +220,9 @@ impl fmt::Debug for RecordedFile {
     }
 }
 
-impl fmt::Debug for LyingFile {
+impl fmt::Debug for SyncFaultFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "LyingFile({:?})", self.0)
+        write!(f, "SyncFaultFile({:?})", self.0)
     }
 }
 
@@ -233,18 +233,18 @@ mod tests {
     use crate::{Sim, conformance};
 
     #[test]
-    fn both_keep_the_rules_of_the_seam() {
+    fn both_pass_the_suite() {
         conformance::check_disk(&RecordingDisk::new(Sim::new(1).env().disk));
-        conformance::check_disk(&LyingDisk::new(Sim::new(1).env().disk, "bytes"));
+        conformance::check_disk(&SyncFaultDisk::skipping(Sim::new(1).env().disk, "bytes"));
     }
 
     #[test]
-    fn the_record_has_the_order_and_the_lie_loses_what_was_synced() {
+    fn changes_are_recorded_in_order_and_skipped_syncs_lose_data() {
         let mut lost = 0;
         for seed in 0..50 {
             let sim = Sim::new(seed);
-            let lying = LyingDisk::new(sim.env().disk, "log");
-            let disk = RecordingDisk::new(Arc::new(lying));
+            let faulty = SyncFaultDisk::skipping(sim.env().disk, "log");
+            let disk = RecordingDisk::new(Arc::new(faulty));
             for path in ["log", "table"] {
                 let file = disk.open(path, OpenMode::Create).unwrap();
                 disk.sync_dir("").unwrap();

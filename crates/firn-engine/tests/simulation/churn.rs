@@ -9,7 +9,7 @@ use firn_engine::{Engine, EngineOptions, HeadOptions, Lane, LogOptions, Recovery
 use firn_model::{
     CancelToken, Grouping, Labels, Matcher, QueryContext, RowBatch, Selection, SeriesRef, TimeRange,
 };
-use firn_sim::{Seen, Sim};
+use firn_sim::{ObservedSamples, Sim};
 
 const MINUTE_MS: i64 = 60_000;
 const HOUR_MS: i64 = 60 * MINUTE_MS;
@@ -75,7 +75,8 @@ fn members_without_samples_leave_a_living_group_and_a_sibling_opens() {
     for hour in 0..HOURS {
         live_an_hour(&sim, &engine, pods_of(hour));
         series_count_max = engine.stats().index.series_count.max(series_count_max);
-        let here = Seen::read(&engine.snapshot(), &[], TimeRange::ALL).expect("a read").series;
+        let here =
+            ObservedSamples::read(&engine.snapshot(), &[], TimeRange::ALL).expect("a read").series;
         let is_here = |pod: usize| here.contains_key(&labels(pod));
         assert!(pods_of(hour).all(is_here), "the living have their samples");
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use firn_engine::{Engine, EngineOptions, Lane, LogOptions, RecoveryProgress};
 use firn_model::{ErrorKind, Labels, Matcher, RowBatch, TimeRange};
-use firn_sim::{Seen, Sim};
+use firn_sim::{ObservedSamples, Sim};
 
 fn open(sim: &Sim) -> Arc<Engine> {
     let options = EngineOptions {
@@ -28,8 +28,8 @@ fn write(engine: &Engine, series: std::ops::Range<usize>, ts: i64) {
     engine.write(&mut batch).expect("a write");
 }
 
-fn read_all(engine: &Engine) -> Seen {
-    Seen::read(&engine.snapshot(), &[], TimeRange::ALL).expect("a read")
+fn read_all(engine: &Engine) -> ObservedSamples {
+    ObservedSamples::read(&engine.snapshot(), &[], TimeRange::ALL).expect("a read")
 }
 
 fn settle(engine: &Engine) {

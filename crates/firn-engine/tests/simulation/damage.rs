@@ -10,7 +10,7 @@ use firn_cache::{Dependency, ResultCache, ResultOptions, Span, StoreOptions};
 use firn_engine::{Engine, EngineOptions, HeadOptions, Lane, LogOptions, RecoveryProgress};
 use firn_env::{Disk, Env, OpenMode, PutMode};
 use firn_model::{CancelToken, ErrorKind, Labels, MatchOp, Matcher, RowBatch, TimeRange};
-use firn_sim::{Rng, Seen, Sim, for_places};
+use firn_sim::{ObservedSamples, Rng, Sim, for_cases};
 use firn_tree::BlockOutline;
 
 use crate::results::{STEP_MS, WINDOW_MS, bits, compute, groups, open_beside, question};
@@ -62,7 +62,7 @@ fn write(engine: &Engine, scrapes: Range<i64>) {
 
 fn read_host(engine: &Engine, host: usize) -> firn_model::Result<usize> {
     let matcher = Matcher::new("instance", MatchOp::Equal, format!("host-{host}"))?;
-    let seen = Seen::read(&engine.snapshot(), &[matcher], TimeRange::ALL)?;
+    let seen = ObservedSamples::read(&engine.snapshot(), &[matcher], TimeRange::ALL)?;
     for sample in seen.series.values().flatten() {
         let expected = (sample.ts / 15_000) as f64 * 0.1 + host as f64;
         assert_eq!(sample.value.to_bits(), expected.to_bits(), "a wrong value is served");
@@ -73,7 +73,8 @@ fn read_host(engine: &Engine, host: usize) -> firn_model::Result<usize> {
 /// Whether all that a host lacks is its newest samples.
 fn ends_early(engine: &Engine, host: usize) -> bool {
     let matcher = Matcher::equal("instance", format!("host-{host}"));
-    let seen = Seen::read(&engine.snapshot(), &[matcher], TimeRange::ALL).expect("a read");
+    let seen =
+        ObservedSamples::read(&engine.snapshot(), &[matcher], TimeRange::ALL).expect("a read");
     let samples: Vec<_> = seen.series.values().flatten().collect();
     samples.last().is_none_or(|last| last.ts / 15_000 + 1 == samples.len() as i64)
 }
@@ -121,7 +122,7 @@ fn ask_cache(cache: &ResultCache, engine: &Engine, host: usize) -> u64 {
 /// no wrong value is served, and the server goes on.
 #[test]
 fn a_flipped_bit_in_the_log_is_reported_and_costs_what_stands_there() {
-    for_places(40, |place| {
+    for_cases(40, |place| {
         let sim = Sim::new(place);
         let engine = open(&sim).expect("opens");
         write(&engine, 0..SCRAPES);
@@ -150,7 +151,7 @@ fn a_flipped_bit_in_the_log_is_reported_and_costs_what_stands_there() {
 #[test]
 fn a_flipped_bit_in_a_logged_delete_is_reported() {
     let (shown, hidden) = (Cell::new(0), Cell::new(0));
-    for_places(200, |place| {
+    for_cases(200, |place| {
         let sim = Sim::new(place);
         let engine = open(&sim).expect("opens");
         write(&engine, 0..4);
@@ -203,7 +204,7 @@ fn a_truncated_log_keeps_what_is_left() {
 #[test]
 fn invariant_5_a_flipped_bit_in_a_table_costs_that_block_and_is_named() {
     let hurt = Cell::new(0);
-    for_places(20, |place| {
+    for_cases(20, |place| {
         let sim = Sim::new(place);
         let engine = open(&sim).expect("opens");
         write(&engine, 0..SCRAPES);
@@ -239,7 +240,7 @@ fn invariant_5_a_flipped_bit_in_a_table_costs_that_block_and_is_named() {
 /// A flipped bit in the manifest: repaired from its other copy, reported, nothing is missing.
 #[test]
 fn a_flipped_bit_in_the_manifest_costs_nothing() {
-    for_places(58, |place| {
+    for_cases(58, |place| {
         let at = 7 * place;
         let sim = Sim::new(at);
         let engine = open(&sim).expect("opens");
@@ -463,7 +464,7 @@ fn invariant_5_damage_of_any_file_is_found_and_costs_what_was_hit() {
     );
     let kept = Cell::new(0);
     let tally: RefCell<BTreeMap<&str, Told>> = RefCell::default();
-    for_places(count.unwrap_or(2_000), |place| {
+    for_cases(count.unwrap_or(2_000), |place| {
         let kind = kinds[(place % kinds.len() as u64) as usize];
         let mut told = Told::default();
         kept.set(kept.get() + damage_one(&filled, place, kind, &places[kind], &mut told));

@@ -8,7 +8,7 @@ use firn_model::{
     CancelToken, ErrorKind, Grouping, Labels, Matcher, QueryContext, RowBatch, Selection,
     SeriesRef, TimeRange,
 };
-use firn_sim::{Seen, Sim};
+use firn_sim::{ObservedSamples, Sim};
 
 const SERIES: usize = 12;
 
@@ -51,7 +51,8 @@ fn delete(engine: &Engine, idx: usize, range: (i64, i64)) -> u64 {
 /// (timestamp, value) of one series.
 fn read(engine: &Engine, idx: usize) -> Vec<(i64, f64)> {
     let matchers = [Matcher::equal("__name__", format!("m{idx}"))];
-    let seen = Seen::read(&engine.snapshot(), &matchers, TimeRange::ALL).expect("a read");
+    let seen =
+        ObservedSamples::read(&engine.snapshot(), &matchers, TimeRange::ALL).expect("a read");
     seen.series.values().flatten().map(|sample| (sample.ts, sample.value)).collect()
 }
 
@@ -119,13 +120,16 @@ fn invariant_3_a_held_snapshot_does_not_see_a_later_delete() {
     write(&engine, 0..100, 1.0);
     flush(&engine);
     let snapshot = engine.snapshot();
-    let before = Seen::read(&snapshot, &[], TimeRange::ALL).expect("a read");
+    let before = ObservedSamples::read(&snapshot, &[], TimeRange::ALL).expect("a read");
     engine.delete(&[vec![]], TimeRange::ALL).expect("a delete");
     engine.clean_tombstones().expect("cleaning");
     while engine.step(Lane::Tree).expect("a step").is_some() {}
-    assert_eq!(Seen::read(&snapshot, &[], TimeRange::ALL).expect("a read"), before);
+    assert_eq!(ObservedSamples::read(&snapshot, &[], TimeRange::ALL).expect("a read"), before);
     assert_eq!(
-        Seen::read(&engine.snapshot(), &[], TimeRange::ALL).expect("a read").series.len(),
+        ObservedSamples::read(&engine.snapshot(), &[], TimeRange::ALL)
+            .expect("a read")
+            .series
+            .len(),
         0
     );
 }

@@ -7,7 +7,7 @@ use firn_engine::{
     Engine, EngineOptions, Lane, LogOptions, ProbePoint, RecoveryProgress, SyncPolicy,
 };
 use firn_model::{Labels, Matcher, Result, RowBatch, SeriesRef, TimeRange};
-use firn_sim::{Operation, Seen, Sim};
+use firn_sim::{ObservedSamples, Operation, Sim};
 
 const SHARD_COUNT: usize = 4;
 
@@ -45,7 +45,7 @@ fn transact(engine: &Engine, series: SeriesRef, ts: i64, value: f64) -> Result<(
 /// (timestamp, value) of one series.
 fn read(engine: &Engine, name: &str) -> Vec<(i64, f64)> {
     let matcher = [Matcher::equal("__name__", name)];
-    let seen = Seen::read(&engine.snapshot(), &matcher, TimeRange::ALL).expect("a read");
+    let seen = ObservedSamples::read(&engine.snapshot(), &matcher, TimeRange::ALL).expect("a read");
     seen.series.values().flatten().map(|sample| (sample.ts, sample.value)).collect()
 }
 

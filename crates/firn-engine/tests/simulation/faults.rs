@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use firn_engine::Lane;
-use firn_sim::{Faults, Operation, for_places};
+use firn_sim::{Faults, Operation, for_cases};
 
 use crate::life;
 use crate::world::{Failure, World};
@@ -190,7 +190,7 @@ impl Aim {
             Fault::Fails(operation) => faults.fail_nth(operation, self.nth),
             Fault::AnswerLost => faults.lose_nth_answer(self.nth),
             Fault::BodyCut => faults.cut_nth_body(self.nth),
-            Fault::Down => faults.go_down_at_nth(self.nth),
+            Fault::Down => faults.take_down_at_nth(self.nth),
             Fault::Delayed => faults.delay_nth(self.nth, DELAY),
             Fault::DoneLater => faults.do_nth_later(self.nth),
         }
@@ -201,7 +201,7 @@ impl Aim {
 fn every_fault_hits_every_kind_of_job() {
     let table: RefCell<BTreeMap<(&str, &str), u64>> = RefCell::default();
     let calls = calls_by_job();
-    for_places(LIVES, |seed| {
+    for_cases(LIVES, |seed| {
         for (job, call) in calls.iter().filter(|done| done.1 == seed).map(|done| (done.0, done.2)) {
             for fault in FAULTS {
                 for name in hits(seed, job, call, fault) {

@@ -47,7 +47,7 @@ struct Done {
 
 /// What one transaction has read and written so far.
 #[derive(Default)]
-struct Seen {
+struct ObservedSamples {
     reads: Values,
     writes: Values,
 }
@@ -113,7 +113,7 @@ impl Registers {
     fn run(&self, rng: &mut Rng) -> Option<Done> {
         let begun = self.tick();
         let mut transaction = self.engine.begin().expect("begins");
-        let mut seen = Seen::default();
+        let mut seen = ObservedSamples::default();
         if rng.chance(0.3) {
             // Also what is not there.
             self.read_range(&mut transaction, some_selection(rng), &mut seen);
@@ -131,7 +131,7 @@ impl Registers {
             self.change(kind, rng, &mut transaction, &mut seen);
             did.insert(kind);
         }
-        let Seen { mut reads, mut writes } = seen;
+        let ObservedSamples { mut reads, mut writes } = seen;
         match transaction.commit() {
             Ok(report) => {
                 let seq = report.seq;
@@ -157,7 +157,7 @@ impl Registers {
         kind: &str,
         rng: &mut Rng,
         transaction: &mut Transaction<'_>,
-        seen: &mut Seen,
+        seen: &mut ObservedSamples,
     ) {
         let place = some_place(rng);
         let (series, ts, value) = (self.refs[place.0], place.1, self.new_value());
@@ -216,7 +216,7 @@ impl Registers {
         &self,
         transaction: &mut Transaction<'_>,
         place: Place,
-        seen: &mut Seen,
+        seen: &mut ObservedSamples,
     ) -> Option<u64> {
         let value = transaction.read_point(self.refs[place.0], place.1).expect("a read");
         seen.note(place, value.map(f64::to_bits))
@@ -226,7 +226,7 @@ impl Registers {
         &self,
         transaction: &mut Transaction<'_>,
         selection: Selection,
-        seen: &mut Seen,
+        seen: &mut ObservedSamples,
     ) -> Values {
         let (matchers, range) = selection.matchers();
         let found = transaction.read(&matchers, range).expect("a read");
@@ -261,17 +261,17 @@ impl Registers {
             }
         });
         let mut done = done.into_inner();
-        let (begun, mut seen) = (self.tick(), Seen::default());
+        let (begun, mut seen) = (self.tick(), ObservedSamples::default());
         let mut last = self.engine.begin().expect("begins");
         self.read_range(&mut last, Selection { series: None, ts: None }, &mut seen);
-        let Seen { reads, writes } = seen;
+        let ObservedSamples { reads, writes } = seen;
         let (did, finished) = (BTreeSet::new(), self.tick());
         done.push(Done { reads, writes, did, seq: None, begun, finished });
         done
     }
 }
 
-impl Seen {
+impl ObservedSamples {
     /// A transaction reads what it wrote, and else the same each time.
     fn note(&mut self, place: Place, value: Option<u64>) -> Option<u64> {
         let known = match self.writes.get(&place) {

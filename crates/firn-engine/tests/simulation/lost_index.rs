@@ -8,7 +8,7 @@ use std::time::Duration;
 use firn_engine::{Engine, EngineOptions, Lane, LogOptions, Loss, RecoveryProgress, Step};
 use firn_env::Env;
 use firn_model::{CancelToken, ErrorKind, Labels, Result, RowBatch, SeriesRef, TimeRange};
-use firn_sim::{Seen, Sim, SimDisk};
+use firn_sim::{ObservedSamples, Sim, SimDisk};
 
 fn open(sim: &Sim, forget_lost_index: bool) -> Result<Arc<Engine>> {
     open_with(sim, forget_lost_index, false)
@@ -49,7 +49,7 @@ fn write(engine: &Engine, series: std::ops::Range<usize>, ts: i64) -> Vec<Series
 
 /// How many samples of each series there are.
 fn counts(engine: &Engine) -> BTreeMap<Labels, usize> {
-    let seen = Seen::read(&engine.snapshot(), &[], TimeRange::ALL).expect("a read");
+    let seen = ObservedSamples::read(&engine.snapshot(), &[], TimeRange::ALL).expect("a read");
     seen.series.into_iter().map(|(labels, samples)| (labels, samples.len())).collect()
 }
 

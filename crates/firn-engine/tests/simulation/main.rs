@@ -24,7 +24,7 @@ mod world;
 
 use std::cell::RefCell;
 
-use firn_sim::{for_places, for_seeds};
+use firn_sim::{for_cases, for_seeds};
 use world::{Tally, World};
 
 const SEEDS: u64 = 5_000;
@@ -55,7 +55,7 @@ fn invariants_1_2_3_7_engine_and_plain_map_agree_at_every_crash() {
 
 #[test]
 fn every_write_of_a_life_is_crashed_at() {
-    for_places(40, |seed| {
+    for_cases(40, |seed| {
         let writes = life::count_changes(seed);
         for crash_at in 0..writes {
             let mut world = World::new(seed, None);

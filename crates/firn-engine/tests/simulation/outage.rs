@@ -9,7 +9,7 @@ use firn_engine::{
     ConvertOptions, Engine, EngineOptions, HeadOptions, Lane, LogOptions, Mutant, RecoveryProgress,
 };
 use firn_model::{Error, ErrorKind, Labels, RowBatch, Sample, TimeRange};
-use firn_sim::{Oracle, Rng, Seen, Sim, for_places};
+use firn_sim::{ObservedSamples, Oracle, Rng, Sim, for_cases};
 
 const SERIES: u64 = 6;
 const DAYS: u64 = 3;
@@ -33,7 +33,7 @@ struct Outage {
 
 #[test]
 fn an_outage_of_days_loses_nothing_and_is_made_up_for() {
-    for_places(24, |seed| {
+    for_cases(24, |seed| {
         run(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
     });
 }
@@ -196,7 +196,7 @@ impl Outage {
 
     /// What never left this machine is there without the slow tier.
     fn check(&mut self) -> Outcome<()> {
-        let Ok(seen) = Seen::read(&self.engine().snapshot(), &[], self.local()) else {
+        let Ok(seen) = ObservedSamples::read(&self.engine().snapshot(), &[], self.local()) else {
             return Err("local data is not read while the slow tier is down".into());
         };
         self.oracle.check(&seen)
@@ -208,8 +208,8 @@ impl Outage {
         TimeRange::new(newest.saturating_add(1), i64::MAX)
     }
 
-    fn read(&self) -> Outcome<Seen> {
-        let seen = Seen::read(&self.engine().snapshot(), &[], TimeRange::ALL);
+    fn read(&self) -> Outcome<ObservedSamples> {
+        let seen = ObservedSamples::read(&self.engine().snapshot(), &[], TimeRange::ALL);
         seen.map_err(|e| format!("a read: {e:?}"))
     }
 

@@ -18,7 +18,7 @@ use firn_model::{
     ChangeSink, Error, ErrorKind, GroupId, Grouping, Labels, Matcher, QueryContext, RowBatch,
     Sample, SeriesRef, TimeRange, Timestamp,
 };
-use firn_sim::{Operation, Rng, Seen, Sim, for_places};
+use firn_sim::{ObservedSamples, Operation, Rng, Sim, for_cases};
 
 const STEPS: u64 = 150;
 pub(crate) const STEP_MS: i64 = 15_000;
@@ -52,7 +52,7 @@ struct Tally {
 #[test]
 fn what_outlives_a_crash_is_what_the_first_snapshot_says() {
     let all = RefCell::new(Tally::default());
-    for_places(150, |seed| {
+    for_cases(150, |seed| {
         let tally = run(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
         let mut all = all.borrow_mut();
         all.steps += tally.steps;
@@ -452,7 +452,7 @@ pub(crate) fn compute(
     end: Timestamp,
 ) -> firn_model::Result<Answer> {
     let range = TimeRange::new(start - WINDOW_MS, end);
-    let seen = Seen::read(snapshot, &dependency.matchers, range)?;
+    let seen = ObservedSamples::read(snapshot, &dependency.matchers, range)?;
     let series = seen.series.into_iter().map(|(labels, samples)| {
         let steps = (0..).map(|idx| start + idx * STEP_MS).take_while(|&ts| ts <= end);
         let floats = steps.filter_map(|ts| {

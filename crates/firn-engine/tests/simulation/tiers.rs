@@ -12,7 +12,7 @@ use firn_engine::{
 };
 use firn_env::{Env, PutMode};
 use firn_model::{CancelToken, ErrorKind, Labels, Matcher, RowBatch, Sample, TimeRange, Timestamp};
-use firn_sim::{Operation, Oracle, Rng, Seen, Sim, SimBucket, SimDisk, for_seeds};
+use firn_sim::{ObservedSamples, Operation, Oracle, Rng, Sim, SimBucket, SimDisk, for_seeds};
 
 use crate::damage::lay_down;
 
@@ -223,8 +223,8 @@ impl Place {
         }
     }
 
-    fn read_writer(&mut self) -> Outcome<Option<Seen>> {
-        match Seen::read(&self.engine().snapshot(), &[], TimeRange::ALL) {
+    fn read_writer(&mut self) -> Outcome<Option<ObservedSamples>> {
+        match ObservedSamples::read(&self.engine().snapshot(), &[], TimeRange::ALL) {
             Ok(seen) => Ok(Some(seen)),
             Err(e) => self.after_error("read", &e).map(|()| None),
         }
@@ -302,7 +302,7 @@ impl Place {
         if engine.write(&mut batch).is_ok() || engine.resolve(&[labels(99)]).remove(0).is_ok() {
             return Err("a replica takes writes".into());
         }
-        match Seen::read(&engine.snapshot(), &[], TimeRange::ALL) {
+        match ObservedSamples::read(&engine.snapshot(), &[], TimeRange::ALL) {
             Ok(seen) => {
                 self.count("replica read");
                 self.check_given(&seen)
@@ -315,7 +315,7 @@ impl Place {
     }
 
     /// What is read was once given to a rightful writer.
-    fn check_given(&self, seen: &Seen) -> Outcome<()> {
+    fn check_given(&self, seen: &ObservedSamples) -> Outcome<()> {
         for (labels, samples) in &seen.series {
             for sample in samples {
                 let given = (labels.clone(), sample.ts, sample.value.to_bits());
@@ -369,7 +369,7 @@ impl Place {
     fn check_elsewhere(&mut self) -> Outcome<()> {
         let disk = SimDisk::new(self.sim.faults.clone());
         let replica = self.open(&disk, true).map_err(|e| format!("a new replica: {e:?}"))?;
-        let seen = Seen::read(&replica.snapshot(), &[], TimeRange::ALL);
+        let seen = ObservedSamples::read(&replica.snapshot(), &[], TimeRange::ALL);
         let seen = seen.map_err(|e| format!("a new replica reads: {e:?}"))?;
         self.count("all is elsewhere");
         self.oracle.settle(&seen).map_err(|e| format!("a new replica: {e}"))
@@ -779,13 +779,13 @@ fn history_that_is_lost_is_given_up_only_when_asked() {
     place.writer.engine = Some(place.open(&place.writer.disk, false).expect("opens"));
     let report = check(&place.engine(), false).expect("a check");
     assert!(report.findings.is_empty(), "{report:?}");
-    let kept = |seen: &Seen| seen.series.get(&labels(77)).map_or(0, Vec::len);
+    let kept = |seen: &ObservedSamples| seen.series.get(&labels(77)).map_or(0, Vec::len);
     let seen = place.read_writer().expect("reads").expect("reads");
     assert_eq!((seen.series.len(), kept(&seen)), (1, 2));
     late(&place.engine(), place.now());
     place.settle().expect("settles");
     let replica = place.open(&SimDisk::new(place.sim.faults.clone()), true).expect("a replica");
-    let seen = Seen::read(&replica.snapshot(), &[], TimeRange::ALL).expect("reads");
+    let seen = ObservedSamples::read(&replica.snapshot(), &[], TimeRange::ALL).expect("reads");
     assert_eq!(kept(&seen), 3);
 }
 

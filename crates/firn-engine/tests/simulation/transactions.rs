@@ -12,7 +12,7 @@ use firn_model::{
     Change, ChangeSink, CommitSeq, ErrorKind, Labels, Matcher, Result, RowBatch, Sample, SeriesRef,
     ShardBits, TimeRange,
 };
-use firn_sim::{LyingDisk, Operation, Rng, Seen, Sim, SimDisk};
+use firn_sim::{ObservedSamples, Operation, Rng, Sim, SimDisk, SyncFaultDisk};
 use parking_lot::Mutex;
 
 const SERIES: usize = 12;
@@ -60,7 +60,8 @@ fn write(engine: &Engine, idx: usize, ts: i64, value: f64) {
 
 /// (timestamp, value) of one series.
 fn read(engine: &Engine, idx: usize) -> Vec<(i64, f64)> {
-    let seen = Seen::read(&engine.snapshot(), &matcher(idx), TimeRange::ALL).expect("a read");
+    let seen =
+        ObservedSamples::read(&engine.snapshot(), &matcher(idx), TimeRange::ALL).expect("a read");
     seen.series.values().flatten().map(|sample| (sample.ts, sample.value)).collect()
 }
 
@@ -124,7 +125,7 @@ fn a_transaction_sees_its_own_changes_and_others_see_all_or_none_of_them() {
     let report = transaction.commit().expect("commits");
     assert_eq!((report.written_samples, report.deleted_series), (SERIES as u64 + 2, 2));
     want(&mut |idx| read(&engine, idx));
-    let seen = Seen::read(&before, &[], TimeRange::ALL).expect("a read");
+    let seen = ObservedSamples::read(&before, &[], TimeRange::ALL).expect("a read");
     assert_eq!(seen.sample_count(), SERIES, "an older snapshot sees none of it");
     crash(&sim, &mut engine);
     want(&mut |idx| read(&engine, idx));
@@ -206,7 +207,7 @@ fn a_transaction_waits_for_no_other_stream() {
             }
         }
     };
-    let disk = LyingDisk::that_waits(Arc::new(sim.disk.clone()), "log/1/", wait);
+    let disk = SyncFaultDisk::delaying(Arc::new(sim.disk.clone()), "log/1/", wait);
     let options =
         EngineOptions { shard_count: 4, stream_count: Some(2), ..EngineOptions::default() };
     let env = Env { disk: Arc::new(disk), ..sim.env() };

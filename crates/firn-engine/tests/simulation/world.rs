@@ -14,7 +14,7 @@ use firn_model::{
     Change, ChangeKind, ChangeSink, CommitSeq, Error, ErrorKind, Grouping, Labels, Matcher, Pool,
     QueryContext, RowBatch, STALE_NAN_BITS, Sample, Selection, SeriesRef, TimeRange, Timestamp,
 };
-use firn_sim::{Oracle, Rng, Seen, Sim};
+use firn_sim::{ObservedSamples, Oracle, Rng, Sim};
 use parking_lot::Mutex;
 
 use crate::faults::{Aim, Hit};
@@ -62,7 +62,7 @@ pub(crate) struct World {
     resident_bytes: Arc<AtomicU64>,
     engine: Option<Arc<Engine>>,
     pub(crate) oracle: Oracle,
-    held: Vec<(Snapshot, Seen)>,
+    held: Vec<(Snapshot, ObservedSamples)>,
     pub(crate) changes: Arc<ToldChanges>,
     digest: u64,
     work_done: u64,
@@ -1022,8 +1022,12 @@ impl World {
             let matchers = matchers.clone();
             let selection = Selection { matchers, range, grouping: Grouping::Series };
             let (listed, _) = snapshot.keys(&selection, &QueryContext::unbounded())?;
-            let here = Seen::read(&snapshot, &selection.matchers, range)?;
-            Ok((listed, here, Seen::read(&snapshot, &selection.matchers, TimeRange::ALL)?))
+            let here = ObservedSamples::read(&snapshot, &selection.matchers, range)?;
+            Ok((
+                listed,
+                here,
+                ObservedSamples::read(&snapshot, &selection.matchers, TimeRange::ALL)?,
+            ))
         };
         let (listed, here, all) = match read() {
             Ok(read) => read,
@@ -1041,7 +1045,7 @@ impl World {
 
     fn compare(
         &mut self,
-        against: fn(&mut Oracle, &Seen) -> Result<(), String>,
+        against: fn(&mut Oracle, &ObservedSamples) -> Result<(), String>,
     ) -> Result<(), Failure> {
         self.note_log_started();
         let seen = read_all(&self.engine().snapshot());
@@ -1192,6 +1196,6 @@ fn is_power_loss(e: &Error) -> bool {
 }
 
 /// Every sample of every series in one view.
-pub(crate) fn read_all(snapshot: &Snapshot) -> firn_model::Result<Seen> {
-    Seen::read(snapshot, &[], TimeRange::ALL)
+pub(crate) fn read_all(snapshot: &Snapshot) -> firn_model::Result<ObservedSamples> {
+    ObservedSamples::read(snapshot, &[], TimeRange::ALL)
 }

@@ -1,4 +1,4 @@
-//! Folders and names, and which changes of them a crash may undo.
+//! Folders and names, and the changes of them that a crash may undo.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use firn_model::{Error, Result};
 use super::sectors::{FileBytes, Survival};
 use crate::Rng;
 
-/// A file or a folder, whatever its name.
+/// A file or a folder, independent of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NodeId(u64);
 
@@ -17,11 +17,11 @@ const ROOT: NodeId = NodeId(0);
 /// All files and folders of a disk.
 #[derive(Debug)]
 pub(super) struct Names {
-    /// What files are written in.
+    /// The size of the sectors of files.
     sector_bytes: u64,
     nodes: BTreeMap<NodeId, Node>,
     node_count: u64,
-    /// Changes whose folder was not synced since, in order.
+    /// Changes since the last sync of their folder, in order.
     pending: Vec<NameChange>,
 }
 
@@ -37,13 +37,13 @@ struct Folder {
     durable: BTreeMap<String, NodeId>,
 }
 
-/// One change, done or not done as a whole.
+/// One change, applied as a whole or not at all.
 #[derive(Clone, Debug)]
 struct NameChange {
     node: NodeId,
-    /// The name that goes, if it still means `node`.
-    gone: Option<(NodeId, String)>,
-    /// The name that comes, over whatever it meant.
+    /// The removed name, if it still refers to `node`.
+    removed: Option<(NodeId, String)>,
+    /// The new name; replaces its previous meaning.
     new: Option<(NodeId, String)>,
 }
 
@@ -75,7 +75,7 @@ impl Names {
         }
         let bytes = Arc::new(Mutex::new(FileBytes::new(self.sector_bytes)));
         let node = self.add(Node::File(Arc::clone(&bytes)));
-        self.change(NameChange { node, gone: None, new: Some((folder, name.to_owned())) });
+        self.change(NameChange { node, removed: None, new: Some((folder, name.to_owned())) });
         Ok(bytes)
     }
 
@@ -88,7 +88,7 @@ impl Names {
                 None => {
                     let node = self.add(Node::Folder(Folder::default()));
                     let new = Some((folder, name.to_owned()));
-                    self.change(NameChange { node, gone: None, new });
+                    self.change(NameChange { node, removed: None, new });
                     node
                 }
             };
@@ -111,10 +111,10 @@ impl Names {
             return Err(Error::invalid(format!("{to}: is a folder")));
         }
         if let Some(node) = self.entry(from_folder, from_name) {
-            let gone = Some((from_folder, from_name.to_owned()));
+            let removed = Some((from_folder, from_name.to_owned()));
             let new = Some((to_folder, to_name.to_owned()));
-            if gone != new {
-                self.change(NameChange { node, gone, new });
+            if removed != new {
+                self.change(NameChange { node, removed, new });
             }
         }
         Ok(())
@@ -124,7 +124,7 @@ impl Names {
         self.file(path)?;
         let (folder, name) = self.parent(path)?;
         if let Some(node) = self.entry(folder, name) {
-            self.change(NameChange { node, gone: Some((folder, name.to_owned())), new: None });
+            self.change(NameChange { node, removed: Some((folder, name.to_owned())), new: None });
         }
         Ok(())
     }
@@ -144,12 +144,12 @@ impl Names {
         Ok(())
     }
 
-    /// The power is lost: of the changes that were not synced, those that `survival` keeps are
-    /// there; every file keeps what its sectors keep.
+    /// Applies a power loss: of the unsynced changes, those that `survival` keeps become durable;
+    /// every file keeps the surviving versions of its sectors.
     pub(super) fn crash(&mut self, survival: Survival, rng: &mut Rng) {
         let pending = std::mem::take(&mut self.pending);
-        // Half of the time in order, as a journal does it; else any of them, as POSIX allows. But
-        // what happened to one file happened in order: it never has two names.
+        // Half of the time in order, as in a journal; otherwise any subset, as POSIX allows.
+        // Changes of one file stay in order, so it never has two names.
         let in_order = rng.chance(0.5);
         let mut lost: BTreeSet<NodeId> = BTreeSet::new();
         for change in &pending {
@@ -170,7 +170,7 @@ impl Names {
         self.drop_unreachable();
     }
 
-    /// Sum of the lengths of all files that have a name.
+    /// Sum of the lengths of all files with a name.
     pub(super) fn used_bytes(&self) -> u64 {
         let folders = self.nodes.values().filter_map(|node| match node {
             Node::Folder(folder) => Some(folder),
@@ -222,7 +222,7 @@ impl Names {
         change: &NameChange,
         side: impl Fn(&mut Folder) -> &mut BTreeMap<String, NodeId>,
     ) {
-        if let Some((folder, name)) = &change.gone
+        if let Some((folder, name)) = &change.removed
             && let Some(Node::Folder(folder)) = self.nodes.get_mut(folder)
             && side(folder).get(name) == Some(&change.node)
         {
@@ -258,7 +258,7 @@ impl Names {
         }
     }
 
-    /// Forgets nodes that have no name on either side; open files keep their bytes by themselves.
+    /// Drops nodes without a durable or current name; open files keep their bytes.
     fn drop_unreachable(&mut self) {
         let mut reachable: Vec<NodeId> = vec![ROOT];
         reachable.extend(self.pending.iter().map(|change| change.node));
@@ -273,9 +273,10 @@ impl Names {
 }
 
 impl NameChange {
-    /// The folder whose sync makes this durable: where the name comes, else where it goes.
+    /// The folder with the sync that makes this durable: that of the new name, otherwise of the old
+    /// one.
     fn folder(&self) -> Option<NodeId> {
-        self.new.as_ref().or(self.gone.as_ref()).map(|place| place.0)
+        self.new.as_ref().or(self.removed.as_ref()).map(|name| name.0)
     }
 }
 

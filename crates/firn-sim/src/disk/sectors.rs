@@ -6,50 +6,51 @@ use std::ops::Range;
 
 use crate::Rng;
 
-/// What a disk writes whole or not at all. 512: the smallest that disks promise, so the worst case.
+/// The unit that a disk writes atomically. 512 is the smallest unit that disks guarantee: the worst
+/// case.
 pub(crate) const SECTOR_BYTES: u64 = 512;
 
-/// What byte-addressable memory writes whole or not at all.
+/// The unit that byte-addressable memory writes atomically.
 pub(crate) const LINE_BYTES: u64 = firn_env::LINE_BYTES;
 
-/// Versions kept of one sector between two syncs. A log that is written in small pieces without a
-/// sync would otherwise grow without end; 8 are enough to show an old, a middle and a new one.
+/// Maximum number of versions of one sector between two syncs. Without it a log that is written in
+/// small pieces without a sync would grow without bound; 8 include old, middle and new ones.
 const VERSION_COUNT_MAX: usize = 8;
 
 type Sector = Box<[u8]>;
 
-/// One file's bytes. Sectors that were never written are zeros and take no room.
+/// The bytes of one file. Sectors that were never written are zeros and take no memory.
 #[derive(Debug)]
 pub(crate) struct FileBytes {
     /// [`SECTOR_BYTES`] or [`LINE_BYTES`].
     sector_bytes: u64,
     len: u64,
-    /// What a crash leaves at least.
+    /// The minimum length after a crash.
     durable_len: u64,
     sectors: BTreeMap<u64, Versions>,
-    /// Sectors with more than one version, which the next sync makes durable.
+    /// Sectors with several versions, which the next sync makes durable.
     dirty: BTreeSet<u64>,
-    /// Sectors whose sync failed: a later sync says nothing about them (Linux marks the pages clean).
+    /// Sectors of a failed sync: a later sync does not cover them (Linux marks the pages clean).
     limbo: BTreeSet<u64>,
 }
 
-/// What one sector may hold after a crash.
+/// The versions that one sector may have after a crash.
 #[derive(Debug)]
 struct Versions {
-    /// Whether it was zeros at the last sync, which takes no room: so it is with every new file.
+    /// Whether it was zeros at the last sync, as in a new file; zeros take no memory.
     from_zeros: bool,
     /// Oldest first: the durable version unless `from_zeros`, then those since. Never empty.
     written: Vec<Sector>,
 }
 
-/// How much of what was not synced a crash leaves.
+/// The share of unsynced data that survives a crash.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Survival {
     /// Nothing.
     None,
     /// All of it.
     All,
-    /// Each part by itself, with this probability for "the newest"; else any older version.
+    /// Each part independently: its newest version with this probability, otherwise any older one.
     Some(f64),
 }
 
@@ -89,12 +90,12 @@ impl FileBytes {
         self.write_sectors(offset, bytes, |_| true);
     }
 
-    /// A write that failed: the file has its new length, each sector was written or was not.
+    /// A failed write: the file has its new length, and each sector was written or not.
     pub(crate) fn write_torn(&mut self, offset: u64, bytes: &[u8], rng: &mut Rng) {
         self.write_sectors(offset, bytes, |_| rng.chance(0.5));
     }
 
-    /// Zeros up to `len`; they cost no room here.
+    /// Extends the file to `len` with zeros, which take no memory.
     pub(crate) fn grow(&mut self, len: u64) {
         self.len = self.len.max(len);
     }
@@ -108,7 +109,7 @@ impl FileBytes {
         self.durable_len = self.len;
     }
 
-    /// The newest version of the sectors that `range` touches stays, whatever happens.
+    /// Makes the newest version of the sectors in `range` durable.
     pub(crate) fn sync_range(&mut self, range: Range<u64>) {
         let sectors = range.start / self.sector_bytes..range.end.div_ceil(self.sector_bytes);
         let rest = self.dirty.split_off(&sectors.end);
@@ -121,12 +122,12 @@ impl FileBytes {
         }
     }
 
-    /// A sync that failed: what it should have covered stays uncertain until it is written again.
+    /// A failed sync: the sectors it covered stay uncertain until they are written again.
     pub(crate) fn sync_failed(&mut self) {
         self.limbo.append(&mut self.dirty);
     }
 
-    /// The power is lost: one version of each sector stays.
+    /// Applies a power loss: one version of each sector survives.
     pub(crate) fn crash(&mut self, survival: Survival, rng: &mut Rng) {
         self.limbo.append(&mut self.dirty);
         for sector in std::mem::take(&mut self.limbo) {
@@ -143,7 +144,7 @@ impl FileBytes {
         self.durable_len = self.len;
     }
 
-    /// Changes what is stored, durable at once: for tests that damage files.
+    /// Changes the stored bytes durably, for tests that damage files.
     pub(crate) fn set_durable(&mut self, bytes: &[u8]) {
         *self = FileBytes::new(self.sector_bytes);
         self.write(0, bytes);
@@ -176,7 +177,7 @@ impl FileBytes {
         self.len = self.len.max(offset.saturating_add(bytes.len() as u64));
     }
 
-    /// Nothing may come back when the file grows again over a cut.
+    /// Truncated bytes must not reappear when the file grows again.
     fn cut_to_len(&mut self) {
         self.sectors.split_off(&self.len.div_ceil(self.sector_bytes));
         let tail = (self.len % self.sector_bytes) as usize;
@@ -193,7 +194,7 @@ impl Versions {
         usize::from(self.from_zeros) + self.written.len()
     }
 
-    /// One more version: the newest with `change`.
+    /// Adds a version: the newest with `change`.
     fn push(&mut self, change: impl FnOnce(&mut Sector)) {
         let mut newest = self.written[self.written.len() - 1].clone();
         change(&mut newest);
@@ -203,7 +204,7 @@ impl Versions {
         self.written.push(newest);
     }
 
-    /// Only version `idx` (at most the newest) stays, durable. `None` if that is zeros.
+    /// Keeps only version `idx` (at most the newest) and makes it durable. `None` if that is zeros.
     fn keep(&mut self, idx: usize) -> Option<()> {
         let idx = match (self.from_zeros, idx) {
             (true, 0) => return None,
@@ -220,7 +221,7 @@ impl Versions {
 }
 
 impl Survival {
-    /// Drawn once per crash, so that the extremes are as likely as all that lies between.
+    /// Drawn once per crash, so that the extremes are as likely as everything in between.
     pub(crate) fn draw(rng: &mut Rng) -> Survival {
         match rng.below(6) {
             0 => Survival::None,
@@ -239,7 +240,7 @@ impl Survival {
         }
     }
 
-    /// Which of the versions 0 (durable) to `newest` stays.
+    /// The surviving version of 0 (durable) to `newest`.
     fn choose(self, newest: usize, rng: &mut Rng) -> usize {
         if self.keeps(rng) {
             return newest;
@@ -253,9 +254,9 @@ impl Survival {
 
 struct Piece {
     sector: u64,
-    /// Where in the sector.
+    /// Offset in the sector.
     at: usize,
-    /// Where in the caller's bytes.
+    /// Offset in the caller's bytes.
     start: usize,
     len: usize,
 }

@@ -1,4 +1,4 @@
-//! What the disk promises to the code under test, and what it may do to it.
+//! The guarantees of the disk to the code under test, and its permitted failures.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn durable_file(sim: &Sim, path: &str, bytes: &[u8]) -> Arc<dyn DiskFile> {
     file
 }
 
-/// What is seen over many seeds after `run` and a crash.
+/// The outcomes over many seeds after `run` and a crash.
 fn outcomes(run: impl Fn(&Sim)) -> BTreeSet<Option<Vec<u8>>> {
     let outcome = |seed| {
         let sim = Sim::new(seed);
@@ -57,7 +57,7 @@ fn synced_bytes_survive_and_others_may_be_lost_or_torn() {
     }
 }
 
-/// Of memory each line that was not written back and fenced is old or new by itself.
+/// In memory each line that was not written back and fenced is old or new independently.
 #[test]
 fn lines_of_memory_survive_once_they_were_written_back_and_fenced() {
     let mut seen = BTreeSet::new();
@@ -70,7 +70,7 @@ fn lines_of_memory_survive_once_they_were_written_back_and_fenced() {
         memory.sync_dir("").unwrap();
         file.write_at(0, &[1; 256]).unwrap();
         let lines = file.memory().unwrap();
-        // The first line is covered, the second one has no fence behind it.
+        // The first line is fenced; the second one is only written back.
         lines.write_back(0, 64);
         lines.fence();
         lines.write_back(64, 64);
@@ -112,7 +112,7 @@ fn a_rename_is_never_half_done() {
 }
 
 /// Found by the property below: of two renames of one file only the second survived, and the file
-/// was there under its first and its last name.
+/// had both its first and its last name.
 #[test]
 fn a_file_that_was_renamed_twice_has_one_name() {
     for seed in 0..200 {
@@ -333,7 +333,7 @@ fn name_steps() -> impl Strategy<Value = Vec<NameStep>> {
 }
 
 proptest! {
-    /// After every crash each byte has its synced value or one that was written since, never a third.
+    /// After every crash each byte has its synced value or one that was written since.
     #[test]
     fn what_was_synced_survives_every_crash(seed: u64, steps in steps()) {
         let sim = Sim::new(seed);
@@ -374,12 +374,12 @@ proptest! {
         }
     }
 
-    /// After every crash a name means what it meant at its folder's last sync or since then; a file
-    /// that was renamed is under one of its names, and nothing is there twice.
+    /// After every crash a name has the meaning of its folder's last sync or a later one; a renamed
+    /// file has exactly one of its names.
     #[test]
     fn names_survive_once_their_folder_was_synced(seed: u64, steps in name_steps()) {
         let sim = Sim::new(seed);
-        // What each name means to readers, and all that it may mean after a crash.
+        // The meaning of each name for readers, and all its possible meanings after a crash.
         let mut current: BTreeMap<usize, u8> = BTreeMap::new();
         let mut possible: BTreeMap<usize, BTreeSet<Option<u8>>> = BTreeMap::new();
         let path = |name: usize| format!("n{name}");
@@ -433,7 +433,7 @@ proptest! {
         }
     }
 
-    /// The same seed and the same calls leave the same bytes.
+    /// The same seed and the same calls produce the same bytes.
     #[test]
     fn the_same_seed_gives_the_same_world(seed: u64, len in 1..5_000usize) {
         let run = || {

@@ -96,7 +96,7 @@ fn invariant_5_no_flipped_byte_is_served() {
         }
         sim.disk.damage(FILE, |bytes| bytes.clone_from(&whole)).unwrap();
     }
-    // Seen once by each.
+    // ObservedSamples once by each.
     assert_eq!(damaged, 2 * 14 * 500);
 }
 

@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 
-use firn_sim::{Operation, for_places};
+use firn_sim::{Operation, for_cases};
 
 use super::*;
 
@@ -23,7 +23,7 @@ type Tally = BTreeMap<String, u64>;
 #[test]
 fn a_random_life_equals_a_plain_map() {
     let tally = RefCell::new(Tally::new());
-    for_places(SEEDS, |seed| {
+    for_cases(SEEDS, |seed| {
         for (what, count) in live(seed) {
             *tally.borrow_mut().entry(what).or_default() += count;
         }

@@ -1,4 +1,4 @@
-//! What a reader saw: one selection's samples as a plain map.
+//! The samples of one selection as a plain map.
 
 use std::collections::BTreeMap;
 
@@ -10,31 +10,37 @@ use firn_model::{
 use crate::Rng;
 use crate::oracle::all_match;
 
-/// The samples of a selection, series by series, in time order.
+/// The samples of a selection, by series, in time order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
-    /// What was asked: all must hold.
+pub struct ObservedSamples {
+    /// The matchers of the selection.
     pub matchers: Vec<Matcher>,
-    /// What was asked: both ends inside.
+    /// The range of the selection, both ends inclusive.
     pub range: TimeRange,
-    /// What came. Series without samples are not in it.
+    /// The returned samples; series without samples are left out.
     pub series: BTreeMap<Labels, Vec<Sample>>,
 }
 
-impl Seen {
-    /// Reads all that `matchers` select in `range` from one view.
+impl ObservedSamples {
+    /// Reads the samples that `matchers` select in `range` from one view.
     ///
     /// # Errors
     /// Those of [`Select::select`] and [`firn_model::Selected::read`].
     ///
     /// # Panics
-    /// If the answer breaks a rule of the seam: a column that does not fit its timestamps, times that
-    /// do not rise, a sample outside the range, a series that comes twice or does not match.
-    pub fn read(select: &dyn Select, matchers: &[Matcher], range: TimeRange) -> Result<Seen> {
+    /// If the result violates a rule of the seam: a column that does not fit its timestamps,
+    /// timestamps that do not rise, a sample outside the range, a series that is repeated or does
+    /// not match.
+    pub fn read(
+        select: &dyn Select,
+        matchers: &[Matcher],
+        range: TimeRange,
+    ) -> Result<ObservedSamples> {
         let matchers = matchers.to_vec();
         let selection = Selection { matchers, range, grouping: Grouping::Series };
         let selected = select.select(&selection, &QueryContext::unbounded())?;
-        let mut seen = Seen { matchers: selection.matchers, range, series: BTreeMap::new() };
+        let mut seen =
+            ObservedSamples { matchers: selection.matchers, range, series: BTreeMap::new() };
         let keys = selected.keys();
         for batch in selected.read(0..selected.group_count())? {
             for column in &batch.columns {
@@ -61,7 +67,7 @@ impl Seen {
         Ok(seen)
     }
 
-    /// A number that two equal answers share: for tests that a seed gives one world.
+    /// A hash of the samples, for tests that one seed produces one world.
     pub fn digest(&self) -> u64 {
         let mut digest = 0;
         let mut mix = |bits: u64| digest = Rng::new(digest ^ bits).next_u64();
@@ -80,7 +86,7 @@ impl Seen {
         self.series.values().map(Vec::len).sum()
     }
 
-    pub(crate) fn asks_for(&self, labels: &Labels) -> bool {
+    pub(crate) fn selects(&self, labels: &Labels) -> bool {
         all_match(&self.matchers, labels)
     }
 
@@ -88,10 +94,10 @@ impl Seen {
         if samples.is_empty() {
             return;
         }
-        assert!(self.asks_for(labels), "{labels} does not match {:?}", self.matchers);
+        assert!(self.selects(labels), "{labels} does not match {:?}", self.matchers);
         let outside = samples.iter().find(|sample| !self.range.contains(sample.ts));
         assert!(outside.is_none(), "{labels}: {outside:?} is outside {:?}", self.range);
         let twice = self.series.insert(labels.clone(), samples);
-        assert!(twice.is_none(), "{labels} came twice");
+        assert!(twice.is_none(), "{labels} is repeated");
     }
 }
