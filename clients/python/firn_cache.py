@@ -1,14 +1,14 @@
-"""A client of `firn cache`: points by key and time range, kept on one server or several.
+"""A client of `firn cache`: stores points by key and time range on one or several servers.
 
-One file, standard library only. The protocol is in docs/cache-protocol.md; clients/vectors.txt holds this client and the
-one in Rust to the same keys and servers.
+One file, standard library only. docs/cache-protocol.md defines the protocol. The tests of this
+client and of the one in Rust read clients/vectors.txt: both choose the same keys and servers.
 
     cache = Client(["10.0.0.1:9421", "10.0.0.2:9421"])
-    statement = "SELECT mean(load) FROM cpu WHERE time >= {start} AND time <= {end} GROUP BY time(1m)"
-    points = cache.fetch(statement, 1000, 9000, ask_database)
+    statement = "SELECT mean(load) FROM cpu WHERE time >= {start} AND time <= {end}"
+    points = cache.fetch(statement, 1000, 9000, query_database)
 
-`ask_database(start, end)` returns all points of a range as [[time, value], ...]; it is asked for what the cache does not
-have, and for everything when the cache cannot be reached.
+`query_database(start, end)` returns all points of a range as [[time, value], ...]. `fetch` calls it
+for the range that the cache lacks, and for the whole range if the cache cannot be reached.
 """
 
 import json
@@ -25,27 +25,30 @@ _MEASURED_EVERY = 16
 
 
 class CacheError(Exception):
-    """The cache refuses a request, or cannot do it."""
+    """The cache rejects a request or fails to execute it."""
 
 
 class CacheUnavailable(CacheError):
-    """The cache cannot be reached, or says what it should not."""
+    """The cache cannot be reached, or its response violates the protocol."""
 
 
 def key_of(statement):
-    """The key of a query's statement, which has {start} and {end} where its times belong.
+    """Returns the key of a query's statement, which has {start} and {end} in place of its times.
 
-    Nothing but blanks around it is made equal: blanks may mean something, in a regular expression for one.
+    Only blanks around the statement are removed: blanks inside may be significant, for example in
+    a regular expression.
     """
     text = statement.strip(" \t\r\n").encode("utf-8")
     key = "".join(chr(b) if 0x21 <= b <= 0x7E and b != 0x25 else "%%%02X" % b for b in text)
     if not 1 <= len(key) <= KEY_BYTES_MAX:
-        raise ValueError("a statement whose key has %d bytes; wanted are 1 to %d" % (len(key), KEY_BYTES_MAX))
+        raise ValueError("statement: expected a key of 1 to %d bytes, got %d" % (KEY_BYTES_MAX, len(key)))
     return key
 
 
 def server_of(key, servers):
-    """The server with the highest score for a key (rendezvous hashing): when one comes or goes, no other key moves."""
+    """Returns the server with the highest score for a key (rendezvous hashing).
+
+    Adding or removing a server moves no key between the other servers."""
     key_crc = zlib.crc32(key.encode("ascii"))
 
     def score(server):
@@ -54,19 +57,20 @@ def server_of(key, servers):
         bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB & _MASK
         return bits ^ (bits >> 31)
 
-    # Two of one score: the first by name, in whatever order they are given.
+    # Of two servers with equal scores the first by name wins, regardless of their order here.
     return max(sorted(servers), key=score)
 
 
 class Client:
-    """Connections to some servers, opened when first needed and after one broke. For one thread.
+    """Connections to servers, opened on first use and again after one broke. For one thread.
 
-    Servers are "host:port", the same text in every client: a key's server is chosen by it.
+    Servers are "host:port". Every client must use the same text, because it selects the server of
+    a key.
     """
 
     def __init__(self, servers, token=None, timeout_s=5.0):
         if not servers:
-            raise ValueError("no servers; wanted is at least one host:port")
+            raise ValueError("servers: expected at least one host:port, got none")
         self._servers = list(servers)
         self._token = token
         self._timeout_s = timeout_s
@@ -74,27 +78,30 @@ class Client:
         self._break_even = BreakEven()
 
     def get(self, key, start, end, field=0):
-        """(points, missing): the points that are there, and the one range (start, end) that is not, or None."""
+        """Returns (points, missing): stored points, and the missing range (start, end) or None."""
         return self.get_many([(key, start, end, field)])[0]
 
-    def get_many(self, questions):
-        """Answers to [(key, start, end, field), ...], some of them at a time, in the order of the questions."""
-        return [answer[:2] for answer in self._get_many(questions, "")]
+    def get_many(self, requests):
+        """Returns the result of `get` for each (key, start, end, field) in `requests`, in order."""
+        return [answer[:2] for answer in self._get_many(requests, "")]
 
-    def _get_many(self, questions, least):
-        """With what of the missing range is really unknown, and how many bytes the points' values had; parts of fewer bytes
-        than `least` are not wanted."""
-        answers = [None] * len(questions)
+    def _get_many(self, requests, least):
+        """Returns (points, missing, absent, value_bytes) for each request.
+
+        `absent` is the part of `missing` that the cache does not store. The server omits parts of
+        fewer bytes than `least`."""
+        answers = [None] * len(requests)
         by_server = {}
-        for at, question in enumerate(questions):
-            by_server.setdefault(server_of(_checked(question[0]), self._servers), []).append(at)
+        for at, request in enumerate(requests):
+            by_server.setdefault(server_of(_checked(request[0]), self._servers), []).append(at)
         for server, own in by_server.items():
             for first in range(0, len(own), _GETS_MAX):
                 some = own[first : first + _GETS_MAX]
-                asked = [questions[at] for at in some]
-                lines = ["get %s %d %d %d json%s\r\n" % (k, f, s, e, least) for k, s, e, f in asked]
-                read = lambda file: [_read_found(file, questions[at]) for at in some]
-                for at, answer in zip(some, self._exchange(server, "".join(lines).encode("ascii"), read)):
+                batch = [requests[at] for at in some]
+                lines = ["get %s %d %d %d json%s\r\n" % (k, f, s, e, least) for k, s, e, f in batch]
+                read = lambda file: [_read_value(file, requests[at]) for at in some]
+                text = "".join(lines).encode("ascii")
+                for at, answer in zip(some, self._exchange(server, text, read)):
                     answers[at] = answer
         for answer in answers:
             if isinstance(answer, CacheError):
@@ -102,11 +109,11 @@ class Client:
         return answers
 
     def set(self, key, start, end, points, field=0):
-        """Keeps all points of a range; (start, end) of the part that is kept, or None if there is no room."""
+        """Stores all points of a range. Returns the stored part (start, end) or None."""
         return self._set(key, start, end, points, field)[0]
 
     def _set(self, key, start, end, points, field):
-        """What is kept, and how many bytes the points' values have."""
+        """Returns the stored part and the bytes of the points' values."""
         value = json.dumps(points, separators=(",", ":")).encode("utf-8")
         line = "set %s %d %d %d json %d\r\n" % (_checked(key), field, start, end, len(value))
         request = line.encode("ascii") + value + b"\r\n"
@@ -118,7 +125,7 @@ class Client:
         raise _refusal(" ".join(words))
 
     def delete(self, key, start, end, field=0):
-        """Forgets a range; whether anything of the key was there."""
+        """Deletes a range. Returns whether the cache had points of the key there."""
         request = "delete %s %d %d %d\r\n" % (_checked(key), field, start, end)
         answer = self._exchange(server_of(key, self._servers), request.encode("ascii"), _read_line)
         if answer in ("DELETED", "NOT_FOUND"):
@@ -126,24 +133,24 @@ class Client:
         raise _refusal(answer)
 
     def fetch(self, statement, start, end, query, field=0):
-        """All points of a range: those that the cache has, and those that `query(start, end)` returns.
+        """Returns all points of a range from the cache and from `query(start, end)`.
 
-        Parts are taken from the cache from the size on at which that pays, measured as it goes."""
+        A cached part is used if it is large enough to be cheaper than a query; see `BreakEven`."""
         key, least = key_of(statement), " %d" % self._break_even.least()
         begun = time.monotonic()
         try:
             points, missing, absent, value_bytes = self._get_many([(key, start, end, field)], least)[0]
         except CacheError:
             return query(start, end)
-        asked = time.monotonic()
+        looked_up = time.monotonic()
         if points:
-            self._break_even.looked(value_bytes, asked - begun)
+            self._break_even.looked(value_bytes, looked_up - begun)
         if missing is None:
             return points
         new = query(*missing)
-        took_s = time.monotonic() - asked
+        took_s = time.monotonic() - looked_up
         try:
-            # Of what was asked anew for a part that was too small, the cache has some already.
+            # The cache stores parts of the queried range already if they were too small to use.
             unknown = [point for point in new if absent[0] <= point[0] <= absent[1]]
             set_bytes = self._set(key, absent[0], absent[1], unknown, field)[1]
             if absent == missing:
@@ -160,7 +167,8 @@ class Client:
         self._connections = {}
 
     def _exchange(self, server, request, read):
-        # A connection that broke since it was used last is opened anew once: asking a cache twice does no harm.
+        # A connection may have broken since its last use: it is opened again once. Requests are
+        # idempotent.
         while True:
             file = self._connections.pop(server, None)
             is_fresh = file is None
@@ -198,34 +206,35 @@ class Client:
 
 
 class BreakEven:
-    """From how many bytes on a part from the cache is worth having, measured (TSCache 3.3).
+    """Measures from which size on a cached part is cheaper than a query (TSCache, section 3.3).
 
-    A part saves the database its bytes and costs the time of a get. What a byte costs the database is the slope of the line
-    through its answers' sizes and times; what a get costs is where the line through the gets begins, since what it takes longer
-    for more bytes it takes for bytes that are saved. Old sizes and times fade."""
+    A part saves the database its bytes and costs the time of a get. The database's cost of a byte
+    is the slope of the line through the sizes and times of its responses. The cost of a get is the
+    intercept of the line through the gets: longer gets return more bytes, which are saved. Old
+    measurements fade."""
 
     def __init__(self):
         self._database = [0.0] * 5
         self._looks = [0.0] * 5
-        self._asked = 0
+        self._gets = 0
 
     def computed(self, byte_count, took_s):
-        """The database took so long for an answer of so many bytes."""
+        """Records the size and time of a database response."""
         self._database = _with(self._database, float(byte_count), took_s)
 
     def looked(self, byte_count, took_s):
-        """The cache took so long to give so many bytes, a part or all; one slow look is a busy machine."""
+        """Records the size and time of a get. One slow get counts little: the machine was busy."""
         start_s, slope = self._look()
         expected_s = start_s + slope * byte_count
         self._looks = _with(self._looks, float(byte_count), min(took_s, 10.0 * expected_s))
 
     def least(self):
-        """The smallest part to take now: bytes_min, and now and then 0, so that it goes on being measured."""
-        self._asked += 1
-        return 0 if self._asked % _MEASURED_EVERY == 1 else self.bytes_min()
+        """Returns the smallest part to use now: bytes_min, or 0 every 16th time to measure gets."""
+        self._gets += 1
+        return 0 if self._gets % _MEASURED_EVERY == 1 else self.bytes_min()
 
     def bytes_min(self):
-        """0, every part, until enough is measured; 512 KiB at most."""
+        """Returns 0, which is every part, until there are 8 measurements; at most 512 KiB."""
         slope, look_s = _line(self._database)[1], self._look()[0]
         if self._database[0] < 8.0 or slope <= 0.0:
             return 0
@@ -240,7 +249,9 @@ def _with(sums, x, y):
 
 
 def _line(sums):
-    """Start and slope of the line through what was measured; the mean and 0 if more bytes do not say to take longer."""
+    """Returns intercept and slope of the line through the measurements.
+
+    The mean and 0 if times do not grow with sizes."""
     count, x, y, xx, xy = sums
     spread = count * xx - x * x
     slope = (count * xy - x * y) / spread if spread > 0.01 * count * xx else 0.0
@@ -250,7 +261,7 @@ def _line(sums):
 
 def _checked(key):
     if not 1 <= len(key) <= KEY_BYTES_MAX or not all("!" <= c <= "~" for c in key):
-        raise ValueError("a key is 1 to %d characters of ! to ~, as key_of makes them" % KEY_BYTES_MAX)
+        raise ValueError("key: expected 1 to %d characters from ! to ~; use key_of" % KEY_BYTES_MAX)
     return key
 
 
@@ -269,12 +280,12 @@ def _read_line(file):
     return line.rstrip(b"\r\n").decode("utf-8", "replace")
 
 
-def _read_found(file, question):
-    """(points, missing, what of it is really unknown, bytes of values), or what the server has against the question."""
+def _read_value(file, request):
+    """Returns (points, missing, absent, value_bytes), or the error that the server reports."""
     line = _read_line(file)
     words = line.split(" ")
     if words == ["NOT_FOUND"]:
-        return [], (question[1], question[2]), (question[1], question[2]), 0
+        return [], (request[1], request[2]), (request[1], request[2]), 0
     absent = None
     if words[0] == "INCOMPLETE" and len(words) == 6:
         absent = int(words[4]), int(words[5])
@@ -286,15 +297,16 @@ def _read_found(file, question):
         return error
     value = file.read(int(words[3]) + 2)
     if not value.endswith(b"\r\n"):
-        raise CacheUnavailable("the answer broke off")
+        raise CacheUnavailable("the response is cut short")
     missing = (int(words[1]), int(words[2])) if words[0] == "INCOMPLETE" else None
     points = json.loads(value)
     return points, missing, absent or missing, _value_bytes(len(value) - 2, points)
 
 
 def _value_bytes(text_bytes, points):
-    """Bytes of the values alone in a JSON list of points of so many: what the cache holds against LEAST. Times are taken to have as many
-    digits as the last one."""
+    """Returns the bytes of the values in a JSON list of points; the cache compares LEAST with it.
+
+    All times are assumed to have as many digits as the last one."""
     if not points:
         return 0
     around = len(str(points[-1][0])) + len("[,],")
@@ -302,7 +314,7 @@ def _value_bytes(text_bytes, points):
 
 
 def _refusal(answer):
-    kind, _, what = answer.partition(" ")
+    kind, _, message = answer.partition(" ")
     if kind in ("CLIENT_ERROR", "SERVER_ERROR"):
-        return CacheError(what)
-    return CacheUnavailable("the server says %r, which is no answer" % answer)
+        return CacheError(message)
+    return CacheUnavailable("expected a response of the cache protocol, got %r" % answer)

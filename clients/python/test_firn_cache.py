@@ -1,5 +1,6 @@
-"""Tests of firn_cache.py: `python3 -m unittest` in this folder. With FIRN_CACHE_SERVERS=host:port,... (empty caches that want
-no token) also against servers."""
+"""Tests of firn_cache.py: `python3 -m unittest` in this folder.
+
+With FIRN_CACHE_SERVERS=host:port,... (empty caches without a token) also against servers."""
 
 import os
 import socket
@@ -27,7 +28,7 @@ class Vectors(unittest.TestCase):
                 count += 1
         self.assertGreaterEqual(count, 20)
 
-    def test_what_is_no_key_is_refused(self):
+    def test_invalid_keys_are_refused(self):
         for statement in ["", " \n", "x" * 4097]:
             with self.assertRaises(ValueError):
                 key_of(statement)
@@ -36,7 +37,7 @@ class Vectors(unittest.TestCase):
 
 
 class Parts(unittest.TestCase):
-    def test_the_break_even_is_what_a_look_costs_in_bytes_of_the_database(self):
+    def test_break_even_is_the_cost_of_a_get_in_bytes_of_the_database(self):
         even = BreakEven()
         self.assertEqual(even.bytes_min(), 0)
         for _ in range(200):
@@ -44,10 +45,10 @@ class Parts(unittest.TestCase):
         for number in range(100):
             byte_count = 1000 * (number % 10)
             even.computed(byte_count, 0.05 + byte_count * 1e-6)
-        # A millisecond for what costs a microsecond a byte.
+        # A get of one millisecond against a microsecond per byte.
         self.assertAlmostEqual(even.bytes_min(), 1000, delta=5)
         even.looked(1000, 10.0)
-        self.assertLess(even.bytes_min(), 2000, "one slow look says little")
+        self.assertLess(even.bytes_min(), 2000, "one slow get counts little")
         for _ in range(200):
             even.looked(1000, 10.0)
         self.assertEqual(even.bytes_min(), 512 << 10)
@@ -57,7 +58,7 @@ class Parts(unittest.TestCase):
         self.assertAlmostEqual(even.bytes_min(), 1000, delta=5)
         for number in range(1000):
             even.computed(1000 * (number % 10), 0.05 - number % 10)
-        self.assertEqual(even.bytes_min(), 0, "long answers that cost less say nothing about bytes")
+        self.assertEqual(even.bytes_min(), 0, "times that fall with sizes have no slope")
 
     def test_long_hits_do_not_make_short_parts_dear(self):
         even = BreakEven()

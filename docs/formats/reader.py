@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Reads every table of a slow tier that is a folder, and prints each series: `reader.py FOLDER`.
 
-Written after manifest.md, table.md and chunk.md alone; a test compares what it prints with what was sent
-(crates/firn/tests/e2e/documents.rs). It checks all checksums and knows no deletes, patches or labels. A line for
-each series: group, slot, then `timestamp:bits` of every sample, bits of the 64-bit float in hexadecimal.
+It uses only manifest.md, table.md and chunk.md; a test compares its output with the samples sent
+(crates/firn/tests/e2e/documents.rs). It checks all checksums and ignores deletes, patches and
+labels. Each series is one line: group, slot, then `timestamp:bits` of every sample, the bits of the
+64-bit float in hexadecimal.
 
 Packed blocks need Python 3.14 (compression.zstd), the package zstandard, or the program zstd.
 """
@@ -145,7 +146,7 @@ def chunks_of(table, record):
     check(footer[28:], salt, struct.pack("<Q", at), suffix, footer[:28])
     suffix = Input(suffix)
     for _ in range(suffix.varint()):
-        suffix.take(suffix.varint())  # a presence set: only for who wants to know it before reading blocks
+        suffix.take(suffix.varint())  # a presence set: answers lookups without reading blocks
     offset, last_group, chunk_count = 24, 0, 0
     for _ in range(int.from_bytes(footer[16:20], "little")):
         block_bytes = suffix.varint()

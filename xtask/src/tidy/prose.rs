@@ -47,16 +47,26 @@ pub(crate) fn check_markdown(path: &str, text: &str, breaches: &mut Vec<Breach>)
     }
 }
 
-/// Makefile, TOML, shell, Python: whole-line `#` comments only.
+/// Makefile, TOML, shell, Python: whole-line `#` comments, and docstrings of Python.
 pub(crate) fn check_hash_comments(path: &str, text: &str, breaches: &mut Vec<Breach>) {
     let mut paragraphs = Paragraphs::default();
+    let mut docstring = false;
     for (idx, line) in text.lines().enumerate() {
-        match line.trim_start().strip_prefix('#') {
-            Some(comment) if !comment.starts_with('!') => {
-                check_columns(path, idx + 1, line, CODE_COLUMNS_MAX, breaches);
-                paragraphs.push_line(idx + 1, comment);
+        let line_number = idx + 1;
+        let quotes = if path.ends_with(".py") { line.matches("\"\"\"").count() } else { 0 };
+        let bare = line.trim_start();
+        let prose = if docstring || (quotes > 0 && bare.starts_with("\"\"\"")) {
+            Some(bare.replace("\"\"\"", ""))
+        } else {
+            bare.strip_prefix('#').filter(|comment| !comment.starts_with('!')).map(str::to_owned)
+        };
+        docstring ^= quotes % 2 == 1;
+        match prose {
+            Some(prose) => {
+                check_columns(path, line_number, line, CODE_COLUMNS_MAX, breaches);
+                paragraphs.push_line(line_number, &prose);
             }
-            _ => paragraphs.end(),
+            None => paragraphs.end(),
         }
     }
     for paragraph in paragraphs.finish() {

@@ -115,3 +115,13 @@ fn hash_comments() {
     check_hash_comments("Makefile", "#!/bin/sh\n# It is told.\nrun # said\n", &mut breaches);
     assert_eq!(phrases(&breaches), [(2, "told".to_owned())]);
 }
+
+#[test]
+fn docstrings() {
+    let mut breaches = Vec::new();
+    let text =
+        "\"\"\"It is told.\n\nSaid.\n\"\"\"\nx = \"lies\"\ndef f():\n    \"\"\"Asks.\"\"\"\n";
+    check_hash_comments("a.py", text, &mut breaches);
+    let want = [(1, "told"), (3, "Said"), (7, "Asks")];
+    assert_eq!(phrases(&breaches), want.map(|(line, phrase)| (line, phrase.to_owned())));
+}
