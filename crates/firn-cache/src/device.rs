@@ -1,5 +1,14 @@
 //! The file of slabs: a superblock, then slots of equal size.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -55,7 +64,7 @@ impl Device {
         }
         let file = disk.open(&path, OpenMode::Create)?;
         let mut block = superblock.to_vec();
-        block.resize(SUPERBLOCK_BYTES as usize, 0);
+        block.resize(BLOCK_BYTES, 0);
         file.write_at(0, &block)?;
         file.sync()?;
         disk.sync_dir(folder)?;
@@ -75,7 +84,7 @@ impl Device {
 
     /// Offset of a slot in the file.
     pub(crate) fn offset(&self, slot: u32) -> u64 {
-        SUPERBLOCK_BYTES + u64::from(slot) * u64::from(self.slab_bytes)
+        u64::from(slot).saturating_mul(self.slab_bytes.into()).saturating_add(SUPERBLOCK_BYTES)
     }
 
     /// Fills `buf` from byte `at` of a slot.
@@ -83,22 +92,27 @@ impl Device {
     /// # Errors
     /// `Corrupt` if the file ends before, `Unavailable` when the device fails.
     pub(crate) fn read(&self, slot: u32, at: u64, buf: &mut [u8]) -> Result<()> {
-        if at + buf.len() as u64 > u64::from(self.slab_bytes) {
+        if !self.is_inside(at, buf) {
             let what = format!("slab {slot}: its header claims more bytes than a slot has");
             return Err(Error::corrupt(&*self.path, self.offset(slot), what));
         }
-        self.file.read_at(self.offset(slot) + at, buf)
+        self.file.read_at(self.offset(slot).saturating_add(at), buf)
     }
 
     /// Like [`Device::read`], but `false` if it would wait for the device.
     pub(crate) fn read_cached(&self, slot: u32, at: u64, buf: &mut [u8]) -> bool {
-        let is_inside = at + buf.len() as u64 <= u64::from(self.slab_bytes);
-        is_inside && self.file.read_cached(self.offset(slot) + at, buf)
+        self.is_inside(at, buf) && self.file.read_cached(self.offset(slot).saturating_add(at), buf)
+    }
+
+    /// Whether bytes from `at` on are inside a slot.
+    fn is_inside(&self, at: u64, buf: &[u8]) -> bool {
+        at.checked_add(buf.len() as u64).is_some_and(|end| end <= self.slab_bytes.into())
     }
 
     /// Announces that some bytes of a slot will be read.
     pub(crate) fn will_read(&self, slot: u32, place: &Range<u64>) {
-        self.file.will_read(self.offset(slot) + place.start, place.end - place.start);
+        let at = self.offset(slot).saturating_add(place.start);
+        self.file.will_read(at, place.end.saturating_sub(place.start));
     }
 
     /// Writes a slab. Not synced: checksums reveal bytes that a crash loses.

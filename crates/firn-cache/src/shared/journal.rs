@@ -1,6 +1,15 @@
 //! The file of changes: sets and deletes since a checkpoint, in order. Byte by byte:
 //! docs/formats/cache.md.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::sync::Arc;
 
 use firn_codec::frame::{FileFormat, HEADER_BYTES, crc32, open_block, seal_block};
@@ -59,7 +68,7 @@ impl Journal {
         let path = format!("{folder}/{FILE}");
         let file = disk.open(&path, OpenMode::Read).ok()?;
         let len = file.len().ok().filter(|&len| len <= FILE_BYTES_MAX)?;
-        let mut bytes = vec![0; len as usize];
+        let mut bytes = vec![0; usize::try_from(len).ok()?];
         file.read_at(0, &mut bytes).ok()?;
         FORMAT.check(&path, &bytes).ok()?;
         let head = bytes.get(HEADER_BYTES..HEADER_BYTES + HEAD_BYTES)?;
@@ -68,7 +77,8 @@ impl Journal {
         let mut changes: Vec<Change> = Vec::new();
         while let Some(change) = take_change(&mut input) {
             // Numbers rise by one; any other change is of a previous file with this name.
-            if change.number.0 != changes.last().map_or(head.floor, |last| last.number).0 + 1 {
+            let last = changes.last().map_or(head.floor, |last| last.number);
+            if Some(change.number.0) != last.0.checked_add(1) {
                 break;
             }
             changes.push(change);
@@ -117,12 +127,15 @@ impl Journal {
         encode_varint(change.range.end.wrapping_sub(change.range.start) as u64, &mut payload);
         encode_varint(change.key.len() as u64, &mut payload);
         payload.extend_from_slice(&change.key);
-        let mut bytes = (payload.len() as u32).to_le_bytes().to_vec();
+        // The reader takes a longer change for a torn one.
+        assert!(payload.len() <= CHANGE_BYTES_MAX, "a key is far shorter than a change may be");
+        let len = u32::try_from(payload.len()).expect("1 MiB fits");
+        let mut bytes = len.to_le_bytes().to_vec();
         bytes.extend_from_slice(&crc32(&payload).to_le_bytes());
         bytes.extend_from_slice(&payload);
         self.is_torn = true;
         self.file.write_at(self.len, &bytes)?;
-        self.len += bytes.len() as u64;
+        self.len = self.len.saturating_add(bytes.len() as u64);
         self.is_torn = false;
         Ok(())
     }

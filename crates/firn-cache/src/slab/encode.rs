@@ -26,6 +26,17 @@ pub(crate) fn encode(slab: &OpenSlab, keys: &[SlabKey], identity: &Identity) -> 
         "the keys of a slab are those of its bit arrays"
     );
     let (data, mut markers) = encode_points(slab);
+    // The reader checks the same order (`Header::check_order`).
+    assert!(markers.len() == data.len().div_ceil(BLOCK_BYTES), "each block has a marker");
+    assert!(
+        markers.is_sorted_by_key(|marker| (marker.set, marker.ts)),
+        "readers binary-search the markers"
+    );
+    let follows = |a: &Extent, b: &Extent| a.range.end < b.range.start;
+    assert!(
+        keys.iter().all(|key| key.extents.is_sorted_by(follows)),
+        "a time belongs to one extent"
+    );
     for (marker, block) in markers.iter_mut().zip(data.chunks(BLOCK_BYTES)) {
         marker.crc = crc32(block);
     }

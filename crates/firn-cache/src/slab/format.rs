@@ -1,5 +1,14 @@
 //! The layout of a slab, and the decoder of its preamble and header.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -132,7 +141,7 @@ impl Preamble {
             header_crc: u32_at(bytes, 56),
         };
         if preamble.slot != slot {
-            return bad("it was written for another place");
+            return bad("it was written for another slot");
         }
         Ok(preamble)
     }
@@ -157,12 +166,13 @@ impl Preamble {
 
     /// Offset of the data from the slab's start: a multiple of the block size.
     pub(crate) fn data_at(&self) -> u64 {
-        (PREAMBLE_BYTES as u64 + u64::from(self.header_bytes)).next_multiple_of(BLOCK_BYTES as u64)
+        let end = (PREAMBLE_BYTES as u64).saturating_add(self.header_bytes.into());
+        end.next_multiple_of(BLOCK_BYTES as u64)
     }
 
     /// Bytes of the slab up to the end of its data.
     pub(crate) fn slab_bytes(&self) -> u64 {
-        self.data_at() + u64::from(self.data_bytes)
+        self.data_at().saturating_add(self.data_bytes.into())
     }
 }
 
@@ -182,7 +192,10 @@ impl Header {
             return Err(Error::corrupt(file, offset, what));
         }
         let mut input = bytes;
-        let decoded = Header::take(preamble, &mut input);
+        let decoded = Header::take(preamble, &mut input).and_then(|header| {
+            header.check_order()?;
+            Ok(header)
+        });
         decoded.map_err(|e| Error::corrupt(file, offset, e.what().to_owned()))
     }
 
@@ -209,11 +222,27 @@ impl Header {
             markers.push(Marker {
                 set: u32_at(bytes, 0),
                 ts: u64_at(bytes, 4) as i64,
-                offset: u16::from_le_bytes([bytes[12], bytes[13]]),
+                offset: u16_at(bytes, 12),
                 crc: u32_at(bytes, 14),
             });
         }
         Ok(Header { preamble, keys, sets, heads, markers })
+    }
+
+    /// Checks the order that readers rely on; [`super::encode`] asserts the same before writing.
+    ///
+    /// # Errors
+    /// `Corrupt` if extents overlap or markers are out of order.
+    pub(super) fn check_order(&self) -> Result<()> {
+        let bad = |problem: &'static str| Err(Error::corrupt("slab", 0, problem));
+        let follows = |a: &Extent, b: &Extent| a.range.end < b.range.start;
+        if !self.keys.iter().all(|key| key.extents.is_sorted_by(follows)) {
+            return bad("the extents of a key overlap");
+        }
+        if !self.markers.is_sorted_by_key(|marker| (marker.set, marker.ts)) {
+            return bad("the markers are out of order");
+        }
+        Ok(())
     }
 
     /// The position of a key.
@@ -239,19 +268,21 @@ impl Header {
     }
 
     /// Approximate memory.
+    #[cfg_attr(
+        not(test),
+        expect(clippy::arithmetic_side_effects, reason = "sums of sizes of allocations")
+    )]
     pub(crate) fn heap_bytes(&self) -> u64 {
-        let key = |key: &SlabKey| {
-            96 + key.text.len() + key.note.len() + key.extents.len() * size_of::<Extent>()
-        };
+        let key = |key: &SlabKey| 96 + key.text.len() + key.note.len() + size_of_val(&*key.extents);
         let keys: usize = self.keys.iter().map(key).sum();
         let sets: usize = self.sets.iter().map(|set| 24 + set.len()).sum();
         let heads: usize = self.heads.iter().map(|head| 32 + head.len()).sum();
-        (keys + sets + heads + self.markers.len() * size_of::<Marker>()) as u64
+        (keys + sets + heads + size_of_val(&*self.markers)) as u64
     }
 
     /// The bit arrays that have the key at `position`.
     pub(crate) fn sets_of(&self, position: usize) -> impl Iterator<Item = u32> + '_ {
-        (0..self.sets.len() as u32).filter(move |&set| self.has_key(set, position))
+        (0..).take(self.sets.len()).filter(move |&set| self.has_key(set, position))
     }
 
     /// The blocks with points of `range` that have bit array `set`.
@@ -260,13 +291,14 @@ impl Header {
         let (start, end) = ((set, range.start), (set, range.end));
         let before = |marker: &Marker| (marker.set, marker.ts) < start;
         let mut first = markers.partition_point(before).saturating_sub(1);
-        while first > 0 && markers[first].offset == NO_POINT {
-            first -= 1;
+        let covers = |idx: usize| markers.get(idx).is_some_and(|one| one.offset == NO_POINT);
+        while first > 0 && covers(first) {
+            first = first.saturating_sub(1);
         }
         let mut end = markers.partition_point(|marker| (marker.set, marker.ts) <= end);
         // The last point may end in the block where the first later one begins.
         if markers.get(end).is_some_and(|marker| marker.offset > 0) {
-            end += 1;
+            end = end.saturating_add(1);
         }
         first..end.max(first)
     }
@@ -274,8 +306,9 @@ impl Header {
     /// The bytes of `blocks`, from the slab's start.
     pub(crate) fn bytes_of(&self, blocks: &Range<usize>) -> Range<u64> {
         let at = self.preamble.data_at();
-        let end = (blocks.end * BLOCK_BYTES).min(self.preamble.data_bytes as usize);
-        at + (blocks.start * BLOCK_BYTES) as u64..at + end as u64
+        let start = blocks.start.saturating_mul(BLOCK_BYTES) as u64;
+        let end = blocks.end.saturating_mul(BLOCK_BYTES).min(self.preamble.data_bytes as usize);
+        at.saturating_add(start)..at.saturating_add(end as u64)
     }
 
     /// Compares the checksums of `blocks`.
@@ -292,7 +325,7 @@ impl Header {
     }
 
     fn corrupt(&self, file: &str, block: usize, problem: &str) -> Error {
-        let at = self.preamble.data_at() + (block * BLOCK_BYTES) as u64;
+        let at = self.preamble.data_at().saturating_add(block.saturating_mul(BLOCK_BYTES) as u64);
         let slot = self.preamble.slot;
         Error::corrupt(
             file,
@@ -363,8 +396,8 @@ fn take_point<'a>(
     let delta = take_varint(input, "time of a point")?;
     // The first point of a block has its time in the marker; the time before it is unknown here.
     let ts = if is_first { before } else { before.wrapping_add(delta as i64) };
-    let set = take_count(input, ITEMS_MAX, "bit array of a point")? as u32;
-    let head = take_count(input, ITEMS_MAX, "head of a point")? as u32;
+    let set = take_u32(input, "bit array of a point")?;
+    let head = take_u32(input, "head of a point")?;
     let len = take_count(input, u32::MAX as usize, "bytes of a point")?;
     let payload = take_bytes(input, len, "point")?;
     Ok(StoredPoint { ts, set, head: head.checked_sub(1), payload })
@@ -395,16 +428,31 @@ pub(crate) fn take_extent(input: &mut &[u8]) -> Result<Extent> {
     Ok(Extent { range: TimeRange { start, end }, number })
 }
 
+/// An index below [`ITEMS_MAX`].
+fn take_u32(input: &mut &[u8], name: &'static str) -> Result<u32> {
+    let index = take_count(input, ITEMS_MAX, name)?;
+    u32::try_from(index).map_err(|_| Error::corrupt("slab", 0, name))
+}
+
 fn take_text<'a>(input: &mut &'a [u8], what: &'static str) -> Result<&'a [u8]> {
     let len = take_count(input, u32::MAX as usize, what)?;
     take_bytes(input, len, what)
 }
 
-/// Eight bytes at `at`; 0 if there are fewer.
+/// The integer at `at`; 0 if there are fewer bytes, which callers exclude.
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    bytes[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    u64::from_le_bytes(chunk_at(bytes, at))
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    bytes[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes))
+    u32::from_le_bytes(chunk_at(bytes, at))
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(chunk_at(bytes, at))
+}
+
+fn chunk_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let chunk = bytes.get(at..).and_then(|bytes| bytes.first_chunk::<N>());
+    chunk.copied().unwrap_or([0; N])
 }

@@ -4,6 +4,15 @@
 //! Without it a slab is valid as of when it was written. The checkpoint is one small file, replaced
 //! as a whole: an old or missing one costs slabs, never correctness.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 use std::collections::HashMap;
 
 use firn_codec::frame::{FileFormat, HEADER_BYTES, open_block, seal_block};
@@ -94,8 +103,8 @@ impl StoreState {
     fn encode_checkpoint(&self, owner: u64) -> (CommitSeq, Vec<u8>) {
         let mut out = Vec::new();
         encode_varint(owner, &mut out);
-        let ahead = u64::from(mutant!(self, CheckpointAhead)) * 5;
-        encode_varint(self.heard.0 + ahead, &mut out);
+        let ahead = if mutant!(self, CheckpointAhead) { 5 } else { 0 };
+        encode_varint(self.heard.0.saturating_add(ahead), &mut out);
         encode_varint(self.next_generation, &mut out);
         let slabs: Vec<(SlabId, &Node, &Arc<FlashSlab>)> = self
             .nodes
@@ -155,11 +164,11 @@ fn decode_checkpoint(path: &str, bytes: &[u8], owner: u64) -> Result<Checkpoint>
     let mut slabs = NotedSlabs::new();
     for _ in 0..slab_count {
         let generation = take_varint(input, "generation")?;
-        let slot = take_count(input, u32::MAX as usize, "slot")? as u32;
+        let slot = take_u32(input, "slot")?;
         let key_count = take_count(input, u32::MAX as usize, "keys")?;
         let mut keys = HashMap::new();
         for _ in 0..key_count {
-            let position = take_count(input, u32::MAX as usize, "position")? as u32;
+            let position = take_u32(input, "position")?;
             let extent_count = take_count(input, u32::MAX as usize, "extents")?;
             let mut extents = Vec::new();
             for _ in 0..extent_count {
@@ -170,4 +179,9 @@ fn decode_checkpoint(path: &str, bytes: &[u8], owner: u64) -> Result<Checkpoint>
         slabs.insert((generation, slot), keys);
     }
     Ok(Checkpoint { through, last_generation, slabs })
+}
+
+fn take_u32(input: &mut &[u8], name: &'static str) -> Result<u32> {
+    let number = take_varint(input, name)?;
+    u32::try_from(number).map_err(|_| Error::corrupt("checkpoint", 0, name))
 }
