@@ -9,9 +9,8 @@ use firn_codec::{Chunk, GroupColumns, Slots};
 use firn_model::{Error, GroupId, Result, TimeRange};
 
 use crate::block::{Block, Walk, unpack};
-use crate::scan::block_range;
 use crate::store::{Read, Store};
-use crate::suffix::Suffix;
+use crate::suffix::{Suffix, block_range};
 use crate::table::Table;
 
 /// Reads ahead some blocks at a time, past the cache: a merge reads everything once.

@@ -12,6 +12,7 @@ use firn_model::{
 
 use crate::cursor::TableCursor;
 use crate::edit::Edit;
+use crate::job_kind::JobKind;
 use crate::layout::SlowLayout;
 use crate::options::TreeOptions;
 use crate::output::{Made, Outputs, Target};
@@ -29,51 +30,6 @@ const READ_AHEAD_BYTES: u64 = 8 << 20;
 const READ_AHEAD_PART: u64 = 32;
 const READ_AHEAD_BYTES_MAX: u64 = 1 << 20;
 const GROUPS_PER_CANCEL_CHECK: usize = 64;
-
-/// The kind of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum JobKind {
-    /// Retention: drops whole partitions.
-    Drop,
-    /// Merges level 0, and the tables of level 1 that it overlaps, into level 1.
-    Compact,
-    /// Uploads the fast tier's tables of some level-2 partitions.
-    Upload,
-    /// Merges tables of level 2 with their patches.
-    MergePatches,
-    /// Merges old partitions of level 2 into a longer one.
-    MergePartitions,
-    /// Rewrites a table without samples that deletes hide.
-    Clean,
-    /// Rewrites a damaged table without its lost blocks.
-    Repair,
-}
-
-impl JobKind {
-    /// Every kind that [`crate::Tree::plan`] plans.
-    pub const ALL: [JobKind; 6] = [
-        JobKind::Drop,
-        JobKind::Compact,
-        JobKind::Upload,
-        JobKind::MergePatches,
-        JobKind::MergePartitions,
-        JobKind::Clean,
-    ];
-
-    /// The kind's name in metrics and messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            JobKind::Drop => "drop",
-            JobKind::Compact => "compact",
-            JobKind::Upload => "upload",
-            JobKind::MergePatches => "merge_patches",
-            JobKind::MergePartitions => "merge_partitions",
-            JobKind::Clean => "clean",
-            JobKind::Repair => "repair",
-        }
-    }
-}
 
 /// A planned task and its inputs.
 pub(crate) struct Work {

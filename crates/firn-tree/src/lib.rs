@@ -28,12 +28,12 @@
 //!   disjoint ranges of groups.
 //! - Every byte of a table is under a checksum that also covers its offset and its table.
 //!
-//! Reading order: `options`, `partition`, `record`, `block`, `presence`, `suffix`, `writer`,
-//! `output`, `store`, `cache`, `slow_cache`, `table`, `version`, `scan`, `cursor`, `layout`,
-//! `size`, `plan`, `scrub`, `inspect`, `job`, `edit`, `tree`, `stats`. Bytes of a table:
-//! docs/formats/table.md. Terms: `docs/glossary.md`.
+//! Reading order: `options`, `partition`, `record`, `header`, `block`, `presence`, `suffix`,
+//! `writer`, `output`, `store`, `cache`, `slow_cache`, `table`, `version`, `scan`, `cursor`,
+//! `layout`, `size`, `plan`, `scrub`, `inspect`, `job_kind`, `job`, `edit`, `tree`, `stats`. Bytes
+//! of a table: docs/formats/table.md. Terms: `docs/glossary.md`.
 //!
-//! When the layout of a table changes, change `block`, `suffix`, the version in `writer` and the
+//! When the layout of a table changes, change `block`, `suffix`, the version in `header` and the
 //! document in one commit.
 
 #![forbid(unsafe_code)]
@@ -42,8 +42,10 @@ mod block;
 mod cache;
 mod cursor;
 mod edit;
+mod header;
 mod inspect;
 mod job;
+mod job_kind;
 mod layout;
 mod mutant;
 mod options;
@@ -69,17 +71,17 @@ mod tests;
 
 pub use edit::Edit;
 pub use inspect::{BlockOutline, ChunkOutline};
-pub use job::{Job, JobKind};
+pub use job::Job;
+pub use job_kind::JobKind;
 #[cfg(feature = "test-util")]
 #[doc(hidden)]
 pub use mutant::Mutant;
 pub use options::TreeOptions;
-pub use partition::{Partition, PartitionLen};
+pub use partition::{Partition, PartitionLen, PartitionLengths};
 pub use plan::{Deletes, TierScope};
 pub use record::{Level, TableId, TableRecord};
 pub use scan::{ColumnRequest, Prefetch, ReadAhead, UpcomingGroup, UpcomingScan};
 pub use scrub::{Damage, LostSamples};
-pub use size::PartitionLengths;
 pub use slow_cache::SlowCacheStats;
 pub use stats::{LevelStats, TrafficStats, TreeStats};
 pub use tree::{SlowTables, Tree};

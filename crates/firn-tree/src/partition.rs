@@ -64,6 +64,15 @@ impl PartitionLen {
     }
 }
 
+/// Lengths of new partitions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartitionLengths {
+    /// Of level 0 and 1.
+    pub fast: PartitionLen,
+    /// Of level 2.
+    pub slow: PartitionLen,
+}
+
 /// A range of time that starts at a multiple of its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Partition {

@@ -16,9 +16,9 @@ use crate::layout::{SlowLayout, SlowLengths, region, regions, shortest_len, tabl
 use crate::mutant::mutant;
 use crate::options::TreeOptions;
 use crate::output::territory;
-use crate::partition::{Partition, PartitionLen};
+use crate::partition::{Partition, PartitionLen, PartitionLengths};
 use crate::record::{Level, TableRecord};
-use crate::size::{PartitionLengths, is_pressed};
+use crate::size::is_pressed;
 use crate::table::Table;
 use crate::version::Version;
 

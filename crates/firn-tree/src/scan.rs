@@ -532,9 +532,3 @@ fn decode_block(
     walked.map_err(|e| table.note(Error::corrupt(table.path(), entry.offset, e.what())))?;
     refused.map_or(Ok(value_count), Err)
 }
-
-/// The range of a block in the bytes of its table.
-pub(crate) fn block_range(entry: &BlockEntry) -> Range<usize> {
-    let start = usize::try_from(entry.offset).unwrap_or(usize::MAX);
-    start..start.saturating_add(entry.bytes as usize)
-}

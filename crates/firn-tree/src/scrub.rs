@@ -11,14 +11,13 @@ use firn_codec::{Chunk, GroupColumns, Slots, merge_columns};
 use firn_model::{CancelToken, Error, ErrorKind, GroupId, Result, TimeRange, Timestamp};
 
 use crate::block::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, Block, Walk, unpack};
+use crate::header::{FORMAT, TABLE_HEADER_BYTES, header};
 use crate::output::{Outputs, Target};
 use crate::record::{TableId, TableRecord};
-use crate::scan::block_range;
 use crate::store::{Read, Store, walk_blocks};
-use crate::suffix::Suffix;
+use crate::suffix::{Suffix, block_range};
 use crate::table::Table;
 use crate::version::Version;
-use crate::writer::{FORMAT, TABLE_HEADER_BYTES, header};
 
 /// A damaged part of a table.
 #[derive(Debug)]

@@ -10,18 +10,9 @@
 use firn_model::Timestamp;
 
 use crate::options::TreeOptions;
-use crate::partition::PartitionLen;
+use crate::partition::{PartitionLen, PartitionLengths};
 use crate::record::Level;
 use crate::version::Version;
-
-/// Lengths of new partitions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PartitionLengths {
-    /// Of level 0 and 1.
-    pub fast: PartitionLen,
-    /// Of level 2.
-    pub slow: PartitionLen,
-}
 
 /// How often both configured lengths are doubled, or halved if negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

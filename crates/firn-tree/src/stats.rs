@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use firn_model::{TimeRange, Timestamp};
 
-use crate::job::JobKind;
-use crate::size::PartitionLengths;
+use crate::job_kind::JobKind;
+use crate::partition::PartitionLengths;
 use crate::slow_cache::SlowCacheStats;
 
 /// The present size of one level.

@@ -10,12 +10,12 @@ use parking_lot::Mutex;
 
 use crate::block::{BLOCK_HEADER_BYTES, Block, Walk, unpack};
 use crate::cache::Cache;
+use crate::header::TABLE_HEADER_BYTES;
 use crate::record::{TableId, TableRecord};
 use crate::slow_cache::{PieceKey, SlowCache};
 use crate::stats::Traffic;
 use crate::suffix::{Suffix, SuffixBuilder};
 use crate::table::Table;
-use crate::writer::TABLE_HEADER_BYTES;
 
 /// The readers and caches that all versions of a tree share.
 pub(crate) struct Store {

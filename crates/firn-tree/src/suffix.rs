@@ -24,10 +24,10 @@ use firn_codec::varint::{
 };
 use firn_model::{Error, GroupId, Result, Slot, TimeRange, Timestamp, encode_varint};
 
+use crate::header::{FORMAT, TABLE_HEADER_BYTES};
 use crate::partition::Partition;
 use crate::presence::{Grid, PresenceSet, PresenceSets, Span, encode_set};
 use crate::record::TableRecord;
-use crate::writer::{FORMAT, TABLE_HEADER_BYTES};
 
 const FOOTER_BYTES: usize = 32;
 
@@ -470,6 +470,12 @@ impl Suffix {
         }
         Ok(())
     }
+}
+
+/// The range of a block in the bytes of its table.
+pub(crate) fn block_range(entry: &BlockEntry) -> std::ops::Range<usize> {
+    let start = usize::try_from(entry.offset).unwrap_or(usize::MAX);
+    start..start.saturating_add(entry.bytes as usize)
 }
 
 fn checksum(salt: u32, offset: u64, bytes: &[u8]) -> u32 {

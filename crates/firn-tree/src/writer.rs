@@ -2,22 +2,16 @@
 
 use std::sync::Arc;
 
-use firn_codec::frame::{FileFormat, HEADER_BYTES, crc32};
 use firn_codec::{Effort, GroupColumns, SeqRange, encode_chunk};
 use firn_env::{Disk, DiskFile, OpenMode};
 use firn_model::{ColumnBatch, CommitSeq, GroupId, Result, TimeRange, Timestamp};
 use zstd::bulk::Compressor;
 
 use crate::block::BlockBuilder;
+use crate::header::header;
 use crate::partition::Partition;
 use crate::record::{Level, TableId, TableRecord, column_type_bit};
 use crate::suffix::{Suffix, SuffixBuilder};
-
-/// The kind and versions in a table's header.
-pub(crate) const FORMAT: FileFormat = FileFormat { kind: *b"TABL", version: 1, oldest: 1 };
-
-/// The frame's header, the salt and a checksum of both.
-pub(crate) const TABLE_HEADER_BYTES: usize = HEADER_BYTES + 8;
 
 // Above it some per mille are gained for several times the CPU.
 const PACK_LEVEL: i32 = 9;
@@ -307,14 +301,6 @@ impl TableWriter {
         };
         Written { record, suffix, bytes: self.tail }
     }
-}
-
-/// The first bytes of a table.
-pub(crate) fn header(salt: u32) -> Vec<u8> {
-    let mut out = FORMAT.header().to_vec();
-    out.extend_from_slice(&salt.to_le_bytes());
-    out.extend_from_slice(&crc32(&out).to_le_bytes());
-    out
 }
 
 /// Some members, with the time columns that they use.

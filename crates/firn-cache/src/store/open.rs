@@ -74,8 +74,8 @@ impl Store {
         let (slab_bytes, slot_count) = (u64::from(options.slab_bytes), slot_count(&options));
         if slab_bytes < 16 << 10 || slab_bytes % 4096 != 0 || slot_count < 2 {
             return Err(Error::invalid(format!(
-                "cannot open a cache of {} bytes in slabs of {slab_bytes}: a slab must be a multiple of \
-                 4096 bytes, at least 16384, and two slabs must fit",
+                "cannot open a cache of {} bytes in slabs of {slab_bytes}: a slab must be a \
+                 multiple of 4096 bytes, at least 16384, and two slabs must fit",
                 options.flash_bytes_max
             )));
         }
