@@ -252,7 +252,8 @@ impl Survival {
     }
 }
 
-struct Piece {
+/// The part of a read or write in one sector.
+struct SectorSpan {
     sector: u64,
     /// Offset in the sector.
     at: usize,
@@ -261,14 +262,14 @@ struct Piece {
     len: usize,
 }
 
-fn pieces(offset: u64, len: usize, sector_bytes: u64) -> impl Iterator<Item = Piece> {
+fn pieces(offset: u64, len: usize, sector_bytes: u64) -> impl Iterator<Item = SectorSpan> {
     let mut start = 0;
     std::iter::from_fn(move || {
         (start < len).then(|| {
             let position = offset + start as u64;
             let at = (position % sector_bytes) as usize;
             let piece_len = (sector_bytes as usize - at).min(len - start);
-            let piece = Piece { sector: position / sector_bytes, at, start, len: piece_len };
+            let piece = SectorSpan { sector: position / sector_bytes, at, start, len: piece_len };
             start += piece_len;
             piece
         })
