@@ -1,6 +1,6 @@
 # The front door. Every target is one line that calls cargo; `make` alone prints this list.
 
-.PHONY: help serve dist test deps lint bench-quick bench-query bench-index bench-log bench-head bench-tree bench-cache soak fuzz promqltest
+.PHONY: help serve dist test deps lint settings bench-quick bench-query bench-index bench-log bench-head bench-tree bench-cache soak fuzz promqltest
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -18,6 +18,9 @@ deps: ## install the programs that tests and benchmarks start (as root; prints t
 
 lint: ## format, repository rules, packages and lints alone
 	cargo xtask lint
+
+settings: ## write docs/settings.md again after a setting was changed
+	FIRN_UPDATE_DOCS=1 cargo test --quiet --package firn-server --lib the_settings_page_is_up_to_date
 
 bench-quick: ## CPU and memory against Prometheus and VictoriaMetrics; writes target/bench/quick.json
 	cargo build --release --package firn --package firn-bench

@@ -1,4 +1,4 @@
-//! What all handlers share, and the one crossing from async to blocking calls.
+//! State that all handlers share, and the one crossing from async to blocking calls.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use firn_model::{CancelToken, Error, QueryContext, QueryStats, Result, Timestamp};
 use tokio::sync::{Mutex, Notify, OwnedSemaphorePermit, Semaphore};
 
-use crate::config::Config;
+use crate::config::ServeConfig;
 use crate::http::answer::{ApiError, ApiErrorKind, Payload};
 use crate::ingest::{Ingest, IngestLimits, Scratch};
 use crate::metadata::MetadataStore;
@@ -20,7 +20,9 @@ use firndb::{Db, RecoveryProgress};
 /// The server's state; the database joins it when it is open.
 #[derive(Debug)]
 pub(crate) struct App {
-    pub(crate) config: Config,
+    pub(crate) config: ServeConfig,
+    /// Called by a thread without work: the program may have its allocator release memory there.
+    pub(crate) on_idle: fn(),
     /// Where the server listens, with the port that the system chose.
     pub(crate) listen: SocketAddr,
     pub(crate) progress: RecoveryProgress,
@@ -30,15 +32,15 @@ pub(crate) struct App {
     pub(crate) target: Option<Target>,
     /// When this process started to serve.
     pub(crate) started_ms: Timestamp,
-    /// Told when a client asks the process to stop.
+    /// Notified when a client requests the stop of the process.
     pub(crate) quit: Notify,
-    /// Held by what takes long and is asked for by an administrator.
+    /// Held by long administrative work, which runs one at a time.
     pub(crate) admin_work: Arc<Mutex<()>>,
     ready: OnceLock<Ready>,
     stopping: AtomicBool,
 }
 
-/// What needs an open database.
+/// The open database and the threads that use it.
 #[derive(Debug)]
 pub(crate) struct Ready {
     pub(crate) db: Arc<Db>,
@@ -50,24 +52,27 @@ pub(crate) struct Ready {
     queries_running: Arc<AtomicU64>,
     readers: Workers<()>,
     read_permits: Arc<Semaphore>,
-    /// What one query may take of the memory budget.
+    /// Upper limit of one query, as a part of the memory budget.
     query_bytes_max: u64,
 }
 
-// A writer waits for the device most of its time, and all who wait share one sync.
+// A writer waits for the device most of its time, and all waiting writers share one sync.
 const WRITERS_PER_CORE: usize = 4;
-// A body waits here with its memory; the budget bounds them too.
+// A body waits here with its memory, which the budget bounds too.
 const WRITES_WAITING_MAX: usize = 256;
-// A client that goes gives its permit back at once; its job stays until a thread has seen that nobody waits for it.
+// A client that disconnects releases its permit at once; its job remains until a thread has noticed
+// that it was cancelled.
 const ABANDONED_MAX: usize = 256;
-// 25 to 31 bytes each; more active series than this parse their labels now and then.
+// 25 to 31 bytes each. With more active series, labels are parsed again now and then.
 const CACHED_SERIES_MAX: usize = 50_000_000;
 
 impl App {
-    /// Without a database yet.
-    pub(crate) fn new(config: Config, listen: SocketAddr) -> App {
+    /// The state before the database is open.
+    pub(crate) fn new(config: ServeConfig, on_idle: fn(), listen: SocketAddr) -> App {
+        let interval = config.self_scrape_interval();
         App {
-            target: config.self_scrape.map(|interval| Target::new(listen, interval)),
+            target: interval.map(|interval| Target::new(listen, interval.duration())),
+            on_idle,
             started_ms: clock_ms(),
             quit: Notify::new(),
             admin_work: Arc::default(),
@@ -91,70 +96,73 @@ impl App {
         self.ready.get()
     }
 
-    /// From now on nothing is ready.
+    /// Marks the server as stopping: [`App::ready`] returns `None` from now on.
     pub(crate) fn stop_being_ready(&self) {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// `db` is open: starts the threads and lets requests through.
+    /// Starts the threads for the open `db` and lets requests through.
     ///
     /// # Errors
     /// `Unavailable` when a thread cannot be started.
     pub(crate) fn become_ready(&self, db: Arc<Db>) -> Result<()> {
         let config = &self.config;
         let limits = IngestLimits {
-            labels: config.labels,
-            future_ms_max: config.future_ms_max,
-            request_bytes_max: config.request_bytes_max,
+            labels: config.label_limits(),
+            future_ms_max: config.future_max.ms(),
+            request_bytes_max: config.request_bytes_max.to_usize(),
             cached_series_max: CACHED_SERIES_MAX,
         };
         let ingest = Arc::new(Ingest::new(Arc::clone(&db), limits));
+        let query_count = config.query_concurrency_max.to_usize();
+        let read_count = config.remote_read_concurrency_max.to_usize();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let writers = WorkerOptions {
             name: "firn-write",
             thread_count: (WRITERS_PER_CORE * cores).clamp(8, 64),
             queue_len_max: WRITES_WAITING_MAX,
-            on_idle: config.on_idle,
+            on_idle: self.on_idle,
         };
         let queries = WorkerOptions {
             name: "firn-query",
-            thread_count: config.query_concurrency_max,
-            // Permits bound what is here; who waits for one waits outside.
-            queue_len_max: config.query_concurrency_max + ABANDONED_MAX,
-            on_idle: config.on_idle,
+            thread_count: query_count,
+            // Permits bound the jobs in this queue; requests wait for a permit before they enter
+            // it.
+            queue_len_max: query_count + ABANDONED_MAX,
+            on_idle: self.on_idle,
         };
         let readers = WorkerOptions {
             name: "firn-read",
-            thread_count: config.remote_read_concurrency_max,
-            queue_len_max: config.remote_read_concurrency_max + ABANDONED_MAX,
-            on_idle: config.on_idle,
+            thread_count: read_count,
+            queue_len_max: read_count + ABANDONED_MAX,
+            on_idle: self.on_idle,
         };
         let ready = Ready {
             db,
             ingest,
             writers: Workers::start(writers, Scratch::default)?,
             queries: Workers::start(queries, || ())?,
-            query_permits: Arc::new(Semaphore::new(config.query_concurrency_max)),
+            query_permits: Arc::new(Semaphore::new(query_count)),
             queries_waiting: Arc::default(),
             queries_running: Arc::default(),
             readers: Workers::start(readers, || ())?,
-            read_permits: Arc::new(Semaphore::new(config.remote_read_concurrency_max)),
-            query_bytes_max: config.query_bytes_max,
+            read_permits: Arc::new(Semaphore::new(read_count)),
+            query_bytes_max: config.query_memory.0,
         };
-        // The second call of two would be a bug; the first database stays.
+        // A second call is a bug; the first database stays.
         let _ = self.ready.set(ready);
         Ok(())
     }
 
-    /// What recovery has read and what there is to read, in bytes of log, and the milliseconds that the
-    /// rest may take.
+    /// Bytes of log that recovery has read, bytes that it has to read, and an estimate of the
+    /// remaining milliseconds.
     pub(crate) fn recovery(&self) -> (u64, u64, Option<u64>) {
         let done = self.progress.bytes_done.load(Ordering::Relaxed);
         let total = self.progress.bytes_total.load(Ordering::Relaxed);
         (done.min(total), total, self.progress.left_ms())
     }
 
-    /// Everything that can be measured, in the text format.
+    /// All metrics, in the text format.
     pub(crate) fn metrics(&self) -> String {
         let mut text = MetricsText::default();
         let version = [("version", env!("CARGO_PKG_VERSION"))];
@@ -219,8 +227,8 @@ impl Ready {
             .await
     }
 
-    /// Runs `job` on a thread for queries, as soon as one is free, for `timeout` in all. It is told to
-    /// stop when time is over, and when nobody waits for this future any more.
+    /// Runs `job` on a thread for queries as soon as one is free, for at most `timeout` in total.
+    /// The job is cancelled when the time is over, and when this future is dropped.
     pub(crate) async fn query(
         &self,
         timeout: Duration,
@@ -233,14 +241,14 @@ impl Ready {
         let started = Arc::new(AtomicBool::new(false));
         let has_started = Arc::clone(&started);
         let queued = Instant::now();
-        let waiting = Raised::by_one(&self.queries_waiting);
+        let waiting = RaisedGauge::by_one(&self.queries_waiting);
         let running = Arc::clone(&self.queries_running);
         let work = async {
             let permit = permits.acquire_owned().await;
             let done = self.queries.run(move |()| {
                 let _permit = permit;
                 drop(waiting);
-                let _running = Raised::by_one(&running);
+                let _running = RaisedGauge::by_one(&running);
                 context.cancel.check()?;
                 started.store(true, Ordering::Relaxed);
                 context.stats.queue_ns.add(queued.elapsed().as_nanos() as u64);
@@ -248,8 +256,8 @@ impl Ready {
             });
             done.await?
         };
-        let timed_out = |place: &str| {
-            let text = format!("query timed out in {place}");
+        let timed_out = |stage: &str| {
+            let text = format!("query timed out in {stage}");
             Err(ApiError { kind: ApiErrorKind::Timeout, text })
         };
         // Timers tick in milliseconds.
@@ -268,7 +276,7 @@ impl Ready {
         }
     }
 
-    /// What runs beside one query.
+    /// The context of one query: its budget, helper threads and statistics.
     pub(crate) fn query_context(&self, cancel: CancelToken) -> QueryContext {
         QueryContext {
             cancel,
@@ -278,13 +286,13 @@ impl Ready {
         }
     }
 
-    /// A place among the remote reads that run at one time, as soon as one is free.
-    pub(crate) async fn read_place(&self) -> Result<OwnedSemaphorePermit> {
-        let place = Arc::clone(&self.read_permits).acquire_owned().await;
-        place.map_err(|_| Error::closed("the server is stopping"))
+    /// A permit for one remote read, as soon as one is free.
+    pub(crate) async fn read_permit(&self) -> Result<OwnedSemaphorePermit> {
+        let permit = Arc::clone(&self.read_permits).acquire_owned().await;
+        permit.map_err(|_| Error::closed("the server is stopping"))
     }
 
-    /// Runs `job`, a part of a remote read that has a place, on a thread for them.
+    /// Runs `job`, a part of a remote read that holds a permit, on a thread for remote reads.
     ///
     /// # Errors
     /// `Closed` while stopping.
@@ -295,7 +303,7 @@ impl Ready {
         self.readers.run(move |()| job()).await
     }
 
-    /// Finishes what waits and stops the threads.
+    /// Finishes the queued jobs and stops the threads.
     pub(crate) fn stop(&self) {
         self.writers.stop();
         self.queries.stop();
@@ -303,35 +311,35 @@ impl Ready {
     }
 }
 
-/// The machine's clock: the database has its own, which is not there before it is open.
+/// The machine's clock. The database has its own, which exists only once it is open.
 pub(crate) fn clock_ms() -> Timestamp {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as Timestamp)
 }
 
-/// Nanoseconds since some moment of this process.
+/// Nanoseconds since a fixed time of this process.
 pub(crate) fn monotonic_ns() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-/// A number that is one higher as long as this lives.
-struct Raised(Arc<AtomicU64>);
+/// A gauge that is one higher as long as this lives.
+struct RaisedGauge(Arc<AtomicU64>);
 
-impl Raised {
-    fn by_one(number: &Arc<AtomicU64>) -> Raised {
+impl RaisedGauge {
+    fn by_one(number: &Arc<AtomicU64>) -> RaisedGauge {
         number.fetch_add(1, Ordering::Relaxed);
-        Raised(Arc::clone(number))
+        RaisedGauge(Arc::clone(number))
     }
 }
 
-impl Drop for Raised {
+impl Drop for RaisedGauge {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Tells a query to stop when nobody waits for it any more.
+/// Cancels a query when the future that waits for it is dropped.
 #[derive(Debug)]
 pub(crate) struct CancelOnDrop(pub(crate) CancelToken);
 

@@ -8,57 +8,61 @@ use firndb::{
     ResultOptions, SyncPolicy, TreeOptions,
 };
 
-use crate::config::{Config, LogSync};
+use crate::config::{LogSync, ServeConfig, Span};
 
-/// Opens the database that `config` names; `progress` tells how far the log is read.
+/// Opens the database of `config`. `progress` shows how much of the log has been read. Idle threads
+/// call `on_idle`.
 ///
 /// # Errors
-/// `Busy` when another process has the folder, `Corrupt`, `Invalid` for a newer format or a slow tier
-/// that is not understood, `Unavailable`.
-pub(crate) fn open(config: &Config, progress: &RecoveryProgress) -> Result<Arc<Db>> {
-    let folder = config.data.display();
-    let db = config
-        .log_device
+/// `Busy` when another process has the folder, `Corrupt`, `Invalid` for a newer format or a slow
+/// tier that is not understood, `Unavailable`.
+pub(crate) fn open(
+    config: &ServeConfig,
+    on_idle: fn(),
+    progress: &RecoveryProgress,
+) -> Result<Arc<Db>> {
+    let folder = &config.data;
+    let device = &config.log_device.0;
+    let db = device
         .choose(&config.data)
-        .and_then(|()| firndb::local_env_with_slow_tier(&config.data, &config.slow_tier))
+        .and_then(|()| firndb::local_env_with_slow_tier(&config.data, config.slow_tier.location()))
         .and_then(|env| {
             if env.log.as_ref().is_some_and(|log| log.unit_bytes() == 8) {
                 tracing::warn!(
-                    "{}: no file system that maps memory (DAX), the log waits for the system as with files",
-                    config.log_device
+                    "{device}: the file system does not map memory (DAX); the log is synced as \
+                     a file"
                 );
             }
-            if config.restore {
+            if config.restore.is_on() {
                 restore(&env)?;
             }
-            Db::open_with_progress(env, options(config), progress)
+            Db::open_with_progress(env, options(config, on_idle), progress)
         })
         .map_err(|error| match error.kind() {
             ErrorKind::Busy { .. } => error.context(format!(
-                "the database in {folder} is open in another process; stop that one or choose another \
-                 folder with --data"
+                "the database in {folder} is open in another process; stop that process or \
+                 choose another folder with --data"
             )),
             _ => error.context(format!("cannot open the database in {folder}")),
         })?;
     let recovery = db.stats().recovery;
-    for place in &recovery.damage {
-        tracing::error!("damage met at the start: {place}");
+    for damage in &recovery.damage {
+        tracing::error!("found damage while opening: {damage}");
     }
     for tail in &recovery.torn_tails {
         tracing::info!("{tail}");
     }
-    // A replica is not told what its writer changes.
-    if let Some(bytes) = config.result_cache_bytes.filter(|_| !config.read_only)
-        && let Err(error) = db.enable_result_cache(results(config.memory_bytes_max, bytes))
+    if let Some(bytes) = config.result_cache_bytes()
+        && let Err(error) = db.enable_result_cache(results(config.memory.0, bytes))
     {
-        // Queries go on without it; nobody should be without a database for want of a cache.
-        tracing::warn!("answers are not cached: {error}");
+        // Queries work without the cache, so that a failure of it does not stop the database.
+        tracing::warn!("results are not cached: {error}");
     }
     tracing::info!(
         entries = recovery.entries,
         rows = recovery.rows,
         rows_lost = recovery.rows_lost,
-        "the database is open"
+        "database is open"
     );
     Ok(Arc::new(db))
 }
@@ -70,14 +74,14 @@ fn restore(env: &Env) -> Result<()> {
             index_files = report.files,
             bytes = report.bytes,
             written_ms = report.written_ms,
-            "restored from the slow tier, and took it over"
+            "restored the database from the slow tier and took the slow tier over"
         ),
-        None => tracing::info!("the folder has a database: nothing is restored"),
+        None => tracing::info!("the folder has a database; nothing is restored"),
     }
     Ok(())
 }
 
-/// A result cache of `flash_bytes_max`, with slabs that fit into little memory.
+/// A result cache of `flash_bytes_max`, with small slabs where memory or disk space is small.
 fn results(memory_bytes_max: u64, flash_bytes_max: u64) -> ResultOptions {
     let mut options = ResultOptions::default();
     let store = &mut options.store;
@@ -89,24 +93,25 @@ fn results(memory_bytes_max: u64, flash_bytes_max: u64) -> ResultOptions {
     options
 }
 
-/// What the database is opened with.
-pub(crate) fn options(config: &Config) -> Options {
+/// The options of the database. Idle threads call `on_idle`.
+pub(crate) fn options(config: &ServeConfig, on_idle: fn()) -> Options {
     let mut convert = ConvertOptions::default();
-    // Active rows of all shards are at most half of what starts a flush, but where memory is very little.
-    let arena_bytes = config.head_flush_bytes / 2 / config.shard_count as u64;
+    // Active rows of all shards take at most half of the bytes that start a flush, except where
+    // memory is very small.
+    let arena_bytes = config.head_flush_bytes.0 / 2 / config.shards.get() as u64;
     let times = arena_bytes as usize / convert.arena_bytes_max;
     convert.sparse_arena_times = times.clamp(4, convert.sparse_arena_times);
     Options {
-        memory_bytes_max: config.memory_bytes_max,
-        shard_count: config.shard_count,
-        stream_count: Some(config.stream_count),
-        head_bytes_max: config.head_flush_bytes,
-        log_bytes_max: config.log_bytes_max,
-        flush_age_ms_max: config.flush_age_ms_max,
-        future_ms_max: config.future_ms_max,
-        read_only: config.read_only,
-        forget_lost_index: config.forget_lost_index,
-        on_idle: config.on_idle,
+        memory_bytes_max: config.memory.0,
+        shard_count: config.shards.get(),
+        stream_count: Some(config.log_streams.to_usize()),
+        head_bytes_max: config.head_flush_bytes.0,
+        log_bytes_max: config.log_bytes_max.0,
+        flush_age_ms_max: config.flush_age_max.ms(),
+        future_ms_max: config.future_max.ms(),
+        read_only: config.read_only.is_on(),
+        forget_lost_index: config.forget_lost_index.is_on(),
+        on_idle,
         log: LogOptions {
             sync: match config.log_sync {
                 LogSync::Always => SyncPolicy::Always,
@@ -116,26 +121,26 @@ pub(crate) fn options(config: &Config) -> Options {
             ..LogOptions::default()
         },
         index: IndexOptions {
-            group_by: config.group_by.clone(),
-            limits: config.series,
+            group_by: config.group_by.0.clone(),
+            limits: config.series_limits(),
             ..IndexOptions::default()
         },
         head: HeadOptions {
             convert,
-            hot_bytes_max: config.memory_bytes_max / 8,
-            cooling_bytes_max: config.memory_bytes_max / 8,
+            hot_bytes_max: config.memory.0 / 8,
+            cooling_bytes_max: config.memory.0 / 8,
             ..HeadOptions::default()
         },
         tree: TreeOptions {
-            retention_ms: config.retention_ms,
-            upload_age_ms_max: config.upload_age_ms_max,
-            patches_max: config.patches_max,
-            fast_bytes_max: config.fast_bytes_max,
-            slow_bytes_max: config.slow_bytes_max,
-            slow_cache_bytes_max: config.slow_cache_bytes_max,
+            retention_ms: config.retention.get().map(Span::ms),
+            upload_age_ms_max: config.upload_age_max.ms(),
+            patches_max: config.patches_max.to_usize(),
+            fast_bytes_max: config.fast_bytes_max.get().map(|size| size.0),
+            slow_bytes_max: config.slow_bytes_max.get().map(|size| size.0),
+            slow_cache_bytes_max: config.slow_cache_bytes_max.get().map_or(0, |size| size.0),
             ..TreeOptions::default()
         },
-        // The rest is not for users to choose.
+        // The other options are not for users to choose.
         ..Options::default()
     }
 }

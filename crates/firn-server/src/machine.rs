@@ -1,20 +1,21 @@
-//! What the machine gives and what this process takes of it: control groups and `/proc`.
+//! Memory that this process may use, in bytes: the memory of the machine, or the smallest limit of
+//! its control groups.
 
 use std::fs;
 
-/// A machine that does not tell is taken for a small one.
+/// A machine without these files counts as a small one.
 const UNKNOWN_BYTES: u64 = 2 << 30;
-// What cgroup v1 says when there is no limit is near this: the largest multiple of a page.
+// Version 1 writes a number near this when there is no limit: the largest multiple of a page.
 const NO_LIMIT_BYTES: u64 = 1 << 62;
 
-/// Memory that this process may use, bytes: what the machine has, or the smallest limit of the control groups that it
-/// is in.
+/// Memory that this process may use, in bytes: that of the machine, or the smallest limit of its
+/// control groups.
 pub(crate) fn memory_bytes() -> u64 {
     memory_bytes_of(&|path| fs::read_to_string(path).ok())
 }
 
-/// Anonymous memory of this process that is resident, bytes. Pages of files are not in it: the kernel takes those
-/// back by itself.
+/// Resident anonymous memory of this process, in bytes. It excludes pages of files, which the
+/// kernel reclaims by itself.
 pub(crate) fn anonymous_bytes() -> Option<u64> {
     let statm = fs::read_to_string("/proc/self/statm").ok()?;
     let mut pages = statm.split_ascii_whitespace().skip(1).map(str::parse::<u64>);
@@ -32,17 +33,20 @@ fn memory_bytes_of(read: &dyn Fn(&str) -> Option<String>) -> u64 {
     machine.into_iter().chain(limits).min().unwrap_or(UNKNOWN_BYTES)
 }
 
-/// The limits of one line of `/proc/self/cgroup`, `number:controllers:path`: of that group and of all above it.
+/// The limits in one line of `/proc/self/cgroup`, `number:controllers:path`: of that group and of
+/// all above it.
 ///
-/// In a container the path is mostly `/`, or one of the machine outside that cannot be seen in here; the files of
-/// this container's own group then stand at the top of the mount, which is the last that is looked at.
+/// In a container the path is usually `/`, or a path of the machine outside that is not visible
+/// inside. The files of the container's own group are then at the top of the mount, which is read
+/// last.
 fn limits_of<'a>(
     line: &'a str,
     read: &'a dyn Fn(&str) -> Option<String>,
 ) -> impl Iterator<Item = u64> + 'a {
     let mut fields = line.splitn(3, ':').skip(1);
     let (controllers, path) = (fields.next().unwrap_or(""), fields.next().unwrap_or("/"));
-    // Version 2 has one hierarchy, without controllers; `memory.high` slows a process down until it hardly moves.
+    // Version 2 has one hierarchy, without controllers; `memory.high` slows a process down until it
+    // hardly moves.
     let (mount, files): (&str, &[&str]) = if controllers.is_empty() {
         ("/sys/fs/cgroup", &["memory.max", "memory.high"])
     } else if controllers.split(',').any(|controller| controller == "memory") {
@@ -55,7 +59,7 @@ fn limits_of<'a>(
     });
     let paths = parents
         .flat_map(move |group| files.iter().map(move |file| format!("{mount}{group}/{file}")));
-    // `max` is no number.
+    // `max` is not a number and is skipped.
     paths
         .filter_map(|path| read(&path)?.trim().parse().ok())
         .filter(|&bytes| bytes < NO_LIMIT_BYTES)
@@ -65,11 +69,11 @@ fn limits_of<'a>(
 mod tests {
     use super::*;
 
-    fn check(files: &[(&str, &str)], wanted: u64) {
+    fn check(files: &[(&str, &str)], expected: u64) {
         let read = |path: &str| {
             files.iter().find(|(name, _)| *name == path).map(|(_, text)| (*text).to_owned())
         };
-        assert_eq!(memory_bytes_of(&read), wanted, "{files:?}");
+        assert_eq!(memory_bytes_of(&read), expected, "{files:?}");
     }
 
     #[test]
@@ -98,7 +102,7 @@ mod tests {
             ],
             2 << 20,
         );
-        // A container sees itself at the top, whatever its path is called outside.
+        // A container sees itself at the top, whatever its path outside.
         let container = ("/proc/self/cgroup", "0::/../../kubepods/pod-1\n");
         check(&[machine, container, ("/sys/fs/cgroup/memory.max", "1048576\n")], 1 << 20);
         check(
@@ -111,12 +115,12 @@ mod tests {
         check(&[machine, first, limit], 3 << 20);
         let none = ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
         check(&[machine, first, none], 16 << 20);
-        // A group may be allowed more than there is.
+        // A group may be allowed more than the machine has.
         check(&[machine, own, ("/sys/fs/cgroup/memory.max", "1099511627776\n")], 16 << 20);
     }
 
     #[test]
-    fn a_process_knows_what_it_holds() {
+    fn anonymous_memory_follows_allocations() {
         let before = anonymous_bytes().expect("/proc is there");
         let held = std::hint::black_box(vec![1u8; 64 << 20]);
         let after = anonymous_bytes().expect("/proc is there");

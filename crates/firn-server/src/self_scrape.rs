@@ -5,18 +5,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use firn_model::{Error, Result, Timestamp};
-use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use crate::app::{App, Ready};
-use crate::http::serve::stopped;
+use crate::service::{Stopping, stopped};
 use crate::tally::Protocol;
 use crate::target::{SELF_JOB, Scrape, Target};
 use crate::telemetry::{Kind, MetricsText};
 use crate::wire::exposition::ExtraLabels;
 
 /// Scrapes at once and then as often as the settings say, until `stop` says true.
-pub(crate) async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
+pub(crate) async fn run(app: Arc<App>, mut stop: Stopping) {
     let Some(target) = &app.target else { return };
     let labels = [("job", SELF_JOB.to_owned()), ("instance", target.address.to_string())];
     let extra = ExtraLabels(labels.map(|(name, value)| (name.to_owned(), value)).to_vec());

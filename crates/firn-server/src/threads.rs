@@ -1,4 +1,4 @@
-//! Worker threads: where requests become blocking calls. Named, counted, with a bounded queue.
+//! Worker threads, on which requests become blocking calls. Named, counted, with a bounded queue.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,27 +12,27 @@ use tokio::sync::oneshot;
 
 /// A pool of threads, and states that jobs use one after the other.
 ///
-/// The thread and the state that were used last are used next: their memory is warm, and there is as much of it as jobs
-/// ever ran at one time, not as there are threads.
+/// The thread and the state that were used last are used next: their memory is warm, and its amount
+/// follows the number of concurrent jobs, not the number of threads.
 pub(crate) struct Workers<S> {
     shared: Arc<Shared<S>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What a pool looks like.
+/// Options of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WorkerOptions {
     /// Threads are called `<name>-<n>`.
     pub(crate) name: &'static str,
     pub(crate) thread_count: usize,
-    /// Jobs that may wait; a further one is refused.
+    /// Jobs that may wait; further ones are refused.
     pub(crate) queue_len_max: usize,
-    /// What a thread does that has had nothing to do for a moment.
+    /// Called by a thread that has been idle for a while.
     pub(crate) on_idle: fn(),
 }
 
-// Idle for so long, a thread gives back what it has freed; and once more after the second time, when others have freed
-// what was its, such as an answer that was sent.
+// An idle thread releases memory after the first time. It does so once more after the second one,
+// because other threads have freed memory of it meanwhile, such as a sent response.
 const IDLE_TIMES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
 
 struct Shared<S> {
@@ -45,7 +45,7 @@ struct Shared<S> {
 
 struct Queue<S> {
     jobs: VecDeque<Job<S>>,
-    /// The threads that wait, longest first.
+    /// The idle threads, longest first.
     idle: Vec<usize>,
     closed: bool,
 }
@@ -53,7 +53,7 @@ struct Queue<S> {
 type Job<S> = Box<dyn FnOnce(&mut S) + Send>;
 
 impl<S: Send + 'static> Workers<S> {
-    /// Starts the threads. A state is made by `make_state` when none is idle; one whose job panicked
+    /// Starts the threads. `make_state` makes a state when none is idle; a state whose job panicked
     /// is dropped.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl<S: Send + 'static> Workers<S> {
         Ok(Workers { shared, threads: Mutex::new(threads) })
     }
 
-    /// Runs `job` on a thread of the pool. It runs to its end even when nobody waits any more.
+    /// Runs `job` on a thread of the pool. It runs to its end even if this future is dropped.
     ///
     /// # Errors
     /// `Busy` when too many jobs wait, `Closed` after [`Workers::stop`], `Internal` when it panics.
@@ -89,10 +89,12 @@ impl<S: Send + 'static> Workers<S> {
     ) -> Result<T> {
         let (sender, receiver) = oneshot::channel();
         self.submit(Box::new(move |state| {
-            // Who asked may have gone; the work is done all the same.
+            // The caller may have stopped waiting; the job is done anyway.
             let _ = sender.send(job(state));
         }))?;
-        receiver.await.map_err(|_| Error::internal("a request failed by a bug; see the log"))
+        receiver
+            .await
+            .map_err(|_| Error::internal("a request panicked, which is a bug; see the log"))
     }
 
     fn submit(&self, job: Job<S>) -> Result<()> {
@@ -104,7 +106,11 @@ impl<S: Send + 'static> Workers<S> {
         if queue.jobs.len() >= options.queue_len_max {
             return Err(Error::busy(
                 1_000,
-                format!("{} requests wait for {} threads already", queue.jobs.len(), options.name),
+                format!(
+                    "{} requests wait for {} threads; retry later",
+                    queue.jobs.len(),
+                    options.name
+                ),
             ));
         }
         queue.jobs.push_back(job);
@@ -116,14 +122,14 @@ impl<S: Send + 'static> Workers<S> {
         Ok(())
     }
 
-    /// Takes no more jobs, finishes those it has, and waits for the threads.
+    /// Refuses further jobs, finishes the queued ones, and waits for the threads.
     pub(crate) fn stop(&self) {
         self.shared.queue.lock().closed = true;
         self.shared.wakers.iter().for_each(|waker| {
             waker.notify_one();
         });
         for thread in self.threads.lock().drain(..) {
-            // Panics are caught where they happen.
+            // Panics are caught inside the thread.
             let _ = thread.join();
         }
     }
@@ -161,7 +167,7 @@ fn next_job<S>(shared: &Shared<S>, idx: usize) -> Option<Job<S>> {
                 false
             }
         };
-        // Who wakes a thread has taken it out; a stop has not, nor has time.
+        // A submit has removed the thread from the list; a stop and a timeout have not.
         queue.idle.retain(|&waiting| waiting != idx);
         if is_idle {
             MutexGuard::unlocked(&mut queue, shared.options.on_idle);
@@ -182,7 +188,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn jobs_share_a_state_panics_are_contained_and_the_queue_is_bounded() {
+    async fn jobs_reuse_states_panics_are_contained_and_the_queue_is_bounded() {
         static IDLE_COUNT: AtomicUsize = AtomicUsize::new(0);
         let on_idle = || {
             IDLE_COUNT.fetch_add(1, Ordering::Relaxed);
@@ -197,7 +203,7 @@ mod tests {
         assert_eq!(workers.run(count).await.unwrap(), 2);
         let panicked = workers.run::<()>(|_| panic!("on purpose")).await;
         assert!(panicked.unwrap_err().to_string().contains("bug"));
-        assert_eq!(workers.run(count).await.unwrap(), 1, "the state was made anew");
+        assert_eq!(workers.run(count).await.unwrap(), 1, "the state is a new one");
         while IDLE_COUNT.load(Ordering::Relaxed) < IDLE_TIMES.len() {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! The allocator, and how soon it gives memory back to the system.
+//! The allocator, and how soon it returns freed memory to the operating system.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_long};
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// `mi_option_purge_delay` in the list of mimalloc's options, which only grows at its end.
+/// Index of `mi_option_purge_delay` in mimalloc's options, a list that only grows at its end.
 const PURGE_DELAY: c_int = 15;
 
-/// A thread gives back this often at most: the network's fall idle after each request, and collecting takes tens of
-/// microseconds.
-const GIVE_BACK_EVERY: Duration = Duration::from_millis(20);
+/// Shortest time between two releases of one thread: network threads become idle after each
+/// request, and a release takes tens of microseconds.
+const RELEASE_INTERVAL: Duration = Duration::from_millis(20);
 
 #[expect(unsafe_code, reason = "the interface in Rust has no options")]
 // SAFETY: as mimalloc.h declares it; mimalloc is linked as the global allocator above.
@@ -21,25 +21,27 @@ unsafe extern "C" {
     fn mi_collect(force: bool);
 }
 
-/// Freed memory goes back at once. By default that takes ten seconds, in which a server at its limit holds several times
-/// the limit: 740 MB of 64 MiB when 40 senders pressed it, 54 to 134 MB without the delay. The CPU of a remote write
-/// sample is the same (`make bench-head`).
+/// Returns freed memory to the operating system without delay. By default mimalloc waits, and a
+/// server at its limit holds several times the limit meanwhile: 740 MB at 64 MiB under the load of
+/// 40 senders, 54 to 134 MB without the delay. The CPU time of a remote write sample is the same
+/// (`make bench-head`).
 #[expect(unsafe_code, reason = "the interface in Rust has no options")]
-pub(crate) fn give_back_at_once() {
+pub(crate) fn purge_without_delay() {
     // SAFETY: it stores a number in an atomic variable; any thread may do that at any time.
     unsafe { mi_option_set(PURGE_DELAY, 0) }
 }
 
-/// Gives back what this thread has freed, and what others have freed of its memory: mimalloc looks at pages of a thread only
-/// when that thread wants memory again, so each idle one would keep megabytes.
+/// Releases the memory that this thread has freed, and memory of this thread that others have
+/// freed. Idle threads call it: mimalloc searches the pages of a thread only when that thread
+/// allocates, so each idle thread would keep megabytes.
 #[expect(unsafe_code, reason = "the interface in Rust does not have it")]
-pub(crate) fn give_back() {
+pub(crate) fn release() {
     thread_local!(static LAST: Cell<Option<Instant>> = const { Cell::new(None) });
-    if LAST.get().is_some_and(|last| last.elapsed() < GIVE_BACK_EVERY) {
+    if LAST.get().is_some_and(|last| last.elapsed() < RELEASE_INTERVAL) {
         return;
     }
     LAST.set(Some(Instant::now()));
-    // SAFETY: it looks at the memory of the thread that calls it, and any thread may call it at any time.
+    // SAFETY: it reads the memory of the calling thread, and any thread may call it at any time.
     unsafe { mi_collect(true) }
 }
 
@@ -57,9 +59,9 @@ mod tests {
     #[expect(unsafe_code, reason = "the interface in Rust has no options")]
     fn the_option_is_the_delay() {
         // SAFETY: it loads a number.
-        let before = unsafe { mi_option_get(PURGE_DELAY) };
-        assert_eq!(before, 1_000, "mimalloc's default, by which its place is known");
-        give_back_at_once();
+        let default = unsafe { mi_option_get(PURGE_DELAY) };
+        assert_eq!(default, 1_000, "mimalloc's default, which identifies the option");
+        purge_without_delay();
         // SAFETY: it loads a number.
         assert_eq!(unsafe { mi_option_get(PURGE_DELAY) }, 0);
     }

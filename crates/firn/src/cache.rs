@@ -1,16 +1,14 @@
-//! `firn cache`: a cache server, a caching proxy, and what either of them tells of itself.
+//! `firn cache`: a cache server, a caching proxy, and statistics of either.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use clap::{Args, Subcommand};
-use firn_server::{
-    CacheConfig, CacheServer, CacheServerConfig, CacheSettings, Error, Proxy, ProxyConfig, Result,
-};
+use firn_server::{CacheConfig, CacheServer, Error, Flags, Proxy, Result};
 
 use crate::{allocator, http};
 
-/// Where both kinds tell their numbers.
+/// Path of the metrics of both kinds.
 const METRICS_PATH: &str = "/-/cache/metrics";
 
 /// `firn cache`.
@@ -18,59 +16,61 @@ const METRICS_PATH: &str = "/-/cache/metrics";
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Cache {
     #[command(subcommand)]
-    look: Option<Look>,
+    command: Option<CacheCommand>,
 
     #[command(flatten)]
-    settings: CacheSettings,
+    flags: Flags<CacheConfig>,
 }
 
 #[derive(Debug, Subcommand)]
-enum Look {
-    /// What a running cache has kept and answered, as a table
+enum CacheCommand {
+    /// Print statistics of a running cache or proxy as a table
     Stats(Stats),
 }
 
 #[derive(Debug, Args)]
 struct Stats {
-    /// Where the cache or proxy listens
+    /// Address of the cache or proxy
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9421")]
     server: String,
 
-    /// The token, if it wants one
+    /// Token of the cache, if it was started with --token-file
     #[arg(long, env = "FIRN_CACHE_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     token: Option<String>,
 }
 
-/// Runs a cache until it is told to stop, or tells of one.
-#[expect(clippy::print_stdout, reason = "the terminal is this room's")]
+/// Runs a cache until it is stopped, or prints statistics of a running one.
+///
+/// # Errors
+/// Those of the settings, of the start and of the stop; `Unavailable` when no cache responds.
+#[expect(clippy::print_stdout, reason = "the command line prints to the terminal")]
 pub(crate) fn cache(cache: &Cache) -> Result<()> {
-    if let Some(Look::Stats(stats)) = &cache.look {
-        print!("{}", stats_of(stats)?);
+    if let Some(CacheCommand::Stats(stats)) = &cache.command {
+        print!("{}", fetch_stats(stats)?);
         return Ok(());
     }
     let version = env!("CARGO_PKG_VERSION");
-    match cache.settings.check()? {
-        CacheConfig::Proxy(config) => {
-            let (origin, data) = (config.origin.clone(), config.data.display().to_string());
-            let proxy = Proxy::start(ProxyConfig { on_idle: allocator::give_back, ..config })?;
+    let config = cache.flags.load()?.config;
+    let data = config.data.to_string();
+    match config.proxy.get() {
+        Some(origin) => {
+            let proxy = Proxy::start(&origin, config, allocator::release)?;
             let listen = proxy.listen();
             println!(
                 "FirnDB {version}   cache in {data}\n\
-                 Use            http://{listen}/ in place of {origin}\n\
-                 Numbers        http://{listen}{METRICS_PATH}",
+                 URL            http://{listen}/ in place of {origin:?}\n\
+                 Metrics        http://{listen}{METRICS_PATH}",
             );
             let served = proxy.wait_for_signal();
             served.and(proxy.stop())
         }
-        CacheConfig::Server(config) => {
-            let data = config.data.display().to_string();
-            let config = CacheServerConfig { on_idle: allocator::give_back, ..config };
-            let server = CacheServer::start(config)?;
+        None => {
+            let server = CacheServer::start(config, allocator::release)?;
             let listen = server.listen();
             println!(
                 "FirnDB {version}   cache in {data}\n\
-                 Listens        {listen} (docs/cache-protocol.md)\n\
-                 Numbers        http://{listen}{METRICS_PATH}",
+                 Address        {listen} (docs/cache-protocol.md)\n\
+                 Metrics        http://{listen}{METRICS_PATH}",
             );
             let served = server.wait_for_signal();
             served.and(server.stop())
@@ -78,7 +78,7 @@ pub(crate) fn cache(cache: &Cache) -> Result<()> {
     }
 }
 
-fn stats_of(stats: &Stats) -> Result<String> {
+fn fetch_stats(stats: &Stats) -> Result<String> {
     let token = stats.token.as_deref();
     let body = http::get(&stats.server, METRICS_PATH, token)?;
     let text = String::from_utf8_lossy(&body).into_owned();
@@ -89,30 +89,41 @@ fn stats_of(stats: &Stats) -> Result<String> {
         .filter_map(|(name, value)| Some((name, value.parse().ok()?)))
         .collect();
     if !samples.contains_key("firn_cache_slabs") {
-        let said = text.lines().next().unwrap_or_default();
-        return Err(Error::unavailable(format!("no cache listens at {}: {said}", stats.server)));
+        let first = text.lines().next().unwrap_or_default();
+        let what = format!(
+            "no firn cache responds at {}: expected its metrics, got {first:?}; check --server and \
+             --token",
+            stats.server
+        );
+        return Err(Error::unavailable(what));
     }
     Ok(table(&samples))
 }
 
-/// The numbers that say how a cache does.
+/// The statistics that matter to an operator, one line each.
 fn table(samples: &BTreeMap<&str, f64>) -> String {
     let get = |name: &str| samples.get(name).copied().unwrap_or(0.0);
     let by = |name: &str, label: &str, value: &str| get(&format!("{name}{{{label}=\"{value}\"}}"));
     let mut text = String::new();
-    let mut line = |name: &str, told: String| {
+    let mut line = |name: &str, value: String| {
         // Writing into a string cannot fail.
-        let _ = writeln!(text, "{name:<16}{told}");
+        let _ = writeln!(text, "{name:<16}{value}");
     };
     let lookups = |result| by("firn_cache_lookups_total", "result", result);
     let returned = |result| bytes(by("firn_cache_returned_bytes_total", "result", result));
     let (hits, parts, misses) = (lookups("hit"), lookups("partial"), lookups("miss"));
     let percent = |count: f64| 100.0 * count / (hits + parts + misses).max(1.0);
-    line("hits", format!("{hits} ({:.1} %), {} given", percent(hits), returned("hit")));
-    line("in part", format!("{parts} ({:.1} %), {} given", percent(parts), returned("partial")));
+    line("hits", format!("{hits} ({:.1} %), {} returned", percent(hits), returned("hit")));
+    line(
+        "partial hits",
+        format!("{parts} ({:.1} %), {} returned", percent(parts), returned("partial")),
+    );
     line("misses", format!("{misses} ({:.1} %)", percent(misses)));
     line("parts declined", format!("{}", get("firn_cache_declined_partial_hits_total")));
-    line("kept", format!("{} keys, {} ranges", get("firn_cache_keys"), get("firn_cache_extents")));
+    line(
+        "stored",
+        format!("{} keys, {} ranges", get("firn_cache_keys"), get("firn_cache_extents")),
+    );
     let written = bytes(get("firn_cache_written_bytes_total"));
     line(
         "set",
@@ -124,7 +135,7 @@ fn table(samples: &BTreeMap<&str, f64>) -> String {
     );
     line(
         "written",
-        format!("{written}, {:.2} for each byte set", get("firn_cache_write_amplification_ratio")),
+        format!("{written}, {:.2} per byte set", get("firn_cache_write_amplification_ratio")),
     );
     line("read", bytes(get("firn_cache_read_bytes_total")));
     for partition in ["fifo", "lru"] {
@@ -146,7 +157,7 @@ fn table(samples: &BTreeMap<&str, f64>) -> String {
     line("compaction", format!("{} slabs merged", get("firn_cache_compacted_slabs_total")));
     line("rescued", format!("a part of {} slabs", get("firn_cache_rescued_slabs_total")));
     line("memory", bytes(get("firn_cache_memory_bytes")));
-    let off = if get("firn_cache_disabled") > 0.0 { "; the cache is OFF" } else { "" };
+    let off = if get("firn_cache_disabled") > 0.0 { "; the cache is off" } else { "" };
     line(
         "device",
         format!(
@@ -175,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_says_what_was_found_and_where_it_lies() {
+    fn the_table_shows_results_partitions_and_a_failed_device() {
         let samples = BTreeMap::from([
             ("firn_cache_lookups_total{result=\"hit\"}", 90.0),
             ("firn_cache_lookups_total{result=\"miss\"}", 10.0),
@@ -186,10 +197,10 @@ mod tests {
         ]);
         let text = table(&samples);
         for line in [
-            "hits            90 (90.0 %), 20 KiB given",
+            "hits            90 (90.0 %), 20 KiB returned",
             "misses          10 (10.0 %)",
             "lru partition   3 slabs of at most 7, 0 evicted, 0 ghost hits",
-            "device          0 failures, 0 damaged slabs dropped; the cache is OFF",
+            "device          0 failures, 0 damaged slabs dropped; the cache is off",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }

@@ -1,54 +1,52 @@
-//! `firn check`: every byte of a database against its checksum, and repair.
+//! `firn check`: checks every byte of a database against its checksum, and repairs it.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use firn_server::{
-    CheckProgress, CheckReport, Error, ErrorKind, GroupId, Loss, Result, check_folder,
+    CheckProgress, CheckReport, DatabaseFlags, Error, ErrorKind, GroupId, Loss, Result,
+    check_folder,
 };
 
 /// `firn check`.
 #[derive(Debug, Args)]
 pub(crate) struct Check {
-    /// Folder of the database, which no server has open
-    #[arg(long, env = "FIRN_DATA", value_name = "FOLDER", default_value = "./firn-data")]
-    data: PathBuf,
+    #[command(flatten)]
+    database: DatabaseFlags,
 
-    /// Where its history lies, if not in the folder: what the server was started with
-    #[arg(long, env = "FIRN_SLOW_TIER", value_name = "PLACE")]
-    slow_tier: Option<String>,
-
-    /// Write damaged tables and index files anew without what is lost, and say what that was
+    /// Repair damaged tables and index files: from the slow tier's copy where there is one, else by
+    /// rewriting them without the damaged blocks; the report names lost groups and times
     #[arg(long)]
     repair: bool,
 
-    /// Give up the history, or go on with this folder alone, where the slow tier has neither a manifest nor any table of it
+    /// Give up the history if the slow tier has neither a manifest nor any table of it; the
+    /// database then continues with the data in its folder
     #[arg(long, requires = "repair")]
     forget_lost_history: bool,
 }
 
-// Often enough to see that it goes on, seldom enough for a log file.
-const PROGRESS_EVERY: Duration = Duration::from_secs(2);
+// Short enough to show progress, long enough for a log file.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Checks and prints.
+/// Checks a database and prints the report.
 ///
 /// # Errors
-/// `Corrupt` when something is damaged and stays so.
-#[expect(clippy::print_stdout, reason = "the terminal is this room's")]
+/// `Corrupt` when damage remains.
+#[expect(clippy::print_stdout, reason = "the command line prints to the terminal")]
 pub(crate) fn check(check: &Check) -> Result<()> {
     let is_terminal = std::io::stderr().is_terminal();
-    let mut told = Instant::now();
+    let mut printed = Instant::now();
     let mut each = |progress: &CheckProgress| {
-        if told.elapsed() >= PROGRESS_EVERY {
-            told = Instant::now();
+        if printed.elapsed() >= PROGRESS_INTERVAL {
+            printed = Instant::now();
             let line = progress_line(progress);
             if is_terminal { eprint!("\r{line}") } else { eprintln!("{line}") }
         }
     };
+    let (folder, slow_tier) = check.database.load()?;
     let repairs = (check.repair, check.forget_lost_history);
-    let report = check_folder(&check.data, check.slow_tier.as_deref(), repairs, &mut each)?;
+    let report = check_folder(&folder, slow_tier.as_deref(), repairs, &mut each)?;
     if is_terminal {
         eprintln!();
     }
@@ -56,7 +54,7 @@ pub(crate) fn check(check: &Check) -> Result<()> {
     match report.findings.iter().find(|finding| !finding.is_repaired) {
         None => Ok(()),
         Some(first) => {
-            let kind = ErrorKind::Corrupt { file: check.data.display().to_string(), offset: 0 };
+            let kind = ErrorKind::Corrupt { file: folder.display().to_string(), offset: 0 };
             Err(Error::new(kind, format!("the database is damaged: {}", first.error)))
         }
     }
@@ -75,7 +73,7 @@ fn progress_line(progress: &CheckProgress) -> String {
 
 fn text(report: &CheckReport, repairs: bool) -> String {
     let mut lines = vec![format!(
-        "{} files with {} bytes read, {} damaged places, {} files that nobody names",
+        "read {} files with {} bytes; found {} damaged blocks and {} orphaned files",
         report.progress.files_done,
         report.progress.bytes_done,
         report.findings.len(),
@@ -87,8 +85,8 @@ fn text(report: &CheckReport, repairs: bool) -> String {
         if finding.is_repaired {
             lines.push(
                 match finding.loss {
-                    None => "          repaired: it is whole again",
-                    Some(_) => "          repaired: the rest was written anew",
+                    None => "          repaired: nothing is lost",
+                    Some(_) => "          repaired: rewritten without the lost data",
                 }
                 .to_owned(),
             );
@@ -96,12 +94,12 @@ fn text(report: &CheckReport, repairs: bool) -> String {
     }
     for orphan in &report.orphans {
         lines.push(format!(
-            "orphan    {orphan}: a server removes it by itself, a file at its start, an object an hour after it"
+            "orphan    {orphan}: the server removes it; a file at the start, an object after 1 h"
         ));
     }
     if !repairs && report.findings.iter().any(|finding| finding.loss.is_some()) {
         lines.push(
-            "--repair writes damaged tables and index files anew without what is lost".to_owned(),
+            "Run firn check --repair to rewrite damaged files without the lost data.".to_owned(),
         );
     }
     lines.join("\n") + "\n"
@@ -114,7 +112,7 @@ fn loss_text(loss: Option<&Loss>) -> String {
         })
     };
     match loss {
-        None => "nothing is lost by it".to_owned(),
+        None => "nothing is lost".to_owned(),
         Some(Loss::Samples(lost)) => format!(
             "lost: {} chunks{}, time {} to {} (ms)",
             lost.chunk_count,
@@ -123,13 +121,15 @@ fn loss_text(loss: Option<&Loss>) -> String {
             lost.range.end
         ),
         Some(Loss::Series(lost)) => format!(
-            "lost: the labels of {} series{}; nobody can ask for their samples any more, and they are new series when \
-             they are written again",
+            "lost: the labels of {} series{}; their samples can no longer be queried, and further \
+             samples make new series",
             lost.count,
             of_groups(lost.groups)
         ),
-        Some(Loss::Unknown) => "what needs this block fails; --repair takes it from the slow tier's copy, or else loses \
-             the series whose labels are in it"
-            .to_owned(),
+        Some(Loss::Unknown) => {
+            "reads of this block fail; --repair restores it from the slow tier's copy, \
+             or else loses the series with labels in it"
+                .to_owned()
+        }
     }
 }

@@ -1,55 +1,51 @@
-//! `firn inspect`: what is in a database, of a folder that no server has open or of a running server.
+//! `firn inspect`: the contents of a database in a folder that no server has open, of a slow tier,
+//! or of a running server.
 
 mod tables;
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use firn_server::{
-    DatabaseLocation, InspectGroups, Result, inspect_cardinality, inspect_groups, inspect_table,
-    inspect_tables,
+    DatabaseFlags, DatabaseLocation, InspectGroups, Result, inspect_cardinality, inspect_groups,
+    inspect_table, inspect_tables,
 };
 use serde_json::Value;
 
 use crate::http;
 
-/// What to look at.
+/// `firn inspect`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Inspect {
-    /// What each group saves or costs, by TimeUnion's equations 1 to 6 with its own numbers; what costs
-    /// most comes first (docs/groups.md)
+    /// Bytes that each group saves or costs, most expensive first
+    ///
+    /// Computed by equations 1 to 6 of TimeUnion (SIGMOD 2022) with the database's own numbers
+    /// (docs/groups.md).
     Groups(Groups),
-    /// Levels, partitions and tables, or what one table is made of: blocks, chunks, columns with their codecs
-    /// (docs/tiers.md)
+    /// Levels, partitions and tables, or the blocks, chunks and columns of one table
+    ///
+    /// docs/tiers.md describes levels and partitions.
     Tables(Tables),
-    /// Metrics, labels and groups that make the index large
+    /// Metrics, labels and groups with the most series and bytes in the index
     Cardinality(Cardinality),
 }
 
-/// Which database.
+/// The database to inspect.
 #[derive(Debug, Args)]
-struct Where {
-    /// Folder of the database
-    #[arg(long, env = "FIRN_DATA", value_name = "FOLDER", default_value = "firn-data")]
-    data: PathBuf,
+struct Database {
+    #[command(flatten)]
+    flags: DatabaseFlags,
 
-    /// Where its history lies, if not in the folder
-    #[arg(long, env = "FIRN_SLOW_TIER", value_name = "PLACE")]
-    slow_tier: Option<String>,
-
-    /// Look at the slow tier alone, a bucket too, also while a server writes there: its index is copied to a temporary folder
+    /// Read the slow tier alone, also while a server writes there; its index is copied to a
+    /// temporary folder
     #[arg(long)]
     slow_only: bool,
 }
 
-impl Where {
-    fn place(&self) -> DatabaseLocation {
-        DatabaseLocation {
-            folder: self.data.clone(),
-            slow_tier: self.slow_tier.clone(),
-            is_slow_only: self.slow_only,
-        }
+impl Database {
+    fn location(&self) -> Result<DatabaseLocation> {
+        let (folder, slow_tier) = self.flags.load()?;
+        Ok(DatabaseLocation { folder, slow_tier, is_slow_only: self.slow_only })
     }
 }
 
@@ -57,17 +53,17 @@ impl Where {
 #[derive(Debug, Args)]
 pub(crate) struct Tables {
     #[command(flatten)]
-    place: Where,
+    database: Database,
 
-    /// What this table is made of
+    /// Show the blocks, chunks and columns of this table
     #[arg(long, value_name = "NUMBER")]
     table: Option<u64>,
 
-    /// Of the table only what is of this group: every column with the labels of its series
+    /// Show only this group of the table, each column with the labels of its series
     #[arg(long, value_name = "NUMBER", requires = "table")]
     group: Option<u64>,
 
-    /// Print JSON in place of text; of one table a line for itself and for each block
+    /// Print JSON instead of text; for one table a line for itself and for each block
     #[arg(long)]
     json: bool,
 }
@@ -76,13 +72,13 @@ pub(crate) struct Tables {
 #[derive(Debug, Args)]
 pub(crate) struct Cardinality {
     #[command(flatten)]
-    place: Where,
+    database: Database,
 
-    /// So many of each kind
+    /// Entries to list of each kind
     #[arg(long, value_name = "COUNT", default_value_t = 10)]
     top: usize,
 
-    /// Print JSON in place of tables
+    /// Print JSON instead of text
     #[arg(long)]
     json: bool,
 }
@@ -91,39 +87,42 @@ pub(crate) struct Cardinality {
 #[derive(Debug, Args)]
 pub(crate) struct Groups {
     #[command(flatten)]
-    place: Where,
+    database: Database,
 
-    /// Ask a running server at this address in place of opening the folder
+    /// Address of a running server to query instead of opening the folder
     #[arg(long, value_name = "HOST:PORT")]
     server: Option<String>,
 
-    /// Only groups with a member that this matches, such as '{job="node"}'; may be repeated
+    /// Select groups with a member that matches, such as '{job="node"}'; may be repeated
     #[arg(long = "match", value_name = "SELECTOR")]
     selectors: Vec<String>,
 
-    /// Groups to list; the totals are of all. 0 lists all, of a server at most 10,000
+    /// Groups to list, 0 for all (a server lists at most 10,000); the totals include all
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     top: usize,
 
-    /// The newest data so long is looked at
+    /// Length of the newest data to examine
     #[arg(long, value_name = "DURATION", default_value = "2h")]
     partition: String,
 
-    /// Print JSON in place of a table
+    /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
 }
 
-/// Looks and prints.
-#[expect(clippy::print_stdout, reason = "the terminal is this room's")]
+/// Reads a database and prints the report.
+///
+/// # Errors
+/// Those of opening the database or of the server.
+#[expect(clippy::print_stdout, reason = "the command line prints to the terminal")]
 pub(crate) fn inspect(inspect: &Inspect) -> Result<()> {
     let (report, is_json, text): (Value, bool, fn(&Value) -> String) = match inspect {
         Inspect::Groups(groups) => (groups_report(groups)?, groups.json, table),
-        Inspect::Cardinality(Cardinality { place, top, json }) => {
-            (inspect_cardinality(&place.place(), *top)?, *json, tables::cardinality)
+        Inspect::Cardinality(Cardinality { database, top, json }) => {
+            (inspect_cardinality(&database.location()?, *top)?, *json, tables::cardinality)
         }
-        Inspect::Tables(Tables { place, table: Some(table), group, json }) => {
-            return inspect_table(&place.place(), *table, *group, &mut |part| {
+        Inspect::Tables(Tables { database, table: Some(table), group, json }) => {
+            return inspect_table(&database.location()?, *table, *group, &mut |part| {
                 if *json {
                     println!("{part}")
                 } else {
@@ -132,8 +131,8 @@ pub(crate) fn inspect(inspect: &Inspect) -> Result<()> {
                 Ok(())
             });
         }
-        Inspect::Tables(Tables { place, json, .. }) => {
-            (inspect_tables(&place.place())?, *json, tables::levels)
+        Inspect::Tables(Tables { database, json, .. }) => {
+            (inspect_tables(&database.location()?)?, *json, tables::levels)
         }
     };
     if is_json {
@@ -146,20 +145,20 @@ pub(crate) fn inspect(inspect: &Inspect) -> Result<()> {
 
 fn groups_report(groups: &Groups) -> Result<Value> {
     match &groups.server {
-        Some(server) => ask(server, groups),
+        Some(server) => server_report(server, groups),
         None => {
             let selectors = groups.selectors.iter().map(String::as_str);
-            let asked = InspectGroups::parse(selectors, groups.top, &groups.partition)?;
-            inspect_groups(&groups.place.place(), &asked)
+            let request = InspectGroups::parse(selectors, groups.top, &groups.partition)?;
+            inspect_groups(&groups.database.location()?, &request)
         }
     }
 }
 
-// A server lists no more at once.
+// A server lists at most this number at once.
 const SERVER_TOP_MAX: usize = 10_000;
 
 /// The report of a running server.
-fn ask(server: &str, groups: &Groups) -> Result<Value> {
+fn server_report(server: &str, groups: &Groups) -> Result<Value> {
     let address = server.strip_prefix("http://").unwrap_or(server).trim_end_matches('/');
     let top = if groups.top == 0 { SERVER_TOP_MAX } else { groups.top.min(SERVER_TOP_MAX) };
     let mut params = form_urlencoded::Serializer::new(String::new());
@@ -170,19 +169,20 @@ fn ask(server: &str, groups: &Groups) -> Result<Value> {
     let target = format!("/api/v1/status/groups?{}", params.finish());
     let body = http::get(address, &target, None)?;
     let json: Value = serde_json::from_slice(&body).map_err(|_| {
-        let told = String::from_utf8_lossy(body.get(..body.len().min(200)).unwrap_or(&body));
-        firn_server::Error::unavailable(format!("the server at {address} says: {}", told.trim()))
+        let start = String::from_utf8_lossy(body.get(..body.len().min(200)).unwrap_or(&body));
+        let what = format!("the server at {address}: expected JSON, got {:?}", start.trim());
+        firn_server::Error::unavailable(what)
     })?;
     match json.get("data") {
         Some(report) => Ok(report.clone()),
         None => {
-            let told = json["error"].as_str().unwrap_or("no report");
-            Err(firn_server::Error::invalid(format!("the server at {address} says: {told}")))
+            let error = json["error"].as_str().unwrap_or("no report");
+            Err(firn_server::Error::invalid(format!("the server at {address}: {error}")))
         }
     }
 }
 
-/// The columns of the table: head, and what stands in them.
+/// A column of the table: its head, and its cell for a group.
 type Column = (&'static str, fn(&Value) -> String);
 
 const COLUMNS: [Column; 12] = [
@@ -234,8 +234,8 @@ fn table(report: &Value) -> String {
     if left > 0 {
         let _ = writeln!(text, "{left} more groups cost less or save more; --top 0 lists all");
     }
-    text + "net: bytes that a group costs more than its series alone, - is what it saves. slow: alone/grouped, \
-            the slow tier's time for one member and for all\n"
+    text + "net: bytes that a group costs more than its series alone; a negative number is saved.\n\
+            slow: time of the slow tier, alone/grouped, to read one member and all members.\n"
 }
 
 fn labels(labels: &Value) -> String {
@@ -266,7 +266,7 @@ fn bytes(bytes: Option<f64>, signed: bool) -> String {
     if signed { format!("{value:+.0} {unit}") } else { format!("{value:.0} {unit}") }
 }
 
-/// How many samples share one timestamp.
+/// Samples per stored timestamp.
 fn per_timestamp(group: &Value) -> String {
     let samples = group["samples"].as_f64().unwrap_or(0.0);
     match group["timestamps"]["grouped"].as_f64().filter(|&count| count > 0.0) {
@@ -275,7 +275,7 @@ fn per_timestamp(group: &Value) -> String {
     }
 }
 
-/// Seconds alone and grouped.
+/// Seconds: alone, grouped.
 fn times(cost: &Value) -> String {
     let seconds = |name: &str| cost[name].as_f64().unwrap_or(0.0);
     format!("{:.2}/{:.2} s", seconds("alone"), seconds("grouped"))
@@ -303,7 +303,7 @@ mod tests {
         };
         let text = table(&json!({ "groups": [cost(42.0), cost(-129_000.0)], "total": cost(-5.0) }));
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 6, "{text}");
+        assert_eq!(lines.len(), 7, "{text}");
         assert!(lines[0].ends_with("group") && lines[0].trim_start().starts_with("net"));
         assert!(lines[1].trim_start().starts_with("+42 B"), "{text}");
         assert!(lines[2].trim_start().starts_with("-126 KiB"), "{text}");
@@ -316,7 +316,7 @@ mod tests {
         assert!(lines[3].ends_with("all 3 groups, 50.5 members each"), "{text}");
         assert!(lines[4].starts_with("1 more groups"), "{text}");
         let columns = |line: &str| line.find(" B").map(|at| at + 2);
-        assert_eq!(columns(lines[1]), columns(lines[3]), "numbers stand below each other");
+        assert_eq!(columns(lines[1]), columns(lines[3]), "numbers are aligned");
     }
 
     #[test]
@@ -324,6 +324,6 @@ mod tests {
         let text =
             table(&json!({ "groups": [], "total": { "groups": 0, "members_per_group": 0.0 } }));
         assert!(text.contains("all 0 groups"), "{text}");
-        assert!(text.lines().count() == 3, "{text}");
+        assert!(text.lines().count() == 4, "{text}");
     }
 }

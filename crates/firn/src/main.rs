@@ -1,13 +1,20 @@
 //! The command `firn`.
 //!
-//! **Owns** the command line and what people read on their terminal. **Never** does anything that the
-//! rooms below could do: it parses arguments, starts one of them, and says how it went.
+//! **Owns** the command line and the text that is printed on the terminal.
+//!
+//! **Never** contains logic that belongs to the rooms below: it parses arguments, starts one of
+//! them, and reports the result.
+//!
+//! Terms: `docs/glossary.md`.
+//!
+//! Reading order: `config`, `cache`, `check`, `inspect`, `http`, `allocator`.
 
 #![deny(unsafe_code)]
 
 mod allocator;
 mod cache;
 mod check;
+mod config;
 mod http;
 mod inspect;
 
@@ -16,11 +23,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use firn_server::{Config, Server, Settings};
+use firn_server::{Flags, ServeConfig, Server};
 
-/// A time series database: Prometheus remote write in, PromQL out, nothing acknowledged ever lost.
+/// FirnDB, a time series database compatible with Prometheus
+///
+/// It accepts remote write and text exposition and answers PromQL. `firn serve` runs the server.
 #[derive(Debug, Parser)]
-#[command(name = "firn", version, propagate_version = true)]
+#[command(name = "firn", version, propagate_version = true, max_term_width = 100)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -29,28 +38,42 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the database server
-    Serve(Box<Settings>),
-    /// Run a cache: of points by key and time range for any program, or of range queries in front of a database
+    ///
+    /// The server needs no settings: it listens on 127.0.0.1:9420 and stores data in ./firn-data.
+    /// It stops on SIGTERM and SIGINT.
+    Serve(Box<Flags<ServeConfig>>),
+    /// Run a cache: in front of a database, or for programs that store points
+    ///
+    /// With --proxy it answers range queries in front of a database that you have already
+    /// (docs/result-cache.md). Without --proxy it stores points by key and time range for any
+    /// program (docs/cache-protocol.md). It stops on SIGTERM and SIGINT.
     Cache(Box<cache::Cache>),
-    /// Read every byte of a database against its checksum; repair it
+    /// Print or check settings
+    #[command(subcommand)]
+    Config(config::Config),
+    /// Check every byte of a database against its checksum, and repair it
+    ///
+    /// No server may have the folder open. Without --repair the command changes nothing. It fails
+    /// if it finds damage that remains.
     Check(check::Check),
-    /// Look into a database
+    /// Show the contents of a database
     #[command(subcommand)]
     Inspect(inspect::Inspect),
 }
 
 fn main() -> ExitCode {
-    allocator::give_back_at_once();
+    allocator::purge_without_delay();
     let arguments = Arguments::parse();
     let done = match arguments.command {
-        Command::Serve(settings) => {
+        Command::Serve(flags) => {
             log_to_stderr();
-            serve(&settings)
+            serve(&flags)
         }
         Command::Cache(cache) => {
             log_to_stderr();
             cache::cache(&cache)
         }
+        Command::Config(config) => config::config(&config),
         Command::Check(check) => check::check(&check),
         Command::Inspect(inspect) => inspect::inspect(&inspect),
     };
@@ -63,25 +86,25 @@ fn main() -> ExitCode {
     }
 }
 
-// What fails at the start mostly fails in this time, and should be read alone; a start that takes
-// longer can be watched where the four lines point to.
-const SOON: Duration = Duration::from_secs(1);
+// A start that fails mostly fails within this time; its error is then printed without the greeting.
+// A longer start can be watched at the address in the greeting.
+const START_MAX: Duration = Duration::from_secs(1);
 
-fn serve(settings: &Settings) -> firn_server::Result<()> {
-    let config = Config { on_idle: allocator::give_back, ..settings.check()? };
-    let mut server = Server::start(config.clone())?;
-    let served = server.wait_until_ready(SOON).and_then(|_| {
+fn serve(flags: &Flags<ServeConfig>) -> firn_server::Result<()> {
+    let config = flags.load()?.config;
+    let mut server = Server::start(config.clone(), allocator::release)?;
+    let served = server.wait_until_ready(START_MAX).and_then(|_| {
         greet(&config, &server);
         server.wait_for_signal()
     });
-    // What failed first is what people must read; a database that never opened has nothing to lose.
+    // The first error is the cause. A database that never opened has nothing to flush.
     let stopped = server.stop();
     served.and(stopped)
 }
 
-/// Four lines on where to look.
-#[expect(clippy::print_stdout, reason = "the terminal is this room's")]
-fn greet(config: &Config, server: &Server) {
+/// Prints the addresses that a newcomer needs.
+#[expect(clippy::print_stdout, reason = "the command line prints to the terminal")]
+fn greet(config: &ServeConfig, server: &Server) {
     let mut listen = server.listen();
     if listen.ip().is_unspecified() {
         listen.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
@@ -89,15 +112,14 @@ fn greet(config: &Config, server: &Server) {
     let version = env!("CARGO_PKG_VERSION");
     println!(
         "FirnDB {version}   data in {}, history in {}\n\
-         Look here      http://{listen}/\n\
+         Web page       http://{listen}/\n\
          Grafana        data source of type Prometheus, URL http://{listen}\n\
          Prometheus     remote_write: [{{ url: \"http://{listen}/api/v1/write\" }}]",
-        config.data.display(),
-        config.slow_tier,
+        config.data, config.slow_tier,
     );
 }
 
-/// `RUST_LOG` chooses what is logged: by default warnings, and what the database says of itself.
+/// Logs to standard error. `RUST_LOG` selects the messages; by default `info` and above.
 fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));

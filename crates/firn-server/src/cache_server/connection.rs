@@ -8,13 +8,13 @@ use firn_cache::{CachedRange, DeclineReason, Lookup};
 use firn_model::{CommitSeq, ErrorKind, TimeRange};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::protocol::{Command, Format, LINE_BYTES_MAX, Place, Refused, parse_line};
 use super::{Shared, points};
-use crate::http::serve::stopped;
+use crate::service::{Stopping, stopped};
 
 /// A request that has begun, or an answer that has, ends within this.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -53,15 +53,15 @@ impl From<io::Error> for End {
 
 impl<'a> Connection<'a> {
     pub(super) fn new(stream: TcpStream, shared: &'a Arc<Shared>) -> Connection<'a> {
-        let is_trusted = shared.config.token.is_none();
+        let is_trusted = shared.token.is_none();
         Connection { shared, stream, buffer: Vec::new(), start: 0, is_trusted }
     }
 
     /// Answers until the client goes, or the server stops and what was begun is answered.
-    pub(super) async fn run(mut self, mut stop: watch::Receiver<bool>) {
+    pub(super) async fn run(mut self, mut stop: Stopping) {
         loop {
             if self.start == self.buffer.len() {
-                let idle = self.shared.config.idle;
+                let idle = self.shared.config.idle.duration();
                 let begun = tokio::select! {
                     begun = timeout(idle, self.read_more()) => begun,
                     () = stopped(&mut stop) => return,
@@ -90,7 +90,7 @@ impl<'a> Connection<'a> {
                 return self.refuse(Refused { what, skip_bytes: None }).await;
             }
         };
-        let command = match parse_line(&line, self.shared.config.value_bytes_max) {
+        let command = match parse_line(&line, self.shared.config.value_bytes_max.to_usize()) {
             Ok(command) => command,
             Err(refused) => return self.refuse(refused).await,
         };
@@ -137,7 +137,7 @@ impl<'a> Connection<'a> {
     fn is_token(&self, token: &[u8]) -> bool {
         // Digests are compared: how long that takes says nothing about the token.
         let digest = |token: &[u8]| ring::digest::digest(&ring::digest::SHA256, token);
-        let wanted = self.shared.config.token.as_ref();
+        let wanted = self.shared.token.as_ref();
         wanted.is_none_or(|wanted| digest(wanted.as_bytes()).as_ref() == digest(token).as_ref())
     }
 
@@ -179,7 +179,7 @@ impl<'a> Connection<'a> {
         while batch.len() < GETS_MAX {
             let Some(line) = self.line_here() else { break };
             let Ok(Command::Get(place, format, least)) =
-                parse_line(line, self.shared.config.value_bytes_max)
+                parse_line(line, self.shared.config.value_bytes_max.to_usize())
             else {
                 break;
             };
@@ -198,9 +198,9 @@ impl<'a> Connection<'a> {
             .into_iter()
             .map(|(place, format, least)| {
                 let cache = Arc::clone(&self.shared.cache);
-                let bytes_max = self.shared.config.value_bytes_max;
+                let bytes_max = self.shared.config.value_bytes_max.to_usize();
                 let read_bytes_max = self.shared.read_bytes_max;
-                let least = least.unwrap_or(self.shared.config.partial_bytes_min);
+                let least = least.unwrap_or(self.shared.partial_bytes_min);
                 let wanted = ask(&place, format, least, read_bytes_max);
                 if cache.estimate_bytes(&wanted) <= AT_ONCE_BYTES_MAX
                     && let Some(got) = cache.get_now(&wanted)

@@ -12,69 +12,42 @@ mod points;
 mod protocol;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use firn_cache::{Background, SharedCache, StoreOptions};
 use firn_env::{Disk, FolderLock, LocalDisk};
 use firn_model::{Budget, Error, Result};
-use tokio::net::TcpListener;
-use tokio::runtime::Runtime;
-use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinHandle;
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 
 use self::connection::Connection;
-use crate::http::serve::accept;
+use crate::config::CacheConfig;
+use crate::service::{BoundService, Service, Stopping};
 use crate::telemetry::{Counter, Gauge, Kind, MetricsText, write_process};
 
 /// Where the points lie below the cache's folder.
 const FOLDER: &str = "keys";
 /// Sealed slabs that may wait for the disk.
 const WAITING_BYTES_MAX: u32 = 8 << 20;
-/// A thread that read the cache's file and has nothing to do ends after this, and its memory goes back.
-const BLOCKING_IDLE: Duration = Duration::from_secs(2);
+/// TSCache's break-even for its own database. The database behind a client is not known here.
+const PARTIAL_BYTES_MIN: u64 = 512 << 10;
 /// Of all points in the file: another program's file is not taken for one of these.
 const OWNER: u64 = u64::from_le_bytes(*b"firnkeys");
-
-/// Checked settings of `firn cache`.
-#[derive(Clone, Debug)]
-pub struct CacheServerConfig {
-    /// Address to listen on; port 0 takes a free one.
-    pub listen: SocketAddr,
-    /// Folder of the cache.
-    pub data: PathBuf,
-    /// Space on disk.
-    pub flash_bytes_max: u64,
-    /// Memory of the cache: its index, and what waits for the disk.
-    pub memory_bytes_max: u64,
-    /// Open connections; further ones wait.
-    pub connections_max: usize,
-    /// Bytes of one value, set or got.
-    pub value_bytes_max: usize,
-    /// Parts with fewer bytes are not given, unless a get says otherwise.
-    pub partial_bytes_min: u64,
-    /// What clients must show first.
-    pub token: Option<String>,
-    /// A connection that says nothing for so long is closed.
-    pub idle: Duration,
-    /// What a network thread does that has nothing to do: the program may have its allocator give back what is free.
-    pub on_idle: fn(),
-}
 
 /// A running cache server.
 #[derive(Debug)]
 pub struct CacheServer {
-    listen: SocketAddr,
-    stop: watch::Sender<bool>,
-    serving: JoinHandle<()>,
+    service: Service,
     shared: Arc<Shared>,
-    runtime: Runtime,
 }
 
 #[derive(Debug)]
 struct Shared {
-    config: CacheServerConfig,
+    config: CacheConfig,
+    /// The token that clients must send first, if there is one.
+    token: Option<String>,
+    /// Smaller parts are not returned, unless a get names another size.
+    partial_bytes_min: u64,
     cache: Arc<SharedCache>,
     /// What a get may read: the longest value, and a slab more, so that a point is got whatever lies beside it.
     read_bytes_max: u64,
@@ -97,27 +70,23 @@ struct Numbers {
 }
 
 impl CacheServer {
-    /// Opens the cache and listens.
+    /// Opens the cache and listens. A thread without work calls `on_idle`: the program may have its
+    /// allocator release memory there.
     ///
     /// # Errors
-    /// `Unavailable` when the address is taken or the disk fails, `Busy` when another process has the folder.
-    pub fn start(config: CacheServerConfig) -> Result<CacheServer> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .thread_name("firn-cache-net")
-            .thread_keep_alive(BLOCKING_IDLE)
-            .on_thread_park(config.on_idle)
-            .enable_all()
-            .build()
-            .map_err(|e| Error::unavailable("cannot start the network threads").because(e))?;
+    /// `Invalid` for a file without a token, `Unavailable` when the address is taken or the disk
+    /// fails, `Busy` when another process has the folder.
+    pub fn start(config: CacheConfig, on_idle: fn()) -> Result<CacheServer> {
+        let token = config.read_token()?;
         let folder_error =
-            |e: Error| e.context(format!("cannot open the cache in {}", config.data.display()));
-        let disk = Arc::new(LocalDisk::open(config.data.clone())?);
+            |e: Error| e.context(format!("cannot open the cache in {}", config.data));
+        let disk = Arc::new(LocalDisk::open(config.data.to_path_buf())?);
         let lock = disk.lock().map_err(folder_error)?;
-        let budget = Budget::new(config.memory_bytes_max);
-        let slab_bytes = slab_bytes(config.flash_bytes_max);
+        let budget = Budget::new(config.memory.0);
+        let slab_bytes = slab_bytes(config.size.0);
         let options = StoreOptions {
             slab_bytes,
-            flash_bytes_max: config.flash_bytes_max,
+            flash_bytes_max: config.size.0,
             waiting_slabs_max: (WAITING_BYTES_MAX / slab_bytes) as usize,
             owner: OWNER,
             ..StoreOptions::default()
@@ -127,21 +96,17 @@ impl CacheServer {
         let cache = Arc::new(cache);
         let written = Arc::clone(&cache);
         let writer = Background::start("firn-cache", cache.wake(), move || written.work())?;
-        let (listener, listen) = runtime
-            .block_on(TcpListener::bind(config.listen))
-            .and_then(|listener| listener.local_addr().map(|listen| (listener, listen)))
-            .map_err(|e| {
-                let what = format!("cannot listen on {}", config.listen);
-                Error::unavailable(format!("{what}; choose another address with --listen"))
-                    .because(e)
-            })?;
-        let read_bytes_max = config.value_bytes_max as u64 + u64::from(slab_bytes);
+        let bound = BoundService::bind("firn-cache-net", config.listen.0, on_idle)?;
+        let read_bytes_max = config.value_bytes_max.0 + u64::from(slab_bytes);
         // Four of the largest must fit, or one client waits for another all the time.
-        let room_bytes =
-            (config.memory_bytes_max / 4).max(4 * read_bytes_max * connection::VALUE_WEIGHT);
+        let room_bytes = (config.memory.0 / 4).max(4 * read_bytes_max * connection::VALUE_WEIGHT);
         let room_kib = u32::try_from(room_bytes >> 10).unwrap_or(u32::MAX >> 4).min(u32::MAX >> 4);
+        let partial_bytes_min = config.partial_bytes_min.get();
+        let connections_max = config.connections_max.to_usize();
         let shared = Arc::new(Shared {
             config,
+            token,
+            partial_bytes_min: partial_bytes_min.map_or(PARTIAL_BYTES_MIN, |size| size.0),
             cache,
             read_bytes_max,
             room: Arc::new(Semaphore::new(room_kib as usize)),
@@ -150,51 +115,41 @@ impl CacheServer {
             _writer: writer,
             _lock: lock,
         });
-        let (stop, stopping) = watch::channel(false);
-        let serving = runtime.spawn(serve(listener, Arc::clone(&shared), stopping));
-        Ok(CacheServer { listen, stop, serving, shared, runtime })
+        let served = Arc::clone(&shared);
+        let service = bound.start(connections_max, move |stream, stopping| {
+            serve(stream, Arc::clone(&served), stopping)
+        });
+        Ok(CacheServer { service, shared })
     }
 
-    /// Where it listens.
+    /// The address of the socket, with the port that the system chose.
     pub fn listen(&self) -> SocketAddr {
-        self.listen
+        self.service.listen()
     }
 
-    /// Waits until the process is asked to stop by SIGTERM or SIGINT.
+    /// Waits until the process receives SIGTERM or SIGINT.
     ///
     /// # Errors
-    /// `Unavailable` when signals cannot be waited for.
+    /// `Unavailable` when signals cannot be received.
     pub fn wait_for_signal(&self) -> Result<()> {
-        self.runtime.block_on(crate::server::terminated())
+        self.service.wait_for_signal()
     }
 
-    /// Finishes the requests under way and writes what waits in memory.
+    /// Finishes the running requests and writes the points that are in memory.
     ///
     /// # Errors
-    /// `Unavailable` when the disk fails: the next start has less in its cache then.
+    /// `Unavailable` when the disk fails: the cache contains less after the next start.
     pub fn stop(self) -> Result<()> {
-        // Nobody listens any more only when serving failed already.
-        let _ = self.stop.send(true);
-        if self.runtime.block_on(self.serving).is_err() {
-            tracing::error!("the network task panicked, which is a bug");
-        }
-        let closed = self.shared.cache.close();
-        self.runtime.shutdown_background();
-        closed
+        let shared = self.shared;
+        self.service.stop(|| shared.cache.close())
     }
 }
 
-/// Talks to clients until `stop` says true, then lets them finish their requests.
-async fn serve(listener: TcpListener, shared: Arc<Shared>, stop: watch::Receiver<bool>) {
-    let talk = |stream| {
-        let (shared, stop) = (Arc::clone(&shared), stop.clone());
-        async move {
-            shared.numbers.connections.rise();
-            Connection::new(stream, &shared).run(stop).await;
-            shared.numbers.connections.fall();
-        }
-    };
-    accept(listener, shared.config.connections_max, stop.clone(), talk).await;
+/// Serves one client until it disconnects or the server stops.
+async fn serve(stream: TcpStream, shared: Arc<Shared>, stopping: Stopping) {
+    shared.numbers.connections.rise();
+    Connection::new(stream, &shared).run(stopping).await;
+    shared.numbers.connections.fall();
 }
 
 impl Shared {

@@ -8,20 +8,21 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::*;
+use crate::config::from_flags;
 
-fn config(folder: &std::path::Path) -> CacheServerConfig {
-    CacheServerConfig {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        data: folder.to_owned(),
-        flash_bytes_max: 16 << 20,
-        memory_bytes_max: 64 << 20,
-        connections_max: 4,
-        value_bytes_max: 100_000,
-        partial_bytes_min: 0,
-        token: None,
-        idle: Duration::from_secs(60),
-        on_idle: || (),
-    }
+fn config(folder: &std::path::Path) -> CacheConfig {
+    let data = folder.display().to_string();
+    let flags = [
+        ("listen", "127.0.0.1:0"),
+        ("data", &data),
+        ("size", "16MiB"),
+        ("memory", "64MiB"),
+        ("connections-max", "4"),
+        ("value-bytes-max", "100000"),
+        ("partial-bytes-min", "0"),
+        ("idle", "60s"),
+    ];
+    from_flags(&flags).unwrap()
 }
 
 struct Client(BufReader<TcpStream>);
@@ -69,7 +70,7 @@ impl Client {
 #[test]
 fn what_is_set_is_got_by_range_until_it_is_deleted() {
     let folder = tempfile::tempdir().unwrap();
-    let server = CacheServer::start(config(folder.path())).unwrap();
+    let server = CacheServer::start(config(folder.path()), || ()).unwrap();
     let mut client = Client::new(&server);
     assert_eq!(client.ask("get k 0 0 9 json\r\n"), "NOT_FOUND");
     assert_eq!(client.set("k", 0, 9, "[[1,\"a\"], [5, {\"x\": 2}]]"), "STORED 0 9");
@@ -95,7 +96,7 @@ fn what_is_set_is_got_by_range_until_it_is_deleted() {
 #[test]
 fn what_is_wrong_is_said_and_the_next_request_is_answered() {
     let folder = tempfile::tempdir().unwrap();
-    let server = CacheServer::start(config(folder.path())).unwrap();
+    let server = CacheServer::start(config(folder.path()), || ()).unwrap();
     let mut client = Client::new(&server);
     let long = "x".repeat(100_001);
     for (request, what) in [
@@ -136,7 +137,7 @@ fn more_than_is_allowed_at_once_is_refused_and_got_in_parts() {
     let middle = first + 5_000;
     for is_new in [true, false] {
         // The second time all is in the file, where a point is read with those that lie beside it.
-        let server = CacheServer::start(config(folder.path())).unwrap();
+        let server = CacheServer::start(config(folder.path()), || ()).unwrap();
         let mut client = Client::new(&server);
         if is_new {
             for ts in 0..3 {
@@ -171,8 +172,11 @@ fn more_than_is_allowed_at_once_is_refused_and_got_in_parts() {
 #[test]
 fn a_token_is_wanted_first() {
     let folder = tempfile::tempdir().unwrap();
-    let config = CacheServerConfig { token: Some("s3cret".into()), ..config(folder.path()) };
-    let server = CacheServer::start(config).unwrap();
+    let token_file = folder.path().join("token");
+    std::fs::write(&token_file, "s3cret\n").unwrap();
+    let token_file = token_file.display().to_string().parse().unwrap();
+    let config = CacheConfig { token_file, ..config(&folder.path().join("cache")) };
+    let server = CacheServer::start(config, || ()).unwrap();
     for (request, what) in
         [("get k 0 0 9 json\r\n", "say first: auth TOKEN"), ("auth wrong\r\n", "not the token")]
     {
@@ -203,7 +207,7 @@ fn a_token_is_wanted_first() {
 #[test]
 fn requests_in_a_row_are_answered_in_their_order() {
     let folder = tempfile::tempdir().unwrap();
-    let server = CacheServer::start(config(folder.path())).unwrap();
+    let server = CacheServer::start(config(folder.path()), || ()).unwrap();
     let mut client = Client::new(&server);
     let mut requests = String::new();
     let mut answers = Vec::new();
@@ -233,15 +237,15 @@ fn requests_in_a_row_are_answered_in_their_order() {
 #[test]
 fn a_stop_keeps_what_is_there_and_a_new_start_has_it() {
     let folder = tempfile::tempdir().unwrap();
-    let server = CacheServer::start(config(folder.path())).unwrap();
+    let server = CacheServer::start(config(folder.path()), || ()).unwrap();
     let mut client = Client::new(&server);
     assert_eq!(client.set("k", 0, 9, "[[3,4]]"), "STORED 0 9");
     assert_eq!(client.ask("delete k 0 7 9\r\n"), "DELETED");
     let mut idle = Client::new(&server);
     server.stop().unwrap();
     assert!(idle.is_closed());
-    let server = CacheServer::start(config(folder.path())).unwrap();
-    let other = CacheServer::start(config(folder.path()));
+    let server = CacheServer::start(config(folder.path()), || ()).unwrap();
+    let other = CacheServer::start(config(folder.path()), || ());
     assert!(matches!(other.unwrap_err().kind(), firn_model::ErrorKind::Busy { .. }));
     let mut client = Client::new(&server);
     assert_eq!(client.ask("get k 0 0 9 json\r\n"), "INCOMPLETE 7 9 [[3,4]]");
@@ -255,7 +259,7 @@ type Step = (u8, u8, i64, i64);
 #[test]
 fn clients_see_what_a_map_would_have() {
     let folder = tempfile::tempdir().unwrap();
-    let server = CacheServer::start(config(folder.path())).unwrap();
+    let server = CacheServer::start(config(folder.path()), || ()).unwrap();
     let steps = prop::collection::vec((0..10_u8, 0..3_u8, 0..60_i64, 0..20_i64), 1..80);
     let round = std::cell::Cell::new(0);
     let mut runner = TestRunner::new(Config { cases: 40, ..Config::default() });

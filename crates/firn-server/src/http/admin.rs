@@ -87,7 +87,7 @@ async fn snapshot(State(app): State<Shared>, request: Request<Body>) -> Response
     let one_at_a_time = Arc::clone(&app.admin_work).lock_owned().await;
     let name = snapshot_name(clock_ms());
     let folder = app.config.data.join("snapshots").join(&name);
-    let slow_tier = remote_place(&app.config.slow_tier, &name);
+    let slow_tier = remote_place(app.config.slow_tier.location(), &name);
     let copied = run(&app, move |db| {
         let _one_at_a_time = one_at_a_time;
         copy(db, &folder, slow_tier.as_deref(), skip_head)
@@ -112,7 +112,7 @@ fn copy(db: &Db, folder: &Path, slow_tier: Option<&str>, skip_head: bool) -> Res
 
 /// The parameters, or the answer when the API is off, the database not open, or they are bad.
 async fn params(app: &App, request: Request<Body>) -> Result<Params, Response<Body>> {
-    if !app.config.admin_api {
+    if !app.config.enable_admin_api.is_on() {
         // Prometheus' clients expect status 500 and this type.
         let body = json::failure("unavailable", "admin APIs disabled");
         let payload = Payload::new(body, Packing::Plain, None);

@@ -28,8 +28,9 @@ pub(crate) async fn computed<T: Send + 'static>(
         Ok(asked) => asked,
         Err(error) => return error.into_response(),
     };
-    let answered = ready
-        .query(app.config.query_timeout, move |db, context| compute(db, asked, context, packing));
+    let answered = ready.query(app.config.query_timeout.duration(), move |db, context| {
+        compute(db, asked, context, packing)
+    });
     match answered.await {
         Ok(payload) => payload.answer(StatusCode::OK, JSON),
         Err(error) => error.into_response(),

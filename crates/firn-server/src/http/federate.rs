@@ -39,7 +39,7 @@ pub(crate) async fn federate(State(app): State<Shared>, request: Request<Body>) 
         Err(error) => return failed(&error),
     };
     let shared = Shared::clone(&app);
-    let answered = ready.query(app.config.query_timeout, move |db, context| {
+    let answered = ready.query(app.config.query_timeout.duration(), move |db, context| {
         let samples = write(db, &shared, &selectors, format, context)?;
         Ok(Payload::new(samples.0, packing, Some(samples.1)))
     });
@@ -63,14 +63,14 @@ fn write(
     context: &QueryContext,
 ) -> Result<(Vec<u8>, firn_model::Reservation), Error> {
     let now = db.now_ms();
-    let range = TimeRange::new(now.saturating_sub(app.config.lookback_ms).saturating_add(1), now);
+    let range = TimeRange::new(now.saturating_sub(app.config.lookback.ms()).saturating_add(1), now);
     let newest = db.newest(selectors, range, context)?;
     let mut held = context.budget.empty(Pool::Query);
     let mut body = Vec::new();
     // Families one by one, so that the reservation keeps up with the text.
     let name = |entry: &(firn_model::Labels, firn_model::Sample)| entry.0.metric_name().to_owned();
     for family in newest.chunk_by(|a, b| name(a) == name(b)) {
-        push_samples(family, &app.config.external_labels, format, &mut body);
+        push_samples(family, &app.config.external_labels.0, format, &mut body);
         held.grow((body.capacity() as u64).saturating_sub(held.bytes()))?;
     }
     body.extend_from_slice(format.end());

@@ -73,7 +73,7 @@ async fn carried_out(
         Err(why) => return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why + "\n"),
     };
     let (body_bytes_max, request_bytes_max) =
-        (app.config.body_bytes_max, app.config.request_bytes_max);
+        (app.config.body_bytes_max.to_usize(), app.config.request_bytes_max.to_usize());
     let bytes_max = if packed == Packed::Plain { request_bytes_max } else { body_bytes_max };
     let memory = (ready.db.budget(), Pool::Requests);
     let outcome = match body::read(&parts.headers, body, bytes_max, memory).await {
@@ -105,7 +105,7 @@ async fn carried_out(
 /// 200, or the values that were not written and the reasons. A retryable reason determines the
 /// status.
 fn answered(app: &App, form: Form, outcome: GroupsOutcome) -> Response<Body> {
-    let lenient = app.config.write_lenient;
+    let lenient = app.config.write_lenient.is_on();
     let Some(answer) = outcome.answer else {
         let none = || Error::internal("a request of groups has neither an answer nor an error");
         return failed(&outcome.error.unwrap_or_else(none));

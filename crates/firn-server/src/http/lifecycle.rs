@@ -43,7 +43,7 @@ async fn ready(State(app): State<Shared>) -> Response<Body> {
 /// `/-/reload`: succeeds without effect. Settings cannot change while the process runs, but
 /// programs that watch a configuration file for Prometheus call it and must not see an error.
 async fn reload(State(app): State<Shared>) -> Response<Body> {
-    if !app.config.lifecycle_api {
+    if !app.config.enable_lifecycle.is_on() {
         return not_enabled();
     }
     text(StatusCode::OK, "Settings are read at the start only: nothing to reload.\n")
@@ -51,7 +51,7 @@ async fn reload(State(app): State<Shared>) -> Response<Body> {
 
 /// `/-/quit`: stops as after SIGTERM, this answer included.
 async fn quit(State(app): State<Shared>) -> Response<Body> {
-    if !app.config.lifecycle_api {
+    if !app.config.enable_lifecycle.is_on() {
         return not_enabled();
     }
     tracing::info!("stopping: a client requested it");

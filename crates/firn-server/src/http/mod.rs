@@ -106,7 +106,7 @@ async fn around(
         next.run(request).await
     };
     let origin = origin.filter(|origin| {
-        origin.to_str().is_ok_and(|origin| app.config.cors_origin.matches(origin))
+        origin.to_str().is_ok_and(|origin| app.config.cors_origin.0.matches(origin))
     });
     allow_origin(origin, response.headers_mut());
     unanswered.answered(response.status());

@@ -183,7 +183,7 @@ fn value_bytes(value: &Value) -> u64 {
 }
 
 fn timeout(app: &App, params: &Params) -> Result<Duration, ApiError> {
-    let most = app.config.query_timeout;
+    let most = app.config.query_timeout.duration();
     let wanted = params.duration_ns("timeout")?;
     Ok(wanted.map_or(most, |ns| most.min(Duration::from_nanos(ns.max(0).unsigned_abs()))))
 }
@@ -192,11 +192,13 @@ fn options(app: &App, params: &Params, stats: &StatsLevel) -> Result<QueryOption
     let lookback_ns = params.duration_ns_or_why("lookback_delta").map_err(|why| {
         ApiError::bad_data(format!("error parsing lookback delta duration: {why}"))
     })?;
-    let lookback_ms =
-        lookback_ns.map(|ns| ns / 1_000_000).filter(|&ms| ms > 0).unwrap_or(app.config.lookback_ms);
+    let lookback_ms = lookback_ns
+        .map(|ns| ns / 1_000_000)
+        .filter(|&ms| ms > 0)
+        .unwrap_or(app.config.lookback.ms());
     Ok(QueryOptions {
         lookback_ms,
-        samples_max: app.config.query_samples_max,
+        samples_max: app.config.query_samples_max.0,
         counts_samples: *stats != StatsLevel::None,
     })
 }

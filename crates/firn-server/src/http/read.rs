@@ -62,12 +62,12 @@ async fn read(State(app): State<Shared>, request: Request<Body>) -> Response<Bod
     let canceled_when_dropped = CancelOnDrop(cancel.clone());
     let context = ready.query_context(cancel.clone());
     let starting = async {
-        let place = ready.read_place().await?;
+        let place = ready.read_permit().await?;
         let shared = Arc::clone(&app);
         let started = ready.read(move || start(&shared, &body, context)).await??;
         Ok((place, started))
     };
-    let timeout = app.config.query_timeout;
+    let timeout = app.config.query_timeout.duration();
     match within(timeout, &cancel, starting).await {
         Ok((_, Started::Whole(payload))) => {
             let mut response = payload.answer(StatusCode::OK, SAMPLES_TYPE);
@@ -113,12 +113,12 @@ enum Started {
 fn start(app: &App, body: &HeldBytes, context: QueryContext) -> Result<Started> {
     context.cancel.check()?;
     let request = unpack(&body.bytes, &context)?;
-    let external = &app.config.external_labels;
+    let external = &app.config.external_labels.0;
     let queries: Vec<ReadQuery> =
         request.queries.into_iter().map(|query| query.without_external(external)).collect();
     let Some(ready) = app.ready() else { return Err(Error::closed("the server is stopping")) };
     let snapshot = ready.db.snapshot();
-    let frame_bytes = app.config.remote_read_frame_bytes;
+    let frame_bytes = app.config.remote_read_frame_bytes.to_usize();
     let reading = Reading {
         snapshot,
         external: external.clone(),
@@ -173,7 +173,7 @@ fn whole(app: &App, reading: &Reading, queries: Vec<ReadQuery>) -> Result<Payloa
         let (mut sample_count, mut series_before) = (0, None);
         while let Some(run) = walk.next_run()? {
             sample_count += run.times.len() as u64;
-            if let Some(samples_max) = app.config.remote_read_samples_max
+            if let Some(samples_max) = app.config.remote_read_samples_max.get().map(|max| max.0)
                 && sample_count > samples_max
             {
                 return Err(Error::too_large(format!("exceeded sample limit ({samples_max})")));
@@ -288,7 +288,7 @@ async fn send_parts(
     held: Held,
 ) {
     let app = &held.running.0;
-    let timeout = app.config.query_timeout;
+    let timeout = app.config.query_timeout.duration();
     let cancel = rest.reading.context.cancel.clone();
     while let Some(bytes) = part {
         if within(timeout, &cancel, send(&sender, Sent::Part(bytes.into()))).await.is_err() {

@@ -106,7 +106,7 @@ async fn runtime_info(State(app): State<Shared>, request: Request<Body>) -> Resp
             "corruptionCount": stats.as_ref().map_or(0, damaged_places),
             "goroutineCount": thread_count(),
             "GOMAXPROCS": cores,
-            "GOMEMLIMIT": app.config.memory_bytes_max,
+            "GOMEMLIMIT": app.config.memory.0,
             "GOGC": "",
             "GODEBUG": "",
             "storageRetention": app.config.storage_retention(),
@@ -193,10 +193,10 @@ fn feature_table(app: &App) -> Value {
     let functions = firn_promql::Function::all().iter().map(|function| on(function.name));
     json!({
         "api": {
-            "admin": app.config.admin_api,
+            "admin": app.config.enable_admin_api.is_on(),
             "exclude_alerts": true,
             "label_values_match": true,
-            "lifecycle": app.config.lifecycle_api,
+            "lifecycle": app.config.enable_lifecycle.is_on(),
             "otlp_write_receiver": false,
             "query_warnings": true,
             "remote_write_receiver": true,

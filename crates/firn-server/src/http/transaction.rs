@@ -62,8 +62,11 @@ async fn transact(State(app): State<Shared>, request: Request<Body>) -> Response
         let why = format!("Content-Encoding {encoding:?} is not supported, send plain JSON\n");
         return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, why);
     }
-    let limits = Limits { labels: app.config.labels, may_delete: app.config.admin_api };
-    let bytes_max = app.config.request_bytes_max;
+    let limits = Limits {
+        labels: app.config.label_limits(),
+        may_delete: app.config.enable_admin_api.is_on(),
+    };
+    let bytes_max = app.config.request_bytes_max.to_usize();
     let memory = (ready.db.budget(), Pool::Requests);
     let done = match body::read(&parts.headers, body, bytes_max, memory).await {
         Ok(held) => {

@@ -42,7 +42,7 @@ pub(crate) async fn remote_write(
     }
     let config = &app.config;
     let memory = (ready.db.budget(), Pool::Requests);
-    let read = body::read(&parts.headers, body, config.body_bytes_max, memory).await;
+    let read = body::read(&parts.headers, body, config.body_bytes_max.to_usize(), memory).await;
     let outcome = match read {
         Ok(held) => {
             app.telemetry.written.bytes_compressed.add(held.bytes.len() as u64);
@@ -80,7 +80,7 @@ pub(crate) async fn import_exposition(
         Ok(options) => options,
         Err(error) => return write_error(&error),
     };
-    let limits = (app.config.body_bytes_max, app.config.request_bytes_max);
+    let limits = (app.config.body_bytes_max.to_usize(), app.config.request_bytes_max.to_usize());
     let body_bytes_max = if packed { limits.0 } else { limits.1 };
     let memory = (ready.db.budget(), Pool::Requests);
     let outcome = match body::read(&parts.headers, body, body_bytes_max, memory).await {
@@ -166,7 +166,7 @@ fn answer(app: &App, protocol: Protocol, outcome: Result<Outcome>) -> Response<B
     let written = &app.telemetry.written;
     written.bytes_unpacked.add(outcome.unpacked_bytes);
     written.exemplars_ignored.add(outcome.exemplars_ignored);
-    let lenient = app.config.write_lenient;
+    let lenient = app.config.write_lenient.is_on();
     if let Some(error) = outcome.error.filter(|e| !(lenient && Outcome::is_lasting_limit(e))) {
         return failed(&error);
     }

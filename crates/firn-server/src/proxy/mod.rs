@@ -16,11 +16,10 @@ mod question;
 mod range;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
@@ -37,17 +36,15 @@ use firn_model::{Budget, Error, Pool, Reservation, Result};
 use http_body_util::BodyExt;
 use hyper::body::Frame;
 use parking_lot::Mutex;
-use tokio::net::TcpListener;
-use tokio::runtime::Runtime;
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
 use self::flights::Flights;
 use self::origin::{FetchError, Fetched, Origin};
 use self::question::{Question, is_asked_at};
 use crate::app::clock_ms;
+use crate::config::{CacheConfig, OriginUrl};
 use crate::http::answer::{JSON, Packing, Payload, TEXT, text};
-use crate::http::serve;
+use crate::http::serve::serve;
+use crate::service::{BoundService, Service};
 use crate::telemetry::{Counter, Kind, MetricsText, write_process};
 
 /// Where answers lie below the cache's folder.
@@ -60,51 +57,21 @@ const FORM_BYTES_MAX: usize = 2 << 20;
 const ANSWER_WEIGHT: u64 = 6;
 /// What all answers on their way may take, in multiples of the longest one that is looked at.
 const ANSWERS_WEIGHT: u64 = 8;
-/// A thread that read the cache's file and has nothing to do ends after this, and its memory goes back.
-const BLOCKING_IDLE: Duration = Duration::from_secs(2);
 /// Points take in slabs what they take in an answer divided by this, about.
 const STORED_SHARE: u64 = 2;
 /// Says what came from the cache: `hit`, `partial` or `miss`. Not there when a request was passed on.
 const CACHE_HEADER: &str = "x-firn-cache";
 
-/// Checked settings of `firn cache --proxy`.
-#[derive(Clone, Debug)]
-pub struct ProxyConfig {
-    /// The database to stand before.
-    pub origin: String,
-    /// Address to listen on; port 0 takes a free one.
-    pub listen: SocketAddr,
-    /// Folder of the cache.
-    pub data: PathBuf,
-    /// Space on disk.
-    pub flash_bytes_max: u64,
-    /// Memory of the cache.
-    pub memory_bytes_max: u64,
-    /// Age from which on samples do not change.
-    pub settle_ms: i64,
-    /// Size of an answer that is looked at.
-    pub answer_bytes_max: usize,
-    /// Open connections.
-    pub connections_max: usize,
-    /// Parts of fewer bytes are not taken from the cache; measured if it is left out.
-    pub partial_bytes_min: Option<u64>,
-    /// What a network thread does that has nothing to do: the program may have its allocator give back what is free.
-    pub on_idle: fn(),
-}
-
 /// A running proxy.
 #[derive(Debug)]
 pub struct Proxy {
-    listen: SocketAddr,
-    stop: watch::Sender<bool>,
-    serving: JoinHandle<()>,
+    service: Service,
     shared: Arc<Shared>,
-    runtime: Runtime,
 }
 
 #[derive(Debug)]
 struct Shared {
-    config: ProxyConfig,
+    config: CacheConfig,
     origin: Origin,
     store: Arc<Store>,
     flights: Flights<(Vec<u8>, firn_model::TimeRange), Answered>,
@@ -141,48 +108,34 @@ enum Answered {
 }
 
 impl Proxy {
-    /// Listens and opens the cache.
+    /// Opens the cache and listens, in front of the database at `origin`. A thread without work calls
+    /// `on_idle`: the program may have its allocator release memory there.
     ///
     /// # Errors
-    /// `Invalid` for an origin that is no URL, `Unavailable` when the address is taken or the disk fails, `Busy` when another
-    /// process has the folder.
-    pub fn start(config: ProxyConfig) -> Result<Proxy> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .thread_name("firn-proxy")
-            .thread_keep_alive(BLOCKING_IDLE)
-            .on_thread_park(config.on_idle)
-            .enable_all()
-            .build()
-            .map_err(|e| Error::unavailable("cannot start the network threads").because(e))?;
-        let origin = Origin::new(&config.origin)?;
-        let disk = Arc::new(LocalDisk::open(config.data.clone())?);
+    /// `Unavailable` when the address is taken or the disk fails, `Busy` when another process has the
+    /// folder.
+    pub fn start(origin: &OriginUrl, config: CacheConfig, on_idle: fn()) -> Result<Proxy> {
+        let owner = xxhash_rust::xxh3::xxh3_64(origin.to_string().as_bytes());
+        let origin = Origin::new(origin)?;
         let folder_error =
-            |e: Error| e.context(format!("cannot open the cache in {}", config.data.display()));
+            |e: Error| e.context(format!("cannot open the cache in {}", config.data));
+        let disk = Arc::new(LocalDisk::open(config.data.to_path_buf())?);
         let lock = disk.lock().map_err(folder_error)?;
-        let budget = Budget::new(config.memory_bytes_max);
+        let budget = Budget::new(config.memory.0);
         let options = StoreOptions {
-            flash_bytes_max: config.flash_bytes_max,
+            flash_bytes_max: config.size.0,
             slab_bytes: 256 << 10,
-            owner: xxhash_rust::xxh3::xxh3_64(config.origin.as_bytes()),
+            owner,
             ..StoreOptions::default()
         };
-        let store =
-            Store::open(disk, FOLDER, &budget, options, OwnerHistory::IMMUTABLE).map_err(|e| {
-                e.context(format!("cannot open the cache in {}", config.data.display()))
-            })?;
+        let store = Store::open(disk, FOLDER, &budget, options, OwnerHistory::IMMUTABLE)
+            .map_err(folder_error)?;
         let store = Arc::new(store);
         let written = Arc::clone(&store);
         let writer = Background::start("firn-cache", store.wake(), move || written.work())?;
-        let (listener, listen) = runtime
-            .block_on(TcpListener::bind(config.listen))
-            .and_then(|listener| listener.local_addr().map(|listen| (listener, listen)))
-            .map_err(|e| {
-                let what = format!("cannot listen on {}", config.listen);
-                Error::unavailable(format!("{what}; choose another address with --listen"))
-                    .because(e)
-            })?;
-        let connections_max = config.connections_max;
-        let answers_bytes_max = (config.answer_bytes_max as u64).saturating_mul(ANSWERS_WEIGHT);
+        let bound = BoundService::bind("firn-proxy", config.listen.0, on_idle)?;
+        let connections_max = config.connections_max.to_usize();
+        let answers_bytes_max = config.answer_bytes_max.0.saturating_mul(ANSWERS_WEIGHT);
         let shared = Arc::new(Shared {
             config,
             origin,
@@ -198,38 +151,33 @@ impl Proxy {
             .route(METRICS_PATH, get(async |State(shared): State<Arc<Shared>>| metrics(&shared)))
             .fallback(answer)
             .with_state(Arc::clone(&shared));
-        let (stop, stopping) = watch::channel(false);
-        let serving = runtime.spawn(serve::serve(listener, router, connections_max, stopping));
-        Ok(Proxy { listen, stop, serving, shared, runtime })
+        let service = serve(bound, router, connections_max);
+        Ok(Proxy { service, shared })
     }
 
-    /// Where it listens.
+    /// The address of the socket, with the port that the system chose.
     pub fn listen(&self) -> SocketAddr {
-        self.listen
+        self.service.listen()
     }
 
-    /// Waits until the process is asked to stop by SIGTERM or SIGINT.
+    /// Waits until the process receives SIGTERM or SIGINT.
     ///
     /// # Errors
-    /// `Unavailable` when signals cannot be waited for.
+    /// `Unavailable` when signals cannot be received.
     pub fn wait_for_signal(&self) -> Result<()> {
-        self.runtime.block_on(crate::server::terminated())
+        self.service.wait_for_signal()
     }
 
-    /// Finishes the requests under way and writes what waits in memory.
+    /// Finishes the running requests and writes the results that are in memory.
     ///
     /// # Errors
-    /// `Unavailable` when the disk fails: the next start has less in its cache then.
+    /// `Unavailable` when the disk fails: the cache contains less after the next start.
     pub fn stop(self) -> Result<()> {
-        // Nobody listens any more only when serving failed already.
-        let _ = self.stop.send(true);
-        if self.runtime.block_on(self.serving).is_err() {
-            tracing::error!("the network task panicked, which is a bug");
-        }
-        self.shared.store.flush();
-        let written = self.shared.store.checkpoint().map(|_| ());
-        self.runtime.shutdown_background();
-        written
+        let shared = self.shared;
+        self.service.stop(|| {
+            shared.store.flush();
+            shared.store.checkpoint().map(|_| ())
+        })
     }
 }
 
@@ -253,7 +201,7 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request<Body>) -> Re
     let query = parts.uri.query().unwrap_or_default().as_bytes();
     let pairs = form_urlencoded::parse(&form).chain(form_urlencoded::parse(query));
     let pairs = pairs.map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
-    let settle_ms = shared.config.settle_ms;
+    let settle_ms = shared.config.settle.ms();
     let Some(question) = Question::new(&parts, pairs, clock_ms(), settle_ms) else {
         return shared.pass(parts, Body::from(form)).await;
     };
@@ -303,9 +251,9 @@ impl Shared {
             return Answered::Pass;
         };
         let (store, reader) = (Arc::clone(&self.store), Arc::clone(&question));
-        let bytes_max = self.config.answer_bytes_max as u64;
+        let bytes_max = self.config.answer_bytes_max.0;
         // The cache's file is read on a thread that may block.
-        let least = self.config.partial_bytes_min;
+        let least = self.config.partial_bytes_min.get().map(|size| size.0);
         let least = least.unwrap_or_else(|| self.break_even.lock().next_bytes_min() / STORED_SHARE);
         let look_up = move || {
             let begun = Instant::now();
@@ -363,7 +311,7 @@ impl Shared {
         pairs: &[(String, String)],
         held: &mut Reservation,
     ) -> std::result::Result<Fetched, Answered> {
-        let bytes_max = self.config.answer_bytes_max;
+        let bytes_max = self.config.answer_bytes_max.to_usize();
         let fetched = self.origin.fetch(parts, pairs, bytes_max, ANSWER_WEIGHT, held).await;
         fetched.map_err(|e| match e {
             FetchError::TooLong => Answered::Pass,
@@ -461,6 +409,8 @@ fn metrics(shared: &Shared) -> Response<Body> {
         shared
             .config
             .partial_bytes_min
+            .get()
+            .map(|size| size.0)
             .unwrap_or_else(|| shared.break_even.lock().bytes_min() / STORED_SHARE) as f64,
     );
     crate::stats::write_store(&shared.store.stats(), &mut out);

@@ -10,6 +10,8 @@ use bytes::Bytes;
 use firn_model::{Error, Reservation, Result};
 use reqwest::{Client, Url};
 
+use crate::config::OriginUrl;
+
 // A host that is not there must not hold a dashboard for minutes; one that works may take its time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -50,30 +52,18 @@ pub(super) enum FetchError {
 }
 
 impl Origin {
-    /// `url` is `http://` or `https://` with a host and maybe a path before all paths.
+    /// A client of the database at `origin`.
     ///
     /// # Errors
-    /// `Invalid` for anything else.
-    pub(super) fn new(url: &str) -> Result<Origin> {
-        let wanted = || {
-            let wanted = "wanted is http:// or https:// with a host, such as http://127.0.0.1:9090";
-            Error::invalid(format!("--proxy is {url:?}, {wanted}"))
-        };
-        let parsed = Url::parse(url).map_err(|e| wanted().because(e))?;
-        let is_plain = matches!(parsed.scheme(), "http" | "https")
-            && parsed.has_host()
-            && parsed.query().is_none()
-            && parsed.fragment().is_none();
-        if !is_plain {
-            return Err(wanted());
-        }
+    /// `Unavailable` when TLS cannot be set up.
+    pub(super) fn new(origin: &OriginUrl) -> Result<Origin> {
         let client = Client::builder()
             .connect_timeout(CONNECT_TIMEOUT)
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()
             .build()
             .map_err(|e| Error::unavailable("cannot set up the proxy's connections").because(e))?;
-        Ok(Origin { url: parsed, client })
+        Ok(Origin { url: origin.url().clone(), client })
     }
 
     /// Passes a request on and its answer back, both as they come.

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
 use super::*;
+use crate::config::from_flags;
 
 /// Sends a form in chunks, `body` as it stands, and stays for the answer or goes; what came.
 fn post(proxy: &Proxy, body: &str, stays: bool) -> String {
@@ -37,19 +38,19 @@ fn a_form_that_breaks_off_never_reaches_the_origin() {
         String::from_utf8(request).unwrap()
     });
     let folder = tempfile::tempdir().unwrap();
-    let proxy = Proxy::start(ProxyConfig {
-        origin,
-        listen: "127.0.0.1:0".parse().unwrap(),
-        data: folder.path().to_owned(),
-        flash_bytes_max: 64 << 20,
-        memory_bytes_max: 64 << 20,
-        settle_ms: 0,
-        answer_bytes_max: 1 << 20,
-        connections_max: 4,
-        partial_bytes_min: None,
-        on_idle: || (),
-    })
-    .unwrap();
+    let data = folder.path().display().to_string();
+    let flags = [
+        ("listen", "127.0.0.1:0"),
+        ("data", &data),
+        ("size", "64MiB"),
+        ("memory", "64MiB"),
+        ("answer-bytes-max", "1MiB"),
+        ("connections-max", "4"),
+        ("settle", "1ms"),
+        ("proxy", &origin),
+    ];
+    let config = from_flags::<CacheConfig>(&flags).unwrap();
+    let proxy = Proxy::start(&config.proxy.get().unwrap(), config, || ()).unwrap();
     let chunk = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
     let begun = chunk("q=DROP SERIES FROM cpu");
     // Between chunks, in the middle of one, and with one that is none.

@@ -26,7 +26,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::{Args, Command, FromArgMatches};
-use firn_server::{Server, Settings};
+use firn_server::{Flags, ServeConfig, Server};
 use tempfile::TempDir;
 
 /// A server of its own for a test.
@@ -64,10 +64,10 @@ fn start_in(folder: &TempDir, args: &[&str]) -> Server {
 fn start_with_data(data: &Path, args: &[&str]) -> Server {
     let data = format!("--data={}", data.display());
     let fixed = ["firn", &data, "--listen=127.0.0.1:0", "--self-scrape=never", "--memory=256MiB"];
-    let command = Settings::augment_args(Command::new("firn").args_override_self(true));
+    let command = Flags::<ServeConfig>::augment_args(Command::new("firn").args_override_self(true));
     let matches = command.get_matches_from(fixed.iter().chain(args));
-    let settings = Settings::from_arg_matches(&matches).expect("flags");
-    Server::start(settings.check().expect("settings")).expect("a server")
+    let flags = Flags::<ServeConfig>::from_arg_matches(&matches).expect("flags");
+    Server::start(flags.load().expect("settings").config, || ()).expect("a server")
 }
 
 fn wait_until_ready(server: &mut Server) {

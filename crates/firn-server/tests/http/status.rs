@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use clap::{Args, Command};
-use firn_server::Settings;
+use firn_server::ServeConfig;
+use firn_server::config::Settings;
 use serde_json::Value;
 
 use crate::client::{api, api_error, get, import, send};
@@ -56,10 +56,8 @@ fn flags_are_texts_by_our_names_and_by_prometheus_names() {
     let server = Running::start(&["--lookback=90s", "--enable-admin-api", "--retention=30d"]);
     let flags = api(server.at(), "status/flags", &[]);
     let flags: BTreeMap<String, String> = serde_json::from_value(flags).expect("texts only");
-    let command = Settings::augment_args(Command::new("firn"));
-    for arg in command.get_arguments() {
-        let name = arg.get_long().expect("a flag");
-        assert!(flags.contains_key(name), "--{name} is missing");
+    for setting in ServeConfig::TABLE {
+        assert!(flags.contains_key(setting.name), "--{} is missing", setting.name);
     }
     let listen = server.at().to_string();
     for (name, want) in [

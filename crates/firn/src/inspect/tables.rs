@@ -1,4 +1,4 @@
-//! Tables and what they are made of, as text.
+//! Tables and their parts, as text.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{bytes, number};
 
-/// Levels, a line for each partition and one for each of its tables.
+/// Levels, with a line for each partition and each of its tables.
 pub(super) fn levels(report: &Value) -> String {
     let mut text = String::new();
     for level in list(&report["levels"]) {
@@ -18,7 +18,8 @@ pub(super) fn levels(report: &Value) -> String {
             &mut text,
             0,
             format!(
-                "level {} ({} tier): {} partitions, {} tables, {patches} of them patches, {}, {} samples{}",
+                "level {} ({} tier): {} partitions, {} tables ({patches} patches), {}, {} \
+                 samples{}",
                 level["level"],
                 level["tier"].as_str().unwrap_or_default(),
                 partitions.len(),
@@ -69,7 +70,8 @@ pub(super) fn part(part: &Value) -> String {
 fn of_table(table: &Value) -> String {
     let (bytes, samples) = (count(&table["bytes"]), count(&table["samples"]));
     format!(
-        "table {}{}: {}, {samples} samples{}, groups {}, {} chunks in {} blocks, {} to {}, commits {}, written {}",
+        "table {}{}: {}, {samples} samples{}, groups {}, {} chunks in {} blocks, {} to {}, \
+         commits {}, written {}",
         table["table"],
         if table["patch"] == true { " (patch)" } else { "" },
         size(bytes),
@@ -85,7 +87,7 @@ fn of_table(table: &Value) -> String {
 }
 
 fn of_chunk(text: &mut String, chunk: &Value) {
-    let labels = chunk["labels"].as_str().unwrap_or("{a group that the index does not know}");
+    let labels = chunk["labels"].as_str().unwrap_or("{group is not in the index}");
     line(
         text,
         2,
@@ -120,7 +122,7 @@ fn of_chunk(text: &mut String, chunk: &Value) {
                 None => format!(
                     "slot {} {}: {} values, {codec}, {} bytes",
                     values["slot"],
-                    values["labels"].as_str().unwrap_or("{a series that left the index}"),
+                    values["labels"].as_str().unwrap_or("{series is not in the index}"),
                     values["entries"],
                     values["bytes"]
                 ),
@@ -129,7 +131,7 @@ fn of_chunk(text: &mut String, chunk: &Value) {
     }
 }
 
-/// What makes the index large, a table for each kind.
+/// The largest metrics, label pairs, groups and labels, a table for each kind.
 pub(super) fn cardinality(report: &Value) -> String {
     let mut text = format!(
         "{} series in {} groups, {} label names, {} label pairs\n",
@@ -140,7 +142,7 @@ pub(super) fn cardinality(report: &Value) -> String {
         ("series_by_pair", "series by label pair"),
         ("series_by_group", "series by group"),
         ("values_by_label", "values by label"),
-        ("bytes_by_label", "bytes of values by label"),
+        ("bytes_by_label", "bytes of label values"),
     ] {
         line(&mut text, 0, head.to_owned());
         for count in list(&report[name]) {
@@ -175,7 +177,7 @@ fn size(size: u64) -> String {
     bytes(Some(size as f64), false)
 }
 
-/// Bytes of each sample.
+/// Bytes per sample.
 fn each(bytes: u64, samples: u64) -> String {
     if samples == 0 { String::new() } else { format!(" of {:.2} B", bytes as f64 / samples as f64) }
 }

@@ -1,4 +1,5 @@
-//! `firn cache` as other programs have it: killed and started again, sharded, seen by a client in another language.
+//! `firn cache` from the outside: killed and restarted, sharded, and used by clients in two
+//! languages.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -31,9 +32,9 @@ fn client(address: SocketAddr) -> Client {
     Client::new(&[&address.to_string()], Options::default()).expect("a client")
 }
 
-/// What was said of each time of a key: the number that its set had, 0 if it was deleted, and what a request without
-/// an answer may have said.
-type Said = HashMap<(u64, i64), Vec<u64>>;
+/// For each time of a key: the number of its last set, 0 after a delete, and the numbers of
+/// requests without a response, which may have been carried out.
+type Acknowledged = HashMap<(u64, i64), Vec<u64>>;
 
 /// Points of a kilobyte, so that slabs are written all the time.
 fn value_of(number: u64) -> Vec<u8> {
@@ -42,13 +43,19 @@ fn value_of(number: u64) -> Vec<u8> {
     value
 }
 
-/// Sets and deletes until the server is gone.
-fn talk(address: SocketAddr, said: &Mutex<Said>, writer: u64, is_over: &AtomicBool, from: u64) {
+/// Sets and deletes until the server has been killed.
+fn talk(
+    address: SocketAddr,
+    acknowledged: &Mutex<Acknowledged>,
+    writer: u64,
+    is_over: &AtomicBool,
+    from: u64,
+) {
     let mut client = client(address);
     let mut number = from;
     while !is_over.load(Ordering::Relaxed) {
         number += 1;
-        // Each writer has keys of its own, so that it knows what was said last.
+        // Each writer has keys of its own, so that it knows the last number of each.
         let key = writer + 2 * (number % (KEYS / 2));
         let start = (number as i64 * 37) % TIMES;
         let end = (start + (number as i64 * 13) % 60).min(TIMES - 1);
@@ -61,9 +68,9 @@ fn talk(address: SocketAddr, said: &Mutex<Said>, writer: u64, is_over: &AtomicBo
             let points = encode_points((start..=end).map(|ts| (ts, &*value)));
             client.set(&name, 0, (start, end), Format::Binary, &points)
         };
-        let mut said = said.lock().expect("no panic");
+        let mut acknowledged = acknowledged.lock().expect("no panic");
         for ts in start..=end {
-            let known = said.entry((key, ts)).or_default();
+            let known = acknowledged.entry((key, ts)).or_default();
             match &done {
                 Ok(Some((_, kept))) if ts <= *kept => *known = vec![number],
                 Ok(_) => *known = vec![0],
@@ -76,8 +83,8 @@ fn talk(address: SocketAddr, said: &Mutex<Said>, writer: u64, is_over: &AtomicBo
     }
 }
 
-/// Compares all that is given with what was said; returns how many points there were.
-fn check(address: SocketAddr, said: &Said) -> usize {
+/// Compares all stored points with the acknowledged ones; returns the number of points.
+fn check(address: SocketAddr, acknowledged: &Acknowledged) -> usize {
     let mut client = client(address);
     let mut given = 0;
     for key in 0..KEYS {
@@ -89,13 +96,16 @@ fn check(address: SocketAddr, said: &Said) -> usize {
                 decode_points(&found.value).expect("points").into_iter().collect();
             let is_missing = |ts| found.missing.is_some_and(|(a, b)| (a..=b).contains(&ts));
             for ts in (start..=end).filter(|ts| !is_missing(*ts)) {
-                let known = said.get(&(key, ts)).map_or(&[0][..], Vec::as_slice);
+                let known = acknowledged.get(&(key, ts)).map_or(&[0][..], Vec::as_slice);
                 let number = points.get(&ts).map_or(0, |value| {
                     assert_eq!(value.len(), 1_000);
                     u64::from_le_bytes(value[..8].try_into().expect("eight bytes"))
                 });
                 assert!(number > 0, "every known time has a point: key{key} {ts}");
-                assert!(known.contains(&number), "key{key} {ts}: {number}, said was {known:?}");
+                assert!(
+                    known.contains(&number),
+                    "key{key} {ts}: {number}, expected one of {known:?}"
+                );
                 given += 1;
             }
         }
@@ -103,26 +113,26 @@ fn check(address: SocketAddr, said: &Said) -> usize {
     given
 }
 
-/// What crashed: the process, while two clients set and delete. What reached the disk: what the system has. What must
-/// be true after: nothing is given but what was said last, and much of it is still there.
+/// Crash: the process, while two clients set and delete. On disk: the data that the system has.
+/// Afterwards: the cache returns only the last acknowledged points, and most of them.
 #[test]
-fn what_was_deleted_or_replaced_does_not_come_back_after_a_kill() {
+fn deleted_and_replaced_points_do_not_return_after_sigkill() {
     let folder = tempfile::tempdir().expect("a folder");
     let data = folder.path().join("cache");
     let address = free_address();
-    let said = Mutex::new(Said::new());
+    let acknowledged = Mutex::new(Acknowledged::new());
     let mut given = 0;
     for round in 0..KILLS {
         let mut server = start(&data, address);
-        given += check(address, &said.lock().expect("no panic"));
+        given += check(address, &acknowledged.lock().expect("no panic"));
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for writer in 0..2 {
-                let (said, is_over) = (&said, &is_over);
+                let (acknowledged, is_over) = (&acknowledged, &is_over);
                 let from = (round as u64 * 2 + writer) * 1_000_000;
-                scope.spawn(move || talk(address, said, writer, is_over, from));
+                scope.spawn(move || talk(address, acknowledged, writer, is_over, from));
             }
-            // By work, not by time: until so many more bytes are in the file.
+            // Bounded by work, not by time: until the file has grown by this many bytes.
             let written = || {
                 let text = crate::http::get(address, METRICS).map(|answer| answer.body);
                 let line = "firn_cache_written_slabs_total ";
@@ -136,22 +146,22 @@ fn what_was_deleted_or_replaced_does_not_come_back_after_a_kill() {
             server.kill();
             is_over.store(true, Ordering::Relaxed);
         });
-        // What nobody knows is told apart, not taken as said.
-        for known in said.lock().expect("no panic").values_mut() {
+        // Requests without a response are separated from acknowledged ones.
+        for known in acknowledged.lock().expect("no panic").values_mut() {
             known.dedup();
         }
     }
     let mut server = start(&data, address);
-    given += check(address, &said.lock().expect("no panic"));
+    given += check(address, &acknowledged.lock().expect("no panic"));
     assert!(given > 1_000, "{given} points outlived {KILLS} kills");
     assert_eq!(server.terminate(), Some(0));
-    let kept = check_after_stop(&data, address, &said.lock().expect("no panic"));
+    let kept = check_after_stop(&data, address, &acknowledged.lock().expect("no panic"));
     assert!(kept > 0);
 }
 
-fn check_after_stop(data: &Path, address: SocketAddr, said: &Said) -> usize {
+fn check_after_stop(data: &Path, address: SocketAddr, acknowledged: &Acknowledged) -> usize {
     let mut server = start(data, address);
-    let given = check(address, said);
+    let given = check(address, acknowledged);
     let stats = Command::new(env!("CARGO_BIN_EXE_firn"))
         .args(["cache", "stats", "--server", &address.to_string()])
         .output()
@@ -203,7 +213,7 @@ fn clients_in_rust_and_python_share_two_servers() {
         assert_eq!(found.missing, Some((100, 120)));
         assert_eq!(found.value, format!("[[{number},1]]").into_bytes());
     }
-    // A part that is too small for who asks.
+    // A part that is smaller than the client's limit.
     let large = GetRequest { part_bytes_min: Some(1_000), ..ask(&keys[0]) };
     let found = both.get_many(&[large]).remove(0).expect("an answer");
     assert_eq!((found.missing, found.absent), (Some((0, 120)), Some((100, 120))));
@@ -217,6 +227,6 @@ fn clients_in_rust_and_python_share_two_servers() {
         .env("FIRN_CACHE_SERVERS", names.join(","))
         .output()
         .expect("python runs");
-    let told = String::from_utf8_lossy(&tests.stderr).into_owned();
-    assert!(tests.status.success() && !told.contains("skipped"), "{told}");
+    let text = String::from_utf8_lossy(&tests.stderr).into_owned();
+    assert!(tests.status.success() && !text.contains("skipped"), "{text}");
 }

@@ -25,7 +25,7 @@ fn a_first_run_shows_its_own_data_and_stops_on_sigterm() {
 }
 
 #[test]
-fn what_was_acknowledged_is_there_after_sigkill() {
+fn acknowledged_samples_survive_sigkill() {
     let folder = tempfile::tempdir().expect("a folder");
     let address = free_address();
     let mut acknowledged = Vec::new();
@@ -54,13 +54,13 @@ fn a_second_process_on_the_same_folder_is_refused_by_name() {
     let folder = tempfile::tempdir().expect("a folder");
     let _first = start_firn(folder.path(), free_address());
     let output = firn(folder.path(), free_address()).output().expect("firn runs");
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains("firn-data") && told.contains("process"), "{told}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("firn-data") && text.contains("process"), "{text}");
 }
 
 #[test]
-fn bad_arguments_say_what_is_wrong() {
+fn refused_arguments_are_named_with_the_expected_form() {
     let f = |args: &[&str]| {
         let output =
             Command::new(env!("CARGO_BIN_EXE_firn")).args(args).output().expect("firn runs");
@@ -70,9 +70,62 @@ fn bad_arguments_say_what_is_wrong() {
     assert!(f(&["serve", "--listen", "nowhere"]).contains("nowhere"));
     assert!(f(&["serve", "--slow-tier", "ftp://x/y"]).contains("ftp"));
     assert!(f(&["serve", "--memory", "lots"]).contains("lots"));
-    assert!(f(&["cache", "--proxy", "nowhere"]).contains("--proxy is \"nowhere\""));
-    assert!(f(&["cache", "--proxy", "http://x", "--size", "1KiB"]).contains("at least 8388608"));
+    let proxy = f(&["cache", "--proxy", "nowhere"]);
+    assert!(proxy.contains("--proxy: expected http://"), "{proxy}");
+    assert!(proxy.contains("got \"nowhere\""), "{proxy}");
+    assert!(f(&["cache", "--proxy", "http://x", "--size", "1KiB"]).contains("at least 8MiB"));
+    let ignored = f(&["cache", "--settle", "1m"]);
+    assert!(ignored.contains("--settle: has no effect without --proxy"), "{ignored}");
     assert!(f(&["nonsense"]).contains("nonsense"));
+}
+
+#[test]
+fn a_configuration_file_is_checked_printed_and_used() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (file, address) = (folder.path().join("firn.yaml"), free_address());
+    let data = folder.path().join("data");
+    let text = format!(
+        "data: {}\nlisten: {address}\nretention: 15d\nexternal-labels:\n  region: eu\n",
+        data.display()
+    );
+    std::fs::write(&file, &text).expect("a configuration file");
+    let file = file.display().to_string();
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+        let output = command.env("FIRN_LOOKBACK", "2m").args(args).output().expect("firn runs");
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+    };
+    assert_eq!(run(&["config", "check", "serve", &file]), (true, format!("{file}: ok\n")));
+    let print = ["config", "print", "serve", "--config", &file, "--retention=20d"];
+    let (is_printed, printed) = run(&print);
+    assert!(is_printed, "{printed}");
+    for (setting, source) in [
+        ("retention: 20d", "# flag".to_owned()),
+        ("lookback: 2m", "# FIRN_LOOKBACK".to_owned()),
+        ("external-labels: region=eu", format!("# {file}:4")),
+        ("query-timeout: 2m", "# default".to_owned()),
+    ] {
+        let line = printed.lines().find(|line| line.starts_with(setting)).unwrap_or_default();
+        assert!(line.ends_with(&source), "{setting} in {printed}");
+    }
+    assert!(!data.exists(), "printing starts no server");
+
+    let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+    command.args(["serve", "--config", &file, "--retention=20d"]);
+    let _server = Process::start("firn", folder.path(), &mut command);
+    wait_until_ready(address, "/-/ready");
+    let flags = api(address, "/api/v1/status/flags", &[]).expect("flags");
+    assert_eq!(
+        (flags["retention"].as_str(), flags["lookback"].as_str()),
+        (Some("20d"), Some("5m"))
+    );
+
+    std::fs::write(&file, text + "retentoin: 15d\n").expect("a configuration file");
+    let (is_ok, refusal) = run(&["config", "check", "serve", &file]);
+    assert!(!is_ok, "{refusal}");
+    let expected = "retentoin: no setting of firn serve; the nearest is retention";
+    assert!(refusal.contains(&format!("{file}:6: {expected}")), "{refusal}");
 }
 
 #[test]
@@ -82,13 +135,13 @@ fn a_port_that_is_taken_is_named() {
     let _first = start_firn(folder.path(), address);
     let other = tempfile::tempdir().expect("a folder");
     let output = firn(other.path(), address).output().expect("firn runs");
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && told.contains(&address.to_string()), "{told}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && text.contains(&address.to_string()), "{text}");
 }
 
-/// The curl lines of the README, run as they stand there.
+/// The curl lines of the README, run as they are printed.
 #[test]
-fn the_readme_tells_the_truth() {
+fn commands_of_the_readme_work() {
     let readme =
         std::fs::read_to_string(crate::process::repository().join("README.md")).expect("README");
     let commands: Vec<&str> = readme.lines().filter(|line| line.starts_with("curl ")).collect();
@@ -101,11 +154,11 @@ fn the_readme_tells_the_truth() {
     for command in commands {
         let here = command.replace("localhost:9420", &address.to_string());
         let output = Command::new("sh").args(["-c", &here]).output().expect("a shell");
-        let told = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "{here}: {told}");
-        assert!(!told.contains("error"), "{here}: {told}");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{here}: {text}");
+        assert!(!text.contains("error"), "{here}: {text}");
         if here.contains("/query") {
-            assert!(told.contains("\"success\"") && told.contains("21.5"), "{here}: {told}");
+            assert!(text.contains("\"success\"") && text.contains("21.5"), "{here}: {text}");
         }
     }
 }

@@ -28,7 +28,7 @@ fn admin(address: SocketAddr, path: &str, form: &str) -> http::Answer {
     http::request(address, "POST", &path, &HEADERS, form.as_bytes()).expect("an answer")
 }
 
-/// `host count` of what each host has, up to second 1,000.
+/// `host count` of the samples of each host, up to second 1,000.
 fn counts(address: SocketAddr) -> Vec<String> {
     let query = [("query", "count_over_time(up[1000s])"), ("time", "1000")];
     let data = http::api(address, "/api/v1/query", &query).expect("an answer");

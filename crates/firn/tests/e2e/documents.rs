@@ -1,5 +1,5 @@
-//! The documents of the formats suffice: `docs/formats/reader.py`, which was written after them alone, reads what a server
-//! has put on its slow tier, bit for bit.
+//! The format documents suffice: `docs/formats/reader.py`, written from them alone, reads the slow
+//! tier of a server bit for bit.
 
 use std::process::Command;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const SAMPLES: i64 = 400;
 const MEMBERS: u64 = 72;
 const LONE: u64 = 8;
 
-/// What a series does, so that every codec has one; `None`: no sample then.
+/// The value of a series, such that every codec is used; `None`: no sample at this time.
 fn value(series: u64, idx: i64, random: u64) -> Option<f64> {
     let (at, part) = (idx as f64, (random % 1_000) as f64);
     Some(match series % 18 {

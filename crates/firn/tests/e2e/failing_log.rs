@@ -1,9 +1,11 @@
-//! The real program while its log device fails, by strace: a sync with EIO, or a write with ENOSPC, again and again.
+//! The real program while its log device fails, by strace: a sync with EIO, or a write with ENOSPC,
+//! again and again.
 //!
-//! What fails: each thread's 60th sync and every 11th after it, or the like for writes. What reached the disk: what was written; the
-//! process lives on. What must be true after: who waited was told 503 and when to retry, and sees nothing of it; the segment takes nothing more,
-//! neither writes nor syncs; the next requests go on without a restart; after a SIGKILL all that was acknowledged is there, what was refused is
-//! not, and nothing is half there.
+//! Fault: the 60th sync of each thread and every 11th after it, or equally for writes. On disk: the
+//! written data; the process survives. Afterwards: a waiting client receives 503 with the time of
+//! the next try, and sees no part of its write; the segment is neither written nor synced any more;
+//! the next requests succeed without a restart; after a SIGKILL all acknowledged data is there,
+//! refused data is not, and nothing is there in part.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -20,28 +22,30 @@ const CLIENTS: u64 = 4;
 
 /// Opening takes fewer syncs than 60.
 #[test]
-fn a_failed_sync_is_told_and_its_segment_given_up() {
+fn a_failed_sync_is_reported_and_its_segment_abandoned() {
     let Some(trace) = live_on("fdatasync:error=EIO:when=60+11") else { return };
     let failed = check(&trace).unwrap_or_else(|e| panic!("{e}"));
     assert!(failed >= REFUSED, "only {failed} log syncs failed");
 }
 
-/// Opening takes fewer writes than 300, and so does a new segment, so that one can be made between two failures.
+/// Opening takes fewer than 300 writes, and so does a new segment, so that one can be created
+/// between two failures.
 #[test]
-fn a_write_without_room_is_told_and_writing_goes_on() {
+fn a_write_without_space_is_reported_and_writing_continues() {
     let Some(trace) = live_on("pwrite64:error=ENOSPC:when=300+301") else { return };
     let failed = check(&trace).unwrap_or_else(|e| panic!("{e}"));
     assert!(failed > 0, "no log write failed");
 }
 
-/// Clients write, change and delete while what `inject` says fails, until enough was refused and all goes well again; then the
-/// process is killed and started anew. What strace saw; `None` where there is none.
+/// Clients write, change and delete while the faults of `inject` occur, until enough requests were
+/// refused and all succeed again; then the process is killed and restarted. Returns the output of
+/// strace; `None` where strace is missing.
 fn live_on(inject: &str) -> Option<String> {
     let strace = installed("strace")?;
     let folder = tempfile::tempdir().expect("a folder");
     let (folder, address, trace) = (folder.path(), free_address(), folder.path().join("trace"));
     let mut ours = firn(folder, address);
-    // A flush would write other files, and take the segments that were given up into use again.
+    // A flush would write other files and reuse the abandoned segments.
     ours.args(["--enable-admin-api", "--self-scrape=never", "--flush-age-max=2h"]);
     ours.arg("--log-streams=2");
     let mut command = std::process::Command::new(strace);
@@ -61,8 +65,8 @@ fn live_on(inject: &str) -> Option<String> {
         }
         assert!(requests < REQUESTS_MAX, "{refused} of {requests} requests were refused");
     }
-    // What a stream took last is not what failed: then a crash cannot bring that back.
-    while !clients.iter_mut().all(|client| goes_well(client, address)) {}
+    // The last entry of each stream succeeded, so that a crash cannot bring a failed one back.
+    while !clients.iter_mut().all(|client| succeeds(client, address)) {}
     println!("{inject}: {refused} of {requests} requests refused");
     for client in &mut clients {
         let doubted: Vec<usize> =
@@ -80,7 +84,7 @@ fn live_on(inject: &str) -> Option<String> {
 }
 
 /// A write of its own group, then a transaction, which has another stream perhaps.
-fn goes_well(client: &mut Client, address: SocketAddr) -> bool {
+fn succeeds(client: &mut Client, address: SocketAddr) -> bool {
     let write = client.write(address).expect("an answer");
     let transaction = client.transact(address).expect("an answer");
     (write, transaction) == (204, 200)

@@ -1,5 +1,6 @@
-//! What Grafana's Prometheus data source sends, request by request with its parameters and headers, over data
-//! that the test wrote by remote write: shapes, numbers, and, where Prometheus is installed, the same answers as its.
+//! The requests of Grafana's Prometheus data source, with their parameters and headers, over data
+//! that the test wrote by remote write: shapes, numbers, and, where Prometheus is installed,
+//! equality with its responses.
 
 use std::io::Read;
 use std::net::SocketAddr;
@@ -17,8 +18,8 @@ const START_S: i64 = 1_700_000_040;
 /// Seconds between two samples.
 const INTERVAL_S: i64 = 15;
 const SAMPLE_COUNT: i64 = 232;
-/// Where dashboards end: seven seconds behind the last sample, so that no window has a sample on its edge, of which
-/// Prometheus 2 and 3 think differently.
+/// The end of dashboards: seven seconds behind the last sample, so that no window has a sample on
+/// its edge, which Prometheus 2 and 3 treat differently.
 const END_S: i64 = START_S + (SAMPLE_COUNT - 1) * INTERVAL_S + 7;
 /// When `deploy_version` changes.
 const DEPLOY_S: i64 = START_S + 120 * INTERVAL_S;
@@ -29,18 +30,18 @@ struct Source {
 }
 
 impl Source {
-    /// What the backend sends for queries: a form.
+    /// A query of the backend: a form.
     fn post(&self, path: &str, form: &[(&str, &str)]) -> Value {
-        self.ask("POST", path, form)
+        self.request("POST", path, form)
     }
 
-    /// What resource calls send.
+    /// A resource call.
     fn get(&self, path: &str, params: &[(&str, &str)]) -> Value {
-        self.ask("GET", path, params)
+        self.request("GET", path, params)
     }
 
     /// The whole answer, which must be a success.
-    fn ask(&self, method: &str, path: &str, params: &[(&str, &str)]) -> Value {
+    fn request(&self, method: &str, path: &str, params: &[(&str, &str)]) -> Value {
         let (status, json) = self.send(method, path, params);
         assert_eq!(
             (status, &json["status"]),
@@ -165,7 +166,7 @@ fn write_data(at: SocketAddr) {
     assert!(status == 204 || status == 200, "{status}: {text}");
 }
 
-/// The button "Save & test", and how Grafana learns what it talks to.
+/// The button "Save & test", and how Grafana identifies the server.
 fn save_and_test(source: &Source) {
     let health = source.post("/api/v1/query", &[("query", "1+1"), ("time", "4")]);
     assert_eq!(health["data"], json!({ "resultType": "scalar", "result": [4, "2"] }));
@@ -192,30 +193,34 @@ fn query_builder(source: &Source) {
         let range = [("start", start.clone()), ("end", end.clone()), ("limit", "40000".to_owned())];
         params.chain(range).collect()
     };
-    let ask = |method: &str, path: &str, params: &[(&'static str, &'static str)]| {
+    let request = |method: &str, path: &str, params: &[(&'static str, &'static str)]| {
         let params = within(params);
         let params: Vec<(&str, &str)> = params.iter().map(|(n, v)| (*n, v.as_str())).collect();
-        source.ask(method, path, &params)["data"].clone()
+        source.request(method, path, &params)["data"].clone()
     };
     for method in ["GET", "POST"] {
         assert_eq!(
-            ask(method, "/api/v1/labels", &[("match[]", "{__name__=\"http_requests_total\"}")]),
+            request(method, "/api/v1/labels", &[("match[]", "{__name__=\"http_requests_total\"}")]),
             json!(["__name__", "instance", "job", "method"])
         );
         assert_eq!(
-            ask(method, "/api/v1/series", &[("match[]", "{__name__=~\"temp.*\",job=\"house\"}")]),
+            request(
+                method,
+                "/api/v1/series",
+                &[("match[]", "{__name__=~\"temp.*\",job=\"house\"}")]
+            ),
             json!([{ "__name__": "temperature", "job": "house", "room": "attic" }])
         );
     }
     assert_eq!(
-        ask("GET", "/api/v1/label/__name__/values", &[("match[]", "{job=\"api\"}")]),
+        request("GET", "/api/v1/label/__name__/values", &[("match[]", "{job=\"api\"}")]),
         json!(["deploy_version", "http_requests_total", "request_seconds_bucket"])
     );
     assert_eq!(
-        ask("GET", "/api/v1/label/job/values", &[("match[]", "{room!=\"\"}")]),
+        request("GET", "/api/v1/label/job/values", &[("match[]", "{room!=\"\"}")]),
         json!(["house"])
     );
-    assert_eq!(ask("GET", "/api/v1/label/room/values", &[]), json!(["attic"]));
+    assert_eq!(request("GET", "/api/v1/label/room/values", &[]), json!(["attic"]));
 }
 
 /// Graphs: `query_range` with step and timeout.
@@ -243,7 +248,7 @@ fn panels(source: &Source) {
     let scalar = source.range("1", 15);
     assert_eq!(scalar["data"]["result"][0]["metric"], json!({}));
     assert_eq!(scalar["data"]["result"][0]["values"].as_array().map(Vec::len), Some(31));
-    // A step below a second, as dashboards over the last minutes ask for.
+    // A step below a second, as in dashboards over the last minutes.
     let params = [
         ("query", "temperature"),
         ("start", "1700000400.5"),
@@ -333,7 +338,7 @@ fn variables(source: &Source) {
         names,
         json!(["deploy_version", "http_requests_total", "request_seconds_bucket", "temperature"])
     );
-    // How older versions ask for the values of a label.
+    // The request of older versions for the values of a label.
     let series = source.post("/api/v1/series", &with("http_requests_total{method=\"GET\"}"));
     let instances: Vec<&Value> = series["data"]
         .as_array()
@@ -366,7 +371,7 @@ fn extras(source: &Source) {
     assert_eq!(source.post("/api/v1/query_exemplars", &params)["data"], json!([]));
 }
 
-/// What a panel shows in its corner.
+/// The errors that a panel shows.
 fn mistakes(source: &Source) {
     let f = |path: &str, params: &[(&str, &str)], want: (u16, &str)| {
         let (status, json) = source.send("POST", path, params);
@@ -397,7 +402,7 @@ fn start_prometheus(program: &Path, folder: &Path, at: SocketAddr) -> Process {
     process
 }
 
-/// Every kind of request once more: both give the same data.
+/// Every kind of request once more: both return the same data.
 fn compare(prometheus: &Source, firn: &Source) {
     let (start, end) = (START_S.to_string(), END_S.to_string());
     let range = [("start", &*start), ("end", &*end)];
@@ -413,8 +418,8 @@ fn compare(prometheus: &Source, firn: &Source) {
         ("GET", "/api/v1/alertmanagers", &[]),
     ] {
         let params: Vec<(&str, &str)> = params.iter().copied().chain(range).collect();
-        let ask = |source: &Source| source.ask(method, path, &params)["data"].clone();
-        assert_eq!(sorted(ask(firn)), sorted(ask(prometheus)), "{path} {params:?}");
+        let request = |source: &Source| source.request(method, path, &params)["data"].clone();
+        assert_eq!(sorted(request(firn)), sorted(request(prometheus)), "{path} {params:?}");
     }
     for query in [
         "1+1",
@@ -451,7 +456,7 @@ fn sorted(mut data: Value) -> Value {
     data
 }
 
-/// The same but for the last digits of values, which are texts.
+/// Equal, except for the last digits of values, which are texts.
 fn alike(query: &str, ours: &Value, theirs: &Value) {
     let same = match (ours, theirs) {
         (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {

@@ -1,4 +1,5 @@
-//! Groups with the real command: the page about them run as it is printed, and `firn inspect groups`.
+//! Groups with the real command: the commands of docs/groups.md as they are printed, and `firn
+//! inspect groups`.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -23,7 +24,7 @@ fn shell(script: &str, folder: &Path, at: SocketAddr) -> Output {
     Command::new("sh").args(["-c", &script]).current_dir(folder).output().expect("a shell")
 }
 
-fn told(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -35,7 +36,7 @@ fn inspect(folder: &Path, args: &[&str]) -> Output {
 }
 
 #[test]
-fn the_page_about_groups_tells_the_truth() {
+fn commands_of_the_groups_page_work() {
     let folder = tempfile::tempdir().expect("a folder");
     let address = crate::process::free_address();
     let mut server = start_firn(folder.path(), address);
@@ -44,7 +45,7 @@ fn the_page_about_groups_tells_the_truth() {
         blocks.iter().partition(|block| block.contains("firn inspect"));
     assert_eq!((writing.len(), inspecting.len()), (4, 1), "{blocks:?}");
     let script: Vec<&str> = writing.iter().map(|block| block.as_str()).collect();
-    let answers = told(&shell(&script.join("echo\n"), folder.path(), address));
+    let answers = output_text(&shell(&script.join("echo\n"), folder.path(), address));
     assert_eq!(answers.matches("\"status\":\"success\"").count(), 5, "{answers}");
     assert!(answers.contains("\"written\":3") && answers.contains("\"written\":2"), "{answers}");
     let samples = |name: &str| {
@@ -58,21 +59,21 @@ fn the_page_about_groups_tells_the_truth() {
 
     // The lines that inspect, but for the one that wants the folder for itself.
     for line in inspecting[0].lines().filter(|line| !line.contains("--data")) {
-        let report = told(&shell(line, folder.path(), address));
+        let report = output_text(&shell(line, folder.path(), address));
         assert!(report.contains("pump-7"), "{line}: {report}");
     }
     let busy = inspect(folder.path(), &["--data", "firn-data"]);
     let refused = String::from_utf8_lossy(&busy.stderr).into_owned();
     assert!(!busy.status.success() && refused.contains("--server"), "{refused}");
 
-    // A server and the folder that it leaves say the same of the same data.
+    // A running server and its folder afterwards yield the same report.
     let address_text = address.to_string();
     let select = ["--json", "--match", "{device=\"pump-7\"}"];
     let of_server =
-        told(&inspect(folder.path(), &[&["--server", &address_text], &select[..]].concat()));
+        output_text(&inspect(folder.path(), &[&["--server", &address_text], &select[..]].concat()));
     assert_eq!(server.terminate(), Some(0), "{}", server.output());
     let of_folder =
-        told(&inspect(folder.path(), &[&["--data", "firn-data"], &select[..]].concat()));
+        output_text(&inspect(folder.path(), &[&["--data", "firn-data"], &select[..]].concat()));
     let (of_server, of_folder) = (json(&of_server), json(&of_folder));
     let index = |report: &Value| report["groups"][0]["index_bytes"].clone();
     assert_eq!(index(&of_server), index(&of_folder));
@@ -80,16 +81,19 @@ fn the_page_about_groups_tells_the_truth() {
     assert_eq!((&group["members"], &group["group_labels"]), (&json("3"), &json("2")));
     assert_eq!(of_folder["total"]["groups"], 1);
     let line = inspecting[0].lines().find(|line| line.contains("--data")).expect("a line");
-    assert!(told(&shell(line, folder.path(), address)).contains("pump-7"));
+    assert!(output_text(&shell(line, folder.path(), address)).contains("pump-7"));
 }
 
 #[test]
-fn what_cannot_be_inspected_is_named() {
+fn inspection_errors_name_the_cause() {
     let folder = tempfile::tempdir().expect("a folder");
     let f = |args: &[&str], wanted: &str| {
         let output = inspect(folder.path(), args);
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && told.contains(wanted), "{args:?}: {told}");
+        let output_text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !output.status.success() && output_text.contains(wanted),
+            "{args:?}: {output_text}"
+        );
     };
     f(&["--data", "nowhere"], "there is no database in nowhere");
     assert!(!folder.path().join("nowhere").exists(), "looking makes nothing");

@@ -18,7 +18,7 @@ pub(crate) struct Answer {
     pub(crate) body: String,
 }
 
-/// One request on a connection of its own; `None` when nobody answers.
+/// One request on a connection of its own; `None` without a response.
 pub(crate) fn request(
     address: SocketAddr,
     method: &str,
@@ -36,7 +36,7 @@ pub(crate) fn request(
     stream.write_all(head.as_bytes()).ok()?;
     stream.write_all(body).ok()?;
     let mut bytes = Vec::new();
-    // A killed server may cut an answer: what came counts if its head is whole.
+    // A killed server may cut a response: it counts if its head is complete.
     let _ = stream.read_to_end(&mut bytes);
     let split = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
     let head = String::from_utf8_lossy(&bytes[..split]).to_ascii_lowercase();

@@ -1,4 +1,5 @@
-//! `firn cache --proxy` before a real InfluxDB: the same bytes come out, most of them without asking it.
+//! `firn cache --proxy` in front of a real InfluxDB: the same bytes, most of them without a request
+//! to InfluxDB.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -14,8 +15,10 @@ const METRICS: &str = "/-/cache/metrics";
 fn start_influx(program: &Path, folder: &Path, address: SocketAddr) -> Process {
     let config = format!(
         "reporting-disabled = true\nbind-address = \"{}\"\n\
-         [meta]\ndir = \"{folder}/meta\"\n[data]\ndir = \"{folder}/data\"\nwal-dir = \"{folder}/wal\"\n\
-         [http]\nbind-address = \"{address}\"\nlog-enabled = false\n[monitor]\nstore-enabled = false\n",
+         [meta]\ndir = \"{folder}/meta\"\n\
+         [data]\ndir = \"{folder}/data\"\nwal-dir = \"{folder}/wal\"\n\
+         [http]\nbind-address = \"{address}\"\nlog-enabled = false\n\
+         [monitor]\nstore-enabled = false\n",
         free_address(),
         folder = folder.join("influx").display(),
     );
@@ -42,7 +45,7 @@ fn start_proxy(folder: &Path, origin: SocketAddr, address: SocketAddr) -> Proces
     process
 }
 
-fn ask(address: SocketAddr, statement: &str, more: &str) -> Answer {
+fn query(address: SocketAddr, statement: &str, more: &str) -> Answer {
     let path = format!("/query?db=d&q={}{more}", encode(statement));
     http::get(address, &path).expect("an answer")
 }
@@ -51,7 +54,7 @@ fn found(answer: &Answer) -> Option<&str> {
     answer.head.lines().find_map(|line| line.strip_prefix("x-firn-cache: ")).map(str::trim)
 }
 
-/// Three hours of three hosts up to now, one of which comes late and one of which has a field of its own.
+/// Three hours of three hosts up to now. One of them starts late, and one has a field of its own.
 fn write(influx: SocketAddr, now_s: i64) {
     let created = http::request(influx, "POST", "/query?q=CREATE+DATABASE+d", &[], b"");
     assert_eq!(created.expect("an answer").status, 200);
@@ -73,7 +76,7 @@ fn write(influx: SocketAddr, now_s: i64) {
 }
 
 #[test]
-fn an_influxdb_behind_the_proxy_says_what_it_says_alone() {
+fn an_influxdb_responds_the_same_behind_the_proxy() {
     let Some(program) = installed("influxd") else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
@@ -85,12 +88,15 @@ fn an_influxdb_behind_the_proxy_says_what_it_says_alone() {
 
     let statements = [
         "SELECT mean(\"load\") FROM \"cpu\" WHERE $time GROUP BY time(1m), \"host\" fill(null)",
-        "SELECT mean(load), count(n) AS \"how many\", max(extra) FROM cpu WHERE $time GROUP BY time(30s), host, dc",
-        "select sum(n), first(load), last(load), min(n), median(load), spread(n) from cpu where host =~ /a|d/ and $time group by time(2m), host fill(none)",
+        "SELECT mean(load), count(n) AS \"how many\", max(extra) FROM cpu WHERE $time \
+         GROUP BY time(30s), host, dc",
+        "select sum(n), first(load), last(load), min(n), median(load), spread(n) from cpu \
+         where host =~ /a|d/ and $time group by time(2m), host fill(none)",
         "SELECT count(extra) FROM cpu WHERE $time GROUP BY time(5m)",
         "SELECT sum(nothing) FROM cpu WHERE $time GROUP BY time(1m)",
     ];
-    // Windows slide by odd amounts, so that the first and last buckets are cut; the last one ends now.
+    // Windows slide by odd amounts, so that the first and last buckets are cut; the last one ends
+    // now.
     let minute = 60_000;
     let windows = [(170, 100), (165, 95), (175, 90), (175, 90), (100, 30), (100, 0), (98, 0)];
     let now_ms = now_s * 1_000;
@@ -100,25 +106,27 @@ fn an_influxdb_behind_the_proxy_says_what_it_says_alone() {
             let time = format!("time >= {start}ms and time <= {end}ms");
             let text = statement.replace("$time", &time);
             let epoch = if idx % 2 == 0 { "&epoch=ms" } else { "&epoch=s" };
-            let (direct, proxied) = (ask(influx_at, &text, epoch), ask(proxy_at, &text, epoch));
+            let (direct, proxied) = (query(influx_at, &text, epoch), query(proxy_at, &text, epoch));
             assert_eq!((direct.status, &direct.body), (proxied.status, &proxied.body), "{text}");
-            // The third is known in the middle only: there one range is asked for, so nothing is used of what is known.
+            // The third is cached in the middle only. One range is requested, so that the cached
+            // part is not used.
             let wanted = if idx == 0 || idx == 2 { "miss" } else { "partial" };
             assert_eq!(found(&proxied), Some(wanted), "{text}, window {idx}");
         }
     }
-    // A range of whole buckets is known whole. A form says the same as a URL.
+    // A range of whole buckets is cached completely. A form is equivalent to a URL.
     let start = (now_s - 170 * 60) / 300 * 300 + 300;
     let text =
         statements[3].replace("$time", &format!("time >= {start}s and time < {}s", start + 3_000));
-    let direct = ask(influx_at, &text, "&epoch=ms");
+    let direct = query(influx_at, &text, "&epoch=ms");
     let form = format!("db=d&epoch=ms&q={}", encode(&text));
     let form_type = [("Content-Type", "application/x-www-form-urlencoded")];
     let post = http::request(proxy_at, "POST", "/query", &form_type, form.as_bytes());
     let post = post.expect("an answer");
     assert_eq!((found(&post), &post.body), (Some("hit"), &direct.body));
 
-    // All else passes through: what is wrong, what is no aggregate by time, what is written otherwise, what changes something.
+    // Everything else is forwarded: invalid statements, statements without an aggregate by time,
+    // other spellings, and changes.
     let time = format!("time >= {}s AND time <= {now_s}s", now_s - 3_000);
     for (statement, more) in [
         (format!("SELECT mean(load) FROM cpu WHERE {time} GROUP BY time(1m)"), ""),
@@ -139,11 +147,12 @@ fn an_influxdb_behind_the_proxy_says_what_it_says_alone() {
         ("SELECT mean(load) FROM".to_owned(), "&epoch=ms"),
         ("SHOW MEASUREMENTS".to_owned(), "&epoch=ms"),
     ] {
-        let (direct, proxied) = (ask(influx_at, &statement, more), ask(proxy_at, &statement, more));
+        let (direct, proxied) =
+            (query(influx_at, &statement, more), query(proxy_at, &statement, more));
         assert_eq!((direct.status, &direct.body), (proxied.status, &proxied.body), "{statement}");
         assert_eq!(found(&proxied), None, "{statement}");
     }
     let written = http::request(proxy_at, "POST", "/write?db=d", &[], b"new v=1 1000000000");
     assert_eq!(written.expect("an answer").status, 204);
-    assert!(ask(influx_at, "SELECT v FROM new", "").body.contains("\"v\""));
+    assert!(query(influx_at, "SELECT v FROM new", "").body.contains("\"v\""));
 }

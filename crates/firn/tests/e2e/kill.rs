@@ -1,11 +1,14 @@
 //! SIGKILL under load, again and again, with clients that remember every acknowledgement.
 //!
-//! What crashed: the process, at any moment, with writes, transactions, deletes, conversions and flushes under way, whatever
-//! `--log-sync` says. What reached the disk: what the system has; nothing was synced by us. What must be true after: each acknowledged row is there with
-//! the values of all its members, each acknowledged delete holds, what was not acknowledged is whole or not there, a row
-//! of a transaction is there exactly if what that wrote to another group is, and what was seen once stays so through all later lives.
+//! Crash: the process, at any point, during writes, transactions, deletes, conversions and flushes,
+//! with any `--log-sync`. On disk: the data that the system has; the test syncs nothing.
+//! Afterwards: each acknowledged row is there with the values of all its members; each acknowledged
+//! delete holds; an unacknowledged change is there completely or not at all; a row of a transaction
+//! is there exactly if its twin in another group is; an observed state remains through all later
+//! lives.
 //!
-//! `FIRN_KILLS=200` kills that often (`make soak`), `FIRN_SEED=7` draws settings and moments from another seed.
+//! `FIRN_KILLS=200` kills that number of times (`make soak`), `FIRN_SEED=7` draws settings and
+//! times from another seed.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -25,14 +28,15 @@ const WRITERS: usize = 4;
 const MEMBERS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 /// Rows of the life before that are looked at again after each kill; all are at the end.
 const LOOK_BACK: usize = 500;
-/// One request of so many is a delete.
+/// One request in this many is a delete.
 const DELETE_EVERY: u64 = 40;
-/// One request of so many is a transaction.
+/// One request in this many is a transaction.
 const TRANSACTION_EVERY: u64 = 8;
-/// A transaction writes to one of so many other groups, in shards and streams of their own, too.
+/// The number of other groups, in other shards and streams too, one of which a transaction writes
+/// to.
 const TWINS: usize = 8;
 
-/// What a client knows of one of its rows.
+/// The fate of a row, as its client knows it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fate {
     /// Acknowledged, or seen after a kill.
@@ -43,7 +47,8 @@ pub(crate) enum Fate {
     Unknown,
 }
 
-/// One client with a group of its own; row `n` has time `base_ms + n` and the value `n` in all members.
+/// One client with a group of its own; row `n` has time `base_ms + n` and the value `n` in all
+/// members.
 pub(crate) struct Client {
     name: String,
     base_ms: i64,
@@ -55,16 +60,16 @@ pub(crate) struct Client {
     random: u64,
 }
 
-/// Where the log is.
+/// The device of the log.
 #[derive(Clone, Copy)]
 enum Device {
     Files,
-    /// Mapped, as byte-addressable memory: what a process has stored there outlives it.
+    /// Mapped, as byte-addressable memory: stores of a process outlive it.
     Memory,
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_however_often_the_process_is_killed() {
+fn acknowledged_changes_survive_repeated_sigkill() {
     kill_again_and_again(Device::Files);
 }
 
@@ -96,7 +101,12 @@ fn kill_again_and_again(device: Device) {
     for client in &mut clients {
         client.check(address, usize::MAX, kills);
         let count = |fate| client.rows.iter().filter(|&&row| row == fate).count();
-        println!("{}: {} rows there, {} gone", client.name, count(Fate::There), count(Fate::Gone));
+        println!(
+            "{}: {} rows present, {} deleted",
+            client.name,
+            count(Fate::There),
+            count(Fate::Gone)
+        );
         assert!(count(Fate::There) as u64 > kills, "{} wrote nearly nothing", client.name);
     }
 }
@@ -120,7 +130,8 @@ fn start(folder: &TempDir, device: Device, address: SocketAddr, random: &mut u64
     process
 }
 
-/// All clients write until so many requests were answered; then `kill`, and each of them goes on until nobody answers.
+/// All clients write until this many requests were answered; then `kill` runs, and each client
+/// continues until the server is dead.
 fn live(clients: &mut [Client], address: SocketAddr, requests: u64, kill: impl FnOnce()) {
     let (answered, is_dead) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -147,7 +158,7 @@ impl Client {
         Client { name: format!("client-{idx}"), base_ms, rows, has_twin, doubted, random }
     }
 
-    /// One request and its status; `None` when nobody answered.
+    /// One request and its status; `None` without a response.
     pub(crate) fn act(&mut self, address: SocketAddr) -> Option<u16> {
         let deletes = draw(&mut self.random, DELETE_EVERY) == 0 && self.rows.len() > 50;
         let transacts = draw(&mut self.random, TRANSACTION_EVERY) == 0;
@@ -158,7 +169,7 @@ impl Client {
         }
     }
 
-    /// One new row, its twin in another group, and the last rows updated to what they are.
+    /// One new row, its twin in another group, and an update of the last rows to their own values.
     pub(crate) fn transact(&mut self, address: SocketAddr) -> Option<u16> {
         let row = self.rows.len();
         let insert = |name: &str, job: &str, member: &str| {
@@ -243,7 +254,7 @@ impl Client {
         Some(answer?.status)
     }
 
-    /// The last `look_back` rows and more are what they should be; what was unknown is known then.
+    /// The last `look_back` rows and more have the right values. Unknown outcomes are resolved.
     pub(crate) fn check(&mut self, address: SocketAddr, look_back: usize, kill: u64) {
         let unknown = self.rows.iter().position(|&row| row == Fate::Unknown);
         let doubted = std::mem::take(&mut self.doubted);
@@ -251,20 +262,20 @@ impl Client {
         let first = self.rows.len().saturating_sub(look_back).min(unsure.unwrap_or(usize::MAX));
         let found = self.read(address, first);
         let twins = self.read_twins(address, first);
-        // Of each doubted delete, what became of its rows that were there before.
+        // For each uncertain delete, the fate of the rows that existed before it.
         let mut outcomes = vec![Vec::new(); doubted.len()];
         for (row, found) in (first..).zip(found) {
             let whole = found == [true; MEMBERS.len()];
-            let what = format!("{}, row {row}, after kill {kill}", self.name);
-            assert!(whole || found == [false; MEMBERS.len()], "{what}: half there, {found:?}");
+            let context = format!("{}, row {row}, after kill {kill}", self.name);
+            assert!(whole || found == [false; MEMBERS.len()], "{context}: half there, {found:?}");
             let has_twin = self.has_twin[row] && whole;
-            assert_eq!(twins[row - first], has_twin, "{what}: half a transaction, row {whole}");
+            assert_eq!(twins[row - first], has_twin, "{context}: half a transaction, row {whole}");
             match self.rows[row] {
                 Fate::There => match doubted.iter().position(|rows| rows.contains(&row)) {
                     Some(delete) => outcomes[delete].push(whole),
-                    None => assert!(whole, "{what}: lost"),
+                    None => assert!(whole, "{context}: lost"),
                 },
-                Fate::Gone => assert!(!whole, "{what}: came back"),
+                Fate::Gone => assert!(!whole, "{context}: came back"),
                 Fate::Unknown => {}
             }
             self.rows[row] = if whole { Fate::There } else { Fate::Gone };
@@ -292,7 +303,8 @@ impl Client {
         found
     }
 
-    /// Calls `f` with row and member of each sample of metric `name` from row `first` on; its value is right.
+    /// Calls `f` with row and member of each sample of metric `name` from row `first` on, after a
+    /// check of its value.
     fn each(&self, name: &str, address: SocketAddr, first: usize, mut f: impl FnMut(usize, &str)) {
         let Some(last) = self.rows.len().checked_sub(1).filter(|&last| last >= first) else {
             return;
@@ -317,7 +329,8 @@ impl Client {
     }
 }
 
-/// Whether it was done. What is busy or not able to may have come through in part before a crash; it says when to try again.
+/// Whether the request was carried out. A busy or failing one may have been carried out in part
+/// before a crash; its response contains when to retry.
 fn is_acknowledged(answer: &Answer) -> bool {
     match answer.status {
         200 | 204 => true,

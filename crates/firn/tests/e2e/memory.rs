@@ -1,4 +1,5 @@
-//! A tenth of the memory that a load wants: it is slowed and refused, never lost, and the process stays in its limit.
+//! A tenth of the memory that a load needs: the load is slowed and refused, never lost, and the
+//! process stays within its limit.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -12,14 +13,16 @@ use crate::tiers::metric;
 
 const REQUESTS: u64 = 2;
 const SERIES: u64 = 800;
-/// Of one label; the texts are as good as random, so nobody can pack them.
+/// Of one label; the texts are as good as random and cannot be compressed.
 const VALUE_BYTES: usize = 1_500;
 const NOW_MS: i64 = 1_700_000_000_000;
 
-/// With the smallest limit there is, or `FIRN_MEMORY_MIB` and as many times the load (`make soak`).
+/// With the smallest limit there is, or with `FIRN_MEMORY_MIB` and a proportionally larger load
+/// (`make soak`).
 ///
-/// Each sender has 1.3 MB at once, which unpacked and decoded takes some 8 MB: five times the limit for all; and three
-/// queries read all that they define, over and over, for which each would want as much again.
+/// Each sender has 1.3 MB in flight, which take about 8 MB decompressed and decoded: five times the
+/// limit for all senders. Three queries read all series over and over, each of which would need the
+/// same amount again.
 #[test]
 fn a_tenth_of_the_memory_refuses_and_loses_nothing() {
     let limit_mib = std::env::var("FIRN_MEMORY_MIB");
@@ -31,7 +34,7 @@ fn a_tenth_of_the_memory_refuses_and_loses_nothing() {
         let mut command = firn(folder.path(), address);
         let limit = format!("{limit_mib}MiB");
         command.args(["--memory", &limit, "--self-scrape", "never", "--log-sync", "never"]);
-        // What the load must be refused by is memory alone.
+        // Memory is the only limit that may refuse the load.
         command.args(["--new-series-per-second-max", "0", "--series-per-metric-max", "0"]);
         let process = Process::start("firn", folder.path(), &mut command);
         wait_until_ready(address, "/-/ready");
@@ -44,7 +47,7 @@ fn a_tenth_of_the_memory_refuses_and_loses_nothing() {
     std::thread::scope(|scope| {
         let refused = &refused;
         scope.spawn(|| peak.watch(server.id(), &done));
-        let queries = [0, 1, 2].map(|_| scope.spawn(|| ask_for_all(address, &done, &limited)));
+        let queries = [0, 1, 2].map(|_| scope.spawn(|| query_all(address, &done, &limited)));
         let senders: Vec<_> = (0..senders)
             .map(|sender| scope.spawn(move || send_all(address, sender, refused)))
             .collect();
@@ -54,7 +57,7 @@ fn a_tenth_of_the_memory_refuses_and_loses_nothing() {
         assert!(sent.iter().all(Result::is_ok) && asked.iter().all(Result::is_ok));
     });
     println!(
-        "{} requests refused, {} queries told their limit, at most {} bytes resident",
+        "{} requests refused, {} queries over their limit, at most {} bytes resident",
         refused.load(Ordering::Relaxed),
         limited.load(Ordering::Relaxed),
         peak.0.load(Ordering::Relaxed)
@@ -80,7 +83,7 @@ fn a_tenth_of_the_memory_refuses_and_loses_nothing() {
     peak.check(limit_bytes);
 }
 
-/// What is flushed stays hot and answers, and the metrics of its memory say so.
+/// Flushed data stays hot and serves queries, and the metrics report its memory.
 #[test]
 fn flushed_rows_answer_from_memory() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -91,7 +94,8 @@ fn flushed_rows_answer_from_memory() {
     wait_until_ready(address, "/-/ready");
     let value = |name: &str| metric(address, name).unwrap_or_else(|| panic!("no {name}"));
     let mut rounds = 0;
-    // Rows become columns in blocks some time after they came, and are flushed as what they are then.
+    // Rows become columns in blocks some time after they arrive, and are flushed in the form that
+    // they have then.
     wait_for("a conversion and a flush", Duration::from_secs(60), || {
         let mut request = WriteRequest::default();
         for series in 0..100 {
@@ -119,7 +123,7 @@ fn flushed_rows_answer_from_memory() {
     );
 }
 
-/// Each of its requests until it is taken; refusals must say what to do.
+/// Sends each request until it is accepted; refusals must contain when to retry.
 fn send_all(address: SocketAddr, sender: u64, refused: &AtomicU64) {
     for number in 0..REQUESTS {
         let mut request = WriteRequest::default();
@@ -151,7 +155,7 @@ fn send_all(address: SocketAddr, sender: u64, refused: &AtomicU64) {
 }
 
 /// Queries answer or name the limit.
-fn ask_for_all(address: SocketAddr, done: &AtomicBool, limited: &AtomicU64) {
+fn query_all(address: SocketAddr, done: &AtomicBool, limited: &AtomicU64) {
     while !done.load(Ordering::Relaxed) {
         let query = [("query", "pressed"), ("time", "1700000015")];
         if let Err(text) = api(address, "/api/v1/query", &query) {
@@ -197,8 +201,8 @@ fn memory_metrics(address: SocketAddr) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The most anonymous memory that a process was seen with. Pages of files, its own code among them, are the kernel's to
-/// take back.
+/// The most anonymous memory that a process was seen with. The kernel reclaims pages of files, its
+/// code among them, by itself.
 #[derive(Default)]
 struct Peak(AtomicU64);
 

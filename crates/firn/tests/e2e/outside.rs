@@ -1,4 +1,4 @@
-//! The world outside fails: a slow tier that nobody answers for, a disk that is full.
+//! Failures outside: a slow tier that does not respond, a full disk.
 
 use std::fs;
 use std::io::Write;
@@ -24,12 +24,14 @@ fn stored(address: SocketAddr) -> usize {
     data["result"][0]["values"].as_array().map_or(0, Vec::len)
 }
 
-/// Uploads fail, are told in the log and in a metric, and are tried again; writes and queries go on.
+/// Uploads fail, are reported in the log and in a metric, and are retried; writes and queries
+/// continue.
 #[test]
 fn a_slow_tier_that_is_down_hinders_neither_writes_nor_queries() {
     let folder = tempfile::tempdir().expect("a folder");
     let (address, nobody) = (free_address(), free_address());
-    // A new database wants to know whether its slow tier is another's; one that exists opens without it.
+    // A new database checks whether its slow tier belongs to another one; an existing one opens
+    // without it.
     assert_eq!(start_firn(folder.path(), address).terminate(), Some(0));
     let mut command = firn(folder.path(), address);
     command.args(["--slow-tier", "s3://nobody-there/x", "--upload-age-max", "1s"]);
@@ -101,7 +103,7 @@ impl SmallDisk {
         process
     }
 
-    /// Leaves no room. What [`SmallDisk::make_room`] gives back is a log segment for each stream at least.
+    /// Leaves no space. [`SmallDisk::make_room`] releases at least one log segment for each stream.
     fn fill(&self) {
         let reserve = fs::File::create(self.seen_from_here("reserve")).expect("a file");
         (&reserve).write_all(&vec![1; 2 * (32 << 20) + (16 << 20)]).expect("room for the reserve");
@@ -136,8 +138,8 @@ fn a_full_disk_refuses_writes_and_nothing_else() {
         if status != 204 {
             break (server, status, text);
         }
-        // It found segments that the life before had made ahead, and lives on their room. This write
-        // used one up.
+        // The server found segments that the previous one had created ahead, and uses their space.
+        // This write used one up.
         acknowledged += 1;
         assert!(acknowledged < 30, "a full disk takes a tenth segment");
     };

@@ -124,7 +124,7 @@ pub(crate) fn start_prometheus(
     process
 }
 
-/// A real S3 server on loopback with one bucket; it goes when this is dropped.
+/// A real S3 server on loopback with one bucket; it ends when this is dropped.
 pub(crate) struct S3 {
     _process: Process,
     address: SocketAddr,
@@ -154,7 +154,7 @@ impl S3 {
         Some(S3 { _process: process, address })
     }
 
-    /// Who may use it and where it is.
+    /// Its credentials and address.
     pub(crate) fn variables(&self) -> [(&'static str, String); 5] {
         [
             ("AWS_ENDPOINT", format!("http://{}", self.address)),
@@ -173,20 +173,20 @@ pub(crate) fn wait_until_ready(address: SocketAddr, path: &str) {
     });
 }
 
-/// Asks again and again until `condition` holds.
+/// Checks again and again until `condition` holds.
 ///
 /// # Panics
-/// After `at_most`: the scene cannot go on.
-pub(crate) fn wait_for(what: &str, at_most: Duration, mut condition: impl FnMut() -> bool) {
+/// After `at_most`: the test cannot continue.
+pub(crate) fn wait_for(event: &str, at_most: Duration, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < at_most, "waited {at_most:?} for {what}");
+        assert!(start.elapsed() < at_most, "waited {at_most:?} for {event}");
         std::thread::park_timeout(Duration::from_millis(50));
     }
 }
 
-/// Below the ports that the system gives to connections, one of which would otherwise take it before the program does,
-/// and no two alike in this process.
+/// Below the ports that the system assigns to connections, one of which would otherwise take the
+/// port first; different for each call in this process.
 pub(crate) fn free_address() -> SocketAddr {
     const PORTS: std::ops::Range<u32> = 12_000..32_000;
     static NEXT: AtomicU32 = AtomicU32::new(0);

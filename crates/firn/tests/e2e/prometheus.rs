@@ -1,5 +1,5 @@
 //! A real Prometheus scrapes a real node exporter and remote-writes to FirnDB, which is killed in
-//! the middle. Afterwards both give the same answers, and nothing acknowledged is missing.
+//! the middle. Afterwards both return the same results, and no acknowledged sample is missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,8 +13,8 @@ use serde_json::Value;
 use crate::http::api;
 use crate::process::{Process, free_address, installed, start_firn, wait_for, wait_until_ready};
 
-/// Windows and offsets that the queries use, in milliseconds: no sample may lie on their edges,
-/// because Debian's Prometheus 2.x counts the left edge in and Prometheus 3 does not.
+/// Windows and offsets of the queries, in milliseconds: no sample may be on their edges, because
+/// Debian's Prometheus 2.x includes the left edge and Prometheus 3 does not.
 const EDGES_MS: [i64; 7] = [0, 5_000, 10_000, 12_000, 15_000, 20_000, 300_000];
 
 const QUERIES: [&str; 44] = [
@@ -58,14 +58,15 @@ const QUERIES: [&str; 44] = [
     "node_network_receive_bytes_total unless node_load1",
     "node_network_receive_bytes_total * on (device) group_left (operstate) node_network_info",
     "sum(rate(node_network_receive_bytes_total[15s])) or vector(0)",
-    "histogram_quantile(0.9, sum by (le) (rate(prometheus_http_request_duration_seconds_bucket[20s])))",
+    "histogram_quantile(0.9, \
+     sum by (le) (rate(prometheus_http_request_duration_seconds_bucket[20s])))",
     "label_replace(up, \"target\", \"$1\", \"instance\", \"(.*):.*\")",
     "absent(nonexistent)",
     "round(node_load1, 0.1) + ceil(node_load5) + floor(node_load15)",
 ];
 
 #[test]
-fn prometheus_and_firn_give_the_same_answers_and_a_kill_loses_nothing() {
+fn prometheus_and_firn_return_the_same_and_a_kill_loses_nothing() {
     let (Some(prometheus), Some(node_exporter)) =
         (installed("prometheus"), installed("prometheus-node-exporter"))
     else {
@@ -86,7 +87,7 @@ fn prometheus_and_firn_give_the_same_answers_and_a_kill_loses_nothing() {
     let samples = |address| newest_count(address);
     wait_for("12 scrapes in FirnDB", Duration::from_secs(60), || samples(firn_at) >= 12);
     firn.kill();
-    // Prometheus goes on scraping and keeps what it could not send.
+    // Prometheus continues to scrape and keeps the samples that it could not send.
     let before = samples(prometheus_at);
     wait_for("4 scrapes meanwhile", Duration::from_secs(60), || {
         samples(prometheus_at) >= before + 4
@@ -117,7 +118,8 @@ fn start_prometheus(
              - {{job_name: prometheus, static_configs: [{{targets: ['{address}']}}]}}\n\
              remote_write:\n\
              - url: http://{firn}/api/v1/write\n\
-             \x20 queue_config: {{batch_send_deadline: 500ms, min_backoff: 30ms, max_backoff: 200ms}}\n"
+             \x20 queue_config: {{batch_send_deadline: 500ms, min_backoff: 30ms, \
+             max_backoff: 200ms}}\n"
         ),
     )
     .expect("a configuration file");

@@ -1,4 +1,5 @@
-//! `firn cache --proxy` before a real Prometheus: the same bytes come out, most of them without asking it.
+//! `firn cache --proxy` in front of a real Prometheus: the same bytes, most of them without a
+//! request to Prometheus.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -24,7 +25,7 @@ fn start_proxy(folder: &Path, origin: SocketAddr, address: SocketAddr) -> Proces
     process
 }
 
-/// Three hours up to `now_s`, with a series that comes and goes and labels that JSON must escape.
+/// Three hours up to `now_s`, with an intermittent series and labels that JSON must escape.
 fn write(prometheus: SocketAddr, now_s: i64) {
     let steps: Vec<i64> = (now_s - 3 * 3_600..=now_s).step_by(STEP_S as usize).collect();
     for part in steps.chunks(240) {
@@ -52,13 +53,14 @@ fn write(prometheus: SocketAddr, now_s: i64) {
     }
 }
 
-fn ask(address: SocketAddr, query: &str, start: i64, end: i64, step: &str) -> Answer {
+fn query_range(address: SocketAddr, query: &str, start: i64, end: i64, step: &str) -> Answer {
     let path =
         format!("/api/v1/query_range?query={}&start={start}&end={end}&step={step}", encode(query));
     http::get(address, &path).expect("an answer")
 }
 
-/// How much of an answer came from the cache, as the proxy says; `None` if the request was passed on.
+/// The share of a response that came from the cache, as its header states; `None` if the request
+/// was forwarded.
 fn found(answer: &Answer) -> Option<&str> {
     answer.head.lines().find_map(|line| line.strip_prefix("x-firn-cache: ")).map(str::trim)
 }
@@ -70,7 +72,7 @@ fn metric(proxy: SocketAddr, sample: &str) -> f64 {
 }
 
 #[test]
-fn a_prometheus_behind_the_proxy_says_what_it_says_alone() {
+fn a_prometheus_responds_the_same_behind_the_proxy() {
     let Some(program) = installed("prometheus") else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
@@ -94,11 +96,11 @@ fn a_prometheus_behind_the_proxy_says_what_it_says_alone() {
     for query in queries {
         for (idx, (from, to)) in windows.into_iter().enumerate() {
             let (start, end) = (now_s - from * 60, now_s - to * 60);
-            let direct = ask(prometheus_at, query, start, end, "30");
-            let proxied = ask(proxy_at, query, start, end, "30");
+            let direct = query_range(prometheus_at, query, start, end, "30");
+            let proxied = query_range(proxy_at, query, start, end, "30");
             assert_eq!((direct.status, &direct.body), (proxied.status, &proxied.body), "{query}");
             let wanted = match idx {
-                // The third is known in the middle only, and one range is asked for.
+                // The third is cached in the middle only, and one range is requested.
                 0 | 2 => "miss",
                 3 => "hit",
                 _ => "partial",
@@ -106,9 +108,9 @@ fn a_prometheus_behind_the_proxy_says_what_it_says_alone() {
             assert_eq!(found(&proxied), Some(wanted), "{query}, window {idx}");
         }
     }
-    // Another phase of the steps is another answer; a form says the same as a URL.
+    // Another phase of the steps is another result. A form is equivalent to a URL.
     let (start, end) = (now_s - 9_000 + 7, now_s - 6_000);
-    assert_eq!(found(&ask(proxy_at, "load", start, end, "30s")), Some("miss"));
+    assert_eq!(found(&query_range(proxy_at, "load", start, end, "30s")), Some("miss"));
     let form = format!("query=load&start={start}&end={end}&step=30");
     let form_type = [("Content-Type", "application/x-www-form-urlencoded")];
     let post = |address| {
@@ -118,20 +120,21 @@ fn a_prometheus_behind_the_proxy_says_what_it_says_alone() {
     let (direct, proxied) = (post(prometheus_at), post(proxy_at));
     assert_eq!((&direct.body, Some("hit")), (&proxied.body, found(&proxied)));
 
-    // A form too long to be looked at, and a query with a body, go through as they came.
+    // A form beyond the limit and a query with a body are forwarded unchanged.
     let long = format!("{form}&padding={}", "x".repeat(3 << 20));
     for (method, path, headers, body) in [
         ("POST", "/api/v1/query_range".to_owned(), &form_type[..], long.as_bytes()),
         ("GET", format!("/api/v1/query_range?{form}"), &[], b"no form".as_slice()),
     ] {
-        let ask =
+        let query_range =
             |address| http::request(address, method, &path, headers, body).expect("an answer");
-        let (direct, proxied) = (ask(prometheus_at), ask(proxy_at));
+        let (direct, proxied) = (query_range(prometheus_at), query_range(proxy_at));
         assert_eq!((direct.status, &direct.body), (proxied.status, &proxied.body), "{method}");
         assert_eq!((proxied.status, found(&proxied)), (200, None), "{method}");
     }
 
-    // All else passes through: what is wrong, what is no range query, what asks for more.
+    // Everything else is forwarded: errors, other queries, and options that the cache does not
+    // know.
     for path in [
         "/api/v1/query_range?query=sum(&start=1&end=2&step=1",
         "/api/v1/query_range?query=load&start=1&end=2&step=0",
@@ -163,8 +166,8 @@ fn a_prometheus_behind_the_proxy_says_what_it_says_alone() {
         for (query, (from, to)) in queries.into_iter().zip(windows.into_iter().cycle().skip(round))
         {
             let (start, end) = (now_s - from * 60, now_s - to * 60);
-            let direct = ask(prometheus_at, query, start, end, "30");
-            let proxied = ask(measured_at, query, start, end, "30");
+            let direct = query_range(prometheus_at, query, start, end, "30");
+            let proxied = query_range(measured_at, query, start, end, "30");
             assert_eq!((direct.status, &direct.body), (proxied.status, &proxied.body), "{query}");
         }
     }
@@ -172,15 +175,15 @@ fn a_prometheus_behind_the_proxy_says_what_it_says_alone() {
     assert!(metric(measured_at, "firn_proxy_range_queries_total{result=\"partial\"}") > 0.0);
     drop(measured);
 
-    // What is kept outlives the proxy, and serves when nobody is behind it.
+    // Cached results outlive the proxy and are served while the origin is down.
     assert_eq!(proxy.terminate(), Some(0));
     let (start, end) = (now_s - 175 * 60, now_s - 90 * 60);
-    let direct = ask(prometheus_at, queries[1], start, end, "30");
+    let direct = query_range(prometheus_at, queries[1], start, end, "30");
     prometheus.kill();
     let _proxy = start_proxy(folder, prometheus_at, proxy_at);
-    let proxied = ask(proxy_at, queries[1], start, end, "30");
+    let proxied = query_range(proxy_at, queries[1], start, end, "30");
     assert_eq!((found(&proxied), &proxied.body), (Some("hit"), &direct.body));
-    let refused = ask(proxy_at, queries[1], start, now_s, "30");
+    let refused = query_range(proxy_at, queries[1], start, now_s, "30");
     assert_eq!(refused.status, 502, "{}", refused.body);
     assert!(
         refused.body.contains("\"status\":\"error\"") && refused.body.contains("does not answer")

@@ -1,5 +1,5 @@
-//! A real Prometheus without data of its own reads through FirnDB and answers as FirnDB does; and what both stream
-//! for the same samples is the same, chunk by chunk and bit by bit.
+//! A real Prometheus without data of its own reads through FirnDB and returns the same results; and
+//! both stream the same samples as the same chunks, bit by bit.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ const STEP_MS: i64 = 15_000;
 // 4 h and a bit: the last chunk of a series is short.
 const STEP_COUNT: i64 = 1_000;
 
-/// The samples of one of the small series: constant, counting, noisy, coming and going.
+/// The samples of one of the small series: constant, counting, noisy, intermittent.
 fn value(series: i64, step: i64) -> Option<f64> {
     let noise = (series * 7_919 + step * 104_729) % 1_000;
     match series % 5 {
@@ -90,7 +90,8 @@ fn a_prometheus_that_reads_through_firn_answers_as_firn_does() {
         format!("remote_read: [{{url: 'http://{firn_at}/api/v1/read', read_recent: true}}]\n");
     let _prometheus = start_prometheus(&prometheus, folder, prometheus_at, &config);
 
-    // Between two samples, so that none lies on the edge of a window, where Prometheus 2 and 3 differ.
+    // Between two samples, so that none is on the edge of a window, where Prometheus 2 and 3
+    // differ.
     let seconds =
         |step: i64| format!("{:.3}", (START_MS + step * STEP_MS + 4_321) as f64 / 1_000.0);
     let (early, start, end) = (seconds(30), seconds(300), seconds(490));
@@ -129,7 +130,7 @@ fn a_prometheus_that_reads_through_firn_answers_as_firn_does() {
     assert_eq!(counted["result"][0]["value"][1], format!("{}", 2_000 * 491));
 }
 
-/// Numbers may differ in the last digit, as sums do whose order is not told.
+/// Numbers may differ in the last digit, as sums in an unspecified order do.
 fn assert_same(ours: &Value, theirs: &Value, at: &str) {
     match (ours, theirs) {
         (Value::Array(ours), Value::Array(theirs)) => {
@@ -175,18 +176,18 @@ fn streamed_chunks_are_those_of_prometheus_to_the_bit() {
         let count = |chunks: &[Chunk]| -> usize { chunks.iter().map(Chunk::sample_count).sum() };
         let sample_count = samples.count();
         assert_eq!((count(theirs), count(ours)), (sample_count, sample_count), "{labels}");
-        // Where samples are missing Prometheus cuts by time and FirnDB by number.
+        // Samples are missing here: Prometheus cuts chunks by time, FirnDB by number.
         if series % 5 == 3 {
             continue;
         }
         assert_eq!(theirs.len(), ours.len(), "{labels}");
         for (theirs, ours) in theirs.iter().zip(ours) {
             assert_eq!(theirs.start_ms, ours.start_ms, "{labels}");
-            // Prometheus says of a chunk that is still written to that it goes on for ever.
+            // For a chunk that is still written to, Prometheus returns an end of infinity.
             if theirs.end_ms != i64::MAX {
                 assert_eq!(theirs.end_ms, ours.end_ms, "{labels}");
             }
-            // Where a byte ends with the last bit Prometheus may have begun the next one.
+            // If a byte ends with the last bit, Prometheus may have begun the next one.
             let (bytes, begun) = theirs.data.split_at(ours.data.len().min(theirs.data.len()));
             let is_same = bytes == ours.data && matches!(begun, [] | [0]);
             assert!(is_same, "{labels}: other bytes in the chunk from {} on", ours.start_ms);

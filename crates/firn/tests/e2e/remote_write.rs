@@ -31,7 +31,7 @@ impl WriteRequest {
         self
     }
 
-    /// What a metric is: its type as a number of the protocol, its help and unit.
+    /// Metadata of a metric: its type as a number of the protocol, its help and its unit.
     pub(crate) fn metadata(&mut self, kind: u64, name: &str, help: &str, unit: &str) -> &mut Self {
         let mut metadata = vec![0x08];
         varint(kind, &mut metadata);
@@ -42,12 +42,12 @@ impl WriteRequest {
         self
     }
 
-    /// Sends it; the status, 0 when nobody answered, and the text.
+    /// Sends the request; returns status and text, status 0 without a response.
     pub(crate) fn send(&self, address: SocketAddr) -> (u16, String) {
         self.post(address).map_or((0, String::new()), |answer| (answer.status, answer.body))
     }
 
-    /// Sends it; `None` when nobody answered.
+    /// Sends the request; `None` without a response.
     pub(crate) fn post(&self, address: SocketAddr) -> Option<Answer> {
         let body = snap::raw::Encoder::new().compress_vec(&self.body).expect("fits in memory");
         let headers = [

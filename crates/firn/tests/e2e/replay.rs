@@ -1,6 +1,6 @@
 //! The recorded scrapes through remote write into a database whose slow tier is a real S3 server.
-//! Everything moves from log to bucket while it is queried; then the server starts anew with
-//! empty caches and every sample is read back, bit-exact.
+//! Everything moves from log to bucket while it is queried; then the server restarts with empty
+//! caches and every sample is read back, bit-exact.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -61,13 +61,14 @@ fn recorded_scrapes_come_back_bit_exact_from_an_s3_bucket() {
     read_everything_back(firn_at, &sent);
     assert!(metric(firn_at, "firn_slow_tier_gets_total") > 0.0);
 
-    // What was read is on this machine, also after a restart.
+    // Data that was read is on this machine, also after a restart.
     server.terminate();
     let mut server = start();
     read_everything_back(firn_at, &sent);
     assert!(metric(firn_at, "firn_slow_cache_hits_total") > 0.0);
 
-    // Where it rots the bucket is asked again. Of tables that were merged meanwhile nothing is kept yet: once more then.
+    // Rotten data is read from the bucket again. Tables that were merged meanwhile are not cached
+    // yet, so that one more round may be needed.
     wait_for("damage to be met", Duration::from_secs(120), || {
         server.terminate();
         let slabs = kept.join("slabs");
@@ -81,7 +82,8 @@ fn recorded_scrapes_come_back_bit_exact_from_an_s3_bucket() {
     assert_eq!(metric(firn_at, "firn_tree_corrupt_tables{level=\"2\"}"), 0.0);
 }
 
-/// Sends scrape after scrape as Prometheus would, with a reader beside it; what was acknowledged.
+/// Sends scrape after scrape as Prometheus does, with a reader beside it; returns the acknowledged
+/// samples.
 fn replay_while_querying(firn: SocketAddr, recordings: &[(&str, Vec<Scrape>)]) -> Samples {
     let done = AtomicBool::new(false);
     let queries = AtomicU64::new(0);
@@ -169,8 +171,8 @@ fn read_everything_back(firn: SocketAddr, sent: &Samples) {
     assert!(found > 500_000, "{found} samples");
 }
 
-/// The labels under which a scraper stores a series: the target's own `job` and `instance` step back
-/// before those of the scrape configuration.
+/// The labels under which a scraper stores a series: the target's own `job` and `instance` yield to
+/// those of the scrape configuration.
 fn target_labels(key: &str, target: &str) -> Vec<(String, String)> {
     let mut labels = labels(key);
     for (name, _) in &mut labels {
@@ -195,7 +197,7 @@ fn metric_labels(metric: &Value) -> Vec<(String, String)> {
 fn samples(values: &Value) -> BTreeMap<i64, u64> {
     let one = |sample: &Value| {
         let ts = (sample[0].as_f64()? * 1000.0).round() as i64;
-        // The shortest text that reads back: parsing it gives the very bits (but of NaN).
+        // The shortest text that reads back: parsing yields the same bits (except for NaN).
         let value: f64 = sample[1].as_str()?.parse().ok()?;
         Some((ts, value.to_bits()))
     };

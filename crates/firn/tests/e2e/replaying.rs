@@ -1,5 +1,5 @@
-//! What `/api/v1/status/walreplay` says while the log is replayed. strace makes each read of the log take seconds, so that there is a
-//! middle to look at.
+//! The response of `/api/v1/status/walreplay` while the log is replayed. strace makes each read of
+//! the log take seconds, so that the test can observe the middle.
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,13 +13,13 @@ use crate::remote_write::WriteRequest;
 const SERIES: i64 = 50;
 const SAMPLES: i64 = 200;
 const REQUESTS: i64 = 50;
-/// Reads take a megabyte each, some 130 of them: the log is searched for deletes before its rows are taken, and what was never written of a
-/// segment is looked at too. From this one on each takes so long.
+/// Reads have a megabyte each, about 130 of them: the log is searched for deletes before its rows
+/// are read, and unused parts of a segment are read too. From this read on each is slow.
 const SLOW_FROM: usize = 6;
 const READ_TAKES: &str = "3s";
 
 #[test]
-fn a_replay_tells_how_far_it_is_and_when_it_will_end() {
+fn a_replay_reports_its_progress_and_its_end() {
     let Some(strace) = installed("strace") else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let (folder, address) = (folder.path(), free_address());
@@ -48,15 +48,18 @@ fn a_replay_tells_how_far_it_is_and_when_it_will_end() {
     let middle = loop {
         std::thread::park_timeout(Duration::from_millis(20));
         // Nobody listens at first.
-        let Some(told) = walreplay(address) else { continue };
-        let (current, max) = (number(&told, "current"), number(&told, "max"));
-        assert!(current >= last && current <= max, "{told} after {last}");
-        assert!(told["percent"].as_f64() < Some(100.0), "it was over too soon: {told}");
+        let Some(progress) = walreplay(address) else { continue };
+        let (current, max) = (number(&progress, "current"), number(&progress, "max"));
+        assert!(current >= last && current <= max, "{progress} after {last}");
+        assert!(
+            progress["percent"].as_f64() < Some(100.0),
+            "the replay ended too soon: {progress}"
+        );
         last = current;
         if current > 0 {
-            break told;
+            break progress;
         }
-        assert_eq!(told["secondsLeft"], Value::Null, "nobody knows yet: {told}");
+        assert_eq!(progress["secondsLeft"], Value::Null, "the time is unknown yet: {progress}");
     };
     let (current, max) = (number(&middle, "current") as f64, number(&middle, "max") as f64);
     let (percent, left_s) = (middle["percent"].as_f64(), middle["secondsLeft"].as_f64());
@@ -70,8 +73,11 @@ fn a_replay_tells_how_far_it_is_and_when_it_will_end() {
     drop(traced);
 
     let _server = start_firn(folder, address);
-    let told = walreplay(address).expect("an answer");
-    assert_eq!((told["percent"].as_f64(), &told["current"]), (Some(100.0), &told["max"]));
+    let progress = walreplay(address).expect("an answer");
+    assert_eq!(
+        (progress["percent"].as_f64(), &progress["current"]),
+        (Some(100.0), &progress["max"])
+    );
     let count = [("query", "sum(count_over_time(noise[1h]))")];
     let found = http::api(address, "/api/v1/query", &count).expect("an answer");
     assert_eq!(found["result"][0]["value"][1], (SERIES * SAMPLES * REQUESTS).to_string());
@@ -83,8 +89,8 @@ fn walreplay(address: SocketAddr) -> Option<Value> {
     Some(answer["data"].clone())
 }
 
-fn number(told: &Value, name: &str) -> u64 {
-    told[name].as_u64().unwrap_or_else(|| panic!("no {name} in {told}"))
+fn number(progress: &Value, name: &str) -> u64 {
+    progress[name].as_u64().unwrap_or_else(|| panic!("no {name} in {progress}"))
 }
 
 /// Samples that nothing makes shorter.

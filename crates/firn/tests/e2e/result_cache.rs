@@ -1,8 +1,8 @@
 //! The result cache over a SIGKILL.
 //!
-//! What crashed: the process, after answers were kept and after samples came late that nobody asked about yet. What reached
-//! the disk: what the system has. What must be true after: answers are those that are computed, and most steps need
-//! not be.
+//! Crash: the process, after results were cached and after late samples arrived that no query has
+//! read yet. On disk: the data that the system has. Afterwards: results equal computed ones, and
+//! most steps need no computation.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -30,13 +30,13 @@ fn answers_that_were_kept_before_a_kill_are_there_and_true_after_it() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() as i64;
     let end = now.div_euclid(STEP_S) * STEP_S - 300;
     let start = end - STEPS * STEP_S;
-    let ask = |text, extra: &str| ask(address, text, start, end, extra);
+    let query_range = |text, extra: &str| query_range(address, text, start, end, extra);
 
-    // A flush a second, so that what is kept goes to the device.
+    // A flush a second, so that cached results reach the device.
     let mut server = start_with(folder.path(), address, "1s");
     let samples = |value: f64, step: i64| (1_000 * (start + step * STEP_S), value + step as f64);
     write(address, &(-40..=STEPS).map(|step| samples(1.0, step)).collect::<Vec<_>>());
-    let first = PANELS.map(|panel| ask(panel, ""));
+    let first = PANELS.map(|panel| query_range(panel, ""));
     wait_for("slabs of answers", Duration::from_secs(60), || {
         write(address, &[(1_000 * now, 1.0)]);
         metric(address, "firn_cache_slabs") > 0.0
@@ -44,7 +44,7 @@ fn answers_that_were_kept_before_a_kill_are_there_and_true_after_it() {
     assert_eq!(metric(address, "firn_result_cache_hit_steps_total"), 0.0);
     server.kill();
 
-    // No flush any more: what is written now is in the log alone.
+    // No flush any more: new samples are in the log alone.
     let mut server = start_with(folder.path(), address, "20m");
     let late = STEPS / 2;
     write(address, &[samples(100.0, late)]);
@@ -52,8 +52,8 @@ fn answers_that_were_kept_before_a_kill_are_there_and_true_after_it() {
 
     let _server = start_with(folder.path(), address, "20m");
     for (panel, before) in PANELS.iter().zip(&first) {
-        let answer = ask(panel, "");
-        assert_eq!(answer, ask(panel, "&stats=all"), "{panel}");
+        let answer = query_range(panel, "");
+        assert_eq!(answer, query_range(panel, "&stats=all"), "{panel}");
         assert_ne!(&answer, before, "{panel}: nothing came late");
     }
     let found = metric(address, "firn_result_cache_hit_steps_total");
@@ -80,8 +80,8 @@ fn write(address: SocketAddr, samples: &[(i64, f64)]) {
     assert!((200..300).contains(&status), "{status}: {text}");
 }
 
-/// The result of a range query, without what is said about it.
-fn ask(address: SocketAddr, text: &str, start: i64, end: i64, extra: &str) -> Value {
+/// The result of a range query, without warnings and statistics.
+fn query_range(address: SocketAddr, text: &str, start: i64, end: i64, extra: &str) -> Value {
     let text = http::encode(text);
     let path =
         format!("/api/v1/query_range?query={text}&start={start}&end={end}&step={STEP_S}{extra}");

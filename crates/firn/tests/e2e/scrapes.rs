@@ -38,7 +38,7 @@ fn frames(bytes: &[u8]) -> impl Iterator<Item = (i64, &str)> {
     })
 }
 
-/// Recorded bodies have no timestamps: the value is what stands behind the last blank.
+/// Recorded bodies have no timestamps: the value is behind the last blank.
 fn parse(body: &str) -> BTreeMap<String, f64> {
     body.lines()
         .filter(|line| !line.is_empty() && !line.starts_with('#'))

@@ -58,10 +58,10 @@ fn the_check_sees_an_early_acknowledgement() {
     assert!(check(unfinished).is_err());
 }
 
-/// Counts the 204s; an error names the first that left while written log bytes were not synced.
-/// Only one request is under way at a time, so every log write before a 204 belongs to it or to an
-/// older one. A segment is made ahead on another thread: entries come to it only after its first
-/// sync, so what is written to a file before that is not looked at.
+/// Counts the 204s; an error names the first one that was sent while written log bytes were not
+/// synced. Only one request is in progress at a time, so every log write before a 204 belongs to it
+/// or to an older one. A segment is created ahead on another thread and receives entries only after
+/// its first sync, so that earlier writes to a file are ignored.
 fn check(trace: &str) -> Result<usize, String> {
     // Per log file: written since its last finished sync. Per thread: the file it is syncing.
     let mut dirty: BTreeMap<&str, bool> = BTreeMap::new();

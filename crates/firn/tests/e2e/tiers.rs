@@ -1,4 +1,5 @@
-//! History on the slow tier: shown by a replica, restored on an empty machine, written by one server.
+//! History on the slow tier: followed by a replica, restored on an empty machine, written by one
+//! server.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -11,18 +12,20 @@ use crate::remote_write::WriteRequest;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A slow tier, and what a program must know to use it.
-struct Slow {
+/// A slow tier, and the variables that a program needs to use it.
+struct SlowTier {
     place: String,
     variables: Vec<(&'static str, String)>,
 }
 
-fn start(folder: &Path, name: &str, slow: &Slow, flags: &[&str]) -> (Process, SocketAddr) {
+fn start(folder: &Path, name: &str, slow: &SlowTier, flags: &[&str]) -> (Process, SocketAddr) {
     let address = free_address();
     let mut command = firn(&folder.join(name), address);
     command.args(["--slow-tier", &slow.place, "--self-scrape", "never"]);
-    command.envs(slow.variables.clone());
-    command.args(["--flush-age-max", "1s", "--upload-age-max", "1s"]).args(flags);
+    command.envs(slow.variables.clone()).args(flags);
+    if !flags.contains(&"--read-only") {
+        command.args(["--flush-age-max", "1s", "--upload-age-max", "1s"]);
+    }
     let process = Process::start(name, folder, &mut command);
     wait_until_ready(address, "/-/ready");
     (process, address)
@@ -52,7 +55,7 @@ pub(crate) fn metric(address: SocketAddr, name: &str) -> Option<f64> {
 fn a_lost_machine_is_replaced_and_a_replica_follows() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = folder.path().join("bucket").display().to_string();
-    check_slow_tier(folder.path(), &Slow { place, variables: Vec::new() });
+    check_slow_tier(folder.path(), &SlowTier { place, variables: Vec::new() });
 }
 
 #[test]
@@ -60,11 +63,12 @@ fn a_lost_machine_is_replaced_and_a_replica_follows_over_s3() {
     let folder = tempfile::tempdir().expect("a folder");
     let Some(s3) = S3::start(folder.path()) else { return };
     let place = format!("{}/some/prefix", S3::BUCKET);
-    check_slow_tier(folder.path(), &Slow { place, variables: s3.variables().to_vec() });
+    check_slow_tier(folder.path(), &SlowTier { place, variables: s3.variables().to_vec() });
 }
 
-/// A writer, a replica, a look at the tables, another writer in place of the first, and the first again.
-fn check_slow_tier(folder: &Path, slow: &Slow) {
+/// A writer, a replica, an inspection of the tables, another writer in place of the first, and the
+/// first again.
+fn check_slow_tier(folder: &Path, slow: &SlowTier) {
     let (mut first, first_at) = start(folder, "first", slow, &[]);
     for idx in 0..50 {
         assert_eq!(write(first_at, idx), 204);
@@ -81,7 +85,7 @@ fn check_slow_tier(folder: &Path, slow: &Slow) {
     assert_eq!(write(replica_at, 99), 503);
     inspect_tables(&folder.join("first"), slow);
 
-    // The machine is gone, and an empty one takes its place.
+    // The machine is lost, and an empty one replaces it.
     first.kill();
     let refused = firn(&folder.join("second"), free_address())
         .args(["--slow-tier", &slow.place])
@@ -96,7 +100,7 @@ fn check_slow_tier(folder: &Path, slow: &Slow) {
     uploaded(second_at, 1_700_000_060.0);
     wait_for("the replica", MINUTE, || newest(replica_at).as_deref() == Some("60"));
 
-    // It was not gone after all: it learns that it was replaced, and takes nothing any more.
+    // It was not lost after all: it detects that it was replaced, and accepts no more writes.
     let (_first, first_at) = start(folder, "first", slow, &[]);
     wait_for("the fence", MINUTE, || write(first_at, 70) == 503);
     assert_eq!(metric(first_at, "firn_slow_tier_fenced"), Some(1.0));
@@ -106,9 +110,9 @@ fn check_slow_tier(folder: &Path, slow: &Slow) {
     forget_the_slow_tier(&folder.join("second").join("firn-data"), slow);
 }
 
-/// A repair that is not told where history lies takes nothing for lost, unless that is said; then the folder goes on with a
-/// slow tier of its own.
-fn forget_the_slow_tier(data: &Path, slow: &Slow) {
+/// A repair without the location of the history counts nothing as lost, unless a flag allows it;
+/// then the folder continues with a slow tier of its own.
+fn forget_the_slow_tier(data: &Path, slow: &SlowTier) {
     let check = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
         command.arg("check").arg("--data").arg(data).args(args).envs(slow.variables.clone());
@@ -127,8 +131,8 @@ fn forget_the_slow_tier(data: &Path, slow: &Slow) {
     assert!(!is_done && err.contains("written from another folder"), "{err}");
 }
 
-/// What `firn inspect` tells of the slow tier while a server writes there.
-fn inspect_tables(data: &Path, slow: &Slow) {
+/// The report of `firn inspect` about the slow tier while a server writes there.
+fn inspect_tables(data: &Path, slow: &SlowTier) {
     let firn = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
         command.arg("inspect").args(args).envs(slow.variables.clone());

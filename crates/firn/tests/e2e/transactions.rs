@@ -46,7 +46,7 @@ fn accounts(address: SocketAddr) -> Vec<(String, String)> {
 }
 
 #[test]
-fn money_is_moved_whole_by_many_at_once_and_survives_sigkill() {
+fn concurrent_transfers_are_atomic_and_survive_sigkill() {
     let folder = TempDir::new().expect("a folder");
     let address = free_address();
     let mut server = start(&folder, address);
@@ -77,7 +77,7 @@ fn money_is_moved_whole_by_many_at_once_and_survives_sigkill() {
                         .iter()
                         .map(|one| one.1.parse::<f64>().expect("a number"))
                         .sum();
-                    assert_eq!(sum, 400.0, "nobody sees half of a transaction");
+                    assert_eq!(sum, 400.0, "no reader sees half of a transaction");
                 }
             });
         }
@@ -87,7 +87,7 @@ fn money_is_moved_whole_by_many_at_once_and_survives_sigkill() {
     let _server = start(&folder, address);
     assert_eq!(accounts(address), before, "after SIGKILL");
 
-    // Read, compute, write: the second of two who computed from the same state is told.
+    // Read, compute, write: the second of two clients that computed from the same state is refused.
     let read = json!({ "op": "read", "match": "account_0", "start": T, "end": T });
     let found = done(address, json!([read]))[0].clone();
     assert_eq!(found["series"][0]["samples"], json!([[T, before[0].1]]));

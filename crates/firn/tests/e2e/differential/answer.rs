@@ -11,7 +11,7 @@ pub(super) enum Question {
     Range { start: i64, end: i64, step_ms: i64 },
 }
 
-/// What came back.
+/// The response of a server.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Answer {
     Data(Data),
@@ -23,7 +23,8 @@ pub(super) enum Answer {
 pub(super) enum Data {
     Scalar(i64, f64),
     Text(String),
-    /// The points of each series; and the series in the order in which they came, which matters behind `sort`.
+    /// The points of each series, and the series in the order of the response, which matters behind
+    /// `sort`.
     Series {
         points: BTreeMap<String, Points>,
         order: Vec<String>,
@@ -34,7 +35,7 @@ type Points = Vec<(i64, f64)>;
 
 /// Values agree to this, relative to the larger one.
 const TOLERANCE: f64 = 1e-9;
-/// What rounding leaves of a sum whose terms cancel: no digit of it is right, here or there.
+/// Rounding error of a sum whose terms cancel: none of its digits is right, on either side.
 const NOISE: f64 = 1e-11;
 
 impl Answer {
@@ -83,7 +84,7 @@ fn point(sample: &Value) -> (i64, f64) {
     (ts, sample[1].as_str().and_then(|text| text.parse().ok()).unwrap_or(f64::NAN))
 }
 
-/// What differs, or nothing. `is_ordered` where the order of series is part of the answer.
+/// The difference, if there is one. `is_ordered` if the order of series is part of the result.
 pub(super) fn difference(theirs: &Answer, ours: &Answer, is_ordered: bool) -> Option<String> {
     match (theirs, ours) {
         (Answer::Data(theirs), Answer::Data(ours)) => data_difference(theirs, ours, is_ordered),
@@ -121,7 +122,7 @@ fn data_difference(theirs: &Data, ours: &Data, is_ordered: bool) -> Option<Strin
                     return Some(format!("{labels}: Prometheus {theirs}, FirnDB {ours}"));
                 }
             }
-            // Equal values may stand in any order: the sequence of values is what sorting promises.
+            // Equal values may be in any order: sorting promises the sequence of values only.
             let values = |order: &[String]| -> Vec<f64> {
                 order.iter().map(|labels| theirs[labels][0].1).collect()
             };

@@ -6,21 +6,21 @@ use firn_promqltest::expressions::Dialect;
 use super::answer::Answer;
 
 /// A difference that is none.
-struct Known {
+struct KnownDifference {
     reason: &'static str,
     /// Whether it is about Prometheus 2 only.
     is_v2: bool,
-    /// Whether the two texts of errors, equal in type and status, say the same.
+    /// Whether two error texts, equal in type and status, mean the same.
     same: fn(theirs: &str, ours: &str) -> bool,
 }
 
-const ERROR_TEXTS: [Known; 9] = [
-    Known {
+const ERROR_TEXTS: [KnownDifference; 9] = [
+    KnownDifference {
         reason: "2.x does not name the parameter in all errors",
         is_v2: true,
         same: |theirs, ours| ours.split_once(": ").is_some_and(|(_, rest)| rest == theirs),
     },
-    Known {
+    KnownDifference {
         reason: "which of the groups is met first depends on the order of series",
         is_v2: false,
         same: |theirs, ours| {
@@ -28,25 +28,25 @@ const ERROR_TEXTS: [Known; 9] = [
             theirs.contains("duplicate series for the match group") && head(theirs) == head(ours)
         },
     },
-    Known {
-        reason: "since 3.0 a dot matches a newline, and the pattern in the text says so",
+    KnownDifference {
+        reason: "since 3.0 a dot matches a newline, and the error text contains the pattern",
         is_v2: true,
         same: |theirs, ours| {
             theirs.contains("error parsing regexp")
                 && ours.replace("^(?s:", "^(?:").ends_with(theirs)
         },
     },
-    Known {
+    KnownDifference {
         reason: "2.x capitalizes it",
         is_v2: true,
         same: |theirs, ours| theirs.replace("Invalid time", "invalid time") == ours,
     },
-    Known {
+    KnownDifference {
         reason: "2.x has a position for an empty query",
         is_v2: true,
         same: |theirs, ours| theirs.replace("1:1: parse", "unknown position: parse") == ours,
     },
-    Known {
+    KnownDifference {
         reason: "2.x has a position for an empty query, and does not name the parameter",
         is_v2: true,
         same: |theirs, ours| {
@@ -54,13 +54,13 @@ const ERROR_TEXTS: [Known; 9] = [
                 && ours.ends_with("unknown position: parse error: no expression found in input")
         },
     },
-    Known {
+    KnownDifference {
         reason: "2.x calls it a time",
         is_v2: true,
         same: |theirs, ours| theirs.replace("before start time", "before start timestamp") == ours,
     },
-    Known {
-        reason: "2.x takes durations only, where numbers and computations may stand since",
+    KnownDifference {
+        reason: "2.x takes durations only, numbers and computations are allowed since",
         is_v2: true,
         same: |theirs, ours| {
             let old = |text: &str| {
@@ -70,7 +70,7 @@ const ERROR_TEXTS: [Known; 9] = [
             old(ours).ends_with(theirs)
         },
     },
-    Known {
+    KnownDifference {
         reason: "2.x knows the function by another name",
         is_v2: true,
         same: |theirs, ours| theirs.replace("holt_winters", "double_exponential_smoothing") == ours,
@@ -101,8 +101,8 @@ pub(super) fn error_reason(dialect: Dialect, theirs: &str, ours: &str) -> Option
         .map(|known| known.reason)
 }
 
-/// Whether the order of an instant query's series is part of its answer: behind sorting functions and behind `topk`
-/// and `bottomk`, but for their groups, whose order is anyone's.
+/// Whether the order of the series of an instant query is part of the result: behind sorting
+/// functions and behind `topk` and `bottomk`, except for their groups, which have no order.
 pub(super) fn is_ordered(text: &str) -> bool {
     parse(text).is_ok_and(|expr| match &expr.root.kind {
         NodeKind::Call { function, .. } => ["sort", "sort_desc"].contains(&function.name),

@@ -1,4 +1,4 @@
-//! Series, labels, label values, and what is said about wrong parameters.
+//! Series, labels, label values, and errors about wrong parameters.
 
 use serde_json::Value;
 
@@ -44,7 +44,7 @@ const REQUESTS: [(&str, &str); 34] = [
     ("/api/v1/query_range", "query=up[5m]&start=$start&end=$end&step=10"),
 ];
 
-/// What differs.
+/// The differences.
 pub(super) fn differences(pair: &Pair) -> Vec<String> {
     let mut differing = Vec::new();
     let seconds = |ms: i64| (ms / 1_000).to_string();

@@ -1,12 +1,13 @@
-//! A real Prometheus and FirnDB with the same samples, asked the same questions.
+//! A real Prometheus and FirnDB with the same samples and the same queries.
 //!
-//! Questions and data are drawn from a seed by `firn_promqltest::expressions`. Each expression is asked at one time
-//! and over a range. Values agree to 1e-9, label sets and times exactly, errors in type and text. Where Prometheus 2
-//! is meant to differ, `known` says so, with the reason. A difference is cut down to the smallest expression that
-//! still shows it.
+//! `firn_promqltest::expressions` draws queries and data from a seed. Each expression runs at one
+//! time and over a range. Values agree to 1e-9, label sets and times exactly, errors in type and
+//! text. `known` lists where Prometheus 2 may differ, with the reason. A difference is reduced to
+//! the smallest expression that still shows it.
 //!
-//! `FIRN_PROMETHEUS` names another Prometheus than the one that is installed: against 3.x the whole language is drawn
-//! and samples may lie on the edges of windows. `FIRN_SEED=7` runs that seed alone, `FIRN_SEED_COUNT=20` so many.
+//! `FIRN_PROMETHEUS` names another Prometheus than the installed one: against 3.x the whole
+//! language is drawn, and samples may be on the edges of windows. `FIRN_SEED=7` runs that seed
+//! alone, `FIRN_SEED_COUNT=20` that number of seeds.
 
 mod answer;
 mod known;
@@ -26,9 +27,10 @@ use pair::Pair;
 
 /// Expressions of one seed, each an instant and a range query.
 const EXPRESSION_COUNT: usize = 700;
-/// After those, so many more are drawn, but only what uses a seldom feature is asked.
+/// After those, up to this many more are drawn, of which only expressions with a rare feature are
+/// run.
 const DRAWN_MAX: usize = 20_000;
-/// Every so many expressions, one with a mistake.
+/// One expression in this many contains a mistake.
 const MISTAKE_EVERY: usize = 6;
 /// Occurrences of each feature of the language.
 const FEATURE_COUNT_MIN: u32 = 20;
@@ -100,7 +102,7 @@ fn compare_seed(program: &Path, seed: u64) {
     count.check(pair.dialect);
 }
 
-/// Asks `text`; what differs and should not.
+/// Runs `text` on both; returns unexpected differences.
 fn differences(
     pair: &Pair,
     text: &str,
@@ -111,8 +113,8 @@ fn differences(
     for question in questions {
         let (theirs, ours) = pair.ask(text, question);
         note(&theirs);
-        if let Some(what) = pair.difference(text, &theirs, &ours) {
-            found.push((text.to_owned(), *question, what));
+        if let Some(difference) = pair.difference(text, &theirs, &ours) {
+            found.push((text.to_owned(), *question, difference));
         }
     }
     found
@@ -130,15 +132,15 @@ fn questions(world: &World, times: &[i64], idx: usize) -> [Question; 2] {
 /// One text for each of the first differences, with the smallest expression that shows it.
 fn report(pair: &Pair, differing: &[(String, Question, String)]) -> Vec<String> {
     let mut texts = Vec::new();
-    for (expression, question, what) in differing.iter().take(SHOWN_MAX) {
+    for (expression, question, difference) in differing.iter().take(SHOWN_MAX) {
         let small = shrink::shrink(expression, |text| {
             let (theirs, ours) = pair.ask(text, question);
             pair.difference(text, &theirs, &ours).is_some()
         });
         let (theirs, ours) = pair.ask(&small, question);
-        let what_is_left = pair.difference(&small, &theirs, &ours).unwrap_or_default();
+        let remainder = pair.difference(&small, &theirs, &ours).unwrap_or_default();
         texts.push(format!(
-            "{small}\n  {question:?}\n  {what_is_left}\n  from: {expression}\n  where: {what}"
+            "{small}\n  {question:?}\n  {remainder}\n  from: {expression}\n  where: {difference}"
         ));
     }
     if differing.len() > SHOWN_MAX {
@@ -147,7 +149,7 @@ fn report(pair: &Pair, differing: &[(String, Question, String)]) -> Vec<String> 
     texts
 }
 
-/// What was asked and answered.
+/// The queries that were run, and their results.
 #[derive(Default)]
 struct Count {
     used: Features,
@@ -163,7 +165,7 @@ impl Count {
         }
     }
 
-    /// What has not been used often enough, and how often it has.
+    /// The features that were used too rarely, with their counts.
     fn seldom(&self, dialect: Dialect) -> BTreeMap<&'static str, u32> {
         let used = |name: &str| self.used.get(name).copied().unwrap_or(0);
         let wanted =

@@ -16,7 +16,7 @@ use crate::http;
 use crate::process::{Process, firn, free_address, wait_for, wait_until_ready};
 use crate::remote_write::WriteRequest;
 
-/// The two servers and what is in them.
+/// The two servers and their data.
 pub(super) struct Pair {
     pub(super) dialect: Dialect,
     pub(super) world: World,
@@ -28,9 +28,10 @@ pub(super) struct Pair {
 }
 
 const TODAYS_NAME: &str = "double_exponential_smoothing";
-/// One request's span of time: Prometheus takes samples in order, so it gets these one after the other.
+/// Time span of one request: Prometheus accepts samples in order, so it receives these one after
+/// the other.
 const SLICE_MS: i64 = 300_000;
-/// The slices that stay in FirnDB's memory; what is older has been flushed to tables.
+/// The slices that stay in FirnDB's memory; older ones are flushed to tables.
 const MEMORY_SLICES: usize = 6;
 
 impl Pair {
@@ -89,7 +90,7 @@ impl Pair {
             .map(|address| self.send(address, "GET", path, parameters))
     }
 
-    /// What differs between two answers to `text` and should not.
+    /// The unexpected difference between two responses to `text`, if there is one.
     pub(super) fn difference(&self, text: &str, theirs: &Answer, ours: &Answer) -> Option<String> {
         let is_ordered = is_instant(theirs) && known::is_ordered(text);
         let what = difference(theirs, ours, is_ordered)?;
@@ -137,7 +138,7 @@ fn start_prometheus(program: &Path, folder: &Path, address: SocketAddr) -> Proce
     command.arg("--storage.tsdb.retention.time=100y");
     command.arg(format!("--web.listen-address={address}"));
     command.arg("--web.enable-remote-write-receiver");
-    // A version that does not know a feature says so in its log and goes on.
+    // A version that does not know a feature logs that and continues.
     command.arg(
         "--enable-feature=promql-experimental-functions,promql-duration-expr,\
          promql-extended-range-selectors,promql-binop-fill-modifiers",

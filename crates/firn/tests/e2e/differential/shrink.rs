@@ -2,10 +2,11 @@
 
 use firn_promql::{Expr, Node, NodeKind, parse};
 
-/// Questions that one reduction may ask.
+/// Queries that one reduction may run.
 const TRIES_MAX: usize = 300;
 
-/// Cuts `text` down for as long as it still `differs`: a part of it alone, or a part in the place of one that holds it.
+/// Reduces `text` as long as it still `differs`: to a part of it, or by a part in place of a larger
+/// one.
 pub(super) fn shrink(text: &str, differs: impl Fn(&str) -> bool) -> String {
     let mut best = text.to_owned();
     let mut tries = 0;
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_matter_goes() {
+    fn irrelevant_parts_are_removed() {
         let text = "sum by (a) (abs(rate(x[5m])) + on (a) (-(y{b=\"c\"} offset 5m))) > bool time()";
         assert_eq!(shrink(text, |text| text.contains("rate")), "rate(x[5m])");
         assert_eq!(

@@ -1,0 +1,101 @@
+//! The settings of `firn cache`, alone and with `--proxy`.
+
+use firn_model::{Error, Result};
+
+use super::declare::{SettingValue, Settings, kebab_case, settings};
+use super::reader::Reader;
+use super::setting::{Setting, UNBOUNDED};
+use super::values::{
+    Address, ByteSize, Count, FilePath, Folder, Measured, Or, OriginUrl, Span, Unset,
+};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+// Two slabs and their write buffers.
+const FLASH_BYTES_MIN: u64 = 8 * MIB;
+const MEMORY_BYTES_MIN: u64 = 16 * MIB;
+const RESPONSE_BYTES_MAX: u64 = GIB;
+const VALUE_BYTES_MAX: u64 = 256 * MIB;
+const TOKEN_BYTES_MAX: usize = 1_000;
+
+settings! {
+    /// Checked settings of `firn cache`.
+    pub struct CacheConfig("cache", "FIRN_CACHE_");
+
+    section "Cache";
+
+    /// URL of the database to put the cache in front of: http:// or https:// with a host, and a
+    /// path if its API has one before /api/v1. It is compatible with Prometheus or InfluxDB 1.x.
+    /// `none` runs a cache for programs that get and set points (docs/cache-protocol.md).
+    proxy: Or<Unset, OriginUrl> = "none";
+
+    /// Address and port to listen on. Port 0 selects a free one.
+    listen: Address = "127.0.0.1:9421";
+
+    /// Folder of the cache. It is created if it is missing.
+    data: Folder = "./firn-cache";
+
+    /// Space on disk.
+    size: ByteSize = "1GiB", bounds(FLASH_BYTES_MIN, UNBOUNDED);
+
+    /// Memory for the cache's index and for points that wait for the disk.
+    memory: ByteSize = "128MiB", bounds(MEMORY_BYTES_MIN, UNBOUNDED);
+
+    /// Connections that are open at the same time. Further ones wait.
+    connections_max: Count = "512", unit("connections"), bounds(1, UNBOUNDED);
+
+    /// Smallest part of a request that the cache returns. For smaller parts the client, or the
+    /// database behind the proxy, computes the whole response. A get may name another size. `auto`
+    /// is 512KiB, and with --proxy is measured from the response times of the database.
+    partial_bytes_min: Or<Measured, ByteSize> = "auto", bounds(0, UNBOUNDED);
+
+    section "With --proxy";
+
+    /// Age from which on the database does not change its samples any more. Younger samples are not
+    /// cached.
+    settle: Span = "10m", only_with("proxy", "--proxy");
+
+    /// Size of a response above which it is forwarded and not cached.
+    answer_bytes_max: ByteSize = "64MiB",
+        bounds(1, RESPONSE_BYTES_MAX), only_with("proxy", "--proxy");
+
+    section "Without --proxy";
+
+    /// File with the token that clients must send first, in its first line. `none` lets every
+    /// client in.
+    token_file: Or<Unset, FilePath> = "none", not_with(&["proxy"]);
+
+    /// Size of the value of one set or get.
+    value_bytes_max: ByteSize = "8MiB", bounds(1, VALUE_BYTES_MAX), not_with(&["proxy"]);
+
+    /// Time after which a silent connection is closed.
+    idle: Span = "10m", not_with(&["proxy"]);
+}
+
+impl CacheConfig {
+    /// Every bound concerns one setting.
+    fn check_together(&self, _reader: &Reader<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Reads the token that clients must send, if there is one: the first line of the file,
+    /// trimmed.
+    ///
+    /// # Errors
+    /// `Invalid` when the file cannot be read or contains no token.
+    pub fn read_token(&self) -> Result<Option<String>> {
+        let Some(path) = self.token_file.get() else { return Ok(None) };
+        let text = std::fs::read_to_string(&path.0)
+            .map_err(|e| Error::invalid(format!("cannot read --token-file {path}")).because(e))?;
+        let token = text.lines().next().unwrap_or_default().trim().to_owned();
+        let is_word = token.bytes().all(|byte| byte.is_ascii_graphic());
+        if token.is_empty() || token.len() > TOKEN_BYTES_MAX || !is_word {
+            return Err(Error::invalid(format!(
+                "--token-file {path}: expected a token of 1 to {TOKEN_BYTES_MAX} printable \
+                 characters without blanks in its first line"
+            )));
+        }
+        Ok(Some(token))
+    }
+}

@@ -1,0 +1,284 @@
+//! The settings of `firn serve`.
+
+use firn_model::{LabelLimits, Result};
+use firndb::{LogDevice, SeriesLimits};
+
+use super::declare::{SettingValue, Settings, kebab_case, settings};
+use super::reader::Reader;
+use super::setting::{Setting, UNBOUNDED};
+use super::values::{
+    Address, ByteSize, Count, Device, Folder, Forever, LabelNames, LabelPairs, LogSync, Never, Or,
+    OriginPattern, ShardCount, SlowTier, Span, Switch, Unlimited, Zero,
+};
+use crate::machine;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+// Below this the log's buffers, one flush and one query do not fit side by side.
+const MEMORY_BYTES_MIN: u64 = 64 * MIB;
+// A few tables of full size; a tier that holds less is a mistake.
+const TIER_BYTES_MIN: u64 = 64 * MIB;
+// One series list, one batch of columns and one response.
+const QUERY_BYTES_MIN: u64 = MIB;
+// A few slabs.
+const RESULT_CACHE_BYTES_MIN: u64 = 8 * MIB;
+// Slabs that hold the larger directories.
+const SLOW_CACHE_BYTES_MIN: u64 = 8 * MIB;
+// A query requests 32 objects at a time.
+const PATCHES_MAX: u64 = 32;
+// Smaller frames hold one chunk each. Prometheus accepts no frame above 50 MB.
+const FRAME_BYTES_MIN: u64 = KIB;
+const FRAME_BYTES_MAX: u64 = 32 * MIB;
+// More would only make a flush and a restart longer.
+const HEAD_FLUSH_BYTES_MAX: u64 = 512 * MIB;
+// Positions inside a request are 32 bits wide.
+const REQUEST_BYTES_MAX: u64 = 2 * GIB;
+
+settings! {
+    /// Checked settings of `firn serve`.
+    pub struct ServeConfig("serve", "FIRN_");
+
+    section "Storage";
+
+    /// Folder of the database. `firn serve` creates it if it is missing.
+    data: Folder = "./firn-data";
+
+    /// Location of the history: a folder, or s3://, gs:// or az:// with bucket and prefix. `auto`
+    /// is the folder `slow` inside --data.
+    slow_tier: SlowTier = auto(SlowTier::below(&data));
+
+    /// Fill an empty --data from the slow tier and take the slow tier over. The server that wrote
+    /// there before is fenced and accepts no more writes (docs/tiers.md). A folder that has a
+    /// database is opened as it is.
+    restore: Switch = "false", not_with(&["read-only"]);
+
+    /// Start without the index files that are damaged or missing and that the slow tier does not
+    /// have. The series in them are lost for good; all others remain. Without this setting such a
+    /// database does not start.
+    forget_lost_index: Switch = "false", not_with(&["read-only"]);
+
+    /// Follow the history that another server writes to the slow tier, and accept no writes. --data
+    /// must be a folder of its own (docs/tiers.md).
+    read_only: Switch = "false";
+
+    /// Age beyond which data is dropped. `forever` keeps all data.
+    retention: Or<Forever, Span> = "forever", not_with(&["read-only"]);
+
+    /// Upper limit for the tables on the local disk. Near the limit data moves to the slow tier
+    /// sooner, far from it later. `unlimited` moves data at fixed ages.
+    fast_bytes_max: Or<Unlimited, ByteSize> = "unlimited",
+        bounds(TIER_BYTES_MIN, UNBOUNDED), not_with(&["read-only"]);
+
+    /// Upper limit for the tables on the slow tier. Beyond it the oldest data is dropped.
+    slow_bytes_max: Or<Unlimited, ByteSize> = "unlimited",
+        bounds(TIER_BYTES_MIN, UNBOUNDED), not_with(&["read-only"]);
+
+    /// Space on the local disk for blocks that queries have read from the slow tier. The cache
+    /// survives a restart and shrinks when the disk is nearly full. 0 switches it off.
+    slow_cache_bytes_max: Or<Zero, ByteSize> = "1GiB",
+        bounds(SLOW_CACHE_BYTES_MIN, UNBOUNDED), only_with("slow-tier", "a remote --slow-tier");
+
+    /// Labels that group series, separated by commas. Series with equal values of all these labels
+    /// share their timestamps. It applies to new series; existing ones keep their groups.
+    group_by: LabelNames = "job,instance", not_with(&["read-only"]);
+
+    /// Shards of a new database, a power of two. An existing database keeps its number.
+    shards: ShardCount = "64", unit("shards"), not_with(&["read-only"]);
+
+    section "Memory and queries";
+
+    /// Upper limit for all memory of the database. `auto` is half the memory of the machine or of
+    /// the control group of this process.
+    memory: ByteSize = auto(ByteSize((machine::memory_bytes() / 2).max(MEMORY_BYTES_MIN))),
+        bounds(MEMORY_BYTES_MIN, UNBOUNDED);
+
+    /// Queries that run at the same time. Further ones wait.
+    query_concurrency_max: Count = "20", unit("queries"), bounds(1, UNBOUNDED);
+
+    /// Time that a query may take, waiting included.
+    query_timeout: Span = "2m";
+
+    /// Samples that a query may hold in memory at the same time.
+    query_samples_max: Count = "50000000", unit("samples");
+
+    /// Memory that a query may use. `auto` is a quarter of --memory.
+    query_memory: ByteSize = auto(ByteSize(memory.0 / 4)), bounds(QUERY_BYTES_MIN, UNBOUNDED);
+
+    /// Space in --data for results of range queries: the next refresh of a dashboard computes its
+    /// newest steps only. 0 switches the cache off.
+    result_cache: Or<Zero, ByteSize> = "1GiB",
+        bounds(RESULT_CACHE_BYTES_MIN, UNBOUNDED), not_with(&["read-only", "slow-bytes-max"]);
+
+    /// How far back an instant selector looks for a sample.
+    lookback: Span = "5m";
+
+    section "Log and flush";
+
+    /// When a write is acknowledged: `always` after the device has it; `never` before that; or a
+    /// duration such as 100ms, which bounds the data that a power failure may lose.
+    log_sync: LogSync = "always", not_with(&["read-only"]);
+
+    /// Device of the log of a new database: `file` is a folder beside its tables; `memory:FOLDER`
+    /// is on a file system that maps byte-addressable memory (docs/durability.md). An existing
+    /// database keeps its device.
+    log_device: Device = "file", not_with(&["read-only"]);
+
+    /// Number of log streams. A new number takes effect at the start, after a flush. `auto` is 1
+    /// for a log in files, and the number of cores, at most 4, on memory.
+    log_streams: Count = auto(Count(stream_count(&log_device.0))),
+        unit("streams"), bounds(1, UNBOUNDED), not_with(&["read-only"]);
+
+    /// Size of the log that starts a flush. It bounds the time that a restart takes. At twice this
+    /// size writes are refused with status 429.
+    log_bytes_max: ByteSize = "1GiB", bounds(1, UNBOUNDED), not_with(&["read-only"]);
+
+    /// Age at which samples in memory and log are flushed to tables.
+    flush_age_max: Span = "20m", not_with(&["read-only"]);
+
+    /// Size of unflushed samples in memory that starts a flush. `auto` is an eighth of --memory, at
+    /// most 512MiB.
+    head_flush_bytes: ByteSize = auto(ByteSize((memory.0 / 8).min(HEAD_FLUSH_BYTES_MAX))),
+        bounds(1, UNBOUNDED), not_with(&["read-only"]);
+
+    /// Age at which flushed data is uploaded to the slow tier. It bounds the data that is lost with
+    /// the machine.
+    upload_age_max: Span = "4h", not_with(&["read-only"]);
+
+    /// Patches (late data) that may wait beside one part of a partition on the slow tier. One more,
+    /// and they are merged. Each patch costs a query of that part one request; a merge uploads the
+    /// whole part again.
+    patches_max: Count = "3", unit("patches"), bounds(1, PATCHES_MAX), not_with(&["read-only"]);
+
+    section "Writes";
+
+    /// Number of series beyond which new ones are refused with status 429. Known series are still
+    /// written. 0 is no limit.
+    series_max: Or<Zero, Count> = "50000000", unit("series"), not_with(&["read-only"]);
+
+    /// Number of series of one metric name beyond which new ones are refused. 0 is no limit.
+    series_per_metric_max: Or<Zero, Count> = "0", unit("series"), not_with(&["read-only"]);
+
+    /// Number of series of one group (--group-by; usually one target) beyond which new ones are
+    /// refused. 0 is no limit.
+    series_per_group_max: Or<Zero, Count> = "0", unit("series"), not_with(&["read-only"]);
+
+    /// New series per second beyond which they are refused. Ten seconds' worth may arrive at once.
+    /// 0 is no limit.
+    new_series_per_second_max: Or<Zero, Count> = "0",
+        unit("series per second"), not_with(&["read-only"]);
+
+    /// How far after the server's clock a timestamp may be.
+    future_max: Span = "10m", not_with(&["read-only"]);
+
+    /// Number of labels that one series may have.
+    label_count_max: Count = "64", unit("labels"), bounds(1, UNBOUNDED);
+
+    /// Length of a label name.
+    label_name_bytes_max: ByteSize = "1KiB", bounds(1, REQUEST_BYTES_MAX);
+
+    /// Length of a label value.
+    label_value_bytes_max: ByteSize = "4KiB", bounds(1, REQUEST_BYTES_MAX);
+
+    /// Size of a write request as it is sent, usually compressed.
+    body_bytes_max: ByteSize = "32MiB", bounds(1, REQUEST_BYTES_MAX);
+
+    /// Size of a write request after decompression.
+    request_bytes_max: ByteSize = "64MiB", bounds(1, REQUEST_BYTES_MAX);
+
+    /// Acknowledge a remote write request with status 204 although series in it were refused, as
+    /// Prometheus does, or were beyond a limit that waiting does not lift.
+    /// firn_write_rejected_samples_total counts them either way.
+    write_lenient: Switch = "false", not_with(&["read-only"]);
+
+    section "Remote read";
+
+    /// Remote reads that run at the same time. Further ones wait.
+    remote_read_concurrency_max: Count = "10", unit("reads"), bounds(1, UNBOUNDED);
+
+    /// Samples that one query of a remote read may return, unless the response is streamed. 0 is no
+    /// limit other than memory.
+    remote_read_samples_max: Or<Zero, Count> = "50000000", unit("samples");
+
+    /// Size at which a frame of a streamed remote read is closed.
+    remote_read_frame_bytes: ByteSize = "1MiB", bounds(FRAME_BYTES_MIN, FRAME_BYTES_MAX);
+
+    section "Server";
+
+    /// Address and port to listen on. Port 0 selects a free one.
+    listen: Address = "127.0.0.1:9420";
+
+    /// Connections that are open at the same time. Further ones wait.
+    connections_max: Count = "512", unit("connections"), bounds(1, UNBOUNDED);
+
+    /// Origins whose web pages may read responses: a regular expression for the whole origin.
+    cors_origin: OriginPattern = ".*";
+
+    /// Labels that distinguish this server from others, as name=value pairs separated by commas.
+    /// Federation, remote read and /api/v1/status/config return them.
+    external_labels: LabelPairs = "";
+
+    /// Let HTTP clients delete series, clean up after deletes and take snapshots.
+    enable_admin_api: Switch = "false";
+
+    /// Let HTTP clients stop the server with /-/quit and call /-/reload.
+    enable_lifecycle: Switch = "false";
+
+    /// Interval at which the server scrapes its own metrics. `never` switches it off.
+    self_scrape: Or<Never, Span> = "15s", not_with(&["read-only"]);
+}
+
+/// In files a second sync costs more than a second stream saves (docs/decisions/0010).
+fn stream_count(device: &LogDevice) -> u64 {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if *device == LogDevice::File { 1 } else { cores.min(4) as u64 }
+}
+
+impl ServeConfig {
+    fn check_together(&self, reader: &Reader<'_>) -> Result<()> {
+        let shards = self.shards.get() as u64;
+        if self.log_streams.0 > shards {
+            let expected = format!("1 to the number of --shards, {shards}");
+            return Err(reader.refuse("log-streams", expected));
+        }
+        if self.query_memory > self.memory {
+            let expected = format!("at most --memory, {}", self.memory);
+            return Err(reader.refuse("query-memory", expected));
+        }
+        Ok(())
+    }
+
+    /// Limits by which new series are refused.
+    pub fn series_limits(&self) -> SeriesLimits {
+        let limit = |max: &Or<Zero, Count>| max.get().map(|max| max.0);
+        SeriesLimits {
+            series_max: limit(&self.series_max),
+            series_per_metric_max: limit(&self.series_per_metric_max),
+            series_per_group_max: limit(&self.series_per_group_max),
+            new_series_per_second_max: limit(&self.new_series_per_second_max),
+        }
+    }
+
+    /// Limits of one label set.
+    pub fn label_limits(&self) -> LabelLimits {
+        LabelLimits {
+            label_count_max: self.label_count_max.to_usize(),
+            name_bytes_max: self.label_name_bytes_max.to_usize(),
+            value_bytes_max: self.label_value_bytes_max.to_usize(),
+        }
+    }
+
+    /// Size of the result cache; `None` where it has no effect.
+    pub fn result_cache_bytes(&self) -> Option<u64> {
+        // A replica is not notified of its writer's changes; data that is dropped by size leaves at
+        // a time that kept results cannot know.
+        let has_effect = !self.read_only.0 && self.slow_bytes_max.get().is_none();
+        self.result_cache.get().filter(|_| has_effect).map(|size| size.0)
+    }
+
+    /// Interval of the scrapes of itself; `None` for a replica, which accepts no samples.
+    pub fn self_scrape_interval(&self) -> Option<Span> {
+        self.self_scrape.get().filter(|_| !self.read_only.0)
+    }
+}

@@ -1,0 +1,336 @@
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use clap::{Args as _, Command, FromArgMatches};
+
+use super::file::ConfigFile;
+use super::load::load;
+use super::reader::Sources;
+use super::*;
+use crate::database;
+
+/// Settings from flags as they are typed, variables and the text of a file.
+fn loaded<C: Settings>(
+    flags: &[&str],
+    variables: &[(&str, &str)],
+    file: Option<&str>,
+) -> firn_model::Result<Loaded<C>> {
+    let command = Flags::<C>::augment_args(Command::new("firn"));
+    let matches = command.try_get_matches_from(["firn"].iter().chain(flags)).unwrap();
+    let flags = Flags::<C>::from_arg_matches(&matches).unwrap();
+    let variables: BTreeMap<&str, &str> = variables.iter().copied().collect();
+    let file = file.map(|text| ConfigFile::parse("firn.yaml", text)).transpose()?;
+    load(&Sources {
+        flags: flags.texts(),
+        environment: &|name| variables.get(name).map(OsString::from),
+        file: file.as_ref(),
+    })
+}
+
+fn serve(flags: &[&str]) -> ServeConfig {
+    loaded(flags, &[], None).unwrap().config
+}
+
+fn refused<C: Settings>(flags: &[&str], expected: &str) {
+    let error = loaded::<C>(flags, &[], None).unwrap_err();
+    assert!(error.to_string().contains(expected), "{flags:?}: {error}");
+}
+
+fn check_table<C: Settings>() {
+    let command = Flags::<C>::augment_args(Command::new("firn"));
+    let flags: Vec<&str> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
+    let names: Vec<&str> = C::TABLE.iter().map(|setting| setting.name).collect();
+    assert_eq!(flags, [&["config"], &names[..]].concat(), "flags are the rows of the table");
+    for setting in C::TABLE {
+        let Setting { name, default, .. } = *setting;
+        assert!(!name.contains('_') && setting.help.trim_end().ends_with('.'), "{name}");
+        assert!(!setting.help.trim_start().contains("  "), "{name}: {:?}", setting.help);
+        if !setting.has_auto {
+            let text = (setting.canonical)(setting, default).unwrap();
+            assert_eq!(text, default, "{name}: the default reads back");
+        }
+        for other in setting.only_with.iter().map(|c| c.name).chain(setting.not_with.to_vec()) {
+            assert!(names.contains(&other), "{name} depends on --{other}");
+        }
+        // The default again, by each of the ways.
+        let variable = setting.variable(C::PREFIX);
+        assert_eq!(variable, format!("{}{}", C::PREFIX, name.replace('-', "_").to_uppercase()));
+        let file = format!("# a comment\n{name}: {default:?}\n");
+        let by_flag = loaded::<C>(&[&format!("--{name}={default}")], &[], None);
+        let by_variable = loaded::<C>(&[], &[(&variable, default)], None);
+        let by_file = loaded::<C>(&[], &[], Some(&file));
+        let file_source = Source::File { path: "firn.yaml".into(), line: 2 };
+        for (loaded, source) in [
+            (by_flag, Source::Flag),
+            (by_variable, Source::Variable(variable)),
+            (by_file, file_source),
+        ] {
+            match loaded {
+                Ok(loaded) => {
+                    let entry = loaded.effective.iter().find(|e| e.setting.name == name).unwrap();
+                    assert_eq!(entry.source, source, "{name}");
+                }
+                // Some have no effect with the defaults of the others.
+                Err(error) => assert!(error.what().contains("has no effect without"), "{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn every_setting_has_a_flag_a_variable_and_a_key_of_one_name() {
+    check_table::<ServeConfig>();
+    check_table::<CacheConfig>();
+}
+
+/// The output of `firn config print` is a file that leads to the same settings.
+fn check_print<C: Settings>(flags: &[&str]) {
+    let first = loaded::<C>(flags, &[], None).unwrap();
+    let printed = first.print();
+    let second = loaded::<C>(&[], &[], Some(&printed)).unwrap_or_else(|e| panic!("{e}\n{printed}"));
+    let effective = |loaded: &Loaded<C>| -> Vec<(String, String)> {
+        let entries = loaded.effective.iter().filter(|entry| entry.without_effect.is_none());
+        entries.map(|entry| (entry.setting.name.to_owned(), entry.value.clone())).collect()
+    };
+    assert_eq!(effective(&first), effective(&second), "{printed}");
+    for setting in C::TABLE {
+        assert!(printed.contains(&format!("{}: ", setting.name)), "{} in {printed}", setting.name);
+    }
+}
+
+const ODD_VALUES: [&str; 17] = [
+    "--memory=1000000000",
+    "--retention=400d",
+    "--fast-bytes-max=100000000",
+    "--slow-bytes-max=1GiB",
+    "--log-sync=1500ms",
+    "--log-device=memory:/mnt/memory",
+    "--log-streams=3",
+    "--patches-max=1",
+    "--write-lenient",
+    "--external-labels=region=eu,zone=\"b\" # c",
+    "--cors-origin=https?://[^,]*",
+    "--result-cache=0",
+    "--enable-admin-api",
+    "--enable-lifecycle=true",
+    "--self-scrape=never",
+    "--slow-tier=gs://bucket",
+    "--slow-cache-bytes-max=2GiB",
+];
+
+#[test]
+fn printed_settings_are_a_configuration_file() {
+    check_print::<ServeConfig>(&[]);
+    check_print::<ServeConfig>(&ODD_VALUES);
+    check_print::<ServeConfig>(&["--read-only", "--slow-tier=s3://bucket", "--memory=1GiB"]);
+    check_print::<CacheConfig>(&[]);
+    check_print::<CacheConfig>(&["--proxy=http://localhost:9090/p", "--settle=1m"]);
+    check_print::<CacheConfig>(&["--token-file=/a b", "--partial-bytes-min=0"]);
+}
+
+#[test]
+fn printed_settings_name_sources_and_hide_passwords() {
+    let loaded = loaded::<CacheConfig>(
+        &["--proxy=http://user:hunter2@origin:9090"],
+        &[("FIRN_CACHE_SIZE", "2GiB")],
+        Some("memory: 64MiB\n\nsettle: 1m\n"),
+    )
+    .unwrap();
+    let printed = loaded.print();
+    assert!(!printed.contains("hunter2"), "{printed}");
+    assert!(!format!("{loaded:?}").contains("hunter2"));
+    for (line, source) in [
+        ("proxy: \"http://user:xxxxx@origin:9090/\"", "# flag"),
+        ("size: 2GiB", "# FIRN_CACHE_SIZE"),
+        ("memory: 64MiB", "# firn.yaml:1"),
+        ("settle: 1m", "# firn.yaml:3"),
+        ("listen: 127.0.0.1:9421", "# default"),
+        ("# idle: 10m", "# default; no effect with --proxy"),
+    ] {
+        let found = printed.lines().find(|printed| printed.starts_with(line)).unwrap();
+        assert!(found.ends_with(source), "{found}");
+    }
+    refused::<CacheConfig>(&["--proxy=ftp://user:hunter2@origin"], "--proxy: expected http://");
+    let error = loaded_error(&["--proxy=ftp://user:hunter2@origin"]);
+    assert!(!error.contains("hunter2"), "{error}");
+}
+
+fn loaded_error(flags: &[&str]) -> String {
+    loaded::<CacheConfig>(flags, &[], None).unwrap_err().to_string()
+}
+
+#[test]
+fn a_flag_precedes_a_variable_which_precedes_the_file() {
+    let variables = [("FIRN_RETENTION", "2d"), ("FIRN_LOOKBACK", "2m")];
+    let file = "retention: 3d\nlookback: 3m\nflush-age-max: 3m\n";
+    let config = loaded::<ServeConfig>(&["--retention=1d"], &variables, Some(file)).unwrap().config;
+    let spans = [config.retention.get().unwrap(), config.lookback, config.flush_age_max];
+    assert_eq!(spans.map(|span| span.to_string()), ["1d", "2m", "3m"]);
+    assert_eq!(config.upload_age_max.to_string(), "4h");
+    let switches = "write-lenient: true\nenable-lifecycle: true\n";
+    let config = loaded::<ServeConfig>(&["--write-lenient=false"], &[], Some(switches)).unwrap();
+    assert!(!config.config.write_lenient.is_on() && config.config.enable_lifecycle.is_on());
+}
+
+#[test]
+fn lists_and_pairs_may_be_written_as_yaml() {
+    let file = "group-by: [job, zone]\nexternal-labels:\n  region: eu\n  replica: a=b\n";
+    let config = loaded::<ServeConfig>(&[], &[], Some(file)).unwrap().config;
+    assert_eq!(config.group_by.0, ["job", "zone"]);
+    let labels: Vec<_> = config.external_labels.0.iter().collect();
+    assert_eq!(labels, [("region", "eu"), ("replica", "a=b")]);
+}
+
+#[test]
+fn refusals_name_the_source_the_setting_and_the_expected_form() {
+    let by_file = |text: &str| loaded::<ServeConfig>(&[], &[], Some(text)).unwrap_err();
+    let by_variable = loaded::<ServeConfig>(&[], &[("FIRN_RETENTION", "15")], None).unwrap_err();
+    let wanted = "expected a duration such as 15s, 1h30m or 15d or \"forever\", got \"15\"";
+    assert_eq!(by_variable.what(), format!("FIRN_RETENTION: {wanted}"));
+    assert_eq!(by_file("\nretention: 15\n").what(), format!("firn.yaml:2: retention: {wanted}"));
+    refused::<ServeConfig>(&["--retention=15"], &format!("--retention: {wanted}"));
+    assert_eq!(
+        by_file("data: x\nretentoin: 15d\n").what(),
+        "firn.yaml:2: retentoin: no setting of firn serve; the nearest is retention"
+    );
+    assert_eq!(
+        by_file("log_sync: never\n").what(),
+        "firn.yaml:1: log_sync: no setting of firn serve; the nearest is log-sync"
+    );
+    for (arg, expected) in [
+        (
+            "--memory=lots",
+            "--memory: expected a size such as 64KiB or 4GiB or \"auto\", got \"lots\"",
+        ),
+        ("--memory=1MiB", "--memory: expected at least 64MiB or \"auto\", got \"1MiB\""),
+        ("--fast-bytes-max=much", "--fast-bytes-max: expected a size"),
+        ("--slow-bytes-max=1KiB", "expected at least 64MiB or \"unlimited\", got \"1KiB\""),
+        ("--request-bytes-max=4GiB", "expected 1 to 2GiB, got \"4GiB\""),
+        ("--connections-max=0", "--connections-max: expected at least 1, got \"0\""),
+        ("--connections-max=many", "--connections-max: expected a whole number, got \"many\""),
+        ("--remote-read-concurrency-max=0", "--remote-read-concurrency-max: expected at least 1"),
+        ("--remote-read-frame-bytes=1", "expected 1KiB to 32MiB"),
+        ("--group-by=a,,b", "--group-by: expected label names between commas, got \"a,,b\""),
+        ("--query-timeout=0s", "--query-timeout: expected a duration"),
+        ("--shards=12", "--shards: expected a power of two up to 32768, got \"12\""),
+        ("--log-streams=65", "--log-streams: expected 1 to the number of --shards, 64, got \"65\""),
+        ("--query-memory=1KiB", "--query-memory: expected at least 1MiB or \"auto\""),
+        ("--patches-max=0", "--patches-max: expected 1 to 32, got \"0\""),
+        ("--slow-cache-bytes-max=1KiB", "expected at least 8MiB or \"0\""),
+        ("--result-cache=1MiB", "--result-cache: expected at least 8MiB or \"0\", got \"1MiB\""),
+        ("--cors-origin=(", "--cors-origin: expected a regular expression"),
+        ("--external-labels=a=1,b", "--external-labels: expected name=value pairs"),
+        ("--external-labels=a=1,a=2", "--external-labels: expected name=value pairs"),
+        ("--external-labels=a=", "--external-labels: expected name=value pairs"),
+        ("--log-sync=interval:0", "--log-sync: expected interval:MILLISECONDS"),
+        ("--log-sync=sometimes", "--log-sync: expected always, never or a duration such as 100ms"),
+        ("--log-device=disk", "--log-device: expected file, or memory:"),
+        ("--write-lenient=yes", "--write-lenient: expected true or false, got \"yes\""),
+        ("--listen=nowhere", "--listen: expected an IP address and a port such as 127.0.0.1:9420"),
+        ("--slow-tier=", "--slow-tier: expected a folder, or s3://"),
+    ] {
+        refused::<ServeConfig>(&[arg], expected);
+    }
+    refused::<ServeConfig>(
+        &["--memory=1GiB", "--query-memory=2GiB"],
+        "expected at most --memory, 1GiB",
+    );
+    refused::<CacheConfig>(
+        &["--proxy=nowhere"],
+        "--proxy: expected http:// or https:// with a host",
+    );
+    refused::<CacheConfig>(&["--size=1KiB"], "--size: expected at least 8MiB, got \"1KiB\"");
+}
+
+#[test]
+fn a_setting_without_effect_is_refused_with_the_other_one() {
+    for arg in ["--settle=1m", "--answer-bytes-max=1MiB"] {
+        refused::<CacheConfig>(&[arg], "has no effect without --proxy");
+    }
+    for arg in ["--idle=1m", "--value-bytes-max=1MiB", "--token-file=t"] {
+        refused::<CacheConfig>(&[arg, "--proxy=http://x"], "has no effect with --proxy");
+    }
+    let follows = |arg: &str| refused::<ServeConfig>(&["--read-only", arg], "with --read-only");
+    for arg in ["--restore", "--flush-age-max=1s", "--upload-age-max=1s", "--result-cache=1GiB"] {
+        follows(arg);
+    }
+    refused::<ServeConfig>(
+        &["--slow-bytes-max=1GiB", "--result-cache=1GiB"],
+        "--result-cache: has no effect with --slow-bytes-max",
+    );
+    refused::<ServeConfig>(
+        &["--slow-tier=/a/folder", "--slow-cache-bytes-max=1GiB"],
+        "--slow-cache-bytes-max: has no effect without a remote --slow-tier",
+    );
+    let file = "read-only: true\n\nfuture-max: 1h\n";
+    let error = loaded::<ServeConfig>(&[], &[], Some(file)).unwrap_err();
+    let label = "firn.yaml:3: future-max: has no effect with --read-only; ";
+    assert!(error.what().starts_with(label), "{error}");
+    // Switching off a thing that is off contradicts nothing.
+    let config = serve(&["--read-only", "--self-scrape=never", "--result-cache=0"]);
+    assert!(config.self_scrape_interval().is_none() && config.result_cache_bytes().is_none());
+    assert!(serve(&["--read-only"]).self_scrape_interval().is_none());
+    assert!(serve(&["--slow-bytes-max=1GiB"]).result_cache_bytes().is_none());
+}
+
+#[test]
+fn the_defaults_are_those_of_the_library() {
+    let config = serve(&[]);
+    assert_eq!(config.listen.to_string(), "127.0.0.1:9420");
+    assert_eq!(config.slow_tier.location(), "./firn-data/slow");
+    assert_eq!(config.group_by.0, ["job", "instance"]);
+    assert_eq!((config.log_sync, config.log_streams), (LogSync::Always, Count(1)));
+    assert_eq!(config.query_memory.0, config.memory.0 / 4);
+    assert!(config.cors_origin.0.matches("http://anywhere"));
+    assert!(!config.enable_admin_api.is_on() && !config.enable_lifecycle.is_on());
+    let (options, library) = (database::options(&config, || ()), firndb::Options::default());
+    assert_eq!(config.patches_max.to_usize(), library.tree.patches_max);
+    assert_eq!(options.flush_age_ms_max, library.flush_age_ms_max);
+    assert_eq!(options.future_ms_max, library.future_ms_max);
+    assert_eq!(options.index.limits, library.index.limits);
+    assert_eq!(options.tree.retention_ms, None);
+    let (ours, library) = (config.label_limits(), firn_model::LabelLimits::default());
+    assert_eq!(format!("{ours:?}"), format!("{library:?}"));
+}
+
+#[test]
+fn hot_and_pinned_memory_follow_the_limit() {
+    for (memory, part) in [("64MiB", 8 << 20), ("8GiB", 1 << 30)] {
+        let config = serve(&[&format!("--memory={memory}")]);
+        let options = database::options(&config, || ());
+        assert_eq!((options.head.hot_bytes_max, options.head.cooling_bytes_max), (part, part));
+        assert!(options.head.hot_bytes_max + options.head_bytes_max < options.memory_bytes_max);
+    }
+}
+
+#[test]
+fn texts_become_the_values_they_name() {
+    let config = serve(&[
+        "--memory=1.5g",
+        "--fast-bytes-max=512MB",
+        "--slow-bytes-max=2g",
+        "--log-sync=interval:100",
+        "--series-max=0",
+        "--remote-read-samples-max=0",
+        "--body-bytes-max=1000",
+    ]);
+    assert_eq!(config.memory.0, 3 << 29);
+    assert_eq!(config.fast_bytes_max.get(), Some(ByteSize(512_000_000)));
+    assert_eq!(config.slow_bytes_max.get(), Some(ByteSize(2 << 30)));
+    assert_eq!(config.log_sync, LogSync::IntervalMs(100));
+    assert_eq!((config.series_max.get(), config.series_limits().series_max), (None, None));
+    assert_eq!(config.remote_read_samples_max.get(), None);
+    assert_eq!(config.body_bytes_max.to_usize(), 1_000);
+    assert_eq!(config.storage_retention(), "2GiB");
+}
+
+#[test]
+fn the_yaml_has_external_labels_where_prometheus_has_them() {
+    let config = serve(&["--external-labels=region=eu,zone=\"b\"", "--self-scrape=90s"]);
+    let yaml = config.yaml();
+    let global = "global:\n  scrape_interval: 1m30s\n  external_labels:\n    \
+                  \"region\": \"eu\"\n    \"zone\": \"\\\"b\\\"\"\n\
+                  firn:\n  data: \"./firn-data\"\n";
+    assert!(yaml.starts_with(global), "{yaml}");
+    assert!(yaml.contains("\n  label-value-bytes-max: \"4KiB\"\n"), "{yaml}");
+}

@@ -1,0 +1,251 @@
+//! The network side of a process, the same for the database server, the cache server and the proxy:
+//! the runtime, the listener, the accept loop with its limit, signals, and the stop.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use firn_model::{Error, Result};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::{JoinHandle, JoinSet};
+
+// Connections that are still open this long after a stop are cut off.
+const GRACE: Duration = Duration::from_secs(30);
+// Without a free file descriptor others must be closed first.
+const ACCEPT_RETRY: Duration = Duration::from_millis(200);
+// A thread for blocking calls ends after this time without work and releases its memory.
+const BLOCKING_IDLE: Duration = Duration::from_secs(2);
+
+/// Becomes `true` when the service stops.
+pub(crate) type Stopping = watch::Receiver<bool>;
+
+/// A listener whose connections wait to be accepted.
+#[derive(Debug)]
+pub(crate) struct BoundService {
+    runtime: Runtime,
+    listener: TcpListener,
+    listen: SocketAddr,
+}
+
+/// A running service.
+#[derive(Debug)]
+pub(crate) struct Service {
+    runtime: Runtime,
+    listen: SocketAddr,
+    stop: watch::Sender<bool>,
+    accepting: JoinHandle<()>,
+}
+
+impl BoundService {
+    /// Starts the network threads, called `thread_name`, and listens on `listen`. A thread without
+    /// work calls `on_idle`.
+    ///
+    /// # Errors
+    /// `Unavailable` when the address is taken or threads cannot be started.
+    pub(crate) fn bind(
+        thread_name: &str,
+        listen: SocketAddr,
+        on_idle: fn(),
+    ) -> Result<BoundService> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .thread_name(thread_name)
+            .thread_keep_alive(BLOCKING_IDLE)
+            .on_thread_park(on_idle)
+            .enable_all()
+            .build()
+            .map_err(|e| Error::unavailable("cannot start the network threads").because(e))?;
+        let bound = runtime.block_on(TcpListener::bind(listen));
+        let (listener, listen) = bound
+            .and_then(|listener| listener.local_addr().map(|listen| (listener, listen)))
+            .map_err(|e| {
+                let what = format!(
+                    "cannot listen on {listen}; stop the program that uses this address, or choose \
+                     another one with --listen"
+                );
+                Error::unavailable(what).because(e)
+            })?;
+        Ok(BoundService { runtime, listener, listen })
+    }
+
+    /// The address of the socket, with the port that the system chose.
+    pub(crate) fn listen(&self) -> SocketAddr {
+        self.listen
+    }
+
+    /// Accepts connections, `connections_max` at the same time, and runs `serve` for each until it
+    /// ends. `serve` must end soon after the stop.
+    pub(crate) fn start<F>(
+        self,
+        connections_max: usize,
+        serve: impl Fn(TcpStream, Stopping) -> F + Send + 'static,
+    ) -> Service
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let BoundService { runtime, listener, listen } = self;
+        let (stop, stopping) = watch::channel(false);
+        let accepting = runtime.spawn(accept(listener, connections_max, stopping, serve));
+        Service { runtime, listen, stop, accepting }
+    }
+}
+
+impl Service {
+    /// The address of the socket.
+    pub(crate) fn listen(&self) -> SocketAddr {
+        self.listen
+    }
+
+    /// For tasks beside the connections.
+    pub(crate) fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// For tasks that end when the service stops.
+    pub(crate) fn stopping(&self) -> Stopping {
+        self.stop.subscribe()
+    }
+
+    /// Waits until the process receives SIGTERM or SIGINT.
+    ///
+    /// # Errors
+    /// `Unavailable` when signals cannot be received.
+    pub(crate) fn wait_for_signal(&self) -> Result<()> {
+        self.runtime.block_on(terminated())
+    }
+
+    /// Stops in order: no new connections, open ones finish their requests, then `close`, then the
+    /// threads. Returns the result of `close`.
+    pub(crate) fn stop<T>(self, close: impl FnOnce() -> T) -> T {
+        // Without a receiver the accept loop has ended already.
+        let _ = self.stop.send(true);
+        if self.runtime.block_on(self.accepting).is_err() {
+            tracing::error!("the network task panicked, which is a bug");
+        }
+        let closed = close();
+        self.runtime.shutdown_background();
+        closed
+    }
+}
+
+/// Waits for SIGTERM or SIGINT.
+///
+/// # Errors
+/// `Unavailable` when they cannot be received.
+pub(crate) async fn terminated() -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let cannot = |e| Error::unavailable("cannot wait for signals").because(e);
+    let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
+    tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    }
+}
+
+/// Waits until the service stops; one that was dropped has stopped.
+pub(crate) async fn stopped(stopping: &mut Stopping) {
+    let _ = stopping.wait_for(|stop| *stop).await;
+}
+
+async fn accept<F>(
+    listener: TcpListener,
+    connections_max: usize,
+    mut stopping: Stopping,
+    serve: impl Fn(TcpStream, Stopping) -> F,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let permits = Arc::new(Semaphore::new(connections_max));
+    let mut connections = JoinSet::new();
+    loop {
+        // Taken before accepting: a client beyond the limit waits in the system's queue.
+        let accepting = async {
+            let permit = Arc::clone(&permits).acquire_owned().await.ok()?;
+            Some((listener.accept().await, permit))
+        };
+        let (accepted, permit) = tokio::select! {
+            () = stopped(&mut stopping) => break,
+            accepted = accepting => match accepted {
+                Some(accepted) => accepted,
+                None => break,
+            },
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                // Responses are written whole; waiting for more would only delay them.
+                let _ = stream.set_nodelay(true);
+                let serving = serve(stream, stopping.clone());
+                connections.spawn(async move {
+                    serving.await;
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_RETRY).await;
+            }
+        }
+        while connections.try_join_next().is_some() {}
+    }
+    drop(listener);
+    let finished = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(GRACE, finished).await.is_err() {
+        tracing::warn!("cut off connections that were open {} s after the stop", GRACE.as_secs());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream as Client;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// Echoes bytes until the client is done, or until the stop.
+    async fn echo(mut stream: TcpStream, mut stopping: Stopping) {
+        let mut buffer = [0; 16];
+        loop {
+            tokio::select! {
+                read = stream.read(&mut buffer) => match read {
+                    Ok(len @ 1..) => { let _ = stream.write_all(&buffer[..len]).await; }
+                    _ => return,
+                },
+                () = stopped(&mut stopping) => return,
+            }
+        }
+    }
+
+    #[test]
+    fn a_client_beyond_the_limit_waits_and_a_stop_closes_all() {
+        let bound = BoundService::bind("test", "127.0.0.1:0".parse().unwrap(), || ()).unwrap();
+        let service = bound.start(1, echo);
+        let exchange = |client: &mut Client| {
+            let mut received = [0; 1];
+            client.write_all(b"x").and_then(|()| client.read_exact(&mut received)).unwrap();
+        };
+        let mut first = Client::connect(service.listen()).unwrap();
+        exchange(&mut first);
+        let mut second = Client::connect(service.listen()).unwrap();
+        second.write_all(b"y").unwrap();
+        drop(first);
+        let mut received = [0; 1];
+        second.read_exact(&mut received).unwrap();
+        assert_eq!(&received, b"y");
+        assert_eq!(service.stop(|| 7), 7);
+        assert!(matches!(second.read(&mut received), Ok(0) | Err(_)));
+    }
+
+    #[test]
+    fn an_address_in_use_is_named_with_the_way_out() {
+        let bound = BoundService::bind("test", "127.0.0.1:0".parse().unwrap(), || ()).unwrap();
+        let error = BoundService::bind("test", bound.listen(), || ()).unwrap_err().to_string();
+        assert!(
+            error.contains(&bound.listen().to_string()) && error.contains("--listen"),
+            "{error}"
+        );
+    }
+}
