@@ -1082,7 +1082,7 @@ impl World {
                         now.sample_count()
                     )));
                 }
-                Err(e) if e.what().contains("too much would have to stay") => {
+                Err(e) if e.what().contains("was revoked") => {
                     if self.pinned_bytes_max == u64::MAX {
                         return Err(Failure(format!("there was no limit: {e}")));
                     }
