@@ -1,4 +1,4 @@
-//! Whether two programs gave the same answer, so that nobody wins by answering nothing.
+//! Compares the answers of two programs, so that no program wins with empty answers.
 
 use std::collections::BTreeMap;
 
@@ -10,15 +10,15 @@ use crate::server::Program;
 /// Values by time of one series.
 type Points = BTreeMap<i64, f64>;
 
-// What is left of a difference in the order of additions.
+// Tolerance for another order of additions.
 const EXACT: f64 = 1e-9;
 // A rate over 5 min from 20 samples against one from 21: within a sample's share.
 const RATE: f64 = 0.2;
 
-/// Compares what `other` answered with what FirnDB answered.
+/// Compares the answer of `other` with that of FirnDB.
 ///
 /// # Errors
-/// What differs first, in words.
+/// The first difference.
 pub fn check(
     agreement: Agreement,
     ours: &[u8],

@@ -19,7 +19,7 @@ impl Connection {
     /// Connects.
     ///
     /// # Panics
-    /// If nobody listens.
+    /// If the connection is refused.
     pub fn open(address: SocketAddr) -> Connection {
         let stream = TcpStream::connect(address).expect("the server listens");
         stream.set_nodelay(true).expect("a TCP socket");
@@ -44,7 +44,7 @@ impl Connection {
         self.read_answer(path);
     }
 
-    /// Gets what is at `target` (path and query); valid until the next request.
+    /// Requests `target` (path and query); the result is valid until the next request.
     ///
     /// # Panics
     /// If it is refused.

@@ -1,11 +1,12 @@
-//! The data of the query benchmark: a data center's series, the same every time, in time order.
+//! The data of the query benchmark: a data center's series, deterministic, in time order.
 //!
 //! - `cpu_usage_*`: 10 gauges of 1,000 hosts with the tags of TSBS DevOps, 30 s apart, over 25 h.
-//! - `host_requests_total`: one counter of each of 10,000 hosts with the same tags, 15 s, 6 h 20 min.
+//! - `host_requests_total`: one counter of each of 10,000 hosts with the same tags, 15 s, 6 h 20
+//!   min.
 //! - `http_requests_total`: 100 counters of each of 1,000 scraped targets, 15 s, 80 min.
 //!
-//! The first two have neither `job` nor `instance`: each of their series stands for itself. The third is
-//! what scraping gives. Requests carry ten minutes of 50 to 100 hosts, so that loading takes minutes.
+//! The first two have neither `job` nor `instance`: their series are lone. The third has the shape
+//! of scrapes. Requests carry ten minutes of 50 to 100 hosts, so that loading takes minutes.
 
 use crate::remote_write::{packed, push_label, push_series};
 
@@ -62,7 +63,7 @@ struct Series {
     labels: Vec<u8>,
     value: f64,
     random: u64,
-    /// What a counter rises by at most between two samples.
+    /// The largest rise of a counter between two samples.
     pace: u64,
 }
 
@@ -95,7 +96,8 @@ impl DevOps {
         DevOps { requests }
     }
 
-    /// The requests of slice `slice` (0 is the oldest), which starts at `start_ms`, and their samples.
+    /// The requests of slice `slice` (0 is the oldest), which starts at `start_ms`, and their
+    /// number of samples.
     pub fn slice(&mut self, slice: i64, start_ms: i64) -> (Vec<Vec<u8>>, usize) {
         let first = |slice_count: i64| SLICE_COUNT - slice_count;
         let mut active: Vec<&mut RequestSeries> =

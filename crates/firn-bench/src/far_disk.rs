@@ -1,6 +1,7 @@
-//! A disk behind a network: as the local one, but each read of a file waits for its round trip. Mapped files do not.
+//! A disk behind a network: the local one, but each file read waits for a round trip. Mapped files
+//! do not.
 //!
-//! The volumes of clouds (Heracles 4.1 measures on EBS) answer so; the local disk of a benchmark answers from the page cache.
+//! Cloud volumes respond in this way; a benchmark's local disk responds from the page cache.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use firn_env::{Disk, DiskFile, DiskPath, FolderLock, Mapped, OpenMode};
 use firn_model::Result;
 
-/// What a read of a network volume takes.
+/// Latency of a read of a network volume.
 pub const READ: Duration = Duration::from_micros(500);
 
 /// Another disk, with [`READ`] added to every read.

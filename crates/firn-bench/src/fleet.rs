@@ -1,5 +1,6 @@
-//! Series that are written round after round: in groups as scrapes have them, alone, or irregular events;
-//! as remote write requests of a sender with some shards, or sample by sample for the library.
+//! Series that are written round after round: in groups as in scrapes, alone, or as irregular
+//! events; as remote write requests of a sender with some shards, or sample by sample for the
+//! library.
 
 use std::net::SocketAddr;
 
@@ -12,7 +13,7 @@ pub const SERIES_PER_HOST: usize = 100;
 const SAMPLES_PER_REQUEST: usize = 2_000;
 const CONNECTIONS_MAX: usize = 64;
 
-/// What the series are like.
+/// The kind of series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A hundred series of a host share `job` and `instance`; every 15 s.
@@ -23,7 +24,7 @@ pub enum Kind {
     Events,
 }
 
-/// Some series and where their values stand.
+/// Some series and their current values.
 #[derive(Debug)]
 pub struct Fleet {
     kind: Kind,
@@ -92,7 +93,8 @@ impl Fleet {
         labels
     }
 
-    /// The next round from `start` on: calls `sample` with each series that has one, its time and value.
+    /// The next round from `start` on: calls `sample` with each series that has a sample, its time
+    /// and value.
     pub fn next_round(&mut self, start: i64, mut sample: impl FnMut(usize, i64, f64)) {
         self.round += 1;
         for (series, value) in self.values.iter_mut().enumerate() {
@@ -104,7 +106,7 @@ impl Fleet {
                 }
                 continue;
             }
-            // A clamped walk in whole numbers, as TSBS DevOps makes them; a third of the steps stands still.
+            // A clamped integer walk, as in TSBS DevOps; a third of the steps is 0.
             let step = [0, 0, 0, 1, -1, 2, -2, 3, -3][(dice % 9) as usize];
             *value = (i16::from(*value) + step).clamp(0, 100) as u8;
             let offset = (series / SERIES_PER_HOST * 7_919) % 15_000;
@@ -112,11 +114,12 @@ impl Fleet {
         }
     }
 
-    /// The next round as remote write requests of a sender with `shard_count` shards, over several connections.
-    /// A shard has the series of all hosts whose hash falls to it, as Prometheus cuts them.
+    /// Sends the next round as remote write requests of a sender with `shard_count` shards, over
+    /// several connections. A shard has the series of all hosts with hashes that map to it, as in
+    /// Prometheus.
     ///
     /// # Panics
-    /// If the server answers with anything but 2xx: a benchmark of errors is none.
+    /// If the server responds with anything but 2xx.
     pub fn send_round(
         &mut self,
         address: SocketAddr,

@@ -1,8 +1,9 @@
-//! What a query of recent time costs while memory is flushed and tables are merged: against the same queries when nothing else
-//! goes on, and against a head that forgets at a flush. And what share of recent queries reads no file, when hot memory is
-//! short, by how it is given back.
+//! Cost of a query of recent time while memory is flushed and tables are merged: against the same
+//! queries on an idle engine, and against a head that releases its memory at a flush. Also the
+//! share of recent queries that read no file when hot memory is short, by order of release.
 //!
-//! Source: Heracles 4.5 (10,000 series every 15 s, two hours in memory, queries of the last 15 minutes of one series).
+//! Source: Heracles (PVLDB 2021), section 4.5 (10,000 series every 15 s, two hours in memory,
+//! queries of the last 15 minutes of one series).
 
 use std::fs::File;
 use std::io;
@@ -46,7 +47,7 @@ struct Arm {
     is_far: bool,
 }
 
-/// Hot memory for some of what is flushed.
+/// Hot memory for some of the flushed rows.
 const HOT_BYTES_SHORT: u64 = 4 << 20;
 
 const OLDEST: [u8; 3] = [100, 0, 0];
@@ -71,7 +72,7 @@ impl Arm {
     }
 }
 
-/// What goes on beside the queries.
+/// The load beside the queries.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum Phase {
@@ -80,7 +81,8 @@ enum Phase {
     Flushing,
 }
 
-/// Latencies in microseconds at [`QUANTILES`], and shares of queries that read no file by [`WINDOWS`].
+/// Latencies in microseconds at [`QUANTILES`], and shares of queries that read no file by
+/// [`WINDOWS`].
 #[derive(Debug, Default)]
 struct Outcome {
     idle_us: [f64; 4],
@@ -88,12 +90,12 @@ struct Outcome {
     count: f64,
     hot_mib: f64,
     no_file: [f64; 4],
-    /// Means in microseconds of the queries around p99.9 while flushing (p99.8 to p99.95): on a core, waiting for one,
-    /// waiting for something else (a lock, a file).
+    /// Means in microseconds of the queries around p99.9 during flushes (p99.8 to p99.95): on a
+    /// core, runnable, blocked (on a lock or a file).
     slow_us: [f64; 3],
 }
 
-/// A query's latency and what of it was spent on a core and waiting for one, microseconds.
+/// A query's latency and its parts on a core and runnable, microseconds.
 #[derive(Clone, Copy)]
 struct Spent {
     all_us: f64,
@@ -197,7 +199,7 @@ fn measure(arm: &Arm) -> io::Result<Outcome> {
             let now = |next: Phase| phase.store(next as u8, Ordering::Release);
             let mut flush_time = measured / 100;
             while !is_over.load(Ordering::Acquire) {
-                // The same rows lie the same way before and while they are flushed.
+                // The same rows have the same layout before and during their flush.
                 now(Phase::Idle);
                 std::thread::sleep(flush_time);
                 now(Phase::Flushing);
@@ -257,7 +259,7 @@ impl<'a> Writer<'a> {
         let refs = db.resolve(&labels).into_iter().collect::<firndb::Result<Vec<SeriesRef>>>();
         let refs = refs.map_err(io::Error::other)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // Most of what is written is not of the future.
+        // Most written timestamps are not in the future.
         let all_ms = 6 * 3_600_000;
         Ok(Writer { db, fleet, refs, now_ms: now.as_millis() as i64 - all_ms })
     }
@@ -283,7 +285,7 @@ impl<'a> Writer<'a> {
 struct Queries<'a> {
     db: &'a Db,
     dice: u64,
-    /// Of this thread: nanoseconds on a core (counted at the system's ticks alone) and waiting for one.
+    /// This thread's nanoseconds on a core (counted at ticks only) and runnable.
     schedstat: Option<File>,
 }
 
@@ -304,7 +306,8 @@ impl<'a> Queries<'a> {
         Ok(())
     }
 
-    /// How long this thread has been able to run and did not, microseconds; 0 where the system does not say.
+    /// Microseconds that this thread was runnable and did not run; 0 if the system does not report
+    /// it.
     fn runnable_us(&self) -> io::Result<f64> {
         let Some(schedstat) = &self.schedstat else { return Ok(0.0) };
         let mut text = [0; 64];
@@ -314,7 +317,8 @@ impl<'a> Queries<'a> {
         Ok(ns.ok_or_else(|| io::Error::other("schedstat has no second number"))? / 1e3)
     }
 
-    /// The queries that began and ended while all was idle, and those that did while memory was flushed.
+    /// The queries that ran completely without a flush, and those that ran completely during
+    /// flushes.
     fn run_for(
         &mut self,
         measured: Duration,

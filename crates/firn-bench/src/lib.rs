@@ -1,11 +1,17 @@
 //! Bench: whole programs side by side in one run, because machines are noisy and ratios are not.
 //!
-//! **Owns** the data ([`load`], [`devops`], [`fleet`]), the queries ([`pattern`]) and whether answers agree ([`agree`]), the
-//! programs under test ([`server`]) and how they are spoken to ([`client`]), the report of aims ([`report`]); for the index its label sets
-//! and what it is compared with ([`index`]); for the log its devices, transactions and the log that others have ([`log`]); for the
-//! head queries beside a flush ([`flush_latency`]), near and far from the disk ([`far_disk`]), and what a group in columns costs ([`static_form`]); for the tree its samples and the trees of others ([`tree`]);
-//! for the cache its queries, a dashboard and the cache of fixed chunks ([`cache`]).
+//! **Owns** the data ([`load`], [`devops`], [`fleet`]), the queries ([`pattern`]) and the
+//! comparison of answers ([`agree`]), the programs under test ([`server`]) and a client for them
+//! ([`client`]), and the report of aims ([`report`]).
+//!
+//! Per room: label sets and baselines of the index ([`index`]); devices, transactions and a central
+//! log ([`log`]); queries beside a flush ([`flush_latency`]), on a near and a far disk
+//! ([`far_disk`]), and the static form of a group ([`static_form`]); samples and competing trees
+//! ([`tree`]); queries, a dashboard and a cache of fixed chunks ([`cache`]).
+//!
 //! **Never** is part of the product.
+//!
+//! Terms: `docs/glossary.md`.
 
 #![deny(unsafe_code)]
 

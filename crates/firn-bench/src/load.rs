@@ -82,7 +82,7 @@ impl Host {
             self.random ^= self.random << 13;
             self.random ^= self.random >> 7;
             self.random ^= self.random << 17;
-            // A clamped walk in whole numbers, as TSBS DevOps makes them; a third stands still.
+            // A clamped integer walk, as in TSBS DevOps; a third of the steps is 0.
             let step = [0, 0, 0, 1, -1, 2, -2, 3, -3][(self.random % 9) as usize];
             *value = (*value + f64::from(step)).clamp(0.0, 100.0);
         }

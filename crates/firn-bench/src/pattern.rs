@@ -1,9 +1,9 @@
-//! The queries: TSBS DevOps patterns as PromQL and the wide ones, drawn anew for every request so that no
-//! answer can come from a cache.
+//! The queries: TSBS DevOps patterns as PromQL, and wide ones, drawn again for every request so
+//! that no answer can come from a cache.
 //!
-//! Evaluation times lie between samples, so that it does not matter whether a program's windows are open on the left. The
-//! patterns over five metrics take one sample a minute (`max by (__name__)` over an instant selector): a
-//! range function over several names is refused by Prometheus.
+//! Evaluation times are between samples, so that open and closed windows are equal. The patterns
+//! over five metrics use one sample per minute (`max by (__name__)` over an instant selector),
+//! because Prometheus refuses a range function over several names.
 
 use crate::client::percent_encoded;
 use crate::devops::{GAUGES, HOSTS};
@@ -14,7 +14,7 @@ const HOUR_MS: i64 = 60 * MINUTE_MS;
 /// How much of the data a pattern touches; decides on its aim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Width {
-    /// Nothing: what a query costs that reads no data.
+    /// Reads no data: the fixed cost of a query.
     Nothing,
     /// Up to eight hosts.
     Narrow,
@@ -29,8 +29,8 @@ pub enum Width {
 pub enum Agreement {
     /// Each series and each value.
     Exact,
-    /// Each series and each value between FirnDB and Prometheus. VictoriaMetrics computes a rate from
-    /// other samples: series by series within a few percent.
+    /// Each series and each value between FirnDB and Prometheus. VictoriaMetrics computes a rate
+    /// from other samples: series by series within a few percent.
     Rate,
     /// As [`Agreement::Rate`], but which series hold the values is left out.
     TopOfRates,
@@ -41,7 +41,7 @@ pub enum Agreement {
 /// One kind of query.
 #[derive(Clone, Copy, Debug)]
 pub struct Pattern {
-    /// As TSBS calls it, or what it computes.
+    /// TSBS' name, or the computation.
     pub name: &'static str,
     /// How much data it touches.
     pub width: Width,
@@ -51,13 +51,14 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Request number `number`: path and query, the same for every program. `end_ms` is the end of the data.
+    /// Request number `number`: path and query, the same for every program. `end_ms` is the end of
+    /// the data.
     pub fn target(&self, end_ms: i64, number: u64) -> String {
         (self.target)(&mut Draw::new(end_ms, number))
     }
 }
 
-/// All patterns; the first costs what any query costs.
+/// All patterns; the first one measures the fixed cost of a query.
 pub const PATTERNS: [Pattern; 15] = [
     pattern("vector(1)", Width::Nothing, Agreement::Exact, |draw| draw.instant("vector(1)")),
     pattern("single-groupby-1-1-1", Width::Narrow, Agreement::Exact, |draw| draw.one_metric(1, 1)),

@@ -5,14 +5,14 @@ use std::io;
 
 use serde_json::json;
 
-/// One figure and what it should be.
+/// One figure and its aim.
 #[derive(Clone, Debug)]
 pub struct Aim {
-    /// What is measured, with its unit.
+    /// The measured quantity, with its unit.
     pub name: String,
-    /// What came out.
+    /// The measured value.
     pub figure: f64,
-    /// What it should be at most.
+    /// The upper bound.
     pub at_most: f64,
 }
 

@@ -26,12 +26,12 @@ pub enum Program {
 #[derive(Debug)]
 pub struct Server {
     child: Child,
-    /// Where it listens.
+    /// Its listen address.
     pub address: SocketAddr,
     folder: tempfile::TempDir,
 }
 
-/// What a process holds in memory, bytes.
+/// The memory of a process, bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Memory {
     /// Anonymous pages.
@@ -41,10 +41,10 @@ pub struct Memory {
 }
 
 impl Program {
-    /// Those that are asked in PromQL.
+    /// The programs with PromQL.
     pub const ALL: [Program; 3] = [Program::Firn, Program::Prometheus, Program::VictoriaMetrics];
 
-    /// What people call it.
+    /// The display name.
     pub fn name(self) -> &'static str {
         match self {
             Program::Firn => "FirnDB",
@@ -66,7 +66,7 @@ impl Program {
         std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file())
     }
 
-    /// Where remote write goes. InfluxDB has it for the database `d`, which has to be made before.
+    /// The path of remote write. InfluxDB has it for the database `d`, which must exist.
     pub fn write_path(self) -> &'static str {
         match self {
             Program::InfluxDb => "/api/v1/prom/write?db=d",
@@ -82,8 +82,9 @@ impl Program {
         self.start_as(u64::MAX, &[])
     }
 
-    /// As [`Program::start`], with so much memory of its own: Go's collector is told to keep below, and the kernel refuses more
-    /// (`RLIMIT_DATA`). The pages of its files in the system's cache are not counted, which is to its advantage.
+    /// As [`Program::start`], with a memory limit: Go's collector stays below it, and the kernel
+    /// refuses more (`RLIMIT_DATA`). Pages of its files in the page cache are not counted, to its
+    /// advantage.
     ///
     /// # Errors
     /// As [`Program::start`].
@@ -108,12 +109,12 @@ impl Program {
         command.args(more);
         let has_cache = more.iter().any(|arg| arg.starts_with("--result-cache"));
         if self == Program::Firn && !has_cache {
-            // As with the others: what is measured is a query.
+            // As with the others: the query is measured, not a cache.
             command.arg("--result-cache=0");
         }
         let is_limited = memory_bytes_max < u64::MAX;
         if is_limited {
-            // A tenth for what is not the collector's.
+            // A tenth for memory outside of the collector.
             command.env("GOMEMLIMIT", (memory_bytes_max / 10 * 9).to_string());
         }
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
@@ -145,14 +146,15 @@ impl Program {
                 command.arg(format!("--storage.tsdb.path={}", folder.join("data").display()));
                 command.arg(format!("--web.listen-address={address}"));
                 command.args(["--web.enable-remote-write-receiver", "--log.level=error"]);
-                // Counted from the newest sample: months are written, and all of it is asked for.
+                // Retention counts from the newest sample: the data spans months, and all of it is
+                // queried.
                 command.arg("--storage.tsdb.retention.time=100y");
             }
             Program::VictoriaMetrics => {
                 command.arg(format!("-storageDataPath={}", folder.join("data").display()));
                 command.arg(format!("-httpListenAddr={address}"));
                 command.args(["-retentionPeriod=100y", "-loggerLevel=ERROR"]);
-                // What is measured is a query, not a look into the cache of answers.
+                // The query is measured, not a cache of answers.
                 command.arg("-search.disableCache");
             }
             Program::InfluxDb => {
@@ -177,7 +179,7 @@ impl Server {
     /// User and system CPU seconds since its start.
     ///
     /// # Panics
-    /// If the process is gone.
+    /// If the process has ended.
     pub fn cpu_s(&self) -> f64 {
         let stat = fs::read_to_string(self.proc("stat")).expect("the server runs");
         // The name in parentheses may hold blanks; the fields are counted behind it.
@@ -187,10 +189,10 @@ impl Server {
         ticks as f64 / rustix::param::clock_ticks_per_second() as f64
     }
 
-    /// Waits, a minute at most, until it has merged what was loaded: that is not what is measured.
+    /// Waits, a minute at most, until it has merged the loaded data, which is not measured.
     ///
     /// # Panics
-    /// If the process is gone.
+    /// If the process has ended.
     pub fn wait_until_quiet(&self) {
         const WAIT_MAX: Duration = Duration::from_secs(60);
         let begun = Instant::now();
@@ -205,10 +207,10 @@ impl Server {
         }
     }
 
-    /// What it holds now.
+    /// Its current memory.
     ///
     /// # Panics
-    /// If the process is gone.
+    /// If the process has ended.
     pub fn memory(&self) -> Memory {
         Memory {
             anonymous: self.status_bytes("RssAnon:"),
@@ -216,20 +218,20 @@ impl Server {
         }
     }
 
-    /// Forgets the highest resident memory so far; gives what is resident now, bytes.
+    /// Resets the peak of resident memory; returns the resident memory, bytes.
     ///
     /// # Panics
-    /// If the process is gone.
+    /// If the process has ended.
     pub fn start_peak(&self) -> u64 {
         // 5 resets the high water mark (proc(5)).
         fs::write(self.proc("clear_refs"), "5").expect("the server runs");
         self.status_bytes("VmRSS:")
     }
 
-    /// The highest resident memory since [`Server::start_peak`], bytes.
+    /// The peak of resident memory since [`Server::start_peak`], bytes.
     ///
     /// # Panics
-    /// If the process is gone.
+    /// If the process has ended.
     pub fn peak(&self) -> u64 {
         self.status_bytes("VmHWM:")
     }

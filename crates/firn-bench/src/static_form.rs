@@ -1,5 +1,6 @@
-//! What a group's static form costs: bytes a sample, and the time to read five minutes of one member, as the runs and
-//! chunks that the head makes and as the tuples of XOR-coded values that Heracles keeps in memory (3.1.1, 3.1.2).
+//! Cost of a group's static form: bytes per sample, and the time to read five minutes of one
+//! member, for the head's runs and chunks and for the tuples of XOR-coded values that Heracles
+//! (PVLDB 2021), sections 3.1.1 and 3.1.2, keeps in memory.
 
 use std::hint::black_box;
 use std::io;
@@ -31,10 +32,11 @@ trait Form {
     fn read(&self, member: usize, first: usize, out: &mut MemberColumn);
 }
 
-/// All arms over a host's counts and over measurements with all their digits; the table is printed.
+/// Runs all arms over a host's counters and over measurements with all their digits, and prints the
+/// table.
 ///
 /// # Errors
-/// When an arm does not give back what it was given.
+/// If an arm does not return its input.
 pub fn run() -> io::Result<()> {
     println!(
         "\n{NAME}: {SERIES_PER_HOST} members, {ENTRIES} entries; a read is {READ_ENTRIES} entries of one member"
@@ -100,7 +102,7 @@ fn measure(form: &dyn Form, columns: &[Vec<f64>]) -> io::Result<(f64, f64)> {
         form.read(member, first, &mut out);
         let want = &columns[member][first..first + READ_ENTRIES];
         if out.values != want || out.times.first() != Some(&(first as i64 * STEP_MS)) {
-            return Err(io::Error::other("an arm does not give back what it was given"));
+            return Err(io::Error::other("an arm does not return its input"));
         }
     }
     let start = Instant::now();
@@ -114,7 +116,7 @@ fn measure(form: &dyn Form, columns: &[Vec<f64>]) -> io::Result<(f64, f64)> {
     Ok((form.bytes() as f64 / (columns.len() * ENTRIES) as f64, ns))
 }
 
-/// What the head keeps: runs of so many rows, found by their first time.
+/// The head's form: runs of a fixed number of rows, found by their first time.
 struct Runs {
     entries: usize,
     runs: Vec<Vec<u8>>,
@@ -157,7 +159,8 @@ impl Form for Runs {
     }
 }
 
-/// Heracles' form in memory: a tuple of times with, for each member, the bit where its tuple of values starts.
+/// Heracles' form in memory: a tuple of times with, for each member, the bit offset of its tuple of
+/// values.
 struct XorTuples {
     size: usize,
     /// First time of each tuple.
@@ -176,7 +179,8 @@ impl XorTuples {
     fn new(columns: &[Vec<f64>], size: usize) -> XorTuples {
         let members: Vec<Member> = columns.iter().map(|values| Member::new(values, size)).collect();
         let times: Vec<i64> = (0..ENTRIES).step_by(size).map(|e| e as i64 * STEP_MS).collect();
-        // A time tuple: its first time, deltas of two bytes, and the starts of all members in as many bits as the largest.
+        // A time tuple: its first time, deltas of two bytes, and the starts of all members in as
+        // many bits as the largest.
         let index_bytes = |tuple: usize| {
             let width = members.iter().map(|member| bit_width(member.starts[tuple] as u64)).max();
             8 + 2 * (size - 1) + 1 + packed_bytes(members.len(), width.unwrap_or(0))
@@ -193,7 +197,8 @@ impl Member {
         let (mut out, mut starts) = (Vec::new(), Vec::new());
         for tuple in values.chunks(size) {
             starts.push(out.len() * 8);
-            // Each begins at a byte here; the bits of padding that this costs are a half byte a tuple on average.
+            // Each starts at a byte boundary here; the padding costs half a byte per tuple on
+            // average.
             let mut writer = BitWriter::new(&mut out);
             let (mut base, mut window) = (first, None);
             for value in tuple {
@@ -210,7 +215,8 @@ impl Member {
 /// Leading zeros and length of the significant bits of the value before in this tuple.
 type Window = Option<(u32, u32)>;
 
-/// Nothing differs: a bit. It fits the window: two and the window's length. Else two, 5 + 6 for a new window, and its length.
+/// No difference: one bit. Inside the window: two bits and the window's length. Else two bits, 5 +
+/// 6 for a new window, and its length.
 fn write_xor(xor: u64, window: &mut Window, out: &mut BitWriter<'_>) {
     if xor == 0 {
         return out.write(0, 1);

@@ -1,10 +1,13 @@
-//! What the cache saves: TSCache's evaluation (sections 5.2 to 5.6), scaled, and a dashboard on FirnDB itself.
+//! Savings of the cache: the evaluation of TSCache (PVLDB 2021), sections 5.2 to 5.6, scaled down,
+//! and a dashboard on FirnDB itself.
 //!
-//! The paper does not say how many queries (keys) there are, nor at which resolution times were drawn. Beside each hit ratio stands
-//! what a cache without limits has of the same queries: the rest was never asked before.
+//! The paper states neither the number of queries and keys nor the resolution of the drawn times. So
+//! each hit ratio is printed beside that of an unlimited cache for the same queries; the rest are
+//! first requests.
 //!
-//! `bench-cache [--only words]` runs the parts whose names begin with one of the words: `chunks`, `policies`, `sizes`,
-//! `compaction`, `markers`, `index`, `parallel`, `prometheus`, `influxdb`, `dashboard`.
+//! `bench-cache [--only words]` runs the parts with names that begin with one of the words:
+//! `chunks`, `policies`, `sizes`, `compaction`, `markers`, `index`, `parallel`, `prometheus`,
+//! `influxdb`, `dashboard`.
 
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -35,12 +38,14 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Keys and points of the runs without a database: five months, as the paper's Trajectory has them.
 const KEYS: usize = 100;
 const POINTS: usize = 150 * 86_400 / INTERVAL_S as usize;
-/// What stands around a value in a JSON answer, `[1700000000,` and `],`: the paper's sizes of data and of caches count it.
+/// Bytes around a value in a JSON answer, `[1700000000,` and `],`: the paper's data and cache sizes
+/// include them.
 const JSON_POINT_BYTES: usize = 14;
 const QUERIES: usize = 100_000;
 /// The first of them fill the cache.
 const WARM: usize = QUERIES / 5;
-/// Small, so that a scaled cache has as many slabs as a large one: one of 1 MiB over 16 times the data.
+/// Small, so that a scaled cache has as many slabs as a large one: one of 1 MiB over 16 times the
+/// data.
 const SLAB_BYTES: u32 = 64 << 10;
 
 fn main() -> io::Result<()> {
@@ -120,7 +125,7 @@ impl Values {
         &self.texts[(point as usize * 31 + key * 977) % self.texts.len()]
     }
 
-    /// Bytes of so many keys' points in a JSON answer.
+    /// Bytes of the points of `keys` keys in a JSON answer.
     fn json_bytes(&self, keys: usize, points: usize) -> usize {
         let text: usize = self.texts.iter().map(|text| text.len() + JSON_POINT_BYTES).sum();
         (text as f64 / self.texts.len() as f64 * (keys * points) as f64) as usize
@@ -130,11 +135,11 @@ impl Values {
 /// The paper's break-even (3.3): smaller parts are misses, so nearly all parts here are.
 const BREAK_EVEN_BYTES: u64 = 512 << 10;
 
-/// A cache of `percent` of the data, asked `QUERIES` times.
+/// The result of `QUERIES` queries to a cache of `percent` of the data.
 struct Run {
     /// Queries that were answered from the cache alone.
     hit_percent: f64,
-    /// Points that the cache had, of all that were asked for.
+    /// Cached points as a share of all requested points.
     found_percent: f64,
     stats: StoreStats,
     cpu_ms: f64,
@@ -223,7 +228,8 @@ fn percent_of(workload: Workload, mut is_hit: impl FnMut(Query) -> bool) -> f64 
     100.0 * hits.count() as f64 / (QUERIES - WARM) as f64
 }
 
-/// What a cache without limits has of a workload, and what one has that keeps the points used last, as many as `percent` of all.
+/// Hit ratios of an unlimited cache, and of one that keeps the most recently used points, `percent`
+/// of all.
 fn bounds(percent: usize, workload: impl Fn() -> Workload) -> (f64, f64) {
     let mut lru = PointLru::new(KEYS, POINTS, KEYS * POINTS / 100 * percent);
     let of_lru = percent_of(workload(), |query| lru.ask(query));
@@ -233,7 +239,7 @@ fn bounds(percent: usize, workload: impl Fn() -> Workload) -> (f64, f64) {
 /// The paper's 5.2: fixed chunks of 0.5 to 4 h, with the cache's room, for four mixes of lengths.
 fn chunks(values: &Values) -> io::Result<()> {
     println!(
-        "hit ratio in percent, cache 10 % of the data; behind it objects asked for by each query"
+        "hit ratio in percent, cache 10 % of the data; then objects requested per query"
     );
     println!(
         "{:<22}{:>8}{:>12}{:>16}{:>16}{:>16}{:>16}",
@@ -292,7 +298,7 @@ fn policies(values: &Values, aims: &mut Vec<Aim>) -> io::Result<()> {
             (None, true, 14),
         ] {
             let usual = StoreOptions::default();
-            // Without merging slabs go in the order of arrival, with it in the order of their time.
+            // Without merging, slabs are evicted in order of arrival; with it, in order of time.
             let compaction_trigger = if merges { usual.compaction_trigger } else { usize::MAX };
             let options = StoreOptions { compaction_trigger, ..usual };
             let run = Run::with_policy(
@@ -359,8 +365,9 @@ fn sizes(values: &Values, aims: &mut Vec<Aim>) -> io::Result<()> {
     Ok(())
 }
 
-/// The paper's figure 13: what a marker for so many bytes costs in a slab's header, and what readers read beside what they want.
-/// Markers are a constant of the format, so the reads are made here: of ranges in slabs of 1 MiB, of points as large as the paper's.
+/// TSCache's figure 13: the bytes of markers in a slab's header, and the extra bytes that readers
+/// read. The marker size is a constant of the format, so the reads are simulated here: ranges in
+/// slabs of 1 MiB, with points as large as the paper's.
 fn markers() -> io::Result<()> {
     const SLABS: usize = 64;
     const SLAB: usize = 1 << 20;
@@ -405,7 +412,8 @@ fn markers() -> io::Result<()> {
     Ok(())
 }
 
-/// What stands in place of the paper's skip list and filters (3.4): an ordered map of a key's ranges, and the exact keys of a slab.
+/// The structures that replace the paper's skip list and filters (section 3.4): an ordered map of a
+/// key's ranges, and the exact keys of a slab.
 fn index() -> io::Result<()> {
     const ASKED: u64 = 200_000;
     println!("\n{:<24}{:>14}{:>14}", "ranges of a key", "us to set", "ns to find");
@@ -415,7 +423,7 @@ fn index() -> io::Result<()> {
         let (budget, options) = (Budget::new(1 << 30), StoreOptions::default());
         let store = Store::open(disk, "index", &budget, options, OwnerHistory::IMMUTABLE);
         let store = store.map_err(io::Error::other)?;
-        // What lies between two ranges is unknown, so that they stay apart.
+        // The time between two ranges is unknown, so they stay separate.
         let range = |number: i64| TimeRange::new(number * 10, number * 10 + 4);
         let begun = Instant::now();
         for number in 0..ranges {
@@ -579,8 +587,8 @@ fn parallel() -> io::Result<()> {
     Ok(())
 }
 
-/// Keys and points in a database; a point is one of a public data set, repeated. Prometheus answers with 11,000 points of a series
-/// at most: a week of minutes.
+/// Keys and points in a database; a point is one of a public data set, repeated. Prometheus returns
+/// at most 11,000 points of a series: a week of minutes.
 const DB_KEYS: usize = 100;
 const DB_INTERVAL_S: i64 = 60;
 const DB_POINTS: usize = 120 * 86_400 / DB_INTERVAL_S as usize;
@@ -588,7 +596,8 @@ const DB_POINTS: usize = 120 * 86_400 / DB_INTERVAL_S as usize;
 const DB_END_S: i64 = 1_700_000_100 / DB_INTERVAL_S * DB_INTERVAL_S;
 const DB_MEMORY_BYTES_MAX: u64 = 2 << 30;
 
-/// The paper's 5.2 and 5.3: the same queries asked of a real database alone, and through the cache.
+/// The paper's sections 5.2 and 5.3: the same queries to a real database alone, and through the
+/// cache.
 fn database(program: Program, values: &Values, aims: &mut Vec<Aim>) -> io::Result<()> {
     let name = program.name();
     if program.path().is_none() {
@@ -708,7 +717,7 @@ impl Asked {
     }
 }
 
-/// Asks `count` queries from so many clients, through the cache if there is one.
+/// Runs `count` queries from `clients` clients, through the cache if there is one.
 fn ask_all(
     program: Program,
     database: &Server,
@@ -755,8 +764,9 @@ fn ask_all(
     })
 }
 
-/// The way of the paper's figure 1: the cache first, then the database for what is missing, then the cache is told. Parts
-/// are taken from the size on at which that pays, measured as it goes. The bytes of the answer, and how many of them were there.
+/// The sequence of the paper's figure 1: look up the cache, query the database for the missing
+/// part, store it in the cache. Partial hits are used from a size that is measured at run time.
+/// Returns the bytes of the answer and how many of them were cached.
 fn ask_one(
     program: Program,
     database: &mut Connection,
@@ -807,13 +817,13 @@ fn ask_one(
     (found_bytes + new.len(), found_bytes)
 }
 
-/// Bytes of the values alone in a list of points: what a cache counts.
+/// Bytes of the values alone in a list of points, as the cache counts them.
 fn value_bytes(points: &[u8]) -> u64 {
     let count = points.iter().filter(|&&byte| byte == b'[').count().saturating_sub(1);
     points.len().saturating_sub(count * JSON_POINT_BYTES) as u64
 }
 
-/// Those points of a list that lie in a range.
+/// The points of a list inside a range.
 fn within(points: &[u8], (start, end): (i64, i64)) -> Vec<u8> {
     let text = String::from_utf8_lossy(points);
     let time = |point: &str| point.split(',').next().and_then(|ts| ts.parse::<i64>().ok());

@@ -1,10 +1,12 @@
-//! What an active series holds in memory, all in, and what a sample costs: in groups, alone and as irregular
-//! events; by the library (a process of its own each) and by remote write with 1, 8 and 50 sender shards.
+//! Memory of an active series, everything included, and CPU per sample: in groups, alone, and as
+//! irregular events; by the library (one process each) and by remote write with 1, 8 and 50 sender
+//! shards.
 //!
-//! `bench-head [part of a row's name]`. Memory is anonymous and resident file pages above the idle process, when all
-//! was written and what was put off is done, and again after a flush that keeps nothing in memory. What the memory
-//! budget counts stands beside it: the rest is buffers, stacks and what the allocator keeps. Samples a second are of
-//! one writing thread, or of the sender and the server side by side.
+//! `bench-head [part of a row's name]`. Memory is anonymous and resident file pages above the idle
+//! process, after all writes and deferred work, and again after a flush that keeps nothing in
+//! memory. The memory budget's count is printed beside it: the difference is buffers, stacks and
+//! allocator slack. Samples per second are those of one writing thread, or of sender and server
+//! side by side.
 
 use std::io;
 use std::process::Command;
@@ -40,7 +42,7 @@ struct Row {
     cpu_max: Option<f64>,
 }
 
-/// What came out, per series or per million samples.
+/// Results per series or per million samples.
 #[derive(Debug, Default)]
 struct Figures {
     bytes: f64,
@@ -48,8 +50,8 @@ struct Figures {
     counted: [f64; 3],
     bytes_flushed: f64,
     cpu_s: f64,
-    /// Of the first round's samples, most of which are their series' first: a row with nothing to differ from, an encoder's
-    /// state, a place in an arena; and of the rounds after it.
+    /// CPU of the first round, in which most samples start their series (a full row, an encoder
+    /// state, a place in an arena), and of the later rounds.
     cpu_s_first_later: [f64; 2],
     samples_per_s: f64,
     new_us: f64,
@@ -110,7 +112,8 @@ fn main() -> io::Result<()> {
     {
         let kind = Kind::of(kind).ok_or(io::ErrorKind::InvalidInput)?;
         let number = |text: &String| text.parse::<usize>().map_err(io::Error::other);
-        // Once with little, so that the program's own pages and buffers are there before the count begins.
+        // A small run first, so that the program's own pages and buffers exist before the
+        // measurement.
         by_library(kind, 1_000, 20)?;
         let figures = by_library(kind, number(series_count)?, number(rounds)?)?;
         println!("{}", figures.to_json());
@@ -222,7 +225,7 @@ fn in_child(row: &Row) -> io::Result<Figures> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--child", row.kind.name()]);
     command.args([row.series_count.to_string(), row.rounds.to_string()]);
-    // As in the program: freed pages go back to the system at once.
+    // As in the program: freed pages return to the system at once.
     command.env("MIMALLOC_PURGE_DELAY", "0");
     let output = command.stderr(std::process::Stdio::inherit()).output()?;
     Figures::of_json(String::from_utf8_lossy(&output.stdout).trim())
@@ -231,7 +234,7 @@ fn in_child(row: &Row) -> io::Result<Figures> {
 fn by_library(kind: Kind, series_count: usize, rounds: usize) -> io::Result<Figures> {
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
     let env = local_env(folder.path()).map_err(io::Error::other)?;
-    // Nothing flushed stays in memory, and only this program says when.
+    // Flushed memory is released, and only this program starts flushes.
     let options = Options {
         flush_age_ms_max: i64::MAX,
         head: HeadOptions { hot_bytes_max: 0, ..Default::default() },
@@ -308,7 +311,7 @@ fn by_library(kind: Kind, series_count: usize, rounds: usize) -> io::Result<Figu
     db.flush().map_err(io::Error::other)?;
     db.settle(Lane::Head).map_err(io::Error::other)?;
     db.settle(Lane::Tree).map_err(io::Error::other)?;
-    // The allocator gives freed pages back after a moment.
+    // The allocator returns freed pages after a delay.
     std::thread::sleep(Duration::from_secs(1));
     let bytes_flushed = (resident_bytes().saturating_sub(idle)) as f64 / series_count as f64;
     db.close().map_err(io::Error::other)?;
@@ -367,7 +370,7 @@ fn by_remote_write(row: &Row, shards: usize) -> io::Result<Figures> {
     })
 }
 
-/// What the server's memory budget has set aside.
+/// Bytes reserved in the server's memory budget.
 fn counted_bytes(server: &Server, series_count: usize) -> [f64; 3] {
     let mut connection = Connection::open(server.address);
     let metrics = String::from_utf8_lossy(connection.get("/metrics")).into_owned();
@@ -379,7 +382,7 @@ fn counted_bytes(server: &Server, series_count: usize) -> [f64; 3] {
     counted(of, series_count)
 }
 
-/// Bytes a series of the head, the index, and all other pools but what the server measured beside them.
+/// Bytes per series of the head, the index, and all other pools except measured memory.
 fn counted(bytes_of: impl Fn(Pool) -> f64, series_count: usize) -> [f64; 3] {
     let mut counted = [0.0; 3];
     for pool in Pool::ALL.into_iter().filter(|&pool| pool != Pool::Process) {

@@ -1,8 +1,10 @@
-//! What names cost: bytes per series in memory and on disk, and nanoseconds to find them, for three kinds of
-//! label sets at 1M and 5M series, in groups and alone, beside nested hash maps and two other dictionaries.
+//! Costs of label sets: bytes per series in memory and on disk, and nanoseconds per lookup, for
+//! three kinds of label sets at 1M and 5M series, in groups and alone, beside nested hash maps and
+//! two other dictionaries.
 //!
-//! `--only a,b` measures the sets whose names contain one of these words (`devops 1M grouped`, ...); the aims that
-//! remain are printed. All times are CPU time of the thread that works, except where a process is named.
+//! `--only a,b` measures the sets with names that contain one of these words (`devops 1M grouped`,
+//! ...) and prints the remaining aims. All times are CPU time of the working thread, except for
+//! whole processes.
 
 use std::collections::HashSet;
 use std::hint::black_box;
@@ -45,7 +47,7 @@ struct Case {
     grouped: bool,
 }
 
-/// What an index costs in one case.
+/// The costs of an index in one case.
 struct Figures {
     series: f64,
     new_ns: f64,
@@ -56,7 +58,7 @@ struct Figures {
     /// Heap and files per series after it was sealed and opened again.
     sealed_heap_bytes: f64,
     sealed_file_bytes: f64,
-    /// Of the file: what it is spent on, bytes per series.
+    /// The file's bytes per series by purpose.
     bytes_by_use: Vec<(&'static str, f64)>,
     open_ms: f64,
     sealed_known_ns: f64,
@@ -71,7 +73,7 @@ struct Query {
     us: f64,
 }
 
-/// What 1,000 random selectors did.
+/// Results of 1,000 random selectors.
 #[derive(Default)]
 struct Selected {
     /// Until it is known which series they are, and how many.
@@ -112,7 +114,7 @@ fn main() -> io::Result<()> {
                 }
                 Err(e) => return Err(e),
             };
-            // Beside 5M series of text it would be the largest thing in memory, and its shape is that of 1M.
+            // Beside 5M series of text it would dominate memory, and its shape is that of 1M.
             let baseline = (size == SIZES[0].0).then(|| baseline(&sets));
             let mut case = Case { sets, kind, size, grouped: true };
             for grouped in [true, false] {
@@ -185,7 +187,7 @@ fn measure(case: &Case) -> io::Result<Figures> {
     let part = index.snapshot_part();
     drop(index);
 
-    // The best of three: what it costs, not what else the machine did.
+    // The best of three, to exclude other load of the machine.
     let mut open_ms = f64::MAX;
     for _ in 0..3 {
         let begun = Instant::now();
@@ -215,7 +217,7 @@ fn measure(case: &Case) -> io::Result<Figures> {
         known_ns,
         active_bytes,
         seal_ns,
-        // After all that, so that what is made on demand is counted.
+        // Measured last, so that structures built on demand are counted.
         sealed_heap_bytes: live_bytes().saturating_sub(before) as f64 / series,
         sealed_file_bytes: index.stats().segment_bytes as f64 / series,
         bytes_by_use: index
@@ -253,7 +255,8 @@ fn some_groups(sets: &LabelSets) -> impl Iterator<Item = usize> {
     (0..count as u64).map(move |number| (scatter(number) % group_count) as usize)
 }
 
-/// Hands label sets to `take`, as many at a time as a request has; CPU nanoseconds of `take` per series.
+/// Passes label sets to `take` in batches of a request's size; returns CPU nanoseconds of `take`
+/// per series.
 fn each_batch(
     sets: &LabelSets,
     groups: impl Iterator<Item = usize>,
@@ -282,7 +285,7 @@ fn each_batch(
 fn queries(case: &Case) -> Vec<(&'static str, Vec<Matcher>)> {
     let regex =
         |name: &str, pattern: &str| Matcher::new(name, MatchOp::Regex, pattern).expect("a pattern");
-    // A series with all the labels that are asked for.
+    // A series with all the labels that are looked up.
     let (unique, prefix, infix, wide): (&str, &str, &str, &[&str]) = match case.kind {
         Kind::DevOps => ("hostname", "host_7.*", "h.*_[67]7.?", &["region", "os", "team"]),
         Kind::Kubernetes => ("pod", "service-7.*", ".*x2.*", &["namespace", "node"]),
@@ -324,8 +327,8 @@ fn best_us(mut run: impl FnMut() -> usize) -> (f64, usize) {
     (best, found)
 }
 
-/// 1,000 random selectors. *Scanned* are the series that the matcher with fewest has: the candidates that must
-/// be looked at whatever the index is.
+/// 1,000 random selectors. *Scanned* are the series of the most selective matcher: the candidates
+/// that any index must examine.
 fn select(case: &Case, view: &IndexView) -> Selected {
     let mut selected_all = Selected::default();
     let mut series_of = std::collections::HashMap::new();
@@ -369,7 +372,7 @@ fn share(figures: &[f64], is_it: impl Fn(&f64) -> bool) -> f64 {
     figures.iter().filter(|figure| is_it(figure)).count() as f64 / figures.len().max(1) as f64
 }
 
-/// The figure below which `share` of all lie.
+/// The figure below which `share` of all are.
 fn quantile(figures: &[f64], share: f64) -> f64 {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -536,7 +539,7 @@ fn report(case: &Case, figures: &Figures, baseline: Option<&Baseline>, aims: &mu
     aim("B per active series", figures.active_bytes, active_max);
     aim("B per sealed series", sealed_bytes, sealed_max);
     if let Some(baseline) = baseline {
-        // What is compared with must be worth it.
+        // The baseline must be competitive.
         aim("B per series of nested maps", baseline.bytes, 120.0);
         aim("sealed / nested maps", sealed_bytes / baseline.bytes, 0.4);
     }
@@ -553,7 +556,7 @@ fn beside(baseline: Option<&Baseline>, text: impl Fn(&Baseline) -> String) -> St
     baseline.map(|baseline| format!("   | {}", text(baseline))).unwrap_or_default()
 }
 
-/// What a new series costs whole programs: our library, and servers by remote write.
+/// Cost of a new series in whole programs: our library, and servers by remote write.
 fn creation(aims: &mut Vec<Aim>) -> io::Result<()> {
     const SERIES: usize = 400_000;
     println!("\ncreation of {SERIES} series, CPU of the whole process");

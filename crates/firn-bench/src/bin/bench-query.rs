@@ -1,12 +1,13 @@
 //! Latency, server CPU and memory per query: FirnDB beside Prometheus and VictoriaMetrics, over the
 //! same data in one run.
 //!
-//! `--only a,b` measures the patterns whose names contain one of these words (and `vector(1)`), `--programs a,b` starts
-//! only the programs whose names do, ours always; the aims that remain are printed.
+//! `--only a,b` measures the patterns with names that contain one of these words (and `vector(1)`);
+//! `--programs a,b` starts only the programs with such names, and always ours. The remaining aims
+//! are printed.
 //!
-//! All programs run at once and take turns, so that noise of the machine meets all of them. CPU is the
-//! process' user and system time over as many queries as make ticks of 10 ms small, the median of
-//! some rounds, less that of `vector(1)`.
+//! All programs run at once and take turns, so that noise of the machine affects all of them. CPU
+//! is the process' user and system time over enough queries to make ticks of 10 ms small, the
+//! median of some rounds, minus that of `vector(1)`.
 
 use std::io;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -25,7 +26,7 @@ const ROUND_TIME: Duration = Duration::from_millis(1_500);
 // Answers that are compared, per pattern.
 const CHECKED: u64 = 3;
 const CONNECTIONS: usize = 2;
-// A server is quiet when it uses less than this share of a core, and is waited for so long.
+// A server is quiet below this share of a core; the longest wait for it follows.
 const QUIET_CPU: f64 = 0.03;
 const QUIET_TIME_MAX: Duration = Duration::from_secs(120);
 // Prometheus looks once a minute whether there is something to compact.
@@ -44,7 +45,7 @@ impl Contender {
     }
 }
 
-/// What one query of a pattern costs one program.
+/// Costs of one query of a pattern in one program.
 #[derive(Clone, Copy)]
 struct Cost {
     latency_ms: f64,
@@ -53,7 +54,7 @@ struct Cost {
     memory_bytes: u64,
 }
 
-/// What the command line leaves in; everything without it.
+/// The command line's filter; empty selects everything.
 #[derive(Default)]
 struct Wanted {
     /// Words of patterns' names; none: all.
@@ -159,7 +160,7 @@ fn main() -> io::Result<()> {
 // series x 260 samples are 200 MiB as plain values alone.
 const MEMORY_MIB_MAX: f64 = 256.0;
 
-/// What the issue asks of a pattern: a share of Prometheus' CPU, and no more than VictoriaMetrics'.
+/// The aims of a pattern: a share of Prometheus' CPU, and at most VictoriaMetrics'.
 fn aims_of(pattern: &Pattern, net: &[(Program, f64)]) -> Vec<Aim> {
     let share = match pattern.width {
         Width::Nothing => return Vec::new(),
@@ -179,7 +180,7 @@ fn aims_of(pattern: &Pattern, net: &[(Program, f64)]) -> Vec<Aim> {
         .collect()
 }
 
-/// Writes the same to all, slice by slice; gives the end of the data.
+/// Writes the same data to all programs, slice by slice; returns the end of the data.
 fn load(contenders: &[Contender]) -> i64 {
     let now_ms =
         SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as i64;
@@ -227,7 +228,7 @@ fn wait_until_quiet(contenders: &[Contender]) {
             return;
         }
     }
-    println!("a server is still busy after {} s; measuring all the same", QUIET_TIME_MAX.as_secs());
+    println!("a server is still busy after {} s; measuring anyway", QUIET_TIME_MAX.as_secs());
 }
 
 /// How many answers of a pattern differ from FirnDB's; warms all up.

@@ -22,7 +22,7 @@ const SIZES: [Size; 2] = [
 ];
 const INTERVAL_MS: i64 = 15_000;
 
-/// What one program did in one round.
+/// Measurements of one program in one round.
 struct Figures {
     /// CPU seconds per million samples, the first scrape (new series) left out.
     cpu_s: f64,

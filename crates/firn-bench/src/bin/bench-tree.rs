@@ -1,8 +1,9 @@
-//! What history costs: bytes per sample by level, bytes put to the slow tier, and what late data and compaction cost who
-//! writes and who asks.
+//! Costs of history: bytes per sample by level, bytes uploaded to the slow tier, and the effect of
+//! late data and compaction on writers and queries.
 //!
-//! `bench-tree [--only words]` runs the parts whose names begin with one of the words: `bytes`, `blocks`, `puts`, `size`,
-//! `late`, `compact`, `cold`. Time is simulated, so that hours of samples pass in seconds; disk and slow tier are folders.
+//! `bench-tree [--only words]` runs the parts with names that begin with one of the words: `bytes`,
+//! `blocks`, `puts`, `size`, `late`, `compact`, `cold`. Time is simulated, so that hours of samples
+//! pass in seconds; disk and slow tier are folders.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -69,7 +70,7 @@ fn main() -> io::Result<()> {
     finish("tree", &aims)
 }
 
-/// A database whose clock is told the time.
+/// A database with a simulated clock.
 struct World {
     db: Db,
     clock: SimClock,
@@ -78,7 +79,7 @@ struct World {
 
 impl World {
     fn options() -> Options {
-        // The device is not what is measured, and nothing flushed is read from memory.
+        // The device is not measured, and flushed memory is released.
         Options {
             log: LogOptions { sync: SyncPolicy::Never, ..Default::default() },
             head: HeadOptions { hot_bytes_max: 0, ..Default::default() },
@@ -123,7 +124,7 @@ impl World {
     }
 }
 
-/// What one set takes, bytes per sample.
+/// Bytes per sample of one set.
 struct Sizes {
     level0: f64,
     level1: f64,
@@ -226,7 +227,7 @@ fn sizes(set: &Set, options: Options) -> io::Result<(Sizes, World)> {
     }
     write(&world.db, &mut batch);
     world.db.flush().map_err(io::Error::other)?;
-    // Compacted, uploaded, old, and what was replaced has gone.
+    // Compact, upload and age everything, and remove replaced files.
     for _ in 0..10 {
         world.advance(12 * HOUR_MS);
         world.settle()?;
@@ -248,7 +249,7 @@ fn sizes(set: &Set, options: Options) -> io::Result<(Sizes, World)> {
     Ok((sizes, world))
 }
 
-/// What larger blocks save on the slow tier, against what one series costs to read.
+/// Savings of larger blocks on the slow tier, against the bytes that reading one series costs.
 fn blocks() -> io::Result<()> {
     const QUERIES: usize = 50;
     println!(
@@ -290,7 +291,7 @@ fn blocks() -> io::Result<()> {
     Ok(())
 }
 
-/// Writes all of it: whoever forgets what the report says loses samples.
+/// Writes all of it. The caller must check the report for lost samples.
 fn write(db: &Db, batch: &mut RowBatch) {
     let given = batch.len() as u64;
     let report = loop {
@@ -304,7 +305,7 @@ fn write(db: &Db, batch: &mut RowBatch) {
     batch.clear();
 }
 
-/// As Prometheus' own tool makes blocks, as long as a server merges them to; `NaN` where it is not installed.
+/// Blocks from Prometheus' own tool, as long as a server merges them to; `NaN` without the tool.
 fn prometheus_bytes(set: &Set) -> io::Result<f64> {
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
     let text = folder.path().join("samples.txt");
@@ -331,7 +332,7 @@ fn victoria_bytes(set: &Set) -> io::Result<f64> {
     let mut connection = Connection::open(server.address);
     connection.get("/internal/force_flush");
     connection.get("/internal/force_merge");
-    // The merge goes on behind the answer.
+    // The merge continues after the response.
     let mut bytes = server.data_bytes();
     for _ in 0..20 {
         std::thread::sleep(Duration::from_millis(500));
@@ -344,10 +345,10 @@ fn victoria_bytes(set: &Set) -> io::Result<f64> {
     Ok(bytes as f64)
 }
 
-/// Two days of hosts, a sample a minute, as they come: what goes to the slow tier, against a model of multi-level trees,
-/// whose data are equal chunks: both figures are multiples of what is uploaded first.
+/// Two days of hosts, a sample per minute, in order: uploads to the slow tier, against a model of
+/// multi-level trees over equal chunks; both figures are multiples of the first upload.
 fn puts(aims: &mut Vec<Aim>) -> io::Result<()> {
-    println!("\nbytes put to the slow tier as a multiple of what is uploaded first");
+    println!("\nbytes put to the slow tier as a multiple of the first upload");
     println!("{:24} {:>9} {:>9} {:>8} {:>9}", "", "put MB", "multiple", "objects", "a year");
     // Tables so small that they are full, as those of a large database are; then as they are set.
     let full = put_run(
@@ -443,9 +444,10 @@ impl Feed {
         })
     }
 
-    /// Samples every `interval_ms` for `span_ms` from the clock on, which goes with them. Of `late_share` of the hosts
-    /// nothing comes in this span; it comes 20 minutes to 3 hours later, as from a sender that was cut off. The very first
-    /// span is on time, so that every series is there: without samples it would leave the index.
+    /// Writes samples every `interval_ms` for `span_ms` and advances the clock. `late_share` of the
+    /// hosts send nothing in this span and catch up 20 minutes to 3 hours later, as senders that
+    /// were cut off. The first span is on time, so that every series exists: without samples it
+    /// would leave the index.
     fn run(
         &mut self,
         world: &World,
@@ -499,8 +501,8 @@ impl Feed {
     }
 }
 
-/// Figure 19: 5,000 series for a million, a sample every 10 s, 60 s, 10 s. A two-hundredth of 512 MB, halved once more because a
-/// sample takes half of what it took the paper.
+/// Figure 19 of TimeUnion (SIGMOD 2022): 5,000 series instead of a million, a sample every 10 s, 60
+/// s, 10 s. 1/200 of 512 MB, halved because a sample takes half of the paper's bytes.
 fn size_control(aims: &mut Vec<Aim>) -> io::Result<()> {
     const SERIES: usize = 5_000;
     let limit = (512 << 20) / 400;
@@ -525,7 +527,7 @@ fn size_control(aims: &mut Vec<Aim>) -> io::Result<()> {
             let mut highest_now = 0;
             for _ in 0..12 {
                 feed.run(&world, 5 * MINUTE_MS, interval_s * 1_000, 0.0)?;
-                // The most that lies there: after a flush, before anything moves on.
+                // The peak is after a flush, before tables move.
                 world.db.settle(Lane::Head).map_err(io::Error::other)?;
                 let levels = world.db.stats().tree.levels;
                 highest_now = highest_now.max(levels[0].bytes + levels[1].bytes);
@@ -551,8 +553,9 @@ fn size_control(aims: &mut Vec<Aim>) -> io::Result<()> {
     Ok(())
 }
 
-/// 5,000 series, a sample every 15 s, six hours; a share of the hosts' spans of ten minutes comes late. All shares take
-/// turns, five times, and each is compared with the none of its own turn: what else the machine does falls on all alike.
+/// 5,000 series, a sample every 15 s, six hours; a share of the hosts' spans of ten minutes arrives
+/// late. All shares take turns five times, and each is compared with the run without late data of
+/// its turn, so that noise affects all alike.
 fn late(aims: &mut Vec<Aim>) -> io::Result<()> {
     const PERCENTS: [u32; 5] = [0, 5, 10, 20, 50];
     const ROUNDS: usize = 5;
@@ -565,7 +568,7 @@ fn late(aims: &mut Vec<Aim>) -> io::Result<()> {
     );
     let mut rounds: Vec<Vec<LateRun>> = Vec::new();
     for round in 0..ROUNDS {
-        // Another one begins each time: who comes later finds more memory in use.
+        // Start with another share each time: later ones meet more memory in use.
         let turns = (0..PERCENTS.len()).map(|turn| (round + turn) % PERCENTS.len());
         let filled = turns.map(|idx| Ok((idx, LateRun::fill(f64::from(PERCENTS[idx]) / 100.0)?)));
         let mut filled: Vec<(usize, LateRun)> = filled.collect::<io::Result<_>>()?;
@@ -595,7 +598,7 @@ fn late(aims: &mut Vec<Aim>) -> io::Result<()> {
     Ok(())
 }
 
-/// A database with some late data, and what it cost.
+/// A database with some late data, and its costs.
 struct LateRun {
     world: Option<World>,
     /// Of a sample.
@@ -627,7 +630,7 @@ impl LateRun {
         Ok(LateRun { world: Some(world), cpu_us, query_us, table_reads, patches, put_bytes })
     }
 
-    /// Asks each for fifty hosts, then each again, many times; the databases go.
+    /// Queries fifty hosts of each database in turns, many times, then drops the databases.
     fn ask_in_turns(mut runs: Vec<LateRun>) -> io::Result<Vec<LateRun>> {
         const TURNS: usize = 41;
         const HOSTS: u32 = 50;
@@ -662,13 +665,14 @@ impl LateRun {
     }
 }
 
-/// A writer beside the maintenance threads: how long its batches wait until so many merges and uploads are done, and while nothing is
-/// flushed. It writes all it can, so that hours pass in seconds and merges never end.
+/// A writer beside the maintenance threads: latency of its batches until enough merges and uploads
+/// are done, and without flushes. It writes as fast as possible, so that hours pass in seconds and
+/// merges never end.
 fn compacting(aims: &mut Vec<Aim>) -> io::Result<()> {
     const SERIES: usize = 20_000;
     const COMPACTIONS: u64 = 30;
     const UPLOADS: u64 = 3;
-    // The least for a p99.9, and where it is given up.
+    // The minimum for a p99.9, and the limit of the attempt.
     const SPANS: Range<usize> = 36..1_000;
     println!("\na batch of {BATCH} samples, ms (the wall's, or its CPU time where that is more)");
     println!(

@@ -1,17 +1,18 @@
-//! What could be had at best, to hold the cache against: one that forgets nothing, and one that keeps the points that were
-//! used last, each by itself and without a byte around it.
+//! Upper bounds for the cache: an unlimited one, and one that keeps the most recently used points,
+//! each on its own and without overhead.
 
 use std::collections::HashSet;
 
 use super::Query;
 
-/// How many points a cache may keep, all of them known by use: the ideal that slabs are a coarse picture of.
+/// The number of points that a cache may keep, ordered by use: the ideal that slabs approximate.
 #[derive(Debug)]
 pub struct PointLru {
     point_count: usize,
     points_max: usize,
     len: usize,
-    /// The points used before and after each, in a ring; [`NONE`] for one that is not there. The last place is the ring's own.
+    /// The neighbours of each point in a ring ordered by use; [`NONE`] for absent points. The last
+    /// element is the ring's own.
     before: Vec<u32>,
     after: Vec<u32>,
 }
@@ -44,7 +45,7 @@ impl PointLru {
             } else {
                 self.unlink(at);
             }
-            // Before the ring's own place is what was used last.
+            // The ring's predecessor is the most recently used point.
             let last = self.before[own] as usize;
             self.before[at] = last as u32;
             self.after[at] = own as u32;
@@ -95,7 +96,7 @@ mod tests {
         assert!(!ask(0, 0, 2) && ask(0, 1, 2) && !ask(1, 9, 9));
         // Point 0 of key 0 was used longest ago.
         assert!(!ask(1, 0, 0) && ask(0, 1, 2) && ask(1, 9, 9) && !ask(0, 0, 0));
-        assert!(!ask(1, 0, 0), "it went when there was no more room");
+        assert!(!ask(1, 0, 0), "it was evicted when the cache was full");
         assert!(!ask(1, 0, 9), "more than there is room for");
         assert!(ask(1, 6, 9) && !ask(1, 5, 5));
         let queries = [(0, 4), (2, 3), (4, 5), (0, 5)];

@@ -1,7 +1,8 @@
-//! What the result cache saves a dashboard: 20 panels over sliding windows of 1 h to 7 d, refreshed every 15 s of data
-//! time while samples come in; CPU per refresh with and without it.
+//! Savings of the result cache for a dashboard: 20 panels over sliding windows of 1 h to 7 d,
+//! refreshed every 15 s of data time while samples arrive; CPU per refresh with and without it.
 //!
-//! The first refresh fills the cache and is told apart. Each answer is compared with the computed one.
+//! The first refresh fills the cache and is reported separately. Each answer is compared with the
+//! computed one.
 
 use firn_promql::{EvalOptions, parse};
 use firndb::{
@@ -31,7 +32,7 @@ const EXPRESSIONS: [&str; 5] = [
     "topk(3, metric_5_total)",
 ];
 
-/// What came out.
+/// The measurements.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
     /// CPU of a refresh that computes everything, ms.
@@ -93,14 +94,14 @@ pub fn measure() -> firndb::Result<Figures> {
     })
 }
 
-/// CPU of a refresh of three panels, ms: quantiles of one histogram, and of three histograms. Each is of 500 series; the first three
-/// panels have the sum of their rates in common.
+/// CPU per refresh of three panels, ms: quantiles of one histogram, and of three histograms of 500
+/// series each. The first three panels share the sum of rates.
 ///
 /// # Errors
 /// Those of the database.
 ///
 /// # Panics
-/// If a kept answer is not the computed one.
+/// If a cached answer differs from the computed one.
 pub fn measure_sharing() -> firndb::Result<(f64, f64)> {
     const HISTOGRAMS: usize = 4;
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -146,13 +147,13 @@ pub fn measure_sharing() -> firndb::Result<(f64, f64)> {
     Ok((ms(cpu[0]), ms(cpu[1])))
 }
 
-/// CPU of a refresh of the same dashboard through a server, ms: HTTP and JSON of all points included.
+/// CPU per refresh of the same dashboard through a server, ms, with HTTP and JSON of all points.
 ///
 /// # Errors
-/// When the server does not start.
+/// If the server does not start.
 ///
 /// # Panics
-/// If the server refuses something.
+/// If the server refuses a request.
 pub fn measure_server(result_cache: &str) -> std::io::Result<f64> {
     const PART_MS: i64 = 2 * HOUR_MS;
     let server = Program::Firn.start_with(&[&format!("--result-cache={result_cache}")])?;
@@ -188,7 +189,7 @@ pub fn measure_server(result_cache: &str) -> std::io::Result<f64> {
                 ));
             }
         }
-        // Of forty refreshes: the kernel tells a process' CPU by the hundredth of a second.
+        // Over forty refreshes: the kernel reports a process' CPU in hundredths of a second.
         cpu_s += if refresh > 0 { server.cpu_s() - before_s } else { 0.0 };
         now += SCRAPE_MS;
     }
@@ -257,7 +258,7 @@ fn ask_both(
     Ok((asked - begun, computed - asked))
 }
 
-/// CPU time of this thread, to the nanosecond: what `/proc` says of it is as of the last tick.
+/// CPU time of this thread in nanoseconds; `/proc` is only as recent as the last tick.
 fn cpu_ns() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

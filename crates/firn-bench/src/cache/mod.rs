@@ -1,5 +1,5 @@
-//! What the cache is measured with: queries as YCSB-TS draws them, what the best cache could have of them, and the cache of
-//! fixed chunks that it is compared with.
+//! Workloads and baselines for the cache: queries as YCSB-TS draws them, the best possible hit
+//! ratios, and a cache of fixed chunks.
 
 pub mod bounds;
 pub mod dashboard;
@@ -16,8 +16,8 @@ const HOUR_MS: u64 = 60 * MINUTE_MS;
 const DAY_MS: u64 = 24 * HOUR_MS;
 const MONTH_MS: u64 = 30 * DAY_MS;
 
-/// Draws ranks from 0 on: rank `n` has the weight `1 / (n + 1)^theta`, as YCSB has it. Ranks may be many: behind the first
-/// ones the weights are summed as an integral, which is right to a millionth.
+/// Draws ranks from 0 on: rank `n` has the weight `1 / (n + 1)^theta`, as in YCSB. For many ranks,
+/// the weights after the first ones are summed as an integral, with an error of a millionth.
 #[derive(Debug)]
 pub struct Zipf {
     count: u64,
@@ -69,13 +69,13 @@ pub struct Query {
 }
 
 impl Query {
-    /// How many points it asks for.
+    /// The number of points in the range.
     pub fn point_count(self) -> u64 {
         (self.last - self.first + 1) as u64
     }
 }
 
-/// Which lengths of time are asked for (TSCache 5.1, 5.2).
+/// The distribution of range lengths (TSCache, sections 5.1 and 5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mix {
     /// A minute to a week.
@@ -100,12 +100,14 @@ impl Mix {
     }
 }
 
-/// Queries as TSCache 5.1 and 5.5 have them: keys zipf, lengths zipf between two, ends mostly new ("latest").
+/// Queries after TSCache, sections 5.1 and 5.5: zipf keys, zipf lengths between two bounds, ends
+/// mostly new ("latest").
 ///
-/// Times are drawn in milliseconds and widened to whole points, as a dashboard widens them to its step. The code of YCSB-TS
-/// draws seconds by default, and the start in place of the end; this comes nearest to the hits that the paper prints.
-/// The resolution decides how new most queries are: with a theta of 0.99 the newest tenth of N moments has ln(N / 10) / ln(N)
-/// of all queries, 90% for five months of milliseconds and 78% for as many points of five minutes.
+/// Times are drawn in milliseconds and widened to whole points, as a dashboard aligns them to its
+/// step. The code of YCSB-TS draws seconds by default, and the start instead of the end; this
+/// variant comes closest to the paper's hit ratios. The resolution determines how new most queries
+/// are: with a theta of 0.99 the newest tenth of N moments has ln(N / 10) / ln(N) of all queries,
+/// 90% for five months of milliseconds and 78% for as many points of five minutes.
 #[derive(Debug)]
 pub struct Workload {
     rng: Rng,
@@ -115,7 +117,7 @@ pub struct Workload {
     ages: Zipf,
     interval_ms: u64,
     point_count: u64,
-    /// Of nine queries so many go to the old hot spot: anywhere in the first month of the data.
+    /// How many of nine queries target the old hot spot: anywhere in the first month of the data.
     old_of_nine: u64,
 }
 
@@ -161,8 +163,8 @@ impl Workload {
     }
 }
 
-/// A cache whose objects are chunks of a fixed time, as Fatcache has them in the paper (5.2): least recently used goes. A
-/// query puts in the chunks that it has whole.
+/// A cache with objects of a fixed time span, as Fatcache in the paper (section 5.2); evicts the
+/// least recently used. A query stores the chunks that it covers completely.
 #[derive(Debug)]
 pub struct ChunkCache {
     chunk_points: i64,
@@ -170,19 +172,19 @@ pub struct ChunkCache {
     stamps: HashMap<(usize, i64), u64>,
     by_stamp: BTreeMap<u64, (usize, i64)>,
     now: u64,
-    /// Objects that were asked for.
+    /// Objects that were looked up.
     pub requests: u64,
 }
 
 impl ChunkCache {
-    /// Chunks of so many points, of which so many points fit.
+    /// Chunks of `chunk_points` points each, `points_max` points in all.
     pub fn new(chunk_points: i64, points_max: usize) -> ChunkCache {
         let chunk_count_max = points_max / chunk_points as usize;
         let (stamps, by_stamp) = (HashMap::new(), BTreeMap::new());
         ChunkCache { chunk_points, chunk_count_max, stamps, by_stamp, now: 0, requests: 0 }
     }
 
-    /// Whether all of a query is there; what is not is put in.
+    /// Whether all of a query is cached; stores the missing chunks.
     pub fn ask(&mut self, query: Query) -> bool {
         let chunks = query.first / self.chunk_points..=query.last / self.chunk_points;
         let mut is_hit = true;
@@ -255,7 +257,7 @@ mod tests {
         let mut ask = |key, first, last| cache.ask(Query { key, first, last });
         assert!(!ask(0, 0, 19) && ask(0, 3, 17) && ask(0, 0, 9));
         assert!(!ask(0, 20, 28) && !ask(0, 20, 28), "never had it whole");
-        assert!(!ask(1, 0, 19) && !ask(0, 10, 12), "the one that was used least recently went");
+        assert!(!ask(1, 0, 19) && !ask(0, 10, 12), "the least recently used chunk was evicted");
         assert!(ask(0, 0, 9) && ask(1, 0, 19));
     }
 }

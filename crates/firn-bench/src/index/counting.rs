@@ -1,4 +1,4 @@
-//! An allocator that counts: what was asked for, without the allocator's own overhead.
+//! An allocator that counts requested bytes, without the allocator's own overhead.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ pub fn live_bytes() -> usize {
 }
 
 // SAFETY: every call is handed to the system's allocator unchanged; only sizes are counted.
-#[expect(unsafe_code, reason = "counting what is allocated needs a global allocator")]
+#[expect(unsafe_code, reason = "counting allocations needs a global allocator")]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size(), Ordering::Relaxed);

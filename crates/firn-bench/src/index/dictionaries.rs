@@ -8,7 +8,8 @@ use regex_automata::hybrid::dfa::{Cache, DFA};
 use regex_automata::util::start;
 use regex_automata::{Anchored, MatchKind};
 
-// Between name and value. The trie ends its keys with 0, so it is another letter that labels do not have.
+// Separates name and value. The trie ends its keys with 0, so this is another byte that labels do
+// not contain.
 const BETWEEN: u8 = 1;
 
 /// `name` and `value` as a key.
@@ -97,10 +98,11 @@ impl Transducer {
         count
     }
 
-    /// How many values of `name` match `pattern` as a whole: the automaton runs over the transducer.
+    /// Counts the values of `name` that match `pattern` completely: the automaton runs over the
+    /// transducer.
     ///
     /// # Panics
-    /// If the pattern is none.
+    /// If the pattern is invalid.
     pub fn count_regex(&self, name: &str, pattern: &str) -> usize {
         let walk = PairRegex::new(name, pattern);
         let mut found = self.map.search(&walk).into_stream();

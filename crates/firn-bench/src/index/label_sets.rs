@@ -1,10 +1,13 @@
-//! Label sets of three kinds, the same every time and made when they are asked for: five million of them
-//! would be more than a gigabyte of text. Of every group 2% of the members are missing, at random.
+//! Label sets of three kinds, deterministic and generated on demand: five million of them would be
+//! more than a gigabyte of text. Of every group 2% of the members are missing, at random.
 //!
-//! - DevOps: the hosts of TSBS, 101 fields of nine subsystems each, ten tags of the host on every series.
-//! - Kubernetes: pods that are scraped, 60 series each, over 24 hours in which a third of all pods are
-//!   replaced every hour: names with random ends, unique ids, addresses, images that change with a rollout.
-//! - Recordings: the label sets of the recorded scrapes (`../shared/data`), of as many instances as needed.
+//! - DevOps: the hosts of TSBS, 101 fields of nine subsystems each, ten tags of the host on every
+//!   series.
+//! - Kubernetes: scraped pods, 60 series each, over 24 hours in which a third of all pods is
+//!   replaced every hour: names with random ends, unique ids, addresses, images that change with a
+//!   rollout.
+//! - Recordings: the label sets of the recorded scrapes (`../shared/data`), repeated for as many
+//!   instances as needed.
 
 use std::fs;
 use std::io;
@@ -37,14 +40,14 @@ pub struct LabelSets {
 
 #[derive(Debug)]
 struct Template {
-    /// What is recorded: the `job` of the group.
+    /// The recorded program: the `job` of the group.
     job: String,
     members: Vec<Pairs>,
 }
 
 pub(crate) type Pairs = Vec<(String, String)>;
 
-/// One of so many members is missing in its group.
+/// One of this many members is missing in its group.
 const MISSING_OF: u64 = 50;
 const RECORDED: [&str; 6] =
     ["node", "prometheus", "alertmanager", "pushgateway", "redis", "process"];
@@ -64,7 +67,8 @@ const SUBSYSTEMS: [(&str, usize); 9] = [
 const HOURS: usize = 24;
 const PODS_PER_DEPLOYMENT: usize = 12;
 const PODS_PER_NODE: usize = 30;
-// Regions, architectures, data centers of a region, systems, racks, services, environments, versions, teams.
+// Regions, architectures, data centers of a region, systems, racks, services, environments,
+// versions, teams.
 const HOST_CHOICES: [usize; 9] = [9, 2, 3, 3, 100, 20, 3, 2, 4];
 
 impl Kind {
@@ -82,10 +86,10 @@ impl Kind {
 }
 
 impl LabelSets {
-    /// Groups with `series_count` series in all, or a few more.
+    /// Groups with at least `series_count` series in all.
     ///
     /// # Errors
-    /// `NotFound` when there are no recordings; what is wrong with them.
+    /// `NotFound` without recordings, or their first mistake.
     pub fn new(kind: Kind, series_count: usize) -> io::Result<LabelSets> {
         let templates = match kind {
             Kind::DevOps => vec![devops_members()],
@@ -128,7 +132,7 @@ impl LabelSets {
         (0..self.group_count).map(|group| self.present(group).count()).sum()
     }
 
-    /// The bits that chance put into all of this: no form can take fewer, even one that knows how these sets are made.
+    /// The random bits in the label sets: a lower bound for any encoding.
     pub fn random_bits(&self) -> f64 {
         let mut bits = 0.0;
         for group in 0..self.group_count {
@@ -178,7 +182,7 @@ impl LabelSets {
         (0..member_count).filter(is_there)
     }
 
-    /// What all series of a group have in common.
+    /// The labels that all series of a group share.
     fn shared(&self, group: usize) -> Pairs {
         match self.kind {
             Kind::DevOps => host(group),
@@ -239,7 +243,8 @@ fn pod_members() -> Template {
     Template { job: String::new(), members }
 }
 
-/// What is random of a pod: its place, its node, its unique id, the end of its name; and its share of a rollout's number.
+/// The random bits of a pod: its position, its node, its unique id, the end of its name, and its
+/// share of a rollout's number.
 fn pod_bits(number: usize, pod_count: usize) -> f64 {
     let live = live_pods(pod_count);
     let place_bits = if number < live { 0.0 } else { (live as f64).log2() };
@@ -339,7 +344,7 @@ pub(crate) fn exposed(line: &str) -> Option<Pairs> {
                 (_, letter) => value.push(letter),
             }
         };
-        // As a scrape renames what its target has already.
+        // As a scrape renames labels that the target sets itself.
         let exported = if ["job", "instance"].contains(&name) { "exported_" } else { "" };
         pairs.push((format!("{exported}{name}"), value));
         rest = tail[close + 1..].trim_start_matches(',');

@@ -1,4 +1,4 @@
-//! What the index benchmark compares: label sets, two baselines and random selectors.
+//! Inputs of the index benchmark: label sets, two baselines and random selectors.
 
 pub mod counting;
 pub mod dictionaries;
@@ -14,7 +14,7 @@ pub fn scatter(number: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// CPU time of this thread, nanoseconds: the machine may have other work, and then the wall's is no measure.
+/// CPU time of this thread in nanoseconds: wall time would include other load.
 pub fn thread_cpu_ns() -> f64 {
     clock_ns(rustix::time::ClockId::ThreadCPUTime)
 }

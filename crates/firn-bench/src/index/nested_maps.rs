@@ -1,5 +1,6 @@
-//! The baseline: an inverted index of nested hash maps, as Prometheus' head has one, written as small as that
-//! structure can be. Name to value to a sorted list of `u32`; per series the `u32` of its pairs; text once.
+//! The baseline: an inverted index of nested hash maps, as in Prometheus' head, written as
+//! compactly as that structure permits. Name to value to a sorted list of `u32`; per series the
+//! `u32` of its pairs; each text once.
 
 use std::hash::BuildHasher;
 use std::rc::Rc;
@@ -12,7 +13,7 @@ use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 pub struct NestedMaps {
     names: HashMap<Rc<[u8]>, Values>,
     pairs: Vec<Pair>,
-    /// Where each series' pairs begin in `lists`; they end where the next one's begin.
+    /// Start of each series' pairs in `lists`; they end at the next one's start.
     starts: Vec<u32>,
     lists: Vec<u32>,
     known: HashTable<u32>,
@@ -51,7 +52,7 @@ impl NestedMaps {
         number
     }
 
-    /// Gives back what growing lists hold in reserve.
+    /// Releases the spare capacity of growing lists.
     pub fn shrink(&mut self) {
         self.pairs.iter_mut().for_each(|pair| pair.series.shrink_to_fit());
         self.pairs.shrink_to_fit();
@@ -130,7 +131,8 @@ fn list<'a>(starts: &[u32], lists: &'a [u32], number: u32) -> &'a [u32] {
     &lists[start..end]
 }
 
-/// What is in both; the shorter one is looked up in the longer one by doubling steps.
+/// The intersection; elements of the shorter list are searched in the longer one with doubling
+/// steps.
 fn intersect(a: &[u32], b: &[u32]) -> Vec<u32> {
     let (short, mut long) = if a.len() <= b.len() { (a, b) } else { (b, a) };
     let mut both = Vec::with_capacity(short.len());

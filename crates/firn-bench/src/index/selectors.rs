@@ -1,12 +1,13 @@
-//! Random selectors, after the production queries of `ByteSeries` 5.3: each is drawn from a series that
-//! exists, so that it finds something, and asks for its name and up to three more of its labels.
+//! Random selectors, after the production queries of `ByteSeries` (SoCC 2020), section 5.3: each is
+//! drawn from an existing series, so that it matches, and names its metric and up to three of its
+//! labels.
 
 use firn_model::{Labels, METRIC_NAME, MatchOp, Matcher};
 
 use super::label_sets::LabelSets;
 use super::scatter;
 
-/// What one query asks of the index.
+/// One query to the index.
 #[derive(Debug)]
 pub struct Selector {
     /// All must hold.
@@ -24,10 +25,10 @@ impl Draw {
     }
 }
 
-/// Selector `number`, the same every time.
+/// Selector `number`, deterministic.
 ///
-/// Each names its metric and up to three other labels, of which 70% are asked for as they are, 15% by the first half
-/// of their value, 10% as one of two values and 5% as not having a value.
+/// Each names its metric and up to three other labels, of which 70% are equalities, 15% prefixes of
+/// half the value, 10% one of two values and 5% inequalities.
 pub fn selector(sets: &LabelSets, number: u64) -> Selector {
     let mut draw = Draw(number);
     let (series, other) = (sets.draw(draw.0), sets.draw(scatter(number ^ 0x99)));

@@ -1,8 +1,10 @@
-//! The log that most systems have: one queue, one counter of log sequence numbers, every entry in one order.
+//! The log of most systems: one queue, one counter of log sequence numbers, all entries in one
+//! order.
 //!
-//! Source: DecLog 3.1 (logging as it is, "strict ordering"): head and payload of an entry are durable before its tail,
-//! an entry before the next one. With `groups` it is a fair competitor: all entries that wait are one write with one
-//! checksum and share one fence, and who waits for another's fence looks for it before he sleeps.
+//! Source: DecLog (PVLDB 2023), section 3.1 ("strict ordering"): head and payload of an entry are
+//! durable before its tail, an entry before the next one. With `groups` it is a fair competitor:
+//! all waiting entries are one write with one checksum and share one fence, and a thread spins for
+//! another's fence before it sleeps.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -13,7 +15,8 @@ use firn_model::Result;
 
 /// Before an entry its number and its length.
 const HEAD_BYTES: usize = 8 + 4;
-/// Before a group its length and checksum; behind an entry in strict order its number again, which says that it is whole.
+/// Before a group, its length and checksum; after an entry in strict order, its number again as the
+/// proof of completeness.
 const AROUND_BYTES: usize = 8;
 /// A sleep costs as much as twenty fences.
 const LOOK: Duration = Duration::from_micros(10);
@@ -24,13 +27,13 @@ pub struct Central {
     file: Arc<dyn DiskFile>,
     file_bytes: u64,
     groups: bool,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     durable_lsn: AtomicU64,
     done: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QueueState {
     /// The counter: entries so far.
     lsn: u64,
     waiting: Vec<u8>,
@@ -40,7 +43,7 @@ struct State {
 }
 
 impl Central {
-    /// A log that goes round and round in `file`, which is `file_bytes` long.
+    /// A circular log in `file`, which is `file_bytes` long.
     pub fn new(file: Arc<dyn DiskFile>, file_bytes: u64, groups: bool) -> Central {
         let (state, durable_lsn, done) = (Mutex::default(), AtomicU64::new(0), Condvar::new());
         Central { file, file_bytes, groups, state, durable_lsn, done }
@@ -62,7 +65,7 @@ impl Central {
             state.waiting.extend_from_slice(&(entry.len() as u32).to_le_bytes());
             state.waiting.extend_from_slice(entry);
             if !self.groups {
-                // One after the other, and nobody else meanwhile.
+                // One entry after the other, exclusively.
                 let entry = std::mem::take(&mut state.waiting);
                 let offset = self.place(&mut state, entry.len() + AROUND_BYTES);
                 self.file.write_at(offset, &entry)?;
@@ -110,7 +113,7 @@ impl Central {
         }
     }
 
-    /// Bytes that went to the device.
+    /// Bytes written to the device.
     pub fn written_bytes(&self) -> u64 {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).written_bytes
     }
@@ -120,10 +123,10 @@ impl Central {
         self.written_bytes() <= self.file_bytes
     }
 
-    /// Gives the last lap's payloads to `f`, in order. Returns how many.
+    /// Passes the last lap's payloads to `f`, in order. Returns their number.
     ///
     /// # Errors
-    /// When the device fails, and what `f` returns.
+    /// Those of the device and of `f`.
     pub fn replay(&self, mut f: impl FnMut(&[u8]) -> Result<()>) -> Result<u64> {
         let mut bytes = vec![0; self.file.len()?.min(self.file_bytes) as usize];
         self.file.read_at(0, &mut bytes)?;
@@ -132,7 +135,7 @@ impl Central {
             input = rest;
             let mut body = body;
             while let Some((lsn, payload)) = take_entry(&mut body) {
-                // Behind the end lies what was written a lap before.
+                // The bytes after the end are of the previous lap.
                 if lsn <= last {
                     return Ok(count);
                 }
@@ -144,7 +147,8 @@ impl Central {
         Ok(count)
     }
 
-    /// One group, or one entry in strict order, and what stands behind it; `None` if it is not whole.
+    /// One group, or one entry in strict order, and the remaining input; `None` if it is
+    /// incomplete.
     fn take_whole<'a>(&self, input: &mut &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
         if self.groups {
             let (head, rest) = input.split_first_chunk::<AROUND_BYTES>()?;
@@ -160,7 +164,7 @@ impl Central {
         (lsn > 0 && u64::from_le_bytes(*tail) == lsn).then_some((&input[..len], rest))
     }
 
-    fn place(&self, state: &mut State, bytes: usize) -> u64 {
+    fn place(&self, state: &mut QueueState, bytes: usize) -> u64 {
         if state.offset + bytes as u64 > self.file_bytes {
             state.offset = 0;
         }

@@ -1,5 +1,5 @@
-//! Byte-addressable memory that outlives the power, as far as a benchmark needs it: bytes in memory, and the time that
-//! a write-back and fence would take charged to whoever asks for it.
+//! Byte-addressable persistent memory, as far as a benchmark needs it: bytes in memory, with the
+//! time of a write-back and fence charged to the caller.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use firn_env::{Disk, DiskFile, DiskPath, FolderLock, Memory, OpenMode};
 use firn_model::{Error, Result};
 
-/// What `clwb` and `sfence` add on average (DecLog 4.2).
+/// The average latency of `clwb` and `sfence` (DecLog, section 4.2).
 pub const FENCE_NS: u64 = 250;
 
-/// A disk in memory. Files are as long as they were reserved; a sync costs one fence, and so does a fence.
+/// A disk in memory. Files have the length of their reservation; a sync costs one fence.
 #[derive(Clone, Default)]
 pub struct MemoryDevice {
     files: Arc<Mutex<BTreeMap<String, Arc<MemoryFile>>>>,

@@ -1,4 +1,4 @@
-//! What the log benchmark compares: devices, a centralised log, the transactions of YCSB-TS, recordings.
+//! Inputs of the log benchmark: devices, a central log, the transactions of YCSB-TS, recordings.
 
 pub mod central;
 pub mod device;

@@ -10,10 +10,10 @@ pub const TARGETS: [&str; 6] =
 /// One scrape: its time, and values by the number of their series.
 pub type Scrape = (i64, Vec<(usize, f64)>);
 
-/// A target's series as they stand in the text, and its scrapes; `None` where the recording is absent.
+/// A target's series as in the text, and its scrapes; `None` without the recording.
 ///
 /// # Panics
-/// If it is no recording.
+/// If the recording is malformed.
 pub fn read(target: &str) -> Option<(Vec<String>, Vec<Scrape>)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
     let packed = std::fs::read(folder.join(format!("scrape_{target}.zst"))).ok()?;

@@ -1,4 +1,5 @@
-//! The transactions of YCSB-TS, as DecLog's Table 1 sets them: ten operations each, points of 50 bytes.
+//! The transactions of YCSB-TS with the parameters of DecLog's Table 1: ten operations each, points
+//! of 50 bytes.
 
 use std::ops::Range;
 
@@ -18,7 +19,7 @@ pub fn encode_point(key: u64, ts: i64, value: f64) -> [u8; POINT_BYTES] {
     point
 }
 
-/// Key, time and value of what [`encode_point`] made; `None` of other bytes.
+/// Key, time and value from [`encode_point`]; `None` for other bytes.
 pub fn decode_point(point: &[u8]) -> Option<(u64, i64, f64)> {
     let point: &[u8; POINT_BYTES] = point.try_into().ok()?;
     let word = |at: usize| Some(u64::from_le_bytes(point.get(at..at + 8)?.try_into().ok()?));
@@ -46,7 +47,7 @@ pub const WORKLOADS: [Workload; 4] = [
     Workload { name: "D", inserts: 9_000, updates: 100, theta: 1.1 },
 ];
 
-/// What a transaction does; all its operations are of one kind.
+/// The kind of a transaction; all its operations are of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// New points, one for each of the keys.
@@ -64,14 +65,14 @@ pub struct Driver {
     /// Sums of the chances of ranks, for the uneven draw.
     sums: Vec<f64>,
     key_count: u64,
-    /// What inserts are drawn from.
+    /// The series that inserts are drawn from.
     own: Range<u64>,
     drawn: u64,
 }
 
 impl Driver {
-    /// Transactions over `key_count` keys of sender `sender` of `sender_count`, each of which has series of its own to
-    /// insert into, as scrapers have.
+    /// Transactions over `key_count` keys of sender `sender` of `sender_count`. Each sender inserts
+    /// into series of its own, as scrapers do.
     pub fn new(workload: Workload, key_count: usize, sender: usize, sender_count: usize) -> Driver {
         let share = (key_count / sender_count) as u64;
         let own = sender as u64 * share..(sender as u64 + 1) * share;
@@ -85,7 +86,7 @@ impl Driver {
         Driver { workload, sums: sums.collect(), key_count, own, drawn }
     }
 
-    /// The next transaction's kind and keys. Inserts take the sender's keys evenly: every series has its turn.
+    /// The next transaction's kind and keys. Inserts cycle through the sender's keys.
     pub fn next(&mut self, keys: &mut [usize; OPERATIONS]) -> Kind {
         let dice = self.draw() % 10_000;
         let kind = match dice {

@@ -1,5 +1,5 @@
-//! Queries of history that lies on a slow tier 30 ms away: nothing of it here, all of it in memory, and all of it on the
-//! local disk after a restart.
+//! Queries of history on a slow tier 30 ms away: nothing cached, everything in memory, and
+//! everything on the local disk after a restart.
 
 use std::fs;
 use std::io;
@@ -14,21 +14,21 @@ use firndb::{
     RowBatch, SyncPolicy, Timestamp,
 };
 
-use super::metered::{Asked, Metered};
+use super::metered::{BucketTraffic, Metered};
 use crate::fleet::{Fleet, Kind, SERIES_PER_HOST};
 use crate::report::{Aim, median};
 
 const MINUTE_MS: i64 = 60_000;
 const HOUR_MS: i64 = 60 * MINUTE_MS;
-/// What TSBS DevOps calls metrics and hosts: 100 series of each of 100 hosts.
+/// TSBS DevOps' metrics and hosts: 100 series of each of 100 hosts.
 const SERIES: usize = 10_000;
 const INTERVAL_MS: i64 = 30_000;
 const HOURS: i64 = 26;
 const DELAY_MS: u64 = 30;
-/// Hosts that are asked about, one after the other.
+/// The queried hosts, one after the other.
 const HOSTS: [usize; 5] = [3, 17, 42, 61, 99];
 
-/// A query, and what of it the host's name is put into.
+/// A query template for the host's name.
 struct Query {
     name: &'static str,
     /// With `HOST` for the host.
@@ -36,7 +36,7 @@ struct Query {
     hours: i64,
     /// 0 for an instant.
     step_ms: i64,
-    /// How many columns it asks for; 0 if they are too many to count.
+    /// The number of columns; 0 if there are too many to count.
     columns: u64,
 }
 
@@ -57,7 +57,7 @@ const QUERIES: [Query; 6] = [
     },
     Query {
         name: "5-1-24",
-        // Their maximum would have no name to tell them by.
+        // Their maximum would lose the metric name.
         text: "last_over_time({__name__=~\"cpu_usage_of_kind_0[3-7]_total\",instance=\"HOST\"}[1m])",
         hours: 24,
         step_ms: MINUTE_MS,
@@ -113,7 +113,7 @@ pub fn run(aims: &mut Vec<Aim>) -> io::Result<()> {
         for host in HOSTS {
             let text = query.text.replace("HOST", &format!("host-{host}:9100"));
             let time = query.time(end);
-            // What the last host left here.
+            // Remove the previous host's cache.
             let _ = fs::remove_dir_all(folder.path().join("fast/slow-cache"));
             let far = Far::open(folder.path(), &clock)?;
             (directory_bytes, table_count) = far.directories(query, end);
@@ -135,7 +135,7 @@ pub fn run(aims: &mut Vec<Aim>) -> io::Result<()> {
             let trips = cold.asked.round_trips as f64;
             aims.push(aim(&format!("round trips, {}, nothing here", query.name), trips, 2.0));
             let blocks = cold.asked.get_bytes.saturating_sub(directory_bytes) as f64;
-            // The asked column, at a byte a sample, and a block, of each table.
+            // The queried column, at a byte per sample, and one block, of each table.
             let samples = (query.hours * HOUR_MS / INTERVAL_MS) as f64;
             let allowed = samples + (table_count * options().tree.slow_block_bytes() as u64) as f64;
             let name =
@@ -164,16 +164,16 @@ impl Query {
     }
 }
 
-/// What some runs asked at most, and how long they took.
+/// The maximum requests of some runs, and their times.
 #[derive(Default)]
 struct Runs {
-    asked: Asked,
+    asked: BucketTraffic,
     ms: Vec<f64>,
 }
 
 impl Runs {
     fn line(&self) -> String {
-        let Asked { round_trips, gets, get_bytes, .. } = self.asked;
+        let BucketTraffic { round_trips, gets, get_bytes, .. } = self.asked;
         format!("{round_trips:>3} {gets:>5} {get_bytes:>8} {:>7.1}", median(self.ms.clone()))
     }
 }
@@ -207,7 +207,8 @@ impl Far {
         Ok(format!("{answer:?}"))
     }
 
-    /// Bytes of the directories of the tables that a query may look at, and how many tables these are.
+    /// Bytes of the directories of the tables that a query may read, and the number of these
+    /// tables.
     fn directories(&self, query: &Query, end: Timestamp) -> (u64, u64) {
         let snapshot = self.db.snapshot();
         let start = end - query.hours.max(1) * HOUR_MS;
@@ -223,7 +224,7 @@ impl Far {
 }
 
 fn options() -> Options {
-    // The log is not what is measured, and nothing flushed is read from memory.
+    // The log is not measured, and flushed memory is released.
     Options {
         log: LogOptions { sync: SyncPolicy::Never, ..Default::default() },
         head: HeadOptions { hot_bytes_max: 0, ..Default::default() },
@@ -242,7 +243,8 @@ fn env(folder: &Path, clock: &SimClock) -> io::Result<(Env, Arc<Metered>)> {
     ))
 }
 
-/// Writes the samples and lets time pass until all of them are on the slow tier; the clock, and the end of the samples.
+/// Writes the samples and advances the clock until all of them are on the slow tier; returns the
+/// clock and the end of the samples.
 fn fill(folder: &Path) -> io::Result<(SimClock, Timestamp)> {
     let clock = SimClock::new();
     let (env, _) = env(folder, &clock)?;

@@ -1,15 +1,15 @@
-//! A multi-level LSM tree as TimeUnion compares itself with: its levels beyond the fast tier lie on the slow one, and what
-//! is put there is counted. By the paper's equations 7 to 10, and as a model that merges equal chunks step by step, with trivial
-//! moves.
+//! A multi-level LSM tree as in TimeUnion's comparison (SIGMOD 2022): its levels beyond the fast
+//! tier are on the slow one, and bytes uploaded there are counted. By the paper's equations 7 to
+//! 10, and as a model that merges equal chunks step by step, with trivial moves.
 
 /// Sizes of a tree, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// What the first level holds.
+    /// Capacity of the first level.
     pub base_bytes: f64,
     /// How much more each next one holds.
     pub multiplier: f64,
-    /// What the fast tier holds.
+    /// Capacity of the fast tier.
     pub fast_bytes: f64,
     /// Size at which a table is closed.
     pub table_bytes: f64,
@@ -38,8 +38,8 @@ impl Shape {
         (many, (1..=slow).map(level).sum())
     }
 
-    /// What such a tree puts to the slow tier when `flushes` of all of `groups` come one after the other, each chunk of
-    /// `chunk_bytes`; everything is on the slow tier in the end.
+    /// Uploads of such a tree when `flushes` of all `groups` arrive one after the other, with
+    /// chunks of `chunk_bytes`; everything is on the slow tier in the end.
     pub fn simulated_puts(&self, groups: u32, flushes: u32, chunk_bytes: f64) -> f64 {
         let fast_levels = self.levels(self.fast_bytes).floor().max(1.0) as usize;
         let mut levels: Vec<Vec<Table>> = vec![Vec::new()];

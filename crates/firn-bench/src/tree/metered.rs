@@ -1,4 +1,4 @@
-//! A bucket that is far away and counts what it is asked.
+//! A remote bucket that counts requests.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -22,12 +22,12 @@ pub struct Metered {
     lists: AtomicU64,
 }
 
-/// What was asked since the count began.
+/// Requests since the count started.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Asked {
-    /// Calls that began while no other was under way: those that waited for what was asked before.
+pub struct BucketTraffic {
+    /// Calls that started while no other was running: those that waited for earlier ones.
     pub round_trips: u64,
-    /// GET requests, as an object store's client makes them of the ranges that are asked for.
+    /// GET requests, as an object store client makes them of the requested ranges.
     pub gets: u64,
     /// Bytes of them.
     pub get_bytes: u64,
@@ -49,14 +49,14 @@ impl Metered {
         }
     }
 
-    /// What every request takes from now on.
+    /// Sets the latency of every request from now on.
     pub fn set_delay_ms(&self, delay_ms: u64) {
         self.delay_ms.store(delay_ms, Relaxed);
     }
 
-    /// What was asked since this was called last.
-    pub fn take(&self) -> Asked {
-        Asked {
+    /// Returns the requests since the last call, and resets the count.
+    pub fn take(&self) -> BucketTraffic {
+        BucketTraffic {
             round_trips: self.round_trips.swap(0, Relaxed),
             gets: self.gets.swap(0, Relaxed),
             get_bytes: self.get_bytes.swap(0, Relaxed),

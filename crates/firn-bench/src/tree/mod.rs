@@ -1,5 +1,6 @@
-//! For the tree's benchmark: the samples ([`sets`]), what the same costs in a multi-level LSM tree ([`lsm`]), and in
-//! Heracles' padded tuples ([`quantiles`]); and queries of history that is far away ([`cold`], [`metered`]).
+//! Inputs of the tree benchmark: samples ([`sets`]), the costs of a multi-level LSM tree ([`lsm`])
+//! and of Heracles' padded tuples ([`quantiles`]), and queries of remote history ([`cold`],
+//! [`metered`]).
 
 pub mod cold;
 pub mod lsm;

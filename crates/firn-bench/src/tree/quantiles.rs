@@ -1,7 +1,8 @@
-//! Values as Heracles keeps them on disk (3.1.2): XOR with one of two quantiles or with the value before, in tuples that
-//! are padded to the longest of their block. Only its size is needed.
+//! Heracles' form on disk (PVLDB 2021, section 3.1.3): values XORed with one of two quantiles or
+//! with the previous value, in tuples that are padded to the longest of their block. Only its size
+//! is computed.
 
-// As in the authors' code; the paper says 8 and leaves the blocks open.
+// As in the authors' code; the paper uses 8 and leaves the block size open.
 const TUPLE: usize = 4;
 const TUPLES_PER_BLOCK: usize = 10;
 
@@ -26,7 +27,7 @@ pub fn encoded_bytes(values: &[f64]) -> usize {
     16 + 1 + block_bytes.len() * offset_bytes + all
 }
 
-/// One bit says which quantile is the base of the first value.
+/// One bit selects the quantile that is the base of the first value.
 fn tuple_bits(tuple: &[f64], quantiles: [f64; 2]) -> usize {
     let first = tuple[0].to_bits();
     let base = quantiles.map(|base| xor_bits(first ^ base.to_bits())).into_iter().min();
@@ -34,8 +35,8 @@ fn tuple_bits(tuple: &[f64], quantiles: [f64; 2]) -> usize {
     1 + base.unwrap_or(0) + rest.sum::<usize>()
 }
 
-/// Gorilla's form without the reuse of a window, which a tuple that is read alone cannot know: a bit for none, else five
-/// bits of leading zeros and six of the length.
+/// Gorilla's form without the reuse of a window, which a tuple that is read alone cannot know: one
+/// bit for no difference, else five bits of leading zeros and six of the length.
 fn xor_bits(xor: u64) -> usize {
     match xor {
         0 => 1,

@@ -18,7 +18,7 @@ pub const SCRAPES: [&str; 6] =
 /// The public data sets.
 pub const PUBLIC: [&str; 7] =
     ["smd", "asd", "nab", "petshop", "beijing_air", "alp_samples", "alp_rowgroups"];
-// What Prometheus stores for a series that was not in the next scrape.
+// Prometheus' marker for a series that was absent from the next scrape.
 const STALE_NAN_BITS: u64 = 0x7ff0_0000_0000_0002;
 const SERIES_PER_REQUEST: usize = 500;
 // Servers refuse bodies of some ten MB.
@@ -44,7 +44,7 @@ impl Set {
     /// A recorded target as Prometheus would store it, or all of them.
     ///
     /// # Errors
-    /// `NotFound` without recordings; what is wrong with them.
+    /// `NotFound` without recordings, or their first mistake.
     pub fn scraped(targets: &[&str]) -> io::Result<Set> {
         let mut set = Set::default();
         for target in targets {
@@ -56,7 +56,7 @@ impl Set {
     /// A public data set, each series alone.
     ///
     /// # Errors
-    /// `NotFound` without the data; what is wrong with it.
+    /// `NotFound` without the data, or its first mistake.
     pub fn public(name: &str) -> io::Result<Set> {
         let path = Path::new(FOLDER).join(format!("{name}.series.zst"));
         let text = String::from_utf8(zstd::decode_all(fs::File::open(&path)?)?)
@@ -73,7 +73,7 @@ impl Set {
             let ts: Timestamp = ts.parse().map_err(|_| broken(line))?;
             let value: f64 = value.parse().map_err(|_| broken(line))?;
             let samples = &mut set.series.last_mut().ok_or_else(|| broken(line))?.samples;
-            // Some sources repeat times or go back.
+            // Some sources repeat timestamps or step back.
             if samples.last().is_none_or(|last| last.0 < ts) {
                 samples.push((ts, value));
             }
@@ -190,7 +190,7 @@ fn scraped(target: &str) -> io::Result<Vec<Series>> {
     let bytes = zstd::decode_all(fs::File::open(&path)?)?;
     let broken = || io::Error::other(format!("{}: not a recording", path.display()));
     let mut rest = bytes.strip_prefix(b"FIRNSCR1").ok_or_else(broken)?;
-    // As written, and as what it means: the order of labels may differ between scrapes.
+    // By text, and by label set: the order of labels may differ between scrapes.
     let mut numbers: HashMap<&str, usize> = HashMap::new();
     let mut meanings: HashMap<Pairs, usize> = HashMap::new();
     let mut series: Vec<Series> = Vec::new();

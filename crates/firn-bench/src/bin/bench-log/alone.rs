@@ -1,4 +1,4 @@
-//! The log alone: transactions that are nothing but their commit, so that what threads wait for is the log.
+//! The log alone: transactions that consist of their commit, so that threads wait for the log only.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -77,7 +77,7 @@ fn run(sink: usize, threads: usize) -> Outcome<(f64, f64)> {
         while start.elapsed() < RUN {
             match &sink {
                 Sink::Central(central) => central.commit(points.iter().map(|one| &one[..]))?,
-                // As a scrape: its series are a group, and a group lies in one shard.
+                // As a scrape: its series are a group, and a group is in one shard.
                 Sink::Log(log) => {
                     let dice = scatter(count << 8 | thread as u64);
                     let shard = ShardId((dice % SHARD_COUNT as u64) as u16);

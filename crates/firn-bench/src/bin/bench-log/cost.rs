@@ -1,4 +1,4 @@
-//! What the log costs alone: bytes of the recordings, and CPU of a sample.
+//! Costs of the log alone: bytes of the recordings, and CPU per sample.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ pub(crate) fn bytes(aims: &mut Vec<Aim>) -> Outcome<()> {
     Ok(())
 }
 
-/// What a database logged, as its log has it.
+/// The log of a database after some writes.
 struct Logged {
     entries: Vec<LoggedEntry>,
     payload_bytes: u64,
@@ -66,7 +66,7 @@ struct Logged {
 /// Shard, kind, payload.
 type LoggedEntry = (ShardId, EntryKind, Vec<u8>);
 
-/// A request's twenty groups fall into so many of 64 shards.
+/// The shards that a request's twenty groups touch, of 64.
 const ENTRIES_PER_REQUEST: usize = 17;
 
 /// How the log is set up for a measurement.
@@ -131,7 +131,7 @@ pub(crate) fn cpu(aims: &mut Vec<Aim>) -> Outcome<()> {
     Ok(())
 }
 
-/// What writing everything once took.
+/// Measurements of writing everything once.
 struct Written {
     cpu_ns: f64,
     seconds: f64,

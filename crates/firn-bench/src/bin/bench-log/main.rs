@@ -1,8 +1,8 @@
-//! What the log costs and what it gives: DecLog's transactions on memory and on a file, the log's own CPU and bytes,
-//! senders that wait for the device and senders that do not, and how soon all is there again after a kill.
+//! Costs and benefits of the log: DecLog's transactions on memory and on a file, the log's own CPU
+//! and bytes, senders that wait for the device and senders that do not, and recovery after a kill.
 //!
-//! `bench-log --only words`, of ycsb, alone, bytes, cpu, senders, server, reads, plain, recovery, kill; all without. The folder is that of temporary
-//! files (`TMPDIR`); it decides which device is measured.
+//! `bench-log --only words`, of ycsb, alone, bytes, cpu, senders, server, reads, plain, recovery,
+//! kill; all by default. The folder for temporary files (`TMPDIR`) selects the measured device.
 
 mod alone;
 mod cost;

@@ -18,10 +18,10 @@ use firndb::{Db, Options, QueryOptions, QueryTime, RecoveryProgress, Value, loca
 use crate::work::{ROUND_MS, fill_and_kill, now_ms};
 use crate::{Outcome, SERIES_COUNT, aim};
 
-/// What opening takes in any case, some 50 ms, must not hide what reading takes: a log of nearly the length that it may have by default.
-/// The paper's logs take 72 s and more to read.
+/// Opening takes about 50 ms in any case, which must not hide the time of reading: a log of nearly
+/// the default maximum. The paper's logs take 72 s and more to read.
 const ROUNDS: usize = 4_000;
-/// What was written behind the checkpoint.
+/// Rounds written after the checkpoint.
 const ROUNDS_BEHIND: usize = ROUNDS / 100;
 const OPENINGS: usize = 3;
 
@@ -57,14 +57,15 @@ pub(crate) fn recovery(aims: &mut Vec<Aim>) -> Outcome<()> {
     Ok(())
 }
 
-/// What opening took, the middle of some.
+/// Median measurements of an open.
 struct Opened {
     wall_s: f64,
     cpu_s: f64,
     log_bytes: u64,
 }
 
-/// Opens what a kill left. Opening changes a folder, so each opens a copy. `rounds` come from the log, and of all `samples` each is there.
+/// Opens a folder after a kill. Opening changes a folder, so each run opens a copy. `rounds` come
+/// from the log, and each of all `samples` must be present.
 fn open(folder: &Path, recovery_threads: usize, samples: u64, rounds: usize) -> Outcome<Opened> {
     let mut all = Vec::new();
     for _ in 0..OPENINGS {
@@ -79,8 +80,8 @@ fn open(folder: &Path, recovery_threads: usize, samples: u64, rounds: usize) -> 
             let (rows, wanted) = (stats.recovery.rows, rounds * SERIES_COUNT / SERIES_PER_HOST);
             let counted = count(&db)?;
             if rows != wanted as u64 || counted != samples {
-                let what = format!("{rows} rows of {wanted}, {counted} samples of {samples}");
-                return Err(format!("not all is there again: {what}").into());
+                let counts = format!("{rows} rows of {wanted}, {counted} samples of {samples}");
+                return Err(format!("recovery is incomplete: {counts}").into());
             }
         }
         all.push(Opened { wall_s, cpu_s, log_bytes: stats.log.bytes });
@@ -89,7 +90,7 @@ fn open(folder: &Path, recovery_threads: usize, samples: u64, rounds: usize) -> 
     Ok(all.swap_remove(OPENINGS / 2))
 }
 
-/// All samples, one by one, a metric after the other: their counts have no names to tell them apart.
+/// Counts all samples, one metric after another: their counts have no names to distinguish them.
 fn count(db: &Db) -> Outcome<u64> {
     let (options, mut all) = (QueryOptions { samples_max: u64::MAX, ..QueryOptions::default() }, 0);
     for series in 0..SERIES_PER_HOST {
@@ -143,7 +144,7 @@ pub(crate) fn kill(aims: &mut Vec<Aim>) -> Outcome<()> {
     let mut server = start_server(&program, folder.path(), address)?;
     wait_until_ready(address);
     let ready_s = start.elapsed().as_secs_f64();
-    // Every series, and then every sample; a metric after the other, because counts have no names to tell them apart.
+    // Every series, then every sample, one metric after another, because counts have no names.
     let mut connection = Connection::open(address);
     let mut ask = |query: &str| -> Outcome<u64> {
         let path =

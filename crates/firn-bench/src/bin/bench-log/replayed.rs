@@ -1,4 +1,4 @@
-//! What the logs of the transactions give back, into a head.
+//! Replays the logs of the transactions into a head.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use firn_model::{CommitSeq, Error, LogPosition, Result, RowBatch, ShardId, decod
 use crate::Outcome;
 use crate::transactions::{Store, series};
 
-/// What was replayed.
+/// The result of a replay.
 pub(crate) struct Recovered {
     pub(crate) points: u64,
 }
@@ -20,7 +20,8 @@ pub(crate) struct Recovered {
 /// Points as they came that are put into the head at once.
 const BATCH: usize = 1_000;
 
-/// Per shard the updates' rows, by number: as the engine does it, they come between rows of smaller and larger numbers.
+/// Per shard the rows of updates by number: as in the engine, they come between rows of smaller and
+/// larger numbers.
 type Updates = BTreeMap<ShardId, BTreeMap<CommitSeq, Vec<u8>>>;
 
 /// Points that were logged as they came, on their way into the head.
@@ -61,7 +62,7 @@ pub(crate) fn central(store: &Store, central: &Central) -> Outcome<Recovered> {
     Ok(Recovered { points: points.finish()? })
 }
 
-/// Opens the log of `disk` anew and replays its streams side by side.
+/// Reopens the log of `disk` and replays its streams in parallel.
 pub(crate) fn log(
     store: &Store,
     disk: &Arc<dyn Disk>,

@@ -1,4 +1,5 @@
-//! Senders that wait for the device and senders that do not, in this process and over HTTP; reads and plain writes beside transactions.
+//! Senders that wait for the device and senders that do not, in this process and over HTTP; reads
+//! and plain writes beside transactions.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,8 +26,8 @@ struct Manner {
     name: &'static str,
     sync: SyncPolicy,
     stream_count: usize,
-    /// After each request another sender has its turn, as where they wait. Else, where nobody waits, a sender goes on until its
-    /// share of the processor is used up.
+    /// Switch senders after each request, as happens when they wait. Otherwise a sender that never
+    /// waits runs until its time slice ends.
     in_turn: bool,
 }
 
@@ -91,7 +92,7 @@ pub(crate) fn senders(aims: &mut Vec<Aim>) -> Outcome<()> {
     Ok(())
 }
 
-/// What some senders got done.
+/// Work done by some senders.
 struct Sent {
     per_s: f64,
     /// CPU seconds a million samples.
@@ -102,8 +103,9 @@ struct Sent {
     per_sync: f64,
 }
 
-/// `rounds` samples of each series, each sender with a share of the series. Rows do not become columns meanwhile: that is the
-/// same work however they are logged, but more of it would fall into the time of those who wait.
+/// Writes `rounds` samples of each series; each sender has a share of the series. Rows are not
+/// converted during the run: that work does not depend on the log, but more of it would be charged
+/// to senders that wait.
 fn send(sender_count: usize, manner: Manner, rounds: i64) -> Outcome<Sent> {
     let folder = tempfile::Builder::new().prefix("firn-bench-").tempdir()?;
     let options = Options {
@@ -114,7 +116,7 @@ fn send(sender_count: usize, manner: Manner, rounds: i64) -> Outcome<Sent> {
     let db = Db::open_idle(local_env(folder.path())?, options, &RecoveryProgress::default())?;
     let refs = define(&db)?;
     let start_ms = now_ms() - rounds * ROUND_MS;
-    // Definitions, and what each shard keeps.
+    // Definitions, and lasting structures of each shard.
     send_share(&db, &refs, manner, start_ms, 0..1)?;
     db.settle(Lane::Head)?;
     let syncs = db.stats().log.syncs;
@@ -175,8 +177,8 @@ fn send_share(
 /// As many requests on their way, one sender with a connection each.
 const CONNECTIONS: usize = 32;
 
-/// The same through the server: 32 senders of remote write, each of which waits for the answer before it sends more, so that they
-/// alternate however the log is synced.
+/// The same through the server: 32 senders of remote write that wait for each response, so that
+/// they alternate for any sync policy.
 pub(crate) fn server(aims: &mut Vec<Aim>) -> Outcome<()> {
     const SCRAPES: i64 = 40;
     if Program::Firn.path().is_none() {
@@ -190,7 +192,7 @@ pub(crate) fn server(aims: &mut Vec<Aim>) -> Outcome<()> {
     let first_ms = now_ms() - SCRAPES * ROUND_MS;
     let mut scrapes: Vec<Vec<Vec<u8>>> =
         (0..SCRAPES).map(|scrape| load.bodies(first_ms + scrape * ROUND_MS)).collect();
-    // Definitions, and what each shard keeps.
+    // Definitions, and lasting structures of each shard.
     let definitions = scrapes.remove(0);
     let bodies = scrapes.concat();
     let samples = (bodies.len() * BATCH) as f64;
@@ -222,8 +224,8 @@ pub(crate) fn server(aims: &mut Vec<Aim>) -> Outcome<()> {
     Ok(())
 }
 
-/// What readers wait for: a snapshot and one sample of it, beside a writer of plain rows alone, and beside one more thread with
-/// transactions, each of which is shown under the lock that snapshots are taken under.
+/// Waits of readers: a snapshot and one sample of it, beside a writer of plain rows alone, and
+/// beside one more thread with transactions, each of which becomes visible under the snapshot lock.
 pub(crate) fn reads() -> Outcome<()> {
     const RUN: Duration = Duration::from_secs(2);
     println!("\na new snapshot and one series of it, us:");
@@ -307,7 +309,7 @@ fn device_sync_us() -> Outcome<f64> {
     Ok(median(times))
 }
 
-/// What a plain insert costs where there were no transactions, after some, and while one is open.
+/// Cost of a plain insert without transactions, after some, and beside an open one.
 pub(crate) fn plain(aims: &mut Vec<Aim>) -> Outcome<()> {
     const TRANSACTIONS: usize = 500;
     println!("\nplain writes of {BATCH} samples, CPU ns a sample:");
@@ -349,7 +351,7 @@ fn plain_ns(transactions: usize, is_open: bool) -> Outcome<f64> {
         }
         Ok(())
     };
-    // What every shard keeps is made by the first round.
+    // The first round creates lasting structures of every shard.
     write_round(0)?;
     for idx in 0..transactions {
         let mut transaction = db.begin()?;

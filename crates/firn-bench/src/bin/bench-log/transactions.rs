@@ -31,7 +31,7 @@ pub(crate) const RUN: Duration = Duration::from_millis(700);
 pub(crate) const SEGMENT_BYTES: u64 = 8 << 20;
 /// Of each arm; the one with the middle throughput counts.
 pub(crate) const ROUNDS: usize = 3;
-/// Arenas that become columns beside 256 transactions, at most: more than come to wait in that time.
+/// Conversions after each 256 transactions, at most: more than become due in that time.
 const CONVERSIONS: usize = 8;
 
 /// How transactions are logged; each adds something to the one before it.
@@ -82,11 +82,11 @@ pub(crate) struct Store {
     seq: Apart<AtomicU64>,
     newest: Vec<AtomicI64>,
     is_cut: bool,
-    /// Where the log was cut last; locked by who does the work of the maintenance.
+    /// Positions of the last truncation; locked by the thread that does maintenance.
     floors: Mutex<Vec<LogPosition>>,
 }
 
-/// What one arm did.
+/// Measurements of one arm.
 struct Figures {
     per_s: f64,
     cpu_us: f64,
@@ -169,8 +169,8 @@ pub(crate) fn ycsb(aims: &mut Vec<Aim>) -> Outcome<()> {
     Ok(())
 }
 
-/// Of each arm, with one thread and with two, the round with the middle throughput. They have their turns one after the other,
-/// so that a slow minute of the machine comes over all of them.
+/// The median round by throughput of each arm, with one thread and with two. Arms take turns, so
+/// that a slow minute of the machine affects all of them.
 fn in_turn(
     arms: &[(Arm, &'static str)],
     run: impl Fn(Arm, usize) -> Outcome<Figures>,
@@ -239,7 +239,8 @@ fn run(workload: Workload, arm: Arm, threads: usize, device: &Arc<dyn Disk>) -> 
     Ok(Figures { per_s, cpu_us, commits, bytes_per_point, recovery_ms })
 }
 
-/// Into another head, with a thread for each stream. All that was written comes back where the log has all of it.
+/// Replays into another head with one thread per stream. All written transactions return if the log
+/// has all of them.
 fn recover(
     sink: Sink,
     arm: Arm,
@@ -408,8 +409,8 @@ impl Store {
         Ok(())
     }
 
-    /// As the engine commits a transaction: one entry of the first stream with the rows of all shards, which are held
-    /// until it has its place, and lie in arenas of their own.
+    /// As the engine commits a transaction: one entry of the first stream with the rows of all
+    /// shards, which are locked until it has its position, in arenas of their own.
     fn update(&self, batch: &RowBatch) -> Outcome<()> {
         let mut given = self.budget.reserve(Pool::Head, bound_bytes(batch))?;
         let rows: Vec<(ShardId, Vec<u8>)> =
@@ -472,7 +473,7 @@ impl Store {
         Ok(())
     }
 
-    /// What the maintenance of an engine does beside; each sender takes its turn, so that none is held up more than others.
+    /// The maintenance of an engine; senders take turns, so that all are delayed equally.
     fn tend(&self) -> Outcome<()> {
         let Ok(mut floors) = self.floors.try_lock() else { return Ok(()) };
         for _ in 0..CONVERSIONS {

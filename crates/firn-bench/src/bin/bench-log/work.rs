@@ -28,7 +28,8 @@ pub(crate) fn start_log(disk: Arc<dyn Disk>, options: LogSetup) -> Outcome<Log> 
     Ok(log)
 }
 
-/// A process of its own writes; it is killed with `rounds` in its log, or with `more` behind a flush if there are any.
+/// Starts a writing process and kills it with `rounds` in its log, or with `more` after a flush if
+/// `more` is not 0.
 pub(crate) fn fill_and_kill(folder: &Path, rounds: usize, more: usize) -> Outcome<u64> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--child").arg(folder).arg(rounds.to_string()).arg(more.to_string());
@@ -46,7 +47,8 @@ pub(crate) fn write_and_wait(folder: &Path, rounds: usize, more: usize) -> Outco
         flush_age_ms_max: i64::MAX,
         head_bytes_max: u64::MAX >> 1,
         stream_count: Some(FILE_STREAM_COUNT),
-        // A kill loses nothing of it, and marks of what is durable are as close as with a sync for each request.
+        // A kill loses nothing with this policy, and durable marks are as close as with a sync per
+        // request.
         log: LogOptions { sync: SyncPolicy::IntervalMs(10), ..Default::default() },
         ..Options::default()
     };
