@@ -95,7 +95,7 @@ pub struct Outcome {
     /// Exemplars that were accepted and not kept.
     pub exemplars_ignored: u64,
     /// Samples that were skipped, and the reasons.
-    pub refused: Refused,
+    pub refused: RefusedParts,
     /// Set if samples were skipped for a retryable reason, or if the request failed after its
     /// samples were counted.
     pub error: Option<Error>,
@@ -105,7 +105,7 @@ pub struct Outcome {
 
 /// Permanently refused parts of a request.
 #[derive(Debug, Default)]
-pub struct Refused {
+pub struct RefusedParts {
     /// Series whose labels break a rule.
     pub series_count: u64,
     /// Samples too far after the clock.
@@ -438,7 +438,7 @@ impl Outcome {
     }
 }
 
-impl Refused {
+impl RefusedParts {
     /// Whether nothing was left out.
     pub fn is_empty(&self) -> bool {
         self.series_count + self.future_count + self.histogram_count == 0
@@ -469,7 +469,7 @@ impl Refused {
 }
 
 /// One sentence: the number of skipped series and the first few by name.
-impl fmt::Display for Refused {
+impl fmt::Display for RefusedParts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counts = [
             (self.series_count, "series"),

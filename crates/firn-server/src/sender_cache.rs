@@ -25,7 +25,7 @@ pub struct SenderCache {
 struct Inner {
     /// The liveness of the index that all entries belong to.
     generation: u32,
-    tables: Vec<Table>,
+    tables: Vec<EntryTable>,
     held: Reservation,
 }
 
@@ -39,7 +39,7 @@ pub struct CacheUsage {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Table {
+struct EntryTable {
     entries: Vec<Entry>,
     used: usize,
 }
@@ -60,7 +60,7 @@ impl SenderCache {
     pub fn new(series_count_max: usize, budget: &Budget) -> SenderCache {
         let inner = Inner {
             generation: 0,
-            tables: vec![Table::default(); TABLE_COUNT],
+            tables: vec![EntryTable::default(); TABLE_COUNT],
             held: budget.empty(Pool::Cache),
         };
         // A table is at most four fifths full.
@@ -95,7 +95,7 @@ impl SenderCache {
     pub fn insert(&self, generation: u32, series: impl Iterator<Item = (u128, SeriesRef)>) {
         let mut inner = self.inner.write();
         if inner.generation != generation {
-            inner.tables.iter_mut().for_each(|table| *table = Table::default());
+            inner.tables.iter_mut().for_each(|table| *table = EntryTable::default());
             let held_bytes = inner.held.bytes();
             inner.held.shrink(held_bytes);
             inner.generation = generation;
@@ -138,7 +138,7 @@ impl Reclaim for SenderCache {
 
 impl Inner {
     #[inline]
-    fn table(&self, hash: u128) -> &Table {
+    fn table(&self, hash: u128) -> &EntryTable {
         &self.tables[table_idx(hash)]
     }
 
@@ -171,7 +171,7 @@ impl Inner {
     }
 }
 
-impl Table {
+impl EntryTable {
     /// Where the search for `hash` begins. Taken from bits that the entry holds, so that a growing
     /// table can place its entries again.
     #[inline]

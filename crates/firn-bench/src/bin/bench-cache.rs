@@ -238,9 +238,7 @@ fn bounds(percent: usize, workload: impl Fn() -> Workload) -> (f64, f64) {
 
 /// The paper's 5.2: fixed chunks of 0.5 to 4 h, with the cache's room, for four mixes of lengths.
 fn chunks(values: &Values) -> io::Result<()> {
-    println!(
-        "hit ratio in percent, cache 10 % of the data; then objects requested per query"
-    );
+    println!("hit ratio in percent, cache 10 % of the data; then objects requested per query");
     println!(
         "{:<22}{:>8}{:>12}{:>16}{:>16}{:>16}{:>16}",
         "", "firn", "no limit", "0.5 h", "1 h", "2 h", "4 h"

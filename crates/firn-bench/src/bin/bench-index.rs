@@ -512,9 +512,9 @@ fn report(case: &Case, figures: &Figures, baseline: Option<&Baseline>, aims: &mu
         quantile(&selectors.series, 0.5),
         quantile(&selectors.series, 0.9)
     );
-    for (what, us) in [("selected", &selectors.us), ("laid out", &selectors.laid_out_us)] {
+    for (state, us) in [("selected", &selectors.us), ("laid out", &selectors.laid_out_us)] {
         println!(
-            "    {what}    {:.1}% within 1 ms, {:.1}% within 10 ms; us: median {:.0}, 80% {:.0}, 90% {:.0}, 99% {:.0}",
+            "    {state}    {:.1}% within 1 ms, {:.1}% within 10 ms; us: median {:.0}, 80% {:.0}, 90% {:.0}, 99% {:.0}",
             (1.0 - share_over(us, 1e3)) * 100.0,
             (1.0 - share_over(us, 1e4)) * 100.0,
             quantile(us, 0.5),
@@ -545,9 +545,9 @@ fn report(case: &Case, figures: &Figures, baseline: Option<&Baseline>, aims: &mu
     }
     if case.size == SIZES[1].0 {
         aim("ms to open", figures.open_ms, 50.0);
-        for (what, us) in [("", &selectors.us), (", laid out", &selectors.laid_out_us)] {
-            aim(&format!("share of selectors over 1 ms{what}"), share_over(us, 1e3), 0.2);
-            aim(&format!("share of selectors over 10 ms{what}"), share_over(us, 1e4), 0.01);
+        for (state, us) in [("", &selectors.us), (", laid out", &selectors.laid_out_us)] {
+            aim(&format!("share of selectors over 1 ms{state}"), share_over(us, 1e3), 0.2);
+            aim(&format!("share of selectors over 10 ms{state}"), share_over(us, 1e4), 0.01);
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::app::App;
 use crate::http::answer::{ApiError, ApiErrorKind, Packing, Payload, text};
 use crate::http::params::Params;
 use crate::http::{Shared, ready};
-use crate::wire::federation::{Format, push_samples};
+use crate::wire::federation::{FederationFormat, push_samples};
 use firndb::Db;
 
 /// The routes of this file.
@@ -28,7 +28,7 @@ pub(crate) async fn federate(State(app): State<Shared>, request: Request<Body>) 
     };
     let packing = Packing::of(request.headers());
     let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
-    let format = Format::accepted(accept.unwrap_or_default());
+    let format = FederationFormat::accepted(accept.unwrap_or_default());
     // GET only, so no body is read and no budget needed.
     let selectors = match Params::read(request, &Budget::new(0)).await {
         Ok(params) => selectors(&params),
@@ -59,7 +59,7 @@ fn write(
     db: &Db,
     app: &App,
     selectors: &[Vec<Matcher>],
-    format: Format,
+    format: FederationFormat,
     context: &QueryContext,
 ) -> Result<(Vec<u8>, firn_model::Reservation), Error> {
     let now = db.now_ms();

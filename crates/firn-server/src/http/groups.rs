@@ -25,7 +25,7 @@ use crate::http::{Shared, body, ready};
 use crate::ingest::groups::GroupsOutcome;
 use crate::ingest::{Ingest, Outcome};
 use crate::tally::Protocol;
-use crate::wire::groups::Form;
+use crate::wire::groups::GroupEncoding;
 use crate::wire::json;
 use crate::wire::number::push_u64;
 
@@ -61,7 +61,7 @@ async fn write(State(app): State<Shared>, request: Request<Body>) -> Response<Bo
 async fn carried_out(
     app: &Shared,
     request: Request<Body>,
-    work: fn(&Ingest, Form, &[u8]) -> Result<GroupsOutcome>,
+    work: fn(&Ingest, GroupEncoding, &[u8]) -> Result<GroupsOutcome>,
 ) -> Response<Body> {
     let ready = match ready(app) {
         Ok(ready) => ready,
@@ -104,7 +104,7 @@ async fn carried_out(
 
 /// 200, or the values that were not written and the reasons. A retryable reason determines the
 /// status.
-fn answered(app: &App, form: Form, outcome: GroupsOutcome) -> Response<Body> {
+fn answered(app: &App, form: GroupEncoding, outcome: GroupsOutcome) -> Response<Body> {
     let lenient = app.config.write_lenient.is_on();
     let Some(answer) = outcome.answer else {
         let none = || Error::internal("a request of groups has neither an answer nor an error");
@@ -121,7 +121,7 @@ fn answered(app: &App, form: Form, outcome: GroupsOutcome) -> Response<Body> {
         None => answer.refused.to_string(),
     });
     let body = answer.encode(form, error.as_deref());
-    let content_type = if form == Form::Json { JSON } else { PROTOBUF };
+    let content_type = if form == GroupEncoding::Json { JSON } else { PROTOBUF };
     let response =
         Payload::new(body, Packing::Plain, Some(outcome.held)).answer(status, content_type);
     match retry {
@@ -149,7 +149,7 @@ impl HeldBytes {
 }
 
 /// The form and the packing that the headers announce; otherwise why they are not taken.
-fn form_of(headers: &HeaderMap) -> Result<(Form, Packed), String> {
+fn form_of(headers: &HeaderMap) -> Result<(GroupEncoding, Packed), String> {
     let packed = match header(headers, CONTENT_ENCODING).to_ascii_lowercase().as_str() {
         "" | "identity" => Packed::Plain,
         "gzip" => Packed::Gzip,
@@ -164,8 +164,10 @@ fn form_of(headers: &HeaderMap) -> Result<(Form, Packed), String> {
     let media_type = content_type.split(';').next().unwrap_or_default().trim();
     match media_type.to_ascii_lowercase().as_str() {
         // curl's default content type.
-        "" | "application/json" | "application/x-www-form-urlencoded" => Ok((Form::Json, packed)),
-        "application/x-protobuf" | "application/protobuf" => Ok((Form::Protobuf, packed)),
+        "" | "application/json" | "application/x-www-form-urlencoded" => {
+            Ok((GroupEncoding::Json, packed))
+        }
+        "application/x-protobuf" | "application/protobuf" => Ok((GroupEncoding::Protobuf, packed)),
         _ => Err(format!(
             "Content-Type {content_type:?} is not supported, send application/json or {PROTOBUF}"
         )),
@@ -274,9 +276,15 @@ mod tests {
             headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding));
             form_of(&headers)
         };
-        assert_eq!(form_of(&HeaderMap::new()), Ok((Form::Json, Packed::Plain)));
-        assert_eq!(f("application/json; charset=utf-8", "gzip"), Ok((Form::Json, Packed::Gzip)));
-        assert_eq!(f("application/x-protobuf", "Snappy"), Ok((Form::Protobuf, Packed::Snappy)));
+        assert_eq!(form_of(&HeaderMap::new()), Ok((GroupEncoding::Json, Packed::Plain)));
+        assert_eq!(
+            f("application/json; charset=utf-8", "gzip"),
+            Ok((GroupEncoding::Json, Packed::Gzip))
+        );
+        assert_eq!(
+            f("application/x-protobuf", "Snappy"),
+            Ok((GroupEncoding::Protobuf, Packed::Snappy))
+        );
         assert!(f("text/csv", "").unwrap_err().contains("text/csv"));
         assert!(f("", "br").unwrap_err().contains("\"br\""));
     }

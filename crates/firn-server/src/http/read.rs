@@ -105,7 +105,7 @@ enum Started {
     /// Starts with the first part, so that an immediate failure still has a status.
     Stream {
         first: Option<Vec<u8>>,
-        rest: Box<Parts>,
+        rest: Box<ReadStream>,
     },
 }
 
@@ -128,7 +128,7 @@ fn start(app: &App, body: &HeldBytes, context: QueryContext) -> Result<Started> 
     match request.response_type {
         ResponseType::Samples => whole(app, &reading, queries).map(Started::Whole),
         ResponseType::StreamedXorChunks => {
-            let mut rest = Box::new(Parts::new(reading, queries, frame_bytes)?);
+            let mut rest = Box::new(ReadStream::new(reading, queries, frame_bytes)?);
             let first = rest.next(app)?;
             Ok(Started::Stream { first, rest })
         }
@@ -206,7 +206,7 @@ fn whole_bytes_max(labels: &Labels, times: &[Timestamp]) -> u64 {
 }
 
 /// A streamed answer that is made part by part.
-struct Parts {
+struct ReadStream {
     reading: Reading,
     queries: std::vec::IntoIter<ReadQuery>,
     walk: Option<SeriesWalk>,
@@ -216,11 +216,11 @@ struct Parts {
     _held: Reservation,
 }
 
-impl Parts {
-    fn new(reading: Reading, queries: Vec<ReadQuery>, frame_bytes: usize) -> Result<Parts> {
+impl ReadStream {
+    fn new(reading: Reading, queries: Vec<ReadQuery>, frame_bytes: usize) -> Result<ReadStream> {
         // A part on its way to the client, one that is made, and the frame that grows for it.
         let held = reading.context.budget.reserve(Pool::Query, 3 * frame_bytes as u64)?;
-        Ok(Parts {
+        Ok(ReadStream {
             reading,
             queries: queries.into_iter(),
             walk: None,
@@ -271,7 +271,7 @@ enum Sent {
     End,
 }
 
-fn stream(first: Option<Vec<u8>>, rest: Box<Parts>, held: Held) -> Response<Body> {
+fn stream(first: Option<Vec<u8>>, rest: Box<ReadStream>, held: Held) -> Response<Body> {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(send_parts(first, rest, sender, held));
     let mut response = Response::new(Body::new(StreamBody(receiver)));
@@ -283,7 +283,7 @@ fn stream(first: Option<Vec<u8>>, rest: Box<Parts>, held: Held) -> Response<Body
 /// a part fails, or is not made or accepted within a query's timeout.
 async fn send_parts(
     mut part: Option<Vec<u8>>,
-    mut rest: Box<Parts>,
+    mut rest: Box<ReadStream>,
     sender: mpsc::Sender<Sent>,
     held: Held,
 ) {

@@ -16,7 +16,7 @@ use crate::http::answer::{JSON, Packing, Payload, text, write_error_json};
 use crate::http::write::header;
 use crate::http::{Shared, body, ready};
 use crate::tally::{Protocol, Tally};
-use crate::wire::transaction::{Given, Operation, Point, decode, digest, encode};
+use crate::wire::transaction::{Operation, OperationResult, Point, decode, digest, encode};
 
 /// The route of this file.
 pub(crate) fn routes() -> Router<Shared> {
@@ -45,7 +45,7 @@ struct Done {
 
 /// How one try ended.
 enum Tried {
-    Committed(CommitReport, Vec<Given>),
+    Committed(CommitReport, Vec<OperationResult>),
     /// A digest no longer matches: a retry does not help.
     Changed(Error),
 }
@@ -146,7 +146,7 @@ fn try_once(db: &Db, operations: &[Operation], refs: &[Option<SeriesRef>]) -> Re
     for (idx, (operation, series)) in operations.iter().zip(refs).enumerate() {
         let done = operate(&mut transaction, operation, *series);
         let done = done.map_err(|e| e.context(format!("operation {idx}")))?;
-        if let (Operation::Read { digest: Some(wanted), .. }, Given::Samples(series)) =
+        if let (Operation::Read { digest: Some(wanted), .. }, OperationResult::Samples(series)) =
             (operation, &done)
             && *wanted != digest(series)
         {
@@ -166,47 +166,47 @@ fn operate(
     transaction: &mut Transaction<'_>,
     operation: &Operation,
     series: Option<SeriesRef>,
-) -> Result<Given> {
+) -> Result<OperationResult> {
     match operation {
         Operation::Read { what, .. } => {
             let mut found = transaction.read(&what.matchers, what.range)?;
             found.sort_by(|a, b| a.labels.cmp(&b.labels));
-            Ok(Given::Samples(found))
+            Ok(OperationResult::Samples(found))
         }
         Operation::Insert { point, value } => {
             let series = series.ok_or_else(|| not_there(&point.labels))?;
             transaction.insert(series, point.ts, *value)?;
-            Ok(Given::SampleCount(1))
+            Ok(OperationResult::SampleCount(1))
         }
         Operation::Update { point, change } => {
             let series = series.ok_or_else(|| not_there(&point.labels))?;
             let old = transaction.read_point(series, point.ts)?;
             transaction.update(series, point.ts, change.of(old.unwrap_or_default()))?;
-            Ok(Given::SampleCount(1))
+            Ok(OperationResult::SampleCount(1))
         }
         Operation::UpdateRange { what, change } => {
             let changed =
                 transaction.update_range(&what.matchers, what.range, |_, one| change.of(one.value));
-            changed.map(Given::SampleCount)
+            changed.map(OperationResult::SampleCount)
         }
         Operation::Delete { point } => match series {
             Some(series) => {
-                Ok(Given::SampleCount(u64::from(transaction.delete(series, point.ts)?)))
+                Ok(OperationResult::SampleCount(u64::from(transaction.delete(series, point.ts)?)))
             }
             None => delete_unknown(transaction, point),
         },
         Operation::DeleteRange { what } => {
-            transaction.delete_range(&what.matchers, what.range).map(Given::SeriesCount)
+            transaction.delete_range(&what.matchers, what.range).map(OperationResult::SeriesCount)
         }
     }
 }
 
 /// Nothing was there: so it must still be when the transaction commits.
-fn delete_unknown(transaction: &mut Transaction<'_>, point: &Point) -> Result<Given> {
+fn delete_unknown(transaction: &mut Transaction<'_>, point: &Point) -> Result<OperationResult> {
     let exactly = |(name, value): (&str, &str)| Matcher::equal(name, value);
     let matchers: Vec<Matcher> = point.labels.iter().map(exactly).collect();
     transaction.read(&matchers, TimeRange::at(point.ts))?;
-    Ok(Given::SampleCount(0))
+    Ok(OperationResult::SampleCount(0))
 }
 
 fn not_there(labels: &Labels) -> Error {
@@ -214,8 +214,8 @@ fn not_there(labels: &Labels) -> Error {
 }
 
 /// Estimated bytes of its text.
-fn text_bytes(given: &Given) -> u64 {
-    let Given::Samples(series) = given else { return SAMPLE_TEXT_BYTES };
+fn text_bytes(given: &OperationResult) -> u64 {
+    let OperationResult::Samples(series) = given else { return SAMPLE_TEXT_BYTES };
     let of_one = |one: &SeriesSamples| {
         2 * one.labels.as_encoded().len() as u64 + SAMPLE_TEXT_BYTES * one.samples.len() as u64
     };

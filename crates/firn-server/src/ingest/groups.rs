@@ -14,7 +14,7 @@ use firndb::ForeignMember;
 use crate::ingest::{Ingest, Outcome, too_far_ahead};
 use crate::tally::{Reason, Tally};
 use crate::wire::groups::{
-    Cell, Columns, Form, Group, GroupsAnswer, GroupsRequest, Refusal, Refusals,
+    Cell, Columns, Group, GroupEncoding, GroupsAnswer, GroupsRequest, Refusal, Refusals,
 };
 
 /// The outcome of a request with groups.
@@ -44,7 +44,7 @@ impl Ingest {
     /// # Errors
     /// `Invalid` with the position of a mistake, `TooLarge`, `SeriesLimit` over a limit for new
     /// series, `Busy` without memory. Only the last two may leave definitions behind.
-    pub fn define_groups(&self, form: Form, body: &[u8]) -> Result<GroupsOutcome> {
+    pub fn define_groups(&self, form: GroupEncoding, body: &[u8]) -> Result<GroupsOutcome> {
         let request = self.decode(form, body)?;
         for (idx, group) in request.groups.iter().enumerate() {
             let is_defined = matches!(group.columns, Columns::Slots { .. });
@@ -75,7 +75,7 @@ impl Ingest {
     /// # Errors
     /// If nothing of the request was counted: `Invalid` with the position of a mistake, `TooLarge`,
     /// `Busy` without memory.
-    pub fn write_groups(&self, form: Form, body: &[u8]) -> Result<GroupsOutcome> {
+    pub fn write_groups(&self, form: GroupEncoding, body: &[u8]) -> Result<GroupsOutcome> {
         let request = self.decode(form, body)?;
         let mut tally = Tally::of(request.value_count());
         let mut error = None;
@@ -183,7 +183,7 @@ impl Ingest {
         format!("{:016x}-{}", self.life, self.db.generation())
     }
 
-    fn decode(&self, form: Form, body: &[u8]) -> Result<GroupsRequest> {
+    fn decode(&self, form: GroupEncoding, body: &[u8]) -> Result<GroupsRequest> {
         let held = self.db.budget().empty(Pool::Requests);
         GroupsRequest::decode(form, body, &self.limits.labels, held)
     }

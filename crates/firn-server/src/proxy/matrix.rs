@@ -37,12 +37,12 @@ pub(super) struct Envelope {
 pub(super) struct Matrix {
     /// The text that `place`s refer to.
     text: Vec<u8>,
-    series: Vec<Series>,
+    series: Vec<MatrixSeries>,
     places: HashMap<Labels, usize>,
 }
 
 #[derive(Debug)]
-struct Series {
+struct MatrixSeries {
     metric: Range<usize>,
     /// Times rising.
     points: Vec<Value>,
@@ -66,7 +66,7 @@ pub(super) struct Steps {
 // Anything else in an answer, such as a warning, is a reason to keep nothing of it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ReplyText<'a> {
+struct MatrixReplyText<'a> {
     status: &'a str,
     #[serde(borrow)]
     data: DataText<'a>,
@@ -83,12 +83,12 @@ struct DataText<'a> {
     #[serde(rename = "resultType")]
     result_type: &'a str,
     #[serde(borrow)]
-    result: Vec<SeriesText<'a>>,
+    result: Vec<MatrixSeriesText<'a>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct SeriesText<'a> {
+struct MatrixSeriesText<'a> {
     #[serde(borrow)]
     metric: &'a RawValue,
     #[serde(borrow, default)]
@@ -101,7 +101,7 @@ impl Matrix {
     /// Parses an answer. `None` unless it is a successful range query without warnings, with every
     /// point at one of `steps` and with times in the form that is written here.
     pub(super) fn parse(answer: &[u8], grid: Grid, steps: TimeRange) -> Option<(Matrix, Envelope)> {
-        let reply: ReplyText<'_> = serde_json::from_slice(answer).ok()?;
+        let reply: MatrixReplyText<'_> = serde_json::from_slice(answer).ok()?;
         let is_whole = reply.status == "success"
             && reply.data.result_type == "matrix"
             && reply.is_partial != Some(true);
@@ -166,8 +166,8 @@ impl Matrix {
         envelope: Envelope,
         last_head: Option<&Head>,
     ) -> Steps {
-        let metric = |series: &Series| self.text[series.metric.clone()].to_vec();
-        let by_metric: HashMap<Vec<u8>, &Series> =
+        let metric = |series: &MatrixSeries| self.text[series.metric.clone()].to_vec();
+        let by_metric: HashMap<Vec<u8>, &MatrixSeries> =
             self.series.iter().map(|series| (metric(series), series)).collect();
         let reused = last_head.and_then(|head| {
             let (known_envelope, metrics) = decode_head(head).ok()?;
@@ -179,7 +179,7 @@ impl Matrix {
             let members = metrics.iter().map(|metric| by_metric.get(*metric).copied()).collect();
             is_close.then(|| (Arc::clone(head), members))
         });
-        let (head, members): (Head, Vec<Option<&Series>>) = reused.unwrap_or_else(|| {
+        let (head, members): (Head, Vec<Option<&MatrixSeries>>) = reused.unwrap_or_else(|| {
             let mut head = vec![u8::from(envelope.tells_partial)];
             for series in &self.series {
                 encode_varint(series.metric.len() as u64, &mut head);
@@ -275,7 +275,7 @@ impl Matrix {
         let place = places.entry(labels).or_insert_with(|| {
             let start = text.len();
             text.extend_from_slice(metric);
-            series.push(Series { metric: start..text.len(), points: Vec::new() });
+            series.push(MatrixSeries { metric: start..text.len(), points: Vec::new() });
             series.len() - 1
         });
         Ok(*place)

@@ -14,15 +14,15 @@ const INSTANT_PATH: &str = "/api/v1/query";
 
 #[derive(Debug)]
 pub(super) enum Question {
-    Range(range::Asked),
-    Influx(influx::Asked),
+    Range(range::RangeRequest),
+    Influx(influx::StatementRequest),
 }
 
 /// The cached part of its answer.
 #[derive(Debug)]
-pub(super) enum Known {
-    Range(range::Known),
-    Influx(influx::Known),
+pub(super) enum CachedAnswer {
+    Range(range::CachedSteps),
+    Influx(influx::CachedBuckets),
 }
 
 /// Whether requests to this path may be questions.
@@ -39,88 +39,101 @@ impl Question {
         settle_ms: i64,
     ) -> Option<Question> {
         if parts.uri.path().ends_with(RANGE_PATH) {
-            range::Asked::new(parts, pairs, now, settle_ms).map(Question::Range)
+            range::RangeRequest::new(parts, pairs, now, settle_ms).map(Question::Range)
         } else {
-            influx::Asked::new(parts, pairs, now, settle_ms).map(Question::Influx)
+            influx::StatementRequest::new(parts, pairs, now, settle_ms).map(Question::Influx)
         }
     }
 
     /// Identifies equal requests: everything that the answer depends on.
     pub(super) fn flight(&self) -> (Vec<u8>, TimeRange) {
         match self {
-            Question::Range(asked) => asked.flight(),
-            Question::Influx(asked) => asked.flight(),
+            Question::Range(request) => request.flight(),
+            Question::Influx(request) => request.flight(),
         }
     }
 
     /// Estimated bytes of the cached part.
     pub(super) fn estimate_bytes(&self, store: &Store) -> u64 {
         match self {
-            Question::Range(asked) => store.estimate_bytes(&asked.ask(u64::MAX, 0)),
-            Question::Influx(asked) => store.estimate_bytes(&asked.ask(u64::MAX, 0)),
+            Question::Range(request) => store.estimate_bytes(&request.ask(u64::MAX, 0)),
+            Question::Influx(request) => store.estimate_bytes(&request.ask(u64::MAX, 0)),
         }
     }
 
     /// Reads the cached part if it is at most `bytes_max`, and a partial hit only from `least`
     /// bytes on. Reads the cache file.
-    pub(super) fn look_up(&self, store: &Store, bytes_max: u64, least: u64) -> Known {
+    pub(super) fn look_up(&self, store: &Store, bytes_max: u64, least: u64) -> CachedAnswer {
         match self {
-            Question::Range(asked) => Known::Range(asked.look_up(store, bytes_max, least)),
-            Question::Influx(asked) => Known::Influx(asked.look_up(store, bytes_max, least)),
+            Question::Range(request) => {
+                CachedAnswer::Range(request.look_up(store, bytes_max, least))
+            }
+            Question::Influx(request) => {
+                CachedAnswer::Influx(request.look_up(store, bytes_max, least))
+            }
         }
     }
 
     /// `hit`, `partial` or `miss`.
-    pub(super) fn found(&self, known: &Known) -> &'static str {
-        match (self, known) {
-            (Question::Range(asked), Known::Range(known)) => match known.missing {
+    pub(super) fn found(&self, cached: &CachedAnswer) -> &'static str {
+        match (self, cached) {
+            (Question::Range(request), CachedAnswer::Range(cached)) => match cached.missing {
                 None => "hit",
-                Some(missing) if asked.is_all(missing) => "miss",
+                Some(missing) if request.is_all(missing) => "miss",
                 Some(_) => "partial",
             },
-            (_, Known::Influx(known)) => known.found(),
+            (_, CachedAnswer::Influx(cached)) => cached.found(),
             // Each kind of question looks up its own kind.
-            (Question::Influx(_), Known::Range(_)) => "miss",
+            (Question::Influx(_), CachedAnswer::Range(_)) => "miss",
         }
     }
 
     /// All parameters as they came.
     pub(super) fn pairs(&self) -> &[(String, String)] {
         match self {
-            Question::Range(asked) => &asked.pairs,
-            Question::Influx(asked) => &asked.pairs,
+            Question::Range(request) => &request.pairs,
+            Question::Influx(request) => &request.pairs,
         }
     }
 
     /// The parameters that request the missing part from the origin.
-    pub(super) fn pairs_of_missing(&self, known: &Known) -> Vec<(String, String)> {
-        match (self, known) {
-            (Question::Range(asked), Known::Range(known)) => {
-                known.missing.map_or_else(|| asked.pairs.clone(), |part| asked.pairs_of(part))
+    pub(super) fn pairs_of_missing(&self, cached: &CachedAnswer) -> Vec<(String, String)> {
+        match (self, cached) {
+            (Question::Range(request), CachedAnswer::Range(cached)) => {
+                cached.missing.map_or_else(|| request.pairs.clone(), |part| request.pairs_of(part))
             }
-            (Question::Influx(asked), Known::Influx(known)) => asked.pairs_of(&known.missing),
+            (Question::Influx(request), CachedAnswer::Influx(cached)) => {
+                request.pairs_of(&cached.missing)
+            }
             _ => self.pairs().to_vec(),
         }
     }
 
     /// The answer, if nothing is missing.
-    pub(super) fn write(&self, known: &Known) -> Vec<u8> {
-        match (self, known) {
-            (Question::Influx(asked), Known::Influx(known)) => asked.write(known),
-            (_, Known::Range(known)) => known.write(),
-            (Question::Range(_), Known::Influx(_)) => Vec::new(),
+    pub(super) fn write(&self, cached: &CachedAnswer) -> Vec<u8> {
+        match (self, cached) {
+            (Question::Influx(request), CachedAnswer::Influx(cached)) => request.write(cached),
+            (_, CachedAnswer::Range(cached)) => cached.write(),
+            (Question::Range(_), CachedAnswer::Influx(_)) => Vec::new(),
         }
     }
 
     /// Stores the origin's answer for the missing part, as far as it is settled, and joins it with
     /// the cached part. `None` if the answer has an unexpected form.
-    pub(super) fn join(&self, store: &Store, known: Known, answer: &[u8]) -> Option<Vec<u8>> {
-        match (self, known) {
-            (Question::Range(asked), Known::Range(known)) => {
-                let missing = known.missing?;
-                asked.join(store, known, missing, answer)
+    pub(super) fn join(
+        &self,
+        store: &Store,
+        cached: CachedAnswer,
+        answer: &[u8],
+    ) -> Option<Vec<u8>> {
+        match (self, cached) {
+            (Question::Range(request), CachedAnswer::Range(cached)) => {
+                let missing = cached.missing?;
+                request.join(store, cached, missing, answer)
             }
-            (Question::Influx(asked), Known::Influx(known)) => asked.join(store, known, answer),
+            (Question::Influx(request), CachedAnswer::Influx(cached)) => {
+                request.join(store, cached, answer)
+            }
             _ => None,
         }
     }

@@ -65,7 +65,7 @@ const NEUTRAL_HEADER_PREFIXES: [&str; 2] = ["sec-", "x-b3-"];
 
 /// A range query that the cache can help with.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct RangeRequest {
     /// All parameters as they came.
     pub(super) pairs: Vec<(String, String)>,
     grid: Grid,
@@ -78,7 +78,7 @@ pub(super) struct Asked {
 
 /// The cached part of an answer.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct CachedSteps {
     before: Matrix,
     behind: Matrix,
     envelope: Envelope,
@@ -86,7 +86,7 @@ pub(super) struct Known {
     pub(super) missing: Option<TimeRange>,
 }
 
-impl Asked {
+impl RangeRequest {
     /// `None` if the query must be forwarded unchanged: its syntax is unsupported, its steps depend
     /// on more than their own samples, or its client forbids caches.
     pub(super) fn new(
@@ -94,7 +94,7 @@ impl Asked {
         pairs: Vec<(String, String)>,
         now: Timestamp,
         settle_ms: i64,
-    ) -> Option<Asked> {
+    ) -> Option<RangeRequest> {
         let get = |name: &str| pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.as_str());
         let is_whole = WHOLE_ANSWER_PARAMETERS.iter().any(|name| get(name).is_some());
         let query = get("query").filter(|query| query.len() <= QUERY_BYTES_MAX)?;
@@ -119,7 +119,7 @@ impl Asked {
             };
         }
         let key = key(parts, &pairs, &expr.to_string(), start, step_ns / 1_000_000);
-        Some(Asked { pairs, grid, steps, key, settled })
+        Some(RangeRequest { pairs, grid, steps, key, settled })
     }
 
     /// Identifies equal requests: everything that the answer depends on.
@@ -135,20 +135,20 @@ impl Asked {
 
     /// Reads the cached part if it is at most `bytes_max`, and a partial hit only from `least`
     /// bytes on. Reads the cache file.
-    pub(super) fn look_up(&self, store: &Store, bytes_max: u64, least: u64) -> Known {
+    pub(super) fn look_up(&self, store: &Store, bytes_max: u64, least: u64) -> CachedSteps {
         self.try_look_up(store, bytes_max, least).unwrap_or_else(|_| {
             // It differs from the stored data: drop it.
             store.trim(&self.key, FIELD, self.grid.cells(self.steps));
-            Known::nothing(self.steps)
+            CachedSteps::nothing(self.steps)
         })
     }
 
-    fn try_look_up(&self, store: &Store, bytes_max: u64, least: u64) -> Result<Known> {
+    fn try_look_up(&self, store: &Store, bytes_max: u64, least: u64) -> Result<CachedSteps> {
         let got = store.get(&self.ask(bytes_max, least));
         let missing = (!got.missing.is_empty()).then(|| {
             TimeRange::new(self.grid.floor(got.missing.start), self.grid.floor(got.missing.end))
         });
-        let mut known = Known::nothing(self.steps);
+        let mut known = CachedSteps::nothing(self.steps);
         known.missing = missing;
         let mut heads = [Heads::default(), Heads::default()];
         let mut failed = Ok(());
@@ -198,7 +198,7 @@ impl Asked {
     pub(super) fn join(
         &self,
         store: &Store,
-        known: Known,
+        known: CachedSteps,
         part: TimeRange,
         answer: &[u8],
     ) -> Option<Vec<u8>> {
@@ -223,9 +223,9 @@ impl Asked {
     }
 }
 
-impl Known {
-    fn nothing(steps: TimeRange) -> Known {
-        Known {
+impl CachedSteps {
+    fn nothing(steps: TimeRange) -> CachedSteps {
+        CachedSteps {
             before: Matrix::default(),
             behind: Matrix::default(),
             envelope: Envelope { tells_partial: false },
@@ -303,7 +303,7 @@ mod tests {
     const NOW: Timestamp = 10_000_000;
     const SETTLE_MS: i64 = 600_000;
 
-    fn asked(query: &str, more: &[(&str, &str)], headers: &[(&str, &str)]) -> Option<Asked> {
+    fn asked(query: &str, more: &[(&str, &str)], headers: &[(&str, &str)]) -> Option<RangeRequest> {
         let mut request = Request::get("http://proxy/api/v1/query_range");
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -312,7 +312,7 @@ mod tests {
         let given = [("query", query), ("start", "1000"), ("end", "9999.5"), ("step", "15s")];
         let pairs = given.iter().chain(more);
         let pairs = pairs.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        Asked::new(&parts, pairs, NOW, SETTLE_MS)
+        RangeRequest::new(&parts, pairs, NOW, SETTLE_MS)
     }
 
     #[test]

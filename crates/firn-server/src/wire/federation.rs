@@ -9,13 +9,13 @@ use crate::wire::number::{push_float, push_i64, push_time};
 
 /// The format that a scraper accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Format {
-    kind: Kind,
+pub struct FederationFormat {
+    kind: FormatKind,
     escaping: Escaping,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum FormatKind {
     Text,
     OpenMetrics,
     /// Messages with their length before them.
@@ -35,10 +35,10 @@ enum Escaping {
     Values,
 }
 
-impl Format {
+impl FederationFormat {
     /// The first of the heaviest elements of `Accept` that is known here, else the text format.
-    pub fn accepted(accept: &str) -> Format {
-        let mut best: Option<(f32, Format)> = None;
+    pub fn accepted(accept: &str) -> FederationFormat {
+        let mut best: Option<(f32, FederationFormat)> = None;
         for element in accept.split(',') {
             let mut parts = element.split(';').map(str::trim);
             let media_type = parts.next().unwrap_or_default();
@@ -48,13 +48,13 @@ impl Format {
                 found.map_or("", |(_, value)| value.trim().trim_matches('"'))
             };
             let kind = match (media_type, param("version")) {
-                ("text/plain", "" | "0.0.4" | "1.0.0") => Kind::Text,
-                ("application/openmetrics-text", "" | "0.0.1" | "1.0.0") => Kind::OpenMetrics,
+                ("text/plain", "" | "0.0.4" | "1.0.0") => FormatKind::Text,
+                ("application/openmetrics-text", "" | "0.0.1" | "1.0.0") => FormatKind::OpenMetrics,
                 ("application/vnd.google.protobuf", _)
                     if param("proto") == "io.prometheus.client.MetricFamily"
                         && param("encoding") == "delimited" =>
                 {
-                    Kind::Protobuf
+                    FormatKind::Protobuf
                 }
                 _ => continue,
             };
@@ -66,10 +66,13 @@ impl Format {
             };
             let weight = param("q").parse().unwrap_or(1.0);
             if weight > best.as_ref().map_or(0.0, |(weight, _)| *weight) {
-                best = Some((weight, Format { kind, escaping }));
+                best = Some((weight, FederationFormat { kind, escaping }));
             }
         }
-        best.map_or(Format { kind: Kind::Text, escaping: Escaping::Underscores }, |best| best.1)
+        best.map_or(
+            FederationFormat { kind: FormatKind::Text, escaping: Escaping::Underscores },
+            |best| best.1,
+        )
     }
 
     /// The header's value.
@@ -85,11 +88,11 @@ impl Format {
             };
         }
         match self.kind {
-            Kind::Text => with_escaping!("text/plain; version=0.0.4; charset=utf-8"),
-            Kind::OpenMetrics => {
+            FormatKind::Text => with_escaping!("text/plain; version=0.0.4; charset=utf-8"),
+            FormatKind::OpenMetrics => {
                 with_escaping!("application/openmetrics-text; version=1.0.0; charset=utf-8")
             }
-            Kind::Protobuf => with_escaping!(
+            FormatKind::Protobuf => with_escaping!(
                 "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
             ),
         }
@@ -97,7 +100,7 @@ impl Format {
 
     /// The bytes after the last sample.
     pub fn end(self) -> &'static [u8] {
-        if self.kind == Kind::OpenMetrics { b"# EOF\n" } else { b"" }
+        if self.kind == FormatKind::OpenMetrics { b"# EOF\n" } else { b"" }
     }
 }
 
@@ -107,7 +110,7 @@ impl Format {
 pub fn push_samples(
     samples: &[(Labels, Sample)],
     external: &Labels,
-    format: Format,
+    format: FederationFormat,
     out: &mut Vec<u8>,
 ) {
     let name = samples.first().map_or("", |(labels, _)| labels.metric_name());
@@ -115,10 +118,10 @@ pub fn push_samples(
         return;
     }
     let name = format.escaping.escaped(name);
-    if format.kind == Kind::Protobuf {
+    if format.kind == FormatKind::Protobuf {
         return push_family(&name, samples, external, format, out);
     }
-    let kind = if format.kind == Kind::OpenMetrics { "unknown" } else { "untyped" };
+    let kind = if format.kind == FormatKind::OpenMetrics { "unknown" } else { "untyped" };
     let shown_name = if is_plain(&name) { name.clone() } else { quoted(&name) };
     out.extend_from_slice(format!("# TYPE {shown_name} {kind}\n").as_bytes());
     for (labels, sample) in samples {
@@ -145,8 +148,8 @@ pub fn push_samples(
         push_float(sample.value, out);
         out.push(b' ');
         match format.kind {
-            Kind::OpenMetrics => push_time(sample.ts, out),
-            Kind::Text | Kind::Protobuf => push_i64(sample.ts, out),
+            FormatKind::OpenMetrics => push_time(sample.ts, out),
+            FormatKind::Text | FormatKind::Protobuf => push_i64(sample.ts, out),
         }
         out.push(b'\n');
     }
@@ -157,7 +160,7 @@ fn push_family(
     name: &str,
     samples: &[(Labels, Sample)],
     external: &Labels,
-    format: Format,
+    format: FederationFormat,
     out: &mut Vec<u8>,
 ) {
     const UNTYPED: u64 = 3;
@@ -252,7 +255,7 @@ impl Escaping {
 mod tests {
     use super::*;
 
-    fn pushed(format: Format) -> Vec<u8> {
+    fn pushed(format: FederationFormat) -> Vec<u8> {
         let entry = |pairs: &[(&str, &str)], ts, value| {
             (Labels::from_pairs(pairs.iter().copied()).unwrap(), Sample { ts, value })
         };
@@ -268,7 +271,7 @@ mod tests {
     }
 
     fn text(accept: &str) -> String {
-        String::from_utf8(pushed(Format::accepted(accept))).unwrap()
+        String::from_utf8(pushed(FederationFormat::accepted(accept))).unwrap()
     }
 
     #[test]
@@ -290,7 +293,10 @@ mod tests {
     #[test]
     fn the_heaviest_known_format_is_taken() {
         let f = |accept: &str, wanted: &str| {
-            assert!(Format::accepted(accept).content_type().starts_with(wanted), "{accept}");
+            assert!(
+                FederationFormat::accepted(accept).content_type().starts_with(wanted),
+                "{accept}"
+            );
         };
         let protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited";
         f("*/*", "text/plain; version=0.0.4");
@@ -304,7 +310,7 @@ mod tests {
     #[test]
     fn messages_are_delimited() {
         let protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited";
-        let bytes = pushed(Format::accepted(protobuf));
+        let bytes = pushed(FederationFormat::accepted(protobuf));
         let mut length = Vec::new();
         encode_varint(bytes.len() as u64 - 2, &mut length);
         assert_eq!(bytes[..2], length);

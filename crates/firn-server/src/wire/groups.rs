@@ -21,7 +21,7 @@ use crate::tally::Reason;
 
 /// How a body is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum GroupEncoding {
     /// JSON, UTF-8.
     Json,
     /// `firn.groups.v1` (crates/firn-server/proto/groups.proto).
@@ -160,7 +160,7 @@ impl GroupsRequest {
     /// `Invalid` with byte and path of the first mistake, `TooLarge` for labels over `limits`,
     /// `Busy` without memory.
     pub fn decode(
-        form: Form,
+        form: GroupEncoding,
         body: &[u8],
         limits: &LabelLimits,
         held: Reservation,
@@ -175,8 +175,8 @@ impl GroupsRequest {
             spent_bytes: 0,
         };
         match form {
-            Form::Json => json::decode(body, limits, request),
-            Form::Protobuf => proto::decode(body, limits, request),
+            GroupEncoding::Json => json::decode(body, limits, request),
+            GroupEncoding::Protobuf => proto::decode(body, limits, request),
         }
     }
 
@@ -372,10 +372,10 @@ fn has_name(labels: &Labels) -> Result<()> {
 
 impl GroupsAnswer {
     /// The body of the response; `error` is its message if values were rejected.
-    pub fn encode(&self, form: Form, error: Option<&str>) -> Vec<u8> {
+    pub fn encode(&self, form: GroupEncoding, error: Option<&str>) -> Vec<u8> {
         match form {
-            Form::Json => json::encode(self, error),
-            Form::Protobuf => proto::encode(self),
+            GroupEncoding::Json => json::encode(self, error),
+            GroupEncoding::Protobuf => proto::encode(self),
         }
     }
 
@@ -398,7 +398,7 @@ mod tests {
 
     use super::*;
 
-    fn decode(form: Form, body: &[u8]) -> Result<GroupsRequest> {
+    fn decode(form: GroupEncoding, body: &[u8]) -> Result<GroupsRequest> {
         let limits = LabelLimits { label_count_max: 3, name_bytes_max: 20, value_bytes_max: 20 };
         GroupsRequest::decode(form, body, &limits, Budget::unlimited().empty(Pool::Requests))
     }
@@ -462,15 +462,17 @@ mod tests {
                 {"group": 300, "slots": [0, 200],
                  "rows": [{"timestamp": 9223372036854775807, "values": [-0.0, null]}]}
             ]}"#;
-        check_three_groups(&decode(Form::Json, json.as_bytes()).unwrap());
-        check_three_groups(&decode(Form::Protobuf, &proto::tests::three_groups()).unwrap());
+        check_three_groups(&decode(GroupEncoding::Json, json.as_bytes()).unwrap());
+        check_three_groups(
+            &decode(GroupEncoding::Protobuf, &proto::tests::three_groups()).unwrap(),
+        );
     }
 
     #[test]
     fn breaches_are_named_with_their_place() {
         let f = |group: &str, wanted: &str| {
             let body = format!(r#"{{"groups":[{{"series":[{{"__name__":"m"}}]}},{group}]}}"#);
-            let error = decode(Form::Json, body.as_bytes()).unwrap_err().to_string();
+            let error = decode(GroupEncoding::Json, body.as_bytes()).unwrap_err().to_string();
             assert!(error.contains("groups[1]") && error.contains(wanted), "{wanted:?}: {error}");
         };
         let m = r#"{"__name__":"m"}"#;
@@ -521,7 +523,7 @@ mod tests {
         f(&rows(r#"{"timestamp":1,"value":[1]}"#), ".rows[0].value: no such field");
         f(r#"{"row":[]}"#, ".row: no such field");
         let f = |body: &str, wanted: &str| {
-            let error = decode(Form::Json, body.as_bytes()).unwrap_err().to_string();
+            let error = decode(GroupEncoding::Json, body.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(wanted), "{wanted:?}: {error}");
         };
         f("{}", "groups is missing");
@@ -536,7 +538,8 @@ mod tests {
         let limits = LabelLimits::default();
         let body = format!(r#"{{"groups":[{{"group":1,"slots":[{}0]}}]}}"#, "1,".repeat(100_000));
         let held = budget.empty(Pool::Requests);
-        let error = GroupsRequest::decode(Form::Json, body.as_bytes(), &limits, held).unwrap_err();
+        let error =
+            GroupsRequest::decode(GroupEncoding::Json, body.as_bytes(), &limits, held).unwrap_err();
         assert!(error.to_string().contains("memory budget"), "{error}");
         assert_eq!(budget.usage().used_bytes, 0);
     }
@@ -562,7 +565,7 @@ mod tests {
             "not written: 3 values; groups[1].rows[2]: too \"far\""
         );
         let json: serde_json::Value =
-            serde_json::from_slice(&answer.encode(Form::Json, Some("no"))).unwrap();
+            serde_json::from_slice(&answer.encode(GroupEncoding::Json, Some("no"))).unwrap();
         assert_eq!(
             json,
             serde_json::json!({
@@ -580,7 +583,7 @@ mod tests {
                 },
             })
         );
-        assert!(answer.encode(Form::Json, Some("no")).len() <= answer.encoded_bytes());
-        assert!(answer.encode(Form::Protobuf, None).len() <= answer.encoded_bytes());
+        assert!(answer.encode(GroupEncoding::Json, Some("no")).len() <= answer.encoded_bytes());
+        assert!(answer.encode(GroupEncoding::Protobuf, None).len() <= answer.encoded_bytes());
     }
 }

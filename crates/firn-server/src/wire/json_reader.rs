@@ -21,11 +21,11 @@ pub(crate) struct JsonReader<'a> {
 pub(crate) struct JsonFault {
     at: usize,
     what: Error,
-    way: Vec<Step>,
+    way: Vec<PathStep>,
 }
 
 #[derive(Debug)]
-enum Step {
+enum PathStep {
     Field(String),
     Item(usize),
 }
@@ -76,7 +76,7 @@ impl<'a> JsonReader<'a> {
                 return Err(self.fault("a colon must follow a field's name"));
             }
             field(self, &key)
-                .map_err(|fault| fault.inside(Step::Field(key.clone().into_owned())))?;
+                .map_err(|fault| fault.inside(PathStep::Field(key.clone().into_owned())))?;
             if self.take(b'}') {
                 return Ok(());
             }
@@ -96,7 +96,7 @@ impl<'a> JsonReader<'a> {
             return Ok(());
         }
         for idx in 0.. {
-            item(self, idx).map_err(|fault| fault.inside(Step::Item(idx)))?;
+            item(self, idx).map_err(|fault| fault.inside(PathStep::Item(idx)))?;
             if self.take(b']') {
                 break;
             }
@@ -272,7 +272,7 @@ impl<'a> JsonReader<'a> {
 }
 
 impl JsonFault {
-    fn inside(mut self, step: Step) -> JsonFault {
+    fn inside(mut self, step: PathStep) -> JsonFault {
         self.way.push(step);
         self
     }
@@ -282,9 +282,9 @@ impl JsonFault {
         for (idx, step) in self.way.iter().rev().enumerate() {
             // Writing into a string cannot fail.
             let _ = match step {
-                Step::Field(name) if idx == 0 => write!(context, ", {}", head(name)),
-                Step::Field(name) => write!(context, ".{}", head(name)),
-                Step::Item(item) => write!(context, "[{item}]"),
+                PathStep::Field(name) if idx == 0 => write!(context, ", {}", head(name)),
+                PathStep::Field(name) => write!(context, ".{}", head(name)),
+                PathStep::Item(item) => write!(context, "[{item}]"),
             };
         }
         self.what.context(context)

@@ -57,7 +57,7 @@ pub(crate) struct Linear {
 
 /// The result of one operation.
 #[derive(Debug)]
-pub(crate) enum Given {
+pub(crate) enum OperationResult {
     /// Series rising by labels.
     Samples(Vec<SeriesSamples>),
     /// Samples written or deleted.
@@ -283,7 +283,7 @@ pub(crate) fn digest(series: &[SeriesSamples]) -> String {
 }
 
 /// The whole body of an answer.
-pub(crate) fn encode(sequence: Option<u64>, given: &[Given]) -> Vec<u8> {
+pub(crate) fn encode(sequence: Option<u64>, given: &[OperationResult]) -> Vec<u8> {
     let mut out = br#"{"status":"success","data":{"sequence":"#.to_vec();
     match sequence {
         Some(number) => push_u64(number, &mut out),
@@ -291,7 +291,7 @@ pub(crate) fn encode(sequence: Option<u64>, given: &[Given]) -> Vec<u8> {
     }
     out.extend_from_slice(br#","results":"#);
     push_array(given, &mut out, |given, out| match given {
-        Given::Samples(series) => {
+        OperationResult::Samples(series) => {
             out.extend_from_slice(br#"{"digest":"#);
             push_string(&digest(series), out);
             out.extend_from_slice(br#","series":"#);
@@ -304,8 +304,8 @@ pub(crate) fn encode(sequence: Option<u64>, given: &[Given]) -> Vec<u8> {
             });
             out.push(b'}');
         }
-        Given::SampleCount(count) => push_count(br#"{"samples":"#, *count, out),
-        Given::SeriesCount(count) => push_count(br#"{"series":"#, *count, out),
+        OperationResult::SampleCount(count) => push_count(br#"{"samples":"#, *count, out),
+        OperationResult::SeriesCount(count) => push_count(br#"{"series":"#, *count, out),
     });
     out.extend_from_slice(b"}}");
     out

@@ -31,7 +31,7 @@ const MS_NS: i64 = 1_000_000;
 
 /// A statement that the cache can help with.
 #[derive(Debug)]
-pub(in crate::proxy) struct Asked {
+pub(in crate::proxy) struct StatementRequest {
     /// All parameters as they came.
     pub(in crate::proxy) pairs: Vec<(String, String)>,
     statement: Statement,
@@ -48,21 +48,21 @@ pub(in crate::proxy) struct Asked {
 
 /// The cached part of an answer.
 #[derive(Debug)]
-pub(in crate::proxy) struct Known {
+pub(in crate::proxy) struct CachedBuckets {
     table: Table,
     /// First and last nanosecond of each part to fetch from the origin, in order.
     pub(in crate::proxy) missing: Vec<(i64, i64)>,
     is_nothing: bool,
 }
 
-impl Asked {
+impl StatementRequest {
     /// `None` if the request must be passed on as it is.
     pub(in crate::proxy) fn new(
         parts: &Parts,
         pairs: Vec<(String, String)>,
         now: Timestamp,
         settle_ms: i64,
-    ) -> Option<Asked> {
+    ) -> Option<StatementRequest> {
         let get = |name: &str| pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.as_str());
         let is_known = pairs.iter().all(|(name, _)| PARAMETERS.contains(&name.as_str()));
         let is_once =
@@ -101,7 +101,16 @@ impl Asked {
         }
         let settled = now.saturating_sub(settle_ms).saturating_sub(interval_ms);
         let key = key(parts, &pairs, &statement);
-        Some(Asked { pairs, statement, interval_ms, unit_ns, buckets, whole, key, settled })
+        Some(StatementRequest {
+            pairs,
+            statement,
+            interval_ms,
+            unit_ns,
+            buckets,
+            whole,
+            key,
+            settled,
+        })
     }
 
     /// Identifies equal requests: everything that the answer depends on.
@@ -120,16 +129,21 @@ impl Asked {
 
     /// Reads the cached part if it is at most `bytes_max`, and a partial hit only from `least`
     /// bytes on. Reads the cache file.
-    pub(in crate::proxy) fn look_up(&self, store: &Store, bytes_max: u64, least: u64) -> Known {
+    pub(in crate::proxy) fn look_up(
+        &self,
+        store: &Store,
+        bytes_max: u64,
+        least: u64,
+    ) -> CachedBuckets {
         self.try_look_up(store, bytes_max, least).unwrap_or_else(|_| {
             // It differs from the stored data: drop it.
             store.trim(&self.key, FIELD, self.cells(self.whole));
             let missing = vec![self.statement.range_ns];
-            Known { table: Table::default(), missing, is_nothing: true }
+            CachedBuckets { table: Table::default(), missing, is_nothing: true }
         })
     }
 
-    fn try_look_up(&self, store: &Store, bytes_max: u64, least: u64) -> Result<Known> {
+    fn try_look_up(&self, store: &Store, bytes_max: u64, least: u64) -> Result<CachedBuckets> {
         let range = self.cells(self.whole);
         let got = store.get(&self.ask(bytes_max, least));
         let mut table = Table::default();
@@ -169,7 +183,7 @@ impl Asked {
             left.push((next_ns, last_ns));
         }
         let is_nothing = missing == range;
-        Ok(Known { table, missing: left, is_nothing })
+        Ok(CachedBuckets { table, missing: left, is_nothing })
     }
 
     /// The parameters that request the parts.
@@ -190,7 +204,7 @@ impl Asked {
     pub(in crate::proxy) fn join(
         &self,
         store: &Store,
-        known: Known,
+        known: CachedBuckets,
         answer: &[u8],
     ) -> Option<Vec<u8>> {
         let parts: Vec<Buckets<'_>> = known
@@ -224,7 +238,7 @@ impl Asked {
     }
 
     /// The answer, if nothing is missing.
-    pub(in crate::proxy) fn write(&self, known: &Known) -> Vec<u8> {
+    pub(in crate::proxy) fn write(&self, known: &CachedBuckets) -> Vec<u8> {
         known.table.write(self.buckets(self.buckets))
     }
 
@@ -244,7 +258,7 @@ impl Asked {
     }
 }
 
-impl Known {
+impl CachedBuckets {
     /// The result of the lookup for the response header.
     pub(in crate::proxy) fn found(&self) -> &'static str {
         match () {
@@ -284,7 +298,7 @@ mod tests {
 
     const NOW: Timestamp = 1_000_000_000;
 
-    fn asked(q: &str, more: &[(&str, &str)], headers: &[(&str, &str)]) -> Option<Asked> {
+    fn asked(q: &str, more: &[(&str, &str)], headers: &[(&str, &str)]) -> Option<StatementRequest> {
         let mut request = Request::get("http://proxy/query");
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -292,7 +306,7 @@ mod tests {
         let parts = request.body(()).unwrap().into_parts().0;
         let pairs = [("q", q), ("db", "d")].into_iter().chain(more.iter().copied());
         let pairs = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-        Asked::new(&parts, pairs, NOW, 60_000)
+        StatementRequest::new(&parts, pairs, NOW, 60_000)
     }
 
     fn statement(first_ms: i64, last_ms: i64) -> String {

@@ -26,7 +26,7 @@ pub(super) struct Statement {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum TokenKind {
     Word,
     /// In double quotes: a name.
     Name,
@@ -40,7 +40,7 @@ enum Kind {
 
 #[derive(Clone, Debug)]
 struct Token<'a> {
-    kind: Kind,
+    kind: TokenKind,
     text: &'a str,
     span: Range<usize>,
     depth: usize,
@@ -112,11 +112,11 @@ impl Statement {
 impl Token<'_> {
     /// Whether it is a word of the statement itself, not inside of brackets.
     fn is_clause(&self, word: &str) -> bool {
-        self.kind == Kind::Word && self.depth == 0 && self.text.eq_ignore_ascii_case(word)
+        self.kind == TokenKind::Word && self.depth == 0 && self.text.eq_ignore_ascii_case(word)
     }
 
     fn is_name(&self) -> bool {
-        matches!(self.kind, Kind::Word | Kind::Name)
+        matches!(self.kind, TokenKind::Word | TokenKind::Name)
     }
 }
 
@@ -129,7 +129,7 @@ fn select_items(tokens: &[Token<'_>]) -> Option<Vec<&'static str>> {
             let (call, alias) = item.split_at_checked(4)?;
             let [function, open, field, close] = call else { return None };
             let name = function.text.to_ascii_lowercase();
-            let is_call = function.kind == Kind::Word
+            let is_call = function.kind == TokenKind::Word
                 && AGGREGATES.contains(&name.as_str())
                 && open.text == "("
                 && field.is_name()
@@ -147,11 +147,11 @@ fn select_items(tokens: &[Token<'_>]) -> Option<Vec<&'static str>> {
 /// Measurements, no statements.
 fn sources(tokens: &[Token<'_>]) -> Option<()> {
     let is_plain = |token: &Token<'_>| {
-        matches!(token.kind, Kind::Word | Kind::Name | Kind::Regex)
+        matches!(token.kind, TokenKind::Word | TokenKind::Name | TokenKind::Regex)
             || token.text == "."
             || token.text == ","
     };
-    let words = tokens.iter().filter(|token| token.kind == Kind::Word);
+    let words = tokens.iter().filter(|token| token.kind == TokenKind::Word);
     let has_clause = words.clone().any(|word| word.is_clause("into"));
     (!tokens.is_empty() && tokens.iter().all(is_plain) && !has_clause).then_some(())
 }
@@ -176,7 +176,7 @@ fn bounds(tokens: &[Token<'_>]) -> Option<(Bound, Bound)> {
         let is_alone = token.depth == 0
             && (idx == 0 || is_and(idx - 1))
             && is_and(idx + 3)
-            && value.kind == Kind::Number;
+            && value.kind == TokenKind::Number;
         is_alone.then_some(())?;
         let ns = duration_ns(value.text, 1)?;
         let span = token.span.start..value.span.end;
@@ -239,7 +239,7 @@ fn duration_ns(text: &str, plain_ns: i64) -> Option<i64> {
 impl<'a> Token<'a> {
     fn unquoted(&self) -> &'a str {
         match self.kind {
-            Kind::Name => self.text.trim_matches('"'),
+            TokenKind::Name => self.text.trim_matches('"'),
             _ => self.text,
         }
     }
@@ -260,16 +260,16 @@ fn tokens(text: &str) -> Option<Vec<Token<'_>>> {
         let before = tokens.last().map_or("", |token| token.text);
         // A slash starts a regular expression: the proxy does not support division.
         let (kind, len) = match first {
-            '"' => (Kind::Name, quoted(rest, '"')?),
-            '\'' => (Kind::Text, quoted(rest, '\'')?),
+            '"' => (TokenKind::Name, quoted(rest, '"')?),
+            '\'' => (TokenKind::Text, quoted(rest, '\'')?),
             '/' if matches!(before, "=~" | "!~" | ",") || before.eq_ignore_ascii_case("from") => {
-                (Kind::Regex, quoted(rest, '/')?)
+                (TokenKind::Regex, quoted(rest, '/')?)
             }
-            '0'..='9' => (Kind::Number, run(&is_word)),
-            c if c.is_alphabetic() || c == '_' => (Kind::Word, run(&is_word)),
-            '(' | ')' | ',' | '.' | ';' | '*' | '+' => (Kind::Sign, 1),
-            '-' if !rest.starts_with("--") => (Kind::Sign, 1),
-            '<' | '>' | '=' | '!' => (Kind::Sign, run(&|c| "<>=!~".contains(c))),
+            '0'..='9' => (TokenKind::Number, run(&is_word)),
+            c if c.is_alphabetic() || c == '_' => (TokenKind::Word, run(&is_word)),
+            '(' | ')' | ',' | '.' | ';' | '*' | '+' => (TokenKind::Sign, 1),
+            '-' if !rest.starts_with("--") => (TokenKind::Sign, 1),
+            '<' | '>' | '=' | '!' => (TokenKind::Sign, run(&|c| "<>=!~".contains(c))),
             _ => return None,
         };
         let piece = &rest[..len];

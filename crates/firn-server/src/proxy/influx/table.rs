@@ -26,11 +26,11 @@ struct Name {
 /// Series with their rows at buckets; empty rows are omitted.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    series: BTreeMap<Name, Series>,
+    series: BTreeMap<Name, TableSeries>,
 }
 
 #[derive(Debug)]
-struct Series {
+struct TableSeries {
     /// `"name":...,"tags":{...},"columns":[...]`, the origin's text before the values.
     head: String,
     /// By the start of the bucket in milliseconds: `1.5,null`, the values behind the time.
@@ -59,7 +59,7 @@ pub(super) struct Kept {
 // Anything else in an answer, such as an error or a remark, is a reason to keep nothing of it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ReplyText<'a> {
+struct TableReplyText<'a> {
     #[serde(borrow)]
     results: Vec<ResultText<'a>>,
 }
@@ -69,12 +69,12 @@ struct ReplyText<'a> {
 struct ResultText<'a> {
     statement_id: usize,
     #[serde(borrow, default)]
-    series: Vec<SeriesText<'a>>,
+    series: Vec<TableSeriesText<'a>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct SeriesText<'a> {
+struct TableSeriesText<'a> {
     #[serde(borrow)]
     name: &'a RawValue,
     #[serde(borrow)]
@@ -89,7 +89,7 @@ impl Table {
     /// Parses an answer to as many statements as there are `parts`, each with the buckets that it
     /// may have rows at. `None` for errors, messages, or JSON in another form than this proxy's.
     pub(super) fn parse(answer: &[u8], parts: &[Buckets<'_>]) -> Option<Table> {
-        let reply: ReplyText<'_> = serde_json::from_slice(answer).ok()?;
+        let reply: TableReplyText<'_> = serde_json::from_slice(answer).ok()?;
         (reply.results.len() == parts.len()).then_some(())?;
         let mut table = Table::default();
         for (idx, (result, buckets)) in reply.results.into_iter().zip(parts).enumerate() {
@@ -199,8 +199,8 @@ impl Table {
     }
 
     /// The series; `None` if it is known with other columns.
-    fn series(&mut self, name: &Name, head: &str) -> Option<&mut Series> {
-        let new = || Series { head: head.to_owned(), rows: BTreeMap::new() };
+    fn series(&mut self, name: &Name, head: &str) -> Option<&mut TableSeries> {
+        let new = || TableSeries { head: head.to_owned(), rows: BTreeMap::new() };
         let series = self.series.entry(name.clone()).or_insert_with(new);
         (series.head == head).then_some(series)
     }
@@ -232,19 +232,19 @@ impl Buckets<'_> {
     }
 }
 
-fn head_text(series: &SeriesText<'_>) -> String {
+fn head_text(series: &TableSeriesText<'_>) -> String {
     let tags = series.tags.map(|tags| format!(",\"tags\":{}", tags.get())).unwrap_or_default();
     format!("\"name\":{}{tags},\"columns\":{}", series.name.get(), series.columns.get())
 }
 
 fn name_of(head: &str) -> Option<Name> {
     #[derive(Deserialize)]
-    struct Parts {
+    struct HeadParts {
         name: String,
         #[serde(default)]
         tags: BTreeMap<String, String>,
     }
-    let parts: Parts = serde_json::from_str(&format!("{{{head}}}")).ok()?;
+    let parts: HeadParts = serde_json::from_str(&format!("{{{head}}}")).ok()?;
     Some(Name { measurement: parts.name, tags: parts.tags.into_iter().collect() })
 }
 

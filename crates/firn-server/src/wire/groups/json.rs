@@ -14,7 +14,7 @@ pub(super) fn decode(
     limits: &LabelLimits,
     mut request: GroupsRequest,
 ) -> Result<GroupsRequest> {
-    let mut decoder = Decoder { limits, builder: LabelsBuilder::default() };
+    let mut decoder = JsonGroupsDecoder { limits, builder: LabelsBuilder::default() };
     read_json(body, |reader| {
         let mut has_groups = false;
         reader.object(|reader, key| match key {
@@ -46,12 +46,12 @@ pub(super) fn decode(
     Ok(request)
 }
 
-struct Decoder<'l> {
+struct JsonGroupsDecoder<'l> {
     limits: &'l LabelLimits,
     builder: LabelsBuilder,
 }
 
-impl Decoder<'_> {
+impl JsonGroupsDecoder<'_> {
     fn group(&mut self, reader: &mut JsonReader<'_>, request: &mut GroupsRequest) -> Read<()> {
         let start = reader.at();
         let mut parts = GroupParts {

@@ -14,7 +14,8 @@ pub(super) fn decode(
     limits: &LabelLimits,
     mut request: GroupsRequest,
 ) -> Result<GroupsRequest> {
-    let mut decoder = Decoder { limits, builder: LabelsBuilder::default(), columns: Vec::new() };
+    let mut decoder =
+        ProtoGroupsDecoder { limits, builder: LabelsBuilder::default(), columns: Vec::new() };
     let mut reader = Reader::new(body);
     while !reader.is_done() {
         let at = reader.at();
@@ -40,14 +41,14 @@ pub(super) fn decode(
     Ok(request)
 }
 
-struct Decoder<'l> {
+struct ProtoGroupsDecoder<'l> {
     limits: &'l LabelLimits,
     builder: LabelsBuilder,
     /// The columns of one row.
     columns: Vec<u32>,
 }
 
-impl Decoder<'_> {
+impl ProtoGroupsDecoder<'_> {
     fn group(&mut self, mut reader: Reader<'_>, request: &mut GroupsRequest) -> Result<()> {
         let mut parts = GroupParts { limits: Some(*self.limits), ..GroupParts::default() };
         let mut builder = LabelsBuilder::default();
@@ -240,7 +241,7 @@ pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::wire::groups::Form;
+    use crate::wire::groups::GroupEncoding;
     use crate::wire::protobuf::push_fixed64;
 
     fn message(fields: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
@@ -305,7 +306,7 @@ pub(super) mod tests {
 
     fn decode_bytes(bytes: &[u8]) -> Result<GroupsRequest> {
         let held = Budget::new(64 << 20).empty(Pool::Requests);
-        GroupsRequest::decode(Form::Protobuf, bytes, &LabelLimits::default(), held)
+        GroupsRequest::decode(GroupEncoding::Protobuf, bytes, &LabelLimits::default(), held)
     }
 
     #[test]
